@@ -4,19 +4,20 @@
 
 Draws critters of 32 pixels (one in 500 is cut off: holes are part of a large run) and a model of
 one block, then plans, runs, asks for the status and reports as a user would, each in a process of
-its own. Prints seconds of a processor and peak memory of each, the size of what was written, and
-draws the memory of the run. Stopped and given again, it goes on; the memory of all parts is drawn.
+its own. Prints seconds of a processor and on the clock, the peak memory of each, and the size of
+what was written, and draws the memory of the run and of its largest worker. Stopped and given
+again, it goes on; the memory of all parts is drawn.
 """
 
 from __future__ import annotations
 
 import argparse
-import csv
 import json
 import os
 import subprocess
 import sys
 import time
+from multiprocessing import get_context
 from pathlib import Path
 
 import numpy as np
@@ -29,7 +30,8 @@ from timm.models.vision_transformer import VisionTransformer
 from seecause.critters import samples
 from seecause.critters.latents import CLASSES
 
-SIZE, BROKEN, EVERY = 32, 500, 2.0  # pixels; one picture in so many; seconds between two looks
+SIZE, BROKEN, EVERY = 32, 500, 1.0  # pixels; one picture in so many; seconds between two looks
+PART, SHARD = 1000, 16  # pictures that a process draws at a time; pictures of a shard
 METHODS = "gae,rollout,sobel,random"
 OPTIONS = ("--metric", "insertion,deletion,ins-del", "--metric-option", "order=patch")
 OPTIONS += ("--metric-option", "steps=4", "--device", "cpu", "--quiet")
@@ -52,7 +54,7 @@ def main() -> None:
     parser.add_argument("--figure", type=Path, help="where to draw the memory of the run")
     chosen = parser.parse_args()
     model, data, run = (chosen.folder / name for name in ("model", "pictures", "run"))
-    draw_pictures(data, chosen.pictures)
+    draw_pictures(data, chosen.pictures, chosen.workers)
     write_model(model)
     command = [sys.executable, "-m", "seecause", "bench"]
     tell("plan", *watch([sys.executable, "-c", PLANNING, str(model), f"folder:{data}", METHODS]))
@@ -62,20 +64,30 @@ def main() -> None:
     tell("run", *watch([*command, *words], log=memory, done=run / "shards"))
     tell("status", *watch([*command, "status", str(run)]))
     tell("report", *watch([*command, "report", str(run)]))
-    for name in ("index.html", "table.csv", "holes.csv"):
+    for name in ("index.html", "table.csv", "rows.csv"):
         if (run / name).is_file():
-            print(f"{name}: {(run / name).stat().st_size / 1e6:.2f} MB")
+            content = (run / name).read_bytes()
+            lines = len(content.splitlines())
+            print(f"{name}: {len(content) / 1e6:.2f} MB, {lines} lines")
     if chosen.figure:
         draw_memory(memory, chosen.figure)
 
 
-def draw_pictures(folder: Path, count: int) -> None:
-    """`count` pictures by class, each in a file; those that are there stay."""
+def draw_pictures(folder: Path, count: int, workers: int) -> None:
+    """`count` pictures by class, each in a file, unless they are there."""
+    if sum(1 for _ in folder.rglob("*.png")) >= count:
+        return
     for name in CLASSES:
         (folder / name).mkdir(parents=True, exist_ok=True)
-    there = sum(1 for _ in folder.rglob("*.png"))
-    rest = samples("clean", "test", count - there, start=there, size=SIZE) if there < count else ()
-    for number, sample in enumerate(rest, start=there):
+    parts = [(folder, start, min(start + PART, count)) for start in range(0, count, PART)]
+    with get_context("spawn").Pool(workers) as pool:
+        pool.starmap(draw_part, parts, chunksize=1)
+
+
+def draw_part(folder: Path, start: int, stop: int) -> None:
+    torch.set_num_threads(1)
+    drawn = samples("clean", "test", stop - start, start=start, size=SIZE)
+    for number, sample in enumerate(drawn, start=start):
         pixels = (sample.image.permute(1, 2, 0) * 255).round().byte().numpy()
         path = folder / CLASSES[sample.label] / f"{number:06d}.png"
         Image.fromarray(np.ascontiguousarray(pixels)).save(path)
@@ -102,40 +114,38 @@ def write_model(folder: Path) -> None:
 
 def watch(
     words: list[str], *, log: Path | None = None, done: Path | None = None
-) -> tuple[float, float, int]:
-    """Seconds of a processor, peak MiB (of the process and its workers together) and exit code of
-    a command. The `log` gets a line of memory and finished shards at every look."""
+) -> tuple[float, float, float, int]:
+    """Seconds of a processor and on the clock, peak MiB (of the process and its workers together)
+    and exit code of a command. The `log` gets a line at every look: the time, finished shards, MiB
+    of all and MiB of the largest process."""
     began, peak, spent = time.monotonic(), 0.0, os.times()
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     process = psutil.Popen(words, stdout=subprocess.DEVNULL, env=environment)
     while process.poll() is None:
-        rest = EVERY if log and time.monotonic() - began > 30 else 0.05
         held = resident(process)
-        peak = max(peak, held)
-        if log and held:
-            shards = sum(1 for _ in done.glob("*.json")) if done and done.is_dir() else 0
+        peak = max(peak, sum(held))
+        if log and done and held:
+            shards = sum(1 for _ in done.glob("*.json"))
             with log.open("a") as file:
-                file.write(f"{time.time():.1f},{shards},{held:.1f}\n")
-        time.sleep(rest)
+                file.write(f"{time.time():.1f},{shards},{sum(held):.1f},{max(held):.1f}\n")
+        time.sleep(EVERY if log else 0.05)
     now = os.times()
     seconds = now.children_user + now.children_system - spent.children_user - spent.children_system
-    return seconds, peak, process.returncode
+    return seconds, time.monotonic() - began, peak, process.returncode
 
 
-def resident(process: psutil.Process) -> float:
-    """MiB of a process and its children."""
-    total = 0
+def resident(process: psutil.Process) -> list[float]:
+    """MiB of a process and of each of its children."""
     try:
-        for each in (process, *process.children(recursive=True)):
-            total += each.memory_info().rss
+        each = (process, *process.children(recursive=True))
+        return [one.memory_info().rss / 2**20 for one in each]
     except psutil.NoSuchProcess:
-        return 0.0
-    return total / 2**20
+        return []
 
 
-def tell(what: str, seconds: float, peak: float, code: int) -> None:
-    text = f"{what}: {seconds:.1f} s of a processor, {peak:.0f} MiB at most, exit code {code}"
-    print(text, flush=True)
+def tell(what: str, seconds: float, clock: float, peak: float, code: int) -> None:
+    text = f"{what}: {seconds:.1f} s of a processor, {clock:.1f} s on the clock, {peak:.0f} MiB"
+    print(f"{text} at most, exit code {code}", flush=True)
 
 
 def draw_memory(log: Path, figure: Path) -> None:
@@ -145,18 +155,20 @@ def draw_memory(log: Path, figure: Path) -> None:
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    with log.open(newline="") as file:
-        rows = [(int(shards), float(held)) for _, shards, held in csv.reader(file)]
-    most = max(shards for shards, _ in rows)
-    axes = pyplot.figure(figsize=(6, 2.4), layout="constrained").gca()
-    axes.plot([shards * 16 / 1000 for shards, _ in rows], [held for _, held in rows], lw=1)
-    axes.set(xlabel="thousand maps done", ylabel="MiB", ylim=(0, None), xlim=(0, most * 16 / 1000))
-    axes.set_title("memory of a `bench run` of 50,000 pictures by several methods", fontsize=9)
+    rows = np.loadtxt(log, delimiter=",", ndmin=2)  # [looks, 4]
+    maps, total, largest = rows[:, 1] * SHARD / 1000, rows[:, 2], rows[:, 3]
+    axes = pyplot.figure(figsize=(6, 2.6), layout="constrained").gca()
+    axes.plot(maps, total, lw=1, label="all processes")
+    if (total > largest + 1).any():
+        axes.plot(maps, largest, lw=1, label="the largest of them")
+        axes.legend(frameon=False, fontsize=8)
+    axes.set(xlabel="thousand maps done", ylabel="MiB", ylim=(0, None), xlim=(0, maps.max()))
+    axes.set_title("memory of a `bench run` of 50,000 pictures by four methods", fontsize=9)
     axes.spines[["top", "right"]].set_visible(False)
     pyplot.savefig(figure, dpi=110)
-    late = [held for shards, held in rows if shards > most / 2]
-    early = [held for shards, held in rows if most / 10 < shards <= most / 2]
-    print(f"run: {np.median(early):.0f} MiB in the first half, {np.median(late):.0f} in the second")
+    for name, held in (("all processes", total), ("the largest of them", largest)):
+        parts = np.array_split(held[maps > 0], 10)
+        print(f"{name}, MiB by tenths of the run:", *(f"{np.median(part):.0f}" for part in parts))
 
 
 if __name__ == "__main__":

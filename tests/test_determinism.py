@@ -1,10 +1,12 @@
-"""Other kernels of the processor move results by less than docs/reliability.md states."""
+"""Other kernels of the processor, and a GPU, move results by less than docs/reliability.md
+states."""
 
 from __future__ import annotations
 
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -14,28 +16,41 @@ METHODS = tuple(LIMITS)[1:]
 PROGRAM = """
 import sys, torch, seecause as sc
 torch.set_num_threads(1)
-model, data = sc.load("builtin:critters-vit"), sc.data.open_data("critters:clean:test", limit=4)
+torch.backends.cudnn.allow_tf32 = False
+path, methods, device = sys.argv[1:]
+model = sc.load("builtin:critters-vit", device=device)
+data = sc.data.open_data("critters:clean:test", limit=4)
 images, _, _ = sc.data.to_batch(model, [data[place] for place in range(4)])
 results = {"logits": model(images).detach()}
-for method in sys.argv[2].split(","):
+for method in methods.split(","):
     results[method] = sc.attribute(model, images, target=3, method=method).maps
-torch.save(results, sys.argv[1])
+torch.save({name: value.cpu() for name, value in results.items()}, path)
 """
+
+
+def results_of(path: Path, *, kernels: str = "", device: str = "cpu") -> dict[str, torch.Tensor]:
+    """Of a process of its own."""
+    chosen = {"ATEN_CPU_CAPABILITY": kernels} if kernels else {}
+    words = [sys.executable, "-c", PROGRAM, str(path), ",".join(METHODS), device]
+    subprocess.run(words, check=True, env={**os.environ, "OMP_NUM_THREADS": "1", **chosen})
+    return torch.load(path, weights_only=True)
+
+
+def agree(own: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> None:
+    for name, limit in LIMITS.items():
+        apart = (other[name] - own[name]).abs().max() / own[name].abs().max()
+        assert apart < limit, f"{name}: {apart:.1e}"
 
 
 @pytest.mark.slow
 def test_kernels_of_other_processors_agree(tmp_path):
     """And the same kernels give the same bits in another process."""
-    results = {}
-    for name, kernels in (("own", ""), ("again", ""), ("default", "default"), ("avx2", "avx2")):
-        chosen = {"ATEN_CPU_CAPABILITY": kernels} if kernels else {}
-        path = tmp_path / f"{name}.pt"
-        words = [sys.executable, "-c", PROGRAM, str(path), ",".join(METHODS)]
-        subprocess.run(words, check=True, env={**os.environ, "OMP_NUM_THREADS": "1", **chosen})
-        results[name] = torch.load(path, weights_only=True)
-    for name, limit in LIMITS.items():
-        own = results["own"][name]
-        assert torch.equal(own, results["again"][name])
-        for kernels in ("default", "avx2"):
-            apart = (results[kernels][name] - own).abs().max() / own.abs().max()
-            assert apart < limit, f"{name} by {kernels}: {apart:.1e}"
+    own, again = (results_of(tmp_path / name) for name in ("own.pt", "again.pt"))
+    assert all(torch.equal(own[name], again[name]) for name in LIMITS)
+    for kernels in ("default", "avx2"):
+        agree(own, results_of(tmp_path / f"{kernels}.pt", kernels=kernels))
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+def test_a_gpu_agrees_with_the_processor(tmp_path):
+    agree(results_of(tmp_path / "cpu.pt"), results_of(tmp_path / "gpu.pt", device="cuda"))

@@ -32,6 +32,7 @@ log = logging.getLogger(__name__)
 _URL = re.compile(r"^[a-z][a-z0-9+.-]+://", re.IGNORECASE)
 READ_ONLY = ("http://", "https://", "zip://", "tar://", "data://", "github://")  # for a store
 _NUMBER = re.compile(r"[+-]?[\d.]+(e[+-]?\d+)?$", re.IGNORECASE)
+PIECE = 1 << 18  # bytes of a file that are read at once
 _DRAFT = re.compile(r"^\..+\.(\d+)\.partial$")
 
 
@@ -257,8 +258,11 @@ def digest_json(value: Any, *, length: int = 16) -> str:
 
 def digest_file(path: Path) -> str:
     """SHA-256 of a file's bytes, read in pieces."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+    total = hashlib.sha256()
+    with path.open("rb", buffering=0) as file:
+        while part := file.read(PIECE):  # `hashlib.file_digest` clears a buffer for every file
+            total.update(part)
+    return total.hexdigest()
 
 
 def _draft_of(path: Path) -> Path:

@@ -6,6 +6,8 @@ import os
 
 import pytest
 
+from seecause.bench.cluster import SETTINGS
+
 
 @pytest.fixture(scope="session")
 def cluster():
@@ -13,8 +15,7 @@ def cluster():
     ray = pytest.importorskip(
         "ray", reason="the cluster extra is not installed: pip install 'seecause[cluster]'"
     )
-    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
-    os.environ["RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"] = "0"
+    os.environ.update(SETTINGS)
     quiet = {"include_dashboard": False, "log_to_driver": False, "logging_level": "error"}
     awake = {"worker_niceness": 0}  # 15 by default: beside the other tests they would starve
     ray.init(address="local", num_cpus=4, _system_config=awake, **quiet)

@@ -17,6 +17,7 @@ import torchvision
 from typer.testing import CliRunner
 
 import seecause as sc
+from seecause._pieces import in_pieces
 from seecause.bench import carry
 from seecause.bench.carry import carrying, packed
 from seecause.bench.hands import Alone, Workers
@@ -178,7 +179,7 @@ def test_a_model_that_cannot_travel_is_refused_before_any_work(tmp_path, monkeyp
 
 
 def facts(model, device: str = "cpu", **piece) -> str:
-    return carry._Facts.of(logits_piece, model, device).key(piece)
+    return carry._Facts.of(logits_piece, model, device, carry.arithmetic()).key(piece)
 
 
 def test_a_piece_is_named_by_all_that_decides_it(ready, tmp_path, monkeypatch):
@@ -214,6 +215,23 @@ def test_pieces_made_on_a_gpu_are_kept_as_such(ready, monkeypatch):
     with carrying(None, "toy", Workers(ray="auto", gpus=0.5)):
         scored(*ready)
     assert set(devices) == {"cuda"} and len(devices) > 1
+
+
+def test_workers_have_one_thread_or_as_many_as_cores_are_set_aside(ready, monkeypatch):
+    threads = []
+
+    @contextmanager
+    def crew(job, workers, *, do):
+        threads.append(job.threads)
+        yield Alone(job, do)
+
+    monkeypatch.setattr(carry, "crew_for", crew)
+    monkeypatch.setattr(carry, "arithmetic", lambda: [16, "highest", False])
+    for workers in (None, 4, Workers(ray="auto"), Workers(ray="auto", cpus=2), Workers(count=1)):
+        with carrying(None, "toy", workers):
+            results = in_pieces(logits_piece, ready[0], [{"images": ready[1].images[:1]}])
+        assert len(results) == 1
+    assert threads == [16, 1, 1, 2, 16]
 
 
 def test_other_software_makes_other_files_of_eyes_and_masks(ready, tmp_path, monkeypatch):

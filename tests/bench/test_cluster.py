@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 
 import seecause as sc
 from seecause.bench import cluster as cluster_module
+from seecause.bench.cluster import ray_crew
 from seecause.bench.hands import Workers
 from seecause.bench.lvlm_study import StudyOptions, run_lvlm_study
 from seecause.bench.lvlm_table import to_csv
@@ -76,6 +77,17 @@ def test_more_than_any_machine_has_is_refused(cluster, tmp_path):
     for asked in ({"cpus": 5}, {"gpus": 1}, {"memory": 1 << 60}):
         with pytest.raises(BadOption, match="for each worker"):
             run(Store(tmp_path), worker(limit=2), workers=Workers(ray=cluster, **asked))
+
+
+def test_a_cluster_says_how_many_workers_it_holds(cluster, caplog):
+    class Job:
+        threads, device = 1, "cpu"
+
+    with ray_crew(Job(), Workers(ray=cluster, count=6, cpus=2), most=100) as crew:
+        assert crew.count == 6
+    assert "the cluster holds 2 of 6 workers" in caplog.text
+    with ray_crew(Job(), Workers(ray=cluster, cpus=2), most=100) as crew:
+        assert crew.count == 2
 
 
 def test_a_cluster_that_is_not_there_is_an_error_with_a_remedy(tmp_path, monkeypatch):

@@ -3,6 +3,7 @@ out."""
 
 from __future__ import annotations
 
+import csv
 import os
 import signal
 from collections import Counter
@@ -20,7 +21,7 @@ from seecause.bench.hands import LOST, RETRIES, WorkersFailed, attempt
 from seecause.bench.plan import Store
 from seecause.bench.results import read_results, values
 from seecause.bench.runner import inspect, run
-from seecause.bench.tables import make_table, table_of, to_csv, to_latex
+from seecause.bench.tables import make_table, table_of, to_csv, to_latex, write_rows
 from seecause.bench.work import read_samples
 from seecause.data.batch import to_batch
 from seecause.errors import BadOption, SeecauseError, UnknownName
@@ -266,6 +267,53 @@ def test_a_bad_picture_is_a_row_with_its_reason(tmp_path):
     )
     cell = make_table(store.rows(work.plan), work.plan).cells["sobel"]["ins-del"]
     assert (cell.n, cell.missing) == (2, 1)
+
+
+def test_every_number_stands_in_a_csv_with_the_reason_where_it_is_missing(whole, tmp_path):
+    store, work = whole
+    write_rows(read_results(store, work.plan), tmp_path / "rows.csv")
+    lines = list(csv.DictReader((tmp_path / "rows.csv").read_text().splitlines()))
+    rows = store.rows(work.plan).to_pylist()
+    for line, row in zip(lines, rows, strict=True):
+        assert float(line["value"]) == row["value"] and line["reason"] == row["reason"] == ""
+        for name in ("image", "method", "metric", "label", "target", "predicted"):
+            assert line[name] == str(row[name])
+    (tmp_path / "data").mkdir()
+    for name in ("=1+1.png", "z.png"):
+        Image.new("RGB", (96, 96), "red").save(tmp_path / "data" / name)
+    bad_file(tmp_path / "data", "truncated")
+    options = {"metrics": ("ins-del",), "methods": {"sobel": {}}, "target": "predicted"}
+    work = worker(data=f"folder:{tmp_path / 'data'}", **options)
+    holes = Store(tmp_path / "run")
+    run(holes, work)
+    write_rows(read_results(holes, work.plan), tmp_path / "rows.csv")
+    first, broken, last = csv.DictReader((tmp_path / "rows.csv").read_text().splitlines())
+    assert first["image"] == "'=1+1.png" and last["value"]
+    assert broken["value"] == broken["predicted"] == "" and "truncated" in broken["reason"]
+
+
+def test_methods_go_through_the_pictures_together_and_nothing_older_is_kept(tmp_path, monkeypatch):
+    monkeypatch.setattr("seecause.bench.work.ROUND", 4)
+    work = worker(methods={"center": {}, "random": {}}, limit=8)
+    order, kept = [], []
+
+    def stop(images: int) -> None:
+        kept.append(sorted(work.loaded))
+
+    monkeypatch.setattr(Store, "log", lambda store, event, shard, **_: order.append(shard))
+    assert run(Store(tmp_path), work, advance=stop).complete
+    planned = {shard.id: (shard.method, shard.start) for shard in work.plan.shards}
+    begun = [planned[shard] for shard in dict.fromkeys(order)]
+    rounds = [[("center", a), ("center", a + 2), ("random", a), ("random", a + 2)] for a in (0, 4)]
+    assert begun == [*rounds[0], *rounds[1]]
+    assert kept[3] == [(0, 2), (2, 4)] and kept[-1] == [(4, 6), (6, 8)]
+
+
+def test_a_run_folder_of_another_version_is_refused(whole, tmp_path):
+    store = Store(tmp_path)
+    store.write_manifest({**whole[1].plan.record(), "schema": 4})
+    with pytest.raises(BadOption, match="of this version"):
+        store.plan()
 
 
 def test_masks_that_are_not_there_are_noticed_before_anything_runs(tmp_path):

@@ -13,7 +13,8 @@ import torch
 from seecause.bench import store as store_module
 from seecause.bench.plan import ROWS, Store
 from seecause.bench.runner import inspect, run
-from seecause.bench.store import Damaged, ShardStore, read_checked, write_checked
+from seecause.bench.shard_files import write_checked
+from seecause.bench.store import Damaged, ShardStore, read_checked
 from seecause.errors import BadOption
 from tests.bench.toy import worker
 

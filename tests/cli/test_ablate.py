@@ -41,7 +41,7 @@ def test_one_command_makes_the_page(tmp_path, study, settings, title):
     done = bench("ablate", study, *SMALL, tmp_path)
     assert done.exit_code == 0, done.output
     *_, also, page_line = done.stdout.splitlines()
-    assert also == "also: table.csv, table.tex, table.md, agreement.csv"
+    assert also == "also: table.csv, table.tex, table.md, rows.csv, agreement.csv"
     assert Path(page_line.removeprefix("page: ")) == tmp_path / "index.html"
     page = (tmp_path / "index.html").read_text()
     titles = [

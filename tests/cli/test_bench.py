@@ -156,7 +156,7 @@ def test_the_report_is_one_file_with_everything_in_it(whole):
     done = bench("report", whole, "--against", "random")
     assert done.exit_code == 0, done.output
     *table, also, page_line = done.stdout.splitlines()
-    assert also == "also: table.csv, table.tex, table.md"
+    assert also == "also: table.csv, table.tex, table.md, rows.csv"
     assert page_line == f"page: {whole / 'index.html'}"
     printed = "\n".join(table)
     assert all(word in printed for word in ("method", "ins-del ↑", "random", "±", "★"))

@@ -73,7 +73,8 @@ class _Carrier:
         results: dict[int, Tensors] = {}
         numbered = enumerate(pieces)
         crew = self._crew(model)
-        about = _Facts.of(work, model, self.elsewhere or model.device.type)
+        device, sums = self.elsewhere or model.device.type, _arithmetic_of(self.workers)
+        about = _Facts.of(work, model, device, sums)
 
         def take() -> _Item | None:
             for number, piece in numbered:
@@ -102,7 +103,8 @@ class _Carrier:
         if self.crew is None:
             if self.elsewhere is None:
                 self.elsewhere = _device_of(self.workers, model)
-            job = PieceJob(self.elsewhere or model.device.type)
+            device = self.elsewhere or model.device.type
+            job = PieceJob(device, _arithmetic_of(self.workers))
             self.crew = self.stack.enter_context(crew_for(job, self.workers, do=_perform_here))
         return self.crew
 
@@ -147,12 +149,15 @@ class PieceJob:
     """Pieces of anything."""
 
     device: str
-    threads: int = field(default_factory=torch.get_num_threads)
     arithmetic: Sequence[Any] = field(default_factory=arithmetic)
     versions: Mapping[str, str] = field(default_factory=versions)
     failures: ClassVar[
         tuple[type[Exception], ...]
     ] = ()  # an error ends the job, as it would without workers
+
+    @property
+    def threads(self) -> int:
+        return self.arithmetic[0]
 
     def open(self) -> Callable[[_Item], EncodedShard]:
         models: OrderedDict[str, Any] = OrderedDict()
@@ -172,6 +177,16 @@ class PieceJob:
 def _is_alone(workers: Workers | int | None) -> bool:
     wanted = workers if isinstance(workers, Workers) else Workers(count=workers)
     return wanted.ray is None and (wanted.count or 1) < 2
+
+
+def _arithmetic_of(workers: Workers | int | None) -> list[Any]:
+    """Of this process; workers elsewhere have one thread each, or as many as the cores that are
+    set aside for them. How sums are split changes last bits, so it is part of a piece's name."""
+    threads, *rest = arithmetic()
+    if not _is_alone(workers):
+        cpus = workers.cpus if isinstance(workers, Workers) else None
+        threads = max(1, int(cpus or 1))
+    return [threads, *rest]
 
 
 def _device_of(workers: Workers | int | None, model: Any) -> str:
@@ -263,9 +278,9 @@ class _Facts:
     architecture: Any
 
     @classmethod
-    def of(cls, work: Work, model: Any, device: str) -> _Facts:
+    def of(cls, work: Work, model: Any, device: str, sums: Sequence[Any]) -> _Facts:
         about = [f"{work.__module__}.{work.__qualname__}", plugin_digest(work)]
-        about += [sorted(versions().items()), arithmetic(), device, memory().limit]
+        about += [sorted(versions().items()), sums, device, memory().limit]
         state = digest(*_spelled(_state(model)), length=64)
         return cls(repr([*about, state]), getattr(model, "architecture", None))
 

@@ -9,6 +9,7 @@ results come back to the process that runs the job. See docs/cluster.md.
 
 from __future__ import annotations
 
+import logging
 import os
 import socket
 from collections.abc import Iterator
@@ -22,6 +23,15 @@ from typing import Any
 from seecause.bench.hands import Answer, Crew, Job, Workers, attempt, opened, refused
 from seecause.errors import BadOption, MissingExtra
 
+log = logging.getLogger(__name__)
+
+SETTINGS = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+    # a busy machine needs more than Ray's minute to begin a worker; Ray would end it and begin
+    # another, for ever
+    "RAY_worker_register_timeout_seconds": "600",
+}
 DEPTH = 2  # items that an actor holds: it need not wait for the next one
 REACHED = 5.0  # seconds for a cluster to answer
 HTTP2_GREETING = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\4" + bytes(5)  # empty settings
@@ -35,8 +45,11 @@ def ray_crew(job: Job, workers: Workers, *, most: int) -> Iterator[Crew]:
     ray, needs = _ray(), _needs(job, workers)
     cores = (workers.count or os.cpu_count() or 1) * needs["num_cpus"]
     with _connected(ray, workers.ray, cores=max(1, round(cores))):
-        count = min(most, workers.count or _holds(ray, needs))
         _check_held(ray, needs)
+        held = _holds(ray, needs)
+        count = min(most, workers.count or held)
+        if count > held:
+            log.warning("the cluster holds %d of %d workers; the others wait for room", held, count)
         actor, parcel = ray.remote(**needs)(_Actor), ray.put((job, Path.cwd()))
         start, share = (lambda: _RayHand(ray, actor.remote(parcel))), (lambda b: _Put(ray.put(b)))
         check = partial(_check_held, ray, needs)
@@ -193,8 +206,8 @@ def _connected(ray: Any, address: str, *, cores: int) -> Iterator[None]:
     if ray.is_initialized():
         yield
         return
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    for name, value in SETTINGS.items():
+        os.environ.setdefault(name, value)
     _need_ray(_resolved(address))
     local = {"num_cpus": cores, "include_dashboard": False} if address == "local" else {}
     try:

@@ -45,7 +45,7 @@ class Workers:
 
     count: int | None = None  # None: this process; on a cluster, as many as it holds
     ray: str | None = None  # auto for the cluster that is running, local, or HOST:PORT
-    cpus: float | None = None  # of one worker; None: its threads
+    cpus: float | None = None  # of one worker; None: its threads, of which it has one
     gpus: float | None = None  # None: one if the job runs on a GPU; fractions share one
     memory: int | None = None  # bytes that a cluster sets aside for one worker
 

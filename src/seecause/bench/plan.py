@@ -35,7 +35,7 @@ log = logging.getLogger(__name__)
 LISTED = 20  # samples that a warning names
 MODEL_FACTS = ("fingerprint", "random_weights", "architecture", "classes", "frame")
 DATA_FACTS = ("name", "fingerprint", "classes")
-SCHEMA = 4  # of rows and tensors; a new one makes every shard new
+SCHEMA = 5  # of rows and tensors; a new one makes every shard new
 MEMORY = {
     "cpu": 64 << 20,
     "cuda": 8 << 30,
@@ -163,6 +163,9 @@ class Store(ShardStore):
     def plan(self) -> Plan:
         """The plan in force."""
         record = self.manifest()
+        if record.get("schema") != SCHEMA:
+            remedy = "a run folder of this version; give the same command again, which runs it anew"
+            raise BadOption("run", str(self.folder), remedy)
         try:
             plan = Plan.read(record)
             _check_read(plan)

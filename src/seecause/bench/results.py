@@ -1,26 +1,26 @@
 """The numbers of a run, read from its shards in one pass: each file is read once, checked and let
-go, so that a run of 50,000 pictures takes the memory of its numbers. Of the maps, those of some
-pictures are kept to be compared; others are read again where one is shown."""
+go, so that a run of 50,000 pictures takes the memory of its numbers. Parquet files are not opened:
+tensors hold their numbers, too. Of the maps, those of some pictures are kept to be compared; others
+are read again where one is shown."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import torch
 from torch import Tensor
 
-from seecause.bench.plan import Plan, Store
+from seecause.bench.plan import Plan, Shard, Store
+from seecause.bench.shard_files import ShardResult
 from seecause.bench.store import Condition
+from seecause.bench.work import ANSWERS
 from seecause.data.dataset import evenly
 from seecause.metrics import PartScores
 
 COMPARED = 2000  # pictures whose maps are kept and compared, spread evenly
-COLUMNS = ("metric", "index", "value", "predicted")  # of rows, that are read
 CURVES = ("insertion", "deletion")
 PARTS = [part.name for part in fields(PartScores) if part.name != "thresholds"]
 BY_SAMPLE = {"maps", *CURVES, *(f"parts.{name}" for name in PARTS)}  # tensors with a row for each
@@ -51,7 +51,7 @@ class RunResults:
     """All that a page shows."""
 
     values: Values
-    predicted: dict[int, int]  # the class the model answers, by sample
+    answers: dict[str, Tensor]  # [images] label, target and predicted class; -1 where not known
     maps: dict[str, SampleMaps]  # by method, of `COMPARED` samples
     curves: dict[str, dict[str, Tensor]]  # insertion and deletion [images, n + 1] by method
     shares: Tensor  # [n + 1] of the picture, along the curves
@@ -68,7 +68,7 @@ class RunResults:
             return self.maps[method][sample]
         for shard in self.plan.shards:
             if shard.method == method and shard.start <= sample < shard.stop:
-                result = self.store.read(shard.id, COLUMNS)
+                result = self.store.read(shard.id, ())
                 return None if result is None else _map_in(result.tensors, sample)
         return None
 
@@ -93,6 +93,8 @@ class _MethodTensors:
         index = tensors["index"].numpy()
         self.known[index] = True
         for name, tensor in tensors.items():
+            if name.startswith("rows."):
+                continue
             if name not in BY_SAMPLE:
                 self.shared.setdefault(name, tensor)
                 continue
@@ -126,28 +128,39 @@ class _MethodTensors:
         return torch.from_numpy(rows if self.known.all() else rows[self.known])
 
 
+@dataclass(frozen=True, eq=False)
+class _Numbers:
+    """What the rows of all shards say, without the rows."""
+
+    values: np.ndarray  # [methods, metrics, samples]
+    answers: dict[str, np.ndarray]  # [samples], -1 where not known
+
+    def put(self, method: int, shard: Shard, result: ShardResult) -> None:
+        place, tensors = slice(shard.start, shard.stop), result.tensors
+        values = tensors["rows.value"].numpy().T  # [metrics, images]
+        assert values.shape == (self.values.shape[1], len(shard))
+        self.values[method, :, place] = values
+        for name, known in self.answers.items():
+            answer = tensors[f"rows.{name}"].numpy()
+            known[place] = np.where(answer < 0, known[place], answer)
+
+
 def read_results(store: Store, plan: Plan) -> RunResults:
     """Everything the finished shards of a plan hold."""
     samples, methods = len(plan.samples), list(plan.request.methods)
-    metrics, condition = pa.array(plan.request.metrics, pa.string()), Condition({}, {})
-    grid = np.full((len(methods), len(metrics), samples), np.nan)
-    predicted = np.full(samples, -1)
+    condition, planned = Condition({}, {}), {shard.id: shard for shard in plan.shards}
+    numbers = _Numbers(
+        np.full((len(methods), len(plan.request.metrics), samples), np.nan),
+        {name: np.full(samples, -1) for name in ANSWERS},
+    )
     seconds: dict[str, list[float]] = {name: [] for name in methods}
     kept, compared = np.full(samples, -1), np.array(evenly(range(samples), COMPARED))
     kept[compared] = np.arange(len(compared))
     tensors = {name: _MethodTensors(np.zeros(samples, bool), kept) for name in methods}
-    codes = _Codes(metrics)
-    method_of = {shard.id: shard.method for shard in plan.shards}
-    for shard, result in store.scan(method_of, condition, COLUMNS):
-        method = method_of[shard]
-        rows: Any = result.rows
+    for shard, result in store.scan(planned, condition, columns=()):
+        method = planned[shard].method
         try:
-            assert isinstance(rows, pa.Table)
-            index, answer = (rows.column(name).to_numpy() for name in ("index", "predicted"))
-            column = codes.of(rows.column("metric"))
-            grid[methods.index(method), column, index] = rows.column("value").to_numpy()
-            read = answer == answer  # NaN where a picture could not be read
-            predicted[index[read]] = answer[read]
+            numbers.put(methods.index(method), planned[shard], result)
             tensors[method].put(result.tensors)
             if result.metadata["images"]:
                 spent = result.metadata["seconds"]["attribute"]
@@ -160,8 +173,8 @@ def read_results(store: Store, plan: Plan) -> RunResults:
     shares = [part.shared["shares"] for part in tensors.values() if "shares" in part.shared]
     scores = {name: part.part_scores() for name, part in tensors.items()}
     return RunResults(
-        values=_by_name(torch.from_numpy(grid), plan),
-        predicted={int(place): int(predicted[place]) for place in np.flatnonzero(predicted >= 0)},
+        values=_by_name(torch.from_numpy(numbers.values), plan),
+        answers={name: torch.from_numpy(known) for name, known in numbers.answers.items()},
         maps={name: part.maps() for name, part in tensors.items()},
         curves={name: part.curves() for name, part in tensors.items()},
         shares=shares[0] if shares else torch.zeros(0),
@@ -171,20 +184,6 @@ def read_results(store: Store, plan: Plan) -> RunResults:
         store=store,
         plan=plan,
     )
-
-
-class _Codes:
-    """Places of names among `names`. Shards name the same metrics in the same order, mostly: what
-    was looked up last is looked at first."""
-
-    def __init__(self, names: pa.Array):
-        self._names, self._last = names, (pa.chunked_array([[]], pa.string()), np.zeros(0, int))
-
-    def of(self, column: pa.ChunkedArray) -> np.ndarray:
-        if not column.equals(self._last[0]):
-            places: Any = pc.index_in(column, self._names)  # pyright: ignore
-            self._last = (column, places.to_numpy())
-        return self._last[1]
 
 
 def values(rows: pa.Table, plan: Plan) -> Values:

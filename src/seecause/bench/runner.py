@@ -28,7 +28,7 @@ from seecause.bench.measures import (
 from seecause.bench.plan import ROWS, Plan, Request, Shard, Store, make_plan
 from seecause.bench.shard_files import EncodedShard, encoded
 from seecause.bench.store import Condition
-from seecause.bench.work import Worker, open_model, open_worker, run_shard
+from seecause.bench.work import Worker, open_model, open_worker, round_of, run_shard
 from seecause.data.registry import open_data
 from seecause.errors import SeecauseError
 
@@ -159,7 +159,7 @@ def run(
         plan = store.prepare(plan)
         done = store.condition(shard.id for shard in plan.shards).metadata
         todo = [shard for shard in plan.shards if shard.id not in done]
-        left = iter(todo)
+        left = iter(sorted(todo, key=round_of))
 
         def take() -> Shard | None:
             nonlocal reason

@@ -49,7 +49,6 @@ from seecause.bench.shard_files import (
     read_table,
     read_tensors,
     sealed_json,
-    write_checked,
 )
 from seecause.errors import BadOption
 
@@ -132,8 +131,9 @@ class ShardStore:
 
     def write_manifest(self, record: Mapping[str, Any]) -> None:
         self._make_room()
+        content = sealed_json({"command": self.command, **record})
         for name in (COPY, MANIFEST):
-            write_checked(self.folder / name, {"command": self.command, **record})
+            write_atomic(self.folder / name, content)
 
     @contextmanager
     def alone(self) -> Iterator[None]:
@@ -195,11 +195,13 @@ class ShardStore:
         condition: Condition | None = None,
         columns: Sequence[str] | None = None,
     ) -> Iterator[tuple[str, ShardResult]]:
-        """Intact shards among these, one at a time; on the way, the `condition` of all is noted."""
+        """Intact shards among these, one at a time; on the way, the `condition` of all is noted.
+        With no columns (an empty sequence) Parquet files are checked and not opened."""
         for shard, metadata, contents in self._each(ids, condition):
             try:
                 table = contents.get("parquet")
-                rows = () if table is None else read_table(shard, table, columns)
+                unread = table is None or (columns is not None and not columns)
+                rows = () if unread else read_table(shard, table, columns)
                 tensors = read_tensors(shard, contents.get("safetensors"))
             except Damaged as damage:
                 if condition is not None:

@@ -10,14 +10,17 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.csv as pa_csv
+import torch
 from torch import Tensor
 
-from seecause._files import place
-from seecause.bench.measures import family_of, higher_is_better
+from seecause._files import atomic_file, place, safe_cell
+from seecause.bench.measures import UNDEFINED, family_of, higher_is_better
 from seecause.bench.plan import Plan, Store
-from seecause.bench.results import ODD, RunResults, values
-from seecause.errors import BadOption, UnknownName
+from seecause.bench.results import RunResults, read_results, values
+from seecause.errors import UnknownName
 from seecause.metrics import (
     PartScores,
     Summary,
@@ -30,7 +33,6 @@ from seecause.metrics.registry import FAMILIES
 
 WIDE = 8  # columns that one table can have; with more it is cut by families of metrics
 SATURATED = 1e-3  # share of the largest mean within which means must lie for none to be the best
-VALUE_COLUMNS = ("method", "metric", "index", "value")
 TRUTH_COLUMNS = (
     "completeness",
     "at threshold",
@@ -92,12 +94,7 @@ class Table:
 def table(folder: Path | str, *, against: str | None = None) -> Table:
     """The table of a run folder, every method compared with `against` (the first if None)."""
     store = Store(place(folder))
-    plan = store.plan()
-    try:
-        return make_table(store.rows(plan, VALUE_COLUMNS), plan, against=against)
-    except ODD as odd:  # written by something else, whose checksums are right
-        expected = f"a run folder; rows of this one are not those of its plan ({odd!r:.100})"
-        raise BadOption("run", str(folder), expected) from None
+    return table_of(read_results(store, store.plan()).values, against=against)
 
 
 def make_table(rows: pa.Table, plan: Plan, *, against: str | None = None) -> Table:
@@ -149,6 +146,53 @@ def to_csv(table: Table) -> str:
             numbers = [cell.mean, cell.error, *cell.interval, cell.n, cell.missing, *difference]
             writer.writerow([method, metric, *numbers, int(cell.best)])
     return text.getvalue()
+
+
+def write_rows(results: RunResults, path: Path) -> None:
+    """Every number of a run as CSV: a line for each picture, method and metric that was done, and
+    why where there is no number. Written method by method, so that a large run takes little
+    memory."""
+    names = pa.array([_cell_text(name) for name in results.plan.samples], pa.string())
+    with atomic_file(path) as file:
+        for place, method in enumerate(results.values):
+            table = _method_rows(results, method, names)
+            pa_csv.write_csv(table, file, pa_csv.WriteOptions(include_header=place == 0))
+
+
+def _method_rows(results: RunResults, method: str, names: pa.Array) -> pa.Table:
+    """Lines of one method, picture by picture."""
+    shards = [shard for shard in results.plan.shards if shard.method == method]
+    finished = [shard for shard in shards if shard.id in results.condition.metadata]
+    pictures = [np.arange(shard.start, shard.stop) for shard in finished]
+    index = np.concatenate([np.zeros(0, int), *pictures])
+    metrics = list(results.values[method])
+    values = torch.stack(list(results.values[method].values()), dim=1).numpy()[index]
+    reasons = np.where(np.isnan(values), UNDEFINED, "").astype(object)  # [pictures, metrics]
+    row_of = {results.plan.samples[each]: row for row, each in enumerate(index)}
+    for shard in finished:
+        for hole in results.condition.metadata[shard.id].get("holes", ()):
+            image, metric, reason = map(str, hole)
+            if image in row_of and metric in metrics:  # a stranger's metadata may say anything
+                reasons[row_of[image], metrics.index(metric)] = _cell_text(reason)
+    lines = np.repeat(index, len(metrics))
+    columns = {
+        "image": names.take(pa.array(lines)),
+        **{name: _known(known.numpy()[lines]) for name, known in results.answers.items()},
+        "method": pa.array([_cell_text(method)], pa.string()).take(pa.array(lines * 0)),
+        "metric": pa.array(np.tile(metrics, len(index)), pa.string()),
+        "value": pa.array(values.ravel(), from_pandas=True),  # NaN is an empty field
+        "reason": pa.array(reasons.ravel(), pa.string()),
+    }
+    return pa.table(columns)
+
+
+def _known(numbers: np.ndarray) -> pa.Array:
+    return pa.array(numbers, mask=numbers < 0)
+
+
+def _cell_text(text: str) -> str:
+    """As a CSV may hold it: no formula, no bytes that are no UTF-8."""
+    return safe_cell(text.encode("utf-8", "backslashreplace").decode())
 
 
 def to_latex(table: Table) -> str:

@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     from seecause.critters import Latents
 
 HELD = 1 << 28  # bytes that a worker keeps between shards
+ROUND = 256  # pictures that all methods explain before the next ones are read
+ANSWERS = ("label", "target", "predicted")  # of a picture; in tensors -1 where there is none
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,7 +59,7 @@ class Worker:
     plan: Plan
     model: ImageModel
     data: Dataset
-    # by the bounds of a shard, as many as `HELD` bytes allow
+    # by the bounds of a shard: those of one round, as many as `HELD` bytes allow
     truths: dict[tuple[int, int], PartTruth] = field(default_factory=dict)
     loaded: dict[tuple[int, int], Loaded] = field(default_factory=dict)
     left_out: Mapping[str, str] = field(default_factory=dict)  # metrics, and why
@@ -79,6 +81,7 @@ class Worker:
         bounds = (shard.start, shard.stop)
         if bounds in self.loaded:
             return self.loaded[bounds]
+        self._forget(round_of(shard))
         samples, broken = read_samples(self.data, *bounds, frame=self.model.preprocess)
         if joined(sample_digests(self.data, *bounds)) != shard.data:
             raise BadOption(
@@ -90,9 +93,14 @@ class Worker:
         labels = {index: sample.label for index, sample in samples.items()}
         loaded = Loaded(labels, broken, batch)
         if self.bytes + loaded.bytes <= HELD:
-            # every method goes through all shards, so the first ones are as good to keep as any
             self.loaded[bounds] = loaded
         return loaded
+
+    def _forget(self, round: int) -> None:
+        """All that other rounds left."""
+        for held in (self.loaded, self.truths):
+            for bounds in [each for each in held if each[0] // ROUND != round]:
+                del held[bounds]
 
     def truth(self, shard: Shard) -> PartTruth | None:
         """What the model answers to every counterfactual, where they can be rendered."""
@@ -103,6 +111,13 @@ class Worker:
         if self.bytes + _bytes_of(*vars(truth).values()) <= HELD:
             self.truths[bounds] = truth
         return truth
+
+
+def round_of(shard: Shard) -> int:
+    """Shards are done round by round: what is read for one method serves the others, and is
+    forgotten with its round. So memory does not grow with the pictures, and a run that was stopped
+    has compared all methods on the same ones."""
+    return shard.start // ROUND
 
 
 def _bytes_of(*parts: Any) -> int:
@@ -194,6 +209,7 @@ def run_shard(worker: Worker, shard: Shard) -> ShardResult:
             for group in measured.values():
                 tensors |= group.tensors
         rows = _rows(worker.plan, shard, loaded, answers, measured, "; ".join(memory.halvings))
+        tensors |= _numbers(rows, len(request.metrics))
         metadata = {
             "seconds": clock.seconds,
             "images": len(loaded.labels),
@@ -322,6 +338,17 @@ def _rows(
             }
             rows.append({**shared, **about, **scored})
     return rows
+
+
+def _numbers(rows: list[dict[str, Any]], metrics: int) -> dict[str, Tensor]:
+    """The numbers of the rows once more, [images, metrics] and [images]: a report of thousands of
+    shards has no time to open their Parquet files."""
+    values = torch.tensor([row["value"] for row in rows], dtype=torch.float64)
+    numbers = {"rows.value": values.reshape(-1, metrics)}
+    for name in ANSWERS:
+        answers = [-1 if row[name] is None else row[name] for row in rows[::metrics]]
+        numbers[f"rows.{name}"] = torch.tensor(answers)
+    return numbers
 
 
 def _missing(rows: list[dict[str, Any]]) -> dict[str, Any]:

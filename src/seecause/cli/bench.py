@@ -229,8 +229,8 @@ def ablate(
     """Change one setting of CAAP at a time: the paper's metrics, paired differences from the
     default, and how alike the maps are.
 
-    Writes OUT/index.html, table.csv, table.tex, table.md and agreement.csv; the same command again
-    continues where it stopped.
+    Writes OUT/index.html, table.csv, table.tex, table.md, rows.csv and agreement.csv; the same
+    command again continues where it stopped.
     """
     from seecause.bench.ablate import save_depth
     from seecause.bench.plan import Store
@@ -274,8 +274,8 @@ def status(folder: Folder) -> Facts:
 
 
 def report(folder: Folder, against: Against = None) -> Facts:
-    """Print the table, and write RUN/index.html, table.csv, table.tex and table.md from what is
-    finished."""
+    """Print the table, and write RUN/index.html, table.csv, table.tex, table.md and rows.csv (every
+    number) from what is finished."""
     with starting(f"reading {folder}"):
         from seecause.bench import Store
         from seecause.report.ablate import write_report

@@ -44,7 +44,7 @@ Cpus = Annotated[
         "--cpus-per-worker",
         help="CPU cores that the cluster sets aside for each worker.",
         min=0.01,
-        show_default="its threads",
+        show_default="its threads: 1",
         rich_help_panel=PANEL,
     ),
 ]

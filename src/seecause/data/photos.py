@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import stat
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
@@ -138,7 +139,7 @@ def _facts(photo: Photo) -> str:
 
 
 def _file_digest(path: Path | None) -> str:
-    return digest_file(path) if path is not None and path.is_file() else "no file"
+    return "no file" if path is None or _bytes(path) is None else digest_file(path)
 
 
 @lru_cache(maxsize=8)
@@ -148,7 +149,12 @@ def _list_digest(path: Path, _: int) -> str:
 
 
 def _bytes(path: Path | None) -> int | None:
-    return path.stat().st_size if path is not None and path.is_file() else None
+    """Of a file; None where there is none. One question to the system: there are many files."""
+    try:
+        facts = None if path is None else path.stat()
+    except (OSError, ValueError):
+        return None
+    return facts.st_size if facts is not None and stat.S_ISREG(facts.st_mode) else None
 
 
 def read_lines(path: Path, layout: str) -> list[str]:

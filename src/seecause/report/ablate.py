@@ -58,7 +58,8 @@ def write_report(store: Store, *, against: str | None = None) -> list[Path]:
         lead=bench.lead(plan, status, opening),
     )
     write_atomic(store.folder / "agreement.csv", agreement_csv(alike))
-    return [page, *bench.write_tables(store.folder, table), store.folder / "agreement.csv"]
+    tables = bench.write_tables(store.folder, table, results)
+    return [page, *tables, store.folder / "agreement.csv"]
 
 
 def differences_section(table: Table) -> list[Section]:

@@ -29,16 +29,19 @@ from seecause.bench.tables import (
     to_latex,
     to_markdown,
     truth_csv,
+    write_rows,
 )
 from seecause.metrics import standard_error
 from seecause.report.bench_gallery import gallery_section, headline
 from seecause.report.charts import Series, chart, styled
 from seecause.report.page import Section, fragment, write_page
 
+LISTED = 500  # holes that a page lists
+
 
 def write_report(store: Store, *, against: str | None = None) -> list[Path]:
-    """index.html, table.csv, table.tex and table.md in the run folder, and truth.csv where the
-    truth was measured."""
+    """index.html, table.csv, table.tex, table.md and rows.csv in the run folder, and truth.csv
+    where the truth was measured."""
     plan = store.plan()
     results = read_results(store, plan)
     status = inspect(store, plan, results.condition)
@@ -62,11 +65,12 @@ def write_report(store: Store, *, against: str | None = None) -> list[Path]:
         sections,
         lead=lead(plan, status, opening),
     )
-    return [page, *write_tables(store.folder, table), *write_truth(store.folder, truth)]
+    tables = write_tables(store.folder, table, results)
+    return [page, *tables, *write_truth(store.folder, truth)]
 
 
-def write_tables(folder: Path, table: Table) -> list[Path]:
-    """table.csv, table.tex and table.md."""
+def write_tables(folder: Path, table: Table, results: RunResults) -> list[Path]:
+    """table.csv, table.tex and table.md; rows.csv with every number behind them."""
     texts = {
         "table.csv": to_csv(table),
         "table.tex": to_latex(table),
@@ -74,7 +78,8 @@ def write_tables(folder: Path, table: Table) -> list[Path]:
     }
     for name, text in texts.items():
         write_atomic(folder / name, text)
-    return [folder / name for name in texts]
+    write_rows(results, folder / "rows.csv")
+    return [*(folder / name for name in texts), folder / "rows.csv"]
 
 
 def write_truth(folder: Path, truth: Truth) -> list[Path]:
@@ -308,7 +313,8 @@ def holes_section(status: Status, plan: Plan) -> Section:
         "methods": len(plan.request.methods),
         "metrics": len(plan.request.metrics),
     }
-    return Section("Holes", fragment("bench_holes.html.j2", holes=holes, **counts))
+    note = f"The first {LISTED} of {len(holes)}; rows.csv has all." if len(holes) > LISTED else ""
+    return Section("Holes", fragment("bench_holes.html.j2", holes=holes[:LISTED], **counts), note)
 
 
 def _mean_curve(method: str, curves: Tensor, shares: Tensor, look: tuple[str, str]) -> Series:

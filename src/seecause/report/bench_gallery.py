@@ -100,7 +100,7 @@ def _card(
         if values is not None
     ]
     sample = data[index]
-    answer = f"answer: {_named(plan.model['classes'], results.predicted[index])}"
+    answer = f"answer: {_named(plan.model['classes'], int(results.answers['predicted'][index]))}"
     truth = "" if sample.label is None else f"; it is {_named(plan.data['classes'], sample.label)}"
     strip = Strip(_seen(plan, sample.image), views)
     return Card(plan.samples[index], [strip], caption=answer + truth)
@@ -111,7 +111,7 @@ def _view(method: str, values: Tensor, score: float, *, signed: bool | None) -> 
 
 
 def _named(names: Sequence[str], place: int) -> str:
-    return names[place] if place < len(names) else f"class {place}"
+    return names[place] if 0 <= place < len(names) else f"class {place}"
 
 
 def _seen(plan: Plan, image: Tensor) -> Tensor:
