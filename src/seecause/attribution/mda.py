@@ -28,7 +28,6 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 import torch.nn.functional as F
-from scipy.optimize import nnls
 from torch import Tensor
 
 from seecause.attribution.registry import Maps, find, method
@@ -240,6 +239,8 @@ def convex_drops(curve: np.ndarray) -> np.ndarray:
     Falling convex curves are mixtures of ramps that reach 0 after k steps, so the fit is a
     least-squares problem with weights >= 0 that sum to one.
     """
+    from scipy.optimize import nnls
+
     goal = np.minimum.accumulate(np.clip(curve, 0, 1))
     n = len(goal) - 1
     ramps = np.clip(

@@ -16,7 +16,6 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import torch
-from sklearn.cluster import KMeans
 from threadpoolctl import threadpool_limits
 from torch import Tensor
 
@@ -75,6 +74,8 @@ def centres_each(channels: Tensor, count: int, *, seed: int) -> list[Tensor]:
     """`centres` of every image [b, L*D, N], on the CPU. Beside a GPU k-means would be nearly all of
     the time, so each of torch's threads takes an image; within one nothing is shared out, so their
     number does not change a bit."""
+    import sklearn.cluster  # noqa: F401  its libraries must be there when threads are limited
+
     with (
         threadpool_limits(1, user_api="blas"),
         ThreadPoolExecutor(torch.get_num_threads(), initializer=_one_thread) as pool,
@@ -90,6 +91,8 @@ def _one_thread() -> None:
 def centres(channels: Tensor, count: int, *, seed: int) -> Tensor:
     """k-means centres [k, N] of one image's channels [L*D, N]; there are no more centres than
     channels."""
+    from sklearn.cluster import KMeans
+
     points = channels.to(torch.promote_types(channels.dtype, torch.float32)).cpu().numpy()
     options: dict[str, Any] = {"n_init": 1, "random_state": seed}
     clusters = KMeans(min(count, len(points)), **options).fit(points)

@@ -16,7 +16,6 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from sklearn.cluster import AgglomerativeClustering
 from torch import Tensor
 
 from seecause.attribution.registry import Maps, method
@@ -106,6 +105,8 @@ def cluster(channels: Tensor, size: tuple[int, int], *, threshold: float) -> Ten
     Enlarging is linear and keeps constants, so a channel scaled by its enlarged range can be summed
     while it is small.
     """
+    from sklearn.cluster import AgglomerativeClustering
+
     large = _enlarge(channels, size).flatten(1)  # [D, H*W]
     low, high = large.amin(dim=1, keepdim=True), large.amax(dim=1, keepdim=True)
     flat = high <= low

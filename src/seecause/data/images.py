@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -43,8 +44,8 @@ def find_images(paths: Iterable[str | Path], *, deep: bool = False) -> list[Path
     files: list[Path] = []
     for path in map(Path, paths):
         if path.is_dir():
-            inside = _pictures_in(path.iterdir()) or (_walked(path) if deep else [])
-            inside = inside or _pictures_in(path.rglob("*") if deep else (), SIGNALS)
+            inside = _pictures_in(path) or (_walked(path) if deep else [])
+            inside = inside or (_below(path, SIGNALS) if deep else [])
             if not inside:
                 raise BadImage(
                     str(path), "a folder without pictures", f"give a folder with {kinds()}"
@@ -63,13 +64,27 @@ def find_images(paths: Iterable[str | Path], *, deep: bool = False) -> list[Path
     return list(dict.fromkeys(files))
 
 
-def _pictures_in(paths: Iterable[Path], suffixes: Collection[str] = SUFFIXES) -> list[Path]:
-    return sorted(path for path in paths if path.suffix.lower() in suffixes and path.is_file())
+def _pictures_in(folder: Path) -> list[Path]:
+    """Sorted by name. A folder may hold many, so the system is asked once."""
+    with os.scandir(folder) as entries:
+        names = [entry.name for entry in entries if _is_of(entry.name) and entry.is_file()]
+    return [folder / name for name in sorted(names)]
+
+
+def _below(root: Path, suffixes: Collection[str] = SUFFIXES) -> list[Path]:
+    return sorted(
+        path for path in root.rglob("*") if _is_of(path.name, suffixes) and path.is_file()
+    )
+
+
+def _is_of(name: str, suffixes: Collection[str] = SUFFIXES) -> bool:
+    stem, _, kind = name.rpartition(".")
+    return bool(stem) and f".{kind.lower()}" in suffixes
 
 
 def _walked(root: Path) -> list[Path]:
     """Pictures of all sub-folders but hidden ones; masks of them are none."""
-    below = {path: path.relative_to(root).parts for path in _pictures_in(root.rglob("*"))}
+    below = {path: path.relative_to(root).parts for path in _below(root)}
     seen = {path: parts for path, parts in below.items() if not any(p[0] == "." for p in parts)}
     stems = {path.stem for path, parts in seen.items() if MASKS not in parts}
     return [path for path, parts in seen.items() if MASKS not in parts or path.stem not in stems]

@@ -18,12 +18,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from scipy.sparse import csc_matrix
-from scipy.sparse.linalg import splu
 from torch import Tensor
 
 from seecause.errors import BadOption
@@ -33,6 +31,9 @@ from seecause.metrics._scorer import picture_scorer
 from seecause.metrics.registry import higher, lower, metric
 from seecause.models.base import ImageModel
 from seecause.target import Score, Spec
+
+if TYPE_CHECKING:
+    from scipy.sparse import csc_matrix
 
 _SIDES, _CORNERS = ((-1, 0), (0, -1), (0, 1), (1, 0)), ((-1, -1), (-1, 1), (1, -1), (1, 1))
 _NEIGHBOURS = sorted(  # in raster order, each with its weight
@@ -124,6 +125,8 @@ def road(
 def impute(image: Tensor, gone: Tensor, grain: Tensor | None = None) -> Tensor:
     """A picture [C, H, W] whose pixels `gone` [H, W] are interpolated from the others; `grain` [C,
     H, W] is added to them."""
+    from scipy.sparse.linalg import splu
+
     hole = gone.cpu().numpy()
     if hole.all():
         raise BadOption(
@@ -145,6 +148,8 @@ def impute(image: Tensor, gone: Tensor, grain: Tensor | None = None) -> Tensor:
 
 def _system(pixels: np.ndarray, hole: np.ndarray) -> tuple[csc_matrix, np.ndarray]:
     """The matrix [n, n] and the right side [n, C] of the n missing pixels, in raster order."""
+    from scipy.sparse import csc_matrix
+
     (rows, columns), (height, width) = np.nonzero(hole), hole.shape
     count = len(rows)
     unknown = np.full(hole.shape, -1)
