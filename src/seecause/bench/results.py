@@ -6,16 +6,18 @@ are read again where one is shown."""
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, fields
 
 import numpy as np
 import pyarrow as pa
 import torch
+from safetensors import SafetensorError
+from safetensors.numpy import load
 from torch import Tensor
 
 from seecause.bench.plan import Plan, Shard, Store
-from seecause.bench.shard_files import ShardResult
-from seecause.bench.store import Condition
+from seecause.bench.store import Condition, Damaged
 from seecause.bench.work import ANSWERS
 from seecause.data.dataset import evenly
 from seecause.metrics import PartScores
@@ -25,7 +27,8 @@ CURVES = ("insertion", "deletion")
 PARTS = [part.name for part in fields(PartScores) if part.name != "thresholds"]
 BY_SAMPLE = {"maps", *CURVES, *(f"parts.{name}" for name in PARTS)}  # tensors with a row for each
 MISSING = ("holes", "undefined")  # of a shard's metadata, that `runner.inspect` tells
-ODD = (AssertionError, IndexError, KeyError, TypeError, ValueError, RuntimeError)
+Arrays = Mapping[str, np.ndarray]
+ODD = (SafetensorError, AssertionError, IndexError, KeyError, TypeError, ValueError, RuntimeError)
 Values = dict[str, dict[str, Tensor]]  # [images] by method and metric
 
 
@@ -68,8 +71,8 @@ class RunResults:
             return self.maps[method][sample]
         for shard in self.plan.shards:
             if shard.method == method and shard.start <= sample < shard.stop:
-                result = self.store.read(shard.id, ())
-                return None if result is None else _map_in(result.tensors, sample)
+                with suppress(Damaged):
+                    return _map_in(self.store.tensors(shard.id), sample)
         return None
 
 
@@ -89,16 +92,15 @@ class _MethodTensors:
     rows: dict[str, np.ndarray] = field(default_factory=dict)  # [samples, ...]; maps [kept, ...]
     shared: dict[str, Tensor] = field(default_factory=dict)
 
-    def put(self, tensors: Mapping[str, Tensor]) -> None:
-        index = tensors["index"].numpy()
+    def put(self, arrays: Arrays) -> None:
+        index = arrays["index"]
         self.known[index] = True
-        for name, tensor in tensors.items():
-            if name.startswith("rows."):
-                continue
+        for name, values in arrays.items():
             if name not in BY_SAMPLE:
-                self.shared.setdefault(name, tensor)
+                if name not in self.shared and not name.startswith("rows."):
+                    self.shared[name] = torch.from_numpy(values.copy())
                 continue
-            values, place = tensor.numpy(), self.kept[index] if name == "maps" else index
+            place = self.kept[index] if name == "maps" else index
             if name not in self.rows:
                 count = self.kept.max() + 1 if name == "maps" else len(self.known)
                 self.rows[name] = np.zeros((count, *values.shape[1:]), values.dtype)
@@ -135,14 +137,12 @@ class _Numbers:
     values: np.ndarray  # [methods, metrics, samples]
     answers: dict[str, np.ndarray]  # [samples], -1 where not known
 
-    def put(self, method: int, shard: Shard, result: ShardResult) -> None:
-        place, tensors = slice(shard.start, shard.stop), result.tensors
-        values = tensors["rows.value"].numpy().T  # [metrics, images]
+    def put(self, method: int, shard: Shard, arrays: Arrays) -> None:
+        place, values = slice(shard.start, shard.stop), arrays["rows.value"].T  # [metrics, images]
         assert values.shape == (self.values.shape[1], len(shard))
         self.values[method, :, place] = values
         for name, known in self.answers.items():
-            answer = tensors[f"rows.{name}"].numpy()
-            known[place] = np.where(answer < 0, known[place], answer)
+            np.maximum(known[place], arrays[f"rows.{name}"], out=known[place])
 
 
 def read_results(store: Store, plan: Plan) -> RunResults:
@@ -157,15 +157,16 @@ def read_results(store: Store, plan: Plan) -> RunResults:
     kept, compared = np.full(samples, -1), np.array(evenly(range(samples), COMPARED))
     kept[compared] = np.arange(len(compared))
     tensors = {name: _MethodTensors(np.zeros(samples, bool), kept) for name in methods}
-    for shard, result in store.scan(planned, condition, columns=()):
+    for shard, metadata, contents in store.files(planned, condition):
         method = planned[shard].method
         try:
-            numbers.put(methods.index(method), planned[shard], result)
-            tensors[method].put(result.tensors)
-            if result.metadata["images"]:
-                spent = result.metadata["seconds"]["attribute"]
-                seconds[method].append(spent / result.metadata["images"])
-            missing = {name: result.metadata[name] for name in MISSING if result.metadata.get(name)}
+            arrays = load(contents["safetensors"])
+            numbers.put(methods.index(method), planned[shard], arrays)
+            tensors[method].put(arrays)
+            if metadata["images"]:
+                spent = metadata["seconds"]["attribute"]
+                seconds[method].append(spent / metadata["images"])
+            missing = {name: metadata[name] for name in MISSING if metadata.get(name)}
             condition.metadata[shard] = missing
         except ODD as odd:  # written by something else, whose checksums are right
             del condition.metadata[shard]

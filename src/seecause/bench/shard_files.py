@@ -17,7 +17,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save as to_bytes
 from torch import Tensor
 
-from seecause._files import digest, read_many, write_atomic
+from seecause._files import bytes_or_failure, digest, is_local, read_many, write_atomic
 from seecause.errors import SeecauseError
 
 Files = Mapping[str, bytes | OSError]  # by name
@@ -70,7 +70,7 @@ def write_checked(path: Path, value: Mapping[str, Any]) -> None:
 
 def read_checked(path: Path) -> dict[str, Any]:
     """What `write_checked` wrote, to the last bit."""
-    return parse_checked(path.name, read_file(path))
+    return parse_checked(path.name, read_file(path.parent, path.name))
 
 
 def parse_checked(name: str, content: bytes) -> dict[str, Any]:
@@ -116,10 +116,14 @@ def read_tensors(shard: str, content: bytes | None) -> dict[str, Tensor]:
         raise Damaged(f"{shard}.safetensors", "is not safetensors") from None
 
 
-def read_file(path: Path, files: Files | None = None) -> bytes:
+def read_file(folder: Path, name: str, files: Files | None = None) -> bytes:
     """A file, from those that were read together if there are some."""
-    absent = FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
-    content = read_many([path])[0] if files is None else files.get(path.name, absent)
+    if files is not None:
+        content = files.get(name, FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT)))
+    elif not is_local(folder):
+        content = read_many([folder / name])[0]
+    else:
+        content = bytes_or_failure(f"{folder}{os.sep}{name}")
     if isinstance(content, OSError):
-        raise Damaged(path.name, f"cannot be read ({content.strerror or content})")
+        raise Damaged(name, f"cannot be read ({content.strerror or content})")
     return content

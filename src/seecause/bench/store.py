@@ -28,6 +28,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -85,15 +86,13 @@ class ShardStore:
     def __post_init__(self) -> None:
         object.__setattr__(self, "folder", place(self.folder))
 
-    @property
+    @cached_property
     def shards(self) -> Path:
         return self.folder / "shards"
 
     def file(self, shard: str, kind: str) -> Path:
         """Of a shard: parquet, safetensors or json."""
-        if not is_local(self.folder):
-            return self.shards / f"{shard}.{kind}"
-        return Path(f"{self.shards}/{shard}.{kind}")  # a third of the time of joining, for 12,500
+        return self.shards / f"{shard}.{kind}"
 
     def check(self) -> None:
         """Refuse, before any work is done, a place that holds something else."""
@@ -195,13 +194,11 @@ class ShardStore:
         condition: Condition | None = None,
         columns: Sequence[str] | None = None,
     ) -> Iterator[tuple[str, ShardResult]]:
-        """Intact shards among these, one at a time; on the way, the `condition` of all is noted.
-        With no columns (an empty sequence) Parquet files are checked and not opened."""
-        for shard, metadata, contents in self._each(ids, condition):
+        """Intact shards among these, one at a time; on the way, the `condition` of all is noted."""
+        for shard, metadata, contents in self.files(ids, condition):
             try:
                 table = contents.get("parquet")
-                unread = table is None or (columns is not None and not columns)
-                rows = () if unread else read_table(shard, table, columns)
+                rows = () if table is None else read_table(shard, table, columns)
                 tensors = read_tensors(shard, contents.get("safetensors"))
             except Damaged as damage:
                 if condition is not None:
@@ -213,14 +210,14 @@ class ShardStore:
     def condition(self, ids: Iterable[str]) -> Condition:
         """Which shards are whole, byte by byte. What was never finished is in neither list."""
         condition = Condition({}, {})
-        for _ in self._each(ids, condition):
+        for _ in self.files(ids, condition):
             pass
         return condition
 
-    def _each(
+    def files(
         self, ids: Iterable[str], condition: Condition | None = None
     ) -> Iterator[tuple[str, dict[str, Any], dict[str, bytes]]]:
-        """Metadata and checked files of the intact shards among these."""
+        """Metadata and checked files, by kind and not opened, of the intact shards among these."""
         for shard, files in self._files_of(ids):
             try:
                 metadata, contents = self._contents(shard, files)
@@ -266,7 +263,7 @@ class ShardStore:
     def table(self, ids: Iterable[str], columns: Sequence[str] | None = None) -> pa.Table | None:
         """Rows of the intact shards among these, in this order; None if there are none."""
         parts = []
-        for shard, _, contents in self._each(ids):
+        for shard, _, contents in self.files(ids):
             if "parquet" in contents:
                 with contextlib.suppress(Damaged):
                     parts.append(read_table(shard, contents["parquet"], columns))
@@ -327,7 +324,7 @@ class ShardStore:
 
     def _mark(self, shard: str, files: Files | None = None) -> dict[str, Any]:
         name = f"{shard}.json"
-        mark = parse_checked(name, read_file(self.file(shard, "json"), files))
+        mark = parse_checked(name, read_file(self.shards, name, files))
         if mark.get("shard") != shard:  # a file that was renamed
             raise Damaged(name, "is that of another shard")
         if not all(isinstance(mark.get(part), dict) for part in ("checksums", "metadata")):
@@ -345,10 +342,10 @@ class ShardStore:
     def _content(
         self, shard: str, kind: str, checksums: Mapping[str, str], files: Files | None = None
     ) -> bytes:
-        file = self.file(shard, kind)
-        content = read_file(file, files)
+        name = f"{shard}.{kind}"
+        content = read_file(self.shards, name, files)
         if checksum(content) != checksums.get(kind):
-            raise Damaged(file.name, "is damaged: it is not what was written")
+            raise Damaged(name, "is damaged: it is not what was written")
         return content
 
     def _end_torn_line(self) -> None:

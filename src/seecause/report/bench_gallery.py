@@ -68,7 +68,8 @@ def _ranked(scores: Tensor, *, higher: bool) -> list[int]:
         .argsort(descending=higher, stable=True)
         .tolist()
     )
-    return [index for index in order if scores[index] == scores[index]][:SHOWN]
+    known = (~scores.isnan()).tolist()
+    return [index for index in order if known[index]][:SHOWN]
 
 
 def _disagreed(plan: Plan, maps: Maps) -> list[int]:
