@@ -177,16 +177,16 @@ def _method_rows(results: RunResults, method: str, names: pa.Array) -> pa.Table:
     lines = np.repeat(index, len(metrics))
     columns = {
         "image": names.take(pa.array(lines)),
-        **{name: _known(known.numpy()[lines]) for name, known in results.answers.items()},
+        **{name: _present(known.numpy()[lines]) for name, known in results.answers.items()},
         "method": pa.array([_cell_text(method)], pa.string()).take(pa.array(lines * 0)),
         "metric": pa.array(np.tile(metrics, len(index)), pa.string()),
-        "value": pa.array(values.ravel(), from_pandas=True),  # NaN is an empty field
+        "value": pa.array(values.ravel(), mask=np.isnan(values.ravel())),  # an empty field
         "reason": pa.array(reasons.ravel(), pa.string()),
     }
     return pa.table(columns)
 
 
-def _known(numbers: np.ndarray) -> pa.Array:
+def _present(numbers: np.ndarray) -> pa.Array:
     return pa.array(numbers, mask=numbers < 0)
 
 
