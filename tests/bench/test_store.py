@@ -271,3 +271,13 @@ def test_rows_of_shards_with_other_columns_stand_together(tmp_path):
     store.save("b", rows=[{"x": 2, "y": "new"}])
     assert store.table(["a", "b"]).to_pylist() == [{"x": 1, "y": None}, {"x": 2, "y": "new"}]
     assert isinstance(store.table(["b"]), pa.Table) and store.table([]) is None
+
+
+@pytest.mark.parametrize("kind", ["/../../../manifest.json", "\ud800", "\0", "txt"])
+def test_a_mark_that_names_other_files_is_damage(store, kind):
+    save(store, SHARD.id, 0.1)
+    mark = read_checked(store.file(SHARD.id, "json"))
+    sums = {**mark["checksums"], kind: "0"}
+    write_checked(store.file(SHARD.id, "json"), {**mark, "checksums": sums})
+    assert "no shard has" in store.condition([SHARD.id]).damaged[SHARD.id]
+    assert store.read(SHARD.id) is None

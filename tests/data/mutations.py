@@ -12,6 +12,7 @@ import struct
 import zipfile
 import zlib
 from collections.abc import Iterator
+from copy import deepcopy
 from typing import Any
 
 import pyarrow as pa
@@ -107,7 +108,7 @@ def of_tree(tree: Any, draw: Draw) -> Any:
         elif kind == 4 and isinstance(holder[key], int | float):
             holder[key] = holder[key] * draw.choice((-1, 0.5, 2, 10**9))
         else:
-            holder[key] = draw.choice(VALUES)
+            holder[key] = deepcopy(draw.choice(VALUES))  # a later change may go into it
     return tree
 
 

@@ -223,6 +223,8 @@ def _check_read(plan: Plan) -> None:
     texts = (*plan.samples, *plan.gone, *request.metrics)
     texts += (request.model, request.data, request.device)
     odd = [text for text in texts if not isinstance(text, str)]
+    for name in (*request.metrics, *request.methods):
+        str(name).encode()  # ValueError: it cannot be written down
     for shard in plan.shards:
         bounds = isinstance(shard.start, int) and isinstance(shard.stop, int)
         named = isinstance(shard.id, str) and shard.id.isalnum()

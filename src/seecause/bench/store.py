@@ -329,6 +329,8 @@ class ShardStore:
             raise Damaged(name, "is that of another shard")
         if not all(isinstance(mark.get(part), dict) for part in ("checksums", "metadata")):
             raise Damaged(name, "does not say what the shard holds")
+        if not mark["checksums"].keys() <= set(KINDS):  # a stranger's, perhaps of files elsewhere
+            raise Damaged(name, "names files that no shard has")
         return mark
 
     def _contents(
