@@ -97,6 +97,7 @@ def test_heads_words_and_tokens_are_written(toy, photos, tmp_path):
         and page.count("<polyline") == 10  # four rankings twice, the fit, and depth
         and page.count('class="dot"') == 100
         and "at other thresholds" in page
+        and "are they needed?" in page
     )
     assert read_image(out / "overlay.png").width > 1000
     assert load_file(out / "tokens.safetensors")["coefficients"].shape == (16,)

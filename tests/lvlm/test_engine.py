@@ -50,6 +50,19 @@ def test_the_engine_equals_the_slow_twin(family):
     )  # what benchmarks/lvlm.py races against
 
 
+@pytest.mark.parametrize("family", ["llava", "llava_grouped", "qwen2_vl"])
+def test_the_careful_plain_way_has_the_same_numbers(family):
+    """The other rival of benchmarks/lvlm.py: a prefix that is computed once."""
+    here, heads = scene(family), some(3, 16)
+    module, inputs = here.lvlm.module, dict(here.engine.prompt.inputs)
+    given = hear.arriving(module, inputs)
+    means = twin_of(here.lvlm, here.engine, here.pictures).means
+    prefix = hear.remembered(module, inputs, means, given)
+    careful = hear.cached_batch(module, inputs, prefix, heads.view(3, *GRID), given)
+    plain = here.engine.adjusted(heads)
+    assert_close(plain, careful @ here.engine.readout, atol=1e-10, rtol=0)
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("said", [[], [TOKEN, 3]])
 def test_logits_with_blind_heads_equal_the_slow_twin(family, said):

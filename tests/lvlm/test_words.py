@@ -21,6 +21,9 @@ from seecause.lvlm import (
     attribute_tokens,
     trace_words,
 )
+from seecause.lvlm.derivative import mean_derivative
+from seecause.lvlm.fit import MaskSampling, check_sampling
+from seecause.lvlm.words import word_sampling
 from seecause.models.image_tokens import Grid, ImageTokens
 from tests.families.lvlm import FAMILIES, photo
 from tests.lvlm.scenes import GRID, QUESTION, scene, some
@@ -68,6 +71,25 @@ def test_effects_are_those_of_head_attribution_of_each_word(dtype, near):
         assert_close(words.image[word], own, atol=near if near < 1e-9 else 6e-5, rtol=0)
         if dtype == torch.float64:
             assert abs(float(words.heads_r2[word]) - heads.r2) < 1e-8
+
+
+def test_a_long_answer_is_differentiated_at_the_first_of_its_masks():
+    assert [word_sampling(n, "derivative", None).slopes for n in (1, 2, 5)] == [64, 32, 16]
+    assert word_sampling(5, "derivative", 64).slopes is word_sampling(5, "fit", None).slopes is None
+    x = some(20, 6).double()
+    slopes = torch.randn(20, 6, generator=torch.Generator().manual_seed(1)).double()
+    answers = x @ slopes.mean(dim=0)
+    few, own = (
+        mean_derivative(x, answers, slopes[:8]),
+        mean_derivative(x[:8], answers[:8], slopes[:8]),
+    )
+    assert torch.equal(few.coefficients, own.coefficients) and few.masks == 20
+    assert torch.equal(few.standard_error, own.standard_error) and few.agreement == own.agreement
+    rest = answers[:8].mean() + (x[8:] - x[:8].mean(dim=0)) @ few.coefficients
+    assert_close(few.unseen[8:, 1], rest, atol=1e-12, rtol=0)
+    assert_close(few.unseen[:8], own.unseen, atol=1e-12, rtol=0)
+    with pytest.raises(BadOption, match="slopes"):
+        check_sampling(MaskSampling(8, how="derivative", slopes=9), 6)
 
 
 def test_a_fit_of_all_words_is_that_of_each():

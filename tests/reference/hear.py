@@ -4,7 +4,9 @@ replaced for every (text query, head).
 Nothing is shared between masks and nothing is kept from one run to the next. `Blinded` runs one
 mask literally, pair by pair; `softly_blinded` lets everything see a share of the picture, for
 derivatives; `blinded_batch` is the plain way to run many at once, every mask with
-its whole sequence, as an everyday user of the library would.
+its whole sequence, as an everyday user of the library would. `cached_batch` is what a careful one
+would write: keys and values up to the last image token are computed once, and text rows alone run
+for every mask.
 """
 
 from __future__ import annotations
@@ -228,6 +230,83 @@ def blinded_batch(
     with replaced_attention(module, attention), rotations(module) as tables:
         rotated = _Lazily(means, tables, start, stop)
         return module.get_decoder()(**many, use_cache=False).last_hidden_state[:, -1]
+
+
+@dataclass
+class Prefix:
+    """Keys and values up to the last image token, of every layer, [1, H, stop, dh] each: with the
+    picture, and with its average in the picture's place."""
+
+    seen: Means
+    unseen: Means
+
+
+@torch.no_grad()
+def remembered(
+    module: Any, inputs: dict[str, Any], means: Means, given: dict[str, Any] | None = None
+) -> Prefix:
+    """One native run of the whole sequence, listened to."""
+    start, stop = image_span(module, inputs)
+    seen: Means = []
+    unseen: Means = []
+
+    def attention(
+        module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Any, scaling: float,
+        **_: Any,
+    ) -> tuple[Tensor, None]:  # fmt: skip
+        both = [x.repeat_interleave(module.num_key_value_groups, dim=1) for x in (key, value)]
+        keys, values = (x[:, :, :stop] for x in both)
+        seen.append((keys, values))
+        other = [x.clone() for x in (keys, values)]
+        for mixed, mean in zip(other, rotated[module.layer_idx], strict=True):
+            mixed[0, :, start:] = mean.repeat_interleave(module.num_key_value_groups, dim=0)
+        unseen.append((other[0], other[1]))
+        out = scaled_dot_product_attention(query, *both, is_causal=True, scale=scaling)
+        return out.transpose(1, 2), None
+
+    with replaced_attention(module, attention), rotations(module) as tables:
+        rotated = _Lazily(means, tables, start, stop)
+        module.get_decoder()(**_repeated(given or arriving(module, inputs), 1), use_cache=False)
+    return Prefix(seen, unseen)
+
+
+@torch.no_grad()
+def cached_batch(
+    module: Any, inputs: dict[str, Any], prefix: Prefix, x: Tensor, given: dict[str, Any]
+) -> Tensor:
+    """The final states [B, D] of `blinded_batch`, from text rows alone."""
+    stop = image_span(module, inputs)[1]
+    embeds = given["inputs_embeds"][:, stop:]
+    rows = embeds.shape[1]
+    back = torch.ones(rows, stop + rows, dtype=torch.bool, device=x.device).tril(stop)
+
+    def attention(
+        module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Any, scaling: float,
+        **_: Any,
+    ) -> tuple[Tensor, None]:  # fmt: skip
+        on = x[:, module.layer_idx, :, None, None]
+        banks = (prefix.seen[module.layer_idx], prefix.unseen[module.layer_idx])
+        both = [
+            torch.cat([torch.where(on, true, mean), own], dim=2)
+            for true, mean, own in zip(
+                *banks,
+                (t.repeat_interleave(module.num_key_value_groups, dim=1) for t in (key, value)),
+                strict=True,
+            )
+        ]
+        out = scaled_dot_product_attention(query, *both, attn_mask=back, scale=scaling)
+        return out.transpose(1, 2), None
+
+    places = given.get("position_ids")
+    if places is None:
+        places = torch.arange(stop + rows, device=x.device)[None]
+    with replaced_attention(module, attention):
+        out = module.get_decoder()(
+            inputs_embeds=embeds.expand(len(x), -1, -1),
+            position_ids=places[..., stop:].expand(*places.shape[:-2], len(x), -1),
+            use_cache=False,
+        )
+    return out.last_hidden_state[:, -1]
 
 
 @torch.no_grad()

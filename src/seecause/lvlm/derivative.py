@@ -45,6 +45,7 @@ def estimate(
         return regress(respond, size, sampling, device)
     masks = draw_masks(sampling.masks, size, p=sampling.p, law=sampling.law, seed=sampling.seed)
     few = sampling.masks if sampling.how == "derivative" else min(SLOPES, sampling.masks)
+    few = sampling.slopes or few
     soft = sampling.soften + (1 - 2 * sampling.soften) * masks[:few].double()
     responses, slopes = respond(masks).double().cpu(), differentiate(soft).double().cpu()
     if not (torch.isfinite(responses).all() and torch.isfinite(slopes).all()):
@@ -55,19 +56,20 @@ def estimate(
 
 
 def mean_derivative(masks: Tensor, responses: Tensor, slopes: Tensor) -> Regression:
-    """From masks [M, P], responses [M] and slopes [M, P]. Each half of the masks foretells the
-    responses to the other."""
-    x = masks.double()
+    """From masks [M, P], responses [M] and slopes [K, P] of the first masks. Each half of these
+    foretells the responses to the other, both together those to the rest."""
+    x, few = masks.double(), len(slopes)
     foretold = torch.empty_like(responses)
-    halves = []
+    averages = []
     for mine, other in (
-        (slice(0, None, 2), slice(1, None, 2)),
-        (slice(1, None, 2), slice(0, None, 2)),
+        (slice(0, few, 2), slice(1, few, 2)),
+        (slice(1, few, 2), slice(0, few, 2)),
+        (slice(0, few), slice(few, None)),
     ):
-        half = slopes[mine].mean(dim=0)
-        halves.append(half)
-        foretold[other] = responses[mine].mean() + (x[other] - x[mine].mean(dim=0)) @ half
-    coefficients = slopes.mean(dim=0)
+        averages.append(slopes[mine].mean(dim=0))
+        rest = x[other] - x[mine].mean(dim=0)
+        foretold[other] = responses[mine].mean() + rest @ averages[-1]
+    *halves, coefficients = averages
     return Regression(
         coefficients,
         intercept=float(responses.mean() - x.mean(dim=0) @ coefficients),
@@ -76,7 +78,7 @@ def mean_derivative(masks: Tensor, responses: Tensor, slopes: Tensor) -> Regress
         masks=len(masks),
         agreement=correlation(*halves),
         converged=True,
-        standard_error=slopes.std(dim=0) / len(slopes) ** 0.5,
+        standard_error=slopes.std(dim=0) / few**0.5,
         unseen=torch.stack([responses, foretold], dim=1),
     )
 

@@ -158,6 +158,7 @@ class MaskSampling:
     step: int = 1000
     how: How = "fit"
     soften: float = 0.0  # of the masks that are differentiated at
+    slopes: int | None = None  # how many are, the first ones; None: as `how` has it
 
 
 @dataclass(frozen=True, eq=False)
@@ -284,6 +285,8 @@ def check_sampling(sampling: MaskSampling, size: int) -> None:
             (sampling.step, sampling.agreement),
             "at least 10 masks a step, and a correlation between 0 and 1",
         )
+    if sampling.slopes is not None and not FEWEST <= sampling.slopes <= sampling.masks:
+        raise BadOption("slopes", sampling.slopes, f"{FEWEST} to {sampling.masks}, the masks")
     if sampling.how != "fit":
         if sampling.adaptive:
             raise BadOption("adaptive", True, "how='fit': only a fit stops by itself")

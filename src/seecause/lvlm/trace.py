@@ -217,9 +217,9 @@ def masked_runs(
     return total
 
 
-def runs_of(how: How, masks: int) -> int:
+def runs_of(how: How, masks: int, slopes: int | None = None) -> int:
     """Of an estimate: its masks, and those that are differentiated at."""
-    again = {"derivative": masks, "corrected": min(SLOPES, masks), "fit": 0}
+    again = {"derivative": slopes or masks, "corrected": slopes or min(SLOPES, masks), "fit": 0}
     return masks + again[how]
 
 

@@ -41,6 +41,7 @@ from seecause.models.image_tokens import Grid, ImageTokens
 from seecause.types import wide
 
 LENGTH = 24  # tokens of an answer, at most
+LEAST_SLOPES = 16  # masks that each word is differentiated at, at least
 MOVED = 0.7  # nats: the picture makes the word twice as likely, or half
 VALUES, CARD = "words.safetensors", "words.json"
 TENSORS = (
@@ -232,7 +233,17 @@ def word_concerns(engine: AnswerEngine, words: AnswerWords) -> list[str]:
 
 def masked_runs(engine: AnswerEngine, *, how: How = "derivative", masks: int | None = None) -> int:
     """How many masked runs `trace_words` makes; `engine.progress` hears of each."""
-    return 2 * runs_of(how, MASKS[how] if masks is None else masks)
+    sampling = word_sampling(engine.n_words, how, masks)
+    return 2 * runs_of(how, sampling.masks, sampling.slopes)
+
+
+def word_sampling(words: int, how: How, masks: int | None, **options: Any) -> MaskSampling:
+    """How masks of an answer are drawn. Runs are shared by its words, ways back are not: unless
+    `masks` are asked for, a long answer is differentiated at fewer of them."""
+    count = MASKS.get(how, 0) if masks is None else masks
+    spared = masks is None and how == "derivative"
+    slopes = max(LEAST_SLOPES, count // words) if spared else None
+    return MaskSampling(count, how=how, slopes=slopes, **options)
 
 
 def trace_words(
@@ -245,7 +256,8 @@ def trace_words(
     advance: Callable[[int], None] = lambda done: None,
 ) -> AnswerWords:
     """Heads and image tokens behind every word, `how` and by how many `masks` as in
-    `attribute_heads`; `advance` hears of both parts.
+    `attribute_heads`; without `masks`, derivatives of an answer of four words or more are taken at
+    16 of the 64. `advance` hears of both parts.
 
         engine = sc.lvlm.AnswerEngine(lvlm, picture, "What colour is the tail?", bank)
         words = sc.lvlm.trace_words(engine)
@@ -253,8 +265,7 @@ def trace_words(
         words.top(0, 5)          # the heads behind the first
     """
     grid = (engine.lvlm.n_layers, engine.lvlm.n_heads)
-    count = MASKS.get(how, 0) if masks is None else masks
-    sampling = MaskSampling(count, p, seed=seed, how=how)
+    sampling = word_sampling(engine.n_words, how, masks, p=p, seed=seed)
     heads = _estimates(engine, "heads", replace(sampling, soften=0.0 if how == "fit" else SOFTEN))
     advance(1)
     image = _estimates(engine, "image", sampling)

@@ -207,11 +207,12 @@ def depth_chart(sums: Tensor, error: Tensor) -> Markup:
 
 
 def thresholds_table(curves: Mapping[str, RankingCurves]) -> Markup:
-    """Counts where other shares than 80 % and 20 % are asked for."""
+    """Counts where other shares than 80 % and 20 % are asked for, the random control left out."""
     head = ("ranking", *(f"{level:.0%} brought, {1 - level:.0%} left" for level in LEVELS))
     rows = [
-        (CALLED[name], *(f"{enough:.4g}, {needed:.4g}" for enough, needed in counts.tolist()))
-        for name, counts in ((name, threshold_study(c)) for name, c in curves.items())
+        (CALLED[name], *(f"{a:.3g}, {b:.3g}" for a, b in threshold_study(curves[name]).tolist()))
+        for name in RANKINGS[:-1]
+        if name in curves
     ]
     return folded("Heads that are enough, and needed, at other thresholds", table(rows, head=head))
 

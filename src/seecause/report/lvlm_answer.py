@@ -168,6 +168,7 @@ def answer_manifest(words: AnswerWords) -> dict[str, Any]:
             "question": protocol["question"],
             "bank": f"{protocol['bank']['pictures']} pictures ({protocol['bank']['mode']})",
             "masks": sampling["masks"],
+            "differentiated at": sampling["slopes"] or "as usual",
             "p": sampling["p"],
             "seed": sampling["seed"],
         },
