@@ -77,18 +77,26 @@ test-wheel:
 	cd dist && ../.venv-wheel/bin/seecause demo --out demo && ../.venv-wheel/bin/seecause explain 'critters:clean:test#3' --out explained
 	.venv-wheel/bin/python tests/without_extras.py
 
-# dist/seecause.cdx.json: every package that the wheel brings, its version and licence (CycloneDX).
-sbom:
-	$(PYTHON) -m venv .venv-wheel
-	.venv-wheel/bin/python -m pip install --quiet . --constraint constraints.txt
+# Tools that read packages, apart from them.
+.venv-audit/.installed:
 	$(PYTHON) -m venv .venv-audit
 	.venv-audit/bin/python -m pip install --quiet 'cyclonedx-bom>=7.0' 'pip-audit>=2.9'
+	touch .venv-audit/.installed
+
+# dist/seecause.cdx.json: every package that the wheel brings, its version and licence (CycloneDX).
+sbom: .venv-audit/.installed
+	$(PYTHON) -m venv .venv-wheel
+	.venv-wheel/bin/python -m pip install --quiet . --constraint constraints.txt
 	mkdir -p dist
 	.venv-audit/bin/cyclonedx-py environment --pyproject pyproject.toml --mc-type library --output-reproducible --of JSON -o dist/seecause.cdx.json .venv-wheel/bin/python
 
-# Known vulnerabilities of what is pinned; asks a public database, so it needs the network.
-audit: sbom
-	.venv-audit/bin/pip-audit --requirement constraints.txt --no-deps --disable-pip
+# Known vulnerabilities of what is pinned, from a public database. A database that does not know the holes of an old release cannot be
+# asked: then nothing is audited, which is a failure and says so. A package that is skipped is a failure, too.
+KNOWN := https://pypi.org/pypi/requests/2.19.0/json
+audit: .venv-audit/.installed
+	@.venv-audit/bin/python -c "import json, urllib.request as r; assert json.load(r.urlopen('$(KNOWN)', timeout=20))['vulnerabilities']" 2>/dev/null \
+		|| { echo "audit: no database of vulnerabilities at $(KNOWN): nothing was audited" >&2; exit 2; }
+	.venv-audit/bin/pip-audit --strict --requirement constraints.txt --no-deps --disable-pip
 
 # Tools whose own dependencies are pinned otherwise than ours, in an environment of their own.
 test-tools:

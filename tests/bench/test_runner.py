@@ -26,6 +26,7 @@ from seecause.bench.work import read_samples
 from seecause.data.batch import to_batch
 from seecause.errors import BadOption, SeecauseError, UnknownName
 from seecause.metrics import insertion_deletion, localization
+from seecause.report.bench import holes_section
 from tests.bad_files import bad_file
 from tests.bench.toy import worker
 
@@ -307,6 +308,14 @@ def test_methods_go_through_the_pictures_together_and_nothing_older_is_kept(tmp_
     rounds = [[("center", a), ("center", a + 2), ("random", a), ("random", a + 2)] for a in (0, 4)]
     assert begun == [*rounds[0], *rounds[1]]
     assert kept[3] == [(0, 2), (2, 4)] and kept[-1] == [(4, 6), (6, 8)]
+
+
+def test_a_page_lists_some_holes_and_says_where_all_are(whole):
+    _, work = whole
+    holes = [runner.Hole("caap", f"{number}.png", "ins-del", "torn") for number in range(999)]
+    status = runner.Status(9, 9, {}, {}, [], [], holes, {})
+    section = holes_section(status, work.plan)
+    assert str(section.body).count("torn") == 100 and "The first 100 of 999" in section.note
 
 
 def test_a_run_folder_of_another_version_is_refused(whole, tmp_path):

@@ -36,7 +36,7 @@ from seecause.report.bench_gallery import gallery_section, headline
 from seecause.report.charts import Series, chart, styled
 from seecause.report.page import Section, fragment, write_page
 
-LISTED = 500  # holes that a page lists
+LISTED = 100  # holes that a page lists
 
 
 def write_report(store: Store, *, against: str | None = None) -> list[Path]:
