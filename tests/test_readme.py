@@ -43,3 +43,14 @@ def test_it_is_short_and_names_every_extra():
     project = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())["project"]
     assert len(README.split()) <= 700
     assert all(f"`{name}`" in README for name in project["optional-dependencies"] if name != "docs")
+
+
+def test_it_leads_with_a_picture_says_how_to_install_and_answers_for_captum():
+    picture = README.index("](docs/first.jpg)")
+    assert picture < README.index("make demo") < README.index("pip install") < len(README) / 3
+    assert "## Why not captum?" in README and "](docs/others.md)" in README
+
+
+@pytest.mark.parametrize("target", sorted(set(re.findall(r"\]\((docs/[^)#]+)", README))))
+def test_every_link_leads_somewhere(target):
+    assert (Path(__file__).parents[1] / target).is_file()

@@ -54,3 +54,9 @@ def test_equations_are_drawn_without_a_script(site):
     page = (site / "methods.html").read_text(encoding="utf-8")
     assert page.count('<math xmlns="http://www.w3.org/1998/Math/MathML"') >= 10
     assert "$$" not in page and "merror" not in page
+
+
+def test_examples_of_docstrings_are_code_and_errors_stay_with_their_numbers(site):
+    page = (site / "api.html").read_text(encoding="utf-8")
+    assert page.count("&gt;&gt;&gt;") > 20 and "<blockquote>" not in page
+    assert "± 0" not in (site / "results" / "caap.html").read_text(encoding="utf-8")
