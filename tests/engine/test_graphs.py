@@ -40,7 +40,9 @@ def tiny(dtype=torch.float32, device=CUDA, seed=0, width=48):
     with torch.no_grad():
         for weight in module.parameters():
             weight.normal_(0, 0.2)
-    return wrap(module.to(device, dtype), name=f"tiny-{seed}", mean=(0.5,) * 3, std=(0.5,) * 3)
+    return wrap(
+        module.to(device, dtype).eval(), name=f"tiny-{seed}", mean=(0.5,) * 3, std=(0.5,) * 3
+    )
 
 
 def pictures(count=2, dtype=torch.float32, device=CUDA, seed=1):
