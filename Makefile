@@ -43,7 +43,7 @@ test-slow: install
 test-faults: install
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m 'slow or not slow' tests/test_faults.py tests/test_kills.py tests/test_determinism.py
 
-# Ten thousand damaged files of every kind that is read, 17 kinds (about ten minutes of one core).
+# Ten thousand damaged files of every kind that is read, 17 kinds (about a quarter of an hour of one core).
 test-fuzz: install
 	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/python tests/fuzz.py --cases 10000
 

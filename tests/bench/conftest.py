@@ -17,7 +17,6 @@ def cluster():
     )
     os.environ.update(SETTINGS)
     quiet = {"include_dashboard": False, "log_to_driver": False, "logging_level": "error"}
-    awake = {"worker_niceness": 0}  # 15 by default: beside the other tests they would starve
-    ray.init(address="local", num_cpus=4, _system_config=awake, **quiet)
+    ray.init(address="local", num_cpus=4, **quiet)
     yield "local"
     ray.shutdown()

@@ -28,8 +28,9 @@ log = logging.getLogger(__name__)
 SETTINGS = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
-    # a busy machine needs more than Ray's minute to begin a worker; Ray would end it and begin
-    # another, for ever
+    # On a busy machine a worker of niceness 15, which is Ray's choice, starves, and needs more than
+    # a minute to begin: Ray would end it and begin another, for ever.
+    "RAY_worker_niceness": "0",
     "RAY_worker_register_timeout_seconds": "600",
 }
 DEPTH = 2  # items that an actor holds: it need not wait for the next one
