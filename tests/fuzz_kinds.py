@@ -20,7 +20,7 @@ from seecause.bench.results import read_results
 from seecause.bench.runner import inspect, run
 from seecause.bench.shard_files import _sealed, checksum, read_checked, write_checked
 from seecause.bench.study_file import read_study
-from seecause.bench.tables import table
+from seecause.bench.tables import table, write_rows
 from seecause.data.imagenet9 import read_in9_map
 from seecause.faithful.config import TrainConfig, read_config
 from seecause.faithful.run import Snapshot, read_evaluations, read_snapshot, write_snapshot
@@ -191,6 +191,7 @@ def run_folders(folder: Path) -> list[Victim]:
         plan = store.plan()
         results = read_results(store, plan)
         inspect(store, plan, results.condition)
+        write_rows(results, folder / "rows.csv")
         store.rows(plan), store.maps(plan), table(store.folder)
 
     def of_sealed(content: bytes, draw: random.Random) -> bytes:
