@@ -11,7 +11,7 @@ from torch.testing import assert_close
 
 from seecause.bench import lvlm_study
 from seecause.bench.lvlm_study import StudyOptions, run_lvlm_study, seed_of, study_store
-from seecause.bench.lvlm_table import to_csv
+from seecause.bench.lvlm_table import LVLMStudy, TracedSample, to_csv
 from seecause.data import open_data
 from seecause.data.images import to_pil
 from seecause.errors import BadImage, BadOption
@@ -121,6 +121,14 @@ def test_other_wordings_and_ratios_are_pieces_of_their_own(ready, tmp_path, monk
     page = wordings_section(study, more.wordings)[0].body + ratios_section(study)[0].body
     assert "What is this creature?" in page and '<th scope="row">0.5</th>' in page
     assert not wordings_section(plain, ()) and not ratios_section(plain)
+
+
+def test_a_study_says_how_many_samples_have_a_bad_fit():
+    numbers = ({"r2": 0.9, "split_half": 0.9}, {"r2": 0.1, "split_half": float("nan")})
+    samples = [TracedSample(i, str(i), None, dict(n)) for i, n in enumerate(numbers)]
+    first, second = LVLMStudy(samples, None, ()).concerns()
+    assert "in 1 of 2 samples" in first and "R2 below 0.5" in first and "agreement" in second
+    assert not LVLMStudy(samples[:1], None, ()).concerns()
 
 
 def test_a_wording_that_cannot_be_compared_is_a_hole(ready, tmp_path):

@@ -136,6 +136,7 @@ def test_a_study_is_written_and_continued(toy, photos, tmp_path):
     )
     done = lvlm(*words, "--out", tmp_path / "study")
     assert done.exit_code == 0, done.output
+    assert "note: 4 calibration pictures" in done.stderr
     page, table = (
         (tmp_path / "study" / name).read_text() for name in ("index.html", "samples.csv")
     )
@@ -147,7 +148,7 @@ def test_a_study_is_written_and_continued(toy, photos, tmp_path):
         "From where in the picture?",
     ):
         assert f"<h2>{title}</h2>" in page
-    assert len(table.splitlines()) == 11
+    assert len(table.splitlines()) == 11 and 'class="warning">4 calibration pictures' in page
     again = lvlm(*words, "--out", tmp_path / "study", "--quiet")
     assert (
         again.exit_code == 0

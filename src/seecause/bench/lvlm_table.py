@@ -25,7 +25,7 @@ from seecause.lvlm import (
     seen_picture,
 )
 from seecause.lvlm.analysis import STRONG
-from seecause.lvlm.trace import RANKINGS
+from seecause.lvlm.trace import LOW_AGREEMENT, LOW_R2, RANKINGS
 
 FEWEST = 10  # samples that groups of samples or heads need
 
@@ -82,6 +82,22 @@ class LVLMStudy:
             )
             for name in RANKINGS
         }
+
+    def concerns(self) -> list[str]:
+        """What makes the coefficients less trustworthy, in words; nothing where all is well."""
+        lines, count = [], len(self.traced)
+        limits = {
+            "r2": (LOW_R2, "foretell masked answers badly (R2"),
+            "split_half": (LOW_AGREEMENT, "differ between two halves of the masks (agreement"),
+        }
+        for name, (least, what) in limits.items():
+            low = count - int((self.column(name) >= least).sum())
+            if low:
+                lines.append(
+                    f"in {low} of {count} samples the coefficients {what} below {least}): ask more"
+                    " masks, and read single heads with care"
+                )
+        return lines
 
     def head_groups(self) -> HeadGroups | None:
         """Heads that matter somewhere, in two clusters by the samples they matter in; None where

@@ -270,6 +270,7 @@ def study(
     from seecause.cli.progress import counting
     from seecause.data import open_data
     from seecause.lvlm.fit import MASKS
+    from seecause.lvlm.trace import engine_concerns
     from seecause.report.lvlm_study import write_study
 
     store = work or out
@@ -291,13 +292,15 @@ def study(
             lvlm, means, samples, options, store, workers=workers, advance=advance
         )
     out.mkdir(parents=True, exist_ok=True)
-    pages = write_study(
-        out, result, lvlm=lvlm, question=question, data=samples, wordings=options.wordings
-    )
+    notes = [*engine_concerns(lvlm, question, len(means)), *result.concerns()]
+    about: dict[str, Any] = {"question": question, "data": samples, "notes": notes}
+    pages = write_study(out, result, lvlm=lvlm, wordings=options.wordings, **about)
     holes = Counter(sample.hole for sample in result.samples if sample.hole)
     for reason, times in holes.items():
         typer.echo(f"{times} of {len(result.samples)} samples have holes: {reason}", err=True)
     if not quiet:
+        for line in notes:
+            typer.echo(f"note: {line}", err=True)
         for page in pages:
             typer.echo(str(page))
 

@@ -29,7 +29,14 @@ from seecause.report.charts import (
     padded,
     styled,
 )
-from seecause.report.lvlm import HeadGrid, curves_section, depth_chart, prompt_words, table
+from seecause.report.lvlm import (
+    HeadGrid,
+    curves_section,
+    depth_chart,
+    prompt_words,
+    table,
+    warnings,
+)
 from seecause.report.overlay import data_uri, grid_image, scale_of
 from seecause.report.page import Section, fragment, write_page
 
@@ -44,13 +51,14 @@ def write_study(
     question: str,
     data: Dataset,
     wordings: Sequence[str] = (),
+    notes: Sequence[str] = (),
 ) -> list[Path]:
-    """index.html and samples.csv in the folder of a study."""
+    """index.html and samples.csv in the folder of a study; `notes` stand on top of the page."""
     sections = []
     if study.traced:
         maps = token_maps(study, lvlm, data, question, GALLERY)
         sections = [
-            importance_section(study),
+            importance_section(study, notes),
             study_curves_section(study),
             *wordings_section(study, wordings),
             *ratios_section(study),
@@ -66,7 +74,7 @@ def write_study(
     return [page, rows]
 
 
-def importance_section(study: LVLMStudy) -> Section:
+def importance_section(study: LVLMStudy, notes: Sequence[str] = ()) -> Section:
     """How often each head is one of the fewest that are enough, beside mean coefficient and
     attention."""
     coefficients, attention = study.stacked("coefficients"), study.stacked("attention")
@@ -97,7 +105,7 @@ def importance_section(study: LVLMStudy) -> Section:
     groups = study.head_groups()
     if groups is not None:
         charts.append(heads_heat(study, groups))
-    body = fragment("head_grid.html.j2", grids=grids) + table(facts)
+    body = warnings(notes) + fragment("head_grid.html.j2", grids=grids) + table(facts)
     body += fragment("bench_charts.html.j2", charts=charts, keys={})
     return Section("Which heads are used?", body, note)
 
