@@ -15,8 +15,8 @@ same work?
 Prints images/s, ratio to a plain forward, peak memory and how many calls the median is of. Then:
 how near do insertion and deletion come to the throughput of plain forwards, and how long does
 Quantus take for the same curves? Weights are random, images are noise: the arithmetic is the same.
-Everything runs eagerly, in one dtype, with the same kernels. A method whose call was long at a
-small batch is not repeated at a larger
+All in one dtype, with the same kernels. What repeats without a gradient is captured in CUDA graphs,
+the plain forward too. A method whose call was long at a small batch is not repeated at a larger
 one: its own forwards fill the machine already; a plain forward and CAAP, which the others are
 compared with, always run. Where the column says so, only a part of the steps, samples or masks was
 timed, and scaled.
@@ -42,6 +42,7 @@ import seecause as sc
 from benchmarks.peers import Entry, captum, grad_cam, quantus_regions
 from benchmarks.timing import Timing, measured_on, race
 from seecause.attribution.registry import find, methods
+from seecause.engine import graphs
 from seecause.engine.chunks import fit
 from seecause.loading import load, wrap
 from seecause.metrics._insertion_deletion import insertion_deletion
@@ -116,7 +117,7 @@ def main(
     with sc.budget(BUDGET[where.type]):
         seconds: dict[str, float] = {}  # for one image, at the last batch
         for batch in sizes:
-            images = torch.randn(batch, 3, 224, 224, device=where, dtype=dtype)
+            images = torch.rand(batch, 3, 224, 224, device=where, dtype=dtype) * 2 - 1
             long = {
                 name
                 for name, each in seconds.items()
@@ -129,16 +130,10 @@ def main(
             seconds |= {name: timing.seconds / batch for name, timing in timings.items()}
             print(f"## Batch {batch}\n")
             report(entries, timings, batch)
-        images = torch.randn(
-            32 if where.type == "cuda" else 1 if quick else 2,
-            3,
-            224,
-            224,
-            device=where,
-            dtype=dtype,
-        )
         if peers and where.type == "cuda":  # nobody else draws curves there
             return
+        count = 32 if where.type == "cuda" else 1 if quick else 2
+        images = torch.rand(count, 3, 224, 224, device=where, dtype=dtype) * 2 - 1
         curves(model, images, rules, sizes=[len(images)])
         if where.type == "cpu":
             curves(load("builtin:critters-vit"), torch.randn(8, 3, 96, 96), rules, sizes=[1, 4, 8])  # type: ignore[arg-type]
@@ -154,9 +149,11 @@ def contenders(model: VisionModel, images: Tensor, *, skip: set[str]) -> dict[st
         whole = math.prod(method.options[key] / value for key, value in part.items())
         return Entry(lambda: method.run(model, images, target, **part, **options), whole)
 
-    found: dict[str, Callable[[], Entry]] = {
-        "plain forward": lambda: Entry(torch.no_grad()(lambda: model.module(images)))
-    }
+    @torch.no_grad()
+    def plain() -> Tensor:
+        return graphs.captured(model, "plain forward", lambda: model.module, images)
+
+    found: dict[str, Callable[[], Entry]] = {"plain forward": lambda: Entry(plain)}
     found |= {name: partial(ours, name) for name in methods() if cuda or name not in LEFT_OUT}
     found["ixg (pixels)"] = partial(ours, "ixg", space="pixel")
     found["simple-deletion (one patch)"] = partial(ours, "simple-deletion", select="none")

@@ -7,6 +7,7 @@ import torch
 from torch.testing import assert_close
 
 from seecause.engine import kernel_text
+from seecause.engine.attend import Bank, attend
 from seecause.engine.kernel import triton_modules
 from seecause.lvlm._cache import with_own_text
 from seecause.models.decoder import rotate
@@ -82,7 +83,83 @@ def test_a_gate_of_states_equals_the_plain_one(dtype):
     assert_close(kernel_text.gated(gate, value).float(), expected, atol=CLOSE[dtype], rtol=1e-2)
 
 
-def test_only_half_precision_on_a_gpu_without_a_derivative():
+def assert_same_slopes(fast, plain, leaves, dtype):
+    """Of a kernel and of the plain way in float32: what comes out, and its slope in every leaf."""
+    results = []
+    for run, kind in ((fast, None), (plain, torch.float32)):
+        inputs = [x.detach().to(kind).requires_grad_() for x in leaves]
+        out = run(*inputs)
+        towards = noise(*out.shape, seed=9).to(out)
+        results.append((out, *torch.autograd.grad(out, inputs, towards)))
+    for number, (ours, theirs) in enumerate(zip(*results, strict=True)):
+        near = {"atol": (2 if number else 1) * CLOSE[dtype], "rtol": 2e-2}
+        assert_close(ours.float(), theirs, **near, msg=lambda words, n=number: f"{n}: {words}")
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_slopes_of_a_rotation_a_norm_and_a_gate_equal_the_plain_ones(dtype):
+    table = rows_of(dtype, 2, 5, 32, seed=2)  # no rotation at all: halves have sines of their own
+    layout = TokenLayout(grid=(0, 0), prefix=5)
+    at = At(torch.arange(5, device=DEVICE), layout, {"rope": table.float()})
+    x = rows_of(dtype, 3, 5, 6, 32, seed=1).transpose(1, 2)
+    assert_same_slopes(
+        lambda x: kernel_text.rotate(x, table), lambda x: rotate(x, at), [x], dtype
+    )  # fmt: skip
+    weight, eps = rows_of(dtype, 48, seed=3), 1e-2
+    x = rows_of(dtype, 3, 5, 48, seed=4)[:, 1:]
+
+    def norm(x):
+        return weight.float() * x * torch.rsqrt(x.square().mean(dim=-1, keepdim=True) + eps)
+
+    assert_same_slopes(lambda x: kernel_text.rms_norm(x, weight, eps), norm, [x], dtype)
+    gates = [rows_of(dtype, 3, 7, 130, seed=seed)[..., 1:] for seed in (5, 6)]
+    assert_same_slopes(
+        kernel_text.gated, lambda g, v: torch.nn.functional.silu(g) * v, gates, dtype
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("share", [1, 2])
+@pytest.mark.parametrize("shared", [False, True], ids=["copies", "one for all"])
+def test_soft_masks_of_own_text_have_the_plain_values_and_slopes(dtype, share, shared):
+    batch, heads, rows, width = 3, 4, 5, 32
+    first = 1 if shared else batch
+    rows_first = [rows_of(dtype, first, rows, heads, width, seed=s) for s in (1, 4, 6)]
+    own = [rows_of(dtype, first, rows, heads // share, width, seed=s) for s in (2, 3)]
+    lses = [rows_of(torch.float32, first, heads, rows, seed=s).mT for s in (5, 7)]
+    choose = torch.rand(batch, rows, heads, generator=torch.Generator().manual_seed(0)).to(DEVICE)
+
+    def run(read, q, seen, blind, k, v, seen_lse, blind_lse, choose):
+        q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+        picture, average = (seen, seen_lse), (blind, blind_lse)
+        return read(q, k, v, picture, average, choose, scale=0.3)
+
+    def fast(*leaves):
+        return run(kernel_text.soft_text, *leaves)
+
+    def plain(*leaves):
+        return run(with_own_text, *leaves)
+
+    assert_same_slopes(fast, plain, [*rows_first, *own, *lses, choose], dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("share", [1, 2])
+def test_the_slope_of_rows_that_read_shared_keys_equals_the_explicit_one(dtype, share):
+    heads, rows, keys, width = 4, 70, 83, 32  # a tile and a bit of each
+    q = rows_of(dtype, 1, rows, heads, width, seed=1).transpose(1, 2)
+    k, v = (rows_of(dtype, 1, heads // share, keys, width, seed=s) for s in (2, 3))
+    leaf = q.float().requires_grad_()
+    read = attend(leaf, [Bank(k.float(), v.float())], scale=0.3)
+    slopes = tuple(noise(*x.shape, seed=4 + i).to(x) for i, x in enumerate(read))
+    (expected,) = torch.autograd.grad(read, leaf, slopes)
+    o, lse = (x.detach() for x in read)
+    given = (o.to(dtype), lse), (slopes[0].to(dtype), slopes[1])
+    fast = kernel_text.shared_read_slope(q, k, v, *given, scale=0.3)
+    assert_close(fast.float(), expected, atol=2 * CLOSE[dtype], rtol=2e-2)
+
+
+def test_only_half_precision_on_a_gpu():
     x = torch.zeros(1, 2, 3, 32)
     assert not kernel_text.usable(x) and not kernel_text.usable(x.bfloat16())
     assert not kernel_text.usable_for_states(x)

@@ -291,7 +291,7 @@ def test_rows_that_fill_up_a_packed_run_change_nothing(few, monkeypatch):
     expected = net.classify(images, mask, packed=False)
     places, sizes, total = packed_places(visible_tokens(mask.flatten(1), stage.prefix))
     for spare in (1, 7, len(places) - int(total)):
-        filled = stage._filled(images, places[: int(total) + spare], sizes)
+        filled = stage.filled(images, places[: int(total) + spare], sizes)
         assert_close(filled, expected, atol=1e-10, rtol=0)
     assert stage.tower._affine is True
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
+from seecause.engine import kernel_text
 from seecause.lvlm import MaskEngine, draw_masks, make_bank, wrap
-from tests.families.lvlm import photo, tiny_lvlm
+from tests.families.lvlm import _llava, photo, tiny_lvlm
 from tests.lvlm.scenes import QUESTION, TOKEN, calibration, scene, some
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
@@ -34,3 +35,27 @@ def test_a_gpu_gives_the_same_responses(family, dtype):
     heads, text, image = draw_masks(50, 16), some(50, here.n_text), some(50, here.n_image)
     for given in ((heads,), (heads, text), (heads, text, image)):
         assert (there.adjusted(*given).cpu().float() - here.adjusted(*given)).abs().max() < close
+
+
+@pytest.mark.parametrize("grouped", [False, True])
+def test_slopes_by_kernels_are_as_exact_as_plain_ones(grouped, monkeypatch):
+    """Heads wide enough for the kernels, with and without keys that heads share."""
+    sizes = {"hidden_size": 128, "num_key_value_heads": 2 if grouped else 4}
+    native = tiny_lvlm(lambda: _llava(**sizes), torch.float32)
+    pictures = calibration(native.size)
+    draw = torch.Generator().manual_seed(0)
+    heads = 0.1 + 0.8 * torch.rand(5, 16, generator=draw)
+
+    def slopes(device: str, dtype: torch.dtype) -> torch.Tensor:
+        lvlm = wrap(native.module.to(device, dtype), native.processor, check=False)
+        options = {"answer": [TOKEN], "floor": None}
+        bank = make_bank(lvlm, pictures)
+        engine = MaskEngine(lvlm, photo(native.size), QUESTION, bank, **options)
+        return (engine.slopes(heads)[1] * engine.span).double().cpu()
+
+    exact = slopes("cpu", torch.float32)
+    fast = slopes("cuda", torch.float16)
+    monkeypatch.setattr(kernel_text, "usable_for_states", lambda x: False)
+    plain = slopes("cuda", torch.float16)
+    assert not torch.equal(fast, plain)  # other kernels, other roundings
+    assert (fast - exact).norm() < 2 * (plain - exact).norm() + 1e-3 * exact.norm()

@@ -180,7 +180,7 @@ def mean_carried(model: VisionModel, images: Tensor) -> list[Tensor]:
 def inert(model: VisionModel) -> set[Head]:
     """Heads that cannot matter: gated to zero, or met by zeros in the output projection. Their
     effect is exactly 0, so nothing needs to run."""
-    idle: set[Head] = set()
+    silent: list[Tensor] = []
     for layer, block in enumerate(model.blocks):
         unit = (
             1024
@@ -189,10 +189,12 @@ def inert(model: VisionModel) -> set[Head]:
         reach = (block.mix(unit) - block.mix(torch.zeros_like(unit)))[0].unflatten(
             0, (block.heads, block.head_dim)
         )  # [H, dh, D]
-        silent = (reach == 0).flatten(1).all(dim=1)
-        gate = model.gate(layer)
-        silent = silent if gate is None else silent | (gate == 0)
-        idle |= {(layer, head) for head in silent.nonzero()[:, 0].tolist()}
+        still, gate = (reach == 0).flatten(1).all(dim=1), model.gate(layer)
+        silent.append(still if gate is None else still | (gate == 0))
+    idle: set[Head] = set()
+    flags = torch.cat(silent).cpu().split([len(block) for block in silent])  # waits once
+    for layer, block in enumerate(flags):
+        idle |= {(layer, head) for head in block.nonzero()[:, 0].tolist()}
     return idle
 
 

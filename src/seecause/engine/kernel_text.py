@@ -1,18 +1,24 @@
 """A few text rows of thousands of copies as GPU kernels (Triton), where a plain run spends its time
-on reading and writing the same rows again and again.
+on reading and writing the same rows again and again, and a run back on launching.
 
-Each is the same function as a plain one, which stays the reference and the way where a derivative
-is asked for, without Triton, and on a CPU: `rotate_rows`, `with_own_text`, `norm_of_rows` and
-`gated_feed` choose.
+Each is the same function as a plain one, which stays the reference and the way without Triton and
+on a CPU: `rotate_rows`, `with_own_text`, `read_shared`, `norm_of_rows` and `gated_feed` choose. All
+but `own_text` have a derivative, with respect to rows and soft masks; weights, tables and shared
+keys have none.
 """
 
 from __future__ import annotations
 
+import importlib
+from collections.abc import Sequence
 from contextlib import nullcontext
+from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import Function
+from torch.autograd.function import once_differentiable
 
 from seecause.engine.kernel import triton_modules
 
@@ -20,6 +26,8 @@ Part = tuple[Tensor, Tensor]  # [B, R, H, dh] and its log-sum-exp [B, R, H]
 HALF_PRECISION = (torch.float16, torch.bfloat16)
 MOST_ROWS = 64  # text rows that one program holds
 WIDEST = 1 << 14  # lanes that one program holds
+ROWS, KEYS = 64, 64  # of a tile on the way back from shared keys
+SIZE = 2048  # entries of a gate that one program has
 
 
 def usable(x: Tensor) -> bool:
@@ -29,25 +37,30 @@ def usable(x: Tensor) -> bool:
 
 
 def usable_for_states(x: Tensor) -> bool:
-    """Whether states [.., D] run here: on CUDA in half precision, without a derivative, outside of
-    a compiler (which fuses the plain way)."""
+    """Whether states [.., D] run here: on CUDA in half precision, outside of a compiler (which
+    fuses the plain way)."""
     fits = x.is_cuda and x.dtype in HALF_PRECISION and x.shape[-1] <= WIDEST
-    plain = torch.is_grad_enabled() and x.requires_grad
-    return fits and not plain and not torch.compiler.is_compiling() and triton_modules() is not None
+    return fits and not torch.compiler.is_compiling() and triton_modules() is not None
+
+
+def has_slope(*tensors: Tensor) -> bool:
+    """Whether a derivative is asked for."""
+    return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
 
 
 def rotate(x: Tensor, table: Tensor) -> Tensor:
     """Rows x [B, H, R, dh] by cosines and sines [2, R, dh], in the layout [B, R, H, dh]."""
-    triton, kernels = _modules()
-    batch, heads, rows, width = x.shape
-    out = torch.empty(batch, rows, heads, width, dtype=x.dtype, device=x.device).transpose(1, 2)
-    x, table = (t if t.stride(-1) == 1 else t.contiguous() for t in (x, table))
-    with _on(x):
-        kernels.rotated[(batch * rows,)](
-            x, *x.stride()[:3], out, *out.stride()[:3], table, table.stride(1), table.stride(0),
-            rows, heads, HEADS=triton.next_power_of_2(heads), HALF=width // 2, num_warps=4,
-        )  # fmt: skip
-    return out
+    return _Rotated.apply(x, table) if has_slope(x) else _rotated(x, table)
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """States x [.., D] over their root mean square, times weight [D]."""
+    return _Normed.apply(x, weight, eps) if has_slope(x) else _normed(x, weight, eps)
+
+
+def gated(gate: Tensor, value: Tensor) -> Tensor:
+    """silu(gate) value, of equal shapes."""
+    return _Gated.apply(gate, value) if has_slope(gate, value) else _gated(gate, value)
 
 
 def own_text(
@@ -55,58 +68,189 @@ def own_text(
 ) -> Tensor:
     """Rows q [1|B, H, R, dh] over their own k, v [1|B, Hkv, R, dh], looking back, merged with what
     they saw of the picture or the average, whichever `choose` [B, R, H] says: [B, R, H, dh]."""
-    triton, kernels = _modules()
-    _, heads, rows, width = q.shape
-    out = torch.empty(len(choose), rows, heads, width, dtype=q.dtype, device=q.device)
     flags = choose.contiguous().view(torch.uint8)
-    tensors = [t if t.stride(-1) == 1 else t.contiguous() for t in (q, k, v)]
-    rest = [t for part in (picture, average) for t in part]
-    rest[0], rest[2] = (t if t.stride(-1) == 1 else t.contiguous() for t in (rest[0], rest[2]))
-    arguments = [a for t in (*tensors, *rest, flags, out) for a in (t, *_strides(t, len(choose)))]
+    return _text_rows("own_text", (q, k, v, *picture, *average, flags), scale)
+
+
+def soft_text(
+    q: Tensor, k: Tensor, v: Tensor, picture: Part, average: Part, choose: Tensor, *, scale: float
+) -> Tensor:
+    """The same for a soft `choose` [B, R, H] in float32: so much with the picture, the rest with
+    the average. Differentiable in everything."""
+    return _SoftText.apply(q, k, v, *picture, *average, choose, scale)
+
+
+def shared_read_slope(
+    q: Tensor, k: Tensor, v: Tensor, read: Part, slopes: Part, *, scale: float
+) -> Tensor:
+    """The slope of rows q [1, H, R, dh] that read keys and values [1, Hkv, K, dh], from the slopes
+    of what they `read`: of outputs [1, R, H, dh] and of their log-sum-exp [1, R, H]."""
+    _, heads, rows, width = q.shape
+    dq = torch.empty(1, rows, heads, width, dtype=q.dtype, device=q.device).transpose(1, 2)
+    q, k, v, o, d_o = map(_lanes_last, (q, k, v, read[0], slopes[0]))
+    tensors = (q, k, v, o, read[1], d_o, slopes[1], dq)
+    arguments = [a for t in tensors for a in (t, t.stride(1), t.stride(2))]
     with _on(q):
-        kernels.own_text[(heads, len(choose))](
-            *arguments, rows, scale, SHARE=heads // k.shape[1],
-            ROWS=max(16, triton.next_power_of_2(rows)), WIDTH=width,
-            EXACT=q.dtype == torch.float32, num_warps=4,
+        _kernels().shared_read_back[(-(-rows // ROWS), heads)](
+            *arguments, rows, k.shape[2], scale, SHARE=heads // k.shape[1], ROWS=ROWS, KEYS=KEYS,
+            WIDTH=width, EXACT=q.dtype == torch.float32, num_warps=4, num_stages=2,
         )  # fmt: skip
-    return out
+    return dq
 
 
-def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """States x [.., D] over their root mean square, times weight [D]."""
-    triton, kernels = _modules()
-    width = x.shape[-1]
-    rows = x.reshape(-1, width)
-    rows = rows if rows.stride(-1) == 1 else rows.contiguous()
-    out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+class _Rotated(Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, table: Tensor) -> Tensor:
+        ctx.save_for_backward(table)
+        return _rotated(x, table)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, slope: Tensor) -> Any:
+        return _rotated(slope, *ctx.saved_tensors, back=True), None
+
+
+class _Normed(Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        ctx.eps = eps
+        return _normed(x, weight, eps)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, slope: Tensor) -> Any:
+        return _normed(*ctx.saved_tensors, ctx.eps, slope), None, None
+
+
+class _Gated(Function):
+    @staticmethod
+    def forward(ctx: Any, gate: Tensor, value: Tensor) -> Tensor:
+        ctx.save_for_backward(gate, value)
+        return _gated(gate, value)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, slope: Tensor) -> Any:
+        gate, value, slope = (x.contiguous() for x in (*ctx.saved_tensors, slope))
+        d_gate, d_value = torch.empty_like(gate), torch.empty_like(value)
+        with _on(gate):
+            _kernels().gated_back[(-(-gate.numel() // SIZE),)](
+                gate, value, slope, d_gate, d_value, gate.numel(), SIZE=SIZE
+            )
+        return d_gate, d_value
+
+
+class _SoftText(Function):
+    @staticmethod
+    def forward(ctx: Any, *arguments: Any) -> Tensor:
+        *tensors, ctx.scale = arguments
+        ctx.save_for_backward(*tensors)
+        return _text_rows("soft_text", tensors, ctx.scale)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, slope: Tensor) -> Any:
+        tensors = ctx.saved_tensors
+        q, k, choose = tensors[0], tensors[1], tensors[-1]
+        (batch, rows, heads), width = choose.shape, q.shape[-1]
+        made = [torch.empty_like(slope, memory_format=torch.contiguous_format) for _ in range(5)]
+        made += [torch.empty(choose.shape, device=q.device) for _ in range(3)]
+        with _on(q):
+            _kernels().soft_text_back[(heads, batch)](
+                *_strided((*tensors, slope), batch), *made, rows, heads, ctx.scale,
+                **_text_shape(rows, heads, k, width),
+            )  # fmt: skip
+        dq, dk, dv, d_seen, d_blind, d_seen_lse, d_blind_lse, d_choose = made
+        dk, dv = (x.unflatten(2, (k.shape[1], -1)).sum(dim=3) for x in (dk, dv))
+        by_head = [x.transpose(1, 2) for x in (dq, dk, dv)]
+        grads = (*by_head, d_seen, d_seen_lse, d_blind, d_blind_lse, d_choose)
+        wanted = zip(grads, tensors, ctx.needs_input_grad, strict=False)
+        return *(_summed(g, like) if needed else None for g, like, needed in wanted), None
+
+
+def _summed(grad: Tensor, like: Tensor) -> Tensor:
+    """[B, ..] -> [1|B, ..]: what served all copies has the slopes of all."""
+    return grad.sum(dim=0, keepdim=True) if len(like) < len(grad) else grad
+
+
+def _rotated(x: Tensor, table: Tensor, *, back: bool = False) -> Tensor:
+    batch, heads, rows, width = x.shape
+    out = torch.empty(batch, rows, heads, width, dtype=x.dtype, device=x.device).transpose(1, 2)
+    x, table = _lanes_last(x), _lanes_last(table)
     with _on(x):
-        kernels.rms_norm[(len(rows),)](
-            rows, rows.stride(0), weight, out, width, eps,
-            LANES=triton.next_power_of_2(width), num_warps=8 if width > 2048 else 4,
+        _kernels().rotated[(batch * rows,)](
+            x, *x.stride()[:3], out, *out.stride()[:3], table, table.stride(1), table.stride(0),
+            rows, heads, HEADS=_power(heads), HALF=width // 2, BACK=back, num_warps=4,
         )  # fmt: skip
     return out
 
 
-def gated(gate: Tensor, value: Tensor) -> Tensor:
-    """silu(gate) value, of equal shapes."""
-    _, kernels = _modules()
-    gate, value = gate.contiguous(), value.contiguous()
-    out, size = torch.empty_like(gate), 2048
-    with _on(gate):
-        kernels.gated[(-(-gate.numel() // size),)](gate, value, out, gate.numel(), SIZE=size)
+def _normed(x: Tensor, weight: Tensor, eps: float, slope: Tensor | None = None) -> Tensor:
+    """The norm of states, or their slope from that of the norm."""
+    width = x.shape[-1]
+    out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    rows = _lanes_last(x.reshape(-1, width))
+    shape = {"LANES": _power(width), "num_warps": 8 if width > 2048 else 4}
+    given: list[Any] = [rows, rows.stride(0), weight]
+    kernel = _kernels().rms_norm
+    if slope is not None:
+        slope = _lanes_last(slope.reshape(-1, width))
+        given += [slope, slope.stride(0)]
+        kernel = _kernels().rms_norm_back
+    with _on(x):
+        kernel[(len(rows),)](*given, out, width, eps, **shape)
     return out
 
 
-def _strides(t: Tensor, batch: int) -> tuple[int, int, int]:
-    """Of the first three axes; one copy serves all."""
-    first = 0 if len(t) == 1 and batch > 1 else t.stride(0)
-    return first, t.stride(1), t.stride(2)
+def _gated(gate: Tensor, value: Tensor) -> Tensor:
+    gate, value = gate.contiguous(), value.contiguous()
+    out = torch.empty_like(gate)
+    with _on(gate):
+        _kernels().gated[(-(-gate.numel() // SIZE),)](gate, value, out, gate.numel(), SIZE=SIZE)
+    return out
 
 
-def _modules() -> tuple[Any, Any]:
-    modules = triton_modules()
-    assert modules is not None  # `usable` said so
-    return modules
+def _text_rows(name: str, tensors: Sequence[Tensor], scale: float) -> Tensor:
+    """A kernel over q, k, v, both parts and `choose`: [B, R, H, dh]."""
+    q, k, choose = tensors[0], tensors[1], tensors[-1]
+    (batch, rows, heads), width = choose.shape, q.shape[-1]
+    out = torch.empty(batch, rows, heads, width, dtype=q.dtype, device=q.device)
+    with _on(q):
+        getattr(_kernels(), name)[(heads, batch)](
+            *_strided((*tensors, out), batch), rows, scale, **_text_shape(rows, heads, k, width)
+        )
+    return out
+
+
+def _text_shape(rows: int, heads: int, k: Tensor, width: int) -> dict[str, Any]:
+    exact, tile = k.dtype == torch.float32, max(16, _power(rows))
+    sizes = {"SHARE": heads // k.shape[1], "ROWS": tile, "WIDTH": width, "EXACT": exact}
+    return {**sizes, "num_warps": 4}
+
+
+def _strided(tensors: Sequence[Tensor], batch: int) -> list[Any]:
+    """Each with the strides of its first three axes; one copy serves all."""
+    arguments: list[Any] = []
+    for x in tensors:
+        x = _lanes_last(x) if x.ndim == 4 else x
+        first = 0 if len(x) == 1 and batch > 1 else x.stride(0)
+        arguments += [x, first, x.stride(1), x.stride(2)]
+    return arguments
+
+
+def _lanes_last(x: Tensor) -> Tensor:
+    return x if x.stride(-1) == 1 else x.contiguous()
+
+
+def _power(count: int) -> int:
+    """The next power of two."""
+    return 1 << (count - 1).bit_length()
+
+
+@cache
+def _kernels() -> Any:
+    return importlib.import_module("seecause.engine.text_kernel_triton")
 
 
 def _on(x: Tensor) -> Any:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -22,6 +23,7 @@ from seecause.errors import BadOption
 from seecause.faithful.attention import Gradient, reads_only, reads_softly, reads_straight_through
 from seecause.faithful.parts import (
     Assignment,
+    IFAMOutput,
     Noise,
     Purpose,
     Selection,
@@ -93,41 +95,6 @@ class Thresholds:
     values: tuple[float, ...]  # K of them; infinite where no token was seen
     tokens: tuple[int, ...] = field(default=())
     pictures: int = 0
-
-
-@dataclass(frozen=True, eq=False)
-class IFAMOutput:
-    """Grids are [gh, gw]; channel K of K + 1 is the background."""
-
-    logits: Tensor  # [B, C] the answer: of stage 2, or of the parts where there is one stage
-    maps: Tensor  # [B, K + 1, gh, gw] soft part maps, sum to 1
-    mask: Tensor  # [B, gh, gw] bool: what stage 2 reads; with one stage, what belongs to some part
-    pair: Tensor  # [B, 2, gh, gw] the best part and the background, which the mask compares
-    embeddings: Tensor  # [B, D, K + 1] modulated part embeddings
-    part_logits: Tensor  # [B, C, K] what each part votes for
-    dots: Tensor  # [B, K + 1, gh, gw] feature . prototype (the released code's "part logits")
-    distances: Tensor  # [B, K + 1, gh, gw] squared distance to each prototype
-    warped_maps: Tensor | None = None  # [B, K + 1, gh, gw] of the second view that `warped` brought
-
-    @property
-    def stage1_logits(self) -> Tensor:
-        """[B, C]: the mean over parts."""
-        return self.part_logits.mean(dim=-1)
-
-    @property
-    def empty(self) -> Tensor:
-        """[B] bool: nothing was selected, so the answer comes from the special tokens and says
-        nothing about the picture."""
-        return ~self.mask.flatten(1).any(dim=1)
-
-    @property
-    def notes(self) -> list[str]:
-        """What a reader of the answers should know."""
-        count = int(self.empty.sum())
-        if not count:
-            return []
-        share = f"{count} of {len(self.mask)} images select no patch"
-        return [f"{share}: their answers do not depend on the picture"]
 
 
 class IFAM(nn.Module):
@@ -210,14 +177,18 @@ class IFAM(nn.Module):
         layout = self.stage1.tower.layout(images)
         self._check_layout(layout)
         noise = self.noise_for(images, noise)
-        warped_maps = None
+        warped_maps, logits = None, None
         rows: tuple[Tensor, ...] = ()  # where stage 2 finds the patches, if that is known
         if noise is None and warped is None:  # nothing is drawn: what repeats can be replayed
             tensors = (images,) if mask is None else (images, mask.to(images.device))
-            key = ("stage 1", self.intervention)
-            seen = captured(self.graphs, key, lambda: self._look, *tensors)
+            stage2 = self.stage2 if self._packs(packed, hard=mask is not None) else None
+            at_once = stage2 is not None and stage2.at_once(images)
+            look = partial(self._look, answer=at_once)
+            key = ("both stages" if at_once else "stage 1", self.intervention)
+            seen = captured(self.graphs, key, lambda: look, *tensors)
             assigned, (maps, embeddings, votes) = Assignment(*seen[:2]), seen[2:5]
-            selection, rows = Selection(*seen[5:8]), seen[8:]
+            selection, rows = Selection(*seen[5:8]), seen[8:11]
+            logits = seen[11] if at_once else None
         else:
             both = images if warped is None else torch.cat([images, warped])
             features, *moved = self.stage1.tower.features(both).split(len(images))  # [B, N, D]
@@ -231,7 +202,7 @@ class IFAM(nn.Module):
                 selection = selection_of(mask, maps)
         if self.stage2 is None:
             logits = self.mean_vote(votes)
-        else:
+        elif logits is None:
             logits = self.answer(images, selection, packed, hard=mask is not None, rows=rows)
         return IFAMOutput(
             logits=logits,
@@ -245,9 +216,11 @@ class IFAM(nn.Module):
             warped_maps=warped_maps,
         )
 
-    def _look(self, images: Tensor, mask: Tensor | None = None) -> tuple[Tensor, ...]:
+    def _look(
+        self, images: Tensor, mask: Tensor | None = None, *, answer: bool = False
+    ) -> tuple[Tensor, ...]:
         """Stage 1 without noise: dots, distances, maps, embeddings, votes, the selection's three,
-        and where stage 2 would find the selected patches."""
+        where stage 2 would find the selected patches, and its `answer`, if that is wanted."""
         features = self.stage1.tower.features(images)
         assigned, maps, embeddings, votes = self.discover(features, None)
         with torch.autocast(images.device.type, enabled=False):
@@ -258,7 +231,9 @@ class IFAM(nn.Module):
         seen = (*stage, chosen.hard, chosen.pair, chosen.surrogate)
         if self.stage2 is None:
             return seen
-        return *seen, *packed_places(visible_tokens(chosen.hard, self.stage2.prefix))
+        rows = packed_places(visible_tokens(chosen.hard, self.stage2.prefix))
+        logits = (self.stage2.filled(images, *rows[:2]),) if answer else ()
+        return *seen, *rows, *logits
 
     def discover(
         self, features: Tensor, noise: Noise | None
@@ -340,25 +315,33 @@ class IFAM(nn.Module):
         constant, whatever `gradient` is; `rows` is its `packed_places`, where that was made."""
         assert self.stage2 is not None
         stage, gradient = self.stage2, self.options.gradient
-        learning = self.training and torch.is_grad_enabled()
-        constant = hard or gradient == "none" or (gradient == "ste" and not learning)
-        if packed and not constant:
-            reason = f"False: gradient={gradient!r} needs the hidden tokens too"
-            raise BadOption("packed", packed, reason)
-        if constant:
-            whole = not packed and (packed is not None or self.training)
-            if rows and not whole:
+        if self._packs(packed, hard=hard):
+            if rows:
                 return stage.packed_rows(images, *rows)
-            visible = visible_tokens(selection.hard, stage.prefix)
-            if not whole:
-                return stage.packed(images, visible)
-            return stage.masked(images, reads_only(visible))
+            return stage.packed(images, visible_tokens(selection.hard, stage.prefix))
+        if self._constant(hard):
+            return stage.masked(images, reads_only(visible_tokens(selection.hard, stage.prefix)))
         prefix = stage.prefix.to(selection.surrogate.dtype)
         if gradient == "soft":
             share = visible_tokens(selection.pair[:, 0], prefix)
             return stage.masked(images, reads_softly(share))
         weights = visible_tokens(selection.relaxed, prefix)
         return stage.masked(images, reads_straight_through(weights))
+
+    def _constant(self, hard: bool) -> bool:
+        """Whether no gradient reaches the selection."""
+        gradient, learning = self.options.gradient, self.training and torch.is_grad_enabled()
+        return hard or gradient == "none" or (gradient == "ste" and not learning)
+
+    def _packs(self, packed: bool | None, *, hard: bool) -> bool:
+        """Whether stage 2 runs on selected tokens only."""
+        if self.stage2 is None:
+            return False
+        constant = self._constant(hard)
+        if packed and not constant:
+            reason = f"False: gradient={self.options.gradient!r} needs the hidden tokens too"
+            raise BadOption("packed", packed, reason)
+        return constant and (not self.training if packed is None else packed)
 
     def view_parts(self) -> Parts:
         """How `sc.wrap` splits this module."""

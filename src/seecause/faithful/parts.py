@@ -267,3 +267,38 @@ class Noise:
     def kept(self, purpose: Purpose, parts: int, drop: float, like: Tensor) -> Tensor:
         """Which parts stay when each is dropped with probability `drop`: [B, K] bool."""
         return self.uniform(purpose, 1, parts, like)[:, 0] >= drop
+
+
+@dataclass(frozen=True, eq=False)
+class IFAMOutput:
+    """Grids are [gh, gw]; channel K of K + 1 is the background."""
+
+    logits: Tensor  # [B, C] the answer: of stage 2, or of the parts where there is one stage
+    maps: Tensor  # [B, K + 1, gh, gw] soft part maps, sum to 1
+    mask: Tensor  # [B, gh, gw] bool: what stage 2 reads; with one stage, what belongs to some part
+    pair: Tensor  # [B, 2, gh, gw] the best part and the background, which the mask compares
+    embeddings: Tensor  # [B, D, K + 1] modulated part embeddings
+    part_logits: Tensor  # [B, C, K] what each part votes for
+    dots: Tensor  # [B, K + 1, gh, gw] feature . prototype (the released code's "part logits")
+    distances: Tensor  # [B, K + 1, gh, gw] squared distance to each prototype
+    warped_maps: Tensor | None = None  # [B, K + 1, gh, gw] of the second view that `warped` brought
+
+    @property
+    def stage1_logits(self) -> Tensor:
+        """[B, C]: the mean over parts."""
+        return self.part_logits.mean(dim=-1)
+
+    @property
+    def empty(self) -> Tensor:
+        """[B] bool: nothing was selected, so the answer comes from the special tokens and says
+        nothing about the picture."""
+        return ~self.mask.flatten(1).any(dim=1)
+
+    @property
+    def notes(self) -> list[str]:
+        """What a reader of the answers should know."""
+        count = int(self.empty.sum())
+        if not count:
+            return []
+        share = f"{count} of {len(self.mask)} images select no patch"
+        return [f"{share}: their answers do not depend on the picture"]

@@ -225,9 +225,14 @@ class MaskedStage(nn.Module):
             # image fill up the last group, so that totals come again, and their graphs with them
             step = min(layout.tokens, max(_STEP, len(places) // 64))
             places = places[: -(-int(total) // step) * step]
-        return captured(self.graphs, "packed", lambda: self._filled, images, places, sizes)
+        return captured(self.graphs, "packed", lambda: self.filled, images, places, sizes)
 
-    def _filled(self, images: Tensor, places: Tensor, sizes: Tensor) -> Tensor:
+    def at_once(self, images: Tensor) -> bool:
+        """Whether so few tokens run that nobody needs to hear how many are selected."""
+        few = len(images) * self.tower.layout(images).tokens <= _FEW
+        return few and not torch.is_grad_enabled() and has_kernel(images.device, images.dtype)
+
+    def filled(self, images: Tensor, places: Tensor, sizes: Tensor) -> Tensor:
         """A packed run, where more places than the sizes tell are a group of their own."""
         layout = self.tower.layout(images)
         rest = len(places) - sizes.sum(dim=0, keepdim=True)

@@ -44,7 +44,7 @@ from seecause.models._settled import settles
 from seecause.models.view import VisionModel
 from seecause.target import Spec
 
-SCORED = 8  # images that are scored together
+SCORED = {"cuda": 128, "cpu": 8}  # images of a piece, the same wherever it is done
 Temperature = float | Literal["matched"]
 
 
@@ -169,7 +169,8 @@ def _measure(
     """Everything that is measured, without each of `heads`."""
     table = EffectTable(len(experiment.images), experiment.model)
     count = len(experiment.images)
-    parts = [slice(a, min(a + SCORED, count)) for a in range(0, count, SCORED)]
+    size = SCORED["cuda" if experiment.model.device.type == "cuda" else "cpu"]
+    parts = [slice(a, min(a + size, count)) for a in range(0, count, size)]
 
     def ended(number: int, values: dict[str, Tensor]) -> None:
         part = parts[number]
@@ -214,7 +215,7 @@ def score_piece(
 
         def keep(layer: int | str, logits: Tensor) -> None:
             for name, value in part(by_version(measure.views, logits)).items():
-                values.setdefault(f"{layer} {name}", []).append(value.cpu())
+                values.setdefault(f"{layer} {name}", []).append(value)
 
         rows, forking = images[:, a:b].flatten(0, 1), copies * (b - a)
         plain = fork(
@@ -226,7 +227,7 @@ def score_piece(
             forking=forking,
         )
         keep("plain", plain[:forking])
-        return {label: torch.cat(parts) for label, parts in values.items()}
+        return {label: torch.cat(parts).cpu() for label, parts in values.items()}  # waits here only
 
     each = len(images) * model.forward_bytes(model.check(images[0])) / HELD
     size = fit(count, int(each), model.device)

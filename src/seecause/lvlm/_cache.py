@@ -54,7 +54,9 @@ def read_shared(
     folded = q.transpose(1, 2).flatten(0, 1)[None].transpose(1, 2)  # [1, H, B*R, dh]
     if has_fused_read(q):
         o, lse = (
-            _SharedRead.apply(folded, k, v, scale) if _has_slope(q) else _flash(folded, k, v, scale)
+            _SharedRead.apply(folded, k, v, scale)
+            if kernel_text.has_slope(q)
+            else _flash(folded, k, v, scale)
         )
     else:
         o, lse = attend(folded, [Bank(k, v)], scale=scale)
@@ -65,7 +67,7 @@ def read_own(q: Tensor, k: Tensor, v: Tensor, *, scale: float) -> Part:
     """The last R rows of each copy over its own text q [B, H, R, dh], k and v [B, Hkv, K, dh],
     looking back only."""
     rows, keys = q.shape[2], k.shape[2]
-    if has_fused_read(q) and not _has_slope(q) and rows in (1, keys):
+    if has_fused_read(q) and not kernel_text.has_slope(q) and rows in (1, keys):
         return _flash(q, k, v, scale, causal=rows == keys)
     back = torch.ones(rows, keys, dtype=torch.bool, device=q.device).tril(keys - rows)
     return attend(q, [Bank(k, v, Mask(back[None, None]))], scale=scale)
@@ -129,9 +131,12 @@ def with_own_text(
 ) -> Tensor:
     """`blend` with what rows q [1|B, H, R, dh] read of their own text, k and v [1|B, Hkv, K, dh];
     one kernel where there is one."""
-    few = q.shape[2] == k.shape[2] <= kernel_text.MOST_ROWS and choose.dtype == torch.bool
+    few = q.shape[2] == k.shape[2] <= kernel_text.MOST_ROWS
     if few and picture is not None and average is not None and kernel_text.usable(q):
-        return kernel_text.own_text(q, k, v, picture, average, choose, scale=scale)
+        if choose.dtype == torch.float32:
+            return kernel_text.soft_text(q, k, v, picture, average, choose, scale=scale)
+        if not kernel_text.has_slope(q, k, v):
+            return kernel_text.own_text(q, k, v, picture, average, choose, scale=scale)
     return blend(read_own(q, k, v, scale=scale), picture, average, choose)
 
 
@@ -153,6 +158,10 @@ class _SharedRead(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None]:
         q, k, v, o, lse = ctx.saved_tensors
         d_o, d_lse = grads
+        if kernel_text.usable(q):
+            read, scale = (o, lse), ctx.scale
+            d_q = kernel_text.shared_read_slope(q, k, v, read, (d_o, d_lse), scale=scale)
+            return d_q, None, None, None
         share = (k.shape[1], q.shape[1] // k.shape[1])  # key heads, queries that share one
         level = (wide(d_o) * wide(o)).sum(dim=-1) - d_lse  # [1, R, H]
         rows, d_rows = (x[0].unflatten(0, share).flatten(1, 2) for x in (q, d_o.transpose(1, 2)))
@@ -161,10 +170,6 @@ class _SharedRead(torch.autograd.Function):
         d_scores = probs * (wide(d_rows @ v[0].mT) - level)
         d_q = (d_scores.to(k.dtype) @ k[0]) * ctx.scale
         return d_q.unflatten(1, (share[1], -1)).flatten(0, 1)[None], None, None, None
-
-
-def _has_slope(q: Tensor) -> bool:
-    return torch.is_grad_enabled() and q.requires_grad
 
 
 def has_fused_read(q: Tensor) -> bool:
