@@ -67,7 +67,8 @@ def main(
         " contenders interleaved, 3 warm-ups\n"
     )
     for name in (models or ",".join(SIZES if gpu else ["ViT-B/16"])).split(","):
-        module = timm.create_model(SIZES[name], num_classes=1000).to(where, dtype).eval()
+        with where:  # weights are drawn where they are used
+            module = timm.create_model(SIZES[name], num_classes=1000).to(dtype).eval()
         model = wrap(module, name=name)
         print(f"## {name}\n\n{HEAD}", flush=True)
         for batch in sizes:

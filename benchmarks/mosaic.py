@@ -44,7 +44,8 @@ def main(
     sizes = [int(b) for b in (batches or ("1,8,32,128" if gpu else "1")).split(",")]
     print(f"# {measured_on(where)}; {str(dtype).removeprefix('torch.')}; medians of {repeats}\n")
     for name in models.split(","):
-        module = timm.create_model(SIZES[name], num_classes=1000).to(where, dtype).eval()
+        with where:  # weights are drawn where they are used
+            module = timm.create_model(SIZES[name], num_classes=1000).to(dtype).eval()
         model = wrap(module, name=name)
         print(f"## {name}\n\n{HEAD}", flush=True)
         for batch in sizes:

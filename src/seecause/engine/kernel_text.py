@@ -120,7 +120,8 @@ class _Normed(Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, slope: Tensor) -> Any:
-        return _normed(*ctx.saved_tensors, ctx.eps, slope), None, None
+        x, weight = ctx.saved_tensors
+        return _normed(x, weight, ctx.eps, slope), None, None
 
 
 class _Gated(Function):
