@@ -43,12 +43,11 @@ def table() -> str:
     lines = ["| library | read as | families |", "|---|---|---|"]
     for library, kind, names in rows:
         lines.append(f"| {library} {_tested(library)} | {kind} | {', '.join(names)} |")
-    by_stages = ", ".join(f"`{name}`" for name in sorted(methods("staged")))
-    by_rows = ", ".join(f"`{name}`" for name in sorted(methods("dense")))
     works = (
         f"**Tokens**: all {len(methods())} [methods](methods.md), heads, audits, repair."
-        f" **Stages**: {by_stages}; no heads. **Boxes**, **pixels**: {by_rows}, for the row that is"
-        " asked about. **Words**: [vision-language models](lvlm.md)."
+        f" **Stages**: {len(methods('staged'))} of them (`seecause methods --staged`), no heads."
+        f" **Boxes**, **pixels**: {len(methods('dense'))}, for the row that is asked about."
+        " **Words**: [vision-language models](lvlm.md)."
     )
     return "\n".join([*lines, "", works, ""])
 
