@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-from functools import partial
 from inspect import signature
+from pathlib import Path
 
 import seecause as sc
 from seecause.cli import heads as commands
-from seecause.cli.heads_options import TRAIN, open_asked
-from seecause.cli.options import Device, Dtype
+from seecause.cli.heads_options import TRAIN, AskedModel, AskedRun
+from seecause.cli.options import Device, Dtype, grouped
 from tests.cli.calls import SMALL, heads, table
 from tests.lvlm.toy import save_toy
 
@@ -73,26 +73,17 @@ def test_an_asked_model_is_opened_as_it_is_stored_and_a_classifier_in_float32(mo
     monkeypatch.setattr("seecause.cli.lvlm_open.open_lvlm", lambda name, device, dtype: dtype)
     monkeypatch.setattr("seecause.lvlm.classifier", lambda opened, *_, **__: opened)
     monkeypatch.setattr("seecause.cli.heads_options.open_model", lambda name, *, dtype, **_: dtype)
-    opened = partial(
-        open_asked,
-        data=TRAIN,
-        weights=None,
-        device=Device.cpu,
-        seed=0,
-        classify=None,
-        scope=None,
-        question=None,
-    )
-    assert (
-        opened("builtin:critters-llava", dtype=None) is None
-        and opened("builtin:critters-llava", dtype=Dtype.bfloat16) is Dtype.bfloat16
-    )
-    assert (
-        opened("builtin:critters-vit", dtype=None) is Dtype.float32
-        and opened("builtin:critters-vit", dtype=Dtype.float64) is Dtype.float64
-    )
+
+    def opened(model: str, dtype: Dtype | None):
+        run = AskedRun(out=Path("unused"), device=Device.cpu, dtype=dtype)
+        return AskedModel(model=model).open(TRAIN, run)
+
+    assert opened("builtin:critters-llava", None) is None
+    assert opened("builtin:critters-llava", Dtype.bfloat16) is Dtype.bfloat16
+    assert opened("builtin:critters-vit", None) is Dtype.float32
+    assert opened("builtin:critters-vit", Dtype.float64) is Dtype.float64
     for command in (commands.audit, commands.score, commands.prune, commands.ablation_study):
-        assert signature(command).parameters["dtype"].default is None
+        assert signature(grouped(command)).parameters["dtype"].default is None
 
 
 def test_critters_llava_looks_at_the_creature(tmp_path):

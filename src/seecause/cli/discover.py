@@ -3,29 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from seecause.cli.heads_options import BIASED, KINDS, TRAIN, Limit, lead_of, say
-from seecause.cli.options import (
-    Device,
-    DeviceOption,
-    Dtype,
-    DtypeOption,
-    ModelName,
-    Out,
-    Overwrite,
-    Quiet,
-    Seed,
-    Weights,
-    names,
-    open_model,
-    with_reading,
-)
-from seecause.cli.progress import counting
+from seecause.cli.heads_options import BIASED, KINDS, TRAIN, Limit, lead_of
+from seecause.cli.options import ModelName, Run, Weights, grouped, names, open_model, with_reading
 from seecause.cli.workers import with_pieces
 from seecause.errors import BadOption
 
@@ -66,7 +50,7 @@ PairChoice = Annotated[
 
 
 def register(app: typer.Typer) -> None:
-    app.command(epilog=EXAMPLES)(with_pieces(with_reading(discover)))
+    app.command(epilog=EXAMPLES)(with_pieces(with_reading(grouped(discover))))
 
 
 def discover(
@@ -79,12 +63,7 @@ def discover(
     kinds: KindCount = 24,
     trials: Trials = 32,
     pairs: PairChoice = "best",
-    out: Out = Path("discovered"),
-    overwrite: Overwrite = False,
-    device: DeviceOption = Device.auto,
-    dtype: DtypeOption = Dtype.float32,
-    seed: Seed = 0,
-    quiet: Quiet = False,
+    run: Run = Run(out=Path("discovered")),
 ) -> None:
     """Which kinds of patches turn pictures into which class? Nobody has to name a shortcut first.
 
@@ -92,34 +71,30 @@ def discover(
     answered otherwise. Writes a page (index.html), findings.csv, and pairs to repair by.
     """
     from seecause.data.registry import open_data
-    from seecause.repair.discover import discover as run
-    from seecause.report.folder import check_out
+    from seecause.repair.discover import discover as find
 
-    replaces = check_out(out, overwrite=overwrite)
+    replaces = run.check()
     wanted = _ranks("--pairs", pairs) if pairs not in ("best", "none") else None
     chosen = None if layers is None else _ranks("--layers", layers)
-    opened = open_model(model, weights=weights, device=device, dtype=dtype, seed=seed)
-    result = run(
+    opened = open_model(model, weights=weights, device=run.device, dtype=run.dtype, seed=run.seed)
+    result = find(
         opened,
         open_data(data, limit=limit),
         method=method,
         layers=chosen,
         kinds=kinds,
         trials=trials,
-        seed=seed,
-        progress=partial(counting, quiet=quiet),
+        seed=run.seed,
+        progress=run.counting,
     )
     places = [] if pairs == "none" else _places(result, wanted)
-    lines = _write(opened.name, lead_of(opened, result.pictures), result, places, out, overwrite)
-    say(lines, out, replaced=replaces, quiet=quiet, holes=result.pictures.holes)
+    lines = _write(opened.name, lead_of(opened, result.pictures), result, places, run)
+    run.say(lines, replaced=replaces, holes=result.pictures.holes)
 
 
-def _write(
-    model: str, lead: str, result: Discovery, places: list[int], out: Path, overwrite: bool
-) -> list[str]:
+def _write(model: str, lead: str, result: Discovery, places: list[int], run: Run) -> list[str]:
     """Page, table, pairs of some findings, and what is said of them."""
     from seecause.report.discover import discover_sections, findings_rows, write_pairs
-    from seecause.report.folder import result_folder
     from seecause.report.heads import rows_csv
     from seecause.report.page import write_page
 
@@ -132,14 +107,14 @@ def _write(
     manifest |= {"left out": [asdict(hole) for hole in result.pictures.holes]}
     lines = [f"{rank}. {f.sentence()}" for rank, f in enumerate(result.findings[:SAID], 1)]
     lines = lines or ["no kind of patch turns pictures into a class by more than chance"]
-    with result_folder(out, manifest, overwrite=overwrite) as folder:
+    with run.folder(manifest) as folder:
         title = f"What turns pictures into another class for {model}?"
         write_page(folder / "index.html", title, discover_sections(result), lead=lead)
         (folder / "findings.csv").write_text(rows_csv(findings_rows(result)), encoding="utf-8")
         if places:
             count = write_pairs(result, places, folder / "pairs")
             numbers = ", ".join(str(place + 1) for place in places)
-            spec = f"pairs:{out / 'pairs' / 'with'}:{out / 'pairs' / 'without'}"
+            spec = f"pairs:{run.out / 'pairs' / 'with'}:{run.out / 'pairs' / 'without'}"
             lines.append(f"{count} pairs of finding {numbers} to repair by: --data {spec}")
     return lines
 

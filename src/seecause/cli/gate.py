@@ -3,42 +3,23 @@
 from __future__ import annotations
 
 import shlex
-from functools import partial
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from seecause.cli.audit import (
-    EyeCache,
-    EyeMethod,
-    EyeOption,
-    EyeWeights,
-    PerPicture,
-    audited,
-    open_eye,
-)
+from seecause.cli.audit import TransplantOptions, audited
 from seecause.cli.heads_options import (
     BIASED,
     TEST,
+    AskedModel,
+    AskedRun,
     AuditData,
-    DtypeOption,
     Limit,
     lead_of,
-    open_asked,
 )
-from seecause.cli.options import (
-    Device,
-    DeviceOption,
-    ModelName,
-    Out,
-    Overwrite,
-    Quiet,
-    Seed,
-    Weights,
-    tell_page,
-    with_reading,
-)
+from seecause.cli.options import ModelName, Weights, grouped, tell_page, with_reading
 from seecause.cli.progress import Incomplete
 from seecause.cli.workers import FLAGS, with_pieces
 from seecause.errors import BadOption
@@ -48,26 +29,42 @@ if TYPE_CHECKING:
 
 FAILED = 3  # exit code: a limit is missed, or not shown to be met
 
-MaxFlips = Annotated[
-    float | None,
-    typer.Option(
-        "--max-flips",
-        help="Right answers that another background may change, beyond what cutting alone does.",
-        min=0,
-        max=1,
-    ),
-]
-MaxBir = Annotated[
-    float | None,
-    typer.Option("--max-bir", help="The background's share of the answers, BIR.", min=0, max=1),
-]
-MinAccuracy = Annotated[
-    float | None, typer.Option("--min-accuracy", help="On plain pictures.", min=0, max=1)
-]
-MinGroup = Annotated[
-    float | None,
-    typer.Option("--min-worst-group", help="In every group of the data.", min=0, max=1),
-]
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """What a model must keep; None: not asked for."""
+
+    max_flips: Annotated[
+        float | None,
+        typer.Option(
+            help="Right answers that another background may change, beyond what cutting alone"
+            " does.",
+            min=0,
+            max=1,
+        ),
+    ] = None
+    max_bir: Annotated[
+        float | None, typer.Option(help="The background's share of the answers, BIR.", min=0, max=1)
+    ] = None
+    min_accuracy: Annotated[float | None, typer.Option(help="On plain pictures.", min=0, max=1)] = (
+        None
+    )
+    min_worst_group: Annotated[
+        float | None, typer.Option(help="In every group of the data.", min=0, max=1)
+    ] = None
+
+    def checked(self) -> dict[str, float | None]:
+        """By name, and one at least."""
+        from seecause.repair._gate import check_limits
+
+        limits = asdict(self)
+        if all(value is None for value in limits.values()):
+            flags = ", ".join(f"--{name.replace('_', '-')}" for name in limits)
+            raise BadOption("limits", "none", f"one at least, of {flags}")
+        check_limits(limits)
+        return limits
+
+
 JUnit = Annotated[
     Path | None,
     typer.Option("--junit", help="Also write the report for the build server to this file."),
@@ -76,7 +73,7 @@ JUnit = Annotated[
 
 def register(app: typer.Typer) -> None:
     example = "seecause gate --model FOLDER --data folder:PATH --max-flips 0.1 --junit gate.xml"
-    app.command(epilog=f"Example: {example}")(with_pieces(with_reading(gate)))
+    app.command(epilog=f"Example: {example}")(with_pieces(with_reading(grouped(gate))))
 
 
 def gate(
@@ -84,23 +81,11 @@ def gate(
     model: ModelName = BIASED,
     weights: Weights = None,
     data: AuditData = TEST,
-    max_flips: MaxFlips = None,
-    max_bir: MaxBir = None,
-    min_accuracy: MinAccuracy = None,
-    min_worst_group: MinGroup = None,
+    limits: Limits = Limits(),
     junit: JUnit = None,
     limit: Limit = 400,
-    eye: EyeOption = None,
-    eye_weights: EyeWeights = None,
-    eye_method: EyeMethod = None,
-    eye_cache: EyeCache = None,
-    per_picture: PerPicture = 4,
-    out: Out = Path("gate"),
-    overwrite: Overwrite = False,
-    device: DeviceOption = Device.auto,
-    dtype: DtypeOption = None,
-    seed: Seed = 0,
-    quiet: Quiet = False,
+    transplant: TransplantOptions = TransplantOptions(),
+    run: AskedRun = AskedRun(out=Path("gate")),
 ) -> None:
     """May this model ship? Limits on an audit are judged by the end of a 95 % interval that is hard
     to meet; the exit code is 3 unless all are met.
@@ -108,42 +93,25 @@ def gate(
     Writes an evidence pack: a page, numbers, digests of weights and pictures, versions, command and
     a JUnit report. Where all are met and pictures could not be read, the exit code is 1.
     """
-    from seecause.repair._gate import check_limits, gate as judge
-    from seecause.report.folder import check_out, result_folder
+    from seecause.repair._gate import gate as judge
     from seecause.report.gate import write_pack
 
-    limits = {"max_flips": max_flips, "max_bir": max_bir}
-    limits |= {"min_accuracy": min_accuracy, "min_worst_group": min_worst_group}
-    _need_limit(limits)
-    check_limits(limits)
-    replaces = check_out(out, overwrite=overwrite)
-    opened = open_asked(
-        model, data, weights=weights, device=device, dtype=dtype, seed=seed,
-        classify=None, scope=None, question=None,
-    )  # fmt: skip
-    look = partial(open_eye, name=eye, weights=eye_weights, method=eye_method, cache=eye_cache)
-    answering, audit = audited(
-        opened, data, look, limit=limit, per_picture=per_picture, seed=seed, quiet=quiet
-    )
-    result = judge(audit, **limits)
+    wanted, replaces = limits.checked(), run.check()
+    opened = AskedModel(model=model, weights=weights).open(data, run)
+    answering, audit = audited(opened, data, transplant, run, limit=limit)
+    result = judge(audit, **wanted)
     record = {"command": command_line(context), "files": weights_files(model, weights)}
     manifest = {"command": "gate", "page": "index.html", "passed": result.passed}
-    with result_folder(out, manifest, overwrite=overwrite) as folder:
+    with run.folder(manifest) as folder:
         write_pack(folder, answering, result, lead=lead_of(opened, audit.pictures), **record)
     _write_junit(junit, result, answering.name)
-    if not quiet:
+    if not run.quiet:
         typer.echo("\n".join([result.sentence, *(check.sentence for check in result.checks)]))
-        tell_page(out, replaced=replaces)
+        tell_page(run.out, replaced=replaces)
     if not result.passed:
         raise typer.Exit(FAILED)
     if audit.pictures.holes:  # named when they were read
         raise Incomplete
-
-
-def _need_limit(limits: dict[str, float | None]) -> None:
-    if all(value is None for value in limits.values()):
-        flags = ", ".join(f"--{name.replace('_', '-')}" for name in limits)
-        raise BadOption("limits", "none", f"one at least, of {flags}")
 
 
 def _write_junit(file: Path | None, result: Gate, name: str) -> None:

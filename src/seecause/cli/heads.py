@@ -5,56 +5,32 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from enum import StrEnum
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
 from seecause.cli.heads_options import (
-    BIASED,
     TEST,
     TRAIN,
+    AskedModel,
+    AskedRun,
     AuditData,
-    Cap,
-    ClassifyOption,
     DataOption,
-    DtypeOption,
-    Filling,
-    FillOption,
+    ErasedBackground,
     Guard,
     GuardOption,
     Limit,
-    MaskCacheOption,
-    MaskChoice,
-    MaskOption,
-    MaskPairs,
-    QuestionOption,
-    ScopeOption,
-    Share,
-    Steps,
+    MaskSearch,
+    SampledAnswers,
     TestLimit,
     TestOption,
-    background_of,
     lead_of,
-    open_asked,
     same_backgrounds,
-    say,
-    search_options,
 )
 from seecause.cli.heads_prune import prune, score
-from seecause.cli.options import (
-    Device,
-    DeviceOption,
-    ModelName,
-    Out,
-    Overwrite,
-    Quiet,
-    Seed,
-    Weights,
-    with_reading,
-)
-from seecause.cli.progress import Facts, counting
+from seecause.cli.options import grouped, with_reading
+from seecause.cli.progress import Facts
 from seecause.cli.workers import with_pieces
 from seecause.errors import BadOption
 
@@ -124,31 +100,20 @@ def register(app: typer.Typer) -> None:
         ("ablation-study", ablation_study),
     ):
         commands.command(name, epilog=f"Example: seecause heads {EXAMPLES[name]}")(
-            with_pieces(with_reading(command), f"heads {name}")
+            with_pieces(with_reading(grouped(command)), f"heads {name}")
         )
     commands.command()(selectors)
     app.add_typer(commands, name="heads")
 
 
 def audit(
-    model: ModelName = BIASED,
-    weights: Weights = None,
+    asked: AskedModel = AskedModel(),
     data: AuditData = TEST,
     limit: AuditLimit = None,
-    classify: ClassifyOption = None,
-    scope: ScopeOption = None,
-    question: QuestionOption = None,
     count: CountOption = Count.right,
     masks: AuditMaskOption = AuditMasks.both,
-    steps: Steps = 250,
-    mask_option: MaskPairs = None,
-    mask_cache: MaskCacheOption = None,
-    out: Out = Path("audit"),
-    overwrite: Overwrite = False,
-    device: DeviceOption = Device.auto,
-    dtype: DtypeOption = None,
-    seed: Seed = 0,
-    quiet: Quiet = False,
+    search: MaskSearch = MaskSearch(),
+    run: AskedRun = AskedRun(out=Path("audit")),
 ) -> None:
     """How much do the answers hang on the background? FIG, BIG and BIR of every picture, by several
     ways to take the background away.
@@ -157,39 +122,33 @@ def audit(
     each picture.
     """
     from seecause.data.registry import open_data
-    from seecause.heads._audit import audit as run
-    from seecause.report.folder import check_out
+    from seecause.heads._audit import audit as measure
 
-    replaces = check_out(out, overwrite=overwrite)
-    search = search_options(steps, mask_cache, mask_option)
-    if mask_option and masks is AuditMasks.oracle:
+    replaces, options = run.check(), search.made()
+    if search.mask_option and masks is AuditMasks.oracle:
         raise BadOption(
             "--mask-option",
-            ", ".join(mask_option),
+            ", ".join(search.mask_option),
             "masks that are searched: give --masks discovered or both",
         )
-    opened = open_asked(
-        model, data, weights=weights, device=device, dtype=dtype, seed=seed,
-        classify=classify, scope=scope, question=question,
-    )  # fmt: skip
+    model = asked.open(data, run)
     limit = limit or AUDITED[masks is AuditMasks.oracle]
-    result = run(
-        opened,
+    result = measure(
+        model,
         open_data(data, limit=limit),
         masks=masks.value,
         count=count.value,
         same=same_backgrounds(data, limit),
-        progress=partial(counting, quiet=quiet),
-        **search,
+        progress=run.counting,
+        **options,
     )
-    lines = _write_audit(opened, result, out, overwrite=overwrite)
-    say(lines, out, replaced=replaces, quiet=quiet, holes=result.holes)
+    lines = _write_audit(model, result, run)
+    run.say(lines, replaced=replaces, holes=result.holes)
 
 
-def _write_audit(model: ImageModel, result: Audit, out: Path, *, overwrite: bool) -> list[str]:
+def _write_audit(model: ImageModel, result: Audit, run: AskedRun) -> list[str]:
     """Page, table and manifest; the verdict."""
     from seecause.heads.pictures import model_for
-    from seecause.report.folder import result_folder
     from seecause.report.heads_audit import (
         audit_csv,
         audit_gallery,
@@ -216,7 +175,7 @@ def _write_audit(model: ImageModel, result: Audit, out: Path, *, overwrite: bool
         "run": result.protocol,
         "left out": [asdict(hole) for hole in result.holes],
     }
-    with result_folder(out, manifest, overwrite=overwrite) as folder:
+    with run.folder(manifest) as folder:
         title = f"Does {model.name} answer from the background?"
         lead = lead_of(model, result.pictures)
         write_page(folder / "index.html", title, sections, lead=lead)
@@ -228,30 +187,17 @@ def ablation_study(
     study: Annotated[
         StudyName, typer.Argument(help="Which setting of CIGMA to change.", show_default=False)
     ],
-    model: ModelName = BIASED,
-    weights: Weights = None,
+    asked: AskedModel = AskedModel(),
     data: DataOption = TRAIN,
     limit: Limit = 64,
-    classify: ClassifyOption = None,
-    scope: ScopeOption = None,
-    question: QuestionOption = None,
-    share: Share = 0.4,
-    cap: Cap = 512,
+    sampling: SampledAnswers = SampledAnswers(),
     test: TestOption = TEST,
     test_limit: TestLimit = 64,
     top: Annotated[int, typer.Option(help="Heads to remove at most.", min=1)] = 4,
-    masks: MaskOption = MaskChoice.auto,
-    fill: FillOption = Filling.grey,
+    erasing: ErasedBackground = ErasedBackground(),
     guard: GuardOption = Guard.penalty,
     draws: Annotated[int, typer.Option(help="Random sets of heads (study k).", min=1)] = 20,
-    steps: Steps = 250,
-    mask_cache: MaskCacheOption = None,
-    out: Out = Path("study"),
-    overwrite: Overwrite = False,
-    device: DeviceOption = Device.auto,
-    dtype: DtypeOption = None,
-    seed: Seed = 0,
-    quiet: Quiet = False,
+    run: AskedRun = AskedRun(out=Path("study")),
 ) -> None:
     """Change one setting of CIGMA at a time: how many heads, pictures, which masks, temperature,
     layers, and other pictures.
@@ -259,30 +205,28 @@ def ablation_study(
     Writes index.html (table and charts) and table.csv.
     """
     from seecause.data.registry import open_data
-    from seecause.heads import AnswerSampling, ablation_study as run
-    from seecause.report.folder import check_out
+    from seecause.heads import ablation_study as measure
 
-    replaces = check_out(out, overwrite=overwrite)
+    replaces = run.check()
     if guard is Guard.protect:
         raise BadOption("--guard", guard.value, "penalty or none: studies compare masks")
-    opened = open_asked(
-        model, data, weights=weights, device=device, dtype=dtype, seed=seed,
-        classify=classify, scope=scope, question=question,
-    )  # fmt: skip
-    pictures = open_data(data, limit=limit), open_data(test, limit=test_limit)
-    result = run(
+    model = asked.open(data, run)
+    result = measure(
         study.value,
-        cast("VisionModel", opened),  # others are refused there
-        *pictures,
-        top=top, draws=draws, seed=seed, sampling=AnswerSampling(share, cap),
-        background=background_of(masks, fill, search_options(steps, mask_cache, None)),
+        cast("VisionModel", model),  # others are refused there
+        open_data(data, limit=limit),
+        open_data(test, limit=test_limit),
+        top=top,
+        draws=draws,
+        seed=run.seed,
+        sampling=sampling.made(),
+        background=erasing.background(),
         guard=guard is Guard.penalty,
-        progress=partial(counting, quiet=quiet),
-    )  # fmt: skip
-    chosen = {"top": top, "fill": fill.value, "guard": guard.value}
-    _write_study(opened, study.value, result, chosen, out, overwrite=overwrite)
-    lines = [f"{len(result.rows)} settings"]
-    say(lines, out, replaced=replaces, quiet=quiet, holes=result.holes)
+        progress=run.counting,
+    )
+    chosen = {"top": top, "fill": erasing.fill.value, "guard": guard.value}
+    _write_study(model, study.value, result, chosen, run)
+    run.say([f"{len(result.rows)} settings"], replaced=replaces, holes=result.holes)
 
 
 def _write_study(
@@ -290,12 +234,9 @@ def _write_study(
     study: str,
     result: StudyTable,
     settings: dict[str, Any],
-    out: Path,
-    *,
-    overwrite: bool,
+    run: AskedRun,
 ) -> None:
     """Page, table and manifest."""
-    from seecause.report.folder import result_folder
     from seecause.report.heads import rows_csv, settings_section, study_section
     from seecause.report.page import holes_section, write_page
 
@@ -310,7 +251,7 @@ def _write_study(
     manifest = {"command": "heads ablation-study", "study": study}
     manifest |= {"page": "index.html", "table": "table.csv", **record}
     manifest |= {"left out": [asdict(hole) for hole in result.holes]}
-    with result_folder(out, manifest, overwrite=overwrite) as folder:
+    with run.folder(manifest) as folder:
         title = f"CIGMA on {model.name}: study {study}"
         sections = [study_section(result), *holes_section(result.holes)]
         sections.append(settings_section(model, record))

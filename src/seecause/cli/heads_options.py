@@ -4,18 +4,28 @@ model that is asked for classes."""
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from seecause.cli.options import Device, Dtype, open_model, tell_page
-from seecause.cli.progress import Incomplete
+from seecause.cli.options import (
+    Device,
+    DeviceOption,
+    Dtype,
+    ModelName,
+    Output,
+    Seed,
+    Weights,
+    open_model,
+)
 from seecause.errors import BadOption, NoClassifier
 
 if TYPE_CHECKING:
-    from seecause.data.dataset import Dataset, Hole
+    from seecause.data.dataset import Dataset
+    from seecause.heads import AnswerSampling
     from seecause.heads._prune_and_test import Background
     from seecause.heads.pictures import Pictures
     from seecause.models.base import ImageModel
@@ -87,37 +97,6 @@ TestOption = Annotated[
 ]
 Limit = Annotated[int, typer.Option(help="Read so many pictures, spread evenly.", min=1)]
 TestLimit = Annotated[int, typer.Option(help="Read so many pictures of --test.", min=1)]
-Cap = Annotated[int, typer.Option("--cap", help="Use so many right answers at most.", min=1)]
-Share = Annotated[
-    float,
-    typer.Option(
-        help="Use this share of the pictures that are answered right (CIGMA takes 0.4).",
-        min=0.0,
-        max=1.0,
-    ),
-]
-Stratified = Annotated[bool, typer.Option("--stratified", help="The same number from every class.")]
-MaskOption = Annotated[
-    MaskChoice,
-    typer.Option(
-        help=(
-            "Masks from the data (oracle) or from the model (discovered); auto takes the data's if"
-            " it has them."
-        )
-    ),
-]
-FillOption = Annotated[
-    Filling,
-    typer.Option(
-        help=(
-            "What replaces the background. The paper: mean. swap: other versions of the pictures,"
-            " of Critters and pairs."
-        )
-    ),
-]
-OperatorOption = Annotated[
-    OperatorName, typer.Option(help="What a removed head carries while it is scored.")
-]
 GuardOption = Annotated[
     Guard,
     typer.Option(
@@ -127,84 +106,8 @@ GuardOption = Annotated[
         )
     ),
 ]
-By = Annotated[
-    str,
-    typer.Option(
-        help=(
-            "How to choose heads: cigma, greedy, regression, taylor and others; `seecause heads"
-            " selectors` lists them."
-        )
-    ),
-]
-OptionPairs = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--option",
-        help="An option of the selector that has no flag, such as temperature=2; repeat for more.",
-        metavar="KEY=VALUE",
-    ),
-]
-Screen = Annotated[
-    int | None,
-    typer.Option(
-        help="Guess first, and measure only the likeliest 4 x N heads.",
-        min=1,
-        metavar="N",
-        show_default="measure all",
-    ),
-]
 Draws = Annotated[
     int, typer.Option(help="Random sets of heads for the band beside the curves.", min=1)
-]
-Steps = Annotated[
-    int,
-    typer.Option(
-        help="Steps of the mask search; a step costs a picture about two forwards.", min=1
-    ),
-]
-MaskCacheOption = Annotated[
-    Path | None,
-    typer.Option(
-        "--mask-cache", help="Keep discovered masks in this folder, and take them from there."
-    ),
-]
-MaskPairs = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--mask-option",
-        help=(
-            "An option of the mask search that has no flag, such as rho=0.2 or grid=16; repeat for"
-            " more."
-        ),
-        metavar="KEY=VALUE",
-    ),
-]
-ClassifyOption = Annotated[
-    Classify | None,
-    typer.Option(
-        "--classify",
-        help=(
-            "Ask a vision-language model for the class: by the likelihood of each name (name_ll),"
-            " or of labels of listed options (label_token)."
-        ),
-        show_default=f"name_ll for {ASKED}, else the model is a classifier",
-    ),
-]
-ScopeOption = Annotated[
-    Scope | None,
-    typer.Option(
-        "--scope",
-        help="With --classify: heads of the vision tower, or of the language model.",
-        show_default="vision",
-    ),
-]
-QuestionOption = Annotated[
-    str | None,
-    typer.Option(
-        "--question",
-        help="With --classify: what to ask about the picture.",
-        show_default="for Critters, the creature's name",
-    ),
 ]
 DtypeOption = Annotated[
     Dtype | None,
@@ -216,21 +119,73 @@ DtypeOption = Annotated[
 ]
 
 
-def open_asked(
-    name: str,
-    data: str,
-    *,
-    weights: str | None,
-    device: Device,
-    dtype: Dtype | None,
-    seed: int,
-    classify: Classify | None,
-    scope: Scope | None,
-    question: str | None,
-) -> ImageModel:
-    """A model by name. A vision-language model is asked for the classes of `data`."""
-    if classify is None and name != ASKED:
-        for flag, value in (("--scope", scope), ("--question", question)):
+@dataclass(frozen=True, kw_only=True)
+class AskedRun(Output):
+    """Where it runs and what it writes; precision as the kind of model has it."""
+
+    device: DeviceOption = Device.auto
+    dtype: DtypeOption = None
+    seed: Seed = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class AskedModel:
+    """A classifier, or a vision-language model that is asked for classes."""
+
+    model: ModelName = BIASED
+    weights: Weights = None
+    classify: Annotated[
+        Classify | None,
+        typer.Option(
+            help=(
+                "Ask a vision-language model for the class: by the likelihood of each name"
+                " (name_ll), or of labels of listed options (label_token)."
+            ),
+            show_default=f"name_ll for {ASKED}, else the model is a classifier",
+        ),
+    ] = None
+    scope: Annotated[
+        Scope | None,
+        typer.Option(
+            help="With --classify: heads of the vision tower, or of the language model.",
+            show_default="vision",
+        ),
+    ] = None
+    question: Annotated[
+        str | None,
+        typer.Option(
+            help="With --classify: what to ask about the picture.",
+            show_default="for Critters, the creature's name",
+        ),
+    ] = None
+
+    def open(self, data: str, run: AskedRun) -> ImageModel:
+        """The model. A vision-language model is asked for the classes of `data`."""
+        if self.classify is None and self.model != ASKED:
+            return self._classifier(run)
+        from seecause.cli.lvlm_open import open_lvlm
+        from seecause.critters.questions import wordings
+        from seecause.data.registry import open_data
+        from seecause.lvlm import classifier
+
+        if self.weights is not None:
+            expected = "none: a vision-language model brings its own"
+            raise BadOption("--weights", self.weights, expected)
+        classes = open_data(data, limit=1).classes
+        if not classes:
+            raise BadOption("--data", data, "data with class names, which the model is asked for")
+        critters = data.startswith("critters:")
+        usual = wordings("creature")[0] if critters else "What is in the picture?"
+        return classifier(
+            open_lvlm(self.model, run.device, run.dtype),
+            classes,
+            question=self.question or usual,
+            by=(self.classify or Classify.name_ll).value,
+            scope=(self.scope or Scope.vision).value,
+        )
+
+    def _classifier(self, run: AskedRun) -> ImageModel:
+        for flag, value in (("--scope", self.scope), ("--question", self.question)):
             if value is not None:
                 raise BadOption(
                     flag,
@@ -239,33 +194,161 @@ def open_asked(
                 )
         try:
             return open_model(
-                name, weights=weights, device=device, dtype=dtype or Dtype.float32, seed=seed
+                self.model,
+                weights=self.weights,
+                device=run.device,
+                dtype=run.dtype or Dtype.float32,
+                seed=run.seed,
             )
         except NoClassifier:
             raise BadOption(
                 "--model",
-                name,
+                self.model,
                 "a classifier, or --classify name_ll (or label_token) beside a vision-language"
                 " model such as this one",
             ) from None
-    from seecause.cli.lvlm_open import open_lvlm
-    from seecause.critters.questions import wordings
-    from seecause.data.registry import open_data
-    from seecause.lvlm import classifier
 
-    if weights is not None:
-        raise BadOption("--weights", weights, "none: a vision-language model brings its own")
-    classes = open_data(data, limit=1).classes
-    if not classes:
-        raise BadOption("--data", data, "data with class names, which the model is asked for")
-    usual = wordings("creature")[0] if data.startswith("critters:") else "What is in the picture?"
-    return classifier(
-        open_lvlm(name, device, dtype),
-        classes,
-        question=question or usual,
-        by=(classify or Classify.name_ll).value,
-        scope=(scope or Scope.vision).value,
-    )
+
+@dataclass(frozen=True, kw_only=True)
+class SampledAnswers:
+    """Which of the pictures heads are scored on."""
+
+    share: Annotated[
+        float,
+        typer.Option(
+            help="Use this share of the pictures that are answered right (CIGMA takes 0.4).",
+            min=0.0,
+            max=1.0,
+        ),
+    ] = 0.4
+    cap: Annotated[int, typer.Option(help="Use so many right answers at most.", min=1)] = 512
+    stratified: Annotated[
+        bool, typer.Option("--stratified", help="The same number from every class.")
+    ] = False
+
+    def made(self) -> AnswerSampling:
+        from seecause.heads import AnswerSampling
+
+        return AnswerSampling(self.share, self.cap, self.stratified)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MaskSearch:
+    """How masks are searched in the model."""
+
+    steps: Annotated[
+        int,
+        typer.Option(
+            help="Steps of the mask search; a step costs a picture about two forwards.", min=1
+        ),
+    ] = 250
+    mask_option: Annotated[
+        list[str] | None,
+        typer.Option(
+            help=(
+                "An option of the mask search that has no flag, such as rho=0.2 or grid=16; repeat"
+                " for more."
+            ),
+            metavar="KEY=VALUE",
+        ),
+    ] = None
+    mask_cache: Annotated[
+        Path | None,
+        typer.Option(help="Keep discovered masks in this folder, and take them from there."),
+    ] = None
+
+    def made(self) -> dict[str, Any]:
+        """Options of the mask search, from its flags and `key=value` words."""
+        from seecause.heads.masks import check_search
+
+        options = _pairs("--mask-option", self.mask_option or [], "rho=0.2", SEARCH_FLAGS)
+        check_search(options)
+        cache = {} if self.mask_cache is None else {"cache": self.mask_cache}
+        return {"steps": self.steps, **cache, **options}
+
+
+@dataclass(frozen=True, kw_only=True)
+class ErasedBackground(MaskSearch):
+    """How the background is taken away."""
+
+    masks: Annotated[
+        MaskChoice,
+        typer.Option(
+            help=(
+                "Masks from the data (oracle) or from the model (discovered); auto takes the"
+                " data's if it has them."
+            )
+        ),
+    ] = MaskChoice.auto
+    fill: Annotated[
+        Filling,
+        typer.Option(
+            help=(
+                "What replaces the background. The paper: mean. swap: other versions of the"
+                " pictures, of Critters and pairs."
+            )
+        ),
+    ] = Filling.grey
+
+    def background(self) -> Background:
+        from seecause.heads._prune_and_test import Background
+
+        return Background(self.masks.value, self.fill.value, self.made())
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeadSelector:
+    """How heads are chosen."""
+
+    by: Annotated[
+        str,
+        typer.Option(
+            help=(
+                "How to choose heads: cigma, greedy, regression, taylor and others; `seecause heads"
+                " selectors` lists them."
+            )
+        ),
+    ] = "cigma"
+    option: Annotated[
+        list[str] | None,
+        typer.Option(
+            help=(
+                "An option of the selector that has no flag, such as temperature=2; repeat for"
+                " more."
+            ),
+            metavar="KEY=VALUE",
+        ),
+    ] = None
+    operator: Annotated[
+        OperatorName, typer.Option(help="What a removed head carries while it is scored.")
+    ] = OperatorName.zero
+    guard: GuardOption = Guard.penalty
+    screen: Annotated[
+        int | None,
+        typer.Option(
+            help="Guess first, and measure only the likeliest 4 x N heads.",
+            min=1,
+            metavar="N",
+            show_default="measure all",
+        ),
+    ] = None
+
+    def options(self) -> dict[str, Any]:
+        """What was asked of the selector; what it does not have is refused by the library."""
+        from seecause._options import check_options
+        from seecause.heads._screen import Screening
+
+        options = _pairs("--option", self.option or [], "temperature=2", FLAGS)
+        if self.operator is not OperatorName.zero:
+            options["operator"] = self.operator.value
+        if self.guard is not Guard.penalty:
+            options["guard"] = self.guard.value
+        if self.screen is None:
+            return options
+        fields = [name for name in ("verify", "audit", "half") if name in options]
+        screening = {name: options.pop(name) for name in fields}
+        check_options(f"the screen of {self.by}", Screening, {"top": self.screen, **screening})
+        return {**options, "screen": Screening(top=self.screen, **screening)}
 
 
 def same_backgrounds(data: str, limit: int) -> Dataset | None:
@@ -276,45 +359,6 @@ def same_backgrounds(data: str, limit: int) -> Dataset | None:
     if not (data.startswith("imagenet9:") and data.endswith(mixed)):
         return None
     return open_data(f"{data.removesuffix(mixed)}:mixed_same", limit=limit)
-
-
-def search_options(steps: int, cache: Path | None, pairs: Sequence[str] | None) -> dict[str, Any]:
-    """Options of the mask search, from its flags and `key=value` words."""
-    from seecause.heads.masks import check_search
-
-    options = _pairs("--mask-option", pairs or [], "rho=0.2", SEARCH_FLAGS)
-    check_search(options)
-    return {"steps": steps, **({} if cache is None else {"cache": cache}), **options}
-
-
-def background_of(masks: MaskChoice, fill: Filling, search: dict[str, Any]) -> Background:
-    from seecause.heads._prune_and_test import Background
-
-    return Background(masks.value, fill.value, search)
-
-
-def selector_options(
-    by: str,
-    pairs: Sequence[str] | None,
-    *,
-    operator: OperatorName = OperatorName.zero,
-    guard: Guard = Guard.penalty,
-    screen: int | None = None,
-) -> dict[str, Any]:
-    """What was asked of a selector; what it does not have is refused by the library."""
-    from seecause._options import check_options
-    from seecause.heads._screen import Screening
-
-    options = _pairs("--option", pairs or [], "temperature=2", FLAGS)
-    for name, value, usual in (("operator", operator, "zero"), ("guard", guard, "penalty")):
-        if value != usual:
-            options[name] = value.value
-    if screen is None:
-        return options
-    fields = [name for name in ("verify", "audit", "half") if name in options]
-    screening = {name: options.pop(name) for name in fields}
-    check_options(f"the screen of {by}", Screening, {"top": screen, **screening})
-    return {**options, "screen": Screening(top=screen, **screening)}
 
 
 def head_limit(text: str) -> int | float:
@@ -354,16 +398,3 @@ def lead_of(model: ImageModel, pictures: Pictures) -> str:
     if model.random_weights:
         lead += " The model has random weights: its answers mean nothing."
     return lead
-
-
-def say(
-    lines: list[str], out: Path, *, replaced: bool, quiet: bool, holes: Sequence[Hole] = ()
-) -> None:
-    """What came out, then where the page is. Pictures that could not be read have been named; the
-    exit code tells of them."""
-    if not quiet:
-        for line in lines:
-            typer.echo(line)
-        tell_page(out, replaced=replaced)
-    if holes:
-        raise Incomplete

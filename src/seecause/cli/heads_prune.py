@@ -4,68 +4,34 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from enum import StrEnum
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
 from seecause.cli.heads_options import (
-    BIASED,
     TEST,
     TRAIN,
-    By,
-    Cap,
-    ClassifyOption,
+    AskedModel,
+    AskedRun,
     DataOption,
     Draws,
-    DtypeOption,
-    Filling,
-    FillOption,
-    Guard,
-    GuardOption,
+    ErasedBackground,
+    HeadSelector,
     Limit,
-    MaskCacheOption,
-    MaskChoice,
-    MaskOption,
-    MaskPairs,
-    OperatorName,
-    OperatorOption,
-    OptionPairs,
-    QuestionOption,
-    ScopeOption,
-    Screen,
-    Share,
-    Steps,
-    Stratified,
+    SampledAnswers,
     TestLimit,
     TestOption,
-    background_of,
     head_limit,
-    open_asked,
+    lead_of,
     same_backgrounds,
-    search_options,
-    selector_options,
 )
-from seecause.cli.options import (
-    Device,
-    DeviceOption,
-    ModelName,
-    Out,
-    Overwrite,
-    Quiet,
-    Seed,
-    Weights,
-)
-from seecause.cli.progress import counting
 from seecause.errors import BadOption
 
 if TYPE_CHECKING:
     from seecause.heads._prune_and_test import PruneResult, ScoredHeads
     from seecause.heads.scores import HeadScores
     from seecause.models.base import ImageModel
-
-from seecause.cli.heads_options import lead_of, say
 
 
 class Form(StrEnum):
@@ -92,67 +58,40 @@ FormOption = Annotated[
 
 
 def score(
-    model: ModelName = BIASED,
-    weights: Weights = None,
+    asked: AskedModel = AskedModel(),
     data: DataOption = TRAIN,
     limit: Limit = 64,
-    classify: ClassifyOption = None,
-    scope: ScopeOption = None,
-    question: QuestionOption = None,
-    share: Share = 0.4,
-    cap: Cap = 512,
-    stratified: Stratified = False,
-    by: By = "cigma",
-    option: OptionPairs = None,
-    masks: MaskOption = MaskChoice.auto,
-    fill: FillOption = Filling.grey,
-    operator: OperatorOption = OperatorName.zero,
-    guard: GuardOption = Guard.penalty,
-    screen: Screen = None,
-    steps: Steps = 250,
-    mask_option: MaskPairs = None,
-    mask_cache: MaskCacheOption = None,
-    out: Out = Path("scores"),
-    overwrite: Overwrite = False,
-    device: DeviceOption = Device.auto,
-    dtype: DtypeOption = None,
-    seed: Seed = 0,
-    quiet: Quiet = False,
+    sampling: SampledAnswers = SampledAnswers(),
+    selector: HeadSelector = HeadSelector(),
+    erasing: ErasedBackground = ErasedBackground(),
+    run: AskedRun = AskedRun(out=Path("scores")),
 ) -> None:
     """Score every head. Writes a page with the layer x head grid, and scores.csv with errors and
     what each removal costs."""
     from seecause.data.registry import open_data
-    from seecause.heads import AnswerSampling, score_heads
-    from seecause.report.folder import check_out
+    from seecause.heads import score_heads
 
-    replaces = check_out(out, overwrite=overwrite)
-    options = selector_options(by, option, operator=operator, guard=guard, screen=screen)
-    background = background_of(masks, fill, search_options(steps, mask_cache, mask_option))
-    opened = open_asked(
-        model, data, weights=weights, device=device, dtype=dtype, seed=seed,
-        classify=classify, scope=scope, question=question,
-    )  # fmt: skip
+    replaces, options, background = run.check(), selector.options(), erasing.background()
+    model = asked.open(data, run)
     result = score_heads(
-        opened,
+        model,
         open_data(data, limit=limit),
-        selector=by,
+        selector=selector.by,
         options=options,
-        sampling=AnswerSampling(share, cap, stratified),
+        sampling=sampling.made(),
         background=background,
-        seed=seed,
-        progress=partial(counting, quiet=quiet),
+        seed=run.seed,
+        progress=run.counting,
     )
-    _write_scores(opened, result, out, overwrite=overwrite)
+    _write_scores(model, result, run)
     scores = result.scores
     best = [f"{head} {float(scores.value[head]):.3g}" for head in scores.order()[:5]]
     highest = f"highest (layer, head): {', '.join(best) or 'no head has a score above 0'}"
-    lines = [*_about_lines(scores), highest]
-    say(lines, out, replaced=replaces, quiet=quiet, holes=result.pictures.holes)
+    run.say([*_about_lines(scores), highest], replaced=replaces, holes=result.pictures.holes)
 
 
-def _write_scores(model: ImageModel, result: ScoredHeads, out: Path, *, overwrite: bool) -> None:
+def _write_scores(model: ImageModel, result: ScoredHeads, run: AskedRun) -> None:
     """Page, table and manifest."""
-    from seecause.report.folder import result_folder
     from seecause.report.heads import scores_csv, scores_section, settings_section
     from seecause.report.page import holes_section, write_page
 
@@ -165,7 +104,7 @@ def _write_scores(model: ImageModel, result: ScoredHeads, out: Path, *, overwrit
         "run": _plain(scores.protocol),
         "left out": [asdict(hole) for hole in result.pictures.holes],
     }
-    with result_folder(out, manifest, overwrite=overwrite) as folder:
+    with run.folder(manifest) as folder:
         sections = [scores_section(scores, by=by), *holes_section(result.pictures.holes)]
         sections.append(settings_section(model, result.record))
         lead = lead_of(model, result.pictures)
@@ -174,37 +113,18 @@ def _write_scores(model: ImageModel, result: ScoredHeads, out: Path, *, overwrit
 
 
 def prune(
-    model: ModelName = BIASED,
-    weights: Weights = None,
+    asked: AskedModel = AskedModel(),
     data: DataOption = TRAIN,
     limit: Limit = 64,
-    classify: ClassifyOption = None,
-    scope: ScopeOption = None,
-    question: QuestionOption = None,
-    share: Share = 0.4,
-    cap: Cap = 512,
-    stratified: Stratified = False,
+    sampling: SampledAnswers = SampledAnswers(),
     test: TestOption = TEST,
     test_limit: TestLimit = 64,
-    by: By = "cigma",
     top: Top = "0.1",
-    option: OptionPairs = None,
-    masks: MaskOption = MaskChoice.auto,
-    fill: FillOption = Filling.grey,
-    operator: OperatorOption = OperatorName.zero,
-    guard: GuardOption = Guard.penalty,
-    screen: Screen = None,
+    selector: HeadSelector = HeadSelector(),
+    erasing: ErasedBackground = ErasedBackground(),
     form: FormOption = Form.zeroed,
     draws: Draws = 20,
-    steps: Steps = 250,
-    mask_option: MaskPairs = None,
-    mask_cache: MaskCacheOption = None,
-    out: Out = Path("repaired"),
-    overwrite: Overwrite = False,
-    device: DeviceOption = Device.auto,
-    dtype: DtypeOption = None,
-    seed: Seed = 0,
-    quiet: Quiet = False,
+    run: AskedRun = AskedRun(out=Path("repaired")),
 ) -> None:
     """Remove the highest heads for good, and measure what that did on other pictures.
 
@@ -212,26 +132,29 @@ def prune(
     before and after, scores.csv and curve.csv.
     """
     from seecause.data.registry import open_data
-    from seecause.heads import AnswerSampling, prune_and_test
-    from seecause.report.folder import check_out
+    from seecause.heads import prune_and_test
 
-    replaces, most = check_out(out, overwrite=overwrite), head_limit(top)
-    options = selector_options(by, option, operator=operator, guard=guard, screen=screen)
-    background = background_of(masks, fill, search_options(steps, mask_cache, mask_option))
-    opened = open_asked(
-        model, data, weights=weights, device=device, dtype=dtype, seed=seed,
-        classify=classify, scope=scope, question=question,
-    )  # fmt: skip
-    _check_form(opened, form.value)
+    replaces, most = run.check(), head_limit(top)
+    options, background = selector.options(), erasing.background()
+    model = asked.open(data, run)
+    _check_form(model, form.value)
     result = prune_and_test(
-        opened, open_data(data, limit=limit), open_data(test, limit=test_limit),
-        selector=by, options=options, top=most, draws=draws, seed=seed,
-        sampling=AnswerSampling(share, cap, stratified), background=background,
-        same=same_backgrounds(test, test_limit), progress=partial(counting, quiet=quiet),
-    )  # fmt: skip
-    _write_pruned(result, form, out, overwrite=overwrite)
-    lines = [*_prune_lines(result), f"checkpoint: {out / 'model'}"]
-    say(lines, out, replaced=replaces, quiet=quiet, holes=result.holes)
+        model,
+        open_data(data, limit=limit),
+        open_data(test, limit=test_limit),
+        selector=selector.by,
+        options=options,
+        top=most,
+        draws=draws,
+        seed=run.seed,
+        sampling=sampling.made(),
+        background=background,
+        same=same_backgrounds(test, test_limit),
+        progress=run.counting,
+    )
+    _write_pruned(result, form, run)
+    lines = [*_prune_lines(result), f"checkpoint: {run.out / 'model'}"]
+    run.say(lines, replaced=replaces, holes=result.holes)
 
 
 def _prune_lines(result: PruneResult) -> list[str]:
@@ -245,10 +168,9 @@ def _prune_lines(result: PruneResult) -> list[str]:
     return lines
 
 
-def _write_pruned(result: PruneResult, form: Form, out: Path, *, overwrite: bool) -> None:
+def _write_pruned(result: PruneResult, form: Form, run: AskedRun) -> None:
     """The checkpoint, the page, the tables and the manifest of a prune."""
     from seecause.heads.pictures import model_for
-    from seecause.report.folder import result_folder
     from seecause.report.heads import (
         change_section,
         curves_section,
@@ -282,7 +204,7 @@ def _write_pruned(result: PruneResult, form: Form, out: Path, *, overwrite: bool
     title = f"{model.name} without {len(result.heads)} heads"
     line = zip(result.curve.ks, result.curve.chosen, strict=True)
     rows = [{"K": k, **outcome.numbers()} for k, outcome in line]
-    with result_folder(out, manifest, overwrite=overwrite) as folder:
+    with run.folder(manifest) as folder:
         _export(result, folder / "model", form)
         write_page(folder / "index.html", title, sections, lead=lead_of(model, result.test))
         (folder / "scores.csv").write_text(scores_csv(scores), encoding="utf-8")

@@ -7,7 +7,9 @@ import functools
 import inspect
 import os
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
+from dataclasses import dataclass, fields, is_dataclass
 from enum import StrEnum
 from pathlib import Path
 from types import MappingProxyType
@@ -15,9 +17,11 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
+from seecause.cli.progress import Incomplete, counting
 from seecause.errors import BadOption, printable
 
 if TYPE_CHECKING:
+    from seecause.data.dataset import Hole
     from seecause.models.base import Architecture, ImageModel
 
 DEFAULT_MODEL = "builtin:critters-vit"
@@ -84,6 +88,50 @@ Overwrite = Annotated[
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Say nothing but errors.")]
 
 
+@dataclass(frozen=True, kw_only=True)
+class Output:
+    """The folder that a command writes, and what it says meanwhile."""
+
+    out: Out
+    overwrite: Overwrite = False
+    quiet: Quiet = False
+
+    def check(self) -> bool:
+        """Refuse a folder with other things in it; whether it holds an earlier result."""
+        from seecause.report.folder import check_out
+
+        return check_out(self.out, overwrite=self.overwrite)
+
+    def folder(self, manifest: dict[str, Any]) -> AbstractContextManager[Path]:
+        """A draft that becomes the folder when all of it is there."""
+        from seecause.report.folder import result_folder
+
+        return result_folder(self.out, manifest, overwrite=self.overwrite)
+
+    def counting(self, what: str, total: int) -> AbstractContextManager[Callable[[int], None]]:
+        """A progress bar."""
+        return counting(what, total, quiet=self.quiet)
+
+    def say(self, lines: Sequence[str], *, replaced: bool, holes: Sequence[Hole] = ()) -> None:
+        """What came out, then where the page is. Pictures that could not be read have been named;
+        the exit code tells of them."""
+        if not self.quiet:
+            for line in lines:
+                typer.echo(line)
+            tell_page(self.out, replaced=replaced)
+        if holes:
+            raise Incomplete
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run(Output):
+    """The same, and where a model runs."""
+
+    device: DeviceOption = Device.auto
+    dtype: DtypeOption = Dtype.float32
+    seed: Seed = 0
+
+
 ClassNames = Annotated[
     Path | None,
     typer.Option(
@@ -115,6 +163,7 @@ Size = Annotated[
         show_default="the model's own",
     ),
 ]
+_KEYWORD = inspect.Parameter.KEYWORD_ONLY
 _reading: ContextVar[Mapping[str, Any]] = ContextVar("reading", default=MappingProxyType({}))
 
 
@@ -147,6 +196,41 @@ def with_reading(command: Callable[..., Any]) -> Callable[..., Any]:
     return with_flags(command, run, flags)
 
 
+def grouped(command: Callable[..., Any]) -> Callable[..., Any]:
+    """A command some of whose parameters are groups of options (dataclasses): the command line
+    sees their fields, each declared once, with what the parameter's default has for them."""
+    hints = get_type_hints(command, include_extras=True)
+    signature = inspect.signature(command)
+    groups = {name: hints[name] for name in signature.parameters if is_dataclass(hints[name])}
+
+    @functools.wraps(command)
+    def run(**options: Any) -> Any:
+        made = {
+            name: group(**{field.name: options.pop(field.name) for field in fields(group)})
+            for name, group in groups.items()
+        }
+        return command(**made, **options)
+
+    shown: list[inspect.Parameter] = []
+    for name, parameter in signature.parameters.items():
+        if name not in groups:
+            shown.append(parameter.replace(annotation=hints[name], kind=_KEYWORD))
+            continue
+        own = get_type_hints(groups[name], include_extras=True)
+        shown += [
+            inspect.Parameter(
+                field.name,
+                _KEYWORD,
+                default=getattr(parameter.default, field.name),
+                annotation=own[field.name],
+            )
+            for field in fields(groups[name])
+        ]
+    run.__signature__ = signature.replace(parameters=shown)  # pyright: ignore
+    run.__annotations__ = {parameter.name: parameter.annotation for parameter in shown}
+    return run
+
+
 def with_flags(
     command: Callable[..., Any], run: Callable[..., Any], flags: Mapping[str, Any]
 ) -> Callable[..., Any]:
@@ -155,7 +239,7 @@ def with_flags(
     hints = {**get_type_hints(command, include_extras=True), **flags}
     signature = inspect.signature(command)
     own = [p for name, p in signature.parameters.items() if name not in flags]
-    more = [inspect.Parameter(n, inspect.Parameter.KEYWORD_ONLY, default=None) for n in flags]
+    more = [inspect.Parameter(n, _KEYWORD, default=None) for n in flags]
     shown = [parameter.replace(annotation=hints[parameter.name]) for parameter in (*own, *more)]
     run.__signature__ = signature.replace(parameters=shown)  # pyright: ignore
     run.__annotations__ = hints

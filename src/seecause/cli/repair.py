@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 import shutil
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from seecause.cli.audit import EyeMethod, EyeOption, EyeWeights, open_eye
-from seecause.cli.heads_options import BIASED, KINDS, TRAIN, DtypeOption, Limit, say
+from seecause.cli.audit import EyeOptions
+from seecause.cli.heads_options import BIASED, KINDS, TRAIN, AskedRun, Limit
 from seecause.cli.options import (
-    Device,
-    DeviceOption,
     Dtype,
     ModelName,
-    Out,
-    Overwrite,
-    Quiet,
-    Seed,
     Weights,
+    grouped,
     named_option,
     names,
     open_model,
@@ -37,31 +33,48 @@ TestOption = Annotated[
     str | None,
     typer.Option("--test", help="Pictures to report on.", show_default="a fifth of --data"),
 ]
-RemedyNames = Annotated[
-    str,
-    typer.Option(
-        "--remedies",
-        help=(
-            "What to try: last-layer, directions, directions-refit, heads, head-directions,"
-            " fine-tune, ifam; with --groups dfr, group-dro; or all."
+
+
+@dataclass(frozen=True, kw_only=True)
+class RemedyOptions:
+    """What is tried, from what, and how it is chosen."""
+
+    remedies: Annotated[
+        str,
+        typer.Option(
+            help=(
+                "What to try: last-layer, directions, directions-refit, heads, head-directions,"
+                " fine-tune, ifam; with --groups dfr, group-dro; or all."
+            ),
         ),
-    ),
-]
-OptionPairs = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--option",
-        help="An option of a remedy, such as fine-tune.epochs=3; repeat for more.",
-        metavar="REMEDY.KEY=VALUE",
-    ),
-]
-Groups = Annotated[
-    bool, typer.Option("--groups", help="Use group labels, and choose by the worst group.")
-]
-Force = Annotated[
-    bool, typer.Option("--force", help="Repair also where there is nothing to repair.")
-]
-PerPicture = Annotated[int, typer.Option(help="Transplants of each picture to learn from.", min=1)]
+    ] = "last-layer,directions,directions-refit"
+    option: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="An option of a remedy, such as fine-tune.epochs=3; repeat for more.",
+            metavar="REMEDY.KEY=VALUE",
+        ),
+    ] = None
+    groups: Annotated[
+        bool, typer.Option("--groups", help="Use group labels, and choose by the worst group.")
+    ] = False
+    force: Annotated[
+        bool, typer.Option("--force", help="Repair also where there is nothing to repair.")
+    ] = False
+    per_picture: Annotated[
+        int, typer.Option(help="Transplants of each picture to learn from.", min=1)
+    ] = 8
+
+    def made(self) -> dict[str, Any]:
+        """As `sc.repair` takes them."""
+        options: dict[str, dict[str, Any]] = {}
+        for pair in self.option or []:
+            remedy, key, value = named_option("--option", pair)
+            if not remedy:
+                raise BadOption("--option", pair, "REMEDY.KEY=VALUE, such as fine-tune.epochs=3")
+            options.setdefault(remedy, {})[key] = value
+        named = {"remedies": names(self.remedies), "options": options, "groups": self.groups}
+        return {**named, "force": self.force, "per_picture": self.per_picture}
 
 
 def register(app: typer.Typer) -> None:
@@ -69,7 +82,7 @@ def register(app: typer.Typer) -> None:
         "seecause repair --model FOLDER --data folder:PATH --eye timm:NAME"
         " --remedies last-layer,fine-tune --out repaired"
     )
-    app.command(epilog=f"Example: {example}")(with_reading(repair))
+    app.command(epilog=f"Example: {example}")(with_reading(grouped(repair)))
 
 
 def repair(
@@ -78,20 +91,9 @@ def repair(
     data: DataOption = TRAIN,
     test: TestOption = None,
     limit: Limit = 256,
-    eye: EyeOption = None,
-    eye_weights: EyeWeights = None,
-    eye_method: EyeMethod = None,
-    remedies: RemedyNames = "last-layer,directions,directions-refit",
-    option: OptionPairs = None,
-    groups: Groups = False,
-    force: Force = False,
-    per_picture: PerPicture = 8,
-    out: Out = Path("repaired"),
-    overwrite: Overwrite = False,
-    device: DeviceOption = Device.auto,
-    dtype: DtypeOption = None,
-    seed: Seed = 0,
-    quiet: Quiet = False,
+    eye: EyeOptions = EyeOptions(),
+    trying: RemedyOptions = RemedyOptions(),
+    run: AskedRun = AskedRun(out=Path("repaired")),
 ) -> None:
     """Mend a model that answers from the background, without group labels: remedies learn from
     objects on other backgrounds, and the best on held-out ones is kept.
@@ -102,67 +104,48 @@ def repair(
     """
     from seecause.data.registry import open_data
     from seecause.faithful.run import join_processes
-    from seecause.repair.mend import ASKED_INSTEAD, IN_WORDS, repair as run
-    from seecause.report.folder import check_out
+    from seecause.repair.mend import ASKED_INSTEAD, IN_WORDS, repair as mend
 
-    replaces = check_out(out, overwrite=overwrite)
-    options = _options(option or [])
+    replaces, options = run.check(), trying.made()
+    where = {"device": run.device, "dtype": run.dtype or Dtype.float32, "seed": run.seed}
     try:
-        opened = open_model(
-            model, weights=weights, device=device, dtype=dtype or Dtype.float32, seed=seed
-        )
+        opened = open_model(model, weights=weights, **where)
     except NoClassifier:
         raise NotDefined("repair", f"{model} {IN_WORDS}", ASKED_INSTEAD) from None
-    work = out.with_name(f"{out.name}.work")
-    cache = None if eye in (None, "given") else work / "eye"
-    look = open_eye(opened, eye, eye_weights, eye_method, cache)
+    work = run.out.with_name(f"{run.out.name}.work")
+    look = eye.open(opened, None if eye.eye in (None, "given") else work / "eye")
     with join_processes(str(opened.device)) as processes:
-        result = run(
+        result = mend(
             opened,
             open_data(data, limit=limit),
             eye=look,
             test=None if test is None else open_data(test, limit=limit),
-            remedies=names(remedies),
-            options=options,
-            groups=groups,
-            force=force,
-            per_picture=per_picture,
-            seed=seed,
+            seed=run.seed,
             work=work,
-            progress=partial(counting, quiet=quiet or not processes.first),
+            progress=partial(counting, quiet=run.quiet or not processes.first),
+            **options,
         )
         processes.wait()  # nobody still reads what is removed below
     if not processes.first:
         return
-    _write(result, out, overwrite=overwrite)
+    _write(result, run)
     shutil.rmtree(work, ignore_errors=True)
     lines = [result.sentence, *_lines(result)]
-    lines += [] if result.remedy == "nothing" else [f"checkpoint: {out / 'model'}"]
-    say(lines, out, replaced=replaces, quiet=quiet, holes=result.holes)
+    lines += [] if result.remedy == "nothing" else [f"checkpoint: {run.out / 'model'}"]
+    run.say(lines, replaced=replaces, holes=result.holes)
 
 
-def _write(result: Repair, out: Path, *, overwrite: bool) -> None:
+def _write(result: Repair, run: AskedRun) -> None:
     """The page, and the mended model where there is one."""
-    from seecause.report.folder import result_folder
     from seecause.report.page import write_page
     from seecause.report.repair import repair_sections
 
     manifest = {"command": "repair", "page": "index.html", "model": "model", **result.facts()}
-    with result_folder(out, manifest, overwrite=overwrite) as folder:
+    with run.folder(manifest) as folder:
         title = f"{result.original.name}: before and after"
         write_page(folder / "index.html", title, repair_sections(result), lead=result.sentence)
         if result.remedy != "nothing":
             result.export(folder / "model")
-
-
-def _options(pairs: list[str]) -> dict[str, dict[str, Any]]:
-    options: dict[str, dict[str, Any]] = {}
-    for pair in pairs:
-        remedy, key, value = named_option("--option", pair)
-        if not remedy:
-            raise BadOption("--option", pair, "REMEDY.KEY=VALUE, such as fine-tune.epochs=3")
-        options.setdefault(remedy, {})[key] = value
-    return options
 
 
 def _lines(result: Repair) -> list[str]:
