@@ -16,7 +16,7 @@ from seecause.faithful.attention import reads_only, reads_softly, reads_straight
 from seecause.faithful.interventions import packing
 from seecause.faithful.parts import Purpose, select
 from seecause.faithful.stages import packed_places, visible_tokens
-from tests.faithful.nets import pictures, tiny_net
+from tests.faithful.nets import dinov2_backbone, pictures, timm_backbone, tiny_net
 from tests.helpers import noise
 from tests.reference import ifam as reference
 
@@ -303,3 +303,53 @@ def test_an_embedding_that_is_not_affine_in_its_pixels_is_noticed():
     native = tower.parts.embed
     tower.parts.embed = lambda images: torch.tanh(native(images))
     assert not tower._is_affine(images)
+
+
+@pytest.mark.parametrize("packed", [True, False])
+@torch.no_grad()
+def test_unselected_pixels_cannot_change_one_bit(packed):
+    net, images = tiny_net(), pictures()
+    mask = net(images).mask
+    hidden = ~mask.repeat_interleave(8, dim=1).repeat_interleave(8, dim=2)[:, None]
+    noisy = torch.where(hidden, 100 * torch.randn_like(images), images)
+    assert torch.equal(
+        net.classify(noisy, mask, packed=packed), net.classify(images, mask, packed=packed)
+    )
+    assert not torch.equal(
+        net.classify(noisy, ~mask, packed=packed), net.classify(images, ~mask, packed=packed)
+    )
+
+
+@torch.no_grad()
+def test_empty_and_full_masks():
+    net, images = tiny_net(), pictures(2)
+    grid = net(images).mask
+    empty = net(images, mask=torch.zeros_like(grid))
+    assert empty.logits.isfinite().all() and empty.empty.all() and "2 of 2 images" in empty.notes[0]
+    assert_close(empty.logits[0], empty.logits[1], **EXACT)  # nothing of either picture is left
+    assert_close(
+        empty.logits, net(images, mask=torch.zeros_like(grid), packed=False).logits, **EXACT
+    )
+    stage = net.stage2
+    plain = stage.head(stage.fc_norm(stage.tower.native.forward_features(images)[:, 0]))
+    for packed in (True, False):
+        assert_close(net(images, mask=torch.ones_like(grid), packed=packed).logits, plain, **EXACT)
+    assert not net(images).notes
+
+
+@pytest.mark.parametrize("backbone", [timm_backbone, dinov2_backbone])
+@torch.no_grad()
+def test_packed_equals_masked_whatever_else_is_in_the_batch(backbone):
+    net, images = (
+        tiny_net(backbone(), size=(40, 40) if backbone is dinov2_backbone else (40, 48)),
+        pictures(4),
+    )
+    if backbone is dinov2_backbone:
+        images = images[..., :40]
+    mask = net(images).mask
+    mask[0], mask[1] = False, True
+    masked = net.classify(images, mask, packed=False)
+    assert_close(net.classify(images, mask), masked, **EXACT)
+    for i in range(4):
+        assert_close(net.classify(images[i : i + 1], mask[i : i + 1])[0], masked[i], **EXACT)
+    assert_close(net.float()(images.float(), mask=mask).logits, masked.float(), atol=1e-5, rtol=0)

@@ -6,13 +6,19 @@ from __future__ import annotations
 import csv
 import dataclasses
 import json
+import math
 
 import pytest
 import torch
 
-from seecause.errors import BadOption
-from seecause.faithful import TrainConfig, open_run, train
-from seecause.faithful.config import stepped
+import seecause as sc
+from seecause.errors import (
+    BadOption,
+)
+from seecause.faithful import TrainConfig, open_run, read_config, train
+from seecause.faithful.config import cosine, normalised_decay, scaled_rate, stepped
+from seecause.faithful.training import frame_for, new_net, new_optimizer
+from seecause.models.preprocess import Preprocess
 from tests.faithful.runs import tiny_config
 
 
@@ -76,3 +82,98 @@ def test_a_configuration_from_before_an_option_takes_its_default(tmp_path):
         if name not in ("schedule", "step_epochs", "step_factor")
     }
     assert len(settings) - len(old) == 3 and TrainConfig(**old) == config
+
+
+def test_rates():
+    assert scaled_rate(1e-6, 128) == pytest.approx(2.828e-6, rel=1e-3) and scaled_rate(
+        1e-6, 1024
+    ) == pytest.approx(8e-6)
+    assert normalised_decay(0.05, 46 * 90) == pytest.approx(7.8e-4, rel=1e-2)
+    assert [cosine(epoch, 4) for epoch in range(4)] == pytest.approx(
+        [1, (1 + math.sqrt(0.5)) / 2, 0.5, (1 - math.sqrt(0.5)) / 2]
+    )
+
+
+def test_groups_have_the_papers_rates(tmp_path):
+    config = tiny_config(
+        tmp_path, batch=16, learning_rate=1e-6, prototype_factor=1e3, head_factor=1e4
+    )
+    groups = {
+        group["name"]: (group["lr"], group["weight_decay"] > 0)
+        for group in new_optimizer(config, new_net(config, ("a", "b")), 100).param_groups
+    }
+    assert groups["stage1 tokens"] == (1e-6, False) and groups["prototypes"] == (
+        pytest.approx(1e-3),
+        False,
+    )
+    assert groups["stage2 matrices"] == (1e-6, True) and groups["stage2 vectors"] == (1e-6, False)
+    assert groups["stage2 head"] == (pytest.approx(1e-2), True) and groups["stage2 fc_norm"] == (
+        pytest.approx(1e-2),
+        False,
+    )
+    assert "stage1 matrices" not in groups
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {"epochs": "many"},
+            "'epochs' of TrainConfig='many' cannot be used; expected a whole number",
+        ),
+        ({"batch": 4.5}, "a whole number"),
+        ({"ema": "yes"}, "true or false"),
+        ({"limit": 0}, "at least 1"),
+        ({"learning_rate": -1.0}, "more than 0"),
+        ({"mean": "grey"}, "several values"),
+        ({"std": 0}, "more than 0"),
+        ({"options": {"part_dropout": "x"}}, "'part_dropout' of options='x'"),
+        (
+            {"options": {"gradients": "none"}},
+            "'gradients' of options='none' .* one of stages, gradient",
+        ),
+        ({"options": {"eval_noise": 1}}, "true or false"),
+        ({"options": "soft"}, "a table"),
+        ({"losses": {"class1": "none"}}, "'class1' of losses='none'"),
+    ],
+)
+def test_settings_have_their_kind(tmp_path, changes, message):
+    with pytest.raises(sc.SeecauseError, match=message):
+        tiny_config(tmp_path, **changes)
+
+
+def test_a_configuration_comes_from_a_file(tmp_path):
+    path = tmp_path / "run.toml"
+    path.write_text(
+        'data = "cub:PATH"\nbackbone = "timm:x"\nepochs = 3\n[options]\ngradient = "none"\n'
+    )
+    result = read_config(path, out="run", epochs=5, batch=None)
+    assert result == TrainConfig(
+        data="cub:PATH", backbone="timm:x", out="run", epochs=5, options={"gradient": "none"}
+    )
+    both = read_config(path, out="run", options={"stages": 1}, losses={"class1": 0.0})
+    assert both.options == {"gradient": "none", "stages": 1} and both.losses == {"class1": 0.0}
+    with pytest.raises(BadOption, match=r"'epoch' of TrainConfig=5 .* epochs"):
+        read_config(path, out="run", epoch=5)
+    path.write_text("data =")
+    with pytest.raises(BadOption, match="valid TOML"):
+        read_config(path)
+    with pytest.raises(BadOption, match="data"):
+        read_config(None, out="run")
+
+
+def test_pictures_are_framed_as_the_paper_has_them(tmp_path):
+    """Grey X-rays have a mean of their own; ImageNet's test pictures are cut below 384 pixels."""
+    siim = new_net(
+        tiny_config(tmp_path, augment="plain", mean=0.48865, std=[0.24621] * 3), ("a", "b")
+    ).preprocess
+    assert (
+        siim.mean == (0.48865,) * 3
+        and siim.std == (0.24621,) * 3
+        and siim.squash
+        and siim.crop == 1
+    )
+    assert new_net(tiny_config(tmp_path, augment="imagenet"), ("a", "b")).preprocess.crop == 0.875
+    large = Preprocess(size=(384, 384), mean=(0.5,) * 3, std=(0.5,) * 3, crop=0.9)
+    imagenet = frame_for(tiny_config(tmp_path, augment="imagenet"), large)
+    assert imagenet.crop == 1 and imagenet.filter == "bicubic" and siim.filter == "bilinear"

@@ -4,19 +4,37 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shutil
 
 import pytest
 import torch
+from torch.utils.data import default_collate
 
 from seecause.data.folder import open_folder
 from seecause.data.imagenet9 import open_imagenet9
-from seecause.errors import BadOption, DataMissing
-from seecause.faithful import TrainedNetwork, evaluate
-from seecause.faithful.data import match_classes
+from seecause.errors import (
+    BadOption,
+    DataMissing,
+)
+from seecause.faithful import (
+    TrainedNetwork,
+    evaluate,
+)
+from seecause.faithful.data import (
+    StepShares,
+    TrainingPictures,
+    epoch_order,
+    match_classes,
+    open_test,
+    open_train,
+    open_val,
+    read_batches,
+)
 from seecause.faithful.examine import Examination, examine
+from seecause.faithful.training import new_net
 from seecause.metrics.segmentation import Overlap
 from tests.faithful.nets import tiny_net
-from tests.faithful.runs import tiny_pictures
+from tests.faithful.runs import tiny_config, tiny_pictures
 
 
 def test_another_order_is_mapped_and_other_classes_are_refused(tmp_path):
@@ -108,3 +126,62 @@ def test_the_public_codes_worst_group_looks_at_fewer_groups():
         examination.public_worst("metashift:x:test") == {"worst_public": pytest.approx(1 / 3)}
         and examination.public_worst("celeba:x:test") == {}
     )
+
+
+def test_an_epoch_is_shared_out_whole():
+    alone = StepShares(4).keys(11, seed=5, epoch=2)
+    assert [index for step in alone for _, index in step] == epoch_order(11, 5, 2).tolist()[:8]
+    shared = [
+        StepShares(4, accumulate=2, rank=rank, world=2).keys(11, seed=5, epoch=2) for rank in (0, 1)
+    ]
+    assert all(len(part) == 4 and all(len(one) == 1 for one in part) for part in shared)
+    for step in (0, 1):
+        assert sorted(
+            key for part in shared for one in part[2 * step : 2 * step + 2] for key in one
+        ) == sorted(alone[step])
+    assert StepShares(4).keys(11, seed=5, epoch=2, first=1) == alone[1:]
+    assert epoch_order(11, 5, 2).tolist() != epoch_order(11, 5, 3).tolist()
+    with pytest.raises(BadOption, match="multiple of 4"):
+        StepShares(6, accumulate=2, world=2).keys(11, seed=0, epoch=0)
+    with pytest.raises(BadOption, match="at most 3"):
+        StepShares(4).check(3)
+
+
+def test_validation_is_never_training_nor_test(tmp_path):
+    flat = tiny_pictures(tmp_path / "all", train=20)
+    train_part, val_part = (
+        ids(opener(f"folder:{flat / 'train'}")) for opener in (open_train, open_val)
+    )
+    assert len(train_part) == 36 and len(val_part) == 4 and not train_part & val_part
+    split = [ids(opener(f"folder:{flat}")) for opener in (open_train, open_val, open_test)]
+    assert [len(subset) for subset in split] == [40, 6, 6]
+    assert (
+        open_train("critters:simplicity").name == "critters:simplicity:train"
+        and len(open_train("critters:simplicity")) == 4096
+    )
+    assert open_val("critters:simplicity", limit=7).name == "critters:simplicity:val"
+    with pytest.raises(BadOption, match="for testing"):
+        open_train("waterbird200:PATH")
+    with pytest.raises(DataMissing, match="too few"):
+        open_val(f"folder:{flat / 'val'}")
+    shutil.rmtree(flat / "test")
+    with pytest.raises(DataMissing, match="no such folder"):
+        open_test(f"folder:{flat}")
+
+
+def ids(data):
+    return {data[place].id for place in range(len(data))}
+
+
+def test_reading_processes_change_nothing(tmp_path):
+    config = tiny_config(tmp_path)
+    data = TrainingPictures(
+        open_train(config.data), "birds", new_net(config, ("a", "b")).preprocess, seed=1
+    )
+    keys = StepShares(4).keys(len(data), seed=1, epoch=0)[:2]
+    alone, helped = (
+        read_batches(data, keys, default_collate, workers=workers) for workers in (0, 1)
+    )
+    for mine, theirs in zip(alone, helped, strict=True):
+        assert all(torch.equal(a, b) for a, b in zip(mine, theirs, strict=True))
+    assert not torch.equal(data[(0, 3)][0], data[(1, 3)][0])

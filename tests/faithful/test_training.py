@@ -12,37 +12,28 @@ import shutil
 import pytest
 import torch
 from torch.testing import assert_close
-from torch.utils.data import default_collate
 
 import seecause as sc
 from seecause.errors import (
     BadImage,
     BadOption,
-    DataMissing,
     Diverged,
     MissingExtra,
     MissingWeights,
     UnsupportedModel,
     ViewMismatch,
 )
-from seecause.faithful import IFAM, TrainConfig, objective, open_run, read_config, train
-from seecause.faithful.config import cosine, normalised_decay, scaled_rate
+from seecause.faithful import IFAM, objective, open_run, train
 from seecause.faithful.data import (
-    StepShares,
-    TrainingPictures,
-    epoch_order,
     labelled_batches,
-    open_test,
     open_train,
     open_val,
-    read_batches,
 )
 from seecause.faithful.examine import examine, merge
 from seecause.faithful.interventions import best_of, calibrate, intervene, try_interventions
 from seecause.faithful.losses import TrainingLosses
 from seecause.faithful.run import LOSSES, write_best
-from seecause.faithful.training import Run, frame_for, new_net, new_optimizer
-from seecause.models.preprocess import Preprocess
+from seecause.faithful.training import Run, new_net
 from tests.faithful.nets import dinov2_backbone, pictures, timm_backbone, tiny_net
 from tests.faithful.runs import tiny_config, tiny_pictures
 
@@ -233,36 +224,6 @@ def test_errors_survive_the_way_between_processes():
     assert type(again) is ViewMismatch and str(again) == str(error) and again.where == "block 3"
 
 
-def test_rates():
-    assert scaled_rate(1e-6, 128) == pytest.approx(2.828e-6, rel=1e-3) and scaled_rate(
-        1e-6, 1024
-    ) == pytest.approx(8e-6)
-    assert normalised_decay(0.05, 46 * 90) == pytest.approx(7.8e-4, rel=1e-2)
-    assert [cosine(epoch, 4) for epoch in range(4)] == pytest.approx(
-        [1, (1 + math.sqrt(0.5)) / 2, 0.5, (1 - math.sqrt(0.5)) / 2]
-    )
-
-
-def test_groups_have_the_papers_rates(tmp_path):
-    config = tiny_config(
-        tmp_path, batch=16, learning_rate=1e-6, prototype_factor=1e3, head_factor=1e4
-    )
-    groups = {
-        group["name"]: (group["lr"], group["weight_decay"] > 0)
-        for group in new_optimizer(config, new_net(config, ("a", "b")), 100).param_groups
-    }
-    assert groups["stage1 tokens"] == (1e-6, False) and groups["prototypes"] == (
-        pytest.approx(1e-3),
-        False,
-    )
-    assert groups["stage2 matrices"] == (1e-6, True) and groups["stage2 vectors"] == (1e-6, False)
-    assert groups["stage2 head"] == (pytest.approx(1e-2), True) and groups["stage2 fc_norm"] == (
-        pytest.approx(1e-2),
-        False,
-    )
-    assert "stage1 matrices" not in groups
-
-
 def test_a_backbone_of_transformers_comes_back_from_disk(tmp_path):
     """What RAD-DINO is: a bare Dinov2Model with an image processor."""
     dinov2_backbone().save_pretrained(tmp_path / "dino")
@@ -278,51 +239,6 @@ def test_a_backbone_of_transformers_comes_back_from_disk(tmp_path):
     net.save(tmp_path / "saved")
     again, images = sc.faithful.load(tmp_path / "saved"), torch.rand(2, 3, 40, 40)
     assert torch.equal(again(images).logits, net(images).logits)
-
-
-def test_an_epoch_is_shared_out_whole():
-    alone = StepShares(4).keys(11, seed=5, epoch=2)
-    assert [index for step in alone for _, index in step] == epoch_order(11, 5, 2).tolist()[:8]
-    shared = [
-        StepShares(4, accumulate=2, rank=rank, world=2).keys(11, seed=5, epoch=2) for rank in (0, 1)
-    ]
-    assert all(len(part) == 4 and all(len(one) == 1 for one in part) for part in shared)
-    for step in (0, 1):
-        assert sorted(
-            key for part in shared for one in part[2 * step : 2 * step + 2] for key in one
-        ) == sorted(alone[step])
-    assert StepShares(4).keys(11, seed=5, epoch=2, first=1) == alone[1:]
-    assert epoch_order(11, 5, 2).tolist() != epoch_order(11, 5, 3).tolist()
-    with pytest.raises(BadOption, match="multiple of 4"):
-        StepShares(6, accumulate=2, world=2).keys(11, seed=0, epoch=0)
-    with pytest.raises(BadOption, match="at most 3"):
-        StepShares(4).check(3)
-
-
-def test_validation_is_never_training_nor_test(tmp_path):
-    flat = tiny_pictures(tmp_path / "all", train=20)
-    train_part, val_part = (
-        ids(opener(f"folder:{flat / 'train'}")) for opener in (open_train, open_val)
-    )
-    assert len(train_part) == 36 and len(val_part) == 4 and not train_part & val_part
-    split = [ids(opener(f"folder:{flat}")) for opener in (open_train, open_val, open_test)]
-    assert [len(subset) for subset in split] == [40, 6, 6]
-    assert (
-        open_train("critters:simplicity").name == "critters:simplicity:train"
-        and len(open_train("critters:simplicity")) == 4096
-    )
-    assert open_val("critters:simplicity", limit=7).name == "critters:simplicity:val"
-    with pytest.raises(BadOption, match="for testing"):
-        open_train("waterbird200:PATH")
-    with pytest.raises(DataMissing, match="too few"):
-        open_val(f"folder:{flat / 'val'}")
-    shutil.rmtree(flat / "test")
-    with pytest.raises(DataMissing, match="no such folder"):
-        open_test(f"folder:{flat}")
-
-
-def ids(data):
-    return {data[place].id for place in range(len(data))}
 
 
 def test_what_cannot_be_trained_says_so(tmp_path):
@@ -363,34 +279,6 @@ def test_what_could_not_be_saved_is_not_trained(tmp_path, monkeypatch):
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        (
-            {"epochs": "many"},
-            "'epochs' of TrainConfig='many' cannot be used; expected a whole number",
-        ),
-        ({"batch": 4.5}, "a whole number"),
-        ({"ema": "yes"}, "true or false"),
-        ({"limit": 0}, "at least 1"),
-        ({"learning_rate": -1.0}, "more than 0"),
-        ({"mean": "grey"}, "several values"),
-        ({"std": 0}, "more than 0"),
-        ({"options": {"part_dropout": "x"}}, "'part_dropout' of options='x'"),
-        (
-            {"options": {"gradients": "none"}},
-            "'gradients' of options='none' .* one of stages, gradient",
-        ),
-        ({"options": {"eval_noise": 1}}, "true or false"),
-        ({"options": "soft"}, "a table"),
-        ({"losses": {"class1": "none"}}, "'class1' of losses='none'"),
-    ],
-)
-def test_settings_have_their_kind(tmp_path, changes, message):
-    with pytest.raises(sc.SeecauseError, match=message):
-        tiny_config(tmp_path, **changes)
-
-
 def test_damaged_files_of_a_run_are_named(finished, tmp_path):
     config, _, _ = finished
     folder = tmp_path / "run"
@@ -406,47 +294,10 @@ def test_damaged_files_of_a_run_are_named(finished, tmp_path):
             open_run(folder)
 
 
-def test_pictures_are_framed_as_the_paper_has_them(tmp_path):
-    """Grey X-rays have a mean of their own; ImageNet's test pictures are cut below 384 pixels."""
-    siim = new_net(
-        tiny_config(tmp_path, augment="plain", mean=0.48865, std=[0.24621] * 3), ("a", "b")
-    ).preprocess
-    assert (
-        siim.mean == (0.48865,) * 3
-        and siim.std == (0.24621,) * 3
-        and siim.squash
-        and siim.crop == 1
-    )
-    assert new_net(tiny_config(tmp_path, augment="imagenet"), ("a", "b")).preprocess.crop == 0.875
-    large = Preprocess(size=(384, 384), mean=(0.5,) * 3, std=(0.5,) * 3, crop=0.9)
-    imagenet = frame_for(tiny_config(tmp_path, augment="imagenet"), large)
-    assert imagenet.crop == 1 and imagenet.filter == "bicubic" and siim.filter == "bilinear"
-
-
 def test_tensorboard_is_asked_for_by_name(tmp_path, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "torch.utils.tensorboard", None)
     with pytest.raises(MissingExtra, match="tools"):
         train(tiny_config(tmp_path, tensorboard=True))
-
-
-def test_a_configuration_comes_from_a_file(tmp_path):
-    path = tmp_path / "run.toml"
-    path.write_text(
-        'data = "cub:PATH"\nbackbone = "timm:x"\nepochs = 3\n[options]\ngradient = "none"\n'
-    )
-    result = read_config(path, out="run", epochs=5, batch=None)
-    assert result == TrainConfig(
-        data="cub:PATH", backbone="timm:x", out="run", epochs=5, options={"gradient": "none"}
-    )
-    both = read_config(path, out="run", options={"stages": 1}, losses={"class1": 0.0})
-    assert both.options == {"gradient": "none", "stages": 1} and both.losses == {"class1": 0.0}
-    with pytest.raises(BadOption, match=r"'epoch' of TrainConfig=5 .* epochs"):
-        read_config(path, out="run", epoch=5)
-    path.write_text("data =")
-    with pytest.raises(BadOption, match="valid TOML"):
-        read_config(path)
-    with pytest.raises(BadOption, match="data"):
-        read_config(None, out="run")
 
 
 def test_interventions_are_tried_on_validation(finished):
@@ -484,20 +335,6 @@ def test_a_replacement_that_was_killed_is_undone(finished, tmp_path):
     assert {path.name for path in folder.iterdir()} == {
         path.name for path in config.folder.iterdir()
     }
-
-
-def test_reading_processes_change_nothing(tmp_path):
-    config = tiny_config(tmp_path)
-    data = TrainingPictures(
-        open_train(config.data), "birds", new_net(config, ("a", "b")).preprocess, seed=1
-    )
-    keys = StepShares(4).keys(len(data), seed=1, epoch=0)[:2]
-    alone, helped = (
-        read_batches(data, keys, default_collate, workers=workers) for workers in (0, 1)
-    )
-    for mine, theirs in zip(alone, helped, strict=True):
-        assert all(torch.equal(a, b) for a, b in zip(mine, theirs, strict=True))
-    assert not torch.equal(data[(0, 3)][0], data[(1, 3)][0])
 
 
 def test_reading_processes_change_no_evaluation(finished):
