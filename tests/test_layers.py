@@ -122,3 +122,42 @@ def test_every_planted_bug_still_has_its_line():
     for mutant in planted["mutant"]:
         text = (ROOT / mutant["file"]).read_text(encoding="utf-8")
         assert text.count(mutant["old"]) == 1, f"{mutant['file']}: {mutant['breaks']}"
+
+
+SIZE, LENGTH, WIDTH = 400, 60, 12  # lines of a file, lines of a function, parameters
+LONGER = {"test_lvlm.py", "test_classifier.py"}
+PARAMETERS = {  # of those that have more: options, which people give by name
+    **{"attribution/caap.py:caap": 14, "attribution/mosaic.py:mosaic": 14, "loading.py:wrap": 13},
+    **{"cli/bench.py:run": 18, "cli/bench.py:ablate": 17, "cli/explain.py:explain": 17},
+    **{"cli/faithful.py:evaluate": 13, "cli/lvlm.py:heads": 18, "cli/lvlm.py:tokens": 18},
+    **{"cli/lvlm.py:study": 19, "cli/lvlm_answer.py:answer": 16, "cli/lvlm_answer.py:edit": 13},
+}
+
+
+@pytest.mark.parametrize("folder", ["src", "tests", "studies", "benchmarks"])
+def test_a_file_is_read_in_one_sitting(folder):
+    files = sorted((ROOT.parent.parent / folder).rglob("*.py"))
+    assert files
+    lengths = {
+        file.as_posix(): len(file.read_text(encoding="utf-8").splitlines()) for file in files
+    }
+    assert not {
+        file: length
+        for file, length in lengths.items()
+        if length > SIZE and Path(file).name not in LONGER
+    }
+
+
+def test_functions_are_short_and_take_few_things():
+    long, wide = {}, {}
+    for path in sorted(ROOT.rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                continue
+            name = f"{path.relative_to(ROOT).as_posix()}:{node.name}"
+            lines = (node.end_lineno or 0) - node.lineno + 1
+            count = len(node.args.posonlyargs + node.args.args + node.args.kwonlyargs)
+            long |= {name: lines} if lines > LENGTH else {}
+            kernel = path.stem.endswith("_triton")  # its arguments are pointers and strides
+            wide |= {name: count} if count > PARAMETERS.get(name, WIDTH) and not kernel else {}
+    assert not long and not wide

@@ -227,7 +227,8 @@ def grouped(command: Callable[..., Any]) -> Callable[..., Any]:
             for field in fields(groups[name])
         ]
     run.__signature__ = signature.replace(parameters=shown)  # pyright: ignore
-    run.__annotations__ = {parameter.name: parameter.annotation for parameter in shown}
+    returned = {name: hint for name, hint in hints.items() if name == "return"}
+    run.__annotations__ = {p.name: p.annotation for p in shown} | returned
     return run
 
 
