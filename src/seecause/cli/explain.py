@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -11,16 +12,10 @@ import typer
 
 from seecause.cli.options import (
     DEFAULT_MODEL,
-    Device,
-    DeviceOption,
-    Dtype,
-    DtypeOption,
     ModelName,
-    Out,
-    Overwrite,
-    Quiet,
-    Seed,
+    Run,
     Weights,
+    grouped,
     is_critters,
     method_options,
     names,
@@ -29,7 +24,7 @@ from seecause.cli.options import (
     tell_page,
     with_reading,
 )
-from seecause.cli.progress import Facts, Incomplete, counting, starting
+from seecause.cli.progress import Facts, Incomplete, starting
 from seecause.errors import BadImage, BadOption, printable
 
 if TYPE_CHECKING:
@@ -62,40 +57,6 @@ Images = Annotated[
         show_default=False,
     ),
 ]
-ClassName = Annotated[
-    str | None,
-    typer.Option(
-        "--class",
-        "-c",
-        help="The class to explain, by name or index.",
-        metavar="NAME|INDEX",
-        show_default="the predicted one",
-    ),
-]
-BoxOption = Annotated[
-    str | None,
-    typer.Option(
-        "--box",
-        help=(
-            "Of a detector, the box to explain by the number of its query: the score of its class"
-            " (or of --class), or with a colon a side: 3:left, 3:width."
-        ),
-        metavar="K[:SIDE]",
-        show_default="the surest box, or that of --class",
-    ),
-]
-RegionOption = Annotated[
-    str | None,
-    typer.Option(
-        "--region",
-        help=(
-            "Of a model of pixels, what to explain, in pixels of the picture: corners, one place,"
-            " or a mask file. To Segment Anything it is the prompt."
-        ),
-        metavar="X0,Y0,X1,Y1|X,Y|FILE",
-        show_default="the pixels of the largest class",
-    ),
-]
 Methods = Annotated[
     str | None,
     typer.Option(
@@ -124,44 +85,104 @@ Without = Annotated[
         metavar="FOLDER",
     ),
 ]
-EvidenceFlag = Annotated[
-    bool,
-    typer.Option(
-        "--evidence",
-        help="Also the patches that are enough for the answer, and those that it needs.",
-    ),
-]
-InteractionsFlag = Annotated[
-    bool,
-    typer.Option(
-        "--interactions",
-        help="Also the pairs of places that cause together what neither causes alone.",
-    ),
-]
+
+
+@dataclass(frozen=True, kw_only=True)
+class AskedAbout:
+    """What of the answer is explained."""
+
+    class_: Annotated[
+        str | None,
+        typer.Option(
+            "--class",
+            "-c",
+            help="The class to explain, by name or index.",
+            metavar="NAME|INDEX",
+            show_default="the predicted one",
+        ),
+    ] = None
+    box: Annotated[
+        str | None,
+        typer.Option(
+            help=(
+                "Of a detector, the box to explain by the number of its query: the score of its"
+                " class (or of --class), or with a colon a side: 3:left, 3:width."
+            ),
+            metavar="K[:SIDE]",
+            show_default="the surest box, or that of --class",
+        ),
+    ] = None
+    region: Annotated[
+        str | None,
+        typer.Option(
+            help=(
+                "Of a model of pixels, what to explain, in pixels of the picture: corners, one"
+                " place, or a mask file. To Segment Anything it is the prompt."
+            ),
+            metavar="X0,Y0,X1,Y1|X,Y|FILE",
+            show_default="the pixels of the largest class",
+        ),
+    ] = None
+
+    def target(self, model: ImageModel) -> Any:
+        """The target that --class, --box and --region name together."""
+        from seecause._pictures import read_grey
+        from seecause.attribution.explain import PictureRegion
+        from seecause.models.rows import Box, Region
+
+        label, box, region = self.class_, self.box, self.region
+        if box is not None and region is not None:
+            raise BadOption("--region", region, "--box or --region, not both")
+        if box is not None:
+            named = Box.parse(f"box:{box}")
+            if label is not None and named.label is not None:
+                raise BadOption("--class", label, f"nothing: --box names {named.label} already")
+            return named if label is None else Box(named.index, label, named.side)
+        if region is None:
+            return label if label is None or not model.aimed else model.class_index(label)
+        if Path(region).is_file():
+            import torch
+
+            where = Region(torch.from_numpy(read_grey(region)), label)
+        else:
+            where = Region(Region.parse(f"region:{region}").where, label)
+        return PictureRegion(where, model.preprocess)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Also:
+    """What is shown beside the maps."""
+
+    evidence: Annotated[
+        bool,
+        typer.Option(
+            "--evidence",
+            help="Also the patches that are enough for the answer, and those that it needs.",
+        ),
+    ] = False
+    interactions: Annotated[
+        bool,
+        typer.Option(
+            "--interactions",
+            help="Also the pairs of places that cause together what neither causes alone.",
+        ),
+    ] = False
 
 
 def register(app: typer.Typer) -> None:
-    app.command(epilog=EXAMPLES)(with_reading(explain))
+    app.command(epilog=EXAMPLES)(with_reading(grouped(explain)))
 
 
 def explain(
     images: Images,
     model: ModelName = DEFAULT_MODEL,
     weights: Weights = None,
-    class_: ClassName = None,
-    box: BoxOption = None,
-    region: RegionOption = None,
+    about: AskedAbout = AskedAbout(),
     method: Methods = None,
     option: MethodOption = None,
     without: Without = None,
-    evidence: EvidenceFlag = False,
-    interactions: InteractionsFlag = False,
-    out: Out = Path("explained"),
-    overwrite: Overwrite = False,
-    device: DeviceOption = Device.auto,
-    dtype: DtypeOption = Dtype.float32,
-    seed: Seed = 0,
-    quiet: Quiet = False,
+    also: Also = Also(),
+    run: Run = Run(out=Path("explained")),
 ) -> Facts:
     """Which patches of each picture caused the model's answer?
 
@@ -169,46 +190,54 @@ def explain(
     that cannot be read are left out and named; the exit code is 1 then.
     """
     from seecause.data.images import find_pictures, second_versions
-    from seecause.report.folder import check_out
 
-    replaces = check_out(out, overwrite=overwrite)
+    replaces = run.check()
     if method is not None and not names(method):
         raise BadOption("--method", method, "at least one method; `seecause methods` lists them")
     files = find_pictures(images)
     others, shown = second_versions(files, without), short_names(files)
-    with starting(f"loading {model}", quiet=quiet):  # after what is quickly refused
+    with starting(f"loading {model}", quiet=run.quiet):  # after what is quickly refused
         from seecause.attribution.explain import explain_batches
         from seecause.report.explain import explain_to_folder
 
-        opened = open_model(model, weights=weights, device=device, dtype=dtype, seed=seed)
-        methods = _methods(method, opened, bool(option))
-        options = method_options(methods, option or [], seed=seed, architecture=opened.architecture)
-        target = asked_about(opened, class_, box, region)
+        opened = open_model(
+            model, weights=weights, device=run.device, dtype=run.dtype, seed=run.seed
+        )
+        methods, pairs = _methods(method, opened, bool(option)), option or []
+        kind = opened.architecture
+        options = method_options(methods, pairs, seed=run.seed, architecture=kind)
+        target = about.target(opened)
         files = opened.preprocess.inputs(files)
         if len(files) < len(shown):  # frames, by the film they are of
             others, shown = second_versions(files, without), short_names(files)
-    also = ["evidence"] * evidence + ["interactions"] * interactions
-    if not quiet and is_critters(opened):
-        tell_outside(model, files, suggest="timm:deit3_small_patch16_224")
-    if not quiet and not opened.classes:
-        typer.echo(f"note: {model} has no class names here; --classes FILE names them", err=True)
+    if not run.quiet:
+        _warn(opened, model, files)
     holes: list[Hole] = []
-    with counting(f"explaining with {', '.join(methods)}", len(files), quiet=quiet) as advance:
+    with run.counting(f"explaining with {', '.join(methods)}", len(files)) as advance:
         parts = explain_batches(
-            opened, files, names=shown, methods=methods, target=target,
-            others=others, options=options, also=also, holes=holes,
+            opened, files, names=shown, methods=methods, target=target, others=others,
+            options=options, also=[name for name, wanted in asdict(also).items() if wanted],
+            holes=holes,
         )  # fmt: skip
         facts = explain_to_folder(
-            out, parts, files, shown, holes=holes, overwrite=overwrite, advance=advance
+            run.out, parts, files, shown, holes=holes, overwrite=run.overwrite, advance=advance
         )
-    if not quiet:
+    if not run.quiet:
         typer.echo("\n".join(map(printable, _lines(facts["images"], opened))))
-        tell_page(out, replaced=replaces)
+        tell_page(run.out, replaced=replaces)
+    for hole in holes:
+        typer.echo(f"left out: {printable(hole.reason)}", err=True)
     if holes:
-        for hole in holes:
-            typer.echo(f"left out: {printable(hole.reason)}", err=True)
         raise Incomplete(facts)
     return facts
+
+
+def _warn(opened: ImageModel, model: str, files: Sequence[str]) -> None:
+    """Of pictures that the model does not know, and of answers without names."""
+    if is_critters(opened):
+        tell_outside(model, files, suggest="timm:deit3_small_patch16_224")
+    if not opened.classes:
+        typer.echo(f"note: {model} has no class names here; --classes FILE names them", err=True)
 
 
 def _methods(text: str | None, model: ImageModel, with_options: bool) -> Sequence[str]:
@@ -218,30 +247,6 @@ def _methods(text: str | None, model: ImageModel, with_options: bool) -> Sequenc
     if text is not None:
         return names(text)
     return ["caap"] if with_options else list(default_methods(model))
-
-
-def asked_about(model: ImageModel, class_: str | None, box: str | None, region: str | None) -> Any:
-    """The target that --class, --box and --region name together."""
-    from seecause._pictures import read_grey
-    from seecause.attribution.explain import PictureRegion
-    from seecause.models.rows import Box, Region
-
-    if box is not None and region is not None:
-        raise BadOption("--region", region, "--box or --region, not both")
-    if box is not None:
-        named = Box.parse(f"box:{box}")
-        if class_ is not None and named.label is not None:
-            raise BadOption("--class", class_, f"nothing: --box names {named.label} already")
-        return named if class_ is None else Box(named.index, class_, named.side)
-    if region is None:
-        return class_ if class_ is None or not model.aimed else model.class_index(class_)
-    if Path(region).is_file():
-        import torch
-
-        where = Region(torch.from_numpy(read_grey(region)), class_)
-    else:
-        where = Region(Region.parse(f"region:{region}").where, class_)
-    return PictureRegion(where, model.preprocess)
 
 
 def _lines(rows: Sequence[Mapping[str, Any]], model: ImageModel) -> list[str]:
