@@ -128,9 +128,8 @@ SIZE, LENGTH, WIDTH = 400, 60, 12  # lines of a file, lines of a function, param
 LONGER = {"test_lvlm.py", "test_classifier.py"}
 PARAMETERS = {  # of those that have more: options, which people give by name
     **{"attribution/caap.py:caap": 14, "attribution/mosaic.py:mosaic": 14, "loading.py:wrap": 13},
-    **{"cli/bench.py:run": 20, "cli/bench.py:ablate": 20},
-    **{"cli/faithful.py:evaluate": 13, "cli/lvlm.py:heads": 18, "cli/lvlm.py:tokens": 18},
-    **{"cli/lvlm.py:study": 21, "cli/lvlm_answer.py:answer": 16, "cli/lvlm_answer.py:edit": 15},
+    **{"cli/bench.py:run": 20, "cli/bench.py:ablate": 20, "cli/faithful.py:evaluate": 13},
+    "cli/lvlm.py:study": 13,
 }
 
 

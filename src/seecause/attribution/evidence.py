@@ -124,8 +124,7 @@ def evidence(
     `maps` [B, gh, gw], or of `method` with its `options`; where none is named, of mosaic, where no
     class token is read of libra-ixg+, and of CAAP where these are not defined. Patches that are not
     shown have the pixels of `blank`, one for all or one for each. `seed` is also the method's,
-    unless its options name one.
-    Every view that answers works: only its forward is used.
+    unless its options name one. Every view that answers works: only its forward is used.
 
     >>> import seecause as sc
     >>> model = sc.load("builtin:critters-vit")

@@ -16,7 +16,6 @@ from seecause.cli.options import (
     Run,
     Weights,
     grouped,
-    is_critters,
     method_options,
     names,
     open_model,
@@ -234,7 +233,9 @@ def explain(
 
 def _warn(opened: ImageModel, model: str, files: Sequence[str]) -> None:
     """Of pictures that the model does not know, and of answers without names."""
-    if is_critters(opened):
+    from seecause.critters import CLASSES
+
+    if tuple(opened.classes) == tuple(CLASSES):  # it knows the generated world, and nothing else
         tell_outside(model, files, suggest="timm:deit3_small_patch16_224")
     if not opened.classes:
         typer.echo(f"note: {model} has no class names here; --classes FILE names them", err=True)

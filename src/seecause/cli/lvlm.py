@@ -13,36 +13,25 @@ from seecause.cli.lvlm_answer import ANSWER_EXAMPLE, EDIT_EXAMPLE, answer, edit
 from seecause.cli.lvlm_open import (
     DEFAULT_LVLM,
     OPENING,
-    check_bank,
-    check_question,
-    open_bank,
-    open_engine,
     open_lvlm,
     read_size,
     tell_if_outside,
 )
 from seecause.cli.lvlm_options import (
-    Answer,
-    BankFolder,
-    Calibration,
-    Estimate,
+    AskedWord,
+    CalibratedModel,
+    Estimation,
     Floor,
-    How,
     LVLMDtype,
     LVLMName,
-    MaskCount,
-    Picture,
-    Position,
+    LVLMRun,
+    Machine,
     Question,
-    Ratios,
-    RightOnly,
-    SampleLimit,
-    Share,
-    StudyData,
     StudyFolder,
+    StudySamples,
     StudyWork,
     TokenMasks,
-    Wordings,
+    Variations,
 )
 from seecause.cli.options import (
     Device,
@@ -51,6 +40,7 @@ from seecause.cli.options import (
     Overwrite,
     Quiet,
     Seed,
+    grouped,
     tell_page,
     tell_replaced,
 )
@@ -91,124 +81,78 @@ def register(app: typer.Typer) -> None:
         no_args_is_help=True,
         help="Trace a vision-language model's answer: heads, words and image tokens.",
     )
-    commands.command("heads", epilog=HEADS_EXAMPLE)(heads)
-    commands.command("tokens", epilog=TOKENS_EXAMPLE)(tokens)
-    commands.command("answer", epilog=ANSWER_EXAMPLE)(answer)
-    commands.command("edit", epilog=EDIT_EXAMPLE)(edit)
-    commands.command("study", epilog=STUDY_EXAMPLE)(with_workers(study))
+    commands.command("heads", epilog=HEADS_EXAMPLE)(grouped(heads))
+    commands.command("tokens", epilog=TOKENS_EXAMPLE)(grouped(tokens))
+    commands.command("answer", epilog=ANSWER_EXAMPLE)(grouped(answer))
+    commands.command("edit", epilog=EDIT_EXAMPLE)(grouped(edit))
+    commands.command("study", epilog=STUDY_EXAMPLE)(with_workers(grouped(study)))
     commands.command("bank", epilog=BANK_EXAMPLE)(bank)
     app.add_typer(commands, name="lvlm")
 
 
 def heads(
-    image: Picture,
-    question: Question,
-    model: LVLMName = DEFAULT_LVLM,
-    answer: Answer = None,
-    position: Position = 0,
-    how: Estimate = How.derivative,
-    masks: MaskCount = None,
-    ablated: Share = 0.75,
+    asked: AskedWord,
+    estimation: Estimation = Estimation(),
     adaptive: Annotated[
         bool, typer.Option("--adaptive", help="Stop a fit before --masks once two halves agree.")
     ] = False,
-    floor: Floor = 1.0,
-    bank_folder: BankFolder = None,
-    calibration: Calibration = None,
-    out: Out = Path("traced"),
-    overwrite: Overwrite = False,
-    device: DeviceOption = Device.auto,
-    dtype: LVLMDtype = None,
-    seed: Seed = 0,
-    quiet: Quiet = False,
+    run: LVLMRun = LVLMRun(out=Path("traced")),
 ) -> None:
     """Which heads carry the picture into the answer?
 
     Writes a page (index.html), the coefficients (heads/), curves and other rankings
     (trace.safetensors) and a manifest.
     """
-    opened: dict[str, Any] = {"bank": bank_folder, "calibration": calibration, "dtype": dtype}
-    opened |= {"answer": answer, "position": position, "floor": floor}
-    fit = {"how": how.value, "masks": masks, "p": ablated, "seed": seed, "adaptive": adaptive}
-    _trace(image, question, model, device, opened, fit, out, overwrite=overwrite, quiet=quiet)
+    _trace(asked, {**estimation.made(run.seed), "adaptive": adaptive}, run)
 
 
 def tokens(
-    image: Picture,
-    question: Question,
-    model: LVLMName = DEFAULT_LVLM,
-    answer: Answer = None,
-    position: Position = 0,
-    how: Estimate = How.derivative,
-    masks: MaskCount = None,
+    asked: AskedWord,
+    estimation: Estimation = Estimation(),
     token_masks: Annotated[
         int | None,
         typer.Option(
             help="Masked runs for image tokens.", min=4, show_default="as many as --masks"
         ),
     ] = None,
-    ablated: Share = 0.75,
-    floor: Floor = 1.0,
-    bank_folder: BankFolder = None,
-    calibration: Calibration = None,
-    out: Out = Path("traced"),
-    overwrite: Overwrite = False,
-    device: DeviceOption = Device.auto,
-    dtype: LVLMDtype = None,
-    seed: Seed = 0,
-    quiet: Quiet = False,
+    run: LVLMRun = LVLMRun(out=Path("traced")),
 ) -> None:
     """From where in the picture, through which heads, into which words?
 
     Does what `lvlm heads` does, then words and image tokens: also writes an overlay (overlay.png)
     and their numbers (tokens.safetensors).
     """
-    opened: dict[str, Any] = {"bank": bank_folder, "calibration": calibration, "dtype": dtype}
-    opened |= {"answer": answer, "position": position, "floor": floor}
-    fit = {"how": how.value, "masks": masks, "token_masks": token_masks or masks}
-    fit |= {"p": ablated, "seed": seed}
-    _trace(image, question, model, device, opened, fit, out, overwrite=overwrite, quiet=quiet)
+    fit = {**estimation.made(run.seed), "token_masks": token_masks or estimation.masks}
+    _trace(asked, fit, run)
 
 
-def _trace(
-    image: str,
-    question: str,
-    model: str,
-    device: Device,
-    opened: dict[str, Any],
-    fit: dict[str, Any],
-    out: Path,
-    *,
-    overwrite: bool,
-    quiet: bool,
-) -> None:
-    """Open the engine with `opened`, trace with `fit`, write the folder."""
-    from seecause.cli.progress import counting, spinning
+def _trace(asked: AskedWord, fit: dict[str, Any], run: LVLMRun) -> None:
+    """Open the engine, trace with `fit`, write the folder."""
+    from seecause.cli.progress import spinning
     from seecause.lvlm import trace_answer
     from seecause.lvlm.fit import MASKS
     from seecause.lvlm.trace import masked_runs
-    from seecause.report.folder import check_out, result_folder
     from seecause.report.lvlm import trace_manifest, write_trace
 
-    replaced = check_out(out, overwrite=overwrite)
+    replaced = run.check()
     kind = "lvlm tokens" if "token_masks" in fit else "lvlm heads"
-    with spinning(OPENING, quiet=quiet):
-        picture, engine = open_engine(image, question, model, device=device, **opened)
-    if not quiet:
-        tell_if_outside(model, image)
+    with spinning(OPENING, quiet=run.quiet):
+        picture, engine = asked.engine(run)
+    if not run.quiet:
+        tell_if_outside(asked.model, asked.image)
     how, token_masks = fit["how"], fit.get("token_masks", 0)
     token_masks = MASKS[how] if token_masks is None else token_masks
     runs = masked_runs(engine, how=how, masks=fit["masks"], token_masks=token_masks)
-    with counting("masked runs", runs, quiet=quiet) as engine.progress:
+    with run.counting("masked runs", runs) as engine.progress:
         trace = trace_answer(engine, **fit)
-    run = trace_manifest(trace)
-    manifest = {"command": kind, "page": "index.html", "image": image, "answer": engine.answer}
-    with result_folder(out, {**manifest, "run": run}, overwrite=overwrite) as folder:
+    manifest = {"command": kind, "page": "index.html", "image": asked.image}
+    manifest |= {"answer": engine.answer, "run": trace_manifest(trace)}
+    with run.folder(manifest) as folder:
         trace.save(folder)
-        write_trace(folder, trace, picture, name=image)
-    if not quiet:
+        write_trace(folder, trace, picture, name=asked.image)
+    if not run.quiet:
         _tell(trace)
-        tell_page(out, replaced=replaced)
+        tell_page(run.out, replaced=replaced)
 
 
 def _tell(trace: AnswerTrace) -> None:
@@ -237,25 +181,17 @@ def _tell(trace: AnswerTrace) -> None:
 
 
 def study(
-    data: StudyData,
+    samples: StudySamples,
     question: Question,
-    model: LVLMName = DEFAULT_LVLM,
-    limit: SampleLimit = 100,
-    how: Estimate = How.derivative,
-    masks: MaskCount = None,
+    asked: CalibratedModel = CalibratedModel(),
+    estimation: Estimation = Estimation(),
     token_masks: TokenMasks = None,
-    ablated: Share = 0.75,
-    wording: Wordings = None,
-    ratio: Ratios = None,
-    right_only: RightOnly = False,
+    varied: Variations = Variations(),
     floor: Floor = 1.0,
-    bank_folder: BankFolder = None,
-    calibration: Calibration = None,
     out: StudyFolder = Path("study"),
     work: StudyWork = None,
     workers: Any = None,
-    device: DeviceOption = Device.auto,
-    dtype: LVLMDtype = None,
+    where: Machine = Machine(),
     seed: Seed = 0,
     quiet: Quiet = False,
 ) -> None:
@@ -273,27 +209,25 @@ def study(
     from seecause.lvlm.trace import engine_concerns
     from seecause.report.lvlm_study import write_study
 
-    store = work or out
+    store, variations = work or out, varied.made()
     study_store(store).check()
-    for text in (question, *(wording or ())):
-        check_question(text)
-    check_bank(model, bank_folder, calibration)
-    samples, lvlm = open_data(data, limit=limit), open_lvlm(model, device, dtype)
-    masks = masks or MASKS[how.value]
+    asked.check(question, *variations["wordings"])
+    pictures, lvlm = open_data(samples.data, limit=samples.limit), asked.open(where)
+    masks = estimation.masks or MASKS[estimation.how.value]
     count = masks if token_masks is None else token_masks
-    others = {"wordings": tuple(wording or ()), "ratios": tuple(ratio or ())}
+    shares, right_only = (estimation.ablated, floor), samples.right_only
     options = StudyOptions(
-        question, masks, count, ablated, floor, right_only, seed, how=how.value, **others
+        question, masks, count, *shares, right_only, seed, how=estimation.how.value, **variations
     )
     parts = 1 + bool(count) + options.varies
-    with counting("parts of samples", len(samples) * parts, quiet=quiet) as advance:
-        means = open_bank(lvlm, bank_folder, calibration)
+    with counting("parts of samples", len(pictures) * parts, quiet=quiet) as advance:
+        means = asked.bank(lvlm)
         result = run_lvlm_study(
-            lvlm, means, samples, options, store, workers=workers, advance=advance
+            lvlm, means, pictures, options, store, workers=workers, advance=advance
         )
     out.mkdir(parents=True, exist_ok=True)
     notes = [*engine_concerns(lvlm, question, len(means)), *result.concerns()]
-    about: dict[str, Any] = {"question": question, "data": samples, "notes": notes}
+    about: dict[str, Any] = {"question": question, "data": pictures, "notes": notes}
     pages = write_study(out, result, lvlm=lvlm, wordings=options.wordings, **about)
     holes = Counter(sample.hole for sample in result.samples if sample.hole)
     for reason, times in holes.items():

@@ -3,34 +3,22 @@ when some heads see something else."""
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from seecause.cli.lvlm_open import (
-    DEFAULT_LVLM,
-    OPENING,
-    check_bank,
-    check_question,
-    open_bank,
-    open_lvlm,
-    tell_if_outside,
-)
+from seecause.cli.lvlm_open import OPENING, tell_if_outside
 from seecause.cli.lvlm_options import (
     Answer,
-    BankFolder,
-    Calibration,
-    Estimate,
-    How,
-    LVLMDtype,
-    LVLMName,
-    MaskCount,
-    Picture,
-    Question,
-    Share,
+    AskedPicture,
+    Estimation,
+    HeadEdit,
+    LVLMRun,
+    Machine,
 )
-from seecause.cli.options import Device, DeviceOption, Out, Overwrite, Quiet, Seed, tell_page
+from seecause.cli.options import Overwrite, Quiet, tell_page
 from seecause.cli.progress import Facts
 from seecause.errors import BadOption
 
@@ -52,54 +40,41 @@ Length = Annotated[int, typer.Option(help="Tokens of the model's own answer, at 
 
 
 def answer(
-    image: Picture,
-    question: Question,
-    model: LVLMName = DEFAULT_LVLM,
+    asked: AskedPicture,
     answer: Answer = None,
     length: Length = 24,
-    how: Estimate = How.derivative,
-    masks: MaskCount = None,
-    ablated: Share = 0.75,
-    bank_folder: BankFolder = None,
-    calibration: Calibration = None,
-    out: Out = Path("answered"),
-    overwrite: Overwrite = False,
-    device: DeviceOption = Device.auto,
-    dtype: LVLMDtype = None,
-    seed: Seed = 0,
-    quiet: Quiet = False,
+    estimation: Estimation = Estimation(),
+    run: LVLMRun = LVLMRun(out=Path("answered")),
 ) -> None:
     """Every word of an answer: does it come from the picture, through which heads, from where?
 
     Writes a page (index.html: the sentence; touch a word), its numbers (words.safetensors,
     words.json) and a manifest.
     """
-    from seecause.cli.progress import counting, spinning
+    from seecause.cli.progress import spinning
     from seecause.data.images import open_picture
     from seecause.lvlm import AnswerEngine, trace_words
     from seecause.lvlm.words import masked_runs, word_concerns
-    from seecause.report.folder import check_out, result_folder
     from seecause.report.lvlm_answer import answer_manifest, sentence, write_answer
 
-    replaced = check_out(out, overwrite=overwrite)
-    check_question(question)
-    check_bank(model, bank_folder, calibration)
-    with spinning(OPENING, quiet=quiet):
-        picture, lvlm = open_picture(image), open_lvlm(model, device, dtype)
-        bank = open_bank(lvlm, bank_folder, calibration)
+    replaced, image = run.check(), asked.image
+    asked.check(asked.question)
+    with spinning(OPENING, quiet=run.quiet):
+        picture, lvlm = open_picture(image), asked.open(run)
+        bank, question = asked.bank(lvlm), asked.question
         engine = AnswerEngine(lvlm, picture, question, bank, answer=answer, length=length)
-    if not quiet:
-        tell_if_outside(model, image)
-    runs = masked_runs(engine, how=how.value, masks=masks)
-    with counting("masked runs", runs, quiet=quiet) as engine.progress:
-        words = trace_words(engine, how=how.value, masks=masks, p=ablated, seed=seed)
+    if not run.quiet:
+        tell_if_outside(asked.model, image)
+    fit = estimation.made(run.seed)
+    runs = masked_runs(engine, how=fit["how"], masks=fit["masks"])
+    with run.counting("masked runs", runs) as engine.progress:
+        words = trace_words(engine, **fit)
     facts = {"image": image, "answer": sentence(engine), "words": _facts(words)}
     manifest = {"command": "lvlm answer", "page": "index.html", **facts}
-    run = {"run": answer_manifest(words)}
-    with result_folder(out, {**manifest, **run}, overwrite=overwrite) as folder:
+    with run.folder({**manifest, "run": answer_manifest(words)}) as folder:
         words.save(folder)
         write_answer(folder, engine, words, picture, name=image)
-    if not quiet:
+    if not run.quiet:
         for line in word_concerns(engine, words):
             typer.echo(f"note: {line}", err=True)
         typer.echo(f"answer: {facts['answer']}")
@@ -108,7 +83,7 @@ def answer(
                 f"  {row['word']:<14} {row['source']:<9} {row['probability']:.3f} with the picture,"
                 f" {row['without']:.3f} without; heads {row['heads']}"
             )
-        tell_page(out, replaced=replaced)
+        tell_page(run.out, replaced=replaced)
 
 
 def _facts(words: AnswerWords) -> list[dict[str, Any]]:
@@ -127,33 +102,16 @@ def _facts(words: AnswerWords) -> list[dict[str, Any]]:
 
 
 def edit(
-    image: Picture,
-    question: Question,
+    asked: AskedPicture,
     heads: Annotated[str, typer.Option("--heads", help=HEADS_HELP, show_default=False)],
-    model: LVLMName = DEFAULT_LVLM,
-    blind: Annotated[
-        bool, typer.Option("--blind", help="These heads see the average picture.")
-    ] = False,
-    redirect: Annotated[
-        str | None,
-        typer.Option(help="They see this picture.", metavar="IMAGE", show_default=False),
-    ] = None,
-    boost: Annotated[
-        float | None,
-        typer.Option(
-            help="The picture weighs so many times as much for them.", min=0, show_default=False
-        ),
-    ] = None,
+    change: HeadEdit = HeadEdit(),
     length: Length = 24,
-    bank_folder: BankFolder = None,
-    calibration: Calibration = None,
     out: Annotated[
         Path | None,
         typer.Option(help="Folder for a manifest: what was changed and said.", show_default=False),
     ] = None,
     overwrite: Overwrite = False,
-    device: DeviceOption = Device.auto,
-    dtype: LVLMDtype = None,
+    where: Machine = Machine(),
     quiet: Quiet = False,
 ) -> Facts:
     """What does the model say when some heads see something else? The edit lasts through its own
@@ -165,31 +123,28 @@ def edit(
 
     if out is not None:
         check_out(out, overwrite=overwrite)
-    if sum((blind, redirect is not None, boost is not None)) != 1:
-        raise BadOption("edit", None, "one of --blind, --redirect and --boost")
-    check_question(question)
+    change.check()
+    asked.check(asked.question, bank=change.blind)
     pairs = _read_heads(heads)
-    if blind:
-        check_bank(model, bank_folder, calibration)
     with counting("speaking", 2, quiet=quiet) as advance:
-        picture, lvlm = open_picture(image), open_lvlm(model, device, dtype)
+        picture, lvlm = open_picture(asked.image), asked.open(where)
         seen, bank = picture, None
-        if blind:
-            bank = open_bank(lvlm, bank_folder, calibration)
+        if change.blind:
+            bank = asked.bank(lvlm)
             seen = bank.resized(picture)
-        other = None if redirect is None else open_picture(redirect)
-        prompt = lvlm.prompt(seen, question)
+        other = None if change.redirect is None else open_picture(change.redirect)
+        prompt = lvlm.prompt(seen, asked.question)
         before = lvlm.speak(prompt, length)
         advance(1)
-        change = {"size": (seen.height, seen.width), "picture": picture}
-        with edited_heads(lvlm, pairs, blind=bank, redirect=other, boost=boost, **change):
+        about = {"size": (seen.height, seen.width), "picture": picture}
+        with edited_heads(lvlm, pairs, blind=bank, redirect=other, boost=change.boost, **about):
             after = lvlm.speak(prompt, length)
         advance(1)
     decode = lvlm.processor.tokenizer.decode
     facts = {"before": decode(before).strip(), "after": decode(after).strip(), "heads": pairs}
     if out is not None:
-        options = {"blind": blind, "redirect": redirect, "boost": boost, "length": length}
-        prompted = {"image": image, "question": question, "model": model, "options": options}
+        prompted = {"image": asked.image, "question": asked.question, "model": asked.model}
+        prompted |= {"options": {**asdict(change), "length": length}}
         _write_edit(out, lvlm, {**prompted, **facts}, overwrite=overwrite)
     if not quiet:
         typer.echo(f"before: {facts['before']}\nafter:  {facts['after']}")

@@ -2,13 +2,28 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from seecause.cli.options import Dtype
+from seecause.cli.lvlm_open import (
+    DEFAULT_LVLM,
+    check_bank,
+    check_question,
+    open_bank,
+    open_engine,
+    open_lvlm,
+)
+from seecause.cli.options import Device, DeviceOption, Dtype, Output, Seed
+from seecause.errors import BadOption
+
+if TYPE_CHECKING:
+    from PIL import Image
+
+    from seecause.lvlm import LVLM, MaskEngine, MeanBank
 
 MODEL_HELP = "builtin:critters-llava, hf:NAME-OR-FOLDER, or a folder that transformers wrote."
 HOW_HELP = (
@@ -123,3 +138,119 @@ Ratios = Annotated[
         show_default=False,
     ),
 ]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Machine:
+    """Where a vision-language model runs."""
+
+    device: DeviceOption = Device.auto
+    dtype: LVLMDtype = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class LVLMRun(Output, Machine):
+    """The same, and the folder that is written."""
+
+    seed: Seed = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class CalibratedModel:
+    """A vision-language model, and what its heads see that may not see the picture."""
+
+    model: LVLMName = DEFAULT_LVLM
+    bank_folder: BankFolder = None
+    calibration: Calibration = None
+
+    def check(self, *questions: str, bank: bool = True) -> None:
+        """Refuse, before a model is loaded, what cannot work."""
+        for question in questions:
+            check_question(question)
+        if bank:
+            check_bank(self.model, self.bank_folder, self.calibration)
+
+    def open(self, where: Machine) -> LVLM:
+        return open_lvlm(self.model, where.device, where.dtype)
+
+    def bank(self, lvlm: LVLM) -> MeanBank:
+        return open_bank(lvlm, self.bank_folder, self.calibration)
+
+
+@dataclass(frozen=True, kw_only=True)
+class AskedPicture(CalibratedModel):
+    """A question about a picture."""
+
+    image: Picture
+    question: Question
+
+
+@dataclass(frozen=True, kw_only=True)
+class AskedWord(AskedPicture):
+    """One word of its answer."""
+
+    answer: Answer = None
+    position: Position = 0
+    floor: Floor = 1.0
+
+    def engine(self, where: Machine) -> tuple[Image.Image, MaskEngine]:
+        return open_engine(
+            self.image, self.question, self.model, bank=self.bank_folder,
+            calibration=self.calibration, device=where.device, dtype=where.dtype,
+            answer=self.answer, position=self.position, floor=self.floor,
+        )  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class Estimation:
+    """How coefficients are estimated."""
+
+    how: Estimate = How.derivative
+    masks: MaskCount = None
+    ablated: Share = 0.75
+
+    def made(self, seed: int) -> dict[str, Any]:
+        return {"how": self.how.value, "masks": self.masks, "p": self.ablated, "seed": seed}
+
+
+@dataclass(frozen=True, kw_only=True)
+class StudySamples:
+    """What a study asks about."""
+
+    data: StudyData
+    limit: SampleLimit = 100
+    right_only: RightOnly = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Variations:
+    """What a study asks again."""
+
+    wording: Wordings = None
+    ratio: Ratios = None
+
+    def made(self) -> dict[str, Any]:
+        return {"wordings": tuple(self.wording or ()), "ratios": tuple(self.ratio or ())}
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeadEdit:
+    """What some heads see instead."""
+
+    blind: Annotated[bool, typer.Option("--blind", help="These heads see the average picture.")] = (
+        False
+    )
+    redirect: Annotated[
+        str | None,
+        typer.Option(help="They see this picture.", metavar="IMAGE", show_default=False),
+    ] = None
+    boost: Annotated[
+        float | None,
+        typer.Option(
+            help="The picture weighs so many times as much for them.", min=0, show_default=False
+        ),
+    ] = None
+
+    def check(self) -> None:
+        if sum((self.blind, self.redirect is not None, self.boost is not None)) != 1:
+            raise BadOption("edit", None, "one of --blind, --redirect and --boost")

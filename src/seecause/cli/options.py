@@ -9,7 +9,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from contextvars import ContextVar
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
 from enum import StrEnum
 from pathlib import Path
 from types import MappingProxyType
@@ -221,7 +221,7 @@ def grouped(command: Callable[..., Any]) -> Callable[..., Any]:
             inspect.Parameter(
                 field.name,
                 _KEYWORD,
-                default=getattr(parameter.default, field.name),
+                default=_default(parameter, field),
                 annotation=own[field.name],
             )
             for field in fields(groups[name])
@@ -230,6 +230,14 @@ def grouped(command: Callable[..., Any]) -> Callable[..., Any]:
     returned = {name: hint for name, hint in hints.items() if name == "return"}
     run.__annotations__ = {p.name: p.annotation for p in shown} | returned
     return run
+
+
+def _default(parameter: inspect.Parameter, field: Field[Any]) -> Any:
+    """That of a field of a group: the parameter's, else its own; one that has neither is asked
+    for."""
+    if parameter.default is not inspect.Parameter.empty:
+        return getattr(parameter.default, field.name)
+    return inspect.Parameter.empty if field.default is MISSING else field.default
 
 
 def with_flags(
@@ -312,13 +320,6 @@ def open_model(
 def names(text: str) -> tuple[str, ...]:
     """Words with commas between them, each once."""
     return tuple(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
-
-
-def is_critters(model: ImageModel) -> bool:
-    """Whether a model knows the classes of the generated world, and nothing else."""
-    from seecause.critters import CLASSES
-
-    return tuple(model.classes) == tuple(CLASSES)
 
 
 def tell_outside(model: str, pictures: Sequence[str], *, suggest: str) -> None:

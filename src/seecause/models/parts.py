@@ -236,6 +236,7 @@ def assemble(
         size = parts.size
     elif known is None:
         size = size or parts.size
+    frame = complete(known, mean=mean, std=std, size=size, of=type(module).__name__)
     return parts.view(
         module=module,
         name=name,
@@ -244,9 +245,7 @@ def assemble(
         layout_at=parts.layout_at,
         blocks=parts.blocks,
         readout=readout,
-        preprocess=parts.prepares(
-            complete(known, mean=mean, std=std, size=size, of=type(module).__name__)
-        ),
+        preprocess=parts.prepares(frame),
         patch=parts.patch,
         native=native,
         classes=tuple(classes if classes is not None else parts.classes if head is None else ()),

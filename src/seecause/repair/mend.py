@@ -102,13 +102,9 @@ def repair(
         _need_groups(material)
     seen = None if test is None else material_of(view, as_data(test), _again(eye), progress)
     learn, choose, report = _split(material, seen, seed)
-    lesson = Lesson(
-        learn.lesson(per_picture, seed=seed),
-        choose.test(view, PER_PICTURE, seed=seed),
-        seed,
-        groups,
-        progress=progress,
-    )
+    taught = learn.lesson(per_picture, seed=seed)
+    held_out = choose.test(view, PER_PICTURE, seed=seed)
+    lesson = Lesson(taught, held_out, seed, groups, progress=progress)
     judged_on = _tried(material, learn, choose)
     part = judged_on.test(view, PER_PICTURE, seed=seed)
     verdict = audit_part(view, part, judged_on.masks, progress, with_gains=False).verdict
