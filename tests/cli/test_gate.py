@@ -6,13 +6,16 @@ import csv
 import hashlib
 import json
 import shlex
+from dataclasses import replace
 from xml.etree import ElementTree
 
 import pytest
 from typer.testing import CliRunner
 
 from seecause.cli import app
+from seecause.cli.audit import audited
 from seecause.cli.gate import FAILED
+from seecause.data.dataset import Hole
 
 MODEL = ["--model", "builtin:critters-biased", "--data", "critters:certified:test"]
 FAST = [*MODEL, "--limit", "40", "--per-picture", "1", "--device", "cpu"]
@@ -75,6 +78,18 @@ def test_every_file_of_the_pack_is_what_its_sum_says(failed):
 def test_limits_that_are_met_pass(tmp_path):
     done = gate("--max-flips", 1, "--out", tmp_path / "pack", "--quiet")
     assert done.exit_code == 0 and done.output == ""
+    assert json.loads((tmp_path / "pack" / "gate.json").read_text())["passed"]
+
+
+def test_pictures_that_could_not_be_read_leave_with_1(tmp_path, monkeypatch):
+    def with_hole(*words, **options):
+        model, audit = audited(*words, **options)
+        holes = (Hole("broken.png", "cut short"),)
+        return model, replace(audit, pictures=replace(audit.pictures, holes=holes))
+
+    monkeypatch.setattr("seecause.cli.gate.audited", with_hole)
+    done = gate("--max-flips", 1, "--limit", 24, "--out", tmp_path / "pack", "--quiet")
+    assert done.exit_code == 1 and isinstance(done.exception, SystemExit), done.exception
     assert json.loads((tmp_path / "pack" / "gate.json").read_text())["passed"]
 
 

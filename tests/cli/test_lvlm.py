@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
+from PIL import Image
 from safetensors.torch import load_file
 from typer.testing import CliRunner
 
@@ -245,3 +246,19 @@ def test_an_unknown_mode_of_a_bank_names_those_there_are(toy, photos, tmp_path):
     done = lvlm("bank", photos, "--model", toy, "--mode", "median", "--out", tmp_path / "out")
     assert done.exit_code == 2 and "median" in done.stderr and "'grid'" in done.stderr
     assert not (tmp_path / "out").exists()
+
+
+def test_a_bank_is_made_for_the_size_that_most_of_its_pictures_have(tmp_path, monkeypatch):
+    for name, size in (("a", (40, 32)), ("b", (32, 40)), ("c", (32, 40))):
+        Image.new("RGB", size).save(tmp_path / f"{name}.png")
+    options: dict[str, object] = {}
+
+    class Bank:
+        def save(self, folder):
+            options["saved"] = folder.is_dir()
+
+    monkeypatch.setattr("seecause.cli.lvlm.open_lvlm", lambda *_: None)
+    monkeypatch.setattr("seecause.lvlm.make_bank", lambda *_, **o: options.update(o) or Bank())
+    done = lvlm("bank", tmp_path, "--out", tmp_path / "bank")
+    assert done.exit_code == 0, done.output
+    assert options == {"mode": "shape", "sizes": [(40, 32)], "saved": True}  # height, width

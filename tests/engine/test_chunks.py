@@ -48,6 +48,18 @@ def test_batches_come_back_in_order():
     assert torch.equal(batched(lambda x: 2 * x, items, 3), 2 * items)
 
 
+def test_a_budget_hears_of_halvings_under_one_inside_it():
+    def run(start, stop):
+        if stop - start > 1:
+            raise torch.cuda.OutOfMemoryError("too large")
+        return start
+
+    with budget() as outer:
+        with budget(100):
+            list(in_chunks(run, 2, 2, what="rows"))
+        assert outer.halvings == ["rows: 1"]
+
+
 def test_budgets_nest_and_end():
     with budget(10) as outer:
         with budget(20):

@@ -17,6 +17,7 @@ from seecause.data.registry import open_data
 from seecause.errors import BadOption
 from seecause.faithful import LeaveOneOut, calibrate, intervene, train
 from seecause.faithful.data import batches_of, frame_of
+from seecause.faithful.evaluation import Evaluation, TrainedNetwork, _Test, silent
 from seecause.faithful.examine import check_select, examine, key_points, keypoint_fit_data, merge
 from seecause.faithful.images import RandomCuts, cuts_with_object
 from seecause.faithful.interventions import Trial, best_of, sensible_criterion
@@ -301,3 +302,20 @@ def test_what_has_none_gets_none(birds, tmp_path):
         key_points(bird_net(birds), open_data(f"cub:{hidden}:trainval"), open_data(f"cub:{hidden}"))
         == {}
     )
+
+
+def test_an_evaluation_shows_what_the_intervention_does_beside_the_plain_numbers(
+    scenes, monkeypatch
+):
+    net, data = scenes
+    trials = [Trial((), None, 0.5, 0.1), Trial((1,), None, 0.6, 0.4)]
+    place = "seecause.faithful.evaluation"
+    monkeypatch.setattr(f"{place}.try_interventions", lambda *_, **__: trials)
+    monkeypatch.setattr(f"{place}.TrainedNetwork.val_pictures", lambda self: data)
+    monkeypatch.setattr(f"{place}._Test.changed", lambda self, change, **_: {"average": 0.9})
+    test = _Test(TrainedNetwork("tiny", net), data, None, 2, None, False, silent)
+    plain = Evaluation("d", 5, {"average": 0.5, "keypoints": 7.0})
+    result = test.with_best_intervention(plain, [], "distance", "worst")
+    assert result.intervention.drop_parts == (1,) and result.chosen is trials[1]
+    assert result.plain["average"] == 0.5
+    assert result.changed == {"average": 0.9, "keypoints": 7.0}  # what cannot change stays

@@ -32,7 +32,7 @@ from seecause.faithful.data import (
 from seecause.faithful.examine import examine, merge
 from seecause.faithful.interventions import best_of, calibrate, intervene, try_interventions
 from seecause.faithful.losses import TrainingLosses
-from seecause.faithful.run import LOSSES, write_best
+from seecause.faithful.run import LOSSES, CsvLog, write_best
 from seecause.faithful.training import Run, new_net
 from tests.faithful.nets import dinov2_backbone, pictures, timm_backbone, tiny_net
 from tests.faithful.runs import tiny_config, tiny_pictures
@@ -344,3 +344,12 @@ def test_reading_processes_change_no_evaluation(finished):
         examine(net, open_val(config.data), batch=2, workers=workers) for workers in (0, 1)
     )
     assert torch.equal(alone.logits, helped.logits) and torch.equal(alone.labels, helped.labels)
+
+
+def test_a_log_that_is_opened_again_keeps_the_rows_up_to_its_step(tmp_path):
+    log = CsvLog(tmp_path / "log.csv", ("step", "total"))
+    for step in (1, 2, 3):
+        log.add({"step": step, "total": 0.5 * step})
+    CsvLog(log.path, log.columns, step=2).add({"step": 3, "total": 9.0})
+    values = [(row["step"], row["total"]) for row in rows(log.path)]
+    assert values == [("1", "0.5"), ("2", "1.0"), ("3", "9.0")]

@@ -25,7 +25,7 @@ from seecause.heads import (
     second_order,
 )
 from seecause.heads._experiment import HeadExperiment
-from seecause.heads._screen import _half_twin, saturated
+from seecause.heads._screen import _half_twin, _judge, saturated
 from seecause.heads.joint import fit
 from tests.helpers import noise, view
 from tests.reference import cigma as reference
@@ -357,3 +357,14 @@ def test_a_screen_in_half_precision_measures_what_float32_measures_and_follows_t
         model.blocks[0].native.attn.proj.weight.mul_(2)
     changed = _half_twin(model).blocks[0].native.attn.proj.weight
     assert torch.equal(changed, model.blocks[0].native.attn.proj.weight.bfloat16())
+
+
+def test_recall_counts_what_was_neither_verified_nor_audited():
+    """Of two audited heads one beats the second of the top; so would five of the ten left."""
+    exact = torch.tensor([[4.0, 3.0, 2.0, 5.0, 0.0, *[math.nan] * 8]], dtype=torch.float64)
+    guess = torch.arange(13, 0, -1, dtype=torch.float64)[None]
+    verified, audited = [(0, 0), (0, 1), (0, 2)], [(0, 3), (0, 4)]
+    scores, guesses = sc.heads.HeadScores(exact), sc.heads.HeadScores(guess)
+    judged = _judge(scores, guesses, verified, audited, top=2, rest=10)
+    assert judged.missed == 0.5 and judged.recall == 0.0
+    assert _judge(scores, guesses, verified, audited, top=3, rest=3).recall == 0.5

@@ -47,6 +47,17 @@ def test_it_beats_the_plain_head_on_the_worst_group():
     )  # the cue that misleads is turned down
 
 
+def test_a_feature_that_never_varies_says_nothing():
+    """A patch of padding, a dead unit: it has no deviation to be divided by."""
+    draw = torch.Generator().manual_seed(0)
+    labels, groups = torch.arange(40) % 2, torch.arange(40) // 20
+    varied = torch.randn(40, 3, generator=draw) + labels[:, None]
+    constant = torch.cat([varied, torch.full((40, 1), 7.0)], dim=1)
+    head = fit_head(constant, labels, groups, classes=2, refits=2)
+    assert (head.weight[:, 3] == 0).all() and (head.weight[:, :3] != 0).any()
+    assert head.bias.isfinite().all() and head.tried[head.strength] > 0.5
+
+
 def test_three_classes_and_several_group_columns():
     generator = torch.Generator().manual_seed(0)
     label = torch.arange(240) % 3

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from seecause.engine.verify import verify
+from seecause.engine.verify import compare, verify
 from seecause.errors import ViewMismatch
 from seecause.models.block import Block, same
 from seecause.models.view import VisionModel
@@ -129,3 +129,13 @@ def test_every_ingredient_is_dropped_somewhere():
         assert any(
             _drop_from_model(view(tiny(family), check=False), ingredient) for family in families
         ), ingredient
+
+
+def test_a_view_that_gives_no_number_is_refused():
+    """No comparison with NaN is true: neither that it is small nor that it is large."""
+    native = torch.ones(2, 3)
+    for broken in (torch.nan, torch.inf):
+        mine = native.clone()
+        mine[1, 2] = broken
+        with pytest.raises(ViewMismatch, match=r"blocks\.3"):
+            compare("blocks", "blocks.3", mine, native, 1e-4, "")
