@@ -125,7 +125,6 @@ def test_every_planted_bug_still_has_its_line():
 
 
 SIZE, LENGTH, WIDTH = 400, 60, 12  # lines of a file, lines of a function, parameters
-LONGER = {"test_lvlm.py", "test_classifier.py"}
 PARAMETERS = {  # of those that have more: options, which people give by name
     **{"attribution/caap.py:caap": 14, "attribution/mosaic.py:mosaic": 14, "loading.py:wrap": 13},
     **{"cli/bench.py:run": 20, "cli/bench.py:ablate": 20, "cli/faithful.py:evaluate": 13},
@@ -140,11 +139,7 @@ def test_a_file_is_read_in_one_sitting(folder):
     lengths = {
         file.as_posix(): len(file.read_text(encoding="utf-8").splitlines()) for file in files
     }
-    assert not {
-        file: length
-        for file, length in lengths.items()
-        if length > SIZE and Path(file).name not in LONGER
-    }
+    assert not {file: length for file, length in lengths.items() if length > SIZE}
 
 
 def test_functions_are_short_and_take_few_things():

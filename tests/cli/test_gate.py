@@ -84,8 +84,10 @@ def test_limits_that_are_met_pass(tmp_path):
 def test_pictures_that_could_not_be_read_leave_with_1(tmp_path, monkeypatch):
     def with_hole(*words, **options):
         model, audit = audited(*words, **options)
-        holes = (Hole("broken.png", "cut short"),)
-        return model, replace(audit, pictures=replace(audit.pictures, holes=holes))
+        part = audit.judged.part
+        pictures = replace(part.pictures, holes=(Hole("broken.png", "cut short"),))
+        judged = replace(audit.judged, part=replace(part, pictures=pictures))
+        return model, replace(audit, judged=judged)
 
     monkeypatch.setattr("seecause.cli.gate.audited", with_hole)
     done = gate("--max-flips", 1, "--limit", 24, "--out", tmp_path / "pack", "--quiet")

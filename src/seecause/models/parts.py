@@ -210,8 +210,7 @@ def assemble(
 ) -> VisionModel:
     """A view from what the adapter found and what the caller adds. `head` is a module on pooled
     features, a matrix [C, D] or a `Similarity`."""
-    kind = _checked_pool(module, parts, head, pool)
-    like = next(module.parameters())
+    kind, like = _checked_pool(module, parts, head, pool), next(module.parameters())
     readout = Readout(
         kind=kind,
         head=parts.head or same,
