@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 
 import seecause as sc
 from seecause.cli import app
+from seecause.cli.options import _sides
 from seecause.data.batch import class_places
 from seecause.errors import BadOption, DataMissing
 from seecause.models import sources
@@ -190,3 +191,8 @@ def test_folders_are_matched_by_name_else_by_order_which_is_said(tmp_path, check
     assert "x is class 0" in caplog.text and "--classes FILE" in caplog.text
     with pytest.raises(BadOption, match=r"4 classes.*expected 3.*--classes FILE"):
         places(["k", "l", "m", "n"])
+
+
+def test_a_size_is_height_then_width():
+    assert _sides("224,320") == _sides("224x320") == (224, 320)
+    assert _sides("96") == (96, 96)
