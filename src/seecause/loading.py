@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,7 +17,7 @@ from seecause.errors import BadOption, NotDefined, UnknownName, UnsupportedModel
 from seecause.models._settled import settled
 from seecause.models.base import ImageModel
 from seecause.models.checkpoints import read_class_names
-from seecause.models.containers import Contents, contents, is_known, peeled, told_by
+from seecause.models.containers import Contents, answer_of, contents, is_known, peeled, told_by
 from seecause.models.dense_view import DenseModel, DenseParts, assemble_dense
 from seecause.models.heads import Similarity, TextHead, TextInput
 from seecause.models.hub import usable
@@ -27,6 +27,7 @@ from seecause.models.readout import Kind
 from seecause.models.view import VisionModel
 
 if TYPE_CHECKING:
+    from seecause.models.bags import BagModel
     from seecause.models.staged_view import StagedModel
 
 LIBRARIES = ("builtin", "timm", "hf", "torchvision", "open_clip")
@@ -81,6 +82,59 @@ def wrap(
             return _view(module, text, wrap_options, check)
         module, more = _reading(holds, wrap_options)
         return _view(module, text, wrap_options | more, check)
+
+
+def wrap_bag(
+    module: nn.Module,
+    *,
+    value: nn.Module,
+    weight: nn.Module,
+    classifier: nn.Module,
+    gate: nn.Module | None = None,
+    encoder: nn.Module | None = None,
+    width: int | None = None,
+    blank: Tensor | None = None,
+    classes: Sequence[str] | str | Path | None = None,
+    sigmoid: bool = False,
+    name: str | None = None,
+) -> BagModel:
+    """A verified view of a module that pools a bag of instances [N, D] by attention, such as ABMIL
+    on the patches of a slide: every instance is a patch.
+
+    Its parts: `value` (V, with tanh), `gate` (U, with sigmoid; None without), `weight` (w),
+    `classifier` on the pooled instances, and `encoder`, what instances pass before. `blank` [D] is
+    an instance that says nothing (the mean of normal ones); zeros otherwise.
+
+    >>> import torch, seecause as sc
+    >>> from torch import nn
+    >>> class ABMIL(nn.Module):
+    ...     def __init__(self):
+    ...         super().__init__()
+    ...         self.v, self.w, self.head = nn.Linear(6, 4), nn.Linear(4, 1), nn.Linear(6, 2)
+    ...     def forward(self, bag):
+    ...         share = self.w(self.v(bag).tanh()).softmax(dim=0)
+    ...         return self.head((share * bag).sum(dim=0))
+    >>> net = ABMIL()
+    >>> model = sc.wrap_bag(net, value=net.v, weight=net.w, classifier=net.head)
+    >>> bag = torch.randn(9, 6)
+    >>> sc.attribute(model, bag, target=1).maps.shape, model.without(bag).shape
+    (torch.Size([1, 9, 1]), torch.Size([1, 9, 2]))
+    """
+    from seecause.models.bags import BagModel, find
+
+    with settled([module], _device_of(module), frozen=True):
+        parts = find(
+            module, value=value, weight=weight, classifier=classifier, gate=gate,
+            encoder=encoder, width=width, blank=blank,
+        )  # fmt: skip
+        model = assemble(
+            module, parts, name=name or type(module).__name__,
+            classes=_class_names(classes), sigmoid=sigmoid,
+        )  # fmt: skip
+        verify(model)
+        need_names(model)
+    assert isinstance(model, BagModel)
+    return model
 
 
 def _device_of(module: nn.Module) -> torch.device:
@@ -144,20 +198,6 @@ def _agree(got: Tensor | None, expected: Tensor) -> bool:
     except ViewMismatch:
         return False
     return True
-
-
-def answer_of(module: Callable[[Tensor], Any], images: Tensor) -> Tensor | None:
-    """Logits of any module, however it gives them; None if it does not take a batch of images."""
-    try:
-        answer: Any = module(images)
-    except Exception:  # whatever a stranger's module raises
-        return None
-    if isinstance(answer, Mapping):
-        answer = answer.get("logits")
-    elif isinstance(answer, tuple | list) and answer:
-        answer = answer[0]
-    answer = getattr(answer, "logits", answer)
-    return answer if isinstance(answer, Tensor) and answer.ndim == 2 else None
 
 
 def _view(

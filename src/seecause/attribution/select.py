@@ -44,12 +44,13 @@ def _around(grid: tuple[int, ...], select: Select, stride: int) -> Tensor:
     """The same object for the same grid: what follows from it is kept."""
     if stride > 1:
         return _around(grid, select, 1)[_lattice(grid, stride)]
+    if select == "none":
+        return torch.eye(math.prod(grid), dtype=torch.bool)
     places = torch.cartesian_prod(*map(torch.arange, grid))  # [N, 2 or 3]
     apart = (places[:, None] - places).abs()
     if select == "manhattan1":
         return apart.sum(dim=-1) <= 1
-    radius = {"none": 0, "box1": 1, "box2": 2}[select]
-    return apart.amax(dim=-1) <= radius
+    return apart.amax(dim=-1) <= {"box1": 1, "box2": 2}[select]
 
 
 def interpolate(values: Tensor, grid: tuple[int, ...], stride: int) -> Tensor:

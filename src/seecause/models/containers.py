@@ -8,11 +8,11 @@ Nothing is guessed: what holds a model is compared with what would be read inste
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from seecause.errors import UnsupportedModel
 from seecause.models.parts import ADAPTERS, Parts, find_parts
@@ -163,3 +163,17 @@ def _beside(module: nn.Module, place: str) -> Iterator[tuple[str, nn.Module]]:
         for name, child in module.get_submodule(start).named_children():
             if name != path[level]:
                 yield f"{start}.{name}".lstrip("."), child
+
+
+def answer_of(module: Callable[[Tensor], Any], images: Tensor) -> Tensor | None:
+    """Logits of any module, however it gives them; None if it does not take a batch of images."""
+    try:
+        answer: Any = module(images)
+    except Exception:  # whatever a stranger's module raises
+        return None
+    if isinstance(answer, Mapping):
+        answer = answer.get("logits")
+    elif isinstance(answer, tuple | list) and answer:
+        answer = answer[0]
+    answer = getattr(answer, "logits", answer)
+    return answer if isinstance(answer, Tensor) and answer.ndim == 2 else None

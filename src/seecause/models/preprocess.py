@@ -34,6 +34,7 @@ class Preprocess:
     pad: bool = False
 
     kind: ClassVar[str] = "pictures"  # what comes in; sound and film are in signals.py
+    bounded: ClassVar[bool] = True  # whether raw values lie in [0, 1]
     defaults: ClassVar[Mapping[str, Any]] = {}  # of options of methods, where others are better
 
     def __post_init__(self) -> None:

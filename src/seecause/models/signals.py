@@ -294,5 +294,9 @@ KINDS: dict[str, type[Preprocess]] = {kind.kind: kind for kind in (Preprocess, S
 
 def from_record(record: Mapping[str, Any]) -> Preprocess:
     """What `Preprocess.record` wrote."""
+    if record.get("kind") == "bag":
+        from seecause.models.bags import BagSteps
+
+        return BagSteps.of_width(record["features"])
     rest = {name: value for name, value in record.items() if name != "kind"}
     return KINDS[record.get("kind", Preprocess.kind)](**rest)

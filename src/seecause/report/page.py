@@ -222,8 +222,8 @@ def _preprocessing_rows(record: Mapping[str, Any] | None) -> list[tuple[str, str
         return []
     from seecause.models.signals import from_record
 
-    mean, std = (", ".join(f"{value:.4g}" for value in record[key]) for key in ("mean", "std"))
-    return [
-        (record.get("kind", "pictures"), from_record(record).geometry()),
-        ("normalised by", f"mean {mean}; std {std}"),
-    ]
+    rows = [(record.get("kind", "pictures"), from_record(record).geometry())]
+    if "mean" in record:
+        mean, std = (", ".join(f"{value:.4g}" for value in record[key]) for key in ("mean", "std"))
+        rows.append(("normalised by", f"mean {mean}; std {std}"))
+    return rows

@@ -20,6 +20,7 @@ HOW_TO_READ = (
 )
 
 KINDS = {  # how inputs that are no pictures are drawn
+    "bag": "Instances of a bag are shown row by row, in the order they came.",
     "film": (
         "A film is shown as frames in a row, one for each time that the model reads; columns of"
         " patches count through all of them."
