@@ -8,6 +8,7 @@ from itertools import combinations
 
 import pytest
 
+from seecause.report.bench import _tell_nothing
 from seecause.report.charts import HEIGHT, LETTER, LINE, Difference, Series, chart, forest, styled
 
 
@@ -154,3 +155,11 @@ def test_an_error_that_is_not_known_is_not_drawn():
         and rows.count('class="open"') == rows.count('class="clear"') == 1
         and "one picture: +0.3<" in rows
     )
+
+
+def test_curves_that_tell_nothing_are_one_line_for_all_or_flat():
+    places, falling = (0.0, 0.5, 1.0), (1.0, 0.4, 0.1)
+    flat = Series("caap", places, (0.999, 1.0, 1.0))
+    assert _tell_nothing([flat]) and not _tell_nothing([Series("caap", places, falling)])
+    alike = [Series(name, places, falling) for name in ("caap", "gae")]
+    assert _tell_nothing(alike) and not _tell_nothing([flat, *alike]) and not _tell_nothing([])

@@ -179,7 +179,7 @@ def curves_section(results: RunResults, plan: Plan) -> list[Section]:
     insertion, deletion = means.values()
     # probabilities, unless logits were asked for
     share = all(0 <= y <= 1 for curve in (*insertion, *deletion) for y in curve.y)
-    same = [kind for kind, curves in means.items() if len(curves) > 1 and _on_one_line(curves)]
+    same = [kind for kind, curves in means.items() if _tell_nothing(curves)]
     charts = [
         chart(
             curves,
@@ -201,8 +201,8 @@ def curves_section(results: RunResults, plan: Plan) -> list[Section]:
     )
     if same:
         note += (
-            f" Not drawn: {' and '.join(same)}, whose curves lie on one line. It tells nothing"
-            " about these methods here."
+            f" Not drawn: {' and '.join(same)}, which is one line for all maps, or flat. It tells"
+            " nothing here."
         )
     return [
         Section(
@@ -324,9 +324,11 @@ def _mean_curve(method: str, curves: Tensor, shares: Tensor, look: tuple[str, st
     )
 
 
-def _on_one_line(curves: Sequence[Series], apart: float = 0.005) -> bool:
-    """No two differ anywhere by what an eye could see."""
-    return all(max(at) - min(at) < apart for at in zip(*(curve.y for curve in curves), strict=True))
+def _tell_nothing(curves: Sequence[Series], apart: float = 0.005) -> bool:
+    """No two differ anywhere by what an eye could see; a curve alone is flat."""
+    steps = zip(*(curve.y for curve in curves), strict=True)
+    compared = [curve.y for curve in curves] if len(curves) == 1 else list(steps)
+    return bool(curves) and all(max(values) - min(values) < apart for values in compared)
 
 
 def _called(plan: Plan, name: str) -> str:
