@@ -61,11 +61,15 @@ def killed(job: Job, folder: Path, at: int) -> bool:
 
 
 def contents(folder: Path) -> dict[str, bytes]:
-    """Every file below, hidden ones too, but what tells of times and processes."""
+    """Every file below, hidden ones too, but what tells of times, processes and the folder."""
+    here = str(folder).encode()
     files = [path for path in folder.rglob("*") if path.is_file() and path.name != "log.jsonl"]
     marks = [path for path in files if path.parent.name == "shards" and path.suffix == ".json"]
     return {
-        str(path.relative_to(folder)): b"" if path in marks else path.read_bytes() for path in files
+        str(path.relative_to(folder)): b""
+        if path in marks
+        else path.read_bytes().replace(here, b"")
+        for path in files
     }
 
 
