@@ -209,7 +209,7 @@ def material_of(
     and the data has no masks."""
     pictures = pictures_of(model, data, progress)
     if pictures.labels is None:
-        raise BadOption("data", pictures.name, "data with labels")
+        raise BadOption("data", pictures.name, "labels: of folder:PATH a folder for each class")
     if eye is None and pictures.truth is None and pictures.swapped is not None:
         return Material(pictures, None)
     if len(pictures.labels.unique()) < 2:
