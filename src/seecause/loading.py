@@ -74,8 +74,8 @@ def wrap(
         "sigmoid": sigmoid,
         "preprocess": preprocess,
     }
-    around, (module, told) = module, told_by(peeled(module))
-    wrap_options = _joined_options(told, wrap_options)
+    around, (module, stated) = module, told_by(peeled(module))
+    wrap_options = _joined_options(stated, wrap_options)
     with settled([around], _device_of(around), frozen=True):
         holds = None if is_known(module) else _contents(module)
         if holds is None:
@@ -153,9 +153,9 @@ def _class_names(classes: Sequence[str] | str | Path | None) -> Sequence[str] | 
     return read_class_names(classes) if isinstance(classes, str | Path) else classes
 
 
-def _joined_options(told: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
+def _joined_options(stated: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
     """What the caller says counts; what is not said may be known."""
-    return {name: told.get(name) if value is None else value for name, value in given.items()}
+    return {name: stated.get(name) if value is None else value for name, value in given.items()}
 
 
 def _contents(module: nn.Module) -> Contents | None:
@@ -171,8 +171,8 @@ def _contents(module: nn.Module) -> Contents | None:
 def _reading(holds: Contents, wrap_options: dict[str, Any]) -> tuple[nn.Module, dict[str, Any]]:
     """The inner model, and what is on top of it as options of `wrap`: the first reading that gives
     the outer module's own answer."""
-    inner, told = told_by(peeled(holds.inner))
-    known = _joined_options(told, wrap_options)
+    inner, stated = told_by(peeled(holds.inner))
+    known = _joined_options(stated, wrap_options)
     if known["head"] is not None:
         return inner, known
     readings, expected = list(holds.readings()), None

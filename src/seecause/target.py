@@ -92,7 +92,7 @@ class Target:
         if self.against is None:
             return labels
         others = [model.class_name(c) for c in self.against.tolist()]
-        return [f"{one} against {other}" for one, other in zip(labels, others, strict=True)]
+        return [f"{label} against {other}" for label, other in zip(labels, others, strict=True)]
 
 
 def parse(model: ImageModel, spec: Spec, batch: int) -> Target:

@@ -133,8 +133,8 @@ def _place(origin: str) -> str | None:
         return None
 
 
-def _same(one: str, other: str) -> bool:
-    return hmac.compare_digest(one.encode("utf-8", "replace"), other.encode())
+def _same(token: str, other: str) -> bool:
+    return hmac.compare_digest(token.encode("utf-8", "replace"), other.encode())
 
 
 def _cookie(header: str, name: str) -> str:

@@ -24,21 +24,21 @@ def few_rows(model: VisionModel, plan: SweepPlan) -> bool:
 
 
 def mixed_logits(
-    model: VisionModel, one: Trace, other: Trace, chosen: Tensor, begins: Tensor, start: int
+    model: VisionModel, trace: Trace, other: Trace, chosen: Tensor, begins: Tensor, start: int
 ) -> Tensor:
     """Logits [n, C] of mixtures that have the patches chosen [n, N] (bool) of one run, and those of
     another elsewhere. `begins` [n, p, D] are the special tokens that enter block `start`."""
-    layout = one.layout
+    layout = trace.layout
     prefix, last = layout.prefix, model.n_layers - 1
     special = torch.arange(prefix, device=begins.device)
     pick = chosen.to(begins.device)[:, None, :, None]  # [n, 1, N, 1]
     rows = model.readout.rows(layout)
     assert rows is not None  # `few_rows`
-    steps = walk(model, begins, one.at.take(special), start=start)
+    steps = walk(model, begins, trace.at.take(special), start=start)
     for step in steps:
         q, own = step.q, (step.k, step.v)  # before keys are those of all tokens
-        step.keys_at = one.at
-        pairs = zip(own, one.kv[step.index], other.kv[step.index], strict=True)
+        step.keys_at = trace.at
+        pairs = zip(own, trace.kv[step.index], other.kv[step.index], strict=True)
         step.k, step.v = (
             torch.cat([mine, torch.where(pick, x[:, :, prefix:], y[:, :, prefix:])], dim=2)
             for mine, x, y in pairs

@@ -155,10 +155,10 @@ class Attribution(Looks):
         from seecause.report.overlay import overlay
         from seecause.report.rows import drawn
 
-        one = drawn(self[index])
+        alone = drawn(self[index])
         if options.get("scale") is None:
             options.setdefault("signed", self.signed)
-        return overlay(one.images[0], one.pixels()[0], **options)
+        return overlay(alone.images[0], alone.pixels()[0], **options)
 
     def name(self, index: int) -> str:
         """What a picture is called."""

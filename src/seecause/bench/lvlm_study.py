@@ -327,12 +327,12 @@ class _Tracer:
             numbers["ceiling"] = compared.ceiling
         own = traced.tensors["coefficients"][None]
         ranked = ratio_study(engine, options.ratios, **fit)
-        for ratio, one in zip(options.ratios, ranked, strict=True):
+        for ratio, ranking in zip(options.ratios, ranked, strict=True):
             numbers |= {
-                f"cosine_p_{ratio:g}": float(cosines(one.heads.coefficients[None], own)),
-                f"r2_p_{ratio:g}": one.heads.r2,
-                f"enough_p_{ratio:g}": one.enough,
-                f"needed_p_{ratio:g}": one.needed,
+                f"cosine_p_{ratio:g}": float(cosines(ranking.heads.coefficients[None], own)),
+                f"r2_p_{ratio:g}": ranking.heads.r2,
+                f"enough_p_{ratio:g}": ranking.enough,
+                f"needed_p_{ratio:g}": ranking.needed,
             }
         return _shard_result(numbers)
 

@@ -9,7 +9,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from seecause.cli.heads_options import BIASED, KINDS, TRAIN, Limit, lead_of
-from seecause.cli.options import ModelName, Run, Weights, grouped, names, open_model, with_reading
+from seecause.cli.options import (
+    ModelName,
+    ModelRun,
+    Weights,
+    grouped,
+    names,
+    open_model,
+    with_reading,
+)
 from seecause.cli.workers import with_pieces
 from seecause.errors import BadOption
 
@@ -63,7 +71,7 @@ def discover(
     kinds: KindCount = 24,
     trials: Trials = 32,
     pairs: PairChoice = "best",
-    run: Run = Run(out=Path("discovered")),
+    run: ModelRun = ModelRun(out=Path("discovered")),
 ) -> None:
     """Which kinds of patches turn pictures into which class? Nobody has to name a shortcut first.
 
@@ -92,7 +100,7 @@ def discover(
     run.say(lines, replaced=replaces, holes=result.pictures.holes)
 
 
-def _write(model: str, lead: str, result: Discovery, places: list[int], run: Run) -> list[str]:
+def _write(model: str, lead: str, result: Discovery, places: list[int], run: ModelRun) -> list[str]:
     """Page, table, pairs of some findings, and what is said of them."""
     from seecause.report.discover import discover_sections, findings_rows, write_pairs
     from seecause.report.heads import rows_csv

@@ -13,7 +13,7 @@ import typer
 from seecause.cli.options import (
     DEFAULT_MODEL,
     ModelName,
-    Run,
+    ModelRun,
     Weights,
     grouped,
     method_options,
@@ -181,7 +181,7 @@ def explain(
     option: MethodOption = None,
     without: Without = None,
     also: Also = Also(),
-    run: Run = Run(out=Path("explained")),
+    run: ModelRun = ModelRun(out=Path("explained")),
 ) -> Facts:
     """Which patches of each picture caused the model's answer?
 

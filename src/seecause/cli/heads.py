@@ -18,11 +18,11 @@ from seecause.cli.heads_options import (
     AuditData,
     DataOption,
     ErasedBackground,
-    Guard,
+    GuardChoice,
     GuardOption,
     Limit,
-    MaskSearch,
     SampledAnswers,
+    SearchOptions,
     TestLimit,
     TestOption,
     lead_of,
@@ -112,7 +112,7 @@ def audit(
     limit: AuditLimit = None,
     count: CountOption = Count.right,
     masks: AuditMaskOption = AuditMasks.both,
-    search: MaskSearch = MaskSearch(),
+    search: SearchOptions = SearchOptions(),
     run: AskedRun = AskedRun(out=Path("audit")),
 ) -> None:
     """How much do the answers hang on the background? FIG, BIG and BIR of every picture, by several
@@ -195,7 +195,7 @@ def ablation_study(
     test_limit: TestLimit = 64,
     top: Annotated[int, typer.Option(help="Heads to remove at most.", min=1)] = 4,
     erasing: ErasedBackground = ErasedBackground(),
-    guard: GuardOption = Guard.penalty,
+    guard: GuardOption = GuardChoice.penalty,
     draws: Annotated[int, typer.Option(help="Random sets of heads (study k).", min=1)] = 20,
     run: AskedRun = AskedRun(out=Path("study")),
 ) -> None:
@@ -208,7 +208,7 @@ def ablation_study(
     from seecause.heads import ablation_study as measure
 
     replaces = run.check()
-    if guard is Guard.protect:
+    if guard is GuardChoice.protect:
         raise BadOption("--guard", guard.value, "penalty or none: studies compare masks")
     model = asked.open(data, run)
     result = measure(
@@ -221,7 +221,7 @@ def ablation_study(
         seed=run.seed,
         sampling=sampling.made(),
         background=erasing.background(),
-        guard=guard is Guard.penalty,
+        guard=guard is GuardChoice.penalty,
         progress=run.counting,
     )
     chosen = {"top": top, "fill": erasing.fill.value, "guard": guard.value}

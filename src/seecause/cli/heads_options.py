@@ -69,7 +69,7 @@ class OperatorName(StrEnum):
     resample = "resample"
 
 
-class Guard(StrEnum):
+class GuardChoice(StrEnum):
     penalty = "penalty"
     protect = "protect"
     none = "none"
@@ -98,7 +98,7 @@ TestOption = Annotated[
 Limit = Annotated[int, typer.Option(help="Read so many pictures, spread evenly.", min=1)]
 TestLimit = Annotated[int, typer.Option(help="Read so many pictures of --test.", min=1)]
 GuardOption = Annotated[
-    Guard,
+    GuardChoice,
     typer.Option(
         help=(
             "Subtract what the object loses (penalty), keep heads that cost 5 % of it or a point of"
@@ -233,7 +233,7 @@ class SampledAnswers:
 
 
 @dataclass(frozen=True, kw_only=True)
-class MaskSearch:
+class SearchOptions:
     """How masks are searched in the model."""
 
     steps: Annotated[
@@ -268,7 +268,7 @@ class MaskSearch:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ErasedBackground(MaskSearch):
+class ErasedBackground(SearchOptions):
     """How the background is taken away."""
 
     masks: Annotated[
@@ -322,7 +322,7 @@ class HeadSelector:
     operator: Annotated[
         OperatorName, typer.Option(help="What a removed head carries while it is scored.")
     ] = OperatorName.zero
-    guard: GuardOption = Guard.penalty
+    guard: GuardOption = GuardChoice.penalty
     screen: Annotated[
         int | None,
         typer.Option(
@@ -341,7 +341,7 @@ class HeadSelector:
         options = _pairs("--option", self.option or [], "temperature=2", FLAGS)
         if self.operator is not OperatorName.zero:
             options["operator"] = self.operator.value
-        if self.guard is not Guard.penalty:
+        if self.guard is not GuardChoice.penalty:
             options["guard"] = self.guard.value
         if self.screen is None:
             return options

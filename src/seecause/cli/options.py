@@ -124,7 +124,7 @@ class Output:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Run(Output):
+class ModelRun(Output):
     """The same, and where a model runs."""
 
     device: DeviceOption = Device.auto

@@ -175,7 +175,7 @@ def paint(
     """Cut-outs `rows` [N] on textures `places` [N]."""
     images, masks = [], []
     for row, place in zip(rows.split(AT_ONCE), places.split(AT_ONCE), strict=True):
-        keys = [(seed, cutouts.splits[one], cutouts.names[one]) for one in row.tolist()]
+        keys = [(seed, cutouts.splits[i], cutouts.names[i]) for i in row.tolist()]
         numbers = torch.stack([_numbers(*key) for key in keys]).to(device)
         behind = torch.empty(len(row), 3, size, size, device=device)
         for family in place.unique().tolist():
@@ -200,8 +200,10 @@ def _placed(rgba: Tensor, numbers: Tensor, size: int) -> tuple[Tensor, Tensor]:
     """Cut-outs somewhere inside a frame, at some size: colour times alpha, and alpha."""
     share = SMALLEST + (LARGEST - SMALLEST) * numbers[:, 0]
     centre = (1 - share)[:, None] * (2 * numbers[:, 1:] - 1)  # [n, 2], in the frame's [-1, 1]
-    zero, one = torch.zeros_like(share), 1 / share
-    back = torch.stack([one, zero, -centre[:, 0] * one, zero, one, -centre[:, 1] * one], dim=1)
+    zero, scale = torch.zeros_like(share), 1 / share
+    back = torch.stack(
+        [scale, zero, -centre[:, 0] * scale, zero, scale, -centre[:, 1] * scale], dim=1
+    )
     raw = rgba.float() / 255
     raw = torch.cat([raw[:, :3] * raw[:, 3:], raw[:, 3:]], dim=1)  # the photo must not bleed in
     grid = F.affine_grid(back.unflatten(1, (2, 3)), [len(raw), 4, size, size], align_corners=False)

@@ -72,7 +72,7 @@ def _near(model: DenseModel, image: Tensor, generator: torch.Generator) -> Probe
         moved.append(torch.stack(levels).sum(dim=0))
     # places that every change moves tell nothing about where it was
     share = torch.stack(moved) / torch.stack(moved).sum(dim=0).clamp_min(1e-30)
-    most = [divmod(int(one.argmax()), grid[1]) for one in share]
+    most = [divmod(int(cells.argmax()), grid[1]) for cells in share]
     far = [
         (place, other)
         for place, other in zip(probes, most, strict=True)

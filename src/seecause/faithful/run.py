@@ -69,9 +69,9 @@ class Processes:
         """What the first process has: of what is decided, all must decide alike."""
         if self.world == 1:
             return mine
-        told = [mine]
-        dist.broadcast_object_list(told, src=0, device=self.device)
-        return told[0]
+        message = [mine]
+        dist.broadcast_object_list(message, src=0, device=self.device)
+        return message[0]
 
     def add_gradients(self, parameters: Iterable[Tensor]) -> None:
         """Sum the gradients of all processes, each of which ran its share of a batch."""

@@ -140,7 +140,7 @@ class DenseModel(ImageModel):
             memo={},
         )
         value = float(question.read(outputs)[0, question.target])
-        return Aim(aimed, question.target, question.name, question.pixels, value, question.found)
+        return Aim(aimed, question.target, question.name, question.pixels, value, question.boxes)
 
     def _read(self, outputs: Any) -> Tensor:
         return (self.reading.unaimed if self.question is None else self.question.read)(outputs)

@@ -33,7 +33,7 @@ class Question:
     classes: tuple[str, ...]
     count: int  # of entries
     index: int = 0  # of a box
-    found: Sequence[FoundBox] = ()
+    boxes: Sequence[FoundBox] = ()
     values: bool = False  # numbers in units of their own, not logits
     inputs: Mapping[str, Tensor] = field(default_factory=dict)  # what the module is given for it
 
@@ -100,7 +100,7 @@ class BoxReading:
             index = int((sure if label is None else sure[:, label : label + 1]).amax(1).argmax())
         if not 0 <= index < len(sure):
             raise BadOption("box", index, f"a query of {model.name}, 0 to {len(sure) - 1}")
-        found = self._found(model, outputs, size)
+        boxes = self._found(model, outputs, size)
         corners = corners_of(outputs.pred_boxes, size)[0, index, :4]
         pixels = rectangle(corners.cpu(), size)
         if box.side is not None:
@@ -112,7 +112,7 @@ class BoxReading:
                 SIDES,
                 len(SIDES),
                 index,
-                found,
+                boxes,
                 values=True,
             )
         target = int(sure[index].argmax()) if label is None else label
@@ -124,7 +124,7 @@ class BoxReading:
             model.classes,
             outputs.logits.shape[-1],
             index,
-            found,
+            boxes,
         )
 
     def _found(self, model: ImageModel, outputs: Any, size: tuple[int, int]) -> list[FoundBox]:

@@ -197,7 +197,7 @@ class Aim:
     name: str
     pixels: Tensor  # [H, W] bool
     value: float  # what the picture's own run says of the target
-    found: Sequence[FoundBox] = ()  # all boxes that a detector is sure of
+    boxes: Sequence[FoundBox] = ()  # all boxes that a detector is sure of
 
     @property
     def record(self) -> dict[str, list[Any]]:
@@ -205,7 +205,7 @@ class Aim:
         rows, columns = self.pixels.any(dim=1).nonzero(), self.pixels.any(dim=0).nonzero()
         ends = [columns[0], rows[0], columns[-1] + 1, rows[-1] + 1] if len(rows) else []
         place = [int(end) for end in ends]
-        boxes = [asdict(box) for box in self.found]
+        boxes = [asdict(box) for box in self.boxes]
         return {"row": [self.name], "place": [place], "value": [self.value], "boxes": [boxes]}
 
 

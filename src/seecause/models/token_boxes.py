@@ -61,7 +61,7 @@ class TokenBoxes(VisionModel):
             memo={},
         )
         value = float(question.read(outputs)[0, question.target])
-        return Aim(aimed, question.target, question.name, question.pixels, value, question.found)
+        return Aim(aimed, question.target, question.name, question.pixels, value, question.boxes)
 
     def _outputs(self, images: Tensor) -> SimpleNamespace:
         """Classes and boxes of all detection tokens, as the view runs: gates count."""

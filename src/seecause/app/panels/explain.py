@@ -334,13 +334,13 @@ def _chosen(count: int, sets: list[tuple[int, ...]]) -> Tensor:
     return chosen
 
 
-def _patch_set(found: PatchSet) -> dict[str, Any]:
-    patches = found.patches[0].flatten().nonzero()[:, 0].tolist()
+def _patch_set(chosen: PatchSet) -> dict[str, Any]:
+    patches = chosen.patches[0].flatten().nonzero()[:, 0].tolist()
     return {
         "patches": patches,
-        "exists": bool(found.exists[0]),
-        "answer": found.labels[0],
-        "probability": float(found.probability[0]),
+        "exists": bool(chosen.exists[0]),
+        "answer": chosen.labels[0],
+        "probability": float(chosen.probability[0]),
     }
 
 
