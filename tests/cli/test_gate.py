@@ -90,7 +90,7 @@ def test_pictures_that_could_not_be_read_leave_with_1(tmp_path, monkeypatch):
         return model, replace(audit, judged=judged)
 
     monkeypatch.setattr("seecause.cli.gate.audited", with_hole)
-    done = gate("--max-flips", 1, "--limit", 24, "--out", tmp_path / "pack", "--quiet")
+    done = gate("--max-flips", 1, "--out", tmp_path / "pack", "--quiet")
     assert done.exit_code == 1 and isinstance(done.exception, SystemExit), done.exception
     assert json.loads((tmp_path / "pack" / "gate.json").read_text())["passed"]
 
