@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import signal
+import subprocess
+import sys
+import time
 
 import pytest
 import torch
@@ -133,6 +138,30 @@ def test_a_repair_writes_a_checkpoint_that_loads(places, tmp_path):
     assert native.config.num_labels == 2
     assert not out.with_name("repaired.work").exists()
     assert "The same pictures, before and after" in (out / "index.html").read_text()
+
+
+@pytest.mark.slow
+def test_a_repair_that_is_killed_from_outside_goes_on_and_ends_alike(places, tmp_path):
+    """kill -9 after the first epoch of fine-tuning, then the same command again."""
+    more = ["--eye", "own", "--per-picture", "2", "--remedies", "last-layer,fine-tune", "--force"]
+    more += ["--option", "fine-tune.epochs=4", "--option", "fine-tune.patience=9"]
+    whole, out = tmp_path / "whole", tmp_path / "killed"
+    assert run("repair", places, whole, *more).exit_code == 0
+    words = [sys.executable, "-m", "seecause", "repair", "--model", str(places / "model")]
+    words += ["--data", f"folder:{places / 'pictures'}", "--device", "cpu", "--out", str(out)]
+    process = subprocess.Popen([*words, *more], start_new_session=True)
+    work, until = out.with_name("killed.work"), time.monotonic() + 120
+    while not list(work.glob("fine-tune-*/fine-tune.sealed")):
+        assert process.poll() is None and time.monotonic() < until, "it ended before it was killed"
+        time.sleep(0.002)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    assert list(work.glob("last-layer-*/done.sealed")) and not out.exists()
+    done = run("repair", places, out, *more)
+    assert done.exit_code == 0 and not work.exists(), done.output
+    first, again = (json.loads((place / "manifest.json").read_text()) for place in (whole, out))
+    assert again["after"] == pytest.approx(first["after"], abs=1e-5)
+    assert again["remedy"] == first["remedy"]
 
 
 @pytest.mark.parametrize(
