@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import csv
+import importlib
 import json
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import timm
@@ -15,7 +17,7 @@ import seecause as sc
 from seecause.cli import app
 from seecause.errors import BadOption
 from seecause.heads import Pictures
-from seecause.repair.kinds import KindPlan, kinds_at, pasted
+from seecause.repair.kinds import KindPlan, kinds_at, object_patches, pasted
 from seecause.repair.parts import origins
 
 RED, SIDE = 2, 32  # a class, and pixels of a picture
@@ -164,7 +166,7 @@ def test_bad_input_is_one_clear_line(model, pictures):
 
 
 def test_the_command_writes_a_page_a_table_and_pairs(tmp_path):
-    words = ["discover", "--limit", "12", "--kinds", "3", "--trials", "4", "--layers", "4"]
+    words = ["discover", "--limit", "16", "--kinds", "4", "--trials", "8", "--layers", "4"]
     done = CliRunner().invoke(app, [*words, "--out", str(tmp_path / "out"), "--pairs", "1"])
     assert done.exit_code == 0, done.output
     assert "turn" in done.output and "--data pairs:" in done.output
@@ -176,7 +178,7 @@ def test_the_command_writes_a_page_a_table_and_pairs(tmp_path):
     assert json.loads((tmp_path / "out" / "manifest.json").read_text())["pairs"] == [1]
     pairs = tmp_path / "out" / "pairs"
     data = sc.data.open_data(f"pairs:{pairs / 'with'}:{pairs / 'without'}")
-    assert len(data) == 8
+    assert len(data) == 16
     done = CliRunner().invoke(app, [*words, "--out", str(tmp_path / "no"), "--pairs", "99"])
     assert done.exit_code == 2 and "ranks from 1 to" in done.output
     done = CliRunner().invoke(app, [*words, "--out", str(tmp_path / "no"), "--pairs", "a"])
@@ -215,6 +217,42 @@ def test_a_spot_is_a_pictures_most_typical_example_and_what_is_around_it():
             near[max(0, row - 1) : row + 2, max(0, column - 1) : column + 2] = True
             assert kind.sets[place].equal(near.flatten())
     assert {kind.extent for kind in kinds} == {"all", "spot"}
+
+
+def test_a_mark_beside_the_object_is_not_crowded_out_by_it():
+    draw = torch.Generator().manual_seed(0)
+    tokens, scores = torch.randn(12, 16, 8, generator=draw), torch.rand(12, 16, generator=draw)
+    answers, objects = torch.arange(12) % 2, torch.zeros(12, 16, dtype=torch.bool)
+    objects[:, :8] = True
+    scores[:, :8] += 5  # objects are evidence by right
+    marked = answers == 0
+    tokens[marked, 12], scores[:, 12] = torch.full((8,), 9.0), torch.where(marked, 2.0, -1.0)
+    plan = KindPlan(4, 4, 4, 16, 0)
+
+    def kinds_with(known):
+        kinds = list(kinds_at(tokens, scores, answers, known, (4, 4), 1, plan))
+        return [kind for kind in kinds if (kind.tokens[:, 1] == 12).any()], kinds
+
+    assert not kinds_with(None)[0]
+    marks, kinds = kinds_with(objects)
+    assert {(kind.answer, kind.extent) for kind in marks} == {(0, "all"), (0, "spot")}
+    assert all((kind.tokens[:, 1] == 12).all() and kind.on_object == 0 for kind in marks)
+    for kind in kinds:  # what is lent is on one side, all of it
+        assert not (kind.sets & (objects if kind.on_object == 0 else ~objects)).any()
+
+
+def test_a_patch_with_a_pixel_of_the_object_shows_it():
+    truth = torch.zeros(1, 8, 8, dtype=torch.uint8)
+    truth[0, 3, 4], truth[0, 7, 7] = 1, 255  # 255: not known
+    assert object_patches(truth, (2, 2)).tolist() == [[False, True, False, False]]
+
+
+def test_no_answer_takes_the_places_of_another():
+    strong = [SimpleNamespace(answer=1, on_object=1.0, evidence=9.0 - n) for n in range(5)]
+    weak = SimpleNamespace(answer=1, on_object=0.0, evidence=0.5)
+    other = SimpleNamespace(answer=0, on_object=None, evidence=0.1)
+    dealt = importlib.import_module("seecause.repair.discover")._in_turn([*strong, weak, other])
+    assert dealt == [strong[0], weak, other, *strong[1:]]
 
 
 def test_pairs_of_one_picture_stay_together_when_they_are_dealt(found):

@@ -11,13 +11,14 @@
    (a mark's corners) count as one: the best of them stands for all.
 
 Parts of the object are kinds, too, and rightly so: a cat's face turns pictures into cats. Where the
-data has masks, `on_object` tells them apart, and half of the places are theirs alone; else the
-crops tell. A kind pasted in, or covered, makes pairs that should be answered alike: what a repair
-needs.
+data has masks, kinds on objects and off them are found apart (`on_object`), and half of the places
+are for those off them; else the crops tell. A kind pasted in, or covered, makes pairs that should
+be answered alike: what a repair needs.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -42,7 +43,6 @@ from seecause.metrics.statistics import bootstrap_interval
 from seecause.models._settled import settles
 from seecause.models.base import ImageModel, protocol
 from seecause.models.view import VisionModel
-from seecause.repair.eye import by_patches
 from seecause.repair.kinds import (
     FEWEST,
     SCREEN,
@@ -53,6 +53,7 @@ from seecause.repair.kinds import (
     evidence_piece,
     join,
     kinds_at,
+    object_patches,
     pasted,
     tokens_at,
 )
@@ -63,7 +64,7 @@ SAME = 0.5  # overlap (IoU) of patches from which two kinds are one
 TOUCHING = 0.25  # share of the smaller that both have, from which they are, in pictures with both
 MOSTLY = 0.5  # share on the object from which a kind counts as part of it
 TRIED = 3  # kinds that are put to the trial for each finding that may come of it
-SCREENED = 24  # kinds that a few trials sort out, those with the most evidence, likewise
+SCREENED = 24  # kinds that a few trials sort out, for each finding likewise
 TOGETHER = 16  # kinds whose pictures are answered together
 
 
@@ -179,8 +180,9 @@ def discover(
     `method` and `options` make the maps (of logits). `layers`: whose tokens are clustered, and from
     which on maps are made where the method can; the first, a quarter, half and three quarters of
     the depth unless given. `kinds` clusters at each layer of the `top` highest patches of each
-    picture; `trials` pastes of each, of at most `area` of a picture (a quarter; without limit where
-    the data has masks, whose objects are spared); at most `most` findings.
+    picture, on its object and off it where the data has masks; `trials` pastes of each, of at most
+    `area` of a picture (a quarter; without limit where the data has masks, whose objects are
+    spared); at most `most` findings.
 
     >>> import seecause as sc
     >>> model = sc.load("builtin:critters-biased")
@@ -201,14 +203,14 @@ def discover(
     scores = _evidence(view, pictures, method, chosen, options, progress)
     objects = None
     if pictures.truth is not None:
-        objects = by_patches(pictures.truth, view.layout.grid).flatten(1).cpu()
+        objects = object_patches(pictures.truth, view.layout.grid).cpu()
     share = area or (QUARTER if objects is None else 1.0)
     plan = KindPlan(kinds, top, trials, max(1, round(share * scores.shape[1])), seed)
     candidates = list[Kind]()
     for layer in chosen:
         tokens = tokens_at(view, pictures.images, layer)
         candidates += kinds_at(tokens, scores, answers, objects, view.layout.grid, layer, plan)
-    candidates = _spread_over(sorted(candidates, key=lambda k: -k.evidence), SCREENED * most)
+    candidates = _spread_over(_in_turn(candidates), SCREENED * most)
     likely = _screened(view, pictures, candidates, TRIED * most, progress)
     with progress("pasting", len(likely)) as advance:
         trials_of = [kind.trials for kind in likely]
@@ -296,6 +298,17 @@ def _screened(
     likely = _spread_over([candidates[place] for place in order if gains[place] > 0], count)
     rest = slice(SCREEN, None)
     return [replace(kind, trials=kind.trials.take(rest)) for kind in likely]
+
+
+def _in_turn(kinds: Sequence[Kind]) -> list[Kind]:
+    """Kinds with the most evidence first, those of each answer on and off the object in turn: no
+    answer takes the places of another, and no object those of a mark beside it."""
+    turns, dealt = Counter[tuple[int, bool]](), list[tuple[int, Kind]]()
+    for kind in sorted(kinds, key=lambda kind: -kind.evidence):
+        group = (kind.answer, (kind.on_object or 0.0) < MOSTLY)
+        dealt.append((turns[group], kind))
+        turns[group] += 1
+    return [kind for _, kind in sorted(dealt, key=lambda turn: turn[0])]
 
 
 def _spread_over(kinds: Sequence[Kind], count: int) -> list[Kind]:

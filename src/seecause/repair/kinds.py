@@ -5,6 +5,10 @@
                patch shows, not where it is
     kinds      clusters of tokens, each within one answer C
 
+Where objects are known, patches that show some of them and patches that show none are two worlds,
+each with highest patches and clusters of its own: an object is evidence by right, and would leave
+a mark beside it no place among the highest.
+
 A kind is pasted in two ways: all that a picture has of it (a background is many patches), and the
 patch of a picture that is most like it with those around it (a mark is few, and tokens cluster by
 its parts).
@@ -136,6 +140,11 @@ def tokens_at(model: VisionModel, images: Tensor, layer: int) -> Tensor:
     return F.normalize(tokens, dim=-1)
 
 
+def object_patches(truth: Tensor, grid: tuple[int, int]) -> Tensor:
+    """Of masks [n, H, W] (1: object), the patches [n, N] (bool) that show some of it."""
+    return F.adaptive_max_pool2d((truth == 1).float()[:, None], grid).flatten(1) > 0
+
+
 def kinds_at(
     tokens: Tensor,
     scores: Tensor,
@@ -145,21 +154,35 @@ def kinds_at(
     layer: int,
     plan: KindPlan,
 ) -> Iterator[Kind]:
-    """Kinds of high-evidence tokens [n, N, D] at one layer: clusters, each within one answer."""
-    from sklearn.cluster import KMeans
+    """Kinds of high-evidence tokens [n, N, D] at one layer: clusters, each within one answer, and
+    where objects [n, N] are known, on them or off them."""
+    sides = [torch.ones_like(scores, dtype=torch.bool)] if objects is None else [objects, ~objects]
+    for side in sides:
+        if not bool(side.any()):
+            continue
+        for rows, sets, extent, answer in _lent(tokens, scores, answers, side, grid, plan):
+            trials = _drawn(sets, answers, answer, objects, grid, plan)
+            evidence = float(scores[rows[:, 0], rows[:, 1]].mean())
+            share = _on_object(rows, sets, objects, extent)
+            yield Kind(answer, layer, extent, rows, sets, trials, evidence, share)
 
-    best = scores.topk(min(plan.top, scores.shape[1]), dim=1).indices  # [n, top]
-    picture = torch.arange(len(scores))[:, None].expand_as(best).flatten()
-    patch = best.flatten()
-    chosen = tokens[picture, patch].numpy()
-    count = min(plan.kinds, len(chosen))
-    clusters = KMeans(count, n_init="auto", random_state=plan.seed).fit(chosen)
-    flat = torch.from_numpy(clusters.transform(tokens.flatten(0, 1).numpy()))
-    distance = flat.unflatten(0, tokens.shape[:2])  # [n, N, kinds]
+
+def _lent(
+    tokens: Tensor,
+    scores: Tensor,
+    answers: Tensor,
+    side: Tensor,
+    grid: tuple[int, int],
+    plan: KindPlan,
+) -> Iterator[tuple[Tensor, Tensor, Extent, int]]:
+    """Of the patches [n, N] (bool) on one side: examples of each kind [m, 2], and what pictures
+    lend of it [n, N], in which way and for which answer."""
+    picture, patch, distance = _clusters(tokens, scores, side, plan)
     nearest = distance.argmin(dim=2)
-    for kind in range(count):
+    for kind in range(distance.shape[2]):
         far = distance[..., kind]
-        typical = (nearest == kind) & (far.argsort(dim=1).argsort(dim=1) < plan.most)  # [n, N]
+        rank = far.masked_fill(~side, torch.inf).argsort(dim=1).argsort(dim=1)
+        typical = (nearest == kind) & side & (rank < plan.most)  # [n, N]
         of_best = nearest[picture, patch] == kind
         for answer in answers.unique().tolist():
             member = of_best & (answers[picture] == answer)
@@ -167,15 +190,30 @@ def kinds_at(
                 continue
             rows = torch.stack([picture[member], patch[member]], dim=1)
             rows = rows[far[rows[:, 0], rows[:, 1]].argsort(stable=True)]
-            evidence = float(scores[rows[:, 0], rows[:, 1]].mean())
             every = typical & (answers == answer)[:, None]
-            lent: dict[Extent, Tensor] = {"all": every}
-            lent["spot"] = _spots(rows, grid, len(scores), plan)
-            for extent, sets in lent.items():
-                if bool(sets.any()):
-                    trials = _drawn(sets, answers, answer, objects, grid, plan)
-                    share = _on_object(rows, sets, objects, extent)
-                    yield Kind(answer, layer, extent, rows, sets, trials, evidence, share)
+            spots = _spots(rows, grid, len(scores), plan) & side
+            if bool(every.any()):
+                yield rows, every, "all", answer
+            if bool(spots.any()):
+                yield rows, spots, "spot", answer
+
+
+def _clusters(
+    tokens: Tensor, scores: Tensor, side: Tensor, plan: KindPlan
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Picture [m] and patch [m] of the highest patches of each picture on one side, and distances
+    of all patches from what these cluster around, [n, N, kinds]."""
+    from sklearn.cluster import KMeans
+
+    best = scores.masked_fill(~side, -torch.inf).topk(min(plan.top, scores.shape[1]), dim=1)
+    picture = torch.arange(len(scores))[:, None].expand_as(best.indices)
+    there = best.values > -torch.inf
+    picture, patch = picture[there], best.indices[there]
+    chosen = tokens[picture, patch].numpy()
+    count = min(plan.kinds, len(chosen))
+    clusters = KMeans(count, n_init="auto", random_state=plan.seed).fit(chosen)
+    flat = torch.from_numpy(clusters.transform(tokens.flatten(0, 1).numpy()))
+    return picture, patch, flat.unflatten(0, tokens.shape[:2])
 
 
 def _spots(rows: Tensor, grid: tuple[int, int], count: int, plan: KindPlan) -> Tensor:
