@@ -93,6 +93,19 @@ def test_a_file_that_cannot_be_read_is_a_hole(tmp_path, folders):
     assert places == [[10, 20, 30, 30], [20, 40, 60, 60]]  # by the size of each
 
 
+@pytest.mark.parametrize("region", ["20,40", "20,40,60,60"])
+def test_a_picture_that_does_not_reach_the_region_is_a_hole(tmp_path, folders, region):
+    sizes = {"small.png": (30, 20), "large.png": (192, 128)}
+    for name, size in sizes.items():
+        Image.new("RGB", size).save(tmp_path / name)
+    call = ["--model", folders / "segformer", "--method", "sobel", "--out", tmp_path / "out"]
+    done = explain(*(tmp_path / name for name in sizes), *call, "--region", region)
+    assert done.exit_code == 1 and "left out: small.png: region=" in done.output, done.output
+    assert "place" in manifest_of(tmp_path / "out")["images"][1]
+    done = explain(tmp_path / "small.png", *call, "--overwrite", "--region", region)
+    assert done.exit_code == 2 and "small.png: region=" in done.output, done.output
+
+
 def test_segment_anything_is_loaded_and_padded(tmp_path, folders):
     picture, out = photo(tmp_path / "a.png"), tmp_path / "out"  # 60 x 90
     model = sc.load(f"hf:{folders / 'sam'}")

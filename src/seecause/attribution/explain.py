@@ -49,10 +49,13 @@ class PictureRegion:
     steps: Preprocess
 
     def framed(self, size: tuple[int, int] | None) -> Region:
-        """In the model's frame of a picture of `size`."""
+        """In the model's frame of a picture of `size`, of which it holds a pixel or more."""
         if size is None:
             raise BadOption("target", "a region of files", "pictures that are files or samples")
-        return self.region.framed(self.steps, *size)
+        region = self.region.framed(self.steps, *size)
+        if region.where is not None:
+            region.mask(self.steps.size)
+        return region
 
 
 @dataclass(frozen=True, eq=False)
@@ -149,10 +152,12 @@ def explain_batches(
     for part in picture_batches(
         model, pictures, batch=batch, names=names, others=others, holes=holes, facts=True
     ):
+        part, rows = _rows_of(explained, part, holes)
+        if not part.places:
+            continue
         images = part.images.to(model.device, model.dtype)
         total = pixels_digest(images, total)
         other = {} if part.others is None else {"blank": part.others.to(images)}
-        rows = _rows_of(explained, part)
         runs = {}
         for method in methods:
             own = {**(options or {}).get(method, {}), **other}
@@ -182,13 +187,26 @@ def _explained(model: ImageModel, target: Spec) -> Any:
     return None if spec is None else model.class_index(spec)
 
 
-def _rows_of(explained: Any, part: PictureBatch) -> Any:
-    """What is explained in the pictures of a batch, some of those that came in."""
+def _rows_of(
+    explained: Any, part: PictureBatch, holes: list[Hole] | None
+) -> tuple[PictureBatch, Any]:
+    """What is explained in the pictures of a batch, some of those that came in. Of a region of
+    files, those that do not reach so far are holes."""
     if isinstance(explained, list):
-        return [explained[place] for place in part.places]
-    if isinstance(explained, PictureRegion):
-        return [explained.framed(known.size) for known in part.facts]
-    return explained
+        return part, [explained[place] for place in part.places]
+    if not isinstance(explained, PictureRegion):
+        return part, explained
+    rows, inside = [], []
+    for index, known in enumerate(part.facts):
+        try:
+            rows.append(explained.framed(known.size))
+        except BadOption as outside:
+            if holes is None:
+                raise
+            holes.append(Hole(part.names[index], f"{part.names[index]}: {outside}"))
+        else:
+            inside.append(index)
+    return part.take(inside), rows
 
 
 def _truth(model: ImageModel, label: str | None) -> str | None:

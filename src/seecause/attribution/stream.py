@@ -38,6 +38,14 @@ class PictureBatch:
     facts: list[PictureFacts]
     others: Tensor | None = None
 
+    def take(self, rows: list[int]) -> PictureBatch:
+        """Some of them."""
+        if len(rows) == len(self.places):
+            return self
+        lists = ([column[row] for row in rows] for column in (self.places, self.names, self.facts))
+        others = None if self.others is None else self.others[rows]
+        return PictureBatch(self.images[rows], *lists, others=others)
+
 
 def attribute_stream(
     model: ImageModel | nn.Module,
