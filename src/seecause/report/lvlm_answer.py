@@ -168,7 +168,7 @@ def answer_manifest(words: AnswerWords) -> dict[str, Any]:
             "question": protocol["question"],
             "bank": f"{protocol['bank']['pictures']} pictures ({protocol['bank']['mode']})",
             "masks": sampling["masks"],
-            "differentiated at": sampling["slopes"] or "as usual",
+            **({"differentiated at": sampling["slopes"]} if sampling["slopes"] else {}),
             "p": sampling["p"],
             "seed": sampling["seed"],
         },
