@@ -119,3 +119,12 @@ def test_the_wrap_of_a_quantised_model_says_what_its_rows_share():
     native = tiny("timm_deit3", dtype=torch.float32)
     with pytest.raises(ViewMismatch, match=r"quantised layers.*caap"):
         sc.wrap(quantised(native.module, {nn.Linear}), **native.options)
+
+
+@pytest.mark.parametrize("how", ["quantised", "partly", "detached", "weights of inference mode"])
+def test_masks_and_screens_of_heads_are_refused_in_words(how):
+    model, images = broken(how)
+    with pytest.raises(NotDefined, match=r"(quantised|inference).*Give the model"):
+        sc.heads.discover_masks(model, images, steps=2)
+    with pytest.raises(NotDefined, match=r"(quantised|inference).*heads\.score"):
+        sc.heads.screen(model, images, images[:, 0] > 0, top=1)

@@ -18,7 +18,6 @@ from torch.nn.functional import one_hot
 from seecause.attribution.registry import Maps, join
 from seecause.engine.chunks import fit, in_chunks
 from seecause.engine.mixture import need_gradients
-from seecause.engine.verify import quantised_layers
 from seecause.errors import NotDefined
 from seecause.models.base import ImageModel
 from seecause.models.dense_view import DenseModel
@@ -95,25 +94,16 @@ def differentiate(
 ) -> tuple[Target, tuple[Tensor, ...]]:
     """The target, with the predicted class filled in, and the gradients of its score with respect
     to tensors `of` the same run, which lie behind the input of block `start`."""
-    need_every_gradient(model, start)
+    need_gradients(model, "a gradient", start=start)  # a path around a layer may bring another
     bound = target.bind(logits.detach())
     total = bound.score(logits, score, sigmoid=model.sigmoid).sum()  # images do not see each other
     gradients = torch.autograd.grad(total, list(of), allow_unused=True)
     if any(gradient is None for gradient in gradients):
-        raise _no_gradient(f"none passes {model.name}, as in quantised layers")
+        raise NotDefined(
+            "a gradient", f"none passes {model.name}, as in quantised layers",
+            "Use method='caap', which takes no gradient",
+        )  # fmt: skip
     return bound, gradients
-
-
-def need_every_gradient(model: ImageModel, start: int = 0) -> None:
-    """A path around a layer brings some gradient where the layer itself loses its own."""
-    if isinstance(model, VisionModel):
-        need_gradients(model, "a gradient", start=start)
-    elif quantised := quantised_layers(model.module):
-        raise _no_gradient(f"none passes quantised layers ({', '.join(quantised[:2])}, ...)")
-
-
-def _no_gradient(reason: str) -> NotDefined:
-    return NotDefined("a gradient", reason, "Use method='caap', which takes no gradient")
 
 
 @torch.no_grad()

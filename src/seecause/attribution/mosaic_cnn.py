@@ -18,12 +18,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from seecause.attribution.gradients import need_every_gradient
 from seecause.attribution.mosaic import Law, MaskPlan, draw_masks, standard_error
 from seecause.attribution.registry import Maps, join, method
 from seecause.engine.blanks import Blank, blank_image
 from seecause.engine.chunks import fit, in_chunks
-from seecause.engine.mixture import reaches
+from seecause.engine.mixture import need_gradients, reaches
 from seecause.errors import NotDefined
 from seecause.models.seam import Places
 from seecause.models.staged_view import StagedModel
@@ -56,7 +55,7 @@ def mosaic_cnn(
     seed: int = 0,
 ) -> Maps:
     """What the answer hangs on: slopes of the class score over mixtures of feature maps."""
-    need_every_gradient(model)
+    need_gradients(model, "mosaic")
     plan = MaskPlan(masks, law, cells, eps, antithetic, seed)
     layout, stage = model.check(images), model.cells if stage is None else stage
     drawn = draw_masks(plan, layout.grid).to(images)

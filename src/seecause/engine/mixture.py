@@ -27,8 +27,10 @@ from seecause.engine.attend import Bank, Groups, Own, attend, own_bias
 from seecause.engine.blanks import blank_image
 from seecause.engine.chunks import fit, in_chunks
 from seecause.engine.trace import Trace, suffix
+from seecause.engine.verify import quantised_layers
 from seecause.engine.walk import walk
 from seecause.errors import NotDefined
+from seecause.models.base import ImageModel
 from seecause.models.block import Block, is_silent
 from seecause.models.layout import At, TokenLayout
 from seecause.models.view import VisionModel
@@ -205,26 +207,40 @@ def mask_bytes(model: VisionModel, layout: TokenLayout, tail: MixedTail) -> int:
 
 
 @torch.no_grad()
-def need_gradients(model: VisionModel, name: str, *, start: int = 0) -> None:
-    """Refuse a model of which some part from block `start` on returns what has no gradient: maps
+def need_gradients(
+    model: ImageModel,
+    name: str,
+    *,
+    start: int = 0,
+    remedy: str = "Use method='caap', which takes no gradient",
+) -> None:
+    """Refuse a model of which some part from block `start` on returns what has no gradient: results
     would be wrong, and nothing else would tell. Looked at once for each state of the model."""
+    if not isinstance(model, VisionModel):
+        if quantised := quantised_layers(model.module):
+            reason = f"no gradient passes quantised layers ({', '.join(quantised[:2])}, ...)"
+            raise NotDefined(name, reason, remedy)
+        return
     key = model.state_key()
     known, least = model.memo.get("passes gradients", (None, 0))
     if known == key and least <= start:
         return
     blank = blank_image(model, model.preprocess.size)
-    state, at = model.embed(blank), model.at(blank)
-    part = part_without_gradient(model.blocks[start:], state, at)  # hooks of others see all rows
-    with torch.enable_grad():
-        h = state.detach().clone().requires_grad_()
-        if part is None and not reaches(model.readout(h, at.layout), h):
-            part = "readout"
+    state, at = model.embed(blank), model.at(blank)  # hooks of others may expect all rows
+    try:
+        part = part_without_gradient(model.blocks[start:], state, at)
+        with torch.enable_grad():
+            h = state.detach().clone().requires_grad_()
+            if part is None and not reaches(model.readout(h, at.layout), h):
+                part = "readout"
+    except RuntimeError as failure:
+        if "Inference tensors" not in str(failure):
+            raise
+        reason = f"weights of {model.name} were made under torch.inference_mode"
+        raise NotDefined(name, reason, remedy) from failure
     if part is not None:
-        raise NotDefined(
-            name,
-            f"no gradient passes the {part} of {model.name}, as in quantised layers",
-            "Use method='caap', which takes no gradient",
-        )
+        reason = f"no gradient passes the {part} of {model.name}, as in quantised layers"
+        raise NotDefined(name, reason, remedy)
     model.memo["passes gradients"] = (key, start)
 
 

@@ -23,6 +23,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from seecause.engine.mixture import need_gradients
 from seecause.errors import BadOption
 from seecause.heads.gains import jensen_shannon, log_probs
 from seecause.models.base import ImageModel
@@ -90,6 +91,7 @@ class MaskSearch:
         self, model: ImageModel, images: Tensor, base: Tensor, inside: Tensor | None
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Images and their baselines -> soft masks [B, g, g], losses [B, 3], steps taken [B]."""
+        need_gradients(model, "discover_masks", remedy="Give the model that it was quantised from")
         kind = wide_dtype(model.dtype)
         images, base = images.clone(), base.expand(len(images), -1, -1, -1).clone()
         with torch.no_grad():

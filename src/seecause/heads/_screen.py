@@ -39,6 +39,7 @@ from torch import Tensor
 
 from seecause._options import check_options
 from seecause.engine.forks import carried_logits
+from seecause.engine.mixture import need_gradients
 from seecause.errors import BadOption, NotDefined
 from seecause.heads._experiment import OF_MASKS, HeadExperiment, View
 from seecause.heads._score import score
@@ -125,6 +126,7 @@ def screen(
     guessing = {k: v for k, v in options.items() if k not in ("guard", "progress")}
     if options.get("temperature") == "matched":
         guessing["temperature"] = 1.0  # a slope has no ablated model to match
+    need_gradients(model, "screen", remedy="Measure every head: sc.heads.score")
     quick = _half_twin(model)
     experiment = _experiment("screen", quick, images, masks, {"seed": seed, **guessing})
     make = _second_order if experiment.measure.response in OF_MASKS else _first_order
