@@ -3,16 +3,21 @@ and ship it."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from seecause.cli.faithful_output import is_first_process, print_evaluation, training_bar
-from seecause.cli.options import Device, DeviceOption, Out, Overwrite, Quiet
+from seecause.cli.options import Device, DeviceOption, Output, Quiet, grouped, pick_device
+from seecause.cli.progress import counting
 from seecause.errors import BadOption
+
+if TYPE_CHECKING:
+    from seecause.faithful.evaluation import TrainedNetwork
 
 
 class Trust(StrEnum):
@@ -147,6 +152,36 @@ RandomCuts = Annotated[
 ]
 
 
+@dataclass(frozen=True, kw_only=True)
+class TestedNetwork:
+    """A network, and the pictures it is tested on."""
+
+    network: Network
+    data: DataOption = None
+    calibration: CalibrationSize = None
+    by: TrustOption = Trust.distance
+    limit: Limit = None
+    batch: BatchOption = 32
+    device: DeviceOption = Device.auto
+    quiet: Quiet = False
+
+    def open(self) -> TrainedNetwork:
+        from seecause.faithful import open_network
+
+        return open_network(self.network, device=pick_device(self.device))
+
+    def made(self) -> dict[str, Any]:
+        """As `evaluate` and `evaluate_intervention` take them."""
+        return {
+            "data": self.data,
+            "calibration": self.calibration,
+            "by": self.by.value,
+            "limit": self.limit,
+            "batch": self.batch,
+            "progress": partial(counting, quiet=self.quiet),
+        }
+
+
 def register(app: typer.Typer) -> None:
     commands = typer.Typer(
         no_args_is_help=True,
@@ -169,12 +204,12 @@ def register(app: typer.Typer) -> None:
             "Example: seecause faithful evaluate run, or: seecause faithful evaluate"
             " builtin:critters-ifam"
         ),
-    )(evaluate)
+    )(grouped(evaluate))
     commands.command(
         "intervene", epilog="Example: seecause faithful intervene run --drop 2,5 --quantile 0.99"
-    )(intervene)
+    )(grouped(intervene))
     commands.command("parts", epilog="Example: seecause faithful parts run --out parts --limit 12")(
-        parts
+        grouped(parts)
     )
     commands.command("export", epilog="Example: seecause faithful export run shipped")(export)
     app.add_typer(commands, name="faithful")
@@ -222,49 +257,35 @@ def train(
 
 
 def evaluate(
-    network: Network,
-    data: DataOption = None,
+    tested: TestedNetwork,
     interventions: Interventions = True,
     quantiles: Quantiles = "0.97,0.99",
-    calibration: CalibrationSize = None,
-    by: TrustOption = Trust.distance,
     choose: ChoiceOption = Choice.auto,
     keypoints: KeyPoints = True,
     random_cuts: RandomCuts = False,
-    limit: Limit = None,
-    batch: BatchOption = 32,
-    device: DeviceOption = Device.auto,
-    quiet: Quiet = False,
 ) -> None:
     """AA, WGA, AUC, mIoU and Kp on the test split, plain and with the intervention that validation
     recommends.
 
     A run also gets RUN/evaluation.json, with an entry for each dataset it was tested on.
     """
-    from seecause.cli.options import pick_device
-    from seecause.cli.progress import counting
-    from seecause.faithful import evaluate as evaluate_network, open_network
+    from seecause.faithful import evaluate as evaluate_network
 
     shares = _numbers("--quantiles", quantiles) if interventions else []
     evaluation = evaluate_network(
-        open_network(network, device=pick_device(device)),
-        data=data,
+        tested.open(),
         interventions=interventions,
         quantiles=shares,
-        calibration=calibration,
-        by=by.value,
         choose=choose.value,
         keypoints=keypoints,
         random_cuts=random_cuts,
-        limit=limit,
-        batch=batch,
-        progress=partial(counting, quiet=quiet),
+        **tested.made(),
     )
     print_evaluation(evaluation)
 
 
 def intervene(
-    network: Network,
+    tested: TestedNetwork,
     drop: Annotated[str, typer.Option(help="Parts to leave out, such as 2,5.")] = "",
     quantile: Annotated[
         float | None,
@@ -272,61 +293,34 @@ def intervene(
             help="Reject tokens further from their prototype than this share of training tokens."
         ),
     ] = None,
-    by: TrustOption = Trust.distance,
-    data: DataOption = None,
-    calibration: Annotated[
-        int | None,
-        typer.Option(help="Training pictures for thresholds.", min=1, show_default="all"),
-    ] = None,
-    limit: Limit = None,
-    batch: BatchOption = 32,
-    device: DeviceOption = Device.auto,
-    quiet: Quiet = False,
 ) -> None:
     """Test the network with parts left out, with untrusted tokens rejected, or both."""
-    from seecause.cli.options import pick_device
-    from seecause.cli.progress import counting
-    from seecause.faithful import evaluate_intervention, open_network
+    from seecause.faithful import evaluate_intervention
 
     dropped = _parts("--drop", drop)
-    evaluation = evaluate_intervention(
-        open_network(network, device=pick_device(device)),
-        drop_parts=dropped,
-        quantile=quantile,
-        by=by.value,
-        data=data,
-        calibration=calibration,
-        limit=limit,
-        batch=batch,
-        progress=partial(counting, quiet=quiet),
+    print_evaluation(
+        evaluate_intervention(tested.open(), drop_parts=dropped, quantile=quantile, **tested.made())
     )
-    print_evaluation(evaluation)
 
 
 def parts(
     network: Network,
-    out: Out = Path("parts"),
-    overwrite: Overwrite = False,
+    output: Output = Output(out=Path("parts")),
     data: DataOption = None,
     limit: Annotated[int, typer.Option(help="So many pictures, spread evenly.", min=1)] = 12,
     device: DeviceOption = Device.auto,
-    quiet: Quiet = False,
 ) -> None:
     """A page with the parts of some pictures, what stage 2 sees, and the answer without each
     part."""
-    from seecause.cli.options import pick_device, tell_page
     from seecause.faithful import example_parts, open_network
     from seecause.report.faithful import write_parts
-    from seecause.report.folder import check_out, result_folder
 
-    replaces = check_out(out, overwrite=overwrite)
+    replaces = output.check()
     opened = open_network(network, device=pick_device(device))
     name, examples = example_parts(opened, data=data, limit=limit)
-    metadata = {"command": "faithful parts", "network": network, "data": name}
-    with result_folder(out, metadata, overwrite=overwrite) as folder:
+    with output.folder({"command": "faithful parts", "network": network, "data": name}) as folder:
         write_parts(folder, examples, lead=f"{network}, on {name}")
-    if not quiet:
-        tell_page(out, replaced=replaces)
+    output.say([], replaced=replaces)
 
 
 def export(

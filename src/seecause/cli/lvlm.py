@@ -27,10 +27,10 @@ from seecause.cli.lvlm_options import (
     LVLMRun,
     Machine,
     Question,
+    StudyEstimation,
     StudyFolder,
     StudySamples,
     StudyWork,
-    TokenMasks,
     Variations,
 )
 from seecause.cli.options import (
@@ -184,8 +184,7 @@ def study(
     samples: StudySamples,
     question: Question,
     asked: CalibratedModel = CalibratedModel(),
-    estimation: Estimation = Estimation(),
-    token_masks: TokenMasks = None,
+    estimation: StudyEstimation = StudyEstimation(),
     varied: Variations = Variations(),
     floor: Floor = 1.0,
     out: StudyFolder = Path("study"),
@@ -205,7 +204,6 @@ def study(
     from seecause.bench.lvlm_study import StudyOptions, run_lvlm_study, study_store
     from seecause.cli.progress import counting
     from seecause.data import open_data
-    from seecause.lvlm.fit import MASKS
     from seecause.lvlm.trace import engine_concerns
     from seecause.report.lvlm_study import write_study
 
@@ -213,8 +211,7 @@ def study(
     study_store(store).check()
     asked.check(question, *variations["wordings"])
     pictures, lvlm = open_data(samples.data, limit=samples.limit), asked.open(where)
-    masks = estimation.masks or MASKS[estimation.how.value]
-    count = masks if token_masks is None else token_masks
+    masks, count = estimation.counts()
     shares, right_only = (estimation.ablated, floor), samples.right_only
     options = StudyOptions(
         question, masks, count, *shares, right_only, seed, how=estimation.how.value, **variations

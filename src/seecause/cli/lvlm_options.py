@@ -214,6 +214,20 @@ class Estimation:
 
 
 @dataclass(frozen=True, kw_only=True)
+class StudyEstimation(Estimation):
+    """The same of heads and of image tokens."""
+
+    token_masks: TokenMasks = None
+
+    def counts(self) -> tuple[int, int]:
+        """Masks for heads, and for image tokens."""
+        from seecause.lvlm.fit import MASKS
+
+        masks = self.masks or MASKS[self.how.value]
+        return masks, masks if self.token_masks is None else self.token_masks
+
+
+@dataclass(frozen=True, kw_only=True)
 class StudySamples:
     """What a study asks about."""
 
