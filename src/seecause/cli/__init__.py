@@ -42,7 +42,8 @@ USAGE_ERROR = 2
 PLACEHOLDERS = {"model": "NAME|FOLDER", "eye": "NAME|given|own"}
 PLACEHOLDERS |= dict.fromkeys(("data", "test"), "KIND:PATH")
 PLACEHOLDERS |= dict.fromkeys(("method", "metric"), "NAME,NAME")
-TYPES = {"int": "N", "integer": "N", "float": "X", "str": "TEXT"}  # what the help says for them
+TYPES = {"int": "N", "float": "X", "str": "TEXT"}  # what the help says for them
+TYPES |= {"list[str]": "TEXT", "list[int]": "N", "list[float]": "X"}  # may be repeated
 TYPES |= {"path": "PATH", "file": "FILE", "directory": "FOLDER"}
 
 
@@ -68,14 +69,16 @@ class PlainGroup(PlainHelp, TyperGroup):
     """A group of commands with such help."""
 
 
-def _placeholder(option: Any, ctx: Any) -> str:
-    """What stands for an option's value: its choices, or a word for what it holds."""
+def _placeholder(option: Any, ctx: Any) -> str | None:
+    """What stands for an option's value: its choices, or a word for what it holds. Older releases
+    of typer have words of their own (None)."""
+    if not hasattr(option, "display_type"):
+        return None
     if option.is_flag:
         return ""
     if option.name in PLACEHOLDERS:
         return PLACEHOLDERS[option.name]
-    written = option.display_type if hasattr(option, "display_type") else option.make_metavar
-    kind = written(ctx=ctx).removeprefix("<").removesuffix(">").strip("[]")
+    kind = option.display_type(ctx).removeprefix("<").removesuffix(">")
     return TYPES.get(kind.lower().removesuffix(" range"), " | ".join(kind.split("|")))
 
 
