@@ -42,10 +42,10 @@ def test_rotating_rows_equals_the_plain_way(dtype):
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("share", [1, 2])
-@pytest.mark.parametrize("shared", [False, True], ids=["copies", "one for all"])
+@pytest.mark.parametrize("shared", ["nothing", "rows", "mask"])
 def test_own_text_and_what_was_seen_equal_the_plain_way(dtype, share, shared):
     batch, heads, rows, width = 3, 4, 5, 32
-    first = 1 if shared else batch
+    first = 1 if shared == "rows" else batch  # what serves all copies
     q = rows_of(dtype, first, rows, heads, width, seed=1).transpose(1, 2)
     k, v = (
         rows_of(dtype, first, rows, heads // share, width, seed=s).transpose(1, 2) for s in (2, 3)
@@ -58,7 +58,7 @@ def test_own_text_and_what_was_seen_equal_the_plain_way(dtype, share, shared):
         for s in (4, 6)
     )
     choose = torch.rand(batch, rows, heads, generator=torch.Generator().manual_seed(0)) < 0.4
-    choose = choose.to(DEVICE)
+    choose = choose.to(DEVICE)[: 1 if shared == "mask" else batch]
     plain = (*single(q, k, v), tuple(single(*picture)), tuple(single(*average)), choose)
     expected = with_own_text(*plain, scale=0.3)
     fast = kernel_text.own_text(q, k, v, picture, average, choose, scale=0.3)
@@ -120,14 +120,15 @@ def test_slopes_of_a_rotation_a_norm_and_a_gate_equal_the_plain_ones(dtype):
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("share", [1, 2])
-@pytest.mark.parametrize("shared", [False, True], ids=["copies", "one for all"])
+@pytest.mark.parametrize("shared", ["nothing", "rows", "mask"])
 def test_soft_masks_of_own_text_have_the_plain_values_and_slopes(dtype, share, shared):
     batch, heads, rows, width = 3, 4, 5, 32
-    first = 1 if shared else batch
+    first = 1 if shared == "rows" else batch  # what serves all copies
     rows_first = [rows_of(dtype, first, rows, heads, width, seed=s) for s in (1, 4, 6)]
     own = [rows_of(dtype, first, rows, heads // share, width, seed=s) for s in (2, 3)]
     lses = [rows_of(torch.float32, first, heads, rows, seed=s).mT for s in (5, 7)]
     choose = torch.rand(batch, rows, heads, generator=torch.Generator().manual_seed(0)).to(DEVICE)
+    choose = choose[: 1 if shared == "mask" else batch]
 
     def run(read, q, seen, blind, k, v, seen_lse, blind_lse, choose):
         q, k, v = (x.transpose(1, 2) for x in (q, k, v))

@@ -59,3 +59,23 @@ def test_slopes_by_kernels_are_as_exact_as_plain_ones(grouped, monkeypatch):
     plain = slopes("cuda", torch.float16)
     assert not torch.equal(fast, plain)  # other kernels, other roundings
     assert (fast - exact).norm() < 2 * (plain - exact).norm() + 1e-3 * exact.norm()
+
+
+@torch.no_grad()
+def test_one_mask_of_heads_serves_many_of_image_tokens():
+    """With heads wide enough for the kernels: every copy has an answer of its own."""
+    native = tiny_lvlm(lambda: _llava(hidden_size=128), torch.float32)
+    pictures, heads = calibration(native.size), some(1, 16)
+    answers = []
+    for device, dtype in (("cpu", torch.float32), ("cuda", torch.float16)):
+        lvlm = wrap(native.module.to(device, dtype), native.processor, check=False)
+        options = {"answer": [TOKEN], "floor": None}
+        engine = MaskEngine(
+            lvlm, photo(native.size), QUESTION, make_bank(lvlm, pictures), **options
+        )
+        image = some(6, engine.n_image, seed=1)
+        soft = 0.1 + 0.8 * image.float()
+        slopes = engine.slopes(heads.float(), None, soft, of="image")[1] * engine.span
+        answers.append((engine.adjusted(heads, None, image).float().cpu(), slopes.float().cpu()))
+    for ours, exact in zip(answers[1], answers[0], strict=True):
+        assert (ours - exact).norm() < 0.1 * exact.norm()

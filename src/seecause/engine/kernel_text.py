@@ -67,7 +67,8 @@ def own_text(
     q: Tensor, k: Tensor, v: Tensor, picture: Part, average: Part, choose: Tensor, *, scale: float
 ) -> Tensor:
     """Rows q [1|B, H, R, dh] over their own k, v [1|B, Hkv, R, dh], looking back, merged with what
-    they saw of the picture or the average, whichever `choose` [B, R, H] says: [B, R, H, dh]."""
+    they saw of the picture or the average, [1|B, R, H, dh] each, whichever `choose` [1|B, R, H]
+    says: [B, R, H, dh]."""
     flags = choose.contiguous().view(torch.uint8)
     return _text_rows("own_text", (q, k, v, *picture, *average, flags), scale)
 
@@ -75,7 +76,7 @@ def own_text(
 def soft_text(
     q: Tensor, k: Tensor, v: Tensor, picture: Part, average: Part, choose: Tensor, *, scale: float
 ) -> Tensor:
-    """The same for a soft `choose` [B, R, H] in float32: so much with the picture, the rest with
+    """The same for a soft `choose` [1|B, R, H] in float32: so much with the picture, the rest with
     the average. Differentiable in everything."""
     return _SoftText.apply(q, k, v, *picture, *average, choose, scale)
 
@@ -152,11 +153,10 @@ class _SoftText(Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, slope: Tensor) -> Any:
-        tensors = ctx.saved_tensors
-        q, k, choose = tensors[0], tensors[1], tensors[-1]
-        (batch, rows, heads), width = choose.shape, q.shape[-1]
+        tensors, (batch, rows, heads, width) = ctx.saved_tensors, slope.shape
+        q, k = tensors[:2]
         made = [torch.empty_like(slope, memory_format=torch.contiguous_format) for _ in range(5)]
-        made += [torch.empty(choose.shape, device=q.device) for _ in range(3)]
+        made += [torch.empty(batch, rows, heads, device=q.device) for _ in range(3)]
         with _on(q):
             _kernels().soft_text_back[(heads, batch)](
                 *_strided((*tensors, slope), batch), *made, rows, heads, ctx.scale,
@@ -214,8 +214,8 @@ def _gated(gate: Tensor, value: Tensor) -> Tensor:
 
 def _text_rows(name: str, tensors: Sequence[Tensor], scale: float) -> Tensor:
     """A kernel over q, k, v, both parts and `choose`: [B, R, H, dh]."""
-    q, k, choose = tensors[0], tensors[1], tensors[-1]
-    (batch, rows, heads), width = choose.shape, q.shape[-1]
+    q, k = tensors[:2]
+    batch, (_, heads, rows, width) = max(map(len, tensors)), q.shape
     out = torch.empty(batch, rows, heads, width, dtype=q.dtype, device=q.device)
     with _on(q):
         getattr(_kernels(), name)[(heads, batch)](
