@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import ast
+import inspect
 import io
 import json
 import re
 import subprocess
 import sys
+import textwrap
+from dataclasses import fields, is_dataclass
 from pathlib import Path
 
 import pytest
@@ -106,6 +109,63 @@ def commands(group=None, path=()):
             yield from commands(command, (*path, name))
         else:
             yield (*path, name), command
+
+
+def group_of(function, name):
+    """The dataclass that a parameter is annotated with, or None."""
+    known = vars(sys.modules[function.__module__])
+    kind = known.get(str(function.__annotations__.get(name)))
+    return kind if is_dataclass(kind) else None
+
+
+def read_fields(function, name, kind):
+    """The fields of a group that a function reads of its parameter, itself or by what it calls."""
+    tree = ast.parse(textwrap.dedent(inspect.getsource(function)))
+    fields_of, used = {field.name for field in fields(kind)}, set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and ast.unparse(node.value) == name:
+            method = getattr(kind, node.attr, None)
+            if node.attr in fields_of:
+                used.add(node.attr)
+            elif inspect.isfunction(method):
+                used |= read_fields(method, "self", kind)
+        if isinstance(node, ast.Call):
+            words = [*node.args, *(keyword.value for keyword in node.keywords)]
+            if name in [ast.unparse(word) for word in words]:
+                used |= read_by_callee(function, node, name, kind)
+    return used
+
+
+def read_by_callee(function, call, name, kind):
+    """The same of what a call hands on: to `asdict`, to a function of the file, to a method."""
+    if ast.unparse(call.func) == "asdict":
+        return {field.name for field in fields(kind)}
+    callee = vars(sys.modules[function.__module__]).get(ast.unparse(call.func))
+    if isinstance(call.func, ast.Attribute):
+        known, owner = vars(sys.modules[function.__module__]), call.func.value
+        made = ast.unparse(owner.func) if isinstance(owner, ast.Call) else ""
+        own = function.__qualname__.split(".")[0] if ast.unparse(owner) == "self" else made
+        callee = getattr(
+            known.get(own) or group_of(function, ast.unparse(owner)), call.func.attr, None
+        )
+    if not inspect.isfunction(callee):
+        return set()
+    names = [other for other in inspect.signature(callee).parameters if other != "self"]
+    places = [place for place, word in enumerate(call.args) if ast.unparse(word) == name]
+    return read_fields(callee, names[places[0]], kind) if places else set()
+
+
+def test_every_option_of_a_group_is_used():
+    """Also in the commands that take it: each reads all that the group declares."""
+    groups = 0
+    for words, command in commands():
+        function = inspect.unwrap(command.callback)
+        for name in inspect.signature(function).parameters:
+            if kind := group_of(function, name):
+                groups += 1
+                missing = {field.name for field in fields(kind)} - read_fields(function, name, kind)
+                assert not missing, f"{' '.join(words)}: {sorted(missing)}"
+    assert groups > 30
 
 
 def test_help_says_what_to_write():
