@@ -20,7 +20,7 @@ from seecause.engine.blanks import blank_image
 from seecause.engine.mixture import Mixture, slopes
 from seecause.engine.trace import record
 from seecause.engine.verify import verify
-from seecause.errors import BadImage, UnsupportedModel, ViewMismatch
+from seecause.errors import BadImage, NotDefined, UnsupportedModel, ViewMismatch
 from seecause.models.preprocess import Preprocess
 from seecause.models.signals import Film, Spectrogram, from_record
 from tests.families.signals import FRAMES, SIDE, SIGNALS, SOUND, as_frames
@@ -226,6 +226,11 @@ def test_a_first_tubelet_alone_is_refused_by_name():
     )  # fmt: skip
     with pytest.raises(UnsupportedModel, match="first tubelet"):
         sc.wrap(transformers.VideoMAEForVideoClassification(config), mean=(0.5,), std=(0.5,))
+
+
+def test_an_export_is_refused_in_words(tiny, tmp_path):
+    with pytest.raises(NotDefined, match="heads.prune"):
+        sc.heads.export(tiny[2], [(0, 1)], tmp_path)
 
 
 def test_sound_of_another_size_is_refused(tiny):

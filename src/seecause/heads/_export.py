@@ -46,6 +46,9 @@ def export(
     heads were chosen, say."""
     heads = checked_heads(model, heads)
     check_form(model, form)
+    if model.preprocess.kind != Preprocess.kind:
+        reason = f"{model.name} takes a {model.preprocess.kind}, which the card of a folder lacks"
+        raise NotDefined("an export", reason, "Use heads.prune and save its module")
     origin = _origin(model)
     edited = zero(model, heads) if form == "zeroed" else prune(model, heads)
     head = _head_card(edited.extra)

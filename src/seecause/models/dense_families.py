@@ -182,7 +182,10 @@ REFUSED = {  # beginnings of class names, and why
     "RTDetr": _BARE,
     "DFine": _BARE,
     "Yolos": _BARE,
-    "GroundingDino": "its queries read a sentence besides the picture",
+    "GroundingDino": (
+        "its sentence reads the picture inside the encoder, and queries read the sentence, so that"
+        " places of pictures cannot be exchanged alone"
+    ),
     "Owl": "its boxes are compared with sentences",
     "MaskFormer": "its pixels are read by another decoder; Mask2Former works",
     "OneFormer": "it is asked for a task in words; Mask2Former works",
