@@ -229,7 +229,7 @@ def test_a_first_tubelet_alone_is_refused_by_name():
 
 
 def test_an_export_is_refused_in_words(tiny, tmp_path):
-    with pytest.raises(NotDefined, match="heads.prune"):
+    with pytest.raises(NotDefined, match="Use heads"):
         sc.heads.export(tiny[2], [(0, 1)], tmp_path)
 
 
