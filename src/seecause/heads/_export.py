@@ -46,9 +46,6 @@ def export(
     heads were chosen, say."""
     heads = checked_heads(model, heads)
     check_form(model, form)
-    if model.preprocess.kind != Preprocess.kind:
-        reason = f"{model.name} takes a {model.preprocess.kind}, which the card of a folder lacks"
-        raise NotDefined("an export", reason, "Use heads.prune and save its module")
     origin = _origin(model)
     edited = zero(model, heads) if form == "zeroed" else prune(model, heads)
     head = _head_card(edited.extra)
@@ -149,6 +146,9 @@ def _writes_itself(model: VisionModel) -> bool:
 def _origin(model: VisionModel) -> dict[str, Any]:
     """How the module is built: transformers' and those that write themselves know it, the others if
     `sc.load` made them."""
+    if model.preprocess.kind != Preprocess.kind:
+        reason = f"{model.name} takes a {model.preprocess.kind}, which the card of a folder lacks"
+        raise NotDefined("an export", reason, "Use heads.prune and save its module")
     if _writes_itself(model):
         return {"library": "seecause", "class": type(model.module).__name__}
     if hasattr(model.module, "save_pretrained") and hasattr(model.module, "config"):
