@@ -17,7 +17,7 @@ import seecause as sc
 from seecause.cli import app
 from seecause.errors import BadOption
 from seecause.heads import Pictures
-from seecause.repair.kinds import KindPlan, kinds_at, object_patches, pasted
+from seecause.repair.kinds import KindPlan, ObjectPatches, kinds_at, object_patches, pasted
 from seecause.repair.parts import origins
 
 RED, SIDE = 2, 32  # a class, and pixels of a picture
@@ -234,7 +234,7 @@ def test_a_mark_beside_the_object_is_not_crowded_out_by_it():
         return [kind for kind in kinds if (kind.tokens[:, 1] == 12).any()], kinds
 
     assert not kinds_with(None)[0]
-    marks, kinds = kinds_with(objects)
+    marks, kinds = kinds_with(ObjectPatches(objects, objects))
     assert {(kind.answer, kind.extent) for kind in marks} == {(0, "all"), (0, "spot")}
     assert all((kind.tokens[:, 1] == 12).all() and kind.on_object == 0 for kind in marks)
     for kind in kinds:  # what is lent is on one side, all of it
@@ -244,7 +244,10 @@ def test_a_mark_beside_the_object_is_not_crowded_out_by_it():
 def test_a_patch_with_a_pixel_of_the_object_shows_it():
     truth = torch.zeros(1, 8, 8, dtype=torch.uint8)
     truth[0, 3, 4], truth[0, 7, 7] = 1, 255  # 255: not known
-    assert object_patches(truth, (2, 2)).tolist() == [[False, True, False, False]]
+    truth[0, 4:, :2] = 1
+    patches = object_patches(truth, (2, 2))
+    assert patches.shown.tolist() == [[False, True, True, False]]
+    assert patches.covered.tolist() == [[False, False, True, False]]  # by half
 
 
 def test_no_answer_takes_the_places_of_another():

@@ -203,7 +203,7 @@ def discover(
     scores = _evidence(view, pictures, method, chosen, options, progress)
     objects = None
     if pictures.truth is not None:
-        objects = object_patches(pictures.truth, view.layout.grid).cpu()
+        objects = object_patches(pictures.truth, view.layout.grid)
     share = area or (QUARTER if objects is None else 1.0)
     plan = KindPlan(kinds, top, trials, max(1, round(share * scores.shape[1])), seed)
     candidates = list[Kind]()

@@ -30,6 +30,7 @@ from seecause.attribution.registry import find
 from seecause.engine.chunks import fit, in_chunks
 from seecause.engine.trace import record
 from seecause.models.view import VisionModel
+from seecause.repair.eye import by_patches
 from seecause.repair.transplant import on_pixels
 
 Extent = Literal["all", "spot"]
@@ -140,30 +141,46 @@ def tokens_at(model: VisionModel, images: Tensor, layer: int) -> Tensor:
     return F.normalize(tokens, dim=-1)
 
 
-def object_patches(truth: Tensor, grid: tuple[int, int]) -> Tensor:
-    """Of masks [n, H, W] (1: object), the patches [n, N] (bool) that show some of it."""
-    return F.adaptive_max_pool2d((truth == 1).float()[:, None], grid).flatten(1) > 0
+@dataclass(frozen=True, eq=False)
+class ObjectPatches:
+    """Patches that show some of the object, and those that it covers by half, [n, N] (bool). What
+    is told apart is by the first; a background that is pasted whole reaches up to the second, for
+    around the outline the old one would go on to speak."""
+
+    shown: Tensor
+    covered: Tensor
+
+
+def object_patches(truth: Tensor, grid: tuple[int, int]) -> ObjectPatches:
+    """Of masks [n, H, W] (1: object)."""
+    shown = F.adaptive_max_pool2d((truth == 1).float()[:, None], grid).flatten(1) > 0
+    return ObjectPatches(shown.cpu(), by_patches(truth, grid).flatten(1).cpu())
 
 
 def kinds_at(
     tokens: Tensor,
     scores: Tensor,
     answers: Tensor,
-    objects: Tensor | None,
+    objects: ObjectPatches | None,
     grid: tuple[int, int],
     layer: int,
     plan: KindPlan,
 ) -> Iterator[Kind]:
     """Kinds of high-evidence tokens [n, N, D] at one layer: clusters, each within one answer, and
-    where objects [n, N] are known, on them or off them."""
-    sides = [torch.ones_like(scores, dtype=torch.bool)] if objects is None else [objects, ~objects]
-    for side in sides:
+    where objects are known, on them or off them."""
+    every = torch.ones_like(scores, dtype=torch.bool)
+    sides = [(every, every)]
+    if objects is not None:
+        sides = [(objects.shown, objects.shown), (~objects.shown, ~objects.covered)]
+    shown = None if objects is None else objects.shown
+    for side, whole in sides:
         if not bool(side.any()):
             continue
-        for rows, sets, extent, answer in _lent(tokens, scores, answers, side, grid, plan):
-            trials = _drawn(sets, answers, answer, objects, grid, plan)
+        for rows, sets, extent, answer in _lent(tokens, scores, answers, side, whole, grid, plan):
+            spared = objects.covered if objects is not None and extent == "all" else shown
+            trials = _drawn(sets, answers, answer, spared, grid, plan)
             evidence = float(scores[rows[:, 0], rows[:, 1]].mean())
-            share = _on_object(rows, sets, objects, extent)
+            share = _on_object(rows, sets, shown, extent)
             yield Kind(answer, layer, extent, rows, sets, trials, evidence, share)
 
 
@@ -172,17 +189,18 @@ def _lent(
     scores: Tensor,
     answers: Tensor,
     side: Tensor,
+    whole: Tensor,
     grid: tuple[int, int],
     plan: KindPlan,
 ) -> Iterator[tuple[Tensor, Tensor, Extent, int]]:
     """Of the patches [n, N] (bool) on one side: examples of each kind [m, 2], and what pictures
-    lend of it [n, N], in which way and for which answer."""
+    lend of it [n, N], in which way and for which answer. All of a kind may be of `whole` [n, N]."""
     picture, patch, distance = _clusters(tokens, scores, side, plan)
     nearest = distance.argmin(dim=2)
     for kind in range(distance.shape[2]):
         far = distance[..., kind]
-        rank = far.masked_fill(~side, torch.inf).argsort(dim=1).argsort(dim=1)
-        typical = (nearest == kind) & side & (rank < plan.most)  # [n, N]
+        rank = far.masked_fill(~whole, torch.inf).argsort(dim=1).argsort(dim=1)
+        typical = (nearest == kind) & whole & (rank < plan.most)  # [n, N]
         of_best = nearest[picture, patch] == kind
         for answer in answers.unique().tolist():
             member = of_best & (answers[picture] == answer)
