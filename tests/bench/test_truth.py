@@ -13,9 +13,9 @@ from seecause.attribution.attribute import attribute
 from seecause.bench.plan import Store
 from seecause.bench.results import read_results
 from seecause.bench.runner import run
-from seecause.bench.tables import TRUTH_COLUMNS, against_truth, shown
+from seecause.bench.tables import TRUTH_COLUMNS, against_truth, shown, table_of, to_csv
 from seecause.metrics import PartScores, part_truth
-from seecause.report.bench import truth_section, write_report
+from seecause.report.bench import table_section, truth_section, write_report
 from tests.bench.toy import model, worker
 
 
@@ -100,3 +100,8 @@ def test_what_no_picture_asks_is_a_dash():
     )
     assert empty.completeness != empty.completeness and empty.threshold != empty.threshold
     assert shown({"completeness": empty.completeness, "correctness": 0.5}) == ["-", "0.500"]
+
+
+def test_a_value_without_end_breaks_no_table():
+    endless = {"a": {"ins-del": torch.tensor([torch.inf, 0.5])}, "b": {"ins-del": torch.ones(2)}}
+    assert "inf" in to_csv(table_of(endless)) and table_section(table_of(endless)).body

@@ -74,10 +74,8 @@ class Table:
 
     def digits(self, metric: str) -> int:
         """Decimals that show two digits of the largest standard error, 3 to 6."""
-        error = max(
-            (cells[metric].error for cells in self.cells.values() if cells[metric].error > 0),
-            default=1.0,
-        )
+        errors = [cells[metric].error for cells in self.cells.values()]
+        error = max((error for error in errors if 0 < error < math.inf), default=1.0)
         return min(6, max(3, 1 - math.floor(math.log10(error))))
 
     def pieces(self) -> list[tuple[str, list[str]]]:

@@ -128,7 +128,8 @@ def _digits(table: Table) -> dict[str, int]:
     digits = {}
     for metric in table.metrics:
         cells = [row[metric] for row in table.cells.values()]
-        largest = max((abs(cell.mean) for cell in cells if cell.n), default=1.0)
+        means = [abs(cell.mean) for cell in cells if cell.n]
+        largest = max((mean for mean in means if mean < math.inf), default=1.0)
         room = 3 - math.floor(math.log10(largest)) if largest > 0 else 6
         digits[metric] = max(3, min(table.digits(metric), room))
     return digits
