@@ -128,3 +128,7 @@ def test_masks_and_screens_of_heads_are_refused_in_words(how):
         sc.heads.discover_masks(model, images, steps=2)
     with pytest.raises(NotDefined, match=r"(quantised|inference).*heads\.score"):
         sc.heads.screen(model, images, images[:, 0] > 0, top=1)
+    labels = torch.zeros(len(images), dtype=torch.long)
+    for name in ("taylor", "gating"):
+        with pytest.raises(NotDefined, match=r"(quantised|inference).*heads\.score"):
+            sc.heads.select(name, model, images, labels)

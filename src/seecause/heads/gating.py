@@ -29,6 +29,7 @@ from torch import Tensor
 
 from seecause.engine.chunks import fit, in_chunks
 from seecause.engine.forks import gated_logits
+from seecause.engine.mixture import need_gradients
 from seecause.errors import BadOption
 from seecause.heads.erase import Baseline, ErasedViews, Masks
 from seecause.heads.registry import checked_labels, selector
@@ -192,6 +193,7 @@ def head_gates(
     ):
         if value <= 0:
             raise BadOption(name, value, "a number above 0")
+    need_gradients(model, "gating", remedy="Measure every head: sc.heads.score")
     pair = [keep] if suppress is None else [keep, suppress]
     tasks = [(images, checked_labels(model, images, labels)) for images, labels in pair]
     generator = torch.Generator().manual_seed(seed)

@@ -24,6 +24,7 @@ from torch import Tensor
 
 from seecause.engine.attention import attention_probs, read_rows
 from seecause.engine.forks import gated_logits
+from seecause.engine.mixture import need_gradients
 from seecause.engine.walk import walk
 from seecause.errors import BadOption
 from seecause.heads._score import score
@@ -99,6 +100,7 @@ def taylor(
 
 def gate_gradients(model: VisionModel, images: Tensor, labels: Tensor) -> Tensor:
     """dNLL / dg at g = 1, image by image: [B, L, H]."""
+    need_gradients(model, "a gradient of gates", remedy="Measure every head: sc.heads.score")
     gates = torch.ones(
         len(images),
         model.n_layers,
