@@ -59,6 +59,10 @@ def test_a_part_is_a_result_of_its_own(att, which):
     assert part.pixels().shape == (len(rows), 96, 96)
 
 
+def test_a_part_without_pictures_has_pixels_of_none(att):
+    assert att[:0].pixels().shape == (0, 96, 96)
+
+
 def test_iteration_goes_through_pictures_and_ends(att):
     assert [one.labels[0] for one in att] == att.labels
     assert torch.equal(torch.cat([one.maps for one in att]), att.maps)

@@ -123,6 +123,20 @@ def test_other_wordings_and_ratios_are_pieces_of_their_own(ready, tmp_path, monk
     assert not wordings_section(plain, ()) and not ratios_section(plain)
 
 
+def test_wordings_are_compared_at_the_share_of_the_study(ready, tmp_path, monkeypatch):
+    lvlm, bank, data = ready
+    shares: list[float] = []
+
+    def attribute(engine, **options):
+        shares.append(options["p"])
+        return attribute_heads(engine, **options)
+
+    monkeypatch.setattr("seecause.lvlm.analysis.attribute_heads", attribute)
+    options = replace(HEADS_ONLY, wordings=("What is this creature?",), p=0.5)
+    run_lvlm_study(lvlm, bank, data, options, tmp_path)
+    assert shares == [0.5] * 9
+
+
 def test_a_study_says_how_many_samples_have_a_bad_fit():
     numbers = ({"r2": 0.9, "split_half": 0.9}, {"r2": 0.1, "split_half": float("nan")})
     samples = [TracedSample(i, str(i), None, dict(n)) for i, n in enumerate(numbers)]

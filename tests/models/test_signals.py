@@ -133,6 +133,10 @@ def test_a_blank_makes_sense(tiny):
     assert (white > 0).all() and (blank_image(model, images.shape[-2:], "black") < -0.9).all()
     given = sc.attribute(model, images, 1, blank="black").manifest["options"]
     assert given["blank"] == "black"
+    pairs = [sc.interactions(model, images, 1, regions=2, blank=b) for b in (None, "mean", "white")]
+    assert torch.equal(pairs[0].joint, pairs[1 if family == "ast" else 2].joint)
+    assert pairs[0].manifest["options"]["blank"] == options["blank"]
+    assert not torch.equal(pairs[1].joint, pairs[2].joint)
 
 
 def test_results_are_saved_drawn_and_measured(tiny, tmp_path):

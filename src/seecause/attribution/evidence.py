@@ -37,6 +37,7 @@ from seecause.loading import as_view
 from seecause.metrics._pixels import spread_out
 from seecause.models.base import ImageModel
 from seecause.models.inputs import Pictures, as_images
+from seecause.models.layout import TokenLayout
 from seecause.models.view import VisionModel
 from seecause.target import Spec, Target, parse
 from seecause.types import wide
@@ -143,8 +144,7 @@ def evidence(
             order = default_order(model) if method is None else method
             drawn = {"seed": seed} if "seed" in find(order, model.architecture).options else {}
             maps = attribute(model, images, target, order, **{**drawn, **(options or {})}).maps
-        maps = maps.flatten(1, -2)  # of a film one below the other
-        _check_maps(maps, images, model.check(images).grid)
+        maps = _laid_out(maps, images, model.check(images))
         size = (images.shape[-2], images.shape[-1])
         empty = blank_image(model, size, blank, seed=seed, count=len(images))
         chain = _Chain(model, images, empty, maps.to(images.device), target)
@@ -183,10 +183,15 @@ def _check_given(given: dict[str, Any], options: Any) -> None:
         raise BadOption("options", options, "a table of the method's options")
 
 
-def _check_maps(maps: Tensor, images: Tensor, grid: tuple[int, int]) -> None:
+def _laid_out(maps: Tensor, images: Tensor, layout: TokenLayout) -> Tensor:
+    """Maps on the grid [B, gh, gw]; those of a film one below the other."""
+    grid = layout.grid
+    if tuple(maps.shape[1:]) == layout.cells:
+        maps = maps.flatten(1, -2)
     if tuple(maps.shape) != (len(images), *grid) or not maps.isfinite().all():
         expected = f"finite numbers [{len(images)}, {grid[0]}, {grid[1]}]: one map an image"
         raise BadOption("maps", list(maps.shape), expected)
+    return maps
 
 
 class _Chain:

@@ -126,7 +126,7 @@ def interactions(
     *,
     regions: int = 7,
     score: Score = "logit",
-    blank: Blank | Tensor = "white",
+    blank: Blank | Tensor | None = None,
     tail: Tail | None = None,
     layers: Layers = None,
     seed: int = 0,
@@ -134,8 +134,8 @@ def interactions(
     """Exact effects of all pairs of regions, beside those of single ones.
 
     `model`, `images`, `target`, `blank`, `tail` and `layers` are those of `sc.attribute` with
-    CAAP. Networks of stages are patched at two thirds of their depth and
-    have neither `tail` nor `layers`.
+    CAAP, also the blank where none is given. Networks of stages are patched at two thirds of their
+    depth and have neither `tail` nor `layers`.
 
     >>> import seecause as sc
     >>> model = sc.load("builtin:critters-vit")
@@ -144,10 +144,12 @@ def interactions(
     >>> pairs.values.shape, len(pairs.pairs(0, count=3))
     (torch.Size([1, 16, 16]), 3)
     """
+    model = as_view(model)
+    if blank is None:
+        blank = model.preprocess.defaults.get("blank", "white")
     options = {"tail": tail, "layers": layers}
     given = {"regions": regions, "score": score, "blank": blank, "seed": seed, **options}
     check_options("interactions", interactions, given)
-    model = as_view(model)
     with model.settled(frozen=True), budget(memory().limit) as held:
         images = as_images(model, images)
         grid = model.check(images).grid

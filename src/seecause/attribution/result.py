@@ -136,11 +136,11 @@ class Attribution(Looks):
         if mode not in ("nearest", "bilinear", "bicubic"):
             raise BadOption("mode", mode, "nearest, bilinear or bicubic")
         frames = self.maps.flatten(0, -3)  # [B, gh, gw]; of a film [B * t, gh, gw]
-        times = len(frames) // len(self)
+        times = self.maps.shape[1] if self.maps.ndim == 4 else 1
         size = (self.images.shape[-2] // times, self.images.shape[-1])
         smooth = {} if mode == "nearest" else {"align_corners": False}
         pixels = F.interpolate(frames[:, None], size=size, mode=mode, **smooth)[:, 0]
-        return pixels.unflatten(0, (-1, times)).flatten(1, 2)
+        return pixels.unflatten(0, (len(self), times)).flatten(1, 2)
 
     @property
     def signed(self) -> bool | None:

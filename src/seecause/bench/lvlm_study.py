@@ -319,8 +319,8 @@ class _Tracer:
         if options.wordings:
             questions = (options.question, *options.wordings)
             compared = compare_wordings(
-                self.lvlm, to_pil(sample.image), questions, self.bank, floor=options.floor,
-                answer=[engine.target], **fit,
+                self.lvlm, to_pil(sample.image), questions, self.bank, p=options.p,
+                floor=options.floor, answer=[engine.target], **fit,
             )  # fmt: skip
             for place, cosine in enumerate(compared.cosines.tolist(), 1):
                 numbers[f"cosine_wording_{place}"] = cosine

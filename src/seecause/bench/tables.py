@@ -177,7 +177,7 @@ def _method_rows(results: RunResults, method: str, names: pa.Array) -> pa.Table:
         "image": names.take(pa.array(lines)),
         **{name: _present(known.numpy()[lines]) for name, known in results.answers.items()},
         "method": pa.array([_cell_text(method)], pa.string()).take(pa.array(lines * 0)),
-        "metric": pa.array(np.tile(metrics, len(index)), pa.string()),
+        "metric": pa.array(np.tile([*map(_cell_text, metrics)], len(index)), pa.string()),
         "value": pa.array(values.ravel(), mask=np.isnan(values.ravel())),  # an empty field
         "reason": pa.array(reasons.ravel(), pa.string()),
     }

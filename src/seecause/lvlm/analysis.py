@@ -165,10 +165,12 @@ def compare_wordings(
     answer: str | Sequence[int] | None = None,
     how: How = "derivative",
     masks: int | None = None,
+    p: float = 0.75,
     floor: float | None = 1.0,
     seed: int = 0,
 ) -> WordingComparison:
-    """Head attributions of one picture for several wordings of a question; without `answer`, of
+    """Head attributions of one picture for several wordings of a question, `how`, by how many
+    `masks` and with which share `p` of ablated heads as in `attribute_heads`; without `answer`, of
     whatever the model says to the first one."""
     if len(questions) < 2:
         raise BadOption("questions", len(questions), "at least two wordings")
@@ -177,7 +179,7 @@ def compare_wordings(
     for question in questions[1:]:
         engines.append(MaskEngine(lvlm, image, question, bank, answer=[first.target], floor=floor))
     attributions = [
-        attribute_heads(engine, how=how, masks=masks, seed=seed + place)
+        attribute_heads(engine, how=how, masks=masks, p=p, seed=seed + place)
         for place, engine in enumerate([*engines, first])
     ]  # the last: the first wording again
     vectors = torch.stack([attribution.coefficients for attribution in attributions])
