@@ -74,6 +74,15 @@ def test_the_main_object_covers_most_and_crowds_are_ignored(coco):
     assert torch.equal(again[1].mask, second.mask) and again.fingerprint == data.fingerprint
 
 
+def test_photos_of_one_name_in_two_folders_keep_their_own_masks(coco):
+    for number, name in ((1, "a/x.jpg"), (2, "b/x.jpg")):
+        photo(coco / "val2017" / name, seed=number)
+        rewrite(coco, lambda c, n=number, name=name: c["images"][n - 1].update(file_name=name))
+    data = open_data(f"coco:{coco}")
+    assert data.ids == ("a/x", "b/x")
+    assert [int((data[place].mask == 1).sum()) for place in (0, 1)] == [4, 4 + 4 + 1]
+
+
 def test_runs_go_down_the_columns_and_must_fill_the_picture():
     mask = run_lengths([1, 2, 3], (2, 3))
     assert mask.tolist() == [[False, True, False], [True, False, False]]

@@ -41,13 +41,13 @@ class ObjectMasks:
     """The outlines of each photo's main object and of crowds, drawn when they are asked for."""
 
     source: Path
-    sizes: Mapping[str, tuple[int, int]]  # photo -> height, width
-    outlines: Mapping[str, tuple[list[Any], list[Any]]]  # photo -> object's, crowds'
+    sizes: Mapping[Path, tuple[int, int]]  # photo -> height, width
+    outlines: Mapping[Path, tuple[list[Any], list[Any]]]  # photo -> object's, crowds'
 
     def __call__(self, path: Path) -> Tensor:
-        size = self.sizes[path.name]
+        size = self.sizes[path]
         try:
-            own, crowd = (_filled(parts, size) for parts in self.outlines[path.name])
+            own, crowd = (_filled(parts, size) for parts in self.outlines[path])
         except (TypeError, ValueError, KeyError, OverflowError) as odd:
             raise DataMissing(
                 f"{self.source}, {path.name}", f"an outline that cannot be read ({odd})",
@@ -79,14 +79,17 @@ def open_coco(rest: str, *, limit: int | None = None) -> Photos:
         path = inside(root / f"{split}2017", name, str(source), _LAYOUT)
         own = [row for row in objects if row["category_id"] == main and not row["iscrowd"]]
         crowds = [row["segmentation"] for row in objects if row["iscrowd"]]
-        sizes[path.name] = _size(image, source)
-        outlines[path.name] = ([row["segmentation"] for row in own], crowds)
-        photos.append(Photo(path, path.stem, places[main], path, box=_largest_box(own, source)))
+        sizes[path] = _size(image, source)
+        outlines[path] = ([row["segmentation"] for row in own], crowds)
+        id = Path(name).with_suffix("").as_posix()  # folders tell photos of one name apart
+        photos.append(Photo(path, id, places[main], path, box=_largest_box(own, source)))
     if not photos:
         raise _odd(source, "no photo with an object")
     chosen = evenly(photos, limit)
-    needed = {photo.path.name: outlines[photo.path.name] for photo in chosen}
-    read_mask = ObjectMasks(source, sizes, needed)
+    needed = [photo.path for photo in chosen]
+    read_mask = ObjectMasks(
+        source, {path: sizes[path] for path in needed}, {path: outlines[path] for path in needed}
+    )
     classes = tuple(str(row["name"]) for row in categories)
     return Photos(f"coco:{root}:{split}", classes, chosen, read_mask, lists=(source,))
 
