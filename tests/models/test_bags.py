@@ -9,6 +9,7 @@ from torch.testing import assert_close
 
 import seecause as sc
 from seecause.errors import BadImage, BadOption, ViewMismatch
+from seecause.models.bags import PROBED
 from tests.helpers import noise
 from tests.reference import bags as reference
 from tests.tiny import scramble
@@ -102,3 +103,26 @@ def test_results_are_saved_and_drawn(tiny, tmp_path):
     assert "row by row" in result.page(tmp_path / "page").read_text()
     with pytest.raises(BadImage, match="one row for each instance"):
         model.prepare(torch.zeros(4, 5))
+
+
+class Batched(nn.Module):
+    """Takes bags [B, N, D] only; one of as many instances as features would pass as a vector."""
+
+    def __init__(self, width: int):
+        super().__init__()
+        self.value, self.weight = nn.Linear(width, 4), nn.Linear(4, 1)
+        self.classifier = nn.Linear(width, 3)
+
+    def forward(self, bags):
+        share = torch.softmax(self.weight(self.value(bags).tanh()), dim=1)
+        return self.classifier((share * bags).sum(dim=1))
+
+
+def test_a_module_of_batches_is_read_at_any_width():
+    for width in (PROBED, PROBED + 1):
+        net = scramble(Batched(width)).requires_grad_(False)
+        parts = {name: getattr(net, name) for name in ("value", "weight", "classifier")}
+        bag = torch.randn(5, width, generator=torch.Generator().manual_seed(0))
+        model = sc.wrap_bag(net, **parts)
+        assert_close(model(model.prepare(bag)), net(bag[None]))
+        assert_close(model.without(bag.numpy()), model.without(bag))  # as files hold features

@@ -192,6 +192,8 @@ def test_a_sound_is_what_the_extractor_makes_of_it(tmp_path):
             steps(tmp_path / name)
     with pytest.raises(BadImage, match="expected sound"):
         steps(Image.new("RGB", (20, 20)))
+    with pytest.raises(BadImage, match="samples of int64"):  # on that scale they would be silence
+        steps(whole.astype(np.int64))
 
 
 def test_a_film_is_what_the_processor_makes_of_it(tmp_path):

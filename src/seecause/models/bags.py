@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -45,7 +46,8 @@ class BagSteps(Preprocess):
     @classmethod
     def of_width(cls, width: int, nothing: Sequence[float] = ()) -> BagSteps:
         """For instances of so many features."""
-        return cls((PROBED, 1), tuple(nothing) or (0.0,) * width, (1.0,) * width)
+        count = PROBED + (width == PROBED)  # or rows and features could be taken for each other
+        return cls((count, 1), tuple(nothing) or (0.0,) * width, (1.0,) * width)
 
     def geometry(self) -> str:
         return f"bags of instances with {len(self.mean)} features"
@@ -56,8 +58,9 @@ class BagSteps(Preprocess):
 
     def unpacked(self, value: Any) -> Any:
         """One bag [N, D], or bags of one size [B, N, D]."""
-        if not isinstance(value, Tensor) or value.ndim not in (2, 3):
+        if not isinstance(value, Tensor | np.ndarray) or value.ndim not in (2, 3):
             return value
+        value = torch.as_tensor(value)
         if value.shape[-1] != len(self.mean):
             raise BadImage(
                 f"a bag of shape {list(value.shape)}",

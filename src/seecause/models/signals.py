@@ -38,6 +38,7 @@ log = logging.getLogger(__name__)
 
 SILENCE, LOUD = -15.942385, 10.0  # log-mel energies: the extractor's floor, and a full-scale tone
 HOP = 0.01  # seconds from one row of a spectrogram to the next
+KEPT = ("int16", "int32", "uint8")  # whole numbers as WAV files keep samples, on their full scale
 
 
 @dataclass(frozen=True)
@@ -141,6 +142,12 @@ def _as_wave(samples: Any, dtype: np.dtype | None = None) -> np.ndarray:
             "give a WAV file, samples [n], or what the feature extractor makes of them",
         )
     kind = wave.dtype if dtype is None else dtype
+    if kind.kind in "iu" and kind not in KEPT:
+        raise BadImage(
+            f"samples of {kind}",
+            "how loud the loudest is cannot be told",
+            "give int16 or int32, uint8 around 128, or floating-point numbers from -1 to 1",
+        )
     scaled = wave.astype(np.float64)
     if kind.kind == "u":  # 8 bits, around 128
         scaled = (scaled - 128) / 128
