@@ -47,7 +47,7 @@ def test_every_word_is_traced_and_edited_heads_speak(toy, photos, tmp_path):
     page = (out / "index.html").read_text()
     assert page.count('class="behind"') == page.count('class="head-grid"') == 5
     assert "jade" in done.stdout and done.stdout.splitlines()[-1].startswith("page: ")
-    change = ("--heads", "0.1,2.3", "--boost", 0, "--length", 3, "--out", tmp_path / "edit")
+    change = ("--heads", "0.1,2.3", "--boost", 0, "--length", 3, "-o", tmp_path / "edit")
     edited = lvlm("edit", *asked, *change, "--json")
     assert edited.exit_code == 0, edited.output
     assert json.loads(edited.stdout)["heads"] == [[0, 1], [2, 3]]

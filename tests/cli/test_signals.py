@@ -65,6 +65,10 @@ def test_a_folder_of_frames_is_one_film(tmp_path, folders):
     assert torch.equal(maps.maps[0], maps.maps[2])
     manifest = json.loads((out / "manifest.json").read_text())
     assert [row["name"] for row in manifest["images"]] == ["a", "b", "c.npy"]
+    frame = tmp_path / "films" / "b" / "0.png"  # one frame names its film, and is not all of it
+    assert explain(frame, *call, "--out", tmp_path / "named").exit_code == 0
+    (row,) = json.loads((tmp_path / "named" / "manifest.json").read_text())["images"]
+    assert row["name"] == "b"
     Image.fromarray(frames[0]).save(tmp_path / "films" / "b" / "only.gif")
     done = explain(tmp_path / "films" / "b" / "only.gif", *call, "--out", tmp_path / "other")
     assert done.exit_code == 2 and f"1 frames, {FRAMES} are read" in done.output

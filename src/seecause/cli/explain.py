@@ -206,8 +206,8 @@ def explain(
         kind = opened.architecture
         options = method_options(methods, pairs, seed=run.seed, architecture=kind)
         target = about.target(opened)
-        files = opened.preprocess.inputs(files)
-        if len(files) < len(shown):  # frames, by the film they are of
+        named, files = files, opened.preprocess.inputs(files)
+        if files != list(named):  # frames, by the film they are of
             others, shown = second_versions(files, without), short_names(files)
     if not run.quiet:
         _warn(opened, model, files)

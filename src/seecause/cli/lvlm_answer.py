@@ -108,7 +108,12 @@ def edit(
     length: Length = 24,
     out: Annotated[
         Path | None,
-        typer.Option(help="Folder for a manifest: what was changed and said.", show_default=False),
+        typer.Option(
+            "--out",
+            "-o",
+            help="Folder for a manifest: what was changed and said.",
+            show_default=False,
+        ),
     ] = None,
     overwrite: Overwrite = False,
     where: Machine = Machine(),
