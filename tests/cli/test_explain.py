@@ -132,6 +132,9 @@ def test_a_tree_of_classes_is_walked_and_compared_with_the_answers(tmp_path):
     above = att.maps - att.maps.min()
     share = 1 - float(sc.metrics.energy(above, batch.masks).energy)
     assert rows[0]["background"] == pytest.approx(share, abs=1e-5)
+    assert rows[0]["background_area"] == pytest.approx(
+        1 - float(batch.masks.double().mean()), abs=0.02
+    )
     page = (tmp_path / "out" / "index.html").read_text()
     assert 'class="sorter"' in page and "most on the background first" in page
     assert page.count("data-background=") == 4 and "% of the map on the background" in page

@@ -76,6 +76,7 @@ def test_a_vision_language_model_is_audited_when_it_is_asked_for_classes(tmp_pat
     assert done.exit_code == 0, done.output
     manifest = json.loads((tmp_path / "audit" / "manifest.json").read_text())
     assert manifest["verdict"] == "too few" and manifest["numbers"]["accuracy"] == 1.0
+    assert "worst background" not in done.stdout and "95 % interval" not in done.stdout
     words = ["repair", "--model", "builtin:critters-llava", "--out", str(tmp_path / "no")]
     refused = CliRunner().invoke(app, words)
     assert refused.exit_code == 2 and not (tmp_path / "no").exists()

@@ -74,6 +74,7 @@ class Explanation:
     truths: Sequence[str | None] = ()  # the class each picture is of, where it is known
     # share of the first method's map outside of the object, where there are masks
     background: Sequence[float | None] = ()
+    background_area: Sequence[float | None] = ()  # the same of an even map
 
     @property
     def first(self) -> Attribution:
@@ -175,6 +176,7 @@ def explain_batches(
             places=part.places,
             truths=[_truth(model, known.label) for known in part.facts],
             background=_background(first, [known.mask for known in part.facts]),
+            background_area=[_area_outside(known.mask) for known in part.facts],
         )
 
 
@@ -217,6 +219,11 @@ def _truth(model: ImageModel, label: str | None) -> str | None:
         return model.class_name(model.class_index(label))
     except SeecauseError:
         return None
+
+
+def _area_outside(mask: Tensor | None) -> float | None:
+    """What an even map would have outside of the object."""
+    return None if mask is None else 1 - float(mask.double().mean())
 
 
 def _background(run: Attribution, masks: Sequence[Tensor | None]) -> list[float | None]:
@@ -361,6 +368,7 @@ def _joined(parts: Sequence[Explanation]) -> Explanation:
         places=[place for part in parts for place in part.places],
         truths=[truth for part in parts for truth in part.truths],
         background=[share for part in parts for share in part.background],
+        background_area=[area for part in parts for area in part.background_area],
         runs=runs,
         evidence=_joined_extras([part.evidence for part in parts], last.fingerprint),
         interactions=_joined_extras([part.interactions for part in parts], last.fingerprint),

@@ -323,7 +323,7 @@ def _near(model: StagedModel, images: Tensor, generator: torch.Generator) -> Pro
         "locality",
         1 - float(near.min()),
         f"{grid[0]} x {grid[1]} cells of {high} x {wide} pixels at {model.cells}; the share that"
-        " moved further than one cell",
+        " moved further than one cell (stages spread it: no fault)",
     )
 
 

@@ -26,7 +26,7 @@ TERMS = {
     "flips": "answers that change on the background of a picture that is answered otherwise",
     "flips, control": "the same where that picture is answered the same: what cutting alone does",
     "transplants": "right answers on backgrounds of pictures that are answered otherwise",
-    "transplant-worst": "the lowest accuracy over class x class of the background",
+    "transplant-worst": "the lowest accuracy over class x class of the background (few: pooled)",
     "worst group": "the lowest accuracy over groups of pictures, where the data names groups",
     "extra flips": "flips less those by cutting alone, over pictures that are answered right",
     "low 95%": "where the 95 % interval of extra flips begins (bootstrap over pictures)",
@@ -52,7 +52,8 @@ def audit_lines(audit: BackgroundAudit, *, notes: bool = True) -> list[str]:
     them already."""
     numbers, (low, high) = audit.numbers(), audit.interval
     lines = [ANSWERS[audit.verdict]]
-    if low == low:
+    few = audit.verdict == "too few"
+    if low == low and not few:
         lines.append(
             "The background of a picture that is answered otherwise changes"
             f" {audit.flips:.0%} of right answers,"
@@ -61,8 +62,8 @@ def audit_lines(audit: BackgroundAudit, *, notes: bool = True) -> list[str]:
         )
     if audit.verdict == "cannot tell" and audit.control_flips > MOSTLY:
         lines.append("Cutting alone changes most answers: look at the cuts, or give better masks.")
-    worst = f"{audit.transplant_worst:.0%} in the worst class on the worst background"
-    lines.append(f"Accuracy {audit.accuracy:.0%} on plain pictures; {worst}.")
+    worst = f"; {audit.transplant_worst:.0%} in the worst class on the worst background"
+    lines.append(f"Accuracy {audit.accuracy:.0%} on plain pictures{'' if few else worst}.")
     if audit.gains is not None:
         lines.append(
             f"BIR {audit.gains.bir_or_zero:.2f}: of what right answers lose without object or"
