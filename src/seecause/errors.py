@@ -173,6 +173,7 @@ class MissingWeights(SeecauseError):
 
     def __init__(self, what: str, reason: str, remedy: str):
         super().__init__(f"no weights for {what}: {reason}. {remedy}.")
+        self.reason = reason
 
 
 class BadPrompt(SeecauseError):

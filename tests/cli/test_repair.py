@@ -175,7 +175,11 @@ def test_a_repair_that_is_killed_from_outside_goes_on_and_ends_alike(places, tmp
         ("repair", ("--eye", "own", "--option", "epochs=3"), "REMEDY.KEY=VALUE"),
         ("repair", ("--eye", "own", "--option", "last-layer.epochs=3"), "one of strength"),
         ("audit", ("--eye", "builtin:critters-nobody"), "critters-nobody"),
-        ("audit", ("--eye", "timm:test_vit"), "--eye-weights FILE"),  # nothing is fetched here
+        (
+            "audit",
+            ("--eye", "timm:test_vit"),
+            "--eye-weights FILE beside it: ",
+        ),  # nothing is fetched here
         ("audit", ("--eye-weights", "x"), "--eye NAME"),
         ("audit", ("--eye", "own", "--eye-weights", "x"), "--eye NAME"),
         ("audit", ("--eye-cache", "x"), "--eye NAME"),

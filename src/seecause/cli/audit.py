@@ -67,11 +67,11 @@ class EyeOptions:
         method, weights = self.eye_method or "caap", self.eye_weights
         try:
             return eye(self.eye, model=model, method=method, cache=cache, weights=weights)
-        except MissingWeights:
+        except MissingWeights as missing:
             if weights is not None:
                 raise
             remedy = "an eye whose weights are here or can be fetched, or --eye-weights FILE"
-            raise BadOption("--eye", self.eye, f"{remedy} beside it") from None
+            raise BadOption("--eye", self.eye, f"{remedy} beside it: {missing.reason}") from None
 
 
 @dataclass(frozen=True, kw_only=True)
