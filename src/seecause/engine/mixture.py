@@ -18,6 +18,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Literal
 
 import torch
@@ -250,17 +251,29 @@ def part_without_gradient(blocks: Sequence[Block], state: Tensor, at: At) -> str
     with torch.inference_mode(False), torch.enable_grad():
         for block in blocks:
             h = state.detach().clone().requires_grad_()
-            parts = {"MLP": (block.feed(h), h)}
+            parts: dict[str, tuple[Callable[[Tensor], Tensor], Tensor]] = {"MLP": (block.feed, h)}
             if not is_silent(block):
-                q, k, v = block.qkv(h, at)
-                heads = v.detach().repeat_interleave(block.heads // block.kv_heads, dim=1)
-                heads = heads.transpose(1, 2).clone().requires_grad_()
-                parts |= {"queries": (q, h), "keys": (k, h), "values": (v, h)}
-                parts["output"] = (block.finish(h.detach(), heads), heads)
-            for part, (result, leaf) in parts.items():
-                if not reaches(result, leaf):
+                for place, name in enumerate(("queries", "keys", "values")):
+                    parts[name] = (partial(_projected, block, at, place), h)
+                v = block.qkv(h, at)[2].detach().repeat_interleave(block.heads // block.kv_heads, 1)
+                parts["output"] = (partial(block.finish, h.detach()), v.transpose(1, 2).clone())
+            for part, (run, leaf) in parts.items():
+                if _loses(run, leaf.detach().requires_grad_()):
                     return f"{part} of {block.name}"
     return None
+
+
+def _projected(block: Block, at: At, place: int, h: Tensor) -> Tensor:
+    return block.qkv(h, at)[place]
+
+
+def _loses(run: Callable[[Tensor], Tensor], leaf: Tensor) -> bool:
+    """Whether no gradient comes back although the result hangs on the input: some blocks add
+    nothing, whatever they read."""
+    if reaches(run(leaf), leaf):
+        return False
+    with torch.no_grad():
+        return not torch.equal(run(leaf), run(2 * leaf + 1))
 
 
 def reaches(result: Tensor, leaf: Tensor) -> bool:
