@@ -105,6 +105,7 @@ def nothing(place: Path) -> None:
     pass
 
 
+@pytest.mark.slow
 def test_a_bench_run_killed_anywhere_comes_out_the_same(places):
     work = worker(methods={"center": {}}, metrics=("aupr1",), measures={}, limit=2, shard_size=1)
 

@@ -19,6 +19,7 @@ from tests.faithful.birds import bird_net, tiny_cub
 from tests.faithful.nets import tiny_net
 
 
+@pytest.mark.slow
 def test_a_shipped_network_goes_through_the_other_commands(tmp_path):
     """The benchmark runner and the audit of heads take its folder; maps of the run are those of
     sc.attribute."""

@@ -6,6 +6,8 @@ import json
 from inspect import signature
 from pathlib import Path
 
+import pytest
+
 import seecause as sc
 from seecause.cli import heads as commands
 from seecause.cli.heads_options import TRAIN, AskedModel, AskedRun
@@ -14,6 +16,7 @@ from tests.cli.calls import SMALL, heads, table
 from tests.lvlm.toy import save_toy
 
 
+@pytest.mark.slow
 def test_a_vision_language_model_is_audited_scored_and_pruned(tmp_path):
     model, some = save_toy(tmp_path / "llava"), ("--limit", 24, "--masks", "oracle")
     for scope, shape in (("vision", (2, 2)), ("llm", (3, 4))):

@@ -6,6 +6,7 @@ import gc
 import tracemalloc
 
 import numpy as np
+import pytest
 import torch
 from PIL import Image
 
@@ -38,6 +39,7 @@ def test_two_hundred_pictures_leave_nothing_behind():
         tracemalloc.stop()
 
 
+@pytest.mark.slow
 def test_a_stream_of_files_holds_one_batch_at_a_time(tmp_path):
     """What is alive after 120 files is what was alive after 40, whatever the results were used
     for."""

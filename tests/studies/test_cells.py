@@ -97,6 +97,7 @@ def test_the_regime_is_chosen_by_what_erm_does_on_validation():
     )
 
 
+@pytest.mark.slow
 def test_a_training_of_parts_is_measured_with_and_without_its_intervention(tmp_path):
     shape = {"img_size": 48, "embed_dim": 32, "depth": 2, "num_heads": 2}
     samples = {

@@ -107,8 +107,8 @@ def gate(
 
     >>> import seecause as sc
     >>> model = sc.load("builtin:critters-biased")
-    >>> audit = sc.audit(model, sc.data.open_data("critters:certified:test", limit=40))
-    >>> sc.repair.gate(audit, max_flips=0.1).sentence
+    >>> data = sc.data.open_data("critters:certified:test", limit=40)
+    >>> sc.repair.gate(sc.audit(model, data, per_picture=1), max_flips=0.1).sentence
     'Fail: missed: flips.'
     """
     limits = {"max_flips": max_flips, "max_bir": max_bir}

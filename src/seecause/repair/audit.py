@@ -184,8 +184,8 @@ def audit(
 
     >>> import seecause as sc
     >>> model = sc.load("builtin:critters-biased")
-    >>> result = sc.audit(model, sc.data.open_data("critters:certified:test", limit=40))
-    >>> result.verdict
+    >>> data = sc.data.open_data("critters:certified:test", limit=40)
+    >>> sc.audit(model, data, per_picture=1).verdict
     'yes'
     """
     data = as_data(data)

@@ -254,8 +254,9 @@ def card_text(explanation: Explanation, index: int) -> str:
     if "truth" in row:
         words.append("right" if row["right"] else f"wrong: it is {row['truth']}")
     if "background" in row:
-        chance = f"an even map: {100 * row['background_area']:.0f} %"
-        words.append(f"{100 * row['background']:.0f} % of the map on the background ({chance})")
+        share = f"{100 * row['background']:.0f} % of the map on the background"
+        even = row.get("background_area")
+        words.append(share if even is None else f"{share} (an even map: {100 * even:.0f} %)")
     return "; ".join(words)
 
 
@@ -293,7 +294,8 @@ def _row(explanation: Explanation, index: int) -> dict[str, Any]:
         row |= {"truth": truth, "right": bool(answers) and answers[0].name == truth}
     if explanation.background and explanation.background[index] is not None:
         row["background"] = explanation.background[index]
-        row["background_area"] = explanation.background_area[index]
+        if explanation.background_area:
+            row["background_area"] = explanation.background_area[index]
     return row
 
 
