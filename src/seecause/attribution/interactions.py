@@ -156,6 +156,7 @@ def interactions(
         sets = pair_sets(grid, regions)
         goal = parse(model, target, len(images))
         size = (images.shape[-2], images.shape[-1])
+        assert blank is not None
         empty = blank_image(model, size, blank, seed=seed, count=len(images))
         effects, bound = _effects(model, images, empty, sets, goal, score, options)
     count = regions * regions

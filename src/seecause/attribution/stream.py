@@ -42,9 +42,13 @@ class PictureBatch:
         """Some of them."""
         if len(rows) == len(self.places):
             return self
-        lists = ([column[row] for row in rows] for column in (self.places, self.names, self.facts))
-        others = None if self.others is None else self.others[rows]
-        return PictureBatch(self.images[rows], *lists, others=others)
+        return PictureBatch(
+            self.images[rows],
+            [self.places[row] for row in rows],
+            [self.names[row] for row in rows],
+            [self.facts[row] for row in rows],
+            None if self.others is None else self.others[rows],
+        )
 
 
 def attribute_stream(
