@@ -10,7 +10,6 @@ import torch
 from torch.testing import assert_close
 
 import seecause as sc
-from seecause import critters
 from seecause.errors import BadOption, NothingRight
 from seecause.heads import HeadScores, Swapped, select
 from seecause.heads._audit import Audit, audit
@@ -22,23 +21,9 @@ from seecause.heads.gains import Gains
 from seecause.heads.pictures import (
     Pictures,
     answered_right,
-    critter_pictures,
 )
 from seecause.heads.studies import StudySetup, ablation_table
 from seecause.report.heads_audit import verdict
-from tests.heads.toys import toy
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory):
-    return sc.load(toy(tmp_path_factory.mktemp("toy")), dtype="float64")
-
-
-@pytest.fixture(scope="module")
-def cases(model) -> Pictures:
-    return critter_pictures(
-        model, critters.draw("balanced", "test", 64)[::11], name="critters:balanced:test"
-    )
 
 
 def test_the_audit_has_every_look(model, cases):

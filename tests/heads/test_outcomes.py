@@ -26,27 +26,13 @@ from seecause.heads._outcomes import (
 from seecause.heads.erase import Erasure
 from seecause.heads.pictures import (
     Pictures,
-    critter_pictures,
     imagenet9_model,
     read_pictures,
 )
 from seecause.heads.studies import STUDIES, StudySetup, ablation_table
 from seecause.metrics import background_gap, in9_answers, in9_right
 from seecause.metrics.sanity import copied
-from tests.heads.toys import toy
 from tests.tiny import scramble
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory):
-    return sc.load(toy(tmp_path_factory.mktemp("toy")), dtype="float64")
-
-
-@pytest.fixture(scope="module")
-def cases(model) -> Pictures:
-    return critter_pictures(
-        model, critters.draw("balanced", "test", 64)[::11], name="critters:balanced:test"
-    )
 
 
 def test_critters_come_with_exact_counterfactuals(model):
