@@ -18,8 +18,9 @@ from seecause.bench.measures import (
     run_group,
 )
 from seecause.bench.plan import Store
+from seecause.bench.results import values
 from seecause.bench.runner import run
-from seecause.bench.tables import WIDE, table_of, to_csv, to_latex, to_markdown, values
+from seecause.bench.tables import WIDE, table_of, to_csv, to_latex, to_markdown
 from seecause.data.batch import to_batch
 from seecause.data.registry import open_data
 from seecause.errors import BadOption, NotDefined, UnknownName

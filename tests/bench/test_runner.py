@@ -21,7 +21,7 @@ from seecause.bench.hands import LOST, RETRIES, WorkersFailed, attempt
 from seecause.bench.plan import Store
 from seecause.bench.results import read_results, values
 from seecause.bench.runner import inspect, run
-from seecause.bench.tables import make_table, table_of, to_csv, to_latex, write_rows
+from seecause.bench.tables import table_of, to_csv, to_latex, write_rows
 from seecause.bench.work import read_samples
 from seecause.data.batch import to_batch
 from seecause.errors import BadOption, SeecauseError, UnknownName
@@ -266,7 +266,7 @@ def test_a_bad_picture_is_a_row_with_its_reason(tmp_path):
         and rows[1]["predicted"] is None
         and rows[2]["predicted"] is not None
     )
-    cell = make_table(store.rows(work.plan), work.plan).cells["sobel"]["ins-del"]
+    cell = table_of(values(store.rows(work.plan), work.plan)).cells["sobel"]["ins-del"]
     assert (cell.n, cell.missing) == (2, 1)
 
 
@@ -368,13 +368,13 @@ def test_python_has_what_the_command_line_calls(whole):
     assert sc.bench.run(store.folder, work.plan.request).complete  # nothing is done again
     assert set(done(store).values()) == {1}
     mine = sc.bench.table(str(store.folder), against="random")
-    assert mine == make_table(store.rows(work.plan), work.plan, against="random")
+    assert mine == table_of(values(store.rows(work.plan), work.plan), against="random")
 
 
 def test_the_table_marks_the_best_and_compares_image_by_image(whole):
     store, work = whole
     rows = store.rows(work.plan)
-    table = make_table(rows, work.plan, against="random")
+    table = table_of(values(rows, work.plan), against="random")
     mine, other = (values(rows, work.plan)[method]["ins-del"] for method in ("caap", "random"))
     cell = table.cells["caap"]["ins-del"]
     assert (
@@ -389,7 +389,7 @@ def test_the_table_marks_the_best_and_compares_image_by_image(whole):
     assert len(to_csv(table).splitlines()) == 1 + 3 * 2
     assert to_latex(table).count(r"\mathbf") == 2
     with pytest.raises(UnknownName, match="of this run"):
-        make_table(rows, work.plan, against="rollout")
+        table_of(values(rows, work.plan), against="rollout")
 
 
 def test_names_are_escaped_for_latex():

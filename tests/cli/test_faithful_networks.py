@@ -7,7 +7,7 @@ from typer.testing import CliRunner
 
 import seecause as sc
 from seecause.bench.plan import Store
-from seecause.bench.tables import values
+from seecause.bench.results import values
 from seecause.cli import app
 from seecause.critters import CLASSES
 from seecause.data.batch import to_batch

@@ -18,8 +18,8 @@ from torch import Tensor
 
 from seecause._files import atomic_file, place, safe_cell
 from seecause.bench.measures import UNDEFINED, family_of, higher_is_better
-from seecause.bench.plan import Plan, Store
-from seecause.bench.results import RunResults, read_results, values
+from seecause.bench.plan import Store
+from seecause.bench.results import RunResults, read_results
 from seecause.errors import UnknownName
 from seecause.metrics import (
     PartScores,
@@ -95,19 +95,14 @@ def table(folder: Path | str, *, against: str | None = None) -> Table:
     return table_of(read_results(store, store.plan()).values, against=against)
 
 
-def make_table(rows: pa.Table, plan: Plan, *, against: str | None = None) -> Table:
-    """Summaries of every method, compared with `against` (the first method if None)."""
-    return table_of(values(rows, plan), against=against)
-
-
 def table_of(
     columns: Mapping[str, Mapping[str, Tensor]],
     *,
     against: str | None = None,
     unranked: Collection[str] = (),
 ) -> Table:
-    """The same from values [images] by method and metric. Methods that saw other images than the
-    rest are `unranked`: never marked as the best."""
+    """The table of values [images] by method and metric, compared with `against` (the first if
+    None). Methods that saw other images than the rest are `unranked`: never marked as the best."""
     methods = list(columns)
     metrics = list(columns[methods[0]])
     reference = against or methods[0]
