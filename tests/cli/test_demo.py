@@ -64,6 +64,7 @@ def test_the_compare_job_shows_a_table_and_curves_of_every_method():
         "Demo", compare(DemoSetting(), methods=("caap", "random"), pictures=2).sections
     )
     assert page.count('<th scope="row">') == 2 and "Not drawn: insertion" in page
+    assert "insertion begins with (blurred" in page  # why it tells nothing
     assert page.index('<article class="card') < page.index('<th scope="row">')  # pictures first
     assert "ins-del" in page and "no value" not in page
 

@@ -212,13 +212,16 @@ def test_pictures_come_before_prose():
         ({"transplant-worst": 0.7, "transplants": 0.9, "flips": 0.0}, ""),
         ({"transplant-worst": 0.8, "transplants": 0.8, "flips": 0.0}, "more transplants"),
         ({"transplant-worst": 0.8, "transplants": 0.9, "flips": 0.3}, "fewer flips decided"),
-        ({"transplant-worst": 0.8, "transplants": 0.9, "flips": 0.1}, "the first was taken"),
+        ({"transplant-worst": 0.8, "transplants": 0.9, "flips": 0.1}, "the first remedy was taken"),
     ],
 )
-def test_a_repair_says_what_decided_between_equals(other, words):
+@pytest.mark.parametrize("name", ["b", "nothing"])
+def test_a_repair_says_what_decided_between_equals(name, other, words):
     taken = {"transplant-worst": 0.8, "transplants": 0.9, "flips": 0.1}
-    listed = [Candidate("nothing", "", choose=taken), Candidate("a", "", choose=taken)]
-    candidates = {c.name: c for c in [*listed, Candidate("b", "", choose=other)]}
+    listed = [Candidate(name, "", choose=other), Candidate("a", "", choose=taken)]
+    candidates = {c.name: c for c in listed}
     result = SimpleNamespace(candidates=candidates, remedy="a", chosen_by="transplant-worst")
-    note = remedies_section(result).note
-    assert words in note and ("The same transplant-worst there: b;" in note) is bool(words)
+    note, called = remedies_section(result).note, {"nothing": "the model as it was"}.get(name, name)
+    assert words in note and (f"worst there: {called};" in note) is bool(words)
+    left = SimpleNamespace(candidates=candidates, remedy=name, chosen_by="transplant-worst")
+    assert ("None was taken" in remedies_section(left).note) is (name == "nothing")

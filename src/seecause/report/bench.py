@@ -205,6 +205,11 @@ def curves_section(results: RunResults, plan: Plan) -> list[Section]:
             f" Not drawn: {' and '.join(same)}, which is one line for all maps, or flat. It tells"
             " nothing here."
         )
+    if "insertion" in same and insertion[0].y[0] > 0.9 * insertion[0].y[-1]:
+        note += (
+            " The picture that insertion begins with (blurred, if nothing else was asked for) is"
+            " answered like the whole one."
+        )
     return [
         Section(
             "Does the answer follow the map?",

@@ -217,21 +217,24 @@ def remedies_section(result: Repair) -> Section:
         rows.append((c.name, c.failed or c.done, chosen_by, *numbers, f"{c.seconds:.1f}"))
     head = ("remedy", "what was done", f"{result.chosen_by}, choosing", *known, "seconds")
     marked = [list(result.candidates).index(result.remedy)]
-    note = (
-        f"The shaded one was taken, by {result.chosen_by} on pictures that are not reported; the"
-        " other numbers are of pictures that chose nothing." + _tie(result)
+    way = (
+        "None was taken: the first sentence of this page says why."
+        if result.remedy == "nothing"
+        else f"The shaded one was taken, by {result.chosen_by} on pictures that are not reported."
     )
+    note = f"{way} The other numbers are of pictures that chose nothing.{_tie(result)}"
     return Section("Which remedy?", table(rows, head=head, marked=marked), note)
 
 
 def _tie(result: Repair) -> str:
     """What decided where remedies were equally good by the number that chooses (repair/mend.py)."""
     chosen = result.candidates[result.remedy]
-    others = [c for c in _tried(result) if c.name not in ("nothing", chosen.name)]
+    others = [c for c in _tried(result) if c.name != chosen.name]
     equal = _equal(others, chosen, result.chosen_by)
     if chosen.name == "nothing" or not equal:
         return ""
-    shared = f" The same {result.chosen_by} there: {', '.join(c.name for c in equal)}"
+    names = ["the model as it was" if c.name == "nothing" else c.name for c in equal]
+    shared = f" The same {result.chosen_by} there: {', '.join(names)}"
     for name, words in (
         ("transplants", "more transplants answered right"),
         ("flips", "fewer flips"),
@@ -239,7 +242,7 @@ def _tie(result: Repair) -> str:
         equal = _equal(equal, chosen, name)
         if not equal:
             return f"{shared}; {words} decided."
-    return f"{shared}; nothing told them apart, and the first was taken."
+    return f"{shared}; no number told them apart, and the first remedy was taken."
 
 
 def _equal(others: Sequence[Any], chosen: Any, name: str) -> list[Any]:

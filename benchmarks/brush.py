@@ -1,0 +1,73 @@
+"""How long does the page's brush take, without the network?
+
+    python benchmarks/brush.py                                       # on a GPU, where there is one
+    python benchmarks/brush.py --device cpu --models builtin:critters-vit
+
+The function behind the Explain panel, called as the server calls it: a picture is opened, then one
+patch after the other is brushed, up to 40 at once. Printed for each model: the first answer, which
+records the picture and the blank, and the median and the slowest of the others. Weights of timm's
+models are random: the arithmetic is the same.
+"""
+
+from __future__ import annotations
+
+import random
+import statistics
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+import typer
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from benchmarks.timing import measured_on
+from seecause.app.panels.explain import Brush, brush, look
+from seecause.app.panels.requests import OnPicture
+from seecause.app.sessions import Sessions
+from seecause.app.workshop import Desk, open_workshop
+from seecause.loading import load
+
+WARM_UPS, BRUSHED = 5, 40
+
+
+def main(
+    device: str = "cuda" if torch.cuda.is_available() else "cpu",
+    models: str = "builtin:critters-vit,timm:vit_base_patch16_224,timm:vit_large_patch16_224",
+    strokes: int = 200,
+) -> None:
+    """Measure and print one row for each model."""
+    print(f"# {measured_on(torch.device(device))}; float32; {strokes} strokes\n")
+    print("| model | first, ms | median, ms | slowest, ms |\n|---|---|---|---|")
+
+    def drawn(spec: str) -> Any:
+        return load(spec, weights="random" if spec.startswith("timm:") else None, device=device)
+
+    shop = open_workshop(models.split(","), load=drawn)
+    for key, served in shop.models.items():
+        desk = Desk(shop, Sessions().open(), served, lambda share, words="": None)
+        first, *taken = [1e3 * seconds for seconds in brushing(desk, key, strokes)]
+        taken = taken[WARM_UPS:]
+        print(f"| {key} | {first:.1f} | {statistics.median(taken):.1f} | {max(taken):.1f} |")
+    shop.close()
+
+
+def brushing(desk: Desk, model: str, strokes: int) -> list[float]:
+    """Seconds of one stroke after the other. An answer holds Python's numbers: it waits for the
+    GPU."""
+    draw, patches = random.Random(0), list(range(desk.model.layout.n_patches))
+    look(desk, OnPicture(model=model, picture="s0"))
+    draw.shuffle(patches)
+    taken = []
+    for stroke in range(1, 1 + strokes + WARM_UPS):
+        chosen = tuple(patches[place % len(patches)] for place in range(stroke)[-BRUSHED:])
+        begins = time.perf_counter()
+        brush(desk, Brush(model=model, picture="s0", patches=chosen))
+        taken.append(time.perf_counter() - begins)
+    return taken
+
+
+if __name__ == "__main__":
+    typer.run(main)
