@@ -24,7 +24,6 @@ from seecause._stop import may_stop
 from seecause.models.block import Block, fused
 from seecause.models.layout import At
 
-_UNASKED: Any = object()
 Rows = Tensor | slice | list[int]
 
 
@@ -36,26 +35,29 @@ class HasBlocks(Protocol):
 
 
 class Step:
-    """One block of a walk. `h` [B, R, D] are the states entering it; `at` says which tokens its
-    rows are, `keys_at` which its keys are; `gate` multiplies its heads."""
+    """One block of a walk. `at` says which tokens its rows are, `keys_at` which its keys are;
+    `gate` multiplies its heads. Every other part is made of those before it when it is first read:
 
-    __slots__ = (
-        *("index", "block", "gate", "at", "keys_at"),
-        *("_h", "_q", "_k", "_v", "_bias", "_o", "_carried", "_out"),
-    )
-    _h: Any  # a tensor, or None: not known yet, or released
-    _q: Any
-    _k: Any
-    _v: Any
-    _bias: Any
-    _o: Any
-    _carried: Any
-    _out: Any
+        h         states entering the block [B, R, D]; setting them forgets all that follows
+        q, k, v   queries [B, H, R, dh], unscaled; keys and values [B, Hkv, K, dh]
+        bias      what is added to the scores, [1|B, 1|H, R, K] or None
+        o         what attention gives each head, [B, R, H, dh]
+        carried   what each head brings to the output projection, [B, R, H, dh], before the gate
+        out       the block's output [B, R, D]: to read it is to finish the block now
+    """
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    bias: Tensor | None
+    o: Tensor
+    carried: Tensor
+    out: Tensor
 
     def __init__(self, index: int, block: Block, h: Tensor, at: At, gate: Tensor | None):
         self.index, self.block, self.gate = index, block, gate
         self.at = self.keys_at = at
-        self.h = h
+        self._h: Any = h  # None once it is released
 
     @property
     def h(self) -> Tensor:
@@ -63,119 +65,55 @@ class Step:
 
     @h.setter
     def h(self, states: Tensor) -> None:
+        self.release()
         self._h = states
-        self._q = self._k = self._v = self._o = self._carried = self._out = None
-        self._bias = _UNASKED
 
-    @property
-    def q(self) -> Tensor:
-        """Queries [B, H, R, dh], unscaled."""
-        return self._projected("_q")
+    def __getattr__(self, name: str) -> Any:
+        """A part that was neither read nor set so far."""
+        if name in ("q", "k", "v"):
+            made = self.block.qkv(self.h, self.keys_at)
+            for part, value in zip(("q", "k", "v"), made, strict=True):
+                vars(self).setdefault(part, value)
+        elif name == "bias":
+            self.bias = self.block.bias(self.at, self.keys_at)
+        elif name == "o":
+            self.o = fused(self.q, self.k, self.v, self.block.scale, self.bias)
+        elif name == "carried":
+            self.carried = self.block.carried(self.h, self.o)
+        elif name == "out":
+            self.out = self.block.leave(self._finished(), self.at)
+        else:
+            raise AttributeError(name)
+        return vars(self)[name]
 
-    @q.setter
-    def q(self, q: Tensor) -> None:
-        self._q = q
-
-    @property
-    def k(self) -> Tensor:
-        """Keys [B, Hkv, K, dh]."""
-        return self._projected("_k")
-
-    @k.setter
-    def k(self, k: Tensor) -> None:
-        self._k = k
-
-    @property
-    def v(self) -> Tensor:
-        """Values [B, Hkv, K, dh]."""
-        return self._projected("_v")
-
-    @v.setter
-    def v(self, v: Tensor) -> None:
-        self._v = v
-
-    @property
-    def bias(self) -> Tensor | None:
-        """What is added to the scores, [1|B, 1|H, R, K] or None."""
-        if self._bias is _UNASKED:
-            self._bias = self.block.bias(self.at, self.keys_at)
-        return self._bias
-
-    @bias.setter
-    def bias(self, bias: Tensor | None) -> None:
-        self._bias = bias
-
-    @property
-    def o(self) -> Tensor:
-        """What attention gives each head, [B, R, H, dh]."""
-        if self._o is None:
-            self._o = fused(self.q, self.k, self.v, self.block.scale, self.bias)
-        return self._o
-
-    @o.setter
-    def o(self, o: Tensor) -> None:
-        self._o = o
-
-    @property
-    def carried(self) -> Tensor:
-        """What each head brings to the output projection, [B, R, H, dh], before the gate."""
-        if self._carried is None:
-            self._carried = self.block.carried(self.h, self.o)
-        return self._carried
-
-    @carried.setter
-    def carried(self, carried: Tensor) -> None:
-        self._carried = carried
-
-    @property
-    def out(self) -> Tensor:
-        """The block's output [B, R, D]. To read it is to finish the block now; one that is set
-        takes its place."""
-        if self._out is None:
-            if self._carried is None:
-                finished = self.block.finish(self._h, self.o, self.gate)
-            else:
-                finished = self.block.close(self._h, self._carried, self.gate)
-            self._out = self.block.leave(finished, self.at)
-        return self._out
-
-    @out.setter
-    def out(self, out: Tensor) -> None:
-        self._out = out
+    def _finished(self) -> Tensor:
+        if "carried" in vars(self):
+            return self.block.close(self.h, self.carried, self.gate)
+        return self.block.finish(self.h, self.o, self.gate)
 
     def take(self, rows: Rows) -> None:
         """Go on with these rows only; keys stay those of all. Before `bias` is read or set."""
-        if self._o is None:
-            self._q = self.q[:, :, rows]
+        if "o" in vars(self):
+            self.o = self.o[:, rows]
         else:
-            self._o = self._o[:, rows]
+            self.q = self.q[:, :, rows]
         self._h, self.at = self._h[:, rows], self.at.take(self.at.index[..., rows])
-
-    def _projected(self, name: str) -> Tensor:
-        if getattr(self, name) is None:
-            q, k, v = self.block.qkv(self._h, self.keys_at)
-            self._q = q if self._q is None else self._q
-            self._k = k if self._k is None else self._k
-            self._v = v if self._v is None else self._v
-        return getattr(self, name)
 
     def release(self) -> None:
         """Hold no tensor any more: the caller's loop variable outlives the block."""
-        self._h = self._q = self._k = self._v = self._o = self._carried = self._out = None
-        self._bias = None
+        self._h = None
+        for part in _MADE:
+            vars(self).pop(part, None)
+
+
+_MADE = ("q", "k", "v", "bias", "o", "carried", "out")
 
 
 class Walk:
     """Blocks `start` to `stop` of a model on states `h`; `h` and `at` move along."""
 
     def __init__(
-        self,
-        model: HasBlocks,
-        h: Tensor,
-        at: At,
-        start: int = 0,
-        stop: int | None = None,
-        last: Rows | None = None,
+        self, model: HasBlocks, h: Tensor, at: At, start: int, stop: int | None, last: Rows | None
     ):
         self.h, self.at = h, at
         self.blocks = model.blocks
