@@ -12,8 +12,8 @@ from torch.testing import assert_close
 
 import seecause as sc
 from seecause.attribution import t_attr
+from seecause.attribution.t_attr import Rules, unchanged
 from seecause.engine.attention import explicit_run
-from seecause.engine.relevance import Rules, unchanged
 from seecause.errors import NotDefined
 from tests.helpers import hooks, noise, view
 from tests.reference import t_attr as reference
