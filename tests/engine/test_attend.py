@@ -106,7 +106,7 @@ def test_attend_equals_one_softmax_over_all_kept_keys(case, choose):
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("dtype", [torch.float32, HALF])
 def test_the_kernel_equals_the_explicit_form(case, choose, dtype):
-    if kernel.triton_modules() is None:
+    if kernel.triton_kernels() is None:
         pytest.skip("triton is not installed")
     q, banks, own = banks_of(case, dtype, choose=choose)
     with torch.enable_grad():

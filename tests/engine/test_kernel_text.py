@@ -8,7 +8,7 @@ from torch.testing import assert_close
 
 from seecause.engine import kernel_text
 from seecause.engine.attend import Bank, attend
-from seecause.engine.kernel import triton_modules
+from seecause.engine.kernel import triton_kernels
 from seecause.lvlm._cache import with_own_text
 from seecause.models.decoder import rotate
 from seecause.models.layout import At, TokenLayout
@@ -18,7 +18,7 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 CLOSE = {torch.float32: 1e-5, torch.bfloat16: 4e-2}
 # Triton's interpreter has no bfloat16 products
 DTYPES = list(CLOSE) if torch.cuda.is_available() else [torch.float32]
-pytestmark = pytest.mark.skipif(triton_modules() is None, reason="needs triton")
+pytestmark = pytest.mark.skipif(triton_kernels() is None, reason="needs triton")
 
 
 def rows_of(dtype: torch.dtype, *shape: int, seed: int) -> torch.Tensor:

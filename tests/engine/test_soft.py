@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from seecause.engine import kernel, soft
+from seecause.engine import kernel
 from seecause.engine.attend import Bank, Groups, Own, attend
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -39,12 +39,12 @@ def setting(each, count, dtype, width=24, keys=(37, 70)):
 @pytest.mark.parametrize(("each", "count"), [(1, 24), (1, 40), (2, 5), (5, 13)])
 @pytest.mark.parametrize("dtype", [torch.float32, HALF])
 def test_values_and_gradients_equal_the_explicit_form(each, count, dtype):
-    if kernel.triton_modules() is None:
+    if kernel.triton_kernels() is None:
         pytest.skip("triton is not installed")
     q, banks, own, leaves = setting(each, count, dtype)
-    assert soft.fits(q, banks, own)
+    assert kernel.soft_fits(q, banks, own)
     slow, slow_lse = attend(q, banks, own, scale=0.3, fused=False)
-    fast, fast_lse = soft.attend(q, banks, own, 0.3)
+    fast, fast_lse = kernel.attend_soft(q, banks, own, 0.3)
     towards = torch.randn(slow.shape, generator=torch.Generator().manual_seed(1)).to(slow)
     expected = torch.autograd.grad((slow * towards).sum(), leaves)
     slopes = torch.autograd.grad((fast * towards).sum(), leaves)
@@ -59,10 +59,10 @@ def test_values_and_gradients_equal_the_explicit_form(each, count, dtype):
 def test_what_the_kernels_do_not_compute_is_left_to_the_explicit_form():
     q, banks, own, _ = setting(1, 3, torch.float32)
     uneven = Groups(torch.tensor([1, 1, 1]), DEVICE)
-    assert not soft.fits(q, banks, None)
-    assert not soft.fits(q, banks[:1], own)
-    assert not soft.fits(q.double(), banks, own)
-    assert not soft.fits(q, [banks[0], Bank(banks[1].k, banks[1].v)], own)
-    assert not soft.fits(q, banks, Own(own.k, own.v, uneven, uneven))
+    assert not kernel.soft_fits(q, banks, None)
+    assert not kernel.soft_fits(q, banks[:1], own)
+    assert not kernel.soft_fits(q.double(), banks, own)
+    assert not kernel.soft_fits(q, [banks[0], Bank(banks[1].k, banks[1].v)], own)
+    assert not kernel.soft_fits(q, banks, Own(own.k, own.v, uneven, uneven))
     learning = Bank(banks[1].k.clone().requires_grad_(), banks[1].v, bias=banks[1].bias)
-    assert not soft.fits(q, [banks[0], learning], own)
+    assert not kernel.soft_fits(q, [banks[0], learning], own)

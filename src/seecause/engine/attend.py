@@ -20,7 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from seecause.engine import kernel, soft
+from seecause.engine import kernel
 from seecause.models.block import Block
 from seecause.models.layout import At
 from seecause.types import wide
@@ -198,8 +198,8 @@ def attend(
     log-weights; the explicit form below is their exact, differentiable twin (always, unless
     `fused`).
     """
-    if fused and own is not None and soft.usable(q, banks, own):
-        return soft.attend(q, banks, own, scale)
+    if fused and own is not None and kernel.soft_usable(q, banks, own):
+        return kernel.attend_soft(q, banks, own, scale)
     if fused and kernel.usable(q, banks, own):
         return kernel.attend(q, banks, own, scale)
     parts = [_bank_part(q, bank, scale) for bank in banks]

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Sequence
-from contextlib import nullcontext
 from functools import cache
 from typing import Any
 
@@ -20,7 +19,7 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
-from seecause.engine.kernel import triton_modules
+from seecause.engine.kernel import device_of, lanes_last, power_of_two, strided, triton_kernels
 
 Part = tuple[Tensor, Tensor]  # [B, R, H, dh] and its log-sum-exp [B, R, H]
 HALF_PRECISION = (torch.float16, torch.bfloat16)
@@ -40,7 +39,7 @@ def usable_for_states(x: Tensor) -> bool:
     """Whether states [.., D] run here: on CUDA in half precision, outside of a compiler (which
     fuses the plain way)."""
     fits = x.is_cuda and x.dtype in HALF_PRECISION and x.shape[-1] <= WIDEST
-    return fits and not torch.compiler.is_compiling() and triton_modules() is not None
+    return fits and not torch.compiler.is_compiling() and triton_kernels() is not None
 
 
 def has_slope(*tensors: Tensor) -> bool:
@@ -88,10 +87,10 @@ def shared_read_slope(
     of what they `read`: of outputs [1, R, H, dh] and of their log-sum-exp [1, R, H]."""
     _, heads, rows, width = q.shape
     dq = torch.empty(1, rows, heads, width, dtype=q.dtype, device=q.device).transpose(1, 2)
-    q, k, v, o, d_o = map(_lanes_last, (q, k, v, read[0], slopes[0]))
+    q, k, v, o, d_o = map(lanes_last, (q, k, v, read[0], slopes[0]))
     tensors = (q, k, v, o, read[1], d_o, slopes[1], dq)
     arguments = [a for t in tensors for a in (t, t.stride(1), t.stride(2))]
-    with _on(q):
+    with device_of(q):
         _kernels().shared_read_back[(-(-rows // ROWS), heads)](
             *arguments, rows, k.shape[2], scale, SHARE=heads // k.shape[1], ROWS=ROWS, KEYS=KEYS,
             WIDTH=width, EXACT=q.dtype == torch.float32, num_warps=4, num_stages=2,
@@ -136,7 +135,7 @@ class _Gated(Function):
     def backward(ctx: Any, slope: Tensor) -> Any:
         gate, value, slope = (x.contiguous() for x in (*ctx.saved_tensors, slope))
         d_gate, d_value = torch.empty_like(gate), torch.empty_like(value)
-        with _on(gate):
+        with device_of(gate):
             _kernels().gated_back[(-(-gate.numel() // SIZE),)](
                 gate, value, slope, d_gate, d_value, gate.numel(), SIZE=SIZE
             )
@@ -157,9 +156,9 @@ class _SoftText(Function):
         q, k = tensors[:2]
         made = [torch.empty_like(slope, memory_format=torch.contiguous_format) for _ in range(5)]
         made += [torch.empty(batch, rows, heads, device=q.device) for _ in range(3)]
-        with _on(q):
+        with device_of(q):
             _kernels().soft_text_back[(heads, batch)](
-                *_strided((*tensors, slope), batch), *made, rows, heads, ctx.scale,
+                *_strided((*tensors, slope)), *made, rows, heads, ctx.scale,
                 **_text_shape(rows, heads, k, width),
             )  # fmt: skip
         dq, dk, dv, d_seen, d_blind, d_seen_lse, d_blind_lse, d_choose = made
@@ -178,11 +177,11 @@ def _summed(grad: Tensor, like: Tensor) -> Tensor:
 def _rotated(x: Tensor, table: Tensor, *, back: bool = False) -> Tensor:
     batch, heads, rows, width = x.shape
     out = torch.empty(batch, rows, heads, width, dtype=x.dtype, device=x.device).transpose(1, 2)
-    x, table = _lanes_last(x), _lanes_last(table)
-    with _on(x):
+    x, table = lanes_last(x), lanes_last(table)
+    with device_of(x):
         _kernels().rotated[(batch * rows,)](
             x, *x.stride()[:3], out, *out.stride()[:3], table, table.stride(1), table.stride(0),
-            rows, heads, HEADS=_power(heads), HALF=width // 2, BACK=back, num_warps=4,
+            rows, heads, HEADS=power_of_two(heads), HALF=width // 2, BACK=back, num_warps=4,
         )  # fmt: skip
     return out
 
@@ -191,15 +190,15 @@ def _normed(x: Tensor, weight: Tensor, eps: float, slope: Tensor | None = None) 
     """The norm of states, or their slope from that of the norm."""
     width = x.shape[-1]
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    rows = _lanes_last(x.reshape(-1, width))
-    shape = {"LANES": _power(width), "num_warps": 8 if width > 2048 else 4}
+    rows = lanes_last(x.reshape(-1, width))
+    shape = {"LANES": power_of_two(width), "num_warps": 8 if width > 2048 else 4}
     given: list[Any] = [rows, rows.stride(0), weight]
     kernel = _kernels().rms_norm
     if slope is not None:
-        slope = _lanes_last(slope.reshape(-1, width))
+        slope = lanes_last(slope.reshape(-1, width))
         given += [slope, slope.stride(0)]
         kernel = _kernels().rms_norm_back
-    with _on(x):
+    with device_of(x):
         kernel[(len(rows),)](*given, out, width, eps, **shape)
     return out
 
@@ -207,7 +206,7 @@ def _normed(x: Tensor, weight: Tensor, eps: float, slope: Tensor | None = None) 
 def _gated(gate: Tensor, value: Tensor) -> Tensor:
     gate, value = gate.contiguous(), value.contiguous()
     out = torch.empty_like(gate)
-    with _on(gate):
+    with device_of(gate):
         _kernels().gated[(-(-gate.numel() // SIZE),)](gate, value, out, gate.numel(), SIZE=SIZE)
     return out
 
@@ -217,43 +216,24 @@ def _text_rows(name: str, tensors: Sequence[Tensor], scale: float) -> Tensor:
     q, k = tensors[:2]
     batch, (_, heads, rows, width) = max(map(len, tensors)), q.shape
     out = torch.empty(batch, rows, heads, width, dtype=q.dtype, device=q.device)
-    with _on(q):
+    with device_of(q):
         getattr(_kernels(), name)[(heads, batch)](
-            *_strided((*tensors, out), batch), rows, scale, **_text_shape(rows, heads, k, width)
+            *_strided((*tensors, out)), rows, scale, **_text_shape(rows, heads, k, width)
         )
     return out
 
 
 def _text_shape(rows: int, heads: int, k: Tensor, width: int) -> dict[str, Any]:
-    exact, tile = k.dtype == torch.float32, max(16, _power(rows))
+    exact, tile = k.dtype == torch.float32, max(16, power_of_two(rows))
     sizes = {"SHARE": heads // k.shape[1], "ROWS": tile, "WIDTH": width, "EXACT": exact}
     return {**sizes, "num_warps": 4}
 
 
-def _strided(tensors: Sequence[Tensor], batch: int) -> list[Any]:
+def _strided(tensors: Sequence[Tensor]) -> list[Any]:
     """Each with the strides of its first three axes; one copy serves all."""
-    arguments: list[Any] = []
-    for x in tensors:
-        x = _lanes_last(x) if x.ndim == 4 else x
-        first = 0 if len(x) == 1 and batch > 1 else x.stride(0)
-        arguments += [x, first, x.stride(1), x.stride(2)]
-    return arguments
-
-
-def _lanes_last(x: Tensor) -> Tensor:
-    return x if x.stride(-1) == 1 else x.contiguous()
-
-
-def _power(count: int) -> int:
-    """The next power of two."""
-    return 1 << (count - 1).bit_length()
+    return [a for x in tensors for a in strided(lanes_last(x) if x.ndim == 4 else x)]
 
 
 @cache
 def _kernels() -> Any:
     return importlib.import_module("seecause.engine.text_kernel_triton")
-
-
-def _on(x: Tensor) -> Any:
-    """Triton launches on the current device."""
-    return torch.cuda.device(x.device) if x.is_cuda else nullcontext()

@@ -1,7 +1,14 @@
-"""The Triton side of banked attention: one program per tile of rows, head and image.
+"""The Triton side of banked attention (`kernel.py`): `banked`, forward, over banks with masks; and
+`forward`, `back_rows` and `back_weights` over banks whose keys have log-weights.
 
 Pointers come with their strides: `_b` per image, `_h` per head, `_row` per row; a stride of 0
-shares an axis. Scores are in powers of two.
+shares an axis. Scores are in powers of two. A program of `banked` has a tile of rows, a head and an
+image; one of the others a tile of rows that holds whole groups. `w` are log-weights [B, R, K] in
+float32, `lse` [B, H, R] is in powers of two.
+
+    s = scale q k + w,   p = exp(s - lse),   ds = p (do v - delta),   delta = do o
+    dw = sum over heads of ds,   dq = scale ds k;   of a row's own group also dk = scale ds' q and
+    dv = p' do
 """
 
 import triton
@@ -9,38 +16,50 @@ import triton.language as tl
 
 
 @triton.jit
-def _absorb(
-    q,
-    k_ptr,
-    v_ptr,
-    k_row,
-    v_row,
-    columns,
-    present,
-    visible,
-    peak,
-    total,
-    acc,
-    scale,
-    WIDTH: tl.constexpr,
-    LANES: tl.constexpr,
-    EXACT: tl.constexpr,
-):
-    """One block of keys into the running softmax; `visible` [ROWS, KEYS] says who sees what."""
+def _tile(ptr, rows, row, real, LANES: tl.constexpr, WIDTH: tl.constexpr):
+    """[ROWS, LANES] of a matrix, zeros where nothing is real."""
     lanes = tl.arange(0, LANES)
-    inside = present[:, None] & (lanes < WIDTH)[None, :]
-    k = tl.load(k_ptr + columns[:, None] * k_row + lanes[None, :], mask=inside, other=0.0)
-    v = tl.load(v_ptr + columns[:, None] * v_row + lanes[None, :], mask=inside, other=0.0)
-    scores = tl.dot(q, tl.trans(k), input_precision="ieee" if EXACT else "tf32") * scale
-    scores = tl.where(visible, scores, float("-inf"))
-    new = tl.maximum(peak, tl.max(scores, axis=1))
+    inside = real[:, None] & (lanes < WIDTH)[None, :]
+    return tl.load(ptr + rows[:, None] * row + lanes[None, :], mask=inside, other=0.0)
+
+
+@triton.jit
+def _absorb(s, v, peak, total, acc, EXACT: tl.constexpr):
+    """Scores and values of some keys into the running softmax."""
+    new = tl.maximum(peak, tl.max(s, axis=1))
     ground = tl.where(new == float("-inf"), 0.0, new)
-    weights = tl.exp2(scores - ground[:, None])
+    p = tl.exp2(s - ground[:, None])
     fade = tl.exp2(peak - ground)
     acc = acc * fade[:, None] + tl.dot(
-        weights.to(v.dtype), v, input_precision="ieee" if EXACT else "tf32"
+        p.to(v.dtype), v, input_precision="ieee" if EXACT else "tf32"
     )
-    return new, total * fade + tl.sum(weights, axis=1), acc
+    return new, total * fade + tl.sum(p, axis=1), acc
+
+
+@triton.jit
+def _leave(o_ptr, rows, row, real, peak, total, acc, LANES: tl.constexpr, WIDTH: tl.constexpr):
+    """Store what the running softmax came to, and give its log-sum-exp: zeros and -inf for rows
+    that saw no key."""
+    lanes = tl.arange(0, LANES)
+    safe = tl.where(total > 0, total, 1.0)
+    tl.store(
+        o_ptr + rows[:, None] * row + lanes[None, :],
+        (acc / safe[:, None]).to(o_ptr.dtype.element_ty),
+        mask=real[:, None] & (lanes < WIDTH)[None, :],
+    )
+    return tl.where(total > 0, peak + tl.log2(safe), float("-inf"))
+
+
+@triton.jit
+def _see(
+    q, k_ptr, v_ptr, k_row, v_row, columns, present, visible, peak, total, acc, scale,
+    WIDTH: tl.constexpr, LANES: tl.constexpr, EXACT: tl.constexpr,
+):  # fmt: skip
+    """One block of keys into the running softmax; `visible` [ROWS, KEYS] says who sees what."""
+    k = _tile(k_ptr, columns, k_row, present, LANES, WIDTH)
+    v = _tile(v_ptr, columns, v_row, present, LANES, WIDTH)
+    s = tl.dot(q, tl.trans(k), input_precision="ieee" if EXACT else "tf32") * scale
+    return _absorb(tl.where(visible, s, float("-inf")), v, peak, total, acc, EXACT)
 
 
 @triton.jit
@@ -69,7 +88,7 @@ def _read_bank(
         if KEEP:  # a word of bits for each row and key block; none is set beyond the last key
             word = tl.load(keep_ptr + rows * keep_row + start // KEYS, mask=rows < n_rows, other=0)
             visible = ((word[:, None] >> tl.arange(0, KEYS)[None, :]) & 1) != 0
-        peak, total, acc = _absorb(
+        peak, total, acc = _see(
             q, k_ptr, v_ptr, k_row, v_row, columns, present, visible,
             peak, total, acc, scale, WIDTH, LANES, EXACT,
         )  # fmt: skip
@@ -92,7 +111,7 @@ def _read_own(
     for start in range(first, last, KEYS):
         columns = start + tl.arange(0, KEYS)
         visible = (columns[None, :] >= low[:, None]) & (columns[None, :] < high[:, None])
-        peak, total, acc = _absorb(  # pyright: ignore[reportGeneralTypeIssues]
+        peak, total, acc = _see(  # pyright: ignore[reportGeneralTypeIssues]
             q, k_ptr, v_ptr, k_row, v_row, columns, columns < last, visible,
             peak, total, acc, scale, WIDTH, LANES, EXACT,
         )  # fmt: skip
@@ -112,21 +131,18 @@ def banked(
     tile, head, batch = tl.program_id(0), tl.program_id(1), tl.program_id(2).to(tl.int64)
     kv_head = head // SHARE
     rows = tile * ROWS + tl.arange(0, ROWS)
-    lanes = tl.arange(0, LANES)
-    real = (rows[:, None] < n_rows) & (lanes < WIDTH)[None, :]
-    q_ptr += batch * q_b + head * q_h
-    q = tl.load(q_ptr + rows[:, None] * q_row + lanes[None, :], mask=real, other=0.0)
+    real = rows < n_rows
+    q = _tile(q_ptr + batch * q_b + head * q_h, rows, q_row, real, LANES, WIDTH)
     peak = tl.full([ROWS], float("-inf"), tl.float32)
     total = tl.zeros([ROWS], tl.float32)
     acc = tl.zeros([ROWS, LANES], tl.float32)
     ko += batch * ko_b + kv_head * ko_h
     vo += batch * vo_b + kv_head * vo_h
     if ALONE:  # start from each row's own key
-        own_k = tl.load(ko + rows[:, None] * ko_row + lanes[None, :], mask=real, other=0.0)
+        own_k = _tile(ko, rows, ko_row, real, LANES, WIDTH)
         peak = tl.sum(q.to(tl.float32) * own_k.to(tl.float32), axis=1) * scale
         total = tl.full([ROWS], 1.0, tl.float32)
-        own_v = tl.load(vo + rows[:, None] * vo_row + lanes[None, :], mask=real, other=0.0)
-        acc = own_v.to(tl.float32)
+        acc = _tile(vo, rows, vo_row, real, LANES, WIDTH).to(tl.float32)
     if BANK0:
         peak, total, acc = _read_bank(
             q, rows, n_rows, tile, batch, head, kv_head,
@@ -144,11 +160,179 @@ def banked(
             q, rows, n_rows, tile, ko, ko_row, vo, vo_row, owner_ptr, starts_ptr,
             peak, total, acc, scale, WIDTH, LANES, ROWS, KEYS, EXACT,
         )  # fmt: skip
-    safe = tl.where(total > 0, total, 1.0)
-    tl.store(
-        o_ptr + batch * o_b + rows[:, None] * o_row + head * o_h + lanes[None, :],
-        (acc / safe[:, None]).to(o_ptr.dtype.element_ty),
-        mask=real,
-    )
-    lse = tl.where(total > 0, (peak + tl.log2(safe)) * 0.6931471805599453, float("-inf"))
-    tl.store(lse_ptr + batch * lse_b + rows * lse_row + head * lse_h, lse, mask=rows < n_rows)
+    o_ptr += batch * o_b + head * o_h
+    lse = _leave(o_ptr, rows, o_row, real, peak, total, acc, LANES, WIDTH) * 0.6931471805599453
+    tl.store(lse_ptr + batch * lse_b + rows * lse_row + head * lse_h, lse, mask=real)
+
+
+@triton.jit
+def _scores(q, k, w_ptr, rows, columns, seen, w_row, scale, EXACT: tl.constexpr):
+    """[ROWS, KEYS] in powers of two, -inf where a row does not see a key."""
+    w = tl.load(w_ptr + rows[:, None] * w_row + columns[None, :], mask=seen, other=0.0)
+    s = tl.dot(q, tl.trans(k), input_precision="ieee" if EXACT else "tf32") * scale
+    return tl.where(seen, s + w * 1.4426950408889634, float("-inf"))
+
+
+@triton.jit
+def _own_scores(q, k, place, real, scale, EACH: tl.constexpr, EXACT: tl.constexpr):
+    """Rows against the keys of their own group, [ROWS, ROWS]."""
+    together = (place[:, None] // EACH == place[None, :] // EACH) & real[:, None] & real[None, :]
+    s = tl.dot(q, tl.trans(k), input_precision="ieee" if EXACT else "tf32") * scale
+    return tl.where(together, s, float("-inf"))
+
+
+@triton.jit
+def _read(
+    q, peak, total, acc, k_ptr, k_row, v_ptr, v_row, w_ptr, n_keys, rows, real, scale,
+    KEYS: tl.constexpr, WIDTH: tl.constexpr, LANES: tl.constexpr, EXACT: tl.constexpr,
+):  # fmt: skip
+    """One bank's keys into the running softmax."""
+    for start in range(0, n_keys, KEYS):
+        columns = start + tl.arange(0, KEYS)
+        present = columns < n_keys
+        k = _tile(k_ptr, columns, k_row, present, LANES, WIDTH)
+        v = _tile(v_ptr, columns, v_row, present, LANES, WIDTH)
+        seen = real[:, None] & present[None, :]
+        s = _scores(q, k, w_ptr, rows, columns, seen, n_keys, scale, EXACT)
+        peak, total, acc = _absorb(s, v, peak, total, acc, EXACT)
+    return peak, total, acc
+
+
+@triton.jit
+def forward(
+    q_ptr, q_b, q_h, q_row, o_ptr, o_b, o_row, o_h, lse_ptr, n_rows, n_heads, scale,
+    k0, k0_b, k0_h, k0_row, v0, v0_b, v0_h, v0_row, w0, n0,
+    k1, k1_b, k1_h, k1_row, v1, v1_b, v1_h, v1_row, w1, n1,
+    ko, ko_b, ko_h, ko_row, vo, vo_b, vo_h, vo_row,
+    EACH: tl.constexpr, USED: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr,
+    WIDTH: tl.constexpr, LANES: tl.constexpr, EXACT: tl.constexpr,
+):  # fmt: skip
+    tile, head, batch = tl.program_id(0), tl.program_id(1), tl.program_id(2).to(tl.int64)
+    place = tl.arange(0, ROWS)
+    rows = tile * USED + place
+    real = (place < USED) & (rows < n_rows)
+    q = _tile(q_ptr + batch * q_b + head * q_h, rows, q_row, real, LANES, WIDTH)
+    own_k = _tile(ko + batch * ko_b + head * ko_h, rows, ko_row, real, LANES, WIDTH)
+    own_v = _tile(vo + batch * vo_b + head * vo_h, rows, vo_row, real, LANES, WIDTH)
+    peak = tl.full([ROWS], float("-inf"), tl.float32)
+    total = tl.zeros([ROWS], tl.float32)
+    acc = tl.zeros([ROWS, LANES], tl.float32)
+    own = _own_scores(q, own_k, place, real, scale, EACH, EXACT)
+    peak, total, acc = _absorb(own, own_v, peak, total, acc, EXACT)
+    peak, total, acc = _read(
+        q, peak, total, acc, k0 + batch * k0_b + head * k0_h, k0_row,
+        v0 + batch * v0_b + head * v0_h, v0_row, w0 + batch * n_rows * n0, n0, rows, real,
+        scale, KEYS, WIDTH, LANES, EXACT,
+    )  # fmt: skip
+    peak, total, acc = _read(
+        q, peak, total, acc, k1 + batch * k1_b + head * k1_h, k1_row,
+        v1 + batch * v1_b + head * v1_h, v1_row, w1 + batch * n_rows * n1, n1, rows, real,
+        scale, KEYS, WIDTH, LANES, EXACT,
+    )  # fmt: skip
+    o_ptr += batch * o_b + head * o_h
+    lse = _leave(o_ptr, rows, o_row, real, peak, total, acc, LANES, WIDTH)
+    tl.store(lse_ptr + (batch * n_heads + head) * n_rows + rows, lse, mask=real)
+
+
+@triton.jit
+def _slopes(s, v, do, lse, delta, EXACT: tl.constexpr):
+    """Probabilities and the gradient of the scores, both [ROWS, KEYS] in float32."""
+    p = tl.exp2(s - lse[:, None])
+    dp = tl.dot(do, tl.trans(v), input_precision="ieee" if EXACT else "tf32")
+    return p, p * (dp - delta[:, None])
+
+
+@triton.jit
+def _descend(
+    q, do, lse, delta, dq, k_ptr, k_row, v_ptr, v_row, w_ptr, n_keys, rows, real, scale,
+    KEYS: tl.constexpr, WIDTH: tl.constexpr, LANES: tl.constexpr, EXACT: tl.constexpr,
+):  # fmt: skip
+    """The gradient of queries with what one bank's keys add to it."""
+    for start in range(0, n_keys, KEYS):
+        columns = start + tl.arange(0, KEYS)
+        present = columns < n_keys
+        k = _tile(k_ptr, columns, k_row, present, LANES, WIDTH)
+        v = _tile(v_ptr, columns, v_row, present, LANES, WIDTH)
+        seen = real[:, None] & present[None, :]
+        s = _scores(q, k, w_ptr, rows, columns, seen, n_keys, scale, EXACT)
+        _, ds = _slopes(s, v, do, lse, delta, EXACT)
+        dq += tl.dot(ds.to(k.dtype), k, input_precision="ieee" if EXACT else "tf32")
+    return dq
+
+
+@triton.jit
+def back_rows(
+    q_ptr, q_b, q_h, q_row, do_ptr, do_b, do_row, do_h, lse_ptr, delta_ptr, n_rows, n_heads, scale,
+    plain, o_ptr, o_b, o_row, o_h, k0, k0_b, k0_h, k0_row, v0, v0_b, v0_h, v0_row, w0, n0,
+    k1, k1_b, k1_h, k1_row, v1, v1_b, v1_h, v1_row, w1, n1,
+    ko, ko_b, ko_h, ko_row, vo, vo_b, vo_h, vo_row, dq_ptr, dk_ptr, dv_ptr,
+    EACH: tl.constexpr, USED: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr,
+    WIDTH: tl.constexpr, LANES: tl.constexpr, EXACT: tl.constexpr,
+):  # fmt: skip
+    """Gradients of queries, own keys and own values, [B, H, R, dh] each; and delta [B, H, R]."""
+    tile, head, batch = tl.program_id(0), tl.program_id(1), tl.program_id(2).to(tl.int64)
+    place = tl.arange(0, ROWS)
+    rows = tile * USED + place
+    real = (place < USED) & (rows < n_rows)
+    flat = (batch * n_heads + head) * n_rows
+    q = _tile(q_ptr + batch * q_b + head * q_h, rows, q_row, real, LANES, WIDTH)
+    do = _tile(do_ptr + batch * do_b + head * do_h, rows, do_row, real, LANES, WIDTH)
+    lse = tl.load(lse_ptr + flat + rows, mask=real, other=0.0)
+    o = _tile(o_ptr + batch * o_b + head * o_h, rows, o_row, real, LANES, WIDTH)
+    delta = tl.sum(do.to(tl.float32) * o.to(tl.float32), axis=1)
+    tl.store(delta_ptr + flat + rows, delta, mask=real)
+    own_k = _tile(ko + batch * ko_b + head * ko_h, rows, ko_row, real, LANES, WIDTH)
+    own_v = _tile(vo + batch * vo_b + head * vo_h, rows, vo_row, real, LANES, WIDTH)
+    own = _own_scores(q, own_k, place, real, scale, EACH, EXACT)
+    share, slope = _slopes(own, own_v, do, lse, delta, EXACT)
+    dq = tl.dot(slope.to(q.dtype), own_k, input_precision="ieee" if EXACT else "tf32")
+    dk = tl.dot(tl.trans(slope.to(q.dtype)), q, input_precision="ieee" if EXACT else "tf32")
+    dv = tl.dot(tl.trans(share.to(q.dtype)), do, input_precision="ieee" if EXACT else "tf32")
+    dq = _descend(
+        q, do, lse, delta, dq, k0 + batch * k0_b + head * k0_h, k0_row,
+        v0 + batch * v0_b + head * v0_h, v0_row, w0 + batch * n_rows * n0, n0, rows, real,
+        scale, KEYS, WIDTH, LANES, EXACT,
+    )  # fmt: skip
+    dq = _descend(
+        q, do, lse, delta, dq, k1 + batch * k1_b + head * k1_h, k1_row,
+        v1 + batch * v1_b + head * v1_h, v1_row, w1 + batch * n_rows * n1, n1, rows, real,
+        scale, KEYS, WIDTH, LANES, EXACT,
+    )  # fmt: skip
+    lanes = tl.arange(0, LANES)
+    at = (flat + rows)[:, None] * WIDTH + lanes[None, :]
+    inside = real[:, None] & (lanes < WIDTH)[None, :]
+    tl.store(dq_ptr + at, (dq * plain).to(dq_ptr.dtype.element_ty), mask=inside)
+    tl.store(dk_ptr + at, (dk * plain).to(dk_ptr.dtype.element_ty), mask=inside)
+    tl.store(dv_ptr + at, dv.to(dv_ptr.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def back_weights(
+    q_ptr, q_b, q_h, q_row, do_ptr, do_b, do_row, do_h, lse_ptr, delta_ptr, n_rows, n_heads, scale,
+    k_ptr, k_b, k_h, k_row, v_ptr, v_b, v_h, v_row, w_ptr, n_keys, dw_ptr,
+    ROWS: tl.constexpr, KEYS: tl.constexpr, WIDTH: tl.constexpr, LANES: tl.constexpr,
+    EXACT: tl.constexpr,
+):  # fmt: skip
+    """Gradient of one bank's log-weights [B, R, K]: heads are added in order, so it is always the
+    same."""
+    block, tile, batch = tl.program_id(0), tl.program_id(1), tl.program_id(2).to(tl.int64)
+    rows = tile * ROWS + tl.arange(0, ROWS)
+    real = rows < n_rows
+    columns = block * KEYS + tl.arange(0, KEYS)
+    present = columns < n_keys
+    seen = real[:, None] & present[None, :]
+    at = batch * n_rows * n_keys + rows[:, None] * n_keys + columns[None, :]
+    w = tl.load(w_ptr + at, mask=seen, other=0.0) * 1.4426950408889634
+    acc = tl.zeros([ROWS, KEYS], tl.float32)
+    for head in range(0, n_heads):
+        flat = (batch * n_heads + head) * n_rows
+        q = _tile(q_ptr + batch * q_b + head * q_h, rows, q_row, real, LANES, WIDTH)
+        do = _tile(do_ptr + batch * do_b + head * do_h, rows, do_row, real, LANES, WIDTH)
+        lse = tl.load(lse_ptr + flat + rows, mask=real, other=0.0)
+        delta = tl.load(delta_ptr + flat + rows, mask=real, other=0.0)
+        k = _tile(k_ptr + batch * k_b + head * k_h, columns, k_row, present, LANES, WIDTH)
+        v = _tile(v_ptr + batch * v_b + head * v_h, columns, v_row, present, LANES, WIDTH)
+        s = tl.dot(q, tl.trans(k), input_precision="ieee" if EXACT else "tf32") * scale + w
+        _, ds = _slopes(tl.where(seen, s, float("-inf")), v, do, lse, delta, EXACT)
+        acc += ds
+    tl.store(dw_ptr + at, acc, mask=seen)
