@@ -11,7 +11,7 @@ from pathlib import Path
 
 from seecause._files import write_atomic
 from seecause.attribution.registry import methods
-from seecause.models import decoder, dense_families, hf_view, staged_families, staged_hf, timm_view
+from seecause.models import decoder, dense_families, hf_view, staged_families, timm_view
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "models.md"
@@ -30,7 +30,7 @@ def table() -> str:
         ("timm", "tokens", timm_view.FAMILIES),
         ("timm", "stages", staged),
         ("transformers", "tokens", _families(hf_view.READINGS)),
-        ("transformers", "stages", _families(staged_hf.TRANSFORMERS)),
+        ("transformers", "stages", _families(staged_families.TRANSFORMERS)),
         ("transformers", "boxes", ["Yolos (tokens)", *_families(_rows("Detection"))]),
         ("transformers", "pixels", _families(_rows("Segmentation", "Depth", "Sam"))),
         ("transformers", "words", _families(decoder.CLASSES)),

@@ -18,13 +18,13 @@ from seecause.models._settled import settled
 from seecause.models.base import ImageModel
 from seecause.models.checkpoints import read_class_names
 from seecause.models.containers import Contents, answer_of, contents, is_known, peeled, told_by
-from seecause.models.dense_view import DenseModel, DenseParts, assemble_dense
+from seecause.models.dense_families import DenseParts
+from seecause.models.dense_view import DenseModel, assemble_dense
 from seecause.models.heads import Similarity, TextHead, TextInput
 from seecause.models.hub import usable
 from seecause.models.parts import Parts, assemble, find_parts
 from seecause.models.preprocess import Preprocess
-from seecause.models.readout import Kind
-from seecause.models.view import VisionModel
+from seecause.models.view import Kind, VisionModel
 
 if TYPE_CHECKING:
     from seecause.models.bags import BagModel

@@ -11,7 +11,7 @@ from torch.testing import assert_close
 import seecause as sc
 from seecause.engine.verify_dense import verify_dense
 from seecause.errors import BadOption, NotDefined, UnsupportedModel, ViewMismatch
-from seecause.models.seam import spliced
+from seecause.models.dense_families import spliced
 from tests.families.dense import DENSE, tiny_dense
 from tests.reference.rows import output_of, overwritten
 from tests.tiny import pictures

@@ -29,8 +29,8 @@ from seecause.engine.blanks import Blank, blank_image
 from seecause.engine.chunks import fit, in_chunks, joined
 from seecause.engine.graphs import captured, ready
 from seecause.errors import BadOption
+from seecause.models.dense_families import Places
 from seecause.models.layout import TokenLayout
-from seecause.models.seam import Places
 from seecause.models.staged_view import StagedModel
 from seecause.target import Score, Target
 

@@ -24,7 +24,7 @@ from seecause.engine.blanks import Blank, blank_image
 from seecause.engine.chunks import fit, in_chunks
 from seecause.engine.mixture import need_gradients, reaches
 from seecause.errors import NotDefined
-from seecause.models.seam import Places
+from seecause.models.dense_families import Places
 from seecause.models.staged_view import StagedModel
 from seecause.target import Score, Target
 from seecause.types import wide

@@ -21,8 +21,7 @@ from seecause.engine.walk import walk
 from seecause.errors import BadOption
 from seecause.models.block import fused
 from seecause.models.layout import At, TokenLayout
-from seecause.models.readout import Readout
-from seecause.models.view import VisionModel
+from seecause.models.view import Readout, VisionModel
 
 
 @dataclass(eq=False)

@@ -26,7 +26,7 @@ from seecause.errors import BadOption, NotDefined
 from seecause.heads._prune import check_sliceable, kept_heads, original_heads, prune, zero
 from seecause.heads.scores import Head, checked_heads
 from seecause.loading import need_own_classes
-from seecause.models.exported import CARD, HEAD, PLAIN, SLICED
+from seecause.models.folders import CARD, HEAD, PLAIN, SLICED
 from seecause.models.heads import CosineHead, TextHead, UnitLinear
 from seecause.models.preprocess import Preprocess
 from seecause.models.view import VisionModel

@@ -34,7 +34,7 @@ from torch import Tensor
 from seecause.errors import BadOption, BadPrompt, NotDefined
 from seecause.models.block import Block, same
 from seecause.models.layout import At, TokenLayout
-from seecause.models.readout import Readout
+from seecause.models.view import Readout
 from seecause.types import wide, wide_dtype
 
 By = Literal["name_ll", "label_token"]

@@ -27,8 +27,7 @@ from seecause.models.block import Block, Fn, chain, same, silent
 from seecause.models.layout import TokenLayout
 from seecause.models.parts import Parts
 from seecause.models.preprocess import Preprocess
-from seecause.models.readout import LatentPool
-from seecause.models.view import VisionModel
+from seecause.models.view import LatentPool, VisionModel
 
 PROBED = 12  # instances of the bags that the wrap compares
 CERTAIN = 1e-3  # the others' share of attention from which on the quotient is exact enough

@@ -19,15 +19,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from seecause.models.layout import At
+from seecause.errors import UnsupportedModel
+from seecause.models.layout import At, TokenLayout
 
 Fn = Callable[[Tensor], Tensor]
+Project = Callable[[Tensor], tuple[Tensor, Tensor, Tensor]]
+Table = Callable[[TokenLayout], Tensor]  # a native bias of all rows and keys, [1, H, T, T]
 LANES = 8  # fused kernels want head widths in eights
 
 
@@ -46,6 +50,17 @@ def chain(*steps: Fn) -> Fn:
         return x
 
     return run
+
+
+def first_or_none(module: Any, *names: str) -> Any:
+    """The first attribute that exists, under any of the names it has had; dots reach inside."""
+    for name in names:
+        part = module
+        for step in name.split("."):
+            part = getattr(part, step, None)
+        if part is not None:
+            return part
+    return None
 
 
 def times(owner: Any, name: str) -> Fn:
@@ -67,9 +82,7 @@ class Block:
     heads: int
     head_dim: int
     scale: float
-    project: Callable[
-        [Tensor], tuple[Tensor, Tensor, Tensor]
-    ]  # [B, R, D] -> q [B, R, H, dh], k, v [B, R, Hkv, dh]
+    project: Project  # [B, R, D] -> q [B, R, H, dh], k, v [B, R, Hkv, dh]
     mix: Fn  # output projection, [B, R, H*dh] -> [B, R, D]
     feed: Fn  # the whole MLP branch with its norm and LayerScale, [B, R, D] -> [B, R, D]
     kv_heads: int = 0  # 0: as many as heads
@@ -81,16 +94,14 @@ class Block:
     # what facts about rows [B, R, F] add to their queries and keys, [1|B, R, 1|H, n] each
     lanes: Callable[[Tensor], tuple[Tensor, Tensor]] | None = None
     sub_norm: Fn = same  # between heads and output projection, [B, R, H*dh]
-    out_gate: Fn | None = (
-        None  # multiplies the heads, from the normed input: [B, R, D] -> [B, R, H*dh]
-    )
+    # multiplies the heads, from the normed input: [B, R, D] -> [B, R, H*dh]
+    out_gate: Fn | None = None
     branch: Fn = same  # LayerScale or post-norm of the attention branch
     # what is added behind the block, by token: [R, D] or [B, R, D]
     behind: Callable[[At], Tensor] | None = None
     parallel: bool = False  # the MLP reads the block's input, not the attention's sum
-    holder: nn.Module | None = (
-        None  # the native block with the weights, where `native` is only a place to listen
-    )
+    # the native block with the weights, where `native` is only a place to listen
+    holder: nn.Module | None = None
 
     def __post_init__(self) -> None:
         self.kv_heads = self.kv_heads or self.heads
@@ -221,3 +232,67 @@ def is_silent(block: Block) -> bool:
 def _nothing(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     nothing = x.new_zeros(*x.shape[:-1], 1, 1)  # [B, R, 1, 1]
     return nothing, nothing, nothing
+
+
+def apart(q: Fn, k: Fn, v: Fn, head_dim: int) -> Project:
+    """`Block.project` of three layers."""
+
+    def project(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        shape = (-1, head_dim)
+        return q(x).unflatten(-1, shape), k(x).unflatten(-1, shape), v(x).unflatten(-1, shape)
+
+    return project
+
+
+def packed(attention: Any, where: str) -> dict[str, Any]:
+    """What a `Block` needs of `nn.MultiheadAttention` and its relatives. That never calls its
+    output projection as a module, so hooks there never fire; weights are read at each call. Refuses
+    the rare options that add keys or change the order of axes."""
+    extra = getattr(attention, "bias_k", None) is not None or getattr(
+        attention, "add_zero_attn", False
+    )
+    if attention.in_proj_weight is None or extra or not getattr(attention, "batch_first", True):
+        raise UnsupportedModel(
+            f"{type(attention).__name__} ({where})",
+            "only packed, batch-first attention without extra keys is split",
+        )
+    return {
+        "heads": attention.num_heads,
+        "head_dim": attention.head_dim,
+        "scale": attention.head_dim**-0.5,
+        "project": partial(project_packed, attention, 0, 3),
+        "mix": partial(mix_packed, attention),
+    }
+
+
+def project_packed(attention: Any, start: int, stop: int, x: Tensor) -> tuple[Tensor, ...]:
+    """Rows [B, R, D] -> those of q, k and v from `start` to before `stop`, [B, R, H, dh] each."""
+    heads, width = attention.num_heads, attention.head_dim
+    part = slice(start * heads * width, stop * heads * width)
+    bias = attention.in_proj_bias
+    rows = F.linear(x, attention.in_proj_weight[part], None if bias is None else bias[part])
+    return rows.unflatten(-1, (stop - start, heads, width)).unbind(-3)
+
+
+def mix_packed(attention: Any, x: Tensor) -> Tensor:
+    """The output projection, [B, R, H*dh] -> [B, R, D]."""
+    return F.linear(x, attention.out_proj.weight, attention.out_proj.bias)
+
+
+def relative_bias(*tables: Table | None) -> Callable[[At, At], Tensor] | None:
+    """`Block.additive` from native tables of relative positions (BEiT, Data2Vec), which are added;
+    None where there is none. They go with tokens, not with states: a key that is borrowed from
+    another run has the bias of its place."""
+    present = [table for table in tables if table is not None]
+    if not present:
+        return None
+    key = ("relative", *map(id, present))
+
+    def additive(rows: At, keys: At) -> Tensor:
+        if key not in rows.memo:  # once a run
+            first, *others = (table(rows.layout)[0] for table in present)
+            rows.memo[key] = sum(others, first)  # [H, T, T]
+        bias = rows.memo[key][:, rows.index[..., :, None], keys.index[..., None, :]]
+        return bias[None] if bias.ndim == 3 else bias.transpose(0, 1)
+
+    return additive

@@ -15,9 +15,10 @@ from typing import Any
 from torch import Tensor, nn
 
 from seecause.errors import UnsupportedModel
+from seecause.models.hub import class_names
 from seecause.models.parts import ADAPTERS, Parts, find_parts
 from seecause.models.preprocess import from_timm
-from seecause.models.readout import Kind
+from seecause.models.view import Kind
 
 DEPTH = 3  # how deep a model may lie in what holds it
 POOLS: tuple[Kind, ...] = ("cls", "mean", "cls+mean")  # that a head may be on
@@ -56,8 +57,6 @@ def told_by(module: Any) -> tuple[nn.Module, dict[str, Any]]:
     other module as it is."""
     if not type(module).__name__.startswith("TimmWrapper"):
         return module, {}
-    from seecause.models.hf_view import class_names
-
     card = getattr(module.config, "pretrained_cfg", None)
     wrap_options = {"preprocess": from_timm(card)} if card else {}
     names = class_names(module.config) if "Classification" in type(module).__name__ else ()

@@ -29,11 +29,20 @@ from torch import Tensor, nn
 
 from seecause.errors import BadOption, UnknownName, UnsupportedModel
 from seecause.models.base import Architecture, ImageModel
+from seecause.models.dense_families import (
+    Attached,
+    Call,
+    DenseParts,
+    Places,
+    Seam,
+    answering,
+    copies_of,
+    spliced,
+)
 from seecause.models.layout import TokenLayout
 from seecause.models.preprocess import Preprocess, complete
 from seecause.models.readings import Question, Reading
 from seecause.models.rows import Aim
-from seecause.models.seam import Attached, Call, Places, Seam, answering, copies_of, spliced
 
 MOST_STRIDE = 32  # pixels of a cell, where levels can be chosen from
 
@@ -189,22 +198,6 @@ def _alone(batch: Sized) -> bool:
 
 def _size(images: Tensor) -> tuple[int, int]:
     return images.shape[-2], images.shape[-1]
-
-
-@dataclass
-class DenseParts:
-    """What an adapter says of one native model of boxes or pixels."""
-
-    family: str
-    seam: Seam
-    reading: Reading
-    classes: Sequence[str] = ()
-    inputs: Mapping[str, Tensor] = field(default_factory=dict)
-    fixed_size: bool = False
-    size: tuple[int, int] | None = None
-    preprocess: Preprocess | None = None
-    classifies: bool = True
-    extra: nn.Module | None = None
 
 
 @torch.no_grad()

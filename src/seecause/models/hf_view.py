@@ -24,21 +24,38 @@ import torch
 from torch import Tensor, nn
 
 from seecause.errors import UnsupportedModel
-from seecause.models import multihead
-from seecause.models.block import Block, Constant, Fn, chain, same, silent, times
+from seecause.models.block import (
+    Block,
+    Constant,
+    Fn,
+    Table,
+    apart,
+    chain,
+    first_or_none,
+    mix_packed,
+    packed,
+    project_packed,
+    relative_bias,
+    same,
+    silent,
+    times,
+)
 from seecause.models.containers import peeled
 from seecause.models.heads import TextHead, TextInput, as_inputs, require_text, text_matrix
+from seecause.models.hub import class_names
 from seecause.models.layout import At, TokenLayout
 from seecause.models.parts import Parts
-from seecause.models.readout import Kind, LatentPool
-from seecause.models.relative import OWN_BIAS, SHARED_BIAS, Table, native_table, relative_bias
+from seecause.models.view import Kind, LatentPool
 
 Rotate = Callable[[Tensor, At], Tensor]
+# where relative biases are: in each block, or one for all
+OWN_BIAS = ("relative_position_bias", "attention.attention.relative_position_bias")
+SHARED_BIAS = ("shared_position_bias", "encoder.relative_position_bias")
 
 
 def first(module: Any, *names: str) -> Any:
-    """The same where one of them must be there."""
-    part = multihead.first_or_none(module, *names)
+    """`first_or_none` where one of them must be there."""
+    part = first_or_none(module, *names)
     if part is not None:
         return part
     raise UnsupportedModel(
@@ -66,16 +83,20 @@ def blocks_of(tower: nn.Module) -> list[Block]:
         raise UnsupportedModel(f"transformers {type(tower).__name__}", "it has no list of blocks")
     rope = getattr(tower, "rope_embeddings", None)
     rotate = None if rope is None else partial(_rotate, rope)
-    shared = native_table(tower, *SHARED_BIAS)
+    shared = _native_table(tower, *SHARED_BIAS)
     return [_block(native, f"blocks.{i}", rotate, shared) for i, native in enumerate(stack)]
+
+
+def _native_table(owner: Any, *names: str) -> Table | None:
+    """The module that makes relative biases, as a function of the layout."""
+    native = first_or_none(owner, *names)
+    return None if native is None else lambda layout: native(layout.grid, False, layout.tokens)
 
 
 def _block(native: Any, name: str, rotate: Rotate | None, shared_bias: Table | None) -> Block:
     native = peeled(native)  # blocks may be compiled one by one
     outer = first(native, "attention", "self_attn")
-    attention = getattr(
-        outer, "attention", outer
-    )  # some releases keep the output projection in an outer module
+    attention = getattr(outer, "attention", outer)  # some keep the output projection outside
     shared: dict[str, Any] = {
         "name": name,
         "native": native,
@@ -99,22 +120,15 @@ def _block(native: Any, name: str, rotate: Rotate | None, shared_bias: Table | N
         for names in (("q_proj", "query"), ("k_proj", "key"), ("v_proj", "value"))
     )
     heads = first(attention, "num_attention_heads", "num_heads")
-    shape = (heads, q.out_features // heads)
-
-    def project(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        return q(x).unflatten(-1, shape), k(x).unflatten(-1, shape), v(x).unflatten(-1, shape)
-
+    width = q.out_features // heads
     return Block(
         **shared,
         heads=heads,
-        head_dim=shape[1],
-        scale=multihead.first_or_none(attention, "scaling", "scale") or shape[1] ** -0.5,
-        project=project,
+        head_dim=width,
+        scale=first_or_none(attention, "scaling", "scale") or width**-0.5,
+        project=apart(q, k, v, width),
         rotate=rotate,
-        additive=relative_bias(
-            native_table(native, *OWN_BIAS),
-            shared_bias,
-        ),
+        additive=relative_bias(_native_table(native, *OWN_BIAS), shared_bias),
         mix=mix,
     )
 
@@ -139,18 +153,13 @@ def _rotate(rope: Any, x: Tensor, at: At) -> Tensor:
     if "rope" not in at.memo:
         patch = rope.config.patch_size
         high, wide = (patch, patch) if isinstance(patch, int) else patch
-        empty = x.new_empty(
-            1, 0, at.layout.grid[0] * high, at.layout.grid[1] * wide
-        )  # only its shape is read
-        cos, sin = rope(empty)  # [N, dh]
+        rows, columns = at.layout.grid
+        cos, sin = rope(x.new_empty(1, 0, rows * high, columns * wide))  # [N, dh], by that shape
         still = cos.new_zeros(at.layout.prefix, cos.shape[-1])
-        at.memo["rope"] = torch.stack(
-            [torch.cat([still + 1, cos]), torch.cat([still, sin])]
-        )  # [2, T, dh]
-    cos, sin = at.memo["rope"][
-        :, at.index
-    ]  # [R, dh], or [B, R, dh] with one set of positions per image
-    if at.index.ndim == 2:
+        both = [torch.cat([still + 1, cos]), torch.cat([still, sin])]
+        at.memo["rope"] = torch.stack(both)  # [2, T, dh]
+    cos, sin = at.memo["rope"][:, at.index]  # [R, dh]
+    if at.index.ndim == 2:  # [B, R, dh]: one set of positions per image
         cos, sin = cos[:, None], sin[:, None]
     return x * cos + rotate_half(x) * sin
 
@@ -158,22 +167,20 @@ def _rotate(rope: Any, x: Tensor, at: At) -> Tensor:
 def latent_pool(pool: Any) -> LatentPool:
     """SigLIP's attention pool: one learnt query, then an MLP."""
     attention = pool.attention
-    multihead.check(attention, "pool")
+
+    def query() -> Tensor:
+        (q,) = project_packed(attention, 0, 1, pool.probe)
+        return q.transpose(1, 2)
 
     def kv(rows: Tensor) -> tuple[Tensor, Tensor]:
-        k, v = multihead.key_value(attention, rows)
+        k, v = project_packed(attention, 1, 3, rows)
         return k.transpose(1, 2), v.transpose(1, 2)
 
     def finish(o: Tensor) -> Tensor:
-        x = multihead.mix(attention, o.flatten(2))
+        x = mix_packed(attention, o.flatten(2))
         return (x + pool.mlp(pool.layernorm(x)))[:, 0]
 
-    return LatentPool(
-        scale=attention.head_dim**-0.5,
-        query=lambda: multihead.query(attention, pool.probe).transpose(1, 2),
-        kv=kv,
-        finish=finish,
-    )
+    return LatentPool(packed(attention, "pool")["scale"], query, kv, finish)
 
 
 @dataclass(frozen=True)
@@ -217,16 +224,14 @@ READINGS = {
     "Siglip2Model": Reading("latent", zero_shot=True),
     "Siglip2ForImageClassification": Reading("mean", CLASSIFIER),
 }
+_SPEAKS = (
+    "it is a vision-language model; sc.lvlm.classifier (`seecause heads ... --classify name_ll`)"
+    " asks it for classes"
+)
 REFUSED = {  # beginnings of class names, and why
     "Swin": "its attention is windowed (the classes ...ForImageClassification work, by stages)",
-    "Llava": (
-        "it is a vision-language model; sc.lvlm.classifier (`seecause heads ... --classify"
-        " name_ll`) asks it for classes"
-    ),
-    "InternVL": (
-        "it is a vision-language model; sc.lvlm.classifier (`seecause heads ... --classify"
-        " name_ll`) asks it for classes"
-    ),
+    "Llava": _SPEAKS,
+    "InternVL": _SPEAKS,
 }
 
 
@@ -388,12 +393,6 @@ def _tokens(text: TextInput, prompts: list[str], length: int) -> Any:
             prompts, padding="max_length", max_length=length, truncation=True, return_tensors="pt"
         )
     return text.tokenize(prompts)
-
-
-def class_names(config: Any) -> tuple[str, ...]:
-    """Class names, unless they are the placeholders LABEL_0, LABEL_1 ..."""
-    names = tuple(str(config.id2label[index]) for index in sorted(config.id2label or ()))
-    return () if names == tuple(f"LABEL_{i}" for i in range(len(names))) else names
 
 
 def _pair(value: int | Sequence[int]) -> tuple[int, int]:

@@ -114,6 +114,12 @@ def _reason(failure: Exception, longest: int = LONGEST) -> str:
     return textwrap.shorten(f"{type(failure).__name__}: {failure}", longest, placeholder=" ...")
 
 
+def class_names(config: Any) -> tuple[str, ...]:
+    """Class names in a config of transformers, unless they are placeholders: LABEL_0 ..."""
+    names = tuple(str(config.id2label[index]) for index in sorted(config.id2label or ()))
+    return () if names == tuple(f"LABEL_{i}" for i in range(len(names))) else names
+
+
 @contextmanager
 def usable(path: Path) -> Iterator[None]:
     """What other libraries raise on a card or config that is damaged or means nothing, as one error

@@ -13,13 +13,13 @@ from typing import Any
 from torch import Tensor, nn
 
 from seecause.errors import UnsupportedModel
-from seecause.models import multihead, timm_view
-from seecause.models.block import Block, Constant, Fn, chain, same, silent
+from seecause.models import timm_view
+from seecause.models.block import Block, Constant, Fn, chain, packed, same, silent
 from seecause.models.heads import TextHead, TextInput, as_inputs, require_text, text_matrix
 from seecause.models.layout import TokenLayout
 from seecause.models.parts import Parts
 from seecause.models.preprocess import Preprocess
-from seecause.models.readout import Kind
+from seecause.models.view import Kind
 
 DUAL = ("CLIP", "CustomTextCLIP")
 TOWERS = ("VisionTransformer", "TimmModel")
@@ -60,9 +60,8 @@ def _own(visual: Any) -> tuple[Parts, Fn]:
         )
     layout = TokenLayout(grid=tuple(visual.grid_size), prefix=1, class_index=0)
     ending = chain(visual.ln_post, same if visual.proj is None else partial(_times, visual))
-    late = (
-        visual.final_ln_after_pool and visual.pool_type == "avg"
-    )  # the norm of one token is the same before and after
+    # the norm of one token is the same before and after
+    late = visual.final_ln_after_pool and visual.pool_type == "avg"
 
     def native_tokens(images: Tensor) -> Tensor:
         tokens = visual.transformer(visual._embeds(images))
@@ -115,14 +114,13 @@ def _block(native: Any, name: str) -> Block:
     }
     if isinstance(attention, Constant):
         return Block(**shared, **silent(attention.rows))
-    multihead.check(attention, name)
     if getattr(attention, "scaled_cosine", False):
         raise UnsupportedModel(
             f"open_clip {type(native).__name__} ({name})", "its attention is a scaled cosine"
         )
     return Block(
         **shared,
-        **multihead.described(attention),
+        **packed(attention, name),
         q_norm=getattr(attention, "ln_q", same),
         k_norm=getattr(attention, "ln_k", same),
         sub_norm=partial(_scaled_heads, attention) if hasattr(attention, "ln_inner") else same,
@@ -153,9 +151,7 @@ def _add_text(module: Any, parts: Parts, project: Fn, text: TextInput) -> None:
 def _preprocess(visual: Any) -> Preprocess | None:
     """What the factory noted on the tower, if it made it."""
     config = getattr(visual, "preprocess_cfg", None)
-    if (
-        not config or config.get("resize_mode", "shortest") == "longest"
-    ):  # padding has no place in our frame
+    if not config or config.get("resize_mode") == "longest":  # which pads: no place in our frame
         return None
     size = config["size"]
     return Preprocess(

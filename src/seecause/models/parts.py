@@ -20,12 +20,11 @@ from torch import Tensor, nn
 from seecause._plugins import plugins, warn_of_plugin
 from seecause.errors import BadOption, SeecauseError, UnsupportedModel
 from seecause.models.block import Block, Fn, chain, same
-from seecause.models.dense_view import DenseParts
+from seecause.models.dense_families import DenseParts, dense_parts
 from seecause.models.heads import Similarity, TextHead, TextInput, beside, linear
 from seecause.models.layout import TokenLayout
 from seecause.models.preprocess import Preprocess, complete
-from seecause.models.readout import Kind, LatentPool, Readout
-from seecause.models.view import VisionModel
+from seecause.models.view import Kind, LatentPool, Readout, VisionModel
 
 if TYPE_CHECKING:
     from seecause.models.staged_view import StagedParts
@@ -35,11 +34,6 @@ ADAPTERS = {
     "transformers": "seecause.models.hf_view",
     "torchvision": "seecause.models.torchvision_view",
     "open_clip": "seecause.models.open_clip_view",
-}
-OF_THEIR_OWN = {  # classes of transformers that are read another way
-    "YolosForObjectDetection": "seecause.models.token_boxes",
-    "ASTForAudioClassification": "seecause.models.signal_view",
-    "VideoMAEForVideoClassification": "seecause.models.signal_view",
 }
 WITH_TEXT = ("transformers", "open_clip")  # libraries whose models may have a text tower
 
@@ -135,10 +129,10 @@ def _find(
     if staged is not None:
         return staged
     if library == "transformers":
-        from seecause.models.dense_families import dense_parts
+        from seecause.models import hf_others
 
-        if kind in OF_THEIR_OWN:
-            return importlib.import_module(OF_THEIR_OWN[kind]).find(module)
+        if kind in hf_others.CLASSES:
+            return hf_others.CLASSES[kind](module)
         rows = dense_parts(module)
         if rows is not None:
             return rows

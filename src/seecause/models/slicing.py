@@ -17,21 +17,17 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from seecause.errors import UnsupportedModel
-from seecause.models.block import Constant
-from seecause.models.multihead import Packed, first_or_none
+from seecause.models.block import Constant, first_or_none, project_packed
 
 PLACES = ("attn", "attention", "self_attn", "self_attention")
 QUERY, KEY, VALUE = ("q_proj", "query"), ("k_proj", "key"), ("v_proj", "value")
 OUTPUT = ("proj", "o_proj", "out_proj", "output.dense", "projection_layer")
-COUNTS = (
-    "num_heads",
-    "num_attention_heads",
-    "attn_dim",
-    "all_head_size",
-)  # whichever a module keeps
+# whichever a module keeps
+COUNTS = ("num_heads", "num_attention_heads", "attn_dim", "all_head_size")
 ZEROED = "zero its columns of the output projection instead: ablate, or export with form='zeroed'"
 
 
@@ -68,9 +64,7 @@ def slice_heads(block: nn.Module, keep: Sequence[int]) -> None:
     if type(attention).__name__ == "EvaAttention":
         attention = _free_width(attention)
         setattr(block, name, attention)
-    inner = getattr(
-        attention, "attention", attention
-    )  # DINOv2 has its output projection in an outer module
+    inner = getattr(attention, "attention", attention)  # DINOv2 keeps the output outside of it
     if isinstance(inner, Constant):
         return
     out = find_output(attention)
@@ -80,10 +74,8 @@ def slice_heads(block: nn.Module, keep: Sequence[int]) -> None:
         if nested:  # nothing enters the output projection, and its bias comes out
             _keep_columns(out, torch.tensor([], dtype=torch.long))
             attention.attention = Constant(bias[:0], pair=True)
-        else:
-            setattr(
-                block, name, Constant(bias, pair=not hasattr(attention, "qkv"))
-            )  # timm returns rows alone
+        else:  # timm returns rows alone
+            setattr(block, name, Constant(bias, pair=not hasattr(attention, "qkv")))
     elif hasattr(inner, "in_proj_weight"):
         setattr(block, name, _packed(inner, keep))
     elif getattr(inner, "qkv", None) is not None:
@@ -95,10 +87,8 @@ def slice_heads(block: nn.Module, keep: Sequence[int]) -> None:
 def zero_heads(block: Any, heads: Sequence[int], *, of: int) -> None:
     """Zero the columns of the output projection that read `heads`, of as many as the block has: the
     architecture stays, the bias of O too."""
-    if not heads or any(
-        isinstance(part, Constant) for part in block.modules()
-    ):  # what is left of the latter says nothing already
-        return
+    if not heads or any(isinstance(part, Constant) for part in block.modules()):
+        return  # what is left of a block without heads says nothing already
     weight = output_weight(block)  # [D, H * dh]
     with torch.no_grad():
         weight[:, columns(heads, weight.shape[1] // of).to(weight.device)] = 0
@@ -128,17 +118,10 @@ def kept_groups(keep: Sequence[int], heads: int, kv_heads: int) -> list[int]:
 
 def output_weight(block: Any) -> Tensor:
     """The weights [D, H * dh] that read a native block's heads."""
-    if hasattr(
-        block,
-        "in_split",
-        # timm's parallel block: a projection of its own, or one shared with the MLP, attention
-        # first
-    ):
-        return (
-            block.attn_out_proj.weight
-            if block.out_proj is None
-            else block.out_proj.weight[:, : block.in_split[1]]
-        )
+    if hasattr(block, "in_split"):  # timm's parallel block
+        if block.out_proj is None:
+            return block.attn_out_proj.weight
+        return block.out_proj.weight[:, : block.in_split[1]]  # behind it come the MLP's
     return find_output(find_attention(block)[1]).weight
 
 
@@ -152,10 +135,7 @@ def _refuse_what_sees_all_heads(attention: Any) -> None:
             "a norm before its output projection sees all heads at once",
             ZEROED,
         )
-    if (
-        getattr(attention, "head_scale", None) is not None
-        or getattr(attention, "ln_q", None) is not None
-    ):
+    if any(getattr(attention, name, None) is not None for name in ("head_scale", "ln_q")):
         raise UnsupportedModel(
             f"cutting heads out of {type(attention).__name__}",
             "its forward fixes the width of all heads together",
@@ -215,6 +195,33 @@ def _head_dim(attention: Any, q: nn.Linear) -> int:
     return q.out_features // int(first_or_none(attention, "num_heads", "num_attention_heads"))
 
 
+class Packed(nn.Module):
+    """`nn.MultiheadAttention` (batch first, self-attention) whose heads need not fill its width."""
+
+    batch_first = True
+
+    def __init__(
+        self, weight: Tensor, bias: Tensor | None, out: nn.Linear, *, heads: int, head_dim: int
+    ) -> None:
+        super().__init__()
+        self.num_heads, self.head_dim, self.out_proj = heads, head_dim, out
+        self.in_proj_weight = nn.Parameter(weight, requires_grad=False)  # [3 * H * dh, D]
+        self.in_proj_bias = None if bias is None else nn.Parameter(bias, requires_grad=False)
+
+    def forward(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        *,
+        attn_mask: Tensor | None = None,
+        need_weights: bool = False,
+    ) -> tuple[Tensor, None]:
+        q, k, v = (part.transpose(1, 2) for part in project_packed(self, 0, 3, query))
+        o = F.scaled_dot_product_attention(q, k, v, attn_mask=attn_mask)
+        return self.out_proj(o.transpose(1, 2).flatten(2)), None
+
+
 def _packed(attention: Any, keep: Sequence[int]) -> Packed:
     heads, head_dim = attention.num_heads, attention.head_dim
     rows = columns(keep, head_dim)
@@ -247,10 +254,8 @@ def _finish_slicing(
     _keep_columns(out, kept)
     if isinstance(getattr(attention, "gate", None), nn.Linear):
         _keep_rows(attention.gate, kept)
-    for name, count in (
-        ("num_key_value_heads", groups),
-        ("num_key_value_groups", None if groups is None else len(keep) // groups),
-    ):
+    shared = None if groups is None else len(keep) // groups
+    for name, count in (("num_key_value_heads", groups), ("num_key_value_groups", shared)):
         if hasattr(attention, name):
             setattr(attention, name, count)
     for name in COUNTS:

@@ -12,14 +12,24 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from seecause.errors import UnsupportedModel
-from seecause.models.block import Block, Constant, Fn, chain, same, silent, times
+from seecause.models.block import (
+    Block,
+    Constant,
+    Fn,
+    Table,
+    apart,
+    chain,
+    relative_bias,
+    same,
+    silent,
+    times,
+)
 from seecause.models.containers import peeled
 from seecause.models.layout import At, TokenLayout
 from seecause.models.parts import Parts
 from seecause.models.preprocess import from_timm
-from seecause.models.readout import Kind, LatentPool
-from seecause.models.relative import Table, relative_bias
 from seecause.models.staged_families import CONVOLUTIONAL, TRANSFORMING
+from seecause.models.view import Kind, LatentPool
 
 FAMILIES = ("VisionTransformer", "VisionTransformerDistilled", "Eva", "Beit")
 REFUSED = {  # classes that people ask for, and why not
@@ -184,11 +194,7 @@ def _own_table(attention: Any) -> Table | None:
 def _project(attention: Any, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     shape = (attention.num_heads, _head_dim(attention))
     if attention.qkv is None:
-        q, k, v = (
-            layer(x).unflatten(-1, shape)
-            for layer in (attention.q_proj, attention.k_proj, attention.v_proj)
-        )
-        return q, k, v
+        return apart(attention.q_proj, attention.k_proj, attention.v_proj, shape[1])(x)
     if getattr(attention, "q_bias", None) is None:
         packed = attention.qkv(x)
     else:  # EVA keeps the key bias at zero, outside the linear layer
@@ -252,22 +258,12 @@ def _rotate(module: Any, layer: int, x: Tensor, at: At) -> Tensor:
     from timm.layers import apply_rot_embed_cat
 
     if "rope" not in at.memo:
-        table = (
-            module.rope.get_embed(shape=at.layout.grid)
-            if module.dynamic_img_size
-            else module.rope.get_embed()
-        )
-        rest = torch.zeros(
-            *table.shape[:-2],
-            at.layout.prefix,
-            table.shape[-1],
-            dtype=table.dtype,
-            device=table.device,
-        )
+        shape = at.layout.grid if module.dynamic_img_size else None
+        table = module.rope.get_embed(shape=shape)
+        rest = table.new_zeros(*table.shape[:-2], at.layout.prefix, table.shape[-1])
         rest[..., table.shape[-1] // 2 :] = 1  # [sin | cos]: no rotation
-        at.memo["rope"] = torch.cat(
-            [rest, table], dim=-2
-        )  # [T, 2dh], or [depth, H, T, 2dh] when learnt per block
+        # [T, 2dh], or [depth, H, T, 2dh] when learnt per block
+        at.memo["rope"] = torch.cat([rest, table], dim=-2)
     table = at.memo["rope"]
     if getattr(module, "rope_mixed", False):
         table = table[layer]

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from seecause.errors import UnsupportedModel
-from seecause.models import multihead
-from seecause.models.block import Block, Constant, chain, silent
+from seecause.models.block import Block, Constant, chain, packed, silent
 from seecause.models.layout import TokenLayout
 from seecause.models.parts import Parts
 
@@ -62,5 +61,4 @@ def _block(native: Any, name: str) -> Block:
     }
     if isinstance(attention, Constant):
         return Block(**shared, **silent(attention.rows))
-    multihead.check(attention, name)
-    return Block(**shared, **multihead.described(attention))
+    return Block(**shared, **packed(attention, name))
