@@ -47,7 +47,8 @@ from seecause.lvlm import (
     trace_tokens,
     wrap,
 )
-from seecause.lvlm.fit import MaskSampling, correlation, elastic_net, regress
+from seecause.lvlm.fit import correlation, elastic_net, regress
+from seecause.lvlm.masks import MaskSampling
 from seecause.lvlm.trace import ORDERS, POINTS
 from tests.reference import hear
 

@@ -40,8 +40,7 @@ from seecause.lvlm import (
     trace_heads,
     trace_tokens,
 )
-from seecause.lvlm.analysis import cosines, depth_of_use
-from seecause.lvlm.rankings import LEVELS, RATIOS
+from seecause.lvlm.analysis import LEVELS, RATIOS, cosines, depth_of_use
 from seecause.lvlm.trace import rows_of
 
 SUBJECT, PART = "creature", "tail"

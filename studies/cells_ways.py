@@ -26,7 +26,8 @@ from seecause.lvlm import (
     text_effects,
     wrap,
 )
-from seecause.lvlm.fit import How, correlation
+from seecause.lvlm.fit import correlation
+from seecause.lvlm.masks import How
 from seecause.lvlm.trace import rows_of
 from seecause.models.decoder import restrict
 

@@ -20,7 +20,8 @@ from seecause.lvlm import (
     draw_masks,
     elastic_net,
 )
-from seecause.lvlm.fit import MASKS, MaskSampling, Penalty, regress
+from seecause.lvlm.fit import Penalty, regress
+from seecause.lvlm.masks import MASKS, MaskSampling
 from tests.helpers import noise
 from tests.lvlm.scenes import GRID, scene
 

@@ -17,8 +17,8 @@ from seecause.lvlm import (
     text_effects,
     text_slopes,
 )
-from seecause.lvlm.derivative import corrected, estimate, mean_derivative
-from seecause.lvlm.fit import MaskSampling, correlation
+from seecause.lvlm.fit import corrected, correlation, estimate, mean_derivative
+from seecause.lvlm.masks import MaskSampling
 from tests.families.lvlm import FAMILIES
 from tests.helpers import noise
 from tests.lvlm.scenes import GRID, QUESTION, TOKEN, scene, some
@@ -104,8 +104,8 @@ def test_slopes_are_possible_in_inference_mode_and_refused_where_there_are_none(
         assert_close(engine.slopes(some(2, 16))[1], expected)
     assert not any(p.requires_grad for p in engine.lvlm.module.parameters())
     with torch.inference_mode():
-        frozen = engine.readout.clone()
-    monkeypatch.setattr(engine, "readout", frozen)
+        frozen = engine.readouts.clone()
+    monkeypatch.setattr(engine, "readouts", frozen)
     with pytest.raises(NotDefined, match="how='fit'"):
         engine.slopes(some(2, 16))
     monkeypatch.undo()

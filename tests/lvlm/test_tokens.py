@@ -15,7 +15,8 @@ from seecause.lvlm import (
     text_effects,
     weighted_attention,
 )
-from seecause.lvlm.fit import MaskSampling, regress
+from seecause.lvlm.fit import regress
+from seecause.lvlm.masks import MaskSampling
 from tests.lvlm.scenes import scene
 
 

@@ -20,7 +20,7 @@ from seecause.lvlm import (
     scan,
     threshold_study,
 )
-from seecause.lvlm.rankings import curve_counts, ratio_study
+from seecause.lvlm.analysis import curve_counts, ratio_study
 from tests.lvlm.scenes import GRID, QUESTION, scene
 from tests.reference import hear
 

@@ -21,8 +21,8 @@ from seecause.lvlm import (
     attribute_tokens,
     trace_words,
 )
-from seecause.lvlm.derivative import mean_derivative
-from seecause.lvlm.fit import MaskSampling, check_sampling
+from seecause.lvlm.fit import mean_derivative
+from seecause.lvlm.masks import MaskSampling, check_sampling
 from seecause.lvlm.words import word_sampling
 from seecause.models.image_tokens import Grid, ImageTokens
 from tests.families.lvlm import FAMILIES, photo

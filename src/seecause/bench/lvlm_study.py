@@ -48,7 +48,7 @@ from seecause.lvlm import (
 )
 from seecause.lvlm.analysis import cosines
 from seecause.lvlm.bank import picture_digest
-from seecause.lvlm.fit import MASKS, How
+from seecause.lvlm.masks import MASKS, How
 from seecause.lvlm.trace import HeadTrace, TokenTrace, rows_of
 
 COMMAND = "lvlm study"

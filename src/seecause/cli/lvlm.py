@@ -130,7 +130,7 @@ def _trace(asked: AskedWord, fit: dict[str, Any], run: LVLMRun) -> None:
     """Open the engine, trace with `fit`, write the folder."""
     from seecause.cli.progress import spinning
     from seecause.lvlm import trace_answer
-    from seecause.lvlm.fit import MASKS
+    from seecause.lvlm.masks import MASKS
     from seecause.lvlm.trace import masked_runs
     from seecause.report.lvlm import trace_manifest, write_trace
 

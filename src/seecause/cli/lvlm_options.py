@@ -221,7 +221,7 @@ class StudyEstimation(Estimation):
 
     def counts(self) -> tuple[int, int]:
         """Masks for heads, and for image tokens."""
-        from seecause.lvlm.fit import MASKS
+        from seecause.lvlm.masks import MASKS
 
         masks = self.masks or MASKS[self.how.value]
         return masks, masks if self.token_masks is None else self.token_masks

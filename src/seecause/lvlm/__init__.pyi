@@ -9,12 +9,21 @@ from seecause.lvlm.activations import (
 from seecause.lvlm.analysis import (
     Grouping as Grouping,
     HeadGroups as HeadGroups,
+    RankingCurves as RankingCurves,
     WordingComparison as WordingComparison,
+    attention_scores as attention_scores,
+    causal_scores as causal_scores,
     compare_wordings as compare_wordings,
     embed as embed,
+    essential_heads as essential_heads,
+    first_crossing as first_crossing,
     group_heads as group_heads,
     grouping as grouping,
     importance_map as importance_map,
+    random_orders as random_orders,
+    ratio_study as ratio_study,
+    scan as scan,
+    threshold_study as threshold_study,
 )
 from seecause.lvlm.attribute import (
     HeadAttribution as HeadAttribution,
@@ -50,17 +59,6 @@ from seecause.lvlm.prompt_classifier import (
     PromptClassifier as PromptClassifier,
     classifier as classifier,
     export as export,
-)
-from seecause.lvlm.rankings import (
-    RankingCurves as RankingCurves,
-    attention_scores as attention_scores,
-    causal_scores as causal_scores,
-    essential_heads as essential_heads,
-    first_crossing as first_crossing,
-    random_orders as random_orders,
-    ratio_study as ratio_study,
-    scan as scan,
-    threshold_study as threshold_study,
 )
 from seecause.lvlm.trace import (
     AnswerTrace as AnswerTrace,

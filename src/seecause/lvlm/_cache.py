@@ -243,6 +243,8 @@ def run_prefix(decoder: Decoder, prompts: Sequence[Prompt]) -> KeyValues:
 
 
 KeyValue = tuple[Tensor, Tensor]  # [1, Hkv, K, dh]
+# which image keys are read: masks by the number of rows, or log-weights of both banks' keys
+Mixed = dict[int, tuple[Mask, Mask]] | tuple[Tensor, Tensor]
 
 
 @dataclass(frozen=True, eq=False)
@@ -258,23 +260,36 @@ class PrefixCache:
     picture: list[KeyValue]
     average: list[KeyValue]
 
-    def mixed(self, image: Tensor, rows: int) -> tuple[Mask, Mask]:
-        """Which keys of the picture's and of the average's bank `rows` rows read, where some image
-        tokens [B, N] are averaged."""
-        keys = len(self.keys_at.index)
-        picture = torch.ones(len(image), keys, dtype=torch.bool, device=image.device)
-        picture[:, self.image] = image
-        spread = picture[:, None, None].expand(-1, 1, rows, -1)  # [B, 1, R, K]
-        return Mask(spread), Mask(~spread)
-
-    def softly_mixed(self, image: Tensor) -> tuple[Tensor, Tensor]:
-        """The same for soft weights [B, N] of image tokens: what is added to the scores of the
-        picture's keys, and of the average's, [B, 1, 1, K]."""
+    def mixed(self, image: Tensor, last: int) -> Mixed:
+        """How keys of both banks are read where some image tokens [B, N] are averaged, by all rows
+        or by the `last` ones; soft weights instead of truth values can be differentiated."""
         before, behind = self.image.start, len(self.keys_at.index) - self.image.stop
-        seen, unseen = (w * (1 - 2 * _LEAST) + _LEAST for w in (image, 1 - image))
-        picture = F.pad(seen.log(), (before, behind))
-        average = F.pad(unseen.log(), (before, behind), value=-torch.inf)
-        return picture[:, None, None], average[:, None, None]
+        if image.is_floating_point():
+            seen, unseen = (w * (1 - 2 * _LEAST) + _LEAST for w in (image, 1 - image))
+            picture = F.pad(seen.log(), (before, behind))
+            average = F.pad(unseen.log(), (before, behind), value=-torch.inf)
+            return picture[:, None, None], average[:, None, None]
+        seen = F.pad(image, (before, behind), value=True)[:, None, None]  # [B, 1, 1, K]
+        spread = {rows: seen.expand(-1, 1, rows, -1) for rows in (len(self.at.index), last)}
+        return {rows: (Mask(keep), Mask(~keep)) for rows, keep in spread.items()}
+
+    def read_picture(
+        self, index: int, q: Tensor, mixed: Mixed | None, *, scale: float, bias: Tensor | None
+    ) -> Part:
+        """What rows q of a block see of the picture where they may: all of it, or the tokens that
+        are not averaged."""
+        both = (self.picture[index], self.average[index])
+        if mixed is None:
+            return read_shared(q, *both[0], scale=scale, bias=bias)
+        if isinstance(mixed, tuple):
+            weights = [weight if bias is None else weight + bias for weight in mixed]
+            banks = [Bank(*kv, bias=weight) for kv, weight in zip(both, weights, strict=True)]
+            many = len(mixed[0])
+        else:
+            masks = mixed[q.shape[2]]
+            banks = [Bank(*kv, keep=keep, bias=bias) for kv, keep in zip(both, masks, strict=True)]
+            many = len(masks[0].keep)
+        return attend(q.expand(max(len(q), many), -1, -1, -1), banks, scale=scale)
 
     def bias(self, block: Block, *, rows: int) -> Tensor | None:
         """What hides keys from the last `rows` rows, [1, 1|H, rows, K]; None where all of them come

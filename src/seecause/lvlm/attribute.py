@@ -19,19 +19,26 @@ import dataclasses
 import json
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import torch
-from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 from torch import Tensor
 
 from seecause._files import write_atomic, write_json
-from seecause.errors import BadOption, DataMissing, WeakAnswer
-from seecause.lvlm.derivative import SOFTEN, estimate
+from seecause.errors import BadOption, WeakAnswer
 from seecause.lvlm.engine import MaskEngine
-from seecause.lvlm.fit import MASKS, How, MaskSampling, Regression, check_sampling
-from seecause.lvlm.masks import Law, draw_masks
+from seecause.lvlm.fit import SOFTEN, Regression, estimate
+from seecause.lvlm.masks import (
+    MASKS,
+    How,
+    Law,
+    MaskSampling,
+    check_sampling,
+    draw_masks,
+    mask_count,
+)
+from seecause.models.checkpoints import reading_saved
 from seecause.models.image_tokens import Grid, ImageTokens
 
 VALUES, CARD = "coefficients.safetensors", "attribution.json"
@@ -84,29 +91,14 @@ class HeadAttribution:
     @classmethod
     def load(cls, folder: str | Path) -> HeadAttribution:
         folder = Path(folder)
-        if not (folder / CARD).is_file() or not (folder / VALUES).is_file():
-            raise DataMissing(
-                str(folder),
-                f"no {VALUES} and {CARD} there",
-                "give a folder that HeadAttribution.save wrote",
-            )
-        try:
+        with reading_saved(folder, VALUES, CARD, writer="HeadAttribution.save"):
             card = json.loads((folder / CARD).read_text(encoding="utf-8"))
             values = load_file(folder / VALUES)
             if "standard_error" not in values:  # written by a version that had none
                 values["standard_error"] = torch.full_like(values["coefficients"], torch.nan)
             loaded = cls(**values, **card)
             _check_read(loaded)
-        except (
-            *(OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError),
-            SafetensorError,
-        ) as damage:
-            raise DataMissing(
-                str(folder),
-                f"{VALUES} or {CARD} is damaged ({type(damage).__name__})",
-                "give a folder as HeadAttribution.save wrote it",
-            ) from damage
-        return loaded
+            return loaded
 
 
 def _check_read(attribution: HeadAttribution) -> None:
@@ -145,50 +137,30 @@ def attribute_heads(
     until coefficients from two halves of them correlate by `agreement`.
     """
     sampling = MaskSampling(
-        _mask_count(how, masks),
-        p,
-        law,
-        split,
-        alpha,
-        l1_ratio,
-        seed,
-        adaptive,
-        agreement,
-        step,
-        how,
-        0.0 if how == "fit" else SOFTEN,
-    )
+        masks=mask_count(how, masks), p=p, law=law, split=split, alpha=alpha, l1_ratio=l1_ratio,
+        seed=seed, adaptive=adaptive, agreement=agreement, step=step, how=how,
+        soften=0.0 if how == "fit" else SOFTEN,
+    )  # fmt: skip
     size, device = engine.n_components, engine.lvlm.device
     result = estimate(engine.evaluate, lambda soft: engine.slopes(soft)[1], size, sampling, device)
     shape = (engine.lvlm.n_layers, engine.lvlm.n_heads)
     return HeadAttribution(
         result.coefficients.reshape(shape),
-        result.intercept,
-        result.r2,
-        result.pearson,
-        result.masks,
-        result.agreement,
-        result.standard_error.reshape(shape),
-        protocol(engine, sampling, result),
-        result.unseen,
+        standard_error=result.standard_error.reshape(shape),
+        unseen=result.unseen,
+        **_shared(engine, sampling, result),
     )
 
 
-def _mask_count(how: How, masks: int | None) -> int:
-    """The usual number where none is asked for."""
-    if how not in get_args(How):
-        raise BadOption("how", how, "derivative, corrected or fit")
-    return MASKS[how] if masks is None else masks
-
-
-def protocol(engine: MaskEngine, sampling: MaskSampling, fit: Regression) -> dict[str, Any]:
-    """How coefficients were made."""
-    return {
-        **engine.protocol(),
-        "sampling": dataclasses.asdict(sampling),
-        "converged": fit.converged,
-        "history": fit.history,
-    }
+def _shared(
+    engine: MaskEngine, sampling: MaskSampling, fit: Regression, **facts: Any
+) -> dict[str, Any]:
+    """What attributions of heads and of image tokens say alike: how good coefficients are, and how
+    they were made."""
+    names = ("intercept", "r2", "pearson", "masks", "agreement")
+    protocol = {**engine.protocol(), "sampling": dataclasses.asdict(sampling)}
+    protocol |= {"converged": fit.converged, "history": fit.history, **facts}
+    return {name: getattr(fit, name) for name in names} | {"protocol": protocol}
 
 
 KEPT = 0.05  # a text row is kept if blocking it costs more
@@ -284,16 +256,9 @@ def attribute_tokens(
     if text is not None and not bool(text.any()):
         raise BadOption("text", "no row", "at least one text row that may see the picture")
     sampling = MaskSampling(
-        masks=_mask_count(how, masks),
-        p=p,
-        alpha=alpha,
-        l1_ratio=l1_ratio,
-        seed=seed,
-        adaptive=adaptive,
-        agreement=agreement,
-        step=step,
-        how=how,
-    )
+        masks=mask_count(how, masks), p=p, alpha=alpha, l1_ratio=l1_ratio,
+        seed=seed, adaptive=adaptive, agreement=agreement, step=step, how=how,
+    )  # fmt: skip
     seeing = (_one_mask(heads), _one_mask(text))
     response = _substantial(engine, float(engine.evaluate(*seeing)[0]))
 
@@ -306,18 +271,15 @@ def attribute_tokens(
     result = estimate(respond, differentiate, engine.n_image, sampling, engine.lvlm.device)
     return TokenAttribution(
         result.coefficients,
-        result.intercept,
-        result.r2,
-        result.pearson,
-        result.masks,
-        result.agreement,
-        result.standard_error,
-        engine.prompt.tokens,
-        {
-            **protocol(engine, sampling, result),
-            "heads": None if heads is None else int(heads.sum()),
-            "text": None if text is None else text.int().tolist(),
-        },
+        standard_error=result.standard_error,
+        tokens=engine.prompt.tokens,
+        **_shared(
+            engine,
+            sampling,
+            result,
+            heads=None if heads is None else int(heads.sum()),
+            text=None if text is None else text.int().tolist(),
+        ),
     )
 
 

@@ -26,16 +26,16 @@ from typing import Literal, get_args
 import torch
 import torch.nn.functional as F
 from PIL import Image
-from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 from torch import Tensor
 
 from seecause._files import digest, write_atomic, write_json
 from seecause.engine.chunks import fit
-from seecause.errors import BadOption, BankMismatch, DataMissing
+from seecause.errors import BadOption, BankMismatch
 from seecause.lvlm._cache import run_prefix
 from seecause.lvlm.model import LVLM
 from seecause.lvlm.prompt import Prompt
+from seecause.models.checkpoints import reading_saved
 from seecause.models.image_tokens import Grid, ImageTokens
 from seecause.types import wide_dtype
 
@@ -116,11 +116,7 @@ class MeanBank:
     def load(cls, folder: str | Path) -> MeanBank:
         """Read what `save` wrote. Without the pictures, only the shapes it has can be served."""
         folder = Path(folder)
-        if not (folder / CARD).is_file() or not (folder / FILE).is_file():
-            raise DataMissing(
-                str(folder), f"no {FILE} and {CARD} there", "give a folder that MeanBank.save wrote"
-            )
-        try:
+        with reading_saved(folder, FILE, CARD, writer="MeanBank.save"):
             card = json.loads((folder / CARD).read_text(encoding="utf-8"))
             tensors = load_file(folder / FILE)
             size = tuple(card["size"]) if card["size"] else None
@@ -129,16 +125,7 @@ class MeanBank:
                 layout = ImageTokens(tuple(_grid_of(part) for part in shape["parts"]))
                 bank.sums[layout] = tensors[f"{index}.k"], tensors[f"{index}.v"]
                 bank.weights[layout] = shape["weight"]
-        except (
-            *(OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError),
-            SafetensorError,
-        ) as damage:
-            raise DataMissing(
-                str(folder),
-                f"{FILE} or {CARD} is damaged",
-                "make the bank again with `seecause lvlm bank`",
-            ) from damage
-        return bank
+            return bank
 
     def prepare(self, lvlm: LVLM, prompt: Prompt) -> None:
         """Make the sums for the image tokens of a prompt now, not when it is asked about."""

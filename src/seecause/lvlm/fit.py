@@ -1,17 +1,27 @@
 """From masks and responses to one coefficient for each head or token (head attribution, section
-3.3, after COAR).
+3.3, after COAR), in three ways (`estimate`).
 
-    F(x) ~ x . beta + b,    elastic net on 80 % of the masks; R2 and Pearson's correlation on the
-                            others
+fit         F(x) ~ x . beta + b: elastic net on 80 % of the masks; R2 and Pearson's correlation on
+            the others (the paper's)
 
     1 / (2n) |y - Xw - b|^2 + alpha l1_ratio |w|_1 + alpha (1 - l1_ratio) / 2 |w|^2
 
-The net is scikit-learn's, in Gram form. The data enter only through X'X and X'y, which a GPU makes
-at once: X is 0 and 1, so X'X is a count and exact in any precision that holds it. scikit-learn's
-coordinate descent then runs on the Gram matrix, which is small. Its rules of convergence are kept.
+            The net is scikit-learn's, with its rules of convergence, on X'X and X'y alone, which a
+            GPU makes at once: X is 0 and 1, so X'X is a count and exact in any precision that holds
+            it. Training masks come in two halves. How far their coefficients agree tells how much
+            of a coefficient is noise, and when to stop asking.
 
-Training masks come in two halves. How far their coefficients agree tells how much of a coefficient
-is noise, and when to stop asking.
+derivative  beta_n ~ mean over masks x of dF/dm_n at m = s + (1 - 2 s) x: one run back through the
+            model tells of all heads (or tokens) at once, where a fit needs more masks than there
+            are heads. Masks are softened a little for heads, s = 0.1: at its ends a head's curve is
+            often flat. What is left is off where F bends on the way from 0 to 1.
+
+corrected   fits what the mean derivative g leaves unexplained, as a control variate:
+
+    beta = g + w,    w = argmin |F(x) - g . x - w . x - b|^2 + penalty |w|^2
+
+            with the penalty that foretells left-out masks best: few masks leave the derivative as
+            it is, many bring the coefficients of a fit, whatever the derivative says.
 """
 
 from __future__ import annotations
@@ -19,15 +29,20 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Literal, get_args, get_type_hints
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from seecause._options import accepts
 from seecause.errors import BadOption
-from seecause.lvlm.masks import Law, check_seed, draw_masks
+from seecause.lvlm.masks import MaskSampling, check_sampling, draw_masks
+
+Respond = Callable[[Tensor], Tensor]  # masks [M, P] -> responses [M]
+Differentiate = Callable[[Tensor], Tensor]  # soft masks [M, P] -> slopes [M, P]
+TOP = 50  # the largest coefficients that the halves are compared in; at most a quarter of all
+SOFTEN = 0.1  # of heads, chosen on five pictures of Critters; image tokens do best without
+_PENALTIES = torch.logspace(-4, 4, 33, dtype=torch.float64)  # in units of the largest square
 
 
 @dataclass(frozen=True, eq=False)
@@ -133,34 +148,6 @@ def _descend(
     return np.ascontiguousarray(weights[:, 0]), int(sweeps[0]), converged
 
 
-How = Literal["derivative", "corrected", "fit"]
-MASKS: dict[How, int] = {"derivative": 64, "corrected": 1000, "fit": 10_000}
-MOST_MASKS = 10_000_000
-FEWEST = 4  # masks of a derivative: two halves, with a spread each
-TOP = 50  # the largest coefficients that the halves are compared in; at most a quarter of all
-
-
-@dataclass(frozen=True)
-class MaskSampling:
-    """How masks are drawn and what is made of them: a fit, the mean derivative, or that corrected
-    by a fit (`derivative.py`). Of a fit, `adaptive` stops as soon as the halves' coefficients
-    correlate by `agreement`, asking `step` masks at a time."""
-
-    masks: int = 10_000
-    p: float = 0.75
-    law: Law = "bernoulli"
-    split: float = 0.8
-    alpha: float = 5e-4
-    l1_ratio: float = 0.5
-    seed: int = 0
-    adaptive: bool = False
-    agreement: float = 0.9
-    step: int = 1000
-    how: How = "fit"
-    soften: float = 0.0  # of the masks that are differentiated at
-    slopes: int | None = None  # how many are, the first ones; None: as `how` has it
-
-
 @dataclass(frozen=True, eq=False)
 class Regression:
     """Coefficients [P] (float64, on the CPU) and how far to trust them."""
@@ -171,8 +158,8 @@ class Regression:
     pearson: float
     masks: int  # asked in all
     agreement: float  # Pearson's correlation of the two halves' coefficients
-    converged: bool
     standard_error: Tensor  # [P] float64: by which other masks would change them
+    converged: bool = True
     # agreement after each step of an adaptive run
     history: list[dict[str, Any]] = field(default_factory=list)
     # [n, 2] float64: responses to masks that the coefficients have not seen, true and foretold
@@ -185,8 +172,102 @@ class Regression:
         return 2 * self.agreement / (1 + self.agreement)
 
 
+def estimate(
+    respond: Respond,
+    differentiate: Differentiate,
+    size: int,
+    sampling: MaskSampling,
+    device: torch.device | str = "cpu",
+) -> Regression:
+    """Coefficients [P] by the way that `sampling.how` names."""
+    if sampling.how == "fit":
+        return regress(respond, size, sampling, device)
+    check_sampling(sampling, size)
+    masks, responses = _ask(respond, sampling.masks, size, sampling)
+    few = masks[: sampling.differentiated].double()
+    slopes = _finite(differentiate(sampling.soften + (1 - 2 * sampling.soften) * few))
+    if sampling.how == "derivative":
+        return mean_derivative(masks, responses.double().cpu(), slopes.double().cpu())
+    return corrected(masks, responses.double().cpu(), slopes.double().cpu(), device)
+
+
+def mean_derivative(masks: Tensor, responses: Tensor, slopes: Tensor) -> Regression:
+    """From masks [M, P], responses [M] and slopes [K, P] of the first masks. Each half of these
+    foretells the responses to the other, both together those to the rest."""
+    x, few = masks.double(), len(slopes)
+    foretold = torch.empty_like(responses)
+    averages = []
+    for mine, other in (
+        (slice(0, few, 2), slice(1, few, 2)),
+        (slice(1, few, 2), slice(0, few, 2)),
+        (slice(0, few), slice(few, None)),
+    ):
+        averages.append(slopes[mine].mean(dim=0))
+        rest = x[other] - x[mine].mean(dim=0)
+        foretold[other] = responses[mine].mean() + rest @ averages[-1]
+    *halves, coefficients = averages
+    return _judged(
+        coefficients,
+        float(responses.mean() - x.mean(dim=0) @ coefficients),
+        (responses, foretold),
+        masks=len(masks),
+        agreement=correlation(*halves),
+        standard_error=slopes.std(dim=0) / few**0.5,
+    )
+
+
+def corrected(
+    masks: Tensor, responses: Tensor, slopes: Tensor, device: torch.device | str = "cpu"
+) -> Regression:
+    """From masks [M, P] and responses [M], the first of them with slopes [K, P]."""
+    coefficients, standard_error, left_out = _correct(masks, responses, slopes, device)
+    halves = [
+        _correct(masks[start::2], responses[start::2], slopes[start::2], device)[0]
+        for start in (0, 1)
+    ]
+    return _judged(
+        coefficients,
+        float(responses.mean() - masks.double().mean(dim=0) @ coefficients),
+        (responses, responses - left_out),
+        masks=len(masks),
+        agreement=correlation(*halves),
+        standard_error=standard_error,
+    )
+
+
+def _correct(
+    masks: Tensor, responses: Tensor, slopes: Tensor, device: torch.device | str
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The ridge around the mean derivative, in the axes of the masks, x = u s v': coefficients [P],
+    their standard errors, and how far each response [M] is from what the others foretell."""
+    masks, responses, slopes = (x.to(device).double() for x in (masks, responses, slopes))
+    start = slopes.mean(dim=0)
+    x = masks - masks.mean(dim=0)
+    rest = responses - responses.mean() - x @ start
+    squares, axes = torch.linalg.eigh(x.T @ x)
+    real = squares > squares[-1] * 1e-10  # fewer than P where masks are few
+    squares, axes = squares[real], axes[:, real]
+    rows = (x @ axes) / squares.sqrt()  # u [M, A]
+    along = rows.T @ rest
+    best = (torch.inf, squares, rest)
+    for penalty in (_PENALTIES.to(squares) * squares[-1]).unbind():
+        share = squares / (squares + penalty)
+        leverage = rows.square() @ share + 1 / len(x)
+        left_out = (rest - rows @ (share * along)) / (1 - leverage).clamp_min(1e-9)
+        error = float(left_out.square().mean())
+        if error < best[0]:
+            best = (error, share, left_out)
+    error, share, left_out = best
+    added = axes @ (share * along / squares.sqrt())
+    spread = (slopes - start) / max(1, len(slopes) - 1) ** 0.5 / len(slopes) ** 0.5  # [K, P]
+    kept = spread - ((spread @ axes) * share) @ axes.T  # what the fit leaves of the derivative
+    noise = error * (axes * (share / squares.sqrt())).square().sum(dim=1)
+    variance = kept.square().sum(dim=0) + noise
+    return (start + added).cpu(), variance.sqrt().cpu(), left_out.cpu()
+
+
 def regress(
-    respond: Callable[[Tensor], Tensor],
+    respond: Respond,
     size: int,
     sampling: MaskSampling,
     device: torch.device | str = "cpu",
@@ -219,31 +300,43 @@ def regress(
     both = halves[0].plus(halves[1])
     fit = both.fit(_penalty(sampling))
     truth, predicted = torch.cat(answers), fit.predict(torch.cat(unseen))
-    rest = (truth - predicted).square().sum() / (truth - truth.mean()).square().sum()
-    return Regression(
+    return _judged(
         fit.coefficients,
         fit.intercept,
-        r2=float(1 - rest),
-        pearson=correlation(truth, predicted),
+        (truth, predicted),
         masks=total,
         agreement=agreement,
-        converged=fit.converged,
         standard_error=both.standard_error(float((truth - predicted).square().mean())),
+        converged=fit.converged,
         history=history,
-        unseen=torch.stack([truth, predicted], dim=1),
     )
 
 
+def _judged(
+    coefficients: Tensor, intercept: float, unseen: tuple[Tensor, Tensor], **details: Any
+) -> Regression:
+    """Coefficients, and how well they foretell responses to masks that they have not seen: true
+    ones [n] and foretold."""
+    truth, foretold = unseen
+    rest = (truth - foretold).square().sum() / (truth - truth.mean()).square().sum()
+    quality: dict[str, Any] = {"r2": float(1 - rest), "pearson": correlation(truth, foretold)}
+    both = torch.stack([truth, foretold], dim=1)
+    return Regression(coefficients, intercept, **quality, **details, unseen=both)
+
+
 def _ask(
-    respond: Callable[[Tensor], Tensor], count: int, size: int, sampling: MaskSampling, start: int
+    respond: Respond, count: int, size: int, sampling: MaskSampling, start: int = 0
 ) -> tuple[Tensor, Tensor]:
     """`count` masks from number `start` on, and the responses to them."""
     p, law, seed = sampling.p, sampling.law, sampling.seed
     masks = draw_masks(count, size, p=p, law=law, seed=seed, start=start)
-    responses = respond(masks)
+    return masks, _finite(respond(masks))
+
+
+def _finite(responses: Tensor) -> Tensor:
     if not torch.isfinite(responses).all():
         raise BadOption("responses", "NaN or infinite", "finite ones: the model's logits are not")
-    return masks, responses
+    return responses
 
 
 def correlation(x: Tensor, y: Tensor) -> float:
@@ -263,43 +356,3 @@ def _agreement(halves: list[Moments], sampling: MaskSampling) -> tuple[float, in
 
 def _penalty(sampling: MaskSampling) -> Penalty:
     return Penalty(alpha=sampling.alpha, l1_ratio=sampling.l1_ratio)
-
-
-def check_sampling(sampling: MaskSampling, size: int) -> None:
-    """Refuse what cannot be fitted for `size` coefficients, before any mask is asked."""
-    if sampling.how not in get_args(How):
-        raise BadOption("how", sampling.how, "derivative, corrected or fit")
-    for name, hint in get_type_hints(MaskSampling).items():
-        if not accepts(hint, getattr(sampling, name)):
-            raise BadOption(name, getattr(sampling, name), f"of type {hint}")
-    check_seed(sampling.seed)
-    if sampling.masks > MOST_MASKS:
-        raise BadOption("masks", sampling.masks, f"at most {MOST_MASKS:,}")
-    if not 0 <= sampling.alpha < float("inf"):
-        raise BadOption("alpha", sampling.alpha, "a penalty from 0 on")
-    if not 0 <= sampling.l1_ratio <= 1:
-        raise BadOption("l1_ratio", sampling.l1_ratio, "a share from 0 to 1")
-    if not (sampling.step >= 10 and 0 < sampling.agreement < 1):
-        raise BadOption(
-            "step, agreement",
-            (sampling.step, sampling.agreement),
-            "at least 10 masks a step, and a correlation between 0 and 1",
-        )
-    if sampling.slopes is not None and not FEWEST <= sampling.slopes <= sampling.masks:
-        raise BadOption("slopes", sampling.slopes, f"{FEWEST} to {sampling.masks}, the masks")
-    if sampling.how != "fit":
-        if sampling.adaptive:
-            raise BadOption("adaptive", True, "how='fit': only a fit stops by itself")
-        if sampling.masks < FEWEST:
-            raise BadOption("masks", sampling.masks, f"at least {FEWEST}")
-        return
-    if not 0 < sampling.split < 1:
-        raise BadOption("split", sampling.split, "the share of masks to fit, between 0 and 1")
-    split = sampling.split
-    least = max(2, int(size / split), int(1 / (1 - split)))
-    while round(split * least) <= size or least - round(split * least) < 2:
-        least += 1
-    if sampling.masks < least:
-        share = f"{split:.0%} of them must outnumber the {size} coefficients"
-        remedy = f"at least {least}: {share}; how='derivative' needs fewer"
-        raise BadOption("masks", sampling.masks, remedy)

@@ -1,18 +1,26 @@
-"""Masks: which heads, text rows and image tokens may see, and how they are drawn."""
+"""Masks: which heads, text rows and image tokens may see, how they are drawn, and how many."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Literal, get_args
+from typing import Literal, get_args, get_type_hints
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from seecause._options import accepts
 from seecause.errors import BadOption
 
 Law = Literal["bernoulli", "fixed"]
+How = Literal["derivative", "corrected", "fit"]
+MASKS: dict[How, int] = {"derivative": 64, "corrected": 1000, "fit": 10_000}
+MOST_MASKS = 10_000_000
+FEWEST = 4  # masks of a derivative: two halves, with a spread each
+SLOPES = 64  # masks that a corrected derivative is differentiated at
+_BLOCK = 1000  # masks that share a generator
+_SEEDS = 1 << 43  # with twenty bits for the block, a generator's seed
 
 
 def draw_masks(
@@ -38,10 +46,6 @@ def draw_masks(
     return torch.cat(rows) if rows else torch.zeros(0, size, dtype=torch.bool)
 
 
-_BLOCK = 1000
-_SEEDS = 1 << 43  # with twenty bits for the block, a generator's seed
-
-
 def check_seed(seed: int) -> None:
     if not 0 <= seed < _SEEDS:
         raise BadOption("seed", seed, f"0 to {_SEEDS - 1}")
@@ -50,6 +54,84 @@ def check_seed(seed: int) -> None:
 def _largest(lots: Tensor, count: int) -> Tensor:
     largest = lots.argsort(dim=1, descending=True)[:, :count]
     return torch.zeros_like(lots, dtype=torch.bool).scatter_(1, largest, True)
+
+
+@dataclass(frozen=True)
+class MaskSampling:
+    """How masks are drawn and what is made of them: a fit, the mean derivative, or that corrected
+    by a fit. Of a fit, `adaptive` stops as soon as the halves' coefficients
+    correlate by `agreement`, asking `step` masks at a time."""
+
+    masks: int = 10_000
+    p: float = 0.75
+    law: Law = "bernoulli"
+    split: float = 0.8
+    alpha: float = 5e-4
+    l1_ratio: float = 0.5
+    seed: int = 0
+    adaptive: bool = False
+    agreement: float = 0.9
+    step: int = 1000
+    how: How = "fit"
+    soften: float = 0.0  # of the masks that are differentiated at
+    slopes: int | None = None  # how many are, the first ones; None: as `how` has it
+
+    @property
+    def differentiated(self) -> int:
+        """How many masks a derivative is taken at."""
+        usual = {"derivative": self.masks, "corrected": min(SLOPES, self.masks), "fit": 0}
+        return self.slopes or usual[self.how]
+
+    @property
+    def runs(self) -> int:
+        """Masked runs in all, at most."""
+        return self.masks + self.differentiated
+
+
+def mask_count(how: How, masks: int | None) -> int:
+    """The usual number where none is asked for."""
+    if how not in get_args(How):
+        raise BadOption("how", how, "derivative, corrected or fit")
+    return MASKS[how] if masks is None else masks
+
+
+def check_sampling(sampling: MaskSampling, size: int) -> None:
+    """Refuse what cannot be fitted for `size` coefficients, before any mask is asked."""
+    mask_count(sampling.how, sampling.masks)
+    for name, hint in get_type_hints(MaskSampling).items():
+        if not accepts(hint, getattr(sampling, name)):
+            raise BadOption(name, getattr(sampling, name), f"of type {hint}")
+    check_seed(sampling.seed)
+    if sampling.masks > MOST_MASKS:
+        raise BadOption("masks", sampling.masks, f"at most {MOST_MASKS:,}")
+    if not 0 <= sampling.alpha < float("inf"):
+        raise BadOption("alpha", sampling.alpha, "a penalty from 0 on")
+    if not 0 <= sampling.l1_ratio <= 1:
+        raise BadOption("l1_ratio", sampling.l1_ratio, "a share from 0 to 1")
+    if not (sampling.step >= 10 and 0 < sampling.agreement < 1):
+        raise BadOption(
+            "step, agreement",
+            (sampling.step, sampling.agreement),
+            "at least 10 masks a step, and a correlation between 0 and 1",
+        )
+    if sampling.slopes is not None and not FEWEST <= sampling.slopes <= sampling.masks:
+        raise BadOption("slopes", sampling.slopes, f"{FEWEST} to {sampling.masks}, the masks")
+    if sampling.how != "fit":
+        if sampling.adaptive:
+            raise BadOption("adaptive", True, "how='fit': only a fit stops by itself")
+        if sampling.masks < FEWEST:
+            raise BadOption("masks", sampling.masks, f"at least {FEWEST}")
+        return
+    if not 0 < sampling.split < 1:
+        raise BadOption("split", sampling.split, "the share of masks to fit, between 0 and 1")
+    split = sampling.split
+    least = max(2, int(size / split), int(1 / (1 - split)))
+    while round(split * least) <= size or least - round(split * least) < 2:
+        least += 1
+    if sampling.masks < least:
+        share = f"{split:.0%} of them must outnumber the {size} coefficients"
+        remedy = f"at least {least}: {share}; how='derivative' needs fewer"
+        raise BadOption("masks", sampling.masks, remedy)
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,9 +166,7 @@ class MaskBatch:
         return self._each(padded)
 
     def to(self, device: torch.device) -> MaskBatch:
-        text, image = (
-            mask if mask is None else mask.to(device) for mask in (self.text, self.image)
-        )
+        text, image = (None if m is None else m.to(device) for m in (self.text, self.image))
         return replace(self, heads=self.heads.to(device), text=text, image=image)
 
     def _each(self, do: Callable[[Tensor], Tensor]) -> MaskBatch:
@@ -142,62 +222,32 @@ def check_masks(
     grid: tuple[int, int],
     n_text: int,
     n_image: int,
+    *,
+    soft: torch.dtype | None = None,
 ) -> MaskBatch:
-    """Masks of a user, or what is wrong with them."""
-    heads, text, image = _shaped(heads, text, image, grid, n_text, n_image)
-    for name, mask in (("heads", heads), ("text", text), ("image", image)):
-        if (
-            mask is not None
-            and mask.is_floating_point()
-            and bool(((mask != 0) & (mask != 1)).any())
-        ):
-            raise BadOption(name, "values between 0 and 1", "0 or 1; for others, engine.slopes")
-    text, image = (None if mask is None else mask.bool() for mask in (text, image))
-    return MaskBatch(heads.bool().unflatten(1, grid), text, image)
-
-
-def check_soft_masks(
-    heads: Tensor | None,
-    text: Tensor | None,
-    image: Tensor | None,
-    grid: tuple[int, int],
-    n_text: int,
-    n_image: int,
-    dtype: torch.dtype,
-) -> SoftMasks:
-    """Soft masks of a user, or what is wrong with them."""
-    heads, text, image = _shaped(heads, text, image, grid, n_text, n_image)
-    for name, mask in (("heads", heads), ("text", text), ("image", image)):
-        if mask is not None and not bool(((mask >= 0) & (mask <= 1)).all()):
-            raise BadOption(name, "other values", "masks with values from 0 to 1")
-    text, image = (None if mask is None else mask.to(dtype) for mask in (text, image))
-    return SoftMasks(heads.to(dtype).unflatten(1, grid), text, image)
-
-
-def _shaped(
-    heads: Tensor | None,
-    text: Tensor | None,
-    image: Tensor | None,
-    grid: tuple[int, int],
-    n_text: int,
-    n_image: int,
-) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """Masks [M, L*H], [M, T] and [M, N] on the CPU, all heads where none are given."""
-    if heads is not None and heads.ndim == 3 and tuple(heads.shape[1:]) == grid:
+    """Masks [M, L*H] (or [M, L, H]), [M, T] and [M, N] of a user on the CPU, all heads where none
+    are given; with `soft`, entries from 0 to 1 in that dtype. Or what is wrong with them."""
+    if heads is None:
+        heads = torch.ones(1, grid[0] * grid[1], dtype=torch.bool)
+    elif heads.ndim == 3 and tuple(heads.shape[1:]) == grid:
         heads = heads.flatten(1)
-    for name, mask, width in (
-        ("heads", heads, grid[0] * grid[1]),
-        ("text", text, n_text),
-        ("image", image, n_image),
-    ):
-        if mask is not None and (mask.ndim != 2 or mask.shape[1] != width or len(mask) == 0):
-            raise BadOption(name, list(mask.shape), f"masks of shape [M, {width}]")
+    heads = _checked("heads", heads, grid[0] * grid[1], soft)
+    text = None if text is None else _checked("text", text, n_text, soft)
+    image = None if image is None else _checked("image", image, n_image, soft)
     counts = {len(mask) for mask in (heads, text, image) if mask is not None} - {1}
     if len(counts) > 1:
         raise BadOption(
             "masks", sorted(counts), "as many heads, text and image masks, or one that serves all"
         )
-    if heads is None:
-        heads = torch.ones(1, grid[0] * grid[1], dtype=torch.bool)
-    text, image = (None if mask is None else mask.detach().cpu() for mask in (text, image))
-    return heads.detach().cpu(), text, image
+    kind = MaskBatch if soft is None else SoftMasks
+    return kind(heads.unflatten(1, grid), text, image)
+
+
+def _checked(name: str, mask: Tensor, width: int, soft: torch.dtype | None) -> Tensor:
+    if mask.ndim != 2 or mask.shape[1] != width or len(mask) == 0:
+        raise BadOption(name, list(mask.shape), f"masks of shape [M, {width}]")
+    if soft is None and not bool(((mask == 0) | (mask == 1)).all()):
+        raise BadOption(name, "other values", "0 or 1; for those between, engine.slopes")
+    if not bool(((mask >= 0) & (mask <= 1)).all()):
+        raise BadOption(name, "other values", "masks with values from 0 to 1")
+    return mask.detach().cpu().to(soft or torch.bool)

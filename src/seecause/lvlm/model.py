@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from numbers import Integral
 from pathlib import Path
 from typing import Any
 
@@ -111,6 +112,30 @@ class LVLM:
         self._need_processor()
         text = prompts.render(self.processor, question, self.template)
         return prompts.answer_ids(self, image, text, answer)
+
+    def answer_tokens(
+        self,
+        image: Image.Image,
+        question: str,
+        answer: str | Sequence[int] | None,
+        length: int,
+    ) -> list[int]:
+        """The tokens of an answer, at least one; without one, of the model's own, at most
+        `length`."""
+        if isinstance(answer, str):
+            return self.answer_ids(image, question, answer)
+        remedy, words = "at least one token", len(self.decoder.head.weight)
+        if answer is None:
+            remedy = "an answer of yours: the model says nothing"
+            answer = self.speak(self.prompt(image, question), length)
+        ids = [token.item() if isinstance(token, Tensor) else token for token in answer]
+        for token in ids:
+            whole = isinstance(token, Integral) and not isinstance(token, bool)
+            if not whole or not 0 <= int(token) < words:
+                raise BadOption("answer", token, f"token ids, whole numbers from 0 to {words - 1}")
+        if not ids:
+            raise BadOption("answer", answer, remedy)
+        return [int(token) for token in ids]
 
     def read(self, inputs: Mapping[str, Any]) -> Prompt:
         """A prompt from the native model's own inputs."""

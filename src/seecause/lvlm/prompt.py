@@ -151,7 +151,7 @@ def read(lvlm: LVLM, inputs: Mapping[str, Any], *, size: tuple[int, int] | None 
     need_settled([lvlm.module], lvlm.device)
     ids, places = inputs["input_ids"][0], _image_places(lvlm, inputs)
     image = slice(int(places.nonzero()[0]), int(places.nonzero()[-1]) + 1)
-    _check_span(lvlm, image, len(ids))
+    check_span(lvlm, image, len(ids))
     tiling = getattr(lvlm.processor, "image_processor", None)
     tokens = image_tokens(lvlm.module.config, inputs, places[image].cpu(), size, tiling)
     arrived = arriving(lvlm.module, lvlm.decoder.native, dict(inputs))
@@ -213,7 +213,7 @@ def _image_places(lvlm: LVLM, inputs: Mapping[str, Any]) -> Tensor:
     return places
 
 
-def _check_span(lvlm: LVLM, image: slice, length: int) -> None:
+def check_span(lvlm: LVLM, image: slice, length: int) -> None:
     """Refuse a place of the picture that this model cannot have."""
     if image.stop == length:
         raise BadPrompt(

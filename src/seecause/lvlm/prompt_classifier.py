@@ -37,6 +37,7 @@ from seecause.lvlm.class_prompts import (
     Labels,
     Length,
     PromptLayout,
+    SequenceTree,
     StatesReadout,
     TokenReadout,
     ask_labels,
@@ -46,7 +47,7 @@ from seecause.lvlm.class_prompts import (
 from seecause.lvlm.model import LVLM
 from seecause.models import tower as towers
 from seecause.models.base import Architecture
-from seecause.models.decoder import planted_span, run
+from seecause.models.decoder import run
 from seecause.models.image_tokens import image_tokens
 from seecause.models.layout import At, TokenLayout
 from seecause.models.preprocess import Preprocess, preprocess_from_processor
@@ -120,15 +121,20 @@ def classifier(
     frame = _frame(lvlm, tower, preprocess)
     height, width = frame.size
     picture = Image.new("RGB", (width, height))
-    _rendered(lvlm, question)  # refused before it stands in a longer one
+
+    @cache
+    def rendered(text: str) -> str:
+        return prompts.render(lvlm.processor, text, lvlm.template)
 
     @cache
     def prompt(text: str) -> list[int]:
-        return prompts.prompt_ids(lvlm, picture, _rendered(lvlm, text))
+        return prompts.prompt_ids(lvlm, picture, rendered(text))
 
     @cache
     def tokens(text: str, answer: str) -> list[int]:
-        return prompts.answer_ids(lvlm, picture, _rendered(lvlm, text), answer, before=prompt(text))
+        return prompts.answer_ids(lvlm, picture, rendered(text), answer, before=prompt(text))
+
+    rendered(question)  # refused before it stands in a longer one
 
     if by == "name_ll":
         query = ask_names(
@@ -188,9 +194,7 @@ def _view(
     scope: Scope,
 ) -> PromptClassifier:
     decoder, tree, module = lvlm.decoder, query.tree, lvlm.module
-    places = (tree.ids == module.config.image_token_id).nonzero()[:, 0]
-    image = slice(int(places[0]), int(places[-1]) + 1) if len(places) else slice(0, 0)
-    _check_place(lvlm, tree.trunk, len(tree.ids), image)
+    image = _image_span(lvlm, tree)
     separated = replace(decoder, blocks=tree.separated(decoder.blocks))
     rows = tuple(query.rows.tolist())
 
@@ -239,6 +243,20 @@ def _view(
     )
 
 
+def _image_span(lvlm: LVLM, tree: SequenceTree) -> slice:
+    """The image tokens of a question: in its trunk, where this model can have them."""
+    places = (tree.ids == lvlm.module.config.image_token_id).nonzero()[:, 0]
+    if not len(places) or places[-1] >= tree.trunk:
+        raise UnsupportedModel(
+            lvlm.name,
+            "its template puts the picture behind the question, or nowhere",
+            "wrap it with a template that begins with {image}",
+        )
+    image = slice(int(places[0]), int(places[-1]) + 1)
+    prompts.check_span(lvlm, image, len(tree.ids))
+    return image
+
+
 @torch.no_grad()
 def _native(lvlm: LVLM, query: ClassQuery, images: Tensor, count: int) -> Tensor:
     """Scores of classes by the native forward, one continuation at a time; with `count` of them, of
@@ -257,28 +275,6 @@ def _native(lvlm: LVLM, query: ClassQuery, images: Tensor, count: int) -> Tensor
     scores = query.scores(logits)
     whole = count == len(query.sequences) or query.share is None
     return scores if whole else scores[:, :count]
-
-
-def _check_place(lvlm: LVLM, trunk: int, tokens: int, image: slice) -> None:
-    if image.stop == image.start or image.stop > trunk:
-        raise UnsupportedModel(
-            lvlm.name,
-            "its template puts the picture behind the question, or nowhere",
-            "wrap it with a template that begins with {image}",
-        )
-    span, window = planted_span(lvlm.decoder.native.config), lvlm.decoder.window
-    if span is not None and span != (image.start, image.stop):
-        raise UnsupportedModel(
-            lvlm.name,
-            f"image tokens {image.start} to {image.stop}, where this planted model expects {span}",
-            "use its own template",
-        )
-    if window is not None and tokens > window:
-        raise UnsupportedModel(
-            lvlm.name,
-            f"{tokens} tokens do not fit its sliding window of {window}",
-            "give fewer classes or a shorter question",
-        )
 
 
 def _frame(lvlm: LVLM, tower: VisionTower, preprocess: Preprocess | None) -> Preprocess:
@@ -300,10 +296,6 @@ def _frame(lvlm: LVLM, tower: VisionTower, preprocess: Preprocess | None) -> Pre
             "give preprocess= for pictures that need no padding",
         )
     return replace(preprocess_from_processor(config), size=tower.size)
-
-
-def _rendered(lvlm: LVLM, text: str) -> str:
-    return prompts.render(lvlm.processor, text, lvlm.template)
 
 
 def export(

@@ -1,7 +1,7 @@
 """One answer traced from the picture to its words: heads, then text rows, then image tokens, with
 everything a reader needs to judge them.
 
-heads     coefficients and three other rankings (`rankings.py`), curves of all four, x*
+heads     coefficients and three other rankings (`analysis.py`), curves of all four, x*
 tokens    what each text row receives, u*, how much that is enough for, gamma, weighted attention
 
 x* = x^(k_faith): the fewest heads, the best first, that alone bring more than 80 % of the effect.
@@ -19,6 +19,16 @@ from torch import Tensor
 
 from seecause._files import write_atomic
 from seecause.lvlm.activations import HeadWords, head_words
+from seecause.lvlm.analysis import (
+    FAITHFUL,
+    RankingCurves,
+    attention_scores,
+    causal_scores,
+    curve_counts,
+    essential_heads,
+    random_orders,
+    scan,
+)
 from seecause.lvlm.attribute import (
     KEPT,
     HeadAttribution,
@@ -30,20 +40,10 @@ from seecause.lvlm.attribute import (
     text_effects,
     weighted_attention,
 )
-from seecause.lvlm.derivative import SLOPES
 from seecause.lvlm.engine import MaskEngine
-from seecause.lvlm.fit import MASKS, How, MaskSampling, check_sampling, correlation
+from seecause.lvlm.fit import correlation
+from seecause.lvlm.masks import How, MaskSampling, check_sampling, mask_count
 from seecause.lvlm.model import LVLM
-from seecause.lvlm.rankings import (
-    FAITHFUL,
-    RankingCurves,
-    attention_scores,
-    causal_scores,
-    curve_counts,
-    essential_heads,
-    random_orders,
-    scan,
-)
 
 LOW_R2, LOW_AGREEMENT, FEW_PICTURES = 0.5, 0.8, 20  # below these a page warns
 RANKINGS = ("hear", "causal", "attention", "random")
@@ -211,16 +211,11 @@ def masked_runs(
     """How many masked runs `trace_answer` makes at most; `engine.progress` hears of each."""
     heads, orders = engine.n_components, 2 + ORDERS
     curves = 2 * (heads + 1) + 2 * orders * len(curve_counts(heads, POINTS))
-    total = runs_of(how, masks or MASKS[how]) + heads + curves
+    total = MaskSampling(mask_count(how, masks), how=how).runs + heads + curves
     if token_masks:
-        total += engine.n_text + 4 + runs_of(how, token_masks)  # text rows, and four ends
+        # text rows, and four ends
+        total += engine.n_text + 4 + MaskSampling(token_masks, how=how).runs
     return total
-
-
-def runs_of(how: How, masks: int, slopes: int | None = None) -> int:
-    """Of an estimate: its masks, and those that are differentiated at."""
-    again = {"derivative": slopes or masks, "corrected": slopes or min(SLOPES, masks), "fit": 0}
-    return masks + again[how]
 
 
 def trace_answer(
@@ -237,7 +232,7 @@ def trace_answer(
     """Heads and what they would say, and with `token_masks` (None: the usual number) also text rows
     and image tokens: what `seecause lvlm heads` and `lvlm tokens` compute. `how` and `masks` are
     those of `attribute_heads`; `advance` hears of every part."""
-    token_masks = MASKS.get(how, 0) if token_masks is None else token_masks
+    token_masks = mask_count(how, token_masks)
     check_masks_suffice(engine, masks, token_masks, seed=seed, how=how)
     heads = trace_heads(engine, how=how, masks=masks, p=p, seed=seed, adaptive=adaptive)
     words = head_words(engine, heads.heads)
@@ -260,7 +255,7 @@ def check_masks_suffice(
 ) -> None:
     """Refuse too few masks for the heads or the image tokens (0: none are asked for) before any are
     asked."""
-    count = masks or MASKS.get(how, 0)
+    count = mask_count(how, masks)
     check_sampling(MaskSampling(count, seed=seed, how=how), engine.n_components)
     if token_masks:
         check_sampling(MaskSampling(token_masks, seed=seed, how=how), engine.n_image)

@@ -2,7 +2,7 @@
 into it, and from where.
 
 A row looks back only, so one masked run of question and answer answers for all words, and one run
-back for each word tells of all heads (the mean derivative, `derivative.py`; fits of answers need
+back for each word tells of all heads (the mean derivative, `fit.py`; fits of answers need
 no way back, so all words cost as much as the last):
 
     gain_w   log p(w | picture, words before) - log p(w | average picture, words before)
@@ -18,7 +18,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
-from numbers import Integral
 from pathlib import Path
 from typing import Any, Literal
 
@@ -27,16 +26,15 @@ from PIL import Image
 from safetensors.torch import save
 from torch import Tensor
 
-from seecause import __version__
 from seecause._files import write_atomic, write_json
 from seecause.errors import BadOption
-from seecause.lvlm._masked import MaskedRows, MaskKind
 from seecause.lvlm.attribute import Head
 from seecause.lvlm.bank import MeanBank
-from seecause.lvlm.derivative import SOFTEN, estimate
-from seecause.lvlm.fit import MASKS, How, MaskSampling, Regression, check_sampling
+from seecause.lvlm.engine import MaskedRows, MaskKind
+from seecause.lvlm.fit import SOFTEN, Regression, estimate
+from seecause.lvlm.masks import How, MaskSampling, mask_count
 from seecause.lvlm.model import LVLM
-from seecause.lvlm.trace import LOW_R2, engine_concerns, runs_of
+from seecause.lvlm.trace import LOW_R2, engine_concerns
 from seecause.models.image_tokens import Grid, ImageTokens
 from seecause.types import wide
 
@@ -68,20 +66,16 @@ class AnswerEngine(MaskedRows):
         vocabulary: int | None = None,
         block_size: int | None = None,
     ):
-        self.question, self.vocabulary = question, vocabulary
+        if length < 1:
+            raise BadOption("length", length, "at least one token")
         seen = bank.resized(image)
-        self.targets = _answer_tokens(lvlm, seen, question, answer, length)
-        self.n_words = len(self.targets)
+        self.targets = lvlm.answer_tokens(seen, question, answer, length)
         prompt = lvlm.prompt(seen, question, self.targets[:-1] or None)
-        super().__init__(lvlm, prompt, bank.means(lvlm, prompt, image), block_size)
-        self.bank = {"mode": bank.mode, "pictures": len(bank), "size": bank.size}
-        readouts = [lvlm.readout(token, vocabulary) for token in self.targets]
-        self.readouts = torch.stack(readouts)  # [W, D]
-        both = self.logits(torch.tensor([[False], [True]]).expand(2, self.n_components))
-        self.unseen, self.seen = both.double().log_softmax(dim=-1).cpu()  # [W, V] each
-        self.ablated, self.intact = self.adjusted(
-            torch.tensor([[False], [True]]).expand(2, self.n_components)
-        )  # a(0), a(1), [W] each
+        targets = self.targets
+        super().__init__(lvlm, prompt, question, bank, image, targets, vocabulary, block_size)
+        both = self.logits(self._ends()).double().log_softmax(dim=-1)
+        self.unseen, self.seen = both.cpu()  # [W, V] each
+        self.ablated, self.intact = self.adjusted(self._ends())  # a(0), a(1), [W] each
 
     @property
     def pieces(self) -> tuple[str, ...]:
@@ -113,48 +107,7 @@ class AnswerEngine(MaskedRows):
 
     def protocol(self) -> dict[str, Any]:
         """What a result must say about its making."""
-        lvlm = self.lvlm
-        return {
-            "model": lvlm.name, "fingerprint": lvlm.fingerprint(), "question": self.question,
-            "targets": self.targets, "bank": self.bank, "image_tokens": str(self.prompt.tokens),
-            "vocabulary": self.vocabulary,
-            "dtype": str(lvlm.dtype).removeprefix("torch."), "device": str(lvlm.device),
-            "seecause": __version__, "torch": torch.__version__,
-        }  # fmt: skip
-
-    @property
-    def _readouts(self) -> Tensor:
-        return self.readouts
-
-
-def _answer_tokens(
-    lvlm: LVLM,
-    image: Image.Image,
-    question: str,
-    answer: str | Sequence[int] | None,
-    length: int,
-) -> list[int]:
-    if length < 1:
-        raise BadOption("length", length, "at least one token")
-    if isinstance(answer, str):
-        return lvlm.answer_ids(image, question, answer)
-    if answer is not None:
-        ids, remedy = _checked_ids(answer, lvlm.decoder.head.weight.shape[0]), "at least one token"
-    else:
-        ids = lvlm.speak(lvlm.prompt(image, question), length)
-        remedy = "an answer of yours: the model says nothing"
-    if not ids:
-        raise BadOption("answer", answer, remedy)
-    return ids
-
-
-def _checked_ids(answer: Sequence[Any], vocabulary: int) -> list[int]:
-    ids = [token.item() if isinstance(token, Tensor) else token for token in answer]
-    for token in ids:
-        whole = isinstance(token, Integral) and not isinstance(token, bool)
-        if not whole or not 0 <= int(token) < vocabulary:
-            raise BadOption("answer", token, f"token ids, whole numbers from 0 to {vocabulary - 1}")
-    return [int(token) for token in ids]
+        return {**super().protocol(), "targets": self.targets}
 
 
 @dataclass(frozen=True, eq=False)
@@ -233,14 +186,13 @@ def word_concerns(engine: AnswerEngine, words: AnswerWords) -> list[str]:
 
 def masked_runs(engine: AnswerEngine, *, how: How = "derivative", masks: int | None = None) -> int:
     """How many masked runs `trace_words` makes; `engine.progress` hears of each."""
-    sampling = word_sampling(engine.n_words, how, masks)
-    return 2 * runs_of(how, sampling.masks, sampling.slopes)
+    return 2 * word_sampling(engine.n_words, how, masks).runs
 
 
 def word_sampling(words: int, how: How, masks: int | None, **options: Any) -> MaskSampling:
     """How masks of an answer are drawn. Runs are shared by its words, ways back are not: unless
     `masks` are asked for, a long answer is differentiated at fewer of them."""
-    count = MASKS.get(how, 0) if masks is None else masks
+    count = mask_count(how, masks)
     spared = masks is None and how == "derivative"
     slopes = max(LEAST_SLOPES, count // words) if spared else None
     return MaskSampling(count, how=how, slopes=slopes, **options)
@@ -296,7 +248,6 @@ def _estimates(
     """The coefficients of every word, as shares of its span, by the masks that one word alone would
     have; all words share each run."""
     size = engine.n_components if of == "heads" else engine.n_image
-    check_sampling(sampling, size)
     runs: dict[tuple[str, bytes], Tensor] = {}  # by what was asked and the masks
     units = _units(engine)
 

@@ -11,7 +11,8 @@ import logging
 import struct
 import zipfile
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from pickle import UnpicklingError
@@ -37,6 +38,20 @@ _BROKEN = (
     *(OSError, RuntimeError, ValueError, EOFError, LookupError, TypeError, AttributeError),
     *(ArithmeticError, AssertionError, MemoryError, SafetensorError, UnpicklingError, struct.error),
 )
+
+
+@contextmanager
+def reading_saved(folder: Path, *files: str, writer: str) -> Iterator[None]:
+    """Inside the block, what `writer` saved is read: a file that is missing or damaged is said in
+    words."""
+    if not all((folder / name).is_file() for name in files):
+        remedy = f"give a folder that {writer} wrote"
+        raise DataMissing(str(folder), f"no {' and '.join(files)} there", remedy)
+    try:
+        yield
+    except (*_BROKEN, RecursionError) as damage:
+        reason = f"{' or '.join(files)} is damaged ({type(damage).__name__})"
+        raise DataMissing(str(folder), reason, f"give a folder as {writer} wrote it") from damage
 
 
 class Inert:

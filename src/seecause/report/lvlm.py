@@ -13,8 +13,8 @@ from PIL import Image
 from torch import Tensor
 
 from seecause.lvlm import AnswerTrace, HeadAttribution, HeadTrace, HeadWords, RankingCurves
+from seecause.lvlm.analysis import COMPLETE, LEVELS, threshold_study
 from seecause.lvlm.prompt import picture_map, seen_picture
-from seecause.lvlm.rankings import COMPLETE, LEVELS, threshold_study
 from seecause.lvlm.trace import POINTS, RANKINGS, concerns
 from seecause.metrics import standard_error
 from seecause.models.base import versions
