@@ -143,7 +143,9 @@ def write_json(path: Path, value: Any) -> None:
 
 def write_sealed(path: Path, content: bytes) -> None:
     """A file that begins with the checksum of the rest."""
-    write_atomic(path, _seal(content) + content)
+    with atomic_file(path) as file:
+        file.write(_seal(content))
+        file.write(content)
 
 
 def read_sealed(path: Path) -> bytes | None:
@@ -151,12 +153,16 @@ def read_sealed(path: Path) -> bytes | None:
     then a warning says that it is made again."""
     if not path.is_file():
         return None
-    content = path.read_bytes()
-    rest = content[len(_seal(b"")) :]
-    if content != _seal(rest) + rest:
+    content = unsealed(path.read_bytes())
+    if content is None:
         log.warning("%s is damaged: it is not what was written, and is made again", path)
-        return None
-    return rest
+    return content
+
+
+def unsealed(content: bytes) -> bytes | None:
+    """What a sealed file that has this content holds; None where it is not what was written."""
+    rest = content[len(_seal(b"")) :]
+    return rest if content.startswith(_seal(rest)) else None
 
 
 def _seal(content: bytes) -> bytes:
@@ -250,7 +256,8 @@ def digest(*parts: bytes | str, length: int = 16) -> str:
     total = hashlib.sha256()
     for part in parts:
         content = part.encode() if isinstance(part, str) else part
-        total.update(len(content).to_bytes(8, "big") + content)
+        total.update(len(content).to_bytes(8, "big"))
+        total.update(content)
     return total.hexdigest()[:length]
 
 

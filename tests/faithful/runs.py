@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 from pathlib import Path
@@ -13,6 +14,7 @@ from PIL import Image
 from safetensors.torch import save_file
 from timm.models.vision_transformer import VisionTransformer
 
+from seecause._files import unsealed
 from seecause.faithful import TrainConfig, train
 
 SHAPE: dict[str, Any] = dict(
@@ -85,3 +87,10 @@ def train_in_a_process(config: TrainConfig, environment: dict[str, str]) -> None
     os.environ.update(environment)
     torch.set_num_threads(1)
     train(config)
+
+
+def snapshot(folder: Path) -> dict[str, Any]:
+    """What a run can go on from."""
+    content = unsealed((folder / "last.pt").read_bytes())
+    assert content is not None
+    return torch.load(io.BytesIO(content), weights_only=True)

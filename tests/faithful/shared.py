@@ -13,7 +13,7 @@ from torch.utils.data import default_collate
 from seecause.faithful import train, training
 from seecause.faithful.run import join_processes
 from seecause.repair._remedies import find_remedy
-from tests.faithful.runs import tiny_config
+from tests.faithful.runs import snapshot, tiny_config
 from tests.repair.test_remedies import made_lesson
 from tests.repair.toys import fitted, scenes
 
@@ -33,7 +33,7 @@ def train_parts(folder: Path, out: Path) -> dict[str, torch.Tensor]:
         mock.patch.object(training, "default_collate", _double),
     ):
         train(config)
-    return torch.load(out / "last.pt", weights_only=True)["net"]
+    return snapshot(out)["net"]
 
 
 def fine_tuned() -> dict[str, torch.Tensor]:

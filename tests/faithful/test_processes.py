@@ -18,7 +18,7 @@ from torch.testing import assert_close
 
 from seecause.faithful import train
 from tests.faithful import shared
-from tests.faithful.runs import tiny_config, train_in_a_process
+from tests.faithful.runs import snapshot, tiny_config, train_in_a_process
 
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
 PATIENCE = 120  # seconds, on a busy machine
@@ -42,10 +42,6 @@ def start_two(config, **how) -> list[multiprocessing.Process]:
     return [start(config, RANK=rank, LOCAL_RANK=rank, **meeting, **how) for rank in ("0", "1")]
 
 
-def snapshot(config) -> dict:
-    return torch.load(config.folder / "last.pt", weights_only=True)
-
-
 @pytest.mark.slow
 def test_a_killed_run_ends_in_the_same_bits(tmp_path):
     """kill -9 in the middle of an epoch, then the same command again: weights, average and
@@ -64,11 +60,11 @@ def test_a_killed_run_ends_in_the_same_bits(tmp_path):
     process.kill()
     process.join()
     assert process.exitcode == -signal.SIGKILL
-    stopped = snapshot(killed)["position"]["step"]
+    stopped = snapshot(killed.folder)["position"]["step"]
     assert 0 < stopped < 6 * 4
     train(killed)
     train(whole)
-    once, again = snapshot(whole), snapshot(killed)
+    once, again = snapshot(whole.folder), snapshot(killed.folder)
     assert once["position"] == again["position"] and once["position"]["step"] == 6 * 4
     for part in ("net", "ema"):
         assert all(torch.equal(value, again[part][name]) for name, value in once[part].items()), (
@@ -134,7 +130,7 @@ def two_runs(folder):
 
 
 def check_equal_runs(one, two) -> None:
-    alone, shared = snapshot(one), snapshot(two)
+    alone, shared = snapshot(one.folder), snapshot(two.folder)
     assert alone["position"] == shared["position"] and alone["position"]["step"] == 3
     for part in ("net", "ema"):
         for name, value in alone[part].items():

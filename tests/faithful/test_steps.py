@@ -16,7 +16,7 @@ from seecause.faithful import load, train, training
 from seecause.faithful.config import native_bfloat16, precision_for
 from seecause.faithful.run import Processes
 from seecause.faithful.training import Run, new_net, new_optimizer
-from tests.faithful.runs import tiny_backbone, tiny_config, tiny_pictures
+from tests.faithful.runs import snapshot, tiny_backbone, tiny_config, tiny_pictures
 
 CPU = torch.device("cpu")
 
@@ -174,7 +174,7 @@ def test_the_average_is_validated_and_kept(configure, monkeypatch):
     assert seen == [run.ema.module]
     kept, last = (
         state(load(run.config.folder / "best")),
-        torch.load(run.config.folder / "last.pt", weights_only=True),
+        snapshot(run.config.folder),
     )
     assert same(kept, last["ema"]) and not same(kept, last["net"])
 
@@ -243,12 +243,10 @@ def test_a_stopped_run_in_float16_ends_in_the_same_bits(configure, tmp_path):
 
     with pytest.raises(KeyboardInterrupt):
         train(stopped, on_step=stop)
-    assert torch.load(stopped.folder / "last.pt", weights_only=True)["position"]["step"] == 2
+    assert snapshot(stopped.folder)["position"]["step"] == 2
     train(stopped)
     train(whole)
-    once, again = (
-        torch.load(config.folder / "last.pt", weights_only=True) for config in (whole, stopped)
-    )
+    once, again = (snapshot(config.folder) for config in (whole, stopped))
     assert (
         once["scaler"] == again["scaler"]
         and once["scaler"]["_growth_tracker"] == once["position"]["step"] == 6

@@ -32,10 +32,10 @@ from seecause.faithful.data import (
 from seecause.faithful.examine import examine, merge
 from seecause.faithful.interventions import best_of, calibrate, intervene, try_interventions
 from seecause.faithful.losses import TrainingLosses
-from seecause.faithful.run import LOSSES, CsvLog, write_best
+from seecause.faithful.run import LOSSES, CsvLog, read_snapshot, write_best
 from seecause.faithful.training import Run, new_net
 from tests.faithful.nets import dinov2_backbone, pictures, timm_backbone, tiny_net
-from tests.faithful.runs import tiny_config, tiny_pictures
+from tests.faithful.runs import snapshot, tiny_config, tiny_pictures
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +55,7 @@ def rows(path):
 
 
 def weights(config):
-    return torch.load(config.folder / "last.pt", weights_only=True)["net"]
+    return snapshot(config.folder)["net"]
 
 
 def test_a_run_leaves_logs_grids_and_a_network(finished):
@@ -284,7 +284,9 @@ def test_damaged_files_of_a_run_are_named(finished, tmp_path):
     folder = tmp_path / "run"
     shutil.copytree(config.folder, folder)
     whole = (folder / "last.pt").read_bytes()
-    for broken in (b"", b"no zip", whole[: len(whole) // 2]):
+    place = whole.index(snapshot(folder)["net"]["stage1.prototypes"].numpy().tobytes())
+    flipped = whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :]  # a bit of a weight
+    for broken in (b"", b"no zip", whole[: len(whole) // 2], flipped):
         (folder / "last.pt").write_bytes(broken)
         with pytest.raises(MissingWeights, match=r"last\.pt"):
             train(dataclasses.replace(config, out=str(folder)))
@@ -292,6 +294,14 @@ def test_damaged_files_of_a_run_are_named(finished, tmp_path):
         (folder / "config.json").write_text(broken)
         with pytest.raises(BadOption):
             open_run(folder)
+
+
+def test_a_snapshot_from_before_there_were_checksums_is_read(finished, tmp_path):
+    config, _, _ = finished
+    torch.save(snapshot(config.folder), tmp_path / "last.pt")
+    old, new = (read_snapshot(folder, config) for folder in (tmp_path, config.folder))
+    assert old.position == new.position and old.net.keys() == new.net.keys()
+    assert all(torch.equal(value, new.net[name]) for name, value in old.net.items())
 
 
 def test_tensorboard_is_asked_for_by_name(tmp_path, monkeypatch):

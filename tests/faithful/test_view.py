@@ -39,7 +39,7 @@ def test_other_backbones_and_sizes():
 
 @pytest.mark.parametrize("broken", ["a key lane", "a fact", "a block"])
 def test_a_wrong_view_is_refused(broken, monkeypatch):
-    import seecause.faithful.view as view
+    import seecause.faithful.stages as stages
     import seecause.models.block as visibility
     from seecause.models.layout import At
 
@@ -48,7 +48,7 @@ def test_a_wrong_view_is_refused(broken, monkeypatch):
     elif broken == "a fact":
         monkeypatch.setattr(At, "row_facts", property(lambda at: at.facts[:, at.index] & False))
     else:
-        monkeypatch.setattr(view, "hiding", lambda block: replace(block))
+        monkeypatch.setattr(stages, "hiding", lambda block: replace(block))
     with pytest.raises(ViewMismatch):
         sc.wrap(tiny_net())
 

@@ -182,6 +182,22 @@ def test_heads_of_a_model(tmp_path):
     assert torch.equal(read.coefficients, result.coefficients) and read.protocol == result.protocol
 
 
+def test_every_option_reaches_what_is_fitted():
+    engine = scene("llava").engine
+    own = {"masks": 60, "p": 0.6, "alpha": 1e-3, "l1_ratio": 0.9, "seed": 3}
+    own |= {"adaptive": True, "agreement": 0.01, "step": 30, "how": "fit"}
+    more = {"law": "fixed", "split": 0.7}
+    for attribution, options in (
+        (attribute_heads(engine, **own, **more), own | more),
+        (attribute_tokens(engine, **own), own),
+    ):
+        sampling = attribution.protocol["sampling"]
+        assert sampling == asdict(MaskSampling()) | options
+        assert attribution.masks == attribution.protocol["history"][-1]["masks"] == 30
+    soft = attribute_heads(engine, masks=8).protocol["sampling"]["soften"]
+    assert soft == 0.1 and attribute_tokens(engine, masks=8).protocol["sampling"]["soften"] == 0
+
+
 @pytest.mark.parametrize(
     "wrong",
     [

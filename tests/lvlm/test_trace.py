@@ -17,6 +17,8 @@ from seecause.lvlm import (
     make_bank,
     object_share,
     picture_map,
+    random_orders,
+    scan,
     seen_mask,
     seen_picture,
     text_effects,
@@ -70,6 +72,27 @@ def test_tokens_follow_from_the_chosen_heads(traced):
         trace_tokens(engine, traced.heads.coefficients, traced.chosen, text=rows, masks=100).text,
         rows,
     )
+
+
+def test_what_is_asked_for_reaches_every_part_of_a_trace():
+    engine, options = toy_engine(), {"how": "corrected", "p": 0.6, "seed": 3}
+    trace = trace_answer(engine, masks=24, token_masks=20, **options)
+    heads, tokens = trace.heads, trace.tokens
+    for masks, sampling in (
+        (24, heads.heads.protocol["sampling"]),
+        (20, tokens.tokens.protocol["sampling"]),
+    ):
+        assert {name: sampling[name] for name in options} == options
+        assert sampling["masks"] == masks
+    lots = scan(engine, random_orders(engine, 5, seed=3), points=128)
+    assert torch.equal(heads.curves["random"].faithfulness, lots.faithfulness)
+    assert not torch.equal(lots.faithfulness, scan(engine, random_orders(engine, 5)).faithfulness)
+    coarse = trace_heads(engine, masks=24, level=0.3, **options)
+    assert int(coarse.chosen.sum()) == int(heads.curves["hear"].enough(0.3)) < heads.chosen.sum()
+    adaptive = trace_heads(engine, how="fit", masks=400, adaptive=True)
+    assert adaptive.heads.protocol["sampling"]["adaptive"]
+    usual = trace_answer(engine, masks=8, token_masks=None)
+    assert usual.heads.heads.masks == 8 and usual.tokens.tokens.masks == 64
 
 
 def test_every_masked_run_is_heard_of():

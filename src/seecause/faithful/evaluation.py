@@ -7,6 +7,7 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -25,7 +26,7 @@ from seecause.faithful.data import (
     open_train,
     open_validation,
 )
-from seecause.faithful.examine import examine, key_points, keypoint_fit_data
+from seecause.faithful.examine import Examination, examine, key_points, keypoint_fit_data
 from seecause.faithful.images import RandomCuts
 from seecause.faithful.interventions import (
     Trial,
@@ -274,25 +275,30 @@ class _Test:
     random_cuts: bool
     progress: Progress
 
+    @property
+    def _reading(self) -> dict[str, Any]:
+        return {"batch": self.batch, "workers": self.network.workers}
+
+    def _examine(self, what: str, data: Dataset, mapping: Tensor | None = None) -> Examination:
+        with self.progress(what, len(data)) as advance:
+            options: dict[str, Any] = {"mapping": mapping, "advance": advance, **self._reading}
+            return examine(self.network.net, data, **options)
+
     def numbers(self) -> dict[str, float]:
         """Every number there is about these pictures; with random cuts, also mIoU on those of
         pictures that have masks."""
-        net, name = self.network.net, self.pictures.name
-        how: dict[str, Any] = {"batch": self.batch, "workers": self.network.workers}
-        with self.progress("examining", len(self.pictures)) as advance:
-            result = examine(net, self.pictures, mapping=self.mapping, advance=advance, **how)
+        name, mapping = self.pictures.name, self.mapping
+        result = self._examine("examining", self.pictures, mapping)
         row = result.table() | result.public_worst(name)
         if self.random_cuts and "miou" in row:
-            cuts = RandomCuts(self.pictures, frame_of(net).preprocess)
-            with self.progress("random cuts", len(cuts)) as advance:
-                row["miou_public"] = examine(net, cuts, advance=advance, **how).table()["miou"]
+            cuts = RandomCuts(self.pictures, frame_of(self.network.net).preprocess)
+            row["miou_public"] = self._examine("random cuts", cuts).table()["miou"]
         if name.startswith("imagenet9:") and name.endswith(MIXED_RAND):
             # its twin tells what a background of another class costs
             twin = name.removesuffix(MIXED_RAND) + MIXED_SAME
             same, _ = self.network.matched(twin, len(self.pictures))
-            with self.progress("examining", len(same)) as advance:
-                twins = examine(net, same, mapping=self.mapping, advance=advance, **how)
-            row["background_gap"] = twins.table()["average"] - row["average"]
+            average = self._examine("examining", same, mapping).table()["average"]
+            row["background_gap"] = average - row["average"]
         return row
 
     def with_best_intervention(
@@ -300,8 +306,8 @@ class _Test:
     ) -> Evaluation:
         """The evaluation, and what the intervention does that is best on validation."""
         net, val = self.network.net, self.network.val_pictures()
-        how: dict[str, Any] = {"batch": self.batch, "workers": self.network.workers}
-        trials = try_interventions(net, lambda: labelled_batches(net, val, **how), quantiles, by=by)
+        batches = partial(labelled_batches, net, val, **self._reading)
+        trials = try_interventions(net, batches, quantiles, by=by)
         criterion = sensible_criterion(trials, val) if choose == "auto" else choose
         best = best_of(trials, criterion)
         change = Intervention(best.drop, best.quantile, best.by)
@@ -320,8 +326,8 @@ class _Test:
     def changed(self, change: Intervention, *, keypoints: bool) -> dict[str, float]:
         """The same under an intervention. Parts left out of the mask stay in the maps, where key
         points come from."""
-        how: dict[str, Any] = {"quantile": change.quantile, "by": change.by}
-        with intervene(self.network.net, drop_parts=change.drop_parts, **how):
+        drop, quantile = change.drop_parts, change.quantile
+        with intervene(self.network.net, drop_parts=drop, quantile=quantile, by=change.by):
             located = self.key_points() if keypoints and change.quantile is not None else {}
             return self.numbers() | located
 
@@ -331,9 +337,9 @@ class _Test:
         if name is None:
             return {}
         fit = open_data(name, limit=self.calibration)
-        how: dict[str, Any] = {"batch": self.batch, "workers": self.network.workers}
         with self.progress("key points", len(fit) + len(self.pictures)) as advance:
-            return key_points(self.network.net, fit, self.pictures, advance=advance, **how)
+            options = {"advance": advance, **self._reading}
+            return key_points(self.network.net, fit, self.pictures, **options)
 
     def calibrate(self, quantiles: Sequence[float], by: By) -> None:
         """Thresholds from training pictures, prepared as test pictures are. Those of all training
@@ -353,11 +359,8 @@ class _Test:
             keep_thresholds(network.run, network.net)
 
     def _calibration_images(self, data: Dataset) -> Iterator[Tensor]:
-        network = self.network
         with self.progress("calibrating", len(data)) as advance:
-            for images, *_ in batches_of(
-                network.net, data, batch=self.batch, workers=network.workers
-            ):
+            for images, *_ in batches_of(self.network.net, data, **self._reading):
                 yield images
                 advance(len(images))
 

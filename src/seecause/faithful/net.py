@@ -37,7 +37,13 @@ from seecause.faithful.parts import (
     select_without,
     selection_of,
 )
-from seecause.faithful.stages import MaskedStage, PartStage, packed_places, visible_tokens
+from seecause.faithful.stages import (
+    MaskedStage,
+    PartStage,
+    packed_places,
+    view_parts,
+    visible_tokens,
+)
 from seecause.models.layout import TokenLayout
 from seecause.models.parts import Parts
 from seecause.models.preprocess import Preprocess
@@ -345,8 +351,6 @@ class IFAM(nn.Module):
 
     def view_parts(self) -> Parts:
         """How `sc.wrap` splits this module."""
-        from seecause.faithful.view import view_parts
-
         return view_parts(self)
 
     def save(self, folder: str | Path, name: str = "ifam", **metadata: Any) -> Path:

@@ -30,7 +30,14 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from seecause._files import atomic_file, atomic_folder, mend_folder, write_atomic, write_json
+from seecause._files import (
+    atomic_folder,
+    mend_folder,
+    unsealed,
+    write_atomic,
+    write_json,
+    write_sealed,
+)
 from seecause.errors import BadOption, MissingExtra, MissingWeights, SeecauseError
 from seecause.faithful.checkpoint import load
 from seecause.faithful.config import TrainConfig, read_config
@@ -41,6 +48,7 @@ CONFIG, LAST, BEST, EVALUATION = "config.json", "last.pt", "best", "evaluation.j
 LOSSES = ("total", *(loss.name for loss in fields(LossWeights)))
 STEP_COLUMNS = ("epoch", "step", "learning_rate", *LOSSES, "accuracy", "seconds")
 _MEASURED = ("average", "worst", "stage1_average", "auc", "miou", "miou_pictures", "mask_iou")
+_PLAIN = b"PK"  # how older snapshots begin, which have no checksum
 EPOCH_COLUMNS = ("epoch", "step", *_MEASURED, "kept", "empty", "best")
 
 
@@ -157,13 +165,14 @@ class Snapshot:
 def write_snapshot(folder: Path, snapshot: Snapshot) -> None:
     # not `asdict`: it would copy every weight
     contents = {each.name: getattr(snapshot, each.name) for each in fields(snapshot)}
-    with atomic_file(folder / LAST) as file:
-        torch.save(contents, file)
+    file = io.BytesIO()
+    torch.save(contents, file)
+    write_sealed(folder / LAST, file.getvalue())
 
 
 def read_snapshot(folder: Path, config: TrainConfig) -> Snapshot | None:
     """The last snapshot of this very run, on the CPU; None where there is none. A folder of another
-    run is refused."""
+    run is refused, and a snapshot that is not what was written to the last bit."""
     path = folder / LAST
     if not path.is_file():
         return None
@@ -172,7 +181,13 @@ def read_snapshot(folder: Path, config: TrainConfig) -> Snapshot | None:
         *(AssertionError, MemoryError, pickle.UnpicklingError, struct.error),
     )
     try:
-        snapshot = Snapshot(**torch.load(path, map_location="cpu", weights_only=True))
+        content = path.read_bytes()
+        if not content.startswith(_PLAIN):
+            content = unsealed(content)
+        if content is None:
+            raise ValueError("it does not fit its checksum")
+        contents = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
+        snapshot = Snapshot(**contents)
         before = TrainConfig(**snapshot.config)
     except (*unreadable, SeecauseError) as broken:
         reason = f"not a snapshot that can be read ({broken})"

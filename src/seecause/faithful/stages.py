@@ -1,12 +1,20 @@
 """The two stages of iFAM (arXiv 2506.08915) as modules: parts from patch features, and a classifier
 that reads selected patches only. Each has its own copy of a backbone, a native vision transformer
-read through its view, so that any family works."""
+read through its view, so that any family works.
+
+And networks of them as views, so that every method and metric works on them. Two stages: what stage
+1 decides are facts about tokens (models/block.py). They go into the blocks of stage 2, and with
+them into keys, wherever a method puts those: in a blank's run, a hidden patch stays hidden. The
+mask follows the pixels that a method changes; its gradient is not followed. One stage
+(PDiscoFormer): a patch's share in every part depends on that patch alone, so its features times its
+shares are a row, their mean over patches the part embeddings, and the votes a head.
+"""
 
 from __future__ import annotations
 
 import copy
 import re
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -15,8 +23,8 @@ from torch import Tensor, nn
 from seecause.engine.attend import Groups
 from seecause.engine.graphs import ModuleOwner, captured
 from seecause.engine.walk import walk
-from seecause.errors import BadImage, UnsupportedModel
-from seecause.faithful.attention import Attend, has_kernel, reads_packed
+from seecause.errors import BadImage, NotDefined, UnsupportedModel
+from seecause.faithful.attention import Attend, has_kernel, reads_only, reads_packed
 from seecause.faithful.parts import (
     Assignment,
     Modulation,
@@ -24,9 +32,13 @@ from seecause.faithful.parts import (
     dot_products,
     new_prototypes,
 )
+from seecause.models.block import chain, hiding
 from seecause.models.hf_view import tower_of
 from seecause.models.layout import TokenLayout
 from seecause.models.parts import Parts, find_parts
+
+if TYPE_CHECKING:
+    from seecause.faithful.net import IFAM
 
 _TOKENS = re.compile(
     r"(^|\.)((cls|class|reg|register|dist|distillation)_(tokens?|embedding)"
@@ -295,3 +307,75 @@ def packed_places(visible: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     places = (~visible).flatten().to(torch.uint8).argsort(stable=True)
     sizes = visible.sum(dim=1)
     return places, sizes, sizes.sum()
+
+
+def view_parts(net: IFAM) -> Parts:
+    """The parts of an IFAM network; it must be in eval mode, as `sc.wrap` puts it."""
+    return _one_stage(net) if net.stage2 is None else _two_stages(net)
+
+
+def _two_stages(net: IFAM) -> Parts:
+    stage = net.stage2
+    assert stage is not None
+    if net.options.gradient == "soft":
+        reason = "every token is read a little, so none is hidden"
+        raise NotDefined("a view of a soft mask", reason, "Use gradient='ste' or 'none'")
+    tower = stage.tower.parts
+
+    def visible(images: Tensor) -> Tensor:
+        return visible_tokens(net.select(images), stage.prefix)  # [B, T]
+
+    blocks = [hiding(block) for block in tower.blocks]
+    for block, tap in zip(blocks, stage.taps, strict=True):
+        block.native, block.holder = tap, block.native
+    return Parts(
+        family=f"iFAM on {tower.family}",
+        embed=tower.embed,
+        layout_at=tower.layout_at,
+        blocks=blocks,
+        norm=tower.norm,
+        patch=tower.patch,
+        native_tokens=lambda images: tower.norm(stage.tokens(images, reads_only(visible(images)))),
+        preprocess=net.preprocess,
+        pool="cls",
+        head=chain(stage.fc_norm, stage.head),
+        native_logits=lambda images: net(images, packed=False).logits,
+        classes=net.class_names,
+        fixed_size=tower.fixed_size,
+        size=tower.size,
+        facts=lambda images: ~visible(images)[..., None],
+    )
+
+
+def _one_stage(net: IFAM) -> Parts:
+    tower, width = net.stage1.tower.parts, net.stage1.tower.width
+    if net.options.eval_noise:
+        reason = "the noise of a patch depends on its place"
+        raise NotDefined("a view of PDiscoFormer with eval_noise", reason, "Use eval_noise=False")
+
+    def shares(features: Tensor) -> Tensor:
+        """Features [B, R, D] -> what each adds to every part, [B, R, (K + 1) D]."""
+        _, maps = net.assign(features)  # [B, K + 1, R]
+        return (maps.transpose(1, 2)[..., None] * features[:, :, None]).flatten(2)
+
+    def head(pooled: Tensor) -> Tensor:
+        embeddings = pooled.unflatten(-1, (net.parts + 1, width)).transpose(-1, -2)
+        votes = net.votes(net.stage1.modulation(embeddings.flatten(0, -3)))
+        return net.mean_vote(votes).unflatten(0, embeddings.shape[:-2])
+
+    return Parts(
+        family=f"PDiscoFormer on {tower.family}",
+        embed=tower.embed,
+        layout_at=tower.layout_at,
+        blocks=tower.blocks,
+        norm=lambda rows: shares(tower.norm(rows)),
+        patch=tower.patch,
+        native_tokens=lambda images: shares(tower.native_tokens(images)),
+        preprocess=net.preprocess,
+        pool="mean",
+        head=head,
+        native_logits=lambda images: net(images).logits,
+        classes=net.class_names,
+        fixed_size=tower.fixed_size,
+        size=tower.size,
+    )

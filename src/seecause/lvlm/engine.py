@@ -165,15 +165,16 @@ class MaskedRows:
 
     @torch.no_grad()
     def activations(self, heads: Tensor | None = None) -> HeadActivations:
-        """What every head does at every text row, for one mask [L*H] (None: the intact model):
-        attention on the picture, outputs."""
+        """What every head does at every text row, for one mask [L*H] (None: the intact model)."""
         row = None if heads is None else heads.reshape(1, -1)
         masks = self._checked(row, None, None)
         return head_activations(self.lvlm, self.cache, masks.heads[0].to(self.lvlm.device))
 
-    def _checked(self, *masks: Tensor | None, soft: torch.dtype | None = None) -> MaskBatch:
+    def _checked(
+        self, heads: Tensor | None, text: Tensor | None, image: Tensor | None, **soft: torch.dtype
+    ) -> MaskBatch:
         grid = (self.lvlm.n_layers, self.lvlm.n_heads)
-        return check_masks(*masks, grid, self.n_text, self.n_image, soft=soft)
+        return check_masks(heads, text, image, grid, self.n_text, self.n_image, **soft)
 
     def _run(
         self, masks: MaskBatch, sent: MaskBatch, cache: PrefixCache, read: Read | None = None
