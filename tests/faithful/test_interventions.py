@@ -163,7 +163,9 @@ def test_what_counts_as_at_the_limit():
         assert reject_unlike(assigned, floors).isfinite()[0, :, 0].tolist() == [passes, True, True]
 
 
-@pytest.mark.parametrize("capability", ["default", "avx2"])
+@pytest.mark.parametrize(
+    "capability", ["default", pytest.param("avx2", marks=pytest.mark.slow)]
+)  # each starts a process that imports torch
 def test_another_processor_rejects_the_same_tokens(tmp_path, capability):
     """Thresholds are calibrated on one machine and used on another."""
     net, images = tiny_net().float(), pictures(6).float()

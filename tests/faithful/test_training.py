@@ -139,8 +139,9 @@ def test_passes_add_up_to_a_step(tmp_path):
     )
     train(one)
     train(two)
+    shared = weights(two)
     for name, value in weights(one).items():
-        assert_close(weights(two)[name], value, atol=1e-5, rtol=0)
+        assert_close(shared[name], value, atol=1e-5, rtol=0)
 
 
 def test_a_seed_repeats_a_run_and_another_does_not(tmp_path):

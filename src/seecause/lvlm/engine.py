@@ -100,8 +100,7 @@ class MaskedRows:
         image: Tensor | None = None,
         read: Read | None = None,
     ) -> Tensor:
-        """[M, W]: the words' logits less the vocabulary's mean, in float32 (float64 for a float64
-        model); or what else is `read` of the states, [M, ...]."""
+        """[M, W]: the words' adjusted logits, or what else is `read` of the states, [M, ...]."""
         masks = self._checked(heads, text, image)
         order = masks.order()
         masks, cache = masks.take(order), self._cache_for(masks.text)
@@ -124,7 +123,7 @@ class MaskedRows:
         self, heads: Tensor | None, text: Tensor | None, image: Tensor | None, of: MaskKind
     ) -> tuple[Tensor, Tensor]:
         """Adjusted logits [M, W] of soft masks, and their derivatives [M, W, P] with respect to
-        those `of` heads, text or image. One run, and one run back for each word."""
+        one kind of mask. One run, and one run back for each word."""
         if of not in get_args(MaskKind):
             raise BadOption("of", of, "heads, text or image")
         dtype = wide_dtype(self.lvlm.dtype)
@@ -255,8 +254,7 @@ class MaskedRows:
 
 
 def _gradients(answers: Tensor, variable: Tensor) -> Tensor:
-    """[B, W, ...]: of every word's answers [B, W] with respect to their own row of `variable`
-    [B, ...]."""
+    """[B, W, ...]: of words' answers [B, W] with respect to their own row of `variable`."""
     if not answers.requires_grad:
         raise _no_slope("quantised layers, or others, pass none on")
     words = answers.sum(dim=0).unbind()
@@ -359,7 +357,6 @@ class MaskEngine(MaskedRows):
         return (answers[:, 0] - self.ablated) / self.span, slopes[:, 0] / self.span
 
     def protocol(self) -> dict[str, Any]:
-        """What a result must say about its making."""
         return {
             **super().protocol(), "answer": self.answer, "target": self.target,
             "position": self.position, "text": list(self.prompt.pieces), "floor": self.floor,
@@ -384,10 +381,13 @@ def _sequence(
         return image, _next_token(lvlm, image) if answer is None else int(answer[0])
     if question is None:
         raise BadOption("question", question, "a question about the picture")
-    if answer is None and position == 0:  # also where the model would say nothing
+    if answer is not None:
+        ids = lvlm.answer_ids(image, question, answer)
+    else:
         prompt = lvlm.prompt(image, question)
-        return prompt, _next_token(lvlm, prompt)
-    ids = lvlm.answer_tokens(image, question, answer, position + 1)
+        if position == 0:  # also where the model would say nothing
+            return prompt, _next_token(lvlm, prompt)
+        ids = lvlm.speak(prompt, position + 1)
     if position >= len(ids):
         whose = "the model's own answer" if answer is None else f"the answer {answer!r}"
         raise BadOption("position", position, f"below {len(ids)}, the number of tokens in {whose}")

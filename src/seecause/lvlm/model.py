@@ -107,23 +107,19 @@ class LVLM:
             inputs = prompts.extended(inputs, answer)
         return prompts.read(self, inputs, size=(image.height, image.width))
 
-    def answer_ids(self, image: Image.Image, question: str, answer: str) -> list[int]:
-        """The tokens of an answer as they would follow the question."""
-        self._need_processor()
-        text = prompts.render(self.processor, question, self.template)
-        return prompts.answer_ids(self, image, text, answer)
-
-    def answer_tokens(
+    def answer_ids(
         self,
         image: Image.Image,
         question: str,
         answer: str | Sequence[int] | None,
-        length: int,
+        length: int = 1,
     ) -> list[int]:
-        """The tokens of an answer, at least one; without one, of the model's own, at most
-        `length`."""
+        """The tokens of an answer as they would follow the question, at least one; of None, of the
+        model's own, at most `length`."""
+        self._need_processor()
         if isinstance(answer, str):
-            return self.answer_ids(image, question, answer)
+            text = prompts.render(self.processor, question, self.template)
+            return prompts.answer_ids(self, image, text, answer)
         remedy, words = "at least one token", len(self.decoder.head.weight)
         if answer is None:
             remedy = "an answer of yours: the model says nothing"

@@ -69,7 +69,7 @@ class AnswerEngine(MaskedRows):
         if length < 1:
             raise BadOption("length", length, "at least one token")
         seen = bank.resized(image)
-        self.targets = lvlm.answer_tokens(seen, question, answer, length)
+        self.targets = lvlm.answer_ids(seen, question, answer, length)
         prompt = lvlm.prompt(seen, question, self.targets[:-1] or None)
         targets = self.targets
         super().__init__(lvlm, prompt, question, bank, image, targets, vocabulary, block_size)
@@ -106,7 +106,6 @@ class AnswerEngine(MaskedRows):
         return self._slopes(heads, text, image, of)
 
     def protocol(self) -> dict[str, Any]:
-        """What a result must say about its making."""
         return {**super().protocol(), "targets": self.targets}
 
 
