@@ -140,7 +140,8 @@ def test_an_epoch_is_shared_out_whole():
             key for part in shared for one in part[2 * step : 2 * step + 2] for key in one
         ) == sorted(alone[step])
     assert StepShares(4).keys(11, seed=5, epoch=2, first=1) == alone[1:]
-    assert epoch_order(11, 5, 2).tolist() != epoch_order(11, 5, 3).tolist()
+    orders = [epoch_order(11, *key).tolist() for key in ((5, 2), (5, 3), (6, 2))]
+    assert orders[0] not in orders[1:] and len(alone) == 2
     with pytest.raises(BadOption, match="multiple of 4"):
         StepShares(6, accumulate=2, world=2).keys(11, seed=0, epoch=0)
     with pytest.raises(BadOption, match="at most 3"):
@@ -159,7 +160,10 @@ def test_validation_is_never_training_nor_test(tmp_path):
         open_train("critters:simplicity").name == "critters:simplicity:train"
         and len(open_train("critters:simplicity")) == 4096
     )
-    assert open_val("critters:simplicity", limit=7).name == "critters:simplicity:val"
+    val = open_val("critters:simplicity", limit=7)
+    assert (val.name, len(val)) == ("critters:simplicity:val", 7)
+    few = open_train(f"folder:{flat / 'train'}", limit=4)
+    assert len(few) == 4 and {sample.label for sample in few} == {0, 1} and ids(few) < train_part
     with pytest.raises(BadOption, match="for testing"):
         open_train("waterbird200:PATH")
     with pytest.raises(DataMissing, match="too few"):
@@ -184,4 +188,7 @@ def test_reading_processes_change_nothing(tmp_path):
     )
     for mine, theirs in zip(alone, helped, strict=True):
         assert all(torch.equal(a, b) for a, b in zip(mine, theirs, strict=True))
-    assert not torch.equal(data[(0, 3)][0], data[(1, 3)][0])
+    other = TrainingPictures(data.data, "birds", data.frame, seed=2)
+    image, label, index = data[(0, 3)]
+    assert not torch.equal(image, data[(1, 3)][0]) and not torch.equal(image, other[(0, 3)][0])
+    assert (label, index) == (data.data[3].label, 3)
