@@ -29,7 +29,6 @@ from seecause.heads.pictures import (
     imagenet9_model,
     read_pictures,
 )
-from seecause.heads.studies import STUDIES, StudySetup, ablation_table
 from seecause.metrics import background_gap, in9_answers, in9_right
 from seecause.metrics.sanity import copied
 from tests.tiny import scramble
@@ -260,48 +259,3 @@ def test_a_share_is_one_of_all_heads_also_after_a_screen(model, cases):
         and len(result.top(0.25, positive=False)) == 3
         and len(result.top(12, positive=False)) == 6
     )
-
-
-@pytest.mark.parametrize("name", list(STUDIES))
-def test_every_study_has_a_row_for_each_setting(model, cases, name, monkeypatch, tmp_path):
-    from seecause.heads import studies
-
-    monkeypatch.setattr(
-        studies,
-        "MASKS",
-        {"default": {}, "rho 0.25": {"rho": 0.25}, "blurred fill": {"baseline": "blur"}},
-    )
-    setup = StudySetup(
-        model,
-        cases,
-        cases,
-        cases.oracle,
-        (Erasure(cases.oracle, "grey"),),
-        top=4,
-        fill="grey",
-        draws=2,
-        search={"steps": 2, "cache": tmp_path / "masks"},
-    )
-    result = ablation_table(name, setup)
-    assert (
-        len(result.rows)
-        == {"k": 3, "fraction": 4, "masks": 3, "temperature": 3, "layers": 5, "stability": 6}[name]
-    )
-    assert all("accuracy" in row and "BIR, true masks, grey" in row for row in result.rows)
-    if name == "k":
-        assert result.rows[0]["removed"] == 0 and "accuracy, random sd" in result.columns
-    if name == "masks":
-        assert len(list((tmp_path / "masks").iterdir())) == 2 * len(
-            cases
-        )  # rho costs nothing, another fill is another search
-    if name == "fraction":
-        assert len({row["pictures"] for row in result.rows}) == len(result.rows)
-        assert result.rows[-1]["rank correlation with all"] == pytest.approx(1.0)
-    if name == "layers":
-        assert [row["blocks"] for row in result.rows] == [
-            "none",
-            "all",
-            "first third",
-            "middle third",
-            "last third",
-        ] and result.rows[0]["removed"] == 0
