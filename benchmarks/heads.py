@@ -230,7 +230,7 @@ def naive_effects(
     model: VisionModel, images: Tensor, masks: Tensor, heads: list[tuple[int, int]], batch: int
 ) -> Tensor:
     """BIG - BIG^(-h) [B, heads] by native forwards."""
-    rows = torch.cat([images, erase(model, images, masks, "mean", foreground=False).no_background])
+    rows = torch.cat([images, erase(model, images, masks, "mean")[0]])
 
     def big() -> Tensor:
         logits = torch.cat([model.native(part) for part in rows.split(batch)])

@@ -20,10 +20,10 @@ import seecause as sc
 from seecause.bench.study import Row, StudyContext
 from seecause.data.composites import ALONE, Composites, compose, halves
 from seecause.heads import Erasure, HeadScores, Masks, Pictures, Swapped, select
-from seecause.heads._mask_search import harden
 from seecause.heads._outcomes import logits_without
 from seecause.heads.erase import ErasedViews
 from seecause.heads.gains import jensen_shannon, log_probs
+from seecause.heads.masks import harden
 from seecause.heads.pictures import logits_of
 
 RHO = 0.35  # share of the pixels that discovered masks keep
@@ -289,9 +289,9 @@ class Stage:
         )
         for look in looks:
             views = ErasedViews(photos.model, photos.pets.images[sure], look.masks, look.baseline)
-            erased = views.erased(slice(None))
-            pictures[f"{look.name}, no background"] = erased.no_background
-            pictures[f"{look.name}, no foreground"] = erased.no_foreground
+            no_background, no_foreground = views.erased(slice(None))
+            pictures[f"{look.name}, no background"] = no_background
+            pictures[f"{look.name}, no foreground"] = no_foreground
         self.counts = [len(images) for images in pictures.values()]
         self.names, self.stack = list(pictures), torch.cat(list(pictures.values()))
         place = torch.full((len(photos.half),), -1).index_copy(0, rows, torch.arange(len(rows)))

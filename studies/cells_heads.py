@@ -63,9 +63,8 @@ def contrastive_gating(
 ) -> HeadScores:
     """Causal Head Gating that keeps answers to objects [N, H, W] and suppresses those to
     backgrounds, on grey."""
-    erased = erase(model, images, objects, "grey")
-    against = (erased.no_foreground, labels)
-    return select("gating", model, erased.no_background, labels, suppress=against, **options)
+    shown, hidden = erase(model, images, objects, "grey")
+    return select("gating", model, shown, labels, suppress=(hidden, labels), **options)
 
 
 def selections(

@@ -25,10 +25,11 @@ import seecause as sc
 from seecause.bench.study import Row, StudyContext
 from seecause.data.painted import SPECIES, PaintedPictures
 from seecause.heads import Pictures
+from seecause.heads.masks import iou
 from seecause.heads.pictures import critter_pictures, logits_of
 from seecause.repair._remedies import Lesson, find_remedy
 from seecause.repair.audit import PER_PICTURE, audit_part, verdict_of
-from seecause.repair.eye import EyeMasks, by_patches, patch_overlap
+from seecause.repair.eye import EyeMasks, by_patches
 from seecause.repair.parts import Material, Part, split_rows
 
 ERM: Row = {"rate": 1e-4, "length": 3.0}  # the setting that `shortcut.toml` chose, on seed 0
@@ -208,9 +209,7 @@ def _masks(context: StudyContext, case: Case, seed: int) -> Mapping[str, EyeMask
     others = truth[torch.randperm(len(truth), generator=draw).to(truth.device)]
     sure = torch.ones(len(truth))
     wrong = {"random patches": scattered, "centre": centre, "another picture's": others}
-    made = {
-        n: EyeMasks(m, sure, n, "given", None, patch_overlap(m, truth)) for n, m in wrong.items()
-    }
+    made = {n: EyeMasks(m, sure, n, "given", None, iou(m, truth).cpu()) for n, m in wrong.items()}
     return {"eye": _by_eye(context, case), "true": true, **made}
 
 
@@ -282,7 +281,7 @@ def _critter_masks(view: Any, cases: Pictures, name: str) -> EyeMasks:
     chance = torch.rand(truth.shape, generator=torch.Generator().manual_seed(0)).to(truth.device)
     mixed = chance < truth.float().mean()
     sure = torch.ones(len(truth))
-    return EyeMasks(mixed, sure, name, "given", None, patch_overlap(mixed, truth))
+    return EyeMasks(mixed, sure, name, "given", None, iou(mixed, truth).cpu())
 
 
 def _critter_row(view: Any, test: Pictures) -> Row:

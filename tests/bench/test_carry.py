@@ -27,7 +27,7 @@ from seecause.cli.progress import Incomplete
 from seecause.cli.workers import _beside, with_pieces
 from seecause.errors import BadOption, SeecauseError
 from seecause.heads import score
-from seecause.heads.masks import MaskCache
+from seecause.heads.masks import mask_files
 from seecause.heads.pictures import logits_piece
 from tests.bench.toy import killing
 from tests.lvlm.test_classifier import NAMES, QUESTION, lvlm
@@ -239,7 +239,8 @@ def test_other_software_makes_other_files_of_eyes_and_masks(ready, tmp_path, mon
 
     def names() -> set[str]:
         eye = sc.eye("own", model=model, cache=tmp_path)
-        return {eye._file(pictures.images, (4, 4)).stem, MaskCache(tmp_path, model, {}).stem}
+        (file,) = mask_files(tmp_path, model, {}, pictures.images[:1], None, "mean")
+        return {eye._file(pictures.images, (4, 4)).stem, file.stem}
 
     before = names()
     monkeypatch.setattr("seecause.repair.eye.versions", lambda: {"torch": "other"})

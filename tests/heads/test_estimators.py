@@ -26,7 +26,7 @@ from seecause.heads import (
 )
 from seecause.heads._experiment import HeadExperiment
 from seecause.heads._screen import _half_twin, _judge, saturated
-from seecause.heads.joint import fit
+from seecause.heads.cigma import fit
 from tests.helpers import noise, view
 from tests.reference import cigma as reference
 from tests.tiny import pictures, tiny
@@ -320,7 +320,7 @@ def test_all_heads_together_carry_everything_to_a_class_token():
     )
     with pytest.raises(BadOption, match="selectivity"):
         _ = single.selectivity
-    with pytest.raises(BadOption, match="one counterfactual"):
+    with pytest.raises(BadOption, match="one picture for each"):
         interchange(model, images, Swapped(others[:1]))
 
 

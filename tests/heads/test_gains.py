@@ -96,12 +96,12 @@ def test_erased_pictures_keep_what_the_mask_says(baseline):
     _, model, images, masks = case(2)
     inside = torch.ones_like(masks)
     inside[:, -8:] = False
-    result = erase(model, images, masks, baseline, inside=inside)
+    no_background, no_foreground = erase(model, images, masks, baseline, inside=inside)
     base = fill(model, images, baseline, inside=inside).expand_as(images)
     for i in range(2):
         for picture, kept in (
-            (result.no_background, masks[i] | ~inside[i]),
-            (result.no_foreground, ~masks[i] | ~inside[i]),
+            (no_background, masks[i] | ~inside[i]),
+            (no_foreground, ~masks[i] | ~inside[i]),
         ):
             assert torch.equal(picture[i][:, kept], images[i][:, kept])
             assert_close(picture[i][:, ~kept], base[i][:, ~kept])

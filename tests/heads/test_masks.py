@@ -10,8 +10,8 @@ from torch.testing import assert_close
 import seecause as sc
 from seecause.data.dataset import IGNORE
 from seecause.errors import BadImage, BadOption, NotDefined
-from seecause.heads import Masks, _mask_search, discover_masks, iou
-from seecause.heads._mask_search import harden
+from seecause.heads import Masks, discover_masks, iou, masks
+from seecause.heads.masks import harden
 from tests.helpers import view
 from tests.reference import cigma as reference
 from tests.tiny import pictures, tiny
@@ -107,7 +107,7 @@ def test_padding_is_shown_as_it_is_while_masks_are_searched():
 
 
 def test_an_early_stop_finishes_images_one_by_one(monkeypatch):
-    monkeypatch.setattr(_mask_search, "CHECK_EVERY", 4)
+    monkeypatch.setattr(masks, "CHECK_EVERY", 4)
     _, model, images = case()
     options = {"steps": 20, "grid": 6, "rate": 0.01, "early_stop": 0.03}
     early = discover_masks(model, images, **options)

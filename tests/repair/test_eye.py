@@ -6,7 +6,8 @@ import pytest
 import torch
 
 import seecause as sc
-from seecause.repair.eye import by_patches, otsu, patch_overlap
+from seecause.heads import iou
+from seecause.repair.eye import by_patches, otsu
 from tests.reference import transplant as twin
 
 
@@ -51,7 +52,7 @@ def test_another_network_is_checked_against_given_masks(biased, pictures):
     truth = by_patches(pictures.truth, (12, 12))
     assert seen.kind == "network" and "critters-vit" in seen.source
     assert seen.overlap is not None
-    assert torch.equal(seen.overlap, patch_overlap(seen.masks, truth))
+    assert torch.equal(seen.overlap, iou(seen.masks, truth))
     assert seen.overlap.mean() > 0.3 and seen.confidence.gt(0.5).all()
     assert not seen.notes
 

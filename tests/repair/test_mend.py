@@ -14,7 +14,7 @@ from torch.testing import assert_close
 import seecause as sc
 from seecause.errors import BadOption
 from seecause.heads.baselines import features, last_layer, with_last_layer
-from seecause.repair import _kept, _remedies, mend
+from seecause.repair import _remedies, mend
 from seecause.repair.result import Candidate
 from tests.families.native import tokenize
 from tests.repair.toys import PATCH, SIDE, biased_clip, fitted, plain_vit, scenes, wrapped
@@ -100,11 +100,11 @@ def test_a_zero_shot_model_gets_a_new_head_or_text_weights(tmp_path, options):
 
 def test_the_old_layer_of_a_zero_shot_model_is_its_texts():
     model, cases = biased_clip(scenes(32)), scenes(16, seed=1)
-    weight, bias = last_layer(model)
+    layer = last_layer(model)
     angles = features(model, cases.images)
     assert_close(angles.norm(dim=1), torch.ones(16, dtype=torch.float64))
-    assert_close((angles @ weight.T + bias).float(), model(cases.images), atol=1e-4, rtol=1e-4)
-    same = with_last_layer(model, weight, bias)
+    assert_close(layer(angles).float(), model(cases.images), atol=1e-4, rtol=1e-4)
+    same = with_last_layer(model, layer)
     assert_close(same(cases.images), model(cases.images), atol=1e-4, rtol=1e-4)
 
 
@@ -143,7 +143,7 @@ def test_a_damaged_remedy_is_named_and_made_again(biased, tmp_path, caplog, kept
     again = sc.repair(biased, cases, **options)
     assert f"{file} is damaged" in caplog.text
     assert again.after.numbers() == first.after.numbers()
-    assert _kept.read_remedy(biased, file.parent) is not None  # written anew
+    assert _remedies.read_remedy(biased, file.parent) is not None  # written anew
 
 
 def test_a_remedy_that_cannot_be_done_is_a_hole_with_its_reason():
@@ -238,8 +238,8 @@ def test_groups_are_refused_where_a_picture_has_none_and_decide_what_is_reused(b
             sc.repair(biased, replace(cases, groups=groups), groups=True)
     turned = replace(cases, groups=cases.groups[::-1])
     plain, other = (mend.Material(pictures, None) for pictures in (cases, turned))
-    assert _kept.content_key(plain, groups=False) == _kept.content_key(other, groups=False)
-    assert _kept.content_key(plain, groups=True) != _kept.content_key(other, groups=True)
+    assert mend.content_key(plain, groups=False) == mend.content_key(other, groups=False)
+    assert mend.content_key(plain, groups=True) != mend.content_key(other, groups=True)
 
 
 def test_of_remedies_that_are_as_good_the_one_with_fewer_flips_is_kept():

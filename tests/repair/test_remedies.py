@@ -11,7 +11,7 @@ from torch.testing import assert_close
 import seecause as sc
 from seecause.errors import BadOption, UnknownName
 from seecause.heads.pictures import logits_of
-from seecause.repair import fine_tune, head_remedies
+from seecause.repair import head_remedies, training_remedies
 from seecause.repair._remedies import Lesson, find_remedy, remedies
 from seecause.repair.head_remedies import _last_versions, mean_carried, without
 from seecause.repair.parts import Judged, Material, origins, split_rows, worst_cell
@@ -66,19 +66,19 @@ def test_a_killed_fine_tuning_goes_on_as_if_it_had_not_been(biased, tmp_path, mo
     options = {"epochs": 3, "rate": 1e-3, "batch": 32, "patience": 9}
     fit = find_remedy("fine-tune", options).fit
     whole = fit(biased, made_lesson(biased), **options)
-    lesson, save = made_lesson(biased, work=tmp_path), fine_tune._Run.save
+    lesson, save = made_lesson(biased, work=tmp_path), training_remedies._Run.save
 
     def killed(run, file):
         save(run, file)
         if run.epoch == 2:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(fine_tune._Run, "save", killed)
+    monkeypatch.setattr(training_remedies._Run, "save", killed)
     with pytest.raises(KeyboardInterrupt):
         fit(biased, lesson, **options)
-    monkeypatch.setattr(fine_tune._Run, "save", save)
+    monkeypatch.setattr(training_remedies._Run, "save", save)
     if harmed:
-        file = tmp_path / fine_tune.EPOCH
+        file = tmp_path / training_remedies.EPOCH
         content = bytearray(file.read_bytes())
         content[len(content) // 2] ^= 1
         file.write_bytes(content)

@@ -53,7 +53,7 @@ def fitted(pictures: Pictures, seed: int = 0, module: torch.nn.Module | None = N
     model = wrapped(plain_vit(seed) if module is None else module)
     assert pictures.labels is not None
     layer = new_layer(features(model, pictures.images), pictures.labels, classes=2, strength=1.0)
-    return with_last_layer(model, layer.weight, layer.bias)
+    return with_last_layer(model, layer)
 
 
 def biased_clip(pictures: Pictures, tokenizer=tokenize, templates=("a {}",)):

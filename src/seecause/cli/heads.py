@@ -266,7 +266,7 @@ def selectors() -> Facts:
     from rich.console import Console
     from rich.table import Table
 
-    from seecause.heads.registry import selectors as registered
+    from seecause.heads.scores import selectors as registered
 
     columns = ("name", "needs", "cost for one picture", "what it scores")
     table = Table(*columns, box=box.SIMPLE_HEAD, pad_edge=False)

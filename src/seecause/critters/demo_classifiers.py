@@ -28,9 +28,9 @@ from seecause.bench.tables import table_of
 from seecause.heads._audit import audit as audit_model
 from seecause.heads._outcomes import curve, examples
 from seecause.heads._screen import screen
-from seecause.heads.cigma import penalised
 from seecause.heads.erase import Erasure
 from seecause.heads.pictures import critter_pictures
+from seecause.heads.scores import penalised
 from seecause.loading import load
 from seecause.models.base import ImageModel, protocol
 from seecause.models.view import VisionModel

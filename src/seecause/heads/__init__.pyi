@@ -31,20 +31,15 @@ from seecause.heads._screen import (
 )
 from seecause.heads.baselines import divprune as divprune, retrain_last_layer as retrain_last_layer
 from seecause.heads.cigma import (
-    above_noise as above_noise,
-    penalised as penalised,
-    protected as protected,
-)
-from seecause.heads.erase import Erasure as Erasure, Masks as Masks, Swapped as Swapped
-from seecause.heads.gains import Gains as Gains, information_gains as information_gains
-from seecause.heads.gating import Gating as Gating, head_gates as head_gates
-from seecause.heads.joint import (
     Greedy as Greedy,
     additivity as additivity,
     greedy as greedy,
     joint_effect as joint_effect,
     regress as regress,
 )
+from seecause.heads.erase import Erasure as Erasure, Masks as Masks, Swapped as Swapped
+from seecause.heads.gains import Gains as Gains, information_gains as information_gains
+from seecause.heads.gating import Gating as Gating, head_gates as head_gates
 from seecause.heads.masks import discover_masks as discover_masks, iou as iou
 from seecause.heads.pictures import (
     AnswerSampling as AnswerSampling,
@@ -52,7 +47,14 @@ from seecause.heads.pictures import (
     answered_right as answered_right,
     read_pictures as read_pictures,
 )
-from seecause.heads.registry import select as select, selectors as selectors
-from seecause.heads.scores import Head as Head, HeadScores as HeadScores
+from seecause.heads.scores import (
+    Head as Head,
+    HeadScores as HeadScores,
+    above_noise as above_noise,
+    penalised as penalised,
+    protected as protected,
+    select as select,
+    selectors as selectors,
+)
 from seecause.heads.simple_selectors import random_sets as random_sets
 from seecause.heads.studies import StudyTable as StudyTable, ablation_study as ablation_study

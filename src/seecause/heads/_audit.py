@@ -43,7 +43,7 @@ Counted = Literal["right", "all"]
 SOME, MUCH = 0.1, 0.5  # BIR, or share of flips, from which the background matters some, and mostly
 ENOUGH = 20  # answers that an interval can be believed of
 SHOWN = 6  # pictures
-Finding = Literal["hardly", "partly", "mostly", "perhaps", "cannot tell", "too few"]
+AuditFinding = Literal["hardly", "partly", "mostly", "perhaps", "cannot tell", "too few"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -102,7 +102,7 @@ class Audit:
         return (low, high) if low == low else (gains.bir_or_zero, gains.bir_or_zero)
 
     @property
-    def finding(self) -> Finding:
+    def finding(self) -> AuditFinding:
         """How far the model answers from the background, where the interval tells. Masks of the
         model's own say "perhaps" at most, and fewer than `ENOUGH` answers nothing, unless there are
         exact swaps."""
@@ -175,18 +175,18 @@ def audit(
     model = model_for(model, data)
     pictures = pictures_of(model, data, progress)
     sources, overlap = _masks(
-        model, pictures, masks, {"temperature": temperature} | search, progress
+        model, pictures, masks, {"temperature": temperature, **search}, progress
     )
-    erasures = [Erasure(source, fill) for source in sources for fill in fills]
-    if pictures.swapped is not None and pictures.swapped.foreground is not None:
-        erasures.append(Erasure(None, pictures.swapped))
+    looks = [Erasure(source, fill) for source in sources for fill in fills] + pictures.exact_swaps
     gains = {}
-    for erasure in erasures:
-        around = {"baseline": erasure.baseline, "temperature": temperature}
-        gains[erasure.name] = information_gains(model, pictures.images, erasure.masks, **around)
+    for look in looks:
+        around = {"baseline": look.baseline, "temperature": temperature}
+        gains[look.name] = information_gains(model, pictures.images, look.masks, **around)
     logits = logits_of(model, pictures.images)
-    right = None if pictures.labels is None else (logits.argmax(dim=1) == pictures.labels).cpu()
-    grouped = right is not None and pictures.grouped
+    right, groups = None, None
+    if pictures.labels is not None:
+        right = (logits.argmax(dim=1) == pictures.labels).cpu()
+        groups = group_accuracy(right, pictures.groups) if pictures.grouped else None
     some_right = count == "right" and right is not None and bool(right.any())
     twin = _twin(model, same, progress)
     options = {"masks": masks, "fills": ", ".join(fills), "temperature": temperature}
@@ -194,11 +194,11 @@ def audit(
     result = Audit(
         pictures=pictures,
         logits=logits.cpu(),
-        erasures={erasure.name: erasure for erasure in erasures},
+        erasures={look.name: look for look in looks},
         gains=gains,
         overlap=overlap,
         flips=_flips(model, pictures, logits),
-        groups=group_accuracy(right, pictures.groups) if grouped and right is not None else None,
+        groups=groups,
         counted=right if some_right else None,
         gap=None if twin is None else _gap(model, twin, pictures),
         holes=(*pictures.holes, *(() if twin is None else twin.holes)),
@@ -221,21 +221,13 @@ def _masks(
     progress: Progress,
 ) -> tuple[list[Masks], Tensor | None]:
     """Discovered masks, then true ones, where they are asked for and exist; and their IoU."""
-    truth = pictures.oracle
     if source == "oracle":
-        if truth is None:
-            raise BadOption(
-                "masks",
-                "oracle",
-                f"a dataset with a mask for every picture; {pictures.name} has none, so give"
-                " masks='discovered'",
-            )
-        return [truth], None
+        return [pictures.true_masks()], None
     with progress("searching masks", len(pictures)) as advance:
         discovered = discover_masks(model, pictures.images, progress=advance, **search)
     overlap = None if pictures.truth is None else iou(discovered, pictures.truth).cpu()
-    both = source == "both" and truth is not None
-    return [discovered, truth] if both and truth is not None else [discovered], overlap
+    truth = pictures.oracle if source == "both" else None
+    return [discovered] if truth is None else [discovered, truth], overlap
 
 
 def _flips(model: ImageModel, pictures: Pictures, logits: Tensor) -> Tensor | None:

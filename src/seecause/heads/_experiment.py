@@ -19,7 +19,7 @@ from torch import Tensor
 from seecause.engine.chunks import batched, fit, in_chunks
 from seecause.engine.forks import gated_logits, mean_carried, zeros
 from seecause.errors import BadOption
-from seecause.heads.erase import Baseline, ErasedViews, Masks, Swapped
+from seecause.heads.erase import Baseline, ErasedView, ErasedViews, Masks, Swapped
 from seecause.heads.gains import entropy, jensen_shannon, log_probs, need_distribution
 from seecause.heads.scores import all_heads, need_heads
 from seecause.models.base import protocol
@@ -31,19 +31,28 @@ T = TypeVar("T")
 Operator = Literal["zero", "mean", "resample"]
 Response = Literal["big", "fig", "prob", "logit", "nll"]
 OF_MASKS = ("big", "fig")
-View = Literal["plain", "no_background", "no_foreground"]
+View = Literal["plain"] | ErasedView
 
 
 @dataclass(frozen=True, eq=False)
 class Measure:
-    """How logits become numbers. `views` are the versions of each image that must run."""
+    """How logits become numbers. `erased` are the versions of each image that run beside it."""
 
     response: Response | Callable[[Tensor], Tensor]
-    views: tuple[View, ...]
+    erased: tuple[ErasedView, ...]
     target: Target
     labels: Tensor  # [B], for accuracy
     temperature: float | Tensor = 1.0
     sigmoid: bool = False
+
+    @property
+    def views(self) -> tuple[View, ...]:
+        return "plain", *self.erased
+
+    def split(self, logits: Tensor) -> dict[View, Tensor]:
+        """Logits [..., V * b, C] by version."""
+        parts = logits.unflatten(-2, (len(self.views), -1)).unbind(-3)
+        return dict(zip(self.views, parts, strict=True))
 
     def take(self, rows: slice) -> Measure:
         return replace(self, target=self.target.take(rows), labels=self.labels[rows])
@@ -82,20 +91,20 @@ class Measure:
         return Target(classes=self.labels).score(by_image, "logprob", sigmoid=self.sigmoid)
 
 
-def views_for(
+def erased_for(
     response: Response | Callable[[Tensor], Tensor], *, masked: bool, guard: bool
-) -> tuple[View, ...]:
-    """The versions of each image that a response, and the guard, need."""
+) -> tuple[ErasedView, ...]:
+    """The erased versions of each image that a response, and the guard, need."""
     if not callable(response) and response not in get_args(Response):
         raise BadOption(
             "response", response, f"one of {', '.join(get_args(Response))}, or a function of logits"
         )
-    views: list[View] = ["plain"]
-    if response == "big" or (masked and guard):
-        views.append("no_background")
-    if response == "fig" or (masked and guard):
-        views.append("no_foreground")
-    return tuple(views)
+    both, erased = masked and guard, list[ErasedView]()
+    if response == "big" or both:
+        erased.append("no_background")
+    if response == "fig" or both:
+        erased.append("no_foreground")
+    return tuple(erased)
 
 
 def matched_temperature(logits: Tensor, wanted: Tensor, *, rounds: int = 60) -> Tensor:
@@ -147,8 +156,8 @@ class HeadExperiment:
             need_distribution(
                 model, f"response={response!r} with masks" if response in OF_MASKS else "the guard"
             )
-        views = views_for(response, masked=masked, guard=guard)
-        self.erased = ErasedViews(model, self.images, masks, baseline) if len(views) > 1 else None
+        erased = erased_for(response, masked=masked, guard=guard)
+        self.erased = ErasedViews(model, self.images, masks, baseline) if erased else None
         bound = parse(model, target, len(images))
         labels = bound.classes if bound.against is None else None
         if labels is None:  # the model's own answers
@@ -159,7 +168,7 @@ class HeadExperiment:
                 what="images",
             )
             bound, labels = bound.bind(plain), plain.argmax(dim=-1)
-        self.measure = Measure(response, views, bound, labels, temperature, model.sigmoid)
+        self.measure = Measure(response, erased, bound, labels, temperature, model.sigmoid)
         self.donors = (
             derangement(len(images), seed).to(model.device) if operator == "resample" else None
         )
@@ -175,20 +184,14 @@ class HeadExperiment:
         images."""
         pictures = [self.images[part]]
         if self.erased is not None:
-            erased = self.erased.erased(part, foreground="no_foreground" in self.measure.views)
-            made = {"no_background": erased.no_background, "no_foreground": erased.no_foreground}
-            pictures += [made[view] for view in self.measure.views[1:]]  # type: ignore[misc]
-        return torch.cat(
-            pictures if self.donors is None else [*pictures, self.images[self.donors[part]]]
-        )
+            pictures += self.erased.erased(part, self.measure.erased)
+        if self.donors is not None:
+            pictures.append(self.images[self.donors[part]])
+        return torch.cat(pictures)
 
     def content(self, layer: int, carried: Tensor, tokens: Tensor) -> Tensor:
         """What a removed head carries instead."""
         return instead_of(self.operator, self.means, self.copies, layer, carried, tokens)
-
-    def split(self, logits: Tensor) -> dict[View, Tensor]:
-        """Logits [..., V * b, C] by version."""
-        return by_version(self.measure.views, logits)
 
     def gated(self, part: slice, gates: Tensor) -> dict[str, Tensor]:
         """Everything that is measured on some images whose heads have gates [b, L, H]: [b] each.
@@ -196,27 +199,14 @@ class HeadExperiment:
         logits = gated_logits(
             self.model, self.rows(part), gates.repeat(self.copies, 1, 1), content=self.content
         )
-        return self.measure.take(part)(self.split(logits))
+        return self.measure.take(part)(self.measure.split(logits))
 
     def over_images(self, run: Callable[[slice], T], *, depth: float = 1.0) -> list[T]:
         """`run` on as many images at a time as fit, if each row holds `depth` times a plain run."""
-        each = (
-            (self.copies + (self.donors is not None))
-            * self.model.forward_bytes(self.layout)
-            * depth
-        )
-
-        def run_chunk(a: int, b: int) -> T:
-            return run(slice(a, b))
-
-        return list(
-            in_chunks(
-                run_chunk,
-                len(self.images),
-                fit(len(self.images), int(each), self.images.device),
-                what="images",
-            )
-        )
+        rows, count = self.copies + (self.donors is not None), len(self.images)
+        each = int(rows * self.model.forward_bytes(self.layout) * depth)
+        size = fit(count, each, self.images.device)
+        return list(in_chunks(lambda a, b: run(slice(a, b)), count, size, what="images"))
 
     def record(self) -> dict[str, Any]:
         name = self.measure.response
@@ -244,12 +234,6 @@ def instead_of(
         donors = len(carried) // (copies + 1)
         return carried[-donors:].repeat(copies, 1, 1, 1)
     return zeros(layer, carried, tokens)
-
-
-def by_version(views: tuple[View, ...], logits: Tensor) -> dict[View, Tensor]:
-    """Logits [..., V * b, C] by version."""
-    parts = logits.unflatten(-2, (len(views), -1)).unbind(-3)
-    return dict(zip(views, parts, strict=True))
 
 
 def derangement(count: int, seed: int) -> Tensor:

@@ -24,8 +24,7 @@ from seecause.engine.forks import HELD, fork, gated_logits
 from seecause.errors import BadOption
 from seecause.heads.erase import Baseline, Masks, Swapped
 from seecause.heads.gains import jensen_shannon, log_probs, need_distribution
-from seecause.heads.registry import selector
-from seecause.heads.scores import Head, HeadScores, all_heads, checked_heads, need_heads
+from seecause.heads.scores import Head, HeadScores, all_heads, gates_without, need_heads, selector
 from seecause.metrics import standard_error
 from seecause.models._settled import settles
 from seecause.models.base import protocol
@@ -45,9 +44,8 @@ class Interchange:
     background_error: Tensor  # standard error over pairs
     foreground: Tensor | None = None  # NIE_fg
     foreground_error: Tensor | None = None
-    total: dict[str, float] = field(
-        default_factory=dict
-    )  # JS between the answers of the whole pictures, by cue
+    # JS between the answers of the whole pictures, by cue
+    total: dict[str, float] = field(default_factory=dict)
     protocol: dict[str, Any] = field(default_factory=dict)
 
     @property
@@ -138,9 +136,7 @@ def mediated(
     """
     _cues(model, images, Swapped(others))
     images, others = images.to(model.device, model.dtype), others.to(model.device, model.dtype)
-    gates = torch.ones(model.n_layers, model.n_heads, device=model.device)
-    for head in checked_heads(model, heads) if heads else []:
-        gates[head] = 0
+    gates = gates_without(model, heads).to(model.device)
 
     def run_chunk(a: int, b: int) -> Tensor:
         rows = torch.cat([images[a:b], others[a:b]])
@@ -151,23 +147,11 @@ def mediated(
             gates.expand(b - a, -1, -1),
             content=lambda layer, carried, tokens: carried[b - a :],
         )
-        return (
-            torch.stack(
-                [
-                    jensen_shannon(plain[0], log_probs(mixed, temperature)),
-                    jensen_shannon(plain[0], plain[1]),
-                ]
-            )
-            .double()
-            .cpu()
-        )
+        answers = (log_probs(mixed, temperature), plain[1])
+        return torch.stack([jensen_shannon(plain[0], answer) for answer in answers]).double().cpu()
 
-    parts = in_chunks(
-        run_chunk,
-        len(images),
-        fit(len(images), 2 * model.forward_bytes(model.check(images)), images.device),
-        what="images",
-    )
+    size = fit(len(images), 2 * model.forward_bytes(model.check(images)), images.device)
+    parts = in_chunks(run_chunk, len(images), size, what="images")
     through, whole = torch.cat(list(parts), dim=1).mean(dim=1)
     return float(through / whole)
 
@@ -196,8 +180,8 @@ def interchange_scores(
             "Swapped(others), or data with them: pairs:WITH:WITHOUT, or Critters",
         )
     others = Swapped(baseline.background)
-    heads, step = all_heads(model), 0 if progress is None else len(all_heads(model))
-    done = None if progress is None else lambda images: progress(images * step)
+    heads = all_heads(model)
+    done = None if progress is None else lambda images: progress(images * len(heads))
     effects = interchange(model, images, others, temperature=temperature, progress=done)
     whole = effects.total["background"]
     if whole < UNMOVED:
@@ -220,10 +204,6 @@ def interchange_scores(
 def _cues(model: VisionModel, images: Tensor, swapped: Swapped) -> dict[Cue, Tensor]:
     need_heads(model, "interchange")
     need_distribution(model, "interchange")
-    for cue, others in (("background", swapped.background), ("foreground", swapped.foreground)):
-        if others is not None and others.shape != images.shape:
-            raise BadOption(
-                cue, list(others.shape), f"one counterfactual for each image, {list(images.shape)}"
-            )
+    swapped.check(images)
     cues: dict[Cue, Tensor] = {"background": swapped.background}
     return cues if swapped.foreground is None else {**cues, "foreground": swapped.foreground}

@@ -135,9 +135,7 @@ def _measure_rows(
     (NaN without swaps), then FIG and BIG [S, b] by every view."""
     versions = [pictures.images[rows]]
     for view in views.values():
-        erased = view.erased(rows)
-        assert erased.no_foreground is not None
-        versions += [erased.no_background, erased.no_foreground]
+        versions += view.erased(rows)
     swapped_at = 1 + 2 * list(views).index(SWAP) if SWAP in views else len(versions)
     if pictures.swapped is not None and swapped_at == len(versions):
         versions.append(pictures.swapped.background[rows])
@@ -312,9 +310,7 @@ def examples(
     versions = {"picture": pictures.images}
     if erasure is not None and erasure.masks is not None:
         views = ErasedViews(model, pictures.images, erasure.masks, erasure.baseline)
-        erased = views.erased(slice(0, len(pictures)))
-        assert erased.no_foreground is not None
-        versions |= {"no background": erased.no_background, "no object": erased.no_foreground}
+        versions["no background"], versions["no object"] = views.erased(slice(None))
     if pictures.swapped is not None:
         versions[ELSEWHERE] = pictures.swapped.background
     logits = {}

@@ -42,8 +42,16 @@ from seecause.heads.pictures import (
     no_progress,
     pictures_of,
 )
-from seecause.heads.registry import Selector, find_selector, select
-from seecause.heads.scores import Head, HeadScores, all_heads, head_count, need_heads
+from seecause.heads.scores import (
+    Head,
+    HeadScores,
+    Selector,
+    all_heads,
+    find_selector,
+    head_count,
+    need_heads,
+    select,
+)
 from seecause.models._settled import settles
 from seecause.models.base import ImageModel
 from seecause.models.view import VisionModel
@@ -83,14 +91,7 @@ class Background:
 
     def masks_of(self, model: ImageModel, pictures: Pictures, progress: Progress) -> Masks:
         """True masks, or the model's own."""
-        truth = pictures.oracle
-        if self.masks == "oracle" and truth is None:
-            raise BadOption(
-                "masks",
-                "oracle",
-                f"data with a mask for every picture; {pictures.name} has none, so give"
-                " 'discovered'",
-            )
+        truth = pictures.true_masks() if self.masks == "oracle" else pictures.oracle
         if truth is not None and self.masks != "discovered":
             if self.options:
                 raise BadOption(
@@ -119,11 +120,8 @@ class Background:
         self, model: ImageModel, pictures: Pictures, progress: Progress
     ) -> list[Erasure]:
         """What removals are judged by: masks and a fill, and exact swaps where there are some."""
-        filled = Background(self.masks, "grey" if self.fill == "swap" else self.fill, self.search)
-        erasures = [filled.erasure(model, pictures, progress)]
-        if pictures.swapped is not None and pictures.swapped.foreground is not None:
-            erasures.append(Erasure(None, pictures.swapped))
-        return erasures
+        fill = "grey" if self.fill == "swap" else self.fill
+        return [Erasure(self.masks_of(model, pictures, progress), fill), *pictures.exact_swaps]
 
 
 @dataclass(frozen=True, eq=False)
@@ -153,7 +151,7 @@ def score_heads(
 ) -> ScoredHeads:
     """Score heads on the pictures that are answered right. `options` are those of the selector: see
     `selectors()`."""
-    view, options = _view(model), dict(options or {})
+    view, options = need_heads(model, "choosing heads"), dict(options or {})
     background = background or Background()
     entry = check_selector(view, selector, options, background)
     if "baseline" not in entry.options and background.fill != "grey":
@@ -176,7 +174,7 @@ def _score(
     options: dict[str, Any],
 ) -> ScoredHeads:
     data = as_data(data)
-    scorer = _view(model_for(model, data))
+    scorer = need_heads(model_for(model, data), "choosing heads")
     everything = pictures_of(scorer, data, progress)
     if everything.labels is None and "labels" in entry.needs:
         raise BadOption("data", everything.name, f"data with labels: {entry.name} needs them")
@@ -272,7 +270,7 @@ def prune_and_test(
     Heads with a score of 0 or less stay. `options` are those of the selector. `same`: where `test`
     is ImageNet-9's mixed_rand, the variant mixed_same, for the BG-gap. The result can `export`.
     """
-    view, options = _view(model), dict(options or {})
+    view, options = need_heads(model, "choosing heads"), dict(options or {})
     background = background or Background()
     entry = check_selector(view, selector, options, background)
     most = _checked_top(view, top, options.get("screen"))
@@ -281,7 +279,7 @@ def prune_and_test(
     scored = _score(view, train, entry, sampling, background, seed, progress, options)
     heads = scored.scores.top(top)
     test = as_data(test)
-    judge = _view(model_for(view, test))
+    judge = need_heads(model_for(view, test), "choosing heads")
     pictures = pictures_of(judge, test, progress)
     twin = None if same is None else pictures_of(judge, same, progress)
     erasures = background.test_erasures(judge, pictures, progress)
@@ -368,9 +366,3 @@ def _plain(value: Any) -> Any:
     """What JSON can hold."""
     plain = isinstance(value, str | int | float | bool | list | dict | None)
     return value if plain else asdict(value) if isinstance(value, Screening) else str(value)
-
-
-def _view(model: ImageModel) -> VisionModel:
-    need_heads(model, "choosing heads")
-    assert isinstance(model, VisionModel)
-    return model

@@ -33,7 +33,6 @@ from seecause.heads._experiment import (
     Operator,
     Response,
     View,
-    by_version,
     instead_of,
     matched_temperature,
 )
@@ -97,100 +96,82 @@ def score(
     chosen = experiment.heads if heads is None else checked_heads(model, heads)
     if not chosen:
         raise BadOption("heads", [], "at least one (layer, head)")
-    silent = inert(model)
+    silent = inert(model).intersection(chosen)
     running = [head for head in chosen if head not in silent]
-    measure = _measure_matched if matched else _measure
-    table = measure(experiment, running, progress)
-    for head in chosen:
-        if head in silent:
-            table.copy_plain(head)
-    if progress is not None and len(running) < len(chosen):
-        progress((len(chosen) - len(running)) * len(experiment.images))
+    plain, without = _measured(experiment, running, matched=matched, progress=progress)
+    for layer, head in silent:  # it cannot matter: everything is as it was
+        for name, value in plain.items():
+            without[name][:, layer, head] = value
+    if progress is not None and silent:
+        progress(len(silent) * len(experiment.images))
     protocol = {**experiment.record(), "operator": operator, "temperature": temperature}
     protocol |= {"guard": guard, "seed": seed, "heads_run": len(running)}
-    return table.scores(total=len(experiment.heads), protocol=protocol)
+    return _head_scores(plain, without, total=len(experiment.heads), protocol=protocol)
 
 
-class EffectTable:
-    """Everything that was measured: [B] of the whole model, and [B, L, H] without each head, NaN
-    where there is none."""
-
-    def __init__(self, images: int, model: VisionModel):
-        self.shape = (images, model.n_layers, model.n_heads)
-        self.plain: dict[str, Tensor] = {}
-        self.without: dict[str, Tensor] = {}
-
-    def put_plain(self, rows: slice, values: Mapping[str, Tensor]) -> None:
-        for name, value in values.items():
-            self._room(self.plain, name, value, self.shape[:1])[rows] = value
-
-    def put(self, rows: slice, layer: int, heads: list[int], values: Mapping[str, Tensor]) -> None:
-        """values [k, b]."""
-        for name, value in values.items():
-            self._room(self.without, name, value, self.shape)[rows, layer, heads] = value.T
-
-    def copy_plain(self, head: Head) -> None:
-        """Without a head that cannot matter, everything is as it was."""
-        for name, value in self.plain.items():
-            self._room(self.without, name, value, self.shape)[:, head[0], head[1]] = value
-
-    def _room(
-        self, table: dict[str, Tensor], name: str, like: Tensor, shape: tuple[int, ...]
-    ) -> Tensor:
-        if name not in table:
-            table[name] = like.new_full(shape, torch.nan)
-        return table[name]
-
-    def _lost(self, name: str) -> Tensor:
-        """What a number of each image loses without each head, [B, L, H]."""
-        return (self.plain[name][:, None, None] - self.without[name]).double().cpu()
-
-    def scores(self, *, total: int, protocol: dict[str, Any]) -> HeadScores:
-        effects = self._lost("response")
-        after = {name: value.double().mean(dim=0).cpu() for name, value in self.without.items()}
-        before = {name: float(value.double().mean()) for name, value in self.plain.items()}
-        if "fig" in after:
-            after["fig_drop"] = before["fig"] - after["fig"]
-        return HeadScores(
-            value=effects.mean(dim=0),
-            error=standard_error(effects),
-            after=after,
-            before=before,
-            protocol=protocol,
-            total=total,
-            effects=effects,
-            fig_drops=self._lost("fig") if "fig" in self.without else None,
-        )
+def _head_scores(
+    plain: Mapping[str, Tensor],
+    without: Mapping[str, Tensor],
+    *,
+    total: int,
+    protocol: dict[str, Any],
+) -> HeadScores:
+    """From what was measured, by name: [B] of the whole model and [B, L, H] without each head."""
+    lost = {name: value[:, None, None] - without[name] for name, value in plain.items()}
+    after = {name: value.mean(dim=0) for name, value in without.items()}
+    after |= {"fig_drop": lost["fig"].mean(dim=0)} if "fig" in lost else {}
+    return HeadScores(
+        value=lost["response"].mean(dim=0),
+        error=standard_error(lost["response"]),
+        after=after,
+        before={name: float(value.mean()) for name, value in plain.items()},
+        protocol=protocol,
+        total=total,
+        effects=lost["response"],
+        fig_drops=lost.get("fig"),
+    )
 
 
-def _measure(
-    experiment: HeadExperiment, heads: Sequence[Head], progress: Callable[[int], None] | None
-) -> EffectTable:
-    """Everything that is measured, without each of `heads`."""
-    table = EffectTable(len(experiment.images), experiment.model)
-    count = len(experiment.images)
-    size = SCORED["cuda" if experiment.model.device.type == "cuda" else "cpu"]
+def _measured(
+    experiment: HeadExperiment,
+    heads: Sequence[Head],
+    *,
+    matched: bool,
+    progress: Callable[[int], None] | None,
+) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """Everything that is measured, by name, float64 on the CPU: [B] of the whole model, and
+    [B, L, H] without each of `heads`, NaN elsewhere; `matched` at the temperature that gives the
+    removal the whole model's entropy."""
+    model, measure, count = experiment.model, experiment.measure, len(experiment.images)
+    size = SCORED["cuda" if model.device.type == "cuda" else "cpu"]
     parts = [slice(a, min(a + size, count)) for a in range(0, count, size)]
-
-    def ended(number: int, values: dict[str, Tensor]) -> None:
-        part = parts[number]
-        for label, value in values.items():
-            layer, _, name = label.partition(" ")
-            if layer == "plain":
-                table.put_plain(part, {name: value})
-            else:
-                at = [head for block, head in heads if block == int(layer)]
-                table.put(part, int(layer), at, {name: value})
-        if progress is not None:
-            progress(len(heads) * (part.stop - part.start))
-
     about = {"heads": list(heads), "operator": experiment.operator, "means": experiment.means}
     pieces = (
-        {"images": experiment.rows(part), "measure": experiment.measure.take(part), **about}
-        for part in parts
+        {"images": experiment.rows(p), "measure": measure.take(p), "raw": matched, **about}
+        for p in parts
     )
-    in_pieces(score_piece, experiment.model, pieces, ended=ended)
-    return table
+
+    def ended(number: int, _: dict[str, Tensor]) -> None:
+        if progress is not None:
+            progress(len(heads) * (parts[number].stop - parts[number].start))
+
+    results = in_pieces(score_piece, model, pieces, ended=ended)
+    joined = {label: torch.cat([r[label] for r in results], dim=-1) for label in results[0]}
+    by_layer: dict[str, dict[str, Tensor]] = {}
+    for label, values in joined.items():
+        layer, _, name = label.partition(" ")
+        by_layer.setdefault(layer, {})[name] = values
+    if matched:
+        by_layer = _at_matched_temperature(measure, by_layer, model.device)
+    plain = {name: value.double().cpu() for name, value in by_layer.pop("plain").items()}
+    shape = (count, model.n_layers, model.n_heads)
+    names = [*plain, "temperature"] if matched else [*plain]
+    without = {name: torch.full(shape, torch.nan, dtype=torch.float64) for name in names}
+    for layer, values in by_layer.items():
+        at = [head for block, head in heads if block == int(layer)]
+        for name, value in values.items():
+            without[name][:, int(layer), at] = value.T.double().cpu()
+    return plain, without
 
 
 @settles
@@ -202,9 +183,11 @@ def score_piece(
     heads: list[Head],
     operator: Operator,
     means: list[Tensor],
+    raw: bool,
 ) -> dict[str, Tensor]:
     """What is measured on all versions of some images (`HeadExperiment.rows`), on the CPU: "plain
-    NAME" [b] of the whole model and "LAYER NAME" [k, b] without each head of that layer."""
+    NAME" [b] of the whole model and "LAYER NAME" [k, b] without each head of that layer. With
+    `raw`, the logits of each version in its place: [C, b] and [k, C, b]."""
     copies, count = len(measure.views), len(measure.labels)
     images = images.to(model.device).unflatten(0, (-1, count))  # versions, and donors if any
     measure = replace(measure, labels=measure.labels.to(model.device))
@@ -214,7 +197,9 @@ def score_piece(
         part, values = measure.take(slice(a, b)), dict[str, list[Tensor]]()
 
         def keep(layer: int | str, logits: Tensor) -> None:
-            for name, value in part(by_version(measure.views, logits)).items():
+            by_view = measure.split(logits)
+            measured = {v: rows.mT for v, rows in by_view.items()} if raw else part(by_view)
+            for name, value in measured.items():
                 values.setdefault(f"{layer} {name}", []).append(value)
 
         rows, forking = images[:, a:b].flatten(0, 1), copies * (b - a)
@@ -235,58 +220,20 @@ def score_piece(
     return {name: torch.cat([chunk[name] for chunk in chunks], dim=-1) for name in chunks[0]}
 
 
-def _measure_matched(
-    experiment: HeadExperiment, heads: Sequence[Head], progress: Callable[[int], None] | None
-) -> EffectTable:
-    """The same, each head at the temperature that gives its removal the whole model's entropy."""
-    table = EffectTable(len(experiment.images), experiment.model)
-    logits: dict[Head, dict[int, dict[View, Tensor]]] = {}  # by head and first image
+def _at_matched_temperature(
+    measure: Measure, logits: Mapping[str, Mapping[str, Tensor]], device: torch.device
+) -> dict[str, dict[str, Tensor]]:
+    """What is measured, by layer and name, from logits [.., C, B] by layer and version."""
 
-    def put(part: slice, layer: int, at: list[int], by_view: dict[View, Tensor]) -> None:
-        for place, head in enumerate(at):
-            rows: dict[View, Tensor] = {v: value[place].cpu() for v, value in by_view.items()}
-            logits.setdefault((layer, head), {})[part.start] = rows
+    def by_view(layer: str) -> dict[View, Tensor]:
+        return {view: logits[layer][view].mT.to(device) for view in measure.views}
 
-    _run(experiment, heads, table, put, progress)
-    wanted = table.plain["entropy"].double().mean()
-    for (layer, head), parts in logits.items():
-        whole: dict[View, Tensor] = {}
-        for view in experiment.measure.views:
-            rows = torch.cat([parts[first][view] for first in sorted(parts)])
-            whole[view] = rows.to(experiment.images.device)[None]
-        matched = matched_temperature(whole["plain"], wanted)
-        values = replace(experiment.measure, temperature=matched[:, None, None])(whole)
-        values["temperature"] = matched[:, None].expand_as(values["nll"]).to(values["nll"])
-        table.put(slice(None), layer, [head], values)
-    return table
-
-
-def _run(
-    experiment: HeadExperiment,
-    heads: Sequence[Head],
-    table: EffectTable,
-    put: Callable[[slice, int, list[int], dict[View, Tensor]], None],
-    progress: Callable[[int], None] | None,
-) -> None:
-    """Fork off the logits without each head, and hand them to `put` as they come."""
-
-    def run_chunk(part: slice) -> None:
-        count = part.stop - part.start
-        rows = experiment.copies * count
-
-        def each(layer: int, at: list[int], logits: Tensor) -> None:
-            put(part, layer, at, experiment.split(logits))
-            if progress is not None:
-                progress(len(at) * count)
-
-        plain = fork(
-            experiment.model,
-            experiment.rows(part),
-            heads,
-            each,
-            content=experiment.content,
-            forking=rows,
-        )
-        table.put_plain(part, experiment.measure.take(part)(experiment.split(plain[:rows])))
-
-    experiment.over_images(run_chunk, depth=1 / HELD)
+    values = {"plain": measure(by_view("plain"))}
+    wanted = values["plain"]["entropy"].double().mean()
+    for layer in logits:
+        if layer != "plain":
+            without = by_view(layer)
+            matched = matched_temperature(without["plain"], wanted)  # [k]
+            values[layer] = replace(measure, temperature=matched[:, None, None])(without)
+            values[layer]["temperature"] = matched[:, None].expand_as(values[layer]["nll"])
+    return values

@@ -45,9 +45,8 @@ from seecause.heads._experiment import OF_MASKS, HeadExperiment, View
 from seecause.heads._score import score
 from seecause.heads.erase import Masks
 from seecause.heads.gains import log_probs
-from seecause.heads.scores import Head, HeadScores, padded
+from seecause.heads.scores import Head, HeadScores, absent, mean_scores, padded
 from seecause.loading import rewrap
-from seecause.metrics import standard_error
 from seecause.metrics.statistics import rank_correlation
 from seecause.models._settled import settles
 from seecause.models.view import VisionModel
@@ -230,7 +229,7 @@ class _TracedImages:
         rows = experiment.rows(part)
         self.count = experiment.copies * (part.stop - part.start)  # rows that answer
         logits, seen = carried_logits(model, rows)
-        self.logits = experiment.split(logits[: self.count])
+        self.logits = experiment.measure.split(logits[: self.count])
         self.carried = [carried for carried, _ in seen]
         with torch.no_grad():
             self.removed = [
@@ -280,15 +279,9 @@ def _averaged(
     """Guesses [b, L, H] of all images, averaged; heads that are not there are NaN."""
     model = experiment.model
     guesses = torch.cat(experiment.over_images(run_chunk, depth=model.n_layers + 1))
-    absent = torch.ones(model.n_layers, model.n_heads, dtype=torch.bool)
-    absent[tuple(zip(*experiment.heads, strict=True))] = False
-    guesses[:, absent] = torch.nan
-    return HeadScores(
-        guesses.mean(dim=0),
-        standard_error(guesses),
-        protocol={"estimator": estimator, "operator": experiment.operator},
-        effects=guesses,
-    )
+    guesses[:, absent(model)] = torch.nan
+    protocol = {"estimator": estimator, "operator": experiment.operator}
+    return replace(mean_scores(model, guesses, protocol=protocol), effects=guesses)
 
 
 def _judge(

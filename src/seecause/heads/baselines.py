@@ -30,13 +30,13 @@ from torch import Tensor, nn
 from seecause.engine.trace import kept_logits
 from seecause.engine.walk import walk
 from seecause.errors import BadOption, NotDefined
-from seecause.heads.registry import checked_labels
-from seecause.heads.scores import over_images
+from seecause.heads.scores import checked_labels, over_images
 from seecause.loading import rewrap
 from seecause.metrics.groups import group_accuracy
 from seecause.models._settled import settles
 from seecause.models.heads import CosineHead, TextHead, UnitLinear
 from seecause.models.view import VisionModel
+from seecause.types import wide
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,11 +55,8 @@ def divprune(
     """Answer from the `keep` share of patch tokens that differ most after `after` blocks."""
     layout = model.check(images)
     if model.architecture != "transformer":
-        raise NotDefined(
-            "divprune",
-            "this model's tokens are read by a language model",
-            "Use a vision transformer",
-        )
+        reason = "this model's tokens are read by a language model"
+        raise NotDefined("divprune", reason, "Use a vision transformer")
     if not 0 < keep <= 1:
         raise BadOption("keep", keep, "a share above 0, up to 1")
     if not 0 <= after < model.n_layers:
@@ -81,11 +78,10 @@ def divprune(
 def most_diverse(features: Tensor, count: int) -> Tensor:
     """Which `count` of the tokens features [B, N, D] the greedy rule keeps, [B, N] bool. Ties go to
     the first token."""
-    unit = F.normalize(features.float() if features.dtype != torch.float64 else features, dim=-1)
+    unit = F.normalize(wide(features), dim=-1)
     distance = 1 - unit @ unit.mT  # [B, N, N]
-    apart = distance + torch.diag(
-        distance.new_full((distance.shape[-1],), torch.inf)
-    )  # no token is its own neighbour
+    itself = torch.eye(distance.shape[-1], dtype=torch.bool, device=features.device)
+    apart = distance.masked_fill(itself, torch.inf)  # no token is its own neighbour
     rows = torch.arange(len(features), device=features.device)
     nearest = apart.amin(dim=-1)  # [B, N], to the nearest of those chosen; at first, to any other
     nearest = nearest.nan_to_num(posinf=0.0) if distance.shape[-1] == 1 else nearest
@@ -99,24 +95,25 @@ def most_diverse(features: Tensor, count: int) -> Tensor:
     return taken
 
 
-STRENGTHS = (
-    1.0,
-    0.7,
-    0.3,
-    0.1,
-    0.07,
-    0.03,
-    0.01,
-)  # of the likelihood against the L1 penalty: scikit-learn's C
+# of the likelihood against the L1 penalty: scikit-learn's C
+STRENGTHS = (1.0, 0.7, 0.3, 0.1, 0.07, 0.03, 0.01)
 
 
 @dataclass(frozen=True, eq=False)
-class LinearHead:
-    """logits = features @ weight' + bias, and the C that was chosen with the worst-group accuracy
-    each C had."""
+class LastLayer:
+    """logits = features @ weight' + bias."""
 
     weight: Tensor  # [C, P] float64
     bias: Tensor  # [C]
+
+    def __call__(self, features: Tensor) -> Tensor:
+        return features @ self.weight.to(features).T + self.bias.to(features)
+
+
+@dataclass(frozen=True, eq=False)
+class BalancedLayer(LastLayer):
+    """With the C that was chosen, and the worst-group accuracy that each C had."""
+
     strength: float
     tried: dict[float, float]
 
@@ -144,14 +141,13 @@ def retrain_last_layer(
         strengths=strengths,
         seed=seed,
     )
-    return with_last_layer(model, fitted.weight, fitted.bias)
+    return with_last_layer(model, fitted)
 
 
-def with_last_layer(
-    model: VisionModel, weight: Tensor, bias: Tensor, *, check: bool = True
-) -> VisionModel:
-    """A view of a copy with another last layer, weight [C, P] and bias [C]: in the native one's
-    place where it fits, else as a head of its own."""
+def with_last_layer(model: VisionModel, layer: LastLayer, *, check: bool = True) -> VisionModel:
+    """A view of a copy with another last layer: in the native one's place where it fits, else as a
+    head of its own."""
+    weight, bias = layer.weight, layer.bias
     module = copy.deepcopy(model.module)
     own = _own_classifier(module) if model.extra is None else None
     if own is not None and own.weight.shape == weight.shape and own.bias is not None:
@@ -170,16 +166,16 @@ def _by_angle(model: VisionModel) -> bool:
     return isinstance(model.extra, TextHead | CosineHead | UnitLinear)
 
 
-def last_layer(model: VisionModel) -> tuple[Tensor, Tensor]:
-    """Weight [C, P] and bias [C] of what reads `features`, float64 on the CPU; of texts, their
-    scaled embeddings. Refused where it is neither those nor one linear layer."""
+def last_layer(model: VisionModel) -> LastLayer:
+    """What reads `features`, float64 on the CPU; of texts, their scaled embeddings. Refused where
+    it is neither those nor one linear layer."""
     own = _own_classifier(model.module) if model.extra is None else model.extra
     if isinstance(own, TextHead | CosineHead):
         scale = own.scale.exp() if isinstance(own, TextHead) else own.scale
         weight = (scale * own.matrix).detach().double().cpu()
         bias = getattr(own, "bias", None)
         shift = 0.0 if bias is None else float(bias.detach())
-        return weight, weight.new_full((len(weight),), shift)
+        return LastLayer(weight, weight.new_full((len(weight),), shift))
     if not isinstance(own, nn.Linear):
         raise NotDefined(
             "the last layer",
@@ -188,7 +184,7 @@ def last_layer(model: VisionModel) -> tuple[Tensor, Tensor]:
         )
     weight = own.weight.detach().double().cpu()
     bias = weight.new_zeros(len(weight)) if own.bias is None else own.bias.detach().double().cpu()
-    return weight, bias
+    return LastLayer(weight, bias)
 
 
 @settles
@@ -211,7 +207,7 @@ def fit_head(
     refits: int = 20,
     strengths: Sequence[float] = STRENGTHS,
     seed: int = 0,
-) -> LinearHead:
+) -> BalancedLayer:
     """DFR on features [N, P]. One half of the data chooses C, then all of it gives the head,
     averaged over `refits` balanced subsets."""
     x, y = features.double().cpu().numpy(), labels.cpu().numpy()
@@ -258,7 +254,7 @@ def fit_head(
     ]
     weight = np.mean([w for w, _ in fitted], axis=0) / deviation
     bias = np.mean([b for _, b in fitted], axis=0) - weight @ mean
-    return LinearHead(torch.from_numpy(weight), torch.from_numpy(bias), best, tried)
+    return BalancedLayer(torch.from_numpy(weight), torch.from_numpy(bias), best, tried)
 
 
 def _logistic(
@@ -268,17 +264,13 @@ def _logistic(
     from sklearn.linear_model import LogisticRegression
 
     if classes == 2:
-        fitted = LogisticRegression(
-            C=strength, l1_ratio=1.0, solver="liblinear", max_iter=1000
-        ).fit(x, y)
-        return (
-            np.concatenate([-fitted.coef_, fitted.coef_]) / 2,
-            np.concatenate([-fitted.intercept_, fitted.intercept_]) / 2,
-        )
-    fitted = LogisticRegression(
+        model = LogisticRegression(C=strength, l1_ratio=1.0, solver="liblinear", max_iter=1000)
+        weight, bias = model.fit(x, y).coef_ / 2, model.intercept_ / 2
+        return np.concatenate([-weight, weight]), np.concatenate([-bias, bias])
+    model = LogisticRegression(
         C=strength, l1_ratio=1.0, solver="saga", max_iter=2000, tol=1e-3, random_state=0
     ).fit(x, y)
-    return fitted.coef_, fitted.intercept_
+    return model.coef_, model.intercept_
 
 
 def _balanced(member: np.ndarray, draw: np.random.Generator) -> np.ndarray:

@@ -1,39 +1,47 @@
-"""CIGMA among the ways to choose heads (Maliha & Hougen, CVPR 2026): masks, the score of every
-head, its guard and its noise floor, the same from Python and from the command line.
+"""CIGMA and its kin among the ways to choose heads (Maliha & Hougen, CVPR 2026), the same from
+Python and from the command line. The arithmetic is in `masks`, `gains` and `_score`, guards in
+`scores`.
 
-The arithmetic is in `masks`, `gains` and `score`. CIGMA(h) has no guard of its own: a head whose
-removal makes all answers alike gets the highest score there is. Each rule here takes scores and
-returns scores.
-
-    penalised    score - alpha max(0, mean(FIG - FIG^(-h)))
-    protected    heads whose removal costs more than a share of FIG, or more than some accuracy,
-                 must stay (-inf)
-    above_noise  scores within the noise floor of the measurement are 0: the error of JS has one
-                 sign and does not average out
+One-shot scores add up only where heads do not stand in for each other. `greedy` scores again after
+each removal; `additivity` says how far one-shot scores were from adding up:
+    gap = (R - R^(-set)) / sum of score(h) over the set     1: they add up; below 1: they overlap;
+                                                            above 1: they back each other up
+`regress` shows every image `draws` random sets of removed heads, each head with probability `rate`,
+and explains its loss of response by which heads were gone:
+    R_i - R_i^(-S) = sum over h in S of beta_h + error,         score(h) = beta_h
+by least squares (`ridge` > 0 shrinks). Errors are clustered by image: the draws of one image are
+not independent.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, replace
-from typing import Any, Literal
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from seecause.errors import BadOption, NotDefined
-from seecause.heads._experiment import Operator
+from seecause._options import check_options
+from seecause.errors import BadOption
+from seecause.heads._experiment import HeadExperiment, Operator
 from seecause.heads._score import Temperature, score
 from seecause.heads._screen import Screening, screen as screen_heads
 from seecause.heads.erase import Baseline, Masks, Swapped
 from seecause.heads.gains import information_gains
 from seecause.heads.masks import discover_masks
-from seecause.heads.registry import selector
-from seecause.heads.scores import HeadScores
-from seecause.metrics import standard_error
+from seecause.heads.scores import (
+    GUARDS,
+    Guard,
+    Head,
+    HeadScores,
+    above_noise,
+    absent,
+    gates_without,
+    selector,
+)
+from seecause.models._settled import settles
 from seecause.models.view import VisionModel
-
-Guard = Literal["penalty", "protect", "none"]
 
 
 @selector(
@@ -60,7 +68,7 @@ def cigma(
     Scores below the noise floor are 0, then the guard applies. `screen` measures only the likeliest
     heads. Masks are searched (`mask_steps`) where none are given and the baseline needs some.
     """
-    at_hand = masks_at_hand(model, images, masks, baseline, steps=mask_steps)
+    at_hand = masks_at_hand(model, images, masks, baseline, mask_steps)
     complete = not (isinstance(baseline, Swapped) and baseline.foreground is None)
     if not complete and guard != "none":
         raise BadOption("guard", guard, "'none': these counterfactuals have no other foreground")
@@ -107,12 +115,7 @@ def _screened(
 
 
 def masks_at_hand(
-    model: VisionModel,
-    images: Tensor,
-    masks: Masks | Tensor | None,
-    baseline: Baseline,
-    *,
-    steps: int,
+    model: VisionModel, images: Tensor, masks: Masks | Tensor | None, baseline: Baseline, steps: int
 ) -> Masks | Tensor | None:
     """The masks that were given; discovered ones where none were and the baseline needs some."""
     if masks is None and not isinstance(baseline, Swapped):
@@ -120,60 +123,230 @@ def masks_at_hand(
     return masks
 
 
-def penalised(scores: HeadScores, *, alpha: float = 1.0) -> HeadScores:
-    """Subtract what the foreground loses.
+@dataclass(frozen=True, eq=False)
+class Greedy:
+    """Removals in order: `gains[i]` is the score of `heads[i]` when it was chosen, `rounds[i]` all
+    scores of that round.
 
-    Errors and effects become those of the penalised score where scores know what each image
-    loses; else errors of penalised heads are NaN, since they are not known.
+    Where it stopped early, the last round is the one that found no head worth removing.
     """
-    drop = _fig_drop(scores)
-    cost, protocol = drop.clamp_min(0), {**scores.protocol, "penalty": alpha}
-    value, error = scores.value - alpha * cost, scores.error
-    if scores.effects is not None and scores.fig_drops is not None:
-        effects = (
-            scores.effects - alpha * (drop > 0) * scores.fig_drops
-        )  # the mean decides whether a head pays
-        return replace(
-            scores, value=value, error=standard_error(effects), effects=effects, protocol=protocol
-        )
-    return replace(
-        scores,
-        value=value,
-        error=None if error is None else torch.where(cost > 0, torch.nan, error),
-        effects=None,
+
+    heads: list[Head]
+    gains: list[float]
+    rounds: list[HeadScores]
+
+
+@settles
+def greedy(
+    model: VisionModel,
+    images: Tensor,
+    masks: Masks | Tensor | None = None,
+    *,
+    top: int = 4,
+    rule: Callable[[HeadScores], HeadScores] | None = None,
+    **options: Any,
+) -> Greedy:
+    """Up to `top` heads; stops early when none has a positive score. `rule` is a guard applied in
+    each round. Options are those of `score`.
+
+    Chosen heads are gated to zero for the next round, whatever the operator that scores them.
+    """
+    if top < 1:
+        raise BadOption("top", top, "at least one head")
+    check_options("greedy", score, options)
+    gates = torch.ones(model.n_layers, model.n_heads)
+    chosen, gains, rounds = list[Head](), list[float](), list[HeadScores]()
+    for _ in range(top):
+        with model.gated(gates):
+            scores = score(model, images, masks, **options)
+        scores = scores if rule is None else rule(scores)
+        rounds.append(scores)
+        best = scores.order()[:1]
+        if not best:
+            break
+        chosen += best
+        gains.append(float(scores.value[best[0]]))
+        gates[best[0]] = 0
+    return Greedy(chosen, gains, rounds)
+
+
+@selector(
+    "greedy", cost="as cigma, once for each of `top` heads", needs="nothing; masks if at hand"
+)
+def greedy_cigma(
+    model: VisionModel,
+    images: Tensor,
+    labels: Tensor,
+    *,
+    masks: Masks | Tensor | None = None,
+    baseline: Baseline = "grey",
+    operator: Operator = "zero",
+    guard: Guard = "penalty",
+    top: int = 4,
+    mask_steps: int = 250,
+) -> HeadScores:
+    """How soon each head goes when CIGMA scores the others anew after each removal; 0 for those
+    that stay."""
+    at_hand = masks_at_hand(model, images, masks, baseline, mask_steps)
+    options = {"baseline": baseline, "operator": operator, "guard": guard != "none"}
+    chosen = greedy(model, images, at_hand, top=top, rule=GUARDS[guard], target=labels, **options)
+    first = chosen.rounds[0]
+    value = torch.zeros_like(first.value).masked_fill(first.value.isnan(), torch.nan)
+    gain = torch.full_like(value, torch.nan)
+    for place, (head, won) in enumerate(zip(chosen.heads, chosen.gains, strict=True)):
+        value[head], gain[head] = len(chosen.heads) - place, won
+    protocol = {**first.protocol, "selector": "greedy", "top": top, "guard": guard}
+    return HeadScores(
+        value,
+        after={"score when chosen": gain},
+        before=first.before,
         protocol=protocol,
+        total=first.total,
     )
 
 
-def protected(scores: HeadScores, *, fig: float = 0.05, accuracy: float = 0.01) -> HeadScores:
-    """Keep heads without which FIG falls by more than a share `fig` of itself, or accuracy by more
-    than `accuracy`."""
-    harmed = _fig_drop(scores) > fig * scores.before["fig"]
-    harmed |= scores.before["accuracy"] - scores.after["accuracy"] > accuracy
-    value = torch.where(harmed & ~scores.value.isnan(), -torch.inf, scores.value)
-    return replace(
-        scores,
-        value=value,
-        protocol={**scores.protocol, "protected": {"fig": fig, "accuracy": accuracy}},
-    )
+@settles
+@torch.no_grad()
+def joint_effect(
+    model: VisionModel,
+    images: Tensor,
+    masks: Masks | Tensor | None,
+    heads: Sequence[Head],
+    **options: Any,
+) -> Tensor:
+    """What the response of each image loses when all of `heads` go together, [B] float64. Options
+    are those of `score`."""
+    check_options("joint_effect", HeadExperiment, options)
+    experiment = HeadExperiment(model, images, masks, **{"guard": False, **options})
+    gone = gates_without(model, heads) == 0
+    return _lost(experiment, gone.expand(len(images), 1, -1, -1))[:, 0]
 
 
-def above_noise(scores: HeadScores, floor: float) -> HeadScores:
-    """Scores whose size is below `floor` (`Gains.noise_floor`) become 0."""
-    value = torch.where(scores.value.abs() < floor, 0.0, scores.value)
-    return replace(scores, value=value, protocol={**scores.protocol, "noise_floor": floor})
+def _lost(experiment: HeadExperiment, gone: Tensor) -> Tensor:
+    """What the response of each image loses by each of its removals gone [B, n, L, H] (bool):
+    [B, n] float64 on the CPU."""
+
+    def run_chunk(part: slice) -> Tensor:
+        gates = (~gone[part]).float().to(experiment.model.device)
+        whole = experiment.gated(part, torch.ones_like(gates[:, 0]))["response"]
+        lost = [whole - experiment.gated(part, each)["response"] for each in gates.unbind(1)]
+        return torch.stack(lost, dim=1).double().cpu()
+
+    return torch.cat(experiment.over_images(run_chunk))
 
 
-GUARDS: Mapping[str, Callable[[HeadScores], HeadScores]] = {
-    "penalty": penalised,
-    "protect": protected,
-    "none": lambda scores: scores,
-}
+@settles
+def additivity(
+    model: VisionModel,
+    images: Tensor,
+    masks: Masks | Tensor | None,
+    heads: Sequence[Head],
+    scores: HeadScores,
+    **options: Any,
+) -> float:
+    """The additivity gap of a set of heads with one-shot `scores`, measured with the options they
+    were made with. NaN for an empty set."""
+    if not heads:
+        return float("nan")
+    together = joint_effect(model, images, masks, heads, **options).mean()
+    return float(together / sum(float(scores.value[head]) for head in heads))
 
 
-def _fig_drop(scores: HeadScores) -> torch.Tensor:
-    if "fig_drop" not in scores.after:
-        raise NotDefined(
-            "the guard", "FIG without each head was not measured", "Score with masks and guard=True"
+@settles
+@torch.no_grad()
+def regress(
+    model: VisionModel,
+    images: Tensor,
+    masks: Masks | Tensor | None = None,
+    *,
+    draws: int = 32,
+    rate: float = 0.1,
+    ridge: float = 0.0,
+    seed: int = 0,
+    **options: Any,
+) -> HeadScores:
+    """Scores [L, H] with standard errors; costs `draws` forwards for each version of each image.
+    Options are those of `score`.
+
+    `before["r2"]` is the share of the variance between removals that the fit explains.
+    """
+    if draws < 1 or not 0 < rate < 1 or ridge < 0:
+        raise BadOption(
+            "draws, rate, ridge",
+            (draws, rate, ridge),
+            "at least one draw, a probability between 0 and 1, and a ridge of at least 0",
         )
-    return scores.after["fig_drop"]
+    check_options("regress", HeadExperiment, options)
+    experiment = HeadExperiment(model, images, masks, seed=seed, **{"guard": False, **options})
+    exists, heads, count = ~absent(model), len(experiment.heads), len(experiment.images)
+    if ridge == 0 and count * draws < 2 * heads:
+        enough = f"{-(-2 * heads // count)} or more"
+        raise BadOption("draws", draws, f"enough for {heads} heads: {enough}, or ridge above 0")
+    generator = torch.Generator().manual_seed(seed)
+    shape = (count, draws, *exists.shape)
+    gone = (torch.rand(shape, generator=generator, dtype=torch.float64) < rate) & exists
+
+    lost = _lost(experiment, gone)
+    value, error, explained = fit(gone[:, :, exists].double(), lost, ridge=ridge)
+    table = torch.full((2, *exists.shape), torch.nan, dtype=torch.float64)
+    table[:, exists] = torch.stack([value, error])
+    protocol = {"estimator": "regression", "draws": draws, "rate": rate, "ridge": ridge}
+    protocol |= {"seed": seed, "operator": experiment.operator, **experiment.record()}
+    return HeadScores(table[0], table[1], before={"r2": explained}, protocol=protocol)
+
+
+@selector(
+    "regression", cost="2 * draws forwards, and 500 for masks", needs="nothing; masks if at hand"
+)
+def regression(
+    model: VisionModel,
+    images: Tensor,
+    labels: Tensor,
+    *,
+    masks: Masks | Tensor | None = None,
+    baseline: Baseline = "grey",
+    operator: Operator = "zero",
+    draws: int = 32,
+    rate: float = 0.1,
+    ridge: float = 0.0,
+    mask_steps: int = 250,
+    seed: int = 0,
+) -> HeadScores:
+    """What each head adds to BIG while random others are missing too, by least squares. It has no
+    guard."""
+    at_hand = masks_at_hand(model, images, masks, baseline, mask_steps)
+    scores = regress(
+        model,
+        images,
+        at_hand,
+        draws=draws,
+        rate=rate,
+        ridge=ridge,
+        seed=seed,
+        target=labels,
+        baseline=baseline,
+        operator=operator,
+    )
+    return replace(scores, protocol={**scores.protocol, "selector": "regression"})
+
+
+def fit(gone: Tensor, lost: Tensor, *, ridge: float = 0.0) -> tuple[Tensor, Tensor, float]:
+    """Least squares of lost [B, n] on gone [B, n, P], with an intercept -> slopes [P], their errors
+    clustered by image [P], and R^2."""
+    x = torch.cat([torch.ones_like(gone[..., :1]), gone], dim=-1)  # [B, n, 1 + P]
+    penalty = ridge * torch.eye(x.shape[-1], dtype=x.dtype)
+    penalty[0, 0] = 0
+    gram = torch.einsum("bnp,bnq->pq", x, x) + penalty
+    if torch.linalg.matrix_rank(gram, hermitian=True) < len(gram):  # some always went together
+        raise BadOption(
+            "draws",
+            x.shape[1],
+            "more of them, or ridge above 0: these removals cannot tell all heads apart",
+        )
+    inverse = torch.linalg.inv(gram)
+    slopes = inverse @ torch.einsum("bnp,bn->p", x, lost)
+    residual = lost - x @ slopes
+    scores = torch.einsum("bnp,bn->bp", x, residual)  # summed within each image
+    variance = inverse @ (scores.T @ scores) @ inverse
+    explained = 1 - float(residual.square().sum() / (lost - lost.mean()).square().sum())
+    return slopes[1:], variance.diagonal().clamp_min(0).sqrt()[1:], explained

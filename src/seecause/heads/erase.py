@@ -1,19 +1,18 @@
 """Pictures without their background, and without their foreground (CIGMA, phase 2).
 
-    I_-bg = S I + (1 - S) B,      I_-fg = (1 - S) I + S B          for a mask S and a baseline
-    picture B
+    I_-bg = S I + (1 - S) B,      I_-fg = (1 - S) I + S B        for a mask S and a baseline B
 
     mean     each picture's own mean colour (the paper); padding does not count. Most of it is the
-    background's colour, so it can give the background
-             away: on Critters BIG is near 0 with it and large with any other (benchmarks/heads.py).
-             Compare before trusting a small BIR
-    grey     the mean colour of the training set, which normalisation makes 0. The default of scores
-    and gains here
+             background's colour, so it can give the background away: on Critters BIG is near 0
+             with it and large with any other (benchmarks/heads.py). Compare before trusting a
+             small BIR
+    grey     the mean colour of the training set, which normalisation makes 0. The default of
+             scores and gains here
     blur     the picture blurred by a Gaussian of about 10 pixels at 224
     noise    pixels with the mean and deviation the model expects, the same for every picture
     tensor   any pictures [1|B, 3, H, W]
     Swapped  whole counterfactual pictures, used as they are: another background behind the same
-    object, another object on the same background
+             object, another object on the same background
 
 Colours may be mixed after normalisation: it is affine per channel and commutes with means. Padding
 (`inside` is False) is never touched.
@@ -21,6 +20,7 @@ Colours may be mixed after normalisation: it is affine per channel and commutes 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, get_args
 
@@ -34,8 +34,9 @@ from seecause.models.base import ImageModel
 from seecause.types import wide
 
 Fill = Literal["mean", "grey", "blur", "noise"]
-
-
+ErasedView = Literal["no_background", "no_foreground"]
+ERASED: tuple[ErasedView, ...] = ("no_background", "no_foreground")
+SWAPS = {"no_background": "background", "no_foreground": "foreground"}  # of a `Swapped`
 BLUR = 10 / 224  # deviation, as a share of the longer side
 
 
@@ -46,56 +47,36 @@ class Swapped:
     background: Tensor  # the same objects elsewhere: what I_-bg is
     foreground: Tensor | None = None  # other objects in the same places: what I_-fg is
 
-    def take(self, rows: slice) -> Swapped:
-        return Swapped(
-            self.background[rows], None if self.foreground is None else self.foreground[rows]
-        )
+    def take(self, rows: Tensor) -> Swapped:
+        """Those of some images, by place."""
+        foreground = None if self.foreground is None else self.foreground[rows]
+        return Swapped(self.background[rows], foreground)
+
+    def check(self, images: Tensor) -> None:
+        for name in SWAPS.values():
+            pictures: Tensor | None = getattr(self, name)
+            if pictures is not None and pictures.shape != images.shape:
+                expected = f"one picture for each image, {list(images.shape)}"
+                raise BadOption(f"baseline.{name}", list(pictures.shape), expected)
 
 
 Baseline = Fill | Tensor | Swapped
 
 
-@dataclass(frozen=True, eq=False)
-class Erased:
-    """[B, 3, H, W] each. `no_foreground` is None when it was not asked for."""
-
-    no_background: Tensor
-    no_foreground: Tensor | None
-
-
 def erase(
     model: ImageModel,
     images: Tensor,
-    hard: Tensor | None,
-    baseline: Baseline = "grey",
+    hard: Tensor,
+    baseline: Fill | Tensor = "grey",
     *,
     inside: Tensor | None = None,
-    foreground: bool = True,
-) -> Erased:
-    """Both pictures for images [B, 3, H, W] and masks `hard` [B, H, W] (bool). Without
-    `foreground`, only the first is made."""
-    if isinstance(baseline, Swapped):
-        if foreground and baseline.foreground is None:
-            raise BadOption(
-                "baseline",
-                "Swapped without a foreground",
-                "other objects on the same backgrounds too, or guard=False and response='big'",
-            )
-        return Erased(
-            baseline.background.to(images),
-            (
-                baseline.foreground.to(images)
-                if foreground and baseline.foreground is not None
-                else None
-            ),
-        )
-    assert hard is not None
+) -> tuple[Tensor, Tensor]:
+    """Images [B, 3, H, W] without their background and without their foreground, by masks `hard`
+    [B, H, W] (bool)."""
     base = fill(model, images, baseline, inside=inside)
     padding = torch.zeros_like(hard) if inside is None else ~inside
     no_background = torch.where((hard | padding)[:, None], images, base)
-    return Erased(
-        no_background, torch.where((hard & ~padding)[:, None], base, images) if foreground else None
-    )
+    return no_background, torch.where((hard & ~padding)[:, None], base, images)
 
 
 def fill(
@@ -136,10 +117,8 @@ def fill(
     return (total / area).to(images.dtype)
 
 
-def part(baseline: Baseline, images: int, rows: slice) -> Baseline:
+def part(baseline: Fill | Tensor, images: int, rows: slice | list[int]) -> Fill | Tensor:
     """The baseline of some of the images."""
-    if isinstance(baseline, Swapped):
-        return baseline.take(rows)
     if isinstance(baseline, Tensor) and len(baseline) == images > 1:
         return baseline[rows]
     return baseline
@@ -206,11 +185,7 @@ class ErasedViews:
         self.masks = Masks.oracle(masks) if isinstance(masks, Tensor) else masks
         expected = [len(images), *images.shape[-2:]]
         if isinstance(baseline, Swapped):
-            for name in ("background", "foreground"):
-                pictures: Tensor | None = getattr(baseline, name)
-                if pictures is not None and pictures.shape != images.shape:
-                    expected = f"one picture for each image, {list(images.shape)}"
-                    raise BadOption(f"baseline.{name}", list(pictures.shape), expected)
+            baseline.check(images)
         elif self.masks is None:
             raise BadOption(
                 "masks",
@@ -222,20 +197,27 @@ class ErasedViews:
                 "masks", list(self.masks.hard.shape), f"one for each image, at its size: {expected}"
             )
 
-    def erased(self, rows: slice, *, foreground: bool = True) -> Erased:
-        device, hard, inside = self.images.device, None, None
-        if self.masks is not None:
-            hard = self.masks.hard[rows].to(device)
-            if self.masks.inside is not None:
-                inside = self.masks.inside[rows].to(device)
-        return erase(
+    def erased(self, rows: slice, views: Sequence[ErasedView] = ERASED) -> list[Tensor]:
+        """Those versions of some images."""
+        if isinstance(self.baseline, Swapped):
+            pictures = [getattr(self.baseline, SWAPS[view]) for view in views]
+            if any(whole is None for whole in pictures):
+                raise BadOption(
+                    "baseline",
+                    "Swapped without a foreground",
+                    "other objects on the same backgrounds too, or guard=False and response='big'",
+                )
+            return [whole[rows].to(self.images) for whole in pictures]
+        assert self.masks is not None
+        device, inside = self.images.device, self.masks.inside
+        made = erase(
             self.model,
             self.images[rows],
-            hard,
+            self.masks.hard[rows].to(device),
             part(self.baseline, len(self.images), rows),
-            inside=inside,
-            foreground=foreground,
+            inside=None if inside is None else inside[rows].to(device),
         )
+        return [made[ERASED.index(view)] for view in views]
 
     def record(self) -> dict[str, Any]:
         return {

@@ -162,9 +162,7 @@ def information_gains(
 
     def piece(start: int) -> dict[str, Any]:
         rows = slice(start, start + PIECE)
-        erased = views.erased(rows)
-        assert erased.no_foreground is not None
-        versions = torch.stack([images[rows], erased.no_background, erased.no_foreground])
+        versions = torch.stack([images[rows], *views.erased(rows)])
         return {"images": versions, "temperature": temperature}
 
     pieces = map(piece, range(0, len(images), PIECE))

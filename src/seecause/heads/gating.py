@@ -32,11 +32,11 @@ from seecause.engine.forks import gated_logits
 from seecause.engine.mixture import need_gradients
 from seecause.errors import BadOption
 from seecause.heads.erase import Baseline, ErasedViews, Masks
-from seecause.heads.registry import checked_labels, selector
-from seecause.heads.scores import HeadScores, absent
+from seecause.heads.scores import HeadScores, absent, checked_labels, selector
 from seecause.metrics import standard_error
 from seecause.models._settled import settles
 from seecause.models.view import VisionModel
+from seecause.types import wide, wide_dtype
 
 ROLES = ("facilitating", "irrelevant", "interfering", "unclear")
 OPEN = 0.5  # a gate above this is open
@@ -104,31 +104,20 @@ def gating(
 ) -> HeadScores:
     """Interference under Causal Head Gating. Above 0 are only heads that it calls interfering: shut
     even when all are pushed open."""
-    options: dict[str, Any] = {
-        "fits": fits,
-        "steps": steps,
-        "strength": strength,
-        "rate": rate,
-        "batch": batch,
-        "seed": seed,
-    }
+    options: dict[str, Any] = {"fits": fits, "steps": steps, "strength": strength, "rate": rate}
+    options |= {"batch": batch, "seed": seed}
     gates = head_gates(model, (images, labels), suppress=suppress, **options)
-    value = gates.scores().double().cpu()
-    error = standard_error(gates.opened.double().cpu())  # over fits
     roles = {
-        name: getattr(gates, name).double().cpu()
-        for name in ("facilitation", "irrelevance", "interference")
+        "facilitation": gates.facilitation,
+        "irrelevance": gates.irrelevance,
+        "interference": gates.interference,
     }
     return HeadScores(
-        value,
-        error,
-        after=roles,
-        protocol={
-            "selector": "gating",
-            "contrastive": suppress is not None,
-            "open": OPEN,
-            **options,
-        },
+        gates.scores().double().cpu(),
+        standard_error(gates.opened.double().cpu()),  # over fits
+        after={name: share.double().cpu() for name, share in roles.items()},
+        protocol={"selector": "gating", "contrastive": suppress is not None, "open": OPEN}
+        | options,
     )
 
 
@@ -153,18 +142,18 @@ def contrastive_gating(
 ) -> HeadScores:
     """Interference where the class must be told from the object alone, and must not be told from
     the background alone."""
-    erased = ErasedViews(model, images, masks, baseline).erased(slice(0, len(images)))
-    assert erased.no_foreground is not None
-    options: dict[str, Any] = {
-        "fits": fits,
-        "steps": steps,
-        "strength": strength,
-        "rate": rate,
-        "batch": batch,
-        "seed": seed,
-    }
+    shown, hidden = ErasedViews(model, images, masks, baseline).erased(slice(None))
     scores = gating(
-        model, erased.no_background, labels, suppress=(erased.no_foreground, labels), **options
+        model,
+        shown,
+        labels,
+        suppress=(hidden, labels),
+        fits=fits,
+        steps=steps,
+        strength=strength,
+        rate=rate,
+        batch=batch,
+        seed=seed,
     )
     return replace(scores, protocol={**scores.protocol, "selector": "contrastive-gating"})
 
@@ -184,13 +173,8 @@ def head_gates(
 ) -> Gating:
     """Fit `fits` sets of gates at once, each from its own start: (1) free, (2) pushed open, (3)
     pushed shut, `steps` updates of Adam each."""
-    for name, value in (
-        ("fits", fits),
-        ("steps", steps),
-        ("batch", batch),
-        ("strength", strength),
-        ("rate", rate),
-    ):
+    counts = {"fits": fits, "steps": steps, "batch": batch}
+    for name, value in {**counts, "strength": strength, "rate": rate}.items():
         if value <= 0:
             raise BadOption(name, value, "a number above 0")
     need_gradients(model, "gating", remedy="Measure every head: sc.heads.score")
@@ -198,26 +182,14 @@ def head_gates(
     tasks = [(images, checked_labels(model, images, labels)) for images, labels in pair]
     generator = torch.Generator().manual_seed(seed)
     missing = absent(model).to(model.device)
-    uniform = (
-        torch.rand(fits, *missing.shape, generator=generator, dtype=torch.float64)
-        .logit()
-        .clamp(-CLIP, CLIP)
-    )
-    start = uniform.to(
-        model.device, torch.float64 if model.dtype == torch.float64 else torch.float32
-    )
-    schedule: dict[str, Any] = {
-        "steps": steps,
-        "rate": rate,
-        "batch": batch,
-        "generator": generator,
-        "missing": missing,
-    }
+    uniform = torch.rand(fits, *missing.shape, generator=generator, dtype=torch.float64)
+    start = uniform.logit().clamp(-CLIP, CLIP).to(model.device, wide_dtype(model.dtype))
+    schedule: dict[str, Any] = {"steps": steps, "rate": rate, "batch": batch}
+    schedule |= {"generator": generator, "missing": missing}
     free = _fit(model, tasks, start, start.new_zeros(fits), **schedule)
     pressure = start.new_tensor([strength, -strength]).repeat_interleave(fits)
-    opened, shut = _fit(model, tasks, free.repeat(2, 1, 1), pressure, **schedule).chunk(
-        2
-    )  # side by side, on the same batches
+    pushed = _fit(model, tasks, free.repeat(2, 1, 1), pressure, **schedule)
+    opened, shut = pushed.chunk(2)  # side by side, on the same batches
     return Gating(
         *(theta.sigmoid().masked_fill(missing, torch.nan) for theta in (free, opened, shut))
     )
@@ -239,9 +211,8 @@ def _fit(
     mask; `strengths` [M] push them open."""
     theta = start.clone().requires_grad_()
     adam = torch.optim.Adam([theta], lr=rate)
-    push = (
-        (~missing).to(theta.dtype) / (~missing).sum() * strengths[:, None, None]
-    )  # [M, L, H]: the slope of the pressure where it is not clipped
+    # [M, L, H]: the slope of the pressure where it is not clipped
+    push = (~missing).to(theta.dtype) / (~missing).sum() * strengths[:, None, None]
     for _ in range(steps):
         batches = [torch.randperm(len(labels), generator=generator)[:batch] for _, labels in tasks]
         picked = [
@@ -251,33 +222,22 @@ def _fit(
         adam.zero_grad()
         within = (theta.detach().abs() <= CLIP).to(theta.dtype)
         theta.grad = _slopes(model, picked, theta) - within * push
-        theta.grad *= (NORM / theta.grad.flatten(1).norm(dim=1).clamp_min(1e-12)).clamp(max=1.0)[
-            :, None, None
-        ]
+        norm = theta.grad.flatten(1).norm(dim=1).clamp_min(1e-12)
+        theta.grad *= (NORM / norm).clamp(max=1.0)[:, None, None]
         adam.step()
     return theta.detach()
 
 
 def _slopes(model: VisionModel, tasks: list[Task], theta: Tensor) -> Tensor:
     """The gradient of the loss in `theta` [M, L, H]; as many masks at once as fit."""
-    images = tasks[0][0]
-    each = (
-        sum(len(x) for x, _ in tasks)
-        * model.forward_bytes(model.check(images))
-        * model.n_layers
-        * 2
-    )
+    x, y = (torch.cat(parts) for parts in zip(*tasks, strict=True))  # all tasks in one pass
+    each = len(x) * model.forward_bytes(model.check(x)) * model.n_layers * 2
 
     def run_chunk(start: int, stop: int) -> Tensor:
         part = theta[start:stop].detach().requires_grad_()
-        x, y = (torch.cat(parts) for parts in zip(*tasks, strict=True))  # all tasks in one pass
         gates = part.sigmoid().to(x.dtype).repeat_interleave(len(x), dim=0)  # [m * B, L, H]
         logits = gated_logits(model, x.repeat(stop - start, 1, 1, 1), gates)
-        nll = F.cross_entropy(
-            logits.float() if logits.dtype != torch.float64 else logits,
-            y.repeat(stop - start),
-            reduction="none",
-        )
+        nll = F.cross_entropy(wide(logits), y.repeat(stop - start), reduction="none")
         keep, *suppress = nll.unflatten(0, (stop - start, len(x))).split(
             [len(labels) for _, labels in tasks], dim=1
         )  # each [m, B]
@@ -286,6 +246,5 @@ def _slopes(model: VisionModel, tasks: list[Task], theta: Tensor) -> Tensor:
         )
         return torch.autograd.grad(loss.sum(), part)[0]
 
-    return torch.cat(
-        list(in_chunks(run_chunk, len(theta), fit(len(theta), each, images.device), what="masks"))
-    )
+    size = fit(len(theta), each, x.device)
+    return torch.cat(list(in_chunks(run_chunk, len(theta), size, what="masks")))

@@ -1,8 +1,18 @@
 """Which pixels a model answers from, found by optimisation (CIGMA, phase 1; after Fong & Vedaldi
 2017).
 
-A mask on a coarse grid is fitted to each image so that what it shows keeps the answer, and little
-is shown (see `_mask_search`). Its rho largest pixels are the foreground S.
+For each image a mask M in [0, 1] on a coarse grid is fitted so that what it shows keeps the answer,
+and little is shown:
+    L(M) = a JS(p(I), p(U(M) I + (1 - U(M)) B)) + b mean(M) + c TV(M),
+    TV(M) = mean |M_{i+1,j} - M_{ij}| + mean |M_{i,j+1} - M_{ij}|
+by Adam on M, clamped to [0, 1] after each step; U enlarges, B is the baseline picture. Then the rho
+largest pixels are the foreground S. Area and TV are means: as sums they would outweigh JS, which is
+at most ln 2, and the empty mask would win.
+
+topk        keeps exactly round(rho H W) pixels, in order of their value, then of their 5 x 5
+            neighbourhood's mean, then row by row
+percentile  those above the (1 - rho) percentile, strictly: the paper's rule. It keeps none when
+            more than rho of the pixels saturate at 1, and fewer when more than 1 - rho are 0
 
 Read with care: M keeps the model's own answer. If the model reads the background, S may well be
 background. Where true masks exist, compare: `iou`.
@@ -12,10 +22,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
+import torch.nn.functional as F
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 from torch import Tensor
@@ -26,16 +38,22 @@ from seecause._pieces import PIECE, in_pieces
 from seecause._software import arithmetic, versions
 from seecause.data.dataset import IGNORE
 from seecause.engine.chunks import fit, in_chunks
+from seecause.engine.mixture import need_gradients
 from seecause.errors import BadOption
-from seecause.heads._mask_search import MaskSearch, harden
 from seecause.heads.erase import Fill, Masks, describe, fill, part
-from seecause.heads.gains import need_distribution
+from seecause.heads.gains import jensen_shannon, log_probs, need_distribution
 from seecause.models._settled import settles
 from seecause.models.base import ImageModel, pixels_digest, protocol
 from seecause.models.view import VisionModel
+from seecause.types import wide_dtype
 
 log = logging.getLogger(__name__)
-_NAMES = ("soft", "losses", "steps")
+Param = Literal["clamp", "sigmoid"]
+Rule = Literal["topk", "percentile"]
+CHECK_EVERY = 25  # steps, for the early stop
+BETAS, EPSILON = (0.9, 0.999), 1e-8  # Adam's own
+DIGITS = 1e6  # values closer than one part of this are ties: a flat mask stays flat when enlarged
+KEPT = ("soft", "losses", "steps")  # what a search gives for each image, and a cache keeps
 
 
 @settles
@@ -62,34 +80,34 @@ def discover_masks(
     images = images.to(model.device, model.dtype)
     model.check(images)
     size = (images.shape[-2], images.shape[-1])
-    if inside is not None and inside.shape != (len(images), *size):
-        shape = [len(images), *size]
-        raise BadOption("inside", list(inside.shape), f"True where the picture is, {shape}")
-    inside = None if inside is None else inside.to(model.device)
-    if isinstance(baseline, Tensor):
-        baseline = fill(model, images, baseline)  # as many as there are images, or one
+    if inside is not None:
+        if inside.shape != (shape := (len(images), *size)):
+            raise BadOption("inside", list(inside.shape), f"True where the picture is, {shape}")
+        inside = inside.to(model.device)
+    if isinstance(baseline, Tensor):  # as many as there are images, or one
+        baseline = fill(model, images, baseline)
     record = {**options.record(), "baseline": describe(baseline)}
-    store = None if cache is None else MaskCache(cache, model, record)
-    by_place = {} if store is None else store.read(images, inside, baseline)
+    files = list[Path]()
+    if cache is not None:
+        files = mask_files(Path(cache), model, record, images, inside, baseline)
+    read = ((place, _read(file, model.device)) for place, file in enumerate(files))
+    by_place = {place: masks for place, masks in read if masks is not None}
     if progress is not None and by_place:
         progress(len(by_place))
     todo = [place for place in range(len(images)) if place not in by_place]
     parts = [todo[start : start + PIECE] for start in range(0, len(todo), PIECE)]
 
     def piece(rows: list[int]) -> dict[str, Any]:
-        padding = None if inside is None else inside[rows]
-        fills = baseline
-        if isinstance(fills, Tensor) and len(fills) > 1:
-            fills = fills[rows]
-        base = fill(model, images[rows], fills, inside=padding).expand(len(rows), -1, -1, -1)
+        padding, own = None if inside is None else inside[rows], part(baseline, len(images), rows)
+        base = fill(model, images[rows], own, inside=padding).expand(len(rows), -1, -1, -1)
         return {"images": images[rows], "base": base, "inside": padding, "search": options}
 
     def ended(number: int, tensors: dict[str, Tensor]) -> None:
-        columns = (tensors[name].to(model.device) for name in _NAMES)
+        columns = (tensors[name].to(model.device) for name in KEPT)
         masks = dict(zip(parts[number], zip(*columns, strict=True), strict=True))
         by_place.update(masks)
-        if store is not None:
-            store.write(images, inside, baseline, masks)
+        for place in masks if files else ():
+            _write(files[place], masks[place])
         if progress is not None:
             progress(len(masks))
 
@@ -118,7 +136,7 @@ def search_piece(
     size = fit(len(images), each, images.device)
     chunks = list(in_chunks(run_chunk, len(images), size, what="masks"))
     columns = (torch.cat(parts).cpu() for parts in zip(*chunks, strict=True))
-    return dict(zip(_NAMES, columns, strict=True))
+    return dict(zip(KEPT, columns, strict=True))
 
 
 def check_search(options: Mapping[str, Any]) -> None:
@@ -143,66 +161,238 @@ def iou(masks: Masks | Tensor, truth: Tensor) -> Tensor:
     return both.flatten(1).sum(dim=1).double() / either.flatten(1).sum(dim=1)
 
 
-class MaskCache:
-    """A folder of masks that were found once: (soft [g, g], losses [3], steps []), a small
-    safetensors file for each image.
+def mask_files(
+    folder: Path,
+    model: ImageModel,
+    options: Mapping[str, Any],
+    images: Tensor,
+    inside: Tensor | None,
+    baseline: Fill | Tensor,
+) -> list[Path]:
+    """Where the mask of each image is kept: soft [g, g], losses [3] and steps [] in a small
+    safetensors file.
 
     The name holds everything that decides the mask: weights (and gates) of the model, pixels,
     padding, baseline, options and software. What is derived from a soft mask (rho, the rule) is
     not part of it, so changing those costs nothing.
     """
-
-    def __init__(self, folder: str | Path, model: ImageModel, options: Mapping[str, Any]):
-        self.folder = Path(folder)
-        if self.folder.exists() and not self.folder.is_dir():
-            raise BadOption("cache", str(folder), "a folder; this is a file")
-        self.folder.mkdir(parents=True, exist_ok=True)
-        self.device = model.device
-        facts = [model.fingerprint(), str(model.dtype), model.device.type, dict(options)]
-        self.stem = digest_json([*facts, versions(), arithmetic()], length=32)
-
-    def read(
-        self, images: Tensor, inside: Tensor | None, baseline: Fill | Tensor
-    ) -> dict[int, tuple[Tensor, ...]]:
-        """What is known, by place in the batch."""
-        masks = {}
-        for place in range(len(images)):
-            file = self._file(images, inside, baseline, place)
-            if file.is_file() and (tensors := self._load(file)) is not None:
-                masks[place] = tensors
-        return masks
-
-    def _load(self, file: Path) -> tuple[Tensor, ...] | None:
-        """None for a damaged file: the mask is searched again, and the file written anew."""
-        try:
-            tensors = load_file(file, device=str(self.device))
-        except SafetensorError as damage:
-            log.warning("%s is damaged and will be written again: %s", file, damage)
-            return None
-        return tuple(tensors[name] for name in _NAMES) if set(tensors) == set(_NAMES) else None
-
-    def write(
-        self,
-        images: Tensor,
-        inside: Tensor | None,
-        baseline: Fill | Tensor,
-        masks: Mapping[int, tuple[Tensor, ...]],
-    ) -> None:
-        """Each file is whole or not there."""
-        for place, tensors in masks.items():
-            file = self._file(images, inside, baseline, place)
-            named = zip(_NAMES, tensors, strict=True)
-            write_atomic(file, save({name: t.detach().cpu().contiguous() for name, t in named}))
-
-    def _file(
-        self, images: Tensor, inside: Tensor | None, baseline: Fill | Tensor, place: int
-    ) -> Path:
+    if folder.exists() and not folder.is_dir():
+        raise BadOption("cache", str(folder), "a folder; this is a file")
+    folder.mkdir(parents=True, exist_ok=True)
+    facts = [model.fingerprint(), str(model.dtype), model.device.type, dict(options)]
+    stem = digest_json([*facts, versions(), arithmetic()], length=32)
+    files = []
+    for place in range(len(images)):
         rows = slice(place, place + 1)
         own = part(baseline, len(images), rows)
         key = [
-            self.stem,
+            stem,
             pixels_digest(images[rows]),
             "" if inside is None else pixels_digest(inside[rows].float()),
             pixels_digest(own) if isinstance(own, Tensor) else "",
         ]
-        return self.folder / f"{digest_json(key, length=32)}.safetensors"
+        files.append(folder / f"{digest_json(key, length=32)}.safetensors")
+    return files
+
+
+def _write(file: Path, masks: tuple[Tensor, ...]) -> None:
+    named = zip(KEPT, masks, strict=True)
+    write_atomic(file, save({name: value.cpu().contiguous() for name, value in named}))
+
+
+def _read(file: Path, device: torch.device) -> tuple[Tensor, ...] | None:
+    """What is kept of an image; None where nothing is, or a damaged file, which is written anew."""
+    if not file.is_file():
+        return None
+    try:
+        tensors = load_file(file, device=str(device))
+    except SafetensorError as damage:
+        log.warning("%s is damaged and will be written again: %s", file, damage)
+        return None
+    return tuple(tensors[name] for name in KEPT) if set(tensors) == set(KEPT) else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class MaskSearch:
+    """The optimisation of a batch of masks. Images do not see each other, so the batch does not
+    matter. The defaults are the paper's.
+
+    `weights` are those of JS, area and TV. `early_stop`: finish an image when less than this share
+    of its pixels changed sides in 25 steps (0.005 is a good choice).
+    """
+
+    steps: int = 250
+    grid: int = 32
+    rate: float = 0.05
+    weights: tuple[float, float, float] = (1.0, 0.01, 0.1)
+    param: Param = "clamp"
+    init: float = 0.5
+    rho: float = 0.35
+    binarise: Rule = "topk"
+    temperature: float = 1.0
+    early_stop: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.steps < 1 or self.grid < 2 or self.rate <= 0:
+            raise BadOption(
+                "steps, grid, rate",
+                (self.steps, self.grid, self.rate),
+                "at least one step, a grid of 2 x 2 cells, and a rate above 0",
+            )
+        if not 0 <= self.init <= 1 or (self.param == "sigmoid" and self.init in (0, 1)):
+            raise BadOption("init", self.init, "a value in [0, 1]; inside it for param='sigmoid'")
+        if min(self.weights) < 0:
+            raise BadOption(
+                "weights", self.weights, "three numbers of at least 0: for JS, area and TV"
+            )
+        if self.early_stop is not None and not 0 < self.early_stop < 1:
+            raise BadOption(
+                "early_stop", self.early_stop, "None, or a share of the pixels between 0 and 1"
+            )
+        if not 0 < self.rho < 1:
+            raise BadOption("rho", self.rho, "a share of the pixels between 0 and 1")
+
+    def record(self) -> dict[str, Any]:
+        """Everything that decides the soft masks."""
+        options = asdict(self)
+        if self.early_stop is None:
+            del options["rho"], options["binarise"]
+        return options
+
+    @torch.inference_mode(False)
+    @torch.enable_grad()
+    def run(
+        self, model: ImageModel, images: Tensor, base: Tensor, inside: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Images and their baselines -> soft masks [B, g, g], losses [B, 3], steps taken [B]."""
+        need_gradients(model, "discover_masks", remedy="Give the model that it was quantised from")
+        kind = wide_dtype(model.dtype)
+        images, base = images.clone(), base.expand(len(images), -1, -1, -1).clone()
+        with torch.no_grad():
+            plain = log_probs(model(images), self.temperature)
+        start = self.init
+        if self.param == "sigmoid":
+            start = torch.logit(torch.tensor(self.init, dtype=torch.float64)).item()
+        shape = (len(images), self.grid, self.grid)
+        raw = torch.full(shape, start, dtype=kind, device=images.device)
+        moments = torch.zeros_like(raw), torch.zeros_like(raw)
+        search = _Search(images, base, plain, raw, *moments, inside)
+        live = torch.arange(len(images), device=images.device)
+        soft, losses = torch.empty_like(raw), raw.new_empty(len(images), 3)
+        taken = torch.full_like(live, self.steps)
+        before: Tensor | None = None
+        for step in range(1, self.steps + 1):
+            losses[live], search = self._step(model, step, search)
+            soft[live] = self._mask(search.raw)
+            if self.early_stop is None or step % CHECK_EVERY or step == self.steps:
+                continue
+            size = (images.shape[-2], images.shape[-1])
+            hard, _ = harden(
+                soft[live], size, rho=self.rho, rule=self.binarise, inside=search.inside
+            )
+            moving = torch.ones_like(live, dtype=torch.bool)
+            if before is not None:
+                changed = (hard != before).flatten(1).double().mean(dim=1)
+                moving = changed >= self.early_stop
+            taken[live[~moving]] = step
+            search = search.take(moving)
+            live, before = live[moving], hard[moving]
+            if len(live) == 0:
+                break
+        return soft, losses, taken
+
+    def _step(self, model: ImageModel, step: int, search: _Search) -> tuple[Tensor, _Search]:
+        """One step of Adam -> the losses [B, 3] before it, and everything after it."""
+        images, inside = search.images, search.inside
+        raw = search.raw.detach().requires_grad_()
+        mask = self._mask(raw)
+        show = enlarge(mask, (images.shape[-2], images.shape[-1]))
+        if inside is not None:
+            show = torch.where(inside, show, 1)  # padding stays as it is
+        shown = (show[:, None] * images + (1 - show[:, None]) * search.base).to(images.dtype)
+        divergence = jensen_shannon(search.plain, log_probs(model(shown), self.temperature))
+        losses = torch.stack([divergence, mask.mean(dim=(1, 2)), total_variation(mask)], dim=1)
+        total = (losses @ losses.new_tensor(self.weights)).sum()  # each mask's gradient is its own
+        (slope,) = torch.autograd.grad(total, raw)
+        with torch.no_grad():
+            first = BETAS[0] * search.first + (1 - BETAS[0]) * slope
+            second = BETAS[1] * search.second + (1 - BETAS[1]) * slope.square()
+            scale = (second / (1 - BETAS[1] ** step)).sqrt() + EPSILON
+            raw = raw - self.rate * first / (1 - BETAS[0] ** step) / scale
+            raw = raw.clamp(0, 1) if self.param == "clamp" else raw
+        return losses.detach(), replace(search, raw=raw, first=first, second=second)
+
+    def _mask(self, raw: Tensor) -> Tensor:
+        return raw if self.param == "clamp" else raw.sigmoid()
+
+
+@dataclass(frozen=True, eq=False)
+class _Search:
+    """Everything that goes with an image while its mask is looked for."""
+
+    images: Tensor
+    base: Tensor
+    plain: Tensor  # log-probabilities of the whole image
+    raw: Tensor  # [B, g, g], the masks before `param`
+    first: Tensor  # Adam's moments of it
+    second: Tensor
+    inside: Tensor | None
+
+    def take(self, rows: Tensor) -> _Search:
+        whole = (getattr(self, column.name) for column in fields(self))
+        return _Search(*(None if tensor is None else tensor[rows] for tensor in whole))  # type: ignore[arg-type]
+
+
+def total_variation(masks: Tensor) -> Tensor:
+    """[B, g, g] -> [B]: the mean step between neighbours, down and across."""
+    down, across = masks[:, 1:] - masks[:, :-1], masks[:, :, 1:] - masks[:, :, :-1]
+    return down.abs().mean(dim=(1, 2)) + across.abs().mean(dim=(1, 2))
+
+
+def enlarge(soft: Tensor, size: tuple[int, int]) -> Tensor:
+    """Masks [B, g, g] at picture size, [B, H, W]."""
+    return F.interpolate(soft[:, None], size=size, mode="bilinear", align_corners=False)[:, 0]
+
+
+def harden(
+    soft: Tensor,
+    size: tuple[int, int],
+    *,
+    rho: float = 0.35,
+    rule: Rule = "topk",
+    inside: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Soft masks [B, g, g] -> kept pixels [B, H, W] (bool) and, for each image, the share of pixels
+    that tie with the last one kept [B].
+
+    Padding (`inside` [B, H, W] is False there) is never kept and does not count.
+    """
+    large = (enlarge(soft.double(), size) * DIGITS).round() / DIGITS
+    near = F.avg_pool2d(large[:, None], 5, stride=1, padding=2, count_include_pad=False)[:, 0]
+    near = (near * DIGITS).round()
+    hard = torch.zeros_like(large, dtype=torch.bool)
+    ties = soft.new_zeros(len(soft), dtype=torch.float64)
+    for i in range(len(soft)):
+        pixels = torch.arange(large[i].numel(), device=soft.device)
+        if inside is not None:
+            pixels = inside[i].flatten().nonzero()[:, 0]
+        values = large[i].flatten()[pixels]
+        foreground, level = _foreground(values, near[i].flatten()[pixels], rho, rule)
+        hard[i].view(-1)[pixels[foreground]] = True
+        ties[i] = (values == level).double().mean()
+    return hard, ties
+
+
+def _foreground(values: Tensor, near: Tensor, rho: float, rule: Rule) -> tuple[Tensor, Tensor]:
+    """Which of values [P] are kept, as indices or a bool mask, and the value of the last one
+    kept."""
+    count = round(rho * len(values))
+    if rule == "percentile":
+        ordered, place = values.sort().values, (1 - rho) * (len(values) - 1)
+        low = int(place)
+        high = min(low + 1, len(values) - 1)
+        level = torch.lerp(ordered[low], ordered[high], place - low)
+        return values > level, level
+    order = near.sort(descending=True, stable=True).indices
+    order = order[values[order].sort(descending=True, stable=True).indices][:count]
+    return order, values[order[-1]] if count else values.max()

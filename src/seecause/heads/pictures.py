@@ -26,8 +26,8 @@ from seecause.data.dataset import (
 from seecause.data.registry import as_data
 from seecause.engine.chunks import batched, fit
 from seecause.errors import BadImage, BadOption, DataMissing, SeecauseError
-from seecause.heads.erase import Masks, Swapped
-from seecause.heads.registry import checked_labels
+from seecause.heads.erase import Erasure, Masks, Swapped
+from seecause.heads.scores import checked_labels
 from seecause.models._settled import settles
 from seecause.models.base import ImageModel
 from seecause.models.block import chain
@@ -76,6 +76,23 @@ class Pictures:
             return None
         return Masks.oracle(self.truth)
 
+    def true_masks(self) -> Masks:
+        """The same, or a refusal where some picture has none."""
+        if (masks := self.oracle) is None:
+            raise BadOption(
+                "masks",
+                "oracle",
+                f"data with a mask for every picture; {self.name} has none, so give"
+                " masks='discovered'",
+            )
+        return masks
+
+    @property
+    def exact_swaps(self) -> list[Erasure]:
+        """The erasure by counterfactuals, where both kinds are known."""
+        known = self.swapped is not None and self.swapped.foreground is not None
+        return [Erasure(None, self.swapped)] if known else []  # type: ignore[arg-type]
+
     @property
     def grouped(self) -> bool:
         return any(group is not None for group in self.groups)
@@ -83,12 +100,6 @@ class Pictures:
     def take(self, rows: Tensor) -> Pictures:
         """Some of them, by place."""
         places, here = rows.tolist(), rows.to(self.images.device)
-        swapped = self.swapped
-        if swapped is not None:
-            swapped = Swapped(
-                swapped.background[here],
-                None if swapped.foreground is None else swapped.foreground[here],
-            )
         return replace(
             self,
             ids=tuple(self.ids[i] for i in places),
@@ -96,7 +107,7 @@ class Pictures:
             labels=None if self.labels is None else self.labels[here],
             truth=None if self.truth is None else self.truth[here],
             groups=tuple(self.groups[i] for i in places) if self.groups else (),
-            swapped=swapped,
+            swapped=None if self.swapped is None else self.swapped.take(here),
         )
 
 

@@ -1,18 +1,38 @@
-"""A score for every head: what selectors return, and what they share."""
+"""A score for every head: the ways to choose heads, what they return, and what they share. A new
+way is a decorated function in a file that `_FILES` names:
+
+    @selector("name", cost="1 forward", needs="labels")
+    def name(model, images, labels, *, option=default) -> HeadScores: ...
+
+It gets normalised images [N, 3, H, W] and class indices [N] on the model's device. Higher scores
+mean more worth removing.
+
+A score may be fooled: a head whose removal makes all answers alike gets the highest CIGMA score
+there is. Each rule takes scores and returns scores.
+
+    penalised    score - alpha max(0, mean(FIG - FIG^(-h)))
+    protected    heads whose removal costs more than a share of FIG, or more than some accuracy,
+                 must stay (-inf)
+    above_noise  scores within the noise floor of the measurement are 0: the error of JS has one
+                 sign and does not average out
+"""
 
 from __future__ import annotations
 
+import importlib
+import inspect
 import operator
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, SupportsIndex
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from seecause._options import check_options, keyword_options
 from seecause.engine.chunks import fit, in_chunks
-from seecause.errors import BadOption, NotDefined
+from seecause.errors import BadImage, BadOption, NotDefined, UnknownName
 from seecause.metrics import standard_error
 from seecause.models.base import ImageModel
 from seecause.models.block import is_silent
@@ -20,6 +40,7 @@ from seecause.models.view import VisionModel
 
 Head = tuple[int, int]  # (layer, head), both from 0
 Remove = Literal["most", "least"]
+Guard = Literal["penalty", "protect", "none"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,6 +71,157 @@ class HeadScores:
         return self.order(positive=positive)[: head_count(k, total)]
 
 
+def penalised(scores: HeadScores, *, alpha: float = 1.0) -> HeadScores:
+    """Subtract what the foreground loses.
+
+    Errors and effects become those of the penalised score where scores know what each image
+    loses; else errors of penalised heads are NaN, since they are not known.
+    """
+    drop = _fig_drop(scores)
+    cost, protocol = drop.clamp_min(0), {**scores.protocol, "penalty": alpha}
+    value, error = scores.value - alpha * cost, scores.error
+    if scores.effects is not None and scores.fig_drops is not None:
+        # the mean decides whether a head pays
+        effects = scores.effects - alpha * (drop > 0) * scores.fig_drops
+        return replace(
+            scores, value=value, error=standard_error(effects), effects=effects, protocol=protocol
+        )
+    return replace(
+        scores,
+        value=value,
+        error=None if error is None else torch.where(cost > 0, torch.nan, error),
+        effects=None,
+        protocol=protocol,
+    )
+
+
+def protected(scores: HeadScores, *, fig: float = 0.05, accuracy: float = 0.01) -> HeadScores:
+    """Keep heads without which FIG falls by more than a share `fig` of itself, or accuracy by more
+    than `accuracy`."""
+    harmed = _fig_drop(scores) > fig * scores.before["fig"]
+    harmed |= scores.before["accuracy"] - scores.after["accuracy"] > accuracy
+    value = torch.where(harmed & ~scores.value.isnan(), -torch.inf, scores.value)
+    return replace(
+        scores,
+        value=value,
+        protocol={**scores.protocol, "protected": {"fig": fig, "accuracy": accuracy}},
+    )
+
+
+def above_noise(scores: HeadScores, floor: float) -> HeadScores:
+    """Scores whose size is below `floor` (`Gains.noise_floor`) become 0."""
+    value = torch.where(scores.value.abs() < floor, 0.0, scores.value)
+    return replace(scores, value=value, protocol={**scores.protocol, "noise_floor": floor})
+
+
+GUARDS: Mapping[str, Callable[[HeadScores], HeadScores]] = {
+    "penalty": penalised,
+    "protect": protected,
+    "none": lambda scores: scores,
+}
+
+
+def _fig_drop(scores: HeadScores) -> Tensor:
+    if "fig_drop" not in scores.after:
+        raise NotDefined(
+            "the guard", "FIG without each head was not measured", "Score with masks and guard=True"
+        )
+    return scores.after["fig_drop"]
+
+
+@dataclass(frozen=True)
+class Selector:
+    """One entry of the registry."""
+
+    name: str
+    run: Callable[..., HeadScores]
+    cost: str  # of one image
+    needs: str
+    summary: str
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Keyword options and their defaults."""
+        return keyword_options(self.run, leave_out=("progress",))
+
+    @property
+    def tells_progress(self) -> bool:
+        return "progress" in keyword_options(self.run)
+
+
+_SELECTORS: dict[str, Selector] = {}
+_FILES = {  # by selector; the last has all others too
+    "cigma": "cigma",
+    "greedy": "cigma",
+    "regression": "cigma",
+    "gating": "gating",
+    "contrastive-gating": "gating",
+    "interchange": "_interchange",
+    "random": "simple_selectors",
+}
+
+
+def selector(
+    name: str, *, cost: str, needs: str
+) -> Callable[[Callable[..., HeadScores]], Callable[..., HeadScores]]:
+    """Register a function under `name`."""
+
+    def register(run: Callable[..., HeadScores]) -> Callable[..., HeadScores]:
+        _SELECTORS[name] = Selector(
+            name, run, cost, needs, (inspect.getdoc(run) or "").split("\n")[0]
+        )
+        return run
+
+    return register
+
+
+def selectors() -> dict[str, Selector]:
+    """All ways to choose heads, by name."""
+    for file in dict.fromkeys(_FILES.values()):
+        importlib.import_module(f"seecause.heads.{file}")
+    return dict(_SELECTORS)
+
+
+def find_selector(name: str) -> Selector:
+    """The one of that name; of the files, only its own is imported where that is known."""
+    if name in _FILES:
+        importlib.import_module(f"seecause.heads.{_FILES[name]}")
+    if name not in _SELECTORS and name not in selectors():
+        raise UnknownName("head selector", name, selectors())
+    return _SELECTORS[name]
+
+
+def select(
+    by: str, model: ImageModel, images: Tensor, labels: Tensor, **options: Any
+) -> HeadScores:
+    """Scores by the selector called `by`; `HeadScores.top(k)` gives the heads to remove."""
+    chosen = find_selector(by)
+    check_options(by, chosen.run, options)
+    view = need_heads(model, f"choosing heads by {by}")
+    with view.settled(frozen=True):
+        images = images.to(view.device, view.dtype)
+        view.check(images)
+        return chosen.run(view, images, checked_labels(view, images, labels), **options)
+
+
+def checked_labels(model: ImageModel, images: Tensor, labels: Tensor) -> Tensor:
+    """Class indices [N] on the model's device, one for each image."""
+    labels = torch.as_tensor(labels)
+    if labels.shape != images.shape[:1] or labels.dtype.is_floating_point:
+        raise BadImage(
+            f"labels of shape {list(labels.shape)}",
+            f"expected a class index for each of the {len(images)} images",
+            "give whole numbers [N]",
+        )
+    if not bool(((labels >= 0) & (labels < model.n_classes)).all()):
+        raise BadOption(
+            "labels",
+            f"{int(labels.min())} to {int(labels.max())}",
+            f"class indices 0-{model.n_classes - 1}",
+        )
+    return labels.long().to(images.device)
+
+
 def head_count(k: int | float, total: int) -> int:
     """`k` of `total` heads: a count, or a share between 0.0 and 1.0."""
     count = round(k * total) if isinstance(k, float) and 0 <= k <= 1 else k
@@ -58,14 +230,15 @@ def head_count(k: int | float, total: int) -> int:
     return count
 
 
-def need_heads(model: ImageModel, what: str) -> None:
-    """Refuse a model that is not read by its heads."""
+def need_heads(model: ImageModel, what: str) -> VisionModel:
+    """The model, or a refusal where it is not read by its heads."""
     if not isinstance(model, VisionModel):
         raise NotDefined(
             what,
             f"{model.family} is read by its stages, not by heads",
             "Use a vision transformer; sc.attribute maps this one (caap, mosaic, grad-cam ...)",
         )
+    return model
 
 
 def all_heads(model: VisionModel) -> list[Head]:
@@ -81,16 +254,14 @@ def gates_without(model: VisionModel, heads: Iterable[Head]) -> Tensor:
     """Ones [L, H], zero at `heads`."""
     removed = checked_heads(model, heads)
     gates = torch.ones(model.n_layers, model.n_heads)
-    for layer, head in removed:
-        gates[layer, head] = 0
+    for head in removed:
+        gates[head] = 0
     return gates
 
 
 def checked_heads(model: ImageModel, heads: Iterable[Head]) -> list[Head]:
     """`heads` in order and without repeats, or which of them the model does not have."""
-    need_heads(model, "head ablation")
-    assert isinstance(model, VisionModel)
-    unique = set()
+    view, unique = need_heads(model, "head ablation"), set[Head]()
     for pair in heads:
         if not (
             isinstance(pair, tuple | list)
@@ -99,12 +270,11 @@ def checked_heads(model: ImageModel, heads: Iterable[Head]) -> list[Head]:
         ):
             raise BadOption("heads", pair, "pairs (layer, head) of whole numbers from 0")
         layer, head = (operator.index(part) for part in pair)
-        if not 0 <= layer < model.n_layers:
-            raise BadOption("heads", (layer, head), f"layers 0-{model.n_layers - 1}")
-        if not 0 <= head < model.blocks[layer].heads:
-            raise BadOption(
-                "heads", (layer, head), f"heads 0-{model.blocks[layer].heads - 1} in layer {layer}"
-            )
+        if not 0 <= layer < view.n_layers:
+            raise BadOption("heads", (layer, head), f"layers 0-{view.n_layers - 1}")
+        count = view.blocks[layer].heads
+        if not 0 <= head < count:
+            raise BadOption("heads", (layer, head), f"heads 0-{count - 1} in layer {layer}")
         unique.add((layer, head))
     return sorted(unique)
 

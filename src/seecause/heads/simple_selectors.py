@@ -29,8 +29,16 @@ from seecause.engine.walk import walk
 from seecause.errors import BadOption
 from seecause.heads._score import score
 from seecause.heads.erase import Masks
-from seecause.heads.registry import selector
-from seecause.heads.scores import Head, HeadScores, Remove, absent, mean_scores, over_images, padded
+from seecause.heads.scores import (
+    Head,
+    HeadScores,
+    Remove,
+    absent,
+    mean_scores,
+    over_images,
+    padded,
+    selector,
+)
 from seecause.models.block import Block
 from seecause.models.view import VisionModel
 

@@ -5,7 +5,7 @@ function each.
     fraction     how many right answers the scores are made from
     masks        kept share, grid, weights and fill of the mask search (Table 3)
     temperature  of the answers that are compared (Table 4). Accuracy can only change because other
-    heads are chosen
+                 heads are chosen
     layers       heads of the first, middle and last third of the blocks alone (Table 5)
     stability    scores from other halves of the pictures (Table 6)
 
@@ -24,10 +24,9 @@ from torch import Tensor
 
 from seecause.data.dataset import Dataset, Hole
 from seecause.errors import BadOption, UnknownName
-from seecause.heads._outcomes import Outcome, curve, outcomes
+from seecause.heads._outcomes import curve, outcomes
 from seecause.heads._prune_and_test import Background
 from seecause.heads._score import score
-from seecause.heads.cigma import penalised
 from seecause.heads.erase import Erasure, Fill, Masks
 from seecause.heads.gains import information_gains
 from seecause.heads.masks import discover_masks, iou
@@ -40,22 +39,16 @@ from seecause.heads.pictures import (
     no_progress,
     pictures_of,
 )
-from seecause.heads.scores import HeadScores, all_heads
+from seecause.heads.scores import HeadScores, all_heads, penalised
 from seecause.metrics.statistics import rank_correlation
 from seecause.models.view import VisionModel
 
 KS = (0, 4, 8, 16, 24, 32)
-
-
 FRACTIONS = (0.1, 0.2, 0.4, 0.6, 0.8, 1.0)
-
-
 TEMPERATURES = (0.5, 1.0, 2.0)
-
-
 THIRDS = ("first third", "middle third", "last third")
-
-
+HALVES = 6  # random halves of the pictures
+FAR = 5  # ranks
 MASKS: dict[str, dict[str, Any]] = {
     "default": {},
     "rho 0.25": {"rho": 0.25},
@@ -68,14 +61,6 @@ MASKS: dict[str, dict[str, Any]] = {
     "area 0.02": {"weights": (1.0, 0.02, 0.1)},
     "blurred fill": {"baseline": "blur"},
 }
-
-
-HALVES = 6  # random halves of the pictures
-
-
-FAR = 5  # ranks
-
-
 Row = dict[str, str | float]
 
 
@@ -119,11 +104,11 @@ class StudySetup:
     def subset(self, rows: Tensor) -> tuple[Pictures, Masks]:
         return self.train.take(rows), self.masks.take(rows)
 
-    def without(self, chosen: Sequence[HeadScores]) -> list[Outcome]:
-        """The model without the top heads of each."""
-        return outcomes(
-            self.model, self.test, [scores.top(self.top) for scores in chosen], self.erasures
-        )
+    def rows(self, about: Sequence[Row], chosen: Sequence[HeadScores | None]) -> list[Row]:
+        """What is said of each setting, and the numbers without the top heads of its scores."""
+        sets = [[] if scores is None else scores.top(self.top) for scores in chosen]
+        measured = outcomes(self.model, self.test, sets, self.erasures)
+        return [{**row, **after.numbers()} for row, after in zip(about, measured, strict=True)]
 
 
 @dataclass(frozen=True, eq=False)
@@ -216,7 +201,7 @@ def ablation_table(name: str, setup: StudySetup) -> StudyTable:
 
 
 def _k(setup: StudySetup) -> StudyTable:
-    total = sum(block.heads for block in setup.model.blocks)
+    total = len(all_heads(setup.model))
     ks = sorted({k for k in (*KS, setup.top) if k <= total})
     line = curve(
         setup.model,
@@ -250,100 +235,63 @@ def _fraction(setup: StudySetup) -> StudyTable:
     for count in counts:
         pictures, masks = setup.subset(order[:count].sort().values)
         chosen.append(setup.scores(train=pictures, masks=masks))
-    measured = zip(counts.items(), chosen, setup.without(chosen), strict=True)
     rows: list[Row] = [
-        {
-            "share": share,
-            "pictures": count,
-            "rank correlation with all": _agreement(scores, chosen[-1]),
-            **outcome.numbers(),
-        }
-        for (count, share), scores, outcome in measured
+        {"share": s, "pictures": n, "rank correlation with all": _agreement(scores, chosen[-1])}
+        for (n, s), scores in zip(counts.items(), chosen, strict=True)
     ]
-    return StudyTable(
-        "fraction",
-        "How many pictures do scores need?",
-        rows,
-        "share",
-        "Each smaller set is part of the larger ones.",
-    )
+    note = "Each smaller set is part of the larger ones."
+    question = "How many pictures do scores need?"
+    return StudyTable("fraction", question, setup.rows(rows, chosen), "share", note)
 
 
 def _masks(setup: StudySetup) -> StudyTable:
-    chosen, about = [], []
-    for options in MASKS.values():
+    chosen, rows = [], list[Row]()
+    for name, options in MASKS.items():
         masks = discover_masks(setup.model, setup.train.images, **{**setup.search, **options})
         fill = options.get("baseline", setup.fill)
         chosen.append(setup.scores(masks=masks, fill=fill))
         gains = information_gains(setup.model, setup.train.images, masks, baseline=fill)
-        row: Row = {
-            "FIG": float(gains.fig.mean()),
-            "BIG": float(gains.big.mean()),
-            "BIR": gains.bir_ratio_of_means,
-        }
+        row: Row = {"setting": name}
         if setup.train.truth is not None:
-            row = {"IoU": float(iou(masks, setup.train.truth).nanmean()), **row}
-        about.append(row)
-    rows: list[Row] = [
-        {
-            "setting": name,
-            **row,
-            "rank correlation with default": _agreement(scores, chosen[0]),
-            **outcome.numbers(),
-        }
-        for name, row, scores, outcome in zip(
-            MASKS, about, chosen, setup.without(chosen), strict=True
-        )
-    ]
-    return StudyTable(
-        "masks",
-        "Does the mask search decide the result?",
-        rows,
-        note="Masks are always discovered here; FIG, BIG and BIR are those of the scored pictures.",
-    )
+            row["IoU"] = float(iou(masks, setup.train.truth).nanmean())
+        row |= {"FIG": float(gains.fig.mean()), "BIG": float(gains.big.mean())}
+        row["BIR"] = gains.bir_ratio_of_means
+        row["rank correlation with default"] = _agreement(chosen[-1], chosen[0])
+        rows.append(row)
+    note = "Masks are always discovered here; FIG, BIG and BIR are those of the scored pictures."
+    question = "Does the mask search decide the result?"
+    return StudyTable("masks", question, setup.rows(rows, chosen), note=note)
 
 
 def _temperature(setup: StudySetup) -> StudyTable:
     chosen = [setup.scores(temperature=t) for t in TEMPERATURES]
+    usual = chosen[TEMPERATURES.index(1.0)]
     rows: list[Row] = [
-        {
-            "temperature": t,
-            "rank correlation with 1": _agreement(scores, chosen[TEMPERATURES.index(1.0)]),
-            **outcome.numbers(),
-        }
-        for t, scores, outcome in zip(TEMPERATURES, chosen, setup.without(chosen), strict=True)
+        {"temperature": t, "rank correlation with 1": _agreement(scores, usual)}
+        for t, scores in zip(TEMPERATURES, chosen, strict=True)
     ]
     note = (
         "The largest logit does not depend on the temperature: numbers differ only where other"
         " heads are chosen."
     )
-    return StudyTable(
-        "temperature", "Does the temperature decide the result?", rows, "temperature", note
-    )
+    question = "Does the temperature decide the result?"
+    return StudyTable("temperature", question, setup.rows(rows, chosen), "temperature", note)
 
 
 def _layers(setup: StudySetup) -> StudyTable:
     scores, depth = setup.scores(), setup.model.n_layers
     third = torch.tensor([min(2, 3 * layer // depth) for layer in range(depth)])
-    parts = {"all": scores}
+    parts = {"none": None, "all": scores}
     for place, name in enumerate(THIRDS):
-        parts[name] = replace(
-            scores,
-            value=torch.where(
-                (third == place)[:, None] | scores.value.isnan(), scores.value, -torch.inf
-            ),
-        )
-    whole = outcomes(setup.model, setup.test, [[]], setup.erasures)
-    measured = [*whole, *setup.without(list(parts.values()))]
-    rows: list[Row] = [
-        {"blocks": name, **outcome.numbers()}
-        for name, outcome in zip(["none", *parts], measured, strict=True)
-    ]
+        stays = (third == place)[:, None] | scores.value.isnan()
+        parts[name] = replace(scores, value=torch.where(stays, scores.value, -torch.inf))
+    rows: list[Row] = [{"blocks": name} for name in parts]
     note = (
         f"The {setup.top} best heads of those blocks alone go; fewer where fewer have a score"
         " above 0."
     )
-    return StudyTable("layers", "Where do the heads sit that matter?", rows, note=note)
+    question = "Where do the heads sit that matter?"
+    return StudyTable("layers", question, setup.rows(rows, list(parts.values())), note=note)
 
 
 def _stability(setup: StudySetup) -> StudyTable:
@@ -363,23 +311,17 @@ def _stability(setup: StudySetup) -> StudyTable:
     ).double()  # [halves, heads]
     top = whole.value[exists].argsort(descending=True)[: setup.top]
     rows: list[Row] = []
-    for place, (scores, outcome) in enumerate(zip(chosen, setup.without(chosen), strict=True)):
+    for place, scores in enumerate(chosen):
         others = [_agreement(scores, other) for other in chosen if other is not scores]
         moved = float(((ranks[place] - ranks.mean(dim=0)).abs() > FAR).double().mean())
         same = len(set(scores.top(setup.top)) & set(whole.top(setup.top)))
-        row: Row = {
-            "half": place,
-            "rank correlation with the others": sum(others) / len(others),
-            f"heads that moved over {FAR} ranks": moved,
-        }
-        rows.append({**row, "in the top of all pictures": same, **outcome.numbers()})
+        row: Row = {"half": place, "rank correlation with the others": sum(others) / len(others)}
+        row |= {f"heads that moved over {FAR} ranks": moved, "in the top of all pictures": same}
+        rows.append(row)
     spread = float(ranks[:, top].std(dim=0, correction=0).mean())
-    return StudyTable(
-        "stability",
-        "Would other pictures choose other heads?",
-        rows,
-        note=f"The rank of the top {setup.top} heads varies by {spread:.1f} between halves.",
-    )
+    note = f"The rank of the top {setup.top} heads varies by {spread:.1f} between halves."
+    question = "Would other pictures choose other heads?"
+    return StudyTable("stability", question, setup.rows(rows, chosen), note=note)
 
 
 STUDIES: Mapping[str, Callable[[StudySetup], StudyTable]] = {

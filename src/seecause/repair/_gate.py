@@ -21,7 +21,7 @@ from seecause.errors import BadOption
 from seecause.metrics.groups import clopper_pearson
 from seecause.repair.audit import ENOUGH, MOSTLY, BackgroundAudit
 
-Outcome = Literal["pass", "not shown", "missed"]
+CheckOutcome = Literal["pass", "not shown", "missed"]
 NONE_SEEN = 3.0  # over n: what 95 % of samples of n would have shown (the rule of three)
 
 
@@ -43,7 +43,7 @@ class Check:
         return "upper" if self.bound == "at most" else "lower"
 
     @property
-    def outcome(self) -> Outcome:
+    def outcome(self) -> CheckOutcome:
         low, high = self.interval
         if self.bound == "at most":
             met, missed = high <= self.limit, low > self.limit

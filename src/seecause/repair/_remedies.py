@@ -6,57 +6,44 @@
 A remedy learns from `lesson.learn` and makes its own choices (a rank, how many heads, how long) by
 transplant-worst on `lesson.choose`. What is reported comes from pictures that neither has seen.
 
-    nothing           the model as it is: it wins where there is nothing to repair
-    last-layer        a new last layer on versions, classes balanced, ridge
-    directions        directions in which versions differ, folded out of the old last layer
-    directions-refit  the same, then a new last layer on plain pictures
-    dfr, group-dro    last layers that need group labels
+`nothing`, the model as it is, wins where there is nothing to repair.
+
+With a work folder, a finished remedy is kept in its own folder (`done.sealed`: its weights, what
+was done, what it took), and so is the last whole epoch of a training that has not ended. Every file
+carries its checksum: one that was cut or changed is named, left aside and made again.
 """
 
 from __future__ import annotations
 
+import copy
 import importlib
 import inspect
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
-from torch import Tensor
+from safetensors.torch import load, save
+from torch import Tensor, nn
 
+from seecause._files import read_sealed, write_sealed
 from seecause._options import check_options, keyword_options
 from seecause.errors import BadOption, NotDefined, UnknownName
-from seecause.heads.baselines import fit_head, last_layer, with_last_layer
+from seecause.heads.baselines import LastLayer, last_layer, with_last_layer
 from seecause.heads.pictures import Progress, no_progress
+from seecause.loading import rewrap
+from seecause.models.heads import TextHead
 from seecause.models.view import VisionModel
-from seecause.repair.last_layer import (
-    MOST,
-    STRENGTH,
-    LastLayer,
-    LossForm,
-    blind,
-    change_directions,
-    group_dro,
-    new_layer,
-    random_directions,
-)
-from seecause.repair.parts import Judged, Part
+from seecause.repair.parts import Judged, Part, PartLogits
 
-CONTROLS = 5  # draws of random directions
-COUNTS = (
-    "epochs",
-    "batch",
-    "patience",
-    "pairs",
-    "counts",
-    "rank",
-    "most",
-    "refits",
-    "steps",
-    "parts",
-)  # options that are whole numbers from 1
+DONE, EPOCH = "done.sealed", "fine-tune.sealed"  # files of a work folder
+# options that are whole numbers from 1
+COUNTS = {"epochs", "batch", "patience", "pairs", "counts", "rank", "most", "refits", "steps"}
+COUNTS |= {"parts"}
 AMOUNTS = ("strength", "rate")  # options that are above 0
+K = TypeVar("K")
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,6 +56,21 @@ class Lesson:
     groups: bool = False  # whether group labels may be used
     work: Path | None = None
     progress: Progress = no_progress
+
+    def worst(self, logits: PartLogits) -> float:
+        """Transplant-worst of held-out versions, by their logits."""
+        return Judged(self.choose, logits).transplant_worst
+
+    def best(self, views: Iterable[tuple[K, VisionModel]]) -> tuple[K, VisionModel, dict[str, Any]]:
+        """The view with the best transplant-worst, the first of equals, and what each came to."""
+        tried, best = dict[str, Any](), list[tuple[float, K, VisionModel]]()
+        for name, view in views:
+            worst = self.worst(self.choose.logits(view))
+            tried[str(name)] = round(worst, 4)
+            if not best or worst > best[0][0]:
+                best = [(worst, name, view)]
+        _, name, view = best[0]
+        return name, view, tried
 
     @property
     def group_codes(self) -> Tensor:
@@ -114,7 +116,7 @@ class Remedy:
 
 
 _REMEDIES: dict[str, Remedy] = {}
-_FILES = ("_remedies", "head_remedies", "fine_tune", "ifam_remedy")
+_FILES = ("last_layer", "head_remedies", "training_remedies")
 
 
 def remedy(
@@ -159,7 +161,7 @@ def find_remedy(name: str, options: dict[str, Any]) -> Remedy:
 
 def with_layer(model: VisionModel, layer: LastLayer, done: str, details: dict[str, Any]) -> Mended:
     """The model with another last layer; it is verified when it is chosen."""
-    view = with_last_layer(model, layer.weight, layer.bias, check=False)
+    view = with_last_layer(model, layer, check=False)
     return Mended(view, done, details, layer, model)
 
 
@@ -167,133 +169,51 @@ def with_layer(model: VisionModel, layer: LastLayer, done: str, details: dict[st
 def nothing(model: VisionModel, lesson: Lesson) -> Mended:
     """The model as it is."""
     try:
-        layer = LastLayer(*last_layer(model))
+        layer = last_layer(model)
     except NotDefined:
         layer = None
     return Mended(model, "Nothing was changed.", {}, layer, model)
 
 
-@remedy("last-layer", cost="1 forward of each version")
-def fit_last_layer(
-    model: VisionModel,
-    lesson: Lesson,
-    *,
-    strength: float = STRENGTH,
-    form: LossForm = "logistic",
-    anchor: bool | None = None,
-) -> Mended:
-    """A new last layer on versions, classes balanced, ridge. With `anchor` it stays near the old
-    one; by default where the pictures lack some classes, which a new one would forget."""
-    features, labels = lesson.learn.features(model).moved, lesson.learn.moved.labels
-    lacking = len(labels.unique()) < model.n_classes
-    anchored = lacking if anchor is None else anchor
-    old = LastLayer(*last_layer(model)) if anchored else None
-    layer = new_layer(
-        features,
-        labels,
-        classes=model.n_classes,
-        strength=strength,
-        form=form,
-        anchor=old,
-    )
-    near = ", held near the old one" if anchored else ""
-    done = f"A new last layer ({form}, C = {strength:g}{near}) on {len(features)} versions."
-    return with_layer(model, layer, done, {"versions": len(features), "anchored": anchored})
+def write_remedy(place: Path, result: Mended, seconds: float) -> None:
+    """Weights and facts in one file, so that neither is there without the other."""
+    if result.layer is not None:
+        tensors = {"weight": result.layer.weight, "bias": result.layer.bias}
+    elif hasattr(result.model.module, "view_parts"):
+        return  # a network of another shape writes itself, when it is exported
+    else:
+        tensors = {f"module.{k}": v for k, v in result.model.module.state_dict().items()}
+        if (head := _own_head(result.model)) is not None:
+            tensors |= {f"extra.{k}": v for k, v in head.state_dict().items()}
+    content = {name: value.detach().cpu().contiguous().clone() for name, value in tensors.items()}
+    facts = {"done": result.done, "details": result.details, "seconds": seconds}
+    content["facts"] = torch.tensor(list(json.dumps(facts).encode()), dtype=torch.uint8)
+    write_sealed(place / DONE, save(content))
+    (place / EPOCH).unlink(missing_ok=True)
 
 
-@remedy("directions", cost="1 forward of each version")
-def fold_directions(
-    model: VisionModel, lesson: Lesson, *, rank: int | None = None, most: int = MOST
-) -> Mended:
-    """Directions in which versions differ, folded out of the old last layer; the rank by the
-    spectrum or by held-out versions, whichever is better on these."""
-    old = LastLayer(*last_layer(model))
-    seen = lesson.learn.features(model).moved
-    directions = change_directions(seen, lesson.learn.moved.source_index)
-    ranks = _ranks(rank, most, len(directions.values))
-    tried = {r: _worst(lesson, model, directions.fold(old, r)) for r in ranks}
-    chosen = max(tried, key=lambda r: (tried[r], r == directions.rank, -r))
-    lots = [random_directions(chosen, seen.shape[1], seed=draw) for draw in range(CONTROLS)]
-    by_lot = [_worst(lesson, model, blind(old, lot, directions.mean)) for lot in lots]
-    details = {
-        "rank": chosen,
-        "rank of the spectrum": directions.rank,
-        "spectrum": _rounded((directions.values / directions.values[0])[: most + 1].tolist()),
-        "transplant-worst by rank": {str(r): round(v, 4) for r, v in tried.items()},
-        "transplant-worst of random directions": _rounded(by_lot),
-    }
-    done = f"{chosen} of {seen.shape[1]} directions folded out of the last layer."
-    return with_layer(model, directions.fold(old, chosen), done, details)
+def read_remedy(model: VisionModel, place: Path) -> tuple[Mended, float] | None:
+    """What an earlier run finished, and its seconds; None where that is missing or damaged."""
+    content = read_sealed(place / DONE)
+    if content is None:
+        return None
+    tensors = load(content)
+    facts = json.loads(bytes(tensors.pop("facts").tolist()))
+    if "weight" in tensors:
+        layer = LastLayer(tensors["weight"], tensors["bias"])
+        return with_layer(model, layer, facts["done"], facts["details"]), facts["seconds"]
+    module, head = copy.deepcopy((model.module, _own_head(model)))
+    module.load_state_dict(_under("module.", tensors))
+    if head is not None:
+        head.load_state_dict(_under("extra.", tensors))
+    view = rewrap(model, module, head=head)
+    return Mended(view, facts["done"], facts["details"]), facts["seconds"]
 
 
-@remedy("directions-refit", cost="1 forward of each version")
-def fold_and_refit(
-    model: VisionModel,
-    lesson: Lesson,
-    *,
-    rank: int | None = None,
-    most: int = MOST,
-    strength: float = STRENGTH,
-) -> Mended:
-    """Directions in which versions differ taken out, then a new last layer on plain pictures."""
-    seen = lesson.learn.features(model)
-    directions = change_directions(seen.moved, lesson.learn.moved.source_index)
-    labels, classes = lesson.learn.labels, model.n_classes
-    anchor = LastLayer(*last_layer(model)) if len(labels.unique()) < classes else None
-    middle = directions.mean
-    layers = {}
-    for r in _ranks(rank, most, len(directions.values)):
-        vectors = directions.vectors[:r]
-        flat = seen.plain - ((seen.plain - middle) @ vectors.T) @ vectors
-        held = None if anchor is None else directions.fold(anchor, r)
-        layer = new_layer(flat, labels, classes=classes, strength=strength, anchor=held)
-        layers[r] = blind(layer, vectors, middle)
-    tried = {r: _worst(lesson, model, layer) for r, layer in layers.items()}
-    chosen = max(tried, key=lambda r: (tried[r], r == directions.rank, -r))
-    details = {
-        "rank": chosen,
-        "rank of the spectrum": directions.rank,
-        "transplant-worst by rank": {str(r): round(v, 4) for r, v in tried.items()},
-    }
-    done = f"{chosen} directions taken out, and a new last layer on {len(labels)} plain pictures."
-    return with_layer(model, layers[chosen], done, details)
+def _own_head(model: VisionModel) -> nn.Module | None:
+    """A head beside the module with weights of its own: one of texts shares the module's."""
+    return None if isinstance(model.extra, TextHead) else model.extra
 
 
-@remedy("dfr", cost="1 forward of each picture", needs="group labels")
-def retrain_by_groups(model: VisionModel, lesson: Lesson, *, refits: int = 20) -> Mended:
-    """DFR (Kirichenko et al. 2023): a new last layer on group-balanced pictures."""
-    groups = lesson.group_codes
-    plain = lesson.learn.features(model).plain
-    head = fit_head(
-        plain, lesson.learn.labels, groups, classes=model.n_classes, refits=refits, seed=lesson.seed
-    )
-    done = f"DFR: a new last layer on {len(plain)} pictures with group labels (C = {head.strength})"
-    return with_layer(model, LastLayer(head.weight, head.bias), f"{done}.", {})
-
-
-@remedy("group-dro", cost="1 forward of each picture", needs="group labels")
-def robust_last_layer(
-    model: VisionModel, lesson: Lesson, *, strength: float = STRENGTH, steps: int = 500
-) -> Mended:
-    """Group DRO (Sagawa et al. 2020) of the last layer."""
-    groups = lesson.group_codes
-    plain = lesson.learn.features(model).plain
-    layer = group_dro(
-        plain, lesson.learn.labels, groups, classes=model.n_classes, strength=strength, steps=steps
-    )
-    done = f"Group DRO: a new last layer on {len(plain)} pictures with group labels."
-    return with_layer(model, layer, done, {})
-
-
-def _ranks(rank: int | None, most: int, available: int) -> list[int]:
-    if rank is not None and rank > available:
-        raise BadOption("rank", rank, f"1 to {available} directions")
-    return [rank] if rank is not None else list(range(1, min(most, available) + 1))
-
-
-def _worst(lesson: Lesson, model: VisionModel, layer: LastLayer) -> float:
-    return Judged(lesson.choose, lesson.choose.under(model, layer)).transplant_worst
-
-
-def _rounded(values: list[float]) -> list[float]:
-    return [round(value, 4) for value in values]
+def _under(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}

@@ -57,7 +57,7 @@ class BackgroundAudit:
 
     def __repr__(self) -> str:
         low, high = self.interval
-        flips = f"extra flips {_mean(self.extra_flips):+.0%} ({low:+.0%} to {high:+.0%})"
+        flips = f"extra flips {self.extra_flips.mean():+.0%} ({low:+.0%} to {high:+.0%})"
         of = f"{len(self.pictures)} pictures of {self.pictures.name}"
         return f"BackgroundAudit({self.verdict}: {flips}, {of})"
 
@@ -85,13 +85,13 @@ class BackgroundAudit:
     @property
     def flips(self) -> float:
         """Of right answers, on backgrounds of pictures that are answered otherwise."""
-        return _mean(self.judged.flips_of()[self.counted])
+        return float(self.judged.flips_of()[self.counted].nanmean())
 
     @property
     def control_flips(self) -> float:
         """Of right answers, on backgrounds of pictures that are answered the same; NaN where there
         are none."""
-        return _mean(self.judged.flips_of(control=True)[self.counted])
+        return float(self.judged.flips_of(control=True)[self.counted].nanmean())
 
     @cached_property
     def interval(self) -> tuple[float, float]:
@@ -139,7 +139,7 @@ class BackgroundAudit:
         """By name, for tables and files."""
         low, high = self.interval
         numbers = self.judged.numbers(groups=True)
-        numbers |= {"extra flips": _mean(self.extra_flips), "low 95%": low, "high 95%": high}
+        numbers |= {"extra flips": float(self.extra_flips.mean()), "low 95%": low, "high 95%": high}
         numbers |= {"right answers": int(self.counted.sum())}
         if self.gains is not None:
             numbers |= {
@@ -266,8 +266,3 @@ def _gains(model: ImageModel, part: Part, masks: EyeMasks | None, right: Tensor)
 
 def _known(values: Tensor) -> Tensor:
     return values[~values.isnan()]
-
-
-def _mean(values: Tensor) -> float:
-    numbers = _known(values)
-    return float(numbers.mean()) if len(numbers) else torch.nan

@@ -46,7 +46,6 @@ from seecause.models.view import VisionModel
 from seecause.repair.kinds import (
     FEWEST,
     SCREEN,
-    Extent,
     Kind,
     KindPlan,
     Trials,
@@ -57,7 +56,7 @@ from seecause.repair.kinds import (
     pasted,
     tokens_at,
 )
-from seecause.repair.pairs import Pairs
+from seecause.repair.transplant import Pairs
 
 QUARTER = 0.25  # of a picture that a paste covers at most, where objects are not known
 SAME = 0.5  # overlap (IoU) of patches from which two kinds are one
@@ -68,19 +67,11 @@ SCREENED = 24  # kinds that a few trials sort out, for each finding likewise
 TOGETHER = 16  # kinds whose pictures are answered together
 
 
-@dataclass(frozen=True, eq=False)
-class Finding:
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Finding(Kind):
     """A kind of patch, and what it does to pictures that are answered otherwise."""
 
-    answer: int  # C, as a class of the model
-    name: str
-    layer: int  # whose tokens told the kind
-    extent: Extent  # all that a picture has of it is pasted, or a spot
-    tokens: Tensor  # [m, 2] picture and patch of its examples, the most typical first
-    sets: Tensor  # [n, N] bool: what pictures answered C lend
-    trials: Trials
-    evidence: float  # mean z-score of its examples in their maps
-    on_object: float | None = None  # share of its patches on the object, where masks are known
+    name: str  # of the answer
     alike: tuple[Trials, ...] = ()  # of kinds that are the same patches: more pairs
 
     @property
@@ -348,11 +339,7 @@ def _tried(model: VisionModel, kind: Kind, with_kind: Tensor, control: Tensor) -
         logits.argmax(dim=1) == kind.answer for logits in (with_kind, control)
     )
     done = replace(kind.trials, flipped=flipped, control_flipped=control_flipped)
-    name = model.class_name(kind.answer)
-    return Finding(
-        kind.answer, name, kind.layer, kind.extent, kind.tokens, kind.sets, done, kind.evidence,
-        kind.on_object,
-    )  # fmt: skip
+    return Finding(**{**vars(kind), "trials": done}, name=model.class_name(kind.answer))
 
 
 def _ranked(tried: Sequence[Finding], most: int) -> tuple[Finding, ...]:

@@ -13,7 +13,7 @@ with a confidence: the eye's probability of what it sees. Where pictures have ma
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -30,6 +30,7 @@ from seecause.attribution.attribute import attribute
 from seecause.attribution.registry import find
 from seecause.data.dataset import IGNORE, Dataset
 from seecause.errors import BadOption
+from seecause.heads.masks import iou
 from seecause.heads.pictures import Pictures, logits_of, read_pictures
 from seecause.loading import load
 from seecause.models.base import ImageModel
@@ -37,7 +38,7 @@ from seecause.types import wide
 
 log = logging.getLogger(__name__)
 
-Kind = Literal["given", "network", "own"]
+EyeKind = Literal["given", "network", "own"]
 AT_ONCE = 64  # pictures whose maps are kept in one file
 COVERED = 0.5  # share of a patch that a given mask must cover
 
@@ -49,7 +50,7 @@ class EyeMasks:
     masks: Tensor  # [n, gh, gw] bool, on its patches
     confidence: Tensor  # [n] in [0, 1]: the eye's probability of what it sees; 1 for given masks
     source: str  # what made them, for people
-    kind: Kind
+    kind: EyeKind
     fine: Tensor | None = None  # [n, H, W] bool, where masks were given by pixels
     overlap: Tensor | None = None  # [n] float64: IoU with given masks, by patches
     notes: tuple[str, ...] = ()  # what a reader must know
@@ -65,7 +66,7 @@ class Eye:
     """What finds objects for one model under repair; see `sc.eye`."""
 
     model: ImageModel  # under repair: masks are on its patches
-    kind: Kind
+    kind: EyeKind
     network: ImageModel | None = None
     given: Tensor | None = None
     method: str = "caap"
@@ -94,7 +95,7 @@ class Eye:
         masks = otsu(maps)
         overlap = None
         if truth is not None:
-            overlap = patch_overlap(masks, by_patches(truth, layout.grid))
+            overlap = iou(masks, by_patches(truth, layout.grid)).cpu()
         notes = self._notes(sure)
         for note in notes:
             log.warning("%s", note)
@@ -187,23 +188,23 @@ class Eye:
         return self.cache / f"{name}.sealed"
 
     def _notes(self, sure: Tensor) -> tuple[str, ...]:
-        return tuple(self._warnings(float(sure.mean())))
-
-    def _warnings(self, sure: float) -> Iterator[str]:
+        """What a reader must know of masks that the eye found, with a mean confidence."""
         assert self.network is not None
         if self.kind == "own":
-            yield (
+            note = (
                 f"the eye is {self.network.name} itself: a model that answers from the background"
                 " shows the background; give masks or another network"
             )
-            return
+            return (note,)
         known, wanted = set(self.network.classes), set(self.model.classes)
-        if known and wanted and not known & wanted:
-            yield (
-                f"{self.network.name} knows none of the {len(wanted)} classes of"
-                f" {self.model.name}; its mean confidence in what it sees instead is {sure:.2f}."
-                " Look at the sheet of transplants, or check it against pictures with masks"
-            )
+        if not known or not wanted or known & wanted:
+            return ()
+        note = (
+            f"{self.network.name} knows none of the {len(wanted)} classes of {self.model.name}; its"
+            f" mean confidence in what it sees instead is {float(sure.mean()):.2f}. Look at the"
+            " sheet of transplants, or check it against pictures with masks"
+        )
+        return (note,)
 
 
 def eye(
@@ -243,7 +244,7 @@ def eye(
             raise BadOption("options", ", ".join(options), "none: given masks have no method")
         given = source if isinstance(source, Tensor) else None
         return Eye(model, "given", given=given, cache=folder)
-    kind: Kind = "network"
+    kind: EyeKind = "network"
     if isinstance(source, str):
         own = source == "own"
         network = model if own else load(source, weights=weights, device=model.device)
@@ -298,13 +299,6 @@ def by_patches(truth: Tensor, grid: tuple[int, int]) -> Tensor:
     parts = torch.stack([(truth == 1).float(), known.float()], dim=1)
     inside, counted = F.adaptive_avg_pool2d(parts, grid).unbind(dim=1)
     return (inside >= COVERED * counted) & (inside > 0)
-
-
-def patch_overlap(masks: Tensor, truth: Tensor) -> Tensor:
-    """Intersection over union of masks [n, gh, gw] (bool), [n] float64; NaN where both are
-    empty."""
-    both = (masks & truth).flatten(1).sum(dim=1).double()
-    return (both / (masks | truth).flatten(1).sum(dim=1)).cpu()
 
 
 def _truth(pictures: Pictures) -> Tensor | None:

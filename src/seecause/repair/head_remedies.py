@@ -12,7 +12,7 @@ are plain weights, so every library loads the result.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal
 
 import torch
@@ -24,14 +24,12 @@ from seecause.errors import BadOption, NotDefined
 from seecause.heads._interchange import interchange
 from seecause.heads._prune import edited_copy, zero
 from seecause.heads._score import score
-from seecause.heads.cigma import penalised
 from seecause.heads.erase import Swapped
-from seecause.heads.scores import Head, HeadScores, over_images
+from seecause.heads.scores import Head, HeadScores, over_images, penalised
 from seecause.models.slicing import columns, find_attention, find_output, output_weight
 from seecause.models.view import VisionModel
 from seecause.repair._remedies import Lesson, Mended, remedy
 from seecause.repair.last_layer import Directions, change_directions
-from seecause.repair.parts import Judged
 from seecause.repair.transplant import Transplants, on_pixels
 
 HeadScore = Literal["interchange", "cigma"]
@@ -57,24 +55,21 @@ def remove_heads(
     images, means = lesson.learn.pictures.images, list[Tensor]()
     if operator == "mean":
         means = mean_carried(model, images[_spread(len(images), pairs).to(images.device)])
-    best: tuple[float, list[Head], VisionModel] | None = None
-    tried = {}
-    with lesson.progress("removing heads", len(counts)) as advance:
-        for count in sorted({min(count, len(order)) for count in counts if order}):
-            heads = order[:count]
-            edited = without(model, heads, operator, means)
-            judged = Judged(lesson.choose, lesson.choose.logits(edited))
-            tried[str(count)] = round(judged.transplant_worst, 4)
-            if best is None or judged.transplant_worst > best[0]:
-                best = judged.transplant_worst, heads, edited
-            advance(1)
-    if best is None:
+    if not order:
         return Mended(model, f"No head was removed: {by} gives none a score above 0.")
-    _, heads, edited = best
+    with lesson.progress("removing heads", len(counts)) as advance:
+
+        def edited() -> Iterator[tuple[int, VisionModel]]:
+            for count in sorted({min(count, len(order)) for count in counts}):
+                yield count, without(model, order[:count], operator, means)
+                advance(1)
+
+        count, view, tried = lesson.best(edited())
+    heads = order[:count]
     details = {"heads": heads, "by": by, "operator": operator, "transplant-worst by count": tried}
     named = ", ".join(f"{layer}.{head}" for layer, head in heads)
     done = f"{len(heads)} heads removed ({by}, {operator}): {named}."
-    return Mended(edited, done, details)
+    return Mended(view, done, details)
 
 
 @remedy("head-directions", cost="1 forward per head of 64 pairs, 1 of each version")
@@ -89,20 +84,13 @@ def blind_head(
     layer, head = head_scores(model, lesson, "interchange", pairs).order(positive=False)[0]
     outputs = carried_by(model, lesson, layer, head)
     directions = change_directions(outputs, lesson.learn.moved.source_index)
-    ranks = [rank] if rank is not None else [1, 2, 4]
-    best: tuple[float, int, VisionModel] | None = None
-    tried = {}
-    for count in ranks:
-        edited = edited_copy(model, _fold_into(model, layer, head, directions, count))
-        worst = Judged(lesson.choose, lesson.choose.logits(edited)).transplant_worst
-        tried[str(count)] = round(worst, 4)
-        if best is None or worst > best[0]:
-            best = worst, count, edited
-    assert best is not None
-    width = outputs.shape[1]
-    done = f"{best[1]} of {width} directions folded out of head {layer}.{head}."
-    details = {"head": [layer, head], "rank": best[1], "transplant-worst by rank": tried}
-    return Mended(best[2], done, details)
+    count, view, tried = lesson.best(
+        (count, edited_copy(model, _fold_into(model, layer, head, directions, count)))
+        for count in ([rank] if rank is not None else [1, 2, 4])
+    )
+    done = f"{count} of {outputs.shape[1]} directions folded out of head {layer}.{head}."
+    details = {"head": [layer, head], "rank": count, "transplant-worst by rank": tried}
+    return Mended(view, done, details)
 
 
 def head_scores(model: VisionModel, lesson: Lesson, by: HeadScore, pairs: int) -> HeadScores:
@@ -160,8 +148,7 @@ def carried_by(model: VisionModel, lesson: Lesson, layer: int, head: int) -> Ten
     def run(images: Tensor) -> Tensor:
         for step in walk(model, model.embed(images), model.at(images), stop=layer + 1):
             if step.index == layer:
-                rows = step.carried[:, :, head].mT  # [b, dh, T]
-                return read_rows(model, layout, rows.mT)
+                return read_rows(model, layout, step.carried[:, :, head])  # of [b, T, dh]
         raise AssertionError(layer)
 
     return torch.cat([run(batch).double().cpu() for batch in lesson.learn.moved.batches(64)])

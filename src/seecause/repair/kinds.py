@@ -93,14 +93,14 @@ def join(parts: Sequence[Trials]) -> Trials:
 class Kind:
     """A candidate: a cluster of tokens within one answer, and how it is pasted."""
 
-    answer: int
-    layer: int
-    extent: Extent
+    answer: int  # C, as a class of the model
+    layer: int  # whose tokens told the kind
+    extent: Extent  # all that a picture has of it is pasted, or a spot
     tokens: Tensor  # [m, 2] picture and patch of its examples, the most typical first
     sets: Tensor  # [n, N] bool: what pictures answered C lend
     trials: Trials
-    evidence: float
-    on_object: float | None
+    evidence: float  # mean z-score of its examples in their maps
+    on_object: float | None  # share of its patches on the object, where masks are known
 
 
 def evidence_of(

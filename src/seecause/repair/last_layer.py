@@ -1,4 +1,10 @@
-"""New last layers, and directions folded out of old ones: pure functions on features [N, P].
+"""New last layers, and directions folded out of old ones: pure functions on features [N, P], and
+the remedies that they are.
+
+    last-layer        a new last layer on versions, classes balanced, ridge
+    directions        directions in which versions differ, folded out of the old last layer
+    directions-refit  the same, then a new last layer on plain pictures
+    dfr, group-dro    last layers that need group labels
 
 Features enter the last layer: logits = features W' + b. All arithmetic is float64.
 
@@ -15,29 +21,23 @@ keep their rows: without one a new layer would forget them.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from seecause.errors import BadOption
+from seecause.heads.baselines import LastLayer, fit_head, last_layer
+from seecause.models.view import VisionModel
+from seecause.repair._remedies import Lesson, Mended, remedy, with_layer
 
 LossForm = Literal["logistic", "squares"]
 STRENGTH = 0.01  # C: of the likelihood against the ridge
 MOST = 8  # directions, at most
-
-
-@dataclass(frozen=True, eq=False)
-class LastLayer:
-    """logits = features @ weight' + bias."""
-
-    weight: Tensor  # [C, P] float64
-    bias: Tensor  # [C]
-
-    def __call__(self, features: Tensor) -> Tensor:
-        return features @ self.weight.to(features).T + self.bias.to(features)
+CONTROLS = 5  # draws of random directions
 
 
 @dataclass(frozen=True, eq=False)
@@ -251,3 +251,124 @@ def random_directions(rank: int, width: int, *, seed: int) -> Tensor:
     draw = torch.Generator().manual_seed(seed)
     numbers = torch.randn(width, rank, generator=draw, dtype=torch.float64)
     return torch.linalg.qr(numbers).Q.T
+
+
+@remedy("last-layer", cost="1 forward of each version")
+def fit_last_layer(
+    model: VisionModel,
+    lesson: Lesson,
+    *,
+    strength: float = STRENGTH,
+    form: LossForm = "logistic",
+    anchor: bool | None = None,
+) -> Mended:
+    """A new last layer on versions, classes balanced, ridge. With `anchor` it stays near the old
+    one; by default where the pictures lack some classes, which a new one would forget."""
+    features, labels = lesson.learn.features(model).moved, lesson.learn.moved.labels
+    lacking = len(labels.unique()) < model.n_classes
+    anchored = lacking if anchor is None else anchor
+    old = last_layer(model) if anchored else None
+    layer = new_layer(
+        features,
+        labels,
+        classes=model.n_classes,
+        strength=strength,
+        form=form,
+        anchor=old,
+    )
+    near = ", held near the old one" if anchored else ""
+    done = f"A new last layer ({form}, C = {strength:g}{near}) on {len(features)} versions."
+    return with_layer(model, layer, done, {"versions": len(features), "anchored": anchored})
+
+
+@remedy("directions", cost="1 forward of each version")
+def fold_directions(
+    model: VisionModel, lesson: Lesson, *, rank: int | None = None, most: int = MOST
+) -> Mended:
+    """Directions in which versions differ, folded out of the old last layer; the rank by the
+    spectrum or by held-out versions, whichever is better on these."""
+    old = last_layer(model)
+    seen = lesson.learn.features(model).moved
+    directions = change_directions(seen, lesson.learn.moved.source_index)
+    layers = {r: directions.fold(old, r) for r in _ranks(rank, most, len(directions.values))}
+    chosen, details = _best_rank(lesson, model, layers, directions)
+    lots = [random_directions(chosen, seen.shape[1], seed=draw) for draw in range(CONTROLS)]
+    by_lot = [blind(old, lot, directions.mean) for lot in lots]
+    spectrum = (directions.values / directions.values[0])[: most + 1].tolist()
+    details["spectrum"] = [round(value, 4) for value in spectrum]
+    details["transplant-worst of random directions"] = [
+        round(lesson.worst(lesson.choose.under(model, layer)), 4) for layer in by_lot
+    ]
+    done = f"{chosen} of {seen.shape[1]} directions folded out of the last layer."
+    return with_layer(model, layers[chosen], done, details)
+
+
+@remedy("directions-refit", cost="1 forward of each version")
+def fold_and_refit(
+    model: VisionModel,
+    lesson: Lesson,
+    *,
+    rank: int | None = None,
+    most: int = MOST,
+    strength: float = STRENGTH,
+) -> Mended:
+    """Directions in which versions differ taken out, then a new last layer on plain pictures."""
+    seen = lesson.learn.features(model)
+    directions = change_directions(seen.moved, lesson.learn.moved.source_index)
+    labels, classes = lesson.learn.labels, model.n_classes
+    anchor = last_layer(model) if len(labels.unique()) < classes else None
+    middle = directions.mean
+    layers = {}
+    for r in _ranks(rank, most, len(directions.values)):
+        vectors = directions.vectors[:r]
+        flat = seen.plain - ((seen.plain - middle) @ vectors.T) @ vectors
+        held = None if anchor is None else directions.fold(anchor, r)
+        layer = new_layer(flat, labels, classes=classes, strength=strength, anchor=held)
+        layers[r] = blind(layer, vectors, middle)
+    chosen, details = _best_rank(lesson, model, layers, directions)
+    done = f"{chosen} directions taken out, and a new last layer on {len(labels)} plain pictures."
+    return with_layer(model, layers[chosen], done, details)
+
+
+@remedy("dfr", cost="1 forward of each picture", needs="group labels")
+def retrain_by_groups(model: VisionModel, lesson: Lesson, *, refits: int = 20) -> Mended:
+    """DFR (Kirichenko et al. 2023): a new last layer on group-balanced pictures."""
+    groups = lesson.group_codes
+    plain = lesson.learn.features(model).plain
+    head = fit_head(
+        plain, lesson.learn.labels, groups, classes=model.n_classes, refits=refits, seed=lesson.seed
+    )
+    done = f"DFR: a new last layer on {len(plain)} pictures with group labels (C = {head.strength})"
+    return with_layer(model, head, f"{done}.", {})
+
+
+@remedy("group-dro", cost="1 forward of each picture", needs="group labels")
+def robust_last_layer(
+    model: VisionModel, lesson: Lesson, *, strength: float = STRENGTH, steps: int = 500
+) -> Mended:
+    """Group DRO (Sagawa et al. 2020) of the last layer."""
+    groups = lesson.group_codes
+    plain = lesson.learn.features(model).plain
+    layer = group_dro(
+        plain, lesson.learn.labels, groups, classes=model.n_classes, strength=strength, steps=steps
+    )
+    done = f"Group DRO: a new last layer on {len(plain)} pictures with group labels."
+    return with_layer(model, layer, done, {})
+
+
+def _ranks(rank: int | None, most: int, available: int) -> list[int]:
+    if rank is not None and rank > available:
+        raise BadOption("rank", rank, f"1 to {available} directions")
+    return [rank] if rank is not None else list(range(1, min(most, available) + 1))
+
+
+def _best_rank(
+    lesson: Lesson, model: VisionModel, layers: Mapping[int, LastLayer], directions: Directions
+) -> tuple[int, dict[str, Any]]:
+    """The rank whose layer has the best transplant-worst; of equals the spectrum's, else the
+    lowest."""
+    tried = {r: lesson.worst(lesson.choose.under(model, layer)) for r, layer in layers.items()}
+    chosen = max(tried, key=lambda r: (tried[r], r == directions.rank, -r))
+    by_rank = {str(r): round(worst, 4) for r, worst in tried.items()}
+    about = {"rank": chosen, "rank of the spectrum": directions.rank}
+    return chosen, {**about, "transplant-worst by rank": by_rank}

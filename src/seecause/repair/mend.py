@@ -9,8 +9,9 @@ First the verdict (`audit`) on learn and choose together: where it is "no", noth
 held-out versions are answered better by more than chance would have it: also where too few answers
 are right to tell why, for a model that is nearly always wrong has few.
 
-With a work folder every finished remedy but iFAM is kept under a digest of all that decides it, and
-so are the eye's maps and the epochs of fine-tuning (`_kept`): a repair that was killed goes on.
+With a work folder every finished remedy but iFAM is kept (`_remedies`), and so are the eye's maps
+and the epochs of fine-tuning: a repair that was killed goes on. WORK/NAME-KEY is a remedy, KEY a
+digest of all that decides it: model, pixels, masks, options, seed, version.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ import torch
 from torch import Tensor
 
 from seecause import __version__
+from seecause._files import digest, digest_json
 from seecause.data.dataset import Dataset, evenly
 from seecause.data.registry import as_data
 from seecause.engine.verify import verify
@@ -36,13 +38,14 @@ from seecause.metrics.statistics import bootstrap_interval
 from seecause.models._settled import settles
 from seecause.models.base import ImageModel
 from seecause.models.view import VisionModel
-from seecause.repair._kept import content_key, read_remedy, remedy_name, work_folder, write_remedy
 from seecause.repair._remedies import (
     Lesson,
     Mended,
     Remedy,
     find_remedy,
+    read_remedy,
     remedies as all_remedies,
+    write_remedy,
 )
 from seecause.repair.audit import PER_PICTURE, BackgroundAudit, audit_part, material_of
 from seecause.repair.eye import Eye, eye as open_eye
@@ -120,6 +123,33 @@ def repair(
         mended[name].model, view, name, verdict, before, after, candidates, chosen_by, record,
         holes=(*material.pictures.holes, *(() if seen is None else seen.pictures.holes)),
     )  # fmt: skip
+
+
+def work_folder(work: Path) -> Path:
+    if work.exists() and not work.is_dir():
+        raise BadOption("work", str(work), "a folder; this is a file")
+    work.mkdir(parents=True, exist_ok=True)
+    return work
+
+
+def content_key(material: Material, *, groups: bool) -> str:
+    """A digest of pixels, labels and masks, and of group labels where they are used."""
+    labels = material.pictures.labels
+    tensors = [material.pictures.images, labels]
+    tensors += [] if material.masks is None else [material.masks.cut]
+    if material.masks is None and material.pictures.swapped is not None:
+        tensors.append(material.pictures.swapped.background)
+    bytes_of = [
+        t.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes()
+        for t in tensors
+        if t is not None
+    ]
+    return digest(*bytes_of, repr(material.pictures.groups if groups else ()))
+
+
+def remedy_name(entry: Remedy, settings: Mapping[str, Any], key: list[Any]) -> str:
+    """Of the folder of a remedy."""
+    return f"{entry.name}-{digest_json([entry.name, dict(settings), key, __version__])}"
 
 
 def _try_all(

@@ -27,13 +27,12 @@ from torch import Tensor
 from seecause._pieces import Work, in_pieces
 from seecause._random import bits
 from seecause.errors import BadOption
-from seecause.heads.baselines import features
+from seecause.heads.baselines import LastLayer, features
 from seecause.heads.pictures import Pictures, logits_of, logits_piece
 from seecause.metrics.groups import GroupAccuracy, group_accuracy
 from seecause.models.base import ImageModel
 from seecause.models.view import VisionModel
 from seecause.repair.eye import EyeMasks
-from seecause.repair.last_layer import LastLayer
 from seecause.repair.transplant import Donors, transplant
 
 FEWEST = 5  # pictures in a cell whose accuracy counts by itself
@@ -188,11 +187,11 @@ class Judged:
 
     @property
     def flips(self) -> float:
-        return _mean(self.flips_of())
+        return float(self.flips_of().nanmean())
 
     @property
     def control_flips(self) -> float:
-        return _mean(self.flips_of(control=True))
+        return float(self.flips_of(control=True).nanmean())
 
     @property
     def moved_accuracy(self) -> float:
@@ -289,11 +288,6 @@ def origins(ids: Sequence[str]) -> Tensor:
 def _mean_of(values: Tensor, source: Tensor, count: int) -> Tensor:
     sums = torch.zeros(count, dtype=torch.float64).index_add(0, source, values)
     return sums / torch.bincount(source, minlength=count)  # NaN for 0 of 0
-
-
-def _mean(values: Tensor) -> float:
-    numbers = values[~values.isnan()]
-    return float(numbers.mean()) if len(numbers) else torch.nan
 
 
 def split_rows(

@@ -20,8 +20,7 @@ from seecause._files import safe_cell
 from seecause.heads._outcomes import Curve, Outcome, changes
 from seecause.heads.gains import FEW
 from seecause.heads.pictures import Pictures
-from seecause.heads.registry import selectors
-from seecause.heads.scores import Head, HeadScores
+from seecause.heads.scores import Head, HeadScores, selectors
 from seecause.models.base import ImageModel
 from seecause.report.cards import GridCell
 from seecause.report.charts import COLOURS, DASHES, GREY, Difference, Series, chart, forest

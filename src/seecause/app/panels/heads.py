@@ -234,9 +234,7 @@ def _versions(desk: Desk, request: Off) -> Tensor:
     image, mask = desk.image(request.picture), object_mask(desk, request)
     if mask is None or desk.model.sigmoid:
         return image
-    erased = erase(desk.model, image, mask.to(image.device))
-    assert erased.no_foreground is not None
-    return torch.cat([image, erased.no_background, erased.no_foreground])
+    return torch.cat([image, *erase(desk.model, image, mask.to(image.device))])
 
 
 def _share(logits: Tensor) -> dict[str, float | None]:

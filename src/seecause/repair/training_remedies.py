@@ -1,19 +1,25 @@
-"""Fine-tuning on: the model goes on learning from versions, each labelled as its object is.
+"""Remedies that train on: all weights of the model, or a network that cannot look elsewhere.
 
-AdamW at a low rate, classes balanced, mirrored pictures, bfloat16 on a GPU. Each epoch draws its
-own order; after each, transplant-worst of held-out versions decides whether it is the best yet, and
-training stops when it has not risen for `patience` epochs. With a work folder, a run that was
-killed goes on from its last whole epoch and ends as if it had not been; one whose file is damaged
-begins again.
+    fine-tune  the model goes on learning from versions, each labelled as its object is. AdamW at a
+               low rate, classes balanced. After each epoch, transplant-worst of held-out versions
+               decides whether it is the best yet; training stops when it has not risen for
+               `patience` epochs. With a work folder, a run that was killed goes on from its last
+               whole epoch and ends as if it had not been; one whose file is damaged begins again.
+               Under `torchrun` processes share each batch and add their gradients: the steps are
+               those of one. The first process decides and writes
+    ifam       where it is asked for: a second transformer answers from the patches of parts that
+               the first one discovers (see `faithful`). It starts from the model's own backbone,
+               learns from plain pictures, and needs no group label here: its setting is the one
+               given, or the best of some by transplant-worst
 
-Under `torchrun` processes share each batch and add their gradients: the steps are those of one. The
-first process decides and writes.
+Both mirror half of the pictures and use bfloat16 on a GPU. Each epoch draws its own order.
 """
 
 from __future__ import annotations
 
 import copy
 import io
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,16 +31,20 @@ from torch import Tensor, nn
 
 from seecause._files import read_sealed, write_sealed
 from seecause.errors import Diverged
+from seecause.faithful.config import set_pace
+from seecause.faithful.losses import LossWeights, TrainingLosses, parameter_groups
+from seecause.faithful.net import IFAM
 from seecause.faithful.run import joined_processes
-from seecause.loading import rewrap
+from seecause.loading import rewrap, wrap
 from seecause.models.view import VisionModel
-from seecause.repair._remedies import Lesson, Mended, remedy
+from seecause.repair._remedies import EPOCH, Lesson, Mended, remedy
 from seecause.repair.last_layer import class_weights
-from seecause.repair.parts import Judged, Versions
+from seecause.repair.parts import Versions
 from seecause.types import wide
 
 DECAY, CLIP = 0.05, 1.0
-EPOCH = "fine-tune.sealed"  # the last whole one, in the work folder
+IFAM_CLIP, PROTOTYPE_RATE, HEADS_RATE = 2.0, 3e-2, 1e-2
+Setting = tuple[float, float, bool]  # background, total variation, whether stage 1 learns whole
 
 
 @dataclass
@@ -97,8 +107,7 @@ def fine_tune(
         advance(run.epoch * len(lesson.learn.moved))
         while run.epoch < epochs and not _stale(run.curve, patience):
             _epoch(run, lesson, batch, rate, epochs, advance)
-            worst = Judged(lesson.choose, lesson.choose.logits(view)).transplant_worst
-            worst = processes.from_first(worst)
+            worst = processes.from_first(lesson.worst(lesson.choose.logits(view)))
             run.curve.append(worst)
             if worst > run.best:
                 run.best = worst
@@ -133,10 +142,9 @@ def _loss(view: VisionModel, versions: Versions, share: _Share) -> Tensor:
     """Their part of the batch's loss."""
     rows, device = share.rows.to(versions.labels.device), view.device
     images, labels = versions[rows], versions.labels[rows].to(device)
-    turned = share.turned.to(images.device)[:, None, None, None]
-    images = torch.where(turned, images.flip(-1), images)
-    with torch.autocast(device.type, dtype=torch.bfloat16, enabled=device.type == "cuda"):
-        logits = wide(view.native(images.to(device)))
+    images = _mirrored(images, share.turned).to(device)
+    with _half_on_gpu(device):
+        logits = wide(view.native(images))
     nll = F.cross_entropy(logits, labels, reduction="none")
     return (share.weights.to(nll) * nll).sum()
 
@@ -174,3 +182,80 @@ def _epoch(
     run.epoch += 1
     if not all(bool(value.isfinite().all()) for value in run.module.parameters()):
         raise Diverged(run.epoch * len(rows_of), "weights of fine-tuning are no numbers")
+
+
+@remedy("ifam", cost="about 200 forwards of each picture and setting", needs="labels")
+def train_ifam(
+    model: VisionModel,
+    lesson: Lesson,
+    *,
+    parts: int = 4,
+    epochs: int = 15,
+    rate: float = 1e-4,
+    batch: int = 64,
+    settings: tuple[Setting, ...] = ((2.0, 1.0, True), (2.0, 0.3, True), (5.0, 0.3, True)),
+) -> Mended:
+    """A classifier that answers from discovered parts alone, the setting by transplant-worst."""
+    with lesson.progress("training iFAM", len(settings) * epochs) as advance:
+        options = (parts, epochs, rate, batch, advance)
+        views = ((setting, _trained(model, lesson, setting, *options)) for setting in settings)
+        setting, view, tried = lesson.best(views)
+    done = f"iFAM with {parts} parts, trained for {epochs} epochs from the model's backbone."
+    details = {"setting": list(setting), "transplant-worst by setting": tried}
+    return Mended(view, done, details)
+
+
+def _trained(
+    model: VisionModel,
+    lesson: Lesson,
+    setting: Setting,
+    parts: int,
+    epochs: int,
+    rate: float,
+    batch: int,
+    advance: Callable[[int], None],
+) -> VisionModel:
+    """AdamW, half a cosine down, bfloat16 on a GPU; chance starts from the lesson's seed."""
+    background, variation, whole = setting
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(lesson.seed)
+        net = IFAM(
+            copy.deepcopy(model.module).requires_grad_(True),
+            parts,
+            model.classes or model.n_classes,
+            preprocess=model.preprocess,
+            freeze="none" if whole else "stage1",
+        )
+    net = net.to(model.device).train()
+    losses = TrainingLosses(net, LossWeights(background=background, total_variation=variation))
+    factors = {"prototype_factor": PROTOTYPE_RATE / rate, "head_factor": HEADS_RATE / rate}
+    groups = parameter_groups(net, rate, DECAY, **factors)
+    optimizer = torch.optim.AdamW(groups, weight_decay=DECAY)
+    images, labels = lesson.learn.pictures.images, lesson.learn.labels
+    draw = torch.Generator().manual_seed(lesson.seed)
+    step, steps = 0, epochs * -(-len(images) // batch)
+    for _ in range(epochs):
+        for rows in torch.randperm(len(images), generator=draw).split(batch):
+            set_pace(optimizer.param_groups, 0.5 * (1 + math.cos(math.pi * step / steps)))
+            rows = rows.to(images.device)
+            shown = _mirrored(images[rows], torch.rand(len(rows), generator=draw) < 0.5)
+            with _half_on_gpu(model.device):
+                total = losses(shown, labels[rows], rows, lesson.seed, step)[0]
+            optimizer.zero_grad(set_to_none=True)
+            total.backward()
+            nn.utils.clip_grad_norm_(net.parameters(), IFAM_CLIP)
+            optimizer.step()
+            step += 1
+        advance(1)
+    view = wrap(net.eval(), name=f"iFAM of {model.name}")
+    assert isinstance(view, VisionModel)
+    return view
+
+
+def _mirrored(images: Tensor, turned: Tensor) -> Tensor:
+    """Images [b, 3, H, W], those that are `turned` [b] (bool) mirrored."""
+    return torch.where(turned.to(images.device)[:, None, None, None], images.flip(-1), images)
+
+
+def _half_on_gpu(device: torch.device) -> torch.autocast:
+    return torch.autocast(device.type, dtype=torch.bfloat16, enabled=device.type == "cuda")
