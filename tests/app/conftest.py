@@ -16,8 +16,7 @@ from seecause.app.sessions import Sessions
 from seecause.app.workshop import Desk, open_workshop
 from seecause.cli.serve import AUDITED, bound_socket
 from seecause.report.folder import result_folder
-from seecause.report.lvlm import table
-from seecause.report.page import Section, write_page
+from seecause.report.page import Section, table, write_page
 
 MODELS = [
     "builtin:critters-vit", "builtin:critters-biased", "builtin:critters-ifam",

@@ -9,7 +9,7 @@ import pytest
 from seecause.bench import hands, processes, runner
 from seecause.bench.hands import Answer, Crew, Workers, WorkersFailed, crew_for
 from seecause.bench.plan import Store
-from seecause.cli.workers import _workers
+from seecause.cli.workers import WorkerOptions
 from seecause.errors import BadOption
 from tests.bench.toy import worker
 
@@ -97,7 +97,7 @@ def test_only_a_cluster_sets_something_aside(tmp_path):
             pass
     options = dict.fromkeys(("cpus_per_worker", "memory_per_worker"))
     with pytest.raises(BadOption, match="--gpus-per-worker"):
-        _workers(workers=2, ray=None, gpus_per_worker=0.5, **options)
+        WorkerOptions(workers=2, gpus_per_worker=0.5, **options).made()
 
 
 def test_a_cluster_beside_workers_keeps_what_each_may_use(tmp_path, monkeypatch):

@@ -1,10 +1,51 @@
-"""A slow machine prints no line of progress between those that a test reads."""
+"""A slow machine prints no line of progress between those that a test reads; commands that do not
+get beyond the function that does their work."""
 
 from __future__ import annotations
 
+import importlib
+
 import pytest
+from typer.testing import CliRunner
+
+from seecause.cli import app
+from tests.cli.spies import MODEL, Reached, reach
 
 
 @pytest.fixture(autouse=True)
 def patient(monkeypatch):
     monkeypatch.setattr("seecause.cli.progress.EVERY", float("inf"))
+
+
+@pytest.fixture
+def opened(monkeypatch):
+    """What was loaded, by which options: no weights are read."""
+    loads = []
+
+    def load(name, **options):
+        loads.append((name, options))
+        return MODEL
+
+    def open_data(name, *, limit=None):
+        return f"{name}, {limit}"
+
+    monkeypatch.setattr("seecause.loading.load", load)
+    monkeypatch.setattr("seecause.data.registry.open_data", open_data)
+    monkeypatch.setattr("seecause.heads.pictures.model_for", lambda model, data: model)
+    return loads
+
+
+@pytest.fixture
+def called(monkeypatch, tmp_path):
+    """Call a command, and hand out what `place` got."""
+
+    def call(line, place):
+        out = [] if " --out " in line else ["--out", str(tmp_path / "out")]
+        module, _, name = place.rpartition(".")
+        with monkeypatch.context() as patch:  # not by its name: `sc.repair` is a function, too
+            patch.setattr(importlib.import_module(module), name, reach)
+            done = CliRunner().invoke(app, [*line.split(), *out])
+        assert isinstance(done.exception, Reached), (done.output, done.exception)
+        return done.exception
+
+    return call

@@ -97,11 +97,11 @@ def test_without_masks_the_curves_are_left(tmp_path):
 
 
 def test_an_ablation_with_holes_leaves_with_1(tmp_path, monkeypatch):
-    monkeypatch.setattr(commands, "_prepare", lambda *_, **__: None)
+    monkeypatch.setattr(commands.BenchRun, "prepare", lambda *_, **__: None)
     monkeypatch.setattr("seecause.report.ablate.write_report", lambda store: [])
     monkeypatch.setattr(commands, "tell_report", lambda *_, **__: {})
     for failed, code in (({}, 0), ({"a": "no memory"}, INCOMPLETE)):
         state = Status(1, 1 - len(failed), failed, {}, (), (), (), {})
-        monkeypatch.setattr(commands, "_run", lambda *_, state=state, **__: state)
+        monkeypatch.setattr(commands.BenchRun, "perform", lambda *_, state=state: state)
         done = CliRunner().invoke(app, ["bench", "ablate", "tail", "--out", str(tmp_path)])
         assert done.exit_code == code, done.output

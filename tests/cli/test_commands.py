@@ -18,8 +18,11 @@ import typer
 from typer.testing import CliRunner
 
 import seecause.cli
-from seecause.cli import COMMANDS, app
+from seecause.cli import COMMANDS, HOMES, app
+from seecause.cli.options import Reading, Where
 from seecause.cli.progress import counting, dressed, plain, starting
+from seecause.cli.workers import WorkerOptions
+from tests.cli import declared
 
 FILES = {file.stem for file in Path(seecause.cli.__file__).parent.glob("*.py")}
 LOADED = """
@@ -39,7 +42,7 @@ def loaded(code: str) -> set[str]:
 def test_every_file_that_registers_a_command_is_listed():
     texts = {name: Path(seecause.cli.__file__).with_name(f"{name}.py") for name in FILES}
     registering = {name for name, path in texts.items() if "def register(app" in path.read_text()}
-    assert registering == set(COMMANDS)
+    assert registering == {HOMES.get(name, name) for name in COMMANDS}
 
 
 @pytest.mark.parametrize("name", COMMANDS)
@@ -166,14 +169,21 @@ def test_every_option_of_a_group_is_used():
                 missing = {field.name for field in fields(kind)} - read_fields(function, name, kind)
                 assert not missing, f"{' '.join(words)}: {sorted(missing)}"
     assert groups > 30
+    for kind in (Reading, WorkerOptions):  # groups inside groups are read as a whole
+        assert read_fields(kind.made, "self", kind) == {field.name for field in fields(kind)}
+    assert read_fields(Where.made, "self", Where) == {"device", "dtype"}
 
 
 def test_help_says_what_to_write():
     """No type of Python, nothing behind a flag, and choices that no narrow terminal cuts."""
     for words, command in commands():
         context = command.context_class(command, info_name=words[-1])
-        shown = [p.metavar for p in command.get_params(context) if p.param_type_name == "option"]
+        options = [p for p in command.get_params(context) if p.param_type_name == "option"]
+        shown = [p.metavar for p in options]
         assert not re.search(r"[<\[]\w+>|list\[", " ".join(shown)), (words, shown)
+        words_for = {p.name: p.metavar for p in options}
+        assert words_for.get("method", "NAME,NAME") == "NAME,NAME" or words == ("discover",)
+        assert words_for.get("model", "NAME|FOLDER") == "NAME|FOLDER", words
     for words in (["explain"], ["lvlm"], []):
         narrow = CliRunner().invoke(app, [*words, "--help"], env={"COLUMNS": "80"}).output
         assert not re.search(r"<\w+|list\[", narrow), words
@@ -181,6 +191,11 @@ def test_help_says_what_to_write():
     assert "any number of classes" in " ".join(
         CliRunner().invoke(app, ["explain", "--help"], env={"COLUMNS": "250"}).output.split()
     )
+
+
+def test_every_option_is_declared_as_promised():
+    """Flags, defaults, ranges and examples; `python -m tests.cli.declared` writes them anew."""
+    assert declared.declared() == declared.FILE.read_text(encoding="utf-8")
 
 
 def test_every_command_with_results_speaks_json():

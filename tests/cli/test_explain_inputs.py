@@ -11,8 +11,10 @@ import pytest
 import torch
 from PIL import Image
 from safetensors.torch import save_file
+from typer.testing import CliRunner
 
 import seecause as sc
+from seecause.cli import app
 from seecause.data.registry import open_data
 from tests.bad_files import bad_file
 from tests.cli.calls import MODEL, explain, photo
@@ -89,6 +91,29 @@ def test_paths_are_checked_before_a_model_is_loaded(tmp_path):
     good, missing = photo(tmp_path / "good.png"), tmp_path / "missing.png"
     done = explain(good, missing, "--model", "nowhere", "--out", tmp_path / "out")
     refused(done, "missing.png: no such file", tmp_path / "out")
+
+
+@pytest.mark.parametrize("command", ["explain", "bench"])
+def test_names_are_checked_before_a_model_is_loaded(tmp_path, monkeypatch, command):
+    monkeypatch.setattr("seecause.loading.load", lambda *_, **__: pytest.fail("it was loaded"))
+    picture = ["explain", str(photo(tmp_path / "a.png"))]
+    words = picture if command == "explain" else ["bench", "run"]
+    for flag, value, message in (
+        ("--method", "capp", "nearest: caap"),
+        ("--method", "caap,no-such", "'no-such'"),
+        ("--classes", "missing.txt", "cannot be read"),
+        ("--mean", "0.5,x,1", "three numbers"),
+        ("--size", "big", "224,320"),
+    ):
+        out = tmp_path / "out"
+        done = CliRunner().invoke(app, [*words, flag, value, "--out", str(out)])
+        refused(done, message, out)
+
+
+def test_the_option_that_python_calls_target_is_named(tmp_path):
+    for target in (["--target", "3"], ["--target=3"]):
+        done = explain(photo(tmp_path / "a.png"), *target, "--out", tmp_path / "out")
+        refused(done, "it is --class", tmp_path / "out")
 
 
 def test_nan_weights_are_refused(tmp_path):

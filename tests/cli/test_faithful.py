@@ -11,7 +11,7 @@ from PIL import Image
 import seecause as sc
 from seecause.data.registry import open_data
 from seecause.errors import BadOption
-from seecause.faithful import calibrate, open_network
+from seecause.faithful import calibrate, example_parts, open_network
 from seecause.faithful.data import match_classes
 from seecause.faithful.examine import examine
 from tests.cli.calls import faithful, number
@@ -206,7 +206,16 @@ def test_labels_of_another_dataset_go_by_name(run, tmp_path):
 
 
 def test_a_page_of_parts(run, tmp_path):
-    faithful("parts", run, "--out", tmp_path / "page", "--limit", "2", "--device", "cpu")
+    text = faithful("parts", run, "--out", tmp_path / "page", "--limit", "2", "--device", "cpu")
+    first, *parts, page_line = text.splitlines()
+    assert first.startswith("2 pictures of ") and first.endswith(", 2 parts")
+    examples = example_parts(open_network(str(run)), data=None, limit=2)[1]
+    answers = examples.output.logits.argmax(dim=1)
+    for part, line in enumerate(parts):
+        changed = int((examples.without[part].logits.argmax(dim=1) != answers).sum())
+        held = sum(bool((maps.argmax(dim=0) == part).any()) for maps in examples.output.maps)
+        assert line == f"part {part}: in {held} pictures; without it {changed} answers change"
+    assert len(parts) == 2 and page_line == f"page: {tmp_path / 'page' / 'index.html'}"
     page = (tmp_path / "page" / "index.html").read_text()
     with Image.open(tmp_path / "page" / "parts.png") as sheet:
         assert sheet.size == (2 * 192, 2 * 192)  # two pictures, each above its parts

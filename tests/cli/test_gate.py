@@ -13,8 +13,7 @@ import pytest
 from typer.testing import CliRunner
 
 from seecause.cli import app
-from seecause.cli.audit import audited
-from seecause.cli.gate import FAILED
+from seecause.cli.audit import FAILED, audited
 from seecause.data.dataset import Hole
 
 MODEL = ["--model", "builtin:critters-biased", "--data", "critters:certified:test"]
@@ -30,7 +29,7 @@ def gate(*more):
 def failed(tmp_path_factory):
     root = tmp_path_factory.mktemp("gate")
     limits = ("--max-flips", 0.1, "--min-accuracy", 0.01)
-    more = ("--junit", root / "reports" / "gate.xml", "--out", root / "pack", "--workers", 1)
+    more = ("--junit", root / "reports" / "of" / "gate.xml", "--out", root / "pack", "--workers", 1)
     return root, gate(*limits, *more)
 
 
@@ -38,7 +37,7 @@ def test_a_missed_limit_fails_the_build_with_its_own_code(failed):
     root, done = failed
     assert done.exit_code == FAILED == 3, done.output
     assert "Fail: missed: flips." in done.output and "the whole 95 % interval" in done.output
-    report = ElementTree.parse(root / "reports" / "gate.xml").getroot()
+    report = ElementTree.parse(root / "reports" / "of" / "gate.xml").getroot()
     assert report.get("failures") == "1" and report.get("tests") == "2"
 
 
@@ -89,7 +88,7 @@ def test_pictures_that_could_not_be_read_leave_with_1(tmp_path, monkeypatch):
         judged = replace(audit.judged, part=replace(part, pictures=pictures))
         return model, replace(audit, judged=judged)
 
-    monkeypatch.setattr("seecause.cli.gate.audited", with_hole)
+    monkeypatch.setattr("seecause.cli.audit.audited", with_hole)
     done = gate("--max-flips", 1, "--out", tmp_path / "pack", "--quiet")
     assert done.exit_code == 1 and isinstance(done.exception, SystemExit), done.exception
     assert json.loads((tmp_path / "pack" / "gate.json").read_text())["passed"]

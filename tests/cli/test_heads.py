@@ -336,6 +336,8 @@ def test_long_runs_say_how_far_they_are_where_there_is_no_terminal(capsys, monke
 def test_selectors_are_listed():
     done = heads("selectors")
     assert done.exit_code == 0 and "attention-mass" in done.stdout and "cigma" in done.stdout
+    names = list(json.loads(heads("selectors", "--json").stdout))
+    assert names == sorted(names) and len(names) > 5
 
 
 BROKEN = {
@@ -362,7 +364,7 @@ def test_a_picture_that_cannot_be_read_is_in_page_manifest_and_exit_code(tmp_pat
     (hole,) = record["left out"]
     assert hole["name"] == f"{bad.parent.name}/a.png" and "a.png" in hole["reason"]
     page = (tmp_path / "out" / "index.html").read_text()
-    assert "Not read" in page and hole["name"] in page
+    assert "Not read" in page and hole["name"] in page and "1 could not be read." in page
 
 
 def test_a_refused_work_folder_is_told_the_whole_command(tmp_path):

@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 from inspect import signature
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 import seecause as sc
 from seecause.cli import heads as commands
 from seecause.cli.heads_options import TRAIN, AskedModel, AskedRun
+from seecause.cli.heads_prune import _check_form
 from seecause.cli.options import Device, Dtype, grouped
 from tests.cli.calls import SMALL, heads, table
 from tests.lvlm.toy import save_toy
@@ -73,20 +75,24 @@ def test_a_vision_language_model_is_audited_scored_and_pruned(tmp_path):
 
 
 def test_an_asked_model_is_opened_as_it_is_stored_and_a_classifier_in_float32(monkeypatch):
-    monkeypatch.setattr("seecause.cli.lvlm_open.open_lvlm", lambda name, device, dtype: dtype)
+    monkeypatch.setattr("seecause.cli.lvlm_options.open_lvlm", lambda name, device, dtype: dtype)
     monkeypatch.setattr("seecause.lvlm.classifier", lambda opened, *_, **__: opened)
-    monkeypatch.setattr("seecause.cli.heads_options.open_model", lambda name, *, dtype, **_: dtype)
+    monkeypatch.setattr("seecause.loading.load", lambda name, *, dtype, **_: dtype)
 
     def opened(model: str, dtype: Dtype | None):
         run = AskedRun(out=Path("unused"), device=Device.cpu, dtype=dtype)
-        return AskedModel(model=model).open(TRAIN, run)
+        return AskedModel(model=model).ask(TRAIN, run)
 
     assert opened("builtin:critters-llava", None) is None
     assert opened("builtin:critters-llava", Dtype.bfloat16) is Dtype.bfloat16
-    assert opened("builtin:critters-vit", None) is Dtype.float32
-    assert opened("builtin:critters-vit", Dtype.float64) is Dtype.float64
+    assert opened("builtin:critters-vit", None) == "float32"
+    assert opened("builtin:critters-vit", Dtype.float64) == "float64"
     for command in (commands.audit, commands.score, commands.prune, commands.ablation_study):
         assert signature(grouped(command)).parameters["dtype"].default is None
+
+
+def test_a_model_without_tokens_is_refused_by_what_scores_heads_and_not_by_its_form():
+    _check_form(SimpleNamespace(architecture="staged"), "sliced")
 
 
 def test_critters_llava_looks_at_the_creature(tmp_path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 from PIL import Image
@@ -11,7 +12,7 @@ from typer.testing import CliRunner
 
 import seecause as sc
 from seecause.cli import app
-from seecause.cli.lvlm_open import check_bank, tell_if_outside
+from seecause.cli.lvlm_options import AskedPicture, CalibratedModel
 from seecause.critters.demo import JOBS, DemoSetting, trace
 from seecause.data.images import read_image
 from seecause.errors import BadOption
@@ -46,15 +47,18 @@ def test_every_word_is_traced_and_edited_heads_speak(toy, photos, tmp_path):
     assert load_file(out / "words.safetensors")["image"].shape == (5, 16)
     page = (out / "index.html").read_text()
     assert page.count('class="behind"') == page.count('class="head-grid"') == 5
+    assert [row["heads"].count("(") for row in manifest["words"]] == [3] * 5
+    ends = re.findall(r'class="scale">\s*<span>([^<]+)</span>.*?<span>([^<]+)</span>', page)
+    assert len(ends) == 5 and all(float(low) == -float(high) for low, high in ends)
     assert "jade" in done.stdout and done.stdout.splitlines()[-1].startswith("page: ")
-    change = ("--heads", "0.1,2.3", "--boost", 0, "--length", 3, "-o", tmp_path / "edit")
+    change = ("--heads", "(0, 1), (2,3)", "--boost", 0, "--length", 3, "-o", tmp_path / "edit")
     edited = lvlm("edit", *asked, *change, "--json")
     assert edited.exit_code == 0, edited.output
     assert json.loads(edited.stdout)["heads"] == [[0, 1], [2, 3]]
     manifest = json.loads((tmp_path / "edit" / "manifest.json").read_text())
     assert manifest["options"]["boost"] == 0 and manifest["heads"] == [[0, 1], [2, 3]]
-    for wrong, text in (("0.x", "--heads"), ("0.1", "one of --blind")):
-        more = ("--boost", 1) if wrong == "0.x" else ()
+    for wrong, text in (("0.x", "--heads"), ("(0, 1", "--heads"), ("0.1", "one of --blind")):
+        more = () if wrong == "0.1" else ("--boost", 1)
         refused = lvlm("edit", *asked, "--heads", wrong, *more)
         assert refused.exit_code == 2 and text in refused.output
 
@@ -149,6 +153,7 @@ def test_a_study_is_written_and_continued(toy, photos, tmp_path):
         "From where in the picture?",
     ):
         assert f"<h2>{title}</h2>" in page
+    assert "over all 10." in page
     assert len(table.splitlines()) == 11 and 'class="warning">4 calibration pictures' in page
     again = lvlm(*words, "--out", tmp_path / "study", "--quiet")
     assert (
@@ -211,21 +216,26 @@ def test_mistakes_are_one_line_and_come_before_the_work(
 
 
 def test_models_of_the_zoo_are_calibrated_with_critters(tmp_path):
-    with pytest.raises(BadOption, match="--calibration"):
-        check_bank(str(tmp_path), None, None)
+    for model in (str(tmp_path), f"hf:{tmp_path}"):
+        with pytest.raises(BadOption, match="--calibration"):
+            CalibratedModel(model=model).check()
     (tmp_path / "card.json").write_text("{}")  # `seecause zoo train` writes one
-    check_bank(str(tmp_path), None, None)
-    check_bank("builtin:critters-llava", None, None)
+    for model in (str(tmp_path), f"hf:{tmp_path}", "builtin:critters-llava"):
+        CalibratedModel(model=model).check()
 
 
 def test_an_embedded_model_is_not_asked_about_photos_without_a_word(toy, tmp_path, capsys):
-    tell_if_outside("builtin:critters-llava", "cat.jpg")
+    def warn(image, *, model="builtin:critters-llava", quiet=False):
+        AskedPicture(image=image, question="Q", model=model).warn(quiet=quiet)
+
+    warn("cat.jpg")
     assert (
         "knows only Critters pictures" in (message := capsys.readouterr().err)
         and "cat.jpg means nothing" in message
     )
-    tell_if_outside("builtin:critters-llava", "critters:clean:test#3")
-    tell_if_outside(toy, "cat.jpg")
+    warn("critters:clean:test#3")
+    warn("cat.jpg", model=str(toy))
+    warn("cat.jpg", quiet=True)
     assert capsys.readouterr().err == ""
 
 

@@ -7,8 +7,9 @@ import re
 from itertools import combinations
 
 import pytest
+import torch
 
-from seecause.report.bench import _tell_nothing
+from seecause.report.bench import _mean_curve, _tell_nothing
 from seecause.report.charts import HEIGHT, LETTER, LINE, Difference, Series, chart, forest, styled
 
 
@@ -155,6 +156,12 @@ def test_an_error_that_is_not_known_is_not_drawn():
         and rows.count('class="open"') == rows.count('class="clear"') == 1
         and "one picture: +0.3<" in rows
     )
+
+
+def test_a_curve_is_the_mean_of_the_pictures_with_its_standard_error():
+    curves = torch.tensor([[0.0, 1.0], [1.0, 1.0]])
+    series = _mean_curve("caap", curves, torch.tensor([0.0, 0.5]), ("#000000", ""))
+    assert (series.name, series.x, series.y, series.error) == ("caap", [0, 0.5], [0.5, 1], [0.5, 0])
 
 
 def test_curves_that_tell_nothing_are_one_line_for_all_or_flat():

@@ -16,10 +16,10 @@ from seecause.heads.gains import Gains
 from seecause.heads.pictures import Pictures
 from seecause.heads.studies import StudyTable
 from seecause.metrics import group_accuracy
+from seecause.report.folder import rows_csv
 from seecause.report.heads import (
     ScoreGrid,
     change_section,
-    rows_csv,
     scores_csv,
     scores_section,
     spelled,

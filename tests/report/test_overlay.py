@@ -16,6 +16,7 @@ from seecause.attribution.registry import is_signed
 from seecause.errors import BadImage, UnknownName
 from seecause.report.overlay import (
     MIN_DISPLAY,
+    Scale,
     data_uri,
     grid_image,
     heat_layer,
@@ -110,6 +111,7 @@ def test_panel_puts_pictures_side_by_side_with_titles_and_legends(image, heat):
     assert sheet.width == 2 * drawn.width + 3 * 16 and sheet.height > drawn.height + 80
     margin = np.asarray(sheet)[:, -8:]
     assert (margin == 255).all()
+    assert panel([drawn]).size == (drawn.width + 2 * 16, drawn.height + 2 * 16)
 
 
 @pytest.mark.parametrize("photo", [False, True])
@@ -127,6 +129,15 @@ def test_numbers_are_short():
         "-0.5",
         "0",
     ]
+
+
+def test_the_ends_of_a_narrow_range_have_digits_that_tell_them_apart():
+    assert Scale(0.20112, 0.20313, False, "inferno").ends == ("0.2011", "0.2031")
+    assert Scale(-0.5, 1234.5, True, "RdBu_r").ends == ("-0.5", "1.23e3")
+    assert Scale(0.7, 0.7, False, "inferno").ends == ("0.7", "0.7")
+    values = torch.linspace(0.2011, 0.2031, 1000)
+    values[0] = 0.19912
+    assert "0.1991 to 0.2031" in scale_of(values).clipped
 
 
 def test_mistakes_are_named(heat):

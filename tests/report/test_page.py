@@ -17,11 +17,11 @@ from seecause.repair.result import Candidate
 from seecause.report import page as page_module
 from seecause.report.cards import MapView
 from seecause.report.explain import explain_panel, explain_section
+from seecause.report.findings import answer_text
 from seecause.report.folder import check_out, result_folder
 from seecause.report.overlay import scale_of
 from seecause.report.page import Section, protocol_section, render_page
 from seecause.report.repair import remedies_section
-from seecause.report.rows import answer_text
 from tests.report.examples import MANIFEST, explanation
 
 TEMPLATES = Path(page_module.__file__).parent / "templates"

@@ -152,8 +152,8 @@ class Attribution(Looks):
 
     def overlay(self, index: int = 0, **options: Any) -> Image.Image:
         """One picture with its map on top; see `seecause.report.overlay.overlay`."""
+        from seecause.report.findings import drawn
         from seecause.report.overlay import overlay
-        from seecause.report.rows import drawn
 
         alone = drawn(self[index])
         if options.get("scale") is None:

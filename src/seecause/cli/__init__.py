@@ -1,4 +1,4 @@
-"""The command line: one file for each sub-command, listed in `COMMANDS`.
+"""The command line: a file for each sub-command of `COMMANDS`, some of which share one (`HOMES`).
 
 Only typer is imported here. The file of a command is imported when it is called, and imports what
 it needs when it runs.
@@ -6,6 +6,7 @@ it needs when it runs.
 
 from __future__ import annotations
 
+import copy
 import errno
 import importlib
 from typing import Annotated, Any
@@ -15,7 +16,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from seecause.errors import SeecauseError, printable
 
-COMMANDS = {  # the file of each, and its line in `seecause --help`
+COMMANDS = {  # their lines in `seecause --help`
     "explain": "Which patches of each picture caused the model's answer?",
     "bench": "Compare attribution methods over a dataset; runs can be stopped and continued.",
     "audit": "Does the model answer from the background? Objects are put on other backgrounds.",
@@ -38,12 +39,15 @@ COMMANDS = {  # the file of each, and its line in `seecause --help`
     "zoo": "The embedded Critters models: list them, or train one from its recipe.",
     "methods": "List attribution methods, what they need and cost, or the options of one.",
 }
+HOMES = {"gate": "audit", "methods": "doctor", "zoo": "demo"}  # files that are read together
 USAGE_ERROR = 2
+SYNONYMS = {"--target": "--class"}  # what Python calls an option -> its name here
 PLACEHOLDERS = {"model": "NAME|FOLDER", "eye": "NAME|given|own"}
 PLACEHOLDERS |= dict.fromkeys(("data", "test"), "KIND:PATH")
 PLACEHOLDERS |= dict.fromkeys(("method", "metric"), "NAME,NAME")
 TYPES = {"int": "N", "float": "X", "str": "TEXT"}  # what the help says for them
-TYPES |= {"list[str]": "TEXT", "list[int]": "N", "list[float]": "X"}  # may be repeated
+TYPES |= {"list[str": "TEXT", "list[int": "N", "list[float": "X"}  # may be repeated
+TYPES |= {"integer": "N", "text": "TEXT"}  # in the words of earlier releases of typer
 TYPES |= {"path": "PATH", "file": "FILE", "directory": "FOLDER"}
 
 
@@ -56,29 +60,39 @@ class PlainHelp:
         for parameter in parameters:
             if parameter.param_type_name == "argument":
                 parameter.display_type_rich = lambda ctx: None  # its name says enough
+                if hasattr(parameter, "type"):  # as releases before 0.28 describe it
+                    parameter.type = copy.copy(parameter.type)
+                    parameter.type.get_metavar = lambda *_, **__: ""
             elif parameter.metavar is None:
                 parameter.metavar = _placeholder(parameter, ctx)
         return parameters
 
 
 class PlainCommand(PlainHelp, TyperCommand):
-    """A command with such help."""
+    """A command with such help, which knows what is meant by the names that Python has."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        flags = {flag for parameter in self.params for flag in parameter.opts}
+        for word in args:
+            name = word.partition("=")[0]
+            if name not in flags and SYNONYMS.get(name) in flags:
+                raise SeecauseError(f"{name} is no option of this command: it is {SYNONYMS[name]}")
+        return super().parse_args(ctx, args)
 
 
 class PlainGroup(PlainHelp, TyperGroup):
     """A group of commands with such help."""
 
 
-def _placeholder(option: Any, ctx: Any) -> str | None:
-    """What stands for an option's value: its choices, or a word for what it holds. Older releases
-    of typer have words of their own (None)."""
-    if not hasattr(option, "display_type"):
-        return None
+def _placeholder(option: Any, ctx: Any) -> str:
+    """What stands for an option's value: its choices, or a word for what it holds."""
     if option.is_flag:
         return ""
     if option.name in PLACEHOLDERS:
         return PLACEHOLDERS[option.name]
-    kind = option.display_type(ctx).removeprefix("<").removesuffix(">")
+    recent = hasattr(option, "display_type")  # typer from 0.28 on
+    kind = option.display_type(ctx) if recent else option.make_metavar(ctx=ctx)
+    kind = kind.strip("<>[]")
     return TYPES.get(kind.lower().removesuffix(" range"), " | ".join(kind.split("|")))
 
 
@@ -154,17 +168,18 @@ def seecause(
 
 def _load(name: str) -> Any:
     """The command, or group of commands, that a file registers, each with what all have."""
+    from seecause.cli.options import grouped
     from seecause.cli.progress import dressed
 
     own = typer.Typer()
-    importlib.import_module(f"seecause.cli.{name}").register(own)
+    importlib.import_module(f"seecause.cli.{HOMES.get(name, name)}").register(own)
     groups = [group.typer_instance for group in own.registered_groups]
     for group in [own, *(group for group in groups if group is not None)]:
         group.info.cls = PlainGroup
         for command in group.registered_commands:
             assert command.callback is not None
             command.cls = PlainCommand
-            command.callback = dressed(command.callback)
+            command.callback = dressed(grouped(command.callback))
     return typer.main.get_group(own).commands[name]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import csv
 from collections import Counter
+from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -13,27 +14,21 @@ import typer
 
 from seecause._files import place
 from seecause.cli.options import (
-    DEFAULT_MODEL,
-    Device,
-    DeviceOption,
-    Dtype,
-    DtypeOption,
-    ModelName,
+    ModelOptions,
     Quiet,
-    Seed,
-    Weights,
+    Where,
+    check_methods,
+    named_option,
     names,
     value_of,
-    with_reading,
 )
 from seecause.cli.progress import Facts, Incomplete, counting, print_markdown, starting
-from seecause.cli.workers import with_workers
+from seecause.cli.workers import WorkerOptions
 from seecause.errors import printable
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from seecause.bench.hands import Workers
     from seecause.bench.runner import Status
     from seecause.bench.work import Worker
 
@@ -86,47 +81,6 @@ Metrics = Annotated[
         " pointing), or all.",
     ),
 ]
-MetricOption = Annotated[
-    list[str] | None,
-    typer.Option(
-        help="insertion-deletion.steps=16, localization.upsample=nearest, or order=patch; repeat"
-        " for more.",
-        metavar="[GROUP.]KEY=VALUE",
-    ),
-]
-DataName = Annotated[
-    str,
-    typer.Option(
-        "--data",
-        help="critters:REGIME[:SPLIT], folder:PATH, imagenet-s:PATH, pets:PATH and others.",
-    ),
-]
-Limit = Annotated[
-    int | None,
-    typer.Option(help="Use so many images, spread evenly.", min=1, show_default="all"),
-]
-Target = Annotated[
-    Explained, typer.Option(help="The class to explain: the true one or the model's answer.")
-]
-RunFolder = Annotated[
-    str,
-    typer.Option(
-        "--out",
-        "-o",
-        help="The run folder, or a URL (s3://...); the same command again continues in it.",
-    ),
-]
-Threads = Annotated[int, typer.Option(help="Threads of one worker; part of the protocol.", min=1)]
-MemoryLimit = Annotated[
-    int | None,
-    typer.Option(
-        "--memory",
-        help="MiB of activations in one worker; part of the protocol.",
-        min=1,
-        show_default="64, GPU 8192",
-    ),
-]
-ShardSize = Annotated[int, typer.Option(help="Images that are finished together.", min=1)]
 Folder = Annotated[
     str,
     typer.Argument(
@@ -136,7 +90,11 @@ Folder = Annotated[
     ),
 ]
 StudyName = Annotated[
-    Study, typer.Argument(help="Which setting of CAAP to change.", show_default=False)
+    Study,
+    typer.Argument(
+        help="Which setting of CAAP to change: blank, select, layers, tail or score.",
+        show_default=False,
+    ),
 ]
 Against = Annotated[
     str | None,
@@ -146,85 +104,136 @@ Against = Annotated[
 ]
 
 
+@dataclass(frozen=True, kw_only=True)
+class BenchRun:
+    """What is measured on which pictures, where the run lies and what it takes."""
+
+    data: Annotated[
+        str,
+        typer.Option(
+            help="critters:REGIME[:SPLIT], folder:PATH, imagenet-s:PATH, pets:PATH and others.",
+        ),
+    ] = "critters:clean:test"
+    limit: Annotated[
+        int | None,
+        typer.Option(help="Use so many images, spread evenly.", min=1, show_default="all"),
+    ] = None
+    metric_option: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="insertion-deletion.steps=16, localization.upsample=nearest, or order=patch;"
+            " repeat for more.",
+            metavar="[GROUP.]KEY=VALUE",
+        ),
+    ] = None
+    target: Annotated[
+        Explained, typer.Option(help="The class to explain: the true one or the model's answer.")
+    ] = Explained.label
+    out: Annotated[
+        str,
+        typer.Option(
+            "--out",
+            "-o",
+            help="The run folder, or a URL (s3://...); the same command again continues in it.",
+        ),
+    ]
+    hands: WorkerOptions = WorkerOptions()
+    threads: Annotated[
+        int, typer.Option(help="Threads of one worker; part of the protocol.", min=1)
+    ] = 1
+    memory: Annotated[
+        int | None,
+        typer.Option(
+            help="MiB of activations in one worker; part of the protocol.",
+            min=1,
+            show_default="64, GPU 8192",
+        ),
+    ] = None
+    shard_size: Annotated[int, typer.Option(help="Images that are finished together.", min=1)] = 16
+    where: Where = Where()
+    quiet: Quiet = False
+
+    def prepare(self, model: ModelOptions, option: Sequence[str] | None, **request: Any) -> Worker:
+        """Check the folder, then open model and data. `request` is what is compared."""
+        with starting(f"loading {model.model} and {self.data}", quiet=self.quiet):
+            reading = model.reading.made()
+            check_methods(request["methods"])
+            from seecause import bench
+
+            bench.Store(place(self.out)).check()
+            worker = bench.prepare(
+                bench.Request(
+                    model=model.model,
+                    weights=model.weights,
+                    reading=reading,
+                    data=self.data,
+                    limit=self.limit,
+                    target=self.target.value,
+                    shard_size=self.shard_size,
+                    threads=self.threads,
+                    memory=None if self.memory is None else self.memory << 20,
+                    seed=self.where.seed,
+                    **self.where.made(),
+                    **request,
+                ),
+                options=[named_option("--option", word) for word in option or ()],
+                metric_options=[
+                    named_option("--metric-option", word) for word in self.metric_option or ()
+                ],
+            )
+        for reason in {} if self.quiet else dict.fromkeys(worker.left_out.values()):
+            metrics = [metric for metric, why in worker.left_out.items() if why == reason]
+            typer.echo(f"left out: {', '.join(metrics)}: {reason}", err=True)
+        return worker
+
+    def perform(self, worker: Worker) -> Status:
+        """Run what is not finished and tell how it went."""
+        from seecause import bench
+
+        done = {shard.id for shard in bench.Store(place(self.out)).finished(worker.plan)}
+        todo = sum(len(shard) for shard in worker.plan.shards if shard.id not in done)
+        with counting("images x methods", todo, quiet=self.quiet, rate="images/s") as advance:
+            state = bench.run(self.out, worker, workers=self.hands.made(), advance=advance)
+        tell_status(state, quiet=self.quiet)
+        return state
+
+
 def register(app: typer.Typer) -> None:
     commands = typer.Typer(
         no_args_is_help=True,
         help="Compare attribution methods over a dataset; runs can be stopped and continued.",
     )
-    commands.command("run", epilog=EXAMPLE)(with_workers(with_reading(run)))
-    commands.command("ablate", epilog=ABLATE_EXAMPLE)(with_workers(with_reading(ablate)))
+    commands.command("run", epilog=EXAMPLE)(run)
+    commands.command("ablate", epilog=ABLATE_EXAMPLE)(ablate)
     commands.command("status")(status)
     commands.command("report")(report)
     app.add_typer(commands, name="bench")
 
 
 def run(
-    model: ModelName = DEFAULT_MODEL,
-    weights: Weights = None,
+    model: ModelOptions = ModelOptions(),
     method: Methods = "caap",
     option: MethodOption = None,
-    data: DataName = "critters:clean:test",
-    limit: Limit = None,
     metric: Metrics = "paper",
-    metric_option: MetricOption = None,
-    target: Target = Explained.label,
-    out: RunFolder = "bench",
-    workers: Any = None,
-    threads: Threads = 1,
-    memory: MemoryLimit = None,
-    shard_size: ShardSize = 16,
-    device: DeviceOption = Device.auto,
-    dtype: DtypeOption = Dtype.float32,
-    seed: Seed = 0,
-    quiet: Quiet = False,
+    run: BenchRun = BenchRun(out="bench"),
 ) -> Facts:
     """Run methods over a dataset and measure them. The same command again continues where it
     stopped.
 
     Leaves with 1 if any number is missing, and says which.
     """
-    worker = _prepare(
-        out,
-        (option or [], metric_option or []),
-        model=model,
-        weights=weights,
-        data=data,
-        limit=limit,
-        methods={name: {} for name in names(method)},
-        metrics=names(metric),
-        target=target.value,
-        seed=seed,
-        dtype=dtype.value,
-        device=device,
-        shard_size=shard_size,
-        memory=memory,
-        threads=threads,
-        quiet=quiet,
-    )
-    state = _run(out, worker, workers=workers, quiet=quiet)
-    if not quiet and state.complete:
-        typer.echo(f"next: seecause bench report {out}")
-    return _left(state, {"out": str(out), **status_facts(state)})
+    methods: dict[str, Any] = {name: {} for name in names(method)}
+    state = run.perform(run.prepare(model, option, methods=methods, metrics=names(metric)))
+    if not run.quiet and state.complete:
+        typer.echo(f"next: seecause bench report {run.out}")
+    return _left(state, {"out": run.out, **status_facts(state)})
 
 
 def ablate(
     study: StudyName,
-    model: ModelName = DEFAULT_MODEL,
-    weights: Weights = None,
+    model: ModelOptions = ModelOptions(),
     option: SharedOption = None,
-    data: DataName = "critters:clean:test",
-    limit: Limit = 64,
-    metric_option: MetricOption = None,
-    target: Target = Explained.label,
-    out: RunFolder = "ablation",
-    workers: Any = None,
-    threads: Threads = 1,
-    memory: MemoryLimit = None,
-    shard_size: ShardSize = 16,
-    device: DeviceOption = Device.auto,
-    dtype: DtypeOption = Dtype.float32,
-    seed: Seed = 0,
-    quiet: Quiet = False,
+    run: BenchRun = BenchRun(out="ablation", limit=64),
 ) -> Facts:
     """Change one setting of CAAP at a time: the paper's metrics, paired differences from the
     default, and how alike the maps are.
@@ -236,29 +245,12 @@ def ablate(
     from seecause.bench.plan import Store
     from seecause.report.ablate import write_report
 
-    worker = _prepare(
-        out,
-        (option or [], metric_option or []),
-        model=model,
-        weights=weights,
-        data=data,
-        limit=limit,
-        methods={"caap": {}},
-        study=study.value,
-        metrics=("paper",),
-        target=target.value,
-        seed=seed,
-        dtype=dtype.value,
-        device=device,
-        shard_size=shard_size,
-        memory=memory,
-        threads=threads,
-        quiet=quiet,
-    )
-    state = _run(out, worker, workers=workers, quiet=quiet)
+    caap = {"methods": {"caap": {}}, "metrics": ("paper",)}
+    worker = run.prepare(model, option, study=study.value, **caap)
+    state, store = run.perform(worker), Store(place(run.out))
     if study is Study.layers:
-        save_depth(Store(place(out)), worker)
-    facts = tell_report(out, write_report(Store(place(out))), quiet=quiet)
+        save_depth(store, worker)
+    facts = tell_report(run.out, write_report(store), quiet=run.quiet)
     return _left(state, {**facts, **status_facts(state)})
 
 
@@ -317,50 +309,6 @@ def _left(state: Status, facts: Facts) -> Facts:
     if not state.complete:
         raise Incomplete(facts)
     return facts
-
-
-def _prepare(
-    out: str,
-    words: tuple[Sequence[str], Sequence[str]],
-    *,
-    device: Device,
-    memory: int | None,
-    quiet: bool,
-    **request: Any,
-) -> Worker:
-    """Check the folder, then open model and data. `words` are --option and --metric-option."""
-    from seecause.cli.options import named_option, pick_device, reading
-
-    with starting(f"loading {request['model']} and {request['data']}", quiet=quiet):
-        from seecause import bench
-
-        bench.Store(place(out)).check()
-        worker = bench.prepare(
-            bench.Request(
-                **request,
-                device=pick_device(device),
-                reading=reading(),
-                memory=None if memory is None else memory << 20,
-            ),
-            options=[named_option("--option", word) for word in words[0]],
-            metric_options=[named_option("--metric-option", word) for word in words[1]],
-        )
-    for reason in {} if quiet else dict.fromkeys(worker.left_out.values()):
-        metrics = [metric for metric, why in worker.left_out.items() if why == reason]
-        typer.echo(f"left out: {', '.join(metrics)}: {reason}", err=True)
-    return worker
-
-
-def _run(out: str, worker: Worker, *, workers: Workers, quiet: bool) -> Status:
-    """Run what is not finished and tell how it went."""
-    from seecause import bench
-
-    done = {shard.id for shard in bench.Store(place(out)).finished(worker.plan)}
-    todo = sum(len(shard) for shard in worker.plan.shards if shard.id not in done)
-    with counting("images x methods", todo, quiet=quiet, rate="images/s") as advance:
-        state = bench.run(out, worker, workers=workers, advance=advance)
-    tell_status(state, quiet=quiet)
-    return state
 
 
 def tell_status(state: Status, *, quiet: bool = False) -> None:

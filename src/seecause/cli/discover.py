@@ -4,20 +4,12 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from seecause.cli.heads_options import BIASED, KINDS, TRAIN, Limit, lead_of
-from seecause.cli.options import (
-    ModelName,
-    ModelRun,
-    Weights,
-    grouped,
-    names,
-    open_model,
-    with_reading,
-)
+from seecause.cli.options import ModelOptions, ModelRun, whole_numbers
 from seecause.cli.workers import with_pieces
 from seecause.errors import BadOption
 
@@ -58,12 +50,11 @@ PairChoice = Annotated[
 
 
 def register(app: typer.Typer) -> None:
-    app.command(epilog=EXAMPLES)(with_pieces(with_reading(grouped(discover))))
+    app.command(epilog=EXAMPLES)(with_pieces(discover))
 
 
 def discover(
-    model: ModelName = BIASED,
-    weights: Weights = None,
+    model: ModelOptions = ModelOptions(model=BIASED),
     data: Data = TRAIN,
     limit: Limit = 64,
     method: MethodName = "caap+mosaic",
@@ -82,9 +73,9 @@ def discover(
     from seecause.repair.discover import discover as find
 
     replaces = run.check()
-    wanted = _ranks("--pairs", pairs) if pairs not in ("best", "none") else None
-    chosen = None if layers is None else _ranks("--layers", layers)
-    opened = open_model(model, weights=weights, device=run.device, dtype=run.dtype, seed=run.seed)
+    wanted = whole_numbers("--pairs", pairs) if pairs not in ("best", "none") else None
+    chosen = None if layers is None else whole_numbers("--layers", layers)
+    opened = model.open(run)
     result = find(
         opened,
         open_data(data, limit=limit),
@@ -103,35 +94,31 @@ def discover(
 def _write(model: str, lead: str, result: Discovery, places: list[int], run: ModelRun) -> list[str]:
     """Page, table, pairs of some findings, and what is said of them."""
     from seecause.report.discover import discover_sections, findings_rows, write_pairs
-    from seecause.report.heads import rows_csv
-    from seecause.report.page import write_page
+    from seecause.report.folder import rows_csv
 
-    manifest: dict[str, Any] = {
-        "command": "discover",
-        "page": "index.html",
-        "table": "findings.csv",
-    }
-    manifest |= {"pairs": [place + 1 for place in places], "run": result.protocol}
-    manifest |= {"left out": [asdict(hole) for hole in result.pictures.holes]}
+    ranks = [place + 1 for place in places]
     lines = [f"{rank}. {f.sentence()}" for rank, f in enumerate(result.findings[:SAID], 1)]
     lines = lines or ["no kind of patch turns pictures into a class by more than chance"]
-    with run.folder(manifest) as folder:
-        title = f"What turns pictures into another class for {model}?"
-        write_page(folder / "index.html", title, discover_sections(result), lead=lead)
-        (folder / "findings.csv").write_text(rows_csv(findings_rows(result)), encoding="utf-8")
+
+    def pairs(folder: Path) -> None:
         if places:
             count = write_pairs(result, places, folder / "pairs")
-            numbers = ", ".join(str(place + 1) for place in places)
             spec = f"pairs:{run.out / 'pairs' / 'with'}:{run.out / 'pairs' / 'without'}"
+            numbers = ", ".join(map(str, ranks))
             lines.append(f"{count} pairs of finding {numbers} to repair by: --data {spec}")
+
+    manifest = {"command": "discover", "table": "findings.csv", "pairs": ranks}
+    manifest |= {"run": result.protocol}
+    manifest |= {"left out": [asdict(hole) for hole in result.pictures.holes]}
+    run.write(
+        manifest,
+        f"What turns pictures into another class for {model}?",
+        discover_sections(result),
+        lead=lead,
+        tables={"findings.csv": rows_csv(findings_rows(result))},
+        more=pairs,
+    )
     return lines
-
-
-def _ranks(flag: str, text: str) -> list[int]:
-    words = names(text)
-    if not words or not all(word.isdecimal() for word in words):
-        raise BadOption(flag, text, "whole numbers with commas between them, such as 1,3")
-    return [int(word) for word in words]
 
 
 def _places(result: Discovery, wanted: list[int] | None) -> list[int]:

@@ -1,4 +1,5 @@
-"""`seecause doctor`: what was verified about a model, and what this machine has."""
+"""`seecause doctor`: what was verified about a model, and what this machine has. And `seecause
+methods`: what can be asked for with --method, what it needs and costs, and its options."""
 
 from __future__ import annotations
 
@@ -7,24 +8,16 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
-from seecause.cli.options import (
-    Device,
-    DeviceOption,
-    Dtype,
-    DtypeOption,
-    ModelName,
-    Seed,
-    Weights,
-    with_reading,
-)
+from seecause.cli.options import ModelOptions, Where
 from seecause.cli.progress import Facts
 from seecause.errors import BadOption
 
 if TYPE_CHECKING:
     from rich.table import Table
 
+    from seecause.attribution.registry import Method
     from seecause.engine.verify import Probe
-    from seecause.models.base import ImageModel
+    from seecause.models.base import Architecture, ImageModel
     from seecause.models.dense_view import DenseModel
     from seecause.models.staged_view import StagedModel
     from seecause.models.view import VisionModel
@@ -63,18 +56,16 @@ EXAMPLES = """Examples:
 
 
 def register(app: typer.Typer) -> None:
-    app.command(epilog=EXAMPLES)(with_reading(doctor))
+    app.command(epilog=EXAMPLES)(doctor)
+    app.command(epilog="Example: seecause methods caap")(methods)
 
 
 def doctor(
-    model: ModelName = "",
-    weights: Weights = None,
+    model: ModelOptions = ModelOptions(model=""),
     list_classes: Annotated[
         bool, typer.Option("--list-classes", help="Also list the class names.")
     ] = False,
-    device: DeviceOption = Device.auto,
-    dtype: DtypeOption = Dtype.float32,
-    seed: Seed = 0,
+    where: Where = Where(),
 ) -> Facts:
     """Check a model's view against the model itself and print what was found; without --model,
     describe this machine.
@@ -82,18 +73,14 @@ def doctor(
     Four probes compare the view with the native model: logits, every block's output, attention to
     recorded keys, and which pixels feed which token.
     """
-    from seecause.cli.options import open_model
-
-    if not model:
+    if not model.model:
         if list_classes:
             raise BadOption("--list-classes", True, "a --model whose classes are to be listed")
         facts = environment()
     else:
-        opened = open_model(
-            model, weights=weights, device=device, dtype=dtype, seed=seed, check=False
-        )
+        opened = model.open(where, check=False)
         facts = checkup(opened)
-        facts["model"]["weights"] = weights or "pretrained, or the model's own"
+        facts["model"]["weights"] = model.weights or "pretrained, or the model's own"
         if list_classes:
             facts["classes"] = {
                 str(index): opened.class_name(index) for index in range(opened.n_classes)
@@ -322,3 +309,61 @@ def _plain(fact: Any) -> str:
     if isinstance(fact, float):
         return f"{fact:.1e}"
     return f"{fact:,}" if isinstance(fact, int) else str(fact)
+
+
+def methods(
+    name: Annotated[
+        str, typer.Argument(help="Show the options of this method.", show_default=False)
+    ] = "",
+    staged: Annotated[
+        bool,
+        typer.Option("--staged", "--conv", help="Those for networks of stages (ResNet, Swin ...)."),
+    ] = False,
+) -> Facts:
+    """List attribution methods with what they read off the model and their cost in plain forwards,
+    or the options of one."""
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+
+    from seecause.attribution.registry import find, methods as known
+
+    console = Console(highlight=False)
+    architecture: Architecture = "staged" if staged else "transformer"
+    if name:
+        entry = find(name, architecture)
+        console.print(f"{name}: {entry.summary}", style="bold", markup=False)
+        table = Table("option", "default", box=box.SIMPLE_HEAD, pad_edge=False)
+        for option, default in entry.options.items():
+            table.add_row(
+                option,
+                (
+                    entry.unset.get(option, "decided when it runs")
+                    if default is None
+                    else str(default)
+                ),
+            )
+    else:
+        table = Table("method", "needs", "class", "what it is", box=box.SIMPLE_HEAD, pad_edge=False)
+        table.columns[1].max_width = 14  # words wrap here rather than in the last column
+        for entry in sorted(known(architecture).values(), key=lambda entry: entry.name):
+            table.add_row(
+                entry.name,
+                entry.needs,
+                "yes" if entry.class_specific else "any",
+                f"{entry.summary}\n[dim]forwards: {entry.forwards}[/dim]",
+            )
+    console.print(table)
+    entries = [find(name, architecture)] if name else known(architecture).values()
+    return {"methods": [_facts(entry) for entry in sorted(entries, key=lambda entry: entry.name)]}
+
+
+def _facts(entry: Method) -> Facts:
+    return {
+        "name": entry.name,
+        "summary": entry.summary,
+        "needs": entry.needs,
+        "forwards": entry.forwards,
+        "class specific": entry.class_specific,
+        "options": entry.options,
+    }

@@ -11,17 +11,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from seecause.cli.options import (
-    DEFAULT_MODEL,
-    ModelName,
+    ModelOptions,
     ModelRun,
-    Weights,
-    grouped,
+    check_methods,
     method_options,
     names,
-    open_model,
     tell_outside,
-    tell_page,
-    with_reading,
 )
 from seecause.cli.progress import Facts, Incomplete, starting
 from seecause.errors import BadImage, BadOption, printable
@@ -169,13 +164,12 @@ class Also:
 
 
 def register(app: typer.Typer) -> None:
-    app.command(epilog=EXAMPLES)(with_reading(grouped(explain)))
+    app.command(epilog=EXAMPLES)(explain)
 
 
 def explain(
     images: Images,
-    model: ModelName = DEFAULT_MODEL,
-    weights: Weights = None,
+    model: ModelOptions = ModelOptions(),
     about: AskedAbout = AskedAbout(),
     method: Methods = None,
     option: MethodOption = None,
@@ -195,13 +189,9 @@ def explain(
         raise BadOption("--method", method, "at least one method; `seecause methods` lists them")
     files = find_pictures(images)
     others, shown = second_versions(files, without), short_names(files)
-    with starting(f"loading {model}", quiet=run.quiet):  # after what is quickly refused
-        from seecause.attribution.explain import explain_batches
-        from seecause.report.explain import explain_to_folder
-
-        opened = open_model(
-            model, weights=weights, device=run.device, dtype=run.dtype, seed=run.seed
-        )
+    with starting(f"loading {model.model}", quiet=run.quiet):  # after what is quickly refused
+        check_methods(names(method or ""))
+        opened = model.open(run)
         methods, pairs = _methods(method, opened, bool(option)), option or []
         kind = opened.architecture
         options = method_options(methods, pairs, seed=run.seed, architecture=kind)
@@ -209,8 +199,11 @@ def explain(
         named, files = files, opened.preprocess.inputs(files)
         if files != list(named):  # frames, by the film they are of
             others, shown = second_versions(files, without), short_names(files)
+        from seecause.attribution.explain import explain_batches
+        from seecause.report.explain import explain_to_folder
+
     if not run.quiet:
-        _warn(opened, model, files)
+        _warn(opened, model.model, files)
     holes: list[Hole] = []
     with run.counting(f"explaining with {', '.join(methods)}", len(files)) as advance:
         parts = explain_batches(
@@ -221,9 +214,7 @@ def explain(
         facts = explain_to_folder(
             run.out, parts, files, shown, holes=holes, overwrite=run.overwrite, advance=advance
         )
-    if not run.quiet:
-        typer.echo("\n".join(map(printable, _lines(facts["images"], opened))))
-        tell_page(run.out, replaced=replaces)
+    run.say(map(printable, _lines(facts["images"], opened)), replaced=replaces)
     for hole in holes:
         typer.echo(f"left out: {printable(hole.reason)}", err=True)
     if holes:
@@ -252,7 +243,7 @@ def _methods(text: str | None, model: ImageModel, with_options: bool) -> Sequenc
 
 def _lines(rows: Sequence[Mapping[str, Any]], model: ImageModel) -> list[str]:
     """What the model answers to each picture that could be read."""
-    from seecause.report.rows import answer_text, box_texts, row_text
+    from seecause.report.findings import answer_text, box_texts, row_text
     from seecause.target import Answer
 
     warning = f"{model.name} has random weights: its answers mean nothing"

@@ -3,6 +3,7 @@ and ship it."""
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
@@ -11,9 +12,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from seecause.cli.faithful_output import is_first_process, print_evaluation, training_bar
-from seecause.cli.options import Device, DeviceOption, Output, Quiet, grouped, pick_device
-from seecause.cli.progress import counting
+from seecause.cli.options import (
+    Device,
+    DeviceOption,
+    Output,
+    Quiet,
+    pick_device,
+    value_of,
+    whole_numbers,
+)
+from seecause.cli.progress import counting, training
 from seecause.errors import BadOption
 
 if TYPE_CHECKING:
@@ -204,12 +212,12 @@ def register(app: typer.Typer) -> None:
             "Example: seecause faithful evaluate run, or: seecause faithful evaluate"
             " builtin:critters-ifam"
         ),
-    )(grouped(evaluate))
+    )(evaluate)
     commands.command(
         "intervene", epilog="Example: seecause faithful intervene run --drop 2,5 --quantile 0.99"
-    )(grouped(intervene))
+    )(intervene)
     commands.command("parts", epilog="Example: seecause faithful parts run --out parts --limit 12")(
-        grouped(parts)
+        parts
     )
     commands.command("export", epilog="Example: seecause faithful export run shipped")(export)
     app.add_typer(commands, name="faithful")
@@ -231,7 +239,6 @@ def train(
 ) -> None:
     """Train both stages together. The best epoch is chosen on validation; the test split is never
     read."""
-    from seecause.cli.options import pick_device
     from seecause.faithful import read_config, train as train_run
 
     settings: dict[str, Any] = {
@@ -247,9 +254,12 @@ def train(
         **_settings(option or []),
     }
     run = read_config(config, **settings)
-    with training_bar(quiet=quiet) as on_step:
+    quiet = (
+        quiet or os.environ.get("RANK", "0") != "0"
+    )  # of those that torchrun started, one speaks
+    with training(quiet=quiet) as on_step:
         result = train_run(run, on_step=on_step)
-    if is_first_process() and not quiet:
+    if not quiet:
         best = f"best {run.select} on validation {result.best:.4f}"
         typer.echo(
             f"{result.out}: {result.steps} steps; {best}, after epoch {result.best_epoch + 1}"
@@ -270,6 +280,7 @@ def evaluate(
     A run also gets RUN/evaluation.json, with an entry for each dataset it was tested on.
     """
     from seecause.faithful import evaluate as evaluate_network
+    from seecause.report.faithful import print_evaluation
 
     shares = _numbers("--quantiles", quantiles) if interventions else []
     evaluation = evaluate_network(
@@ -296,8 +307,9 @@ def intervene(
 ) -> None:
     """Test the network with parts left out, with untrusted tokens rejected, or both."""
     from seecause.faithful import evaluate_intervention
+    from seecause.report.faithful import print_evaluation
 
-    dropped = _parts("--drop", drop)
+    dropped = whole_numbers("--drop", drop) if drop.strip() else []
     print_evaluation(
         evaluate_intervention(tested.open(), drop_parts=dropped, quantile=quantile, **tested.made())
     )
@@ -313,14 +325,14 @@ def parts(
     """A page with the parts of some pictures, what stage 2 sees, and the answer without each
     part."""
     from seecause.faithful import example_parts, open_network
-    from seecause.report.faithful import write_parts
+    from seecause.report.faithful import part_lines, write_parts
 
     replaces = output.check()
     opened = open_network(network, device=pick_device(device))
     name, examples = example_parts(opened, data=data, limit=limit)
     with output.folder({"command": "faithful parts", "network": network, "data": name}) as folder:
         write_parts(folder, examples, lead=f"{network}, on {name}")
-    output.say([], replaced=replaces)
+    output.say(part_lines(name, examples), replaced=replaces)
 
 
 def export(
@@ -342,17 +354,8 @@ def _numbers(flag: str, text: str) -> list[float]:
         raise BadOption(flag, text, "numbers with commas between them") from None
 
 
-def _parts(flag: str, text: str) -> list[int]:
-    words = [word.strip() for word in text.split(",") if word.strip()]
-    if not all(word.isdecimal() for word in words):
-        raise BadOption(flag, text, "numbers of parts with commas between them, such as 2,5")
-    return [int(word) for word in words]
-
-
 def _settings(words: list[str]) -> dict[str, Any]:
     """`epochs=30`, `options.gradient=none`, `losses.class1=0` -> settings."""
-    from seecause.cli.options import value_of
-
     settings: dict[str, Any] = {}
     for word in words:
         key, equals, text = word.partition("=")

@@ -29,7 +29,6 @@ from seecause.cli.heads_options import (
     same_backgrounds,
 )
 from seecause.cli.heads_prune import prune, score
-from seecause.cli.options import grouped, with_reading
 from seecause.cli.progress import Facts
 from seecause.cli.workers import with_pieces
 from seecause.errors import BadOption
@@ -100,7 +99,7 @@ def register(app: typer.Typer) -> None:
         ("ablation-study", ablation_study),
     ):
         commands.command(name, epilog=f"Example: seecause heads {EXAMPLES[name]}")(
-            with_pieces(with_reading(grouped(command)), f"heads {name}")
+            with_pieces(command, f"heads {name}")
         )
     commands.command()(selectors)
     app.add_typer(commands, name="heads")
@@ -131,7 +130,7 @@ def audit(
             ", ".join(search.mask_option),
             "masks that are searched: give --masks discovered or both",
         )
-    model = asked.open(data, run)
+    model = asked.ask(data, run)
     limit = limit or AUDITED[masks is AuditMasks.oracle]
     result = measure(
         model,
@@ -156,7 +155,7 @@ def _write_audit(model: ImageModel, result: Audit, run: AskedRun) -> list[str]:
         verdict,
         verdict_section,
     )
-    from seecause.report.page import holes_section, protocol_section, write_page
+    from seecause.report.page import holes_section, protocol_section
 
     answering = model_for(model, result.pictures)
     sections = [
@@ -169,23 +168,29 @@ def _write_audit(model: ImageModel, result: Audit, run: AskedRun) -> list[str]:
     lines = verdict(result)
     manifest = {
         "command": "heads audit",
-        "page": "index.html",
         "table": "audit.csv",
         "verdict": lines,
         "run": result.protocol,
         "left out": [asdict(hole) for hole in result.holes],
     }
-    with run.folder(manifest) as folder:
-        title = f"Does {model.name} answer from the background?"
-        lead = lead_of(model, result.pictures)
-        write_page(folder / "index.html", title, sections, lead=lead)
-        (folder / "audit.csv").write_text(audit_csv(result, answering.classes), encoding="utf-8")
+    run.write(
+        manifest,
+        f"Does {model.name} answer from the background?",
+        sections,
+        lead=lead_of(model, result.pictures),
+        tables={"audit.csv": audit_csv(result, answering.classes)},
+    )
     return lines
 
 
 def ablation_study(
     study: Annotated[
-        StudyName, typer.Argument(help="Which setting of CIGMA to change.", show_default=False)
+        StudyName,
+        typer.Argument(
+            help="Which setting of CIGMA to change: k (how many heads go), fraction, masks,"
+            " temperature, layers or stability.",
+            show_default=False,
+        ),
     ],
     asked: AskedModel = AskedModel(),
     data: DataOption = TRAIN,
@@ -210,7 +215,7 @@ def ablation_study(
     replaces = run.check()
     if guard is GuardChoice.protect:
         raise BadOption("--guard", guard.value, "penalty or none: studies compare masks")
-    model = asked.open(data, run)
+    model = asked.ask(data, run)
     result = measure(
         study.value,
         cast("VisionModel", model),  # others are refused there
@@ -237,8 +242,9 @@ def _write_study(
     run: AskedRun,
 ) -> None:
     """Page, table and manifest."""
-    from seecause.report.heads import rows_csv, settings_section, study_section
-    from seecause.report.page import holes_section, write_page
+    from seecause.report.folder import rows_csv
+    from seecause.report.heads import settings_section, study_section
+    from seecause.report.page import holes_section
 
     assert result.train is not None and result.test is not None and result.masks is not None
     record = {
@@ -249,15 +255,19 @@ def _write_study(
         **settings,
     }
     manifest = {"command": "heads ablation-study", "study": study}
-    manifest |= {"page": "index.html", "table": "table.csv", **record}
+    manifest |= {"table": "table.csv", **record}
     manifest |= {"left out": [asdict(hole) for hole in result.holes]}
-    with run.folder(manifest) as folder:
-        title = f"CIGMA on {model.name}: study {study}"
-        sections = [study_section(result), *holes_section(result.holes)]
-        sections.append(settings_section(model, record))
-        lead = lead_of(model, result.test)
-        write_page(folder / "index.html", title, sections, lead=lead)
-        (folder / "table.csv").write_text(rows_csv(result.rows), encoding="utf-8")
+    run.write(
+        manifest,
+        f"CIGMA on {model.name}: study {study}",
+        [
+            study_section(result),
+            *holes_section(result.holes),
+            settings_section(model, record),
+        ],
+        lead=lead_of(model, result.test),
+        tables={"table.csv": rows_csv(result.rows)},
+    )
 
 
 def selectors() -> Facts:

@@ -11,16 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from seecause.cli.options import (
-    Device,
-    DeviceOption,
-    Dtype,
-    ModelName,
-    Output,
-    Seed,
-    Weights,
-    open_model,
-)
+from seecause.cli.options import Dtype, ModelName, ModelOptions, ModelRun, value_of
 from seecause.errors import BadOption, NoClassifier
 
 if TYPE_CHECKING:
@@ -109,7 +100,7 @@ GuardOption = Annotated[
 Draws = Annotated[
     int, typer.Option(help="Random sets of heads for the band beside the curves.", min=1)
 ]
-DtypeOption = Annotated[
+AskedDtype = Annotated[
     Dtype | None,
     typer.Option(
         "--dtype",
@@ -120,20 +111,17 @@ DtypeOption = Annotated[
 
 
 @dataclass(frozen=True, kw_only=True)
-class AskedRun(Output):
-    """Where it runs and what it writes; precision as the kind of model has it."""
+class AskedRun(ModelRun):
+    """The same; precision as the kind of model has it."""
 
-    device: DeviceOption = Device.auto
-    dtype: DtypeOption = None
-    seed: Seed = 0
+    dtype: AskedDtype = None
 
 
 @dataclass(frozen=True, kw_only=True)
-class AskedModel:
+class AskedModel(ModelOptions):
     """A classifier, or a vision-language model that is asked for classes."""
 
     model: ModelName = BIASED
-    weights: Weights = None
     classify: Annotated[
         Classify | None,
         typer.Option(
@@ -159,11 +147,11 @@ class AskedModel:
         ),
     ] = None
 
-    def open(self, data: str, run: AskedRun) -> ImageModel:
-        """The model. A vision-language model is asked for the classes of `data`."""
+    def ask(self, data: str, run: AskedRun) -> ImageModel:
+        """The model, loaded. A vision-language model is asked for the classes of `data`."""
         if self.classify is None and self.model != ASKED:
             return self._classifier(run)
-        from seecause.cli.lvlm_open import open_lvlm
+        from seecause.cli.lvlm_options import open_lvlm
         from seecause.critters.questions import wordings
         from seecause.data.registry import open_data
         from seecause.lvlm import classifier
@@ -193,13 +181,7 @@ class AskedModel:
                     "--classify name_ll or label_token beside it: a classifier is asked nothing",
                 )
         try:
-            return open_model(
-                self.model,
-                weights=self.weights,
-                device=run.device,
-                dtype=run.dtype or Dtype.float32,
-                seed=run.seed,
-            )
+            return self.open(run)
         except NoClassifier:
             raise BadOption(
                 "--model",
@@ -378,8 +360,6 @@ def head_limit(text: str) -> int | float:
 
 def _pairs(flag: str, pairs: Sequence[str], example: str, flags: dict[str, str]) -> dict[str, Any]:
     """`key=value` words as a dictionary, without those that have a flag of their own."""
-    from seecause.cli.options import value_of
-
     options: dict[str, Any] = {}
     for pair in pairs:
         key, equals, text = pair.partition("=")

@@ -72,7 +72,7 @@ def score(
     from seecause.heads import score_heads
 
     replaces, options, background = run.check(), selector.options(), erasing.background()
-    model = asked.open(data, run)
+    model = asked.ask(data, run)
     result = score_heads(
         model,
         open_data(data, limit=limit),
@@ -93,23 +93,27 @@ def score(
 def _write_scores(model: ImageModel, result: ScoredHeads, run: AskedRun) -> None:
     """Page, table and manifest."""
     from seecause.report.heads import scores_csv, scores_section, settings_section
-    from seecause.report.page import holes_section, write_page
+    from seecause.report.page import holes_section
 
     scores, by = result.scores, result.selector
     manifest = {
         "command": "heads score",
-        "page": "index.html",
         "table": "scores.csv",
         **result.record,
         "run": _plain(scores.protocol),
         "left out": [asdict(hole) for hole in result.pictures.holes],
     }
-    with run.folder(manifest) as folder:
-        sections = [scores_section(scores, by=by), *holes_section(result.pictures.holes)]
-        sections.append(settings_section(model, result.record))
-        lead = lead_of(model, result.pictures)
-        write_page(folder / "index.html", f"{model.name}: heads by {by}", sections, lead=lead)
-        (folder / "scores.csv").write_text(scores_csv(scores), encoding="utf-8")
+    run.write(
+        manifest,
+        f"{model.name}: heads by {by}",
+        [
+            scores_section(scores, by=by),
+            *holes_section(result.pictures.holes),
+            settings_section(model, result.record),
+        ],
+        lead=lead_of(model, result.pictures),
+        tables={"scores.csv": scores_csv(scores)},
+    )
 
 
 def prune(
@@ -136,7 +140,7 @@ def prune(
 
     replaces, most = run.check(), head_limit(top)
     options, background = selector.options(), erasing.background()
-    model = asked.open(data, run)
+    model = asked.ask(data, run)
     _check_form(model, form.value)
     result = prune_and_test(
         model,
@@ -171,22 +175,21 @@ def _prune_lines(result: PruneResult) -> list[str]:
 def _write_pruned(result: PruneResult, form: Form, run: AskedRun) -> None:
     """The checkpoint, the page, the tables and the manifest of a prune."""
     from seecause.heads.pictures import model_for
+    from seecause.report.folder import rows_csv
     from seecause.report.heads import (
         change_section,
         curves_section,
-        rows_csv,
         scores_csv,
         scores_section,
         settings_section,
     )
     from seecause.report.heads_audit import repair_gallery
-    from seecause.report.page import holes_section, write_page
+    from seecause.report.page import holes_section
 
     by, scores, model = result.scored.selector, result.scored.scores, result.model
     record = {**result.scored.record, "form": form.value}
     manifest = {
         "command": "heads prune",
-        "page": "index.html",
         "model": "model",
         "removed": result.heads,
         **record,
@@ -201,14 +204,16 @@ def _write_pruned(result: PruneResult, form: Form, run: AskedRun) -> None:
         *holes_section(result.holes),
         settings_section(model, record),
     ]
-    title = f"{model.name} without {len(result.heads)} heads"
     line = zip(result.curve.ks, result.curve.chosen, strict=True)
     rows = [{"K": k, **outcome.numbers()} for k, outcome in line]
-    with run.folder(manifest) as folder:
-        _export(result, folder / "model", form)
-        write_page(folder / "index.html", title, sections, lead=lead_of(model, result.test))
-        (folder / "scores.csv").write_text(scores_csv(scores), encoding="utf-8")
-        (folder / "curve.csv").write_text(rows_csv(rows), encoding="utf-8")
+    run.write(
+        manifest,
+        f"{model.name} without {len(result.heads)} heads",
+        sections,
+        lead=lead_of(model, result.test),
+        tables={"scores.csv": scores_csv(scores), "curve.csv": rows_csv(rows)},
+        more=lambda folder: _export(result, folder / "model", form),
+    )
 
 
 def _export(result: PruneResult, folder: Path, form: Form) -> None:

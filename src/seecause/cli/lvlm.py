@@ -10,19 +10,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from seecause.cli.lvlm_answer import ANSWER_EXAMPLE, EDIT_EXAMPLE, answer, edit
-from seecause.cli.lvlm_open import (
+from seecause.cli.lvlm_options import (
     DEFAULT_LVLM,
     OPENING,
-    open_lvlm,
-    read_size,
-    tell_if_outside,
-)
-from seecause.cli.lvlm_options import (
     AskedWord,
     CalibratedModel,
     Estimation,
     Floor,
-    LVLMDtype,
     LVLMName,
     LVLMRun,
     Machine,
@@ -32,19 +26,11 @@ from seecause.cli.lvlm_options import (
     StudySamples,
     StudyWork,
     Variations,
+    open_lvlm,
 )
-from seecause.cli.options import (
-    Device,
-    DeviceOption,
-    Out,
-    Overwrite,
-    Quiet,
-    Seed,
-    grouped,
-    tell_page,
-    tell_replaced,
-)
-from seecause.cli.workers import with_workers
+from seecause.cli.options import Output, Quiet, Seed, tell_replaced
+from seecause.cli.progress import counting, spinning
+from seecause.cli.workers import WorkerOptions
 from seecause.errors import BadOption
 
 if TYPE_CHECKING:
@@ -81,11 +67,11 @@ def register(app: typer.Typer) -> None:
         no_args_is_help=True,
         help="Trace a vision-language model's answer: heads, words and image tokens.",
     )
-    commands.command("heads", epilog=HEADS_EXAMPLE)(grouped(heads))
-    commands.command("tokens", epilog=TOKENS_EXAMPLE)(grouped(tokens))
-    commands.command("answer", epilog=ANSWER_EXAMPLE)(grouped(answer))
-    commands.command("edit", epilog=EDIT_EXAMPLE)(grouped(edit))
-    commands.command("study", epilog=STUDY_EXAMPLE)(with_workers(grouped(study)))
+    commands.command("heads", epilog=HEADS_EXAMPLE)(heads)
+    commands.command("tokens", epilog=TOKENS_EXAMPLE)(tokens)
+    commands.command("answer", epilog=ANSWER_EXAMPLE)(answer)
+    commands.command("edit", epilog=EDIT_EXAMPLE)(edit)
+    commands.command("study", epilog=STUDY_EXAMPLE)(study)
     commands.command("bank", epilog=BANK_EXAMPLE)(bank)
     app.add_typer(commands, name="lvlm")
 
@@ -128,18 +114,16 @@ def tokens(
 
 def _trace(asked: AskedWord, fit: dict[str, Any], run: LVLMRun) -> None:
     """Open the engine, trace with `fit`, write the folder."""
-    from seecause.cli.progress import spinning
     from seecause.lvlm import trace_answer
     from seecause.lvlm.masks import MASKS
-    from seecause.lvlm.trace import masked_runs
+    from seecause.lvlm.trace import concerns, masked_runs
     from seecause.report.lvlm import trace_manifest, write_trace
 
     replaced = run.check()
     kind = "lvlm tokens" if "token_masks" in fit else "lvlm heads"
     with spinning(OPENING, quiet=run.quiet):
         picture, engine = asked.engine(run)
-    if not run.quiet:
-        tell_if_outside(asked.model, asked.image)
+    asked.warn(quiet=run.quiet)
     how, token_masks = fit["how"], fit.get("token_masks", 0)
     token_masks = MASKS[how] if token_masks is None else token_masks
     runs = masked_runs(engine, how=how, masks=fit["masks"], token_masks=token_masks)
@@ -151,33 +135,31 @@ def _trace(asked: AskedWord, fit: dict[str, Any], run: LVLMRun) -> None:
         trace.save(folder)
         write_trace(folder, trace, picture, name=asked.image)
     if not run.quiet:
-        _tell(trace)
-        tell_page(run.out, replaced=replaced)
+        for line in concerns(trace):
+            typer.echo(f"note: {line}", err=True)
+    run.say(_lines(trace), replaced=replaced)
 
 
-def _tell(trace: AnswerTrace) -> None:
-    from seecause.lvlm.trace import concerns
+def _lines(trace: AnswerTrace) -> list[str]:
     from seecause.report.lvlm import needed_text
 
-    for line in concerns(trace):
-        typer.echo(f"note: {line}", err=True)
     engine, chosen, tokens = trace.engine, trace.heads.chosen, trace.tokens
-    enough = int(chosen.sum())
-    top = ", ".join(f"{layer}.{head}" for layer, head in trace.heads.heads.top(min(enough, 8)))
-    typer.echo(f"answer: {engine.answer}; the picture moves its logit by {engine.span:.2f}")
-    typer.echo(
-        f"{enough} of {chosen.numel()} heads are enough: {top}{' ...' * (enough > 8)}"
-        f" (layer.head; R2 {trace.heads.heads.r2:.2f}, standard error"
-        f" {float(trace.heads.heads.standard_error.median()):.4f})"
-    )
-    typer.echo(f"needed? {needed_text(trace.heads.left())}")
+    fit, enough = trace.heads.heads, int(chosen.sum())
+    top = f"{', '.join(map(str, fit.top(min(enough, 8))))}{' ...' * (enough > 8)}"
+    lines = [
+        f"answer: {engine.answer}; the picture moves its logit by {engine.span:.2f}",
+        f"{enough} of {chosen.numel()} heads are enough: {top} (layer, head; R2 {fit.r2:.2f},"
+        f" standard error {float(fit.standard_error.median()):.4f})",
+        f"needed? {needed_text(trace.heads.left())}",
+    ]
     if tokens is not None:
         pairs = zip(tokens.effects.pieces, tokens.text.tolist(), strict=True)
         words = " ".join(f"'{piece.strip() or 'newline'}'" for piece, receives in pairs if receives)
-        typer.echo(
+        lines.append(
             f"words that receive the picture: {words}"
             f" (alone {tokens.sufficiency:.0%} of the effect of those heads)"
         )
+    return lines
 
 
 def study(
@@ -189,7 +171,7 @@ def study(
     floor: Floor = 1.0,
     out: StudyFolder = Path("study"),
     work: StudyWork = None,
-    workers: Any = None,
+    hands: WorkerOptions = WorkerOptions(),
     where: Machine = Machine(),
     seed: Seed = 0,
     quiet: Quiet = False,
@@ -202,7 +184,6 @@ def study(
     reason.
     """
     from seecause.bench.lvlm_study import StudyOptions, run_lvlm_study, study_store
-    from seecause.cli.progress import counting
     from seecause.data import open_data
     from seecause.lvlm.trace import engine_concerns
     from seecause.report.lvlm_study import write_study
@@ -220,7 +201,7 @@ def study(
     with counting("parts of samples", len(pictures) * parts, quiet=quiet) as advance:
         means = asked.bank(lvlm)
         result = run_lvlm_study(
-            lvlm, means, pictures, options, store, workers=workers, advance=advance
+            lvlm, means, pictures, options, store, workers=hands.made(), advance=advance
         )
     out.mkdir(parents=True, exist_ok=True)
     notes = [*engine_concerns(lvlm, question, len(means)), *result.concerns()]
@@ -257,37 +238,42 @@ def bank(
             show_default="the most frequent",
         ),
     ] = None,
-    out: Out = Path("bank"),
-    overwrite: Overwrite = False,
-    device: DeviceOption = Device.auto,
-    dtype: LVLMDtype = None,
-    quiet: Quiet = False,
+    output: Output = Output(out=Path("bank")),
+    where: Machine = Machine(),
 ) -> None:
     """Average calibration pictures once, for `--bank` of the other commands: what a head sees that
     may not see the picture."""
-    from seecause.cli.progress import counting
     from seecause.data.images import find_images, read_image
     from seecause.lvlm import make_bank
-    from seecause.report.folder import check_out, result_folder
 
-    replaced = check_out(out, overwrite=overwrite)
-    sizes = [read_size(text) for text in size or []]
+    replaced = output.check()
+    sizes = [_size(text) for text in size or []]
     if (mode == "mean" and sizes) or (mode in ("fixed", "grid") and len(sizes) > 1):
         expected = f"{'none' if mode == 'mean' else 'one'} with --mode {mode}"
         raise BadOption("--size", " ".join(size or []), expected)
     files = find_images(images)
-    with counting("averaging", len(files), quiet=quiet) as advance:
+    with output.counting("averaging", len(files)) as advance:
         pictures = [read_image(file) for file in files]
         shapes = Counter((picture.height, picture.width) for picture in pictures)
         sizes = sizes or [shapes.most_common(1)[0][0]]
         options: dict[str, Any] = {"sizes": sizes} if mode == "shape" else {}
         if mode in ("fixed", "grid"):
             options = {"size": sizes[0]}
-        result = make_bank(open_lvlm(model, device, dtype), pictures, mode=mode.value, **options)
+        result = make_bank(
+            open_lvlm(model, where.device, where.dtype), pictures, mode=mode.value, **options
+        )
         advance(len(files))
     manifest = {"command": "lvlm bank", "model": model, "pictures": len(files), "mode": mode.value}
-    with result_folder(out, manifest, overwrite=overwrite) as folder:
+    with output.folder(manifest) as folder:
         result.save(folder)
-    if not quiet:
-        tell_replaced(out, replaced)
-        typer.echo(f"bank: {out} ({result!r})")
+    if not output.quiet:
+        tell_replaced(output.out, replaced)
+        typer.echo(f"bank: {output.out} ({result!r})")
+
+
+def _size(text: str) -> tuple[int, int]:
+    """(height, width) of HEIGHTxWIDTH."""
+    height, _, width = text.partition("x")
+    if not (height.isdigit() and width.isdigit() and int(height) and int(width)):
+        raise BadOption("--size", text, "HEIGHTxWIDTH, such as 336x336")
+    return int(height), int(width)

@@ -3,14 +3,15 @@ when some heads see something else."""
 
 from __future__ import annotations
 
+import re
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from seecause.cli.lvlm_open import OPENING, tell_if_outside
 from seecause.cli.lvlm_options import (
+    OPENING,
     Answer,
     AskedPicture,
     Estimation,
@@ -18,8 +19,8 @@ from seecause.cli.lvlm_options import (
     LVLMRun,
     Machine,
 )
-from seecause.cli.options import Overwrite, Quiet, tell_page
-from seecause.cli.progress import Facts
+from seecause.cli.options import Overwrite, Quiet
+from seecause.cli.progress import Facts, counting, spinning
 from seecause.errors import BadOption
 
 if TYPE_CHECKING:
@@ -33,9 +34,9 @@ ANSWER_EXAMPLE = """Examples:
 """
 EDIT_EXAMPLE = (
     'Example: seecause lvlm edit critters:clean:test#3 --question "Which critter is this?"'
-    " --heads 0.4,1.1 --redirect critters:clean:test#5"
+    ' --heads "(0, 4), (1, 1)" --redirect critters:clean:test#5'
 )
-HEADS_HELP = "Heads to change, layer.head from 0 on: 0.4,1.1 (`lvlm heads` ranks them)."
+HEADS_HELP = "Heads to change, as `lvlm heads` names them: '(0, 4), (1, 1)', or 0.4,1.1."
 Length = Annotated[int, typer.Option(help="Tokens of the model's own answer, at most.", min=1)]
 
 
@@ -51,7 +52,6 @@ def answer(
     Writes a page (index.html: the sentence; touch a word), its numbers (words.safetensors,
     words.json) and a manifest.
     """
-    from seecause.cli.progress import spinning
     from seecause.data.images import open_picture
     from seecause.lvlm import AnswerEngine, trace_words
     from seecause.lvlm.words import masked_runs, word_concerns
@@ -63,8 +63,7 @@ def answer(
         picture, lvlm = open_picture(image), asked.open(run)
         bank, question = asked.bank(lvlm), asked.question
         engine = AnswerEngine(lvlm, picture, question, bank, answer=answer, length=length)
-    if not run.quiet:
-        tell_if_outside(asked.model, image)
+    asked.warn(quiet=run.quiet)
     fit = estimation.made(run.seed)
     runs = masked_runs(engine, how=fit["how"], masks=fit["masks"])
     with run.counting("masked runs", runs) as engine.progress:
@@ -77,13 +76,12 @@ def answer(
     if not run.quiet:
         for line in word_concerns(engine, words):
             typer.echo(f"note: {line}", err=True)
-        typer.echo(f"answer: {facts['answer']}")
-        for row in facts["words"]:
-            typer.echo(
-                f"  {row['word']:<14} {row['source']:<9} {row['probability']:.3f} with the picture,"
-                f" {row['without']:.3f} without; heads {row['heads']}"
-            )
-        tell_page(run.out, replaced=replaced)
+    lines = [
+        f"  {row['word']:<14} {row['source']:<9} {row['probability']:.3f} with the picture,"
+        f" {row['without']:.3f} without; heads {row['heads']}"
+        for row in facts["words"]
+    ]
+    run.say([f"answer: {facts['answer']}", *lines], replaced=replaced)
 
 
 def _facts(words: AnswerWords) -> list[dict[str, Any]]:
@@ -95,7 +93,7 @@ def _facts(words: AnswerWords) -> list[dict[str, Any]]:
             "source": source,
             "probability": seen,
             "without": unseen,
-            "heads": ", ".join(f"{layer}.{head}" for layer, head in words.top(word, 3)),
+            "heads": ", ".join(map(str, words.top(word, 3))),
         }
         for word, (source, (seen, unseen)) in enumerate(zip(words.sources(), chances, strict=True))
     ]
@@ -121,7 +119,6 @@ def edit(
 ) -> Facts:
     """What does the model say when some heads see something else? The edit lasts through its own
     `generate`."""
-    from seecause.cli.progress import counting
     from seecause.data.images import open_picture
     from seecause.lvlm import edited_heads
     from seecause.report.folder import check_out
@@ -167,11 +164,11 @@ def _write_edit(out: Path, lvlm: LVLM, facts: Facts, *, overwrite: bool) -> None
 
 
 def _read_heads(text: str) -> list[tuple[int, int]]:
-    """(layer, head) of 0.4,1.1."""
+    """Pairs of (0, 4), (1, 1) or of 0.4,1.1."""
     pairs = []
-    for word in text.replace(" ", "").split(","):
+    for word in re.sub(r"\((\d+),(\d+)\)", r"\1.\2", text.replace(" ", "")).split(","):
         layer, _, head = word.partition(".")
         if not (layer.isdigit() and head.isdigit()):
-            raise BadOption("--heads", text, "layer.head, such as 0.4,1.1")
+            raise BadOption("--heads", text, "pairs of layer and head, such as (0, 4), (1, 1)")
         pairs.append((int(layer), int(head)))
     return pairs

@@ -1,4 +1,5 @@
-"""Options that the commands of `seecause lvlm` share."""
+"""Options that the commands of `seecause lvlm` share, and what they open: a model, a picture and a
+bank."""
 
 from __future__ import annotations
 
@@ -9,15 +10,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from seecause.cli.lvlm_open import (
-    DEFAULT_LVLM,
-    check_bank,
-    check_question,
-    open_bank,
-    open_engine,
-    open_lvlm,
+from seecause.cli.options import (
+    Device,
+    DeviceOption,
+    Dtype,
+    Output,
+    Seed,
+    pick_device,
+    tell_outside,
 )
-from seecause.cli.options import Device, DeviceOption, Dtype, Output, Seed
 from seecause.errors import BadOption
 
 if TYPE_CHECKING:
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 
     from seecause.lvlm import LVLM, MaskEngine, MeanBank
 
+DEFAULT_LVLM = "builtin:critters-llava"
+OPENING = "reading the model and averaging calibration pictures"
 MODEL_HELP = "builtin:critters-llava, hf:NAME-OR-FOLDER, or a folder that transformers wrote."
 HOW_HELP = (
     "derivative: its mean over masks, in seconds; corrected: the same and a fit of what it leaves"
@@ -164,17 +167,51 @@ class CalibratedModel:
     calibration: Calibration = None
 
     def check(self, *questions: str, bank: bool = True) -> None:
-        """Refuse, before a model is loaded, what cannot work."""
+        """Refuse, before a model is loaded, an empty question, and what no bank can be made of."""
         for question in questions:
-            check_question(question)
+            if not question.strip():
+                expected = "a question; heads carry the picture into its words"
+                raise BadOption("--question", question, expected)
         if bank:
-            check_bank(self.model, self.bank_folder, self.calibration)
+            self._check_bank()
+
+    def _check_bank(self) -> None:
+        from seecause.data.images import find_images
+
+        folder, calibration = self.bank_folder, self.calibration
+        if folder is not None and calibration:
+            raise BadOption("--calibration", calibration[0], "--bank or --calibration, not both")
+        if folder is None and not calibration and not self.knows_critters:
+            raise BadOption(
+                "--calibration",
+                None,
+                "about a hundred pictures like those the model is asked about (or --bank), whose"
+                " average ablated heads see",
+            )
+        if folder is not None and not folder.is_dir():
+            raise BadOption("--bank", str(folder), "a folder that `seecause lvlm bank` wrote")
+        find_images(calibration or [])
+
+    @property
+    def knows_critters(self) -> bool:
+        """A builtin model, or a folder that `seecause zoo train` made of one: it knows nothing
+        else, and needs no calibration pictures."""
+        folder = Path(self.model.removeprefix("hf:"))
+        return self.model.startswith("builtin:") or (folder / "card.json").is_file()
 
     def open(self, where: Machine) -> LVLM:
         return open_lvlm(self.model, where.device, where.dtype)
 
     def bank(self, lvlm: LVLM) -> MeanBank:
-        return open_bank(lvlm, self.bank_folder, self.calibration)
+        """A saved bank, or one made now."""
+        from seecause.data.images import find_images, read_image
+        from seecause.lvlm import MeanBank, calibration_critters, make_bank
+
+        if self.bank_folder is not None:
+            return MeanBank.load(self.bank_folder)
+        if not self.calibration:
+            return make_bank(lvlm, calibration_critters())
+        return make_bank(lvlm, [read_image(file) for file in find_images(self.calibration)])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -183,6 +220,11 @@ class AskedPicture(CalibratedModel):
 
     image: Picture
     question: Question
+
+    def warn(self, *, quiet: bool) -> None:
+        """That a model which knows Critters only is asked about another picture."""
+        if self.knows_critters and not quiet:
+            tell_outside(self.model, [self.image], suggest="hf:llava-hf/llava-1.5-7b-hf")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -194,11 +236,14 @@ class AskedWord(AskedPicture):
     floor: Floor = 1.0
 
     def engine(self, where: Machine) -> tuple[Image.Image, MaskEngine]:
-        return open_engine(
-            self.image, self.question, self.model, bank=self.bank_folder,
-            calibration=self.calibration, device=where.device, dtype=where.dtype,
-            answer=self.answer, position=self.position, floor=self.floor,
-        )  # fmt: skip
+        """The picture, and the engine that asks about it."""
+        from seecause.data.images import open_picture
+        from seecause.lvlm import MaskEngine
+
+        self.check(self.question)
+        picture, lvlm = open_picture(self.image), self.open(where)
+        word = {"answer": self.answer, "position": self.position, "floor": self.floor}
+        return picture, MaskEngine(lvlm, picture, self.question, self.bank(lvlm), **word)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -268,3 +313,15 @@ class HeadEdit:
     def check(self) -> None:
         if sum((self.blind, self.redirect is not None, self.boost is not None)) != 1:
             raise BadOption("edit", None, "one of --blind, --redirect and --boost")
+
+
+def open_lvlm(name: str, device: Device, dtype: Dtype | None) -> LVLM:
+    """Load and verify; transformers' own progress bars stay off."""
+    from transformers.utils import logging
+
+    from seecause.lvlm import load
+
+    logging.disable_progress_bar()
+    picked = pick_device(device)
+    default = "float32" if picked == "cpu" else None  # half precision is slow on a CPU
+    return load(name, device=picked, dtype=default if dtype is None else dtype.value)

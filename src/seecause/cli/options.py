@@ -6,23 +6,22 @@ import ast
 import functools
 import inspect
 import os
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
-from contextvars import ContextVar
-from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, suppress
+from dataclasses import MISSING, dataclass, fields, is_dataclass
 from enum import StrEnum
 from pathlib import Path
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
-from seecause.cli.progress import Incomplete, counting
-from seecause.errors import BadOption, printable
+from seecause.cli.progress import Incomplete, counting, shown_as
+from seecause.errors import BadOption, NotDefined, printable
 
 if TYPE_CHECKING:
     from seecause.data.dataset import Hole
     from seecause.models.base import Architecture, ImageModel
+    from seecause.report.page import Section
 
 DEFAULT_MODEL = "builtin:critters-vit"
 
@@ -65,7 +64,7 @@ Weights = Annotated[
 DeviceOption = Annotated[
     Device, typer.Option(help="Where to compute; auto takes the GPU if there is one.")
 ]
-DtypeOption = Annotated[Dtype, typer.Option(help="Precision of the model.")]
+DtypeOption = Annotated[Dtype | None, typer.Option(help="Precision of the model.")]
 Seed = Annotated[int, typer.Option(help="Seed of everything random.", min=0)]
 Out = Annotated[
     Path,
@@ -86,50 +85,6 @@ Overwrite = Annotated[
     ),
 ]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Say nothing but errors.")]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Output:
-    """The folder that a command writes, and what it says meanwhile."""
-
-    out: Out
-    overwrite: Overwrite = False
-    quiet: Quiet = False
-
-    def check(self) -> bool:
-        """Refuse a folder with other things in it; whether it holds an earlier result."""
-        from seecause.report.folder import check_out
-
-        return check_out(self.out, overwrite=self.overwrite)
-
-    def folder(self, manifest: dict[str, Any]) -> AbstractContextManager[Path]:
-        """A draft that becomes the folder when all of it is there."""
-        from seecause.report.folder import result_folder
-
-        return result_folder(self.out, manifest, overwrite=self.overwrite)
-
-    def counting(self, what: str, total: int) -> AbstractContextManager[Callable[[int], None]]:
-        """A progress bar."""
-        return counting(what, total, quiet=self.quiet)
-
-    def say(self, lines: Sequence[str], *, replaced: bool, holes: Sequence[Hole] = ()) -> None:
-        """What came out, then where the page is. Pictures that could not be read have been named;
-        the exit code tells of them."""
-        if not self.quiet:
-            for line in lines:
-                typer.echo(line)
-            tell_page(self.out, replaced=replaced)
-        if holes:
-            raise Incomplete
-
-
-@dataclass(frozen=True, kw_only=True)
-class ModelRun(Output):
-    """The same, and where a model runs."""
-
-    device: DeviceOption = Device.auto
-    dtype: DtypeOption = Dtype.float32
-    seed: Seed = 0
 
 
 ClassNames = Annotated[
@@ -163,107 +118,164 @@ Size = Annotated[
         show_default="the model's own",
     ),
 ]
-_KEYWORD = inspect.Parameter.KEYWORD_ONLY
-_reading: ContextVar[Mapping[str, Any]] = ContextVar("reading", default=MappingProxyType({}))
 
 
-def with_reading(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Give a command `--classes --mean --std --size`, which `open_model` heeds: how the model it
-    opens is read."""
+@dataclass(frozen=True, kw_only=True)
+class Where:
+    """Where a model runs."""
 
-    @functools.wraps(command)
-    def run(
+    device: DeviceOption = Device.auto
+    dtype: DtypeOption = Dtype.float32
+    seed: Seed = 0
+
+    def made(self) -> dict[str, Any]:
+        """As `load` takes them."""
+        return {"device": pick_device(self.device), "dtype": (self.dtype or Dtype.float32).value}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reading:
+    """How a model is read, beyond what it tells itself."""
+
+    class_names: ClassNames = None
+    mean: Mean = None
+    std: Std = None
+    size: Size = None
+
+    def made(self) -> dict[str, Any]:
+        """As options of `load`: only what was given."""
+        made: dict[str, Any] = {}
+        if self.class_names is not None:
+            from seecause.models.checkpoints import read_class_names
+
+            made["classes"] = read_class_names(self.class_names)
+        if self.mean is not None:
+            made["mean"] = _three(self.mean, "--mean")
+        if self.std is not None:
+            made["std"] = _three(self.std, "--std")
+        if self.size is not None:
+            made["size"] = _sides(self.size)
+        return made
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelOptions:
+    """A model by its name, and how it is read."""
+
+    model: ModelName = DEFAULT_MODEL
+    weights: Weights = None
+    reading: Reading = Reading()
+
+    def open(self, where: Where, *, check: bool = True) -> ImageModel:
+        """Load it. The seed decides random weights."""
+        reading = self.reading.made()  # what is wrong in it is said before anything is loaded
+        import torch
+
+        from seecause.loading import load
+
+        torch.manual_seed(where.seed)
+        return load(self.model, weights=self.weights, check=check, **where.made(), **reading)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Output:
+    """The folder that a command writes, and what it says meanwhile."""
+
+    out: Out
+    overwrite: Overwrite = False
+    quiet: Quiet = False
+
+    def check(self) -> bool:
+        """Refuse a folder with other things in it; whether it holds an earlier result."""
+        from seecause.report.folder import check_out
+
+        return check_out(self.out, overwrite=self.overwrite)
+
+    def folder(self, manifest: dict[str, Any]) -> AbstractContextManager[Path]:
+        """A draft that becomes the folder when all of it is there."""
+        from seecause.report.folder import result_folder
+
+        return result_folder(self.out, manifest, overwrite=self.overwrite)
+
+    def write(
+        self,
+        manifest: dict[str, Any],
+        title: str,
+        sections: Sequence[Section],
         *,
-        class_names: Path | None = None,
-        mean: str | None = None,
-        std: str | None = None,
-        size: str | None = None,
-        **options: Any,
-    ) -> Any:
-        given = {
-            "classes": None if class_names is None else _names_in(class_names),
-            "mean": None if mean is None else _three(mean, "--mean"),
-            "std": None if std is None else _three(std, "--std"),
-            "size": None if size is None else _sides(size),
-        }
-        before = _reading.set({name: value for name, value in given.items() if value is not None})
-        try:
-            return command(**options)
-        finally:
-            _reading.reset(before)
+        lead: str = "",
+        tables: Mapping[str, str] | None = None,
+        more: Callable[[Path], object] = lambda folder: None,
+    ) -> None:
+        """The folder with its page, tables by name, and what `more` writes into it."""
+        from seecause.report.page import write_page
 
-    flags = {"class_names": ClassNames, "mean": Mean, "std": Std, "size": Size}
-    return with_flags(command, run, flags)
+        with self.folder({"page": "index.html", **manifest}) as folder:
+            write_page(folder / "index.html", title, sections, lead=lead)
+            for name, text in (tables or {}).items():
+                (folder / name).write_text(text, encoding="utf-8")
+            more(folder)
+
+    def counting(self, what: str, total: int) -> AbstractContextManager[Callable[[int], None]]:
+        """A progress bar."""
+        return counting(what, total, quiet=self.quiet)
+
+    def say(self, lines: Iterable[str], *, replaced: bool, holes: Sequence[Hole] = ()) -> None:
+        """What came out, then where the page is. Pictures that could not be read have been named;
+        the exit code tells of them."""
+        if not self.quiet:
+            for line in lines:
+                typer.echo(line)
+            tell_replaced(self.out, replaced)
+            typer.echo(f"page: {self.out / 'index.html'}")
+        if holes:
+            raise Incomplete
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelRun(Output, Where):
+    """Where a model runs, and the folder that is written."""
 
 
 def grouped(command: Callable[..., Any]) -> Callable[..., Any]:
-    """A command some of whose parameters are groups of options (dataclasses): the command line
-    sees their fields, each declared once, with what the parameter's default has for them."""
+    """A command some of whose parameters are groups of options (dataclasses, also in one another):
+    the command line sees their fields, each declared once, with what the parameter's default has
+    for them."""
     hints = get_type_hints(command, include_extras=True)
     signature = inspect.signature(command)
-    groups = {name: hints[name] for name in signature.parameters if is_dataclass(hints[name])}
 
     @functools.wraps(command)
     def run(**options: Any) -> Any:
-        made = {
-            name: group(**{field.name: options.pop(field.name) for field in fields(group)})
-            for name, group in groups.items()
-        }
-        return command(**made, **options)
+        return command(
+            **{name: _value(hints[name], name, options) for name in signature.parameters}
+        )
 
-    shown: list[inspect.Parameter] = []
-    for name, parameter in signature.parameters.items():
-        if name not in groups:
-            shown.append(parameter.replace(annotation=hints[name], kind=_KEYWORD))
-            continue
-        own = get_type_hints(groups[name], include_extras=True)
-        shown += [
-            inspect.Parameter(
-                field.name,
-                _KEYWORD,
-                default=_default(parameter, field),
-                annotation=own[field.name],
-            )
-            for field in fields(groups[name])
-        ]
-    run.__signature__ = signature.replace(parameters=shown)  # pyright: ignore
-    returned = {name: hint for name, hint in hints.items() if name == "return"}
-    run.__annotations__ = {p.name: p.annotation for p in shown} | returned
-    return run
+    parameters = signature.parameters.values()
+    shown = [flag for p in parameters for flag in _flags(p.name, hints[p.name], p.default)]
+    return shown_as(run, shown, hints.get("return"))
 
 
-def _default(parameter: inspect.Parameter, field: Field[Any]) -> Any:
-    """That of a field of a group: the parameter's, else its own; one that has neither is asked
-    for."""
-    if parameter.default is not inspect.Parameter.empty:
-        return getattr(parameter.default, field.name)
-    return inspect.Parameter.empty if field.default is MISSING else field.default
+def _value(kind: Any, name: str, options: Mapping[str, Any]) -> Any:
+    """An option's value, or a group made of the values of its fields."""
+    if not is_dataclass(kind):
+        return options[name]
+    hints = get_type_hints(kind, include_extras=True)
+    return kind(**{f.name: _value(hints[f.name], f.name, options) for f in fields(kind)})  # pyright: ignore
 
 
-def with_flags(
-    command: Callable[..., Any], run: Callable[..., Any], flags: Mapping[str, Any]
-) -> Callable[..., Any]:
-    """`run`, which calls `command`, with the command's options as the command line sees them and
-    some more (None unless given)."""
-    hints = {**get_type_hints(command, include_extras=True), **flags}
-    signature = inspect.signature(command)
-    own = [p for name, p in signature.parameters.items() if name not in flags]
-    more = [inspect.Parameter(n, _KEYWORD, default=None) for n in flags]
-    shown = [parameter.replace(annotation=hints[parameter.name]) for parameter in (*own, *more)]
-    run.__signature__ = signature.replace(parameters=shown)  # pyright: ignore
-    run.__annotations__ = hints
-    return run
-
-
-def reading() -> dict[str, Any]:
-    """What `--classes --mean --std --size` say, as options of `load`: only what was given."""
-    return dict(_reading.get())
-
-
-def _names_in(path: Path) -> tuple[str, ...]:
-    from seecause.models.checkpoints import read_class_names
-
-    return read_class_names(path)
+def _flags(name: str, kind: Any, default: Any) -> list[inspect.Parameter]:
+    """An option as the command line sees it, or those of a group: a field without a default, in
+    a group without one, must be given."""
+    if not is_dataclass(kind):
+        keyword = inspect.Parameter.KEYWORD_ONLY
+        return [inspect.Parameter(name, keyword, default=default, annotation=kind)]
+    hints = get_type_hints(kind, include_extras=True)
+    empty, flags = inspect.Parameter.empty, []
+    for field in fields(kind):
+        usual = empty if field.default is MISSING else field.default
+        value = usual if default is empty else getattr(default, field.name)
+        flags += _flags(field.name, hints[field.name], value)
+    return flags
 
 
 def _three(text: str, flag: str) -> tuple[float, ...]:
@@ -298,28 +310,17 @@ def pick_device(device: Device) -> str:
     return device.value
 
 
-def open_model(
-    name: str, *, weights: str | None, device: Device, dtype: Dtype, seed: int, check: bool = True
-) -> ImageModel:
-    """Load by name. The seed decides random weights."""
-    import torch
-
-    from seecause.loading import load
-
-    torch.manual_seed(seed)
-    return load(
-        name,
-        weights=weights,
-        device=pick_device(device),
-        dtype=dtype.value,
-        check=check,
-        **reading(),
-    )
-
-
 def names(text: str) -> tuple[str, ...]:
     """Words with commas between them, each once."""
     return tuple(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
+
+
+def whole_numbers(flag: str, text: str) -> list[int]:
+    """Whole numbers with commas between them, each once."""
+    words = names(text)
+    if not words or not all(word.isdecimal() for word in words):
+        raise BadOption(flag, text, "whole numbers with commas between them, such as 1,3")
+    return [int(word) for word in words]
 
 
 def tell_outside(model: str, pictures: Sequence[str], *, suggest: str) -> None:
@@ -342,10 +343,13 @@ def tell_replaced(out: Path, replaced: bool) -> None:
         typer.echo(f"replaced the earlier result in {out}")
 
 
-def tell_page(out: Path, *, replaced: bool) -> None:
-    """Where the page is, and whether it took the place of another."""
-    tell_replaced(out, replaced)
-    typer.echo(f"page: {out / 'index.html'}")
+def check_methods(methods: Sequence[str]) -> None:
+    """Refuse, before a model is loaded, a name that no method has."""
+    from seecause.attribution.registry import find
+
+    for name in methods:
+        with suppress(NotDefined):  # it may be for the kind of model that is loaded
+            find(name)
 
 
 def method_options(

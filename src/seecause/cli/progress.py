@@ -12,7 +12,7 @@ import json
 import re
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Annotated, Any, TextIO, get_type_hints
@@ -60,16 +60,20 @@ def dressed(command: Callable[..., Any]) -> Callable[..., None]:
         if left is not None:
             raise left
 
-    signature = inspect.signature(command)
-    parameters = list(signature.parameters.values())
+    own = inspect.signature(command).parameters.values()
+    shown = [parameter.replace(annotation=hints[parameter.name]) for parameter in own]
     if has_facts:
-        hints["as_json"] = JsonFlag
-        parameters.append(
-            inspect.Parameter("as_json", inspect.Parameter.KEYWORD_ONLY, default=False)
-        )
-    shown = [parameter.replace(annotation=hints[parameter.name]) for parameter in parameters]
-    run.__signature__ = signature.replace(parameters=shown)  # pyright: ignore
-    run.__annotations__ = {**hints, "return": None}
+        keyword = inspect.Parameter.KEYWORD_ONLY
+        shown.append(inspect.Parameter("as_json", keyword, default=False, annotation=JsonFlag))
+    return shown_as(run, shown)
+
+
+def shown_as(
+    run: Callable[..., Any], parameters: Sequence[inspect.Parameter], returned: Any = None
+) -> Callable[..., Any]:
+    """`run`, of which the command line sees these parameters, with their annotations."""
+    run.__signature__ = inspect.Signature(parameters)  # pyright: ignore
+    run.__annotations__ = {p.name: p.annotation for p in parameters} | {"return": returned}
     return run
 
 
@@ -186,50 +190,85 @@ def counting(
 ) -> Iterator[Callable[[int], None]]:
     """Hands out `advance(done)`: a bar on terminals, with its speed in the unit `rate`; in logs a
     plain line now and then, and none for what is quickly done."""
-    from rich.console import Console
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        Task,
-        TextColumn,
-        TimeRemainingColumn,
-    )
+    from rich.progress import Task, TextColumn
 
     class Rate(TextColumn):
         def render(self, task: Task) -> Any:
             return f"{task.speed:.1f} {rate}" if task.speed else f"-- {rate}"
 
+    count, due = 0, _clock()
+    with _bar(*([Rate("")] if rate else []), quiet=quiet) as bar:
+        task = bar.add_task(what, total=total)
+
+        def advance(done: int) -> None:
+            nonlocal count
+            count += done
+            bar.advance(task, done)
+            if not quiet and not bar.console.is_terminal and due():
+                typer.echo(f"{what}: {count} of {total}", err=True)
+
+        yield advance
+
+
+@contextmanager
+def training(*, quiet: bool) -> Iterator[Callable[[int, int, str], None]]:
+    """Hands out `on_step(done, total, losses)`: the same of a training, with its last losses."""
+    from rich.progress import TextColumn
+
+    due = _clock()
+    with _bar(TextColumn("{task.fields[losses]}"), quiet=quiet) as bar:
+        task = bar.add_task("training", total=None, losses="")
+
+        def on_step(done: int, total: int, losses: str) -> None:
+            bar.update(task, completed=done, total=total)
+            if not losses:
+                return
+            bar.update(task, losses=losses)
+            if not quiet and not bar.console.is_terminal and (done == total or due()):
+                typer.echo(f"step {done} of {total}, {losses}", err=True)
+
+        yield on_step
+
+
+def _bar(*columns: Any, quiet: bool) -> Any:
+    """A bar for terminals, with some more columns."""
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeRemainingColumn,
+    )
+
     console = Console(stderr=True)
-    if not quiet and not console.is_terminal:
-        yield _lines(what, total)
-        return
-    _spinner.stop()
-    columns = [TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn()]
-    columns += [Rate("")] if rate else []
-    with Progress(
+    if console.is_terminal:
+        _spinner.stop()
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
         *columns,
         TimeRemainingColumn(),
         console=console,
         transient=True,
-        disable=quiet,
+        disable=quiet or not console.is_terminal,
         speed_estimate_period=600,
-    ) as bar:
-        task = bar.add_task(what, total=total)
-        yield lambda done: bar.advance(task, done)
+    )
 
 
-def _lines(what: str, total: int) -> Callable[[int], None]:
-    count, last = 0, time.monotonic()
+def _clock() -> Callable[[], bool]:
+    """Whether it is time for another line."""
+    last = time.monotonic()
 
-    def advance(done: int) -> None:
-        nonlocal count, last
-        count += done
-        if time.monotonic() - last >= EVERY:
-            typer.echo(f"{what}: {count} of {total}", err=True)
-            last = time.monotonic()
+    def due() -> bool:
+        nonlocal last
+        if time.monotonic() - last < EVERY:
+            return False
+        last = time.monotonic()
+        return True
 
-    return advance
+    return due
 
 
 def print_markdown(text: str) -> None:

@@ -11,17 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from seecause.cli.audit import EyeOptions
-from seecause.cli.heads_options import BIASED, KINDS, TRAIN, AskedRun, Limit
-from seecause.cli.options import (
-    Dtype,
-    ModelName,
-    Weights,
-    grouped,
-    named_option,
-    names,
-    open_model,
-    with_reading,
-)
+from seecause.cli.heads_options import BIASED, KINDS, TRAIN, Limit
+from seecause.cli.options import ModelOptions, ModelRun, named_option, names
 from seecause.cli.progress import counting
 from seecause.errors import BadOption, NoClassifier, NotDefined
 
@@ -82,18 +73,17 @@ def register(app: typer.Typer) -> None:
         "seecause repair --model FOLDER --data folder:PATH --eye timm:NAME"
         " --remedies last-layer,fine-tune --out repaired"
     )
-    app.command(epilog=f"Example: {example}")(with_reading(grouped(repair)))
+    app.command(epilog=f"Example: {example}")(repair)
 
 
 def repair(
-    model: ModelName = BIASED,
-    weights: Weights = None,
+    model: ModelOptions = ModelOptions(model=BIASED),
     data: DataOption = TRAIN,
     test: TestOption = None,
     limit: Limit = 256,
     eye: EyeOptions = EyeOptions(),
     trying: RemedyOptions = RemedyOptions(),
-    run: AskedRun = AskedRun(out=Path("repaired")),
+    run: ModelRun = ModelRun(out=Path("repaired")),
 ) -> None:
     """Mend a model that answers from the background, without group labels: remedies learn from
     objects on other backgrounds, and the best on held-out ones is kept.
@@ -107,11 +97,10 @@ def repair(
     from seecause.repair.mend import ASKED_INSTEAD, IN_WORDS, repair as mend
 
     replaces, options = run.check(), trying.made()
-    where = {"device": run.device, "dtype": run.dtype or Dtype.float32, "seed": run.seed}
     try:
-        opened = open_model(model, weights=weights, **where)
+        opened = model.open(run)
     except NoClassifier:
-        raise NotDefined("repair", f"{model} {IN_WORDS}", ASKED_INSTEAD) from None
+        raise NotDefined("repair", f"{model.model} {IN_WORDS}", ASKED_INSTEAD) from None
     work = run.out.with_name(f"{run.out.name}.work")
     look = eye.open(opened, None if eye.eye in (None, "given") else work / "eye")
     with join_processes(str(opened.device)) as processes:
@@ -135,17 +124,17 @@ def repair(
     run.say(lines, replaced=replaces, holes=result.holes)
 
 
-def _write(result: Repair, run: AskedRun) -> None:
+def _write(result: Repair, run: ModelRun) -> None:
     """The page, and the mended model where there is one."""
-    from seecause.report.page import write_page
     from seecause.report.repair import repair_sections
 
-    manifest = {"command": "repair", "page": "index.html", "model": "model", **result.facts()}
-    with run.folder(manifest) as folder:
-        title = f"{result.original.name}: before and after"
-        write_page(folder / "index.html", title, repair_sections(result), lead=result.sentence)
+    def export(folder: Path) -> None:
         if result.remedy != "nothing":
             result.export(folder / "model")
+
+    manifest = {"command": "repair", "model": "model", **result.facts()}
+    title = f"{result.original.name}: before and after"
+    run.write(manifest, title, repair_sections(result), lead=result.sentence, more=export)
 
 
 def _lines(result: Repair) -> list[str]:

@@ -8,24 +8,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from seecause.cli.options import (
-    DEFAULT_MODEL,
-    Device,
-    DeviceOption,
-    Dtype,
-    DtypeOption,
-    Quiet,
-    Seed,
-    Weights,
-    open_model,
-    reading,
-    with_reading,
-)
+from seecause.cli.options import DEFAULT_MODEL, ModelOptions, Quiet, Reading, Weights, Where
 from seecause.cli.progress import starting
 from seecause.errors import BadOption
 
 if TYPE_CHECKING:
     from seecause.app.workshop import Workshop
+    from seecause.models.base import ImageModel
 
 EXAMPLES = """Examples:
 
@@ -83,21 +72,20 @@ AUDITED = ("critters:certified:test", "critters:certified:train")
 
 
 def register(app: typer.Typer) -> None:
-    app.command(epilog=EXAMPLES)(with_reading(serve))
+    app.command(epilog=EXAMPLES)(serve)
 
 
 def serve(
     model: Models = None,
     weights: Weights = None,
+    reading: Reading = Reading(),
     picture: Samples = None,
     data: Data = None,
     runs: Runs = None,
     host: Host = "127.0.0.1",
     port: Port = 8321,
     browser: Browser = False,
-    device: DeviceOption = Device.auto,
-    dtype: DtypeOption = Dtype.float32,
-    seed: Seed = 0,
+    where: Where = Where(),
     quiet: Quiet = False,
 ) -> None:
     """A page on which patches, heads and parts can be touched. Nothing leaves this machine.
@@ -112,32 +100,35 @@ def serve(
     missing = [path for path in runs or [] if not path.is_dir()]
     if missing:
         raise BadOption("--runs", str(missing[0]), "a folder that is there")
+    read_as = reading.made()
     given = {"--weights": weights} if weights is not None else {}
-    given |= {f"--{name}": value for name, value in reading().items()}
+    given |= {f"--{name}": value for name, value in read_as.items()}
     if given and len(model or ()) != 1:
         flag, value = next(iter(given.items()))
         raise BadOption(flag, value, "one --model beside it")
     if not data and any(spec.startswith("builtin:") for spec in model or EMBEDDED):
         data = list(AUDITED)
+
+    def load(spec: str) -> ImageModel:
+        return ModelOptions(model=spec, weights=weights, reading=reading).open(where)
+
     token = None if is_local(host) else secrets.token_urlsafe(16)
     with starting("loading models", quiet=quiet):
         import torch
 
         from seecause.app.names import named_data
         from seecause.app.workshop import open_workshop
-        from seecause.cli.lvlm_open import open_lvlm
+        from seecause.cli.lvlm_options import open_lvlm
 
         shop = open_workshop(
             list(model or EMBEDDED),
             samples=samples,
             data=named_data(data or []),
             runs=folders,
-            load=lambda spec: open_model(
-                spec, weights=weights, device=device, dtype=dtype, seed=seed
-            ),
-            load_lvlm=lambda spec: open_lvlm(spec, device, dtype),
+            load=load,
+            load_lvlm=lambda spec: open_lvlm(spec, where.device, where.dtype),
             weights=weights,
-            reading=reading(),
+            reading=read_as,
         )
         if torch.get_num_threads() > 1:  # one processor talks while the others compute
             torch.set_num_threads(torch.get_num_threads() - 1)

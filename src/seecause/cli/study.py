@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
-from seecause.cli.options import Device, DeviceOption, Quiet
-from seecause.cli.workers import with_workers
+from seecause.cli.options import Device, DeviceOption, Quiet, pick_device
+from seecause.cli.progress import Incomplete, counting
+from seecause.cli.workers import WorkerOptions
 
-INCOMPLETE = 1  # exit code: something is missing
 EXAMPLE = "Example: seecause study studies/caap.toml --limit 8 --device cpu --out quick"
 
 File = Annotated[Path, typer.Argument(help="A study: a TOML file.", show_default=False)]
@@ -38,7 +38,7 @@ Draw = Annotated[bool, typer.Option("--draw", help="Only draw the figure of the 
 
 
 def register(app: typer.Typer) -> None:
-    app.command("study", epilog=EXAMPLE)(with_workers(study))
+    app.command("study", epilog=EXAMPLE)(study)
 
 
 def study(
@@ -46,7 +46,7 @@ def study(
     limit: Limit = None,
     device: DeviceOption = Device.auto,
     minutes: Minutes = None,
-    workers: Any = None,
+    hands: WorkerOptions = WorkerOptions(),
     only: Only = "",
     real: Real = None,
     models: Models = None,
@@ -60,8 +60,6 @@ def study(
     The same command again goes on where it stopped. Leaves with 1 while a cell is missing.
     """
     from seecause.bench.study import read_study, run_study
-    from seecause.cli.options import pick_device
-    from seecause.cli.progress import counting
     from seecause.report.study import draw_figure
 
     if draw:
@@ -79,7 +77,7 @@ def study(
             limit=limit,
             device=pick_device(device),
             minutes=1e9 if minutes is None else minutes,
-            workers=workers,
+            workers=hands.made(),
             only=only,
             real=real,
             models=models,
@@ -98,4 +96,4 @@ def study(
             f"{len(status.missing)} of {status.total} cells are missing; the same command goes on",
             err=True,
         )
-        raise typer.Exit(INCOMPLETE)
+        raise Incomplete

@@ -67,7 +67,7 @@ def remove_heads(
         count, view, tried = lesson.best(edited())
     heads = order[:count]
     details = {"heads": heads, "by": by, "operator": operator, "transplant-worst by count": tried}
-    named = ", ".join(f"{layer}.{head}" for layer, head in heads)
+    named = ", ".join(map(str, heads))
     done = f"{len(heads)} heads removed ({by}, {operator}): {named}."
     return Mended(view, done, details)
 

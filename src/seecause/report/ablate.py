@@ -3,10 +3,9 @@ where the class token looks."""
 
 from __future__ import annotations
 
-import csv
-import io
 from pathlib import Path
 
+import torch
 from torch import Tensor
 
 from seecause._files import write_atomic
@@ -21,7 +20,8 @@ from seecause.report import bench
 from seecause.report.bench_gallery import gallery_section
 from seecause.report.cards import GridCell
 from seecause.report.charts import Difference, Series, chart, forest, styled
-from seecause.report.page import Section, fragment, write_page
+from seecause.report.folder import rows_csv
+from seecause.report.page import Section, chart_row, fragment, write_page
 
 INTERVAL = 1.96  # standard errors: 95 %
 
@@ -85,17 +85,8 @@ def differences_section(table: Table) -> list[Section]:
         f"Differences to {table.reference}, image by image, with 95 % intervals. A hollow dot may"
         " be no difference at all."
     )
-    return (
-        [
-            Section(
-                "How far from the default?",
-                fragment("bench_charts.html.j2", charts=charts, keys={}),
-                note,
-            )
-        ]
-        if charts
-        else []
-    )
+    title = "How far from the default?"
+    return [Section(title, chart_row(charts), note, short="Differences")] if charts else []
 
 
 def sweep_section(table: Table, plan: Plan) -> list[Section]:
@@ -139,37 +130,20 @@ def sweep_section(table: Table, plan: Plan) -> list[Section]:
     note = f"{' '.join(notes.values())} Bands are standard errors."
     names = {"from": "from this layer on", "to": "up to this layer"}
     keys = {f"{names[kind]}, tail {kinds[kind]['tail']}": look for kind, look in looks.items()}
-    return (
-        [
-            Section(
-                "Which layers are needed?",
-                fragment("bench_charts.html.j2", charts=charts, keys=keys),
-                note,
-            )
-        ]
-        if charts
-        else []
-    )
+    title = "Which layers are needed?"
+    return [Section(title, chart_row(charts, keys), note, short="Layers")] if charts else []
 
 
 def agreement_section(result: Agreement) -> Section:
-    rows = []
-    for name, means, errors in zip(
-        result.names, result.mean.tolist(), result.error.tolist(), strict=True
-    ):
-        rows.append(
-            (name, [_shade(mean, error) for mean, error in zip(means, errors, strict=True)])
-        )
+    values = zip(result.names, result.mean.tolist(), result.error.tolist(), strict=True)
+    rows = [(name, list(map(_shade, means, errors))) for name, means, errors in values]
     note = (
         "Spearman's rank correlation between the maps under two settings, mean over"
         f" {result.images} images: 1 is the same order of patches, 0 is no relation. Point at a"
         " cell for its standard error."
     )
-    return Section(
-        "Are the maps the same?",
-        fragment("shaded.html.j2", corner="", names=result.names, rows=rows),
-        note,
-    )
+    body = fragment("shaded.html.j2", corner="", names=result.names, rows=rows)
+    return Section("Are the maps the same?", body, note, short="Maps")
 
 
 def depth_section(result: Depth | None, plan: Plan) -> list[Section]:
@@ -180,7 +154,7 @@ def depth_section(result: Depth | None, plan: Plan) -> list[Section]:
             f"This needs masks and a class token that is read; {plan.data['name']} or"
             f" {plan.request.model} has none."
         )
-        return [Section(title, fragment("bench_charts.html.j2", charts=[], keys={}), why)]
+        return [Section(title, chart_row([]), why)]
     looks = styled(
         ["a patch of the object", "a patch of the background", "any patch, if all were alike"]
     )
@@ -202,25 +176,19 @@ def depth_section(result: Depth | None, plan: Plan) -> list[Section]:
         "Where the first curve is above the second, the class token takes more from the object."
         " Bands are standard errors."
     )
-    return [Section(title, fragment("bench_charts.html.j2", charts=[drawn], keys=looks), note)]
+    return [Section(title, chart_row([drawn], looks), note, short="Attention")]
 
 
 def agreement_csv(result: Agreement) -> str:
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["setting", "other setting", "rank correlation", "standard error", "images"])
-    for i, name in enumerate(result.names):
-        for j in range(i):
-            writer.writerow(
-                [
-                    name,
-                    result.names[j],
-                    float(result.mean[i, j]),
-                    float(result.error[i, j]),
-                    result.images,
-                ]
-            )
-    return text.getvalue()
+    """One line for each pair of settings."""
+    rows = []
+    for i, j in torch.tril_indices(len(result.names), len(result.names), -1).T.tolist():
+        row: dict[str, str | float] = {"setting": result.names[i]}
+        row["other setting"] = result.names[j]
+        row["rank correlation"] = float(result.mean[i, j])
+        row["standard error"] = float(result.error[i, j])
+        rows.append({**row, "images": result.images})
+    return rows_csv(rows)
 
 
 def _sweep(table: Table, metric: str, kind: str, look: tuple[str, str]) -> Series:

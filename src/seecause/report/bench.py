@@ -34,7 +34,7 @@ from seecause.bench.tables import (
 from seecause.metrics import standard_error
 from seecause.report.bench_gallery import gallery_section, headline
 from seecause.report.charts import Series, chart, styled
-from seecause.report.page import Section, fragment, write_page
+from seecause.report.page import Section, chart_row, fragment, table, write_page
 
 LISTED = 100  # holes that a page lists
 
@@ -119,7 +119,8 @@ def table_section(
             "bench_table.html.j2", table=table, higher=higher, digits=_digits(table), what=what
         ),
         note,
-        terms | dict(methods or {}),
+        terms,
+        short="Table",
     )
 
 
@@ -158,13 +159,8 @@ def truth_section(truth: Truth) -> list[Section]:
         " map follow the class it is asked about? All from 0 to 1, over all pictures; read them"
         " beside those of a control such as random. The best mean of the three is shaded."
     )
-    return [
-        Section(
-            "Against the truth",
-            fragment("facts.html.j2", rows=rows, head=("method", *TRUTH_COLUMNS), marked=best),
-            note,
-        )
-    ]
+    body = table(rows, head=("method", *TRUTH_COLUMNS), marked=best)
+    return [Section("Against the truth", body, note, short="Truth")]
 
 
 def curves_section(results: RunResults, plan: Plan) -> list[Section]:
@@ -210,13 +206,8 @@ def curves_section(results: RunResults, plan: Plan) -> list[Section]:
             " The picture that insertion begins with (blurred, if nothing else was asked for) is"
             " answered like the whole one."
         )
-    return [
-        Section(
-            "Does the answer follow the map?",
-            fragment("bench_charts.html.j2", charts=charts, keys=looks),
-            note,
-        )
-    ]
+    title = "Does the answer follow the map?"
+    return [Section(title, chart_row(charts, looks), note, short="Curves")]
 
 
 def cost_section(results: RunResults, plan: Plan, table: Table) -> list[Section]:
@@ -246,13 +237,7 @@ def cost_section(results: RunResults, plan: Plan, table: Table) -> list[Section]
         f" {request.shard_size} images, on {request.device} with"
         f" {_counted(request.threads, 'thread')} in each worker. Bars are standard errors."
     )
-    return [
-        Section(
-            "What does faithfulness cost?",
-            fragment("bench_charts.html.j2", charts=[drawn], keys={}),
-            note,
-        )
-    ]
+    return [Section("What does faithfulness cost?", chart_row([drawn]), note, short="Cost")]
 
 
 def run_protocol(plan: Plan) -> Section:

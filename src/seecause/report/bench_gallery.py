@@ -54,7 +54,8 @@ def gallery_section(
         " maps correlate least (ranks), controls left out. Dark to bright: low to high; where"
         " colours run from blue to red, red is for the class and blue against."
     )
-    return Section(title, fragment("bench_gallery.html.j2", groups=groups), note)
+    body = fragment("bench_gallery.html.j2", groups=groups)
+    return Section(title, body, note, short="Pictures")
 
 
 def headline(plan: Plan) -> str:

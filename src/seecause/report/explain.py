@@ -18,7 +18,7 @@ from seecause.attribution.registry import find
 from seecause.attribution.result import MANIFEST, Attribution
 from seecause.data.dataset import Hole
 from seecause.errors import SeecauseError
-from seecause.report import rows
+from seecause.report import findings
 from seecause.report.cards import Card, CardFile, MapView, Shown, Strip, render_cards
 from seecause.report.folder import made_names, result_folder
 from seecause.report.overlay import Scale, legend, overlay, panel, picture, scale_of
@@ -110,7 +110,7 @@ def write_explanations(
     go. What the manifest says of each picture, by its place."""
     (folder / "overlays").mkdir()
     rows: dict[int, dict[str, Any]] = {}
-    findings: list[dict[str, Any]] = []
+    numbers: list[dict[str, Any]] = []
     writers: dict[str, AttributionWriter] = {}
     last: Explanation | None = None
     with CardFile(folder / ".cards.partial") as cards:
@@ -122,15 +122,15 @@ def write_explanations(
                 cards.add(_card(part, index))
                 explain_panel(part, index).save(folder / "overlays" / overlays[place])
                 rows[place] = {"overlay": f"overlays/{overlays[place]}", **_row(part, index)}
-                findings.append({"picture": part.names[index], **_findings(part, index)})
+                numbers.append({"picture": part.names[index], **_findings(part, index)})
                 advance(1)
             last = part
         if last is None:
             raise SeecauseError(holes[0].reason if holes else "there is no picture to explain")
         for writer in writers.values():
             writer.close(last.fingerprint)
-        if any(len(finding) > 1 for finding in findings):
-            write_json(folder / "findings.json", findings)
+        if any(len(row) > 1 for row in numbers):
+            write_json(folder / "findings.json", numbers)
         section = _section(last, cards.finish(), list(rows.values()))
         sections = [section, *holes_section(holes), protocol_section(_manifests(folder, last))]
         title = f"What {last.first.manifest['model']} saw"
@@ -205,7 +205,9 @@ def explain_section(explanation: Explanation, *, title: str = TITLE) -> Section:
 
 def _drawn(explanation: Explanation) -> Explanation:
     """Turned as people look at it."""
-    return replace(explanation, runs={name: rows.drawn(r) for name, r in explanation.runs.items()})
+    return replace(
+        explanation, runs={name: findings.drawn(r) for name, r in explanation.runs.items()}
+    )
 
 
 def _how_to_read(explanation: Explanation) -> str:
@@ -214,17 +216,13 @@ def _how_to_read(explanation: Explanation) -> str:
         notes.append(BOTH)
     kind = explanation.first.manifest.get("preprocessing", {}).get("kind")
     if kind is not None:
-        notes.append(rows.KINDS[kind])
+        notes.append(findings.INPUTS[kind])
     if explanation.first.regions is not None:
-        notes.append(rows.HOW_TO_READ)
+        notes.append(findings.ROWS_NOTE)
     if explanation.evidence is not None:
-        from seecause.report import evidence
-
-        notes.append(evidence.HOW_TO_READ)
+        notes.append(findings.EVIDENCE_NOTE)
     if explanation.interactions is not None:
-        from seecause.report import interactions
-
-        notes.append(interactions.HOW_TO_READ)
+        notes.append(findings.PAIRS_NOTE)
     return " ".join(notes)
 
 
@@ -232,14 +230,14 @@ def explain_panel(explanation: Explanation, index: int) -> Image.Image:
     """The picture and each method's overlay side by side, for slides and papers."""
     shown: list[Image.Image] = [picture(explanation.first.images[index])]
     below: list[Image.Image | None] = [None]
-    titles = [rows.answer_text(explanation.answers[index]) if explanation.answers else ""]
+    titles = [findings.answer_text(explanation.answers[index]) if explanation.answers else ""]
     for method, run in explanation.runs.items():
         scale = _scale(run, index)
         shown.append(overlay(run.images[index], run.pixels()[index], scale=scale))
         below.append(legend(scale, width=shown[-1].width))
         remark = f"{scale.remark.partition(':')[0]}; " if scale.remark else ""
         titles.append(remark + _title(method, run, index))
-    outline = rows.outline(explanation.first, index, shown[0].size)
+    outline = findings.outline(explanation.first, index, shown[0].size)
     if outline is not None:
         for image in shown:
             image.paste(outline, mask=outline)
@@ -249,8 +247,8 @@ def explain_panel(explanation: Explanation, index: int) -> Image.Image:
 def card_text(explanation: Explanation, index: int) -> str:
     """The answer, and what is known about the picture."""
     row = _row(explanation, index)
-    words = [rows.answer_text(explanation.answers[index])] if row["answers"] else []
-    words = [rows.row_text(row)] if "row" in row else words
+    words = [findings.answer_text(explanation.answers[index])] if row["answers"] else []
+    words = [findings.row_text(row)] if "row" in row else words
     if "truth" in row:
         words.append("right" if row["right"] else f"wrong: it is {row['truth']}")
     if "background" in row:
@@ -268,7 +266,7 @@ def _card(explanation: Explanation, index: int) -> Card:
     maps = [_view(method, run, index) for method, run in explanation.runs.items()]
     answers = explanation.answers[index] if explanation.answers else []
     image = explanation.first.images[index]
-    outline = rows.outline(explanation.first, index, picture(image).size)
+    outline = findings.outline(explanation.first, index, picture(image).size)
     strip = Strip(image, maps, answers=answers, outline=outline)
     return Card(
         explanation.names[index],
@@ -318,9 +316,7 @@ def _findings(explanation: Explanation, index: int) -> dict[str, Any]:
     both, pairs = explanation.evidence, explanation.interactions
     numbers: dict[str, Any] = {}
     if both is not None:
-        from seecause.report import evidence
-
-        numbers["evidence"] = evidence.numbers(both, index)
+        numbers["evidence"] = findings.evidence_numbers(both, index)
     if pairs is not None:
         numbers["pairs"] = [asdict(pair) for pair in pairs.pairs(index, 50)]
     return numbers
@@ -334,11 +330,9 @@ def _shown(explanation: Explanation, index: int) -> list[Shown]:
         pictures = zip(both.sentence(index), both.overlay(index), strict=True)
         shown += [Shown(words, image) for words, image in pictures]
     if explanation.interactions is not None:
-        from seecause.report import interactions
-
-        image = interactions.pairs_image(explanation.interactions, index)
-        rows = interactions.pair_rows(explanation.interactions, index)
-        shown.append(Shown(interactions.TITLE, image, rows))
+        image = findings.pairs_image(explanation.interactions, index)
+        rows = findings.pair_rows(explanation.interactions, index)
+        shown.append(Shown(findings.PAIRS_TITLE, image, rows))
     return shown
 
 

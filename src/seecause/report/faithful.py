@@ -10,9 +10,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from seecause.faithful.evaluation import PartExamples
+from seecause.faithful.evaluation import Evaluation, PartExamples
 from seecause.faithful.images import mask_pixels, part_colours, part_picture, part_sheet
-from seecause.faithful.net import IFAM, IFAMOutput
+from seecause.faithful.net import IFAM, IFAMOutput, Intervention
 from seecause.report.overlay import data_uri, picture
 from seecause.report.page import Section, fragment, write_page
 from seecause.target import Answer
@@ -26,6 +26,35 @@ NO_PROMISE = (
     "Every patch goes to one of the parts or to the background; colours are parts. This network"
     " promises nothing about the dark pixels: {why}."
 )
+NUMBERS = {
+    "average": "AA",
+    "worst": "WGA",
+    "worst_public": "WGA*",
+    "background_gap": "BG-gap",
+    "stage1_average": "stage 1",
+    "auc": "AUC",
+    "miou": "mIoU",
+    "miou_public": "mIoU*",
+    "miou_pictures": "IoU/picture",
+    "mask_iou": "mask IoU",
+    "keypoints": "Kp",
+    "nmi": "NMI",
+    "ari": "ARI",
+    "kept": "kept",
+    "empty": "empty",
+}
+DIGITS = {"keypoints": ".2f", "empty": ".0f"}  # others have four
+NUMBER_NOTES = {
+    "keypoints": (
+        "Kp: mean distance of key points from where parts put them, in percent of the object's box;"
+        " lower is better"
+    ),
+    "worst_public": "WGA*: as iFAM's public code has it, over some groups only (docs/faithful.md)",
+    "miou_public": (
+        "mIoU*: as iFAM's public code has it, on random cuts that hold some of the object"
+        " (docs/faithful.md)"
+    ),
+}
 LAST = " The last pictures have one part taken out of the mask; the network is the same."
 
 
@@ -55,6 +84,19 @@ def write_parts(folder: Path, examples: PartExamples, *, lead: str) -> None:
     assert net.preprocess is not None
     raw = net.preprocess.raw(examples.images)
     part_sheet(raw, examples.output.maps).save(folder / "parts.png")
+
+
+def part_lines(data: str, examples: PartExamples) -> list[str]:
+    """How many answers change without each part, and how many pictures it is in."""
+    output, count = examples.output, len(examples.images)
+    answers = output.logits.argmax(dim=1)
+    there = [set(maps.argmax(dim=0).unique().tolist()) for maps in output.maps]
+    lines = [f"{count} pictures of {data}, {examples.net.parts} parts"]
+    for part, without in examples.without.items():
+        changed = int((without.logits.argmax(dim=1) != answers).sum())
+        held = sum(part in parts for parts in there)
+        lines.append(f"part {part}: in {held} pictures; without it {changed} answers change")
+    return lines
 
 
 def part_cards(examples: PartExamples) -> list[PartCard]:
@@ -136,3 +178,39 @@ def _answers(net: IFAM, out: IFAMOutput, index: int, count: int = 2) -> list[Ans
 
 def _name(net: IFAM, label: int) -> str:
     return net.class_names[label] if net.class_names else f"class {label}"
+
+
+def print_evaluation(evaluation: Evaluation) -> None:
+    """A line for every number, so that all of them fit on a narrow terminal."""
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+
+    columns = {"plain": evaluation.plain}
+    if evaluation.changed is not None and evaluation.intervention is not None:
+        columns[_in_words(evaluation.intervention)] = evaluation.changed
+    title = f"{evaluation.data}, {evaluation.pictures} pictures"
+    table = Table("", *columns, title=title, box=box.SIMPLE_HEAD, pad_edge=False)
+    shown = [key for key in NUMBERS if any(key in column for column in columns.values())]
+    for key in shown:
+        digits = DIGITS.get(key, ".4f")
+        cells = [
+            f"{numbers[key]:{digits}}" if key in numbers else "-" for numbers in columns.values()
+        ]
+        table.add_row(NUMBERS[key], *cells)
+    console = Console(highlight=False)
+    console.print(table)
+    for key, note in NUMBER_NOTES.items():
+        if key in shown:
+            console.print(note)
+
+
+def _in_words(change: Intervention) -> str:
+    """What was changed."""
+    gone = []
+    if change.drop_parts:
+        gone.append(f"part {', '.join(map(str, change.drop_parts))}")
+    if change.quantile is not None:
+        by = " by dot product" if change.by == "dot" else ""
+        gone.append(f"tokens beyond {change.quantile:g}{by}")
+    return f"without {' and '.join(gone)}" if gone else "no change: best on validation"

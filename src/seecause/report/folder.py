@@ -1,12 +1,14 @@
 """Result folders that are whole or not there: written beside their place and moved into it at the
-end."""
+end; names of files in them, and tables."""
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,7 @@ from seecause._files import (
     mend_folder,
     move_files,
     replace_folder,
+    safe_cell,
     write_json,
 )
 from seecause.errors import BadOption
@@ -88,6 +91,16 @@ def made_names(names: Sequence[str], suffix: str) -> list[str]:
         taken.add(unique.casefold())
         made.append(unique + suffix)
     return made
+
+
+def rows_csv(rows: Sequence[Mapping[str, str | float]]) -> str:
+    """CSV of rows that may lack columns."""
+    columns = list(dict.fromkeys(key for row in rows for key in row))
+    text = io.StringIO()
+    writer = csv.DictWriter(text, columns, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows({name: safe_cell(value) for name, value in row.items()} for row in rows)
+    return text.getvalue()
 
 
 def _is_ours(out: Path) -> bool:

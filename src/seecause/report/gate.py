@@ -25,8 +25,8 @@ import torch
 from seecause._files import digest_file, write_atomic, write_json
 from seecause.models.base import ImageModel, versions
 from seecause.repair._gate import Gate
-from seecause.report.heads import rows_csv, table
-from seecause.report.page import Section, fragment, write_page
+from seecause.report.folder import rows_csv
+from seecause.report.page import Section, fragment, table, write_page
 from seecause.report.repair import audit_csv, audit_sections
 
 SUMS = "SHA256SUMS"

@@ -3,8 +3,6 @@ and after, and tables of studies; what the short names on them mean."""
 
 from __future__ import annotations
 
-import csv
-import io
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -16,7 +14,6 @@ import torch
 from markupsafe import Markup
 
 from seecause import __version__
-from seecause._files import safe_cell
 from seecause.heads._outcomes import Curve, Outcome, changes
 from seecause.heads.gains import FEW
 from seecause.heads.pictures import Pictures
@@ -24,8 +21,9 @@ from seecause.heads.scores import Head, HeadScores, selectors
 from seecause.models.base import ImageModel
 from seecause.report.cards import GridCell
 from seecause.report.charts import COLOURS, DASHES, GREY, Difference, Series, chart, forest
+from seecause.report.folder import rows_csv
 from seecause.report.overlay import number
-from seecause.report.page import Section, fragment
+from seecause.report.page import Section, chart_row, fragment, table
 
 if TYPE_CHECKING:
     from seecause.heads.studies import StudyTable
@@ -203,8 +201,8 @@ def curves_section(
         if len({*means, *(row[name] for row in numbers)}) == 1:  # a flat line says one number
             still.append(f"{spelled(name)} stays at {means[0]:.2f}")
             continue
-        random = Series("random", line.ks, means, spreads, GREY, DASHES[1])
-        chosen = Series(by, line.ks, [row[name] for row in numbers], (), COLOURS[0])
+        random = Series("random", line.ks, means, spreads, *LINES[DRAWN])
+        chosen = Series(by, line.ks, [row[name] for row in numbers], (), *LINES["chosen heads"])
         charts.append(
             chart(
                 [random, chosen],
@@ -215,7 +213,7 @@ def curves_section(
             )
         )
     keys = {f"heads chosen by {by}": LINES["chosen heads"], DRAWN: LINES[DRAWN]}
-    body = fragment("bench_charts.html.j2", charts=charts, keys=keys)
+    body = chart_row(charts, keys)
     unmoved = f" Not drawn, because nothing moves it: {'; '.join(still)}." if still else ""
     return Section(title, body, CURVES_NOTE + unmoved)
 
@@ -268,7 +266,7 @@ def study_section(study: StudyTable) -> Section:
     note = study.note
     if study.x is None:
         note = f"{note} Differences are of single runs, without intervals."
-    body = fragment("bench_charts.html.j2", charts=charts, keys=keys) + table(cells, head=columns)
+    body = chart_row(charts, keys) + table(cells, head=columns)
     return Section(study.question, body, note.strip(), outcome_terms(columns))
 
 
@@ -318,12 +316,6 @@ def settings_section(model: ImageModel, record: Mapping[str, Any]) -> Section:
     return Section("Protocol", body, "Everything needed to get the same numbers again.")
 
 
-def table(
-    rows: Iterable[Sequence[str]], *, head: Sequence[str] = (), marked: Sequence[int] = ()
-) -> Markup:
-    return fragment("facts.html.j2", rows=list(rows), head=head, marked=marked)
-
-
 def scores_csv(scores: HeadScores) -> str:
     """One line for each head that was scored, the best first; then what the model is like without
     it."""
@@ -339,16 +331,6 @@ def scores_csv(scores: HeadScores) -> str:
             row[f"{name} without it"] = float(values[layer, head])
         rows.append(row)
     return rows_csv(rows)
-
-
-def rows_csv(rows: Sequence[Mapping[str, str | float]]) -> str:
-    """CSV of rows that may lack columns."""
-    columns = list(dict.fromkeys(key for row in rows for key in row))
-    text = io.StringIO()
-    writer = csv.DictWriter(text, columns, lineterminator="\n")
-    writer.writeheader()
-    writer.writerows({name: safe_cell(value) for name, value in row.items()} for row in rows)
-    return text.getvalue()
 
 
 def _grid_note(by: str) -> str:

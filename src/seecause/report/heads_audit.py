@@ -16,9 +16,10 @@ from seecause.heads.gains import FEW
 from seecause.metrics.groups import GroupAccuracy
 from seecause.models.base import ImageModel
 from seecause.report.cards import GridCell
-from seecause.report.heads import GAINS, erasure_terms, rows_csv, table
-from seecause.report.overlay import data_uri, number, picture
-from seecause.report.page import Section, folded, fragment
+from seecause.report.folder import rows_csv
+from seecause.report.heads import GAINS, erasure_terms
+from seecause.report.overlay import number, thumbnail
+from seecause.report.page import Section, folded, fragment, table
 from seecause.target import Answer
 
 ERASURES_NOTE = (
@@ -287,7 +288,7 @@ def audit_gallery(model: ImageModel, audit: Audit, *, count: int = SHOWN) -> Sec
         shots = _shots(model, examples, i, [""])
         if discovered is not None:
             faded = _dimmed(raw[i], discovered.hard[place].to(raw.device))
-            shots.insert(1, Shot(EVIDENCE, _uri(faded)))
+            shots.insert(1, Shot(EVIDENCE, thumbnail(faded)))
         about = f"BIR {float(gains.bir[place]):.2f} ({audit.trusted})"
         cards.append(ShotCard(examples.pictures.ids[i], shots, about))
     versions = list(examples.versions)
@@ -314,12 +315,21 @@ def _shots(model: ImageModel, examples: Examples, place: int, when: Sequence[str
     truth = None if labels is None else model.class_name(int(labels[place]))
     shots = []
     for name, images in examples.versions.items():
-        answers = []
-        for word, logits in zip(when, examples.logits[name], strict=True):
-            (likeliest,) = top_answers(logits[place : place + 1], model.classes)
-            answers.append((word, [Answer(c, p, c == truth) for c, p in likeliest]))
-        shots.append(Shot(name, _uri(model.preprocess.raw(images)[place]), answers))
+        logits = [each[place] for each in examples.logits[name]]
+        answers = shot_answers(model, logits, truth, when)
+        shots.append(Shot(name, thumbnail(model.preprocess.raw(images)[place]), answers))
     return shots
+
+
+def shot_answers(
+    model: ImageModel, logits: Sequence[Tensor], truth: str | None, when: Sequence[str]
+) -> list[tuple[str, Sequence[Answer]]]:
+    """What each model likeliest answers by its logits [C]; the true class is marked."""
+    answers: list[tuple[str, Sequence[Answer]]] = []
+    for word, row in zip(when, logits, strict=True):
+        (likeliest,) = top_answers(row[None], model.classes)
+        answers.append((word, [Answer(name, p, name == truth) for name, p in likeliest]))
+    return answers
 
 
 def _terms(versions: Iterable[str], erasure: Erasure | None) -> dict[str, str]:
@@ -334,11 +344,6 @@ def _terms(versions: Iterable[str], erasure: Erasure | None) -> dict[str, str]:
         if name.partition(",")[0] in names:
             terms[name] = meaning.format(**words)
     return terms
-
-
-def _uri(raw: Tensor) -> str:
-    size = (192, round(192 * raw.shape[1] / raw.shape[2]))
-    return data_uri(picture(raw).resize(size), photo=True)
 
 
 def _dimmed(raw: Tensor, mask: Tensor) -> Tensor:

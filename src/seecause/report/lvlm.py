@@ -21,7 +21,16 @@ from seecause.models.base import versions
 from seecause.report.cards import Card, GridCell, MapView, Strip, render_cards
 from seecause.report.charts import DASHES, GREY, Series, chart, styled
 from seecause.report.overlay import legend, number, overlay, panel, picture, scale_of
-from seecause.report.page import Section, folded, fragment, protocol_section, write_page
+from seecause.report.page import (
+    Section,
+    chart_row,
+    folded,
+    fragment,
+    protocol_section,
+    table,
+    warnings,
+    write_page,
+)
 
 CALLED = {
     "hear": "head attribution",
@@ -196,7 +205,7 @@ def fit_charts(fit: HeadAttribution) -> Markup:
         charts = [chart([exact], title=titles[0], x_title=titles[1], y_title=y_title, dots=dots)]
     error = fit.standard_error.square().sum(dim=1).sqrt()
     charts.append(depth_chart(fit.coefficients.sum(dim=1), error))
-    return fragment("bench_charts.html.j2", charts=charts, keys={})
+    return chart_row(charts)
 
 
 def depth_chart(sums: Tensor, error: Tensor) -> Markup:
@@ -234,10 +243,11 @@ def curves_section(
     keys = {CALLED[name]: look for name, look in looks.items() if name in curves}
     rows = [(CALLED[name], *pair) for name, pair in counts.items()]
     head = ("ranking", "heads that are enough", "heads that are needed")
-    body = fragment("bench_charts.html.j2", charts=charts, keys=keys) + table(rows, head=head)
+    body = chart_row(charts, keys) + table(rows, head=head)
     size = max(c.faithfulness.shape[1] for c in curves.values()) - 1
     note = CURVES_NOTE + (COARSE_NOTE if size >= POINTS else "")
-    return Section("Does the ranking hold?", body + thresholds_table(curves), note)
+    body += thresholds_table(curves)
+    return Section("Does the ranking hold?", body, note, short="Rankings")
 
 
 def words_section(words: Sequence[HeadWords], errors: Tensor) -> Section:
@@ -348,17 +358,6 @@ def trace_manifest(trace: AnswerTrace) -> dict[str, Any]:
         "dtype": protocol["dtype"],
         "versions": versions(),
     }
-
-
-def table(
-    rows: Sequence[Sequence[str]], *, head: Sequence[str] = (), marked: Sequence[int] = ()
-) -> Markup:
-    return fragment("facts.html.j2", rows=rows, head=head, marked=marked)
-
-
-def warnings(lines: Sequence[str]) -> Markup:
-    """What a reader must know first, a line each."""
-    return Markup("").join(Markup('<p class="warning">{}</p>').format(line) for line in lines)
 
 
 def needed_text(left: float) -> str:

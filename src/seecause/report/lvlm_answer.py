@@ -17,9 +17,9 @@ from seecause.lvlm.prompt import picture_map, seen_picture
 from seecause.lvlm.words import MOVED, Source, word_concerns
 from seecause.models.base import versions
 from seecause.report.cards import Card, MapView, Strip, render_cards
-from seecause.report.lvlm import HeadGrid, table, warnings
+from seecause.report.lvlm import HeadGrid
 from seecause.report.overlay import number, scale_of
-from seecause.report.page import Section, fragment, protocol_section, write_page
+from seecause.report.page import Section, fragment, protocol_section, table, warnings, write_page
 
 SHOWN = 5  # heads that are named
 MARKS: dict[Source, str] = {
@@ -127,10 +127,10 @@ def _heads(words: AnswerWords, word: int, most: float) -> Markup:
     """The grid of heads behind a word; colours are those of the largest effect of all words."""
     values: Tensor = words.heads[word]
     top = words.top(word, min(SHOWN, values.numel()))
-    named = ", ".join(f"{layer}.{head}" for layer, head in top)
+    named = ", ".join(map(str, top))
     grid = HeadGrid(
         "what each head brings, in logits", values, errors=words.heads_error[word], most=most,
-        key=f"most: {named} (layer.head)",
+        key=f"most: {named} (layer, head)",
     )  # fmt: skip
     return fragment("head_grid.html.j2", grids=[grid])
 
@@ -147,7 +147,7 @@ def table_section(words: AnswerWords) -> Section:
                 _chance(float(words.log_unseen[word].exp())),
                 _readable(words.instead[word]),
                 f"{float(words.spans[word]):.2f}",
-                f"{top[0]}.{top[1]}",
+                str(top),
                 ", ".join(_explained(r2[word]) for r2 in (words.heads_r2, words.image_r2)),
             )
         )

@@ -29,16 +29,9 @@ from seecause.report.charts import (
     padded,
     styled,
 )
-from seecause.report.lvlm import (
-    HeadGrid,
-    curves_section,
-    depth_chart,
-    prompt_words,
-    table,
-    warnings,
-)
+from seecause.report.lvlm import HeadGrid, curves_section, depth_chart, prompt_words
 from seecause.report.overlay import data_uri, grid_image, scale_of
-from seecause.report.page import Section, fragment, write_page
+from seecause.report.page import Section, chart_row, fragment, table, warnings, write_page
 
 GALLERY, COLUMN = 8, 4  # pictures shown, and under one another
 
@@ -106,8 +99,8 @@ def importance_section(study: LVLMStudy, notes: Sequence[str] = ()) -> Section:
     if groups is not None:
         charts.append(heads_heat(study, groups))
     body = warnings(notes) + fragment("head_grid.html.j2", grids=grids) + table(facts)
-    body += fragment("bench_charts.html.j2", charts=charts, keys={})
-    return Section("Which heads are used?", body, note)
+    body += chart_row(charts)
+    return Section("Which heads are used?", body, note, short="Heads")
 
 
 def heads_heat(study: LVLMStudy, groups: HeadGroups) -> Markup:
@@ -120,7 +113,7 @@ def heads_heat(study: LVLMStudy, groups: HeadGroups) -> Markup:
     row = max(12.0, min(22.0, HEIGHT / len(order)))
     high, wide, top = row * len(order), WIDTH - LEFT - RIGHT, 20
     named = [groups.heads[place] for place in order.tolist()]
-    rows = [(top + row * (k + 0.5), f"{layer}.{head}") for k, (layer, head) in enumerate(named)]
+    rows = [(top + row * (k + 0.5), str(head)) for k, head in enumerate(named)]
     columns, step = [], wide / len(samples)
     for name in dict.fromkeys(labels[place] for place in samples):
         places = [k for k, place in enumerate(samples) if labels[place] == name]
@@ -131,7 +124,7 @@ def heads_heat(study: LVLMStudy, groups: HeadGroups) -> Markup:
         "heat.svg.j2", title="heads over samples, in two groups", rows=rows, columns=columns,
         image=data_uri(grid_image(heat, scale_of(heat, signed=True))), rules=[top + row * always],
         left=LEFT, top=top, wide=wide, high=high, width=WIDTH, height=top + high + 4,
-        note=f"rows: heads (layer.head) whose coefficient passes {STRONG} in some sample, alike"
+        note=f"rows: heads (layer, head) whose coefficient passes {STRONG} in some sample, alike"
         " beside alike; columns: samples by class. Red for, blue against; the line parts the"
         " groups.",
     )  # fmt: skip
@@ -152,7 +145,7 @@ def wordings_section(study: LVLMStudy, wordings: Sequence[str]) -> list[Section]
         " row is what masks alone allow: near it, the wording changes nothing."
     )
     body = table(rows, head=("wording", "cosine"))
-    return [Section("Do other wordings use the same heads?", body, note)]
+    return [Section("Do other wordings use the same heads?", body, note, short="Wordings")]
 
 
 def ratios_section(study: LVLMStudy) -> list[Section]:
@@ -170,7 +163,7 @@ def ratios_section(study: LVLMStudy) -> list[Section]:
     head = ("ablated", "cosine", "R² on unseen masks", "heads enough", "heads needed")
     note = "Coefficients with other shares of heads ablated, beside those above (cosine)."
     body = table(rows, head=head)
-    return [Section("Does the share of ablated heads matter?", body, note)]
+    return [Section("Does the share of ablated heads matter?", body, note, short="Shares")]
 
 
 def _head_groups(study: LVLMStudy) -> list[tuple[str, str]]:
@@ -208,7 +201,8 @@ def groups_section(study: LVLMStudy) -> list[Section]:
         " together: the model uses other heads for other classes."
     )
     dots = scatter(groups.points, groups.labels, title="samples by their heads (t-SNE)")
-    return [Section("Do classes use heads of their own?", dots + table(facts), note)]
+    body = dots + table(facts)
+    return [Section("Do classes use heads of their own?", body, note, short="Classes")]
 
 
 def text_section(study: LVLMStudy) -> list[Section]:
@@ -225,7 +219,7 @@ def text_section(study: LVLMStudy) -> list[Section]:
     ending = "; they are kept for image tokens." if images else " (no image tokens were asked for)."
     if len(study.column("sufficiency")):
         body += table([("kept words alone bring", _mean(study.column("sufficiency")))])
-    return [Section("Into which words?", body, note + ending)]
+    return [Section("Into which words?", body, note + ending, short="Words")]
 
 
 def gallery_section(study: LVLMStudy, maps: Sequence[TokenMaps]) -> list[Section]:
@@ -255,7 +249,8 @@ def gallery_section(study: LVLMStudy, maps: Sequence[TokenMaps]) -> list[Section
     rows = [(title, _mean(study.column(column))) for title, column in named_columns.items()]
     total = sum("gamma" in sample.tensors for sample in study.traced)
     note = f"The first {len(maps)} pictures; numbers are means ± standard errors over all {total}."
-    return [Section("From where in the picture?", table(rows) + render_cards(cards), note)]
+    body = table(rows) + render_cards(cards)
+    return [Section("From where in the picture?", body, note, short="Pictures")]
 
 
 def holes_section(study: LVLMStudy) -> Section:
@@ -275,7 +270,7 @@ def scatter(points: Tensor, labels: Sequence[str], *, title: str) -> Markup:
         groups.append((name, colour, [(x.at(a), y.at(b)) for a, b in own]))
     dots = fragment("scatter.svg.j2", title=title, groups=groups, width=WIDTH, height=HEIGHT)
     keys = {name: (colour, "") for name, (colour, _) in looks.items()}
-    return fragment("bench_charts.html.j2", charts=[dots], keys=keys)
+    return chart_row([dots], keys)
 
 
 def _mean(values: Tensor, digits: int = 3) -> str:

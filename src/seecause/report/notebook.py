@@ -13,9 +13,9 @@ from PIL import Image
 from seecause._pictures import decode_image
 from seecause.attribution.result import Attribution, Looks
 from seecause.errors import BadOption
+from seecause.report.findings import drawn
 from seecause.report.overlay import LONG, is_long, overlay, picture
 from seecause.report.page import fragment
-from seecause.report.rows import drawn
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

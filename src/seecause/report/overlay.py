@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import base64
 import io
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -27,6 +28,7 @@ from seecause.errors import BadImage, UnknownName
 
 SEQUENTIAL, DIVERGING = "inferno", "RdBu_r"
 MIN_DISPLAY = 384  # pixels of the short side: smaller pictures are enlarged to be looked at
+THUMBNAIL = 192  # pixels across
 # a map that varies by less, relative to its values, is rounding: it is shown without colour
 _FLAT = 1e-3
 _PALE = 0.1  # one that varies by less than this share of its values is shown pale, in proportion
@@ -55,7 +57,19 @@ class Scale:
         (lowest, highest), slack = self.extremes, _CLIPPED * (self.high - self.low)
         if lowest >= self.low - slack and highest <= self.high + slack:
             return ""
-        return f"colours are clipped: values run from {number(lowest)} to {number(highest)}"
+        first, last = (number(value, self.digits) for value in (lowest, highest))
+        return f"colours are clipped: values run from {first} to {last}"
+
+    @property
+    def digits(self) -> int:
+        """Of a number that is written: three, or as many as tell the ends apart."""
+        largest, apart = max(abs(self.low), abs(self.high)), self.high - self.low
+        return max(3, 2 + math.floor(math.log10(largest / apart))) if apart > 0 else 3
+
+    @property
+    def ends(self) -> tuple[str, str]:
+        """The values it runs between, as they are written."""
+        return number(self.low, self.digits), number(self.high, self.digits)
 
     @property
     def remark(self) -> str:
@@ -191,8 +205,9 @@ def legend(scale: Scale, *, width: int = MIN_DISPLAY, title: str = "") -> Image.
         grid_image(bar if scale.high > scale.low else torch.zeros(12, width), scale), (0, 4)
     )
     draw = ImageDraw.Draw(canvas)
-    draw.text((0, 24), number(scale.low), font=font, fill=_INK)
-    draw.text((width, 24), number(scale.high), font=font, fill=_INK, anchor="ra")
+    low, high = scale.ends
+    draw.text((0, 24), low, font=font, fill=_INK)
+    draw.text((width, 24), high, font=font, fill=_INK, anchor="ra")
     draw.text(
         (width / 2, 24), title or ("0" if scale.signed else ""), font=font, fill=_INK, anchor="ma"
     )
@@ -248,9 +263,15 @@ def data_uri(image: Image.Image, *, photo: bool = False) -> str:
     return f"data:image/{'jpeg' if photo else 'png'};base64,{encoded}"
 
 
-def number(value: float) -> str:
+def thumbnail(raw: Tensor) -> str:
+    """A raw picture [3, H, W], small, as a photo inside an HTML attribute."""
+    size = (THUMBNAIL, round(THUMBNAIL * raw.shape[1] / raw.shape[2]))
+    return data_uri(picture(raw.clamp(0, 1).cpu()).resize(size), photo=True)
+
+
+def number(value: float, digits: int = 3) -> str:
     """Three digits, however large or small."""
-    return f"{value:.3g}".replace("e-0", "e-").replace("e+0", "e")
+    return f"{value:.{digits}g}".replace("e-0", "e-").replace("e+0", "e")
 
 
 def fixed(value: float, digits: int, sign: str = "") -> str:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -22,7 +22,7 @@ from markupsafe import Markup
 
 from seecause._files import atomic_file, digest
 from seecause.data.dataset import Hole
-from seecause.report.overlay import fixed, number
+from seecause.report.overlay import fixed
 
 SHORT_NOTE = 180  # characters that stand above a picture without being in its way
 
@@ -142,12 +142,30 @@ def folded(summary: str, body: Markup) -> Markup:
     return opening + body + Markup("</details>")
 
 
+def table(
+    rows: Iterable[Sequence[str]], *, head: Sequence[str] = (), marked: Sequence[int] = ()
+) -> Markup:
+    """Rows of text under a head; `marked` ones are shaded."""
+    return fragment("facts.html.j2", rows=list(rows), head=head, marked=marked)
+
+
+def chart_row(
+    charts: Sequence[Markup], keys: Mapping[str, tuple[str, str]] | None = None
+) -> Markup:
+    """Charts side by side, and what their lines are: a colour and a dash for each name."""
+    return fragment("bench_charts.html.j2", charts=charts, keys=keys or {})
+
+
+def warnings(lines: Sequence[str]) -> Markup:
+    """What a reader must know first, a line each."""
+    return Markup("").join(Markup('<p class="warning">{}</p>').format(line) for line in lines)
+
+
 def holes_section(holes: Sequence[Hole]) -> list[Section]:
     """Pictures that could not be read; none if all could."""
     if not holes:
         return []
-    rows = [(hole.name, hole.reason) for hole in holes]
-    return [Section("Not read", fragment("facts.html.j2", rows=rows, head=(), marked=[]))]
+    return [Section("Not read", table((hole.name, hole.reason) for hole in holes))]
 
 
 def protocol_section(manifests: Sequence[Mapping[str, Any]]) -> Section:
@@ -212,7 +230,7 @@ def _environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= {"number": number, "fixed": fixed}
+    environment.filters["fixed"] = fixed
     return environment
 
 

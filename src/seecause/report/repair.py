@@ -7,18 +7,16 @@ from typing import Any
 
 import torch
 from markupsafe import Markup
-from torch import Tensor
 
-from seecause.heads._outcomes import top_answers
 from seecause.models.base import ImageModel
 from seecause.repair.audit import ENOUGH, MOSTLY, SOME, BackgroundAudit
 from seecause.repair.result import NOT_TESTED, Repair
 from seecause.repair.transplant import Transplants
-from seecause.report.heads import GAINS, rows_csv, table
-from seecause.report.heads_audit import Shot, ShotCard, groups_section
-from seecause.report.overlay import data_uri, picture
-from seecause.report.page import Section, fragment, holes_section, protocol_section
-from seecause.target import Answer
+from seecause.report.folder import rows_csv
+from seecause.report.heads import GAINS
+from seecause.report.heads_audit import Shot, ShotCard, groups_section, shot_answers
+from seecause.report.overlay import data_uri, picture, thumbnail
+from seecause.report.page import Section, fragment, holes_section, protocol_section, table
 
 SHOWN = 6
 TERMS = {
@@ -148,29 +146,17 @@ def worst_section(
         name = f"elsewhere: {donor}"
         if not isinstance(moved, Transplants):
             name = "its other version"
+        versions = {"as it is": (audit.pictures.images[place], plain), name: (image, other)}
         shots = [
-            Shot("as it is", _uri(model, audit.pictures.images[place]), _answers(
-                model, plain, truth, when)),
-            Shot(name, _uri(model, image), _answers(model, other, truth, when)),
-        ]  # fmt: skip
+            Shot(
+                title,
+                thumbnail(model.preprocess.raw(pixels[None])[0]),
+                shot_answers(model, logits, truth, when),
+            )
+            for title, (pixels, logits) in versions.items()
+        ]
         cards.append(ShotCard(audit.pictures.ids[place], shots))
     return Section(title, fragment("shots.html.j2", cards=cards), PICTURES_NOTE)
-
-
-def _answers(
-    model: ImageModel, logits: Sequence[Tensor], truth: str, when: Sequence[str]
-) -> list[tuple[str, Sequence[Answer]]]:
-    answers: list[tuple[str, Sequence[Answer]]] = []
-    for word, row in zip(when, logits, strict=True):
-        (likeliest,) = top_answers(row[None], model.classes)
-        answers.append((word, [Answer(name, p, name == truth) for name, p in likeliest]))
-    return answers
-
-
-def _uri(model: ImageModel, image: Tensor) -> str:
-    raw = model.preprocess.raw(image[None])[0].clamp(0, 1)
-    size = (192, round(192 * raw.shape[1] / raw.shape[2]))
-    return data_uri(picture(raw.cpu()).resize(size), photo=True)
 
 
 def repair_sections(result: Repair) -> list[Section]:
