@@ -3,6 +3,7 @@ light."""
 
 from __future__ import annotations
 
+import copy
 import csv
 import dataclasses
 import json
@@ -12,10 +13,18 @@ import pytest
 import torch
 
 import seecause as sc
+from seecause._options import keyword_options
 from seecause.errors import (
     BadOption,
 )
-from seecause.faithful import TrainConfig, open_run, read_config, train
+from seecause.faithful import (
+    IFAMOptions,
+    LossWeights,
+    TrainConfig,
+    open_run,
+    read_config,
+    train,
+)
 from seecause.faithful.config import cosine, normalised_decay, scaled_rate, stepped
 from seecause.faithful.training import frame_for, new_net, new_optimizer
 from seecause.models.preprocess import Preprocess
@@ -177,3 +186,50 @@ def test_pictures_are_framed_as_the_paper_has_them(tmp_path):
     large = Preprocess(size=(384, 384), mean=(0.5,) * 3, std=(0.5,) * 3, crop=0.9)
     imagenet = frame_for(tiny_config(tmp_path, augment="imagenet"), large)
     assert imagenet.crop == 1 and imagenet.filter == "bicubic" and siim.filter == "bilinear"
+
+
+def test_defaults_are_the_papers():
+    """Of training at batch 128, of the network and its losses, and of what is asked of it later."""
+    config = dataclasses.asdict(TrainConfig(data="d", backbone="b", out="o"))
+    nothing = ("val", "limit", "val_limit", "weights", "size", "mean", "std")
+    assert config == {
+        "data": "d", "backbone": "b", "out": "o", "parts": 8, **dict.fromkeys(nothing),
+        "options": {}, "losses": {}, "epochs": 90, "batch": 128, "accumulate": 1,
+        "learning_rate": 1e-6, "prototype_factor": 1e3, "head_factor": 1e4, "schedule": "cosine",
+        "step_epochs": 4, "step_factor": 0.5, "weight_decay": 0.05, "clip": 2.0,
+        "precision": "auto", "ema": False, "select": "average", "augment": "birds", "seed": 0,
+        "device": "auto", "workers": 4, "log_every": 10, "snapshot_every": 0, "grid": 8,
+        "tensorboard": False,
+    }  # fmt: skip
+    assert dataclasses.asdict(IFAMOptions()) == {
+        "stages": 2, "gradient": "ste", "modulation": "joint", "orthogonality": "parts",
+        "presence": "global", "eval_noise": False, "mask_noise": "own", "part_dropout": 0.3,
+        "part_dropout2": 0.3, "freeze": "stage1",
+    }  # fmt: skip
+    weights = dataclasses.asdict(LossWeights())
+    assert weights.pop("background") == 2 and set(weights.values()) == {1.0} and len(weights) == 7
+    by, both = {"by": "distance"}, {"drop_parts": (), "quantile": None, "by": "distance"}
+    tested = {"data": None, "calibration": None, "limit": None, "batch": 32}
+    chosen = {"interventions": True, "quantiles": (0.97, 0.99), "choose": "auto"}
+    measured = {"keypoints": True, "random_cuts": False}
+    for name, defaults in {
+        "parameter_groups": {"prototype_factor": 1e3, "head_factor": 1e4},
+        "calibrate": by,
+        "intervene": both,
+        "leave_one_out": both,
+        "example_parts": {"data": None, "limit": 12},
+        "evaluate": tested | chosen | measured | by,
+        "evaluate_intervention": tested | both,
+    }.items():
+        options = keyword_options(getattr(sc.faithful, name), leave_out=("progress",))
+        assert options == defaults, name
+
+
+def test_a_run_may_go_on_elsewhere_and_only_there():
+    """What changes no weight may differ; everything else makes another run."""
+    config = TrainConfig(data="d", backbone="b", out="o")
+    where = {"out", "device", "workers", "log_every", "tensorboard", "snapshot_every", "grid"}
+    for name in dataclasses.asdict(config):
+        other = copy.copy(config)
+        object.__setattr__(other, name, "another")
+        assert config.differs(other) == other.differs(config) == [name] * (name not in where)

@@ -18,6 +18,7 @@ from seecause.errors import (
 )
 from seecause.faithful import (
     TrainedNetwork,
+    data as faithful_data,
     evaluate,
 )
 from seecause.faithful.data import (
@@ -192,3 +193,21 @@ def test_reading_processes_change_nothing(tmp_path):
     image, label, index = data[(0, 3)]
     assert not torch.equal(image, data[(1, 3)][0]) and not torch.equal(image, other[(0, 3)][0])
     assert (label, index) == (data.data[3].label, 3)
+
+
+def test_reading_leaves_the_global_generator_and_pins_where_a_gpu_waits(tmp_path, monkeypatch):
+    """A draw of torch's loader would change whatever is drawn next."""
+    pinned, loader = [], faithful_data.DataLoader
+
+    def spy(*given, pin_memory, **options):
+        pinned.append(pin_memory)
+        return loader(*given, **options)
+
+    monkeypatch.setattr(faithful_data, "DataLoader", spy)
+    before = torch.get_rng_state()
+    for pin in (False, True):
+        assert list(read_batches([5, 6, 7], [[2, 0], [1]], list, workers=0, pin=pin)) == [
+            [7, 5],
+            [6],
+        ]
+    assert torch.equal(torch.get_rng_state(), before) and pinned == [False, True]

@@ -4,6 +4,7 @@ keeps of it, and key points of birds from parts."""
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
@@ -14,8 +15,8 @@ from seecause.critters import CLASSES
 from seecause.data.batch import to_batch
 from seecause.data.dataset import IGNORE, Sample
 from seecause.data.registry import open_data
-from seecause.errors import BadOption
-from seecause.faithful import LeaveOneOut, calibrate, intervene, train
+from seecause.errors import BadOption, MissingWeights, UnknownName
+from seecause.faithful import LeaveOneOut, calibrate, intervene, open_network, train
 from seecause.faithful.data import batches_of, frame_of
 from seecause.faithful.evaluation import Evaluation, TrainedNetwork, _Test, silent
 from seecause.faithful.examine import check_select, examine, key_points, keypoint_fit_data, merge
@@ -112,6 +113,7 @@ def test_random_cuts_hold_some_of_the_object():
         assert torch.equal(RandomCuts(Strip(), FRAME, seed)[0].image, cut.image)
     assert seen == {(7, 0.5), (6, 0.5)}
     assert RandomCuts(Strip(), FRAME)[1].image.shape == (3, 16, 32)
+    assert RandomCuts(Strip(), FRAME).seed == 0  # which published numbers are of
 
 
 class Strips(Strip):
@@ -318,4 +320,52 @@ def test_an_evaluation_shows_what_the_intervention_does_beside_the_plain_numbers
     result = test.with_best_intervention(plain, [], "distance", "worst")
     assert result.intervention.drop_parts == (1,) and result.chosen is trials[1]
     assert result.plain["average"] == 0.5
+    assert (result.chosen_on, result.chosen_by, result.trials) == (data.name, "worst", trials)
+    written = result.to_json()
+    assert written["chosen"]["drop"] == (1,) and written["tried"][0]["worst"] == 0.1
+    assert {name: written[name] for name in ("data", "pictures", "plain", "changed")} == {
+        "data": "d", "pictures": 5, "plain": plain.plain, "changed": result.changed,
+    }  # fmt: skip
     assert result.changed == {"average": 0.9, "keypoints": 7.0}  # what cannot change stays
+
+
+def test_networks_that_are_not_there_are_named_as_what_they_are(tmp_path):
+    with pytest.raises(UnknownName, match="builtin model is called 'nonsense'"):
+        open_network("builtin:nonsense")
+    with pytest.raises(BadOption, match=r"an iFAM network.*VisionTransformer"):
+        open_network("builtin:critters-vit")
+    with pytest.raises(MissingWeights, match="no run"):
+        open_network(str(tmp_path))
+
+
+def test_a_network_is_chosen_and_tested_on_the_pictures_that_it_names(scenes, monkeypatch):
+    net, data = scenes
+    opened, place = [], "seecause.faithful.evaluation"
+    for name in ("open_train", "open_test", "open_data"):
+        monkeypatch.setattr(
+            f"{place}.{name}",
+            lambda spec, limit=None, name=name: opened.append((name, spec, limit)) or data,
+        )
+    monkeypatch.setattr(
+        f"{place}.open_validation",
+        lambda spec, val, limit: opened.append(("open_validation", spec, val, limit)) or data,
+    )
+    network = TrainedNetwork("n", net, "d", val="v", limit=7, val_limit=5)
+    network.train_pictures()
+    network.train_pictures(3)
+    network.val_pictures()
+    network.test_pictures(2)
+    replace(network, test="t").test_pictures(2)
+    network.matched("other", 4)
+    assert opened == [
+        ("open_train", "d", 7),
+        ("open_train", "d", 3),
+        ("open_validation", "d", "v", 5),
+        ("open_test", "d", 2),
+        ("open_data", "t", 2),
+        ("open_data", "other", 4),
+    ]
+    own = {"data": "d", "val": "v", "test": None, "limit": 7, "val_limit": 5}
+    assert network.card_fields() == own
+    with pytest.raises(BadOption, match="for thresholds from training pictures"):
+        TrainedNetwork("n", net).train_pictures()

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import math
+from dataclasses import asdict
 
 import pytest
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
+import torch.nn.functional as F
 from torch.testing import assert_close
 
 from seecause.errors import BadOption
-from seecause.faithful import Affine, LossWeights, objective, parameter_groups
+from seecause.faithful import Affine, LossWeights, Noise, objective, parameter_groups
 from seecause.faithful.losses import (
     background_loss,
     border,
@@ -158,6 +160,25 @@ def test_affine_maps_stay_in_their_range():
         and max(a.angle for a in drawn) > 60
         and min(a.angle for a in drawn) < -60
     )
+    shifts, scales = [a.shift for a in drawn], [a.scale for a in drawn]
+    assert min(scales) < 0.85 and max(scales) > 1.35
+    assert min(y for _, y in shifts) < -8 and max(y for _, y in shifts) > 8
+    assert len(set(drawn)) == 300  # every step has its own
+
+
+def test_every_loss_counts_by_its_weight():
+    net, images, labels = tiny_net(), pictures(2), torch.tensor([0, 1])
+    moved = Affine(30.0, (2, -3), 1.1)
+    out = net(images, warped=moved.warp(images), noise=Noise(0, 0, torch.arange(2)))
+    losses = objective(net, out, labels, size=SIZE, moved=moved)
+    assert_close(losses["class1"], F.cross_entropy(out.part_logits.mean(dim=-1), labels), **EXACT)
+    assert_close(losses["class2"], F.cross_entropy(out.logits, labels), **EXACT)
+    assert_close(losses["background"], background_loss(out.maps), **EXACT)
+    for name in asdict(LossWeights()):
+        alone = LossWeights(**{other: 3.0 * (other == name) for other in asdict(LossWeights())})
+        own = objective(net, out, labels, size=SIZE, moved=moved, weights=alone)
+        assert_close(own["total"], 3 * losses[name], **EXACT)
+        assert_close(own[name], losses[name], **EXACT)
 
 
 def test_a_grid_too_small_for_presence_is_refused():

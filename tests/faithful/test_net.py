@@ -14,7 +14,7 @@ import seecause as sc
 from seecause.errors import BadImage, BadOption, UnsupportedModel
 from seecause.faithful import IFAM, Noise, load
 from seecause.faithful.parts import Purpose
-from tests.faithful.nets import pictures, timm_backbone, tiny_net
+from tests.faithful.nets import dinov2_backbone, pictures, timm_backbone, tiny_net
 from tests.reference import ifam as reference
 
 EXACT = {"atol": 1e-10, "rtol": 0}
@@ -358,3 +358,33 @@ def test_bad_input_is_named():
             2,
             2,
         )
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("stages", [1, 2])
+def test_thresholds_are_saved_unless_heads_of_stage_1_are_gone(tmp_path, stages):
+    """Where stage 1 answers, removed heads are its own: distances are no longer those that were
+    calibrated."""
+    net = tiny_net(stages=stages)
+    sc.faithful.calibrate(net, pictures(), 0.9)
+    for place, metadata, stay in (("a", {}, True), ("b", {"removed": [[0, 1]]}, stages == 2)):
+        net.save(tmp_path / place, **metadata)
+        assert load(tmp_path / place).thresholds == (net.thresholds if stay else {})
+
+
+def test_more_parts_than_patches_are_refused_when_made_and_when_pictures_are_small():
+    with pytest.raises(BadOption, match="at most 30"):
+        IFAM(timm_backbone(), 31, 4)
+    net = IFAM(dinov2_backbone(), 20, 4)
+    with pytest.raises(BadOption, match="at most 9"), torch.no_grad():
+        net(torch.zeros(1, 3, 24, 24))
+
+
+@torch.no_grad()
+def test_off_a_gpu_only_the_selected_tokens_run(monkeypatch):
+    net, images, rows = tiny_net(), pictures(), []
+    block = net.stage2.tower.parts.blocks[0]
+    inner = block.project
+    monkeypatch.setattr(block, "project", lambda x: rows.append(x.shape[1]) or inner(x))
+    out = net(images)
+    assert rows == [int(out.mask.sum()) + 3 * len(images)]  # with a class token and two registers

@@ -163,15 +163,15 @@ def test_passes_have_the_gradient_of_one_step(configure, monkeypatch, tmp_path):
 
 
 def test_the_average_is_validated_and_kept(configure, monkeypatch):
-    run, seen, examine = start(configure(limit=12)), [], training.examine
+    run, seen, examine = start(configure(limit=12, precision="bfloat16")), [], training.examine
 
     def spy(net, data, **options):
-        seen.append(net)
+        seen.append((net, list(options["places"]), options["autocast"], options["workers"]))
         return examine(net, data, **options)
 
     monkeypatch.setattr(training, "examine", spy)
     run.go(deaf)
-    assert seen == [run.ema.module]
+    assert seen == [(run.ema.module, list(range(6)), torch.bfloat16, 0)]
     kept, last = (
         state(load(run.config.folder / "best")),
         snapshot(run.config.folder),
@@ -284,3 +284,35 @@ def test_a_grid_that_is_too_small_leaves_nothing_behind(configure, tmp_path):
     with pytest.raises(BadOption, match=r"3 x 3 patches.*a larger size"):
         train(config)
     assert not config.folder.exists()
+
+
+def test_snapshots_are_due_every_so_many_steps_and_at_the_end_of_an_epoch(configure, monkeypatch):
+    run, steps = start(configure(limit=16, epochs=2, snapshot_every=3)), []
+    monkeypatch.setattr(run, "_keep", lambda: steps.append(run.position.step))
+    run.go(deaf)
+    assert steps == [3, 4, 6, 8]  # 4 steps an epoch
+
+
+def test_a_board_hears_of_training_and_of_validation(configure):
+    run, heard = start(configure(limit=8, epochs=2)), []
+    run.board.add = lambda kind, row: heard.append((kind, row["epoch"], row["step"]))
+    run.go(deaf)
+    training_rows = [("train", 0, 1), ("train", 0, 2), ("train", 1, 3), ("train", 1, 4)]
+    assert [row for row in heard if row[0] == "train"] == training_rows
+    assert [row for row in heard if row[0] == "val"] == [("val", 0, 2), ("val", 1, 4)]
+
+
+def test_processes_add_their_gradients_and_average_their_logs(monkeypatch):
+    """The other of two has three times as much."""
+    monkeypatch.setattr("torch.distributed.all_reduce", lambda tensor: tensor.mul_(4))
+    two, alone = Processes(1, 2, CPU), Processes(0, 1, CPU)
+    assert two.mean(torch.tensor([1.0, 2.0])).tolist() == [2, 4]
+    assert alone.mean(torch.tensor([1.0, 2.0])).tolist() == [1, 2]
+    weights = [torch.nn.Parameter(torch.zeros(2, 2)), torch.nn.Parameter(torch.zeros(3))]
+    for processes, factor in ((two, 4), (alone, 1)):
+        for weight in weights:
+            weight.grad = torch.ones_like(weight) * weight.numel()
+        processes.add_gradients([*weights, torch.nn.Parameter(torch.zeros(1))])
+        assert [weight.grad.unique().tolist() for weight in weights] == [[4 * factor], [3 * factor]]
+    assert alone.first and not two.first
+    assert alone.gather("a") == ["a"] and alone.from_first("a") == "a"

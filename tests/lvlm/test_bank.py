@@ -7,6 +7,7 @@ import torch
 from torch.testing import assert_close
 
 from seecause import critters
+from seecause.data.images import to_pil
 from seecause.errors import BadOption, BankMismatch, DataMissing
 from seecause.lvlm import (
     MaskEngine,
@@ -140,7 +141,10 @@ def test_banks_are_saved_and_loaded(tmp_path):
     assert_close(
         read.means(here.lvlm, here.engine.prompt), here.bank.means(here.lvlm, here.engine.prompt)
     )
-    assert len(read) == 3 and read.digests == here.bank.digests
+    for name in ("mode", "model", "size", "digests", "weights"):
+        assert getattr(read, name) == getattr(here.bank, name), name
+    sized = make_bank(here.lvlm, here.pictures, mode="fixed", size=(64, 64))
+    assert MeanBank.load(sized.save(tmp_path / "sized")).size == (64, 64)
     with pytest.raises(
         BankMismatch, match=r"4 x 4 \+ 6 x 8 with newlines.*this picture has 4 x 4 \+ 8 x 8"
     ):
@@ -191,3 +195,10 @@ def test_as_many_critters_as_asked_for_in_every_style(monkeypatch):
     assert len(calibration_critters(7, size=32)) == 7
     assert [style for style, _ in styles] == list(critters.STYLES)
     assert max(count for _, count in styles) - min(count for _, count in styles) <= 2
+    assert len(calibration_critters()) == 100
+    first, second = (
+        critters.draw("balanced", "train", 7, start=start) for start in (0, 1 << 30)
+    )  # far from what models are trained on
+    shown = [to_pil(image) for image in render(second[:3], size=32, style=styles[0][0]).image]
+    assert calibration_critters(7, size=32)[:3] == shown
+    assert to_pil(render(first[:1], size=32, style=styles[0][0]).image[0]) != shown[0]

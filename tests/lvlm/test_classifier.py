@@ -270,3 +270,31 @@ def test_critters_llava_names_its_creatures():
     assert model.query.metadata["labels"] == "names"  # its tokenizer knows no letters
     scores = sc.heads.score(model, images[:2], scene.mask[:2])
     assert bool((scores.value[3] == 0).all()) and bool((scores.value[:3] != 0).any())
+
+
+@pytest.mark.parametrize("family", ["llava", "internvl"])
+def test_the_layout_counts_every_token_and_memory_grows_with_them(family):
+    model, short = asked(family, "llm"), asked(family, "llm", "label_token")
+    layout, image = model.layout, lvlm(family).module.config.image_token_id
+    assert layout.tokens == len(model.query.tree.ids) > layout.n_patches
+    assert (model.query.tree.ids[layout.patches] == image).all()
+    config, element = lvlm(family).decoder.native.config, 8
+    row = element * (12 * config.hidden_size + 3 * config.intermediate_size)
+    words = 2 * lvlm(family).decoder.head.out_features * element
+    other = replace(short, blocks=model.blocks, layout_at=model.layout_at)  # only the query differs
+    tokens = len(short.query.tree.ids) - len(model.query.tree.ids)
+    rows = len(short.query.rows) - len(model.query.rows)
+    gap = other.forward_bytes(layout) - model.forward_bytes(layout)
+    assert gap == tokens * row + rows * words
+
+
+def test_pictures_have_the_size_of_the_tower_whatever_the_processor_says(monkeypatch):
+    view = lvlm("llava")
+    config = json.loads(view.processor.image_processor.to_json_string())
+    for name in ("size", "crop_size"):
+        if isinstance(config.get(name), dict):
+            config[name] = dict.fromkeys(config[name], 48)
+    told = json.dumps(config)
+    monkeypatch.setattr(type(view.processor.image_processor), "to_json_string", lambda self: told)
+    model = sc.lvlm.classifier(view, NAMES, question=QUESTION, check=False)
+    assert model.preprocess.size == (32, 32)

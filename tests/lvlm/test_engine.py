@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch.testing import assert_close
 
+import seecause as sc
 from seecause.errors import BadOption, WeakAnswer
 from seecause.lvlm import LVLM, MaskEngine, _cache, blind_logits, make_bank, wrap
 from seecause.models.decoder import restrict
@@ -289,7 +290,30 @@ def test_bad_masks_and_weak_answers_are_refused():
         )
     with pytest.raises(BadOption, match="vocabulary"):
         MaskEngine(here.lvlm, photo(here.native.size), QUESTION, here.bank, vocabulary=41)
-    assert here.engine.protocol()["bank"] == {"mode": "shape", "pictures": 3, "size": None}
+    for wrong in ([7, 8], "cat"):
+        with pytest.raises(BadOption, match="one token id with a Prompt"):
+            MaskEngine(here.lvlm, here.engine.prompt, None, here.bank, answer=wrong)
+    with pytest.raises(BadOption, match="question"):
+        MaskEngine(here.lvlm, photo(here.native.size), None, here.bank)
+
+
+def test_a_protocol_says_what_was_asked_of_which_model():
+    here = scene("llava")
+    picture = photo(here.native.size)
+    options = {"answer": [3, TOKEN], "position": 1, "floor": None, "vocabulary": 30}
+    engine = MaskEngine(here.lvlm, picture, QUESTION, here.bank, **options)
+    own = engine.protocol()
+    expected = {
+        "model": here.lvlm.name, "fingerprint": here.lvlm.fingerprint(), "question": QUESTION,
+        "answer": here.lvlm.pieces(torch.tensor([TOKEN]))[0], "target": TOKEN, "position": 1,
+        "bank": {"mode": "shape", "pictures": 3, "size": None}, "image_tokens": "4 x 4",
+        "text": list(engine.prompt.pieces), "vocabulary": 30, "floor": None,
+        "intact": engine.intact, "ablated": engine.ablated, "dtype": "float64", "device": "cpu",
+        "seecause": sc.__version__, "torch": torch.__version__,
+    }  # fmt: skip
+    assert own == expected
+    ends = engine.adjusted(torch.tensor([[0.0], [1.0]]).expand(2, 16)).tolist()
+    assert [engine.ablated, engine.intact] == ends
 
 
 def test_fused_attention_is_used_where_there_is_one(monkeypatch):

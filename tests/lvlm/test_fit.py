@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import save_file
 from sklearn.linear_model import ElasticNet
 from sklearn.metrics import r2_score
 from torch.testing import assert_close
 
+import seecause as sc
 from seecause._options import keyword_options
-from seecause.errors import BadOption
+from seecause.errors import BadOption, DataMissing
 from seecause.lvlm import (
     HeadAttribution,
     attribute_heads,
@@ -129,6 +131,50 @@ def test_defaults_are_the_papers():
         assert options == {name: defaults[name] for name in options}
 
 
+ASKED = {"how": "derivative", "masks": None, "p": 0.75, "seed": 0}
+DEFAULTS = {
+    "AnswerEngine": {"answer": None, "length": 24, "vocabulary": None, "block_size": None},
+    "MaskEngine": {
+        **{"answer": None, "position": 0, "floor": 1.0, "vocabulary": None, "block_size": None}
+    },
+    "blind_logits": {"said": ()},
+    "calibration_critters": {"size": 96},
+    "classifier": {
+        **{"question": "What is in the picture?", "by": "name_ll", "scope": "vision"},
+        **dict.fromkeys(("length", "labels", "orders", "preprocess")),
+        **{"prior": False, "check": True},
+    },
+    "compare_wordings": {"answer": None, **ASKED, "floor": 1.0},
+    "draw_masks": {"p": 0.75, "law": "bernoulli", "seed": 0, "start": 0},
+    "edited_heads": dict.fromkeys(("blind", "redirect", "boost", "size", "picture")),
+    "embed": {"perplexity": 30, "seed": 0},
+    "export": {"note": ""},
+    "first_crossing": {"level": 0.8, "completeness": False, "chunk": 128},
+    "group_heads": {"groups": 2, "threshold": 0.1},
+    "grouping": {"neighbours": 5},
+    "head_words": {"heads": 5, "words": 10, "row": -1, "image_only": False},
+    "load": {"device": None, "dtype": None, "template": None, "check": True},
+    "make_bank": {"mode": "shape", "size": None, "sizes": ()},
+    "picture_map": {"picture": 0},
+    "random_orders": {"seed": 0},
+    "ratio_study": {"how": "fit", "masks": None, "seed": 0},
+    "scan": {"points": None},
+    "speak_blind": {"length": 12},
+    "text_slopes": {"masks": 64, "p": 0.75, "seed": 0},
+    "trace_answer": {**ASKED, "token_masks": 0, "adaptive": False},
+    "trace_heads": {**ASKED, "adaptive": False, "level": 0.8},
+    "trace_tokens": {"text": None, **ASKED},
+    "trace_words": ASKED,
+    "wrap": {"name": None, "template": None, "inputs": None, "check": True},
+}
+
+
+@pytest.mark.parametrize("name", DEFAULTS)
+def test_what_is_done_where_nothing_is_asked_for(name):
+    own = keyword_options(getattr(sc.lvlm, name), leave_out=("advance",))
+    assert own == DEFAULTS[name]
+
+
 def test_asking_stops_when_two_halves_agree():
     truth = noise(60)
     rough = torch.Generator().manual_seed(0)
@@ -145,7 +191,8 @@ def test_asking_stops_when_two_halves_agree():
     assert all(
         step["top"] == 15 and 0 <= step["in both"] <= 15 for step in result.history
     )  # a quarter: of all 60, the largest 50 say little
-    assert result.reliability > result.agreement
+    again = 2 * result.agreement / (1 + result.agreement)  # Spearman and Brown
+    assert result.reliability == pytest.approx(again)
     strict = regress(respond, 60, MaskSampling(masks=600, adaptive=True, agreement=0.99, step=200))
     assert strict.masks == 600  # it never agreed, and says so
     assert strict.agreement < 0.99
@@ -196,6 +243,47 @@ def test_every_option_reaches_what_is_fitted():
         assert attribution.masks == attribution.protocol["history"][-1]["masks"] == 30
     soft = attribute_heads(engine, masks=8).protocol["sampling"]["soften"]
     assert soft == 0.1 and attribute_tokens(engine, masks=8).protocol["sampling"]["soften"] == 0
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"masks": "many"},
+        {"protocol": []},
+        {"r2": "good"},
+        {"agreement": None},
+        {"coefficients": torch.zeros(3)},
+        {"coefficients": torch.zeros(2, 2, dtype=torch.int64)},
+        {"standard_error": torch.zeros(2, 3)},
+    ],
+    ids=lambda change: next(iter(change)),
+)
+def test_a_file_with_other_types_is_damaged(change, tmp_path):
+    fine = HeadAttribution(noise(2, 2), 0.1, 0.9, 0.9, 100, 0.8, noise(2, 2), {"model": "m"})
+    assert HeadAttribution.load(fine.save(tmp_path / "fine")).masks == 100
+    with pytest.raises(DataMissing, match=r"attribution\.json is damaged"):
+        HeadAttribution.load(replace(fine, **change).save(tmp_path / "other"))
+    (tmp_path / "fine" / "attribution.json").unlink()
+    with pytest.raises(DataMissing, match=r"attribution\.json there"):
+        HeadAttribution.load(tmp_path / "fine")
+
+
+def test_a_file_from_before_there_were_errors_has_none(tmp_path):
+    own = HeadAttribution(noise(2, 2), 0.1, 0.9, 0.9, 100, 0.8, noise(2, 2), {"model": "m"})
+    own.save(tmp_path)
+    save_file({"coefficients": own.coefficients}, tmp_path / "coefficients.safetensors")
+    read = HeadAttribution.load(tmp_path)
+    assert torch.equal(read.coefficients, own.coefficients) and read.standard_error.isnan().all()
+
+
+def test_how_many_masks_are_differentiated():
+    cases = {("derivative", 64): 64, ("corrected", 1000): 64, ("corrected", 20): 20, ("fit", 9): 0}
+    for (how, masks), count in cases.items():
+        sampling = MaskSampling(masks, how=how)
+        assert (sampling.differentiated, sampling.runs) == (count, masks + count)
+        few = MaskSampling(masks, how=how, slopes=5)
+        assert how == "fit" or few.runs == masks + 5
+    assert MASKS == {"derivative": 64, "corrected": 1000, "fit": 10_000}
 
 
 @pytest.mark.parametrize(

@@ -53,6 +53,9 @@ def test_every_ranking_is_scanned_in_its_own_order(traced):
             traced.curves[name].faithfulness[0, 1], engine.evaluate(best)[0], atol=1e-10, rtol=0
         )
     assert len(traced.curves["random"].faithfulness) == 5
+    lots = traced.curves["random"]
+    means = [float(counts.double().mean()) for counts in (lots.enough(), lots.needed())]
+    assert list(traced.counts()["random"]) == means
     enough, needed = traced.counts()["hear"]
     assert enough == int(traced.chosen.sum()) and 1 <= needed <= 12
 
@@ -125,7 +128,13 @@ def test_heads_say_the_words_of_their_largest_logits(traced):
     engine = toy_engine()
     top_words = head_words(engine, traced.heads, heads=2, words=3)
     assert [(one.layer, one.head) for one in top_words] == traced.heads.top(2)
-    logits = engine.activations().lens(*traced.heads.top(1)[0])
+    seen, best = engine.activations(), traced.heads.top(1)[0]
+    for options in ({"row": 0}, {"image_only": True}, {"row": 1, "image_only": True}):
+        (own,) = head_words(engine, traced.heads, heads=1, words=5, **options)
+        ids = seen.lens(*best, **options).topk(5).indices
+        assert own.words == tuple(piece.strip() for piece in engine.lvlm.pieces(ids))
+        assert own.words != head_words(engine, traced.heads, heads=1, words=5)[0].words
+    logits = seen.lens(*best)
     first = engine.lvlm.pieces(logits.argmax()[None])[0].strip()
     assert (
         top_words[0].words[0] == first

@@ -97,6 +97,12 @@ def test_chunked_counts_are_those_of_the_full_scan(chunk):
             ) == int(curves.needed(level))
 
 
+def test_a_crossing_has_a_level_between_nothing_and_everything():
+    for level in (0.0, 1.0):
+        with pytest.raises(BadOption, match="level"):
+            first_crossing(scene("llava").engine, torch.arange(16), level=level)
+
+
 def test_essential_heads_bring_what_they_promise_and_one_fewer_does_not():
     engine = scene("llava").engine
     result = attribute_heads(engine, masks=200)
@@ -117,6 +123,8 @@ def test_random_orders_are_orders():
     orders = random_orders(scene("llava").engine, 4, seed=2)
     assert torch.equal(orders.sort(dim=1).values, torch.arange(16).expand(4, -1))
     assert len(torch.unique(orders, dim=0)) == 4
+    assert torch.equal(orders, random_orders(scene("llava").engine, 4, seed=2))
+    assert not torch.equal(orders, random_orders(scene("llava").engine, 4, seed=3))
 
 
 def test_the_ratio_study_ablates_what_it_says():

@@ -19,6 +19,8 @@ from seecause.lvlm import (
     MaskEngine,
     attribute_heads,
     attribute_tokens,
+    blind_logits,
+    make_bank,
     trace_words,
 )
 from seecause.lvlm.fit import mean_derivative
@@ -148,6 +150,7 @@ def test_words_are_told_apart_by_how_far_the_picture_moves_them(tmp_path):
     assert words.sources() == ["picture", "unlooked", "against"]
     assert words.sources(least=2.5) == ["unlooked", "unlooked", "against"]
     assert words.moved().tolist() == [True, False, False]
+    assert made([0.5, -0.5, 0.49]).sources(least=0.5) == ["picture", "against", "unlooked"]
     assert words.top(0, 2) == [(1, 2), (1, 1)]
     assert words.maps(0)[0][1].shape == (2, 2)
     with pytest.raises(BadOption, match="least"):
@@ -155,6 +158,38 @@ def test_words_are_told_apart_by_how_far_the_picture_moves_them(tmp_path):
     words.save(tmp_path)
     assert load_file(tmp_path / "words.safetensors")["heads"].shape == (3, 2, 3)
     assert json.loads((tmp_path / "words.json").read_text())["sources"] == words.sources()
+
+
+def test_what_is_asked_for_reaches_every_word():
+    whole, _ = engines("llava")
+    options = {"how": "corrected", "masks": 20, "p": 0.6, "seed": 3}
+    protocol = trace_words(whole, **options).protocol
+    assert {name: protocol["sampling"][name] for name in options} == options
+    assert protocol["targets"] == ANSWER and protocol["question"] == QUESTION
+    assert protocol["bank"] == {"mode": "shape", "pictures": 3, "size": None}
+
+
+@pytest.mark.parametrize("kind", [AnswerEngine, MaskEngine])
+def test_engines_see_pictures_as_their_bank_does_and_leave_the_explained_one_out(kind):
+    here = scene("qwen2_vl")
+    picture, options = photo((40, 56), 1), {"answer": [7]}
+    if kind is MaskEngine:
+        options["floor"] = None
+    rest = [photo((56, 40), 2), photo((64, 64), 3)]
+    with_it, without = (
+        make_bank(here.lvlm, pictures, mode="fixed", size=(32, 48))
+        for pictures in ([picture, *rest], rest)
+    )
+    first, second = (
+        kind(here.lvlm, picture, QUESTION, bank, **options) for bank in (with_it, without)
+    )
+    assert first.prompt.size == second.prompt.size == (32, 48)
+    heads = some(4, 16)
+    assert_close(first.adjusted(heads), second.adjusted(heads), atol=1e-10, rtol=0)
+    mask = ~heads[0].view(GRID)
+    blind = blind_logits(here.lvlm, picture, QUESTION, with_it, mask.nonzero().tolist())
+    own = first.adjusted(heads[:1]).flatten()[0]
+    assert_close(blind[7] - blind.mean(), own, atol=1e-10, rtol=0)
 
 
 def test_an_answer_of_no_words_is_refused():

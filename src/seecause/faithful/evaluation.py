@@ -134,7 +134,7 @@ def open_network(name: str, *, device: str | torch.device = "cpu") -> TrainedNet
 
 
 def _from_card(name: str, folder: Path, stem: str, device: str | torch.device) -> TrainedNetwork:
-    net = saved(folder, stem, kind="builtin model" if folder == ZOO else "saved model").module
+    net = saved(folder, stem, kind="builtin model").module
     if not isinstance(net, IFAM):
         expected = "an iFAM network, such as builtin:critters-ifam"
         raise BadOption("network", name, f"{expected}; this is a {type(net).__name__}")

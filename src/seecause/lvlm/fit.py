@@ -135,7 +135,7 @@ def _descend(
     from sklearn.exceptions import ConvergenceWarning
     from sklearn.linear_model import enet_path
 
-    stand_in, length = np.zeros((1, len(products)), order="F"), np.array([max(squares, 0.0) ** 0.5])
+    stand_in, length = np.zeros((1, len(products))), np.array([max(squares, 0.0) ** 0.5])
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", ConvergenceWarning)
         descend: Callable[..., Any] = enet_path  # its types are guessed from its docstring
@@ -259,7 +259,7 @@ def _correct(
             best = (error, share, left_out)
     error, share, left_out = best
     added = axes @ (share * along / squares.sqrt())
-    spread = (slopes - start) / max(1, len(slopes) - 1) ** 0.5 / len(slopes) ** 0.5  # [K, P]
+    spread = (slopes - start) / (len(slopes) - 1) ** 0.5 / len(slopes) ** 0.5  # [K, P]
     kept = spread - ((spread @ axes) * share) @ axes.T  # what the fit leaves of the derivative
     noise = error * (axes * (share / squares.sqrt())).square().sum(dim=1)
     variance = kept.square().sum(dim=0) + noise
