@@ -153,7 +153,7 @@ def smolvlm() -> BareLVLM:
 
 
 def mistral3() -> BareLVLM:
-    tower = {**TOWER, "head_dim": 8}
+    tower = {**TOWER, "head_dim": 8, "image_size": 48}
     config = hf.Mistral3Config(
         vision_config=hf.PixtralVisionConfig(**tower), image_token_index=IMAGE,
         text_config=hf.MistralConfig(**TEXT, head_dim=8, sliding_window=None),

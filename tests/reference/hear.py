@@ -348,6 +348,8 @@ class _Lazily:
         width = cos.shape[-1]
         turned, still = keys[..., :width], keys[..., width:]
         if width < keys.shape[-1]:  # of GLM: neighbours are pairs
+            if not torch.equal(cos[..., 0::2], cos[..., 1::2]):  # transformers before 5.17
+                cos, sin = (x[..., : width // 2].repeat_interleave(2, dim=-1) for x in (cos, sin))
             other = torch.stack([-turned[..., 1::2], turned[..., 0::2]], dim=-1).flatten(-2)
         else:
             other = torch.cat([-turned[..., width // 2 :], turned[..., : width // 2]], dim=-1)

@@ -204,7 +204,7 @@ def _image_places(lvlm: LVLM, inputs: Mapping[str, Any]) -> Tensor:
             "give one question",
         )
     mask = inputs.get("attention_mask")
-    if isinstance(mask, Tensor) and not bool(mask.all()):
+    if isinstance(mask, Tensor) and mask.ndim == 2 and not bool(mask.all()):
         raise BadPrompt(
             f"{int((mask == 0).sum())} tokens of padding (attention_mask)",
             "tokens that nobody may see would be seen here",

@@ -171,6 +171,9 @@ class Decoder:
             kind = name.removeprefix(TABLE)
             native = self.rotary(like, positions, *([kind] if kind else []))
             table = torch.stack([_one_table(self.rotary, x)[0] for x in native])  # [2, S, <= dh]
+            if self.side_by_side and not hasattr(self.rotary, "recomposition_frequencies"):
+                # transformers before 5.17 gives halves and pairs them later
+                table = table[..., : table.shape[-1] // 2].repeat_interleave(2, dim=-1)
             memo[name] = table
             if table.shape[-1] < self.blocks[0].head_dim or self.side_by_side:
                 memo[name], memo[SWAP] = _paired(

@@ -343,7 +343,7 @@ def _split(config: Any, ids: list[int], size: tuple[int, int] | None, tiling: An
         pictures.append([])
     shape = (0, 0)
     if size is not None and tiling is not None and len(pictures) == 2:
-        shape = tiling.get_number_of_image_patches(*size)[1:]
+        shape = tiling.get_number_of_image_patches(*size, {})[1:]  # optional since 5.9
     return ImageTokens(_views(_side(config) // config.scale_factor, pictures[:-1], shape))
 
 
