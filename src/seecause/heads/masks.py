@@ -54,6 +54,7 @@ CHECK_EVERY = 25  # steps, for the early stop
 BETAS, EPSILON = (0.9, 0.999), 1e-8  # Adam's own
 DIGITS = 1e6  # values closer than one part of this are ties: a flat mask stays flat when enlarged
 KEPT = ("soft", "losses", "steps")  # what a search gives for each image, and a cache keeps
+PIECE_ON_GPU = 128  # fewer pictures take as long there: a step waits for its launches
 
 
 @settles
@@ -95,7 +96,8 @@ def discover_masks(
     if progress is not None and by_place:
         progress(len(by_place))
     todo = [place for place in range(len(images)) if place not in by_place]
-    parts = [todo[start : start + PIECE] for start in range(0, len(todo), PIECE)]
+    count = PIECE_ON_GPU if images.is_cuda else PIECE
+    parts = [todo[start : start + count] for start in range(0, len(todo), count)]
 
     def piece(rows: list[int]) -> dict[str, Any]:
         padding, own = None if inside is None else inside[rows], part(baseline, len(images), rows)
