@@ -165,20 +165,18 @@ class Decoder:
     def at(self, positions: Tensor, like: Tensor, pictures: Tensor | None = None) -> At:
         """All tokens of a sequence; positions [1, S] or [axes, 1, S] are where the native model
         puts them. `pictures` [S] numbers the image tokens' pictures, -1 for words."""
-        tokens = positions.shape[-1]
+        tokens, width, pairs = positions.shape[-1], self.blocks[0].head_dim, self.side_by_side
         memo: dict[Any, Tensor] = {}
         for name in dict.fromkeys(self.tables):
             kind = name.removeprefix(TABLE)
             native = self.rotary(like, positions, *([kind] if kind else []))
             table = torch.stack([_one_table(self.rotary, x)[0] for x in native])  # [2, S, <= dh]
-            if self.side_by_side and not hasattr(self.rotary, "recomposition_frequencies"):
-                # transformers before 5.17 gives halves and pairs them later
+            # transformers before 5.17 gives halves, and pairs them later
+            if pairs and not hasattr(self.rotary, "recomposition_frequencies"):
                 table = table[..., : table.shape[-1] // 2].repeat_interleave(2, dim=-1)
             memo[name] = table
-            if table.shape[-1] < self.blocks[0].head_dim or self.side_by_side:
-                memo[name], memo[SWAP] = _paired(
-                    table, self.blocks[0].head_dim, side_by_side=self.side_by_side
-                )
+            if table.shape[-1] < width or pairs:
+                memo[name], memo[SWAP] = _paired(table, width, side_by_side=pairs)
         if self.both_ways and pictures is not None:
             memo[PICTURES] = pictures
         layout = TokenLayout(grid=(0, 0), prefix=tokens)
