@@ -72,8 +72,7 @@ def discover_masks(
 
     `search` are options of `MaskSearch`: `steps`, `grid`, `rate`, `weights`, `param`, `init`,
     `rho`, `binarise`, `temperature`, `early_stop`. `inside` [B, H, W] is False on padding. `cache`:
-    a folder where masks are kept, by weights, image and options. `progress` is told how many images
-    are done, each time some are.
+    a folder where masks are kept, by weights, image and options. `progress` hears how many are new.
     """
     need_distribution(model, "discover_masks")
     check_search(search)
