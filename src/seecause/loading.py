@@ -20,6 +20,7 @@ from seecause.models.checkpoints import read_class_names
 from seecause.models.containers import Contents, answer_of, contents, is_known, peeled, told_by
 from seecause.models.dense_families import DenseParts
 from seecause.models.dense_view import DenseModel, assemble_dense
+from seecause.models.devices import gather_answers, lie_apart
 from seecause.models.heads import Similarity, TextHead, TextInput
 from seecause.models.hub import usable
 from seecause.models.parts import Parts, assemble, find_parts
@@ -203,35 +204,27 @@ def _agree(got: Tensor | None, expected: Tensor) -> bool:
 def _view(
     module: nn.Module, text: TextInput | None, wrap_options: dict[str, Any], check: bool
 ) -> VisionModel | StagedModel | DenseModel:
-    parts = find_parts(module, text=text)
-    if isinstance(parts, DenseParts):
-        return _dense_view(module, parts, wrap_options, check)
-    if not isinstance(parts, Parts):
+    apart, parts = lie_apart(module), find_parts(module, text=text)
+    if isinstance(parts, Parts):
+        probes: Any = verify
+        model = assemble(module, parts, **wrap_options)
+        if apart:
+            gather_answers(model)
+        if text is not None:
+            model.texts = {"templates": text.templates, "tokenizer": text.tokenize}
+    elif apart:
+        reason = "its weights lie on several devices, and it is not split into blocks"
+        raise UnsupportedModel(type(module).__name__, reason, "load it onto one device")
+    elif isinstance(parts, DenseParts):
+        from seecause.engine.verify_dense import verify_dense
+
+        model, probes = assemble_dense(module, parts, **wrap_options), verify_dense
+    else:
         from seecause.models.staged_view import assemble_staged
 
-        network = assemble_staged(module, parts, **wrap_options)
-        if check:
-            verify_staged(network)
-            need_names(network)
-        return network
-    model = assemble(module, parts, **wrap_options)
-    if text is not None:
-        model.texts = {"templates": text.templates, "tokenizer": text.tokenize}
+        model, probes = assemble_staged(module, parts, **wrap_options), verify_staged
     if check:  # else it may end in anything, and names are not those of its outputs
-        verify(model)
-        need_names(model)
-    return model
-
-
-def _dense_view(
-    module: nn.Module, parts: DenseParts, wrap_options: dict[str, Any], check: bool
-) -> DenseModel:
-    """Of a detector or a model of pixels."""
-    from seecause.engine.verify_dense import verify_dense
-
-    model = assemble_dense(module, parts, **wrap_options)
-    if check:
-        verify_dense(model)
+        probes(model)
         need_names(model)
     return model
 

@@ -74,6 +74,32 @@ def test_a_folder_of_frames_is_one_film(tmp_path, folders):
     assert done.exit_code == 2 and f"1 frames, {FRAMES} are read" in done.output
 
 
+def test_another_version_of_a_film_is_a_film(tmp_path, folders):
+    frames = np.random.default_rng(0).integers(0, 255, (2, 2, FRAMES, 20, 30, 3), np.uint8)
+    for version, films in zip(("marked", "clean"), frames, strict=True):
+        for film, pixels in zip("ab", films, strict=True):
+            (tmp_path / version / film).mkdir(parents=True)
+            for place, frame in enumerate(pixels):
+                Image.fromarray(frame).save(tmp_path / version / film / f"{place}.png")
+    marked, clean = tmp_path / "marked", tmp_path / "clean"
+    call = ["--model", f"hf:{folders / 'videomae'}", "--method", "caap", "--out"]
+    done = explain(marked, "--without", clean, *call, tmp_path / "both")
+    assert done.exit_code == 0, done.output
+    both = sc.Attribution.load(tmp_path / "both" / "maps" / "caap").maps
+    model = sc.load(f"hf:{folders / 'videomae'}")
+    for film in "ab":
+        done = explain(marked / film, "--without", clean / film, *call, tmp_path / film)
+        assert done.exit_code == 0, done.output
+    for got, film in zip(both, "ab", strict=True):
+        (single,) = sc.Attribution.load(tmp_path / film / "maps" / "caap").maps
+        blank = model.preprocess(clean / film)
+        expected = sc.attribute(model, [str(marked / film)], blank=blank).maps[0]
+        assert torch.allclose(got, single) and torch.allclose(got, expected, atol=1e-5)
+    (clean / "b" / "0.png").unlink()
+    done = explain(marked, "--without", clean, *call, tmp_path / "fewer")
+    assert done.exit_code == 2 and "0.png" in done.output
+
+
 def test_a_picture_is_no_sound(tmp_path, folders):
     Image.new("RGB", (30, 20)).save(tmp_path / "a.png")
     call = ["--model", f"hf:{folders / 'ast'}", "--out", tmp_path / "out"]

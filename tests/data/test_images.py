@@ -137,6 +137,13 @@ def test_folders_and_globs_are_expanded_in_order_and_once(tmp_path, photo):
     assert names == ["b.png", "a.JPG"]
 
 
+def test_hidden_folders_hold_no_sounds(tmp_path):
+    for folder in (".cache", "birds"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / f"{folder}.wav").write_bytes(b"RIFF")
+    assert [path.name for path in find_images([tmp_path], deep=True)] == ["birds.wav"]
+
+
 def test_nothing_found_is_an_error(tmp_path):
     with pytest.raises(BadImage, match="without pictures"):
         find_images([tmp_path])

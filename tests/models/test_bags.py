@@ -103,6 +103,28 @@ def test_results_are_saved_and_drawn(tiny, tmp_path):
     assert "row by row" in result.page(tmp_path / "page").read_text()
     with pytest.raises(BadImage, match="one row for each instance"):
         model.prepare(torch.zeros(4, 5))
+    with pytest.raises(BadImage, match="one by one"):
+        model.prepare([torch.zeros(4, 7), torch.zeros(5, 7)])
+
+
+class Lenient(nn.Module):
+    """Takes bags [B, N, D]; of one [N, D] every row passes as a bag of one."""
+
+    def __init__(self):
+        super().__init__()
+        self.value, self.weight = nn.Linear(7, 4), nn.Linear(4, 1)
+        self.classifier = nn.Linear(7, 3)
+
+    def forward(self, bags):
+        share = torch.softmax(self.weight(self.value(bags).tanh()), dim=-2)
+        return self.classifier((share * bags).sum(dim=-2) if bags.ndim == 3 else bags)
+
+
+def test_a_row_for_each_instance_is_no_answer():
+    net = scramble(Lenient()).requires_grad_(False)
+    parts = {name: getattr(net, name) for name in ("value", "weight", "classifier")}
+    bag = noise(5, 7).float()
+    assert_close(sc.wrap_bag(net, **parts)(bag.T[None, ..., None]), net(bag[None]))
 
 
 class Batched(nn.Module):

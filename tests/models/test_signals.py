@@ -192,6 +192,11 @@ def test_a_sound_is_what_the_extractor_makes_of_it(tmp_path):
             steps(tmp_path / name)
     with pytest.raises(BadImage, match="expected sound"):
         steps(Image.new("RGB", (20, 20)))
+    wavfile.write(tmp_path / "brief.wav", 8000, wave[:300])  # 37 ms
+    assert steps(tmp_path / "brief.wav").shape == (1, 1, 64, 24)
+    wavfile.write(tmp_path / "high.wav", 48000, wave[:900])  # 19 ms
+    with pytest.raises(BadImage, match="300 samples at 16000 Hz"):
+        steps(tmp_path / "high.wav")
     with pytest.raises(BadImage, match="samples of int64"):  # on that scale they would be silence
         steps(whole.astype(np.int64))
 

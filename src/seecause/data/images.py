@@ -72,9 +72,9 @@ def _pictures_in(folder: Path) -> list[Path]:
 
 
 def _below(root: Path, suffixes: Collection[str] = SUFFIXES) -> list[Path]:
-    return sorted(
-        path for path in root.rglob("*") if _is_of(path.name, suffixes) and path.is_file()
-    )
+    """Files of all sub-folders but hidden ones."""
+    files = (path for path in root.rglob("*") if _is_of(path.name, suffixes) and path.is_file())
+    return sorted(p for p in files if not any(n[0] == "." for n in p.relative_to(root).parts))
 
 
 def _is_of(name: str, suffixes: Collection[str] = SUFFIXES) -> bool:
@@ -83,9 +83,8 @@ def _is_of(name: str, suffixes: Collection[str] = SUFFIXES) -> bool:
 
 
 def _walked(root: Path) -> list[Path]:
-    """Pictures of all sub-folders but hidden ones; masks of them are none."""
-    below = {path: path.relative_to(root).parts for path in _below(root)}
-    seen = {path: parts for path, parts in below.items() if not any(p[0] == "." for p in parts)}
+    """Pictures of all sub-folders; masks of them are none."""
+    seen = {path: path.relative_to(root).parts for path in _below(root)}
     stems = {path.stem for path, parts in seen.items() if MASKS not in parts}
     return [path for path, parts in seen.items() if MASKS not in parts or path.stem not in stems]
 
@@ -179,15 +178,15 @@ def find_pictures(texts: list[str]) -> list[str]:
 
 def second_versions(texts: Sequence[str], folder: Path | None) -> list[str] | None:
     """What `open_pictures(second=True)` takes for the other versions of pictures: files of the same
-    names in `folder`, and samples of pairs themselves. None where there are none."""
+    names in `folder` (of a film that is a folder of frames: a folder of its name, or `folder`
+    itself), and samples of pairs themselves. None where there are none."""
     paired = [(sample_of(text) or ("",))[0].startswith("pairs:") for text in texts]
     if folder is None and not any(paired):
         return None
     others = []
     for text, has_second in zip(texts, paired, strict=True):
         if folder is not None and not sample_of(text):
-            others.append(str(folder / Path(text).name))
-            check_file(Path(others[-1]))
+            others.append(str(_second_version(Path(text), folder, alone=len(texts) == 1)))
         elif has_second:
             others.append(text)
         else:
@@ -198,6 +197,19 @@ def second_versions(texts: Sequence[str], folder: Path | None) -> list[str] | No
                 " of pairs:WITH:WITHOUT",
             )
     return others
+
+
+def _second_version(path: Path, folder: Path, *, alone: bool) -> Path:
+    other = folder / path.name
+    if path.is_dir() and other.is_dir():  # a film
+        return other
+    if path.is_dir() and alone and folder.is_dir():
+        return folder
+    frame = folder / path.parent.name / path.name
+    if frame.is_file() and not other.exists():  # pictures that may be frames: a model will tell
+        return frame
+    check_file(other)
+    return other
 
 
 def sample_of(text: str) -> tuple[str, int] | None:

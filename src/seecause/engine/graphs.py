@@ -71,7 +71,7 @@ def captured(
     model: Owner, key: Hashable, prepare: Callable[[], Callable[..., Out]], *tensors: Tensor
 ) -> Out:
     """`prepare()(*tensors)`; from the second time on, the replay of its recording."""
-    if not usable(tensors):
+    if not usable(tensors) or getattr(model, "apart", False):
         return prepare()(*tensors)
     return _pool(tensors[0].device).run(model, key, prepare, tensors)
 

@@ -106,7 +106,7 @@ def _probes(model: VisionModel, seed: int) -> list[Probe]:
             "blocks", "the native run", f"{len(outputs)} of {model.n_layers} blocks were called"
         )
     at = model.at(images)
-    ordered = map(model.native_order, outputs)
+    ordered = (model.native_order(output.to(model.device)) for output in outputs)
     outputs = [b.leave(output, at) for b, output in zip(model.blocks, ordered, strict=True)]
     trace = record(model, images, states={0, *(i + 1 for i in depth)}, kv=depth)
     tolerance = TOLERANCE.get(model.dtype, 2e-4)

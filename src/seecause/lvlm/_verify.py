@@ -38,7 +38,8 @@ def verify(lvlm: LVLM, prompt: Prompt | None = None) -> list[Probe]:
     prompt = prompt or noise_prompt(lvlm)
     decoder = lvlm.decoder
     with listening([block.native for block in decoder.blocks]) as outputs:
-        native = lvlm.module(**prompt.inputs, use_cache=False).logits
+        native = lvlm.module(**prompt.inputs, use_cache=False).logits.to(lvlm.device)
+    outputs = [output.to(lvlm.device) for output in outputs]
     need_finite(native)
     if len(outputs) != len(decoder.blocks):
         seen = f"{len(outputs)} of {len(decoder.blocks)} blocks were called"

@@ -154,7 +154,7 @@ class _Edit:
     def change(self, module: Any, query: Tensor, key: Tensor, value: Tensor, out: Tensor) -> Tensor:
         """`out` [B, R, H, dh] with what the edited heads bring to text rows instead."""
         layer, keys, now = int(module.layer_idx), key.shape[2], self.now
-        heads = self.heads[layer].nonzero()[:, 0]
+        heads = self.heads[layer].nonzero()[:, 0].to(query.device)
         if now is None and not self.reading:
             raise BadPrompt(
                 "a run of the decoder alone",
@@ -169,7 +169,7 @@ class _Edit:
                 f"{keys} keys where {now.length} tokens were read",
                 "a cache that holds every token and no more, as `generate` has without options",
             )
-        index = torch.arange(keys, device=query.device)
+        index = torch.arange(keys, device=self.lvlm.device)
         skipped = max(0, now.image.stop - (keys - query.shape[2]))  # rows that are no text
         q = query[:, heads, skipped:]  # [B, E, R', dh]
         if q.shape[2] == 0:
@@ -178,10 +178,11 @@ class _Edit:
         k, v = key[:, heads // groups], value[:, heads // groups]  # copies, [B, E, K, dh]
         if now.other:
             for mine, instead in zip((k, v), now.other[layer], strict=True):
-                mine[:, :, now.image] = instead[:, heads // groups].to(mine)
+                mine[:, :, now.image] = instead.to(mine)[:, heads // groups]
         rows = now.at.take(index[keys - q.shape[2] :])
         bias = block.bias(rows, now.at.take(index))
         assert bias is not None  # decoders look back only
+        bias = bias.to(query.device)
         if bias.shape[1] > 1:
             bias = bias[:, heads]
         if self.boost is not None:

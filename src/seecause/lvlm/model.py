@@ -27,7 +27,6 @@ from seecause.errors import (
     BadPrompt,
     MissingWeights,
     UnknownName,
-    UnsupportedModel,
 )
 from seecause.lvlm import prompt as prompts
 from seecause.lvlm._cache import gated_feed, norm_of_rows, rotate_rows
@@ -37,6 +36,7 @@ from seecause.models import decoder
 from seecause.models._settled import tensor_key
 from seecause.models.block import Block, chain
 from seecause.models.decoder import Decoder, norms_of
+from seecause.models.devices import at_home, block_at_home, lie_apart
 from seecause.models.hub import fetched, pretrained, pretrained_model
 from seecause.models.sources import ZOO
 from seecause.types import wide_dtype
@@ -247,7 +247,7 @@ def wrap(
     processor, give native `inputs` to verify with, and make prompts from native inputs
     (`lvlm.read`).
     """
-    _need_one_device(module)
+    apart = lie_apart(module)
     module.eval().requires_grad_(False)
     if template is not None and not all(field in template for field in ("{image}", "{question}")):
         raise BadOption("template", template, "a text with {image} and {question} in it")
@@ -264,26 +264,13 @@ def wrap(
         block.rotate = partial(rotate_rows, table=table)
         block.norm = norm_of_rows(native.input_layernorm)
         block.feed = chain(norm_of_rows(before), gated_feed(native.mlp), behind)
+    if apart:  # all runs of the view are where its vocabulary is
+        parts = view.decoder
+        parts.blocks = [block_at_home(b, lambda: view.device, places=False) for b in parts.blocks]
+        parts.norm = at_home(parts.norm, lambda: view.device)
     if check:
         verify(view, None if inputs is None else view.read(inputs))
     return view
-
-
-def _need_one_device(module: nn.Module) -> None:
-    """Refuse weights that are not all in one place."""
-    devices = sorted({str(parameter.device) for parameter in module.parameters()})
-    if "meta" in devices:
-        raise UnsupportedModel(
-            type(module).__name__,
-            "some of its weights are not in memory (offloaded to disk, or brought in when needed)",
-            "load it whole, without device_map or onto one device that holds it",
-        )
-    if len(devices) > 1:
-        raise UnsupportedModel(
-            type(module).__name__,
-            f"its weights lie on several devices ({', '.join(devices)})",
-            "load it onto one device, in half precision or quantised if it is large",
-        )
 
 
 def load(

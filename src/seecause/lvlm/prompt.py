@@ -155,9 +155,10 @@ def read(lvlm: LVLM, inputs: Mapping[str, Any], *, size: tuple[int, int] | None 
     tiling = getattr(lvlm.processor, "image_processor", None)
     tokens = image_tokens(lvlm.module.config, inputs, places[image].cpu(), size, tiling)
     arrived = arriving(lvlm.module, lvlm.decoder.native, dict(inputs))
-    embeddings, positions = arrived["inputs_embeds"], arrived.get("position_ids")
+    embeddings, positions = arrived["inputs_embeds"].to(ids.device), arrived.get("position_ids")
     if positions is None:
-        positions = torch.arange(len(ids), device=ids.device)[None]
+        positions = torch.arange(len(ids))[None]
+    positions = positions.to(ids.device)
     if positions.ndim == 3 and len(positions) == 4:  # the first axis is for packing only
         positions = positions[1:]
     pictures = torch.where(places, (places.diff(prepend=places[:1]) != 0).cumsum(dim=0), -1)
@@ -169,7 +170,7 @@ def read(lvlm: LVLM, inputs: Mapping[str, Any], *, size: tuple[int, int] | None 
         tokens=tokens,
         pieces=lvlm.pieces(ids[image.stop :]),
         deepstack=tuple(
-            _in_place(feature, places[image])
+            _in_place(feature.to(ids.device), places[image])
             for feature in arrived.get("deepstack_visual_embeds") or ()
         ),
         inputs=inputs,

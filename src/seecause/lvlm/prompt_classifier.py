@@ -48,6 +48,7 @@ from seecause.lvlm.model import LVLM
 from seecause.models import tower as towers
 from seecause.models.base import Architecture
 from seecause.models.decoder import run
+from seecause.models.devices import lie_apart
 from seecause.models.image_tokens import image_tokens
 from seecause.models.layout import At, TokenLayout
 from seecause.models.preprocess import Preprocess, preprocess_from_processor
@@ -117,6 +118,9 @@ def classifier(
     processor tells about pictures, but for their size.
     """
     _check_options(classes, by, scope, length=length, labels=labels, orders=orders)
+    if lie_apart(lvlm.module):
+        reason = "its weights lie on several devices, where it is not asked for classes"
+        raise UnsupportedModel(lvlm.name, reason, "load it onto one device")
     tower = towers.find(lvlm.module)
     frame = _frame(lvlm, tower, preprocess)
     height, width = frame.size

@@ -39,6 +39,7 @@ class BagSteps(Preprocess):
 
     kind: ClassVar[str] = "bag"
     bounded: ClassVar[bool] = False
+    to_one_size: ClassVar[str] = "give bags of different length one by one"
     # instances have no neighbours
     defaults: ClassVar[Mapping[str, Any]] = {"blank": "mean", "select": "none", "law": "iid"}
 
@@ -212,7 +213,7 @@ def _answer(module: nn.Module, bag: Tensor) -> Tensor:
             continue
         logits = logits[0] if isinstance(logits, tuple | list) else logits
         logits = getattr(logits, "logits", logits)
-        if isinstance(logits, Tensor) and 0 < logits.ndim <= 2:
+        if isinstance(logits, Tensor) and (logits.ndim == 1 or logits.shape[:-1] == (1,)):
             return logits.reshape(1, -1)
     raise BadOption(
         "module", type(module).__name__, "one that takes features [N, D] and gives logits, or first"

@@ -170,7 +170,7 @@ class Decoder:
         for name in dict.fromkeys(self.tables):
             kind = name.removeprefix(TABLE)
             native = self.rotary(like, positions, *([kind] if kind else []))
-            table = torch.stack([_one_table(self.rotary, x)[0] for x in native])  # [2, S, <= dh]
+            table = torch.stack([_one_table(self.rotary, x)[0].to(like) for x in native])
             # transformers before 5.17 gives halves, and pairs them later
             if pairs and not hasattr(self.rotary, "recomposition_frequencies"):
                 table = table[..., : table.shape[-1] // 2].repeat_interleave(2, dim=-1)

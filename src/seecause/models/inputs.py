@@ -70,7 +70,7 @@ def as_images(model: Framed, pictures: Pictures) -> Tensor:
         pictures = pictures[key]
     pictures = model.preprocess.unpacked(pictures)
     if isinstance(pictures, list | tuple):
-        batch = _joined([_one_or_more(model, picture) for picture in pictures])
+        batch = _joined([_one_or_more(model, picture) for picture in pictures], model.preprocess)
     else:
         batch = _one_or_more(model, pictures)
     return batch.to(model.device, model.dtype)
@@ -101,7 +101,7 @@ def _one_or_more(model: Framed, value: Any) -> Tensor:
         return batch
     pixels = as_array(value)
     if pixels is not None and pixels.ndim == 4:
-        return _joined([frame(picture) for picture in pixels])
+        return _joined([frame(picture) for picture in pixels], frame)
     return frame(value)
 
 
@@ -126,7 +126,7 @@ def _normalised(value: Any, channels: int) -> Tensor | None:
     )
 
 
-def _joined(batches: Sequence[Tensor]) -> Tensor:
+def _joined(batches: Sequence[Tensor], frame: Preprocess) -> Tensor:
     if not batches:
         raise BadImage("an empty batch", "there is nothing to look at", "give at least one image")
     sizes = {tuple(batch.shape[1:]) for batch in batches}
@@ -134,7 +134,7 @@ def _joined(batches: Sequence[Tensor]) -> Tensor:
         raise BadImage(
             f"images of {' and '.join(str(list(size)) for size in sorted(sizes))}",
             "one batch has one size",
-            "give them raw (PIL, paths, 0-255), so that they are brought to one size",
+            frame.to_one_size,
         )
     return torch.cat([batch.to(batches[0].device, batches[0].dtype) for batch in batches])
 

@@ -35,6 +35,9 @@ class Preprocess:
 
     kind: ClassVar[str] = "pictures"  # what comes in; sound and film are in signals.py
     bounded: ClassVar[bool] = True  # whether raw values lie in [0, 1]
+    to_one_size: ClassVar[str] = (
+        "give them raw (PIL, paths, 0-255), so that they are brought to one size"
+    )
     defaults: ClassVar[Mapping[str, Any]] = {}  # of options of methods, where others are better
 
     def __post_init__(self) -> None:

@@ -38,6 +38,7 @@ log = logging.getLogger(__name__)
 
 SILENCE, LOUD = -15.942385, 10.0  # log-mel energies: the extractor's floor, and a full-scale tone
 HOP = 0.01  # seconds from one row of a spectrogram to the next
+SHORTEST = 0.025  # seconds: what one row is made of
 KEPT = ("int16", "int32", "uint8")  # whole numbers as WAV files keep samples, on their full scale
 
 
@@ -69,6 +70,10 @@ class Spectrogram(Preprocess):
     def __call__(self, image: Any) -> Tensor:
         """A WAV file, or mono samples [n] at `rate`, -1 to 1."""
         wave = _read_wave(image, self.rate) if isinstance(image, str | Path) else _as_wave(image)
+        if len(wave) < SHORTEST * self.rate:
+            raise BadImage(
+                f"{len(wave)} samples at {self.rate} Hz", "too short", "give 25 ms of sound or more"
+            )
         if len(wave) > self.size[0] * HOP * self.rate + self.rate * HOP:
             seconds = len(wave) / self.rate
             log.warning("only the first %.4g of %.4g s are heard", self.size[0] * HOP, seconds)
@@ -153,10 +158,8 @@ def _as_wave(samples: Any, dtype: np.dtype | None = None) -> np.ndarray:
         scaled = (scaled - 128) / 128
     elif kind.kind == "i":
         scaled /= -float(np.iinfo(kind).min)
-    if len(scaled) < 400 or not np.isfinite(scaled).all():
-        raise BadImage(
-            f"{len(scaled)} samples", "too short, or not finite", "give 25 ms of sound or more"
-        )
+    if not np.isfinite(scaled).all():
+        raise BadImage(f"{len(scaled)} samples", "not all of them are finite", "give intact sound")
     return scaled.astype(np.float32)
 
 
@@ -300,7 +303,8 @@ KINDS: dict[str, type[Preprocess]] = {kind.kind: kind for kind in (Preprocess, S
 
 
 def from_record(record: Mapping[str, Any]) -> Preprocess:
-    """What `Preprocess.record` wrote."""
+    """What `Preprocess.record` wrote, to describe and draw results. Of a bag's blank a record has
+    the digest only: zeros stand for it, so bags are not prepared by this."""
     if record.get("kind") == "bag":
         from seecause.models.bags import BagSteps
 
