@@ -84,6 +84,16 @@ def test_a_flat_map_shows_nothing_rather_than_its_rounding_errors(image):
     assert legend(scale_of(flat)).width == MIN_DISPLAY
 
 
+def test_weak_values_tint_a_dark_picture_and_lay_no_fog_on_it():
+    heat = torch.tensor([[0.1, -0.1, 1.0, -1.0]])
+    scale = scale_of(heat)
+    red, _, blue, opacity = np.asarray(heat_layer(heat, scale)).astype(int)[0].T
+    assert red[0] - blue[0] > 60 and blue[1] - red[1] > 60
+    assert opacity[0] == opacity[1] < 0.3 * opacity[2]
+    ends = np.asarray(grid_image(heat, scale))[0, 2:]  # the strongest are the legend's
+    assert (np.asarray(heat_layer(heat, scale))[0, 2:, :3] == ends).all()
+
+
 def test_drawing_changes_neither_map_nor_picture(image, heat):
     before = image.clone(), heat.clone()
     overlay(image, heat, colormap="turbo", alpha=0.5)

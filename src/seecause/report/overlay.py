@@ -27,6 +27,7 @@ from seecause.data.images import to_pil
 from seecause.errors import BadImage, UnknownName
 
 SEQUENTIAL, DIVERGING = "inferno", "RdBu_r"
+PALE = 0.22  # of a diverging colormap, on either side of zero
 MIN_DISPLAY = 384  # pixels of the short side: smaller pictures are enlarged to be looked at
 THUMBNAIL = 192  # pixels across
 # a map that varies by less, relative to its values, is rounding: it is shown without colour
@@ -186,7 +187,7 @@ def outline_layer(
 
 def heat_layer(heat: Tensor, scale: Scale, *, alpha: float = 1.0) -> Image.Image:
     """A map [h, w] as an RGBA picture of the same resolution, opaque where it is strong."""
-    rgba = _colour(heat, scale)
+    rgba = _colour(heat, scale, pale=False)
     rgba[..., 3] = (alpha * scale.strength(heat).cpu().numpy() ** 0.65 * 255).round()
     return Image.fromarray(rgba)
 
@@ -279,11 +280,14 @@ def fixed(value: float, digits: int, sign: str = "") -> str:
     return "-" if value != value else f"{value:{sign}z.{digits}f}"
 
 
-def _colour(heat: Tensor, scale: Scale) -> np.ndarray:
-    """[h, w, 4] bytes, opaque."""
-    return matplotlib.colormaps[scale.colormap](
-        scale.unit(heat.detach().float().cpu()).numpy(), bytes=True
-    ).copy()
+def _colour(heat: Tensor, scale: Scale, *, pale: bool = True) -> np.ndarray:
+    """[h, w, 4] bytes, opaque. Without `pale`, colours around zero are left out: on a dark picture
+    they would lie like fog."""
+    unit = scale.unit(heat.detach().float().cpu())
+    if scale.signed and not pale:
+        aside = 2 * unit - 1
+        unit = unit + PALE * (1 - aside.abs()) * aside.sign()
+    return matplotlib.colormaps[scale.colormap](unit.numpy(), bytes=True).copy()
 
 
 def _calm(shown: Image.Image) -> Image.Image:
