@@ -18,7 +18,8 @@ def ast() -> Native:
         num_mel_bins=SOUND[1], num_labels=5,
     )  # fmt: skip
     module = transformers.ASTForAudioClassification(config)
-    blocks = module.audio_spectrogram_transformer.layers
+    tower = module.audio_spectrogram_transformer
+    blocks = tower.layers if hasattr(tower, "layers") else tower.encoder.layer  # before 5.17
     return Native(module, blocks, lambda x: module(x[:, 0]).logits, {}, SOUND)
 
 

@@ -216,7 +216,9 @@ HF_PVT: dict[str, Any] = dict(
 
 
 def hf_pvt() -> StagedNative:
-    module = hf.PvtForImageClassification(hf.PvtConfig(image_size=64, **HF_PVT, mlp_ratios=[2] * 4))
+    config = hf.PvtConfig(image_size=64, **HF_PVT, mlp_ratios=[2] * 4)
+    config.num_labels = HF_PVT["num_labels"]  # transformers 5.8 does not listen
+    module = hf.PvtForImageClassification(config)
     ends = [blocks[-1] for blocks in module.pvt.encoder.block][:3]
     return _hf_native(
         module, ends, ["flat"] * 3, size=(64, 64), grid=(4, 4), cells=2, strides=(4, 8, 16)

@@ -84,7 +84,7 @@ def test_a_distributed_model_is_taken(tmp_path):
 @pytest.mark.parametrize("library", ["timm", "transformers"])
 def test_an_adapted_model_answers_as_its_merged_one(library):
     plain = small() if library == "timm" else hf()
-    targets = ["qkv", "fc1"] if library == "timm" else ["q_proj", "v_proj"]
+    targets = ["qkv", "fc1"] if library == "timm" else ["q_proj", "v_proj", "query", "value"]
     head = "head" if library == "timm" else "classifier"
     lora = LoraConfig(r=2, target_modules=targets, modules_to_save=[head], lora_dropout=0.5)
     adapted = get_peft_model(plain, lora)
