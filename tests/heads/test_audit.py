@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from scipy.stats import binomtest
 from torch.testing import assert_close
 
 import seecause as sc
@@ -42,6 +43,24 @@ def test_the_audit_has_every_look(model, cases):
     )
     big = result.gains["exact swap"].bir
     assert result.worst(1) == [int((big + 1e-3 * result.gains["exact swap"].big).argmax())]
+    shown = result.examples
+    assert list(shown.versions) == ["picture", "no background", "no object", "elsewhere"]
+    assert shown.pictures.ids == tuple(cases.ids[place] for place in result.worst(6))
+    assert shown.erasure.masks is not None and shown.logits["picture"].shape == (1, 6, 8)
+    masked = {name: gains.bir_ratio_of_means for name, gains in result.gains.items()}
+    del masked["exact swap"]
+    assert result.shown is result.erasures[max(masked, key=masked.get)]
+    assert result.accuracy == float(
+        (model(cases.images).argmax(dim=1) == cases.labels).double().mean()
+    )
+    found = sc.heads.discover_masks(model, cases.images, steps=2)
+    assert_close(result.overlap, sc.heads.iou(found, cases.truth))
+    moved = model(cases.swapped.background).argmax(dim=1) != model(cases.images).argmax(dim=1)
+    assert torch.equal(result.flips, moved)
+    options = result.protocol["options"]
+    assert options == {
+        "masks": "both", "fills": "mean, grey", "temperature": 1.0, "count": "right", "steps": 2,
+    }  # fmt: skip
     bare = audit(model, replace(cases, truth=None, swapped=None, labels=None, groups=()), steps=2)
     assert (
         list(bare.gains) == ["discovered masks, mean", "discovered masks, grey"]
@@ -181,6 +200,35 @@ def test_the_finding_heeds_its_interval():
     )
     assert result.interval[0] < 0.1 < result.interval[1] and result.finding == "cannot tell"
     assert told({"true masks, mean": 0.1}, count=19)[0].startswith("Too few")
+    assert told({"true masks, mean": 0.1}, count=20)[0].startswith("The model answers partly")
+    assert told({"true masks, mean": 0.3}, count=20)[0].startswith("The model answers mostly")
+
+
+def test_the_interval_is_that_of_flips_where_they_are_more():
+    images, flips = torch.zeros(40, 3, 2, 2), torch.arange(40) < 10
+    gains = Gains(torch.full((40,), 0.9).double(), torch.full((40,), 0.1).double(), 0.0)
+    result = Audit(
+        Pictures("c", tuple(map(str, range(40))), images),
+        torch.zeros(40, 2),
+        {"exact swap": Erasure(None, Swapped(images))},
+        {"exact swap": gains},
+        flips=flips,
+    )
+    exact = binomtest(10, 40).proportion_ci(method="exact")
+    assert result.interval == pytest.approx((exact.low, exact.high), abs=1e-6)
+    assert result.background_share == 0.25 and result.finding == "partly"
+    few = replace(result, flips=torch.arange(40) < 1)
+    assert few.background_share == pytest.approx(0.1) and few.interval == pytest.approx((0.1, 0.1))
+
+
+def test_a_temperature_is_that_of_masks_and_gains(model, cases):
+    warm = audit(model, cases, temperature=3.0, steps=2, fills=("grey",))
+    masks = sc.heads.discover_masks(model, cases.images, steps=2, temperature=3.0)
+    for name, given in (("discovered masks, grey", masks), ("true masks, grey", cases.oracle)):
+        gains = sc.heads.information_gains(
+            model, cases.images, given, temperature=3.0, baseline="grey"
+        )
+        assert_close(warm.gains[name].big, gains.big)
 
 
 def test_one_right_answer_has_no_interval(model, cases):

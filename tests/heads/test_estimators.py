@@ -1,4 +1,4 @@
-"""The screen, the regression, greedy removal and exchange between pictures."""
+"""The screen, the regression and greedy removal."""
 
 from __future__ import annotations
 
@@ -6,18 +6,17 @@ import math
 
 import pytest
 import torch
+from scipy.stats import spearmanr
 from torch.testing import assert_close
 
 import seecause as sc
 from seecause.errors import BadOption
 from seecause.heads import (
-    Swapped,
+    _screen,
     additivity,
     first_order,
     greedy,
-    interchange,
     joint_effect,
-    mediated,
     penalised,
     regress,
     score,
@@ -86,6 +85,9 @@ def test_the_guess_is_exact_where_the_response_is_linear():
 def test_the_bent_guess_is_that_of_the_slow_twin():
     native, model, images, masks = case(batch=3)
     guess = second_order(model, images, masks, seed=5)
+    turned = second_order(model, images, ~masks, seed=5, response="fig")
+    assert_close(turned.value, guess.value, atol=1e-12, rtol=0)
+    assert guess.protocol["estimator"] == "second order" and guess.protocol["operator"] == "zero"
     chance = torch.Generator().manual_seed(5)
     signs = torch.randint(0, 2, (3, model.n_classes), generator=chance) * 2.0 - 1
     slow = [
@@ -138,6 +140,11 @@ def test_a_screen_measures_the_likeliest_exactly():
         )
     best = result.guess.order(positive=False)[:4]
     assert result.verified == best and -1 <= result.agreement <= 1
+    exactly, guessed = ([s.value[head] for head in measured] for s in (exact, result.guess))
+    assert result.agreement == pytest.approx(spearmanr(exactly, guessed).statistic)
+    assert len(screen(model, images, masks, top=1, audit=0.01).verified) == 3  # for each, three
+    others = {tuple(screen(model, images, masks, audit=0.2, top=1, seed=s).audited) for s in (1, 2)}
+    assert len(others) == 2
     assert (
         "fig_drop" in result.scores.after and penalised(result.scores).value.isfinite().sum() == 7
     )
@@ -152,6 +159,27 @@ def test_a_screen_that_measures_all_misses_none_and_a_blind_one_is_told_off():
     beaten = sum(float(exact.value[head]) > float(exact.value[worst.verified[0]]) for head in ALL)
     assert worst.missed == pytest.approx(beaten / 11) and worst.recall == max(0, 1 - beaten)
     assert math.isnan(screen(model, images, masks, top=2, verify=4, audit=0.0).recall)
+
+
+def test_a_screen_guesses_with_the_options_that_it_measures_with(monkeypatch):
+    _, model, images, masks = case()
+    options = {"temperature": 2.0, "baseline": "mean", "operator": "mean", "seed": 3}
+    result = screen(model, images, masks, **options)
+    guess = second_order(model, images, masks, **options)
+    assert_close(result.guess.value, guess.value)
+    assert_close(result.guess.error, guess.effects.std(dim=0) / 2**0.5)
+    matched = screen(model, images, masks, temperature="matched")
+    assert_close(matched.guess.value, second_order(model, images, masks).value)  # of temperature 1
+    first = screen(model, images, response="logit", target=3)
+    assert_close(first.guess.value, first_order(model, images, response="logit", target=3).value)
+    twin = view(tiny("timm_registers", seed=1), check=False)  # as if in half precision
+    monkeypatch.setattr(_screen, "_half_twin", lambda model: twin)
+    for half, measured in ((False, model), (True, twin)):
+        result = screen(model, images, masks, half=half)
+        head = result.verified[0]
+        assert_close(result.guess.value, second_order(twin, images, masks).value)
+        assert result.scores.value[head] == score(measured, images, masks).value[head]
+        assert result.scores.protocol["model_fingerprint"] == model.fingerprint()
 
 
 def test_impossible_screens_are_refused():
@@ -262,6 +290,9 @@ def test_greedy_scores_again_after_each_removal():
         atol=1e-10,
         rtol=0,
     )
+    assert greedy(model, images, masks, guard=False).heads[:2] == result.heads
+    with pytest.raises(BadOption, match="at least one"):
+        greedy(model, images, masks, top=0)
     with sc.heads.ablate(model, [head for head in ALL if first.value[head] > 0]):
         assert (
             len(greedy(model, images, masks, top=12, rule=lambda s: penalised(s, alpha=1e6)).heads)
@@ -278,50 +309,6 @@ def test_one_head_adds_up_with_itself():
         ) == pytest.approx(1)
     assert additivity(model, images, masks, [(1, 2), (2, 0)], scores) != pytest.approx(1)
     assert math.isnan(additivity(model, images, masks, [], scores))
-
-
-@pytest.mark.parametrize("family", ["timm_registers", "timm_clip", "hf_vit"])
-def test_exchanged_heads_are_what_hooks_put_there(family):
-    native, model, images, _ = case(family)
-    swapped = Swapped(images + noise(*images.shape, seed=5), images.flip(0) * 0.5)
-    result = interchange(model, images, swapped)
-    for others, effects in (
-        (swapped.background, result.background),
-        (swapped.foreground, result.foreground),
-    ):
-        expected = torch.zeros(2, 4, HEADS, dtype=torch.float64)
-        for i, layer, head in torch.cartesian_prod(
-            torch.arange(2), torch.arange(4), torch.arange(HEADS)
-        ).tolist():
-            block, part = native.blocks[layer], slice(head * WIDTH, (head + 1) * WIDTH)
-            with reference.carrying(
-                block, head, WIDTH, reference.carried(native.forward, block, others[i])[:, part]
-            ):
-                changed = reference.answer(native.forward, images[i])
-            expected[i, layer, head] = reference.js(
-                reference.answer(native.forward, images[i]), changed
-            )
-        assert_close(effects, expected.mean(dim=0), atol=1e-10, rtol=0)
-    assert_close(result.selectivity, result.background / (result.background + result.foreground))
-    with sc.budget(1):
-        assert_close(
-            interchange(model, images, swapped).foreground, result.foreground, atol=1e-12, rtol=0
-        )
-
-
-def test_all_heads_together_carry_everything_to_a_class_token():
-    _, model, images, _ = case("hf_vit")
-    others = images + noise(*images.shape, seed=5)
-    assert mediated(model, images, others, ALL) == pytest.approx(1)
-    assert mediated(model, images, others, []) == pytest.approx(0, abs=1e-12)
-    single = interchange(model, images, Swapped(others))
-    assert mediated(model, images, others, [(1, 0)]) == pytest.approx(
-        float(single.background[1, 0]) / single.total["background"]
-    )
-    with pytest.raises(BadOption, match="selectivity"):
-        _ = single.selectivity
-    with pytest.raises(BadOption, match="one picture for each"):
-        interchange(model, images, Swapped(others[:1]))
 
 
 def test_options_that_do_not_exist_are_named():

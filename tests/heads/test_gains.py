@@ -9,7 +9,8 @@ from torch.testing import assert_close
 import seecause as sc
 from seecause.errors import BadImage, BadOption, NotDefined
 from seecause.heads import Gains, Masks, Swapped, information_gains
-from seecause.heads.erase import erase, fill
+from seecause.heads.erase import ErasedViews, erase, fill
+from seecause.heads.gains import jensen_shannon, log_probs
 from tests.helpers import noise, view
 from tests.reference import cigma as reference
 from tests.tiny import pictures, tiny
@@ -52,9 +53,41 @@ def test_both_ratios_and_degenerate_images():
     )
     assert gains.bir.tolist() == pytest.approx([0.25, 0.5, 0.0])
     assert gains.degenerate.tolist() == [False, True, False]
-    assert gains.bir_mean_of_ratios == pytest.approx(
-        0.25
-    ) and gains.bir_ratio_of_means == pytest.approx(0.2)
+    assert gains.bir_mean_of_ratios == pytest.approx(0.25)
+    assert gains.bir_ratio_of_means == gains.bir_or_zero == pytest.approx(0.2)
+    assert gains.take(torch.tensor([True, False, True])).bir.tolist() == pytest.approx([0.25, 0.0])
+    said = "FIG 0.1333, BIG 0.0333, BIR 0.200 (ratio of means, which gates judge), 0.250 (mean"
+    assert said in repr(gains) and "1 degenerate" in repr(gains)
+    nothing = Gains(torch.zeros(2).double(), torch.zeros(2).double(), 0.0)
+    assert nothing.bir_ratio_of_means != nothing.bir_ratio_of_means and nothing.bir_or_zero == 0.0
+
+
+@pytest.mark.parametrize(
+    ("fig", "big", "text"),
+    [
+        ([0.3] * 4, [0.1] * 4, "too few for an interval (4)"),
+        ([0.0] * 5, [0.0] * 5, "not defined"),
+        ([0.3] * 5, [0.0] * 5, "below 0.001"),
+        ([0.3] * 5, [0.1] * 5, "no spread over 5 pictures"),
+    ],
+)
+def test_an_interval_that_would_look_certain_is_put_in_words(fig, big, text):
+    gains = Gains(torch.tensor(fig).double(), torch.tensor(big).double(), 0.0)
+    assert gains.interval_text() == text
+
+
+def test_an_interval_is_that_of_the_ratio_of_means():
+    fig, big = (
+        torch.tensor([0.3, 0.2, 0.5, 0.1, 0.3, 0.4]),
+        torch.tensor([0.1, 0, 0, 0.3, 0.2, 0.1]),
+    )
+    gains = Gains(fig.double(), big.double(), 0.0)
+    low, high = gains.interval
+    assert 0 < low < gains.bir_ratio_of_means < high < 1
+    assert gains.interval_text() == f"{low:.3f} to {high:.3f}"
+    assert gains.interval_text(1) == f"{low:.1f} to {high:.1f}"
+    alone = gains.take(torch.tensor([0]))
+    assert alone.interval[0] != alone.interval[0]
 
 
 def test_an_empty_mask_makes_the_background_everything():
@@ -67,8 +100,11 @@ def test_bfloat16_has_a_noise_floor_and_float64_has_none():
     native = tiny("timm_registers", dtype=torch.bfloat16)
     model, images = view(native, check=False), pictures(native, 5)
     masks = torch.rand(5, *native.size) < 0.4
-    assert 0 <= information_gains(model, images, masks).noise_floor < 1e-2
-    assert information_gains(model, images, masks).big.dtype == torch.float64
+    result = information_gains(model, images, masks)
+    here, there = (log_probs(model(x)) for x in (images, images.flip(0)))
+    floor = jensen_shannon(here, there.flip(0)).double().mean()
+    assert 0 <= result.noise_floor < 1e-2 and result.big.dtype == torch.float64
+    assert result.noise_floor == pytest.approx(float(floor), abs=1e-3)
 
 
 def test_counterfactual_pictures_are_used_as_they_are():
@@ -105,6 +141,37 @@ def test_erased_pictures_keep_what_the_mask_says(baseline):
         ):
             assert torch.equal(picture[i][:, kept], images[i][:, kept])
             assert_close(picture[i][:, ~kept], base[i][:, ~kept])
+
+
+def test_fills_are_what_they_are_called():
+    _, model, images, _ = case(2)
+    blurred, sigma = fill(model, images, "blur"), 10 / 224 * 48
+    x = torch.arange(-4, 5, dtype=torch.float64)  # two deviations to each side
+    bell = (-0.5 * (x / sigma).square()).exp()
+    kernel = (bell[:, None] * bell / bell.sum() ** 2).expand(3, 1, 9, 9)
+    padded = torch.nn.functional.pad(images, [4] * 4, mode="reflect")
+    assert_close(blurred, torch.nn.functional.conv2d(padded, kernel, groups=3))
+    noisy = fill(model, images, "noise")
+    assert noisy.shape == (1, 3, 32, 48) and 0.5 < noisy.std() < 1.5 and noisy.dtype == images.dtype
+    assert (fill(model, images, "grey") == 0).all() and fill(model, images).shape == (1, 3, 1, 1)
+
+
+def test_baselines_go_with_their_pictures():
+    """Of more pictures than a piece holds, each has its own baseline and mask."""
+    _, model, images, masks = case(3)
+    baseline = noise(3, 3, 32, 48)
+    views = ErasedViews(model, images, masks, baseline)
+    for rows in (slice(0, 2), slice(2, 3)):
+        no_background, no_foreground = views.erased(rows)
+        keep = masks[rows, None]
+        assert_close(no_background, torch.where(keep, images[rows], baseline[rows]))
+        assert_close(no_foreground, torch.where(keep, baseline[rows], images[rows]))
+    (only,) = views.erased(slice(1, 2), ("no_foreground",))
+    assert_close(only, torch.where(masks[1:2, None], baseline[1:2], images[1:2]))
+    swapped = Swapped(baseline, -baseline)
+    both = ErasedViews(model, images, None, swapped).erased(slice(1, 3))
+    assert torch.equal(both[0], baseline[1:]) and torch.equal(both[1], -baseline[1:])
+    assert swapped.take(torch.tensor([2])).foreground.equal(-baseline[2:])
 
 
 def test_the_mean_colour_is_that_of_the_picture_without_padding():

@@ -11,6 +11,7 @@ import seecause as sc
 from seecause.data.dataset import IGNORE
 from seecause.errors import BadImage, BadOption, NotDefined
 from seecause.heads import Masks, discover_masks, iou, masks
+from seecause.heads.gains import jensen_shannon, log_probs
 from seecause.heads.masks import harden
 from tests.helpers import view
 from tests.reference import cigma as reference
@@ -53,6 +54,19 @@ def test_the_answer_is_kept_and_less_is_shown():
         for n in (1, 25)
     )
     assert long.losses[0, 0] < short.losses[0, 0]
+    half = images / 2 + images.mean(dim=(2, 3), keepdim=True) / 2  # what a mask of 0.5 shows
+    first = jensen_shannon(log_probs(model(images)), log_probs(model(half)))
+    assert_close(short.losses, torch.tensor([[first.item(), 0.5, 0.0]]).double())
+    assert short.steps.tolist() == [1] and long.steps.tolist() == [25]
+    assert long.protocol["rho"] == 0.35 and long.protocol["baseline"] == "mean"
+
+
+def test_a_mask_keeps_the_answers_at_its_temperature():
+    _, model, images = case(1)
+    warm = discover_masks(model, images, temperature=3.0, **OPTIONS)
+    model.module.head.weight /= 3
+    model.module.head.bias /= 3
+    assert_close(warm.soft, discover_masks(model, images, **OPTIONS).soft, atol=1e-9, rtol=0)
 
 
 @pytest.mark.parametrize("rho", [0.1, 0.35, 0.5])
@@ -79,9 +93,9 @@ def test_ties_are_broken_by_the_neighbourhood_and_a_strict_percentile_keeps_none
     none, _ = harden(soft, (64, 64), rho=0.25, rule="percentile")
     assert not none.any()
     ramp = torch.rand(1, 64, 64, generator=torch.Generator().manual_seed(1))
-    assert harden(ramp, (64, 64), rho=0.25, rule="percentile")[0].float().mean() == pytest.approx(
-        0.25, abs=1e-3
-    )
+    kept, _ = harden(ramp, (64, 64), rho=0.25, rule="percentile")
+    level = torch.quantile((ramp * 1e6).round().double() / 1e6, 0.75)
+    assert torch.equal(kept, ramp > level) and kept.float().mean() == pytest.approx(0.25, abs=1e-3)
 
 
 def test_padding_is_never_kept():

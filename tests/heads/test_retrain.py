@@ -3,6 +3,7 @@ shipped."""
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 from torch.testing import assert_close
@@ -10,7 +11,7 @@ from torch.testing import assert_close
 import seecause as sc
 from seecause.errors import BadOption
 from seecause.heads import export, retrain_last_layer
-from seecause.heads.baselines import _logistic, features, fit_head
+from seecause.heads.baselines import _balanced, _halves, _logistic, features, fit_head
 from seecause.metrics.groups import group_accuracy
 from tests.helpers import view
 from tests.tiny import pictures, tiny
@@ -45,6 +46,15 @@ def test_it_beats_the_plain_head_on_the_worst_group():
     assert (
         result.weight[1, 1].abs() < result.weight[1, 0].abs()
     )  # the cue that misleads is turned down
+
+
+def test_what_chooses_the_strength_is_not_what_was_fitted():
+    member = np.repeat([0, 1, 2], [10, 7, 4])
+    first, second = _halves(member, np.random.default_rng(0))
+    assert sorted([*first, *second]) == list(range(21))
+    assert np.bincount(member[first]).tolist() == [5, 3, 2]
+    rows = _balanced(member, np.random.default_rng(1))
+    assert np.bincount(member[rows]).tolist() == [4, 4, 4] and len(set(rows)) == 12
 
 
 def test_a_feature_that_never_varies_says_nothing():
@@ -97,17 +107,18 @@ def test_the_new_head_is_part_of_the_native_model(tmp_path):
     native = tiny("hf_vit", dtype=torch.float32)
     model, images = view(native, check=False), pictures(native, batch=42)
     labels, groups = torch.arange(42) % 7, torch.arange(42) // 7 % 2
-    new = retrain_last_layer(
-        model, images, labels, torch.stack([labels, groups], dim=1), refits=2, strengths=(1.0,)
-    )
+    options = {"refits": 2, "strengths": (1.0, 0.1), "seed": 3}
+    new = retrain_last_layer(model, images, labels, torch.stack([labels, groups], dim=1), **options)
     expected = fit_head(
         features(model, images),
         labels,
         torch.stack([labels, groups], dim=1),
         classes=7,
-        refits=2,
-        strengths=(1.0,),
+        **options,
     )
+    with sc.heads.ablate(model, [(1, 0)]):
+        cut = features(model, images)
+        assert_close(model.module.classifier(cut.float()), model(images), atol=1e-5, rtol=1e-4)
     assert_close(new.module.classifier.weight, expected.weight.float())
     assert (new(images) - model(images)).abs().max() > 1e-2
     again = sc.load(str(export(new, [(0, 1)], tmp_path)))

@@ -89,9 +89,16 @@ def test_the_paper_fills_with_the_mean_colour():
         atol=1e-10,
         rtol=0,
     )
-    assert (
-        score(model, images, masks).protocol["baseline"] == "grey"
-    )  # the default: see test_known_models
+    default = score(model, images, masks).protocol
+    assert default["baseline"] == "grey"  # see test_known_models
+    assert [default[name] for name in ("response", "operator", "temperature", "guard", "seed")] == [
+        "big", "zero", 1.0, True, 0,
+    ]  # fmt: skip
+    expected = naive(
+        native, images, lambda i: reference.gains(native.forward, images[i], masks[i], 2.0)[BIG]
+    )
+    warm = score(model, images, masks, temperature=2.0)
+    assert_close(warm.effects, expected, atol=1e-10, rtol=0)
 
 
 @pytest.mark.parametrize("family", ["timm_registers", "timm_clip", "hf_vit"])
@@ -153,7 +160,9 @@ def test_heads_without_output_columns_score_exactly_zero(family):
     native, model, images, masks = case(family)
     with torch.no_grad():
         reference.projection(native.blocks[1]).weight[:, WIDTH : 2 * WIDTH] = 0
-    result = score(model, images, masks)
+    done = []
+    result = score(model, images, masks, progress=done.append)
+    assert sum(done) == 2 * 12  # also what need not run is done
     assert (result.effects[:, 1, 1] == 0).all() and result.error[1, 1] == 0
     assert (result.value == 0).sum() == 1 and result.protocol["heads_run"] == 11
     assert result.after["nll"][1, 1] == result.before["nll"]
@@ -230,12 +239,22 @@ def test_what_else_a_removal_does():
     assert result.before["fig"] - result.after["fig"][2, 1].item() == pytest.approx(
         result.after["fig_drop"][2, 1].item()
     )
+    assert_close(result.fig_drops.mean(dim=0), result.after["fig_drop"])
     assert "fig" not in score(model, images, masks, guard=False).after
 
 
 def test_matched_entropy_is_matched():
-    _, model, images, masks = case(batch=3)
-    plain, matched = score(model, images, masks), score(model, images, masks, temperature="matched")
+    native, model, images, masks = case(batch=3)
+    done = []
+    plain = score(model, images, masks)
+    matched = score(model, images, masks, temperature="matched", progress=done.append)
+    assert sum(done) == 3 * 12 and matched.protocol["temperature"] == "matched"
+    warm = float(matched.after["temperature"][2, 1])
+    with torch.no_grad(), reference.without(native.blocks[2], 1, WIDTH):
+        cut = [reference.gains(native.forward, images[i], masks[i], warm) for i in range(3)]
+    fig, big = torch.tensor(cut, dtype=torch.float64).T
+    assert_close(matched.after["fig"][2, 1], fig.mean(), atol=1e-9, rtol=0)
+    assert_close(matched.value[2, 1], plain.before["big"] - big.mean(), atol=1e-9, rtol=0)
     assert_close(
         matched.after["entropy"],
         torch.full((4, HEADS), plain.before["entropy"], dtype=torch.float64),
@@ -272,6 +291,12 @@ def test_guards():
         equal_nan=True,
     )
     kept = protected(scores)
+    assert kept.protocol["protected"] == {"fig": 0.05, "accuracy": 0.01}
+    mild = {"fig_drop": torch.tensor([[0.05, 0.05, 0.06, 0.05]])}  # of FIG 1.0: just too much
+    mild["accuracy"] = torch.tensor([[0.99, 0.98, 1.0, 1.0]])
+    bar = HeadScores(torch.ones(1, 4), after=mild, before={"fig": 1.0, "accuracy": 1.0})
+    assert protected(bar, accuracy=0.0101).value.isneginf().tolist() == [[False, True, True, False]]
+    assert penalised(scores).protocol["penalty"] == 1.0
     assert (
         kept.value.isneginf().tolist() == [[True, True], [False, False]]
         and kept.value.isnan().sum() == 1
@@ -294,6 +319,17 @@ def test_errors_and_effects_are_those_of_the_penalised_score():
     assert (
         score(model, images[:1], masks[:1]).error.isnan().all()
     )  # one image says nothing of others
+
+
+def test_a_count_is_a_number_of_heads_and_a_share_one_of_all():
+    scores = HeadScores(torch.arange(12.0).view(3, 4))
+    assert len(scores.top(1)) == 1 and len(scores.top(1.0, positive=False)) == 12
+    assert scores.top(0.25) == [(2, 3), (2, 2), (2, 1)] and scores.top(0) == []
+    assert scores.order(positive=False)[-1] == (0, 0)
+    assert len(scores.order()) == 11  # 0 is not above 0
+    for wrong in (1.5, -0.5, -1, 13):
+        with pytest.raises(BadOption, match="up to 12"):
+            scores.top(wrong)
 
 
 def test_a_derangement_leaves_none_in_place():

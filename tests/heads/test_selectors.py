@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -9,19 +11,23 @@ from timm.models.vision_transformer import VisionTransformer
 from torch.testing import assert_close
 
 import seecause as sc
+from seecause._options import keyword_options
 from seecause.data.dataset import IGNORE
 from seecause.errors import BadOption, SeecauseError
 from seecause.heads import (
+    AnswerSampling,
     HeadScores,
+    Screening,
     Swapped,
     ablate,
-    interchange,
-    mediated,
+    head_gates,
     prune,
     random_sets,
     select,
     selectors,
 )
+from seecause.heads.erase import erase
+from seecause.heads.masks import MaskSearch
 from tests.helpers import view
 from tests.tiny import pictures, scramble, tiny
 
@@ -61,6 +67,60 @@ def test_the_list_is_complete():
     assert all(entry.summary and entry.cost and entry.needs for entry in selectors().values())
 
 
+def test_defaults_are_those_that_papers_and_docs_name():
+    masks, guard = {"masks": None, "baseline": "grey", "operator": "zero"}, {"guard": "penalty"}
+    fitting = {"fits": 10, "steps": 500, "strength": 0.1, "rate": 1.0, "batch": 32, "seed": 0}
+    expected = {
+        "cigma": {
+            **masks, **guard, "temperature": 1.0, "screen": None, "mask_steps": 250, "seed": 0,
+        },
+        "greedy": {**masks, **guard, "top": 4, "mask_steps": 250},
+        "regression": {
+            **masks, "draws": 32, "rate": 0.1, "ridge": 0.0, "mask_steps": 250, "seed": 0,
+        },
+        "gating": {"suppress": None, **fitting},
+        "contrastive-gating": {"masks": None, "baseline": "grey", **fitting},
+        "interchange": {"masks": None, "baseline": None, "temperature": 1.0},
+        "attention-mass": {"masks": None},
+        "taylor": {"remove": "least"},
+        "output-norm": {"remove": "most"},
+        "weight-norm": {"remove": "most"},
+        "random": {"seed": 0},
+        "loss-gain": {},
+        "loss-change": {},
+    }  # fmt: skip
+    assert {name: entry.options for name, entry in selectors().items()} == expected
+    search = {"steps": 250, "grid": 32, "rate": 0.05, "weights": (1.0, 0.01, 0.1)}
+    search |= {"param": "clamp", "init": 0.5, "rho": 0.35, "binarise": "topk"}
+    search |= {"temperature": 1.0, "early_stop": None}
+    assert keyword_options(MaskSearch) == search
+    assert keyword_options(head_gates) == {"suppress": None, **fitting}
+    assert asdict(AnswerSampling()) == {"share": 0.4, "cap": 512, "stratified": False}
+    screening = {"verify": None, "audit": 0.02, "half": False}
+    assert asdict(Screening(top=3)) == {"top": 3, **screening}
+    assert keyword_options(sc.heads.screen) == {"top": 4, **screening, "seed": 0}
+    assert keyword_options(sc.heads.regress) == {"draws": 32, "rate": 0.1, "ridge": 0.0, "seed": 0}
+    assert keyword_options(sc.heads.greedy) == {"top": 4, "rule": None}
+
+
+def test_options_of_cigma_reach_the_score():
+    model, images, labels, masks = set_up()
+    common = {"operator": "resample", "temperature": 2.0, "seed": 3}
+    chosen = select("cigma", model, images, labels, masks=masks, **common, guard="none")
+    expected = sc.heads.score(model, images, masks, target=labels, **common)
+    assert_close(chosen.value, expected.value)
+    assert_close(chosen.after["accuracy"], expected.after["accuracy"])
+    assert chosen.protocol["masks"] == "given"
+    searched = select("cigma", model, images, labels, mask_steps=2, guard="none")
+    found = sc.heads.discover_masks(model, images, steps=2)
+    assert_close(searched.value, sc.heads.score(model, images, found).value)
+    assert searched.protocol["masks"] == "discovered"
+    greedy = select("greedy", model, images, labels, masks=masks, operator="mean", baseline="mean")
+    first = sc.heads.score(model, images, masks, operator="mean", baseline="mean", target=labels)
+    assert greedy.order()[0] == sc.heads.penalised(first).order()[0]
+    assert greedy.before == first.before and greedy.protocol["guard"] == "penalty"
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_every_selector_scores_every_head_there_is(name):
     model, images, labels, masks = set_up()
@@ -75,27 +135,15 @@ def test_every_selector_scores_every_head_there_is(name):
     assert scores.protocol["selector"] == name
 
 
-def test_interchange_scores_are_shares_of_what_the_other_versions_change():
-    model, images, labels, _ = set_up()
-    others = pictures(tiny("timm_registers"), 3, seed=9)
-    scores = select("interchange", model, images, labels, baseline=Swapped(others))
-    effects = interchange(model, images, Swapped(others))
-    assert_close(scores.value, effects.background / effects.total["background"])
-    (best,) = scores.top(1)
-    shares = scores.protocol["mediated"]
-    assert shares[1] == pytest.approx(float(scores.value[best]))
-    assert shares[4] == pytest.approx(mediated(model, images, others, scores.top(4)))
-    with pytest.raises(BadOption, match="pairs:WITH:WITHOUT"):
-        select("interchange", model, images, labels)
-    with pytest.raises(BadOption, match="answered alike already"):
-        select("interchange", model, images, labels, baseline=Swapped(images))
-
-
 def test_random_sets_are_20_draws_of_k_different_heads():
     model, *_ = set_up()
     sets = random_sets(model, 5)
     assert len(sets) == 20 and all(len(set(heads)) == 5 for heads in sets)
     assert len({tuple(heads) for heads in sets}) > 15 and sets == random_sets(model, 5)
+    assert not {tuple(s) for s in random_sets(model, 5, seed=1)} & {tuple(s) for s in sets[:5]}
+    assert select("random", *set_up()[:3]).value.dtype == torch.float64
+    with pytest.raises(BadOption, match="draws"):
+        random_sets(model, 5, draws=0)
     counts = torch.zeros(4, 3)
     for heads in random_sets(model, 0.5, draws=400):
         for layer, head in heads:
@@ -190,6 +238,7 @@ def test_images_come_to_the_model():
         ("taylor", {"keep": 3}, "one of remove"),
         ("random", {"labels": torch.tensor([0, 1])}, "each of the 3 images"),
         ("random", {"labels": torch.tensor([0, 1, 7])}, "0-6"),
+        ("random", {"images": torch.zeros(3, 3, 16, 16)}, "32 x 48"),
         ("attention-mass", {}, "object masks"),
         ("gating", {"steps": 0}, "above 0"),
     ],
@@ -197,8 +246,9 @@ def test_images_come_to_the_model():
 def test_what_cannot_be_used_is_named(by, options, message):
     model, images, labels, _ = set_up()
     options = dict(options)
+    images, labels = options.pop("images", images), options.pop("labels", labels)
     with pytest.raises(SeecauseError, match=message):
-        select(by, model, images, options.pop("labels", labels), **options)
+        select(by, model, images, labels, **options)
 
 
 def test_greedy_heads_come_in_the_order_of_their_removal():
@@ -221,6 +271,12 @@ def test_regression_is_the_fit_to_random_removals():
     )
     with pytest.raises(SeecauseError, match="cannot tell all heads apart"):
         select("regression", model, images, labels, masks=masks, draws=8, seed=3)
+    options = {"draws": 8, "seed": 3, "rate": 0.3, "ridge": 0.5, "operator": "mean"}
+    shrunk = select("regression", model, images, labels, masks=masks, **options)
+    expected = sc.heads.regress(model, images, masks, target=labels, **options)
+    assert_close(shrunk.value, expected.value)
+    assert_close(shrunk.error, expected.error)
+    assert shrunk.protocol == {**expected.protocol, "selector": "regression"}
 
 
 def test_contrastive_gating_keeps_the_object_and_suppresses_the_background():
@@ -236,7 +292,17 @@ def test_contrastive_gating_keeps_the_object_and_suppresses_the_background():
     )
     assert_close(result.value, gates.scores().double())
     assert_close(result.after["interference"], gates.interference.double())
-    assert result.protocol["contrastive"]
+    assert_close(result.error, gates.opened.double().std(dim=0) / 2**0.5)
+    assert result.protocol["contrastive"] and result.protocol["open"] == 0.5
+    other = select(
+        "contrastive-gating", model, images, labels, masks=masks, baseline="mean",
+        fits=2, steps=2, batch=2, seed=4, strength=0.5, rate=0.3,
+    )  # fmt: skip
+    shown, hidden = (erase(model, images, masks, "mean")[place] for place in (0, 1))
+    own = {"fits": 2, "steps": 2, "batch": 2, "seed": 4, "strength": 0.5, "rate": 0.3}
+    gates = sc.heads.head_gates(model, (shown, labels), suppress=(hidden, labels), **own)
+    assert_close(other.value, gates.scores().double())
+    assert {name: other.protocol[name] for name in own} == own
 
 
 def test_random_weights_choose_heads_at_chance():

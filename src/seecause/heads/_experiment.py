@@ -42,8 +42,8 @@ class Measure:
     erased: tuple[ErasedView, ...]
     target: Target
     labels: Tensor  # [B], for accuracy
-    temperature: float | Tensor = 1.0
-    sigmoid: bool = False
+    temperature: float | Tensor
+    sigmoid: bool
 
     @property
     def views(self) -> tuple[View, ...]:

@@ -327,7 +327,7 @@ def top_answers(
     logits: Tensor, names: Sequence[str], count: int = 2
 ) -> list[list[tuple[str, float]]]:
     """The `count` likeliest classes of each row of logits [N, C], with their probabilities."""
-    values, places = logits.float().softmax(dim=-1).topk(min(count, logits.shape[-1]), dim=-1)
+    values, places = logits.float().softmax(dim=-1).topk(min(count, logits.shape[-1]))
     answers = []
     for probabilities, classes in zip(values.tolist(), places.tolist(), strict=True):
         named = [names[c] if c < len(names) else f"class {c}" for c in classes]

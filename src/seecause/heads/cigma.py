@@ -196,13 +196,8 @@ def greedy_cigma(
     for place, (head, won) in enumerate(zip(chosen.heads, chosen.gains, strict=True)):
         value[head], gain[head] = len(chosen.heads) - place, won
     protocol = {**first.protocol, "selector": "greedy", "top": top, "guard": guard}
-    return HeadScores(
-        value,
-        after={"score when chosen": gain},
-        before=first.before,
-        protocol=protocol,
-        total=first.total,
-    )
+    after = {"score when chosen": gain}
+    return HeadScores(value, after=after, before=first.before, protocol=protocol)
 
 
 @settles
