@@ -48,6 +48,10 @@ def test_every_word_is_traced_and_edited_heads_speak(toy, photos, tmp_path):
     page = (out / "index.html").read_text()
     assert page.count('class="behind"') == page.count('class="head-grid"') == 5
     assert [row["heads"].count("(") for row in manifest["words"]] == [3] * 5
+    tensors = load_file(out / "words.safetensors")
+    for name, logs in (("probability", "log_seen"), ("without", "log_unseen")):
+        chances = [row[name] for row in manifest["words"]]
+        assert chances == pytest.approx(tensors[logs].exp().tolist())
     ends = re.findall(r'class="scale">\s*<span>([^<]+)</span>.*?<span>([^<]+)</span>', page)
     assert len(ends) == 5 and all(float(low) == -float(high) for low, high in ends)
     assert "jade" in done.stdout and done.stdout.splitlines()[-1].startswith("page: ")

@@ -4,23 +4,17 @@ the one function that does its work, and that function gets all of them under th
 from __future__ import annotations
 
 import importlib
-import json
-from dataclasses import replace
 from inspect import signature
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from markupsafe import Markup
+import torch
 from PIL import Image
 from typer.testing import CliRunner
 
 from seecause.cli import app
-from seecause.cli.options import Output
-from seecause.cli.progress import Incomplete
 from seecause.cli.serve import AUDITED
-from seecause.errors import BadOption
-from seecause.report.page import Section
 from tests.cli.spies import MODEL, Reached, given, reach
 
 LOADED = {"weights": "w.pth", "device": "cpu", "dtype": "float64", "check": True}
@@ -30,8 +24,6 @@ OWN += " --size 96,128"
 
 
 def test_a_model_is_loaded_as_told_everywhere(opened, called, tmp_path):
-    import torch
-
     (tmp_path / "names.txt").write_text("x\ny\n")
     Image.new("RGB", (8, 8)).save(tmp_path / "a.png")
     lines = {
@@ -351,35 +343,6 @@ def test_doctor(opened, monkeypatch):
     reached = CliRunner().invoke(app, f"doctor --model timm:x {OWN} --seed 7".split()).exception
     assert reached.words == (MODEL,)
     assert opened.pop() == ("timm:x", {**LOADED, **READ, "check": False})
-
-
-def test_an_output_is_checked_written_and_told(tmp_path, capsys):
-    output = Output(out=tmp_path / "out")
-    assert not output.check()
-    sections = [Section("Title of it", Markup("body"))]
-    output.write(
-        {"command": "toy"}, "A page", sections, lead="The lead.", tables={"a.csv": "x\n1\n"},
-        more=lambda folder: (folder / "more").write_text("more"),
-    )  # fmt: skip
-    manifest = json.loads((output.out / "manifest.json").read_text())
-    assert manifest == {
-        "page": "index.html", "command": "toy",
-        "files": ["a.csv", "index.html", "more", "manifest.json"],
-    }  # fmt: skip
-    page = (output.out / "index.html").read_text()
-    assert all(words in page for words in ("A page", "The lead.", "Title of it"))
-    assert (output.out / "a.csv").read_text() == "x\n1\n" and output.check()
-    output.say(["one", "two"], replaced=True)
-    told = f"one\ntwo\nreplaced the earlier result in {output.out}\npage: {output.out}/index.html\n"
-    assert capsys.readouterr().out == told
-    quiet = replace(output, quiet=True)
-    with pytest.raises(Incomplete):
-        quiet.say(["one"], replaced=True, holes=["hole"])
-    assert capsys.readouterr().out == ""
-    (output.out / "mine.txt").write_text("mine")
-    with pytest.raises(BadOption, match="--overwrite"):
-        output.check()
-    assert not replace(output, overwrite=True).check()
 
 
 def test_commands_have_the_defaults_of_python(opened, called):

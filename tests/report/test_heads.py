@@ -3,7 +3,9 @@ missing."""
 
 from __future__ import annotations
 
+import csv
 import re
+from dataclasses import replace
 
 import pytest
 import torch
@@ -25,7 +27,7 @@ from seecause.report.heads import (
     spelled,
     study_section,
 )
-from seecause.report.heads_audit import groups_section, verdict_section
+from seecause.report.heads_audit import audit_csv, groups_section, verdict, verdict_section
 
 VALUE = torch.tensor([[0.02, -0.01, torch.nan], [0.0, -torch.inf, 0.004]], dtype=torch.float64)
 SCORES = HeadScores(
@@ -209,6 +211,30 @@ def test_eight_pictures_that_lose_nothing_are_not_too_few():
         and "too few" not in body
         and "nan" not in body
     )
+
+
+def test_every_column_of_an_audit_has_its_own_numbers():
+    gains = Gains(torch.tensor([0.1, 0.2]).double(), torch.tensor([0.3, 0.6]).double(), 0.0)
+    audit = seen("true masks, grey", "oracle", gains)
+    audit = replace(
+        audit,
+        logits=torch.tensor([[0.0, 1.0], [1.0, 0.0]]),
+        flips=torch.tensor([True, False]),
+        pictures=replace(audit.pictures, labels=torch.tensor([0, 1])),
+    )
+    rows = list(csv.DictReader(audit_csv(audit, ["cat", "dog"]).splitlines()))
+    assert [(row["answer"], row["label"], row["flips"]) for row in rows] == [
+        ("dog", "cat", "1"), ("cat", "dog", "0"),
+    ]  # fmt: skip
+    for name, values in (("FIG", gains.fig), ("BIG", gains.big), ("BIR", gains.bir)):
+        assert [float(row[f"{name}, true masks, grey"]) for row in rows] == values.tolist()
+
+
+def test_the_verdict_tells_the_worst_group():
+    gains = Gains(torch.ones(12).double(), torch.ones(12).double(), 0.0)
+    right = group_accuracy(torch.arange(12) % 3 > 0, ((0,), (1,)) * 6)
+    lines = verdict(replace(seen("true masks, grey", "oracle", gains), groups=right))
+    assert lines[-1] == "Accuracy 0.67 on average; 0.67 in the worst of 2 groups (6 pictures)."
 
 
 def test_before_and_after_are_told_in_words():

@@ -16,7 +16,8 @@ from seecause.metrics import metrics
 from seecause.repair.result import Candidate
 from seecause.report import page as page_module
 from seecause.report.cards import MapView
-from seecause.report.explain import explain_panel, explain_section
+from seecause.report.discover import _crops
+from seecause.report.explain import explain_panel, explain_section, explain_to_folder
 from seecause.report.findings import answer_text
 from seecause.report.folder import check_out, result_folder
 from seecause.report.overlay import scale_of
@@ -225,3 +226,25 @@ def test_a_repair_says_what_decided_between_equals(name, other, words):
     assert words in note and (f"worst there: {called};" in note) is bool(words)
     left = SimpleNamespace(candidates=candidates, remedy=name, chosen_by="transplant-worst")
     assert ("None was taken" in remedies_section(left).note) is (name == "nothing")
+
+
+def test_examples_of_a_kind_are_nine_pictures_at_most_each_once():
+    images = torch.arange(12.0).view(12, 1, 1, 1).expand(12, 3, 16, 16) / 12
+    model = SimpleNamespace(
+        patch=(4, 4), layout=SimpleNamespace(grid=(4, 4)),
+        preprocess=SimpleNamespace(raw=lambda image: image),
+    )  # fmt: skip
+    result = SimpleNamespace(model=model, pictures=SimpleNamespace(images=images))
+    tokens = [[place // 2, 5] for place in range(24)]
+    sheet = _crops(result, SimpleNamespace(tokens=torch.tensor(tokens)))
+    assert sheet.shape == (3, 42, 42)  # three by three: a patch, its neighbours and a line
+    centres = sheet[0, 7::14, 7::14].flatten()
+    torch.testing.assert_close(centres, torch.arange(9.0) / 12)
+    one = _crops(result, SimpleNamespace(tokens=torch.tensor([[3, 0]])))
+    assert one.shape == (3, 14, 14) and one[0, 0, 0] == 1
+
+
+def test_explanations_do_not_go_where_other_things_are(tmp_path):
+    (tmp_path / "thesis.txt").write_text("years of work")
+    with pytest.raises(BadOption, match="--overwrite"):
+        explain_to_folder(tmp_path, [], [], [])

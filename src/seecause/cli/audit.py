@@ -155,13 +155,13 @@ def audit(
     answering, result = audited(opened, data, transplant, run, limit=limit)
     manifest: dict[str, Any] = {"command": "audit", "table": "audit.csv"}
     manifest |= {"verdict": result.verdict, "numbers": result.numbers(), "run": result.protocol}
-    manifest["left out"] = [asdict(hole) for hole in result.pictures.holes]
     run.write(
         manifest,
         f"Does {opened.name} answer from the background?",
         audit_sections(answering, result),
         lead=lead_of(opened, result.pictures),
         tables={"audit.csv": audit_csv(result, answering.classes)},
+        holes=result.pictures.holes,
     )
     lines = audit_lines(result, notes=False)  # the eye has warned already
     run.say(lines, replaced=replaces, holes=result.pictures.holes)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -107,15 +106,15 @@ def _write(model: str, lead: str, result: Discovery, places: list[int], run: Mod
             numbers = ", ".join(map(str, ranks))
             lines.append(f"{count} pairs of finding {numbers} to repair by: --data {spec}")
 
-    manifest = {"command": "discover", "table": "findings.csv", "pairs": ranks}
-    manifest |= {"run": result.protocol}
-    manifest |= {"left out": [asdict(hole) for hole in result.pictures.holes]}
+    manifest: dict[str, Any] = {"command": "discover", "table": "findings.csv", "pairs": ranks}
+    manifest["run"] = result.protocol
     run.write(
         manifest,
         f"What turns pictures into another class for {model}?",
         discover_sections(result),
         lead=lead,
         tables={"findings.csv": rows_csv(findings_rows(result))},
+        holes=result.pictures.holes,
         more=pairs,
     )
     return lines

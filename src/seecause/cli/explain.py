@@ -14,16 +14,16 @@ from seecause.cli.options import (
     ModelOptions,
     ModelRun,
     check_methods,
-    method_options,
     names,
     tell_outside,
+    value_of,
 )
 from seecause.cli.progress import Facts, Incomplete, starting
 from seecause.errors import BadImage, BadOption, printable
 
 if TYPE_CHECKING:
     from seecause.data.dataset import Hole
-    from seecause.models.base import ImageModel
+    from seecause.models.base import Architecture, ImageModel
 
 EXAMPLES = """Examples:
 
@@ -194,7 +194,7 @@ def explain(
         opened = model.open(run)
         methods, pairs = _methods(method, opened, bool(option)), option or []
         kind = opened.architecture
-        options = method_options(methods, pairs, seed=run.seed, architecture=kind)
+        options = _options_of(methods, pairs, seed=run.seed, architecture=kind)
         target = about.target(opened)
         named, files = files, opened.preprocess.inputs(files)
         if files != list(named):  # frames, by the film they are of
@@ -239,6 +239,34 @@ def _methods(text: str | None, model: ImageModel, with_options: bool) -> Sequenc
     if text is not None:
         return names(text)
     return ["caap"] if with_options else list(default_methods(model))
+
+
+def _options_of(
+    methods: Sequence[str], pairs: Sequence[str], *, seed: int, architecture: Architecture
+) -> dict[str, dict[str, Any]]:
+    """`key=value` words -> options by method. An option goes to every method that has it; one that
+    none has is an error."""
+    from seecause.attribution.registry import find
+
+    entries = {method: find(method, architecture) for method in methods}
+    options: dict[str, dict[str, Any]] = {
+        m: {"seed": seed} if "seed" in entry.options else {} for m, entry in entries.items()
+    }
+    for pair in pairs:
+        key, equals, text = pair.partition("=")
+        if not equals or not key:
+            raise BadOption("--option", pair, "key=value, such as tail=patched or layers=1,8")
+        takers = [method for method, entry in entries.items() if key in entry.options]
+        if not takers:
+            known = sorted({option for entry in entries.values() for option in entry.options})
+            raise BadOption(
+                "--option",
+                pair,
+                f"an option of {', '.join(methods)}: {', '.join(known) or 'there are none'}",
+            )
+        for method in takers:
+            options[method][key] = value_of(text)
+    return options
 
 
 def _lines(rows: Sequence[Mapping[str, Any]], model: ImageModel) -> list[str]:

@@ -4,7 +4,7 @@ and ship it."""
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from enum import StrEnum
 from functools import partial
 from pathlib import Path
@@ -79,63 +79,6 @@ ChoiceOption = Annotated[
         )
     ),
 ]
-
-
-TrainData = Annotated[
-    str | None,
-    typer.Option(
-        help=(
-            "A dataset without its split: waterbirds:PATH, cub:PATH, folder:PATH,"
-            " critters:REGIME ..."
-        )
-    ),
-]
-Backbone = Annotated[
-    str | None,
-    typer.Option(
-        help=(
-            "timm:NAME, hf:NAME-OR-FOLDER, builtin:NAME or a saved folder; a plain vision"
-            " transformer."
-        )
-    ),
-]
-PartCount = Annotated[
-    int | None,
-    typer.Option("--parts", "-k", help="Parts to discover.", min=1, show_default="8"),
-]
-RunFolder = Annotated[
-    Path | None,
-    typer.Option("--out", "-o", help="The run folder; the same command again goes on in it."),
-]
-ConfigFile = Annotated[
-    Path | None,
-    typer.Option(help="A TOML or JSON file with any of these settings; the command line wins."),
-]
-Settings = Annotated[
-    list[str] | None,
-    typer.Option(
-        help="Any other setting, such as epochs=30 or options.gradient=none.",
-        metavar="KEY=VALUE",
-    ),
-]
-Epochs = Annotated[int | None, typer.Option(min=1, show_default="90")]
-TrainBatch = Annotated[
-    int | None,
-    typer.Option(help="Pictures in a step, over all processes.", min=1, show_default="128"),
-]
-BackboneWeights = Annotated[
-    str | None,
-    typer.Option(help="Weights of the backbone: a file, or 'random'.", show_default="pretrained"),
-]
-TrainDevice = Annotated[
-    Device | None,
-    typer.Option(help="Where to compute; auto takes the GPU if there is one.", show_default="auto"),
-]
-TrainSeed = Annotated[
-    int | None, typer.Option(help="Seed of everything random.", min=0, show_default="0")
-]
-
-
 Interventions = Annotated[
     bool, typer.Option(help="Also find, on validation, what to leave out, and test that.")
 ]
@@ -158,6 +101,63 @@ RandomCuts = Annotated[
         help="Also measure mIoU on random cuts with some object, as the public code does.",
     ),
 ]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainOptions:
+    """Settings of a run that have an option of their own; None: as the file or the library has
+    them."""
+
+    data: Annotated[
+        str | None,
+        typer.Option(
+            help=(
+                "A dataset without its split: waterbirds:PATH, cub:PATH, folder:PATH,"
+                " critters:REGIME ..."
+            )
+        ),
+    ] = None
+    backbone: Annotated[
+        str | None,
+        typer.Option(
+            help=(
+                "timm:NAME, hf:NAME-OR-FOLDER, builtin:NAME or a saved folder; a plain vision"
+                " transformer."
+            )
+        ),
+    ] = None
+    parts: Annotated[
+        int | None,
+        typer.Option("--parts", "-k", help="Parts to discover.", min=1, show_default="8"),
+    ] = None
+    out: Annotated[
+        str | None,
+        typer.Option("--out", "-o", help="The run folder; the same command again goes on in it."),
+    ] = None
+    epochs: Annotated[int | None, typer.Option(min=1, show_default="90")] = None
+    batch: Annotated[
+        int | None,
+        typer.Option(help="Pictures in a step, over all processes.", min=1, show_default="128"),
+    ] = None
+    weights: Annotated[
+        str | None,
+        typer.Option(
+            help="Weights of the backbone: a file, or 'random'.", show_default="pretrained"
+        ),
+    ] = None
+    device: Annotated[
+        Device | None,
+        typer.Option(
+            help="Where to compute; auto takes the GPU if there is one.", show_default="auto"
+        ),
+    ] = None
+    seed: Annotated[
+        int | None, typer.Option(help="Seed of everything random.", min=0, show_default="0")
+    ] = None
+
+    def made(self) -> dict[str, Any]:
+        device = None if self.device is None else pick_device(self.device)
+        return {**asdict(self), "device": device}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -224,39 +224,26 @@ def register(app: typer.Typer) -> None:
 
 
 def train(
-    data: TrainData = None,
-    backbone: Backbone = None,
-    parts_: PartCount = None,
-    out: RunFolder = None,
-    config: ConfigFile = None,
-    option: Settings = None,
-    epochs: Epochs = None,
-    batch: TrainBatch = None,
-    weights: BackboneWeights = None,
-    device: TrainDevice = None,
-    seed: TrainSeed = None,
+    options: TrainOptions = TrainOptions(),
+    config: Annotated[
+        Path | None,
+        typer.Option(help="A TOML or JSON file with any of these settings; the command line wins."),
+    ] = None,
+    option: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Any other setting, such as epochs=30 or options.gradient=none.",
+            metavar="KEY=VALUE",
+        ),
+    ] = None,
     quiet: Quiet = False,
 ) -> None:
     """Train both stages together. The best epoch is chosen on validation; the test split is never
     read."""
     from seecause.faithful import read_config, train as train_run
 
-    settings: dict[str, Any] = {
-        "data": data,
-        "backbone": backbone,
-        "parts": parts_,
-        "out": None if out is None else str(out),
-        "epochs": epochs,
-        "batch": batch,
-        "weights": weights,
-        "seed": seed,
-        "device": None if device is None else pick_device(device),
-        **_settings(option or []),
-    }
-    run = read_config(config, **settings)
-    quiet = (
-        quiet or os.environ.get("RANK", "0") != "0"
-    )  # of those that torchrun started, one speaks
+    run = read_config(config, **{**options.made(), **_settings(option or [])})
+    quiet = quiet or os.environ.get("RANK", "0") != "0"  # of many processes the first speaks
     with training(quiet=quiet) as on_step:
         result = train_run(run, on_step=on_step)
     if not quiet:

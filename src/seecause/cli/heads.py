@@ -3,7 +3,6 @@ go?"""
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
@@ -171,7 +170,6 @@ def _write_audit(model: ImageModel, result: Audit, run: AskedRun) -> list[str]:
         "table": "audit.csv",
         "verdict": lines,
         "run": result.protocol,
-        "left out": [asdict(hole) for hole in result.holes],
     }
     run.write(
         manifest,
@@ -179,6 +177,7 @@ def _write_audit(model: ImageModel, result: Audit, run: AskedRun) -> list[str]:
         sections,
         lead=lead_of(model, result.pictures),
         tables={"audit.csv": audit_csv(result, answering.classes)},
+        holes=result.holes,
     )
     return lines
 
@@ -256,7 +255,6 @@ def _write_study(
     }
     manifest = {"command": "heads ablation-study", "study": study}
     manifest |= {"table": "table.csv", **record}
-    manifest |= {"left out": [asdict(hole) for hole in result.holes]}
     run.write(
         manifest,
         f"CIGMA on {model.name}: study {study}",
@@ -267,6 +265,7 @@ def _write_study(
         ],
         lead=lead_of(model, result.test),
         tables={"table.csv": rows_csv(result.rows)},
+        holes=result.holes,
     )
 
 

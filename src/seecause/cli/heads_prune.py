@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
@@ -101,7 +100,6 @@ def _write_scores(model: ImageModel, result: ScoredHeads, run: AskedRun) -> None
         "table": "scores.csv",
         **result.record,
         "run": _plain(scores.protocol),
-        "left out": [asdict(hole) for hole in result.pictures.holes],
     }
     run.write(
         manifest,
@@ -113,6 +111,7 @@ def _write_scores(model: ImageModel, result: ScoredHeads, run: AskedRun) -> None
         ],
         lead=lead_of(model, result.pictures),
         tables={"scores.csv": scores_csv(scores)},
+        holes=result.pictures.holes,
     )
 
 
@@ -194,7 +193,6 @@ def _write_pruned(result: PruneResult, form: Form, run: AskedRun) -> None:
         "removed": result.heads,
         **record,
         "run": _plain(scores.protocol),
-        "left out": [asdict(hole) for hole in result.holes],
     }
     sections = [
         change_section(result.before, result.after, result.test, gaps=result.gaps),
@@ -212,6 +210,7 @@ def _write_pruned(result: PruneResult, form: Form, run: AskedRun) -> None:
         sections,
         lead=lead_of(model, result.test),
         tables={"scores.csv": scores_csv(scores), "curve.csv": rows_csv(rows)},
+        holes=result.holes,
         more=lambda folder: _export(result, folder / "model", form),
     )
 

@@ -8,7 +8,7 @@ import inspect
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
-from dataclasses import MISSING, dataclass, fields, is_dataclass
+from dataclasses import MISSING, asdict, dataclass, fields, is_dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
@@ -20,7 +20,7 @@ from seecause.errors import BadOption, NotDefined, printable
 
 if TYPE_CHECKING:
     from seecause.data.dataset import Hole
-    from seecause.models.base import Architecture, ImageModel
+    from seecause.models.base import ImageModel
     from seecause.report.page import Section
 
 DEFAULT_MODEL = "builtin:critters-vit"
@@ -205,12 +205,17 @@ class Output:
         *,
         lead: str = "",
         tables: Mapping[str, str] | None = None,
+        holes: Sequence[Hole] | None = None,
         more: Callable[[Path], object] = lambda folder: None,
     ) -> None:
-        """The folder with its page, tables by name, and what `more` writes into it."""
+        """The folder with its page, tables by name, and what `more` writes into it; pictures that
+        could not be read are in the manifest."""
         from seecause.report.page import write_page
 
-        with self.folder({"page": "index.html", **manifest}) as folder:
+        manifest = {"page": "index.html", **manifest}
+        if holes is not None:
+            manifest["left out"] = [asdict(hole) for hole in holes]
+        with self.folder(manifest) as folder:
             write_page(folder / "index.html", title, sections, lead=lead)
             for name, text in (tables or {}).items():
                 (folder / name).write_text(text, encoding="utf-8")
@@ -350,34 +355,6 @@ def check_methods(methods: Sequence[str]) -> None:
     for name in methods:
         with suppress(NotDefined):  # it may be for the kind of model that is loaded
             find(name)
-
-
-def method_options(
-    methods: Sequence[str], pairs: Sequence[str], *, seed: int, architecture: Architecture
-) -> dict[str, dict[str, Any]]:
-    """`key=value` words -> options by method. An option goes to every method that has it; one that
-    none has is an error."""
-    from seecause.attribution.registry import find
-
-    entries = {method: find(method, architecture) for method in methods}
-    options: dict[str, dict[str, Any]] = {
-        m: {"seed": seed} if "seed" in entry.options else {} for m, entry in entries.items()
-    }
-    for pair in pairs:
-        key, equals, text = pair.partition("=")
-        if not equals or not key:
-            raise BadOption("--option", pair, "key=value, such as tail=patched or layers=1,8")
-        takers = [method for method, entry in entries.items() if key in entry.options]
-        if not takers:
-            known = sorted({option for entry in entries.values() for option in entry.options})
-            raise BadOption(
-                "--option",
-                pair,
-                f"an option of {', '.join(methods)}: {', '.join(known) or 'there are none'}",
-            )
-        for method in takers:
-            options[method][key] = value_of(text)
-    return options
 
 
 def named_option(flag: str, word: str) -> tuple[str, str, Any]:

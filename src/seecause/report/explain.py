@@ -7,7 +7,7 @@ import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from markupsafe import Markup
 from PIL import Image
@@ -16,7 +16,6 @@ from seecause._files import write_json
 from seecause.attribution.explain import AttributionWriter, Explanation
 from seecause.attribution.registry import find
 from seecause.attribution.result import MANIFEST, Attribution
-from seecause.data.dataset import Hole
 from seecause.errors import SeecauseError
 from seecause.report import findings
 from seecause.report.cards import Card, CardFile, MapView, Shown, Strip, render_cards
@@ -30,6 +29,9 @@ from seecause.report.page import (
     protocol_section,
     write_page,
 )
+
+if TYPE_CHECKING:
+    from seecause.data.dataset import Hole
 
 HOW_TO_READ = (
     "Where colours run from dark to bright, bright patches speak for the explained class; where"

@@ -333,11 +333,7 @@ def prompt_words(
 def trace_manifest(trace: AnswerTrace) -> dict[str, Any]:
     """The protocol in the words of `protocol_section`."""
     protocol = trace.engine.protocol()
-    options = {
-        "question": protocol["question"],
-        "bank": f"{protocol['bank']['pictures']} pictures ({protocol['bank']['mode']})",
-        "floor": protocol["floor"],
-    }
+    options: dict[str, Any] = {"floor": protocol["floor"]}
     fits: dict[str, Any] = {"heads": trace.heads.heads}
     if trace.tokens is not None:
         fits["tokens"] = trace.tokens.tokens
@@ -347,13 +343,22 @@ def trace_manifest(trace: AnswerTrace) -> dict[str, Any]:
         options[what] = (
             f"{fit.masks} masks{most}, p {how['p']}, {how['law']}, seed {how['seed']}, {how['how']}"
         )
+    readout = f"logit of {protocol['answer']!r} less the vocabulary's mean"
+    return lvlm_manifest("head attribution (HeAr)", protocol, options, readout)
+
+
+def lvlm_manifest(
+    method: str, protocol: Mapping[str, Any], options: Mapping[str, Any], readout: str
+) -> dict[str, Any]:
+    """What all traces have in common: the model, the question and the bank."""
+    bank = f"{protocol['bank']['pictures']} pictures ({protocol['bank']['mode']})"
     return {
-        "method": "head attribution (HeAr)",
-        "options": options,
+        "method": method,
+        "options": {"question": protocol["question"], "bank": bank, **options},
         "model": protocol["model"],
         "model_fingerprint": protocol["fingerprint"],
         "grid": [protocol["image_tokens"]],
-        "readout": f"logit of {protocol['answer']!r} less the vocabulary's mean",
+        "readout": readout,
         "device": protocol["device"],
         "dtype": protocol["dtype"],
         "versions": versions(),

@@ -15,9 +15,8 @@ from torch import Tensor
 from seecause.lvlm import AnswerEngine, AnswerWords
 from seecause.lvlm.prompt import picture_map, seen_picture
 from seecause.lvlm.words import MOVED, Source, word_concerns
-from seecause.models.base import versions
 from seecause.report.cards import Card, MapView, Strip, render_cards
-from seecause.report.lvlm import HeadGrid
+from seecause.report.lvlm import HeadGrid, lvlm_manifest
 from seecause.report.overlay import number, scale_of
 from seecause.report.page import Section, fragment, protocol_section, table, warnings, write_page
 
@@ -160,26 +159,13 @@ def table_section(words: AnswerWords) -> Section:
 
 def answer_manifest(words: AnswerWords) -> dict[str, Any]:
     """The protocol in the words of `protocol_section`."""
-    protocol = words.protocol
-    sampling = protocol["sampling"]
-    return {
-        "method": f"head attribution (HeAr) of every word, {sampling['how']}",
-        "options": {
-            "question": protocol["question"],
-            "bank": f"{protocol['bank']['pictures']} pictures ({protocol['bank']['mode']})",
-            "masks": sampling["masks"],
-            **({"differentiated at": sampling["slopes"]} if sampling["slopes"] else {}),
-            "p": sampling["p"],
-            "seed": sampling["seed"],
-        },
-        "model": protocol["model"],
-        "model_fingerprint": protocol["fingerprint"],
-        "grid": [protocol["image_tokens"]],
-        "readout": "logit of each word less the vocabulary's mean",
-        "device": protocol["device"],
-        "dtype": protocol["dtype"],
-        "versions": versions(),
-    }
+    sampling = words.protocol["sampling"]
+    options = {name: sampling[name] for name in ("masks", "p", "seed")}
+    if sampling["slopes"]:
+        options["differentiated at"] = sampling["slopes"]
+    method = f"head attribution (HeAr) of every word, {sampling['how']}"
+    readout = "logit of each word less the vocabulary's mean"
+    return lvlm_manifest(method, words.protocol, options, readout)
 
 
 def _readable(piece: str) -> str:

@@ -15,14 +15,16 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from seecause._files import atomic_file, digest
-from seecause.data.dataset import Hole
 from seecause.report.overlay import fixed
+
+if TYPE_CHECKING:
+    from seecause.data.dataset import Hole
 
 SHORT_NOTE = 180  # characters that stand above a picture without being in its way
 

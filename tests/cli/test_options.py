@@ -1,0 +1,154 @@
+"""What all commands share: words into values, where to compute, the folder written, JSON."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import typer
+from markupsafe import Markup
+
+from seecause.cli.lvlm_options import open_lvlm
+from seecause.cli.options import (
+    Device,
+    Dtype,
+    Output,
+    named_option,
+    pick_device,
+    tell_outside,
+    value_of,
+    whole_numbers,
+)
+from seecause.cli.progress import Incomplete, dressed, training
+from seecause.cli.workers import Pieces, with_pieces
+from seecause.errors import BadOption
+from seecause.report.page import Section
+
+
+def test_devices(monkeypatch):
+    for there, rank, devices in (
+        (False, None, {"auto": "cpu", "cpu": "cpu"}),
+        (True, None, {"auto": "cuda", "cpu": "cpu", "cuda": "cuda"}),
+        (True, "3", {"auto": "cuda:3", "cpu": "cpu", "cuda": "cuda:3"}),
+        (False, "3", {"auto": "cpu"}),
+    ):
+        monkeypatch.setattr("torch.cuda.is_available", lambda there=there: there)
+        monkeypatch.delenv("LOCAL_RANK", raising=False)
+        if rank is not None:
+            monkeypatch.setenv("LOCAL_RANK", rank)
+        assert {name: pick_device(Device(name)) for name in devices} == devices
+    with pytest.raises(BadOption, match="--device cpu"):
+        pick_device(Device.cuda)
+
+
+def test_words_of_options():
+    values = {"3": 3, "0.5": 0.5, "1,8": (1, 8), "true": True, "false": False, "none": "none"}
+    assert {text: value_of(text) for text in values} == values
+    assert named_option("--option", "a.b.key=x=y") == ("a.b", "key", "x=y")
+    assert named_option("--option", "key=") == ("", "key", "")
+    assert whole_numbers("--drop", "2, 5,2") == [2, 5]
+    for wrong in ("", "2,x", "0.5", "-1"):
+        with pytest.raises(BadOption, match="--drop"):
+            whole_numbers("--drop", wrong)
+
+
+def test_half_precision_is_kept_where_it_is_quick(monkeypatch):
+    monkeypatch.setattr("seecause.lvlm.load", lambda name, **options: (name, options))
+    for there, dtype, expected in (
+        (False, None, {"device": "cpu", "dtype": "float32"}),
+        (True, None, {"device": "cuda", "dtype": None}),
+        (True, Dtype.bfloat16, {"device": "cuda", "dtype": "bfloat16"}),
+    ):
+        monkeypatch.setattr("torch.cuda.is_available", lambda there=there: there)
+        assert open_lvlm("hf:x", Device.auto, dtype) == ("hf:x", expected)
+
+
+def test_a_training_says_its_losses(capsys, monkeypatch):
+    monkeypatch.setattr("seecause.cli.progress.EVERY", 0.0)
+    with training(quiet=False) as on_step:
+        on_step(1, 3, "loss 2")
+        on_step(2, 3, "")
+    with training(quiet=True) as on_step:
+        on_step(3, 3, "loss 1")
+    monkeypatch.setattr("seecause.cli.progress.EVERY", float("inf"))
+    with training(quiet=False) as on_step:
+        on_step(2, 3, "loss 2")
+        on_step(3, 3, "loss 1")  # the last is always told
+    assert capsys.readouterr().err == "step 1 of 3, loss 2\nstep 3 of 3, loss 1\n"
+
+
+def test_json_of_what_is_incomplete_is_that_of_its_manifest(tmp_path, capsys):
+    (tmp_path / "manifest.json").write_text('{"share": NaN, "page": "index.html"}')
+
+    def command(*, out: Path, facts: bool = False) -> None:
+        typer.echo("an answer")
+        raise Incomplete({"own": 1} if facts else None)
+
+    for options, expected in (
+        ({}, {"out": str(tmp_path), "share": None, "page": "index.html"}),
+        ({"facts": True}, {"own": 1}),
+    ):
+        with pytest.raises(Incomplete):
+            dressed(command)(as_json=True, out=tmp_path, **options)
+        assert json.loads(capsys.readouterr().out) == expected
+    with pytest.raises(Incomplete):
+        dressed(command)(out=tmp_path)
+    assert capsys.readouterr().out == "an answer\n"
+
+
+def test_pieces_stay_where_they_were_asked_for(tmp_path):
+    @with_pieces
+    def toy(*, out: Path) -> str:
+        (tmp_path / "own" / "piece").touch()
+        return out.name
+
+    (tmp_path / "own").mkdir()
+    (tmp_path / "result.work").mkdir()
+    assert toy(out=tmp_path / "result", pieces=Pieces(work=str(tmp_path / "own"))) == "result"
+    assert (tmp_path / "own" / "piece").exists() and (tmp_path / "result.work").exists()
+    assert toy(out=tmp_path / "result") == "result"
+    assert (tmp_path / "own").exists() and not (tmp_path / "result.work").exists()
+
+
+def test_pictures_that_a_model_does_not_know_are_counted(capsys):
+    tell_outside("m", ["a.png", "critters:clean#1", "b.png", "c.png"], suggest="timm:x")
+    told = capsys.readouterr().err
+    assert "m knows only Critters" in told and "a.png and 2 more means nothing" in told
+    assert "such as timm:x" in told
+    tell_outside("m", ["critters:clean#1"], suggest="timm:x")
+    assert capsys.readouterr().err == ""
+
+
+def test_an_output_is_checked_written_and_told(tmp_path, capsys, monkeypatch):
+    output = Output(out=tmp_path / "out")
+    assert not output.check()
+    sections = [Section("Title of it", Markup("body"))]
+    output.write(
+        {"command": "toy"}, "A page", sections, lead="The lead.", tables={"a.csv": "x\n1\n"},
+        more=lambda folder: (folder / "more").write_text("more"),
+    )  # fmt: skip
+    manifest = json.loads((output.out / "manifest.json").read_text())
+    assert manifest == {
+        "page": "index.html", "command": "toy",
+        "files": ["a.csv", "index.html", "more", "manifest.json"],
+    }  # fmt: skip
+    page = (output.out / "index.html").read_text()
+    assert all(words in page for words in ("A page", "The lead.", "Title of it"))
+    assert (output.out / "a.csv").read_text() == "x\n1\n" and output.check()
+    output.say(["one", "two"], replaced=True)
+    told = f"one\ntwo\nreplaced the earlier result in {output.out}\npage: {output.out}/index.html\n"
+    assert capsys.readouterr().out == told
+    quiet = replace(output, quiet=True)
+    with pytest.raises(Incomplete):
+        quiet.say(["one"], replaced=True, holes=["hole"])
+    monkeypatch.setattr("seecause.cli.progress.EVERY", 0.0)
+    for each in (output, quiet):
+        with each.counting("things", 2) as advance:
+            advance(1)
+    assert capsys.readouterr() == ("", "things: 1 of 2\n")
+    (output.out / "mine.txt").write_text("mine")
+    with pytest.raises(BadOption, match="--overwrite"):
+        output.check()
+    assert not replace(output, overwrite=True).check()
