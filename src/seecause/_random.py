@@ -42,9 +42,8 @@ def smooth_noise(seed: Tensor, purpose: int, cells: int, size: int) -> Tensor:
     first = place.to(torch.int64)  # [size]
     step = place - first
     step = step * step * (3 - 2 * step)
-    rows = (
-        values[:, first] + (values[:, first + 1] - values[:, first]) * step[:, None]
-    )  # [B, size, cells + 1]
+    above = values[:, first]
+    rows = above + (values[:, first + 1] - above) * step[:, None]  # [B, size, cells + 1]
     return rows[..., first] + (rows[..., first + 1] - rows[..., first]) * step
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from seecause._plugins import plugins
-from seecause.engine.verify import TOLERANCE, compare, random_images, verify, verify_staged
+from seecause.engine.verify import compare, random_images, tolerance_of, verify
 from seecause.errors import BadOption, NotDefined, UnknownName, UnsupportedModel, ViewMismatch
 from seecause.models._settled import settled
 from seecause.models.base import ImageModel
@@ -23,13 +24,13 @@ from seecause.models.dense_view import DenseModel, assemble_dense
 from seecause.models.devices import gather_answers, lie_apart
 from seecause.models.heads import Similarity, TextHead, TextInput
 from seecause.models.hub import usable
-from seecause.models.parts import Parts, assemble, find_parts
+from seecause.models.parts import Parts, WrapOptions, assemble, find_parts
 from seecause.models.preprocess import Preprocess
+from seecause.models.staged_view import StagedModel, assemble_staged
 from seecause.models.view import Kind, VisionModel
 
 if TYPE_CHECKING:
     from seecause.models.bags import BagModel
-    from seecause.models.staged_view import StagedModel
 
 LIBRARIES = ("builtin", "timm", "hf", "torchvision", "open_clip")
 
@@ -64,25 +65,16 @@ def wrap(
         if tokenizer is None
         else TextInput(tuple(classes or ()), tuple(templates or ("a photo of a {}.",)), tokenizer)
     )
-    wrap_options: dict[str, Any] = {
-        "name": name or type(module).__name__,
-        "mean": mean,
-        "std": std,
-        "size": (size, size) if isinstance(size, int) else size,
-        "classes": classes,
-        "head": head,
-        "pool": pool,
-        "sigmoid": sigmoid,
-        "preprocess": preprocess,
-    }
+    size = (size, size) if isinstance(size, int) else size
+    name = name or type(module).__name__
+    options = WrapOptions(name, mean, std, size, classes, head, pool, sigmoid, preprocess)
     around, (module, stated) = module, told_by(peeled(module))
-    wrap_options = _joined_options(stated, wrap_options)
+    options = options.or_else(stated)
     with settled([around], _device_of(around), frozen=True):
         holds = None if is_known(module) else _contents(module)
-        if holds is None:
-            return _view(module, text, wrap_options, check)
-        module, more = _reading(holds, wrap_options)
-        return _view(module, text, wrap_options | more, check)
+        if holds is not None:
+            module, options = _reading(holds, options)
+        return _view(module, text, options, check)
 
 
 def wrap_bag(
@@ -128,10 +120,9 @@ def wrap_bag(
             module, value=value, weight=weight, classifier=classifier, gate=gate,
             encoder=encoder, width=width, blank=blank,
         )  # fmt: skip
-        model = assemble(
-            module, parts, name=name or type(module).__name__,
-            classes=_class_names(classes), sigmoid=sigmoid,
-        )  # fmt: skip
+        name = name or type(module).__name__
+        options = WrapOptions(name, classes=_class_names(classes), sigmoid=sigmoid)
+        model = assemble(module, parts, options)
         verify(model)
         need_names(model)
     assert isinstance(model, BagModel)
@@ -154,11 +145,6 @@ def _class_names(classes: Sequence[str] | str | Path | None) -> Sequence[str] | 
     return read_class_names(classes) if isinstance(classes, str | Path) else classes
 
 
-def _joined_options(stated: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
-    """What the caller says counts; what is not said may be known."""
-    return {name: stated.get(name) if value is None else value for name, value in given.items()}
-
-
 def _contents(module: nn.Module) -> Contents | None:
     """The model in a module of somebody's own, unless an adapter knows the module itself."""
     try:
@@ -169,16 +155,17 @@ def _contents(module: nn.Module) -> Contents | None:
 
 
 @torch.no_grad()
-def _reading(holds: Contents, wrap_options: dict[str, Any]) -> tuple[nn.Module, dict[str, Any]]:
+def _reading(holds: Contents, options: WrapOptions) -> tuple[nn.Module, WrapOptions]:
     """The inner model, and what is on top of it as options of `wrap`: the first reading that gives
     the outer module's own answer."""
     inner, stated = told_by(peeled(holds.inner))
-    known = _joined_options(stated, wrap_options)
-    if known["head"] is not None:
+    known = options.or_else(stated)
+    if known.head is not None:
         return inner, known
     readings, expected = list(holds.readings()), None
     for reading in readings:
-        model = _view(inner, None, known | reading, check=False)
+        tried = replace(known, **reading)
+        model = _view(inner, None, tried, check=False)
         if expected is None:
             images = random_images(model)
             expected = answer_of(holds.outer, images)
@@ -187,7 +174,7 @@ def _reading(holds: Contents, wrap_options: dict[str, Any]) -> tuple[nn.Module, 
         if expected is None:
             raise holds.refusal("its own answer to a batch of images cannot be had")
         if _agree(answer_of(model, images), expected):
-            return inner, known | reading
+            return inner, tried
     raise holds.refusal("its answer is not that of the model in it, nor with the layers beside it")
 
 
@@ -195,19 +182,18 @@ def _agree(got: Tensor | None, expected: Tensor) -> bool:
     if got is None:
         return False
     try:
-        compare("answer", "", got, expected, TOLERANCE.get(expected.dtype, 2e-4), "")
+        compare("answer", "", got, expected, tolerance_of(expected.dtype))
     except ViewMismatch:
         return False
     return True
 
 
 def _view(
-    module: nn.Module, text: TextInput | None, wrap_options: dict[str, Any], check: bool
+    module: nn.Module, text: TextInput | None, options: WrapOptions, check: bool
 ) -> VisionModel | StagedModel | DenseModel:
     apart, parts = lie_apart(module), find_parts(module, text=text)
     if isinstance(parts, Parts):
-        probes: Any = verify
-        model = assemble(module, parts, **wrap_options)
+        model = assemble(module, parts, options)
         if apart:
             gather_answers(model)
         if text is not None:
@@ -216,15 +202,11 @@ def _view(
         reason = "its weights lie on several devices, and it is not split into blocks"
         raise UnsupportedModel(type(module).__name__, reason, "load it onto one device")
     elif isinstance(parts, DenseParts):
-        from seecause.engine.verify_dense import verify_dense
-
-        model, probes = assemble_dense(module, parts, **wrap_options), verify_dense
+        model = assemble_dense(module, parts, options)
     else:
-        from seecause.models.staged_view import assemble_staged
-
-        model, probes = assemble_staged(module, parts, **wrap_options), verify_staged
+        model = assemble_staged(module, parts, options)
     if check:  # else it may end in anything, and names are not those of its outputs
-        probes(model)
+        verify(model)
         need_names(model)
     return model
 

@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from seecause.attribution.registry import Method
-    from seecause.engine.verify import Probe
     from seecause.models.base import Architecture, ImageModel
     from seecause.models.dense_view import DenseModel
     from seecause.models.staged_view import StagedModel
@@ -118,16 +117,16 @@ def environment() -> dict[str, dict[str, Any]]:
 def checkup(model: ImageModel) -> dict[str, dict[str, Any]]:
     """The verified wrap and everything a user may want to know before trusting a map; refuses a
     view that does not match."""
-    from seecause.engine.verify import verify, verify_staged
+    from seecause.engine.verify import verify
     from seecause.models.view import VisionModel
 
+    checks = verify(model)
     if isinstance(model, VisionModel):
-        checks, inside = verify(model), _transformer(model)
+        inside = _transformer(model)
     elif model.architecture == "dense":
-        checks, inside = _rows(cast("DenseModel", model))
+        inside = _rows(cast("DenseModel", model))
     else:
-        network = cast("StagedModel", model)
-        checks, inside = verify_staged(network), _network(network)
+        inside = _network(cast("StagedModel", model))
     probes = {
         probe.name: {"worst relative difference": probe.worst, "compared": probe.compared}
         for probe in checks
@@ -189,12 +188,10 @@ def _transformer(model: VisionModel) -> dict[str, dict[str, Any]]:
     }
 
 
-def _rows(model: DenseModel) -> tuple[list[Probe], dict[str, dict[str, Any]]]:
-    """The probes of a detector or a model of pixels, and where its rows read the picture."""
-    from seecause.engine.verify_dense import verify_dense
-
+def _rows(model: DenseModel) -> dict[str, dict[str, Any]]:
+    """Where the rows of a detector or a model of pixels read the picture."""
     (rows, columns), (high, wide) = model.layout.grid, model.patch
-    inside = {
+    return {
         "places": {
             "read at": model.cells,
             "grid": f"{rows} x {columns} cells of {high} x {wide} pixels",
@@ -204,7 +201,6 @@ def _rows(model: DenseModel) -> tuple[list[Probe], dict[str, dict[str, Any]]]:
             ),
         }
     }
-    return verify_dense(model), inside
 
 
 def _network(model: StagedModel) -> dict[str, dict[str, Any]]:

@@ -133,12 +133,8 @@ class Mask:
         flat = self.keep.flatten(0, 1).any(dim=0)  # [R, K]
         rows, keys = flat.shape
         padded = F.pad(flat, (0, -keys % kernel.KEYS, 0, -rows % kernel.ROWS))
-        seen = (
-            padded.unflatten(0, (-1, kernel.ROWS))
-            .unflatten(2, (-1, kernel.KEYS))
-            .any(dim=3)
-            .any(dim=1)
-        )  # [tiles, blocks]
+        tiles = padded.unflatten(0, (-1, kernel.ROWS)).unflatten(2, (-1, kernel.KEYS))
+        seen = tiles.any(dim=3).any(dim=1)  # [tiles, blocks]
         order = seen.int().argsort(dim=1, descending=True, stable=True)
         return torch.cat([seen.sum(dim=1, keepdim=True), order], dim=1).int().contiguous()
 
@@ -202,7 +198,7 @@ def attend(
         return kernel.attend_soft(q, banks, own, scale)
     if fused and kernel.usable(q, banks, own):
         return kernel.attend(q, banks, own, scale)
-    parts = [_bank_part(q, bank, scale) for bank in banks]
+    parts = [_softmax_part(_bank_scores(q, bank, scale), bank.v) for bank in banks]
     if own is not None:
         parts.append(_own_part(q, own, scale))
     o, lse = merge([o for o, _ in parts], [lse for _, lse in parts])
@@ -231,12 +227,7 @@ def merge_pair(first: Part, second: Part) -> Tensor:
 
 def attention_weights(q: Tensor, bank: Bank, *, scale: float) -> Tensor:
     """Probabilities [B, H, R, K] of rows over one bank: the only place where they are formed."""
-    scores = _scores(q, bank.k, scale)
-    return torch.softmax(_restrict(scores, bank), dim=-1)
-
-
-def _bank_part(q: Tensor, bank: Bank, scale: float) -> tuple[Tensor, Tensor]:
-    return _softmax_part(_restrict(_scores(q, bank.k, scale), bank), bank.v)
+    return torch.softmax(_bank_scores(q, bank, scale), dim=-1)
 
 
 def _own_part(q: Tensor, own: Own, scale: float) -> tuple[Tensor, Tensor]:
@@ -244,19 +235,19 @@ def _own_part(q: Tensor, own: Own, scale: float) -> tuple[Tensor, Tensor]:
     if own.queries.each is not None and own.keys.each is not None:
         return _even_part(q, own, scale)
     batch = len(q)
-    padded = ((q, own.queries), (own.k, own.keys), (own.v, own.keys))
-    folded = [
-        t[:, :, groups.padded].transpose(1, 2).flatten(0, 1) for t, groups in padded
-    ]  # [B*G, H, g, dh]
-    scores = _scores(folded[0], folded[1], scale)
+    q, k, v = (
+        x[:, :, groups.padded].transpose(1, 2).flatten(0, 1)  # [B*G, H, g, dh]
+        for x, groups in ((q, own.queries), (own.k, own.keys), (own.v, own.keys))
+    )
+    scores = _scores(q, k, scale)
     if own.bias is not None:
         added = own.bias[:, :, own.queries.padded].transpose(1, 2)  # [1|B, G, H, g, keys]
         scores = scores + added.expand(batch, -1, -1, -1, -1).flatten(0, 1)
     scores = scores.masked_fill(~own.keys.valid.repeat(batch, 1)[:, None, None, :], -torch.inf)
     o, lse = (
-        t.unflatten(0, (batch, -1)).transpose(1, 2).flatten(2, 3)
-        for t in _softmax_part(scores, folded[2])
-    )  # [B, H, G*g, ..]
+        part.unflatten(0, (batch, -1)).transpose(1, 2).flatten(2, 3)  # [B, H, G*g, ..]
+        for part in _softmax_part(scores, v)
+    )
     return o[:, :, own.queries.unpadded], lse[:, :, own.queries.unpadded]
 
 
@@ -293,7 +284,9 @@ def _shared(x: Tensor, y: Tensor) -> Tensor:
     return (x.flatten(2, 3) @ y).unflatten(2, (heads // kv, rows)).flatten(1, 2)
 
 
-def _restrict(scores: Tensor, bank: Bank) -> Tensor:
+def _bank_scores(q: Tensor, bank: Bank, scale: float) -> Tensor:
+    """The same of a bank, -inf where a key is not seen."""
+    scores = _scores(q, bank.k, scale)
     if bank.bias is not None:
         scores = scores + bank.bias
     if bank.keep is not None:

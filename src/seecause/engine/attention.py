@@ -96,9 +96,8 @@ def pool_probabilities(model: VisionModel, h: Tensor, layout: TokenLayout) -> tu
     k, v = pool.kv(readout.norm(h)[:, readout.averaged(layout)])
     q = pool.query().expand(len(h), -1, -1, -1)
     unread = layout.tokens - k.shape[-2]
-    return F.pad(attention_weights(q, Bank(k, v), scale=pool.scale), (unread, 0)), F.pad(
-        v, (0, 0, unread, 0)
-    )
+    weights = attention_weights(q, Bank(k, v), scale=pool.scale)
+    return F.pad(weights, (unread, 0)), F.pad(v, (0, 0, unread, 0))
 
 
 def pool_logits(model: VisionModel, probs: Tensor, v: Tensor) -> Tensor:

@@ -55,11 +55,8 @@ def blank_image(
             return blank.detach().to(model.device, model.dtype)
         pixels = wide(blank).detach().cpu().contiguous()
         key: tuple[Any, ...] = (
-            digest(pixels.numpy().tobytes()),
-            size,
-            model.dtype,
-            model.device,
-        )
+            digest(pixels.numpy().tobytes()), size, model.dtype, model.device
+        )  # fmt: skip
     elif blank in get_args(Blank):
         key = (blank, size, seed, model.preprocess, model.dtype, model.device)
     else:
@@ -68,24 +65,18 @@ def blank_image(
     if key not in made:
         if len(made) >= _KEPT:
             made.pop(next(iter(made)))
-        with torch.inference_mode(
-            False
-        ):  # what is kept must be usable outside an inference-mode block, too
-            drawn = (
-                pixels.clone()
-                if isinstance(blank, Tensor)
-                else _draw(model, (1, channels, *size), blank, seed)
-            )
-            made[key] = drawn.reshape(1, channels, *size).to(model.device, model.dtype)
+        shape = (1, channels, *size)
+        with torch.inference_mode(False):  # so that it can be used outside such a block, too
+            drawn = pixels if isinstance(blank, Tensor) else _draw(model, shape, blank, seed)
+            made[key] = drawn.reshape(shape).to(model.device, model.dtype, copy=True)
     return made[key]
 
 
 def _draw(model: ImageModel, shape: tuple[int, ...], blank: Blank, seed: int) -> Tensor:
     """A normalised blank in float64 on the CPU."""
     if blank in ("white", "black"):
-        return model.preprocess.normalise(
-            torch.full(shape, float(blank == "white"), dtype=torch.float64)
-        )
+        level = torch.full(shape, float(blank == "white"), dtype=torch.float64)
+        return model.preprocess.normalise(level)
     if blank == "mean":
         return torch.zeros(shape, dtype=torch.float64)
     noise = torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
@@ -114,9 +105,8 @@ def blank_trace(
         return held.trace
     if held is not None:  # the same blank, more of it
         states, kv = {*states, *held.trace.states}, {*kv, *held.trace.kv}
-    known[:] = [h for h in known if h.key[0] == key[0] and h.blank is not blank][
-        1 - _KEPT // 2 :
-    ]  # all of this state of the model
+    others = [h for h in known if h.key[0] == key[0] and h.blank is not blank]
+    known[:] = others[1 - _KEPT // 2 :]  # all of this state of the model
     known.append(_HeldBlank(blank, key, record(model, blank, states=set(states), kv=set(kv))))
     return known[-1].trace
 

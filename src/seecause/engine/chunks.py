@@ -24,9 +24,8 @@ from seecause.errors import BadOption
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 
-CPU_BUDGET = (
-    64 << 20
-)  # bytes of activations; larger chunks fall out of a CPU's caches and run slower
+# bytes of activations; larger chunks fall out of a CPU's caches and run slower
+CPU_BUDGET = 64 << 20
 GPU_SHARE = 0.5  # of the memory that is free when a run starts
 
 
@@ -128,6 +127,6 @@ def batched(
 def machine(device: torch.device | str) -> str:
     """The name of a GPU, or the kind of processor."""
     where = torch.device(device)
-    return (
-        torch.cuda.get_device_name(where) if where.type == "cuda" else f"{platform.machine()} CPU"
-    )
+    if where.type == "cuda":
+        return torch.cuda.get_device_name(where)
+    return f"{platform.machine()} CPU"

@@ -109,9 +109,9 @@ def logits_of_sets(model: VisionModel, images: Tensor, gates: Tensor) -> Tensor:
     ends = torch.searchsorted(first, torch.arange(model.n_layers + 1)).tolist()
 
     def run_images(a: int, b: int) -> Tensor:
-        at, each_set = model.at(images[a:b]), (b - a) * model.forward_bytes(layout)
-        logits: list[Tensor] = []
-        read, steps = model.readout.rows(layout), walk(model, model.embed(images[a:b]), at)
+        some_images, logits = images[a:b], []
+        at, each_set = model.at(some_images), len(some_images) * model.forward_bytes(layout)
+        read, steps = model.readout.rows(layout), walk(model, model.embed(some_images), at)
         for step in steps:
             start, stop = ends[step.index : step.index + 2]
             if start < stop:
@@ -137,9 +137,8 @@ def _under_gates(
     copies, images = stop - start, len(h)
     rows = h.expand(copies, -1, -1, -1).flatten(0, 1)
     spread = gates[start:stop].repeat_interleave(images, dim=0)
-    return _gated_rest(model, rows, at.copies(copies), spread, layer, zeros).unflatten(
-        0, (copies, images)
-    )
+    logits = _gated_rest(model, rows, at.copies(copies), spread, layer, zeros)
+    return logits.unflatten(0, (copies, images))
 
 
 def _gated_rest(
@@ -151,9 +150,7 @@ def _gated_rest(
     for step in steps:
         carried = step.carried
         instead = content(step.index, carried, step.at.index)
-        gate = gates[:, step.index, None, : step.block.heads, None].to(
-            carried.dtype
-        )  # [F, 1, H, 1]
+        gate = gates[:, step.index, None, : step.block.heads, None].to(carried)  # [F, 1, H, 1]
         mixed = instead + gate * (carried[:count] - instead)
         step.carried = mixed if count == len(carried) else torch.cat([mixed, carried[count:]])
     return model.readout.of_rows(steps.h[:count], at.layout)
@@ -182,14 +179,11 @@ def inert(model: VisionModel) -> set[Head]:
     effect is exactly 0, so nothing needs to run."""
     silent: list[Tensor] = []
     for layer, block in enumerate(model.blocks):
-        unit = (
-            1024
-            * torch.eye(block.heads * block.head_dim, dtype=model.dtype, device=model.device)[None]
-        )  # large, or a bias would round small weights away
-        reach = (block.mix(unit) - block.mix(torch.zeros_like(unit)))[0].unflatten(
-            0, (block.heads, block.head_dim)
-        )  # [H, dh, D]
-        still, gate = (reach == 0).flatten(1).all(dim=1), model.gate(layer)
+        width = block.heads * block.head_dim
+        unit = torch.eye(width, dtype=model.dtype, device=model.device)[None]
+        large = 1024 * unit  # or a bias would round small weights away
+        reach = (block.mix(large) - block.mix(torch.zeros_like(unit)))[0]  # [H * dh, D]
+        still, gate = (reach == 0).view(block.heads, -1).all(dim=1), model.gate(layer)
         silent.append(still if gate is None else still | (gate == 0))
     idle: set[Head] = set()
     flags = torch.cat(silent).cpu().split([len(block) for block in silent])  # waits once
@@ -211,9 +205,8 @@ def _without(
     `heads[start:stop]` replaced."""
     block, copies, h = step.block, stop - start, step.h[:count]
     replaced = torch.eye(block.heads, dtype=torch.bool, device=h.device)[span(heads[start:stop])]
-    mixed = torch.where(
-        replaced[:, None, None, :, None], instead, step.carried[:count]
-    )  # [k, F, T, H, dh]
+    carried = step.carried[:count]
+    mixed = torch.where(replaced[:, None, None, :, None], instead, carried)  # [k, F, T, H, dh]
     rows = h.expand(copies, -1, -1, -1).flatten(0, 1)
     states = block.close(rows, mixed.flatten(0, 1), step.gate)
     states = block.leave(states, step.at)

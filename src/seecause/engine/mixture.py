@@ -129,9 +129,8 @@ class Mixture:
         """Normed patch states that the readout reads: the blank's [1, N, D], the picture's."""
         final, patches = self.model.n_layers, self.picture.layout.patches
         norm = self.model.readout.norm
-        return norm(self.blank.states[final])[:, patches], norm(self.picture.states[final])[
-            :, patches
-        ]
+        blank, picture = (norm(run.states[final]) for run in (self.blank, self.picture))
+        return blank[:, patches], picture[:, patches]
 
     def _recompute(self, masks: Tensor) -> Tensor:
         if self.picture.at.facts is not None:
@@ -181,7 +180,7 @@ def class_slopes(
         with torch.enable_grad():
             mixed = masks[a:b].expand(batch, -1, -1).clone().requires_grad_()
             total = scores(run.logits(mixed)).sum(dim=(0, 1))  # [C']
-            unit = torch.eye(len(total), dtype=total.dtype, device=total.device)
+            unit = torch.eye(len(total)).to(total)
 
             def some_classes(c: int, d: int) -> Tensor:
                 (slope,) = torch.autograd.grad(

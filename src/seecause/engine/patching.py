@@ -121,16 +121,8 @@ def _patch(
     def run_chunk(a: int, b: int) -> Tensor:
         return _patched(model, h, at, source_at, first, site_sets[a:b], donor)
 
-    return torch.cat(
-        list(
-            in_chunks(
-                run_chunk,
-                len(site_sets),
-                fit(len(site_sets), each, images.device),
-                what="site sets",
-            )
-        )
-    )
+    size = fit(len(site_sets), each, images.device)
+    return torch.cat(list(in_chunks(run_chunk, len(site_sets), size, what="site sets")))
 
 
 Held = dict[tuple[int, str], tuple[Tensor, ...]]
@@ -198,18 +190,15 @@ def _mark(
     mark = torch.zeros(len(site_sets), tokens, heads, dtype=torch.bool)
     for part, sites in zip(mark, site_sets, strict=True):
         for site in (s for s in sites if (s.layer, s.kind) == (index, kind)):
-            rows = torch.tensor(
-                list(range(tokens) if site.tokens is None else site.tokens), dtype=torch.long
-            )
-            columns = torch.tensor(
-                list(range(heads) if site.heads is None else site.heads), dtype=torch.long
+            rows, columns = (
+                torch.tensor(list(range(count) if indices is None else indices), dtype=torch.long)
+                for indices, count in ((site.tokens, tokens), (site.heads, heads))
             )
             part[rows[:, None], columns] = True
     if kind == "resid":
         return mark[:, None, :, :1]  # [S, 1, T, 1]
-    return (mark.transpose(1, 2) if kind == "kv" else mark)[
-        :, None, ..., None
-    ]  # [S, 1, Hkv, T, 1] or [S, 1, T, H, 1]
+    mark = mark.transpose(1, 2) if kind == "kv" else mark
+    return mark[:, None, ..., None]  # [S, 1, Hkv, T, 1] or [S, 1, T, H, 1]
 
 
 def _origin(site_sets: Sequence[Sequence[Site]], index: int, tokens: int) -> Tensor | None:
@@ -262,9 +251,8 @@ def _check(model: VisionModel, site: Site, tokens: int) -> None:
         if site.kind != "resid" or len(site.source_tokens) != places:
             expected = f"of kind resid, as many as tokens ({places})"
             raise BadOption("source_tokens", list(site.source_tokens), expected)
-    heads = (
-        model.blocks[site.layer].kv_heads if site.kind == "kv" else model.blocks[site.layer].heads
-    )
+    block = model.blocks[site.layer]
+    heads = block.kv_heads if site.kind == "kv" else block.heads
     indices = (("tokens", site.tokens, tokens), ("heads", site.heads, heads))
     for what, given, count in (*indices, ("source_tokens", site.source_tokens, tokens)):
         if given is not None and not all(0 <= i < count for i in given):

@@ -77,9 +77,8 @@ def _mean(
     averaged = torch.zeros_like(is_special)
     averaged[readout.averaged(context.layout)] = True
     kind = wide_dtype(live.dtype)
-    total = (averaged & ~is_special & ~gone).to(kind) @ wide(
-        readout.norm(context.states[final])
-    )  # [b, n, D]
+    staying = (averaged & ~is_special & ~gone).to(kind)  # [n, T]
+    total = staying @ wide(readout.norm(context.states[final]))  # [b, n, D]
     if not rows.has_chosen:
         total = total + (averaged & gone).to(kind) @ wide(readout.norm(donor.states[final]))
     counted = wide(live) * averaged[rows.tokens, None]
@@ -115,9 +114,8 @@ def _read_latent(
         kv = pool.kv(live[:, seen[0]])
         own = Own(*kv, rows.sets.even_groups(per_set), seen[1])
     o, _ = attend(q, banks, own, scale=pool.scale)
-    return readout.head(pool.finish(o.unflatten(1, (n, per_set)).flatten(0, 1))).unflatten(
-        0, (-1, n)
-    )
+    pooled = pool.finish(o.unflatten(1, (n, per_set)).flatten(0, 1))
+    return readout.head(pooled).unflatten(0, (-1, n))
 
 
 Tail = Literal["patched", "blank", "source", "all"]
@@ -278,11 +276,8 @@ class Sweep:
     def _recompute(self, rows: LiveRows) -> Tensor:
         """Every token of every copy from state `stop` on."""
         marked, stop = rows.sets.marked, self.plan.stop
-        state = torch.where(
-            marked[None, :, :, None],
-            self.donor.states[stop][:, None],
-            self.context.states[stop][:, None],
-        )  # [B, n, T, D]
+        theirs, ours = self.donor.states[stop][:, None], self.context.states[stop][:, None]
+        state = torch.where(marked[None, :, :, None], theirs, ours)  # [B, n, T, D]
         state = state.expand(self._batch(), -1, -1, -1).clone()
         for place, token in enumerate(self.plan.live):
             state[:, :, token] = rows.z.unflatten(1, (len(marked), -1))[:, :, place]

@@ -116,11 +116,9 @@ def kept_logits(model: VisionModel, h0: Tensor, keep: Tensor, at: At, *, start: 
     layout = at.layout
     index, valid = _kept(keep, layout)  # [B, R]
     h = h0.gather(1, index[..., None].expand(-1, -1, h0.shape[-1]))  # [B, R, D]
-    padding = (
-        None
-        if bool(valid.all())
-        else h.new_zeros(valid.shape).masked_fill(~valid, -torch.inf)[:, None, None]
-    )  # [B, 1, 1, R]
+    padding = None
+    if not bool(valid.all()):
+        padding = h.new_zeros(valid.shape).masked_fill(~valid, -torch.inf)[:, None, None]
     steps = walk(model, h, at.take(index), start=start)
     for step in steps:
         if padding is not None:
@@ -141,10 +139,9 @@ def kept_logits_each(model: VisionModel, images: Tensor, keep: Tensor) -> Tensor
         image = item // many
         return kept_logits(model, h0[image], keep[image, item % many], at.of(image))
 
-    logits = in_chunks(
-        run_chunk, batch * many, fit(batch * many, each, images.device), what="choices of patches"
-    )
-    return torch.cat(list(logits)).unflatten(0, (batch, many))
+    size = fit(batch * many, each, images.device)
+    logits = list(in_chunks(run_chunk, batch * many, size, what="choices of patches"))
+    return torch.cat(logits).unflatten(0, (batch, many))
 
 
 def _kept(keep: Tensor, layout: TokenLayout) -> tuple[Tensor, Tensor]:
@@ -160,9 +157,8 @@ def _kept(keep: Tensor, layout: TokenLayout) -> tuple[Tensor, Tensor]:
     patches = (~keep).byte().argsort(dim=1, stable=True)[:, :most] + layout.prefix
     prefix = torch.arange(layout.prefix, device=keep.device).expand(len(keep), -1)
     valid = torch.arange(most, device=keep.device) < counts
-    return torch.cat([prefix, patches], dim=1), torch.cat(
-        [torch.ones_like(prefix, dtype=torch.bool), valid], dim=1
-    )
+    always = torch.ones_like(prefix, dtype=torch.bool)
+    return torch.cat([prefix, patches], dim=1), torch.cat([always, valid], dim=1)
 
 
 def _read(
@@ -180,6 +176,5 @@ def _read(
         return readout.head(readout.latent.finish(fused(q, k, v, readout.latent.scale, seen)))
     weight = valid[:, first:, None].to(rows.dtype)
     mean = (rows[:, first:] * weight).sum(dim=1) / weight.sum(dim=1)
-    return readout.head(
-        torch.cat([*(rows[:, t] for t in readout.read_prefix(layout)), mean], dim=-1)
-    )
+    special = [rows[:, t] for t in readout.read_prefix(layout)]
+    return readout.head(torch.cat([*special, mean], dim=-1))

@@ -1,13 +1,12 @@
-"""The verified wrap: four probes that a view computes what its native model computes.
+"""The verified wrap: probes that a view computes what its native model computes. A wrong token
+grid, a missed register or a skipped LayerScale must never give a pretty picture.
 
     logits     the view's answer equals the native one
     blocks     so does every block's output
     attention  a random subset of rows, attending to the recorded keys of all rows, gives the native
-    rows
+               rows
     locality   changing the pixels of patch (r, c) changes token prefix + r * columns + c of the
-    embedding
-
-A wrong token grid, a missed register or a skipped LayerScale must never give a pretty picture.
+               embedding
 
 A network of stages has those in place of blocks, and `resume` in place of attention: native
 feature maps, put in after their stage, give the native answer. Deep networks spread a change, and
@@ -15,16 +14,25 @@ their zero padding pushes it away from the border: in ResNet-152 with random wei
 the cells three away from it most. Some mix all places (ConvNeXt V2's norm, linear attention). So
 its locality compares, over many places, where features move more than they do for other places
 with where the pixels changed: rows and columns must go together, and lie in the same third.
+
+A model of many rows (boxes, pixels) has three:
+
+    answers    rows that read the native places, put in again, answer as in the native run: all
+               classes, boxes and pixels. A row that reads the picture in another way is noticed
+               here, since all that leads to the places is a stand-in then
+    aimed      a view that is aimed at a row gives that row's native answer
+    places     pixels of cell (r, c) move places near it more than other pixels do
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from seecause.engine.attend import attend
@@ -33,12 +41,12 @@ from seecause.engine.walk import walk
 from seecause.errors import ViewMismatch
 from seecause.models._settled import settles
 from seecause.models.base import ImageModel
+from seecause.models.dense_view import DenseModel
+from seecause.models.staged_view import StagedModel
 from seecause.models.view import VisionModel
 
-if TYPE_CHECKING:
-    from seecause.models.staged_view import StagedModel
-
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 2e-4, torch.bfloat16: 6e-2, torch.float16: 2e-2}
+FAR = 0.25  # of the probed changes of places: encoders mix them
 
 
 @dataclass(frozen=True)
@@ -50,23 +58,20 @@ class Probe:
     compared: str
 
 
-def need_finite(native: Tensor) -> None:
-    """Refuse a module whose own answer holds NaN or infinity: nothing can be compared with it."""
-    if not torch.isfinite(native).all():
-        raise ViewMismatch(
-            "logits",
-            "the native model",
-            "its answer is not finite (NaN or infinite weights)",
-            "Give intact weights",
-        )
-
-
 @settles
 @torch.no_grad()
-def verify(model: VisionModel, *, seed: int = 0) -> list[Probe]:
-    """Run the four probes; raises `ViewMismatch` with the probe and the block."""
+def verify(model: ImageModel, *, seed: int = 0) -> list[Probe]:
+    """Run the probes of a view; raises `ViewMismatch` with the probe and the block, stage or
+    answer."""
+    generator = torch.Generator().manual_seed(seed)
+    images, near = random_images(model, generator), tolerance_of(model.dtype)
+    if isinstance(model, DenseModel):
+        return _verify_rows(model, images, near, generator)
+    if isinstance(model, StagedModel):
+        return _verify_stages(model, images, near, generator)
+    assert isinstance(model, VisionModel)
     try:
-        return _probes(model, seed)
+        return _verify_tokens(model, images, near, generator)
     except ViewMismatch as mismatch:
         quantised = quantised_layers(model.module)
         if not quantised:
@@ -81,52 +86,14 @@ def verify(model: VisionModel, *, seed: int = 0) -> list[Probe]:
         ) from mismatch
 
 
+def tolerance_of(dtype: torch.dtype) -> float:
+    """The largest relative difference that counts as none."""
+    return TOLERANCE.get(dtype, 2e-4)
+
+
 def quantised_layers(module: nn.Module) -> list[str]:
     """Names of layers that torch.ao made, which round what they read."""
     return [name for name, m in module.named_modules() if ".quantized." in type(m).__module__]
-
-
-def _probes(model: VisionModel, seed: int) -> list[Probe]:
-    generator = torch.Generator().manual_seed(seed)
-    images = random_images(model, generator)
-    tokens = model.embed(images[:1]).shape[1]
-    if tokens != model.layout.tokens:
-        raise ViewMismatch(
-            "locality",
-            "the embedding",
-            f"{tokens} tokens, but the layout counts {model.layout.tokens}",
-        )
-    with listening([b.native for b in model.blocks]) as outputs:
-        native = model.native(images)
-    model.memo["n_classes"] = native.shape[-1]
-    need_finite(native)
-    depth = range(model.n_layers)
-    if len(outputs) != model.n_layers:
-        raise ViewMismatch(
-            "blocks", "the native run", f"{len(outputs)} of {model.n_layers} blocks were called"
-        )
-    at = model.at(images)
-    ordered = (model.native_order(output.to(model.device)) for output in outputs)
-    outputs = [b.leave(output, at) for b, output in zip(model.blocks, ordered, strict=True)]
-    trace = record(model, images, states={0, *(i + 1 for i in depth)}, kv=depth)
-    tolerance = TOLERANCE.get(model.dtype, 2e-4)
-    probes = [
-        _blocks(model, trace.states, outputs, tolerance),
-        _attention(model, trace, outputs, tolerance, generator),
-    ]
-    assert trace.logits is not None
-    probes.insert(
-        0,
-        compare(
-            "logits",
-            "the readout",
-            trace.logits,
-            native,
-            tolerance,
-            f"{model.readout.kind} readout, {native.shape[-1]} classes",
-        ),
-    )
-    return [*probes, _locality(model, images, generator)]
 
 
 def random_images(model: ImageModel, generator: torch.Generator | None = None) -> Tensor:
@@ -136,99 +103,51 @@ def random_images(model: ImageModel, generator: torch.Generator | None = None) -
     return torch.randn(shape, generator=generator).to(model.device, model.dtype)
 
 
-def _blocks(
-    model: VisionModel, states: dict[int, Tensor], outputs: list[Tensor], tolerance: float
-) -> Probe:
-    worst = 0.0
-    for index, native in enumerate(outputs):
-        mine, name = states[index + 1], model.blocks[index].name
-        worst = max(worst, compare("blocks", name, mine, native, tolerance, "").worst)
-    return Probe("blocks", worst, f"{model.n_layers} block outputs")
-
-
-def _attention(
-    model: VisionModel,
-    trace: Trace,
-    outputs: list[Tensor],
-    tolerance: float,
-    generator: torch.Generator,
-) -> Probe:
-    layout = trace.layout
-    rows = torch.randperm(layout.tokens, generator=generator)[: max(2, layout.tokens // 3)].to(
-        model.device
-    )
-    worst = 0.0
-    for step in walk(model, trace.states[0][:, rows], trace.at.take(rows)):
-        step.h, native = trace.states[step.index][:, rows], outputs[step.index][:, rows]
-        bank = trace.bank(step.index, bias=step.block.bias(step.at, trace.at))
-        step.o, _ = attend(step.q, [bank], scale=step.block.scale)
-        probe = compare("attention", step.block.name, step.out, native, 2 * tolerance, "")
-        worst = max(worst, probe.worst)
-    return Probe(
-        "attention",
-        worst,
-        f"{len(rows)} of {layout.tokens} rows against recorded keys, every block",
-    )
-
-
-def _locality(model: VisionModel, images: Tensor, generator: torch.Generator) -> Probe:
-    layout = model.layout
-    rows, columns = layout.grid
-    before = model.embed(images[:1])
-    high, wide = model.preprocess.size[0] // rows, model.preprocess.size[1] // columns
-    share = 1.0
-    for r, c in probe_places(layout.grid, generator):
-        changed = images[:1].clone()
-        changed[:, :, r * high : (r + 1) * high, c * wide : (c + 1) * wide] += 1
-        moved = (model.embed(changed) - before).float().abs().sum(dim=(0, 2))
-        expected = layout.prefix + r * columns + c
-        if int(moved.argmax()) != expected:
-            raise ViewMismatch(
-                "locality",
-                "the embedding",
-                f"patch ({r}, {c}) moved token {int(moved.argmax())}, the layout says {expected}",
-            )
-        share = min(share, float(moved[expected] / moved.sum()))
-    return Probe(
-        "locality",
-        1 - share,
-        f"{layout.grid[0]} x {layout.grid[1]} patches after {layout.prefix} special tokens",
-    )
-
-
-def probe_places(
-    grid: tuple[int, int], generator: torch.Generator, *, inside: int = 4
-) -> list[tuple[int, int]]:
-    """The corners of the grid and a few random places."""
-    rows, columns = grid
-    corners = [(0, 0), (0, columns - 1), (rows - 1, 0), (rows - 1, columns - 1)]
-    others = [
-        (
-            int(torch.randint(rows, (), generator=generator)),
-            int(torch.randint(columns, (), generator=generator)),
-        )
-        for _ in range(inside)
+def _verify_tokens(
+    model: VisionModel, images: Tensor, near: float, generator: torch.Generator
+) -> list[Probe]:
+    tokens = model.embed(images[:1]).shape[1]
+    if tokens != model.layout.tokens:
+        counted = f"{tokens} tokens, but the layout counts {model.layout.tokens}"
+        raise ViewMismatch("locality", "the embedding", counted)
+    native, heard = _native_run(model, images, "blocks", [b.native for b in model.blocks])
+    at, depth = model.at(images), range(model.n_layers)
+    outputs = [
+        block.leave(model.native_order(output.to(model.device)), at)
+        for block, output in zip(model.blocks, heard, strict=True)
     ]
-    return list(dict.fromkeys(corners + others))
+    trace = record(model, images, states={0, *(i + 1 for i in depth)}, kv=depth)
+    assert trace.logits is not None
+    read = f"{model.readout.kind} readout, {native.shape[-1]} classes"
+    blocks = max(
+        compare("blocks", block.name, trace.states[index + 1], outputs[index], near).worst
+        for index, block in enumerate(model.blocks)
+    )
+    attention = _attention(model, trace, outputs, near, generator)
+    return [
+        compare("logits", "the readout", trace.logits, native, near, read),
+        Probe("blocks", blocks, f"{model.n_layers} block outputs"),
+        attention,
+        _locality(model, images, generator),
+    ]
 
 
-def compare(
-    probe: str, where: str, got: Tensor, expected: Tensor, tolerance: float, compared: str
-) -> Probe:
-    """The largest difference relative to the largest native value, or a refusal."""
-    if got.shape != expected.shape:
-        raise ViewMismatch(probe, where, f"shape {list(got.shape)}, native {list(expected.shape)}")
-    size = expected.double().abs().max().clamp_min(1e-12)
-    worst = float((got.double() - expected.double()).abs().max() / size)
-    if not worst <= tolerance:
-        raise ViewMismatch(
-            probe, where, f"relative difference {worst:.2g}, at most {tolerance:.2g} expected"
-        )
-    return Probe(probe, worst, compared)
+def _native_run(
+    model: ImageModel, images: Tensor, what: str, modules: Sequence[nn.Module]
+) -> tuple[Tensor, list[Tensor]]:
+    """The native answer, and what blocks or stages gave on the way to it."""
+    with listening(modules) as outputs:
+        native = model.native(images)
+    model.memo["n_classes"] = native.shape[-1]
+    need_finite(native)
+    if len(outputs) != len(modules):
+        called = f"{len(outputs)} of {len(modules)} {what} were called"
+        raise ViewMismatch(what, "the native run", called)
+    return native, outputs
 
 
 @contextmanager
-def listening(modules: list[nn.Module]) -> Iterator[list[Tensor]]:
+def listening(modules: Sequence[nn.Module]) -> Iterator[list[Tensor]]:
     """Collect the outputs of native blocks during one run; no hook is left behind."""
     seen: list[Tensor] = []
 
@@ -243,68 +162,125 @@ def listening(modules: list[nn.Module]) -> Iterator[list[Tensor]]:
             handle.remove()
 
 
-@settles
-@torch.no_grad()
-def verify_staged(model: StagedModel, *, seed: int = 0) -> list[Probe]:
-    """Run the four probes; raises `ViewMismatch` with the probe and the stage."""
-    generator = torch.Generator().manual_seed(seed)
-    images = random_images(model, generator)
-    with listening([stage.listened for stage in model.stages]) as outputs:
-        native = model.native(images)
-    model.memo["n_classes"] = native.shape[-1]
-    need_finite(native)
-    if len(outputs) != len(model.stages):
+def need_finite(native: Tensor, probe: str = "logits", where: str = "the native model") -> None:
+    """Refuse a module whose own answer holds NaN or infinity: nothing can be compared with it."""
+    if not torch.isfinite(native).all():
+        reason = "its answer is not finite (NaN or infinite weights)"
+        raise ViewMismatch(probe, where, reason, "Give intact weights")
+
+
+def compare(
+    probe: str, where: str, got: Tensor, expected: Tensor, tolerance: float, compared: str = ""
+) -> Probe:
+    """The largest difference relative to the largest native value, or a refusal."""
+    if got.shape != expected.shape:
+        raise ViewMismatch(probe, where, f"shape {list(got.shape)}, native {list(expected.shape)}")
+    size = expected.double().abs().max().clamp_min(1e-12)
+    worst = float((got.double() - expected.double()).abs().max() / size)
+    if not worst <= tolerance:
         raise ViewMismatch(
-            "stages", "the native run", f"{len(outputs)} of {len(model.stages)} stages were called"
+            probe, where, f"relative difference {worst:.2g}, at most {tolerance:.2g} expected"
         )
-    tolerance = TOLERANCE.get(model.dtype, 2e-4)
-    got = model.stage_outputs(images)
-    native_maps = {
-        stage.name: stage.heard(output, (got[stage.name].shape[-2], got[stage.name].shape[-1]))
-        for stage, output in zip(model.stages, outputs, strict=True)
-    }
-    stages = max(
-        compare("stages", name, got[name], native_maps[name], tolerance, "").worst for name in got
-    )
+    return Probe(probe, worst, compared)
+
+
+def _attention(
+    model: VisionModel,
+    trace: Trace,
+    outputs: list[Tensor],
+    near: float,
+    generator: torch.Generator,
+) -> Probe:
+    tokens = trace.layout.tokens
+    rows = torch.randperm(tokens, generator=generator)[: max(2, tokens // 3)].to(model.device)
+    worst = 0.0
+    for step in walk(model, trace.states[0][:, rows], trace.at.take(rows)):
+        step.h, native = trace.states[step.index][:, rows], outputs[step.index][:, rows]
+        bank = trace.bank(step.index, bias=step.block.bias(step.at, trace.at))
+        step.o, _ = attend(step.q, [bank], scale=step.block.scale)
+        worst = max(worst, compare("attention", step.block.name, step.out, native, 2 * near).worst)
+    seen = f"{len(rows)} of {tokens} rows against recorded keys, every block"
+    return Probe("attention", worst, seen)
+
+
+def _locality(model: VisionModel, images: Tensor, generator: torch.Generator) -> Probe:
+    layout, (height, width) = model.layout, model.preprocess.size
+    rows, columns = layout.grid
+    before, share = model.embed(images[:1]), 1.0
+    for r, c in probe_places(layout.grid, generator):
+        changed = _nudged(images[:1], (r, c), (height // rows, width // columns), 1)
+        moved = (model.embed(changed) - before).float().abs().sum(dim=(0, 2))
+        expected, most = layout.prefix + r * columns + c, int(moved.argmax())
+        if most != expected:
+            reason = f"patch ({r}, {c}) moved token {most}, the layout says {expected}"
+            raise ViewMismatch("locality", "the embedding", reason)
+        share = min(share, float(moved[expected] / moved.sum()))
+    grid = f"{rows} x {columns} patches after {layout.prefix} special tokens"
+    return Probe("locality", 1 - share, grid)
+
+
+def probe_places(
+    grid: tuple[int, int], generator: torch.Generator, *, inside: int = 4
+) -> list[tuple[int, int]]:
+    """The corners of the grid and a few random places."""
+    rows, columns = grid
+    places = [(0, 0), (0, columns - 1), (rows - 1, 0), (rows - 1, columns - 1)]
+    for _ in range(inside):
+        row, column = (int(torch.randint(side, (), generator=generator)) for side in grid)
+        places.append((row, column))
+    return list(dict.fromkeys(places))
+
+
+def _nudged(image: Tensor, place: tuple[int, int], cell: tuple[int, int], by: float) -> Tensor:
+    """The image with all pixels of one cell moved."""
+    rows, columns = (slice(i * n, (i + 1) * n) for i, n in zip(place, cell, strict=True))
+    changed = image.clone()
+    changed[:, :, rows, columns] += by
+    return changed
+
+
+def _verify_stages(
+    model: StagedModel, images: Tensor, near: float, generator: torch.Generator
+) -> list[Probe]:
+    listened = [stage.listened for stage in model.stages]
+    native, heard = _native_run(model, images, "stages", listened)
+    got, native_maps = model.stage_outputs(images), {}
+    for stage, output in zip(model.stages, heard, strict=True):
+        height, width = got[stage.name].shape[-2:]
+        native_maps[stage.name] = stage.heard(output, (height, width))
+    stages = max(compare("stages", n, got[n], native_maps[n], near).worst for n in got)
     resume = max(
-        compare(
-            "resume", name, model.run_from(name, native_maps[name]), native, tolerance, ""
-        ).worst
+        compare("resume", name, model.run_from(name, native_maps[name]), native, near).worst
         for name in reversed(got)
     )
+    classes = f"{native.shape[-1]} classes"
     return [
-        compare(
-            "logits",
-            "the whole network",
-            model(images),
-            native,
-            tolerance,
-            f"{native.shape[-1]} classes",
-        ),
-        Probe("stages", stages, f"{len(outputs)} feature maps"),
-        Probe("resume", resume, f"logits from {len(outputs)} native feature maps"),
-        _near(model, images[:1], generator),
+        compare("logits", "the whole network", model(images), native, near, classes),
+        Probe("stages", stages, f"{len(heard)} feature maps"),
+        Probe("resume", resume, f"logits from {len(heard)} native feature maps"),
+        _near_cells(model, images[:1], generator),
     ]
 
 
-def _near(model: StagedModel, images: Tensor, generator: torch.Generator) -> Probe:
+def _near_cells(model: StagedModel, images: Tensor, generator: torch.Generator) -> Probe:
     grid, (high, wide) = model.layout.grid, model.patch
     before = model.run_to(model.cells, images)
     if tuple(before.shape[-2:]) != grid:
-        raise ViewMismatch(
-            "locality",
-            model.cells,
-            f"{before.shape[-2]} x {before.shape[-1]} features, but the layout has {grid[0]} x"
-            f" {grid[1]} cells",
-        )
-    places = torch.tensor(probe_places(grid, generator, inside=12))  # [K, 2]
-    shares = _moved(model, images, before, places, (high, wide))  # [K, gh, gw]
-    near = torch.tensor(
-        [
-            float(moved[max(0, r - 1) : r + 2, max(0, c - 1) : c + 2].sum())
-            for (r, c), moved in zip(places.tolist(), shares, strict=True)
-        ]
-    )
+        features = f"{before.shape[-2]} x {before.shape[-1]} features"
+        reason = f"{features}, but the layout has {grid[0]} x {grid[1]} cells"
+        raise ViewMismatch("locality", model.cells, reason)
+    little = 0.05 if model.dtype in (torch.float32, torch.float64) else 1.0  # above rounding
+    probed = probe_places(grid, generator, inside=12)
+    moved = []
+    for place in probed:
+        after = model.run_to(model.cells, _nudged(images, place, model.patch, little))
+        moved.append((after - before).double().abs().sum(dim=(0, 1)).cpu())
+    shares = torch.stack([cells / cells.sum() for cells in moved])  # [K, gh, gw]
+    near = [
+        float(share[max(0, r - 1) : r + 2, max(0, c - 1) : c + 2].sum())
+        for (r, c), share in zip(probed, shares, strict=True)
+    ]
+    places = torch.tensor(probed)  # [K, 2]
     for axis, name in enumerate(("row", "column")):
         at, expected = _centres(shares, axis), places[:, axis].double()
         if grid[axis] < 3:
@@ -321,25 +297,10 @@ def _near(model: StagedModel, images: Tensor, generator: torch.Generator) -> Pro
             )
     return Probe(
         "locality",
-        1 - float(near.min()),
+        1 - min(near),
         f"{grid[0]} x {grid[1]} cells of {high} x {wide} pixels at {model.cells}; the share that"
         " moved further than one cell (stages spread it: no fault)",
     )
-
-
-def _moved(
-    model: StagedModel, images: Tensor, before: Tensor, places: Tensor, cell: tuple[int, int]
-) -> Tensor:
-    """How far features move when the pixels of each place do, as shares [K, gh, gw]."""
-    little = 0.05 if model.dtype in (torch.float32, torch.float64) else 1.0  # above rounding
-    shares = []
-    for r, c in places.tolist():
-        changed = images.clone()
-        rows, columns = (slice(i * n, (i + 1) * n) for i, n in zip((r, c), cell, strict=True))
-        changed[:, :, rows, columns] += little
-        moved = (model.run_to(model.cells, changed) - before).double().abs().sum(dim=(0, 1)).cpu()
-        shares.append(moved / moved.sum())
-    return torch.stack(shares)
 
 
 def _centres(shares: Tensor, axis: int) -> Tensor:
@@ -347,3 +308,66 @@ def _centres(shares: Tensor, axis: int) -> Tensor:
     usual = shares.mean(dim=0).clamp_min(1e-12)
     excess = (shares / usual - 1).clamp_min(0).sum(dim=2 - axis)  # [K, side]
     return (excess * torch.arange(excess.shape[1])).sum(dim=1) / excess.sum(dim=1)
+
+
+def _verify_rows(
+    model: DenseModel, images: Tensor, near: float, generator: torch.Generator
+) -> list[Probe]:
+    native = model.outputs(images)
+    answers = model.reading.compared(native)
+    model.memo["n_classes"] = model.reading.unaimed(native).shape[-1]
+    for name, values in answers.items():
+        need_finite(values, "answers", name)
+    places = model.run_to(model.cells, images)
+    again = model.reading.compared(model.outputs_from(places))
+    worst = max(compare("answers", n, again[n], answers[n], near).worst for n in answers)
+    levels = " and ".join(f"{x.shape[-2]} x {x.shape[-1]}" for x in places.maps)
+    return [
+        Probe("answers", worst, f"{', '.join(answers)} from places {levels} at {model.cells}"),
+        _aimed(model, images[:1], near),
+        _near_places(model, images[:1], generator),
+    ]
+
+
+def _aimed(model: DenseModel, image: Tensor, tolerance: float) -> Probe:
+    aim = model.aim(image)
+    row = aim.model.question.read(model.outputs(image))
+    got = aim.model.run_from(model.cells, aim.model.run_to(model.cells, image))
+    return compare("aimed", aim.name, got, row, tolerance, f"{aim.name}: {row.shape[-1]} answers")
+
+
+def _near_places(model: DenseModel, image: Tensor, generator: torch.Generator) -> Probe:
+    grid, (high, wide) = model.layout.grid, model.patch
+    before, probes = model.run_to(model.cells, image).maps, probe_places(grid, generator)
+    moved = []
+    for place in probes:
+        after = model.run_to(model.cells, _nudged(image, place, model.patch, 1)).maps
+        levels = [_moved(*both, grid) for both in zip(after, before, strict=True)]
+        moved.append(torch.stack(levels).sum(dim=0))
+    # places that every change moves tell nothing about where it was
+    share = torch.stack(moved) / torch.stack(moved).sum(dim=0).clamp_min(1e-30)
+    most = [divmod(int(cells.argmax()), grid[1]) for cells in share]
+    far = [
+        (place, other)
+        for place, other in zip(probes, most, strict=True)
+        if abs(place[0] - other[0]) > max(1, grid[0] // 3)
+        or abs(place[1] - other[1]) > max(1, grid[1] // 3)
+    ]
+    if len(far) > FAR * len(probes):
+        (r, c), (row, column) = far[0]
+        moved_far = f"{len(far)} of {len(probes)} changes moved places far from them"
+        reason = f"{moved_far}; pixels of cell ({r}, {c}) most those at cell ({row}, {column})"
+        raise ViewMismatch("places", model.cells, reason)
+    return Probe(
+        "places",
+        len(far) / len(probes),
+        f"{grid[0]} x {grid[1]} cells of {high} x {wide} pixels; the share of {len(probes)} changes"
+        " that moved places far from them most",
+    )
+
+
+def _moved(after: Tensor, before: Tensor, grid: tuple[int, int]) -> Tensor:
+    """How far features [1, C, h, w] moved, by cell [gh, gw]; every level counts alike."""
+    distance = (after - before).double().abs().sum(dim=1, keepdim=True)
+    cells = F.interpolate(distance, size=grid, mode="area")[0, 0]
+    return cells / cells.sum().clamp_min(1e-30)

@@ -26,9 +26,8 @@ from seecause.models.layout import TokenLayout
 from seecause.models.preprocess import Preprocess
 from seecause.models.rows import Aim
 
-Architecture = Literal[
-    "transformer", "staged", "dense", "prompt"
-]  # prompt: a vision-language model that is asked for classes
+# prompt: a vision-language model that is asked for classes
+Architecture = Literal["transformer", "staged", "dense", "prompt"]
 
 
 @dataclass(eq=False, kw_only=True, repr=False)
@@ -43,25 +42,20 @@ class ImageModel:
     preprocess: Preprocess
     layout_at: Callable[[int, int], TokenLayout]  # image height, width -> layout
     patch: tuple[int, int]
-    native: Callable[
-        [Tensor], Tensor
-    ]  # the module's own way to logits; the verified wrap compares with it
+    # the module's own way to logits; the verified wrap compares with it
+    native: Callable[[Tensor], Tensor]
     classes: tuple[str, ...] = ()
-    sigmoid: bool = (
-        False  # classes answer independently (SigLIP, multi-label): `prob` is the sigmoid
-    )
+    sigmoid: bool = False  # classes answer independently (multi-label): `prob` is the sigmoid
     values: bool = False  # answers are numbers in units of their own (a coordinate), not logits
     fixed_size: bool = True  # only `preprocess.size` can be fed
     random_weights: bool = False
     apart: bool = False  # weights lie on several devices (devices.py)
     extra: nn.Module | None = None  # a head that is not part of the native module
-    texts: dict[str, Any] = field(
-        default_factory=dict, repr=False
-    )  # templates and tokenizer that a zero-shot head was made with
-    origin: dict[str, Any] = field(
-        default_factory=dict, repr=False
-    )  # how its library builds the module, if `sc.load` did
-    memo: dict[Any, Any] = field(default_factory=dict, repr=False)  # caches, keyed by `state_key`
+    # templates and tokenizer that a zero-shot head was made with
+    texts: dict[str, Any] = field(default_factory=dict)
+    # how its library builds the module, if `sc.load` did
+    origin: dict[str, Any] = field(default_factory=dict)
+    memo: dict[Any, Any] = field(default_factory=dict)  # caches, keyed by `state_key`
 
     @property
     def aimed(self) -> bool:
@@ -87,16 +81,14 @@ class ImageModel:
     @property
     def n_classes(self) -> int:
         if "n_classes" not in self.memo:
-            blank = torch.zeros(
-                1,
-                len(self.preprocess.mean),
-                *self.preprocess.size,
-                device=self.device,
-                dtype=self.dtype,
-            )
             with torch.no_grad():
-                self.memo["n_classes"] = self(blank).shape[-1]
+                self.memo["n_classes"] = self(self.zeros(self.preprocess.size)).shape[-1]
         return self.memo["n_classes"]
+
+    def zeros(self, size: tuple[int, int]) -> Tensor:
+        """One picture [1, 3, H, W] of zeros, where shapes are all that is asked for."""
+        channels = len(self.preprocess.mean)
+        return torch.zeros(1, channels, *size, device=self.device, dtype=self.dtype)
 
     def __call__(self, images: Tensor) -> Tensor:
         """Normalised images [B, 3, H, W] -> logits [B, C]."""
@@ -130,16 +122,13 @@ class ImageModel:
                 "an empty batch", "there is nothing to explain", "give at least one image"
             )
         height, width = images.shape[-2:]
+        resizable = self.origin.get("library") == "timm" and "name" in self.origin
         if self.fixed_size and (height, width) != self.preprocess.size:
             raise BadImage(
                 f"images of {height} x {width}",
                 f"this model takes {self.preprocess.size[0]} x {self.preprocess.size[1]} only",
                 "give pictures (PIL, paths, uint8), which are brought to size, or resize the tensor"
-                + (
-                    ", or load the model with size=(height, width) (--size)"
-                    if self.origin.get("library") == "timm" and "name" in self.origin
-                    else ""
-                ),
+                + (", or load the model with size=(height, width) (--size)" if resizable else ""),
             )
         if not self.fixed_size and (height % self.patch[0] or width % self.patch[1]):
             raise BadImage(

@@ -28,7 +28,7 @@ from torch import Tensor, nn
 
 from seecause.engine.walk import walk
 from seecause.errors import UnsupportedModel
-from seecause.models.block import Block, chain, same
+from seecause.models.block import Block, apart, chain, same
 from seecause.models.hf_view import first
 from seecause.models.layout import At, TokenLayout
 
@@ -70,12 +70,11 @@ def few_image_readers(
     reading = index[keys - rows :]
     allowed = may_read(attention.config, int(attention.layer_idx), reading, index, image_span)[None]
     if attention_mask is None:
-        attention_mask = index <= index[keys - rows :, None]  # causal
-    mask = (
-        allowed & attention_mask
-        if attention_mask.dtype == torch.bool
-        else attention_mask.masked_fill(~allowed, torch.finfo(query.dtype).min)
-    )
+        attention_mask = index <= reading[:, None]  # causal
+    if attention_mask.dtype == torch.bool:
+        mask = allowed & attention_mask
+    else:
+        mask = attention_mask.masked_fill(~allowed, torch.finfo(query.dtype).min)
     grouped = query.shape[1] != key.shape[1]
     out = nn.functional.scaled_dot_product_attention(
         query, key, value, attn_mask=mask, scale=scaling, enable_gqa=grouped
@@ -198,6 +197,7 @@ def find(module: Any) -> Decoder:
         reason = REFUSED.get(name, "no decoder view knows it")
         raise UnsupportedModel(name, reason, f"classes that work: {', '.join(CLASSES)}")
     both_ways = bool(names & set(_BOTH_WAYS))
+    slides = not kinds or "sliding_attention" in kinds
     turned = hasattr(text.rotary_emb, "layer_types")  # a table for each kind of block
     tables = [TABLE + (config.layer_types[i] if turned else "") for i in range(len(text.layers))]
     return Decoder(
@@ -209,11 +209,7 @@ def find(module: Any) -> Decoder:
         norm=text.norm,
         head=module.get_output_embeddings(),
         rotary=text.rotary_emb,
-        window=(
-            getattr(config, "sliding_window", None)
-            if not kinds or "sliding_attention" in kinds
-            else None
-        ),
+        window=getattr(config, "sliding_window", None) if slides else None,
         tables=tuple(tables),
         side_by_side=bool(names & set(_SIDE_BY_SIDE)),
         both_ways=both_ways,
@@ -241,13 +237,6 @@ def _block(native: Any, index: int, config: Any, table: str, both_ways: bool) ->
     additive = partial(_causal_for_readers, config, index) if few else causal
     branch, before, behind = norms_of(native)
 
-    def project(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        return (
-            q(x).unflatten(-1, (-1, width)),
-            k(x).unflatten(-1, (-1, width)),
-            v(x).unflatten(-1, (-1, width)),
-        )
-
     return Block(
         name=f"layers.{index}",
         native=native,
@@ -255,7 +244,7 @@ def _block(native: Any, index: int, config: Any, table: str, both_ways: bool) ->
         kv_heads=k.out_features // width,
         head_dim=width,
         scale=attention.scaling,
-        project=project,
+        project=apart(q, k, v, width),
         norm=native.input_layernorm,
         q_norm=getattr(attention, "q_norm", same),
         k_norm=getattr(attention, "k_norm", same),
@@ -270,11 +259,8 @@ def _block(native: Any, index: int, config: Any, table: str, both_ways: bool) ->
 def planted_span(config: Any) -> tuple[int, int] | None:
     """Where a decoder whose text may read the picture through a few heads only expects it; None for
     all other decoders."""
-    return (
-        tuple(config.image_span)
-        if getattr(config, "_attn_implementation", None) == ATTENTION
-        else None
-    )
+    few = getattr(config, "_attn_implementation", None) == ATTENTION
+    return tuple(config.image_span) if few else None
 
 
 def _one_table(rotary: Any, table: Tensor) -> Tensor:

@@ -32,6 +32,7 @@ from torch.overrides import TorchFunctionMode
 
 from seecause.errors import BadOption, UnsupportedModel
 from seecause.models.hub import class_names
+from seecause.models.preprocess import Preprocess
 from seecause.models.readings import BoxReading, PixelReading, PromptReading, Reading
 
 
@@ -199,6 +200,7 @@ class DenseParts:
     reading: Reading
     classes: Sequence[str] = ()
     inputs: Mapping[str, Tensor] = field(default_factory=dict)
+    preprocess: Preprocess | None = None
     size: tuple[int, int] | None = None
     fixed_size: bool = False
     family: str = ""
@@ -216,7 +218,7 @@ def _detector(module: Any, *before: str, held: str = "", sigmoid: bool = True) -
             ("model.backbone", *before),
             (held,) if held else (),
         ),
-        BoxReading(sigmoid=sigmoid, nothing=not sigmoid),
+        BoxReading(sigmoid),
         names if sigmoid or not names else (*names, "no object"),
     )
 

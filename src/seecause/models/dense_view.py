@@ -40,7 +40,7 @@ from seecause.models.dense_families import (
     spliced,
 )
 from seecause.models.layout import TokenLayout
-from seecause.models.preprocess import Preprocess, complete
+from seecause.models.parts import WrapOptions
 from seecause.models.readings import Question, Reading
 from seecause.models.rows import Aim
 
@@ -183,10 +183,9 @@ class DenseModel(ImageModel):
         """What the modules up to the seam give for one empty picture: shapes, masks and grids."""
         key = ("stand-ins", size)
         if key not in self.memo:
-            like = next(self.module.parameters())
-            empty = like.new_zeros(1, len(self.preprocess.mean), *size)
             with torch.no_grad(), torch.inference_mode(False):
-                self.memo[key] = self._record(empty, (*self.seam.before, self.seam.at))[1]
+                paths = (*self.seam.before, self.seam.at)
+                self.memo[key] = self._record(self.zeros(size), paths)[1]
         return self.memo[key]
 
 
@@ -201,35 +200,22 @@ def _size(images: Tensor) -> tuple[int, int]:
 
 
 @torch.no_grad()
-def assemble_dense(
-    module: nn.Module,
-    parts: DenseParts,
-    *,
-    name: str,
-    mean: Sequence[float] | None = None,
-    std: Sequence[float] | None = None,
-    size: tuple[int, int] | None = None,
-    classes: Sequence[str] | None = None,
-    head: object = None,
-    pool: object = None,
-    sigmoid: bool | None = None,
-    preprocess: Preprocess | None = None,
-) -> DenseModel:
+def assemble_dense(module: nn.Module, parts: DenseParts, options: WrapOptions) -> DenseModel:
     """A view from what the adapter found and what the caller adds."""
-    for option, given in (("head", head), ("pool", pool), ("sigmoid", sigmoid)):
-        if given is not None:
-            raise BadOption(option, given, f"None: {type(module).__name__} reads its own rows")
-    size = parts.size if parts.fixed_size else size or (None if preprocess else parts.size)
-    steps = complete(preprocess, mean=mean, std=std, size=size, of=type(module).__name__)
+    for name in ("head", "pool", "sigmoid"):
+        if getattr(options, name) is not None:
+            reads = f"None: {type(module).__name__} reads its own rows"
+            raise BadOption(name, getattr(options, name), reads)
+    steps = options.steps(parts, type(module).__name__)
     model = DenseModel(
         module=module,
-        name=name,
+        name=options.name,
         family=parts.family,
         preprocess=steps,
         layout_at=lambda height, width: TokenLayout(grid=(height, width), prefix=0),
         patch=(1, 1),
         native=lambda images: model.reading.unaimed(model._native(images, {})),
-        classes=tuple(parts.classes if classes is None else classes),
+        classes=options.class_names(parts),
         sigmoid=parts.reading.sigmoid,
         values=parts.reading.values,
         fixed_size=parts.fixed_size,

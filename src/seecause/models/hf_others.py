@@ -136,7 +136,7 @@ class TokenBoxes(VisionModel):
             self.check(image)
             outputs = self._outputs(image)
             size = (image.shape[-2], image.shape[-1])
-            question = BoxReading().ask(self, outputs, spec, size)
+            question = BoxReading(sigmoid=False).ask(self, outputs, spec, size)
         readout = self.readout
         if question.values:
             module: Any = self.module

@@ -27,9 +27,8 @@ from torch import Tensor
 
 from seecause.errors import UnsupportedModel
 
-Box = tuple[
-    float, float, float, float
-]  # top, left, bottom, right, in shares of the picture's height and width
+# top, left, bottom, right, in shares of the picture's height and width
+Box = tuple[float, float, float, float]
 WHOLE: Box = (0.0, 0.0, 1.0, 1.0)
 
 
@@ -82,41 +81,25 @@ class ImageTokens:
         """Values [..., N] of image tokens as maps [..., rows, columns], one for each grid that
         shows the picture; newlines are left out."""
         shown = []
-        for part, piece in zip(
-            self.parts, values.split([part.tokens for part in self.parts], dim=-1), strict=True
-        ):
+        pieces = values.split([part.tokens for part in self.parts], dim=-1)
+        for part, piece in zip(self.parts, pieces, strict=True):
             if part.box is not None:
-                shown.append(
-                    (
-                        part,
-                        piece.unflatten(-1, (part.rows, part.columns + part.newline))[
-                            ..., : part.columns
-                        ],
-                    )
-                )
+                grid = piece.unflatten(-1, (part.rows, part.columns + part.newline))
+                shown.append((part, grid[..., : part.columns]))
         return shown
 
     def boxes(self) -> Tensor:
         """[N, 4]: the box of the picture each token stands for; NaN where it stands for none."""
         places = []
         for part in self.parts:
-            boxes = torch.full(
-                (part.rows, part.columns + part.newline, 4), torch.nan, dtype=torch.float64
-            )
+            shape = (part.rows, part.columns + part.newline, 4)
+            boxes = torch.full(shape, torch.nan, dtype=torch.float64)
             if part.box is not None:
                 top, left, bottom, right = part.box
-                high, wide = (
-                    torch.linspace(top, bottom, part.rows + 1).double(),
-                    torch.linspace(left, right, part.columns + 1).double(),
-                )
-                boxes[:, : part.columns, 0], boxes[:, : part.columns, 2] = (
-                    high[:-1, None],
-                    high[1:, None],
-                )
-                boxes[:, : part.columns, 1], boxes[:, : part.columns, 3] = (
-                    wide[None, :-1],
-                    wide[None, 1:],
-                )
+                high = torch.linspace(top, bottom, part.rows + 1).double()[:, None]
+                wide = torch.linspace(left, right, part.columns + 1).double()
+                ends = torch.broadcast_tensors(high[:-1], wide[:-1], high[1:], wide[1:])
+                boxes[:, : part.columns] = torch.stack(ends, dim=-1)
             places.append(boxes.flatten(0, 1))
         return torch.cat(places)
 
@@ -259,9 +242,8 @@ def _frames(config: Any, inputs: Mapping[str, Any], merge: int) -> ImageTokens:
 
 def _side(config: Any) -> int:
     size, patch = config.vision_config.image_size, config.vision_config.patch_size
-    return (size if isinstance(size, int) else size[0]) // (
-        patch if isinstance(patch, int) else patch[0]
-    )
+    size, patch = (side if isinstance(side, int) else side[0] for side in (size, patch))
+    return size // patch
 
 
 def _one(config: Any, count: int) -> ImageTokens:

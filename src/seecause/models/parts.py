@@ -11,9 +11,9 @@ either of which it may lack.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
@@ -70,6 +70,40 @@ class Parts:
     # what is known of the preprocessing -> all of it, where inputs are no pictures (signals.py)
     prepares: Callable[[Preprocess], Preprocess] = lambda steps: steps
     view: type[VisionModel] = VisionModel
+
+
+@dataclass(frozen=True, eq=False)
+class WrapOptions:
+    """What the caller of `wrap` says of a module; None: what the module or its library tells.
+    `head` is a module on pooled features, a matrix [C, D] or a `Similarity`."""
+
+    name: str
+    mean: Sequence[float] | None = None
+    std: Sequence[float] | None = None
+    size: tuple[int, int] | None = None
+    classes: Sequence[str] | None = None
+    head: nn.Module | Tensor | Similarity | None = None
+    pool: Kind | None = None
+    sigmoid: bool | None = None
+    preprocess: Preprocess | None = None
+
+    def or_else(self, stated: Mapping[str, Any]) -> WrapOptions:
+        """The same with what is `stated` elsewhere, where the caller says nothing."""
+        return replace(self, **{n: v for n, v in stated.items() if getattr(self, n) is None})
+
+    def steps(self, parts: Parts | StagedParts | DenseParts, of: str) -> Preprocess:
+        """The whole preprocessing; what nobody tells is asked for."""
+        known, size = self.preprocess or parts.preprocess, self.size
+        if parts.fixed_size and parts.size is not None:
+            size = parts.size
+        elif known is None:
+            size = size or parts.size
+        return complete(known, mean=self.mean, std=self.std, size=size, of=of)
+
+    def class_names(self, parts: Parts | StagedParts | DenseParts) -> tuple[str, ...]:
+        """Names of classes; those that the module tells are of its own head."""
+        own = parts.classes if self.head is None else ()
+        return tuple(own if self.classes is None else self.classes)
 
 
 def find_parts(
@@ -140,8 +174,9 @@ def _find(
     return adapter.find(module, text=text) if library in WITH_TEXT else adapter.find(module)
 
 
-def _checked_pool(module: nn.Module, parts: Parts, head: object, pool: Kind | None) -> Kind:
+def _checked_pool(module: nn.Module, parts: Parts, options: WrapOptions) -> Kind:
     """How tokens are pooled; refuses a backbone that cannot be read so."""
+    head, pool = options.head, options.pool
     if head is None and parts.head is None:
         raise UnsupportedModel(
             type(module).__name__,
@@ -188,23 +223,10 @@ class _Native:
         return self.tokens(images, self.readout.head)
 
 
-def assemble(
-    module: nn.Module,
-    parts: Parts,
-    *,
-    name: str,
-    mean: Sequence[float] | None = None,
-    std: Sequence[float] | None = None,
-    size: tuple[int, int] | None = None,
-    classes: Sequence[str] | None = None,
-    head: nn.Module | Tensor | Similarity | None = None,
-    pool: Kind | None = None,
-    sigmoid: bool | None = None,
-    preprocess: Preprocess | None = None,
-) -> VisionModel:
-    """A view from what the adapter found and what the caller adds. `head` is a module on pooled
-    features, a matrix [C, D] or a `Similarity`."""
-    kind, like = _checked_pool(module, parts, head, pool), next(module.parameters())
+def assemble(module: nn.Module, parts: Parts, options: WrapOptions) -> VisionModel:
+    """A view from what the adapter found and what the caller adds."""
+    kind, like = _checked_pool(module, parts, options), next(module.parameters())
+    head, sigmoid = options.head, options.sigmoid
     readout = Readout(
         kind=kind,
         head=parts.head or same,
@@ -224,24 +246,18 @@ def assemble(
         native.head, readout.head = head, chain(parts.after_pool, head)
     elif extra is not None:
         extra.to(like.device, like.dtype).eval()
-    known = preprocess or parts.preprocess
-    if parts.fixed_size and parts.size is not None:
-        size = parts.size
-    elif known is None:
-        size = size or parts.size
-    frame = complete(known, mean=mean, std=std, size=size, of=type(module).__name__)
     return parts.view(
         module=module,
-        name=name,
+        name=options.name,
         family=parts.family,
         embed=parts.embed,
         layout_at=parts.layout_at,
         blocks=parts.blocks,
         readout=readout,
-        preprocess=parts.prepares(frame),
+        preprocess=parts.prepares(options.steps(parts, type(module).__name__)),
         patch=parts.patch,
         native=native,
-        classes=tuple(classes if classes is not None else parts.classes if head is None else ()),
+        classes=options.class_names(parts),
         sigmoid=parts.sigmoid if sigmoid is None else sigmoid,
         fixed_size=parts.fixed_size,
         extra=extra,

@@ -88,11 +88,9 @@ class Preprocess:
 
     def mask(self, mask: Tensor | np.ndarray) -> Tensor:
         """A mask [H, W] of the original picture (bool or integer ids) in the model's frame."""
-        array = np.asarray(mask)
-        kind = Image.fromarray(array.astype(np.int32), mode="I")
-        return torch.from_numpy(np.asarray(self._fit(kind, Image.Resampling.NEAREST)).copy()).to(
-            torch.int32
-        )
+        ids = Image.fromarray(np.asarray(mask).astype(np.int32), mode="I")
+        framed = np.asarray(self._fit(ids, Image.Resampling.NEAREST)).astype(np.int32)
+        return torch.from_numpy(framed)
 
     def __call__(self, image: Any) -> Tensor:
         """One picture (PIL, path, raw pixels: `seecause._pictures.as_picture`) -> [1, 3, H, W],
@@ -144,9 +142,8 @@ class Preprocess:
         """Places x, y [..., 2] in a picture of height x width -> in the model's frame; those that
         were cut away lie outside it."""
         high, wide, top, left = self._frame(height, width)
-        return points * points.new_tensor([wide / width, high / height]) - points.new_tensor(
-            [left, top]
-        )
+        scale = points.new_tensor([wide / width, high / height])
+        return points * scale - points.new_tensor([left, top])
 
     def _fit(self, image: Image.Image, resample: Image.Resampling) -> Image.Image:
         high, wide, top, left = self._frame(image.height, image.width)
@@ -157,9 +154,8 @@ class Preprocess:
     def _frame(self, height: int, width: int) -> tuple[int, int, int, int]:
         """Height and width of the whole picture once it is resized, and where the model's frame
         begins in it."""
-        high, wide = (
-            int(side / self.crop + 1e-6) for side in self.size
-        )  # whole pixels, as timm and torchvision cut them
+        # whole pixels, as timm and torchvision cut them
+        high, wide = (int(side / self.crop + 1e-6) for side in self.size)
         if self.pad:
             scale = min(high / height, wide / width)
             return max(1, int(height * scale + 0.5)), max(1, int(width * scale + 0.5)), 0, 0
@@ -224,13 +220,9 @@ def preprocess_from_processor(config: dict[str, Any]) -> Preprocess:
     resized = config["size"]
     scaled = _sides(resized)
     final = _sides(config["crop_size"]) if cuts else scaled
-    if (
-        config.get("do_rescale", True)
-        and abs(config.get("rescale_factor", 1 / 255) * 255 - 1) > 1e-3
-    ):
-        raise BadOption(
-            "rescale_factor", config["rescale_factor"], "1/255: raw pixels are in [0, 1] here"
-        )
+    factor = config.get("rescale_factor", 1 / 255) if config.get("do_rescale", True) else 1 / 255
+    if abs(factor * 255 - 1) > 1e-3:
+        raise BadOption("rescale_factor", factor, "1/255: raw pixels are in [0, 1] here")
     pads = bool(config.get("padded"))
     normalises = config.get("do_normalize", True)
     return Preprocess(

@@ -66,11 +66,10 @@ class Reading(Protocol):
 
 @dataclass(frozen=True)
 class BoxReading:
-    """Class scores and corners of a detector's queries. `nothing`: the last class is that there is
-    no object."""
+    """Class scores and corners of a detector's queries: each class by itself (`sigmoid`), or all
+    together, and then the last one is that there is no object."""
 
-    sigmoid: bool = False
-    nothing: bool = True
+    sigmoid: bool
     values: bool = False
 
     def compared(self, outputs: Any) -> dict[str, Tensor]:
@@ -83,8 +82,7 @@ class BoxReading:
     def objects(self, outputs: Any) -> Tensor:
         """Probabilities of objects [B, Q, C]."""
         scores = outputs.logits
-        spread = scores.sigmoid() if self.sigmoid else scores.softmax(dim=-1)
-        return spread[..., :-1] if self.nothing else spread
+        return scores.sigmoid() if self.sigmoid else scores.softmax(dim=-1)[..., :-1]
 
     def prompt(self, model: ImageModel, spec: Any) -> Mapping[str, Tensor]:
         return {}

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -74,9 +75,8 @@ def open_source(
         from seecause.models.folders import open_adapter
 
         return open_adapter(Path(str(weights)), f"{library}:{name}", size)
-    return {"timm": _timm, "hf": open_hf, "torchvision": _torchvision, "open_clip": _open_clip}[
-        library
-    ](name, weights, size)
+    opens = {"timm": _timm, "hf": open_hf, "torchvision": _torchvision, "open_clip": _open_clip}
+    return opens[library](name, weights, size)
 
 
 def _timm_file(path: Path, weights: str | Path | None, size: tuple[int, int] | None) -> Source:
@@ -109,24 +109,18 @@ def _from_card(card: dict[str, Any], state: dict[str, Tensor], name: str) -> Sou
         return importlib.import_module(builder).from_card(card, state, name)
     from timm.models.vision_transformer import VisionTransformer
 
-    module = VisionTransformer(**card["architecture"]["arguments"])
+    arguments = card["architecture"]["arguments"]
+    module = VisionTransformer(**arguments)
     fill(module, state, name)
-    origin = {
-        "library": "timm",
-        "class": "VisionTransformer",
-        "arguments": card["architecture"]["arguments"],
-    }
-    return Source(
-        module, {"classes": card["classes"], "mean": card["mean"], "std": card["std"]}, origin
-    )
+    origin = {"library": "timm", "class": "VisionTransformer", "arguments": arguments}
+    return Source(module, {key: card[key] for key in ("classes", "mean", "std")}, origin)
 
 
 def saved_names(folder: Path) -> list[str]:
     """Every model that is kept in `folder`: one with a card of ours, or a folder that transformers
     wrote."""
-    return [path.stem for path in folder.glob("*.json")] + [
-        path.parent.name for path in folder.glob("*/config.json")
-    ]
+    ours = [path.stem for path in folder.glob("*.json")]
+    return ours + [path.parent.name for path in folder.glob("*/config.json")]
 
 
 def _timm(name: str, weights: str | Path | None, size: tuple[int, int] | None) -> Source:
@@ -183,18 +177,16 @@ def open_hf(
     """A model of transformers; with `labels`, a classifier of so many classes whose own weights may
     be missing, because an adapter brings them."""
     where = str(weights) if weights not in (None, "random") else name
-    if Path(where).is_file() or (
-        where.startswith((".", "/", "~")) and not Path(where).is_dir()
-    ):  # no name of the hub begins so
+    folder = Path(where)
+    local = where.startswith((".", "/", "~"))  # no name of the hub begins so
+    if folder.is_file() or (local and not folder.is_dir()):
         raise MissingWeights(
             f"hf:{name}", f"{where} is no folder", "Give a folder that transformers wrote"
         )
-    if Path(where).is_dir():
-        with usable(Path(where)):
-            if (Path(where) / "config.json").exists():
-                read_card(Path(where) / "config.json")
-            return _hf_module(name, where, weights, size, labels)
-    return _hf_module(name, where, weights, size, labels)
+    with usable(folder) if folder.is_dir() else nullcontext():
+        if (folder / "config.json").exists():
+            read_card(folder / "config.json")
+        return _hf_module(name, where, weights, size, labels)
 
 
 def _hf_module(
@@ -299,19 +291,12 @@ def _torchvision(name: str, weights: str | Path | None, size: tuple[int, int] | 
         names = default.meta["categories"]
     steps = default.transforms()
     side = steps.crop_size[0]
-    wrap_options = {
-        "preprocess": Preprocess(
-            size or (side, side),
-            tuple(steps.mean),
-            tuple(steps.std),
-            crop=side / steps.resize_size[0],
-            filter="bilinear",
-        ),
-        "classes": tuple(names),
-    }
-    return Source(
-        module, wrap_options, {"library": "torchvision", "name": name, "options": options}
+    frame = Preprocess(
+        size or (side, side), steps.mean, steps.std, side / steps.resize_size[0], filter="bilinear"
     )
+    wrap_options = {"preprocess": frame, "classes": tuple(names)}
+    origin = {"library": "torchvision", "name": name, "options": options}
+    return Source(module, wrap_options, origin)
 
 
 def _open_clip(name: str, weights: str | Path | None, size: tuple[int, int] | None) -> Source:
@@ -324,28 +309,24 @@ def _open_clip(name: str, weights: str | Path | None, size: tuple[int, int] | No
     arch, _, tag = name.partition("/")
     if arch not in open_clip.list_models():
         raise UnknownName("open_clip model", arch, open_clip.list_models())
-    pretrained = (
-        None if weights == "random" else str(weights) if weights is not None else tag or None
-    )
-    if pretrained is None and weights != "random":
+    pretrained = (tag or None) if weights is None else str(weights)
+    if weights == "random":
+        pretrained = None
+    elif pretrained is None:
         raise MissingWeights(
             f"open_clip:{name}",
             "no pretrained tag",
             f"Write open_clip:{arch}/TAG, or pass weights=",
         )
-    repo = (
-        (open_clip.get_pretrained_cfg(arch, tag) or {}).get("hf_hub", "").rpartition("/")[0]
-        if pretrained == tag
-        else ""
-    )
+    known = (open_clip.get_pretrained_cfg(arch, tag) or {}) if pretrained == tag else {}
+    repo = known.get("hf_hub", "").rpartition("/")[0]
     module = fetched(
         f"open_clip:{name}",
         lambda: open_clip.create_model(arch, pretrained=pretrained),
         repo=repo or None,
     )
-    return Source(
-        module, {"tokenizer": open_clip.get_tokenizer(arch)}, {"library": "open_clip", "name": arch}
-    )
+    origin = {"library": "open_clip", "name": arch}
+    return Source(module, {"tokenizer": open_clip.get_tokenizer(arch)}, origin)
 
 
 def only_card(folder: Path) -> Path:

@@ -23,9 +23,10 @@ from torch import Tensor, nn
 from seecause.errors import BadOption, UnknownName, UnsupportedModel
 from seecause.models.base import Architecture, ImageModel
 from seecause.models.block import Fn, chain, same
-from seecause.models.heads import beside, linear
+from seecause.models.heads import Similarity, beside, linear
 from seecause.models.layout import TokenLayout
-from seecause.models.preprocess import Preprocess, complete
+from seecause.models.parts import WrapOptions
+from seecause.models.preprocess import Preprocess
 
 
 @dataclass(frozen=True, eq=False)
@@ -119,14 +120,10 @@ class StagedModel(ImageModel):
         key = ("feature sizes", layout.grid)
         if key not in self.memo:
             size = (layout.grid[0] * self.patch[0], layout.grid[1] * self.patch[1])
-            blank = torch.zeros(
-                1, len(self.preprocess.mean), *size, device=self.device, dtype=self.dtype
-            )
+            blank = self.zeros(size)
             with torch.no_grad():
-                self.memo[key] = [
-                    blank.numel(),
-                    *(features.numel() for features in self.stage_outputs(blank).values()),
-                ]
+                maps = [blank, *self.stage_outputs(blank).values()]
+            self.memo[key] = [features.numel() for features in maps]
         first = 0 if after is None else self.after(after)
         return 8 * max(self.memo[key][first:]) * torch.finfo(self.dtype).bits // 8
 
@@ -154,27 +151,14 @@ class StagedParts:
     extra: nn.Module | None = None
 
 
-def assemble_staged(
-    module: nn.Module,
-    parts: StagedParts,
-    *,
-    name: str,
-    mean: Sequence[float] | None = None,
-    std: Sequence[float] | None = None,
-    size: tuple[int, int] | None = None,
-    classes: Sequence[str] | None = None,
-    head: nn.Module | Tensor | None = None,
-    pool: str | None = None,
-    sigmoid: bool | None = None,
-    preprocess: Preprocess | None = None,
-) -> StagedModel:
-    """A view from what the adapter found and what the caller adds. `head` is for networks whose own
+def assemble_staged(module: nn.Module, parts: StagedParts, options: WrapOptions) -> StagedModel:
+    """A view from what the adapter found and what the caller adds; a head is for networks whose own
     classifier was taken off."""
-    kind = type(module).__name__
-    if pool is not None:
+    kind, head = type(module).__name__, options.head
+    if options.pool is not None:
         raise BadOption(
             "pool",
-            pool,
+            options.pool,
             f"None: {kind} pools by itself; it is a network of stages, not a vision transformer"
             " with a class token",
         )
@@ -188,17 +172,16 @@ def assemble_staged(
             type(head).__name__,
             f"None: {kind} has a classifier of its own; replace that by nn.Identity() first",
         )
+    if isinstance(head, Similarity):
+        raise BadOption("head", "Similarity", f"a matrix or a module, which {kind} can end in")
     added = linear(head) if isinstance(head, Tensor) else head
     if added is not None:
         added = beside(added, next(module.parameters()))
-    known = preprocess or parts.preprocess
-    if parts.size is not None and (parts.fixed_size or known is None):
-        size = parts.size if parts.fixed_size else size or parts.size
-    steps = complete(known, mean=mean, std=std, size=size, of=kind)
+    steps = options.steps(parts, kind)
     cell = _cell(module, parts, (len(steps.mean), *steps.size))
     return StagedModel(
         module=module,
-        name=name,
+        name=options.name,
         family=parts.family,
         stages=parts.stages,
         rest=parts.rest if added is None else chain(parts.rest, added),
@@ -209,8 +192,8 @@ def assemble_staged(
         ),
         patch=cell,
         native=parts.native if added is None else chain(parts.native, added),
-        classes=tuple(classes if classes is not None else parts.classes if added is None else ()),
-        sigmoid=parts.sigmoid if sigmoid is None else sigmoid,
+        classes=options.class_names(parts),
+        sigmoid=parts.sigmoid if options.sigmoid is None else options.sigmoid,
         fixed_size=parts.fixed_size,
         extra=added,
     )

@@ -20,7 +20,7 @@ from torch import Tensor
 from seecause.engine.walk import walk
 from seecause.errors import UnsupportedModel
 from seecause.models import hf_view
-from seecause.models.block import Block, Fn, same
+from seecause.models.block import Block, Fn, apart, chain, same, times
 from seecause.models.layout import TokenLayout
 
 CLASSES = ("LlavaForConditionalGeneration", "InternVLForConditionalGeneration")
@@ -61,18 +61,9 @@ def find(module: Any) -> VisionTower:
         )
     drop = int(config.vision_feature_select_strategy == "default")  # the class token
     parts = _internvl(inner, layer, drop) if name == CLASSES[1] else _llava(inner, drop)
-    read, width = (
-        (layer if layer >= 0 else len(parts.blocks) + 1 + layer),
-        config.vision_config.hidden_size,
-    )
-    return replace(
-        parts,
-        read=read,
-        blocks=[
-            block if index < read else _unread(block, width)
-            for index, block in enumerate(parts.blocks)
-        ],
-    )
+    read = layer if layer >= 0 else len(parts.blocks) + 1 + layer
+    unread = [_unread(b, config.vision_config.hidden_size) for b in parts.blocks[read:]]
+    return replace(parts, read=read, blocks=[*parts.blocks[:read], *unread])
 
 
 def _llava(inner: Any, drop: int) -> VisionTower:
@@ -82,14 +73,9 @@ def _llava(inner: Any, drop: int) -> VisionTower:
     def features(states: Tensor) -> Tensor:
         return inner.multi_modal_projector(states[:, drop:])
 
+    blocks, layout_at = parts.blocks, parts.layout_at
     return VisionTower(
-        parts.embed,
-        parts.blocks,
-        features,
-        parts.layout_at,
-        parts.patch,
-        parts.size,
-        len(parts.blocks),
+        parts.embed, blocks, features, layout_at, parts.patch, parts.size, len(blocks)
     )
 
 
@@ -123,27 +109,19 @@ def _internvl_block(native: Any, name: str) -> Block:
     once (so removing a head leaves the others alone only at the output projection, which is where
     heads are removed)."""
     attention = native.attention
-    shape = (attention.num_heads, attention.head_dim)
-
-    def project(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        q, k = attention.q_norm(attention.q_proj(x)), attention.k_norm(attention.k_proj(x))
-        return (
-            q.unflatten(-1, shape),
-            k.unflatten(-1, shape),
-            attention.v_proj(x).unflatten(-1, shape),
-        )
-
+    q = chain(attention.q_proj, attention.q_norm)
+    k = chain(attention.k_proj, attention.k_norm)
     return Block(
         name=name,
         native=native,
-        heads=shape[0],
-        head_dim=shape[1],
+        heads=attention.num_heads,
+        head_dim=attention.head_dim,
         scale=attention.scale,
-        project=project,
+        project=apart(q, k, attention.v_proj, attention.head_dim),
         norm=native.layernorm_before,
         mix=attention.projection_layer,
-        branch=lambda x: native.lambda_1 * x,
-        feed=lambda x: native.lambda_2 * native.mlp(native.layernorm_after(x)),
+        branch=times(native, "lambda_1"),
+        feed=chain(native.layernorm_after, native.mlp, times(native, "lambda_2")),
     )
 
 
