@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from torch import Tensor
@@ -121,6 +123,44 @@ def test_the_kernel_equals_the_explicit_form(case, choose, dtype):
         rtol=1e-2 if dtype == HALF else 1e-5,
     )
     assert_close(fast_lse, slow_lse.detach(), atol=2e-5 if dtype == torch.float32 else 3e-2, rtol=0)
+
+
+def test_a_mask_as_words_and_as_a_list_of_blocks_that_each_tile_needs():
+    keep = torch.zeros(1, 2, kernel.ROWS + 2, 70, dtype=torch.bool)
+    keep[0, 0, 3, 33] = keep[0, 1, 3, 69] = keep[0, 1, -1, 0] = keep[0, 1, -1, 31] = True
+    words = Mask(keep).words
+    assert words.shape == (1, 2, kernel.ROWS + 2, 3) and words.dtype == torch.int32
+    assert words[0, 0, 3].tolist() == [0, 2, 0] and words[0, 1, 3].tolist() == [0, 0, 1 << 5]
+    assert words[0, 1, -1].tolist() == [1 - (1 << 31), 0, 0]
+    counts, *order = Mask(keep).worklist.T.tolist()
+    assert counts == [2, 1]  # tiles of rows, over images and heads
+    assert [blocks[0] for blocks in order[:2]] == [1, 2] and order[0][1] == 0
+
+
+def test_what_the_kernel_does_not_compute_is_left_to_the_explicit_form():
+    def tensor(width=64, dtype=torch.float16, grad=False, cuda=True):
+        shape = (1, 2, 5, width)
+        return SimpleNamespace(shape=shape, dtype=dtype, requires_grad=grad, is_cuda=cuda)
+
+    def usable(q, banks=1, own=None, **bank):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(kernel, "triton_kernels", lambda: True)
+            return kernel.usable(q, [Bank(tensor(), tensor(), **bank)] * banks, own)
+
+    groups = Groups.even(5, 1, "cpu")
+    assert usable(tensor()) and usable(tensor(256), banks=2) and usable(tensor(), keep=Mask(None))
+    assert usable(tensor(), own=Own(tensor(), tensor(), groups, groups))
+    for q in (tensor(257), tensor(dtype=torch.float64), tensor(grad=True), tensor(cuda=False)):
+        assert not usable(q)
+    assert not usable(tensor(), banks=3) and not usable(tensor(), bias=tensor())
+    for own in (
+        Own(tensor(), tensor(grad=True), groups, groups),
+        Own(tensor(), tensor(), groups, groups, bias=tensor()),
+    ):
+        assert not usable(tensor(), own=own)
+    with torch.no_grad():
+        assert usable(tensor(grad=True))
+    assert not kernel.usable(tensor(), [], None) or kernel.triton_kernels() is not None
 
 
 def test_an_empty_bank_adds_nothing_and_no_nan():

@@ -5,7 +5,18 @@ from __future__ import annotations
 import pytest
 import torch
 
-from seecause.engine.chunks import batched, budget, fit, in_chunks, memory
+from seecause._stop import Stopped, stoppable
+from seecause.engine import graphs
+from seecause.engine.chunks import (
+    CPU_BUDGET,
+    GPU_SHARE,
+    batched,
+    budget,
+    fit,
+    in_chunks,
+    joined,
+    memory,
+)
 from seecause.errors import BadOption
 
 CPU = torch.device("cpu")
@@ -19,7 +30,7 @@ def test_the_budget_decides_how_many_run_at_once():
         assert fit(50, 100, CPU, share=0.5) == 5
 
 
-def test_out_of_memory_halves_the_chunk_and_goes_on():
+def test_out_of_memory_halves_the_chunk_and_goes_on(caplog):
     sizes = []
 
     def run(start, stop):
@@ -33,6 +44,53 @@ def test_out_of_memory_halves_the_chunk_and_goes_on():
         assert [i for part in parts for i in part] == list(range(10))
         assert sizes == [2, 2, 2, 2, 2]
         assert held.halvings == memory().halvings == ["rows: 4", "rows: 2"]
+    assert caplog.messages == [
+        "out of memory; rows reduced to 4",
+        "out of memory; rows reduced to 2",
+    ]
+
+
+def test_the_share_of_a_gpu_that_is_free_counts_without_what_graphs_hold(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (100, 500))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 60)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 10)
+    monkeypatch.setattr(graphs, "pool_bytes", lambda device: 20)
+    assert memory().bytes(torch.device("cuda")) == (100 + 60 - 10 - 20) * GPU_SHARE
+    assert memory().bytes(CPU) == CPU_BUDGET
+    with budget(7) as held:
+        assert held.bytes(torch.device("cuda")) == 7
+    assert fit(1, 1 << 60, torch.device("cuda:99")) == 1  # nobody is asked
+
+
+def test_a_gpu_gives_back_what_it_holds_before_a_part_is_repeated(monkeypatch):
+    calls = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: calls.append("cache"))
+    monkeypatch.setattr(graphs, "clear", lambda: calls.append("graphs"))
+
+    def run(start, stop):
+        if stop - start > 1:
+            raise torch.cuda.OutOfMemoryError("too large")
+        calls.append(start)
+        return start
+
+    assert list(in_chunks(run, 2, 2)) == [0, 1] and calls == ["graphs", "cache", 0, 1]
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    with pytest.raises(torch.cuda.OutOfMemoryError):  # a recording cannot go on with less
+        list(in_chunks(run, 2, 2))
+
+
+def test_work_can_be_stopped_between_two_chunks():
+    done = []
+
+    def check():
+        if len(done) == 2:
+            raise Stopped
+
+    with stoppable(check), pytest.raises(Stopped):
+        list(in_chunks(lambda a, b: done.append(a), 5, 1))
+    assert done == [0, 1]
 
 
 def test_a_single_item_that_does_not_fit_is_an_error():
@@ -46,6 +104,8 @@ def test_a_single_item_that_does_not_fit_is_an_error():
 def test_batches_come_back_in_order():
     items = torch.arange(7.0)[:, None]
     assert torch.equal(batched(lambda x: 2 * x, items, 3), 2 * items)
+    assert joined([items]) is items
+    assert torch.equal(joined([items, items], dim=1), items.expand(-1, 2))
 
 
 def test_a_budget_hears_of_halvings_under_one_inside_it():

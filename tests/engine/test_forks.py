@@ -6,9 +6,19 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from seecause.engine.forks import gated_logits, logits_of_sets
+import seecause as sc
+from seecause.engine.forks import (
+    carried_logits,
+    fork,
+    gated_logits,
+    inert,
+    logits_of_sets,
+    mean_carried,
+)
+from seecause.engine.walk import walk
 from seecause.heads import ablate
 from seecause.heads.scores import gates_without
+from seecause.models.slicing import zero_heads
 from tests.helpers import hooks, view
 from tests.tiny import FAMILIES, pictures, tiny
 
@@ -58,3 +68,67 @@ def test_sets_that_begin_at_different_blocks_keep_their_answers():
         expected = [gated_logits(model, images, gate.expand(len(images), -1, -1)) for gate in gates]
         logits = logits_of_sets(model, images, gates)
     assert_close(logits, torch.stack(expected), atol=1e-10, rtol=0)
+
+
+@pytest.mark.parametrize("limit", [None, 1])
+@torch.no_grad()
+def test_replaced_heads_carry_what_another_picture_carries(limit):
+    """Some pictures are forked, the last one only gives; in chunks or not, plain answers stay."""
+    native = tiny("timm_registers")
+    model, images = view(native, check=False), pictures(native, batch=3)
+    heads, seen = [(2, 1), (0, 0), (2, 0), (model.n_layers - 1, 2)], {}
+
+    def each(layer, chosen, logits):
+        seen.update({(layer, head): row for head, row in zip(chosen, logits, strict=True)})
+
+    def from_the_last(layer, carried, tokens):
+        return carried[2:]
+
+    with sc.budget(limit):
+        plain = fork(model, images, heads, each, content=from_the_last, forking=2)
+    assert_close(plain, model(images), atol=1e-12, rtol=0)
+    assert sorted(seen) == sorted(heads)
+    donor = [s.carried for s in walk(model, model.embed(images[2:]), model.at(images[2:]))]
+    for (layer, head), logits in seen.items():
+        steps = walk(model, model.embed(images[:2]), model.at(images[:2]))
+        for step in steps:
+            if step.index == layer:
+                carried = step.carried.clone()
+                carried[:, :, head] = donor[layer][:, :, head]
+                step.carried = carried
+        expected = model.readout(steps.h, model.layout)
+        assert_close(logits, expected, atol=1e-12, rtol=0)
+        assert (expected - plain[:2]).abs().max() > 1e-4
+
+
+def test_heads_that_cannot_matter_are_known_without_a_run():
+    model = view(tiny("timm_deit3"), check=False)
+    assert inert(model) == set()
+    zero_heads(model.blocks[1].owner, [2], of=3)
+    gates = torch.ones(model.n_layers, model.n_heads)
+    gates[0, 1], gates[3, 0] = 0, 0.5
+    with model.gated(gates):
+        assert inert(model) == {(0, 1), (1, 2)}
+
+
+def test_logits_hang_on_what_heads_carried_and_on_nothing_before():
+    native = tiny("timm_deit3")
+    model, images = view(native, check=False), pictures(native).requires_grad_()
+    logits, carried = carried_logits(model, images)
+    assert_close(logits, model(images), atol=1e-12, rtol=0)
+    assert [x.shape[1] for x, _ in carried] == [25, 25, 25, 1]  # rows that are read, at the end
+    assert [tokens.tolist() for _, tokens in carried][2:] == [list(range(25)), [0]]
+    slopes = torch.autograd.grad(logits[:, 2].sum(), [x for x, _ in carried])
+    assert all(slope.abs().max() > 0 for slope in slopes)
+    assert not carried[0][0].grad_fn  # a leaf
+
+
+@torch.no_grad()
+def test_the_mean_of_what_heads_carry_does_not_hang_on_chunks():
+    native = tiny("timm_deit3")
+    model, images = view(native, check=False), pictures(native, batch=3)
+    steps = walk(model, model.embed(images), model.at(images))
+    expected = [step.carried.mean(dim=0) for step in steps]
+    for limit in (None, 1):
+        with sc.budget(limit):
+            assert_close(mean_carried(model, images), expected, atol=1e-12, rtol=0)

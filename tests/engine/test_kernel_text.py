@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from torch.testing import assert_close
@@ -163,4 +165,14 @@ def test_the_slope_of_rows_that_read_shared_keys_equals_the_explicit_one(dtype, 
 def test_only_half_precision_on_a_gpu():
     x = torch.zeros(1, 2, 3, 32)
     assert not kernel_text.usable(x) and not kernel_text.usable(x.bfloat16())
-    assert not kernel_text.usable_for_states(x)
+
+    def there(width, dtype=torch.bfloat16):
+        return SimpleNamespace(is_cuda=True, dtype=dtype, shape=(1, 2, 3, width))
+
+    assert [kernel_text.usable(there(w)) for w in (16, 32, 48, 256, 512)] == [
+        False, True, False, True, False,
+    ]  # fmt: skip
+    widest = kernel_text.WIDEST
+    assert kernel_text.usable_for_states(there(widest)) and kernel_text.usable_for_states(there(48))
+    assert not kernel_text.usable_for_states(there(widest + 1))
+    assert not kernel_text.usable_for_states(there(48, torch.float32))

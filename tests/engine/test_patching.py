@@ -129,12 +129,40 @@ def test_patched_keys_and_values_equal_two_banks():
         (sc.Site(0, heads=[1]), "no heads"),
         (sc.Site(0, "heads", heads=[7]), "0-2"),
         (sc.Site(0, tokens=[99]), "0-24"),
+        (sc.Site(-1), "block 0-3"),
+        (sc.Site(0, "heads", source_tokens=[1]), "kind resid"),
+        (sc.Site(0, tokens=[1, 2], source_tokens=[3]), r"as many as tokens \(2\)"),
+        (sc.Site(0, source_tokens=[3]), r"as many as tokens \(25\)"),
+        (sc.Site(0, tokens=[1], source_tokens=[25]), "source_tokens.*0-24"),
     ],
 )
 def test_impossible_sites_are_refused(site, said):
     native = tiny("timm_deit3")
     with pytest.raises(BadOption, match=said):
         sc.patch(view(native), pictures(native), pictures(native, seed=2), [[site]])
+
+
+def test_sources_and_sets_that_do_not_fit_are_refused():
+    native = tiny("timm_deit3")
+    model, images = view(native), pictures(native)
+    with pytest.raises(BadOption, match="at least one set"):
+        sc.patch(model, images, images, [])
+    with pytest.raises(BadOption, match="one source for each image"):
+        sc.patch(model, images, images[:1], [[sc.Site(0)]])
+    with pytest.raises(BadOption, match=r"sc\.load or sc\.wrap"):
+        sc.run(native.module, images)
+
+
+@torch.no_grad()
+def test_sets_run_together_or_in_chunks():
+    native = tiny("timm_deit3")
+    model, (base, source) = view(native), pictures(native).split(1)
+    sets = [[sc.Site(3, "kv", heads=[1])], [], [sc.Site(1, tokens=[2]), sc.Site(2, "heads")]]
+    together = sc.patch(model, base, source, sets)
+    with sc.budget(1):
+        assert_close(sc.patch(model, base, source, sets), together, atol=1e-12, rtol=0)
+    each = torch.cat([sc.patch(model, base, source, [sites]) for sites in sets])
+    assert_close(each, together, atol=1e-12, rtol=0)
 
 
 def test_an_unknown_place_is_refused():

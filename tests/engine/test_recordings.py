@@ -1,6 +1,8 @@
 """When a recording is made, kept and thrown away, with stand-ins for CUDA."""
 
-from contextlib import nullcontext
+import copy
+from contextlib import contextmanager, nullcontext
+from itertools import count
 from types import SimpleNamespace
 
 import pytest
@@ -11,71 +13,190 @@ from seecause.engine.graphs import captured
 from tests.helpers import view
 from tests.tiny import pictures, tiny
 
+CPU = torch.device("cpu")
+
 
 @pytest.fixture
 def stand_ins(monkeypatch):
-    """What CUDA does, on a CPU: a recording runs the function, a replay runs it again."""
-    pool, spoiled = graphs._Pool(torch.device("cpu")), []
+    """What CUDA does, on a CPU: a recording runs the function, a replay runs it again and writes
+    over its results. Every recording takes one byte of a hundred."""
+    pool, spoiled, turns, reserved = graphs._Pool(CPU), [], [], count(10)
+    capture = graphs._Pool._capture
 
-    def record(graph):
-        graph.outputs = graph.function(*graph.inputs)
+    @contextmanager
+    def recording(graph, **options):
+        yield
         if spoiled:
             raise RuntimeError(spoiled.pop())
-        return 1
 
-    def launch(graph, tensors):
-        return graph.function(*tensors)
+    def captured_by(pool, graph):
+        grown = capture(pool, graph)
+        function, inputs, outputs = graph.function, graph.inputs, graph.outputs
+        graph.graph.replay = lambda: outputs.copy_(function(*inputs))
+        return grown
 
     class Event:
-        wait = record = lambda self: None
+        def wait(self):
+            turns.append("wait")
 
-    card = SimpleNamespace(total_memory=100)
-    monkeypatch.setattr(pool, "_capture", record)
-    monkeypatch.setattr(graphs._Graph, "launch", launch)
-    monkeypatch.setattr(graphs, "_pool", lambda device: pool)
+        def record(self):
+            turns.append("record")
+
+    monkeypatch.setattr(graphs._Pool, "_capture", captured_by)
+    monkeypatch.setattr(graphs, "_pools", {CPU: pool})
     monkeypatch.setattr(graphs, "usable", lambda tensors: not graphs._off.get())
     for name, value in {
         "device": lambda device: nullcontext(),
         "current_stream": lambda: None,
         "set_stream": lambda stream: None,
-        "get_device_properties": lambda device: card,
+        "get_device_properties": lambda device: SimpleNamespace(total_memory=100),
+        "memory_reserved": lambda device: next(reserved),
+        "graph_pool_handle": object,
+        "Stream": object,
+        "graph": recording,
         "Event": Event,
-        "CUDAGraph": object,
+        "CUDAGraph": SimpleNamespace,
     }.items():
         monkeypatch.setattr(torch.cuda, name, value)
-    return pool, spoiled
+    return SimpleNamespace(pool=pool, spoiled=spoiled, turns=turns)
+
+
+class Runs:
+    """A model's logits by recordings; `prepared` says which calls were prepared anew."""
+
+    def __init__(self):
+        self.native, self.prepared = tiny("timm_deit3"), []
+        self.model = view(self.native)
+        self.images = pictures(self.native)
+
+    def __call__(self, key, images=None):
+        images = self.images if images is None else images
+
+        def prepare():
+            self.prepared.append(key)
+            return self.model
+
+        with torch.no_grad():
+            got = captured(self.model, key, prepare, images)
+        assert torch.equal(got, self.model(images))
+        return got
+
+    @property
+    def held(self):
+        return [x for x in self.model.memo["graphs"].values() if isinstance(x, graphs._Graph)]
 
 
 def test_recordings_are_made_once_kept_while_nothing_changes_and_bounded(stand_ins, monkeypatch):
-    pool, spoiled = stand_ins
-    native = tiny("timm_deit3")
-    model, images = view(native), pictures(native)
-    prepared = []
-
-    def run(key):
-        def prepare():
-            prepared.append(key)
-            return model
-
-        with torch.no_grad():
-            got = captured(model, key, prepare, images)
-        assert torch.equal(got, model(images))
-
+    pool, spoiled = stand_ins.pool, stand_ins.spoiled
+    run = Runs()
+    prepared = run.prepared
     for _ in range(5):
         run("a")
     assert prepared == ["a", "a"] and len(pool.living()) == 1 and pool.bytes == 1
+    (old,) = run.held
     with torch.no_grad():
-        model.module.head.weight.mul_(2)
+        run.model.module.head.weight.mul_(2)
     for _ in range(4):
         run("a")
     assert prepared == ["a"] * 4 and len(pool.living()) == 1
+    assert old.graph is old.outputs is old.function is old.watch is None and not old.inputs
     spoiled += ["first", "second"]
     for _ in range(6):
         run("b")
     assert prepared[4:] == ["b"] * 6 and [why for _, why in pool.failures] == ["second", "first"]
+    assert graphs.report() == [
+        "cpu: 1 graphs, 0 MiB",
+        "cpu: plain runs of b: second",
+        "cpu: plain runs of b: first",
+    ]
     monkeypatch.setattr(graphs, "MOST", 2)
     for key in "cdefg":
         run(key), run(key)
     assert len(pool.living()) == 2
-    model.forget()
-    assert not pool.living() and pool.bytes == 0
+    run.model.forget()
+    assert not pool.living() and pool.bytes == graphs.pool_bytes(CPU) == 0
+
+
+def test_results_stay_and_replays_take_turns(stand_ins):
+    run = Runs()
+    others = [pictures(run.native, seed=seed) for seed in range(5)]
+    results = [run("a", images) for images in others]
+    assert run.prepared == ["a", "a"]
+    for images, logits in zip(others, results, strict=True):
+        assert torch.equal(logits, run.model(images))
+    assert stand_ins.turns == ["record", "wait", "record", "wait", "record"]
+
+
+def test_a_call_is_ready_once_it_is_recorded(stand_ins):
+    run = Runs()
+    for expected in (False, False, True):
+        assert graphs.ready(run.model, "a", run.images) is expected
+        run("a")
+    assert not graphs.ready(run.model, "b", run.images)
+    assert not graphs.ready(run.model, "a", run.images[:1])
+    graphs.clear(torch.device("cuda:7"))
+    assert graphs.ready(run.model, "a", run.images)
+    graphs.clear(CPU)
+    assert not graphs.ready(run.model, "a", run.images) and graphs.pool_bytes(CPU) == 0
+
+
+def test_recordings_that_take_too_much_memory_go(stand_ins, monkeypatch):
+    monkeypatch.setattr(graphs, "SHARE", 0.02)  # two bytes
+    run = Runs()
+    for key in "abc":
+        run(key), run(key)
+    assert not stand_ins.pool.living() and graphs.pool_bytes(CPU) == 0  # the third was too many
+    assert not stand_ins.pool.failures
+    run("c"), run("c")
+    assert len(stand_ins.pool.living()) == 1
+    monkeypatch.setattr(graphs, "SHARE", 0.0)
+    run("d"), run("d")
+    assert graphs.report()[-1] == "cpu: plain runs of d: larger than 0 MiB"
+
+
+def test_graphs_have_a_part_in_plain_runs_on_cuda_only(monkeypatch):
+    there, here = SimpleNamespace(is_cuda=True), SimpleNamespace(is_cuda=False)
+    with torch.no_grad():
+        assert graphs.usable((there, there))
+        assert not graphs.usable((there, here)) and not graphs.usable(())
+        with graphs.without_graphs():
+            assert not graphs.usable((there,))
+        torch.set_autocast_enabled("cuda", True)
+        assert not graphs.usable((there,))
+        torch.set_autocast_enabled("cuda", False)
+        monkeypatch.setattr(graphs, "recording", lambda: True)
+        assert not graphs.usable((there,))
+        monkeypatch.undo()
+        monkeypatch.setenv(graphs.SWITCH, "0")
+        assert not graphs.usable((there,))
+        monkeypatch.undo()
+    assert not graphs.usable((there,))
+    with torch.inference_mode():
+        assert not graphs.usable((there,))
+
+
+def test_a_recording_is_good_for_one_key_shape_order_and_setting():
+    model, x = SimpleNamespace(gates=None, blocks=[]), torch.zeros(2, 2)
+    first = graphs._place(model, "a", (x,))
+    assert first == graphs._place(model, "a", (x + 1,))
+    others = [(model, "b", (x,)), (SimpleNamespace(**vars(model)), "a", (x,))]
+    others += [(model, "a", (y,)) for y in (x[:1], x.mT, x.double(), x.to("meta"))]
+    assert all(graphs._place(*other) != first for other in others)
+    model.gates = torch.zeros(1)
+    assert graphs._place(model, "a", (x,)) != first
+    model.gates, model.blocks = None, []
+    assert graphs._place(model, "a", (x,)) != first
+    before = torch.get_float32_matmul_precision(), graphs._settings()
+    torch.set_float32_matmul_precision("medium")
+    assert graphs._settings() != before[1]
+    torch.set_float32_matmul_precision(before[0])
+
+
+def test_a_module_owns_recordings_and_its_copy_makes_its_own():
+    owner = graphs.ModuleOwner(torch.nn.Linear(2, 2))
+    owner.memo["graphs"] = {"a": None}
+    before, watch = owner.state_key(), owner.watch()
+    assert copy.deepcopy(owner).memo == {} and owner.memo and watch.unchanged()
+    with torch.no_grad():
+        owner.module.weight.add_(1)
+    assert owner.state_key() != before and not watch.unchanged()

@@ -4,6 +4,7 @@ and the views whose pixels move are those whose boxes hold it."""
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -145,3 +146,16 @@ def test_padded_pictures_and_videos_of_onevision_are_refused_in_words():
         image_tokens(bare.module.config, several, places)
     with pytest.raises(UnsupportedModel, match="give pictures"):
         image_tokens(bare.module.config, {"pixel_values_videos": torch.zeros(1)}, places)
+
+
+@pytest.mark.parametrize(("most", "side"), [("anyres_max_9", 6), ("anyres_max_30", 12), ("", 12)])
+def test_a_fine_grid_that_is_too_large_is_shrunk(most, side):
+    """LLaVA-OneVision: tiles of 6 x 6 views of 2 x 2 tokens, 144 of at most 9 times 4."""
+    vision = SimpleNamespace(image_size=32, patch_size=16)
+    config = SimpleNamespace(vision_config=vision, image_grid_pinpoints=[[192, 192]])
+    config.vision_aspect_ratio = most
+    inputs = {"image_sizes": torch.tensor([[192, 192]])}
+    places = torch.ones(4 + side * (side + 1), dtype=torch.bool)
+    base, fine = image_tokens(config, inputs, places).parts
+    assert (base.rows, base.columns) == (2, 2)
+    assert (fine.rows, fine.columns, fine.newline) == (side, side, True)

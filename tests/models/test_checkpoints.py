@@ -22,7 +22,7 @@ from transformers import ViTConfig, ViTForImageClassification, ViTModel
 
 import seecause as sc
 from seecause.errors import MissingWeights, SeecauseError
-from seecause.models.checkpoints import class_list
+from seecause.models.checkpoints import class_list, read_checkpoint
 from tests.tiny import scramble
 
 NAMES = ["ant", "bee", "cat", "dog", "eel"]
@@ -164,6 +164,14 @@ def test_a_misfit_says_how_much_and_what(tmp_path):
     words = str(caught.value)
     assert "missing (cls_token)" in words and "not of it (extra)" in words
     assert "blocks.0.attn.qkv.weight [2, 2], not [192, 64]" in words
+
+
+def test_a_file_that_holds_itself_is_refused(tmp_path):
+    loop: dict[str, object] = {"epoch": 3}
+    loop["model"] = loop
+    torch.save(loop, tmp_path / "loop.pt")
+    with pytest.raises(MissingWeights, match="no named weights; keys: epoch, model"):
+        read_checkpoint(tmp_path / "loop.pt")
 
 
 def test_a_whole_pickled_module_is_refused_with_what_to_save(tmp_path):

@@ -3,16 +3,25 @@ reads the picture in another way than its view does is refused."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 import transformers as hf
 from torch.testing import assert_close
 
 import seecause as sc
-from seecause.engine.verify_dense import verify_dense
-from seecause.errors import BadOption, NotDefined, UnsupportedModel, ViewMismatch
+from seecause.engine.verify import verify
+from seecause.errors import (
+    BadImage,
+    BadOption,
+    NotDefined,
+    UnknownName,
+    UnsupportedModel,
+    ViewMismatch,
+)
 from seecause.models.dense_families import spliced
-from tests.families.dense import DENSE, tiny_dense
+from tests.families.dense import DENSE, SQUARE, tiny_dense
 from tests.reference.rows import output_of, overwritten
 from tests.tiny import pictures
 
@@ -29,7 +38,7 @@ def test_a_view_equals_its_native_model(family):
         assert values.std() > 1e-4
     aim = model.aim(images[:1])
     assert_close(aim.model(images[:1]), aim.model.question.read(model.outputs(images[:1])))
-    assert all(probe.worst < 0.3 for probe in verify_dense(model))
+    assert all(probe.worst < 0.3 for probe in verify(model))
 
 
 @torch.no_grad()
@@ -63,8 +72,10 @@ def test_planted_mistakes_are_refused(kind, probe):
     module = tiny_dense("detr").module
     wrong = kind(module.config).double().eval()
     wrong.load_state_dict(module.state_dict())
-    with pytest.raises(ViewMismatch, match=probe):
+    with pytest.raises(ViewMismatch, match=probe) as refusal:
         sc.wrap(wrong, mean=(0.5,) * 3, std=(0.5,) * 3, size=(96, 96))
+    if probe == "places":  # the first corner is named
+        assert "pixels of cell (0, 0) most those at cell" in str(refusal.value)
 
 
 def test_what_does_not_fit_is_refused_in_words():
@@ -75,6 +86,31 @@ def test_what_does_not_fit_is_refused_in_words():
         sc.wrap(module, mean=(0.5,) * 3, std=(0.5,) * 3, size=(64, 90))
     with pytest.raises(UnsupportedModel, match="wrap the whole model"):
         sc.wrap(module.model, mean=(0.5,) * 3, std=(0.5,) * 3)
+
+
+@pytest.mark.parametrize("family", SQUARE)
+def test_a_model_of_one_size_takes_no_other(family):
+    native = tiny_dense(family)
+    model = sc.wrap(native.module, check=False, **{**native.options, "size": (96, 96)})
+    assert model.fixed_size and model.preprocess.size == (64, 64)
+    with pytest.raises(BadImage, match="64 x 64 only"):
+        model(torch.zeros(1, 3, 96, 96, dtype=torch.float64))
+
+
+def test_places_of_one_picture_have_the_slope_that_they_have_in_a_batch():
+    native = tiny_dense("rt_detr")
+    model, images = sc.wrap(native.module, check=False, **native.options), 0.3 * pictures(native)
+    aim = model.aim(images[:1], "box:2:frog").model
+    with pytest.raises(UnknownName, match="stage"):
+        aim.run_from("model.decoder", aim.run_to(model.cells, images))
+    slopes = []
+    for batch in (1, 2):
+        places = aim.run_to(model.cells, images[:1]).repeated(batch)
+        leaves = [level.detach().requires_grad_() for level in places.maps]
+        logits = aim.run_from(model.cells, replace(places, maps=tuple(leaves)))
+        slopes.append([x[0] for x in torch.autograd.grad(logits[0, 1], leaves)])
+    assert_close(slopes[0], slopes[1], atol=1e-12, rtol=0)
+    assert slopes[0][0].abs().max() > 0
 
 
 @torch.no_grad()

@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from torch.testing import assert_close
 
 import seecause as sc
+from seecause.models.heads import TextHead, UnitLinear
 from tests.reference import caap as reference
 from tests.tiny import pictures, tiny
 
@@ -55,6 +56,18 @@ def test_prototypes_by_cosine():
     )
     logits = model(images)
     assert logits.shape == (2, 4) and logits.abs().max() <= 3
+
+
+def test_heads_on_unit_features_read_every_row_for_itself():
+    rows = torch.randn(2, 3, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    matrix = torch.eye(5, dtype=torch.float64)[:4]
+    unit = rows / rows.norm(dim=-1, keepdim=True)
+    assert_close(sc.CosineHead(2 * matrix, scale=3.0)(rows), 3 * unit[..., :4])
+    layer = UnitLinear(5, 4, bias=False, dtype=torch.float64)
+    layer.load_state_dict({"weight": matrix})
+    assert_close(layer(rows), unit[..., :4])
+    scale, bias = (torch.nn.Parameter(torch.tensor(x).double()) for x in (1.0, 0.5))
+    assert_close(TextHead(matrix, scale, bias)(rows), torch.e * unit[..., :4] + 0.5)
 
 
 def test_a_norm_between_pool_and_classifier_stays_in_front_of_a_given_head():

@@ -249,3 +249,12 @@ def test_sound_of_another_size_is_refused(tiny):
     if family == "ast":
         with pytest.raises(BadImage, match="shape"):
             model.prepare(torch.zeros(2, SOUND[0] + 1, SOUND[1]))
+
+
+def test_sound_that_is_too_long_is_cut_and_said_so(caplog):
+    steps = Spectrogram.of_extractor({"max_length": 50, "num_mel_bins": 16})
+    wave = noise(16_000).float().numpy()
+    steps(wave)
+    assert caplog.messages == ["only the first 0.5 of 1 s are heard"]
+    steps(wave[:8_000])
+    assert len(caplog.messages) == 1

@@ -14,7 +14,7 @@ from torch.testing import assert_close
 import seecause as sc
 from seecause.attribution.mosaic import MaskPlan, draw_masks
 from seecause.engine.blanks import blank_image
-from seecause.engine.verify import verify_staged
+from seecause.engine.verify import verify
 from seecause.errors import BadOption, NotDefined, ViewMismatch
 from seecause.loading import wrap
 from seecause.models.staged_view import StagedModel
@@ -111,7 +111,7 @@ class TestChangedModels:
         model = view(native, check=False)
         model.stages[2] = replace(model.stages[2], native=native.blocks[3])
         with pytest.raises(ViewMismatch):
-            verify_staged(model)
+            verify(model)
 
     @pytest.mark.parametrize("family", ["timm_swin", "hf_swin_v2"])
     def test_rows_and_columns_exchanged(self, family):
@@ -126,14 +126,14 @@ class TestChangedModels:
         model.stages[index] = replace(ours, leave=lambda x: turned(ours.leave(x)))
         model.stages[index + 1] = replace(after, enter=lambda x: after.enter(turned(x)))
         with pytest.raises(ViewMismatch, match="'locality' failed at stage3"):
-            verify_staged(model)
+            verify(model)
 
     def test_a_norm_left_out_of_the_rest(self):
         native = tiny_staged("timm_swin")
         model = view(native, check=False)
         model.rest = lambda x: native.module.forward_head(x.movedim(1, -1))
         with pytest.raises(ViewMismatch, match="'resume' failed at stage4"):
-            verify_staged(model)
+            verify(model)
 
 
 @pytest.mark.parametrize("family", ["timm_swin", "timm_maxvit", "hf_swin"])

@@ -11,10 +11,10 @@ from torch import Tensor, nn
 from torch.testing import assert_close
 
 import seecause as sc
-from seecause.engine.verify import verify_staged
+from seecause.engine.verify import verify
 from seecause.errors import BadImage, BadOption, UnknownName, UnsupportedModel, ViewMismatch
 from seecause.loading import wrap
-from seecause.models.staged_view import Stage, StagedModel
+from seecause.models.staged_view import Stage, StagedModel, StagedParts
 from tests.families.conv import CONV_FAMILIES, OPTIONS, SIZE, tiny_conv
 from tests.families.native import matrix
 from tests.helpers import hooks, noise, view
@@ -80,6 +80,32 @@ def test_a_stage_that_does_not_exist_is_refused_by_name():
         view(tiny_conv("timm_resnet"), check=False).run_from("layer33", noise(1, 3, 4, 4))
 
 
+class Cells(nn.Module):
+    """Every cell of eight pixels by itself."""
+
+    def __init__(self):
+        super().__init__()
+        self.stem, self.head = nn.Conv2d(3, 4, 8, stride=8), nn.Linear(4, 2)
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.rest(self.stem(images))
+
+    def rest(self, features: Tensor) -> Tensor:
+        return self.head(features.mean(dim=(2, 3)))
+
+    def view_parts(self) -> StagedParts:
+        stages = [Stage("stem", (self.stem,))]
+        return StagedParts("cells", stages, self.rest, "stem", classifies=True, native=self)
+
+
+def test_the_share_that_moved_further_than_a_cell_is_none_where_cells_do_not_mix():
+    torch.manual_seed(0)
+    probes = {p.name: p for p in verify(wrap(Cells().eval(), **{**OPTIONS, "size": (40, 56)}))}
+    assert list(probes) == ["logits", "stages", "resume", "locality"]
+    assert probes["locality"].worst == pytest.approx(0, abs=1e-6)
+    assert probes["locality"].compared.startswith("5 x 7 cells of 8 x 8 pixels at stem;")
+
+
 class Flip(nn.Module):
     def forward(self, features: Tensor) -> Tensor:
         return features.flip(-1, -2)
@@ -90,7 +116,7 @@ class TestWrongSplits:
 
     def refusal(self, model: StagedModel) -> tuple[str, str]:
         with pytest.raises(ViewMismatch) as refused:
-            verify_staged(model)
+            verify(model)
         return refused.value.probe, refused.value.where
 
     def test_a_module_left_out_of_a_stage(self):
@@ -156,6 +182,10 @@ class TestHeads:
         native = tiny_conv("timm_resnet")
         with pytest.raises(BadOption, match="classifier of its own"):
             wrap(native.module, head=matrix(8), **OPTIONS)
+        with pytest.raises(BadOption, match="a matrix or a module"):
+            headless = tiny_conv("timm_resnet").module
+            headless.fc = nn.Identity()
+            wrap(headless, head=sc.Similarity(pictures(native)), **OPTIONS)
         with pytest.raises(BadOption, match="pools by itself"):
             wrap(native.module, pool="mean", **OPTIONS)
 

@@ -13,6 +13,7 @@ import seecause as sc
 from seecause.engine.attend import Bank, attend
 from seecause.engine.forks import fork, logits_of_sets
 from seecause.engine.patching import Site
+from seecause.engine.walk import walk
 from seecause.heads.scores import gates_without
 from seecause.models.block import fused, hiding
 from seecause.models.layout import At, TokenLayout
@@ -140,6 +141,28 @@ def test_facts_go_with_patched_states(site):
         assert_close(patched[0], model(other), **EXACT)
         assert_close(patched[1], model(other), **EXACT)
     assert not torch.allclose(patched[1], model(mine))
+
+
+@torch.no_grad()
+def test_facts_go_with_tokens_that_are_moved():
+    """Moved to its own place is not moved; moved elsewhere, a token is as visible as it was."""
+    model, hidden = hidden_by_sign()
+    mine, other = noise(4, 3, *model.preprocess.size).split(2)
+    prefix, tokens = model.layout.prefix, model.layout.tokens
+    every = range(prefix, tokens)
+    shown = [t for t in every if not hidden(other)[:, t].any()][:1]
+    unseen = [t for t in every if hidden(other)[:, t].all()][:1]
+    sets = [[Site(1, tokens=every)], [Site(1, tokens=every, source_tokens=every)]]
+    sets += [[Site(1, tokens=shown, source_tokens=unseen)]]
+    stay, same, moved = sc.patch(model, mine, other, sets)
+    assert_close(stay, same, **EXACT)
+
+    steps = [walk(model, model.embed(x), model.at(x), stop=1).end() for x in (mine, other)]
+    steps[0][:, shown] = steps[1][:, unseen]
+    facts = hidden(mine)
+    facts[:, shown] = True
+    rest = walk(model, steps[0], knowing(model.layout.at(), facts), start=1).end()
+    assert_close(moved, model.readout(rest, model.layout), **EXACT)
 
 
 @torch.no_grad()
