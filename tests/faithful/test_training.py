@@ -273,7 +273,7 @@ def test_backbones_that_decide_what_is_seen_are_refused(tmp_path, backbone):
 
 def test_what_could_not_be_saved_is_not_trained(tmp_path, monkeypatch):
     monkeypatch.setattr(
-        "seecause.faithful.checkpoint.build_backbone", lambda described: timm_backbone()
+        "seecause.faithful.checkpoint.build_native", lambda described: timm_backbone()
     )
     with pytest.raises(BadOption, match="building it so gives another"):
         train(tiny_config(tmp_path))

@@ -23,6 +23,7 @@ from seecause._files import write_atomic, write_json
 from seecause.errors import BadOption
 from seecause.faithful.net import IFAM, Thresholds
 from seecause.models.checkpoints import fill
+from seecause.models.folders import build_native
 from seecause.models.preprocess import Preprocess
 from seecause.models.sources import Source, saved
 
@@ -71,7 +72,7 @@ def from_card(card: dict[str, Any], state: dict[str, Tensor], source: str) -> So
     if card["preprocess"]:
         preprocess = Preprocess(**_with_tuples(card["preprocess"]))
     net = IFAM(
-        build_backbone(architecture["backbone"]),
+        build_native(architecture["backbone"]),
         **arguments,
         preprocess=preprocess,
         architecture=architecture["backbone"],
@@ -111,27 +112,9 @@ def describe(native: Any) -> dict[str, Any]:
     raise _undescribed(native, "the module does not tell how it was built")
 
 
-def build_backbone(described: dict[str, Any]) -> nn.Module:
-    """The backbone with random weights."""
-    if described["library"] == "transformers":
-        import transformers
-
-        kind = getattr(transformers, described["class"])
-        return kind(kind.config_class.from_dict(described["config"]))
-    if described["library"] == "torchvision":
-        from torchvision import models
-
-        return models.get_model(described["name"], weights=None, **described["options"])
-    import timm
-
-    if "arguments" in described:
-        return timm.models.VisionTransformer(**described["arguments"])
-    return timm.create_model(described["name"], pretrained=False, **described["options"])
-
-
 def _check_description(net: IFAM, described: dict[str, Any]) -> None:
     with torch.device("meta"):
-        again = IFAM(build_backbone(described), **net.arguments)
+        again = IFAM(build_native(described), **net.arguments)
     shapes, built = _shapes(net), _shapes(again)
     for key in sorted(shapes.keys() | built.keys()):
         if shapes.get(key) != built.get(key):

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -267,12 +267,8 @@ class StepShares:
         return keys
 
 
-class Readable(Protocol):
-    def __getitem__(self, key: Any, /) -> Any: ...
-
-
 def read_batches(
-    data: Readable,
+    data: Any,
     keys: Sequence[list[Any]],
     collate: Callable[[list[Any]], Any],
     *,
@@ -280,15 +276,12 @@ def read_batches(
     pin: bool = False,
 ) -> Iterator[Any]:
     """`collate` of the samples of each list of keys, in this order whatever the number of reading
-    processes (0: none but this one).
-
-    Our own errors arrive whole: torch would turn an error of several arguments into a RuntimeError
-    with a traceback in it.
-    """
+    processes (0: none but this one)."""
     loader: DataLoader[Any] = DataLoader(
-        _ErrorsAsSamples(data),  # type: ignore[arg-type]
-        batch_sampler=keys,
-        collate_fn=_ErrorsPassed(collate),
+        _Batches(data, collate),  # type: ignore[arg-type]
+        batch_size=None,
+        sampler=keys,
+        collate_fn=_as_it_is,
         num_workers=min(workers, len(keys), os.cpu_count() or 1),
         pin_memory=pin,
         generator=torch.Generator(),
@@ -300,27 +293,19 @@ def read_batches(
 
 
 @dataclass(frozen=True)
-class _ErrorsAsSamples:
-    """Samples by key, or the error that reading one raised."""
+class _Batches:
+    """Batches by their keys, or the error of ours that reading one raised: torch would turn an
+    error of several arguments into a RuntimeError with a traceback in it."""
 
-    data: Readable
+    data: Any
+    collate: Callable[[list[Any]], Any]
 
-    def __getitem__(self, key: Any) -> Any:
+    def __getitem__(self, keys: list[Any]) -> Any:
         try:
-            return self.data[key]
+            return self.collate([self.data[key] for key in keys])
         except SeecauseError as error:
             return error
 
 
-@dataclass(frozen=True)
-class _ErrorsPassed:
-    """A batch, or the first error among its samples."""
-
-    collate: Callable[[list[Any]], Any]
-
-    def __call__(self, items: list[Any]) -> Any:
-        error = next((item for item in items if isinstance(item, SeecauseError)), None)
-        try:
-            return self.collate(items) if error is None else error
-        except SeecauseError as raised:
-            return raised
+def _as_it_is(batch: Any) -> Any:
+    return batch

@@ -166,7 +166,7 @@ def _exported(card: dict[str, Any], folder: Path) -> Source:
             "Build it, load model.safetensors into it, and sc.wrap it",
         )
     if card["form"] == "sliced":
-        module = _built(origin, folder)
+        module = build_native(origin, folder)
         for place, keep in zip(card["blocks"], card["kept"], strict=True):
             if keep is not None:
                 slice_heads(module.get_submodule(place), keep)
@@ -176,19 +176,23 @@ def _exported(card: dict[str, Any], folder: Path) -> Source:
         read_card(folder / "config.json")
         module = pretrained_model(_model_class(origin["class"]), folder)
     else:
-        module = _built(origin, folder)
+        module = build_native(origin, folder)
         fill(module, read_weights(folder / PLAIN), str(folder))
     return Source(module, _wrap_options(card, folder), origin)
 
 
-def _built(origin: dict[str, Any], folder: Path) -> Any:
-    """The whole module, with random weights."""
+def build_native(origin: dict[str, Any], folder: Path | None = None) -> Any:
+    """The whole module, with random weights. A model of transformers has its configuration in
+    `origin`, or in the folder."""
     library = origin["library"]
     if library == "transformers":
         import transformers
 
+        kind = _model_class(origin["class"])
+        if folder is None:
+            return kind(kind.config_class.from_dict(origin["config"]))
         read_card(folder / "config.json")
-        return _model_class(origin["class"])(pretrained(transformers.AutoConfig, folder))
+        return kind(pretrained(transformers.AutoConfig, folder))
     if library == "torchvision":
         from torchvision import models
 
