@@ -16,7 +16,14 @@ from seecause.data.batch import to_batch
 from seecause.data.dataset import IGNORE, Sample
 from seecause.data.registry import open_data
 from seecause.errors import BadOption, MissingWeights, UnknownName
-from seecause.faithful import LeaveOneOut, calibrate, intervene, open_network, train
+from seecause.faithful import (
+    LeaveOneOut,
+    calibrate,
+    intervene,
+    open_network,
+    part_examples,
+    train,
+)
 from seecause.faithful.data import batches_of, frame_of
 from seecause.faithful.evaluation import Evaluation, TrainedNetwork, _Test, silent
 from seecause.faithful.examine import check_select, examine, key_points, keypoint_fit_data, merge
@@ -54,6 +61,12 @@ def test_maps_and_mask_are_measured_apart(scenes):
         plain["miou_pictures"] == pytest.approx(sum(ious) / 5, abs=1e-6)
         and plain["miou_pictures"] != plain["miou"]
     )
+    labels = batch.labels
+    right = (out.stage1_logits.argmax(dim=1) == labels).double().mean()
+    assert plain["stage1_average"] == pytest.approx(float(right))
+    assert plain["average"] == pytest.approx(
+        float((out.logits.argmax(dim=1) == labels).double().mean())
+    )
     both = either = 0
     for mask, object_ in zip(out.mask, truth, strict=True):
         for row in range(SIZE[0]):
@@ -67,6 +80,22 @@ def test_maps_and_mask_are_measured_apart(scenes):
         changed["miou"] == plain["miou"] > 0
         and changed["mask_iou"] == changed["kept"] == 0 < plain["mask_iou"]
     )
+    assert (plain["empty"], changed["empty"]) == (int(out.empty.sum()), 5) and plain["empty"] < 5
+    try:  # a network that learns is examined as it answers, and goes on learning
+        assert examine(net.train(), data, batch=2).table() == plain and net.training
+    finally:
+        net.eval()
+
+
+@torch.no_grad()
+def test_examples_are_what_the_network_makes_of_them_with_and_without_each_part(scenes):
+    net, data = scenes
+    images = to_batch(frame_of(net), list(data)).images
+    examples = part_examples(net, images, "abcde")
+    assert torch.equal(examples.output.mask, net(images).mask)
+    for part in range(net.parts):
+        with intervene(net, drop_parts=[part]):
+            assert torch.equal(examples.without[part].logits, net(images).logits)
 
 
 @torch.no_grad()

@@ -14,7 +14,7 @@ from torch.testing import assert_close
 import seecause as sc
 from seecause.errors import BadOption
 from seecause.faithful import calibrate, intervene, leave_one_out
-from seecause.faithful.interventions import _thresholds
+from seecause.faithful.interventions import _thresholds, try_interventions
 from seecause.faithful.parts import (
     Assignment,
     reject_far,
@@ -298,12 +298,32 @@ def test_thresholds_survive_half_precision():
         assert net.bfloat16().limits.tolist() == list(result.values)
 
 
-def test_training_is_not_intervened_on():
-    net, images = tiny_net(part_dropout2=0.0).train(), pictures()
+@pytest.mark.parametrize("stages", [1, 2])
+def test_training_is_not_intervened_on(stages):
+    net, images = tiny_net(part_dropout2=0.0, stages=stages), pictures()
+    calibrate(net, images, 0.5)
+    assert not net.training
     draws = sc.faithful.Noise(0, 0, torch.arange(3))
-    plain = net(images, noise=draws).mask
-    with intervene(net, drop_parts=[0, 1]):
-        assert torch.equal(net(images, noise=draws).mask, plain)
+    plain = net.train()(images, noise=draws)
+    for change in ({"drop_parts": [0, 1]}, {"quantile": 0.5}):
+        with intervene(net, **change):
+            out = net(images, noise=draws)
+        assert torch.equal(out.mask, plain.mask) and torch.equal(out.maps, plain.maps)
+        assert torch.equal(out.logits, plain.logits)
+
+
+def test_leave_one_out_rejects_by_what_was_asked_for():
+    net, images, labels = tiny_net(), pictures(6), torch.arange(6) % 4
+    for by in ("distance", "dot"):
+        calibrate(net, images, 0.5, by=by)
+    trials = []
+    for by in ("distance", "dot"):
+        result = leave_one_out(net, [(images, labels)], quantile=0.5, by=by)
+        with intervene(net, quantile=0.5, by=by):
+            assert_close(result.logits, net(images).logits, **EXACT)
+        trials.append(try_interventions(net, lambda: [(images, labels)], [0.5], by=by))
+    assert [{trial.by for trial in of_one} for of_one in trials] == [{"distance"}, {"dot"}]
+    assert not torch.equal(result.logits, leave_one_out(net, [(images, labels)]).logits)
 
 
 @pytest.mark.parametrize(

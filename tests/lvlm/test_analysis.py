@@ -42,6 +42,7 @@ def test_the_map_of_samples_keeps_groups_together():
     vectors, labels = blobs()
     points = embed(vectors)
     assert points.shape == (24, 2) and torch.equal(points, embed(vectors))
+    assert not torch.equal(points, embed(vectors, perplexity=3))
     assert grouping(points, labels).purity > 0.9
     with pytest.raises(BadOption, match="vectors"):
         embed(vectors[:3])
@@ -54,8 +55,10 @@ def test_heads_fall_into_always_used_and_sometimes_used():
     coefficients[::5, 0, 3] = 0.3
     coefficients[1, 1, 0] = 0.2
     coefficients[:, 1, 3] = 0.05  # never strong
+    coefficients[3, 0, 3], coefficients[2, 1, 0] = 0.05, -0.05  # here they are not
     result = group_heads(coefficients)
     assert result.heads == ((0, 1), (0, 3), (1, 0), (1, 2))
+    assert_close(result.vectors, coefficients.flatten(1).T[[1, 3, 4, 6]].double())
     assert result.groups.tolist() == [0, 1, 1, 0]
     assert_close(result.use(0), torch.ones(2, dtype=torch.float64))
     assert_close(result.use(1), torch.tensor([0.2, 0.1], dtype=torch.float64))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from PIL import Image
 from torch.testing import assert_close
 
 from seecause import critters
@@ -17,7 +18,7 @@ from seecause.lvlm import (
     make_bank,
 )
 from seecause.lvlm._cache import run_prefix
-from seecause.lvlm.bank import stretch
+from seecause.lvlm.bank import picture_digest, stretch
 from seecause.models.image_tokens import Grid, ImageTokens
 from tests.families.lvlm import photo
 from tests.lvlm.scenes import QUESTION, TOKEN, scene
@@ -176,6 +177,24 @@ def test_what_does_not_fit_is_refused():
         bank_of_prompts(
             shapes, [shapes.prompt(photo(size), QUESTION) for size in ((40, 56), (64, 64))]
         )
+
+
+def test_a_picture_that_has_the_right_tokens_is_not_resized():
+    here = scene("llava")  # whose pictures all have 4 x 4 tokens
+    pictures = [photo((40, 56), 1), photo((64, 48), 2)]
+    bank = make_bank(here.lvlm, pictures)
+    prompts = [dict(here.lvlm.prompt(picture, QUESTION).inputs) for picture in pictures]
+    means = hear.average_picture(here.lvlm.module, prompts)
+    keys, values = bank.means(here.lvlm, here.engine.prompt)
+    for layer, (k, v) in enumerate(means):
+        assert_close(keys[layer], k, atol=1e-12, rtol=0)
+        assert_close(values[layer], v, atol=1e-12, rtol=0)
+
+
+def test_pictures_are_told_apart_by_their_shape_too():
+    shapes = [Image.new("RGB", size) for size in ((4, 6), (6, 4), (4, 6))]
+    first, second, again = map(picture_digest, shapes)
+    assert first == again != second
 
 
 def test_shapes_can_be_prepared_beforehand():

@@ -13,6 +13,7 @@ from torch.testing import assert_close
 import seecause as sc
 from seecause import critters
 from seecause.critters import wordings
+from seecause.errors import NotDefined
 from seecause.report.heads_audit import verdict
 from tests.families.lvlm import tiny_lvlm
 from tests.helpers import hooks
@@ -298,3 +299,19 @@ def test_pictures_have_the_size_of_the_tower_whatever_the_processor_says(monkeyp
     monkeypatch.setattr(type(view.processor.image_processor), "to_json_string", lambda self: told)
     model = sc.lvlm.classifier(view, NAMES, question=QUESTION, check=False)
     assert model.preprocess.size == (32, 32)
+
+
+def test_a_fingerprint_knows_heads_that_are_switched_off_and_what_is_asked(tmp_path):
+    model = asked("llava")
+    whole = model.fingerprint()
+    with sc.heads.ablate(model, [(0, 1)]):
+        assert model.fingerprint() != whole
+        with pytest.raises(NotDefined, match="gates"):
+            sc.lvlm.export(model, [(0, 0)], tmp_path / "out")
+    assert model.fingerprint() == whole != asked("llava", "llm").fingerprint()
+    names = ("cat", "dog", "blue")
+    options = {"question": QUESTION, "by": "label_token"}
+    three, five = (sc.lvlm.classifier(lvlm("llava"), names, orders=n, **options) for n in (3, 5))
+    assert five.query.metadata["orders"] == 3 and three.fingerprint() == five.fingerprint()
+    one = sc.lvlm.classifier(lvlm("llava"), names, orders=1, **options)
+    assert one.query.metadata["orders"] == 1 and one.fingerprint() != three.fingerprint()

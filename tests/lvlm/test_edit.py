@@ -82,7 +82,8 @@ def test_what_cannot_be_edited_is_refused_and_leaves_the_model_as_it_was():
     here = scene("llava")
     config = here.lvlm.decoder.native.config
     before = config._attn_implementation
-    for given in ({}, {"boost": 1.0, "blind": here.bank}, {"boost": -1.0}):
+    more = ({"boost": -1.0}, {"boost": float("inf")}, {"boost": float("nan")})
+    for given in ({}, {"boost": 1.0, "blind": here.bank}, *more):
         with pytest.raises(BadOption), edited_heads(here.lvlm, HEADS, **given):
             pass
     with pytest.raises(BadOption, match=r"\(9, 0\)"), edited_heads(here.lvlm, [(9, 0)], boost=2.0):

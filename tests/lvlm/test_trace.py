@@ -6,11 +6,14 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from safetensors.torch import load_file
 from torch.testing import assert_close
 
 from seecause.errors import BadOption
 from seecause.lvlm import (
     AnswerEngine,
+    MaskEngine,
+    attribute_heads,
     compare_wordings,
     coverage,
     head_words,
@@ -21,13 +24,16 @@ from seecause.lvlm import (
     scan,
     seen_mask,
     seen_picture,
+    sufficiency,
     text_effects,
     trace_answer,
     trace_heads,
     trace_tokens,
     trace_words,
+    weighted_attention,
     words,
 )
+from seecause.lvlm.fit import correlation
 from seecause.lvlm.trace import masked_runs, rows_of
 from seecause.models.image_tokens import Grid, ImageTokens
 from tests.lvlm.scenes import scene
@@ -69,15 +75,20 @@ def test_tokens_follow_from_the_chosen_heads(traced):
         and result.tokens.protocol["text"] == result.text.int().tolist()
     )
     assert -1 <= result.agreement <= 1 and result.weighted.shape == (16,)
-    rows = torch.zeros(engine.n_text, dtype=torch.bool)
-    rows[-1] = True
-    assert torch.equal(
-        trace_tokens(engine, traced.heads.coefficients, traced.chosen, text=rows, masks=100).text,
-        rows,
+    assert result.agreement == pytest.approx(
+        correlation(result.tokens.coefficients, result.weighted)
     )
+    rows = torch.zeros(engine.n_text, dtype=torch.bool)
+    rows[-2:] = True
+    own = trace_tokens(engine, traced.heads.coefficients, traced.chosen, text=rows, masks=100)
+    assert torch.equal(own.text, rows)
+    assert own.sufficiency == pytest.approx(sufficiency(engine, traced.chosen, rows))
+    given = (traced.heads.coefficients, traced.chosen, own.effects, rows)
+    assert_close(own.weighted, weighted_attention(engine, *given))
+    assert not torch.equal(own.weighted, result.weighted)
 
 
-def test_what_is_asked_for_reaches_every_part_of_a_trace():
+def test_what_is_asked_for_reaches_every_part_of_a_trace(tmp_path):
     engine, options = toy_engine(), {"how": "corrected", "p": 0.6, "seed": 3}
     trace = trace_answer(engine, masks=24, token_masks=20, **options)
     heads, tokens = trace.heads, trace.tokens
@@ -87,6 +98,25 @@ def test_what_is_asked_for_reaches_every_part_of_a_trace():
     ):
         assert {name: sampling[name] for name in options} == options
         assert sampling["masks"] == masks
+    trace.save(tmp_path)
+    saved = load_file(tmp_path / "trace.safetensors")
+    for name, value in {
+        "attention": heads.attention,
+        "causal": heads.causal,
+        "chosen": heads.chosen,
+        "faithfulness.causal": heads.curves["causal"].faithfulness,
+        "completeness.causal": heads.curves["causal"].completeness,
+    }.items():
+        assert torch.equal(saved[name], value), name
+    saved = load_file(tmp_path / "tokens.safetensors")
+    for name, value in {
+        "coefficients": tokens.tokens.coefficients,
+        "standard_error": tokens.tokens.standard_error,
+        "weighted": tokens.weighted,
+        "deltas": tokens.effects.deltas,
+        "text": tokens.text,
+    }.items():
+        assert torch.equal(saved[name], value), name
     lots = scan(engine, random_orders(engine, 5, seed=3), points=128)
     assert torch.equal(heads.curves["random"].faithfulness, lots.faithfulness)
     assert not torch.equal(lots.faithfulness, scan(engine, random_orders(engine, 5)).faithfulness)
@@ -196,6 +226,11 @@ def test_a_mask_goes_the_way_of_its_picture():
     assert object_share(torch.ones(16), prompt.tokens, seen).area == pytest.approx(
         0.25, abs=0.03
     )  # a quarter of the middle, an eighth of all
+    square = photo.resize((64, 64))  # as a bank may have it
+    prompt = lvlm.prompt(square, QUESTION)
+    seen, shown = seen_mask(lvlm, prompt, mask), seen_picture(lvlm, prompt, square)
+    assert ((shown[0] > 0.5) != (seen == 1)).double().mean() < 0.05
+    assert float(shown.min()) >= 0 and float(shown.max()) <= 1
     here = scene("qwen2_vl")
     assert seen_mask(here.lvlm, here.engine.prompt, mask) is mask  # patches of the whole picture
 
@@ -259,5 +294,16 @@ def test_wordings_are_compared_on_one_answer_and_with_their_ceiling():
     assert (
         float(result.cosines) == pytest.approx(product) and 0.3 < result.ceiling < 0.9999
     )  # fresh masks: close, not the same
+    shown, questions = pictures(1)[0], list(result.questions)
+    again = attribute_heads(
+        MaskEngine(engine.lvlm, shown, questions[0], bank, floor=None), masks=100, seed=5 + 2
+    ).coefficients
+    product = (first.coefficients * again).sum() / first.coefficients.norm() / again.norm()
+    assert result.ceiling == pytest.approx(float(product))
+    options = {"answer": [7], "how": "fit", "masks": 40, "p": 0.6, "floor": None}
+    other = compare_wordings(engine.lvlm, shown, questions, bank, **options)
+    assert [own.protocol["target"] for own in other.attributions] == [7, 7]
+    sampling = other.attributions[1].protocol["sampling"]
+    assert (sampling["how"], sampling["masks"], sampling["p"]) == ("fit", 40, 0.6)
     with pytest.raises(BadOption, match="questions"):
         compare_wordings(engine.lvlm, pictures(1)[0], ["Who?"], bank)

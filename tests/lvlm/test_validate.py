@@ -131,6 +131,7 @@ def test_the_ratio_study_ablates_what_it_says():
     result = ratio_study(scene("llava").engine, [0.25, 0.75], masks=100)
     engine = scene("llava").engine
     assert [traced.heads.protocol["sampling"]["p"] for traced in result] == [0.25, 0.75]
+    assert {traced.heads.protocol["sampling"]["how"] for traced in result} == {"fit"}
     assert (
         len({traced.heads.protocol["sampling"]["seed"] for traced in result}) == 2
     )  # the same lots would be nested

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -25,7 +27,7 @@ from seecause.lvlm import (
 )
 from seecause.lvlm.fit import mean_derivative
 from seecause.lvlm.masks import MaskSampling, check_sampling
-from seecause.lvlm.words import word_sampling
+from seecause.lvlm.words import word_concerns, word_sampling
 from seecause.models.image_tokens import Grid, ImageTokens
 from tests.families.lvlm import FAMILIES, photo
 from tests.lvlm.scenes import GRID, QUESTION, scene, some
@@ -58,6 +60,16 @@ def test_all_words_equal_one_word_at_a_time(family):
         assert_close(places[:, word], own, atol=1e-10, rtol=0)
 
 
+def test_text_rows_that_see_may_lie_behind_the_first_word():
+    whole, each = engines("llava")
+    text = torch.zeros(1, whole.n_text, dtype=torch.bool)
+    text[0, -1] = True
+    answers = whole.adjusted(text=text)
+    for word, engine in enumerate(each):
+        own = engine.adjusted(text=text[:, : engine.n_text])
+        assert_close(answers[:, word], own, atol=1e-10, rtol=0)
+
+
 @pytest.mark.parametrize(("dtype", "near"), [(torch.float64, 1e-10), (torch.float32, 3e-6)])
 def test_effects_are_those_of_head_attribution_of_each_word(dtype, near):
     whole, each = engines("llava_grouped", dtype)
@@ -73,6 +85,9 @@ def test_effects_are_those_of_head_attribution_of_each_word(dtype, near):
         assert_close(words.image[word], own, atol=near if near < 1e-9 else 6e-5, rtol=0)
         if dtype == torch.float64:
             assert abs(float(words.heads_r2[word]) - heads.r2) < 1e-8
+            assert abs(float(words.image_r2[word]) - tokens.r2) < 1e-8
+            error = tokens.standard_error * abs(engine.span)
+            assert_close(words.image_error[word], error, atol=near, rtol=0)
 
 
 def test_a_long_answer_is_differentiated_at_the_first_of_its_masks():
@@ -192,6 +207,18 @@ def test_engines_see_pictures_as_their_bank_does_and_leave_the_explained_one_out
     assert_close(blind[7] - blind.mean(), own, atol=1e-10, rtol=0)
 
 
+def test_words_from_the_picture_whose_effects_foretell_little_are_named():
+    engine = SimpleNamespace(lvlm=scene("llava").lvlm, question=QUESTION, bank={"pictures": 100})
+    words = made([2.0, 2.0, 0.1])
+    assert word_concerns(engine, words) == []
+    low = torch.tensor([0.9, 0.3, 0.3], dtype=torch.float64)
+    for name, what in (("heads_r2", "heads"), ("image_r2", "image tokens")):
+        (line,) = word_concerns(engine, replace(words, **{name: low}))
+        assert line.startswith(f"coefficients of {what} ") and "for b:" in line
+    engine.bank["pictures"] = 19
+    assert "19 calibration pictures" in word_concerns(engine, words)[0]
+
+
 def test_an_answer_of_no_words_is_refused():
     here = scene("llava")
     given = (here.lvlm, photo(here.native.size), QUESTION, here.bank)
@@ -209,6 +236,7 @@ def test_the_embedded_model_looks_for_its_answer():
     lvlm = sc.lvlm.load("builtin:critters-llava")
     bank = sc.lvlm.make_bank(lvlm, sc.lvlm.calibration_critters(20))
     picture = sc.data.open_picture("critters:clean:test#3")
+    assert lvlm.dtype == torch.float32  # its file is in half precision
     words = trace_words(AnswerEngine(lvlm, picture, "What colour is the tail?", bank), masks=8)
     assert len(words) == 1 and words.sources() == ["picture"]
     assert words.instead[0].strip() == "unsure"

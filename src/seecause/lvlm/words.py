@@ -247,21 +247,20 @@ def _estimates(
     """The coefficients of every word, as shares of its span, by the masks that one word alone would
     have; all words share each run."""
     size = engine.n_components if of == "heads" else engine.n_image
-    runs: dict[tuple[str, bytes], Tensor] = {}  # by what was asked and the masks
+    runs: dict[str, Tensor] = {}  # every word asks the same masks, once
     units = _units(engine)
 
-    def shared(kind: str, masks: Tensor, ask: Callable[[], Tensor]) -> Tensor:
-        key = (kind, masks.numpy().tobytes())
-        if key not in runs:
-            runs[key] = ask().double().cpu()
-        return runs[key]
+    def shared(kind: str, ask: Callable[[], Tensor]) -> Tensor:
+        if kind not in runs:
+            runs[kind] = ask().double().cpu()
+        return runs[kind]
 
     def respond(masks: Tensor, word: int) -> Tensor:
-        answers = shared("answers", masks, lambda: engine.adjusted(**{of: masks}))[:, word]
+        answers = shared("answers", lambda: engine.adjusted(**{of: masks}))[:, word]
         return (answers - float(engine.ablated[word])) / units[word]
 
     def differentiate(soft: Tensor, word: int) -> Tensor:
-        slopes = shared("slopes", soft, lambda: engine.slopes(**{of: soft}, of=of)[1])
+        slopes = shared("slopes", lambda: engine.slopes(**{of: soft}, of=of)[1])
         return slopes[:, word] / units[word]
 
     return [
