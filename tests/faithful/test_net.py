@@ -388,14 +388,3 @@ def test_off_a_gpu_only_the_selected_tokens_run(monkeypatch):
     monkeypatch.setattr(block, "project", lambda x: rows.append(x.shape[1]) or inner(x))
     out = net(images)
     assert rows == [int(out.mask.sum()) + 3 * len(images)]  # with a class token and two registers
-
-
-def test_a_card_may_name_models_only(tmp_path):
-    """What a card says is built: nothing else of a library may run."""
-    card = tiny_net(dinov2_backbone(), size=(40, 40)).save(tmp_path)
-    fields = json.loads(card.read_text())
-    assert load(tmp_path).parts == 3
-    fields["architecture"]["backbone"]["class"] = "pipeline"
-    card.write_text(json.dumps(fields))
-    with pytest.raises(sc.SeecauseError, match="pipeline"):
-        load(tmp_path)

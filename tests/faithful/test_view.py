@@ -249,3 +249,14 @@ def test_heads_are_removed_for_good_and_the_network_stays_one(stages, tmp_path):
     ]
     with pytest.raises(UnsupportedModel, match="form='zeroed'"):
         sc.heads.export(model, heads, tmp_path / "sliced", form="sliced")
+
+
+def test_a_card_may_name_models_only(tmp_path):
+    """What a card says is built: nothing else of a library may run."""
+    card = tiny_net(dinov2_backbone(), size=(40, 40)).save(tmp_path)
+    fields = json.loads(card.read_text())
+    assert sc.faithful.load(tmp_path).parts == 3
+    fields["architecture"]["backbone"]["class"] = "pipeline"
+    card.write_text(json.dumps(fields))
+    with pytest.raises(sc.SeecauseError, match="pipeline"):
+        sc.faithful.load(tmp_path)
