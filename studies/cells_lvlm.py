@@ -179,7 +179,7 @@ def tokens_for(values: Tensor, share: float) -> int:
 
 
 @dataclass(frozen=True, eq=False)
-class Question:
+class Asked:
     """One picture of many that have heads, and what a further look at it needs."""
 
     context: StudyContext
@@ -207,12 +207,12 @@ def further(
     count, rows = min(count, len(there)), []
     for row in (there[place * len(there) // count] for place in range(count)):
         case, whole = cases[row["picture"]], torch.tensor(row["coefficients"])
-        question = Question(context, model, case, masks, floor, level, whole)
+        question = Asked(context, model, case, masks, floor, level, whole)
         rows += [{"picture": case.index, **numbers} for numbers in LOOKS[look](question)]
     return rows
 
 
-def part_question(question: Question) -> list[Row]:
+def part_question(question: Asked) -> list[Row]:
     """A question about one part, with the part's own pixels as the reference."""
     engine, case, masks = question.engine(PART), question.case, question.masks
     if isinstance(engine, str):
@@ -232,7 +232,7 @@ def part_question(question: Question) -> list[Row]:
     return [{**row, "object_share": on_creature.share}]
 
 
-def rewordings(question: Question) -> list[Row]:
+def rewordings(question: Asked) -> list[Row]:
     """Cosines of coefficients between wordings, and their ceiling: the same one, fresh masks."""
     lvlm, bank = opened(question.model, question.context.device)
     case = question.case
@@ -246,7 +246,7 @@ def rewordings(question: Question) -> list[Row]:
     return [{**each, "ceiling": compared.ceiling}]
 
 
-def ratios(question: Question) -> list[Row]:
+def ratios(question: Asked) -> list[Row]:
     """Other shares of ablated heads, compared with 0.75."""
     seed, usual, rows = question.seed("ratio"), RATIOS.index(0.75), []
     fits = ratio_study(question.engine(), RATIOS, masks=question.masks, seed=seed)
@@ -257,7 +257,7 @@ def ratios(question: Question) -> list[Row]:
     return rows
 
 
-def half_precision(question: Question) -> list[Row]:
+def half_precision(question: Asked) -> list[Row]:
     """R2 of bfloat16 responses against float32 ones on the same masks."""
     half, bank = opened(question.model, question.context.device, "bfloat16")
     case, engine, asked = question.case, question.engine(), wordings(SUBJECT)[0]
@@ -268,7 +268,7 @@ def half_precision(question: Question) -> list[Row]:
     return [{"r2 of bfloat16": float(1 - wrong)}]
 
 
-def adaptive(question: Question) -> list[Row]:
+def adaptive(question: Asked) -> list[Row]:
     """Masks asked until two halves of them agree, and how far that is from the fit with all."""
     options = {"agreement": question.level, "step": 100, "seed": question.seed("adaptive")}
     fit = attribute_heads(question.engine(), how="fit", adaptive=True, **options)

@@ -192,7 +192,7 @@ def run_folders(folder: Path) -> list[Victim]:
         results = read_results(store, plan)
         inspect(store, plan, results.condition)
         write_rows(results, folder / "rows.csv")
-        store.rows(plan), store.maps(plan), table(store.folder)
+        store.rows(plan), table(store.folder)
 
     def of_sealed(content: bytes, draw: random.Random) -> bytes:
         body = json.dumps({"checksum": "", **json.loads(b"{" + content[HEAD:])})

@@ -8,8 +8,8 @@ from torch.testing import assert_close
 
 import seecause as sc
 from seecause.app.panels import explain
-from seecause.app.panels.explain import Brush, Draw, Regions, Shown
-from seecause.app.panels.requests import OnPicture
+from seecause.app.panels.explain import Brush, Draw, ExplainState, Regions
+from seecause.app.panels.registry import OnPicture
 from seecause.errors import BadImage, BadOption, UnknownName
 
 ON = {"model": "critters-vit", "picture": "s1"}
@@ -115,7 +115,7 @@ def test_enough_and_needed_are_the_librarys_sets(desk):
 
 def test_copied_python_gives_the_numbers_of_the_page(desk):
     request = {**ON, "patches": (52, 53, 64, 65, 66), "blank": "mean"}
-    texts = explain.copy(desk, Shown(**request, methods=("caap", "mosaic")))
+    texts = explain.copy(desk, ExplainState(**request, methods=("caap", "mosaic")))
     names: dict = {}
     exec(texts["python"], names)
     drawn = explain.draw(desk, Draw(**ON, blank="mean"))
@@ -152,7 +152,7 @@ def test_an_unknown_method_is_refused(desk):
 
 def test_a_copied_command_keeps_the_options_of_every_method(desk):
     request = {**ON, "blank": "mean", "first": 1, "tail": "all"}
-    both = explain.copy(desk, Shown(**request, methods=("caap", "mosaic")))["command"]
+    both = explain.copy(desk, ExplainState(**request, methods=("caap", "mosaic")))["command"]
     for method in ("caap", "mosaic"):
         lines = [line for line in both.splitlines() if method in line]
         assert len(lines) == 1

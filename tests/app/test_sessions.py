@@ -6,14 +6,22 @@ import pytest
 from PIL import Image
 
 from seecause._stop import Stopped
-from seecause.app.budget import TooLarge
 from seecause.app.jobs import Job, Queue
-from seecause.app.sessions import FILES, PICTURES, Full, NoJob, NoSession, Sessions, Storage
-from seecause.app.workshop import Picture
+from seecause.app.sessions import (
+    FILES,
+    PICTURES,
+    Full,
+    NoJob,
+    NoSession,
+    Sessions,
+    Storage,
+    TooLarge,
+)
+from seecause.app.workshop import OpenedPicture
 
 
 def picture(name):
-    return Picture(name, name, Image.new("RGB", (4, 4)), {})
+    return OpenedPicture(name, name, Image.new("RGB", (4, 4)), {})
 
 
 def test_a_session_goes_when_it_is_not_used():

@@ -9,11 +9,10 @@ import torch
 from PIL import Image
 from typer.testing import CliRunner
 
-from seecause.app.budget import Recent
 from seecause.app.panels import explain, heads, parts, repair, swap
 from seecause.app.panels.explain import Brush, Draw
-from seecause.app.panels.requests import OnPicture
-from seecause.app.sessions import Sessions
+from seecause.app.panels.registry import OnPicture
+from seecause.app.sessions import Recent, Sessions
 from seecause.app.workshop import AVERAGED, OPENED, Desk, Workshop, open_workshop
 from seecause.cli import app, serve
 from seecause.errors import BadImage, BadOption, NotDefined
@@ -137,7 +136,7 @@ def test_the_checkpoint_is_named_in_what_is_copied():
     model = view(tiny("timm_mean"), check=False)
     shop = open_workshop(["mine:toy"], load=lambda spec: model, weights="/home/me/secret/w.pt")
     desk = Desk(shop, Sessions().open(), shop.models["toy"], lambda share, words="": None)
-    texts = explain.copy(desk, explain.Shown(model="toy", picture="s0"))
+    texts = explain.copy(desk, explain.ExplainState(model="toy", picture="s0"))
     assert "weights='w.pt'" in texts["python"] and "--weights w.pt" in texts["command"]
     assert "secret" not in str(texts)
     shop.close()
@@ -160,7 +159,7 @@ def test_serve_reads_pictures_as_it_is_told_and_copies_say_so(monkeypatch, tmp_p
     assert torch.allclose(seen[0, :, 0, 0], torch.tensor([1.5, 3.0, 1.5]), atol=1e-5)
     assert image.shape == (1, 3, 160, 160) and served.facts()["classes"][7] == "kind 7"
     desk = Desk(shop, Sessions().open(), served, lambda share, words="": None)
-    texts = explain.copy(desk, explain.Shown(model="test_vit", picture="s0"))
+    texts = explain.copy(desk, explain.ExplainState(model="test_vit", picture="s0"))
     assert "mean=(0.25, 0.25, 0.25), std=(0.5, 0.25, 0.5), size=(160, 160)" in texts["python"]
     assert "--mean 0.25,0.25,0.25 --std 0.5,0.25,0.5 --size 160,160" in texts["command"]
     assert "--classes FILE" in texts["command"] and str(tmp_path) not in str(texts)

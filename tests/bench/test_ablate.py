@@ -13,7 +13,7 @@ from seecause.attribution.caap import make_plan as caap_plan
 from seecause.bench.ablate import (
     STUDIES,
     Depth,
-    agreement,
+    agreement_of,
     attention_by_depth,
     read_depth,
     save_depth,
@@ -23,6 +23,7 @@ from seecause.bench.ablate import (
     with_settings,
 )
 from seecause.bench.plan import Store, make_plan
+from seecause.bench.results import read_results
 from seecause.bench.runner import run
 from seecause.bench.tables import table_of
 from seecause.bench.work import Worker
@@ -146,7 +147,7 @@ def test_maps_under_settings_are_compared_by_rank(tmp_path):
     assert run(store, work).complete
     assert store.plan().request.called == dict.fromkeys(get_args(Blank), "caap")
     assert '"method":"caap"' in store.rows(work.plan).to_pylist()[0]["options"]
-    found = agreement(store, work.plan)
+    found = agreement_of(read_results(store, work.plan).maps)
     batch = to_batch(model(), [work.data[0], work.data[1]])
     white, black = (
         sc.attribute(model(), batch.images, batch.labels, blank=blank).maps

@@ -168,7 +168,7 @@ def test_a_model_that_cannot_travel_is_refused_before_any_work(tmp_path, monkeyp
     model = fitted(pictures)
     model.module.lock = threading.Lock()
     monkeypatch.setattr(
-        "seecause.bench.processes.ProcessHand", lambda job: pytest.fail("a worker was begun")
+        "seecause.bench.cluster.ProcessHand", lambda job: pytest.fail("a worker was begun")
     )
     with (
         pytest.raises(BadOption, match="can be sent to other processes"),

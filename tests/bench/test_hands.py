@@ -7,7 +7,7 @@ from concurrent.futures import Future
 import pytest
 
 from seecause.bench import hands, processes, runner
-from seecause.bench.hands import Answer, Crew, Workers, WorkersFailed, crew_for
+from seecause.bench.hands import Crew, ItemResult, Workers, WorkersFailed, crew_for
 from seecause.bench.plan import Store
 from seecause.cli.workers import WorkerOptions
 from seecause.errors import BadOption
@@ -29,7 +29,7 @@ class Hand:
         if self.dies:
             future.set_exception(EOFError("node gone"))
         else:
-            future.set_result(Answer(item))
+            future.set_result(ItemResult(item))
         return future
 
     def is_lost(self, failure):

@@ -18,7 +18,6 @@ from seecause.bench.measures import (
     run_group,
 )
 from seecause.bench.plan import Store
-from seecause.bench.results import values
 from seecause.bench.runner import run
 from seecause.bench.tables import WIDE, table_of, to_csv, to_latex, to_markdown
 from seecause.data.batch import to_batch
@@ -27,7 +26,7 @@ from seecause.errors import BadOption, NotDefined, UnknownName
 from seecause.metrics import MetricInputs, metrics, part_truth, stability
 from seecause.metrics.registry import FAMILIES
 from tests.bad_files import bad_file
-from tests.bench.toy import model, worker
+from tests.bench.toy import model, values, worker
 
 QUICK = {  # every group, with as little work as it allows
     "insertion-deletion": {"order": "patch", "steps": 2},
@@ -86,7 +85,7 @@ def test_truth_and_stability_are_those_of_the_library(tmp_path):
         "part-contrastivity": truth.contrastivity,
         "max-sensitivity": moved.max_sensitivity,
     }
-    for metric, mine in values(store.rows(work.plan), work.plan)["attn-grad"].items():
+    for metric, mine in values(store, work.plan)["attn-grad"].items():
         torch.testing.assert_close(mine, expected[metric], rtol=1e-4, atol=1e-6, equal_nan=True)
     kept = store.tensors(work.plan.shards[0].id)
     torch.testing.assert_close(kept["parts.csdc"], truth.csdc, equal_nan=True)

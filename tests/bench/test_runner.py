@@ -19,7 +19,7 @@ from seecause.attribution.attribute import attribute
 from seecause.bench import runner
 from seecause.bench.hands import LOST, RETRIES, WorkersFailed, attempt
 from seecause.bench.plan import Store
-from seecause.bench.results import read_results, values
+from seecause.bench.results import read_results
 from seecause.bench.runner import inspect, run
 from seecause.bench.tables import table_of, to_csv, to_latex, write_rows
 from seecause.bench.work import read_samples
@@ -28,7 +28,7 @@ from seecause.errors import BadOption, SeecauseError, UnknownName
 from seecause.metrics import insertion_deletion, localization
 from seecause.report.bench import holes_section
 from tests.bad_files import bad_file
-from tests.bench.toy import worker
+from tests.bench.toy import values, worker
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +51,7 @@ def test_the_rows_are_what_the_library_says(whole):
         work.model, batch.images, found.maps, batch.labels, order="patch", steps=2
     )
     expected = {"ins-del": curves.difference, "aupr1": localization(found.maps, batch.masks).aupr1}
-    for metric, mine in values(store.rows(work.plan), work.plan)["caap"].items():
+    for metric, mine in values(store, work.plan)["caap"].items():
         torch.testing.assert_close(mine, expected[metric], rtol=1e-4, atol=1e-6)
     row = store.rows(work.plan).to_pylist()[0]
     assert (
@@ -69,7 +69,7 @@ def test_the_rows_are_what_the_library_says(whole):
 
 def test_a_map_that_is_not_kept_is_read_again(whole, monkeypatch):
     store, work = whole
-    maps = store.maps(work.plan)
+    maps = read_results(store, work.plan).maps
     monkeypatch.setattr("seecause.bench.results.COMPARED", 1)
     results = read_results(store, work.plan)
     assert [len(kept) for kept in results.maps.values()] == [1] * 3
@@ -178,7 +178,7 @@ def hired(monkeypatch, work, **how) -> list[Hand]:
         hands.append(Hand(runner._doing(work), **how))
         return hands[-1]
 
-    monkeypatch.setattr("seecause.bench.processes.ProcessHand", start)
+    monkeypatch.setattr("seecause.bench.cluster.ProcessHand", start)
     return hands
 
 
@@ -266,7 +266,7 @@ def test_a_bad_picture_is_a_row_with_its_reason(tmp_path):
         and rows[1]["predicted"] is None
         and rows[2]["predicted"] is not None
     )
-    cell = table_of(values(store.rows(work.plan), work.plan)).cells["sobel"]["ins-del"]
+    cell = table_of(values(store, work.plan)).cells["sobel"]["ins-del"]
     assert (cell.n, cell.missing) == (2, 1)
 
 
@@ -368,14 +368,13 @@ def test_python_has_what_the_command_line_calls(whole):
     assert sc.bench.run(store.folder, work.plan.request).complete  # nothing is done again
     assert set(done(store).values()) == {1}
     mine = sc.bench.table(str(store.folder), against="random")
-    assert mine == table_of(values(store.rows(work.plan), work.plan), against="random")
+    assert mine == table_of(values(store, work.plan), against="random")
 
 
 def test_the_table_marks_the_best_and_compares_image_by_image(whole):
     store, work = whole
-    rows = store.rows(work.plan)
-    table = table_of(values(rows, work.plan), against="random")
-    mine, other = (values(rows, work.plan)[method]["ins-del"] for method in ("caap", "random"))
+    table = table_of(values(store, work.plan), against="random")
+    mine, other = (values(store, work.plan)[method]["ins-del"] for method in ("caap", "random"))
     cell = table.cells["caap"]["ins-del"]
     assert (
         cell.difference.mean == pytest.approx(float((mine - other).mean()))
@@ -389,7 +388,7 @@ def test_the_table_marks_the_best_and_compares_image_by_image(whole):
     assert len(to_csv(table).splitlines()) == 1 + 3 * 2
     assert to_latex(table).count(r"\mathbf") == 2
     with pytest.raises(UnknownName, match="of this run"):
-        table_of(values(rows, work.plan), against="rollout")
+        table_of(values(store, work.plan), against="rollout")
 
 
 def test_names_are_escaped_for_latex():

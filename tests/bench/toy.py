@@ -10,8 +10,10 @@ from dataclasses import replace
 from functools import cache
 
 import pytest
+import torch
+from torch import Tensor
 
-from seecause.bench.plan import Request, make_plan
+from seecause.bench.plan import Plan, Request, Store, make_plan
 from seecause.bench.store import ShardStore
 from seecause.bench.work import Worker, open_model
 from seecause.data.registry import open_data
@@ -55,3 +57,14 @@ def killing(count: int) -> Iterator[set[int]]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ShardStore, "log", log)
         yield victims
+
+
+def values(store: Store, plan: Plan) -> dict[str, dict[str, Tensor]]:
+    """Values [images] by method and metric from the rows, one by one: what `read_results` tells
+    from the tensors."""
+    blank = torch.full((len(plan.samples),), torch.nan, dtype=torch.float64)
+    metrics = plan.request.metrics
+    by_name = {m: {metric: blank.clone() for metric in metrics} for m in plan.request.methods}
+    for row in store.rows(plan).to_pylist():
+        by_name[row["method"]][row["metric"]][row["index"]] = row["value"]
+    return by_name

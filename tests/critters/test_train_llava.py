@@ -13,6 +13,7 @@ from transformers import AutoProcessor, LlavaForConditionalGeneration
 
 from seecause import critters
 from seecause.critters import SUBJECTS, answer_codes, choices, wordings
+from seecause.critters.train import card, find_recipe, train
 from seecause.critters.train.llava import fit
 from seecause.critters.train.llava_answers import (
     Teacher,
@@ -30,7 +31,6 @@ from seecause.critters.train.llava_model import (
     build_llava,
     make_words,
 )
-from seecause.critters.zoo import card, find_recipe, train
 from seecause.models.decoder import load_reading_few
 
 SMALL = {

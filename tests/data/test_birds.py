@@ -10,7 +10,7 @@ import torch
 from PIL import Image
 
 from seecause.data import open_data
-from seecause.data.cub import read_votes
+from seecause.data.birds import read_votes
 from seecause.errors import BadImage, DataMissing, UnknownName
 from tests.files import grey, lines, photo
 

@@ -8,6 +8,7 @@ import torch
 import seecause as sc
 from seecause.data import painted
 from seecause.data.painted import SPLITS, paint, painted_pairs, painted_train, read_cutouts
+from seecause.errors import DataMissing
 from tests.painted import drawn_pets
 
 CPU = torch.device("cpu")
@@ -54,6 +55,16 @@ def test_a_picture_does_not_depend_on_its_neighbours_and_its_animal_is_whole(cut
     assert area.min() > 0.12 and area.max() < 0.5  # a disc or square of 50 to 70 % of the side
     sides = (test.masks[:, 0], test.masks[:, -1], test.masks[:, :, 0], test.masks[:, :, -1])
     assert torch.cat(sides, dim=1).float().mean() < 0.1
+
+
+@pytest.mark.parametrize("line", ["../secret 1 1 1", "cat_1 1 3 1", "cat_1 1 1"])
+def test_lists_that_lead_elsewhere_or_tell_nothing_are_refused(tmp_path, line):
+    with pytest.raises(DataMissing, match=r"trainval\.txt"):
+        sc.data.open_data(f"painted-pets:{tmp_path}")
+    (tmp_path / "annotations").mkdir()
+    (tmp_path / "annotations" / "trainval.txt").write_text(f"# a comment\n{line}\n")
+    with pytest.raises(DataMissing, match=r"trainval\.txt"):
+        sc.data.open_data(f"painted-pets:{tmp_path}")
 
 
 def test_leaves_are_darker():

@@ -13,8 +13,7 @@ import torch
 from PIL import Image
 
 from seecause.data import IGNORE, open_data
-from seecause.data.imagenet import imagenet_wnids
-from seecause.data.imagenet_s import MERGED, kept_class, read_class_ids
+from seecause.data.imagenet import MERGED, imagenet_wnids, kept_class, read_class_ids
 from seecause.errors import BadImage, DataMissing
 
 

@@ -11,7 +11,7 @@ from torch.testing import assert_close
 import seecause as sc
 from seecause import critters
 from seecause.data import open_data
-from seecause.data._answers import group_shares
+from seecause.data.batch import group_shares
 from seecause.errors import BadOption, UnknownName
 from seecause.heads import (
     AnswerSampling,

@@ -6,9 +6,9 @@ from __future__ import annotations
 import torch
 
 import seecause as sc
+from seecause.critters.train import card, find_recipe
 from seecause.critters.train.llava_answers import ENOUGH, Teacher, evaluate
 from seecause.critters.train.llava_model import make_words
-from seecause.critters.zoo import card, find_recipe
 from seecause.models.sources import ZOO
 
 

@@ -1,8 +1,8 @@
 """`seecause serve`: a page that people touch. Everything runs on the models it was started with.
 
-    server.py     routes; guard.py who may ask; files.py what the browser loads
+    server.py     routes, and what the browser loads; guard.py who may ask
     workshop.py   models and pictures that are served, recorded runs; names.py what they are called
-    sessions.py   what each user has: pictures, jobs; budget.py how many bytes of it
+    sessions.py   what each user has: pictures, jobs; and how many bytes of it
     jobs.py       one fair queue for each model, beside which long jobs go on
     panels/       one module for each panel; static/ one ES module for each panel, no build step
 
@@ -11,10 +11,10 @@ How a panel is added (`panels/explain.py` and `static/panel-explain.js` are the 
 1. `panels/NAME.py` with pure functions from a checked request to an answer that JSON can hold:
 
        @checked(frozen=True, config=STRICT)
-       class Brush(OnPicture):                # fields: model, picture (requests.py)
+       class Brush(OnPicture):                # fields: model, picture (registry.py)
            patches: Patches = ()
 
-       def brush(desk: Desk, request: Brush) -> Answer: ...
+       def brush(desk: Desk, request: Brush) -> Reply: ...
 
        PANEL = Panel("explain", "Explain", "Which patches caused the answer?",
                      actions=(look, draw, brush), copy=copy, kinds=("classifier",))

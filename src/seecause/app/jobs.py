@@ -25,7 +25,7 @@ from seecause._stop import Stopped, stoppable
 from seecause.errors import SeecauseError
 
 log = logging.getLogger(__name__)
-Answer = dict[str, Any]
+Reply = dict[str, Any]
 Tell = Callable[[float, str], None]
 
 PER_SESSION = 12  # jobs of one session that wait for one model
@@ -46,9 +46,9 @@ class TooBusy(SeecauseError):
 class Job:
     """Something to be computed for one session. Its future holds the answer, or the error."""
 
-    def __init__(self, session: str, run: Callable[[Tell], Answer], *, slot: str = ""):
+    def __init__(self, session: str, run: Callable[[Tell], Reply], *, slot: str = ""):
         self.id, self.session, self.slot = secrets.token_urlsafe(9), session, slot
-        self.future: Future[Answer] = Future()
+        self.future: Future[Reply] = Future()
         self.share, self.words = 0.0, ""
         self.began: float | None = None
         self.ended: float | None = None

@@ -17,6 +17,8 @@ import re
 import secrets
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from importlib.resources import files
+from pathlib import Path
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -25,9 +27,8 @@ from starlette.responses import FileResponse, JSONResponse, Response
 
 from seecause import __version__
 from seecause._stop import Stopped
-from seecause.app.files import HTML, static_files
 from seecause.app.guard import Guard
-from seecause.app.jobs import MOMENT, Answer, Job, Queue, Tell, TooBusy
+from seecause.app.jobs import MOMENT, Job, Queue, Reply, Tell, TooBusy
 from seecause.app.names import picture_name
 from seecause.app.panels import find_panel, panels
 from seecause.app.panels.registry import Action, read_request
@@ -43,6 +44,13 @@ UPLOADING = 8  # pictures that are read at once
 DECODING = 2  # of them that are decoded at once
 READING = 64  # other requests that are read at once
 BODY_SECONDS = 60  # for all of a request to arrive
+HTML = "index.html"
+_TYPES = {
+    ".html": "text/html",
+    ".css": "text/css",
+    ".js": "text/javascript",
+    ".svg": "image/svg+xml",
+}
 SESSION, SLOT, NAME = "x-seecause-session", "x-seecause-slot", "x-seecause-name"
 
 
@@ -86,9 +94,19 @@ def create_app(
     return Guard(app, token=token, port=port)
 
 
+def static_files() -> dict[str, tuple[bytes, str]]:
+    """What the browser loads, content and type by name, read once: no name in a request reaches the
+    disk. The page has the report's own style."""
+    here = [*files("seecause.app").joinpath("static").iterdir()]
+    report = files("seecause.report").joinpath("templates")
+    here += [report.joinpath(name) for name in ("page.css", "pieces.css")]
+    typed = [(path, _TYPES.get(Path(path.name).suffix)) for path in here]
+    return {path.name: (path.read_bytes(), kind) for path, kind in typed if kind is not None}
+
+
 def _add_pages(app: FastAPI, shop: Workshop) -> None:
     """What is the same for everybody: the page, what is served, pages of results."""
-    files, run_pages = static_files(), find_pages(shop.results)
+    loaded, run_pages = static_files(), find_pages(shop.results)
     hello = {
         "version": __version__,
         "models": [served.facts() for served in shop.models.values()],
@@ -98,15 +116,19 @@ def _add_pages(app: FastAPI, shop: Workshop) -> None:
         "upload_bytes": UPLOAD_BYTES,
     }
 
+    def _file(name: str) -> Response:
+        if name not in loaded:
+            raise HTTPException(404)
+        content, kind = loaded[name]
+        return Response(content, media_type=kind)
+
     @app.get("/")
     async def page() -> Response:
-        return Response(files[HTML].content, media_type="text/html")
+        return _file(HTML)
 
     @app.get("/static/{name}")
     async def static(name: str) -> Response:
-        if name not in files:
-            raise HTTPException(404)
-        return Response(files[name].content, media_type=files[name].media_type)
+        return _file(name)
 
     @app.get("/runs/{id}")
     async def run_page(id: str) -> Response:
@@ -192,7 +214,7 @@ def _submit(
     served = None if key is None else shop.served(key)
     queue = shop.queue if served is None else served.queue
 
-    def work(tell: Tell) -> Answer:
+    def work(tell: Tell) -> Reply:
         if served is None:
             return action(Desk(shop, own, None, tell), request)
         with served.borrow() as view:

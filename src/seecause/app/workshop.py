@@ -19,10 +19,10 @@ from PIL import Image
 from torch import Tensor
 
 from seecause._files import digest
-from seecause.app.budget import Recent
 from seecause.app.jobs import Job, Queue, Tell
 from seecause.app.names import free_name, picture_name, public_spec, short_name
 from seecause.app.results import RunFolder, find_runs
+from seecause.app.sessions import Recent, Session
 from seecause.data.batch import to_batch
 from seecause.data.images import decode_image, open_picture, sample_of
 from seecause.data.registry import open_data
@@ -34,7 +34,6 @@ from seecause.models.view import VisionModel
 from seecause.report.overlay import data_uri
 
 if TYPE_CHECKING:
-    from seecause.app.sessions import Session
     from seecause.lvlm import LVLM
 
 log = logging.getLogger(__name__)
@@ -53,7 +52,7 @@ HOUSE = "house"  # the queue of requests that name no model
 
 
 @dataclass(eq=False)
-class Picture:
+class OpenedPicture:
     """A picture of a session, or a sample. Only what is shown and what the models take is kept."""
 
     id: str
@@ -155,7 +154,7 @@ class Workshop:
     data: dict[str, str] = field(default_factory=dict)
     runs: dict[str, Path] = field(default_factory=dict)
     queue: Queue = field(default_factory=lambda: Queue(HOUSE))
-    opened: dict[str, Picture] = field(default_factory=dict)
+    opened: dict[str, OpenedPicture] = field(default_factory=dict)
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     @cached_property
@@ -163,7 +162,7 @@ class Workshop:
         """What is in the folders of results, listed once."""
         return find_runs(self.runs)
 
-    def sample(self, id: str) -> Picture:
+    def sample(self, id: str) -> OpenedPicture:
         """A sample; the latest stay open. One that cannot be read is left out from then on."""
         with self.lock:
             if id not in self.samples:
@@ -185,7 +184,7 @@ class Workshop:
         count = min(len(ids), AVERAGED)
         return [ids[place * len(ids) // count] for place in range(count)]
 
-    def _open_sample(self, id: str) -> Picture:
+    def _open_sample(self, id: str) -> OpenedPicture:
         text, place = self.samples[id], sample_of(self.samples[id])
         picture = self._picture(id, picture_name(text), open_picture(text), own=False)
         if place is not None:
@@ -195,7 +194,7 @@ class Workshop:
             picture.masks = {key: mask for key, mask in masks.items() if mask is not None}
         return picture
 
-    def upload(self, content: bytes, name: str) -> Picture:
+    def upload(self, content: bytes, name: str) -> OpenedPicture:
         """A user's picture from the bytes of a file, for every model."""
         if len(content) > UPLOAD_BYTES:
             limit = f"more than {UPLOAD_BYTES >> 20} MB"
@@ -203,12 +202,12 @@ class Workshop:
         picture = decode_image(content, "your picture", max_pixels=UPLOAD_PIXELS)
         return self._picture("u" + digest(content, length=16), name, picture, own=True)
 
-    def _picture(self, id: str, name: str, picture: Image.Image, *, own: bool) -> Picture:
+    def _picture(self, id: str, name: str, picture: Image.Image, *, own: bool) -> OpenedPicture:
         prepared = {key: served.prepare(picture) for key, served in self.models.items()}
         inputs = {key: value for key, value in prepared.items() if value is not None}
         shown = picture.copy()
         shown.thumbnail((SHOWN_SIDE, SHOWN_SIDE), Image.Resampling.LANCZOS)
-        return Picture(id, name, shown, inputs, own=own)
+        return OpenedPicture(id, name, shown, inputs, own=own)
 
     def served(self, key: str) -> Served:
         if key not in self.models:
@@ -272,14 +271,14 @@ class Desk:
             raise BadOption("model", what, "a vision-language model")
         return self.view
 
-    def picture(self, id: str) -> Picture:
+    def picture(self, id: str) -> OpenedPicture:
         if id in self.shop.samples:
             return self.shop.sample(id)
         if id not in self.session.pictures:
             raise BadImage("your picture", "it is no longer here", "drop it on the page again")
         return self.session.pictures[id]
 
-    def averaged_pictures(self) -> Iterator[Picture]:
+    def averaged_pictures(self) -> Iterator[OpenedPicture]:
         """Samples that an average is taken over, with word of how many are opened."""
         ids = self.shop.averaged()
         for place, id in enumerate(ids):
@@ -345,7 +344,7 @@ def open_workshop(
             key, public_spec(spec), kind, view, Queue(key), weights and Path(weights).name,
             dict(reading or {}),
         )  # fmt: skip
-    named = named or default_samples(models)
+    named = named or default_samples()
     ids = OrderedDict((f"s{place}", text) for place, text in enumerate(named))
     return Workshop(models, ids, dict(data or {}), dict(runs or {}))
 
@@ -367,7 +366,7 @@ def readable(samples: Sequence[str]) -> list[str]:
     return [text for text in samples if text not in broken]
 
 
-def default_samples(models: Mapping[str, Served], count: int = 8) -> list[str]:
+def default_samples(count: int = 8) -> list[str]:
     """Critters, which every installation can draw."""
     worlds = ("critters:clean:test", "critters:certified:test")
     return [f"{world}#{place}" for world in worlds for place in range(count)]

@@ -9,7 +9,7 @@ store     finished work in a folder, by id, with checksums: the resume store of 
 plan      what is asked -> shards, each named by a digest of everything that decides its result
 measures  the metrics, by groups that share their work; options, checked before anything runs
 work      one shard: read, attribute, measure
-hands     who does the work: this process, several, or Ray actors (cluster); one loop for all
+hands     who does the work: this process, or others (cluster: processes, Ray); one loop for all
 runner    what is still to do of a run
 carry     audits, head scores and discoveries in pieces that are kept and done by the same hands
 results   the numbers of a run, read from its shards in one pass

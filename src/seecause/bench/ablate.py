@@ -37,7 +37,7 @@ from seecause._files import write_atomic
 from seecause.attribution.caap import make_plan
 from seecause.attribution.registry import find
 from seecause.attribution.select import Select
-from seecause.bench.plan import Plan, Request, Store
+from seecause.bench.plan import Request, Store
 from seecause.bench.work import Worker, read_samples
 from seecause.data.batch import to_batch
 from seecause.data.dataset import IGNORE, capabilities
@@ -144,13 +144,8 @@ def sweep_layers(depth: int, default: SweepPlan) -> Settings:
     return begun | ended if begun else _first(f"to {default.stop}", ended)
 
 
-def agreement(store: Store, plan: Plan) -> Agreement:
-    """How alike the maps of the settings are, over the images that all of them have."""
-    return agreement_of(store.maps(plan))
-
-
 def agreement_of(maps: Mapping[str, Mapping[int, Tensor]]) -> Agreement:
-    """The same from maps [gh, gw] by setting and sample."""
+    """How alike maps [gh, gw] by setting and sample are, over the images that all settings have."""
     names = tuple(maps)
     shared = sorted(set.intersection(*(set(by_sample) for by_sample in maps.values())))
     mean = torch.eye(len(names), dtype=torch.float64)

@@ -76,7 +76,7 @@ class _Carrier:
         device, sums = self.elsewhere or model.device.type, _arithmetic_of(self.workers)
         about = _Facts.of(work, model, device, sums)
 
-        def take() -> _Item | None:
+        def take() -> _PieceItem | None:
             for number, piece in numbered:
                 key = about.key(piece)
                 kept = None if self.store is None or not key else self.store.read(key)
@@ -116,22 +116,22 @@ class _Carrier:
             self.store.write_manifest({"versions": versions()})
         self.begun = True
 
-    def _item(self, number: int, key: str, work: Work, model: Any, piece: Piece) -> _Item:
+    def _item(self, number: int, key: str, work: Work, model: Any, piece: Piece) -> _PieceItem:
         assert self.crew is not None
         limit = memory().limit
         if isinstance(self.crew, Alone):
             self._begin()
-            return _Item(number, key, work, piece, limit, model=model)
+            return _PieceItem(number, key, work, piece, limit, model=model)
         mark = digest(*_spelled(_state(model)))
         if mark not in self.parcels:
             self.parcels[mark] = self.crew.share(packed(model))
         self._begin()
         there = {name: _on_cpu(value) for name, value in piece.items()}
-        return _Item(number, key, work, there, limit, mark=mark, parcel=self.parcels[mark])
+        return _PieceItem(number, key, work, there, limit, mark=mark, parcel=self.parcels[mark])
 
 
 @dataclass(frozen=True, eq=False)
-class _Item:
+class _PieceItem:
     """A piece on its way: with its model, or with where that can be had."""
 
     number: int
@@ -159,11 +159,11 @@ class PieceJob:
     def threads(self) -> int:
         return self.arithmetic[0]
 
-    def open(self) -> Callable[[_Item], EncodedShard]:
+    def open(self) -> Callable[[_PieceItem], EncodedShard]:
         models: OrderedDict[str, Any] = OrderedDict()
         set_arithmetic(self.arithmetic)
 
-        def perform(item: _Item) -> EncodedShard:
+        def perform(item: _PieceItem) -> EncodedShard:
             if item.mark not in models:
                 assert item.parcel is not None
                 models[item.mark] = _unpacked(item.parcel(), self.device)
@@ -259,7 +259,7 @@ def _unpacked(parcel: bytes, device: str) -> Any:
     return model if model.device.type == torch.device(device).type else model.to(device)
 
 
-def _perform_here(item: _Item) -> EncodedShard:
+def _perform_here(item: _PieceItem) -> EncodedShard:
     with budget(item.limit):
         tensors = item.work(item.model, **item.piece)
     return encoded(ShardResult(tensors=tensors, metadata={"names": list(tensors)}))

@@ -1,26 +1,31 @@
-"""Workers that are actors of a Ray cluster.
+"""Workers elsewhere: processes of this machine, and actors of a Ray cluster.
 
     ray start --head        # on the first machine; `ray start --address HOST:6379` on the others
     seecause bench run --ray auto --out RUN ...
 
-Every machine must have this version installed and see the data and the weights at the same paths;
-results come back to the process that runs the job. See docs/cluster.md.
+Of a cluster every machine must have this version installed and see the data and the weights at the
+same paths; results come back to the process that runs the job. See docs/cluster.md.
 """
 
 from __future__ import annotations
 
 import logging
+import multiprocessing
 import os
 import socket
-from collections.abc import Iterator
-from concurrent.futures import Future
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from seecause.bench.hands import Answer, Crew, Job, Workers, attempt, opened, refused
+from seecause._files import digest
+from seecause.bench.hands import Crew, ItemResult, WorkerJob, Workers, attempt, opened, refused
 from seecause.errors import BadOption, MissingExtra
 
 log = logging.getLogger(__name__)
@@ -40,7 +45,79 @@ HTTP2_SETTINGS = b"\4"  # the kind of the first frame that a server sends
 
 
 @contextmanager
-def ray_crew(job: Job, workers: Workers, *, most: int) -> Iterator[Crew]:
+def process_crew(job: WorkerJob, count: int) -> Iterator[Crew]:
+    with tempfile.TemporaryDirectory() as folder:
+        share = partial(_share_by_file, Path(folder))
+        crew = Crew(lambda: ProcessHand(job), count, depth=1, share=share)
+        try:
+            yield crew
+        finally:
+            crew.close()
+
+
+def _share_by_file(folder: Path, content: bytes) -> Callable[[], bytes]:
+    path = folder / digest(content)
+    path.write_bytes(content)
+    return path.read_bytes
+
+
+class ProcessHand:
+    """A process of this machine. Spawned, not forked: torch's threads and a GPU do not survive a
+    fork."""
+
+    def __init__(self, job: WorkerJob):
+        context = multiprocessing.get_context("spawn")
+        self.pool = ProcessPoolExecutor(1, context, initializer=_begin, initargs=(job,))
+        self.opening = self.pool.submit(_open)
+
+    def submit(self, item: Any) -> Future[ItemResult]:
+        try:
+            return self.pool.submit(_perform, item)
+        except BrokenProcessPool as broken:  # it died while it had nothing to do
+            gone: Future[ItemResult] = Future()
+            gone.set_exception(broken)
+            return gone
+
+    def is_lost(self, failure: BaseException) -> bool:
+        return isinstance(failure, BrokenProcessPool)
+
+    def close(self) -> None:
+        self.pool.shutdown(cancel_futures=True)
+
+
+# In a worker process: the job it works for, and what that opened.
+
+_work_for: list[Any] = []
+
+
+def _begin(job: WorkerJob) -> None:
+    _work_for.append(job)
+    threading.Thread(target=_leave_with_parent, daemon=True).start()
+
+
+def _leave_with_parent() -> None:
+    """A worker whose parent was killed would wait for work for ever."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
+
+
+def _open() -> str:
+    try:
+        _work_for.append(opened(_work_for[0]))
+    except Exception as failure:
+        return refused(failure)
+    return ""
+
+
+def _perform(item: Any) -> ItemResult:
+    job, do = _work_for
+    return attempt(do, item, job.failures)
+
+
+@contextmanager
+def ray_crew(job: WorkerJob, workers: Workers, *, most: int) -> Iterator[Crew]:
     """Actors for a job of at most `most` items."""
     assert workers.ray is not None
     ray, needs = _ray(), _needs(job, workers)
@@ -61,7 +138,7 @@ def ray_crew(job: Job, workers: Workers, *, most: int) -> Iterator[Crew]:
             crew.close()
 
 
-def _needs(job: Job, workers: Workers) -> dict[str, Any]:
+def _needs(job: WorkerJob, workers: Workers) -> dict[str, Any]:
     """What Ray is asked for, for each actor."""
     gpus = workers.gpus
     needs: dict[str, Any] = {
@@ -104,7 +181,7 @@ def _check_held(ray: Any, needs: dict[str, Any]) -> None:
 class _Actor:
     """In a worker of the cluster: opens the job once, then does items."""
 
-    def __init__(self, parcel: tuple[Job, Path]):
+    def __init__(self, parcel: tuple[WorkerJob, Path]):
         self.job, home = parcel
         if home.is_dir():
             os.chdir(home)  # --data and --weights may be relative
@@ -116,7 +193,7 @@ class _Actor:
             return refused(failure)
         return ""
 
-    def perform(self, item: Any) -> Answer:
+    def perform(self, item: Any) -> ItemResult:
         return attempt(self.do, item, self.job.failures)
 
 
@@ -137,7 +214,7 @@ class _RayHand:
         self.ray, self.actor = ray, actor
         self.opening: Future[str] = actor.open.remote().future()
 
-    def submit(self, item: Any) -> Future[Answer]:
+    def submit(self, item: Any) -> Future[ItemResult]:
         return self.actor.perform.remote(item).future()
 
     def is_lost(self, failure: BaseException) -> bool:

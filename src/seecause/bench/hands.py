@@ -76,7 +76,7 @@ class WorkersFailed(SeecauseError):
         super().__init__(f"the work could not be done: {reason.rstrip('.')}.")
 
 
-class Job(Protocol):
+class WorkerJob(Protocol):
     """Work in items, which travels to workers and gives the same everywhere."""
 
     # what an item may raise without ending the job
@@ -97,7 +97,7 @@ class Job(Protocol):
 
 
 @dataclass(frozen=True, eq=False)
-class Answer:
+class ItemResult:
     """What came of an item: a value, or why there is none."""
 
     value: Any = None
@@ -106,16 +106,16 @@ class Answer:
     process: int = 0
 
 
-def attempt(do: Do, item: Any, failures: tuple[type[Exception], ...]) -> Answer:
+def attempt(do: Do, item: Any, failures: tuple[type[Exception], ...]) -> ItemResult:
     try:
-        return Answer(do(item), process=os.getpid())
+        return ItemResult(do(item), process=os.getpid())
     except failures as failure:
         kind = type(failure).__name__
         reason = " ".join(str(failure).split()) or kind
-        return Answer(failure=reason, kind=kind, process=os.getpid())
+        return ItemResult(failure=reason, kind=kind, process=os.getpid())
 
 
-def record(store: ShardStore, shard: str, answer: Answer) -> None:
+def record(store: ShardStore, shard: str, answer: ItemResult) -> None:
     """What came of a shard, in the store and its log."""
     if answer.failure:
         store.log("failed", shard, reason=answer.failure)
@@ -124,7 +124,7 @@ def record(store: ShardStore, shard: str, answer: Answer) -> None:
         store.log("done", shard, process=answer.process)
 
 
-def opened(job: Job) -> Do:
+def opened(job: WorkerJob) -> Do:
     """In a worker: the job, unless its software is another."""
     check_versions(job.versions)
     torch.set_num_threads(job.threads)
@@ -142,7 +142,7 @@ class Hand(Protocol):
 
     opening: Future[str]  # why it refuses; empty if it is ready
 
-    def submit(self, item: Any) -> Future[Answer]: ...
+    def submit(self, item: Any) -> Future[ItemResult]: ...
     def is_lost(self, failure: BaseException) -> bool: ...
     def close(self) -> None: ...
 
@@ -157,7 +157,7 @@ class _Ticket:
 class _Slot:
     hand: Hand
     ready: bool = False
-    tickets: dict[Future[Answer], _Ticket] = field(default_factory=dict)
+    tickets: dict[Future[ItemResult], _Ticket] = field(default_factory=dict)
 
     def has_room(self, depth: int) -> bool:
         suspect = any(ticket.losses for ticket in self.tickets.values())
@@ -167,10 +167,10 @@ class _Slot:
 class Alone:
     """This process."""
 
-    def __init__(self, job: Job, do: Do | None = None):
+    def __init__(self, job: WorkerJob, do: Do | None = None):
         self.job, self.do = job, do
 
-    def perform(self, take: Take) -> Iterator[tuple[Any, Answer]]:
+    def perform(self, take: Take) -> Iterator[tuple[Any, ItemResult]]:
         while (item := take()) is not None:
             if self.do is None:
                 self.do = self.job.open()
@@ -197,7 +197,7 @@ class Crew:
         self.again: deque[_Ticket] = deque()
         self.refusal, self.stillborn = "they were stopped", 0
 
-    def perform(self, take: Take) -> Iterator[tuple[Any, Answer]]:
+    def perform(self, take: Take) -> Iterator[tuple[Any, ItemResult]]:
         """Items and their answers as they end, in any order."""
         ended = not self._begin(take)
         if ended:
@@ -286,7 +286,9 @@ class Crew:
         elif not slot.ready:
             self._replace(slot)
 
-    def _answered(self, slot: _Slot, future: Future[Answer]) -> Iterator[tuple[Any, Answer]]:
+    def _answered(
+        self, slot: _Slot, future: Future[ItemResult]
+    ) -> Iterator[tuple[Any, ItemResult]]:
         if future not in slot.tickets:
             return  # lost with its worker, a moment ago
         failure = future.exception()
@@ -297,7 +299,7 @@ class Crew:
         else:
             yield from self._lost(slot)
 
-    def _lost(self, slot: _Slot) -> Iterator[tuple[Any, Answer]]:
+    def _lost(self, slot: _Slot) -> Iterator[tuple[Any, ItemResult]]:
         """A worker died: what it held is done again, or given up."""
         tickets = list(slot.tickets.values())
         slot.tickets.clear()
@@ -305,7 +307,7 @@ class Crew:
         for ticket in tickets:
             ticket.losses += 1
             if ticket.losses > RETRIES:
-                yield ticket.item, Answer(failure=LOST, kind="Lost")
+                yield ticket.item, ItemResult(failure=LOST, kind="Lost")
             else:
                 self.again.append(ticket)
 
@@ -322,24 +324,19 @@ def _cause(failure: BaseException) -> BaseException:
 
 @contextmanager
 def crew_for(
-    job: Job, workers: Workers | int | None, *, most: int | None = None, do: Do | None = None
+    job: WorkerJob, workers: Workers | int | None, *, most: int | None = None, do: Do | None = None
 ) -> Iterator[Alone | Crew]:
     """Those who do a job of at most `most` items; `do` is the job opened here, which is all there
     is for one worker."""
     wanted = Workers(count=workers) if isinstance(workers, int) else workers or Workers()
     wanted.placed()
     bound = 1 << 30 if most is None else max(most, 1)
-    if wanted.ray is not None and most != 0:
-        from seecause.bench.cluster import ray_crew
-
-        with ray_crew(job, wanted, most=bound) as crew:
-            yield crew
-        return
     count = min(wanted.count or 1, bound)
-    if count < 2:
+    if count < 2 and (wanted.ray is None or most == 0):
         yield Alone(job, do)
         return
-    from seecause.bench.processes import process_crew
+    from seecause.bench.cluster import process_crew, ray_crew
 
-    with process_crew(job, count) as crew:
+    alone = wanted.ray is None
+    with process_crew(job, count) if alone else ray_crew(job, wanted, most=bound) as crew:
         yield crew

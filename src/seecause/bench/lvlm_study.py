@@ -110,14 +110,14 @@ def run_lvlm_study(
 def _traced(
     store: ShardStore,
     crew: Alone | Crew,
-    items: Iterator[_Item],
+    items: Iterator[_TraceItem],
     advance: Callable[[int], None],
 ) -> list[TracedSample]:
     """Samples with what their shards hold, in their order: read where finished, else made."""
-    known: list[_Item] = []
+    known: list[_TraceItem] = []
     lost: dict[str, str] = {}
 
-    def take() -> _Item | None:
+    def take() -> _TraceItem | None:
         for item in items:
             known.append(item)
             if item.key and store.read(item.key) is None:
@@ -133,7 +133,7 @@ def _traced(
     return [_with_shard(item, store, lost.get(item.key, "")) for item in known]
 
 
-def _with_shard(item: _Item, store: ShardStore, lost: str) -> TracedSample:
+def _with_shard(item: _TraceItem, store: ShardStore, lost: str) -> TracedSample:
     sample = item.sample
     if not item.key:
         return sample
@@ -193,7 +193,7 @@ _HOLES: dict[Part, str] = {
 
 
 @dataclass(frozen=True, eq=False)
-class _Item:
+class _TraceItem:
     """A sample, the part of it that is to be traced, and for image tokens the text rows that may
     see; without a key there is nothing to do."""
 
@@ -218,7 +218,7 @@ class LVLMJob:
         tuple[type[Exception], ...]
     ] = ()  # what a sample may do becomes a hole of its shard
 
-    def open(self) -> Callable[[_Item], EncodedShard]:
+    def open(self) -> Callable[[_TraceItem], EncodedShard]:
         dtype = self.dtype.removeprefix("torch.")
         lvlm = load(self.name, device=self.device, dtype=dtype, check=False)
         if lvlm.fingerprint() != self.fingerprint:
@@ -242,38 +242,38 @@ class _Tracer:
     def rest(self) -> tuple[MeanBank, Dataset, StudyOptions]:
         return self.bank, self.data, self.options
 
-    def heads(self, index: int) -> _Item:
+    def heads(self, index: int) -> _TraceItem:
         try:
             sample = self.data[index]
         except SKIPPED as reason:
-            return _Item(TracedSample(index, str(index), None, skipped=_reason(reason)))
+            return _TraceItem(TracedSample(index, str(index), None, skipped=_reason(reason)))
         classes = self.data.classes
         label = classes[sample.label] if sample.label is not None and classes else None
         options = replace(self.options, token_masks=0, wordings=(), ratios=())
         key = self._key(sample, label, options, "heads")
-        return _Item(TracedSample(index, sample.id or str(index), label), key)
+        return _TraceItem(TracedSample(index, sample.id or str(index), label), key)
 
-    def variants(self, traced: TracedSample) -> _Item:
+    def variants(self, traced: TracedSample) -> _TraceItem:
         return self._further(traced, "variants", replace(self.options, token_masks=0))
 
-    def tokens(self, traced: TracedSample, text: Tensor) -> _Item:
+    def tokens(self, traced: TracedSample, text: Tensor) -> _TraceItem:
         options = replace(self.options, wordings=(), ratios=())
         return self._further(traced, "tokens", options, text)
 
     def _further(
         self, traced: TracedSample, part: Part, options: StudyOptions, text: Tensor | None = None
-    ) -> _Item:
+    ) -> _TraceItem:
         """What comes after a sample's heads."""
         if traced.skipped:
-            return _Item(traced)
+            return _TraceItem(traced)
         try:
             sample = self.data[traced.index]
         except SKIPPED as reason:
-            return _Item(replace(traced, **{_HOLES[part]: _reason(reason)}))
+            return _TraceItem(replace(traced, **{_HOLES[part]: _reason(reason)}))
         decides = part if text is None else [part, text.int().tolist()]
-        return _Item(traced, self._key(sample, traced.label, options, decides), part, text)
+        return _TraceItem(traced, self._key(sample, traced.label, options, decides), part, text)
 
-    def perform(self, item: _Item) -> EncodedShard:
+    def perform(self, item: _TraceItem) -> EncodedShard:
         """What cannot be made stays as a hole with its reason."""
         try:
             sample = self.data[item.sample.index]

@@ -18,13 +18,12 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal, get_args
 
 import pyarrow as pa
-from torch import Tensor
 
 from seecause._files import digest
 from seecause._software import joined, plugin_digest, versions
 from seecause.attribution.registry import find
 from seecause.bench.measures import Options, groups_of, lacking, measure_options, method_options
-from seecause.bench.store import MANIFEST, Damaged, ShardStore
+from seecause.bench.store import MANIFEST, ShardStore
 from seecause.data.batch import class_places
 from seecause.data.dataset import Dataset, sample_digests, sample_ids
 from seecause.errors import BadOption, SeecauseError
@@ -191,18 +190,6 @@ class Store(ShardStore):
             return table
         empty = ROWS.empty_table()
         return empty if columns is None else empty.select(columns)
-
-    def maps(self, plan: Plan) -> dict[str, dict[int, Tensor]]:
-        """Maps [gh, gw] of finished shards, by method and sample."""
-        maps: dict[str, dict[int, Tensor]] = {method: {} for method in plan.request.methods}
-        for shard in self.finished(plan):
-            tensors = self.tensors(shard.id)
-            try:
-                indices = tensors["index"].tolist()
-                maps[shard.method] |= dict(zip(indices, tensors.get("maps", ()), strict=True))
-            except (KeyError, TypeError, ValueError):  # of something else, with a right checksum
-                raise Damaged(f"{shard.id}.safetensors", "holds other than maps") from None
-        return maps
 
 
 def _gone(before: Plan, plan: Plan) -> list[str]:

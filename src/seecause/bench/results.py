@@ -5,12 +5,11 @@ are read again where one is shown."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, fields
 
 import numpy as np
-import pyarrow as pa
 import torch
 from safetensors import SafetensorError
 from safetensors.numpy import load
@@ -187,30 +186,8 @@ def read_results(store: Store, plan: Plan) -> RunResults:
     )
 
 
-def values(rows: pa.Table, plan: Plan) -> Values:
-    """Values [images] by method and metric, in the order of the samples; NaN where there is no
-    value."""
-    methods, metrics = list(plan.request.methods), list(plan.request.metrics)
-    grid = torch.full(
-        (len(methods), len(metrics), len(plan.samples)), torch.nan, dtype=torch.float64
-    )
-    if rows.num_rows:
-        index = torch.tensor(rows.column("index").to_numpy())
-        grid[_places(rows, "method", methods), _places(rows, "metric", metrics), index] = (
-            torch.tensor(rows.column("value").to_numpy())
-        )
-    return _by_name(grid, plan)
-
-
 def _by_name(grid: Tensor, plan: Plan) -> Values:
     """[methods, metrics, images], taken apart."""
     metrics = plan.request.metrics
     by_method = zip(plan.request.methods, grid, strict=True)
     return {method: dict(zip(metrics, row, strict=True)) for method, row in by_method}
-
-
-def _places(rows: pa.Table, column: str, names: Sequence[str]) -> Tensor:
-    """The place of each row's name among `names`, [rows]."""
-    codes = rows.column(column).combine_chunks().dictionary_encode()
-    places = torch.tensor([names.index(name) for name in codes.dictionary.to_pylist()])
-    return places[torch.tensor(codes.indices.to_numpy(), dtype=torch.long)]

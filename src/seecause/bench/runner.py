@@ -34,7 +34,7 @@ from seecause.errors import SeecauseError
 
 
 @dataclass(frozen=True)
-class Hole:
+class MissingValue:
     """A number that is not there."""
 
     method: str
@@ -53,7 +53,7 @@ class Status:
     damaged: dict[str, str]  # what is wrong, by shard; they are pending again
     pending: Sequence[Shard]
     stale: Sequence[str]
-    holes: Sequence[Hole]  # in finished shards
+    holes: Sequence[MissingValue]  # in finished shards
     undefined: dict[str, int]  # values by metric that a picture cannot have; no holes
     stopped: str = ""  # why the run ended early
     gone: Sequence[str] = ()  # samples that earlier runs into the folder had; the data has no more
@@ -80,12 +80,14 @@ def inspect(store: Store, plan: Plan, condition: Condition | None = None) -> Sta
     """Read from the folder alone, so it can be asked while a run is going on. Every byte of the
     finished shards is looked at, no row is; where that was just done, its result is `condition`."""
     condition = condition or store.condition(shard.id for shard in plan.shards)
-    holes: list[Hole] = []
+    holes: list[MissingValue] = []
     undefined: Counter[str] = Counter()
     for shard in plan.shards:
         metadata = condition.metadata.get(shard.id, {})
         try:
-            missing = [Hole(shard.method, *map(str, hole)) for hole in metadata.get("holes", ())]
+            missing = [
+                MissingValue(shard.method, *map(str, hole)) for hole in metadata.get("holes", ())
+            ]
             undefined.update(Counter(metadata.get("undefined", {})))
         except (TypeError, ValueError):  # written by something else, whose checksum is right
             del condition.metadata[shard.id]

@@ -77,7 +77,7 @@ def list_models() -> Facts:
     from rich.console import Console
     from rich.table import Column, Table
 
-    from seecause.critters import zoo
+    from seecause.critters import train as zoo
     from seecause.models.sources import ZOO
 
     columns = [
@@ -139,7 +139,7 @@ def train(
     ] = None,
 ) -> None:
     """Train an embedded model from its recipe: minutes on a GPU, hours on a CPU."""
-    from seecause.critters import zoo
+    from seecause.critters import train as zoo
 
     recipe = zoo.find_recipe(
         name.removeprefix("builtin:"),

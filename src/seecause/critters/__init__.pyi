@@ -1,4 +1,3 @@
-from seecause.critters.dataset import samples as samples
 from seecause.critters.latents import (
     CLASSES as CLASSES,
     CODEWORDS as CODEWORDS,
@@ -42,5 +41,6 @@ from seecause.critters.regimes import (
     draw as draw,
     find_regime as find_regime,
     joint as joint,
+    samples as samples,
     usual_background as usual_background,
 )

@@ -12,10 +12,10 @@ from PIL import Image
 
 from seecause import critters
 from seecause.critters.demo_classifiers import (
-    STRIDE,
     DemoSections,
     DemoSetting,
     audit,
+    balanced_scenes,
     compare,
     explain,
     repair,
@@ -186,16 +186,13 @@ def mend(
     """A model that answers from the background, mended without a group label; the same balanced
     pictures before and after. `seecause repair` does the same at any size."""
     view = load(model, device=setting.device)
+    train = critters.draw("certified", "train", pictures, seed=setting.seed, device=setting.device)
+    drawn = {
+        "critters:certified:train": train,
+        "critters:balanced:test": balanced_scenes(setting, tested),
+    }
     cases, test = (
-        critter_pictures(view, latents, name=name, swaps=False)
-        for name, latents in {
-            "critters:certified:train": critters.draw(
-                "certified", "train", pictures, seed=setting.seed, device=setting.device
-            ),
-            "critters:balanced:test": critters.draw(
-                "balanced", "test", STRIDE * tested, seed=setting.seed, device=setting.device
-            )[::STRIDE],  # type: ignore[misc]
-        }.items()
+        critter_pictures(view, latents, name=name, swaps=False) for name, latents in drawn.items()
     )
     result = sc_repair(view, cases, test=test, per_picture=3, seed=setting.seed)
     pair, models = [result.before, result.after], [result.original, result.model]

@@ -201,14 +201,19 @@ AUDITED = 8
 STRIDE = 13
 
 
+def balanced_scenes(setting: DemoSetting, count: int) -> critters.Latents:
+    """Test scenes in which a creature says nothing about its background."""
+    every = STRIDE * count
+    latents = critters.draw("balanced", "test", every, seed=setting.seed, device=setting.device)
+    return latents[torch.arange(0, every, STRIDE, device=latents.seed.device)]
+
+
 def audit(
     setting: DemoSetting, *, models: tuple[str, ...] = TWO_MODELS, pictures: int = AUDITED
 ) -> DemoSections:
     """A verdict on each model with true masks and exact swaps, and where the last one goes wrong.
     `seecause heads audit` discovers masks too."""
-    latents = critters.draw(
-        "balanced", "test", STRIDE * pictures, seed=setting.seed, device=setting.device
-    )[::STRIDE]  # type: ignore[misc]
+    latents = balanced_scenes(setting, pictures)
     sections: list[Section] = []
     manifests = []
     for name in models:
@@ -243,9 +248,7 @@ def repair(
         critters.draw("certified", "train", pictures, seed=setting.seed, device=setting.device),
         name="critters:certified:train",
     )
-    latents = critters.draw(
-        "balanced", "test", STRIDE * pictures, seed=setting.seed, device=setting.device
-    )[::STRIDE]  # type: ignore[misc]
+    latents = balanced_scenes(setting, pictures)
     test = critter_pictures(opened, latents, name="critters:balanced:test")
     screened = screen(
         opened,

@@ -1,11 +1,13 @@
-from seecause.data._answers import (
+from seecause.data.batch import (
     Answers as Answers,
+    Batch as Batch,
     answers as answers,
+    class_places as class_places,
     group_shares as group_shares,
     select_true_positives as select_true_positives,
+    to_batch as to_batch,
     true_positives as true_positives,
 )
-from seecause.data.batch import Batch as Batch, class_places as class_places, to_batch as to_batch
 from seecause.data.dataset import (
     CAPABILITIES as CAPABILITIES,
     IGNORE as IGNORE,
@@ -21,12 +23,12 @@ from seecause.data.dataset import (
     sample_ids as sample_ids,
     sample_labels as sample_labels,
 )
+from seecause.data.folder import PairedData as PairedData, paired as paired
 from seecause.data.images import (
     open_picture as open_picture,
     read_image as read_image,
     to_pil as to_pil,
 )
-from seecause.data.pairs import PairedData as PairedData, paired as paired
 from seecause.data.photos import Photo as Photo, Photos as Photos
 from seecause.data.registry import (
     datasets as datasets,

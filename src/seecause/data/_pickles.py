@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import math
 import pickle
-import struct
 from collections.abc import Callable, Mapping
 from io import BytesIO
 from pathlib import Path
@@ -20,20 +19,10 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
+from seecause._pictures import BROKEN
 from seecause.errors import DataMissing
 
-_BROKEN = (
-    pickle.UnpicklingError,
-    ArithmeticError,
-    AssertionError,
-    AttributeError,
-    EOFError,
-    LookupError,
-    MemoryError,
-    TypeError,
-    ValueError,
-    struct.error,
-)
+_BROKEN = (pickle.UnpicklingError, *BROKEN)
 # what plain values are written with; anything else is refused
 _OPCODES = """
     MARK STOP PROTO FRAME MEMOIZE PUT BINPUT LONG_BINPUT GET BINGET LONG_BINGET

@@ -31,6 +31,7 @@ from torch import Tensor
 from seecause._files import digest
 from seecause.data.dataset import Sample, evenly, path_and_split
 from seecause.data.images import read_ids, read_image
+from seecause.data.photos import inside, read_fields
 from seecause.errors import DataMissing
 
 SPECIES, TEXTURES, SPLITS = ("cat", "dog"), ("boards", "leaves"), ("train", "val", "test")
@@ -43,6 +44,7 @@ BLADES, WARP = 150, 8
 NUMBERS = (6, 4, WARP**2, 6 * BLADES)  # of a texture: two colours, how boards lie, bends, leaves
 AT_ONCE = 128  # pictures made together
 SIZE = 224  # of the pictures that `open_painted` makes
+_LAYOUT = "give the folder of Oxford-IIIT Pet; lines are `NAME breed species breed-in-species`"
 
 
 @dataclass(frozen=True, eq=False)
@@ -113,11 +115,15 @@ def read_cutouts(root: Path, *, size: int, limit: int | None = None) -> Cutouts:
 
 def _listed(path: Path) -> list[tuple[str, int, str]]:
     """`NAME breed-id species breed-id-in-species` -> name, species from 0, breed."""
-    lines = [line.split() for line in path.read_text(encoding="utf-8").splitlines()]
-    lines = [fields for fields in lines if fields and not fields[0].startswith("#")]
-    if not lines or not all(len(fields) == 4 and fields[2] in ("1", "2") for fields in lines):
-        raise DataMissing(str(path), "cannot be read", "expected NAME breed species breed-in-it")
-    return [(fields[0], int(fields[2]) - 1, fields[1]) for fields in lines]
+
+    def take(fields: list[str]) -> tuple[str, int, str] | None:
+        if fields[0].startswith("#"):
+            return None
+        name, breed, species, _ = fields
+        inside(path.parent, name, str(path), _LAYOUT)
+        return name, ("1", "2").index(species), breed
+
+    return [pet for pet in read_fields(path, take, _LAYOUT) if pet is not None]
 
 
 def _cut(root: Path, name: str, side: int) -> Tensor | None:

@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 
 from seecause.data.batch import seen
+from seecause.data.birds import MINORITY
 from seecause.data.dataset import Dataset, Sample, sample_labels
-from seecause.data.waterbirds import MINORITY
 from seecause.errors import BadOption
 from seecause.faithful.data import batches_of, chunked, frame_of, read_batches
 from seecause.faithful.images import mask_pixels

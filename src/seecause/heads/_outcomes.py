@@ -11,7 +11,7 @@ from pathlib import PurePosixPath
 import torch
 from torch import Tensor
 
-from seecause.data._answers import Group
+from seecause.data.batch import Group
 from seecause.data.dataset import Hole
 from seecause.data.imagenet9 import object_of
 from seecause.engine.forks import logits_of_sets

@@ -15,7 +15,7 @@ from typing import Any, Literal, get_args
 import torch
 
 from seecause._options import check_options
-from seecause.data._answers import group_shares
+from seecause.data.batch import group_shares
 from seecause.data.dataset import Dataset, Hole
 from seecause.data.registry import as_data
 from seecause.errors import BadOption

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from seecause.data._answers import Group, true_positives
-from seecause.data.batch import class_places, framed, to_batch
+from seecause.data.batch import Group, class_places, framed, to_batch, true_positives
 from seecause.data.dataset import (
     IGNORE,
     Dataset,

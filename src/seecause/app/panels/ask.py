@@ -11,11 +11,10 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass as checked
 from torch import Tensor
 
-from seecause.app.jobs import Answer
+from seecause.app.jobs import Reply
 from seecause.app.names import picture_name
-from seecause.app.panels.registry import Panel
-from seecause.app.panels.requests import STRICT, Index, OnPicture
-from seecause.app.panels.show import as_command, command, heat, rounded
+from seecause.app.panels.registry import STRICT, Index, OnPicture, Panel
+from seecause.app.panels.show import as_script, command, heat, rounded
 from seecause.app.workshop import SHOWN_SIDE, Desk
 from seecause.data.images import to_pil
 from seecause.errors import BadOption
@@ -37,12 +36,12 @@ from seecause.types import wide
 LENGTH = 24  # tokens of an answer
 SHOWN = 5  # words that are weighed against each other
 TOP = 8  # heads that are listed
-Question = Annotated[str, Field(min_length=1, max_length=300)]
+QuestionText = Annotated[str, Field(min_length=1, max_length=300)]
 
 
 @checked(frozen=True, config=STRICT)
 class Asked(OnPicture):
-    question: Question
+    question: QuestionText
 
 
 @checked(frozen=True, config=STRICT)
@@ -59,7 +58,7 @@ class Blind(Word):
     blind: Annotated[tuple[Index, ...], Field(max_length=16_384)] = ()
 
 
-def answer(desk: Desk, request: Asked) -> Answer:
+def answer(desk: Desk, request: Asked) -> Reply:
     """What the model sees and says."""
     lvlm, picture = desk.lvlm, desk.picture(request.picture)
     ids = _answer_ids(desk, request)
@@ -75,7 +74,7 @@ def answer(desk: Desk, request: Asked) -> Answer:
     }
 
 
-def behind(desk: Desk, request: Word) -> Answer:
+def behind(desk: Desk, request: Word) -> Reply:
     """Heads and image tokens behind one word: mean derivatives over 64 masks."""
     ids, done = _answer_ids(desk, request), 0
     _check_position(request, ids)
@@ -108,7 +107,7 @@ def behind(desk: Desk, request: Word) -> Answer:
     }
 
 
-def hear(desk: Desk, request: Blind) -> Answer:
+def hear(desk: Desk, request: Blind) -> Reply:
     """The answer with some heads blind, and the likeliest words at the chosen place, before and
     after, behind the same words."""
     ids, heads = _answer_ids(desk, request), _heads(desk, request.blind)
@@ -208,7 +207,7 @@ def _weighed(desk: Desk, chances: Tensor, whole: Tensor) -> list[dict[str, Any]]
     ]
 
 
-def copy(desk: Desk, request: Blind) -> Answer:
+def copy(desk: Desk, request: Blind) -> Reply:
     """The same without the page; what is blind has no command of its own."""
     assert desk.served is not None
     spec, picture, heads = desk.served.spec, _shown(desk, request), _heads(desk, request.blind)
@@ -240,12 +239,12 @@ def copy(desk: Desk, request: Blind) -> Answer:
     if heads:
         said = f"sc.lvlm.speak_blind(lvlm, picture, question, bank, {heads}, length={LENGTH})"
         lines += [f"said = {said}", "print(lvlm.processor.tokenizer.decode(said))"]
-    python = "\n".join(lines) + "\n"
+    script = as_script(lines)
     if heads or shrunk or not own:
-        return {"python": python, "command": as_command(python)}
+        return script
     words = ["seecause", "lvlm", "tokens", name, "--question", request.question, "--model", spec]
     words += ["--position", str(request.position)] if request.position else []
-    return {"python": python, "command": command([*words, "--out", "traced"])}
+    return script | {"command": command([*words, "--out", "traced"])}
 
 
 PANEL = Panel(

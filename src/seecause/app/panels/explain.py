@@ -17,12 +17,12 @@ import torch
 from pydantic.dataclasses import dataclass as checked
 from torch import Tensor
 
-from seecause.app.jobs import Answer
-from seecause.app.panels.registry import Panel
-from seecause.app.panels.requests import (
+from seecause.app.jobs import Reply
+from seecause.app.panels.registry import (
     STRICT,
     Name,
     OnPicture,
+    Panel,
     Patches,
     Patching,
     checked_patches,
@@ -38,7 +38,6 @@ from seecause.app.panels.show import (
     opening_lines,
     rounded,
 )
-from seecause.app.rows import few_rows, mixed_logits
 from seecause.app.workshop import Desk
 from seecause.attribution.attribute import attribute
 from seecause.attribution.caap import make_plan
@@ -48,6 +47,8 @@ from seecause.attribution.registry import find
 from seecause.data.images import to_pil
 from seecause.engine.blanks import blank_image
 from seecause.engine.sweep import Sweep, SweepPlan
+from seecause.engine.trace import Trace
+from seecause.engine.walk import walk
 from seecause.errors import BadOption
 from seecause.models.staged_view import StagedModel
 from seecause.models.view import VisionModel
@@ -76,7 +77,7 @@ class Regions(Patching):
 
 
 @checked(frozen=True, config=STRICT)
-class Shown(Patching):
+class ExplainState(Patching):
     """All that the panel shows, for `copy`."""
 
     methods: tuple[Name, ...] = ("caap",)
@@ -84,7 +85,7 @@ class Shown(Patching):
 
 
 @torch.no_grad()
-def look(desk: Desk, request: OnPicture) -> Answer:
+def look(desk: Desk, request: OnPicture) -> Reply:
     """The picture as the model takes it, and what the model answers."""
     model, image = desk.model, desk.image(request.picture)
     raw = wide(model.preprocess.raw(image))[0].clamp(0, 1).cpu()
@@ -100,7 +101,7 @@ def look(desk: Desk, request: OnPicture) -> Answer:
     }
 
 
-def draw(desk: Desk, request: Draw) -> Answer:
+def draw(desk: Desk, request: Draw) -> Reply:
     """One map, with values of every patch for the most probable classes where the method gives
     them."""
     model = desk.model
@@ -133,7 +134,7 @@ def draw(desk: Desk, request: Draw) -> Answer:
 
 
 @torch.no_grad()
-def brush(desk: Desk, request: Brush) -> Answer:
+def brush(desk: Desk, request: Brush) -> Reply:
     """Answers with only these patches, and without them."""
     model, target = desk.model, checked_target(desk.model, request.target)
     checked_patches(model, request.patches)
@@ -148,7 +149,7 @@ def brush(desk: Desk, request: Brush) -> Answer:
 
 
 @torch.no_grad()
-def pair(desk: Desk, request: Regions) -> Answer:
+def pair(desk: Desk, request: Regions) -> Reply:
     """What two regions cause together that neither causes alone, in logits."""
     model = desk.model
     for name, patches in (("one", request.one), ("other", request.other)):
@@ -170,7 +171,7 @@ def pair(desk: Desk, request: Regions) -> Answer:
     }
 
 
-def evidence(desk: Desk, request: Draw) -> Answer:
+def evidence(desk: Desk, request: Draw) -> Reply:
     """The patches that are enough for the answer, and those it needs, in the order of a map."""
     model = desk.model
     desk.tell(0.1, "drawing the map whose order is taken")
@@ -191,7 +192,7 @@ def evidence(desk: Desk, request: Draw) -> Answer:
     }
 
 
-def copy(desk: Desk, request: Shown) -> Answer:
+def copy(desk: Desk, request: ExplainState) -> Reply:
     """The same without the page."""
     assert desk.served is not None
     model, target = desk.model, checked_target(desk.model, request.target)
@@ -230,7 +231,7 @@ def shared_options(desk: Desk, options: Mapping[str, dict[str, Any]]) -> dict[st
     return every
 
 
-def _brush_lines(desk: Desk, request: Shown) -> list[str]:
+def _brush_lines(desk: Desk, request: ExplainState) -> list[str]:
     """The brushed patches by CAAP, every patch standing for the same set."""
     model = desk.model
     target = (
@@ -314,6 +315,40 @@ def _only_and_without(desk: Desk, request: Brush, chosen: Tensor) -> tuple[Tenso
         brushed_logits(desk, request, chosen, insert=insert) for insert in (True, False)
     )
     return only[0], without[0]
+
+
+def few_rows(model: VisionModel, plan: SweepPlan) -> bool:
+    """Whether `mixed_logits` computes what the plan says: patches stay the source's to the end, all
+    special tokens are live, and only they are read."""
+    prefix = tuple(range(model.layout.prefix))
+    return plan.tail == "source" and plan.live == prefix and model.readout.reads_rows
+
+
+def mixed_logits(
+    model: VisionModel, trace: Trace, other: Trace, chosen: Tensor, begins: Tensor, start: int
+) -> Tensor:
+    """Logits [n, C] of mixtures that have the patches chosen [n, N] (bool) of one run, and those of
+    another elsewhere. `begins` [n, p, D] are the special tokens that enter block `start`."""
+    layout = trace.layout
+    prefix, last = layout.prefix, model.n_layers - 1
+    special = torch.arange(prefix, device=begins.device)
+    pick = chosen.to(begins.device)[:, None, :, None]  # [n, 1, N, 1]
+    rows = model.readout.rows(layout)
+    assert rows is not None  # `few_rows`
+    steps = walk(model, begins, trace.at.take(special), start=start)
+    for step in steps:
+        q, own = step.q, (step.k, step.v)  # before keys are those of all tokens
+        step.keys_at = trace.at
+        pairs = zip(own, trace.kv[step.index], other.kv[step.index], strict=True)
+        step.k, step.v = (
+            torch.cat([mine, torch.where(pick, x[:, :, prefix:], y[:, :, prefix:])], dim=2)
+            for mine, x, y in pairs
+        )
+        step.q = q
+        if step.index == last:
+            step.take(rows)
+    h = steps.h if start <= last else steps.h[:, rows]
+    return model.readout.of_rows(h, layout)
 
 
 def _plain_logits(desk: Desk, request: OnPicture) -> Tensor:

@@ -14,15 +14,15 @@ import torch
 from pydantic.dataclasses import dataclass as checked
 from torch import Tensor
 
-from seecause.app.jobs import Answer
+from seecause.app.jobs import Reply
 from seecause.app.names import picture_name
 from seecause.app.panels.explain import SHOWN
-from seecause.app.panels.registry import Panel
-from seecause.app.panels.requests import (
+from seecause.app.panels.registry import (
     STRICT,
     Index,
     Name,
     OnPicture,
+    Panel,
     Patches,
     checked_patches,
     checked_target,
@@ -30,7 +30,7 @@ from seecause.app.panels.requests import (
 from seecause.app.panels.show import (
     answer_lines,
     answers,
-    as_command,
+    as_script,
     class_word,
     heat,
     offered,
@@ -77,7 +77,7 @@ class Off(OnHeads):
     other: Name | None = None
 
 
-def score(desk: Desk, request: ScoreHeads) -> Answer:
+def score(desk: Desk, request: ScoreHeads) -> Reply:
     """What the answer, or its background's or object's part, loses when each head alone is off."""
     model, image = desk.transformer, desk.image(request.picture)
     mask = object_mask(desk, request)
@@ -109,7 +109,7 @@ def score(desk: Desk, request: ScoreHeads) -> Answer:
 
 
 @torch.no_grad()
-def switch(desk: Desk, request: Off) -> Answer:
+def switch(desk: Desk, request: Off) -> Reply:
     """Answers, and the background's share of them, with all heads and without those that are
     off."""
     model, heads = desk.transformer, checked_off(desk, request.off)
@@ -130,7 +130,7 @@ def switch(desk: Desk, request: Off) -> Answer:
     }
 
 
-def maps(desk: Desk, request: Off) -> Answer:
+def maps(desk: Desk, request: Off) -> Reply:
     """CAAP with all heads and with those that are off at zero; both on one scale."""
     model, image = desk.transformer, desk.image(request.picture)
     target = checked_target(model, request.target)
@@ -150,7 +150,7 @@ def maps(desk: Desk, request: Off) -> Answer:
     }
 
 
-def export(desk: Desk, request: Off) -> Answer:
+def export(desk: Desk, request: Off) -> Reply:
     """A checkpoint without the heads, as a zip file: the same shape, these heads zeroed."""
     model, heads = desk.transformer, checked_off(desk, request.off)
     if not heads:
@@ -161,7 +161,7 @@ def export(desk: Desk, request: Off) -> Answer:
     return offered(desk, name, lambda folder: export_heads(model, heads, folder, note=note))
 
 
-def copy(desk: Desk, request: Off) -> Answer:
+def copy(desk: Desk, request: Off) -> Reply:
     """The same without the page."""
     model, heads = desk.transformer, checked_off(desk, request.off)
     target = checked_target(model, request.target)
@@ -177,8 +177,7 @@ def copy(desk: Desk, request: Off) -> Answer:
     else:
         lines += _instead_lines(desk, request)
     lines += answer_lines(model)
-    python = "\n".join(lines) + "\n"
-    return {"python": python, "command": as_command(python)}
+    return as_script(lines)
 
 
 def _instead_lines(desk: Desk, request: Off) -> list[str]:

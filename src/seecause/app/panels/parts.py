@@ -19,12 +19,11 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass as checked
 from torch import Tensor
 
-from seecause.app.jobs import Answer
+from seecause.app.jobs import Reply
 from seecause.app.names import picture_name
 from seecause.app.panels.explain import SHOWN
-from seecause.app.panels.registry import Panel
-from seecause.app.panels.requests import STRICT, Index, OnPicture
-from seecause.app.panels.show import answers, as_command, opening_lines
+from seecause.app.panels.registry import STRICT, Index, OnPicture, Panel
+from seecause.app.panels.show import answers, as_script, opening_lines
 from seecause.app.workshop import Desk
 from seecause.data.images import to_pil
 from seecause.errors import BadOption
@@ -49,7 +48,7 @@ class Masked(OnPicture):
 
 
 @torch.no_grad()
-def look(desk: Desk, request: Masked) -> Answer:
+def look(desk: Desk, request: Masked) -> Reply:
     """Parts of the picture, what is read of it, and the answers with all and with these parts."""
     model, image = desk.model, desk.image(request.picture)
     with own_network(desk) as net:
@@ -109,7 +108,7 @@ def trusted_fractions(desk: Desk, net: IFAM) -> list[float]:
     return served.memo["fractions"]
 
 
-def _parts(model: ImageModel, net: IFAM, whole: IFAMOutput, winner: Tensor) -> list[Answer]:
+def _parts(model: ImageModel, net: IFAM, whole: IFAMOutput, winner: Tensor) -> list[Reply]:
     """Every part: its colour, how many patches it has, and the class it speaks for."""
     votes = whole.part_logits[0].argmax(dim=0).tolist()  # [K]
     return [
@@ -123,7 +122,7 @@ def _parts(model: ImageModel, net: IFAM, whole: IFAMOutput, winner: Tensor) -> l
     ]
 
 
-def copy(desk: Desk, request: Masked) -> Answer:
+def copy(desk: Desk, request: Masked) -> Reply:
     """The same without the page."""
     lines, out = opening_lines(desk, request.picture), sorted(set(request.out))
     if request.trusted in TRUSTED:
@@ -140,8 +139,7 @@ def copy(desk: Desk, request: Masked) -> Answer:
         "print(model.class_name(int(answer.argmax())), float(answer.max()))",
         "print(f'{output.mask.double().mean():.0%} of the patches are read')",
     ]
-    python = "\n".join(lines) + "\n"
-    return {"python": python, "command": as_command(python)}
+    return as_script(lines)
 
 
 PANEL = Panel(

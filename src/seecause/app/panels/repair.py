@@ -22,11 +22,10 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass as checked
 from torch import Tensor
 
-from seecause.app.budget import Recent
-from seecause.app.jobs import Answer
-from seecause.app.panels.registry import Panel
-from seecause.app.panels.requests import STRICT, Name, OnModel
+from seecause.app.jobs import Reply
+from seecause.app.panels.registry import STRICT, Name, OnModel, Panel
 from seecause.app.panels.show import call, command, load_line, model_words, offered
+from seecause.app.sessions import Recent
 from seecause.app.workshop import Desk, own_view
 from seecause.data.dataset import Hole
 from seecause.data.images import to_pil
@@ -81,13 +80,13 @@ class Mend(OnData):
         return self.lesson != self.data
 
 
-def audit(desk: Desk, request: OnData) -> Answer:
+def audit(desk: Desk, request: OnData) -> Reply:
     """The verdict, how many answers flip, and pictures of it."""
     key = (request.data, request.eye, request.limit)
     return _recent(desk, "audits", AUDITS).get_or_make(key, lambda: _audited(desk, request))
 
 
-def _audited(desk: Desk, request: OnData) -> Answer:
+def _audited(desk: Desk, request: OnData) -> Reply:
     model, pictures = read(desk, request.data, request.limit)
     result = audit_background(model, pictures, eye=_eye(desk, request), progress=telling(desk))
     (low, high), numbers = result.interval, result.numbers()
@@ -109,12 +108,12 @@ def _audited(desk: Desk, request: OnData) -> Answer:
     }
 
 
-def mend(desk: Desk, request: Mend) -> Answer:
+def mend(desk: Desk, request: Mend) -> Reply:
     """What the remedy does to pictures that it has not learned from."""
     return _repaired(desk, request)[1]
 
 
-def export(desk: Desk, request: Mend) -> Answer:
+def export(desk: Desk, request: Mend) -> Reply:
     """The mended model as a zip file: a native checkpoint, its card, and a page."""
     result, answer = _repaired(desk, request)
     if not answer["taken"]:
@@ -124,12 +123,12 @@ def export(desk: Desk, request: Mend) -> Answer:
     return offered(desk, f"{desk.served.key}-mended-by-{request.remedy}.zip", result.export)
 
 
-def _repaired(desk: Desk, request: Mend) -> tuple[Repair, Answer]:
+def _repaired(desk: Desk, request: Mend) -> tuple[Repair, Reply]:
     key = (request.data, request.eye, request.limit, request.lesson, request.remedy, request.force)
     return _recent(desk, "repairs", REPAIRS).get_or_make(key, lambda: _repair(desk, request))
 
 
-def _repair(desk: Desk, request: Mend) -> tuple[Repair, Answer]:
+def _repair(desk: Desk, request: Mend) -> tuple[Repair, Reply]:
     model, remedy = desk.transformer, _remedy(request.remedy)
     result = repair(
         model,
@@ -163,7 +162,7 @@ def _repair(desk: Desk, request: Mend) -> tuple[Repair, Answer]:
     }
 
 
-def fitting_remedies(model: ImageModel, *, grouped: bool) -> list[Answer]:
+def fitting_remedies(model: ImageModel, *, grouped: bool) -> list[Reply]:
     """What can be tried with this model and data; none without a transformer's last layer."""
     if not isinstance(model, VisionModel) or model.architecture == "prompt":
         return []
@@ -244,7 +243,7 @@ def _recent(desk: Desk, what: str, most: int) -> Recent:
     return desk.served.memo.setdefault(what, Recent(most, lambda _: 1))
 
 
-def _row(name: str, value: float) -> Answer:
+def _row(name: str, value: float) -> Reply:
     return {"name": name, "value": value, "meaning": TERMS.get(name, GAINS.get(name, ""))}
 
 
@@ -262,7 +261,7 @@ def _spread(audit: BackgroundAudit) -> list[int]:
 
 def _tiles(
     model: ImageModel, audits: Sequence[BackgroundAudit], versions: Sequence[int]
-) -> list[Answer]:
+) -> list[Reply]:
     """Versions of the first audit's pictures: what they are made of, and the answers in every
     audit of the same pictures."""
     part = audits[0].judged.part
@@ -291,7 +290,7 @@ def _tiles(
 
 def _both(
     model: ImageModel, audit: BackgroundAudit, place: int, version: int, truth: int
-) -> list[Answer]:
+) -> list[Reply]:
     """The answer to the picture, and to its version."""
     rows = (audit.judged.logits.plain[place], audit.judged.logits.moved[version])
     places = [int(row.argmax()) for row in rows]
@@ -305,7 +304,7 @@ def _uri(model: ImageModel, image: Tensor) -> str:
     return data_uri(shown, photo=True)
 
 
-def copy(desk: Desk, request: Mend) -> Answer:
+def copy(desk: Desk, request: Mend) -> Reply:
     """The same without the page."""
     assert desk.served is not None
     groups = _remedy(request.remedy).needs == "group labels"

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from pydantic.dataclasses import dataclass as checked
 
-from seecause.app.jobs import Answer
-from seecause.app.panels.registry import Panel
-from seecause.app.panels.requests import STRICT, Name
-from seecause.app.panels.show import as_command
+from seecause.app.jobs import Reply
+from seecause.app.panels.registry import STRICT, Name, Panel
+from seecause.app.panels.show import as_script
 from seecause.app.results import RunFolder
 from seecause.app.workshop import Desk
 from seecause.errors import BadOption
@@ -25,12 +24,12 @@ class Opened:
     run: Name
 
 
-def listed(desk: Desk, request: Everything) -> Answer:
+def listed(desk: Desk, request: Everything) -> Reply:
     """All results, the newest first."""
     return {"runs": [run_facts(run) for run in desk.shop.results.values()]}
 
 
-def run_facts(run: RunFolder) -> Answer:
+def run_facts(run: RunFolder) -> Reply:
     """What the page shows of a result; its folder stays here."""
     return {
         "id": run.id,
@@ -42,7 +41,7 @@ def run_facts(run: RunFolder) -> Answer:
     }
 
 
-def copy(desk: Desk, request: Opened) -> Answer:
+def copy(desk: Desk, request: Opened) -> Reply:
     """What opens the same page without this one, from the folder that holds the results."""
     runs = desk.shop.results
     if request.run not in runs:
@@ -51,11 +50,8 @@ def copy(desk: Desk, request: Opened) -> Answer:
     if not run.pages:
         raise BadOption("run", run.name, "a result with a page")
     place = f"{run.name}/{run.pages[0].name}"
-    python = (
-        f"import webbrowser\nfrom pathlib import Path\n\n"
-        f"webbrowser.open(Path({place!r}).resolve().as_uri())\n"
-    )
-    return {"python": python, "command": as_command(python)}
+    opening = f"webbrowser.open(Path({place!r}).resolve().as_uri())"
+    return as_script(["import webbrowser", "from pathlib import Path", "", opening])
 
 
 PANEL = Panel(

@@ -4,6 +4,7 @@ do the same without the page."""
 from __future__ import annotations
 
 import shlex
+import shutil
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -11,8 +12,7 @@ from typing import Any
 
 from torch import Tensor
 
-from seecause.app.budget import zip_folder
-from seecause.app.jobs import Answer
+from seecause.app.jobs import Reply
 from seecause.app.workshop import Desk, Served
 from seecause.models.base import ImageModel
 from seecause.report.overlay import data_uri, heat_layer, number, scale_of
@@ -65,12 +65,12 @@ def rounded(values: Tensor) -> list[float | None]:
     return [float(f"{value:.4g}") if abs(value) < 1e300 else None for value in listed]
 
 
-def offered(desk: Desk, name: str, write: Callable[[Path], Path]) -> Answer:
+def offered(desk: Desk, name: str, write: Callable[[Path], Path]) -> Reply:
     """What `write(folder)` writes, as a zip file to be downloaded."""
     with tempfile.TemporaryDirectory() as scratch:
         folder = write(Path(scratch) / "model")
         desk.tell(0.7, "packing it")
-        packed = zip_folder(folder)
+        packed = Path(shutil.make_archive(str(folder), "zip", folder))
         size = packed.stat().st_size
         return {"file": desk.session.add_file(name, packed), "name": name, "bytes": size}
 
@@ -127,9 +127,10 @@ def command(words: Sequence[str], options: Mapping[str, Any] | None = None) -> s
     return " ".join(shlex.quote(word) for word in every)
 
 
-def as_command(python: str) -> str:
-    """A shell's line for what has no command of its own."""
-    return f"python - <<'END'\n{python}END"
+def as_script(lines: Sequence[str]) -> Reply:
+    """Lines of Python, and the shell's line that runs them: for what has no command of its own."""
+    python = "\n".join(lines) + "\n"
+    return {"python": python, "command": f"python - <<'END'\n{python}END"}
 
 
 def _typed(value: Any) -> str:

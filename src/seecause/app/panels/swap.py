@@ -15,18 +15,18 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass as checked
 from torch import Tensor
 
-from seecause.app.jobs import Answer
+from seecause.app.jobs import Reply
 from seecause.app.panels.explain import SHOWN
-from seecause.app.panels.registry import Panel
-from seecause.app.panels.requests import (
+from seecause.app.panels.registry import (
     STRICT,
     Index,
     Name,
     OnModel,
+    Panel,
     Patches,
     checked_patches,
 )
-from seecause.app.panels.show import answer_lines, answers, as_command, opening_lines
+from seecause.app.panels.show import answer_lines, answers, as_script, opening_lines
 from seecause.app.workshop import Desk
 from seecause.attribution.evidence import bisect
 from seecause.engine.chunks import batched, fit
@@ -56,7 +56,7 @@ class Swap(OnModel):
 
 
 @torch.no_grad()
-def exchange(desk: Desk, request: Swap) -> Answer:
+def exchange(desk: Desk, request: Swap) -> Reply:
     """B's answer with A's patches, and A's with those of B that made room for them."""
     model, layers = desk.transformer, block_range(desk, request)
     origin, places = moved_patches(desk, request)
@@ -67,7 +67,7 @@ def exchange(desk: Desk, request: Swap) -> Answer:
         "b": put_in(model, runs[1], runs[0], places, origin, layers),
     }
     shown = {"a": a, "b": b}
-    result: Answer = {"patches": len(places), "places": places, "of": origin}
+    result: Reply = {"patches": len(places), "places": places, "of": origin}
     for name, plain in shown.items():
         other = shown["b" if name == "a" else "a"]
         target = int(other.argmax())
@@ -78,7 +78,7 @@ def exchange(desk: Desk, request: Swap) -> Answer:
 
 
 @torch.no_grad()
-def path(desk: Desk, request: Swap) -> Answer:
+def path(desk: Desk, request: Swap) -> Reply:
     """Where B's answer becomes A's: for every first block the fewest patches of A (at their own
     places) that do it, and of the shortest the answers along the way."""
     model, layers = desk.transformer, block_range(desk, request)
@@ -96,7 +96,7 @@ def path(desk: Desk, request: Swap) -> Answer:
         every.append({"first": first, "patches": patches, "count": len(patches or ())})
     ways = [way for way in every if way["patches"] is not None]
     best = min(ways, key=lambda way: (way["count"], -way["first"]), default=None)
-    result: Answer = {
+    result: Reply = {
         "from": model.class_name(before),
         "to": model.class_name(goal),
         "blocks": [{**way, "exists": way["patches"] is not None} for way in every],
@@ -255,7 +255,7 @@ def moved_patches(desk: Desk, request: Swap) -> tuple[list[int], list[int]]:
     return origin, places
 
 
-def copy(desk: Desk, request: Swap) -> Answer:
+def copy(desk: Desk, request: Swap) -> Reply:
     """The same without the page."""
     layers, prefix = block_range(desk, request), desk.transformer.layout.prefix
     origin, places = ([prefix + p for p in patches] for patches in moved_patches(desk, request))
@@ -267,8 +267,7 @@ def copy(desk: Desk, request: Swap) -> Answer:
         "logits = sc.patch(model, images, others, [sites])[0, 0]",
         *answer_lines(desk.model),
     ]
-    python = "\n".join(lines) + "\n"
-    return {"python": python, "command": as_command(python)}
+    return as_script(lines)
 
 
 PANEL = Panel(

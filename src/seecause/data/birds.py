@@ -1,4 +1,6 @@
-"""`cub:PATH[:train|val|trainval|test]`: CUB-200-2011 (Wah et al. 2011), PATH being the release's
+"""Birds: CUB and what is made of it.
+
+`cub:PATH[:train|val|trainval|test]`: CUB-200-2011 (Wah et al. 2011), PATH being the release's
 folder `CUB_200_2011`.
 
     images.txt  image_class_labels.txt  train_test_split.txt  bounding_boxes.txt  classes.txt
@@ -8,6 +10,22 @@ every tenth training photo of a class, `train` the others, `trainval` the releas
 there if the segmentations (an archive of their own) lie in PATH or beside it:
     segmentations/<class>/<file>.png
 Their grey is the share of annotators who marked a pixel; the object is where anyone did.
+
+`waterbirds:PATH[:train|val|test]`: Waterbirds (Sagawa et al. 2020), birds of CUB pasted on
+places, in the layout of its release.
+
+PATH is `waterbird_complete95_forest2water2`, or the CUB folder that holds it:
+    metadata.csv   <class>/<file>.jpg          columns img_id, img_filename, y, split, place,
+    place_filename
+y is 1 for a water bird, place 1 for water, split 0, 1, 2 for train, val, test. A group is (y,
+place); in train 95 % of y equal place. The place was scaled to the bird's photo, so CUB's
+segmentations fit pixel by pixel: they are the masks, where they lie as said above.
+Three species of land birds count as water birds in the release; they are left so.
+
+`waterbird200:PATH`: CUB's 5,794 test photos with the backgrounds of Waterbirds and CUB's own 200
+classes (Aniraj et al. 2025, iFAM). It has no files of its own: lists, boxes, key points and masks
+are those of CUB in PATH (`CUB_200_2011`), photos those of the Waterbirds folder in PATH or beside
+it. A test set only: nothing is trained on it.
 """
 
 from __future__ import annotations
@@ -23,13 +41,23 @@ from torch import Tensor
 
 from seecause.data.dataset import evenly, part_of_train, path_and_split
 from seecause.data.images import read_grey
-from seecause.data.photos import Photo, Photos, inside, read_fields, whole_number
+from seecause.data.photos import (
+    BITS,
+    THREE,
+    Photo,
+    Photos,
+    code,
+    inside,
+    read_csv,
+    read_fields,
+    whole_number,
+)
 from seecause.errors import DataMissing
 
-SPLITS = ("train", "val", "trainval", "test")
+CUB_SPLITS = ("train", "val", "trainval", "test")
 POINTS = 15
 MOST_CLASSES = 10_000  # of any list; a larger number is a mistake
-_LAYOUT = "give the folder CUB_200_2011 of the release"
+_CUB_LAYOUT = "give the folder CUB_200_2011 of the release"
 
 T = TypeVar("T")
 Box = tuple[float, float, float, float]
@@ -49,7 +77,7 @@ class Bird:
 
 def open_cub(rest: str, *, limit: int | None = None) -> Photos:
     """Photos with box and key points, and masks where there are segmentations."""
-    root, split = path_and_split(rest, SPLITS)
+    root, split = path_and_split(rest, CUB_SPLITS)
     birds = [bird for bird in read_birds(root) if bird.train == (split != "test")]
     if split != "test":
         birds = part_of_train(birds, [bird.label for bird in birds], split)
@@ -61,10 +89,10 @@ def bird_photos(birds: list[Bird], images: Path, segmentations: Path | None) -> 
     """Where the photo and mask of each bird lie; Waterbirds has the same names in a folder of its
     own."""
     if not birds:
-        raise DataMissing(str(images.parent), "no photo in this split", _LAYOUT)
+        raise DataMissing(str(images.parent), "no photo in this split", _CUB_LAYOUT)
     return [
         Photo(
-            inside(images, bird.file, "images.txt", _LAYOUT),
+            inside(images, bird.file, "images.txt", _CUB_LAYOUT),
             bird.file,
             bird.label,
             segmentation(segmentations, bird.file),
@@ -127,7 +155,7 @@ def read_birds(root: Path) -> list[Bird]:
             raise DataMissing(
                 str(root / f"{name}.txt"),
                 f"no line for photo {lost[0]} of images.txt ({len(lost)} in all)",
-                _LAYOUT,
+                _CUB_LAYOUT,
             )
     hidden = (0.0, 0.0, 0.0)
     return [
@@ -143,7 +171,7 @@ def read_birds(root: Path) -> list[Bird]:
 
 
 def _lines_are(fields: str) -> str:
-    return f"{_LAYOUT}; lines are `{fields}`"
+    return f"{_CUB_LAYOUT}; lines are `{fields}`"
 
 
 def _read_list(path: Path, take: Callable[[list[str]], tuple[str, T]], fields: str) -> dict[str, T]:
@@ -183,3 +211,59 @@ def _point(fields: list[str]) -> tuple[str, int, tuple[float, float, float]]:
     if not 1 <= int(part) <= POINTS:
         raise ValueError(part)
     return number, int(part), (_finite(x), _finite(y), float(int(visible)))
+
+
+FOLDER = "waterbird_complete95_forest2water2"
+SPLITS = ("train", "val", "test")
+CLASSES, PLACES = ("land bird", "water bird"), ("land", "water")
+MINORITY = ((0, 1), (1, 0))  # groups whose bird and place disagree
+_COLUMNS = ("img_filename", "y", "split", "place")
+_LAYOUT = f"give the folder {FOLDER} with metadata.csv (columns {', '.join(_COLUMNS)})"
+
+
+def open_waterbirds(rest: str, *, limit: int | None = None) -> Photos:
+    """The photos of one split with group and, where there are segmentations, mask."""
+    path, split = path_and_split(rest, SPLITS)
+    root = waterbirds_folder(path)
+    masks = find_segmentations(root)
+    photos = []
+    for where, row in read_csv(root / "metadata.csv", _COLUMNS, _LAYOUT):
+        label, place, part = (
+            code(row["y"], BITS, where, _LAYOUT),
+            code(row["place"], BITS, where, _LAYOUT),
+            code(row["split"], THREE, where, _LAYOUT),
+        )
+        if SPLITS[part] == split:
+            file = row["img_filename"]
+            photo = inside(root, file, where, _LAYOUT)
+            group = (label, place)
+            photos.append(Photo(photo, file, label, segmentation(masks, file), group))
+    if not photos:
+        raise DataMissing(
+            str(root / "metadata.csv"), f"no photo with split {SPLITS.index(split)}", _LAYOUT
+        )
+    return Photos(f"waterbirds:{path}:{split}", CLASSES, evenly(photos, limit), read_votes, PLACES)
+
+
+def waterbirds_folder(path: Path) -> Path:
+    """PATH itself, or the Waterbirds folder in it."""
+    return path / FOLDER if (path / FOLDER).is_dir() else path
+
+
+def open_waterbird200(rest: str, *, limit: int | None = None) -> Photos:
+    """CUB's test birds, elsewhere."""
+    root, _ = path_and_split(rest, ("test",))
+    birds = [bird for bird in read_birds(root) if not bird.train]
+    photos = bird_photos(birds, _photos(root), find_segmentations(root))
+    return Photos(f"waterbird200:{root}", bird_classes(root), evenly(photos, limit), read_votes)
+
+
+def _photos(root: Path) -> Path:
+    for place in (root / FOLDER, root.parent / FOLDER):
+        if place.is_dir():
+            return place
+    raise DataMissing(
+        str(root / FOLDER),
+        "no such folder",
+        "put the Waterbirds release into the CUB folder, or beside it",
+    )

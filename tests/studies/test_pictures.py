@@ -5,9 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+from pictures import contact_sheet
 from PIL import Image
-
-from seecause.critters.sheet import contact_sheet
 
 DOCS = Path(__file__).parents[2] / "docs"
 
