@@ -67,11 +67,13 @@ def read(view: Any, data: str, limit: int | None) -> Any:
     return sc.heads.read_pictures(view, sc.data.open_data(data, limit=limit))
 
 
-def named(variant: str | Row) -> tuple[str, Row]:
-    """The name of a variant, and what `sc.attribute` is asked for."""
+def named(variant: str | Row, lighter: Row | None = None) -> tuple[str, Row]:
+    """The name of a variant, and what `sc.attribute` is asked for; `lighter` has options by method
+    that make a dear one cheap."""
     if isinstance(variant, str):
-        return variant, {"method": variant}
-    return variant["name"], {name: value for name, value in variant.items() if name != "name"}
+        variant = {"name": variant, "method": variant}
+    asked = {name: value for name, value in variant.items() if name != "name"}
+    return variant["name"], {**(lighter or {}).get(asked.get("method"), {}), **asked}
 
 
 def explained(model: Any, images: Tensor, target: Tensor, asked: Row) -> tuple[Tensor, Tensor]:
@@ -93,6 +95,7 @@ def scored(
     weights: str | None = None,
     target: str = "label",
     curves: Row,
+    lighter: Row | None = None,
     changes: bool = False,
     alike: tuple[str, ...] = (),
     limit: int | None = None,
@@ -107,7 +110,7 @@ def scored(
     with CAAP under other tails. `others`: the pictures that `count` leaves out.
     """
     view, cases = pictures(context, model, data, limit, count, weights, others=others)
-    name, asked = named(variant)
+    name, asked = named(variant, lighter)
     predicted = logits_of(view, cases.images).argmax(dim=1)
     classes = cases.labels if target == "label" else predicted
     rows: list[Row] = []
@@ -179,13 +182,14 @@ def sanity(
     data: str,
     variant: str | Row,
     weights: str | None = None,
+    lighter: Row | None = None,
     steps: int = 4,
     limit: int | None = None,
     count: int | None = None,
 ) -> list[Row]:
     """Is the map another one for a redrawn model, for another class, for the next likely one?"""
     view, cases = pictures(context, model, data, limit, count, weights)
-    name, asked = named(variant)
+    name, asked = named(variant, lighter)
     redrawn = parameter_randomisation(
         view, cases.images, lambda m, x, t: explained(m, x, t, asked)[0], cases.labels, steps=steps
     )

@@ -20,6 +20,7 @@ from torch import Tensor
 import seecause as sc
 from seecause import critters
 from seecause.bench.study import Row, StudyContext
+from seecause.errors import DataMissing
 from seecause.heads import Erasure, HeadScores, Masks, penalised, protected, score, select
 from seecause.heads._outcomes import logits_without, outcomes
 from seecause.heads.erase import erase
@@ -34,7 +35,6 @@ AS_MANY = "random, as many as some method removed"  # where that is no K: scores
 CONTROLS = {name.replace("-", " "): name for name in (
     "weight-norm", "output-norm", "taylor", "attention-mass", "loss-gain", "loss-change",
 )}  # fmt: skip
-KS = (1, 2, 4, 8, 16)
 
 
 def cigma(
@@ -68,9 +68,10 @@ def contrastive_gating(
 
 
 def selections(
-    model: Any, train: Pictures, balanced: Pictures, masks: Masks, *, gating: Row, draws: int
-) -> dict[str, HeadScores]:
-    """Scores of every method, on the same pictures."""
+    model: Any, train: Pictures, balanced: Pictures, masks: Masks, *, top: int, gating: Row,
+    draws: int,
+) -> dict[str, HeadScores]:  # fmt: skip
+    """Scores of every method, on the same pictures; greedy ones stop at `top` heads."""
     truth, swap, images, labels = train.oracle, train.swapped, train.images, train.labels
     looks = {
         PRINTED: Erasure(masks, "mean"),
@@ -88,7 +89,7 @@ def selections(
     scores["regression, true masks, grey"] = sc.heads.regress(
         model, images, truth, draws=draws, **grey
     )
-    picked = sc.heads.greedy(model, images, truth, top=max(KS), rule=penalised, **grey)
+    picked = sc.heads.greedy(model, images, truth, top=top, rule=penalised, **grey)
     scores["greedy, true masks, grey"] = as_scores(model, picked.heads)
     scores |= controls(model, images, labels, truth)
     gates = {
@@ -101,8 +102,8 @@ def selections(
         ),
     }
     scores |= gates
-    for name, one in gates.items():  # as many go as are asked for, whatever the heads are called
-        scores[f"{name}, forced"] = replace(one, value=one.after["interference"])
+    for name, scored in gates.items():  # as many go as are asked for, whatever the heads are called
+        scores[f"{name}, forced"] = replace(scored, value=scored.after["interference"])
     gold = sc.heads.interchange(model, images, swap)
     scores[GOLD] = HeadScores(gold.background, gold.background_error)
     less = gold.background - gold.foreground
@@ -129,7 +130,9 @@ def open_model(context: StudyContext, model: str) -> Any:
     """A builtin model, or one that `seecause zoo train --out` wrote: FOLDER/NAME."""
     if model.startswith("builtin:"):
         return context.load(model)
-    card = next(Path(model).parent.rglob(f"{Path(model).name}.json"))
+    card = next(Path(model).parent.rglob(f"{Path(model).name}.json"), None)
+    if card is None:
+        raise DataMissing(model, "no such model", "make it by `seecause zoo train --out`")
     source = saved(card.parent, card.stem)
     return sc.wrap(source.module.to(context.device), name=card.stem, **source.wrap_options)
 
@@ -164,6 +167,7 @@ def removals(
     retrained: int,
     draws: int,
     mask_steps: int,
+    ks: list[int],
     gating: Row,
     regression_draws: int,
 ) -> list[Row]:
@@ -179,7 +183,8 @@ def removals(
     seen.append(scenes(view, "balanced", "test", measured))
     masks = sc.heads.discover_masks(view, train.images, steps=mask_steps)
     row, looks = audited(view, seen[-1], mask_steps)
-    scores = selections(view, train, balanced, masks, gating=gating, draws=regression_draws)
+    options = {"top": max(ks), "gating": gating, "draws": regression_draws}
+    scores = selections(view, train, balanced, masks, **options)
     rows = [{"table": "audit", **row, **_screened(view, train, scores)}]
     rows += [
         {"table": "ranking", "method": name, **agreement(view, train, one, scores)}
@@ -188,15 +193,15 @@ def removals(
     wanted = {
         (name, k): tuple(sorted(one.top(min(k, one.value.numel()))))
         for name, one in scores.items()
-        for k in KS
+        for k in ks
     }
     sets = list(dict.fromkeys([(), *wanted.values()]))
     by_set = dict(zip(sets, without(view, sets, seen, looks), strict=True))
     rows += [{"method": name, "K": k, **by_set[heads]} for (name, k), heads in wanted.items()]
     rows.append({"method": ERM, "K": 0, **by_set[()]})
-    for size in sorted({len(heads) for heads in sets} | set(KS) - {0}):
+    for size in sorted({len(heads) for heads in sets} | set(ks) - {0}):
         lots = sc.heads.random_sets(view, size, draws=draws, seed=seed) if size else []
-        name = RANDOM if size in KS else AS_MANY
+        name = RANDOM if size in ks else AS_MANY
         drawn = without(view, lots, seen, looks) if lots else []
         rows += [{"method": name, "K": size, "draw": i, **one} for i, one in enumerate(drawn)]
     held = scenes(view, "balanced", "val", retrained, start=8192, swaps=False)
@@ -258,8 +263,8 @@ def _screened(model: Any, train: Pictures, scores: dict[str, HeadScores]) -> Row
 
 
 def planted(
-    context: StudyContext, *, model: str, scored: int, measured: int, mask_steps: int, gating: Row,
-    regression_draws: int,
+    context: StudyContext, *, model: str, scored: int, measured: int, mask_steps: int,
+    ks: list[int], gating: Row, regression_draws: int,
 ) -> list[Row]:  # fmt: skip
     """A model whose background heads are known: does each method find them, and what if they go?"""
     view = open_model(context, model)
@@ -269,7 +274,8 @@ def planted(
     )
     balanced = scenes(view, "balanced", "train", scored, mat=True)
     masks = sc.heads.discover_masks(view, train.images, steps=mask_steps)
-    scores = selections(view, train, balanced, masks, gating=gating, draws=regression_draws)
+    options = {"top": max(ks), "gating": gating, "draws": regression_draws}
+    scores = selections(view, train, balanced, masks, **options)
     truth, rows = [role == "background" for role in roles.values()], []
     for name, one in scores.items():
         values = one.value.nan_to_num(neginf=-1e9)

@@ -90,13 +90,16 @@ def sets(
 ) -> list[Row]:
     """How many patches are enough for the answer and how many must go, in the order of a map."""
     view, cases = pictures(context, model, data, limit, None, weights)
+    return _set_rows(view, cases, variant)
+
+
+def _set_rows(view: Any, cases: Any, variant: str | Row) -> list[Row]:
     name, asked = named(variant)
     rows: list[Row] = []
     for places in torch.arange(len(cases)).split(BATCH):
-        some = cases.take(places)
-        _, patches = explained(view, some.images, some.labels, asked)
-        columns = set_sizes(view, some.images, some.labels, patches)
-        rows += _rows(some, columns, method=name)
+        part = cases.take(places)
+        _, patches = explained(view, part.images, part.labels, asked)
+        rows += _rows(part, set_sizes(view, part.images, part.labels, patches), method=name)
     return rows
 
 
@@ -136,13 +139,8 @@ def tuned_sets(
     """The same of the fine-tuned model, on photos from `first` on: those before may choose."""
     view = fine_tuned(context, model, weights, data, pool, limit)
     cases = sc.heads.read_pictures(view, context.data(f"{data}:test", limit))
-    name, asked = named(variant)
-    rows: list[Row] = []
-    for places in torch.arange(len(cases))[first if limit is None else 0 :].split(BATCH):
-        some = cases.take(places)
-        _, patches = explained(view, some.images, some.labels, asked)
-        rows += _rows(some, set_sizes(view, some.images, some.labels, patches), method=name)
-    return rows
+    reported = torch.arange(len(cases))[first if limit is None else 0 :]
+    return _set_rows(view, cases.take(reported), variant)
 
 
 def set_sizes(view: Any, images: Tensor, labels: Tensor, maps: Tensor) -> dict[str, Tensor]:

@@ -18,7 +18,6 @@ from typing import Any
 
 import cells_shortcut as shortcut
 import torch
-from safetensors.torch import load_file
 from torch import Tensor
 
 import seecause as sc
@@ -165,14 +164,8 @@ def _case(context: StudyContext, data: str, seed: int, setup: Row, limit: int | 
 
 
 def _fine_tuned(context: StudyContext, setup: Row, seed: int, sets: shortcut.Three) -> Any:
-    job = shortcut.Setting("erm", seed, **ERM)
-    file = shortcut._file(context, job, setup)
-    if not file.is_file():
-        shortcut._erm(context, job, setup, sets)
-    module = shortcut._with_head(shortcut.backbone(context, setup))
-    module.load_state_dict(load_file(file))
+    module = shortcut.tuned_module(context, shortcut.Setting("erm", seed, **ERM), setup, sets)
     frame = shortcut.frame(setup)
-    module = module.to(context.device)
     return sc.wrap(module, name=f"fine-tuned {seed}", classes=SPECIES, preprocess=frame)
 
 

@@ -155,17 +155,21 @@ def show_panel(page: Any, address: str, name: str) -> None:
     page.evaluate("window.scrollTo(0, 0)")
 
 
-def demo(out: Path) -> None:
-    from seecause.critters.demo import DemoSetting, explain
+def photograph_sections(sections: Any, out: Path, size: tuple[int, int]) -> None:
+    """Sections of a page, without what is written around their pictures."""
     from seecause.report.page import write_page
-
-    sections = explain(DemoSetting(), pictures=2).sections
 
     def shoot(page: Any) -> None:
         page.add_style_tag(content=PICTURES_ALONE)
         page.locator("main").screenshot(path=out)
 
-    photograph(lambda folder: write_page(folder / "page.html", "", sections), shoot, (1240, 900))
+    photograph(lambda folder: write_page(folder / "page.html", "", sections), shoot, size)
+
+
+def demo(out: Path) -> None:
+    from seecause.critters.demo import DemoSetting, explain
+
+    photograph_sections(explain(DemoSetting(), pictures=2).sections, out, (1240, 900))
 
 
 def trust(out: Path) -> None:
@@ -203,30 +207,17 @@ def trust(out: Path) -> None:
 
 def heads(out: Path) -> None:
     from seecause.critters.demo import DemoSetting, audit, repair
-    from seecause.report.page import write_page
 
     _, verdict = audit(DemoSetting(), models=("builtin:critters-biased",)).sections
     _, grid, _, change = repair(DemoSetting()).sections
-
-    def shoot(page: Any) -> None:
-        page.add_style_tag(content=PICTURES_ALONE)
-        page.locator("main").screenshot(path=out)
-
-    sections = [verdict, grid, replace(change, fold="")]
-    photograph(lambda folder: write_page(folder / "heads.html", "", sections), shoot, (1100, 900))
+    photograph_sections([verdict, grid, replace(change, fold="")], out, (1100, 900))
 
 
 def repair(out: Path) -> None:
     from seecause.critters.demo import DemoSetting, mend
-    from seecause.report.page import write_page
 
     gallery, *_ = mend(DemoSetting(), shown=3).sections
-
-    def shoot(page: Any) -> None:
-        page.add_style_tag(content=PICTURES_ALONE)
-        page.locator("main").screenshot(path=out)
-
-    photograph(lambda folder: write_page(folder / "page.html", "", [gallery]), shoot, (1150, 700))
+    photograph_sections([gallery], out, (1150, 700))
 
 
 def discover(out: Path) -> None:

@@ -6,7 +6,7 @@ from concurrent.futures import Future
 
 import pytest
 
-from seecause.bench import hands, processes, runner
+from seecause.bench import cluster, hands, runner
 from seecause.bench.hands import Crew, ItemResult, Workers, WorkersFailed, crew_for
 from seecause.bench.plan import Store
 from seecause.cli.workers import WorkerOptions
@@ -64,9 +64,9 @@ def test_any_error_of_opening_is_a_refusal(monkeypatch):
     def broken(job):
         raise PermissionError("weights may not be read")
 
-    monkeypatch.setattr(processes, "opened", broken)
-    monkeypatch.setattr(processes, "_work_for", [None])
-    assert processes._open().startswith("PermissionError: weights may not be read (on ")
+    monkeypatch.setattr(cluster, "opened", broken)
+    monkeypatch.setattr(cluster, "_work_for", [None])
+    assert cluster._open().startswith("PermissionError: weights may not be read (on ")
 
 
 def test_a_replacement_that_fits_nowhere_ends_the_job_in_words(monkeypatch):
@@ -81,7 +81,7 @@ def test_a_replacement_that_fits_nowhere_ends_the_job_in_words(monkeypatch):
 
 def test_nobody_is_begun_for_nothing(monkeypatch):
     begun = []
-    monkeypatch.setattr(processes, "ProcessHand", lambda job: begun.append(job) or Hand())
+    monkeypatch.setattr(cluster, "ProcessHand", lambda job: begun.append(job) or Hand())
     for most in (0, None):
         with crew_for(object(), 4, most=most) as crew:
             assert list(crew.perform(lambda: None)) == []

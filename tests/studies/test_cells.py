@@ -148,11 +148,10 @@ def test_effects_of_a_removal_are_changes_from_the_whole_model():
 
 
 @pytest.mark.slow
-def test_every_method_chooses_heads_and_the_model_is_measured_without_them(tmp_path, monkeypatch):
-    monkeypatch.setattr(cells_heads, "KS", (1, 2))
+def test_every_method_chooses_heads_and_the_model_is_measured_without_them(tmp_path):
     sizes = {"scored": 4, "mask_steps": 1, "measured": 4, "regression_draws": 32}
     gating = {"fits": 1, "batch": 4, "steps": 1}
-    more = {"val": 32, "test": 32, "iid": 4, "retrained": 64, "draws": 1, "seed": 0}
+    more = {"val": 32, "test": 32, "iid": 4, "retrained": 64, "draws": 1, "seed": 0, "ks": [1, 2]}
     context = StudyContext("cpu", tmp_path)
     rows = cells_heads.removals(
         context, model="builtin:critters-biased", gating=gating, **sizes, **more
