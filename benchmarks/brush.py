@@ -25,7 +25,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from benchmarks.timing import measured_on
 from seecause.app.panels.explain import Brush, brush, look
-from seecause.app.panels.requests import OnPicture
+from seecause.app.panels.registry import OnPicture
 from seecause.app.sessions import Sessions
 from seecause.app.workshop import Desk, open_workshop
 from seecause.loading import load

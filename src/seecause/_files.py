@@ -10,6 +10,7 @@ path. There a file is put whole by the store itself, and nothing can be appended
 from __future__ import annotations
 
 import contextlib
+import csv
 import errno
 import glob
 import hashlib
@@ -19,7 +20,7 @@ import logging
 import os
 import re
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -178,6 +179,17 @@ def safe_cell(value: Any) -> Any:
     """
     formula = isinstance(value, str) and value.startswith(("=", "+", "-", "@", "\t", "\r"))
     return f"'{value}" if formula and not _NUMBER.match(value) else value
+
+
+def csv_text(rows: Iterable[Iterable[Any]]) -> str:
+    """Rows as the text of a CSV, in which no cell is a formula.
+
+    >>> csv_text([["method", "mean"], ["=1+1", 0.5]])
+    "method,mean\\n'=1+1,0.5\\n"
+    """
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows([*map(safe_cell, row)] for row in rows)
+    return text.getvalue()
 
 
 @contextmanager

@@ -9,6 +9,7 @@ import signal
 from collections import Counter
 from concurrent.futures import Future
 from concurrent.futures.process import BrokenProcessPool
+from functools import partial
 
 import numpy as np
 import pytest
@@ -131,18 +132,18 @@ def test_pictures_are_read_once_for_all_methods(tmp_path, monkeypatch):
         "seecause.bench.work.read_samples",
         lambda data, a, b, **frame: (reads.append((a, b)), read_samples(data, a, b, **frame))[1],
     )
-    assert run(Store(tmp_path / "kept"), worker()).complete
+    quick = {"methods": {"center": {}, "random": {}, "sobel": {}}, "metrics": ("aupr1",)}
+    work = partial(worker, **quick, measures={})
+    assert run(Store(tmp_path / "kept"), work()).complete
     assert reads == [(0, 2), (2, 4), (4, 6)]  # of three methods
     monkeypatch.setattr("seecause.bench.work.HELD", 1)
-    assert run(Store(tmp_path / "read"), worker()).complete
+    assert run(Store(tmp_path / "read"), work()).complete
     assert len(reads) == 3 + 9
-    monkeypatch.setattr(
-        "seecause.bench.work.HELD", worker().read(worker().plan.shards[0]).bytes + 1
-    )
+    monkeypatch.setattr("seecause.bench.work.HELD", work().read(work().plan.shards[0]).bytes + 1)
     reads.clear()
-    assert run(Store(tmp_path / "one"), worker()).complete
+    assert run(Store(tmp_path / "one"), work()).complete
     assert reads.count((0, 2)) == 1 and len(reads) == 1 + 2 * 3  # the one that fits stays
-    rows = [Store(tmp_path / name).rows(worker().plan) for name in ("kept", "read", "one")]
+    rows = [Store(tmp_path / name).rows(work().plan) for name in ("kept", "read", "one")]
     assert rows[0].equals(rows[1]) and rows[0].equals(rows[2])
 
 
@@ -314,7 +315,9 @@ def test_methods_go_through_the_pictures_together_and_nothing_older_is_kept(tmp_
 
 def test_a_page_lists_some_holes_and_says_where_all_are(whole):
     _, work = whole
-    holes = [runner.Hole("caap", f"{number}.png", "ins-del", "torn") for number in range(999)]
+    holes = [
+        runner.MissingValue("caap", f"{number}.png", "ins-del", "torn") for number in range(999)
+    ]
     status = runner.Status(9, 9, {}, {}, [], [], holes, {})
     section = holes_section(status, work.plan)
     assert str(section.body).count("torn") == 100 and "The first 100 of 999" in section.note
@@ -389,6 +392,11 @@ def test_the_table_marks_the_best_and_compares_image_by_image(whole):
     assert to_latex(table).count(r"\mathbf") == 2
     with pytest.raises(UnknownName, match="of this run"):
         table_of(values(store, work.plan), against="rollout")
+
+
+def test_no_name_is_a_formula_in_the_table():
+    named = {"=cmd()": {"ins-del": torch.tensor([0.25, 0.5])}}
+    assert to_csv(table_of(named)).splitlines()[1].startswith("'=cmd(),ins-del,0.375,")
 
 
 def test_names_are_escaped_for_latex():

@@ -294,11 +294,11 @@ def test_faithful(called, monkeypatch, tmp_path):
 def test_zoo_train(called, tmp_path):
     line = "zoo train builtin:critters-vit --samples 8 --batch 4 --test-samples 9 --device cpu"
     line += f" --seed 3 --background-reliability 0.5 --start {tmp_path} --out {tmp_path}"
-    reached = called(line, "seecause.critters.zoo.find_recipe")
+    reached = called(line, "seecause.critters.train.find_recipe")
     assert reached.words == ("critters-vit",)
     given(reached, samples=8, batch=4, seed=3, background_reliability=0.5)
     line = f"zoo train critters-vit --test-samples 9 --device cpu --start {tmp_path}/s"
-    reached = called(f"{line} --out {tmp_path}/o", "seecause.critters.zoo.train")
+    reached = called(f"{line} --out {tmp_path}/o", "seecause.critters.train.train")
     given(reached, out=tmp_path / "o", start=tmp_path / "s", device="cpu", test_samples=9)
 
 

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import csv
-import io
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from seecause._files import safe_cell
+from seecause._files import csv_text
 from seecause.data.dataset import Dataset
 from seecause.data.images import to_pil
 from seecause.lvlm import (
@@ -159,14 +157,11 @@ def to_csv(study: LVLMStudy) -> str:
     columns: dict[str, None] = {}
     for sample in study.traced:
         columns |= dict.fromkeys(name for name in sample.numbers if name != "pieces")
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["sample", "label", *columns, "missing"])
+    rows = [["sample", "label", *columns, "missing"]]
     for sample in study.samples:
         numbers = [_cell(sample.numbers.get(name)) for name in columns]
-        cells = [sample.id, sample.label or "", *numbers, sample.hole or ""]
-        writer.writerow([safe_cell(cell) for cell in cells])
-    return text.getvalue()
+        rows.append([sample.id, sample.label or "", *numbers, sample.hole or ""])
+    return csv_text(rows)
 
 
 def _cell(value: Any) -> str:

@@ -29,7 +29,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -236,7 +235,8 @@ class ShardStore:
             return
         wanted = list(ids)
         names = self._listed() if len(wanted) > FEW else None
-        for batch in batched(wanted, TOGETHER):
+        for start in range(0, len(wanted), TOGETHER):
+            batch = wanted[start : start + TOGETHER]
             if names is None:
                 paths = [self.file(shard, kind) for shard in batch for kind in KINDS]
             else:
@@ -375,13 +375,6 @@ class ShardStore:
             pass
         condition = (self.condition([shard]) for shard in self.ids())
         return names <= {*BEGUN, MANIFEST} or any(shard.metadata for shard in condition)
-
-
-def batched(items: Iterable[str], size: int) -> Iterator[list[str]]:
-    """Lists of at most `size` items (itertools has it from Python 3.12 on)."""
-    left = iter(items)
-    while batch := list(islice(left, size)):
-        yield batch
 
 
 def _is_draft(name: str) -> bool:

@@ -22,11 +22,11 @@ from __future__ import annotations
 
 import csv
 import inspect
-import io
 import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, ClassVar
@@ -35,12 +35,12 @@ import torch
 
 from seecause import __version__
 from seecause._files import (
+    csv_text,
     digest,
     digest_file,
     digest_json,
     is_local,
     place,
-    safe_cell,
     write_atomic,
     write_json,
 )  # fmt: skip
@@ -111,7 +111,7 @@ class StudyRun:
         """A digest of all that decides the rows; what it needs comes before it in the file."""
         needed = [groups[name] for name in cell.needs]
         context = [self.files, self.context.device.partition(":")[0], __version__]
-        source = digest(inspect.getsource(cell.function))
+        source = _source_digest(cell.function)
         key = digest_json([cell.call, source, self.arguments(cell), needed, context])
         groups.setdefault(cell.group, []).append(key)
         return key
@@ -146,6 +146,12 @@ class StudyRun:
     def job(self, cell: StudyCell) -> tuple[StudyCell, StudyContext, Row, dict[str, list[Row]]]:
         earlier = {group: self.rows(group) for group in cell.needs}
         return cell, self.context, self.arguments(cell), earlier
+
+
+@cache
+def _source_digest(function: Callable[..., Any]) -> str:
+    """Hundreds of cells call a few functions, and finding a function's lines reads its file."""
+    return digest(inspect.getsource(function))
 
 
 def perform(
@@ -288,11 +294,8 @@ def write_results(run: StudyRun, out: Path, command: str) -> Path:
         columns = output["columns"]
     out.mkdir(parents=True, exist_ok=True)
     path = out / f"{run.study.name}.csv"
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(columns)
-    writer.writerows([_text(row.get(name)) for name in columns] for row in rows)
-    write_atomic(path, text.getvalue())
+    cells = ([_text(row.get(name)) for name in columns] for row in rows)
+    write_atomic(path, csv_text([columns, *cells]))
     done = [run.records[run.keys[c.name]] for c in run.study.cells if run.is_done(c)]
     record = {
         "study": run.study.name,
@@ -315,7 +318,7 @@ def write_results(run: StudyRun, out: Path, command: str) -> Path:
 def _text(value: Any) -> str:
     if value is None or value != value:
         return ""
-    return f"{value:.7g}" if isinstance(value, float) else str(safe_cell(value))
+    return f"{value:.7g}" if isinstance(value, float) else str(value)
 
 
 def read_csv(path: Path) -> list[Row]:

@@ -3,12 +3,11 @@ difference to a chosen method; and, where it was measured, every method against 
 
 from __future__ import annotations
 
-import csv
-import io
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -16,7 +15,7 @@ import pyarrow.csv as pa_csv
 import torch
 from torch import Tensor
 
-from seecause._files import atomic_file, place, safe_cell
+from seecause._files import atomic_file, csv_text, place, safe_cell
 from seecause.bench.measures import UNDEFINED, family_of, higher_is_better
 from seecause.bench.plan import Store
 from seecause.bench.results import RunResults, read_results
@@ -124,21 +123,16 @@ def table_of(
 
 
 def to_csv(table: Table) -> str:
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
     compared = f"difference to {table.reference}"
     head = ["method", "metric", "mean", "standard error", "low 95%", "high 95%", "n", "missing"]
-    writer.writerow([*head, compared, "error of difference", "best"])
+    rows: list[list[Any]] = [[*head, compared, "error of difference", "best"]]
     for method in table.methods:
         for metric, cell in table.cells[method].items():
-            difference = (
-                ["", ""]
-                if cell.difference is None
-                else [cell.difference.mean, cell.difference.standard_error]
-            )
+            gap = cell.difference
+            difference = ["", ""] if gap is None else [gap.mean, gap.standard_error]
             numbers = [cell.mean, cell.error, *cell.interval, cell.n, cell.missing, *difference]
-            writer.writerow([method, metric, *numbers, int(cell.best)])
-    return text.getvalue()
+            rows.append([method, metric, *numbers, int(cell.best)])
+    return csv_text(rows)
 
 
 def write_rows(results: RunResults, path: Path) -> None:
@@ -302,11 +296,8 @@ def against_truth(results: RunResults) -> Truth:
 
 
 def truth_csv(truth: Truth) -> str:
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["method", *TRUTH_COLUMNS])
-    writer.writerows([method, *row.values()] for method, row in truth.items())
-    return text.getvalue()
+    rows = ([method, *row.values()] for method, row in truth.items())
+    return csv_text([["method", *TRUTH_COLUMNS], *rows])
 
 
 def shown(row: dict[str, float]) -> list[str]:

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from seecause._pictures import BROKEN
+from seecause.data.photos import need_file
 from seecause.errors import DataMissing
 
 _BROKEN = (pickle.UnpicklingError, *BROKEN)
@@ -155,9 +156,8 @@ class _Reader(pickle._Unpickler):
 def read_pickle(path: Path, layout: str, *, arrays: bool = False, sets: bool = False) -> Any:
     """What a pickle holds: plain values, with `arrays` also arrays of bytes among the values of a
     dictionary (and Python 2's text as bytes), with `sets` also sets, as lists."""
-    if not path.is_file():
-        raise DataMissing(str(path), "no such file", layout)
-    reader = _Reader(BytesIO(path.read_bytes()), encoding="bytes" if arrays else "ASCII")
+    file = BytesIO(need_file(path, layout).read_bytes())
+    reader = _Reader(file, encoding="bytes" if arrays else "ASCII")
     reader.names = (_ARRAYS if arrays else {}) | (_SETS if sets else {})
     try:
         content = reader.load()

@@ -40,7 +40,15 @@ from torch import Tensor
 from seecause._files import digest
 from seecause.data._pickles import read_pickle
 from seecause.data.dataset import Sample, evenly, part_of_train, path_and_split
-from seecause.data.photos import Photo, Photos, inside, pictures, read_fields, read_lines
+from seecause.data.photos import (
+    Photo,
+    Photos,
+    inside,
+    need_folder,
+    pictures,
+    read_fields,
+    read_lines,
+)
 from seecause.errors import DataMissing
 
 CIFAR_SPLITS = ("train", "val", "trainval", "test")
@@ -249,11 +257,9 @@ def _tiny_class(folder: Path, label: int) -> list[Photo]:
             separator="\t",
         )
     )
-    if not (folder / "images").is_dir():
-        raise DataMissing(str(folder / "images"), "no such folder", _TINY_LAYOUT)
     return [
         Photo(path, f"{folder.name}/{path.name}", label, box=boxes.get(path.name))
-        for path in pictures(folder / "images")
+        for path in pictures(need_folder(folder / "images", _TINY_LAYOUT))
     ]
 
 

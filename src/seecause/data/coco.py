@@ -9,7 +9,6 @@ from pycocotools' by its edge.
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -23,7 +22,7 @@ from torch import Tensor
 
 from seecause.data.dataset import IGNORE, evenly, path_and_split
 from seecause.data.images import MAX_PIXELS
-from seecause.data.photos import Photo, Photos, inside
+from seecause.data.photos import Photo, Photos, inside, read_json
 from seecause.errors import DataMissing
 
 SPLITS = ("val", "train")
@@ -151,13 +150,7 @@ def _size(image: Record, source: Path) -> tuple[int, int]:
 
 def _read(source: Path) -> tuple[list[Record], list[Record], list[Record]]:
     """Images, annotations and categories, those sorted by their number, with all their fields."""
-    if not source.is_file():
-        raise DataMissing(str(source), "no such file", _LAYOUT)
-    try:
-        content = json.loads(source.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError):
-        raise _odd(source, "no JSON") from None
-    tables = []
+    content, tables = read_json(source, _LAYOUT), []
     for name, fields in _FIELDS.items():
         rows = content.get(name) if isinstance(content, dict) else None
         if not isinstance(rows, list) or not rows:

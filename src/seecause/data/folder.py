@@ -45,6 +45,7 @@ from seecause.data.images import MASKS, SUFFIXES, read_grey, read_ids
 from seecause.data.photos import Photo, Photos, class_folders, pictures, read_csv
 from seecause.errors import BadImage, BadOption, DataMissing
 
+_FOLDER_FORM = "give a folder of pictures, or of one sub-folder for each class"
 GROUPS = "groups.csv"
 GROUPS_LAYOUT = (
     "a CSV with the columns file (such as dog/1.jpg) and background (such as grass), a line for"
@@ -57,14 +58,9 @@ FEW = 16  # different numbers of a mask that numbers objects; one with more has 
 def open_folder(rest: str, *, limit: int | None = None) -> Photos:
     """Labels number the sub-folders in sorted order; their names are the classes."""
     root = Path(rest)
-    if not root.is_dir():
-        raise DataMissing(
-            str(root),
-            "no such folder",
-            "give a folder of pictures, or of one sub-folder for each class",
-        )
+    inside = class_folders(root, _FOLDER_FORM)
     masks = _mask_folder(root)
-    folders = [folder for folder in class_folders(root) if folder != masks]
+    folders = [folder for folder in inside if folder != masks]
     loose = sorted(
         path for path in root.iterdir() if path.suffix.lower() in SUFFIXES and path.is_file()
     )

@@ -42,6 +42,7 @@ from seecause.data.photos import (
     Photo,
     Photos,
     class_folders,
+    need_folder,
     pictures,
     read_fields,
 )
@@ -74,10 +75,8 @@ def open_imagenet(rest: str, *, limit: int | None = None) -> Photos:
     it."""
     path, split = path_and_split(rest, SPLITS, "val")
     root = path / split
-    if not root.is_dir():
-        raise DataMissing(str(root), "no such folder", _IMAGENET_LAYOUT)
     label = {wnid: place for place, wnid in enumerate(imagenet_wnids())}
-    folders = class_folders(root)
+    folders = class_folders(root, _IMAGENET_LAYOUT)
     if not folders:
         raise DataMissing(str(root), "no class folders in it", _IMAGENET_LAYOUT)
     for folder in folders:
@@ -108,10 +107,8 @@ def open_imagenet_s(rest: str, *, limit: int | None = None) -> Photos:
     """The validation photos with masks of their own class."""
     root = Path(rest)
     photos, masks = root / "validation", root / "validation-segmentation"
-    for folder in (photos, masks):
-        if not folder.is_dir():
-            raise DataMissing(str(folder), "no such folder", _S_LAYOUT)
-    folders = class_folders(photos)
+    folders = class_folders(photos, _S_LAYOUT)
+    need_folder(masks, _S_LAYOUT)
     number = {wnid: place for place, wnid in enumerate(_categories(root, folders), start=1)}
     label = {wnid: place for place, wnid in enumerate(imagenet_wnids())}
     for folder in folders:

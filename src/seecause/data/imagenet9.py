@@ -28,7 +28,6 @@ tile with, so filled ones are taken here.
 
 from __future__ import annotations
 
-import json
 import math
 import re
 import warnings
@@ -45,7 +44,7 @@ from torch import Tensor
 
 from seecause.data.dataset import evenly, path_and_split
 from seecause.data.images import BROKEN, first_line
-from seecause.data.photos import Photo, Photos, class_folders, pictures
+from seecause.data.photos import Photo, Photos, class_folders, pictures, read_json
 from seecause.errors import BadImage, BadOption, DataMissing
 
 CLASSES = (
@@ -78,12 +77,10 @@ def open_imagenet9(rest: str, *, limit: int | None = None) -> Photos:
     """The photos of one variant."""
     root, variant = path_and_split(rest, VARIANTS, "original")
     folder = root / variant / "val"
-    if not folder.is_dir():
-        raise DataMissing(str(folder), "no such folder", _LAYOUT)
     masks = root / "fg_mask" / "val"
     masked = variant in SHOWING_OBJECT and masks.is_dir()
     photos = []
-    for part in class_folders(folder):
+    for part in class_folders(folder, _LAYOUT):
         for path in pictures(part):
             mask = masks / part.name / f"{object_of(path.stem)}.npy" if masked else None
             photos.append(Photo(path, f"{part.name}/{path.name}", _label(part), mask))
@@ -130,12 +127,7 @@ def _read_npy(path: Path) -> np.ndarray:
 def read_in9_map(path: str | Path) -> Tensor:
     """[1000] int64: the class of ImageNet-9 that each class of ImageNet-1k belongs to, or -1."""
     path = Path(path)
-    if not path.is_file():
-        raise DataMissing(str(path), "no such file", _MAP_LAYOUT)
-    try:
-        listed = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as broken:
-        raise DataMissing(str(path), f"not JSON ({broken})", _MAP_LAYOUT) from broken
+    listed = read_json(path, _MAP_LAYOUT)
     expected = {str(place) for place in range(IMAGENET_CLASSES)}
     if not isinstance(listed, dict) or set(listed) != expected:
         raise DataMissing(str(path), "not one entry for each class of ImageNet-1k", _MAP_LAYOUT)

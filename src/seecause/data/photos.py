@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import csv
+import json
 import stat
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -127,11 +128,29 @@ def pictures(folder: Path) -> list[Path]:
     return [path for path in find_images([folder]) if not path.name.startswith(".")]
 
 
-def class_folders(root: Path) -> list[Path]:
+def class_folders(root: Path, layout: str) -> list[Path]:
     """Sub-folders of `root`, sorted, without hidden ones."""
-    return sorted(
-        path for path in root.iterdir() if path.is_dir() and not path.name.startswith(".")
-    )
+    inside = need_folder(root, layout).iterdir()
+    return sorted(path for path in inside if path.is_dir() and not path.name.startswith("."))
+
+
+def need_folder(path: Path, layout: str) -> Path:
+    if not path.is_dir():
+        raise DataMissing(str(path), "no such folder", layout)
+    return path
+
+
+def need_file(path: Path, layout: str) -> Path:
+    if not path.is_file():
+        raise DataMissing(str(path), "no such file", layout)
+    return path
+
+
+def read_json(path: Path, layout: str) -> Any:
+    try:
+        return json.loads(need_file(path, layout).read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as broken:
+        raise DataMissing(str(path), f"not JSON ({broken})", layout) from broken
 
 
 def _facts(photo: Photo) -> str:
@@ -159,10 +178,8 @@ def _bytes(path: Path | None) -> int | None:
 
 def read_lines(path: Path, layout: str) -> list[str]:
     """All lines of a text file; a file that is missing, empty or no text says so."""
-    if not path.is_file():
-        raise DataMissing(str(path), "no such file", layout)
     try:
-        lines = path.read_text(encoding="utf-8-sig").splitlines()
+        lines = need_file(path, layout).read_text(encoding="utf-8-sig").splitlines()
     except UnicodeDecodeError:
         raise DataMissing(str(path), "not a text file", layout) from None
     if not any(line.strip() for line in lines):

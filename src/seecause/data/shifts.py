@@ -46,6 +46,7 @@ from seecause.data.photos import (
     class_folders,
     code,
     inside,
+    need_folder,
     pictures,
     read_csv,
     read_fields,
@@ -114,7 +115,7 @@ def part_of_test(photos: list[Animal], split: str) -> list[Animal]:
 
 def _in_folders(folder: Path) -> Iterator[Animal]:
     for animal in METASHIFT_CLASSES:
-        parts = class_folders(_must_be(folder / animal))
+        parts = class_folders(folder / animal, _METASHIFT_LAYOUT)
         if not parts:
             raise DataMissing(
                 str(folder / animal),
@@ -128,7 +129,7 @@ def _in_folders(folder: Path) -> Iterator[Animal]:
 
 def _in_list(folder: Path, listed: dict[str, list[str]]) -> Iterator[Animal]:
     for animal in METASHIFT_CLASSES:
-        for path in pictures(_must_be(folder / animal)):
+        for path in pictures(need_folder(folder / animal, _METASHIFT_LAYOUT)):
             if path.stem not in listed:
                 raise DataMissing(str(path), f"{GROUP_FILE} has no group for it", _METASHIFT_LAYOUT)
             yield path, animal, _place(listed[path.stem][0], animal, str(path))
@@ -162,12 +163,6 @@ def _read_groups(path: Path) -> dict[str, list[str]]:
             )
         groups[str(photo)] = list(names)
     return groups
-
-
-def _must_be(folder: Path) -> Path:
-    if not folder.is_dir():
-        raise DataMissing(str(folder), "no such folder", _METASHIFT_LAYOUT)
-    return folder
 
 
 CELEBA_SPLITS = ("train", "val", "test")
