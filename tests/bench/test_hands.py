@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from concurrent.futures import Future
+from types import SimpleNamespace
 
 import pytest
 
+from seecause._software import versions
 from seecause.bench import cluster, hands, runner
 from seecause.bench.hands import Crew, ItemResult, Workers, WorkersFailed, crew_for
 from seecause.bench.plan import Store
@@ -67,6 +69,58 @@ def test_any_error_of_opening_is_a_refusal(monkeypatch):
     monkeypatch.setattr(cluster, "opened", broken)
     monkeypatch.setattr(cluster, "_work_for", [None])
     assert cluster._open().startswith("PermissionError: weights may not be read (on ")
+
+
+def test_a_process_opens_its_job_once_and_then_does_items(monkeypatch):
+    class Doubling:
+        failures, threads, device, versions = (ValueError,), 1, "cpu", versions()
+        opened = 0
+
+        def open(self):
+            Doubling.opened += 1
+            return lambda item: 2 * item if item else int("none")
+
+    monkeypatch.setattr(cluster, "_work_for", [])
+    cluster._begin(Doubling())
+    assert cluster._open() == "" and Doubling.opened == 1
+    assert [cluster._perform(item).value for item in (1, 2)] == [2, 4] and Doubling.opened == 1
+    lost = cluster._perform(0)
+    assert lost.value is None and lost.kind == "ValueError" and "none" in lost.failure
+
+
+@pytest.mark.parametrize(
+    ("device", "workers", "needs"),
+    [
+        ("cpu", {}, {"num_cpus": 3, "num_gpus": 0.0}),
+        ("cuda:1", {}, {"num_cpus": 3, "num_gpus": 1.0}),
+        ("cuda", {"gpus": 0.25, "cpus": 1.5}, {"num_cpus": 1.5, "num_gpus": 0.25}),
+        ("cpu", {"gpus": 2.0, "memory": 7}, {"num_cpus": 3, "num_gpus": 2.0, "memory": 7}),
+    ],
+)
+def test_a_cluster_is_asked_for_what_the_job_or_the_user_says(device, workers, needs):
+    job = SimpleNamespace(threads=3, device=device)
+    assert cluster._needs(job, Workers(ray="auto", **workers)) == {**needs, "max_restarts": 0}
+
+
+def test_room_on_a_cluster_is_that_of_the_scarcest():
+    node = {"CPU": 8.0, "GPU": 1.0, "memory": 100.0}
+    asked = {"num_cpus": 2, "num_gpus": 0.5, "memory": 30}
+    assert cluster._room(node, asked) == 2
+    assert cluster._room(node, {"num_cpus": 2, "num_gpus": 0, "memory": 30}) == 3
+    assert cluster._room({"CPU": 8.0}, asked) == 0  # no GPU there
+    nodes = [{"Alive": alive, "Resources": node} for alive in (True, False, True)]
+    ray = SimpleNamespace(nodes=lambda: nodes)
+    assert cluster._holds(ray, asked) == 4  # of the two that are alive
+    with pytest.raises(BadOption, match="9 CPU, 0 GPU for each worker"):
+        cluster._check_held(ray, {"num_cpus": 9, "num_gpus": 0})
+
+
+def test_auto_is_the_address_that_ray_wrote_down(monkeypatch):
+    services = pytest.importorskip("ray._private.services")
+    written = {"canonicalize_bootstrap_address": lambda address: f"10.0.0.1:6379 for {address}"}
+    monkeypatch.setattr(services, *next(iter(written.items())))
+    assert cluster._resolved("auto") == "10.0.0.1:6379 for auto"
+    assert cluster._resolved("10.0.0.2:1") == "10.0.0.2:1"
 
 
 def test_a_replacement_that_fits_nowhere_ends_the_job_in_words(monkeypatch):

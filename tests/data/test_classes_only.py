@@ -68,6 +68,13 @@ def test_cifar_pixels_are_planes_of_colour(cifar):
     )
 
 
+def test_all_training_batches_are_read_in_their_order(cifar):
+    data = open_data(f"cifar10:{cifar}:trainval")
+    assert data.ids == tuple(f"data_batch_{n}/{row}" for n in range(1, 6) for row in range(4))
+    last = batch(cifar / "data_batch_5", [0, 1, 2, 3], seed=5)[3]
+    assert torch.equal((data[19].image * 255).round().byte().flatten(), torch.from_numpy(last))
+
+
 def test_cifar_keeps_every_tenth_of_a_class_for_validation(tmp_path):
     root = tmp_path / "cifar-100-python"
     batch(root / "train", [5] * 20 + [7] * 10, key=b"fine_labels")

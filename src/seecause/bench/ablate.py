@@ -198,8 +198,7 @@ def attention_by_depth(model: VisionModel, images: Tensor, masks: Tensor) -> Dep
             [(share[a:b] * row[:, None]).sum(dim=2) for row in rows[: model.n_layers]], dim=2
         )  # [b, 2, L]
 
-    block = model.blocks[0]
-    each = model.forward_bytes(layout) + 3 * block.heads * layout.tokens**2 * 4
+    each = model.forward_bytes(layout) + 3 * model.n_heads * layout.tokens**2 * 4
     chunk = fit(len(images), each, images.device)
     attention = torch.cat(list(in_chunks(run_chunk, len(images), chunk, what="images"))).cpu()
     return Depth(attention[:, 0], attention[:, 1], 1 / layout.tokens)

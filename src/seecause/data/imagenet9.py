@@ -173,7 +173,7 @@ class Composites:
 
 
 def compose(
-    pixels: Tensor, shapes: Tensor, classes: Tensor, parts: Tensor, *, draws: int, seed: int = 0
+    pixels: Tensor, shapes: Tensor, classes: Tensor, parts: Tensor, *, draws: int, seed: int
 ) -> Composites:
     """Photos [N, 3, H, W] in [0, 1] with the shapes of their objects [N, H, W] (bool). Backgrounds
     come from photos of the same part `parts` [N]."""
@@ -252,7 +252,7 @@ def tiling(picture: Tensor, box: Box) -> Tensor | None:
     return strip.repeat(1, down, across)[:, :height, :width]
 
 
-def same_class(classes: Tensor, parts: Tensor, *, draws: int, seed: int = 0) -> Tensor:
+def same_class(classes: Tensor, parts: Tensor, *, draws: int, seed: int) -> Tensor:
     """For each photo, `draws` others of its class and part, [draws, N]: a permutation each, all
     different as long as there are enough."""
     generator = torch.Generator().manual_seed(seed)
@@ -270,7 +270,7 @@ def same_class(classes: Tensor, parts: Tensor, *, draws: int, seed: int = 0) -> 
     return donors
 
 
-def other_class(classes: Tensor, parts: Tensor, *, draws: int, seed: int = 0) -> Tensor:
+def other_class(classes: Tensor, parts: Tensor, *, draws: int, seed: int) -> Tensor:
     """For each photo, `draws` of other classes in its part, [draws, N]: a permutation each.
 
     Classes in a random order, photos of a class in a random order behind each other: a turn by at
@@ -297,7 +297,7 @@ def other_class(classes: Tensor, parts: Tensor, *, draws: int, seed: int = 0) ->
     return donors
 
 
-def halves(classes: Tensor, *, seed: int = 0) -> Tensor:
+def halves(classes: Tensor, *, seed: int) -> Tensor:
     """[N], 0 or 1: each class cut in two at random; an odd photo goes to the second half."""
     generator = torch.Generator().manual_seed(seed)
     half = torch.ones(len(classes), dtype=torch.long)
