@@ -239,20 +239,26 @@ class Desk:
 
     shop: Workshop
     session: Session
-    served: Served | None
+    named: Served | None
     tell: Tell
     view: Any = None  # what was borrowed for this job; without, the model's first view
 
     def __post_init__(self):
-        if self.view is None and self.served is not None:
-            self.view = self.served.view
+        if self.view is None and self.named is not None:
+            self.view = self.named.view
+
+    @property
+    def served(self) -> Served:
+        """The model that the request names."""
+        if self.named is None:
+            raise BadOption("model", "nothing", f"one of {', '.join(self.shop.models)}")
+        return self.named
 
     @property
     def model(self) -> ImageModel:
         """The view of a classifier."""
-        if self.served is None or self.served.kind == "lvlm":
-            what = "nothing" if self.served is None else self.served.key
-            raise BadOption("model", what, "a classifier")
+        if self.served.kind == "lvlm":
+            raise BadOption("model", self.served.key, "a classifier")
         return self.view
 
     @property
@@ -266,9 +272,8 @@ class Desk:
     @property
     def lvlm(self) -> LVLM:
         """The view of a vision-language model."""
-        if self.served is None or self.served.kind != "lvlm":
-            what = "nothing" if self.served is None else self.served.key
-            raise BadOption("model", what, "a vision-language model")
+        if self.served.kind != "lvlm":
+            raise BadOption("model", self.served.key, "a vision-language model")
         return self.view
 
     def picture(self, id: str) -> OpenedPicture:
@@ -290,26 +295,22 @@ class Desk:
 
     def averaged_images(self) -> Tensor:
         """What the model takes of them, [n, 3, H, W]."""
-        assert self.served is not None
         key = self.served.key
         return torch.cat([picture.inputs[key] for picture in self.averaged_pictures()])
 
     def image(self, id: str) -> Tensor:
         """What the model takes, [1, 3, H, W]."""
-        assert self.served is not None
         return self.picture(id).inputs[self.served.key]
 
     def run(self, id: str) -> Trace:
         """The recorded run of a picture: all states, keys and values."""
         view, served, picture = self.transformer, self.served, self.picture(id)
-        assert served is not None
         key = (self.session.id if picture.own else "", id)
         return served.runs.get_or_make(key, lambda: _record(view, picture.inputs[served.key]))
 
     def blank(self, blank: Blank) -> Trace:
         """The same of a blank. Served models do not change, so nothing is asked of the model."""
         view, served = self.transformer, self.served
-        assert served is not None
         size = view.preprocess.size
         return served.runs.get_or_make(
             ("blank", blank), lambda: _record(view, blank_image(view, size, blank))

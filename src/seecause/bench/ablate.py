@@ -58,6 +58,7 @@ STUDIES = {
     "tail": "Does the tail decide?",
     "score": "Does the score decide?",
 }
+CHOICES = {"blank": ("white", Blank), "select": ("box1", Select), "score": ("prob", Score)}
 MOST = 12  # points of a sweep over layers
 DEPTH_FILE = "depth.safetensors"
 Settings = dict[str, dict[str, Any]]  # options by name, the default first
@@ -102,12 +103,9 @@ def with_settings(request: Request, model: ImageModel) -> Request:
 
 def settings(study: str, model: ImageModel, fixed: Mapping[str, Any]) -> Settings:
     """What is compared, on this model, with `fixed` options kept."""
-    if study == "blank":
-        return _first("white", {name: {"blank": name} for name in get_args(Blank)})
-    if study == "select":
-        return _first("box1", {name: {"select": name} for name in get_args(Select)})
-    if study == "score":
-        return _first("prob", {name: {"score": name} for name in get_args(Score)})
+    if study in CHOICES:
+        default, kind = CHOICES[study]
+        return _first(default, {name: {study: name} for name in get_args(kind)})
     if study not in STUDIES:
         raise UnknownName("ablation", study, STUDIES)
     assert isinstance(model, VisionModel)  # what has layers and tails

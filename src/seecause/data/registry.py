@@ -1,4 +1,4 @@
-"""Datasets by name. A new one is a file with an `open_...` function, and a line here; a package of
+"""Datasets by name. A new one is an `open_...` function in a file, and a line here; a package of
 its own calls `register`, or names its opener as an entry point of the group `seecause.datasets`."""
 
 from __future__ import annotations

@@ -134,7 +134,6 @@ def _bank(desk: Desk) -> MeanBank:
     """What blind heads see: the average Critter for embedded models, for others the average of the
     sample pictures."""
     lvlm, served = desk.lvlm, desk.served
-    assert served is not None
     if "bank" not in served.memo:
         desk.tell(0.02, "averaging pictures")
         if served.spec.startswith("builtin:"):
@@ -209,7 +208,6 @@ def _weighed(desk: Desk, chances: Tensor, whole: Tensor) -> list[dict[str, Any]]
 
 def copy(desk: Desk, request: Blind) -> Reply:
     """The same without the page; what is blind has no command of its own."""
-    assert desk.served is not None
     spec, picture, heads = desk.served.spec, _shown(desk, request), _heads(desk, request.blind)
     name, shrunk = desk.picture(request.picture).name, max(picture.size) == SHOWN_SIDE
     own = spec.startswith("builtin:")

@@ -194,7 +194,6 @@ def evidence(desk: Desk, request: Draw) -> Reply:
 
 def copy(desk: Desk, request: ExplainState) -> Reply:
     """The same without the page."""
-    assert desk.served is not None
     model, target = desk.model, checked_target(desk.model, request.target)
     named = None if target is None else class_word(model, target)
     fields = {field.name: getattr(request, field.name) for field in dataclasses.fields(Patching)}

@@ -155,7 +155,6 @@ def export(desk: Desk, request: Off) -> Reply:
     model, heads = desk.transformer, checked_off(desk, request.off)
     if not heads:
         raise BadOption("off", "no head", "at least one head that is off")
-    assert desk.served is not None
     note = "Heads were chosen by hand in `seecause serve`."
     name = f"{desk.served.key}-without-{len(heads)}-heads.zip"
     return offered(desk, name, lambda folder: export_heads(model, heads, folder, note=note))
@@ -218,7 +217,6 @@ def object_mask(desk: Desk, request: OnHeads) -> Tensor | None:
     """The object [1, H, W] (bool): brushed, or known to the data."""
     model = desk.transformer
     checked_patches(model, request.brushed, "brushed")
-    assert desk.served is not None
     if request.brushed:
         patches = torch.zeros(1, model.layout.n_patches, dtype=torch.bool)
         patches[0, list(request.brushed)] = True
@@ -266,7 +264,6 @@ def _content(desk: Desk, request: Off) -> Content:
 
 def _means(desk: Desk) -> list[Tensor]:
     """What heads carry on average over the samples."""
-    assert desk.served is not None
     if "mean heads" not in desk.served.memo:
         images = desk.averaged_images()
         with desk.transformer.settled():

@@ -81,7 +81,6 @@ def own_network(desk: Desk) -> Iterator[IFAM]:
     """A network of the same weights that only this panel touches, one job at a time: parts are
     taken out of a network itself, and other jobs may be using the served one."""
     served = desk.served
-    assert served is not None
     with served.lock:
         lock = served.memo.setdefault("parts lock", threading.Lock())
     with lock:
@@ -97,7 +96,6 @@ def trusted_fractions(desk: Desk, net: IFAM) -> list[float]:
     """What the slider can be set to: the network's own fractions, and those that its tokens in the
     sample pictures give."""
     served = desk.served
-    assert served is not None
     if "fractions" not in served.memo:
         own = {q for q, by in net.thresholds if by == "distance"}
         missing = [q for q in TRUSTED if q not in own]

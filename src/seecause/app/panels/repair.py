@@ -118,7 +118,6 @@ def export(desk: Desk, request: Mend) -> Reply:
     result, answer = _repaired(desk, request)
     if not answer["taken"]:
         raise BadOption("remedy", request.remedy, "one that was taken: nothing was changed")
-    assert desk.served is not None
     desk.tell(0.3, "writing the checkpoint")
     return offered(desk, f"{desk.served.key}-mended-by-{request.remedy}.zip", result.export)
 
@@ -229,8 +228,7 @@ def _eye(desk: Desk, request: OnData) -> ImageModel | str | None:
     view of its own."""
     if request.eye == GIVEN:
         return None
-    served = desk.served
-    if request.eye == OWN or (served is not None and request.eye == served.key):
+    if request.eye in (OWN, desk.served.key):
         return OWN
     other = desk.shop.served(request.eye)
     if other.kind != "classifier" or not isinstance(other.view, VisionModel):
@@ -239,7 +237,6 @@ def _eye(desk: Desk, request: OnData) -> ImageModel | str | None:
 
 
 def _recent(desk: Desk, what: str, most: int) -> Recent:
-    assert desk.served is not None
     return desk.served.memo.setdefault(what, Recent(most, lambda _: 1))
 
 
@@ -306,7 +303,6 @@ def _uri(model: ImageModel, image: Tensor) -> str:
 
 def copy(desk: Desk, request: Mend) -> Reply:
     """The same without the page."""
-    assert desk.served is not None
     groups = _remedy(request.remedy).needs == "group labels"
     eye = OWN if request.eye == OWN else None
     if request.eye not in (GIVEN, OWN):

@@ -78,7 +78,6 @@ def offered(desk: Desk, name: str, write: Callable[[Path], Path]) -> Reply:
 def opening_lines(desk: Desk, *pictures: str) -> list[str]:
     """Python that loads the model and the pictures a request speaks of: `images` for one, `images`
     and `others` for two."""
-    assert desk.served is not None
     lines = ["import seecause as sc", "from seecause.data.images import open_picture", ""]
     lines.append(load_line(desk.served))
     for variable, id in zip(("images", "others"), pictures, strict=False):

@@ -26,7 +26,7 @@ from torch.nn import functional as F
 from seecause import critters
 from seecause.critters import VARIANTS, Latents
 from seecause.critters.train.common import adamw, half, pace, seeded
-from seecause.critters.train.ifam_recipe import IfamRecipe, batches, build_backbone
+from seecause.critters.train.ifam_recipe import IfamRecipe, build_backbone, clean_batches
 
 _VARIANTS = max(len(names) for names in VARIANTS.values())
 _CHOICES = _VARIANTS + 1  # and absent
@@ -64,16 +64,7 @@ def _pretrain(
         model, heads, learning_rate=recipe.pretraining_rate, weight_decay=recipe.weight_decay
     )
     running, steps = torch.zeros(3, device=device), recipe.pretraining_steps
-    stream = batches(
-        "clean",
-        recipe.pretraining_batch,
-        steps,
-        seed=recipe.seed,
-        size=recipe.size,
-        device=device,
-        change=_varied,
-    )
-    for step, scenes in enumerate(stream):
+    for step, scenes in enumerate(clean_batches(recipe, device, _varied)):
         for group in optimizer.param_groups:
             group["lr"] = recipe.pretraining_rate * pace(step, steps, _WARM_UP)
         truth = _truth(scenes.latents)  # [B, P + 1]
@@ -162,16 +153,7 @@ def pretrain_dino(
         torch.zeros(2, device=device),
         recipe.pretraining_steps,
     )
-    for step, scenes in enumerate(
-        batches(
-            "clean",
-            recipe.pretraining_batch,
-            steps,
-            seed=recipe.seed,
-            size=recipe.size,
-            device=device,
-        )
-    ):
+    for step, scenes in enumerate(clean_batches(recipe, device)):
         for group in optimizer.param_groups:
             group["lr"] = recipe.pretraining_rate * pace(step, steps, _WARM_UP)
         both = torch.cat([recipe.preprocess.normalise(view(scenes.images)) for _ in range(2)])

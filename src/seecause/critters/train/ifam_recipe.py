@@ -168,6 +168,17 @@ def batches(
         yield whole.take(rows)
 
 
+def clean_batches(
+    recipe: IfamRecipe,
+    device: torch.device,
+    change: Callable[[Latents], Latents] = lambda latents: latents,
+) -> Iterator[Scenes]:
+    """What the backbone learns to see on."""
+    count, steps = recipe.pretraining_batch, recipe.pretraining_steps
+    options = {"seed": recipe.seed, "size": recipe.size, "device": device}
+    return batches("clean", count, steps, change=change, **options)
+
+
 def _fresh(
     regime: str | Regime,
     batch: int,
