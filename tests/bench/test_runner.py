@@ -392,16 +392,3 @@ def test_the_table_marks_the_best_and_compares_image_by_image(whole):
     assert to_latex(table).count(r"\mathbf") == 2
     with pytest.raises(UnknownName, match="of this run"):
         table_of(values(store, work.plan), against="rollout")
-
-
-def test_no_name_is_a_formula_in_the_table():
-    named = {"=cmd()": {"ins-del": torch.tensor([0.25, 0.5])}}
-    assert to_csv(table_of(named)).splitlines()[1].startswith("'=cmd(),ins-del,0.375,")
-
-
-def test_names_are_escaped_for_latex():
-    named = {r"50%_of#x$y&z{}~^\end": {"ins-del": torch.tensor([0.25, 0.5])}}
-    assert (
-        r"50\%\_of\#x\$y\&z\{\}\textasciitilde{}\textasciicircum{}\textbackslash{}end &"
-        in to_latex(table_of(named))
-    )

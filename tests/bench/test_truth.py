@@ -1,5 +1,5 @@
-"""Against the truth: what shards keep of single pictures is joined to the scores of all of them,
-and the report shows it."""
+"""Tables: names in them, and against the truth, where what shards keep of single pictures is joined
+to the scores of all of them, and the report shows it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,14 @@ from seecause.attribution.attribute import attribute
 from seecause.bench.plan import Store
 from seecause.bench.results import read_results
 from seecause.bench.runner import run
-from seecause.bench.tables import TRUTH_COLUMNS, against_truth, shown, table_of, to_csv
+from seecause.bench.tables import (
+    TRUTH_COLUMNS,
+    against_truth,
+    shown,
+    table_of,
+    to_csv,
+    to_latex,
+)
 from seecause.metrics import PartScores, part_truth
 from seecause.report.bench import table_section, truth_section, write_report
 from tests.bench.toy import model, worker
@@ -105,3 +112,16 @@ def test_what_no_picture_asks_is_a_dash():
 def test_a_value_without_end_breaks_no_table():
     endless = {"a": {"ins-del": torch.tensor([torch.inf, 0.5])}, "b": {"ins-del": torch.ones(2)}}
     assert "inf" in to_csv(table_of(endless)) and table_section(table_of(endless)).body
+
+
+def test_no_name_is_a_formula_in_the_table():
+    named = {"=cmd()": {"ins-del": torch.tensor([0.25, 0.5])}}
+    assert to_csv(table_of(named)).splitlines()[1].startswith("'=cmd(),ins-del,0.375,")
+
+
+def test_names_are_escaped_for_latex():
+    named = {r"50%_of#x$y&z{}~^\end": {"ins-del": torch.tensor([0.25, 0.5])}}
+    assert (
+        r"50\%\_of\#x\$y\&z\{\}\textasciitilde{}\textasciicircum{}\textbackslash{}end &"
+        in to_latex(table_of(named))
+    )
