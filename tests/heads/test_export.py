@@ -226,3 +226,56 @@ def test_a_folder_holds_one_form_only(biased, form, tmp_path):
     export(biased, [(0, 1)], tmp_path, form=form)
     with pytest.raises(BadOption, match="weights of the other form"):
         export(biased, [(0, 0)], tmp_path, form="sliced" if form == "zeroed" else "zeroed")
+
+
+def test_the_card_says_what_was_done_and_how_to_load_the_rest(biased, tmp_path):
+    heads = [(0, 1), (2, 0), (2, 5)]
+    export(biased, heads, tmp_path / "zeroed", note="Chosen by lot.")
+    card = json.loads((tmp_path / "zeroed" / "seecause.json").read_text())
+    assert card["removed"] == [[0, 1], [2, 0], [2, 5]] and card["kept"] is None
+    assert card["layers"] == [8] * 6 and card["form"] == "zeroed" and card["head"] is None
+    assert card["fingerprint"] != biased.fingerprint() and not card["random_weights"]
+    assert tuple(card["classes"]) == biased.classes and card["pool"] == biased.readout.kind
+    page = (tmp_path / "zeroed" / "README.md").read_text()
+    assert "without 3 of its 48 attention heads" in page and "Chosen by lot." in page
+    assert "| 0 | 8 | 1 |\n| 2 | 8 | 0, 5 |" in page and "were random" not in page
+    assert "projection are zero. The architecture is the original one." in page
+    assert "96 x 96 pixels" in page and card["fingerprint"] in page
+    assert "VisionTransformer(" in page and "model = sc.load(FOLDER)" in page
+    assert "head.safetensors" not in page
+    export(biased, heads, tmp_path / "sliced", form="sliced")
+    card = json.loads((tmp_path / "sliced" / "seecause.json").read_text())
+    assert card["kept"][:3] == [[0, 2, 3, 4, 5, 6, 7], None, [1, 2, 3, 4, 6, 7]]
+    page = (tmp_path / "sliced" / "README.md").read_text()
+    assert "were cut out" in page and "VisionTransformer" not in page
+    export(biased, [], tmp_path / "whole")
+    assert "No head was removed." in (tmp_path / "whole" / "README.md").read_text()
+
+
+def test_a_head_that_no_file_describes_is_refused(tmp_path):
+    native = tiny("hf_vit", dtype=torch.float32)
+    width = native.module.config.hidden_size
+    model = sc.wrap(native.module, head=torch.nn.Sequential(torch.nn.Linear(width, 2)), pool="cls",
+                    mean=(0.5,) * 3, std=(0.5,) * 3, check=False)  # fmt: skip
+    with pytest.raises(NotDefined, match="a Sequential, which no file describes"):
+        export(model, [], tmp_path / "model")
+    assert not (tmp_path / "model").exists()
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(BadOption, match="this is a file"):
+        export(view(native, check=False), [], tmp_path / "file")
+
+
+def test_a_processor_of_squashed_pictures_has_two_sides_and_one_of_unequal_sides_is_not_written(
+    tmp_path,
+):
+    from seecause.heads._export import _save_processor
+    from seecause.models.preprocess import Preprocess
+
+    around = {"mean": (0.5,) * 3, "std": (0.5,) * 3, "crop": 1.0, "filter": "bicubic"}
+    _save_processor(Preprocess(size=(64, 96), squash=True, **around), tmp_path)
+    written = json.loads((tmp_path / "preprocessor_config.json").read_text())
+    assert written["size"] == {"height": 64, "width": 96} and written["resample"] == 3
+    assert written["crop_size"] == {"height": 64, "width": 96} and written["do_center_crop"]
+    (tmp_path / "preprocessor_config.json").unlink()
+    _save_processor(Preprocess(size=(64, 96), squash=False, **around), tmp_path)
+    assert not list(tmp_path.iterdir())

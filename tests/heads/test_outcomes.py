@@ -12,16 +12,27 @@ from torch.testing import assert_close
 import seecause as sc
 from seecause import critters
 from seecause.data import open_data
+from seecause.data.batch import group_shares
 from seecause.data.dataset import Hole
 from seecause.engine import forks
 from seecause.errors import NotDefined, UnknownClass
-from seecause.heads import HeadScores, ablate, information_gains, score, select
+from seecause.heads import (
+    Gains,
+    HeadScores,
+    _outcomes,
+    ablate,
+    information_gains,
+    random_sets,
+    score,
+    select,
+)
 from seecause.heads._outcomes import (
     background_gaps,
     curve,
     logits_without,
     outcomes,
     readable_twins,
+    top_answers,
 )
 from seecause.heads.erase import Erasure
 from seecause.heads.pictures import (
@@ -30,6 +41,8 @@ from seecause.heads.pictures import (
     read_pictures,
 )
 from seecause.metrics import background_gap, in9_answers, in9_right
+from seecause.metrics._calibration import calibration
+from seecause.metrics.groups import group_accuracy
 from seecause.metrics.sanity import copied
 from tests.tiny import scramble
 
@@ -161,6 +174,56 @@ def test_the_curve_starts_at_the_whole_model_and_has_a_random_band(model, cases)
         2,
     ]  # as many as really went
     assert result.band("accuracy")[0] == (pytest.approx(result.chosen[0].accuracy), 0.0)
+    drawn = torch.tensor([draw.nll for draw in result.random[1]], dtype=torch.float64)
+    mean, deviation = result.band("NLL")[1]
+    assert mean == pytest.approx(float(drawn.mean())) and deviation > 0
+    assert deviation == pytest.approx(float(drawn.std(correction=0)))
+    assert result.at(3) is result.chosen[1] and result.ks == [0, 3]
+    assert [draw.heads for draw in result.random[1]] == random_sets(model, 3, draws=4)
+    weights = group_shares(cases.groups)
+    done = []
+    again = curve(model, cases, scores, [3], draws=1, seed=2, train=weights, progress=done.append)
+    assert again.random[0][0].heads == random_sets(model, 3, draws=1, seed=2)[0]
+    assert "groups weighted as in training" in again.chosen[0].numbers() and sum(done) == 6
+
+
+def test_more_pictures_than_are_measured_together(model, cases, monkeypatch):
+    looks = [Erasure(cases.oracle, "grey"), Erasure(None, cases.swapped)]
+    whole, done = outcomes(model, cases, [[], [(1, 2)]], looks), []
+    monkeypatch.setattr(_outcomes, "_TOGETHER", 4)
+    parts = outcomes(model, cases, [[], [(1, 2)]], looks, progress=done.append)
+    assert done == [4, 2]
+    for first, second in zip(whole, parts, strict=True):
+        assert first.numbers() == pytest.approx(second.numbers()) and first.heads == second.heads
+
+
+def test_numbers_are_those_of_the_logits(model, cases):
+    labels = cases.labels.clone()
+    labels[:2] = model(cases.images[:2]).argmax(dim=1)  # some are right
+    pictures = replace(cases, labels=labels)
+    result = outcomes(model, pictures, [[]], [Erasure(None, cases.swapped)])[0]
+    p = model(cases.images).softmax(dim=1)
+    assert result.nll == pytest.approx(float(-p[range(6), labels].log().mean()))
+    right = p.argmax(dim=1) == labels
+    assert result.worst == group_accuracy(right, cases.groups).worst
+    assert result.ece == pytest.approx(calibration(p.log(), labels).error)
+    numbers = result.numbers()
+    assert list(numbers)[:3] == ["removed", "accuracy", "worst group"]
+    gains = result.gains["exact swap"]
+    assert numbers["FIG, exact swap"] == float(gains.fig.mean()) != numbers["BIG, exact swap"]
+    assert numbers["BIR, exact swap"] == gains.bir_ratio_of_means
+    bare = outcomes(model, replace(cases, labels=None, swapped=None, groups=()), [[(0, 1)]])[0]
+    assert bare.numbers() == {"removed": 1}  # what the data does not tell is not there
+    still = replace(result, gains={"x": Gains(torch.zeros(2), torch.zeros(2), 0.0)})
+    assert still.numbers()["BIR, x"] == 0.5
+
+
+def test_the_likeliest_answers_come_first():
+    logits = torch.tensor([[0.0, 2.0, 1.0], [5.0, 0.0, 0.0]])
+    first, second = top_answers(logits, ["a", "b"])
+    assert [name for name, _ in first] == ["b", "class 2"]
+    assert first[0][1] == pytest.approx(float(logits[0].softmax(0)[1])) and second[0][0] == "a"
+    assert len(top_answers(logits, ["a"], 5)[0]) == 3
 
 
 def test_averages_over_groups_have_their_own_names(model, cases, caplog):

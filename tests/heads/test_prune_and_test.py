@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from dataclasses import replace
 
 import pytest
@@ -188,12 +189,46 @@ def test_masks_and_fill_reach_the_selector(model, train):
         scored = score_heads(model, train, sampling=ALL, background=background)
         expected = select("cigma", model, right.images, right.labels, **options)
         assert_close(scored.scores.value, expected.value)
-    searched = Background("discovered", search={"steps": 2, "grid": 4})
-    scored = score_heads(model, train, sampling=ALL, background=searched)
+    searched, steps, told = Background("discovered", search={"steps": 2, "grid": 4}), [], []
+
+    @contextmanager
+    def progress(what, total):
+        told.append((what, total))
+        yield lambda done: steps.append((what, done))
+
+    scored = score_heads(model, train, sampling=ALL, background=searched, progress=progress)
+    assert told == [("searching masks", len(right)), ("scoring heads", 12 * len(right))]
+    for what, total in told:
+        assert sum(done for name, done in steps if name == what) == total
     masks = sc.heads.discover_masks(model, right.images, steps=2, grid=4)
     assert torch.equal(scored.erasure.masks.hard, masks.hard)
     assert scored.record["mask options"] == {"grid": 4}
     assert scored.record["background"] == "discovered masks, grey"
+    assert scored.record["operator"] == "zero" and scored.record["guard"] == "penalty"
+    mass = score_heads(model, train, selector="attention-mass", sampling=ALL)
+    expected = select("attention-mass", model, right.images, right.labels, masks=right.oracle)
+    assert_close(mass.scores.value, expected.value)
+    assert mass.record["masks"] == "oracle" and "background" not in mass.record
+    seeded = score_heads(model, train, options={"operator": "resample"}, sampling=ALL, seed=2)
+    around = {"masks": right.oracle, "operator": "resample"}
+    expected = select("cigma", model, right.images, right.labels, seed=2, **around)
+    assert_close(seeded.scores.value, expected.value)
+    assert seeded.record["operator"] == "resample"
+
+
+def test_pairs_are_scored_on_all_pictures_and_bare_ones_on_their_own_answers(model, train):
+    scored = score_heads(model, train, selector="interchange")
+    swap = {"baseline": train.swapped}
+    expected = select("interchange", model, train.images, train.labels, **swap)
+    assert len(scored.pictures) == len(train)
+    assert_close(scored.scores.value, expected.value)
+    assert scored.record["background"] == "exact swap"
+    bare = replace(train.take(torch.arange(4)), labels=None)
+    own = model(bare.images).argmax(dim=1)
+    scored = score_heads(model, bare)
+    expected = select("cigma", model, bare.images, own, masks=bare.oracle)
+    assert_close(scored.scores.after["accuracy"], expected.after["accuracy"])
+    assert scored.scores.before["accuracy"] == 1
 
 
 def test_a_dataset_is_read_by_the_job(model):
@@ -225,10 +260,16 @@ def test_greedy_is_told_how_many_may_go(model, train, test):
 
 
 def test_a_study_reads_scores_and_measures(model, train, test):
-    table = ablation_study(
-        "k", model, train, test, top=2, sampling=ALL, background=MEAN, draws=2, guard=False
-    )
+    begun = []
+
+    def progress(what, total):
+        begun.append((what, total))
+        return sc.heads.pictures.no_progress(what, total)
+
+    options = {"sampling": ALL, "background": MEAN, "guard": False, "progress": progress}
+    table = ablation_study("k", model, train, test, top=2, draws=2, **options)
     assert table.train.ids == answered_right(model, train, share=1.0).ids and table.test is test
+    assert ("study k", 1) in begun and len(table.rows[0]) == len(table.columns)
     scores = score(
         model,
         table.train.images,

@@ -258,6 +258,29 @@ def test_no_answer_takes_the_places_of_another():
     assert dealt == [strong[0], weak, other, *strong[1:]]
 
 
+@pytest.mark.parametrize(
+    ("mine", "theirs", "extents", "same"),
+    [
+        ([0, 1, 2], [0, 1, 2, 3], ("all", "spot"), True),  # three of four
+        ([0, 1], [0, 1, 2, 3], ("all", "spot"), False),  # half is not more than half
+        ([0, 1, 2, 3], [3, 4, 5, 6], ("all", "all"), False),  # a quarter of the smaller
+        ([0, 1, 2], [2, 3, 4, 5], ("all", "all"), True),  # a third of it
+        ([0, 1, 2], [2, 3, 4, 5], ("all", "spot"), False),  # but pasted otherwise
+    ],
+)
+def test_kinds_of_mostly_the_same_patches_are_one(mine, theirs, extents, same):
+    is_same = importlib.import_module("seecause.repair.discover")._is_same
+    sets = torch.zeros(2, 4, 9, dtype=torch.bool)
+    sets[0, :3, mine], sets[1, :3, theirs] = True, True
+    first, second = (
+        SimpleNamespace(answer=1, sets=patches, extent=extent)
+        for patches, extent in zip(sets, extents, strict=True)
+    )
+    assert is_same(first, second) is same is is_same(second, first)
+    second.answer = 0
+    assert not is_same(first, second)
+
+
 def test_pairs_of_one_picture_stay_together_when_they_are_dealt(found):
     pairs = found.pairs([0])
     pictures = [name.rsplit("~", 1)[0] for name in pairs.ids]

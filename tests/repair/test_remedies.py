@@ -10,10 +10,12 @@ from torch.testing import assert_close
 
 import seecause as sc
 from seecause.errors import BadOption, UnknownName
+from seecause.heads.baselines import last_layer
 from seecause.heads.pictures import logits_of
 from seecause.repair import head_remedies, training_remedies
 from seecause.repair._remedies import Lesson, find_remedy, remedies
 from seecause.repair.head_remedies import _last_versions, mean_carried, without
+from seecause.repair.last_layer import new_layer
 from seecause.repair.parts import Judged, Material, origins, split_rows, worst_cell
 from tests.repair.toys import fitted, scenes
 
@@ -40,6 +42,18 @@ def test_the_model_under_repair_has_something_to_repair(biased, lesson):
     judged = Judged(lesson.choose, lesson.choose.logits(biased))
     assert judged.accuracy > 0.8 and judged.transplant_worst < 0.5
     assert judged.flips > 0.5 > judged.control_flips
+
+
+def test_a_new_last_layer_is_fitted_on_versions_and_held_where_it_is_asked_for(biased, lesson):
+    seen, labels = lesson.learn.features(biased).moved, lesson.learn.moved.labels
+    for anchor, old in ((None, None), (False, None), (True, last_layer(biased))):
+        mended = find_remedy("last-layer", {}).fit(biased, lesson, anchor=anchor)
+        expected = new_layer(seen, labels, classes=2, strength=0.01, anchor=old)
+        assert_close(mended.layer.weight, expected.weight)
+        assert mended.details == {"versions": len(seen), "anchored": bool(anchor)}
+    squares = find_remedy("last-layer", {}).fit(biased, lesson, form="squares", strength=1.0)
+    expected = new_layer(seen, labels, classes=2, strength=1.0, form="squares")
+    assert_close(squares.layer.bias, expected.bias)
 
 
 @pytest.mark.parametrize("name", ["last-layer", "directions", "directions-refit"])
@@ -93,6 +107,12 @@ def test_heads_go_by_held_out_versions(biased, lesson):
     tried = mended.details["transplant-worst by count"]
     judged = Judged(lesson.choose, lesson.choose.logits(mended.model))
     assert judged.transplant_worst == pytest.approx(max(tried.values()), abs=1e-4)
+    heads = mended.details["heads"]
+    order = head_remedies.head_scores(biased, lesson, "interchange", 8).order()
+    assert heads == order[: len(heads)] and tried[str(len(heads))] == max(tried.values())
+    images = lesson.choose.pictures.images
+    with sc.heads.ablate(biased, heads):
+        assert_close(logits_of(mended.model, images), logits_of(biased, images))
     by_cigma = find_remedy("heads", {}).fit(biased, lesson, by="cigma", counts=(1,), pairs=8)
     assert by_cigma.details.get("by", "cigma") == "cigma"
 
