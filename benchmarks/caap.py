@@ -27,8 +27,8 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from benchmarks.timing import CompiledBlock, Timing, measured_on, race
 from seecause.attribution.caap import make_plan, sweep
-from seecause.attribution.caap_cnn import sweep_features
 from seecause.attribution.select import selection
+from seecause.attribution.stages import sweep_features
 from seecause.engine import graphs
 from seecause.engine.blanks import blank_image
 from seecause.loading import wrap

@@ -45,8 +45,7 @@ from seecause.attribution.registry import find, methods
 from seecause.engine import graphs
 from seecause.engine.chunks import fit
 from seecause.loading import load, wrap
-from seecause.metrics._insertion_deletion import insertion_deletion
-from seecause.metrics._perturbation import perturbation
+from seecause.metrics.curves import insertion_deletion, perturbation
 from seecause.models.view import VisionModel
 from seecause.target import parse
 

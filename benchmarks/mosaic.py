@@ -23,8 +23,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from benchmarks.caap import PLAIN, SIZES, Run
 from benchmarks.timing import measured_on, race
 from seecause.attribution.caap import caap
-from seecause.attribution.caap_mosaic import caap_mosaic
-from seecause.attribution.mosaic import mosaic
+from seecause.attribution.mosaic import caap_mosaic, mosaic
 from seecause.engine import graphs
 from seecause.loading import wrap
 from seecause.target import Target

@@ -8,7 +8,7 @@ from torch import nn
 
 from seecause._plugins import load_plugins, plugins
 from seecause.attribution import registry
-from seecause.attribution.gae import gae
+from seecause.attribution.attention_maps import gae
 from seecause.models.parts import find_parts
 from tests.plugins import installed, write_package
 

@@ -4,10 +4,25 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from types import UnionType
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from seecause.errors import BadOption
+
+
+@dataclass(frozen=True)
+class Limit:
+    """Which values of its type an option takes, as a test and in words; beside its annotation."""
+
+    holds: Callable[[Any], bool]
+    words: str
+
+
+Count = Annotated[int, Limit(lambda value: value >= 1, "a whole number, at least 1")]
+Positive = Annotated[float, Limit(lambda value: value > 0, "a number above 0")]
+NotNegative = Annotated[float, Limit(lambda value: value >= 0, "a number, at least 0")]
+Share = Annotated[float, Limit(lambda value: 0 < value <= 1, "a share above 0 and up to 1")]
 
 
 def keyword_options(
@@ -32,7 +47,7 @@ def check_options(
     """Refuse an option that `function` has no keyword for, and a value that is not of the kind its
     annotation says. `what` names the function to the user."""
     known = keyword_options(function, leave_out=leave_out)
-    hints = get_type_hints(inspect.unwrap(function))
+    hints = get_type_hints(inspect.unwrap(function), include_extras=True)
     for name, value in options.items():
         if name not in known:
             listed = ", ".join(known) or "no options"
@@ -45,6 +60,8 @@ def accepts(hint: Any, value: Any) -> bool:
     """Whether a value is of the kind an annotation says. A tuple may come as a list: manifests are
     JSON."""
     kind, parts = get_origin(hint), get_args(hint)
+    if kind is Annotated:
+        return accepts(parts[0], value) and all(limit.holds(value) for limit in _limits(parts))
     if kind in (Union, UnionType):
         return any(accepts(part, value) for part in parts)
     if kind is Literal:
@@ -64,10 +81,16 @@ def accepts(hint: Any, value: Any) -> bool:
     return isinstance(value, hint) if isinstance(hint, type) and hint is not Any else True
 
 
+def _limits(parts: Sequence[Any]) -> list[Limit]:
+    return [part for part in parts if isinstance(part, Limit)]
+
+
 def _words(hint: Any) -> Iterator[str]:
     """What `accepts` takes, for a reader; what cannot be typed on a command line is not named."""
     kind, parts = get_origin(hint), get_args(hint)
-    if kind in (Union, UnionType):
+    if kind is Annotated:
+        yield from [limit.words for limit in _limits(parts)] or _words(parts[0])
+    elif kind in (Union, UnionType):
         for part in parts:
             yield from _words(part)
     elif kind is Literal:

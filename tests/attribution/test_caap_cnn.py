@@ -9,8 +9,8 @@ from torch.testing import assert_close
 
 import seecause as sc
 from seecause.attribution import registry
-from seecause.attribution.caap_cnn import sweep_features
 from seecause.attribution.select import selection
+from seecause.attribution.stages import sweep_features
 from seecause.engine.blanks import blank_image
 from seecause.errors import BadOption, NotDefined, UnknownName
 from tests.families.conv import CONV_FAMILIES, SIZE, tiny_conv

@@ -13,7 +13,8 @@ from seecause.attribution.explain import (
     explain_batches,
     top_answers,
 )
-from seecause.errors import BadOption
+from seecause.data.dataset import Hole
+from seecause.errors import BadOption, DataMissing
 from tests.families.conv import tiny_conv
 from tests.helpers import view
 from tests.tiny import pictures, tiny
@@ -54,6 +55,17 @@ def test_batches_join_to_one_result(model, images, target):
     }
     assert explanation.runs["sobel"].native.shape == (3, 160, 160)
     assert sum(heard) == 6
+    assert explanation.names == ["a", "b", "c"] and explanation.places == [0, 1, 2]
+    assert explanation.runs["sobel"].names == ["a", "b", "c"]
+    classes = [[answer.name for answer in row] for row in explanation.answers]
+    assert classes == [[answer.name for answer in row] for row in whole.answers]
+
+
+def test_pictures_of_which_none_can_be_read_are_refused_in_words(model, tmp_path):
+    holes: list[Hole] = []
+    with pytest.raises(DataMissing, match="none that can be read"):
+        sc.explain(model, [str(tmp_path / "missing.png")], methods=("center",), holes=holes)
+    assert [hole.name for hole in holes] == [str(tmp_path / "missing.png")]
 
 
 def test_what_is_asked_for_beside_maps_joins_too(model, images):

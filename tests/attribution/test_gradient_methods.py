@@ -8,7 +8,7 @@ import torch
 from torch.testing import assert_close
 
 import seecause as sc
-from seecause.attribution.ixg_plus import usual_score
+from seecause.attribution.input_gradients import usual_score
 from seecause.engine.trace import record, suffix
 from seecause.errors import BadOption
 from tests.helpers import hooks, view
@@ -292,7 +292,7 @@ def test_the_usual_score_is_the_logit_of_cosines_only():
         ("ixg+", {"mixer": "max"}, "sum, relu"),
         ("libra-ixg+", {"unit": "none"}, "plain, constant"),
         ("integrated-gradients", {"steps": 0}, "at least 1"),
-        ("smoothgrad", {"samples": 0}, "at least one"),
+        ("smoothgrad", {"samples": 0}, "at least 1"),
         ("smoothgrad", {"show": "all"}, "magnitude"),
     ],
 )

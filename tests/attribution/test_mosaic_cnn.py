@@ -8,9 +8,8 @@ import torch.nn.functional as F
 from torch.testing import assert_close
 
 import seecause as sc
-from seecause.attribution.caap_cnn import sweep_features
 from seecause.attribution.mosaic import MaskPlan, draw_masks
-from seecause.attribution.mosaic_cnn import largest_weights, mixtures
+from seecause.attribution.stages import largest_weights, mixtures, sweep_features
 from seecause.engine.blanks import blank_image
 from seecause.errors import BadOption, NotDefined
 from tests.families.conv import CONV_FAMILIES, tiny_conv

@@ -10,7 +10,7 @@ from scipy import stats
 from torch.testing import assert_close
 
 import seecause as sc
-from seecause.attribution import atman, mutex, rise, tis, vit_cx
+from seecause.attribution import atman, kept_patches, masked_pixels, vit_cx
 from seecause.engine.trace import kept_logits, record
 from seecause.errors import BadOption
 from tests.helpers import hooks, noise, view
@@ -112,7 +112,7 @@ def test_no_more_pictures_run_together_than_the_budget_allows(name):
 def test_rise_is_the_weighted_mean_of_its_masks():
     native = tiny("timm_deit3")
     model, images = view(native, check=False), pictures(native)
-    masks = rise.random_masks(5, 3, 0.4, native.size, seed=7)(0, 5)
+    masks = masked_pixels.random_masks(5, 3, 0.4, native.size, seed=7)(0, 5)
     assert masks.shape == (5, 32, 48) and masks.min() >= 0 and masks.max() <= 1 + 1e-12
     expected, total = torch.zeros(2, 32, 48, dtype=torch.float64), masks.sum(dim=0)
     for mask in masks:
@@ -136,11 +136,11 @@ def test_rise_is_the_weighted_mean_of_its_masks():
 
 
 def test_rise_masks_are_open_as_often_as_asked():
-    masks = rise.random_masks(3000, 4, 0.3, (24, 36), seed=0)(0, 3000)
+    masks = masked_pixels.random_masks(3000, 4, 0.3, (24, 36), seed=0)(0, 3000)
     assert_close(
         masks.mean(dim=0), torch.full((24, 36), 0.3, dtype=torch.float64), atol=0.04, rtol=0
     )
-    assert torch.equal(rise.random_masks(3000, 4, 0.3, (24, 36), seed=0)(7, 9), masks[7:9])
+    assert torch.equal(masked_pixels.random_masks(3000, 4, 0.3, (24, 36), seed=0)(7, 9), masks[7:9])
 
 
 def test_rise_finds_the_only_pixels_that_count():
@@ -225,7 +225,7 @@ def test_tis_is_the_mean_score_over_choices_that_had_the_patch():
     layout = model.layout
     states = record(model, images, states=range(1, 5)).states
     channels = torch.cat([states[i][0, layout.patches].T for i in range(1, 5)])  # [4 * 24, 24]
-    masks = tis.top(tis.centres(channels, 6, seed=0), [12])
+    masks = kept_patches.top(kept_patches.centres(channels, 6, seed=0), [12])
     assert masks.shape == (6, 24) and (masks.sum(dim=1) == int(0.5 * 24)).all()
     total, count = torch.zeros(24, dtype=torch.float64), torch.zeros(24, dtype=torch.float64)
     for mask in masks:
@@ -240,8 +240,8 @@ def test_tis_is_the_mean_score_over_choices_that_had_the_patch():
 
 def test_tis_keeps_98_of_196_and_takes_several_shares():
     values = noise(5, 196)
-    assert (tis.top(values, [int(0.5 * 196)]).sum(dim=1) == 98).all()
-    assert tis.top(values, [98, 20]).sum(dim=1).tolist() == [98] * 5 + [20] * 5
+    assert (kept_patches.top(values, [int(0.5 * 196)]).sum(dim=1) == 98).all()
+    assert kept_patches.top(values, [98, 20]).sum(dim=1).tolist() == [98] * 5 + [20] * 5
     native = tiny("timm_deit3")
     assert sc.attribute(
         view(native, check=False), pictures(native), 0, "tis", masks=3, keep=[0.5, 0.25]
@@ -252,16 +252,16 @@ def test_tis_keeps_98_of_196_and_takes_several_shares():
 
 
 def test_mutex_has_54_masks_and_keeps_99_of_196():
-    values = mutex.statistics(noise(1, 3, 2, 5, 196).abs()).flatten(1, 3)
-    kept = mutex.upper(values, 0.5).sum(dim=-1)
+    values = kept_patches.statistics(noise(1, 3, 2, 5, 196).abs()).flatten(1, 3)
+    kept = kept_patches.upper(values, 0.5).sum(dim=-1)
     assert kept.shape == (1, 54) and (kept == 99).all()
     tied = torch.tensor([[1.0, 1, 1, 2]])
-    assert mutex.upper(tied, 0.5).all()
+    assert kept_patches.upper(tied, 0.5).all()
 
 
 def test_mutex_statistics_equal_scipy():
     table = noise(6, 4).abs()
-    found = mutex.statistics(table)
+    found = kept_patches.statistics(table)
     points = table.numpy()
     expected = [
         stats.entropy(points), points.max(0), points.min(0), points.sum(0), points.std(0, ddof=1),
@@ -269,7 +269,7 @@ def test_mutex_statistics_equal_scipy():
         np.sort(points, axis=0)[2], stats.skew(points), stats.kurtosis(points),
     ]  # fmt: skip
     assert_close(found, torch.from_numpy(np.stack(expected)), atol=1e-12, rtol=0)
-    assert torch.isfinite(mutex.statistics(torch.zeros(1, 4))).all()
+    assert torch.isfinite(kept_patches.statistics(torch.zeros(1, 4))).all()
 
 
 # ViT-CX

@@ -8,8 +8,8 @@ import torch
 from torch.testing import assert_close
 
 import seecause as sc
+from seecause.attribution.grad_cam import channel_weights
 from seecause.attribution.registry import methods
-from seecause.attribution.stage_gradients import channel_weights
 from seecause.errors import BadOption, UnknownName
 from tests.families.conv import tiny_conv
 from tests.families.staged import tiny_staged

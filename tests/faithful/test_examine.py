@@ -31,7 +31,7 @@ from seecause.faithful.images import RandomCuts, cuts_with_object
 from seecause.faithful.interventions import Trial, best_of, sensible_criterion
 from seecause.faithful.run import keep_evaluation, read_evaluations
 from seecause.metrics import keypoint_error, locate, part_agreement
-from seecause.metrics._calibration import auroc
+from seecause.metrics.accuracy import auroc
 from seecause.metrics.segmentation import foreground
 from seecause.models.preprocess import Preprocess
 from tests.faithful.birds import bird_net, tiny_cub

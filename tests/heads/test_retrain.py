@@ -12,7 +12,7 @@ import seecause as sc
 from seecause.errors import BadOption
 from seecause.heads import export, retrain_last_layer
 from seecause.heads.baselines import _balanced, _halves, _logistic, features, fit_head
-from seecause.metrics.groups import group_accuracy
+from seecause.metrics.accuracy import group_accuracy
 from tests.helpers import view
 from tests.tiny import pictures, tiny
 

@@ -10,8 +10,7 @@ from torch.testing import assert_close
 
 import seecause as sc
 from seecause.errors import BadOption
-from seecause.metrics._complexity import complexity
-from seecause.metrics._energy import energy
+from seecause.metrics._localization import complexity, energy
 from tests.helpers import noise
 from tests.reference import perturbation as reference
 

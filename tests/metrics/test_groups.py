@@ -7,7 +7,7 @@ import torch
 from scipy.stats import binom
 
 from seecause.errors import BadOption
-from seecause.metrics.groups import clopper_pearson, group_accuracy
+from seecause.metrics.accuracy import clopper_pearson, group_accuracy
 
 GROUPS = [(0, 0)] * 4 + [(0, 1)] * 2 + [(1, 0)] * 4
 RIGHT = torch.tensor([1, 1, 1, 1, 0, 1, 1, 0, 0, 0]).bool()

@@ -10,8 +10,8 @@ from torchvision.transforms.functional import gaussian_blur
 
 import seecause as sc
 from seecause.errors import BadOption
-from seecause.metrics._insertion_deletion import insertion_deletion
 from seecause.metrics._pixels import blurred, importance_ranks, rise_kernel, thresholds
+from seecause.metrics.curves import insertion_deletion
 from tests.helpers import noise, view
 from tests.reference import insertion_deletion as reference
 from tests.tiny import pictures, tiny
@@ -114,8 +114,7 @@ def test_batch_and_memory_change_nothing(setting):
 
 
 def test_forwards_are_not_wasted(setting):
-    """The ends are shared: n - 1 pictures for each curve, the picture, its blur, and one constant
-    for the whole batch."""
+    """The plain picture is shared by both curves, which have n pictures beside it."""
     _, model, images = setting
     seen = []
     handle = model.module.patch_embed.register_forward_pre_hook(
@@ -124,7 +123,7 @@ def test_forwards_are_not_wasted(setting):
     result = insertion_deletion(model, images, noise(2, *GRID), 0)
     handle.remove()
     n = result.deletion.shape[1] - 1
-    assert sum(seen) == 2 * 2 * (n - 1) + 2 + 2 + 1
+    assert sum(seen) == 2 * (2 * n + 1)
 
 
 def test_rise_takes_eight_rows_a_step():
@@ -190,10 +189,10 @@ def test_blur_pads_with_zeros_and_keeps_the_dtype():
     ("options", "message"),
     [
         ({"steps": 1}, "2 to"),
-        ({"steps": "all"}, "rise, patch or a number"),
+        ({"steps": "all"}, "rise, patch or a whole number"),
         ({"order": "segment"}, "pixel, patch"),
         ({"blur": "box"}, "rise, gaussian"),
-        ({"ties": "random"}, "a seed"),
+        ({"ties": "random"}, "raster or a whole number"),
         ({"score": "loss"}, "logprob"),
     ],
 )

@@ -158,6 +158,14 @@ def test_what_cannot_be_compared_is_refused(maps, mask, options, message):
         localization(maps, mask, **options)
 
 
+@pytest.mark.parametrize("upsample", ["nearest", "bilinear"])
+def test_maps_of_a_film_lie_one_below_the_other(upsample):
+    film, mask = noise(3, 2, 2, 3), masks(3)  # [B, t, gh, gw]
+    result = localization(film, mask, upsample=upsample)
+    plain = localization(film.flatten(1, 2), mask, upsample=upsample)
+    assert torch.equal(result.pointing, plain.pointing) and torch.equal(result.aupr1, plain.aupr1)
+
+
 def test_a_dataset_without_masks_is_said():
     with pytest.raises(BadOption, match="has some"):
         localization(torch.zeros(1, 2, 2), None)

@@ -10,9 +10,9 @@ from torch.testing import assert_close
 
 import seecause as sc
 from seecause.errors import BadOption
-from seecause.metrics._perturbation import perturbation, removal
 from seecause.metrics._road import impute, road
-from seecause.metrics._saco import coefficient, saco
+from seecause.metrics.curves import perturbation, removal
+from seecause.metrics.fidelity import coefficient, saco
 from tests.helpers import noise, view
 from tests.linear import GRID, SIZE, contributions, linear_model, patch_sums
 from tests.reference import perturbation as reference
@@ -204,5 +204,5 @@ def test_what_cannot_be_measured_is_refused(setting, metric):
 
 def test_unknown_fills_are_refused(setting):
     model, images, maps = setting
-    with pytest.raises(BadOption, match="mean or blur"):
+    with pytest.raises(BadOption, match="a number or mean, blur"):
         perturbation(model, images, maps, CLASSES, fill="black")

@@ -12,8 +12,13 @@ from torch.testing import assert_close
 import seecause as sc
 from seecause.errors import BadOption, NotDefined, UnknownName
 from seecause.metrics import MetricInputs, measure, metrics
-from seecause.metrics._stability import stability
-from seecause.metrics.sanity import copied, layer_groups, parameter_randomisation, random_logit
+from seecause.metrics.sanity import (
+    copied,
+    layer_groups,
+    parameter_randomisation,
+    random_logit,
+    stability,
+)
 from tests.helpers import hooks, noise, view
 from tests.linear import GRID, SIZE, contributions, linear_model, linear_view, patch_sums
 from tests.tiny import pictures, tiny
@@ -178,7 +183,7 @@ def test_stability_equals_its_definition(setting):
             )
     assert torch.equal(result.max_sensitivity, result.changes.max(dim=1).values)
     assert_close(result.avg_sensitivity, result.changes.mean(dim=1))
-    with pytest.raises(BadOption, match="positive radius"):
+    with pytest.raises(BadOption, match="above 0"):
         stability(model, images, explain, radius=0)
 
 

@@ -8,7 +8,7 @@ import torch
 from torch.testing import assert_close
 
 from seecause.metrics import insertion_deletion
-from seecause.metrics._perturbation import perturbation
+from seecause.metrics.curves import perturbation
 from tests.helpers import noise, view
 from tests.tiny import pictures, tiny
 

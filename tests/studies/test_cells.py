@@ -13,7 +13,6 @@ import pytest
 import torch
 
 from seecause.bench.study import StudyContext
-from seecause.metrics.ratios import Estimate
 
 CRITTERS = {"model": "builtin:critters-vit", "data": "critters:clean:test", "limit": 2}
 CURVES = {"order": "patch", "steps": 2}
@@ -144,7 +143,7 @@ def test_effects_of_a_removal_are_changes_from_the_whole_model():
     assert value == 0 and change.value == -0.5
     value, change = found["BIR, true masks, grey"]
     assert value == 0 and change.value == pytest.approx(-0.4) and change.high < 0
-    assert found["pets accuracy"][1] == Estimate(0.0, 0.0, 0.0)
+    assert found["pets accuracy"][1] == cells_intervals.Estimate(0.0, 0.0, 0.0)
 
 
 @pytest.mark.slow

@@ -3,30 +3,33 @@ answer loses.
 
 For patch i the scores of all heads and rows towards it are suppressed by a factor f; with the class
 log-probability,
+
     A_i = log p(x) - log p(x | i suppressed)
+
 `suppress="add"` adds log f to the scores before softmax: attention weights shrink by f, then rows
-are normalised again. `suppress="multiply"` is the
-original: scores less their row's minimum, times f, which depends on the range of each row and needs
-attention in its explicit form. Patches whose embedding (position included) is like i's are
-suppressed too, less so the less they are alike:
+are normalised again. `suppress="multiply"` is the original: scores less their row's minimum, times
+f, which depends on the range of each row and needs attention in its explicit form. Patches whose
+embedding (position included) is like i's are suppressed too, less so the less they are alike:
+
     f_ij = (1 - f) (1 - cos_ij) + f   where cos_ij >= kappa and cos_ij >= 0,   else 1
+
 A `kappa` above 1 suppresses i alone. No gradient is used, and nothing is removed: a suppressed
 patch still lives in its own row.
 """
 
 from __future__ import annotations
 
-from typing import Literal, get_args
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from seecause._options import Count, Positive
 from seecause.attribution.registry import Maps, method
-from seecause.engine.chunks import batched, fit, in_chunks
+from seecause.engine.chunks import plain_logits, run_in_chunks
 from seecause.engine.trace import enter
 from seecause.engine.walk import Step, walk
-from seecause.errors import BadOption
 from seecause.models.view import VisionModel
 from seecause.target import Score, Target
 
@@ -40,22 +43,14 @@ def atman(
     images: Tensor,
     target: Target,
     *,
-    factor: float = 0.1,
+    factor: Positive = 0.1,
     suppress: Suppress = "add",
     kappa: float = 0.6,
-    most: int | None = None,
+    most: Count | None = None,
     score: Score = "logprob",
 ) -> Maps:
     """What the class score loses when a patch's attention is turned down in every block."""
-    if suppress not in get_args(Suppress):
-        raise BadOption("suppress", suppress, f"one of {', '.join(get_args(Suppress))}")
-    if factor <= 0 or (most is not None and most < 1):
-        raise BadOption(
-            "factor, most", (factor, most), "a factor above 0, and at least one suppressed patch"
-        )
     layout = model.check(images)
-    each = model.forward_bytes(layout)
-    fitting = fit(len(images), each, images.device)
     h0, at = enter(model, images)
     n, prefix = layout.n_patches, layout.prefix
     factors = neighbours(h0[:, layout.patches], factor, kappa=kappa, most=most)  # [B, N, N]
@@ -70,9 +65,9 @@ def atman(
             turn_down(step, columns, suppress)
         return model.readout(steps.h, layout)
 
-    together = fit(len(images) * n, each + explicit, images.device)
-    logits = torch.cat(list(in_chunks(run_chunk, len(images) * n, together, what="patches")))
-    plain = batched(model, images, fitting)
+    each = model.forward_bytes(layout) + explicit
+    logits = run_in_chunks(run_chunk, len(images) * n, each, images.device, what="patches")
+    plain = plain_logits(model, images)
     bound = target.bind(plain)
     lost = bound.score(logits.unflatten(0, (-1, n)), score, sigmoid=model.sigmoid)  # [B, N]
     return Maps(bound.score(plain, score, sigmoid=model.sigmoid)[:, None] - lost, bound)
@@ -89,10 +84,8 @@ def neighbours(tokens: Tensor, factor: float, *, kappa: float, most: int | None 
     alike = (unit @ unit.transpose(1, 2)).masked_fill(own, 1)
     near = own | (alike >= max(kappa, 0))
     if most is not None:
-        places = (
-            alike.masked_fill(own, 2).argsort(dim=-1, descending=True, stable=True).argsort(dim=-1)
-        )
-        near = near & (places < most)
+        order = alike.masked_fill(own, 2).argsort(dim=-1, descending=True, stable=True)
+        near = near & (order.argsort(dim=-1) < most)
     return torch.where(near, (1 - factor) * (1 - alike) + factor, 1)
 
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from seecause._files import digest
 from seecause.attribution.registry import Maps, Method, find
 from seecause.attribution.result import Attribution, Attributions
-from seecause.engine.chunks import batched, budget, fit, memory
+from seecause.engine.chunks import budget, memory, plain_logits
 from seecause.errors import BadOption, NotDefined, ViewMismatch
 from seecause.loading import as_view
 from seecause.models.base import Architecture, ImageModel, pixels_digest, protocol
@@ -117,7 +117,7 @@ def _attribute(
     if not model.aimed:
         return _attribute_rows(model, pictures, names, spec, method, options)
     entry = find(method, model.architecture)
-    options = _kind_options(entry, model) | _value_options(entry, model, options)
+    options = _options(entry, model, options)
     entry.check(options)
     with model.settled(frozen=True), budget(memory().limit) as held:
         images = as_images(model, pictures)
@@ -125,14 +125,18 @@ def _attribute(
         model.check(images)
         goal = parse(model, spec, len(images))
         maps = _run(entry, model, images, goal, options)
-        logits = _logits(model, images, maps.target)
+        logits = maps.target.logits  # of the plain run that the method made, or one more
+        if logits is None or len(logits) != len(images):
+            logits = plain_logits(model, images)
     if not torch.isfinite(maps.scores).all():
         raise ViewMismatch(
             "maps", method, "the map is not finite; the model's answers contain NaN or infinity"
         )
+    logits = logits.detach()
     target = maps.target.bind(logits)
     probabilities = spread(wide(logits), "prob", sigmoid=model.sigmoid)
     cells = model.layout_at(images.shape[-2], images.shape[-1]).cells
+    checks = {name: values.tolist() for name, values in maps.checks.items()}
     return Attribution(
         maps=wide(maps.scores).unflatten(1, cells),
         images=model.preprocess.shown(images),
@@ -150,7 +154,7 @@ def _attribute(
             },
             "target": target.record(model),
             **({"used": maps.used} if maps.used else {}),
-            **_checks(maps),
+            **({"checks": checks} if checks else {}),
             **protocol(model, images),
             "memory_halvings": list(held.halvings),
         },
@@ -199,28 +203,13 @@ def _of_picture(value: Any, place: int, count: int) -> Any:
     return value[place : place + 1] if pictures else value
 
 
-def _kind_options(entry: Method, model: ImageModel) -> dict[str, Any]:
-    """Defaults that inputs of this kind have: sound has no white."""
-    known = model.preprocess.defaults.items()
-    return {name: value for name, value in known if name in entry.options}
-
-
-def _value_options(entry: Method, model: ImageModel, options: dict[str, Any]) -> dict[str, Any]:
-    """Numbers that are no logits have no probability: their value is the score."""
-    if not model.values or "score" not in entry.options:
-        return options
-    if options.get("score", "logit") != "logit":
+def _options(entry: Method, model: ImageModel, options: dict[str, Any]) -> dict[str, Any]:
+    """Those that were given, and what this kind of model or input has instead of defaults: sound
+    has no white, and numbers that are no logits have no probability."""
+    usual = {**model.preprocess.defaults, **({"score": "logit"} if model.values else {})}
+    if model.values and "score" in entry.options and options.get("score", "logit") != "logit":
         raise BadOption("score", options["score"], "logit: what is explained is a number itself")
-    return {**options, "score": "logit"}
-
-
-@torch.no_grad()
-def _logits(model: ImageModel, images: Tensor, target: Target) -> Tensor:
-    """Of all classes, [B, C]: from the plain run that the method made, or one more."""
-    if target.logits is not None and len(target.logits) == len(images):
-        return target.logits.detach()
-    together = fit(len(images), model.forward_bytes(model.check(images)), images.device)
-    return batched(model, images, together)
+    return {name: value for name, value in usual.items() if name in entry.options} | options
 
 
 def _run(
@@ -241,13 +230,6 @@ def _run(
         return maps
     with torch.no_grad():  # scores alone: the target is bound here
         return Maps(maps.flatten(1), goal.bind(model(images)))
-
-
-def _checks(maps: Maps) -> dict[str, Any]:
-    """What a method says about its own exactness, one number for each picture."""
-    if not maps.checks:
-        return {}
-    return {"checks": {name: values.tolist() for name, values in maps.checks.items()}}
 
 
 def _plain(value: Any) -> Any:

@@ -8,12 +8,22 @@ itself: Algorithm 1 computes them again (`patched`), its section 3.3.1 keeps the
 (`source`) and claims both are equal; they are not, but they rank patches nearly alike
 (docs/results), and `source` costs half as much. `direction="delete"` swaps the roles: the blank's
 tokens are put into the picture's run, and the drop of the score is the attribution.
+
+E-CAAP (appendix B.1, `approx`) reads the blank context through its own class token, once, instead
+of by every copy: that part of the softmax does not depend on the picture.
+
+    z_i = [Z_0 v_0 + sum_{S(i)} e^{s_ij} v_j + e^{s_self} v_self]
+          / [Z_0 + sum_{S(i)} e^{s_ij} + e^{s_self}]
+
+`e-caap` keeps Z_0 per patch (S(i) left out) and weights v_0 by the blank's attention: an empty
+selection gives back f(blank) exactly. `e-caap-printed` is the paper's formula, with the plain mean
+of the blank's values; it does not have that property.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal, get_args
@@ -21,26 +31,30 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor
 
-from seecause.attribution.e_caap import Approx, summarise
 from seecause.attribution.registry import Maps, method
 from seecause.attribution.select import Select, interpolate, selection
+from seecause.engine.attend import attend
 from seecause.engine.blanks import Blank, blank_image, blank_trace
 from seecause.engine.chunks import fit, in_chunks, joined
 from seecause.engine.graphs import captured, ready
 from seecause.engine.sweep import BlankSummary, Sweep, SweepPlan, Tail, live_tokens
 from seecause.engine.token_sets import TokenSets, token_sets
-from seecause.engine.trace import record, trace_bytes
+from seecause.engine.trace import Trace, record, trace_bytes
+from seecause.engine.walk import walk
 from seecause.errors import BadOption, NotDefined
 from seecause.models.base import ImageModel
-from seecause.models.layout import TokenLayout
+from seecause.models.layout import TokenLayout, span
 from seecause.models.view import VisionModel
 from seecause.target import Score, Target, spread
 from seecause.types import wide
 
 Direction = Literal["insert", "delete"]
+Approx = Literal["none", "e-caap", "e-caap-printed"]
 Layers = tuple[int, int | None] | None
 Classes = Literal["all"] | Sequence[int | str] | None
+Recorded = dict[str, Any]  # sets of states, and of blocks whose keys and values a run keeps
 ONE_CLASS = "only the explained one"
+_SUMMARIES = 4  # of blanks, that are kept
 
 
 @dataclass(frozen=True)
@@ -86,28 +100,17 @@ def caap(
 
     `stride=2` does so for every second patch each way and interpolates the others.
     """
-    if direction not in get_args(Direction):
-        raise BadOption("direction", direction, "insert or delete")
+    layout, size = model.check(images), (images.shape[-2], images.shape[-1])
     plan = make_plan(
-        model,
-        model.check(images),
-        tail=tail,
-        layers=layers,
-        propagate_registers=propagate_registers,
+        model, layout, tail=tail, layers=layers, propagate_registers=propagate_registers
     )
-    grid = model.check(images).cells
+    grid = layout.cells
     chosen = selection(grid, select, stride=stride)
-    size = (images.shape[-2], images.shape[-1])
     empty = blank_image(model, size, blank, seed=seed, count=len(images))
     swept = sweep(model, images, empty, chosen, plan, approx=approx, direction=direction)
+    used = {"tail": plan.tail, "layers": [plan.start, plan.stop]}
     maps = to_maps(
-        model,
-        swept,
-        target,
-        score=score,
-        direction=direction,
-        classes=classes,
-        used={"tail": plan.tail, "layers": [plan.start, plan.stop]},
+        model, swept, target, score=score, direction=direction, classes=classes, used=used
     )
     if stride == 1:
         return maps
@@ -170,13 +173,6 @@ def make_plan(
             f"a {readout.kind} readout reads no class token, so every map would be constant",
             "Use tail='patched'",
         )
-    if layers is not None and not (
-        isinstance(layers, tuple | list)
-        and len(layers) == 2
-        and isinstance(layers[0], int)
-        and isinstance(layers[1], int | None)
-    ):
-        raise BadOption("layers", layers, "a pair (first, last) of layers, last may be None")
     start, stop = (0, None) if layers is None else layers
     if tail == "source" and stop is not None:
         raise BadOption(
@@ -184,24 +180,16 @@ def make_plan(
         )
     stop = depth if tail == "source" else math.ceil(2 * depth / 3) if stop is None else stop
     if not 0 <= start <= stop <= depth:
-        raise BadOption(
-            "layers",
-            layers,
-            f"0 <= first <= last <= {depth} (0 = embedding, {depth} = output of the last block)",
-        )
+        ends = f"(0 = embedding, {depth} = output of the last block)"
+        raise BadOption("layers", layers, f"0 <= first <= last <= {depth} {ends}")
     return SweepPlan(tail, start, stop, live)
 
 
-def recorded(plan: SweepPlan, model: VisionModel) -> tuple[tuple[Any, Any], tuple[Any, Any]]:
-    """States, and blocks whose keys and values are read: of the context, of the donor."""
-    context = (plan.context_states(model), plan.context_blocks(model.n_layers))
-    return context, (plan.donor_states(model), plan.donor_blocks(model.n_layers))
-
-
-def _rows_each(plan: SweepPlan, chosen: Tensor, layout: TokenLayout) -> int:
-    """Rows that one intervention computes in a block."""
-    extra = {"patched": int(chosen.sum(dim=1).max()), "all": layout.tokens}
-    return max(1, len(plan.live) + extra.get(plan.tail, 0))
+def recorded(plan: SweepPlan, model: VisionModel) -> tuple[Recorded, Recorded]:
+    """What is read of the context's run, and of the donor's."""
+    depth = model.n_layers
+    context = {"states": {*plan.context_states(model)}, "kv": {*plan.context_blocks(depth)}}
+    return context, {"states": {*plan.donor_states(model)}, "kv": {*plan.donor_blocks(depth)}}
 
 
 def sweep(
@@ -216,61 +204,84 @@ def sweep(
 ) -> Swept:
     """Logits of all interventions, in chunks of images and of patches that fit the memory
     budget."""
-    layout, shared = model.check(images), len(blank) == 1
-    if approx != "none" and not shared:
+    layout = model.check(images)
+    if approx != "none" and len(blank) > 1:
         raise BadOption("approx", approx, "'none': E-CAAP reads one blank for all images")
-    one_blank = (id(blank), blank._version) if shared else ()
-    key = ("caap", plan, approx, direction, id(chosen), chosen._version, *one_blank)
-    tensors = (images,) if shared else (images, blank)
+    traces = (1 if len(blank) == 1 else 2) * trace_bytes(model, layout)
+    each = traces + min(len(chosen), 32) * _intervention_bytes(model, layout, chosen, plan)
+    prepare = partial(_prepare, model, layout, chosen, plan, approx, direction)
+    return sweep_pictures(
+        model, images, blank, prepare, ("caap", plan, approx, direction), chosen, bytes_each=each
+    )
 
-    def some_images(first: int, last: int) -> tuple[Tensor, ...]:
-        parts = [tensor[first:last] for tensor in tensors]
-        same_blank = blank if shared else None
-        prepare = partial(
-            _prepare, model, last - first, layout, same_blank, chosen, plan, approx, direction
-        )
-        return captured(model, key, prepare, *parts)
+
+def sweep_pictures(
+    model: ImageModel,
+    images: Tensor,
+    blank: Tensor,
+    prepare: Callable[[int, Tensor | None], Callable[..., tuple[Tensor, ...]]],
+    settings: tuple[Hashable, ...],
+    chosen: Tensor,
+    *,
+    bytes_each: int,
+) -> Swept:
+    """Logits of all interventions `chosen`, as many pictures at a time as fit.
+
+    `prepare(count, blank)` does all that no picture changes. The function it gives turns `count`
+    pictures, and a blank for each where they do not share one (`blank` is None then), into logits
+    of all interventions, of pictures and of blanks; on a GPU it is recorded by `settings`.
+    """
+    shared = blank if len(blank) == 1 else None
+    key = (*settings, id(chosen), chosen._version, *one_blank(blank))
+    tensors = (images,) if shared is not None else (images, blank)
+
+    def some_images(a: int, b: int) -> tuple[Tensor, ...]:
+        parts = [tensor[a:b] for tensor in tensors]
+        return captured(model, key, partial(prepare, b - a, shared), *parts)
 
     size = len(images)
     if not ready(model, key, *tensors):
-        each = _rows_each(plan, chosen, layout) * row_bytes(model, layout)
-        traces = len(tensors) * trace_bytes(model, layout)
-        size = fit(size, traces + min(len(chosen), 32) * each, images.device)
+        size = fit(size, bytes_each, images.device)
     parts = in_chunks(some_images, len(images), size, what="images")
     interventions, plain, bare = zip(*parts, strict=True)
-    return Swept(joined(interventions), joined(plain), bare[0] if shared else joined(bare))
+    bare = bare[0] if shared is not None else joined(bare)
+    return Swept(joined(interventions), joined(plain), bare)
+
+
+def one_blank(blank: Tensor) -> tuple[int, ...]:
+    """What a recording hangs on where one blank serves all images; others come with the images."""
+    return (id(blank), blank._version) if len(blank) == 1 else ()
 
 
 def _prepare(
     model: VisionModel,
-    count: int,
     layout: TokenLayout,
-    blank: Tensor | None,
     chosen: Tensor,
     plan: SweepPlan,
     approx: Approx,
     direction: Direction,
+    count: int,
+    blank: Tensor | None,
 ) -> Callable[..., tuple[Tensor, ...]]:
-    """All that no picture changes. The function turns `count` pictures (and a blank for each, where
-    they do not share one) into the logits of all interventions, of the pictures and of blanks."""
-    insert, (context, donor) = direction == "insert", recorded(plan, model)
-    (blank_states, blank_kv), (image_states, image_kv) = (
-        (context, donor) if insert else (donor, context)
-    )
+    """For `sweep_pictures`."""
+    of_blank, of_picture = recorded(plan, model)
+    if direction == "delete":
+        of_blank, of_picture = of_picture, of_blank
     if approx != "none":
-        blank_states = {*blank_states, *blank_kv}
+        of_blank["states"] |= of_blank["kv"]
     sets, summary, shared = token_sets(model, chosen, layout, plan.live), None, None
     if blank is not None:
-        shared = blank_trace(model, blank, states=blank_states, kv=blank_kv)
-        summary = summarise(model, shared, sets, plan, approx, direction)
+        shared = blank_trace(model, blank, **of_blank)
+        summary = _summarise(model, shared, sets, plan, approx, direction)
     together = patches_at_once(model, layout, chosen, plan, count)
 
     def run(images: Tensor, *blanks: Tensor) -> tuple[Tensor, ...]:
-        source = record(model, images, states=image_states, kv=image_kv)
-        empty = shared or record(model, blanks[0], states=blank_states, kv=blank_kv)
-        runner = Sweep(model, empty, source, plan) if insert else Sweep(model, source, empty, plan)
+        source = record(model, images, **of_picture)
+        empty = shared or record(model, blanks[0], **of_blank)
+        context, donor = (empty, source) if direction == "insert" else (source, empty)
         assert source.logits is not None and empty.logits is not None
-        return swept_logits(runner, sets, together, summary), source.logits, empty.logits
+        logits = swept_logits(Sweep(model, context, donor, plan), sets, together, summary)
+        return logits, source.logits, empty.logits
 
     return run
 
@@ -293,8 +304,16 @@ def patches_at_once(
     model: VisionModel, layout: TokenLayout, chosen: Tensor, plan: SweepPlan, count: int
 ) -> int:
     """How many interventions of `count` images run together."""
-    each = _rows_each(plan, chosen, layout) * row_bytes(model, layout)
+    each = _intervention_bytes(model, layout, chosen, plan)
     return fit(len(chosen), count * each, model.device, share=0.6)
+
+
+def _intervention_bytes(
+    model: VisionModel, layout: TokenLayout, chosen: Tensor, plan: SweepPlan
+) -> int:
+    """Of the rows that one intervention computes in a block."""
+    extra = {"patched": int(chosen.sum(dim=1).max()), "all": layout.tokens}
+    return max(1, len(plan.live) + extra.get(plan.tail, 0)) * row_bytes(model, layout)
 
 
 def row_bytes(model: VisionModel, layout: TokenLayout) -> int:
@@ -304,3 +323,57 @@ def row_bytes(model: VisionModel, layout: TokenLayout) -> int:
     width = block.heads * block.head_dim
     explicit = 0 if model.device.type == "cuda" else block.heads * layout.tokens * 4 * 6
     return width * element * 16 + explicit
+
+
+def _summarise(
+    model: VisionModel,
+    blank: Trace,
+    sets: TokenSets,
+    plan: SweepPlan,
+    approx: Approx,
+    direction: Direction,
+) -> Callable[[int, int], BlankSummary] | None:
+    """E-CAAP's part of the blank for any range of patches, or None for exact CAAP. No picture
+    changes them: they stay in the model's memo."""
+    if approx == "none":
+        return None
+    if plan.tail not in ("source", "blank") or direction != "insert" or not plan.live:
+        needs = "E-CAAP exists for direction=insert, tail=source or blank, and a class token"
+        raise BadOption("approx", approx, f"'none': {needs}")
+    known: dict[Hashable, tuple[Any, BlankSummary]] = model.memo.setdefault("blank summaries", {})
+
+    def summary(start: int, stop: int) -> BlankSummary:
+        key = (id(blank), id(sets), plan, approx, start, stop)
+        if key not in known:
+            printed = approx == "e-caap-printed"
+            made = _blank_parts(model, blank, sets.part(start, stop), plan, printed=printed)
+            if len(known) >= _SUMMARIES:
+                known.pop(next(iter(known)))
+            known[key] = ((blank, sets), made)  # kept alive, so that ids mean the same objects
+        return known[key][1]
+
+    return summary
+
+
+def _blank_parts(
+    model: VisionModel, blank: Trace, sets: TokenSets, plan: SweepPlan, *, printed: bool
+) -> BlankSummary:
+    """What the blank's own class query reads of the blank beside each token set, block by block."""
+    special, n = span(plan.live), len(sets)
+    at = blank.at.take(blank.at.index[special])
+    donor_blocks = plan.donor_blocks(model.n_layers)
+    parts: dict[int, tuple[Tensor, Tensor]] = {}
+    layers = plan.context_blocks(model.n_layers)
+    start = blank.states[layers.start][:, special]
+    for step in walk(model, start, at, start=layers.start, stop=layers.stop):
+        index = step.index
+        step.h = step.out = blank.states[index][:, special]  # recorded: nothing runs again
+        keep = sets.context_mask if index in donor_blocks else sets.whole_mask
+        bias = step.block.bias(at, blank.at)
+        bias = None if bias is None else bias.repeat(1, 1, n, 1)
+        queries = step.q.repeat(1, 1, n, 1)
+        o, lse = attend(queries, [blank.bank(index, keep, bias)], scale=step.block.scale)
+        if printed:
+            o = blank.kv[index][1][:, :, ~sets.is_special].mean(dim=2)[:, None].expand_as(o)
+        parts[index] = (o.to(lse.dtype), lse)
+    return BlankSummary(parts)

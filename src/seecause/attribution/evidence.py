@@ -26,8 +26,8 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from seecause._options import check_options
-from seecause.attribution.attribute import attribute, protocol
+from seecause._options import Count, check_options
+from seecause.attribution.attribute import attribute
 from seecause.attribution.registry import find
 from seecause.engine.blanks import Blank, blank_image
 from seecause.engine.chunks import batched, budget, fit, memory
@@ -35,7 +35,7 @@ from seecause.engine.mixture import special_rows
 from seecause.errors import BadOption
 from seecause.loading import as_view
 from seecause.metrics._pixels import spread_out
-from seecause.models.base import ImageModel
+from seecause.models.base import ImageModel, protocol
 from seecause.models.inputs import Pictures, as_images
 from seecause.models.layout import TokenLayout
 from seecause.models.view import VisionModel
@@ -52,9 +52,7 @@ class PatchSet:
 
     patches: Tensor  # [B, gh, gw] bool; none where no set that does it was found
     exists: Tensor  # [B] bool: the picture below was run, and does what the set is for
-    probability: (
-        Tensor  # [B] of the explained class in that picture (a pair or function: its value)
-    )
+    probability: Tensor  # [B] of the explained class there (a pair or function: its value)
     labels: list[str]  # what the model answers there
     pictures: Tensor  # [B, 3, H, W] raw pixels that were run
 
@@ -116,7 +114,7 @@ def evidence(
     method: str | None = None,
     options: Mapping[str, Any] | None = None,
     blank: Blank | Tensor = "mean",
-    points: int = 7,
+    points: Count = 7,
     seed: int = 0,
 ) -> Evidence:
     """The shortest sets of patches, in the order of a map, that keep the answer and that break it.
@@ -135,7 +133,9 @@ def evidence(
     (tensor(True), torch.Size([2, 12, 12]))
     """
     given = {"maps": maps, "method": method, "blank": blank, "points": points, "seed": seed}
-    _check_given(given, options)
+    check_options("evidence", evidence, given)
+    if not isinstance(options, Mapping | None):
+        raise BadOption("options", options, "a table of the method's options")
     model = as_view(model)
     with model.settled(frozen=True), budget(memory().limit) as held:
         images = as_images(model, images)
@@ -151,7 +151,7 @@ def evidence(
         record = chain.target.record(model)
         settings = {"order": order, "blank": blank if isinstance(blank, str) else "given"}
         return Evidence(
-            images=_raw(model, images),
+            images=model.preprocess.shown(images),
             maps=wide(maps).cpu(),
             enough=chain.shortest(keep=True, points=points),
             needed=chain.shortest(keep=False, points=points),
@@ -175,14 +175,6 @@ def default_order(model: ImageModel) -> str:
     return "mosaic" if special_rows(model, model.layout) else "libra-ixg+"
 
 
-def _check_given(given: dict[str, Any], options: Any) -> None:
-    check_options("evidence", evidence, given)
-    if given["points"] < 1:
-        raise BadOption("points", given["points"], "a whole number above 0")
-    if not isinstance(options, Mapping | None):
-        raise BadOption("options", options, "a table of the method's options")
-
-
 def _laid_out(maps: Tensor, images: Tensor, layout: TokenLayout) -> Tensor:
     """Maps on the grid [B, gh, gw]; those of a film one below the other."""
     grid = layout.grid
@@ -204,9 +196,8 @@ class _Chain:
         self.grid, self.patches = maps.shape[1:], maps[0].numel()
         order = maps.flatten(1).argsort(dim=1, descending=True, stable=True)
         self.ranks = order.argsort(dim=1).unflatten(1, self.grid)  # [B, gh, gw]
-        self.chunk = fit(
-            len(images), model.forward_bytes(model.check(images)), images.device, share=0.5
-        )
+        each = model.forward_bytes(model.check(images))
+        self.chunk = fit(len(images), each, images.device, share=0.5)
         self.whole = batched(model, images, self.chunk)  # [B, C]
         self.blank = batched(model, empty, self.chunk).expand_as(self.whole)
         self.target: Target = parse(model, target, len(images)).bind(self.whole)
@@ -235,7 +226,7 @@ class _Chain:
             exists=(exists & (self.kept(logits) == keep)).cpu(),
             probability=self.score(logits).double().cpu(),
             labels=[self.model.class_name(c) for c in logits.argmax(dim=-1).tolist()],
-            pictures=_raw(self.model, torch.where(shown, pictures, self.images)),
+            pictures=self.model.preprocess.shown(torch.where(shown, pictures, self.images)),
         )
 
     def kept(self, logits: Tensor, rows: Tensor | slice = slice(None)) -> Tensor:
@@ -290,7 +281,3 @@ def bisect(
         low[left] = between.gather(1, first[:, None])[:, 0]
         high[left] = torch.where(known[left], between.gather(1, first[:, None] + 1)[:, 0], -1)
     return torch.where(known, high, -1)
-
-
-def _raw(model: ImageModel, images: Tensor) -> Tensor:
-    return model.preprocess.shown(images)

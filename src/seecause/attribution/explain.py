@@ -24,7 +24,7 @@ from seecause.attribution.result import (
 from seecause.attribution.stream import BATCH, PictureBatch, picture_batches
 from seecause.data.dataset import Hole
 from seecause.engine.mixture import need_gradients, special_rows
-from seecause.errors import BadOption, NotDefined, SeecauseError
+from seecause.errors import BadOption, DataMissing, NotDefined, SeecauseError
 from seecause.loading import as_view
 from seecause.models.base import ImageModel, pixels_digest
 from seecause.models.inputs import Picture, Pictures
@@ -231,7 +231,7 @@ def _background(run: Attribution, masks: Sequence[Tensor | None]) -> list[float 
     or an object."""
     if all(mask is None for mask in masks):
         return [None] * len(masks)
-    from seecause.metrics._energy import energy
+    from seecause.metrics._localization import energy
 
     shares: list[float | None] = []
     for index, mask in enumerate(masks):
@@ -354,28 +354,19 @@ class AttributionWriter:
 
 
 def _joined(parts: Sequence[Explanation]) -> Explanation:
+    if not parts:
+        raise DataMissing("pictures", "there is none that can be read", "give at least one")
     if len(parts) == 1:
         return parts[0]
     last = parts[-1]
-    columns = {method: [part.runs[method] for part in parts] for method in last.runs}
     runs = {
-        method: Attribution.join(column, last.fingerprint) for method, column in columns.items()
+        method: Attribution.join([part.runs[method] for part in parts], last.fingerprint)
+        for method in last.runs
     }
-    return replace(
-        last,
-        names=[name for part in parts for name in part.names],
-        answers=[answers for part in parts for answers in part.answers],
-        places=[place for part in parts for place in part.places],
-        truths=[truth for part in parts for truth in part.truths],
-        background=[share for part in parts for share in part.background],
-        background_area=[area for part in parts for area in part.background_area],
-        runs=runs,
-        evidence=_joined_extras([part.evidence for part in parts], last.fingerprint),
-        interactions=_joined_extras([part.interactions for part in parts], last.fingerprint),
-    )
+    return replace(_joined_fields(parts, last.fingerprint), runs=runs, fingerprint=last.fingerprint)
 
 
-def _joined_extras(parts: Sequence[Any], fingerprint: str) -> Any:
+def _joined_fields(parts: Sequence[Any], fingerprint: str) -> Any:
     """Results of several batches as one, field by field; None where there are none."""
     if parts[0] is None:
         return None
@@ -387,7 +378,7 @@ def _joined_extras(parts: Sequence[Any], fingerprint: str) -> Any:
         elif isinstance(column[0], list):
             values[name] = [entry for value in column for entry in value]
         elif is_dataclass(column[0]):
-            values[name] = _joined_extras(column, fingerprint)
+            values[name] = _joined_fields(column, fingerprint)
         elif name == "manifest":
             count = sum(manifest["images"][0] for manifest in column)
             values[name] = joined_manifest(column, [count, *column[0]["images"][1:]], fingerprint)

@@ -13,10 +13,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.functional import one_hot
+from torch.nn.functional import adaptive_avg_pool2d, one_hot
 
 from seecause.attribution.registry import Maps, join
-from seecause.engine.chunks import fit, in_chunks
+from seecause.engine.chunks import fit, in_chunks, plain_logits
 from seecause.engine.mixture import need_gradients
 from seecause.errors import NotDefined
 from seecause.models.base import ImageModel
@@ -106,10 +106,9 @@ def differentiate(
     return bound, gradients
 
 
-@torch.no_grad()
 def settle(model: ImageModel, images: Tensor, target: Target) -> Target:
     """Fill in the predicted class by a plain run, where the method itself makes none."""
-    return target.bind(model(images)) if target.open else target
+    return target.bind(plain_logits(model, images)) if target.open else target
 
 
 def pixel_slope(
@@ -119,6 +118,25 @@ def pixel_slope(
     images = images.detach().requires_grad_()
     bound, (slope,) = differentiate(model, model(images), target, score, [images])
     return bound, slope
+
+
+def features_and_slope(
+    model: StagedModel, images: Tensor, target: Target, stage: str, score: Score
+) -> tuple[Target, Tensor, Tensor]:
+    """The bound target, the features [B, C, h, w] after a stage and the gradient of its score.
+    Nothing before the stage is held in memory."""
+    with torch.no_grad():
+        features = model.run_to(stage, images)
+    features.requires_grad_()
+    logits = model.run_from(stage, features.clone())  # activations behind it may be in place
+    bound, (slope,) = differentiate(model, logits, target, score, [features])
+    return bound, features.detach(), slope
+
+
+def on_cells(values: Tensor, layout: TokenLayout) -> Tensor:
+    """Features [B, h, w] -> means over cells [B, N]; where features are larger than cells, each
+    cell has the value of those it lies in."""
+    return adaptive_avg_pool2d(values[:, None], layout.grid).flatten(1)
 
 
 def over_copies(

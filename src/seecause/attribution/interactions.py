@@ -25,15 +25,14 @@ import torch
 from torch import Tensor, nn
 
 from seecause._options import check_options
-from seecause.attribution.attribute import protocol
 from seecause.attribution.caap import Layers, Swept, make_plan, sweep
-from seecause.attribution.caap_cnn import sweep_features
+from seecause.attribution.stages import sweep_features
 from seecause.engine.blanks import Blank, blank_image
 from seecause.engine.chunks import budget, fit, in_chunks, memory
 from seecause.engine.sweep import Tail
 from seecause.errors import BadOption, NotDefined
 from seecause.loading import as_view
-from seecause.models.base import ImageModel
+from seecause.models.base import ImageModel, protocol
 from seecause.models.inputs import Pictures, as_images
 from seecause.models.staged_view import StagedModel
 from seecause.models.view import VisionModel
@@ -42,15 +41,15 @@ from seecause.target import Score, Spec, Target, parse
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-Region = tuple[int, int]  # row and column among the regions, from 0
+RegionPlace = tuple[int, int]  # row and column among the regions, from 0
 
 
 @dataclass(frozen=True)
 class Pair:
     """Two regions, what they cause together, and how much of that is more than their sum."""
 
-    first: Region
-    second: Region
+    first: RegionPlace
+    second: RegionPlace
     interaction: float
     joint: float
     singles: tuple[float, float]

@@ -8,7 +8,7 @@ rules make every block locally linear:
     attention       softmax(q k^T) is constant: the gradient flows through v
     LayerNorm, RMS  the standard deviation is constant; the mean is not
     GELU, SiLU      x * constant gate; QuickGELU and sigmoid gates the same (tanh, as in pre-logit
-    layers, is plain)
+                    layers, is plain)
     gated MLP       gradient of the product of its two branches, halved
     L2 norm         of cosine heads: plain, or the norm constant (`unit="constant"`)
 
@@ -32,9 +32,14 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from seecause.attribution.gradients import every_block, over_images
-from seecause.attribution.ixg_plus import USUAL_SCORE, Mixer, Start, first_layer, relevances
+from seecause.attribution.input_gradients import (
+    USUAL_SCORE,
+    Mixer,
+    Start,
+    first_layer,
+    relevances,
+)
 from seecause.attribution.registry import Maps, method
-from seecause.errors import BadOption
 from seecause.models.block import Block
 from seecause.models.layout import TokenLayout
 from seecause.models.view import VisionModel
@@ -81,8 +86,6 @@ def libra_rules(model: VisionModel, *, unit: Unit = "plain") -> Iterator[VisionM
     Functions are intercepted where they are called, in this thread: no module is changed. Compiled
     blocks run uncompiled meanwhile.
     """
-    if unit not in ("plain", "constant"):
-        raise BadOption("unit", unit, "plain or constant")
     before = model.blocks
     model.blocks = [Block(**vars(block)) for block in before]
     try:
@@ -154,19 +157,16 @@ def _constant_deviation(
     centred = x - x.mean(dim=axes, keepdim=True)
     path = centred * (centred.square().mean(dim=axes, keepdim=True) + eps).rsqrt().detach()
     path = path if weight is None else path * weight
-    return _through(
-        norm(x, shape, weight, bias, eps, **options), path if bias is None else path + bias
-    )
+    path = path if bias is None else path + bias
+    return _through(norm(x, shape, weight, bias, eps, **options), path)
 
 
 def _constant_rms(
     norm: Any, x: Tensor, shape: list[int], weight: Tensor | None = None, eps: float | None = None
 ) -> Tensor:
     floor = torch.finfo(x.dtype).eps if eps is None else eps
-    path = (
-        x
-        * (x.square().mean(dim=tuple(range(-len(shape), 0)), keepdim=True) + floor).rsqrt().detach()
-    )
+    square = x.square().mean(dim=tuple(range(-len(shape), 0)), keepdim=True)
+    path = x * (square + floor).rsqrt().detach()
     return _through(norm(x, shape, weight, eps), path if weight is None else path * weight)
 
 

@@ -24,23 +24,26 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Annotated
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from seecause._options import Count, Limit
 from seecause.attribution.registry import Maps, find, method
-from seecause.engine.chunks import batched, fit, in_chunks
+from seecause.engine.chunks import plain_logits, run_in_chunks
 from seecause.errors import BadOption
+from seecause.metrics._pixels import spread_out
 from seecause.models.view import VisionModel
 from seecause.target import Score, Target
 
 KERNELS = range(31, 102, 2)  # px
 HEAVY = 1e4
-Answer = Callable[
-    [Tensor, Tensor], Tensor
-]  # pictures [m, 3, H, W] and which image each is of -> scores [m]
+Blend = Annotated[float, Limit(lambda share: 0 <= share <= 1, "a share from 0 to 1")]
+# pictures [m, 3, H, W] and which image each is of -> scores [m]
+ScorePictures = Callable[[Tensor, Tensor], Tensor]
 
 
 @method(
@@ -56,36 +59,26 @@ def mda(
     target: Target,
     *,
     guide: str | Tensor = "bt",
-    candidates: int | None = None,
+    candidates: Count | None = None,
     reach: float = 0.9,
     faint: float = 0.01,
-    gamma: float = 0.0,
+    gamma: Blend = 0.0,
     kappa: float = 0.005,
     score: Score = "prob",
 ) -> Maps:
     """The order of patches that insertion and deletion reward most, found by search."""
     layout = model.check(images)
     n, tries = layout.n_patches, candidates or min(28, 2 * math.isqrt(layout.n_patches))
-    if tries < 1 or not 0 <= gamma <= 1:
-        raise BadOption(
-            "candidates, gamma",
-            (candidates, gamma),
-            "at least one candidate, and a blend in [0, 1]",
-        )
-    each = model.forward_bytes(layout)
-    bound = target.bind(batched(model, images, fit(len(images), each, images.device)))
+    bound = target.bind(plain_logits(model, images))
     hints = (
         find(guide).run(model, images, bound).scores
         if isinstance(guide, str)
         else guide.to(images.device).flatten(1)
     )
     if hints.shape != (len(images), n):
-        raise BadOption(
-            "guide",
-            list(hints.shape),
-            f"a method's name, or a map of {layout.grid[0]} x {layout.grid[1]} for each image",
-        )
-    scene = Scene(images, *layout.grid, each=each)
+        expected = f"a map of {layout.grid[0]} x {layout.grid[1]} for each image"
+        raise BadOption("guide", list(hints.shape), f"a method's name, or {expected}")
+    scene = Scene(images, *layout.grid, each=model.forward_bytes(layout))
 
     def answer(pictures: Tensor, rows: Tensor) -> Tensor:
         return bound.take(rows).score(model(pictures), score, sigmoid=model.sigmoid)
@@ -93,21 +86,16 @@ def mda(
     soft, is_faint = blur(scene, answer, faint)
     places, beginning = search(scene, answer, soft, hints, tries=tries, reach=reach)
     fallen = curves(scene, answer, soft, places)
-    drops = torch.stack(
-        [torch.from_numpy(convex_drops(curve)) for curve in fallen.double().cpu().numpy()]
-    ).to(fallen)  # [B, N], by place
+    by_image = [convex_drops(curve) for curve in fallen.double().cpu().numpy()]
+    drops = torch.from_numpy(np.stack(by_image)).to(fallen)  # [B, N], by place
     height = torch.arange(n, 0, -1).to(drops) / n  # (n - i) / n
     sparse = drops / (images[0, 0].numel() / n) + drops * height
     dense = torch.where(sparse >= kappa, height, 0)
-    dense = (
-        dense
-        * sparse.amax(dim=1, keepdim=True)
-        / dense.amax(dim=1, keepdim=True).clamp_min(torch.finfo(dense.dtype).tiny)
-    )
+    highest = dense.amax(dim=1, keepdim=True).clamp_min(torch.finfo(dense.dtype).tiny)
+    dense = dense * sparse.amax(dim=1, keepdim=True) / highest
     scores = ((1 - gamma) * sparse + gamma * dense).gather(1, places)  # from places to patches
-    return Maps(
-        scores, bound, used={"beginning": beginning.tolist(), "blur is faint": is_faint.tolist()}
-    )
+    used = {"beginning": beginning.tolist(), "blur is faint": is_faint.tolist()}
+    return Maps(scores, bound, used=used)
 
 
 @dataclass(frozen=True, eq=False)
@@ -119,47 +107,40 @@ class Scene:
     wide: int
     each: int
 
-    def scores(self, answer: Answer, rows: Tensor, shown: Tensor, behind: Tensor) -> Tensor:
+    def scores(self, answer: ScorePictures, rows: Tensor, shown: Tensor, behind: Tensor) -> Tensor:
         """Scores [m] of images `rows` [m] with patches shown [m, N], in front of `behind` [B, 3, H,
         W]."""
 
         def picture(a: int, b: int) -> Tensor:
-            masks = (
-                F.interpolate(
-                    shown[a:b].to(self.images).view(-1, 1, self.high, self.wide),
-                    size=self.images.shape[-2:],
-                )
-                > 0
-            )  # nearest
-            return torch.where(masks, self.images[rows[a:b]], behind[rows[a:b]])
+            patches = shown[a:b].view(-1, self.high, self.wide)
+            pixels = spread_out(patches, (self.images.shape[-2], self.images.shape[-1]))
+            return torch.where(pixels[:, None], self.images[rows[a:b]], behind[rows[a:b]])
 
         return self.run(answer, rows, picture)
 
-    def run(self, answer: Answer, rows: Tensor, picture: Callable[[int, int], Tensor]) -> Tensor:
+    def run(
+        self, answer: ScorePictures, rows: Tensor, picture: Callable[[int, int], Tensor]
+    ) -> Tensor:
         """Scores [m] of `picture(a, b)`, which shows images rows[a:b]; as many at a time as fit."""
-        values = in_chunks(
-            lambda a, b: answer(picture(a, b), rows[a:b]),
-            len(rows),
-            fit(len(rows), self.each, rows.device),
-            what="pictures",
-        )
-        return torch.cat(list(values))
+
+        def run_pictures(a: int, b: int) -> Tensor:
+            return answer(picture(a, b), rows[a:b])
+
+        return run_in_chunks(run_pictures, len(rows), self.each, rows.device, what="pictures")
 
 
-def blur(scene: Scene, answer: Answer, faint: float) -> tuple[Tensor, Tensor]:
+def blur(scene: Scene, answer: ScorePictures, faint: float) -> tuple[Tensor, Tensor]:
     """Pictures behind the narrowest box that makes their score faint (else the widest), and whether
     it did, [B]."""
     batch = len(scene.images)
     item = torch.arange(len(KERNELS) * batch, device=scene.images.device)
 
     def boxed(items: Tensor) -> Tensor:
-        return torch.stack(
-            [box(scene.images[i % batch], KERNELS[i // batch]) for i in items.tolist()]
-        )
+        pairs = [(i % batch, i // batch) for i in items.tolist()]
+        return torch.stack([box(scene.images[own], KERNELS[kernel]) for own, kernel in pairs])
 
-    hidden = (
-        scene.run(answer, item % batch, lambda a, b: boxed(item[a:b])).view(-1, batch) <= faint
-    )  # [kernels, B]
+    scores = scene.run(answer, item % batch, lambda a, b: boxed(item[a:b]))
+    hidden = scores.view(-1, batch) <= faint  # [kernels, B]
     first = torch.where(hidden.any(dim=0), hidden.byte().argmax(dim=0), len(KERNELS) - 1)
     return boxed(first * batch + item[:batch]), hidden.any(dim=0)
 
@@ -172,33 +153,25 @@ def box(image: Tensor, side: int) -> Tensor:
 
 
 def search(
-    scene: Scene, answer: Answer, soft: Tensor, hints: Tensor, *, tries: int, reach: float
+    scene: Scene, answer: ScorePictures, soft: Tensor, hints: Tensor, *, tries: int, reach: float
 ) -> tuple[Tensor, Tensor]:
     """The place [B, N] of each patch (0 = most important) and the length m [B] of the beginning.
     Each image is in one of the two searches."""
     (batch, n), device = hints.shape, hints.device
     every = torch.arange(batch, device=device)
-    none, whole = (
-        torch.zeros_like(hints, dtype=torch.bool),
-        torch.ones_like(hints, dtype=torch.bool),
-    )
-    start, goal = (scene.scores(answer, every, shown, soft) for shown in (none, whole))
+    shown = torch.zeros_like(hints, dtype=torch.bool)
+    start, goal = (scene.scores(answer, every, patches, soft) for patches in (shown, ~shown))
     places = torch.full((batch, n), -1, device=device)
-    shown, inserting, beginning = (
-        none.clone(),
-        torch.ones(batch, dtype=torch.bool, device=device),
-        torch.zeros(batch, dtype=torch.long, device=device),
-    )
+    inserting = torch.ones(batch, dtype=torch.bool, device=device)
+    beginning = torch.zeros(batch, dtype=torch.long, device=device)
     for step in range(n):
         wish = torch.where(inserting[:, None], hints, -hints).masked_fill(places >= 0, -torch.inf)
-        patch = wish.argsort(dim=1, descending=True, stable=True)[
-            :, : min(tries, n - step)
-        ]  # [B, s]; n - step are left in every image
+        order = wish.argsort(dim=1, descending=True, stable=True)
+        patch = order[:, : min(tries, n - step)]  # [B, s]; n - step are left in every image
         rows = every.repeat_interleave(patch.shape[1])
         trial = shown[rows].scatter(1, patch.flatten()[:, None], True)
-        values = scene.scores(
-            answer, rows, trial, torch.where(inserting[:, None, None, None], soft, 0)
-        ).view_as(patch)
+        behind = torch.where(inserting[:, None, None, None], soft, 0)
+        values = scene.scores(answer, rows, trial, behind).view_as(patch)
         best = torch.where(inserting[:, None], values, -values).argmax(dim=1, keepdim=True)
         chosen, value = patch.gather(1, best), values.gather(1, best)[:, 0]
         later = n - 1 - (step - beginning)  # the deletion search fills the order from its end
@@ -211,7 +184,7 @@ def search(
     return places, beginning
 
 
-def curves(scene: Scene, answer: Answer, soft: Tensor, places: Tensor) -> Tensor:
+def curves(scene: Scene, answer: ScorePictures, soft: Tensor, places: Tensor) -> Tensor:
     """The mean of the deletion curve and one minus the insertion curve, [B, N + 1], each from 1 to
     0."""
     batch, n = places.shape
@@ -225,9 +198,8 @@ def curves(scene: Scene, answer: Answer, soft: Tensor, places: Tensor) -> Tensor
     def falling(values: Tensor) -> Tensor:  # [B, N + 1], signs and range taken off
         values = values.view(batch, n + 1)
         span = values[:, :1] - values[:, -1:]
-        return torch.where(
-            span == 0, line, (values - values[:, -1:]) / span.masked_fill(span == 0, 1)
-        )
+        scaled = (values - values[:, -1:]) / span.masked_fill(span == 0, 1)
+        return torch.where(span == 0, line, scaled)
 
     return (falling(back) + falling(gone)) / 2
 
@@ -243,9 +215,8 @@ def convex_drops(curve: np.ndarray) -> np.ndarray:
 
     goal = np.minimum.accumulate(np.clip(curve, 0, 1))
     n = len(goal) - 1
-    ramps = np.clip(
-        1 - np.arange(n + 1)[:, None] / np.arange(1, n + 1), 0, None
-    )  # [n + 1, n]; row 0 is all ones
+    ramps = 1 - np.arange(n + 1)[:, None] / np.arange(1, n + 1)
+    ramps = np.clip(ramps, 0, None)  # [n + 1, n]; row 0 is all ones
     sure = np.r_[HEAVY, np.ones(n)]  # so that a heavy first point makes weights sum to one
     weights, _ = nnls(ramps * sure[:, None], np.r_[1, goal[1:]] * sure, maxiter=100 * n)
     return -np.diff(ramps @ (weights / weights.sum()))

@@ -14,6 +14,9 @@ that CAAP's `source` tail reads (engine/mixture.py); f(m) is the score of the cl
              of u in t = u^3 (10 - 15 u + 6 u^2): crowded at both ends, where one run's keys take
              over from the other's
 
+`caap+mosaic` is both in one map: CAAP finds where the object is, mosaic what the answer hangs on,
+and the sum stays near the better of the two in both (docs/results/mosaic.md).
+
 A row is a special token under one mask: a mask costs as much as p of the T tokens, three times with
 its derivative. Where no special token is read, the average or the latent query is the row and reads
 final states mixed alike: far less faithful (docs/results/mosaic.md), so prefer CAAP there. tail=all
@@ -22,17 +25,30 @@ runs every token, one whole run with its derivative for each mask, and was worse
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
-from typing import Any, Literal, get_args
+from typing import Annotated, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from seecause.attribution.caap import ONE_CLASS, Classes, Layers, take_classes
+from seecause._options import Limit
+from seecause.attribution.caap import (
+    ONE_CLASS,
+    Classes,
+    Layers,
+    Recorded,
+    make_plan,
+    one_blank,
+    patches_at_once,
+    recorded,
+    swept_logits,
+    take_classes,
+)
 from seecause.attribution.registry import Maps, join, method
+from seecause.attribution.select import Select, selection
 from seecause.engine.blanks import Blank, blank_image, blank_trace
 from seecause.engine.chunks import fit, in_chunks
 from seecause.engine.graphs import captured, ready
@@ -44,6 +60,8 @@ from seecause.engine.mixture import (
     need_gradients,
     slopes,
 )
+from seecause.engine.sweep import Sweep
+from seecause.engine.token_sets import token_sets
 from seecause.engine.trace import Trace, record, trace_bytes
 from seecause.errors import BadOption
 from seecause.models.layout import TokenLayout
@@ -52,14 +70,20 @@ from seecause.target import Score, Target, spread
 from seecause.types import wide, wide_dtype
 
 Law = Literal["smooth", "iid", "path"]
+Masks = Annotated[int, Limit(lambda count: 1 <= count <= 100_000, "1 to 100,000")]
+Cells = Annotated[int, Limit(lambda count: 1 <= count <= 1_000, "1 to 1,000 along a side")]
+Near = Annotated[
+    float, Limit(lambda eps: 0 < eps < 0.5, "above 0 and below 0.5: at 0 no mask has a slope")
+]
+Seed = Annotated[int, Limit(lambda seed: 0 <= seed < 2**63, "a whole number from 0 to 2^63 - 1")]
 NEAREST = 2**-23  # to 0 and 1: what float32 still tells from them
-MOST_MASKS, MOST_CELLS = 100_000, 1_000
+Read = Callable[[Trace, Trace, Target], tuple[Tensor, ...]]  # of blank, picture and target
 SHARES = (0.05, 0.95)  # of patches that are the picture's, in a drawn mask
 
 
 @dataclass(frozen=True)
 class MaskPlan:
-    """How masks are made; checked when it is."""
+    """How masks are made."""
 
     masks: int = 24
     law: Law = "smooth"
@@ -69,20 +93,10 @@ class MaskPlan:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if not 1 <= self.masks <= MOST_MASKS:
-            raise BadOption("masks", self.masks, f"1 to {MOST_MASKS:,}")
-        if self.law not in get_args(Law):
-            raise BadOption("law", self.law, f"one of {', '.join(get_args(Law))}")
-        if not 1 <= self.cells <= MOST_CELLS:
-            raise BadOption("cells", self.cells, f"1 to {MOST_CELLS:,} along a side")
-        if not 0 < self.eps < 0.5:
-            raise BadOption("eps", self.eps, "above 0 and below 0.5: at 0 no mask has a slope")
         if self.antithetic and (self.law == "path" or self.masks % 2):
             raise BadOption(
                 "antithetic", True, "an even number of drawn masks: law smooth or iid, masks even"
             )
-        if not 0 <= self.seed < 2**63:
-            raise BadOption("seed", self.seed, "a whole number from 0 to 2^63 - 1")
 
     @property
     def weights(self) -> Tensor:
@@ -113,96 +127,161 @@ def mosaic(
     images: Tensor,
     target: Target,
     *,
-    masks: int = 24,
+    masks: Masks = 24,
     law: Law = "smooth",
-    cells: int = 7,
-    eps: float = 0.02,
+    cells: Cells = 7,
+    eps: Near = 0.02,
     antithetic: bool = False,
     score: Score = "prob",
     blank: Blank | Tensor = "white",
     layers: Layers = None,
     tail: MixedTail = "source",
     classes: Classes = None,
-    seed: int = 0,
+    seed: Seed = 0,
 ) -> Maps:
     """What the answer hangs on: slopes of the class score over mixtures of picture and blank."""
     plan = MaskPlan(masks, law, cells, eps, antithetic, seed)
-    if tail not in get_args(MixedTail):
-        raise BadOption("tail", tail, f"one of {', '.join(get_args(MixedTail))}")
-    start = first_layer(model, layers)
-    layout, size = model.check(images), (images.shape[-2], images.shape[-1])
+    start, size = first_layer(model, layers), (images.shape[-2], images.shape[-1])
     empty = blank_image(model, size, blank, seed=seed, count=len(images))
-    key = ("mosaic", plan, tail, start, score, *one_blank(empty))
-    whole = (images, *([] if len(empty) == 1 else [empty]), *target.tensors)
-    again = classes is None and target.function is None and ready(model, key, *whole)
-    if not again:  # a recording was made of what follows, with gradients
-        need_gradients(model, "mosaic")
+    runs = mixed_runs(model, tail, start)
+    key = None if classes is not None else ("mosaic", plan, tail, start, score)
 
-    def some_images(a: int, b: int) -> Maps:
-        part, shared = target.take(slice(a, b)), empty if len(empty) == 1 else None
-        prepare = partial(
-            _prepare, model, shared, part, plan, tail, start, score, classes, layout, b - a
-        )
-        tensors = [images[a:b], *([] if shared is not None else [empty[a:b]]), *part.tensors]
-        if classes is None and part.function is None:
-            return _to_maps(part, plan, captured(model, key, prepare, *tensors))
-        return _to_maps(part, plan, prepare()(*tensors))
+    def prepare(count: int) -> Read:
+        planned = PlannedMasks.on(plan, model.check(images), model, tail, count)
 
-    together = len(images) if again else images_at_once(model, images)
-    maps = join(list(in_chunks(some_images, len(images), together, what="images")))
+        def read(context: Trace, picture: Trace, bound: Target) -> tuple[Tensor, ...]:
+            mixture = Mixture(model, context, picture, tail, start)
+            return mean_slopes(mixture, bound, planned, score, classes)
+
+        return read
+
+    to_maps = partial(_to_maps, plan)
+    maps = against_blank(model, images, empty, target, prepare, to_maps, key, runs)
     return replace(maps, used={"tail": tail, "layers": [start, model.n_layers]})
 
 
-def one_blank(blank: Tensor) -> tuple[int, ...]:
-    """What a recording hangs on where one blank serves all images; others come with the images."""
-    return (id(blank), blank._version) if len(blank) == 1 else ()
-
-
-def blank_run(model: VisionModel, blank: Tensor, tail: MixedTail, start: int) -> Trace:
-    return blank_trace(model, blank, **blank_recorded(model, tail, start))
-
-
-def _prepare(
+@method("caap+mosaic", forwards="2.8 (24 masks)", needs="activations, gradients", signed=True)
+@torch.no_grad()
+def caap_mosaic(
     model: VisionModel,
-    blank: Tensor | None,
+    images: Tensor,
     target: Target,
-    plan: MaskPlan,
-    tail: MixedTail,
-    start: int,
-    score: Score,
-    classes: Classes,
-    layout: TokenLayout,
-    count: int,
-) -> Callable[..., tuple[Tensor, ...]]:
-    """All that no picture changes. The function turns `count` pictures, a blank for each where they
-    do not share one, and the classes to explain into logits and what `mean_slopes` gives."""
-    shared = None if blank is None else blank_run(model, blank, tail, start)
-    masks = PlannedMasks.on(plan, layout, model, tail, count)
+    *,
+    masks: Masks = 24,
+    law: Law = "smooth",
+    cells: Cells = 7,
+    eps: Near = 0.02,
+    antithetic: bool = False,
+    score: Score = "prob",
+    select: Select | Tensor = "box1",
+    blank: Blank | Tensor = "white",
+    seed: Seed = 0,
+) -> Maps:
+    """Where it is and what the answer hangs on: z-scored CAAP (logit) plus z-scored mosaic.
 
-    def run(images: Tensor, *others: Tensor) -> tuple[Tensor, ...]:
-        picture = record(model, images, **picture_recorded(model, tail, start))
-        context, aims = shared, others
-        if context is None:
-            context = record(model, others[0], **blank_recorded(model, tail, start))
-            aims = others[1:]
-        assert picture.logits is not None
-        bound = target.given(*aims).bind(picture.logits)
-        mixture = Mixture(model, context, picture, tail, start)
-        return picture.logits, *mean_slopes(mixture, bound, masks, score, classes)
+        a = z(CAAP's logits) + z(mosaic),   z(x) = (x - mean over patches) / deviation over patches
 
-    return run
+    Both read the same recorded run of the picture. Values are deviations, not scores: compare
+    places within a map.
+    """
+    plan = MaskPlan(masks, law, cells, eps, antithetic, seed)
+    layout, size = model.check(images), (images.shape[-2], images.shape[-1])
+    sweep = make_plan(model, layout, tail=None, layers=None)
+    chosen = selection(layout.cells, select)
+    empty = blank_image(model, size, blank, seed=seed, count=len(images))
+    both = zip(recorded(sweep, model), mixed_runs(model, "source", 0), strict=True)
+    of_blank, of_picture = ({name: a[name] | b[name] for name in a} for a, b in both)
+    key = ("caap+mosaic", plan, score, id(chosen), chosen._version)
+
+    def prepare(count: int) -> Read:
+        sets = token_sets(model, chosen, layout, sweep.live)
+        together = patches_at_once(model, layout, chosen, sweep, count)
+        planned = PlannedMasks.on(plan, layout, model, "source", count)
+
+        def read(context: Trace, picture: Trace, bound: Target) -> tuple[Tensor, ...]:
+            logits = swept_logits(Sweep(model, context, picture, sweep), sets, together)
+            place = bound.score(logits, "logit", sigmoid=model.sigmoid)
+            slope = mean_slopes(Mixture(model, context, picture), bound, planned, score)[0]
+            return (standardised(place) + standardised(slope),)
+
+        return read
+
+    runs = (of_blank, of_picture)
+    return against_blank(model, images, empty, target, prepare, Maps, key, runs)
 
 
-def _to_maps(target: Target, plan: MaskPlan, outputs: tuple[Tensor, ...]) -> Maps:
+def standardised(scores: Tensor) -> Tensor:
+    """Scores [B, N] less their mean, in deviations; a map without differences is zero."""
+    deviation = scores.std(dim=1, keepdim=True).clamp_min(torch.finfo(scores.dtype).tiny)
+    return (scores - scores.mean(dim=1, keepdim=True)) / deviation
+
+
+def against_blank(
+    model: VisionModel,
+    images: Tensor,
+    empty: Tensor,
+    target: Target,
+    prepare: Callable[[int], Read],
+    to_maps: Callable[..., Maps],
+    key: tuple[Hashable, ...] | None,
+    runs: tuple[Recorded, Recorded],
+) -> Maps:
+    """Maps from recorded runs of pictures and of a blank, or of one for each; as many pictures at a
+    time as fit.
+
+    `prepare(count)` does what no picture changes, `runs` says what is kept of the blank's run and
+    of a picture's, and `to_maps` gets the scores that are read of them, the bound target and what
+    else was read. On a GPU all of it is recorded by `key`, unless that is None or the target is a
+    function.
+    """
+    of_blank, of_picture = runs
+    shared, own = (empty, []) if len(empty) == 1 else (None, [empty])
+    name = "mosaic" if key is None else str(key[0])
+    key = None if key is None or target.function is not None else (*key, *one_blank(empty))
+    again = key is not None and ready(model, key, images, *own, *target.tensors)
+    if not again:  # a recording was made of what follows, with gradients
+        need_gradients(model, name)
+
+    def prepare_run(part: Target, count: int) -> Callable[..., tuple[Tensor, ...]]:
+        read = prepare(count)
+        held = None if shared is None else blank_trace(model, shared, **of_blank)
+
+        def run(pictures: Tensor, *others: Tensor) -> tuple[Tensor, ...]:
+            picture = record(model, pictures, **of_picture)
+            context = held or record(model, others[0], **of_blank)
+            assert picture.logits is not None
+            bound = part.given(*others[len(own) :]).bind(picture.logits)
+            return picture.logits, *read(context, picture, bound)
+
+        return run
+
+    def some_images(a: int, b: int) -> Maps:
+        part = target.take(slice(a, b))
+        tensors = [images[a:b], *(blanks[a:b] for blanks in own), *part.tensors]
+        ready_run = partial(prepare_run, part, b - a)
+        logits, scores, *more = (
+            ready_run()(*tensors) if key is None else captured(model, key, ready_run, *tensors)
+        )
+        return to_maps(scores, part.bind(logits), *more)
+
+    together = len(images)
+    if not again:  # with a few masks each
+        layout = model.check(images)
+        each = trace_bytes(model, layout) + model.forward_bytes(layout)
+        each += 8 * mask_bytes(model, layout, "source")
+        together = fit(len(images), each, images.device)
+    return join(list(in_chunks(some_images, len(images), together, what="images")))
+
+
+def _to_maps(plan: MaskPlan, values: Tensor, bound: Target, *more: Tensor) -> Maps:
     """What `mean_slopes` returns, by name."""
-    logits, values, *more = outputs
-    errors, checks = None, {}
+    rest, errors, checks = list(more), None, {}
     if plan.law == "path":
-        checks = {"completeness gap": more.pop(0), "difference": more.pop(0)}
+        checks = {"completeness gap": rest.pop(0), "difference": rest.pop(0)}
     elif plan.draws > 1:
-        errors = more.pop(0)
-    every = more.pop(0) if more else None
-    return Maps(values, target.bind(logits), class_maps=every, errors=errors, checks=checks)
+        errors = rest.pop(0)
+    every = rest.pop(0) if rest else None
+    return Maps(values, bound, class_maps=every, errors=errors, checks=checks)
 
 
 def mean_slopes(
@@ -251,25 +330,14 @@ def first_layer(model: VisionModel, layers: Layers) -> int:
     return layers[0]
 
 
-def blank_recorded(model: VisionModel, tail: MixedTail, start: int) -> dict[str, Any]:
-    """What is kept of the blank's run: where rows start, keys, and final states that are read."""
+def mixed_runs(model: VisionModel, tail: MixedTail, start: int) -> tuple[Recorded, Recorded]:
+    """What is kept of the blank's run (where rows start, keys, and final states that are read), and
+    of a picture's, whose rows start as the blank's do."""
     if tail == "all":
-        return {"states": {start}, "kv": ()}
-    final = () if model.readout.reads_rows else (model.n_layers,)
-    return {"states": {start, *final}, "kv": set(range(start, model.n_layers))}
-
-
-def picture_recorded(model: VisionModel, tail: MixedTail, start: int) -> dict[str, Any]:
-    """The same of a picture's; its rows start as the blank's do."""
-    both = blank_recorded(model, tail, start)
-    return both if tail == "all" else {**both, "states": both["states"] - {start}}
-
-
-def images_at_once(model: VisionModel, images: Tensor) -> int:
-    """How many images run together with a few masks each."""
-    layout = model.check(images)
-    each = trace_bytes(model, layout) + model.forward_bytes(layout)
-    return fit(len(images), each + 8 * mask_bytes(model, layout, "source"), images.device)
+        return {"states": {start}, "kv": set()}, {"states": {start}, "kv": set()}
+    kv, final = set(range(start, model.n_layers)), {model.n_layers}
+    final = set() if model.readout.reads_rows else final
+    return {"states": {start} | final, "kv": kv}, {"states": final, "kv": kv}
 
 
 @dataclass(frozen=True, eq=False)

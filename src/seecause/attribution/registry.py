@@ -1,28 +1,26 @@
-"""The list of attribution methods. A new method is one file with one decorated function:
+"""The list of attribution methods. A new method is a decorated function:
 
     @method("name", forwards="2", needs="activations")
     def name(model, images, target, *, option=default) -> Maps | Tensor: ...
 
-It gets a normalised batch [B, 3, H, W] and a `Target`, and returns patch scores [B, N]. A method is
-for transformers unless it says otherwise; two functions may share a name if they are for different
-architectures (CAAP). What an option is whose default is None, `unset` says in words:
-unset={"option": "a third of the depth"}.
+and its name in `FILES`, so that its file alone is imported when it is asked for. It gets a
+normalised batch [B, 3, H, W] and a `Target`, and returns patch scores [B, N]. A method is for
+transformers unless it says otherwise; two functions may share a name if they are for different
+architectures (CAAP). Annotations of options are checked before it runs (`_options.py`). What an
+option is whose default is None, `unset` says in words: unset={"option": "a third of the depth"}.
 """
 
 from __future__ import annotations
 
 import importlib
 import inspect
-import pkgutil
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import cache
+from dataclasses import dataclass, field, replace
 from typing import Any, get_args
 
 import torch
 from torch import Tensor
 
-from seecause import attribution
 from seecause._options import check_options, keyword_options
 from seecause._plugins import load_plugins
 from seecause.errors import NotDefined, UnknownName
@@ -48,28 +46,16 @@ class Maps:
 def join(parts: Sequence[Maps]) -> Maps:
     """Maps of consecutive images as maps of one batch, without a graph."""
 
-    def together(tensors: Sequence[Tensor | None]) -> Tensor | None:
-        kept = [t.detach() for t in tensors if t is not None]
-        return torch.cat(kept) if kept else None
+    def together(of: Sequence[Any], name: str) -> Tensor | None:
+        tensors = [getattr(part, name) for part in of]
+        return None if tensors[0] is None else torch.cat([tensor.detach() for tensor in tensors])
 
-    scores = together([p.scores for p in parts])
-    assert scores is not None
-    targets = [p.target for p in parts]
-    target = Target(
-        together([t.classes for t in targets]),
-        together([t.against for t in targets]),
-        targets[0].function,
-        together([t.logits for t in targets]),
-    )
-    return Maps(
-        scores,
-        target,
-        native=together([p.native for p in parts]),
-        class_maps=together([p.class_maps for p in parts]),
-        used=parts[0].used,
-        errors=together([p.errors for p in parts]),
-        checks={name: torch.cat([p.checks[name] for p in parts]) for name in parts[0].checks},
-    )
+    targets = [part.target for part in parts]
+    of_targets = {name: together(targets, name) for name in ("classes", "against", "logits")}
+    of_maps = {name: together(parts, name) for name in ("scores", "native", "class_maps", "errors")}
+    checks = {name: torch.cat([part.checks[name] for part in parts]) for name in parts[0].checks}
+    fields: dict[str, Any] = {**of_maps, "checks": checks}
+    return replace(parts[0], target=replace(targets[0], **of_targets), **fields)
 
 
 @dataclass(frozen=True)
@@ -95,6 +81,24 @@ class Method:
         check_options(self.name, self.run, options)
 
 
+FILES = {  # of this folder, and the methods that each registers
+    "attention_maps": ("raw-attention", "rollout", "attn-grad", "gae", "tam", "bt", "legrad"),
+    "atman": ("atman",),
+    "caap": ("caap",),
+    "controls": ("random", "center", "sobel"),
+    "grad_cam": ("grad-cam",),
+    "input_gradients": ("ixg", "ixg+", "attcat"),
+    "kept_patches": ("tis", "mutex"),
+    "libra": ("libra-ixg+",),
+    "masked_pixels": ("simple-insertion", "simple-deletion", "rise"),
+    "mda": ("mda",),
+    "mosaic": ("mosaic", "caap+mosaic"),
+    "pixel_gradients": ("integrated-gradients", "smoothgrad"),
+    "stages": ("caap", "mosaic"),
+    "t_attr": ("t-attr",),
+    "vit_cx": ("vit-cx",),
+}
+EVERY_VIEW: tuple[Architecture, ...] = ("transformer", "staged", "dense")  # whatever has a forward
 FORMER: dict[str, Architecture] = {"conv": "staged"}  # names that older results have
 KINDS: dict[Architecture, str] = {
     "transformer": "vision transformers",
@@ -132,11 +136,10 @@ def method(
 
 def methods(architecture: Architecture = "transformer") -> dict[str, Method]:
     """All methods for one architecture, by name."""
-    architecture = FORMER.get(architecture, architecture)
-    for file in _files():
+    for file in FILES:
         importlib.import_module(f"seecause.attribution.{file}")
     load_plugins("seecause.methods")
-    return dict(_METHODS[architecture])
+    return dict(_METHODS[FORMER.get(architecture, architecture)])
 
 
 def is_signed(name: str, architecture: Architecture = "transformer") -> bool | None:
@@ -149,17 +152,16 @@ def is_signed(name: str, architecture: Architecture = "transformer") -> bool | N
 
 
 def find(name: str, architecture: Architecture = "transformer") -> Method:
-    """The method of one name: only its own file is imported, where the file is called like it."""
+    """The method of one name: only the files that have it are imported."""
     architecture = FORMER.get(architecture, architecture)
-    file = name.replace("-", "_")
-    if file in _files():
-        importlib.import_module(f"seecause.attribution.{file}")
-        load_plugins("seecause.methods")
-        if name in _METHODS[architecture]:
-            return _METHODS[architecture][name]
+    registered = _METHODS[architecture]
+    load_plugins("seecause.methods")
+    for file in [file for file, names in FILES.items() if name in names]:
+        if name not in registered:
+            importlib.import_module(f"seecause.attribution.{file}")
+    if name in registered:
+        return registered[name]
     known = methods(architecture)
-    if name in known:
-        return known[name]
     if any(name in others for others in _METHODS.values()):
         raise NotDefined(
             name,
@@ -167,11 +169,6 @@ def find(name: str, architecture: Architecture = "transformer") -> Method:
             f"Methods that are: {', '.join(sorted(known)) or 'none'}",
         )
     raise UnknownName("method", name, known)
-
-
-@cache
-def _files() -> tuple[str, ...]:
-    return tuple(file.name for file in pkgutil.iter_modules(attribution.__path__))
 
 
 def _is_ours(run: Callable[..., Maps]) -> bool:

@@ -117,7 +117,7 @@ def picture_batches(
     if batch < 1:
         raise BadOption("batch", batch, "at least one picture")
     opener = PictureOpener()
-    rows: list[_Row] = []
+    rows: list[_Prepared] = []
     seconds = None if others is None else _singles(model, others)
     for place, item in enumerate(_singles(model, pictures)):
         other = None if seconds is None else _second(seconds, place)
@@ -139,7 +139,7 @@ def picture_batches(
         if rows and rows[0].image.shape != image.shape:
             yield _batch(rows)
             rows = []
-        rows.append(_Row(place, name, image, known, version))
+        rows.append(_Prepared(place, name, image, known, version))
         if len(rows) == batch:
             yield _batch(rows)
             rows = []
@@ -150,7 +150,7 @@ def picture_batches(
 
 
 @dataclass(frozen=True, eq=False)
-class _Row:
+class _Prepared:
     """One picture [3, H, W] of a batch."""
 
     place: int
@@ -160,7 +160,7 @@ class _Row:
     other: Tensor | None
 
 
-def _batch(rows: Sequence[_Row]) -> PictureBatch:
+def _batch(rows: Sequence[_Prepared]) -> PictureBatch:
     others = [row.other for row in rows if row.other is not None]
     return PictureBatch(
         torch.stack([row.image for row in rows]),

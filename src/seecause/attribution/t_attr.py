@@ -94,26 +94,20 @@ def relevance(
     logits."""
     rules = Rules("t-attr")
     with rules:
-        run = explicit_run(
-            replace(model, blocks=[_relevant(block, rules) for block in model.blocks]),
-            images,
-            start=start,
-        )
+        blocks = [_relevant(block, rules) for block in model.blocks]
+        run = explicit_run(replace(model, blocks=blocks), images, start=start)
     return torch.autograd.grad(run.logits, run.probs, seed)
 
 
 def _relevant(block: Block, rules: Rules) -> Block:
     """The same block; what only scales or turns its rows passes relevance on unchanged."""
-    turns: dict[str, Any] = {
-        name: unchanged(getattr(block, name))
-        for name in ("norm", "q_norm", "k_norm", "sub_norm", "branch")
-    }
-    mixes = {
-        name: rules.inside(f"{block.name}.{name}", getattr(block, name))
-        for name in ("project", "mix", "feed")
-    }
-    turns["rotate"] = None if block.rotate is None else unchanged(block.rotate)
-    return Block(**{**vars(block), **turns, **mixes})
+    turned = ("norm", "q_norm", "k_norm", "sub_norm", "branch")
+    fields: dict[str, Any] = {name: unchanged(getattr(block, name)) for name in turned}
+    for name in ("project", "mix", "feed"):
+        fields[name] = rules.inside(f"{block.name}.{name}", getattr(block, name))
+    if block.rotate is not None:
+        fields["rotate"] = unchanged(block.rotate)
+    return Block(**{**vars(block), **fields})
 
 
 class Rules(TorchFunctionMode):

@@ -18,10 +18,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from seecause._options import NotNegative, Positive
 from seecause.attribution.registry import Maps, method
 from seecause.engine.chunks import fit, in_chunks
 from seecause.engine.trace import record
-from seecause.errors import BadOption
 from seecause.models.view import VisionModel
 from seecause.target import Score, Target
 
@@ -33,18 +33,12 @@ def vit_cx(
     images: Tensor,
     target: Target,
     *,
-    threshold: float = 0.1,
-    noise: float = 0.1,
+    threshold: Positive = 0.1,
+    noise: NotNegative = 0.1,
     score: Score = "prob",
     seed: int = 0,
 ) -> Maps:
     """The model's own features as masks, weighted by the score they cause."""
-    if threshold <= 0 or noise < 0:
-        raise BadOption(
-            "threshold, noise",
-            (threshold, noise),
-            "a cosine distance above 0 and a standard deviation of at least 0",
-        )
     layout, size = model.check(images), (images.shape[-2], images.shape[-1])
     channels, plain = _features(model, images)  # [B, D, gh, gw], [B, C]
     bound = target.bind(plain)
@@ -94,8 +88,9 @@ def _features(model: VisionModel, images: Tensor) -> tuple[Tensor, Tensor]:
         return normed.transpose(1, 2).unflatten(2, layout.grid), trace.logits
 
     together = fit(len(images), model.forward_bytes(layout), images.device)
-    parts = list(in_chunks(run_images, len(images), together, what="images"))
-    return torch.cat([own for own, _ in parts]), torch.cat([logits for _, logits in parts])
+    parts = in_chunks(run_images, len(images), together, what="images")
+    channels, logits = (torch.cat(tensors) for tensors in zip(*parts, strict=True))
+    return channels, logits
 
 
 def cluster(channels: Tensor, size: tuple[int, int], *, threshold: float) -> Tensor:
@@ -135,13 +130,8 @@ def _enlarge(maps: Tensor, size: tuple[int, int]) -> Tensor:
 def _noise(seeds: Sequence[int], like: Tensor) -> Tensor:
     """One draw of N(0, 1) for each seed, shaped like a picture: [m, 3, H, W]. Pictures share their
     seeds, so each is drawn once."""
-    places = {own: place for place, own in enumerate(dict.fromkeys(seeds))}
-    drawn = torch.stack(
-        [
-            torch.randn(
-                like.shape[1:], generator=torch.Generator().manual_seed(own), dtype=torch.float32
-            )
-            for own in places
-        ]
-    ).to(like)
-    return drawn[torch.tensor([places[own] for own in seeds], device=like.device)]
+    drawn: dict[int, Tensor] = {}
+    for seed in dict.fromkeys(seeds):
+        generator = torch.Generator().manual_seed(seed)
+        drawn[seed] = torch.randn(like.shape[1:], generator=generator, dtype=torch.float32).to(like)
+    return torch.stack([drawn[seed] for seed in seeds])

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import torch
 from torch import Tensor
@@ -20,6 +20,9 @@ from torch import Tensor
 from seecause._stop import may_stop
 from seecause.engine import graphs
 from seecause.errors import BadOption
+
+if TYPE_CHECKING:
+    from seecause.models.base import ImageModel
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -122,6 +125,25 @@ def batched(
 ) -> Tensor:
     """`run` over `items` along the first axis, `size` at a time."""
     return torch.cat(list(in_chunks(lambda a, b: run(items[a:b]), len(items), size, what=what)))
+
+
+def run_in_chunks(
+    run: Callable[[int, int], Tensor],
+    total: int,
+    bytes_each: int,
+    device: torch.device,
+    *,
+    what: str = "chunk",
+) -> Tensor:
+    """`run(start, stop)` over `total` items, as many at a time as fit; all results as one."""
+    return joined(list(in_chunks(run, total, fit(total, bytes_each, device), what=what)))
+
+
+@torch.no_grad()
+def plain_logits(model: ImageModel, images: Tensor) -> Tensor:
+    """Logits [B, C] of plain runs, as many images at a time as fit."""
+    each = model.forward_bytes(model.check(images))
+    return batched(model, images, fit(len(images), each, images.device))
 
 
 def machine(device: torch.device | str) -> str:

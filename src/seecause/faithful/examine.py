@@ -25,8 +25,7 @@ from seecause.faithful.data import batches_of, chunked, frame_of, read_batches
 from seecause.faithful.images import mask_pixels
 from seecause.faithful.interventions import evaluating, packing
 from seecause.faithful.net import IFAM
-from seecause.metrics._calibration import auroc
-from seecause.metrics.groups import GroupAccuracy, group_accuracy, in9_right
+from seecause.metrics.accuracy import GroupAccuracy, auroc, group_accuracy, in9_right
 from seecause.metrics.keypoints import (
     Located,
     Marks,

@@ -27,8 +27,7 @@ from seecause.errors import BadOption
 from seecause.faithful.attention import has_kernel
 from seecause.faithful.net import IFAM, By, Intervention, Thresholds
 from seecause.faithful.parts import mean_vote, select_without
-from seecause.metrics._calibration import auroc
-from seecause.metrics.groups import GroupAccuracy, group_accuracy
+from seecause.metrics.accuracy import GroupAccuracy, auroc, group_accuracy
 from seecause.models.base import ImageModel
 
 Criterion = Literal["worst", "auc"]

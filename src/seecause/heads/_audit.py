@@ -33,7 +33,7 @@ from seecause.heads.pictures import (
     no_progress,
     pictures_of,
 )
-from seecause.metrics.groups import GroupAccuracy, clopper_pearson, group_accuracy
+from seecause.metrics.accuracy import GroupAccuracy, clopper_pearson, group_accuracy
 from seecause.models._settled import settles
 from seecause.models.base import ImageModel, protocol
 from seecause.models.view import VisionModel

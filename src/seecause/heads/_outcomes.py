@@ -20,8 +20,13 @@ from seecause.heads.gains import Gains, jensen_shannon, log_probs
 from seecause.heads.pictures import Pictures, logits_of
 from seecause.heads.scores import Head, HeadScores, gates_without
 from seecause.heads.simple_selectors import random_sets
-from seecause.metrics._calibration import calibration, nll
-from seecause.metrics.groups import GroupAccuracy, background_gap, group_accuracy
+from seecause.metrics.accuracy import (
+    GroupAccuracy,
+    background_gap,
+    calibration,
+    group_accuracy,
+    nll,
+)
 from seecause.models._settled import settles
 from seecause.models.base import ImageModel
 from seecause.models.view import VisionModel

@@ -32,7 +32,7 @@ from seecause.engine.walk import walk
 from seecause.errors import BadOption, NotDefined
 from seecause.heads.scores import checked_labels, over_images
 from seecause.loading import rewrap
-from seecause.metrics.groups import group_accuracy
+from seecause.metrics.accuracy import group_accuracy
 from seecause.models._settled import settles
 from seecause.models.heads import CosineHead, TextHead, UnitLinear
 from seecause.models.view import VisionModel

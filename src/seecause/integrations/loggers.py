@@ -24,7 +24,7 @@ from seecause.attribution.attribute import attribute
 from seecause.attribution.result import Attribution
 from seecause.errors import BadOption, MissingExtra
 from seecause.loading import as_view
-from seecause.metrics._insertion_deletion import insertion_deletion
+from seecause.metrics.curves import insertion_deletion
 from seecause.models.base import ImageModel
 from seecause.models.inputs import Pictures, as_images
 from seecause.target import Spec, parse

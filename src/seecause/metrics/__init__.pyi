@@ -1,42 +1,39 @@
-from seecause.metrics._calibration import (
-    Calibration as Calibration,
-    auroc as auroc,
-    calibration as calibration,
-    nll as nll,
-)
-from seecause.metrics._complexity import Complexity as Complexity, complexity as complexity
-from seecause.metrics._energy import Energy as Energy, energy as energy
-from seecause.metrics._insertion_deletion import (
-    Curves as Curves,
-    insertion_deletion as insertion_deletion,
-)
 from seecause.metrics._localization import (
+    Complexity as Complexity,
+    Energy as Energy,
     Localization as Localization,
+    complexity as complexity,
+    energy as energy,
     localization as localization,
 )
-from seecause.metrics._perturbation import (
-    Perturbation as Perturbation,
-    Removal as Removal,
-    perturbation as perturbation,
-    removal as removal,
-)
 from seecause.metrics._road import Road as Road, road as road
-from seecause.metrics._saco import saco as saco
-from seecause.metrics._stability import Stability as Stability, stability as stability
-from seecause.metrics.fidelity import (
-    faithfulness_estimate as faithfulness_estimate,
-    infidelity as infidelity,
-    mu_fidelity as mu_fidelity,
-    sensitivity_n as sensitivity_n,
-    single_deletion as single_deletion,
-)
-from seecause.metrics.groups import (
+from seecause.metrics.accuracy import (
+    Calibration as Calibration,
     GroupAccuracy as GroupAccuracy,
+    auroc as auroc,
     background_gap as background_gap,
+    calibration as calibration,
     clopper_pearson as clopper_pearson,
     group_accuracy as group_accuracy,
     in9_answers as in9_answers,
     in9_right as in9_right,
+    nll as nll,
+)
+from seecause.metrics.curves import (
+    Curves as Curves,
+    Perturbation as Perturbation,
+    Removal as Removal,
+    insertion_deletion as insertion_deletion,
+    perturbation as perturbation,
+    removal as removal,
+)
+from seecause.metrics.fidelity import (
+    faithfulness_estimate as faithfulness_estimate,
+    infidelity as infidelity,
+    mu_fidelity as mu_fidelity,
+    saco as saco,
+    sensitivity_n as sensitivity_n,
+    single_deletion as single_deletion,
 )
 from seecause.metrics.keypoints import (
     KeyPointError as KeyPointError,
@@ -64,8 +61,10 @@ from seecause.metrics.registry import (
 from seecause.metrics.sanity import (
     MapSimilarity as MapSimilarity,
     Randomisation as Randomisation,
+    Stability as Stability,
     parameter_randomisation as parameter_randomisation,
     random_logit as random_logit,
+    stability as stability,
 )
 from seecause.metrics.segmentation import (
     Overlap as Overlap,

@@ -1,16 +1,32 @@
-"""Does the map lie on the object? Average precision and the pointing game against a mask.
+"""Does the map lie on the object, and how much of the picture does it point at? No model is run.
+
+With pixels P, the object's mask M and the map A, all from 0 to 1, higher is better:
 
     AUPR_1 = AP(M, A)      AUPR_0 = AP(1 - M, -A)      AP = sum_k (R_k - R_{k-1}) P_k
-with k over the distinct values of the map, ties taken together (scikit-learn's average precision,
-not the trapezoid). Ranks alone matter, so maps are not normalised. A random map scores the share of
-the object, a constant one exactly that.
+    pointing              = whether the first maximum lies on the object, without tolerance
+    energy pointing game  = sum_M max(A, 0) / sum_P max(A, 0)   (Wang et al. 2020, Score-CAM)
+    relevance mass        = sum_M |A| / sum_P |A|               (Arras et al. 2022, CLEVR-XAI)
+    relevance rank        = |top_|M|(A) and M| / |M|            (the same)
+    top-k intersection    = |top_k(A) and M| / k    (Theiner et al. 2022; k = 1000 as in Quantus)
 
-Pointing game: whether the first maximum lies on the object, without tolerance. In a block-constant
-map the first maximum would be the corner of a patch, so the middle of the patch is taken.
+AP is over the distinct values of the map, ties taken together (scikit-learn's average precision,
+not the trapezoid). Ranks alone matter there, so maps are not normalised; a random map scores the
+share of the object, a constant one exactly that. In a block-constant map the first maximum would be
+the corner of a patch, so the middle of the patch is taken. Mass depends on the scale and zero of
+the map: A + c scores otherwise, unlike in ranks, and a flat map scores the object's share.
+
+Of the sizes a = |A| of a map's values, whatever it explains, with p = a / sum(a):
+
+    Gini    = 1 - 2 sum_k p_(k) (n - k + 1/2) / n,   p_(1) <= ... <= p_(n)  (Chalasani et al. 2020)
+    entropy = - sum_k p_k ln p_k                                            (Bhatt et al. 2020)
+
+Gini is 0 for a flat map and 1 - 1/n for one patch (higher is sparser); entropy is ln n and 0 (lower
+is simpler). Simple is not the same as right: read both beside a faithfulness metric.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,8 +36,8 @@ from torch import Tensor
 from seecause.data.dataset import IGNORE
 from seecause.engine.chunks import fit, in_chunks
 from seecause.errors import BadOption
-from seecause.metrics._pixels import Upsampling, patch_centres, to_pixels
-from seecause.metrics.registry import higher, metric
+from seecause.metrics._pixels import Upsampling, checked, patch_centres, to_pixels
+from seecause.metrics.registry import higher, lower, metric
 from seecause.metrics.statistics import tie_ends
 
 _PIXEL_BYTES = 128  # float64 and int64 values held for each pixel while a map is sorted
@@ -81,22 +97,13 @@ def localization(
     >>> result.aupr1, result.pointing
     (tensor([1.], dtype=torch.float64), tensor([1.], dtype=torch.float64))
     """
-    if masks is None:
-        raise BadOption("masks", None, "the masks of a dataset that has some")
-    if masks.ndim != 3 or len(masks) != len(maps):
-        raise BadOption("masks", list(masks.shape), f"[{len(maps)}, H, W], one for each map")
-    masks = masks.to(maps.device)
-    height, width = size = (masks.shape[1], masks.shape[2])
-    blocks = upsample == "nearest" and tuple(maps.shape[1:]) != size
-    counted = torch.ones_like(masks, dtype=torch.bool) if ignore is None else masks != ignore
-    wanted = (masks != 0) & counted
-    spots = (
-        counted & patch_centres((maps.shape[1], maps.shape[2]), size, maps.device)
-        if blocks
-        else counted
-    )
+    maps = checked(maps)
+    wanted, counted = _object(maps, masks, ignore)
+    size, grid = (wanted.shape[1], wanted.shape[2]), (maps.shape[1], maps.shape[2])
+    blocks = upsample == "nearest" and grid != size
+    spots = counted & patch_centres(grid, size, maps.device) if blocks else counted
 
-    def run_chunk(a: int, b: int) -> Tensor:
+    def run_maps(a: int, b: int) -> Tensor:
         pixels = to_pixels(maps[a:b], size, upsample).flatten(1)  # [b, H * W]
         on, valid = wanted[a:b].flatten(1), counted[a:b].flatten(1)
         best = pixels.masked_fill(~spots[a:b].flatten(1), -torch.inf).argmax(dim=1, keepdim=True)
@@ -105,11 +112,8 @@ def localization(
             [average_precision(pixels, on, valid), average_precision(-pixels, ~on, valid), hit]
         )
 
+    scores = _over_maps(run_maps, wanted)  # [3, B]
     reasons = _reasons(wanted, counted, spots)
-    fitting = fit(len(maps), height * width * _PIXEL_BYTES, maps.device)
-    scores = torch.cat(
-        list(in_chunks(run_chunk, len(maps), fitting, what="maps")), dim=1
-    ).cpu()  # [3, B]
     scores[:, [reason != "" for reason in reasons]] = torch.nan
     protocol = {
         "metric": "localization",
@@ -126,9 +130,7 @@ def average_precision(scores: Tensor, positive: Tensor, counted: Tensor) -> Tens
     ordered, order = scores.sort(dim=1, descending=True)
     positives = (positive & counted).gather(1, order).double()
     hits, seen = positives.cumsum(dim=1), counted.gather(1, order).double().cumsum(dim=1)
-    precision = (hits / seen.clamp(min=1)).gather(
-        1, tie_ends(ordered)
-    )  # of the whole run of equals
+    precision = (hits / seen.clamp(min=1)).gather(1, tie_ends(ordered))  # of a whole run of equals
     return (positives * precision).sum(dim=1) / hits[:, -1]
 
 
@@ -144,3 +146,117 @@ def _reasons(wanted: Tensor, counted: Tensor, spots: Tensor) -> tuple[str, ...]:
         for image in rows.nonzero()[:, 0].tolist():
             reasons[image] = reason
     return tuple(reasons)
+
+
+@dataclass(frozen=True, eq=False)
+class Energy:
+    """Scores of each image, float64 [B]; NaN where there is no object or no mass."""
+
+    energy: Tensor
+    mass: Tensor
+    rank: Tensor
+    top: Tensor
+    protocol: dict[str, Any] = field(default_factory=dict)
+
+
+@metric(
+    "energy",
+    family="place of the object",
+    columns={
+        "energy-pointing": higher(
+            "share of the positive values that lies on the object", field="energy"
+        ),
+        "relevance-mass": higher(
+            "share of all values, by size, that lies on the object", field="mass"
+        ),
+        "relevance-rank": higher(
+            "share of the object that the highest values cover, as many as it has pixels",
+            field="rank",
+        ),
+        "top-k": higher("share of the k highest values that lies on the object", field="top"),
+    },
+)
+@torch.no_grad()
+def energy(
+    maps: Tensor,
+    masks: Tensor,
+    *,
+    k: int = 1000,
+    upsample: Upsampling = "bilinear",
+    ignore: int | None = IGNORE,
+) -> Energy:
+    """Maps [B, gh, gw] or [B, H, W] against masks [B, H, W], as in `localization`; ignored pixels
+    count nowhere. Of equals, the first goes first."""
+    wanted, counted = _object(maps, masks, ignore)
+    if not 1 <= k <= wanted[0].numel():
+        raise BadOption("k", k, f"1 to {wanted[0].numel()} pixels")
+
+    def run_maps(a: int, b: int) -> Tensor:
+        pixels = to_pixels(maps[a:b], (wanted.shape[1], wanted.shape[2]), upsample).flatten(1)
+        on, valid = wanted[a:b].flatten(1), counted[a:b].flatten(1)
+        order = pixels.masked_fill(~valid, -torch.inf).argsort(dim=1, descending=True, stable=True)
+        hits = on.gather(1, order).cumsum(dim=1)  # [b, P]: object pixels among the first
+        ranks = [
+            _among_first(hits, on.sum(dim=1)),
+            _among_first(hits, valid.sum(dim=1).clamp(max=k)),
+        ]
+        masses = [_share(values, on, valid) for values in (pixels.clamp(min=0), pixels.abs())]
+        return torch.stack(masses + ranks)
+
+    scores = _over_maps(run_maps, wanted)  # [4, B]
+    scores[:, ~wanted.flatten(1).any(dim=1).cpu()] = torch.nan
+    protocol = {"metric": "energy", "k": k, "upsample": upsample, "ignore": ignore}
+    return Energy(scores[0], scores[1], scores[2], scores[3], protocol)
+
+
+def _share(values: Tensor, on: Tensor, valid: Tensor) -> Tensor:
+    """The part of the counted values that lies on the object, [B]."""
+    return (values * on).sum(dim=1) / (values * valid).sum(dim=1)
+
+
+def _among_first(hits: Tensor, count: Tensor) -> Tensor:
+    """Hits among the first `count` [B], as a share of them."""
+    return hits.gather(1, (count[:, None] - 1).clamp(min=0))[:, 0].double() / count
+
+
+def _object(maps: Tensor, masks: Tensor | None, ignore: int | None) -> tuple[Tensor, Tensor]:
+    """Where the object is and which pixels count, [B, H, W] bool on the maps' device."""
+    if masks is None:
+        raise BadOption("masks", None, "the masks of a dataset that has some")
+    if masks.ndim != 3 or len(masks) != len(maps):
+        raise BadOption("masks", list(masks.shape), f"[{len(maps)}, H, W], one for each map")
+    masks = masks.to(maps.device)
+    counted = torch.ones_like(masks, dtype=torch.bool) if ignore is None else masks != ignore
+    return (masks != 0) & counted, counted
+
+
+def _over_maps(run_maps: Callable[[int, int], Tensor], masks: Tensor) -> Tensor:
+    """Scores [k, B] on the CPU, as many maps at a time as fit."""
+    together = fit(len(masks), masks[0].numel() * _PIXEL_BYTES, masks.device)
+    return torch.cat(list(in_chunks(run_maps, len(masks), together, what="maps")), dim=1).cpu()
+
+
+@dataclass(frozen=True, eq=False)
+class Complexity:
+    """float64 [B] each; NaN of an empty map."""
+
+    gini: Tensor
+    entropy: Tensor
+
+
+@metric(
+    "complexity",
+    family="the map itself",
+    columns={
+        "gini": higher("how few patches hold the map: 0 flat, near 1 a single patch", field="gini"),
+        "entropy": lower("how widely the map is spread, in nats", field="entropy"),
+    },
+)
+@torch.no_grad()
+def complexity(maps: Tensor) -> Complexity:
+    """Of maps [B, gh, gw] or [B, H, W], at their own resolution."""
+    sizes = checked(maps).abs().flatten(1).cpu()
+    shares = (sizes / sizes.sum(dim=1, keepdim=True)).sort(dim=1).values
+    count = shares.shape[1]
+    below = (count - torch.arange(1, count + 1, dtype=torch.float64) + 0.5) / count
+    return Complexity(1 - 2 * (shares * below).sum(dim=1), torch.special.entr(shares).sum(dim=1))

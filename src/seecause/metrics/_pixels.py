@@ -1,4 +1,6 @@
-"""From maps to the pixels that metrics compare: upsampling, ranks, the order of pixels, blur.
+"""From maps to the pixels that metrics compare (upsampling, ranks, the order of pixels, blur), and
+what a model answers when its pictures are changed: the one question behind every perturbation
+metric.
 
 What insertion starts from is the picture, blurred:
 rise       RISE's 11 x 11 kernel (Petsiuk et al. 2018): a point filtered with sigma 5 inside an
@@ -11,21 +13,27 @@ gaussian   the truncated Gaussian of the same size and sigma: 0.0044 to 0.0120. 
 from __future__ import annotations
 
 import math
-from typing import Literal, get_args
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from seecause.engine.chunks import batched, fit, in_chunks
 from seecause.errors import BadOption
+from seecause.models.base import ImageModel
 from seecause.models.layout import pixel_cells
+from seecause.target import Score, Spec, Target, parse
 
 Upsampling = Literal["bilinear", "nearest", "bicubic"]
 Order = Literal["pixel", "patch"]
 Steps = Literal["rise", "patch"] | int
 Ties = Literal["raster"] | int
 Blur = Literal["rise", "gaussian"]
+Fill = float | Literal["mean", "blur"]
 
 RISE_ROWS = 8  # rows of pixels in one of RISE's batched steps
 WINDOW, SIGMA = 11, 5.0  # of both blurs
@@ -34,8 +42,6 @@ WINDOW, SIGMA = 11, 5.0  # of both blurs
 def to_pixels(maps: Tensor, size: tuple[int, int], mode: Upsampling = "bilinear") -> Tensor:
     """Maps [B, gh, gw] -> [B, H, W] in float64, so that resampling makes no ties; maps that already
     have `size` keep every value."""
-    if mode not in get_args(Upsampling):
-        raise BadOption("upsample", mode, f"one of {', '.join(get_args(Upsampling))}")
     maps = checked(maps)
     if tuple(maps.shape[1:]) == tuple(size):
         return maps
@@ -76,14 +82,12 @@ def _bilinear(maps: Tensor, size: tuple[int, int]) -> Tensor:
     rounding would break ties of flat regions."""
     for axis, side in enumerate(size, start=1):
         cells = maps.shape[axis]
-        at = (
-            (torch.arange(side, dtype=maps.dtype, device=maps.device) + 0.5) * cells / side - 0.5
-        ).clamp(0, cells - 1)
+        centres = torch.arange(side, dtype=maps.dtype, device=maps.device) + 0.5
+        at = (centres * cells / side - 0.5).clamp(0, cells - 1)
         low = at.long()
         weight = (at - low).view(-1, *[1] * (2 - axis))
-        maps = maps.index_select(axis, low).lerp(
-            maps.index_select(axis, (low + 1).clamp(max=cells - 1)), weight
-        )
+        above = maps.index_select(axis, (low + 1).clamp(max=cells - 1))
+        maps = maps.index_select(axis, low).lerp(above, weight)
     return maps
 
 
@@ -115,18 +119,13 @@ def importance_ranks(
     it. Equal values follow raster order, or a random order drawn from the seed `ties`, the same for
     every image.
     """
-    if order not in get_args(Order):
-        raise BadOption("order", order, f"one of {', '.join(get_args(Order))}")
     values = to_pixels(maps, size, upsample) if order == "pixel" else to_grid(maps, size, grid)
     count = values[0].numel()
     first = _tie_order(count, ties).to(values.device)  # [P]: who goes first among equals
-    places = first[
-        (-values.flatten(1)[:, first]).argsort(dim=1, stable=True)
-    ]  # [B, P]: the pixel at each place
-    index = torch.arange(count, dtype=torch.int32, device=values.device)
-    ranks = torch.empty_like(places, dtype=torch.int32).scatter_(
-        1, places, index.expand(len(values), -1)
-    )
+    # [B, P]: the pixel at each place
+    places = first[(-values.flatten(1)[:, first]).argsort(dim=1, stable=True)]
+    index = torch.arange(count, dtype=torch.int32, device=values.device).expand(len(values), -1)
+    ranks = torch.empty_like(places, dtype=torch.int32).scatter_(1, places, index)
     return spread_out(ranks.view_as(values), size), count
 
 
@@ -142,11 +141,7 @@ def thresholds(
         if not 2 <= steps <= count:
             raise BadOption("steps", steps, f"2 to {count} steps, or one of rise, patch")
         return torch.linspace(0, count, steps + 1, dtype=torch.float64).round().long()
-    if steps not in ("rise", "patch"):
-        raise BadOption("steps", steps, "rise, patch or a number of steps")
-    share = (
-        min(1.0, RISE_ROWS / size[0]) if steps == "rise" else 1 / (grid[0] * grid[1])
-    )  # of the picture
+    share = min(1.0, RISE_ROWS / size[0]) if steps == "rise" else 1 / (grid[0] * grid[1])
     each = max(1, round(share * count))
     return (torch.arange(math.ceil(count / each) + 1) * each).clamp(max=count)
 
@@ -154,15 +149,11 @@ def thresholds(
 def _tie_order(count: int, ties: Ties) -> Tensor:
     if ties == "raster":
         return torch.arange(count)
-    if not isinstance(ties, int):
-        raise BadOption("ties", ties, "raster, or a seed")
     return torch.randperm(count, generator=torch.Generator().manual_seed(ties))
 
 
 def blurred(images: Tensor, blur: Blur = "rise") -> Tensor:
     """Normalised images [B, C, H, W], blurred in float32 or better, in their own dtype."""
-    if blur not in get_args(Blur):
-        raise BadOption("blur", blur, f"one of {', '.join(get_args(Blur))}")
     wide = images if images.dtype == torch.float64 else images.float()
     return (rise_blur if blur == "rise" else gaussian_blur)(wide).to(images.dtype)
 
@@ -188,3 +179,105 @@ def gaussian_blur(images: Tensor) -> Tensor:
     from torchvision.transforms.functional import gaussian_blur as truncated_gaussian
 
     return truncated_gaussian(images, [WINDOW, WINDOW], [SIGMA, SIGMA])
+
+
+@dataclass(frozen=True, eq=False)
+class PictureScorer:
+    """A model, its pictures [B, 3, H, W] and the bound target; `plain` [B] float64 is the score of
+    the pictures as they are."""
+
+    model: ImageModel
+    images: Tensor
+    target: Target
+    score: Score
+    plain: Tensor
+    grid: tuple[int, int]
+    chunk: int
+
+    @property
+    def size(self) -> tuple[int, int]:
+        return self.images.shape[-2], self.images.shape[-1]
+
+    def cells(self, maps: Tensor) -> Tensor:
+        """Maps as patches [B, gh, gw], float64, on the pictures' device: one for each image, or an
+        error."""
+        if len(maps) != len(self.images):
+            raise BadOption(
+                "maps", list(maps.shape), f"one map for each of the {len(self.images)} images"
+            )
+        return to_grid(maps.to(self.images.device), self.size, self.grid)
+
+    def each(self, variants: int, picture: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
+        """Scores [B, variants], float64: `picture(image, variant)` makes a batch [m, 3, H, W] from
+        two index vectors [m]."""
+
+        def run_chunk(a: int, b: int) -> Tensor:
+            item = torch.arange(a, b, device=self.images.device)  # of B * variants
+            image, variant = item // variants, item % variants
+            logits = self.model(picture(image, variant))
+            return self.target.take(image).score(logits, self.score, sigmoid=self.model.sigmoid)
+
+        total = len(self.images) * variants
+        scores = torch.cat(list(in_chunks(run_chunk, total, self.chunk, what="changed pictures")))
+        return scores.double().cpu().view(len(self.images), variants)
+
+    def ranks(self, maps: Tensor, **options: Any) -> tuple[Tensor, int]:
+        """`importance_ranks` of one map for each image."""
+        self.cells(maps)
+        return importance_ranks(maps.to(self.images.device), self.size, self.grid, **options)
+
+    def mixed(self, start: Tensor, goal: Tensor, places: Tensor, taken: Tensor) -> Tensor:
+        """Scores [B, n] of pictures between `start` and `goal` [B, 3, H, W]: pixels at the first
+        `taken` [n] of their places [B, H, W] are the goal's."""
+        taken = taken.to(places.device)
+
+        def picture(image: Tensor, step: Tensor) -> Tensor:
+            changed = places[image] < taken[step][:, None, None]  # [m, H, W]
+            return torch.where(changed[:, None], goal[image], start[image])
+
+        return self.each(len(taken), picture)
+
+    def drops(self, gone: Tensor, fill: Fill = 0.0) -> Tensor:
+        """How much the score falls, [B, M], when patches `gone` [1|B, M, gh, gw] are `fill`."""
+        goal, gone = filled(self.images, fill), gone.to(self.images.device)
+
+        def picture(image: Tensor, variant: Tensor) -> Tensor:
+            patches = gone[image if len(gone) > 1 else 0, variant]
+            pixels = spread_out(patches, self.size)[:, None]
+            return torch.where(pixels, goal[image], self.images[image])
+
+        return self.plain[:, None] - self.each(gone.shape[1], picture)
+
+    def protocol(self, metric: str, **options: Any) -> dict[str, Any]:
+        record = self.target.record(self.model)
+        return {"metric": metric, **options, "score": self.score, "target": record}
+
+
+def picture_scorer(
+    model: ImageModel, images: Tensor, target: Spec = None, *, score: Score = "prob"
+) -> PictureScorer:
+    """Run the pictures once and bind the target: the predicted class if none is given."""
+    images = images.to(model.device, model.dtype)
+    grid = model.check(images).grid
+    chunk = fit(1 << 30, model.forward_bytes(model.check(images)), images.device)
+    logits = batched(model, images, chunk)
+    bound = parse(model, target, len(images)).bind(logits)
+    plain = bound.score(logits, score, sigmoid=model.sigmoid).double().cpu()
+    return PictureScorer(model, images, bound, score, plain, grid, chunk)
+
+
+def filled(images: Tensor, fill: Fill) -> Tensor:
+    """What takes the place of removed pixels, [B, 3, H, W]: a constant in normalised units (0 is
+    the mean colour of the model's training data), each picture's own mean colour, or its RISE
+    blur."""
+    if fill == "blur":
+        return blurred(images)
+    if fill == "mean":
+        return images.mean(dim=(-2, -1), keepdim=True).expand_as(images)
+    return torch.full_like(images[:1], fill).expand_as(images)
+
+
+def bound_spec(target: Target, spec: Spec) -> Spec:
+    """What a method is told when it explains changed pictures: the class the plain picture was
+    given, never a new prediction."""
+    return target.classes if spec is None else spec

@@ -3,14 +3,16 @@ is left, so that the hole itself says little.
 
 Each missing pixel is the weighted mean of its eight neighbours, 1/6 for those beside it and 1/12
 for those across a corner (those beyond the edge of the picture are left out). That is one sparse
-linear system for each picture,
-    sum_j w_ij x_i - sum_{j missing} w_ij x_j = sum_{j known} w_ij x_j                     i
-    missing, j its neighbours
-solved for all channels, then Gaussian noise of deviation 0.01 is added to what was filled in. With
-f after removing a share of the patches,
-    MoRF: most important first (lower is better)      LeRF: least important first (higher is better)
-    combined = (LeRF - MoRF) / 2, averaged over shares of 10 to 90 % (higher is better;
-    pytorch-grad-cam)
+linear system for each picture, with i missing and j its neighbours,
+
+    sum_j w_ij x_i - sum_{j missing} w_ij x_j = sum_{j known} w_ij x_j
+
+solved for all channels, then Gaussian noise of deviation 0.01 is added to what was filled in. Of f
+after removing a share of the patches, most important first (MoRF, lower is better) or least
+important first (LeRF, higher is better), the mean over shares of 10 to 90 % is taken, and
+
+    combined = (LeRF - MoRF) / 2     (higher is better; pytorch-grad-cam)
+
 Noise is drawn from the seed alone, the same for every picture.
 """
 
@@ -25,9 +27,8 @@ import torch
 from torch import Tensor
 
 from seecause.errors import BadOption
-from seecause.metrics._perturbation import TENTHS, patch_counts
-from seecause.metrics._pixels import Ties, importance_ranks
-from seecause.metrics._scorer import picture_scorer
+from seecause.metrics._pixels import Ties, picture_scorer
+from seecause.metrics.curves import TENTHS, patch_counts
 from seecause.metrics.registry import higher, lower, metric
 from seecause.models.base import ImageModel
 from seecause.target import Score, Spec
@@ -35,6 +36,7 @@ from seecause.target import Score, Spec
 if TYPE_CHECKING:
     from scipy.sparse import csc_matrix
 
+LEAVE = "shares that leave at least one patch to interpolate from"
 _SIDES, _CORNERS = ((-1, 0), (0, -1), (0, 1), (1, 0)), ((-1, -1), (-1, 1), (1, -1), (1, 1))
 _NEIGHBOURS = sorted(  # in raster order, each with its weight
     [(*side, 1 / 6) for side in _SIDES] + [(*corner, 1 / 12) for corner in _CORNERS]
@@ -96,25 +98,18 @@ def road(
     """Whole patches are removed; `noise` is in normalised units. The systems are solved on the CPU,
     two for each picture and share."""
     scorer = picture_scorer(model, images, target, score=score)
-    scorer.cells(maps)
-    ranks, count = importance_ranks(
-        maps.to(scorer.images.device), scorer.size, scorer.grid, order="patch", ties=ties
-    )
+    ranks, count = scorer.ranks(maps, order="patch", ties=ties)
     taken = patch_counts(shares, count).to(ranks.device)
     if int(taken.max()) == count:
-        raise BadOption(
-            "shares", list(shares), "shares that leave at least one patch to interpolate from"
-        )
-    grain = noise * torch.randn(
-        scorer.images.shape[1:], generator=torch.Generator().manual_seed(seed), dtype=torch.float64
-    )
+        raise BadOption("shares", list(shares), LEAVE)
+    generator, shape = torch.Generator().manual_seed(seed), scorer.images.shape[1:]
+    grain = noise * torch.randn(shape, generator=generator, dtype=torch.float64)
 
     def after(places: Tensor) -> Tensor:
         def picture(image: Tensor, step: Tensor) -> Tensor:
             gone = places[image] < taken[step][:, None, None]  # [m, H, W]
-            return torch.stack(
-                [impute(x, hole, grain) for x, hole in zip(scorer.images[image], gone, strict=True)]
-            )
+            pairs = zip(scorer.images[image], gone, strict=True)
+            return torch.stack([impute(own, hole, grain) for own, hole in pairs])
 
         return scorer.each(len(taken), picture)
 
@@ -129,11 +124,7 @@ def impute(image: Tensor, gone: Tensor, grain: Tensor | None = None) -> Tensor:
 
     hole = gone.cpu().numpy()
     if hole.all():
-        raise BadOption(
-            "shares",
-            "the whole picture",
-            "shares that leave at least one patch to interpolate from",
-        )
+        raise BadOption("shares", "the whole picture", LEAVE)
     if not hole.any():
         return image
     pixels = image.detach().cpu().double().numpy()

@@ -4,19 +4,23 @@ sets of patches and
     a(S) = sum_{j in S} A_j,      d(S) = f(x) - f(x without S)
 
 mu_fidelity            correlation of a and d over sets of one size (Bhatt et al. 2020; higher is
-better). xplique: 20 % of the cells, 200
-                       sets, Spearman; Quantus calls it faithfulness correlation: 100 sets, Pearson
+                       better). xplique: 20 % of the cells, 200 sets, Spearman; Quantus calls it
+                       faithfulness correlation: 100 sets, Pearson
 sensitivity_n          the same by Pearson, averaged over set sizes up to 80 % (Ancona et al. 2018;
-higher is better)
+                       higher is better)
 faithfulness_estimate  Pearson over single patches, S = {j} (Alvarez-Melis & Jaakkola 2018; higher
-is better)
+                       is better)
 single_deletion        Spearman over the cells of a coarse grid, S = one cell, of logits (IDSDS:
-Hesse et al. 2024, arXiv 2407.11910; higher
-                       is better). Their models were fine-tuned on pictures without one cell;
-                       on others this is their plain single deletion score
+                       Hesse et al. 2024, arXiv 2407.11910; higher is better). Their models were
+                       fine-tuned on pictures without one cell; on others this is their plain
+                       single deletion score
 infidelity             mean (a - d)^2 (Yeh et al. 2019; lower is better), 10 sets as in captum;
-`scaled` first multiplies the map by the best
-                       factor sum a d / sum a^2
+                       `scaled` first multiplies the map by the best factor sum a d / sum a^2
+saco                   are groups of patches as influential as the map says, by as much? (Wu et al.
+                       2024; -1 to 1, higher is better). Patches in descending order are cut into K
+                       groups of equal size, s_i is the mean of the map over the i-th:
+                           w_ij = s_i - s_j if d_i >= d_j else -(s_i - s_j)          i < j
+                           SaCo = sum_{i<j} w_ij / sum_{i<j} |w_ij|
 
 Sets are drawn from the seed alone and are the same for every image. A map or answer that never
 varies has no correlation: NaN.
@@ -25,21 +29,27 @@ varies has no correlation: NaN.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal, get_args
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from seecause.errors import BadOption
-from seecause.metrics._perturbation import patch_counts
-from seecause.metrics._pixels import spread_out, to_pixels
-from seecause.metrics._scorer import Fill, PictureScorer, picture_scorer
+from seecause.metrics._pixels import (
+    Fill,
+    PictureScorer,
+    Ties,
+    importance_ranks,
+    picture_scorer,
+    spread_out,
+    to_pixels,
+)
+from seecause.metrics.curves import patch_counts
 from seecause.metrics.registry import higher, lower, metric
 from seecause.metrics.statistics import rank_correlation
 from seecause.models.base import ImageModel
 from seecause.target import Score, Spec
 
-Correlation = Literal["spearman", "pearson"]
 SIZES = tuple(tenth / 10 for tenth in range(1, 9))  # as shares of the patches
 
 
@@ -62,15 +72,13 @@ def mu_fidelity(
     *,
     share: float = 0.2,
     subsets: int = 200,
-    correlation: Correlation = "spearman",
+    correlation: Literal["spearman", "pearson"] = "spearman",
     fill: Fill = 0.0,
     score: Score = "prob",
     seed: int = 0,
 ) -> Tensor:
     """[B], -1 to 1: the correlation of summed attributions and drops over random sets of `share` of
     the patches."""
-    if correlation not in get_args(Correlation):
-        raise BadOption("correlation", correlation, f"one of {', '.join(get_args(Correlation))}")
     scorer = picture_scorer(model, images, target, score=score)
     summed, drops = _sums_and_drops(scorer, scorer.cells(maps), [share], subsets, fill, seed)
     return rank_correlation(summed, drops) if correlation == "spearman" else pearson(summed, drops)
@@ -133,10 +141,8 @@ def faithfulness_estimate(
     it."""
     scorer = picture_scorer(model, images, target, score=score)
     cells = scorer.cells(maps)
-    single = torch.eye(cells[0].numel(), dtype=torch.bool).unflatten(1, cells.shape[1:])[
-        None
-    ]  # [1, N, gh, gw]
-    return pearson(cells.flatten(1).cpu(), scorer.drops(single, fill))
+    single = torch.eye(cells[0].numel(), dtype=torch.bool).unflatten(1, cells.shape[1:])
+    return pearson(cells.flatten(1).cpu(), scorer.drops(single[None], fill))
 
 
 @metric(
@@ -208,6 +214,51 @@ def infidelity(
     return (summed - drops).square().mean(dim=1)
 
 
+@metric(
+    "saco",
+    family="removal",
+    columns={
+        "saco": higher(
+            "do groups of patches matter in the order and proportion that the map claims? From -1 "
+            "to 1"
+        ),
+    },
+)
+@torch.no_grad()
+def saco(
+    model: ImageModel,
+    images: Tensor,
+    maps: Tensor,
+    target: Spec = None,
+    *,
+    groups: int = 10,
+    fill: Fill = "mean",
+    score: Score = "prob",
+    ties: Ties = "raster",
+) -> Tensor:
+    """[B]. Where the number of patches is no multiple of `groups`, groups differ by one patch:
+    salience is therefore their mean, not their sum. A constant map makes no claim: NaN."""
+    scorer = picture_scorer(model, images, target, score=score)
+    cells = scorer.cells(maps)
+    grid, count = (cells.shape[1], cells.shape[2]), cells[0].numel()
+    if not 2 <= groups <= count:
+        raise BadOption("groups", groups, f"2 to {count}, the number of patches")
+    places, _ = importance_ranks(cells, grid, grid, order="patch", ties=ties)  # [B, gh, gw]
+    numbers = torch.arange(groups, device=places.device)[:, None, None]
+    member = (places[:, None] * groups // count) == numbers  # [B, K, gh, gw]
+    salience = (cells[:, None] * member).sum(dim=(2, 3)) / member.sum(dim=(2, 3))
+    flat = (cells == cells[:, :1, :1]).flatten(1).all(dim=1).cpu()
+    return coefficient(salience.cpu(), scorer.drops(member, fill)).masked_fill(flat, torch.nan)
+
+
+def coefficient(salience: Tensor, drops: Tensor) -> Tensor:
+    """SaCo [B] of groups in descending order, from their salience and drops, both [B, K]."""
+    first, second = torch.triu_indices(salience.shape[1], salience.shape[1], offset=1)
+    gap = salience[:, first] - salience[:, second]
+    weight = torch.where(drops[:, first] >= drops[:, second], gap, -gap)
+    return weight.sum(dim=1) / weight.abs().sum(dim=1)
+
+
 def random_subsets(
     shares: Sequence[float], subsets: int, grid: tuple[int, int], seed: int
 ) -> Tensor:
@@ -216,9 +267,8 @@ def random_subsets(
         raise BadOption("subsets", subsets, "at least 2 sets")
     count = grid[0] * grid[1]
     generator = torch.Generator().manual_seed(seed)
-    ranks = (
-        torch.rand(len(shares), subsets, count, generator=generator).argsort(dim=2).argsort(dim=2)
-    )
+    drawn = torch.rand(len(shares), subsets, count, generator=generator)
+    ranks = drawn.argsort(dim=2).argsort(dim=2)
     return (ranks < patch_counts(shares, count)[:, None, None]).view(-1, *grid)
 
 
@@ -226,9 +276,8 @@ def pearson(first: Tensor, second: Tensor) -> Tensor:
     """Pearson's correlation of rows [B, M] and [B, M]; NaN for a row without variation."""
     x, y = (rows - rows.mean(dim=1, keepdim=True) for rows in (first.double(), second.double()))
     correlation = (x * y).sum(dim=1) / (x.square().sum(dim=1) * y.square().sum(dim=1)).sqrt()
-    flat = (first == first[:, :1]).all(dim=1) | (second == second[:, :1]).all(
-        dim=1
-    )  # rounding would correlate with rounding
+    # rounding would correlate with rounding
+    flat = (first == first[:, :1]).all(dim=1) | (second == second[:, :1]).all(dim=1)
     return correlation.masked_fill(flat, torch.nan)
 
 

@@ -46,11 +46,10 @@ from seecause.critters import (
     minimal_sufficient_sets,
     render,
 )
-from seecause.engine.chunks import batched, fit
+from seecause.engine.chunks import plain_logits
 from seecause.errors import BadOption
 from seecause.metrics._pixels import to_pixels
-from seecause.metrics._scorer import Explain
-from seecause.metrics.registry import higher, metric
+from seecause.metrics.registry import Explain, higher, metric
 from seecause.metrics.statistics import rank_correlation
 from seecause.models.base import ImageModel
 
@@ -222,8 +221,7 @@ def measure_truth(model: ImageModel, latents: Latents) -> PartTruth:
         images = model.preprocess.normalise(render(latents, size=side, do=do).image).to(
             model.device, model.dtype
         )
-        chunk = fit(len(images), model.forward_bytes(model.check(images)), images.device)
-        return batched(model, images, chunk).double().cpu()
+        return plain_logits(model, images).double().cpu()
 
     removed = [logits(Do(without=tuple(itertools.compress(REMOVABLE, chosen)))) for chosen in SETS]
     if removed[0].shape[1] != len(CLASSES):

@@ -3,7 +3,8 @@
     @metric("name", columns={"name": higher("what a large value means")})
     def name(model, images, maps, target, *, option=default) -> Tensor: ...
 
-Its parameters before the star say what it needs: names of `MetricInputs`. It returns one number for
+Its parameters before the star say what it needs: names of `MetricInputs`; those behind it are
+options, checked against their annotations before it runs (`_options.py`). It returns one number for
 each image, [B], or a result whose fields are the columns: several columns share their forwards.
 Packages installed beside this one add metrics by the entry point `seecause.metrics`.
 
@@ -18,16 +19,16 @@ import inspect
 import pkgutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
-from functools import cache
+from functools import cache, wraps
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
 
 from torch import Tensor
 
 import seecause.metrics
+from seecause._options import check_options
 from seecause._plugins import load_plugins
 from seecause.errors import BadOption, UnknownName
-from seecause.metrics._scorer import Attribute, Explain
 from seecause.models._settled import settles
 from seecause.models.base import ImageModel
 from seecause.target import Spec
@@ -36,6 +37,8 @@ if TYPE_CHECKING:
     from seecause.critters import Latents
 
 F = TypeVar("F", bound=Callable[..., Any])
+Explain = Callable[[Tensor, Spec], Tensor]  # images, target -> maps [B, gh, gw] or [B, H, W]
+Attribute = Callable[[ImageModel, Tensor, Spec], Tensor]  # a method that can be given another model
 Direction = Literal["higher", "lower"]  # is better
 FAMILIES = (  # tables with many columns are cut into these, in this order
     "curves",
@@ -140,7 +143,14 @@ def metric(name: str, *, columns: Mapping[str, Column], family: str = "other") -
             raise BadOption(f"parameter of the metric {name}", unknown[0], ", ".join(_INPUTS))
         if family not in FAMILIES:
             raise UnknownName("family of metrics", family, FAMILIES)
-        run = settles(function) if takes[0] == "model" else function
+
+        @wraps(function)
+        def checked(*inputs: Any, **options: Any) -> Any:
+            own = {key: value for key, value in options.items() if key not in takes}
+            check_options(name, function, own)
+            return function(*inputs, **options)
+
+        run = cast(F, settles(checked) if takes[0] == "model" else checked)
         _METRICS[name] = Metric(name, run, takes, dict(columns), family)
         return run
 

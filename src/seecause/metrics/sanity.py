@@ -1,13 +1,16 @@
-"""Does a map depend on what the model learned, and on the class it is asked for? Both checks
-compare maps by Spearman's correlation, of the signed values and of their sizes. A similarity near 1
-is bad: the map would be the same for another model, or for another answer.
+"""Metrics that explain again: another class, another model, or nearly the same picture. Lower is
+better, all of them.
 
-random logit               A(x, y) against A(x, y') for another class (Sixt et al. 2020; lower is
-better)
-parameter randomisation    A(x) against maps of models whose layers are redrawn one after the other,
-from the head down to the embedding
-                           (Adebayo et al. 2018; lower is better)
-Each parameter tensor is redrawn from a normal distribution with its own mean and deviation, so that
+random logit              A(x, y) against A(x, y') for another class (Sixt et al. 2020)
+parameter randomisation   A(x) against maps of models whose layers are redrawn one after the other,
+                          from the head down to the embedding (Adebayo et al. 2018)
+stability                 |A(x + e) - A(x)| / |A(x)|, e uniform in [-radius, radius] for each pixel,
+                          in normalised units: its maximum and mean over draws of e (Yeh et al.
+                          2019, Bhatt et al. 2020); norms are Euclidean over the map
+
+The first two compare maps by Spearman's correlation, of the signed values and of their sizes. A
+similarity near 1 is bad: the map would be the same for another model, or for another answer. Each
+parameter tensor is redrawn from a normal distribution with its own mean and deviation, so that
 activations keep their scale. Buffers stay. The randomised model is a wrapped deep copy; the model
 itself is not touched.
 """
@@ -16,16 +19,17 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from seecause._options import Count, Positive
 from seecause.errors import BadOption, NotDefined, UnsupportedModel
 from seecause.loading import need_own_classes, wrap
-from seecause.metrics._pixels import checked
-from seecause.metrics._scorer import Attribute, Explain, bound_spec, picture_scorer
-from seecause.metrics.registry import lower, metric
+from seecause.metrics._pixels import bound_spec, checked, picture_scorer
+from seecause.metrics.registry import Attribute, Explain, lower, metric
 from seecause.metrics.statistics import rank_correlation
 from seecause.models.base import ImageModel
 from seecause.models.view import VisionModel
@@ -156,26 +160,17 @@ def copied(model: ImageModel) -> ImageModel:
     pool = model.readout.kind if head is not None and isinstance(model, VisionModel) else None
     try:
         other = wrap(
-            module,
-            name=model.name,
-            preprocess=model.preprocess,
-            classes=model.classes,
-            head=head,
-            pool=pool,
-            sigmoid=model.sigmoid,
-            check=False,
-        )
+            module, name=model.name, preprocess=model.preprocess, classes=model.classes, head=head,
+            pool=pool, sigmoid=model.sigmoid, check=False,
+        )  # fmt: skip
     except UnsupportedModel as refused:
         raise NotDefined(
             "parameter randomisation",
             f"a copy of {model.name} cannot be wrapped ({refused})",
             "Give rewrap=",
         ) from refused
-    if (
-        isinstance(model, VisionModel)
-        and isinstance(other, VisionModel)
-        and model.gates is not None
-    ):
+    if isinstance(model, VisionModel) and model.gates is not None:
+        assert isinstance(other, VisionModel)
         other.gates = model.gates.clone()
     return other
 
@@ -212,3 +207,64 @@ def _layer(name: str) -> str:
 def _similarity(first: Tensor, second: Tensor) -> MapSimilarity:
     x, y = (checked(maps).cpu() for maps in (first, second))
     return MapSimilarity(rank_correlation(x, y), rank_correlation(x.abs(), y.abs()))
+
+
+@dataclass(frozen=True, eq=False)
+class Stability:
+    """Relative change of the map for each draw, float64 [B, draws]."""
+
+    changes: Tensor
+    protocol: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def max_sensitivity(self) -> Tensor:
+        return self.changes.amax(dim=1)
+
+    @property
+    def avg_sensitivity(self) -> Tensor:
+        return self.changes.mean(dim=1)
+
+
+@metric(
+    "stability",
+    family="the map itself",
+    columns={
+        "max-sensitivity": lower(
+            "largest relative change of the map under small noise in the picture",
+            field="max_sensitivity",
+        ),
+        "avg-sensitivity": lower(
+            "mean relative change of the map under small noise in the picture",
+            field="avg_sensitivity",
+        ),
+    },
+)
+def stability(
+    model: ImageModel,
+    images: Tensor,
+    explain: Explain,
+    target: Spec = None,
+    *,
+    radius: Positive = 0.02,
+    draws: Count = 10,
+    seed: int = 0,
+) -> Stability:
+    """`explain` runs once on the images and once for each draw, on the whole batch. Defaults are
+    captum's. The class stays that of the plain picture, draws come from the seed alone, the same
+    for every image, and an empty map has no sensitivity: NaN."""
+    with torch.no_grad():
+        scorer = picture_scorer(model, images, target)
+    spec, generator = bound_spec(scorer.target, target), torch.Generator().manual_seed(seed)
+    plain = _flat(explain(scorer.images, spec))
+    changes = []
+    for _ in range(draws):
+        drawn = torch.rand(scorer.images.shape[1:], generator=generator, dtype=torch.float64)
+        shift = (radius * (2 * drawn - 1)).to(scorer.images)
+        moved = _flat(explain(scorer.images + shift, spec))
+        changes.append((moved - plain).norm(dim=1) / plain.norm(dim=1))
+    protocol = scorer.protocol("stability", radius=radius, draws=draws, seed=seed)
+    return Stability(torch.stack(changes, dim=1), protocol)
+
+
+def _flat(maps: Tensor) -> Tensor:
+    return checked(maps).flatten(1).cpu()

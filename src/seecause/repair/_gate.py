@@ -18,7 +18,7 @@ from typing import Literal
 import torch
 
 from seecause.errors import BadOption
-from seecause.metrics.groups import clopper_pearson
+from seecause.metrics.accuracy import clopper_pearson
 from seecause.repair.audit import ENOUGH, MOSTLY, BackgroundAudit
 
 CheckOutcome = Literal["pass", "not shown", "missed"]

@@ -31,7 +31,7 @@ from seecause.errors import BadOption, NothingRight
 from seecause.heads.erase import Masks
 from seecause.heads.gains import Gains, information_gains
 from seecause.heads.pictures import Pictures, Progress, model_for, no_progress, pictures_of
-from seecause.metrics.groups import GroupAccuracy
+from seecause.metrics.accuracy import GroupAccuracy
 from seecause.metrics.statistics import bootstrap_interval
 from seecause.models._settled import settles
 from seecause.models.base import ImageModel, protocol

@@ -29,7 +29,7 @@ from seecause._random import bits
 from seecause.errors import BadOption
 from seecause.heads.baselines import LastLayer, features
 from seecause.heads.pictures import Pictures, logits_of, logits_piece
-from seecause.metrics.groups import GroupAccuracy, group_accuracy
+from seecause.metrics.accuracy import GroupAccuracy, group_accuracy
 from seecause.models.base import ImageModel
 from seecause.models.view import VisionModel
 from seecause.repair.eye import EyeMasks

@@ -13,7 +13,7 @@ from seecause.heads._audit import ENOUGH, SHOWN, SOME, Audit
 from seecause.heads._outcomes import ELSEWHERE, SWAP, Examples, top_answers
 from seecause.heads.erase import Erasure
 from seecause.heads.gains import FEW
-from seecause.metrics.groups import GroupAccuracy
+from seecause.metrics.accuracy import GroupAccuracy
 from seecause.models.base import ImageModel
 from seecause.report.cards import GridCell
 from seecause.report.folder import rows_csv

@@ -41,9 +41,9 @@ from seecause.app.panels.show import (
 from seecause.app.workshop import Desk
 from seecause.attribution.attribute import attribute
 from seecause.attribution.caap import make_plan
-from seecause.attribution.caap_cnn import sweep_features
 from seecause.attribution.evidence import PatchSet, evidence as find_evidence
 from seecause.attribution.registry import find
+from seecause.attribution.stages import sweep_features
 from seecause.data.images import to_pil
 from seecause.engine.blanks import blank_image
 from seecause.engine.sweep import Sweep, SweepPlan

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from seecause import critters
 from seecause.critters import BACKGROUNDS, CLASSES, Latents, Regime, find_regime
-from seecause.metrics.groups import group_accuracy
+from seecause.metrics.accuracy import group_accuracy
 from seecause.models.preprocess import Preprocess
 
 _HALF = (0.5, 0.5, 0.5)  # as mean and deviation: pixels in [0, 1] become [-1, 1]

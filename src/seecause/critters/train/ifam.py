@@ -41,7 +41,7 @@ from seecause.faithful import IFAM, calibrate, intervene, load, parameter_groups
 from seecause.faithful.config import cosine, set_pace
 from seecause.faithful.interventions import best_of, try_interventions
 from seecause.faithful.losses import TrainingLosses
-from seecause.metrics.groups import GroupAccuracy, group_accuracy
+from seecause.metrics.accuracy import GroupAccuracy, group_accuracy
 from seecause.metrics.segmentation import Overlap, overlap
 
 LOSSES = (

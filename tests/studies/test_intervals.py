@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-
-from seecause.metrics.ratios import estimate, ratio_difference, resampled_ratio, resamplings
+from cells_intervals import estimate, ratio_difference, resampled_ratio, resamplings
 
 
 def float64(values):

@@ -1,4 +1,5 @@
-"""Accuracy by group: an average hides the groups a shortcut fails on.
+"""How good are a model's answers? Accuracy by group: an average hides the groups a shortcut fails
+on.
 
 Two numbers go by the name "adjusted average" and are told apart here: `train_weighted_average`
 weighs the groups of the test set as the training set has them (Sagawa et al. 2020),
@@ -9,6 +10,17 @@ The Backgrounds Challenge (Xiao et al. 2020) asks how much accuracy another back
 on ImageNet-9, whose nine classes each gather some of ImageNet-1k's. The answer of an ImageNet-1k
 model is the class its largest logit belongs to; 630 of 1,000 classes belong to none (-1) and are
 always wrong.
+
+Does a classifier know how sure it may be?
+
+    NLL = -log p(y | x)
+    ECE = sum_b n_b / n |accuracy_b - confidence_b|          (Naeini et al. 2015; Guo et al. 2017)
+
+The confidence of a photo is the largest probability. It is binned into `bins` intervals of equal
+width on [0, 1], each closed on the left; the last one is closed on both sides. 15 bins and L1 as in
+torchmetrics, which differs in one thing: there a confidence of exactly 1 has a bin of its own.
+Lower is better, both. `auroc` is the area under the ROC curve: how often a positive photo scores
+above a negative one; exact, by scikit-learn, ties count half.
 """
 
 from __future__ import annotations
@@ -83,14 +95,12 @@ class GroupAccuracy:
     def train_weighted_average(self, train: Mapping[Group, float]) -> float:
         """Over groups, each as often as training met it: `train` holds counts or probabilities. A
         group met there must have been tested."""
-        untested = [
-            group for group, share in train.items() if share > 0 and group not in self.groups
-        ]
+        met = [group for group, share in train.items() if share > 0]
+        untested = [group for group in met if group not in self.groups]
         if untested:
             raise BadOption("train", f"groups {untested}", "only groups that the test set has too")
-        weights = torch.tensor(
-            [float(train.get(group, 0.0)) for group in self.groups], dtype=torch.float64
-        )
+        shares = [float(train.get(group, 0.0)) for group in self.groups]
+        weights = torch.tensor(shares, dtype=torch.float64)
         return float((weights * self.accuracy).sum() / weights.sum())
 
     def intervals(self, confidence: float = 0.95) -> Tensor:
@@ -110,19 +120,13 @@ def group_accuracy(right: Tensor, groups: Tensor | Sequence[Group | None]) -> Gr
     """
     right = right.detach().cpu().bool()
     if not isinstance(groups, Tensor) and None in groups:
-        raise BadOption(
-            "groups",
-            f"none for sample {list(groups).index(None)}",
-            "a group for every sample; not every dataset has them",
-        )
+        without = f"none for sample {list(groups).index(None)}"
+        raise BadOption("groups", without, "a group for every sample; not every dataset has them")
     codes = torch.as_tensor(groups).cpu()
     codes = codes[:, None] if codes.ndim == 1 else codes
     if len(right) == 0 or len(codes) != len(right):
-        raise BadOption(
-            "groups",
-            f"{len(codes)} of them",
-            f"one for each of the {len(right)} samples, and at least one",
-        )
+        expected = f"one for each of the {len(right)} samples, and at least one"
+        raise BadOption("groups", f"{len(codes)} of them", expected)
     names, member = codes.unique(dim=0, return_inverse=True)
     count = len(names)
     return GroupAccuracy(
@@ -141,10 +145,9 @@ def clopper_pearson(right: Tensor, total: Tensor, confidence: float = 0.95) -> T
         raise BadOption("confidence", confidence, "a share between 0 and 1")
     tail = (1 - confidence) / 2
     k, n = right.double().numpy(), total.double().numpy()
-    low = torch.from_numpy(beta.ppf(tail, k, n - k + 1)).nan_to_num(nan=0.0)  # undefined for k = 0
-    high = torch.from_numpy(beta.ppf(1 - tail, k + 1, n - k)).nan_to_num(
-        nan=1.0
-    )  # undefined for k = n
+    low, high = beta.ppf(tail, k, n - k + 1), beta.ppf(1 - tail, k + 1, n - k)
+    low = torch.from_numpy(low).nan_to_num(nan=0.0)  # undefined for k = 0
+    high = torch.from_numpy(high).nan_to_num(nan=1.0)  # undefined for k = n
     return torch.stack([low, high], dim=-1)
 
 
@@ -173,3 +176,78 @@ def background_gap(same: Tensor, random: Tensor) -> float:
     if len(same) == 0 or len(random) == 0:
         raise BadOption("same", f"{len(same)} and {len(random)} photos", "photos of both variants")
     return float(same.to(torch.float64).mean() - random.to(torch.float64).mean())
+
+
+@dataclass(frozen=True, eq=False)
+class Calibration:
+    """What each bin holds: how many photos [bins], and their mean confidence and accuracy [bins]
+    float64 (NaN for an empty bin)."""
+
+    count: Tensor
+    confidence: Tensor
+    accuracy: Tensor
+
+    @property
+    def error(self) -> float:
+        """ECE."""
+        gaps = (self.accuracy - self.confidence).abs().nan_to_num(nan=0.0)
+        return float((gaps * self.count).sum() / self.count.sum())
+
+    @property
+    def largest(self) -> float:
+        """The gap of the worst bin, MCE."""
+        return float((self.accuracy - self.confidence).abs().nan_to_num(nan=0.0).max())
+
+
+def nll(logits: Tensor, labels: Tensor) -> Tensor:
+    """[N] float64 in nats, of logits [N, C] and labels [N]."""
+    logits, labels = checked_logits(logits, labels)
+    return -logits.log_softmax(dim=1).gather(1, labels[:, None])[:, 0]
+
+
+def calibration(logits: Tensor, labels: Tensor, *, bins: int = 15) -> Calibration:
+    """Confidence against accuracy, of logits [N, C] and labels [N]."""
+    if bins < 1:
+        raise BadOption("bins", bins, "at least one bin")
+    logits, labels = checked_logits(logits, labels)
+    confidence, answer = logits.softmax(dim=1).max(dim=1)
+    edges = torch.linspace(0, 1, bins + 1, dtype=torch.float64)[1:-1]
+    member = torch.bucketize(confidence, edges, right=True)  # [N], 0 to bins - 1
+    count = torch.bincount(member, minlength=bins)
+    sure, right = (
+        torch.zeros(bins, dtype=torch.float64).index_add(0, member, values)
+        for values in (confidence, (answer == labels).double())
+    )
+    return Calibration(count, sure / count, right / count)
+
+
+def checked_logits(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """Both on the CPU, logits in float64; or what is wrong with them."""
+    if logits.ndim != 2 or labels.shape != logits.shape[:1] or len(labels) == 0:
+        expected = f"[N] beside logits [N, C], which are {list(logits.shape)}, and at least one"
+        raise BadOption("labels", list(labels.shape), expected)
+    low, high = int(labels.min()), int(labels.max())
+    if low < 0 or high >= logits.shape[1]:
+        raise BadOption("labels", f"{low} to {high}", f"classes 0 to {logits.shape[1] - 1}")
+    return logits.detach().double().cpu(), labels.detach().cpu().long()
+
+
+def auroc(logits: Tensor, labels: Tensor) -> float:
+    """Of logits [N, C] and labels [N]. Two classes: by the probability of class 1. More: the mean
+    over classes of one against the rest."""
+    from sklearn.metrics import roc_auc_score
+
+    logits, labels = checked_logits(logits, labels)
+    missing = [name for name in range(logits.shape[1]) if not (labels == name).any()]
+    if missing or logits.shape[1] < 2:
+        raise BadOption(
+            "labels",
+            f"no sample of class {missing[0] if missing else 1}",
+            "samples of every class: the curve needs positives and negatives",
+        )
+    probabilities = logits.softmax(dim=1)
+    areas = [
+        float(roc_auc_score((labels == name).numpy(), probabilities[:, name].numpy()))
+        for name in range(logits.shape[1])
+    ]
+    return areas[1] if len(areas) == 2 else float(torch.tensor(areas, dtype=torch.float64).mean())
