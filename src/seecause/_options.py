@@ -71,8 +71,8 @@ def accepts(hint: Any, value: Any) -> bool:
         return right_length and all(map(accepts, parts, value))
     if kind is not None and isinstance(kind, type) and issubclass(kind, Sequence):
         return isinstance(value, tuple | list) and all(accepts(parts[0], item) for item in value)
-    if kind is dict:
-        return isinstance(value, dict)
+    if isinstance(kind, type) and issubclass(kind, Mapping):
+        return isinstance(value, kind)
     if hint in (None, type(None)):
         return value is None
     if hint in (int, float):
@@ -95,7 +95,7 @@ def _words(hint: Any) -> Iterator[str]:
             yield from _words(part)
     elif kind is Literal:
         yield ", ".join(map(str, parts))
-    elif kind is dict:
+    elif isinstance(kind, type) and issubclass(kind, Mapping):
         yield "a table"
     elif kind is tuple and ... not in parts:
         yield f"{len(parts)} values such as 1,8"

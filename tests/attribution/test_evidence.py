@@ -159,7 +159,7 @@ def test_what_cannot_be_done_is_said():
     native = tiny("timm_registers")
     model, images = view(native, check=False), pictures(native)
     for options, message in (
-        ({"points": 0}, "above 0"),
+        ({"points": 0}, "at least 1"),
         ({"maps": torch.zeros(2, 3, 3)}, r"\[2, 4, 6\]"),
         ({"maps": torch.zeros(4, 6)}, r"\[2, 4, 6\]"),
         ({"maps": torch.zeros(24)}, r"\[2, 4, 6\]"),

@@ -65,6 +65,9 @@ def test_a_path_is_complete_and_chunks_do_not_matter():
         difference = model(images)[:, 1] - model(blank)[:, 1]
     total = maps.maps.sum(dim=(1, 2))
     assert_close(total, difference, atol=0, rtol=0.01)
+    checks = {name: torch.tensor(values) for name, values in maps.manifest["checks"].items()}
+    assert_close(checks["difference"].to(total), difference)
+    assert_close(checks["completeness gap"].to(total), total - difference)
     with sc.budget(1):
         assert_close(sc.attribute(model, images, 1, **options).maps, maps.maps)
 

@@ -42,7 +42,7 @@ REFUSED = [
     ("infidelity", {"share": 0.0}, "between 0 and 1"),
     ("saco", {"groups": 1}, "the number of patches"),
     ("energy", {"k": 0}, "1 to 9216 pixels"),
-    ("stability", {"draws": 0}, "at least one draw"),
+    ("stability", {"draws": 0}, "at least 1"),
     ("parameter-randomisation", {"steps": 1000}, "a step for each layer"),
 ]
 

@@ -141,6 +141,9 @@ def test_sensitivity_n_is_the_mean_over_sizes(setting):
         atol=1e-10,
         rtol=0,
     )
+    tenths = [0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8]  # as in the paper, unless told otherwise
+    usual, named = (sensitivity_n(model, images, maps, 2, **x) for x in ({}, {"shares": tenths}))
+    assert torch.equal(usual, named)
 
 
 def test_subsets_have_their_size_and_their_seed():

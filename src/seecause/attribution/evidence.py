@@ -132,10 +132,9 @@ def evidence(
     >>> sets.enough.exists.all(), sets.enough.patches.shape
     (tensor(True), torch.Size([2, 12, 12]))
     """
-    given = {"maps": maps, "method": method, "blank": blank, "points": points, "seed": seed}
+    given = {"maps": maps, "method": method, "options": options}
+    given |= {"blank": blank, "points": points, "seed": seed}
     check_options("evidence", evidence, given)
-    if not isinstance(options, Mapping | None):
-        raise BadOption("options", options, "a table of the method's options")
     model = as_view(model)
     with model.settled(frozen=True), budget(memory().limit) as held:
         images = as_images(model, images)

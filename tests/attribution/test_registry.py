@@ -1,0 +1,139 @@
+"""The list of methods is what files register, every option reaches the arithmetic, and batches join
+to what they are parts of."""
+
+from __future__ import annotations
+
+import importlib
+from functools import cache
+
+import pytest
+import torch
+
+import seecause as sc
+from seecause.attribution import registry
+from seecause.attribution.registry import FILES, Maps, find, join, methods
+from seecause.target import Target
+from tests.families.conv import tiny_conv
+from tests.helpers import view
+from tests.tiny import pictures, tiny
+
+# a value that is not the default, under which the map of a tiny model must change
+OTHERS = {
+    **{"start": 2, "stage": None, "steps": 3, "samples": 3, "masks": 6, "cells": 3, "p": 0.3},
+    **{"select": "none", "blank": "noise", "baseline": "black", "tail": "all"},
+    **{"layers": (2, None), "direction": "delete", "approx": "e-caap", "stride": 2, "law": "iid"},
+    **{"propagate_registers": True, "eps": 0.2, "antithetic": True, "space": "pixel"},
+    **{"mixer": "relu", "unit": "constant", "pairing": "output", "fusion": "max", "discard": 0.5},
+    **{"compat": True, "noise": 0.5, "show": "signed", "normalise": "mask", "keep": 0.3},
+    **{"edge": 0.5, "factor": 0.5, "suppress": "multiply", "kappa": 0.1, "most": 2, "width": 0.1},
+    **{"threshold": 0.5, "guide": "sobel", "candidates": 2, "reach": 0.2, "faint": 0.0},
+    **{"gamma": 0.5, "kappa of mda": 0.2, "variant": "b", "seed": 1},
+}
+# what must stand beside an option for it to matter, and what makes a run short
+BESIDE = {
+    "seed": {"blank": "noise", "baseline": "noise"},
+    "antithetic": {"masks": 4},
+    "kappa of mda": {"gamma": 1.0},
+    "classes": {},
+}
+SHORT = {"steps": 2, "samples": 2, "masks": 4, "candidates": 1}
+UNSEEN = {
+    ("libra-ixg+", "unit"),  # of cosine heads
+    *((name, "classes") for name in ("caap", "mosaic", "rise")),  # maps beside the map
+}
+
+
+@cache
+def setting(family: str):
+    conv = family == "timm_resnet"
+    native = tiny_conv(family) if conv else tiny(family)
+    return view(native, check=False), pictures(native, batch=1, seed=3)
+
+
+def cases():
+    for family, architecture in (("timm_registers", "transformer"), ("timm_resnet", "staged")):
+        for name, entry in methods(architecture).items():
+            for option in entry.options:
+                if (name, option) not in UNSEEN and not _is_plugin(entry):
+                    yield pytest.param(family, name, option, id=f"{name}-{option}-{architecture}")
+
+
+def _is_plugin(entry) -> bool:
+    return not entry.run.__module__.startswith("seecause.")
+
+
+@pytest.mark.parametrize(("family", "name", "option"), list(cases()))
+def test_every_option_reaches_the_arithmetic(family, name, option):
+    model, images = setting(family)
+    entry = find(name, model.architecture)
+    key = f"{option} of {name}" if f"{option} of {name}" in OTHERS else option
+    value = OTHERS.get(key)
+    if option == "score":
+        value = "prob" if entry.options["score"] == "logit" else "logit"
+    if option == "stage":
+        value = model.stages[0].name
+    if option == "variant" and model.architecture == "staged":
+        value = "layer"
+    beside = {k: v for k, v in {**SHORT, **BESIDE.get(key, {})}.items() if k in entry.options}
+    beside.pop(option, None)
+    plain = {option: SHORT[option]} if option in SHORT else {}
+    maps = [
+        sc.attribute(model, images, 3, name, **{**beside, **own}).maps
+        for own in (plain, {option: value})
+    ]
+    assert maps[0].shape == maps[1].shape and not torch.equal(*maps)
+
+
+SIGNED = {"atman", "attcat", "caap+mosaic", "integrated-gradients", "ixg", "ixg+", "libra-ixg+"}
+SIGNED |= {"mosaic", "simple-deletion"}
+
+
+@pytest.mark.parametrize("family", ["timm_registers", "timm_resnet"])
+def test_methods_know_their_class_and_their_sign_as_they_say(family):
+    model, images = setting(family)
+    for name, entry in methods(model.architecture).items():
+        if _is_plugin(entry):
+            continue
+        short = {key: value for key, value in SHORT.items() if key in entry.options}
+        maps = [sc.attribute(model, images, target, name, **short).maps for target in (1, 3)]
+        assert torch.equal(*maps) == (not entry.class_specific), name
+        assert entry.signed == (name in SIGNED), name
+        assert not entry.signed or torch.cat(maps).min() < 0, name
+
+
+def test_files_register_what_the_list_says():
+    registered = {
+        file: {
+            entry.name
+            for kind in registry._METHODS.values()
+            for entry in kind.values()
+            if entry.run.__module__
+            == importlib.import_module(f"seecause.attribution.{file}").__name__
+        }
+        for file in FILES
+    }
+    assert registered == {file: set(names) for file, names in FILES.items()}
+    assert find("caap", "conv") is find("caap", "staged") is not find("caap")
+
+
+def test_parts_join_to_one_batch_with_all_they_have():
+    def part(start, stop):
+        rows = torch.arange(start, stop, dtype=torch.float64)
+        target = Target(rows.long(), rows.long() + 1, logits=rows[:, None] + torch.arange(9))
+        return Maps(
+            rows[:, None],
+            target,
+            native=rows[:, None, None],
+            class_maps=rows[:, None, None] + torch.arange(4),
+            used={"tail": "source"},
+            errors=rows[:, None] / 2,
+            checks={"gap": rows * 3},
+        )
+
+    joined, whole = join([part(0, 2), part(2, 5)]), part(0, 5)
+    for name in ("scores", "native", "class_maps", "errors"):
+        assert torch.equal(getattr(joined, name), getattr(whole, name))
+    for name in ("classes", "against", "logits"):
+        assert torch.equal(getattr(joined.target, name), getattr(whole.target, name))
+    assert torch.equal(joined.checks["gap"], whole.checks["gap"]) and joined.used == whole.used
+    assert join([Maps(torch.zeros(1, 1), Target())]).class_maps is None

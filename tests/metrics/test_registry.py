@@ -1,0 +1,99 @@
+"""Every option of every metric reaches the arithmetic; what a metric does not have is refused."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from seecause._options import keyword_options
+from seecause.data.dataset import IGNORE
+from seecause.errors import BadOption
+from seecause.metrics import MetricInputs, measure, metrics
+from tests.helpers import noise
+from tests.linear import GRID, PATCH, SIZE, contributions, linear_model, patch_sums
+
+OTHERS = {  # values under which a number must change
+    **{"steps": 3, "order": "patch", "upsample": "nearest", "blur": "gaussian", "fill": 0.5},
+    **{"score": "logit", "ties": 5, "shares": (0.4,), "noise": 0.5, "seed": 1, "groups": 3},
+    **{"share": 0.6, "subsets": 7, "correlation": "pearson", "scaled": True, "cells": 2},
+    **{"radius": 0.5, "draws": 3, "k": 30, "ignore": None, "other": 1},
+}
+BESIDE = {"upsample": {"order": "pixel"}}  # for an option to matter
+DRAWN = {"parameter-randomisation", "parts"}  # need a copy of a network, and pictures drawn again
+
+
+@pytest.fixture(scope="module")
+def inputs():
+    model, images = linear_model(), noise(2, 3, *SIZE, seed=5)
+    masks = (noise(2, *SIZE, seed=6) > 0.3).to(torch.uint8)
+    masks[:, :3] = IGNORE
+    maps = noise(2, *GRID, seed=7).round()  # with ties
+
+    def explain(pictures, target):
+        return contributions(model, pictures.abs(), torch.as_tensor(target))
+
+    return MetricInputs(model, images, maps, torch.tensor([2, 3]), masks=masks, explain=explain)
+
+
+def cases():
+    return [
+        pytest.param(name, option, id=f"{name}-{option}")
+        for name, entry in metrics().items()
+        if name not in DRAWN and entry.run.__module__.startswith("seecause.")
+        for option in keyword_options(entry.run)
+    ]
+
+
+@pytest.mark.parametrize(("name", "option"), cases())
+def test_every_option_reaches_the_arithmetic(inputs, name, option):
+    known = keyword_options(metrics()[name].run)
+    value = OTHERS[option]
+    if option == "order" and known["order"] == "patch":
+        value = "pixel"
+    if option == "score" and known["score"] == "logit":
+        value = "prob"
+    beside = {key: own for key, own in BESIDE.get(option, {}).items() if key in known}
+    if "k" in known and option != "k":
+        beside["k"] = 50
+    plain = {"k": 50} if option == "k" else {}
+    first = measure(name, inputs, **beside, **plain)
+    second = measure(name, inputs, **{**beside, option: value})
+    assert any(not torch.equal(first[column], second[column]) for column in first)
+
+
+@pytest.mark.parametrize("name", sorted(set(metrics()) - DRAWN))
+def test_what_a_metric_does_not_have_is_refused_in_words(inputs, name):
+    with pytest.raises(BadOption, match="option 'colour'"):
+        measure(name, inputs, colour="red")
+
+
+BY_MEANING = {  # columns that a map and its opposite share, or that explain again
+    **{"gini": "higher", "entropy": "lower", "relevance-mass": "higher"},
+    **{"random-logit": "lower", "random-logit-abs": "lower", "mprt": "lower", "mprt-abs": "lower"},
+    **{"max-sensitivity": "lower", "avg-sensitivity": "lower"},
+    **{"part-correctness": "higher", "part-contrastivity": "higher"},
+    "background-independence": "higher",
+}
+
+
+@pytest.mark.parametrize("name", sorted(metrics()))
+def test_columns_are_better_the_way_they_say(inputs, name):
+    """The exact map of a linear model beats its opposite."""
+    entry, options = metrics()[name], {"k": 50} if name == "energy" else {}
+    if "maps" not in entry.takes:
+        assert {column: entry.columns[column].better for column in entry.columns} == {
+            column: BY_MEANING[column] for column in entry.columns
+        }
+        return
+    exact = patch_sums(contributions(inputs.model, inputs.images, inputs.target))  # [B, gh, gw]
+    masks = (exact > 0).repeat_interleave(PATCH, 1).repeat_interleave(PATCH, 2)
+    good, bad = (
+        measure(name, replace(inputs, maps=maps, masks=masks), **options)
+        for maps in (exact, -exact)
+    )
+    for column, known in entry.columns.items():
+        gap = float((good[column] - bad[column]).mean())
+        expected = BY_MEANING.get(column, "higher" if gap > 0 else "lower")
+        assert known.better == expected and (gap == 0) == (column in BY_MEANING)
