@@ -41,8 +41,7 @@ from seecause.heads.pictures import (
     read_pictures,
 )
 from seecause.metrics import background_gap, in9_answers, in9_right
-from seecause.metrics._calibration import calibration
-from seecause.metrics.groups import group_accuracy
+from seecause.metrics.accuracy import calibration, group_accuracy
 from seecause.metrics.sanity import copied
 from tests.tiny import scramble
 
