@@ -15,11 +15,15 @@ from seecause.data.imagenet9 import open_imagenet9
 from seecause.errors import (
     BadOption,
     DataMissing,
+    MissingWeights,
+    UnknownName,
 )
 from seecause.faithful import (
+    Thresholds,
     TrainedNetwork,
     data as faithful_data,
     evaluate,
+    open_network,
 )
 from seecause.faithful.data import (
     StepShares,
@@ -31,6 +35,7 @@ from seecause.faithful.data import (
     open_val,
     read_batches,
 )
+from seecause.faithful.evaluation import _Test, silent
 from seecause.faithful.examine import Examination, examine
 from seecause.faithful.training import new_net
 from seecause.metrics.segmentation import Overlap
@@ -211,3 +216,40 @@ def test_reading_leaves_the_global_generator_and_pins_where_a_gpu_waits(tmp_path
             [6],
         ]
     assert torch.equal(torch.get_rng_state(), before) and pinned == [False, True]
+
+
+def test_thresholds_are_made_where_they_are_not_those_of_all_pictures_and_kept_if_they_are(
+    tmp_path, monkeypatch
+):
+    """Thresholds of some training pictures are for one look only."""
+    net, made, kept = tiny_net(), [], []
+    place = "seecause.faithful.evaluation"
+    monkeypatch.setattr(f"{place}.calibrate", lambda net, images, q, by: made.append((q, by)))
+    monkeypatch.setattr(f"{place}.keep_thresholds", lambda run, net: kept.append(run))
+    monkeypatch.setattr(TrainedNetwork, "train_pictures", lambda self, limit: range(limit or 9))
+    run = TrainedNetwork("n", net, "d", run=tmp_path)
+
+    def look(network, calibration):
+        made.clear(), kept.clear()
+        test = _Test(network, [], None, 2, calibration, False, silent)
+        test.calibrate([0.9], "dot")
+        return len(made), len(kept)
+
+    assert look(run, None) == (1, 1) and kept == [tmp_path] and made == [([0.9], "dot")]
+    assert look(run, 4) == (1, 0)
+    net.thresholds[0.9, "dot"] = Thresholds(0.9, "dot", (1.0,) * 3, pictures=9)
+    assert look(run, None) == (0, 0) and look(run, 4) == (1, 0)
+    shipped = TrainedNetwork("n", net, "d")
+    monkeypatch.setattr(TrainedNetwork, "train_pictures", lambda self, limit: range(limit or 5))
+    assert look(shipped, None) == (0, 0)  # it brings its own
+    assert look(shipped, 4) == (1, 0) and look(run, None) == (1, 1)
+
+
+def test_networks_that_are_not_there_are_named_as_what_they_are(tmp_path):
+    for name, error, message in (
+        ("builtin:nonsense", UnknownName, "builtin model is called 'nonsense'"),
+        ("builtin:critters-vit", BadOption, "an iFAM network.*VisionTransformer"),
+        (str(tmp_path), MissingWeights, "no run"),
+    ):
+        with pytest.raises(error, match=message):
+            open_network(name)

@@ -15,12 +15,12 @@ from seecause.critters import CLASSES
 from seecause.data.batch import to_batch
 from seecause.data.dataset import IGNORE, Sample
 from seecause.data.registry import open_data
-from seecause.errors import BadOption, MissingWeights, UnknownName
+from seecause.errors import BadOption
 from seecause.faithful import (
+    Intervention,
     LeaveOneOut,
     calibrate,
     intervene,
-    open_network,
     part_examples,
     train,
 )
@@ -176,6 +176,11 @@ def test_miou_on_random_cuts_is_another_number(scenes):
     cut = examine(net, RandomCuts(data, frame_of(net).preprocess)).table()
     again = examine(net, RandomCuts(data, frame_of(net).preprocess)).table()
     assert cut == again and cut["miou"] != examine(net, data).table()["miou"]
+    heard: list[int] = []
+    test = _Test(TrainedNetwork("n", net), data, None, 2, None, True, silent)
+    assert test.numbers()["miou_public"] == pytest.approx(cut["miou"])
+    examine(net, data, batch=2, advance=heard.append)
+    assert heard == [2, 2, 1]
 
 
 def test_leave_one_out_tells_auc_of_two_classes():
@@ -339,7 +344,7 @@ def test_an_evaluation_shows_what_the_intervention_does_beside_the_plain_numbers
     scenes, monkeypatch
 ):
     net, data = scenes
-    trials = [Trial((), None, 0.5, 0.1), Trial((1,), None, 0.6, 0.4)]
+    trials = [Trial((), None, 0.5, 0.1), Trial((1,), 0.9, 0.6, 0.4, by="dot")]
     place = "seecause.faithful.evaluation"
     monkeypatch.setattr(f"{place}.try_interventions", lambda *_, **__: trials)
     monkeypatch.setattr(f"{place}.TrainedNetwork.val_pictures", lambda self: data)
@@ -347,7 +352,7 @@ def test_an_evaluation_shows_what_the_intervention_does_beside_the_plain_numbers
     test = _Test(TrainedNetwork("tiny", net), data, None, 2, None, False, silent)
     plain = Evaluation("d", 5, {"average": 0.5, "keypoints": 7.0})
     result = test.with_best_intervention(plain, [], "distance", "worst")
-    assert result.intervention.drop_parts == (1,) and result.chosen is trials[1]
+    assert result.intervention == Intervention((1,), 0.9, "dot") and result.chosen is trials[1]
     assert result.plain["average"] == 0.5
     assert (result.chosen_on, result.chosen_by, result.trials) == (data.name, "worst", trials)
     written = result.to_json()
@@ -356,15 +361,6 @@ def test_an_evaluation_shows_what_the_intervention_does_beside_the_plain_numbers
         "data": "d", "pictures": 5, "plain": plain.plain, "changed": result.changed,
     }  # fmt: skip
     assert result.changed == {"average": 0.9, "keypoints": 7.0}  # what cannot change stays
-
-
-def test_networks_that_are_not_there_are_named_as_what_they_are(tmp_path):
-    with pytest.raises(UnknownName, match="builtin model is called 'nonsense'"):
-        open_network("builtin:nonsense")
-    with pytest.raises(BadOption, match=r"an iFAM network.*VisionTransformer"):
-        open_network("builtin:critters-vit")
-    with pytest.raises(MissingWeights, match="no run"):
-        open_network(str(tmp_path))
 
 
 def test_a_network_is_chosen_and_tested_on_the_pictures_that_it_names(scenes, monkeypatch):

@@ -348,6 +348,17 @@ def test_a_replacement_that_was_killed_is_undone(finished, tmp_path):
     }
 
 
+def test_a_run_tells_what_it_was_trained_on(finished, tmp_path):
+    config, _, _ = finished
+    shutil.copytree(config.folder, tmp_path / "run")
+    other = dataclasses.replace(config, workers=3, limit=7, val_limit=5, val="folder:elsewhere")
+    other.save(tmp_path / "run" / "config.json")
+    network = sc.faithful.open_network(str(tmp_path / "run"))
+    assert (network.workers, network.run) == (3, tmp_path / "run") and not network.net.training
+    own = {"data": config.data, "val": "folder:elsewhere", "limit": 7, "val_limit": 5}
+    assert network.card_fields() == own | {"test": None}
+
+
 def test_reading_processes_change_no_evaluation(finished):
     config, _, _ = finished
     _, net = open_run(config.folder)

@@ -6,12 +6,13 @@ from __future__ import annotations
 import pytest
 import torch
 
+import seecause as sc
 from seecause.critters.train.llava_model import RECIPES, build_llava, make_words
-from seecause.errors import BadOption, BadPrompt
-from seecause.lvlm import MaskEngine, make_bank, wrap
+from seecause.errors import BadOption, BadPrompt, WeakAnswer
+from seecause.lvlm import LVLM, MaskEngine, make_bank, wrap
 from seecause.models.decoder import restrict
 from tests.families.lvlm import photo, tiny_lvlm
-from tests.lvlm.scenes import QUESTION, scene
+from tests.lvlm.scenes import QUESTION, TOKEN, scene
 from tests.lvlm.toy import pictures, toy_engine
 
 
@@ -86,3 +87,30 @@ def test_planted_heads_alone_have_attention_on_the_picture():
                 rows.sum(dim=1), seen.mass[layer, :, head], atol=1e-12, rtol=0
             )
             assert bool((rows > 0).any()) == ((layer, head) == (1, 2))
+
+
+def test_an_answer_without_numbers_is_refused(monkeypatch):
+    here = scene("llava")
+    nothing = torch.full_like(here.engine.readout, torch.nan)
+    monkeypatch.setattr(LVLM, "readout", lambda *_: nothing)
+    with pytest.raises(WeakAnswer):
+        MaskEngine(here.lvlm, here.engine.prompt, None, here.bank, answer=[TOKEN], floor=None)
+
+
+def test_a_protocol_says_what_was_asked_of_which_model():
+    here = scene("llava")
+    picture = photo(here.native.size)
+    options = {"answer": [3, TOKEN], "position": 1, "floor": None, "vocabulary": 30}
+    engine = MaskEngine(here.lvlm, picture, QUESTION, here.bank, **options)
+    own = engine.protocol()
+    expected = {
+        "model": here.lvlm.name, "fingerprint": here.lvlm.fingerprint(), "question": QUESTION,
+        "answer": here.lvlm.pieces(torch.tensor([TOKEN]))[0], "target": TOKEN, "position": 1,
+        "bank": {"mode": "shape", "pictures": 3, "size": None}, "image_tokens": "4 x 4",
+        "text": list(engine.prompt.pieces), "vocabulary": 30, "floor": None,
+        "intact": engine.intact, "ablated": engine.ablated, "dtype": "float64", "device": "cpu",
+        "seecause": sc.__version__, "torch": torch.__version__,
+    }  # fmt: skip
+    assert own == expected
+    ends = engine.adjusted(torch.tensor([[0.0], [1.0]]).expand(2, 16)).tolist()
+    assert [engine.ablated, engine.intact] == ends
