@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 
 import seecause.cli
 from seecause.cli import COMMANDS, HOMES, app
-from seecause.cli.options import Reading, Where
+from seecause.cli.options import ReadOptions, RunOptions
 from seecause.cli.progress import counting, dressed, plain, starting
 from seecause.cli.workers import WorkerOptions
 from tests.cli import declared
@@ -169,9 +169,9 @@ def test_every_option_of_a_group_is_used():
                 missing = {field.name for field in fields(kind)} - read_fields(function, name, kind)
                 assert not missing, f"{' '.join(words)}: {sorted(missing)}"
     assert groups > 30
-    for kind in (Reading, WorkerOptions):  # groups inside groups are read as a whole
+    for kind in (ReadOptions, WorkerOptions):  # groups inside groups are read as a whole
         assert read_fields(kind.made, "self", kind) == {field.name for field in fields(kind)}
-    assert read_fields(Where.made, "self", Where) == {"device", "dtype"}
+    assert read_fields(RunOptions.made, "self", RunOptions) == {"device", "dtype"}
 
 
 def test_help_says_what_to_write():

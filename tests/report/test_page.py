@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,7 +18,15 @@ from seecause.repair.result import Candidate
 from seecause.report import page as page_module
 from seecause.report.cards import MapView
 from seecause.report.discover import _crops
-from seecause.report.explain import explain_panel, explain_section, explain_to_folder
+from seecause.report.explain import (
+    _data,
+    _sorter,
+    _title,
+    card_text,
+    explain_panel,
+    explain_section,
+    explain_to_folder,
+)
 from seecause.report.findings import answer_text
 from seecause.report.folder import check_out, result_folder
 from seecause.report.overlay import scale_of
@@ -248,3 +257,28 @@ def test_explanations_do_not_go_where_other_things_are(tmp_path):
     (tmp_path / "thesis.txt").write_text("years of work")
     with pytest.raises(BadOption, match="--overwrite"):
         explain_to_folder(tmp_path, [], [], [])
+
+
+def test_cards_are_sorted_by_what_is_known_of_their_pictures():
+    row = {"answers": [{"probability": 0.75}], "right": False, "background": 0.4}
+    wrong = {"confidence": "0.75", "answer": "wrong", "error": "0.75", "background": "0.4"}
+    assert _data(row) == wrong
+    assert _data({**row, "right": True}) == {**wrong, "answer": "right", "error": "-0.75"}
+    assert _data({"answers": row["answers"]}) == {"confidence": "0.75"}
+    plain = str(_sorter([{"answers": []}]))
+    assert "least confident first" in plain and "worst errors" not in plain
+    known = str(_sorter([{"truth": "cat"}, {"background": 0.0}]))
+    assert "worst errors first" in known and "most on the background first" in known
+
+
+def test_a_card_says_whether_the_answer_is_right_and_where_the_map_lies():
+    known = replace(
+        explanation(), truths=["tabby", "dog"], background=[0.25, None], background_area=[0.5, 0.5]
+    )
+    assert card_text(known, 0) == (
+        "tabby, probability 0.750; right; 25 % of the map on the background (an even map: 50 %)"
+    )
+    assert card_text(known, 1) == "tabby, probability 0.750; wrong: it is dog"
+    assert _title("caap", known.runs["caap"], 0) == "caap: probability of tabby"
+    assert _title("mosaic", known.runs["caap"], 0) == "mosaic: slope of the probability of tabby"
+    assert _title("rollout", known.runs["caap"], 0) == "rollout: the same for every class"

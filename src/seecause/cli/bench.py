@@ -16,7 +16,7 @@ from seecause._files import place
 from seecause.cli.options import (
     ModelOptions,
     Quiet,
-    Where,
+    RunOptions,
     check_methods,
     named_option,
     names,
@@ -150,7 +150,7 @@ class BenchRun:
         ),
     ] = None
     shard_size: Annotated[int, typer.Option(help="Images that are finished together.", min=1)] = 16
-    where: Where = Where()
+    where: RunOptions = RunOptions()
     quiet: Quiet = False
 
     def prepare(self, model: ModelOptions, option: Sequence[str] | None, **request: Any) -> Worker:

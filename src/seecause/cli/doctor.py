@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
-from seecause.cli.options import ModelOptions, Where
+from seecause.cli.options import ModelOptions, RunOptions
 from seecause.cli.progress import Facts
 from seecause.errors import BadOption
 
@@ -64,7 +64,7 @@ def doctor(
     list_classes: Annotated[
         bool, typer.Option("--list-classes", help="Also list the class names.")
     ] = False,
-    where: Where = Where(),
+    where: RunOptions = RunOptions(),
 ) -> Facts:
     """Check a model's view against the model itself and print what was found; without --model,
     describe this machine.

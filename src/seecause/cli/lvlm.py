@@ -20,7 +20,7 @@ from seecause.cli.lvlm_options import (
     LVLMName,
     LVLMRun,
     Machine,
-    Question,
+    QuestionOption,
     StudyEstimation,
     StudyFolder,
     StudySamples,
@@ -164,7 +164,7 @@ def _lines(trace: AnswerTrace) -> list[str]:
 
 def study(
     samples: StudySamples,
-    question: Question,
+    question: QuestionOption,
     asked: CalibratedModel = CalibratedModel(),
     estimation: StudyEstimation = StudyEstimation(),
     varied: Variations = Variations(),

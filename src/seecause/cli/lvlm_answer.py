@@ -12,7 +12,7 @@ import typer
 
 from seecause.cli.lvlm_options import (
     OPENING,
-    Answer,
+    AnswerOption,
     AskedPicture,
     Estimation,
     HeadEdit,
@@ -42,7 +42,7 @@ Length = Annotated[int, typer.Option(help="Tokens of the model's own answer, at 
 
 def answer(
     asked: AskedPicture,
-    answer: Answer = None,
+    answer: AnswerOption = None,
     length: Length = 24,
     estimation: Estimation = Estimation(),
     run: LVLMRun = LVLMRun(out=Path("answered")),

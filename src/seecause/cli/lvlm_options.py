@@ -46,11 +46,13 @@ class How(StrEnum):
 
 
 LVLMName = Annotated[str, typer.Option("--model", "-m", help=MODEL_HELP)]
-Picture = Annotated[str, typer.Argument(help=PICTURE_HELP, metavar="IMAGE", show_default=False)]
-Question = Annotated[
+PictureArgument = Annotated[
+    str, typer.Argument(help=PICTURE_HELP, metavar="IMAGE", show_default=False)
+]
+QuestionOption = Annotated[
     str, typer.Option("--question", help="What to ask about the picture.", show_default=False)
 ]
-Answer = Annotated[
+AnswerOption = Annotated[
     str | None, typer.Option(help="The answer to explain.", show_default="the model's own")
 ]
 Position = Annotated[int, typer.Option(help=POSITION_HELP, min=0)]
@@ -218,8 +220,8 @@ class CalibratedModel:
 class AskedPicture(CalibratedModel):
     """A question about a picture."""
 
-    image: Picture
-    question: Question
+    image: PictureArgument
+    question: QuestionOption
 
     def warn(self, *, quiet: bool) -> None:
         """That a model which knows Critters only is asked about another picture."""
@@ -231,7 +233,7 @@ class AskedPicture(CalibratedModel):
 class AskedWord(AskedPicture):
     """One word of its answer."""
 
-    answer: Answer = None
+    answer: AnswerOption = None
     position: Position = 0
     floor: Floor = 1.0
 

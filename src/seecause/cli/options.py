@@ -121,7 +121,7 @@ Size = Annotated[
 
 
 @dataclass(frozen=True, kw_only=True)
-class Where:
+class RunOptions:
     """Where a model runs."""
 
     device: DeviceOption = Device.auto
@@ -134,7 +134,7 @@ class Where:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Reading:
+class ReadOptions:
     """How a model is read, beyond what it tells itself."""
 
     class_names: ClassNames = None
@@ -164,9 +164,9 @@ class ModelOptions:
 
     model: ModelName = DEFAULT_MODEL
     weights: Weights = None
-    reading: Reading = Reading()
+    reading: ReadOptions = ReadOptions()
 
-    def open(self, where: Where, *, check: bool = True) -> ImageModel:
+    def open(self, where: RunOptions, *, check: bool = True) -> ImageModel:
         """Load it. The seed decides random weights."""
         reading = self.reading.made()  # what is wrong in it is said before anything is loaded
         import torch
@@ -238,7 +238,7 @@ class Output:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ModelRun(Output, Where):
+class ModelRun(Output, RunOptions):
     """Where a model runs, and the folder that is written."""
 
 

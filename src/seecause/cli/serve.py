@@ -8,7 +8,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from seecause.cli.options import DEFAULT_MODEL, ModelOptions, Quiet, Reading, Weights, Where
+from seecause.cli.options import (
+    DEFAULT_MODEL,
+    ModelOptions,
+    Quiet,
+    ReadOptions,
+    RunOptions,
+    Weights,
+)
 from seecause.cli.progress import starting
 from seecause.errors import BadOption
 
@@ -78,14 +85,14 @@ def register(app: typer.Typer) -> None:
 def serve(
     model: Models = None,
     weights: Weights = None,
-    reading: Reading = Reading(),
+    reading: ReadOptions = ReadOptions(),
     picture: Samples = None,
     data: Data = None,
     runs: Runs = None,
     host: Host = "127.0.0.1",
     port: Port = 8321,
     browser: Browser = False,
-    where: Where = Where(),
+    where: RunOptions = RunOptions(),
     quiet: Quiet = False,
 ) -> None:
     """A page on which patches, heads and parts can be touched. Nothing leaves this machine.

@@ -100,7 +100,7 @@ class Strip:
 
 
 @dataclass(frozen=True, eq=False)
-class Shown:
+class TitledPicture:
     """A finished picture under a title, with rows of a table below it where it has some."""
 
     title: str
@@ -118,7 +118,7 @@ class Card:
     strips: Sequence[Strip]
     caption: str = ""
     warnings: Sequence[str] = field(default=())
-    shown: Sequence[Shown] = ()
+    shown: Sequence[TitledPicture] = ()
     data: Mapping[str, str] = field(default_factory=dict)  # what cards are sorted and filtered by
 
     @property

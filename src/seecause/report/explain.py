@@ -18,7 +18,7 @@ from seecause.attribution.registry import find
 from seecause.attribution.result import MANIFEST, Attribution
 from seecause.errors import SeecauseError
 from seecause.report import findings
-from seecause.report.cards import Card, CardFile, MapView, Shown, Strip, render_cards
+from seecause.report.cards import Card, CardFile, MapView, Strip, TitledPicture, render_cards
 from seecause.report.folder import made_names, result_folder
 from seecause.report.overlay import Scale, legend, overlay, panel, picture, scale_of
 from seecause.report.page import (
@@ -324,17 +324,17 @@ def _findings(explanation: Explanation, index: int) -> dict[str, Any]:
     return numbers
 
 
-def _shown(explanation: Explanation, index: int) -> list[Shown]:
+def _shown(explanation: Explanation, index: int) -> list[TitledPicture]:
     """What is enough, what is needed, and the pairs, where they were asked for."""
-    shown: list[Shown] = []
+    shown: list[TitledPicture] = []
     if explanation.evidence is not None:
         both = explanation.evidence
         pictures = zip(both.sentence(index), both.overlay(index), strict=True)
-        shown += [Shown(words, image) for words, image in pictures]
+        shown += [TitledPicture(words, image) for words, image in pictures]
     if explanation.interactions is not None:
         image = findings.pairs_image(explanation.interactions, index)
         rows = findings.pair_rows(explanation.interactions, index)
-        shown.append(Shown(findings.PAIRS_TITLE, image, rows))
+        shown.append(TitledPicture(findings.PAIRS_TITLE, image, rows))
     return shown
 
 
