@@ -20,11 +20,12 @@ CPU = torch.device("cpu")
 def stand_ins(monkeypatch):
     """What CUDA does, on a CPU: a recording runs the function, a replay runs it again and writes
     over its results. Every recording takes one byte of a hundred."""
-    pool, spoiled, turns, reserved = graphs._Pool(CPU), [], [], count(10)
+    pool, spoiled, turns, handles, reserved = graphs._Pool(CPU), [], [], [], count(10)
     capture = graphs._Pool._capture
 
     @contextmanager
     def recording(graph, **options):
+        handles.append(options["pool"])
         yield
         if spoiled:
             raise RuntimeError(spoiled.pop())
@@ -58,7 +59,7 @@ def stand_ins(monkeypatch):
         "CUDAGraph": SimpleNamespace,
     }.items():
         monkeypatch.setattr(torch.cuda, name, value)
-    return SimpleNamespace(pool=pool, spoiled=spoiled, turns=turns)
+    return SimpleNamespace(pool=pool, spoiled=spoiled, turns=turns, handles=handles)
 
 
 class Runs:
@@ -125,6 +126,16 @@ def test_results_stay_and_replays_take_turns(stand_ins):
     for images, logits in zip(others, results, strict=True):
         assert torch.equal(logits, run.model(images))
     assert stand_ins.turns == ["record", "wait", "record", "wait", "record"]
+
+
+def test_graphs_share_their_memory_until_all_of_them_are_gone(stand_ins):
+    run = Runs()
+    for key in "aabb":
+        run(key)
+    run.model.forget()
+    run("a"), run("a")
+    first, second, third = stand_ins.handles
+    assert first is second and third is not first  # torch refuses a pool that nobody uses
 
 
 def test_a_call_is_ready_once_it_is_recorded(stand_ins):

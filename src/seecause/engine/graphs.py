@@ -252,6 +252,7 @@ class _Pool:
         graph.graph = torch.cuda.CUDAGraph()
         with _capturing, self._lock, torch.cuda.device(self.device):
             before = torch.cuda.current_stream()
+            self.living()  # torch refuses a memory pool whose graphs all went with their models
             try:
                 grown = self._capture(graph)
             except RuntimeError as failure:  # also CUDA's own, and out of memory
