@@ -69,7 +69,7 @@ def own_text(
     they saw of the picture or the average, [1|B, R, H, dh] each, whichever `choose` [1|B, R, H]
     says: [B, R, H, dh]."""
     flags = choose.contiguous().view(torch.uint8)
-    return _text_rows("own_text", (q, k, v, *picture, *average, flags), scale)
+    return _text_rows((q, k, v, *picture, *average, flags), scale, hard=True)
 
 
 def soft_text(
@@ -147,7 +147,7 @@ class _SoftText(Function):
     def forward(ctx: Any, *arguments: Any) -> Tensor:
         *tensors, ctx.scale = arguments
         ctx.save_for_backward(*tensors)
-        return _text_rows("soft_text", tensors, ctx.scale)
+        return _text_rows(tensors, ctx.scale, hard=False)
 
     @staticmethod
     @once_differentiable
@@ -157,7 +157,7 @@ class _SoftText(Function):
         made = [torch.empty_like(slope, memory_format=torch.contiguous_format) for _ in range(5)]
         made += [torch.empty(batch, rows, heads, device=q.device) for _ in range(3)]
         with device_of(q):
-            _kernels().soft_text_back[(heads, batch)](
+            _kernels().text_rows_back[(heads, batch)](
                 *_strided((*tensors, slope)), *made, rows, heads, ctx.scale,
                 **_text_shape(rows, heads, k, width),
             )  # fmt: skip
@@ -211,14 +211,15 @@ def _gated(gate: Tensor, value: Tensor) -> Tensor:
     return out
 
 
-def _text_rows(name: str, tensors: Sequence[Tensor], scale: float) -> Tensor:
-    """A kernel over q, k, v, both parts and `choose`: [B, R, H, dh]."""
+def _text_rows(tensors: Sequence[Tensor], scale: float, *, hard: bool) -> Tensor:
+    """The kernel over q, k, v, both parts and `choose`: [B, R, H, dh]."""
     q, k = tensors[:2]
     batch, (_, heads, rows, width) = max(map(len, tensors)), q.shape
     out = torch.empty(batch, rows, heads, width, dtype=q.dtype, device=q.device)
     with device_of(q):
-        getattr(_kernels(), name)[(heads, batch)](
-            *_strided((*tensors, out)), rows, scale, **_text_shape(rows, heads, k, width)
+        shape = _text_shape(rows, heads, k, width)
+        _kernels().text_rows[(heads, batch)](
+            *_strided((*tensors, out)), rows, scale, HARD=hard, **shape
         )
     return out
 

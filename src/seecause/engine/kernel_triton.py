@@ -11,15 +11,19 @@ float32, `lse` [B, H, R] is in powers of two.
     dv = p' do
 """
 
+# pyright: reportGeneralTypeIssues=false
+# (what a kernel returns to a kernel is not what the checker thinks)
 import triton
 import triton.language as tl
 
 
 @triton.jit
-def _tile(ptr, rows, row, real, LANES: tl.constexpr, WIDTH: tl.constexpr):
+def tile_of(ptr, rows, row, real, LANES: tl.constexpr, WIDTH: tl.constexpr):
     """[ROWS, LANES] of a matrix, zeros where nothing is real."""
     lanes = tl.arange(0, LANES)
-    inside = real[:, None] & (lanes < WIDTH)[None, :]
+    inside = real[:, None]
+    if LANES > WIDTH:
+        inside = inside & (lanes < WIDTH)[None, :]
     return tl.load(ptr + rows[:, None] * row + lanes[None, :], mask=inside, other=0.0)
 
 
@@ -56,8 +60,8 @@ def _see(
     WIDTH: tl.constexpr, LANES: tl.constexpr, EXACT: tl.constexpr,
 ):  # fmt: skip
     """One block of keys into the running softmax; `visible` [ROWS, KEYS] says who sees what."""
-    k = _tile(k_ptr, columns, k_row, present, LANES, WIDTH)
-    v = _tile(v_ptr, columns, v_row, present, LANES, WIDTH)
+    k = tile_of(k_ptr, columns, k_row, present, LANES, WIDTH)
+    v = tile_of(v_ptr, columns, v_row, present, LANES, WIDTH)
     s = tl.dot(q, tl.trans(k), input_precision="ieee" if EXACT else "tf32") * scale
     return _absorb(tl.where(visible, s, float("-inf")), v, peak, total, acc, EXACT)
 
@@ -111,7 +115,7 @@ def _read_own(
     for start in range(first, last, KEYS):
         columns = start + tl.arange(0, KEYS)
         visible = (columns[None, :] >= low[:, None]) & (columns[None, :] < high[:, None])
-        peak, total, acc = _see(  # pyright: ignore[reportGeneralTypeIssues]
+        peak, total, acc = _see(
             q, k_ptr, v_ptr, k_row, v_row, columns, columns < last, visible,
             peak, total, acc, scale, WIDTH, LANES, EXACT,
         )  # fmt: skip
@@ -132,17 +136,17 @@ def banked(
     kv_head = head // SHARE
     rows = tile * ROWS + tl.arange(0, ROWS)
     real = rows < n_rows
-    q = _tile(q_ptr + batch * q_b + head * q_h, rows, q_row, real, LANES, WIDTH)
+    q = tile_of(q_ptr + batch * q_b + head * q_h, rows, q_row, real, LANES, WIDTH)
     peak = tl.full([ROWS], float("-inf"), tl.float32)
     total = tl.zeros([ROWS], tl.float32)
     acc = tl.zeros([ROWS, LANES], tl.float32)
     ko += batch * ko_b + kv_head * ko_h
     vo += batch * vo_b + kv_head * vo_h
     if ALONE:  # start from each row's own key
-        own_k = _tile(ko, rows, ko_row, real, LANES, WIDTH)
+        own_k = tile_of(ko, rows, ko_row, real, LANES, WIDTH)
         peak = tl.sum(q.to(tl.float32) * own_k.to(tl.float32), axis=1) * scale
         total = tl.full([ROWS], 1.0, tl.float32)
-        acc = _tile(vo, rows, vo_row, real, LANES, WIDTH).to(tl.float32)
+        acc = tile_of(vo, rows, vo_row, real, LANES, WIDTH).to(tl.float32)
     if BANK0:
         peak, total, acc = _read_bank(
             q, rows, n_rows, tile, batch, head, kv_head,
@@ -166,11 +170,20 @@ def banked(
 
 
 @triton.jit
-def _scores(q, k, w_ptr, rows, columns, seen, w_row, scale, EXACT: tl.constexpr):
-    """[ROWS, KEYS] in powers of two, -inf where a row does not see a key."""
-    w = tl.load(w_ptr + rows[:, None] * w_row + columns[None, :], mask=seen, other=0.0)
+def _block(
+    q, start, k_ptr, k_row, v_ptr, v_row, w_ptr, n_keys, rows, real, scale,
+    KEYS: tl.constexpr, WIDTH: tl.constexpr, LANES: tl.constexpr, EXACT: tl.constexpr,
+):  # fmt: skip
+    """A block of a bank's keys and values, and scores [ROWS, KEYS], -inf where there is no row or
+    no key."""
+    columns = start + tl.arange(0, KEYS)
+    present = columns < n_keys
+    k = tile_of(k_ptr, columns, k_row, present, LANES, WIDTH)
+    v = tile_of(v_ptr, columns, v_row, present, LANES, WIDTH)
+    seen = real[:, None] & present[None, :]
+    w = tl.load(w_ptr + rows[:, None] * n_keys + columns[None, :], mask=seen, other=0.0)
     s = tl.dot(q, tl.trans(k), input_precision="ieee" if EXACT else "tf32") * scale
-    return tl.where(seen, s + w * 1.4426950408889634, float("-inf"))
+    return k, v, tl.where(seen, s + w * 1.4426950408889634, float("-inf"))
 
 
 @triton.jit
@@ -188,12 +201,10 @@ def _read(
 ):  # fmt: skip
     """One bank's keys into the running softmax."""
     for start in range(0, n_keys, KEYS):
-        columns = start + tl.arange(0, KEYS)
-        present = columns < n_keys
-        k = _tile(k_ptr, columns, k_row, present, LANES, WIDTH)
-        v = _tile(v_ptr, columns, v_row, present, LANES, WIDTH)
-        seen = real[:, None] & present[None, :]
-        s = _scores(q, k, w_ptr, rows, columns, seen, n_keys, scale, EXACT)
+        _, v, s = _block(
+            q, start, k_ptr, k_row, v_ptr, v_row, w_ptr, n_keys, rows, real, scale,
+            KEYS, WIDTH, LANES, EXACT,
+        )  # fmt: skip
         peak, total, acc = _absorb(s, v, peak, total, acc, EXACT)
     return peak, total, acc
 
@@ -211,9 +222,9 @@ def forward(
     place = tl.arange(0, ROWS)
     rows = tile * USED + place
     real = (place < USED) & (rows < n_rows)
-    q = _tile(q_ptr + batch * q_b + head * q_h, rows, q_row, real, LANES, WIDTH)
-    own_k = _tile(ko + batch * ko_b + head * ko_h, rows, ko_row, real, LANES, WIDTH)
-    own_v = _tile(vo + batch * vo_b + head * vo_h, rows, vo_row, real, LANES, WIDTH)
+    q = tile_of(q_ptr + batch * q_b + head * q_h, rows, q_row, real, LANES, WIDTH)
+    own_k = tile_of(ko + batch * ko_b + head * ko_h, rows, ko_row, real, LANES, WIDTH)
+    own_v = tile_of(vo + batch * vo_b + head * vo_h, rows, vo_row, real, LANES, WIDTH)
     peak = tl.full([ROWS], float("-inf"), tl.float32)
     total = tl.zeros([ROWS], tl.float32)
     acc = tl.zeros([ROWS, LANES], tl.float32)
@@ -249,12 +260,10 @@ def _descend(
 ):  # fmt: skip
     """The gradient of queries with what one bank's keys add to it."""
     for start in range(0, n_keys, KEYS):
-        columns = start + tl.arange(0, KEYS)
-        present = columns < n_keys
-        k = _tile(k_ptr, columns, k_row, present, LANES, WIDTH)
-        v = _tile(v_ptr, columns, v_row, present, LANES, WIDTH)
-        seen = real[:, None] & present[None, :]
-        s = _scores(q, k, w_ptr, rows, columns, seen, n_keys, scale, EXACT)
+        k, v, s = _block(
+            q, start, k_ptr, k_row, v_ptr, v_row, w_ptr, n_keys, rows, real, scale,
+            KEYS, WIDTH, LANES, EXACT,
+        )  # fmt: skip
         _, ds = _slopes(s, v, do, lse, delta, EXACT)
         dq += tl.dot(ds.to(k.dtype), k, input_precision="ieee" if EXACT else "tf32")
     return dq
@@ -275,14 +284,14 @@ def back_rows(
     rows = tile * USED + place
     real = (place < USED) & (rows < n_rows)
     flat = (batch * n_heads + head) * n_rows
-    q = _tile(q_ptr + batch * q_b + head * q_h, rows, q_row, real, LANES, WIDTH)
-    do = _tile(do_ptr + batch * do_b + head * do_h, rows, do_row, real, LANES, WIDTH)
+    q = tile_of(q_ptr + batch * q_b + head * q_h, rows, q_row, real, LANES, WIDTH)
+    do = tile_of(do_ptr + batch * do_b + head * do_h, rows, do_row, real, LANES, WIDTH)
     lse = tl.load(lse_ptr + flat + rows, mask=real, other=0.0)
-    o = _tile(o_ptr + batch * o_b + head * o_h, rows, o_row, real, LANES, WIDTH)
+    o = tile_of(o_ptr + batch * o_b + head * o_h, rows, o_row, real, LANES, WIDTH)
     delta = tl.sum(do.to(tl.float32) * o.to(tl.float32), axis=1)
     tl.store(delta_ptr + flat + rows, delta, mask=real)
-    own_k = _tile(ko + batch * ko_b + head * ko_h, rows, ko_row, real, LANES, WIDTH)
-    own_v = _tile(vo + batch * vo_b + head * vo_h, rows, vo_row, real, LANES, WIDTH)
+    own_k = tile_of(ko + batch * ko_b + head * ko_h, rows, ko_row, real, LANES, WIDTH)
+    own_v = tile_of(vo + batch * vo_b + head * vo_h, rows, vo_row, real, LANES, WIDTH)
     own = _own_scores(q, own_k, place, real, scale, EACH, EXACT)
     share, slope = _slopes(own, own_v, do, lse, delta, EXACT)
     dq = tl.dot(slope.to(q.dtype), own_k, input_precision="ieee" if EXACT else "tf32")
@@ -326,12 +335,12 @@ def back_weights(
     acc = tl.zeros([ROWS, KEYS], tl.float32)
     for head in range(0, n_heads):
         flat = (batch * n_heads + head) * n_rows
-        q = _tile(q_ptr + batch * q_b + head * q_h, rows, q_row, real, LANES, WIDTH)
-        do = _tile(do_ptr + batch * do_b + head * do_h, rows, do_row, real, LANES, WIDTH)
+        q = tile_of(q_ptr + batch * q_b + head * q_h, rows, q_row, real, LANES, WIDTH)
+        do = tile_of(do_ptr + batch * do_b + head * do_h, rows, do_row, real, LANES, WIDTH)
         lse = tl.load(lse_ptr + flat + rows, mask=real, other=0.0)
         delta = tl.load(delta_ptr + flat + rows, mask=real, other=0.0)
-        k = _tile(k_ptr + batch * k_b + head * k_h, columns, k_row, present, LANES, WIDTH)
-        v = _tile(v_ptr + batch * v_b + head * v_h, columns, v_row, present, LANES, WIDTH)
+        k = tile_of(k_ptr + batch * k_b + head * k_h, columns, k_row, present, LANES, WIDTH)
+        v = tile_of(v_ptr + batch * v_b + head * v_h, columns, v_row, present, LANES, WIDTH)
         s = tl.dot(q, tl.trans(k), input_precision="ieee" if EXACT else "tf32") * scale + w
         _, ds = _slopes(tl.where(seen, s, float("-inf")), v, do, lse, delta, EXACT)
         acc += ds

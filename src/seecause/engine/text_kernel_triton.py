@@ -11,8 +11,12 @@ its own text, seen and blind what it read of the picture and of the average:
     dlse_seen = s (1 - s) m g (seen - own),        dlse_blind = t (1 - t) (1 - m) g (blind - own)
 """
 
+# pyright: reportGeneralTypeIssues=false
+# (what a kernel returns to a kernel is not what the checker thinks)
 import triton
 import triton.language as tl
+
+from seecause.engine.kernel_triton import tile_of
 
 
 @triton.jit
@@ -46,13 +50,6 @@ def rotated(
 
 
 @triton.jit
-def _tile(ptr, row, rows, real, WIDTH: tl.constexpr):
-    """[ROWS, WIDTH] of a matrix, zeros where nothing is real."""
-    lanes = tl.arange(0, WIDTH)
-    return tl.load(ptr + rows[:, None] * row + lanes[None, :], mask=real[:, None], other=0.0)
-
-
-@triton.jit
 def _look_back(q, k, v, rows, scale, EXACT: tl.constexpr):
     """Rows over themselves and those before them: probabilities, output and log-sum-exp."""
     scores = tl.dot(q, tl.trans(k), input_precision="ieee" if EXACT else "tf32") * scale
@@ -65,78 +62,69 @@ def _look_back(q, k, v, rows, scale, EXACT: tl.constexpr):
 
 
 @triton.jit
-def own_text(
+def _parts(
+    q_ptr, q_b, q_h, q_r, k_ptr, k_b, k_h, k_r, v_ptr, v_b, v_h, v_r,
+    seen_ptr, seen_b, seen_r, seen_h, seen_lse, seen_lse_b, seen_lse_r, seen_lse_h,
+    blind_ptr, blind_b, blind_r, blind_h, blind_lse, blind_lse_b, blind_lse_r, blind_lse_h,
+    choose_ptr, choose_b, choose_r, choose_h, head, batch, rows, real, scale,
+    HARD: tl.constexpr, SHARE: tl.constexpr, WIDTH: tl.constexpr, EXACT: tl.constexpr,
+):  # fmt: skip
+    """Of one head of one copy: q, k and v; p and m; own, seen and blind with their log-sum-exps. A
+    hard mask reads one of seen and blind, and zeros for the other."""
+    q = tile_of(q_ptr + batch * q_b + head * q_h, rows, q_r, real, WIDTH, WIDTH)
+    k = tile_of(k_ptr + batch * k_b + (head // SHARE) * k_h, rows, k_r, real, WIDTH, WIDTH)
+    v = tile_of(v_ptr + batch * v_b + (head // SHARE) * v_h, rows, v_r, real, WIDTH, WIDTH)
+    probs, own, own_lse = _look_back(q, k, v, rows, scale, EXACT)
+    choose_ptr += batch * choose_b + rows * choose_r + head * choose_h
+    choose = tl.load(choose_ptr, mask=real, other=0).to(tl.float32)
+    sees, misses = real, real
+    if HARD:
+        sees, misses = real & (choose != 0), real & (choose == 0)
+    seen_ptr += batch * seen_b + head * seen_h
+    blind_ptr += batch * blind_b + head * blind_h
+    seen = tile_of(seen_ptr, rows, seen_r, sees, WIDTH, WIDTH).to(tl.float32)
+    blind = tile_of(blind_ptr, rows, blind_r, misses, WIDTH, WIDTH).to(tl.float32)
+    seen_lse += batch * seen_lse_b + rows * seen_lse_r + head * seen_lse_h
+    blind_lse += batch * blind_lse_b + rows * blind_lse_r + head * blind_lse_h
+    seen_lse = tl.load(seen_lse, mask=sees, other=0.0)
+    blind_lse = tl.load(blind_lse, mask=misses, other=0.0)
+    return q, k, v, probs, choose, own, own_lse, seen, seen_lse, blind, blind_lse
+
+
+@triton.jit
+def text_rows(
     q_ptr, q_b, q_h, q_r, k_ptr, k_b, k_h, k_r, v_ptr, v_b, v_h, v_r,
     seen_ptr, seen_b, seen_r, seen_h, seen_lse, seen_lse_b, seen_lse_r, seen_lse_h,
     blind_ptr, blind_b, blind_r, blind_h, blind_lse, blind_lse_b, blind_lse_r, blind_lse_h,
     choose_ptr, choose_b, choose_r, choose_h, out_ptr, out_b, out_r, out_h, n_rows, scale,
-    SHARE: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr, EXACT: tl.constexpr,
+    HARD: tl.constexpr, SHARE: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr,
+    EXACT: tl.constexpr,
 ):  # fmt: skip
     """One head of one copy: its rows look back at themselves, and take in what they saw of the
-    picture, or of the average."""
+    picture, or of the average; or of both, as much as a soft mask says."""
     head, batch = tl.program_id(0), tl.program_id(1).to(tl.int64)
     rows, lanes = tl.arange(0, ROWS), tl.arange(0, WIDTH)
     real = rows < n_rows
-    q = _tile(q_ptr + batch * q_b + head * q_h, q_r, rows, real, WIDTH)
-    k = _tile(k_ptr + batch * k_b + (head // SHARE) * k_h, k_r, rows, real, WIDTH)
-    v = _tile(v_ptr + batch * v_b + (head // SHARE) * v_h, v_r, rows, real, WIDTH)
-    _, own, own_lse = _look_back(q, k, v, rows, scale, EXACT)
-    choose = tl.load(
-        choose_ptr + batch * choose_b + rows * choose_r + head * choose_h, mask=real, other=0
-    )
-    sees = real & (choose != 0)
-    not_sees = real & (choose == 0)
-    seen = _tile(seen_ptr + batch * seen_b + head * seen_h, seen_r, rows, sees, WIDTH)
-    blind = _tile(blind_ptr + batch * blind_b + head * blind_h, blind_r, rows, not_sees, WIDTH)
-    other = seen.to(tl.float32) + blind.to(tl.float32)
-    lse = tl.load(
-        seen_lse + batch * seen_lse_b + head * seen_lse_h + rows * seen_lse_r, mask=sees, other=0.0
-    )
-    lse += tl.load(
-        blind_lse + batch * blind_lse_b + head * blind_lse_h + rows * blind_lse_r,
-        mask=not_sees,
-        other=0.0,
-    )
-    share = 1 / (1 + tl.exp(own_lse - lse))
-    merged = own + share[:, None] * (other - own)
+    _, _, _, _, choose, own, own_lse, seen, seen_lse, blind, blind_lse = _parts(
+        q_ptr, q_b, q_h, q_r, k_ptr, k_b, k_h, k_r, v_ptr, v_b, v_h, v_r,
+        seen_ptr, seen_b, seen_r, seen_h, seen_lse, seen_lse_b, seen_lse_r, seen_lse_h,
+        blind_ptr, blind_b, blind_r, blind_h, blind_lse, blind_lse_b, blind_lse_r, blind_lse_h,
+        choose_ptr, choose_b, choose_r, choose_h, head, batch, rows, real, scale,
+        HARD, SHARE, WIDTH, EXACT,
+    )  # fmt: skip
+    if HARD:
+        share = 1 / (1 + tl.exp(own_lse - (seen_lse + blind_lse)))
+        merged = own + share[:, None] * (seen + blind - own)
+    else:
+        share = choose / (1 + tl.exp(own_lse - seen_lse))
+        rest = (1 - choose) / (1 + tl.exp(own_lse - blind_lse))
+        merged = own + share[:, None] * (seen - own) + rest[:, None] * (blind - own)
     out = out_ptr + batch * out_b + head * out_h + rows[:, None] * out_r + lanes[None, :]
     tl.store(out, merged.to(out_ptr.dtype.element_ty), mask=real[:, None])
 
 
 @triton.jit
-def soft_text(
-    q_ptr, q_b, q_h, q_r, k_ptr, k_b, k_h, k_r, v_ptr, v_b, v_h, v_r,
-    seen_ptr, seen_b, seen_r, seen_h, seen_lse, seen_lse_b, seen_lse_r, seen_lse_h,
-    blind_ptr, blind_b, blind_r, blind_h, blind_lse, blind_lse_b, blind_lse_r, blind_lse_h,
-    choose_ptr, choose_b, choose_r, choose_h, out_ptr, out_b, out_r, out_h, n_rows, scale,
-    SHARE: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr, EXACT: tl.constexpr,
-):  # fmt: skip
-    """The same for a soft mask: so much of what they would be with the picture, the rest of what
-    they would be with the average."""
-    head, batch = tl.program_id(0), tl.program_id(1).to(tl.int64)
-    rows, lanes = tl.arange(0, ROWS), tl.arange(0, WIDTH)
-    real = rows < n_rows
-    q = _tile(q_ptr + batch * q_b + head * q_h, q_r, rows, real, WIDTH)
-    k = _tile(k_ptr + batch * k_b + (head // SHARE) * k_h, k_r, rows, real, WIDTH)
-    v = _tile(v_ptr + batch * v_b + (head // SHARE) * v_h, v_r, rows, real, WIDTH)
-    seen = _tile(seen_ptr + batch * seen_b + head * seen_h, seen_r, rows, real, WIDTH)
-    blind = _tile(blind_ptr + batch * blind_b + head * blind_h, blind_r, rows, real, WIDTH)
-    seen_lse += batch * seen_lse_b + head * seen_lse_h
-    blind_lse += batch * blind_lse_b + head * blind_lse_h
-    choose_ptr += batch * choose_b + head * choose_h
-    choose = tl.load(choose_ptr + rows * choose_r, mask=real, other=0.0)
-    _, own, own_lse = _look_back(q, k, v, rows, scale, EXACT)
-    share = 1 / (1 + tl.exp(own_lse - tl.load(seen_lse + rows * seen_lse_r, mask=real, other=0.0)))
-    rest = 1 / (1 + tl.exp(own_lse - tl.load(blind_lse + rows * blind_lse_r, mask=real, other=0.0)))
-    kept = choose * (1 - share) + (1 - choose) * (1 - rest)
-    merged = kept[:, None] * own + (choose * share)[:, None] * seen.to(tl.float32)
-    merged += ((1 - choose) * rest)[:, None] * blind.to(tl.float32)
-    out = out_ptr + batch * out_b + head * out_h + rows[:, None] * out_r + lanes[None, :]
-    tl.store(out, merged.to(out_ptr.dtype.element_ty), mask=real[:, None])
-
-
-@triton.jit
-def soft_text_back(
+def text_rows_back(
     q_ptr, q_b, q_h, q_r, k_ptr, k_b, k_h, k_r, v_ptr, v_b, v_h, v_r,
     seen_ptr, seen_b, seen_r, seen_h, seen_lse, seen_lse_b, seen_lse_r, seen_lse_h,
     blind_ptr, blind_b, blind_r, blind_h, blind_lse, blind_lse_b, blind_lse_r, blind_lse_h,
@@ -145,28 +133,26 @@ def soft_text_back(
     n_rows, n_heads, scale,
     SHARE: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr, EXACT: tl.constexpr,
 ):  # fmt: skip
-    """All slopes of one head of one copy: [B, R, H, dh] each, and three [B, R, H]."""
+    """All slopes of one head of one copy under a soft mask: [B, R, H, dh] each, and three
+    [B, R, H]."""
     head, batch = tl.program_id(0), tl.program_id(1).to(tl.int64)
     rows, lanes = tl.arange(0, ROWS), tl.arange(0, WIDTH)
     real = rows < n_rows
-    q = _tile(q_ptr + batch * q_b + head * q_h, q_r, rows, real, WIDTH)
-    k = _tile(k_ptr + batch * k_b + (head // SHARE) * k_h, k_r, rows, real, WIDTH)
-    v = _tile(v_ptr + batch * v_b + (head // SHARE) * v_h, v_r, rows, real, WIDTH)
-    seen = _tile(seen_ptr + batch * seen_b + head * seen_h, seen_r, rows, real, WIDTH)
-    blind = _tile(blind_ptr + batch * blind_b + head * blind_h, blind_r, rows, real, WIDTH)
-    slope = _tile(slope_ptr + batch * slope_b + head * slope_h, slope_r, rows, real, WIDTH)
-    g = slope.to(tl.float32)
-    seen_lse += batch * seen_lse_b + head * seen_lse_h
-    blind_lse += batch * blind_lse_b + head * blind_lse_h
-    choose_ptr += batch * choose_b + head * choose_h
-    choose = tl.load(choose_ptr + rows * choose_r, mask=real, other=0.0)
-    probs, own, own_lse = _look_back(q, k, v, rows, scale, EXACT)
-    share = 1 / (1 + tl.exp(own_lse - tl.load(seen_lse + rows * seen_lse_r, mask=real, other=0.0)))
-    rest = 1 / (1 + tl.exp(own_lse - tl.load(blind_lse + rows * blind_lse_r, mask=real, other=0.0)))
+    q, k, v, probs, choose, own, own_lse, seen, seen_lse, blind, blind_lse = _parts(
+        q_ptr, q_b, q_h, q_r, k_ptr, k_b, k_h, k_r, v_ptr, v_b, v_h, v_r,
+        seen_ptr, seen_b, seen_r, seen_h, seen_lse, seen_lse_b, seen_lse_r, seen_lse_h,
+        blind_ptr, blind_b, blind_r, blind_h, blind_lse, blind_lse_b, blind_lse_r, blind_lse_h,
+        choose_ptr, choose_b, choose_r, choose_h, head, batch, rows, real, scale,
+        False, SHARE, WIDTH, EXACT,
+    )  # fmt: skip
+    share = 1 / (1 + tl.exp(own_lse - seen_lse))
+    rest = 1 / (1 + tl.exp(own_lse - blind_lse))
     kept = choose * (1 - share) + (1 - choose) * (1 - rest)
+    slope = tile_of(slope_ptr + batch * slope_b + head * slope_h, rows, slope_r, real, WIDTH, WIDTH)
+    g = slope.to(tl.float32)
     to_own = tl.sum(g * own, axis=1)
-    to_seen = share * (tl.sum(g * seen.to(tl.float32), axis=1) - to_own)
-    to_blind = rest * (tl.sum(g * blind.to(tl.float32), axis=1) - to_own)
+    to_seen = share * (tl.sum(g * seen, axis=1) - to_own)
+    to_blind = rest * (tl.sum(g * blind, axis=1) - to_own)
     by_seen = (1 - share) * choose * to_seen
     by_blind = (1 - rest) * (1 - choose) * to_blind
     level = kept * to_own + by_seen + by_blind
@@ -200,9 +186,9 @@ def shared_read_back(
     tile, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     rows, lanes = tile * ROWS + tl.arange(0, ROWS), tl.arange(0, WIDTH)
     real = rows < n_rows
-    q = _tile(q_ptr + head * q_h, q_r, rows, real, WIDTH)
-    slope = _tile(slope_ptr + head * slope_h, slope_r, rows, real, WIDTH)
-    o = _tile(o_ptr + head * o_h, o_r, rows, real, WIDTH)
+    q = tile_of(q_ptr + head * q_h, rows, q_r, real, WIDTH, WIDTH)
+    slope = tile_of(slope_ptr + head * slope_h, rows, slope_r, real, WIDTH, WIDTH)
+    o = tile_of(o_ptr + head * o_h, rows, o_r, real, WIDTH, WIDTH)
     lse = tl.load(lse_ptr + rows * lse_r + head * lse_h, mask=real, other=0.0)
     level = tl.sum(slope.to(tl.float32) * o.to(tl.float32), axis=1)
     level -= tl.load(d_lse_ptr + rows * d_lse_r + head * d_lse_h, mask=real, other=0.0)
@@ -212,8 +198,8 @@ def shared_read_back(
     for start in range(0, n_keys, KEYS):
         columns = start + tl.arange(0, KEYS)
         present = columns < n_keys
-        k = _tile(k_ptr, k_r, columns, present, WIDTH)
-        v = _tile(v_ptr, v_r, columns, present, WIDTH)
+        k = tile_of(k_ptr, columns, k_r, present, WIDTH, WIDTH)
+        v = tile_of(v_ptr, columns, v_r, present, WIDTH, WIDTH)
         scores = tl.dot(q, tl.trans(k), input_precision="ieee" if EXACT else "tf32") * scale
         probs = tl.where(present[None, :], tl.exp(scores - lse[:, None]), 0.0)
         moved = tl.dot(slope, tl.trans(v), input_precision="ieee" if EXACT else "tf32")
