@@ -141,9 +141,7 @@ def test_grids_are_rows_then_columns(monkeypatch):
         "stages": "one, two", "grid": "5 x 7 cells of 8 x 16 pixels after stage 3",
         "one image": "3.0 MiB a cell that is patched",
     }  # fmt: skip
-    monkeypatch.setattr("seecause.engine.verify_dense.verify_dense", lambda model: ["probe"])
-    checks, inside = doctor._rows(model)
-    assert checks == ["probe"] and inside["places"] == {
+    assert doctor._rows(model)["places"] == {
         "read at": "stage 3", "grid": "5 x 7 cells of 8 x 16 pixels",
         "kept of the explained picture": "neck", "one image": "3.0 MiB a cell that is patched",
     }  # fmt: skip
@@ -277,9 +275,9 @@ def test_a_zoo_is_listed_with_its_numbers(monkeypatch):
         "accuracy": 0.1, "balanced_accuracy": 0.2, "worst_group_accuracy": 0.3,
         "background_flip_rate": 0.4, "creature_flip_rate": 0.5,
     }  # fmt: skip
-    monkeypatch.setattr("seecause.critters.zoo.recipes", lambda: recipes)
+    monkeypatch.setattr("seecause.critters.train.recipes", lambda: recipes)
     monkeypatch.setattr(
-        "seecause.critters.zoo.card",
+        "seecause.critters.train.card",
         lambda zoo, name: {"evaluation": numbers} if name == "a" else None,
     )
     shown = CliRunner().invoke(app, ["zoo", "list"], env={"COLUMNS": "100"}).stdout
