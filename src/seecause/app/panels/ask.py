@@ -14,7 +14,7 @@ from torch import Tensor
 from seecause.app.jobs import Reply
 from seecause.app.names import picture_name
 from seecause.app.panels.registry import STRICT, Index, OnPicture, Panel
-from seecause.app.panels.show import as_script, command, heat, rounded
+from seecause.app.panels.show import as_script, bars, command, heat, rounded
 from seecause.app.workshop import SHOWN_SIDE, Desk
 from seecause.data.images import to_pil
 from seecause.errors import BadOption
@@ -192,18 +192,10 @@ def _top(trace: AnswerTrace) -> list[dict[str, Any]]:
 
 def _weighed(desk: Desk, chances: Tensor, whole: Tensor) -> list[dict[str, Any]]:
     """The likeliest words of all heads, then the two that lead now."""
-    places = whole.topk(min(SHOWN, len(whole))).indices.tolist()
-    places = list(dict.fromkeys(places + chances.topk(min(2, len(whole))).indices.tolist()))
-    best, names = int(chances.argmax()), _pieces(desk, places)
-    return [
-        {
-            "class": place,
-            "name": name.strip() or repr(name),
-            "probability": round(float(chances[place]), 6),
-            "leads": place == best,
-        }
-        for place, name in zip(places, names, strict=True)
-    ]
+    first = whole.topk(min(SHOWN, len(whole))).indices.tolist()
+    return bars(
+        chances, first, lambda places: [n.strip() or repr(n) for n in _pieces(desk, places)]
+    )
 
 
 def copy(desk: Desk, request: Blind) -> Reply:

@@ -27,18 +27,25 @@ def answers(
     where they are while values move; then the target and the two that lead now, if they are not
     among them."""
     values = spread(wide(logits), "prob", sigmoid=model.sigmoid)
-    places = whole.topk(min(count, whole.numel())).indices.tolist()
-    places += [] if target is None else [target]
-    places += values.topk(min(2, values.numel())).indices.tolist()
-    best = int(values.argmax())
+    first = whole.topk(min(count, whole.numel())).indices.tolist()
+    first += [] if target is None else [target]
+    return bars(values, first, lambda places: [model.class_name(place) for place in places])
+
+
+def bars(
+    values: Tensor, first: list[int], names: Callable[[list[int]], list[str]]
+) -> list[dict[str, Any]]:
+    """Probabilities [n] at the places `first` and at the two that lead now, as bars."""
+    best, leading = int(values.argmax()), values.topk(min(2, values.numel())).indices.tolist()
+    places = list(dict.fromkeys([*first, *leading]))
     return [
         {
             "class": place,
-            "name": model.class_name(place),
+            "name": name,
             "probability": round(float(values[place]), 6),
             "leads": place == best,
         }
-        for place in dict.fromkeys(places)
+        for place, name in zip(places, names(places), strict=True)
     ]
 
 

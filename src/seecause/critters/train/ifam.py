@@ -39,6 +39,7 @@ from seecause.critters.train.ifam_recipe import IfamRecipe, Scenes, batches, dra
 from seecause.engine.chunks import machine
 from seecause.faithful import IFAM, calibrate, intervene, load, parameter_groups
 from seecause.faithful.config import cosine, set_pace
+from seecause.faithful.images import mask_pixels
 from seecause.faithful.interventions import best_of, try_interventions
 from seecause.faithful.losses import TrainingLosses
 from seecause.metrics.accuracy import GroupAccuracy, group_accuracy
@@ -301,9 +302,7 @@ def measure(net: IFAM, recipe: IfamRecipe, scenes: Scenes) -> SceneScores:
         right.append(logits.argmax(dim=1) == part.latents.creature)
         kept += mask.float().mean(dim=(1, 2)).sum().item()
         if recipe.reads == "parts":
-            pixels = mask.repeat_interleave(recipe.size // mask.shape[1], dim=1).repeat_interleave(
-                recipe.size // mask.shape[2], dim=2
-            )
+            pixels = mask_pixels(mask, (recipe.size, recipe.size))
             shared = shared + overlap(pixels, part.masks)
     groups = torch.stack([scenes.latents.creature, scenes.latents.background], dim=1)
     return SceneScores(group_accuracy(torch.cat(right), groups), shared, kept / len(scenes))
