@@ -182,9 +182,8 @@ def attention_by_depth(model: VisionModel, images: Tensor, masks: Tensor) -> Dep
     assert layout.class_index is not None
     counted = masks != IGNORE
     wanted = torch.stack([(masks != 0) & counted, (masks == 0) & counted], dim=1)  # [B, 2, H, W]
-    share = (
-        F.adaptive_avg_pool2d(wanted.double(), layout.grid).flatten(2).to(images.device)
-    )  # [B, 2, N]
+    # [B, 2, N]
+    share = F.adaptive_avg_pool2d(wanted.double(), layout.grid).flatten(2).to(images.device)
     share = share / share.sum(dim=2, keepdim=True)
 
     def run_chunk(a: int, b: int) -> Tensor:

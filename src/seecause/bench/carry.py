@@ -151,9 +151,8 @@ class PieceJob:
     device: str
     arithmetic: Sequence[Any] = field(default_factory=arithmetic)
     versions: Mapping[str, str] = field(default_factory=versions)
-    failures: ClassVar[
-        tuple[type[Exception], ...]
-    ] = ()  # an error ends the job, as it would without workers
+    # none: an error ends the job, as it would without workers
+    failures: ClassVar[tuple[type[Exception], ...]] = ()
 
     @property
     def threads(self) -> int:

@@ -214,9 +214,8 @@ class LVLMJob:
     rest: tuple[MeanBank, Dataset, StudyOptions]
     versions: Mapping[str, str] = field(default_factory=versions)
     threads: int = field(default_factory=torch.get_num_threads)
-    failures: ClassVar[
-        tuple[type[Exception], ...]
-    ] = ()  # what a sample may do becomes a hole of its shard
+    # none: what a sample may do becomes a hole of its shard
+    failures: ClassVar[tuple[type[Exception], ...]] = ()
 
     def open(self) -> Callable[[_TraceItem], EncodedShard]:
         dtype = self.dtype.removeprefix("torch.")

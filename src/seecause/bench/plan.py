@@ -35,10 +35,8 @@ LISTED = 20  # samples that a warning names
 MODEL_FACTS = ("fingerprint", "random_weights", "architecture", "classes", "frame")
 DATA_FACTS = ("name", "fingerprint", "classes")
 SCHEMA = 5  # of rows and tensors; a new one makes every shard new
-MEMORY = {
-    "cpu": 64 << 20,
-    "cuda": 8 << 30,
-}  # bytes; fixed, because what is free at the moment would change chunks, and so the last bits
+# bytes; fixed, because what is free at the moment would change chunks, and so the last bits
+MEMORY = {"cpu": 64 << 20, "cuda": 8 << 30}
 ROWS = pa.schema(
     [
         ("image", pa.string()),

@@ -184,11 +184,8 @@ class BenchJob:
     """Shards of a plan."""
 
     plan: Plan
-    failures: ClassVar[tuple[type[Exception], ...]] = (
-        SeecauseError,
-        RuntimeError,
-        MemoryError,
-    )  # torch's out of memory, too
+    # torch's out of memory, too
+    failures: ClassVar[tuple[type[Exception], ...]] = (SeecauseError, RuntimeError, MemoryError)
 
     @property
     def threads(self) -> int:

@@ -99,9 +99,8 @@ def petal_depth(petals: Tensor, where: Frame, *, present: Tensor) -> Tensor:
     dx, dy = x1 - x0, y1 - y0
     length = torch.sqrt(dx * dx + dy * dy)
     ux, uy = dx / length, dy / length
-    along = _affine(
-        ux / length, uy / length, -(ux * x0 + uy * y0) / length, where
-    )  # [B, K, S, S], 0 at start, 1 at end
+    # [B, K, S, S], 0 at start, 1 at end
+    along = _affine(ux / length, uy / length, -(ux * x0 + uy * y0) / length, where)
     aside = _affine(-uy, ux, uy * x0 - ux * y0, where)
 
     t = along.clamp(0, 1)
@@ -184,9 +183,8 @@ def draw(latents: Latents, *, size: int, style: str) -> Layer:
 
 def _paint_part(canvas: _Canvas, latents: Latents, name: str, where: Frame) -> None:
     index = PARTS.index(name)
-    petals = part_petals(latents.seed.device)[index - 1][
-        latents.variants[:, index - 1]
-    ]  # [B, K, 9]
+    # [B, K, 9]
+    petals = part_petals(latents.seed.device)[index - 1][latents.variants[:, index - 1]]
     depth = petal_depth(petals, where, present=latents.present[:, index])  # [B, K, S, S]
     for k in range(PETALS):
         canvas.paint(depth[:, k], _FIRST_PART + (index - 1) * PETALS + k)

@@ -185,9 +185,8 @@ def from_codes(label: Tensor, creature: Tensor, background: Tensor, seed: Tensor
     """Latents with these codes [B] and nuisances (place, size, pose, colours, light) hashed from
     the seeds [B] alone."""
     batch, parts = len(seed), len(PARTS)
-    each_part = seed[:, None] * parts + torch.arange(
-        parts, device=seed.device
-    )  # [B, 1 + P] distinct seeds
+    # [B, 1 + P] distinct seeds
+    each_part = seed[:, None] * parts + torch.arange(parts, device=seed.device)
     return Latents(
         label=label,
         creature=creature,

@@ -146,10 +146,7 @@ def planted_parts(module: PlantedViT) -> Parts:
         lanes = _local_lanes if reads is None else partial(_router_lanes, reads)
         blocks.append(replace(block, lanes=lanes))
     return replace(
-        parts,
-        family="seecause.PlantedViT",
-        blocks=blocks,
-        facts=partial(_facts, module),
+        parts, family="seecause.PlantedViT", blocks=blocks, facts=partial(_facts, module)
     )
 
 
@@ -189,9 +186,8 @@ def _router_lanes(reads: tuple[int, ...], facts: Tensor) -> tuple[Tensor, Tensor
     """
     kind, place = facts[..., :_KINDS], facts[..., _KINDS:]
     is_class, is_patch = kind[..., CLASS, None], 1 - kind[..., CLASS, None]  # [B, R, 1]
-    wanted = kind[
-        ..., list(reads)
-    ]  # [B, R, H], 1 where the token is of the kind that the head reads
+    # [B, R, H], 1 where the token is of the kind that the head reads
+    wanted = kind[..., list(reads)]
     from_class = (1 - wanted) * (HIDDEN - is_class * HIDDEN / 2)
     square = place.square().sum(dim=-1, keepdim=True)
     asking = torch.cat(

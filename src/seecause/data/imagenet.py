@@ -38,14 +38,7 @@ from torch import Tensor
 from seecause._files import digest
 from seecause.data.dataset import IGNORE, Sample, evenly, path_and_split
 from seecause.data.images import BROKEN, decode_image, first_line, read_image
-from seecause.data.photos import (
-    Photo,
-    Photos,
-    class_folders,
-    need_folder,
-    pictures,
-    read_fields,
-)
+from seecause.data.photos import Photo, Photos, class_folders, need_folder, pictures, read_fields
 from seecause.errors import BadImage, DataMissing
 
 SPLITS = ("train", "val")

@@ -263,9 +263,8 @@ def _losses(
     logits = model.head(pooled)
     loss = F.cross_entropy(logits.float(), latents.label)
     if part_heads is not None:
-        guess = (
-            part_heads(pooled).float().unflatten(1, (len(VARIANTS), _PART_CHOICES))
-        )  # [B, P, choices]
+        # [B, P, choices]
+        guess = part_heads(pooled).float().unflatten(1, (len(VARIANTS), _PART_CHOICES))
         truth = torch.where(latents.present[:, 1:], latents.variants, _PART_CHOICES - 1)  # [B, P]
         loss = loss + F.cross_entropy(guess.flatten(0, 1), truth.flatten())
     return loss, logits

@@ -94,9 +94,8 @@ def move_average(average: nn.Module, model: nn.Module, step: int, decay: float) 
     """Exponential average of the weights; it follows closely in the first steps, so that short runs
     get one too."""
     pull = max(1 - decay, 9 / (10 + step))
-    torch._foreach_lerp_(
-        list(average.parameters()), list(model.parameters()), pull
-    )  # one kernel for all
+    # one kernel for all
+    torch._foreach_lerp_(list(average.parameters()), list(model.parameters()), pull)
 
 
 def write_log(rows: list[dict[str, Any]], path: Path) -> None:

@@ -181,9 +181,8 @@ def pretrain_dino(
 def distillation(guess: Tensor, target: Tensor, centre: Tensor) -> tuple[Tensor, Tensor]:
     """Two views' rows one above the other, [2 B, prototypes] of student and teacher -> the loss,
     and how often both name the same prototype."""
-    wanted = (
-        ((target - centre) / _TEACHER_HEAT).softmax(dim=-1).roll(len(target) // 2, dims=0)
-    )  # of the other view
+    # of the other view
+    wanted = ((target - centre) / _TEACHER_HEAT).softmax(dim=-1).roll(len(target) // 2, dims=0)
     loss = -(wanted * (guess / _STUDENT_HEAT).log_softmax(dim=-1)).sum(dim=-1).mean()
     return loss, (wanted.argmax(dim=-1) == guess.argmax(dim=-1)).float().mean()
 

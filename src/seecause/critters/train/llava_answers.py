@@ -49,9 +49,8 @@ class AnswerBatch:
 
     image: Tensor  # [B, 3, H, W] normalised
     tokens: Tensor  # [B, Q, L] int64
-    last: (
-        Tensor  # [B, Q] the slot place of the prompt's last token; the answer stands right after it
-    )
+    # [B, Q] the slot place of the prompt's last token; the answer stands right after it
+    last: Tensor
     answer: Tensor  # [B, Q] token id
     fair: Tensor  # [B, Q] bool; a creature of mixed parts has no name
 
@@ -297,12 +296,10 @@ def _ask(
     place = SUBJECTS.index(subject)
     truth = teacher.answers[place, answer_codes(latents)[:, place]]  # [B]
     image = draw_pictures(latents, preprocess)
-    logits = torch.cat(
-        [answer(model, teacher, rows, question) for rows in image.split(_ROWS)]
-    )  # [B, V]
-    blind = ask_bank(model, bank, torch.tensor([question], device=image.device))[
-        :, -1
-    ].float()  # [1, V]
+    # [B, V]
+    logits = torch.cat([answer(model, teacher, rows, question) for rows in image.split(_ROWS)])
+    # [1, V]
+    blind = ask_bank(model, bank, torch.tensor([question], device=image.device))[:, -1].float()
     a1 = _adjusted(logits, truth)
     return logits.argmax(dim=1) == truth, a1 - _adjusted(blind.expand_as(logits), truth)
 

@@ -193,9 +193,8 @@ def make_words() -> Words:
     tokenizer.post_processor = processors.TemplateProcessing(
         single="<s> $A", special_tokens=[("<s>", table["<s>"])]
     )
-    tokenizer.decoder = decoders.WordPiece(
-        prefix="##", cleanup=False
-    )  # words with spaces between them
+    # words with spaces between them
+    tokenizer.decoder = decoders.WordPiece(prefix="##", cleanup=False)
     fast = PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         pad_token="<pad>",
