@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import shutil
+from dataclasses import replace
 
 import pytest
 import torch
@@ -36,7 +37,7 @@ from seecause.faithful.data import (
     read_batches,
 )
 from seecause.faithful.evaluation import _Test, silent
-from seecause.faithful.examine import Examination, examine
+from seecause.faithful.examine import Examination, examine, merge
 from seecause.faithful.training import new_net
 from seecause.metrics.segmentation import Overlap
 from tests.faithful.nets import tiny_net
@@ -253,3 +254,17 @@ def test_networks_that_are_not_there_are_named_as_what_they_are(tmp_path):
     ):
         with pytest.raises(error, match=message):
             open_network(name)
+
+
+def test_numbers_of_both_stages_and_of_pictures_without_an_object_stand_apart():
+    right, wrong = torch.eye(2)[[0, 1, 0, 1]], torch.eye(2)[[0, 1, 1, 0]]
+    ious = torch.tensor([0.5, torch.nan, 0.25, torch.nan], dtype=torch.float64)
+    made = Examination(
+        right, wrong, torch.tensor([0, 1, 0, 1]), (None,) * 4, Overlap(3, 4), 0.5, 1,
+        picture_ious=ious, mask_overlap=Overlap(1, 4),
+    )  # fmt: skip
+    expected = {"average": 1, "worst": 1, "stage1_average": 0.5, "auc": 1, "miou": 0.75}
+    expected |= {"miou_pictures": 0.375, "mask_iou": 0.25, "kept": 0.5, "empty": 1}
+    assert made.table() == pytest.approx(expected)
+    both = merge([made, replace(made, stage1=right, empty=2, kept=0.0)]).table()
+    assert (both["stage1_average"], both["empty"], both["kept"]) == (0.75, 3, 0.25)
