@@ -263,6 +263,7 @@ def test_leave_one_out_equals_one_intervention_each(options):
     for part in range(net.parts):
         with intervene(net, drop_parts=[2, part], quantile=0.9):
             assert_close(result.without[part], net(images).logits, **EXACT)
+    assert torch.equal(result.groups, groups) and torch.equal(result.labels, labels)
     row = result.table()[0]
     assert row["average"] == pytest.approx(
         (result.without[0].argmax(dim=-1) == labels).double().mean().item()
@@ -312,7 +313,7 @@ def test_training_is_not_intervened_on(stages):
         assert torch.equal(out.logits, plain.logits)
 
 
-def test_leave_one_out_rejects_by_what_was_asked_for():
+def test_leave_one_out_rejects_by_what_was_asked_for(monkeypatch):
     net, images, labels = tiny_net(), pictures(6), torch.arange(6) % 4
     for by in ("distance", "dot"):
         calibrate(net, images, 0.5, by=by)
@@ -324,6 +325,11 @@ def test_leave_one_out_rejects_by_what_was_asked_for():
         trials.append(try_interventions(net, lambda: [(images, labels)], [0.5], by=by))
     assert [{trial.by for trial in of_one} for of_one in trials] == [{"distance"}, {"dot"}]
     assert not torch.equal(result.logits, leave_one_out(net, [(images, labels)]).logits)
+    asked = []
+    place = "seecause.faithful.interventions.leave_one_out"
+    monkeypatch.setattr(place, lambda *_, **options: asked.append(options) or result)
+    try_interventions(net, lambda: [], [0.5, 0.9], by="dot")
+    assert asked == [{"quantile": quantile, "by": "dot"} for quantile in (None, 0.5, 0.9)]
 
 
 @pytest.mark.parametrize(

@@ -64,8 +64,9 @@ def test_mask_laws():
     assert not torch.equal(loose, draw_masks(3000, 40, seed=1))
     with pytest.raises(BadOption):
         draw_masks(10, 5, p=1.0)
-    with pytest.raises(BadOption):
-        draw_masks(10, 5, law="nonsense")
+    for wrong in ({"law": "nonsense"}, {"seed": -1}, {"seed": 1 << 43}):
+        with pytest.raises(BadOption):
+            draw_masks(10, 5, **wrong)
 
 
 def test_masks_of_two_seeds_share_no_block():
@@ -294,6 +295,7 @@ def test_how_many_masks_are_differentiated():
         {"p": 0.0},
         {"adaptive": True, "step": 1},
         {"seed": 99999999999999999},
+        {"seed": -1},
     ],
 )
 def test_too_few_masks_and_other_slips(wrong):

@@ -9,7 +9,7 @@ import torch
 import seecause as sc
 from seecause.critters.train.llava_model import RECIPES, build_llava, make_words
 from seecause.errors import BadOption, BadPrompt, WeakAnswer
-from seecause.lvlm import LVLM, MaskEngine, make_bank, wrap
+from seecause.lvlm import LVLM, AnswerEngine, MaskEngine, make_bank, wrap
 from seecause.models.decoder import restrict
 from tests.families.lvlm import photo, tiny_lvlm
 from tests.lvlm.scenes import QUESTION, TOKEN, scene
@@ -114,3 +114,16 @@ def test_a_protocol_says_what_was_asked_of_which_model():
     assert own == expected
     ends = engine.adjusted(torch.tensor([[0.0], [1.0]]).expand(2, 16)).tolist()
     assert [engine.ablated, engine.intact] == ends
+
+
+@pytest.mark.parametrize("family", ["llava", "qwen2_vl"])
+def test_without_an_answer_the_models_own_words_are_explained(family):
+    here, picture = scene(family), photo(scene(family).native.size)
+    own = here.lvlm.module(**here.lvlm.prompt(picture, QUESTION).inputs).logits[0, -1].argmax()
+    for image, question in ((picture, QUESTION), (here.lvlm.prompt(picture, QUESTION), None)):
+        engine = MaskEngine(here.lvlm, image, question, here.bank, floor=None)
+        assert engine.target == int(own) and engine.answer == here.lvlm.pieces(own[None])[0]
+    spoken = here.lvlm.speak(here.lvlm.prompt(picture, QUESTION), 3)
+    later = MaskEngine(here.lvlm, picture, QUESTION, here.bank, position=2, floor=None)
+    assert later.target == spoken[2] and later.prompt.ids[-2:].tolist() == spoken[:2]
+    assert AnswerEngine(here.lvlm, picture, QUESTION, here.bank, length=3).targets == spoken
