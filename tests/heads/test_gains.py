@@ -8,7 +8,7 @@ from torch.testing import assert_close
 
 import seecause as sc
 from seecause.errors import BadImage, BadOption, NotDefined
-from seecause.heads import Gains, Masks, Swapped, information_gains
+from seecause.heads import Gains, Masks, Swapped, gains as gains_file, information_gains
 from seecause.heads.erase import ErasedViews, erase, fill
 from seecause.heads.gains import jensen_shannon, log_probs
 from tests.helpers import noise, view
@@ -43,6 +43,17 @@ def test_gains_are_those_of_native_forwards(temperature, fill):
             atol=1e-12,
             rtol=0,
         )
+
+
+def test_pieces_do_not_matter(monkeypatch):
+    _, model, images, masks = case()
+    options = {"baseline": noise(*images.shape), "temperature": 2.0}
+    whole = information_gains(model, images, masks, **options)
+    monkeypatch.setattr(gains_file, "PIECE", 2)
+    parts = information_gains(model, images, masks, **options)
+    assert_close(parts.fig, whole.fig, atol=1e-12, rtol=0)
+    assert_close(parts.big, whole.big, atol=1e-12, rtol=0)
+    assert whole.protocol["temperature"] == 2.0
 
 
 def test_both_ratios_and_degenerate_images():

@@ -47,6 +47,25 @@ def test_the_batch_does_not_matter():
     assert torch.equal(whole.hard, single.hard)
 
 
+def test_pieces_do_not_matter(monkeypatch, tmp_path):
+    """Each picture has its own padding and baseline, in whichever piece it is, and its own file."""
+    _, model, images = case(3)
+    inside = torch.ones(3, *images.shape[-2:], dtype=torch.bool)
+    inside[0, :8], inside[2, :, :8] = False, False
+    options = {**OPTIONS, "inside": inside, "baseline": images.flip(0)}
+    whole, done = discover_masks(model, images, **options), []
+    monkeypatch.setattr(masks, "PIECE", 2)
+    for _ in range(2):
+        parts = discover_masks(model, images, cache=tmp_path, progress=done.append, **options)
+        assert_close(parts.soft, whole.soft, atol=1e-9, rtol=0)
+        assert torch.equal(parts.hard, whole.hard) and torch.equal(parts.steps, whole.steps)
+        assert_close(parts.losses, whole.losses, atol=1e-9, rtol=0)
+        files = sorted(tmp_path.iterdir())
+        assert len(files) == 3
+        files[0].unlink()
+    assert done == [2, 1, 2, 1]  # then two were known
+
+
 def test_the_answer_is_kept_and_less_is_shown():
     _, model, images = case(1)
     short, long = (
@@ -205,6 +224,11 @@ def test_overlap_with_true_masks():
         ({"init": 1.0, "param": "sigmoid"}, "inside it"),
         ({"weights": (1.0, -1.0, 0.0)}, "three numbers"),
         ({"rho": 0.0}, "between 0 and 1"),
+        ({"rho": 1.0}, "between 0 and 1"),
+        ({"grid": 1}, "a grid of 2 x 2"),
+        ({"rate": 0.0}, "a rate above 0"),
+        ({"init": 1.5}, "a value in"),
+        ({"early_stop": 0.0}, "share of the pixels"),
         ({"binarise": "otsu"}, "topk, percentile"),
         ({"baseline": "white"}, "mean, grey, blur, noise"),
         ({"baseline": torch.zeros(2, 3, 8, 8)}, "one picture"),

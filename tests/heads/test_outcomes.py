@@ -13,7 +13,7 @@ import seecause as sc
 from seecause import critters
 from seecause.data import open_data
 from seecause.data.batch import group_shares
-from seecause.data.dataset import Hole
+from seecause.data.dataset import IGNORE, Hole
 from seecause.engine import forks
 from seecause.errors import NotDefined, UnknownClass
 from seecause.heads import (
@@ -37,6 +37,7 @@ from seecause.heads._outcomes import (
 from seecause.heads.erase import Erasure
 from seecause.heads.pictures import (
     Pictures,
+    critter_pictures,
     imagenet9_model,
     read_pictures,
 )
@@ -60,6 +61,34 @@ def test_critters_come_with_exact_counterfactuals(model):
         result.images[result.truth[:, None].expand_as(result.images)],
     )
     assert (result.swapped.background != result.images).flatten(1).any(dim=1).all()
+    other = result.swapped.foreground != result.images  # another creature in the same place
+    assert other.flatten(1).any(dim=1).all() and other.double().mean() < 0.5
+    assert (other & result.truth[:, None]).flatten(1).any(dim=1).all()
+    assert result.objects == tuple(critters.CLASSES) and result.places == critters.BACKGROUNDS
+    latents = data.latents(0, 5, device="cpu")
+    assert critter_pictures(model, latents, swaps=False).swapped is None
+
+
+def test_some_pictures_are_taken_with_all_that_is_known_of_them(cases):
+    rows = torch.tensor([4, 1])
+    part = cases.take(rows)
+    assert part.ids == (cases.ids[4], cases.ids[1])
+    assert part.groups == (cases.groups[4], cases.groups[1])
+    for name in ("images", "labels", "truth"):
+        assert torch.equal(getattr(part, name), getattr(cases, name)[rows]), name
+    for name in ("background", "foreground"):
+        assert torch.equal(getattr(part.swapped, name), getattr(cases.swapped, name)[rows]), name
+    masks = sc.heads.Masks(
+        cases.truth, *(torch.randn(6, 2) for _ in range(4)), ~cases.truth, {"source": "discovered"}
+    )
+    for name in ("hard", "soft", "ties", "losses", "steps", "inside"):
+        assert torch.equal(getattr(masks.take(rows), name), getattr(masks, name)[rows]), name
+    assert Erasure(masks, "grey").take(rows).masks.source == "discovered"
+    unknown = cases.truth.int()
+    unknown[3] = IGNORE
+    assert replace(cases, truth=unknown).oracle is None and cases.oracle is not None
+    unknown[3, 0, 0] = 0  # a pixel is known
+    assert not replace(cases, truth=unknown).oracle.inside[3, 0, 1]
 
 
 def test_a_dataset_of_files_has_what_its_samples_have(model):

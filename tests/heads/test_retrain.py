@@ -11,7 +11,15 @@ from torch.testing import assert_close
 import seecause as sc
 from seecause.errors import BadOption
 from seecause.heads import export, retrain_last_layer
-from seecause.heads.baselines import _balanced, _halves, _logistic, features, fit_head
+from seecause.heads.baselines import (
+    _balanced,
+    _halves,
+    _logistic,
+    features,
+    fit_head,
+    last_layer,
+    with_last_layer,
+)
 from seecause.metrics.accuracy import group_accuracy
 from tests.helpers import view
 from tests.tiny import pictures, tiny
@@ -138,6 +146,21 @@ def test_a_zero_shot_model_gets_a_linear_head():
         new(images), features(model, images) @ result.weight.T + result.bias, atol=1e-8, rtol=0
     )
     assert new.classes == model.classes
+
+
+@pytest.mark.parametrize("kind", ["prototypes", "no bias"])
+def test_the_old_last_layer_reads_features_as_the_model_does(kind):
+    native = tiny("timm_registers")
+    images, width = pictures(native), native.module.embed_dim
+    head = torch.randn(5, width, dtype=torch.float64)
+    if kind == "no bias":
+        head = torch.nn.Linear(width, 5, bias=False).double()
+    around = {"mean": (0.5,) * 3, "std": (0.5,) * 3, "size": native.size}
+    model = sc.wrap(native.module, head=head, pool="cls", check=False, **around)
+    layer = last_layer(model)
+    assert_close(layer(features(model, images)), model(images), atol=1e-9, rtol=0)
+    same = with_last_layer(model, layer)
+    assert_close(same(images), model(images), atol=1e-9, rtol=0)
 
 
 @pytest.mark.parametrize(

@@ -196,6 +196,21 @@ def test_memory_decides_chunks_and_not_results(monkeypatch):
     assert sum(seen) == 5 * 4 * HEADS and together == [4] * 5  # three versions and a donor
 
 
+@pytest.mark.parametrize("temperature", [1.0, "matched"])
+def test_pieces_do_not_matter(temperature, monkeypatch):
+    """Each picture has its own mask, baseline, label and donor, in whichever piece it is."""
+    _, model, images, masks = case(batch=5)
+    options = {"operator": "resample", "baseline": noise(*images.shape), "target": [0, 4, 2, 1, 6]}
+    options |= {"temperature": temperature, "seed": 1}
+    whole, done = score(model, images, masks, **options), []
+    monkeypatch.setattr(_score, "SCORED", {"cpu": 2})
+    parts = score(model, images, masks, **options, progress=done.append)
+    assert_close(parts.effects, whole.effects, atol=1e-12, rtol=0)
+    for name, value in whole.after.items():
+        assert_close(parts.after[name], value, atol=1e-9, rtol=0)
+    assert parts.before == pytest.approx(whole.before) and done == [24, 24, 12]
+
+
 def test_some_heads_only():
     _, model, images, masks = case()
     whole, chosen = score(model, images, masks), score(model, images, masks, heads=[(3, 1), (0, 2)])

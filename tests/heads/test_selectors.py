@@ -169,6 +169,16 @@ def test_norms_are_those_of_the_output_projection(family):
         assert_close(weight[2], columns.norm(dim=(0, 2)), atol=1e-10, rtol=0)
 
 
+def test_a_head_that_is_gated_away_writes_nothing():
+    model, images, labels, _ = set_up()
+    whole = select("output-norm", model, images, labels).value
+    with ablate(model, [(1, 2)]):
+        cut = select("output-norm", model, images, labels).value
+    assert cut[1, 2] == 0 and torch.equal(cut[0], whole[0]) and (cut[2] != whole[2]).all()
+    least = select("output-norm", model, images, labels, remove="least").value
+    assert_close(least, whole.max() - whole)
+
+
 def _attention_branch(block, h, at, gate):
     """Rows before LayerScale and MLP, by way of the output projection alone."""
     from seecause.models.block import fused

@@ -241,8 +241,6 @@ def additivity(
 ) -> float:
     """The additivity gap of a set of heads with one-shot `scores`, measured with the options they
     were made with. NaN for an empty set."""
-    if not heads:
-        return float("nan")
     together = joint_effect(model, images, masks, heads, **options).mean()
     return float(together / sum(float(scores.value[head]) for head in heads))
 
