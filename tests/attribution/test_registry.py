@@ -33,8 +33,9 @@ OTHERS = {
 BESIDE = {
     "seed": {"blank": "noise", "baseline": "noise"},
     "antithetic": {"masks": 4},
+    "reach": {"guide": "sobel", "candidates": 4},
+    "faint": {"guide": "sobel", "candidates": 4},
     "kappa of mda": {"gamma": 1.0},
-    "classes": {},
 }
 SHORT = {"steps": 2, "samples": 2, "masks": 4, "candidates": 1}
 UNSEEN = {
