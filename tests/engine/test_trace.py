@@ -7,7 +7,8 @@ import torch
 from torch.testing import assert_close
 
 import seecause as sc
-from seecause.engine.trace import kept_logits, kept_logits_each
+from seecause.engine.attention import attention_probs, check_start, n_attentions
+from seecause.engine.trace import enter, kept_logits, kept_logits_each, record, suffix
 from seecause.errors import BadOption
 from tests.helpers import view
 from tests.tiny import FAMILIES, pictures, tiny
@@ -122,3 +123,46 @@ def test_an_image_without_patches_is_refused():
         kept_logits(
             model, model.embed(images), torch.zeros(2, 24, dtype=torch.bool), model.layout.at()
         )
+
+
+@torch.no_grad()
+def test_a_run_is_recorded_where_it_was_asked_for_and_can_begin_there():
+    native = tiny("timm_registers")
+    model, images = view(native, check=False), pictures(native)
+    whole = record(model, images, states=range(model.n_layers + 1), kv={2})
+    assert_close(whole.logits, native.forward(images), atol=1e-12, rtol=0)
+    assert set(whole.states) == set(range(model.n_layers + 1)) and set(whole.kv) == {2}
+    for start in (0, 2, model.n_layers):
+        logits = suffix(model, whole.states[start], whole.at, start)
+        assert_close(logits, whole.logits, atol=1e-12, rtol=0)
+    part = record(model, images, states={1, 2, 3}, kv={2, 3}, until=2)
+    assert part.logits is None and set(part.states) == {1, 2} and set(part.kv) == {2}
+    assert part.batch == whole.batch == 2
+    assert_close(part.states, {level: whole.states[level] for level in (1, 2)}, atol=0, rtol=0)
+    assert_close(part.kv[2], whole.kv[2], atol=0, rtol=0)
+    assert part.bank(2).k is part.kv[2][0] and part.bank(2).v is part.kv[2][1]
+
+
+@torch.no_grad()
+def test_entering_in_chunks_keeps_every_picture_and_its_facts():
+    model = view(tiny("timm_registers"), check=False)
+    model.facts = lambda images: images.mean(dim=(1, 2, 3), keepdim=True)[..., 0] > 0
+    images = pictures(tiny("timm_registers"), batch=3)
+    h, at = enter(model, images)
+    with sc.budget(1):
+        chunked, chunked_at = enter(model, images)
+    assert_close(chunked, h, atol=1e-12, rtol=0)
+    assert_close(h, model.embed(images), atol=0, rtol=0)
+    assert torch.equal(chunked_at.facts, at.facts) and torch.equal(at.facts, model.facts(images))
+
+
+@pytest.mark.parametrize(("family", "count"), [("timm_deit3", 4), ("timm_map", 5)])
+def test_attentions_are_blocks_and_a_latent_pool(family, count):
+    native = tiny(family)
+    model, images = view(native, check=False), pictures(native)
+    assert n_attentions(model) == count == len(list(attention_probs(model, images)))
+    last = list(attention_probs(model, images, start=count - 1))
+    assert len(last) == 1 and last[0].shape[-1] == model.layout.tokens
+    for wrong in (-1, count):
+        with pytest.raises(BadOption, match=f"0-{count - 1}, the first attention"):
+            check_start(model, wrong)

@@ -1,0 +1,73 @@
+"""Token sets: what follows from a selection is worked out once, and follows it when it changes."""
+
+from __future__ import annotations
+
+import torch
+
+from seecause.engine.token_sets import TokenSets, token_sets
+from seecause.models.layout import TokenLayout
+from tests.helpers import view
+from tests.tiny import tiny
+
+LAYOUT = TokenLayout(grid=(2, 3), prefix=3, class_index=0, registers=(1, 2))
+CHOSEN = torch.tensor([[1, 0, 0, 1, 0, 0], [0, 0, 0, 0, 0, 1], [0, 0, 0, 0, 0, 0]]).bool()
+
+
+def sets(special: tuple[int, ...] = (0,)) -> TokenSets:
+    return TokenSets(CHOSEN, LAYOUT, special, torch.device("cpu"))
+
+
+def test_rows_are_packed_set_by_set_special_tokens_first():
+    rows = sets((0, 2)).grouped_rows
+    assert rows.tokens.tolist() == [0, 2, 3, 6, 0, 2, 8, 0, 2]
+    assert rows.groups.sizes.tolist() == [4, 3, 2]
+    assert rows.special_rows.tolist() == [0, 1, 4, 5, 7, 8]
+    # the donor's tokens, and behind all nine of them the special rows
+    assert sets((0, 2)).origin.tolist() == [9, 10, 3, 6, 11, 12, 8, 13, 14]
+    assert sets((0, 2)).class_rows.tokens.tolist() == [0, 2] * 3
+
+
+def test_every_row_sees_the_context_or_the_donor_and_no_special_token():
+    chosen = sets((0, 2))
+    context, donor = chosen.context_mask.keep[0, 0], chosen.donor_mask.keep[0, 0]
+    assert not (context & donor).any() and torch.equal(
+        context | donor, chosen.whole_mask.keep[0, 0]
+    )
+    assert donor[:2].nonzero()[:, 1].tolist() == [3, 6, 3, 6]
+    assert chosen.whole_mask.keep[0, 0].sum(dim=1).tolist() == [7] * 6
+    outside = chosen.outside_mask.keep[0, 0]
+    assert outside.sum(dim=1).tolist() == [5] * 4 + [6] * 3 + [7] * 2
+    assert torch.equal(outside[chosen.grouped_rows.special_rows],
+                       chosen.special_outside_mask.keep[0, 0])  # fmt: skip
+
+
+def test_rows_behind_the_special_ones_are_seen_where_there_are_any():
+    chosen = sets()
+    rows, groups = chosen.seen_rows(chosen.grouped_rows, 1)
+    assert rows.tolist() == [1, 2, 4] and groups.sizes.tolist() == [2, 1, 0]
+    every, _ = chosen.seen_rows(chosen.grouped_rows, 0)
+    assert every.tolist() == list(range(6))
+    assert chosen.seen_rows(chosen.class_rows, 1) is None
+
+
+def test_parts_and_groups_are_made_once():
+    chosen = sets()
+    assert chosen.part(0, 3) is chosen and chosen.part(1, 3) is chosen.part(1, 3)
+    assert torch.equal(chosen.part(1, 3).sets, chosen.sets[1:]) and len(chosen.part(1, 3)) == 2
+    assert chosen.even_groups(2) is chosen.even_groups(2) is not chosen.even_groups(1)
+
+
+def test_sets_of_a_selection_are_known_until_it_changes():
+    model, chosen = view(tiny("timm_deit3"), check=False), torch.zeros(2, 24, dtype=torch.bool)
+    first = token_sets(model, chosen, model.layout, (0,))
+    assert token_sets(model, chosen, model.layout, (0,)) is first
+    assert token_sets(model, chosen, model.layout, ()) is not first
+    assert token_sets(model, chosen.clone(), model.layout, (0,)) is not first
+    chosen[0, 3] = True
+    again = token_sets(model, chosen, model.layout, (0,))
+    assert again is not first and again.sets[0].nonzero().tolist() == [[4]]
+    others = [chosen.clone() for _ in range(7)]
+    for other in others:
+        token_sets(model, other, model.layout, (0,))
+    assert token_sets(model, chosen, model.layout, (0,)) is again  # eight are kept
+    assert len(model.memo["token sets"]) == 8
