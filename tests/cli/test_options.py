@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import json
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,8 +23,9 @@ from seecause.cli.options import (
     value_of,
     whole_numbers,
 )
-from seecause.cli.progress import Incomplete, dressed, training
+from seecause.cli.progress import Incomplete, dressed, starting, training
 from seecause.cli.workers import Pieces, with_pieces
+from seecause.data.dataset import Hole
 from seecause.errors import BadOption
 from seecause.report.page import Section
 
@@ -151,4 +154,24 @@ def test_an_output_is_checked_written_and_told(tmp_path, capsys, monkeypatch):
     (output.out / "mine.txt").write_text("mine")
     with pytest.raises(BadOption, match="--overwrite"):
         output.check()
-    assert not replace(output, overwrite=True).check()
+    beside = replace(output, overwrite=True)
+    assert not beside.check()
+    beside.write({"command": "toy"}, "Another page", sections, holes=[Hole("a.png", "cut short")])
+    assert (output.out / "mine.txt").read_text() == "mine"
+    manifest = json.loads((output.out / "manifest.json").read_text())
+    assert manifest["left out"] == [{"name": "a.png", "reason": "cut short"}]
+
+
+def test_the_collector_waits_while_libraries_are_loaded_and_works_again(monkeypatch):
+    monkeypatch.delitem(sys.modules, "torch")
+    try:
+        with pytest.raises(KeyError), starting("loading", quiet=True):
+            assert not gc.isenabled()
+            raise KeyError
+        assert gc.isenabled() and gc.get_freeze_count() > 0
+    finally:
+        gc.unfreeze()
+    monkeypatch.undo()
+    with starting("loading", quiet=True):
+        assert gc.isenabled()
+    assert gc.get_freeze_count() == 0
