@@ -230,7 +230,8 @@ def trained(context: StudyContext, world: str, seed: int, setup: Row, train: Pil
     else:
         base = sc.load("builtin:critters-vit")
         module, classes = copy.deepcopy(base.module), base.classes
-    key = digest_json([world, seed, setup, context.limit, len(train)])
+    kind = context.device.partition(":")[0]
+    key = digest_json([world, seed, setup, context.limit, len(train), kind])
     file = context.work / f"marks-{world}-{seed}-{key}.safetensors"
     if file.is_file():
         module.load_state_dict(load_file(file))

@@ -67,6 +67,21 @@ def test_a_study_is_the_sum_of_its_samples(ready, tmp_path):
     assert len(lines) == 4 and lines[0].startswith("sample,label,answer,span,r2")
 
 
+def test_another_mask_makes_the_image_tokens_anew_and_not_the_heads(ready):
+    lvlm, bank, data = ready
+
+    class Inverted:
+        name, classes = data.name, data.classes
+
+        def __getitem__(self, index):
+            return replace(data[index], mask=~data[index].mask)
+
+    traced, text = TracedSample(0, data[0].id, None), torch.ones(3, dtype=torch.bool)
+    one, other = (lvlm_study._Tracer(lvlm, bank, each, OPTIONS) for each in (data, Inverted()))
+    assert one.heads(0).key == other.heads(0).key
+    assert one.tokens(traced, text).key != other.tokens(traced, text).key
+
+
 def test_finished_samples_are_read_and_not_made_again(ready, tmp_path, monkeypatch):
     lvlm, bank, data = ready
     heard: list[int] = []

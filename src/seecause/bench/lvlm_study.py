@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from seecause._files import digest_json, place
+from seecause._files import digest, digest_json, place
 from seecause._software import arithmetic, versions
 from seecause.bench.hands import Alone, Crew, Workers, crew_for, record
 from seecause.bench.lvlm_table import LVLMStudy, TracedSample
@@ -269,7 +269,10 @@ class _Tracer:
             sample = self.data[traced.index]
         except SKIPPED as reason:
             return _TraceItem(replace(traced, **{_HOLES[part]: _reason(reason)}))
-        decides = part if text is None else [part, text.int().tolist()]
+        decides: Any = part
+        if text is not None:  # image tokens are also measured by the object's mask
+            seen = "" if sample.mask is None else digest(sample.mask.cpu().numpy().tobytes())
+            decides = [part, text.int().tolist(), seen]
         return _TraceItem(traced, self._key(sample, traced.label, options, decides), part, text)
 
     def perform(self, item: _TraceItem) -> EncodedShard:
