@@ -49,6 +49,11 @@ def test_a_worker_with_other_software_than_the_plan_is_refused(monkeypatch):
         open_worker(others)
     with pytest.raises(BadOption, match="metric my-metric=None"):
         open_worker(replace(plan, plugins={"metric my-metric": "0123"}))
+    # also where the data is that of a plug-in, whose code is known by the same word
+    monkeypatch.setattr("seecause.bench.work.plugins", lambda *_: {"data": "0123"})
+    others = replace(plan, data={**plan.data, "fingerprint": "4567"}, plugins={"data": "0123"})
+    with pytest.raises(BadOption, match="planned with, 4567"):
+        open_worker(others)
 
 
 def test_a_picture_that_changed_after_the_plan_is_noticed(tmp_path):

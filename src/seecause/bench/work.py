@@ -160,23 +160,21 @@ def open_model(request: Request) -> ImageModel:
 
 def open_worker(plan: Plan) -> Worker:
     """Model and data in a process of its own, refused if they are not those of the plan."""
-    worker = Worker(
-        plan, open_model(plan.request), open_data(plan.request.data, limit=plan.request.limit)
-    )
-    here = {
-        "model": worker.model.fingerprint(),
-        "data": worker.data.fingerprint,
-        **versions(),
-        **plugins(plan.request, worker.model, worker.data),
-    }
-    planned = {
-        "model": plan.model["fingerprint"],
-        "data": plan.data["fingerprint"],
-        **plan.versions,
-        **plan.plugins,
-    }
-    check_versions(planned, here)
-    return worker
+    request = plan.request
+    model, data = open_model(request), open_data(request.data, limit=request.limit)
+    prints = (plan.model["fingerprint"], plan.data["fingerprint"])
+    planned = _identity(*prints, plan.versions, plan.plugins)
+    code = plugins(request, model, data)
+    check_versions(planned, _identity(model.fingerprint(), data.fingerprint, versions(), code))
+    return Worker(plan, model, data)
+
+
+def _identity(
+    model: str, data: str, software: Mapping[str, str], code: Mapping[str, str]
+) -> dict[str, str]:
+    """All that must be alike in every worker, by what it is; `code` is that of plug-ins."""
+    own = {f"code of {name}": value for name, value in code.items()}
+    return {"model": model, "data": data, **software, **own}
 
 
 def run_shard(worker: Worker, shard: Shard) -> ShardResult:
