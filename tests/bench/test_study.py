@@ -19,6 +19,7 @@ from seecause.bench.study import (
     carry_out,
     read_csv,
     read_study,
+    run_study,
     summarised,
     write_results,
 )
@@ -114,6 +115,15 @@ def test_what_a_cell_came_from_is_kept(study, tmp_path):
     assert record["fingerprints"] == {"toy data": "seed 2"} and "CPU" in record["machines"][0]
     assert "torch" in record["versions"][0] and record["cells"] == 4
     assert record["not done yet"] == ["first one a 1", "first one a 3", "sum"]
+
+
+def test_progress_counts_the_cells_that_are_asked_for(study, tmp_path):
+    study()
+    heard = []
+    options = {"work": tmp_path / "work", "out": tmp_path, "only": "A 2"}
+    begin = lambda todo: (heard.append(todo), heard.append)[1]  # noqa: E731
+    status = run_study(tmp_path / "toy.toml", begin=begin, **options)
+    assert heard == [1, "first one a 2"] and len(status.missing) == 3 and status.total == 4
 
 
 def test_a_damaged_cell_is_done_again(study):

@@ -363,7 +363,8 @@ def run_study(
     scratch = folder if is_local(folder) else Path(WORK)  # where cells keep what they share
     context = StudyContext(device, scratch, real, models, limit)
     run = StudyRun(read_study(file), context, folder)
-    carry_out(run, minutes=minutes, workers=workers, only=only, advance=begin(len(run.missing)))
+    todo = [name for name in run.missing if only.lower() in name.lower()]
+    carry_out(run, minutes=minutes, workers=workers, only=only, advance=begin(len(todo)))
     own = "" if limit is None else f" --limit {limit}"
     csv_file = write_results(run, Path(out), f"seecause study {Path(file).name}{own}")
     return StudyStatus(csv_file, run.failed, run.missing, len(run.study.cells), run.study.figure)
