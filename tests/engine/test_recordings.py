@@ -1,6 +1,7 @@
 """When a recording is made, kept and thrown away, with stand-ins for CUDA."""
 
 import copy
+import gc
 from contextlib import contextmanager, nullcontext
 from itertools import count
 from types import SimpleNamespace
@@ -211,3 +212,35 @@ def test_a_module_owns_recordings_and_its_copy_makes_its_own():
     with torch.no_grad():
         owner.module.weight.add_(1)
     assert owner.state_key() != before and not watch.unchanged()
+
+
+def test_the_graph_that_was_used_last_stays_longest(stand_ins, monkeypatch):
+    monkeypatch.setattr(graphs, "MOST", 2)
+    run = Runs()
+    for key in "aabba":
+        run(key)
+    run("c"), run("c")
+    ready = [graphs.ready(run.model, key, run.images) for key in "abc"]
+    assert ready == [True, False, True]
+    for key in "defghijk":  # calls that ran once
+        run(key)
+    assert len(run.model.memo["graphs"]) == 4 * graphs.MOST
+
+
+def test_the_newest_failures_are_told(stand_ins, monkeypatch):
+    monkeypatch.setattr(graphs, "MOST", 2)
+    run = Runs()
+    for key in "abc":
+        stand_ins.spoiled.append(f"no {key}")
+        run(key), run(key)
+    assert [why for _, why in stand_ins.pool.failures] == ["no b", "no c"]
+
+
+def test_the_garbage_collector_waits_and_goes_on_as_it_was():
+    assert gc.isenabled()
+    with graphs._no_collection():
+        assert not gc.isenabled()
+        with graphs._no_collection():
+            pass
+        assert not gc.isenabled()
+    assert gc.isenabled()
