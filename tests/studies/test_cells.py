@@ -13,9 +13,27 @@ import pytest
 import torch
 
 from seecause.bench.study import StudyContext
+from seecause.errors import DataMissing
 
 CRITTERS = {"model": "builtin:critters-vit", "data": "critters:clean:test", "limit": 2}
 CURVES = {"order": "patch", "steps": 2}
+
+
+def test_a_variant_is_asked_for_as_it_is_or_lighter():
+    lighter = {"rise": {"masks": 64, "cells": 5}}
+    assert cells_attribution.named("rise") == ("rise", {"method": "rise"})
+    assert cells_attribution.named("gae", lighter) == ("gae", {"method": "gae"})
+    assert cells_attribution.named("rise", lighter)[1] == {
+        "method": "rise", "masks": 64, "cells": 5,
+    }  # fmt: skip
+    own = {"name": "few", "method": "rise", "masks": 8}
+    asked = {"method": "rise", "masks": 8, "cells": 5}  # what a variant says itself stands
+    assert cells_attribution.named(own, lighter) == ("few", asked)
+
+
+def test_a_checkpoint_that_is_missing_costs_its_cell_only(tmp_path):
+    with pytest.raises(DataMissing, match="critters-biased-9"):
+        cells_heads.open_model(StudyContext("cpu", tmp_path), f"{tmp_path}/critters-biased-9")
 
 
 def test_smoothing_is_the_mean_over_the_neighbours():

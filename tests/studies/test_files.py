@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 import seecause as sc
+from seecause.attribution.registry import find
 from seecause.bench.study import StudyContext, StudyRun, read_study
 
 ROOT = Path(__file__).parents[2]
@@ -37,6 +38,21 @@ def test_studies_of_all_methods_have_all_of_them():
         variants = [cell.options.get("variant") for cell in cells]
         strings = {variant for variant in variants if isinstance(variant, str)}
         assert strings == set(sc.methods())
+
+
+@pytest.mark.parametrize("name", ["attribution", "mosaic"])
+def test_dear_methods_are_lighter_under_a_limit(name, tmp_path):
+    study = read_study(ROOT / "studies" / f"{name}.toml")
+    object.__setattr__(study, "files", ())
+    whole, quick = (
+        StudyRun(study, StudyContext("cpu", tmp_path, limit=limit)) for limit in (None, 4)
+    )
+    lighter = quick.settings["lighter"]
+    assert {"rise", "tis", "mda"} <= lighter.keys() and "lighter" not in whole.settings
+    for method, options in lighter.items():
+        find(method).check(options)
+    cells = [cell for cell in study.cells if cell.call.endswith((".scored", ".sanity"))]
+    assert cells and all(quick.arguments(cell)["lighter"] == lighter for cell in cells)
 
 
 def test_pages_are_short_and_every_published_csv_has_its_study():
