@@ -11,6 +11,7 @@ from scipy.stats import binomtest
 from torch.testing import assert_close
 
 import seecause as sc
+from seecause.data.dataset import Hole
 from seecause.errors import BadOption, NothingRight
 from seecause.heads import HeadScores, Swapped, select
 from seecause.heads._audit import Audit, audit
@@ -142,8 +143,10 @@ def test_a_difference_between_fills_that_is_none_fools_nobody():
 def test_means_are_those_of_right_answers(model, cases):
     labels = model(cases.images).argmax(dim=1)
     labels[0] = (labels[0] + 1) % model.n_classes
-    wrong = replace(cases, labels=labels)
+    wrong = replace(cases, labels=labels, holes=(Hole("a", "cut"),))
     result = audit(model, wrong, masks="oracle")
+    assert result.holes == wrong.holes and answered_right(model, replace(wrong, labels=None))
+    assert answered_right(model, wrong, share=1.0).ids == cases.ids[1:]
     assert result.counted.tolist() == [False, *[True] * (len(cases) - 1)] and len(
         result.gains["exact swap"].big
     ) == len(cases)

@@ -84,6 +84,11 @@ def test_soft_roles_follow_from_the_two_gates():
     opened, shut = torch.tensor([[[0.9, 0.9, 0.1, 0.1]]]), torch.tensor([[[0.8, 0.2, 0.3, 0.9]]])
     result = Gating(opened, opened, shut)
     assert result.roles() == [["facilitating", "irrelevant", "interfering", "unclear"]]
+    lacking = opened.clone()
+    lacking[..., 1] = torch.nan
+    assert Gating(lacking, lacking, shut).roles()[0][:2] == ["facilitating", None]
+    assert result.roles(threshold=0.85)[0][0] == "irrelevant"
+    assert result.scores(threshold=0.95)[0, 0] == pytest.approx(0.1)
     assert_close(result.facilitation, shut[0])
     assert_close(result.irrelevance, (opened * (1 - shut))[0])
     assert_close(result.interference, 1 - opened[0])

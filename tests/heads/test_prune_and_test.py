@@ -13,6 +13,7 @@ import seecause as sc
 from seecause import critters
 from seecause.data import open_data
 from seecause.data.batch import group_shares
+from seecause.data.dataset import Hole
 from seecause.errors import BadOption, UnknownName
 from seecause.heads import (
     AnswerSampling,
@@ -98,7 +99,20 @@ def test_what_is_exported_answers_like_the_ablated_model(model, test, result, tm
     shipped = sc.load(str(result.export(tmp_path / "model")), dtype="float64")
     with ablate(model, result.heads):
         assert_close(shipped(test.images), model(test.images), atol=1e-10, rtol=0)
-    assert "weight-norm" in (tmp_path / "model" / "README.md").read_text()
+    count = len(result.scored.pictures)
+    note = f"chosen by weight-norm on {count} pictures of train: the 3 highest scores."
+    assert note in (tmp_path / "model" / "README.md").read_text()
+    sliced = sc.load(str(result.export(tmp_path / "sliced", form="sliced")), dtype="float64")
+    assert sum(block.heads for block in sliced.blocks) == 12 - 3
+
+
+def test_pictures_that_could_not_be_read_are_named_once(model, train, test):
+    first, second = Hole("a", "cut"), Hole("b", "empty")
+    few, many = replace(train, holes=(first,)), replace(test, holes=(second, first))
+    result = prune_and_test(model, few, many, selector="weight-norm", top=1, draws=1)
+    assert result.holes == (first, second)
+    table = ablation_study("layers", model, few, many, top=1, sampling=ALL, guard=False)
+    assert table.holes == (first, second)
 
 
 def test_examples_are_answered_before_and_after(model, test, result):

@@ -165,7 +165,10 @@ def test_bad_input_is_one_clear_line(model, pictures):
         sc.discover(model, alike)
 
 
-def test_the_command_writes_a_page_a_table_and_pairs(tmp_path):
+def test_the_command_writes_a_page_a_table_and_pairs(tmp_path, monkeypatch):
+    few = importlib.import_module("seecause.repair.discover")
+    monkeypatch.setattr(few, "SCREENED", 3)
+    monkeypatch.setattr(few, "TRIED", 1)
     words = ["discover", "--limit", "16", "--kinds", "4", "--trials", "8", "--layers", "4"]
     done = CliRunner().invoke(app, [*words, "--out", str(tmp_path / "out"), "--pairs", "1"])
     assert done.exit_code == 0, done.output

@@ -26,7 +26,6 @@ from typing import Literal, get_args
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torchvision.transforms.functional import gaussian_blur
 
 from seecause._random import bits, lattice
 from seecause.data.dataset import Dataset
@@ -330,5 +329,7 @@ def _filled(pictures: Tensor, holes: Tensor, seed: int, source: Tensor, number: 
 
 def _softened(shapes: Tensor) -> Tensor:
     """Masks [m, 1, H, W] with edges that fade over a few pixels."""
+    from torchvision.transforms.functional import gaussian_blur
+
     sigma = max(0.5, SOFT * max(shapes.shape[-2:]))
     return gaussian_blur(shapes, [2 * round(3 * sigma) + 1] * 2, [sigma] * 2)
