@@ -20,12 +20,10 @@ from seecause.cli.lvlm_options import (
     LVLMName,
     LVLMRun,
     Machine,
-    QuestionOption,
     StudyEstimation,
     StudyFolder,
     StudySamples,
     StudyWork,
-    Variations,
     open_lvlm,
 )
 from seecause.cli.options import Output, Quiet, Seed, tell_replaced
@@ -164,10 +162,8 @@ def _lines(trace: AnswerTrace) -> list[str]:
 
 def study(
     samples: StudySamples,
-    question: QuestionOption,
     asked: CalibratedModel = CalibratedModel(),
     estimation: StudyEstimation = StudyEstimation(),
-    varied: Variations = Variations(),
     floor: Floor = 1.0,
     out: StudyFolder = Path("study"),
     work: StudyWork = None,
@@ -188,14 +184,22 @@ def study(
     from seecause.lvlm.trace import engine_concerns
     from seecause.report.lvlm_study import write_study
 
-    store, variations = work or out, varied.made()
+    store, question, wordings = work or out, samples.question, tuple(samples.wording or ())
     study_store(store).check()
-    asked.check(question, *variations["wordings"])
+    asked.check(question, *wordings)
     pictures, lvlm = open_data(samples.data, limit=samples.limit), asked.open(where)
     masks, count = estimation.counts()
-    shares, right_only = (estimation.ablated, floor), samples.right_only
     options = StudyOptions(
-        question, masks, count, *shares, right_only, seed, how=estimation.how.value, **variations
+        question,
+        masks,
+        count,
+        p=estimation.ablated,
+        floor=floor,
+        right_only=samples.right_only,
+        seed=seed,
+        how=estimation.how.value,
+        wordings=wordings,
+        ratios=tuple(samples.ratio or ()),
     )
     parts = 1 + bool(count) + options.varies
     with counting("parts of samples", len(pictures) * parts, quiet=quiet) as advance:
@@ -206,7 +210,7 @@ def study(
     out.mkdir(parents=True, exist_ok=True)
     notes = [*engine_concerns(lvlm, question, len(means)), *result.concerns()]
     about: dict[str, Any] = {"question": question, "data": pictures, "notes": notes}
-    pages = write_study(out, result, lvlm=lvlm, wordings=options.wordings, **about)
+    pages = write_study(out, result, lvlm=lvlm, wordings=wordings, **about)
     holes = Counter(sample.hole for sample in result.samples if sample.hole)
     for reason, times in holes.items():
         typer.echo(f"{times} of {len(result.samples)} samples have holes: {reason}", err=True)

@@ -276,22 +276,14 @@ class StudyEstimation(Estimation):
 
 @dataclass(frozen=True, kw_only=True)
 class StudySamples:
-    """What a study asks about."""
+    """What a study asks about, and what it asks again in other words or with other masks."""
 
     data: StudyData
+    question: QuestionOption
     limit: SampleLimit = 100
     right_only: RightOnly = False
-
-
-@dataclass(frozen=True, kw_only=True)
-class Variations:
-    """What a study asks again."""
-
     wording: Wordings = None
     ratio: Ratios = None
-
-    def made(self) -> dict[str, Any]:
-        return {"wordings": tuple(self.wording or ()), "ratios": tuple(self.ratio or ())}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout
 from pathlib import Path
-from typing import Annotated, Any, TextIO, get_type_hints
+from typing import Annotated, Any, TextIO, cast, get_type_hints
 
 import typer
 
@@ -121,7 +121,7 @@ class _Spinner:
             live.stop()
 
 
-class _Watched(io.TextIOBase):
+class _Watched:
     """A stream that ends the spinner before anything is written to it."""
 
     def __init__(self, stream: TextIO, spinner: _Spinner):
@@ -131,22 +131,8 @@ class _Watched(io.TextIOBase):
         self._spinner.stop()
         return self.stream.write(text)
 
-    def flush(self) -> None:
-        self.stream.flush()
-
-    def isatty(self) -> bool:
-        return self.stream.isatty()
-
-    def fileno(self) -> int:
-        return self.stream.fileno()
-
-    @property
-    def encoding(self) -> str:
-        return self.stream.encoding
-
-    @property
-    def errors(self) -> str | None:
-        return self.stream.errors
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.stream, name)
 
 
 _spinner = _Spinner()
@@ -160,8 +146,8 @@ def spinning(what: str, *, quiet: bool = False) -> Iterator[None]:
         return
     with ExitStack() as stack:
         if not isinstance(sys.stderr, _Watched):
-            stack.enter_context(redirect_stdout(_Watched(sys.stdout, _spinner)))
-            stack.enter_context(redirect_stderr(_Watched(sys.stderr, _spinner)))
+            stack.enter_context(redirect_stdout(cast(TextIO, _Watched(sys.stdout, _spinner))))
+            stack.enter_context(redirect_stderr(cast(TextIO, _Watched(sys.stderr, _spinner))))
         stack.callback(_spinner.stop)
         _spinner.show(what)
         yield

@@ -34,15 +34,12 @@ def write_report(store: Store, *, against: str | None = None) -> list[Path]:
     results = read_results(store, plan)
     status = inspect(store, plan, results.condition)
     table, alike = table_of(results.values, against=against), agreement_of(results.maps)
+    layers = plan.request.study == "layers"
     sections = [
         bench.table_section(table, title="Do the scores change?", what="setting"),
-        *(
-            sweep_section(table, plan)
-            if plan.request.study == "layers"
-            else differences_section(table)
-        ),
+        *(sweep_section(table, plan) if layers else differences_section(table)),
         agreement_section(alike),
-        *(depth_section(read_depth(store), plan) if plan.request.study == "layers" else []),
+        *(depth_section(read_depth(store), plan) if layers else []),
         gallery_section(results, plan, reference=table.reference),
         bench.run_protocol(plan),
         bench.holes_section(status, plan),
@@ -51,12 +48,8 @@ def write_report(store: Store, *, against: str | None = None) -> list[Path]:
         f"CAAP on {plan.request.model} with {len(plan.request.methods)} settings;"
         f" {len(plan.samples)} images of {plan.data['name']}."
     )
-    page = write_page(
-        store.folder / "index.html",
-        STUDIES[plan.request.study],
-        sections,
-        lead=bench.lead(plan, status, opening),
-    )
+    page, title = store.folder / "index.html", STUDIES[plan.request.study]
+    write_page(page, title, sections, lead=bench.lead(plan, status, opening))
     write_atomic(store.folder / "agreement.csv", agreement_csv(alike))
     tables = bench.write_tables(store.folder, table, results)
     return [page, *tables, store.folder / "agreement.csv"]
@@ -73,14 +66,8 @@ def differences_section(table: Table) -> list[Section]:
             if gap is not None and gap.n
         ]
         if rows:
-            better = "higher" if higher_is_better(metric) else "lower"
-            charts.append(
-                forest(
-                    rows,
-                    title=f"{metric} ({better} is better)",
-                    x_title=f"difference to {table.reference}",
-                )
-            )
+            x_title = f"difference to {table.reference}"
+            charts.append(forest(rows, title=_headed(metric), x_title=x_title))
     note = (
         f"Differences to {table.reference}, image by image, with 95 % intervals. A hollow dot may"
         " be no difference at all."
@@ -103,15 +90,8 @@ def sweep_section(table: Table, plan: Plan) -> list[Section]:
         series = [_sweep(table, metric, kind, look) for kind, look in looks.items()]
         drawn = [line for line in series if line.x]
         if drawn:
-            better = "higher" if higher_is_better(metric) else "lower"
-            charts.append(
-                chart(
-                    drawn,
-                    title=f"{metric} ({better} is better)",
-                    x_title="layer; 0 is the embedding",
-                    y_title=metric,
-                )
-            )
+            x_title = "layer; 0 is the embedding"
+            charts.append(chart(drawn, title=_headed(metric), x_title=x_title, y_title=metric))
     notes = {"to": f"To l: the embedding to layer l are patched (tail={kinds['to']['tail']})."}
     if "from" in kinds:
         last = kinds["from"]["layers"][1]
@@ -217,6 +197,11 @@ def _curve(name: str, values: Tensor, look: tuple[str, str]) -> Series:
         [column.standard_error for column in means],
         *look,
     )
+
+
+def _headed(metric: str) -> str:
+    """A metric, and where it is better."""
+    return f"{metric} ({'higher' if higher_is_better(metric) else 'lower'} is better)"
 
 
 def _shade(mean: float, error: float) -> GridCell:
