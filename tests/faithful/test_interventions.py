@@ -68,6 +68,18 @@ def test_dropping_nothing_and_everything():
         assert net(images).empty.all()
 
 
+def test_what_is_kept_of_a_run_is_kept_for_its_intervention(monkeypatch):
+    """A graph of a GPU replays what was asked when it was captured."""
+    net, images, keys = tiny_net(), pictures(), []
+    calibrate(net, images, 0.5)
+    place = "seecause.faithful.net.captured"
+    monkeypatch.setattr(place, lambda _, key, make, *given: keys.append(key) or make()(*given))
+    for change in ({}, {"drop_parts": [1]}, {"drop_parts": [0]}, {"quantile": 0.5}):
+        with intervene(net, **change):
+            net(images)
+    assert len(set(keys)) == 4
+
+
 def test_interventions_nest_and_end_after_an_error():
     net, images = tiny_net(), pictures()
     plain = net(images).mask
