@@ -213,6 +213,9 @@ def test_ties_between_parts_and_background_go_to_the_parts():
         assert select_without(maps, gone).hard[0].tolist() == stay
     dropped = select(maps, torch.tensor([[False, True]])).hard[0]
     assert dropped.tolist() == [True, True, False, False]
+    certain = torch.tensor([[1.0, 0.0, 0.0]]).T[None]  # a background that rounds to zero
+    assert select(certain, torch.tensor([[False, True]])).hard.all()
+    assert not select(certain, torch.tensor([[False, False]])).hard.any()
 
 
 def test_a_network_whose_prototypes_are_equal_reads_everything():

@@ -296,8 +296,9 @@ def test_bad_masks_and_weak_answers_are_refused():
         MaskEngine(
             here.lvlm, photo(here.native.size), QUESTION, here.bank, answer="cat", position=1
         )
-    with pytest.raises(BadOption, match="vocabulary"):
-        MaskEngine(here.lvlm, photo(here.native.size), QUESTION, here.bank, vocabulary=41)
+    for vocabulary in (41, 0, -1):
+        with pytest.raises(BadOption, match="vocabulary"):
+            MaskEngine(here.lvlm, here.engine.prompt, None, here.bank, vocabulary=vocabulary)
     for wrong in ([7, 8], "cat"):
         with pytest.raises(BadOption, match="one token id with a Prompt"):
             MaskEngine(here.lvlm, here.engine.prompt, None, here.bank, answer=wrong)

@@ -7,6 +7,7 @@ import torch
 
 from seecause.errors import BadOption, BadPrompt, MissingWeights, UnknownName, UnsupportedModel
 from seecause.lvlm import load, picture_map, verify, wrap
+from seecause.lvlm.prompt import answer_ids
 from tests.families.lvlm import photo, tiny_lvlm
 from tests.lvlm.scenes import QUESTION, scene
 
@@ -115,3 +116,13 @@ def test_names_nobody_knows(tmp_path):
         load("builtin:nonsense")
     with pytest.raises(MissingWeights):
         load(f"hf:{tmp_path}")
+
+
+def test_an_answer_stands_one_space_behind_its_prompt(monkeypatch):
+    seen = []
+    monkeypatch.setattr(
+        "seecause.lvlm.prompt.prompt_ids", lambda _, __, text: seen.append(text) or [8, 9, 10]
+    )
+    for text in ("ASSISTANT :", "ASSISTANT : ", "ASSISTANT :\n"):
+        assert answer_ids(scene("llava").lvlm, None, text, "cat", before=[8]) == [9, 10]
+    assert seen == ["ASSISTANT : cat", "ASSISTANT : cat", "ASSISTANT :\ncat"]

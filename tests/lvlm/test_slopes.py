@@ -144,6 +144,8 @@ def test_a_layer_that_loses_gradients_is_named_though_others_carry_some_around_i
         (lambda e: attribute_heads(e, masks=8, l1_ratio=1.5), "from 0 to 1"),
         (lambda e: attribute_tokens(e, masks=8, alpha=-1.0), "from 0 on"),
         (lambda e: attribute_tokens(e, masks=8, step=0), "at least 10"),
+        (lambda e: attribute_tokens(e, masks=8, agreement=1.0), "between 0 and 1"),
+        (lambda e: attribute_heads(e, how="fit", masks=60, split=0.98), "at least 7"),
         (lambda e: attribute_heads(e, adaptive=True), "how='fit'"),
         (lambda e: attribute_heads(e, how="fit", masks=15), "how='derivative' needs fewer"),
         (lambda e: text_slopes(e, masks=2), "at least 4"),
