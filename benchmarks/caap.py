@@ -27,10 +27,10 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from benchmarks.timing import CompiledBlock, Timing, measured_on, race
 from seecause.attribution.caap import make_plan, sweep
-from seecause.attribution.select import selection
 from seecause.attribution.stages import sweep_features
 from seecause.engine import graphs
 from seecause.engine.blanks import blank_image
+from seecause.engine.token_sets import selection
 from seecause.loading import wrap
 from seecause.models.staged_view import StagedModel
 from seecause.models.view import VisionModel

@@ -17,11 +17,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import seecause as sc
-from seecause.attribution.select import selection
 from seecause.bench.ablate import attention_by_depth, settings
 from seecause.bench.study import Row, StudyContext
 from seecause.critters import BACKGROUNDS, Do, draw, render
 from seecause.engine.blanks import blank_image
+from seecause.engine.token_sets import selection
 from seecause.heads.pictures import logits_of
 from seecause.metrics import (
     insertion_deletion,

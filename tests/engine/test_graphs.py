@@ -13,10 +13,10 @@ from torch.testing import assert_close
 
 import seecause as sc
 from seecause.attribution.caap import make_plan, sweep
-from seecause.attribution.select import selection
 from seecause.engine import graphs
 from seecause.engine.blanks import blank_image
 from seecause.engine.graphs import captured, without_graphs
+from seecause.engine.token_sets import selection
 from seecause.loading import wrap
 
 SETTINGS = [

@@ -11,8 +11,8 @@ import torch
 from torch.testing import assert_close
 
 import seecause as sc
-from seecause.attribution.select import selection
 from seecause.engine.blanks import blank_image
+from seecause.engine.token_sets import selection
 from seecause.errors import BadOption, NotDefined, UnsupportedModel, ViewMismatch
 from seecause.faithful import calibrate, intervene
 from tests.faithful.nets import STEPS, dinov2_backbone, pictures, tiny_net

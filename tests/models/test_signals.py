@@ -15,9 +15,9 @@ from torch.testing import assert_close
 
 import seecause as sc
 from seecause.attribution.caap import make_plan, sweep
-from seecause.attribution.select import interpolate, selection
 from seecause.engine.blanks import blank_image
 from seecause.engine.mixture import Mixture, slopes
+from seecause.engine.token_sets import interpolate, selection
 from seecause.engine.trace import record
 from seecause.engine.verify import verify
 from seecause.errors import BadImage, NotDefined, UnsupportedModel, ViewMismatch

@@ -32,13 +32,12 @@ import torch
 from torch import Tensor
 
 from seecause.attribution.registry import Maps, method
-from seecause.attribution.select import Select, interpolate, selection
 from seecause.engine.attend import attend
 from seecause.engine.blanks import Blank, blank_image, blank_trace
 from seecause.engine.chunks import fit, in_chunks, joined
 from seecause.engine.graphs import captured, ready
 from seecause.engine.sweep import BlankSummary, Sweep, SweepPlan, Tail, live_tokens
-from seecause.engine.token_sets import TokenSets, token_sets
+from seecause.engine.token_sets import Select, TokenSets, interpolate, selection, token_sets
 from seecause.engine.trace import Trace, record, trace_bytes
 from seecause.engine.walk import walk
 from seecause.errors import BadOption, NotDefined

@@ -16,9 +16,9 @@ from seecause._options import Count, Share
 from seecause.attribution.caap import ONE_CLASS, Classes, take_classes
 from seecause.attribution.gradients import settle
 from seecause.attribution.registry import EVERY_VIEW, Maps, method
-from seecause.attribution.select import Select, selection
 from seecause.engine.blanks import Blank, blank_image
 from seecause.engine.chunks import fit, in_chunks, plain_logits, run_in_chunks
+from seecause.engine.token_sets import Select, selection
 from seecause.metrics._pixels import spread_out
 from seecause.models.base import ImageModel
 from seecause.target import Score, Target, spread

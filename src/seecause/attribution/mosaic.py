@@ -48,7 +48,6 @@ from seecause.attribution.caap import (
     take_classes,
 )
 from seecause.attribution.registry import Maps, join, method
-from seecause.attribution.select import Select, selection
 from seecause.engine.blanks import Blank, blank_image, blank_trace
 from seecause.engine.chunks import fit, in_chunks
 from seecause.engine.graphs import captured, ready
@@ -61,7 +60,7 @@ from seecause.engine.mixture import (
     slopes,
 )
 from seecause.engine.sweep import Sweep
-from seecause.engine.token_sets import token_sets
+from seecause.engine.token_sets import Select, selection, token_sets
 from seecause.engine.trace import Trace, record, trace_bytes
 from seecause.errors import BadOption
 from seecause.models.layout import TokenLayout

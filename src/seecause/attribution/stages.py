@@ -43,10 +43,10 @@ from seecause.attribution.mosaic import (
     standard_error,
 )
 from seecause.attribution.registry import Maps, join, method
-from seecause.attribution.select import Select, selection
 from seecause.engine.blanks import Blank, blank_image
 from seecause.engine.chunks import fit, in_chunks, joined
 from seecause.engine.mixture import need_gradients, reaches
+from seecause.engine.token_sets import Select, selection
 from seecause.errors import NotDefined
 from seecause.models.dense_families import Places
 from seecause.models.layout import TokenLayout

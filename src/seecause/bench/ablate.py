@@ -36,7 +36,6 @@ from torch import Tensor
 from seecause._files import write_atomic
 from seecause.attribution.caap import make_plan
 from seecause.attribution.registry import find
-from seecause.attribution.select import Select
 from seecause.bench.plan import Request, Store
 from seecause.bench.work import Worker, read_samples
 from seecause.data.batch import to_batch
@@ -45,6 +44,7 @@ from seecause.engine.attention import attention_probs
 from seecause.engine.blanks import Blank
 from seecause.engine.chunks import budget, fit, in_chunks
 from seecause.engine.sweep import SweepPlan, Tail
+from seecause.engine.token_sets import Select
 from seecause.errors import BadOption, NotDefined, UnknownName
 from seecause.metrics import rank_correlation, standard_error
 from seecause.models.base import ImageModel
