@@ -33,7 +33,7 @@ from torch.overrides import TorchFunctionMode
 from seecause.errors import BadOption, UnsupportedModel
 from seecause.models.hub import class_names
 from seecause.models.preprocess import Preprocess
-from seecause.models.readings import BoxReading, PixelReading, PromptReading, Reading
+from seecause.models.readings import BoxReading, PixelReading, PromptReading, RowReading
 
 
 @dataclass(frozen=True, eq=False)
@@ -197,7 +197,7 @@ class DenseParts:
     """What an adapter says of one native model of boxes or pixels."""
 
     seam: Seam
-    reading: Reading
+    reading: RowReading
     classes: Sequence[str] = ()
     inputs: Mapping[str, Tensor] = field(default_factory=dict)
     preprocess: Preprocess | None = None

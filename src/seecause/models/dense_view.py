@@ -41,7 +41,7 @@ from seecause.models.dense_families import (
 )
 from seecause.models.layout import TokenLayout
 from seecause.models.parts import WrapOptions
-from seecause.models.readings import Question, Reading
+from seecause.models.readings import RowQuestion, RowReading
 from seecause.models.rows import Aim
 
 MOST_STRIDE = 32  # pixels of a cell, where levels can be chosen from
@@ -55,9 +55,9 @@ class DenseModel(ImageModel):
     architecture: ClassVar[Architecture] = "dense"
 
     seam: Seam
-    reading: Reading
+    reading: RowReading
     inputs: Mapping[str, Tensor] = field(default_factory=dict)  # beside pictures, [1, ..] each
-    question: Question | None = None
+    question: RowQuestion | None = None
     held: Mapping[str, Any] = field(default_factory=dict)  # outputs in the explained picture's run
 
     @property

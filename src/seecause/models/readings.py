@@ -1,13 +1,13 @@
 """How the answers of many rows are read: boxes of a detector, pixels, masks of a prompt.
 
-A reading turns native outputs and what is asked about (`rows.py`) into a `Question`: one row, the
-entry of it that is explained, and the pixels that it is about.
+A reading turns native outputs and what is asked about (`rows.py`) into a `RowQuestion`: one row,
+the entry of it that is explained, and the pixels that it is about.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
@@ -22,7 +22,7 @@ SURE, MOST_BOXES = 0.5, 30  # probability of boxes that are listed, and how many
 
 
 @dataclass(frozen=True, eq=False)
-class Question:
+class RowQuestion:
     """One row of an answer: how it is read off native outputs, which entry of it is explained, and
     the pixels that it is about."""
 
@@ -35,10 +35,9 @@ class Question:
     index: int = 0  # of a box
     boxes: Sequence[FoundBox] = ()
     values: bool = False  # numbers in units of their own, not logits
-    inputs: Mapping[str, Tensor] = field(default_factory=dict)  # what the module is given for it
 
 
-class Reading(Protocol):
+class RowReading(Protocol):
     """What native outputs say."""
 
     @property
@@ -59,7 +58,7 @@ class Reading(Protocol):
         """What the module must be given to answer for this row."""
         ...
 
-    def ask(self, model: ImageModel, outputs: Any, spec: Any, size: tuple[int, int]) -> Question:
+    def ask(self, model: ImageModel, outputs: Any, spec: Any, size: tuple[int, int]) -> RowQuestion:
         """The question that a target asks about one picture, whose native outputs these are."""
         ...
 
@@ -87,7 +86,7 @@ class BoxReading:
     def prompt(self, model: ImageModel, spec: Any) -> Mapping[str, Tensor]:
         return {}
 
-    def ask(self, model: ImageModel, outputs: Any, spec: Any, size: tuple[int, int]) -> Question:
+    def ask(self, model: ImageModel, outputs: Any, spec: Any, size: tuple[int, int]) -> RowQuestion:
         box = self._box(model, spec)
         sure = self.objects(outputs)[0]  # [Q, C]
         label = None if box.label is None else model.class_index(box.label)
@@ -102,7 +101,7 @@ class BoxReading:
         corners = corners_of(outputs.pred_boxes, size)[0, index, :4]
         pixels = rectangle(corners.cpu(), size)
         if box.side is not None:
-            return Question(
+            return RowQuestion(
                 lambda given: corners_of(given.pred_boxes, size)[:, index],
                 SIDES.index(box.side),
                 f"box {index}",
@@ -114,7 +113,7 @@ class BoxReading:
                 values=True,
             )
         target = int(sure[index].argmax()) if label is None else label
-        return Question(
+        return RowQuestion(
             lambda given: given.logits[:, index],
             target,
             f"box {index}",
@@ -176,7 +175,7 @@ class PixelReading:
     def prompt(self, model: ImageModel, spec: Any) -> Mapping[str, Tensor]:
         return {}
 
-    def ask(self, model: ImageModel, outputs: Any, spec: Any, size: tuple[int, int]) -> Question:
+    def ask(self, model: ImageModel, outputs: Any, spec: Any, size: tuple[int, int]) -> RowQuestion:
         row = parse_row(spec)
         if isinstance(row, Box):
             raise NotDefined("a box", f"{model.name} answers for pixels", "Give sc.Region(where)")
@@ -191,7 +190,9 @@ class PixelReading:
         read = self._mean(shares)
         means = read(outputs)[0]
         target = int(means.argmax()) if label is None else label
-        return Question(read, target, name, pixels, model.classes, len(means), values=self.values)
+        return RowQuestion(
+            read, target, name, pixels, model.classes, len(means), values=self.values
+        )
 
     def _mean(self, shares: Tensor) -> Callable[[Any], Tensor]:
         return lambda given: self.finish((self.answers(given) * shares).sum(dim=(2, 3)))
@@ -240,7 +241,7 @@ class PromptReading(PixelReading):
             return {"input_points": prompt[None, None, None]}
         return {"input_boxes": prompt[None, None], "input_points": None}  # pyright: ignore
 
-    def ask(self, model: ImageModel, outputs: Any, spec: Any, size: tuple[int, int]) -> Question:
+    def ask(self, model: ImageModel, outputs: Any, spec: Any, size: tuple[int, int]) -> RowQuestion:
         best = int(outputs.iou_scores[0, 0].argmax())
         answers = self.answers(outputs)[:, best : best + 1]
         mine = (F.interpolate(answers, size=size, mode="bilinear")[0, 0] > 0).cpu()
@@ -250,4 +251,4 @@ class PromptReading(PixelReading):
         def read(given: Any) -> Tensor:
             return (self.answers(given)[:, best : best + 1] * shares).sum(dim=(2, 3))
 
-        return Question(read, 0, "the prompt", pixels, ("mask",), 1)
+        return RowQuestion(read, 0, "the prompt", pixels, ("mask",), 1)
