@@ -316,3 +316,25 @@ def test_processes_add_their_gradients_and_average_their_logs(monkeypatch):
         assert [weight.grad.unique().tolist() for weight in weights] == [[4 * factor], [3 * factor]]
     assert alone.first and not two.first
     assert alone.gather("a") == ["a"] and alone.from_first("a") == "a"
+
+
+def test_a_backbone_is_loaded_with_the_weights_and_at_the_size_asked_for(configure, monkeypatch):
+    asked, inner = [], training.load
+
+    def spy(name, *, weights, size, **more):
+        asked.append((name, weights, size))
+        return inner(name, **more)
+
+    monkeypatch.setattr(training, "load", spy)
+    config = configure(weights="random", size=48)
+    new_net(config, ("a", "b"))
+    assert asked == [(config.backbone, "random", 48)]
+
+
+def test_a_continued_run_draws_what_it_would_have_drawn(configure):
+    config = configure()
+    torch.manual_seed(5)
+    start(config).go(deaf)
+    torch.manual_seed(9)
+    start(config)
+    assert torch.equal(torch.get_rng_state(), snapshot(config.folder)["generators"]["cpu"])

@@ -176,6 +176,18 @@ def test_an_additive_response_has_one_derivative():
         assert float(made.standard_error.max()) < 1e-10
 
 
+def test_a_response_has_no_part_in_what_is_foretold_of_it():
+    x, weights = draw_masks(60, 10), noise(10)
+    slopes = slopes_of(x, weights)[:20]
+    first = bent(x, weights) + 0.1 * noise(60, seed=2)
+    second = first.clone()
+    second[3] += 1e-4
+    before, after = (corrected(x, responses, slopes).unseen for responses in (first, second))
+    assert_close(before[:, 0], first)
+    moved = (after[:, 1] - before[:, 1]).abs()
+    assert float(moved[3]) < 1e-10 < 1e-8 < float(moved.max())
+
+
 def test_where_the_response_bends_the_correction_finds_what_the_derivative_misses():
     """The truth is the mean effect of an entry in random company, over many masks."""
     weights = noise(40) / 2
