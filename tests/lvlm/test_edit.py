@@ -9,6 +9,7 @@ from torch.testing import assert_close
 import seecause as sc
 from seecause.errors import BadOption, BadPrompt, BankMismatch
 from seecause.lvlm import MaskEngine, blind_logits, edited_heads, make_bank, wrap
+from seecause.models.decoder import restrict
 from tests.families.lvlm import FAMILIES, photo, tiny_lvlm
 from tests.lvlm.scenes import QUESTION, scene
 
@@ -215,3 +216,19 @@ def test_the_likeliest_word_is_said_whatever_a_checkpoint_sets():
     settings.suppress_tokens = plain[:1]
     assert lvlm.speak(prompt, 6) == plain
     assert native.module.generation_config is settings
+
+
+@torch.no_grad()
+def test_edited_heads_keep_what_hides_the_picture_from_each():
+    native, image = tiny_lvlm("llava"), scene("llava").engine.prompt.image
+    native.module.config.text_config.image_readers = [[1, 2], [3, 0]]
+    native.module.config.text_config.image_span = [image.start, image.stop]
+    lvlm = wrap(restrict(native.module), native.processor)
+    inputs = lvlm.prompt(photo(native.size), QUESTION).inputs
+    plain = native.module(**inputs).logits
+    for heads, changes in (([(1, 1), (1, 2)], True), ([(0, 0), (1, 1)], False)):
+        with edited_heads(lvlm, heads, boost=1.0):
+            assert_close(native.module(**inputs).logits, plain, atol=1e-10, rtol=0)
+        with edited_heads(lvlm, heads, boost=0):  # who reads nothing has nothing to lose
+            gap = float((native.module(**inputs).logits - plain)[0, -1].abs().max())
+        assert (gap > 1e-6) == changes
