@@ -10,8 +10,10 @@ import torch
 import transformers
 from PIL import Image
 from scipy.io import wavfile
+from typer.testing import CliRunner
 
 import seecause as sc
+from seecause.cli import app
 from tests.cli.calls import explain
 from tests.families.signals import FRAMES, SIDE, SIGNALS, SOUND
 from tests.tiny import scramble
@@ -98,6 +100,15 @@ def test_another_version_of_a_film_is_a_film(tmp_path, folders):
     (clean / "b" / "0.png").unlink()
     done = explain(marked, "--without", clean, *call, tmp_path / "fewer")
     assert done.exit_code == 2 and "0.png" in done.output
+
+
+@pytest.mark.parametrize("command", ["bench run", "audit"])
+@pytest.mark.parametrize("family, kind", [("ast", "spectrogram"), ("videomae", "film")])
+def test_datasets_hold_pictures(tmp_path, folders, family, kind, command):
+    words = ["--model", f"hf:{folders / family}", "--data", "critters:clean:test", "--limit", "2"]
+    call = [*command.split(), *words, "--device", "cpu", "--out", str(tmp_path / "out")]
+    done = CliRunner().invoke(app, call, env={"COLUMNS": "200"})
+    assert done.exit_code == 2 and f"takes a {kind}" in done.output, done.output
 
 
 def test_a_picture_is_no_sound(tmp_path, folders):

@@ -222,13 +222,18 @@ def measure_options(
 def _dry_run(run: Callable[..., Any], model: ImageModel, options: Mapping[str, Any]) -> None:
     """Call a method on one empty picture and stop where the model would run: what it checks before
     that is checked now."""
-    empty = torch.zeros(1, 3, *model.preprocess.size, device=model.device, dtype=model.dtype)
+    empty = _empty(model)
     target = parse(model, 0, 1)  # counts the classes, which may run the model once
     with _halted(model.module):
         try:
             run(model, empty, target, **options)
         except (_Reached, NotDefined):  # a hole of the run, no mistake of the user
             return
+
+
+def _empty(model: ImageModel) -> Tensor:
+    shape = (1, len(model.preprocess.mean), *model.preprocess.size)
+    return torch.zeros(shape, device=model.device, dtype=model.dtype)
 
 
 class _Answers:
@@ -254,7 +259,7 @@ def _dry_measure(metric: Metric, model: ImageModel, options: Mapping[str, Any]) 
     def stop(*_: Any) -> Tensor:
         raise _Reached
 
-    empty = torch.zeros(1, 3, *model.preprocess.size, device=model.device, dtype=model.dtype)
+    empty = _empty(model)
     maps, masks = (
         torch.zeros(1, *size, device=model.device)
         for size in (model.check(empty).grid, model.preprocess.size)

@@ -24,7 +24,7 @@ from seecause._software import joined, plugin_digest, versions
 from seecause.attribution.registry import find
 from seecause.bench.measures import Options, groups_of, lacking, measure_options, method_options
 from seecause.bench.store import MANIFEST, ShardStore
-from seecause.data.batch import class_places
+from seecause.data.batch import class_places, need_pictures
 from seecause.data.dataset import Dataset, sample_digests, sample_ids
 from seecause.errors import BadOption, SeecauseError
 from seecause.metrics.registry import find_metric
@@ -227,6 +227,7 @@ def _check_read(plan: Plan) -> None:
 
 def make_plan(request: Request, model: ImageModel, data: Dataset) -> Plan:
     """Check what is asked against model and data, fill in defaults, and cut the work."""
+    need_pictures(model)
     request = _complete(request, model, data)
     plan = Plan(
         request=request,

@@ -47,6 +47,7 @@ def to_batch(model: Framed, samples: Sequence[Sample]) -> Batch:
     >>> images.shape, masks.shape
     (torch.Size([2, 3, 96, 96]), torch.Size([2, 96, 96]))
     """
+    need_pictures(model)
     frame = model.preprocess
     images = frame.normalise(torch.stack([seen(frame, sample.image) for sample in samples])).to(
         model.device, model.dtype
@@ -58,6 +59,13 @@ def to_batch(model: Framed, samples: Sequence[Sample]) -> Batch:
         else None
     )
     return Batch(images, _labels(samples, model.device), masks)
+
+
+def need_pictures(model: Framed) -> None:
+    """Refuse a model of something else than what datasets hold."""
+    if (kind := model.preprocess.kind) != Preprocess.kind:
+        remedy = "a model of pictures, as datasets hold them; `seecause explain` takes other files"
+        raise BadOption("model", f"one that takes a {kind}", remedy)
 
 
 def framed(frame: Preprocess, sample: Sample) -> Sample:
@@ -100,6 +108,7 @@ def class_places(model: ImageModel, data: Dataset) -> tuple[int, ...]:
     knows. One known name among unknown ones is a mistake, not another spelling. By position is said
     in a line, and needs as many classes.
     """
+    need_pictures(model)
     count = model.n_classes
     if in_order(data, model.classes, count) or (
         count == len(data.classes) and not any(_knows(model, name) for name in data.classes)
