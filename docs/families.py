@@ -6,7 +6,7 @@ python docs/families.py writes it; a test fails while it is old.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from seecause._files import write_atomic
@@ -18,7 +18,7 @@ PAGE = ROOT / "docs" / "models.md"
 START, END = "<!-- families: python docs/families.py -->\n", "<!-- end -->\n"
 SUFFIXES = re.compile(
     r"(For(ImageClassification|ConditionalGeneration|ObjectDetection|DepthEstimation"
-    r"|SemanticSegmentation|UniversalSegmentation)|(Vision)?Model(WithProjection)?)(WithTeacher)?$"
+    r"|SemanticSegmentation|InstanceSegmentation|UniversalSegmentation)|(Vision)?Model(WithProjection)?)(WithTeacher)?$"
 )
 
 
@@ -26,12 +26,13 @@ def table() -> str:
     """Every family that is read, with what it is read as and the release it was tested with."""
     staged = [*staged_families.CONVOLUTIONAL, *staged_families.TRANSFORMING]
     vision = [*staged_families.CONVOLUTIONAL, *staged_families.ALTERNATING]
+    boxes = [*_rows("Detection"), *dense_families.SENTENCES]
     rows = [
         ("timm", "tokens", timm_view.FAMILIES),
         ("timm", "stages", staged),
         ("transformers", "tokens", _families(hf_view.READINGS)),
         ("transformers", "stages", _families(staged_families.TRANSFORMERS)),
-        ("transformers", "boxes", ["Yolos (tokens)", *_families(_rows("Detection"))]),
+        ("transformers", "boxes", ["Yolos (tokens)", *_families(boxes)]),
         ("transformers", "pixels", _families(_rows("Segmentation", "Depth", "Sam"))),
         ("transformers", "words", _families(decoder.CLASSES)),
         ("transformers", "sound", ["AST (tokens)"]),
@@ -49,7 +50,23 @@ def table() -> str:
         f" **Boxes**, **pixels**: {len(methods('dense'))}, for the row that is asked about."
         " **Words**: [vision-language models](lvlm.md)."
     )
-    return "\n".join([*lines, "", works, ""])
+    return "\n".join([*lines, "", works, "", _refusals(), ""])
+
+
+def _refusals() -> str:
+    """Families of transformers that are known and not read, each with its reason."""
+    reasons = decoder.REFUSED | dense_families.REFUSED
+    listed = [
+        f"{', '.join(_families(names))} ({reason})"
+        for reason, names in _grouped(reasons).items()
+        if reason != dense_families.BARE
+    ]
+    return f"Known to transformers and refused: {'; '.join(listed)}."
+
+
+def _grouped(reasons: Mapping[str, str]) -> dict[str, list[str]]:
+    """Names by their reason."""
+    return {why: [name for name in reasons if reasons[name] == why] for why in reasons.values()}
 
 
 def _rows(*parts: str) -> list[str]:

@@ -14,7 +14,7 @@ import seecause as sc
 from seecause.attribution.mosaic import MaskPlan, draw_masks
 from seecause.errors import BadOption, NotDefined, UnknownClass
 from seecause.models.rows import Region
-from tests.families.dense import DENSE, tiny_dense, tiny_yolos
+from tests.families.dense import DENSE, sentence_tokens, tiny_dense, tiny_yolos
 from tests.helpers import hooks
 from tests.reference import caap as token_reference
 from tests.reference.rows import mixed_answers
@@ -30,6 +30,10 @@ SEAMS = {
         *("model.encoder", ["last_hidden_state"], [LEVELS]),
         ["model.decoder.class_embed.2"],
     ),
+    "grounding_dino": (
+        *("model.encoder", [], [LEVELS]),
+        ["model.encoder_output_class_embed"],
+    ),
     "segformer": ("segformer", ["hidden_states"], [[(16, 24)], *([grid] for grid in LEVELS)], []),
     "dpt": ("dpt", ["hidden_states"], [[(4, 4)]] * 5, []),
     "depth_anything": ("backbone", ["feature_maps"], [COARSE] * 4, []),
@@ -39,7 +43,14 @@ SEAMS = {
         [[(16, 24)], [(2, 3)], [(4, 6)], [(8, 12)]],
         [],
     ),
+    "maskformer": (
+        "model.pixel_level_module",
+        ["encoder_last_hidden_state", "decoder_last_hidden_state"],
+        [[(2, 3)], [(16, 24)]],
+        [],
+    ),
     "sam": ("vision_encoder", ["last_hidden_state"], [[(4, 4)]], []),
+    "sam2": ("vision_encoder", ["fpn_hidden_states"], [[(16, 16)], [(8, 8)], [(4, 4)]], []),
 }
 for _name in ("rt_detr", "rt_detr_v2", "d_fine"):
     SEAMS[_name] = (
@@ -48,15 +59,20 @@ for _name in ("rt_detr", "rt_detr_v2", "d_fine"):
     )
 
 
+RIGHT = torch.tensor([1, 0, 0.5, 0], dtype=torch.float64)  # of centre, width and height
+
+
 def asked(family):
     """What is asked of each family, and how it is read off native outputs [B, ..] by hand."""
+    if family == "grounding_dino":  # its class logits are in float32, whatever its weights are
+        return sc.Box(2, side="right"), lambda o: 96 * (o.pred_boxes[:, 2] @ RIGHT)
     if "detr" in family or family == "d_fine":
         return "box:2:frog", lambda outputs: outputs.logits[:, 2, 1]
     if family == "segformer":  # answers of 16 x 24; pixels 16 to 48, 0 to 32
         return "region:16,0,48,32:train", lambda o: o.logits[:, 2, :8, 4:12].mean(dim=(1, 2))
-    if family == "mask2former":
+    if family in ("maskformer", "mask2former"):
         return "region:16,0,48,32:train", _share_of_train
-    if family == "sam":
+    if family in ("sam", "sam2"):
         return "region:20,30", None
     return sc.Region((16, 0, 48, 32)), _depth
 
@@ -80,23 +96,25 @@ def setting(family):
     native = tiny_dense(family)
     picture = 0.3 * pictures(native, batch=1)
     model = sc.wrap(native.module, check=False, **native.options)
-    native.module(pixel_values=picture)
     blank = model.preprocess.normalise(torch.ones_like(picture))
-    inputs = {}
+    inputs = sentence_tokens(["cat. frog. train."]) if family == "grounding_dino" else {}
+    native.module(pixel_values=picture, **inputs)
     spec, read = asked(family)
-    if family == "sam":
+    if family in ("sam", "sam2"):
         inputs = {"input_points": torch.tensor([[[[20.0, 30.0]]]], dtype=torch.float64)}
         read = _mask_of(native.module(pixel_values=picture, **inputs))
 
     def forward(images):
-        prompts = {name: x.repeat(len(images), 1, 1, 1) for name, x in inputs.items()}
+        prompts = {name: x.expand(len(images), *x.shape[1:]) for name, x in inputs.items()}
         return native.module(pixel_values=images, **prompts)
 
     at, fields, levels, held = SEAMS[family]
     part = native.module.get_submodule
     pair = [images.repeat(2, 1, 1, 1) for images in (blank, picture)]  # see `_alone`
     twin = partial(mixed_answers, forward, part(at), fields, levels, *pair)
-    return native, model, picture, spec, lambda w: read(twin(w, [part(h) for h in held]))[:1]
+    name = "" if fields else "vision_features"
+    kept = [part(h) for h in held]
+    return native, model, picture, spec, lambda w: read(twin(w, kept, name))[:1]
 
 
 def _mask_of(outputs):

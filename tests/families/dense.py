@@ -125,6 +125,31 @@ def _d_fine() -> Any:
     return hf.DFineForObjectDetection(hf.DFineConfig(backbone_config=backbone, **options, **LABELS))
 
 
+def sentence_tokens(sentences: list[str]) -> dict[str, torch.Tensor]:
+    """Of one sentence, with the ids that BERT has for its beginning, its end and a full stop."""
+    words = sentences[0].replace(".", " . ").split()
+    ids = [1012 if word == "." else 10 + sum(map(ord, word)) % 80 for word in words]
+    return {"input_ids": torch.tensor([[101, *ids, 102]])}
+
+
+def _grounding_dino() -> Any:
+    text = hf.BertConfig(
+        vocab_size=1030, hidden_size=16, num_hidden_layers=1, num_attention_heads=2,
+        intermediate_size=16, max_position_embeddings=32,
+    )  # fmt: skip
+    config = hf.GroundingDinoConfig(
+        backbone_config=_backbone(3, 2, 3),
+        text_config=text,
+        num_feature_levels=3,
+        encoder_n_points=2,
+        decoder_n_points=2,
+        max_text_len=16,
+        disable_custom_kernels=True,
+        **{**WIDTHS, "d_model": 32},  # groups of 32 are normed
+    )
+    return hf.GroundingDinoForObjectDetection(config)
+
+
 def _segformer() -> Any:
     config = hf.SegformerConfig(
         hidden_sizes=[8, 8, 16, 16],
@@ -199,6 +224,57 @@ def _mask2former() -> Any:
     return hf.Mask2FormerForUniversalSegmentation(config)
 
 
+def _maskformer() -> Any:
+    backbone = hf.MaskFormerSwinConfig(
+        embed_dim=8,
+        depths=[1, 1, 1, 1],
+        num_heads=[1, 1, 2, 2],
+        window_size=4,
+        out_features=["stage1", "stage2", "stage3", "stage4"],
+    )
+    decoder = hf.DetrConfig(backbone_config=_backbone(3), **WIDTHS)
+    config = hf.MaskFormerConfig(
+        backbone_config=backbone,
+        decoder_config=decoder,
+        fpn_feature_size=32,  # groups of 32 are normed
+        mask_feature_size=16,
+        **LABELS,
+    )
+    return hf.MaskFormerForInstanceSegmentation(config)
+
+
+def _sam2() -> Any:
+    backbone = hf.Sam2HieraDetConfig(
+        hidden_size=8,
+        image_size=[64, 64],
+        window_positional_embedding_background_size=[4, 4],
+        blocks_per_stage=[1, 1, 2, 1],
+        embed_dim_per_stage=[8, 12, 16, 20],
+        num_attention_heads_per_stage=[1, 1, 2, 2],
+        window_size_per_stage=[4, 4, 4, 2],
+        global_attention_blocks=[3],  # none that begins a stage
+        mlp_ratio=2.0,
+    )
+    vision = hf.Sam2VisionConfig(
+        backbone_config=backbone,
+        backbone_channel_list=[20, 16, 12, 8],
+        backbone_feature_sizes=[[16, 16], [8, 8], [4, 4]],
+        fpn_hidden_size=16,
+    )
+    prompt = hf.Sam2PromptEncoderConfig(
+        hidden_size=16, image_size=64, patch_size=16, mask_input_channels=4
+    )
+    decoder = hf.Sam2MaskDecoderConfig(
+        hidden_size=16, mlp_dim=16, num_hidden_layers=1, num_attention_heads=2,
+        iou_head_hidden_dim=8,
+    )  # fmt: skip
+    return hf.Sam2Model(
+        hf.Sam2Config(
+            vision_config=vision, prompt_encoder_config=prompt, mask_decoder_config=decoder
+        )
+    )
+
+
 def _sam() -> Any:
     vision = hf.SamVisionConfig(
         hidden_size=16,
@@ -252,13 +328,16 @@ DENSE: dict[str, Callable[[], Any]] = {
     "rt_detr": _rt_detr,
     "rt_detr_v2": _rt_detr_v2,
     "d_fine": _d_fine,
+    "grounding_dino": _grounding_dino,
     "segformer": _segformer,
     "dpt": _dpt,
     "depth_anything": _depth_anything,
     "mask2former": _mask2former,
+    "maskformer": _maskformer,
     "sam": _sam,
+    "sam2": _sam2,
 }
-SQUARE = ("dpt", "sam")  # of 64 pixels
+SQUARE = ("dpt", "sam", "sam2")  # of 64 pixels
 
 
 def tiny_dense(family: str, dtype: torch.dtype = torch.float64) -> Native:
@@ -266,7 +345,10 @@ def tiny_dense(family: str, dtype: torch.dtype = torch.float64) -> Native:
     torch.manual_seed(0)
     module = scramble(DENSE[family]()).to(dtype).requires_grad_(False)
     size = (64, 64) if family in SQUARE else SIZE
-    return Native(module, [], module, {**HALF, "size": size}, size=size)
+    options = {**HALF, "size": size}
+    if family == "grounding_dino":
+        options |= {"classes": NAMES, "tokenizer": sentence_tokens}
+    return Native(module, [], module, options, size=size)
 
 
 def tiny_yolos(middle: bool = True) -> Native:

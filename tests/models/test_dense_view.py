@@ -20,8 +20,8 @@ from seecause.errors import (
     UnsupportedModel,
     ViewMismatch,
 )
-from seecause.models.dense_families import spliced
-from tests.families.dense import DENSE, SQUARE, tiny_dense
+from seecause.models.dense_view import spliced
+from tests.families.dense import DENSE, SQUARE, sentence_tokens, tiny_dense
 from tests.reference.rows import output_of, overwritten
 from tests.tiny import pictures
 
@@ -39,6 +39,43 @@ def test_a_view_equals_its_native_model(family):
     aim = model.aim(images[:1])
     assert_close(aim.model(images[:1]), aim.model.question.read(model.outputs(images[:1])))
     assert all(probe.worst < 0.3 for probe in verify(model))
+
+
+@torch.no_grad()
+def test_classes_of_a_sentence_are_its_phrases():
+    native = tiny_dense("grounding_dino", torch.float32)
+    names, images = ("a red cat", "Frog"), 0.3 * pictures(native)
+    options = {**native.options, "classes": names}
+    model = sc.wrap(native.module, **options)
+    tokens = sentence_tokens(["a red cat. frog."])["input_ids"]
+    logits = native.module(pixel_values=images[:1], input_ids=tokens).logits[0]
+    expected = torch.stack([logits[:, 1:4].amax(dim=1), logits[:, 5]], dim=1)
+    assert_close(model.aim(images[:1], "box:3:frog").model(images[:1])[0], expected[3])
+    surest = int(expected[:, 1].argmax())
+    assert model.aim(images[:1], sc.Box(label="Frog")).name == f"box {surest}"
+    with pytest.raises(BadOption, match="names without"):
+        sc.wrap(native.module, **{**options, "classes": ("cat. dog", "frog")})
+    with pytest.raises(UnsupportedModel, match="without class names"):
+        sc.wrap(native.module, **{**options, "tokenizer": None})
+
+
+class Leaking(hf.GroundingDinoForObjectDetection):
+    """Its answers also read the picture around the encoder."""
+
+    def forward(self, pixel_values, **named):
+        outputs = super().forward(pixel_values=pixel_values, **named)
+        outputs.pred_boxes = (
+            outputs.pred_boxes + 0.1 * pixel_values.mean(dim=(1, 2, 3))[:, None, None]
+        )
+        return outputs
+
+
+def test_a_sentence_that_reads_pixels_elsewhere_is_refused():
+    native = tiny_dense("grounding_dino")
+    wrong = Leaking(native.module.config).double().eval()
+    wrong.load_state_dict(native.module.state_dict())
+    with pytest.raises(ViewMismatch, match="answers"):
+        sc.wrap(wrong, **native.options)
 
 
 @torch.no_grad()

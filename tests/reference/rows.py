@@ -8,6 +8,7 @@ package is used.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -28,10 +29,14 @@ def mixed_answers(
     donor: Tensor,
     weights: Tensor,
     held: Sequence[nn.Module] = (),
+    entering: str = "",
 ) -> Any:
     """Native outputs for one context picture, where `module` gives donor * w + context * (1 - w),
     w [gh, gw]. `levels` are the grids in each of its tensors; tokens of several are in a row, and
-    what comes before them is the context's. Modules that are `held` answer as for the donor."""
+    what comes before them is the context's. Modules that are `held` answer as for the donor. With
+    `entering`, tokens that the module is given under this name are mixed, not what it gives."""
+    if entering:
+        return _mixed_input(forward, module, entering, levels[0], context, donor, weights, held)
     theirs = _tensors(output_of(forward, module, donor), fields)
     fixed = [output_of(forward, part, donor) for part in held]
     size = (donor.shape[-2], donor.shape[-1])
@@ -52,6 +57,37 @@ def mixed_answers(
     with ExitStack() as stack:
         stack.enter_context(Whole())
         stack.enter_context(overwritten(module, put))
+        for part, answer in zip(held, fixed, strict=True):
+            stack.enter_context(overwritten(part, lambda output, answer=answer: answer))
+        return forward(context)
+
+
+def _mixed_input(
+    forward: Callable[[Tensor], Any],
+    module: nn.Module,
+    name: str,
+    grids: Sequence[Grid],
+    context: Tensor,
+    donor: Tensor,
+    weights: Tensor,
+    held: Sequence[nn.Module],
+) -> Any:
+    given: list[Tensor] = []
+    size = (donor.shape[-2], donor.shape[-1])
+    share = torch.cat([place_weights(weights, grid, size).flatten() for grid in grids])[:, None]
+
+    def watch(_: nn.Module, args: tuple[Any, ...], named: dict[str, Any]) -> None:
+        given.append(named[name])
+
+    def put(_: nn.Module, args: tuple[Any, ...], named: dict[str, Any]) -> Any:
+        return args, {**named, name: named[name] + share * (given[0] - named[name])}
+
+    handle = module.register_forward_pre_hook(watch, with_kwargs=True)
+    fixed = [output_of(forward, part, donor) for part in held]
+    handle.remove()
+    with ExitStack() as stack:
+        stack.enter_context(Whole())
+        stack.callback(module.register_forward_pre_hook(put, with_kwargs=True).remove)
         for part, answer in zip(held, fixed, strict=True):
             stack.enter_context(overwritten(part, lambda output, answer=answer: answer))
         return forward(context)
@@ -85,7 +121,7 @@ def output_of(forward: Callable[[Tensor], Any], module: nn.Module, images: Tenso
     seen: list[Any] = []
 
     def watch(output: Any) -> Any:
-        seen.append(output)
+        seen.append(copy.copy(output))  # SAM 2 puts other things into it later
         return output
 
     with overwritten(module, watch):

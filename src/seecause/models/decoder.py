@@ -130,7 +130,7 @@ _DISCRETE = "its picture is words of a code book, not image tokens"
 # known and refused, and why
 REFUSED = {
     "PaliGemmaForConditionalGeneration": (
-        "its image tokens read the question, so they change with what words may see"
+        "its image tokens read the question: averages would hang on it, and keys on every mask"
     ),
     "MllamaForConditionalGeneration": _CROSS,
     "IdeficsForVisionText2Text": _CROSS,

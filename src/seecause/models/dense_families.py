@@ -9,10 +9,12 @@ Of transformers' detectors and models of pixels:
     Deformable DETR, RT-DETR, D-FINE its places on several levels, which a query samples at a few
                                      points each; where queries are chosen by what the encoder saw
                                      (all but plain Deformable DETR), the explained picture's stay
+    Grounding-DINO                   what enters its encoder, where picture and sentence read each
+                                     other: all of that runs again
     SegFormer                        the maps of its four stages
     DPT, Depth Anything              tokens of four blocks of the backbone
-    Mask2Former                      the maps of its pixel decoder
-    Segment Anything                 the map of its image encoder; the region is the prompt
+    MaskFormer, Mask2Former          the maps of its pixel decoder (and of its backbone's end)
+    Segment Anything, and its second the maps of its image encoder; the region is the prompt
 
 The places of an encoder have already read each other, and feature maps have seen their
 surroundings: a bright place says where the row read, and mostly, not only, what lies there.
@@ -20,17 +22,18 @@ surroundings: a bright place says where the row read, and mostly, not only, what
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 
 from seecause.errors import BadOption, UnsupportedModel
+from seecause.models.heads import TextInput, as_inputs, require_text
 from seecause.models.hub import class_names
 from seecause.models.preprocess import Preprocess
 from seecause.models.readings import BoxReading, PixelReading, PromptReading, RowReading
@@ -76,7 +79,8 @@ class Call:
 @dataclass(frozen=True)
 class Seam:
     """Where a native run is cut: at the output of module `at`, whose `fields` hold the places: maps
-    [B, C, h, w], tokens [B, prefix + places, D], or lists of these (only `entries` are read)."""
+    [B, C, h, w], tokens [B, prefix + places, D], or lists of these (only `entries` are read). With
+    `entering`, the places are the tokens that it is given under this name, and it runs itself."""
 
     at: str
     fields: tuple[str, ...]
@@ -84,11 +88,12 @@ class Seam:
     held: tuple[str, ...] = ()  # modules behind it that choose what is asked
     prefix: int = 0
     entries: tuple[int, ...] | None = None
+    entering: str = ""
 
     def take(self, call: Call, size: tuple[int, int]) -> Places:
         """The places in what `at` gave for pictures of `size`."""
         maps, others = [], []
-        for tensor in self._tensors(call.output):
+        for tensor in [call.named[self.entering]] if self.entering else self._tensors(call.output):
             if tensor.ndim == 4:
                 maps.append(tensor)
                 continue
@@ -97,6 +102,13 @@ class Seam:
             levels = tensor[:, self.prefix :].split([h * w for h, w in grids], dim=1)
             maps += [x.mT.unflatten(2, grid) for x, grid in zip(levels, grids, strict=True)]
         return Places(tuple(maps), tuple(others), size)
+
+    def forward(self, native: nn.Module, call: Call, places: Places) -> Callable[..., Any]:
+        """What runs in place of module `at`, which gave what is in `call` for other places."""
+        if not self.entering:
+            return answering(self.put(call, places))
+        tokens = torch.cat([level.flatten(2).mT for level in places.maps], dim=1)
+        return lambda **named: native(**{**named, self.entering: tokens})
 
     def put(self, call: Call, places: Places) -> Any:
         """The same output with other places in it."""
@@ -143,53 +155,8 @@ class Seam:
         return rows, count // rows
 
 
-def spliced(module: nn.Module, forwards: Mapping[str, Callable[..., Any]]) -> nn.Module:
-    """A copy of `module` that shares every weight, in which modules run other functions. The module
-    itself stays as it is, so that threads may share it."""
-    top = _shell(module)
-    for path, forward in forwards.items():
-        *way, last = path.split(".")
-        here = top
-        for name in way:
-            inner = _shell(here._modules[name])
-            here._modules[name] = inner
-            here = inner
-        leaf = _shell(here._modules[last])
-        leaf.forward = forward
-        here._modules[last] = leaf
-    return top
-
-
-def _shell(module: nn.Module | None) -> nn.Module:
-    assert module is not None
-    shell = copy.copy(module)
-    shell._modules = dict(module._modules)
-    return shell
-
-
-class Attached(TorchFunctionMode):
-    """In it, `detach` cuts nothing. Detectors detach the boxes that one layer hands to the next,
-    which steadies their training; the answer hangs on them all the same."""
-
-    def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
-        return args[0] if func is Tensor.detach else func(*args, **(kwargs or {}))
-
-
 def answering(answer: Any) -> Callable[..., Any]:
     return lambda *args, **named: answer
-
-
-def copies_of(value: Any, count: int) -> Any:
-    """What a module gave for one picture, as for `count` of them; nothing is copied."""
-    if isinstance(value, Tensor):
-        return value.expand(count, *value.shape[1:]) if value.ndim and len(value) == 1 else value
-    if isinstance(value, Mapping):
-        return type(value)(**{name: copies_of(part, count) for name, part in value.items()})
-    if isinstance(value, list | tuple):
-        return type(value)(copies_of(part, count) for part in value)
-    return value
 
 
 @dataclass
@@ -249,6 +216,38 @@ def _rt_detr(module: Any) -> DenseParts:
     return parts
 
 
+def _grounding_dino(module: Any, text: TextInput | None) -> DenseParts:
+    text = require_text(module, text)
+    sentence = " ".join(f"{name.lower()}." for name in text.classes)
+    tokens = text.tokenize([sentence], **_tensors_of(text.tokenize))
+    inputs = as_inputs(tokens, next(module.parameters()).device)
+    spans = _phrases(inputs["input_ids"][0].tolist())
+    if len(spans) != len(text.classes) or spans[-1][1] > module.config.max_text_len:
+        expected = f"names without . and ?, of {module.config.max_text_len} tokens in all at most"
+        raise BadOption("classes", sentence[:80], expected)
+    levels = range(len(module.model.input_proj_vision))
+    before = ("model.backbone", *(f"model.input_proj_vision.{level}" for level in levels))
+    held = ("model.encoder_output_class_embed",) if module.config.two_stage else ()
+    seam = Seam("model.encoder", (), before, held, entering="vision_features")
+    reading = BoxReading(sigmoid=True, spans=spans)
+    return DenseParts(seam, reading, text.classes, inputs)
+
+
+def _tensors_of(tokenize: Any) -> dict[str, Any]:
+    """What a tokenizer of transformers must be told."""
+    from transformers import PreTrainedTokenizerBase
+
+    return {"return_tensors": "pt"} if isinstance(tokenize, PreTrainedTokenizerBase) else {}
+
+
+def _phrases(ids: list[int]) -> tuple[tuple[int, int], ...]:
+    """Where each phrase of a sentence begins and ends: between tokens that nobody reads beyond."""
+    from transformers.models.grounding_dino.modeling_grounding_dino import SPECIAL_TOKENS
+
+    ends = [place for place, token in enumerate(ids) if token in (*SPECIAL_TOKENS, 0)]
+    return tuple((a + 1, b) for a, b in pairwise(ends) if b > a + 1)
+
+
 def _segformer(module: Any) -> DenseParts:
     reading = PixelReading(lambda outputs: outputs.logits)
     return DenseParts(Seam("segformer", ("hidden_states",)), reading, class_names(module.config))
@@ -283,8 +282,14 @@ def _mask2former(module: Any) -> DenseParts:
     return DenseParts(seam, PixelReading(_semantic, _log), class_names(module.config))
 
 
+def _maskformer(module: Any) -> DenseParts:
+    fields = ("encoder_last_hidden_state", "decoder_last_hidden_state")
+    seam = Seam("model.pixel_level_module", fields)
+    return DenseParts(seam, PixelReading(_semantic, _log), class_names(module.config))
+
+
 def _semantic(outputs: Any) -> Tensor:
-    """Mask2Former: how much of each class queries put on each pixel."""
+    """MaskFormer: how much of each class queries put on each pixel."""
     classes = outputs.class_queries_logits.softmax(dim=-1)[..., :-1]  # [B, Q, C]
     masks = outputs.masks_queries_logits.sigmoid()  # [B, Q, h, w]
     return torch.einsum("bqc,bqhw->bchw", classes, masks)
@@ -296,9 +301,21 @@ def _log(mean: Tensor) -> Tensor:
 
 def _sam(module: Any) -> DenseParts:
     side = module.config.vision_config.image_size
-    middle = torch.full((1, 1, 1, 2), side / 2).to(next(module.parameters()))
+    return _prompted(module, (side, side))
+
+
+def _prompted(module: Any, size: tuple[int, int]) -> DenseParts:
+    """Asked about the middle of a picture, until it is aimed."""
+    middle = torch.tensor([[[[size[1] / 2, size[0] / 2]]]]).to(next(module.parameters()))
     seam, inputs = Seam("vision_encoder", ("last_hidden_state",)), {"input_points": middle}
-    return DenseParts(seam, PromptReading(), inputs=inputs, size=(side, side), fixed_size=True)
+    return DenseParts(seam, PromptReading(), inputs=inputs, size=size, fixed_size=True)
+
+
+def _sam2(module: Any) -> DenseParts:
+    sides = module.config.prompt_encoder_config.image_size
+    parts = _prompted(module, (sides, sides) if isinstance(sides, int) else tuple(sides))
+    parts.seam = Seam("vision_encoder", ("fpn_hidden_states",))
+    return parts
 
 
 DENSE_FAMILIES: dict[str, Callable[[Any], DenseParts]] = {
@@ -311,41 +328,45 @@ DENSE_FAMILIES: dict[str, Callable[[Any], DenseParts]] = {
     "SegformerForSemanticSegmentation": _segformer,
     "DPTForDepthEstimation": _dpt,
     "DepthAnythingForDepthEstimation": _depth_anything,
+    "MaskFormerForInstanceSegmentation": _maskformer,
     "Mask2FormerForUniversalSegmentation": _mask2former,
     "SamModel": _sam,
+    "Sam2Model": _sam2,
 }
 
 
-_BARE = "it has no answers of its own; wrap the whole model, ...ForObjectDetection"
+SENTENCES = {"GroundingDinoForObjectDetection": _grounding_dino}  # that boxes are compared with
+BARE = "it has no answers of its own; wrap the whole model (...ForObjectDetection, for one)"
 REFUSED = {  # beginnings of class names, and why
     "DetrForSegmentation": "its masks are read off attention; DetrForObjectDetection works",
-    "Detr": _BARE,
-    "ConditionalDetr": _BARE,
-    "DeformableDetr": _BARE,
-    "RTDetr": _BARE,
-    "DFine": _BARE,
-    "Yolos": _BARE,
-    "GroundingDino": (
-        "its sentence reads the picture inside the encoder, and queries read the sentence, so that"
-        " places of pictures cannot be exchanged alone"
+    "Detr": BARE,
+    "ConditionalDetr": BARE,
+    "DeformableDetr": BARE,
+    "RTDetr": BARE,
+    "DFine": BARE,
+    "Yolos": BARE,
+    "GroundingDino": BARE,
+    "Owl": (
+        "each of its boxes is read off one patch of its tower's end, so that no other place could"
+        " be exchanged there"
     ),
-    "Owl": "its boxes are compared with sentences",
-    "MaskFormer": "its pixels are read by another decoder; Mask2Former works",
+    "MaskFormer": BARE,
     "OneFormer": "it is asked for a task in words; Mask2Former works",
-    "Sam2": "it remembers other frames; SamModel works",
+    "Sam2Video": "it remembers other frames; Sam2Model works",
 }
 
 
-def dense_parts(module: Any) -> DenseParts | None:
+def dense_parts(module: Any, text: TextInput | None = None) -> DenseParts | None:
     """The parts of a detector or a model of pixels; None for any other module."""
+    makers = DENSE_FAMILIES | {name: partial(make, text=text) for name, make in SENTENCES.items()}
     for kind in type(module).__mro__:
-        if kind.__name__ in DENSE_FAMILIES and kind.__module__.startswith("transformers."):
-            parts = DENSE_FAMILIES[kind.__name__](module)
+        if kind.__name__ in makers and kind.__module__.startswith("transformers."):
+            parts = makers[kind.__name__](module)
             parts.family = f"transformers.{type(module).__name__}"
             return parts
     name = type(module).__name__
     for start, reason in REFUSED.items():
         if name.startswith(start):
-            works = ", ".join(("YolosForObjectDetection", *DENSE_FAMILIES))
+            works = ", ".join(("YolosForObjectDetection", *makers))
             raise UnsupportedModel(f"transformers {name}", reason, f"classes that work: {works}")
     return None

@@ -19,6 +19,7 @@ its surest box, a model of pixels for the mean over all of them.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping, Sequence, Sized
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
@@ -26,19 +27,11 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from seecause.errors import BadOption, UnknownName, UnsupportedModel
 from seecause.models.base import Architecture, ImageModel
-from seecause.models.dense_families import (
-    Attached,
-    Call,
-    DenseParts,
-    Places,
-    Seam,
-    answering,
-    copies_of,
-    spliced,
-)
+from seecause.models.dense_families import Call, DenseParts, Places, Seam, answering
 from seecause.models.layout import TokenLayout
 from seecause.models.parts import WrapOptions
 from seecause.models.readings import RowQuestion, RowReading
@@ -109,9 +102,10 @@ class DenseModel(ImageModel):
         like = places.maps[0]
         images = like.new_zeros(1, len(self.preprocess.mean), *places.size)
         answers = {path: copies_of(standing[path].output, count) for path in self.seam.before}
-        answers[self.seam.at] = self.seam.put(standing[self.seam.at], places)
         answers |= {path: copies_of(value, count) for path, value in self.held.items()}
         forwards = {path: answering(answer) for path, answer in answers.items()}
+        at = self.seam.at
+        forwards[at] = self.seam.forward(self.module.get_submodule(at), standing[at], places)
         return self._native(images.expand(count, -1, -1, -1), forwards)
 
     def after(self, stage: str) -> int:
@@ -169,7 +163,8 @@ class DenseModel(ImageModel):
 
             def forward(*args: Any, **named: Any) -> Any:
                 output = native(*args, **named)
-                calls.setdefault(path, Call(output, named))
+                # others may put other things into the same output later (SAM 2)
+                calls.setdefault(path, Call(copies_of(output, 1), named))
                 return output
 
             return forward
@@ -243,3 +238,48 @@ def _cell(size: tuple[int, int], grids: Sequence[tuple[int, int]]) -> tuple[int,
     if not cells:
         raise BadOption("size", size, f"one that square cells tile; rows read {grids[0]} places")
     return max([cell for cell in cells if max(cell) <= MOST_STRIDE] or [min(cells)])
+
+
+def spliced(module: nn.Module, forwards: Mapping[str, Callable[..., Any]]) -> nn.Module:
+    """A copy of `module` that shares every weight, in which modules run other functions. The module
+    itself stays as it is, so that threads may share it."""
+    top = _shell(module)
+    for path, forward in forwards.items():
+        *way, last = path.split(".")
+        here = top
+        for name in way:
+            inner = _shell(here._modules[name])
+            here._modules[name] = inner
+            here = inner
+        leaf = _shell(here._modules[last])
+        leaf.forward = forward
+        here._modules[last] = leaf
+    return top
+
+
+def _shell(module: nn.Module | None) -> nn.Module:
+    assert module is not None
+    shell = copy.copy(module)
+    shell._modules = dict(module._modules)
+    return shell
+
+
+class Attached(TorchFunctionMode):
+    """In it, `detach` cuts nothing. Detectors detach the boxes that one layer hands to the next,
+    which steadies their training; the answer hangs on them all the same."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        return args[0] if func is Tensor.detach else func(*args, **(kwargs or {}))
+
+
+def copies_of(value: Any, count: int) -> Any:
+    """What a module gave for one picture, as for `count` of them; nothing is copied."""
+    if isinstance(value, Tensor):
+        return value.expand(count, *value.shape[1:]) if value.ndim and len(value) == 1 else value
+    if isinstance(value, Mapping):
+        return type(value)(**{name: copies_of(part, count) for name, part in value.items()})
+    if isinstance(value, list | tuple):
+        return type(value)(copies_of(part, count) for part in value)
+    return value

@@ -125,7 +125,8 @@ def find_parts(
         library = cls.__module__.split(".")[0]
         if library in ADAPTERS:
             parts = _find(module, library, cls.__name__, text)
-            if text is not None and not isinstance(parts.extra, TextHead):
+            asked = isinstance(parts, DenseParts) and "input_ids" in parts.inputs
+            if text is not None and not asked and not isinstance(parts.extra, TextHead):
                 raise BadOption(
                     "tokenizer", text.tokenize, f"None: {type(module).__name__} has no text tower"
                 )
@@ -167,7 +168,7 @@ def _find(
 
         if kind in hf_others.CLASSES:
             return hf_others.CLASSES[kind](module)
-        rows = dense_parts(module)
+        rows = dense_parts(module, text)
         if rows is not None:
             return rows
     adapter = importlib.import_module(ADAPTERS[library])

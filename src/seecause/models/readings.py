@@ -66,21 +66,30 @@ class RowReading(Protocol):
 @dataclass(frozen=True)
 class BoxReading:
     """Class scores and corners of a detector's queries: each class by itself (`sigmoid`), or all
-    together, and then the last one is that there is no object."""
+    together, and then the last one is that there is no object. `spans`: logits are those of tokens,
+    and a class has its highest."""
 
     sigmoid: bool
     values: bool = False
+    spans: tuple[tuple[int, int], ...] = ()
+
+    def scores(self, outputs: Any) -> Tensor:
+        """Logits [B, Q, C]."""
+        if not self.spans:
+            return outputs.logits
+        tokens = [outputs.logits[..., start:stop] for start, stop in self.spans]
+        return torch.stack([logits.amax(dim=-1) for logits in tokens], dim=-1)
 
     def compared(self, outputs: Any) -> dict[str, Tensor]:
-        return {"classes": outputs.logits, "boxes": outputs.pred_boxes}
+        return {"classes": self.scores(outputs), "boxes": outputs.pred_boxes}
 
     def unaimed(self, outputs: Any) -> Tensor:
         surest = self.objects(outputs).amax(dim=-1).argmax(dim=-1)  # [B]
-        return outputs.logits[torch.arange(len(surest), device=surest.device), surest]
+        return self.scores(outputs)[torch.arange(len(surest), device=surest.device), surest]
 
     def objects(self, outputs: Any) -> Tensor:
         """Probabilities of objects [B, Q, C]."""
-        scores = outputs.logits
+        scores = self.scores(outputs)
         return scores.sigmoid() if self.sigmoid else scores.softmax(dim=-1)[..., :-1]
 
     def prompt(self, model: ImageModel, spec: Any) -> Mapping[str, Tensor]:
@@ -114,12 +123,12 @@ class BoxReading:
             )
         target = int(sure[index].argmax()) if label is None else label
         return RowQuestion(
-            lambda given: given.logits[:, index],
+            lambda given: self.scores(given)[:, index],
             target,
             f"box {index}",
             pixels,
             model.classes,
-            outputs.logits.shape[-1],
+            self.scores(outputs).shape[-1],
             index,
             boxes,
         )

@@ -29,8 +29,10 @@ ANY_SIZE = ("resnet", "densenet", "vgg", "convnext", "pvt_v2", "efficientvit_mit
 SIGNAL_TASKS = ("AudioClassification", "VideoClassification")
 ROW_TASKS = (  # of transformers, whose models answer for boxes or pixels
     *("ObjectDetection", "SemanticSegmentation", "DepthEstimation", "UniversalSegmentation"),
+    "InstanceSegmentation",
 )
-PROMPTED = ("SamModel",)  # answer for pixels of a prompt
+ASKED = ("GroundingDinoForObjectDetection",)  # answer for boxes of what a sentence names
+PROMPTED = ("SamModel", "Sam2Model")  # answer for pixels of a prompt
 ZOO = Path(__file__).parents[1] / "critters" / "checkpoints"  # what `builtin:` names
 # classes of our own, by the module whose `from_card` builds them; imported when a card names one
 BUILDERS = {
@@ -220,7 +222,7 @@ def _hf_module(
     if module.dtype in (torch.float16, torch.bfloat16):
         module = module.float()  # as with files; `load` narrows it again where it is asked to
     wrap_options = {} if timm else _processor(name, where, size, framed=rows is not None)
-    if dual:
+    if dual or any(kind in ASKED for kind in kinds):
         from transformers import AutoTokenizer
 
         wrap_options["tokenizer"] = fetched(f"hf:{name}", lambda: pretrained(AutoTokenizer, where))
@@ -234,6 +236,8 @@ def _task_loader(kinds: Sequence[str], tasks: Sequence[str]) -> Any:
     for kind in kinds:
         if kind in PROMPTED and tasks is ROW_TASKS:
             return transformers.AutoModelForMaskGeneration
+        if kind in ASKED and tasks is ROW_TASKS:
+            return transformers.AutoModelForZeroShotObjectDetection
         for task in tasks:
             if kind.endswith(f"For{task}"):
                 return getattr(transformers, f"AutoModelFor{task}")
