@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch.testing import assert_close
 
 import seecause as sc
-from seecause.engine.attention import attention_probs, check_start, n_attentions
+from seecause.engine.attention import attention_probs, check_start, n_attentions, read_rows
 from seecause.engine.trace import enter, kept_logits, kept_logits_each, record, suffix
 from seecause.errors import BadOption
 from tests.helpers import view
@@ -154,6 +156,15 @@ def test_entering_in_chunks_keeps_every_picture_and_its_facts():
     assert_close(chunked, h, atol=1e-12, rtol=0)
     assert_close(h, model.embed(images), atol=0, rtol=0)
     assert torch.equal(chunked_at.facts, at.facts) and torch.equal(at.facts, model.facts(images))
+
+
+def test_a_token_that_is_read_twice_counts_twice():
+    model = view(tiny("timm_deit3"), check=False)
+    model.readout = replace(model.readout, kind="cls+mean", over_prefix=True)
+    tokens = model.layout.tokens
+    row = read_rows(model, model.layout, torch.eye(tokens, dtype=torch.float64))
+    assert_close(row[1:], torch.full((tokens - 1,), 0.5 / tokens, dtype=torch.float64))
+    assert float(row[0]) == pytest.approx(0.5 + 0.5 / tokens)
 
 
 @pytest.mark.parametrize(("family", "count"), [("timm_deit3", 4), ("timm_map", 5)])

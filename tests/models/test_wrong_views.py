@@ -119,6 +119,20 @@ def test_a_model_read_wrongly_is_refused(family):
         assert refusal.value.probe in probes, ingredient
 
 
+def test_rows_that_see_other_keys_when_they_are_alone_are_refused():
+    """The whole run is right; only some rows against recorded keys tell."""
+    model = view(tiny("timm_deit3"), check=False)
+
+    def additive(rows, keys):
+        whole = rows.index.shape == keys.index.shape
+        return (0 if whole else 0.01) * keys.index.double().expand(1, 1, len(rows.index), -1)
+
+    model.blocks[WHERE] = replace(model.blocks[WHERE], additive=additive)
+    with pytest.raises(ViewMismatch) as refusal:
+        verify(model)
+    assert (refusal.value.probe, refusal.value.where) == ("attention", f"blocks.{WHERE}")
+
+
 def test_every_ingredient_is_dropped_somewhere():
     families = ("timm_deit3", "timm_clip", "timm_map", "timm_eva_registers")
     for ingredient in BLOCK_INGREDIENTS:
