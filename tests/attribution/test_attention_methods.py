@@ -292,7 +292,7 @@ def test_a_latent_pool_is_one_more_step():
 
 
 @pytest.mark.parametrize(
-    ("method", "options", "said"),
+    ("method", "options", "message"),
     [
         ("rollout", {"start": 4}, "0-3"),
         ("rollout", {"fusion": "sum"}, "mean, max, min"),
@@ -305,7 +305,7 @@ def test_a_latent_pool_is_one_more_step():
         ("grad-cam", {"variant": "d"}, "a, b, c"),
     ],
 )
-def test_bad_options_say_what_was_expected(method, options, said):
+def test_bad_options_say_what_was_expected(method, options, message):
     native = tiny("timm_deit3")
-    with pytest.raises(BadOption, match=said):
+    with pytest.raises(BadOption, match=message):
         maps(view(native, check=False), pictures(native), method, **options)

@@ -87,7 +87,7 @@ def test_scores_are_probabilities_of_the_readout():
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
         ({"tail": "source", "layers": (1, 3)}, "no effect"),
         ({"layers": (3, 2), "tail": "blank"}, "first <= last"),
@@ -103,9 +103,9 @@ def test_scores_are_probabilities_of_the_readout():
         ({"colour": "red"}, "one of"),
     ],
 )
-def test_bad_options_say_what_was_expected(options, said):
+def test_bad_options_say_what_was_expected(options, message):
     model = view(tiny("timm_deit3"))
-    with pytest.raises(sc.SeecauseError, match=said):
+    with pytest.raises(sc.SeecauseError, match=message):
         sc.attribute(model, torch.zeros(1, 3, 32, 48), target=0, **options)
 
 

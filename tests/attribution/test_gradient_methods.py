@@ -284,7 +284,7 @@ def test_the_usual_score_is_the_logit_of_cosines_only():
 
 
 @pytest.mark.parametrize(
-    ("method", "options", "said"),
+    ("method", "options", "message"),
     [
         ("ixg", {"space": "voxel"}, "token, pixel"),
         ("ixg+", {"start": 4}, "0-3"),
@@ -296,7 +296,7 @@ def test_the_usual_score_is_the_logit_of_cosines_only():
         ("smoothgrad", {"show": "all"}, "magnitude"),
     ],
 )
-def test_bad_options_say_what_was_expected(method, options, said):
+def test_bad_options_say_what_was_expected(method, options, message):
     _, model, images = ready("timm_deit3")
-    with pytest.raises(BadOption, match=said):
+    with pytest.raises(BadOption, match=message):
         sc.attribute(model, images, target=0, method=method, **options)
