@@ -220,7 +220,7 @@ REFUSED = {
         BadOption,
         "prob, logprob, logit",
     ),
-    "range of a method": ({"methods": {"rise": {"masks": 0}}}, BadOption, "at least one mask"),
+    "range of a method": ({"methods": {"rise": {"masks": 0}}}, BadOption, "at least 1"),
     "layers of a tail": ({"methods": {"caap": {"layers": (0, 2)}}}, BadOption, "tail=source"),
     "kind of a metric option": (
         {"measures": {"insertion-deletion": {"steps": 2.5}}},
