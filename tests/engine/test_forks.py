@@ -78,7 +78,7 @@ def test_replaced_heads_carry_what_another_picture_carries(limit):
     """Some pictures are forked, the last one only gives; in chunks or not, plain answers stay."""
     native = tiny("timm_registers")
     model, images = view(native, check=False), pictures(native, batch=3)
-    shift = noise(model.layout.tokens, 1)  # what some models add behind a block, token by token
+    shift = noise(model.layout.tokens, 24)  # what some models add behind a block, token by token
     model.blocks = [replace(b, behind=lambda at: shift[at.index]) for b in model.blocks]
     heads, seen = [(2, 1), (0, 0), (2, 0), (model.n_layers - 1, 2)], {}
 

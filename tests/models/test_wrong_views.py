@@ -125,7 +125,7 @@ def test_rows_that_see_other_keys_when_they_are_alone_are_refused():
 
     def additive(rows, keys):
         whole = rows.index.shape == keys.index.shape
-        return (0 if whole else 0.01) * keys.index.double().expand(1, 1, len(rows.index), -1)
+        return (0 if whole else 1e-6) * keys.index.double().expand(1, 1, len(rows.index), -1)
 
     model.blocks[WHERE] = replace(model.blocks[WHERE], additive=additive)
     with pytest.raises(ViewMismatch) as refusal:
