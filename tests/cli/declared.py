@@ -53,6 +53,7 @@ def _option(shown: Any, parameter: inspect.Parameter) -> str:
     about = {name: getattr(info, name) for name in SHOWN}
     more = [f"{name}={v!r}" for name, v in about.items() if v != getattr(usual, name)]
     named = kind.__name__ if isinstance(kind, type) else str(kind)
+    named = named.replace("pathlib._local", "pathlib")  # as Python 3.13 calls it
     choices = f" ({', '.join(kind)})" if isinstance(kind, type) and issubclass(kind, Enum) else ""
     flags = " ".join([*shown.opts, *shown.secondary_opts])
     start = f"{flags}: {named}{choices} = {value.replace('PosixPath', 'Path')}"

@@ -92,6 +92,13 @@ def test_audit_and_gate(opened, called, monkeypatch, tmp_path, command):
     assert eyes == [(("timm:x",), about)]
 
 
+def test_a_gate_reads_more_pictures_than_an_audit(opened, called):
+    """Its limits are judged by the ends of intervals, which are narrower with more."""
+    for command, limit in (("audit", 160), ("gate --max-flips 1", 400)):
+        reached = called(f"{command} --data d", "seecause.repair.audit.audit")
+        assert reached.words == (MODEL, f"d, {limit}")
+
+
 def test_gate_limits(monkeypatch, called):
     limits = "--max-flips 0.1 --max-bir 0.2 --min-accuracy 0.3 --min-worst-group 0.4"
     values = {"max_flips": 0.1, "max_bir": 0.2, "min_accuracy": 0.3, "min_worst_group": 0.4}
@@ -176,7 +183,7 @@ def test_heads_ablation_study(opened, called):
     given(called(line, "seecause.heads.ablation_study"), guard=True)
 
 
-@pytest.mark.parametrize("command", ["heads score", "audit"])
+@pytest.mark.parametrize("command", ["heads score", "audit", "gate --max-flips 1"])
 def test_a_vision_language_model_is_asked_as_told(opened, called, monkeypatch, command):
     monkeypatch.setattr("seecause.cli.lvlm_options.open_lvlm", lambda *words: words)
     monkeypatch.setattr(

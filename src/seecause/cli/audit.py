@@ -173,7 +173,7 @@ def gate(
     data: AuditData = TEST,
     limits: Limits = Limits(),
     junit: JUnit = None,
-    limit: Limit = 160,
+    limit: Limit = 400,
     transplant: TransplantOptions = TransplantOptions(),
     run: AskedRun = AskedRun(out=Path("gate")),
 ) -> None:

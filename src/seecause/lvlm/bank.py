@@ -116,7 +116,7 @@ class MeanBank:
     def load(cls, folder: str | Path) -> MeanBank:
         """Read what `save` wrote. Without the pictures, only the shapes it has can be served."""
         folder = Path(folder)
-        with reading_saved(folder, FILE, CARD, writer="MeanBank.save"):
+        with reading_saved(folder, FILE, CARD, writer="`seecause lvlm bank` or MeanBank.save"):
             card = json.loads((folder / CARD).read_text(encoding="utf-8"))
             tensors = load_file(folder / FILE)
             size = tuple(card["size"]) if card["size"] else None
