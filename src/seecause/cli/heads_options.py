@@ -112,7 +112,7 @@ AskedDtype = Annotated[
 
 @dataclass(frozen=True, kw_only=True)
 class AskedRun(ModelRun):
-    """The same; precision as the kind of model has it."""
+    """Where a model runs and the folder that is written; precision as the kind of model has it."""
 
     dtype: AskedDtype = None
 

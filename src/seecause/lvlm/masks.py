@@ -59,8 +59,8 @@ def _largest(lots: Tensor, count: int) -> Tensor:
 @dataclass(frozen=True)
 class MaskSampling:
     """How masks are drawn and what is made of them: a fit, the mean derivative, or that corrected
-    by a fit. Of a fit, `adaptive` stops as soon as the halves' coefficients
-    correlate by `agreement`, asking `step` masks at a time."""
+    by a fit. Of a fit, `adaptive` stops as soon as the halves' coefficients correlate by
+    `agreement`, asking `step` masks at a time."""
 
     masks: int = 10_000
     p: float = 0.75

@@ -271,7 +271,7 @@ def thumbnail(raw: Tensor) -> str:
 
 
 def number(value: float, digits: int = 3) -> str:
-    """Three digits, however large or small."""
+    """So many digits, however large or small."""
     return f"{value:.{digits}g}".replace("e-0", "e-").replace("e+0", "e")
 
 
