@@ -47,13 +47,20 @@ def check_options(
     """Refuse an option that `function` has no keyword for, and a value that is not of the kind its
     annotation says. `what` names the function to the user."""
     known = keyword_options(function, leave_out=leave_out)
-    hints = get_type_hints(inspect.unwrap(function), include_extras=True)
+    hints = _hints(inspect.unwrap(function))
     for name, value in options.items():
         if name not in known:
             listed = ", ".join(known) or "no options"
             raise BadOption(f"option {name!r} of {what}", value, f"one of {listed}")
         if name in hints and not accepts(hints[name], value):
             raise BadOption(f"option {name!r} of {what}", value, " or ".join(_words(hints[name])))
+
+
+def _hints(function: Callable[..., Any]) -> dict[str, Any]:
+    try:
+        return get_type_hints(function, include_extras=True)
+    except NameError:  # a plug-in may import what it annotates for type checkers only
+        return {}
 
 
 def accepts(hint: Any, value: Any) -> bool:

@@ -145,6 +145,7 @@ def test_a_head_that_carries_its_mean_is_that_head_replaced(biased, lesson):
 def test_directions_of_a_head_are_folded_into_its_projection(biased, lesson):
     mended = find_remedy("head-directions", {}).fit(biased, lesson, rank=1, pairs=8)
     (layer, head), width = mended.details["head"], 8
+    assert mended.done.endswith(f"folded out of head ({layer}, {head}).")
     old, new = (m.module.blocks[layer].attn.proj.weight for m in (biased, mended.model))
     own = slice(head * width, (head + 1) * width)
     lost = (old - new)[:, own]

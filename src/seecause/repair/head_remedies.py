@@ -88,7 +88,7 @@ def blind_head(
         (count, edited_copy(model, _fold_into(model, layer, head, directions, count)))
         for count in ([rank] if rank is not None else [1, 2, 4])
     )
-    done = f"{count} of {outputs.shape[1]} directions folded out of head {layer}.{head}."
+    done = f"{count} of {outputs.shape[1]} directions folded out of head {(layer, head)}."
     details = {"head": [layer, head], "rank": count, "transplant-worst by rank": tried}
     return Mended(view, done, details)
 
