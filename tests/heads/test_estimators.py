@@ -308,7 +308,7 @@ def test_one_head_adds_up_with_itself():
             model, images, masks, [(1, 2)], scores, operator=operator
         ) == pytest.approx(1)
     assert additivity(model, images, masks, [(1, 2), (2, 0)], scores) != pytest.approx(1)
-    assert math.isnan(additivity(model, images, masks, [], scores))
+    assert math.isnan(additivity(model, images[:0], masks, [], scores))  # nothing has to run
 
 
 def test_options_that_do_not_exist_are_named():

@@ -15,6 +15,7 @@ not independent.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -241,6 +242,8 @@ def additivity(
 ) -> float:
     """The additivity gap of a set of heads with one-shot `scores`, measured with the options they
     were made with. NaN for an empty set."""
+    if not heads:  # else 0 / 0 only as long as two runs agree to the last bit
+        return math.nan
     together = joint_effect(model, images, masks, heads, **options).mean()
     return float(together / sum(float(scores.value[head]) for head in heads))
 
