@@ -221,6 +221,7 @@ def test_an_unticked_part_changes_what_is_read(visit, shop, sessions):
     assert float(share) == pytest.approx(answer["share"], abs=1e-4)
 
 
+@pytest.mark.slow
 def test_blinded_heads_are_heard_in_the_answer(visit, shop, sessions):
     page = visit("#ask?ask.picture=s3&ask.question=Which+critter+is+this%3F")
     desk = Desk(shop, sessions.open(), shop.models["critters-llava"], lambda *_: None)

@@ -22,6 +22,7 @@ def live_tensor_bytes() -> int:
     )
 
 
+@pytest.mark.slow
 def test_two_hundred_pictures_leave_nothing_behind():
     native = tiny("timm_registers", dtype=torch.float32)
     model, images = view(native), pictures(native, batch=10)

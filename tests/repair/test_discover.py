@@ -165,6 +165,7 @@ def test_bad_input_is_one_clear_line(model, pictures):
         sc.discover(model, alike)
 
 
+@pytest.mark.slow
 def test_the_command_writes_a_page_a_table_and_pairs(tmp_path, monkeypatch):
     few = importlib.import_module("seecause.repair.discover")
     monkeypatch.setattr(few, "SCREENED", 3)
