@@ -25,7 +25,7 @@ from seecause.faithful import (
     train,
 )
 from seecause.faithful.data import batches_of, frame_of
-from seecause.faithful.evaluation import Evaluation, TrainedNetwork, _Test, silent
+from seecause.faithful.evaluation import Evaluation, TrainedNetwork, _Test, evaluate, silent
 from seecause.faithful.examine import check_select, examine, key_points, keypoint_fit_data, merge
 from seecause.faithful.images import RandomCuts, cuts_with_object
 from seecause.faithful.interventions import Trial, best_of, sensible_criterion
@@ -263,6 +263,9 @@ def test_evaluations_are_kept_by_dataset(tmp_path):
         with pytest.raises(BadOption, match="move it away"):
             keep_evaluation(tmp_path, {"data": "x"})
         assert path.read_text() == broken
+    nothing = TrainedNetwork("n", tiny_net(), "no:such", run=tmp_path)  # before a picture is opened
+    with pytest.raises(BadOption, match="move it away"):
+        evaluate(nothing, interventions=False)
 
 
 @pytest.fixture(scope="module")

@@ -211,6 +211,10 @@ def test_ties_between_parts_and_background_go_to_the_parts():
     ):
         gone = torch.tensor([part in removed for part in range(2)])
         assert select_without(maps, gone).hard[0].tolist() == stay
+    pair = select_without(maps, torch.tensor([True, False])).pair[0]
+    assert torch.equal(pair, maps[0, 1:])  # the part that is left, and the background
+    both = select_without(maps, torch.tensor([False, False])).pair[0]
+    assert torch.equal(both, select(maps).pair[0])
     dropped = select(maps, torch.tensor([[False, True]])).hard[0]
     assert dropped.tolist() == [True, True, False, False]
     certain = torch.tensor([[1.0, 0.0, 0.0]]).T[None]  # a background that rounds to zero

@@ -280,3 +280,5 @@ def test_parameter_groups_are_those_of_the_paper():
         g["name"] for g in parameter_groups(tiny_net(freeze="both"), 1, 0)
     }
     assert "stage1 matrices" in {g["name"] for g in parameter_groups(tiny_net(freeze="none"), 1, 0)}
+    alone = [g["name"] for g in parameter_groups(tiny_net(stages=1), 1, 0)]
+    assert alone == ["stage1 tokens", "prototypes", "modulation", "stage1 classifier"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import csv
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -296,7 +297,10 @@ def test_snapshots_are_due_every_so_many_steps_and_at_the_end_of_an_epoch(config
 def test_a_board_hears_of_training_and_of_validation(configure):
     run, heard = start(configure(limit=8, epochs=2)), []
     run.board.add = lambda kind, row: heard.append((kind, row["epoch"], row["step"]))
+    closed = []
+    run.board.writer = SimpleNamespace(close=lambda: closed.append(len(heard)))
     run.go(deaf)
+    assert closed == [6]  # after all rows, so that none is lost
     training_rows = [("train", 0, 1), ("train", 0, 2), ("train", 1, 3), ("train", 1, 4)]
     assert [row for row in heard if row[0] == "train"] == training_rows
     assert [row for row in heard if row[0] == "val"] == [("val", 0, 2), ("val", 1, 4)]

@@ -266,6 +266,10 @@ def test_heads_that_may_not_read_the_picture_do_nothing():
     assert (effects > 1e-9).nonzero().tolist() == [[1, 2], [3, 0]]
     tokens = engine.evaluate(text=some(2, engine.n_text), image=some(2, engine.n_image))
     assert torch.isfinite(tokens).all() and engine.activations().mass[1, :, 1].max() == 0
+    late = torch.zeros(1, engine.n_text, dtype=torch.bool)  # rows before run once, as restricted
+    late[:, -2:] = True
+    beside_all = engine.adjusted(text=torch.cat([late, torch.ones_like(late)]))[:1]
+    assert_close(engine.adjusted(text=late), beside_all, atol=1e-10, rtol=0)
 
 
 def test_bad_masks_and_weak_answers_are_refused():

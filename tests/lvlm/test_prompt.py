@@ -99,6 +99,19 @@ def test_a_sliding_window_shorter_than_the_prompt_is_refused(monkeypatch):
         lvlm.prompt(photo((32, 32)), QUESTION)
 
 
+def test_a_model_that_computes_something_else_reads_no_prompt():
+    lvlm = scene("llava").lvlm
+    inputs = dict(scene("llava").engine.prompt.inputs)
+    lvlm.module.train()
+    try:
+        with pytest.raises(BadOption, match="training mode"):
+            lvlm.read(inputs)
+    finally:
+        lvlm.module.eval()
+    with torch.autocast("cpu"), pytest.raises(BadOption, match="autocast"):
+        lvlm.read(inputs)
+
+
 def test_a_saved_model_is_loaded(tmp_path):
     native = tiny_lvlm("qwen2_vl", torch.float32)
     native.module.save_pretrained(tmp_path)

@@ -171,6 +171,10 @@ def test_words_are_told_apart_by_how_far_the_picture_moves_them(tmp_path):
     assert words.maps(0)[0][1].shape == (2, 2)
     with pytest.raises(BadOption, match="least"):
         words.sources(least=0)
+    assert len(words.top(0, 6)) == 6 and words.top(0, 0) == []
+    for wrong in (-1, 7):
+        with pytest.raises(BadOption, match="a count up to 6"):
+            words.top(0, wrong)
     words.save(tmp_path)
     assert load_file(tmp_path / "words.safetensors")["heads"].shape == (3, 2, 3)
     assert json.loads((tmp_path / "words.json").read_text())["sources"] == words.sources()
@@ -179,7 +183,9 @@ def test_words_are_told_apart_by_how_far_the_picture_moves_them(tmp_path):
 def test_what_is_asked_for_reaches_every_word():
     whole, _ = engines("llava")
     options = {"how": "corrected", "masks": 20, "p": 0.6, "seed": 3}
-    protocol = trace_words(whole, **options).protocol
+    parts = []
+    protocol = trace_words(whole, **options, advance=parts.append).protocol
+    assert parts == [1, 1]
     assert {name: protocol["sampling"][name] for name in options} == options
     assert protocol["targets"] == ANSWER and protocol["question"] == QUESTION
     assert protocol["bank"] == {"mode": "shape", "pictures": 3, "size": None}
