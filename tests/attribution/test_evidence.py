@@ -5,12 +5,14 @@ from __future__ import annotations
 
 import pytest
 import torch
+from PIL import ImageColor
 from torch.testing import assert_close
 
 import seecause as sc
 from seecause.attribution.evidence import bisect
 from seecause.engine.blanks import blank_image
 from seecause.errors import BadOption, UnknownName
+from seecause.report.findings import COLOURS
 from tests.families.conv import CONV_FAMILIES, tiny_conv
 from tests.helpers import view
 from tests.reference import evidence as reference
@@ -131,6 +133,11 @@ def test_pairs_functions_and_batches():
     assert whole.needed.count.tolist() == [int(one.needed.count) for one in singles]
     first, second = whole.overlay(1)
     assert first.size == second.size and "of 24 patches" in whole.sentence(1)[0]
+    for drawn, part in ((first, "enough"), (second, "needed")):
+        line = ImageColor.getrgb(COLOURS[part]) in [
+            colour for _, colour in drawn.getcolors(1 << 20)
+        ]
+        assert line == bool(getattr(whole, part).count[1])
 
 
 def test_the_seed_is_also_that_of_the_method_whose_order_is_taken():

@@ -166,19 +166,22 @@ def test_a_wording_that_cannot_be_compared_is_a_hole(ready, tmp_path):
     assert len(study.traced) == 3 and to_csv(study).count("no other wordings or ratios: ") == 3
 
 
-def test_the_seed_of_a_study_reaches_heads_and_image_tokens(ready, tmp_path, monkeypatch):
+def test_the_seed_and_the_share_of_a_study_reach_heads_and_image_tokens(
+    ready, tmp_path, monkeypatch
+):
     lvlm, bank, data = ready
-    seeds = []
+    seeds, shares = [], set()
     for name in ("trace_heads", "trace_tokens"):
         inner = getattr(lvlm_study, name)
 
         def heard(*words, inner=inner, **options):
             seeds.append(options["seed"])
+            shares.add(options["p"])
             return inner(*words, **options)
 
         monkeypatch.setattr(lvlm_study, name, heard)
-    run_lvlm_study(lvlm, bank, data, replace(OPTIONS, seed=5), tmp_path)
-    assert seeds == [seed_of(data[index].id, 5) for index in (0, 1, 2)] * 2
+    run_lvlm_study(lvlm, bank, data, replace(OPTIONS, seed=5, p=0.6), tmp_path)
+    assert seeds == [seed_of(data[index].id, 5) for index in (0, 1, 2)] * 2 and shares == {0.6}
 
 
 def test_what_cannot_be_traced_stays_as_a_hole(ready, tmp_path):

@@ -177,6 +177,31 @@ def test_an_edited_plug_in_renames_its_own_shards_only(tmp_path, monkeypatch):
     assert inputs.plugin_digest(metric) != before
 
 
+def test_methods_metrics_and_data_of_other_packages_are_digested(monkeypatch):
+    monkeypatch.setattr(plan_module, "plugin_digest", lambda source: source.__module__)
+    digests = plan_module.plugins(PLAN.request, model(), open_data(PLAN.request.data, limit=1))
+    expected = {"data", "method caap", "method random", "method sobel"}
+    assert {*digests} == expected | {f"metric {group}" for group in PLAN.request.measures}
+    monkeypatch.setattr(plan_module, "plugin_digest", lambda source: "")  # all are ours
+    assert plan_module.plugins(PLAN.request, model(), open_data(PLAN.request.data, limit=1)) == {}
+
+
+def test_what_the_data_has_no_more_is_gone():
+    before = replace(PLAN, samples=("a", "b", "c"), gone=("d", "e"))
+    fewer = replace(PLAN, samples=("a", "c", "e"), gone=())
+    assert plan_module._gone(before, replace(fewer, samples=("a", "e"))) == ["d", "b", "c"]
+    assert plan_module._gone(before, fewer) == ["d"]  # as many: a limit may have chosen others
+    other = replace(fewer, request=replace(PLAN.request, limit=2))
+    assert plan_module._gone(before, other) == []
+
+
+@pytest.mark.parametrize("name", ["../../outside", "", 7])
+def test_a_shard_of_a_stranger_is_no_path(name):
+    shard = replace(PLAN.shards[0], id=name)
+    with pytest.raises(ValueError, match="shard "):
+        plan_module._check_read(replace(PLAN, shards=(shard,)))
+
+
 def test_the_manifest_tells_the_whole_plan():
     again = Plan.read(json.loads(json.dumps(PLAN.record())))
     assert again.shards == PLAN.shards

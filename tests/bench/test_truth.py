@@ -4,6 +4,7 @@ to the scores of all of them, and the report shows it."""
 from __future__ import annotations
 
 import csv
+import re
 from dataclasses import fields
 
 import pytest
@@ -62,10 +63,18 @@ def test_shards_join_to_the_scores_of_all_pictures(done):
     ] == pytest.approx(whole.overall, nan_ok=True)
 
 
-def test_the_report_shows_the_truth_and_keeps_it_as_csv(done):
+def test_the_report_shows_the_truth_and_keeps_it_as_csv(done, monkeypatch):
     work, store = done
+    reads = []
+
+    def read(*words, **options):  # another limit may choose other pictures
+        reads.append((words, options))
+        return work.data
+
+    monkeypatch.setattr("seecause.report.bench_gallery.open_data", read)
     found = against_truth(read_results(store, work.plan))
     assert "truth.csv" in [path.name for path in write_report(store)]
+    assert reads == [((work.plan.request.data,), {"limit": 3})]
     page = (store.folder / "index.html").read_text()
     assert "<h2>Against the truth</h2>" in page and all(
         f"<td>{number}</td>" in page for row in found.values() for number in shown(row)
@@ -125,3 +134,10 @@ def test_names_are_escaped_for_latex():
         r"50\%\_of\#x\$y\&z\{\}\textasciitilde{}\textasciicircum{}\textbackslash{}end &"
         in to_latex(table_of(named))
     )
+
+
+def test_the_best_mean_is_shaded_and_one_that_is_not_known_is_not():
+    means = {"a": 0.2, "b": 0.6, "c": float("nan"), "d": 0.6}
+    truth = {method: dict.fromkeys(TRUTH_COLUMNS, mean) for method, mean in means.items()}
+    (section,) = truth_section(truth)
+    assert re.findall(r'class="best"><th scope="row">(.)<', section.body) == ["b", "d"]

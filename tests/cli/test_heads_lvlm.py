@@ -11,9 +11,10 @@ import pytest
 
 import seecause as sc
 from seecause.cli import heads as commands
-from seecause.cli.heads_options import TRAIN, AskedModel, AskedRun
+from seecause.cli.heads_options import TRAIN, AskedModel, AskedRun, Scope
 from seecause.cli.heads_prune import _check_form
 from seecause.cli.options import Device, Dtype, grouped
+from seecause.errors import BadOption
 from tests.cli.calls import SMALL, heads, table
 from tests.lvlm.toy import save_toy
 
@@ -89,6 +90,14 @@ def test_an_asked_model_is_opened_as_it_is_stored_and_a_classifier_in_float32(mo
     assert opened("builtin:critters-vit", Dtype.float64) == "float64"
     for command in (commands.audit, commands.score, commands.prune, commands.ablation_study):
         assert signature(grouped(command)).parameters["dtype"].default is None
+
+
+@pytest.mark.parametrize("asked", [{"scope": Scope.llm}, {"question": "Why?"}])
+def test_a_classifier_is_asked_nothing(monkeypatch, asked):
+    monkeypatch.setattr("seecause.loading.load", lambda *_, **__: pytest.fail("it was loaded"))
+    run = AskedRun(out=Path("unused"), device=Device.cpu)
+    with pytest.raises(BadOption, match="a classifier is asked nothing"):
+        AskedModel(model="builtin:critters-vit", **asked).ask(TRAIN, run)
 
 
 def test_a_model_without_tokens_is_refused_by_what_scores_heads_and_not_by_its_form():

@@ -29,6 +29,7 @@ from seecause.cli import (
 from seecause.cli.progress import INCOMPLETE, Incomplete
 from seecause.errors import BadImage, BadOption
 from seecause.heads.scores import HeadScores
+from tests.cli.spies import MODEL, reach
 
 
 def state(**changed) -> Status:
@@ -158,6 +159,29 @@ def test_names_of_pictures_are_as_short_as_tells_them_apart(monkeypatch, tmp_pat
     assert explain.short_names([sample, "x/a.png"]) == [sample, "a.png"]
     with pytest.raises(BadImage, match="UTF-8"):
         explain.short_names(["a\udcff.png"])
+
+
+def test_answers_are_told_and_those_of_random_weights_mean_nothing():
+    rows = [{"name": "a.png", "answers": [{"name": "dog", "probability": 0.75}]}, {"name": "b.png"}]
+    model, answer = (
+        SimpleNamespace(name="toy", random_weights=False),
+        "a.png: dog, probability 0.750",
+    )
+    assert explain._lines(rows, model) == [answer]
+    model.random_weights = True
+    warning = "toy has random weights: its answers mean nothing"
+    assert explain._lines(rows, model) == [warning, answer]
+
+
+def test_a_model_without_class_names_is_told_unless_quiet(opened, monkeypatch, tmp_path):
+    Image.new("RGB", (8, 8)).save(tmp_path / "a.png")
+    monkeypatch.setattr(MODEL, "classes", ())
+    monkeypatch.setattr("seecause.attribution.explain.explain_batches", reach)
+    line = f"explain {tmp_path}/a.png --model timm:x --method sobel --out {tmp_path}/out"
+    note = "note: timm:x has no class names here; --classes FILE names them"
+    for quiet in ([], ["--quiet"]):
+        printed = CliRunner().invoke(app, [*line.split(), *quiet]).stderr
+        assert (note in printed) == (not quiet)
 
 
 def test_what_went_and_what_that_changed():

@@ -152,3 +152,13 @@ def test_a_mask_saved_as_jpeg_does_not_grow(tmp_path, quality):
     exact[13:45, 10:51] = True
     Image.fromarray(exact.astype(np.uint8) * 255).save(tmp_path / "m.jpg", quality=quality)
     assert (read_mask(tmp_path / "m.jpg").numpy() == exact).all()
+
+
+def test_the_fingerprint_of_pairs_knows_how_the_other_version_is_made(pets):
+    data = open_data(f"folder:{pets}")
+    changes = (lambda image: image.flip(0), lambda image: 1 - image, data)
+    pairs = [sc.data.paired(data, change, name="pairs") for change in changes]
+    assert len({pair.fingerprint for pair in (data, *pairs)}) == 4
+    assert len({pair.digests(0, 1)[0] for pair in pairs}) == 3
+    again = sc.data.paired(data, lambda image: 1 - image)
+    assert again.fingerprint == pairs[1].fingerprint

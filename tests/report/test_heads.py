@@ -201,6 +201,14 @@ def test_an_interval_without_width_is_not_shown_as_one(big, message):
     )
 
 
+def test_what_was_measured_is_folded_where_the_page_is_to_be_brief():
+    gains = Gains(torch.rand(8).double(), torch.rand(8).double(), 0.0)
+    audit = seen("true masks, grey", "oracle", gains)
+    for brief in (False, True):
+        body = verdict_section(audit, brief=brief).body
+        assert ("<summary>What was measured</summary>" in body) == brief and "<table" in body
+
+
 def test_eight_pictures_that_lose_nothing_are_not_too_few():
     result = seen(
         "true masks, grey", "oracle", Gains(torch.zeros(8).double(), torch.zeros(8).double(), 0.0)

@@ -16,7 +16,7 @@ from seecause.errors import BadOption
 from seecause.metrics import metrics
 from seecause.repair.result import Candidate
 from seecause.report import page as page_module
-from seecause.report.cards import MapView
+from seecause.report.cards import Card, CardFile, MapView, Strip, render_cards
 from seecause.report.discover import _crops
 from seecause.report.explain import (
     _data,
@@ -282,3 +282,12 @@ def test_a_card_says_whether_the_answer_is_right_and_where_the_map_lies():
     assert _title("caap", known.runs["caap"], 0) == "caap: probability of tabby"
     assert _title("mosaic", known.runs["caap"], 0) == "mosaic: slope of the probability of tabby"
     assert _title("rollout", known.runs["caap"], 0) == "rollout: the same for every class"
+
+
+def test_cards_written_one_by_one_are_those_written_at_once(tmp_path):
+    cards = [Card(name, [Strip(torch.rand(3, 8, 8), ())]) for name in "ab"]
+    with CardFile(tmp_path / "cards") as file:
+        for card in cards:
+            file.add(card)
+        written = file.finish().path.read_text()
+    assert "".join(written.split()) == "".join(render_cards(cards).split())
