@@ -25,15 +25,26 @@ def gate(*more):
     return CliRunner().invoke(app, ["gate", *FAST, *map(str, more)])
 
 
+def with_hole(*words, **options):
+    """An audit of which a picture could not be read."""
+    model, audit = audited(*words, **options)
+    part = audit.judged.part
+    pictures = replace(part.pictures, holes=(Hole("broken.png", "cut short"),))
+    judged = replace(audit.judged, part=replace(part, pictures=pictures))
+    return model, replace(audit, judged=judged)
+
+
 @pytest.fixture(scope="module")
 def failed(tmp_path_factory):
     root = tmp_path_factory.mktemp("gate")
     limits = ("--max-flips", 0.1, "--min-accuracy", 0.01)
     more = ("--junit", root / "reports" / "of" / "gate.xml", "--out", root / "pack", "--workers", 1)
-    return root, gate(*limits, *more)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("seecause.cli.audit.audited", with_hole)
+        return root, gate(*limits, *more)
 
 
-def test_a_missed_limit_fails_the_build_with_its_own_code(failed):
+def test_a_missed_limit_fails_the_build_with_its_own_code_whatever_could_not_be_read(failed):
     root, done = failed
     assert done.exit_code == FAILED == 3, done.output
     assert "Fail: missed: flips." in done.output and "the whole 95 % interval" in done.output
@@ -81,13 +92,6 @@ def test_limits_that_are_met_pass(tmp_path):
 
 
 def test_pictures_that_could_not_be_read_leave_with_1(tmp_path, monkeypatch):
-    def with_hole(*words, **options):
-        model, audit = audited(*words, **options)
-        part = audit.judged.part
-        pictures = replace(part.pictures, holes=(Hole("broken.png", "cut short"),))
-        judged = replace(audit.judged, part=replace(part, pictures=pictures))
-        return model, replace(audit, judged=judged)
-
     monkeypatch.setattr("seecause.cli.audit.audited", with_hole)
     done = gate("--max-flips", 1, "--out", tmp_path / "pack", "--quiet")
     assert done.exit_code == 1 and isinstance(done.exception, SystemExit), done.exception

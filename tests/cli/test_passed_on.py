@@ -110,6 +110,7 @@ def test_gate_limits(monkeypatch, called):
 
 def test_repair(opened, called, tmp_path):
     line = "repair --data d --test t --limit 5 --remedies heads,directions --option heads.top=3"
+    line += " --option directions.top=1 --option heads.rule=sign"
     line += f" --groups --force --per-picture 2 --seed 4 --out {tmp_path}/mended"
     reached = called(line, "seecause.repair.mend.repair")
     assert reached.words == (MODEL, "d, 5")
@@ -120,7 +121,7 @@ def test_repair(opened, called, tmp_path):
         seed=4,
         work=tmp_path / "mended.work",
         remedies=("heads", "directions"),
-        options={"heads": {"top": 3}},
+        options={"heads": {"top": 3, "rule": "sign"}, "directions": {"top": 1}},
         groups=True,
         force=True,
         per_picture=2,

@@ -74,6 +74,9 @@ def test_lvlm_study(called, monkeypatch, speaking, tmp_path):
     plain = called("lvlm study d --question Q", "seecause.bench.lvlm_study.run_lvlm_study")
     assert (plain.words[3].masks, plain.words[3].token_masks) == (64, 64)
     assert plain.words[4] == tmp_path / "out" and not plain.words[3].right_only
+    line = "lvlm study d --question Q --token-masks 0"  # no image tokens
+    heads = called(line, "seecause.bench.lvlm_study.run_lvlm_study")
+    assert (heads.words[3].masks, heads.words[3].token_masks) == (64, 0)
 
 
 def test_edit(called, monkeypatch, speaking, tmp_path):

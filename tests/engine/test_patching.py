@@ -103,22 +103,29 @@ def test_patching_every_head_and_token_of_a_block_moves_its_attention():
     assert (whole - none).abs().max() > 1e-3
 
 
-def test_patched_keys_and_values_equal_two_banks():
+def test_every_kind_of_a_block_is_put_at_its_own_tokens():
     native = tiny("timm_deit3")
     model, images = view(native), pictures(native)
     base, source = images[:1], images[1:]
-    (got,) = sc.patch(model, base, source, [[sc.Site(0, "kv", tokens=range(1, 13))]])
-    _, cache = sc.run(model, source, cache=["blocks.0.kv"])
+    rows = {"resid": [20, 21], "kv": list(range(1, 13)), "heads": [3, 15]}
+    sites = [sc.Site(0, kind, tokens=tokens) for kind, tokens in rows.items()]
+    got = sc.patch(model, base, source, [*([site] for site in sites), sites])
+    _, cache = sc.run(model, source, cache=["embed", "blocks.0.kv", "blocks.0.heads"])
     at = model.layout.at()
-    h = model.embed(base)
-    q, k, v = model.blocks[0].qkv(h, at)
-    k, v = k.clone(), v.clone()
-    k[:, :, 1:13], v[:, :, 1:13] = (t[:, :, 1:13] for t in cache["blocks.0.kv"])
-    weights = torch.softmax(q @ k.transpose(-1, -2) * model.blocks[0].scale, dim=-1)
-    h = model.blocks[0].finish(h, (weights @ v).transpose(1, 2))
-    for block in model.blocks[1:]:
-        h = block(h, at)
-    assert_close(got, model.readout(h, model.layout), atol=1e-12, rtol=0)
+    for logits, kinds in zip(got, ({"resid"}, {"kv"}, {"heads"}, set(rows)), strict=True):
+        moved = {kind: tokens if kind in kinds else [] for kind, tokens in rows.items()}
+        h = model.embed(base).clone()
+        h[:, moved["resid"]] = cache["embed"][:, moved["resid"]]
+        q, k, v = (part.clone() for part in model.blocks[0].qkv(h, at))
+        for mine, theirs in zip((k, v), cache["blocks.0.kv"], strict=True):
+            mine[:, :, moved["kv"]] = theirs[:, :, moved["kv"]]
+        weights = torch.softmax(q @ k.transpose(-1, -2) * model.blocks[0].scale, dim=-1)
+        o = (weights @ v).transpose(1, 2)
+        o[:, moved["heads"]] = cache["blocks.0.heads"][:, moved["heads"]]
+        h = model.blocks[0].finish(h, o)
+        for block in model.blocks[1:]:
+            h = block(h, at)
+        assert_close(logits, model.readout(h, model.layout), atol=1e-12, rtol=0)
 
 
 @pytest.mark.parametrize(

@@ -76,7 +76,7 @@ def test_a_picture_is_left_out_as_often_as_it_is_in():
 
 def test_one_average_over_all_tokens_knows_no_place():
     here = scene("qwen2_vl")
-    pictures = [photo((40, 56), 1), photo((64, 32), 2)]
+    pictures = [photo((40, 56), 1), photo((40, 56), 3), photo((64, 32), 2)]  # two run together
     prompts = [here.lvlm.prompt(p, QUESTION) for p in pictures]
     values = torch.cat(
         [run_prefix(here.lvlm.decoder, [p])[2][1][0, :, p.image] for p in prompts], dim=1
