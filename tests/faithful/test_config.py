@@ -151,6 +151,11 @@ def test_settings_have_their_kind(tmp_path, changes, message):
         tiny_config(tmp_path, **changes)
 
 
+def test_options_by_themselves_have_their_kind():
+    with pytest.raises(BadOption, match="'gradient' of IFAM='hard'"):
+        IFAMOptions(gradient="hard")
+
+
 def test_a_configuration_comes_from_a_file(tmp_path):
     path = tmp_path / "run.toml"
     path.write_text(

@@ -13,7 +13,8 @@ from torch.testing import assert_close
 import seecause as sc
 from seecause import critters
 from seecause.critters import wordings
-from seecause.errors import NotDefined
+from seecause.errors import NotDefined, ViewMismatch
+from seecause.lvlm.prompt_classifier import verify_answers
 from seecause.report.heads_audit import verdict
 from tests.families.lvlm import tiny_lvlm
 from tests.helpers import hooks
@@ -38,6 +39,22 @@ def test_names_are_scored_as_native_runs_score_them(family, scope):
         lvlm(family).module, ids(family), [words(family, name) for name in NAMES], pictures()
     )
     assert_close(asked(family, scope)(pictures()), expected, atol=1e-10, rtol=0)
+
+
+def test_answers_are_compared_with_native_runs_of_the_first_names(monkeypatch):
+    model, calls = asked("llava"), []
+    spy = model.lvlm.module.register_forward_pre_hook(lambda *_: calls.append(1))
+    try:
+        verify_answers(model)
+        assert len(calls) == len(NAMES) == 4
+        monkeypatch.setattr("seecause.lvlm.prompt_classifier._CHECKED", 2)
+        verify_answers(model)
+        assert len(calls) == 4 + 2
+        monkeypatch.setattr(model, "query", replace(model.query, share=2 * model.query.share))
+        with pytest.raises(ViewMismatch, match="the classes"):
+            verify_answers(model)
+    finally:
+        spy.remove()
 
 
 def test_summed_likelihoods_are_not_divided_by_length():

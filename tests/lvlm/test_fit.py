@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -22,7 +23,7 @@ from seecause.lvlm import (
     draw_masks,
     elastic_net,
 )
-from seecause.lvlm.fit import Penalty, regress
+from seecause.lvlm.fit import Penalty, _agreement, regress
 from seecause.lvlm.masks import MASKS, MaskSampling
 from tests.helpers import noise
 from tests.lvlm.scenes import GRID, scene
@@ -205,6 +206,15 @@ def test_halves_are_compared_as_soon_as_both_together_outnumber_the_coefficients
         lambda x: x.double() @ truth, 30, MaskSampling(masks=400, adaptive=True, step=20)
     )
     assert result.history[0]["masks"] == 40  # of which 32 are fitted
+
+
+def test_halves_have_at_most_fifty_of_their_largest_coefficients_in_common():
+    first = torch.arange(240.0)
+    halves = [
+        SimpleNamespace(fit=lambda _, x=x: SimpleNamespace(coefficients=x))
+        for x in (first, first.roll(10))
+    ]
+    assert _agreement(halves, MaskSampling(8))[1:] == (50, 40)
 
 
 def test_heads_of_a_model(tmp_path):
