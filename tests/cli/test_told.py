@@ -151,6 +151,27 @@ def test_grids_are_rows_then_columns(monkeypatch):
     assert {fact: doctor._plain(fact) for fact in shown} == shown and doctor._plain([]) == "none"
 
 
+def test_the_kernel_is_asked_about_the_model_where_it_lies(monkeypatch):
+    plan, probes = SimpleNamespace(tail="source", live=[0, 1]), []
+    monkeypatch.setattr("seecause.attribution.caap.make_plan", lambda *_, **__: plan)
+    monkeypatch.setattr("seecause.attribution.caap.row_bytes", lambda *_: 1 << 20)
+    monkeypatch.setattr("seecause.engine.trace.trace_bytes", lambda *_: 2 << 20)
+    monkeypatch.setattr("seecause.engine.chunks.memory", lambda: SimpleNamespace(bytes=lambda _: 0))
+    monkeypatch.setattr(
+        "seecause.engine.kernel.usable", lambda probe, *_: probes.append(probe) or 1
+    )
+    model = SimpleNamespace(
+        layout=SimpleNamespace(n_patches=3), blocks=[SimpleNamespace(heads=3, head_dim=4)],
+        device=torch.device("meta"), dtype=torch.float16,
+    )  # fmt: skip
+    cost = doctor._caap_cost(model)
+    (probe,) = probes
+    assert (probe.shape, probe.device, probe.dtype) == ((1, 3, 1, 4), model.device, torch.float16)
+    assert "one Triton kernel" in cost["attention"]
+    assert cost["keys and values of one image"] == "2.0 MiB"
+    assert cost["all patches of one image at once"] == "6.0 MiB"
+
+
 def test_names_of_pictures_are_as_short_as_tells_them_apart(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     assert explain.short_names(["x/a.png", "y/b.png"]) == ["a.png", "b.png"]
@@ -163,10 +184,8 @@ def test_names_of_pictures_are_as_short_as_tells_them_apart(monkeypatch, tmp_pat
 
 def test_answers_are_told_and_those_of_random_weights_mean_nothing():
     rows = [{"name": "a.png", "answers": [{"name": "dog", "probability": 0.75}]}, {"name": "b.png"}]
-    model, answer = (
-        SimpleNamespace(name="toy", random_weights=False),
-        "a.png: dog, probability 0.750",
-    )
+    model = SimpleNamespace(name="toy", random_weights=False)
+    answer = "a.png: dog, probability 0.750"
     assert explain._lines(rows, model) == [answer]
     model.random_weights = True
     warning = "toy has random weights: its answers mean nothing"
@@ -267,6 +286,7 @@ def test_the_address_holds_the_token(monkeypatch, capsys):
         serve._listen(shop, "127.0.0.1", 0, token=token, browser=browser, quiet=quiet)
         warm, config = runs.pop(0), runs.pop(0)
         assert warm == "warm" and config.app["token"] == token and config.app["port"] > 0
+        assert config.limit_concurrency == serve.CONNECTIONS
         address = f"http://127.0.0.1:{config.app['port']}/" + ("?token=secret" if token else "")
         assert capsys.readouterr().out == f"open {address} (Ctrl+C ends it)\n" * (not quiet)
         assert opened == [address] * browser
