@@ -29,6 +29,7 @@ def opened(monkeypatch):
     def open_data(name, *, limit=None):
         return f"{name}, {limit}"
 
+    importlib.import_module("seecause.data.images")  # it takes `open_data` by name: the real one
     monkeypatch.setattr("seecause.loading.load", load)
     monkeypatch.setattr("seecause.data.registry.open_data", open_data)
     monkeypatch.setattr("seecause.heads.pictures.model_for", lambda model, data: model)

@@ -69,6 +69,8 @@ def test_explain(opened, called, tmp_path):
     ]
     reached = called(f"{line} --interactions", "seecause.attribution.explain.explain_batches")
     given(reached, also=["interactions"])
+    warned = called(f"{line} --model timm:x", "seecause.cli.explain._warn")
+    assert warned.words == (MODEL, "timm:x", [str(tmp_path / "with" / "a.png")])
 
 
 def test_discover(opened, called):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 
 import pytest
+from PIL import Image
 from typer.testing import CliRunner
 
 from seecause.cli import app
@@ -77,6 +78,16 @@ def test_lvlm_study(called, monkeypatch, speaking, tmp_path):
     line = "lvlm study d --question Q --token-masks 0"  # no image tokens
     heads = called(line, "seecause.bench.lvlm_study.run_lvlm_study")
     assert (heads.words[3].masks, heads.words[3].token_masks) == (64, 0)
+
+
+def test_calibration_pictures_are_averaged_instead_of_critters(called, monkeypatch, tmp_path):
+    monkeypatch.setattr("seecause.cli.lvlm_options.open_lvlm", lambda *_: "lvlm")
+    sizes = [(8, 6), (4, 7)]
+    for name, size in zip("ab", sizes, strict=True):
+        Image.new("RGB", size).save(tmp_path / f"{name}.png")
+    reached = called(f"lvlm heads {ASKED} --calibration {tmp_path}", "seecause.lvlm.make_bank")
+    lvlm, pictures = reached.words
+    assert lvlm == "lvlm" and [picture.size for picture in pictures] == sizes
 
 
 def test_edit(called, monkeypatch, speaking, tmp_path):
