@@ -11,6 +11,14 @@ from typer.testing import CliRunner
 from seecause.cli import app
 from tests.cli.spies import MODEL, Reached, reach
 
+# what these take by name is the real one: none is imported first while a test puts another there
+for _module in (
+    *("app.panels.repair", "bench.runner", "bench.study_file", "critters.demo", "data.images"),
+    *("faithful.evaluation", "faithful.training", "repair.audit", "repair.eye"),
+    *("app.workshop", "report.bench_gallery"),
+):
+    importlib.import_module(f"seecause.{_module}")
+
 
 @pytest.fixture(autouse=True)
 def patient(monkeypatch):
@@ -29,7 +37,6 @@ def opened(monkeypatch):
     def open_data(name, *, limit=None):
         return f"{name}, {limit}"
 
-    importlib.import_module("seecause.data.images")  # it takes `open_data` by name: the real one
     monkeypatch.setattr("seecause.loading.load", load)
     monkeypatch.setattr("seecause.data.registry.open_data", open_data)
     monkeypatch.setattr("seecause.heads.pictures.model_for", lambda model, data: model)
