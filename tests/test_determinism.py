@@ -1,8 +1,9 @@
 """Other kernels of the processor, and a GPU, move results by less than docs/reliability.md
-states."""
+states; chance starts from the same seed everywhere."""
 
 from __future__ import annotations
 
+import inspect
 import os
 import subprocess
 import sys
@@ -10,6 +11,8 @@ from pathlib import Path
 
 import pytest
 import torch
+
+import seecause as sc
 
 LIMITS = {"logits": 1e-5, "caap": 1e-4, "mosaic": 1e-4, "gae": 1e-4}  # of the largest value
 METHODS = tuple(LIMITS)[1:]
@@ -40,6 +43,16 @@ def agree(own: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> None:
     for name, limit in LIMITS.items():
         apart = (other[name] - own[name]).abs().max() / own[name].abs().max()
         assert apart < limit, f"{name}: {apart:.1e}"
+
+
+@pytest.mark.parametrize("module", [sc, sc.heads, sc.metrics, sc.lvlm], ids=lambda m: m.__name__)
+def test_the_seed_is_0_wherever_none_is_given(module):
+    public = {name: getattr(module, name) for name in module.__all__}
+    functions = {name: part for name, part in public.items() if inspect.isfunction(part)}
+    seeds = {name: inspect.signature(part).parameters.get("seed")
+             for name, part in functions.items()}  # fmt: skip
+    defaults = {name: seed.default for name, seed in seeds.items() if seed is not None}
+    assert defaults and set(defaults.values()) == {0}, defaults
 
 
 @pytest.mark.slow

@@ -9,10 +9,12 @@ from PIL import Image
 import seecause as sc
 from seecause.attribution.explain import (
     AttributionWriter,
+    _rows_of,
     default_methods,
     explain_batches,
     top_answers,
 )
+from seecause.attribution.stream import PictureBatch
 from seecause.data.dataset import Hole
 from seecause.errors import BadOption, DataMissing
 from tests.families.conv import tiny_conv
@@ -29,6 +31,11 @@ def model():
 @pytest.fixture(scope="module")
 def images():
     return torch.randn(3, 3, 160, 160, generator=torch.Generator().manual_seed(0))
+
+
+def test_a_batch_is_asked_about_the_rows_of_its_own_pictures():
+    part = PictureBatch(torch.zeros(2, 3, 4, 4), [1, 3], ["b", "d"], [])
+    assert _rows_of(["box:0", "box:1", "box:2", "box:3"], part, None) == (part, ["box:1", "box:3"])
 
 
 @pytest.mark.parametrize("target", [None, 7])

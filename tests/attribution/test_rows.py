@@ -193,6 +193,7 @@ def test_sides_are_explained_in_pixels():
         result = sc.attribute(model, images, sc.Box(1, side="left"), method)
         assert result.manifest["target"]["value"] == pytest.approx((48 * (x - wide / 2)).tolist())
         assert result.labels == ["left of box 1"] * 2 and not result.answers
+        assert result.manifest["target"]["values"] is True  # no score: reports name it a value
         assert result.probabilities is None and result.maps.std() > 0
     with pytest.raises(BadOption, match="a number itself"):
         sc.attribute(model, images, "box:1:left", score="prob")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -102,6 +103,32 @@ def test_attend_equals_one_softmax_over_all_kept_keys(case, choose):
         0.3,
     )
     assert_close(o, expected, atol=1e-12, rtol=0)
+    assert_close(lse, total, atol=1e-12, rtol=0)
+
+
+@pytest.mark.parametrize("case", ["uneven groups", "narrow heads"])
+def test_what_is_added_to_scores_of_groups_is_a_feature_more(case):
+    """A number of the row times one of the key's place in its group: one more product."""
+    q, banks, own = banks_of(case, torch.float64)
+    assert own is not None
+    sizes, more = own.keys.sizes.tolist(), (0, 1)
+    of_row = draw(1, *q.shape[1:3], 1, seed=7)  # [1, H, R, 1]
+    of_place = draw(max(sizes), seed=8)
+    places = torch.cat([of_place[:size] for size in sizes])[:, None]  # [keys, 1]
+    o, lse = attend(q, banks, replace(own, bias=of_row * of_place), scale=0.3)
+    pad = torch.nn.functional.pad
+    expected, total = one_softmax(
+        torch.cat([q, (of_row / 0.3).expand(len(q), -1, -1, -1)], dim=-1),
+        [(pad(b.k, more), pad(b.v, more), b.keep.keep, b.choose) for b in banks],
+        (
+            torch.cat([own.k, places.expand(*own.k.shape[:3], 1)], dim=-1),
+            pad(own.v, more),
+            own.queries.sizes.tolist(),
+            sizes,
+        ),
+        0.3,
+    )
+    assert_close(o, expected[..., :-1], atol=1e-12, rtol=0)
     assert_close(lse, total, atol=1e-12, rtol=0)
 
 

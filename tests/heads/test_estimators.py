@@ -111,6 +111,16 @@ def test_a_guess_knows_operators_and_chunks():
         assert_close(whole.value, torch.autograd.grad(total, gates)[0].sum(dim=0))
 
 
+def test_heads_that_are_not_there_have_no_guess():
+    _, model, images, masks = case()
+    smaller = sc.heads.prune(model, [(1, 0), (1, 2)])
+    for guess in (first_order, second_order):
+        result = guess(smaller, images, masks)
+        assert result.effects is not None
+        assert result.effects.isnan().all(dim=0).nonzero().tolist() == [[1, 1], [1, 2]]
+        assert result.value.isnan().nonzero().tolist() == [[1, 1], [1, 2]]
+
+
 def test_no_guess_of_a_divergence_leaves_its_range_and_small_ones_are_the_quadratic_form():
     at, slope, spread = torch.tensor([0.0, 1e-6, 0.3, math.log(2)], dtype=torch.float64), 0.2, 4.0
     for sign in (-1, 1):

@@ -99,6 +99,8 @@ def test_an_interval_is_that_of_the_ratio_of_means():
     assert gains.interval_text(1) == f"{low:.1f} to {high:.1f}"
     alone = gains.take(torch.tensor([0]))
     assert alone.interval[0] != alone.interval[0]
+    low, high = gains.take(torch.tensor([0, 3])).interval  # two tell something: 0.25 and 0.75
+    assert (low, high) == pytest.approx((0.25, 0.75))
 
 
 def test_an_empty_mask_makes_the_background_everything():

@@ -6,6 +6,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from sklearn.linear_model import LogisticRegression
 from torch.testing import assert_close
 
 import seecause as sc
@@ -54,6 +55,18 @@ def test_it_beats_the_plain_head_on_the_worst_group():
     assert (
         result.weight[1, 1].abs() < result.weight[1, 0].abs()
     )  # the cue that misleads is turned down
+
+
+def test_two_classes_share_the_intercept_of_one_logit():
+    """Their difference is scikit-learn's own decision, where classes are not as many."""
+    x, label, _ = (part.numpy() for part in toy(200, 0.5, 0))
+    x, label = x[:120] + 1, (label * (x[:, 2] > -0.5))[:120]
+    weight, bias = _logistic(x, label, 0.3, 2)
+    model = LogisticRegression(C=0.3, l1_ratio=1.0, solver="liblinear", max_iter=1000).fit(x, label)
+    assert abs(model.intercept_[0]) > 0.1
+    logits = x @ weight.T + bias
+    decision = model.decision_function(x)  # coordinate descent in an order by chance
+    np.testing.assert_allclose(logits[:, 1] - logits[:, 0], decision, atol=0.02)
 
 
 def test_what_chooses_the_strength_is_not_what_was_fitted():

@@ -138,6 +138,9 @@ def test_the_completeness_block_by_hand(setting):
         removed[0, place, 1] = 7
     truth = PartTruth(removed, torch.full((1, 3, 8), 10.0, dtype=torch.float64), torch.tensor([0]))
     assert truth.drops.tolist() == [[4, 4, 0, 0]]
+    other = removed.clone()
+    other[:, 1:, 1] = 20  # the answer is that to the whole creature, whatever less of it is called
+    assert PartTruth(other, truth.elsewhere, truth.creature).answer.tolist() == [0]
     one = latents[:1].replace(creature=torch.tensor([0]))
     far = torch.tensor([[0.5, 0.3, 0.15, 0.05]])  # of the map's sum, all inside the parts
 

@@ -136,6 +136,24 @@ def test_a_backbone_below_a_head_is_read_with_it(backbone, take, pool, head):
     assert all(part.training for part in module.modules())
 
 
+class Beside(Wrapper):
+    """With a layer that only its training reads, before the head."""
+
+    def __init__(self, backbone: nn.Module, head: nn.Module):
+        super().__init__(backbone, nn.Identity())
+        self.projector, self.head = nn.Linear(backbone.num_features, backbone.num_features), None
+        self.classifier = head
+
+    def forward(self, x):
+        return self.classifier(self.backbone(x))
+
+
+def test_the_last_layer_alone_may_be_the_head():
+    inner = small(0)
+    module = scramble(Beside(inner, nn.Linear(inner.num_features, 4)))
+    assert_close(sc.wrap(module, **HALF)(images()), module(images()), atol=1e-4, rtol=1e-4)
+
+
 class Lightning(nn.Module):
     """Like a Lightning module: the model, a loss, a step."""
 

@@ -284,11 +284,18 @@ def _add_a_buffer(module):
     module[1].register_buffer("scale", torch.ones(1))
 
 
-@pytest.mark.parametrize(
-    "change", [_edit_in_place, _replace_a_part, _replace_a_parameter, _move, _add_a_buffer]
-)
+def _edit_a_buffer(module):
+    module[2].running_mean.add_(1)
+
+
+CHANGES = [_edit_in_place, _replace_a_part, _replace_a_parameter, _move, _add_a_buffer,
+           _edit_a_buffer]  # fmt: skip
+
+
+@pytest.mark.parametrize("change", CHANGES)
 def test_a_watch_notices_every_change(change):
-    module, gates = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.GELU()), torch.ones(3)
+    parts = (torch.nn.Linear(2, 2), torch.nn.GELU(), torch.nn.BatchNorm1d(2))
+    module, gates = torch.nn.Sequential(*parts), torch.ones(3)
     watch = Watch([module], [gates])
     assert watch.unchanged()
     change(module)

@@ -98,6 +98,13 @@ def test_a_planted_patch_is_the_first_finding(model, pictures, found):
 def test_findings_are_ranked_and_what_may_be_chance_is_left_out(found):
     effects = [finding.effect for finding in found.findings]
     assert effects == sorted(effects, reverse=True)
+    trials = replace(
+        found.findings[0].trials,
+        flipped=torch.tensor([True, True, True, False]),
+        control_flipped=torch.tensor([True, False, False, False]),
+    )
+    finding = replace(found.findings[0], trials=trials)
+    assert finding.effect == 0.5 and "difference +50%" in finding.sentence()
     assert all(finding.interval[0] > 0 for finding in found.findings)
 
 

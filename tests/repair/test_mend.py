@@ -59,6 +59,7 @@ def test_what_is_written_answers_alike_in_plain_timm(mended, tmp_path):
     card = (folder / "README.md").read_text()
     for title in ("What was done", "On which data", "What it cost", "What was not tested", "Load"):
         assert title in card
+    assert "unchanged. Layers and heads count" not in card  # of an export, how to load it alone
     page = (folder / "index.html").read_text()
     assert page.index("The same pictures, before and after") < page.index("What changed?")
     facts = json.loads((folder / "repair.json").read_text())

@@ -10,6 +10,7 @@ from torch.testing import assert_close
 
 import seecause as sc
 from seecause.errors import BadOption, UnknownName
+from seecause.heads import Swapped, interchange
 from seecause.heads.baselines import last_layer
 from seecause.heads.pictures import logits_of
 from seecause.repair import head_remedies, training_remedies
@@ -115,6 +116,26 @@ def test_heads_go_by_held_out_versions(biased, lesson):
         assert_close(logits_of(mended.model, images), logits_of(biased, images))
     by_cigma = find_remedy("heads", {}).fit(biased, lesson, by="cigma", counts=(1,), pairs=8)
     assert by_cigma.details.get("by", "cigma") == "cigma"
+
+
+def test_heads_are_scored_by_what_is_asked_for(biased, lesson):
+    part = lesson.learn
+    source, last = _last_versions(part.moved.source_index, 4)
+    pair = part.pictures.images[source], Swapped(part.moved[last])
+    scores = head_remedies.head_scores(biased, lesson, "interchange", 4)
+    assert torch.equal(scores.value, interchange(biased, *pair).background)
+
+
+def test_what_a_head_carries_is_that_of_its_own_block(biased, lesson):
+    block, images, inputs = biased.module.blocks[1], lesson.learn.moved[:64], []
+    hook = block.attn.proj.register_forward_pre_hook(lambda _, x: inputs.append(x[0]))
+    with torch.no_grad():
+        biased.module(images)
+    hook.remove()
+    width = block.attn.head_dim
+    carried = head_remedies.carried_by(biased, lesson, 1, 2)
+    expected = inputs[0][:, 0, 2 * width : 3 * width].double()  # the class token is read
+    assert_close(carried[: len(images)], expected, atol=1e-5, rtol=1e-5)
 
 
 def test_a_head_that_carries_its_mean_is_that_head_replaced(biased, lesson):
