@@ -46,11 +46,15 @@ class Framed(Protocol):
     @property
     def dtype(self) -> torch.dtype: ...
 
+
+class FramedModel(Framed, Protocol):
+    """The same, with a memo: it is warned once."""
+
     @property
     def memo(self) -> dict[Any, Any]: ...
 
 
-def as_images(model: Framed, pictures: Pictures) -> Tensor:
+def as_images(model: FramedModel, pictures: Pictures) -> Tensor:
     """One normalised batch [B, 3, H, W] on the model's device and in its dtype; gradients of a
     tensor pass. Values that no normalised picture has are refused, or warned of once.
 
@@ -91,7 +95,7 @@ def _path(item: Any) -> str:
     return str(item) if isinstance(item, str | Path) else ""
 
 
-def _one_or_more(model: Framed, value: Any) -> Tensor:
+def _one_or_more(model: FramedModel, value: Any) -> Tensor:
     """[B, 3, H, W], normalised, of a picture or of an array of them."""
     frame = model.preprocess
     value = frame.unpacked(value)
@@ -139,7 +143,7 @@ def _joined(batches: Sequence[Tensor], frame: Preprocess) -> Tensor:
     return torch.cat([batch.to(batches[0].device, batches[0].dtype) for batch in batches])
 
 
-def check_range(model: Framed, images: Tensor) -> None:
+def check_range(model: FramedModel, images: Tensor) -> None:
     """Refuse numbers that are no normalised pixels, and warn once of those that hardly are."""
     if not images.numel():
         return
