@@ -32,6 +32,12 @@ def photo(path: Path, mode: str = "RGB", **options: object) -> Path:
     return path
 
 
+def grey_noise(size: tuple[int, int], spread: float) -> Image.Image:
+    """The same noise every time, which `Image.effect_noise` is not."""
+    values = 128 + spread * np.random.default_rng(0).standard_normal(size[::-1])
+    return Image.fromarray(values.clip(0, 255).astype(np.uint8)).convert("RGB")
+
+
 def faithful(*words: str, code: int = 0) -> str:
     done = CliRunner().invoke(app, ["faithful", *map(str, words)], env={"COLUMNS": "120"})
     assert done.exit_code == code, done.output

@@ -8,12 +8,11 @@ import re
 from dataclasses import replace
 
 import pytest
-from PIL import Image
 
 import seecause as sc
 from seecause.cli.progress import counting
 from seecause.data import open_data
-from tests.cli.calls import SMALL, heads, photos, table, whole
+from tests.cli.calls import SMALL, grey_noise, heads, photos, table, whole
 from tests.heads.toys import toy
 
 
@@ -235,9 +234,7 @@ def test_a_study_writes_table_charts_and_csv(tmp_path, folder, study):
 def test_photos_without_masks_groups_or_labels_can_be_audited(tmp_path, folder):
     (tmp_path / "data").mkdir()
     for place in range(3):
-        Image.effect_noise((120, 96), 30 + 40 * place).convert("RGB").save(
-            tmp_path / "data" / f"{place}.png"
-        )
+        grey_noise((120, 96), 30 + 40 * place).save(tmp_path / "data" / f"{place}.png")
     done = heads(
         "audit",
         "--model",
@@ -347,9 +344,8 @@ BROKEN = {
 @pytest.mark.parametrize("command", BROKEN)
 def test_a_picture_that_cannot_be_read_is_in_page_manifest_and_exit_code(tmp_path, folder, command):
     data = photos(tmp_path / "data")
-    for kind in (tmp_path / "data").iterdir():
-        noise = Image.effect_noise((96, 96), 40).convert("RGB")
-        noise.save(kind / "b.png")
+    for place, kind in enumerate(sorted((tmp_path / "data").iterdir())):
+        grey_noise((96, 96), 30 + 4 * place).save(kind / "b.png")
     bad = sorted((tmp_path / "data").iterdir())[0] / "a.png"
     bad.write_bytes(b"no picture")
     words = [command, *(["k"] if command == "ablation-study" else []), *BROKEN[command]]

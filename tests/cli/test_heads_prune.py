@@ -8,11 +8,10 @@ import re
 import numpy as np
 import pytest
 import torch
-from PIL import Image
 
 import seecause as sc
 from seecause.data import open_data
-from tests.cli.calls import SMALL, heads, photos, table, whole
+from tests.cli.calls import SMALL, grey_noise, heads, photos, table, whole
 from tests.heads.toys import toy
 
 
@@ -203,9 +202,8 @@ def test_imagenet9_gives_a_gap_before_and_after(tmp_path):
             stem = f"n{photo}" if variant == "original" else f"fg_n{photo}_bg_x"
             for folder in (root / variant / "val" / part, root / "fg_mask" / "val" / part):
                 folder.mkdir(parents=True, exist_ok=True)
-            Image.effect_noise((96, 96), 20 + 40 * photo).convert("RGB").save(
-                root / variant / "val" / part / f"{stem}.JPEG"
-            )
+            noise = grey_noise((96, 96), 20 + 40 * photo)
+            noise.save(root / variant / "val" / part / f"{stem}.JPEG")
             np.save(
                 root / "fg_mask" / "val" / part / f"n{photo}.npy", np.pad(np.ones((48, 48)), 24)
             )
