@@ -11,12 +11,11 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 import torch
 import torch.nn.functional as F
 from PIL import Image
-from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 from torch import Tensor
 
 from seecause._files import write_atomic, write_json
-from seecause.errors import BadOption, DataMissing, MissingExtra
+from seecause.errors import BadOption, MissingExtra
 from seecause.models.base import Architecture
 from seecause.target import Answer
 
@@ -213,29 +212,16 @@ class Attribution(Looks):
     @classmethod
     def load(cls, folder: str | Path) -> Attribution:
         """Read what `save` wrote."""
+        from seecause.models.checkpoints import reading_saved
+
         folder = Path(folder)
-        if not (folder / MANIFEST).is_file() or not (folder / MAPS).is_file():
-            raise DataMissing(
-                str(folder),
-                f"no {MAPS} and {MANIFEST} there",
-                "give a folder that Attribution.save wrote",
-            )
-        try:
+        with reading_saved(folder, MAPS, MANIFEST, writer="Attribution.save"):
             manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
             lists = {name: manifest.pop(name, []) for name in LISTS}
             tensors: dict[str, Any] = load_file(folder / MAPS)
             _check_read(tensors, lists)
             _check_manifest(manifest, len(tensors["maps"]))
             lists["answers"] = [[Answer(**entry) for entry in row] for row in lists["answers"]]
-        except (
-            *(OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError),
-            SafetensorError,
-        ) as broken:
-            raise DataMissing(
-                str(folder),
-                f"{MAPS} or {MANIFEST} is damaged ({type(broken).__name__})",
-                "give a folder as Attribution.save wrote it",
-            ) from broken
         images = tensors.pop("images").to(tensors["maps"].dtype) / 255
         return cls(images=images, manifest=manifest, **lists, **tensors)
 

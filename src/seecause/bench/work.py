@@ -22,7 +22,7 @@ from seecause.bench.store import ShardResult
 from seecause.data.batch import Batch, framed, to_batch
 from seecause.data.dataset import Dataset, Sample, has_counterfactuals, sample_digests
 from seecause.data.registry import open_data
-from seecause.engine.chunks import batched, budget, fit
+from seecause.engine.chunks import budget, plain_logits
 from seecause.errors import BadImage, BadOption, DataMissing
 from seecause.loading import load
 from seecause.metrics import MetricInputs, PartTruth, measure_truth
@@ -236,8 +236,7 @@ def read_samples(
 @torch.no_grad()
 def predict(model: ImageModel, images: Tensor) -> Tensor:
     """The class the model answers for each of [B, 3, h, w], [B]."""
-    fitting = fit(len(images), model.forward_bytes(model.check(images)), model.device)
-    return batched(model, images, fitting).argmax(dim=-1)
+    return plain_logits(model, images).argmax(dim=-1)
 
 
 def _places(plan: Plan, batch: Batch) -> Tensor:

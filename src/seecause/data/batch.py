@@ -16,7 +16,7 @@ from torch import Tensor
 
 from seecause.data.dataset import IGNORE, Dataset, Sample
 from seecause.data.images import to_pil
-from seecause.engine.chunks import batched, fit
+from seecause.engine.chunks import plain_logits
 from seecause.errors import BadOption, NothingRight, OtherClasses, UnknownClass
 from seecause.models._settled import settles
 from seecause.models.base import ImageModel
@@ -196,10 +196,7 @@ def answers(model: ImageModel, data: Dataset) -> Answers:
         batch = to_batch(model, samples)
         if batch.labels is None:
             raise BadOption("data", data.name, "a dataset with labels")
-        chunk = fit(
-            len(samples), model.forward_bytes(model.check(batch.images)), batch.images.device
-        )
-        logits.append(batched(model, batch.images, chunk).cpu())
+        logits.append(plain_logits(model, batch.images).cpu())
         labels.append(batch.labels.cpu())
         groups += [sample.group for sample in samples]
         ids += [sample.id for sample in samples]

@@ -140,10 +140,10 @@ def run_in_chunks(
 
 
 @torch.no_grad()
-def plain_logits(model: ImageModel, images: Tensor) -> Tensor:
+def plain_logits(model: ImageModel, images: Tensor, *, what: str = "batch") -> Tensor:
     """Logits [B, C] of plain runs, as many images at a time as fit."""
     each = model.forward_bytes(model.check(images))
-    return batched(model, images, fit(len(images), each, images.device))
+    return batched(model, images, fit(len(images), each, images.device), what=what)
 
 
 def machine(device: torch.device | str) -> str:

@@ -23,7 +23,7 @@ from seecause.data.dataset import (
     sample_ids,
 )
 from seecause.data.registry import as_data
-from seecause.engine.chunks import batched, fit
+from seecause.engine.chunks import plain_logits
 from seecause.errors import BadImage, BadOption, DataMissing, SeecauseError
 from seecause.heads.erase import Erasure, Masks, Swapped
 from seecause.heads.scores import checked_labels
@@ -278,12 +278,7 @@ def model_for(model: ImageModel, data: Dataset | Pictures) -> ImageModel:
 @torch.no_grad()
 def logits_of(model: ImageModel, images: Tensor) -> Tensor:
     """[N, C] on the model's device, as many pictures at a time as fit."""
-    return batched(
-        model,
-        images,
-        fit(len(images), model.forward_bytes(model.check(images)), images.device),
-        what="images",
-    )
+    return plain_logits(model, images, what="images")
 
 
 def logits_piece(model: ImageModel, images: Tensor) -> dict[str, Tensor]:
