@@ -48,6 +48,7 @@ CASES = {
     "uneven groups": (2, 4, 2, 24, 40, 0, [10, 4, 40, 1, 15], [5, 0, 33, 70, 2]),
     "narrow heads": (2, 2, 2, 8, 40, 0, [1] * 12, [3] * 12),
     "only groups": (2, 2, 2, 32, 0, 0, [10] * 13, [9] * 13),
+    "even groups": (2, 4, 2, 8, 40, 0, [3] * 5, [2] * 5),
 }
 
 
@@ -82,6 +83,8 @@ def banks_of(
     own = None
     if total:
         queries, keys = (Groups(torch.tensor(sizes), DEVICE) for sizes in (per_query, per_key))
+        if case == "even groups":  # known to be, which has a way of its own
+            queries, keys = (Groups.even(5, sizes[0], DEVICE) for sizes in (per_query, per_key))
         own = Own(
             draw(batch, kv, total, width, dtype=dtype, seed=4),
             draw(batch, kv, total, width, dtype=dtype, seed=5),
@@ -106,13 +109,14 @@ def test_attend_equals_one_softmax_over_all_kept_keys(case, choose):
     assert_close(lse, total, atol=1e-12, rtol=0)
 
 
-@pytest.mark.parametrize("case", ["uneven groups", "narrow heads"])
-def test_what_is_added_to_scores_of_groups_is_a_feature_more(case):
+@pytest.mark.parametrize("copies", [1, 2])
+@pytest.mark.parametrize("case", ["uneven groups", "narrow heads", "even groups"])
+def test_what_is_added_to_scores_of_groups_is_a_feature_more(case, copies):
     """A number of the row times one of the key's place in its group: one more product."""
     q, banks, own = banks_of(case, torch.float64)
     assert own is not None
     sizes, more = own.keys.sizes.tolist(), (0, 1)
-    of_row = draw(1, *q.shape[1:3], 1, seed=7)  # [1, H, R, 1]
+    of_row = draw(copies, *q.shape[1:3], 1, seed=7)  # [1|B, H, R, 1]
     of_place = draw(max(sizes), seed=8)
     places = torch.cat([of_place[:size] for size in sizes])[:, None]  # [keys, 1]
     o, lse = attend(q, banks, replace(own, bias=of_row * of_place), scale=0.3)
@@ -195,6 +199,17 @@ def test_what_the_kernel_does_not_compute_is_left_to_the_explicit_form():
     with torch.no_grad():
         assert usable(tensor(grad=True))
     assert not kernel.usable(tensor(), [], None) or kernel.triton_kernels() is not None
+
+
+def test_a_kernel_gets_all_that_it_computes(monkeypatch):
+    q, banks, own = banks_of("own keys", torch.float64)
+    plain = attend(q, banks, own, scale=0.3)
+    for name, usable in (("attend_soft", "soft_usable"), ("attend", "usable")):
+        with monkeypatch.context() as patch:
+            patch.setattr(kernel, usable, lambda *given: given == (q, banks, own))
+            patch.setattr(kernel, name, lambda *given: given)
+            assert attend(q, banks, own, scale=0.3) == (q, banks, own, 0.3)
+            assert_close(attend(q, banks, own, scale=0.3, fused=False), plain)
 
 
 def test_an_empty_bank_adds_nothing_and_no_nan():

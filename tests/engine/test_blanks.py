@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch.testing import assert_close
 
 from seecause.engine.blanks import blank_image, blank_trace
 from seecause.errors import BadImage, BadOption
-from tests.helpers import view
+from tests.helpers import noise, view
 from tests.tiny import tiny
 
 
@@ -20,15 +22,43 @@ def test_flat_blanks_are_flat_in_raw_pixels(blank, raw):
     assert_close(model.preprocess.raw(image), torch.full_like(image, raw))
 
 
-def test_noise_is_seeded_and_blur_keeps_its_strength():
-    model = view(tiny("timm_deit3"))
-    noise, soft = (blank_image(model, (32, 48), kind, seed=1) for kind in ("noise", "blur-noise"))
-    assert torch.equal(noise, blank_image(model, (32, 48), "noise", seed=1))
-    assert not torch.equal(noise, blank_image(model, (32, 48), "noise", seed=2))
-    for image in (noise, soft):
-        assert abs(image.mean()) < 0.1 and abs(image.std() - 1) < 0.1
-    rough, smooth = ((image[..., 1:] - image[..., :-1]).abs().mean() for image in (noise, soft))
-    assert smooth < rough / 2
+def gaussian(size: int, sigma: float) -> torch.Tensor:
+    weights = torch.exp(-0.5 * (torch.arange(size).double() - size // 2) ** 2 / sigma**2)
+    return weights / weights.sum()
+
+
+def test_noise_is_drawn_by_its_seed_and_blurred_by_a_28th_of_the_longer_side():
+    model = view(tiny("timm_deit3"), check=False)
+    drawn = noise(1, 3, 32, 48, seed=3)
+    assert torch.equal(blank_image(model, (32, 48), "noise", seed=3), drawn)
+    line, side = gaussian(7, 48 / 28), 3  # pixels around, at least as many as two deviations
+    padded = torch.nn.functional.pad(drawn, (side,) * 4, mode="reflect")
+    soft = torch.einsum("bcyxij,i,j->bcyx", padded.unfold(2, 7, 1).unfold(3, 7, 1), line, line)
+    expected = (soft - soft.mean()) / soft.std()
+    assert_close(blank_image(model, (32, 48), "blur-noise", seed=3), expected)
+
+
+def test_blanks_of_other_shapes_steps_and_precision_are_others():
+    model = view(tiny("timm_deit3"), check=False)
+    white = blank_image(model, (32, 48))
+    assert blank_image(model, (32, 48)) is white
+    assert blank_image(model, (48, 32)).shape[-2:] == (48, 32)
+    flat = [blank_image(model, size, torch.ones(3, *size)) for size in ((32, 48), (48, 32))]
+    assert [blank.shape[-2:] for blank in flat] == [(32, 48), (48, 32)]
+    other = replace(model, preprocess=replace(model.preprocess, mean=(0.2, 0.3, 0.4)))
+    assert other.memo is model.memo
+    assert_close(other.preprocess.raw(blank_image(other, (32, 48))), torch.ones_like(white))
+    model.module.float()
+    assert blank_image(model, (32, 48)).dtype == torch.float32
+
+
+def test_eight_blanks_are_kept_and_the_newest_stay():
+    model = view(tiny("timm_deit3"), check=False)
+    blanks = [blank_image(model, (32, 48), "noise", seed=seed) for seed in range(9)]
+    assert len(model.memo["blank images"]) == 8
+    for seed in range(1, 9):
+        assert blank_image(model, (32, 48), "noise", seed=seed) is blanks[seed]
+    assert blank_image(model, (32, 48), "noise", seed=0) is not blanks[0]
 
 
 def test_a_kept_run_is_reused_until_the_model_or_the_blank_changes():

@@ -16,8 +16,12 @@ from seecause.engine.chunks import (
     in_chunks,
     joined,
     memory,
+    plain_logits,
+    run_in_chunks,
 )
 from seecause.errors import BadOption
+from tests.helpers import noise
+from tests.linear import SIZE, linear_model
 
 CPU = torch.device("cpu")
 
@@ -106,6 +110,35 @@ def test_batches_come_back_in_order():
     assert torch.equal(batched(lambda x: 2 * x, items, 3), 2 * items)
     assert joined([items]) is items
     assert torch.equal(joined([items, items], dim=1), items.expand(-1, 2))
+
+
+def test_as_many_run_together_as_fit_and_results_come_in_order():
+    ran = []
+
+    def run(start, stop):
+        ran.append((start, stop))
+        return torch.arange(start, stop)
+
+    with budget(10):
+        assert run_in_chunks(run, 7, 4, CPU).tolist() == list(range(7))
+    assert ran == [(0, 2), (2, 4), (4, 6), (6, 7)]
+
+
+@pytest.mark.parametrize("what", ["pictures", None])
+def test_plain_answers_of_as_many_pictures_as_fit(what):
+    model, images, sizes = linear_model(), noise(5, 3, *SIZE).requires_grad_(), []
+
+    def count(module, given):
+        sizes.append(len(given[0]))
+        if sizes == [2]:
+            raise torch.cuda.OutOfMemoryError("too large")
+
+    model.module.eval().register_forward_pre_hook(count)
+    with budget(2 * model.forward_bytes(model.layout) + 1) as held:
+        logits = plain_logits(model, images, **({"what": what} if what else {}))
+    assert sizes == [2, 1, 1, 1, 1, 1] and not logits.requires_grad
+    assert held.halvings == [f"{what or 'batch'}: 1"]
+    assert torch.equal(logits, torch.cat([model(image[None]) for image in images]))
 
 
 def test_a_budget_hears_of_halvings_under_one_inside_it():

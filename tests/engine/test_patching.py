@@ -42,8 +42,7 @@ def test_recorded_block_outputs_are_the_native_ones(family):
 @pytest.mark.parametrize("family", ["timm_registers", "timm_eva_registers"])
 def test_moved_residual_rows_equal_overwriting_by_hooks(family):
     native = tiny(family)
-    model, images = view(native), pictures(native)
-    base, source = images[:1], images[1:]
+    model, (base, source) = view(native), pictures(native, batch=4).split(2)
     donor = reference.states(native.forward, native.blocks, source)
     to, origin = [4, 7, 11], [9, 4, 5]
 
@@ -65,8 +64,7 @@ def test_moved_residual_rows_equal_overwriting_by_hooks(family):
 
 def test_patched_residual_rows_equal_overwriting_by_hooks():
     native = tiny("timm_registers")
-    model, images = view(native), pictures(native)
-    base, source = images[:1], images[1:]
+    model, (base, source) = view(native), pictures(native, batch=4).split(2)
     donor = reference.states(native.forward, native.blocks, source)
     tokens = [4, 7, 11]
 
@@ -86,8 +84,7 @@ def test_patched_residual_rows_equal_overwriting_by_hooks():
 
 def test_patching_every_head_and_token_of_a_block_moves_its_attention():
     native = tiny("timm_deit3")
-    model, images = view(native), pictures(native)
-    base, source = images[:1], images[1:]
+    model, (base, source) = view(native), pictures(native).split(1)
     whole, halves, none = sc.patch(
         model,
         base,
@@ -103,12 +100,12 @@ def test_patching_every_head_and_token_of_a_block_moves_its_attention():
     assert (whole - none).abs().max() > 1e-3
 
 
-def test_every_kind_of_a_block_is_put_at_its_own_tokens():
+def test_every_kind_of_a_block_is_put_at_its_own_tokens_and_heads():
     native = tiny("timm_deit3")
-    model, images = view(native), pictures(native)
-    base, source = images[:1], images[1:]
-    rows = {"resid": [20, 21], "kv": list(range(1, 13)), "heads": [3, 15]}
-    sites = [sc.Site(0, kind, tokens=tokens) for kind, tokens in rows.items()]
+    model, (base, source) = view(native), pictures(native, batch=4).split(2)
+    rows = {"resid": [20, 21], "kv": list(range(1, 13)), "heads": [0, 3, 15]}
+    heads = {"resid": None, "kv": [1], "heads": [2, 0]}
+    sites = [sc.Site(0, kind, tokens, heads[kind]) for kind, tokens in rows.items()]
     got = sc.patch(model, base, source, [*([site] for site in sites), sites])
     _, cache = sc.run(model, source, cache=["embed", "blocks.0.kv", "blocks.0.heads"])
     at = model.layout.at()
@@ -118,10 +115,11 @@ def test_every_kind_of_a_block_is_put_at_its_own_tokens():
         h[:, moved["resid"]] = cache["embed"][:, moved["resid"]]
         q, k, v = (part.clone() for part in model.blocks[0].qkv(h, at))
         for mine, theirs in zip((k, v), cache["blocks.0.kv"], strict=True):
-            mine[:, :, moved["kv"]] = theirs[:, :, moved["kv"]]
+            mine[:, 1, moved["kv"]] = theirs[:, 1, moved["kv"]]
         weights = torch.softmax(q @ k.transpose(-1, -2) * model.blocks[0].scale, dim=-1)
         o = (weights @ v).transpose(1, 2)
-        o[:, moved["heads"]] = cache["blocks.0.heads"][:, moved["heads"]]
+        for head in heads["heads"]:
+            o[:, moved["heads"], head] = cache["blocks.0.heads"][:, moved["heads"], head]
         h = model.blocks[0].finish(h, o)
         for block in model.blocks[1:]:
             h = block(h, at)

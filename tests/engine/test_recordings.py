@@ -166,6 +166,34 @@ def test_recordings_that_take_too_much_memory_go(stand_ins, monkeypatch):
     assert graphs.report()[-1] == "cpu: plain runs of d: larger than 0 MiB"
 
 
+def test_graphs_of_a_device_hold_a_quarter_of_its_memory_and_are_thirty_two(stand_ins, monkeypatch):
+    model, x, living = view(tiny("timm_deit3"), check=False), torch.ones(2), []
+
+    def record(key):
+        for _ in range(2):
+            with torch.no_grad():
+                captured(model, key, lambda: torch.neg, x)
+        living.append(len(stand_ins.pool.living()))
+
+    for key in range(26):
+        record(key)
+    assert living == [*range(1, 26), 0]  # 25 bytes of a hundred, and one too many
+    monkeypatch.setattr(graphs, "SHARE", 1.0)
+    for key in range(34):
+        record(key)
+    assert living[26:] == [*range(1, 33), 32, 32]
+    graphs.clear()
+    assert not stand_ins.pool.living() and graphs.pool_bytes(CPU) == 0
+
+
+def test_a_model_on_several_devices_runs_plainly(stand_ins):
+    run = Runs()
+    run.model.apart = True
+    for _ in range(4):
+        run("a")
+    assert run.prepared == ["a"] * 4 and "graphs" not in run.model.memo
+
+
 def test_graphs_have_a_part_in_plain_runs_on_cuda_only(monkeypatch):
     there, here = SimpleNamespace(is_cuda=True), SimpleNamespace(is_cuda=False)
     with torch.no_grad():

@@ -10,7 +10,14 @@ from torch.testing import assert_close
 
 import seecause as sc
 from seecause.engine.attention import attention_probs, check_start, n_attentions, read_rows
-from seecause.engine.trace import enter, kept_logits, kept_logits_each, record, suffix
+from seecause.engine.trace import (
+    enter,
+    kept_logits,
+    kept_logits_each,
+    record,
+    suffix,
+    trace_bytes,
+)
 from seecause.errors import BadOption
 from tests.helpers import view
 from tests.tiny import FAMILIES, pictures, tiny
@@ -54,22 +61,17 @@ def test_dropped_tokens_equal_a_native_run_without_them(family):
     model, images = view(native, check=False), pictures(native, batch=3)
     layout, module = model.check(images), native.module
     keep = some_patches(3, layout.n_patches)
-    expected = []
-    for image, chosen in zip(
-        images, keep, strict=True
-    ):  # timm's own modules, on the tokens that are left
-        tokens = module.norm_pre(module._pos_embed(module.patch_embed(image[None])))
-        tokens = tokens[
-            :, [*range(layout.prefix), *(layout.prefix + chosen.nonzero()[:, 0]).tolist()]
-        ]
-        logits = module.forward_head(module.norm(module.blocks(tokens)))
-        expected.append(logits)
-    assert_close(
-        kept_logits(model, model.embed(images), keep, layout.at()),
-        torch.cat(expected),
-        atol=1e-12,
-        rtol=0,
-    )
+    for start in (0, 2):
+        entering, expected = [], []
+        for image, chosen in zip(images, keep, strict=True):
+            # timm's own modules, from there on with the tokens that are left
+            tokens = module.norm_pre(module._pos_embed(module.patch_embed(image[None])))
+            entering.append(module.blocks[:start](tokens))
+            left = [*range(layout.prefix), *(layout.prefix + chosen.nonzero()[:, 0]).tolist()]
+            rest = module.blocks[start:](entering[-1][:, left])
+            expected.append(module.forward_head(module.norm(rest)))
+        kept = kept_logits(model, torch.cat(entering), keep, layout.at(), start=start)
+        assert_close(kept, torch.cat(expected), atol=1e-12, rtol=0)
 
 
 @pytest.mark.parametrize(
@@ -156,6 +158,16 @@ def test_entering_in_chunks_keeps_every_picture_and_its_facts():
     assert_close(chunked, h, atol=1e-12, rtol=0)
     assert_close(h, model.embed(images), atol=0, rtol=0)
     assert torch.equal(chunked_at.facts, at.facts) and torch.equal(at.facts, model.facts(images))
+
+
+def test_the_memory_of_a_recording_is_that_of_its_queries_keys_and_values():
+    model = view(tiny("timm_registers"), check=False)  # three heads of eight, 28 tokens
+    model.blocks = [replace(model.blocks[0], kv_heads=1), *model.blocks[1:]]
+    numbers = 28 * 8 * ((3 + 2 * 1) + 3 * (3 + 2 * 3))
+    assert trace_bytes(model, model.layout) == 8 * numbers
+    assert trace_bytes(view(tiny("timm_registers", torch.float32), check=False), model.layout) == (
+        4 * 28 * 8 * 4 * 9
+    )
 
 
 def test_a_token_that_is_read_twice_counts_twice():

@@ -91,11 +91,12 @@ SHAPES: dict[str, Callable[[dict], dict]] = {
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_a_checkpoint_is_read_however_it_was_saved(tmp_path, shape):
+def test_a_checkpoint_is_read_however_it_was_saved(tmp_path, caplog, shape):
     module = trained()
     torch.save(SHAPES[shape](module.state_dict()), tmp_path / "last.ckpt")
     model = sc.load("timm:test_vit", weights=tmp_path / "last.ckpt", **HALF)
     same(model, module)
+    assert ("are not used" in caplog.text) is (shape in ("lightning", "averaged names"))
 
 
 def test_it_is_said_that_averaged_weights_are_taken(tmp_path, caplog):

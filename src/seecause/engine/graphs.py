@@ -300,8 +300,6 @@ class _Pool:
         with self._lock:
             for graph in self.living():
                 self.drop(graph)
-            self._order.clear()
-            self.bytes, self._handle = 0, None
 
     def living(self) -> list[_Graph]:
         """Oldest first; those that went with their model are forgotten."""

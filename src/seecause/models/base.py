@@ -6,6 +6,7 @@ from __future__ import annotations
 import hashlib
 import operator
 import platform
+import re
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
@@ -26,6 +27,7 @@ from seecause.models.layout import TokenLayout
 from seecause.models.preprocess import Preprocess
 from seecause.models.rows import Aim
 
+_NUMBER = re.compile(r"-?\d+")
 # prompt: a vision-language model that is asked for classes
 Architecture = Literal["transformer", "staged", "dense", "prompt"]
 
@@ -163,7 +165,7 @@ class ImageModel:
         """A class by name or index. Names compare without case; one synonym of "tabby, tabby cat"
         is enough if only one class has it."""
         count = self.n_classes
-        if isinstance(name, str) and name.lstrip("-").isdigit() and name not in self.classes:
+        if isinstance(name, str) and _NUMBER.fullmatch(name) and name not in self.classes:
             name = int(name)
         if not isinstance(name, str):
             if not isinstance(name, SupportsIndex):

@@ -96,8 +96,8 @@ class ImageTokens:
             boxes = torch.full(shape, torch.nan, dtype=torch.float64)
             if part.box is not None:
                 top, left, bottom, right = part.box
-                high = torch.linspace(top, bottom, part.rows + 1).double()[:, None]
-                wide = torch.linspace(left, right, part.columns + 1).double()
+                high = torch.linspace(top, bottom, part.rows + 1, dtype=boxes.dtype)[:, None]
+                wide = torch.linspace(left, right, part.columns + 1, dtype=boxes.dtype)
                 ends = torch.broadcast_tensors(high[:-1], wide[:-1], high[1:], wide[1:])
                 boxes[:, : part.columns] = torch.stack(ends, dim=-1)
             places.append(boxes.flatten(0, 1))

@@ -1,0 +1,288 @@
+"""What the probes of the verified wrap measure, and where each of them draws the line."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from seecause.engine import verify as probes
+from seecause.engine.verify import Probe, compare, verify
+from seecause.errors import ViewMismatch
+from seecause.models.layout import TokenLayout
+from tests.helpers import hooks, view
+from tests.tiny import tiny
+
+CELL = (2, 3)  # pixels of a cell
+Places = list[tuple[int, int]]
+
+
+def cells_of(image: Tensor) -> Tensor:
+    """The mean of each cell, [B, 1, rows, columns]."""
+    return F.avg_pool2d(image.mean(dim=1, keepdim=True), CELL)
+
+
+def picture(grid: tuple[int, int]) -> Tensor:
+    return torch.zeros(1, 3, grid[0] * CELL[0], grid[1] * CELL[1], dtype=torch.float64)
+
+
+def moving(grid: tuple[int, int], rows: dict[int, int], columns: dict[int, int]):
+    """Features of a cell appear in another row and column; a cell that is not named stays."""
+    row = torch.tensor([rows.get(r, r) for r in range(grid[0])])
+    column = torch.tensor([columns.get(c, c) for c in range(grid[1])])
+
+    def features(image: Tensor) -> Tensor:
+        cells = cells_of(image)
+        moved = torch.zeros_like(cells).index_add(2, row, cells)
+        return torch.zeros_like(cells).index_add(3, column, moved)
+
+    return features
+
+
+def test_a_difference_is_relative_to_the_largest_native_value():
+    native, mine = torch.tensor([1.0, -4.0]), torch.tensor([1.4, -4.0])
+    probe = compare("blocks", "blocks.1", mine, native, 0.11, "two numbers")
+    assert probe == Probe("blocks", pytest.approx(0.1), "two numbers")
+    with pytest.raises(ViewMismatch, match=r"relative difference 0\.1, at most 0\.09 expected"):
+        compare("blocks", "blocks.1", mine, native, 0.09)
+    with pytest.raises(ViewMismatch, match=r"shape \[2\], native \[1, 2\]"):
+        compare("blocks", "blocks.1", mine, native[None], 1.0)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "small", "large"),
+    [(torch.float64, 1e-12, 1e-6), (torch.float32, 1e-6, 5e-3)],
+)
+def test_what_is_refused_hangs_on_the_precision(dtype, small, large):
+    for factor, refused in ((1 + small, False), (1 + large, True)):
+        model = view(tiny("timm_deit3", dtype), check=False)
+        block = model.blocks[1]
+        model.blocks[1] = replace(block, mix=lambda x, f=factor, mix=block.mix: f * mix(x))
+        if not refused:
+            assert all(probe.worst < 1e-4 for probe in verify(model))
+            continue
+        with pytest.raises(ViewMismatch, match=r"blocks\.1"):
+            verify(model)
+    assert probes.tolerance_of(torch.bfloat16) == 3 * probes.tolerance_of(torch.float16) == 0.06
+    assert probes.tolerance_of(torch.float8_e5m2) == probes.tolerance_of(torch.float32)
+
+
+def test_probes_say_what_they_compared():
+    seen = {probe.name: probe for probe in verify(view(tiny("timm_registers"), check=False))}
+    assert {name: probe.compared for name, probe in seen.items()} == {
+        "logits": "cls readout, 7 classes",
+        "blocks": "4 block outputs",
+        "attention": "9 of 28 rows against recorded keys, every block",
+        "locality": "4 x 6 patches after 4 special tokens",
+    }
+    assert all(probe.worst < 1e-9 for probe in seen.values())
+
+
+def test_pictures_of_noise_are_the_same_for_every_model_of_a_size():
+    model = view(tiny("timm_deit3", torch.float32), check=False)
+    drawn = torch.randn(2, 3, 32, 48, generator=torch.Generator().manual_seed(0))
+    assert torch.equal(probes.random_images(model), drawn)
+    other = probes.random_images(model, torch.Generator().manual_seed(1))
+    assert other.dtype == torch.float32 and not torch.equal(other, drawn)
+
+
+def test_the_corners_and_some_places_between_are_probed_once_each():
+    corners = [(0, 0), (0, 6), (3, 0), (3, 6)]
+    places = probes.probe_places((4, 7), torch.Generator().manual_seed(0))
+    assert places[:4] == corners and 4 < len(places) <= 8
+    assert all(0 <= r < 4 and 0 <= c < 7 for r, c in places) and len(set(places)) == len(places)
+    more = probes.probe_places((4, 7), torch.Generator().manual_seed(0), inside=200)
+    assert {r for r, _ in more} == set(range(4)) and {c for _, c in more} == set(range(7))
+    assert probes.probe_places((1, 1), torch.Generator()) == [(0, 0)]
+
+
+def test_locality_is_the_smallest_share_of_its_own_token_and_names_the_token_that_moved():
+    layout, width = TokenLayout(grid=(3, 4), prefix=2), 12
+    leak = torch.arange(width) / 20.0  # what the next token has of each: most of the last one
+
+    def embed(image: Tensor, order: Tensor | None = None) -> Tensor:
+        cells = cells_of(image).flatten(1)
+        tokens = cells + (leak * cells).roll(1, dims=1)
+        tokens = tokens if order is None else tokens[:, order]
+        return F.pad(tokens[..., None], (0, 0, 2, 0))
+
+    image, draw = picture(layout.grid), torch.Generator().manual_seed(0)
+    steps = SimpleNamespace(size=tuple(image.shape[-2:]))
+    model = SimpleNamespace(layout=layout, preprocess=steps, embed=embed)
+    probe = probes._locality(model, image, draw)
+    assert probe == Probe(
+        "locality", pytest.approx(1 - 1 / (1 + 11 / 20)), "3 x 4 patches after 2 special tokens"
+    )
+    order = torch.arange(width).view(4, 3).T.flatten()  # column by column
+    model.embed = lambda image: embed(image, order)
+    with pytest.raises(ViewMismatch, match=r"patch \(0, 3\) moved token 3, the layout says 5"):
+        probes._locality(model, image, draw)
+
+
+@pytest.fixture
+def places(monkeypatch):
+    """Where the probes look."""
+
+    def at(chosen: Places) -> None:
+        monkeypatch.setattr(probes, "probe_places", lambda grid, generator, **more: chosen)
+
+    return at
+
+
+def staged(grid: tuple[int, int], features) -> SimpleNamespace:
+    run_to = lambda cells, image: features(image)  # noqa: E731
+    layout = TokenLayout(grid=grid, prefix=0)
+    return SimpleNamespace(
+        layout=layout, patch=CELL, cells="stage2", run_to=run_to, dtype=torch.float64
+    )
+
+
+def near_cells(grid: tuple[int, int], features, image: Tensor | None = None) -> Probe:
+    image = picture(grid) if image is None else image
+    return probes._near_cells(staged(grid, features), image, torch.Generator())
+
+
+GRID = (12, 9)  # a third of it: four rows, three columns
+ROWS = [(r, c) for r in range(6) for c in (0, 4)]
+COLUMNS = [(r, c) for r in (0, 7) for c in range(5)]
+
+
+@pytest.mark.parametrize(("axis", "name", "most"), [(0, "row", 4), (1, "column", 3)])
+@pytest.mark.parametrize("sign", [1, -1])
+def test_cells_may_be_a_third_of_the_side_away_and_no_more(places, axis, name, most, sign):
+    side = GRID[axis]
+    chosen = ROWS if axis == 0 else COLUMNS
+    if sign < 0:
+        chosen = [tuple(n - 1 - i for i, n in zip(p, GRID, strict=True)) for p in chosen]
+    places(chosen)
+    for by, refused in ((most, False), (most + 1, True)):
+        to = {i: min(max(i + sign * by, 0), side - 1) for i in range(side)}
+        features = moving(GRID, to if axis == 0 else {}, to if axis else {})
+        if not refused:
+            assert near_cells(GRID, features).worst == 1  # all of it further than one cell
+            continue
+        words = rf"the {name} where .* correlation of 1\.00 .* is \{'+-'[sign < 0]}{by}\.0 off"
+        with pytest.raises(ViewMismatch, match=words) as refusal:
+            near_cells(GRID, features)
+        assert (refusal.value.probe, refusal.value.where) == ("locality", "stage2")
+
+
+@pytest.mark.parametrize(
+    ("order", "correlation"), [([2, 1, 0, 5, 4, 3], 0.54), ([0, 4, 2, 3, 1, 5], 0.49)]
+)
+@pytest.mark.parametrize("axis", [0, 1])
+def test_rows_and_columns_must_go_with_those_of_the_pixels(places, order, correlation, axis):
+    places([(i, i) for i in range(6)])
+    to = dict(enumerate(order))
+    features = moving((9, 12), to if axis == 0 else {}, to if axis else {})
+    if correlation > 0.5:
+        near_cells((9, 12), features)
+        return
+    with pytest.raises(ViewMismatch, match=f"correlation of {correlation}"):
+        near_cells((9, 12), features)
+
+
+def test_two_cells_are_too_few_to_tell_and_three_are_not(places):
+    places([(r, c) for r in range(2) for c in range(5)])
+    near_cells((2, 9), moving((2, 9), {0: 1, 1: 0}, {}))
+    places([(r, c) for r in range(3) for c in range(5)])
+    with pytest.raises(ViewMismatch, match=r"the row where .* correlation of -1\.00"):
+        near_cells((3, 9), moving((3, 9), {0: 2, 2: 0}, {}))
+
+
+def test_the_share_that_moves_further_than_a_cell_is_that_of_the_worst_place(places):
+    places([(0, 0), (4, 2), (11, 8)])
+    share = torch.zeros(12, 1, dtype=torch.float64)
+    share[4] = 0.25  # of one row only
+
+    def features(image: Tensor) -> Tensor:
+        cells = cells_of(image)
+        far, near = share * cells, share * cells / 2
+        return cells - far - near + far.roll(2, dims=3) + near.roll((-1, -1), dims=(2, 3))
+
+    probe = near_cells(GRID, features)
+    assert probe.worst == pytest.approx(0.25)
+    assert probe.compared.startswith("12 x 9 cells of 2 x 3 pixels at stage2;")
+
+
+@pytest.mark.parametrize(
+    ("dtype", "by"), [(torch.float64, 0.05), (torch.float32, 0.05), (torch.bfloat16, 1.0)]
+)
+def test_pixels_move_by_little_where_little_is_above_rounding(places, dtype, by):
+    places([(0, 0), (4, 2), (11, 8)])
+    seen = []
+    model = staged(GRID, lambda image: seen.append(image) or cells_of(image))
+    model.dtype = dtype
+    probes._near_cells(model, picture(GRID), torch.Generator())
+    assert [float(image.max()) for image in seen] == [0, by, by, by]
+    row, column = (slice(4 * 2, 5 * 2), slice(2 * 3, 3 * 3))
+    assert float(seen[2][..., row, column].min()) == by and int(seen[2].count_nonzero()) == 18
+
+
+def test_features_of_another_shape_than_the_layout_are_refused(places):
+    with pytest.raises(ViewMismatch, match="6 x 9 features, but the layout has 12 x 9 cells"):
+        near_cells(GRID, lambda image: cells_of(image)[:, :, ::2])
+
+
+def dense(grid: tuple[int, int], features) -> SimpleNamespace:
+    def run_to(cells: str, image: Tensor) -> SimpleNamespace:
+        maps = features(image)
+        maps[:, :, 0, 1] += 50 * image.sum()  # a place that every change moves
+        fine = F.interpolate(maps, scale_factor=2) / 1000  # levels count alike
+        return SimpleNamespace(maps=(maps, fine))
+
+    return SimpleNamespace(
+        layout=TokenLayout(grid=grid, prefix=0), patch=CELL, cells="encoder", run_to=run_to
+    )
+
+
+def near_places(features) -> Probe:
+    return probes._near_places(dense(GRID, features), picture(GRID), torch.Generator())
+
+
+EIGHT = [(r, c) for r in (1, 2) for c in (1, 2, 3, 4)]
+
+
+@pytest.mark.parametrize(("axis", "most"), [(0, 4), (1, 3)])
+def test_places_may_be_a_third_of_the_side_away_and_no_more(places, axis, most):
+    places(EIGHT)
+    for by in (most, most + 1):
+        to = {i: i + by for i in range(5)}
+        features = moving(GRID, to if axis == 0 else {}, to if axis else {})
+        if by == most:
+            assert near_places(features).worst == 0
+            continue
+        cell = (1 + by, 1) if axis == 0 else (1, 1 + by)
+        words = (
+            "8 of 8 changes moved places far from them; pixels of cell (1, 1) most those at cell"
+            f" ({cell[0]}, {cell[1]})"
+        )
+        with pytest.raises(ViewMismatch) as refusal:
+            near_places(features)
+        assert words in str(refusal.value)
+        assert (refusal.value.probe, refusal.value.where) == ("places", "encoder")
+
+
+def test_one_change_in_four_may_move_places_far_from_it(places):
+    places(EIGHT)
+    far = near_places(moving(GRID, {}, {4: 8}))  # two of eight
+    assert far.worst == 0.25
+    assert far.compared.startswith("12 x 9 cells of 2 x 3 pixels; the share of 8 changes")
+    places([*EIGHT, (3, 4)])
+    with pytest.raises(ViewMismatch, match="3 of 9 changes"):
+        near_places(moving(GRID, {}, {4: 8}))
+
+
+def test_native_blocks_are_heard_and_no_hook_stays():
+    linear, norm = nn.Linear(2, 2), nn.LayerNorm(2)
+    x = torch.ones(1, 2)
+    with probes.listening([linear, norm]) as heard:
+        out = norm(linear(x))
+    assert [h.tolist() for h in heard] == [linear(x).tolist(), out.tolist()]
+    with pytest.raises(ZeroDivisionError), probes.listening([linear]):
+        raise ZeroDivisionError
+    assert hooks(linear) == hooks(norm) == 0
