@@ -95,7 +95,7 @@ def test_json_of_what_is_incomplete_is_that_of_its_manifest(tmp_path, capsys):
     ):
         with pytest.raises(Incomplete):
             dressed(command)(as_json=True, out=tmp_path, **options)
-        assert json.loads(capsys.readouterr().out) == expected
+        assert capsys.readouterr().out == json.dumps(expected, indent=2) + "\n"
     with pytest.raises(Incomplete):
         dressed(command)(out=tmp_path)
     assert capsys.readouterr().out == "an answer\n"

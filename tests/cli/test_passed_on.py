@@ -4,6 +4,7 @@ the one function that does its work, and that function gets all of them under th
 from __future__ import annotations
 
 import importlib
+from dataclasses import fields, is_dataclass
 from inspect import signature
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,6 +16,9 @@ from typer.testing import CliRunner
 
 from seecause.cli import app
 from seecause.cli.serve import AUDITED
+from seecause.heads._prune_and_test import Background
+from seecause.heads.masks import MaskSearch
+from seecause.repair.mend import CHEAP
 from tests.cli.spies import MODEL, Reached, given, reach
 
 LOADED = {"weights": "w.pth", "device": "cpu", "dtype": "float64", "check": True}
@@ -343,7 +347,7 @@ def test_serve(called, monkeypatch, opened, tmp_path):
     options["load"]("timm:y")
     assert opened.pop() == ("timm:y", {**LOADED, **READ})
     reached = listened("serve --host 0.0.0.0")
-    assert len(reached.options["token"]) >= 16 and reached.words[1:] == ("0.0.0.0", 8321)
+    assert len(reached.options["token"]) == 22 and reached.words[1:] == ("0.0.0.0", 8321)
     models, options = shops.pop()
     assert len(models) == 4 and list(options["data"].values()) == list(AUDITED)
 
@@ -355,17 +359,38 @@ def test_doctor(opened, monkeypatch):
     assert opened.pop() == ("timm:x", {**LOADED, **READ, "check": False})
 
 
+def usual_of(value, default):
+    """What Python does by default, as the command line says it: groups, and `None` for nothing."""
+    if isinstance(value, Background):
+        return Background(search={"steps": MaskSearch().steps})
+    return type(value)() if is_dataclass(value) else default or None
+
+
 def test_commands_have_the_defaults_of_python(opened, called):
     """What is not said means the same on the command line and in Python."""
     places = {
-        "discover": ("seecause.repair.discover.discover", {"kinds", "trials", "method"}),
-        "audit": ("seecause.repair.audit.audit", {"per_picture"}),
-        "repair": ("seecause.repair.mend.repair", {"per_picture", "groups", "force"}),
-        "heads audit": ("seecause.heads._audit.audit", {"masks", "count"}),
-        "heads ablation-study k": ("seecause.heads.ablation_study", {"top", "draws", "guard"}),
+        "discover": "seecause.repair.discover.discover",
+        "audit": "seecause.repair.audit.audit",
+        "repair": "seecause.repair.mend.repair",
+        "heads audit": "seecause.heads._audit.audit",
+        "heads score": "seecause.heads.score_heads",
+        "heads prune": "seecause.heads.prune_and_test",
+        "heads ablation-study k": "seecause.heads.ablation_study",
+        "study s": "seecause.bench.study.run_study",
+        "zoo train critters-vit": "seecause.critters.train.train",
     }
-    for line, (place, names) in places.items():
+    own = {"progress", "work", "out", "begin"}  # of commands: where they write, what they show
+    for line, place in places.items():
         module, _, name = place.rpartition(".")
         function = getattr(importlib.import_module(module), name)
         usual = {p.name: p.default for p in signature(function).parameters.values()}
-        given(called(line, place), **{name: usual[name] for name in sorted(names)})
+        usual |= {"steps": MaskSearch().steps, "remedies": CHEAP[1:]}  # "nothing" is always tried
+        reached = called(f"{line} --device cpu", place)
+        for name in reached.options.keys() - own:
+            value = reached.options[name]
+            assert (value or None) == usual_of(value, usual[name]), (line, name)
+    (request,) = called("bench run --device cpu", "seecause.bench.prepare").words
+    differ = {f.name for f in fields(request) if getattr(request, f.name) != f.default}
+    made = {"called", "measures", "reading"}  # by a factory, and empty
+    assert differ - made == {"model", "data", "methods", "metrics"}
+    assert not any(getattr(request, name) for name in made)

@@ -286,11 +286,16 @@ def test_the_address_holds_the_token(monkeypatch, capsys):
         serve._listen(shop, "127.0.0.1", 0, token=token, browser=browser, quiet=quiet)
         warm, config = runs.pop(0), runs.pop(0)
         assert warm == "warm" and config.app["token"] == token and config.app["port"] > 0
-        assert config.limit_concurrency == serve.CONNECTIONS
+        assert config.limit_concurrency == serve.CONNECTIONS and not config.server_header
+        assert (config.log_level, config.timeout_keep_alive) == ("warning", 30)
         address = f"http://127.0.0.1:{config.app['port']}/" + ("?token=secret" if token else "")
         assert capsys.readouterr().out == f"open {address} (Ctrl+C ends it)\n" * (not quiet)
         assert opened == [address] * browser
         opened.clear()
+    monkeypatch.setattr(serve, "bound_socket", lambda host, port: SimpleNamespace(
+        getsockname=lambda: (host, 7, 0, 0), close=lambda: None))  # fmt: skip
+    serve._listen(shop, "::1", 0, token=None, browser=False, quiet=False)
+    assert capsys.readouterr().out == "open http://[::1]:7/ (Ctrl+C ends it)\n"
 
 
 def test_who_trained_tells_how_it_went(monkeypatch):

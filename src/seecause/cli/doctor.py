@@ -318,40 +318,49 @@ def methods(
 ) -> Facts:
     """List attribution methods with what they read off the model and their cost in plain forwards,
     or the options of one."""
-    from rich import box
     from rich.console import Console
-    from rich.table import Table
 
     from seecause.attribution.registry import find, methods as known
 
     console = Console(highlight=False)
     architecture: Architecture = "staged" if staged else "transformer"
     if name:
-        entry = find(name, architecture)
-        console.print(f"{name}: {entry.summary}", style="bold", markup=False)
-        table = Table("option", "default", box=box.SIMPLE_HEAD, pad_edge=False)
-        for option, default in entry.options.items():
-            table.add_row(
-                option,
-                (
-                    entry.unset.get(option, "decided when it runs")
-                    if default is None
-                    else str(default)
-                ),
-            )
+        entries = [find(name, architecture)]
+        console.print(f"{name}: {entries[0].summary}", style="bold", markup=False)
+        console.print(_options_table(entries[0]))
     else:
-        table = Table("method", "needs", "class", "what it is", box=box.SIMPLE_HEAD, pad_edge=False)
-        table.columns[1].max_width = 14  # words wrap here rather than in the last column
-        for entry in sorted(known(architecture).values(), key=lambda entry: entry.name):
-            table.add_row(
-                entry.name,
-                entry.needs,
-                "yes" if entry.class_specific else "any",
-                f"{entry.summary}\n[dim]forwards: {entry.forwards}[/dim]",
-            )
-    console.print(table)
-    entries = [find(name, architecture)] if name else known(architecture).values()
-    return {"methods": [_facts(entry) for entry in sorted(entries, key=lambda entry: entry.name)]}
+        entries = [entry for _, entry in sorted(known(architecture).items())]
+        console.print(_methods_table(entries))
+    return {"methods": [_facts(entry) for entry in entries]}
+
+
+def _options_table(entry: Method) -> Table:
+    """Options and defaults of a method; None is no value that a reader could give."""
+    from rich import box
+    from rich.table import Table
+
+    table = Table("option", "default", box=box.SIMPLE_HEAD, pad_edge=False)
+    for option, default in entry.options.items():
+        later = entry.unset.get(option, "decided when it runs")
+        table.add_row(option, later if default is None else str(default))
+    return table
+
+
+def _methods_table(entries: Sequence[Method]) -> Table:
+    """What each method is, needs and costs."""
+    from rich import box
+    from rich.table import Table
+
+    table = Table("method", "needs", "class", "what it is", box=box.SIMPLE_HEAD, pad_edge=False)
+    table.columns[1].max_width = 14  # words wrap here rather than in the last column
+    for entry in entries:
+        table.add_row(
+            entry.name,
+            entry.needs,
+            "yes" if entry.class_specific else "any",
+            f"{entry.summary}\n[dim]forwards: {entry.forwards}[/dim]",
+        )
+    return table
 
 
 def _facts(entry: Method) -> Facts:

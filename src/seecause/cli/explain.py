@@ -129,9 +129,7 @@ class AskedAbout:
             raise BadOption("--region", region, "--box or --region, not both")
         if box is not None:
             named = Box.parse(f"box:{box}")
-            if label is not None and named.label is not None:
-                raise BadOption("--class", label, f"nothing: --box names {named.label} already")
-            return named if label is None else Box(named.index, label, named.side)
+            return Box(named.index, self._label("--box", named.label), named.side)
         if region is None:
             return label if label is None or not model.aimed else model.class_index(label)
         if Path(region).is_file():
@@ -139,8 +137,15 @@ class AskedAbout:
 
             where = Region(torch.from_numpy(read_grey(region)), label)
         else:
-            where = Region(Region.parse(f"region:{region}").where, label)
+            where = Region.parse(f"region:{region}")
+            where = Region(where.where, self._label("--region", where.label))
         return PictureRegion(where, model.preprocess)
+
+    def _label(self, flag: str, named: str | int | None) -> str | int | None:
+        """The class of --class, or the one that `flag` names beside a place."""
+        if self.class_ is not None and named is not None:
+            raise BadOption("--class", self.class_, f"nothing: {flag} names {named} already")
+        return named if self.class_ is None else self.class_
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -277,13 +277,11 @@ def selectors() -> Facts:
 
     from seecause.heads.scores import selectors as registered
 
-    columns = ("name", "needs", "cost for one picture", "what it scores")
-    table = Table(*columns, box=box.SIMPLE_HEAD, pad_edge=False)
-    for name, entry in sorted(registered().items()):
+    entries = sorted(registered().items())
+    titles = ("name", "needs", "cost for one picture", "what it scores")
+    table = Table(*titles, box=box.SIMPLE_HEAD, pad_edge=False)
+    for name, entry in entries:
         table.add_row(name, entry.needs, entry.cost, entry.summary)
     Console(highlight=False).print(table)
     columns = ("needs", "cost", "summary")
-    return {
-        name: {column: getattr(entry, column) for column in columns}
-        for name, entry in sorted(registered().items())
-    }
+    return {name: {column: getattr(entry, column) for column in columns} for name, entry in entries}

@@ -62,9 +62,13 @@ def study(
     from seecause.bench.study import read_study, run_study
     from seecause.report.study import draw_figure
 
+    def tell(path: Path) -> None:
+        if not quiet:
+            typer.echo(path)
+
     if draw:
         plan = read_study(file)
-        typer.echo(draw_figure(plan.figure, out / f"{plan.name}.csv"))
+        tell(draw_figure(plan.figure, out / f"{plan.name}.csv"))
         return
     with ExitStack() as stack:
 
@@ -85,10 +89,9 @@ def study(
             work=work,
             begin=begin,
         )
-    if not quiet:
-        typer.echo(status.csv)
+    tell(status.csv)
     if status.figure and not status.missing:
-        typer.echo(draw_figure(status.figure, status.csv))
+        tell(draw_figure(status.figure, status.csv))
     for name, reason in status.holes.items():
         typer.echo(f"hole: {name}: {reason}", err=True)
     if status.missing:
