@@ -111,6 +111,18 @@ def test_a_guess_knows_operators_and_chunks():
         assert_close(whole.value, torch.autograd.grad(total, gates)[0].sum(dim=0))
 
 
+def test_a_guess_holds_all_blocks_of_all_versions_at_once(monkeypatch):
+    _, model, images, masks = case(batch=3)
+    rows, honest = [], _screen.carried_logits
+    monkeypatch.setattr(
+        _screen, "carried_logits", lambda model, x: rows.append(len(x)) or honest(model, x)
+    )
+    with sc.budget(2 * 3 * 5 * model.forward_bytes(model.layout)):
+        guess = first_order(model, images, masks, operator="resample", seed=2)
+    assert rows == [6, 3]  # plain, without background, and the donor; four blocks and the last
+    assert guess.protocol["estimator"] == "first order" and guess.protocol["response"] == "big"
+
+
 def test_heads_that_are_not_there_have_no_guess():
     _, model, images, masks = case()
     smaller = sc.heads.prune(model, [(1, 0), (1, 2)])

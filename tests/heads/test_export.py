@@ -4,6 +4,7 @@ ablated model."""
 from __future__ import annotations
 
 import json
+import re
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from torch.testing import assert_close
 import seecause as sc
 from seecause.errors import BadOption, MissingWeights, NotDefined
 from seecause.heads import ablate, export, prune
+from seecause.heads._export import readme
 from tests.families.native import TEXT
 from tests.helpers import view
 from tests.tiny import pictures, scramble, tiny
@@ -67,30 +69,28 @@ def test_an_embedded_module_of_our_own_is_loaded_by_sc_load(tmp_path):
     )
 
 
-def test_an_embedded_model_ships_in_plain_timm(biased, tmp_path):
-    from timm.models.vision_transformer import VisionTransformer
+def by_its_card(folder, monkeypatch):
+    """What the README's own lines load."""
+    monkeypatch.chdir(folder)
+    code = re.search(r"```python\n(.+?)```", (folder / "README.md").read_text(), re.DOTALL)[1]
+    space = {"FOLDER": str(folder)}
+    exec(code.split("# or, with")[0], space)
+    return space["model"]
 
+
+def test_an_embedded_model_ships_in_plain_timm(biased, tmp_path, monkeypatch):
     export(biased, HEADS, tmp_path)
-    module = VisionTransformer(
-        **json.loads((tmp_path / "seecause.json").read_text())["origin"]["arguments"]
-    ).eval()
-    module.load_state_dict(load_file(tmp_path / "model.safetensors"))
     images = torch.randn(2, 3, 96, 96)
-    close(module(images), ablated(biased, images))
+    close(by_its_card(tmp_path, monkeypatch)(images), ablated(biased, images))
 
 
-def test_timm_loads_what_it_knows_by_name(tmp_path):
-    import timm
-
+def test_timm_loads_what_it_knows_by_name(tmp_path, monkeypatch):
     model = sc.load("timm:test_vit", weights="random")
     scramble(model.module)
     heads, images = [(0, 0), (3, 1)], torch.randn(2, 3, 160, 160)
     expected = ablated(model, images, heads)
     export(model, heads, tmp_path / "zeroed")
-    plain = timm.create_model(
-        "test_vit", checkpoint_path=str(tmp_path / "zeroed" / "model.safetensors")
-    ).eval()
-    close(plain(images), expected)
+    close(by_its_card(tmp_path / "zeroed", monkeypatch)(images), expected)
     page = (tmp_path / "zeroed" / "README.md").read_text()
     assert "timm.create_model('test_vit', num_classes=1000" in page and "were random" in page
     export(model, heads, tmp_path / "sliced", form="sliced")
@@ -118,12 +118,13 @@ def test_a_head_of_its_own_and_rotary_attention_come_back(tmp_path):
 @pytest.mark.parametrize(
     "family", ["hf_vit", "hf_vit_other_size", "hf_dinov2", "hf_clip_tower", "hf_clip_classifier"]
 )
-def test_transformers_loads_what_it_saved(family, tmp_path):
+def test_transformers_loads_what_it_saved(family, tmp_path, monkeypatch):
     native = tiny(family, dtype=torch.float32)
     model, images = view(native, check=False), pictures(native)
     expected = ablated(model, images)
     export(model, HEADS, tmp_path / "zeroed")
-    plain = type(native.module).from_pretrained(tmp_path / "zeroed").eval()
+    plain = by_its_card(tmp_path / "zeroed", monkeypatch).eval()
+    assert type(plain) is type(native.module)
     native.module.load_state_dict(plain.state_dict())
     close(native.forward(images), expected)
     for form in FORMS:
@@ -250,6 +251,55 @@ def test_the_card_says_what_was_done_and_how_to_load_the_rest(biased, tmp_path):
     assert "were cut out" in page and "VisionTransformer" not in page
     export(biased, [], tmp_path / "whole")
     assert "No head was removed." in (tmp_path / "whole" / "README.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("origin", "line"),
+    [
+        (
+            {"library": "torchvision", "name": "vit_b_16", "options": {"num_classes": 5}},
+            "model = models.get_model('vit_b_16', num_classes=5)\n"
+            "model.load_state_dict(load_file('model.safetensors'))",
+        ),
+        (
+            {"library": "open_clip", "name": "ViT-B-32"},
+            "open_clip.create_model('ViT-B-32', pretrained='model.safetensors')",
+        ),
+        ({}, "module.load_state_dict(load_file('model.safetensors'))"),
+    ],
+)
+def test_a_card_says_how_other_libraries_load_it(origin, line):
+    card = {"model": "m", "form": "zeroed", "removed": [], "layers": [3], "origin": origin}
+    frame = {"size": [64, 96], "mean": [0.1] * 3, "std": [0.2] * 3}
+    card |= {"head": {"kind": "linear"}, "preprocess": frame, "fingerprint": "f", "seecause": "1.2"}
+    page = readme(card, "")
+    code = re.search(r"```python\n(.+?)```", page, re.DOTALL)[1]
+    compile(code, "card", "exec")
+    assert line in code and ("model = sc.load(FOLDER)" in code) == bool(origin)
+    assert page.endswith(
+        "`head.safetensors` holds the classifier, which is not part of the library's model;"
+        " seecause.json says how tokens are pooled for it.\n\n"
+        "Inputs: 64 x 96 pixels, mean [0.1, 0.1, 0.1], deviation [0.2, 0.2, 0.2].\n\n"
+        "Weights: f (seecause 1.2).\n"
+    )
+
+
+def test_a_tokenizer_goes_with_its_model(tmp_path):
+    class Tokenizer:
+        def __call__(self, prompts, *words, **options):
+            return TEXT["tokenizer"](prompts, *words, **options)
+
+        def save_pretrained(self, folder):
+            (folder / "words.txt").write_text("a b")
+
+    native = tiny("hf_clip", dtype=torch.float32)
+    model = view(native, check=False)
+    model.texts = {**model.texts, "tokenizer": Tokenizer(), "templates": ("a {}.", "the {}")}
+    export(model, [(0, 1)], tmp_path)
+    assert (tmp_path / "words.txt").read_text() == "a b"
+    card = json.loads((tmp_path / "seecause.json").read_text())
+    assert card["templates"] == ["a {}.", "the {}"] and card["family"] == model.family
+    assert card["model"] == model.name and card["sigmoid"] == model.sigmoid
 
 
 def test_a_head_that_no_file_describes_is_refused(tmp_path):

@@ -56,6 +56,20 @@ def test_pieces_do_not_matter(monkeypatch):
     assert whole.protocol["temperature"] == 2.0
 
 
+def test_three_versions_of_as_many_pictures_as_fit_run_at_once(monkeypatch):
+    _, model, images, masks = case()
+    rows, honest = [], log_probs
+
+    def counted(logits, temperature):
+        rows.append(len(logits))
+        return honest(logits, temperature)
+
+    monkeypatch.setattr(gains_file, "log_probs", counted)
+    with sc.budget(6 * model.forward_bytes(model.layout)):
+        information_gains(model, images, masks)
+    assert rows == [6, 2, 3, 1]  # two pictures and again in another packing, then one
+
+
 def test_both_ratios_and_degenerate_images():
     gains = Gains(
         fig=torch.tensor([0.3, 0.0, 0.1]).double(),
@@ -164,6 +178,8 @@ def test_fills_are_what_they_are_called():
     kernel = (bell[:, None] * bell / bell.sum() ** 2).expand(3, 1, 9, 9)
     padded = torch.nn.functional.pad(images, [4] * 4, mode="reflect")
     assert_close(blurred, torch.nn.functional.conv2d(padded, kernel, groups=3))
+    narrow = fill(model, images[:, :, :4], "blur")  # no wider than can be reflected
+    assert narrow.shape == (2, 3, 4, 48) and narrow.isfinite().all()
     noisy = fill(model, images, "noise")
     assert noisy.shape == (1, 3, 32, 48) and 0.5 < noisy.std() < 1.5 and noisy.dtype == images.dtype
     assert (fill(model, images, "grey") == 0).all() and fill(model, images).shape == (1, 3, 1, 1)

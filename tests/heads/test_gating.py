@@ -103,6 +103,20 @@ def test_masks_do_not_meet(planted):
     assert_close(together.opened, apart.opened, atol=1e-4, rtol=0)
 
 
+def test_masks_run_together_as_far_as_their_gradients_fit(planted, monkeypatch):
+    model, images, labels = planted
+    rows = []
+
+    def counted(model, images, gates):
+        rows.append(len(images))
+        return gated_logits(model, images, gates)
+
+    monkeypatch.setattr(gating, "gated_logits", counted)
+    with sc.budget(2 * 8 * 2 * 2 * model.forward_bytes(model.layout)):  # of two blocks, twice
+        gating._slopes(model, [(images[:8], labels[:8])], torch.zeros(3, 2, 3))
+    assert rows == [16, 8]
+
+
 def test_the_contrastive_form_keeps_one_task_and_suppresses_the_other(planted):
     """What a head is called depends on the tasks: the loud head interferes with one set of answers
     and makes the other."""

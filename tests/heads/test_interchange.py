@@ -8,7 +8,7 @@ from torch.testing import assert_close
 
 import seecause as sc
 from seecause.errors import BadOption
-from seecause.heads import Swapped, interchange, mediated, select
+from seecause.heads import Swapped, _interchange, interchange, mediated, select
 from tests.helpers import noise, view
 from tests.reference import cigma as reference
 from tests.tiny import pictures, tiny
@@ -60,6 +60,24 @@ def test_exchanged_heads_are_what_hooks_put_there(family):
         assert_close(
             interchange(model, images, swapped).foreground, result.foreground, atol=1e-12, rtol=0
         )
+
+
+def test_a_quarter_of_the_memory_is_for_the_versions_themselves(monkeypatch):
+    _, model, images = case(batch=3)
+    rows, honest = [], _interchange.fork
+    monkeypatch.setattr(
+        _interchange,
+        "fork",
+        lambda model, given, *words, **options: (
+            rows.append(len(given)) or honest(model, given, *words, **options)
+        ),
+    )
+    swapped = Swapped(images.flip(0), images / 2)
+    with sc.budget(4 * 8 * model.forward_bytes(model.layout)):
+        result = interchange(model, images, swapped, temperature=2.0)
+    assert rows == [8, 4]  # of two pictures and of one: each twice, and both counterfactuals
+    assert result.protocol["cues"] == ["background", "foreground"]
+    assert result.protocol["temperature"] == 2.0
 
 
 def test_all_heads_together_carry_everything_to_a_class_token():

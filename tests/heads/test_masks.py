@@ -156,7 +156,22 @@ def test_an_early_stop_finishes_images_one_by_one(monkeypatch):
     assert_close(early.soft[stopped], alone.soft[0], atol=1e-9, rtol=0)
 
 
-def test_masks_are_kept_by_weights_pixels_and_options(tmp_path):
+def test_gradients_of_every_block_are_held_at_once(monkeypatch):
+    _, model, images = case(3)
+    rows, honest = [], masks.MaskSearch.run
+    monkeypatch.setattr(
+        masks.MaskSearch,
+        "run",
+        lambda self, model, images, *rest: (
+            rows.append(len(images)) or honest(self, model, images, *rest)
+        ),
+    )
+    with sc.budget(2 * 5 * model.forward_bytes(model.layout)):
+        discover_masks(model, images, steps=1, grid=4)
+    assert rows == [2, 1]
+
+
+def test_masks_are_kept_by_weights_pixels_and_options(tmp_path, monkeypatch):
     native, model, images = case(2)
     done = []
     first = discover_masks(model, images, cache=tmp_path, progress=done.append, **OPTIONS)
@@ -173,6 +188,11 @@ def test_masks_are_kept_by_weights_pixels_and_options(tmp_path):
     )  # place and rho do not matter
     assert len(list(tmp_path.iterdir())) == 2 and torch.equal(again.soft.flip(0), first.soft)
     assert again.hard.sum() == 2 * round(0.2 * 32 * 48)
+    rule = {"rho": 0.2, "binarise": "percentile"}
+    strict = discover_masks(model, images, cache=tmp_path, **rule, **OPTIONS)
+    hard, _ = harden(first.soft, tuple(images.shape[-2:]), rho=0.2, rule="percentile")
+    assert torch.equal(strict.hard, hard) and strict.protocol["binarise"] == "percentile"
+    assert len(list(tmp_path.iterdir())) == 2
     assert files_after(steps=3) == 4
     assert files_after(images=images + 0.1, steps=3) == 6
     inside = torch.ones(2, *images.shape[-2:], dtype=torch.bool)
@@ -184,6 +204,13 @@ def test_masks_are_kept_by_weights_pixels_and_options(tmp_path):
     with torch.no_grad():
         native.module.head.bias += torch.arange(7)
     assert files_after(steps=3) == 14
+    assert files_after(baseline="grey", steps=3) == 16
+    assert files_after(early_stop=0.5, steps=3) == 18
+    assert files_after(early_stop=0.5, rho=0.2, steps=3) == 20  # it decides when to stop
+    monkeypatch.setattr(masks, "versions", lambda: {"torch": "another"})
+    assert files_after(steps=3) == 22
+    monkeypatch.setattr(masks, "arithmetic", lambda: "another")
+    assert files_after(steps=3) == 24
 
 
 def test_masks_work_without_gradients_and_for_convolutional_models():

@@ -15,13 +15,21 @@ from seecause.data import open_data
 from seecause.data.batch import group_shares
 from seecause.data.dataset import IGNORE, Hole
 from seecause.engine import forks
-from seecause.errors import NotDefined, UnknownClass
+from seecause.errors import (
+    BadImage,
+    BadOption,
+    DataMissing,
+    NotDefined,
+    SeecauseError,
+    UnknownClass,
+)
 from seecause.heads import (
     Gains,
     HeadScores,
     _outcomes,
     ablate,
     information_gains,
+    pictures as pictures_file,
     random_sets,
     score,
     select,
@@ -66,7 +74,18 @@ def test_critters_come_with_exact_counterfactuals(model):
     assert (other & result.truth[:, None]).flatten(1).any(dim=1).all()
     assert result.objects == tuple(critters.CLASSES) and result.places == critters.BACKGROUNDS
     latents = data.latents(0, 5, device="cpu")
+    turned = (latents.background + 1 + torch.arange(5) % (len(critters.BACKGROUNDS) - 1)) % len(
+        critters.BACKGROUNDS
+    )
+    moved = critters.render(latents.replace(background=turned)).image
+    assert_close(result.swapped.background, model.preprocess.normalise(moved).double())
+    shown = (latents.creature + 1 + torch.arange(5)) % len(critters.CLASSES)
+    changed = critters.render(latents.show(shown)).image
+    assert_close(result.swapped.foreground, model.preprocess.normalise(changed).double())
     assert critter_pictures(model, latents, swaps=False).swapped is None
+    done = []
+    read_pictures(model, data, progress=done.append)
+    assert done == [5]
 
 
 def test_some_pictures_are_taken_with_all_that_is_known_of_them(cases):
@@ -106,6 +125,67 @@ def test_a_dataset_of_files_has_what_its_samples_have(model):
         len(result) == 3 and result.swapped is None and result.oracle is not None and result.grouped
     )
     assert result.take(torch.tensor([2, 0])).ids == (result.ids[2], result.ids[0])
+
+
+class Broken:
+    """Seven pictures in two versions; one of each version cannot be read."""
+
+    name, classes, fingerprint = "broken", tuple(critters.CLASSES), ""
+    places, capabilities = ("here", "there"), frozenset({"pairs"})
+    ids = tuple("abcdefg")
+
+    def __len__(self):
+        return 7
+
+    def __getitem__(self, index):
+        if index == 1:
+            raise BadImage("b.png", "cut")
+        sample = next(critters.samples("certified", "test", 1, start=range(7)[index]))
+        sample = replace(sample, id=self.ids[index])
+        return replace(sample, mask=None, group=None) if index in (2, 3) else sample
+
+    def other(self, index):
+        if index == 5:
+            raise DataMissing("f.png", "gone", "bring it back")
+        sample = next(critters.samples("certified", "test", 1, start=20 + index))
+        return replace(sample, id=self.ids[index])
+
+
+def test_pictures_are_read_some_at_a_time_and_what_cannot_be_read_has_its_name(model, monkeypatch):
+    monkeypatch.setattr(pictures_file, "_READ", 2)
+    data, done = Broken(), []
+    result = read_pictures(model, data, progress=done.append)
+    assert result.ids == tuple("acdeg") and done == [2, 2, 2, 1]
+    assert [hole.name for hole in result.holes] == ["b", "f"] and "cut" in result.holes[0].reason
+    rows = [0, 2, 3, 4, 6]
+    for place, row in enumerate(rows):
+        sample = data[row]
+        seen = model.preprocess.normalise(sample.image[None])[0].double()
+        other = model.preprocess.normalise(data.other(row).image[None])[0].double()
+        assert_close(result.images[place], seen)
+        assert_close(result.swapped.background[place], other)
+        assert result.groups[place] == sample.group and int(result.labels[place]) == sample.label
+        if sample.mask is None:
+            assert (result.truth[place] == IGNORE).all()
+        else:
+            assert torch.equal(result.truth[place] == 1, sample.mask == 1)
+    assert result.grouped and result.oracle is None and result.swapped.foreground is None
+    assert result.objects == data.classes and result.places == ("here", "there")
+    assert result.exact_swaps == []  # other objects are not known
+    with pytest.raises(BadOption, match="a mask for every picture; broken has none"):
+        result.true_masks()
+    monkeypatch.setattr(Broken, "__len__", lambda self: 0)
+    with pytest.raises(BadOption, match="at least one picture"):
+        read_pictures(model, data)
+
+
+def test_where_no_picture_can_be_read_the_first_says_why(model, monkeypatch):
+    def unreadable(self, index):
+        raise BadImage(f"{self.ids[index]}.png", "cut")
+
+    monkeypatch.setattr(Broken, "__getitem__", unreadable)
+    with pytest.raises(SeecauseError, match=r"a\.png: cut"):
+        read_pictures(model, Broken())
 
 
 @pytest.mark.parametrize(

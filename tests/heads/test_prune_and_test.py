@@ -38,6 +38,8 @@ from seecause.heads import (
     select,
 )
 from seecause.heads._outcomes import changes, examples
+from seecause.heads._prune_and_test import _checked_top, _steps, check_selector
+from seecause.heads.erase import ErasedViews
 from seecause.heads.pictures import critter_pictures
 from tests.heads.toys import toy
 
@@ -82,6 +84,76 @@ def test_the_job_removes_the_highest_heads_and_measures_without_them(model, trai
     assert "removed" not in result.changes()
     assert result.curve.ks == [0, 1, 3, 6]
     assert [len(outcome.heads) for outcome in result.curve.chosen] == [0, 1, 3, 6]
+
+
+def test_a_share_of_heads_by_a_selector_with_options_on_two_kinds_of_pictures(model, train, test):
+    rows = [place for place, group in enumerate(train.groups) if group in test.groups]
+    narrow, metadata = train.take(torch.tensor(rows)), []
+
+    def progress(what, total):
+        metadata.append((what, total))
+        return sc.heads.pictures.no_progress(what, total)
+
+    ids = tuple(f"00_dog/fg_n{place}_bg_{place}.JPEG" for place in range(len(test)))
+    tested = replace(test, ids=ids)
+    same = replace(train.take(torch.arange(5)), ids=ids[:5], holes=(Hole(ids[9], "cut"),))
+    options = {"selector": "weight-norm", "options": {"remove": "least"}, "top": 0.25, "draws": 1}
+    background = Background(fill="swap")
+    result = prune_and_test(
+        model, narrow, tested, background=background, same=same, progress=progress, **options
+    )
+    assert result.heads == select(
+        "weight-norm", model, train.images, train.labels, remove="least"
+    ).top(3)
+    record = {"data": "train", "pictures": len(result.scored.pictures), "by": "weight-norm"}
+    assert result.scored.record == {**record, "remove": "least"}
+    assert metadata == [("scoring heads", 12 * record["pictures"]), ("measuring", 16)]
+    erasures = [Erasure(test.oracle, "grey"), Erasure(None, test.swapped)]
+    shares = group_shares(narrow.groups)
+    before, after = outcomes(model, tested, [[], result.heads], erasures, train=shares)
+    assert "groups weighted as in training" in before.numbers()
+    assert result.before.numbers() == pytest.approx(before.numbers())
+    assert result.after.numbers() == pytest.approx(after.numbers())
+    assert torch.equal(
+        result.examples.versions["no background"][-1], erased_views(model, tested, "grey")[0][-1]
+    )
+    for heads, gap in zip(([], result.heads), result.gaps, strict=True):
+        with ablate(model, heads):
+            right = [
+                (model(part.images).argmax(dim=1) == part.labels).double() for part in (same, test)
+            ]
+        seen = torch.arange(16) != 9  # that object could not be read in the other variant
+        assert gap == pytest.approx(float(right[0].mean() - right[1][seen].mean()))
+    assert result.changes()["BG-gap"] == result.gaps and result.holes == same.holes
+    assert result.model is model
+
+
+def erased_views(model, pictures, fill):
+    return ErasedViews(model, pictures.images, pictures.oracle, fill).erased(slice(None))
+
+
+def test_curves_go_from_none_by_quarters_to_twice_as_many_where_there_are():
+    assert _steps(8, 12) == [0, 2, 4, 8] and _steps(4, 12) == [0, 1, 2, 4, 8]
+    assert _steps(6, 12) == [0, 1, 3, 6, 12] and _steps(2, 3) == [0, 1, 2]
+    assert _steps(0, 12) == [0, 1]
+
+
+def test_a_screen_may_look_for_all_heads_and_stands_in_the_record(model, train):
+    check_selector(model, "cigma", {"screen": 12}, Background())
+    assert _checked_top(model, 2, Screening(top=2)) == _checked_top(model, 2, 2) == 2
+    screening = Screening(top=1, verify=2, audit=0.0)
+    scored = score_heads(
+        model,
+        train,
+        options={"screen": screening, "guard": "protect"},
+        sampling=AnswerSampling(cap=2),
+        background=Background("discovered", search={"steps": 1, "grid": 4, "cache": None}),
+    )
+    assert scored.record == {
+        "data": "train", "pictures": 2, "by": "cigma", "background": "discovered masks, grey",
+        "operator": "zero", "guard": "protect", "mask options": {"grid": 4},
+        "screen": {"top": 1, "verify": 2, "audit": 0.0, "half": False},
+    }  # fmt: skip
 
 
 def test_groups_are_weighted_as_in_all_training_pictures(model, train, result):
@@ -186,8 +258,8 @@ def test_heads_are_scored_on_right_answers(model, train):
     assert scored.pictures.ids == right.ids and len(right) == 2
     assert (model(right.images).argmax(dim=1) == right.labels).all()
     assert_close(scored.scores.value, select("taylor", model, right.images, right.labels).value)
-    assert scored.erasure is None and scored.record["by"] == "taylor"
-    assert scored.record["pictures"] == 2
+    assert scored.erasure is None
+    assert scored.record == {"data": "train", "pictures": 2, "by": "taylor"}
     other = score_heads(model, train, selector="random", sampling=ALL, seed=4)
     assert_close(
         other.scores.value, select("random", model, train.images, train.labels, seed=4).value
@@ -266,7 +338,7 @@ def test_greedy_is_told_how_many_may_go(model, train, test):
         test,
         selector="greedy",
         options={"guard": "none"},
-        top=2,
+        top=0.17,  # of 12
         sampling=AnswerSampling(share=1.0, cap=4),
         draws=1,
     )
@@ -313,6 +385,8 @@ def test_a_study_reads_scores_and_measures(model, train, test):
     [
         ({"top": 13}, "a count from 1 to 12"),
         ({"top": 0.01}, "from 0.083 to 1.0"),
+        ({"top": 0}, "a count from 1 to 12"),
+        ({"options": {"mask_steps": 3}}, "option 'mask_steps' of cigma"),
         ({"top": 4, "options": {"screen": 2}}, "4 or more"),
         ({"options": {"screen": 13}}, "1 to 12"),
         ({"options": {"masks": None}}, "option 'masks' of cigma"),

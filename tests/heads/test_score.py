@@ -151,6 +151,11 @@ def test_other_responses_need_no_masks():
         ).item(),
     )
     assert_close(contrast.value, expected.mean(dim=0), atol=1e-10, rtol=0)
+    pair = score(model, images, response="logit", target=(1, 4))
+    assert_close(pair.value, contrast.value, atol=1e-10, rtol=0)
+    p = torch.softmax(native.forward(images), dim=-1).amax(dim=-1)
+    assert pair.before["accuracy"] == 1  # of two classes neither is a label: its own answers are
+    assert pair.before["nll"] == pytest.approx(-float(p.log().mean()))
     figs = score(model, images, masks, response="fig")
     assert_close(figs.value, figs.after["fig_drop"])
 
@@ -307,9 +312,9 @@ def test_guards():
     )
     kept = protected(scores)
     assert kept.protocol["protected"] == {"fig": 0.05, "accuracy": 0.01}
-    mild = {"fig_drop": torch.tensor([[0.05, 0.05, 0.06, 0.05]])}  # of FIG 1.0: just too much
-    mild["accuracy"] = torch.tensor([[0.99, 0.98, 1.0, 1.0]])
-    bar = HeadScores(torch.ones(1, 4), after=mild, before={"fig": 1.0, "accuracy": 1.0})
+    mild = {"fig_drop": torch.tensor([[0.025, 0.025, 0.03, 0.025]])}  # of FIG 0.5: just too much
+    mild["accuracy"] = torch.tensor([[0.89, 0.88, 0.9, 1.0]])  # the last is better without it
+    bar = HeadScores(torch.ones(1, 4), after=mild, before={"fig": 0.5, "accuracy": 0.9})
     assert protected(bar, accuracy=0.0101).value.isneginf().tolist() == [[False, True, True, False]]
     assert penalised(scores).protocol["penalty"] == 1.0
     assert (
@@ -381,6 +386,8 @@ def test_models_without_heads_or_distributions_are_refused():
         score(conv, torch.zeros(1, 3, *conv.preprocess.size, dtype=torch.float64), response="prob")
     _, model, images, masks = case()
     model.sigmoid = True
-    with pytest.raises(NotDefined, match="sigmoid=False"):
+    with pytest.raises(NotDefined, match=r"response='big' with masks .*sigmoid=False"):
         score(model, images, masks)
+    with pytest.raises(NotDefined, match="the guard"):
+        score(model, images, masks, response="prob", target=1)
     assert score(model, images, response="prob", target=1).value.isfinite().all()

@@ -248,6 +248,8 @@ def test_images_come_to_the_model():
         ("taylor", {"keep": 3}, "one of remove"),
         ("random", {"labels": torch.tensor([0, 1])}, "each of the 3 images"),
         ("random", {"labels": torch.tensor([0, 1, 7])}, "0-6"),
+        ("random", {"labels": torch.tensor([0, -1, 3])}, "-1 to 3.* 0-6"),
+        ("random", {"labels": torch.tensor([0.0, 1.0, 3.0])}, "whole numbers"),
         ("random", {"images": torch.zeros(3, 3, 16, 16)}, "32 x 48"),
         ("attention-mass", {}, "object masks"),
         ("gating", {"steps": 0}, "above 0"),

@@ -78,6 +78,7 @@ def test_what_is_written_answers_alike_in_plain_transformers(tmp_path):
     cases = scenes(60, usual=0.9, seed=1)
     result = sc.repair(model, cases, per_picture=3, force=True, remedies=("last-layer",))
     folder = result.export(tmp_path / "model")
+    assert json.loads((folder / "preprocessor_config.json").read_text())["image_std"] == [0.5] * 3
     native = ViTForImageClassification.from_pretrained(folder).eval()
     with torch.no_grad():
         assert_close(native(cases.images).logits, result.model(cases.images), atol=1e-5, rtol=1e-5)

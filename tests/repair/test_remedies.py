@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ from torch.testing import assert_close
 
 import seecause as sc
 from seecause.errors import BadOption, UnknownName
-from seecause.heads import Swapped, interchange
+from seecause.heads import Swapped, interchange, penalised, score
 from seecause.heads.baselines import last_layer
 from seecause.heads.pictures import logits_of
 from seecause.repair import head_remedies, training_remedies
@@ -18,6 +19,7 @@ from seecause.repair._remedies import Lesson, find_remedy, remedies
 from seecause.repair.head_remedies import _last_versions, mean_carried, without
 from seecause.repair.last_layer import new_layer
 from seecause.repair.parts import Judged, Material, origins, split_rows, worst_cell
+from seecause.repair.transplant import on_pixels
 from tests.repair.toys import fitted, scenes
 
 
@@ -123,7 +125,18 @@ def test_heads_are_scored_by_what_is_asked_for(biased, lesson):
     source, last = _last_versions(part.moved.source_index, 4)
     pair = part.pictures.images[source], Swapped(part.moved[last])
     scores = head_remedies.head_scores(biased, lesson, "interchange", 4)
-    assert torch.equal(scores.value, interchange(biased, *pair).background)
+    effects = interchange(biased, *pair)
+    assert torch.equal(scores.value, effects.background)
+    assert torch.equal(scores.error, effects.background_error)
+    masks = on_pixels(part.moved.shapes[source], tuple(pair[0].shape[-2:]))
+    expected = penalised(score(biased, pair[0], masks, target=part.labels[source]))
+    assert torch.equal(head_remedies.head_scores(biased, lesson, "cigma", 4).value, expected.value)
+    swapped = dataclasses.replace(part.pictures, swapped=Swapped(part.pictures.images.flip(0)))
+    paired = Lesson(Material(swapped, None).lesson(4, seed=0), lesson.choose)
+    images = part.pictures.images[[0, len(swapped) - 1]]
+    expected = score(biased, images, baseline=Swapped(images.flip(0)), guard=False)
+    by_pairs = head_remedies.head_scores(biased, paired, "cigma", 2)
+    assert_close(by_pairs.value, expected.value)
 
 
 def test_what_a_head_carries_is_that_of_its_own_block(biased, lesson):
@@ -190,6 +203,28 @@ def test_ifam_is_a_remedy_where_it_is_asked_for(biased, lesson):
     setting = ((2.0, 1.0, True),)
     mended = find_remedy("ifam", {}).fit(biased, lesson, epochs=1, parts=2, settings=setting)
     assert mended.judge(lesson.choose).logits.plain.shape[1] == 2
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_ifam_learns_all_weights_or_stage_2_alone_at_a_falling_pace(
+    biased, lesson, monkeypatch, whole
+):
+    paces, done, real = [], [], training_remedies.set_pace
+    monkeypatch.setattr(
+        training_remedies,
+        "set_pace",
+        lambda groups, pace: paces.append(pace) or real(groups, pace),
+    )
+    few = lesson.learn.pictures.take(torch.arange(6))
+    small = dataclasses.replace(lesson, learn=dataclasses.replace(lesson.learn, pictures=few))
+    view = training_remedies._trained(biased, small, (2.0, 0.3, whole), 2, 2, 1e-3, 4, done.append)
+    assert paces == pytest.approx([0.5 * (1 + math.cos(math.pi * n / 4)) for n in range(4)])
+    assert done == [1, 1] and view.name == f"iFAM of {biased.name}"
+    old = biased.module.blocks[0].attn.qkv.weight
+    first, second = (stage.tower for stage in (view.module.stage1, view.module.stage2))
+    assert torch.equal(first.native.blocks[0].attn.qkv.weight, old) != whole
+    assert not torch.equal(second.native.blocks[0].attn.qkv.weight, old)
+    assert torch.equal(biased.module.blocks[0].attn.qkv.weight, old)
 
 
 def test_remedies_are_known_by_name_and_their_options_checked():

@@ -84,7 +84,6 @@ def most_diverse(features: Tensor, count: int) -> Tensor:
     apart = distance.masked_fill(itself, torch.inf)  # no token is its own neighbour
     rows = torch.arange(len(features), device=features.device)
     nearest = apart.amin(dim=-1)  # [B, N], to the nearest of those chosen; at first, to any other
-    nearest = nearest.nan_to_num(posinf=0.0) if distance.shape[-1] == 1 else nearest
     taken = torch.zeros(nearest.shape, dtype=torch.bool, device=features.device)
     for step in range(count):
         chosen = nearest.masked_fill(taken, -torch.inf).argmax(dim=-1)

@@ -173,7 +173,7 @@ def _epoch(
         share = _Share(rows[mine], turned[mine], weights[rows[mine].to(device)] / len(rows))
         if len(mine) == 0:  # the last batch is small: nothing of a version, for all add something
             share = _Share(rows[:1], turned[:1], weights.new_zeros(1))
-        run.optimizer.zero_grad(set_to_none=True)
+        run.optimizer.zero_grad()
         _loss(run.view, versions, share).backward()
         processes.add_gradients(run.module.parameters())
         nn.utils.clip_grad_norm_(run.module.parameters(), CLIP)
@@ -220,7 +220,7 @@ def _trained(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(lesson.seed)
         net = IFAM(
-            copy.deepcopy(model.module).requires_grad_(True),
+            model.module,
             parts,
             model.classes or model.n_classes,
             preprocess=model.preprocess,
@@ -241,7 +241,7 @@ def _trained(
             shown = _mirrored(images[rows], torch.rand(len(rows), generator=draw) < 0.5)
             with _half_on_gpu(model.device):
                 total = losses(shown, labels[rows], rows, lesson.seed, step)[0]
-            optimizer.zero_grad(set_to_none=True)
+            optimizer.zero_grad()
             total.backward()
             nn.utils.clip_grad_norm_(net.parameters(), IFAM_CLIP)
             optimizer.step()
