@@ -132,10 +132,11 @@ def test_groups_have_the_papers_rates(tmp_path):
         ),
         ({"batch": 4.5}, "a whole number"),
         ({"ema": "yes"}, "true or false"),
-        ({"limit": 0}, "at least 1"),
-        ({"learning_rate": -1.0}, "more than 0"),
         ({"mean": "grey"}, "several values"),
         ({"std": 0}, "more than 0"),
+        ({"std": [0.2, 0.0, 0.2]}, "more than 0"),
+        ({"mean": [0.5, 0.5]}, "several values"),
+        ({"mean": True}, "several values"),
         ({"options": {"part_dropout": "x"}}, "'part_dropout' of options='x'"),
         (
             {"options": {"gradients": "none"}},
@@ -149,6 +150,32 @@ def test_groups_have_the_papers_rates(tmp_path):
 def test_settings_have_their_kind(tmp_path, changes, message):
     with pytest.raises(sc.SeecauseError, match=message):
         tiny_config(tmp_path, **changes)
+
+
+COUNTS = "parts epochs batch accumulate log_every step_epochs limit val_limit size"
+RATES = "learning_rate prototype_factor head_factor clip step_factor"
+LEAST = {
+    **dict.fromkeys(COUNTS.split(), (1, "at least 1")),
+    **dict.fromkeys(
+        ["snapshot_every", "workers", "grid", "seed", "weight_decay"], (0, "at least 0")
+    ),
+}
+
+
+def test_numbers_have_their_least():
+    """Of all numbers of a configuration."""
+    config = TrainConfig(data="d", backbone="b", out="o")
+    for name, (least, words) in LEAST.items():
+        assert getattr(dataclasses.replace(config, **{name: least}), name) == least
+        with pytest.raises(BadOption, match=f"'{name}' of TrainConfig=.*{words}"):
+            dataclasses.replace(config, **{name: least - 1})
+    for name in RATES.split():
+        assert getattr(dataclasses.replace(config, **{name: 1e-9}), name) == 1e-9
+        with pytest.raises(BadOption, match=f"'{name}' of TrainConfig=.*above 0"):
+            dataclasses.replace(config, **{name: 0.0})
+    kinds = dataclasses.asdict(config) | {"limit": 1, "val_limit": 1, "size": 1}
+    numbers = {name for name, value in kinds.items() if type(value) in (int, float)}
+    assert numbers == {*LEAST, *RATES.split()}
 
 
 def test_options_by_themselves_have_their_kind():
@@ -169,6 +196,18 @@ def test_a_configuration_comes_from_a_file(tmp_path):
     assert both.options == {"gradient": "none", "stages": 1} and both.losses == {"class1": 0.0}
     with pytest.raises(BadOption, match=r"'epoch' of TrainConfig=5 .* epochs"):
         read_config(path, out="run", epoch=5)
+    (tmp_path / "run.json").write_text('{"data": "cub:PATH", "backbone": "timm:x", "epochs": 3}')
+    plain = read_config(tmp_path / "run.json", out="run", mean=0.25, std=[0.5, 0.25, 0.125])
+    assert (plain.data, plain.epochs) == ("cub:PATH", 3)
+    assert (plain.mean, plain.std) == ((0.25,) * 3, (0.5, 0.25, 0.125))
+    (tmp_path / "list.json").write_text("[]")
+    for name, why in (("list.json", "not a table"), ("no.toml", "a TOML or JSON file")):
+        with pytest.raises(BadOption, match=why):
+            read_config(tmp_path / name)
+    for name in ("data", "backbone", "out"):
+        settings = {"data": "d", "backbone": "b", "out": "o", name: None}
+        with pytest.raises(BadOption, match=f"{name} has no default"):
+            read_config(None, **settings)
     path.write_text("data =")
     with pytest.raises(BadOption, match="valid TOML"):
         read_config(path)
@@ -191,6 +230,12 @@ def test_pictures_are_framed_as_the_paper_has_them(tmp_path):
     large = Preprocess(size=(384, 384), mean=(0.5,) * 3, std=(0.5,) * 3, crop=0.9)
     imagenet = frame_for(tiny_config(tmp_path, augment="imagenet"), large)
     assert imagenet.crop == 1 and imagenet.filter == "bicubic" and siim.filter == "bilinear"
+    assert not imagenet.squash and imagenet.mean == (0.5,) * 3
+    smaller = dataclasses.replace(large, size=(384, 383))
+    assert frame_for(tiny_config(tmp_path, augment="imagenet"), smaller).crop == 0.875
+    birds = frame_for(tiny_config(tmp_path), large)
+    assert (birds.crop, birds.squash, birds.filter) == (1, False, "bilinear")
+    assert birds.size == (384, 384)
 
 
 def test_defaults_are_the_papers():

@@ -10,21 +10,19 @@ import tomllib
 from collections.abc import Iterable
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 
 from seecause._files import write_json
-from seecause._options import check_options
+from seecause._options import Count, Limit, NotNegative, Positive, check_options
 from seecause.errors import BadOption
 from seecause.faithful.losses import LossWeights
 from seecause.faithful.net import IFAMOptions
 
 Precision = Literal["auto", "float32", "bfloat16", "float16"]
 Augment = Literal["birds", "birds_no_jitter", "plain", "imagenet", "none"]
-_COUNTS = ("parts", "epochs", "batch", "accumulate", "log_every", "limit", "val_limit", "size")
-_LEAST = {**dict.fromkeys((*_COUNTS, "step_epochs"), 1), "snapshot_every": 0, "workers": 0}
-_POSITIVE = ("learning_rate", "prototype_factor", "head_factor", "clip", "step_factor")
+Whole = Annotated[int, Limit(lambda value: value >= 0, "a whole number, at least 0")]
 # may differ when a run is continued: they change no weight
 _WHERE = ("out", "device", "workers", "log_every", "tensorboard", "snapshot_every", "grid")
 _TABLES = ("options", "losses")
@@ -46,50 +44,44 @@ class TrainConfig:
     data: str
     backbone: str
     out: str
-    parts: int = 8
+    parts: Count = 8
     val: str | None = None  # another dataset to validate on
-    limit: int | None = None  # training pictures
-    val_limit: int | None = None
+    limit: Count | None = None  # training pictures
+    val_limit: Count | None = None
     weights: str | None = None  # of the backbone: a file, or "random"
-    size: int | None = None  # pixels a side; the backbone's own
+    size: Count | None = None  # pixels a side; the backbone's own
     # of pixels in [0, 1], one for each channel or one for all; the backbone's own
     mean: tuple[float, ...] | None = None
     std: tuple[float, ...] | None = None
     options: dict[str, Any] = field(default_factory=dict)
     losses: dict[str, Any] = field(default_factory=dict)
-    epochs: int = 90
-    batch: int = 128
-    accumulate: int = 1
-    learning_rate: float = 1e-6
-    prototype_factor: float = 1e3
-    head_factor: float = 1e4
+    epochs: Count = 90
+    batch: Count = 128
+    accumulate: Count = 1
+    learning_rate: Positive = 1e-6
+    prototype_factor: Positive = 1e3
+    head_factor: Positive = 1e4
     schedule: Literal["cosine", "step"] = "cosine"  # "step" is PDiscoFormer's
-    step_epochs: int = 4  # of schedule="step": after so many epochs ...
-    step_factor: float = 0.5  # ... the rate is multiplied by this
-    weight_decay: float = 0.05  # normalised by the number of steps; AdamW without it is Adam
-    clip: float = 2.0
+    step_epochs: Count = 4  # of schedule="step": after so many epochs ...
+    step_factor: Positive = 0.5  # ... the rate is multiplied by this
+    weight_decay: NotNegative = 0.05  # normalised by the number of steps; AdamW without it is Adam
+    clip: Positive = 2.0
     precision: Precision = "auto"  # bfloat16 on a GPU that has it, float16 on others, else float32
     ema: bool = False  # the paper averages weights on ImageNet only
     select: Literal["average", "worst", "auc"] = "average"  # what "best" means, on validation
     augment: Augment = "birds"
-    seed: int = 0
+    seed: Whole = 0
     device: str = "auto"
-    workers: int = 4  # processes that read pictures, for each process that trains
-    log_every: int = 10  # steps between rows of the log
-    snapshot_every: int = 0  # steps between snapshots; 0: at the end of an epoch only
-    grid: int = 8  # validation pictures whose parts are drawn after every epoch
+    workers: Whole = 4  # processes that read pictures, for each process that trains
+    log_every: Count = 10  # steps between rows of the log
+    snapshot_every: Whole = 0  # steps between snapshots; 0: at the end of an epoch only
+    grid: Whole = 8  # validation pictures whose parts are drawn after every epoch
     tensorboard: bool = False
 
     def __post_init__(self) -> None:
         for name in ("mean", "std"):
             object.__setattr__(self, name, _channels(getattr(self, name)))
         check_options("TrainConfig", TrainConfig, dataclasses.asdict(self))
-        for name, least in _LEAST.items():
-            if getattr(self, name) is not None and getattr(self, name) < least:
-                raise BadOption(name, getattr(self, name), f"at least {least}")
-        for name in _POSITIVE:
-            if not getattr(self, name) > 0:
-                raise BadOption(name, getattr(self, name), "more than 0")
         if self.std is not None and not all(value > 0 for value in self.std):
             raise BadOption("std", self.std, "more than 0")
         check_options("losses", LossWeights, self.losses)
