@@ -106,7 +106,7 @@ class TrainedNetwork:
         """Write the network into a new or empty folder, which `sc.load` reads; returns its card."""
         if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
             raise BadOption("folder", str(folder), "a new or empty folder")
-        return self.net.save(folder, **self.card_fields(), parts_found=self.net.parts)
+        return self.net.save(folder, **self.card_fields())
 
     def _trained_on(self, need: str) -> str:
         if self.data is None:

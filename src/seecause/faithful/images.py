@@ -86,7 +86,8 @@ def augmentation(kind: Augment, frame: Preprocess) -> Transform:
         resize = v2.Resize(side, bilinear, antialias=True)
         light = [PlanckianJitter()] if kind == "birds" else []
         turn = v2.RandomAffine((-90, 90), translate=(0.2, 0.2), scale=(0.8, 1.2))
-        return v2.Compose([resize, mirror, *light, turn, v2.RandomCrop(frame.size)])
+        cut = v2.RandomCrop(frame.size, pad_if_needed=True)  # of a frame that is no square
+        return v2.Compose([resize, mirror, *light, turn, cut])
     if kind == "plain":
         return v2.Compose([v2.Resize(frame.size, bilinear, antialias=True), mirror])
     if kind == "imagenet":

@@ -9,7 +9,7 @@ baseline: the parts' own votes, from features that have seen the whole picture.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -146,6 +146,8 @@ class IFAM(nn.Module):
         if view.size is not None:
             self._check_layout(view.layout_at(*view.size))
         self.preprocess = preprocess or view.preprocess
+        if self.preprocess is not None and view.fixed_size and view.size is not None:
+            self.preprocess = replace(self.preprocess, size=view.size)
         self.architecture = architecture
         self.thresholds: dict[tuple[float, By], Thresholds] = {}
         self.intervention = Intervention()

@@ -279,7 +279,7 @@ class CsvLog:
 def _is_upto(row: dict[str, str], step: int) -> bool:
     """A row that was cut short in the middle is none."""
     number = row.get("step") or ""
-    return number.isdigit() and int(number) <= step
+    return None not in row.values() and number.isdigit() and int(number) <= step
 
 
 class ScalarBoard:

@@ -164,7 +164,7 @@ class Run:
             self._backward(batch, len(passes), means, last=turn == len(passes))
         self.scaler.unscale_(self.optimizer)
         nn.utils.clip_grad_norm_(self.net.parameters(), self.config.clip)
-        before = 0 if self.ema is None else _steps_taken(self.optimizer)
+        before = _steps_taken(self.optimizer)
         self.scaler.step(self.optimizer)  # or not: float16 that overflows is skipped
         self.scaler.update()
         self.optimizer.zero_grad(set_to_none=True)
