@@ -7,16 +7,14 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch.testing import assert_close
 
 from seecause.engine.chunks import budget
-from seecause.faithful import Noise, attention, objective, stages
+from seecause.faithful import Noise, attention, objective
 from seecause.faithful.attention import reads_only, reads_softly, reads_straight_through
 from seecause.faithful.interventions import packing
 from seecause.faithful.parts import Purpose, select
-from seecause.faithful.stages import packed_places, visible_tokens
-from tests.faithful.nets import dinov2_backbone, pictures, timm_backbone, tiny_net
+from tests.faithful.nets import pictures, tiny_net
 from tests.helpers import noise
 from tests.reference import ifam as reference
 
@@ -218,40 +216,6 @@ def test_the_kernel_is_for_half_precision_from_ampere_on(monkeypatch, capability
     )
 
 
-def plain(q, k, v, starts_q, starts_k, most_q, most_k, *, scale):
-    """What `varlen_attn` does with rows [R, H, dh], sequence by sequence."""
-    rows = [
-        F.scaled_dot_product_attention(
-            *(x[first:last].transpose(0, 1) for x in (q, k, v)), scale=scale
-        ).transpose(0, 1)
-        for first, last in starts_q.unfold(0, 2, 1).tolist()
-    ]
-    assert (
-        torch.equal(starts_q, starts_k)
-        and starts_q.dtype == torch.int32
-        and max(map(len, rows)) <= most_q == most_k
-    )
-    return torch.cat(rows)
-
-
-@pytest.mark.parametrize("there", [True, False])
-@torch.no_grad()
-def test_packed_rows_go_to_the_kernel_or_image_by_image(monkeypatch, there):
-    net, images, calls = tiny_net(), pictures(4), []
-    mask = net(images).mask
-    mask[0], mask[1] = False, True
-    masked = net.classify(images, mask, packed=False)
-
-    def kernel(*arguments, **options):
-        calls.append(arguments)
-        return plain(*arguments, **options)
-
-    monkeypatch.setattr(attention, "has_kernel", lambda device, dtype: there)
-    monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", kernel)
-    assert_close(net.classify(images, mask), masked, atol=1e-10, rtol=0)
-    assert len(calls) == (3 if there else 0)  # one for each block
-
-
 @pytest.mark.parametrize(
     ("autocast", "capability", "expected"),
     [(False, (9, 0), False), (True, (9, 0), None), (True, (7, 5), False)],
@@ -268,41 +232,6 @@ def test_a_gpu_without_the_kernel_runs_all_tokens(monkeypatch, autocast, capabil
         for device in (GPU, CPU)
     )
     assert packing(there) is expected and packing(here) is None
-
-
-def test_a_packing_names_the_visible_places_in_their_order_and_then_the_others():
-    visible = torch.rand(5, 9, generator=torch.Generator().manual_seed(0)) < 0.4
-    visible[2] = False
-    places, sizes, total = packed_places(visible)
-    assert sizes.tolist() == [row.sum() for row in visible] and total == visible.sum()
-    assert places[:total].tolist() == visible.flatten().nonzero()[:, 0].tolist()
-    assert places[total:].tolist() == (~visible).flatten().nonzero()[:, 0].tolist()
-
-
-@pytest.mark.parametrize("few", [0, 512], ids=["pixels of kept patches", "whole pictures"])
-@torch.no_grad()
-def test_rows_that_fill_up_a_packed_run_change_nothing(few, monkeypatch):
-    monkeypatch.setattr(stages, "_FEW", few)
-    net, images = tiny_net(), pictures(4)
-    mask = net(images).mask
-    mask[0] = False
-    stage = net.stage2
-    assert stage is not None
-    expected = net.classify(images, mask, packed=False)
-    places, sizes, total = packed_places(visible_tokens(mask.flatten(1), stage.prefix))
-    for spare in (1, 7, len(places) - int(total)):
-        filled = stage.filled(images, places[: int(total) + spare], sizes)
-        assert_close(filled, expected, atol=1e-10, rtol=0)
-    assert stage.tower._affine is True
-
-
-def test_an_embedding_that_is_not_affine_in_its_pixels_is_noticed():
-    tower = tiny_net().stage2.tower
-    images = pictures(2)
-    assert tower._is_affine(images)
-    native = tower.parts.embed
-    tower.parts.embed = lambda images: torch.tanh(native(images))
-    assert not tower._is_affine(images)
 
 
 @pytest.mark.parametrize("packed", [True, False])
@@ -335,21 +264,3 @@ def test_empty_and_full_masks():
     for packed in (True, False):
         assert_close(net(images, mask=torch.ones_like(grid), packed=packed).logits, plain, **EXACT)
     assert not net(images).notes
-
-
-@pytest.mark.parametrize("backbone", [timm_backbone, dinov2_backbone])
-@torch.no_grad()
-def test_packed_equals_masked_whatever_else_is_in_the_batch(backbone):
-    net, images = (
-        tiny_net(backbone(), size=(40, 40) if backbone is dinov2_backbone else (40, 48)),
-        pictures(4),
-    )
-    if backbone is dinov2_backbone:
-        images = images[..., :40]
-    mask = net(images).mask
-    mask[0], mask[1] = False, True
-    masked = net.classify(images, mask, packed=False)
-    assert_close(net.classify(images, mask), masked, **EXACT)
-    for i in range(4):
-        assert_close(net.classify(images[i : i + 1], mask[i : i + 1])[0], masked[i], **EXACT)
-    assert_close(net.float()(images.float(), mask=mask).logits, masked.float(), atol=1e-5, rtol=0)

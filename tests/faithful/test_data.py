@@ -6,13 +6,17 @@ import dataclasses
 import json
 import shutil
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
 from torch.utils.data import default_collate
 
+from seecause.critters import CLASSES
+from seecause.data.batch import to_batch
 from seecause.data.folder import open_folder
 from seecause.data.imagenet9 import open_imagenet9
+from seecause.data.registry import open_data
 from seecause.errors import (
     BadOption,
     DataMissing,
@@ -30,10 +34,13 @@ from seecause.faithful.data import (
     StepShares,
     TrainingPictures,
     epoch_order,
+    frame_of,
+    labelled_batches,
     match_classes,
     open_test,
     open_train,
     open_val,
+    open_validation,
     read_batches,
 )
 from seecause.faithful.evaluation import _Test, silent
@@ -56,9 +63,22 @@ def test_another_order_is_mapped_and_other_classes_are_refused(tmp_path):
     assert (
         match_classes(tiny_net(classes=2), data)[0] is data
     )  # no names: nothing to compare but the count
-    for classes in (4, ("left", "up")):
+    assert turned.classes == ("right", "up", "left", "down")
+    assert turned.fingerprint == data.fingerprint
+    unknown = replace(turned, data=[replace(data[0], label=None)])
+    assert unknown[0].label is None and len(unknown) == 1
+    for classes in (4, ("left", "up"), ("left", "right", "right")):
         with pytest.raises(BadOption, match="is none of them"):
             match_classes(tiny_net(classes=classes), data)
+    many = tiny_net(classes=tuple("abcdefg"))
+    with pytest.raises(BadOption, match=r"\(a, b, c, d, e, f \.\.\.\); 'left' is none"):
+        match_classes(many, data)
+    with pytest.raises(BadOption, match=r"\(4, without names\)"):
+        match_classes(tiny_net(), data)
+    with pytest.raises(BadOption, match="a dataset with labels"):
+        match_classes(many, replace(data, classes=()))
+    with pytest.raises(BadOption, match="does not tell how pictures are prepared"):
+        frame_of(SimpleNamespace(preprocess=None))
 
 
 def test_every_imagenet_has_one_order_and_many_spellings(tmp_path):
@@ -102,7 +122,7 @@ def test_a_network_is_tested_on_the_pictures_it_names(tmp_path):
     assert other.test_pictures().name.endswith("val")
 
 
-def test_the_gap_between_backgrounds(tmp_path):
+def test_the_gap_between_backgrounds(tmp_path, monkeypatch):
     """Every answer means `bird`: all of mixed_same are birds, half of mixed_rand are."""
     tiny_pictures(tmp_path / "raw", others=2)
     root = tmp_path / "bg"
@@ -116,8 +136,16 @@ def test_the_gap_between_backgrounds(tmp_path):
     (root / "in_to_in9.json").write_text(json.dumps({str(place): 1 for place in range(1000)}))
     net = tiny_net(classes=1000)
     network = TrainedNetwork("tiny", net)
-    row = evaluate(network, data=f"imagenet9:{root}:mixed_rand", interventions=False).plain
+    matched, asked = TrainedNetwork.matched, []
+    monkeypatch.setattr(
+        TrainedNetwork, "matched", lambda self, *what: asked.append(what) or matched(self, *what)
+    )
+    name = f"imagenet9:{root}:mixed_rand"
+    row = evaluate(network, data=name, interventions=False).plain
     assert row["average"] == row["background_gap"] == 0.5
+    assert asked == [(name, None), (f"imagenet9:{root}:mixed_same", 4)]  # as many of the twin
+    same = evaluate(network, data=f"imagenet9:{root}:mixed_same", interventions=False).plain
+    assert "background_gap" not in same and same["average"] == 1
 
 
 def test_the_public_codes_worst_group_looks_at_fewer_groups():
@@ -173,8 +201,15 @@ def test_validation_is_never_training_nor_test(tmp_path):
     assert len(few) == 4 and {sample.label for sample in few} == {0, 1} and ids(few) < train_part
     with pytest.raises(BadOption, match="for testing"):
         open_train("waterbird200:PATH")
-    with pytest.raises(DataMissing, match="too few"):
+    assert open_val(f"folder:{flat / 'train'}").name == f"folder:{flat / 'train'} (val)"
+    with pytest.raises(DataMissing, match="too few photos of any class to keep one in ten for val"):
         open_val(f"folder:{flat / 'val'}")
+    (tmp_path / "loose").mkdir()
+    shutil.copy(flat / "test" / "left" / "0.png", tmp_path / "loose")
+    loose = f"folder:{tmp_path / 'loose'}"
+    for opener in (open_train, lambda name: open_validation("critters:clean", name)):
+        with pytest.raises(BadOption, match="a dataset with labels"):
+            opener(loose)
     shutil.rmtree(flat / "test")
     with pytest.raises(DataMissing, match="no such folder"):
         open_test(f"folder:{flat}")
@@ -203,13 +238,15 @@ def test_reading_processes_change_nothing(tmp_path):
 
 def test_reading_leaves_the_global_generator_and_pins_where_a_gpu_waits(tmp_path, monkeypatch):
     """A draw of torch's loader would change whatever is drawn next."""
-    pinned, loader = [], faithful_data.DataLoader
+    pinned, helpers, loader = [], [], faithful_data.DataLoader
 
-    def spy(*given, pin_memory, **options):
+    def spy(*given, pin_memory, num_workers, **options):
         pinned.append(pin_memory)
+        helpers.append(num_workers)
         return loader(*given, **options)
 
     monkeypatch.setattr(faithful_data, "DataLoader", spy)
+    monkeypatch.setattr("os.cpu_count", lambda: 3)
     before = torch.get_rng_state()
     for pin in (False, True):
         assert list(read_batches([5, 6, 7], [[2, 0], [1]], list, workers=0, pin=pin)) == [
@@ -217,6 +254,9 @@ def test_reading_leaves_the_global_generator_and_pins_where_a_gpu_waits(tmp_path
             [6],
         ]
     assert torch.equal(torch.get_rng_state(), before) and pinned == [False, True]
+    for workers, keys in ((2, 5), (9, 5), (9, 2)):  # no more than batches, nor than cores
+        list(read_batches([5, 6, 7], [[1]] * keys, list, workers=workers))
+    assert helpers == [0, 0, 2, 3, 2]
 
 
 def test_thresholds_are_made_where_they_are_not_those_of_all_pictures_and_kept_if_they_are(
@@ -268,3 +308,86 @@ def test_numbers_of_both_stages_and_of_pictures_without_an_object_stand_apart():
     assert made.table() == pytest.approx(expected)
     both = merge([made, replace(made, stage1=right, empty=2, kept=0.0)]).table()
     assert (both["stage1_average"], both["empty"], both["kept"]) == (0.75, 3, 0.25)
+
+
+class Release:
+    """A dataset of 20 pictures of two classes, by any name."""
+
+    classes, fingerprint, labels = ("a", "b"), "0", (0,) * 10 + (1,) * 10
+
+    def __init__(self, name, limit):
+        self.name, self.limit = name, limit
+
+    def __len__(self):
+        return 20
+
+
+@pytest.mark.parametrize(
+    ("data", "train", "val", "test"),
+    [
+        ("waterbirds:P", "waterbirds:P:train 5", "waterbirds:P:val 5", "waterbirds:P:test 5"),
+        ("imagenet:P", "imagenet:P:train None", "imagenet:P:train None", "imagenet:P 5"),
+        ("pets:P", "pets:P:trainval None", "pets:P:trainval None", "pets:P:test 5"),
+        ("food101:P", "food101:P:train None", "food101:P:train None", "food101:P:test 5"),
+        ("imagenet9:P", "", "", "imagenet9:P 5"),
+        ("waterbird200:P", "", "", "waterbird200:P 5"),
+        ("imagenet-s:P", "", "", "imagenet-s:P 5"),
+        ("imagenet-hard:P", "", "", "imagenet-hard:P 5"),
+    ],
+)
+def test_every_release_has_its_splits(monkeypatch, data, train, val, test):
+    """Where it has no validation of its own, one in ten training pictures of each class is."""
+    opened = []
+
+    def spy(name, limit=None):
+        opened.append(f"{name} {limit}")
+        return Release(name, limit)
+
+    monkeypatch.setattr(faithful_data, "open_data", spy)
+    for opener, expected in ((open_train, train), (open_val, val), (open_test, test)):
+        if not expected:
+            with pytest.raises(BadOption, match="for testing"):
+                opener(data, limit=5)
+            continue
+        pictures = opener(data, limit=5)
+        assert opened.pop() == expected and not opened
+        if expected.endswith("None"):  # a part of what was opened whole
+            assert len(pictures) == (5 if opener is open_train else 2)
+    open_validation(data, "other:P:val", limit=3)
+    assert opened == ["other:P:val 3"]
+
+
+def test_a_world_without_end_is_trained_on_a_pool_of_it(monkeypatch):
+    monkeypatch.setattr(faithful_data, "_POOL", 11)
+    assert len(open_train("critters:certified")) == 11
+    assert len(open_train("critters:certified", limit=30)) == 30
+    assert len(open_train("critters:simplicity")) == 4096  # it has an end
+    assert len(open_val("critters:certified")) > 11
+
+
+def test_groups_come_with_their_pictures():
+    net, data = tiny_net(classes=CLASSES), open_data("critters:balanced:val", limit=5)
+    batches = list(labelled_batches(net, data, batch=2))
+    assert [len(images) for images, *_ in batches] == [2, 2, 1]
+    samples = list(data)
+    assert torch.cat([batch[1] for batch in batches]).tolist() == [s.label for s in samples]
+    groups = torch.cat([batch[2] for batch in batches])
+    assert groups.tolist() == [list(s.group) for s in samples]
+    assert torch.equal(torch.cat([b[0] for b in batches]), to_batch(frame_of(net), samples).images)
+    ungrouped = [replace(samples[0], group=None), *samples[1:2]]
+    mixed = type("Mixed", (list,), {"name": "mixed"})(ungrouped)
+    assert [len(batch) for batch in labelled_batches(net, mixed)] == [2]  # not all have one
+
+
+def test_a_picture_without_a_label_is_named():
+    sample = replace(open_data("critters:clean:val", limit=1)[0], label=None, id="x.png")
+    data = type("Unlabelled", (list,), {"name": "unlabelled"})([sample])
+    pictures = TrainingPictures(data, "none", tiny_net().preprocess, seed=0)
+    with pytest.raises(BadOption, match=r"x\.png without a label"):
+        pictures[0, 0]
+    with pytest.raises(BadOption, match=r"unlabelled.*a dataset with labels"):
+        list(labelled_batches(tiny_net(), data))
+    labelled = TrainingPictures([replace(sample, label=3)], "none", tiny_net().preprocess, seed=0)
+    image, label, index = labelled[0, 0]
+    assert torch.equal(image, to_batch(frame_of(tiny_net().float()), [sample]).images[0])
+    assert (label, index, len(labelled)) == (3, 0, 1)

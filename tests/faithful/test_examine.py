@@ -17,19 +17,16 @@ from seecause.data.dataset import IGNORE, Sample
 from seecause.data.registry import open_data
 from seecause.errors import BadOption
 from seecause.faithful import (
-    Intervention,
     LeaveOneOut,
     calibrate,
     intervene,
-    part_examples,
     train,
 )
 from seecause.faithful.data import batches_of, frame_of
-from seecause.faithful.evaluation import Evaluation, TrainedNetwork, _Test, evaluate, silent
+from seecause.faithful.evaluation import TrainedNetwork, _Test, silent
 from seecause.faithful.examine import check_select, examine, key_points, keypoint_fit_data, merge
 from seecause.faithful.images import RandomCuts, cuts_with_object
 from seecause.faithful.interventions import Trial, best_of, sensible_criterion
-from seecause.faithful.run import keep_evaluation, read_evaluations
 from seecause.metrics import keypoint_error, locate, part_agreement
 from seecause.metrics.accuracy import auroc
 from seecause.metrics.segmentation import foreground
@@ -85,14 +82,26 @@ def test_maps_and_mask_are_measured_apart(scenes):
 
 
 @torch.no_grad()
-def test_examples_are_what_the_network_makes_of_them_with_and_without_each_part(scenes):
+def test_half_precision_is_that_of_the_network_and_pixels_that_are_neither_do_not_count(scenes):
     net, data = scenes
     images = to_batch(frame_of(net), list(data)).images
-    examples = part_examples(net, images, "abcde")
-    assert torch.equal(examples.output.mask, net(images).mask)
-    for part in range(net.parts):
-        with intervene(net, drop_parts=[part]):
-            assert torch.equal(examples.without[part].logits, net(images).logits)
+    half = examine(net, data, autocast=torch.bfloat16)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert_close(half.logits, net(images).logits.float(), atol=1e-2, rtol=0)
+    assert not torch.equal(half.logits, examine(net, data).logits)
+
+    masks = [sample.mask.to(torch.int32) for sample in data]
+    for mask in masks:
+        mask[:, :40] = IGNORE
+    unsure = [replace(sample, mask=mask) for sample, mask in zip(data, masks, strict=True)]
+    batch = to_batch(frame_of(net), unsure)
+    counted, truth = batch.masks != IGNORE, batch.masks == 1
+    parts = foreground(net(batch.images).maps, SIZE)
+    both, either = ((parts & truth & counted), ((parts | truth) & counted))
+    table = examine(net, type("Unsure", (list,), {"name": "unsure"})(unsure), batch=2).table()
+    assert table["miou"] == pytest.approx(float(both.sum() / either.sum()))
+    ious = both.sum(dim=(1, 2)) / either.sum(dim=(1, 2))
+    assert table["miou_pictures"] == pytest.approx(float(ious.mean()))
 
 
 @torch.no_grad()
@@ -106,7 +115,7 @@ class Strip:
     """One picture, twice as wide as the frame, whose object is at the right end; and one without a
     mask."""
 
-    name, classes, fingerprint = "strip", ("a",), "0"
+    name, classes, fingerprint, turned = "strip", ("a",), "0", False
 
     def __len__(self) -> int:
         return 2
@@ -115,6 +124,8 @@ class Strip:
         image = torch.linspace(0, 1, 32).expand(3, 16, 32)
         mask = torch.zeros(16, 32, dtype=torch.bool)
         mask[4:12, 28:] = True
+        if self.turned:
+            image, mask = image.transpose(1, 2), mask.T
         return Sample(
             image, 0, mask=None if index else mask, box=(28.0, 4.0, 4.0, 8.0), id=str(index)
         )
@@ -147,6 +158,23 @@ class Strips(Strip):
 
     def __getitem__(self, index: int) -> Sample:
         return super().__getitem__(0)
+
+
+def test_a_frame_that_is_no_square_is_covered():
+    """16 x 32 pixels become 8 x 16; turned, 32 x 16 become 24 x 12."""
+    frame = replace(FRAME, size=(8, 12))
+    for turned, starts in ((False, {3, 4}), (True, set(range(14, 17)))):
+        strip = Strip()
+        strip.turned, edges = turned, set()
+        for seed in range(30):
+            cut = RandomCuts(strip, frame, seed)[0]
+            assert cut.image.shape == (3, 8, 12) and cut.mask.shape == (8, 12) and cut.mask.any()
+            brightness = cut.image[0].mean(dim=int(turned))[0]
+            edges.add(round(float(brightness) * (23 if turned else 15)))
+        assert edges <= starts and len(edges) > 1
+    assert RandomCuts(Strips(), frame, 3).fingerprint == "0-cut-3"
+    cuts = RandomCuts(Strip(), frame)
+    assert (cuts.name, cuts.classes, len(cuts)) == ("strip", ("a",), 2)
 
 
 def test_every_picture_is_cut_at_a_place_of_its_own():
@@ -242,32 +270,6 @@ def test_the_best_epoch_may_be_that_of_auc(tmp_path, monkeypatch):
         check_select("auc", open_data("critters:balanced:val", limit=2))
 
 
-def test_evaluations_are_kept_by_dataset(tmp_path):
-    assert read_evaluations(tmp_path) == {}
-    path = tmp_path / "evaluation.json"
-    path.write_text(
-        json.dumps({"data": "siim:x:test", "pictures": 3, "plain": {"auc": 0.5}})
-    )  # as it was before
-    keep_evaluation(tmp_path, {"data": "siim:x:robust", "plain": {"auc": 0.25}})
-    keep_evaluation(tmp_path, {"data": "siim:x:robust", "plain": {"auc": 0.75}})
-    result = json.loads(path.read_text())
-    assert result == {
-        "siim:x:test": {"data": "siim:x:test", "pictures": 3, "plain": {"auc": 0.5}},
-        "siim:x:robust": {"data": "siim:x:robust", "plain": {"auc": 0.75}},
-    }
-    assert read_evaluations(tmp_path) == result and [one.name for one in tmp_path.iterdir()] == [
-        "evaluation.json"
-    ]
-    for broken in ("{", "[]"):
-        path.write_text(broken)
-        with pytest.raises(BadOption, match="move it away"):
-            keep_evaluation(tmp_path, {"data": "x"})
-        assert path.read_text() == broken
-    nothing = TrainedNetwork("n", tiny_net(), "no:such", run=tmp_path)  # before a picture is opened
-    with pytest.raises(BadOption, match="move it away"):
-        evaluate(nothing, interventions=False)
-
-
 @pytest.fixture(scope="module")
 def birds(tmp_path_factory):
     return tiny_cub(tmp_path_factory.mktemp("birds") / "CUB_200_2011")
@@ -338,59 +340,3 @@ def test_what_has_none_gets_none(birds, tmp_path):
         key_points(bird_net(birds), open_data(f"cub:{hidden}:trainval"), open_data(f"cub:{hidden}"))
         == {}
     )
-
-
-def test_an_evaluation_shows_what_the_intervention_does_beside_the_plain_numbers(
-    scenes, monkeypatch
-):
-    net, data = scenes
-    trials = [Trial((), None, 0.5, 0.1), Trial((1,), 0.9, 0.6, 0.4, by="dot")]
-    place = "seecause.faithful.evaluation"
-    monkeypatch.setattr(f"{place}.try_interventions", lambda *_, **__: trials)
-    monkeypatch.setattr(f"{place}.TrainedNetwork.val_pictures", lambda self: data)
-    monkeypatch.setattr(f"{place}._Test.changed", lambda self, change, **_: {"average": 0.9})
-    test = _Test(TrainedNetwork("tiny", net), data, None, 2, None, False, silent)
-    plain = Evaluation("d", 5, {"average": 0.5, "keypoints": 7.0})
-    result = test.with_best_intervention(plain, [], "distance", "worst")
-    assert result.intervention == Intervention((1,), 0.9, "dot") and result.chosen is trials[1]
-    assert result.plain["average"] == 0.5
-    assert (result.chosen_on, result.chosen_by, result.trials) == (data.name, "worst", trials)
-    written = result.to_json()
-    assert written["chosen"]["drop"] == (1,) and written["tried"][0]["worst"] == 0.1
-    assert {name: written[name] for name in ("data", "pictures", "plain", "changed")} == {
-        "data": "d", "pictures": 5, "plain": plain.plain, "changed": result.changed,
-    }  # fmt: skip
-    assert result.changed == {"average": 0.9, "keypoints": 7.0}  # what cannot change stays
-
-
-def test_a_network_is_chosen_and_tested_on_the_pictures_that_it_names(scenes, monkeypatch):
-    net, data = scenes
-    opened, place = [], "seecause.faithful.evaluation"
-    for name in ("open_train", "open_test", "open_data"):
-        monkeypatch.setattr(
-            f"{place}.{name}",
-            lambda spec, limit=None, name=name: opened.append((name, spec, limit)) or data,
-        )
-    monkeypatch.setattr(
-        f"{place}.open_validation",
-        lambda spec, val, limit: opened.append(("open_validation", spec, val, limit)) or data,
-    )
-    network = TrainedNetwork("n", net, "d", val="v", limit=7, val_limit=5)
-    network.train_pictures()
-    network.train_pictures(3)
-    network.val_pictures()
-    network.test_pictures(2)
-    replace(network, test="t").test_pictures(2)
-    network.matched("other", 4)
-    assert opened == [
-        ("open_train", "d", 7),
-        ("open_train", "d", 3),
-        ("open_validation", "d", "v", 5),
-        ("open_test", "d", 2),
-        ("open_data", "t", 2),
-        ("open_data", "other", 4),
-    ]
-    own = {"data": "d", "val": "v", "test": None, "limit": 7, "val_limit": 5}
-    assert network.card_fields() == own
-    with pytest.raises(BadOption, match="for thresholds from training pictures"):
-        TrainedNetwork("n", net).train_pictures()

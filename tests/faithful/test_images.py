@@ -16,6 +16,7 @@ from seecause.faithful.images import (
     PlanckianJitter,
     augmentation,
     illuminants,
+    mask_pixels,
     part_colours,
     part_picture,
     part_sheet,
@@ -34,6 +35,8 @@ def test_light_runs_from_warm_to_cold():
     table = illuminants()
     assert table.shape == (25, 3)
     assert (table[:, 0].diff() < 0).all() and (table[:, 2].diff() > 0).all()
+    assert_close(table[0], torch.tensor([0.6743, 0.4029, 0.0013]))  # 3,000 kelvin
+    assert_close(table[-1], torch.tensor([0.3503, 0.4653, 0.6933]))  # 15,000
 
 
 def test_jitter_leaves_green_and_clips_at_white():
@@ -91,6 +94,37 @@ def test_birds_are_mirrored_turned_shifted_and_scaled_as_far_as_the_paper_says(m
     assert_close(lowest, torch.tensor([-90.0, -20, -20, 0.8]), atol=2, rtol=0.1)
     assert_close(highest, torch.tensor([90.0, 20, 20, 1.2]), atol=2, rtol=0.1)
     assert lowest[3] < 0.85 and highest[3] > 1.15 and 70 < len(flips) < 130
+
+
+def test_every_recipe_has_its_steps(monkeypatch):
+    asked = []
+    monkeypatch.setattr(
+        "timm.data.auto_augment.rand_augment_transform",
+        lambda *what: asked.append(what) or (lambda picture: picture),
+    )
+    frame = dataclasses.replace(FRAME, size=(100, 120))
+    modes = v2.InterpolationMode
+    resize, mirror, light, turn, cut = augmentation("birds", frame).transforms
+    assert (resize.size, resize.interpolation, resize.antialias) == ([100], modes.BILINEAR, True)
+    assert light.share == 0.8 and turn.interpolation == modes.NEAREST and cut.size == (100, 120)
+    assert mirror.p == 0.5 and turn.fill == 0
+    resize, mirror = augmentation("plain", frame).transforms
+    assert (resize.size, resize.interpolation) == ([100, 120], modes.BILINEAR)
+    assert isinstance(mirror, v2.RandomHorizontalFlip) and resize.antialias
+    cut, _, mirror, change = augmentation("imagenet", frame).transforms
+    assert (cut.size, cut.scale, cut.interpolation) == ((100, 120), (0.08, 1.0), modes.BICUBIC)
+    assert isinstance(mirror, v2.RandomHorizontalFlip) and cut.antialias
+    settings = {"translate_const": 45, "img_mean": (124, 116, 104)}
+    assert asked == [("rand-m6-mstd0.5", settings)]
+    raw = (photo() * 255).round() / 255
+    assert_close(change(raw), raw)
+
+
+@pytest.mark.parametrize("kind", ["birds", "plain", "imagenet", "none"])
+def test_frames_that_are_no_squares_are_filled(kind):
+    frame = dataclasses.replace(FRAME, size=(16, 24))
+    for picture in (photo(), photo().transpose(1, 2)):
+        assert augmentation(kind, frame)(picture).shape == (3, 16, 24)
 
 
 @pytest.mark.parametrize("kind", ["birds", "birds_no_jitter", "plain", "imagenet", "none"])
@@ -152,18 +186,36 @@ def test_a_part_has_its_colour_whatever_it_covers():
     assert np.array_equal(*(np.asarray(part_picture(image, maps()))[:96] for image in (red, blue)))
 
 
+def test_pictures_and_grids_that_are_no_squares():
+    """A 2 x 3 grid of a 4 x 9 picture: patches of 2 x 3 pixels, each 48 times larger."""
+    owner = torch.tensor([[0, 1, 2], [1, 2, 0]])
+    its_maps = torch.eye(3)[owner].permute(2, 0, 1)  # [3, 2, 3]
+    shown = np.asarray(part_picture(torch.full((3, 4, 9), 0.5), its_maps)) / 255
+    assert shown.shape == (192, 432, 3)
+    colours = [*(0.5 * 0.4 + part_colours(2).numpy() * 0.6), np.full(3, 0.5 * 0.35)]
+    mask = mask_pixels(owner[None] != 2, (4, 9))[0]
+    for row in range(4):
+        for column in range(9):
+            part = owner[row // 2, column // 3]
+            assert np.allclose(shown[48 * row + 5, 48 * column + 5], colours[part], atol=3e-3)
+            assert bool(mask[row, column]) == bool(part != 2)
+
+
 def test_no_two_parts_share_a_colour():
+    assert (part_colours(3)[0] * 255).round().tolist() == [0, 0x72, 0xB2]
     for parts in (4, 8, 12):
         assert len(part_colours(parts).unique(dim=0)) == parts
 
 
 def test_a_sheet_has_every_picture_above_its_parts():
     images = torch.rand(3, 3, 96, 96, generator=torch.Generator().manual_seed(0))
-    drawn = part_sheet(images, torch.stack([maps()] * 3), columns=2)
+    every = torch.stack([maps(), maps().flip(1), maps().flip(2)])
+    drawn = part_sheet(images, every, columns=2)
     assert drawn.size == (2 * 192, 4 * 192)
-    assert np.array_equal(
-        np.asarray(drawn)[:192:2, :192:2], (images[0] * 255).round().byte().permute(1, 2, 0).numpy()
-    )
-    assert np.array_equal(
-        np.asarray(drawn)[192:384, :192], np.asarray(part_picture(images[0], maps()))
-    )
+    for place, (left, top) in enumerate(((0, 0), (192, 0), (0, 384))):
+        plain, parts = (np.asarray(drawn)[y : y + 192, left : left + 192] for y in (top, top + 192))
+        pixels = (images[place] * 255).round().byte().permute(1, 2, 0).numpy()
+        assert np.array_equal(plain[::2, ::2], pixels)
+        assert np.array_equal(parts, np.asarray(part_picture(images[place], every[place])))
+    assert part_sheet(images[:1], every[:1]).size == (192, 2 * 192)
+    assert part_sheet(images[[0] * 9], every[[0] * 9]).size == (8 * 192, 4 * 192)

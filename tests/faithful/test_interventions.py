@@ -64,6 +64,10 @@ def test_dropping_nothing_and_everything():
     plain = net(images)
     with intervene(net):
         assert torch.equal(net(images).mask, plain.mask)
+    with intervene(net, drop_parts=[2, 0, 2]) as same:
+        assert net.intervention.drop_parts == (0, 2) and same is net
+        assert net.removed.tolist() == [True, False, True]
+    assert not net.intervention and not net.removed.any()
     with intervene(net, drop_parts=range(net.parts)):
         assert net(images).empty.all()
 
@@ -245,7 +249,9 @@ def test_thresholds_are_those_of_the_network_as_it_is_also_inside_an_interventio
 
 def test_both_together():
     net, images = tiny_net(), pictures(6)
-    calibrate(net, images, [0.5, 0.9])
+    limits = calibrate(net, images, [0.5, 0.9])
+    assert limits == [net.thresholds[0.5, "distance"], net.thresholds[0.9, "distance"]]
+    assert [limit.pictures for limit in limits] == [6, 6]
     with intervene(net, drop_parts=[2]):
         parts = net(images).mask
     with intervene(net, quantile=0.5):

@@ -15,8 +15,10 @@ from torch.testing import assert_close
 from seecause.errors import BadOption
 from seecause.faithful import Affine, LossWeights, Noise, objective, parameter_groups
 from seecause.faithful.losses import (
+    TrainingLosses,
     background_loss,
     border,
+    check_grid,
     entropy_loss,
     equivariance_loss,
     orthogonality_loss,
@@ -282,3 +284,32 @@ def test_parameter_groups_are_those_of_the_paper():
     assert "stage1 matrices" in {g["name"] for g in parameter_groups(tiny_net(freeze="none"), 1, 0)}
     alone = [g["name"] for g in parameter_groups(tiny_net(stages=1), 1, 0)]
     assert alone == ["stage1 tokens", "prototypes", "modulation", "stage1 classifier"]
+
+
+@pytest.mark.parametrize("weight", [0.5, 0.0])
+def test_a_step_learns_from_its_pictures_moved_and_noised_by_seed_step_and_id(weight):
+    net, images = tiny_net().train(), pictures(2)
+    labels, ids = torch.tensor([2, 0]), torch.tensor([7, 3])
+    weights = LossWeights(equivariance=weight, class1=0.25, background=3.0)
+    total, losses, logits = TrainingLosses(net, weights)(images, labels, ids, 4, 9)
+    moved = Affine.draw(4, 9, SIZE)
+    warped = moved.warp(images) if weight else None
+    out = net(images, noise=Noise(4, 9, ids), warped=warped)
+    expected = objective(
+        net, out, labels, size=SIZE, moved=moved if weight else None, weights=weights
+    )
+    assert losses.keys() == expected.keys() and ("equivariance" in losses) == (weight > 0)
+    for name, value in losses.items():
+        assert_close(value, expected[name].detach(), **EXACT)
+        assert not value.requires_grad
+    assert torch.equal(total.detach(), losses["total"]) and total.requires_grad
+    assert_close(logits, out.logits.detach(), **EXACT)
+    assert not logits.requires_grad
+
+
+def test_three_patches_a_side_are_enough():
+    check_grid((3, 3))
+    for grid in ((2, 3), (3, 2)):
+        with pytest.raises(BadOption, match="3 x 3"):
+            check_grid(grid)
+    assert background_loss(MAPS * torch.nan) == 100  # the other losses show it by their name

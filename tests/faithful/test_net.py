@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+from dataclasses import replace
 
 import pytest
 import timm
@@ -14,7 +15,7 @@ import seecause as sc
 from seecause.errors import BadImage, BadOption, UnsupportedModel
 from seecause.faithful import IFAM, Noise, load
 from seecause.faithful.parts import Purpose
-from tests.faithful.nets import dinov2_backbone, pictures, timm_backbone, tiny_net
+from tests.faithful.nets import STEPS, dinov2_backbone, pictures, timm_backbone, tiny_net
 from tests.reference import ifam as reference
 
 EXACT = {"atol": 1e-10, "rtol": 0}
@@ -132,74 +133,6 @@ def test_warped_pictures_have_noise_of_their_own():
             out.warped_maps[i].flatten(1), reference.maps(z, net.stage1.prototypes, own), **EXACT
         )
     assert_close(out.maps, net(images, noise=noise).maps, **EXACT)
-
-
-def test_every_backbone_with_a_class_token_works():
-    import torchvision
-    import transformers as hf
-
-    square = pictures(1, size=(32, 32))
-    small = dict(
-        hidden_size=24,
-        num_hidden_layers=2,
-        num_attention_heads=3,
-        intermediate_size=24,
-        patch_size=8,
-        image_size=32,
-    )
-    backbones = [
-        torchvision.models.VisionTransformer(
-            image_size=32,
-            patch_size=8,
-            num_layers=2,
-            num_heads=3,
-            hidden_dim=24,
-            mlp_dim=48,
-            num_classes=6,
-        ),
-        hf.ViTForImageClassification(hf.ViTConfig(**small)),
-        hf.ViTModel(hf.ViTConfig(**small)),
-        hf.DINOv3ViTModel(hf.DINOv3ViTConfig(**small, num_register_tokens=2)),
-        timm.models.VisionTransformer(
-            img_size=32,
-            patch_size=8,
-            embed_dim=24,
-            depth=2,
-            num_heads=3,
-            num_classes=6,
-            patch_drop_rate=0.5,
-            drop_path_rate=0.2,
-        ),
-    ]
-    for backbone in backbones:
-        net = tiny_net(backbone, parts=2, size=(32, 32)).train()
-        net(square).logits.sum().backward()
-        untouched = [
-            name
-            for name, p in net.named_parameters()
-            if p.requires_grad and p.grad is None and not name.startswith("stage1")
-        ]
-        assert not untouched, (  # DistributedDataParallel would wait for them for ever
-            f"{type(backbone).__name__}: {untouched}"
-        )
-
-
-def test_a_backbones_own_dropout_is_no_part_of_the_method():
-    """Stages are read alike in every pass, also while the network learns."""
-    backbone = timm.models.VisionTransformer(
-        img_size=32,
-        patch_size=8,
-        embed_dim=24,
-        depth=2,
-        num_heads=3,
-        num_classes=0,
-        proj_drop_rate=0.5,
-        drop_path_rate=0.5,
-    )
-    net = tiny_net(backbone, parts=2, size=(32, 32)).train()
-    images = pictures(1, size=(32, 32))
-    first, again = (net.stage1.tower.features(images) for _ in range(2))
-    assert net.training and torch.equal(first, again)
 
 
 def test_parameter_count_of_the_published_checkpoint():
@@ -385,11 +318,58 @@ def test_more_parts_than_patches_are_refused_when_made_and_when_pictures_are_sma
         net(torch.zeros(1, 3, 24, 24))
 
 
+@pytest.mark.parametrize("training", [True, False])
+def test_a_mask_from_outside_is_a_constant_in_every_mode(training):
+    net, images = tiny_net(eval_noise=True).train(training), pictures()
+    mask = pictures(seed=4)[:, 0, ::8, ::8] > 0  # [3, 5, 6]
+    noise, warped = Noise(3, 5, torch.tensor([11, 4, 7])), pictures(seed=2)
+    plain = net(images, noise=noise, warped=warped)
+    out = net(images, noise=noise, warped=warped, mask=mask)
+    assert torch.equal(out.mask, mask) and not torch.equal(plain.mask, mask)
+    assert torch.equal(out.maps, plain.maps) and torch.equal(out.warped_maps, plain.warped_maps)
+    best = torch.stack([out.maps[:, :-1].amax(dim=1), out.maps[:, -1]], dim=1)
+    assert_close(out.pair, best, **EXACT)
+    assert_close(out.logits, net.classify(images, mask, packed=False), **EXACT)
+    out.logits.sum().backward()
+    assert net.stage1.prototypes.grad is None and net.stage2.head.weight.grad is not None
+    for wrong in (mask.double(), mask[:2], mask[:, :4]):
+        with pytest.raises(BadOption, match="mask"):
+            net(images, mask=wrong)
+
+
+@pytest.mark.parametrize("noisy", [True, False])
 @torch.no_grad()
-def test_off_a_gpu_only_the_selected_tokens_run(monkeypatch):
-    net, images, rows = tiny_net(), pictures(), []
-    block = net.stage2.tower.parts.blocks[0]
-    inner = block.project
-    monkeypatch.setattr(block, "project", lambda x: rows.append(x.shape[1]) or inner(x))
-    out = net(images)
-    assert rows == [int(out.mask.sum()) + 3 * len(images)]  # with a class token and two registers
+def test_stage_1_alone_selects_and_maps_what_the_network_does(noisy):
+    """Also under an intervention, whose mask is that of the maps, of their own draw."""
+    net, images = tiny_net(eval_noise=noisy), pictures()
+    sc.faithful.calibrate(net, images, 0.5, by="dot")
+    for change in ({}, {"drop_parts": [1]}, {"quantile": 0.5, "by": "dot", "drop_parts": [0]}):
+        with sc.faithful.intervene(net, **change):
+            out = net(images)
+            assert torch.equal(net.select(images), out.mask.flatten(1))
+            assert_close(net.maps(images), out.maps, **EXACT)
+        if change:
+            winner = out.maps.argmax(dim=1)
+            dropped = torch.tensor([*change["drop_parts"], net.parts])
+            assert torch.equal(out.mask, ~torch.isin(winner, dropped))
+    assert torch.equal(net(images).mask, net(images).maps.argmax(dim=1) < net.parts) != noisy
+
+
+def test_a_network_takes_the_preparation_of_its_backbone_unless_another_is_given():
+    backbone = timm.create_model("test_vit")
+    own, other = IFAM(backbone, 2, 2).preprocess, replace(STEPS, size=(96, 80))
+    assert own.size == (160, 160) and own.mean == tuple(backbone.pretrained_cfg["mean"])
+    assert IFAM(backbone, 2, 2, preprocess=other).preprocess == other
+    fixed = IFAM(timm_backbone(), 2, 2, preprocess=other).preprocess
+    assert fixed == STEPS  # a backbone of one size takes no other
+    assert IFAM(backbone, 2, ["a", "b", "c"]).classes == 3
+
+
+@pytest.mark.parametrize(
+    ("seed", "step", "ids"),
+    [(-1, 0, [1]), (2**32, 0, [1]), (0, -1, [1]), (0, 2**30, [1]), (0, 0, [[1]]), (0, 0, [1.0])],
+)
+def test_noise_has_a_seed_a_step_and_whole_ids(seed, step, ids):
+    with pytest.raises(BadOption):
+        Noise(seed, step, torch.tensor(ids))
+    Noise(2**32 - 1, 2**30 - 1, torch.tensor([1]))

@@ -4,8 +4,6 @@ the average that follows."""
 from __future__ import annotations
 
 import contextlib
-import csv
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -15,44 +13,8 @@ from torch.testing import assert_close
 from seecause.errors import BadOption
 from seecause.faithful import load, train, training
 from seecause.faithful.config import native_bfloat16, precision_for
-from seecause.faithful.run import Processes
 from seecause.faithful.training import Run, new_net, new_optimizer
-from tests.faithful.runs import snapshot, tiny_backbone, tiny_config, tiny_pictures
-
-CPU = torch.device("cpu")
-
-
-@pytest.fixture(scope="module")
-def place(tmp_path_factory):
-    """Pictures and a backbone, which tests read and do not change."""
-    folder = tmp_path_factory.mktemp("steps")
-    tiny_pictures(folder / "pictures")
-    tiny_backbone(folder / "backbone")
-    return folder
-
-
-@pytest.fixture
-def configure(place, tmp_path):
-    """A configuration of one step of 4 pictures in an epoch, in a folder of its own."""
-    return lambda **changes: tiny_config(
-        place,
-        **{
-            "out": str(tmp_path / "run"),
-            "epochs": 1,
-            "limit": 4,
-            "grid": 0,
-            "augment": "none",
-            **changes,
-        },
-    )
-
-
-def start(config) -> Run:
-    return Run(config, Processes(0, 1, CPU))
-
-
-def deaf(*message) -> None:
-    pass
+from tests.faithful.runs import CPU, deaf, snapshot, start, table, tiny_backbone
 
 
 def gradients(run: Run, monkeypatch) -> list[dict[str, Tensor]]:
@@ -99,6 +61,7 @@ def test_rates_grow_with_the_batch_and_decay_shrinks_with_the_run(configure):
         == pytest.approx(0.005)
     )
     assert groups["stage2 vectors"]["weight_decay"] == 0
+    assert {group["betas"] for group in groups.values()} == {(0.9, 0.999)}
     run = start(configure(epochs=3, limit=12))  # 3 epochs of 3 steps
     assert sorted({group["weight_decay"] for group in run.optimizer.param_groups}) == pytest.approx(
         [0, 0.05 / 3]
@@ -109,10 +72,7 @@ def test_rates_fall_by_a_cosine_from_epoch_to_epoch(configure):
     """Also as the log tells them: the paper's are of the order of a millionth."""
     config = configure(epochs=2, limit=8, learning_rate=1e-6)
     train(config)
-    rates = [
-        float(row["learning_rate"])
-        for row in csv.DictReader((config.folder / "log.csv").read_text().splitlines())
-    ]
+    rates = [float(row["learning_rate"]) for row in table(config.folder / "log.csv")]
     assert rates == pytest.approx([5e-7, 5e-7, 2.5e-7, 2.5e-7])
 
 
@@ -204,6 +164,7 @@ def test_the_average_follows_closely_at_first(configure):
     for update, weights in enumerate(steps):
         expected = follow(expected, weights, update)
     assert len(steps) == 3 and not same(steps[-1], state(run.ema.module))
+    assert run.ema.decay == 0.9999
     assert_close(state(run.ema.module), expected, atol=1e-6, rtol=0)
 
 
@@ -253,6 +214,12 @@ def test_a_stopped_run_in_float16_ends_in_the_same_bits(configure, tmp_path):
         and once["scaler"]["_growth_tracker"] == once["position"]["step"] == 6
     )
     assert same(once["net"], again["net"]) and same(once["ema"], again["ema"])
+    for name, steps in (("log.csv", "123456"), ("epochs.csv", "36")):  # all rows, each once
+        logs = [table(config.folder / name) for config in (whole, stopped)]
+        assert [[row["step"] for row in rows] for rows in logs] == [[*steps], [*steps]]
+        assert [row | {"seconds": ""} for row in logs[0]] == [
+            row | {"seconds": ""} for row in logs[1]
+        ]
     assert all(
         same(kept, again["optimizer"]["state"][key])
         for key, kept in once["optimizer"]["state"].items()
@@ -294,34 +261,6 @@ def test_snapshots_are_due_every_so_many_steps_and_at_the_end_of_an_epoch(config
     assert steps == [3, 4, 6, 8]  # 4 steps an epoch
 
 
-def test_a_board_hears_of_training_and_of_validation(configure):
-    run, heard = start(configure(limit=8, epochs=2)), []
-    run.board.add = lambda kind, row: heard.append((kind, row["epoch"], row["step"]))
-    closed = []
-    run.board.writer = SimpleNamespace(close=lambda: closed.append(len(heard)))
-    run.go(deaf)
-    assert closed == [6]  # after all rows, so that none is lost
-    training_rows = [("train", 0, 1), ("train", 0, 2), ("train", 1, 3), ("train", 1, 4)]
-    assert [row for row in heard if row[0] == "train"] == training_rows
-    assert [row for row in heard if row[0] == "val"] == [("val", 0, 2), ("val", 1, 4)]
-
-
-def test_processes_add_their_gradients_and_average_their_logs(monkeypatch):
-    """The other of two has three times as much."""
-    monkeypatch.setattr("torch.distributed.all_reduce", lambda tensor: tensor.mul_(4))
-    two, alone = Processes(1, 2, CPU), Processes(0, 1, CPU)
-    assert two.mean(torch.tensor([1.0, 2.0])).tolist() == [2, 4]
-    assert alone.mean(torch.tensor([1.0, 2.0])).tolist() == [1, 2]
-    weights = [torch.nn.Parameter(torch.zeros(2, 2)), torch.nn.Parameter(torch.zeros(3))]
-    for processes, factor in ((two, 4), (alone, 1)):
-        for weight in weights:
-            weight.grad = torch.ones_like(weight) * weight.numel()
-        processes.add_gradients([*weights, torch.nn.Parameter(torch.zeros(1))])
-        assert [weight.grad.unique().tolist() for weight in weights] == [[4 * factor], [3 * factor]]
-    assert alone.first and not two.first
-    assert alone.gather("a") == ["a"] and alone.from_first("a") == "a"
-
-
 def test_a_backbone_is_loaded_with_the_weights_and_at_the_size_asked_for(configure, monkeypatch):
     asked, inner = [], training.load
 
@@ -331,8 +270,10 @@ def test_a_backbone_is_loaded_with_the_weights_and_at_the_size_asked_for(configu
 
     monkeypatch.setattr(training, "load", spy)
     config = configure(weights="random", size=48)
-    new_net(config, ("a", "b"))
+    before = torch.get_rng_state()
+    net = new_net(config, ("a", "b"))
     assert asked == [(config.backbone, "random", 48)]
+    assert torch.equal(torch.get_rng_state(), before) and net.class_names == ("a", "b")
 
 
 def test_a_continued_run_draws_what_it_would_have_drawn(configure):
@@ -342,3 +283,38 @@ def test_a_continued_run_draws_what_it_would_have_drawn(configure):
     torch.manual_seed(9)
     start(config)
     assert torch.equal(torch.get_rng_state(), snapshot(config.folder)["generators"]["cpu"])
+
+
+def test_the_log_tells_means_since_its_last_row(configure, monkeypatch):
+    """3 steps of 4 pictures in 2 passes each, a row after every second step and at the end of an
+    epoch."""
+    run = start(configure(limit=12, log_every=2, accumulate=2))
+    losses, passes, lines = run.losses, [], []
+
+    def spy(images, labels, ids, seed, step):
+        total, by_name, logits = losses(images, labels, ids, seed, step)
+        right = [float(row.argmax() == label) for row, label in zip(logits, labels, strict=True)]
+        passes.append({**by_name, "accuracy": torch.tensor(right).mean()})
+        return total, by_name, logits
+
+    monkeypatch.setattr(run, "losses", spy)
+    run._epoch(lambda *message: lines.append(message))
+    rows = table(run.config.folder / "log.csv")
+    assert [row["step"] for row in rows] == ["2", "3"] and len(passes) == 6
+    for row, of_row in zip(rows, (passes[:4], passes[4:]), strict=True):
+        for name in of_row[0]:
+            mean = sum(float(values[name]) for values in of_row) / len(of_row)
+            assert float(row[name]) == pytest.approx(mean, rel=1e-5), name
+        assert row["epoch"] == "0" and float(row["seconds"]) > 0
+    assert float(rows[0]["seconds"]) < float(rows[1]["seconds"])
+    assert set(rows[0]) == {"epoch", "step", "learning_rate", "seconds", *passes[0]}
+    assert [line[:2] for line in lines] == [(1, 3), (2, 3), (3, 3)] and lines[0][2] == ""
+    loss, accuracy = (float(rows[1][name]) for name in ("total", "accuracy"))
+    assert lines[2][2] == f"epoch 1: loss {loss:.3f}  accuracy {accuracy:.3f}"
+
+
+def test_a_batch_that_cannot_be_made_leaves_nothing_behind(configure):
+    config = configure(batch=5)
+    with pytest.raises(BadOption, match="at most 4"):
+        start(config)
+    assert not config.folder.exists()

@@ -1,0 +1,281 @@
+"""The two towers: which backbones they take, what of them learns, and runs on selected tokens
+alone."""
+
+from __future__ import annotations
+
+import pytest
+import timm
+import torch
+import torch.nn.functional as F
+from torch.testing import assert_close
+
+from seecause.engine.attend import Groups
+from seecause.errors import UnsupportedModel
+from seecause.faithful import IFAM, attention, stages
+from seecause.faithful.attention import reads_packed
+from seecause.faithful.stages import packed_places, visible_tokens
+from tests.faithful.nets import dinov2_backbone, pictures, timm_backbone, tiny_net
+from tests.families.staged import timm_convnext
+from tests.families.timm import timm_beit
+from tests.helpers import noise
+
+EXACT = {"atol": 1e-10, "rtol": 0}
+
+
+TOKENS = (  # of each, all that learns in stage 1
+    {"class_token", "encoder.pos_embedding"},
+    {"embeddings.cls_token", "embeddings.position_embeddings"},
+    {"embeddings.cls_token", "embeddings.position_embeddings"},
+    {"embeddings.cls_token", "embeddings.register_tokens"},
+    {"cls_token", "pos_embed"},
+)
+
+
+def test_every_backbone_with_a_class_token_works():
+    import torchvision
+    import transformers as hf
+
+    square = pictures(1, size=(32, 32))
+    small = dict(
+        hidden_size=24,
+        num_hidden_layers=2,
+        num_attention_heads=3,
+        intermediate_size=24,
+        patch_size=8,
+        image_size=32,
+    )
+    backbones = [
+        torchvision.models.VisionTransformer(
+            image_size=32,
+            patch_size=8,
+            num_layers=2,
+            num_heads=3,
+            hidden_dim=24,
+            mlp_dim=48,
+            num_classes=6,
+        ),
+        hf.ViTForImageClassification(hf.ViTConfig(**small)),
+        hf.ViTModel(hf.ViTConfig(**small)),
+        hf.DINOv3ViTModel(hf.DINOv3ViTConfig(**small, num_register_tokens=2)),
+        timm.models.VisionTransformer(
+            img_size=32,
+            patch_size=8,
+            embed_dim=24,
+            depth=2,
+            num_heads=3,
+            num_classes=6,
+            patch_drop_rate=0.5,
+            drop_path_rate=0.2,
+        ),
+    ]
+    for backbone, tokens in zip(backbones, TOKENS, strict=True):
+        net = tiny_net(backbone, parts=2, size=(32, 32)).train()
+        native = net.stage1.tower.native.named_parameters()
+        assert {name for name, value in native if value.requires_grad} == tokens
+        net(square).logits.sum().backward()
+        untouched = [
+            name
+            for name, p in net.named_parameters()
+            if p.requires_grad and p.grad is None and not name.startswith("stage1")
+        ]
+        assert not untouched, (  # DistributedDataParallel would wait for them for ever
+            f"{type(backbone).__name__}: {untouched}"
+        )
+
+
+def test_a_backbones_own_dropout_is_no_part_of_the_method():
+    """Stages are read alike in every pass, also while the network learns."""
+    backbone = timm.models.VisionTransformer(
+        img_size=32,
+        patch_size=8,
+        embed_dim=24,
+        depth=2,
+        num_heads=3,
+        num_classes=0,
+        proj_drop_rate=0.5,
+        drop_path_rate=0.5,
+    )
+    net = tiny_net(backbone, parts=2, size=(32, 32)).train()
+    images = pictures(1, size=(32, 32))
+    first, again = (net.stage1.tower.features(images) for _ in range(2))
+    assert net.training and torch.equal(first, again)
+
+
+@torch.no_grad()
+def test_off_a_gpu_only_the_selected_tokens_run(monkeypatch):
+    net, images, rows = tiny_net(), pictures(), []
+    block = net.stage2.tower.parts.blocks[0]
+    inner = block.project
+    monkeypatch.setattr(block, "project", lambda x: rows.append(x.shape[1]) or inner(x))
+    out = net(images)
+    assert rows == [int(out.mask.sum()) + 3 * len(images)]  # with a class token and two registers
+
+
+def plain(q, k, v, starts_q, starts_k, most_q, most_k, *, scale):
+    """What `varlen_attn` does with rows [R, H, dh], sequence by sequence."""
+    rows = [
+        F.scaled_dot_product_attention(
+            *(x[first:last].transpose(0, 1) for x in (q, k, v)), scale=scale
+        ).transpose(0, 1)
+        for first, last in starts_q.unfold(0, 2, 1).tolist()
+    ]
+    assert (
+        torch.equal(starts_q, starts_k)
+        and starts_q.dtype == torch.int32
+        and max(map(len, rows)) <= most_q == most_k
+    )
+    return torch.cat(rows)
+
+
+@pytest.mark.parametrize("there", [True, False])
+@torch.no_grad()
+def test_packed_rows_go_to_the_kernel_or_image_by_image(monkeypatch, there):
+    net, images, calls = tiny_net(), pictures(4), []
+    mask = net(images).mask
+    mask[0], mask[1] = False, True
+    masked = net.classify(images, mask, packed=False)
+
+    def kernel(*arguments, **options):
+        calls.append(arguments)
+        return plain(*arguments, **options)
+
+    monkeypatch.setattr(attention, "has_kernel", lambda device, dtype: there)
+    monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", kernel)
+    assert_close(net.classify(images, mask), masked, atol=1e-10, rtol=0)
+    assert len(calls) == (3 if there else 0)  # one for each block
+
+
+def test_a_packing_names_the_visible_places_in_their_order_and_then_the_others():
+    visible = torch.rand(5, 9, generator=torch.Generator().manual_seed(0)) < 0.4
+    visible[2] = False
+    places, sizes, total = packed_places(visible)
+    assert sizes.tolist() == [row.sum() for row in visible] and total == visible.sum()
+    assert places[:total].tolist() == visible.flatten().nonzero()[:, 0].tolist()
+    assert places[total:].tolist() == (~visible).flatten().nonzero()[:, 0].tolist()
+
+
+@pytest.mark.parametrize("few", [0, 512], ids=["pixels of kept patches", "whole pictures"])
+@torch.no_grad()
+def test_rows_that_fill_up_a_packed_run_change_nothing(few, monkeypatch):
+    monkeypatch.setattr(stages, "_FEW", few)
+    net, images = tiny_net(), pictures(4)
+    mask = net(images).mask
+    mask[0] = False
+    stage = net.stage2
+    assert stage is not None
+    expected = net.classify(images, mask, packed=False)
+    places, sizes, total = packed_places(visible_tokens(mask.flatten(1), stage.prefix))
+    for spare in (1, 7, len(places) - int(total)):
+        filled = stage.filled(images, places[: int(total) + spare], sizes)
+        assert_close(filled, expected, atol=1e-10, rtol=0)
+    assert stage.tower._affine is True
+
+
+def test_an_embedding_that_is_not_affine_in_its_pixels_is_noticed():
+    tower = tiny_net().stage2.tower
+    images = pictures(2)
+    assert tower._is_affine(images)
+    native = tower.parts.embed
+    tower.parts.embed = lambda images: torch.tanh(native(images))
+    assert not tower._is_affine(images)
+    tower.parts.embed, tower._patch_weights = native, lambda: []  # no convolution of patches
+    assert not tower._is_affine(images)
+
+
+@pytest.mark.parametrize("backbone", [timm_backbone, dinov2_backbone])
+@torch.no_grad()
+def test_packed_equals_masked_whatever_else_is_in_the_batch(backbone):
+    net, images = (
+        tiny_net(backbone(), size=(40, 40) if backbone is dinov2_backbone else (40, 48)),
+        pictures(4),
+    )
+    if backbone is dinov2_backbone:
+        images = images[..., :40]
+    mask = net(images).mask
+    mask[0], mask[1] = False, True
+    masked = net.classify(images, mask, packed=False)
+    assert_close(net.classify(images, mask), masked, **EXACT)
+    for i in range(4):
+        assert_close(net.classify(images[i : i + 1], mask[i : i + 1])[0], masked[i], **EXACT)
+    assert_close(net.float()(images.float(), mask=mask).logits, masked.float(), atol=1e-5, rtol=0)
+
+
+def test_a_new_network_starts_as_the_paper_has_it():
+    """Prototypes as a convolution's weights, classifiers small, norms that change nothing."""
+    torch.manual_seed(0)
+    net = IFAM(timm_backbone(), 20, 300)
+    bound = 24**-0.5
+    low, high = net.stage1.prototypes.aminmax()
+    assert -bound <= low < -0.9 * bound and 0.9 * bound < high <= bound
+    for head in (net.stage1.classifier, net.stage2.head):
+        assert abs(head.weight.std() - 0.02) < 1e-3 and head.bias is None
+        assert head.weight.shape == (300, 24)
+    for norm in (net.stage1.modulation, net.stage2.fc_norm):
+        assert (norm.weight == 1).all() and (norm.bias == 0).all() and norm.eps == 1e-5
+    assert not torch.equal(net.stage1.classifier.weight, net.stage2.head.weight)
+
+
+def test_a_backbone_is_copied_and_learns_whatever_it_was():
+    backbone = timm_backbone().requires_grad_(False)
+    net = IFAM(backbone, 2, 2, freeze="none")
+    assert all(parameter.requires_grad for parameter in net.parameters())
+    assert not any(parameter.requires_grad for parameter in backbone.parameters())
+    natives = (backbone, net.stage1.tower.native, net.stage2.tower.native)
+    assert len({native.pos_embed.data_ptr() for native in natives}) == 3
+
+
+def test_backbones_that_cannot_be_masked_are_refused():
+    for native, why in ((timm_beit(), "a bias of its own"), (timm_convnext(), "no tokens")):
+        with pytest.raises(UnsupportedModel, match=why):
+            IFAM(native.module, 2, 2)
+
+
+@pytest.mark.parametrize(
+    ("few", "least", "step"), [(132, 32, None), (131, 32, 32), (131, 1, 2), (131, 50, 33)]
+)
+@torch.no_grad()
+def test_a_run_as_on_a_gpu_answers_like_one_without(monkeypatch, few, least, step):
+    """4 images of 33 tokens: so few run at once, and of more only the selected ones, filled up to
+    a multiple of steps."""
+    net, images, calls = tiny_net(), pictures(4), []
+    expected = net(images)
+    for file in ("net", "stages"):
+
+        def spy(owner, key, prepare, *tensors):
+            calls.append((key, [len(tensor) for tensor in tensors]))
+            return prepare()(*tensors)
+
+        monkeypatch.setattr(f"seecause.faithful.{file}.captured", spy)
+    monkeypatch.setattr(stages, "_FEW", few)
+    monkeypatch.setattr(stages, "_STEP", least)
+    for file in (stages, attention):
+        monkeypatch.setattr(file, "has_kernel", lambda device, dtype: True)
+    monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", plain)
+    out = net(images)
+    assert_close(out.logits, expected.logits, **EXACT)
+    assert torch.equal(out.mask, expected.mask)
+    (first, *others), whole = calls, net.intervention
+    assert first == (("both stages" if step is None else "stage 1", whole), [4])
+    if step is not None:
+        rows = int(expected.mask.sum()) + 4 * 3
+        assert others == [("packed", [4, -(-rows // step) * step, 4])]
+    assert step is not None or not others
+    with torch.enable_grad():
+        assert not net.stage2.at_once(images)
+        assert net(images).logits.requires_grad
+
+
+@pytest.mark.parametrize(("width", "kernel"), [(8, True), (12, False), (256, True), (264, False)])
+def test_the_kernel_takes_heads_of_some_widths(monkeypatch, width, kernel):
+    calls = []
+    monkeypatch.setattr(attention, "has_kernel", lambda device, dtype: True)
+    monkeypatch.setattr(
+        "torch.nn.attention.varlen.varlen_attn", lambda *a, **o: calls.append(1) or plain(*a, **o)
+    )
+    q, k, v = (noise(1, 2, 7, width, seed=seed) for seed in range(3))
+    rows = reads_packed(Groups(torch.tensor([3, 4]), "cpu"))(q, k, v, 0.5)
+    for part in (slice(0, 3), slice(3, 7)):
+        own = (x[:, :, part] for x in (q, k, v))
+        own_rows = F.scaled_dot_product_attention(*own, scale=0.5).transpose(1, 2)
+        assert_close(rows[:, part], own_rows, **EXACT)
+    assert bool(calls) == kernel
