@@ -79,8 +79,8 @@ def test_blind_heads_change_the_words_as_masks_change_the_logit(desk, bank):
     chances = logits.softmax(dim=0)
     for word in answer["after"]:
         assert word["probability"] == pytest.approx(float(chances[word["class"]]), abs=1e-5)
-    said = sc.lvlm.speak_blind(desk.lvlm, picture, QUESTION, bank, heads)
-    assert answer["words"] == list(desk.lvlm.pieces(torch.tensor(said)))
+    ids = sc.lvlm.speak_blind(desk.lvlm, picture, QUESTION, bank, heads)
+    assert answer["words"] == list(desk.lvlm.pieces(torch.tensor(ids)))
     before = {word["class"]: word["probability"] for word in answer["before"]}
     assert float(chances[engine.target]) < before[engine.target]
 
@@ -89,8 +89,8 @@ def test_with_no_head_blind_the_answer_stays(desk, bank):
     answer = ask.hear(desk, Blind(**ON))
     assert answer["same"] and answer["before"] == answer["after"]
     picture = desk.picture("s3").shown
-    said = sc.lvlm.speak_blind(desk.lvlm, picture, QUESTION, bank)
-    assert said == desk.lvlm.speak(desk.lvlm.prompt(picture, QUESTION), 12)
+    ids = sc.lvlm.speak_blind(desk.lvlm, picture, QUESTION, bank)
+    assert ids == desk.lvlm.speak(desk.lvlm.prompt(picture, QUESTION), 12)
     native = desk.lvlm.module(**desk.lvlm.prompt(picture, QUESTION).inputs).logits[0, -1]
     ours = sc.lvlm.blind_logits(desk.lvlm, picture, QUESTION, bank)
     torch.testing.assert_close(ours, native, atol=2e-3, rtol=1e-3)

@@ -239,7 +239,7 @@ def test_blinded_heads_are_heard_in_the_answer(visit, shop, sessions):
     page.get_by_text(f"{len(behind['enough'])} heads blind").wait_for()
     heard = ask.hear(desk, ask.Blind(**asked, blind=tuple(behind["enough"])))
     assert bars(page, "Some blind") == pytest.approx(by_name(heard["after"]), abs=1e-3)
-    expect(page.locator("p.said").nth(1)).to_have_text(" ".join(heard["words"]))
+    expect(page.locator("p.spoken").nth(1)).to_have_text(" ".join(heard["words"]))
     page.get_by_label("question").fill("What colour is the tail?")
     page.get_by_role("button", name="Ask", exact=True).click()
     page.wait_for_url(re.compile("ask.question=What"))

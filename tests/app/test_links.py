@@ -21,7 +21,7 @@ SNAPSHOT = """() => {
     chosen: all("[aria-pressed=true], [aria-checked=true]")
       .map((e) => e.ariaLabel ?? e.textContent),
     marks: all(".stack").map((e) => marks({ ...e.dataset })),
-    numbers: all(".value, .count, .said, .finding").map((e) => e.textContent),
+    numbers: all(".value, .count, .spoken, .finding").map((e) => e.textContent),
     frames: all("iframe").map((e) => e.getAttribute("src")),
   };
 }"""

@@ -13,6 +13,7 @@ from seecause.errors import BadOption, BankMismatch, DataMissing
 from seecause.lvlm import (
     MaskEngine,
     MeanBank,
+    bank as banks,
     bank_of_prompts,
     calibration_critters,
     make_bank,
@@ -179,6 +180,71 @@ def test_what_does_not_fit_is_refused():
         )
 
 
+def test_a_bank_has_as_many_shapes_as_were_asked_for_and_keeps_them_apart(tmp_path):
+    here = scene("qwen2_vl")
+    bank = make_bank(here.lvlm, here.pictures, sizes=[(40, 56), (64, 64)])
+    odd = ImageTokens((Grid(1, 2, box=None), Grid(1, 1, (0.0, 0.5, 1.0, 1.0), True, 1)))
+    bank.sums[odd], bank.weights[odd] = (torch.ones(1, 1, 4, 2), torch.zeros(1, 1, 4, 2)), 7
+    read = MeanBank.load(bank.save(tmp_path))
+    assert list(read.sums) == list(bank.sums) and read.weights == bank.weights
+    for layout, pair in bank.sums.items():
+        assert all(map(torch.equal, read.sums[layout], pair)), layout
+    tokens = "2 x 4, 4 x 4, 1 x 2 + 1 x 1 with newlines"
+    assert repr(read) == f"MeanBank(shape, 3 pictures, image tokens {tokens})"
+    empty = make_bank(here.lvlm, here.pictures)
+    assert repr(empty) == "MeanBank(shape, 3 pictures, image tokens none yet)"
+    assert len(bank_of_prompts(here.lvlm, [here.engine.prompt] * 2)) == 2
+
+
+def test_pictures_run_a_few_at_a_time(monkeypatch):
+    here, together = scene("llava_grouped"), []
+    pictures = [photo(here.native.size, seed) for seed in range(1, 6)]
+    inner = banks.run_prefix
+    monkeypatch.setattr(
+        banks, "run_prefix", lambda d, batch: together.append(len(batch)) or inner(d, batch)
+    )
+    whole = make_bank(here.lvlm, pictures).means(here.lvlm, here.engine.prompt)
+    budgets = []
+    monkeypatch.setattr(banks, "fit", lambda most, each, device: budgets.append((most, each)) or 2)
+    few = make_bank(here.lvlm, pictures).means(here.lvlm, here.engine.prompt)
+    assert together == [5, 2, 2, 1]
+    for a, b in zip(whole, few, strict=True):
+        assert_close(a, b, atol=1e-12, rtol=0)
+    held = 4 * 2 * 2 * 8 + 20 * 4 * 8  # of 4 layers, 2 key heads of 8, and states of 4 heads
+    assert set(budgets) == {(16, here.engine.prompt.image.stop * held * 8)}
+
+
+def test_only_a_bank_of_one_size_resizes_the_explained_picture():
+    lvlm, picture = scene("qwen2_vl").lvlm, photo((40, 56))
+    small = picture.resize((48, 32), Image.Resampling.BICUBIC)
+    for mode, size in (("shape", None), ("mean", None), ("grid", (32, 48)), ("fixed", (32, 48))):
+        bank = make_bank(lvlm, [photo((40, 56), 1)], mode=mode, size=size)
+        assert bank.resized(picture) == (small if mode == "fixed" else picture)
+    assert bank.resized(small) is small
+    with pytest.raises(BankMismatch, match=r"a calibration picture.*2 x 3.*expected 2 x 4"):
+        bank.means(lvlm, lvlm.prompt(picture, QUESTION))  # not as the bank sees it
+    for mode in ("shape", "mean"):
+        with pytest.raises(BadOption, match=f"None with mode='{mode}'"):
+            make_bank(lvlm, [picture], mode=mode, size=(32, 48))
+    for mode in ("fixed", "grid"):
+        with pytest.raises(BadOption, match=f"a height and width with mode='{mode}'"):
+            make_bank(lvlm, [picture], mode=mode)
+
+
+def test_pictures_are_resized_to_that_of_the_prompt_which_must_be_known():
+    here = scene("qwen2_vl")
+    bank = make_bank(here.lvlm, [photo((64, 64), 1)])
+    wide = photo((64, 64), 1).resize((56, 40), Image.Resampling.BICUBIC)
+    own = here.lvlm.prompt(wide, QUESTION)
+    prompt = here.lvlm.prompt(photo((40, 56)), QUESTION)
+    prefix = run_prefix(here.lvlm.decoder, [own])
+    for layer, keys in enumerate(bank.means(here.lvlm, prompt)[0]):
+        assert_close(keys, prefix[layer][0][0, :, own.image], atol=1e-12, rtol=0)
+    with pytest.raises(BankMismatch, match="does not tell its picture's size"):
+        fresh = make_bank(here.lvlm, [photo((64, 64), 1)])
+        fresh.means(here.lvlm, here.lvlm.read(dict(prompt.inputs)))
+
+
 def test_a_picture_that_has_the_right_tokens_is_not_resized():
     here = scene("llava")  # whose pictures all have 4 x 4 tokens
     pictures = [photo((40, 56), 1), photo((64, 48), 2)]
@@ -197,12 +263,6 @@ def test_pictures_are_told_apart_by_their_shape_too():
     assert first == again != second
 
 
-def test_shapes_can_be_prepared_beforehand():
-    here = scene("qwen2_vl")
-    bank = make_bank(here.lvlm, here.pictures, sizes=[(40, 56), (64, 64)])
-    assert sorted(map(str, bank.sums)) == ["2 x 4", "4 x 4"]
-
-
 def test_as_many_critters_as_asked_for_in_every_style(monkeypatch):
     styles, render = [], critters.render
 
@@ -214,7 +274,7 @@ def test_as_many_critters_as_asked_for_in_every_style(monkeypatch):
     assert len(calibration_critters(7, size=32)) == 7
     assert [style for style, _ in styles] == list(critters.STYLES)
     assert max(count for _, count in styles) - min(count for _, count in styles) <= 2
-    assert len(calibration_critters()) == 100
+    assert [picture.size for picture in calibration_critters()] == [(96, 96)] * 100
     first, second = (
         critters.draw("balanced", "train", 7, start=start) for start in (0, 1 << 30)
     )  # far from what models are trained on

@@ -10,7 +10,7 @@ from torch.testing import assert_close
 
 import seecause as sc
 from seecause.errors import BadOption, BadPrompt, NotDefined, UnsupportedModel
-from seecause.lvlm.class_prompts import sequence_tree
+from seecause.lvlm.class_prompts import ask_labels, ask_names, refuse_pooled, sequence_tree
 from seecause.models.decoder import causal
 from seecause.types import wide
 from tests.families.lvlm import tiny_lvlm
@@ -31,6 +31,97 @@ def test_a_tree_holds_what_sequences_share_once():
         3,
     ]
     assert [tree.row(2, place) for place in range(4)] == [0, 1, 5, 6]
+
+
+class Words:
+    """A tokenizer that numbers words as they come; digits of a number are tokens of their own."""
+
+    def __init__(self):
+        self.ids: dict[str, int] = {}
+
+    def split(self, text):
+        words = [part for word in text.split() for part in (word if word.isdigit() else [word])]
+        return [self.ids.setdefault(word, len(self.ids)) for word in words]
+
+    def prompt(self, question):
+        return self.split(f"USER {question} ASSISTANT")
+
+    def tokens(self, question, answer):
+        return self.split(answer)
+
+
+def test_names_are_read_word_by_word_behind_what_they_share():
+    words, names = Words(), ("red cat", "dog", "red big cat")
+    for length, share in (("mean", [1 / 2, 1 / 2, 1, 1 / 3, 1 / 3, 1 / 3]), ("sum", [1] * 6)):
+        query = ask_names(names, "what ?", words.prompt, words.tokens, length=length)
+        before = words.prompt("what ?")
+        red, cat, dog, big = (words.ids[word] for word in ("red", "cat", "dog", "big"))
+        assert query.sequences == ((*before, red), tuple(before), (*before, red, big))
+        assert query.tokens.tolist() == [red, cat, dog, red, big, cat]
+        rows = query.rows[query.places].tolist()  # the last word of the prompt, then each branch
+        end = len(before) - 1
+        assert rows == [end, end + 1, end, end, end + 2, end + 3]
+        assert query.share.sum(dim=1).tolist() == pytest.approx(share)
+        assert query.share.argmax(dim=1).tolist() == [0, 0, 1, 2, 2, 2]
+        assert query.metadata == {"by": "name_ll", "question": "what ?", "length": length}
+    with pytest.raises(BadPrompt, match=r"class 'dog  '.*the same tokens"):
+        ask_names(("dog", "dog  "), "what ?", words.prompt, words.tokens)
+
+
+@pytest.mark.parametrize(("orders", "shifts"), [(1, [0]), (2, [0, 2]), (3, [0, 1, 3]), (9, None)])
+def test_options_are_turned_round_evenly(orders, shifts):
+    words, names = Words(), ("cat", "dog", "fox", "hen", "pig")
+    shifts = list(range(5)) if shifts is None else shifts
+    query = ask_labels(names, "what ?", words.prompt, words.tokens, orders=orders)
+    assert query.metadata == {
+        **{"by": "label_token", "question": "what ?", "labels": "letters", "orders": len(shifts)}
+    }
+    ids = [words.ids[letter] for letter in "ABCDE"]
+    read = query.tokens.reshape(len(shifts), 5).tolist()
+    for shift, sequence, of_turn in zip(shifts, query.sequences, read, strict=True):
+        listed = [names[(place + shift) % 5] for place in range(5)]
+        options = " ".join(
+            f"{letter}. {name}" for letter, name in zip("ABCDE", listed, strict=True)
+        )
+        text = f"what ? {options} Answer with the letter of the right option."
+        assert list(sequence) == words.prompt(text)
+        assert of_turn == [ids[listed.index(name)] for name in names]  # each class its own label
+
+
+def test_labels_are_the_first_kind_that_is_one_token_each():
+    words, many = Words(), [f"name{place}" for place in range(27)]
+    asked = (words.prompt, words.tokens)
+    for classes, labels, kind in (
+        (many[:26], None, "letters"),
+        (many[:9], "numbers", "numbers"),
+        (many, None, "names"),  # too many for letters, and 10 is two tokens
+        (many[:3], "names", "names"),
+    ):
+        query = ask_labels(classes, "what ?", *asked, labels=labels)
+        assert query.metadata["labels"] == kind
+        assert query.metadata["orders"] == (1 if kind == "names" else 3)
+    first = ask_labels(many[:9], "what ?", *asked, labels="numbers").tokens[:9].tolist()
+    assert first == [words.ids[digit] for digit in "123456789"]
+    for labels, tried in (("numbers", "numbers"), ("letters", "letters")):
+        with pytest.raises(BadPrompt, match=f"27 options by {tried}"):
+            ask_labels(many, "what ?", *asked, labels=labels)
+    with pytest.raises(BadPrompt, match="3 options by letters, numbers or names"):
+        ask_labels(("a b", "c", "d"), "what ?", words.prompt, lambda q, a: [1, 2])
+    with pytest.raises(BadOption, match="one of letters, numbers, names"):
+        ask_labels(many[:3], "what ?", *asked, labels="roman")
+    with pytest.raises(BadOption, match="orders=0"):
+        ask_labels(many[:3], "what ?", *asked, orders=0)
+
+    def later(question, answer):  # one token each in the first list, two in the others
+        return words.split(answer) * (1 if "A. name0" in question else 2)
+
+    with pytest.raises(BadPrompt, match=r"label 'A'.*2 tokens after this question"):
+        ask_labels(many[:3], "what ?", words.prompt, later)
+
+
+def test_no_pooled_features_stand_for_all_image_tokens():
+    with pytest.raises(NotDefined, match="Use head scores"):
+        refuse_pooled(torch.zeros(1, 4))
 
 
 def test_the_question_and_the_gates_are_part_of_the_fingerprint():
@@ -69,6 +160,11 @@ def test_branches_hide_from_each_other_by_one_table_in_a_run():
         and all(torch.equal(one, result[0]) for one in result)
         and torch.equal(few, result[0][:, :, [4, 1]])
     )
+    blind = replace(view.blocks[0], additive=lambda rows, keys: causal(rows, keys) - 1)
+    (other,) = tree.separated([blind])  # a bias of its own has a table of its own
+    assert torch.equal(other.bias(at, at), result[0] - 1)
+    alone = sequence_tree([(1, 2, 3)])
+    assert alone.separated([blind]) == [blind]  # nothing to part
     seen = [[0], [0, 1], [0, 1, 2], [0, 1, 2, 3], [0, 1, 4], [0, 1, 5], [0, 1, 5, 6]]
     assert [(row == 0).nonzero()[:, 0].tolist() for row in result[0][0, 0]] == seen
 

@@ -13,7 +13,7 @@ from torch.testing import assert_close
 import seecause as sc
 from seecause import critters
 from seecause.critters import wordings
-from seecause.errors import NotDefined, ViewMismatch
+from seecause.errors import NotDefined, UnsupportedModel, ViewMismatch
 from seecause.lvlm.prompt_classifier import verify_answers
 from seecause.report.heads_audit import verdict
 from tests.families.lvlm import tiny_lvlm
@@ -209,11 +209,29 @@ def test_an_exported_model_says_which_template_it_was_asked_with(tmp_path):
     model = sc.lvlm.classifier(
         replace(view, template=template), NAMES, question=QUESTION, check=False
     )
-    folder = sc.lvlm.export(model, [(0, 1)], tmp_path)
-    assert (
-        json.loads((folder / "seecause-heads.json").read_text())["template"] == template
-        and f"template={template!r}" in (folder / "README.md").read_text()
+    folder = sc.lvlm.export(model, [(0, 1), (2, 0)], tmp_path)
+    assert json.loads((folder / "seecause-heads.json").read_text()) == {
+        "form": "zeroed", "model": model.name, "scope": "vision", "removed": [[0, 1], [2, 0]],
+        "layers": [2, 2, 2], "query": model.query.metadata, "template": template,
+        "classes": list(NAMES), "fingerprint": view.fingerprint(), "seecause": sc.__version__,
+    }  # fmt: skip
+    page = (folder / "README.md").read_text()
+    assert f"template={template!r}" in page and view.fingerprint() in page
+    assert "the 6 attention heads of its vision tower" in page
+
+
+def test_pictures_may_be_prepared_in_another_way_but_not_padded(monkeypatch):
+    view = lvlm("llava")
+    own = replace(asked("llava").preprocess, mean=(0.1, 0.2, 0.3))
+    model = sc.lvlm.classifier(view, NAMES, question=QUESTION, preprocess=own, check=False)
+    assert model.preprocess is own
+    padded = json.dumps(
+        {**json.loads(view.processor.image_processor.to_json_string()), "do_pad": 1}
     )
+    monkeypatch.setattr(type(view.processor.image_processor), "to_json_string", lambda self: padded)
+    with pytest.raises(UnsupportedModel, match="pads pictures to a square"):
+        sc.lvlm.classifier(view, NAMES, question=QUESTION)
+    assert sc.lvlm.classifier(view, NAMES, question=QUESTION, preprocess=own).preprocess is own
 
 
 @pytest.mark.parametrize("scope", ["vision", "llm"])

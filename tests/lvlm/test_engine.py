@@ -64,13 +64,13 @@ def test_the_careful_plain_way_has_the_same_numbers(family):
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("said", [[], [TOKEN, 3]])
-def test_logits_with_blind_heads_equal_the_slow_twin(family, said):
+@pytest.mark.parametrize("start", [[], [TOKEN, 3]])
+def test_logits_with_blind_heads_equal_the_slow_twin(family, start):
     here, on = scene(family), some(*GRID)
     heads, picture = (~on).nonzero().tolist(), photo(here.native.size)
-    fast = blind_logits(here.lvlm, picture, QUESTION, here.bank, heads, said=said)
+    fast = blind_logits(here.lvlm, picture, QUESTION, here.bank, heads, answer_start=start)
     twin = twin_of(here.lvlm, here.engine, here.pictures)
-    twin.inputs = dict(here.lvlm.prompt(picture, QUESTION, said or None).inputs)
+    twin.inputs = dict(here.lvlm.prompt(picture, QUESTION, start or None).inputs)
     assert_close(fast, twin.logits(on), atol=1e-10, rtol=0)
     assert float((fast - twin.logits(torch.ones(GRID))).abs().max()) > 1e-3
 
@@ -180,37 +180,49 @@ def test_rows_before_the_first_that_sees_run_once(monkeypatch):
     assert max(rows) == 3
 
 
-@pytest.mark.parametrize("family", ["llava_grouped", "qwen3_vl"])
-def test_attention_on_the_picture_by_log_sum_exp(family):
-    here = scene(family)
-    engine, prompt = here.engine, here.engine.prompt
-    here.lvlm.module.set_attn_implementation({"text_config": "eager"})
-    native = here.lvlm.module(
-        **prompt.inputs, output_attentions=True
-    ).attentions  # its softmax is in float32
-    here.lvlm.module.set_attn_implementation({"text_config": "sdpa"})
-    seen = engine.activations()
-    for layer, weights in enumerate(native):
-        rows = weights[0, :, prompt.text, prompt.image]  # [H, T, N]
-        assert_close(seen.mass[layer].T, rows.sum(dim=-1).double(), atol=1e-6, rtol=0)
-        assert_close(seen.attention(layer, 3), rows[3].double(), atol=1e-6, rtol=0)
-    assert seen.image_attention().shape == GRID
-
-
-def test_what_heads_write_adds_up_to_the_block():
+def test_rows_that_run_once_are_those_of_the_masks_at_hand():
+    """Another first row that sees is another cache."""
     here = scene("llava_grouped")
-    mask = some(16)
-    seen = here.engine.activations(mask)
-    block, h = here.lvlm.blocks[1], seen.states[1]
-    bias = block.mix(torch.zeros(1, 1, 32, dtype=h.dtype))[0]
-    middle = h[-1:] + seen.written(row=-1)[1].sum(dim=0) + bias
-    assert_close(middle + block.feed(middle), seen.states[2][-1:], atol=1e-10, rtol=0)
-    final = here.lvlm.decoder.norm(seen.states[-1][-1])
-    assert_close(
-        final @ here.engine.readout, here.engine.adjusted(mask[None])[0], atol=1e-10, rtol=0
-    )
-    part = seen.written(image_only=True)
-    assert part.shape == (*GRID, 32) and seen.lens(2, 1).shape == (40,)
+    twin = twin_of(here.lvlm, here.engine, here.pictures)
+    everything = torch.ones(GRID, dtype=torch.bool)
+    for first in (-2, -4, -2, -1):
+        text = torch.zeros(1, here.engine.n_text, dtype=torch.bool)
+        text[:, first] = True
+        fast = here.engine.adjusted(text=text)[0]
+        assert_close(fast, adjusted(twin.logits(everything, text[0])), atol=1e-10, rtol=0)
+        cache = here.engine._cache_for(text)
+        assert cache.start == here.engine.n_text + first and cache is here.engine._later_cache
+
+
+def test_masks_at_once_are_few_enough_for_the_memory(monkeypatch):
+    """Bytes of a mask: rows times states, the MLP's hidden layer and, where no fused kernel reads
+    the picture, its scores."""
+    here, budgets = scene("llava"), []
+    engine, text, stop = here.engine, here.engine.n_text, here.engine.prompt.image.stop
+
+    def fit(most, each, device):
+        budgets.append((most, each))
+        return most
+
+    monkeypatch.setattr("seecause.lvlm.engine.fit", fit)
+    assert [engine.at_once(total) for total in (1, 8, 9, 64, 10_000)] == [8, 8, 16, 64, 64]
+    states = 8 * (12 * 32 + 3 * 40) + 16 * 32  # width 32, hidden 40, 8 bytes
+    assert set(budgets) == {(64, text * states)}
+    budgets.clear()
+    engine.at_once(9, mixed=True)
+    assert budgets == [(64, text * (states + 12 * 4 * 2 * stop))]  # 4 heads, two banks
+    budgets.clear()
+    late = torch.zeros(1, text, dtype=torch.bool)
+    late[:, -2:] = True
+    engine.at_once(9, engine._cache_for(late))
+    assert budgets == [(64 * text // 2, 2 * states)]
+    budgets.clear()
+    for mixed, layers in ((False, 1), (True, 4)):
+        engine._with_gradient_at_once(7, mixed=mixed)
+        held = 4 * (8 * (20 * 32 + 5 * 40) + 60 * 32) + 30 * 4 * text * 4
+        assert budgets.pop() == (7, text * (held + 60 * 4 * stop * layers))
+    monkeypatch.setattr(engine, "block_size", 3)
+    assert engine.at_once(9) == engine._with_gradient_at_once(9, mixed=False) == 3
 
 
 @pytest.mark.parametrize("family", ["llava", "qwen2_vl"])
@@ -296,10 +308,13 @@ def test_bad_masks_and_weak_answers_are_refused():
             MaskEngine(
                 here.lvlm, here.engine.prompt, None, here.bank, answer=[against], floor=floor
             )
-    with pytest.raises(BadOption, match="position"):
-        MaskEngine(
-            here.lvlm, photo(here.native.size), QUESTION, here.bank, answer="cat", position=1
-        )
+    asked = (here.lvlm, photo(here.native.size), QUESTION, here.bank)
+    for position, expected in ((1, "below 1, .* the answer 'cat'"), (-1, "from 0 on")):
+        with pytest.raises(BadOption, match=f"position={position} .*{expected}"):
+            MaskEngine(*asked, answer="cat", position=position)
+    seeing = [here.lvlm, here.engine.prompt, None, here.bank]
+    span = MaskEngine(*seeing, answer=[signs.index(True)], floor=0).span
+    assert MaskEngine(*seeing, answer=[signs.index(True)], floor=span).span == span  # not less
     for vocabulary in (41, 0, -1):
         with pytest.raises(BadOption, match="vocabulary"):
             MaskEngine(here.lvlm, here.engine.prompt, None, here.bank, vocabulary=vocabulary)
@@ -340,17 +355,6 @@ def test_without_a_fused_kernel_the_answers_are_the_same(family, monkeypatch):
     )
     assert_close(some_rows[0], whole[0][:, 2:])  # the last rows of a text, whatever came before
     assert_close(some_rows[1], whole[1][:, 2:])
-
-
-def test_the_lens_reads_a_head_through_the_final_norm_and_the_vocabulary():
-    here = scene("llava")
-    seen, decoder = here.engine.activations(), here.lvlm.decoder
-    for image_only, source in ((False, seen.heads), (True, seen.from_image)):
-        alone = torch.zeros(1, *source.shape[2:], dtype=source.dtype)  # [1, H, dh]
-        alone[0, 3] = source[2, -1, 3]
-        written = here.lvlm.module.get_decoder().layers[2].self_attn.o_proj(alone.flatten(1))
-        expected = decoder.head(decoder.norm(written))[0]
-        assert_close(seen.lens(2, 3, image_only=image_only), expected, atol=1e-10, rtol=0)
 
 
 def test_the_end_of_an_answer_is_no_word(monkeypatch):

@@ -23,7 +23,7 @@ from seecause.lvlm import (
     draw_masks,
     elastic_net,
 )
-from seecause.lvlm.fit import Penalty, _agreement, regress
+from seecause.lvlm.fit import Moments, Penalty, _agreement, regress
 from seecause.lvlm.masks import MASKS, MaskSampling
 from tests.helpers import noise
 from tests.lvlm.scenes import GRID, scene
@@ -108,6 +108,23 @@ def test_r2_is_that_of_masks_the_fit_has_not_seen():
     assert fit.pearson == pytest.approx(np.corrcoef(responses[unseen], predicted)[0, 1], abs=1e-9)
 
 
+def test_the_standard_error_of_a_fit_is_that_of_least_squares():
+    x, truth = draw_masks(50, 6, p=0.4, seed=2).double(), noise(6)
+    moments = Moments(6).add(x, x @ truth)
+    centred = (x - x.mean(dim=0)).numpy()
+    expected = np.sqrt(0.3 * np.diag(np.linalg.inv(centred.T @ centred)))
+    assert_close(moments.standard_error(0.3), torch.from_numpy(expected), atol=1e-10, rtol=0)
+    fit = regress(lambda x: x.double() @ truth + noise(len(x)), 6, MaskSampling(masks=50, seed=2))
+    rows = draw_masks(50, 6, seed=2).double()
+    rows = rows[torch.randperm(50, generator=torch.Generator().manual_seed(2))[:40]]
+    centred = rows - rows.mean(dim=0)
+    error = (fit.unseen[:, 0] - fit.unseen[:, 1]).square().mean()
+    expected = (error * torch.linalg.inv(centred.T @ centred).diagonal()).sqrt()
+    assert_close(fit.standard_error, expected, atol=1e-10, rtol=0)
+    with pytest.raises(BadOption, match="at least one"):
+        Moments(6).fit()
+
+
 @pytest.mark.parametrize("penalty", [{"alpha": 0.05}, {"alpha": 0.05, "l1_ratio": 0.9}])
 def test_the_penalty_is_the_one_asked_for(penalty):
     truth, asked = noise(20), []
@@ -139,7 +156,7 @@ DEFAULTS = {
     "MaskEngine": {
         **{"answer": None, "position": 0, "floor": 1.0, "vocabulary": None, "block_size": None}
     },
-    "blind_logits": {"said": ()},
+    "blind_logits": {"answer_start": ()},
     "calibration_critters": {"size": 96},
     "classifier": {
         **{"question": "What is in the picture?", "by": "name_ll", "scope": "vision"},
@@ -237,7 +254,21 @@ def test_heads_of_a_model(tmp_path):
     assert result.top(2)[0] == divmod(int(result.coefficients.argmax()), 4)
     assert result.mask(3).sum() == 3 and result.protocol["sampling"]["seed"] == 3
     read = HeadAttribution.load(result.save(tmp_path))
-    assert torch.equal(read.coefficients, result.coefficients) and read.protocol == result.protocol
+    for name, value in vars(result).items():
+        own = getattr(read, name)
+        assert torch.equal(own, value) if isinstance(value, torch.Tensor) else own == value, name
+    assert len(result.unseen) == 60 and result.mask(0).sum() == 0
+    assert result.top(16) == [divmod(place, 4) for place in result.order().tolist()]
+    for wrong in (-1, 17):
+        with pytest.raises(BadOption, match="a count up to 16"):
+            result.top(wrong)
+
+
+def test_equal_coefficients_are_ordered_by_layer_and_head():
+    even = torch.tensor([[0.5, 0.2, 0.5], [0.2, 0.9, 0.5]])
+    heads = HeadAttribution(even, 0.0, 1.0, 1.0, 8, 1.0, even)
+    assert heads.top(4) == [(1, 1), (0, 0), (0, 2), (1, 2)]
+    assert heads.mask(2).tolist() == [True, False, False, False, True, False]
 
 
 def test_every_option_reaches_what_is_fitted():
@@ -263,6 +294,9 @@ def test_every_option_reaches_what_is_fitted():
         {"protocol": []},
         {"r2": "good"},
         {"agreement": None},
+        {"intercept": [1.0]},
+        {"pearson": "high"},
+        {"unseen": torch.zeros(3)},
         {"coefficients": torch.zeros(3)},
         {"coefficients": torch.zeros(2, 2, dtype=torch.int64)},
         {"standard_error": torch.zeros(2, 3)},

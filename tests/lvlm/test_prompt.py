@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
 from seecause.errors import BadOption, BadPrompt, MissingWeights, UnknownName, UnsupportedModel
 from seecause.lvlm import load, picture_map, verify, wrap
-from seecause.lvlm.prompt import answer_ids
+from seecause.lvlm.prompt import answer_ids, extended, render
 from tests.families.lvlm import photo, tiny_lvlm
 from tests.lvlm.scenes import QUESTION, scene
 
@@ -95,7 +97,13 @@ def test_two_pictures_and_the_words_between_them_are_read_as_one_place():
 def test_a_sliding_window_shorter_than_the_prompt_is_refused(monkeypatch):
     lvlm = scene("llava").lvlm
     monkeypatch.setattr(lvlm.decoder, "window", 10)
-    with pytest.raises(BadPrompt, match="sliding window"):
+    with pytest.raises(BadPrompt, match="sliding window holds 10"):
+        lvlm.prompt(photo((32, 32)), QUESTION)
+    length = len(scene("llava").engine.prompt.ids)
+    monkeypatch.setattr(lvlm.decoder, "window", length)
+    assert len(lvlm.prompt(photo((32, 32)), QUESTION).ids) == length
+    monkeypatch.setattr(lvlm.decoder, "window", length - 1)
+    with pytest.raises(BadPrompt, match=f"a prompt of {length} tokens"):
         lvlm.prompt(photo((32, 32)), QUESTION)
 
 
@@ -131,6 +139,38 @@ def test_names_nobody_knows(tmp_path):
         load(f"hf:{tmp_path}")
 
 
+def test_a_prompt_is_written_by_its_template():
+    chatty = SimpleNamespace(
+        image_token="<image>",
+        chat_template="own",
+        apply_chat_template=lambda messages, **options: (messages, options),
+    )
+    messages, options = render(chatty, "Why?")
+    content = [{"type": "image"}, {"type": "text", "text": "Why?"}]
+    assert messages == [{"role": "user", "content": content}]
+    assert options == {"add_generation_prompt": True, "tokenize": False}
+    assert render(chatty, "Why?", "{question} | {image}") == "Why? | <image>"
+    plain = SimpleNamespace(image_token="<image>")
+    assert render(plain, "Why?") == "USER: <image>\nWhy? ASSISTANT:"
+
+
+def test_tokens_that_follow_an_answer_are_words_that_all_may_see():
+    inputs = {
+        "input_ids": torch.tensor([[5, 6]]),
+        "attention_mask": torch.ones(1, 2, dtype=torch.int32),
+        "mm_token_type_ids": torch.tensor([[0, 1]]),
+        "token_type_ids": torch.tensor([[1, 1]]),
+        "pixel_values": torch.zeros(1, 3),
+    }
+    longer = extended(inputs, [8, 9])
+    assert longer["input_ids"].tolist() == [[5, 6, 8, 9]]
+    assert longer["attention_mask"].tolist() == [[1, 1, 1, 1]]
+    assert longer["attention_mask"].dtype == torch.int32
+    assert longer["mm_token_type_ids"].tolist() == [[0, 1, 0, 0]]
+    assert longer["token_type_ids"].tolist() == [[1, 1, 0, 0]]
+    assert longer["pixel_values"] is inputs["pixel_values"] and len(longer) == 5
+
+
 def test_an_answer_stands_one_space_behind_its_prompt(monkeypatch):
     seen = []
     monkeypatch.setattr(
@@ -139,3 +179,7 @@ def test_an_answer_stands_one_space_behind_its_prompt(monkeypatch):
     for text in ("ASSISTANT :", "ASSISTANT : ", "ASSISTANT :\n"):
         assert answer_ids(scene("llava").lvlm, None, text, "cat", before=[8]) == [9, 10]
     assert seen == ["ASSISTANT : cat", "ASSISTANT : cat", "ASSISTANT :\ncat"]
+    assert answer_ids(scene("llava").lvlm, None, "ASSISTANT :", "cat", before=[8, 9]) == [10]
+    for before, answer in (([9], "cat"), ([8, 9, 10], "cat"), ([8], "  ")):
+        with pytest.raises(BadPrompt, match="do not continue"):
+            answer_ids(scene("llava").lvlm, None, "ASSISTANT :", answer, before=before)

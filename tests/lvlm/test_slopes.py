@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from sklearn.metrics import r2_score
 from torch.testing import assert_close
 
 from seecause.errors import BadOption, NotDefined
@@ -22,7 +23,7 @@ from seecause.lvlm.masks import MaskSampling
 from tests.families.lvlm import FAMILIES
 from tests.helpers import noise
 from tests.lvlm.scenes import GRID, QUESTION, TOKEN, scene, some
-from tests.reference import hear
+from tests.reference import hear, ridge
 
 KINDS = ("heads", "text", "image")
 
@@ -186,6 +187,49 @@ def test_a_response_has_no_part_in_what_is_foretold_of_it():
     assert_close(before[:, 0], first)
     moved = (after[:, 1] - before[:, 1]).abs()
     assert float(moved[3]) < 1e-10 < 1e-8 < float(moved.max())
+
+
+@pytest.mark.parametrize(("count", "size"), [(15, 5), (8, 12)])  # fewer masks than entries, too
+def test_a_corrected_derivative_equals_the_slow_twin(count, size):
+    x, weights = draw_masks(count, size, p=0.5, seed=3), noise(size)
+    responses = bent(x, weights) + 0.1 * noise(count, seed=2)
+    slopes = slopes_of(x, weights)[:6]
+    penalties = torch.logspace(-4, 4, 33, dtype=torch.float64)
+    twin, *halves = (
+        ridge.LeftOutRidge(x[rows].double(), responses[rows], slopes[rows], penalties)
+        for rows in (slice(None), slice(0, None, 2), slice(1, None, 2))
+    )
+    fast = corrected(x, responses, slopes)
+    assert_close(fast.coefficients, twin.coefficients, atol=1e-9, rtol=0)
+    assert_close(fast.standard_error, twin.standard_error(), atol=1e-9, rtol=0)
+    foretold = torch.stack([responses, responses - twin.left_out], dim=1)
+    assert_close(fast.unseen, foretold, atol=1e-9, rtol=0)
+    intercept = responses.mean() - x.double().mean(dim=0) @ twin.coefficients
+    assert fast.intercept == pytest.approx(float(intercept))
+    assert fast.agreement == pytest.approx(correlation(*(half.coefficients for half in halves)))
+    assert fast.r2 == pytest.approx(r2_score(*foretold.T.numpy())) and fast.masks == count
+
+
+def test_a_mean_derivative_foretells_one_half_by_the_other():
+    x, weights = draw_masks(11, 5, p=0.5, seed=3).double(), noise(5)
+    responses, slopes = bent(x, weights), slopes_of(x, weights)[:7]
+    fast = mean_derivative(x, responses, slopes)
+    even, odd = slice(0, 7, 2), slice(1, 7, 2)
+    for mine, others in (
+        (even, range(1, 7, 2)),
+        (odd, range(0, 7, 2)),
+        (slice(0, 7), range(7, 11)),
+    ):
+        for k in others:
+            line = (x[k] - x[mine].mean(dim=0)) @ slopes[mine].mean(dim=0)
+            assert float(fast.unseen[k, 1]) == pytest.approx(float(responses[mine].mean() + line))
+    assert_close(fast.unseen[:, 0], responses)
+    assert_close(fast.coefficients, slopes.mean(dim=0))
+    intercept = responses.mean() - x.mean(dim=0) @ slopes.mean(dim=0)
+    assert fast.intercept == pytest.approx(float(intercept)) and fast.masks == 11
+    assert_close(fast.standard_error, slopes.std(dim=0) / 7**0.5)
+    halves = (slopes[rows].mean(dim=0) for rows in (even, odd))
+    assert fast.agreement == pytest.approx(correlation(*halves))
 
 
 def test_where_the_response_bends_the_correction_finds_what_the_derivative_misses():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from torch.testing import assert_close
@@ -13,8 +15,10 @@ from seecause.lvlm import (
     draw_masks,
     sufficiency,
     text_effects,
+    text_slopes,
     weighted_attention,
 )
+from seecause.lvlm.attribute import TextEffects, _substantial
 from seecause.lvlm.fit import regress
 from seecause.lvlm.masks import MaskSampling
 from tests.lvlm.scenes import scene
@@ -68,6 +72,43 @@ def test_image_tokens_share_out_what_the_chosen_heads_and_rows_bring():
     tokens = attribute_tokens(engine, heads, text, how="fit", masks=100, seed=2)
     assert_close(tokens.coefficients, expected.coefficients, atol=1e-9, rtol=0)
     assert tokens.intercept == pytest.approx(expected.intercept, abs=1e-9)
+    for name in ("r2", "pearson", "agreement"):
+        assert getattr(tokens, name) == pytest.approx(getattr(expected, name), abs=1e-9), name
+    assert_close(tokens.standard_error, expected.standard_error, atol=1e-9, rtol=0)
+    quick = attribute_tokens(engine, heads, text, masks=6, p=0.4, seed=3)
+    image = draw_masks(6, engine.n_image, p=0.4, seed=3)
+    slopes = engine.slopes(heads[None], text[None], image, of="image")[1] / whole
+    assert_close(quick.coefficients, slopes.mean(dim=0), atol=1e-10, rtol=0)
+    answers = engine.evaluate(heads[None], text[None], image) / whole
+    line = image.double().mean(dim=0) @ quick.coefficients
+    assert quick.intercept == pytest.approx(float(answers.mean() - line))
+    assert quick.protocol["heads"] == int(heads.sum()) and quick.tokens == engine.prompt.tokens
+
+
+def test_text_rows_share_out_what_the_chosen_heads_bring():
+    engine = scene("llava").engine
+    heads = torch.ones(16, dtype=torch.bool)
+    heads[[1, 6, 11]] = False
+    whole = float(engine.evaluate(heads[None]))
+    assert abs(whole - 1) > 0.01
+    rows = text_slopes(engine, heads, masks=6, p=0.4, seed=2)
+    masks = draw_masks(6, engine.n_text, p=0.4, seed=2)
+    slopes = engine.slopes(heads[None], masks, of="text")[1] / whole
+    assert rows.response == pytest.approx(whole) and rows.pieces == engine.prompt.pieces
+    assert_close(rows.deltas, slopes.mean(dim=0), atol=1e-10, rtol=0)
+
+
+def test_rows_are_kept_whose_blocking_costs_more_than_a_twentieth():
+    deltas = torch.tensor([0.05, 0.051, -0.3, 0.4], dtype=torch.float64)
+    effects = TextEffects(deltas, tuple("abcd"), 1.0)
+    assert effects.kept().tolist() == [False, True, False, True]
+
+
+def test_shares_of_less_than_a_twentieth_of_the_effect_are_noise():
+    engine = SimpleNamespace(answer="jade", span=4.0)
+    assert _substantial(engine, 0.05) == 0.05
+    with pytest.raises(WeakAnswer, match=r"'jade' by 0\.16 only; expected at least floor=0\.2"):
+        _substantial(engine, 0.04)
 
 
 def test_weighted_attention_follows_equation_13():
@@ -88,6 +129,9 @@ def test_weighted_attention_follows_equation_13():
                     * seen.attention(layer, head)[row]
                 )
     assert_close(got, slow, atol=1e-12, rtol=0)
+    own = weighted_attention(engine, scores.coefficients, heads, effects)
+    kept = weighted_attention(engine, scores.coefficients, heads, effects, effects.deltas > 0.05)
+    assert torch.equal(own, kept) and not torch.equal(own, got)
 
 
 def test_heads_that_carry_nothing_cannot_be_shared_out():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
@@ -12,6 +14,7 @@ from torch.testing import assert_close
 from seecause.errors import BadOption
 from seecause.lvlm import (
     AnswerEngine,
+    HeadAttribution,
     MaskEngine,
     attribute_heads,
     compare_wordings,
@@ -34,7 +37,7 @@ from seecause.lvlm import (
     words,
 )
 from seecause.lvlm.fit import correlation
-from seecause.lvlm.trace import masked_runs, rows_of
+from seecause.lvlm.trace import AnswerTrace, check_masks_suffice, concerns, masked_runs, rows_of
 from seecause.models.image_tokens import Grid, ImageTokens
 from tests.lvlm.scenes import scene
 from tests.lvlm.toy import QUESTION, pictures, toy_engine
@@ -104,10 +107,13 @@ def test_what_is_asked_for_reaches_every_part_of_a_trace(tmp_path):
         "attention": heads.attention,
         "causal": heads.causal,
         "chosen": heads.chosen,
-        "faithfulness.causal": heads.curves["causal"].faithfulness,
-        "completeness.causal": heads.curves["causal"].completeness,
+        **{f"faithfulness.{name}": c.faithfulness for name, c in heads.curves.items()},
+        **{f"completeness.{name}": c.completeness for name, c in heads.curves.items()},
     }.items():
-        assert torch.equal(saved[name], value), name
+        assert torch.equal(saved.pop(name), value), name
+    assert not saved and len(heads.curves) == 4
+    read = HeadAttribution.load(tmp_path / "heads")
+    assert torch.equal(read.coefficients, heads.heads.coefficients)
     saved = load_file(tmp_path / "tokens.safetensors")
     for name, value in {
         "coefficients": tokens.tokens.coefficients,
@@ -124,8 +130,13 @@ def test_what_is_asked_for_reaches_every_part_of_a_trace(tmp_path):
     assert int(coarse.chosen.sum()) == int(heads.curves["hear"].enough(0.3)) < heads.chosen.sum()
     adaptive = trace_heads(engine, how="fit", masks=400, adaptive=True)
     assert adaptive.heads.protocol["sampling"]["adaptive"]
-    usual = trace_answer(engine, masks=8, token_masks=None)
-    assert usual.heads.heads.masks == 8 and usual.tokens.tokens.masks == 64
+    parts = []
+    usual = trace_answer(engine, masks=8, token_masks=None, advance=parts.append)
+    assert usual.heads.heads.masks == 8 and usual.tokens.tokens.masks == 64 and parts == [1, 1]
+    parts.clear()
+    assert trace_answer(engine, masks=8, advance=parts.append).tokens is None and parts == [1]
+    own = [(each.layer, each.head) for each in usual.words]
+    assert own == usual.heads.heads.top(5)
 
 
 def test_every_masked_run_is_heard_of():
@@ -143,6 +154,39 @@ def test_every_masked_run_is_heard_of():
         assert sum(heard) == words.masked_runs(answer, masks=5) == 20
     finally:
         engine.progress = lambda done: None
+
+
+def test_too_few_masks_are_refused_before_any_are_asked():
+    engine = toy_engine()  # 12 heads, 16 image tokens
+    check_masks_suffice(engine, 16, 21, how="fit")
+    check_masks_suffice(engine, None, how="fit")
+    check_masks_suffice(engine, 4, 4)
+    for masks, tokens, message in ((15, 0, "the 12 coefficients"), (16, 20, "the 16 coefficients")):
+        with pytest.raises(BadOption, match=message):
+            check_masks_suffice(engine, masks, tokens, how="fit")
+    with pytest.raises(BadOption, match="seed=-1"):
+        check_masks_suffice(engine, 8, seed=-1)
+
+
+def test_concerns_are_said_of_heads_and_of_image_tokens():
+    many = {"pictures": 20}
+    engine = SimpleNamespace(lvlm=toy_engine().lvlm, question="What is the tail?", bank=many)
+
+    def lines(heads, tokens):
+        parts = [SimpleNamespace(r2=r2, agreement=agreement) for r2, agreement in (heads, tokens)]
+        own = SimpleNamespace(heads=parts[0]), [], SimpleNamespace(tokens=parts[1])
+        return concerns(AnswerTrace(engine, *own))
+
+    assert lines((0.5, 0.8), (0.5, 0.8)) == []
+    low, few = lines((0.49, 0.9), (0.9, 0.79))
+    assert low.startswith("coefficients of heads foretell masked answers badly (R2 0.49)")
+    assert few == "two halves of the masks agree by 0.79 about image tokens: ask more masks"
+    assert len(lines((float("nan"), float("nan")), (0.9, 0.9))) == 2
+    engine.bank, engine.question = {"pictures": 19}, "What is the banana kiwi banana ?"
+    assert lines((0.9, 0.9), (0.9, 0.9)) == [
+        "the model has no token for banana, kiwi: it reads them as one word",
+        "19 calibration pictures make the average picture: about a hundred are better",
+    ]
 
 
 def answer_bank():

@@ -3,6 +3,8 @@ the rules of the counts."""
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from torch.testing import assert_close
@@ -11,6 +13,7 @@ from seecause.errors import BadOption
 from seecause.lvlm import (
     HeadAttribution,
     RankingCurves,
+    analysis,
     attention_scores,
     attribute_heads,
     causal_scores,
@@ -50,6 +53,9 @@ def test_curves_and_single_heads_equal_the_slow_twin(family):
         on[k, order[:k]] = True
     slow = shares(here, torch.cat([on, ~on, ~torch.eye(16, dtype=torch.bool)]))
     curves = scan(here.engine, order)
+    both = scan(here.engine, torch.stack([order.flip(0), order])).rows(slice(1, 2))
+    assert_close(both.faithfulness, curves.faithfulness, atol=1e-10, rtol=0)
+    assert_close(both.completeness, curves.completeness, atol=1e-10, rtol=0)
     assert_close(curves.faithfulness[0], slow[:17], atol=1e-9, rtol=0)
     assert_close(curves.completeness[0], slow[17:34], atol=1e-9, rtol=0)
     assert_close(causal_scores(here.engine).flatten(), 1 - slow[34:], atol=1e-9, rtol=0)
@@ -69,8 +75,41 @@ def test_counts_are_first_crossings_from_one_head_on():
         torch.tensor([(2 + 5) / 2, (5 + 5) / 2], dtype=torch.float64),
     )
     assert float(threshold_study(curves, [0.8])[0, 1]) == (2 + 5) / 2  # until a fifth is left
-    with pytest.raises(BadOption, match="level"):
-        curves.enough(1.0)
+    for level in (0.0, 1.0):
+        for count in (curves.enough, curves.needed):
+            with pytest.raises(BadOption, match="level"):
+                count(level)
+
+
+def test_the_thresholds_are_the_papers_and_a_tie_is_no_crossing():
+    line = torch.tensor([[0.0, 0.8, 0.81, 1.0]], dtype=torch.float64)
+    curves = RankingCurves(line, torch.tensor([[1.0, 0.2, 0.5, 0.19]], dtype=torch.float64))
+    assert (curves.enough().item(), curves.needed().item()) == (2, 3)
+    assert analysis.LEVELS == (0.5, 0.6, 0.7, 0.8, 0.9)
+    assert analysis.RATIOS == (0.125, 0.25, 0.375, 0.5, 0.625, 0.75, 0.875)
+    table = threshold_study(curves)
+    assert table.tolist() == [[1, 1], [1, 1], [1, 1], [2, 3], [3, 3]]
+
+
+def test_crossings_are_searched_for_a_few_heads_at_a_time():
+    """An engine whose heads bring a fifth each."""
+    asked = []
+
+    def evaluate(heads):
+        asked.append(heads.sum(dim=1).tolist())
+        return heads.sum(dim=1).double() / 5
+
+    engine, order = SimpleNamespace(evaluate=evaluate), torch.tensor([3, 0, 4, 1, 2])
+    assert first_crossing(engine, order) == 5  # 4 bring 0.8, which is not more
+    assert asked == [[1, 2, 3, 4, 5]]
+    asked.clear()
+    assert first_crossing(engine, order, level=0.4, chunk=2) == 3
+    assert asked == [[1, 2], [3, 4]]
+    asked.clear()
+    assert first_crossing(engine, order, level=0.4, completeness=True, chunk=2) == 4
+    assert asked == [[4, 3], [2, 1]]
+    weak = SimpleNamespace(evaluate=lambda heads: torch.zeros(len(heads)))
+    assert first_crossing(weak, order) == 5  # never: all of them
 
 
 def test_essential_heads_are_counted_at_the_level_asked_for():
@@ -128,13 +167,15 @@ def test_random_orders_are_orders():
 
 
 def test_the_ratio_study_ablates_what_it_says():
-    result = ratio_study(scene("llava").engine, [0.25, 0.75], masks=100)
     engine = scene("llava").engine
+    result = ratio_study(engine, [0.25, 0.75], masks=100, seed=5)
     assert [traced.heads.protocol["sampling"]["p"] for traced in result] == [0.25, 0.75]
     assert {traced.heads.protocol["sampling"]["how"] for traced in result} == {"fit"}
-    assert (
-        len({traced.heads.protocol["sampling"]["seed"] for traced in result}) == 2
-    )  # the same lots would be nested
+    seeds = [traced.heads.protocol["sampling"]["seed"] for traced in result]
+    assert seeds == [5, 6]  # the same lots would be nested
+    (quick,) = ratio_study(engine, [0.5], how="derivative", masks=8)
+    sampling = quick.heads.protocol["sampling"]
+    assert (sampling["how"], sampling["masks"], sampling["seed"]) == ("derivative", 8, 0)
     for traced in result:
         curves = scan(engine, traced.heads.order())
         assert (traced.enough, traced.needed) == (int(curves.enough()), int(curves.needed()))
@@ -152,6 +193,7 @@ def test_coarse_curves_are_the_full_ones_at_their_counts_and_straight_between():
         assert_close(drawn[:, counts], true[:, counts], atol=1e-12, rtol=0)
         assert_close(drawn[:, 8], (true[:, 6] + true[:, 10]) / 2, atol=1e-12, rtol=0)
     assert curve_counts(16, 17) == curve_counts(16) == list(range(17))
+    assert curve_counts(16, 2) == [0, 16] and curve_counts(3, 3) == [0, 1, 3]
     assert len(curve_counts(1024, 128)) < 128
     with pytest.raises(BadOption, match="points"):
         scan(engine, orders, points=1)

@@ -3,13 +3,15 @@ ends it."""
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
 import seecause as sc
 from seecause.critters.train.llava_model import RECIPES, build_llava, make_words
-from seecause.errors import BadOption, BadPrompt, WeakAnswer
-from seecause.lvlm import LVLM, AnswerEngine, MaskEngine, make_bank, wrap
+from seecause.errors import BadOption, BadPrompt, UnknownName, WeakAnswer
+from seecause.lvlm import LVLM, AnswerEngine, MaskEngine, make_bank, model, wrap
 from seecause.models.decoder import restrict
 from tests.families.lvlm import photo, tiny_lvlm
 from tests.lvlm.scenes import QUESTION, TOKEN, scene
@@ -30,6 +32,85 @@ def test_removing_any_head_changes_the_fingerprint():
                 assert lvlm.fingerprint() != whole, (block.name, head)
                 weight.copy_(kept)
     assert lvlm.fingerprint() == whole
+
+
+def test_a_fingerprint_is_taken_anew_only_when_weights_changed(monkeypatch):
+    native = tiny_lvlm("llava")
+    lvlm, digests = wrap(native.module, native.processor, check=False), []
+    monkeypatch.setattr(
+        "seecause.lvlm.model.digest", lambda *parts: digests.append(parts) or str(len(digests))
+    )
+    assert [lvlm.fingerprint(), lvlm.fingerprint()] == ["1", "1"]
+    native.module.lm_head.weight.mul_(2)
+    assert [lvlm.fingerprint(), lvlm.fingerprint()] == ["2", "2"]
+    names, values = digests[0]
+    assert "('lm_head.weight', [40, 32])" in names and values != digests[1][1]
+
+
+def test_a_view_says_what_it_is_and_pieces_are_numbers_without_a_tokenizer():
+    native = tiny_lvlm("llava")
+    bare, named = (
+        wrap(native.module, processor, check=False, **names)
+        for processor, names in ((None, {}), (native.processor, {"name": "mine"}))
+    )
+    family = "transformers.LlavaForConditionalGeneration, 4 blocks x 4 heads, cpu, float64"
+    assert repr(bare) == f"LVLM('LlavaForConditionalGeneration', {family})"
+    assert repr(named) == f"LVLM('mine', {family})"
+    ids = torch.tensor([16, 7])
+    assert bare.pieces(ids) == ("16", "7") and bare.unknown_words("what is zebra") == []
+    assert named.pieces(ids) == ("cat", "ASSISTANT")
+    assert named.unknown_words("what zebra is lion zebra") == ["zebra", "lion"]
+    with pytest.raises(BadPrompt, match="without a processor"):
+        bare.answer_ids(photo(native.size), QUESTION, [7])
+
+
+def test_answers_are_token_ids_however_they_are_given():
+    here = scene("llava")
+    asked = (photo(here.native.size), QUESTION)
+    assert here.lvlm.answer_ids(*asked, torch.tensor([7, 11])) == [7, 11]
+    assert here.lvlm.answer_ids(*asked, (39, 0)) == [39, 0]
+    assert here.lvlm.answer_ids(*asked, "red cat") == [19, 16]
+    with pytest.raises(BadOption, match=r"answer=40 .*from 0 to 39"):
+        here.lvlm.answer_ids(*asked, [7, 40])
+    own = here.lvlm.speak(here.lvlm.prompt(*asked), 3)
+    assert here.lvlm.answer_ids(*asked, None, 3) == own
+    assert here.lvlm.answer_ids(*asked, None) == own[:1]  # one word
+    spoken = here.lvlm.prompt(*asked, [7, 11]).ids[-2:]
+    assert spoken.tolist() == [7, 11] and here.lvlm.prompt(*asked, "red cat").ids[-1] == 16
+
+
+def test_a_model_is_loaded_as_asked_for(monkeypatch, tmp_path):
+    moved, wrapped, opened = [], [], []
+
+    def opening(where):
+        opened.append(where)
+        config = SimpleNamespace(quantization_config={} if "packed" in where else None)
+        return SimpleNamespace(config=config, to=lambda **place: moved.append(place)), "processor"
+
+    monkeypatch.setattr(model, "_open", opening)
+    monkeypatch.setattr(model, "wrap", lambda *parts, **options: wrapped.append((parts, options)))
+    model.load("hf:some/name", device="cpu", dtype="bfloat16", template="T", check=False)
+    assert opened == ["some/name"] and moved == [{"device": "cpu", "dtype": torch.bfloat16}]
+    (parts, options) = wrapped.pop()
+    assert parts[1] == "processor"
+    assert options == {"name": "hf:some/name", "template": "T", "check": False}
+    model.load("builtin:critters-llava")
+    assert opened[-1].endswith("critters-llava") and moved[-1]["dtype"] == torch.float32
+    assert wrapped.pop()[1] == {"name": "builtin:critters-llava", "template": None, "check": True}
+    model.load(str(tmp_path), dtype=torch.float16)
+    assert opened[-1] == str(tmp_path) and moved[-1] == {"device": None, "dtype": torch.float16}
+    model.load(str(tmp_path))
+    assert moved.pop()["dtype"] is None  # as it is stored
+    model.load("hf:packed")
+    assert len(moved) == 3  # quantised weights stay where they are
+    with pytest.raises(BadOption, match="quantised and stays as stored"):
+        model.load("hf:packed", dtype="float32")
+    for wrong in ("float65", "Tensor"):
+        with pytest.raises(BadOption, match="float32, bfloat16"):
+            model.load("hf:some/name", dtype=wrong)
+    for spec in ("hf:", "elsewhere:x"):
+        with pytest.raises(UnknownName, match="builtin:NAME"):
+            model.load(spec)
 
 
 def test_a_word_past_the_end_of_the_models_own_answer_is_refused():

@@ -60,6 +60,24 @@ def test_all_words_equal_one_word_at_a_time(family):
         assert_close(places[:, word], own, atol=1e-10, rtol=0)
 
 
+def test_a_vocabulary_and_blocks_of_masks_belong_to_all_words():
+    here = scene("llava")
+    given = (here.lvlm, photo(here.native.size), QUESTION, here.bank)
+    options = {"vocabulary": 30, "block_size": 2}
+    whole = AnswerEngine(*given, answer=ANSWER, **options)
+    heads = some(5, 16)
+    answers = whole.adjusted(heads)
+    for word in range(len(ANSWER)):
+        engine = MaskEngine(*given, answer=ANSWER, position=word, floor=None, **options)
+        assert_close(answers[:, word], engine.adjusted(heads), atol=1e-10, rtol=0)
+    assert whole.protocol()["vocabulary"] == 30 and whole.at_once(5) == 2
+    logits = whole.logits(heads)
+    centred = logits - logits[..., :30].mean(dim=-1, keepdim=True)
+    for word, token in enumerate(ANSWER):
+        assert_close(centred[:, word, token], answers[:, word], atol=1e-10, rtol=0)
+    assert whole.pieces == here.lvlm.pieces(torch.tensor(ANSWER))
+
+
 def test_text_rows_that_see_may_lie_behind_the_first_word():
     whole, each = engines("llava")
     text = torch.zeros(1, whole.n_text, dtype=torch.bool)
@@ -73,10 +91,10 @@ def test_text_rows_that_see_may_lie_behind_the_first_word():
 @pytest.mark.parametrize(("dtype", "near"), [(torch.float64, 1e-10), (torch.float32, 3e-6)])
 def test_effects_are_those_of_head_attribution_of_each_word(dtype, near):
     whole, each = engines("llava_grouped", dtype)
-    words = trace_words(whole, masks=12, seed=4)
+    words = trace_words(whole, masks=12, p=0.6, seed=4)
     for word, engine in enumerate(each):
-        heads = attribute_heads(engine, masks=12, seed=4)
-        tokens = attribute_tokens(engine, masks=12, seed=4)
+        heads = attribute_heads(engine, masks=12, p=0.6, seed=4)
+        tokens = attribute_tokens(engine, masks=12, p=0.6, seed=4)
         assert abs(float(words.spans[word]) - engine.span) < near
         error = heads.standard_error * abs(engine.span)
         assert_close(words.heads[word], heads.coefficients * engine.span, atol=near, rtol=0)
@@ -168,16 +186,27 @@ def test_words_are_told_apart_by_how_far_the_picture_moves_them(tmp_path):
     assert words.moved().tolist() == [True, False, False]
     assert made([0.5, -0.5, 0.49]).sources(least=0.5) == ["picture", "against", "unlooked"]
     assert words.top(0, 2) == [(1, 2), (1, 1)]
-    assert words.maps(0)[0][1].shape == (2, 2)
+    shown = replace(words, image=torch.arange(12.0).reshape(3, 4))
+    ((grid, values),) = shown.maps(1)
+    assert (grid.rows, grid.columns) == (2, 2) and values.tolist() == [[4, 5], [6, 7]]
+    assert words.gains().tolist() == pytest.approx([2.0, 0.1, -3.0]) and len(words) == 3
+    assert words.top(1, 1) == [(1, 2)] and replace(words, heads=-words.heads).top(1, 1) == [(0, 0)]
     with pytest.raises(BadOption, match="least"):
         words.sources(least=0)
     assert len(words.top(0, 6)) == 6 and words.top(0, 0) == []
     for wrong in (-1, 7):
         with pytest.raises(BadOption, match="a count up to 6"):
             words.top(0, wrong)
-    words.save(tmp_path)
-    assert load_file(tmp_path / "words.safetensors")["heads"].shape == (3, 2, 3)
-    assert json.loads((tmp_path / "words.json").read_text())["sources"] == words.sources()
+    words = replace(words, protocol={"question": "why?"})
+    saved = load_file(words.save(tmp_path / "new") / "words.safetensors")
+    tensors = {name: value for name, value in vars(words).items() if torch.is_tensor(value)}
+    assert saved.keys() == tensors.keys() and len(saved) == 9
+    for name, value in tensors.items():
+        assert torch.equal(saved[name], value), name
+    assert json.loads((tmp_path / "new" / "words.json").read_text()) == {
+        "pieces": ["a", "b", "c"], "instead": ["u", "v", "w"], "sources": words.sources(),
+        "protocol": {"question": "why?"},
+    }  # fmt: skip
 
 
 def test_what_is_asked_for_reaches_every_word():

@@ -171,12 +171,12 @@ def blind_logits(
     bank: MeanBank,
     heads: Sequence[Head] = (),
     *,
-    said: Sequence[int] = (),
+    answer_start: Sequence[int] = (),
 ) -> Tensor:
-    """[V] float32 or float64: the next word behind the tokens `said`, where `heads` (layer, head)
-    see the bank's average picture."""
+    """[V] float32 or float64: the next word of an answer that begins with the tokens
+    `answer_start`, where `heads` (layer, head) see the bank's average picture."""
     on = ~heads_mask(lvlm, heads)
-    prompt = lvlm.prompt(bank.resized(image), question, list(said) or None)
+    prompt = lvlm.prompt(bank.resized(image), question, list(answer_start) or None)
     cache = prefix_cache(lvlm.decoder, prompt, *bank.means(lvlm, prompt, image))
     states = head_activations(lvlm, cache, on.to(lvlm.device)).states
     return wide(lvlm.decoder.head(lvlm.decoder.norm(states[-1, -1:])))[0]
@@ -196,11 +196,10 @@ def speak_blind(
 
         ids = sc.lvlm.speak_blind(lvlm, picture, "Which critter is this?", bank, [(0, 4), (1, 1)])
     """
-    ends = lvlm.module.generation_config.eos_token_id
-    ends, ids = (ends if isinstance(ends, list) else [ends]), []
+    ids: list[int] = []
     for _ in range(length):
-        token = int(blind_logits(lvlm, image, question, bank, heads, said=ids).argmax())
-        if token in ends:
+        token = int(blind_logits(lvlm, image, question, bank, heads, answer_start=ids).argmax())
+        if token in lvlm.end_tokens:
             break
         ids.append(token)
     return ids

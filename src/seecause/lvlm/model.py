@@ -144,9 +144,13 @@ class LVLM:
         with decoder.NATIVE_RUN, _plain_generation(self.module):
             sequence = self.module.generate(**prompt.inputs, max_new_tokens=length)
         ids = sequence[0, len(prompt.ids) :].tolist()
+        return ids[:-1] if ids and ids[-1] in self.end_tokens else ids
+
+    @property
+    def end_tokens(self) -> list[int | None]:
+        """What the model ends an answer with."""
         ends = self.module.generation_config.eos_token_id
-        ended = ids and ids[-1] in (ends if isinstance(ends, list) else [ends])
-        return ids[:-1] if ended else ids
+        return ends if isinstance(ends, list) else [ends]
 
     @torch.no_grad()
     def readout(self, token: int, vocabulary: int | None = None) -> Tensor:

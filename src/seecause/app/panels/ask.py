@@ -113,13 +113,13 @@ def hear(desk: Desk, request: Blind) -> Reply:
     ids, heads = _answer_ids(desk, request), _heads(desk, request.blind)
     _check_position(request, ids)
     ask = (desk.lvlm, _shown(desk, request), request.question, _bank(desk))
-    said = ids[: request.position]
+    start = ids[: request.position]
     desk.tell(0.2, "listening")
-    before = wide(blind_logits(*ask, said=said)).softmax(dim=0)
+    before = wide(blind_logits(*ask, answer_start=start)).softmax(dim=0)
     after = before
     new = ids
     if heads:
-        after = wide(blind_logits(*ask, heads, said=said)).softmax(dim=0)
+        after = wide(blind_logits(*ask, heads, answer_start=start)).softmax(dim=0)
         new = speak_blind(*ask, heads, length=LENGTH)
     return {
         "words": _pieces(desk, new),
@@ -227,8 +227,8 @@ def copy(desk: Desk, request: Blind) -> Reply:
         "print(trace.tokens.tokens.maps())",
     ]
     if heads:
-        said = f"sc.lvlm.speak_blind(lvlm, picture, question, bank, {heads}, length={LENGTH})"
-        lines += [f"said = {said}", "print(lvlm.processor.tokenizer.decode(said))"]
+        blind = f"sc.lvlm.speak_blind(lvlm, picture, question, bank, {heads}, length={LENGTH})"
+        lines += [f"ids = {blind}", "print(lvlm.processor.tokenizer.decode(ids))"]
     script = as_script(lines)
     if heads or shrunk or not own:
         return script

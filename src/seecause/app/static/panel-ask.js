@@ -29,7 +29,7 @@ function mount(root, tools) {
   } });
   const button = h("button", { type: "button", onclick: () => send() }, "Ask");
   const unknown = h("p", { class: "small", role: "status" });
-  const said = h("p", { class: "said", role: "group", "aria-label": "The answer. A word shows what is behind it." });
+  const spoken = h("p", { class: "spoken", role: "group", "aria-label": "The answer. A word shows what is behind it." });
   const picture = new PatchPicture({ label: "Image tokens: what each brings to the word", onhover: hover });
   const read = h("output", { class: "hover-read" });
   const scale = h("div", { class: "scale" });
@@ -38,7 +38,7 @@ function mount(root, tools) {
   const clear = h("button", { type: "button", class: "plain", onclick: () => tools.set({ blind: [] }) }, "All see");
   const enough = h("button", { type: "button", class: "plain", onclick: () => tools.set({ blind: traced.enough }) }, "Blind those that are enough");
   const top = h("table", { class: "path-table top-heads" });
-  const heard = h("p", { class: "said", "aria-live": "polite" });
+  const heard = h("p", { class: "spoken", "aria-live": "polite" });
   const finding = h("p", { class: "finding" });
   const before = new Answers("All heads see", "as the model is");
   const after = new Answers("Some blind", "click heads in the grid");
@@ -46,7 +46,7 @@ function mount(root, tools) {
   root.append(h("div", { class: "layout" },
     h("aside", { class: "side", "aria-label": "Settings" }, chooser.element, field("question", question), button, unknown),
     h("div", { class: "work" },
-      h("h2", {}, "Answer"), said, job.error, job.element,
+      h("h2", {}, "Answer"), spoken, job.error, job.element,
       h("div", { class: "heads-top" },
         h("section", { class: "heads-grid" }, h("div", { class: "toolbar" }, clear, enough), h("div", { class: "scroll" }, grid), legend),
         h("div", { class: "heads-picture" }, picture.element, scale, read)),
@@ -72,7 +72,7 @@ function mount(root, tools) {
   }
 
   function words() {
-    said.replaceChildren(...answer.words.map((piece, place) => h("button", {
+    spoken.replaceChildren(...answer.words.map((piece, place) => h("button", {
       type: "button", class: "word", "aria-pressed": String(place === mine().position), onclick: () => tools.set({ position: place }),
     }, piece.trim() || "·")));
   }
