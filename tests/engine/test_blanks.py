@@ -94,6 +94,7 @@ def test_blanks_of_single_pictures_are_run_and_let_go():
     blanks = blank_image(model, (32, 48), both, count=2)
     trace = blank_trace(model, blanks, states={0}, kv={1})
     assert torch.equal(blanks, both) and trace.batch == 2 and "blanks" not in model.memo
+    assert blank_image(model, (32, 48), both.float(), count=2).dtype == model.dtype
     for wrong, count in ((both, 3), (both[:, :2], 2), (both[..., :-1], 2)):
         with pytest.raises(BadImage, match="blank of shape"):
             blank_image(model, (32, 48), wrong, count=count)
@@ -108,3 +109,7 @@ def test_a_picture_as_a_blank_is_the_same_object_while_its_pixels_are():
     assert blank is blank_image(model, (32, 48), picture.clone()) and blank.dtype == model.dtype
     picture += 1
     assert not torch.equal(blank_image(model, (32, 48), picture), blank)
+    own = torch.rand(1, 3, 32, 48, dtype=torch.float64)
+    blank, before = blank_image(model, (32, 48), own), own.clone()
+    own += 1
+    assert torch.equal(blank, before)  # it does not change with what it was made of

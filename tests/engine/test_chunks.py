@@ -60,6 +60,8 @@ def test_the_share_of_a_gpu_that_is_free_counts_without_what_graphs_hold(monkeyp
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 10)
     monkeypatch.setattr(graphs, "pool_bytes", lambda device: 20)
     assert memory().bytes(torch.device("cuda")) == (100 + 60 - 10 - 20) * GPU_SHARE
+    monkeypatch.setattr(graphs, "pool_bytes", lambda device: 90)  # more than torch has unused
+    assert memory().bytes(torch.device("cuda")) == 100 * GPU_SHARE
     assert memory().bytes(CPU) == CPU_BUDGET
     with budget(7) as held:
         assert held.bytes(torch.device("cuda")) == 7
@@ -148,9 +150,10 @@ def test_a_budget_hears_of_halvings_under_one_inside_it():
         return start
 
     with budget() as outer:
+        list(in_chunks(run, 4, 2, what="images"))
         with budget(100):
             list(in_chunks(run, 2, 2, what="rows"))
-        assert outer.halvings == ["rows: 1"]
+        assert outer.halvings == ["images: 1", "rows: 1"]
 
 
 def test_budgets_nest_and_end():

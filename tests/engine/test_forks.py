@@ -115,6 +115,25 @@ def test_heads_that_cannot_matter_are_known_without_a_run():
         assert inert(model) == {(0, 1), (1, 2)}
 
 
+def test_small_weights_beside_a_large_bias_are_no_zeros():
+    model = view(tiny("timm_deit3", torch.float32), check=False)
+    projection = model.blocks[1].owner.attn.proj
+    projection.bias.fill_(1000)
+    projection.weight[:, :8] = 1e-5  # less than the rounding of the bias
+    assert inert(model) == set()
+
+
+@torch.no_grad()
+def test_equal_sets_of_heads_run_once():
+    native = tiny("timm_deit3")
+    model, images, rows = view(native, check=False), pictures(native), []
+    native.module.head.register_forward_hook(lambda module, given, out: rows.append(len(out)))
+    without = gates_without(model, [(1, 0)])
+    sets = [without, torch.ones_like(without), without, without]
+    logits = logits_of_sets(model, images, torch.stack(sets))
+    assert sum(rows) == 2 * len(images) and torch.equal(logits[0], logits[3])
+
+
 def test_logits_hang_on_what_heads_carried_and_on_nothing_before():
     native = tiny("timm_deit3")
     model, images = view(native, check=False), pictures(native).requires_grad_()
@@ -136,3 +155,5 @@ def test_the_mean_of_what_heads_carry_does_not_hang_on_chunks():
     for limit in (None, 1):
         with sc.budget(limit):
             assert_close(mean_carried(model, images), expected, atol=1e-12, rtol=0)
+    half = mean_carried(view(tiny("timm_deit3", torch.bfloat16), check=False), images.bfloat16())
+    assert {x.dtype for x in half} == {torch.bfloat16}

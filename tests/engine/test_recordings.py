@@ -2,6 +2,7 @@
 
 import copy
 import gc
+import weakref
 from contextlib import contextmanager, nullcontext
 from itertools import count
 from types import SimpleNamespace
@@ -22,6 +23,7 @@ def stand_ins(monkeypatch):
     """What CUDA does, on a CPU: a recording runs the function, a replay runs it again and writes
     over its results. Every recording takes one byte of a hundred."""
     pool, spoiled, turns, handles, reserved = graphs._Pool(CPU), [], [], [], count(10)
+    streams: list[str] = []
     capture = graphs._Pool._capture
 
     @contextmanager
@@ -49,8 +51,8 @@ def stand_ins(monkeypatch):
     monkeypatch.setattr(graphs, "usable", lambda tensors: not graphs._off.get())
     for name, value in {
         "device": lambda device: nullcontext(),
-        "current_stream": lambda: None,
-        "set_stream": lambda stream: None,
+        "current_stream": lambda: "the caller's",
+        "set_stream": streams.append,
         "get_device_properties": lambda device: SimpleNamespace(total_memory=100),
         "memory_reserved": lambda device: next(reserved),
         "graph_pool_handle": object,
@@ -60,7 +62,8 @@ def stand_ins(monkeypatch):
         "CUDAGraph": SimpleNamespace,
     }.items():
         monkeypatch.setattr(torch.cuda, name, value)
-    return SimpleNamespace(pool=pool, spoiled=spoiled, turns=turns, handles=handles)
+    made = {"pool": pool, "spoiled": spoiled, "turns": turns, "handles": handles}
+    return SimpleNamespace(**made, streams=streams)
 
 
 class Runs:
@@ -137,6 +140,36 @@ def test_graphs_share_their_memory_until_all_of_them_are_gone(stand_ins):
     run("a"), run("a")
     first, second, third = stand_ins.handles
     assert first is second and third is not first  # torch refuses a pool that nobody uses
+
+
+def test_a_recording_that_failed_gives_the_stream_back_and_spoils_the_pool_for_others(stand_ins):
+    run, long = Runs(), "x" * 100
+    run("a"), run("a")
+    stand_ins.spoiled.append("waits for the device\nat great length")
+    run(long), run(long)
+    assert stand_ins.streams == ["the caller's"]
+    assert graphs.report()[-1] == f"cpu: plain runs of {'x' * 80}: waits for the device"
+    run("c"), run("c")
+    first, failed, next_one = stand_ins.handles
+    assert first is failed and next_one is not first
+
+
+def test_a_graph_keeps_what_it_was_prepared_from(stand_ins):
+    """Keys may name things by their id, which nothing else may take."""
+    model, x = view(tiny("timm_deit3"), check=False), torch.ones(2)
+
+    class Named:
+        def __call__(self):
+            return torch.neg
+
+    named = Named()
+    alive = weakref.ref(named)
+    with torch.no_grad():
+        captured(model, id(named), named, x), captured(model, id(named), named, x)
+    del named
+    assert alive() is not None
+    model.forget()
+    assert alive() is None
 
 
 def test_a_call_is_ready_once_it_is_recorded(stand_ins):
@@ -226,10 +259,22 @@ def test_a_recording_is_good_for_one_key_shape_order_and_setting():
     assert graphs._place(model, "a", (x,)) != first
     model.gates, model.blocks = None, []
     assert graphs._place(model, "a", (x,)) != first
-    before = torch.get_float32_matmul_precision(), graphs._settings()
-    torch.set_float32_matmul_precision("medium")
-    assert graphs._settings() != before[1]
-    torch.set_float32_matmul_precision(before[0])
+    before = graphs._settings()
+    cuda = torch.backends.cuda
+    switches = {
+        torch.set_float32_matmul_precision: ("medium", torch.get_float32_matmul_precision()),
+        torch.use_deterministic_algorithms: (True, False),
+        cuda.enable_flash_sdp: (False, True),
+        cuda.enable_mem_efficient_sdp: (False, True),
+        cuda.enable_math_sdp: (False, True),
+    }
+    for switch, (other, usual) in switches.items():
+        switch(other)
+        changed = graphs._settings()
+        switch(usual)
+        assert changed != before and graphs._settings() == before, switch
+    with torch.backends.cudnn.flags(allow_tf32=not torch.backends.cudnn.allow_tf32):
+        assert graphs._settings() != before
 
 
 def test_a_module_owns_recordings_and_its_copy_makes_its_own():

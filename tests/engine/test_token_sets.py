@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
+from torch.testing import assert_close
 
-from seecause.engine.token_sets import TokenSets, token_sets
+from seecause.engine.token_sets import TokenSets, interpolate, selection, token_sets
+from seecause.errors import BadOption
 from seecause.models.layout import TokenLayout
 from tests.helpers import view
 from tests.tiny import tiny
@@ -71,3 +74,55 @@ def test_sets_of_a_selection_are_known_until_it_changes():
         token_sets(model, other, model.layout, (0,))
     assert token_sets(model, chosen, model.layout, (0,)) is again  # eight are kept
     assert len(model.memo["token sets"]) == 8
+
+
+def test_a_selection_is_one_object_so_that_what_follows_is_known():
+    for select in ("none", "box1", "manhattan1"):
+        for stride in (1, 2):
+            assert selection((3, 4), select, stride=stride) is selection(
+                (3, 4), select, stride=stride
+            )
+    assert selection((3, 4)) is not selection((4, 3))
+
+
+def test_neighbours_are_those_within_the_border():
+    def chosen(select: str, patch: int, **options: int) -> list[int]:
+        return selection((3, 4), select, **options)[patch].nonzero()[:, 0].tolist()
+
+    assert chosen("none", 5) == [5]
+    assert chosen("manhattan1", 5) == [1, 4, 5, 6, 9] and chosen("manhattan1", 3) == [2, 3, 7]
+    assert chosen("box1", 5) == [0, 1, 2, 4, 5, 6, 8, 9, 10] and chosen("box1", 11) == [
+        6,
+        7,
+        10,
+        11,
+    ]
+    assert chosen("box2", 8) == [0, 1, 2, 4, 5, 6, 8, 9, 10]
+    # every second patch, as far from one border as from the other: rows 0 and 2, columns 0 and 2
+    assert [chosen("none", i, stride=2) for i in range(4)] == [[0], [2], [8], [10]]
+    film = selection((2, 2, 2), "manhattan1")
+    assert film[0].nonzero()[:, 0].tolist() == [0, 1, 2, 4]
+
+
+def test_any_matrix_may_be_a_selection_and_nothing_else_is():
+    mine = torch.zeros(12, 12)
+    mine[8, 3], mine[2, 0] = 0.25, -1
+    assert selection((3, 4), mine).nonzero().tolist() == [[2, 0], [8, 3]]
+    assert selection((3, 4), mine, stride=2).nonzero().tolist() == [[1, 0], [2, 3]]
+    for wrong, words in ((mine[:3], r"\[12, 12\] for a 3 x 4 grid"), ("box3", "box1, box2")):
+        with pytest.raises(BadOption, match=words):
+            selection((3, 4), wrong)
+    for stride in (0, 4):
+        with pytest.raises(BadOption, match="from 1 to 3"):
+            selection((3, 4), stride=stride)
+    assert len(selection((3, 4), stride=3)) == 2  # rows 1; columns 0 and 3
+
+
+def test_between_computed_patches_values_are_linear_and_beyond_them_the_nearest():
+    places = selection((3, 5), "none", stride=2).nonzero()[:, 1]  # rows 0, 2; columns 0, 2, 4
+    assert places.tolist() == [0, 2, 4, 10, 12, 14]
+    plane = (10 * torch.arange(3.0)[:, None] + torch.arange(5.0)).flatten()
+    filled = interpolate(plane[places][None, :, None], (3, 5), 2)
+    assert_close(filled[0, :, 0], plane)
+    line = interpolate(torch.tensor([[1.0, 3.0]]), (1, 4), 2)  # columns 0 and 2
+    assert line.tolist() == [[1, 2, 3, 3]]

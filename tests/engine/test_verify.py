@@ -283,6 +283,77 @@ def test_native_blocks_are_heard_and_no_hook_stays():
     with probes.listening([linear, norm]) as heard:
         out = norm(linear(x))
     assert [h.tolist() for h in heard] == [linear(x).tolist(), out.tolist()]
+    attention = nn.MultiheadAttention(2, 1)
+    with probes.listening([attention]) as heard:
+        states, _ = attention(x, x, x)
+    assert heard[0] is states  # of a pair
     with pytest.raises(ZeroDivisionError), probes.listening([linear]):
         raise ZeroDivisionError
-    assert hooks(linear) == hooks(norm) == 0
+    assert hooks(linear) == hooks(norm) == hooks(attention) == 0
+
+
+def test_a_seed_draws_the_pictures(monkeypatch):
+    model, drawn = view(tiny("timm_deit3"), check=False), []
+    draw = probes.random_images
+
+    def noted(model, generator):
+        drawn.append(draw(model, generator))
+        return drawn[-1]
+
+    monkeypatch.setattr(probes, "random_images", noted)
+    for seed in (0, 3, 3):
+        verify(model, seed=seed)
+    assert torch.equal(drawn[1], drawn[2]) and not torch.equal(drawn[0], drawn[1])
+
+
+class Rows:
+    """A detector: its classes are read from places, perhaps wrongly when it is aimed."""
+
+    cells, layout, patch = "encoder", TokenLayout(grid=GRID, prefix=0), CELL
+
+    def __init__(self, *, off: float = 0.0, aimed_off: float = 0.0, broken: float = 0.0):
+        self.memo: dict[str, int] = {}
+        self.off, self.aimed_off, self.broken = off, aimed_off, broken
+        self.reading = SimpleNamespace(
+            compared=lambda answers: {"classes": answers, "boxes": answers[..., :4] + broken},
+            unaimed=lambda answers: answers[:, 0],
+        )
+
+    def outputs(self, image: Tensor) -> Tensor:
+        return cells_of(image).flatten(2)[..., :12].unflatten(2, (2, 6))[:, 0]  # [B, 2, 6]
+
+    def run_to(self, cells: str, image: Tensor) -> SimpleNamespace:
+        return SimpleNamespace(maps=(cells_of(image),), image=image)
+
+    def outputs_from(self, places: SimpleNamespace) -> Tensor:
+        return self.outputs(places.image) * (1 + self.off)
+
+    def aim(self, image: Tensor) -> SimpleNamespace:
+        model = SimpleNamespace(
+            run_to=self.run_to,
+            run_from=lambda cells, places: self.outputs(places.image)[:, 1] * (1 + self.aimed_off),
+            question=SimpleNamespace(read=lambda answers: answers[:, 1]),
+        )
+        return SimpleNamespace(model=model, name="box 1")
+
+
+def verify_rows(model: Rows) -> list[Probe]:
+    image = torch.randn(2, 3, 24, 27, generator=torch.Generator().manual_seed(0)).double()
+    return probes._verify_rows(model, image, 1e-9, torch.Generator().manual_seed(0))
+
+
+def test_rows_answer_from_places_aimed_or_not():
+    model = Rows()
+    answers, aimed, near = verify_rows(model)
+    assert model.memo == {"n_classes": 6}
+    assert answers == Probe("answers", 0.0, "classes, boxes from places 12 x 9 at encoder")
+    assert aimed == Probe("aimed", 0.0, "box 1: 6 answers") and near.worst == 0
+    for wrong, probe, where in (
+        (Rows(off=1e-6), "answers", "classes"),
+        (Rows(aimed_off=1e-6), "aimed", "box 1"),
+        (Rows(broken=torch.inf), "answers", "boxes"),
+    ):
+        with pytest.raises(ViewMismatch) as refusal:
+            verify_rows(wrong)
+        assert (refusal.value.probe, refusal.value.where) == (probe, where)
+        assert ("not finite" in str(refusal.value)) is (where == "boxes")

@@ -111,6 +111,8 @@ def test_a_result_says_how_it_came_about(model):
         "versions": versions(),
     }
     assert protocol(replace(model, random_weights=True), images)["random_weights"]
+    film = replace(model, layout_at=lambda height, width: replace(model.layout, times=2))
+    assert protocol(film, images)["grid"] == [2, 2, 6]
     libraries = ("torch", "timm", "transformers", "torchvision")
     assert versions() == {
         "python": platform.python_version(),
@@ -167,15 +169,27 @@ def test_a_move_takes_along_a_head_of_the_callers_and_forgets_what_was_kept():
 def test_gates_multiply_inside_each_other_follow_edits_and_come_back(model):
     half, without = torch.full((4, 3), 0.5), torch.ones(4, 3)
     without[1, 2] = 0
+    plain = model.state_key()
     with model.gated(half):
+        watch, key = model.watch(), model.state_key()
+        assert key != plain and watch.unchanged()
         with pytest.raises(ZeroDivisionError), model.gated(without):
             assert model.gate(1).tolist() == [0.5, 0.5, 0.0] and model.gate(1).dtype == model.dtype
             raise ZeroDivisionError
         assert model.gates is half and model.gate(1).tolist() == [0.5] * 3
         half[0, 1] = 0.25
         assert model.gate(0).tolist() == [0.5, 0.25, 0.5]
+        assert model.state_key() not in (key, plain) and not watch.unchanged()
+        model.module.float()
+        assert model.gate(0).dtype == torch.float32
         model.blocks = [replace(model.blocks[0], heads=2, kv_heads=2), *model.blocks[1:]]
         assert model.gate(0).tolist() == [0.5, 0.25] and model.n_heads == 3
     assert model.gates is None and model.gate(0) is None
     with model.gated(torch.ones(4, 3, requires_grad=True)):
         assert model.gate(2).requires_grad
+    with torch.inference_mode():
+        unversioned = torch.ones(4, 3)
+        with model.gated(unversioned):
+            assert model.gate(3).tolist() == [1.0] * 3
+            unversioned[3, 0] = 0
+            assert model.gate(3).tolist() == [0.0, 1.0, 1.0]

@@ -13,6 +13,8 @@ import seecause as sc
 from seecause.engine.attend import Bank, attend
 from seecause.engine.forks import fork, logits_of_sets
 from seecause.engine.patching import Site
+from seecause.engine.sweep import Sweep, SweepPlan
+from seecause.engine.trace import kept_logits, kept_logits_each, record
 from seecause.engine.walk import walk
 from seecause.heads.scores import gates_without
 from seecause.models.block import fused, hiding
@@ -124,6 +126,11 @@ def test_facts_follow_their_rows_and_images():
     assert torch.equal(mixed.row_facts[:, ::2], facts[:, ::2])
     one = replace(at, facts=facts[:1])  # one serves all
     assert torch.equal(one.of(torch.tensor([1, 0])).row_facts, facts[:1])
+    each = one.take(torch.tensor([[0, 1], [2, 2]])).row_facts
+    assert torch.equal(each, torch.stack([facts[0, [0, 1]], facts[0, [2, 2]]]))
+    unknowing = TokenLayout(grid=(1, 2), prefix=1).at()
+    assert unknowing.where(torch.tensor([True] * 3), at).facts is None
+    assert torch.equal(at.where(torch.tensor([True] * 3), unknowing).facts, facts)
 
 
 @pytest.mark.parametrize("site", ["resid", "kv"])
@@ -174,9 +181,48 @@ def test_facts_go_with_copies():
     for gate, logits in zip(gates, together, strict=True):
         with model.gated(gate):
             assert_close(model(images), logits, **EXACT)
-    seen: list[torch.Tensor] = []
-    fork(model, images, heads, lambda layer, heads, logits: seen.append(logits[0]))
-    assert_close(torch.stack(seen), together, **EXACT)
+    for count in (3, 2):  # the last picture only gives
+        seen: list[torch.Tensor] = []
+        note = lambda layer, heads, logits, seen=seen: seen.append(logits[0])  # noqa: E731
+        assert_close(fork(model, images, heads, note, forking=count), model(images), **EXACT)
+        assert_close(torch.stack(seen), together[:, :count], **EXACT)
+
+
+@torch.no_grad()
+def test_facts_go_with_patches_that_are_kept():
+    model, _ = hidden_by_sign()
+    images, n = noise(2, 3, *model.preprocess.size), model.layout.n_patches
+    keep = torch.rand(2, 3, n, generator=torch.Generator().manual_seed(0)) < 0.6
+    together = kept_logits_each(model, images, keep)
+    for image, choices, logits in zip(images, keep, together, strict=True):
+        for chosen, got in zip(choices, logits, strict=True):
+            alone = kept_logits(
+                model, model.embed(image[None]), chosen[None], model.at(image[None])
+            )
+            assert_close(alone[0], got, **EXACT)
+
+
+@pytest.mark.parametrize("tail", ["patched", "all", "source"])
+@torch.no_grad()
+def test_facts_go_with_tokens_of_a_sweep(tail):
+    """All patches put into another picture, with every special token live, are the picture."""
+    model, hidden = hidden_by_sign()
+    mine, other = noise(4, 3, *model.preprocess.size).split(2)
+    layers, layout = range(model.n_layers + 1), model.layout
+    runs = [record(model, images, states=layers, kv=layers[:-1]) for images in (other, mine)]
+    half = noise(layout.n_patches) > 0
+    chosen = torch.stack([torch.ones_like(half), torch.zeros_like(half), half])
+    plan = SweepPlan(tail, 0, 0, tuple(range(layout.prefix)))
+    whole, none, part = Sweep(model, *runs, plan).logits(chosen).unbind(1)
+    assert_close(whole, model(mine), **EXACT)
+    assert_close(none, model(other), **EXACT)
+    if tail == "all":
+        marked = torch.nn.functional.pad(half, (layout.prefix, 0))[:, None]
+        h, facts = (
+            torch.where(marked, *(f(x) for x in (mine, other))) for f in (model.embed, hidden)
+        )
+        rest = walk(model, h, knowing(layout.at(), facts)).end()
+        assert_close(part, model.readout(rest, layout), **EXACT)
 
 
 def hidden_by_sign():
