@@ -78,6 +78,18 @@ def test_evaluation_tells_what_was_chosen_and_where(run):
     assert (
         result["plain"]["worst"] <= result["plain"]["average"] and 0 < result["plain"]["kept"] <= 1
     )
+    network = open_network(str(run))
+    row = examine(network.net, network.test_pictures()).table()
+    assert result["plain"] == pytest.approx(row) and result["pictures"] == 6
+    change = {name: result["chosen"][name] for name in ("quantile", "by")}
+    with sc.faithful.intervene(network.net, drop_parts=result["chosen"]["drop"], **change):
+        changed = examine(network.net, network.test_pictures()).table()
+    assert result["changed"] == pytest.approx(changed)
+    for name, cell in {"AA": "average", "WGA": "worst", "AUC": "auc", "kept": "kept"}.items():
+        assert number(text, name) == [f"{row[cell]:.4f}", f"{changed[cell]:.4f}"], name
+    assert number(text, "stage")[1:] == [
+        f"{numbers['stage1_average']:.4f}" for numbers in (row, changed)
+    ]
     card = json.loads((run / "best" / "ifam.json").read_text())
     assert (
         card["thresholds"][0]["quantile"] == 0.9
@@ -95,7 +107,11 @@ def test_an_evaluation_on_other_pictures_stands_beside_the_first(run):
     after = json.loads((run / "evaluation.json").read_text())
     assert len(after) == 2 and after[other]["data"] == other and before.items() <= after.items()
     faithful("evaluate", run, "--limit", 2, *flags)
-    assert after.items() < json.loads((run / "evaluation.json").read_text()).items()
+    quick = json.loads((run / "evaluation.json").read_text())
+    assert after.items() < quick.items() and len(quick) == 3
+    (name,) = quick.keys() - after.keys()
+    assert name.endswith("test --limit 2") and quick[name]["pictures"] == 2
+    assert {"chosen", "changed"}.isdisjoint(quick[name])
 
 
 def test_tokens_are_trusted_by_dot_product_where_that_is_asked(run):
@@ -217,6 +233,11 @@ def test_a_page_of_parts(run, tmp_path):
         assert line == f"part {part}: in {held} pictures; without it {changed} answers change"
     assert len(parts) == 2 and page_line == f"page: {tmp_path / 'page' / 'index.html'}"
     page = (tmp_path / "page" / "index.html").read_text()
+    name = f"folder:{run.parent / 'pictures' / 'test'}"
+    assert f"{run}, on {name}" in page and "1: left" in page and "2: right" in page
+    manifest = json.loads((tmp_path / "page" / "manifest.json").read_text())
+    told = {"command": "faithful parts", "network": str(run), "data": name}
+    assert told.items() <= manifest.items()
     with Image.open(tmp_path / "page" / "parts.png") as sheet:
         assert sheet.size == (2 * 192, 2 * 192)  # two pictures, each above its parts
     assert (
@@ -231,8 +252,10 @@ def test_a_page_of_parts(run, tmp_path):
 
 
 def test_export_is_a_model_like_any_other(run, tmp_path):
-    faithful("export", run, tmp_path / "shipped")
-    assert sc.load(str(tmp_path / "shipped")).classes == ("left", "right")
+    text = faithful("export", run, tmp_path / "shipped")
+    place = tmp_path / "shipped"
+    assert text == f"{place / 'ifam.json'}: load it with sc.load('{place}')\n"
+    assert sc.load(str(place)).classes == ("left", "right")
     assert "new or empty" in faithful("export", run, tmp_path / "shipped", code=2)
 
 

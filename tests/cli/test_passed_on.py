@@ -293,9 +293,12 @@ def test_faithful(called, monkeypatch, tmp_path):
     line = f"intervene {shared} --drop 2,5 --quantile 0.9"
     reached = reached_by(line, "seecause.faithful.evaluate_intervention")
     given(reached, drop_parts=[2, 5], quantile=0.9, **about)
+    assert reached.options["progress"].keywords == {"quiet": False}
+    quiet = reached_by(f"{line} --quiet", "seecause.faithful.evaluate_intervention")
+    assert quiet.options["progress"].keywords == {"quiet": True}
     line = f"parts run --data d --limit 5 --device cpu --out {tmp_path}/parts"
     given(reached_by(line, "seecause.faithful.example_parts"), data="d", limit=5)
-    assert opens == [("run", {"device": "cpu"})] * 4
+    assert opens == [("run", {"device": "cpu"})] * 5
     line = "train --data d --backbone b --parts 3 --out o --config c --epochs 4 --batch 5"
     line += " --weights w --device cpu --seed 6 --option losses.class1=0 --option select=worst"
     reached = reached_by(line, "seecause.faithful.read_config")

@@ -25,7 +25,7 @@ from seecause.faithful import (
     read_config,
     train,
 )
-from seecause.faithful.config import cosine, normalised_decay, scaled_rate, stepped
+from seecause.faithful.config import cosine, normalised_decay, scaled_rate, set_pace, stepped
 from seecause.faithful.training import frame_for, new_net, new_optimizer
 from seecause.models.preprocess import Preprocess
 from tests.faithful.runs import tiny_config
@@ -101,6 +101,13 @@ def test_rates():
     assert [cosine(epoch, 4) for epoch in range(4)] == pytest.approx(
         [1, (1 + math.sqrt(0.5)) / 2, 0.5, (1 - math.sqrt(0.5)) / 2]
     )
+
+
+def test_a_share_is_that_of_the_rate_a_group_started_with():
+    groups = [{"lr": 2.0}, {"lr": 4.0}]
+    for share, rates in ((0.75, [1.5, 3.0]), (0.25, [0.5, 1.0]), (1.0, [2.0, 4.0])):
+        set_pace(groups, share)
+        assert [group["lr"] for group in groups] == rates
 
 
 def test_groups_have_the_papers_rates(tmp_path):

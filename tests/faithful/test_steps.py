@@ -13,6 +13,7 @@ from torch.testing import assert_close
 from seecause.errors import BadOption
 from seecause.faithful import load, train, training
 from seecause.faithful.config import native_bfloat16, precision_for
+from seecause.faithful.data import StepShares, TrainingPictures, open_train
 from seecause.faithful.training import Run, new_net, new_optimizer
 from tests.faithful.runs import CPU, deaf, snapshot, start, table, tiny_backbone
 
@@ -287,11 +288,16 @@ def test_a_continued_run_draws_what_it_would_have_drawn(configure):
 
 def test_the_log_tells_means_since_its_last_row(configure, monkeypatch):
     """3 steps of 4 pictures in 2 passes each, a row after every second step and at the end of an
-    epoch."""
-    run = start(configure(limit=12, log_every=2, accumulate=2))
+    epoch. Pictures, their order and all draws are those of the seed."""
+    run = start(configure(limit=12, log_every=2, accumulate=2, seed=7, augment="birds"))
+    data = TrainingPictures(open_train(run.config.data, limit=12), "birds", run.data.frame, seed=7)
+    order = iter(StepShares(4, accumulate=2).keys(12, seed=7, epoch=0))
     losses, passes, lines = run.losses, [], []
 
     def spy(images, labels, ids, seed, step):
+        keys = next(order)
+        assert (seed, step) == (7, len(passes) // 2) and ids.tolist() == [i for _, i in keys]
+        assert torch.equal(images, torch.stack([data[key][0] for key in keys]))
         total, by_name, logits = losses(images, labels, ids, seed, step)
         right = [float(row.argmax() == label) for row, label in zip(logits, labels, strict=True)]
         passes.append({**by_name, "accuracy": torch.tensor(right).mean()})
