@@ -52,6 +52,18 @@ def test_all_three_answer_from_the_mask_they_decided():
     assert not torch.allclose(outs["soft"].logits, outs["none"].logits)
 
 
+@pytest.mark.parametrize("training", [True, False])
+@torch.no_grad()
+def test_a_soft_network_reads_every_patch_by_its_best_part(training):
+    net, images = tiny_net(gradient="soft", part_dropout2=0.5).train(training), pictures()
+    out = net(images, noise=Noise(0, 0, torch.arange(3)))
+    stage = (net.stage2.tower.native, net.stage2.fc_norm, net.stage2.head)
+    for image, pair, logits in zip(images, out.pair.flatten(2), out.logits, strict=True):
+        assert_close(logits, reference.relaxed(*stage, image, pair[0]), atol=1e-7, rtol=0)
+    if not training:
+        assert_close(out.pair[:, 0], out.maps[:, :-1].amax(dim=1), **EXACT)
+
+
 def test_a_soft_share_of_nothing_is_read_as_good_as_nothing():
     """Shares of 0 and 1 leave e^-23 of a hidden key."""
     q, k, v = (noise(2, 3, 7, 4, seed=s) for s in range(3))

@@ -67,6 +67,8 @@ def test_entropy_of_doubt_and_certainty():
     sure = torch.zeros(1, 4, 3, 3)
     sure[:, 1] = 1
     assert entropy_loss(sure).abs() < 1e-6
+    each = torch.distributions.Categorical(probs=MAPS.movedim(1, -1)).entropy()
+    assert_close(entropy_loss(MAPS), each.mean(), **EXACT)
 
 
 def test_orthogonality_in_both_forms():
@@ -119,6 +121,11 @@ def test_what_is_set_apart_is_an_option(form):
 def test_equivariance():
     still = Affine(0.0, (0, 0), 1.0)
     assert equivariance_loss(MAPS, MAPS, still, (40, 48)).abs() < 1e-12
+    others = torch.softmax(2 * noise(2, 4, 5, 6, seed=1), dim=1)
+    a, b = (maps[:, :-1].flatten(2) for maps in (MAPS, others))  # parts, not the background
+    cosines = (a * b).sum(dim=2) / (a.norm(dim=2) * b.norm(dim=2))
+    expected = 1 - cosines.mean()
+    assert_close(equivariance_loss(MAPS, others, still, (40, 48)), expected, **EXACT)
     blob = torch.zeros(1, 2, 37, 37)
     y, x = torch.meshgrid(torch.arange(37.0), torch.arange(37.0), indexing="ij")
     blob[0, 0] = torch.exp(-((y - 20) ** 2 + (x - 16) ** 2) / 30)
