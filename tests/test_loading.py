@@ -19,7 +19,12 @@ from seecause.errors import UnsupportedModel
         ("builtin:critters-vit", {"size": 128}, "size"),
         ("builtin:critters-wit", {}, "nearest: critters-vit"),
         ("torchvision:vit_b_16", {"weights": "random", "size": (224, 320)}, "square"),
-        ("timm:vit_tinny_patch16_224", {"weights": "random"}, "nearest: vit_tiny_patch16_224"),
+        (
+            "timm:vit_tinny_patch16_224",
+            {"weights": "random"},
+            r"nearest: vit_tiny_patch16_224.*Known: \d+ names\.",
+        ),
+        ("vit_tiny_patch16_224", {}, "nearest: timm:vit_tiny_patch16_224"),
         ("timm:test_vit", {"weights": "missing.safetensors"}, "does not exist"),
         ("timm:test_vit", {"weights": "random", "dtype": "fp16"}, "bfloat16"),
         ("timm:test_vit", {"weights": "random", "device": "gpu"}, "cuda:N"),

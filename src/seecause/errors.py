@@ -52,12 +52,27 @@ class UnknownName(SeecauseError):
 
     def __init__(self, kind: str, name: str, known: Iterable[str]):
         known = sorted(known)
-        near = ", ".join(difflib.get_close_matches(name, known, n=3)) or "none close"
-        more = f", ... ({len(known)} in all)" if len(known) > SHOWN else ""
+        near = nearest(name, known)
+        listed = ", ".join(known[:SHOWN])
+        if len(known) > SHOWN:  # with a name that may be meant, thirty others are noise
+            listed = f"{len(known)} names" if near else f"{listed}, ... ({len(known)} in all)"
         super().__init__(
-            f"no {kind} is called {name!r}; nearest: {near}. Known:"
-            f" {', '.join(known[:SHOWN])}{more}."
+            f"no {kind} is called {name!r}; nearest: {', '.join(near) or 'none close'}. Known:"
+            f" {listed}."
         )
+
+
+def nearest(name: str, known: Iterable[str], *, cutoff: float = 0.6) -> list[str]:
+    """Up to three of the names that may have been meant: first those that hold what was typed.
+
+    >>> nearest("persian", ["pelican", "Persian cat", "tabby"], cutoff=0.5)
+    ['Persian cat', 'pelican']
+    """
+    folded = {other.casefold(): other for other in known}
+    typed = name.casefold()
+    holding = sorted((other for other in folded if typed and typed in other), key=len)
+    alike = difflib.get_close_matches(typed, folded, n=3, cutoff=cutoff)
+    return [folded[other] for other in dict.fromkeys([*holding, *alike])][:3]
 
 
 class UnknownClass(SeecauseError):
@@ -72,9 +87,7 @@ class UnknownClass(SeecauseError):
                 f" (0-{count - 1}), or name the classes: classes=[...] (--classes FILE)."
             )
         else:
-            near = (
-                ", ".join(difflib.get_close_matches(name, known, n=3, cutoff=0.5)) or "none close"
-            )
+            near = ", ".join(nearest(name, known, cutoff=0.5)) or "none close"
             reason = (
                 f"no class is called {name!r}; nearest: {near}. Give an index (0-{count - 1}) or"
                 " see `seecause doctor --model MODEL --list-classes`."

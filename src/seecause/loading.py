@@ -277,6 +277,16 @@ def need_own_classes(model: VisionModel, what: str) -> None:
         raise NotDefined(what, counted, "Use the model with its own classes")
 
 
+def _model_names(spec: str) -> list[str]:
+    """What could have been meant where no model is called `spec`: timm's names are often typed
+    without the library before them."""
+    import timm
+
+    names = [f"{library}:NAME" for library in (*LIBRARIES, *_openers())]
+    names.append("the path of a saved folder or of a checkpoint that names its architecture")
+    return [f"timm:{spec}", *names] if timm.is_model(spec) else names
+
+
 def load(
     spec: str,
     *,
@@ -311,14 +321,7 @@ def load(
         if Path(spec).exists():
             library, name = "folder" if Path(spec).is_dir() else "file", spec
         else:
-            raise UnknownName(
-                "model",
-                spec,
-                [
-                    *(f"{known}:NAME" for known in (*LIBRARIES, *_openers())),
-                    "the path of a saved folder or of a checkpoint that names its architecture",
-                ],
-            )
+            raise UnknownName("model", spec, _model_names(spec))
     source = sources.open_source(
         library,
         name,

@@ -51,7 +51,7 @@ EVIDENCE_NOTE = (
 NEED, EITHER = "#d62839", "#1d6fd1"  # the colours of maps: red for, blue against
 WIDEST, THINNEST = 7.0, 1.0  # points
 LINES = 8
-PAIRS_TITLE = "Pairs: what two places cause only together"
+PAIRS_TITLE = "Pairs, in logits: red places need each other, of blue ones one will do"
 PAIRS_NOTE = (
     "Lines join two regions that cause together what they do not cause one by one: both were put"
     " into a blank picture at once, and their effects alone subtracted. Red: the two need each"
@@ -235,12 +235,11 @@ def pair_rows(result: Interactions, index: int = 0, *, count: int = 5) -> list[d
 
 
 def _row(pair: Pair) -> dict[str, str]:
-    places = " + ".join(f"{row}, {column}" for row, column in (pair.first, pair.second))
     return {
-        "regions": places,
-        "together": number(pair.joint),
-        "alone": " + ".join(number(value) for value in pair.singles),
-        "interaction": f"{'+' if pair.interaction > 0 else ''}{number(pair.interaction)}",
+        "regions": f"{pair.first} + {pair.second}",
+        "together": f"{pair.joint:#.3g}",
+        "alone": " + ".join(f"{value:#.3g}" for value in pair.singles),
+        "interaction": f"{pair.interaction:+#.3g}",
     }
 
 
