@@ -213,6 +213,8 @@ def test_validation_is_never_training_nor_test(tmp_path):
     shutil.rmtree(flat / "test")
     with pytest.raises(DataMissing, match="no such folder"):
         open_test(f"folder:{flat}")
+    with pytest.raises(DataMissing, match="no test split; name others: --data"):
+        open_test(f"folder:{flat / 'train'}")
 
 
 def ids(data):

@@ -57,6 +57,9 @@ def open_validation(data: str, val: str | None, *, limit: int | None = None) -> 
 def open_test(data: str, *, limit: int | None = None) -> Dataset:
     """The test split, which training never opens."""
     kind, _, path = data.partition(":")
+    if kind == "folder" and not (Path(path) / "train").is_dir():
+        reason = f"all pictures of {data} were for training and validation: there is no test split"
+        raise DataMissing(str(Path(path) / "test"), reason, "name others: --data folder:OTHERS")
     if kind == "folder":
         return open_data(f"folder:{_sub_folder(Path(path), 'test')}", limit=limit)
     whole = kind in _NO_TRAINING or kind == "imagenet"

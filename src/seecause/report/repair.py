@@ -21,7 +21,8 @@ from seecause.report.page import Section, fragment, holes_section, protocol_sect
 SHOWN = 6
 TERMS = {
     "accuracy": "right answers on plain pictures",
-    "flips": "answers that change on the background of a picture that is answered otherwise",
+    "flips": "of all answers, right or wrong, those that change on the background of a picture that"
+    " is answered otherwise",
     "flips, control": "the same where that picture is answered the same: what cutting alone does",
     "transplants": "right answers on backgrounds of pictures that are answered otherwise",
     "transplant-worst": "the lowest accuracy over class x class of the background (few: pooled)",
@@ -115,13 +116,16 @@ def sheet_section(model: ImageModel, audit: BackgroundAudit, count: int = SHOWN)
     if not isinstance(moved, Transplants):
         return []
     rows = moved.sheet(count, raw=model.preprocess.raw)
-    if min(count, len(moved)) % 2 == 0:  # two columns: a page is wide
-        rows = torch.cat(rows.chunk(2, dim=1), dim=2)
-    sheet = picture(rows)
-    sheet.thumbnail((1240, 2000))
-    image = Markup('<img class="sheet" alt="objects, backgrounds, transplants" src="{}">')
+    halves = 2 if min(count, len(moved)) % 2 == 0 else 1  # side by side where a page is wide
+    image = Markup('<img alt="objects, backgrounds, transplants" src="{}">')
+    body = Markup("")
+    for sheet in map(picture, rows.chunk(halves, dim=1)):
+        sheet.thumbnail((620, 2000))
+        body += image.format(data_uri(sheet, photo=True))
     note = "Each three: where the object is from, whose background it gets, and the transplant."
-    return [Section("How were they cut?", image.format(data_uri(sheet, photo=True)), note)]
+    return [
+        Section("How were they cut?", Markup('<div class="sheets">{}</div>').format(body), note)
+    ]
 
 
 def worst_section(
