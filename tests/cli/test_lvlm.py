@@ -5,14 +5,16 @@ from __future__ import annotations
 import csv
 import json
 import re
+from types import SimpleNamespace
 
 import pytest
-from PIL import Image
+import torch
 from safetensors.torch import load_file
 from typer.testing import CliRunner
 
 import seecause as sc
 from seecause.cli import app
+from seecause.cli.lvlm import _lines
 from seecause.cli.lvlm_options import AskedPicture, CalibratedModel
 from seecause.critters.demo import JOBS, DemoSetting, trace
 from seecause.data.images import read_image
@@ -53,15 +55,40 @@ def test_every_word_is_traced_and_edited_heads_speak(toy, photos, tmp_path):
     for name, logs in (("probability", "log_seen"), ("without", "log_unseen")):
         chances = [row[name] for row in manifest["words"]]
         assert chances == pytest.approx(tensors[logs].exp().tolist())
+    assert manifest["command"] == "lvlm answer" and manifest["image"] == str(photos / "0.png")
+    card = json.loads((out / "words.json").read_text())
+    assert [row["word"] for row in manifest["words"]] == ["the", "tail", "is", "jade", "."]
+    assert [row["source"] for row in manifest["words"]] == card["sources"]
+    for place, row in enumerate(manifest["words"]):
+        order = tensors["heads"][place].flatten().argsort(descending=True, stable=True)[:3]
+        assert row["heads"] == ", ".join(str(divmod(int(head), 4)) for head in order)
+    assert done.stdout.splitlines()[:-1] == [
+        "answer: the tail is jade .",
+        *(
+            f"  {row['word']:<14} {row['source']:<9} {row['probability']:.3f} with the picture,"
+            f" {row['without']:.3f} without; heads {row['heads']}"
+            for row in manifest["words"]
+        ),
+    ]
+    assert "note: 4 calibration pictures" in done.stderr
     ends = re.findall(r'class="scale">\s*<span>([^<]+)</span>.*?<span>([^<]+)</span>', page)
     assert len(ends) == 5 and all(float(low) == -float(high) for low, high in ends)
     assert "jade" in done.stdout and done.stdout.splitlines()[-1].startswith("page: ")
     change = ("--heads", "(0, 1), (2,3)", "--boost", 0, "--length", 3, "-o", tmp_path / "edit")
     edited = lvlm("edit", *asked, *change, "--json")
     assert edited.exit_code == 0, edited.output
-    assert json.loads(edited.stdout)["heads"] == [[0, 1], [2, 3]]
+    facts = json.loads(edited.stdout)
+    assert facts["heads"] == [[0, 1], [2, 3]]
     manifest = json.loads((tmp_path / "edit" / "manifest.json").read_text())
-    assert manifest["options"]["boost"] == 0 and manifest["heads"] == [[0, 1], [2, 3]]
+    assert {name: manifest[name] for name in facts} == facts
+    assert manifest["options"] == {"blind": False, "redirect": None, "boost": 0, "length": 3}
+    assert (manifest["command"], manifest["question"]) == ("lvlm edit", QUESTION)
+    model = sc.lvlm.load(toy)
+    decode, prompt = model.processor.tokenizer.decode, model.prompt(pictures(1)[0], QUESTION)
+    assert facts["before"] == decode(model.speak(prompt, 3)).strip()
+    with sc.lvlm.edited_heads(model, [(0, 1), (2, 3)], boost=0):
+        assert facts["after"] == decode(model.speak(prompt, 3)).strip()
+    assert manifest["model_fingerprint"] == model.fingerprint() and manifest["model"] == toy
     for wrong, text in (("0.x", "--heads"), ("(0, 1", "--heads"), ("0.1", "one of --blind")):
         more = () if wrong == "0.1" else ("--boost", 1)
         refused = lvlm("edit", *asked, "--heads", wrong, *more)
@@ -74,6 +101,9 @@ def test_heads_words_and_tokens_are_written(toy, photos, tmp_path):
         "bank", photos / "1.png", photos / "2.png", photos / "3.png", "--model", toy, "--out", bank
     )
     assert made.exit_code == 0 and "3 pictures" in made.stdout, made.output
+    manifest = json.loads((bank / "manifest.json").read_text())
+    own = {"command": "lvlm bank", "model": toy, "pictures": 3, "mode": "shape"}
+    assert {name: manifest[name] for name in own} == own
     out = tmp_path / "out"
     asked = (
         photos / "0.png",
@@ -96,7 +126,11 @@ def test_heads_words_and_tokens_are_written(toy, photos, tmp_path):
         done.stdout.splitlines()[-1] == f"page: {out / 'index.html'}"
         and "heads are enough" in done.stdout
     )
+    assert "note: 3 calibration pictures" in done.stderr
     manifest = json.loads((out / "manifest.json").read_text())
+    own = {"command": "lvlm tokens", "page": "index.html", "image": str(photos / "0.png")}
+    assert {name: manifest[name] for name in own} == own
+    assert f"answer: {manifest['answer']};" in done.stdout
     assert sorted(manifest["files"]) == sorted(
         str(p.relative_to(out)) for p in out.rglob("*") if p.is_file()
     )
@@ -113,9 +147,9 @@ def test_heads_words_and_tokens_are_written(toy, photos, tmp_path):
     assert load_file(out / "tokens.safetensors")["coefficients"].shape == (16,)
     quiet = lvlm("heads", *asked, "--ablated", 0.6, "--seed", 3, "--quiet")
     assert quiet.output == "" and not (out / "overlay.png").exists()
-    assert json.loads((out / "manifest.json").read_text())["run"]["options"]["heads"].startswith(
-        "100 masks, p 0.6, bernoulli, seed 3"
-    )
+    manifest = json.loads((out / "manifest.json").read_text())
+    assert manifest["command"] == "lvlm heads"
+    assert manifest["run"]["options"]["heads"].startswith("100 masks, p 0.6, bernoulli, seed 3")
     kept = sc.lvlm.HeadAttribution.load(out / "heads")
     engine = sc.lvlm.MaskEngine(
         sc.lvlm.load(toy),
@@ -125,6 +159,31 @@ def test_heads_words_and_tokens_are_written(toy, photos, tmp_path):
         floor=0,
     )
     assert kept.top(3) == sc.lvlm.attribute_heads(engine, masks=100, p=0.6, seed=3).top(3)
+
+
+def test_a_trace_is_told_in_a_few_lines():
+    coefficients = torch.arange(12.0).reshape(3, 4)
+    fit = sc.lvlm.HeadAttribution(coefficients, 0.0, 0.876, 0.9, 8, 0.9, coefficients / 100)
+    chosen = torch.arange(12) > 2
+    heads = SimpleNamespace(heads=fit, chosen=chosen, left=lambda: 0.3)
+    engine = SimpleNamespace(answer="jade", span=1.236)
+    trace = SimpleNamespace(engine=engine, heads=heads, tokens=None)
+    named = "(2, 3), (2, 2), (2, 1), (2, 0), (1, 3), (1, 2), (1, 1), (1, 0)"
+    lines = [
+        "answer: jade; the picture moves its logit by 1.24",
+        f"9 of 12 heads are enough: {named} ... (layer, head; R2 0.88, standard error 0.0500)",
+        "needed? in part: without them 30% of the effect is left",
+    ]
+    assert _lines(trace) == lines
+    trace.tokens = SimpleNamespace(
+        effects=SimpleNamespace(pieces=("\n", " tail", "?")),
+        text=torch.tensor([True, False, True]),
+        sufficiency=0.874,
+    )
+    received = "words that receive the picture: 'newline' '?' (alone 87% of the effect of those"
+    assert _lines(trace) == [*lines, f"{received} heads)"]
+    heads.chosen = torch.arange(12) > 9
+    assert _lines(trace)[1].startswith("2 of 12 heads are enough: (2, 3), (2, 2) (layer, head;")
 
 
 def test_a_study_is_written_and_continued(toy, photos, tmp_path):
@@ -196,6 +255,9 @@ MISTAKES = {
     f"heads {SHOWN} TOY --calibration PHOTOS --answer banana": "does not know",
     f"heads {SHOWN} NOWHERE --calibration missing.png": "missing.png: no such file",
     f"heads {SHOWN} NOWHERE --bank missing": "`seecause lvlm bank` wrote",
+    f"heads {SHOWN} NOWHERE --bank PHOTOS --calibration PHOTOS": (
+        "--bank or --calibration, not both"
+    ),
     f"tokens {SHOWN} builtin:nothing": "nothing",
     f"tokens {SHOWN} builtin:critters-llava-unknown": "seecause zoo train critters-llava-unknown",
     "study nowhere:x --question Q --model TOY --calibration PHOTOS": "nowhere:x",
@@ -262,19 +324,3 @@ def test_an_unknown_mode_of_a_bank_names_those_there_are(toy, photos, tmp_path):
     done = lvlm("bank", photos, "--model", toy, "--mode", "median", "--out", tmp_path / "out")
     assert done.exit_code == 2 and "median" in done.stderr and "'grid'" in done.stderr
     assert not (tmp_path / "out").exists()
-
-
-def test_a_bank_is_made_for_the_size_that_most_of_its_pictures_have(tmp_path, monkeypatch):
-    for name, size in (("a", (40, 32)), ("b", (32, 40)), ("c", (32, 40))):
-        Image.new("RGB", size).save(tmp_path / f"{name}.png")
-    options: dict[str, object] = {}
-
-    class Bank:
-        def save(self, folder):
-            options["saved"] = folder.is_dir()
-
-    monkeypatch.setattr("seecause.cli.lvlm.open_lvlm", lambda *_: None)
-    monkeypatch.setattr("seecause.lvlm.make_bank", lambda *_, **o: options.update(o) or Bank())
-    done = lvlm("bank", tmp_path, "--out", tmp_path / "bank")
-    assert done.exit_code == 0, done.output
-    assert options == {"mode": "shape", "sizes": [(40, 32)], "saved": True}  # height, width

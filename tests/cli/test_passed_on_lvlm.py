@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 import pytest
 from PIL import Image
 from typer.testing import CliRunner
 
-from seecause.cli import app
+from seecause.cli import app, lvlm_options
+from seecause.cli.lvlm import _size
+from seecause.cli.lvlm_answer import _read_heads
+from seecause.cli.lvlm_options import HeadEdit
+from seecause.cli.options import Device, Dtype
+from seecause.errors import BadOption
 from tests.cli.spies import given
 
 
@@ -42,8 +48,16 @@ def test_lvlm_heads_and_tokens(called, monkeypatch, speaking):
         assert reached.options == {"answer": "yes", **more}
     monkeypatch.setattr("seecause.lvlm.MaskEngine", lambda *_, **__: engine)
     monkeypatch.setattr("seecause.lvlm.AnswerEngine", lambda *_, **__: engine)
-    monkeypatch.setattr("seecause.lvlm.trace.masked_runs", lambda *_, **__: 1)
-    monkeypatch.setattr("seecause.lvlm.words.masked_runs", lambda *_, **__: 1)
+    counted = []
+    for place in ("trace", "words"):
+        monkeypatch.setattr(
+            f"seecause.lvlm.{place}.masked_runs", lambda _, **fit: counted.append(fit) or 7
+        )
+    totals = []
+    monkeypatch.setattr(
+        "seecause.cli.options.counting",
+        lambda what, total, quiet: totals.append((what, total)) or nullcontext(),
+    )
     fit = "--how fit --masks 44 --ablated 0.5 --seed 4"
     made = {"how": "fit", "masks": 44, "p": 0.5, "seed": 4}
     for command, more, options in (
@@ -54,13 +68,25 @@ def test_lvlm_heads_and_tokens(called, monkeypatch, speaking):
     ):
         reached = called(f"lvlm {command} {ASKED} {fit} {more}", "seecause.lvlm.trace_answer")
         assert reached.words == (engine,) and reached.options == {**made, **options}
+        masks = options.get("token_masks", 0)
+        assert counted.pop() == {"how": "fit", "masks": 44, "token_masks": masks}
+        assert totals.pop() == ("masked runs", 7)
+    reached = called(f"lvlm tokens {ASKED} --how corrected", "seecause.lvlm.trace_answer")
+    assert reached.options["token_masks"] is reached.options["masks"] is None  # the usual number
+    assert counted.pop() == {"how": "corrected", "masks": None, "token_masks": 1000}
     reached = called(f"lvlm answer {ASKED} {fit}", "seecause.lvlm.trace_words")
     assert reached.words == (engine,) and reached.options == made
+    assert counted.pop() == {"how": "fit", "masks": 44} and totals[-1] == ("masked runs", 7)
     reached = called(f"lvlm answer {ASKED} --length 7", "seecause.lvlm.AnswerEngine")
     given(reached, length=7)
 
 
 def test_lvlm_study(called, monkeypatch, speaking, tmp_path):
+    totals = []
+    monkeypatch.setattr(
+        "seecause.cli.lvlm.counting",
+        lambda what, total, quiet: totals.append((what, total)) or nullcontext(),
+    )
     monkeypatch.setattr("seecause.data.open_data", lambda name, limit: [name, limit])
     line = "lvlm study d --question Q --limit 5 --right-only --how fit --masks 44 --token-masks 22"
     line += " --ablated 0.5 --wording W --ratio 0.3 --floor 3 --seed 4 --device cpu --workers 1"
@@ -72,12 +98,16 @@ def test_lvlm_study(called, monkeypatch, speaking, tmp_path):
     assert (options.p, options.floor, options.right_only) == (0.5, 3, True)
     assert (options.seed, options.how) == (4, "fit")
     assert (options.wordings, options.ratios) == (("W",), (0.3,))
+    assert totals.pop() == ("parts of samples", 2 * 3)  # heads, image tokens, wordings
+    assert speaking[0].pop() == ("builtin:critters-llava", "cpu", None)
     plain = called("lvlm study d --question Q", "seecause.bench.lvlm_study.run_lvlm_study")
+    assert totals.pop() == ("parts of samples", 2 * 2)
     assert (plain.words[3].masks, plain.words[3].token_masks) == (64, 64)
     assert plain.words[4] == tmp_path / "out" and not plain.words[3].right_only
     line = "lvlm study d --question Q --token-masks 0"  # no image tokens
     heads = called(line, "seecause.bench.lvlm_study.run_lvlm_study")
     assert (heads.words[3].masks, heads.words[3].token_masks) == (64, 0)
+    assert totals.pop() == ("parts of samples", 2 * 1)
 
 
 def test_calibration_pictures_are_averaged_instead_of_critters(called, monkeypatch, tmp_path):
@@ -91,8 +121,10 @@ def test_calibration_pictures_are_averaged_instead_of_critters(called, monkeypat
 
 
 def test_edit(called, monkeypatch, speaking, tmp_path):
+    asked = []
     speech = SimpleNamespace(
-        prompt=lambda picture, question: (picture.size, question), speak=lambda prompt, n: [n]
+        prompt=lambda picture, question: (picture.size, question),
+        speak=lambda prompt, n: asked.append((prompt, n)) or [n],
     )
     monkeypatch.setattr("seecause.cli.lvlm_options.open_lvlm", lambda *words: speech)
     sizes = (40, 30)
@@ -109,8 +141,68 @@ def test_edit(called, monkeypatch, speaking, tmp_path):
         assert reached.words == (speech, [(0, 4), (1, 1)])
         given(reached, **options)
         assert reached.options["picture"].size == (96, 96)
+    assert asked == [((sizes, "Q"), 24), (((96, 96), "Q"), 24)]  # as a bank has it, or as it is
     reached = called(f"{line} --redirect critters:clean:test#2", "seecause.lvlm.edited_heads")
     assert reached.options["redirect"].size == (96, 96) and reached.options["blind"] is None
-    kept = line.replace(" --overwrite", "")
+    line = f"lvlm edit {ASKED} --heads 0.4 --model elsewhere --boost 0 --length 5"
+    reached = called(line, "seecause.lvlm.edited_heads")  # no average, so no calibration pictures
+    assert reached.options["boost"] == 0 and asked[-1][1] == 5
+    kept = f"lvlm edit {ASKED} --heads 0.4,1.1 --out {tmp_path}/mine"
     done = CliRunner().invoke(app, [*kept.split(), "--boost", "2"])
     assert done.exit_code == 2 and "--overwrite" in done.output
+
+
+def test_a_model_is_opened_in_float32_on_a_cpu_and_as_stored_elsewhere(monkeypatch):
+    opens = []
+    monkeypatch.setattr("seecause.lvlm.load", lambda name, **where: opens.append((name, where)))
+    for picked, asked, dtype in (
+        ("cpu", None, "float32"),
+        ("cpu", Dtype.bfloat16, "bfloat16"),
+        ("cuda", None, None),
+        ("cuda", Dtype.float64, "float64"),
+    ):
+        monkeypatch.setattr(lvlm_options, "pick_device", lambda device, picked=picked: picked)
+        lvlm_options.open_lvlm("mine", Device.auto, asked)
+        assert opens.pop() == ("mine", {"device": picked, "dtype": dtype})
+
+
+@pytest.mark.parametrize(
+    ("options", "made", "line"),
+    [
+        ("", {"sizes": [(32, 40)]}, "shape"),
+        ("--size 20x30 --size 30x20", {"sizes": [(20, 30), (30, 20)]}, "shape"),
+        ("--mode fixed", {"size": (32, 40)}, "fixed"),
+        ("--mode grid --size 20x30", {"size": (20, 30)}, "grid"),
+        ("--mode mean", {}, "mean"),
+    ],
+)
+def test_a_bank_is_made_as_asked_for(options, made, line, called, monkeypatch, tmp_path):
+    for name, size in (("a", (32, 40)), ("b", (40, 32)), ("c", (40, 32))):
+        Image.new("RGB", size).save(tmp_path / f"{name}.png")
+    monkeypatch.setattr("seecause.cli.lvlm.open_lvlm", lambda *words: words)
+    command = f"lvlm bank {tmp_path} --model M --device cpu --dtype float64 {options}"
+    reached = called(command, "seecause.lvlm.make_bank")
+    opened, pictures = reached.words
+    assert opened == ("M", "cpu", "float64")
+    assert [picture.size for picture in pictures] == [(32, 40), (40, 32), (40, 32)]
+    assert reached.options == {"mode": line, **made}
+
+
+@pytest.mark.parametrize("text", ["12", "0x32", "32x0", "32x", "x32", "-1x32", "1.5x2", "32X32"])
+def test_a_size_is_two_counts(text):
+    with pytest.raises(BadOption, match="HEIGHTxWIDTH"):
+        _size(text)
+
+
+def test_heads_are_edited_in_one_way_and_named_in_two():
+    for fine in ({"blind": True}, {"redirect": "a.png"}, {"boost": 0.0}):
+        HeadEdit(**fine).check()
+    for wrong in ({}, {"blind": True, "boost": 0.0}, {"redirect": "a.png", "boost": 1.0}):
+        with pytest.raises(BadOption, match="one of --blind, --redirect and --boost"):
+            HeadEdit(**wrong).check()
+    pairs = [(0, 4), (11, 1)]
+    for text in ("(0, 4), (11, 1)", "0.4,11.1", " 0.4 , (11,1)", "(0,4),(11,1)"):
+        assert _read_heads(text) == pairs
+    for text in ("", "0", "0.4,", "(0, 4", "0.-1", "a.b"):
+        with pytest.raises(BadOption, match="pairs of layer and head"):
+            _read_heads(text)

@@ -1,0 +1,350 @@
+"""Pages of vision-language models row by row: every number stands where its name says."""
+
+from __future__ import annotations
+
+import html
+import re
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+import seecause as sc
+from seecause.bench.lvlm_table import LVLMStudy, TokenMaps, TracedSample
+from seecause.lvlm.trace import RANKINGS, trace_answer
+from seecause.models.base import versions
+from seecause.report import lvlm as pages, lvlm_answer as answers, lvlm_study as studies
+from seecause.report.overlay import number
+from tests.lvlm.test_words import made
+from tests.lvlm.toy import QUESTION, pictures, toy_engine
+
+
+def table(body: object) -> dict[str, list[str]]:
+    """Rows of tables by their first cell, in order; also heads."""
+    rows = {}
+    for row in re.findall(r"<tr[^>]*>(.*?)</tr>", str(body), re.S):
+        first, *rest = re.findall(r"<t[hd][^>]*>(.*?)</t[hd]>", row, re.S) or [""]
+        rows[html.unescape(first)] = [html.unescape(cell) for cell in rest]
+    return rows
+
+
+def titles(body: object) -> list[str]:
+    """What is shown of each head that is pointed at, grid by grid."""
+    return re.findall(r'title="(layer \d+, head \d+: [^"]*)"', str(body))
+
+
+@pytest.fixture(scope="module")
+def trace():
+    return trace_answer(toy_engine(), masks=12, token_masks=8, p=0.6, seed=3)
+
+
+def test_every_row_about_heads(trace):
+    section, heads, engine = pages.heads_section(trace), trace.heads.heads, trace.engine
+    rows, chosen, errors = table(section.body), trace.heads.chosen, heads.standard_error
+    left = float(engine.evaluate(~chosen[None])[0])
+    facts = {
+        "answer": f"{engine.answer} (the picture moves its logit by {engine.span:.2f})",
+        "heads that are enough": f"{int(chosen.sum())} of 12",
+        "are they needed?": pages.needed_text(left),
+        "coefficients": "mean derivative over 12 masks",
+        "standard error of a coefficient": (
+            f"{float(errors.median()):.2g} in the middle, {float(errors.max()):.2g} at most"
+        ),
+        "R² on unseen masks": f"{heads.r2:.3f} (correlation {heads.pearson:.3f})",
+        "agreement of halves": f"{heads.agreement:.3f}",
+    }
+    assert {name: rows[name] for name in facts} == {name: [text] for name, text in facts.items()}
+    shown = titles(section.body)
+    assert len(shown) == 24  # coefficients, then attention
+    for place in range(12):
+        value, error = (float(x.flatten()[place]) for x in (heads.coefficients, errors))
+        where = f"layer {place // 4}, head {place % 4}: "
+        assert shown[place] == f"{where}{number(value)} ± {number(error)}"
+        attention = float(trace.heads.attention.flatten()[place])
+        assert shown[12 + place] == where + number(attention)
+    cells = re.findall(r'<td class="(?:for|against)( chosen)?"', str(section.body))
+    assert [bool(cell) for cell in cells] == chosen.tolist() * 2
+    assert f"outlined: the {int(chosen.sum())} that are enough" in section.body
+    assert section.body.count('class="warning"') == len(sc.lvlm.trace.concerns(trace)) > 0
+
+
+def test_every_row_about_words_and_image_tokens(trace):
+    rows = table(pages.words_section(trace.words, trace.heads.heads.standard_error).body)
+    for each in trace.words:
+        error = float(trace.heads.heads.standard_error[each.layer, each.head])
+        own = rows[f"layer {each.layer}, head {each.head}"]
+        assert own == [f"{each.coefficient:.3f} ± {error:.3f}", ", ".join(each.words)]
+    tokens, shown = trace.tokens, pictures(1)[0]
+    section = pages.tokens_section(trace, shown, name="mine.png")
+    errors = tokens.tokens.standard_error
+    facts = {
+        "kept words alone bring": (
+            f"{tokens.sufficiency:.0%} of what these heads bring into all words"
+        ),
+        "standard error of an image token": (
+            f"{float(errors.median()):.2g} in the middle, {float(errors.max()):.2g} at most"
+        ),
+        "R² on unseen masks": f"{tokens.tokens.r2:.3f}",
+        "agreement of halves": f"{tokens.tokens.agreement:.3f}",
+        "correlation of the two maps": f"{tokens.agreement:.3f}",
+    }
+    assert table(section.body) == {name: [text] for name, text in facts.items()}
+    pieces = re.findall(r'class="piece (\w+)( kept)?"[^>]*>([^<]*)<small>([^<]*)<', section.body)
+    deltas = tokens.effects.deltas.tolist()
+    assert [number for *_, number in pieces] == [f"{delta:z.2f}" for delta in deltas]
+    assert [bool(kept) for _, kept, *_ in pieces] == tokens.text.tolist()
+    assert "16 image tokens" in section.body and "mine.png" in section.body
+    maps = [values.flatten().tolist() for values in pages._token_maps(trace)]
+    assert maps == [tokens.tokens.coefficients.tolist(), tokens.weighted.tolist()]
+
+
+def test_rankings_have_their_own_counts(trace):
+    counts = pages.one_answer_counts(trace.heads)
+    rows = table(pages.curves_section(trace.heads.curves, counts).body)
+    for name, curves in trace.heads.curves.items():
+        enough, needed = curves.enough().double().mean(), curves.needed().double().mean()
+        assert counts[name] == (f"{float(enough):g}", f"{float(needed):g}")
+    folded = table(pages.thresholds_table(trace.heads.curves))
+    assert list(folded) == ["ranking", *(pages.CALLED[name] for name in RANKINGS[:-1])]
+    assert folded["ranking"][0] == "50% brought, 50% left" and len(folded["ranking"]) == 5
+    for name in RANKINGS[:-1]:
+        curves, cells = trace.heads.curves[name], folded[pages.CALLED[name]]
+        for level, cell in zip((0.5, 0.6, 0.7, 0.8, 0.9), cells, strict=True):
+            assert cell == f"{int(curves.enough(level))}, {int(curves.needed(1 - level))}"
+    assert rows[pages.CALLED["random"]] == list(counts["random"])
+
+
+def test_the_page_of_an_answer_is_named_and_ordered(trace, tmp_path):
+    page = pages.write_trace(tmp_path, trace, pictures(1)[0], name="mine.png").read_text()
+    engine = trace.engine
+    heading = html.escape(f"What makes {engine.lvlm.name} say {engine.answer}")
+    assert heading in page and f"mine.png: {QUESTION} The explained word" in page
+    assert re.findall(r"<h2>(.*?)</h2>", page)[:4] == [
+        "From where in the picture, into which words?",
+        "Which heads carry the picture into the answer?",
+        "Does the ranking hold?",
+        "What would these heads say?",
+    ]
+    assert (tmp_path / "overlay.png").is_file()
+    manifest = pages.trace_manifest(trace)
+    sampled = "p 0.6, bernoulli, seed 3, derivative"
+    assert manifest == {
+        "method": "head attribution (HeAr)",
+        "options": {
+            "question": QUESTION, "bank": "6 pictures (shape)", "floor": None,
+            "heads": f"12 masks, {sampled}", "tokens": f"8 masks, {sampled}",
+        },
+        "model": engine.lvlm.name, "model_fingerprint": engine.lvlm.fingerprint(),
+        "grid": ["4 x 4"], "readout": f"logit of {engine.answer!r} less the vocabulary's mean",
+        "device": "cpu", "dtype": "float64", "versions": versions(),
+    }  # fmt: skip
+
+
+def test_heads_that_are_enough_are_needed_in_part_from_a_fifth_on():
+    assert pages.needed_text(0.2).startswith("in part: without them 20%")
+    assert pages.needed_text(0.19).startswith("yes: without them 19%")
+    assert pages.needed_text(0.5).startswith("no: ") and pages.needed_text(0.49).startswith("in")
+
+
+@pytest.fixture
+def words():
+    words = made([2.0, -1.0, 0.1])
+    effects = torch.tensor([[0.5, -2.0, 0.0, 0.25, 0.0, 0.0], [0.1] * 6, [0, 0, 0, 0, 0, 1.0]])
+    words.heads.copy_(effects.reshape(3, 2, 3))
+    words.spans.copy_(torch.tensor([1.5, -0.25, 0.0]))
+    words.heads_r2.copy_(torch.tensor([0.9, 0.8, 0.7]))
+    words.image_r2.copy_(torch.tensor([0.6, 0.5, torch.nan]))
+    words.image.copy_(torch.arange(12.0).reshape(3, 4))
+    return words
+
+
+def test_every_row_about_the_words_of_an_answer(words):
+    rows = table(answers.table_section(words).body)
+    assert rows["a"] == [
+        *("from the picture", "0.500", "0.068", "u", "1.50", "(0, 0)", "0.90, 0.60")
+    ]
+    assert rows["b"][:2] == ["against the picture", "0.500"]
+    assert rows["b"][3:] == ["v", "-0.25", "(0, 0)", "0.80, 0.50"]
+    assert rows["c"] == [
+        *("said without looking", "0.500", "0.452", "w", "0.00", "(1, 2)", "0.70, nothing moves")
+    ]
+    head = ["", "with the picture", "without", "then likeliest", "logits", "top head"]
+    assert rows["word"] == [*head, "R² (heads, image tokens)"]
+
+
+def test_every_word_of_the_sentence_says_how_far_the_picture_moves_it(words):
+    toy = toy_engine()
+    engine = SimpleNamespace(
+        lvlm=toy.lvlm, prompt=toy.prompt, question=QUESTION, bank={"pictures": 100}
+    )
+    section = answers.words_section(engine, words, pictures(1)[0], name="mine.png")
+    buttons = re.findall(
+        r'<button[^>]*class="(\w+)"[^>]*--strength: (\d+)%" title="([^"]*)">([^<]*)<small>([^<]*)',
+        str(section.body),
+    )
+    assert buttons == [
+        ("picture", "80", "from the picture: 2 nats", "a", "7.39 x"),
+        ("against", "40", "against the picture: -1 nats", "b", "/ 2.72"),
+        ("unlooked", "4", "said without looking: 0.1 nats", "c", "without looking"),
+    ]
+    assert 'data-first="0"' in section.body
+    first, second, third = re.findall(r'<p class="note">(.*?)</p>', str(section.body))
+    assert first == (
+        "“a”, from the picture: probability 0.500 with the picture, 0.068 without; then the"
+        " likeliest is “u”. The picture moves its logit by +1.50."
+    )
+    assert "by -0.25." in second and "0.452 without" in third
+    shown = titles(section.body)
+    assert shown[0] == "layer 0, head 0: 0.5 ± 1" and shown[7] == "layer 0, head 1: 0.1 ± 8"
+    assert len(shown) == 18
+    grids = str(section.body).split('class="head-grid"')[1:]
+    strengths = [re.findall(r'--strength: (\d+)%" title="layer', grid) for grid in grids]
+    assert strengths[0][:2] == ["22", "90"] and strengths[2][-1] == "45"  # of 2 logits, in all
+    assert "most: (0, 0), (1, 0), (0, 2), (1, 1), (1, 2) (layer, head)" in grids[0]
+    just_so = made([2.0])
+    object.__setattr__(just_so, "instead", just_so.pieces)
+    assert "it would be said just so" in answers._story(just_so, 0, "picture")
+
+
+@pytest.mark.parametrize(
+    ("gain", "text"),
+    [
+        (0.6931472, "2 x"),
+        (-1.6094379, "/ 5"),
+        (9.3, "> 10⁴ x"),
+        (-9.3, "/ > 10⁴"),
+        (9.2, "9.9e+03 x"),
+    ],
+)
+def test_gains_are_written_as_factors(gain, text):
+    assert answers._times(gain) == text
+
+
+def test_chances_and_pieces_are_readable():
+    assert [answers._chance(p) for p in (0.0005, 0.0004, 1.0)] == ["0.001", "< 0.001", "1.000"]
+    assert [answers._readable(p) for p in (" cat", "\n", "  ")] == ["cat", "⏎", "·"]
+
+
+def test_the_manifest_of_an_answer_says_where_it_was_differentiated(words):
+    protocol = toy_engine().protocol() | {
+        "sampling": {"masks": 64, "p": 0.6, "seed": 3, "slopes": 16, "how": "derivative"}
+    }
+    object.__setattr__(words, "protocol", protocol)
+    manifest = answers.answer_manifest(words)
+    assert manifest["method"] == "head attribution (HeAr) of every word, derivative"
+    assert manifest["readout"] == "logit of each word less the vocabulary's mean"
+    asked = {"question": QUESTION, "bank": "6 pictures (shape)", "masks": 64, "p": 0.6, "seed": 3}
+    assert manifest["options"] == {**asked, "differentiated at": 16}
+    protocol["sampling"]["slopes"] = None
+    assert answers.answer_manifest(words)["options"] == asked
+
+
+def study(count: int = 3, **more: float) -> LVLMStudy:
+    """Samples whose n-th number is that of the first, plus n."""
+    numbers = {
+        "r2": 0.1, "pearson": 0.2, "split_half": 0.3, "standard_error": 0.04, "answer": "jade",
+        "ceiling": 0.9, "cosine_wording_1": 0.5, "cosine_wording_2": 0.6, "sufficiency": 0.7,
+        "token_attention": 0.31, "token_r2": 0.41, "token_split_half": 0.51, **more,
+    }  # fmt: skip
+    for place, name in enumerate(("0.25", "0.5")):
+        own = {"cosine": 0.8, "r2": 0.6, "enough": 3, "needed": 7}
+        numbers |= {f"{what}_p_{name}": value + place for what, value in own.items()}
+    draw = torch.Generator().manual_seed(0)
+    samples = []
+    for k in range(count):
+        own = {name: v if name == "answer" else v + k for name, v in numbers.items()}
+        tensors = {
+            "coefficients": torch.rand(2, 3, generator=draw).double(),
+            "attention": torch.rand(2, 3, generator=draw).double(),
+            "chosen": torch.rand(6, generator=draw) < 0.5,
+            "deltas": torch.rand(2, generator=draw).double(),
+            "gamma": torch.zeros(4).double(),
+        }
+        samples.append(TracedSample(k, f"s{k}", "ab"[k % 2], own, tensors))
+    return LVLMStudy(samples, torch.tensor([True, False]), ("x", "y"))
+
+
+def mean(first: float, digits: int = 3) -> list[str]:
+    """Of three numbers that are one apart."""
+    return [f"{first + 1:.{digits}f} ± {3**-0.5:.{digits}f}"]
+
+
+def test_every_row_of_a_study():
+    own = study(object_share=0.61, weighted_object_share=0.71, object_area=0.21)
+    body = studies.importance_section(own, ["take care"]).body
+    coefficients, attention = own.stacked("coefficients"), own.stacked("attention")
+    rows = table(body)
+    assert rows["R² on unseen masks"] == mean(0.1) and rows["agreement of two halves"] == mean(0.3)
+    assert rows["correlation on unseen masks"] == mean(0.2)
+    assert rows["standard error of a coefficient"] == mean(0.04, 4)
+    pairs = zip(coefficients.flatten(1), attention.flatten(1), strict=True)
+    r = torch.stack([torch.corrcoef(torch.stack(pair))[0, 1] for pair in pairs])
+    largest = coefficients.flatten(1).amax(dim=1)
+    for name, values in (
+        ("correlation of coefficients with attention", r),
+        ("largest coefficient of any head", largest),
+    ):
+        assert rows[name] == [f"{float(values.mean()):.3f} ± {float(values.std()) / 3**0.5:.3f}"]
+    often = own.stacked("chosen").double().mean(dim=0)
+    grids = (often, coefficients.mean(dim=0).flatten(), attention.mean(dim=0).flatten())
+    shown = [title.split(": ")[1] for title in titles(body)]
+    assert shown == [number(float(value)) for grid in grids for value in grid]
+    assert "take care" in body
+
+    rows = table(studies.wordings_section(own, ("how?", "who?"))[0].body)
+    assert (rows["how?"], rows["who?"]) == (mean(0.5), mean(0.6))
+    assert rows["the first wording again, on fresh masks"] == mean(0.9)
+    rows = table(studies.ratios_section(own)[0].body)
+    assert list(rows)[1:] == ["0.25", "0.5"]
+    assert rows["0.25"] == [*mean(0.8), *mean(0.6), *mean(3, 1), *mean(7, 1)]
+    assert rows["0.5"] == [*mean(1.8), *mean(1.6), *mean(4, 1), *mean(8, 1)]
+
+    (section,) = studies.text_section(own)
+    assert table(section.body) == {"kept words alone bring": mean(0.7)}
+    deltas = own.stacked("deltas").mean(dim=0).tolist()
+    assert re.findall(r"<small>([^<]*)<", section.body) == [f"{delta:.2f}" for delta in deltas]
+    assert "4 image tokens" in section.body and section.note.endswith("kept for image tokens.")
+
+    flat = torch.zeros(2, 2).double()
+    maps = [TokenMaps(f"picture {k}", torch.rand(3, 8, 8), flat + k, flat) for k in range(5)]
+    (section,) = studies.gallery_section(own, maps)
+    rows = table(section.body)
+    for title, value in {
+        "correlation of image tokens with weighted attention": 0.31,
+        "R² on unseen masks": 0.41,
+        "agreement of two halves": 0.51,
+        "share of the positive effect on the object": 0.61,
+        "share of weighted attention on the object": 0.71,
+        "share of the picture that the object is": 0.21,
+    }.items():
+        assert rows[title] == mean(value), title
+    assert "pictures 1 to 4" in section.body and "pictures 5 to 5" in section.body
+    assert "The first 5 pictures" in section.note and "over all 3." in section.note
+    assert "on the object" not in studies.gallery_section(study(), maps)[0].body
+    assert not studies.gallery_section(own, [])
+
+
+def test_holes_of_a_study_are_named_with_their_reason():
+    own = study(2)
+    assert table(studies.holes_section(own).body) == {"nothing is missing": ["2 samples", ""]}
+    own.samples.append(TracedSample(2, "s2", None, skipped="too weak"))
+    assert table(studies.holes_section(own).body) == {"s2": ["", "too weak"]}
+
+
+def test_clusters_of_heads_and_of_samples_are_counted():
+    own = study(12)
+    assert studies._head_groups(study(3)) == [] and studies.groups_section(study(3)) == []
+    ((title, text),) = studies._head_groups(own)
+    groups = own.head_groups()
+    parts = []
+    for k in (0, 1):
+        use = groups.use(k)
+        plural = "heads" if len(use) > 1 else "head"
+        parts.append(f"{len(use)} {plural} in {float(use.mean()):.0%} of the samples")
+    assert title == "coefficients over 0.1, in two clusters of heads" and text == ", ".join(parts)
+    (section,) = studies.groups_section(own)
+    numbers = own.class_groups().grouping
+    assert table(section.body) == {
+        "neighbours of the same class": [f"{numbers.purity:.2f} (by chance {numbers.chance:.2f})"],
+        "silhouette by class": [f"{numbers.silhouette:.2f}"],
+    }
