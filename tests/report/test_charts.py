@@ -9,8 +9,18 @@ from itertools import combinations
 import pytest
 import torch
 
-from seecause.report.bench import _mean_curve, _tell_nothing
-from seecause.report.charts import HEIGHT, LETTER, LINE, Difference, Series, chart, forest, styled
+from seecause.report.bench import _tell_nothing
+from seecause.report.charts import (
+    HEIGHT,
+    LETTER,
+    LINE,
+    Difference,
+    Series,
+    chart,
+    forest,
+    mean_series,
+    styled,
+)
 
 
 def dots(svg: str) -> list[tuple[float, float]]:
@@ -160,7 +170,7 @@ def test_an_error_that_is_not_known_is_not_drawn():
 
 def test_a_curve_is_the_mean_of_the_pictures_with_its_standard_error():
     curves = torch.tensor([[0.0, 1.0], [1.0, 1.0]])
-    series = _mean_curve("caap", curves, torch.tensor([0.0, 0.5]), ("#000000", ""))
+    series = mean_series("caap", curves, ("#000000", ""), x=[0.0, 0.5])
     assert (series.name, series.x, series.y, series.error) == ("caap", [0, 0.5], [0.5, 1], [0.5, 0])
 
 

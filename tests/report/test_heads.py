@@ -20,8 +20,8 @@ from seecause.heads.studies import StudyTable
 from seecause.metrics import group_accuracy
 from seecause.report.folder import rows_csv
 from seecause.report.heads import (
-    ScoreGrid,
     change_section,
+    score_grid,
     scores_csv,
     scores_section,
     spelled,
@@ -38,7 +38,7 @@ SCORES = HeadScores(
 
 
 def test_the_grid_shows_errors_costs_and_what_must_stay():
-    rows = ScoreGrid("scores", SCORES, [(0, 0)]).rows()
+    rows = score_grid(SCORES, chosen=[(0, 0)]).cells
     assert (
         rows[0][0].title == "layer 0, head 0: 0.02 ± 0.003; without it: accuracy 0.75"
         and rows[0][0].chosen
@@ -50,21 +50,21 @@ def test_the_grid_shows_errors_costs_and_what_must_stay():
 
 
 def test_numbers_in_the_grid_name_their_unit():
-    grid = ScoreGrid("scores", SCORES)
+    grid = score_grid(SCORES)
     assert (
-        grid.rows()[0][0].text == "20"
-        and grid.rows()[0][1].text == "-10"
-        and grid.unit == "numbers are multiples of 0.001"
+        grid.cells[0][0].text == "20"
+        and grid.cells[0][1].text == "-10"
+        and grid.key == "numbers are multiples of 0.001"
     )
     assert (
         "multiples of 0.001" in scores_section(SCORES, by="cigma").body
         and "hatched: not measured" in scores_section(SCORES, by="cigma").body
     )
     assert (
-        ScoreGrid("scores", HeadScores(torch.tensor([[0.09999, -1e-9]]))).rows()[0][1].text == "0"
+        score_grid(HeadScores(torch.tensor([[0.09999, -1e-9]]))).cells[0][1].text == "0"
     )  # not -0
-    large = ScoreGrid("scores", HeadScores(torch.tensor([[3.0, 12.5]])))
-    assert large.unit == "" and large.rows()[0][1].text == "12"
+    large = score_grid(HeadScores(torch.tensor([[3.0, 12.5]])))
+    assert large.key == "" and large.cells[0][1].text == "12"
 
 
 def test_a_grid_of_nothing_is_drawn():
@@ -113,12 +113,7 @@ def test_the_note_says_what_the_selector_scores():
         and "hang on the background" not in result.note
         and result.note.startswith("weight-norm: ")
     )
-    assert (
-        "±"
-        not in ScoreGrid("scores", HeadScores(VALUE, torch.full((2, 3), torch.nan)))
-        .rows()[0][0]
-        .title
-    )
+    assert "±" not in score_grid(HeadScores(VALUE, torch.full((2, 3), torch.nan))).cells[0][0].title
 
 
 def test_groups_have_the_names_of_the_data():

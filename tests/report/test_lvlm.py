@@ -16,13 +16,13 @@ from seecause.lvlm import (
     group_heads,
 )
 from seecause.lvlm.trace import RANKINGS, concerns
+from seecause.report.cards import grid_of
 from seecause.report.lvlm import (
     CURVES_NOTE,
     FIT,
     HEADS_NOTE,
     TOKENS_NOTE,
     WORDS_NOTE,
-    HeadGrid,
     curves_section,
     fit_charts,
     needed_text,
@@ -36,12 +36,12 @@ from tests.lvlm.toy import toy_engine
 
 
 def test_a_grid_colours_by_size_and_sign_and_outlines_what_is_chosen():
-    grid = HeadGrid(
+    grid = grid_of(
         "heads",
         torch.tensor([[0.4, -0.2], [0.0, 0.1]]),
         torch.tensor([[True, False], [False, False]]),
     )
-    (first, second), (third, _) = grid.rows()
+    (first, second), (third, _) = grid.cells
     assert (first.strength, first.sign, first.text, first.chosen) == (90, "for", ".40", True)
     assert (second.strength, second.sign, second.text, second.chosen) == (
         45,
@@ -50,8 +50,8 @@ def test_a_grid_colours_by_size_and_sign_and_outlines_what_is_chosen():
         False,
     )
     assert third.strength == 0 and third.title == "layer 1, head 0: 0"
-    assert HeadGrid("nothing", torch.zeros(1, 2)).rows()[0][0].strength == 0
-    assert HeadGrid("wide", torch.ones(1, 32)).rows()[0][0].text == ""  # no room for numbers
+    assert grid_of("nothing", torch.zeros(1, 2)).cells[0][0].strength == 0
+    assert grid_of("wide", torch.ones(1, 32)).cells[0][0].text == ""  # no room for numbers
 
 
 def test_words_are_shown_with_their_effects_and_never_as_markup():
@@ -134,12 +134,12 @@ def test_nothing_is_shown_as_minus_zero():
     assert "-0.00" not in prompt_words(
         ["a", "b"], torch.tensor([-1e-4, 1.0]), torch.tensor([False, True]), answer="c", images=9
     ).replace("-0.0001", "")
-    assert HeadGrid("heads", torch.tensor([[1.0, -1e-4]])).rows()[0][1].text == ".00"
+    assert grid_of("heads", torch.tensor([[1.0, -1e-4]])).cells[0][1].text == ".00"
 
 
 def test_a_large_coefficient_keeps_its_digits():
     assert [
-        cell.text for cell in HeadGrid("heads", torch.tensor([[10.5, -0.5, 1.0, 0.999]])).rows()[0]
+        cell.text for cell in grid_of("heads", torch.tensor([[10.5, -0.5, 1.0, 0.999]])).cells[0]
     ] == ["10.50", "-.50", "1.00", "1.00"]
 
 

@@ -40,7 +40,7 @@ from seecause.lvlm import (
 from seecause.models.base import protocol
 from seecause.models.sources import ZOO
 from seecause.repair.mend import repair as sc_repair
-from seecause.report.faithful import PartCard, note_of, part_cards, parts_section
+from seecause.report.faithful import note_of, part_cards, parts_section
 from seecause.report.lvlm import (
     curves_section,
     heads_section,
@@ -82,7 +82,7 @@ def build(
         f"{critters.CLASSES[c]} on {critters.BACKGROUNDS[b]}"
         for c, b in zip(shown.creature.tolist(), shown.background.tolist(), strict=True)
     ]
-    cards: list[PartCard] = part_cards(part_examples(net, images(shown), titles))
+    cards = part_cards(part_examples(net, images(shown), titles))
     elsewhere = (latents.background + 1) % len(critters.BACKGROUNDS)
     with torch.no_grad():
         before, after = (

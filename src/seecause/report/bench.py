@@ -10,8 +10,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
-
 from seecause._files import write_atomic
 from seecause.attribution.registry import find
 from seecause.bench.measures import UNDEFINED, higher_is_better, meaning_of
@@ -31,9 +29,8 @@ from seecause.bench.tables import (
     truth_csv,
     write_rows,
 )
-from seecause.metrics import standard_error
 from seecause.report.bench_gallery import gallery_section, headline
-from seecause.report.charts import Series, chart, styled
+from seecause.report.charts import Series, chart, mean_series, styled
 from seecause.report.page import Section, chart_row, fragment, table, write_page
 
 LISTED = 100  # holes that a page lists
@@ -167,12 +164,12 @@ def curves_section(results: RunResults, plan: Plan) -> list[Section]:
     """Mean curves of each method; none if curves were not measured."""
     if not len(results.shares):
         return []
-    looks = styled(list(plan.request.methods))
+    looks, shares = styled(list(plan.request.methods)), results.shares.tolist()
     means: dict[str, list[Series]] = {"insertion": [], "deletion": []}
     for kind, series in means.items():
         for method, curves in results.curves.items():
             if kind in curves:
-                series.append(_mean_curve(method, curves[kind], results.shares, looks[method]))
+                series.append(mean_series(method, curves[kind], looks[method], x=shares))
     insertion, deletion = means.values()
     # probabilities, unless logits were asked for
     share = all(0 <= y <= 1 for curve in (*insertion, *deletion) for y in curve.y)
@@ -306,13 +303,6 @@ def holes_section(status: Status, plan: Plan) -> Section:
     }
     note = f"The first {LISTED} of {len(holes)}; rows.csv has all." if len(holes) > LISTED else ""
     return Section("Holes", fragment("bench_holes.html.j2", holes=holes[:LISTED], **counts), note)
-
-
-def _mean_curve(method: str, curves: Tensor, shares: Tensor, look: tuple[str, str]) -> Series:
-    """Curves [B, n + 1] -> their mean with its standard error."""
-    return Series(
-        method, shares.tolist(), curves.mean(dim=0).tolist(), standard_error(curves).tolist(), *look
-    )
 
 
 def _tell_nothing(curves: Sequence[Series], apart: float = 0.005) -> bool:

@@ -28,6 +28,8 @@ from seecause.report.overlay import (
 from seecause.report.page import HtmlFile, fragment
 from seecause.target import Answer
 
+WRITTEN = 16  # heads in a row that still have room for their numbers
+
 
 @dataclass(frozen=True, eq=False)
 class MapView:
@@ -117,7 +119,7 @@ class Card:
     title: str
     strips: Sequence[Strip]
     caption: str = ""
-    warnings: Sequence[str] = field(default=())
+    warnings: Sequence[str] = ()
     shown: Sequence[TitledPicture] = ()
     data: Mapping[str, str] = field(default_factory=dict)  # what cards are sorted and filtered by
 
@@ -132,6 +134,24 @@ class Card:
 
 
 @dataclass(frozen=True)
+class Shot:
+    """A version of a picture (a data URI), with one list of answers for each model."""
+
+    title: str
+    picture: str
+    answers: Sequence[tuple[str, Sequence[Answer]]] = ()
+    changed: bool = False  # another answer than the whole picture's
+
+
+@dataclass(frozen=True)
+class ShotCard:
+    title: str
+    shots: Sequence[Shot]
+    caption: str = ""
+    warnings: Sequence[str] = ()
+
+
+@dataclass(frozen=True)
 class GridCell:
     """One cell of a coloured grid: how strong, for or against, and what is written in it."""
 
@@ -140,6 +160,52 @@ class GridCell:
     text: str
     title: str  # shown when it is pointed at
     chosen: bool = False
+
+
+@dataclass(frozen=True)
+class HeadGrid:
+    """A cell for each layer (down) and head (across), under a title; `key` says below what is
+    outlined."""
+
+    title: str
+    cells: Sequence[Sequence[GridCell]]
+    key: str = ""
+
+
+def grid_of(
+    title: str,
+    values: Tensor,
+    chosen: Tensor | None = None,
+    key: str = "",
+    *,
+    errors: Tensor | None = None,
+    most: float = 0.0,
+) -> HeadGrid:
+    """Values [L, H] as a table; `chosen` [L, H] are outlined, `errors` [L, H] stand beside a value
+    that is pointed at. `most` has the full colour; 0: the largest value."""
+    most = most or float(values.abs().max()) or 1.0
+    rows = []
+    for layer, row in enumerate(values.tolist()):
+        rows.append([])
+        for head, value in enumerate(row):
+            text = "" if len(row) > WRITTEN else f"{value:z.2f}"
+            text = text.replace("0.", ".") if abs(value) < 1 else text
+            about = f"layer {layer}, head {head}: {number(value)}"
+            if errors is not None:
+                about += f" ± {number(float(errors[layer, head]))}"
+            outlined = chosen is not None and bool(chosen[layer, head])
+            strength = round(90 * abs(value) / most)
+            rows[-1].append(GridCell(strength, sign_of(value), text, about, outlined))
+    return HeadGrid(title, rows, key)
+
+
+def head_grids(grids: Sequence[HeadGrid]) -> Markup:
+    """Side by side."""
+    return fragment("head_grid.html.j2", grids=grids)
+
+
+def sign_of(value: float) -> str:
+    return "for" if value >= 0 else "against"
 
 
 class CardFile:

@@ -12,19 +12,17 @@ from dataclasses import dataclass, replace
 
 from markupsafe import Markup
 from matplotlib.ticker import LogLocator, MaxNLocator
+from torch import Tensor
 
+from seecause.metrics.statistics import standard_error
 from seecause.report.page import fragment
 
 # Okabe and Ito's colours, which the colour-blind tell apart (yellow, unreadable on white, is a
 # brown here); GREY is for controls.
 COLOURS = ("#d55e00", "#0072b2", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#7a5c2e", "#777777")
 GREY = COLOURS[7]
-DASHES = (
-    "",
-    "8 3",
-    "2 3",
-    "9 3 2 3",
-)  # neighbours differ in these too, for eyes and printers without colour
+# neighbours differ in these too, for eyes and printers without colour
+DASHES = ("", "8 3", "2 3", "9 3 2 3")
 WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 520, 320, 64, 16, 12, 46
 LINE, LETTER, DOT = 14, 7, 5  # height of a label, width of a letter, half a dot
 
@@ -42,6 +40,15 @@ class Series:
     def reach(self) -> list[float]:
         """What the band or bar covers on either side of each point."""
         return [0.0 if math.isnan(error) else error for error in self.error or [0.0] * len(self.y)]
+
+
+def mean_series(
+    name: str, values: Tensor, look: tuple[str, str], *, x: Sequence[float] | None = None
+) -> Series:
+    """Rows [N, P] -> their mean, with its standard error where there are several; along `x`, or
+    their places."""
+    along = range(values.shape[1]) if x is None else x
+    return Series(name, along, values.mean(dim=0).tolist(), standard_error(values).tolist(), *look)
 
 
 @dataclass(frozen=True)

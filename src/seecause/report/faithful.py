@@ -4,7 +4,6 @@ changes without one of them."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
@@ -13,6 +12,7 @@ from torch import Tensor
 from seecause.faithful.evaluation import Evaluation, PartExamples
 from seecause.faithful.images import mask_pixels, part_colours, part_picture, part_sheet
 from seecause.faithful.net import IFAM, IFAMOutput, Intervention
+from seecause.report.cards import Shot, ShotCard
 from seecause.report.overlay import data_uri, picture
 from seecause.report.page import Section, fragment, write_page
 from seecause.target import Answer
@@ -58,24 +58,6 @@ NUMBER_NOTES = {
 LAST = " The last pictures have one part taken out of the mask; the network is the same."
 
 
-@dataclass(frozen=True)
-class Tile:
-    """One picture of a card, with what is written above and what is answered below."""
-
-    title: str
-    image: str  # data URI
-    answers: Sequence[Answer] = ()
-    changed: bool = False  # another answer than with all parts
-
-
-@dataclass(frozen=True)
-class PartCard:
-    title: str
-    tiles: Sequence[Tile]
-    verdict: str = ""
-    warnings: Sequence[str] = field(default=())
-
-
 def write_parts(folder: Path, examples: PartExamples, *, lead: str) -> None:
     """A page of these pictures, and a sheet of them with their parts as one picture."""
     net, cards = examples.net, part_cards(examples)
@@ -99,7 +81,7 @@ def part_lines(data: str, examples: PartExamples) -> list[str]:
     return lines
 
 
-def part_cards(examples: PartExamples) -> list[PartCard]:
+def part_cards(examples: PartExamples) -> list[ShotCard]:
     """One card for each picture: the picture, its parts, what stage 2 sees, and the answer without
     each of the parts."""
     assert examples.net.preprocess is not None
@@ -107,15 +89,15 @@ def part_cards(examples: PartExamples) -> list[PartCard]:
     return [_card(examples, raw[index], index) for index in range(len(raw))]
 
 
-def _card(examples: PartExamples, raw: Tensor, index: int) -> PartCard:
+def _card(examples: PartExamples, raw: Tensor, index: int) -> ShotCard:
     net, output = examples.net, examples.output
     maps, mask = output.maps[index], output.mask[index]
     sees = "stage 2 sees" if note_of(net) == NOTE else "in some part:"
     share, seen = mask.double().mean().item(), picture(seen_pixels(raw, mask))
-    tiles = [
-        Tile("picture", data_uri(picture(raw), photo=True)),
-        Tile("parts", data_uri(part_picture(raw, maps))),
-        Tile(f"{sees} {share:.0%}", data_uri(seen, photo=True), _answers(net, output, index)),
+    shots = [
+        Shot("picture", data_uri(picture(raw), photo=True)),
+        Shot("parts", data_uri(part_picture(raw, maps))),
+        Shot(f"{sees} {share:.0%}", data_uri(seen, photo=True), _answers(net, output, index)),
     ]
     base, flips = int(output.logits[index].argmax()), []
     shown = set(maps.argmax(dim=0).unique().tolist())
@@ -126,14 +108,14 @@ def _card(examples: PartExamples, raw: Tensor, index: int) -> PartCard:
         # every card has every column, so that parts can be compared down the page
         title = f"without part {part}" if part in shown else f"part {part} is not in it"
         image = data_uri(part_picture(raw, maps, removed=[part]))
-        tiles.append(Tile(title, image, _answers(net, without, index), flipped))
+        shots.append(Shot(title, image, _answers(net, without, index), flipped))
     verdict = f"answer: {_name(net, base)}, whichever part is left out"
     if flips:
         verdict = f"answer: {_name(net, base)}; changes without part {', '.join(flips)}"
     warnings = []
     if bool(output.empty[index]):
         warnings = ["no patch is selected: the answer says nothing about the picture"]
-    return PartCard(examples.titles[index], tiles, verdict, warnings)
+    return ShotCard(examples.titles[index], shots, verdict, warnings)
 
 
 def note_of(net: IFAM) -> str:
@@ -147,7 +129,7 @@ def note_of(net: IFAM) -> str:
 
 
 def parts_section(
-    cards: Sequence[PartCard], parts: int, *, title: str = "What can it look at?", note: str = NOTE
+    cards: Sequence[ShotCard], parts: int, *, title: str = "What can it look at?", note: str = NOTE
 ) -> Section:
     """Cards under a legend of the parts' colours."""
     colours = css_colours(parts)
@@ -167,13 +149,15 @@ def seen_pixels(raw: Tensor, mask: Tensor) -> Tensor:
     return torch.where(mask_pixels(mask[None], (raw.shape[1], raw.shape[2])), raw, 0.5)
 
 
-def _answers(net: IFAM, out: IFAMOutput, index: int, count: int = 2) -> list[Answer]:
+def _answers(net: IFAM, out: IFAMOutput, index: int) -> list[tuple[str, list[Answer]]]:
+    """The two likeliest, the first marked."""
     probabilities = out.logits[index].double().softmax(dim=0)
-    values, best = probabilities.topk(min(count, len(probabilities)))
-    return [
+    values, best = probabilities.topk(min(2, len(probabilities)))
+    answers = [
         Answer(_name(net, int(c)), float(p), rank == 0)
         for rank, (p, c) in enumerate(zip(values, best, strict=True))
     ]
+    return [("", answers)]
 
 
 def _name(net: IFAM, label: int) -> str:

@@ -3,8 +3,6 @@ end; names of files in them, and tables."""
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 import os
 import re
@@ -14,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from seecause._files import (
+    csv_text,
     draft_folder,
     mend_folder,
     move_files,
     replace_folder,
-    safe_cell,
     write_json,
 )
 from seecause.errors import BadOption
@@ -96,11 +94,7 @@ def made_names(names: Sequence[str], suffix: str) -> list[str]:
 def rows_csv(rows: Sequence[Mapping[str, str | float]]) -> str:
     """CSV of rows that may lack columns."""
     columns = list(dict.fromkeys(key for row in rows for key in row))
-    text = io.StringIO()
-    writer = csv.DictWriter(text, columns, lineterminator="\n")
-    writer.writeheader()
-    writer.writerows({name: safe_cell(value) for name, value in row.items()} for row in rows)
-    return text.getvalue()
+    return csv_text([columns, *([row.get(name, "") for name in columns] for row in rows)])
 
 
 def _is_ours(out: Path) -> bool:

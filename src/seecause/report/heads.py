@@ -6,8 +6,6 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -19,7 +17,7 @@ from seecause.heads.gains import FEW
 from seecause.heads.pictures import Pictures
 from seecause.heads.scores import Head, HeadScores, selectors
 from seecause.models.base import ImageModel
-from seecause.report.cards import GridCell
+from seecause.report.cards import WRITTEN, GridCell, HeadGrid, head_grids
 from seecause.report.charts import COLOURS, DASHES, GREY, Difference, Series, chart, forest
 from seecause.report.folder import rows_csv
 from seecause.report.overlay import number
@@ -28,7 +26,6 @@ from seecause.report.page import Section, chart_row, fragment, table
 if TYPE_CHECKING:
     from seecause.heads.studies import StudyTable
 
-WRITTEN = 16  # heads in a row that still have room for their numbers
 MAIN = ("accuracy", "worst group", "flips")  # what charts show beside BIR
 DRAWN = "as many random heads: mean and standard deviation of draws"
 LINES = {"chosen heads": (COLOURS[0], ""), DRAWN: (GREY, DASHES[1])}
@@ -95,75 +92,42 @@ MEASURED = {
 }
 
 
-@dataclass(frozen=True, eq=False)
-class ScoreGrid:
-    """Scores of layer x head; `chosen` heads are outlined."""
+def score_grid(
+    scores: HeadScores, *, title: str = "", chosen: Sequence[Head] = (), key: str = ""
+) -> HeadGrid:
+    """Scores of layer x head, as multiples of a power of ten by which the largest has two digits;
+    `chosen` heads are outlined."""
+    layers, heads = scores.value.shape
+    finite = scores.value[scores.value.isfinite()].abs()
+    most = float(finite.max()) if len(finite) else 0.0
+    power = min(0, int(f"{most:.1e}".partition("e")[2]) - 1) if most > 0 else 0
+    if power < 0 and heads <= WRITTEN:
+        unit = f"numbers are multiples of {number(10.0**power)}"
+        key = f"{key}; {unit}" if key else unit
+    rows = []
+    for layer in range(layers):
+        places = [(layer, head) for head in range(heads)]
+        rows.append([_cell(scores, place, most, power, place in chosen) for place in places])
+    return HeadGrid(title, rows, key)
 
-    title: str
-    scores: HeadScores
-    chosen: Sequence[Head] = ()
-    key: str = ""
 
-    @property
-    def width(self) -> int:
-        return self.scores.value.shape[1]
-
-    def rows(self) -> list[list[GridCell]]:
-        return [
-            [self._cell(layer, head) for head in range(self.width)]
-            for layer in range(len(self.scores.value))
-        ]
-
-    @cached_property
-    def most(self) -> float:
-        """The largest score by size."""
-        finite = self.scores.value[self.scores.value.isfinite()].abs()
-        return float(finite.max()) if len(finite) else 0.0
-
-    @property
-    def power(self) -> int:
-        """Numbers in the cells are multiples of ten to this: the largest has two digits."""
-        return min(0, int(f"{self.most:.1e}".partition("e")[2]) - 1) if self.most > 0 else 0
-
-    @property
-    def unit(self) -> str:
-        """What the numbers in the cells are multiples of, in words."""
-        return (
-            f"numbers are multiples of {number(10.0**self.power)}"
-            if self.power < 0 and self.width <= WRITTEN
-            else ""
-        )
-
-    def _cell(self, layer: int, head: int) -> GridCell:
-        value = float(self.scores.value[layer, head])
-        if value != value:
-            missing = f"layer {layer}, head {head}: no such head, or not scored"
-            return GridCell(0, "none", "", missing)
-        where = f"layer {layer}, head {head}"
-        if value == -torch.inf:
-            return GridCell(
-                0,
-                "none",
-                "stays" if self.width <= WRITTEN else "",
-                f"{where}: must stay, its removal costs too much",
-            )
-        spread = torch.nan if self.scores.error is None else float(self.scores.error[layer, head])
-        error = f" ± {number(spread)}" if spread == spread else ""
-        costs = [
-            f"{name} {number(float(values[layer, head]))}"
-            for name, values in self.scores.after.items()
-            if name != "response"
-        ]
-        text = f"{value * 10**-self.power:z.0f}" if self.width <= WRITTEN else ""
-        without = f"; without it: {', '.join(costs)}" if costs else ""
-        strength = round(90 * abs(value) / self.most) if self.most > 0 else 0
-        return GridCell(
-            strength,
-            "for" if value > 0 else "against",
-            text,
-            f"{where}: {number(value)}{error}{without}",
-            (layer, head) in self.chosen,
-        )
+def _cell(scores: HeadScores, place: Head, most: float, power: int, chosen: bool) -> GridCell:
+    value, where = float(scores.value[place]), f"layer {place[0]}, head {place[1]}"
+    written = scores.value.shape[1] <= WRITTEN
+    if value != value:
+        return GridCell(0, "none", "", f"{where}: no such head, or not scored")
+    if value == -torch.inf:
+        must = f"{where}: must stay, its removal costs too much"
+        return GridCell(0, "none", "stays" if written else "", must)
+    spread = torch.nan if scores.error is None else float(scores.error[place])
+    error = f" ± {number(spread)}" if spread == spread else ""
+    after = {name: values for name, values in scores.after.items() if name != "response"}
+    costs = ", ".join(f"{name} {number(float(values[place]))}" for name, values in after.items())
+    without = f"; without it: {costs}" if costs else ""
+    text = f"{value * 10**-power:z.0f}" if written else ""
+    strength = round(90 * abs(value) / most) if most > 0 else 0
+    about = f"{where}: {number(value)}{error}{without}"
+    return GridCell(strength, "for" if value > 0 else "against", text, about, chosen)
 
 
 def scores_section(
@@ -177,14 +141,11 @@ def scores_section(
     """The grid of layer x head. Without `note`, what the selector `by` scores is said."""
     outlined = "outlined: removed" if chosen else ""
     unknown = "hatched: not measured" if bool(scores.value.isnan().any()) else ""
-    keys = (outlined, unknown, ScoreGrid("", scores).unit)
-    grid = ScoreGrid(
-        f"score of each head, by {by}", scores, chosen, key="; ".join(key for key in keys if key)
-    )
+    key = "; ".join(words for words in (outlined, unknown) if words)
+    grid = score_grid(scores, title=f"score of each head, by {by}", chosen=chosen, key=key)
     if title is None:
         title = "Which heads carry the background?" if by == "cigma" else "Which heads go first?"
-    body = fragment("head_grid.html.j2", grids=[grid])
-    return Section(title, body, _grid_note(by) if note is None else note)
+    return Section(title, head_grids([grid]), _grid_note(by) if note is None else note)
 
 
 def curves_section(

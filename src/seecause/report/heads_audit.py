@@ -4,7 +4,6 @@ answers to them, also before and after heads go."""
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -15,10 +14,10 @@ from seecause.heads.erase import Erasure
 from seecause.heads.gains import FEW
 from seecause.metrics.accuracy import GroupAccuracy
 from seecause.models.base import ImageModel
-from seecause.report.cards import GridCell
+from seecause.report.cards import GridCell, Shot, ShotCard
 from seecause.report.folder import rows_csv
 from seecause.report.heads import GAINS, erasure_terms
-from seecause.report.overlay import number, thumbnail
+from seecause.report.overlay import fixed, number, thumbnail
 from seecause.report.page import Section, folded, fragment, table
 from seecause.target import Answer
 
@@ -152,7 +151,7 @@ def verdict_section(
         rows.append(
             (
                 name,
-                *("-" if value != value else f"{value:.3f}" for value in values),
+                *(fixed(value, 3) for value in values),
                 gains.interval_text().replace(" to ", "\u00a0to\u00a0"),
                 f"{gains.bir_mean_of_ratios:.3f}",
                 f"{int(gains.degenerate.sum())} of {len(gains.big)}",
@@ -256,22 +255,6 @@ def audit_csv(audit: Audit, names: Sequence[str]) -> str:
             row[f"BIR, {name}"] = float(gains.bir[place])
         rows.append(row)
     return rows_csv(rows)
-
-
-@dataclass(frozen=True)
-class Shot:
-    """A version of a picture, with one list of answers for each model."""
-
-    title: str
-    picture: str
-    answers: Sequence[tuple[str, Sequence[Answer]]] = ()
-
-
-@dataclass(frozen=True)
-class ShotCard:
-    title: str
-    shots: Sequence[Shot]
-    caption: str = ""
 
 
 def audit_gallery(model: ImageModel, audit: Audit, *, count: int = SHOWN) -> Section:

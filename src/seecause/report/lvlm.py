@@ -16,11 +16,18 @@ from seecause.lvlm import AnswerTrace, HeadAttribution, HeadTrace, HeadWords, Ra
 from seecause.lvlm.analysis import COMPLETE, LEVELS, threshold_study
 from seecause.lvlm.prompt import picture_map, seen_picture
 from seecause.lvlm.trace import POINTS, RANKINGS, concerns
-from seecause.metrics import standard_error
 from seecause.models.base import versions
-from seecause.report.cards import Card, GridCell, MapView, Strip, render_cards
-from seecause.report.charts import DASHES, GREY, Series, chart, styled
-from seecause.report.overlay import legend, number, overlay, panel, picture, scale_of
+from seecause.report.cards import (
+    Card,
+    MapView,
+    Strip,
+    grid_of,
+    head_grids,
+    render_cards,
+    sign_of,
+)
+from seecause.report.charts import DASHES, GREY, Series, chart, mean_series, styled
+from seecause.report.overlay import legend, overlay, panel, picture, scale_of
 from seecause.report.page import (
     Section,
     chart_row,
@@ -38,7 +45,6 @@ CALLED = {
     "attention": "attention on the picture",
     "random": "random order",
 }
-WRITTEN = 16  # heads in a row that still have room for their numbers
 DOTS = 400  # of a chart, at most
 HEADS_NOTE = (
     "Each cell is one head. Left, its coefficient: the share of the picture's effect on the answer"
@@ -93,41 +99,6 @@ WORDS_NOTE = (
 )
 
 
-@dataclass(frozen=True, eq=False)
-class HeadGrid:
-    """Values [L, H] as a table; `chosen` [L, H] are outlined, `errors` [L, H] stand beside a value
-    that is pointed at. `most` has the full colour; 0: the largest value."""
-
-    title: str
-    values: Tensor
-    chosen: Tensor | None = None
-    key: str = ""
-    errors: Tensor | None = None
-    most: float = 0.0
-
-    @property
-    def width(self) -> int:
-        return self.values.shape[1]
-
-    def rows(self) -> list[list[GridCell]]:
-        most = self.most or float(self.values.abs().max()) or 1.0
-        return [
-            [self._cell(layer, head, most) for head in range(self.width)]
-            for layer in range(len(self.values))
-        ]
-
-    def _cell(self, layer: int, head: int, most: float) -> GridCell:
-        value = float(self.values[layer, head])
-        text = "" if self.width > WRITTEN else f"{value:z.2f}"
-        if abs(value) < 1:
-            text = text.replace("0.", ".")
-        chosen = self.chosen is not None and bool(self.chosen[layer, head])
-        title = f"layer {layer}, head {head}: {number(value)}"
-        if self.errors is not None:
-            title += f" ± {number(float(self.errors[layer, head]))}"
-        return GridCell(round(90 * abs(value) / most), _sign(value), text, title, chosen)
-
-
 @dataclass(frozen=True)
 class PromptPiece:
     """A word of the prompt and what blocking it costs."""
@@ -167,8 +138,10 @@ def heads_section(trace: AnswerTrace) -> Section:
     enough = int(chosen.sum())
     key = f"outlined: the {enough} that are enough"
     grids = [
-        HeadGrid("coefficient of each head", fit.coefficients, chosen, key, fit.standard_error),
-        HeadGrid("attention on the picture", attention, chosen),
+        grid_of(
+            "coefficient of each head", fit.coefficients, chosen, key, errors=fit.standard_error
+        ),
+        grid_of("attention on the picture", attention, chosen),
     ]
     facts = [
         ("answer", f"{engine.answer} (the picture moves its logit by {engine.span:.2f})"),
@@ -181,10 +154,7 @@ def heads_section(trace: AnswerTrace) -> Section:
     ]
     return Section(
         "Which heads carry the picture into the answer?",
-        warnings(concerns(trace))
-        + fragment("head_grid.html.j2", grids=grids)
-        + table(facts)
-        + fit_charts(fit),
+        warnings(concerns(trace)) + head_grids(grids) + table(facts) + fit_charts(fit),
         HEADS_NOTE,
         FIT,
         short="Which heads carry it?",
@@ -232,8 +202,8 @@ def curves_section(
     """Curves by ranking, means over their rows with standard errors, and the counts as written in
     `counts`."""
     looks = styled(RANKINGS)
-    on = [_series(name, c.faithfulness, looks[name]) for name, c in curves.items()]
-    off = [_series(name, c.completeness, looks[name]) for name, c in curves.items()]
+    on = [mean_series(CALLED[name], c.faithfulness, looks[name]) for name, c in curves.items()]
+    off = [mean_series(CALLED[name], c.completeness, looks[name]) for name, c in curves.items()]
     share = "share of the effect"
     seeing, blind = "only the top heads see the picture", "the top heads do not see the picture"
     charts = [
@@ -316,7 +286,7 @@ def prompt_words(
             piece.replace("\n", "⏎") or "·",
             f"{value:z.2f}",
             round(80 * abs(value) / most),
-            _sign(value),
+            sign_of(value),
             bool(keep),
             f"{piece!r}: {value:z.4f}",
         )
@@ -381,18 +351,3 @@ def errors_text(errors: Tensor) -> str:
 def one_answer_counts(trace: HeadTrace) -> dict[str, tuple[str, str]]:
     counts = trace.counts()
     return {name: (f"{enough:g}", f"{needed:g}") for name, (enough, needed) in counts.items()}
-
-
-def _series(name: str, values: Tensor, look: tuple[str, str]) -> Series:
-    """Rows [O, P + 1] -> their mean, with a standard error where there are several."""
-    return Series(
-        CALLED[name],
-        list(range(values.shape[1])),
-        values.mean(dim=0).tolist(),
-        standard_error(values).tolist(),
-        *look,
-    )
-
-
-def _sign(value: float) -> str:
-    return "for" if value >= 0 else "against"

@@ -15,8 +15,8 @@ from torch import Tensor
 from seecause.lvlm import AnswerEngine, AnswerWords
 from seecause.lvlm.prompt import picture_map, seen_picture
 from seecause.lvlm.words import MOVED, Source, word_concerns
-from seecause.report.cards import Card, MapView, Strip, render_cards
-from seecause.report.lvlm import HeadGrid, lvlm_manifest
+from seecause.report.cards import Card, MapView, Strip, grid_of, head_grids, render_cards
+from seecause.report.lvlm import lvlm_manifest
 from seecause.report.overlay import number, scale_of
 from seecause.report.page import Section, fragment, protocol_section, table, warnings, write_page
 
@@ -127,11 +127,11 @@ def _heads(words: AnswerWords, word: int, most: float) -> Markup:
     values: Tensor = words.heads[word]
     top = words.top(word, min(SHOWN, values.numel()))
     named = ", ".join(map(str, top))
-    grid = HeadGrid(
+    grid = grid_of(
         "what each head brings, in logits", values, errors=words.heads_error[word], most=most,
         key=f"most: {named} (layer, head)",
     )  # fmt: skip
-    return fragment("head_grid.html.j2", grids=[grid])
+    return head_grids([grid])
 
 
 def table_section(words: AnswerWords) -> Section:

@@ -17,7 +17,7 @@ from seecause.lvlm import LVLM, HeadGroups, importance_map
 from seecause.lvlm.analysis import STRONG, correlations
 from seecause.lvlm.trace import RANKINGS
 from seecause.metrics import standard_error, summarise
-from seecause.report.cards import Card, MapView, Strip, render_cards
+from seecause.report.cards import Card, MapView, Strip, grid_of, head_grids, render_cards
 from seecause.report.charts import (
     HEIGHT,
     LEFT,
@@ -29,7 +29,7 @@ from seecause.report.charts import (
     padded,
     styled,
 )
-from seecause.report.lvlm import HeadGrid, curves_section, depth_chart, prompt_words
+from seecause.report.lvlm import curves_section, depth_chart, prompt_words
 from seecause.report.overlay import data_uri, grid_image, scale_of
 from seecause.report.page import Section, chart_row, fragment, table, warnings, write_page
 
@@ -73,9 +73,9 @@ def importance_section(study: LVLMStudy, notes: Sequence[str] = ()) -> Section:
     coefficients, attention = study.stacked("coefficients"), study.stacked("attention")
     often = importance_map(study.stacked("chosen").reshape(attention.shape))
     grids = [
-        HeadGrid("share of samples where this head is one of the fewest that are enough", often),
-        HeadGrid("mean coefficient", coefficients.mean(dim=0)),
-        HeadGrid("mean attention on the picture", attention.mean(dim=0)),
+        grid_of("share of samples where this head is one of the fewest that are enough", often),
+        grid_of("mean coefficient", coefficients.mean(dim=0)),
+        grid_of("mean attention on the picture", attention.mean(dim=0)),
     ]
     facts = [
         ("R² on unseen masks", _mean(study.column("r2"))),
@@ -98,7 +98,7 @@ def importance_section(study: LVLMStudy, notes: Sequence[str] = ()) -> Section:
     groups = study.head_groups()
     if groups is not None:
         charts.append(heads_heat(study, groups))
-    body = warnings(notes) + fragment("head_grid.html.j2", grids=grids) + table(facts)
+    body = warnings(notes) + head_grids(grids) + table(facts)
     body += chart_row(charts)
     return Section("Which heads are used?", body, note, short="Heads")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -12,10 +13,11 @@ from seecause.models.base import ImageModel
 from seecause.repair.audit import ENOUGH, MOSTLY, SOME, BackgroundAudit
 from seecause.repair.result import NOT_TESTED, Repair
 from seecause.repair.transplant import Transplants
+from seecause.report.cards import Shot, ShotCard
 from seecause.report.folder import rows_csv
 from seecause.report.heads import GAINS
-from seecause.report.heads_audit import Shot, ShotCard, groups_section, shot_answers
-from seecause.report.overlay import data_uri, picture, thumbnail
+from seecause.report.heads_audit import groups_section, shot_answers
+from seecause.report.overlay import data_uri, fixed, picture, thumbnail
 from seecause.report.page import Section, fragment, holes_section, protocol_section, table
 
 SHOWN = 6
@@ -198,12 +200,12 @@ def remedies_section(result: Repair) -> Section:
     known = [
         name
         for name in columns
-        if any(c.report.get(name, float("nan")) == c.report.get(name) for c in _tried(result))
+        if any(c.report.get(name, math.nan) == c.report.get(name) for c in _tried(result))
     ]
     rows = []
     for c in result.candidates.values():
-        numbers = [_share(c.report.get(name, float("nan"))) for name in known]
-        chosen_by = _share(c.choose.get(result.chosen_by, float("nan")))
+        numbers = [fixed(c.report.get(name, math.nan), 3) for name in known]
+        chosen_by = fixed(c.choose.get(result.chosen_by, math.nan), 3)
         rows.append((c.name, c.failed or c.done, chosen_by, *numbers, f"{c.seconds:.1f}"))
     head = ("remedy", "what was done", f"{result.chosen_by}, choosing", *known, "seconds")
     marked = [list(result.candidates).index(result.remedy)]
@@ -276,10 +278,4 @@ def _settings(record: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _number(name: str, value: float) -> str:
-    if name == "right answers":
-        return f"{value:.0f}"
-    return f"{value:.3f}"
-
-
-def _share(value: float) -> str:
-    return "-" if value != value else f"{value:.3f}"
+    return f"{value:.{0 if name == 'right answers' else 3}f}"
