@@ -18,7 +18,7 @@ from torch import Tensor
 
 import seecause as sc
 from seecause.bench.study import Row, StudyContext
-from seecause.data.imagenet9 import ALONE, Composites, compose, halves
+from seecause.data.backgrounds import ALONE, Composites, compose, halves
 from seecause.heads import Erasure, HeadScores, Masks, Pictures, Swapped, select
 from seecause.heads._outcomes import logits_without
 from seecause.heads.erase import ErasedViews

@@ -22,8 +22,8 @@ from tests.data.mutations import (
     of_parquet,
     of_png,
 )
-from tests.data.test_classes_only import batch, python2
 from tests.data.test_hostile import cub_list, food_list, tiny_list
+from tests.data.test_labelled_photos import batch, python2
 from tests.data.test_siim import xray
 from tests.files import grey, lines, photo
 from tests.fuzz import Victim

@@ -21,7 +21,7 @@ from seecause.bench.runner import inspect, run
 from seecause.bench.shard_files import _sealed, checksum, read_checked, write_checked
 from seecause.bench.study_file import read_study
 from seecause.bench.tables import table, write_rows
-from seecause.data.imagenet9 import read_in9_map
+from seecause.data.backgrounds import read_in9_map
 from seecause.faithful.config import TrainConfig, read_config
 from seecause.faithful.run import Snapshot, read_evaluations, read_snapshot, write_snapshot
 from seecause.lvlm import HeadAttribution, MeanBank

@@ -1,10 +1,15 @@
-"""Work in pieces that somebody may keep, or have done elsewhere.
+"""Long work that somebody else may keep, have done elsewhere, or stop.
 
     scores = in_pieces(score_piece, model, ({"images": part} for part in images.split(64)))
 
 A long computation calls its expensive part through `in_pieces`. Alone that is a loop. Inside
 `carried` somebody else does it: `bench.carry` keeps finished pieces in a store, so that a killed
 job goes on, and hands the others to processes or to a cluster.
+
+    with stoppable(check):      # check() raises when it is time to stop
+        sc.attribute(model, images)
+
+Between two blocks of any run, and between two chunks, work asks whether it `may_stop`.
 """
 
 from __future__ import annotations
@@ -25,6 +30,7 @@ Ended = Callable[[int, Tensors], None]
 Carry = Callable[[Work, Any, Iterable[Piece], Ended], list[Tensors]]
 
 _carry: ContextVar[Carry | None] = ContextVar("seecause_pieces", default=None)
+_check: ContextVar[Callable[[], None] | None] = ContextVar("seecause_stop", default=None)
 
 
 @contextmanager
@@ -54,3 +60,24 @@ def in_pieces(
         results.append(work(model, **piece))
         ended(number, results[-1])
     return results
+
+
+class Stopped(Exception):
+    """Somebody who waited for this work does not want it any more."""
+
+
+@contextmanager
+def stoppable(check: Callable[[], None]) -> Iterator[None]:
+    """Call `check` all along the work inside the block; what it raises ends the work."""
+    token = _check.set(check)
+    try:
+        yield
+    finally:
+        _check.reset(token)
+
+
+def may_stop() -> None:
+    """A place where work can end without harm."""
+    check = _check.get()
+    if check is not None:
+        check()

@@ -100,9 +100,5 @@ def plugin_digest(thing: Callable[..., Any] | type) -> str:
         return digest(repr(getattr(getattr(thing, "__code__", None), "co_code", name)))
 
 
-def joined(digests: Sequence[str]) -> str:
-    return digest(*digests)
-
-
 def _digest_files(root: Path, files: Iterable[Path]) -> str:
     return digest(*(f"{file.relative_to(root).as_posix()} {digest_file(file)}" for file in files))

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from seecause._stop import Stopped, may_stop
+from seecause._pieces import Stopped, may_stop
 from seecause.app import jobs
 from seecause.app.jobs import Job, Queue, TooBusy
 from seecause.errors import BadOption
@@ -189,7 +189,7 @@ def test_a_failing_job_does_not_end_the_worker():
 
 
 def test_a_run_of_a_model_stops_between_two_blocks(shop):
-    from seecause._stop import stoppable
+    from seecause._pieces import stoppable
 
     model, calls = shop.models["critters-vit"].view, []
 

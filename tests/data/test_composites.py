@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from seecause.data import imagenet9 as composites
+from seecause.data import backgrounds as composites
 from seecause.errors import BadOption
 
 

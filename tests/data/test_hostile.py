@@ -20,11 +20,11 @@ from PIL import Image
 import seecause
 from seecause.data import open_data
 from seecause.data._pickles import read_pickle
-from seecause.data.imagenet9 import read_in9_map
+from seecause.data.backgrounds import read_in9_map
 from seecause.data.images import FORMATS, decode_image, find_images, read_image
 from seecause.data.siim import read_xray, xray_size
 from seecause.errors import BadImage, DataMissing
-from tests.data.test_classes_only import python2
+from tests.data.test_labelled_photos import python2
 from tests.data.test_siim import xray
 from tests.files import lines, photo
 

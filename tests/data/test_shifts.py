@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from seecause.data import open_data
-from seecause.data.imagenet9 import object_of, read_in9_map
+from seecause.data.backgrounds import object_of, read_in9_map
 from seecause.data.shifts import part_of_test
 from seecause.errors import BadImage, DataMissing, UnknownName
 from tests.files import photo

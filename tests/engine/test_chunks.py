@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from seecause._stop import Stopped, stoppable
+from seecause._pieces import Stopped, stoppable
 from seecause.engine import graphs
 from seecause.engine.chunks import (
     CPU_BUDGET,

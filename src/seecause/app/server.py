@@ -26,7 +26,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import FileResponse, JSONResponse, Response
 
 from seecause import __version__
-from seecause._stop import Stopped
+from seecause._pieces import Stopped
 from seecause.app.guard import Guard
 from seecause.app.jobs import MOMENT, Job, Queue, Reply, Tell, TooBusy
 from seecause.app.names import picture_name

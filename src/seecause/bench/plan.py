@@ -20,7 +20,7 @@ from typing import Any, Literal, get_args
 import pyarrow as pa
 
 from seecause._files import digest
-from seecause._software import joined, plugin_digest, versions
+from seecause._software import plugin_digest, versions
 from seecause.attribution.registry import find
 from seecause.bench.measures import Options, groups_of, lacking, measure_options, method_options
 from seecause.bench.store import MANIFEST, ShardStore
@@ -250,7 +250,7 @@ def make_plan(request: Request, model: ImageModel, data: Dataset) -> Plan:
         for start in range(0, len(data), request.shard_size)
     ]
     digests = sample_digests(data)
-    pieces = [(start, stop, joined(digests[start:stop])) for start, stop in bounds]
+    pieces = [(start, stop, digest(*digests[start:stop])) for start, stop in bounds]
     shards = [
         Shard(shard_id(plan, method, *piece), method, *piece)
         for method in request.methods

@@ -17,7 +17,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save as to_bytes
 from torch import Tensor
 
-from seecause._files import bytes_or_failure, digest, is_local, read_many, write_atomic
+from seecause._files import bytes_or_failure, digest, is_local, read_many
 from seecause.errors import SeecauseError
 
 Files = Mapping[str, bytes | OSError]  # by name
@@ -63,13 +63,8 @@ def encoded(result: ShardResult, schema: pa.Schema | None = None) -> EncodedShar
     return EncodedShard(contents, dict(result.metadata))
 
 
-def write_checked(path: Path, value: Mapping[str, Any]) -> None:
-    """A JSON object that carries its own checksum, whole or not there."""
-    write_atomic(path, sealed_json(value))
-
-
 def read_checked(path: Path) -> dict[str, Any]:
-    """What `write_checked` wrote, to the last bit."""
+    """A JSON object that carries its own checksum, to the last bit."""
     return parse_checked(path.name, read_file(path.parent, path.name))
 
 

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from torch import Tensor
 
-from seecause._software import check_versions, joined, versions
+from seecause._files import digest
+from seecause._software import arithmetic, check_versions, set_arithmetic, versions
 from seecause.attribution.attribute import attribute
 from seecause.attribution.result import Attribution
 from seecause.bench.measures import UNDEFINED, MeasuredMetric, group_of, higher_is_better, run_group
@@ -83,7 +84,7 @@ class Worker:
             return self.loaded[bounds]
         self._forget(round_of(shard))
         samples, broken = read_samples(self.data, *bounds, frame=self.model.preprocess)
-        if joined(sample_digests(self.data, *bounds)) != shard.data:
+        if digest(*sample_digests(self.data, *bounds)) != shard.data:
             raise BadOption(
                 "data",
                 f"samples {shard.start} to {shard.stop - 1} of {self.plan.data['name']}",
@@ -180,7 +181,7 @@ def _identity(
 def run_shard(worker: Worker, shard: Shard) -> ShardResult:
     """Rows and maps of one shard; the same bits in every process on the same kind of machine."""
     request, clock = worker.plan.request, Clock(worker.model.device)
-    with _threads(request.threads), _precision(request.precision), budget(request.memory) as memory:
+    with _arithmetic(request.threads, request.precision), budget(request.memory) as memory:
         with clock.on("read"):
             loaded = worker.read(shard)
         batch, answers, measured = loaded.batch, {}, {}
@@ -361,25 +362,12 @@ def _missing(rows: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 @contextmanager
-def _threads(count: int) -> Iterator[None]:
-    """How sums are split among threads changes their last bits, so the plan fixes it."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
+def _arithmetic(threads: int, precision: Precision) -> Iterator[None]:
+    """How sums are split among threads and how precise float32 products and convolutions are
+    changes last bits, so the plan fixes it; every process is left as it was."""
+    before = arithmetic()
+    set_arithmetic([threads, precision, precision != "highest"])
     try:
         yield
     finally:
-        torch.set_num_threads(before)
-
-
-@contextmanager
-def _precision(wanted: Precision) -> Iterator[None]:
-    """Of float32 matrix products and convolutions, which torch sets apart; the plan fixes both, and
-    every process is left as it was."""
-    products, convolutions = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
-    torch.set_float32_matmul_precision(wanted)
-    torch.backends.cudnn.allow_tf32 = wanted != "highest"
-    try:
-        yield
-    finally:
-        torch.set_float32_matmul_precision(products)
-        torch.backends.cudnn.allow_tf32 = convolutions
+        set_arithmetic(before)

@@ -155,10 +155,10 @@ def edit(
 
 def _write_edit(out: Path, lvlm: LVLM, facts: Facts, *, overwrite: bool) -> None:
     """A folder with a manifest: what was changed, and what was said before and after."""
-    from seecause.models.base import versions
+    from seecause.models.base import library_versions
     from seecause.report.folder import result_folder
 
-    made = {"model_fingerprint": lvlm.fingerprint(), "versions": versions()}
+    made = {"model_fingerprint": lvlm.fingerprint(), "versions": library_versions()}
     with result_folder(out, {"command": "lvlm edit", **facts, **made}, overwrite=overwrite):
         pass
 

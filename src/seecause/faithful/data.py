@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
+from seecause.data.backgrounds import IMAGENET_CLASSES, find_in9_map, read_in9_map
 from seecause.data.batch import in_order, to_batch
 from seecause.data.dataset import (
     Dataset,
@@ -24,7 +25,6 @@ from seecause.data.dataset import (
     part_of_train,
     sample_labels,
 )
-from seecause.data.imagenet9 import IMAGENET_CLASSES, find_in9_map, read_in9_map
 from seecause.data.registry import open_data
 from seecause.errors import BadOption, DataMissing, SeecauseError
 from seecause.faithful.config import Augment

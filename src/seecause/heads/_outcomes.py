@@ -13,7 +13,6 @@ from torch import Tensor
 
 from seecause.data.batch import Group
 from seecause.data.dataset import Hole
-from seecause.data.imagenet9 import object_of
 from seecause.engine.forks import logits_of_sets
 from seecause.heads.erase import ErasedViews, Erasure
 from seecause.heads.gains import Gains, jensen_shannon, log_probs
@@ -290,6 +289,8 @@ def _without(pictures: Pictures, holes: Sequence[Hole]) -> Pictures:
 def _object_named(name: str) -> str:
     """Of a photo of ImageNet-9, `class/fg_<photo>_bg_<photo>.JPEG`: what is alike in all
     variants."""
+    from seecause.data.backgrounds import object_of
+
     path = PurePosixPath(name)
     return str(path.with_name(object_of(path.stem)))
 

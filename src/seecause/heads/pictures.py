@@ -237,7 +237,7 @@ def imagenet9_model(model: VisionModel, mapping: Tensor) -> VisionModel:
     `mapping` [1000] (`read_in9_map`) says which of the nine each ImageNet class is, -1 for none.
     The logit of an answer is the largest of its classes, so the answer is the release's own.
     """
-    from seecause.data.imagenet9 import CLASSES
+    from seecause.data.backgrounds import CLASSES
 
     members = [(mapping == place).nonzero()[:, 0] for place in (*range(len(CLASSES)), -1)]
     if any(len(classes) == 0 for classes in members):
@@ -267,7 +267,7 @@ def model_for(model: ImageModel, data: Dataset | Pictures) -> ImageModel:
     answers."""
     if not data.name.startswith("imagenet9:") or not isinstance(model, VisionModel):
         return model
-    from seecause.data.imagenet9 import IMAGENET_CLASSES, find_in9_map, read_in9_map
+    from seecause.data.backgrounds import IMAGENET_CLASSES, find_in9_map, read_in9_map
 
     if model.n_classes != IMAGENET_CLASSES:
         return model

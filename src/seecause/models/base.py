@@ -255,11 +255,11 @@ def protocol(model: ImageModel, images: Tensor) -> dict[str, Any]:
         "data_fingerprint": pixels_digest(images),
         "device": str(model.device),
         "dtype": str(model.dtype).removeprefix("torch."),
-        "versions": versions(),
+        "versions": library_versions(),
     }
 
 
-def versions() -> dict[str, str]:
+def library_versions() -> dict[str, str]:
     """Of Python, this package and the libraries that decide numbers."""
     return {
         "python": platform.python_version(),

@@ -23,7 +23,7 @@ from xml.etree import ElementTree
 import torch
 
 from seecause._files import digest_file, write_atomic, write_json
-from seecause.models.base import ImageModel, versions
+from seecause.models.base import ImageModel, library_versions
 from seecause.repair._gate import Gate
 from seecause.report.folder import rows_csv
 from seecause.report.page import Section, fragment, table, write_page
@@ -83,7 +83,7 @@ def facts(
         },
         "command": command,
         "when": datetime.now(UTC).isoformat(timespec="seconds"),
-        "versions": versions(),
+        "versions": library_versions(),
         "platform": platform.platform(),
         "run": audit.protocol,
     }

@@ -16,7 +16,7 @@ from seecause.lvlm import AnswerTrace, HeadAttribution, HeadTrace, HeadWords, Ra
 from seecause.lvlm.analysis import COMPLETE, LEVELS, threshold_study
 from seecause.lvlm.prompt import picture_map, seen_picture
 from seecause.lvlm.trace import POINTS, RANKINGS, concerns
-from seecause.models.base import versions
+from seecause.models.base import library_versions
 from seecause.report.cards import (
     Card,
     MapView,
@@ -331,7 +331,7 @@ def lvlm_manifest(
         "readout": readout,
         "device": protocol["device"],
         "dtype": protocol["dtype"],
-        "versions": versions(),
+        "versions": library_versions(),
     }
 
 

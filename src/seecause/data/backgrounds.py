@@ -1,5 +1,7 @@
-"""`imagenet9:PATH[:VARIANT]`: ImageNet-9, the Backgrounds Challenge (Xiao et al. 2020), PATH being
-the folder `bg_challenge` of its release.
+"""Photos on other backgrounds: those of ImageNet-9, and composites of one's own in its manner.
+
+`imagenet9:PATH[:VARIANT]`: ImageNet-9, the Backgrounds Challenge (Xiao et al. 2020), PATH being the
+folder `bg_challenge` of its release.
 
     <variant>/val/<NN_class>/*.JPEG         fg_mask/val/<NN_class>/*.npy
 Variants: original, mixed_same, mixed_rand, mixed_next (the object on a background of the same, a
@@ -11,8 +13,7 @@ file, so there are no groups.
 `read_in9_map` reads the release's `in_to_in9.json`, which turns the answers of an ImageNet-1k model
 into the nine.
 
-Photos taken apart and put together again, in the manner of ImageNet-9 (Xiao et al. 2020), from
-photos and the masks of their objects.
+`compose`: photos taken apart and put together again, from photos and the masks of their objects.
 
     original       the photo
     only_fg        the object on black
