@@ -23,7 +23,7 @@ import typer
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from benchmarks.timing import measured_on
+from benchmarks.timing import heading, row, title
 from seecause.app.panels.explain import Brush, brush, look
 from seecause.app.panels.registry import OnPicture
 from seecause.app.sessions import Sessions
@@ -39,8 +39,8 @@ def main(
     strokes: int = 200,
 ) -> None:
     """Measure and print one row for each model."""
-    print(f"# {measured_on(torch.device(device))}; float32; {strokes} strokes\n")
-    print("| model | first, ms | median, ms | slowest, ms |\n|---|---|---|---|")
+    title(torch.device(device), "float32", f"{strokes} strokes")
+    heading("model", "first, ms", "median, ms", "slowest, ms")
 
     def drawn(spec: str) -> Any:
         return load(spec, weights="random" if spec.startswith("timm:") else None, device=device)
@@ -50,7 +50,7 @@ def main(
         desk = Desk(shop, Sessions().open(), served, lambda share, words="": None)
         first, *taken = [1e3 * seconds for seconds in brushing(desk, key, strokes)]
         taken = taken[WARM_UPS:]
-        print(f"| {key} | {first:.1f} | {statistics.median(taken):.1f} | {max(taken):.1f} |")
+        row(key, *(f"{ms:.1f}" for ms in (first, statistics.median(taken), max(taken))))
     shop.close()
 
 

@@ -1,8 +1,9 @@
-"""How much does CAAP cost, in plain forward passes of the same model?
+"""How much do CAAP and mosaic cost, in plain forward passes of the same model?
 
     python benchmarks/caap.py --device cuda          # ViT-S, B and L and ResNet-50, bf16, batches
     1 to 128
     python benchmarks/caap.py --device cpu           # float32, batch 1
+    python benchmarks/caap.py --mosaic --no-slow     # mosaic and caap+mosaic instead
 
 Three ways to run, both sides alike: `eager`; `captured` (the plain forward by a CUDA graph too);
 `compiled` (both halves of every block by torch.compile, of both sides, and captured). Beside each:
@@ -25,8 +26,9 @@ from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from benchmarks.timing import CompiledBlock, Timing, measured_on, race
-from seecause.attribution.caap import make_plan, sweep
+from benchmarks.timing import CompiledBlock, Timing, heading, race, row, short, title, usual_dtype
+from seecause.attribution.caap import caap, make_plan, sweep
+from seecause.attribution.mosaic import caap_mosaic, mosaic as mosaic_maps
 from seecause.attribution.stages import sweep_features
 from seecause.engine import graphs
 from seecause.engine.blanks import blank_image
@@ -34,6 +36,7 @@ from seecause.engine.token_sets import selection
 from seecause.loading import wrap
 from seecause.models.staged_view import StagedModel
 from seecause.models.view import VisionModel
+from seecause.target import Target
 from tests.reference import caap as reference
 
 SIZES = {
@@ -52,6 +55,7 @@ def main(
     batches: str = "",
     tails: str = "source,patched",
     others: bool = True,
+    mosaic: bool = False,
     ways: str = "",
     slow: bool = True,
     repeats: int = 10,
@@ -59,30 +63,32 @@ def main(
     """Measure and print one table per model."""
     where = torch.device(device)
     gpu = where.type == "cuda"
-    dtype = torch.bfloat16 if gpu else torch.float32
+    dtype = usual_dtype(where)
     sizes = [int(b) for b in (batches or ("1,8,32,128" if gpu else "1")).split(",")]
     chosen_ways = (ways or ("eager,captured,compiled" if gpu else "eager")).split(",")
-    print(
-        f"# {measured_on(where)}; {str(dtype).removeprefix('torch.')}; medians of {repeats},"
-        " contenders interleaved, 3 warm-ups\n"
-    )
+    title(where, short(dtype), f"medians of {repeats}, contenders interleaved, 3 warm-ups")
     for name in (models or ",".join(SIZES if gpu else ["ViT-B/16"])).split(","):
         with where:  # weights are drawn where they are used
             module = timm.create_model(SIZES[name], num_classes=1000).to(dtype).eval()
         model = wrap(module, name=name)
-        print(f"## {name}\n\n{HEAD}", flush=True)
+        print(f"## {name}\n")
+        heading(*HEAD)
         for batch in sizes:
             images = torch.randn(batch, 3, 224, 224, device=where, dtype=dtype)
             twin = twin_seconds(model, images) if slow and name != "ResNet-50" else None
             for way in chosen_ways:
                 with running(model, way):
-                    entries = contenders(model, images, tails.split(","), way, others)
+                    entries = plain_forward(model, images, way)
+                    if mosaic:
+                        entries |= mosaics(model, images)
+                    else:
+                        entries |= contenders(model, images, tails.split(","), way, others)
                     with model.settled(), torch.no_grad():
                         timings = race(entries, where, repeats=repeats)
                 report(timings, batch, way, twin)
                 if gpu and way != "eager":
-                    print(
-                        f"| {batch} | {way} | memory of all graphs | | | | {pool(where):.2f} | | |"
+                    row(
+                        batch, way, "memory of all graphs", "", "", "", f"{pool(where):.2f}", "", ""
                     )
                 graphs.clear()
         print()
@@ -93,10 +99,8 @@ def pool(device: torch.device) -> float:
     return graphs.pool_bytes(torch.device(device.type, device.index or 0)) / 2**30
 
 
-HEAD = (
-    "| batch | way | contender | ms | x plain forward | x faster than slow twin | peak GiB | spread"
-    " | |\n|---|---|---|---|---|---|---|---|---|"
-)
+HEAD = ("batch", "way", "contender", "ms", "x plain forward", "x faster than slow twin")
+HEAD += ("peak GiB", "spread", "")
 
 
 @contextmanager
@@ -113,16 +117,29 @@ def running(model: VisionModel | StagedModel, way: str) -> Iterator[None]:
             model.blocks = eager_blocks
 
 
+def plain_forward(model: VisionModel | StagedModel, images: Tensor, way: str) -> dict[str, Run]:
+    """What all others are compared with."""
+    forward = model if way == "compiled" else model.module
+    return {PLAIN: lambda: graphs.captured(model, (PLAIN, way), lambda: forward, images)}
+
+
+def mosaics(model: VisionModel, images: Tensor) -> dict[str, Run]:
+    target = Target(torch.zeros(len(images), dtype=torch.long, device=images.device))
+    return {
+        "caap, logit": partial(caap, model, images, target, score="logit"),
+        "mosaic, 24 masks": partial(mosaic_maps, model, images, target),
+        "mosaic, 6 masks": partial(mosaic_maps, model, images, target, masks=6),
+        "caap+mosaic": partial(caap_mosaic, model, images, target),
+    }
+
+
 def contenders(
     model: VisionModel | StagedModel, images: Tensor, tails: list[str], way: str, others: bool
 ) -> dict[str, Run]:
-    """Everything that is timed on one batch."""
+    """Everything about CAAP that is timed on one batch."""
     layout = model.check(images)
     blank = blank_image(model, (images.shape[-2], images.shape[-1]))
-    forward = model if way == "compiled" else model.module
-    runs: dict[str, Run] = {
-        PLAIN: lambda: graphs.captured(model, (PLAIN, way), lambda: forward, images)
-    }
+    runs: dict[str, Run] = {}
     if isinstance(model, StagedModel):
         cells = selection(layout.grid)
         for direction in ("insert", "delete"):
@@ -131,19 +148,19 @@ def contenders(
             )
         return runs
 
-    def caap(tail: str, *, stride: int = 1, start: int = 0, **options: str) -> Run:
+    def patched(tail: str, *, stride: int = 1, start: int = 0, **options: str) -> Run:
         layers = (start, None) if start else None
         plan = make_plan(model, layout, tail=tail, layers=layers)  # type: ignore[arg-type]
         chosen = selection(layout.grid, stride=stride)
         return partial(sweep, model, images, blank, chosen, plan, **options)  # type: ignore[arg-type]
 
-    runs |= {f"CAAP {tail}": caap(tail) for tail in tails}
+    runs |= {f"CAAP {tail}": patched(tail) for tail in tails}
     if others and way == "captured":
         third = model.n_layers // 3
-        runs["CAAP source, delete"] = caap("source", direction="delete")
-        runs["CAAP source, every 2nd patch"] = caap("source", stride=2)
-        runs[f"CAAP source, from block {third}"] = caap("source", start=third)
-        runs["E-CAAP source"] = caap("source", approx="e-caap")
+        runs["CAAP source, delete"] = patched("source", direction="delete")
+        runs["CAAP source, every 2nd patch"] = patched("source", stride=2)
+        runs[f"CAAP source, from block {third}"] = patched("source", start=third)
+        runs["E-CAAP source"] = patched("source", approx="e-caap")
     return runs
 
 
@@ -170,12 +187,9 @@ def report(timings: dict[str, Timing], batch: int, way: str, twin: float | None)
     for name, timing in timings.items():
         ratio = timing.seconds / timings[PLAIN].seconds
         gain = "" if twin is None or name == PLAIN else f"{twin * batch / timing.seconds:,.0f}"
-        print(
-            f"| {batch} | {way} | {name} | {timing.seconds * 1e3:.2f} | {ratio:.2f} | {gain} |"
-            f" {timing.peak_bytes / 2**30:.2f} | {timing.spread:.0%} |"
-            f" {'launch-bound' if timing.launch_bound else ''} |",
-            flush=True,
-        )
+        bound = "launch-bound" if timing.launch_bound else ""
+        ms = f"{timing.seconds * 1e3:.2f}"
+        row(batch, way, name, ms, f"{ratio:.2f}", gain, *timing.about, bound)
 
 
 if __name__ == "__main__":

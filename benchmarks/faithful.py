@@ -18,6 +18,7 @@ import sys
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
 import timm
 import torch
@@ -26,7 +27,7 @@ from torch import Tensor, nn
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from benchmarks.timing import Timing, measured_on, race
+from benchmarks.timing import Timing, heading, race, row, short, title, usual_dtype
 from seecause.engine import graphs
 from seecause.faithful import IFAM, Affine, Noise, objective, parameter_groups
 
@@ -45,11 +46,8 @@ def main(
 ) -> None:
     """Measure and print one table per size and job."""
     where = torch.device(device)
-    dtype = torch.bfloat16 if where.type == "cuda" else torch.float32
-    print(
-        f"# {measured_on(where)}; {str(dtype).removeprefix('torch.')}; medians of {repeats},"
-        " contenders interleaved, 3 warm-ups\n"
-    )
+    dtype = usual_dtype(where)
+    title(where, short(dtype), f"medians of {repeats}, contenders interleaved, 3 warm-ups")
     for size in [int(s) for s in (sizes or ("56" if quick else "224,518")).split(",")]:
         usual = "2" if quick else "1,8,32,128" if size <= 224 else "1,32,128"
         chosen = [int(batch) for batch in (batches or usual).split(",")]
@@ -73,11 +71,8 @@ def main(
 def inference(backbone: nn.Module, images: Tensor, mask: Tensor) -> dict[str, Callable[[], object]]:
     """One forward of each; the masks of both stages' runs are given, so that all keep the same
     patches."""
-    single = (
-        nn.Sequential(backbone, nn.Linear(backbone.num_features, CLASSES))
-        .to(images.device, images.dtype)
-        .eval()
-    )
+    single = nn.Sequential(backbone, nn.Linear(backbone.num_features, CLASSES))
+    single = single.to(images.device, images.dtype).eval()
     net = IFAM(backbone, PARTS, CLASSES).to(images.device, images.dtype).eval()
     parts = IFAM(backbone, PARTS, CLASSES, stages=1).to(images.device, images.dtype).eval()
     owner = graphs.ModuleOwner(single)
@@ -97,13 +92,18 @@ def steps(
     """One optimiser step of each, with the backbone's weights in float32 and autocast where the
     device has it."""
     labels = torch.arange(len(images), device=images.device) % CLASSES
-    single = (
-        nn.Sequential(backbone, nn.Linear(backbone.num_features, CLASSES))
-        .to(images.device, torch.float32)
-        .train()
-        .requires_grad_(True)
-    )
-    found: dict[str, Callable[[], object]] = {SINGLE: _plain_step(single, images, labels, dtype)}
+    single = nn.Sequential(backbone, nn.Linear(backbone.num_features, CLASSES))
+    single = single.to(images.device, torch.float32).train().requires_grad_(True)
+    plain = torch.optim.AdamW(single.parameters(), lr=1e-6)
+    found: dict[str, Callable[[], object]] = {
+        SINGLE: _step(
+            plain,
+            lambda: single(images),
+            lambda logits: nn.functional.cross_entropy(logits.float(), labels),
+            images.device,
+            dtype,
+        )
+    }
     for name, options, packed in (
         ("PDiscoFormer", {"stages": 1}, None),
         ("iFAM, gradient=ste", {"gradient": "ste"}, None),
@@ -111,44 +111,38 @@ def steps(
         ("iFAM, gradient=none, packed", {"gradient": "none"}, True),
     ):
         net = IFAM(backbone, PARTS, CLASSES, **options).to(images.device, torch.float32).train()
-        found[name] = _step(net, images, labels, dtype, packed)
+        found[name] = _ifam_step(net, images, labels, dtype, packed)
     return found
 
 
-def _step(
+def _ifam_step(
     net: IFAM, images: Tensor, labels: Tensor, dtype: torch.dtype, packed: bool | None
 ) -> Callable[[], object]:
-    optimizer = torch.optim.AdamW(parameter_groups(net, 1e-6, 1e-3))
-    size, ids = (
-        (images.shape[-2], images.shape[-1]),
-        torch.arange(len(images), device=images.device),
-    )
+    size, ids = (images.shape[-2], images.shape[-1]), torch.arange(len(images)).to(images.device)
     moved = Affine.draw(0, 0, size)
-
-    def step() -> None:
-        with torch.autocast(
-            images.device.type, dtype=torch.bfloat16, enabled=dtype == torch.bfloat16
-        ):
-            out = net(images, noise=Noise(0, 0, ids), warped=moved.warp(images), packed=packed)
-        optimizer.zero_grad(set_to_none=True)
-        objective(net, out, labels, size=size, moved=moved)["total"].backward()
-        optimizer.step()
-
-    return step
+    return _step(
+        torch.optim.AdamW(parameter_groups(net, 1e-6, 1e-3)),
+        lambda: net(images, noise=Noise(0, 0, ids), warped=moved.warp(images), packed=packed),
+        lambda out: objective(net, out, labels, size=size, moved=moved)["total"],
+        images.device,
+        dtype,
+    )
 
 
-def _plain_step(
-    model: nn.Module, images: Tensor, labels: Tensor, dtype: torch.dtype
+def _step(
+    optimizer: torch.optim.Optimizer,
+    forward: Callable[[], Any],
+    loss: Callable[[Any], Tensor],
+    device: torch.device,
+    dtype: torch.dtype,
 ) -> Callable[[], object]:
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-6)
+    """One step, whose forward runs in `dtype`."""
 
     def step() -> None:
-        with torch.autocast(
-            images.device.type, dtype=torch.bfloat16, enabled=dtype == torch.bfloat16
-        ):
-            logits = model(images)
+        with torch.autocast(device.type, dtype=torch.bfloat16, enabled=dtype == torch.bfloat16):
+            out = forward()
         optimizer.zero_grad(set_to_none=True)
-        nn.functional.cross_entropy(logits.float(), labels).backward()
+        loss(out).backward()
         optimizer.step()
 
     return step
@@ -168,14 +162,11 @@ def _uneven_masks(batch: int, side: int) -> Tensor:
 
 
 def report(timings: dict[str, Timing], batch: int) -> None:
-    print("| | images/s | time / single ViT | peak GiB | spread | |\n|---|---|---|---|---|---|")
+    heading("", "images/s", "time / single ViT", "peak GiB", "spread", "")
     for name, timing in timings.items():
         ratio = timing.seconds / timings[SINGLE].seconds
         bound = "launch-bound" if timing.launch_bound else ""
-        print(
-            f"| {name} | {batch / timing.seconds:,.1f} | {ratio:.2f} |"
-            f" {timing.peak_bytes / 2**30:.1f} | {timing.spread:.0%} | {bound} |"
-        )
+        row(name, f"{batch / timing.seconds:,.1f}", f"{ratio:.2f}", *timing.about, bound)
     print()
 
 

@@ -25,8 +25,6 @@ from __future__ import annotations
 import copy
 import statistics
 import sys
-import time
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -38,7 +36,7 @@ from torch import Tensor
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import seecause as sc
-from benchmarks.timing import measured_on
+from benchmarks.timing import heading, race, row, title
 from seecause import critters
 from seecause.data import open_data
 from seecause.data.batch import to_batch
@@ -61,7 +59,6 @@ from seecause.models.view import VisionModel
 
 TOP, VERIFIED, HALVES = 4, 12, 50
 MASKS, MASK_STEPS = 64, 20  # what masks are timed on
-WARM_UP = 8  # pictures
 SCREENED = 16 << 30  # bytes for a screen, whose gradients hold every block
 
 
@@ -80,50 +77,37 @@ def main(
     """Print the tables."""
     where = torch.device(device)
     cuda = where.type == "cuda"
-    print(f"# {measured_on(where)}\n")
+    title(where)
     if speed:
-        print(
-            "| model | contender | seconds | x faster than naive | peak GiB |"
-            " |\n|---|---|---|---|---|---|"
-        )
+        heading("model", "contender", "seconds", "x faster than naive", "peak GiB", "")
         count, chosen = pictures or (256 if cuda else 16), [d for d in dtypes.split(",") if d]
         models = _small_models(where, count, real) if small else []
         for model, images, masks, repeats in models + _large_models(where, count, chosen):
-            race(model, images, masks, batch or (256 if cuda else 32), repeats, contenders)
+            speeds(model, images, masks, batch or (256 if cuda else 32), repeats, contenders)
         print()
     if recall:
-        print(
-            f"| model | baseline | random {VERIFIED} | first order | halves | second order"
-            " | halves | rank correlation: first, second order | measured in half: top 4 in common,"
-            " off by (of a standard error) |\n|---|---|---|---|---|---|---|---|---|"
-        )
-        found = critter_views(
-            sc.load("builtin:critters-biased", device=device),
-            recall_pictures or (256 if cuda else 24),
-        )
-        for name, baseline in found[3].items():
-            compare(
-                f"critters-biased, {len(found[1])} pictures",
-                found[0],
-                found[1],
-                found[2],
-                name,
-                baseline,
-            )
+        ranks = "rank correlation: first, second order"
+        half = "measured in half: top 4 in common, off by (of a standard error)"
+        orders = ("first order", "halves", "second order", "halves")
+        heading("model", "baseline", f"random {VERIFIED}", *orders, ranks, half)
+        biased = sc.load("builtin:critters-biased", device=device)
+        count = recall_pictures or (256 if cuda else 24)
+        model, images, masks, baselines = critter_views(biased, count)
+        about = f"critters-biased, {len(images)} pictures"
+        for name, baseline in baselines.items():
+            compare(about, model, images, masks, name, baseline)
         if real is not None:
             photos = real_views(real, where, recall_pictures or (500 if cuda else 16))
             for fill in ("mean", "grey"):
                 compare(*photos, fill, fill)
-        print(
-            f"\n| critters-biased, {len(found[1])} pictures, true masks | FIG | BIG | BIR (mean of"
-            " ratios) | BIR (ratio of means) |\n|---|---|---|---|---|"
+        print()
+        heading(
+            f"{about}, true masks", "FIG", "BIG", "BIR (mean of ratios)", "BIR (ratio of means)"
         )
-        for name, baseline in found[3].items():
-            gains = information_gains(found[0], found[1], found[2], baseline=baseline)
-            print(
-                f"| {name} | {gains.fig.mean():.4f} | {gains.big.mean():.4f} |"
-                f" {gains.bir_mean_of_ratios:.3f} | {gains.bir_ratio_of_means:.3f} |"
-            )
+        for name, baseline in baselines.items():
+            gains = information_gains(model, images, masks, baseline=baseline)
+            both = (f"{gains.bir_mean_of_ratios:.3f}", f"{gains.bir_ratio_of_means:.3f}")
+            row(name, f"{gains.fig.mean():.4f}", f"{gains.big.mean():.4f}", *both)
 
 
 Raced = tuple[VisionModel, Tensor, Tensor, int]  # a view, pictures, masks, how often to repeat
@@ -151,22 +135,15 @@ def _large_models(where: torch.device, count: int, dtypes: list[str]) -> list[Ra
             timm.create_model("vit_base_patch16_224").to(where, dtype).eval(),
             name=f"ViT-B/16 {str(dtype).removeprefix('torch.')}",
         )
-        images = torch.randn(
-            count,
-            3,
-            224,
-            224,
-            device=where,
-            dtype=dtype,
-            generator=torch.Generator(where).manual_seed(0),
-        )
+        draw = torch.Generator(where).manual_seed(0)
+        images = torch.randn(count, 3, 224, 224, device=where, dtype=dtype, generator=draw)
         masks = torch.zeros(count, 224, 224, dtype=torch.bool, device=where)
         masks[:, 56:168, 56:168] = True
         raced.append((model, images, masks, repeats))
     return raced
 
 
-def race(
+def speeds(
     model: VisionModel, images: Tensor, masks: Tensor, batch: int, repeats: int, contenders: str
 ) -> None:
     """Naive, exact and screened scores, then masks. Budgets make exact runs as large as the naive
@@ -204,7 +181,8 @@ def race(
         "masks": masked,
     }
     runs = {name: run for name, run in runs.items() if name in contenders.split(",")}
-    timed = time_all(runs, len(images), model.device, repeats)
+    whole = {name: partial(run, len(images)) for name, run in runs.items()}
+    timed = race(whole, model.device, warm_ups=1, repeats=repeats)
     difference = max(
         float("nan")
         if "exact" not in slow
@@ -212,8 +190,9 @@ def race(
         for i, (layer, head) in enumerate(heads)
     )
     # the whole model runs once, however many heads there are
-    slowest = timed["naive"][0] * (1 + total) / (1 + len(heads))
-    for name, (seconds, peak) in timed.items():
+    slowest = timed["naive"].seconds * (1 + total) / (1 + len(heads))
+    for name, timing in timed.items():
+        seconds, peak = timing.seconds, f"{timing.peak_bytes / 2**30:.1f}"
         note = f"largest difference from naive {difference:.1e}" if name == "exact suffix" else ""
         if name == "masks":
             rate = min(MASKS, len(images)) / (seconds * 250 / MASK_STEPS)
@@ -222,7 +201,7 @@ def race(
             scaled = slowest if name == "naive" else seconds
             cells = [name, f"{scaled:.3f}", f"{slowest / scaled:.2f}"]
         about = f"{model.name}, {len(images)} pictures, batch {batch}"
-        print(f"| {' | '.join([about, *cells, f'{peak / 2**30:.1f}', note])} |", flush=True)
+        row(about, *cells, peak, note)
 
 
 @torch.no_grad()
@@ -245,29 +224,6 @@ def naive_effects(
         effects.append(whole - big())
         weight[:, columns] = kept
     return torch.stack(effects, dim=1)
-
-
-def time_all(
-    runs: dict[str, Callable[[int], object]], pictures: int, device: torch.device, repeats: int
-) -> dict[str, tuple[float, int]]:
-    """Median seconds and peak bytes of each, in turn; warmed up on a few pictures."""
-    cuda = device.type == "cuda"
-    taken: dict[str, list[float]] = {name: [] for name in runs}
-    peaks = dict.fromkeys(runs, 0)
-    for run in runs.values():
-        run(min(WARM_UP, pictures))
-    for _ in range(repeats):
-        for name, run in runs.items():
-            if cuda:
-                torch.cuda.synchronize(device)
-                torch.cuda.reset_peak_memory_stats(device)
-            start = time.perf_counter()
-            run(pictures)
-            if cuda:
-                torch.cuda.synchronize(device)
-                peaks[name] = torch.cuda.max_memory_allocated(device)
-            taken[name].append(time.perf_counter() - start)
-    return {name: (statistics.median(times), peaks[name]) for name, times in taken.items()}
 
 
 def critter_views(
@@ -337,7 +293,7 @@ def compare(
     )
     off = ((screened.scores.value - exact.value).abs() / exact.error).nan_to_num(0).max()
     last = f"{len(best & chosen) / TOP:.2f}, {float(off):.2f}"
-    print(f"| {' | '.join([*cells, ', '.join(ranks), last])} |", flush=True)
+    row(*cells, ", ".join(ranks), last)
 
 
 def recalled(exact: HeadScores, guess: HeadScores, rows: Tensor) -> float:

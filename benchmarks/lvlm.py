@@ -18,10 +18,8 @@ from __future__ import annotations
 
 import gc
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import torch
 import typer
@@ -31,7 +29,7 @@ from torch import Tensor
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from benchmarks.lvlm_shapes import SHAPES
-from benchmarks.timing import CompiledBlock, measured_on
+from benchmarks.timing import CompiledBlock, clock, title, usual_dtype
 from seecause.lvlm import (
     LVLM,
     MaskEngine,
@@ -52,11 +50,10 @@ from seecause.lvlm.masks import MaskSampling
 from seecause.lvlm.trace import ORDERS, POINTS
 from tests.reference import hear
 
-PARTS = "ceiling,eager,compiled,plain,cached,derivative,adaptive,command,float32"
+PARTS = "ceiling,eager,compiled,plain,cached,derivative,command"
 WAYS = (("derivative", (16, 64, 256)), ("corrected", (1000, 3000)), ("fit", (10_000,)))
 TOP = 50  # heads compared
 PLAIN_BATCHES = (256, 128, 64, 32, 16, 8, 4, 2, 1)
-FLOAT32_MASKS = 200
 
 
 def main(
@@ -70,10 +67,8 @@ def main(
     """Measure and print."""
     where = torch.device(device)
     chosen = parts.split(",")
-    print(
-        f"# {measured_on(where)}; {masks:,} masks, 75 % of the heads ablated in each; {calibration}"
-        " calibration pictures; random weights\n"
-    )
+    ablated = f"{masks:,} masks, 75 % of the heads ablated in each"
+    title(where, ablated, f"{calibration} calibration pictures", "random weights")
     ceiling = None
     if "ceiling" in chosen:
         ceiling = measured_ceiling(where)
@@ -98,8 +93,7 @@ def run_model(
     where: torch.device,
     ceiling: float | None,
 ) -> None:
-    dtype = torch.bfloat16 if where.type == "cuda" else torch.float32
-    module, inputs = SHAPES[name](where, dtype)
+    module, inputs = SHAPES[name](where, usual_dtype(where))
     lvlm = wrap(module, name=name, check=False)
     _, built = clock(lambda: lvlm.read(inputs(0)), where)  # warm-up of the tower
     prompts, read = clock(lambda: [lvlm.read(inputs(1 + i)) for i in range(calibration)], where)
@@ -138,12 +132,6 @@ def run_model(
         print(f"fit: {taken:.2f} s (three elastic nets: all masks, and two halves)")
         if "derivative" in parts:
             derivative(drawn, found[0], engine, where)
-        if "adaptive" in parts:
-            adaptive(drawn, found, engine, where)
-    if "float32" in parts and dtype is torch.float32:
-        print("bf16 against float32: not measured, everything is float32 here")
-    elif "float32" in parts:
-        float32(lvlm, engine, drawn[:FLOAT32_MASKS], inputs, calibration)
     print()
 
 
@@ -284,48 +272,6 @@ def derivative(drawn: Tensor, found: Tensor, engine: MaskEngine, where: torch.de
             )
 
 
-def adaptive(
-    drawn: Tensor, found: tuple[Tensor, float], engine: MaskEngine, where: torch.device
-) -> None:
-    """When would the halves have agreed? From the responses at hand."""
-    fit = regress(
-        _recalled(drawn, found[0]),
-        engine.n_components,
-        MaskSampling(masks=len(drawn), adaptive=True),
-        where,
-    )
-    print(
-        f"adaptive: stops at {fit.masks:,} masks ({fit.masks / len(drawn) * found[1]:.1f} s), R2"
-        f" {fit.r2:.2f}; masks, halves' correlation, largest in both:"
-    )
-    print(
-        "    "
-        + "; ".join(
-            f"{h['masks']:,} {h['agreement']:.2f} {h['in both']} of {h['top']}" for h in fit.history
-        )
-    )
-
-
-def float32(
-    lvlm: LVLM,
-    engine: MaskEngine,
-    drawn: Tensor,
-    inputs: Callable[[int], dict[str, Any]],
-    calibration: int,
-) -> None:
-    """How far bf16 responses are from float32 ones."""
-    half = engine.adjusted(drawn).double().cpu()
-    lvlm.module.float()
-    bank = bank_of_prompts(lvlm, [lvlm.read(inputs(1 + i)) for i in range(calibration)])
-    exact = MaskEngine(lvlm, lvlm.read(inputs(0)), None, bank, floor=None, answer=[engine.target])
-    full = exact.adjusted(drawn).double().cpu()
-    rest = (full - half).square().sum() / (full - full.mean()).square().sum()
-    print(
-        f"bf16 against float32: R2 {1 - float(rest):.4f}, correlation {correlation(full, half):.4f}"
-        f" over {len(drawn)} masks (random weights: for the record)"
-    )
-
-
 def _recalled(drawn: Tensor, found: Tensor) -> Callable[[Tensor], Tensor]:
     """Answers already given, in the order in which they are asked for again."""
     asked = 0
@@ -354,17 +300,6 @@ def measured_ceiling(where: torch.device) -> float | None:
         _, taken = clock(lambda a=a, b=b: [a @ b for _ in range(50)], where)
         best = max(best, 50 * 2.0 * m * k * n / taken)
     return best
-
-
-def clock(run: Callable[[], Any], where: torch.device) -> tuple[Any, float]:
-    """What `run` returns, and the seconds it took, the GPU's work included."""
-    if where.type == "cuda":
-        torch.cuda.synchronize(where)
-    start = time.perf_counter()
-    made = run()
-    if where.type == "cuda":
-        torch.cuda.synchronize(where)
-    return made, time.perf_counter() - start
 
 
 if __name__ == "__main__":

@@ -67,35 +67,43 @@ def _noise(*shape: int, seed: int, where: torch.device, dtype: torch.dtype) -> T
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(where, dtype)
 
 
-def llava_15(where: torch.device, dtype: torch.dtype) -> Built:
-    config = hf.LlavaConfig(
-        vision_config=hf.CLIPVisionConfig(**CLIP_L),
-        text_config=hf.LlamaConfig(**VICUNA),
-        image_token_index=32000,
+def _built(
+    kind: str, config: Any, ids: dict[str, Tensor], pixels: tuple[int, ...], where: torch.device,
+    dtype: torch.dtype,
+) -> Built:  # fmt: skip
+    """A model, and its inputs for a picture of noise by its seed."""
+
+    def inputs(seed: int) -> dict[str, Any]:
+        return ids | {"pixel_values": _noise(*pixels, seed=seed, where=where, dtype=dtype)}
+
+    return _make(f"{kind}ForConditionalGeneration", config, where, dtype), inputs
+
+
+def _llava(
+    where: torch.device,
+    dtype: torch.dtype,
+    kind: str = "Llava",
+    *,
+    text: dict[str, int] = VICUNA,
+    vision: dict[str, int] = CLIP_L,
+    token: int = 32000,
+    images: int = 576,  # tokens
+    crops: tuple[int, ...] = (1,),
+    more: dict[str, Tensor] | None = None,
+) -> Built:
+    config = getattr(hf, f"{kind}Config")(
+        vision_config=hf.CLIPVisionConfig(**vision),
+        text_config=hf.LlamaConfig(**text),
+        image_token_index=token,
     )
-    ids = _ids(5, 576, 32000, where)
-    return (
-        _make("LlavaForConditionalGeneration", config, where, dtype),
-        lambda seed: (
-            ids | {"pixel_values": _noise(1, 3, 336, 336, seed=seed, where=where, dtype=dtype)}
-        ),
-    )
+    pixels = (*crops, 3, vision["image_size"], vision["image_size"])
+    return _built(kind, config, _ids(5, images, token, where) | (more or {}), pixels, where, dtype)
 
 
 def llava_next(where: torch.device, dtype: torch.dtype) -> Built:
     """A 640 x 480 picture: 576 + 36 x 48 + 36 image tokens."""
-    config = hf.LlavaNextConfig(
-        vision_config=hf.CLIPVisionConfig(**CLIP_L),
-        text_config=hf.LlamaConfig(**VICUNA),
-        image_token_index=32000,
-    )
-    ids = _ids(5, 2340, 32000, where) | {"image_sizes": torch.tensor([[480, 640]], device=where)}
-    return (
-        _make("LlavaNextForConditionalGeneration", config, where, dtype),
-        lambda seed: (
-            ids | {"pixel_values": _noise(1, 5, 3, 336, 336, seed=seed, where=where, dtype=dtype)}
-        ),
-    )
+    more = {"image_sizes": torch.tensor([[480, 640]], device=where)}
+    return _llava(where, dtype, "LlavaNext", images=2340, crops=(1, 5), more=more)
 
 
 def qwen2_vl(where: torch.device, dtype: torch.dtype) -> Built:
@@ -108,54 +116,24 @@ def qwen2_vl(where: torch.device, dtype: torch.dtype) -> Built:
         "mm_token_type_ids": (ids["input_ids"] == 151655).int(),
         "image_grid_thw": torch.tensor([[1, 34, 46]], device=where),
     }
-    return (
-        _make("Qwen2VLForConditionalGeneration", config, where, dtype),
-        lambda seed: (
-            ids
-            | {
-                "pixel_values": _noise(
-                    34 * 46, 3 * 2 * 14 * 14, seed=seed, where=where, dtype=dtype
-                )
-            }
-        ),
-    )
+    return _built("Qwen2VL", config, ids, (34 * 46, 3 * 2 * 14 * 14), where, dtype)
 
 
 def toy(where: torch.device, dtype: torch.dtype) -> Built:
     """Small enough for a laptop; shows that everything runs."""
     vision = dict(
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        image_size=48,
-        patch_size=8,
-        projection_dim=32,
-    )
+        hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2,
+        image_size=48, patch_size=8, projection_dim=32,
+    )  # fmt: skip
     text = dict(
-        hidden_size=64,
-        intermediate_size=128,
-        num_hidden_layers=4,
-        num_attention_heads=8,
-        num_key_value_heads=4,
-        vocab_size=200,
-    )
-    config = hf.LlavaConfig(
-        vision_config=hf.CLIPVisionConfig(**vision),
-        text_config=hf.LlamaConfig(**text),
-        image_token_index=199,
-    )
-    ids = _ids(5, 36, 199, where)
-    return (
-        _make("LlavaForConditionalGeneration", config, where, dtype),
-        lambda seed: (
-            ids | {"pixel_values": _noise(1, 3, 48, 48, seed=seed, where=where, dtype=dtype)}
-        ),
-    )
+        hidden_size=64, intermediate_size=128, num_hidden_layers=4, num_attention_heads=8,
+        num_key_value_heads=4, vocab_size=200,
+    )  # fmt: skip
+    return _llava(where, dtype, text=text, vision=vision, token=199, images=36)
 
 
 SHAPES: dict[str, Callable[[torch.device, torch.dtype], Built]] = {
-    "llava-1.5-7b": llava_15,
+    "llava-1.5-7b": _llava,
     "llava-next-7b": llava_next,
     "qwen2-vl-7b": qwen2_vl,
     "toy": toy,

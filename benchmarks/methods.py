@@ -40,7 +40,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import seecause as sc
 from benchmarks.peers import Entry, captum, grad_cam, quantus_regions
-from benchmarks.timing import Timing, measured_on, race
+from benchmarks.timing import Timing, heading, race, row, short, title, usual_dtype
 from seecause.attribution.registry import find, methods
 from seecause.engine import graphs
 from seecause.engine.chunks import fit
@@ -94,25 +94,17 @@ def main(
 ) -> None:
     """Measure and print one table of methods per batch, then the curves."""
     where = torch.device(device)
-    dtype = torch.bfloat16 if where.type == "cuda" else torch.float32
-    sizes = [
-        int(b)
-        for b in (
-            batches or ("1" if quick else "1,8,128" if where.type == "cuda" else "1,4")
-        ).split(",")
-    ]
+    dtype = usual_dtype(where)
+    usual = "1" if quick else "1,8,128" if where.type == "cuda" else "1,4"
+    sizes = [int(batch) for batch in (batches or usual).split(",")]
     rules: dict[str, Any] = {"warm_ups": 1, "repeats": 3} if quick else {}
     rules["patience"] = patience or (2.0 if where.type == "cuda" else 10.0)
     torch.manual_seed(0)
     module = timm.create_model(name, num_classes=1000).to(where, dtype).eval()
     model = wrap(module, name=name)
-    module.blocks[
-        -1
-    ].norm1.requires_grad_()  # what pytorch-grad-cam's hooks differentiate, and no more
-    print(
-        f"# {measured_on(where)}; {str(dtype).removeprefix('torch.')}; {name}; contenders"
-        " interleaved\n"
-    )
+    # what pytorch-grad-cam's hooks differentiate, and no more
+    module.blocks[-1].norm1.requires_grad_()
+    title(where, short(dtype), name, "contenders interleaved")
     with sc.budget(BUDGET[where.type]):
         seconds: dict[str, float] = {}  # for one image, at the last batch
         for batch in sizes:
@@ -173,10 +165,7 @@ def report(entries: dict[str, Entry], timings: dict[str, Timing], batch: int) ->
     """One row for each contender, then the two ratios that were asked for."""
     each = {name: timing.seconds * entries[name].whole / batch for name, timing in timings.items()}
     plain = each["plain forward"]
-    print(
-        "| contender | images/s | x plain forward | peak GiB | calls | spread |"
-        " |\n|---|---|---|---|---|---|---|"
-    )
+    heading("contender", "images/s", "x plain forward", "peak GiB", "spread", "calls", "")
     for name, timing in timings.items():
         whole, like = entries[name].whole, entries[name].like
         notes = [
@@ -184,11 +173,9 @@ def report(entries: dict[str, Entry], timings: dict[str, Timing], batch: int) ->
             f"1/{whole:.0f} timed" if whole > 1 else "",
             "launch-bound" if timing.launch_bound else "",
         ]
-        print(
-            f"| {name} | {1 / each[name]:,.3g} | {each[name] / plain:.2f} |"
-            f" {timing.peak_bytes / 2**30:.2f} | {timing.runs} | {timing.spread:.0%} |"
-            f" {'; '.join(note for note in notes if note)} |"
-        )
+        ratio = f"{each[name] / plain:.2f}"
+        about = "; ".join(note for note in notes if note)
+        row(name, f"{1 / each[name]:,.3g}", ratio, *timing.about, timing.runs, about)
     slower = sorted((each[name] / each["caap"], name) for name in PERTURBATION if name in each)
     ratios = ", ".join(f"{ratio:.1f} x faster than {name}" for ratio, name in slower)
     print(f"\nCAAP against perturbation methods: {ratios or 'none ran'}.\n")
@@ -232,18 +219,13 @@ def curves(model: VisionModel, images: Tensor, rules: dict[str, Any], *, sizes: 
         runs["Quantus RegionPerturbation, both orders"] = theirs
     found = race(runs, where, **rules)
     print(f"## Curves: {model.name}, {batch} images, at most {chunk} pictures in one forward\n")
-    print(
-        "| contender | pictures/s | share of plain throughput | peak GiB | calls | spread"
-        " |\n|---|---|---|---|---|---|"
-    )
+    heading("contender", "pictures/s", "share of plain throughput", "peak GiB", "spread", "calls")
     for (name, timing), count in zip(
         found.items(), (both, both, sixteen, sixteen, sixteen), strict=False
     ):
         base = found["plain forwards" if count == both else "plain forwards, 33 an image"].seconds
-        print(
-            f"| {name} | {count / timing.seconds:,.1f} | {base / timing.seconds:.0%} |"
-            f" {timing.peak_bytes / 2**30:.2f} | {timing.runs} | {timing.spread:.0%} |"
-        )
+        share = f"{base / timing.seconds:.0%}"
+        row(name, f"{count / timing.seconds:,.1f}", share, *timing.about, timing.runs)
     if theirs is not None:
         ratio = (
             found["Quantus RegionPerturbation, both orders"].seconds

@@ -34,6 +34,11 @@ class Timing:
     launch_bound: bool
     runs: int
 
+    @property
+    def about(self) -> list[str]:
+        """GiB and spread, as tables have them."""
+        return [f"{self.peak_bytes / 2**30:.2f}", f"{self.spread:.0%}"]
+
 
 def race(
     contenders: Mapping[str, Callable[[], object]],
@@ -141,10 +146,42 @@ def _summary(taken: list[float], queued: list[float], peak: int, device: torch.d
     return Timing(middle, (max(taken) - min(taken)) / middle, peak, bound, len(taken))
 
 
-def measured_on(device: torch.device) -> str:
-    """What the figures were measured on."""
+def clock(run: Callable[[], Any], device: torch.device) -> tuple[Any, float]:
+    """What `run` returns, and the seconds it took, the GPU's work included."""
+    cuda = device.type == "cuda"
+    if cuda:
+        torch.cuda.synchronize(device)
+    start = time.perf_counter()
+    made = run()
+    if cuda:
+        torch.cuda.synchronize(device)
+    return made, time.perf_counter() - start
+
+
+def title(device: torch.device, *more: str) -> None:
+    """Print what the figures were measured on, and how."""
     threads = "" if device.type == "cuda" else f", {torch.get_num_threads()} threads"
-    return f"{machine(device)}{threads}; torch {torch.__version__}"
+    on = f"{machine(device)}{threads}; torch {torch.__version__}"
+    print(f"# {'; '.join([on, *more])}\n")
+
+
+def heading(*names: str) -> None:
+    """Print the head of a table."""
+    row(*names)
+    print("|" + "---|" * len(names))
+
+
+def row(*cells: object) -> None:
+    """Print a row of a table, at once."""
+    print(f"| {' | '.join(map(str, cells))} |", flush=True)
+
+
+def usual_dtype(device: torch.device) -> torch.dtype:
+    return torch.bfloat16 if device.type == "cuda" else torch.float32
+
+
+def short(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 @dataclass(eq=False)

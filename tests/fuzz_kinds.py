@@ -18,7 +18,7 @@ from seecause.app.results import find_runs
 from seecause.bench.plan import Store
 from seecause.bench.results import read_results
 from seecause.bench.runner import inspect, run
-from seecause.bench.shard_files import _sealed, checksum, read_checked, write_checked
+from seecause.bench.shard_files import _sealed, checksum, read_checked, sealed_json
 from seecause.bench.study_file import read_study
 from seecause.bench.tables import table, write_rows
 from seecause.data.backgrounds import read_in9_map
@@ -203,7 +203,7 @@ def run_folders(folder: Path) -> list[Victim]:
         def put(content: bytes) -> None:
             store.file(shard, kind).write_bytes(content)
             sums = {**mark["checksums"], kind: checksum(content)}
-            write_checked(store.file(shard, "json"), {**mark, "checksums": sums})
+            store.file(shard, "json").write_bytes(sealed_json({**mark, "checksums": sums}))
 
         return put
 

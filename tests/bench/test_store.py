@@ -13,7 +13,7 @@ import torch
 from seecause.bench import store as store_module
 from seecause.bench.plan import ROWS, Store
 from seecause.bench.runner import inspect, run
-from seecause.bench.shard_files import write_checked
+from seecause.bench.shard_files import sealed_json
 from seecause.bench.store import Damaged, ShardStore, read_checked
 from seecause.errors import BadOption
 from tests.bench.toy import worker
@@ -166,7 +166,9 @@ def test_damaged_shards_are_done_again(tmp_path):
 
 def test_every_flipped_bit_of_a_manifest_is_noticed(tmp_path):
     path = tmp_path / "manifest.json"
-    write_checked(path, {"command": "bench run", "share": 0.1, "names": ["ä", None, True]})
+    path.write_bytes(
+        sealed_json({"command": "bench run", "share": 0.1, "names": ["ä", None, True]})
+    )
     whole, draw = path.read_bytes(), random.Random(0)
     for _ in range(200):
         flipped = bytearray(whole)
@@ -278,6 +280,6 @@ def test_a_mark_that_names_other_files_is_damage(store, kind):
     save(store, SHARD.id, 0.1)
     mark = read_checked(store.file(SHARD.id, "json"))
     sums = {**mark["checksums"], kind: "0"}
-    write_checked(store.file(SHARD.id, "json"), {**mark, "checksums": sums})
+    store.file(SHARD.id, "json").write_bytes(sealed_json({**mark, "checksums": sums}))
     assert "no shard has" in store.condition([SHARD.id]).damaged[SHARD.id]
     assert store.read(SHARD.id) is None
