@@ -11,8 +11,7 @@ from PIL import Image
 
 import seecause as sc
 from seecause.data.dataset import capabilities
-from seecause.data.folder import read_mask
-from seecause.data.images import find_pictures, mask_of
+from seecause.data.images import find_pictures, mask_of, read_mask
 from seecause.data.registry import open_data
 from seecause.errors import BadImage, BadOption, DataMissing
 

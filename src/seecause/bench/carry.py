@@ -33,7 +33,6 @@ from torch import Tensor
 from seecause._files import digest, place
 from seecause._pieces import Ended, Piece, Tensors, Work, carried
 from seecause._software import arithmetic, plugin_digest, set_arithmetic, versions
-from seecause.attribution.registry import find
 from seecause.bench.hands import Alone, Crew, Workers, WorkersFailed, crew_for, record
 from seecause.bench.shard_files import EncodedShard, ShardResult, encoded
 from seecause.bench.store import ShardStore
@@ -293,9 +292,13 @@ class _Facts:
 
     def _method(self, piece: Piece) -> str:
         """The code of a plug-in's method, where the piece names one."""
+        if "method" not in piece:
+            return ""
+        from seecause.attribution.registry import find
+
         try:
             return plugin_digest(find(piece["method"], self.architecture).run)
-        except (KeyError, UnknownName, NotDefined):  # it has a list of its own
+        except (UnknownName, NotDefined):  # it has a list of its own
             return ""
 
 

@@ -26,7 +26,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import cast
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -41,7 +40,7 @@ from seecause.data.dataset import (
     sample_ids,
     sample_labels,
 )
-from seecause.data.images import MASKS, SUFFIXES, read_grey, read_ids
+from seecause.data.images import MASKS, SUFFIXES, read_mask
 from seecause.data.photos import Photo, Photos, class_folders, pictures, read_csv
 from seecause.errors import BadImage, BadOption, DataMissing
 
@@ -51,8 +50,6 @@ GROUPS_LAYOUT = (
     "a CSV with the columns file (such as dog/1.jpg) and background (such as grass), a line for"
     " each picture"
 )
-LOSSY = (".jpg", ".jpeg")
-FEW = 16  # different numbers of a mask that numbers objects; one with more has soft edges
 
 
 def open_folder(rest: str, *, limit: int | None = None) -> Photos:
@@ -81,17 +78,6 @@ def open_folder(rest: str, *, limit: int | None = None) -> Photos:
         read_mask=None if masks is None else read_mask,
         places=places,
     )
-
-
-def read_mask(path: Path) -> Tensor:
-    """[H, W] bool, True on the object: where a file of few numbers is not 0, where one with soft
-    edges is brighter than half. JPEG puts small numbers around edges, so there it is half too."""
-    try:
-        values = read_ids(path)
-    except BadImage:  # saved in colour
-        values = read_grey(path)
-    few = path.suffix.lower() not in LOSSY and len(np.unique(values)) <= FEW
-    return torch.from_numpy(values > 0 if few else values * 2 > values.max())
 
 
 def _mask_folder(root: Path) -> Path | None:

@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 _PATTERN = frozenset("*?[")
 SIGNALS = (".wav", ".npy")  # sounds and films, of folders without pictures
 MASKS = "masks"  # a folder beside pictures that holds masks of the same stems
+LOSSY = (".jpg", ".jpeg")
+FEW = 16  # different numbers of a mask that numbers objects; one with more has soft edges
 
 
 def find_images(paths: Iterable[str | Path], *, deep: bool = False) -> list[Path]:
@@ -100,6 +102,19 @@ def mask_of(picture: Path) -> Path | None:
     return None
 
 
+def read_mask(path: Path) -> Tensor:
+    """[H, W] bool, True on the object: where a file of few numbers is not 0, where one with soft
+    edges is brighter than half. JPEG puts small numbers around edges, so there it is half too."""
+    import torch
+
+    try:
+        values = read_ids(path)
+    except BadImage:  # saved in colour
+        values = read_grey(path)
+    few = path.suffix.lower() not in LOSSY and len(np.unique(values)) <= FEW
+    return torch.from_numpy(values > 0 if few else values * 2 > values.max())
+
+
 def open_picture(text: str) -> Image.Image:
     """A file, or a sample such as `critters:clean:test#3` or `pets:PATH#0`, counted from 0 in the
     order of the dataset."""
@@ -139,8 +154,6 @@ class PictureOpener:
     def facts(self, text: str) -> PictureFacts:
         """Of a sample what its dataset says; of a file the name of its folder, and its mask where a
         folder `masks` has one."""
-        from seecause.data.folder import read_mask
-
         if sample_of(text) is None:
             path = Path(text).absolute()
             mask = mask_of(path)

@@ -92,22 +92,17 @@ def sweep_section(table: Table, plan: Plan) -> list[Section]:
         if drawn:
             x_title = "layer; 0 is the embedding"
             charts.append(chart(drawn, title=_headed(metric), x_title=x_title, y_title=metric))
-    notes = {"to": f"To l: the embedding to layer l are patched (tail={kinds['to']['tail']})."}
+    note = f"To l: the embedding to layer l are patched (tail={kinds['to']['tail']})."
     if "from" in kinds:
-        last = kinds["from"]["layers"][1]
-        notes = {
-            "from": (
-                f"From l: layers l to {'the end' if last is None else last} are patched"
-                f" (tail={kinds['from']['tail']})."
-            ),
-            **notes,
-        }
+        last, tail = kinds["from"]["layers"][1], kinds["from"]["tail"]
+        end = "the end" if last is None else last
+        note = f"From l: layers l to {end} are patched (tail={tail}). {note}"
     else:
-        notes["to"] += (
+        note += (
             " The first patched layer has no effect here: this model has no class token that is"
             " computed meanwhile."
         )
-    note = f"{' '.join(notes.values())} Bands are standard errors."
+    note += " Bands are standard errors."
     names = {"from": "from this layer on", "to": "up to this layer"}
     keys = {f"{names[kind]}, tail {kinds[kind]['tail']}": look for kind, look in looks.items()}
     title = "Which layers are needed?"
@@ -135,17 +130,17 @@ def depth_section(result: Depth | None, plan: Plan) -> list[Section]:
             f" {plan.request.model} has none."
         )
         return [Section(title, chart_row([]), why)]
-    looks = styled(
-        ["a patch of the object", "a patch of the background", "any patch, if all were alike"]
+    on_object, on_background, alike = (
+        "a patch of the object",
+        "a patch of the background",
+        "any patch, if all were alike",
     )
-    blocks = list(range(1, result.on_object.shape[1] + 1))
+    looks, blocks = styled([on_object, on_background, alike]), result.on_object.shape[1]
     curves = [
-        _curve(name, values, looks[name])
-        for name, values in zip(looks, (result.on_object, result.on_background), strict=False)
+        _curve(on_object, result.on_object, looks[on_object]),
+        _curve(on_background, result.on_background, looks[on_background]),
+        Series(alike, range(1, blocks + 1), [result.uniform] * blocks, (), *looks[alike]),
     ]
-    curves.append(
-        Series(list(looks)[2], blocks, [result.uniform] * len(blocks), (), *looks[list(looks)[2]])
-    )
     drawn = chart(
         curves,
         title="attention to one patch, mean over images and heads",

@@ -31,7 +31,15 @@ from seecause.bench.tables import (
 )
 from seecause.report.bench_gallery import gallery_section, headline
 from seecause.report.charts import Series, chart, mean_series, styled
-from seecause.report.page import Section, chart_row, fragment, table, write_page
+from seecause.report.page import (
+    AGAIN,
+    Section,
+    chart_row,
+    fragment,
+    protocol_table,
+    table,
+    write_page,
+)
 
 LISTED = 100  # holes that a page lists
 
@@ -239,41 +247,27 @@ def cost_section(results: RunResults, plan: Plan, table: Table) -> list[Section]
 
 def run_protocol(plan: Plan) -> Section:
     """Everything needed to get the same numbers again."""
-    request = plan.request
-    rows = [
-        ("model", request.model + (" with RANDOM weights" if plan.model["random_weights"] else "")),
-        (
-            "weights",
-            f"{request.weights or 'as published'}, fingerprint {plan.model['fingerprint']}",
-        ),
-        (
-            "data",
-            (
-                f"{plan.data['name']}, {len(plan.samples)} images, fingerprint"
-                f" {plan.data['fingerprint']}"
-            ),
-        ),
-        ("explained class", "the true one" if request.target == "label" else "the model's answer"),
-        *(
-            (f"method {name}", _called(plan, name) + _spelled(options))
-            for name, options in request.methods.items()
-        ),
-        *((f"metrics, {name}", _spelled(options)) for name, options in request.measures.items()),
-        ("seed, dtype, device", f"{request.seed}, {request.dtype}, {request.device}"),
-        (
-            "shards",
-            (
-                f"{request.shard_size} images, {_counted(request.threads, 'thread')},"
-                f" {(request.memory or 0) >> 20} MiB of activations"
-            ),
-        ),
-        ("versions", ", ".join(f"{name} {version}" for name, version in plan.versions.items())),
-    ]
-    note = (
-        "Everything needed to get the same numbers again, bit for bit on the same kind of CPU, with"
-        " any number of workers."
-    )
-    return Section("Protocol", fragment("protocol.html.j2", tables=[rows], shared=False), note)
+    request, model, data = plan.request, plan.model, plan.data
+    prints = [f"fingerprint {part['fingerprint']}" for part in (model, data)]
+    memory = f"{(request.memory or 0) >> 20} MiB of activations"
+    threads = _counted(request.threads, "thread")
+    rows = {
+        "model": request.model + (" with RANDOM weights" if model["random_weights"] else ""),
+        "weights": f"{request.weights or 'as published'}, {prints[0]}",
+        "data": f"{data['name']}, {len(plan.samples)} images, {prints[1]}",
+        "explained class": "the true one" if request.target == "label" else "the model's answer",
+    }
+    for name, options in request.methods.items():
+        rows[f"method {name}"] = _called(plan, name) + _spelled(options)
+    for name, options in request.measures.items():
+        rows[f"metrics, {name}"] = _spelled(options)
+    rows |= {
+        "seed, dtype, device": f"{request.seed}, {request.dtype}, {request.device}",
+        "shards": f"{request.shard_size} images, {threads}, {memory}",
+        "versions": ", ".join(f"{name} {version}" for name, version in plan.versions.items()),
+    }
+    note = f"{AGAIN}, bit for bit on the same kind of CPU, with any number of workers."
+    return Section("Protocol", protocol_table(rows.items()), note)
 
 
 def holes_section(status: Status, plan: Plan) -> Section:
@@ -328,20 +322,12 @@ def _counted(count: int, what: str) -> str:
 
 def lead(plan: Plan, status: Status, opening: str) -> str:
     """The opening, and what a reader must know before any number."""
-    parts = [
-        opening,
-        (
-            "The model has random weights: its answers mean nothing."
-            if plan.model["random_weights"]
-            else ""
-        ),
-        (
-            ""
-            if status.complete
-            else (
-                f"Not complete: {status.done} of {status.total} shards, {len(status.holes)} values"
-                " missing; see Holes."
-            )
-        ),
-    ]
-    return " ".join(part for part in parts if part)
+    parts = [opening]
+    if plan.model["random_weights"]:
+        parts.append("The model has random weights: its answers mean nothing.")
+    if not status.complete:
+        parts.append(
+            f"Not complete: {status.done} of {status.total} shards, {len(status.holes)} values"
+            " missing; see Holes."
+        )
+    return " ".join(parts)

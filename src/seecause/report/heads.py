@@ -21,7 +21,7 @@ from seecause.report.cards import WRITTEN, GridCell, HeadGrid, head_grids
 from seecause.report.charts import COLOURS, DASHES, GREY, Difference, Series, chart, forest
 from seecause.report.folder import rows_csv
 from seecause.report.overlay import number
-from seecause.report.page import Section, chart_row, fragment, table
+from seecause.report.page import AGAIN, Section, chart_row, protocol_table, table
 
 if TYPE_CHECKING:
     from seecause.heads.studies import StudyTable
@@ -273,8 +273,7 @@ def settings_section(model: ImageModel, record: Mapping[str, Any]) -> Section:
         "seecause": __version__,
     }
     rows = [(key, str(value)) for key, value in about.items() if value is not None]
-    body = fragment("protocol.html.j2", tables=[rows], shared=False)
-    return Section("Protocol", body, "Everything needed to get the same numbers again.")
+    return Section("Protocol", protocol_table(rows), f"{AGAIN}.")
 
 
 def scores_csv(scores: HeadScores) -> str:

@@ -26,6 +26,7 @@ from seecause.report.overlay import fixed
 if TYPE_CHECKING:
     from seecause.data.dataset import Hole
 
+AGAIN = "Everything needed to get the same numbers again"
 SHORT_NOTE = 180  # characters that stand above a picture without being in its way
 
 
@@ -173,54 +174,42 @@ def holes_section(holes: Sequence[Hole]) -> list[Section]:
 def protocol_section(manifests: Sequence[Mapping[str, Any]]) -> Section:
     """How each result came about: first what all manifests share, then a table of its own for
     each."""
-    tables = [dict(_protocol_rows(manifest)) for manifest in manifests]
-    shared = (
-        {
-            key: value
-            for key, value in tables[0].items()
-            if len(tables) > 1 and all(table.get(key) == value for table in tables)
-        }
-        if tables
-        else {}
-    )
+    tables = [_protocol_rows(manifest) for manifest in manifests]
+    shared: dict[str, str] = {}
+    if len(tables) > 1:
+        in_all = set.intersection(*(set(table.items()) for table in tables))
+        shared = {key: value for key, value in tables[0].items() if (key, value) in in_all}
     own = [[(key, value) for key, value in table.items() if key not in shared] for table in tables]
-    note = (
-        "Everything needed to get the same numbers again. The fingerprint names the exact weights."
-    )
-    return Section(
-        "Protocol",
-        fragment("protocol.html.j2", tables=[list(shared.items()), *own], shared=bool(shared)),
-        note,
-        fold="Model, options, versions, fingerprints",
-    )
+    body = fragment("protocol.html.j2", tables=[list(shared.items()), *own], shared=bool(shared))
+    note = f"{AGAIN}. The fingerprint names the exact weights."
+    return Section("Protocol", body, note, fold="Model, options, versions, fingerprints")
 
 
-def _protocol_rows(manifest: Mapping[str, Any]) -> list[tuple[str, str]]:
+def protocol_table(rows: Iterable[tuple[str, str]]) -> Markup:
+    """How one result came about."""
+    return fragment("protocol.html.j2", tables=[list(rows)], shared=False)
+
+
+def _protocol_rows(manifest: Mapping[str, Any]) -> dict[str, str]:
+    def text(name: str) -> str:
+        return str(manifest.get(name, ""))
+
     options = {**manifest.get("options", {}), **manifest.get("used", {})}
     versions = manifest.get("versions", {})
-    rows = [
-        ("method", str(manifest.get("method", ""))),
-        ("options", ", ".join(f"{key}={value}" for key, value in options.items()) or "none"),
-        (
-            "model",
-            str(manifest.get("model", ""))
-            + (" with RANDOM weights" if manifest.get("random_weights") else ""),
-        ),
-        ("fingerprint", str(manifest.get("model_fingerprint", ""))),
-        ("patch grid", " x ".join(map(str, manifest.get("grid", ())))),
-        ("readout", str(manifest.get("readout", ""))),
-        *_preprocessing_rows(manifest.get("preprocessing")),
-        (
-            "device, dtype",
-            (
-                f"{manifest.get('device', '')},"
-                f" {str(manifest.get('dtype', '')).removeprefix('torch.')}"
-            ),
-        ),
-        ("versions", ", ".join(f"{name} {version}" for name, version in versions.items())),
-        ("data fingerprint", str(manifest.get("data_fingerprint", ""))),
-    ]
-    return [(key, value) for key, value in rows if value]
+    random = " with RANDOM weights" if manifest.get("random_weights") else ""
+    rows = {
+        "method": text("method"),
+        "options": ", ".join(f"{key}={value}" for key, value in options.items()) or "none",
+        "model": text("model") + random,
+        "fingerprint": text("model_fingerprint"),
+        "patch grid": " x ".join(map(str, manifest.get("grid", ()))),
+        "readout": text("readout"),
+        **_preprocessing_rows(manifest.get("preprocessing")),
+        "device, dtype": f"{text('device')}, {text('dtype').removeprefix('torch.')}",
+        "versions": ", ".join(f"{name} {version}" for name, version in versions.items()),
+        "data fingerprint": text("data_fingerprint"),
+    }
+    return {key: value for key, value in rows.items() if value}
 
 
 @cache
@@ -236,14 +225,14 @@ def _environment() -> Environment:
     return environment
 
 
-def _preprocessing_rows(record: Mapping[str, Any] | None) -> list[tuple[str, str]]:
+def _preprocessing_rows(record: Mapping[str, Any] | None) -> dict[str, str]:
     """How pictures were prepared; nothing for results of earlier versions."""
     if record is None:
-        return []
+        return {}
     from seecause.models.signals import from_record
 
-    rows = [(record.get("kind", "pictures"), from_record(record).geometry())]
+    rows = {record.get("kind", "pictures"): from_record(record).geometry()}
     if "mean" in record:
         mean, std = (", ".join(f"{value:.4g}" for value in record[key]) for key in ("mean", "std"))
-        rows.append(("normalised by", f"mean {mean}; std {std}"))
+        rows["normalised by"] = f"mean {mean}; std {std}"
     return rows
