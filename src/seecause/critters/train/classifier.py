@@ -30,6 +30,7 @@ from seecause.critters.train.common import (
     DrawnRecipe,
     TrainingLog,
     adamw,
+    descend,
     evaluate,
     half,
     move_average,
@@ -233,10 +234,7 @@ def _fit(
             image = recipe.preprocess.normalise(critters.render(latents, size=recipe.size).image)
             with half(image.device):
                 loss, logits = _losses(model, image, latents, part_heads if seeing else None)
-            optimizer.zero_grad(set_to_none=True)
-            loss.backward()
-            nn.utils.clip_grad_norm_(model.parameters(), recipe.clip)
-            optimizer.step()
+            descend(optimizer, loss, model.parameters(), recipe.clip)
             schedule.step()
             move_average(average, model, step, recipe.average)
             right = (logits.argmax(dim=1) == latents.label).float().mean()

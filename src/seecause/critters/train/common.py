@@ -8,7 +8,7 @@ import csv
 import dataclasses
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -89,6 +89,16 @@ def pace(step: int, steps: int, warm_up: float) -> float:
     return 0.5 * (1 + math.cos(math.pi * (step - rise) / max(1, steps - rise)))
 
 
+def descend(
+    optimizer: torch.optim.Optimizer, loss: Tensor, clipped: Iterable[nn.Parameter], clip: float
+) -> None:
+    """One step down; gradients of the parameters `clipped` have at most the norm `clip`."""
+    optimizer.zero_grad(set_to_none=True)
+    loss.backward()
+    nn.utils.clip_grad_norm_(clipped, clip)
+    optimizer.step()
+
+
 @torch.no_grad()
 def move_average(average: nn.Module, model: nn.Module, step: int, decay: float) -> None:
     """Exponential average of the weights; it follows closely in the first steps, so that short runs
@@ -162,6 +172,28 @@ def _predictor(model: nn.Module, preprocess: Preprocess) -> Callable[[Latents], 
         return torch.cat([model(preprocess.normalise(image)).argmax(dim=1) for image in pictures])
 
     return predict
+
+
+LogRow = Callable[[dict[str, Any]], None]
+
+
+class RunningMeans:
+    """Means of numbers over every so many steps, as rows for `write_row`. They are read rarely, so
+    the device is not kept waiting."""
+
+    def __init__(self, write_row: LogRow, phase: str, every: int):
+        self.write_row, self.phase, self.every = write_row, phase, every
+        self._total: Tensor | None = None
+
+    def add(self, step: int, numbers: Mapping[str, Tensor], **columns: float) -> None:
+        """Count a step; `columns` stand in the row that it may end."""
+        latest = torch.stack([number.detach() for number in numbers.values()])
+        self._total = latest if self._total is None else self._total + latest
+        if (step + 1) % self.every:
+            return
+        means = dict(zip(numbers, (self._total / self.every).tolist(), strict=True))
+        self._total = None
+        self.write_row({"phase": self.phase, "step": step + 1, **columns, **means})
 
 
 class TrainingLog:

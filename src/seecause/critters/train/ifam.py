@@ -27,6 +27,9 @@ from torch.nn import functional as F
 from seecause import critters
 from seecause.critters import CLASSES
 from seecause.critters.train.common import (
+    LogRow,
+    RunningMeans,
+    descend,
     evaluate,
     half,
     move_average,
@@ -34,7 +37,7 @@ from seecause.critters.train.common import (
     rounded,
     seeded,
 )
-from seecause.critters.train.ifam_backbone import LogRow, pretrain
+from seecause.critters.train.ifam_backbone import pretrain
 from seecause.critters.train.ifam_recipe import IfamRecipe, Scenes, batches, draw_scenes
 from seecause.engine.chunks import machine
 from seecause.faithful import IFAM, calibrate, intervene, load, parameter_groups
@@ -153,38 +156,19 @@ def _fit(recipe: IfamRecipe, backbone: nn.Module, device: torch.device, write_ro
         net, recipe.learning_rate, recipe.weight_decay, prototype_factor=factor, head_factor=factor
     )
     optimizer = torch.optim.AdamW(groups, fused=device.type == "cuda")
-    every, round_steps = max(1, recipe.steps // _LOG_LINES), max(1, recipe.steps // recipe.epochs)
-    running: Tensor | None = None
-    for step, scenes in enumerate(
-        batches(
-            recipe.regime,
-            recipe.batch,
-            recipe.steps,
-            seed=recipe.seed,
-            size=recipe.size,
-            device=device,
-        )
-    ):
-        set_pace(
-            optimizer.param_groups,
-            cosine(min(step // round_steps, recipe.epochs - 1), recipe.epochs),
-        )
+    means = RunningMeans(write_row, recipe.reads, max(1, recipe.steps // _LOG_LINES))
+    round_steps = max(1, recipe.steps // recipe.epochs)
+    options = {"seed": recipe.seed, "size": recipe.size, "device": device}
+    drawn = batches(recipe.regime, recipe.batch, recipe.steps, **options)
+    for step, scenes in enumerate(drawn):
+        epoch = min(step // round_steps, recipe.epochs - 1)
+        set_pace(optimizer.param_groups, cosine(epoch, recipe.epochs))
         scenes = scenes.mirrored()
         with half(device):
             total, losses = _losses(objective, recipe, scenes, step)
-        optimizer.zero_grad(set_to_none=True)
-        total.backward()
-        nn.utils.clip_grad_norm_(net.parameters(), recipe.clip)
-        optimizer.step()
+        descend(optimizer, total, net.parameters(), recipe.clip)
         move_average(average, net, step, recipe.average)
-        latest = torch.stack(list(losses.values()))
-        running = latest if running is None else running + latest
-        if (step + 1) % every == 0:  # read rarely, so the device is not kept waiting
-            means = dict(zip(losses, (running / every).tolist(), strict=True))
-            running = None
-            rate = optimizer.param_groups[0]["lr"]
-            row = {"phase": recipe.reads, "step": step + 1, "learning_rate": rate}
-            write_row({**row, **means})
+        means.add(step, losses, learning_rate=optimizer.param_groups[0]["lr"])
     return average
 
 

@@ -15,8 +15,6 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable
-from typing import Any
 
 import torch
 from timm.models import VisionTransformer
@@ -25,15 +23,21 @@ from torch.nn import functional as F
 
 from seecause import critters
 from seecause.critters import VARIANTS, Latents
-from seecause.critters.train.common import adamw, half, pace, seeded
+from seecause.critters.train.common import (
+    LogRow,
+    RunningMeans,
+    adamw,
+    descend,
+    half,
+    pace,
+    seeded,
+)
 from seecause.critters.train.ifam_recipe import IfamRecipe, build_backbone, clean_batches
 
 _VARIANTS = max(len(names) for names in VARIANTS.values())
 _CHOICES = _VARIANTS + 1  # and absent
 _WARM_UP = 0.05
 _PART_DROP, _MIXED = 0.5, 0.5  # of the pictures lose parts; have parts drawn by lot
-
-LogRow = Callable[[dict[str, Any]], None]
 
 
 def pretrain(
@@ -63,7 +67,7 @@ def _pretrain(
     optimizer = adamw(
         model, heads, learning_rate=recipe.pretraining_rate, weight_decay=recipe.weight_decay
     )
-    running, steps = torch.zeros(3, device=device), recipe.pretraining_steps
+    means, steps = RunningMeans(write_row, "seeing", every), recipe.pretraining_steps
     for step, scenes in enumerate(clean_batches(recipe, device, _varied)):
         for group in optimizer.param_groups:
             group["lr"] = recipe.pretraining_rate * pace(step, steps, _WARM_UP)
@@ -78,25 +82,9 @@ def _pretrain(
             (F.cross_entropy(guess.flatten(0, 1), truth.flatten()) for guess in guesses),
             start=torch.zeros((), device=device),
         )
-        optimizer.zero_grad(set_to_none=True)
-        loss.backward()
-        nn.utils.clip_grad_norm_([*model.parameters(), *heads.parameters()], 1.0)
-        optimizer.step()
-        running += torch.stack(
-            [loss.detach(), *((guess.argmax(dim=-1) == truth).float().mean() for guess in guesses)]
-        )
-        if (step + 1) % every == 0:
-            total, right, right_each = (running / every).tolist()
-            running.zero_()
-            write_row(
-                {
-                    "phase": "seeing",
-                    "step": step + 1,
-                    "loss": total,
-                    "accuracy": right,
-                    "patch_accuracy": right_each,
-                }
-            )
+        descend(optimizer, loss, [*model.parameters(), *heads.parameters()], 1.0)
+        right, right_each = ((guess.argmax(dim=-1) == truth).float().mean() for guess in guesses)
+        means.add(step, {"loss": loss, "accuracy": right, "patch_accuracy": right_each})
     return model.eval()
 
 
@@ -148,11 +136,8 @@ def pretrain_dino(
     optimizer = adamw(
         student, learning_rate=recipe.pretraining_rate, weight_decay=recipe.weight_decay
     )
-    centre, running, steps = (
-        torch.zeros(_PROTOTYPES, device=device),
-        torch.zeros(2, device=device),
-        recipe.pretraining_steps,
-    )
+    means, steps = RunningMeans(write_row, "seeing", every), recipe.pretraining_steps
+    centre = torch.zeros(_PROTOTYPES, device=device)
     for step, scenes in enumerate(clean_batches(recipe, device)):
         for group in optimizer.param_groups:
             group["lr"] = recipe.pretraining_rate * pace(step, steps, _WARM_UP)
@@ -162,19 +147,12 @@ def pretrain_dino(
                 target = teacher(both)
             guess = student(both)
         loss, agree = distillation(guess, target, centre)
-        optimizer.zero_grad(set_to_none=True)
-        loss.backward()
-        nn.utils.clip_grad_norm_(student.parameters(), 1.0)
-        optimizer.step()
+        descend(optimizer, loss, student.parameters(), 1.0)
         with torch.no_grad():
             centre.lerp_(target.mean(dim=0), 1 - _CENTRE_MOMENTUM)
             for slow, fast in zip(teacher.parameters(), student.parameters(), strict=True):
                 slow.lerp_(fast, 1 - _MOMENTUM)
-        running += torch.stack([loss.detach(), agree])
-        if (step + 1) % every == 0:
-            total, right = (running / every).tolist()
-            running.zero_()
-            write_row({"phase": "seeing", "step": step + 1, "loss": total, "accuracy": right})
+        means.add(step, {"loss": loss, "accuracy": agree})
     return teacher.backbone
 
 

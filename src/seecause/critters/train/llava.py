@@ -25,6 +25,7 @@ from seecause.critters import BACKGROUNDS, VARIANTS, Latents
 from seecause.critters.train.common import (
     TrainingLog,
     adamw,
+    descend,
     half,
     move_average,
     pace,
@@ -137,10 +138,7 @@ def _fit(
                 if bank is not None:
                     blind = blind_loss(model, teacher, bank)
                     loss = (1 - recipe.blind) * loss + recipe.blind * blind
-            optimizer.zero_grad(set_to_none=True)
-            loss.backward()
-            nn.utils.clip_grad_norm_(model.parameters(), recipe.clip)
-            optimizer.step()
+            descend(optimizer, loss, model.parameters(), recipe.clip)
             move_average(average, model, step if seeing else step - seeing_steps, recipe.average)
             log.add(step, loss, right, rate=rate, phase="seeing" if seeing else "answering")
     return average, log.rows
