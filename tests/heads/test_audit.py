@@ -204,6 +204,7 @@ def test_the_finding_heeds_its_interval():
     assert result.interval[0] < 0.1 < result.interval[1] and result.finding == "cannot tell"
     assert told({"true masks, mean": 0.1}, count=19)[0].startswith("Too few")
     assert told({"true masks, mean": 0.1}, count=20)[0].startswith("The model answers partly")
+    assert told({"true masks, mean": 0.25}, count=20)[0].startswith("The model answers partly")
     assert told({"true masks, mean": 0.3}, count=20)[0].startswith("The model answers mostly")
 
 
@@ -232,6 +233,38 @@ def test_a_temperature_is_that_of_masks_and_gains(model, cases):
             model, cases.images, given, temperature=3.0, baseline="grey"
         )
         assert_close(warm.gains[name].big, gains.big)
+
+
+def test_masks_of_the_models_own_are_searched_as_told_and_stand_alone(model, cases, tmp_path):
+    search = {"steps": 1, "grid": 4, "cache": tmp_path}
+    result = audit(model, cases, masks="discovered", fills=("blur",), **search)
+    assert list(result.gains) == ["discovered masks, blur", "exact swap"]
+    assert result.protocol["options"] == {
+        "masks": "discovered", "fills": "blur", "temperature": 1.0, "count": "right", "steps": 1,
+        "mask options": "grid=4",
+    }  # fmt: skip
+    found = sc.heads.discover_masks(model, cases.images, steps=1, grid=4)
+    assert_close(result.overlap, sc.heads.iou(found, cases.truth))
+    truth = audit(model, cases, masks="oracle", fills=("grey",), count="all")
+    assert truth.counted is None and truth.overlap is None
+    assert truth.protocol["options"] == {
+        "masks": "oracle", "fills": "grey", "temperature": 1.0, "count": "all",
+    }  # fmt: skip
+
+
+def test_of_pictures_that_hang_on_the_background_alone_the_strongest_is_the_worst():
+    fig, big = torch.zeros(3).double(), torch.tensor([0.1, 0.5, 0.2]).double()
+    images = torch.zeros(3, 3, 2, 2)
+    erasures = {"exact swap": Erasure(None, Swapped(images))}
+    result = Audit(
+        Pictures("c", tuple("abc"), images),
+        torch.zeros(3, 2),
+        erasures,
+        {"exact swap": Gains(fig, big, 0.0)},
+    )
+    assert result.worst(2) == [1, 2] and result.shown is None
+    alone = replace(result, counted=torch.tensor([True, False, False]))
+    assert alone.interval == (1.0, 1.0)  # of one picture
 
 
 def test_one_right_answer_has_no_interval(model, cases):

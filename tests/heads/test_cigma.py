@@ -1,4 +1,5 @@
-"""CIGMA as a selector: its options, its guards and its noise floor."""
+"""CIGMA as a selector: its options, its guards and its noise floor, and which heads scores
+choose."""
 
 from __future__ import annotations
 
@@ -9,8 +10,9 @@ import torch
 from torch.testing import assert_close
 
 import seecause as sc
-from seecause.errors import BadOption
+from seecause.errors import BadOption, NotDefined
 from seecause.heads import (
+    HeadScores,
     Screening,
     above_noise,
     information_gains,
@@ -65,3 +67,48 @@ def test_cigma_without_other_foregrounds_has_no_guard(model, cases):
     chosen = select("cigma", model, cases.images, cases.labels, baseline=swap, guard="none")
     expected = score(model, cases.images, target=cases.labels, baseline=swap, guard=False)
     assert_close(chosen.value, expected.value)
+
+
+def test_guards():
+    value = torch.tensor([[0.3, 0.2], [0.1, torch.nan]]).double()
+    after = {
+        "fig_drop": torch.tensor([[0.4, 0.0], [-0.2, torch.nan]]).double(),
+        "accuracy": torch.tensor([[1.0, 0.5], [1.0, torch.nan]]).double(),
+    }
+    scores = HeadScores(value, after=after, before={"fig": 1.0, "accuracy": 1.0})
+    assert_close(
+        penalised(scores, alpha=0.5).value,
+        torch.tensor([[0.1, 0.2], [0.1, torch.nan]]).double(),
+        equal_nan=True,
+    )
+    kept = protected(scores)
+    assert kept.protocol["protected"] == {"fig": 0.05, "accuracy": 0.01}
+    mild = {"fig_drop": torch.tensor([[0.025, 0.025, 0.03, 0.025]])}  # of FIG 0.5: just too much
+    mild["accuracy"] = torch.tensor([[0.89, 0.88, 0.9, 1.0]])  # the last is better without it
+    bar = HeadScores(torch.ones(1, 4), after=mild, before={"fig": 0.5, "accuracy": 0.9})
+    assert protected(bar, accuracy=0.0101).value.isneginf().tolist() == [[False, True, True, False]]
+    assert penalised(scores).protocol["penalty"] == 1.0
+    assert (
+        kept.value.isneginf().tolist() == [[True, True], [False, False]]
+        and kept.value.isnan().sum() == 1
+    )
+    assert kept.top(3) == [(1, 0)] and kept.top(3, positive=False) == [(1, 0)]
+    noisy = HeadScores(torch.tensor([[0.3, 0.2], [-0.3, 0.1]], dtype=torch.float64))
+    assert above_noise(noisy, 0.2).value.tolist() == [[0.3, 0.2], [-0.3, 0.0]]
+    assert above_noise(noisy, 0.2).protocol == {"noise_floor": 0.2}
+    with pytest.raises(NotDefined, match="guard=True"):
+        penalised(replace(scores, after={}))
+
+
+def test_a_count_is_a_number_of_heads_and_a_share_one_of_all():
+    scores = HeadScores(torch.arange(12.0).view(3, 4))
+    assert len(scores.top(1)) == 1 and len(scores.top(1.0, positive=False)) == 12
+    assert scores.top(0.25) == [(2, 3), (2, 2), (2, 1)] and scores.top(0) == []
+    assert len(scores.top(0.3)) == 4  # of 3.6
+    stays = HeadScores(torch.tensor([[1.0, -torch.inf], [2.0, 3.0]]))
+    assert stays.top(0.5) == [(1, 1), (1, 0)]  # of four, also that which must stay
+    assert scores.order(positive=False)[-1] == (0, 0)
+    assert len(scores.order()) == 11  # 0 is not above 0
+    for wrong in (1.5, -0.5, -1, 13):
+        with pytest.raises(BadOption, match="up to 12"):
+            scores.top(wrong)

@@ -184,12 +184,14 @@ def test_a_screen_that_measures_all_misses_none_and_a_blind_one_is_told_off():
 
 
 def test_a_screen_guesses_with_the_options_that_it_measures_with(monkeypatch):
-    _, model, images, masks = case()
-    options = {"temperature": 2.0, "baseline": "mean", "operator": "mean", "seed": 3}
+    _, model, images, masks = case(batch=4)
+    options = {"temperature": 2.0, "baseline": "mean", "operator": "resample", "seed": 3}
     result = screen(model, images, masks, **options)
     guess = second_order(model, images, masks, **options)
     assert_close(result.guess.value, guess.value)
-    assert_close(result.guess.error, guess.effects.std(dim=0) / 2**0.5)
+    assert_close(result.guess.error, guess.effects.std(dim=0) / 4**0.5)
+    exact = score(model, images, masks, **options)
+    assert_close(result.scores.value[result.verified[0]], exact.value[result.verified[0]])
     matched = screen(model, images, masks, temperature="matched")
     assert_close(matched.guess.value, second_order(model, images, masks).value)  # of temperature 1
     first = screen(model, images, response="logit", target=3)
@@ -286,6 +288,9 @@ def test_regression_is_a_fit_to_random_removals():
     assert 0 < result.before["r2"] < 1 and (result.error > 0).all()
     with pytest.raises(BadOption, match="8 or more, or ridge"):
         regress(model, images, masks, draws=4)
+    for wrong in ({"rate": 1.0}, {"rate": 0.0}, {"ridge": -1.0}, {"draws": 0}):
+        with pytest.raises(BadOption, match="a probability between 0 and 1"):
+            regress(model, images, masks, **wrong)
 
 
 def test_greedy_scores_again_after_each_removal():
@@ -369,8 +374,9 @@ def test_a_screen_in_half_precision_measures_what_float32_measures_and_follows_t
 
 
 def test_recall_counts_what_was_neither_verified_nor_audited():
-    """Of two audited heads one beats the second of the top; so would five of the ten left."""
-    exact = torch.tensor([[4.0, 3.0, 2.0, 5.0, 0.0, *[math.nan] * 8]], dtype=torch.float64)
+    """Of two audited heads one beats the second of the top; so would five of the ten left. As good
+    as the third is not better."""
+    exact = torch.tensor([[4.0, 3.0, 2.0, 3.5, 2.0, *[math.nan] * 8]], dtype=torch.float64)
     guess = torch.arange(13, 0, -1, dtype=torch.float64)[None]
     verified, audited = [(0, 0), (0, 1), (0, 2)], [(0, 3), (0, 4)]
     scores, guesses = sc.heads.HeadScores(exact), sc.heads.HeadScores(guess)

@@ -70,6 +70,25 @@ def test_three_versions_of_as_many_pictures_as_fit_run_at_once(monkeypatch):
     assert rows == [6, 2, 3, 1]  # two pictures and again in another packing, then one
 
 
+def test_the_noise_floor_is_what_another_place_in_the_batch_changes(monkeypatch):
+    """Answers that depend on their place, as rounding does: the middle one of three stays."""
+    _, model, images, masks = case()
+    honest = log_probs
+
+    def placed(logits, temperature):
+        logits = logits.clone()
+        logits[:, 0] += torch.arange(len(logits)) % 3
+        return honest(logits, temperature)
+
+    monkeypatch.setattr(gains_file, "log_probs", placed)
+    floor = information_gains(model, images, masks).noise_floor
+    here, there = model(images), model(images)
+    here[:, 0] += torch.arange(3)
+    there[:, 0] += torch.arange(3).flip(0)
+    expected = jensen_shannon(honest(here), honest(there))
+    assert expected[1] == 0 and floor == pytest.approx(float(expected.mean()))
+
+
 def test_both_ratios_and_degenerate_images():
     gains = Gains(
         fig=torch.tensor([0.3, 0.0, 0.1]).double(),
@@ -83,6 +102,8 @@ def test_both_ratios_and_degenerate_images():
     assert gains.take(torch.tensor([True, False, True])).bir.tolist() == pytest.approx([0.25, 0.0])
     said = "FIG 0.1333, BIG 0.0333, BIR 0.200 (ratio of means, which gates judge), 0.250 (mean"
     assert said in repr(gains) and "1 degenerate" in repr(gains)
+    faint = Gains(torch.tensor([3e-8]).double(), torch.tensor([1e-8]).double(), 0.0)
+    assert faint.bir.tolist() == pytest.approx([0.25]) and not faint.degenerate.any()
     nothing = Gains(torch.zeros(2).double(), torch.zeros(2).double(), 0.0)
     assert nothing.bir_ratio_of_means != nothing.bir_ratio_of_means and nothing.bir_or_zero == 0.0
 

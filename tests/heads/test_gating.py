@@ -185,12 +185,19 @@ def test_a_step_follows_the_loss_as_written_also_where_a_block_has_fewer_heads(
     monkeypatch.setattr(torch.optim, "Adam", torch.optim.SGD)
     monkeypatch.setattr(gating, "NORM", 1e6)
     start = torch.randn(2, 2, 3, generator=torch.Generator().manual_seed(0))
+    start[0, 0, 1], start[1, 1, 0] = 5.0, -5.0  # beyond the clip: no pressure
     strengths, batch = torch.tensor([3.0, -3.0]), 8
     options = {"steps": 1, "rate": 0.5, "batch": batch, "missing": missing}
-    after = gating._fit(
-        model, [(images, labels)], start, strengths,
-        generator=torch.Generator().manual_seed(0), **options,
-    )  # fmt: skip
+
+    def step():
+        return gating._fit(
+            model, [(images, labels)], start, strengths,
+            generator=torch.Generator().manual_seed(0), **options,
+        )  # fmt: skip
+
+    after = step()
+    monkeypatch.setattr(gating, "NORM", 0.01)
+    shortened = step()
     rows = torch.randperm(len(labels), generator=torch.Generator().manual_seed(0))[:batch]
     for place, strength in enumerate(strengths):
         theta = start[place].clone().requires_grad_()
@@ -198,6 +205,31 @@ def test_a_step_follows_the_loss_as_written_also_where_a_block_has_fewer_heads(
         pressure = strength * theta[~missing].clamp(-gating.CLIP, gating.CLIP).mean()
         (slope,) = torch.autograd.grad(F.cross_entropy(logits, labels[rows]) - pressure, theta)
         assert_close(after[place], start[place] - 0.5 * slope, atol=1e-5, rtol=1e-4)
+        short = 0.01 * slope / slope.norm()  # each mask's own
+        assert_close(shortened[place], start[place] - 0.5 * short, atol=1e-6, rtol=1e-4)
+
+
+def test_gates_begin_uniform_and_are_pushed_apart_from_where_they_were_free(planted):
+    model, images, labels = planted
+    task = (images, labels)
+    still = head_gates(model, task, fits=2, steps=1, rate=1e-9, batch=4, seed=3)
+    uniform = torch.rand(2, 2, 3, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+    least, most = (torch.tensor(clip).sigmoid() for clip in (-4.0, 4.0))
+    expected = uniform.clamp(float(least), float(most)).float()
+    for gates in (still.free, still.opened, still.shut):
+        assert_close(gates, expected, atol=1e-5, rtol=0)
+    options = {"steps": 2, "rate": 0.3, "batch": 4}
+    result = head_gates(model, task, fits=2, seed=3, strength=2.0, **options)
+    chance = torch.Generator().manual_seed(3)
+    start = torch.rand(2, 2, 3, generator=chance, dtype=torch.float64).logit().clamp(-4, 4).float()
+    options |= {"missing": torch.zeros(2, 3, dtype=torch.bool), "generator": chance}
+    free = gating._fit(model, [task], start, torch.zeros(2), **options)
+    before = chance.get_state()
+    for strength, gates in ((2.0, result.opened), (-2.0, result.shut)):
+        chance.set_state(before)  # the same batches
+        pushed = gating._fit(model, [task], free, torch.full((2,), strength), **options)
+        assert_close(gates, pushed.sigmoid(), atol=1e-5, rtol=0)
+    assert_close(result.free, free.sigmoid(), atol=1e-6, rtol=0)
 
 
 def test_running_out_of_memory_counts_nothing_twice(planted, monkeypatch):

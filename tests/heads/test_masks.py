@@ -239,6 +239,10 @@ def test_overlap_with_true_masks():
     assert iou(hard, truth)[0] == 0.5
     known = Masks.oracle(truth)
     assert known.source == "oracle" and not known.inside[0, 0].any() and known.hard.sum() == 8
+    inside = torch.ones(2, 4, 4, dtype=torch.bool)
+    inside[1, :, 0] = False
+    both = Masks.oracle(truth, inside=inside)
+    assert torch.equal(both.inside, inside & known.inside)
     with pytest.raises(BadOption, match="same pictures"):
         iou(hard, truth[:, :2])
 

@@ -196,6 +196,7 @@ def test_nine_answers_are_those_of_the_release(tmp_path):
     )
     labels = torch.arange(40) % 9
     ten = imagenet9_model(model, mapping)
+    assert ten.memo is not model.memo  # what is kept of its answers is not kept of the others'
     assert (
         ten(images).argmax(dim=1) == in9_answers(model(images), mapping) % 10
     ).all() and ten.n_classes == 10

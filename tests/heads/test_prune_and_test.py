@@ -21,6 +21,7 @@ from seecause.heads import (
     Erasure,
     Pictures,
     Screening,
+    _prune_and_test,
     ablate,
     ablation_study,
     answered_right,
@@ -276,7 +277,7 @@ def test_a_dataset_is_read_by_the_job(model):
     assert metadata == [("reading pictures", 24), ("scoring heads", 12 * len(right))]
 
 
-def test_greedy_is_told_how_many_may_go(model, train, test):
+def test_greedy_is_told_how_many_may_go(model, train, test, monkeypatch):
     result = prune_and_test(
         model,
         train,
@@ -288,6 +289,9 @@ def test_greedy_is_told_how_many_may_go(model, train, test):
         draws=1,
     )
     assert result.scored.options["top"] == 2 and len(result.heads) == 2
+    monkeypatch.setattr(_prune_and_test, "_score", lambda *given: pytest.fail(f"{given[-1]}"))
+    with pytest.raises(pytest.fail.Exception, match=r"{'top': 1}"):  # unless it is an option
+        prune_and_test(model, train, test, selector="greedy", options={"top": 1}, top=2)
 
 
 def test_a_study_reads_scores_and_measures(model, train, test):

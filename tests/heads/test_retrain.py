@@ -11,7 +11,7 @@ from torch.testing import assert_close
 
 import seecause as sc
 from seecause.errors import BadOption
-from seecause.heads import export, retrain_last_layer
+from seecause.heads import baselines, export, retrain_last_layer
 from seecause.heads.baselines import (
     _balanced,
     _halves,
@@ -78,6 +78,38 @@ def test_what_chooses_the_strength_is_not_what_was_fitted():
     assert np.bincount(member[rows]).tolist() == [4, 4, 4] and len(set(rows)) == 12
 
 
+def test_a_strength_is_chosen_by_the_worst_group_and_heads_of_balanced_subsets_are_averaged(
+    monkeypatch,
+):
+    """Every step written out, with a head that is easily fitted: class means."""
+
+    def class_means(x, y, strength, classes):
+        means = np.stack([x[y == kind].mean(axis=0) for kind in range(classes)])
+        means[:, 1] *= strength  # of the cue that misleads
+        return means, -np.square(means).sum(axis=1) / 2
+
+    monkeypatch.setattr(baselines, "_logistic", class_means)
+    x, label, group = toy(160, 0.8, 3)
+    result = fit_head(x, label, group, classes=2, refits=3, strengths=(5.0, 0.1), seed=4)
+    mean, deviation, draw = x.mean(dim=0), x.std(dim=0, correction=0), np.random.default_rng(4)
+    z, y, member = ((x - mean) / deviation).numpy(), label.numpy(), group.numpy()
+    first, second = _halves(member, draw)
+    tried = {}
+    for strength in (5.0, 0.1):
+        rows = first[_balanced(member[first], draw)]
+        weight, bias = class_means(z[rows], y[rows], strength, 2)
+        right = (z[second] @ weight.T + bias).argmax(axis=1) == y[second]
+        tried[strength] = min(right[member[second] == kind].mean() for kind in range(4))
+    assert result.tried == pytest.approx(tried) and tried[5.0] < tried[0.1]
+    assert result.strength == 0.1
+    fits = []
+    for _ in range(3):
+        rows = _balanced(member, draw)
+        fits.append(class_means(z[rows], y[rows], 0.1, 2))
+    logits = np.mean([z @ weight.T + bias for weight, bias in fits], axis=0)
+    assert_close(x @ result.weight.T + result.bias, torch.from_numpy(logits), atol=1e-9, rtol=0)
+
+
 def test_a_feature_that_never_varies_says_nothing():
     """A patch of padding, a dead unit: it has no deviation to be divided by."""
     draw = torch.Generator().manual_seed(0)
@@ -127,7 +159,7 @@ def test_features_are_what_the_last_layer_reads(family, last):
 def test_the_new_head_is_part_of_the_native_model(tmp_path):
     native = tiny("hf_vit", dtype=torch.float32)
     model, images = view(native, check=False), pictures(native, batch=42)
-    labels, groups = torch.arange(42) % 7, torch.arange(42) // 7 % 2
+    labels, groups = torch.arange(42) % 7, torch.arange(42) // 7 // 4  # four and two of each class
     options = {"refits": 2, "strengths": (1.0, 0.1), "seed": 3}
     new = retrain_last_layer(model, images, labels, torch.stack([labels, groups], dim=1), **options)
     expected = fit_head(
@@ -159,6 +191,14 @@ def test_a_zero_shot_model_gets_a_linear_head():
         new(images), features(model, images) @ result.weight.T + result.bias, atol=1e-8, rtol=0
     )
     assert new.classes == model.classes
+
+
+def test_the_old_last_layer_of_sigmoid_texts_has_their_bias():
+    native = tiny("hf_siglip")
+    model, images = view(native, check=False), pictures(native)
+    layer = last_layer(model)
+    assert layer.bias[0] != 0
+    assert_close(layer(features(model, images)), model(images), atol=1e-9, rtol=0)
 
 
 @pytest.mark.parametrize("kind", ["prototypes", "no bias"])

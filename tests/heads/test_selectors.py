@@ -117,8 +117,16 @@ def test_options_of_cigma_reach_the_score():
     assert searched.protocol["masks"] == "discovered"
     greedy = select("greedy", model, images, labels, masks=masks, operator="mean", baseline="mean")
     first = sc.heads.score(model, images, masks, operator="mean", baseline="mean", target=labels)
-    assert greedy.order()[0] == sc.heads.penalised(first).order()[0]
+    guarded = sc.heads.penalised(first)
+    best = guarded.order()[0]
+    assert greedy.order()[0] == best and guarded.value[best] != first.value[best]
+    assert greedy.after["score when chosen"][best] == guarded.value[best]
     assert greedy.before == first.before and greedy.protocol["guard"] == "penalty"
+    assert greedy.protocol["top"] == 4
+    swap = Swapped(images.flip(0))  # without other objects there is no guard
+    bare = select("greedy", model, images, labels, baseline=swap, guard="none", top=1)
+    first = sc.heads.score(model, images, baseline=swap, guard=False, target=labels)
+    assert bare.order() == first.order()[:1]
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -201,6 +209,7 @@ def test_taylor_is_the_slope_of_the_loss_in_each_gate():
         slope = ((losses[1] - losses[0]) / (2 * eps)).abs()
         assert_close(scores.value[layer, head], slope.mean(), atol=1e-7, rtol=0)
         assert_close(scores.error[layer, head], slope.std() / 3**0.5, atol=1e-7, rtol=0)
+    assert scores.protocol == {"selector": "taylor", "remove": "most", "images": 3}
     least = select("taylor", model, images, labels)
     assert least.order(positive=False) == scores.order(positive=False)[::-1]
 

@@ -9,8 +9,13 @@ import pytest
 import torch
 from scipy.stats import spearmanr
 
+from seecause.errors import BadOption, UnknownName
 from seecause.heads import (
+    AnswerSampling,
+    Background,
     Erasure,
+    ablation_study,
+    answered_right,
     discover_masks,
     information_gains,
     iou,
@@ -62,11 +67,12 @@ def test_k_has_the_highest_heads_and_as_many_by_lot(setup):
         heads = scores.top(row["K"])
         same(row, numbers_without(setup, heads))
         lots = random_sets(setup.model, len(heads), draws=2, seed=3)
-        for name in ("accuracy", "flips", "BIR, true masks, grey"):
+        for name in ("accuracy", "worst group", "flips", "BIR, true masks, grey"):
             drawn = [numbers_without(setup, lot)[name] for lot in lots]
             mean = sum(drawn) / 2
             same(row, {f"{name}, random": mean, f"{name}, random sd": abs(drawn[0] - mean)})
     assert table.test is setup.test and table.masks is setup.masks and table.train is setup.train
+    assert table.note.endswith("mean and deviation of 2 random sets of as many.")
 
 
 def test_k_counts_heads_that_there_are(setup):
@@ -126,6 +132,8 @@ def test_thirds_of_the_blocks_lose_their_own_heads(setup):
     order = scores_of(setup).order()
     same(rows["none"], numbers_without(setup, []))
     same(rows["all"], numbers_without(setup, order[:TOP]))
+    note = ablation_table("layers", replace(setup, top=3, erasures=())).note
+    assert note.startswith("The 3 best heads of those blocks alone go")
     for layer, name in enumerate(("first third", "middle third", "last third")):
         same(rows[name], numbers_without(setup, [head for head in order if head[0] == layer][:TOP]))
 
@@ -160,3 +168,56 @@ def test_without_a_guard_scores_are_bare(setup):
 
 def test_every_study_has_a_question():
     assert list(STUDIES) == ["k", "fraction", "masks", "temperature", "layers", "stability"]
+
+
+def test_settings_are_those_of_the_paper():
+    assert studies.KS == (0, 4, 8, 16, 24, 32) and studies.FAR == 5 and studies.HALVES == 6
+    assert studies.FRACTIONS == (0.1, 0.2, 0.4, 0.6, 0.8, 1.0)
+    expected = {
+        "default": {},
+        **{f"rho {rho}": {"rho": rho} for rho in (0.25, 0.45)},
+        **{f"grid {grid}": {"grid": grid} for grid in (16, 64)},
+        **{f"TV {weight}": {"weights": (1.0, 0.01, weight)} for weight in (0.05, 0.2)},
+        **{f"area {weight}": {"weights": (1.0, weight, 0.1)} for weight in (0.005, 0.02)},
+        "blurred fill": {"baseline": "blur"},
+    }
+    assert expected == studies.MASKS
+
+
+def test_a_table_has_the_columns_of_all_its_rows(setup):
+    table = studies.StudyTable("k", "?", [{"K": 0, "a": 1}, {"K": 2, "b": 3}])
+    assert table.columns == ["K", "a", "b"] and table.holes == ()
+    with pytest.raises(BadOption, match="from 1 to 12 heads"):
+        ablation_table("k", replace(setup, top=0))
+    with pytest.raises(UnknownName, match="stability"):
+        ablation_table("stabilty", setup)
+
+
+def test_a_study_is_set_up_as_it_is_asked_for(model, cases, monkeypatch):
+    setups = []
+
+    def kept(name, setup):
+        setups.append(setup)
+        return studies.StudyTable(name, "?", [])
+
+    monkeypatch.setattr(studies, "ablation_table", kept)
+    labels = model(cases.images).argmax(dim=1)
+    train, background = (
+        replace(cases, labels=labels),
+        Background("discovered", "blur", {"steps": 1}),
+    )
+    around = {"sampling": AnswerSampling(share=0.7, cap=3), "background": background}
+    ablation_study("stability", model, train, cases, top=3, guard=False, draws=7, seed=3, **around)
+    (setup,) = setups
+    assert setup.train.ids == answered_right(model, train, seed=3, share=0.7, cap=3).ids
+    assert setup.train.ids != answered_right(model, train, seed=0, share=0.7, cap=3).ids
+    assert setup.test is cases and setup.search == {"steps": 1}
+    assert (setup.top, setup.fill, setup.guard, setup.draws, setup.seed) == (3, "blur", False, 7, 3)
+    masks = discover_masks(model, setup.train.images, steps=1)
+    assert torch.equal(setup.masks.hard, masks.hard)
+    assert [look.name for look in setup.erasures] == ["discovered masks, blur", "exact swap"]
+    assert torch.equal(
+        setup.erasures[0].masks.hard, discover_masks(model, cases.images, steps=1).hard
+    )
+    with pytest.raises(BadOption, match="studies compare masks"):
+        ablation_study("k", model, train, cases, background=Background(fill="swap"))

@@ -280,7 +280,7 @@ def _temperature(setup: StudySetup) -> StudyTable:
 
 def _layers(setup: StudySetup) -> StudyTable:
     scores, depth = setup.scores(), setup.model.n_layers
-    third = torch.tensor([min(2, 3 * layer // depth) for layer in range(depth)])
+    third = 3 * torch.arange(depth) // depth
     parts = {"none": None, "all": scores}
     for place, name in enumerate(THIRDS):
         stays = (third == place)[:, None] | scores.value.isnan()
