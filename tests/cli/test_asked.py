@@ -1,10 +1,9 @@
 """What commands make of their words before and after the work: what is explained, who is asked,
-what is left to do, where a study or a page is."""
+what is left to do, how a study ends."""
 
 from __future__ import annotations
 
 import json
-import socket
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,14 +17,14 @@ from typer.testing import CliRunner
 
 from seecause.attribution.explain import PictureRegion
 from seecause.bench.plan import Shard
-from seecause.cli import app, bench, explain, heads_options, serve
+from seecause.cli import app, bench, explain, heads_options
 from seecause.cli.audit import EyeOptions
 from seecause.cli.options import Output
 from seecause.critters.questions import wordings
 from seecause.errors import BadOption, MissingWeights, NoClassifier
 from seecause.models.rows import Box, Region
 from seecause.report.page import Section
-from tests.cli.spies import MODEL, Reached, reach
+from tests.cli.spies import MODEL
 
 
 def invoke(line: str):
@@ -112,6 +111,13 @@ def test_an_option_with_a_flag_of_its_own_names_it():
     for wrong in ("temperature", "=2"):
         with pytest.raises(BadOption, match="such as temperature=2"):
             heads_options.HeadSelector(option=[wrong]).options()
+
+
+def test_only_one_variant_of_imagenet9_has_a_twin(opened):
+    twin = heads_options.same_backgrounds("imagenet9:p:mixed_rand", 3)
+    assert twin == "imagenet9:p:mixed_same, 3"
+    for data in ("imagenet9:p:original", "folder:p:mixed_rand", "imagenet9:mixed_rand:p"):
+        assert heads_options.same_backgrounds(data, 3) is None
 
 
 def test_a_screen_takes_its_own_options_and_leaves_the_others():
@@ -275,74 +281,6 @@ def test_only_the_figure_of_a_study(studied, monkeypatch, tmp_path):
     assert studied[1] == [({"y": 2}, tmp_path / "mine.csv")] * 2
 
 
-@pytest.fixture
-def served(opened, monkeypatch):
-    """Up to the place where `serve` listens: what the workshop was opened with."""
-    shops = []
-    monkeypatch.setattr("seecause.app.workshop.open_workshop", lambda m, **o: shops.append((m, o)))
-    monkeypatch.setattr(serve, "_listen", reach)
-
-    def call(line):
-        done = invoke(line)
-        assert isinstance(done.exception, Reached), done.output
-        return shops.pop()
-
-    return call
-
-
-def test_serve_offers_data_where_embedded_models_are(served, monkeypatch):
-    assert served("serve --model timm:x")[1]["data"] == {}
-    audited = list(serve.AUDITED)
-    both = served("serve --model timm:x --model builtin:critters-vit")
-    assert both[0] == ["timm:x", "builtin:critters-vit"] and list(both[1]["data"]) == audited
-    models, options = served("serve")
-    assert models == list(serve.EMBEDDED) and options["samples"] == []
-    assert (options["weights"], options["reading"], options["runs"]) == (None, {}, {})
-    monkeypatch.setattr("seecause.lvlm.load", lambda name, **options: (name, options))
-    loaded = served("serve --device cpu --dtype float64")[1]["load_lvlm"]("hf:y")
-    assert loaded == ("hf:y", {"device": "cpu", "dtype": "float64"})
-
-
-def test_serve_leaves_one_thread_to_talk_where_there_are_several(served, monkeypatch):
-    threads = []
-    monkeypatch.setattr("torch.set_num_threads", threads.append)
-    for count, expected in ((1, []), (2, [1]), (8, [1, 7])):
-        monkeypatch.setattr("torch.get_num_threads", lambda count=count: count)
-        served("serve")
-        assert threads == expected
-
-
-def test_serve_refuses_what_it_cannot_use(opened, tmp_path):
-    (tmp_path / "here").mkdir()
-    (tmp_path / "file").touch()
-    for line, words in (
-        (f"--runs {tmp_path}/here --runs {tmp_path}/file", f"{tmp_path}/file"),
-        ("--model timm:x --model timm:y --weights w", "--weights='w'"),
-        ("--weights w", "one --model beside it"),
-        ("--model timm:x --model timm:y --mean 0.5", "--mean=(0.5"),
-    ):
-        done = invoke(f"serve {line}")
-        assert done.exit_code == 2 and words in done.output, done.output
-
-
-def test_a_socket_listens_or_says_why_not():
-    with serve.bound_socket("127.0.0.1", 0) as listener:
-        port = listener.getsockname()[1]
-        assert listener.family == socket.AF_INET
-        assert listener.getsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR)
-        socket.create_connection(("127.0.0.1", port)).close()  # it listens
-        with pytest.raises(BadOption, match=rf"127.0.0.1:{port}.*in use"):
-            serve.bound_socket("127.0.0.1", port)
-    with pytest.raises(BadOption, match="0-65535"):
-        serve.bound_socket("127.0.0.1", 70000)
-    families = []
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("socket.socket", lambda family: families.append(family) or 1 / 0)
-        with pytest.raises(ZeroDivisionError):
-            serve.bound_socket("::1", 0)
-    assert families == [socket.AF_INET6]
-
-
 def test_the_demo_is_told_job_by_job(monkeypatch, tmp_path):
     jobs = {"One": 1, "Two": 2}
     protocols, writes, ran = [], [], []
@@ -386,3 +324,15 @@ def test_explain_hands_over_files_names_holes_and_how_to_write(opened, called, t
         assert (out, named) == (tmp_path / "out", [files, ["a.png", "b.png"]])
         assert words == (MODEL, files) and options["holes"] is reached.options["holes"] == []
         assert reached.options["overwrite"] is overwrite
+
+
+def test_frames_are_explained_by_their_film(opened, called, monkeypatch, tmp_path):
+    for folder in ("film", "others/film"):
+        (tmp_path / folder).mkdir(parents=True)
+        (tmp_path / folder / "1.png").touch()
+    film = str(tmp_path / "film")
+    monkeypatch.setattr(MODEL, "preprocess", SimpleNamespace(inputs=lambda files: [film]))
+    line = f"explain {film} --method sobel --without {tmp_path}/others"
+    reached = called(line, "seecause.attribution.explain.explain_batches")
+    assert reached.words == (MODEL, [film]) and reached.options["names"] == ["film"]
+    assert reached.options["others"] == [str(tmp_path / "others" / "film")]

@@ -120,6 +120,9 @@ def test_pictures_that_a_model_does_not_know_are_counted(capsys):
     told = capsys.readouterr().err
     assert "m knows only Critters" in told and "a.png and 2 more means nothing" in told
     assert "such as timm:x" in told
+    for pictures, others in ((["a.png"], ""), (["a.png", "b.png"], " and 1 more")):
+        tell_outside("m", pictures, suggest="timm:x")
+        assert f"about a.png{others} means nothing" in capsys.readouterr().err
     tell_outside("m", ["critters:clean#1"], suggest="timm:x")
     assert capsys.readouterr().err == ""
 

@@ -303,7 +303,9 @@ def test_methods_and_selectors_are_tables(monkeypatch):
     rise = invoke("methods rise", COLUMNS="250").stdout
     entry = methods("transformer")["rise"]
     rows = {line.split()[0]: line.split()[1:] for line in rise.splitlines() if line.strip()}
-    assert rise.startswith(f"rise: {entry.summary}")
+    assert rise.startswith(f"rise: {entry.summary}\n")
+    coloured = CliRunner().invoke(app, ["methods", "rise"], color=True).stdout
+    assert coloured.startswith("\x1b[1mrise: ")
     for option, default in entry.options.items():
         if default is not None:
             assert " ".join(rows[option]) == str(default)

@@ -27,6 +27,7 @@ from seecause.cli import (
     serve,
 )
 from seecause.cli.progress import INCOMPLETE, Incomplete
+from seecause.critters import CLASSES
 from seecause.errors import BadImage, BadOption
 from seecause.heads.scores import HeadScores
 from tests.cli.spies import MODEL, reach
@@ -200,7 +201,12 @@ def test_a_model_without_class_names_is_told_unless_quiet(opened, monkeypatch, t
     note = "note: timm:x has no class names here; --classes FILE names them"
     for quiet in ([], ["--quiet"]):
         printed = CliRunner().invoke(app, [*line.split(), *quiet]).stderr
-        assert (note in printed) == (not quiet)
+        assert (note in printed) == (not quiet) and "Critters" not in printed
+    warning = f"timm:x knows only Critters pictures, so what it says about {tmp_path}/a.png means"
+    for classes, words in ((("a", "b"), ""), (CLASSES, warning)):
+        monkeypatch.setattr(MODEL, "classes", classes)
+        printed = CliRunner().invoke(app, line.split()).stderr
+        assert (words in printed) and bool(printed) == bool(words)
 
 
 def test_what_went_and_what_that_changed():

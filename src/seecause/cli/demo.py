@@ -92,7 +92,7 @@ def list_models() -> Facts:
         shown = [f"{measured[key]:.3f}" if key in measured else "-" for key in _COLUMNS.values()]
         table.add_row(name, recipe.regime, *(shown if card else ["untrained", *shown[1:]]))
         facts[name] = {"regime": recipe.regime, **measured}
-    Console(highlight=False).print(table)
+    Console().print(table)
     return facts
 
 

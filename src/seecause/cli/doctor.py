@@ -272,7 +272,7 @@ def _size(count: int) -> str:
 def _show(facts: Mapping[str, Mapping[str, Any]]) -> None:
     from rich.console import Console
 
-    console = Console(highlight=False)
+    console = Console()
     for title, rows in facts.items():
         console.print(_table(title, rows))
 
@@ -322,15 +322,15 @@ def methods(
 
     from seecause.attribution.registry import find, methods as known
 
-    console = Console(highlight=False)
     architecture: Architecture = "staged" if staged else "transformer"
     if name:
         entries = [find(name, architecture)]
-        console.print(f"{name}: {entries[0].summary}", style="bold", markup=False)
-        console.print(_options_table(entries[0]))
+        typer.secho(f"{name}: {entries[0].summary}", bold=True)
+        table = _options_table(entries[0])
     else:
         entries = [entry for _, entry in sorted(known(architecture).items())]
-        console.print(_methods_table(entries))
+        table = _methods_table(entries)
+    Console().print(table)
     return {"methods": [_facts(entry) for entry in entries]}
 
 

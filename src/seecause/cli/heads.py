@@ -282,6 +282,6 @@ def selectors() -> Facts:
     table = Table(*titles, box=box.SIMPLE_HEAD, pad_edge=False)
     for name, entry in entries:
         table.add_row(name, entry.needs, entry.cost, entry.summary)
-    Console(highlight=False).print(table)
+    Console().print(table)
     columns = ("needs", "cost", "summary")
     return {name: {column: getattr(entry, column) for column in columns} for name, entry in entries}

@@ -56,7 +56,7 @@ def dressed(command: Callable[..., Any]) -> Callable[..., None]:
             except typer.Exit as code:
                 facts, left = getattr(code, "facts", None), code
         facts = _manifest(options.get("out")) if facts is None else facts
-        typer.echo(json.dumps(plain(facts), indent=2, allow_nan=False))
+        typer.echo(json.dumps(plain(facts), indent=2))
         if left is not None:
             raise left
 
@@ -262,7 +262,7 @@ def print_markdown(text: str) -> None:
     from rich.console import Console
     from rich.markdown import Markdown
 
-    console = Console(highlight=False)
+    console = Console()
     if not console.is_terminal:  # a file has room
-        console = Console(highlight=False, width=240)
+        console = Console(width=240)
     console.print(Markdown(re.sub(r"\*\*([-\d][^*]*)\*\*", r"\1 ★", text)))
