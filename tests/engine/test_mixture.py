@@ -49,8 +49,10 @@ def test_a_part_without_a_gradient_is_named_where_it_counts(part):
     need_gradients(model, "mosaic")
     wrong = replace(model, memo={}, blocks=[losing(model.blocks[0], part), *model.blocks[1:]])
     need_gradients(wrong, "mosaic", start=1)  # what comes before is not differentiated
-    with pytest.raises(NotDefined, match=f"mosaic .* the {part} of blocks.0"):
+    with pytest.raises(NotDefined, match=f"mosaic .* the {part} of blocks.0.*method='caap'"):
         need_gradients(wrong, "mosaic")
+    with pytest.raises(NotDefined, match=f"slopes .* the {part} of blocks.0.*Take another"):
+        need_gradients(wrong, "slopes", remedy="Take another")
 
 
 def test_a_readout_without_a_gradient_is_refused_and_a_changed_model_is_looked_at_again():

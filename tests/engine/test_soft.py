@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch.testing import assert_close
 
 from seecause.engine import kernel
-from seecause.engine.attend import Bank, Groups, Own, attend
+from seecause.engine.attend import Bank, Groups, Mask, Own, attend
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 HALF = torch.bfloat16 if DEVICE == "cuda" else torch.float16  # as in test_attend
@@ -68,3 +70,21 @@ def test_what_the_kernels_do_not_compute_is_left_to_the_explicit_form():
     assert not kernel.soft_fits(q, banks, Own(own.k, own.v, uneven, uneven))
     learning = Bank(banks[1].k.clone().requires_grad_(), banks[1].v, bias=banks[1].bias)
     assert not kernel.soft_fits(q, [banks[0], learning], own)
+    with torch.no_grad():
+        assert kernel.soft_fits(q, [banks[0], learning], own)
+    bias, mask = banks[1].bias, torch.ones(1, 1, 3, 70, dtype=torch.bool)
+    for other in (
+        {"keep": Mask(mask)},
+        {"choose": torch.ones(2, 3, dtype=torch.bool)},
+        {"bias": bias.double()},
+        {"bias": bias[:1]},
+        {"bias": bias.expand(-1, 3, -1, -1)},
+        {"k": banks[1].k[:, :1], "v": banks[1].v[:, :1]},  # shared by all heads
+    ):
+        assert not kernel.soft_fits(q, [banks[0], replace(banks[1], **other)], own), other
+    assert not kernel.soft_fits(q, banks, replace(own, bias=torch.zeros(1, 3, 3, 1)))
+    assert not kernel.soft_fits(*setting(kernel.MOST_EACH + 1, 1, torch.float32)[:3])
+    assert kernel.soft_fits(*setting(kernel.MOST_EACH, 1, torch.float32)[:3])
+    assert kernel.soft_fits(*setting(1, 3, torch.float32, width=128)[:3])
+    assert not kernel.soft_fits(*setting(1, 3, torch.float32, width=129)[:3])
+    assert kernel.soft_usable(q, banks, own) is q.is_cuda

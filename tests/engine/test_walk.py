@@ -115,6 +115,15 @@ def test_rows_that_are_taken_see_all_keys(run):
     assert_close(last, walk(model, h, at).end()[:, rows])
 
 
+def test_rows_that_are_taken_have_the_bias_of_their_places():
+    native = tiny("hf_beit")  # positions relative to one another
+    model, images = view(native, check=False), pictures(native)
+    h, at, rows = model.embed(images), model.at(images), torch.tensor([7, 0, 3])
+    last = walk(model, h, at, last=rows)
+    assert_close(last.end(), walk(model, h, at).end()[:, rows])
+    assert last.at.index.tolist() == [7, 0, 3]
+
+
 def test_the_gates_of_the_model_count(run):
     model, _, h, at = run
     gates = torch.rand(model.n_layers, model.n_heads, generator=torch.Generator().manual_seed(0))
