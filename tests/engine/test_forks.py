@@ -72,6 +72,25 @@ def test_sets_that_begin_at_different_blocks_keep_their_answers():
     assert_close(logits, torch.stack(expected), atol=1e-10, rtol=0)
 
 
+def from_the_last(layer, carried, tokens):
+    """Of three pictures."""
+    return carried[2:]
+
+
+@torch.no_grad()
+def test_gates_of_each_picture_mix_its_heads_with_those_of_another():
+    native = tiny("timm_registers")
+    model, images = view(native, check=False), pictures(native, batch=3)
+    gates = torch.rand(2, model.n_layers, 3, generator=torch.Generator().manual_seed(0)).double()
+    logits = gated_logits(model, images, gates, content=from_the_last)
+    donor = [s.carried for s in walk(model, model.embed(images[2:]), model.at(images[2:]))]
+    steps = walk(model, model.embed(images[:2]), model.at(images[:2]))
+    for step in steps:
+        share = gates[:, step.index, None, :, None]
+        step.carried = share * step.carried + (1 - share) * donor[step.index]
+    assert_close(logits, model.readout(steps.h, model.layout), atol=1e-12, rtol=0)
+
+
 @pytest.mark.parametrize("limit", [None, 1])
 @torch.no_grad()
 def test_replaced_heads_carry_what_another_picture_carries(limit):
@@ -85,9 +104,7 @@ def test_replaced_heads_carry_what_another_picture_carries(limit):
     def each(layer, chosen, logits):
         seen.update({(layer, head): row for head, row in zip(chosen, logits, strict=True)})
 
-    def from_the_last(layer, carried, tokens):
-        return carried[2:]
-
+    model.gates = 0.5 + torch.rand(model.n_layers, 3, generator=torch.Generator().manual_seed(0))
     with sc.budget(limit):
         plain = fork(model, images, heads, each, content=from_the_last, forking=2)
     assert_close(plain, model(images), atol=1e-12, rtol=0)
@@ -144,6 +161,13 @@ def test_logits_hang_on_what_heads_carried_and_on_nothing_before():
     slopes = torch.autograd.grad(logits[:, 2].sum(), [x for x, _ in carried])
     assert all(slope.abs().max() > 0 for slope in slopes)
     assert not carried[0][0].grad_fn  # a leaf
+    leaf = carried[0][0].detach().requires_grad_()
+    steps = walk(model, model.embed(images), model.at(images))
+    for step in steps:
+        step.carried = leaf if step.index == 0 else step.carried
+    read = model.readout(steps.h, model.layout)
+    (through_all,) = torch.autograd.grad(read[:, 2].sum(), leaf)
+    assert_close(slopes[0], through_all, atol=1e-12, rtol=0)
 
 
 @torch.no_grad()

@@ -55,6 +55,12 @@ def test_a_part_without_a_gradient_is_named_where_it_counts(part):
         need_gradients(wrong, "slopes", remedy="Take another")
 
 
+def test_a_part_that_adds_nothing_loses_nothing():
+    model = view(tiny("timm_deit3"), check=False)
+    model.blocks = [replace(block, feed=torch.zeros_like) for block in model.blocks]
+    need_gradients(model, "mosaic")
+
+
 def test_a_readout_without_a_gradient_is_refused_and_a_changed_model_is_looked_at_again():
     model = view(tiny("timm_deit3"), check=False)
     need_gradients(model, "mosaic")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch.testing import assert_close
@@ -145,6 +147,28 @@ def test_impossible_sites_are_refused(site, said):
     native = tiny("timm_deit3")
     with pytest.raises(BadOption, match=said):
         sc.patch(view(native), pictures(native), pictures(native, seed=2), [[site]])
+
+
+@torch.no_grad()
+def test_heads_of_keys_are_counted_where_heads_share_them():
+    native = tiny("timm_deit3")
+    model, (base, source) = view(native, check=False), pictures(native).split(1)
+
+    def shared(block):
+        def project(x):
+            q, k, v = block.project(x)
+            return q, k[:, :, :1], v[:, :, :1]
+
+        return replace(block, kv_heads=1, project=project)
+
+    model.blocks = [shared(block) for block in model.blocks]
+    sets = [[sc.Site(1, "kv", heads=heads)] for heads in (None, [0], [])]
+    every, first, none = sc.patch(model, base, source, sets)
+    assert_close(every, first, atol=1e-12, rtol=0)
+    assert_close(none, model(base), atol=1e-12, rtol=0)
+    assert (every - none).abs().max() > 1e-3
+    with pytest.raises(BadOption, match="indices 0-0"):
+        sc.patch(model, base, source, [[sc.Site(1, "kv", heads=[1])]])
 
 
 def test_sources_and_sets_that_do_not_fit_are_refused():
