@@ -12,7 +12,7 @@ from torch import nn
 
 import seecause as sc
 from seecause.errors import BadImage, BadOption, UnknownClass
-from seecause.models.base import protocol, versions
+from seecause.models.base import library_versions, protocol
 from tests.families.native import HALF
 from tests.helpers import view
 from tests.linear import linear_model
@@ -108,13 +108,13 @@ def test_a_result_says_how_it_came_about(model):
         "images": [2, 3, 32, 48],
         "device": "cpu",
         "dtype": "float64",
-        "versions": versions(),
+        "versions": library_versions(),
     }
     assert protocol(replace(model, random_weights=True), images)["random_weights"]
     film = replace(model, layout_at=lambda height, width: replace(model.layout, times=2))
     assert protocol(film, images)["grid"] == [2, 2, 6]
     libraries = ("torch", "timm", "transformers", "torchvision")
-    assert versions() == {
+    assert library_versions() == {
         "python": platform.python_version(),
         "seecause": sc.__version__,
         **{library: version(library) for library in libraries},

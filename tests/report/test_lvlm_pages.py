@@ -12,7 +12,7 @@ import torch
 import seecause as sc
 from seecause.bench.lvlm_table import LVLMStudy, TokenMaps, TracedSample
 from seecause.lvlm.trace import RANKINGS, trace_answer
-from seecause.models.base import versions
+from seecause.models.base import library_versions
 from seecause.report import lvlm as pages, lvlm_answer as answers, lvlm_study as studies
 from seecause.report.overlay import number
 from tests.lvlm.test_words import made
@@ -136,7 +136,7 @@ def test_the_page_of_an_answer_is_named_and_ordered(trace, tmp_path):
         },
         "model": engine.lvlm.name, "model_fingerprint": engine.lvlm.fingerprint(),
         "grid": ["4 x 4"], "readout": f"logit of {engine.answer!r} less the vocabulary's mean",
-        "device": "cpu", "dtype": "float64", "versions": versions(),
+        "device": "cpu", "dtype": "float64", "versions": library_versions(),
     }  # fmt: skip
 
 
