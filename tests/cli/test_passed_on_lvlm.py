@@ -73,7 +73,7 @@ def test_lvlm_heads_and_tokens(called, monkeypatch, speaking):
         assert totals.pop() == ("masked runs", 7)
     reached = called(f"lvlm tokens {ASKED} --how corrected", "seecause.lvlm.trace_answer")
     assert reached.options["token_masks"] is reached.options["masks"] is None  # the usual number
-    assert counted.pop() == {"how": "corrected", "masks": None, "token_masks": 1000}
+    assert counted.pop() == {"how": "corrected", "masks": None, "token_masks": None}
     reached = called(f"lvlm answer {ASKED} {fit}", "seecause.lvlm.trace_words")
     assert reached.words == (engine,) and reached.options == made
     assert counted.pop() == {"how": "fit", "masks": 44} and totals[-1] == ("masked runs", 7)

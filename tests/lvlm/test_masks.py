@@ -83,6 +83,8 @@ def test_masks_of_heads_may_have_the_shape_of_the_grid():
         batch(HEADS, torch.ones(3, 6))
     with pytest.raises(BadOption, match=r"image=.*\[M, 6\]"):
         batch(HEADS, image=torch.ones(3, 5))
+    with pytest.raises(BadOption, match=r"0 or 1; for those between, engine.slopes"):
+        batch(HEADS * 0.5)
     for wrong in (-0.1, 1.1, torch.nan):
         with pytest.raises(BadOption, match="from 0 to 1"):
             batch(HEADS * 0.5 + wrong * (HEADS == 0), soft=torch.float32)

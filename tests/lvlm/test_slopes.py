@@ -249,6 +249,7 @@ def test_where_the_response_bends_the_correction_finds_what_the_derivative_misse
     assert error("corrected", 60) < 0.5 * error("fit", 60)
 
 
+@pytest.mark.slow  # formulas are compared exactly above; this asks whether they mean what they say
 @pytest.mark.parametrize(("how", "masks"), [("derivative", 64), ("corrected", 300), ("fit", 400)])
 def test_the_standard_error_is_the_spread_over_seeds(how, masks):
     engine = scene("llava").engine

@@ -147,6 +147,8 @@ def test_every_masked_run_is_heard_of():
             heard.clear()
             trace_answer(engine, how=how, masks=40, token_masks=token_masks)
             assert sum(heard) == masked_runs(engine, how=how, masks=40, token_masks=token_masks)
+        with_tokens = masked_runs(engine, masks=9, token_masks=None)  # the usual 64, back and forth
+        assert with_tokens - masked_runs(engine, masks=9) == engine.n_text + 4 + 2 * 64
         answer = AnswerEngine(engine.lvlm, pictures(1)[0], QUESTION, answer_bank(), answer=[7, 8])
         answer.progress = heard.append
         heard.clear()
@@ -223,7 +225,7 @@ def test_coverage_and_shares():
     one = ImageTokens((Grid(2, 2),))
     assert coverage(one, mask).tolist() == [1, 0, 0, 0]
     result = object_share(torch.tensor([3.0, 1.0, -5.0, 0.0]), one, mask)
-    assert (result.share, result.area, result.hit, result.lift) == (0.75, 0.25, True, 3)
+    assert (result.share, result.area, result.hit) == (0.75, 0.25, True)
     lines = ImageTokens(
         (Grid(1, 1, box=None), Grid(2, 2, newline=True), Grid(1, 1, box=(0.5, 0.0, 1.0, 1.0)))
     )

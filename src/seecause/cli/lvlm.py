@@ -113,7 +113,6 @@ def tokens(
 def _trace(asked: AskedWord, fit: dict[str, Any], run: LVLMRun) -> None:
     """Open the engine, trace with `fit`, write the folder."""
     from seecause.lvlm import trace_answer
-    from seecause.lvlm.masks import MASKS
     from seecause.lvlm.trace import concerns, masked_runs
     from seecause.report.lvlm import trace_manifest, write_trace
 
@@ -122,9 +121,8 @@ def _trace(asked: AskedWord, fit: dict[str, Any], run: LVLMRun) -> None:
     with spinning(OPENING, quiet=run.quiet):
         picture, engine = asked.engine(run)
     asked.warn(quiet=run.quiet)
-    how, token_masks = fit["how"], fit.get("token_masks", 0)
-    token_masks = MASKS[how] if token_masks is None else token_masks
-    runs = masked_runs(engine, how=how, masks=fit["masks"], token_masks=token_masks)
+    token_masks = fit.get("token_masks", 0)
+    runs = masked_runs(engine, how=fit["how"], masks=fit["masks"], token_masks=token_masks)
     with run.counting("masked runs", runs) as engine.progress:
         trace = trace_answer(engine, **fit)
     manifest = {"command": kind, "page": "index.html", "image": asked.image}

@@ -268,9 +268,9 @@ class StudyEstimation(Estimation):
 
     def counts(self) -> tuple[int, int]:
         """Masks for heads, and for image tokens."""
-        from seecause.lvlm.masks import MASKS
+        from seecause.lvlm.masks import mask_count
 
-        masks = self.masks or MASKS[self.how.value]
+        masks = mask_count(self.how.value, self.masks)
         return masks, masks if self.token_masks is None else self.token_masks
 
 

@@ -218,11 +218,6 @@ class Grouping:
     chance: float  # the same for neighbours drawn by lot
     silhouette: float
 
-    @property
-    def excess(self) -> float:
-        """0 by chance, 1 where all neighbours are of one's own."""
-        return (self.purity - self.chance) / (1 - self.chance)
-
 
 def grouping(vectors: Tensor, labels: Sequence[Hashable], *, neighbours: int = 5) -> Grouping:
     """How far vectors [S, P] fall into the groups that `labels` name, by Euclidean distance."""

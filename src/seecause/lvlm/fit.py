@@ -165,12 +165,6 @@ class Regression:
     # [n, 2] float64: responses to masks that the coefficients have not seen, true and foretold
     unseen: Tensor = field(default_factory=lambda: torch.zeros(0, 2, dtype=torch.float64))
 
-    @property
-    def reliability(self) -> float:
-        """The correlation to expect between these coefficients and those of as many fresh masks
-        (Spearman-Brown)."""
-        return 2 * self.agreement / (1 + self.agreement)
-
 
 def estimate(
     respond: Respond,

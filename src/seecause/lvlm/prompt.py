@@ -43,12 +43,10 @@ class Prompt:
     image: slice  # the N image tokens
     tokens: ImageTokens  # and where in the picture they come from
     pieces: tuple[str, ...]  # of the text rows, readable
-    deepstack: tuple[
-        Tensor, ...
-    ] = ()  # [1, N, D] each: added to image rows behind the first blocks
-    inputs: Mapping[str, Any] = field(
-        default_factory=dict, repr=False
-    )  # what the native model takes
+    # [1, N, D] each: added to image rows behind the first blocks
+    deepstack: tuple[Tensor, ...] = ()
+    # what the native model takes
+    inputs: Mapping[str, Any] = field(default_factory=dict, repr=False)
     size: tuple[int, int] | None = None  # height and width of the picture
 
     @property
@@ -244,10 +242,6 @@ class ObjectShare:
     share: float  # of the positive values
     area: float  # of the tokens: what values spread evenly would have
     hit: bool  # whether the largest value lies on a token that the object covers by half or more
-
-    @property
-    def lift(self) -> float:
-        return self.share / self.area
 
 
 def coverage(tokens: ImageTokens, mask: Tensor) -> Tensor:

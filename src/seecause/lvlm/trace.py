@@ -206,9 +206,14 @@ def concerns(trace: AnswerTrace) -> list[str]:
 
 
 def masked_runs(
-    engine: MaskEngine, *, how: How = "derivative", masks: int | None = None, token_masks: int = 0
+    engine: MaskEngine,
+    *,
+    how: How = "derivative",
+    masks: int | None = None,
+    token_masks: int | None = 0,
 ) -> int:
     """How many masked runs `trace_answer` makes at most; `engine.progress` hears of each."""
+    token_masks = mask_count(how, token_masks)
     heads, orders = engine.n_components, 2 + ORDERS
     curves = 2 * (heads + 1) + 2 * orders * len(curve_counts(heads, POINTS))
     total = MaskSampling(mask_count(how, masks), how=how).runs + heads + curves
