@@ -336,8 +336,8 @@ def test_what_has_none_gets_none(birds, tmp_path):
         and keypoint_fit_data("cub:x:val") is None
         and keypoint_fit_data("cub:C:/x:test") == "cub:C:/x:trainval"
     )
-    hidden = tiny_cub(tmp_path / "CUB_200_2011", visible=False)
-    assert (
-        key_points(bird_net(birds), open_data(f"cub:{hidden}:trainval"), open_data(f"cub:{hidden}"))
-        == {}
-    )
+    hidden, net = tiny_cub(tmp_path / "CUB_200_2011", visible=False), bird_net(birds)
+    for fitted, tested in ((hidden, hidden), (birds, hidden), (hidden, birds)):
+        assert (
+            key_points(net, open_data(f"cub:{fitted}:trainval"), open_data(f"cub:{tested}")) == {}
+        )

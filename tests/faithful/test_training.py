@@ -340,7 +340,8 @@ def test_a_run_tells_what_it_was_trained_on(finished, tmp_path):
     shutil.copytree(config.folder, tmp_path / "run")
     other = dataclasses.replace(config, workers=3, limit=7, val_limit=5, val="folder:elsewhere")
     other.save(tmp_path / "run" / "config.json")
-    network = sc.faithful.open_network(str(tmp_path / "run"))
+    network = sc.faithful.open_network(str(tmp_path / "run"), device="meta")
+    assert network.net.stage1.prototypes.device.type == "meta"
     assert (network.workers, network.run) == (3, tmp_path / "run") and not network.net.training
     own = {"data": config.data, "val": "folder:elsewhere", "limit": 7, "val_limit": 5}
     assert network.card_fields() == own | {"test": None}

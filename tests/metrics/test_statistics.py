@@ -59,12 +59,22 @@ def test_a_paired_difference_is_sharper_than_its_parts():
     assert paired_difference(torch.tensor([1.0, torch.nan]), torch.tensor([torch.nan, 1.0])).n == 0
 
 
-def test_the_bootstrap_interval_is_seeded_and_as_wide_as_it_should_be():
+def test_the_bootstrap_interval_is_seeded_and_as_wide_as_it_should_be(monkeypatch):
     values = noise(400)
     low, high = bootstrap_interval(values)
     assert (low, high) == bootstrap_interval(values) != bootstrap_interval(values, seed=1)
     assert low < values.mean() < high
     assert high - low == pytest.approx(2 * 1.96 * summarise(values).standard_error, rel=0.05)
+    narrow = bootstrap_interval(values, confidence=0.5)  # a normal has half of it within 0.674
+    width = narrow[1] - narrow[0]
+    assert width == pytest.approx(2 * 0.674 * summarise(values).standard_error, rel=0.05)
+    assert bootstrap_interval(values, draws=500) != (low, high)
+    with_hole = torch.cat([values, torch.tensor([torch.nan], dtype=torch.float64)])
+    assert bootstrap_interval(with_hole) == (low, high)
+    monkeypatch.setattr(statistics, "_CACHED", 0)
+    monkeypatch.setattr(statistics, "_DRAWN_AT_ONCE", 400 * 999)  # in pieces, and a rest
+    assert bootstrap_interval(values) == pytest.approx((low, high), abs=1e-12)
+    assert np.isnan(bootstrap_interval(torch.tensor([torch.nan]))).all()
 
 
 def test_beyond_ten_thousand_images_the_interval_is_still_the_bootstraps(monkeypatch):
@@ -117,5 +127,12 @@ def test_the_interval_of_a_ratio_is_that_of_its_means():
         bootstrap_interval(top)
     )  # over 1, it is the interval of the mean
     assert ratio_interval(3 * top, top) == pytest.approx((3.0, 3.0))  # resampled together
+    half = ratio_interval(top, torch.ones(50), confidence=0.5, draws=300, seed=2)
+    assert half == pytest.approx(bootstrap_interval(top, confidence=0.5, draws=300, seed=2))
+    holes = [top.clone(), torch.ones(50, dtype=torch.float64)]
+    holes[0][3], holes[1][7] = torch.nan, torch.nan
+    rest = torch.tensor([place not in (3, 7) for place in range(50)])
+    assert ratio_interval(*holes) == pytest.approx(bootstrap_interval(top[rest]))
+    assert np.isnan(ratio_interval(holes[0][3:4], holes[1][3:4])).all()
     with pytest.raises(BadOption, match="same images"):
         ratio_interval(top, top[:3])
