@@ -244,9 +244,9 @@ def test_heads_are_removed_for_good_and_the_network_stays_one(stages, tmp_path):
     assert_close(again(images), expected, atol=1e-6, rtol=0)  # files are read in float32
     assert bool(again.module.thresholds) == (stages == 2)
     assert "sc.load(FOLDER)" in (tmp_path / "zeroed" / "README.md").read_text()
-    assert json.loads((tmp_path / "zeroed" / "ifam.json").read_text())["removed"] == [
-        list(head) for head in heads
-    ]
+    card = json.loads((tmp_path / "zeroed" / "ifam.json").read_text())
+    assert card["removed"] == [list(head) for head in heads]
+    assert {"model", "layers", "fingerprint", "seecause"} <= set(card)
     with pytest.raises(UnsupportedModel, match="form='zeroed'"):
         sc.heads.export(model, heads, tmp_path / "sliced", form="sliced")
 

@@ -57,7 +57,11 @@ def test_a_screen_is_an_option_of_cigma(model, cases):
         model, cases.images, cases.oracle, top=1, verify=3, audit=0.2, target=cases.labels
     )
     assert_close(chosen.value, alone.scores.value, equal_nan=True)
-    assert chosen.protocol["screen"]["verified"] == 3 and chosen.protocol["screen"]["audited"] == 3
+    assert chosen.protocol["screen"] == {
+        "verified": 3, "audited": 3, "heads": 12,
+        "agreement": alone.agreement, "recall": alone.recall,
+    }  # fmt: skip
+    assert alone.agreement != alone.recall
 
 
 def test_cigma_without_other_foregrounds_has_no_guard(model, cases):

@@ -223,6 +223,9 @@ def test_a_folder_with_other_things_is_left_alone(biased, tmp_path):
     export(biased, [(0, 1)], tmp_path / "new")
     export(biased, [(0, 2)], tmp_path / "new")  # an earlier export is replaced
     assert "| 0 | 8 | 2 |" in (tmp_path / "new" / "README.md").read_text()
+    (tmp_path / "ours").mkdir()
+    (tmp_path / "ours" / "ifam.json").write_text("{}")  # what iFAM writes, which saves itself
+    assert export(biased, [(0, 1)], tmp_path / "ours") == tmp_path / "ours"
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -303,6 +306,7 @@ def test_a_tokenizer_goes_with_its_model(tmp_path):
     assert (tmp_path / "words.txt").read_text() == "a b"
     card = json.loads((tmp_path / "seecause.json").read_text())
     assert card["templates"] == ["a {}.", "the {}"] and card["family"] == model.family
+    assert card["pool"] == model.readout.kind != "cls"
     assert card["model"] == model.name and card["sigmoid"]
 
 

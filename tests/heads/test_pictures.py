@@ -49,6 +49,10 @@ def test_critters_come_with_exact_counterfactuals(model):
     done = []
     read_pictures(model, data, progress=done.append)
     assert done == [5]
+    smaller = replace(model, preprocess=replace(model.preprocess, size=(48, 64)))
+    resized = read_pictures(smaller, data)  # critters are drawn at one size
+    assert resized.images.shape == (5, 3, 48, 64) and resized.swapped is None
+    assert torch.equal(resized.labels, result.labels) and resized.groups == result.groups
 
 
 def test_some_pictures_are_taken_with_all_that_is_known_of_them(cases):

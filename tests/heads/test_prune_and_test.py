@@ -104,9 +104,10 @@ def test_a_share_of_heads_by_a_selector_with_options_on_two_kinds_of_pictures(mo
     assert "groups weighted as in training" in before.numbers()
     assert result.before.numbers() == pytest.approx(before.numbers())
     assert result.after.numbers() == pytest.approx(after.numbers())
-    assert torch.equal(
-        result.examples.versions["no background"][-1], erased_views(model, tested, "grey")[0][-1]
-    )
+    shown, erased = result.examples.versions, erased_views(model, tested, "grey")
+    for place, name in enumerate(("no background", "no object")):
+        assert torch.equal(shown[name][-1], erased[place][-1])
+    assert torch.equal(shown["elsewhere"][-1], test.swapped.background[-1])
     for heads, gap in zip(([], result.heads), result.gaps, strict=True):
         with ablate(model, heads):
             right = [

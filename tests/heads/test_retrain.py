@@ -173,6 +173,7 @@ def test_the_new_head_is_part_of_the_native_model(tmp_path):
         cut = features(model, images)
         assert_close(model.module.classifier(cut.float()), model(images), atol=1e-5, rtol=1e-4)
     assert_close(new.module.classifier.weight, expected.weight.float())
+    assert_close(new.module.classifier.bias, expected.bias.float())
     assert (new(images) - model(images)).abs().max() > 1e-2
     again = sc.load(str(export(new, [(0, 1)], tmp_path)))
     with sc.heads.ablate(new, [(0, 1)]):
@@ -191,6 +192,13 @@ def test_a_zero_shot_model_gets_a_linear_head():
         new(images), features(model, images) @ result.weight.T + result.bias, atol=1e-8, rtol=0
     )
     assert new.classes == model.classes
+
+
+def test_the_native_last_layer_is_the_one_that_answers_alone():
+    for family, name in (("torchvision_vit", "heads.head"), ("hf_vit", "classifier")):
+        module = tiny(family).module
+        assert baselines._own_classifier(module) is module.get_submodule(name)
+    assert baselines._own_classifier(tiny("timm_distilled").module) is None  # two, averaged
 
 
 def test_the_old_last_layer_of_sigmoid_texts_has_their_bias():

@@ -103,6 +103,41 @@ def test_defaults_are_those_that_papers_and_docs_name():
     assert keyword_options(sc.heads.greedy) == {"top": 4, "rule": None}
 
 
+def test_defaults_of_jobs_and_measurements():
+    job = {"sampling": None, "background": None, "seed": 0}
+    chosen = {"selector": "cigma", "options": None, **job}
+    measured = {"baseline": "grey", "temperature": 1.0}
+    refit = {"refits": 20, "strengths": (1.0, 0.7, 0.3, 0.1, 0.07, 0.03, 0.01), "seed": 0}
+    expected = {
+        "score_heads": chosen,
+        "prune_and_test": {**chosen, "top": 0.1, "draws": 20, "same": None},
+        "ablation_study": {"top": 4, **job, "guard": True, "draws": 20},
+        "audit": {
+            "masks": "both", "fills": ("mean", "grey"), "temperature": 1.0, "count": "right",
+            "same": None,
+        },
+        "score": {
+            **measured, "response": "big", "target": None, "operator": "zero", "guard": True,
+            "heads": None, "seed": 0,
+        },
+        "information_gains": measured,
+        "discover_masks": {"baseline": "mean", "inside": None, "cache": None},
+        "interchange": {"temperature": 1.0},
+        "mediated": {"temperature": 1.0},
+        "curve": {"draws": 20, "seed": 0, "train": None},
+        "outcomes": {"train": None},
+        "random_sets": {"draws": 20, "seed": 0},
+        "divprune": {"keep": 0.25, "after": 0},
+        "retrain_last_layer": refit,
+        "export": {"form": "zeroed", "note": ""},
+        "penalised": {"alpha": 1.0},
+        "protected": {"fig": 0.05, "accuracy": 0.01},
+    }  # fmt: skip
+    for name, options in expected.items():
+        assert keyword_options(getattr(sc.heads, name), leave_out=("progress",)) == options, name
+    assert asdict(sc.heads.Background()) == {"masks": "auto", "fill": "grey", "search": {}}
+
+
 def test_options_of_cigma_reach_the_score():
     model, images, labels, masks = set_up()
     common = {"operator": "resample", "temperature": 2.0, "seed": 3}

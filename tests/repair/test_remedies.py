@@ -5,19 +5,20 @@ from __future__ import annotations
 import dataclasses
 import math
 
+import numpy as np
 import pytest
 import torch
 from torch.testing import assert_close
 
 import seecause as sc
 from seecause.errors import BadOption, UnknownName
-from seecause.heads import Swapped, interchange, penalised, score
+from seecause.heads import Swapped, baselines, interchange, penalised, score
 from seecause.heads.baselines import last_layer
 from seecause.heads.pictures import logits_of
 from seecause.repair import head_remedies, training_remedies
 from seecause.repair._remedies import Lesson, find_remedy, remedies
 from seecause.repair.head_remedies import _last_versions, mean_carried, without
-from seecause.repair.last_layer import new_layer
+from seecause.repair.last_layer import group_dro, new_layer
 from seecause.repair.parts import Judged, Material, origins, split_rows, worst_cell
 from seecause.repair.transplant import on_pixels
 from tests.repair.toys import fitted, scenes
@@ -189,13 +190,28 @@ def test_directions_of_a_head_are_folded_into_its_projection(biased, lesson):
     assert torch.equal(old[:, others], new[:, others])
 
 
-def test_group_labels_are_used_where_they_may_be(biased, lesson):
-    for name in ("dfr", "group-dro"):
-        entry = find_remedy(name, {})
+def test_group_labels_are_used_where_they_may_be(biased, lesson, monkeypatch):
+    def class_means(x, y, strength, classes):
+        means = np.stack([x[y == kind].mean(axis=0) for kind in range(classes)])
+        return strength * means, means.sum(axis=1)
+
+    monkeypatch.setattr(baselines, "_logistic", class_means)
+    seen, labels = lesson.learn.features(biased).plain, lesson.learn.labels
+    known = dataclasses.replace(lesson, groups=True, seed=3)
+    codes = torch.tensor(lesson.learn.pictures.groups)
+    robust = {"strength": 0.3, "steps": 4}
+    expected = {
+        "dfr": baselines.fit_head(seen, labels, codes, classes=2, refits=2, seed=3),
+        "group-dro": group_dro(seen, labels, codes, classes=2, **robust),
+    }
+    for name, options in (("dfr", {"refits": 2}), ("group-dro", robust)):
+        entry = find_remedy(name, options)
         with pytest.raises(BadOption, match="groups"):
             entry.fit(biased, lesson)
-        mended = entry.fit(biased, dataclasses.replace(lesson, groups=True))
-        assert mended.layer is not None
+        mended = entry.fit(biased, known, **options)
+        assert_close(mended.layer.weight, expected[name].weight)
+        assert_close(mended.layer.bias, expected[name].bias)
+        assert f"on {len(seen)} pictures with group labels" in mended.done
 
 
 @pytest.mark.slow
