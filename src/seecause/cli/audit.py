@@ -148,6 +148,7 @@ def audit(
     cannot be read are left out and named; the exit code is 1 then. `seecause heads audit` erases
     backgrounds instead, and needs no masks.
     """
+    from seecause.report.page import title_name
     from seecause.report.repair import audit_csv, audit_lines, audit_sections
 
     replaces = run.check()
@@ -157,7 +158,7 @@ def audit(
     manifest |= {"verdict": result.verdict, "numbers": result.numbers(), "run": result.protocol}
     run.write(
         manifest,
-        f"Does {opened.name} answer from the background?",
+        f"Does {title_name(opened.name)} answer from the background?",
         audit_sections(answering, result),
         lead=lead_of(opened, result.pictures),
         tables={"audit.csv": audit_csv(result, answering.classes)},

@@ -16,6 +16,7 @@ from seecause.cli.options import (
     Dtype,
     Output,
     Seed,
+    only_downloads_have_bars,
     pick_device,
     tell_outside,
 )
@@ -310,12 +311,10 @@ class HeadEdit:
 
 
 def open_lvlm(name: str, device: Device, dtype: Dtype | None) -> LVLM:
-    """Load and verify; transformers' own progress bars stay off."""
-    from transformers.utils import logging
-
+    """Load and verify."""
     from seecause.lvlm import load
 
-    logging.disable_progress_bar()
+    only_downloads_have_bars()
     picked = pick_device(device)
     default = "float32" if picked == "cpu" else None  # half precision is slow on a CPU
     return load(name, device=picked, dtype=default if dtype is None else dtype.value)

@@ -158,6 +158,18 @@ class ReadOptions:
         return made
 
 
+def only_downloads_have_bars() -> None:
+    """transformers' bars over weights that lie on the disk stay off; gigabytes on their way do
+    not come silently."""
+    from huggingface_hub.utils import are_progress_bars_disabled, enable_progress_bars
+    from transformers.utils import logging
+
+    silent = are_progress_bars_disabled()
+    logging.disable_progress_bar()  # downloads' as well
+    if not silent:
+        enable_progress_bars()
+
+
 @dataclass(frozen=True, kw_only=True)
 class ModelOptions:
     """A model by its name, and how it is read."""
@@ -174,6 +186,8 @@ class ModelOptions:
         from seecause.loading import load
 
         torch.manual_seed(where.seed)
+        if self.model.partition(":")[0] not in ("builtin", "timm", "torchvision", "open_clip"):
+            only_downloads_have_bars()
         return load(self.model, weights=self.weights, check=check, **where.made(), **reading)
 
 

@@ -27,6 +27,7 @@ from seecause.report.page import (
     fragment,
     holes_section,
     protocol_section,
+    title_name,
     write_page,
 )
 
@@ -135,7 +136,7 @@ def write_explanations(
             write_json(folder / "findings.json", numbers)
         section = _section(last, cards.finish(), list(rows.values()))
         sections = [section, *holes_section(holes), protocol_section(_manifests(folder, last))]
-        title = f"What {last.first.manifest['model']} saw"
+        title = f"What {title_name(last.first.manifest['model'])} saw"
         lead = _lead(len(rows), writers, holes)
         write_page(folder / "index.html", title, sections, lead=lead)
     return rows
@@ -185,7 +186,7 @@ def write_runs_page(path: Path, runs: Mapping[str, Attribution]) -> Path:
     file.parent.mkdir(parents=True, exist_ok=True)
     return write_page(
         file,
-        f"What {first.manifest['model']} saw",
+        f"What {title_name(first.manifest['model'])} saw",
         [explain_section(explanation), protocol_section([run.manifest for run in runs.values()])],
         lead=_lead(len(first), runs),
     )

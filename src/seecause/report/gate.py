@@ -26,7 +26,7 @@ from seecause._files import digest_file, write_atomic, write_json
 from seecause.models.base import ImageModel, library_versions
 from seecause.repair._gate import Gate
 from seecause.report.folder import rows_csv
-from seecause.report.page import Section, fragment, table, write_page
+from seecause.report.page import Section, fragment, table, title_name, write_page
 from seecause.report.repair import audit_csv, audit_sections
 
 SUMS = "SHA256SUMS"
@@ -40,7 +40,7 @@ def write_pack(
     record = facts(model, result, command=command, files=files)
     sections = [limits_section(result), *audit_sections(model, result.audit)]
     sections.insert(-1, digests_section(record))
-    write_page(folder / "index.html", f"May {model.name} ship?", sections, lead=lead)
+    write_page(folder / "index.html", f"May {title_name(model.name)} ship?", sections, lead=lead)
     write_json(folder / "gate.json", record)
     write_atomic(folder / "audit.csv", audit_csv(result.audit, model.classes))
     write_atomic(folder / "pictures.csv", pictures_csv(result))

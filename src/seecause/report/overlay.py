@@ -59,6 +59,8 @@ class Scale:
         if lowest >= self.low - slack and highest <= self.high + slack:
             return ""
         first, last = (number(value, self.digits) for value in (lowest, highest))
+        if (first, last) == self.ends:  # nothing to read off the legend
+            return ""
         return f"colours are clipped: values run from {first} to {last}"
 
     @property

@@ -30,6 +30,18 @@ AGAIN = "Everything needed to get the same numbers again"
 SHORT_NOTE = 180  # characters that stand above a picture without being in its way
 
 
+def title_name(model: str) -> str:
+    """A model's name in the title of a page: of a folder's path its end, which tells it apart.
+
+    >>> title_name("/home/me/runs/seed-1/best"), title_name("../swin"), title_name("timm:test_vit")
+    ('seed-1/best', 'swin', 'timm:test_vit')
+    """
+    _, colon, path = model.rpartition(":")
+    local = not colon or path.startswith(("/", ".", "~"))
+    ends = [part for part in Path(path).parts if part not in ("/", "..", "~")][-2:]
+    return "/".join(ends) or model if local else model
+
+
 @dataclass(frozen=True)
 class HtmlFile:
     """Ready HTML in a file: the body of a section that is too large to hold."""
