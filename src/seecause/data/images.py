@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 _PATTERN = frozenset("*?[")
+PHONES = (".heic", ".heif", ".avif")  # photos that are not read, and should not vanish silently
 SIGNALS = (".wav", ".npy")  # sounds and films, of folders without pictures
 MASKS = "masks"  # a folder beside pictures that holds masks of the same stems
 LOSSY = (".jpg", ".jpeg")
@@ -46,7 +47,8 @@ def find_images(paths: Iterable[str | Path], *, deep: bool = False) -> list[Path
     files: list[Path] = []
     for path in map(Path, paths):
         if path.is_dir():
-            inside = _pictures_in(path) or (_walked(path) if deep else [])
+            others = PHONES if deep else ()  # named as unreadable, where a picture may be left out
+            inside = _pictures_in(path, others) or (_walked(path) if deep else [])
             inside = inside or (_below(path, SIGNALS) if deep else [])
             if not inside:
                 raise BadImage(
@@ -66,10 +68,11 @@ def find_images(paths: Iterable[str | Path], *, deep: bool = False) -> list[Path
     return list(dict.fromkeys(files))
 
 
-def _pictures_in(folder: Path) -> list[Path]:
+def _pictures_in(folder: Path, others: Collection[str] = ()) -> list[Path]:
     """Sorted by name. A folder may hold many, so the system is asked once."""
+    suffixes = {*SUFFIXES, *others}
     with os.scandir(folder) as entries:
-        names = [entry.name for entry in entries if _is_of(entry.name) and entry.is_file()]
+        names = [e.name for e in entries if _is_of(e.name, suffixes) and e.is_file()]
     return [folder / name for name in sorted(names)]
 
 
