@@ -370,5 +370,11 @@ def test_results_open_in_a_sandbox(visit):
     expect(page.locator("iframe.run-page")).to_be_hidden()
     page.set_viewport_size({"width": 390, "height": 844})
     assert page.evaluate("document.documentElement.scrollWidth") <= 390
+    page.reload()
+    expect(page.get_by_role("tab", name="Runs")).to_be_in_viewport()
+    page.locator(".run-list button").first.wait_for()
+    page.set_viewport_size({"width": 1280, "height": 150})  # a list longer than the window
+    overfull = "all => all.filter((b) => b.scrollHeight > b.clientHeight).length"
+    assert page.locator(".run-list button").evaluate_all(overfull) == 0
     visit.expected = "Content Security Policy"  # the console names what it forbade, nothing else
     assert visit.heard

@@ -137,6 +137,13 @@ def test_folders_and_globs_are_expanded_in_order_and_once(tmp_path, photo):
     assert names == ["b.png", "a.JPG"]
 
 
+def test_photos_of_telephones_do_not_vanish(tmp_path, photo):
+    photo.save(tmp_path / "a.png")
+    (tmp_path / "b.HEIC").write_bytes(b"ftypheic")
+    assert [path.name for path in find_images([tmp_path], deep=True)] == ["a.png", "b.HEIC"]
+    assert [path.name for path in find_images([tmp_path])] == ["a.png"]
+
+
 def test_hidden_folders_hold_no_sounds(tmp_path):
     for folder in (".cache", "birds"):
         (tmp_path / folder).mkdir()

@@ -70,6 +70,7 @@ function show() {
     const chosen = tab.dataset.panel === panel.name;
     tab.setAttribute("aria-selected", String(chosen));
     tab.tabIndex = chosen ? 0 : -1;
+    if (chosen) tab.scrollIntoView({ block: "nearest", inline: "nearest" });
   }
   for (const [name, { root }] of opened) root.hidden = name !== panel.name;
   if (panel.kinds.length && !able.length) return;
