@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 import seecause as sc
 from seecause.cli import app
 from seecause.cli.options import _sides
-from seecause.data.batch import class_places
+from seecause.data.batch import class_places, take_names
 from seecause.errors import BadOption, DataMissing
 from seecause.models import sources
 from seecause.models.checkpoints import read_class_names
@@ -192,6 +192,10 @@ def test_folders_are_matched_by_name_else_by_order_which_is_said(tmp_path, check
     assert "x is class 0" in caplog.text and "--classes FILE" in caplog.text
     with pytest.raises(BadOption, match=r"4 classes.*expected 3.*--classes FILE"):
         places(["k", "l", "m", "n"])
+    for given, taken in ((None, ("x", "y", "z")), (["a", "b", "c"], ("a", "b", "c"))):
+        model = sc.load("timm:test_vit", weights=checkpoint, classes=given)
+        take_names(model, sc.data.open_data(f"folder:{tmp_path / 'xyz'}"))
+        assert model.classes == taken
 
 
 def test_a_size_is_height_then_width():

@@ -207,11 +207,13 @@ def audited(
     opened: ImageModel, data: str, transplant: TransplantOptions, run: AskedRun, *, limit: int
 ) -> tuple[ImageModel, BackgroundAudit]:
     """The model as it answers in the classes of the data, and its audit."""
+    from seecause.data.batch import take_names
     from seecause.data.registry import open_data
     from seecause.heads.pictures import model_for
     from seecause.repair.audit import audit
 
     pictures = open_data(data, limit=limit)
+    take_names(opened, pictures)
     model = model_for(opened, pictures)
     return model, audit(
         model,

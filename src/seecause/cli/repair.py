@@ -92,6 +92,7 @@ def repair(
     the same command goes on: finished remedies (but iFAM) wait in OUT.work until the end.
     `torchrun --nproc_per_node=8 -m seecause repair ...` fine-tunes on many GPUs.
     """
+    from seecause.data.batch import take_names
     from seecause.data.registry import open_data
     from seecause.faithful.run import join_processes
     from seecause.repair.mend import ASKED_INSTEAD, IN_WORDS, repair as mend
@@ -101,12 +102,14 @@ def repair(
         opened = model.open(run)
     except NoClassifier:
         raise NotDefined("repair", f"{model.model} {IN_WORDS}", ASKED_INSTEAD) from None
+    pictures = open_data(data, limit=limit)
+    take_names(opened, pictures)
     work = run.out.with_name(f"{run.out.name}.work")
     look = eye.open(opened, None if eye.eye in (None, "given") else work / "eye")
     with join_processes(str(opened.device)) as processes:
         result = mend(
             opened,
-            open_data(data, limit=limit),
+            pictures,
             eye=look,
             test=None if test is None else open_data(test, limit=limit),
             seed=run.seed,

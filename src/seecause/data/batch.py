@@ -122,6 +122,14 @@ def class_places(model: ImageModel, data: Dataset) -> tuple[int, ...]:
     return tuple(model.class_index(name) for name in data.classes)
 
 
+def take_names(model: ImageModel, data: Dataset) -> None:
+    """Classes of a model that carries no names are called as those of `data`, which they meet by
+    order; that is said. Pages and checkpoints then speak of cats, not of class 0."""
+    if not model.classes and data.classes and not data.name.startswith("imagenet"):
+        class_places(model, data)
+        model.classes = tuple(data.classes)
+
+
 def _tell_order(model: ImageModel, data: Dataset) -> None:
     """Say once that names could not tell, or refuse where the order cannot either."""
     if data.name.startswith("imagenet"):
