@@ -230,7 +230,7 @@ def test_a_page_of_parts(run, tmp_path):
     for part, line in enumerate(parts):
         changed = int((examples.without[part].logits.argmax(dim=1) != answers).sum())
         held = sum(bool((maps.argmax(dim=0) == part).any()) for maps in examples.output.maps)
-        assert line == f"part {part}: in {held} pictures; without it {changed} answers change"
+        assert line == f"part {part}: in {held} pictures; answers that change without it: {changed}"
     assert len(parts) == 2 and page_line == f"page: {tmp_path / 'page' / 'index.html'}"
     page = (tmp_path / "page" / "index.html").read_text()
     name = f"folder:{run.parent / 'pictures' / 'test'}"

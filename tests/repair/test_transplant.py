@@ -89,7 +89,7 @@ def test_pictures_without_object_or_background_are_left_out_and_listed(caplog):
     masks[1], masks[4] = False, True
     moved = sc.transplant(images, masks, labels)
     assert moved.left_out == (1, 4)
-    assert "2 of 7 pictures are not transplanted" in caplog.text
+    assert "2 of 7 pictures are not transplanted (donors: any)" in caplog.text
     assert 4 not in moved.donor_index.tolist()
 
 

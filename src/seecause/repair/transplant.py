@@ -130,9 +130,9 @@ def transplant(
     left_out = tuple((~moved).nonzero()[:, 0].tolist())
     if left_out:
         log.warning(
-            "%d of %d pictures are not transplanted: no object, no background, or no donor",
-            len(left_out),
-            len(images),
+            "%d of %d pictures are not transplanted (donors: %s): no object, no background,"
+            " or no donor",
+            *(len(left_out), len(images), donors),
         )
     return Transplants(
         images, masks, holes, labels[source], labels[donor], source, donor, number, seed, left_out

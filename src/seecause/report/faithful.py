@@ -77,7 +77,7 @@ def part_lines(data: str, examples: PartExamples) -> list[str]:
     for part, without in examples.without.items():
         changed = int((without.logits.argmax(dim=1) != answers).sum())
         held = sum(part in parts for parts in there)
-        lines.append(f"part {part}: in {held} pictures; without it {changed} answers change")
+        lines.append(f"part {part}: in {held} pictures; answers that change without it: {changed}")
     return lines
 
 
