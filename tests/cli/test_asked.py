@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 from seecause.attribution.explain import PictureRegion
 from seecause.bench.plan import Shard
 from seecause.cli import app, bench, explain, heads_options
-from seecause.cli.audit import EyeOptions
+from seecause.cli.audit import EyeOptions, Limits
 from seecause.cli.options import Output
 from seecause.critters.questions import wordings
 from seecause.errors import BadOption, MissingWeights, NoClassifier
@@ -180,6 +180,34 @@ def test_an_eye_that_is_not_here_names_the_flag(monkeypatch):
         EyeOptions(eye="timm:x").open(MODEL)
     with pytest.raises(MissingWeights):
         EyeOptions(eye="timm:x", eye_weights="w").open(MODEL)
+
+
+def test_options_of_an_eye_need_one_that_looks():
+    for options, cache, flag in (
+        ({"eye_weights": "w"}, None, "--eye-weights"),
+        ({"eye": "own", "eye_weights": "w"}, None, "--eye-weights"),
+        ({"eye": "given", "eye_method": "caap"}, None, "--eye-method"),
+        ({}, Path("c"), "--eye-cache"),
+    ):
+        with pytest.raises(BadOption, match=f"{flag}=.*--eye NAME of another network"):
+            EyeOptions(**options).open(MODEL, cache)
+    assert EyeOptions(eye="given").open(MODEL) == "given" and EyeOptions().open(MODEL) is None
+
+
+def test_what_cannot_be_met_or_searched_is_refused_at_once(monkeypatch):
+    with pytest.raises(BadOption, match="--max-flips, --max-bir, --min-accuracy, --min-worst-gr"):
+        Limits().checked()
+    with pytest.raises(BadOption, match="the mask search"):
+        heads_options.SearchOptions(mask_option=["blur=1"]).made()
+    monkeypatch.setattr("seecause.loading.load", lambda *_, **__: pytest.fail("it was loaded"))
+    for line, words in (
+        ("heads audit --masks oracle --mask-option rho=0.2", "give --masks discovered or both"),
+        ("heads ablation-study k --guard protect", "penalty or none: studies compare masks"),
+        ("heads prune --top many", "--top='many'"),
+        ("heads score --option temperature", "such as temperature=2"),
+    ):
+        done = invoke(line)
+        assert done.exit_code == 2 and words in done.stderr, done.output
 
 
 def test_left_out_metrics_are_told_by_reason_and_what_is_left_is_counted(monkeypatch, tmp_path):

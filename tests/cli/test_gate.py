@@ -15,9 +15,10 @@ from typer.testing import CliRunner
 from seecause.cli import app
 from seecause.cli.audit import FAILED, audited
 from seecause.data.dataset import Hole
+from tests.cli.spies import MODEL
 
-MODEL = ["--model", "builtin:critters-biased", "--data", "critters:certified:test"]
-FAST = [*MODEL, "--limit", "40", "--per-picture", "1", "--device", "cpu"]
+BIASED = ["--model", "builtin:critters-biased", "--data", "critters:certified:test"]
+FAST = [*BIASED, "--limit", "40", "--per-picture", "1", "--device", "cpu"]
 FILES = {"index.html", "gate.json", "audit.csv", "pictures.csv", "junit.xml", "SHA256SUMS"}
 
 
@@ -110,3 +111,19 @@ def test_mistakes_are_one_line_and_code_2(tmp_path, more, line):
 def test_no_limit_at_all_names_the_flags():
     result = gate()
     assert result.exit_code == 2 and "--max-flips, --max-bir" in result.output
+
+
+def test_a_gate_reads_more_pictures_than_an_audit(opened, called):
+    """Its limits are judged by the ends of intervals, which are narrower with more."""
+    for command, limit in (("audit", 160), ("gate --max-flips 1", 400)):
+        reached = called(f"{command} --data d", "seecause.repair.audit.audit")
+        assert reached.words == (MODEL, f"d, {limit}")
+
+
+def test_gate_limits(monkeypatch, called):
+    limits = "--max-flips 0.1 --max-bir 0.2 --min-accuracy 0.3 --min-worst-group 0.4"
+    values = {"max_flips": 0.1, "max_bir": 0.2, "min_accuracy": 0.3, "min_worst_group": 0.4}
+    monkeypatch.setattr("seecause.cli.audit.AskedModel.ask", lambda *_: MODEL)
+    monkeypatch.setattr("seecause.cli.audit.audited", lambda *_, **__: (MODEL, "audit"))
+    reached = called(f"gate {limits}", "seecause.repair._gate.gate")
+    assert reached.words == ("audit",) and reached.options == values

@@ -98,22 +98,6 @@ def test_audit_and_gate(opened, called, monkeypatch, tmp_path, command):
     assert eyes == [(("timm:x",), about)]
 
 
-def test_a_gate_reads_more_pictures_than_an_audit(opened, called):
-    """Its limits are judged by the ends of intervals, which are narrower with more."""
-    for command, limit in (("audit", 160), ("gate --max-flips 1", 400)):
-        reached = called(f"{command} --data d", "seecause.repair.audit.audit")
-        assert reached.words == (MODEL, f"d, {limit}")
-
-
-def test_gate_limits(monkeypatch, called):
-    limits = "--max-flips 0.1 --max-bir 0.2 --min-accuracy 0.3 --min-worst-group 0.4"
-    values = {"max_flips": 0.1, "max_bir": 0.2, "min_accuracy": 0.3, "min_worst_group": 0.4}
-    monkeypatch.setattr("seecause.cli.audit.AskedModel.ask", lambda *_: MODEL)
-    monkeypatch.setattr("seecause.cli.audit.audited", lambda *_, **__: (MODEL, "audit"))
-    reached = called(f"gate {limits}", "seecause.repair._gate.gate")
-    assert reached.words == ("audit",) and reached.options == values
-
-
 def test_repair(opened, called, tmp_path):
     line = "repair --data d --test t --limit 5 --remedies heads,directions --option heads.top=3"
     line += " --option directions.top=1 --option heads.rule=sign"
@@ -322,6 +306,16 @@ def test_zoo_train(called, tmp_path):
 def test_demo(called):
     (_, setting) = called("demo --device cpu --seed 3", "seecause.critters.demo.run_job").words
     assert (setting.device, setting.seed) == ("cpu", 3)
+
+
+def test_a_gpu_that_is_there_is_taken(called, monkeypatch, tmp_path):
+    """Where Python takes the CPU unless told otherwise, what is picked must be handed on."""
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.delenv("LOCAL_RANK", raising=False)
+    assert called("demo", "seecause.critters.demo.run_job").words[1].device == "cuda"
+    assert called("bench run", "seecause.bench.prepare").words[0].device == "cuda"
+    given(called("study s", "seecause.bench.study.run_study"), device="cuda")
+    given(called("zoo train critters-vit", "seecause.critters.train.train"), device="cuda")
 
 
 def test_serve(called, monkeypatch, opened, tmp_path):

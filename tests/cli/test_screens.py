@@ -211,17 +211,26 @@ def test_a_machine_is_described(monkeypatch):
 
 def test_what_caap_takes_is_that_of_its_tail(monkeypatch):
     plan, asked = SimpleNamespace(tail="source", live=[0, 1, 2]), []
-    monkeypatch.setattr("seecause.attribution.caap.make_plan", lambda *w, **o: plan)
-    monkeypatch.setattr("seecause.attribution.caap.row_bytes", lambda *_: 1 << 20)
-    monkeypatch.setattr("seecause.engine.trace.trace_bytes", lambda *_: 2 << 20)
+
+    def make_plan(of, layout, *, tail, layers):
+        assert (of, layout, tail, layers) == (model, model.layout, None, None)
+        return plan
+
+    monkeypatch.setattr("seecause.attribution.caap.make_plan", make_plan)
+    sizes = {"attribution.caap.row_bytes": 1 << 20, "engine.trace.trace_bytes": 2 << 20}
+    for name, size in sizes.items():
+        monkeypatch.setattr(
+            f"seecause.{name}", lambda *words, size=size: {(model, model.layout): size}[words]
+        )
     memory = SimpleNamespace(bytes=lambda device: asked.append(device) or 3 << 30)
     monkeypatch.setattr("seecause.engine.chunks.memory", lambda: memory)
     monkeypatch.setattr("seecause.engine.kernel.usable", lambda *_: False)
     monkeypatch.setattr(doctor, "_graphs", lambda model: "2 graphs")
-    model = SimpleNamespace(
-        layout=SimpleNamespace(n_patches=2), blocks=[SimpleNamespace(heads=3, head_dim=4)],
-        device=torch.device("cpu"), dtype=torch.float32,
+    model = MagicMock(
+        blocks=[SimpleNamespace(heads=3, head_dim=4)], device=torch.device("cpu"),
+        dtype=torch.float32,
     )  # fmt: skip
+    model.layout.n_patches = 2
     for tail, live, size in (
         ("source", [0, 1, 2], "6.0 MiB"),
         ("source", [], "2.0 MiB"),

@@ -57,8 +57,10 @@ def test_where_a_run_stands(capsys):
         "a.png: 2 values missing: no mask",
         "seecause: out of time",
     ]
-    bench.tell_status(state(gone=[f"{place}.png" for place in range(30)]), quiet=True)
+    gone = [f"{place}.png" for place in range(30)]
+    bench.tell_status(state(gone=gone, stopped=""), quiet=True)
     told = capsys.readouterr()
+    assert told.err.count("\n") == 21 and "seecause:" not in told.err
     assert told.out == "" and "and 14 more\n" in told.err and "19.png" in told.err
     assert bench.status_facts(state()) == {
         "complete": False, "shards": 9, "done": 4, "pending": 2, "failed": {"f": "no memory"},
