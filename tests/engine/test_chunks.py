@@ -32,6 +32,7 @@ def test_the_budget_decides_how_many_run_at_once():
         assert fit(5, 100, CPU) == 5
         assert fit(50, 5000, CPU) == 1
         assert fit(50, 100, CPU, share=0.5) == 5
+        assert fit(50, 0, CPU) == 50 and fit(0, 100, CPU) == fit(1, 100, CPU) == 1
 
 
 def test_out_of_memory_halves_the_chunk_and_goes_on(caplog):
@@ -150,10 +151,10 @@ def test_a_budget_hears_of_halvings_under_one_inside_it():
         return start
 
     with budget() as outer:
-        list(in_chunks(run, 4, 2, what="images"))
+        list(in_chunks(run, 4, 2))
         with budget(100):
             list(in_chunks(run, 2, 2, what="rows"))
-        assert outer.halvings == ["images: 1", "rows: 1"]
+        assert outer.halvings == ["chunk: 1", "rows: 1"]
 
 
 def test_budgets_nest_and_end():
@@ -169,7 +170,10 @@ def test_budgets_nest_and_end():
 NO_ROOM = "[enforce fail at alloc_cpu.cpp:119] err == 0. DefaultCPUAllocator: can't allocate memory"
 
 
-@pytest.mark.parametrize("failure", [RuntimeError(NO_ROOM), MemoryError()])
+NO_ROOM_BY = [NO_ROOM, "DefaultCPUAllocator: not enough memory", "can't allocate memory: 8 bytes"]
+
+
+@pytest.mark.parametrize("failure", [*map(RuntimeError, NO_ROOM_BY), MemoryError()])
 def test_out_of_memory_on_a_cpu_halves_too(failure):
     def run_chunk(a: int, b: int) -> int:
         if b - a > 2:

@@ -114,7 +114,10 @@ def test_recordings_are_made_once_kept_while_nothing_changes_and_bounded(stand_i
         "cpu: plain runs of b: second",
         "cpu: plain runs of b: first",
     ]
+    pool.bytes = 3 << 20
+    assert graphs.report()[0] == "cpu: 1 graphs, 3 MiB"
     monkeypatch.setattr(graphs, "MOST", 2)
+    monkeypatch.setattr(graphs, "SHARE", 1 << 20)
     for key in "cdefg":
         run(key), run(key)
     assert len(pool.living()) == 2

@@ -9,7 +9,13 @@ import torch
 from torch.testing import assert_close
 
 import seecause as sc
-from seecause.engine.attention import attention_probs, check_start, n_attentions, read_rows
+from seecause.engine.attention import (
+    attention_probs,
+    check_start,
+    n_attentions,
+    read_rows,
+    walk_back,
+)
 from seecause.engine.trace import (
     enter,
     kept_logits,
@@ -19,7 +25,7 @@ from seecause.engine.trace import (
     trace_bytes,
 )
 from seecause.errors import BadOption
-from tests.helpers import view
+from tests.helpers import noise, view
 from tests.tiny import FAMILIES, pictures, tiny
 
 
@@ -178,6 +184,31 @@ def test_a_token_that_is_read_twice_counts_twice():
     row = read_rows(model, model.layout, torch.eye(tokens, dtype=torch.float64))
     assert_close(row[1:], torch.full((tokens - 1,), 0.5 / tokens, dtype=torch.float64))
     assert float(row[0]) == pytest.approx(0.5 + 0.5 / tokens)
+
+
+@pytest.mark.parametrize("kind", ["cls", "cls+dist", "mean", "cls+mean"])
+def test_the_rows_that_an_answer_is_read_from_as_one(kind):
+    model = view(tiny("timm_distilled"), check=False)
+    model.readout, tokens = replace(model.readout, kind=kind), model.layout.tokens
+    attention = noise(2, tokens, tokens)
+    rows = {"cls": attention[:, 0], "dist": attention[:, 1], "mean": attention[:, 2:].mean(dim=1)}
+    expected = torch.stack([rows[part] for part in kind.split("+")]).mean(dim=0)
+    assert_close(read_rows(model, model.layout, attention), expected, atol=1e-12, rtol=0)
+    steps, eye = list(noise(3, 2, tokens, tokens, seed=1) / 10), torch.eye(tokens).double()
+    product = (eye + steps[2]) @ (eye + steps[1]) @ (eye + steps[0])
+    expected = read_rows(model, model.layout, product)
+    assert_close(walk_back(model, model.layout, steps), expected, atol=1e-12, rtol=0)
+
+
+def test_the_queries_of_a_pool_are_averaged_and_add_no_token():
+    model = view(tiny("timm_map"), check=False)
+    tokens = model.layout.tokens
+    pool, steps = noise(2, 3, tokens), list(noise(2, 2, tokens, tokens, seed=1) / 10)
+    assert_close(read_rows(model, model.layout, pool), pool.mean(dim=1), atol=1e-12, rtol=0)
+    eye = torch.eye(tokens).double()
+    expected = (pool.mean(dim=1, keepdim=True) @ (eye + steps[1]) @ (eye + steps[0]))[:, 0]
+    row = walk_back(model, model.layout, [*steps, pool])
+    assert_close(row, expected, atol=1e-12, rtol=0)
 
 
 @pytest.mark.parametrize(("family", "count"), [("timm_deit3", 4), ("timm_map", 5)])

@@ -4,6 +4,7 @@ wrong one is refused."""
 from __future__ import annotations
 
 from functools import partial
+from inspect import signature
 
 import pytest
 import torch
@@ -232,6 +233,19 @@ def test_other_sizes_are_taken_where_the_library_takes_them(family, free):
         images = noise(1, 3, 40, 24)
         assert model.check(images).grid == (5, 3)
         assert_close(model(images), native.forward(images), atol=1e-10, rtol=0)
+
+
+def test_heads_that_their_own_input_gates_are_those_of_the_native_model():
+    from timm.layers import Attention
+
+    if "gated" not in signature(Attention).parameters:
+        pytest.skip("this timm has no gated attention")
+    native = tiny("timm_registers")
+    for block in native.module.blocks:
+        block.attn = Attention(24, 3, qkv_bias=True, gated=True)
+    scramble(native.module).double().requires_grad_(False)
+    model, images = view(native), pictures(native)
+    assert_close(model(images), native.forward(images), atol=1e-10, rtol=0)
 
 
 def _width(model) -> int:

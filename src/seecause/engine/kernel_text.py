@@ -164,14 +164,8 @@ class _SoftText(Function):
         dq, dk, dv, d_seen, d_blind, d_seen_lse, d_blind_lse, d_choose = made
         dk, dv = (x.unflatten(2, (k.shape[1], -1)).sum(dim=3) for x in (dk, dv))
         by_head = [x.transpose(1, 2) for x in (dq, dk, dv)]
-        grads = (*by_head, d_seen, d_seen_lse, d_blind, d_blind_lse, d_choose)
-        wanted = zip(grads, tensors, ctx.needs_input_grad, strict=False)
-        return *(_summed(g, like) if needed else None for g, like, needed in wanted), None
-
-
-def _summed(grad: Tensor, like: Tensor) -> Tensor:
-    """[B, ..] -> [1|B, ..]: what served all copies has the slopes of all."""
-    return grad.sum(dim=0, keepdim=True) if len(like) < len(grad) else grad
+        # autograd itself adds up the slopes of what served all copies
+        return *by_head, d_seen, d_seen_lse, d_blind, d_blind_lse, d_choose, None
 
 
 def _rotated(x: Tensor, table: Tensor, *, back: bool = False) -> Tensor:
