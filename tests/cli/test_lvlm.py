@@ -50,6 +50,8 @@ def test_every_word_is_traced_and_edited_heads_speak(toy, photos, tmp_path):
     assert load_file(out / "words.safetensors")["image"].shape == (5, 16)
     page = (out / "index.html").read_text()
     assert page.count('class="behind"') == page.count('class="head-grid"') == 5
+    assert "What is behind &#39;the tail is jade .&#39;" in page
+    assert f"{photos / '0.png'}: {QUESTION}" in page
     assert [row["heads"].count("(") for row in manifest["words"]] == [3] * 5
     tensors = load_file(out / "words.safetensors")
     for name, logs in (("probability", "log_seen"), ("without", "log_unseen")):

@@ -110,6 +110,21 @@ def test_lvlm_study(called, monkeypatch, speaking, tmp_path):
     assert totals.pop() == ("parts of samples", 2 * 1)
 
 
+def test_what_a_study_says_reaches_its_page(called, monkeypatch, speaking, tmp_path):
+    monkeypatch.setattr("seecause.data.open_data", lambda name, limit: [name, limit])
+    result = SimpleNamespace(samples=[], concerns=lambda: ["careful"])
+    monkeypatch.setattr("seecause.bench.lvlm_study.run_lvlm_study", lambda *_, **__: result)
+    monkeypatch.setattr("seecause.lvlm.trace.engine_concerns", lambda *words: [words])
+    line = "lvlm study d --question Q --limit 5 --wording W --wording V"
+    reached = called(line, "seecause.report.lvlm_study.write_study")
+    assert reached.words == (tmp_path / "out", result)
+    bank = "bank of critters"
+    assert reached.options == {
+        "lvlm": "lvlm", "question": "Q", "data": ["d", 5], "wordings": ("W", "V"),
+        "notes": [("lvlm", "Q", len(bank)), "careful"],
+    }  # fmt: skip
+
+
 def test_calibration_pictures_are_averaged_instead_of_critters(called, monkeypatch, tmp_path):
     monkeypatch.setattr("seecause.cli.lvlm_options.open_lvlm", lambda *_: "lvlm")
     sizes = [(8, 6), (4, 7)]

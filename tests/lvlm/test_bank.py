@@ -185,7 +185,7 @@ def test_a_bank_has_as_many_shapes_as_were_asked_for_and_keeps_them_apart(tmp_pa
     bank = make_bank(here.lvlm, here.pictures, sizes=[(40, 56), (64, 64)])
     odd = ImageTokens((Grid(1, 2, box=None), Grid(1, 1, (0.0, 0.5, 1.0, 1.0), True, 1)))
     bank.sums[odd], bank.weights[odd] = (torch.ones(1, 1, 4, 2), torch.zeros(1, 1, 4, 2)), 7
-    read = MeanBank.load(bank.save(tmp_path))
+    read = MeanBank.load(bank.save(tmp_path / "new" / "bank"))
     assert list(read.sums) == list(bank.sums) and read.weights == bank.weights
     for layout, pair in bank.sums.items():
         assert all(map(torch.equal, read.sums[layout], pair)), layout

@@ -251,7 +251,7 @@ def test_heads_of_a_model(tmp_path):
     )  # a coefficient is the mean effect of its head
     assert result.top(2)[0] == divmod(int(result.coefficients.argmax()), 4)
     assert result.mask(3).sum() == 3 and result.protocol["sampling"]["seed"] == 3
-    read = HeadAttribution.load(result.save(tmp_path))
+    read = HeadAttribution.load(result.save(tmp_path / "new" / "heads"))
     for name, value in vars(result).items():
         own = getattr(read, name)
         assert torch.equal(own, value) if isinstance(value, torch.Tensor) else own == value, name

@@ -198,12 +198,12 @@ def test_words_are_told_apart_by_how_far_the_picture_moves_them(tmp_path):
         with pytest.raises(BadOption, match="a count up to 6"):
             words.top(0, wrong)
     words = replace(words, protocol={"question": "why?"})
-    saved = load_file(words.save(tmp_path / "new") / "words.safetensors")
+    saved = load_file(words.save(tmp_path / "new" / "words") / "words.safetensors")
     tensors = {name: value for name, value in vars(words).items() if torch.is_tensor(value)}
     assert saved.keys() == tensors.keys() and len(saved) == 9
     for name, value in tensors.items():
         assert torch.equal(saved[name], value), name
-    assert json.loads((tmp_path / "new" / "words.json").read_text()) == {
+    assert json.loads((tmp_path / "new" / "words" / "words.json").read_text()) == {
         "pieces": ["a", "b", "c"], "instead": ["u", "v", "w"], "sources": words.sources(),
         "protocol": {"question": "why?"},
     }  # fmt: skip

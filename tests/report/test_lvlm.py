@@ -6,6 +6,8 @@ import re
 from types import SimpleNamespace
 
 import torch
+from markupsafe import Markup
+from torch.testing import assert_close
 
 from seecause.lvlm import (
     AnswerTrace,
@@ -16,6 +18,7 @@ from seecause.lvlm import (
     group_heads,
 )
 from seecause.lvlm.trace import RANKINGS, concerns
+from seecause.report import lvlm_study
 from seecause.report.cards import grid_of
 from seecause.report.lvlm import (
     CURVES_NOTE,
@@ -98,6 +101,24 @@ def test_a_fit_is_drawn_against_the_truth_and_by_depth():
     assert float(depth[0][1]) > float(depth[1][1])  # the second layer brings more
     bare = HeadAttribution(grid, 0.0, 0.9, 0.9, 10, 0.9, grid / 10)  # of an older version
     assert str(fit_charts(bare)).count("<polyline") == 1
+    two = HeadAttribution(
+        grid, 0.0, 0.9, 0.9, 10, 0.9, grid / 10, unseen=torch.tensor([[0.0, 1.0], [1.0, 1.0]])
+    )
+    dots = re.findall(
+        r'<circle class="dot"[^>]*cx="([\d.]+)"[^>]*cy="([\d.]+)"', str(fit_charts(two))
+    )
+    (first, low), (second, high) = dots  # foretold alike, and the truth differs
+    assert first == second and float(low) > float(high)
+
+
+def test_layers_add_up_their_heads_and_the_squares_of_their_errors(monkeypatch):
+    drawn = []
+    monkeypatch.setattr(
+        "seecause.report.lvlm.depth_chart", lambda *both: drawn.extend(both) or Markup()
+    )
+    grid, errors = torch.tensor([[0.1, 0.2], [0.0, 0.4]]), torch.tensor([[3.0, 4.0], [5.0, 12.0]])
+    fit_charts(HeadAttribution(grid, 0.0, 0.9, 0.9, 10, 0.9, errors))
+    assert_close(drawn, [torch.tensor([0.3, 0.4]), torch.tensor([5.0, 13.0])])
 
 
 def test_counts_at_other_thresholds_are_folded_below_the_curves():
@@ -118,7 +139,12 @@ def test_a_word_that_nothing_moves_has_no_r2():
     assert "1.00, 2.00" in body and "nothing moves, 2.00" in body and "nan" not in body
 
 
-def test_heads_over_samples_are_ordered_by_group_and_class():
+def test_heads_over_samples_are_ordered_by_group_and_class(monkeypatch):
+    heats = []
+    inner = lvlm_study.grid_image
+    monkeypatch.setattr(
+        lvlm_study, "grid_image", lambda *both: heats.append(both[0]) or inner(*both)
+    )
     coefficients = torch.zeros(10, 2, 4)
     coefficients[:, 0, 1] = coefficients[:, 1, 2] = 0.5
     coefficients[::5, 0, 3] = 0.3
@@ -128,6 +154,13 @@ def test_heads_over_samples_are_ordered_by_group_and_class():
         ">(1, 2)<"
     ) < drawn.index(">(0, 3)<")
     assert drawn.index(">cat<") < drawn.index(">dog<") and drawn.count("data:image/png") == 1
+    names = re.findall(r">\((\d), (\d)\)<", drawn)
+    by_class = [1, 3, 5, 7, 9, 0, 2, 4, 6, 8]  # cats, then dogs
+    rows = [coefficients[by_class, int(layer), int(head)] for layer, head in names]
+    assert_close(heats[0], torch.stack(rows).double())
+    rule = float(re.search(r'<line class="base"[^>]*y1="([\d.]+)"', drawn)[1])
+    places = [float(y) - 4 for y in re.findall(r'y="([\d.]+)" text-anchor="end"', drawn)]
+    assert [place < rule for place in places] == [True, True, False]  # two are always used
 
 
 def test_nothing_is_shown_as_minus_zero():
@@ -202,3 +235,5 @@ def test_every_sample_is_a_dot():
         title="samples",
     )
     assert drawn.count("<circle") == 7 and drawn.count('<g class="series">') == 3
+    groups = str(drawn).split('<g class="series">')[1:]
+    assert [group.count("<circle") for group in groups] == [2, 3, 2]

@@ -220,6 +220,15 @@ def test_gains_are_written_as_factors(gain, text):
     assert answers._times(gain) == text
 
 
+def test_a_sentence_reads_as_the_tokenizer_writes_it_or_piece_by_piece():
+    lvlm = toy_engine().lvlm
+    ids = lvlm.processor.tokenizer("the tail is jade .", add_special_tokens=False)["input_ids"]
+    engine = SimpleNamespace(lvlm=lvlm, targets=[*ids, lvlm.processor.tokenizer.eos_token_id])
+    assert answers.sentence(engine) == "the tail is jade ."
+    bare = SimpleNamespace(lvlm=SimpleNamespace(processor=None), pieces=("7", "11"))
+    assert answers.sentence(bare) == "7 11"
+
+
 def test_chances_and_pieces_are_readable():
     assert [answers._chance(p) for p in (0.0005, 0.0004, 1.0)] == ["0.001", "< 0.001", "1.000"]
     assert [answers._readable(p) for p in (" cat", "\n", "  ")] == ["cat", "⏎", "·"]
