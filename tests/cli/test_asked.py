@@ -3,6 +3,7 @@ what is left to do, how a study ends."""
 
 from __future__ import annotations
 
+import importlib
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -20,11 +21,12 @@ from seecause.bench.plan import Shard
 from seecause.cli import app, bench, explain, heads_options
 from seecause.cli.audit import EyeOptions, Limits
 from seecause.cli.options import Output
+from seecause.cli.workers import WorkerOptions
 from seecause.critters.questions import wordings
 from seecause.errors import BadOption, MissingWeights, NoClassifier
 from seecause.models.rows import Box, Region
 from seecause.report.page import Section
-from tests.cli.spies import MODEL
+from tests.cli.spies import MODEL, Reached, reach
 
 
 def invoke(line: str):
@@ -352,6 +354,30 @@ def test_explain_hands_over_files_names_holes_and_how_to_write(opened, called, t
         assert (out, named) == (tmp_path / "out", [files, ["a.png", "b.png"]])
         assert words == (MODEL, files) and options["holes"] is reached.options["holes"] == []
         assert reached.options["overwrite"] is overwrite
+
+
+def test_methods_that_nobody_named_are_the_usual_ones_or_that_of_the_options(
+    opened, called, monkeypatch, tmp_path
+):
+    (tmp_path / "a.png").touch()
+    module = importlib.import_module("seecause.attribution.explain")
+    monkeypatch.setattr(module, "default_methods", lambda m: ("sobel", "random") * (m is MODEL))
+    place, line = "seecause.attribution.explain.explain_batches", f"explain {tmp_path}/a.png"
+    reached = called(f"{line} --seed 4", place)
+    assert reached.options["methods"] == ["sobel", "random"]
+    assert reached.options["options"] == {"sobel": {}, "random": {"seed": 4}}
+    reached = called(f"{line} --option tail=patched", place)
+    assert reached.options["methods"] == ["caap"]
+    assert reached.options["options"]["caap"]["tail"] == "patched"
+
+
+def test_a_cluster_is_asked_for_by_an_address(monkeypatch):
+    monkeypatch.setattr("seecause.bench.cluster.check_address", reach)
+    with pytest.raises(Reached) as reached:
+        WorkerOptions(ray="nowhere").made()
+    assert reached.value.words == ("nowhere",)
+    monkeypatch.setattr("seecause.bench.hands.Workers.placed", lambda workers: [workers.count])
+    assert WorkerOptions(workers=3).made() == [3]
 
 
 def test_frames_are_explained_by_their_film(opened, called, monkeypatch, tmp_path):

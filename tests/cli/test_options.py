@@ -51,6 +51,9 @@ def test_words_of_options():
     assert {text: value_of(text) for text in values} == values
     assert named_option("--option", "a.b.key=x=y") == ("a.b", "key", "x=y")
     assert named_option("--option", "key=") == ("", "key", "")
+    for wrong in ("key", "=3", "a.=3"):
+        with pytest.raises(BadOption, match="--option"):
+            named_option("--option", wrong)
     assert whole_numbers("--drop", "2, 5,2") == [2, 5]
     for wrong in ("", "2,x", "0.5", "-1"):
         with pytest.raises(BadOption, match="--drop"):

@@ -129,8 +129,7 @@ def with_pieces(command: Callable[..., Any], name: str = "") -> Callable[..., An
         return result
 
     more = inspect.Parameter("pieces", inspect.Parameter.KEYWORD_ONLY, annotation=Pieces)
-    own = inspect.signature(flat).parameters.values()
-    return shown_as(run, [*own, more.replace(default=Pieces())], flat.__annotations__["return"])
+    return shown_as(run, [*inspect.signature(flat).parameters.values(), more])
 
 
 def _beside(out: Path) -> Path:
