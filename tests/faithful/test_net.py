@@ -133,6 +133,9 @@ def test_warped_pictures_have_noise_of_their_own():
             out.warped_maps[i].flatten(1), reference.maps(z, net.stage1.prototypes, own), **EXACT
         )
     assert_close(out.maps, net(images, noise=noise).maps, **EXACT)
+    quiet = net.eval()(images, warped=warped)  # without noise too
+    assert_close(quiet.warped_maps, net.maps(warped), **EXACT)
+    assert_close(quiet.maps, net.maps(images), **EXACT)
 
 
 def test_parameter_count_of_the_published_checkpoint():

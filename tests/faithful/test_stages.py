@@ -11,8 +11,9 @@ from torch.testing import assert_close
 
 from seecause.engine.attend import Groups
 from seecause.errors import UnsupportedModel
-from seecause.faithful import IFAM, attention, stages
+from seecause.faithful import IFAM, Intervention, Noise, attention, stages
 from seecause.faithful.attention import reads_packed
+from seecause.faithful.interventions import _apply
 from seecause.faithful.stages import packed_places, visible_tokens
 from tests.faithful.nets import dinov2_backbone, pictures, timm_backbone, tiny_net
 from tests.families.staged import timm_convnext
@@ -108,7 +109,14 @@ def test_off_a_gpu_only_the_selected_tokens_run(monkeypatch):
     inner = block.project
     monkeypatch.setattr(block, "project", lambda x: rows.append(x.shape[1]) or inner(x))
     out = net(images)
-    assert rows == [int(out.mask.sum()) + 3 * len(images)]  # with a class token and two registers
+    packed = [int(out.mask.sum()) + 3 * len(images)]  # with a class token and two registers
+    assert rows == packed
+    draws = Noise(0, 0, torch.arange(3))
+    for training, asked in ((False, False), (True, None), (True, False), (True, True)):
+        rows.clear()
+        out = net.train(training)(images, noise=draws, packed=asked)
+        packed = [int(out.mask.sum()) + 3 * len(images)]
+        assert rows == (packed if asked else [33])
 
 
 def plain(q, k, v, starts_q, starts_k, most_q, most_k, *, scale):
@@ -182,15 +190,22 @@ def test_an_embedding_that_is_not_affine_in_its_pixels_is_noticed():
     assert not tower._is_affine(images)
 
 
-@pytest.mark.parametrize("backbone", [timm_backbone, dinov2_backbone])
+def dinov3_backbone():
+    """Its keys are turned by where they are."""
+    import transformers as hf
+
+    config = hf.DINOv3ViTConfig(
+        hidden_size=24, num_hidden_layers=2, num_attention_heads=3, intermediate_size=24,
+        patch_size=8, image_size=40, num_register_tokens=2,
+    )  # fmt: skip
+    return hf.DINOv3ViTModel(config)
+
+
+@pytest.mark.parametrize("backbone", [timm_backbone, dinov2_backbone, dinov3_backbone])
 @torch.no_grad()
 def test_packed_equals_masked_whatever_else_is_in_the_batch(backbone):
-    net, images = (
-        tiny_net(backbone(), size=(40, 40) if backbone is dinov2_backbone else (40, 48)),
-        pictures(4),
-    )
-    if backbone is dinov2_backbone:
-        images = images[..., :40]
+    size = (40, 48) if backbone is timm_backbone else (40, 40)
+    net, images = tiny_net(backbone(), size=size), pictures(4, size=size)
     mask = net(images).mask
     mask[0], mask[1] = False, True
     masked = net.classify(images, mask, packed=False)
@@ -238,7 +253,10 @@ def test_a_run_as_on_a_gpu_answers_like_one_without(monkeypatch, few, least, ste
     """4 images of 33 tokens: so few run at once, and of more only the selected ones, filled up to
     a multiple of steps."""
     net, images, calls = tiny_net(), pictures(4), []
+    _apply(net, Intervention(drop_parts=(0, 1)))  # so that more is left out than one image has
     expected = net(images)
+    rows = int(expected.mask.sum()) + 4 * 3
+    assert 12 < rows < 132 - 33
     for file in ("net", "stages"):
 
         def spy(owner, key, prepare, *tensors):
@@ -257,7 +275,6 @@ def test_a_run_as_on_a_gpu_answers_like_one_without(monkeypatch, few, least, ste
     (first, *others), whole = calls, net.intervention
     assert first == (("both stages" if step is None else "stage 1", whole), [4])
     if step is not None:
-        rows = int(expected.mask.sum()) + 4 * 3
         assert others == [("packed", [4, -(-rows // step) * step, 4])]
     assert step is not None or not others
     with torch.enable_grad():

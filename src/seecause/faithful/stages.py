@@ -56,7 +56,7 @@ class Backbone(nn.Module):
 
     def __init__(self, backbone: nn.Module):
         super().__init__()
-        self.native = _without_classifier(copy.deepcopy(backbone)).requires_grad_(True)
+        self.native = _without_classifier(copy.deepcopy(backbone))
         self._parts: Parts | None = None
         self._affine: bool | None = None  # whether `embed_rows` may leave patches out
         self.train(False)
