@@ -19,18 +19,17 @@ from seecause.models._settled import settled
 from seecause.models.base import ImageModel
 from seecause.models.checkpoints import read_class_names
 from seecause.models.containers import Contents, answer_of, contents, is_known, peeled, told_by
-from seecause.models.dense_families import DenseParts
-from seecause.models.dense_view import DenseModel, assemble_dense
 from seecause.models.devices import gather_answers, lie_apart
 from seecause.models.heads import Similarity, TextHead, TextInput
 from seecause.models.hub import usable
 from seecause.models.parts import Parts, WrapOptions, assemble, find_parts
 from seecause.models.preprocess import Preprocess
-from seecause.models.staged_view import StagedModel, assemble_staged
+from seecause.models.staged_view import StagedModel, StagedParts, assemble_staged
 from seecause.models.view import Kind, VisionModel
 
 if TYPE_CHECKING:
     from seecause.models.bags import BagModel
+    from seecause.models.dense_view import DenseModel
 
 LIBRARIES = ("builtin", "timm", "hf", "torchvision", "open_clip")
 
@@ -201,10 +200,12 @@ def _view(
     elif apart:
         reason = "its weights lie on several devices, and it is not split into blocks"
         raise UnsupportedModel(type(module).__name__, reason, "load it onto one device")
-    elif isinstance(parts, DenseParts):
-        model = assemble_dense(module, parts, options)
-    else:
+    elif isinstance(parts, StagedParts):
         model = assemble_staged(module, parts, options)
+    else:  # boxes and pixels
+        from seecause.models.dense_view import assemble_dense
+
+        model = assemble_dense(module, parts, options)
     if check:  # else it may end in anything, and names are not those of its outputs
         verify(model)
         need_names(model)

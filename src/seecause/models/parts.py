@@ -20,13 +20,13 @@ from torch import Tensor, nn
 from seecause._plugins import plugins, warn_of_plugin
 from seecause.errors import BadOption, SeecauseError, UnsupportedModel
 from seecause.models.block import Block, Fn, chain, same
-from seecause.models.dense_families import DenseParts, dense_parts
 from seecause.models.heads import Similarity, TextHead, TextInput, beside, linear
 from seecause.models.layout import TokenLayout
 from seecause.models.preprocess import Preprocess, complete
 from seecause.models.view import Kind, LatentPool, Readout, VisionModel
 
 if TYPE_CHECKING:
+    from seecause.models.dense_families import DenseParts
     from seecause.models.staged_view import StagedParts
 
 ADAPTERS = {
@@ -125,7 +125,7 @@ def find_parts(
         library = cls.__module__.split(".")[0]
         if library in ADAPTERS:
             parts = _find(module, library, cls.__name__, text)
-            asked = isinstance(parts, DenseParts) and "input_ids" in parts.inputs
+            asked = "input_ids" in getattr(parts, "inputs", ())  # a detector's
             if text is not None and not asked and not isinstance(parts.extra, TextHead):
                 raise BadOption(
                     "tokenizer", text.tokenize, f"None: {type(module).__name__} has no text tower"
@@ -165,6 +165,7 @@ def _find(
         return staged
     if library == "transformers":
         from seecause.models import hf_others
+        from seecause.models.dense_families import dense_parts
 
         if kind in hf_others.CLASSES:
             return hf_others.CLASSES[kind](module)
