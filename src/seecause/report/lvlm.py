@@ -4,7 +4,6 @@ say, and the way from picture to words."""
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -97,18 +96,6 @@ WORDS_NOTE = (
     "What each head adds where the answer is formed, read through the final norm and the vocabulary"
     " (logit lens): the words it would say on its own, the likeliest first."
 )
-
-
-@dataclass(frozen=True)
-class PromptPiece:
-    """A word of the prompt and what blocking it costs."""
-
-    text: str
-    number: str
-    strength: int
-    sign: str
-    kept: bool
-    title: str
 
 
 def write_trace(folder: Path, trace: AnswerTrace, shown: Image.Image, *, name: str) -> Path:
@@ -280,24 +267,21 @@ def _token_maps(trace: AnswerTrace) -> list[Tensor]:
 def prompt_words(
     pieces: Sequence[str], deltas: Tensor, kept: Tensor, *, answer: str, images: int | None
 ) -> Markup:
+    """Words of the prompt, each with what blocking it costs."""
     most = max(float(deltas.abs().max()), 1e-9)
     words = [
-        PromptPiece(
-            piece.replace("\n", "⏎") or "·",
-            f"{value:z.2f}",
-            round(80 * abs(value) / most),
-            sign_of(value),
-            bool(keep),
-            f"{piece!r}: {value:z.4f}",
-        )
+        {
+            "text": piece.replace("\n", "⏎") or "·",
+            "number": f"{value:z.2f}",
+            "strength": round(80 * abs(value) / most),
+            "sign": sign_of(value),
+            "kept": keep,
+            "title": f"{piece!r}: {value:z.4f}",
+        }
         for piece, value, keep in zip(pieces, deltas.tolist(), kept.tolist(), strict=True)
     ]
-    return fragment(
-        "prompt.html.j2",
-        before="image tokens" if images is None else f"{images} image tokens",
-        pieces=words,
-        answer=answer,
-    )
+    before = "image tokens" if images is None else f"{images} image tokens"
+    return fragment("prompt.html.j2", before=before, pieces=words, answer=answer)
 
 
 def trace_manifest(trace: AnswerTrace) -> dict[str, Any]:
