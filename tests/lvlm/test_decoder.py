@@ -68,6 +68,22 @@ def test_a_block_without_one_of_its_ingredients_is_refused(ingredient):
     assert refusal.value.where == "layers.2"
 
 
+def test_a_model_whose_own_answer_has_no_numbers_is_refused_for_that():
+    native = tiny_lvlm("llava")
+    native.module.lm_head.weight[3] = torch.nan
+    with pytest.raises(ViewMismatch, match=r"not finite .*Give intact weights"):
+        wrap(native.module, native.processor)
+
+
+def test_a_probe_says_how_much_it_compared():
+    here = scene("llava")
+    prompt = here.engine.prompt
+    logits, blocks, attention = verify(here.lvlm, prompt)
+    assert logits.compared == "40 words" and blocks.compared == "4 block outputs"
+    rows = f"{prompt.n_text} text rows against {prompt.image.stop} recorded keys, every block"
+    assert attention.compared == rows
+
+
 def test_deepstack_features_belong_to_the_view():
     lvlm = scene("qwen3_vl").lvlm
     prompt = lvlm.prompt(photo((40, 56)), QUESTION)
