@@ -154,6 +154,8 @@ def test_a_zero_shot_model_keeps_its_text_tower(form, tmp_path):
 def test_pruned_models_can_be_exported_and_pruned_again(biased, tmp_path):
     images = torch.randn(1, 3, 96, 96)
     once = prune(biased, [(0, 0), (1, 3)])
+    left = [[2, 3, 4, 5, 6, 7], [0, 1, 2, 4, 5, 6, 7], None]  # of two prunings, as first numbered
+    assert prune(once, [(0, 0)]).origin["kept"][:3] == left
     with pytest.raises(NotDefined, match="sliced"):
         export(once, [], tmp_path)
     again = sc.load(
@@ -182,6 +184,11 @@ def test_a_module_of_unknown_making_says_so(tmp_path):
     expected = ablated(model, images)
     native.module.load_state_dict(load_file(tmp_path / "model.safetensors"))
     close(native.forward(images), expected)
+
+
+def test_a_model_with_heads_switched_off_is_not_written(biased, tmp_path):
+    with ablate(biased, [(0, 1)]), pytest.raises(NotDefined, match="Leave the `ablate` block"):
+        export(biased, [(0, 2)], tmp_path)
 
 
 def test_a_form_that_is_none_is_refused(tmp_path):

@@ -54,6 +54,7 @@ def test_pieces_do_not_matter(monkeypatch):
     assert_close(parts.fig, whole.fig, atol=1e-12, rtol=0)
     assert_close(parts.big, whole.big, atol=1e-12, rtol=0)
     assert whole.protocol["temperature"] == 2.0
+    assert whole.protocol["baseline"] == "tensor [3, 3, 32, 48]"
 
 
 def test_three_versions_of_as_many_pictures_as_fit_run_at_once(monkeypatch):

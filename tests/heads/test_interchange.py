@@ -7,7 +7,7 @@ import torch
 from torch.testing import assert_close
 
 import seecause as sc
-from seecause.errors import BadOption
+from seecause.errors import BadOption, NotDefined
 from seecause.heads import Swapped, _interchange, interchange, mediated, select
 from tests.helpers import noise, view
 from tests.reference import cigma as reference
@@ -93,6 +93,9 @@ def test_all_heads_together_carry_everything_to_a_class_token():
         _ = single.selectivity
     with pytest.raises(BadOption, match="one picture for each"):
         interchange(model, images, Swapped(others[:1]))
+    model.sigmoid = True
+    with pytest.raises(NotDefined, match="interchange"):
+        interchange(model, images, Swapped(others))
 
 
 def test_interchange_scores_are_shares_of_what_the_other_versions_change():

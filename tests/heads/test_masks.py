@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from safetensors.torch import save
 from torch.testing import assert_close
 
 import seecause as sc
@@ -117,6 +118,28 @@ def test_ties_are_broken_by_the_neighbourhood_and_a_strict_percentile_keeps_none
     assert torch.equal(kept, ramp > level) and kept.float().mean() == pytest.approx(0.25, abs=1e-3)
 
 
+def test_pixels_are_kept_by_value_then_by_neighbourhood_then_row_by_row():
+    """The rule written out, pixel by pixel, on a flat mask and on one with many ties."""
+    high, wide, rho = 12, 18, 0.35
+    steps = torch.randint(0, 3, (1, 4, 4), generator=torch.Generator().manual_seed(2)) / 2
+    for soft in (torch.full((1, 4, 4), 0.3), steps):
+        large = masks.enlarge(soft.double(), (high, wide))[0]
+        values = [[round(float(x), 6) for x in row] for row in large]
+
+        def near(row, column, values=values):
+            rows = range(max(0, row - 2), min(high, row + 3))
+            columns = range(max(0, column - 2), min(wide, column + 3))
+            around = [values[r][c] for r in rows for c in columns]
+            return round(sum(around) / len(around), 6)
+
+        places = [(row, column) for row in range(high) for column in range(wide)]
+        order = sorted(places, key=lambda at: (-values[at[0]][at[1]], -near(*at), at))
+        expected = torch.zeros(high, wide, dtype=torch.bool)
+        for row, column in order[: round(rho * high * wide)]:
+            expected[row, column] = True
+        assert torch.equal(harden(soft, (high, wide), rho=rho)[0][0], expected)
+
+
 def test_padding_is_never_kept():
     _, model, images = case(2)
     inside = torch.ones(2, 32, 48, dtype=torch.bool)
@@ -124,6 +147,9 @@ def test_padding_is_never_kept():
     result = discover_masks(model, images, inside=inside, **OPTIONS)
     assert not result.hard[:, :8].any()
     assert result.hard.sum(dim=(1, 2)).tolist() == [round(0.35 * 24 * 48)] * 2
+    colour = images[:, :, 8:].mean(dim=(2, 3), keepdim=True).expand_as(images)  # of the picture
+    same = discover_masks(model, images, inside=inside, baseline=colour, **OPTIONS)
+    assert_close(result.soft, same.soft, atol=1e-9, rtol=0)
 
 
 def test_padding_is_shown_as_it_is_while_masks_are_searched():
@@ -273,6 +299,10 @@ def test_impossible_options_are_refused(options, message):
         discover_masks(model, images, **options)
 
 
+def test_a_clamped_search_may_begin_at_its_ends():
+    assert masks.MaskSearch(init=1.0).init == 1 and masks.MaskSearch(init=0.0).init == 0
+
+
 def test_no_images_and_independent_classes_are_refused():
     _, model, images = case(1)
     with pytest.raises(BadImage, match="empty batch"):
@@ -283,11 +313,10 @@ def test_no_images_and_independent_classes_are_refused():
 
 
 def test_a_damaged_file_of_the_cache_is_searched_again(tmp_path):
-    _, model, images = case(2)
+    _, model, images = case(3)
     first = discover_masks(model, images, cache=tmp_path, **OPTIONS)
-    for file, damage in zip(
-        sorted(tmp_path.iterdir()), (b"", b"nonsense that is no header"), strict=True
-    ):
+    damages = (b"", b"nonsense that is no header", save({"other": torch.zeros(1)}))
+    for file, damage in zip(sorted(tmp_path.iterdir()), damages, strict=True):
         file.write_bytes(damage)
     assert_close(discover_masks(model, images, cache=tmp_path, **OPTIONS).soft, first.soft)
     assert all(file.stat().st_size > 100 for file in tmp_path.iterdir())

@@ -285,7 +285,7 @@ class MaskSearch:
         for step in range(1, self.steps + 1):
             losses[live], search = self._step(model, step, search)
             soft[live] = self._mask(search.raw)
-            if self.early_stop is None or step % CHECK_EVERY or step == self.steps:
+            if self.early_stop is None or step % CHECK_EVERY:
                 continue
             size = (images.shape[-2], images.shape[-1])
             hard, _ = harden(
