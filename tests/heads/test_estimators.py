@@ -286,6 +286,8 @@ def test_regression_is_a_fit_to_random_removals():
     expected = torch.linalg.lstsq(x, lost.flatten()[:, None]).solution[1:, 0]
     assert_close(result.value.flatten(), expected, atol=1e-9, rtol=0)
     assert 0 < result.before["r2"] < 1 and (result.error > 0).all()
+    known = {"estimator": "regression", "draws": 16, "rate": 0.2, "ridge": 0.0, "seed": 5}
+    assert known.items() <= result.protocol.items() and result.protocol["operator"] == "zero"
     with pytest.raises(BadOption, match="8 or more, or ridge"):
         regress(model, images, masks, draws=4)
     for wrong in ({"rate": 1.0}, {"rate": 0.0}, {"ridge": -1.0}, {"draws": 0}):

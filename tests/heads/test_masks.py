@@ -313,13 +313,14 @@ def test_no_images_and_independent_classes_are_refused():
 
 
 def test_a_damaged_file_of_the_cache_is_searched_again(tmp_path):
+    folder = tmp_path / "kept" / "masks"  # made with what is above it
     _, model, images = case(3)
-    first = discover_masks(model, images, cache=tmp_path, **OPTIONS)
+    first = discover_masks(model, images, cache=folder, **OPTIONS)
     damages = (b"", b"nonsense that is no header", save({"other": torch.zeros(1)}))
-    for file, damage in zip(sorted(tmp_path.iterdir()), damages, strict=True):
+    for file, damage in zip(sorted(folder.iterdir()), damages, strict=True):
         file.write_bytes(damage)
-    assert_close(discover_masks(model, images, cache=tmp_path, **OPTIONS).soft, first.soft)
-    assert all(file.stat().st_size > 100 for file in tmp_path.iterdir())
+    assert_close(discover_masks(model, images, cache=folder, **OPTIONS).soft, first.soft)
+    assert all(file.stat().st_size > 100 for file in folder.iterdir())
 
 
 def test_baselines_are_one_or_as_many_as_images():

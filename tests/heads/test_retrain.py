@@ -235,3 +235,10 @@ def test_the_old_last_layer_reads_features_as_the_model_does(kind):
 def test_data_that_cannot_balance_is_refused(labels, groups, message):
     with pytest.raises(BadOption, match=message):
         fit_head(torch.randn(4, 3), torch.tensor(labels), torch.tensor(groups), classes=2)
+
+
+@pytest.mark.parametrize("options", [{"refits": 0}, {"strengths": ()}, {"strengths": (1.0, 0.0)}])
+def test_a_fit_that_is_none_is_refused(options):
+    labels, groups = torch.tensor([0, 1, 0, 1]), torch.tensor([0, 0, 1, 1])
+    with pytest.raises(BadOption, match="at least one refit and strengths above 0"):
+        fit_head(torch.randn(4, 3), labels, groups, classes=2, **options)

@@ -10,7 +10,10 @@ import torch
 import seecause as sc
 from seecause.data import to_pil
 from seecause.errors import BadOption
-from seecause.repair.audit import verdict_of
+from seecause.heads import Pictures
+from seecause.repair.audit import BackgroundAudit, verdict_of
+from seecause.repair.eye import EyeMasks
+from seecause.repair.parts import Judged, PairVersions, Part, PartLogits
 from tests.repair.toys import fitted, scenes
 
 
@@ -44,6 +47,50 @@ def test_a_clean_model_is_rarely_called_biased():
         rows = torch.randint(300, (34,), generator=draw)
         alarms += verdict_of(pool[rows]) in ("yes", "perhaps")
     assert alarms <= 5
+
+
+def answered(*classes):
+    """Logits [n, 2] of these answers."""
+    return torch.eye(2, dtype=torch.float64)[list(classes)]
+
+
+def versions(source, labels, donors):
+    parts = (torch.tensor(part) for part in (labels, donors, source))
+    return PairVersions(torch.zeros(len(source), 3, 2, 2), *parts)
+
+
+def test_numbers_are_those_of_the_answers_written_out():
+    """Of three pictures the last is answered wrong and has no control."""
+    labels = torch.tensor([0, 1, 1])
+    pictures = Pictures(
+        "c", tuple("abc"), torch.zeros(3, 3, 2, 2), labels, groups=((0, 0), (1, 0), (1, 1))
+    )
+    moved = versions([0, 0, 1, 2], [0, 0, 1, 1], [1, 1, 0, 0])
+    control = versions([0, 1], [0, 1], [0, 1])
+    logits = PartLogits(answered(0, 1, 0), answered(0, 1, 0, 0), answered(0, 0))
+    judged = Judged(Part(pictures, moved, control), logits)
+    masks = EyeMasks(torch.ones(3, 2, 2, dtype=torch.bool), torch.ones(3), "x", "network")
+    result = BackgroundAudit(judged, masks)
+    assert judged.flips_of().tolist() == [0.5, 1, 0] and judged.pulled().tolist() == [0.5, 1, 1]
+    assert judged.right_by_picture().tolist() == pytest.approx([2 / 3, 0, 0])
+    assert result.counted.tolist() == [True, True, False]
+    assert result.extra_flips.tolist() == [0.5, 0]  # less those of the control
+    assert (result.flips, result.control_flips) == (0.75, 0.5)
+    assert result.worst(3)[:2] == [(1, 2), (0, 1)]
+    numbers = result.numbers()
+    low, high = result.interval
+    assert numbers == pytest.approx({
+        "accuracy": 2 / 3, "flips": 0.5, "flips, control": 0.5, "transplants": 1 / 4,
+        "transplant-worst": 2 / 6, "worst group": 0.0, "extra flips": 0.25, "low 95%": low,
+        "high 95%": high, "right answers": 2,
+    })  # fmt: skip
+    alone = dataclasses.replace(
+        judged, part=Part(pictures, moved), logits=dataclasses.replace(logits, control=None)
+    )
+    assert BackgroundAudit(alone, masks).extra_flips.tolist() == [0.5, 1]  # drawn to the donor
+    turned = dataclasses.replace(logits, control=answered(0, 1))
+    mark = dataclasses.replace(judged, logits=dataclasses.replace(turned, plain=answered(0, 0, 0)))
+    assert BackgroundAudit(mark, None).counted.tolist() == [True, True, False]  # in either version
 
 
 @pytest.fixture(scope="module")
