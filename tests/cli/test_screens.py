@@ -107,6 +107,13 @@ def test_a_table_has_room_in_a_file_and_stars_where_it_is_bold(capsys):
     assert "word ★" not in shown and "word" in shown  # on one line
 
 
+def test_rows_stand_under_their_titles_from_the_edge(capsys):
+    progress.print_rows(["name", "needs"], [("a", "labels"), ("long", "x")])
+    shown = [line.rstrip() for line in capsys.readouterr().out.splitlines()]
+    line = f" {'─' * 13}"
+    assert shown == ["", " name   needs", line, " a      labels", " long   x", ""]
+
+
 def test_facts_are_what_json_can_say():
     class Odd:
         def __str__(self):

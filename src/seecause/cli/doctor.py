@@ -3,13 +3,13 @@ methods`: what can be asked for with --method, what it needs and costs, and its 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
 from seecause.cli.options import ModelOptions, RunOptions
-from seecause.cli.progress import Facts
+from seecause.cli.progress import Facts, print_rows
 from seecause.errors import BadOption
 
 if TYPE_CHECKING:
@@ -318,7 +318,7 @@ def methods(
 ) -> Facts:
     """List attribution methods with what they read off the model and their cost in plain forwards,
     or the options of one."""
-    from rich.console import Console
+    from rich.table import Column
 
     from seecause.attribution.registry import find, methods as known
 
@@ -326,41 +326,25 @@ def methods(
     if name:
         entries = [find(name, architecture)]
         typer.secho(f"{name}: {entries[0].summary}", bold=True)
-        table = _options_table(entries[0])
+        print_rows(["option", "default"], _default_rows(entries[0]))
     else:
         entries = [entry for _, entry in sorted(known(architecture).items())]
-        table = _methods_table(entries)
-    Console().print(table)
+        needs = Column("needs", max_width=14)  # words wrap here rather than in the last column
+        print_rows(["method", needs, "class", "what it is"], map(_method_row, entries))
     return {"methods": [_facts(entry) for entry in entries]}
 
 
-def _options_table(entry: Method) -> Table:
-    """Options and defaults of a method; None is no value that a reader could give."""
-    from rich import box
-    from rich.table import Table
-
-    table = Table("option", "default", box=box.SIMPLE_HEAD, pad_edge=False)
+def _default_rows(entry: Method) -> Iterator[tuple[str, str]]:
+    """Options and their defaults; None is no value that a reader could give."""
     for option, default in entry.options.items():
         later = entry.unset.get(option, "decided when it runs")
-        table.add_row(option, later if default is None else str(default))
-    return table
+        yield option, later if default is None else str(default)
 
 
-def _methods_table(entries: Sequence[Method]) -> Table:
-    """What each method is, needs and costs."""
-    from rich import box
-    from rich.table import Table
-
-    table = Table("method", "needs", "class", "what it is", box=box.SIMPLE_HEAD, pad_edge=False)
-    table.columns[1].max_width = 14  # words wrap here rather than in the last column
-    for entry in entries:
-        table.add_row(
-            entry.name,
-            entry.needs,
-            "yes" if entry.class_specific else "any",
-            f"{entry.summary}\n[dim]forwards: {entry.forwards}[/dim]",
-        )
-    return table
+def _method_row(entry: Method) -> tuple[str, ...]:
+    cost = f"[dim]forwards: {entry.forwards}[/dim]"
+    answers = "yes" if entry.class_specific else "any"
+    return entry.name, entry.needs, answers, f"{entry.summary}\n{cost}"
 
 
 def _facts(entry: Method) -> Facts:

@@ -28,7 +28,7 @@ from seecause.cli.heads_options import (
     same_backgrounds,
 )
 from seecause.cli.heads_prune import prune, score
-from seecause.cli.progress import Facts
+from seecause.cli.progress import Facts, print_rows
 from seecause.cli.workers import with_pieces
 from seecause.errors import BadOption
 
@@ -271,17 +271,10 @@ def _write_study(
 
 def selectors() -> Facts:
     """The ways to choose heads, what each needs and what it costs."""
-    from rich import box
-    from rich.console import Console
-    from rich.table import Table
-
     from seecause.heads.scores import selectors as registered
 
     entries = sorted(registered().items())
     titles = ("name", "needs", "cost for one picture", "what it scores")
-    table = Table(*titles, box=box.SIMPLE_HEAD, pad_edge=False)
-    for name, entry in entries:
-        table.add_row(name, entry.needs, entry.cost, entry.summary)
-    Console().print(table)
+    print_rows(titles, [(name, e.needs, e.cost, e.summary) for name, e in entries])
     columns = ("needs", "cost", "summary")
     return {name: {column: getattr(entry, column) for column in columns} for name, entry in entries}

@@ -12,7 +12,7 @@ import json
 import re
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Annotated, Any, TextIO, cast, get_type_hints
@@ -255,6 +255,18 @@ def _clock() -> Callable[[], bool]:
         return True
 
     return due
+
+
+def print_rows(titles: Sequence[Any], rows: Iterable[Sequence[str]]) -> None:
+    """Rows under the titles of their columns."""
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(*titles, box=box.SIMPLE_HEAD, pad_edge=False)
+    for row in rows:
+        table.add_row(*row)
+    Console().print(table)
 
 
 def print_markdown(text: str) -> None:
