@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -19,9 +21,14 @@ from seecause.engine.chunks import (
     plain_logits,
     run_in_chunks,
 )
+from seecause.engine.forks import fork, logits_of_sets, mean_carried
+from seecause.engine.patching import Site, patch
+from seecause.engine.trace import enter, kept_logits_each
 from seecause.errors import BadOption
-from tests.helpers import noise
+from seecause.heads.scores import gates_without
+from tests.helpers import noise, view
 from tests.linear import SIZE, linear_model
+from tests.tiny import pictures, tiny
 
 CPU = torch.device("cpu")
 
@@ -142,6 +149,41 @@ def test_plain_answers_of_as_many_pictures_as_fit(what):
     assert sizes == [2, 1, 1, 1, 1, 1] and not logits.requires_grad
     assert held.halvings == [f"{what or 'batch'}: 1"]
     assert torch.equal(logits, torch.cat([model(image[None]) for image in images]))
+
+
+@torch.no_grad()
+def test_what_is_halved_is_named():
+    native = tiny("timm_deit3")
+    model, images = view(native, check=False), pictures(native)
+    embed, feed = model.embed, model.blocks[1].feed
+
+    def one_by_one(run):
+        def narrow(x):
+            if len(x) > 1:
+                raise torch.cuda.OutOfMemoryError("too large")
+            return run(x)
+
+        return narrow
+
+    def halved(run) -> list[str]:
+        with budget() as held:
+            run()
+        return held.halvings
+
+    one, heads = images[:1], [(0, 0), (0, 1)]
+    gates = torch.stack([gates_without(model, [head]) for head in heads])
+    keep = torch.ones(1, 2, 24, dtype=torch.bool)
+    sets = [[Site(0, "heads", heads=[head])] for _, head in heads]
+    model.blocks[1] = replace(model.blocks[1], feed=one_by_one(feed))
+    assert halved(lambda: fork(model, one, heads, lambda *given: None)) == ["heads: 1"]
+    assert halved(lambda: logits_of_sets(model, one, gates)) == ["sets of heads: 1"]
+    assert halved(lambda: kept_logits_each(model, one, keep)) == ["choices of patches: 1"]
+    assert halved(lambda: patch(model, one, one, sets)) == ["site sets: 1"]
+    model.blocks[1] = replace(model.blocks[1], feed=feed)
+    model.embed = one_by_one(embed)
+    assert halved(lambda: enter(model, images)) == ["images: 1"]
+    assert halved(lambda: mean_carried(model, images)) == ["images: 1"]
+    assert halved(lambda: logits_of_sets(model, images, gates)) == ["images: 1"]
 
 
 def test_a_budget_hears_of_halvings_under_one_inside_it():

@@ -29,6 +29,7 @@ def stand_ins(monkeypatch):
     @contextmanager
     def recording(graph, **options):
         handles.append(options["pool"])
+        assert options["stream"] is pool._stream is not None
         yield
         if spoiled:
             raise RuntimeError(spoiled.pop())
@@ -217,7 +218,7 @@ def test_graphs_of_a_device_hold_a_quarter_of_its_memory_and_are_thirty_two(stan
     monkeypatch.setattr(graphs, "SHARE", 1.0)
     for key in range(34):
         record(key)
-    assert living[26:] == [*range(1, 33), 32, 32]
+    assert living[26:] == [*range(1, 33), 32, 32] and graphs.pool_bytes(CPU) == 34
     graphs.clear()
     assert not stand_ins.pool.living() and graphs.pool_bytes(CPU) == 0
 
