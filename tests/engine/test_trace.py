@@ -130,10 +130,11 @@ def test_many_choices_run_together_or_in_chunks():
 def test_an_image_without_patches_is_refused():
     native = tiny("timm_mean")
     model, images = view(native, check=False), pictures(native)
-    with pytest.raises(BadOption, match="at least one patch"):
-        kept_logits(
-            model, model.embed(images), torch.zeros(2, 24, dtype=torch.bool), model.layout.at()
-        )
+    keep = torch.zeros(2, 24, dtype=torch.bool)
+    keep[1, 5] = True  # of the other one
+    for wrong in (keep, torch.ones(2, 23, dtype=torch.bool)):
+        with pytest.raises(BadOption, match="at least one patch"):
+            kept_logits(model, model.embed(images), wrong, model.layout.at())
 
 
 @torch.no_grad()
