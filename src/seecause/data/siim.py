@@ -31,6 +31,7 @@ from PIL import Image
 from torch import Tensor
 
 from seecause.data._pickles import read_pickle
+from seecause.data.coco import run_lengths
 from seecause.data.dataset import evenly, part_of_train, path_and_split
 from seecause.data.images import BROKEN, MAX_PIXELS, MIN_SIDE, first_line
 from seecause.data.photos import Photo, Photos, read_csv
@@ -79,21 +80,13 @@ def open_siim(rest: str, *, limit: int | None = None) -> Photos:
 def rle_mask(runs: str, size: tuple[int, int]) -> Tensor:
     """[H, W] bool from pairs (gap, length) that run down the columns; ValueError if they do not
     fit."""
-    height, width = size
-    flat = torch.zeros(height * width, dtype=torch.bool)
-    if runs.strip() == _NEGATIVE:
-        return flat.view(height, width)
-    numbers = [int(number) for number in runs.split()]
+    numbers = [] if runs.strip() == _NEGATIVE else [int(number) for number in runs.split()]
     if len(numbers) % 2 or any(number < 0 for number in numbers):
         raise ValueError("not pairs of a gap and a length")
-    place = 0
-    for gap, length in zip(numbers[::2], numbers[1::2], strict=True):
-        place += gap
-        if place + length > len(flat):
-            raise ValueError(f"they run beyond {height} x {width} pixels")
-        flat[place : place + length] = True
-        place += length
-    return flat.view(width, height).T.contiguous()
+    rest = size[0] * size[1] - sum(numbers)
+    if rest < 0:
+        raise ValueError(f"they run beyond {size[0]} x {size[1]} pixels")
+    return run_lengths([*numbers, rest], size)
 
 
 def read_runs(path: Path) -> Runs:
