@@ -60,7 +60,11 @@ def test_evidence_and_pairs_are_on_the_page_and_in_a_file(tmp_path):
     done = explain("critters:clean:test#3", *words, "--interactions", "--out", out)
     assert done.exit_code == 0, done.output
     page = (out / "index.html").read_text()
-    assert "Enough: " in page and "Needed: without these" in page and "only together" in page
+    assert (
+        "Enough: " in page
+        and "Needed: without these" in page
+        and "red places need each other" in page
+    )
     (finding,) = json.loads((out / "findings.json").read_text())
     model = sc.load("builtin:critters-vit")
     images = sc.data.to_batch(model, [open_data("critters:clean:test")[3]]).images

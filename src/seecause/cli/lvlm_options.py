@@ -306,8 +306,11 @@ class HeadEdit:
     ] = None
 
     def check(self) -> None:
-        if sum((self.blind, self.redirect is not None, self.boost is not None)) != 1:
-            raise BadOption("edit", None, "one of --blind, --redirect and --boost")
+        asked = {"--blind": self.blind, "--redirect": self.redirect is not None}
+        flags = [flag for flag, on in (asked | {"--boost": self.boost is not None}).items() if on]
+        if len(flags) != 1:
+            expected = "one of --blind, --redirect and --boost"
+            raise BadOption("edit", " ".join(flags) or None, expected)
 
 
 def open_lvlm(name: str, device: Device, dtype: Dtype | None) -> LVLM:
