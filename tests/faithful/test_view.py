@@ -15,7 +15,14 @@ from seecause.engine.blanks import blank_image
 from seecause.engine.token_sets import selection
 from seecause.errors import BadOption, NotDefined, UnsupportedModel, ViewMismatch
 from seecause.faithful import calibrate, intervene
-from tests.faithful.nets import STEPS, dinov2_backbone, pictures, tiny_net
+from tests.faithful.nets import (
+    ARCHITECTURE,
+    STEPS,
+    dinov2_backbone,
+    pictures,
+    timm_backbone,
+    tiny_net,
+)
 from tests.helpers import hooks
 from tests.reference import ifam as reference
 
@@ -199,6 +206,15 @@ def test_a_saved_network_comes_back_whole(stages, tmp_path):
     net.save(tmp_path, "pruned", removed=[[0, 1]])  # heads of the only stage, or of the second
     assert bool(sc.faithful.load(tmp_path, "pruned").thresholds) == (stages == 2)
     assert json.loads((tmp_path / "small.json").read_text())["trained_on"] == "nothing"
+
+
+def test_a_network_without_names_and_preparation_comes_back_without(tmp_path):
+    net = sc.faithful.IFAM(timm_backbone(), 2, 3, architecture=ARCHITECTURE)
+    net.save(tmp_path)
+    again = sc.faithful.load(tmp_path)
+    assert again.preprocess is net.preprocess is None
+    assert (again.class_names, again.classes, again.parts) == ((), 3, 2)
+    assert again.architecture == json.loads(json.dumps(ARCHITECTURE)) and not again.training
 
 
 @torch.no_grad()

@@ -10,7 +10,7 @@ import torch
 from seecause.data import Sample
 from seecause.errors import BadOption
 from seecause.metrics import Located, keypoint_error, locate, part_agreement
-from seecause.metrics.keypoints import part_centers
+from seecause.metrics.keypoints import marks_of, part_centers
 from seecause.models.preprocess import Preprocess
 from tests.helpers import noise, view
 from tests.tiny import tiny
@@ -28,6 +28,19 @@ def test_centres_by_hand():
     assert (
         active.tolist() == [[False, True]] and part_centers(0 * maps, (40, 160))[0].abs().sum() == 0
     )
+
+
+def test_marks_on_the_edges_of_a_frame():
+    """The upper left ones are in it, the lower right ones are beyond the last pixel."""
+    frame = Preprocess(size=(4, 8), mean=(0.5,) * 3, std=(0.5,) * 3)
+    places = [[0, 0, 1], [7.5, 3.5, 1], [8, 2, 1], [2, 4, 1], [-0.5, 1, 1], [1, -0.5, 1], [3, 2, 0]]
+    points = torch.tensor(places, dtype=torch.float32)
+    sample = Sample(torch.zeros(3, 4, 8), 0, box=(1.0, 0.5, 4.1, 2.0), points=points)
+    marks = marks_of(frame, [sample, sample])
+    assert marks.visible.tolist() == [[True, True] + [False] * 5] * 2
+    assert torch.equal(marks.points, points[None, :, :2].double().expand(2, -1, -1))
+    assert marks.boxes.dtype == torch.float64
+    assert marks.boxes[1].tolist() == pytest.approx([1, 0.5, 4.1, 2], abs=1e-12)
 
 
 def random_located(count: int, seed: int, *, parts: int = 3, points: int = 2) -> Located:
