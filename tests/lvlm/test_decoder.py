@@ -162,7 +162,8 @@ def test_wrapping_says_what_it_lacks():
     native = tiny_lvlm("llava")
     with pytest.raises(BadOption, match="processor"):
         wrap(native.module)
-    with pytest.raises(BadOption, match="template"):
-        wrap(native.module, native.processor, template="no place for anything")
+    for template in ("no place for anything", "USER : {image}", "{question} ASSISTANT :"):
+        with pytest.raises(BadOption, match="template"):
+            wrap(native.module, native.processor, template=template)
     inputs = scene("llava").engine.prompt.inputs
     assert wrap(native.module, inputs=inputs).read(inputs).n_image == 16
