@@ -20,8 +20,10 @@ from seecause.engine.attend import (
     attention_weights,
     merge,
     merge_pair,
+    own_bias,
 )
 from seecause.engine.attention import weigh
+from seecause.models.layout import At, TokenLayout
 from tests.reference.attend import one_softmax
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -218,6 +220,41 @@ def test_a_kernel_gets_all_that_it_computes(monkeypatch):
             patch.setattr(kernel, name, lambda *given: given)
             assert attend(q, banks, own, scale=0.3) == (q, banks, own, 0.3)
             assert_close(attend(q, banks, own, scale=0.3, fused=False), plain)
+
+
+def test_a_bias_of_groups_goes_with_the_tokens_of_rows_and_of_their_keys():
+    """Rows 5, 2, 9 in groups of two and one; keys 0 to 4 in groups of one and four."""
+    layout = TokenLayout(grid=(2, 5), prefix=0)
+    rows, keys = (layout.at().take(torch.tensor(t)) for t in ([5, 2, 9], [7, 1, 3, 4, 8]))
+    queries, groups = (Groups(torch.tensor(sizes), "cpu") for sizes in ([2, 1], [1, 4]))
+
+    def additive(rows: At, keys: At) -> Tensor:
+        return (10 * rows.index[..., :, None] + keys.index[..., None, :])[:, None]  # [R, 1, 1, K]
+
+    block = SimpleNamespace(additive=additive, bias=additive)
+    bias = own_bias(block, rows, keys, queries, groups)
+    assert bias.shape == (1, 1, 3, 4)
+    assert bias[0, 0, :2, 0].tolist() == [57, 27] and bias[0, 0, 2].tolist() == [91, 93, 94, 98]
+    block.additive = None
+    assert own_bias(block, rows, keys, queries, groups) is None
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_outputs_have_the_precision_of_queries_and_sums_that_of_float32(dtype):
+    q, banks, own = banks_of("narrow heads", dtype)
+    o, lse = attend(q, banks, own, scale=0.3, fused=False)
+    assert o.dtype == dtype and lse.dtype == torch.float32
+
+
+def test_large_scores_do_not_overflow():
+    q, banks, own = banks_of("narrow heads", torch.float64)
+    o, lse = attend(q, banks, own, scale=1000.0)
+    own_keys = (own.k, own.v, own.queries.sizes.tolist(), own.keys.sizes.tolist())
+    kept = [(b.k, b.v, b.keep.keep, b.choose) for b in banks]
+    expected, total = one_softmax(q, kept, own_keys, 1000.0)
+    assert lse.max() > 1000  # more than any exponential of a float64
+    assert_close(o, expected, atol=1e-8, rtol=0)
+    assert_close(lse, total, atol=1e-8, rtol=0)
 
 
 def test_an_empty_bank_adds_nothing_and_no_nan():

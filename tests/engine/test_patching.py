@@ -131,7 +131,7 @@ def test_every_kind_of_a_block_is_put_at_its_own_tokens_and_heads():
 @pytest.mark.parametrize(
     ("site", "said"),
     [
-        (sc.Site(9), "block 0-3"),
+        (sc.Site(4), "block 0-3"),
         (sc.Site(0, "sideways"), "resid"),
         (sc.Site(0, heads=[1]), "no heads"),
         (sc.Site(0, "heads", heads=[7]), "0-2"),

@@ -149,7 +149,7 @@ def test_a_run_is_recorded_where_it_was_asked_for_and_can_begin_there():
         assert_close(logits, whole.logits, atol=1e-12, rtol=0)
     part = record(model, images, states={1, 2, 3}, kv={2, 3}, until=2)
     assert part.logits is None and set(part.states) == {1, 2} and set(part.kv) == {2}
-    assert part.batch == whole.batch == 2
+    assert part.batch == whole.batch == record(model, images).batch == 2
     assert_close(part.states, {level: whole.states[level] for level in (1, 2)}, atol=0, rtol=0)
     assert_close(part.kv[2], whole.kv[2], atol=0, rtol=0)
     assert part.bank(2).k is part.kv[2][0] and part.bank(2).v is part.kv[2][1]

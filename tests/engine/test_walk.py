@@ -113,6 +113,8 @@ def test_rows_that_are_taken_see_all_keys(run):
         assert steps.at.index.tolist() == [2, 0]
     last = walk(model, h, at, last=rows).end()
     assert_close(last, walk(model, h, at).end()[:, rows])
+    before = walk(model, h, at, stop=2, last=rows).end()  # which is not the model's last
+    assert_close(before, walk(model, h, at, stop=2).end())
 
 
 def test_rows_that_are_taken_have_the_bias_of_their_places():
