@@ -78,6 +78,17 @@ def test_a_quarter_of_the_memory_is_for_the_versions_themselves(monkeypatch):
     assert rows == [8, 4]  # of two pictures and of one: each twice, and both counterfactuals
     assert result.protocol["cues"] == ["background", "foreground"]
     assert result.protocol["temperature"] == 2.0
+    rows, honest = [], _interchange.gated_logits
+    monkeypatch.setattr(
+        _interchange,
+        "gated_logits",
+        lambda model, given, *words, **options: (
+            rows.append(len(given)) or honest(model, given, *words, **options)
+        ),
+    )
+    with sc.budget(4 * model.forward_bytes(model.layout)):
+        mediated(model, images, images / 2, [(1, 0)])
+    assert rows == [4, 2]
 
 
 def test_all_heads_together_carry_everything_to_a_class_token():

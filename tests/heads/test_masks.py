@@ -301,6 +301,7 @@ def test_impossible_options_are_refused(options, message):
 
 def test_a_clamped_search_may_begin_at_its_ends():
     assert masks.MaskSearch(init=1.0).init == 1 and masks.MaskSearch(init=0.0).init == 0
+    assert masks.MaskSearch(grid=2, steps=1).grid == 2
 
 
 def test_no_images_and_independent_classes_are_refused():

@@ -7,7 +7,6 @@ from dataclasses import asdict
 import pytest
 import torch
 import torch.nn.functional as F
-from timm.models.vision_transformer import VisionTransformer
 from torch.testing import assert_close
 
 import seecause as sc
@@ -28,8 +27,9 @@ from seecause.heads import (
 )
 from seecause.heads.erase import erase
 from seecause.heads.masks import MaskSearch
+from seecause.heads.scores import over_images
 from tests.helpers import view
-from tests.tiny import pictures, scramble, tiny
+from tests.tiny import pictures, tiny
 
 NAMES = [
     "attention-mass",
@@ -258,6 +258,22 @@ def test_loss_differences_are_those_of_ablated_models():
         without = F.cross_entropy(model(images), labels)
     assert_close(signed[1, 2], F.cross_entropy(model(images), labels) - without, atol=1e-10, rtol=0)
     assert_close(size, signed.abs())
+    assert select("loss-gain", model, images, labels).protocol["guard"] is False
+
+
+def test_running_out_of_memory_halves_the_images_and_says_so():
+    model, images, *_ = set_up()
+    parts = []
+
+    def run(start, stop):
+        parts.append((start, stop))
+        if stop - start > 1:
+            raise torch.cuda.OutOfMemoryError("too large")
+        return images[start:stop]
+
+    with sc.budget() as held:
+        assert torch.equal(over_images(run, model, images, holds=1), images)
+    assert parts == [(0, 3), (0, 1), (1, 2), (2, 3)] and held.halvings == ["images: 1"]
 
 
 def test_attention_mass_is_what_class_rows_send_to_the_background():
@@ -359,35 +375,3 @@ def test_contrastive_gating_keeps_the_object_and_suppresses_the_background():
     gates = sc.heads.head_gates(model, (shown, labels), suppress=(hidden, labels), **own)
     assert_close(other.value, gates.scores().double())
     assert {name: other.protocol[name] for name in own} == own
-
-
-def test_random_weights_choose_heads_at_chance():
-    """Heads of one layer are alike before training: two models agree on as many of four as lots
-    would. The same model on other pictures agrees on more."""
-    pairs = [(toss(seed), toss(seed, pictures=1), toss(seed + 1)) for seed in range(0, 40, 2)]
-    same, other = (
-        torch.tensor([len(first & sets[place]) for first, *sets in pairs]).double()
-        for place in (0, 1)
-    )
-    expected, spread = 4 * 4 / 12, (4 * 4 / 12 * 8 / 12 * 8 / 11) ** 0.5  # hypergeometric
-    assert abs(float(other.mean()) - expected) < 3 * spread / len(pairs) ** 0.5
-    assert float(same.mean()) > expected + 3 * spread / len(pairs) ** 0.5
-
-
-def toss(seed: int, *, pictures: int = 0) -> set[tuple[int, int]]:
-    """The four highest of twelve heads of a fresh model."""
-    torch.manual_seed(seed)
-    module = VisionTransformer(
-        img_size=16,
-        patch_size=8,
-        embed_dim=24,
-        depth=1,
-        num_heads=12,
-        num_classes=5,
-        weight_init="skip",
-    )
-    model = sc.wrap(scramble(module, seed), mean=(0.5,) * 3, std=(0.5,) * 3, size=16, check=False)
-    images = torch.randn(6, 3, 16, 16, generator=torch.Generator().manual_seed(pictures))
-    masks = torch.zeros(6, 16, 16, dtype=torch.bool)
-    masks[:, 4:12, 4:12] = True
-    return set(sc.heads.score(model, images, masks, guard=False).top(4, positive=False))
