@@ -126,6 +126,17 @@ def test_recordings_are_made_once_kept_while_nothing_changes_and_bounded(stand_i
     assert not pool.living() and pool.bytes == graphs.pool_bytes(CPU) == 0
 
 
+def test_only_a_call_that_ran_in_this_state_of_the_model_is_recorded(stand_ins):
+    run, recorded = Runs(), []
+    for factor in (1, 2, 1, 1):
+        with torch.no_grad():
+            if factor > 1:
+                run.model.module.head.weight.mul_(factor)
+        run("a")
+        recorded.append(len(stand_ins.pool.living()))
+    assert recorded == [0, 0, 1, 1]
+
+
 def test_results_stay_and_replays_take_turns(stand_ins):
     run = Runs()
     others = [pictures(run.native, seed=seed) for seed in range(5)]
