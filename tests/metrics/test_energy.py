@@ -24,6 +24,9 @@ def test_six_pixels_by_hand():
     assert result.mass.item() == pytest.approx((4 + 2 + 2) / 12)
     assert result.rank.item() == pytest.approx(1 / 3)  # the first three are 4, 3 and 1
     assert result.top.item() == pytest.approx(1 / 2)  # the first two are 4 and 3
+    both = torch.tensor([[[1, 0, 0], [1, 0, 0]], [[0, 0, 0], [1, 0, 0]]])  # 4 and 3; 3 alone
+    first = energy(MAP.expand(2, -1, -1), both, k=1)
+    assert first.top.tolist() == [1, 0] and first.rank.tolist() == [1, 0]
 
 
 def test_ignored_pixels_count_nowhere():

@@ -107,6 +107,12 @@ def test_a_block_points_with_its_middle_not_its_corner():
     mask = torch.zeros(1, *SIZE, dtype=torch.bool)
     mask[0, 6, 10] = True  # the middle of the patch at rows 4-7, columns 8-11
     assert localization(maps, mask, upsample="nearest").pointing.item() == 1
+    every = torch.eye(15).view(15, 3, 5)  # each patch in turn
+    middles = torch.zeros(15, *SIZE, dtype=torch.bool)
+    for row in range(3):
+        for column in range(5):
+            middles[5 * row + column, 4 * row + 2, 4 * column + 2] = True
+    assert (localization(every, middles, upsample="nearest").pointing == 1).all()
     blocks = maps.repeat_interleave(4, dim=1).repeat_interleave(4, dim=2)
     assert (
         localization(blocks, mask).pointing.item() == 0
@@ -124,6 +130,8 @@ def test_the_first_maximum_counts():
 def test_images_that_cannot_be_scored_stay_as_holes():
     ids = masks(4).int()
     ids[1], ids[2], ids[3] = 0, 1, 255
+    ids[0, 2], ids[0, :, 3] = 255, 255  # some of a picture is still a picture
+    ids[0, 4], ids[0, 5], ids[0, :, 5], ids[0, :, 6] = 0, 1, 0, 1
     result = localization(noise(4, 3, 5), ids)
     assert result.reasons == (
         "",

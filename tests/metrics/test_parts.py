@@ -79,6 +79,7 @@ def test_a_map_of_true_drops_is_right_and_a_random_one_is_not(setting):
         model, latents, lambda _, classes: painted(picture, drops(truth, classes)), truth=truth
     )
     assert exact.correctness.mean() > 0.9 and exact.contrastivity.nanmean() > 0.9
+    assert exact.contrastivity.nan_to_num(0).max() == 1  # a share of two questions
     random = [
         part_truth(
             model, latents, lambda _, classes, s=seed: noise(COUNT, 96, 96, seed=s), truth=truth

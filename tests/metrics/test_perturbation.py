@@ -193,6 +193,26 @@ def test_road_removes_whole_patches_and_adds_seeded_noise(setting):
     assert_close(again.lerf[0], result.lerf[1], atol=1e-12, rtol=0)
 
 
+@pytest.mark.parametrize(
+    ("metric", "field"),
+    [
+        (perturbation, "morf"),
+        (removal, "lost_without_top"),
+        (road, "morf"),
+        (sc.metrics.insertion_deletion, "deletion"),
+    ],
+)
+def test_equals_are_removed_in_the_order_asked_for(setting, metric, field):
+    """Of a map that is flat, a seed decides alone what goes first."""
+    model, images, maps = setting
+    flat = torch.zeros_like(maps)
+    some = {"shares": (0.4,)} if metric in (removal, road) else {"steps": 5}
+    results = [metric(model, images, flat, CLASSES, ties=ties, **some) for ties in ("raster", 3, 3)]
+    raster, drawn, again = (getattr(result, field) for result in results)
+    assert torch.equal(drawn, again) and not torch.allclose(drawn, raster)
+    assert [result.protocol["ties"] for result in results] == ["raster", 3, 3]
+
+
 @pytest.mark.parametrize("metric", [perturbation, removal, saco, road])
 def test_what_cannot_be_measured_is_refused(setting, metric):
     model, images, maps = setting

@@ -47,7 +47,8 @@ def test_skipped_images_are_left_out_and_counted():
     result = summarise(torch.tensor([1.0, torch.nan, 3.0]))
     assert (result.mean, result.n, result.skipped) == (2.0, 2, 1)
     nothing = summarise(torch.tensor([torch.nan]))
-    assert np.isnan(nothing.mean) and nothing.n == 0
+    assert np.isnan(nothing.mean) and np.isnan(nothing.standard_error)
+    assert (nothing.n, nothing.skipped) == (0, 1)
 
 
 def test_a_paired_difference_is_sharper_than_its_parts():

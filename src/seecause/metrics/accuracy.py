@@ -128,11 +128,10 @@ def group_accuracy(right: Tensor, groups: Tensor | Sequence[Group | None]) -> Gr
         expected = f"one for each of the {len(right)} samples, and at least one"
         raise BadOption("groups", f"{len(codes)} of them", expected)
     names, member = codes.unique(dim=0, return_inverse=True)
-    count = len(names)
     return GroupAccuracy(
         groups=tuple(tuple(name) for name in names.tolist()),
-        right=torch.bincount(member[right], minlength=count),
-        total=torch.bincount(member, minlength=count),
+        right=torch.bincount(member[right], minlength=len(names)),
+        total=torch.bincount(member),
     )
 
 

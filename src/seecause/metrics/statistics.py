@@ -47,8 +47,6 @@ def summarise(values: Tensor) -> Summary:
     (2.0, 3, 1)
     """
     numbers = _numbers(values)
-    if len(numbers) == 0:
-        return Summary(torch.nan, torch.nan, 0, len(values))
     return Summary(
         float(numbers.mean()),
         float(standard_error(numbers)),
