@@ -18,6 +18,7 @@ from seecause.cli.options import (
     Dtype,
     Output,
     named_option,
+    only_downloads_have_bars,
     pick_device,
     tell_outside,
     value_of,
@@ -69,6 +70,19 @@ def test_half_precision_is_kept_where_it_is_quick(monkeypatch):
     ):
         monkeypatch.setattr("torch.cuda.is_available", lambda there=there: there)
         assert open_lvlm("hf:x", Device.auto, dtype) == ("hf:x", expected)
+
+
+def test_downloads_keep_their_bars_unless_somebody_turned_them_off(monkeypatch):
+    from huggingface_hub import utils
+    from transformers.utils import logging
+
+    for silent in (True, False):
+        calls = []
+        monkeypatch.setattr(utils, "are_progress_bars_disabled", lambda silent=silent: silent)
+        monkeypatch.setattr(utils, "enable_progress_bars", lambda c=calls: c.append("on"))
+        monkeypatch.setattr(logging, "disable_progress_bar", lambda c=calls: c.append("off"))
+        only_downloads_have_bars()
+        assert calls == ["off", *["on"] * (not silent)]
 
 
 def test_a_training_says_its_losses(capsys, monkeypatch):
