@@ -104,6 +104,8 @@ def test_a_shortcut_is_found_also_where_backgrounds_tell_nothing_of_the_class(mo
         assert found.verdict == "yes" and found.flips > 0.5
     numbers = found.numbers()
     assert numbers["worst group"] < 0.5 and numbers["BIR"] > 0.1
+    assert numbers["FIG"] == float(found.gains.fig.mean())
+    assert numbers["BIG"] == float(found.gains.big.mean())
     picture, version = found.worst(3)[0]
     assert found.judged.right[picture]
     assert int(found.judged.part.moved.source_index[version]) == picture

@@ -70,6 +70,15 @@ def test_last_layers_mend_it_without_a_group_label(biased, lesson, name):
     assert_close(after.logits.moved, direct.logits.moved.double(), atol=1e-4, rtol=1e-4)
 
 
+def test_directions_tell_their_spectrum_and_what_random_ones_do(biased, lesson):
+    details = find_remedy("directions", {}).fit(biased, lesson, most=2).details
+    assert list(details["transplant-worst by rank"]) == ["1", "2"]
+    spectrum = details["spectrum"]
+    assert spectrum[0] == 1 and len(spectrum) == 3 and spectrum == sorted(spectrum, reverse=True)
+    by_lot = details["transplant-worst of random directions"]
+    assert len(by_lot) == 5 and max(by_lot) < max(details["transplant-worst by rank"].values())
+
+
 def test_fine_tuning_keeps_the_best_epoch(biased, lesson):
     mended = find_remedy("fine-tune", {}).fit(biased, lesson, epochs=3, rate=3e-3, batch=32)
     curve = mended.details["transplant-worst by epoch"]
