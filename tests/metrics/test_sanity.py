@@ -17,6 +17,7 @@ from seecause.metrics.sanity import (
     layer_groups,
     parameter_randomisation,
     random_logit,
+    redraw,
     stability,
 )
 from tests.helpers import hooks, noise, view
@@ -90,6 +91,16 @@ def test_randomisation_leaves_the_model_as_it_was():
     assert not any(parameter.requires_grad for parameter in native.module.parameters())
     assert result.signed_steps.shape == result.absolute_steps.shape == (2, len(result.layers))
     assert (result.absolute_steps.abs() <= 1).all()
+
+
+def test_weights_are_drawn_anew_with_their_own_mean_and_spread():
+    weight = torch.nn.Parameter(5 + 0.1 * noise(100, 50))
+    before, single = weight.detach().clone(), torch.nn.Parameter(torch.tensor([3.0]))
+    for parameter in (weight, single):
+        redraw(parameter, torch.Generator().manual_seed(1))
+    assert abs(weight.mean() - 5) < 0.01 and abs(weight.std() - 0.1) < 0.005
+    drawn = torch.corrcoef(torch.stack([weight.detach().flatten(), before.flatten()]))[0, 1]
+    assert abs(drawn) < 0.1 and single.item() == 3
 
 
 def test_layers_go_from_the_head_to_the_embedding():
