@@ -180,7 +180,7 @@ class LVLM:
         """Words that the tokenizer has no token for: the model reads them all as the same."""
         tokenizer = getattr(self.processor, "tokenizer", None)
         unknown = getattr(tokenizer, "unk_token_id", None)
-        if unknown is None:
+        if tokenizer is None or unknown is None:
             return []
         words = dict.fromkeys(text.split())
         return [w for w in words if unknown in tokenizer(w, add_special_tokens=False)["input_ids"]]
