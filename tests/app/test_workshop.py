@@ -149,7 +149,8 @@ def test_serve_reads_pictures_as_it_is_told_and_copies_say_so(monkeypatch, tmp_p
     names = tmp_path / "names.txt"
     names.write_text("\n".join(f"kind {number}" for number in range(1000)))
     words = "serve --model timm:test_vit --weights random --mean 0.25 --std 0.5,0.25,0.5 --size 160"
-    done = CliRunner().invoke(app, [*words.split(), "--device", "cpu", "--classes", str(names)])
+    words += " --device cpu --port 0"
+    done = CliRunner().invoke(app, [*words.split(), "--classes", str(names)])
     torch.set_num_threads(threads)
     assert done.exit_code == 0, done.output
     (shop,) = opened

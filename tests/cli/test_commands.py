@@ -62,6 +62,16 @@ def test_a_mistyped_command_is_told_the_nearest():
     assert result.exit_code == 2 and "explain" in result.output
 
 
+def test_a_choice_that_is_none_is_refused_in_our_words():
+    for line, words in (
+        ("audit --device gpu", "--device='gpu' cannot be used; expected one of auto, cpu, cuda."),
+        ("heads ablation-study q", "study='q' cannot be used; expected one of k, fraction,"),
+    ):
+        result = CliRunner().invoke(app, line.split())
+        assert result.exit_code == 2 and result.output.startswith(f"seecause: {words}")
+    assert "--limit" in CliRunner().invoke(app, ["audit", "--limit", "x"]).output  # typer's own
+
+
 def test_a_command_loads_its_own_file_alone():
     modules = loaded(
         "from typer.testing import CliRunner; from seecause.cli import app\n"

@@ -319,7 +319,7 @@ def test_a_gpu_that_is_there_is_taken(called, monkeypatch, tmp_path):
 
 
 def test_serve(called, monkeypatch, opened, tmp_path):
-    shops, threads = [], []
+    shops, threads, places = [], [], []
     monkeypatch.setattr("seecause.app.workshop.open_workshop", lambda m, **o: shops.append((m, o)))
     monkeypatch.setattr("torch.get_num_threads", lambda: 2)
     monkeypatch.setattr("torch.set_num_threads", threads.append)
@@ -329,9 +329,13 @@ def test_serve(called, monkeypatch, opened, tmp_path):
     )
     line += f" --runs {tmp_path}/runs --host 127.0.0.1 --port 9 --open --quiet"
 
+    def tried(*place):
+        return SimpleNamespace(close=lambda: places.append(place))
+
     def listened(words):
         with monkeypatch.context() as patch:
             patch.setattr("seecause.cli.serve._listen", reach)
+            patch.setattr("seecause.cli.serve.bound_socket", tried)
             return CliRunner().invoke(app, words.split()).exception
 
     reached = listened(line)
@@ -345,6 +349,7 @@ def test_serve(called, monkeypatch, opened, tmp_path):
     assert opened.pop() == ("timm:y", {**LOADED, **READ})
     reached = listened("serve --host 0.0.0.0")
     assert len(reached.options["token"]) == 22 and reached.words[1:] == ("0.0.0.0", 8321)
+    assert places == [("127.0.0.1", 9), ("0.0.0.0", 8321)]
     models, options = shops.pop()
     assert len(models) == 4 and list(options["data"].values()) == list(AUDITED)
 

@@ -24,7 +24,7 @@ def served(opened, monkeypatch):
     monkeypatch.setattr(serve, "_listen", reach)
 
     def call(line):
-        done = invoke(line)
+        done = invoke(f"{line} --port 0")
         assert isinstance(done.exception, Reached), done.output
         return shops.pop()
 
@@ -64,6 +64,14 @@ def test_serve_refuses_what_it_cannot_use(opened, tmp_path):
     ):
         done = invoke(f"serve {line}")
         assert done.exit_code == 2 and words in done.output, done.output
+
+
+def test_a_port_that_is_taken_is_named_before_models_are_loaded(monkeypatch):
+    monkeypatch.setattr("seecause.app.workshop.open_workshop", reach)
+    with serve.bound_socket("127.0.0.1", 0) as listener:
+        port = listener.getsockname()[1]
+        done = invoke(f"serve --port {port}")
+    assert done.exit_code == 2 and f"127.0.0.1:{port}" in done.output, done.output
 
 
 def test_a_socket_listens_or_says_why_not():

@@ -313,6 +313,7 @@ def test_who_trained_tells_how_it_went(monkeypatch):
     )
     monkeypatch.setattr("seecause.faithful.train", lambda run, on_step: result)
     line = "run: 12 steps; best worst on validation 0.5679, after epoch 3\n"
+    line += "next: seecause faithful evaluate run\n"
     for rank, told in ((None, line), ("0", line), ("1", "")):
         monkeypatch.delenv("RANK", raising=False)
         if rank is not None:

@@ -14,7 +14,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from seecause.errors import SeecauseError, printable
+from seecause.errors import BadOption, SeecauseError, printable
 
 COMMANDS = {  # their lines in `seecause --help`
     "explain": "Which patches of each picture caused the model's answer?",
@@ -77,7 +77,16 @@ class PlainCommand(PlainHelp, TyperCommand):
             name = word.partition("=")[0]
             if name not in flags and SYNONYMS.get(name) in flags:
                 raise SeecauseError(f"{name} is no option of this command: it is {SYNONYMS[name]}")
-        return super().parse_args(ctx, args)
+        try:
+            return super().parse_args(ctx, args)
+        except typer.BadParameter as wrong:
+            got, between, choices = wrong.message.partition(" is not one of ")
+            if not between or wrong.param is None:
+                raise
+            got = got.removeprefix("Value error, ").strip("'")
+            listed = choices.replace("'", "").removesuffix(".")
+            flag = max(wrong.param.opts, key=len)
+            raise BadOption(flag, got, f"one of {listed}") from None
 
 
 class PlainGroup(PlainHelp, TyperGroup):

@@ -251,6 +251,7 @@ def train(
         typer.echo(
             f"{result.out}: {result.steps} steps; {best}, after epoch {result.best_epoch + 1}"
         )
+        typer.echo(f"next: seecause faithful evaluate {result.out}")
 
 
 def evaluate(

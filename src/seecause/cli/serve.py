@@ -115,6 +115,7 @@ def serve(
         raise BadOption(flag, value, "one --model beside it")
     if not data and any(spec.startswith("builtin:") for spec in model or EMBEDDED):
         data = list(AUDITED)
+    bound_socket(host, port).close()  # a port that is taken is named before models are loaded
 
     def load(spec: str) -> ImageModel:
         return ModelOptions(model=spec, weights=weights, reading=reading).open(where)
