@@ -130,7 +130,7 @@ def test_tokens_are_trusted_by_dot_product_where_that_is_asked(run):
         number(text, "kept")[1] == f"{row['kept']:.4f}"
         and number(text, "AA")[1] == f"{row['average']:.4f}"
     )
-    assert "'distance', 'dot'" in faithful(
+    assert "distance, dot" in faithful(
         "intervene", run, "--by", "cosine", "--device", "cpu", code=2
     )
 

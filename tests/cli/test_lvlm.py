@@ -324,5 +324,5 @@ def test_without_the_embedded_model_the_job_shows_nothing():
 
 def test_an_unknown_mode_of_a_bank_names_those_there_are(toy, photos, tmp_path):
     done = lvlm("bank", photos, "--model", toy, "--mode", "median", "--out", tmp_path / "out")
-    assert done.exit_code == 2 and "median" in done.stderr and "'grid'" in done.stderr
+    assert done.exit_code == 2 and "median" in done.stderr and "mean, grid." in done.stderr
     assert not (tmp_path / "out").exists()
