@@ -95,7 +95,8 @@ def head_activations(lvlm: LVLM, cache: PrefixCache, on: Tensor) -> HeadActivati
         true, mean = (_read(q, bank, image, bias, scale) for bank in (picture, average))
         seen = torch.where(on[index][:, None], true[0], mean[0])
         seen_lse = torch.where(on[index], true[1], mean[1])
-        parts = [(seen, seen_lse), read_own(q, step.k, step.v, scale=scale)]
+        keep = cache.own_keep(q.shape[2])
+        parts = [(seen, seen_lse), read_own(q, step.k, step.v, scale=scale, keep=keep)]
         if image.start:
             parts.append(_read(q, picture, slice(0, image.start), bias, scale))
         o, lse = merge([wide(o) for o, _ in parts], [lse for _, lse in parts])

@@ -4,14 +4,13 @@ sections 3.1 and 3.2).
 A mask says which heads (x), for which text rows (u), see which image tokens (v); whoever may not
 see a token sees the average picture's instead:
 
-    text row i at head n reads image token j truly where x_n = u_i = v_j = 1, else its average
-    (eq. 8, appendix A.4)
+    text row i at head n reads image token j where x_n = u_i = v_j = 1, else its average (eq. 8)
     a = logit of the answer - mean logit of the vocabulary,    F = (a - a(0)) / (a(1) - a(0))
 
 Nothing up to the last image token depends on a mask, so it runs once. What remains are the text
 rows of each mask: rows of ordinary matrix products, two shared banks of image keys, and one dot
-product a word instead of logits. Masks that agree in the first blocks share them. Rows look back
-only, so one run answers for every word at the end of the prompt (`words.py`).
+product a word instead of logits. Masks that agree in the first blocks share them. Rows of an answer
+look back only, so one run answers for every word at the end of the prompt (`words.py`).
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ from seecause.lvlm.masks import MaskBatch, check_masks
 from seecause.lvlm.model import LVLM
 from seecause.lvlm.prompt import Prompt
 from seecause.models._settled import need_settled
-from seecause.models.decoder import causal
+from seecause.models.decoder import sees_all_before
 from seecause.types import wide, wide_dtype
 
 # masks at once, when all text rows run; more is not faster, and thousands divide evenly
@@ -194,7 +193,7 @@ class MaskedRows:
                 choose = choose * text[masks_here, :, None]
             if last:  # only the last rows are read
                 step.take(slice(-words, None))
-                choose = choose if choose.shape[1] == 1 else choose[:, -words:]
+                choose = choose[:, -words:]
             q, scale = step.q, step.block.scale
             bias = cache.bias(step.block, rows=q.shape[2])
             picture = average = None
@@ -203,7 +202,8 @@ class MaskedRows:
             if sees_average[index]:
                 average = read_shared(q, *cache.average[index], scale=scale, bias=bias)
             choose = choose.expand(-1, q.shape[2], -1).contiguous()
-            step.o = with_own_text(q, step.k, step.v, picture, average, choose, scale=scale)
+            own = {"scale": scale, "keep": cache.own_keep(q.shape[2])}
+            step.o = with_own_text(q, step.k, step.v, picture, average, choose, **own)
         states = self.lvlm.decoder.norm(steps.h[:, -words:])  # [1|B, W, D]
         values = (wide(states) * self.readouts).sum(dim=-1) if read is None else read(states)
         return values.expand(len(masks), *values.shape[1:])
@@ -215,8 +215,8 @@ class MaskedRows:
             return self.cache
         seeing, last = text.any(dim=0), self.n_text - self.n_words  # words are read from here on
         start = min(last, int(seeing.int().argmax())) if bool(seeing.any()) else last
-        if start == 0:
-            return self.cache
+        if start == 0 or self.prompt.image.stop + start < self.prompt.prefix:
+            return self.cache  # earlier rows read later ones there
         if self._later_cache is None or self._later_cache.start != start:
             self._later_cache = self.cache.from_row(self.lvlm, start)
         return self._later_cache
@@ -231,7 +231,7 @@ class MaskedRows:
         lvlm, block = self.lvlm, self.lvlm.blocks[0]
         bytes_each, width = torch.finfo(lvlm.dtype).bits // 8, block.heads * block.head_dim
         hidden = lvlm.decoder.native.config.intermediate_size
-        explicit = block.additive is not causal or (mixed and not self._pads)  # no fused kernel
+        explicit = not sees_all_before(block) or (mixed and not self._pads)  # no fused kernel
         scores = 12 * block.heads * 2 * self.prompt.image.stop if explicit else 0
         rows = self.n_text - (cache or self.cache).start
         each = rows * (bytes_each * (12 * width + 3 * hidden) + 16 * width + scores)
@@ -246,7 +246,7 @@ class MaskedRows:
         hidden = lvlm.decoder.native.config.intermediate_size
         states = bytes_each * (20 * width + 5 * hidden) + 60 * width
         # a fused read of the picture makes its scores again on the way back, a block at a time
-        again = not mixed and block.additive is causal and has_fused_read(self.cache.picture[0][0])
+        again = not mixed and sees_all_before(block) and has_fused_read(self.cache.picture[0][0])
         picture = 60 * block.heads * self.prompt.image.stop * (1 if again else layers)
         text = 30 * block.heads * self.n_text * layers
         each = self.n_text * (layers * states + picture + text)

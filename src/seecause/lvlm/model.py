@@ -104,7 +104,7 @@ class LVLM:
         if answer is not None:
             if isinstance(answer, str):
                 answer = prompts.answer_ids(self, image, text, answer)
-            inputs = prompts.extended(inputs, answer)
+            inputs = prompts.extended(inputs, answer, token_type=int(self.decoder.reads_prefix))
         return prompts.read(self, inputs, size=(image.height, image.width))
 
     def answer_ids(
@@ -163,9 +163,10 @@ class LVLM:
         return weight[token].to(kind) - weight[:vocabulary].mean(dim=0, dtype=kind)
 
     def send(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
-        """Tensors on the model's device, pictures in its dtype."""
-        sent = dict(inputs)
-        for name, value in inputs.items():
+        """Tensors on the model's device, pictures in its dtype; no labels, which are for
+        training."""
+        sent = {name: value for name, value in inputs.items() if name != "labels"}
+        for name, value in sent.items():
             if isinstance(value, Tensor):
                 kind = self.dtype if value.is_floating_point() else value.dtype
                 sent[name] = value.to(self.device, kind)
@@ -262,6 +263,8 @@ def wrap(
         processor=processor,
         template=template,
     )
+    if template is None and view.decoder.reads_prefix:
+        view.template = prompts.BARE
     for block, table in zip(view.blocks, view.decoder.tables, strict=True):
         native: Any = block.native
         _, before, behind = norms_of(native)
