@@ -23,6 +23,7 @@ from seecause.lvlm import (
     verify,
     wrap,
 )
+from seecause.lvlm.engine import MaskKind
 from seecause.models.decoder import causal
 from tests.families.lvlm import PREFIX_FAMILIES, photo, tiny_lvlm
 from tests.lvlm.scenes import GRID, QUESTION, TOKEN, calibration, scene, some
@@ -131,7 +132,8 @@ def test_derivatives_are_those_of_the_response(family):
     heads = 0.1 + 0.8 * some(1, 16).double()
     text, image = (0.5 * torch.ones(1, n, dtype=torch.double) for n in (engine.n_text, 16))
     step = 1e-5
-    for kind, index in (("heads", 5), ("text", 1), ("image", 3)):
+    places: dict[MaskKind, int] = {"heads": 5, "text": 1, "image": 3}
+    for kind, index in places.items():
         masks = {"heads": heads, "text": text, "image": image}
         slope = engine.slopes(**masks, of=kind)[1][0, index]
         ends = []
@@ -218,7 +220,7 @@ def test_other_averages_belong_to_a_question_too(mode):
 def test_what_such_a_model_cannot_be_asked_is_refused_in_words():
     here = scene("paligemma")
     lvlm, picture = here.lvlm, photo(here.native.size)
-    with pytest.raises(BadOption, match="so each has an average"):
+    with pytest.raises(BadOption, match="each question has an average of its own"):
         make_bank(lvlm, here.pictures, sizes=[(32, 32)])
     inputs = dict(lvlm.prompt(picture, QUESTION).inputs)
     untold = {name: value for name, value in inputs.items() if name != "token_type_ids"}

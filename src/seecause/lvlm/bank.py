@@ -218,7 +218,8 @@ def make_bank(
     if sizes and (mode != "shape" or lvlm.decoder.reads_prefix):
         expected = f"none with mode={mode!r}"
         if lvlm.decoder.reads_prefix:
-            expected = "none: image tokens of this model read the question, so each has an average"
+            expected = "none: image tokens of this model read the question, so each question has"
+            expected += " an average of its own, made of calibration pictures when it is asked"
         raise BadOption("sizes", list(sizes), expected)
     pictures = tuple(pictures)
     if not pictures:
