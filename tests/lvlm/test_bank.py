@@ -169,7 +169,7 @@ def test_what_does_not_fit_is_refused():
         make_bank(here.lvlm, [])
     tiles = scene("internvl")
     bank = make_bank(tiles.lvlm, tiles.pictures, mode="grid", size=(32, 32))
-    with pytest.raises(BankMismatch, match="another number of grids"):
+    with pytest.raises(BankMismatch, match="other grids or at other places"):
         bank.means(tiles.lvlm, tiles.engine.prompt)
     mixed = [here.lvlm.prompt(p, QUESTION) for p in here.pictures] + [other.engine.prompt]
     assert len({p.tokens for p in mixed}) == 1
@@ -302,3 +302,12 @@ def test_sizes_belong_to_the_mode_that_has_several():
     here = scene("llava")
     with pytest.raises(BadOption, match="none with mode='mean'"):
         make_bank(here.lvlm, here.pictures, mode="mean", sizes=[(40, 56)])
+
+
+def test_tiles_at_other_places_are_not_taken_for_one_another():
+    beside, below = (0.0, 0.0, 1.0, 0.5), (0.0, 0.0, 0.5, 1.0)
+    have, want = (ImageTokens((Grid(2, 2, box), Grid(2, 2))) for box in (beside, below))
+    values = torch.rand(1, 1, 8, 2)
+    assert torch.equal(stretch(values, have, have), values)
+    with pytest.raises(BankMismatch, match="other places"):
+        stretch(values, have, want)

@@ -387,3 +387,9 @@ def test_running_out_of_memory_halves_the_block_and_goes_on(monkeypatch):
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
     assert_close(engine.adjusted(heads[:39]), expected[:39], atol=1e-10, rtol=0)
     assert widths == [16, 8, *[4] * 10]  # the last block of three is padded to four
+
+
+def test_blocks_have_at_least_one_mask():
+    here = scene("llava")
+    with pytest.raises(BadOption, match="block_size=0"):
+        MaskEngine(here.lvlm, here.engine.prompt, None, here.bank, answer=[TOKEN], block_size=0)

@@ -69,15 +69,19 @@ class HeadAttribution:
 
     def top(self, k: int) -> list[Head]:
         """The `k` heads with the largest coefficients."""
-        if not 0 <= k <= self.coefficients.numel():
-            raise BadOption("k", k, f"a count up to {self.coefficients.numel()}")
-        return [divmod(i, self.coefficients.shape[1]) for i in self.order()[:k].tolist()]
+        return [divmod(i, self.coefficients.shape[1]) for i in self._first(k).tolist()]
 
     def mask(self, k: int) -> Tensor:
         """The top k heads on, the others off: [L*H]."""
         on = torch.zeros(self.coefficients.numel(), dtype=torch.bool)
-        on[self.order()[:k]] = True
+        on[self._first(k)] = True
         return on
+
+    def _first(self, k: int) -> Tensor:
+        """The first `k` of `order`."""
+        if not 0 <= k <= self.coefficients.numel():
+            raise BadOption("k", k, f"a count up to {self.coefficients.numel()}")
+        return self.order()[:k]
 
     def save(self, folder: str | Path) -> Path:
         folder = Path(folder)
@@ -292,6 +296,8 @@ def weighted_attention(
 ) -> Tensor:
     """w [N] (eq. 13): the intact attention of heads x* [L*H], weighted by their coefficients [L, H]
     and by the effects of text rows u* [T]."""
+    if heads.numel() != engine.n_components:
+        raise BadOption("heads", list(heads.shape), f"one value a head, [{engine.n_components}]")
     rows = effects.kept() if text is None else text.bool()
     weights = (effects.deltas * rows).to(engine.lvlm.device)
     activations, width = engine.activations(), engine.lvlm.n_heads

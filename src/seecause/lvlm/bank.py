@@ -327,12 +327,11 @@ def calibration_critters(count: int = CALIBRATION, *, size: int = 96) -> list[Im
 def stretch(values: Tensor, have: ImageTokens, want: ImageTokens) -> Tensor:
     """Values [L, Hkv, N, dh] of tokens `have` at the places of tokens `want`, bilinearly, grid by
     grid; every newline token gets the newlines' mean."""
-    if [part.newline for part in have.parts] != [part.newline for part in want.parts]:
-        raise BankMismatch(
-            f"a bank for image tokens {have}",
-            f"this picture has {want}, another number of grids",
-            "use mode='shape' or 'mean'",
-        )
+    if [replace(p, rows=1, columns=1) for p in have.parts] != [
+        replace(p, rows=1, columns=1) for p in want.parts
+    ]:
+        reason = f"this picture has {want}, other grids or at other places"
+        raise BankMismatch(f"a bank for image tokens {have}", reason, "use mode='shape' or 'mean'")
     pieces = values.split([part.tokens for part in have.parts], dim=2)
     stretched = map(_stretch_grid, pieces, have.parts, want.parts)
     return torch.cat(list(stretched), dim=2)

@@ -67,6 +67,8 @@ class MaskedRows:
         self.lvlm, self.prompt, self.question = lvlm, prompt, question
         self.n_words, self.n_text, self.n_image = len(targets), prompt.n_text, prompt.n_image
         self.n_components = lvlm.n_layers * lvlm.n_heads  # L * H, layer by layer
+        if block_size is not None and block_size < 1:
+            raise BadOption("block_size", block_size, "at least one mask at once")
         self.vocabulary, self.block_size = vocabulary, block_size
         self.bank = {"mode": bank.mode, "pictures": len(bank), "size": bank.size}
         self.cache = prefix_cache(lvlm.decoder, prompt, *bank.means(lvlm, prompt, picture))
@@ -130,8 +132,7 @@ class MaskedRows:
         leaf = getattr(masks, of)
         if leaf is None:
             leaf = torch.ones(1, self.n_text if of == "text" else self.n_image, dtype=dtype)
-        # a derivative for each mask
-        masks = replace(masks, **{of: leaf.expand(len(masks), *leaf.shape[1:])})
+        masks = replace(masks, **{of: leaf.expand(len(masks), *leaf.shape[1:])})  # a slope each
         size = self._with_gradient_at_once(len(masks), mixed=masks.image is not None)
         cache = self.cache if of == "text" else self._cache_for(masks.text)
         self._need_gradients(cache)
@@ -178,10 +179,9 @@ class MaskedRows:
         self, masks: MaskBatch, sent: MaskBatch, cache: PrefixCache, read: Read | None = None
     ) -> Tensor:
         """a [B, W] of one block of masks, or what is `read`; `sent` are the same on the device."""
-        words = self.n_words
         need_settled([self.lvlm.module], self.lvlm.device)
         text = None if sent.text is None else sent.text[:, cache.start :]  # [1|B, R]
-        mixed = None if sent.image is None else cache.mixed(sent.image, words)
+        mixed = None if sent.image is None else cache.mixed(sent.image, self.n_words)
         shared = masks.shared_layers()
         sees_picture, sees_average = masks.sees_picture(), masks.sees_average()
         steps = walk(self.lvlm, cache.states, cache.at)  # states [1, R, D] until masks part
@@ -192,8 +192,8 @@ class MaskedRows:
             if text is not None:
                 choose = choose * text[masks_here, :, None]
             if last:  # only the last rows are read
-                step.take(slice(-words, None))
-                choose = choose[:, -words:]
+                step.take(slice(-self.n_words, None))
+                choose = choose[:, -self.n_words :]
             q, scale = step.q, step.block.scale
             bias = cache.bias(step.block, rows=q.shape[2])
             picture = average = None
@@ -204,7 +204,7 @@ class MaskedRows:
             choose = choose.expand(-1, q.shape[2], -1).contiguous()
             own = {"scale": scale, "keep": cache.own_keep(q.shape[2])}
             step.o = with_own_text(q, step.k, step.v, picture, average, choose, **own)
-        states = self.lvlm.decoder.norm(steps.h[:, -words:])  # [1|B, W, D]
+        states = self.lvlm.decoder.norm(steps.h[:, -self.n_words :])  # [1|B, W, D]
         values = (wide(states) * self.readouts).sum(dim=-1) if read is None else read(states)
         return values.expand(len(masks), *values.shape[1:])
 
@@ -378,7 +378,7 @@ def _sequence(
         if isinstance(answer, str) or (answer is not None and len(answer) != 1) or position:
             expected = "None or one token id with a Prompt, which holds everything said before it"
             raise BadOption("answer", answer, expected)
-        return image, _next_token(lvlm, image) if answer is None else int(answer[0])
+        return image, _next_token(lvlm, image) if answer is None else lvlm.token_ids(answer)[0]
     if question is None:
         raise BadOption("question", question, "a question about the picture")
     if answer is not None:

@@ -9,7 +9,7 @@ attention  the text rows alone, reading recorded keys, give the native rows
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -103,8 +103,10 @@ class LVLM:
         assert isinstance(image, Image.Image)
         if answer is not None:
             if isinstance(answer, str):
-                answer = prompts.answer_ids(self, image, text, answer)
-            inputs = prompts.extended(inputs, answer, token_type=int(self.decoder.reads_prefix))
+                ids = prompts.answer_ids(self, image, text, answer)
+            else:
+                ids = self.token_ids(answer)
+            inputs = prompts.extended(inputs, ids, token_type=int(self.decoder.reads_prefix))
         return prompts.read(self, inputs, size=(image.height, image.width))
 
     def answer_ids(
@@ -120,17 +122,25 @@ class LVLM:
         if isinstance(answer, str):
             text = prompts.render(self.processor, question, self.template)
             return prompts.answer_ids(self, image, text, answer)
-        remedy, words = "at least one token", len(self.decoder.head.weight)
+        remedy = "at least one token"
         if answer is None:
             remedy = "an answer of yours: the model says nothing"
             answer = self.speak(self.prompt(image, question), length)
+        ids = self.token_ids(answer)
+        if not ids:
+            raise BadOption("answer", answer, remedy)
+        return ids
+
+    def token_ids(self, answer: Sequence[int]) -> list[int]:
+        """An answer that was given as token ids, if the model has them."""
+        most = len(self.decoder.head.weight) - 1
+        if not isinstance(answer, Iterable):
+            raise BadOption("answer", answer, "text, or a list of token ids")
         ids = [token.item() if isinstance(token, Tensor) else token for token in answer]
         for token in ids:
             whole = isinstance(token, Integral) and not isinstance(token, bool)
-            if not whole or not 0 <= int(token) < words:
-                raise BadOption("answer", token, f"token ids, whole numbers from 0 to {words - 1}")
-        if not ids:
-            raise BadOption("answer", answer, remedy)
+            if not whole or not 0 <= int(token) <= most:
+                raise BadOption("answer", token, f"token ids, whole numbers from 0 to {most}")
         return [int(token) for token in ids]
 
     def read(self, inputs: Mapping[str, Any]) -> Prompt:
@@ -254,8 +264,8 @@ def wrap(
     """
     apart = lie_apart(module)
     module.eval().requires_grad_(False)
-    if template is not None and not all(field in template for field in ("{image}", "{question}")):
-        raise BadOption("template", template, "a text with {image} and {question} in it")
+    if template is not None:
+        prompts.check_template(template)
     view = LVLM(
         module=module,
         decoder=decoder.find(module),
@@ -300,7 +310,7 @@ def load(
         where = str(_builtin(where))
     module, processor = _open(where)
     kind = getattr(torch, dtype, None) if isinstance(dtype, str) else dtype
-    if dtype is not None and not isinstance(kind, torch.dtype):
+    if dtype is not None and not (isinstance(kind, torch.dtype) and kind.is_floating_point):
         raise BadOption("dtype", dtype, "float32, bfloat16, float16 or float64")
     default = torch.float32 if library == "builtin" else None  # builtin files hold half precision
     if _quantised(module.config):  # stays as it is stored, where its library put it

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from string import Formatter
 from typing import TYPE_CHECKING, Any, TypeGuard
 
 import numpy as np
@@ -71,6 +72,17 @@ class Prompt:
     @property
     def n_image(self) -> int:
         return self.image.stop - self.image.start
+
+
+def check_template(template: str) -> None:
+    """Refuse a template without the two fields, or with others."""
+    try:
+        fields = {field for _, field, _, _ in Formatter().parse(template)} - {None}
+    except ValueError:  # a brace by itself
+        fields = set()
+    if fields != {"image", "question"}:
+        expected = "a text with {image} and {question} in it, and no other braces but {{ and }}"
+        raise BadOption("template", template, expected)
 
 
 def render(processor: Any, question: str, template: str | None = None) -> str:
