@@ -17,6 +17,7 @@ from seecause.lvlm import (
     attribute_heads,
     bank_of_prompts,
     blind_logits,
+    classifier,
     edited_heads,
     make_bank,
     trace_words,
@@ -228,6 +229,8 @@ def test_what_such_a_model_cannot_be_asked_is_refused_in_words():
         lvlm.read(untold)
     with pytest.raises(BadPrompt, match="picture must come first"):
         wrap(here.native.module, here.native.processor, template="what {image} {question}")
+    with pytest.raises(UnsupportedModel, match="read the question"):
+        classifier(lvlm, ["cat", "dog"])
     asked = [lvlm.prompt(picture, question) for question in (QUESTION, "a red cat")]
     with pytest.raises(BankMismatch, match="several questions"):
         bank_of_prompts(lvlm, asked)

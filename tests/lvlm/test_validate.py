@@ -40,7 +40,7 @@ def shares(here, masks: torch.Tensor) -> torch.Tensor:
         means,
         torch.cat([ends, masks]).view(-1, *GRID),
     )
-    low, high, *result = states @ here.engine.readout
+    low, high, *result = states @ here.engine.readouts[0]
     return (torch.stack(result) - low) / (high - low)
 
 

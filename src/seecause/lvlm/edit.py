@@ -234,17 +234,23 @@ def edited_heads(
     size: tuple[int, int] | None = None,
     picture: Image.Image | None = None,
 ) -> Iterator[LVLM]:
-    """Inside the block, `heads` (layer, head) of the native model see something else than the
-    picture, in `generate` and in every other forward. Give one of `blind` (a bank: its average
-    picture), `redirect` (another picture of the same size) and `boost` (how many times as much the
-    picture weighs; 0 hides it). One sequence at a time; its prompt is read inside the block.
-    `size` (height, width) of the picture that is asked about places tiles (InternVL, Idefics 3,
-    Ovis 2), which native inputs do not tell; the `picture` itself, which has a size, is left out of
-    the bank's average, as engines do.
+    """Inside the block, some heads see something else than the picture, in the native `generate`
+    and in every other forward; afterwards the model is as before.
 
         other = sc.data.open_picture("critters:clean:test#5")
         with sc.lvlm.edited_heads(lvlm, [(0, 4), (1, 1)], redirect=other):
             ids = lvlm.speak(lvlm.prompt(picture, "Which critter is this?"), 8)
+
+    heads       pairs (layer, head), both from 0
+    blind       a bank: these heads see its average picture
+    redirect    another picture of the same size: they see that one
+    boost       a factor: the picture weighs so many times as much for them; 0 hides it
+    picture     the picture that is asked about, which the bank's average then leaves out
+    size        or its (height, width) alone. One of both places tiles (InternVL, Idefics 3, Ovis
+                2), which native inputs do not tell
+
+    Give exactly one of blind, redirect and boost. One sequence at a time; its prompt is read inside
+    the block.
     """
     chosen = [name for name in (blind, redirect, boost) if name is not None]
     if len(chosen) != 1:

@@ -80,11 +80,10 @@ class MaskedRows:
 
     def protocol(self) -> dict[str, Any]:
         """What a result must say about its making."""
-        lvlm = self.lvlm
+        lvlm, tokens = self.lvlm, str(self.prompt.tokens)
         return {
             "model": lvlm.name, "fingerprint": lvlm.fingerprint(), "question": self.question,
-            "bank": self.bank, "image_tokens": str(self.prompt.tokens),
-            "vocabulary": self.vocabulary,
+            "bank": self.bank, "image_tokens": tokens, "vocabulary": self.vocabulary,
             "dtype": str(lvlm.dtype).removeprefix("torch."), "device": str(lvlm.device),
             "seecause": __version__, "torch": torch.__version__,
         }  # fmt: skip
@@ -277,11 +276,17 @@ def _no_slope(reason: str) -> NotDefined:
 class MaskEngine(MaskedRows):
     """One picture, one question, one word of the answer, ready for masks.
 
-    `answer` (text or token ids) and `position` choose the word: the k-th token of the answer, those
-    before it taken as said. Without an answer it is the model's own. `floor` is the least the
-    picture must move the answer towards itself, in logits; None, for models that are not trained,
-    takes any effect, against the answer too. `vocabulary` cuts the mean logit to the first words,
-    where a model pads its vocabulary. A `Prompt` in place of the picture needs no question.
+        engine = sc.lvlm.MaskEngine(lvlm, picture, "Which critter is this?", bank)
+        heads = sc.lvlm.attribute_heads(engine)
+        engine.evaluate(heads.mask(5)[None])    # F of five heads: 0 is no head's, 1 is all heads'
+
+    image       the picture, or a `Prompt` that holds it (then no question is needed)
+    bank        the average picture, for whoever may not see this one: `make_bank`
+    answer      text or token ids; None: the model's own
+    position    which token of the answer is explained; those before it are taken as said
+    floor       the least effect of the picture towards the answer, in logits; None: any effect
+    vocabulary  takes the mean logit over so many first words, where a model pads its vocabulary
+    block_size  masks at once; None: as memory allows
     """
 
     @torch.no_grad()
@@ -309,11 +314,6 @@ class MaskEngine(MaskedRows):
         enough = self.span != 0 if floor is None else self.span > 0 and self.span >= floor
         if not enough or not torch.isfinite(ends).all():
             raise WeakAnswer(self.answer, self.span, floor or 0)
-
-    @property
-    def readout(self) -> Tensor:
-        """[D]: its dot product with a normed state is the answer's adjusted logit."""
-        return self.readouts[0]
 
     @property
     def span(self) -> float:

@@ -255,12 +255,15 @@ def wrap(
     inputs: Mapping[str, Any] | None = None,
     check: bool = True,
 ) -> LVLM:
-    """A verified view of a transformers vision-language model. The module is put into eval mode and
-    its parameters are frozen.
+    """A view of a transformers vision-language model that you have in memory, for everything in
+    `sc.lvlm`. The module is put into eval mode and its parameters are frozen.
 
-    `template` replaces the processor's chat template: a text with {image} and {question}. Without a
-    processor, give native `inputs` to verify with, and make prompts from native inputs
-    (`lvlm.read`).
+    processor   the model's own, which turns pictures and questions into its inputs. Without one,
+                make prompts of native inputs: `lvlm.read(inputs)`
+    name        what results call the model
+    template    in place of the processor's chat template: a text with {image} and {question}
+    inputs      native inputs to verify with, where there is no processor
+    check       whether to verify that the view computes what the module computes
     """
     apart = lie_apart(module)
     module.eval().requires_grad_(False)
@@ -298,8 +301,17 @@ def load(
     template: str | None = None,
     check: bool = True,
 ) -> LVLM:
-    """A vision-language model by name: `builtin:critters-llava`, `hf:NAME-OR-FOLDER`, or a folder
-    that transformers wrote."""
+    """Open a vision-language model and verify its view; docs/models.md lists what works.
+
+        lvlm = sc.lvlm.load("builtin:critters-llava")
+        lvlm = sc.lvlm.load("hf:llava-hf/llava-1.5-7b-hf", device="cuda", dtype="bfloat16")
+
+    spec        `builtin:NAME`, `hf:NAME-OR-FOLDER`, or a folder that transformers wrote
+    device      such as "cuda"; None: where transformers puts it, which is the CPU unless quantised
+    dtype       float32, bfloat16, float16 or float64; None: as stored (builtin models: float32)
+    template    in place of the processor's chat template: a text with {image} and {question}
+    check       whether to verify that the view computes what the native model computes
+    """
     library, _, where = spec.partition(":")
     if library not in LIBRARIES or not where:
         if not Path(spec).is_dir():
