@@ -248,3 +248,30 @@ def test_capped_scores_are_refused_and_windows_cut_answers_only():
     native.module.set_attn_implementation("eager")
     with pytest.raises(UnsupportedModel, match=r"caps its scores.*attn_implementation='sdpa'"):
         wrap(native.module, native.processor)
+
+
+def test_several_pictures_stand_before_the_question():
+    """Native inputs, and a bank of prompts: no processor is asked."""
+    here = scene("paligemma")
+    lvlm = here.lvlm
+
+    def inputs(*seeds):
+        asked = [lvlm.prompt(photo(here.native.size, seed), QUESTION).inputs for seed in seeds]
+        many = {"pixel_values": torch.cat([each["pixel_values"] for each in asked])}
+        for name in ("input_ids", "attention_mask", "token_type_ids"):
+            row = asked[0][name]
+            many[name] = torch.cat([row[:, :16]] * (len(seeds) - 1) + [row], dim=1)
+        return many
+
+    others = [inputs(1, 2), inputs(3, 4)]
+    prompt = lvlm.read(inputs(0, 9))
+    assert str(prompt.tokens) == "4 x 4 + 4 x 4" and prompt.prefix == len(prompt.ids) == 37
+    bank = bank_of_prompts(lvlm, [lvlm.read(each) for each in others])
+    engine = MaskEngine(lvlm, prompt, None, bank, answer=[TOKEN], floor=None)
+    average = prefix_hear.average_keys(lvlm.module, others)
+    heads, image = some(2, 16), some(2, 32, seed=2)
+    masks = (heads[1].view(GRID), None, image[1])
+    slow = prefix_hear.blinded(lvlm.module, inputs(0, 9), average, *masks)
+    assert_close(engine.adjusted(heads, image=image)[1], adjusted(slow[-1]), atol=1e-10, rtol=0)
+    with pytest.raises(BankMismatch, match="does not tell its picture's size"):
+        MaskEngine(lvlm, prompt, None, make_bank(lvlm, here.pictures), answer=[TOKEN])
