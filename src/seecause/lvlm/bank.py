@@ -45,7 +45,7 @@ from seecause.types import wide_dtype
 Mode = Literal["shape", "fixed", "mean", "grid"]
 Size = tuple[int, int]  # height, width
 KeyValueSums = tuple[Tensor, Tensor]  # [L, Hkv, N, dh], added up over pictures
-QUESTION = "What is this?"  # image tokens come before the question, so any will do
+QUESTION = "What is this?"  # any will do, but where image tokens read it (`asked_alike`)
 FILE, CARD = "bank.safetensors", "bank.json"
 CALIBRATION = 100
 _START = 1 << 30  # far from any picture of Critters that a model is trained or tested on
