@@ -219,7 +219,7 @@ def plain(
     print(f"{way} way: {each * len(drawn):.1f} s for {len(drawn):,} ({size} at once){gain}")
     if found is not None:
         ours = found[0][: len(states)].double().cpu() * engine.span + engine.ablated
-        theirs = (states.float() @ engine.readout.float()).double().cpu()
+        theirs = (states.float() @ engine.readouts[0].float()).double().cpu()
         near = correlation(ours, theirs)
         print(f"    the same numbers: correlation {near:.5f} over {len(states)} masks")
 

@@ -25,6 +25,7 @@ from seecause.data.backgrounds import read_in9_map
 from seecause.faithful.config import TrainConfig, read_config
 from seecause.faithful.run import Snapshot, read_evaluations, read_snapshot, write_snapshot
 from seecause.lvlm import HeadAttribution, MeanBank
+from seecause.lvlm.bank import Averaged
 from seecause.models.checkpoints import read_class_names, read_weights
 from seecause.models.image_tokens import Grid, ImageTokens
 from tests import fuzz_data
@@ -238,9 +239,9 @@ def lvlm_results(folder: Path) -> list[Victim]:
     heads = torch.zeros(2, 3, dtype=torch.float64)
     traced = HeadAttribution(heads, 0.1, 0.9, 0.9, 100, 0.8, heads + 1, {"model": "m"})
     traced.save(folder / "heads")
-    layout = ImageTokens((Grid(2, 2), Grid(1, 3, newline=True)))
-    sums = torch.zeros(2, 1, layout.count, 4)
-    bank = MeanBank("shape", "model", None, ("d",), {layout: (sums, sums + 1)}, {layout: 1})
+    averaged = Averaged(ImageTokens((Grid(2, 2), Grid(1, 3, newline=True))), (8, 9))
+    sums = torch.zeros(2, 1, averaged.tokens.count, 4)
+    bank = MeanBank("shape", "model", None, ("d",), {averaged: (sums, sums + 1)}, {averaged: 1})
     bank.save(folder / "bank")
 
     def read_heads() -> None:

@@ -31,7 +31,7 @@ from seecause.critters.train.llava_model import (
     build_llava,
     make_words,
 )
-from seecause.models.decoder import load_reading_few
+from seecause.models.decoder import restrict
 
 SMALL = {
     "size": 32,
@@ -253,8 +253,11 @@ def test_a_planted_model_keeps_its_restriction_when_stored(tmp_path):
     model, teacher, batch = model_and_batch(readers=READERS)
     question = teacher.words.prompt("Which critter is this?")[1]
     model.save_pretrained(tmp_path)
-    again = load_reading_few(tmp_path, dtype=torch.float64).eval()
-    free = LlavaForConditionalGeneration.from_pretrained(tmp_path, dtype=torch.float64).eval()
+    again, free = (
+        LlavaForConditionalGeneration.from_pretrained(tmp_path, dtype=torch.float64).eval()
+        for _ in range(2)
+    )
+    restrict(again)
     expected = answer(model, teacher, batch.image, question)
     assert torch.equal(answer(again, teacher, batch.image, question), expected)
     assert (answer(free, teacher, batch.image, question) - expected).abs().max() > 1e-4

@@ -261,6 +261,37 @@ def qwen3_vl() -> NativeLVLM:
     return _qwen("Qwen3VL", vision, head_dim=12, **_rope(2, 2, 2, mrope_interleaved=True))
 
 
+def _paligemma(text: Any) -> NativeLVLM:
+    words = tokenizer("<image>")
+    vision = hf.SiglipVisionConfig(
+        **{name: value for name, value in CLIP.items() if name != "projection_dim"},
+        vision_use_head=False,
+    )
+    config = hf.PaliGemmaConfig(
+        vision_config=vision, text_config=text, projection_dim=32, hidden_size=32,
+        image_token_index=words.convert_tokens_to_ids("<image>"),
+    )  # fmt: skip
+    pictures = hf.SiglipImageProcessor(size={"height": 32, "width": 32})
+    pictures.image_seq_length = 16
+    module = hf.PaliGemmaForConditionalGeneration(config)
+    return NativeLVLM(module, hf.PaliGemmaProcessor(pictures, words))
+
+
+def paligemma() -> NativeLVLM:
+    return _paligemma(hf.GemmaConfig(**TEXT, num_key_value_heads=1, head_dim=8))
+
+
+def paligemma2() -> NativeLVLM:
+    text = hf.Gemma2Config(
+        **TEXT, num_key_value_heads=2, head_dim=8, sliding_window=24, query_pre_attn_scalar=6
+    )
+    return _paligemma(text)
+
+
+# prefix language models: image tokens read the question
+PREFIX_FAMILIES: dict[str, Callable[[], NativeLVLM]] = {
+    f.__name__: f for f in (paligemma, paligemma2)
+}
 FAMILIES: dict[str, Callable[[], NativeLVLM]] = {
     f.__name__: f
     for f in (llava, llava_grouped, llava_next, internvl, qwen2_vl, qwen2_5_vl, qwen3_vl)
@@ -273,7 +304,8 @@ def tiny_lvlm(
     """A scrambled model of one family. In float64 its norms are replaced by torch's, since the
     native ones compute in float32."""
     torch.manual_seed(seed)
-    native = FAMILIES[family]() if isinstance(family, str) else family()
+    make = (FAMILIES | PREFIX_FAMILIES)[family] if isinstance(family, str) else family
+    native = make()
     scramble(native.module, seed)
     native.module.to(dtype)
     if dtype == torch.float64:

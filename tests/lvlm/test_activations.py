@@ -54,7 +54,7 @@ def test_what_heads_write_adds_up_to_the_block(row):
         assert_close(middle + block.feed(middle[None])[0], after, atol=1e-10, rtol=0)
     final = here.lvlm.decoder.norm(seen.states[-1][-1])
     expected = here.engine.adjusted(mask[None])[0]
-    assert_close(final @ here.engine.readout, expected, atol=1e-10, rtol=0)
+    assert_close(final @ here.engine.readouts[0], expected, atol=1e-10, rtol=0)
 
 
 def test_the_lens_reads_a_head_through_the_final_norm_and_the_vocabulary():

@@ -19,7 +19,7 @@ from seecause.lvlm import (
     make_bank,
 )
 from seecause.lvlm._cache import run_prefix
-from seecause.lvlm.bank import picture_digest, stretch
+from seecause.lvlm.bank import Averaged, picture_digest, stretch
 from seecause.models.image_tokens import Grid, ImageTokens
 from tests.families.lvlm import photo
 from tests.lvlm.scenes import QUESTION, TOKEN, scene
@@ -169,7 +169,7 @@ def test_what_does_not_fit_is_refused():
         make_bank(here.lvlm, [])
     tiles = scene("internvl")
     bank = make_bank(tiles.lvlm, tiles.pictures, mode="grid", size=(32, 32))
-    with pytest.raises(BankMismatch, match="another number of grids"):
+    with pytest.raises(BankMismatch, match="other grids or at other places"):
         bank.means(tiles.lvlm, tiles.engine.prompt)
     mixed = [here.lvlm.prompt(p, QUESTION) for p in here.pictures] + [other.engine.prompt]
     assert len({p.tokens for p in mixed}) == 1
@@ -183,7 +183,8 @@ def test_what_does_not_fit_is_refused():
 def test_a_bank_has_as_many_shapes_as_were_asked_for_and_keeps_them_apart(tmp_path):
     here = scene("qwen2_vl")
     bank = make_bank(here.lvlm, here.pictures, sizes=[(40, 56), (64, 64)])
-    odd = ImageTokens((Grid(1, 2, box=None), Grid(1, 1, (0.0, 0.5, 1.0, 1.0), True, 1)))
+    tokens = ImageTokens((Grid(1, 2, box=None), Grid(1, 1, (0.0, 0.5, 1.0, 1.0), True, 1)))
+    odd = Averaged(tokens, (8, 9))
     bank.sums[odd], bank.weights[odd] = (torch.ones(1, 1, 4, 2), torch.zeros(1, 1, 4, 2)), 7
     read = MeanBank.load(bank.save(tmp_path / "new" / "bank"))
     assert list(read.sums) == list(bank.sums) and read.weights == bank.weights
@@ -281,3 +282,32 @@ def test_as_many_critters_as_asked_for_in_every_style(monkeypatch):
     shown = [to_pil(image) for image in render(second[:3], size=32, style=styles[0][0]).image]
     assert calibration_critters(7, size=32)[:3] == shown
     assert to_pil(render(first[:1], size=32, style=styles[0][0]).image[0]) != shown[0]
+
+
+def test_prompts_of_a_bank_may_have_the_picture_at_different_places():
+    here = scene("llava")
+    question = [here.lvlm.prompt(photo(here.native.size, seed), QUESTION) for seed in (1, 2)]
+    inputs = dict(question[1].inputs)
+    for name in ("input_ids", "attention_mask"):  # a word more before the picture
+        inputs[name] = torch.cat([inputs[name][:, :1], inputs[name]], dim=1)
+    moved = here.lvlm.read(inputs)
+    assert moved.image.start == question[0].image.start + 1
+    both = bank_of_prompts(here.lvlm, [question[0], moved]).means(here.lvlm, moved)
+    each = [bank_of_prompts(here.lvlm, [p]).means(here.lvlm, moved) for p in (question[0], moved)]
+    for mean, first, second in zip(both, *each, strict=True):
+        assert_close(mean, (first + second) / 2, atol=1e-12, rtol=0)
+
+
+def test_sizes_belong_to_the_mode_that_has_several():
+    here = scene("llava")
+    with pytest.raises(BadOption, match="none with mode='mean'"):
+        make_bank(here.lvlm, here.pictures, mode="mean", sizes=[(40, 56)])
+
+
+def test_tiles_at_other_places_are_not_taken_for_one_another():
+    beside, below = (0.0, 0.0, 1.0, 0.5), (0.0, 0.0, 0.5, 1.0)
+    have, want = (ImageTokens((Grid(2, 2, box), Grid(2, 2))) for box in (beside, below))
+    values = torch.rand(1, 1, 8, 2)
+    assert torch.equal(stretch(values, have, have), values)
+    with pytest.raises(BankMismatch, match="other places"):
+        stretch(values, have, want)

@@ -283,3 +283,12 @@ def test_edited_heads_keep_what_hides_the_picture_from_each():
         with edited_heads(lvlm, heads, boost=0):  # who reads nothing has nothing to lose
             gap = float((native.module(**inputs).logits - plain)[0, -1].abs().max())
         assert (gap > 1e-6) == changes
+
+
+@pytest.mark.parametrize("pair", [(-1, 0), (0.5, 0), (0, 4), 3, "a"])
+def test_a_head_that_there_is_not_is_refused(pair):
+    with (
+        pytest.raises(BadOption, match="layer, head"),
+        edited_heads(scene("llava").lvlm, [pair], boost=1.0),
+    ):
+        pass

@@ -46,7 +46,7 @@ def test_the_engine_equals_the_slow_twin(family):
         here.lvlm.module, dict(engine.prompt.inputs), twin.means, heads.view(3, *GRID)
     )
     assert_close(
-        plain, everyday @ engine.readout, atol=1e-10, rtol=0
+        plain, everyday @ engine.readouts[0], atol=1e-10, rtol=0
     )  # what benchmarks/lvlm.py races against
 
 
@@ -60,7 +60,7 @@ def test_the_careful_plain_way_has_the_same_numbers(family):
     prefix = hear.remembered(module, inputs, means, given)
     careful = hear.cached_batch(module, inputs, prefix, heads.view(3, *GRID), given)
     plain = here.engine.adjusted(heads)
-    assert_close(plain, careful @ here.engine.readout, atol=1e-10, rtol=0)
+    assert_close(plain, careful @ here.engine.readouts[0], atol=1e-10, rtol=0)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -387,3 +387,9 @@ def test_running_out_of_memory_halves_the_block_and_goes_on(monkeypatch):
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
     assert_close(engine.adjusted(heads[:39]), expected[:39], atol=1e-10, rtol=0)
     assert widths == [16, 8, *[4] * 10]  # the last block of three is padded to four
+
+
+def test_blocks_have_at_least_one_mask():
+    here = scene("llava")
+    with pytest.raises(BadOption, match="block_size=0"):
+        MaskEngine(here.lvlm, here.engine.prompt, None, here.bank, answer=[TOKEN], block_size=0)

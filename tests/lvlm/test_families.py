@@ -60,15 +60,15 @@ def test_what_is_new_in_a_family_belongs_to_its_view(family, part):
 
 
 def test_others_are_refused_by_name_with_the_reason():
-    config = hf.PaliGemmaConfig(
-        vision_config=hf.SiglipVisionConfig(**TOWER),
-        text_config=dict(hidden_size=16, intermediate_size=16, num_hidden_layers=1,
-                         num_attention_heads=2, num_key_value_heads=1, head_dim=8, vocab_size=40,
-                         model_type="gemma"),
-        image_token_index=4,
+    config = hf.Blip2Config(
+        vision_config={**TOWER, "num_hidden_layers": 1}, num_query_tokens=2, image_token_index=4,
+        qformer_config=dict(hidden_size=16, num_hidden_layers=1, num_attention_heads=2,
+                            intermediate_size=16, encoder_hidden_size=16),
+        text_config=dict(model_type="opt", hidden_size=16, ffn_dim=16, num_hidden_layers=1,
+                         num_attention_heads=2, vocab_size=40, word_embed_proj_dim=16),
     )  # fmt: skip
-    with pytest.raises(UnsupportedModel, match="image tokens read the question"):
-        wrap(hf.PaliGemmaForConditionalGeneration(config))
+    with pytest.raises(UnsupportedModel, match="learned positions, not rotary"):
+        wrap(hf.Blip2ForConditionalGeneration(config))
     assert not set(REFUSED) & set(FAMILIES)
 
 

@@ -267,6 +267,9 @@ def test_equal_coefficients_are_ordered_by_layer_and_head():
     heads = HeadAttribution(even, 0.0, 1.0, 1.0, 8, 1.0, even)
     assert heads.top(4) == [(1, 1), (0, 0), (0, 2), (1, 2)]
     assert heads.mask(2).tolist() == [True, False, False, False, True, False]
+    for k in (-1, 7):  # -1 would be all but the last
+        with pytest.raises(BadOption, match="a count up to 6"):
+            heads.mask(k)
 
 
 def test_every_option_reaches_what_is_fitted():

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from seecause.errors import BadOption, BadPrompt, MissingWeights, UnknownName, UnsupportedModel
-from seecause.lvlm import load, picture_map, verify, wrap
+from seecause.lvlm import MaskEngine, load, picture_map, verify, wrap
 from seecause.lvlm.prompt import answer_ids, extended, render
 from tests.families.lvlm import photo, tiny_lvlm
 from tests.lvlm.scenes import QUESTION, scene
@@ -183,3 +183,22 @@ def test_an_answer_stands_one_space_behind_its_prompt(monkeypatch):
     for before, answer in (([9], "cat"), ([8, 9, 10], "cat"), ([8], "  ")):
         with pytest.raises(BadPrompt, match="do not continue"):
             answer_ids(scene("llava").lvlm, None, "ASSISTANT :", answer, before=before)
+
+
+@pytest.mark.parametrize("template", ["{image} {question} {x}", "{image} {question} {", "{image}"])
+def test_a_template_that_cannot_be_filled_is_refused_before_it_is_used(template):
+    here = scene("llava")
+    with pytest.raises(BadOption, match="no other braces"):
+        wrap(here.native.module, here.native.processor, template=template, check=False)
+
+
+@pytest.mark.parametrize("answer", [[700], [-1], [1.5], 7])
+def test_an_answer_of_tokens_that_there_are_not_is_refused(answer):
+    here = scene("llava")
+    picture = photo(here.native.size)
+    with pytest.raises(BadOption, match="token ids"):
+        here.lvlm.prompt(picture, QUESTION, answer)
+    prompt = here.lvlm.prompt(picture, QUESTION)
+    given = answer if isinstance(answer, list) else [answer * 100]
+    with pytest.raises(BadOption, match="token ids"):  # -1 would be the last word
+        MaskEngine(here.lvlm, prompt, None, here.bank, answer=given, floor=None)

@@ -138,3 +138,10 @@ def test_heads_that_carry_nothing_cannot_be_shared_out():
     engine = scene("llava").engine
     with pytest.raises(WeakAnswer):
         text_effects(engine, torch.zeros(16, dtype=torch.bool))
+
+
+def test_weighted_attention_wants_every_head():
+    engine = scene("llava").engine
+    effects = text_effects(engine)
+    with pytest.raises(BadOption, match="one value a head"):
+        weighted_attention(engine, torch.ones(4, 4), torch.ones(15), effects)

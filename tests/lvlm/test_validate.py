@@ -40,7 +40,7 @@ def shares(here, masks: torch.Tensor) -> torch.Tensor:
         means,
         torch.cat([ends, masks]).view(-1, *GRID),
     )
-    low, high, *result = states @ here.engine.readout
+    low, high, *result = states @ here.engine.readouts[0]
     return (torch.stack(result) - low) / (high - low)
 
 
@@ -197,3 +197,9 @@ def test_coarse_curves_are_the_full_ones_at_their_counts_and_straight_between():
     assert len(curve_counts(1024, 128)) < 128
     with pytest.raises(BadOption, match="points"):
         scan(engine, orders, points=1)
+
+
+@pytest.mark.parametrize("order", [torch.arange(5), torch.zeros(16).long(), torch.arange(16) + 1])
+def test_an_order_has_every_head_once(order):
+    with pytest.raises(BadOption, match="each of them once"):
+        scan(scene("llava").engine, order)

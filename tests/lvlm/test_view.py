@@ -172,7 +172,7 @@ def test_planted_heads_alone_have_attention_on_the_picture():
 
 def test_an_answer_without_numbers_is_refused(monkeypatch):
     here = scene("llava")
-    nothing = torch.full_like(here.engine.readout, torch.nan)
+    nothing = torch.full_like(here.engine.readouts[0], torch.nan)
     monkeypatch.setattr(LVLM, "readout", lambda *_: nothing)
     with pytest.raises(WeakAnswer):
         MaskEngine(here.lvlm, here.engine.prompt, None, here.bank, answer=[TOKEN], floor=None)

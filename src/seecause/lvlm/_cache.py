@@ -19,7 +19,7 @@ At 0 and 1 both are what a mask does; between, they have a derivative.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
@@ -32,7 +32,7 @@ from seecause.engine.attend import Bank, Mask, Part, attend, merge_pair
 from seecause.engine.walk import HasBlocks, walk
 from seecause.lvlm.prompt import Prompt
 from seecause.models.block import Block, Fn
-from seecause.models.decoder import SWAP, TABLE, Decoder, causal, rotate, run
+from seecause.models.decoder import SWAP, TABLE, Decoder, rotate, run, sees_all_before
 from seecause.models.layout import At
 from seecause.types import wide
 
@@ -63,14 +63,21 @@ def read_shared(
     return o[0].unflatten(0, (batch, rows)), lse[0].unflatten(0, (batch, rows))
 
 
-def read_own(q: Tensor, k: Tensor, v: Tensor, *, scale: float) -> Part:
+def read_own(q: Tensor, k: Tensor, v: Tensor, *, scale: float, keep: Tensor | None = None) -> Part:
     """The last R rows of each copy over its own text q [B, H, R, dh], k and v [B, Hkv, K, dh],
-    looking back only."""
+    looking back only, or at what `keep` [R, K] says."""
     rows, keys = q.shape[2], k.shape[2]
-    if has_fused_read(q) and not kernel_text.has_slope(q) and rows in (1, keys):
-        return _flash(q, k, v, scale, causal=rows == keys)
-    back = torch.ones(rows, keys, dtype=torch.bool, device=q.device).tril(keys - rows)
-    return attend(q, [Bank(k, v, Mask(back[None, None]))], scale=scale)
+    if keep is None:
+        if has_fused_read(q) and not kernel_text.has_slope(q) and rows in (1, keys):
+            return _flash(q, k, v, scale, causal=rows == keys)
+        keep = torch.ones(rows, keys, dtype=torch.bool, device=q.device).tril(keys - rows)
+    return attend(q, [Bank(k, v, Mask(keep[None, None]))], scale=scale)
+
+
+def text_keep(index: Tensor, prefix: int) -> Tensor:
+    """[R, R] bool: which text tokens `index` [R] see each other where the first `prefix` tokens of
+    a sequence do so both ways."""
+    return (index <= index[:, None]) | (index < prefix)
 
 
 def blend(own: Part, picture: Part | None, average: Part | None, choose: Tensor) -> Tensor:
@@ -128,16 +135,17 @@ def with_own_text(
     choose: Tensor,
     *,
     scale: float,
+    keep: Tensor | None = None,
 ) -> Tensor:
-    """`blend` with what rows q [1|B, H, R, dh] read of their own text, k and v [1|B, Hkv, K, dh];
-    one kernel where there is one."""
-    few = q.shape[2] == k.shape[2] <= kernel_text.MOST_ROWS
+    """`blend` with what rows q [1|B, H, R, dh] read of their own text, k and v [1|B, Hkv, K, dh],
+    as in `read_own`; one kernel where there is one."""
+    few = q.shape[2] == k.shape[2] <= kernel_text.MOST_ROWS and keep is None
     if few and picture is not None and average is not None and kernel_text.usable(q):
         if choose.dtype == torch.float32:
             return kernel_text.soft_text(q, k, v, picture, average, choose, scale=scale)
         if not kernel_text.has_slope(q, k, v):
             return kernel_text.own_text(q, k, v, picture, average, choose, scale=scale)
-    return blend(read_own(q, k, v, scale=scale), picture, average, choose)
+    return blend(read_own(q, k, v, scale=scale, keep=keep), picture, average, choose)
 
 
 class _SharedRead(torch.autograd.Function):
@@ -227,9 +235,9 @@ KeyValues = list[tuple[Tensor, Tensor]]  # for each block, unrotated keys and va
 @torch.no_grad()
 def run_prefix(decoder: Decoder, prompts: Sequence[Prompt]) -> KeyValues:
     """Keys (before rotation) and values of every row up to the last image token, for prompts of one
-    shape at once."""
+    shape at once. In a prefix language model they depend on the question, which runs along."""
     first, keys_values = prompts[0], KeyValues()
-    end = first.image.stop
+    last, end = first.image.stop, max(first.image.stop, first.prefix)
     features = zip(*(prompt.deepstack for prompt in prompts), strict=True)
     run(
         decoder,
@@ -237,7 +245,7 @@ def run_prefix(decoder: Decoder, prompts: Sequence[Prompt]) -> KeyValues:
         first.at.take(first.at.index[:end]),
         deepstack=tuple(map(torch.cat, features)),
         image=first.image,
-        record=lambda _, k, v: keys_values.append((k, v)),
+        record=lambda _, k, v: keys_values.append((k[:, :, :last], v[:, :, :last])),
     )
     return keys_values
 
@@ -259,6 +267,13 @@ class PrefixCache:
     image: slice  # image tokens among the keys
     picture: list[KeyValue]
     average: list[KeyValue]
+    prefix: int = 0  # the first tokens of the sequence that see each other both ways
+
+    def own_keep(self, rows: int) -> Tensor | None:
+        """[rows, R] bool: what the last `rows` rows see of the text; None: they look back only."""
+        if self.prefix <= self.image.stop + self.start:
+            return None
+        return text_keep(self.at.index, self.prefix)[-rows:]
 
     def mixed(self, image: Tensor, last: int) -> Mixed:
         """How keys of both banks are read where some image tokens [B, N] are averaged, by all rows
@@ -294,21 +309,23 @@ class PrefixCache:
     def bias(self, block: Block, *, rows: int) -> Tensor | None:
         """What hides keys from the last `rows` rows, [1, 1|H, rows, K]; None where all of them come
         before every row and nothing else is hidden."""
-        hidden = None if block.additive is causal else block.bias(self.at, self.keys_at)
+        hidden = None if sees_all_before(block) else block.bias(self.at, self.keys_at)
         return None if hidden is None else hidden[:, :, -rows:]
 
     @torch.no_grad()
     def from_row(self, lvlm: HasBlocks, row: int) -> PrefixCache:
         """The cache of text rows `row` and later, when no row before may see the picture: those run
-        once, and their keys join both banks."""
+        once, and their keys join both banks. None of them reads a later one."""
         at = self.at.take(self.at.index[:row])
         picture: list[KeyValue] = []
         average: list[KeyValue] = []
-        for step in walk(lvlm, self.states[:, :row], at):
+        first = replace(self, states=self.states[:, :row], at=at)
+        keep = first.own_keep(row)
+        for step in walk(lvlm, first.states, at):
             block, index = step.block, step.index
-            bias = None if block.additive is causal else block.bias(at, self.keys_at)
+            bias = first.bias(block, rows=row)
             seen = read_shared(step.q, *self.average[index], scale=block.scale, bias=bias)
-            own = read_own(step.q, step.k, step.v, scale=block.scale)
+            own = read_own(step.q, step.k, step.v, scale=block.scale, keep=keep)
             step.o = blend(own, None, seen, torch.zeros_like(own[1], dtype=torch.bool))
             for banks, old in ((picture, self.picture[index]), (average, self.average[index])):
                 keys, values = (
@@ -324,6 +341,7 @@ class PrefixCache:
             image=self.image,
             picture=picture,
             average=average,
+            prefix=self.prefix,
         )
 
 
@@ -353,4 +371,5 @@ def prefix_cache(
         image=image,
         picture=picture,
         average=average,
+        prefix=prompt.prefix,
     )

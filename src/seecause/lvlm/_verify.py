@@ -12,9 +12,9 @@ from torch import Tensor
 from seecause.engine.verify import TOLERANCE, Probe, compare, listening, need_finite
 from seecause.engine.walk import walk
 from seecause.errors import BadOption, ViewMismatch
-from seecause.lvlm._cache import read_shared, with_own_text
+from seecause.lvlm._cache import read_shared, text_keep, with_own_text
 from seecause.lvlm.prompt import Prompt
-from seecause.models.decoder import causal, run
+from seecause.models.decoder import run, sees_all_before
 
 if TYPE_CHECKING:
     from seecause.lvlm.model import LVLM
@@ -23,13 +23,15 @@ SIDE = (224, 320)  # of the noise picture
 
 
 def noise_prompt(lvlm: LVLM, seed: int = 0) -> Prompt:
-    """A picture of noise and a question, where nothing better is at hand."""
+    """A picture of noise and a question, where nothing better is at hand; with an answer where its
+    rows see otherwise than those of the question."""
     if lvlm.processor is None:
         raise BadOption(
             "processor", None, "a processor, native `inputs` to verify with, or check=False"
         )
     pixels = np.random.default_rng(seed).integers(0, 256, (*SIDE, 3), dtype=np.uint8)
-    return lvlm.prompt(Image.fromarray(pixels), "What is in the picture?")
+    answer = [1, 2] if lvlm.decoder.reads_prefix else None
+    return lvlm.prompt(Image.fromarray(pixels), "What is in the picture?", answer)
 
 
 @torch.no_grad()
@@ -71,6 +73,7 @@ def _text_rows(
     """Text rows of every block from the native rows before it: plainly, and over recorded keys."""
     at, text = prompt.at, prompt.text
     rows, before = at.take(at.index[text]), at.take(at.index[: text.start])
+    keep = text_keep(rows.index, prompt.prefix) if prompt.prefix > text.start else None
     plain, banked = 0.0, 0.0
     for step in walk(lvlm, prompt.embeddings, at):
         block, expected, states = step.block, outputs[step.index], step.h[:, text]
@@ -78,11 +81,11 @@ def _text_rows(
         plain = max(plain, probe.worst)
         q, k, v = block.qkv(states, rows)
         old_k, old_v = (old[:, :, : text.start] for old in keys[step.index])
-        bias = None if block.additive is causal else block.bias(rows, before)
+        bias = None if sees_all_before(block) else block.bias(rows, before)
         assert block.rotate is not None
         shared = read_shared(q, block.rotate(old_k, before), old_v, scale=block.scale, bias=bias)
         choose = torch.ones(shared[1].shape, dtype=torch.bool, device=q.device)
-        o = with_own_text(q, k, v, shared, shared, choose, scale=block.scale)
+        o = with_own_text(q, k, v, shared, shared, choose, scale=block.scale, keep=keep)
         got = block.finish(states, o)
         probe = compare("attention", block.name, got, expected[:, text], 2 * tolerance, "")
         banked = max(banked, probe.worst)

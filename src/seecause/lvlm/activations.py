@@ -95,7 +95,8 @@ def head_activations(lvlm: LVLM, cache: PrefixCache, on: Tensor) -> HeadActivati
         true, mean = (_read(q, bank, image, bias, scale) for bank in (picture, average))
         seen = torch.where(on[index][:, None], true[0], mean[0])
         seen_lse = torch.where(on[index], true[1], mean[1])
-        parts = [(seen, seen_lse), read_own(q, step.k, step.v, scale=scale)]
+        keep = cache.own_keep(q.shape[2])
+        parts = [(seen, seen_lse), read_own(q, step.k, step.v, scale=scale, keep=keep)]
         if image.start:
             parts.append(_read(q, picture, slice(0, image.start), bias, scale))
         o, lse = merge([wide(o) for o, _ in parts], [lse for _, lse in parts])
@@ -155,11 +156,12 @@ def head_words(
 def heads_mask(lvlm: LVLM, heads: Sequence[Head]) -> Tensor:
     """[L, H] bool: these heads (layer, head)."""
     mask = torch.zeros(lvlm.n_layers, lvlm.n_heads, dtype=torch.bool)
-    for layer, head in heads:
-        if not (0 <= layer < lvlm.n_layers and 0 <= head < lvlm.n_heads):
+    pairs = {(layer, head) for layer in range(lvlm.n_layers) for head in range(lvlm.n_heads)}
+    for pair in heads.tolist() if isinstance(heads, Tensor) else heads:
+        if not isinstance(pair, Sequence) or tuple(pair) not in pairs:
             most = f"(layer, head) up to ({lvlm.n_layers - 1}, {lvlm.n_heads - 1})"
-            raise BadOption("heads", (layer, head), most)
-        mask[layer, head] = True
+            raise BadOption("heads", pair, most)
+        mask[tuple(pair)] = True
     return mask
 
 

@@ -76,7 +76,11 @@ def scan(engine: MaskEngine, orders: Tensor, *, points: int | None = None) -> Ra
     """Both curves for orders [P] or [O, P] of component indices, the best first. Orders share the
     masks' common blocks. In full, or with `points` at about so many counts (`curve_counts`) and
     straight between them."""
-    orders = orders.reshape(-1, engine.n_components).cpu()
+    orders = torch.atleast_2d(orders.cpu())
+    in_order = torch.arange(engine.n_components).expand(len(orders), -1)
+    if not torch.equal(orders.sort(dim=-1).values, in_order):
+        expected = f"orders of all {engine.n_components} heads, each of them once"
+        raise BadOption("orders", list(orders.shape), expected)
     counts = curve_counts(engine.n_components, points)
     on = torch.stack([_top(order, counts) for order in orders])  # [O, K, P]
     responses = engine.evaluate(heads=torch.cat([on, ~on]).flatten(0, 1)).double().cpu()

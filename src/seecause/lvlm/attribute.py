@@ -69,15 +69,19 @@ class HeadAttribution:
 
     def top(self, k: int) -> list[Head]:
         """The `k` heads with the largest coefficients."""
-        if not 0 <= k <= self.coefficients.numel():
-            raise BadOption("k", k, f"a count up to {self.coefficients.numel()}")
-        return [divmod(i, self.coefficients.shape[1]) for i in self.order()[:k].tolist()]
+        return [divmod(i, self.coefficients.shape[1]) for i in self._first(k).tolist()]
 
     def mask(self, k: int) -> Tensor:
         """The top k heads on, the others off: [L*H]."""
         on = torch.zeros(self.coefficients.numel(), dtype=torch.bool)
-        on[self.order()[:k]] = True
+        on[self._first(k)] = True
         return on
+
+    def _first(self, k: int) -> Tensor:
+        """The first `k` of `order`."""
+        if not 0 <= k <= self.coefficients.numel():
+            raise BadOption("k", k, f"a count up to {self.coefficients.numel()}")
+        return self.order()[:k]
 
     def save(self, folder: str | Path) -> Path:
         folder = Path(folder)
@@ -127,14 +131,22 @@ def attribute_heads(
     agreement: float = 0.9,
     step: int = 1000,
 ) -> HeadAttribution:
-    """Ablate a share `p` of all heads at random, `masks` times, and see what each is worth. Use
-    another `seed` for each picture: shared masks correlate their errors.
+    """What each head brings of the picture's effect on the answer.
 
-    `how` is `derivative`, the mean derivative of the response with respect to every head (64
-    masks); `corrected`, the same and a fit of what it does not explain (1,000 masks, 64 of them
-    differentiated); or `fit`, the paper's elastic net (10,000 masks). `split`, `alpha` and
-    `l1_ratio` belong to the fit. So does `adaptive`: ask `step` masks at a time, at most `masks`,
-    until coefficients from two halves of them correlate by `agreement`.
+        heads = sc.lvlm.attribute_heads(engine)
+        heads.top(5), heads.coefficients, heads.r2
+
+    how         derivative: the mean derivative of the response with respect to every head, over 64
+                masks; corrected: the same, and a fit of what it leaves unexplained (1,000 masks, 64
+                of them differentiated); fit: the paper's elastic net on 10,000 masks
+    masks       how many; None: those above
+    p           the share of heads that a mask ablates: each by itself (law="bernoulli"), or
+                exactly so many (law="fixed")
+    seed        of the masks; use another for each picture, for shared masks share their errors
+    split, alpha, l1_ratio
+                of the fit: the share of masks that it is made on, and its penalty
+    adaptive    of the fit: ask `step` masks at a time, at most `masks`, until coefficients from two
+                halves of them correlate by `agreement`
     """
     sampling = MaskSampling(
         masks=mask_count(how, masks), p=p, law=law, split=split, alpha=alpha, l1_ratio=l1_ratio,
@@ -292,6 +304,8 @@ def weighted_attention(
 ) -> Tensor:
     """w [N] (eq. 13): the intact attention of heads x* [L*H], weighted by their coefficients [L, H]
     and by the effects of text rows u* [T]."""
+    if heads.numel() != engine.n_components:
+        raise BadOption("heads", list(heads.shape), f"one value a head, [{engine.n_components}]")
     rows = effects.kept() if text is None else text.bool()
     weights = (effects.deltas * rows).to(engine.lvlm.device)
     activations, width = engine.activations(), engine.lvlm.n_heads

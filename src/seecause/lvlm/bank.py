@@ -13,15 +13,18 @@ and there are four ways to average them (`mode`):
             own average
 
 The explained picture is left out of the average if it is one of the calibration pictures.
+
+In a prefix language model (PaliGemma) image tokens read the question: calibration pictures are run
+with it, so there is an average for each question.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Literal, NamedTuple, get_args
 
 import torch
 import torch.nn.functional as F
@@ -42,27 +45,34 @@ from seecause.types import wide_dtype
 Mode = Literal["shape", "fixed", "mean", "grid"]
 Size = tuple[int, int]  # height, width
 KeyValueSums = tuple[Tensor, Tensor]  # [L, Hkv, N, dh], added up over pictures
-QUESTION = "What is this?"  # image tokens come before the question, so any will do
+QUESTION = "What is this?"  # any will do, but where image tokens read it (`asked_alike`)
 FILE, CARD = "bank.safetensors", "bank.json"
 CALIBRATION = 100
 _START = 1 << 30  # far from any picture of Critters that a model is trained or tested on
 
 
+class Averaged(NamedTuple):
+    """What an average is of: image tokens, and the words that they read, if any."""
+
+    tokens: ImageTokens
+    words: tuple[int, ...] = ()
+
+
 @dataclass(eq=False, repr=False)
 class MeanBank:
-    """Sums over calibration pictures for each token layout met so far."""
+    """Sums over calibration pictures for each layout of image tokens (and, in a prefix language
+    model, question) met so far."""
 
     mode: Mode
     model: str  # its fingerprint
     size: Size | None
     digests: tuple[str, ...]  # of the calibration pictures
-    sums: dict[ImageTokens, KeyValueSums] = field(default_factory=dict)
-    weights: dict[ImageTokens, int] = field(default_factory=dict)  # how many were added
+    sums: dict[Averaged, KeyValueSums] = field(default_factory=dict)
+    weights: dict[Averaged, int] = field(default_factory=dict)  # how many were added
     pictures: tuple[Image.Image, ...] = ()  # to make averages of new shapes; not saved
 
     def __repr__(self) -> str:
-        tokens = ", ".join(map(str, self.sums)) or "none yet"
-        return f"MeanBank({self.mode}, {len(self.digests)} pictures, image tokens {tokens})"
+        return f"MeanBank({self.mode}, {len(self.digests)} pictures, image tokens {self._shapes()})"
 
     def __len__(self) -> int:
         return len(self.digests)
@@ -75,9 +85,9 @@ class MeanBank:
     def means(self, lvlm: LVLM, prompt: Prompt, picture: Image.Image | None = None) -> KeyValueSums:
         """Unrotated average keys and values [L, Hkv, N, dh] for a prompt; `picture` is left out of
         them if it is in them."""
-        layout = self._layout(lvlm, prompt)
-        keys, values = (sums.to(lvlm.device) for sums in self.sums[layout])
-        weight = self.weights[layout]
+        averaged = self._averaged(lvlm, prompt)
+        keys, values = (sums.to(lvlm.device) for sums in self.sums[averaged])
+        weight = self.weights[averaged]
         times = 0 if picture is None else self.digests.count(picture_digest(picture))
         if picture is not None and times:
             (own_keys, own_values), own = self._collect(lvlm, [picture], prompt)
@@ -90,23 +100,25 @@ class MeanBank:
             keys, values = keys - times * own_keys, values - times * own_values
             weight -= times * own
         if self.mode == "grid":
-            keys, values = (stretch(sums, layout, prompt.tokens) for sums in (keys, values))
+            have, want = averaged.tokens, prompt.tokens
+            keys, values = (stretch(sums, have, want) for sums in (keys, values))
         shape = (*keys.shape[:2], prompt.n_image, keys.shape[-1])
-        keys, values = (
-            (sums / weight).to(lvlm.device, lvlm.dtype).expand(shape) for sums in (keys, values)
-        )
+        keys, values = ((x / weight).to(lvlm.dtype).expand(shape) for x in (keys, values))
         return keys, values
 
     def save(self, folder: str | Path) -> Path:
         """Write the sums (safetensors) and what they are (JSON)."""
+        if not self.sums:
+            remedy = "ask about a picture with it first, or `prepare` it for one"
+            raise BankMismatch("a bank to save", "it has no average yet", remedy)
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
         tensors, shapes = {}, []
-        for index, (layout, (keys, values)) in enumerate(self.sums.items()):
+        for index, (averaged, (keys, values)) in enumerate(self.sums.items()):
             tensors[f"{index}.k"] = keys.cpu().contiguous()
             tensors[f"{index}.v"] = values.cpu().contiguous()
-            parts = [vars(part) for part in layout.parts]
-            shapes.append({"parts": parts, "weight": self.weights[layout]})
+            parts, weight = [vars(part) for part in averaged.tokens.parts], self.weights[averaged]
+            shapes.append({"parts": parts, "words": averaged.words, "weight": weight})
         card = {name: getattr(self, name) for name in ("mode", "model", "size", "digests")}
         write_atomic(folder / FILE, save(tensors))
         write_json(folder / CARD, {**card, "shapes": shapes})
@@ -114,7 +126,8 @@ class MeanBank:
 
     @classmethod
     def load(cls, folder: str | Path) -> MeanBank:
-        """Read what `save` wrote. Without the pictures, only the shapes it has can be served."""
+        """Read what `save` wrote. Without the pictures, only the shapes (and, in a prefix language
+        model, questions) it has can be served."""
         folder = Path(folder)
         with reading_saved(folder, FILE, CARD, writer="`seecause lvlm bank` or MeanBank.save"):
             card = json.loads((folder / CARD).read_text(encoding="utf-8"))
@@ -122,16 +135,21 @@ class MeanBank:
             size = tuple(card["size"]) if card["size"] else None
             bank = cls(card["mode"], card["model"], size, tuple(card["digests"]))
             for index, shape in enumerate(card["shapes"]):
-                layout = ImageTokens(tuple(_grid_of(part) for part in shape["parts"]))
-                bank.sums[layout] = tensors[f"{index}.k"], tensors[f"{index}.v"]
-                bank.weights[layout] = shape["weight"]
+                tokens = ImageTokens(tuple(_grid_of(part) for part in shape["parts"]))
+                averaged = Averaged(tokens, tuple(shape.get("words", ())))
+                bank.sums[averaged] = tensors[f"{index}.k"], tensors[f"{index}.v"]
+                bank.weights[averaged] = shape["weight"]
             return bank
 
     def prepare(self, lvlm: LVLM, prompt: Prompt) -> None:
         """Make the sums for the image tokens of a prompt now, not when it is asked about."""
-        self._layout(lvlm, prompt)
+        self._averaged(lvlm, prompt)
 
-    def _layout(self, lvlm: LVLM, prompt: Prompt) -> ImageTokens:
+    def _shapes(self) -> str:
+        tokens = dict.fromkeys(str(averaged.tokens) for averaged in self.sums)
+        return ", ".join(tokens) or "none yet"
+
+    def _averaged(self, lvlm: LVLM, prompt: Prompt) -> Averaged:
         """Which of the sums to use, made now if the pictures are at hand."""
         if self.model != lvlm.fingerprint():
             raise BankMismatch(
@@ -139,30 +157,47 @@ class MeanBank:
                 "it was made with another model or other weights",
                 "make one with this model",
             )
-        if self.mode in ("mean", "grid"):
-            return next(iter(self.sums))
-        if prompt.tokens not in self.sums:
-            if not self.pictures:
-                raise BankMismatch(
-                    f"a bank for image tokens {'; '.join(map(str, self.sums)) or 'none'}",
-                    f"this picture has {prompt.tokens}",
-                    "resize the picture, make the bank with pictures at hand, or use mode='fixed',"
-                    " 'mean' or 'grid'",
-                )
+        wanted = Averaged(prompt.tokens, prompt.read_words)
+        if self.mode in ("mean", "grid"):  # one for all shapes
+            same_words = (each for each in self.sums if each.words == wanted.words)
+            wanted = next(same_words, wanted)
+        if wanted not in self.sums:
+            self._need_pictures(wanted)
             sums, weight = self._collect(lvlm, self.pictures, prompt)
-            self.sums[prompt.tokens], self.weights[prompt.tokens] = sums, weight
-        return prompt.tokens
+            if self.mode == "grid":
+                wanted = wanted._replace(tokens=self._seen(lvlm, self.pictures[0], prompt).tokens)
+            self.sums[wanted], self.weights[wanted] = sums, weight
+        return wanted
+
+    def _need_pictures(self, wanted: Averaged) -> None:
+        if self.pictures:
+            return
+        remedy = "make the bank with pictures at hand"
+        if wanted.tokens in (averaged.tokens for averaged in self.sums):
+            reason = "image tokens of this model read the question, so each has its own average"
+            raise BankMismatch("a bank for other questions", reason, remedy)
+        raise BankMismatch(
+            f"a bank for image tokens {self._shapes()}",
+            f"this picture has {wanted.tokens}",
+            f"resize the picture, {remedy}, or use mode='fixed', 'mean' or 'grid'",
+        )
 
     def _collect(
-        self, lvlm: LVLM, pictures: Iterable[Image.Image], prompt: Prompt | None = None
+        self, lvlm: LVLM, pictures: Iterable[Image.Image], prompt: Prompt
     ) -> tuple[KeyValueSums, int]:
-        """Sums over pictures seen the way this bank sees them: as they are, in the bank's size, or
-        with the tokens of `prompt`."""
-        expected = prompt.tokens if prompt is not None and self.mode in ("shape", "fixed") else None
-        prompts = (lvlm.prompt(_resize(picture, self.size), QUESTION) for picture in pictures)
-        if self.mode == "shape" and prompt is not None:
-            prompts = (_like(lvlm, prompt, picture) for picture in pictures)
+        """Sums over pictures for a prompt."""
+        expected = prompt.tokens if self.mode in ("shape", "fixed") else None
+        prompts = (self._seen(lvlm, picture, prompt) for picture in pictures)
         return add_up(lvlm, prompts, pooled=self.mode == "mean", expected=expected)
+
+    def _seen(self, lvlm: LVLM, picture: Image.Image, prompt: Prompt) -> Prompt:
+        """A picture the way this bank sees it: as it is, in the bank's size, or with the tokens of
+        `prompt`; behind it the words of `prompt`, where its tokens read them."""
+        if self.mode == "shape":
+            own = _like(lvlm, prompt, picture)
+        else:
+            own = lvlm.prompt(_resize(picture, self.size), QUESTION)
+        return asked_alike(own, prompt)
 
 
 def make_bank(
@@ -180,28 +215,35 @@ def make_bank(
     if (size is None) == (mode in ("fixed", "grid")):
         expected = "a height and width" if size is None else "None"
         raise BadOption("size", size, f"{expected} with mode={mode!r}")
+    if sizes and (mode != "shape" or lvlm.decoder.reads_prefix):
+        expected = f"none with mode={mode!r}"
+        if lvlm.decoder.reads_prefix:
+            expected = "none: image tokens of this model read the question, so each question has"
+            expected += " an average of its own, made of calibration pictures when it is asked"
+        raise BadOption("sizes", list(sizes), expected)
     pictures = tuple(pictures)
     if not pictures:
         raise BadOption("pictures", [], "at least one calibration picture")
     digests = tuple(map(picture_digest, pictures))
     bank = MeanBank(mode, lvlm.fingerprint(), size, digests, pictures=pictures)
-    if mode == "shape":
-        for height, width in sizes:
-            bank.prepare(lvlm, lvlm.prompt(_resize(pictures[0], (height, width)), QUESTION))
-        return bank
-    sums, weight = bank._collect(lvlm, pictures)
-    layout = lvlm.prompt(_resize(pictures[0], size), QUESTION).tokens
-    bank.sums[layout], bank.weights[layout] = sums, weight
+    ready = () if lvlm.decoder.reads_prefix else sizes if mode == "shape" else (size,)
+    for shape in ready:
+        bank.prepare(lvlm, lvlm.prompt(_resize(pictures[0], shape), QUESTION))
     return bank
 
 
 def bank_of_prompts(lvlm: LVLM, prompts: Iterable[Prompt]) -> MeanBank:
-    """A bank from prompts of one shape, for models without a processor. It cannot tell whether the
-    explained picture is among them."""
+    """A bank from prompts of one shape (in a prefix language model, of one question too), for
+    models without a processor. It cannot tell whether the explained picture is among them."""
     prompts = list(prompts)
+    if len({prompt.read_words for prompt in prompts}) > 1:
+        reason = "image tokens of this model read the question, so that they cannot be averaged"
+        remedy = "give prompts with one question"
+        raise BankMismatch("calibration prompts with several questions", reason, remedy)
     sums, weight = add_up(lvlm, prompts)
     bank = MeanBank("shape", lvlm.fingerprint(), None, ("",) * len(prompts))
-    bank.sums[prompts[0].tokens], bank.weights[prompts[0].tokens] = sums, weight
+    averaged = Averaged(prompts[0].tokens, prompts[0].read_words)
+    bank.sums[averaged], bank.weights[averaged] = sums, weight
     return bank
 
 
@@ -244,7 +286,7 @@ def _batches(
                 "give pictures of one shape, or a size",
             )
         full = len(batch) >= _together(lvlm, prompt)
-        if batch and (full or batch[0].tokens != prompt.tokens):
+        if batch and (full or batch[0].tokens != prompt.tokens or batch[0].image != prompt.image):
             yield batch
             batch = []
         batch.append(prompt)
@@ -285,12 +327,11 @@ def calibration_critters(count: int = CALIBRATION, *, size: int = 96) -> list[Im
 def stretch(values: Tensor, have: ImageTokens, want: ImageTokens) -> Tensor:
     """Values [L, Hkv, N, dh] of tokens `have` at the places of tokens `want`, bilinearly, grid by
     grid; every newline token gets the newlines' mean."""
-    if [part.newline for part in have.parts] != [part.newline for part in want.parts]:
-        raise BankMismatch(
-            f"a bank for image tokens {have}",
-            f"this picture has {want}, another number of grids",
-            "use mode='shape' or 'mean'",
-        )
+    if [replace(p, rows=1, columns=1) for p in have.parts] != [
+        replace(p, rows=1, columns=1) for p in want.parts
+    ]:
+        reason = f"this picture has {want}, other grids or at other places"
+        raise BankMismatch(f"a bank for image tokens {have}", reason, "use mode='shape' or 'mean'")
     pieces = values.split([part.tokens for part in have.parts], dim=2)
     stretched = map(_stretch_grid, pieces, have.parts, want.parts)
     return torch.cat(list(stretched), dim=2)
@@ -329,6 +370,21 @@ def _like(lvlm: LVLM, prompt: Prompt, picture: Image.Image) -> Prompt:
     return lvlm.prompt(_resize(picture, prompt.size), QUESTION)
 
 
+def asked_alike(own: Prompt, prompt: Prompt) -> Prompt:
+    """The picture of `own` with the words of `prompt`, where image tokens read words."""
+    if own.read_words == prompt.read_words:
+        return own
+    if own.tokens != prompt.tokens:
+        raise BankMismatch(
+            f"a calibration picture with image tokens {own.tokens}",
+            f"expected {prompt.tokens}",
+            "give prompts of one picture",
+        )
+    embeddings = prompt.embeddings.clone()
+    embeddings[:, prompt.image] = own.embeddings[:, own.image]
+    return replace(prompt, embeddings=embeddings)
+
+
 def _resize(picture: Image.Image, size: Size | None) -> Image.Image:
     if size is None or (picture.height, picture.width) == size:
         return picture
@@ -339,4 +395,5 @@ def _together(lvlm: LVLM, prompt: Prompt) -> int:
     """How many prefixes run at once: they keep keys and values of every block."""
     block = lvlm.blocks[0]
     held = lvlm.n_layers * 2 * block.kv_heads * block.head_dim + 20 * block.heads * block.head_dim
-    return fit(16, prompt.image.stop * held * (torch.finfo(lvlm.dtype).bits // 8), lvlm.device)
+    rows = max(prompt.image.stop, prompt.prefix)
+    return fit(16, rows * held * (torch.finfo(lvlm.dtype).bits // 8), lvlm.device)

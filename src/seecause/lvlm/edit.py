@@ -33,7 +33,7 @@ from seecause.errors import BadOption, BadPrompt, BankMismatch
 from seecause.lvlm._cache import KeyValue, run_prefix
 from seecause.lvlm.activations import heads_mask
 from seecause.lvlm.attribute import Head
-from seecause.lvlm.bank import QUESTION, MeanBank
+from seecause.lvlm.bank import QUESTION, MeanBank, asked_alike
 from seecause.lvlm.model import LVLM
 from seecause.lvlm.prompt import Prompt, read
 from seecause.models.layout import At
@@ -54,6 +54,8 @@ class _Spoken:
     at: At | None = None  # positions of the prompt; None: no picture is spoken about
     image: slice = field(default_factory=lambda: slice(0, 0))
     other: list[KeyValue] = field(default_factory=list)  # rotated, for each block
+    # the picture's own, where its tokens read words, which an edit changes: every head reads these
+    own: list[KeyValue] = field(default_factory=list)
 
 
 @dataclass(eq=False)
@@ -116,7 +118,9 @@ class _Edit:
         try:
             native = {n: v for n, v in inputs.items() if n not in _RUNNING and v is not None}
             prompt = read(self.lvlm, self.lvlm.send(native), size=self.size)
-            return _Spoken(len(prompt.ids), prompt.at, prompt.image, self._seen_instead(prompt))
+            other = self._seen_instead(prompt)
+            own = self._image_keys(prompt, prompt) if prompt.read_words else []
+            return _Spoken(len(prompt.ids), prompt.at, prompt.image, other, own)
         finally:
             self.reading = False
 
@@ -132,36 +136,48 @@ class _Edit:
         """Keys at the prompt's own positions, and values, of what the heads see instead of its
         picture."""
         lvlm = self.lvlm
-        at = prompt.at.take(prompt.at.index[prompt.image])
         if self.blind is not None:
             keys, values = self.blind.means(lvlm, prompt, self.picture)
-            pairs = [(k[None], v[None]) for k, v in zip(keys, values, strict=True)]
-        elif self.redirect is not None:
-            donor = lvlm.prompt(self.redirect, QUESTION)
-            if donor.tokens != prompt.tokens:
-                raise BankMismatch(
-                    f"a picture with image tokens {donor.tokens}",
-                    f"the model is asked about one with {prompt.tokens}",
-                    "give pictures of one size",
-                )
-            prefix = run_prefix(lvlm.decoder, [donor])
-            pairs = [(k[:, :, donor.image], v[:, :, donor.image]) for k, v in prefix]
-        else:
+            return self._rotated(
+                [(k[None], v[None]) for k, v in zip(keys, values, strict=True)], prompt
+            )
+        if self.redirect is None:
             return []
-        turns = [block.rotate for block in lvlm.blocks]
+        donor = lvlm.prompt(self.redirect, QUESTION)
+        if donor.tokens != prompt.tokens:
+            raise BankMismatch(
+                f"a picture with image tokens {donor.tokens}",
+                f"the model is asked about one with {prompt.tokens}",
+                "give pictures of one size",
+            )
+        return self._image_keys(asked_alike(donor, prompt), prompt)
+
+    def _image_keys(self, donor: Prompt, prompt: Prompt) -> list[KeyValue]:
+        """Keys and values of the donor's image tokens, where everybody sees its picture."""
+        prefix = run_prefix(self.lvlm.decoder, [donor])
+        pairs = [(k[:, :, donor.image], v[:, :, donor.image]) for k, v in prefix]
+        return self._rotated(pairs, prompt)
+
+    def _rotated(self, pairs: list[KeyValue], prompt: Prompt) -> list[KeyValue]:
+        at = prompt.at.take(prompt.at.index[prompt.image])
+        turns = [block.rotate for block in self.lvlm.blocks]
         return [(k if t is None else t(k, at), v) for t, (k, v) in zip(turns, pairs, strict=True)]
 
     def change(self, module: Any, query: Tensor, key: Tensor, value: Tensor, out: Tensor) -> Tensor:
         """`out` [B, R, H, dh] with what the edited heads bring to text rows instead."""
         layer, keys, now = int(module.layer_idx), key.shape[2], self.now
-        heads = self.heads[layer].nonzero()[:, 0].to(query.device)
+        edited = self.heads[layer].to(query.device)  # [H]
         if now is None and not self.reading:
             raise BadPrompt(
                 "a run of the decoder alone",
                 "its edit is not told which tokens are the picture's",
                 "call the whole model",
             )
-        if now is None or now.at is None or len(heads) == 0:
+        if now is None or now.at is None:
+            return out
+        heads = (torch.ones_like(edited) if now.own else edited).nonzero()[:, 0]
+        edited = edited[heads]
+        if len(heads) == 0:
             return out
         if keys != now.length:
             raise BadOption(
@@ -176,9 +192,9 @@ class _Edit:
             return out
         block, groups = self.lvlm.blocks[layer], query.shape[1] // key.shape[1]
         k, v = key[:, heads // groups], value[:, heads // groups]  # copies, [B, E, K, dh]
-        if now.other:
-            for mine, instead in zip((k, v), now.other[layer], strict=True):
-                mine[:, :, now.image] = instead.to(mine)[:, heads // groups]
+        for banks, which in ((now.own, torch.ones_like(edited)), (now.other, edited)):
+            for mine, instead in zip((k, v), banks[layer] if banks else (), strict=False):
+                mine[:, which, now.image] = instead.to(mine)[:, heads[which] // groups]
         rows = now.at.take(index[keys - q.shape[2] :])
         bias = block.bias(rows, now.at.take(index))
         assert bias is not None  # decoders look back only
@@ -187,8 +203,8 @@ class _Edit:
             bias = bias[:, heads]
         if self.boost is not None:
             weight = math.log(self.boost) if self.boost else -math.inf
-            bias = bias.clone()
-            bias[..., now.image] += weight
+            bias = bias.repeat(1, len(heads) // bias.shape[1], 1, 1)
+            bias[:, edited, :, now.image] += weight
         o = nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=bias, scale=block.scale)
         out = out.clone()
         out[:, skipped:, heads] = o.transpose(1, 2)
@@ -218,17 +234,23 @@ def edited_heads(
     size: tuple[int, int] | None = None,
     picture: Image.Image | None = None,
 ) -> Iterator[LVLM]:
-    """Inside the block, `heads` (layer, head) of the native model see something else than the
-    picture, in `generate` and in every other forward. Give one of `blind` (a bank: its average
-    picture), `redirect` (another picture of the same size) and `boost` (how many times as much the
-    picture weighs; 0 hides it). One sequence at a time; its prompt is read inside the block.
-    `size` (height, width) of the picture that is asked about places tiles (InternVL, Idefics 3,
-    Ovis 2), which native inputs do not tell; the `picture` itself, which has a size, is left out of
-    the bank's average, as engines do.
+    """Inside the block, some heads see something else than the picture, in the native `generate`
+    and in every other forward; afterwards the model is as before.
 
         other = sc.data.open_picture("critters:clean:test#5")
         with sc.lvlm.edited_heads(lvlm, [(0, 4), (1, 1)], redirect=other):
             ids = lvlm.speak(lvlm.prompt(picture, "Which critter is this?"), 8)
+
+    heads       pairs (layer, head), both from 0
+    blind       a bank: these heads see its average picture
+    redirect    another picture of the same size: they see that one
+    boost       a factor: the picture weighs so many times as much for them; 0 hides it
+    picture     the picture that is asked about, which the bank's average then leaves out
+    size        or its (height, width) alone. One of both places tiles (InternVL, Idefics 3, Ovis
+                2), which native inputs do not tell
+
+    Give exactly one of blind, redirect and boost. One sequence at a time; its prompt is read inside
+    the block.
     """
     chosen = [name for name in (blind, redirect, boost) if name is not None]
     if len(chosen) != 1:

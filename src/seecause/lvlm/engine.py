@@ -4,14 +4,13 @@ sections 3.1 and 3.2).
 A mask says which heads (x), for which text rows (u), see which image tokens (v); whoever may not
 see a token sees the average picture's instead:
 
-    text row i at head n reads image token j truly where x_n = u_i = v_j = 1, else its average
-    (eq. 8, appendix A.4)
+    text row i at head n reads image token j where x_n = u_i = v_j = 1, else its average (eq. 8)
     a = logit of the answer - mean logit of the vocabulary,    F = (a - a(0)) / (a(1) - a(0))
 
 Nothing up to the last image token depends on a mask, so it runs once. What remains are the text
 rows of each mask: rows of ordinary matrix products, two shared banks of image keys, and one dot
-product a word instead of logits. Masks that agree in the first blocks share them. Rows look back
-only, so one run answers for every word at the end of the prompt (`words.py`).
+product a word instead of logits. Masks that agree in the first blocks share them. Rows of an answer
+look back only, so one run answers for every word at the end of the prompt (`words.py`).
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ from seecause.lvlm.masks import MaskBatch, check_masks
 from seecause.lvlm.model import LVLM
 from seecause.lvlm.prompt import Prompt
 from seecause.models._settled import need_settled
-from seecause.models.decoder import causal
+from seecause.models.decoder import sees_all_before
 from seecause.types import wide, wide_dtype
 
 # masks at once, when all text rows run; more is not faster, and thousands divide evenly
@@ -68,6 +67,8 @@ class MaskedRows:
         self.lvlm, self.prompt, self.question = lvlm, prompt, question
         self.n_words, self.n_text, self.n_image = len(targets), prompt.n_text, prompt.n_image
         self.n_components = lvlm.n_layers * lvlm.n_heads  # L * H, layer by layer
+        if block_size is not None and block_size < 1:
+            raise BadOption("block_size", block_size, "at least one mask at once")
         self.vocabulary, self.block_size = vocabulary, block_size
         self.bank = {"mode": bank.mode, "pictures": len(bank), "size": bank.size}
         self.cache = prefix_cache(lvlm.decoder, prompt, *bank.means(lvlm, prompt, picture))
@@ -79,11 +80,10 @@ class MaskedRows:
 
     def protocol(self) -> dict[str, Any]:
         """What a result must say about its making."""
-        lvlm = self.lvlm
+        lvlm, tokens = self.lvlm, str(self.prompt.tokens)
         return {
             "model": lvlm.name, "fingerprint": lvlm.fingerprint(), "question": self.question,
-            "bank": self.bank, "image_tokens": str(self.prompt.tokens),
-            "vocabulary": self.vocabulary,
+            "bank": self.bank, "image_tokens": tokens, "vocabulary": self.vocabulary,
             "dtype": str(lvlm.dtype).removeprefix("torch."), "device": str(lvlm.device),
             "seecause": __version__, "torch": torch.__version__,
         }  # fmt: skip
@@ -131,8 +131,7 @@ class MaskedRows:
         leaf = getattr(masks, of)
         if leaf is None:
             leaf = torch.ones(1, self.n_text if of == "text" else self.n_image, dtype=dtype)
-        # a derivative for each mask
-        masks = replace(masks, **{of: leaf.expand(len(masks), *leaf.shape[1:])})
+        masks = replace(masks, **{of: leaf.expand(len(masks), *leaf.shape[1:])})  # a slope each
         size = self._with_gradient_at_once(len(masks), mixed=masks.image is not None)
         cache = self.cache if of == "text" else self._cache_for(masks.text)
         self._need_gradients(cache)
@@ -179,10 +178,9 @@ class MaskedRows:
         self, masks: MaskBatch, sent: MaskBatch, cache: PrefixCache, read: Read | None = None
     ) -> Tensor:
         """a [B, W] of one block of masks, or what is `read`; `sent` are the same on the device."""
-        words = self.n_words
         need_settled([self.lvlm.module], self.lvlm.device)
         text = None if sent.text is None else sent.text[:, cache.start :]  # [1|B, R]
-        mixed = None if sent.image is None else cache.mixed(sent.image, words)
+        mixed = None if sent.image is None else cache.mixed(sent.image, self.n_words)
         shared = masks.shared_layers()
         sees_picture, sees_average = masks.sees_picture(), masks.sees_average()
         steps = walk(self.lvlm, cache.states, cache.at)  # states [1, R, D] until masks part
@@ -193,8 +191,8 @@ class MaskedRows:
             if text is not None:
                 choose = choose * text[masks_here, :, None]
             if last:  # only the last rows are read
-                step.take(slice(-words, None))
-                choose = choose if choose.shape[1] == 1 else choose[:, -words:]
+                step.take(slice(-self.n_words, None))
+                choose = choose[:, -self.n_words :]
             q, scale = step.q, step.block.scale
             bias = cache.bias(step.block, rows=q.shape[2])
             picture = average = None
@@ -203,8 +201,9 @@ class MaskedRows:
             if sees_average[index]:
                 average = read_shared(q, *cache.average[index], scale=scale, bias=bias)
             choose = choose.expand(-1, q.shape[2], -1).contiguous()
-            step.o = with_own_text(q, step.k, step.v, picture, average, choose, scale=scale)
-        states = self.lvlm.decoder.norm(steps.h[:, -words:])  # [1|B, W, D]
+            own = {"scale": scale, "keep": cache.own_keep(q.shape[2])}
+            step.o = with_own_text(q, step.k, step.v, picture, average, choose, **own)
+        states = self.lvlm.decoder.norm(steps.h[:, -self.n_words :])  # [1|B, W, D]
         values = (wide(states) * self.readouts).sum(dim=-1) if read is None else read(states)
         return values.expand(len(masks), *values.shape[1:])
 
@@ -215,8 +214,8 @@ class MaskedRows:
             return self.cache
         seeing, last = text.any(dim=0), self.n_text - self.n_words  # words are read from here on
         start = min(last, int(seeing.int().argmax())) if bool(seeing.any()) else last
-        if start == 0:
-            return self.cache
+        if start == 0 or self.prompt.image.stop + start < self.prompt.prefix:
+            return self.cache  # earlier rows read later ones there
         if self._later_cache is None or self._later_cache.start != start:
             self._later_cache = self.cache.from_row(self.lvlm, start)
         return self._later_cache
@@ -231,7 +230,7 @@ class MaskedRows:
         lvlm, block = self.lvlm, self.lvlm.blocks[0]
         bytes_each, width = torch.finfo(lvlm.dtype).bits // 8, block.heads * block.head_dim
         hidden = lvlm.decoder.native.config.intermediate_size
-        explicit = block.additive is not causal or (mixed and not self._pads)  # no fused kernel
+        explicit = not sees_all_before(block) or (mixed and not self._pads)  # no fused kernel
         scores = 12 * block.heads * 2 * self.prompt.image.stop if explicit else 0
         rows = self.n_text - (cache or self.cache).start
         each = rows * (bytes_each * (12 * width + 3 * hidden) + 16 * width + scores)
@@ -246,7 +245,7 @@ class MaskedRows:
         hidden = lvlm.decoder.native.config.intermediate_size
         states = bytes_each * (20 * width + 5 * hidden) + 60 * width
         # a fused read of the picture makes its scores again on the way back, a block at a time
-        again = not mixed and block.additive is causal and has_fused_read(self.cache.picture[0][0])
+        again = not mixed and sees_all_before(block) and has_fused_read(self.cache.picture[0][0])
         picture = 60 * block.heads * self.prompt.image.stop * (1 if again else layers)
         text = 30 * block.heads * self.n_text * layers
         each = self.n_text * (layers * states + picture + text)
@@ -277,11 +276,17 @@ def _no_slope(reason: str) -> NotDefined:
 class MaskEngine(MaskedRows):
     """One picture, one question, one word of the answer, ready for masks.
 
-    `answer` (text or token ids) and `position` choose the word: the k-th token of the answer, those
-    before it taken as said. Without an answer it is the model's own. `floor` is the least the
-    picture must move the answer towards itself, in logits; None, for models that are not trained,
-    takes any effect, against the answer too. `vocabulary` cuts the mean logit to the first words,
-    where a model pads its vocabulary. A `Prompt` in place of the picture needs no question.
+        engine = sc.lvlm.MaskEngine(lvlm, picture, "Which critter is this?", bank)
+        heads = sc.lvlm.attribute_heads(engine)
+        engine.evaluate(heads.mask(5)[None])    # F of five heads: 0 is no head's, 1 is all heads'
+
+    image       the picture, or a `Prompt` that holds it (then no question is needed)
+    bank        the average picture, for whoever may not see this one: `make_bank`
+    answer      text or token ids; None: the model's own
+    position    which token of the answer is explained; those before it are taken as said
+    floor       the least effect of the picture towards the answer, in logits; None: any effect
+    vocabulary  takes the mean logit over so many first words, where a model pads its vocabulary
+    block_size  masks at once; None: as memory allows
     """
 
     @torch.no_grad()
@@ -309,11 +314,6 @@ class MaskEngine(MaskedRows):
         enough = self.span != 0 if floor is None else self.span > 0 and self.span >= floor
         if not enough or not torch.isfinite(ends).all():
             raise WeakAnswer(self.answer, self.span, floor or 0)
-
-    @property
-    def readout(self) -> Tensor:
-        """[D]: its dot product with a normed state is the answer's adjusted logit."""
-        return self.readouts[0]
 
     @property
     def span(self) -> float:
@@ -378,7 +378,7 @@ def _sequence(
         if isinstance(answer, str) or (answer is not None and len(answer) != 1) or position:
             expected = "None or one token id with a Prompt, which holds everything said before it"
             raise BadOption("answer", answer, expected)
-        return image, _next_token(lvlm, image) if answer is None else int(answer[0])
+        return image, _next_token(lvlm, image) if answer is None else lvlm.token_ids(answer)[0]
     if question is None:
         raise BadOption("question", question, "a question about the picture")
     if answer is not None:

@@ -9,7 +9,7 @@ attention  the text rows alone, reading recorded keys, give the native rows
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -103,8 +103,10 @@ class LVLM:
         assert isinstance(image, Image.Image)
         if answer is not None:
             if isinstance(answer, str):
-                answer = prompts.answer_ids(self, image, text, answer)
-            inputs = prompts.extended(inputs, answer)
+                ids = prompts.answer_ids(self, image, text, answer)
+            else:
+                ids = self.token_ids(answer)
+            inputs = prompts.extended(inputs, ids, token_type=int(self.decoder.reads_prefix))
         return prompts.read(self, inputs, size=(image.height, image.width))
 
     def answer_ids(
@@ -120,17 +122,25 @@ class LVLM:
         if isinstance(answer, str):
             text = prompts.render(self.processor, question, self.template)
             return prompts.answer_ids(self, image, text, answer)
-        remedy, words = "at least one token", len(self.decoder.head.weight)
+        remedy = "at least one token"
         if answer is None:
             remedy = "an answer of yours: the model says nothing"
             answer = self.speak(self.prompt(image, question), length)
+        ids = self.token_ids(answer)
+        if not ids:
+            raise BadOption("answer", answer, remedy)
+        return ids
+
+    def token_ids(self, answer: Sequence[int]) -> list[int]:
+        """An answer that was given as token ids, if the model has them."""
+        most = len(self.decoder.head.weight) - 1
+        if not isinstance(answer, Iterable):
+            raise BadOption("answer", answer, "text, or a list of token ids")
         ids = [token.item() if isinstance(token, Tensor) else token for token in answer]
         for token in ids:
             whole = isinstance(token, Integral) and not isinstance(token, bool)
-            if not whole or not 0 <= int(token) < words:
-                raise BadOption("answer", token, f"token ids, whole numbers from 0 to {words - 1}")
-        if not ids:
-            raise BadOption("answer", answer, remedy)
+            if not whole or not 0 <= int(token) <= most:
+                raise BadOption("answer", token, f"token ids, whole numbers from 0 to {most}")
         return [int(token) for token in ids]
 
     def read(self, inputs: Mapping[str, Any]) -> Prompt:
@@ -163,9 +173,10 @@ class LVLM:
         return weight[token].to(kind) - weight[:vocabulary].mean(dim=0, dtype=kind)
 
     def send(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
-        """Tensors on the model's device, pictures in its dtype."""
-        sent = dict(inputs)
-        for name, value in inputs.items():
+        """Tensors on the model's device, pictures in its dtype; no labels, which are for
+        training."""
+        sent = {name: value for name, value in inputs.items() if name != "labels"}
+        for name, value in sent.items():
             if isinstance(value, Tensor):
                 kind = self.dtype if value.is_floating_point() else value.dtype
                 sent[name] = value.to(self.device, kind)
@@ -244,17 +255,20 @@ def wrap(
     inputs: Mapping[str, Any] | None = None,
     check: bool = True,
 ) -> LVLM:
-    """A verified view of a transformers vision-language model. The module is put into eval mode and
-    its parameters are frozen.
+    """A view of a transformers vision-language model that you have in memory, for everything in
+    `sc.lvlm`. The module is put into eval mode and its parameters are frozen.
 
-    `template` replaces the processor's chat template: a text with {image} and {question}. Without a
-    processor, give native `inputs` to verify with, and make prompts from native inputs
-    (`lvlm.read`).
+    processor   the model's own, which turns pictures and questions into its inputs. Without one,
+                make prompts of native inputs: `lvlm.read(inputs)`
+    name        what results call the model
+    template    in place of the processor's chat template: a text with {image} and {question}
+    inputs      native inputs to verify with, where there is no processor
+    check       whether to verify that the view computes what the module computes
     """
     apart = lie_apart(module)
     module.eval().requires_grad_(False)
-    if template is not None and not all(field in template for field in ("{image}", "{question}")):
-        raise BadOption("template", template, "a text with {image} and {question} in it")
+    if template is not None:
+        prompts.check_template(template)
     view = LVLM(
         module=module,
         decoder=decoder.find(module),
@@ -262,6 +276,8 @@ def wrap(
         processor=processor,
         template=template,
     )
+    if template is None and view.decoder.reads_prefix:
+        view.template = prompts.BARE
     for block, table in zip(view.blocks, view.decoder.tables, strict=True):
         native: Any = block.native
         _, before, behind = norms_of(native)
@@ -285,8 +301,17 @@ def load(
     template: str | None = None,
     check: bool = True,
 ) -> LVLM:
-    """A vision-language model by name: `builtin:critters-llava`, `hf:NAME-OR-FOLDER`, or a folder
-    that transformers wrote."""
+    """Open a vision-language model and verify its view; docs/models.md lists what works.
+
+        lvlm = sc.lvlm.load("builtin:critters-llava")
+        lvlm = sc.lvlm.load("hf:llava-hf/llava-1.5-7b-hf", device="cuda", dtype="bfloat16")
+
+    spec        `builtin:NAME`, `hf:NAME-OR-FOLDER`, or a folder that transformers wrote
+    device      such as "cuda"; None: where transformers puts it, which is the CPU unless quantised
+    dtype       float32, bfloat16, float16 or float64; None: as stored (builtin models: float32)
+    template    in place of the processor's chat template: a text with {image} and {question}
+    check       whether to verify that the view computes what the native model computes
+    """
     library, _, where = spec.partition(":")
     if library not in LIBRARIES or not where:
         if not Path(spec).is_dir():
@@ -297,7 +322,7 @@ def load(
         where = str(_builtin(where))
     module, processor = _open(where)
     kind = getattr(torch, dtype, None) if isinstance(dtype, str) else dtype
-    if dtype is not None and not isinstance(kind, torch.dtype):
+    if dtype is not None and not (isinstance(kind, torch.dtype) and kind.is_floating_point):
         raise BadOption("dtype", dtype, "float32, bfloat16, float16 or float64")
     default = torch.float32 if library == "builtin" else None  # builtin files hold half precision
     if _quantised(module.config):  # stays as it is stored, where its library put it

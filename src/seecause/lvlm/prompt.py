@@ -6,12 +6,16 @@ picture, against a mask of the object (head attribution, section 5.2).
 Only text rows can be told what to see of the picture; what comes before it cannot see it, and image
 tokens are left alone. Marks of rows and tiles, or words between two pictures, have seen a part of
 them: they count as image tokens without a place.
+
+In a prefix language model (PaliGemma) image tokens also read the question. There they keep the
+states that they have where everybody sees the picture, whatever a mask says to the text rows.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from string import Formatter
 from typing import TYPE_CHECKING, Any, TypeGuard
 
 import numpy as np
@@ -31,6 +35,7 @@ if TYPE_CHECKING:
     from seecause.lvlm.model import LVLM
 
 PLAIN = "USER: {image}\n{question} ASSISTANT:"  # for processors without a chat template
+BARE = "{image}{question}"  # for those that put in what else belongs there (PaliGemma)
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,6 +53,12 @@ class Prompt:
     # what the native model takes
     inputs: Mapping[str, Any] = field(default_factory=dict, repr=False)
     size: tuple[int, int] | None = None  # height and width of the picture
+    prefix: int = 0  # so many first tokens see each other both ways (PaliGemma)
+
+    @property
+    def read_words(self) -> tuple[int, ...]:
+        """The words behind the picture that its image tokens read; none in a causal decoder."""
+        return tuple(self.ids[self.image.stop : self.prefix].tolist())
 
     @property
     def text(self) -> slice:
@@ -61,6 +72,17 @@ class Prompt:
     @property
     def n_image(self) -> int:
         return self.image.stop - self.image.start
+
+
+def check_template(template: str) -> None:
+    """Refuse a template without the two fields, or with others."""
+    try:
+        fields = {field for _, field, _, _ in Formatter().parse(template)} - {None}
+    except ValueError:  # a brace by itself
+        fields = set()
+    if fields != {"image", "question"}:
+        expected = "a text with {image} and {question} in it, and no other braces but {{ and }}"
+        raise BadOption("template", template, expected)
 
 
 def render(processor: Any, question: str, template: str | None = None) -> str:
@@ -85,7 +107,7 @@ def render(processor: Any, question: str, template: str | None = None) -> str:
 
 
 def native_inputs(
-    lvlm: LVLM, picture: Image.Image | Sequence[Image.Image], text: str
+    lvlm: LVLM, picture: Image.Image | Sequence[Image.Image], text: str, **options: str
 ) -> dict[str, Any]:
     """The processor's tensors for one picture and a rendered text, on the model's device and in its
     dtype."""
@@ -95,7 +117,10 @@ def native_inputs(
             "expected one PIL image",
             "open a file with seecause.data.images.read_image",
         )
-    return lvlm.send(lvlm.processor(images=picture.convert("RGB"), text=text, return_tensors="pt"))
+    inputs = lvlm.processor(
+        images=picture.convert("RGB"), text=text, return_tensors="pt", **options
+    )
+    return lvlm.send(inputs)
 
 
 def prompt_ids(lvlm: LVLM, picture: Image.Image, text: str) -> list[int]:
@@ -108,9 +133,12 @@ def answer_ids(
 ) -> list[int]:
     """The tokens of an answer as they follow the prompt; `before` are the prompt's own, where they
     are known."""
-    joined = text + answer if text[-1].isspace() else f"{text} {answer}"
     before = prompt_ids(lvlm, picture, text) if before is None else before
-    both = prompt_ids(lvlm, picture, joined)
+    if lvlm.decoder.reads_prefix:  # its processor ends the question, and the answer
+        *both, _ = native_inputs(lvlm, picture, text, suffix=answer)["input_ids"][0].tolist()
+    else:
+        joined = text + answer if text[-1].isspace() else f"{text} {answer}"
+        both = prompt_ids(lvlm, picture, joined)
     if not answer.strip() or both[: len(before)] != before or len(both) == len(before):
         raise BadPrompt(
             f"answer {answer!r}",
@@ -128,14 +156,17 @@ def answer_ids(
     return ids
 
 
-def extended(inputs: Mapping[str, Any], ids: Sequence[int]) -> dict[str, Any]:
-    """Native inputs with tokens appended, as if they had been said already."""
+def extended(
+    inputs: Mapping[str, Any], ids: Sequence[int], *, token_type: int = 0
+) -> dict[str, Any]:
+    """Native inputs with tokens appended, as if they had been said already. Prefix language models
+    tell them from the question by their `token_type`, 1."""
     more = torch.tensor([list(ids)], device=inputs["input_ids"].device)
     filled = {
         "input_ids": more,
         "attention_mask": torch.ones_like(more),
         "mm_token_type_ids": torch.zeros_like(more),
-        "token_type_ids": torch.zeros_like(more),
+        "token_type_ids": torch.full_like(more, token_type),
     }
     return {
         name: torch.cat([value, filled[name].to(value)], dim=1) if name in filled else value
@@ -149,7 +180,8 @@ def read(lvlm: LVLM, inputs: Mapping[str, Any], *, size: tuple[int, int] | None 
     need_settled([lvlm.module], lvlm.device)
     ids, places = inputs["input_ids"][0], _image_places(lvlm, inputs)
     image = slice(int(places.nonzero()[0]), int(places.nonzero()[-1]) + 1)
-    check_span(lvlm, image, len(ids))
+    prefix = _prefix_length(inputs, image) if lvlm.decoder.reads_prefix else 0
+    check_span(lvlm, image, len(ids), prefix)
     tiling = getattr(lvlm.processor, "image_processor", None)
     tokens = image_tokens(lvlm.module.config, inputs, places[image].cpu(), size, tiling)
     arrived = arriving(lvlm.module, lvlm.decoder.native, dict(inputs))
@@ -163,7 +195,7 @@ def read(lvlm: LVLM, inputs: Mapping[str, Any], *, size: tuple[int, int] | None 
     return Prompt(
         ids=ids,
         embeddings=embeddings,
-        at=lvlm.decoder.at(positions, embeddings, pictures),
+        at=lvlm.decoder.at(positions, embeddings, pictures, prefix),
         image=image,
         tokens=tokens,
         pieces=lvlm.pieces(ids[image.stop :]),
@@ -173,7 +205,29 @@ def read(lvlm: LVLM, inputs: Mapping[str, Any], *, size: tuple[int, int] | None 
         ),
         inputs=inputs,
         size=size,
+        prefix=prefix,
     )
+
+
+def _prefix_length(inputs: Mapping[str, Any], image: slice) -> int:
+    """How many first tokens, picture and question, a prefix language model reads both ways."""
+    kinds = inputs.get("token_type_ids")
+    if kinds is None:
+        raise BadPrompt(
+            "a prompt without token_type_ids",
+            "they say where the question ends, up to which this model reads both ways",
+            "give them as its processor does: 0 for picture and question, 1 for an answer",
+        )
+    said = kinds[0] != 0
+    prefix = int((~said).sum())
+    if bool(said[:prefix].any()) or image.start > 0 or image.stop > prefix:
+        raise BadPrompt(
+            "another order than picture, question, answer",
+            "in this model whatever stands before the answer reads the picture, so the picture must"
+            " come first",
+            "use a template that begins with {image}",
+        )
+    return prefix
 
 
 def _in_place(features: Tensor, places: Tensor) -> Tensor:
@@ -212,8 +266,9 @@ def _image_places(lvlm: LVLM, inputs: Mapping[str, Any]) -> Tensor:
     return places
 
 
-def check_span(lvlm: LVLM, image: slice, length: int) -> None:
-    """Refuse a place of the picture that this model cannot have."""
+def check_span(lvlm: LVLM, image: slice, length: int, prefix: int = 0) -> None:
+    """Refuse a place of the picture that this model cannot have. Windows do not cut the `prefix`,
+    which is read both ways."""
     if image.stop == length:
         raise BadPrompt(
             "a prompt that ends with the picture",
@@ -227,7 +282,7 @@ def check_span(lvlm: LVLM, image: slice, length: int) -> None:
             f"this planted model expects {span[0]} to {span[1]}",
             "use its own template",
         )
-    if window is not None and length > window:
+    if window is not None and length > max(window, prefix):
         raise BadPrompt(
             f"a prompt of {length} tokens",
             f"this decoder's sliding window holds {window}",

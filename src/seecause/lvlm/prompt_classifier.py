@@ -118,10 +118,7 @@ def classifier(
     processor tells about pictures, but for their size.
     """
     _check_options(classes, by, scope, length=length, labels=labels, orders=orders)
-    if lie_apart(lvlm.module):
-        reason = "its weights lie on several devices, where it is not asked for classes"
-        raise UnsupportedModel(lvlm.name, reason, "load it onto one device")
-    tower = towers.find(lvlm.module)
+    tower = _tower(lvlm)
     frame = _frame(lvlm, tower, preprocess)
     height, width = frame.size
     picture = Image.new("RGB", (width, height))
@@ -157,6 +154,17 @@ def classifier(
     if check:
         verify_answers(model)
     return model
+
+
+def _tower(lvlm: LVLM) -> VisionTower:
+    """The vision tower of a model that can be asked for classes."""
+    if lvlm.decoder.reads_prefix:
+        reason = "its image tokens read the question, so one run cannot serve several questions"
+        raise UnsupportedModel(lvlm.name, reason, "use LLaVA-1.5 or InternVL")
+    if lie_apart(lvlm.module):
+        reason = "its weights lie on several devices, where it is not asked for classes"
+        raise UnsupportedModel(lvlm.name, reason, "load it onto one device")
+    return towers.find(lvlm.module)
 
 
 def _check_options(classes: Sequence[str], by: str, scope: str, **options: Any) -> None:

@@ -206,14 +206,18 @@ def trace_words(
     seed: int = 0,
     advance: Callable[[int], None] = lambda done: None,
 ) -> AnswerWords:
-    """Heads and image tokens behind every word, `how` and by how many `masks` as in
-    `attribute_heads`; without `masks`, derivatives of an answer of four words or more are taken at
-    16 of the 64. `advance` hears of both parts.
+    """Which words of an answer come from the picture, through which heads, from which image tokens.
 
         engine = sc.lvlm.AnswerEngine(lvlm, picture, "What colour is the tail?", bank)
         words = sc.lvlm.trace_words(engine)
-        words.sources()          # which words come from the picture
-        words.top(0, 5)          # the heads behind the first
+        words.sources()          # picture, unlooked or against, word by word
+        words.top(0, 5)          # the heads behind the first word
+        words.maps(0)            # and its image tokens
+
+    how, masks, p, seed
+                as in `attribute_heads`; without `masks`, derivatives of an answer of four words or
+                more are taken at 16 of the 64 masks
+    advance     is called with 1 after the heads, and after the image tokens
     """
     grid = (engine.lvlm.n_layers, engine.lvlm.n_heads)
     sampling = word_sampling(engine.n_words, how, masks, p=p, seed=seed)

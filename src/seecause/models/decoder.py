@@ -9,8 +9,8 @@ rotary module turns them into a table per sequence and kind of block, and rows t
 Planted truth for head attribution: a LLaVA whose text may read the picture through a few heads
 only, `config.text_config.image_readers` as [layer, head], with image tokens at `image_span` [start,
 stop). In every other head, rows after the picture see no image key at all, so ablating such a head
-does nothing, exactly. The class is transformers' own; `load_reading_few(folder)` or
-`restrict(model)` switch its attention function.
+does nothing, exactly. The class is transformers' own; `restrict(model)` switches its attention
+function.
 """
 
 from __future__ import annotations
@@ -19,8 +19,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -32,11 +31,9 @@ from seecause.models.block import Block, apart, chain, same
 from seecause.models.hf_view import first
 from seecause.models.layout import At, TokenLayout
 
-if TYPE_CHECKING:
-    from transformers import LlavaForConditionalGeneration
-
 ATTENTION = "few_image_readers"
-TABLE, SWAP, PICTURES = "rope", "swap", "pictures"  # what positions remember
+# what positions remember
+TABLE, SWAP, PICTURES, PREFIX = "rope", "swap", "pictures", "prefix"
 
 
 def may_read(
@@ -66,8 +63,7 @@ def few_image_readers(
     the configuration's."""
     rows, keys = query.shape[2], key.shape[2]
     index = torch.arange(keys, device=query.device)
-    attention: Any = module
-    reading = index[keys - rows :]
+    attention, reading = cast(Any, module), index[keys - rows :]
     allowed = may_read(attention.config, int(attention.layer_idx), reading, index, image_span)[None]
     if attention_mask is None:
         attention_mask = index <= reading[:, None]  # causal
@@ -99,12 +95,7 @@ def restrict(model: Any) -> Any:
     return model
 
 
-def load_reading_few(folder: str | Path, **options: Any) -> LlavaForConditionalGeneration:
-    """transformers' `from_pretrained`, then the restriction."""
-    from transformers import LlavaForConditionalGeneration
-
-    return restrict(LlavaForConditionalGeneration.from_pretrained(folder, **options))
-
+Additive = Callable[[At, At], Tensor]  # what `rows` add to their scores of `keys`
 
 # classes that work, and what people call them
 FAMILIES = {
@@ -119,6 +110,7 @@ FAMILIES = {
     "Qwen3VLMoeForConditionalGeneration": "Qwen3-VL-MoE",
     "Glm4vForConditionalGeneration": "GLM-4V",
     "Gemma3ForConditionalGeneration": "Gemma 3",
+    "PaliGemmaForConditionalGeneration": "PaliGemma 1 and 2",
     "Idefics3ForConditionalGeneration": "Idefics 3",
     "SmolVLMForConditionalGeneration": "SmolVLM",
     "Mistral3ForConditionalGeneration": "Mistral 3",
@@ -129,9 +121,6 @@ _CROSS = "words read its picture by cross-attention, not as tokens of the sequen
 _DISCRETE = "its picture is words of a code book, not image tokens"
 # known and refused, and why
 REFUSED = {
-    "PaliGemmaForConditionalGeneration": (
-        "its image tokens read the question: averages would hang on it, and keys on every mask"
-    ),
     "MllamaForConditionalGeneration": _CROSS,
     "IdeficsForVisionText2Text": _CROSS,
     "Florence2ForConditionalGeneration": _CROSS,
@@ -145,6 +134,8 @@ REFUSED = {
 _SIDE_BY_SIDE = ("Glm4vForConditionalGeneration",)
 # whose image tokens see each other both ways
 _BOTH_WAYS = ("Gemma3ForConditionalGeneration",)
+# prefix language models: picture and question see each other both ways, answers look back
+_PREFIX_MODELS = ("PaliGemmaForConditionalGeneration",)
 
 
 @dataclass(eq=False)
@@ -159,13 +150,16 @@ class Decoder:
     window: int | None = None  # sequences longer than this would be cut by a sliding window
     tables: tuple[str, ...] = ()  # the rotary table of each block
     side_by_side: bool = False  # pairs of rotated numbers are neighbours, not halves
-    both_ways: bool = False  # image tokens also see those behind them
+    reads_prefix: bool = False  # image tokens also see the question
 
-    def at(self, positions: Tensor, like: Tensor, pictures: Tensor | None = None) -> At:
+    def at(
+        self, positions: Tensor, like: Tensor, pictures: Tensor | None = None, prefix: int = 0
+    ) -> At:
         """All tokens of a sequence; positions [1, S] or [axes, 1, S] are where the native model
-        puts them. `pictures` [S] numbers the image tokens' pictures, -1 for words."""
+        puts them. `pictures` [S] numbers the image tokens' pictures, -1 for words; the first
+        `prefix` tokens see each other both ways."""
         tokens, width, pairs = positions.shape[-1], self.blocks[0].head_dim, self.side_by_side
-        memo: dict[Any, Tensor] = {}
+        memo: dict[Any, Tensor] = {PREFIX: torch.tensor(prefix, device=like.device)}
         for name in dict.fromkeys(self.tables):
             kind = name.removeprefix(TABLE)
             native = self.rotary(like, positions, *([kind] if kind else []))
@@ -176,7 +170,7 @@ class Decoder:
             memo[name] = table
             if table.shape[-1] < width or pairs:
                 memo[name], memo[SWAP] = _paired(table, width, side_by_side=pairs)
-        if self.both_ways and pictures is not None:
+        if pictures is not None:
             memo[PICTURES] = pictures
         layout = TokenLayout(grid=(0, 0), prefix=tokens)
         return At(torch.arange(tokens, device=like.device), layout, memo)
@@ -189,21 +183,23 @@ def find(module: Any) -> Decoder:
     config: Any = getattr(text, "config", None)
     kinds = set(getattr(config, "layer_types", None) or ())
     if any("linear" in kind or "mamba" in kind for kind in kinds):
-        raise UnsupportedModel(
-            name, "its decoder is a hybrid with linear attention, which has no keys to exchange"
-        )
+        reason = "its decoder is a hybrid with linear attention, which has no keys to exchange"
+        raise UnsupportedModel(name, reason)
     names = {cls.__name__ for cls in type(module).__mro__}
     if not names & set(CLASSES):
         reason = REFUSED.get(name, "no decoder view knows it")
         raise UnsupportedModel(name, reason, f"classes that work: {', '.join(CLASSES)}")
-    both_ways = bool(names & set(_BOTH_WAYS))
+    reads_prefix = bool(names & set(_PREFIX_MODELS))
+    additive = _both_ways_in_prefix if reads_prefix else causal
+    additive = _both_ways if names & set(_BOTH_WAYS) else additive
+    _refuse_capped_scores(name, config)
     slides = not kinds or "sliding_attention" in kinds
     turned = hasattr(text.rotary_emb, "layer_types")  # a table for each kind of block
     tables = [TABLE + (config.layer_types[i] if turned else "") for i in range(len(text.layers))]
     return Decoder(
         native=text,
         blocks=[
-            _block(native, index, config, tables[index], both_ways)
+            _block(native, index, config, tables[index], additive)
             for index, native in enumerate(text.layers)
         ],
         norm=text.norm,
@@ -212,29 +208,36 @@ def find(module: Any) -> Decoder:
         window=getattr(config, "sliding_window", None) if slides else None,
         tables=tuple(tables),
         side_by_side=bool(names & set(_SIDE_BY_SIDE)),
-        both_ways=both_ways,
+        reads_prefix=reads_prefix,
     )
+
+
+def _refuse_capped_scores(name: str, config: Any) -> None:
+    """Gemma 2 caps its scores, but not where transformers attends by sdpa."""
+    attention = getattr(config, "_attn_implementation", None)
+    if getattr(config, "attn_logit_softcapping", None) and attention != "sdpa":
+        reason = f"{attention} attention caps its scores (attn_logit_softcapping); no view does"
+        remedy = "load it with attn_implementation='sdpa', which leaves them as they are"
+        raise UnsupportedModel(name, reason, remedy)
 
 
 def norms_of(native: Any) -> tuple[Any, Any, Any]:
     """Norms of a decoder block beside its first: behind attention, before the MLP, behind it."""
-    if hasattr(native, "pre_feedforward_layernorm"):  # Gemma
-        names = ("post_attention_layernorm", "pre_feedforward_layernorm")
-        names += ("post_feedforward_layernorm",)
-    elif hasattr(native, "post_self_attn_layernorm"):  # GLM
-        names = ("post_self_attn_layernorm", "post_attention_layernorm", "post_mlp_layernorm")
-    else:
-        return same, native.post_attention_layernorm, same
-    first_norm, second, third = (getattr(native, name) for name in names)
-    return first_norm, second, third
+    if hasattr(native, "pre_feedforward_layernorm"):  # Gemma 2 and 3
+        before, behind = native.pre_feedforward_layernorm, native.post_feedforward_layernorm
+        return native.post_attention_layernorm, before, behind
+    if hasattr(native, "post_self_attn_layernorm"):  # GLM
+        before, behind = native.post_attention_layernorm, native.post_mlp_layernorm
+        return native.post_self_attn_layernorm, before, behind
+    return same, native.post_attention_layernorm, same
 
 
-def _block(native: Any, index: int, config: Any, table: str, both_ways: bool) -> Block:
+def _block(native: Any, index: int, config: Any, table: str, additive: Additive) -> Block:
     attention = native.self_attn
     q, k, v = attention.q_proj, attention.k_proj, attention.v_proj
     width = attention.head_dim
-    few = planted_span(config) is not None
-    additive = partial(_causal_for_readers, config, index) if few else causal
+    if planted_span(config) is not None:
+        additive = partial(_causal_for_readers, config, index)
     branch, before, behind = norms_of(native)
 
     return Block(
@@ -249,7 +252,7 @@ def _block(native: Any, index: int, config: Any, table: str, both_ways: bool) ->
         q_norm=getattr(attention, "q_norm", same),
         k_norm=getattr(attention, "k_norm", same),
         rotate=partial(rotate, table=table),
-        additive=_both_ways if both_ways else additive,
+        additive=additive,
         mix=first(attention, "o_proj"),
         branch=branch,
         feed=chain(before, native.mlp, behind),
@@ -303,9 +306,20 @@ def _both_ways(rows: At, keys: At) -> Tensor:
     hidden = keys.index > rows.index[:, None]
     pictures = rows.memo.get(PICTURES)
     if pictures is not None:
-        mine = pictures[rows.index.clamp(max=len(pictures) - 1)][:, None]
-        hidden &= (mine != pictures[keys.index.clamp(max=len(pictures) - 1)]) | (mine < 0)
+        mine, theirs = (pictures[x.index.clamp(max=len(pictures) - 1)] for x in (rows, keys))
+        hidden &= (mine[:, None] != theirs) | (theirs < 0)
     return _hide(hidden, rows)[None, None]
+
+
+def _both_ways_in_prefix(rows: At, keys: At) -> Tensor:
+    """Causal, but the first tokens, picture and question, see all of each other."""
+    hidden = (keys.index > rows.index[:, None]) & (keys.index >= rows.memo[PREFIX])
+    return _hide(hidden, rows)[None, None]
+
+
+def sees_all_before(block: Block) -> bool:
+    """Whether its rows see every key that stands before them: such keys need no bias."""
+    return block.additive in (causal, _both_ways, _both_ways_in_prefix)
 
 
 def _causal_for_readers(config: Any, layer: int, rows: At, keys: At) -> Tensor:

@@ -1,6 +1,7 @@
 """Where the image tokens of a vision-language model come from in the picture.
 
-LLaVA-1.5, VipLLaVA, Gemma 3     one grid
+LLaVA-1.5, VipLLaVA, Gemma 3,    one grid
+PaliGemma
 LLaVA-NeXT, LLaVA-OneVision      a grid of the whole picture, then a finer one whose rows end with a
                                  newline token
 InternVL, Idefics 3, SmolVLM     tiles, then a grid of the whole picture, for each picture
