@@ -111,9 +111,9 @@ def app(out: Path | None) -> None:
     """Four panels for docs/app.md; with `out`, all of them into that folder, to be looked at."""
     from playwright.sync_api import sync_playwright
 
-    from seecause.app.names import name_folders
+    from seecause.app.public_names import name_folders
     from seecause.app.server import create_app
-    from seecause.app.workshop import open_workshop
+    from seecause.app.state import open_state
     from seecause.cli import app as command
     from tests.app.conftest import DATA, MODELS, serving
     from tests.conftest import CHROMIUM, CHROMIUM_ARGUMENTS
@@ -125,8 +125,8 @@ def app(out: Path | None) -> None:
             explained = str(Path(results) / "explained")
             CliRunner().invoke(command, ["explain", "critters:clean:test#9", "--out", explained])
         runs = name_folders([Path(results)])
-        shop = open_workshop(MODELS, data=DATA, runs=runs)
-        with serving(create_app(shop)) as address:
+        state = open_state(MODELS, data=DATA, runs=runs)
+        with serving(create_app(state)) as address:
             browser = play.chromium.launch(executable_path=CHROMIUM, args=list(CHROMIUM_ARGUMENTS))
             for name, (width, scheme) in product(SHOWN if out else WALKED, views):
                 size = {"width": width, "height": WALKED.get(name, 860)}
@@ -139,7 +139,7 @@ def app(out: Path | None) -> None:
                     shot.save(Path("docs") / f"app-{name}.webp", quality=82, method=6)
                 page.close()
             browser.close()
-        shop.close()
+        state.close()
 
 
 def show_panel(page: Any, address: str, name: str) -> None:

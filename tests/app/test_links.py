@@ -9,7 +9,7 @@ from PIL import Image
 from playwright.sync_api import expect
 
 from seecause.app.server import create_app
-from seecause.app.workshop import open_workshop
+from seecause.app.state import open_state
 from tests.app.conftest import serving
 
 SNAPSHOT = """() => {
@@ -96,9 +96,9 @@ def test_a_sample_that_cannot_be_read_leaves_the_chooser(browser, tmp_path):
     for name in ("a.png", "b.png"):
         Image.new("RGB", (40, 40), (9, 90, 200)).save(tmp_path / name)
     samples = [str(tmp_path / name) for name in ("a.png", "b.png")]
-    shop = open_workshop(["builtin:critters-vit"], samples=samples)
+    state = open_state(["builtin:critters-vit"], samples=samples)
     (tmp_path / "b.png").write_bytes(b"gone")  # after the start
-    with serving(create_app(shop)) as where:
+    with serving(create_app(state)) as where:
         page = browser.new_page()
         page.goto(f"{where}/#heads")  # whose usual sample is the ninth
         thumbs = page.locator(".thumbs").first.locator("button")
@@ -107,4 +107,4 @@ def test_a_sample_that_cannot_be_read_leaves_the_chooser(browser, tmp_path):
         thumbs.first.click()
         page.locator(".answer-card li").first.wait_for()
         page.close()
-    shop.close()
+    state.close()
