@@ -163,8 +163,8 @@ def test_the_shortest_path_is_found_and_can_be_shown(visit, context):
 def test_heads_that_are_clicked_off_change_the_answer(visit, state, sessions):
     page = visit("#heads?model=critters-biased&heads.picture=s9&heads.by=background")
     bars(page, "All heads on")
-    page.get_by_role("button", name="block 6, head 4:").click()
-    page.get_by_role("button", name="block 1, head 5:").click()
+    page.get_by_role("button", name="layer 5, head 3:").click()
+    page.get_by_role("button", name="layer 0, head 4:").click()
     page.get_by_text("2 heads off").wait_for()
     context = ActionContext(
         state, sessions.open(), state.models["critters-biased"], lambda *_: None

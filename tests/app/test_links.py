@@ -30,13 +30,13 @@ LINKS = {
     "swap": (
         "model=critters-biased&swap.a=s1&swap.b=s6&swap.patches=52-54.66&swap.down=1"
         "&swap.across=-2&swap.first=1&swap.last=4&swap.tool=brush",
-        lambda page: page.get_by_label("first block").fill("2"),
+        lambda page: page.get_by_label("first layer").fill("2"),
         "swap.first=2",
     ),
     "heads": (
         "model=critters-biased&heads.picture=s9&heads.target=3&heads.by=object&heads.off=4.43"
         "&heads.operator=other&heads.other=s2&heads.brushed=40-42",
-        lambda page: page.get_by_role("button", name="block 2, head 1:").click(),
+        lambda page: page.get_by_role("button", name="layer 1, head 0:").click(),
         "heads.off=4.8.43",
     ),
     "repair": (

@@ -90,7 +90,7 @@ def path(context: ActionContext, request: Swap) -> Reply:
         raise BadOption("pictures", f"two answered {name}", "two pictures with other answers")
     every: list[dict[str, Any]] = []
     for step, first in enumerate(layers):
-        context.progress(step / len(layers), f"from block {first + 1} on")
+        context.progress(step / len(layers), f"from layer {first} on")
         span = range(first, layers.stop)
         patches = shortest(model, source, into, goal, before, span)
         every.append({"first": first, "patches": patches, "count": len(patches or ())})
