@@ -108,3 +108,14 @@ def test_a_sample_that_cannot_be_read_leaves_the_chooser(browser, tmp_path):
         page.locator(".answer-card li").first.wait_for()
         page.close()
     state.close()
+
+
+def test_a_panel_without_its_kind_of_model_says_which_to_serve(browser):
+    state = open_state(["builtin:critters-vit"])
+    with serving(create_app(state)) as where:
+        page = browser.new_page()
+        page.goto(f"{where}/#parts")
+        expect(page.locator("#question")).to_have_text("What does it answer without this part?")
+        expect(page.get_by_role("alert")).to_contain_text("serve --model builtin:critters-ifam")
+        page.close()
+    state.close()

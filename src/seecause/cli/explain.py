@@ -276,7 +276,7 @@ def _options_of(
 
 def _lines(rows: Sequence[Mapping[str, Any]], model: ImageModel) -> list[str]:
     """What the model answers to each picture that could be read."""
-    from seecause.report.findings import answer_text, box_texts, row_text
+    from seecause.report.explain_pictures import answer_text, box_texts, row_text
     from seecause.target import Answer
 
     warning = f"{model.name} has random weights: its answers mean nothing"

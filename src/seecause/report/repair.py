@@ -18,7 +18,14 @@ from seecause.report.folder import rows_csv
 from seecause.report.heads import GAINS
 from seecause.report.heads_audit import groups_section, shot_answers
 from seecause.report.overlay import data_uri, fixed, picture, thumbnail
-from seecause.report.page import Section, fragment, holes_section, protocol_section, table
+from seecause.report.page import (
+    Section,
+    fragment,
+    holes_section,
+    protocol_section,
+    table,
+    verdict_box,
+)
 
 SHOWN = 6
 TERMS = {
@@ -94,7 +101,7 @@ def _overlap(audit: BackgroundAudit) -> str:
 
 def audit_sections(model: ImageModel, audit: BackgroundAudit) -> list[Section]:
     """Verdict, the worst pictures, cuts, numbers, groups and protocol."""
-    body = fragment("heads_verdict.html.j2", verdict=audit_lines(audit))
+    body = verdict_box(audit_lines(audit))
     rows = [(name, _number(name, value), _meaning(name)) for name, value in audit.numbers().items()]
     numbers = table(rows, head=("on these pictures", "", "what it is"))
     return [
