@@ -6,7 +6,7 @@ critters   docs/critters.png: every class on every background, one scene under e
 demo       docs/demo.png: the demo's first chapter, photographed with chromium
 discover   docs/discover.png: kinds of patches that turn pictures of critters-biased
 heads      docs/heads.png: the demo's audit and pruning of critters-biased
-repair     docs/repair.png: the end of the demo, critters-biased mended
+repair     docs/repair.png: the demo's repair, critters-biased before and after
 trust      docs/trust.png: every method, by the published results
 """
 
@@ -206,17 +206,17 @@ def trust(out: Path) -> None:
 
 
 def heads(out: Path) -> None:
-    from seecause.critters.demo import DemoSetting, audit, repair
+    from seecause.critters.demo import DemoSetting, audit, remove_heads
 
-    _, verdict = audit(DemoSetting(), models=("builtin:critters-biased",)).sections
-    _, grid, _, change = repair(DemoSetting()).sections
+    verdict, _ = audit(DemoSetting(), models=("builtin:critters-biased",)).sections
+    _, grid, _, change = remove_heads(DemoSetting()).sections
     photograph_sections([verdict, grid, replace(change, fold="")], out, (1100, 900))
 
 
 def repair(out: Path) -> None:
-    from seecause.critters.demo import DemoSetting, mend
+    from seecause.critters.demo import DemoSetting, repair as repair_job
 
-    gallery, *_ = mend(DemoSetting(), shown=3).sections
+    gallery, *_ = repair_job(DemoSetting(), shown=3).sections
     photograph_sections([gallery], out, (1150, 700))
 
 
