@@ -27,7 +27,7 @@ from benchmarks.timing import heading, row, title
 from seecause.app.panels.explain import Brush, brush, look
 from seecause.app.panels.registry import OnPicture
 from seecause.app.sessions import Sessions
-from seecause.app.workshop import Desk, open_workshop
+from seecause.app.state import ActionContext, open_state
 from seecause.loading import load
 
 WARM_UPS, BRUSHED = 5, 40
@@ -45,26 +45,26 @@ def main(
     def drawn(spec: str) -> Any:
         return load(spec, weights="random" if spec.startswith("timm:") else None, device=device)
 
-    shop = open_workshop(models.split(","), load=drawn)
-    for key, served in shop.models.items():
-        desk = Desk(shop, Sessions().open(), served, lambda share, words="": None)
-        first, *taken = [1e3 * seconds for seconds in brushing(desk, key, strokes)]
+    state = open_state(models.split(","), load=drawn)
+    for key, served in state.models.items():
+        context = ActionContext(state, Sessions().open(), served, lambda share, words="": None)
+        first, *taken = [1e3 * seconds for seconds in brushing(context, key, strokes)]
         taken = taken[WARM_UPS:]
         row(key, *(f"{ms:.1f}" for ms in (first, statistics.median(taken), max(taken))))
-    shop.close()
+    state.close()
 
 
-def brushing(desk: Desk, model: str, strokes: int) -> list[float]:
+def brushing(context: ActionContext, model: str, strokes: int) -> list[float]:
     """Seconds of one stroke after the other. An answer holds Python's numbers: it waits for the
     GPU."""
-    draw, patches = random.Random(0), list(range(desk.model.layout.n_patches))
-    look(desk, OnPicture(model=model, picture="s0"))
+    draw, patches = random.Random(0), list(range(context.model.layout.n_patches))
+    look(context, OnPicture(model=model, picture="s0"))
     draw.shuffle(patches)
     taken = []
     for stroke in range(1, 1 + strokes + WARM_UPS):
         chosen = tuple(patches[place % len(patches)] for place in range(stroke)[-BRUSHED:])
         begins = time.perf_counter()
-        brush(desk, Brush(model=model, picture="s0", patches=chosen))
+        brush(context, Brush(model=model, picture="s0", patches=chosen))
         taken.append(time.perf_counter() - begins)
     return taken
 

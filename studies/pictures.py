@@ -6,7 +6,7 @@ critters   docs/critters.png: every class on every background, one scene under e
 demo       docs/demo.png: the demo's first chapter, photographed with chromium
 discover   docs/discover.png: kinds of patches that turn pictures of critters-biased
 heads      docs/heads.png: the demo's audit and pruning of critters-biased
-repair     docs/repair.png: the end of the demo, critters-biased mended
+repair     docs/repair.png: the demo's repair, critters-biased before and after
 trust      docs/trust.png: every method, by the published results
 """
 
@@ -111,9 +111,9 @@ def app(out: Path | None) -> None:
     """Four panels for docs/app.md; with `out`, all of them into that folder, to be looked at."""
     from playwright.sync_api import sync_playwright
 
-    from seecause.app.names import name_folders
+    from seecause.app.public_names import name_folders
     from seecause.app.server import create_app
-    from seecause.app.workshop import open_workshop
+    from seecause.app.state import open_state
     from seecause.cli import app as command
     from tests.app.conftest import DATA, MODELS, serving
     from tests.conftest import CHROMIUM, CHROMIUM_ARGUMENTS
@@ -125,8 +125,8 @@ def app(out: Path | None) -> None:
             explained = str(Path(results) / "explained")
             CliRunner().invoke(command, ["explain", "critters:clean:test#9", "--out", explained])
         runs = name_folders([Path(results)])
-        shop = open_workshop(MODELS, data=DATA, runs=runs)
-        with serving(create_app(shop)) as address:
+        state = open_state(MODELS, data=DATA, runs=runs)
+        with serving(create_app(state)) as address:
             browser = play.chromium.launch(executable_path=CHROMIUM, args=list(CHROMIUM_ARGUMENTS))
             for name, (width, scheme) in product(SHOWN if out else WALKED, views):
                 size = {"width": width, "height": WALKED.get(name, 860)}
@@ -139,7 +139,7 @@ def app(out: Path | None) -> None:
                     shot.save(Path("docs") / f"app-{name}.webp", quality=82, method=6)
                 page.close()
             browser.close()
-        shop.close()
+        state.close()
 
 
 def show_panel(page: Any, address: str, name: str) -> None:
@@ -206,17 +206,17 @@ def trust(out: Path) -> None:
 
 
 def heads(out: Path) -> None:
-    from seecause.critters.demo import DemoSetting, audit, repair
+    from seecause.critters.demo import DemoSetting, audit, remove_heads
 
-    _, verdict = audit(DemoSetting(), models=("builtin:critters-biased",)).sections
-    _, grid, _, change = repair(DemoSetting()).sections
+    verdict, _ = audit(DemoSetting(), models=("builtin:critters-biased",)).sections
+    _, grid, _, change = remove_heads(DemoSetting()).sections
     photograph_sections([verdict, grid, replace(change, fold="")], out, (1100, 900))
 
 
 def repair(out: Path) -> None:
-    from seecause.critters.demo import DemoSetting, mend
+    from seecause.critters.demo import DemoSetting, repair as repair_job
 
-    gallery, *_ = mend(DemoSetting(), shown=3).sections
+    gallery, *_ = repair_job(DemoSetting(), shown=3).sections
     photograph_sections([gallery], out, (1150, 700))
 
 

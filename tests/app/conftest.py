@@ -1,4 +1,4 @@
-"""One workshop of the embedded models for all tests of the page, and one browser."""
+"""One server state with the embedded models for all tests of the page, and one browser."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import uvicorn
 
 from seecause.app.server import create_app
 from seecause.app.sessions import Sessions
-from seecause.app.workshop import Desk, open_workshop
+from seecause.app.state import ActionContext, open_state
 from seecause.cli.serve import AUDITED, bound_socket
 from seecause.report.folder import result_folder
 from seecause.report.page import Section, table, write_page
@@ -26,8 +26,8 @@ DATA = {name: name for name in AUDITED}
 
 
 @pytest.fixture(scope="session")
-def shop():
-    opened = open_workshop(MODELS, data=DATA)
+def state():
+    opened = open_state(MODELS, data=DATA)
     yield opened
     opened.close()
 
@@ -38,9 +38,11 @@ def sessions():
 
 
 @pytest.fixture
-def desk(shop, sessions):
-    """A desk of the first model in a fresh session; what it tells is thrown away."""
-    return Desk(shop, sessions.open(), shop.models["critters-vit"], lambda share, words="": None)
+def context(state, sessions):
+    """A context of the first model in a fresh session; what it tells is thrown away."""
+    return ActionContext(
+        state, sessions.open(), state.models["critters-vit"], lambda share, words="": None
+    )
 
 
 @pytest.fixture
@@ -103,10 +105,10 @@ def results(tmp_path_factory):
 @pytest.fixture(scope="session")
 def address(results):
     """Of a server with models of its own: its workers switch heads off while tests compute."""
-    shop = open_workshop(MODELS, data=DATA, runs={"results": results})
-    with serving(create_app(shop)) as where:
+    state = open_state(MODELS, data=DATA, runs={"results": results})
+    with serving(create_app(state)) as where:
         yield where
-    shop.close()
+    state.close()
 
 
 @pytest.fixture

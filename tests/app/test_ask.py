@@ -10,7 +10,7 @@ import seecause as sc
 from seecause.app.panels import ask
 from seecause.app.panels.ask import Asked, Blind, Word
 from seecause.app.panels.registry import BadRequest, read_request
-from seecause.app.workshop import Desk
+from seecause.app.state import ActionContext
 from seecause.errors import BadOption
 
 QUESTION = "Which critter is this?"
@@ -23,31 +23,31 @@ def heard():
 
 
 @pytest.fixture
-def desk(shop, sessions, heard):
-    return Desk(
-        shop, sessions.open(), shop.models["critters-llava"],
+def context(state, sessions, heard):
+    return ActionContext(
+        state, sessions.open(), state.models["critters-llava"],
         lambda share, words="": heard.append((share, words)),
     )  # fmt: skip
 
 
 @pytest.fixture
-def bank(desk):
-    ask.answer(desk, Asked(**ON))
-    return desk.served.memo["bank"]
+def bank(context):
+    ask.answer(context, Asked(**ON))
+    return context.served.memo["bank"]
 
 
-def test_the_answer_is_the_models_own(desk):
-    answer, lvlm = ask.answer(desk, Asked(**ON)), desk.lvlm
-    ids = lvlm.speak(lvlm.prompt(desk.picture("s3").shown, QUESTION), 24)
+def test_the_answer_is_the_models_own(context):
+    answer, lvlm = ask.answer(context, Asked(**ON)), context.lvlm
+    ids = lvlm.speak(lvlm.prompt(context.picture("s3").shown, QUESTION), 24)
     assert answer["words"] == list(lvlm.pieces(torch.tensor(ids)))
     assert answer["grid"] == [12, 12] and answer["unknown"] == []
-    assert ask.answer(desk, Asked(**{**ON, "question": "Which zyzzyva?"}))["unknown"]
+    assert ask.answer(context, Asked(**{**ON, "question": "Which zyzzyva?"}))["unknown"]
 
 
-def test_heads_and_tokens_are_those_of_a_traced_answer(desk, bank, heard):
+def test_heads_and_tokens_are_those_of_a_traced_answer(context, bank, heard):
     heard.clear()
-    answer = ask.behind(desk, Word(**ON))
-    engine = sc.lvlm.MaskEngine(desk.lvlm, desk.picture("s3").shown, QUESTION, bank)
+    answer = ask.behind(context, Word(**ON))
+    engine = sc.lvlm.MaskEngine(context.lvlm, context.picture("s3").shown, QUESTION, bank)
     trace = sc.lvlm.trace_answer(engine, token_masks=None)
     assert answer["word"] == engine.answer
     heads = trace.heads.heads
@@ -65,44 +65,44 @@ def test_heads_and_tokens_are_those_of_a_traced_answer(desk, bank, heard):
     assert shares == sorted(shares) and len(shares) >= 3
 
 
-def test_blind_heads_change_the_words_as_masks_change_the_logit(desk, bank):
-    enough = ask.behind(desk, Word(**ON))["enough"]
-    answer = ask.hear(desk, Blind(**ON, blind=tuple(enough)))
-    picture = desk.picture("s3").shown
-    engine = sc.lvlm.MaskEngine(desk.lvlm, picture, QUESTION, bank)
+def test_blind_heads_change_the_words_as_masks_change_the_logit(context, bank):
+    enough = ask.behind(context, Word(**ON))["enough"]
+    answer = ask.hear(context, Blind(**ON, blind=tuple(enough)))
+    picture = context.picture("s3").shown
+    engine = sc.lvlm.MaskEngine(context.lvlm, picture, QUESTION, bank)
     mask = torch.ones(engine.n_components, dtype=torch.bool)
     mask[enough] = False
-    heads = [divmod(place, desk.lvlm.n_heads) for place in enough]
-    logits = sc.lvlm.blind_logits(desk.lvlm, picture, QUESTION, bank, heads)
+    heads = [divmod(place, context.lvlm.n_heads) for place in enough]
+    logits = sc.lvlm.blind_logits(context.lvlm, picture, QUESTION, bank, heads)
     centred = float(logits[engine.target] - logits.mean())
     assert centred == pytest.approx(float(engine.adjusted(mask[None])[0]), abs=1e-3)
     chances = logits.softmax(dim=0)
     for word in answer["after"]:
         assert word["probability"] == pytest.approx(float(chances[word["class"]]), abs=1e-5)
-    ids = sc.lvlm.speak_blind(desk.lvlm, picture, QUESTION, bank, heads)
-    assert answer["words"] == list(desk.lvlm.pieces(torch.tensor(ids)))
+    ids = sc.lvlm.speak_blind(context.lvlm, picture, QUESTION, bank, heads)
+    assert answer["words"] == list(context.lvlm.pieces(torch.tensor(ids)))
     before = {word["class"]: word["probability"] for word in answer["before"]}
     assert float(chances[engine.target]) < before[engine.target]
 
 
-def test_with_no_head_blind_the_answer_stays(desk, bank):
-    answer = ask.hear(desk, Blind(**ON))
+def test_with_no_head_blind_the_answer_stays(context, bank):
+    answer = ask.hear(context, Blind(**ON))
     assert answer["same"] and answer["before"] == answer["after"]
-    picture = desk.picture("s3").shown
-    ids = sc.lvlm.speak_blind(desk.lvlm, picture, QUESTION, bank)
-    assert ids == desk.lvlm.speak(desk.lvlm.prompt(picture, QUESTION), 12)
-    native = desk.lvlm.module(**desk.lvlm.prompt(picture, QUESTION).inputs).logits[0, -1]
-    ours = sc.lvlm.blind_logits(desk.lvlm, picture, QUESTION, bank)
+    picture = context.picture("s3").shown
+    ids = sc.lvlm.speak_blind(context.lvlm, picture, QUESTION, bank)
+    assert ids == context.lvlm.speak(context.lvlm.prompt(picture, QUESTION), 12)
+    native = context.lvlm.module(**context.lvlm.prompt(picture, QUESTION).inputs).logits[0, -1]
+    ours = sc.lvlm.blind_logits(context.lvlm, picture, QUESTION, bank)
     torch.testing.assert_close(ours, native, atol=2e-3, rtol=1e-3)
 
 
-def test_what_is_not_there_is_refused_in_words(desk, bank):
+def test_what_is_not_there_is_refused_in_words(context, bank):
     with pytest.raises(BadOption, match="tokens of the answer"):
-        ask.behind(desk, Word(**ON, position=20))
+        ask.behind(context, Word(**ON, position=20))
     with pytest.raises(BadOption, match="heads 0-47"):
-        ask.hear(desk, Blind(**ON, blind=(48,)))
+        ask.hear(context, Blind(**ON, blind=(48,)))
     with pytest.raises(BadOption, match="layer, head"):
-        sc.lvlm.blind_logits(desk.lvlm, desk.picture("s3").shown, QUESTION, bank, [(6, 0)])
+        sc.lvlm.blind_logits(context.lvlm, context.picture("s3").shown, QUESTION, bank, [(6, 0)])
     reader = ask.PANEL.find("answer")[1]
     for question in ("", "x" * 301):
         body = f'{{"model": "critters-llava", "picture": "s3", "question": "{question}"}}'
@@ -110,29 +110,29 @@ def test_what_is_not_there_is_refused_in_words(desk, bank):
             read_request(reader, body.encode())
 
 
-def test_a_classifier_cannot_be_asked(shop, sessions):
-    desk = Desk(shop, sessions.open(), shop.models["critters-vit"], lambda *_: None)
+def test_a_classifier_cannot_be_asked(state, sessions):
+    context = ActionContext(state, sessions.open(), state.models["critters-vit"], lambda *_: None)
     with pytest.raises(BadOption, match="vision-language"):
-        ask.answer(desk, Asked(**{**ON, "model": "critters-vit"}))
+        ask.answer(context, Asked(**{**ON, "model": "critters-vit"}))
 
 
 @pytest.mark.slow
-def test_the_copied_python_says_the_same(desk, capsys):
+def test_the_copied_python_says_the_same(context, capsys):
     request = Blind(**ON, blind=(0, 4, 9))
-    exec(ask.copy(desk, request)["python"], {})
+    exec(ask.copy(context, request)["python"], {})
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0].split()[0] == ask.answer(desk, Asked(**ON))["words"][0]
-    assert lines[-1] == " ".join(w.strip() for w in ask.hear(desk, request)["words"])
-    plain = ask.copy(desk, Blind(**ON))["command"]
+    assert lines[0].split()[0] == ask.answer(context, Asked(**ON))["words"][0]
+    assert lines[-1] == " ".join(w.strip() for w in ask.hear(context, request)["words"])
+    plain = ask.copy(context, Blind(**ON))["command"]
     assert plain.startswith("seecause lvlm tokens") and "'Which critter is this?'" in plain
 
 
-def test_the_copied_python_shrinks_a_large_picture_as_the_page_does(desk, tmp_path, monkeypatch):
-    drawn = desk.picture("s3").shown.resize((1100, 900), Image.Resampling.NEAREST)
+def test_the_copied_python_shrinks_a_large_picture_as_the_page_does(context, tmp_path, monkeypatch):
+    drawn = context.picture("s3").shown.resize((1100, 900), Image.Resampling.NEAREST)
     drawn.save(tmp_path / "large.png")
-    own = desk.shop.upload((tmp_path / "large.png").read_bytes(), "large.png")
-    desk.session.add_picture(own)
-    copied = ask.copy(desk, Blind(**{**ON, "picture": own.id}))["python"]
+    own = context.state.upload((tmp_path / "large.png").read_bytes(), "large.png")
+    context.session.add_picture(own)
+    copied = ask.copy(context, Blind(**{**ON, "picture": own.id}))["python"]
     monkeypatch.chdir(tmp_path)
     names: dict = {}
     exec(copied.partition("bank = ")[0], names)

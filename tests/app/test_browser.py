@@ -9,7 +9,7 @@ from playwright.sync_api import expect
 
 from seecause.app.panels import ask, explain, heads, parts, repair, swap
 from seecause.app.panels.explain import Brush
-from seecause.app.workshop import Desk
+from seecause.app.state import ActionContext
 
 PANELS = ["explain", "swap", "heads", "repair", "parts", "ask"]
 EXPLAIN = "#explain?model=critters-vit&explain.picture=s1&explain.methods=caap"
@@ -54,12 +54,12 @@ def brush_patches(page, places):
     page.mouse.up()
 
 
-def expected(desk, patches, which):
+def expected(context, patches, which):
     request = Brush(model="critters-vit", picture="s1", patches=tuple(patches))
-    return {a["name"]: a["probability"] for a in explain.brush(desk, request)[which]}
+    return {a["name"]: a["probability"] for a in explain.brush(context, request)[which]}
 
 
-def test_brushing_moves_both_answers(visit, desk):
+def test_brushing_moves_both_answers(visit, context):
     page = visit(EXPLAIN)
     bars(page, "Whole picture")
     patches = [52, 53, 54, 66, 78]
@@ -67,17 +67,17 @@ def test_brushing_moves_both_answers(visit, desk):
     expect(page.locator(".stage .stack")).to_have_attribute("data-brush", "5")
     expect(page.get_by_text("5 of 144 patches")).to_have_count(2)
     for title, which in (("Only these", "only"), ("Without these", "without")):
-        assert bars(page, title) == pytest.approx(expected(desk, patches, which), abs=1e-3)
+        assert bars(page, title) == pytest.approx(expected(context, patches, which), abs=1e-3)
     page.get_by_role("button", name="Clear").click()
     expect(page.get_by_text("brush some patches")).to_have_count(2)
 
 
-def test_hovering_reads_a_patch_for_the_top_classes(visit, desk):
+def test_hovering_reads_a_patch_for_the_top_classes(visit, context):
     page = visit(EXPLAIN)
     page.locator(".map-card:not(.stale) .heat").wait_for()
     page.mouse.move(*patch_point(page, 66))
     values = page.locator(".map-card .patch-values div").all_text_contents()
-    drawn = explain.draw(desk, explain.Draw(model="critters-vit", picture="s1"))
+    drawn = explain.draw(context, explain.Draw(model="critters-vit", picture="s1"))
     assert len(values) == 5
     for text, name, row in zip(values, drawn["classes"], drawn["by_class"], strict=True):
         assert text.startswith(name)
@@ -98,17 +98,17 @@ def test_a_link_restores_everything(visit):
     assert again.get_by_label("class explained").input_value() == "4"
 
 
-def test_the_keyboard_brushes(visit, desk):
+def test_the_keyboard_brushes(visit, context):
     page = visit(EXPLAIN)
     bars(page, "Whole picture")
     page.locator(".stage .stack").focus()
     for key in ("ArrowRight", "ArrowRight", "ArrowDown", "Space", "Shift+ArrowRight"):
         page.keyboard.press(key)
     expect(page.get_by_text("2 of 144 patches")).to_have_count(2)
-    assert bars(page, "Only these") == pytest.approx(expected(desk, [13, 14], "only"), abs=1e-3)
+    assert bars(page, "Only these") == pytest.approx(expected(context, [13, 14], "only"), abs=1e-3)
 
 
-def test_a_wrong_file_gives_a_message_and_a_right_one_an_answer(visit, tmp_path, shop):
+def test_a_wrong_file_gives_a_message_and_a_right_one_an_answer(visit, tmp_path, state):
     visit.expected = "status of 4"  # the console names the refused request
     page = visit(EXPLAIN)
     bars(page, "Whole picture")
@@ -117,7 +117,7 @@ def test_a_wrong_file_gives_a_message_and_a_right_one_an_answer(visit, tmp_path,
     page.get_by_label("Picture: a file").set_input_files(wrong)
     page.get_by_role("alert").filter(has_text="not an image that can be read").wait_for()
     right = tmp_path / "critter.png"
-    shop.sample("s5").shown.save(right)
+    state.sample("s5").shown.save(right)
     page.get_by_label("Picture: a file").set_input_files(right)
     page.get_by_text("critter.png").first.wait_for()
     own = bars(page, "Whole picture")
@@ -129,7 +129,7 @@ def by_name(answers):
     return {answer["name"]: answer["probability"] for answer in answers}
 
 
-def test_dragging_a_patch_into_the_other_picture_moves_both_answers(visit, desk):
+def test_dragging_a_patch_into_the_other_picture_moves_both_answers(visit, context):
     page = visit("#swap?model=critters-vit&swap.a=s0&swap.b=s4")
     bars(page, "As it is", "[data-side=b]")
     page.mouse.move(*patch_point(page, 66, "[data-side=a] .stack"))
@@ -138,40 +138,44 @@ def test_dragging_a_patch_into_the_other_picture_moves_both_answers(visit, desk)
     page.mouse.up()
     page.wait_for_url(re.compile("swap.down=-3"))
     request = swap.Swap(model="critters-vit", a="s0", b="s4", patches=(66,), down=-3)
-    answer = swap.exchange(desk, request)
+    answer = swap.exchange(context, request)
     expect(page.locator("[data-side=b] .stack")).to_have_attribute("data-landing", "1")
     for side, title in (("a", "With B\u2019s patches"), ("b", "With A\u2019s patches")):
         shown = bars(page, title, f"[data-side={side}]")
         assert shown == pytest.approx(by_name(answer[side]), abs=1e-3)
 
 
-def test_the_shortest_path_is_found_and_can_be_shown(visit, desk):
+def test_the_shortest_path_is_found_and_can_be_shown(visit, context):
     page = visit("#swap?model=critters-vit&swap.a=s0&swap.b=s4&swap.first=2")
     page.get_by_role("button", name="Where does").click()
-    best = swap.path(desk, swap.Swap(model="critters-vit", a="s0", b="s4", first=2))["best"]
+    best = swap.path(context, swap.Swap(model="critters-vit", a="s0", b="s4", first=2))["best"]
     row = page.locator(".path-table tr.best")
     assert row.locator(".count").text_content() == str(best["count"])
     row.get_by_role("button", name="Show").click()
     marked = page.locator("[data-side=a] .stack")
     expect(marked).to_have_attribute("data-brush", str(best["count"]))
     leader = page.locator("[data-side=b] .answer-card", has_text="With A").locator("li.leads .name")
-    expect(leader).to_have_text(desk.model.class_name(desk.model(desk.image("s0")).argmax()))
+    expect(leader).to_have_text(
+        context.model.class_name(context.model(context.image("s0")).argmax())
+    )
 
 
-def test_heads_that_are_clicked_off_change_the_answer(visit, shop, sessions):
+def test_heads_that_are_clicked_off_change_the_answer(visit, state, sessions):
     page = visit("#heads?model=critters-biased&heads.picture=s9&heads.by=background")
     bars(page, "All heads on")
-    page.get_by_role("button", name="block 6, head 4:").click()
-    page.get_by_role("button", name="block 1, head 5:").click()
+    page.get_by_role("button", name="layer 5, head 3:").click()
+    page.get_by_role("button", name="layer 0, head 4:").click()
     page.get_by_text("2 heads off").wait_for()
-    desk = Desk(shop, sessions.open(), shop.models["critters-biased"], lambda *_: None)
+    context = ActionContext(
+        state, sessions.open(), state.models["critters-biased"], lambda *_: None
+    )
     request = heads.Off(model="critters-biased", picture="s9", off=(4, 43))
-    answer = heads.switch(desk, request)
+    answer = heads.switch(context, request)
     assert bars(page, "Some off") == pytest.approx(by_name(answer["after"]), abs=1e-3)
     shares = page.locator(".share .value").all_text_contents()
     expected = [part["share"] for part in answer["background"]]
     assert [float(value) for value in shares] == pytest.approx(expected, abs=1e-3)
-    drawn = heads.maps(desk, request)
+    drawn = heads.maps(context, request)
     page.locator("[data-sum]").nth(1).wait_for()
     for place, name in enumerate(("before", "after")):
         shown = float(page.locator("[data-sum]").nth(place).get_attribute("data-sum"))
@@ -186,7 +190,7 @@ def test_the_checkpoint_without_heads_is_downloaded(visit):
     assert waiting.value.suggested_filename == "critters-vit-without-2-heads.zip"
 
 
-def test_two_users_do_not_mix(visit, desk):
+def test_two_users_do_not_mix(visit, context):
     pages = [visit(EXPLAIN) for _ in range(2)]
     sets = ([52, 53, 54], [100, 101, 102, 103])
     for page in pages:
@@ -196,39 +200,43 @@ def test_two_users_do_not_mix(visit, desk):
     for page, patches in zip(pages, sets, strict=True):
         page.get_by_text(f"{len(patches)} of 144 patches").first.wait_for()
         expect(page.locator(".stage .stack")).to_have_attribute("data-brush", str(len(patches)))
-        assert bars(page, "Only these") == pytest.approx(expected(desk, patches, "only"), abs=1e-3)
+        assert bars(page, "Only these") == pytest.approx(
+            expected(context, patches, "only"), abs=1e-3
+        )
 
 
-def test_a_slow_job_says_how_far_it_is_and_a_cancelled_one_frees_the_queue(visit, desk):
+def test_a_slow_job_says_how_far_it_is_and_a_cancelled_one_frees_the_queue(visit, context):
     page = visit(EXPLAIN.replace("caap", "rise"))  # minutes, where it is not stopped
     stop = page.locator(".map-card .job").get_by_role("button", name="Cancel")
     stop.click()
     stop.wait_for(state="hidden")
     brush_patches(page, [52, 53, 54])
     page.get_by_text("3 of 144 patches").first.wait_for()
-    assert bars(page, "Only these") == pytest.approx(expected(desk, [52, 53, 54], "only"), abs=1e-3)
+    assert bars(page, "Only these") == pytest.approx(
+        expected(context, [52, 53, 54], "only"), abs=1e-3
+    )
 
 
-def test_an_unticked_part_changes_what_is_read(visit, shop, sessions):
+def test_an_unticked_part_changes_what_is_read(visit, state, sessions):
     page = visit("#parts?parts.picture=s3")
     bars(page, "All parts")
     page.get_by_role("checkbox").nth(2).uncheck()
     page.get_by_text("1 part out").wait_for()
-    desk = Desk(shop, sessions.open(), shop.models["critters-ifam"], lambda *_: None)
-    answer = parts.look(desk, parts.Masked(model="critters-ifam", picture="s3", out=(2,)))
+    context = ActionContext(state, sessions.open(), state.models["critters-ifam"], lambda *_: None)
+    answer = parts.look(context, parts.Masked(model="critters-ifam", picture="s3", out=(2,)))
     assert bars(page, "As set") == pytest.approx(by_name(answer["after"]), abs=1e-3)
     share = page.locator(".finding").get_attribute("data-share")
     assert float(share) == pytest.approx(answer["share"], abs=1e-4)
 
 
 @pytest.mark.slow
-def test_blinded_heads_are_heard_in_the_answer(visit, shop, sessions):
+def test_blinded_heads_are_heard_in_the_answer(visit, state, sessions):
     page = visit("#ask?ask.picture=s3&ask.question=Which+critter+is+this%3F")
-    desk = Desk(shop, sessions.open(), shop.models["critters-llava"], lambda *_: None)
+    context = ActionContext(state, sessions.open(), state.models["critters-llava"], lambda *_: None)
     asked = {"model": "critters-llava", "picture": "s3", "question": "Which critter is this?"}
-    word = page.get_by_role("button", name=ask.answer(desk, ask.Asked(**asked))["words"][0])
+    word = page.get_by_role("button", name=ask.answer(context, ask.Asked(**asked))["words"][0])
     expect(word).to_have_attribute("aria-pressed", "true")
-    behind = ask.behind(desk, ask.Word(**asked))
+    behind = ask.behind(context, ask.Word(**asked))
     page.locator("[data-sum]").wait_for()
     total = float(page.locator("[data-sum]").get_attribute("data-sum"))
     assert total == pytest.approx(sum(behind["tokens"]["values"]), abs=0.01)
@@ -237,13 +245,13 @@ def test_blinded_heads_are_heard_in_the_answer(visit, shop, sessions):
     page.get_by_text("1 head blind").wait_for()
     page.get_by_role("button", name="Blind those that are enough").click()
     page.get_by_text(f"{len(behind['enough'])} heads blind").wait_for()
-    heard = ask.hear(desk, ask.Blind(**asked, blind=tuple(behind["enough"])))
+    heard = ask.hear(context, ask.Blind(**asked, blind=tuple(behind["enough"])))
     assert bars(page, "Some blind") == pytest.approx(by_name(heard["after"]), abs=1e-3)
     expect(page.locator("p.spoken").nth(1)).to_have_text(" ".join(heard["words"]))
     page.get_by_label("question").fill("What colour is the tail?")
     page.get_by_role("button", name="Ask", exact=True).click()
     page.wait_for_url(re.compile("ask.question=What"))
-    other = ask.answer(desk, ask.Asked(**{**asked, "question": "What colour is the tail?"}))
+    other = ask.answer(context, ask.Asked(**{**asked, "question": "What colour is the tail?"}))
     page.get_by_role("button", name=other["words"][0], exact=True).wait_for()
 
 
@@ -251,14 +259,16 @@ AUDIT = "#repair?model=critters-biased&repair.limit=16&repair.remedy=directions&
 
 
 @pytest.mark.slow
-def test_an_audit_is_read_and_a_remedy_gives_a_checkpoint(visit, shop, sessions):
+def test_an_audit_is_read_and_a_remedy_gives_a_checkpoint(visit, state, sessions):
     page = visit(AUDIT)
     audit = page.get_by_role("button", name="Audit", exact=True)
     audit.click()
     page.locator(".verdict").wait_for()
-    desk = Desk(shop, sessions.open(), shop.models["critters-biased"], lambda *_: None)
+    context = ActionContext(
+        state, sessions.open(), state.models["critters-biased"], lambda *_: None
+    )
     request = repair.OnData(model="critters-biased", data="critters:certified:test", limit=16)
-    answer = repair.audit(desk, request)
+    answer = repair.audit(context, request)
     assert page.locator(".verdict").get_attribute("data-verdict") == answer["verdict"]
     card = page.locator(".flips")
     values = [float(card.get_attribute(f"data-{name}")) for name in ("flips", "control")]

@@ -20,25 +20,25 @@ def probabilities(answers):
     return {answer["class"]: answer["probability"] for answer in answers}
 
 
-def plain(desk, picture="s1"):
+def plain(context, picture="s1"):
     with torch.no_grad():
-        return desk.model(desk.image(picture))[0].softmax(dim=-1)
+        return context.model(context.image(picture))[0].softmax(dim=-1)
 
 
-def test_look_gives_the_models_own_answer(desk):
-    answer = explain.look(desk, OnPicture(**ON))
-    whole = plain(desk)
+def test_look_gives_the_models_own_answer(context):
+    answer = explain.look(context, OnPicture(**ON))
+    whole = plain(context)
     assert answer["predicted"] == int(whole.argmax()) and answer["grid"] == [12, 12]
     for place, value in probabilities(answer["answers"]).items():
         assert value == pytest.approx(float(whole[place]), abs=1e-5)
     assert answer["picture"].startswith("data:image/png;base64,")
 
 
-def test_a_map_is_the_librarys_map(desk):
-    drawn = explain.draw(desk, Draw(**ON, method="caap", target=2, blank="black"))
-    maps = sc.attribute(desk.model, desk.image("s1"), target=2, blank="black").maps[0]
+def test_a_map_is_the_librarys_map(context):
+    drawn = explain.draw(context, Draw(**ON, method="caap", target=2, blank="black"))
+    maps = sc.attribute(context.model, context.image("s1"), target=2, blank="black").maps[0]
     assert_close(torch.tensor(drawn["values"]), maps.flatten(), rtol=1e-3, atol=1e-6)
-    assert drawn["label"] == desk.model.class_name(2)
+    assert drawn["label"] == context.model.class_name(2)
     assert len(drawn["by_class"]) == 5 and len(drawn["by_class"][0]) == 144
     if drawn["classes"].count(drawn["label"]):
         row = drawn["by_class"][drawn["classes"].index(drawn["label"])]
@@ -46,12 +46,12 @@ def test_a_map_is_the_librarys_map(desk):
 
 
 @pytest.mark.parametrize("tail", [None, "patched", "all"])
-def test_all_patches_are_the_picture_and_none_are_the_blank(desk, tail):
+def test_all_patches_are_the_picture_and_none_are_the_blank(context, tail):
     last = None if tail is None else 3
-    answer = explain.brush(desk, Brush(**ON, patches=EVERY, tail=tail, last=last))
-    whole = plain(desk)
+    answer = explain.brush(context, Brush(**ON, patches=EVERY, tail=tail, last=last))
+    whole = plain(context)
     with torch.no_grad():
-        white = desk.model(desk.model.preprocess.normalise(torch.ones(1, 3, 96, 96)))
+        white = context.model(context.model.preprocess.normalise(torch.ones(1, 3, 96, 96)))
     blank = white[0].softmax(dim=-1)
     for place, value in probabilities(answer["only"]).items():
         assert value == pytest.approx(float(whole[place]), abs=1e-4)
@@ -59,75 +59,75 @@ def test_all_patches_are_the_picture_and_none_are_the_blank(desk, tail):
         assert value == pytest.approx(float(blank[place]), abs=1e-4)
 
 
-def test_brushed_patches_recomputed_from_the_embedding_are_pixels_on_the_blank(desk):
+def test_brushed_patches_recomputed_from_the_embedding_are_pixels_on_the_blank(context):
     """With tail=all from layer 0, "only these" is the plain answer to their pixels on white."""
     patches = tuple(row * 12 + column for row in range(3, 9) for column in range(3, 9))
-    answer = explain.brush(desk, Brush(**ON, patches=patches, tail="all", first=0, last=0))
-    image = desk.image("s1")
-    shown = desk.model.preprocess.normalise(torch.ones_like(image))
+    answer = explain.brush(context, Brush(**ON, patches=patches, tail="all", first=0, last=0))
+    image = context.image("s1")
+    shown = context.model.preprocess.normalise(torch.ones_like(image))
     shown[:, :, 24:72, 24:72] = image[:, :, 24:72, 24:72]
     with torch.no_grad():
-        pixels = desk.model(shown)[0].softmax(dim=-1)
+        pixels = context.model(shown)[0].softmax(dim=-1)
     for place, value in probabilities(answer["only"]).items():
         assert value == pytest.approx(float(pixels[place]), abs=1e-4)
 
 
 @pytest.mark.parametrize("first", [0, 2, 6])
-def test_the_quick_way_is_a_sweep_of_one_set(desk, first):
+def test_the_quick_way_is_a_sweep_of_one_set(context, first):
     patches = (52, 53, 54, 65, 66, 78, 90)
     request = Brush(**ON, patches=patches, first=first)
     chosen = torch.zeros(1, 144, dtype=torch.bool)
     chosen[0, list(patches)] = True
-    plan = explain.sweep_plan(desk, request, registers=True)
-    assert explain.few_rows(desk.model, plan)
+    plan = explain.sweep_plan(context, request, registers=True)
+    assert explain.few_rows(context.model, plan)
     with torch.no_grad():
-        quick = explain._only_and_without(desk, request, chosen)
+        quick = explain._only_and_without(context, request, chosen)
         slow = [
-            explain.brushed_logits(desk, request, chosen, insert=insert)[0] for insert in (1, 0)
+            explain.brushed_logits(context, request, chosen, insert=insert)[0] for insert in (1, 0)
         ]
     for mine, theirs in zip(quick, slow, strict=True):
         assert_close(mine, theirs, rtol=1e-4, atol=1e-4)
 
 
-def test_answers_keep_the_order_of_the_whole_picture(desk):
-    answer = explain.brush(desk, Brush(**ON, patches=(0, 1, 2)))
-    order = plain(desk).topk(5).indices.tolist()
+def test_answers_keep_the_order_of_the_whole_picture(context):
+    answer = explain.brush(context, Brush(**ON, patches=(0, 1, 2)))
+    order = plain(context).topk(5).indices.tolist()
     assert [entry["class"] for entry in answer["only"]][:5] == order
     assert sum(entry["leads"] for entry in answer["only"]) == 1
 
 
-def test_an_interaction_is_what_both_regions_cause_beyond_their_sum(desk):
+def test_an_interaction_is_what_both_regions_cause_beyond_their_sum(context):
     one, other = (52, 53, 64, 65), (78, 79, 90, 91)
-    answer = explain.pair(desk, Regions(**ON, one=one, other=other, target=0))
+    answer = explain.pair(context, Regions(**ON, one=one, other=other, target=0))
     expected = answer["joint"] - answer["one"] - answer["other"]
     assert answer["interaction"] == pytest.approx(expected, abs=2e-4)
     with pytest.raises(BadOption, match="at least one patch"):
-        explain.pair(desk, Regions(**ON, one=one))
+        explain.pair(context, Regions(**ON, one=one))
 
 
-def test_enough_and_needed_are_the_librarys_sets(desk):
-    answer = explain.evidence(desk, Draw(**ON))
-    maps = sc.attribute(desk.model, desk.image("s1")).maps
-    sets = sc.evidence(desk.model, desk.image("s1"), maps=maps, blank="white")
+def test_enough_and_needed_are_the_librarys_sets(context):
+    answer = explain.evidence(context, Draw(**ON))
+    maps = sc.attribute(context.model, context.image("s1")).maps
+    sets = sc.evidence(context.model, context.image("s1"), maps=maps, blank="white")
     assert answer["enough"]["patches"] == sets.enough.patches[0].flatten().nonzero()[:, 0].tolist()
     assert answer["needed"]["patches"] == sets.needed.patches[0].flatten().nonzero()[:, 0].tolist()
 
 
-def test_copied_python_gives_the_numbers_of_the_page(desk):
+def test_copied_python_gives_the_numbers_of_the_page(context):
     request = {**ON, "patches": (52, 53, 64, 65, 66), "blank": "mean"}
-    texts = explain.copy(desk, ExplainState(**request, methods=("caap", "mosaic")))
+    texts = explain.copy(context, ExplainState(**request, methods=("caap", "mosaic")))
     names: dict = {}
     exec(texts["python"], names)
-    drawn = explain.draw(desk, Draw(**ON, blank="mean"))
+    drawn = explain.draw(context, Draw(**ON, blank="mean"))
     assert_close(
         names["maps_caap"][0].flatten(), torch.tensor(drawn["values"]), rtol=1e-3, atol=1e-6
     )
-    answer = explain.brush(desk, Brush(**request))
-    best = int(plain(desk).argmax())
+    answer = explain.brush(context, Brush(**request))
+    best = int(plain(context).argmax())
     assert float(names["only_these"]) == pytest.approx(
         probabilities(answer["only"])[best], abs=1e-4
     )
-    drop = float(plain(desk)[best]) - probabilities(answer["without"])[best]
+    drop = float(plain(context)[best]) - probabilities(answer["without"])[best]
     assert float(names["drop_without_these"]) == pytest.approx(drop, abs=1e-4)
     assert texts["command"].startswith("seecause explain 'critters:clean:test#1' --model builtin:")
 
@@ -140,21 +140,21 @@ def test_copied_python_gives_the_numbers_of_the_page(desk):
         (Brush(**ON, patches=(1,), first=9), BadOption),
     ],
 )
-def test_what_cannot_be_is_refused_in_words(desk, request_, error):
+def test_what_cannot_be_is_refused_in_words(context, request_, error):
     with pytest.raises(error):
-        explain.brush(desk, request_)
+        explain.brush(context, request_)
 
 
-def test_an_unknown_method_is_refused(desk):
+def test_an_unknown_method_is_refused(context):
     with pytest.raises(UnknownName, match="no method is called"):
-        explain.draw(desk, Draw(**ON, method="magic"))
+        explain.draw(context, Draw(**ON, method="magic"))
 
 
-def test_a_copied_command_keeps_the_options_of_every_method(desk):
+def test_a_copied_command_keeps_the_options_of_every_method(context):
     request = {**ON, "blank": "mean", "first": 1, "tail": "all"}
-    both = explain.copy(desk, ExplainState(**request, methods=("caap", "mosaic")))["command"]
+    both = explain.copy(context, ExplainState(**request, methods=("caap", "mosaic")))["command"]
     for method in ("caap", "mosaic"):
         lines = [line for line in both.splitlines() if method in line]
         assert len(lines) == 1
-        for name, value in explain.method_options(desk, Draw(**request, method=method)).items():
+        for name, value in explain.method_options(context, Draw(**request, method=method)).items():
             assert f"{name}={value}" in lines[0] or f"{name}={value[0]}," in lines[0]

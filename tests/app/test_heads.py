@@ -29,110 +29,115 @@ def agree(answers, logits):
 
 
 @torch.no_grad()
-def test_heads_at_zero_are_ablated(desk):
-    answer = heads.switch(desk, Off(**ON, off=OFF))
-    image = desk.image("s1")
-    agree(answer["before"], desk.model(image)[0])
-    with sc.heads.ablate(desk.model, PAIRS):
-        agree(answer["after"], desk.model(image)[0])
+def test_heads_at_zero_are_ablated(context):
+    answer = heads.switch(context, Off(**ON, off=OFF))
+    image = context.image("s1")
+    agree(answer["before"], context.model(image)[0])
+    with sc.heads.ablate(context.model, PAIRS):
+        agree(answer["after"], context.model(image)[0])
     assert answer["heads"] == 4
 
 
 @torch.no_grad()
-def test_heads_of_another_picture_are_patched(desk):
-    answer = heads.switch(desk, Off(**ON, off=OFF, operator="other", other="s4"))
+def test_heads_of_another_picture_are_patched(context):
+    answer = heads.switch(context, Off(**ON, off=OFF, operator="other", other="s4"))
     sites = [sc.Site(layer, "heads", heads=[head]) for layer, head in PAIRS]
-    agree(answer["after"], sc.patch(desk.model, desk.image("s1"), desk.image("s4"), [sites])[0, 0])
+    agree(
+        answer["after"],
+        sc.patch(context.model, context.image("s1"), context.image("s4"), [sites])[0, 0],
+    )
     with pytest.raises(BadOption, match="another picture"):
-        heads.switch(desk, Off(**ON, off=OFF, operator="other"))
+        heads.switch(context, Off(**ON, off=OFF, operator="other"))
 
 
 @torch.no_grad()
-def test_heads_at_their_mean_carry_the_samples_mean(desk):
-    answer = heads.switch(desk, Off(**ON, off=OFF, operator="mean"))
-    means = mean_carried(desk.model, torch.cat([desk.image(id) for id in desk.shop.samples]))
+def test_heads_at_their_mean_carry_the_samples_mean(context):
+    answer = heads.switch(context, Off(**ON, off=OFF, operator="mean"))
+    means = mean_carried(
+        context.model, torch.cat([context.image(id) for id in context.state.samples])
+    )
     from seecause.engine.walk import walk
 
-    image = desk.image("s1")
-    steps = walk(desk.model, desk.model.embed(image), desk.model.at(image))
+    image = context.image("s1")
+    steps = walk(context.model, context.model.embed(image), context.model.at(image))
     for step in steps:
         carried = step.carried.clone()
         for head in [head for layer, head in PAIRS if layer == step.index]:
             carried[:, :, head] = means[step.index][:, head]
         step.carried = carried
-    agree(answer["after"], desk.model.readout(steps.h, desk.model.layout)[0])
+    agree(answer["after"], context.model.readout(steps.h, context.model.layout)[0])
 
 
-def test_the_backgrounds_share_is_that_of_information_gains(desk):
-    answer = heads.switch(desk, Off(**ON, off=OFF))
-    mask = desk.picture("s1").masks["critters-vit"]
-    gains = sc.heads.information_gains(desk.model, desk.image("s1"), mask)
+def test_the_backgrounds_share_is_that_of_information_gains(context):
+    answer = heads.switch(context, Off(**ON, off=OFF))
+    mask = context.picture("s1").masks["critters-vit"]
+    gains = sc.heads.information_gains(context.model, context.image("s1"), mask)
     before, after = answer["background"]
     assert before["share"] == pytest.approx(float(gains.bir[0]), abs=1e-3)
-    with sc.heads.ablate(desk.model, PAIRS):
-        gains = sc.heads.information_gains(desk.model, desk.image("s1"), mask)
+    with sc.heads.ablate(context.model, PAIRS):
+        gains = sc.heads.information_gains(context.model, context.image("s1"), mask)
     assert after["share"] == pytest.approx(float(gains.bir[0]), abs=1e-3)
 
 
 @pytest.mark.parametrize("by", ["answer", "background"])
-def test_scores_are_the_librarys(desk, by):
-    answer = heads.score(desk, ScoreHeads(**ON, by=by))
-    mask = desk.picture("s1").masks["critters-vit"]
+def test_scores_are_the_librarys(context, by):
+    answer = heads.score(context, ScoreHeads(**ON, by=by))
+    mask = context.picture("s1").masks["critters-vit"]
     response = {"answer": "logit", "background": "big"}[by]
     options = {} if by == "answer" else {"masks": mask}
     expected = sc.heads.score(
-        desk.model, desk.image("s1"), response=response, guard=False, **options
+        context.model, context.image("s1"), response=response, guard=False, **options
     )
     values = torch.tensor(answer["values"], dtype=torch.float64)
     torch.testing.assert_close(values, expected.value, rtol=1e-3, atol=1e-6)
 
 
-def test_a_brushed_object_takes_the_place_of_the_datas(desk):
+def test_a_brushed_object_takes_the_place_of_the_datas(context):
     brushed = tuple(range(60, 90))
-    mine = heads.switch(desk, Off(**ON, brushed=brushed))["background"]
-    assert mine != heads.switch(desk, Off(**ON))["background"]
+    mine = heads.switch(context, Off(**ON, brushed=brushed))["background"]
+    assert mine != heads.switch(context, Off(**ON))["background"]
 
 
-def test_maps_before_and_after_are_the_librarys(desk):
-    answer = heads.maps(desk, Off(**ON, off=OFF, target=2))
-    with sc.heads.ablate(desk.model, PAIRS):
-        after = sc.attribute(desk.model, desk.image("s1"), target=2).maps[0]
+def test_maps_before_and_after_are_the_librarys(context):
+    answer = heads.maps(context, Off(**ON, off=OFF, target=2))
+    with sc.heads.ablate(context.model, PAIRS):
+        after = sc.attribute(context.model, context.image("s1"), target=2).maps[0]
     values = torch.tensor(answer["after"]["values"])
     torch.testing.assert_close(values, after.flatten(), rtol=1e-3, atol=1e-6)
     assert (answer["before"]["low"], answer["before"]["high"]) == (
         answer["after"]["low"], answer["after"]["high"],
     )  # fmt: skip
-    assert desk.model.gates is None
+    assert context.model.gates is None
 
 
-def test_the_exported_checkpoint_answers_as_the_page_does(desk, tmp_path):
-    answer = heads.export(desk, Off(**ON, off=OFF))
-    name, path = desk.session.files[answer["file"]]
+def test_the_exported_checkpoint_answers_as_the_page_does(context, tmp_path):
+    answer = heads.export(context, Off(**ON, off=OFF))
+    name, path = context.session.files[answer["file"]]
     assert name == "critters-vit-without-4-heads.zip"
     with zipfile.ZipFile(path) as archive:
         archive.extractall(tmp_path)
     with torch.no_grad():
-        logits = sc.load(str(tmp_path))(desk.image("s1"))[0]
-    agree(heads.switch(desk, Off(**ON, off=OFF))["after"], logits)
+        logits = sc.load(str(tmp_path))(context.image("s1"))[0]
+    agree(heads.switch(context, Off(**ON, off=OFF))["after"], logits)
     with pytest.raises(BadOption, match="at least one head"):
-        heads.export(desk, Off(**ON))
+        heads.export(context, Off(**ON))
 
 
 @pytest.mark.parametrize("operator", ["zero", "mean", "other"])
-def test_copied_python_gives_the_numbers_of_the_page(desk, operator, tmp_path, monkeypatch):
+def test_copied_python_gives_the_numbers_of_the_page(context, operator, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     request = Off(**ON, off=OFF, operator=operator, other="s4")
     names: dict = {}
-    exec(heads.copy(desk, request)["python"].replace("print(", "_ = ("), names)
-    agree(heads.switch(desk, request)["after"], names["logits"].detach())
+    exec(heads.copy(context, request)["python"].replace("print(", "_ = ("), names)
+    agree(heads.switch(context, request)["after"], names["logits"].detach())
 
 
-def test_heads_that_are_not_there_are_refused(desk):
+def test_heads_that_are_not_there_are_refused(context):
     with pytest.raises(BadOption, match="layers 0-5"):
-        heads.switch(desk, Off(**ON, off=(48,)))
+        heads.switch(context, Off(**ON, off=(48,)))
 
 
-def test_where_nothing_moves_there_is_no_share(desk):
-    every = tuple(range(desk.transformer.n_layers * desk.transformer.n_heads))
-    before, after = heads.switch(desk, Off(**ON, off=every))["background"]
+def test_where_nothing_moves_there_is_no_share(context):
+    every = tuple(range(context.transformer.n_layers * context.transformer.n_heads))
+    before, after = heads.switch(context, Off(**ON, off=every))["background"]
     assert before["share"] is not None and after["share"] is None

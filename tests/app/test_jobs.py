@@ -25,7 +25,7 @@ def held(monkeypatch):
         threading.Event(),
     )
 
-    def hold(tell):
+    def hold(progress):
         began.set()
         let_go.wait(SOON)
         return {}
@@ -38,7 +38,7 @@ def held(monkeypatch):
 
 
 def noting(order, name):
-    def run(tell):
+    def run(progress):
         order.append(name)
         return {"name": name}
 
@@ -84,7 +84,7 @@ def test_what_waits_is_limited_for_each_session_and_for_all(held):
 def holding(let_go):
     """A job that runs until it is let go, or stopped."""
 
-    def run(tell):
+    def run(progress):
         while not let_go.wait(0.01):
             may_stop()
         return {"name": "long"}
@@ -144,7 +144,7 @@ def test_who_has_many_long_jobs_waits_for_them_and_others_do_not(monkeypatch):
 def test_a_cancelled_job_ends_at_its_next_block_and_frees_the_queue():
     queue, began = Queue("toy"), threading.Event()
 
-    def endless(tell):
+    def endless(progress):
         began.set()
         while True:
             may_stop()  # what every walk over blocks asks
@@ -163,11 +163,11 @@ def test_a_cancelled_job_ends_at_its_next_block_and_frees_the_queue():
 def test_progress_is_told_and_telling_ends_a_cancelled_job():
     queue, seen = Queue("toy"), []
 
-    def run(tell):
-        tell(0.25, "a quarter")
+    def run(progress):
+        progress(0.25, "a quarter")
         seen.append((job.share, job.words))
         job.stop()
-        tell(0.5, "half")
+        progress(0.5, "half")
         return {}
 
     job = Job("a", run)
@@ -180,7 +180,7 @@ def test_progress_is_told_and_telling_ends_a_cancelled_job():
 def test_a_failing_job_does_not_end_the_worker():
     queue = Queue("toy")
 
-    def fails(tell):
+    def fails(progress):
         raise BadOption("x", 1, "2")
 
     assert isinstance(queue.submit(Job("a", fails)).future.exception(SOON), BadOption)
@@ -188,17 +188,17 @@ def test_a_failing_job_does_not_end_the_worker():
     queue.close()
 
 
-def test_a_run_of_a_model_stops_between_two_blocks(shop):
+def test_a_run_of_a_model_stops_between_two_blocks(state):
     from seecause._pieces import stoppable
 
-    model, calls = shop.models["critters-vit"].view, []
+    model, calls = state.models["critters-vit"].view, []
 
     def check():
         calls.append(1)
         if len(calls) == 3:
             raise Stopped
 
-    image = shop.sample("s0").inputs["critters-vit"]
+    image = state.sample("s0").inputs["critters-vit"]
     with pytest.raises(Stopped), stoppable(check):
         model(image)
     assert len(calls) == 3

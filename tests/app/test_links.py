@@ -9,7 +9,7 @@ from PIL import Image
 from playwright.sync_api import expect
 
 from seecause.app.server import create_app
-from seecause.app.workshop import open_workshop
+from seecause.app.state import open_state
 from tests.app.conftest import serving
 
 SNAPSHOT = """() => {
@@ -30,13 +30,13 @@ LINKS = {
     "swap": (
         "model=critters-biased&swap.a=s1&swap.b=s6&swap.patches=52-54.66&swap.down=1"
         "&swap.across=-2&swap.first=1&swap.last=4&swap.tool=brush",
-        lambda page: page.get_by_label("first block").fill("2"),
+        lambda page: page.get_by_label("first layer").fill("2"),
         "swap.first=2",
     ),
     "heads": (
         "model=critters-biased&heads.picture=s9&heads.target=3&heads.by=object&heads.off=4.43"
         "&heads.operator=other&heads.other=s2&heads.brushed=40-42",
-        lambda page: page.get_by_role("button", name="block 2, head 1:").click(),
+        lambda page: page.get_by_role("button", name="layer 1, head 0:").click(),
         "heads.off=4.8.43",
     ),
     "repair": (
@@ -96,9 +96,9 @@ def test_a_sample_that_cannot_be_read_leaves_the_chooser(browser, tmp_path):
     for name in ("a.png", "b.png"):
         Image.new("RGB", (40, 40), (9, 90, 200)).save(tmp_path / name)
     samples = [str(tmp_path / name) for name in ("a.png", "b.png")]
-    shop = open_workshop(["builtin:critters-vit"], samples=samples)
+    state = open_state(["builtin:critters-vit"], samples=samples)
     (tmp_path / "b.png").write_bytes(b"gone")  # after the start
-    with serving(create_app(shop)) as where:
+    with serving(create_app(state)) as where:
         page = browser.new_page()
         page.goto(f"{where}/#heads")  # whose usual sample is the ninth
         thumbs = page.locator(".thumbs").first.locator("button")
@@ -107,4 +107,15 @@ def test_a_sample_that_cannot_be_read_leaves_the_chooser(browser, tmp_path):
         thumbs.first.click()
         page.locator(".answer-card li").first.wait_for()
         page.close()
-    shop.close()
+    state.close()
+
+
+def test_a_panel_without_its_kind_of_model_says_which_to_serve(browser):
+    state = open_state(["builtin:critters-vit"])
+    with serving(create_app(state)) as where:
+        page = browser.new_page()
+        page.goto(f"{where}/#parts")
+        expect(page.locator("#question")).to_have_text("What does it answer without this part?")
+        expect(page.get_by_role("alert")).to_contain_text("serve --model builtin:critters-ifam")
+        page.close()
+    state.close()

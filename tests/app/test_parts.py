@@ -8,15 +8,15 @@ import torch
 import seecause as sc
 from seecause.app.panels import parts
 from seecause.app.panels.parts import TRUSTED, Masked
-from seecause.app.workshop import Desk
+from seecause.app.state import ActionContext
 from seecause.errors import BadOption
 
 ON = {"model": "critters-ifam", "picture": "s3"}
 
 
 @pytest.fixture
-def desk(shop, sessions):
-    return Desk(shop, sessions.open(), shop.models["critters-ifam"], lambda *_: None)
+def context(state, sessions):
+    return ActionContext(state, sessions.open(), state.models["critters-ifam"], lambda *_: None)
 
 
 def agree(answers, logits):
@@ -26,45 +26,45 @@ def agree(answers, logits):
 
 
 @torch.no_grad()
-def test_parts_that_are_out_are_not_read(desk):
-    whole = parts.look(desk, Masked(**ON))
+def test_parts_that_are_out_are_not_read(context):
+    whole = parts.look(context, Masked(**ON))
     largest = max(whole["parts"], key=lambda part: part["patches"])["part"]
-    answer = parts.look(desk, Masked(**ON, out=(largest,)))
-    with sc.faithful.intervene(desk.model, drop_parts=[largest]) as net:
-        output = net(desk.image("s3"))
+    answer = parts.look(context, Masked(**ON, out=(largest,)))
+    with sc.faithful.intervene(context.model, drop_parts=[largest]) as net:
+        output = net(context.image("s3"))
     agree(answer["after"], output.logits)
     assert answer["share"] == float(output.mask.double().mean()) < whole["share"]
     assert answer["before"] == whole["after"]
     assert answer["winner"].count(largest) == whole["parts"][largest]["patches"] > 0
-    assert not desk.model.module.intervention  # the next request begins anew
+    assert not context.model.module.intervention  # the next request begins anew
 
 
 @torch.no_grad()
-def test_fewer_trusted_tokens_are_fewer_patches_that_are_read(desk):
-    fractions = parts.look(desk, Masked(**ON))["fractions"]
+def test_fewer_trusted_tokens_are_fewer_patches_that_are_read(context):
+    fractions = parts.look(context, Masked(**ON))["fractions"]
     assert set(TRUSTED) < set(fractions)
-    shares = [parts.look(desk, Masked(**ON, trusted=q))["share"] for q in fractions]
+    shares = [parts.look(context, Masked(**ON, trusted=q))["share"] for q in fractions]
     assert shares == sorted(shares) and shares[0] < shares[-1]
-    with parts.own_network(desk) as net, sc.faithful.intervene(net, quantile=0.7):
-        output = net(desk.image("s3"))
-    agree(parts.look(desk, Masked(**ON, trusted=0.7))["after"], output.logits)
+    with parts.own_network(context) as net, sc.faithful.intervene(net, quantile=0.7):
+        output = net(context.image("s3"))
+    agree(parts.look(context, Masked(**ON, trusted=0.7))["after"], output.logits)
 
 
-def test_every_part_out_is_said_to_read_nothing(desk):
-    answer = parts.look(desk, Masked(**ON, out=tuple(range(desk.model.module.parts))))
+def test_every_part_out_is_said_to_read_nothing(context):
+    answer = parts.look(context, Masked(**ON, out=tuple(range(context.model.module.parts))))
     assert answer["empty"] and answer["share"] == 0
 
 
 @pytest.mark.parametrize("wrong", [{"out": (99,)}, {"trusted": 0.123}])
-def test_parts_and_fractions_that_are_not_there_are_refused(desk, wrong):
+def test_parts_and_fractions_that_are_not_there_are_refused(context, wrong):
     with pytest.raises(BadOption):
-        parts.look(desk, Masked(**ON, **wrong))
+        parts.look(context, Masked(**ON, **wrong))
 
 
 @pytest.mark.parametrize("changes", [{"out": (1, 2)}, {"out": (0,), "trusted": 0.7}])
-def test_the_copied_python_gives_the_same_answer(desk, capsys, changes):
+def test_the_copied_python_gives_the_same_answer(context, capsys, changes):
     request = Masked(**ON, **changes)
-    exec(parts.copy(desk, request)["python"], {})
+    exec(parts.copy(context, request)["python"], {})
     name, chance = capsys.readouterr().out.splitlines()[0].rsplit(" ", 1)
-    leader = next(a for a in parts.look(desk, request)["after"] if a["leads"])
+    leader = next(a for a in parts.look(context, request)["after"] if a["leads"])
     assert (name, float(chance)) == (leader["name"], pytest.approx(leader["probability"], abs=1e-5))

@@ -10,10 +10,10 @@ import pytest
 
 import seecause as sc
 from seecause.app.jobs import Job
-from seecause.app.names import named_data
 from seecause.app.panels import repair
 from seecause.app.panels.repair import Mend, OnData
-from seecause.app.workshop import Desk, Workshop
+from seecause.app.public_names import named_data
+from seecause.app.state import ActionContext, ServerState
 from seecause.data.images import to_pil
 from seecause.errors import BadOption
 
@@ -23,8 +23,10 @@ FORCED = Mend(**ON, learn=TRAIN, remedy="directions", force=True)
 
 
 @pytest.fixture
-def desk(shop, sessions):
-    return Desk(shop, sessions.open(), shop.models["critters-biased"], lambda share, words="": None)
+def context(state, sessions):
+    return ActionContext(
+        state, sessions.open(), state.models["critters-biased"], lambda share, words="": None
+    )
 
 
 def pictures(name):
@@ -35,8 +37,8 @@ def pictures(name):
     "eye",
     ["data", *(pytest.param(eye, marks=pytest.mark.slow) for eye in ("critters-vit", "own"))],
 )
-def test_an_audit_has_the_numbers_of_sc_audit(desk, eye):
-    answer = repair.audit(desk, OnData(**ON, eye=eye))
+def test_an_audit_has_the_numbers_of_sc_audit(context, eye):
+    answer = repair.audit(context, OnData(**ON, eye=eye))
     given = {"data": None, "critters-vit": "builtin:critters-vit", "own": "own"}[eye]
     result = sc.audit(sc.load("builtin:critters-biased"), pictures(TEST), eye=given)
     assert answer["verdict"] == result.verdict
@@ -46,13 +48,13 @@ def test_an_audit_has_the_numbers_of_sc_audit(desk, eye):
     assert len(answer["sheet"]) == len(answer["worst"]) == repair.TILES
 
 
-def test_tiles_show_the_answers_to_object_and_transplant(desk):
-    answer = repair.audit(desk, OnData(**ON))
-    result = sc.audit(desk.model, pictures(TEST))
+def test_tiles_show_the_answers_to_object_and_transplant(context):
+    answer = repair.audit(context, OnData(**ON))
+    result = sc.audit(context.model, pictures(TEST))
     for tile, (place, version) in zip(answer["worst"], result.worst(repair.TILES), strict=True):
         assert tile["picture"] == result.pictures.ids[place]
         rows = (result.judged.logits.plain[place], result.judged.logits.moved[version])
-        names = [desk.model.class_name(int(row.argmax())) for row in rows]
+        names = [context.model.class_name(int(row.argmax())) for row in rows]
         assert [each["name"] for each in tile["answers"][0]] == names
         assert tile["truth"] != tile["donor"] or names[0] != names[1]
     assert answer["worst"][0]["answers"][0][0]["right"]  # worst: right answers that change
@@ -60,8 +62,8 @@ def test_tiles_show_the_answers_to_object_and_transplant(desk):
 
 
 @pytest.mark.slow
-def test_a_repair_has_the_numbers_of_sc_repair_and_gives_a_checkpoint(desk, tmp_path):
-    answer = repair.mend(desk, FORCED)
+def test_a_repair_has_the_numbers_of_sc_repair_and_gives_a_checkpoint(context, tmp_path):
+    answer = repair.mend(context, FORCED)
     result = sc.repair(
         sc.load("builtin:critters-biased"), pictures(TRAIN), test=pictures(TEST),
         remedies=("directions",), force=True,
@@ -70,36 +72,36 @@ def test_a_repair_has_the_numbers_of_sc_repair_and_gives_a_checkpoint(desk, tmp_
     before, after = result.before.numbers(), result.after.numbers()
     assert {row["name"]: row["value"] for row in answer["rows"]} == pytest.approx(before)
     assert {row["name"]: row["after"] for row in answer["rows"]} == pytest.approx(after)
-    packed = repair.export(desk, FORCED)
-    name, path = desk.session.files[packed["file"]]
+    packed = repair.export(context, FORCED)
+    name, path = context.session.files[packed["file"]]
     assert name == "critters-biased-mended-by-directions.zip"
     zipfile.ZipFile(path).extractall(tmp_path / "mended")
-    images = desk.image("s9")
+    images = context.image("s9")
     loaded, mended = sc.load(str(tmp_path / "mended"))(images), result.model(images)
     assert loaded.flatten().tolist() == pytest.approx(mended.flatten().tolist(), abs=1e-4)
-    assert loaded.sub(desk.model(images)).abs().max() > 0.01
+    assert loaded.sub(context.model(images)).abs().max() > 0.01
 
 
-def test_what_was_computed_is_not_computed_again(desk, monkeypatch):
-    before = repair.audit(desk, OnData(**ON)), repair.mend(desk, FORCED)
+def test_what_was_computed_is_not_computed_again(context, monkeypatch):
+    before = repair.audit(context, OnData(**ON)), repair.mend(context, FORCED)
     monkeypatch.setattr(repair, "audit_background", None)
     monkeypatch.setattr(repair, "repair", None)
-    assert (repair.audit(desk, OnData(**ON)), repair.mend(desk, FORCED)) == before
+    assert (repair.audit(context, OnData(**ON)), repair.mend(context, FORCED)) == before
 
 
-def test_doing_nothing_is_a_remedy_without_a_checkpoint(desk):
+def test_doing_nothing_is_a_remedy_without_a_checkpoint(context):
     request = Mend(**ON, learn=TRAIN, remedy="nothing")
-    answer = repair.mend(desk, request)
+    answer = repair.mend(context, request)
     assert not answer["taken"]
     assert all(row["value"] == row["after"] for row in answer["rows"])
     with pytest.raises(BadOption, match="nothing was changed"):
-        repair.export(desk, request)
+        repair.export(context, request)
 
 
-def test_remedies_are_those_that_fit_the_model_and_the_data(desk):
-    names = [each["name"] for each in repair.fitting_remedies(desk.model, grouped=False)]
+def test_remedies_are_those_that_fit_the_model_and_the_data(context):
+    names = [each["name"] for each in repair.fitting_remedies(context.model, grouped=False)]
     assert {"nothing", "last-layer", "fine-tune"} < set(names) and "dfr" not in names
-    grouped = repair.fitting_remedies(desk.model, grouped=True)
+    grouped = repair.fitting_remedies(context.model, grouped=True)
     assert "dfr" in [each["name"] for each in grouped]
 
 
@@ -112,16 +114,18 @@ def test_remedies_are_those_that_fit_the_model_and_the_data(desk):
         {"eye": "critters-ifam"},
     ],
 )
-def test_only_what_the_server_was_started_with_can_be_named(desk, wrong):
+def test_only_what_the_server_was_started_with_can_be_named(context, wrong):
     with pytest.raises(BadOption):
-        repair.audit(desk, OnData(**{**ON, **wrong}))
+        repair.audit(context, OnData(**{**ON, **wrong}))
 
 
-def test_without_data_it_says_so(shop, sessions):
-    empty = Workshop(shop.models)
-    desk = Desk(empty, sessions.open(), shop.models["critters-biased"], lambda *_: None)
+def test_without_data_it_says_so(state, sessions):
+    empty = ServerState(state.models)
+    context = ActionContext(
+        empty, sessions.open(), state.models["critters-biased"], lambda *_: None
+    )
     with pytest.raises(BadOption, match="--data"):
-        repair.audit(desk, OnData(**{**ON, "limit": 9}))
+        repair.audit(context, OnData(**{**ON, "limit": 9}))
 
 
 def test_datasets_are_called_without_folders_of_this_machine(tmp_path):
@@ -132,19 +136,19 @@ def test_datasets_are_called_without_folders_of_this_machine(tmp_path):
     assert list(names.values()) == specs
 
 
-def test_a_cancelled_audit_frees_the_queue(desk):
+def test_a_cancelled_audit_frees_the_queue(context):
     heard = []
 
-    def long(tell):
-        own = Desk(desk.shop, desk.session, desk.served, tell)
+    def long(progress):
+        own = ActionContext(context.state, context.session, context.served, progress)
         return repair.audit(own, OnData(**{**ON, "limit": 160}))
 
-    job = desk.served.queue.submit(Job(desk.session.id, long))
+    job = context.served.queue.submit(Job(context.session.id, long))
     while not (job.running and job.words):
         time.sleep(0.01)
-    desk.served.queue.cancel(job)
-    after = Job("another", lambda tell: {"heard": heard.append("next")})
-    desk.served.queue.submit(after).future.result(timeout=30)
+    context.served.queue.cancel(job)
+    after = Job("another", lambda progress: {"heard": heard.append("next")})
+    context.served.queue.submit(after).future.result(timeout=30)
     assert type(job.future.exception(timeout=0)).__name__ == "Stopped" and heard == ["next"]
 
 
@@ -158,31 +162,33 @@ def test_a_cancelled_audit_frees_the_queue(desk):
         ({"force": True}, "force=True", "--force"),
     ],
 )
-def test_copies_name_the_settings(desk, changes, python, command):
-    copied = repair.copy(desk, Mend(**{**ON, "learn": TRAIN, **changes}))
+def test_copies_name_the_settings(context, changes, python, command):
+    copied = repair.copy(context, Mend(**{**ON, "learn": TRAIN, **changes}))
     assert python in copied["python"] and command in copied["command"]
     compile(copied["python"], "copied", "exec")
 
 
 @pytest.mark.slow
-def test_the_copied_python_gives_the_same_answer(desk, capsys, tmp_path, monkeypatch):
+def test_the_copied_python_gives_the_same_answer(context, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    exec(repair.copy(desk, FORCED)["python"], {})
+    exec(repair.copy(context, FORCED)["python"], {})
     first, sentence = capsys.readouterr().out.splitlines()
-    answer = repair.audit(desk, OnData(**ON))
+    answer = repair.audit(context, OnData(**ON))
     assert first.startswith(f"{answer['verdict']} {answer['flips']} {answer['control']}")
-    assert sentence == repair.mend(desk, FORCED)["sentence"]
+    assert sentence == repair.mend(context, FORCED)["sentence"]
 
 
 def test_pictures_that_cannot_be_read_are_named_without_folders_of_this_machine(
-    shop, sessions, tmp_path
+    state, sessions, tmp_path
 ):
     bad = photo_folder(tmp_path / "pictures")
     spec = f"folder:{tmp_path / 'pictures'}"
-    opened = Workshop(shop.models, data=named_data([spec]))
-    desk = Desk(opened, sessions.open(), shop.models["critters-biased"], lambda *_: None)
+    opened = ServerState(state.models, data=named_data([spec]))
+    context = ActionContext(
+        opened, sessions.open(), state.models["critters-biased"], lambda *_: None
+    )
     request = {"model": "critters-biased", "data": "folder:pictures", "limit": 40, "eye": "own"}
-    answer = repair.audit(desk, OnData(**request))
+    answer = repair.audit(context, OnData(**request))
     (hole,) = answer["left_out"]
     assert hole["name"] == bad and bad.rpartition("/")[2] in hole["reason"]
     assert str(tmp_path) not in str(answer) and answer["pictures"] == 15

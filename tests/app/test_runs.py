@@ -7,24 +7,24 @@ from pathlib import Path
 
 import pytest
 
-from seecause.app.guard import POLICY
-from seecause.app.names import name_folders
+from seecause.app.middleware import POLICY
 from seecause.app.panels import runs
 from seecause.app.panels.runs import Everything, Opened
-from seecause.app.results import find_pages, find_runs
-from seecause.app.workshop import Desk, Workshop
+from seecause.app.public_names import name_folders
+from seecause.app.run_folders import find_pages, find_runs
+from seecause.app.state import ActionContext, ServerState
 from seecause.errors import BadOption
 
 
 @pytest.fixture
-def desk(results, sessions):
-    shop = Workshop({}, runs={"results": results})
-    yield Desk(shop, sessions.open(), None, lambda *_: None)
-    shop.close()
+def context(results, sessions):
+    state = ServerState({}, runs={"results": results})
+    yield ActionContext(state, sessions.open(), None, lambda *_: None)
+    state.close()
 
 
-def test_results_one_level_down_are_listed_newest_first(desk, results):
-    listed = runs.listed(desk, Everything())["runs"]
+def test_results_one_level_down_are_listed_newest_first(context, results):
+    listed = runs.listed(context, Everything())["runs"]
     names = ["results/ours", "results/hostile", "results/numbers"]
     assert [run["name"] for run in listed] == names
     assert [run["kind"] for run in listed] == ["lvlm tokens", "page", "audit"]
@@ -89,10 +89,10 @@ def test_a_sandboxed_page_is_refused_by_the_api(client, headers):
         assert client.get("/api/hello", headers={**headers, **extra}).status_code == 403
 
 
-def test_the_copied_python_names_no_folder_of_this_machine(desk, results):
-    text = runs.copy(desk, Opened(run="r0"))["python"]
+def test_the_copied_python_names_no_folder_of_this_machine(context, results):
+    text = runs.copy(context, Opened(run="r0"))["python"]
     compile(text, "copied", "exec")
     assert "results/ours/index.html" in text and str(Path(results).parent) not in text
     for wrong in ("r2", "r7"):
         with pytest.raises(BadOption):
-            runs.copy(desk, Opened(run=wrong))
+            runs.copy(context, Opened(run=wrong))

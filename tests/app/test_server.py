@@ -15,8 +15,8 @@ from PIL import Image
 
 from seecause.app import server
 from seecause.app.jobs import Job, Queue
-from seecause.app.names import named_data, picture_name, public_spec
 from seecause.app.panels import repair
+from seecause.app.public_names import named_data, picture_name, public_spec
 from seecause.app.server import create_app, error_words
 from seecause.app.sessions import Sessions
 from seecause.errors import BadImage, SeecauseError
@@ -77,7 +77,7 @@ def test_a_picture_that_does_not_arrive_gives_up(client, headers, monkeypatch):
     assert answer.status_code == 408 and "did not arrive" in answer.json()["error"]
 
 
-def test_no_picture_is_read_while_as_many_as_may_are(shop, monkeypatch):
+def test_no_picture_is_read_while_as_many_as_may_are(state, monkeypatch):
     """Those that wait hold no byte here."""
     monkeypatch.setattr(server, "UPLOADING", 1)
     read, busy, most = server._body, 0, 0
@@ -99,7 +99,7 @@ def test_no_picture_is_read_while_as_many_as_may_are(shop, monkeypatch):
             sent = [client.post("/api/pictures", content=png(), headers=own) for _ in range(4)]
             return [answer.status_code for answer in await asyncio.gather(*sent)]
 
-    with serving(create_app(shop)) as where:
+    with serving(create_app(state)) as where:
         assert asyncio.run(send(where)) == [200] * 4
     assert most == 1
 
@@ -130,10 +130,10 @@ def test_pages_of_other_sites_are_refused(client, headers, header, value, status
     assert answer.status_code == status and "error" in answer.json()
 
 
-def test_beyond_this_machine_a_token_is_needed(shop):
+def test_beyond_this_machine_a_token_is_needed(state):
     own = {"host": "box.example:9"}
     with (
-        serving(create_app(shop, token="secret", port=9)) as where,
+        serving(create_app(state, token="secret", port=9)) as where,
         httpx.Client(base_url=where, headers=own) as client,
     ):
         _check_token(client)
@@ -237,7 +237,7 @@ def test_data_is_named_without_folders(tmp_path):
 
 def test_a_job_that_fails_later_leaves_no_word_in_the_log(caplog, monkeypatch):
     monkeypatch.setattr(server, "WAIT", 0.01)
-    job, queue, own = Job("me", lambda tell: {}), Queue("toy"), Sessions().open()
+    job, queue, own = Job("me", lambda progress: {}), Queue("toy"), Sessions().open()
 
     async def ask_and_leave():
         assert b"waiting" in (await server._state(own, job, queue)).body

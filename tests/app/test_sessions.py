@@ -17,7 +17,7 @@ from seecause.app.sessions import (
     Storage,
     TooLarge,
 )
-from seecause.app.workshop import OpenedPicture
+from seecause.app.state import OpenedPicture
 
 
 def picture(name):
@@ -54,9 +54,9 @@ def test_jobs_of_a_session_that_ends_are_cancelled():
     sessions = Sessions(idle=10, clock=lambda: now[0])
     session = sessions.open()
 
-    def endless(tell):
+    def endless(progress):
         while True:
-            tell(0.0, "")
+            progress(0.0, "")
 
     job = Job(session.id, endless)
     session.add_job(job, queue)
@@ -70,7 +70,7 @@ def test_jobs_of_a_session_that_ends_are_cancelled():
 def test_a_job_belongs_to_its_session():
     sessions, queue = Sessions(), Queue("toy")
     mine, theirs = sessions.open(), sessions.open()
-    job = Job(mine.id, lambda tell: {})
+    job = Job(mine.id, lambda progress: {})
     mine.add_job(job, queue)
     assert mine.job(job.id) == (job, queue)
     with pytest.raises(NoJob):

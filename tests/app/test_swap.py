@@ -19,50 +19,50 @@ def shown(answers):
     return {answer["class"]: answer["probability"] for answer in answers}
 
 
-def patched(desk, into, source, tokens, origin, layers):
+def patched(context, into, source, tokens, origin, layers):
     sites = [sc.Site(layer, tokens=tokens, source_tokens=origin) for layer in layers]
-    logits = sc.patch(desk.model, desk.image(into), desk.image(source), [sites])[0, 0]
+    logits = sc.patch(context.model, context.image(into), context.image(source), [sites])[0, 0]
     return logits.softmax(dim=-1)
 
 
 @pytest.mark.parametrize(("down", "across"), [(0, 0), (-2, 1)])
 @pytest.mark.parametrize(("first", "last"), [(0, None), (2, 3), (5, 5)])
-def test_answers_are_those_of_patched_runs(desk, down, across, first, last):
+def test_answers_are_those_of_patched_runs(context, down, across, first, last):
     request = Swap(**ON, patches=REGION, down=down, across=across, first=first, last=last)
-    answer = swap.exchange(desk, request)
+    answer = swap.exchange(context, request)
     layers = range(first, 6 if last is None else last + 1)
     here = [5 + patch for patch in REGION]
     there = [5 + patch + 12 * down + across for patch in REGION]
     for name, expected in (
-        ("b", patched(desk, "s4", "s0", there, here, layers)),
-        ("a", patched(desk, "s0", "s4", here, there, layers)),
+        ("b", patched(context, "s4", "s0", there, here, layers)),
+        ("a", patched(context, "s0", "s4", here, there, layers)),
     ):
         for place, value in shown(answer[name]).items():
             assert value == pytest.approx(float(expected[place]), abs=1e-5)
 
 
-def test_all_patches_from_the_first_block_on_are_the_other_picture(desk):
-    answer = swap.exchange(desk, Swap(**ON, patches=tuple(range(144))))
-    whole = desk.model(desk.image("s0"))[0].softmax(dim=-1)
+def test_all_patches_from_the_first_block_on_are_the_other_picture(context):
+    answer = swap.exchange(context, Swap(**ON, patches=tuple(range(144))))
+    whole = context.model(context.image("s0"))[0].softmax(dim=-1)
     for place, value in shown(answer["b"]).items():
         assert value == pytest.approx(float(whole[place]), abs=1e-5)
 
 
-def test_what_lands_outside_stays_behind(desk):
-    answer = swap.exchange(desk, Swap(**ON, patches=(0, 143), down=-1))
+def test_what_lands_outside_stays_behind(context):
+    answer = swap.exchange(context, Swap(**ON, patches=(0, 143), down=-1))
     assert (answer["of"], answer["places"]) == ([143], [131])
 
 
-def test_the_path_turns_the_answer_and_none_of_its_patches_can_be_spared(desk):
-    answer = swap.path(desk, Swap(**ON))
-    goal = desk.model.class_index(answer["to"])
+def test_the_path_turns_the_answer_and_none_of_its_patches_can_be_spared(context):
+    answer = swap.path(context, Swap(**ON))
+    goal = context.model.class_index(answer["to"])
     best = answer["best"]
     assert best["count"] == min(way["count"] for way in answer["blocks"] if way["exists"])
     layers = range(best["first"], 6)
 
     def answered(patches):
         tokens = [5 + patch for patch in patches]
-        return int(patched(desk, "s4", "s0", tokens, None, layers).argmax())
+        return int(patched(context, "s4", "s0", tokens, None, layers).argmax())
 
     assert answered(best["patches"]) == goal
     for patch in best["patches"]:
@@ -71,8 +71,8 @@ def test_the_path_turns_the_answer_and_none_of_its_patches_can_be_spared(desk):
     assert answer["steps"][0]["contrast"] < 0 < answer["steps"][-1]["contrast"]
 
 
-def test_sets_run_in_parts_that_the_memory_holds(desk, monkeypatch):
-    model, runs = desk.transformer, (desk.run("s4"), desk.run("s0"))
+def test_sets_run_in_parts_that_the_memory_holds(context, monkeypatch):
+    model, runs = context.transformer, (context.run("s4"), context.run("s0"))
     sets = [list(range(count)) for count in range(7)]
     whole = swap.swapped_logits(model, *runs, sets, range(1, 4))
     written, sizes = swap._written, []
@@ -83,21 +83,21 @@ def test_sets_run_in_parts_that_the_memory_holds(desk, monkeypatch):
     assert_close(parts, whole, atol=1e-5, rtol=1e-5)
 
 
-def test_two_pictures_with_one_answer_have_no_path(desk):
+def test_two_pictures_with_one_answer_have_no_path(context):
     with pytest.raises(BadOption, match="two pictures with other answers"):
-        swap.path(desk, Swap(**{**ON, "b": "s0"}))
+        swap.path(context, Swap(**{**ON, "b": "s0"}))
 
 
-def test_blocks_that_are_not_there_are_refused(desk):
+def test_blocks_that_are_not_there_are_refused(context):
     for first, last in ((3, 2), (0, 6)):
         with pytest.raises(BadOption, match="blocks"):
-            swap.exchange(desk, Swap(**ON, first=first, last=last))
+            swap.exchange(context, Swap(**ON, first=first, last=last))
 
 
-def test_copied_python_gives_the_numbers_of_the_page(desk):
+def test_copied_python_gives_the_numbers_of_the_page(context):
     request = Swap(**ON, patches=REGION, across=2, first=1, last=4)
     names: dict = {}
-    exec(swap.copy(desk, request)["python"].replace("print(", "_ = ("), names)
+    exec(swap.copy(context, request)["python"].replace("print(", "_ = ("), names)
     copied = names["logits"].softmax(dim=-1)
-    for place, value in shown(swap.exchange(desk, request)["b"]).items():
+    for place, value in shown(swap.exchange(context, request)["b"]).items():
         assert value == pytest.approx(float(copied[place]), abs=1e-5)

@@ -15,7 +15,7 @@ from tests.cli.spies import MODEL, Reached, reach
 for _module in (
     *("app.panels.repair", "bench.runner", "bench.study_file", "critters.demo", "data.images"),
     *("faithful.evaluation", "faithful.training", "repair.audit", "repair.eye"),
-    *("app.workshop", "report.bench_gallery"),
+    *("app.state", "report.bench_gallery"),
 ):
     importlib.import_module(f"seecause.{_module}")
 

@@ -90,8 +90,12 @@ def test_an_option_that_no_method_has_is_told_those_there_are():
 
 
 def test_rows_of_an_answer_are_told_with_their_boxes(monkeypatch):
-    monkeypatch.setattr("seecause.report.findings.row_text", lambda row: f"{row['row']}: cat")
-    monkeypatch.setattr("seecause.report.findings.box_texts", lambda row: ["box 1", "box 2"])
+    monkeypatch.setattr(
+        "seecause.report.explain_pictures.row_text", lambda row: f"{row['row']}: cat"
+    )
+    monkeypatch.setattr(
+        "seecause.report.explain_pictures.box_texts", lambda row: ["box 1", "box 2"]
+    )
     model = SimpleNamespace(name="toy", random_weights=False)
     rows = [{"name": "a.png", "row": "box 3", "answers": []}, {"name": "b.png", "error": "cut"}]
     assert explain._lines(rows, model) == ["a.png: box 3: cat", "  box 1", "  box 2"]

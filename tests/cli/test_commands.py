@@ -57,6 +57,19 @@ def test_a_command_loads_and_its_line_is_in_the_list(name):
     assert first.startswith(words)  # the same sentence, or its beginning
 
 
+def test_help_has_commands_and_options_in_panels_by_what_they_are_for():
+    listed = CliRunner().invoke(app, ["--help"]).output
+    titles = ("Start here", "Explain ─", "Audit and repair", "Build and trace", "Experiments")
+    places = [listed.index(title) for title in titles]
+    assert places == sorted(places)
+    help_text = CliRunner().invoke(app, ["explain", "--help"]).output
+    own, model, running = (
+        help_text.index(f"─ {t} ─") for t in ("Options", "Model", "Running and writing")
+    )
+    assert own < help_text.index("--evidence") < model < help_text.index("--weights") < running
+    assert running < help_text.index("--overwrite")
+
+
 def test_a_mistyped_command_is_told_the_nearest():
     result = CliRunner().invoke(app, ["explan"])
     assert result.exit_code == 2 and "explain" in result.output

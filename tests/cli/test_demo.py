@@ -11,7 +11,7 @@ from timm.models.vision_transformer import VisionTransformer
 
 from seecause import critters
 from seecause.critters import demo_classifiers
-from seecause.critters.demo import JOBS, DemoSetting, audit, compare, explain, mend, repair
+from seecause.critters.demo import JOBS, DemoSetting, audit, compare, explain, remove_heads, repair
 from seecause.report.page import render_page
 
 ARCHITECTURE = {
@@ -73,12 +73,13 @@ def test_the_audit_job_gives_a_verdict_on_each_model(folder):
     shown = audit(DemoSetting(), models=(folder, folder), pictures=3)
     page = render_page("Demo", shown.sections)
     assert page.count('<div class="verdict">') == 2 and page.count('<article class="card">') == 3
+    assert page.rindex('<div class="verdict">') < page.index('<article class="card">')
     assert len(shown.manifests) == 2
 
 
-def test_the_repair_job_shows_which_heads_went_and_what_changed(folder):
+def test_the_heads_job_shows_which_heads_went_and_what_changed(folder):
     page = render_page(
-        "Demo", repair(DemoSetting(), model=folder, pictures=3, top=2, draws=2).sections
+        "Demo", remove_heads(DemoSetting(), model=folder, pictures=3, top=2, draws=2).sections
     )
     assert (
         "What changed when they went?" in page
@@ -88,10 +89,10 @@ def test_the_repair_job_shows_which_heads_went_and_what_changed(folder):
     )
 
 
-def test_the_demo_ends_with_a_mended_model_and_one_sentence(folder):
-    assert list(JOBS)[-1] == "Mend"
-    shown = mend(DemoSetting(), model=folder, pictures=40, tested=8)
+def test_the_repair_job_mends_a_model_and_says_one_sentence(folder):
+    assert list(JOBS)[2:4] == ["Audit", "Repair"]
+    shown = repair(DemoSetting(), model=folder, pictures=40, tested=8)
     page = render_page("Demo", shown.sections)
-    assert "The same pictures, mended" in page and "Which remedy?" in page
+    assert "before and after the repair" in page and "Which remedy?" in page
     (sentence,) = shown.lines
     assert sentence in page or sentence.replace(">", "&gt;") in page

@@ -320,7 +320,7 @@ def test_a_gpu_that_is_there_is_taken(called, monkeypatch, tmp_path):
 
 def test_serve(called, monkeypatch, opened, tmp_path):
     shops, threads, places = [], [], []
-    monkeypatch.setattr("seecause.app.workshop.open_workshop", lambda m, **o: shops.append((m, o)))
+    monkeypatch.setattr("seecause.app.state.open_state", lambda m, **o: shops.append((m, o)))
     monkeypatch.setattr("torch.get_num_threads", lambda: 2)
     monkeypatch.setattr("torch.set_num_threads", threads.append)
     (tmp_path / "runs").mkdir()

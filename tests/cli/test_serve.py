@@ -18,9 +18,9 @@ def invoke(line: str):
 
 @pytest.fixture
 def served(opened, monkeypatch):
-    """Up to the place where `serve` listens: what the workshop was opened with."""
+    """Up to the place where `serve` listens: what the state was opened with."""
     shops = []
-    monkeypatch.setattr("seecause.app.workshop.open_workshop", lambda m, **o: shops.append((m, o)))
+    monkeypatch.setattr("seecause.app.state.open_state", lambda m, **o: shops.append((m, o)))
     monkeypatch.setattr(serve, "_listen", reach)
 
     def call(line):
@@ -67,7 +67,7 @@ def test_serve_refuses_what_it_cannot_use(opened, tmp_path):
 
 
 def test_a_port_that_is_taken_is_named_before_models_are_loaded(monkeypatch):
-    monkeypatch.setattr("seecause.app.workshop.open_workshop", reach)
+    monkeypatch.setattr("seecause.app.state.open_state", reach)
     with serve.bound_socket("127.0.0.1", 0) as listener:
         port = listener.getsockname()[1]
         done = invoke(f"serve --port {port}")

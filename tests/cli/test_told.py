@@ -277,7 +277,7 @@ def test_a_traced_answer_is_told():
 
 def test_the_address_holds_the_token(monkeypatch, capsys):
     runs, opened = [], []
-    shop = SimpleNamespace(warm=lambda: runs.append("warm"))
+    state = SimpleNamespace(warm=lambda: runs.append("warm"))
     monkeypatch.setattr("seecause.app.server.create_app", lambda *words, **options: options)
 
     def answer(server, sockets):
@@ -291,7 +291,7 @@ def test_the_address_holds_the_token(monkeypatch, capsys):
         ("secret", True, False),
         (None, True, True),
     ):
-        serve._listen(shop, "127.0.0.1", 0, token=token, browser=browser, quiet=quiet)
+        serve._listen(state, "127.0.0.1", 0, token=token, browser=browser, quiet=quiet)
         warm, config = runs.pop(0), runs.pop(0)
         assert warm == "warm" and config.app["token"] == token and config.app["port"] > 0
         assert config.limit_concurrency == serve.CONNECTIONS and not config.server_header
@@ -302,7 +302,7 @@ def test_the_address_holds_the_token(monkeypatch, capsys):
         opened.clear()
     monkeypatch.setattr(serve, "bound_socket", lambda host, port: SimpleNamespace(
         getsockname=lambda: (host, 7, 0, 0), close=lambda: None))  # fmt: skip
-    serve._listen(shop, "::1", 0, token=None, browser=False, quiet=False)
+    serve._listen(state, "::1", 0, token=None, browser=False, quiet=False)
     assert capsys.readouterr().out == "open http://[::1]:7/ (Ctrl+C ends it)\n"
 
 

@@ -27,7 +27,7 @@ from seecause.report.explain import (
     explain_section,
     explain_to_folder,
 )
-from seecause.report.findings import answer_text
+from seecause.report.explain_pictures import answer_text
 from seecause.report.folder import check_out, result_folder
 from seecause.report.overlay import scale_of
 from seecause.report.page import Section, protocol_section, render_page

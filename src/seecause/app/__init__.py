@@ -1,7 +1,8 @@
 """`seecause serve`: a page that people touch. Everything runs on the models it was started with.
 
-    server.py     routes, and what the browser loads; guard.py who may ask
-    workshop.py   models and pictures that are served, recorded runs; names.py what they are called
+    server.py     routes, and what the browser loads; middleware.py who may ask
+    state.py      what is served: models, pictures, recorded runs; and what an action may touch
+    public_names.py, run_folders.py   what the page calls things; results that it may open
     sessions.py   what each user has: pictures, jobs; and how many bytes of it
     jobs.py       one fair queue for each model, beside which long jobs go on
     panels/       one module for each panel; static/ one ES module for each panel, no build step
@@ -14,18 +15,18 @@ How a panel is added (`panels/explain.py` and `static/panel-explain.js` are the 
        class Brush(OnPicture):                # fields: model, picture (registry.py)
            patches: Patches = ()
 
-       def brush(desk: Desk, request: Brush) -> Reply: ...
+       def brush(context: ActionContext, request: Brush) -> Reply: ...
 
        PANEL = Panel("explain", "Explain", "Which patches caused the answer?",
                      actions=(look, draw, brush), copy=copy, kinds=("classifier",))
 
-   `desk` (workshop.py) is all that an action may touch: the view of the model, pictures of this
-   session as tensors, their recorded runs, `desk.tell(share, words)` for progress. An action that
+   `context` (state.py) is all that an action may touch: the view of the model, pictures of this
+   session as tensors, their recorded runs, and `context.progress(share, words)`. An action that
    takes long needs nothing else to be stopped: every walk over blocks asks whether it should go on.
-   Others may run at the same time: `desk.model` is this job's own view of everybody's weights.
+   Others may run at the same time: `context.model` is this job's own view of everybody's weights.
    Raise errors of `errors.py`; others reach the user as one sentence without details.
-   `copy(desk, request)` gives {"python": ..., "command": ...} that do the same without the page.
-   A field called `model` names the queue that a request waits in; without one it is the house's.
+   `copy(context, request)` gives {"python": ..., "command": ...} that do the same without the page.
+   A field called `model` names the queue that a request waits in; without one it is the server's.
 
 2. Name it in `PANELS` (panels/__init__.py): its place is its tab.
 

@@ -6,7 +6,7 @@ session and slot takes the place of the older one: who moves a slider wants the 
 Nobody can say beforehand which job is long: an audit is, and so is a map by a slow method, or any
 map of a large model. So every job begins in the queue; one that has run for a moment while others
 wait goes on beside it, in its own thread, and the next worker serves the others. Whatever a job
-changes for its own time must therefore be its own (`Served.borrow`).
+changes for its own time must therefore be its own (`ServedModel.borrow`).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from seecause.errors import SeecauseError
 
 log = logging.getLogger(__name__)
 Reply = dict[str, Any]
-Tell = Callable[[float, str], None]
+Progress = Callable[[float, str], None]
 
 PER_SESSION = 12  # jobs of one session that wait for one model
 LIMIT = 256  # jobs that wait for one model
@@ -46,7 +46,7 @@ class TooBusy(SeecauseError):
 class Job:
     """Something to be computed for one session. Its future holds the answer, or the error."""
 
-    def __init__(self, session: str, run: Callable[[Tell], Reply], *, slot: str = ""):
+    def __init__(self, session: str, run: Callable[[Progress], Reply], *, slot: str = ""):
         self.id, self.session, self.slot = secrets.token_urlsafe(9), session, slot
         self.future: Future[Reply] = Future()
         self.share, self.words = 0.0, ""
@@ -80,7 +80,7 @@ class Job:
     def stopped(self) -> bool:
         return self._stop.is_set()
 
-    def tell(self, share: float, words: str = "") -> None:
+    def progress(self, share: float, words: str = "") -> None:
         """How far the job is, 0 to 1, and what it is at."""
         self.check()
         self.share, self.words = min(1.0, max(0.0, share)), words
@@ -98,7 +98,7 @@ class Job:
         try:
             with stoppable(self.check):
                 self.check()
-                answer = self._run(self.tell)
+                answer = self._run(self.progress)
         except BaseException as failure:  # the worker lives on; the waiting request hears of it
             if not isinstance(failure, Stopped | SeecauseError):
                 log.error("job %s failed", self.id, exc_info=failure)

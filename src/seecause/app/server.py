@@ -27,14 +27,14 @@ from starlette.responses import FileResponse, JSONResponse, Response
 
 from seecause import __version__
 from seecause._pieces import Stopped
-from seecause.app.guard import Guard
-from seecause.app.jobs import MOMENT, Job, Queue, Reply, Tell, TooBusy
-from seecause.app.names import picture_name
+from seecause.app.jobs import MOMENT, Job, Progress, Queue, Reply, TooBusy
+from seecause.app.middleware import AccessMiddleware
 from seecause.app.panels import find_panel, panels
 from seecause.app.panels.registry import Action, read_request
-from seecause.app.results import find_pages
+from seecause.app.public_names import picture_name
+from seecause.app.run_folders import find_pages
 from seecause.app.sessions import Full, NoJob, NoSession, Session, Sessions
-from seecause.app.workshop import UPLOAD_BYTES, Desk, Workshop
+from seecause.app.state import UPLOAD_BYTES, ActionContext, ServerState
 from seecause.errors import BadImage, SeecauseError, UnknownName
 
 log = logging.getLogger(__name__)
@@ -72,15 +72,15 @@ _PATH = re.compile(
 
 
 def create_app(
-    shop: Workshop, *, sessions: Sessions | None = None, token: str | None = None, port: int = 0
-) -> Guard:
+    state: ServerState, *, sessions: Sessions | None = None, token: str | None = None, port: int = 0
+) -> AccessMiddleware:
     """The whole application, guarded."""
     sessions = sessions or Sessions()
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         yield
-        shop.close()
+        state.close()
         sessions.storage.close()
 
     # the pages that FastAPI makes load scripts from elsewhere
@@ -88,10 +88,10 @@ def create_app(
     app.add_exception_handler(SeecauseError, _tell_error)
     app.add_exception_handler(HTTPException, _tell_http)
     app.add_exception_handler(Exception, _tell_error)
-    _add_pages(app, shop)
-    _add_pictures(app, shop, sessions)
-    _add_jobs(app, shop, sessions)
-    return Guard(app, token=token, port=port)
+    _add_pages(app, state)
+    _add_pictures(app, state, sessions)
+    _add_jobs(app, state, sessions)
+    return AccessMiddleware(app, token=token, port=port)
 
 
 def static_files() -> dict[str, tuple[bytes, str]]:
@@ -104,15 +104,15 @@ def static_files() -> dict[str, tuple[bytes, str]]:
     return {path.name: (path.read_bytes(), kind) for path, kind in typed if kind is not None}
 
 
-def _add_pages(app: FastAPI, shop: Workshop) -> None:
+def _add_pages(app: FastAPI, state: ServerState) -> None:
     """What is the same for everybody: the page, what is served, pages of results."""
-    loaded, run_pages = static_files(), find_pages(shop.results)
+    loaded, run_pages = static_files(), find_pages(state.results)
     hello = {
         "version": __version__,
-        "models": [served.facts() for served in shop.models.values()],
+        "models": [served.facts() for served in state.models.values()],
         "panels": [panel.facts() for panel in panels().values()],
-        "data": list(shop.data),
-        "runs": list(shop.runs),
+        "data": list(state.data),
+        "runs": list(state.runs),
         "upload_bytes": UPLOAD_BYTES,
     }
 
@@ -140,19 +140,19 @@ def _add_pages(app: FastAPI, shop: Workshop) -> None:
     @app.get("/api/hello")
     async def greet() -> Response:
         samples = [
-            {"id": id, "name": picture_name(text)} for id, text in list(shop.samples.items())
+            {"id": id, "name": picture_name(text)} for id, text in list(state.samples.items())
         ]
         return JSONResponse({**hello, "samples": samples})
 
     @app.get("/api/samples/{id}")
     async def sample(id: str) -> Response:
-        if id not in shop.samples:
+        if id not in state.samples:
             raise HTTPException(404)
-        picture = await asyncio.to_thread(shop.sample, id)
+        picture = await asyncio.to_thread(state.sample, id)
         return JSONResponse(picture.facts(), headers={"cache-control": "private, max-age=3600"})
 
 
-def _add_pictures(app: FastAPI, shop: Workshop, sessions: Sessions) -> None:
+def _add_pictures(app: FastAPI, state: ServerState, sessions: Sessions) -> None:
     """Sessions, and what they send and fetch."""
     uploading, decoding = asyncio.Semaphore(UPLOADING), asyncio.Semaphore(DECODING)
 
@@ -167,7 +167,7 @@ def _add_pictures(app: FastAPI, shop: Workshop, sessions: Sessions) -> None:
             content = await _body(request, UPLOAD_BYTES, "your picture")
             name = _name_of(request.headers.get(NAME, ""))
             async with decoding:
-                picture = await asyncio.to_thread(shop.upload, content, name)
+                picture = await asyncio.to_thread(state.upload, content, name)
         own.add_picture(picture)
         return JSONResponse(picture.facts())
 
@@ -180,7 +180,7 @@ def _add_pictures(app: FastAPI, shop: Workshop, sessions: Sessions) -> None:
         return FileResponse(path, media_type="application/octet-stream", filename=_file_name(name))
 
 
-def _add_jobs(app: FastAPI, shop: Workshop, sessions: Sessions) -> None:
+def _add_jobs(app: FastAPI, state: ServerState, sessions: Sessions) -> None:
     """What panels compute."""
     reading = asyncio.Semaphore(READING)
 
@@ -191,7 +191,7 @@ def _add_jobs(app: FastAPI, shop: Workshop, sessions: Sessions) -> None:
         async with reading:
             content = await _body(request, REQUEST_BYTES, "the request")
         slot = request.headers.get(SLOT, "")[:64]
-        job, queue = _submit(shop, own, function, read_request(reader, content), slot)
+        job, queue = _submit(state, own, function, read_request(reader, content), slot)
         return await _state(own, job, queue)
 
     @app.get("/api/jobs/{id}")
@@ -208,17 +208,17 @@ def _add_jobs(app: FastAPI, shop: Workshop, sessions: Sessions) -> None:
 
 
 def _submit(
-    shop: Workshop, own: Session, action: Action, request: Any, slot: str
+    state: ServerState, own: Session, action: Action, request: Any, slot: str
 ) -> tuple[Job, Queue]:
     key = getattr(request, "model", None)
-    served = None if key is None else shop.served(key)
-    queue = shop.queue if served is None else served.queue
+    served = None if key is None else state.served(key)
+    queue = state.queue if served is None else served.queue
 
-    def work(tell: Tell) -> Reply:
+    def work(progress: Progress) -> Reply:
         if served is None:
-            return action(Desk(shop, own, None, tell), request)
+            return action(ActionContext(state, own, None, progress), request)
         with served.borrow() as view:
-            return action(Desk(shop, own, served, tell, view), request)
+            return action(ActionContext(state, own, served, progress, view), request)
 
     job = Job(own.id, work, slot=slot)
     own.add_job(job, queue)

@@ -19,7 +19,7 @@ from seecause.app.jobs import Job, Queue
 from seecause.errors import SeecauseError
 
 if TYPE_CHECKING:
-    from seecause.app.workshop import OpenedPicture
+    from seecause.app.state import OpenedPicture
 
 IDLE = 30 * 60.0  # seconds until an unused session goes
 SESSIONS = 200  # at once; the one that was unused longest makes room

@@ -85,13 +85,13 @@ class Evidence:
 
     def overlay(self, index: int = 0) -> tuple[Image.Image, Image.Image]:
         """The two sets outlined, on the picture that keeps the answer and on the one without it."""
-        from seecause.report.findings import outlined
+        from seecause.report.explain_pictures import outlined
 
         return outlined(self, index, "enough"), outlined(self, index, "needed")
 
     def sentence(self, index: int = 0) -> tuple[str, str]:
         """Both findings in words."""
-        from seecause.report.findings import sentences
+        from seecause.report.explain_pictures import sentences
 
         return sentences(self, index)
 

@@ -112,7 +112,7 @@ class Interactions:
     def plot(self, ax: Axes, index: int = 0, count: int = 10) -> None:
         """Lines between the regions of the strongest pairs, over the picture: thicker is stronger,
         red needs both, blue will do with either."""
-        from seecause.report.findings import draw_pairs
+        from seecause.report.explain_pictures import draw_pairs
 
         draw_pairs(ax, self, index, count=count)
 

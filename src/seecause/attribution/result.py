@@ -151,7 +151,7 @@ class Attribution(Looks):
 
     def overlay(self, index: int = 0, **options: Any) -> Image.Image:
         """One picture with its map on top; see `seecause.report.overlay.overlay`."""
-        from seecause.report.findings import drawn
+        from seecause.report.explain_pictures import drawn
         from seecause.report.overlay import overlay
 
         alone = drawn(self[index])

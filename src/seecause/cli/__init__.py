@@ -17,8 +17,12 @@ from typer.core import TyperCommand, TyperGroup
 from seecause.errors import BadOption, SeecauseError, printable
 
 COMMANDS = {  # their lines in `seecause --help`
+    "demo": "Run every job on the embedded Critters models and write one page. Needs no download.",
+    "doctor": "Check a model's view against the model itself, or describe this machine.",
     "explain": "Which patches of each picture caused the model's answer?",
+    "methods": "List attribution methods, what they need and cost, or the options of one.",
     "bench": "Compare attribution methods over a dataset; runs can be stopped and continued.",
+    "serve": "A page on which patches, heads and parts can be touched: see what happens.",
     "audit": "Does the model answer from the background? Objects are put on other backgrounds.",
     "discover": (
         "Which kinds of patches turn pictures into which class? Nobody has to name a shortcut"
@@ -26,19 +30,26 @@ COMMANDS = {  # their lines in `seecause --help`
     ),
     "repair": "Mend a model that answers from the background; writes a checkpoint to ship.",
     "gate": "May this model ship? Limits on an audit, an exit code, and an evidence pack.",
-    "heads": "Does the model answer from the background, which heads do it, and what if they go?",
+    "heads": "Which heads answer from the background, and what if they go? (CIGMA)",
     "faithful": (
         "A classifier that cannot look elsewhere (iFAM): train it, test it, change what it sees,"
         " ship it."
     ),
     "lvlm": "Trace a vision-language model's answer: heads, words and image tokens.",
     "study": "Run what is missing of a study: one CSV, one figure, and where they come from.",
-    "serve": "A page on which patches, heads and parts can be touched: see what happens.",
-    "doctor": "Check a model's view against the model itself, or describe this machine.",
-    "demo": "Run every job on the embedded Critters models and write one page. Needs no download.",
     "zoo": "The embedded Critters models: list them, or train one from its recipe.",
-    "methods": "List attribution methods, what they need and cost, or the options of one.",
 }
+COMMAND_PANELS = {  # the panel that a command opens in `seecause --help`; others follow in it
+    "demo": "Start here",
+    "explain": "Explain",
+    "audit": "Audit and repair",
+    "faithful": "Build and trace",
+    "study": "Experiments",
+}
+OPTION_PANELS = dict.fromkeys(("model", "weights", "class_names", "mean", "std", "size"), "Model")
+OPTION_PANELS |= dict.fromkeys(
+    ("device", "dtype", "seed", "out", "overwrite", "quiet", "as_json"), "Running and writing"
+)
 HOMES = {"gate": "audit", "methods": "doctor", "zoo": "demo"}  # files that are read together
 USAGE_ERROR = 2
 SYNONYMS = {"--target": "--class"}  # what Python calls an option -> its name here
@@ -53,7 +64,7 @@ TYPES |= {"path": "PATH", "file": "FILE", "directory": "FOLDER"}
 
 class PlainHelp:
     """Help that says what to write: nothing behind a flag, words that wrap between choices, no
-    type of Python."""
+    type of Python; what commands share in panels of its own."""
 
     def get_params(self, ctx: Any) -> list[Any]:
         parameters = super().get_params(ctx)  # pyright: ignore
@@ -63,7 +74,11 @@ class PlainHelp:
                 if hasattr(parameter, "type"):  # as releases before 0.28 describe it
                     parameter.type = copy.copy(parameter.type)
                     parameter.type.get_metavar = lambda *_, **__: ""
-            elif parameter.metavar is None:
+                continue
+            parameter.rich_help_panel = parameter.rich_help_panel or OPTION_PANELS.get(
+                parameter.name
+            )
+            if parameter.metavar is None:
                 parameter.metavar = _placeholder(parameter, ctx)
         return parameters
 
@@ -124,8 +139,10 @@ class Commands(PlainGroup):
         return super().resolve_command(ctx, args)
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
-        loaded = self.commands
-        self.commands = {name: TyperCommand(name, help=line) for name, line in COMMANDS.items()}
+        loaded, self.commands, panel = self.commands, {}, ""
+        for name, line in COMMANDS.items():
+            panel = COMMAND_PANELS.get(name, panel)
+            self.commands[name] = TyperCommand(name, help=line, rich_help_panel=panel)
         try:
             super().format_help(ctx, formatter)
         finally:

@@ -60,8 +60,8 @@ def demo(
             lines += shown.lines
             advance(1)
     lead = (
-        "Small generated creatures on textured backgrounds, so that every cause is known and every"
-        " answer can be checked."
+        "Small generated creatures on textured backgrounds, so that every answer can be checked."
+        " critters-vit learned the creatures; critters-biased learned their usual backgrounds too."
     )
     sections.append(replace(protocol_section(manifests), chapter="Protocol"))
     manifest = {"command": "demo", "runs": manifests}

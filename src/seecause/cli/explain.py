@@ -44,8 +44,8 @@ Images = Annotated[
     typer.Argument(
         help=(
             "Pictures, folders (also of class folders), quoted globs, or samples of a dataset:"
-            " critters:clean:test#3. Of a model of sound WAV files; of film folders of frames,"
-            " animations or arrays (.npy)."
+            " critters:clean:test#3. For a sound model: WAV files. For a video model: folders of"
+            " frames, animations or arrays (.npy)."
         ),
         metavar="IMAGE",
         show_default=False,
@@ -99,8 +99,8 @@ class AskedAbout:
         str | None,
         typer.Option(
             help=(
-                "Of a detector, the box to explain by the number of its query: the score of its"
-                " class (or of --class), or with a colon a side: 3:left, 3:width."
+                "For a detector: which box, by the number of its query. Explained is the score"
+                " of its class (or of --class), or with a colon a side: 3:left, 3:width."
             ),
             metavar="K[:SIDE]",
             show_default="the surest box, or that of --class",
@@ -110,8 +110,8 @@ class AskedAbout:
         str | None,
         typer.Option(
             help=(
-                "Of a model of pixels, what to explain, in pixels of the picture: corners, one"
-                " place, or a mask file. To Segment Anything it is the prompt."
+                "For segmentation: where, in pixels of the picture: two corners, one place, or"
+                " a mask file. To Segment Anything it is the prompt."
             ),
             metavar="X0,Y0,X1,Y1|X,Y|FILE",
             show_default="the pixels of the largest class",
@@ -276,7 +276,7 @@ def _options_of(
 
 def _lines(rows: Sequence[Mapping[str, Any]], model: ImageModel) -> list[str]:
     """What the model answers to each picture that could be read."""
-    from seecause.report.findings import answer_text, box_texts, row_text
+    from seecause.report.explain_pictures import answer_text, box_texts, row_text
     from seecause.target import Answer
 
     warning = f"{model.name} has random weights: its answers mean nothing"

@@ -55,21 +55,7 @@ DataOption = Annotated[
         show_default="the test split of its own",
     ),
 ]
-Limit = Annotated[
-    int | None, typer.Option(help="Use so many pictures, spread evenly.", min=1, show_default="all")
-]
-BatchOption = Annotated[int, typer.Option(help="Pictures at once.", min=1)]
 Quantiles = Annotated[str, typer.Option(help="Shares of training tokens that are trusted.")]
-TrustOption = Annotated[
-    Trust,
-    typer.Option(
-        "--by",
-        help=(
-            "What tokens are trusted by: distance to their prototype, or the dot product with it,"
-            " as the public code has it."
-        ),
-    ),
-]
 ChoiceOption = Annotated[
     Choice,
     typer.Option(
@@ -81,12 +67,6 @@ ChoiceOption = Annotated[
 ]
 Interventions = Annotated[
     bool, typer.Option(help="Also find, on validation, what to leave out, and test that.")
-]
-CalibrationSize = Annotated[
-    int | None,
-    typer.Option(
-        help="Training pictures for thresholds and key points.", min=1, show_default="all"
-    ),
 ]
 KeyPoints = Annotated[
     bool,
@@ -166,10 +146,27 @@ class TestedNetwork:
 
     network: Network
     data: DataOption = None
-    calibration: CalibrationSize = None
-    by: TrustOption = Trust.distance
-    limit: Limit = None
-    batch: BatchOption = 32
+    calibration: Annotated[
+        int | None,
+        typer.Option(
+            help="Training pictures for thresholds and key points.", min=1, show_default="all"
+        ),
+    ] = None
+    by: Annotated[
+        Trust,
+        typer.Option(
+            "--by",
+            help=(
+                "What tokens are trusted by: distance to their prototype, or the dot product with"
+                " it, as the public code has it."
+            ),
+        ),
+    ] = Trust.distance
+    limit: Annotated[
+        int | None,
+        typer.Option(help="Use so many pictures, spread evenly.", min=1, show_default="all"),
+    ] = None
+    batch: Annotated[int, typer.Option(help="Pictures at once.", min=1)] = 32
     device: DeviceOption = Device.auto
     quiet: Quiet = False
 

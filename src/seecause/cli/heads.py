@@ -89,7 +89,7 @@ AuditMaskOption = Annotated[
 def register(app: typer.Typer) -> None:
     commands = typer.Typer(
         no_args_is_help=True,
-        help="Does the model answer from the background, which heads do it, and what if they go?",
+        help="Which heads answer from the background, and what if they go? (CIGMA)",
     )
     for name, command in (
         ("audit", audit),

@@ -100,21 +100,20 @@ GuardOption = Annotated[
 Draws = Annotated[
     int, typer.Option(help="Random sets of heads for the band beside the curves.", min=1)
 ]
-AskedDtype = Annotated[
-    Dtype | None,
-    typer.Option(
-        "--dtype",
-        help="Precision of the model.",
-        show_default="float32; with --classify on a GPU, as stored",
-    ),
-]
 
 
 @dataclass(frozen=True, kw_only=True)
 class AskedRun(ModelRun):
     """Where a model runs and the folder that is written; precision as the kind of model has it."""
 
-    dtype: AskedDtype = None
+    dtype: Annotated[
+        Dtype | None,
+        typer.Option(
+            "--dtype",
+            help="Precision of the model.",
+            show_default="float32; with --classify on a GPU, as stored",
+        ),
+    ] = None
 
 
 @dataclass(frozen=True, kw_only=True)

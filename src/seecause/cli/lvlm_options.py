@@ -29,15 +29,6 @@ if TYPE_CHECKING:
 
 DEFAULT_LVLM = "builtin:critters-llava"
 OPENING = "reading the model and averaging calibration pictures"
-MODEL_HELP = "builtin:critters-llava, hf:NAME-OR-FOLDER, or a folder that transformers wrote."
-HOW_HELP = (
-    "derivative: its mean over masks, in seconds; corrected: the same and a fit of what it leaves"
-    " unexplained; fit: the paper's, thousands of masks."
-)
-MASKS_DEFAULT = "64; corrected 1000; fit 10000"
-PICTURE_HELP = "A picture, or one of a dataset: critters:clean:test#3."
-POSITION_HELP = "Which token of the answer, from 0 on; those before it are taken as said."
-DTYPE_DEFAULT = "float32 on a CPU or for a builtin model, else as stored"
 
 
 class How(StrEnum):
@@ -46,9 +37,13 @@ class How(StrEnum):
     fit = "fit"
 
 
-LVLMName = Annotated[str, typer.Option("--model", "-m", help=MODEL_HELP)]
-PictureArgument = Annotated[
-    str, typer.Argument(help=PICTURE_HELP, metavar="IMAGE", show_default=False)
+LVLMName = Annotated[
+    str,
+    typer.Option(
+        "--model",
+        "-m",
+        help="builtin:critters-llava, hf:NAME-OR-FOLDER, or a folder that transformers wrote.",
+    ),
 ]
 QuestionOption = Annotated[
     str, typer.Option("--question", help="What to ask about the picture.", show_default=False)
@@ -56,60 +51,8 @@ QuestionOption = Annotated[
 AnswerOption = Annotated[
     str | None, typer.Option(help="The answer to explain.", show_default="the model's own")
 ]
-Position = Annotated[int, typer.Option(help=POSITION_HELP, min=0)]
-MaskCount = Annotated[
-    int | None, typer.Option(help="Masked runs.", min=4, show_default=MASKS_DEFAULT)
-]
-Estimate = Annotated[How, typer.Option("--how", help=HOW_HELP)]
-Share = Annotated[
-    float,
-    typer.Option(
-        "--ablated",
-        help="Share of heads (or image tokens) that a mask ablates.",
-        min=0.01,
-        max=0.99,
-    ),
-]
 Floor = Annotated[
     float, typer.Option(help="The least the picture must move the answer, in logits.", min=0)
-]
-BankFolder = Annotated[
-    Path | None,
-    typer.Option("--bank", help="A bank that `seecause lvlm bank` wrote.", show_default=False),
-]
-Calibration = Annotated[
-    list[str] | None,
-    typer.Option(
-        help="Calibration pictures, folders or quoted globs; repeat for more.",
-        metavar="IMAGE",
-        show_default="Critters for a model of the zoo",
-    ),
-]
-LVLMDtype = Annotated[
-    Dtype | None, typer.Option(help="Precision of the model.", show_default=DTYPE_DEFAULT)
-]
-StudyData = Annotated[
-    str,
-    typer.Argument(
-        help="critters:REGIME[:SPLIT], folder:PATH and others.",
-        metavar="DATA",
-        show_default=False,
-    ),
-]
-SampleLimit = Annotated[int, typer.Option(help="Use so many samples, spread evenly.", min=1)]
-TokenMasks = Annotated[
-    int | None,
-    typer.Option(
-        help="Masked runs for image tokens; 0 leaves them out.",
-        min=0,
-        show_default="as many as --masks",
-    ),
-]
-RightOnly = Annotated[
-    bool,
-    typer.Option(
-        "--right-only", help="Leave out samples whose answer is not the name of their class."
-    ),
 ]
 StudyFolder = Annotated[
     Path,
@@ -126,24 +69,6 @@ StudyWork = Annotated[
         show_default="--out",
     ),
 ]
-Wordings = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--wording",
-        help="The question in other words: do they use the same heads? Repeat for more.",
-        show_default=False,
-    ),
-]
-Ratios = Annotated[
-    list[float] | None,
-    typer.Option(
-        "--ratio",
-        help="Another share of ablated heads to compare with. Repeat for more.",
-        min=0.01,
-        max=0.99,
-        show_default=False,
-    ),
-]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -151,7 +76,13 @@ class Machine:
     """Where a vision-language model runs."""
 
     device: DeviceOption = Device.auto
-    dtype: LVLMDtype = None
+    dtype: Annotated[
+        Dtype | None,
+        typer.Option(
+            help="Precision of the model.",
+            show_default="float32 on a CPU or for a builtin model, else as stored",
+        ),
+    ] = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -166,8 +97,18 @@ class CalibratedModel:
     """A vision-language model, and what its heads see that may not see the picture."""
 
     model: LVLMName = DEFAULT_LVLM
-    bank_folder: BankFolder = None
-    calibration: Calibration = None
+    bank_folder: Annotated[
+        Path | None,
+        typer.Option("--bank", help="A bank that `seecause lvlm bank` wrote.", show_default=False),
+    ] = None
+    calibration: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Calibration pictures, folders or quoted globs; repeat for more.",
+            metavar="IMAGE",
+            show_default="Critters for a model of the zoo",
+        ),
+    ] = None
 
     def check(self, *questions: str, bank: bool = True) -> None:
         """Refuse, before a model is loaded, an empty question, and what no bank can be made of."""
@@ -221,7 +162,14 @@ class CalibratedModel:
 class AskedPicture(CalibratedModel):
     """A question about a picture."""
 
-    image: PictureArgument
+    image: Annotated[
+        str,
+        typer.Argument(
+            help="A picture, or one of a dataset: critters:clean:test#3.",
+            metavar="IMAGE",
+            show_default=False,
+        ),
+    ]
     question: QuestionOption
 
     def warn(self, *, quiet: bool) -> None:
@@ -235,7 +183,12 @@ class AskedWord(AskedPicture):
     """One word of its answer."""
 
     answer: AnswerOption = None
-    position: Position = 0
+    position: Annotated[
+        int,
+        typer.Option(
+            help="Which token of the answer, from 0 on; those before it are taken as said.", min=0
+        ),
+    ] = 0
     floor: Floor = 1.0
 
     def engine(self, where: Machine) -> tuple[Image.Image, MaskEngine]:
@@ -253,9 +206,29 @@ class AskedWord(AskedPicture):
 class Estimation:
     """How coefficients are estimated."""
 
-    how: Estimate = How.derivative
-    masks: MaskCount = None
-    ablated: Share = 0.75
+    how: Annotated[
+        How,
+        typer.Option(
+            "--how",
+            help=(
+                "derivative: its mean over masks, in seconds; corrected: the same and a fit of what"
+                " it leaves unexplained; fit: the paper's, thousands of masks."
+            ),
+        ),
+    ] = How.derivative
+    masks: Annotated[
+        int | None,
+        typer.Option(help="Masked runs.", min=4, show_default="64; corrected 1000; fit 10000"),
+    ] = None
+    ablated: Annotated[
+        float,
+        typer.Option(
+            "--ablated",
+            help="Share of heads (or image tokens) that a mask ablates.",
+            min=0.01,
+            max=0.99,
+        ),
+    ] = 0.75
 
     def made(self, seed: int) -> dict[str, Any]:
         return {"how": self.how.value, "masks": self.masks, "p": self.ablated, "seed": seed}
@@ -265,7 +238,14 @@ class Estimation:
 class StudyEstimation(Estimation):
     """The same of heads and of image tokens."""
 
-    token_masks: TokenMasks = None
+    token_masks: Annotated[
+        int | None,
+        typer.Option(
+            help="Masked runs for image tokens; 0 leaves them out.",
+            min=0,
+            show_default="as many as --masks",
+        ),
+    ] = None
 
     def counts(self) -> tuple[int, int]:
         """Masks for heads, and for image tokens."""
@@ -279,12 +259,40 @@ class StudyEstimation(Estimation):
 class StudySamples:
     """What a study asks about, and what it asks again in other words or with other masks."""
 
-    data: StudyData
+    data: Annotated[
+        str,
+        typer.Argument(
+            help="critters:REGIME[:SPLIT], folder:PATH and others.",
+            metavar="DATA",
+            show_default=False,
+        ),
+    ]
     question: QuestionOption
-    limit: SampleLimit = 100
-    right_only: RightOnly = False
-    wording: Wordings = None
-    ratio: Ratios = None
+    limit: Annotated[int, typer.Option(help="Use so many samples, spread evenly.", min=1)] = 100
+    right_only: Annotated[
+        bool,
+        typer.Option(
+            "--right-only", help="Leave out samples whose answer is not the name of their class."
+        ),
+    ] = False
+    wording: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--wording",
+            help="The question in other words: do they use the same heads? Repeat for more.",
+            show_default=False,
+        ),
+    ] = None
+    ratio: Annotated[
+        list[float] | None,
+        typer.Option(
+            "--ratio",
+            help="Another share of ablated heads to compare with. Repeat for more.",
+            min=0.01,
+            max=0.99,
+            show_default=False,
+        ),
+    ] = None
 
 
 @dataclass(frozen=True, kw_only=True)

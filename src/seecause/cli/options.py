@@ -64,17 +64,7 @@ Weights = Annotated[
 DeviceOption = Annotated[
     Device, typer.Option(help="Where to compute; auto takes the GPU if there is one.")
 ]
-DtypeOption = Annotated[Dtype | None, typer.Option(help="Precision of the model.")]
 Seed = Annotated[int, typer.Option(help="Seed of everything random.", min=0)]
-Out = Annotated[
-    Path,
-    typer.Option(
-        "--out",
-        "-o",
-        help="Folder for the results; it appears when everything is done.",
-        file_okay=True,
-    ),
-]
 Overwrite = Annotated[
     bool,
     typer.Option(
@@ -87,45 +77,12 @@ Overwrite = Annotated[
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Say nothing but errors.")]
 
 
-ClassNames = Annotated[
-    Path | None,
-    typer.Option(
-        "--classes",
-        help="Class names in the model's order: a file with one a line, or JSON.",
-        metavar="FILE",
-        show_default="the model's own",
-    ),
-]
-Mean = Annotated[
-    str | None,
-    typer.Option(
-        help="Mean that pixels (0-1) are normalised by, such as 0.485,0.456,0.406.",
-        metavar="R,G,B",
-        show_default="the model's own",
-    ),
-]
-Std = Annotated[
-    str | None,
-    typer.Option(
-        help="Standard deviation likewise.", metavar="R,G,B", show_default="the model's own"
-    ),
-]
-Size = Annotated[
-    str | None,
-    typer.Option(
-        help="Pictures' size in pixels, where the architecture takes others: 224, or 224,320.",
-        metavar="H[,W]",
-        show_default="the model's own",
-    ),
-]
-
-
 @dataclass(frozen=True, kw_only=True)
 class RunOptions:
     """Where a model runs."""
 
     device: DeviceOption = Device.auto
-    dtype: DtypeOption = Dtype.float32
+    dtype: Annotated[Dtype | None, typer.Option(help="Precision of the model.")] = Dtype.float32
     seed: Seed = 0
 
     def made(self) -> dict[str, Any]:
@@ -137,10 +94,37 @@ class RunOptions:
 class ReadOptions:
     """How a model is read, beyond what it tells itself."""
 
-    class_names: ClassNames = None
-    mean: Mean = None
-    std: Std = None
-    size: Size = None
+    class_names: Annotated[
+        Path | None,
+        typer.Option(
+            "--classes",
+            help="Class names in the model's order: a file with one a line, or JSON.",
+            metavar="FILE",
+            show_default="the model's own",
+        ),
+    ] = None
+    mean: Annotated[
+        str | None,
+        typer.Option(
+            help="Mean that pixels (0-1) are normalised by, such as 0.485,0.456,0.406.",
+            metavar="R,G,B",
+            show_default="the model's own",
+        ),
+    ] = None
+    std: Annotated[
+        str | None,
+        typer.Option(
+            help="Standard deviation likewise.", metavar="R,G,B", show_default="the model's own"
+        ),
+    ] = None
+    size: Annotated[
+        str | None,
+        typer.Option(
+            help="Pictures' size in pixels, where the architecture takes others: 224, or 224,320.",
+            metavar="H[,W]",
+            show_default="the model's own",
+        ),
+    ] = None
 
     def made(self) -> dict[str, Any]:
         """As options of `load`: only what was given."""
@@ -195,7 +179,15 @@ class ModelOptions:
 class Output:
     """The folder that a command writes, and what it says meanwhile."""
 
-    out: Out
+    out: Annotated[
+        Path,
+        typer.Option(
+            "--out",
+            "-o",
+            help="Folder for the results; it appears when everything is done.",
+            file_okay=True,
+        ),
+    ]
     overwrite: Overwrite = False
     quiet: Quiet = False
 

@@ -20,7 +20,7 @@ from seecause.cli.progress import starting
 from seecause.errors import BadOption
 
 if TYPE_CHECKING:
-    from seecause.app.workshop import Workshop
+    from seecause.app.state import ServerState
     from seecause.models.base import ImageModel
 
 EXAMPLES = """Examples:
@@ -99,8 +99,8 @@ def serve(
 
     Models are chosen here and never by who opens the page; several people may use it at once.
     """
-    from seecause.app.guard import is_local  # says what is missing, if it is
-    from seecause.app.names import name_folders
+    from seecause.app.middleware import is_local  # says what is missing, if it is
+    from seecause.app.public_names import name_folders
     from seecause.data.images import find_pictures
 
     samples, folders = find_pictures(picture or []), name_folders(runs or [])
@@ -124,11 +124,11 @@ def serve(
     with starting("loading models", quiet=quiet):
         import torch
 
-        from seecause.app.names import named_data
-        from seecause.app.workshop import open_workshop
+        from seecause.app.public_names import named_data
+        from seecause.app.state import open_state
         from seecause.cli.lvlm_options import open_lvlm
 
-        shop = open_workshop(
+        state = open_state(
             list(model or EMBEDDED),
             samples=samples,
             data=named_data(data or []),
@@ -140,11 +140,11 @@ def serve(
         )
         if torch.get_num_threads() > 1:  # one processor talks while the others compute
             torch.set_num_threads(torch.get_num_threads() - 1)
-    _listen(shop, host, port, token=token, browser=browser, quiet=quiet)
+    _listen(state, host, port, token=token, browser=browser, quiet=quiet)
 
 
 def _listen(
-    shop: Workshop, host: str, port: int, *, token: str | None, browser: bool, quiet: bool
+    state: ServerState, host: str, port: int, *, token: str | None, browser: bool, quiet: bool
 ) -> None:
     """Say where the page is, and answer until somebody ends it."""
     import uvicorn
@@ -153,8 +153,8 @@ def _listen(
 
     listener = bound_socket(host, port)
     port = listener.getsockname()[1]
-    app = create_app(shop, token=token, port=port)
-    shop.warm()
+    app = create_app(state, token=token, port=port)
+    state.warm()
     shown = "[::1]" if host == "::1" else host
     address = f"http://{shown}:{port}/" + (f"?token={token}" if token else "")
     if not quiet:

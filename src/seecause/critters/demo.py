@@ -12,13 +12,14 @@ from PIL import Image
 
 from seecause import critters
 from seecause.critters.demo_classifiers import (
+    BIASED,
     DemoSections,
     DemoSetting,
     audit,
     balanced_scenes,
     compare,
     explain,
-    repair,
+    remove_heads,
 )
 from seecause.data.dataset import evenly
 from seecause.data.images import to_pil
@@ -171,17 +172,16 @@ def _first_that_sees(
     return MaskEngine(lvlm, pictures[-1], QUESTION, bank, floor=floor), pictures[-1]
 
 
-MENDED = "builtin:critters-biased"
-MEND_PICTURES, MEND_TESTED, MEND_SHOWN = 48, 16, 3
+REPAIR_PICTURES, REPAIR_TESTED, REPAIR_SHOWN = 48, 16, 3
 
 
-def mend(
+def repair(
     setting: DemoSetting,
     *,
-    model: str = MENDED,
-    pictures: int = MEND_PICTURES,
-    tested: int = MEND_TESTED,
-    shown: int = MEND_SHOWN,
+    model: str = BIASED,
+    pictures: int = REPAIR_PICTURES,
+    tested: int = REPAIR_TESTED,
+    shown: int = REPAIR_SHOWN,
 ) -> DemoSections:
     """A model that answers from the background, mended without a group label; the same balanced
     pictures before and after. `seecause repair` does the same at any size."""
@@ -196,7 +196,7 @@ def mend(
     )
     result = sc_repair(view, cases, test=test, per_picture=3, seed=setting.seed)
     pair, models = [result.before, result.after], [result.original, result.model]
-    title = "The same pictures, mended"
+    title = "The same pictures, before and after the repair"
     gallery = worst_section(models, pair, ["before", "after"], title=title, count=shown)
     sections = [
         replace(gallery, note=f"{result.sentence}\n{gallery.note}"),
@@ -216,9 +216,9 @@ JOBS: dict[str, Callable[[DemoSetting], DemoSections]] = {
     "Compare": compare,
     "Audit": audit,
     "Repair": repair,
+    "Heads": remove_heads,
     "Build": build,
     "Trace": trace,
-    "Mend": mend,
 }
 
 

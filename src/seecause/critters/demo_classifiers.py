@@ -1,5 +1,5 @@
-"""The demo's jobs on classifiers: explain, compare, audit, repair. Each gives sections of a page
-and the manifests of what they show.
+"""The demo's jobs on classifiers: explain, compare, audit, remove heads. Each gives sections of a
+page and the manifests of what they show.
 
 Explain shows one model that learned the creature, one that learned the background too, and the same
 creature elsewhere. Both maps show the class of the creature, in both scenes, on one colour scale:
@@ -224,20 +224,20 @@ def audit(
         title = f"Does {name.rpartition(':')[2]} answer from the background?"
         sections.append(verdict_section(result, title=title, explained=not sections, brief=True))
         manifests.append(result.protocol)
-    return DemoSections([audit_gallery(model, result, count=4), *sections], manifests)
+    return DemoSections([*sections, audit_gallery(model, result, count=4)], manifests)
 
 
-REPAIRED = "builtin:critters-biased"
-REPAIR_PICTURES, REPAIR_TOP, REPAIR_DRAWS, REPAIR_SHOWN = 8, 6, 3, 3
+BIASED = TWO_MODELS[-1]
+HEADS_PICTURES, HEADS_TOP, HEADS_DRAWS, HEADS_SHOWN = 8, 6, 3, 3
 
 
-def repair(
+def remove_heads(
     setting: DemoSetting,
     *,
-    model: str = REPAIRED,
-    pictures: int = REPAIR_PICTURES,
-    top: int = REPAIR_TOP,
-    draws: int = REPAIR_DRAWS,
+    model: str = BIASED,
+    pictures: int = HEADS_PICTURES,
+    top: int = HEADS_TOP,
+    draws: int = HEADS_DRAWS,
 ) -> DemoSections:
     """Heads are chosen on training pictures with grey in place of the background, and judged on
     others. `seecause heads prune` saves the result."""
@@ -272,7 +272,7 @@ def repair(
         draws=draws,
         seed=setting.seed,
     )
-    shown = test.take(torch.arange(min(REPAIR_SHOWN, len(test))))
+    shown = test.take(torch.arange(min(HEADS_SHOWN, len(test))))
     change = change_section(
         line.chosen[0], line.chosen[-1], test, title="What changed when they went?"
     )

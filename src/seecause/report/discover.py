@@ -17,7 +17,13 @@ from seecause.repair.discover import Discovery, Finding
 from seecause.repair.kinds import pasted
 from seecause.report.cards import Shot, ShotCard
 from seecause.report.overlay import data_uri, picture
-from seecause.report.page import Section, fragment, holes_section, protocol_section
+from seecause.report.page import (
+    Section,
+    fragment,
+    holes_section,
+    protocol_section,
+    verdict_box,
+)
 
 NAME = 80  # characters of a file's name, at most
 CROPS = 9  # examples of a kind on its card
@@ -38,8 +44,7 @@ TERMS = {
 def discover_sections(result: Discovery) -> list[Section]:
     """Cards of all findings, then how they came about."""
     if not result.findings:
-        nothing = "No kind of patch turns pictures into a class by more than chance."
-        body = fragment("heads_verdict.html.j2", verdict=[nothing])
+        body = verdict_box(["No kind of patch turns pictures into a class by more than chance."])
     else:
         cards = [_card(result, *place) for place in enumerate(result.findings, 1)]
         body = fragment("shots.html.j2", cards=cards)

@@ -17,7 +17,7 @@ from seecause.attribution.explain import AttributionWriter, Explanation
 from seecause.attribution.registry import find
 from seecause.attribution.result import MANIFEST, Attribution
 from seecause.errors import SeecauseError
-from seecause.report import findings
+from seecause.report import explain_pictures
 from seecause.report.cards import Card, CardFile, MapView, Strip, TitledPicture, render_cards
 from seecause.report.folder import made_names, result_folder
 from seecause.report.overlay import Scale, legend, overlay, panel, picture, scale_of
@@ -209,7 +209,7 @@ def explain_section(explanation: Explanation, *, title: str = TITLE) -> Section:
 def _drawn(explanation: Explanation) -> Explanation:
     """Turned as people look at it."""
     return replace(
-        explanation, runs={name: findings.drawn(r) for name, r in explanation.runs.items()}
+        explanation, runs={name: explain_pictures.drawn(r) for name, r in explanation.runs.items()}
     )
 
 
@@ -219,13 +219,13 @@ def _how_to_read(explanation: Explanation) -> str:
         notes.append(BOTH)
     kind = explanation.first.manifest.get("preprocessing", {}).get("kind")
     if kind is not None:
-        notes.append(findings.INPUTS[kind])
+        notes.append(explain_pictures.INPUTS[kind])
     if explanation.first.regions is not None:
-        notes.append(findings.ROWS_NOTE)
+        notes.append(explain_pictures.ROWS_NOTE)
     if explanation.evidence is not None:
-        notes.append(findings.EVIDENCE_NOTE)
+        notes.append(explain_pictures.EVIDENCE_NOTE)
     if explanation.interactions is not None:
-        notes.append(findings.PAIRS_NOTE)
+        notes.append(explain_pictures.PAIRS_NOTE.format(explanation.interactions.regions))
     return " ".join(notes)
 
 
@@ -233,14 +233,16 @@ def explain_panel(explanation: Explanation, index: int) -> Image.Image:
     """The picture and each method's overlay side by side, for slides and papers."""
     shown: list[Image.Image] = [picture(explanation.first.images[index])]
     below: list[Image.Image | None] = [None]
-    titles = [findings.answer_text(explanation.answers[index]) if explanation.answers else ""]
+    titles = [
+        explain_pictures.answer_text(explanation.answers[index]) if explanation.answers else ""
+    ]
     for method, run in explanation.runs.items():
         scale = _scale(run, index)
         shown.append(overlay(run.images[index], run.pixels()[index], scale=scale))
         below.append(legend(scale, width=shown[-1].width))
         remark = f"{scale.remark.partition(':')[0]}; " if scale.remark else ""
         titles.append(remark + _title(method, run, index))
-    outline = findings.outline(explanation.first, index, shown[0].size)
+    outline = explain_pictures.outline(explanation.first, index, shown[0].size)
     if outline is not None:
         for image in shown:
             image.paste(outline, mask=outline)
@@ -250,8 +252,8 @@ def explain_panel(explanation: Explanation, index: int) -> Image.Image:
 def card_text(explanation: Explanation, index: int) -> str:
     """The answer, and what is known about the picture."""
     row = _row(explanation, index)
-    words = [findings.answer_text(explanation.answers[index])] if row["answers"] else []
-    words = [findings.row_text(row)] if "row" in row else words
+    words = [explain_pictures.answer_text(explanation.answers[index])] if row["answers"] else []
+    words = [explain_pictures.row_text(row)] if "row" in row else words
     if "truth" in row:
         words.append("right" if row["right"] else f"wrong: it is {row['truth']}")
     if "background" in row:
@@ -269,7 +271,7 @@ def _card(explanation: Explanation, index: int) -> Card:
     maps = [_view(method, run, index) for method, run in explanation.runs.items()]
     answers = explanation.answers[index] if explanation.answers else []
     image = explanation.first.images[index]
-    outline = findings.outline(explanation.first, index, picture(image).size)
+    outline = explain_pictures.outline(explanation.first, index, picture(image).size)
     strip = Strip(image, maps, answers=answers, outline=outline)
     return Card(
         explanation.names[index],
@@ -319,7 +321,7 @@ def _findings(explanation: Explanation, index: int) -> dict[str, Any]:
     both, pairs = explanation.evidence, explanation.interactions
     numbers: dict[str, Any] = {}
     if both is not None:
-        numbers["evidence"] = findings.evidence_numbers(both, index)
+        numbers["evidence"] = explain_pictures.evidence_numbers(both, index)
     if pairs is not None:
         numbers["pairs"] = [asdict(pair) for pair in pairs.pairs(index, 50)]
     return numbers
@@ -333,9 +335,9 @@ def _shown(explanation: Explanation, index: int) -> list[TitledPicture]:
         pictures = zip(both.sentence(index), both.overlay(index), strict=True)
         shown += [TitledPicture(words, image) for words, image in pictures]
     if explanation.interactions is not None:
-        image = findings.pairs_image(explanation.interactions, index)
-        rows = findings.pair_rows(explanation.interactions, index)
-        shown.append(TitledPicture(findings.PAIRS_TITLE, image, rows))
+        image = explain_pictures.pairs_image(explanation.interactions, index)
+        rows = explain_pictures.pair_rows(explanation.interactions, index)
+        shown.append(TitledPicture(explain_pictures.PAIRS_TITLE, image, rows))
     return shown
 
 

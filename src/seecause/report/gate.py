@@ -26,7 +26,7 @@ from seecause._files import digest_file, write_atomic, write_json
 from seecause.models.base import ImageModel, library_versions
 from seecause.repair._gate import Gate
 from seecause.report.folder import rows_csv
-from seecause.report.page import Section, fragment, table, title_name, write_page
+from seecause.report.page import Section, table, title_name, verdict_box, write_page
 from seecause.report.repair import audit_csv, audit_sections
 
 SUMS = "SHA256SUMS"
@@ -122,9 +122,8 @@ def limits_section(result: Gate) -> Section:
         limit, end = f"{check.bound} {check.limit:g}", f"{check.end} end"
         rows.append((check.name, limit, f"{check.value:.3f}", interval, end, check.outcome))
     reasons = [check.sentence for check in result.checks if check.outcome != "pass"]
-    verdict = fragment("heads_verdict.html.j2", verdict=[result.sentence, *reasons])
     terms = {check.name: check.meaning for check in result.checks}
-    body = verdict + table(rows, head=head)
+    body = verdict_box([result.sentence, *reasons]) + table(rows, head=head)
     return Section("May it ship?", body, "", terms, short="Limits")
 
 

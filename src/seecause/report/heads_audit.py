@@ -18,7 +18,7 @@ from seecause.report.cards import GridCell, Shot, ShotCard
 from seecause.report.folder import rows_csv
 from seecause.report.heads import GAINS, erasure_terms
 from seecause.report.overlay import fixed, number, thumbnail
-from seecause.report.page import Section, folded, fragment, table
+from seecause.report.page import Section, folded, fragment, table, verdict_box
 from seecause.target import Answer
 
 ERASURES_NOTE = (
@@ -161,7 +161,7 @@ def verdict_section(
     head = ("taken away by", "FIG", "BIG", "BIR (ratio of means)", "its 95 % interval")
     head += ("BIR (mean of ratios)", "degenerate", "noise floor")
     marked = [list(audit.gains).index(audit.trusted)]
-    body = fragment("heads_verdict.html.j2", verdict=verdict(audit))
+    body = verdict_box(verdict(audit))
     measured = table(rows, head=head, marked=marked)
     body += folded("What was measured", measured) if brief else measured
     counted = "all pictures"

@@ -13,7 +13,7 @@ from PIL import Image
 from seecause._pictures import decode_image
 from seecause.attribution.result import Attribution, Looks
 from seecause.errors import BadOption
-from seecause.report.findings import drawn
+from seecause.report.explain_pictures import drawn
 from seecause.report.overlay import LONG, is_long, overlay, picture
 from seecause.report.page import fragment
 

@@ -61,7 +61,7 @@ class Scale:
         first, last = (number(value, self.digits) for value in (lowest, highest))
         if (first, last) == self.ends:  # nothing to read off the legend
             return ""
-        return f"colours are clipped: values run from {first} to {last}"
+        return f"clipped: values run from {first} to {last}"
 
     @property
     def digits(self) -> int:

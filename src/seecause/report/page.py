@@ -168,7 +168,12 @@ def chart_row(
     charts: Sequence[Markup], keys: Mapping[str, tuple[str, str]] | None = None
 ) -> Markup:
     """Charts side by side, and what their lines are: a colour and a dash for each name."""
-    return fragment("bench_charts.html.j2", charts=charts, keys=keys or {})
+    return fragment("chart_row.html.j2", charts=charts, keys=keys or {})
+
+
+def verdict_box(lines: Sequence[str]) -> Markup:
+    """A conclusion in a frame, and below it what it rests on, a line each."""
+    return fragment("verdict.html.j2", verdict=lines)
 
 
 def warnings(lines: Sequence[str]) -> Markup:

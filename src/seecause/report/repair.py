@@ -18,7 +18,14 @@ from seecause.report.folder import rows_csv
 from seecause.report.heads import GAINS
 from seecause.report.heads_audit import groups_section, shot_answers
 from seecause.report.overlay import data_uri, fixed, picture, thumbnail
-from seecause.report.page import Section, fragment, holes_section, protocol_section, table
+from seecause.report.page import (
+    Section,
+    fragment,
+    holes_section,
+    protocol_section,
+    table,
+    verdict_box,
+)
 
 SHOWN = 6
 TERMS = {
@@ -42,7 +49,8 @@ ANSWERS = {
     "too few": f"Too few: fewer than {ENOUGH} right answers tell nothing.",
 }
 PICTURES_NOTE = (
-    "Elsewhere: on the background of a picture of that class. The bold answer is the true class."
+    "Each object as it is, and on the background of a picture of another class. The bold answer is"
+    " the true class."
     " Bad cuts are seen here at a glance: where the object is not what was cut out, the numbers"
     " mean little."
 )
@@ -56,10 +64,10 @@ def audit_lines(audit: BackgroundAudit, *, notes: bool = True) -> list[str]:
     few = audit.verdict == "too few"
     if low == low and not few:
         lines.append(
-            "The background of a picture that is answered otherwise changes"
-            f" {audit.flips:.0%} of right answers,"
-            f" {_control(audit)}: {numbers.get('extra flips', 0):+.0%}, 95 % interval {low:+.0%} to"
-            f" {high:+.0%} over {len(audit.extra_flips)} pictures (yes from {SOME:.0%} on)."
+            f"On the background of a picture with another answer {audit.flips:.0%} of right answers"
+            f" change, {_control(audit)}. Difference {numbers.get('extra flips', 0):+.0%} (95 %"
+            f" interval {low:+.0%} to {high:+.0%}, {len(audit.extra_flips)} pictures; yes from"
+            f" {SOME:+.0%} on)."
         )
     if audit.verdict == "cannot tell" and audit.control_flips > MOSTLY:
         lines.append("Cutting alone changes most answers: look at the cuts, or give better masks.")
@@ -67,10 +75,9 @@ def audit_lines(audit: BackgroundAudit, *, notes: bool = True) -> list[str]:
     lines.append(f"Accuracy {audit.accuracy:.0%} on plain pictures{'' if few else worst}.")
     if audit.gains is not None:
         lines.append(
-            f"BIR {audit.gains.bir_or_zero:.2f}: of what right answers lose without object or"
-            " background (filled with grey), that share is the background's. It is the ratio of"
-            " means, which gate --max-bir judges; the mean of each picture's ratio is"
-            f" {audit.gains.bir_mean_of_ratios:.2f}."
+            f"BIR {audit.gains.bir_or_zero:.2f}: the background's share of what right answers lose"
+            " when object or background turns grey (ratio of means, as gate --max-bir takes it;"
+            f" mean of ratios {audit.gains.bir_mean_of_ratios:.2f})."
         )
     if audit.masks is not None:
         lines.append(f"Objects: {audit.masks.source}{_overlap(audit)}.")
@@ -81,8 +88,8 @@ def audit_lines(audit: BackgroundAudit, *, notes: bool = True) -> list[str]:
 
 def _control(audit: BackgroundAudit) -> str:
     if audit.control_flips != audit.control_flips:
-        return "and no two pictures are answered the same, to tell what cutting alone does"
-    return f"that of one answered the same {audit.control_flips:.0%}"
+        return "and no two pictures have the same answer, to tell what cutting alone does"
+    return f"on that of one with the same answer {audit.control_flips:.0%}"
 
 
 def _overlap(audit: BackgroundAudit) -> str:
@@ -94,7 +101,7 @@ def _overlap(audit: BackgroundAudit) -> str:
 
 def audit_sections(model: ImageModel, audit: BackgroundAudit) -> list[Section]:
     """Verdict, the worst pictures, cuts, numbers, groups and protocol."""
-    body = fragment("heads_verdict.html.j2", verdict=audit_lines(audit))
+    body = verdict_box(audit_lines(audit))
     rows = [(name, _number(name, value), _meaning(name)) for name, value in audit.numbers().items()]
     numbers = table(rows, head=("on these pictures", "", "what it is"))
     return [
@@ -149,9 +156,7 @@ def worst_section(
         other = [each.judged.logits.moved[version] for each in audits]
         image = moved[torch.tensor([version], device=moved.labels.device)][0]
         donor = model.class_name(int(moved.donor_labels[version]))
-        name = f"elsewhere: {donor}"
-        if not isinstance(moved, Transplants):
-            name = "its other version"
+        name = f"background: {donor}" if isinstance(moved, Transplants) else "its other version"
         versions = {"as it is": (audit.pictures.images[place], plain), name: (image, other)}
         shots = [
             Shot(
@@ -190,8 +195,7 @@ def change_section(result: Repair, *, title: str = "What changed?") -> Section:
         if name in second
     ]
     head = ("on pictures nothing was chosen by", "before", "after", "what it is")
-    body = fragment("heads_verdict.html.j2", verdict=[result.sentence])
-    return Section(title, body + table(rows, head=head), "")
+    return Section(title, table(rows, head=head))
 
 
 def remedies_section(result: Repair) -> Section:

@@ -12,10 +12,9 @@ from pydantic.dataclasses import dataclass as checked
 from torch import Tensor
 
 from seecause.app.jobs import Reply
-from seecause.app.names import picture_name
 from seecause.app.panels.registry import STRICT, Index, OnPicture, Panel
-from seecause.app.panels.show import as_script, bars, command, heat, rounded
-from seecause.app.workshop import SHOWN_SIDE, Desk
+from seecause.app.panels.replies import as_script, bars, command, heat, rounded
+from seecause.app.state import SHOWN_SIDE, ActionContext
 from seecause.data.images import to_pil
 from seecause.errors import BadOption
 from seecause.lvlm import (
@@ -58,35 +57,35 @@ class Blind(Word):
     blind: Annotated[tuple[Index, ...], Field(max_length=16_384)] = ()
 
 
-def answer(desk: Desk, request: Asked) -> Reply:
+def answer(context: ActionContext, request: Asked) -> Reply:
     """What the model sees and says."""
-    lvlm, picture = desk.lvlm, desk.picture(request.picture)
-    ids = _answer_ids(desk, request)
-    prompt = lvlm.prompt(_bank(desk).resized(picture.shown), request.question)
+    lvlm, picture = context.lvlm, context.picture(request.picture)
+    ids = _answer_ids(context, request)
+    prompt = lvlm.prompt(_bank(context).resized(picture.shown), request.question)
     seen = seen_picture(lvlm, prompt, picture.shown)
     return {
         "name": picture.name,
         "picture": data_uri(to_pil(seen), photo=True),
         "size": list(seen.shape[-2:]),
         "grid": list(picture_map(prompt.tokens, torch.zeros(prompt.n_image)).shape),
-        "words": _pieces(desk, ids),
+        "words": _pieces(context, ids),
         "unknown": lvlm.unknown_words(request.question),
     }
 
 
-def behind(desk: Desk, request: Word) -> Reply:
+def behind(context: ActionContext, request: Word) -> Reply:
     """Heads and image tokens behind one word: mean derivatives over 64 masks."""
-    ids, done = _answer_ids(desk, request), 0
+    ids, done = _answer_ids(context, request), 0
     _check_position(request, ids)
 
     def advance(parts: int) -> None:
         nonlocal done
         done += parts
-        desk.tell(done / 3, "image tokens" if done < 3 else "")
+        context.progress(done / 3, "image tokens" if done < 3 else "")
 
-    desk.tell(0.05, "heads")
+    context.progress(0.05, "heads")
     engine = MaskEngine(
-        desk.lvlm, _shown(desk, request), request.question, _bank(desk),
+        context.lvlm, _shown(context, request), request.question, _bank(context),
         answer=ids, position=request.position,
     )  # fmt: skip
     trace = trace_answer(engine, token_masks=None, advance=advance)
@@ -107,14 +106,14 @@ def behind(desk: Desk, request: Word) -> Reply:
     }
 
 
-def hear(desk: Desk, request: Blind) -> Reply:
+def hear(context: ActionContext, request: Blind) -> Reply:
     """The answer with some heads blind, and the likeliest words at the chosen place, before and
     after, behind the same words."""
-    ids, heads = _answer_ids(desk, request), _heads(desk, request.blind)
+    ids, heads = _answer_ids(context, request), _heads(context, request.blind)
     _check_position(request, ids)
-    ask = (desk.lvlm, _shown(desk, request), request.question, _bank(desk))
+    ask = (context.lvlm, _shown(context, request), request.question, _bank(context))
     start = ids[: request.position]
-    desk.tell(0.2, "listening")
+    context.progress(0.2, "listening")
     before = wide(blind_logits(*ask, answer_start=start)).softmax(dim=0)
     after = before
     new = ids
@@ -122,35 +121,35 @@ def hear(desk: Desk, request: Blind) -> Reply:
         after = wide(blind_logits(*ask, heads, answer_start=start)).softmax(dim=0)
         new = speak_blind(*ask, heads, length=LENGTH)
     return {
-        "words": _pieces(desk, new),
+        "words": _pieces(context, new),
         "same": new == ids,
-        "before": _weighed(desk, before, before),
-        "after": _weighed(desk, after, before),
+        "before": _weighed(context, before, before),
+        "after": _weighed(context, after, before),
         "blind": len(heads),
     }
 
 
-def _bank(desk: Desk) -> MeanBank:
+def _bank(context: ActionContext) -> MeanBank:
     """What blind heads see: the average Critter for embedded models, for others the average of the
     sample pictures."""
-    lvlm, served = desk.lvlm, desk.served
+    lvlm, served = context.lvlm, context.served
     if "bank" not in served.memo:
-        desk.tell(0.02, "averaging pictures")
+        context.progress(0.02, "averaging pictures")
         if served.spec.startswith("builtin:"):
             pictures = calibration_critters()
         else:
-            pictures = [picture.shown for picture in desk.averaged_pictures()]
+            pictures = [picture.shown for picture in context.averaged_pictures()]
         served.memo["bank"] = make_bank(lvlm, pictures)
     return served.memo["bank"]
 
 
-def _shown(desk: Desk, request: Asked) -> Image.Image:
-    return desk.picture(request.picture).shown
+def _shown(context: ActionContext, request: Asked) -> Image.Image:
+    return context.picture(request.picture).shown
 
 
-def _answer_ids(desk: Desk, request: Asked) -> list[int]:
+def _answer_ids(context: ActionContext, request: Asked) -> list[int]:
     """The model's own answer."""
-    lvlm, picture = desk.lvlm, _bank(desk).resized(_shown(desk, request))
+    lvlm, picture = context.lvlm, _bank(context).resized(_shown(context, request))
     ids = lvlm.speak(lvlm.prompt(picture, request.question), LENGTH)
     if not ids:
         raise BadOption("question", request.question, "one that the model answers: it says nothing")
@@ -162,16 +161,16 @@ def _check_position(request: Word, ids: list[int]) -> None:
         raise BadOption("position", request.position, f"below {len(ids)}, the tokens of the answer")
 
 
-def _heads(desk: Desk, places: tuple[int, ...]) -> list[tuple[int, int]]:
+def _heads(context: ActionContext, places: tuple[int, ...]) -> list[tuple[int, int]]:
     """(layer, head) of places, each once."""
-    width, count = desk.lvlm.n_heads, desk.lvlm.n_layers * desk.lvlm.n_heads
+    width, count = context.lvlm.n_heads, context.lvlm.n_layers * context.lvlm.n_heads
     if any(place >= count for place in places):
         raise BadOption("blind", max(places), f"heads 0-{count - 1}")
     return [divmod(place, width) for place in sorted(set(places))]
 
 
-def _pieces(desk: Desk, ids: list[int]) -> list[str]:
-    return list(desk.lvlm.pieces(torch.tensor(ids, dtype=torch.long)))
+def _pieces(context: ActionContext, ids: list[int]) -> list[str]:
+    return list(context.lvlm.pieces(torch.tensor(ids, dtype=torch.long)))
 
 
 def _top(trace: AnswerTrace) -> list[dict[str, Any]]:
@@ -190,20 +189,24 @@ def _top(trace: AnswerTrace) -> list[dict[str, Any]]:
     ]
 
 
-def _weighed(desk: Desk, chances: Tensor, whole: Tensor) -> list[dict[str, Any]]:
+def _weighed(context: ActionContext, chances: Tensor, whole: Tensor) -> list[dict[str, Any]]:
     """The likeliest words of all heads, then the two that lead now."""
     first = whole.topk(min(SHOWN, len(whole))).indices.tolist()
     return bars(
-        chances, first, lambda places: [n.strip() or repr(n) for n in _pieces(desk, places)]
+        chances, first, lambda places: [n.strip() or repr(n) for n in _pieces(context, places)]
     )
 
 
-def copy(desk: Desk, request: Blind) -> Reply:
+def copy(context: ActionContext, request: Blind) -> Reply:
     """The same without the page; what is blind has no command of its own."""
-    spec, picture, heads = desk.served.spec, _shown(desk, request), _heads(desk, request.blind)
-    name, shrunk = desk.picture(request.picture).name, max(picture.size) == SHOWN_SIDE
+    spec, picture, heads = (
+        context.served.spec,
+        _shown(context, request),
+        _heads(context, request.blind),
+    )
+    name, shrunk = context.picture(request.picture).name, max(picture.size) == SHOWN_SIDE
     own = spec.startswith("builtin:")
-    samples = [picture_name(desk.shop.samples[id]) for id in desk.shop.averaged()]
+    samples = context.state.averaged_names()
     lines = [
         "import seecause as sc",
         "from seecause.data.images import open_picture",

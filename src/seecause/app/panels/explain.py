@@ -28,7 +28,7 @@ from seecause.app.panels.registry import (
     checked_patches,
     checked_target,
 )
-from seecause.app.panels.show import (
+from seecause.app.panels.replies import (
     answers,
     call,
     class_word,
@@ -38,7 +38,7 @@ from seecause.app.panels.show import (
     opening_lines,
     rounded,
 )
-from seecause.app.workshop import Desk
+from seecause.app.state import ActionContext
 from seecause.attribution.attribute import attribute
 from seecause.attribution.caap import make_plan
 from seecause.attribution.evidence import PatchSet, evidence as find_evidence
@@ -85,36 +85,36 @@ class ExplainState(Patching):
 
 
 @torch.no_grad()
-def look(desk: Desk, request: OnPicture) -> Reply:
+def look(context: ActionContext, request: OnPicture) -> Reply:
     """The picture as the model takes it, and what the model answers."""
-    model, image = desk.model, desk.image(request.picture)
+    model, image = context.model, context.image(request.picture)
     raw = wide(model.preprocess.raw(image))[0].clamp(0, 1).cpu()
-    logits = _plain_logits(desk, request)
+    logits = _plain_logits(context, request)
     sides = list(raw.shape[-2:])
     return {
         "picture": data_uri(to_pil(raw), photo=max(sides) > 160),
         "size": sides,
         "grid": list(model.layout_at(*sides).grid),
-        "name": desk.picture(request.picture).name,
+        "name": context.picture(request.picture).name,
         "answers": answers(model, logits, logits, count=SHOWN),
         "predicted": int(logits.argmax()),
     }
 
 
-def draw(desk: Desk, request: Draw) -> Reply:
+def draw(context: ActionContext, request: Draw) -> Reply:
     """One map, with values of every patch for the most probable classes where the method gives
     them."""
-    model = desk.model
+    model = context.model
     entry = find(request.method, model.architecture)
-    options = method_options(desk, request)
-    plain_logits = _plain_logits(desk, request)
+    options = method_options(context, request)
+    plain_logits = _plain_logits(context, request)
     top = plain_logits.topk(min(SHOWN, plain_logits.numel())).indices.tolist()
     classes = {"classes": top} if "classes" in entry.options else {}
     target = checked_target(model, request.target)
     start = time.perf_counter()
     drawn = attribute(
         model,
-        desk.image(request.picture),
+        context.image(request.picture),
         target=target,
         method=request.method,
         **options,
@@ -134,13 +134,13 @@ def draw(desk: Desk, request: Draw) -> Reply:
 
 
 @torch.no_grad()
-def brush(desk: Desk, request: Brush) -> Reply:
+def brush(context: ActionContext, request: Brush) -> Reply:
     """Answers with only these patches, and without them."""
-    model, target = desk.model, checked_target(desk.model, request.target)
+    model, target = context.model, checked_target(context.model, request.target)
     checked_patches(model, request.patches)
     chosen = _chosen(model.layout.n_patches, [request.patches])
-    whole = _plain_logits(desk, request)
-    only, without = _only_and_without(desk, request, chosen)
+    whole = _plain_logits(context, request)
+    only, without = _only_and_without(context, request, chosen)
     return {
         "patches": len(request.patches),
         "only": answers(model, only, whole, count=SHOWN, target=target),
@@ -149,18 +149,18 @@ def brush(desk: Desk, request: Brush) -> Reply:
 
 
 @torch.no_grad()
-def pair(desk: Desk, request: Regions) -> Reply:
+def pair(context: ActionContext, request: Regions) -> Reply:
     """What two regions cause together that neither causes alone, in logits."""
-    model = desk.model
+    model = context.model
     for name, patches in (("one", request.one), ("other", request.other)):
         checked_patches(model, patches, name)
         if not patches:
             raise BadOption(name, "no patch", "at least one patch in each region")
     both = tuple({*request.one, *request.other})
     chosen = _chosen(model.layout.n_patches, [request.one, request.other, both, ()])
-    logits = brushed_logits(desk, request, chosen, insert=True)  # [4, C]
+    logits = brushed_logits(context, request, chosen, insert=True)  # [4, C]
     target = checked_target(model, request.target)
-    target = int(_plain_logits(desk, request).argmax()) if target is None else target
+    target = int(_plain_logits(context, request).argmax()) if target is None else target
     one, other, joint = (logits[:3, target] - logits[3, target]).tolist()
     return {
         "label": model.class_name(target),
@@ -171,16 +171,16 @@ def pair(desk: Desk, request: Regions) -> Reply:
     }
 
 
-def evidence(desk: Desk, request: Draw) -> Reply:
+def evidence(context: ActionContext, request: Draw) -> Reply:
     """The patches that are enough for the answer, and those it needs, in the order of a map."""
-    model = desk.model
-    desk.tell(0.1, "drawing the map whose order is taken")
+    model = context.model
+    context.progress(0.1, "drawing the map whose order is taken")
     sets = find_evidence(
         model,
-        desk.image(request.picture),
+        context.image(request.picture),
         target=checked_target(model, request.target),
         method=request.method,
-        options=method_options(desk, request),
+        options=method_options(context, request),
         blank=request.blank,
     )
     return {
@@ -192,24 +192,29 @@ def evidence(desk: Desk, request: Draw) -> Reply:
     }
 
 
-def copy(desk: Desk, request: ExplainState) -> Reply:
+def copy(context: ActionContext, request: ExplainState) -> Reply:
     """The same without the page."""
-    model, target = desk.model, checked_target(desk.model, request.target)
+    model, target = context.model, checked_target(context.model, request.target)
     named = None if target is None else class_word(model, target)
     fields = {field.name: getattr(request, field.name) for field in dataclasses.fields(Patching)}
-    options = {m: method_options(desk, Draw(**fields, method=m)) for m in request.methods}
-    lines = opening_lines(desk, request.picture)
+    options = {m: method_options(context, Draw(**fields, method=m)) for m in request.methods}
+    lines = opening_lines(context, request.picture)
     for method in request.methods:
         drawn = call(
             "sc.attribute", "model", "images", target=named, method=method, **options[method]
         )
         lines.append(f"maps_{re.sub(r'[^a-z0-9]+', '_', method)} = {drawn}.maps")
-    lines += _brush_lines(desk, request) if request.patches else []
-    words = ["seecause", "explain", desk.picture(request.picture).name, *model_words(desk.served)]
+    lines += _brush_lines(context, request) if request.patches else []
+    words = [
+        "seecause",
+        "explain",
+        context.picture(request.picture).name,
+        *model_words(context.served),
+    ]
     words += [*(["--class", str(named)] if named is not None else [])]
     words += ["--method", ",".join(request.methods)]
     python = "\n".join(lines) + "\n"
-    shared = shared_options(desk, options)
+    shared = shared_options(context, options)
     if shared is not None:
         return {"python": python, "command": command(words, shared)}
     every = [
@@ -219,26 +224,28 @@ def copy(desk: Desk, request: ExplainState) -> Reply:
     return {"python": python, "command": "\n".join(every)}
 
 
-def shared_options(desk: Desk, options: Mapping[str, dict[str, Any]]) -> dict[str, Any] | None:
+def shared_options(
+    context: ActionContext, options: Mapping[str, dict[str, Any]]
+) -> dict[str, Any] | None:
     """Options for one command of several methods, each of which takes all that it knows; None where
     one would take another's."""
     every = {name: value for own in options.values() for name, value in own.items()}
     for method, own in options.items():
-        known = find(method, desk.model.architecture).options
+        known = find(method, context.model.architecture).options
         if own != {name: value for name, value in every.items() if name in known}:
             return None
     return every
 
 
-def _brush_lines(desk: Desk, request: ExplainState) -> list[str]:
+def _brush_lines(context: ActionContext, request: ExplainState) -> list[str]:
     """The brushed patches by CAAP, every patch standing for the same set."""
-    model = desk.model
+    model = context.model
     target = (
-        int(_plain_logits(desk, request).argmax()) if request.target is None else request.target
+        int(_plain_logits(context, request).argmax()) if request.target is None else request.target
     )
     options: dict[str, Any] = {"target": class_word(model, target), "blank": request.blank}
     if isinstance(model, VisionModel):
-        plan = sweep_plan(desk, request)
+        plan = sweep_plan(context, request)
         layers = (plan.start, None if plan.tail == "source" else plan.stop)
         options |= {"tail": plan.tail, "layers": layers, "propagate_registers": True}
     count = model.layout.n_patches
@@ -256,14 +263,14 @@ def _brush_lines(desk: Desk, request: ExplainState) -> list[str]:
     ]
 
 
-def method_options(desk: Desk, request: Draw) -> dict[str, Any]:
+def method_options(context: ActionContext, request: Draw) -> dict[str, Any]:
     """What of the panel's settings a method takes; settings that it has not are left out."""
-    known = find(request.method, desk.model.architecture).options
+    known = find(request.method, context.model.architecture).options
     options: dict[str, Any] = {"blank": request.blank} if "blank" in known else {}
-    if not isinstance(desk.model, VisionModel):
+    if not isinstance(context.model, VisionModel):
         return options
     if request.method == "caap":
-        plan = sweep_plan(desk, request)
+        plan = sweep_plan(context, request)
         last = None if plan.tail == "source" else plan.stop
         options |= {"tail": plan.tail, "layers": (plan.start, last)}
     elif request.method == "mosaic":
@@ -272,46 +279,50 @@ def method_options(desk: Desk, request: Draw) -> dict[str, Any]:
     return options
 
 
-def sweep_plan(desk: Desk, request: Patching, *, registers: bool = False) -> SweepPlan:
+def sweep_plan(context: ActionContext, request: Patching, *, registers: bool = False) -> SweepPlan:
     """Layers and tail of the settings. Where patches stay the source's to the end, the last layer
     has no effect."""
-    model = desk.transformer
+    model = context.transformer
     layout = model.layout
     tail = make_plan(model, layout, tail=request.tail, layers=None).tail
     layers = (request.first, None if tail == "source" else request.last)
     return make_plan(model, layout, tail=tail, layers=layers, propagate_registers=registers)
 
 
-def brushed_logits(desk: Desk, request: Patching, chosen: Tensor, *, insert: bool) -> Tensor:
+def brushed_logits(
+    context: ActionContext, request: Patching, chosen: Tensor, *, insert: bool
+) -> Tensor:
     """Logits [n, C] of sets of patches [n, N] put into the blank, or taken out of the picture."""
-    model = desk.model
+    model = context.model
     if isinstance(model, StagedModel):
         empty = blank_image(model, model.preprocess.size, request.blank)
-        image = desk.image(request.picture)
+        image = context.image(request.picture)
         pair = (image, empty) if insert else (empty, image)
         with model.settled():
             return sweep_features(model, *pair, chosen, model.cells).interventions[0]
-    plan = sweep_plan(desk, request, registers=True)
-    picture, blank = desk.run(request.picture), desk.blank(request.blank)
-    context, donor = (blank, picture) if insert else (picture, blank)
-    with desk.transformer.settled():
-        return Sweep(desk.transformer, context, donor, plan).logits(chosen)[0]
+    plan = sweep_plan(context, request, registers=True)
+    picture, blank = context.run(request.picture), context.blank(request.blank)
+    pair = (blank, picture) if insert else (picture, blank)
+    with context.transformer.settled():
+        return Sweep(context.transformer, *pair, plan).logits(chosen)[0]
 
 
-def _only_and_without(desk: Desk, request: Brush, chosen: Tensor) -> tuple[Tensor, Tensor]:
+def _only_and_without(
+    context: ActionContext, request: Brush, chosen: Tensor
+) -> tuple[Tensor, Tensor]:
     """Logits [C] each of one set of patches [1, N] in the blank, and taken out of the picture."""
-    if isinstance(desk.model, VisionModel):
-        plan = sweep_plan(desk, request, registers=True)
-        if few_rows(desk.model, plan):
-            picture, blank = desk.run(request.picture), desk.blank(request.blank)
+    if isinstance(context.model, VisionModel):
+        plan = sweep_plan(context, request, registers=True)
+        if few_rows(context.model, plan):
+            picture, blank = context.run(request.picture), context.blank(request.blank)
             special = slice(0, picture.layout.prefix)
             begins = torch.cat([t.states[plan.start][:, special] for t in (blank, picture)])
             sets = torch.cat([chosen, ~chosen])
-            with desk.model.settled():
-                both = mixed_logits(desk.model, picture, blank, sets, begins, plan.start)
+            with context.model.settled():
+                both = mixed_logits(context.model, picture, blank, sets, begins, plan.start)
             return both[0], both[1]
     only, without = (
-        brushed_logits(desk, request, chosen, insert=insert) for insert in (True, False)
+        brushed_logits(context, request, chosen, insert=insert) for insert in (True, False)
     )
     return only[0], without[0]
 
@@ -350,14 +361,14 @@ def mixed_logits(
     return model.readout.of_rows(h, layout)
 
 
-def _plain_logits(desk: Desk, request: OnPicture) -> Tensor:
+def _plain_logits(context: ActionContext, request: OnPicture) -> Tensor:
     """Of the whole picture, [C]."""
-    if isinstance(desk.model, VisionModel):
-        logits = desk.run(request.picture).logits
+    if isinstance(context.model, VisionModel):
+        logits = context.run(request.picture).logits
         assert logits is not None
         return logits[0]
     with torch.no_grad():
-        return desk.model(desk.image(request.picture))[0]
+        return context.model(context.image(request.picture))[0]
 
 
 def _chosen(count: int, sets: list[tuple[int, ...]]) -> Tensor:

@@ -15,7 +15,6 @@ from pydantic.dataclasses import dataclass as checked
 from torch import Tensor
 
 from seecause.app.jobs import Reply
-from seecause.app.names import picture_name
 from seecause.app.panels.explain import SHOWN
 from seecause.app.panels.registry import (
     STRICT,
@@ -27,7 +26,7 @@ from seecause.app.panels.registry import (
     checked_patches,
     checked_target,
 )
-from seecause.app.panels.show import (
+from seecause.app.panels.replies import (
     answer_lines,
     answers,
     as_script,
@@ -37,7 +36,7 @@ from seecause.app.panels.show import (
     opening_lines,
     rounded,
 )
-from seecause.app.workshop import Desk
+from seecause.app.state import ActionContext
 from seecause.attribution.attribute import attribute
 from seecause.engine.forks import Content, gated_logits, mean_carried, zeros
 from seecause.errors import BadOption
@@ -77,10 +76,10 @@ class Off(OnHeads):
     other: Name | None = None
 
 
-def score(desk: Desk, request: ScoreHeads) -> Reply:
+def score(context: ActionContext, request: ScoreHeads) -> Reply:
     """What the answer, or its background's or object's part, loses when each head alone is off."""
-    model, image = desk.transformer, desk.image(request.picture)
-    mask = object_mask(desk, request)
+    model, image = context.transformer, context.image(request.picture)
+    mask = object_mask(context, request)
     if request.by != "answer" and mask is None:
         raise BadOption("brushed", "none", NO_OBJECT)
     total, done = sum(block.heads for block in model.blocks), 0
@@ -88,7 +87,7 @@ def score(desk: Desk, request: ScoreHeads) -> Reply:
     def advance(count: int) -> None:
         nonlocal done
         done += count
-        desk.tell(done / total, f"{done} of {total} heads")
+        context.progress(done / total, f"{done} of {total} heads")
 
     with model.settled():
         scores = score_heads(
@@ -109,12 +108,12 @@ def score(desk: Desk, request: ScoreHeads) -> Reply:
 
 
 @torch.no_grad()
-def switch(desk: Desk, request: Off) -> Reply:
+def switch(context: ActionContext, request: Off) -> Reply:
     """Answers, and the background's share of them, with all heads and without those that are
     off."""
-    model, heads = desk.transformer, checked_off(desk, request.off)
-    pictures, content = _versions(desk, request), _content(desk, request)
-    donors = [desk.image(_donor(request))] if request.operator == "other" else []
+    model, heads = context.transformer, checked_off(context, request.off)
+    pictures, content = _versions(context, request), _content(context, request)
+    donors = [context.image(_donor(request))] if request.operator == "other" else []
     gates = gates_without(model, heads).to(model.device)
     with model.settled():
         plain = model(pictures)
@@ -130,16 +129,16 @@ def switch(desk: Desk, request: Off) -> Reply:
     }
 
 
-def maps(desk: Desk, request: Off) -> Reply:
+def maps(context: ActionContext, request: Off) -> Reply:
     """CAAP with all heads and with those that are off at zero; both on one scale."""
-    model, image = desk.transformer, desk.image(request.picture)
+    model, image = context.transformer, context.image(request.picture)
     target = checked_target(model, request.target)
-    heads = checked_off(desk, request.off)
+    heads = checked_off(context, request.off)
     if target is None:  # by its place: classes may have no names, or one name twice
         with torch.no_grad(), model.settled():
             target = int(model(image)[0].argmax())
     before = attribute(model, image, target=target)
-    desk.tell(0.5, "once more without the heads")
+    context.progress(0.5, "once more without the heads")
     with ablate(model, heads):
         after = attribute(model, image, target=target)
     both = torch.stack([before.maps[0], after.maps[0]])
@@ -150,22 +149,22 @@ def maps(desk: Desk, request: Off) -> Reply:
     }
 
 
-def export(desk: Desk, request: Off) -> Reply:
+def export(context: ActionContext, request: Off) -> Reply:
     """A checkpoint without the heads, as a zip file: the same shape, these heads zeroed."""
-    model, heads = desk.transformer, checked_off(desk, request.off)
+    model, heads = context.transformer, checked_off(context, request.off)
     if not heads:
         raise BadOption("off", "no head", "at least one head that is off")
     note = "Heads were chosen by hand in `seecause serve`."
-    name = f"{desk.served.key}-without-{len(heads)}-heads.zip"
-    return offered(desk, name, lambda folder: export_heads(model, heads, folder, note=note))
+    name = f"{context.served.key}-without-{len(heads)}-heads.zip"
+    return offered(context, name, lambda folder: export_heads(model, heads, folder, note=note))
 
 
-def copy(desk: Desk, request: Off) -> Reply:
+def copy(context: ActionContext, request: Off) -> Reply:
     """The same without the page."""
-    model, heads = desk.transformer, checked_off(desk, request.off)
+    model, heads = context.transformer, checked_off(context, request.off)
     target = checked_target(model, request.target)
     named = None if target is None else class_word(model, target)
-    lines = [*opening_lines(desk, request.picture), f"heads = {heads}"]
+    lines = [*opening_lines(context, request.picture), f"heads = {heads}"]
     if request.operator == "zero":
         lines += [
             "with sc.heads.ablate(model, heads):",
@@ -174,15 +173,15 @@ def copy(desk: Desk, request: Off) -> Reply:
             'sc.heads.export(model, heads, "without-heads")',
         ]
     else:
-        lines += _instead_lines(desk, request)
+        lines += _instead_lines(context, request)
     lines += answer_lines(model)
     return as_script(lines)
 
 
-def _instead_lines(desk: Desk, request: Off) -> list[str]:
+def _instead_lines(context: ActionContext, request: Off) -> list[str]:
     """Python for heads that carry something else than zeros, by the low-level pair."""
     if request.operator == "other":
-        name = desk.picture(_donor(request)).name
+        name = context.picture(_donor(request)).name
         others = [f"others = model.prepare(open_picture({name!r}))"]
         return [
             *others,
@@ -193,7 +192,7 @@ def _instead_lines(desk: Desk, request: Off) -> list[str]:
         "from seecause.engine.forks import gated_logits, mean_carried",
         "from seecause.heads.scores import gates_without",
         "",
-        f"pictures = [open_picture(name) for name in {_sample_names(desk)}]",
+        f"pictures = [open_picture(name) for name in {_sample_names(context)}]",
         "means = mean_carried(model, model.prepare(pictures))",
         "gates = gates_without(model, heads)[None]",
         "logits = gated_logits(",
@@ -202,9 +201,9 @@ def _instead_lines(desk: Desk, request: Off) -> list[str]:
     ]
 
 
-def checked_off(desk: Desk, off: tuple[int, ...]) -> list[Head]:
+def checked_off(context: ActionContext, off: tuple[int, ...]) -> list[Head]:
     """Heads as pairs (layer, head), or which of them the model does not have."""
-    model = desk.transformer
+    model = context.transformer
     heads = sorted({divmod(place, model.n_heads) for place in off})
     for layer, head in heads:
         if layer >= model.n_layers or head >= model.blocks[layer].heads:
@@ -213,25 +212,25 @@ def checked_off(desk: Desk, off: tuple[int, ...]) -> list[Head]:
     return heads
 
 
-def object_mask(desk: Desk, request: OnHeads) -> Tensor | None:
+def object_mask(context: ActionContext, request: OnHeads) -> Tensor | None:
     """The object [1, H, W] (bool): brushed, or known to the data."""
-    model = desk.transformer
+    model = context.transformer
     checked_patches(model, request.brushed, "brushed")
     if request.brushed:
         patches = torch.zeros(1, model.layout.n_patches, dtype=torch.bool)
         patches[0, list(request.brushed)] = True
         return spread_out(patches.unflatten(1, model.layout.grid), model.preprocess.size)
-    known = desk.picture(request.picture).masks.get(desk.served.key)
+    known = context.picture(request.picture).masks.get(context.served.key)
     return None if known is None else known == 1
 
 
-def _versions(desk: Desk, request: Off) -> Tensor:
+def _versions(context: ActionContext, request: Off) -> Tensor:
     """The picture [1, ..], and beside it, where the object is known, the picture without background
     and without object [3, ..]."""
-    image, mask = desk.image(request.picture), object_mask(desk, request)
-    if mask is None or desk.model.sigmoid:
+    image, mask = context.image(request.picture), object_mask(context, request)
+    if mask is None or context.model.sigmoid:
         return image
-    return torch.cat([image, *erase(desk.model, image, mask.to(image.device))])
+    return torch.cat([image, *erase(context.model, image, mask.to(image.device))])
 
 
 def _share(logits: Tensor) -> dict[str, float | None]:
@@ -252,27 +251,27 @@ def _donor(request: Off) -> str:
     return request.other
 
 
-def _content(desk: Desk, request: Off) -> Content:
+def _content(context: ActionContext, request: Off) -> Content:
     """What heads that are off carry instead."""
     if request.operator == "mean":
-        means = _means(desk)
+        means = _means(context)
         return lambda layer, carried, tokens: means[layer][tokens]
     if request.operator == "other":
         return lambda layer, carried, tokens: carried[-1:]
     return zeros
 
 
-def _means(desk: Desk) -> list[Tensor]:
+def _means(context: ActionContext) -> list[Tensor]:
     """What heads carry on average over the samples."""
-    if "mean heads" not in desk.served.memo:
-        images = desk.averaged_images()
-        with desk.transformer.settled():
-            desk.served.memo["mean heads"] = mean_carried(desk.transformer, images)
-    return desk.served.memo["mean heads"]
+    if "mean heads" not in context.served.memo:
+        images = context.averaged_images()
+        with context.transformer.settled():
+            context.served.memo["mean heads"] = mean_carried(context.transformer, images)
+    return context.served.memo["mean heads"]
 
 
-def _sample_names(desk: Desk) -> list[str]:
-    return [picture_name(desk.shop.samples[id]) for id in desk.shop.averaged()]
+def _sample_names(context: ActionContext) -> list[str]:
+    return context.state.averaged_names()
 
 
 PANEL = Panel(

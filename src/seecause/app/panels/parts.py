@@ -20,11 +20,10 @@ from pydantic.dataclasses import dataclass as checked
 from torch import Tensor
 
 from seecause.app.jobs import Reply
-from seecause.app.names import picture_name
 from seecause.app.panels.explain import SHOWN
 from seecause.app.panels.registry import STRICT, Index, OnPicture, Panel
-from seecause.app.panels.show import answers, as_script, opening_lines
-from seecause.app.workshop import Desk
+from seecause.app.panels.replies import answers, as_script, opening_lines
+from seecause.app.state import ActionContext
 from seecause.data.images import to_pil
 from seecause.errors import BadOption
 from seecause.faithful.images import part_picture
@@ -48,11 +47,11 @@ class Masked(OnPicture):
 
 
 @torch.no_grad()
-def look(desk: Desk, request: Masked) -> Reply:
+def look(context: ActionContext, request: Masked) -> Reply:
     """Parts of the picture, what is read of it, and the answers with all and with these parts."""
-    model, image = desk.model, desk.image(request.picture)
-    with own_network(desk) as net:
-        fractions = trusted_fractions(desk, net)
+    model, image = context.model, context.image(request.picture)
+    with own_network(context) as net:
+        fractions = trusted_fractions(context, net)
         if request.trusted is not None and request.trusted not in fractions:
             raise BadOption("trusted", request.trusted, f"one of {fractions}")
         whole = net(image)
@@ -77,30 +76,30 @@ def look(desk: Desk, request: Masked) -> Reply:
 
 
 @contextmanager
-def own_network(desk: Desk) -> Iterator[IFAM]:
+def own_network(context: ActionContext) -> Iterator[IFAM]:
     """A network of the same weights that only this panel touches, one job at a time: parts are
     taken out of a network itself, and other jobs may be using the served one."""
-    served = desk.served
+    served = context.served
     with served.lock:
         lock = served.memo.setdefault("parts lock", threading.Lock())
     with lock:
         if "parts network" not in served.memo:
-            shared = network(desk.model)
+            shared = network(context.model)
             weights = {id(weight): weight for weight in shared.parameters()}
             served.memo["parts network"] = deepcopy(shared, weights)
         with evaluating(served.memo["parts network"]):
             yield served.memo["parts network"]
 
 
-def trusted_fractions(desk: Desk, net: IFAM) -> list[float]:
+def trusted_fractions(context: ActionContext, net: IFAM) -> list[float]:
     """What the slider can be set to: the network's own fractions, and those that its tokens in the
     sample pictures give."""
-    served = desk.served
+    served = context.served
     if "fractions" not in served.memo:
         own = {q for q, by in net.thresholds if by == "distance"}
         missing = [q for q in TRUSTED if q not in own]
-        if missing and desk.shop.samples:
-            calibrate(net, desk.averaged_images(), missing)
+        if missing and context.state.samples:
+            calibrate(net, context.averaged_images(), missing)
             own.update(missing)
         served.memo["fractions"] = sorted(own)
     return served.memo["fractions"]
@@ -120,11 +119,11 @@ def _parts(model: ImageModel, net: IFAM, whole: IFAMOutput, winner: Tensor) -> l
     ]
 
 
-def copy(desk: Desk, request: Masked) -> Reply:
+def copy(context: ActionContext, request: Masked) -> Reply:
     """The same without the page."""
-    lines, out = opening_lines(desk, request.picture), sorted(set(request.out))
+    lines, out = opening_lines(context, request.picture), sorted(set(request.out))
     if request.trusted in TRUSTED:
-        names = [picture_name(desk.shop.samples[id]) for id in desk.shop.averaged()]
+        names = context.state.averaged_names()
         lines += [
             "import torch",
             f"usual = [model.prepare(open_picture(name)) for name in {names!r}]",

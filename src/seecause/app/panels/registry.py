@@ -13,13 +13,13 @@ from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass as checked
 
 from seecause.app.jobs import Reply
-from seecause.app.workshop import Desk, Kind
+from seecause.app.state import ActionContext, Kind
 from seecause.engine.blanks import Blank
 from seecause.engine.sweep import Tail
 from seecause.errors import BadOption, SeecauseError, UnknownName
 from seecause.models.base import ImageModel
 
-Action = Callable[[Desk, Any], Reply]
+Action = Callable[[ActionContext, Any], Reply]
 
 
 class BadRequest(SeecauseError):

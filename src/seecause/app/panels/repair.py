@@ -24,9 +24,9 @@ from torch import Tensor
 
 from seecause.app.jobs import Reply
 from seecause.app.panels.registry import STRICT, Name, OnModel, Panel
-from seecause.app.panels.show import call, command, load_line, model_words, offered
+from seecause.app.panels.replies import call, command, load_line, model_words, offered
 from seecause.app.sessions import Recent
-from seecause.app.workshop import Desk, own_view
+from seecause.app.state import ActionContext, own_view
 from seecause.data.dataset import Hole
 from seecause.data.images import to_pil
 from seecause.data.registry import open_data
@@ -80,15 +80,17 @@ class Mend(OnData):
         return self.lesson != self.data
 
 
-def audit(desk: Desk, request: OnData) -> Reply:
+def audit(context: ActionContext, request: OnData) -> Reply:
     """The verdict, how many answers flip, and pictures of it."""
     key = (request.data, request.eye, request.limit)
-    return _recent(desk, "audits", AUDITS).get_or_make(key, lambda: _audited(desk, request))
+    return _recent(context, "audits", AUDITS).get_or_make(key, lambda: _audited(context, request))
 
 
-def _audited(desk: Desk, request: OnData) -> Reply:
-    model, pictures = read(desk, request.data, request.limit)
-    result = audit_background(model, pictures, eye=_eye(desk, request), progress=telling(desk))
+def _audited(context: ActionContext, request: OnData) -> Reply:
+    model, pictures = read(context, request.data, request.limit)
+    result = audit_background(
+        model, pictures, eye=_eye(context, request), progress=telling(context)
+    )
     (low, high), numbers = result.interval, result.numbers()
     return {
         "verdict": result.verdict,
@@ -104,40 +106,42 @@ def _audited(desk: Desk, request: OnData) -> Reply:
         "rows": [_row(name, value) for name, value in numbers.items()],
         "sheet": _tiles(model, [result], _spread(result)),
         "worst": _tiles(model, [result], [version for _, version in result.worst(TILES)]),
-        "remedies": fitting_remedies(desk.model, grouped=result.pictures.grouped),
+        "remedies": fitting_remedies(context.model, grouped=result.pictures.grouped),
     }
 
 
-def mend(desk: Desk, request: Mend) -> Reply:
+def mend(context: ActionContext, request: Mend) -> Reply:
     """What the remedy does to pictures that it has not learned from."""
-    return _repaired(desk, request)[1]
+    return _repaired(context, request)[1]
 
 
-def export(desk: Desk, request: Mend) -> Reply:
+def export(context: ActionContext, request: Mend) -> Reply:
     """The mended model as a zip file: a native checkpoint, its card, and a page."""
-    result, answer = _repaired(desk, request)
+    result, answer = _repaired(context, request)
     if not answer["taken"]:
         raise BadOption("remedy", request.remedy, "one that was taken: nothing was changed")
-    desk.tell(0.3, "writing the checkpoint")
-    return offered(desk, f"{desk.served.key}-mended-by-{request.remedy}.zip", result.export)
+    context.progress(0.3, "writing the checkpoint")
+    return offered(context, f"{context.served.key}-mended-by-{request.remedy}.zip", result.export)
 
 
-def _repaired(desk: Desk, request: Mend) -> tuple[Repair, Reply]:
+def _repaired(context: ActionContext, request: Mend) -> tuple[Repair, Reply]:
     key = (request.data, request.eye, request.limit, request.lesson, request.remedy, request.force)
-    return _recent(desk, "repairs", REPAIRS).get_or_make(key, lambda: _repair(desk, request))
+    return _recent(context, "repairs", REPAIRS).get_or_make(key, lambda: _repair(context, request))
 
 
-def _repair(desk: Desk, request: Mend) -> tuple[Repair, Reply]:
-    model, remedy = desk.transformer, _remedy(request.remedy)
+def _repair(context: ActionContext, request: Mend) -> tuple[Repair, Reply]:
+    model, remedy = context.transformer, _remedy(request.remedy)
     result = repair(
         model,
-        read(desk, request.lesson, request.limit, merge=False)[1],
-        eye=_eye(desk, request),
-        test=read(desk, request.data, request.limit, merge=False)[1] if request.held_out else None,
+        read(context, request.lesson, request.limit, merge=False)[1],
+        eye=_eye(context, request),
+        test=read(context, request.data, request.limit, merge=False)[1]
+        if request.held_out
+        else None,
         remedies=(request.remedy,),
         groups=remedy.needs == "group labels",
         force=request.force,
-        progress=telling(desk),
+        progress=telling(context),
     )
     tried, taken = result.candidates[request.remedy], result.remedy != "nothing"
     first, pair = result.before.numbers(), [result.before, result.after]
@@ -183,16 +187,20 @@ def _remedy(name: str) -> Remedy:
     return known[name]
 
 
-def read(desk: Desk, name: str, limit: int, *, merge: bool = True) -> tuple[ImageModel, Pictures]:
+def read(
+    context: ActionContext, name: str, limit: int, *, merge: bool = True
+) -> tuple[ImageModel, Pictures]:
     """Pictures of a dataset that the server was started with, called as the page calls it: what
     is written about them names no folder of this machine. With `merge`, and the model as it
     answers in the data's classes."""
-    if name not in desk.shop.data:
-        raise BadOption("data", name, f"one of {', '.join(desk.shop.data) or 'none: see --data'}")
-    data = open_data(desk.shop.data[name], limit=limit)
-    model = model_for(desk.model, data) if merge else desk.model
-    pictures = pictures_of(model, data, telling(desk))
-    holes = tuple(_without_folders(hole, desk.shop.data[name]) for hole in pictures.holes)
+    if name not in context.state.data:
+        raise BadOption(
+            "data", name, f"one of {', '.join(context.state.data) or 'none: see --data'}"
+        )
+    data = open_data(context.state.data[name], limit=limit)
+    model = model_for(context.model, data) if merge else context.model
+    pictures = pictures_of(model, data, telling(context))
+    holes = tuple(_without_folders(hole, context.state.data[name]) for hole in pictures.holes)
     return model, replace(pictures, name=name, holes=holes)
 
 
@@ -205,7 +213,7 @@ def _without_folders(hole: Hole, spec: str) -> Hole:
     return Hole(hole.name, reason)
 
 
-def telling(desk: Desk) -> Progress:
+def telling(context: ActionContext) -> Progress:
     """Progress of audits and repairs as that of a job."""
 
     @contextmanager
@@ -215,29 +223,29 @@ def telling(desk: Desk) -> Progress:
         def advance(count: int) -> None:
             nonlocal done
             done += count
-            desk.tell(done / max(1, total), f"{what}, {done} of {total}")
+            context.progress(done / max(1, total), f"{what}, {done} of {total}")
 
-        desk.tell(0.0, what)
+        context.progress(0.0, what)
         yield advance
 
     return progress
 
 
-def _eye(desk: Desk, request: OnData) -> ImageModel | str | None:
+def _eye(context: ActionContext, request: OnData) -> ImageModel | str | None:
     """What `sc.audit` takes. Another model's own jobs may switch its heads meanwhile, so it is a
     view of its own."""
     if request.eye == GIVEN:
         return None
-    if request.eye in (OWN, desk.served.key):
+    if request.eye in (OWN, context.served.key):
         return OWN
-    other = desk.shop.served(request.eye)
+    other = context.state.served(request.eye)
     if other.kind != "classifier" or not isinstance(other.view, VisionModel):
         raise BadOption("eye", request.eye, "a vision transformer that is served")
     return own_view(other.view)
 
 
-def _recent(desk: Desk, what: str, most: int) -> Recent:
-    return desk.served.memo.setdefault(what, Recent(most, lambda _: 1))
+def _recent(context: ActionContext, what: str, most: int) -> Recent:
+    return context.served.memo.setdefault(what, Recent(most, lambda _: 1))
 
 
 def _row(name: str, value: float) -> Reply:
@@ -301,12 +309,12 @@ def _uri(model: ImageModel, image: Tensor) -> str:
     return data_uri(shown, photo=True)
 
 
-def copy(desk: Desk, request: Mend) -> Reply:
+def copy(context: ActionContext, request: Mend) -> Reply:
     """The same without the page."""
     groups = _remedy(request.remedy).needs == "group labels"
     eye = OWN if request.eye == OWN else None
     if request.eye not in (GIVEN, OWN):
-        eye = desk.shop.served(request.eye).spec
+        eye = context.state.served(request.eye).spec
     looking: dict[str, Any] = {} if eye is None else {"eye": eye}
     mending: dict[str, Any] = {**looking, "remedies": (request.remedy,)}
     mending |= {"groups": True} if groups else {}
@@ -315,7 +323,7 @@ def copy(desk: Desk, request: Mend) -> Reply:
     python = [
         "import seecause as sc",
         "",
-        load_line(desk.served),
+        load_line(context.served),
         f"data = sc.data.open_data({request.data!r}, limit={limit})",
         f"result = {call('sc.audit', 'model', 'data', **looking)}",
         "print(result.verdict, result.flips, result.control_flips, result.interval)",
@@ -325,7 +333,7 @@ def copy(desk: Desk, request: Mend) -> Reply:
         'mended.export("repaired")',
     ]
     common = ["--limit", str(limit), *([] if eye is None else ["--eye", eye])]
-    served = model_words(desk.served)
+    served = model_words(context.served)
     auditing = ["seecause", "audit", *served, "--data", request.data, *common]
     repairing = ["seecause", "repair", *served, "--data", request.lesson, *common]
     repairing += ["--test", request.data] if request.held_out else []

@@ -6,9 +6,9 @@ from pydantic.dataclasses import dataclass as checked
 
 from seecause.app.jobs import Reply
 from seecause.app.panels.registry import STRICT, Name, Panel
-from seecause.app.panels.show import as_script
-from seecause.app.results import RunFolder
-from seecause.app.workshop import Desk
+from seecause.app.panels.replies import as_script
+from seecause.app.run_folders import RunFolder
+from seecause.app.state import ActionContext
 from seecause.errors import BadOption
 
 
@@ -24,9 +24,9 @@ class Opened:
     run: Name
 
 
-def listed(desk: Desk, request: Everything) -> Reply:
+def listed(context: ActionContext, request: Everything) -> Reply:
     """All results, the newest first."""
-    return {"runs": [run_facts(run) for run in desk.shop.results.values()]}
+    return {"runs": [run_facts(run) for run in context.state.results.values()]}
 
 
 def run_facts(run: RunFolder) -> Reply:
@@ -41,9 +41,9 @@ def run_facts(run: RunFolder) -> Reply:
     }
 
 
-def copy(desk: Desk, request: Opened) -> Reply:
+def copy(context: ActionContext, request: Opened) -> Reply:
     """What opens the same page without this one, from the folder that holds the results."""
-    runs = desk.shop.results
+    runs = context.state.results
     if request.run not in runs:
         raise BadOption("run", request.run, "a result of the list")
     run = runs[request.run]

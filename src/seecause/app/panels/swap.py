@@ -26,8 +26,8 @@ from seecause.app.panels.registry import (
     Patches,
     checked_patches,
 )
-from seecause.app.panels.show import answer_lines, answers, as_script, opening_lines
-from seecause.app.workshop import Desk
+from seecause.app.panels.replies import answer_lines, answers, as_script, opening_lines
+from seecause.app.state import ActionContext
 from seecause.attribution.evidence import bisect
 from seecause.engine.chunks import batched, fit
 from seecause.engine.trace import Trace
@@ -56,11 +56,11 @@ class Swap(OnModel):
 
 
 @torch.no_grad()
-def exchange(desk: Desk, request: Swap) -> Reply:
+def exchange(context: ActionContext, request: Swap) -> Reply:
     """B's answer with A's patches, and A's with those of B that made room for them."""
-    model, layers = desk.transformer, block_range(desk, request)
-    origin, places = moved_patches(desk, request)
-    runs = desk.run(request.a), desk.run(request.b)
+    model, layers = context.transformer, block_range(context, request)
+    origin, places = moved_patches(context, request)
+    runs = context.run(request.a), context.run(request.b)
     a, b = (run.logits[0] for run in runs if run.logits is not None)
     swapped = {
         "a": put_in(model, runs[0], runs[1], origin, places, layers),
@@ -78,11 +78,11 @@ def exchange(desk: Desk, request: Swap) -> Reply:
 
 
 @torch.no_grad()
-def path(desk: Desk, request: Swap) -> Reply:
+def path(context: ActionContext, request: Swap) -> Reply:
     """Where B's answer becomes A's: for every first block the fewest patches of A (at their own
     places) that do it, and of the shortest the answers along the way."""
-    model, layers = desk.transformer, block_range(desk, request)
-    source, into = desk.run(request.a), desk.run(request.b)
+    model, layers = context.transformer, block_range(context, request)
+    source, into = context.run(request.a), context.run(request.b)
     assert source.logits is not None and into.logits is not None
     goal, before = int(source.logits.argmax()), int(into.logits.argmax())
     if goal == before:
@@ -90,7 +90,7 @@ def path(desk: Desk, request: Swap) -> Reply:
         raise BadOption("pictures", f"two answered {name}", "two pictures with other answers")
     every: list[dict[str, Any]] = []
     for step, first in enumerate(layers):
-        desk.tell(step / len(layers), f"from block {first + 1} on")
+        context.progress(step / len(layers), f"from layer {first} on")
         span = range(first, layers.stop)
         patches = shortest(model, source, into, goal, before, span)
         every.append({"first": first, "patches": patches, "count": len(patches or ())})
@@ -228,22 +228,22 @@ def _written(
         return model.readout.of_rows(steps.h, into.layout)
 
 
-def block_range(desk: Desk, request: Swap) -> range:
+def block_range(context: ActionContext, request: Swap) -> range:
     """Blocks whose input is overwritten, from 0."""
-    depth = desk.transformer.n_layers
+    depth = context.transformer.n_layers
     last = depth - 1 if request.last is None else request.last
     if not request.first <= last < depth:
         expected = f"blocks 0 <= first <= last <= {depth - 1}"
         raise BadOption("first, last", (request.first, last), expected)
-    if desk.transformer.facts is not None:
+    if context.transformer.facts is not None:
         reason = "its blocks know more about a token than its state"
         raise NotDefined("swapping patches", reason, "Use sc.patch, which moves that, too")
     return range(request.first, last + 1)
 
 
-def moved_patches(desk: Desk, request: Swap) -> tuple[list[int], list[int]]:
+def moved_patches(context: ActionContext, request: Swap) -> tuple[list[int], list[int]]:
     """Patches of A, and where in B each lands; those that would land outside stay behind."""
-    model = desk.transformer
+    model = context.transformer
     checked_patches(model, request.patches)
     rows, columns = model.layout.grid
     origin, places = [], []
@@ -255,17 +255,17 @@ def moved_patches(desk: Desk, request: Swap) -> tuple[list[int], list[int]]:
     return origin, places
 
 
-def copy(desk: Desk, request: Swap) -> Reply:
+def copy(context: ActionContext, request: Swap) -> Reply:
     """The same without the page."""
-    layers, prefix = block_range(desk, request), desk.transformer.layout.prefix
-    origin, places = ([prefix + p for p in patches] for patches in moved_patches(desk, request))
+    layers, prefix = block_range(context, request), context.transformer.layout.prefix
+    origin, places = ([prefix + p for p in patches] for patches in moved_patches(context, request))
     moved = f", source_tokens={origin}" if origin != places else ""
     site = f"sc.Site(layer, tokens={places}{moved})"
-    lines = opening_lines(desk, request.b, request.a)  # images are B, others are A
+    lines = opening_lines(context, request.b, request.a)  # images are B, others are A
     lines += [
         f"sites = [{site} for layer in range({layers.start}, {layers.stop})]",
         "logits = sc.patch(model, images, others, [sites])[0, 0]",
-        *answer_lines(desk.model),
+        *answer_lines(context.model),
     ]
     return as_script(lines)
 

@@ -1,7 +1,7 @@
 // A picture with its grid of patches: a map over it, sets of patches outlined, a brush, a cursor
-// that the keyboard moves.
+// that the keyboard moves. And a grid of heads, each a button.
 
-import { h } from "./parts.js";
+import { h, short } from "./parts.js";
 
 const SVG = "http://www.w3.org/2000/svg";
 
@@ -149,6 +149,51 @@ export class PatchPicture {
   }
 
   where(place) {
-    return `row ${Math.floor(place / this.columns) + 1}, column ${(place % this.columns) + 1}`;
+    return `row ${Math.floor(place / this.columns)}, column ${place % this.columns}`;
+  }
+}
+
+// A button for each layer (down) and head (across), coloured by a value; pressed ones are `word`.
+export class HeadButtons {
+  constructor(word, ontoggle) {
+    this.word = word;
+    this.ontoggle = ontoggle;
+    this.element = h("table", { class: "head-buttons" });
+  }
+
+  build({ layers, heads }) {
+    this.width = Math.max(...heads);
+    const columns = Array.from({ length: this.width }, (_, head) => head);
+    this.element.replaceChildren(
+      h("caption", { class: "quiet" }, `Heads, layer by layer; a pressed button is a head that is ${this.word}`),
+      h("thead", {}, h("tr", {}, h("td"), columns.map((head) => h("th", { scope: "col" }, String(head))))),
+      h("tbody", {}, Array.from({ length: layers }, (_, layer) => h("tr", {}, h("th", { scope: "row" }, `layer ${layer}`),
+        columns.map((head) => h("td", {}, head < heads[layer] ? this.button(layer * this.width + head) : null))))));
+  }
+
+  button(place) {
+    return h("button", { type: "button", "data-place": String(place), onclick: () => this.ontoggle(place), onkeydown: (event) => {
+      const step = { ArrowRight: 1, ArrowLeft: -1, ArrowDown: this.width, ArrowUp: -this.width }[event.key];
+      const next = step && this.element.querySelector(`[data-place="${place + step}"]`);
+      if (!next) return;
+      event.preventDefault();
+      next.focus();
+    } });
+  }
+
+  // `values` by layer and head, or null; `words` says more of a head, places of `framed` are marked.
+  colour(values, pressed, { framed = [], words = () => "" } = {}) {
+    const reach = Math.max(...(values ?? []).flat().map((value) => Math.abs(value ?? 0)), 1e-12);
+    for (const button of this.element.querySelectorAll("button")) {
+      const place = +button.dataset.place;
+      const [layer, head] = [Math.floor(place / this.width), place % this.width];
+      const value = values?.[layer]?.[head] ?? null;
+      button.className = `${value === null ? "none" : value >= 0 ? "for" : "against"}${framed.includes(place) ? " enough" : ""}`;
+      button.style.setProperty("--strength", `${value === null ? 0 : 100 * Math.min(1, Math.abs(value) / reach)}%`);
+      button.textContent = value === null ? "" : reach < 0.1 || reach >= 1000 ? short(value) : value.toFixed(3).replace("-", "−");
+      button.title = `layer ${layer}, head ${head}: ${short(value)}${value === null ? "" : words(layer, head)}`;
+      button.setAttribute("aria-pressed", String(pressed.includes(place)));
+      button.setAttribute("aria-label", `${button.title}${pressed.includes(place) ? `, ${this.word}` : ""}`);
+    }
   }
 }

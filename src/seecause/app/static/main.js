@@ -17,8 +17,12 @@ let written = "";
 const opened = new Map(); // panels that were built: {root, update}
 const modules = new Map();
 
-// models to begin with, for panels that none of the served models fits
-const EXAMPLES = { classifier: "builtin:critters-vit", ifam: "builtin:critters-ifam", lvlm: "builtin:critters-llava" };
+// what a panel needs, and a model to begin with where none of the served ones fits
+const KINDS = {
+  classifier: ["a classifier", "builtin:critters-vit"],
+  ifam: ["a classifier made of parts (iFAM)", "builtin:critters-ifam"],
+  lvlm: ["a vision-language model", "builtin:critters-llava"],
+};
 
 const fits = (panel, model) => panel.kinds.length === 0 || panel.kinds.includes(model.kind);
 const modelsOf = (panel) => hello.models.filter((model) => fits(panel, model));
@@ -63,8 +67,11 @@ function show() {
   models.replaceChildren(...able.map((model) => h("option", { value: model.key }, model.key)));
   models.value = state.model;
   models.closest("label").hidden = able.length === 0 || panel.kinds.length === 0;
-  question.textContent = able.length || !panel.kinds.length ? panel.question
-    : `${panel.title} needs a model of another kind: start the server with --model ${panel.kinds.map((kind) => EXAMPLES[kind] ?? kind).join(" or ")}, or another of its kind.`;
+  question.textContent = panel.question;
+  if (panel.kinds.length && !able.length) {
+    const [what, example] = KINDS[panel.kinds[0]];
+    say(`${panel.title} needs ${what}, and none is served. Start the server with one: seecause serve --model ${example}`);
+  }
   document.title = `seecause: ${panel.title}`;
   for (const tab of tabs.children) {
     const chosen = tab.dataset.panel === panel.name;

@@ -2,8 +2,8 @@
 // it; a click on a head blinds it, and the new answer is heard.
 
 import { latest } from "./api.js";
-import { PatchPicture } from "./grid.js";
-import { Answers, Chooser, JobBar, copyButtons, field, h, scaleOf, short } from "./parts.js";
+import { HeadButtons, PatchPicture } from "./grid.js";
+import { Answers, Chooser, JobBar, copyButtons, field, h, scaleOf, short, toggled, whenChanged } from "./parts.js";
 
 const defaults = { picture: "s3", question: "Which critter is this?", position: 0, blind: [] };
 const LONGEST = 300; // letters of a question
@@ -33,7 +33,7 @@ function mount(root, tools) {
   const picture = new PatchPicture({ label: "Image tokens: what each brings to the word", onhover: hover });
   const read = h("output", { class: "hover-read" });
   const scale = h("div", { class: "scale" });
-  const grid = h("table", { class: "head-buttons" });
+  const grid = new HeadButtons("blind", (place) => tools.set({ blind: toggled(mine().blind, place) }));
   const legend = h("p", { class: "small" });
   const clear = h("button", { type: "button", class: "plain", onclick: () => tools.set({ blind: [] }) }, "All see");
   const enough = h("button", { type: "button", class: "plain", onclick: () => tools.set({ blind: traced.enough }) }, "Blind those that are enough");
@@ -48,7 +48,7 @@ function mount(root, tools) {
     h("div", { class: "work" },
       h("h2", {}, "Answer"), spoken, job.error, job.element,
       h("div", { class: "heads-top" },
-        h("section", { class: "heads-grid" }, h("div", { class: "toolbar" }, clear, enough), h("div", { class: "scroll" }, grid), legend),
+        h("section", { class: "heads-grid" }, h("div", { class: "toolbar" }, clear, enough), h("div", { class: "scroll" }, grid.element), legend),
         h("div", { class: "heads-picture" }, picture.element, scale, read)),
       traceJob.error, traceJob.element, top,
       h("h2", {}, "Answer with blind heads"), heard, hearJob.error, hearJob.element,
@@ -58,12 +58,6 @@ function mount(root, tools) {
   function send() {
     const text = question.value.trim();
     if (text) tools.set({ question: text, position: 0 });
-  }
-
-  function toggle(place) {
-    const blind = new Set(mine().blind);
-    if (!blind.delete(place)) blind.add(place);
-    tools.set({ blind: [...blind].sort((x, y) => x - y) });
   }
 
   function hover(place) {
@@ -77,43 +71,9 @@ function mount(root, tools) {
     }, piece.trim() || "·")));
   }
 
-  function buildGrid() {
-    const { layers, heads } = tools.model();
-    const columns = Array.from({ length: width() }, (_, head) => head);
-    grid.replaceChildren(
-      h("caption", { class: "quiet" }, "Heads, layer by layer; a pressed button is a head that is blind"),
-      h("thead", {}, h("tr", {}, h("td"), columns.map((head) => h("th", { scope: "col" }, String(head))))),
-      h("tbody", {}, Array.from({ length: layers }, (_, layer) => h("tr", {}, h("th", { scope: "row" }, `layer ${layer}`),
-        columns.map((head) => h("td", {}, head < heads[layer] ? headButton(layer * width() + head) : null))))));
-  }
-
-  function headButton(place) {
-    return h("button", { type: "button", "data-place": String(place), onclick: () => toggle(place), onkeydown: (event) => {
-      const step = { ArrowRight: 1, ArrowLeft: -1, ArrowDown: width(), ArrowUp: -width() }[event.key];
-      const next = step && grid.querySelector(`[data-place="${place + step}"]`);
-      if (!next) return;
-      event.preventDefault();
-      next.focus();
-    } });
-  }
-
   function colour() {
-    const blind = new Set(mine().blind);
-    const many = new Set(traced?.enough);
-    const reach = Math.max(...(traced ? traced.heads.flat().map(Math.abs) : []), 1e-12);
-    for (const cell of grid.querySelectorAll("button")) {
-      const place = +cell.dataset.place;
-      const [layer, head] = [Math.floor(place / width()), place % width()];
-      const value = traced?.heads[layer][head] ?? null;
-      const words = value === null ? "" : `: ${short(value)} ± ${short(traced.errors[layer][head])}`;
-      cell.className = `${value === null ? "none" : value >= 0 ? "for" : "against"}${many.has(place) ? " enough" : ""}`;
-      cell.style.setProperty("--strength", `${value === null ? 0 : 100 * Math.min(1, Math.abs(value) / reach)}%`);
-      cell.textContent = value === null ? "" : value.toFixed(3).replace("-", "−");
-      cell.title = `layer ${layer}, head ${head}${words}`;
-      cell.setAttribute("aria-pressed", String(blind.has(place)));
-      cell.setAttribute("aria-label", `${cell.title}${blind.has(place) ? ", blind" : ""}`);
-    }
-    clear.disabled = blind.size === 0;
+    grid.colour(traced?.heads ?? null, mine().blind, { framed: traced?.enough, words: (layer, head) => ` ± ${short(traced.errors[layer][head])}` });
+    clear.disabled = mine().blind.length === 0;
     enough.disabled = !traced;
     legend.textContent = traced ? `Each head's share of the picture's effect on “${traced.word.trim()}” (${short(traced.span)} logits), other heads seeing the picture or an average one by lot; R² on unseen masks ${traced.r2.toFixed(2)}. Framed: the ${traced.enough.length} that alone bring more than 80 %. Pressed heads are blind.` : "";
   }
@@ -168,16 +128,10 @@ function mount(root, tools) {
       : next.same ? "The same answer, though these heads saw an average picture." : "Another answer: these heads saw an average picture.";
   });
 
-  const seen = {};
+  const when = whenChanged();
   function update() {
-    const when = (name, value, run) => {
-      const text = JSON.stringify(value);
-      if (seen[name] === text) return;
-      seen[name] = text;
-      run();
-    };
     chooser.choose(mine().picture);
-    when("grid", tools.state().model, buildGrid);
+    when("grid", tools.state().model, () => grid.build(tools.model()));
     when("question", mine().question, () => { question.value = mine().question; });
     when("answer", asked(), () => answering());
     when("word", word(), () => tracing());

@@ -2,7 +2,7 @@
 
 import { latest } from "./api.js";
 import { PatchPicture } from "./grid.js";
-import { Answers, Chooser, JobBar, copyButtons, field, h, scaleOf, segmented, select, short, slider } from "./parts.js";
+import { Answers, Chooser, JobBar, copyButtons, field, h, scaleOf, segmented, select, short, slider, stroked, whenChanged } from "./parts.js";
 
 const BLANKS = [["white", "white"], ["black", "black"], ["mean", "mean colour"], ["noise", "noise"], ["blur-noise", "soft noise"]];
 const TAILS = [
@@ -76,7 +76,8 @@ function mount(root, tools) {
         copyButtons(() => tools.ask("copy", { ...common(), methods: names(), patches: mine().patches })))),
   );
 
-  let seen = {}; // what is on the page: keys of the questions that were answered last
+  const when = whenChanged();
+  let shown = ""; // model and picture on the page
   let plain = null;
 
   function hover(place) {
@@ -105,10 +106,8 @@ function mount(root, tools) {
       else tools.set({ other: region });
       return;
     }
-    const brushed = new Set(patches);
-    const erase = tool === "erase" || (key && begins && brushed.has(places[0]));
-    for (const place of places) erase ? brushed.delete(place) : brushed.add(place);
-    if (brushed.size !== patches.length) tools.set({ patches: [...brushed].sort((a, b) => a - b) });
+    const brushed = stroked(patches, places, { first: begins, key, erase: tool === "erase" });
+    if (brushed.length !== patches.length) tools.set({ patches: brushed });
   }
 
   function around(place) {
@@ -126,7 +125,7 @@ function mount(root, tools) {
     const answer = await job.watch((progress) => tools.ask("look", { model, picture }, { slot: "look", progress }));
     if (!answer) return;
     plain = answer;
-    seen.look = key;
+    shown = key;
     stage.setPicture(answer.picture, answer.grid, answer.size);
     stage.caption.textContent = answer.name;
     for (const drawn of maps.values()) drawn.picture.setPicture(answer.picture, answer.grid, answer.size);
@@ -221,11 +220,7 @@ function mount(root, tools) {
 
   function fillClasses() {
     const { classes: every } = tools.model();
-    const key = tools.state().model;
-    if (seen.classes !== key) {
-      seen.classes = key;
-      classes.replaceChildren(h("option", { value: "" }, "the answer"), ...every.map((name, index) => h("option", { value: `${index}` }, name)));
-    }
+    when("classes", tools.state().model, () => classes.replaceChildren(h("option", { value: "" }, "the answer"), ...every.map((name, index) => h("option", { value: `${index}` }, name))));
     classes.value = mine().target === null ? "" : `${mine().target}`;
   }
 
@@ -257,14 +252,8 @@ function mount(root, tools) {
     last.input.disabled = ["", "source"].includes(settings.tail);
     marks();
     const key = common();
-    if (seen.look !== `${key.model} ${key.picture}`) look();
+    if (shown !== `${key.model} ${key.picture}`) look();
     else whole.show(plain.answers, mine().target ?? plain.predicted);
-    const when = (name, question, run) => {
-      const text = JSON.stringify(question);
-      if (seen[name] === text) return;
-      seen[name] = text;
-      run();
-    };
     when("brush", { ...key, patches: settings.patches }, brushing);
     when("pair", { ...key, one: settings.one, other: settings.other, tool: settings.tool }, pairing);
     when("evidence", settings.evidence && { ...key, method: names()[0] }, () => (settings.evidence ? weighing() : words.replaceChildren()));

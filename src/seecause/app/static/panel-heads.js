@@ -1,9 +1,9 @@
 // Heads: a grid of layers x heads coloured by a score; heads are clicked off, and answers, the
 // background's share and maps are seen before and after.
 
-import { download, latest } from "./api.js";
-import { PatchPicture } from "./grid.js";
-import { Answers, Chooser, JobBar, copyButtons, field, h, scaleOf, select, short } from "./parts.js";
+import { latest } from "./api.js";
+import { HeadButtons, PatchPicture } from "./grid.js";
+import { Answers, Chooser, JobBar, copyButtons, field, h, saveFile, scaleOf, select, stroked, toggled, whenChanged } from "./parts.js";
 
 const SCORES = [["answer", "what the answer loses without it"], ["background", "what the background's part loses"], ["object", "what the object's part loses"]];
 const OPERATORS = [["zero", "nothing (zeros)"], ["mean", "their mean over the samples"], ["other", "those of another picture"]];
@@ -32,7 +32,7 @@ function mount(root, tools) {
   const share = h("div", { class: "answer-card share" }, h("h3", {}, "Background’s share"));
   const shareBody = h("div", {});
   share.append(shareBody);
-  const grid = h("table", { class: "head-buttons" });
+  const grid = new HeadButtons("off", (place) => tools.set({ off: toggled(mine().off, place) }));
   const legend = h("p", { class: "small" });
   const clear = h("button", { type: "button", class: "plain", onclick: () => tools.set({ off: [] }) }, "All on");
   const worst = h("button", { type: "button", class: "plain", onclick: () => tools.set({ off: highest(4) }) }, "Four highest off");
@@ -46,7 +46,7 @@ function mount(root, tools) {
     h("aside", { class: "side", "aria-label": "Settings" }, chooser.element, field("class explained", classes), field("heads that are off carry", operator), donorField),
     h("div", { class: "work" },
       h("div", { class: "heads-top" },
-        h("section", { class: "heads-grid" }, h("div", { class: "toolbar" }, field("colour", by), clear, worst), h("div", { class: "scroll" }, grid), legend),
+        h("section", { class: "heads-grid" }, h("div", { class: "toolbar" }, field("colour", by), clear, worst), h("div", { class: "scroll" }, grid.element), legend),
         h("div", { class: "heads-picture" }, picture.element, unbrush)),
       job.error, job.element,
       h("div", { class: "stage-answers" }, before.element, after.element, share),
@@ -64,55 +64,13 @@ function mount(root, tools) {
     return every.sort((one, other) => other[0] - one[0]).slice(0, count).filter(([value]) => value > 0).map(([, place]) => place).sort((x, y) => x - y);
   }
 
-  function paint(places, { first: begins, key }) {
-    const brushed = new Set(mine().brushed);
-    const erase = key && begins && brushed.has(places[0]);
-    for (const place of places) erase ? brushed.delete(place) : brushed.add(place);
-    if (brushed.size !== mine().brushed.length) tools.set({ brushed: [...brushed].sort((x, y) => x - y) });
-  }
-
-  function toggle(place) {
-    const off = new Set(mine().off);
-    if (!off.delete(place)) off.add(place);
-    tools.set({ off: [...off].sort((x, y) => x - y) });
-  }
-
-  function buildGrid() {
-    const { layers, heads } = tools.model();
-    const columns = Array.from({ length: width() }, (_, head) => head);
-    grid.replaceChildren(
-      h("caption", { class: "quiet" }, "Heads, layer by layer; a pressed button is a head that is off"),
-      h("thead", {}, h("tr", {}, h("td"), columns.map((head) => h("th", { scope: "col" }, String(head + 1))))),
-      h("tbody", {}, Array.from({ length: layers }, (_, layer) => h("tr", {}, h("th", { scope: "row" }, `block ${layer + 1}`),
-        columns.map((head) => h("td", {}, head < heads[layer] ? headButton(layer, head) : null))))));
-  }
-
-  function headButton(layer, head) {
-    const place = layer * width() + head;
-    const button = h("button", { type: "button", "data-place": String(place), onclick: () => toggle(place), onkeydown: (event) => {
-      const step = { ArrowRight: 1, ArrowLeft: -1, ArrowDown: width(), ArrowUp: -width() }[event.key];
-      const next = step && grid.querySelector(`[data-place="${place + step}"]`);
-      if (!next) return;
-      event.preventDefault();
-      next.focus();
-    } });
-    return button;
+  function paint(places, how) {
+    const brushed = stroked(mine().brushed, places, how);
+    if (brushed.length !== mine().brushed.length) tools.set({ brushed });
   }
 
   function colour() {
-    const off = new Set(mine().off);
-    const values = scores ? scores.values.flat().filter((value) => value !== null) : [];
-    const reach = Math.max(...values.map(Math.abs), 1e-12);
-    for (const button of grid.querySelectorAll("button")) {
-      const place = +button.dataset.place;
-      const [layer, head] = [Math.floor(place / width()), place % width()];
-      const value = scores?.values[layer]?.[head] ?? null;
-      button.className = value === null ? "none" : value >= 0 ? "for" : "against";
-      button.style.setProperty("--strength", `${value === null ? 0 : 100 * Math.min(1, Math.abs(value) / reach)}%`);
-      button.textContent = value === null ? "" : short(value);
-      button.setAttribute("aria-pressed", String(off.has(place)));
-      button.setAttribute("aria-label", `block ${layer + 1}, head ${head + 1}: ${short(value)}${off.has(place) ? ", off" : ""}`);
-    }
+    grid.colour(scores?.values ?? null, mine().off);
     legend.textContent = scores ? `Orange: ${scores.by === "answer" ? "the answer" : `the ${scores.by}'s part`} loses so much (${scores.unit}) without the head; blue: it gains. Pressed heads are off.` : "";
   }
 
@@ -156,11 +114,7 @@ function mount(root, tools) {
     saved.textContent = "";
     const answer = await job.watch((progress) => tools.ask("export", { ...request(), operator: "zero", other: null }, { slot: "export", progress }));
     if (!answer) return;
-    const { name, blob } = await download(answer.file);
-    const link = h("a", { href: URL.createObjectURL(blob), download: name });
-    link.click();
-    URL.revokeObjectURL(link.href);
-    saved.textContent = `${name}, ${(answer.bytes / 1e6).toFixed(1)} MB; sc.load opens the unpacked folder.`;
+    saved.textContent = `${await saveFile(answer)}; sc.load opens the unpacked folder.`;
   }
 
   function marks() {
@@ -170,7 +124,7 @@ function mount(root, tools) {
     donorField.hidden = mine().operator !== "other";
   }
 
-  const seen = {};
+  const when = whenChanged();
   function update() {
     if (tools.model().layers === undefined) {
       job.error.textContent = "This model has no attention heads; choose a transformer.";
@@ -179,15 +133,9 @@ function mount(root, tools) {
     }
     if (mine().target !== null && mine().target >= tools.model().classes.length) mine().target = null;
     const { model } = common();
-    const when = (name, question, run) => {
-      const text = JSON.stringify(question);
-      if (seen[name] === text) return;
-      seen[name] = text;
-      run();
-    };
     when("grid", model, () => {
       scores = null;
-      buildGrid();
+      grid.build(tools.model());
       classes.replaceChildren(h("option", { value: "" }, "the answer"), ...tools.model().classes.map((name, index) => h("option", { value: `${index}` }, name)));
     });
     classes.value = mine().target === null ? "" : `${mine().target}`;

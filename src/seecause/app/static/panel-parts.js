@@ -3,7 +3,7 @@
 
 import { latest } from "./api.js";
 import { PatchPicture } from "./grid.js";
-import { Answers, Chooser, JobBar, copyButtons, h, slider } from "./parts.js";
+import { Answers, Chooser, JobBar, copyButtons, h, slider, toggled, whenChanged } from "./parts.js";
 
 const defaults = { picture: "s3", out: [], trusted: null };
 
@@ -34,11 +34,7 @@ function mount(root, tools) {
       h("div", { class: "stage-answers two" }, before.element, after.element),
       finding, copyButtons(() => tools.ask("copy", request())), note)));
 
-  function toggle(part) {
-    const out = new Set(mine().out);
-    if (!out.delete(part)) out.add(part);
-    tools.set({ out: [...out].sort((x, y) => x - y) });
-  }
+  const toggle = (part) => tools.set({ out: toggled(mine().out, part) });
 
   function paint([place], { first }) {
     const part = answer?.winner[place];
@@ -86,13 +82,10 @@ function mount(root, tools) {
     trust.set(place, fractions.length);
   }
 
-  let asked = "";
+  const when = whenChanged();
   function update() {
     chooser.choose(mine().picture);
-    const text = JSON.stringify(request());
-    if (text === asked) return;
-    asked = text;
-    looking();
+    when("look", request(), looking);
   }
 
   return { update };

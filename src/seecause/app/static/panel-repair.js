@@ -1,8 +1,7 @@
 // Audit and repair: objects on other pictures' backgrounds, answers that flip, a remedy, and the
 // checkpoint. Nothing long runs by itself: a link restores the settings, a button runs them.
 
-import { download } from "./api.js";
-import { JobBar, copyButtons, field, h, select, uid } from "./parts.js";
+import { JobBar, copyButtons, field, h, saveFile, select, uid } from "./parts.js";
 
 const VERDICTS = {
   yes: "Yes, it answers from the background.", no: "No, its answers hardly follow the background.",
@@ -78,11 +77,7 @@ function mount(root, tools) {
   async function exporting(saved) {
     const answer = await mendJob.watch((progress) => tools.ask("export", request(), { slot: "export", progress }));
     if (!answer) return;
-    const { name, blob } = await download(answer.file);
-    const link = h("a", { href: URL.createObjectURL(blob), download: name });
-    link.click();
-    URL.revokeObjectURL(link.href);
-    saved.textContent = `${name}, ${(answer.bytes / 1e6).toFixed(1)} MB: the checkpoint, its card and a page; sc.load opens the unpacked folder.`;
+    saved.textContent = `${await saveFile(answer)}: the checkpoint, its card and a page; sc.load opens the unpacked folder.`;
   }
 
   function showAudit(answer) {

@@ -11,7 +11,7 @@ function mount(root, tools) {
 
   const job = new JobBar();
   const list = h("div", { class: "run-list", role: "radiogroup", "aria-label": "Results" });
-  const none = h("p", { hidden: true }, "No results here: start the server with ", h("code", {}, "--runs FOLDER"), " (a folder that a command wrote, or one that holds such folders).");
+  const none = h("p", { class: "notice", hidden: true }, "There are no results here. Start the server with some: ", h("code", {}, "seecause serve --runs FOLDER"), " (a folder that a command wrote, or one that holds such folders).");
   const facts = h("dl", { class: "run-facts" });
   const pages = select([], { onchange: (page) => tools.set({ page }) });
   const pagesField = field("page", pages);

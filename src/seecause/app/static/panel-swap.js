@@ -2,7 +2,7 @@
 
 import { latest } from "./api.js";
 import { PatchPicture } from "./grid.js";
-import { Answers, Chooser, JobBar, copyButtons, h, segmented, slider } from "./parts.js";
+import { Answers, Chooser, JobBar, copyButtons, h, segmented, slider, stroked, whenChanged } from "./parts.js";
 
 const defaults = { a: "s0", b: "s4", patches: [], down: 0, across: 0, first: 0, last: null, tool: "move" };
 const TOOLS = [["brush", "Brush in A"], ["erase", "Erase"], ["move", "Drag into B"]];
@@ -24,9 +24,9 @@ function mount(root, tools) {
   const clear = h("button", { type: "button", class: "plain", onclick: () => tools.set({ patches: [], down: 0, across: 0 }) }, "Clear");
   const back = h("button", { type: "button", class: "plain", onclick: () => tools.set({ down: 0, across: 0 }) }, "Put at its own place");
   const find = h("button", { type: "button", class: "plain", onclick: () => seek() }, "Where does B’s answer become A’s?");
-  const block = (layer) => `block ${layer + 1}`;
-  const first = slider("first block", { max: 11, value: 0, text: block, oninput: (value) => tools.set({ first: value, last: mine().last === null ? null : Math.max(value, mine().last) }) });
-  const last = slider("last block", { max: 11, value: 11, text: block, oninput: (value) => tools.set({ last: value, first: Math.min(value, mine().first) }) });
+  const layerWord = (layer) => `layer ${layer}`;
+  const first = slider("first layer", { max: 11, value: 0, text: layerWord, oninput: (value) => tools.set({ first: value, last: mine().last === null ? null : Math.max(value, mine().last) }) });
+  const last = slider("last layer", { max: 11, value: 11, text: layerWord, oninput: (value) => tools.set({ last: value, first: Math.min(value, mine().first) }) });
   const found = h("div", { class: "finding path", "aria-live": "polite" });
 
   root.append(
@@ -55,10 +55,8 @@ function mount(root, tools) {
       if (begins) take(places[0]);
       return;
     }
-    const brushed = new Set(patches);
-    const erase = tool === "erase" || (key && begins && brushed.has(places[0]));
-    for (const place of places) erase ? brushed.delete(place) : brushed.add(place);
-    if (brushed.size !== patches.length) tools.set({ patches: [...brushed].sort((x, y) => x - y) });
+    const brushed = stroked(patches, places, { first: begins, key, erase: tool === "erase" });
+    if (brushed.length !== patches.length) tools.set({ patches: brushed });
   }
 
   function take(place) {
@@ -144,7 +142,7 @@ function mount(root, tools) {
     sides.a.picture.stack.classList.toggle("grabbing", tool === "move");
   }
 
-  let asked = "";
+  const when = whenChanged();
   function update() {
     if (tools.model().layers === undefined) {
       job.error.textContent = "Swapping patches needs a transformer; this model has no blocks.";
@@ -163,10 +161,7 @@ function mount(root, tools) {
       }
     }
     marks();
-    const key = JSON.stringify(request());
-    if (key === asked) return;
-    asked = key;
-    exchange();
+    when("exchange", request(), exchange);
   }
 
   return { update };
@@ -178,11 +173,11 @@ function pathWords(answer, use) {
   const many = (count) => `${count} ${count === 1 ? "patch" : "patches"}`;
   const most = Math.max(...blocks.map((way) => way.count), 1);
   return [
-    h("p", {}, "The shortest path from ", h("b", {}, from), " to ", h("b", {}, to), `: ${many(best.count)} of A, put in from block ${best.first + 1} on.`),
+    h("p", {}, "The shortest path from ", h("b", {}, from), " to ", h("b", {}, to), `: ${many(best.count)} of A, put in from layer ${best.first} on.`),
     h("div", { class: "path-grid" },
-      h("table", { class: "path-table" }, h("caption", {}, "Fewest patches that do it, by the block from which on they are put in"),
+      h("table", { class: "path-table" }, h("caption", {}, "Fewest patches that do it, by the layer from which on they are put in"),
         h("tbody", {}, blocks.map((way) => h("tr", { class: way.first === best.first ? "best" : "" },
-          h("th", { scope: "row" }, `block ${way.first + 1}`),
+          h("th", { scope: "row" }, `layer ${way.first}`),
           h("td", {}, bar(way.exists ? way.count / most : 0)),
           h("td", { class: "count" }, way.exists ? String(way.count) : "not by patches"),
           h("td", {}, way.exists ? h("button", { type: "button", class: "plain", onclick: () => use(way) }, "Show") : null))))),

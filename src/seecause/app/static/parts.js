@@ -1,6 +1,6 @@
 // Parts that panels share: elements, bars of answers, the chooser of pictures, jobs, copy buttons.
 
-import { Cancelled, sample, upload } from "./api.js";
+import { Cancelled, download, sample, upload } from "./api.js";
 
 // h("p", {class: "note"}, "words", child): properties that begin with "on" are listeners.
 export function h(tag, properties = {}, ...children) {
@@ -88,6 +88,43 @@ export function slider(label, { min = 0, max, value, oninput, text = String }) {
   };
   part.input = input;
   return part;
+}
+
+// when(name, question, run) runs if the question is another than the last one of that name.
+export function whenChanged() {
+  const seen = {};
+  return (name, question, run) => {
+    const text = JSON.stringify(question);
+    if (seen[name] === text) return;
+    seen[name] = text;
+    run();
+  };
+}
+
+const inOrder = (numbers) => [...numbers].sort((x, y) => x - y);
+
+// Numbers in order with one of them put in, or out if it was in.
+export function toggled(numbers, number) {
+  const all = new Set(numbers);
+  if (!all.delete(number)) all.add(number);
+  return inOrder(all);
+}
+
+// Patches in order after a stroke over some places; a key pressed on a brushed patch erases it.
+export function stroked(patches, places, { first, key, erase = false }) {
+  const all = new Set(patches);
+  const erases = erase || (key && first && all.has(places[0]));
+  for (const place of places) erases ? all.delete(place) : all.add(place);
+  return inOrder(all);
+}
+
+// Saves a file that a job made; its name and size in words.
+export async function saveFile({ file, bytes }) {
+  const { name, blob } = await download(file);
+  const link = h("a", { href: URL.createObjectURL(blob), download: name });
+  link.click();
+  URL.revokeObjectURL(link.href);
+  return `${name}, ${(bytes / 1e6).toFixed(1)} MB`;
 }
 
 // Classes as bars. Rows stay while their values move.

@@ -19,9 +19,9 @@ from PIL import Image
 from torch import Tensor
 
 from seecause._files import digest
-from seecause.app.jobs import Job, Queue, Tell
-from seecause.app.names import free_name, picture_name, public_spec, short_name
-from seecause.app.results import RunFolder, find_runs
+from seecause.app.jobs import Job, Progress, Queue
+from seecause.app.public_names import free_name, picture_name, public_spec, short_name
+from seecause.app.run_folders import RunFolder, find_runs
 from seecause.app.sessions import Recent, Session
 from seecause.data.batch import to_batch
 from seecause.data.images import decode_image, open_picture, sample_of
@@ -48,7 +48,7 @@ RUN_BYTES = 384 << 20  # recorded runs of one model
 OPENED = 64  # samples that stay opened
 AVERAGED = 32  # samples that averages are taken over, evenly chosen
 TRIED = 64  # files that are decoded at the start
-HOUSE = "house"  # the queue of requests that name no model
+SERVER_QUEUE = "server"  # of requests that name no model
 
 
 @dataclass(eq=False)
@@ -77,7 +77,7 @@ class OpenedPicture:
 
 
 @dataclass(eq=False)
-class Served:
+class ServedModel:
     """One model and its queue. Jobs that run at the same time each `borrow` a view."""
 
     key: str  # what the page and links call it
@@ -145,15 +145,15 @@ def trace_size(trace: Trace) -> int:
 
 
 @dataclass(eq=False)
-class Workshop:
+class ServerState:
     """Everything that all sessions share. `data` and `runs` are what the server was started with:
     datasets to audit and folders of results, by the name that the page uses."""
 
-    models: dict[str, Served]
+    models: dict[str, ServedModel]
     samples: OrderedDict[str, str] = field(default_factory=OrderedDict)  # id -> what it is called
     data: dict[str, str] = field(default_factory=dict)
     runs: dict[str, Path] = field(default_factory=dict)
-    queue: Queue = field(default_factory=lambda: Queue(HOUSE))
+    queue: Queue = field(default_factory=lambda: Queue(SERVER_QUEUE))
     opened: dict[str, OpenedPicture] = field(default_factory=dict)
     lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -184,6 +184,10 @@ class Workshop:
         count = min(len(ids), AVERAGED)
         return [ids[place * len(ids) // count] for place in range(count)]
 
+    def averaged_names(self) -> list[str]:
+        """What those are called."""
+        return [picture_name(self.samples[id]) for id in self.averaged()]
+
     def _open_sample(self, id: str) -> OpenedPicture:
         text, place = self.samples[id], sample_of(self.samples[id])
         picture = self._picture(id, picture_name(text), open_picture(text), own=False)
@@ -209,7 +213,7 @@ class Workshop:
         shown.thumbnail((SHOWN_SIDE, SHOWN_SIDE), Image.Resampling.LANCZOS)
         return OpenedPicture(id, name, shown, inputs, own=own)
 
-    def served(self, key: str) -> Served:
+    def served(self, key: str) -> ServedModel:
         if key not in self.models:
             raise BadOption("model", key, f"one of {', '.join(self.models)}")
         return self.models[key]
@@ -220,7 +224,7 @@ class Workshop:
             if served.kind != "lvlm" and self.samples:
                 served.queue.submit(Job("", partial(self._warm, served)))
 
-    def _warm(self, served: Served, tell: Tell) -> dict[str, Any]:
+    def _warm(self, served: ServedModel, progress: Progress) -> dict[str, Any]:
         from seecause.attribution.attribute import attribute
 
         image = self.sample(next(iter(self.samples))).inputs[served.key]
@@ -233,14 +237,14 @@ class Workshop:
 
 
 @dataclass(eq=False)
-class Desk:
+class ActionContext:
     """What an action may touch: one model (None where the request names none), the pictures of one
     session, and how far the job is."""
 
-    shop: Workshop
+    state: ServerState
     session: Session
-    named: Served | None
-    tell: Tell
+    named: ServedModel | None
+    progress: Progress
     view: Any = None  # what was borrowed for this job; without, the model's first view
 
     def __post_init__(self):
@@ -248,10 +252,10 @@ class Desk:
             self.view = self.named.view
 
     @property
-    def served(self) -> Served:
+    def served(self) -> ServedModel:
         """The model that the request names."""
         if self.named is None:
-            raise BadOption("model", "nothing", f"one of {', '.join(self.shop.models)}")
+            raise BadOption("model", "nothing", f"one of {', '.join(self.state.models)}")
         return self.named
 
     @property
@@ -277,19 +281,19 @@ class Desk:
         return self.view
 
     def picture(self, id: str) -> OpenedPicture:
-        if id in self.shop.samples:
-            return self.shop.sample(id)
+        if id in self.state.samples:
+            return self.state.sample(id)
         if id not in self.session.pictures:
             raise BadImage("your picture", "it is no longer here", "drop it on the page again")
         return self.session.pictures[id]
 
     def averaged_pictures(self) -> Iterator[OpenedPicture]:
         """Samples that an average is taken over, with word of how many are opened."""
-        ids = self.shop.averaged()
+        ids = self.state.averaged()
         for place, id in enumerate(ids):
-            self.tell(0.2 * place / len(ids), f"opening sample {place + 1} of {len(ids)}")
+            self.progress(0.2 * place / len(ids), f"opening sample {place + 1} of {len(ids)}")
             try:
-                yield self.shop.sample(id)
+                yield self.state.sample(id)
             except BadImage:  # it was named when it was left out
                 continue
 
@@ -323,7 +327,7 @@ def _record(view: VisionModel, image: Tensor) -> Trace:
         return record(view, image, states=range(view.n_layers + 1), kv=range(view.n_layers))
 
 
-def open_workshop(
+def open_state(
     specs: Sequence[str],
     *,
     samples: Sequence[str] = (),
@@ -333,21 +337,21 @@ def open_workshop(
     load_lvlm: Callable[[str], Any] | None = None,
     weights: str | None = None,
     reading: Mapping[str, Any] | None = None,
-) -> Workshop:
+) -> ServerState:
     """Load every model and name everything that can be asked for. `weights` and `reading` are what
     `load` takes instead of a model's own, for what is copied from the page."""
     named = readable(samples)
-    models: dict[str, Served] = {}
+    models: dict[str, ServedModel] = {}
     for spec in specs:
         kind, view = _load(spec, load, load_lvlm)
         key = free_name(short_name(spec), models)
-        models[key] = Served(
+        models[key] = ServedModel(
             key, public_spec(spec), kind, view, Queue(key), weights and Path(weights).name,
             dict(reading or {}),
         )  # fmt: skip
     named = named or default_samples()
     ids = OrderedDict((f"s{place}", text) for place, text in enumerate(named))
-    return Workshop(models, ids, dict(data or {}), dict(runs or {}))
+    return ServerState(models, ids, dict(data or {}), dict(runs or {}))
 
 
 def readable(samples: Sequence[str]) -> list[str]:

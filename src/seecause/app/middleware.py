@@ -48,7 +48,7 @@ RUN_HEADERS = {
 }
 
 
-class Guard:
+class AccessMiddleware:
     """Checks every request, then hands it to `app`. `token` None: only this machine may ask."""
 
     def __init__(self, app: Any, *, token: str | None = None, port: int = 0):

@@ -53,10 +53,10 @@ WIDEST, THINNEST = 7.0, 1.0  # points
 LINES = 8
 PAIRS_TITLE = "Pairs, in logits: red places need each other, of blue ones one will do"
 PAIRS_NOTE = (
-    "Lines join two regions that cause together what they do not cause one by one: both were put"
-    " into a blank picture at once, and their effects alone subtracted. Red: the two need each"
-    " other. Blue: each will do without the other. The thickest line is the strongest pair of its"
-    " picture."
+    "The picture is cut into {0} x {0} regions, called by row and column from 0. Lines join two"
+    " regions that cause together what they do not cause one by one: both were put into a blank"
+    " picture at once, and their effects alone subtracted. Red: the two need each other. Blue: each"
+    " will do without the other. The thickest line is the strongest pair of its picture."
 )
 
 

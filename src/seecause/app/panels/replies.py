@@ -13,7 +13,7 @@ from typing import Any
 from torch import Tensor
 
 from seecause.app.jobs import Reply
-from seecause.app.workshop import Desk, Served
+from seecause.app.state import ActionContext, ServedModel
 from seecause.models.base import ImageModel
 from seecause.report.overlay import data_uri, heat_layer, number, scale_of
 from seecause.target import spread
@@ -72,34 +72,34 @@ def rounded(values: Tensor) -> list[float | None]:
     return [float(f"{value:.4g}") if abs(value) < 1e300 else None for value in listed]
 
 
-def offered(desk: Desk, name: str, write: Callable[[Path], Path]) -> Reply:
+def offered(context: ActionContext, name: str, write: Callable[[Path], Path]) -> Reply:
     """What `write(folder)` writes, as a zip file to be downloaded."""
     with tempfile.TemporaryDirectory() as scratch:
         folder = write(Path(scratch) / "model")
-        desk.tell(0.7, "packing it")
+        context.progress(0.7, "packing it")
         packed = Path(shutil.make_archive(str(folder), "zip", folder))
         size = packed.stat().st_size
-        return {"file": desk.session.add_file(name, packed), "name": name, "bytes": size}
+        return {"file": context.session.add_file(name, packed), "name": name, "bytes": size}
 
 
-def opening_lines(desk: Desk, *pictures: str) -> list[str]:
+def opening_lines(context: ActionContext, *pictures: str) -> list[str]:
     """Python that loads the model and the pictures a request speaks of: `images` for one, `images`
     and `others` for two."""
     lines = ["import seecause as sc", "from seecause.data.images import open_picture", ""]
-    lines.append(load_line(desk.served))
+    lines.append(load_line(context.served))
     for variable, id in zip(("images", "others"), pictures, strict=False):
-        lines.append(f"{variable} = model.prepare(open_picture({desk.picture(id).name!r}))")
+        lines.append(f"{variable} = model.prepare(open_picture({context.picture(id).name!r}))")
     return lines
 
 
-def load_line(served: Served) -> str:
+def load_line(served: ServedModel) -> str:
     """Python that loads a model as the server did, but for the folders of this machine."""
     options = {"weights": served.weights} if served.weights else {}
     options |= dict(served.reading) | ({"classes": "FILE"} if "classes" in served.reading else {})
     return f"model = {call('sc.load', repr(served.spec), **options)}"
 
 
-def model_words(served: Served) -> list[str]:
+def model_words(served: ServedModel) -> list[str]:
     """The same for a command."""
     words = ["--model", served.spec, *(["--weights", served.weights] if served.weights else [])]
     for name, value in served.reading.items():

@@ -13,7 +13,7 @@ from seecause.app.panels import explain, heads, parts, repair, swap
 from seecause.app.panels.explain import Brush, Draw
 from seecause.app.panels.registry import OnPicture
 from seecause.app.sessions import Recent, Sessions
-from seecause.app.workshop import AVERAGED, OPENED, Desk, Workshop, open_workshop
+from seecause.app.state import AVERAGED, OPENED, ActionContext, ServerState, open_state
 from seecause.cli import app, serve
 from seecause.errors import BadImage, BadOption, NotDefined
 from seecause.faithful import intervene
@@ -23,41 +23,43 @@ from tests.helpers import view
 from tests.tiny import tiny
 
 
-def desk_of(model):
-    shop = open_workshop(["mine:toy"], load=lambda spec: model, samples=["critters:clean:test#0"])
-    return Desk(shop, Sessions().open(), shop.models["toy"], lambda share, words="": None)
+def context_of(model):
+    state = open_state(["mine:toy"], load=lambda spec: model, samples=["critters:clean:test#0"])
+    return ActionContext(
+        state, Sessions().open(), state.models["toy"], lambda share, words="": None
+    )
 
 
 @pytest.mark.parametrize(
     "family", ["timm_mean", "timm_map", "timm_distilled", "timm_mean_with_class"]
 )
 def test_transformers_of_other_kinds_are_explained_and_swapped(family):
-    desk = desk_of(view(tiny(family), check=False))
+    context = context_of(view(tiny(family), check=False))
     on = {"model": "toy", "picture": "s0"}
-    every = tuple(range(desk.model.layout.n_patches))
-    whole = explain.look(desk, OnPicture(**on))["answers"]
-    only = explain.brush(desk, Brush(**on, patches=every))["only"]
+    every = tuple(range(context.model.layout.n_patches))
+    whole = explain.look(context, OnPicture(**on))["answers"]
+    only = explain.brush(context, Brush(**on, patches=every))["only"]
     for one, other in zip(whole, only, strict=False):
         assert one["class"] == other["class"]
         assert one["probability"] == pytest.approx(other["probability"], abs=1e-4)
-    assert len(explain.draw(desk, Draw(**on))["values"]) == len(every)
+    assert len(explain.draw(context, Draw(**on))["values"]) == len(every)
     request = swap.Swap(model="toy", a="s0", b="s0", patches=(0, 1))
-    assert swap.exchange(desk, request)["patches"] == 2
-    assert heads.switch(desk, heads.Off(**on, off=(0,)))["heads"] == 1
-    desk.shop.close()
+    assert swap.exchange(context, request)["patches"] == 2
+    assert heads.switch(context, heads.Off(**on, off=(0,)))["heads"] == 1
+    context.state.close()
 
 
 def test_convolutional_networks_are_explained_and_other_panels_say_why_not():
     native = tiny_conv(next(iter(CONV_FAMILIES)))
-    desk = desk_of(view(native, check=False))
+    context = context_of(view(native, check=False))
     on = {"model": "toy", "picture": "s0"}
-    answer = explain.brush(desk, Brush(**on, patches=(0, 1)))
-    assert answer["only"] and explain.draw(desk, Draw(**on))["values"]
+    answer = explain.brush(context, Brush(**on, patches=(0, 1)))
+    assert answer["only"] and explain.draw(context, Draw(**on))["values"]
     with pytest.raises(NotDefined, match="no transformer blocks"):
-        swap.exchange(desk, swap.Swap(model="toy", a="s0", b="s0"))
+        swap.exchange(context, swap.Swap(model="toy", a="s0", b="s0"))
     with pytest.raises(NotDefined, match="no transformer blocks"):
-        heads.switch(desk, heads.Off(**on))
-    desk.shop.close()
+        heads.switch(context, heads.Off(**on))
+    context.state.close()
 
 
 def test_what_was_used_longest_ago_makes_room():
@@ -67,8 +69,8 @@ def test_what_was_used_longest_ago_makes_room():
     assert list(recent) == ["a", "c"] and recent.held == 8
 
 
-def test_heads_that_one_job_switches_off_are_on_in_all_others(shop):
-    served, image = shop.models["critters-vit"], shop.sample("s0").inputs["critters-vit"]
+def test_heads_that_one_job_switches_off_are_on_in_all_others(state):
+    served, image = state.models["critters-vit"], state.sample("s0").inputs["critters-vit"]
     every = [(layer, head) for layer in range(6) for head in range(8)]
     with served.borrow() as one, served.borrow() as other:
         plain = other(image)
@@ -80,18 +82,18 @@ def test_heads_that_one_job_switches_off_are_on_in_all_others(shop):
     assert len(served.spare) == 3 and all(view.gates is None for view in served.spare)
 
 
-def test_parts_are_taken_out_of_a_network_that_no_other_job_has(shop, sessions):
-    served = shop.models["critters-ifam"]
-    desk = Desk(shop, sessions.open(), served, lambda share, words="": None)
-    with parts.own_network(desk) as net, intervene(net, drop_parts=range(net.parts)):
+def test_parts_are_taken_out_of_a_network_that_no_other_job_has(state, sessions):
+    served = state.models["critters-ifam"]
+    context = ActionContext(state, sessions.open(), served, lambda share, words="": None)
+    with parts.own_network(context) as net, intervene(net, drop_parts=range(net.parts)):
         assert not served.view.module.intervention and not served.view.module.removed.any()
     weights = zip(net.parameters(), served.view.module.parameters(), strict=True)
     assert net is not served.view.module and all(one is other for one, other in weights)
 
 
-def test_a_model_that_is_not_served_is_refused(shop):
+def test_a_model_that_is_not_served_is_refused(state):
     with pytest.raises(BadOption, match="one of critters-vit"):
-        shop.served("timm:vit_base_patch16_224")
+        state.served("timm:vit_base_patch16_224")
 
 
 def pictures_in(folder, names):
@@ -105,46 +107,50 @@ def test_pictures_that_cannot_be_read_are_left_out_and_named_once(tmp_path, capl
     (tmp_path / "a.png").write_bytes((tmp_path / "b.png").read_bytes()[:60])
     broken = str(tmp_path / "a.png")
     model = view(tiny("timm_mean"), check=False)
-    shop = open_workshop(["mine:toy"], load=lambda spec: model, samples=[broken, *samples])
-    assert list(shop.samples.values()) == samples
+    state = open_state(["mine:toy"], load=lambda spec: model, samples=[broken, *samples])
+    assert list(state.samples.values()) == samples
     assert caplog.text.count("a.png") == 1
     (tmp_path / "c.png").write_bytes(b"gone")  # later
     for _ in range(2):
         with pytest.raises(BadImage):
-            shop.sample("s1")
-    assert list(shop.samples) == ["s0"] and caplog.text.count("c.png") == 1
-    shop.close()
+            state.sample("s1")
+    assert list(state.samples) == ["s0"] and caplog.text.count("c.png") == 1
+    state.close()
     with pytest.raises(BadImage, match="not one"):
-        open_workshop(["mine:toy"], load=lambda spec: model, samples=[broken])
+        open_state(["mine:toy"], load=lambda spec: model, samples=[broken])
 
 
 def test_averages_take_an_even_part_of_many_samples_and_few_stay_open(tmp_path):
     names = pictures_in(tmp_path, [f"{place}.png" for place in range(100)])
-    shop = Workshop({}, OrderedDict((f"s{place}", name) for place, name in enumerate(names)))
-    ids = shop.averaged()
+    state = ServerState({}, OrderedDict((f"s{place}", name) for place, name in enumerate(names)))
+    ids = state.averaged()
     assert len(ids) == len(set(ids)) == AVERAGED and ids[16] == "s50"
     heard = []
-    desk = Desk(shop, Sessions().open(), None, lambda share, words="": heard.append(words))
-    assert len(list(desk.averaged_pictures())) == AVERAGED == len(heard)
-    for id in shop.samples:
-        shop.sample(id)
-    assert len(shop.opened) == OPENED and "s99" in shop.opened and "s0" not in shop.opened
-    shop.close()
+    context = ActionContext(
+        state, Sessions().open(), None, lambda share, words="": heard.append(words)
+    )
+    assert len(list(context.averaged_pictures())) == AVERAGED == len(heard)
+    for id in state.samples:
+        state.sample(id)
+    assert len(state.opened) == OPENED and "s99" in state.opened and "s0" not in state.opened
+    state.close()
 
 
 def test_the_checkpoint_is_named_in_what_is_copied():
     model = view(tiny("timm_mean"), check=False)
-    shop = open_workshop(["mine:toy"], load=lambda spec: model, weights="/home/me/secret/w.pt")
-    desk = Desk(shop, Sessions().open(), shop.models["toy"], lambda share, words="": None)
-    texts = explain.copy(desk, explain.ExplainState(model="toy", picture="s0"))
+    state = open_state(["mine:toy"], load=lambda spec: model, weights="/home/me/secret/w.pt")
+    context = ActionContext(
+        state, Sessions().open(), state.models["toy"], lambda share, words="": None
+    )
+    texts = explain.copy(context, explain.ExplainState(model="toy", picture="s0"))
     assert "weights='w.pt'" in texts["python"] and "--weights w.pt" in texts["command"]
     assert "secret" not in str(texts)
-    shop.close()
+    state.close()
 
 
 def test_serve_reads_pictures_as_it_is_told_and_copies_say_so(monkeypatch, tmp_path):
     opened = []
-    monkeypatch.setattr(serve, "_listen", lambda shop, *place, **options: opened.append(shop))
+    monkeypatch.setattr(serve, "_listen", lambda state, *place, **options: opened.append(state))
     threads = torch.get_num_threads()
     names = tmp_path / "names.txt"
     names.write_text("\n".join(f"kind {number}" for number in range(1000)))
@@ -153,61 +159,63 @@ def test_serve_reads_pictures_as_it_is_told_and_copies_say_so(monkeypatch, tmp_p
     done = CliRunner().invoke(app, [*words.split(), "--classes", str(names)])
     torch.set_num_threads(threads)
     assert done.exit_code == 0, done.output
-    (shop,) = opened
-    served = shop.models["test_vit"]
-    image = shop.sample("s0").inputs["test_vit"]
+    (state,) = opened
+    served = state.models["test_vit"]
+    image = state.sample("s0").inputs["test_vit"]
     seen = served.view.preprocess(Image.new("RGB", (50, 40), "white"))
     assert torch.allclose(seen[0, :, 0, 0], torch.tensor([1.5, 3.0, 1.5]), atol=1e-5)
     assert image.shape == (1, 3, 160, 160) and served.facts()["classes"][7] == "kind 7"
-    desk = Desk(shop, Sessions().open(), served, lambda share, words="": None)
-    texts = explain.copy(desk, explain.ExplainState(model="test_vit", picture="s0"))
+    context = ActionContext(state, Sessions().open(), served, lambda share, words="": None)
+    texts = explain.copy(context, explain.ExplainState(model="test_vit", picture="s0"))
     assert "mean=(0.25, 0.25, 0.25), std=(0.5, 0.25, 0.5), size=(160, 160)" in texts["python"]
     assert "--mean 0.25,0.25,0.25 --std 0.5,0.25,0.5 --size 160,160" in texts["command"]
     assert "--classes FILE" in texts["command"] and str(tmp_path) not in str(texts)
-    shop.close()
+    state.close()
 
 
 def test_the_checkpoint_is_named_in_the_copied_audit():
     model = view(tiny("timm_mean"), check=False)
     data = {"folder:mine": "folder:mine"}
-    shop = open_workshop(
+    state = open_state(
         ["mine:toy"], load=lambda spec: model, data=data, weights="/home/me/secret/w.pt"
     )
-    desk = Desk(shop, Sessions().open(), shop.models["toy"], lambda share, words="": None)
-    texts = repair.copy(desk, repair.Mend(model="toy", data="folder:mine"))
+    context = ActionContext(
+        state, Sessions().open(), state.models["toy"], lambda share, words="": None
+    )
+    texts = repair.copy(context, repair.Mend(model="toy", data="folder:mine"))
     assert "sc.load('mine:toy', weights='w.pt')" in texts["python"]
     assert [line.count("--weights w.pt") for line in texts["command"].splitlines()] == [1, 1]
     assert "secret" not in str(texts)
-    shop.close()
+    state.close()
 
 
 def test_classes_that_answer_independently_are_shown_and_copied_so(capsys):
     model = view(tiny("timm_mean"), check=False)
     model.sigmoid = True
-    desk = desk_of(model)
-    logits = model(desk.image("s0"))[0]
-    shown = explain.look(desk, OnPicture(model="toy", picture="s0"))["answers"]
+    context = context_of(model)
+    logits = model(context.image("s0"))[0]
+    shown = explain.look(context, OnPicture(model="toy", picture="s0"))["answers"]
     for answer in shown:
         expected = float(logits[answer["class"]].sigmoid())
         assert answer["probability"] == pytest.approx(expected, abs=1e-5)
-    off = heads.switch(desk, heads.Off(model="toy", picture="s0", off=(0,)))
+    off = heads.switch(context, heads.Off(model="toy", picture="s0", off=(0,)))
     assert off["background"] is None  # its share is one of a distribution
     for copied in (
-        swap.copy(desk, swap.Swap(model="toy", a="s0", b="s0", patches=(1,))),
-        heads.copy(desk, heads.Off(model="toy", picture="s0", off=(0,))),
+        swap.copy(context, swap.Swap(model="toy", a="s0", b="s0", patches=(1,))),
+        heads.copy(context, heads.Off(model="toy", picture="s0", off=(0,))),
     ):
         exec(copied["python"].splitlines()[-1], {"model": model, "logits": logits})
         assert float(capsys.readouterr().out.split()[-1]) == pytest.approx(
             float(logits.sigmoid().max())
         )
-    desk.shop.close()
+    context.state.close()
 
 
 @pytest.mark.parametrize("names", [[], ["same", "same", "same"]])
 def test_maps_of_heads_need_no_names_of_classes(names):
     model = view(tiny("timm_mean"), check=False)
     model.classes = names[:0] if not names else names[:1] * model.n_classes
-    desk = desk_of(model)
-    answer = heads.maps(desk, heads.Off(model="toy", picture="s0", off=(0,)))
+    context = context_of(model)
+    answer = heads.maps(context, heads.Off(model="toy", picture="s0", off=(0,)))
     assert answer["before"]["values"] != answer["after"]["values"]
-    desk.shop.close()
+    context.state.close()
