@@ -43,7 +43,8 @@ def simple_insertion(
     tail = all), which the tests use as a cross-check of the engine.
     """
     bound = settle(model, images, target)
-    empty = blank_image(model, (images.shape[-2], images.shape[-1]), blank, seed=seed)
+    size = (images.shape[-2], images.shape[-1])
+    empty = blank_image(model, size, blank, seed=seed, count=len(images))
     return Maps(_pasted(model, images, empty.expand_as(images), select, bound, score), bound)
 
 
@@ -63,7 +64,8 @@ def simple_deletion(
     logits = plain_logits(model, images)
     bound = target.bind(logits)
     plain = bound.score(logits, score, sigmoid=model.sigmoid)[:, None]
-    empty = blank_image(model, (images.shape[-2], images.shape[-1]), blank, seed=seed)
+    size = (images.shape[-2], images.shape[-1])
+    empty = blank_image(model, size, blank, seed=seed, count=len(images))
     return Maps(
         plain - _pasted(model, empty.expand_as(images), images, select, bound, score), bound
     )
