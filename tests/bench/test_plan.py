@@ -5,10 +5,13 @@ from __future__ import annotations
 import importlib
 import json
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
+import timm
 from PIL import Image
 
+import seecause as sc
 from seecause import _software as inputs
 from seecause.bench import plan as plan_module
 from seecause.bench.plan import Plan, canonical, make_plan, shard_id
@@ -230,6 +233,14 @@ def test_labels_go_to_classes_by_name(tmp_path):
         class_places(model(), open_data(f"folder:{tmp_path / 'data'}"))
 
 
+def test_the_nine_classes_of_imagenet9_go_by_name_too():
+    """Its name begins like ImageNet's, whose 1,000 classes have one order and many spellings."""
+    nine = SimpleNamespace(name="imagenet9:bg_challenge:original", classes=tuple("abcdefghi"))
+    native = timm.create_model("test_vit", num_classes=9).eval()
+    named = sc.wrap(native, mean=(0.5,) * 3, std=(0.5,) * 3, classes=list("ihgfedcba"))
+    assert class_places(named, nine) == (8, 7, 6, 5, 4, 3, 2, 1, 0)
+
+
 REFUSED = {
     "method": ({"methods": {"capp": {}}}, UnknownName, "nearest: caap"),
     "method option": ({"methods": {"caap": {"tale": 1}}}, BadOption, "tail"),
@@ -257,6 +268,7 @@ REFUSED = {
         BadOption,
         "pixel, patch",
     ),
+    "options of a column": ({"measures": {"insertion": {"steps": 3}}}, BadOption, "by group: ins"),
     "no method": ({"methods": {}}, BadOption, "at least one"),
     "target": ({"target": "lable"}, BadOption, "predicted"),
     "shard size": ({"shard_size": 0}, BadOption, "1 or more"),

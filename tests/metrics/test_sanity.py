@@ -6,6 +6,7 @@ from __future__ import annotations
 import itertools
 
 import pytest
+import timm
 import torch
 from torch.testing import assert_close
 
@@ -71,6 +72,13 @@ def test_another_class_is_drawn_and_is_never_the_same(setting):
     )  # a class-agnostic method is caught
     with pytest.raises(NotDefined, match="other="):
         random_logit(model, images, explain, lambda logits: logits[:, 0])
+
+
+def test_a_model_of_one_class_has_no_other():
+    native = timm.create_model("test_vit", num_classes=1).eval()
+    model = sc.wrap(native, mean=(0.5,) * 3, std=(0.5,) * 3)
+    with pytest.raises(NotDefined, match="a single class"):
+        random_logit(model, noise(1, 3, 160, 160), lambda x, _: noise(1, *GRID))
 
 
 # parameter randomisation

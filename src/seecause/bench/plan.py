@@ -314,7 +314,12 @@ def _complete(request: Request, model: ImageModel, data: Dataset) -> Request:
         raise BadOption(
             "target", "label", f"predicted (--target predicted): {data.name} has no labels"
         )
-    for group in groups_of(request.metrics):
+    groups = groups_of(request.metrics)
+    for name in request.measures:
+        if name not in groups:
+            measured = f"options of what is measured, by group: {', '.join(groups)}"
+            raise BadOption("measures", name, measured)
+    for group in groups:
         if why := lacking(group, model, data):
             raise BadOption("metrics", group, f"other metrics: {why}")
     return replace(
@@ -326,7 +331,7 @@ def _complete(request: Request, model: ImageModel, data: Dataset) -> Request:
         metrics=tuple(dict.fromkeys(request.metrics)),
         measures={
             group: measure_options(group, request.measures.get(group, {}), request.seed, model)
-            for group in groups_of(request.metrics)
+            for group in groups
         },
         memory=request.memory or MEMORY.get(request.device.partition(":")[0], MEMORY["cpu"]),
     )

@@ -125,14 +125,14 @@ def class_places(model: ImageModel, data: Dataset) -> tuple[int, ...]:
 def take_names(model: ImageModel, data: Dataset) -> None:
     """Classes of a model that carries no names are called as those of `data`, which they meet by
     order; that is said. Pages and checkpoints then speak of cats, not of class 0."""
-    if not model.classes and data.classes and not data.name.startswith("imagenet"):
+    if not model.classes and data.classes and not _is_imagenet(data):
         class_places(model, data)
         model.classes = tuple(data.classes)
 
 
 def _tell_order(model: ImageModel, data: Dataset) -> None:
     """Say once that names could not tell, or refuse where the order cannot either."""
-    if data.name.startswith("imagenet"):
+    if _is_imagenet(data):
         return
     if len(data.classes) != model.n_classes:
         raise BadOption(
@@ -157,8 +157,13 @@ def in_order(data: Dataset, names: Sequence[str], count: int) -> bool:
     return (
         not names
         or data.classes == tuple(names)
-        or (data.name.startswith("imagenet") and count == len(data.classes))
+        or (_is_imagenet(data) and count == len(data.classes))
     )
+
+
+def _is_imagenet(data: Dataset) -> bool:
+    """Whether labels are the 1,000 classes of ImageNet; ImageNet-9 has nine of its own."""
+    return data.name.partition(":")[0] in ("imagenet", "imagenet-s", "imagenet-hard")
 
 
 def _knows(model: ImageModel, name: str) -> bool:

@@ -88,10 +88,9 @@ def random_logit(
     with torch.no_grad():
         scorer = picture_scorer(model, images, target)
     if other is None:
-        if scorer.target.classes is None:
-            raise NotDefined(
-                "random logit", "a function of logits has no other class", "Give other="
-            )
+        if scorer.target.classes is None or model.n_classes < 2:
+            what = "a function of logits" if scorer.target.classes is None else "a single class"
+            raise NotDefined("random logit", f"{what} has no other class", "Give other=")
         step = torch.randint(1, model.n_classes, (), generator=torch.Generator().manual_seed(seed))
         other = (scorer.target.classes + int(step)) % model.n_classes
     return _similarity(
