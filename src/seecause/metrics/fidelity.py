@@ -172,8 +172,8 @@ def single_deletion(
         raise BadOption("cells", cells, f"2 to {min(scorer.size)}")
     pixels = to_pixels(maps.to(scorer.images.device), scorer.size)
     single = torch.eye(cells**2, dtype=torch.bool, device=pixels.device).unflatten(1, (cells, -1))
-    covers = spread_out(single, scorer.size).to(pixels.dtype)  # [cells^2, H, W]
-    sums = torch.einsum("bhw,chw->bc", pixels, covers)
+    covers = spread_out(single, scorer.size)  # [cells^2, H, W]
+    sums = exact_sums(pixels.flatten(1), covers.flatten(1))
     return rank_correlation(sums.cpu(), scorer.drops(single[None], fill))
 
 
@@ -291,5 +291,14 @@ def _sums_and_drops(
 ) -> tuple[Tensor, Tensor]:
     """a(S) and d(S), both [B, K * subsets] float64."""
     gone = random_subsets(shares, subsets, (cells.shape[1], cells.shape[2]), seed)
-    summed = cells.flatten(1).cpu() @ gone.flatten(1).double().T
+    summed = exact_sums(cells.flatten(1).cpu(), gone.flatten(1))
     return summed, scorer.drops(gone[None], fill)
+
+
+def exact_sums(values: Tensor, sets: Tensor) -> Tensor:
+    """Sums [B, M] of values [B, N] over sets [M, N] bool, of which equal ones are equal to the last
+    bit: rounding would rank them. Values are taken as whole multiples of 2^-40 of the largest,
+    whose sums float64 holds."""
+    unit = values.abs().amax(dim=1, keepdim=True) / 2**40
+    whole = (values / unit.where(unit > 0, 1)).round()
+    return whole @ sets.to(whole.dtype).T * unit
