@@ -77,6 +77,26 @@ def test_a_finished_cell_is_not_done_again_and_a_changed_line_does_only_its_own(
     assert toy.CALLS == [("scaled", 1), ("scaled", 2), ("scaled", 3), ("total", 30)]
 
 
+@pytest.mark.parametrize("changed", ["cells.py", "helpers.py"])
+def test_a_changed_helper_asks_for_the_cell_again(tmp_path, changed):
+    files = {
+        "cells.py": "from helpers import TWICE\n\n\ndef f(context):\n    return [{'x': g()}]\n\n\n"
+        "def g():\n    return TWICE\n",
+        "helpers.py": "TWICE = 2\n",
+        "mine.toml": "name = 'mine'\nquestion = '?'\n[[cells]]\ngroup = 'a'\ncall = 'cells.f'\n"
+        "[output]\ncolumns = ['x']\n",
+    }
+    keys = []
+    for folder in (tmp_path / "before", tmp_path / "after"):
+        folder.mkdir()
+        for name, text in files.items():
+            later = name == changed and folder.name == "after"
+            (folder / name).write_text(f"{text}\nMORE = 1\n" if later else text)
+        study = read_study(folder / "mine.toml")
+        keys.append(StudyRun(study, StudyContext("cpu", tmp_path / "work")).keys)
+    assert keys[0] != keys[1]
+
+
 def test_a_slice_does_at_least_one_cell_and_the_next_goes_on(study, tmp_path):
     for _ in range(4):
         carry_out(study(), minutes=1e-9)
@@ -168,7 +188,17 @@ def test_missing_folders_and_files_are_named(tmp_path):
     assert done.exit_code == 2 and "weights" in done.output
     with pytest.raises(DataMissing, match="--models"):
         StudyContext("cpu", tmp_path).fill("{models}/a")
-    assert StudyContext("cpu", tmp_path, models=Path("m")).fill("{models}/a") == "m/a"
+    context = StudyContext("cpu", tmp_path, models=Path("m"))
+    assert context.fill("{models}/a") == "m/a"
+    assert context.fill({"of": ["{models}/a", 1]}) == {"of": ["m/a", 1]}
+
+
+def test_two_cells_of_one_name_are_refused(tmp_path):
+    """The rows of the one would stand for both."""
+    text = TOML.format(seeds=[1]).replace("grid = { seed = [1] }", "each = [{ a = 1 }, { b = 1 }]")
+    (tmp_path / "toy.toml").write_text(text)
+    with pytest.raises(DataMissing, match="2 cells are called 'first one a 1'"):
+        read_study(tmp_path / "toy.toml")
 
 
 def test_anyone_can_write_a_study(tmp_path, monkeypatch):
@@ -216,6 +246,14 @@ def test_differences_are_paired_and_over_what_both_have():
     assert second["mean"] == pytest.approx(10 / 3) and (second["n"], second["missing"]) == (3, 1)
     assert second["difference"] == pytest.approx(4 / 3)
     assert second["error of difference"] == pytest.approx(1 / 3)
+
+
+def test_rows_of_one_picture_all_count():
+    """Two seeds of the same pictures: none takes the place of another, and each has its partner."""
+    rows = [{"method": m, "picture": 7, "x": x} for m, x in zip("aabb", (1, 3, 2, 6), strict=True)]
+    first, second = summarised(rows, ["method"], ["x"], against={"method": "a"})
+    assert (first["n"], first["mean"]) == (2, 2) and (second["n"], second["mean"]) == (2, 4)
+    assert second["difference"] == 2 and second["error of difference"] == 1
 
 
 @pytest.mark.parametrize("long", [True, False])

@@ -20,10 +20,12 @@ fails stays a hole, with its reason in the JSON beside the CSV.
 
 from __future__ import annotations
 
+import ast
 import csv
 import inspect
 import json
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
@@ -111,7 +113,7 @@ class StudyRun:
         """A digest of all that decides the rows; what it needs comes before it in the file."""
         needed = [groups[name] for name in cell.needs]
         context = [self.files, self.context.device.partition(":")[0], __version__]
-        source = _source_digest(cell.function)
+        source = _source_digest(Path(inspect.getfile(cell.function)))
         key = digest_json([cell.call, source, self.arguments(cell), needed, context])
         groups.setdefault(cell.group, []).append(key)
         return key
@@ -149,9 +151,16 @@ class StudyRun:
 
 
 @cache
-def _source_digest(function: Callable[..., Any]) -> str:
-    """Hundreds of cells call a few functions, and finding a function's lines reads its file."""
-    return digest(inspect.getsource(function))
+def _source_digest(file: Path) -> str:
+    """Of a file of functions and of those beside it that it imports: their helpers decide, too."""
+    files = [file]
+    for each in files:
+        for node in ast.walk(ast.parse(each.read_bytes())):
+            names = [name.name for name in node.names] if isinstance(node, ast.Import) else []
+            names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            beside = [file.parent / f"{name}.py" for name in names]
+            files += [path for path in beside if path.is_file() and path not in files]
+    return digest(*(f"{path.name} {digest_file(path)}" for path in sorted(files)))
 
 
 def perform(
@@ -277,9 +286,16 @@ def _changed(key: tuple[Any, ...], by: Sequence[str], to: Mapping[str, Any]) -> 
 
 
 def _column(rows: Sequence[Row], metric: str, pair: str) -> dict[Any, float]:
-    """Values by what they are paired over; a row that has an empty one is undefined."""
-    known = [(row.get(pair, place), row[metric]) for place, row in enumerate(rows) if metric in row]
-    return {name: torch.nan if value in (None, "") else float(value) for name, value in known}
+    """Values by what they are paired over, and by how often it came before; a row that has an
+    empty one is undefined."""
+    column: dict[Any, float] = {}
+    times: Counter[Any] = Counter()
+    for place, row in enumerate(rows):
+        if metric in row:
+            name, value = row.get(pair, place), row[metric]
+            column[name, times[name]] = torch.nan if value in (None, "") else float(value)
+            times[name] += 1
+    return column
 
 
 def write_results(run: StudyRun, out: Path, command: str) -> Path:
