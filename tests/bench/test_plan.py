@@ -268,7 +268,7 @@ REFUSED = {
         BadOption,
         "pixel, patch",
     ),
-    "options of a column": ({"measures": {"insertion": {"steps": 3}}}, BadOption, "by group: ins"),
+    "options of a column": ({"measures": {"insertion": {"steps": 3}}}, UnknownName, "nearest: ins"),
     "no method": ({"methods": {}}, BadOption, "at least one"),
     "target": ({"target": "lable"}, BadOption, "predicted"),
     "shard size": ({"shard_size": 0}, BadOption, "1 or more"),

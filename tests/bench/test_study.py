@@ -16,9 +16,9 @@ from typer.testing import CliRunner
 from seecause.bench.study import (
     StudyContext,
     StudyRun,
-    carry_out,
     read_csv,
     read_study,
+    run_cells,
     run_study,
     summarised,
     write_results,
@@ -65,15 +65,15 @@ def study(tmp_path):
 
 
 def test_a_finished_cell_is_not_done_again_and_a_changed_line_does_only_its_own(study, tmp_path):
-    carry_out(study(), minutes=1)
+    run_cells(study(), minutes=1)
     assert toy.CALLS == [("scaled", 1), ("scaled", 2), ("scaled", 3), ("total", 12)]
     toy.CALLS.clear()
-    carry_out(study(), minutes=1)
+    run_cells(study(), minutes=1)
     assert toy.CALLS == []
-    carry_out(study(seeds=(1, 2, 4)), minutes=1)  # and what needs it
+    run_cells(study(seeds=(1, 2, 4)), minutes=1)  # and what needs it
     assert toy.CALLS == [("scaled", 4), ("total", 14)]
     toy.CALLS.clear()
-    carry_out(study(limit=1), minutes=1)  # other settings
+    run_cells(study(limit=1), minutes=1)  # other settings
     assert toy.CALLS == [("scaled", 1), ("scaled", 2), ("scaled", 3), ("total", 30)]
 
 
@@ -99,17 +99,17 @@ def test_a_changed_helper_asks_for_the_cell_again(tmp_path, changed):
 
 def test_a_slice_does_at_least_one_cell_and_the_next_goes_on(study, tmp_path):
     for _ in range(4):
-        carry_out(study(), minutes=1e-9)
+        run_cells(study(), minutes=1e-9)
     assert toy.CALLS == [("scaled", 1), ("scaled", 2), ("scaled", 3), ("total", 12)]
     run = study()
-    carry_out(run, minutes=0)
+    run_cells(run, minutes=0)
     path = write_results(run, tmp_path / "out", "toy")
     assert path.read_text() == "table,method,seed,value\none,a,1,2\none,a,2,4\none,a,3,6\n"
 
 
 def test_a_failing_cell_is_a_hole_with_its_reason_and_is_tried_again(study, tmp_path):
     run = study(seeds=(1, 0, 3))
-    carry_out(run, minutes=1)
+    run_cells(run, minutes=1)
     record = json.loads(
         write_results(run, tmp_path / "out", "toy").with_suffix(".json").read_text()
     )
@@ -121,13 +121,13 @@ def test_a_failing_cell_is_a_hole_with_its_reason_and_is_tried_again(study, tmp_
     again = study(seeds=(1, 0, 3))
     assert not again.failed and not again.is_done(again.study.cells[1])
     toy.CALLS.clear()
-    carry_out(again, minutes=1)
+    run_cells(again, minutes=1)
     assert toy.CALLS == [("scaled", 0)]
 
 
 def test_what_a_cell_came_from_is_kept(study, tmp_path):
     run = study()
-    carry_out(run, minutes=1, only="a 2")
+    run_cells(run, minutes=1, only="a 2")
     assert toy.CALLS == [("scaled", 2)]
     record = json.loads(
         write_results(run, tmp_path / "out", "toy").with_suffix(".json").read_text()
@@ -148,11 +148,11 @@ def test_progress_counts_the_cells_that_are_asked_for(study, tmp_path):
 
 def test_a_damaged_cell_is_done_again(study):
     run = study()
-    carry_out(run, minutes=1)
+    run_cells(run, minutes=1)
     file = run.store.file(run.keys["first one a 2"], "json")
     file.write_text(file.read_text().replace('"value": 4', '"value": 5'))
     toy.CALLS.clear()
-    carry_out(study(), minutes=1)
+    run_cells(study(), minutes=1)
     assert toy.CALLS == [("scaled", 2)]
 
 
@@ -174,7 +174,7 @@ def test_a_run_that_is_killed_goes_on_where_it_was(study, tmp_path):
         process.wait()
     run = study(seeds=(1, 2, -1))
     assert [run.is_done(cell) for cell in run.study.cells] == [True, True, False, False]
-    carry_out(study(), minutes=1)  # another line in the place of the one that never ends
+    run_cells(study(), minutes=1)  # another line in the place of the one that never ends
     assert toy.CALLS == [("scaled", 3), ("total", 12)]
 
 

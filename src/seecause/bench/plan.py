@@ -314,11 +314,9 @@ def _complete(request: Request, model: ImageModel, data: Dataset) -> Request:
         raise BadOption(
             "target", "label", f"predicted (--target predicted): {data.name} has no labels"
         )
-    groups = groups_of(request.metrics)
     for name in request.measures:
-        if name not in groups:
-            measured = f"options of what is measured, by group: {', '.join(groups)}"
-            raise BadOption("measures", name, measured)
+        find_metric(name)  # a group of metrics, or an error that names the nearest
+    groups = groups_of(request.metrics)
     for group in groups:
         if why := lacking(group, model, data):
             raise BadOption("metrics", group, f"other metrics: {why}")

@@ -15,9 +15,9 @@ from safetensors import SafetensorError
 from safetensors.numpy import load
 from torch import Tensor
 
+from seecause.bench.evaluate import ANSWERS
 from seecause.bench.plan import Plan, Shard, Store
 from seecause.bench.store import Condition, Damaged
-from seecause.bench.work import ANSWERS
 from seecause.data.dataset import evenly
 from seecause.metrics import PartScores
 

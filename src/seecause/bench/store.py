@@ -134,7 +134,7 @@ class ShardStore:
             write_atomic(self.folder / name, content)
 
     @contextmanager
-    def alone(self) -> Iterator[None]:
+    def locked(self) -> Iterator[None]:
         """Keep a second run out of this folder. The system lets go of the lock when the process
         ends, however it ends."""
         if not is_local(self.folder):

@@ -47,9 +47,9 @@ from seecause._files import (
     write_json,
 )  # fmt: skip
 from seecause._software import versions
-from seecause.bench.hands import Workers, crew_for
 from seecause.bench.store import ShardStore
 from seecause.bench.study_file import Row, StudyCell, StudyContext, StudyFile, as_list, read_study
+from seecause.bench.workers import Workers, open_pool
 from seecause.engine.chunks import machine
 from seecause.errors import DataMissing, SeecauseError
 from seecause.metrics import bootstrap_interval, paired_difference, summarise
@@ -62,8 +62,17 @@ STATISTICS = (
 )  # fmt: skip
 
 __all__ = [
-    "Row", "StudyContext", "StudyRun", "StudyStatus", "as_list", "carry_out", "read_csv",
-    "read_study", "run_study", "summarised", "write_results",
+    "Row",
+    "StudyContext",
+    "StudyRun",
+    "StudyStatus",
+    "as_list",
+    "read_csv",
+    "read_study",
+    "run_cells",
+    "run_study",
+    "summarised",
+    "write_results",
 ]  # fmt: skip
 
 
@@ -204,7 +213,7 @@ def _perform_item(item: tuple[Any, ...]) -> Row:
     return perform(*item)
 
 
-def carry_out(
+def run_cells(
     run: StudyRun,
     *,
     minutes: float,
@@ -218,7 +227,7 @@ def carry_out(
     wanted = [cell for cell in run.study.cells if only.lower() in cell.name.lower()]
     begun: set[str] = set()
 
-    def take() -> tuple[Any, ...] | None:
+    def next_item() -> tuple[Any, ...] | None:
         if minutes <= 0 or (begun and time.monotonic() >= ends):
             return None
         for cell in wanted:
@@ -228,8 +237,11 @@ def carry_out(
         return None
 
     job = StudyJob(run.context.device, threads=1)
-    with run.store.alone(), crew_for(job, workers, most=len(wanted), do=_perform_item) as crew:
-        for (cell, *_), answer in crew.perform(take):
+    with (
+        run.store.locked(),
+        open_pool(job, workers, most=len(wanted), perform=_perform_item) as pool,
+    ):
+        for (cell, *_), answer in pool.run(next_item):
             if answer.failure:  # the others go on
                 run.fail(cell, f"{answer.kind}: {answer.failure}")
             else:
@@ -290,9 +302,9 @@ def _column(rows: Sequence[Row], metric: str, pair: str) -> dict[Any, float]:
     empty one is undefined."""
     column: dict[Any, float] = {}
     times: Counter[Any] = Counter()
-    for place, row in enumerate(rows):
+    for number, row in enumerate(rows):
         if metric in row:
-            name, value = row.get(pair, place), row[metric]
+            name, value = row.get(pair, number), row[metric]
             column[name, times[name]] = torch.nan if value in (None, "") else float(value)
             times[name] += 1
     return column
@@ -380,7 +392,7 @@ def run_study(
     context = StudyContext(device, scratch, real, models, limit)
     run = StudyRun(read_study(file), context, folder)
     todo = [name for name in run.missing if only.lower() in name.lower()]
-    carry_out(run, minutes=minutes, workers=workers, only=only, advance=begin(len(todo)))
+    run_cells(run, minutes=minutes, workers=workers, only=only, advance=begin(len(todo)))
     own = "" if limit is None else f" --limit {limit}"
     csv_file = write_results(run, Path(out), f"seecause study {Path(file).name}{own}")
     return StudyStatus(csv_file, run.failed, run.missing, len(run.study.cells), run.study.figure)

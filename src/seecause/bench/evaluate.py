@@ -54,8 +54,8 @@ class Loaded:
 
 
 @dataclass(frozen=True, eq=False)
-class Worker:
-    """Model and data, opened once in each process, and what is the same for all methods."""
+class PreparedRun:
+    """Plan, model and data, opened once in each process, and what is the same for all methods."""
 
     plan: Plan
     model: ImageModel
@@ -159,7 +159,7 @@ def open_model(request: Request) -> ImageModel:
     )
 
 
-def open_worker(plan: Plan) -> Worker:
+def open_prepared(plan: Plan) -> PreparedRun:
     """Model and data in a process of its own, refused if they are not those of the plan."""
     request = plan.request
     model, data = open_model(request), open_data(request.data, limit=request.limit)
@@ -167,7 +167,7 @@ def open_worker(plan: Plan) -> Worker:
     planned = _identity(*prints, plan.versions, plan.plugins)
     code = plugins(request, model, data)
     check_versions(planned, _identity(model.fingerprint(), data.fingerprint, versions(), code))
-    return Worker(plan, model, data)
+    return PreparedRun(plan, model, data)
 
 
 def _identity(
@@ -178,27 +178,27 @@ def _identity(
     return {"model": model, "data": data, **software, **own}
 
 
-def run_shard(worker: Worker, shard: Shard) -> ShardResult:
+def run_shard(prepared: PreparedRun, shard: Shard) -> ShardResult:
     """Rows and maps of one shard; the same bits in every process on the same kind of machine."""
-    request, clock = worker.plan.request, Clock(worker.model.device)
+    request, clock = prepared.plan.request, Clock(prepared.model.device)
     with _arithmetic(request.threads, request.precision), budget(request.memory) as memory:
         with clock.on("read"):
-            loaded = worker.read(shard)
+            loaded = prepared.read(shard)
         batch, answers, measured = loaded.batch, {}, {}
         tensors = {"index": torch.tensor(sorted(loaded.labels), dtype=torch.long)}
         if batch is not None:
-            predicted = predict(worker.model, batch.images)
-            target = predicted if request.target == "predicted" else _places(worker.plan, batch)
+            predicted = predict(prepared.model, batch.images)
+            target = predicted if request.target == "predicted" else _places(prepared.plan, batch)
             with clock.on("attribute"):
                 attribution = attribute(
-                    worker.model,
+                    prepared.model,
                     batch.images,
                     target,
                     request.method(shard.method),
                     **request.methods[shard.method],
                 )
             with clock.on("measure"):
-                measured = _measure(worker, shard, batch, _finest(attribution), target)
+                measured = _measure(prepared, shard, batch, _finest(attribution), target)
             answers = {
                 index: (int(t), int(p))
                 for index, t, p in zip(loaded.labels, target, predicted, strict=True)
@@ -207,7 +207,7 @@ def run_shard(worker: Worker, shard: Shard) -> ShardResult:
             tensors["maps"] = attribution.maps
             for group in measured.values():
                 tensors |= group.tensors
-        rows = _rows(worker.plan, shard, loaded, answers, measured, "; ".join(memory.halvings))
+        rows = _rows(prepared.plan, shard, loaded, answers, measured, "; ".join(memory.halvings))
         tensors |= _numbers(rows, len(request.metrics))
         metadata = {
             "seconds": clock.seconds,
@@ -247,11 +247,11 @@ def _places(plan: Plan, batch: Batch) -> Tensor:
 
 
 def _measure(
-    worker: Worker, shard: Shard, batch: Batch, maps: Tensor, target: Tensor
+    prepared: PreparedRun, shard: Shard, batch: Batch, maps: Tensor, target: Tensor
 ) -> dict[str, MeasuredMetric]:
     """By group. Some metrics explain changed pictures, or a changed model, by the same method
     again."""
-    request = worker.plan.request
+    request = prepared.plan.request
 
     def again(model: ImageModel, images: Tensor, target: Spec) -> Tensor:
         return _finest(
@@ -261,16 +261,16 @@ def _measure(
         )
 
     inputs = MetricInputs(
-        worker.model,
+        prepared.model,
         batch.images,
         maps,
         target,
         batch.masks,
-        explain=lambda images, spec: again(worker.model, images, spec),
+        explain=lambda images, spec: again(prepared.model, images, spec),
         attribute=again,
-        latents=worker.latents(shard),
+        latents=prepared.latents(shard),
     )
-    truth = worker.truth(shard) if "parts" in request.measures else None
+    truth = prepared.truth(shard) if "parts" in request.measures else None
     return {
         group: run_group(group, inputs, options, truth=truth)
         for group, options in request.measures.items()
