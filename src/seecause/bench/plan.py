@@ -69,7 +69,12 @@ Precision = Literal["highest", "high"]
 
 @dataclass(frozen=True)
 class Request:
-    """What is asked. `make_plan` fills in the options that were left to their defaults."""
+    """What a run is asked for: model, data, methods with their options, and metrics.
+
+    `metrics` are names of columns (`sc.metrics.metrics()`) or of sets: "paper", "all". `measures`
+    are options of metrics, by group: {"insertion-deletion": {"steps": "patch"}}. What is left open
+    has the defaults of methods and metrics.
+    """
 
     model: str
     data: str

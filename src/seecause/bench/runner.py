@@ -44,7 +44,8 @@ class MissingValue:
 
 @dataclass(frozen=True)
 class Status:
-    """Where a run stands."""
+    """Where a run stands: how many of its shards are done, which failed and why, and which values
+    are missing in those that are done. `complete` where nothing is."""
 
     total: int
     done: int

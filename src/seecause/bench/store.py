@@ -77,7 +77,8 @@ class Condition:
 
 @dataclass(frozen=True)
 class ShardStore:
-    """A folder of finished shards, by id. `command` is the one whose results it holds."""
+    """A folder of finished work, shard by shard, so that a killed job goes on. `command` is the one
+    whose results it holds."""
 
     folder: Path
     command: str

@@ -356,7 +356,8 @@ def read_csv(path: Path) -> list[Row]:
 
 @dataclass(frozen=True)
 class StudyStatus:
-    """What there is after a run: the table, cells that failed and why, and all that are missing."""
+    """What there is after a run of a study: the table, cells that failed and why, and all that are
+    missing."""
 
     csv: Path
     holes: dict[str, str]

@@ -64,7 +64,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Table:
-    """Cells by method, then by metric."""
+    """A cell for each method and metric: `table.cells["caap"]["insertion"].mean`."""
 
     methods: Sequence[str]
     metrics: Sequence[str]
@@ -89,7 +89,8 @@ class Table:
 
 
 def table(folder: Path | str, *, against: str | None = None) -> Table:
-    """The table of a run folder, every method compared with `against` (the first if None)."""
+    """Means, errors and intervals of a run folder, every method compared image by image with
+    `against` (the first if None)."""
     store = Store(place(folder))
     return table_of(read_results(store, store.plan()).values, against=against)
 

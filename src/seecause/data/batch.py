@@ -27,7 +27,8 @@ log = logging.getLogger(__name__)
 
 
 class Batch(NamedTuple):
-    """On the model's device. `labels` and `masks` are None where no sample has one."""
+    """Samples as a model takes them, on its device. `labels` and `masks` are None where no sample
+    has one."""
 
     images: Tensor  # [B, 3, h, w], normalised
     labels: Tensor | None  # [B] int64
@@ -183,7 +184,7 @@ Group = tuple[int, int]
 
 @dataclass(frozen=True, eq=False)
 class Answers:
-    """Of every sample, in the order of the dataset, on the CPU."""
+    """What a model answers to every sample, in the order of the dataset, on the CPU."""
 
     logits: Tensor  # [N, C] float32, or float64 of such a model
     labels: Tensor  # [N] int64

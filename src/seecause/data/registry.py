@@ -64,11 +64,15 @@ def is_data(text: str) -> bool:
 
 
 def open_data(spec: str, *, limit: int | None = None) -> Dataset:
-    """`critters:clean:test`, `folder:PATH`, `pets:PATH`, `imagenet-s:PATH` and the others of
-    `datasets()`; at most `limit` samples, spread evenly over the whole.
+    """A dataset by its name: `sc.data.open("critters:clean:test")`, also called `open_data`.
+
+    `spec` is written NAME:PATH, often with a split behind it: `folder:PATH` (your own pictures, a
+    sub-folder for each class), `pets:PATH:test`, `imagenet-s:PATH`; `sc.data.datasets()` lists all.
+    At most `limit` samples, spread evenly over the whole. Samples are read when they are asked for,
+    as raw pixels of their own size; `sc.data.to_batch` brings them into a model's frame.
 
     >>> import seecause as sc
-    >>> data = sc.data.open_data("critters:clean:test", limit=4)
+    >>> data = sc.data.open("critters:clean:test", limit=4)
     >>> len(data), data.classes[data[0].label], data[0].image.shape
     (4, 'quillow', torch.Size([3, 96, 96]))
     """

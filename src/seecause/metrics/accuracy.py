@@ -109,7 +109,9 @@ class GroupAccuracy:
 
 
 def group_accuracy(right: Tensor, groups: Tensor | Sequence[Group | None]) -> GroupAccuracy:
-    """`right` [N] bool: whether each sample was answered right; `groups`: its group, as a tuple, a
+    """Accuracy of each group, of the worst, and on average.
+
+    `right` [N] bool: whether each sample was answered right; `groups`: its group, as a tuple, a
     number, or a row of [N, k].
 
     >>> import torch
@@ -199,13 +201,19 @@ class Calibration:
 
 
 def nll(logits: Tensor, labels: Tensor) -> Tensor:
-    """[N] float64 in nats, of logits [N, C] and labels [N]."""
+    """Negative log-likelihood in nats, [N] float64, of logits [N, C] and labels [N]."""
     logits, labels = checked_logits(logits, labels)
     return -logits.log_softmax(dim=1).gather(1, labels[:, None])[:, 0]
 
 
 def calibration(logits: Tensor, labels: Tensor, *, bins: int = 15) -> Calibration:
-    """Confidence against accuracy, of logits [N, C] and labels [N]."""
+    """Confidence against accuracy in bins, of logits [N, C] and labels [N].
+
+    >>> import torch
+    >>> sure = torch.tensor([[9.0, 0.0], [0.0, 9.0]])
+    >>> round(calibration(sure, torch.tensor([0, 0])).error, 3)  # twice sure, once right
+    0.5
+    """
     if bins < 1:
         raise BadOption("bins", bins, "at least one bin")
     logits, labels = checked_logits(logits, labels)
@@ -232,8 +240,8 @@ def checked_logits(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def auroc(logits: Tensor, labels: Tensor) -> float:
-    """Of logits [N, C] and labels [N]. Two classes: by the probability of class 1. More: the mean
-    over classes of one against the rest."""
+    """Area under the ROC curve, of logits [N, C] and labels [N]. Two classes: by the probability of
+    class 1. More: the mean over classes of one against the rest."""
     from sklearn.metrics import roc_auc_score
 
     logits, labels = checked_logits(logits, labels)

@@ -83,8 +83,10 @@ def random_logit(
     other: Spec = None,
     seed: int = 0,
 ) -> MapSimilarity:
-    """Maps of the target against those of `other`; if that is None, of a class drawn once: the same
-    step away from each image's own."""
+    """Is the map of another class the same? Then it does not depend on the class.
+
+    `other` None: a class drawn once, the same step away from each image's own.
+    """
     with torch.no_grad():
         scorer = picture_scorer(model, images, target)
     if other is None:
@@ -120,9 +122,12 @@ def parameter_randomisation(
     seed: int = 0,
     rewrap: Callable[[nn.Module], ImageModel] | None = None,
 ) -> Randomisation:
-    """`attribute(model, images, target)` explains the model and each randomised copy: one for each
+    """Is the map the same where weights are redrawn? Then it does not depend on what was learned.
+
+    `attribute(model, images, target)` explains the model and each randomised copy: one for each
     layer, or only `steps` of them, evenly spread, the last with all layers redrawn. `rewrap` makes
-    a view of the copied module where `wrap` alone cannot (zero-shot heads)."""
+    a view of the copied module where `wrap` alone cannot (zero-shot heads).
+    """
     stops = _stops(len(layer_groups(model)), steps)
     with torch.no_grad():
         scorer = picture_scorer(model, images, target)
@@ -248,9 +253,12 @@ def stability(
     draws: Count = 10,
     seed: int = 0,
 ) -> Stability:
-    """`explain` runs once on the images and once for each draw, on the whole batch. Defaults are
+    """How much does the map change under small noise in the picture?
+
+    `explain` runs once on the images and once for each draw, on the whole batch. Defaults are
     captum's. The class stays that of the plain picture, draws come from the seed alone, the same
-    for every image, and an empty map has no sensitivity: NaN."""
+    for every image, and an empty map has no sensitivity: NaN.
+    """
     with torch.no_grad():
         scorer = picture_scorer(model, images, target)
     spec, generator = bound_spec(scorer.target, target), torch.Generator().manual_seed(seed)
