@@ -41,6 +41,18 @@ def test_a_batch_is_asked_about_the_rows_of_its_own_pictures():
         _rows_of(["box:0", "box:1"], part, None)
 
 
+def test_what_cannot_be_one_result_is_refused_in_words():
+    native = tiny("timm_dynamic", torch.float32)
+    model, picture = view(native), pictures(native, batch=1)[0]
+    with pytest.raises(BadOption, match=r"methods=.*at least one method"):
+        sc.explain(model, picture, methods=[])
+    both = [picture, torch.cat([picture, picture], dim=2)]
+    with pytest.raises(BadOption, match=r"pictures='32 x 48, 32 x 96'.*one size"):
+        sc.explain(model, both, methods=["rollout"])
+    sizes = [part.maps.shape[2] for part in sc.attribute_stream(model, both, method="rollout")]
+    assert sizes == [6, 12]
+
+
 def test_pixels_that_are_neither_object_nor_background_have_no_area():
     mask = torch.tensor([[1, 0, IGNORE, IGNORE]])
     assert _area_outside(mask) == 0.5 and _area_outside(torch.full_like(mask, IGNORE)) is None

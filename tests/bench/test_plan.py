@@ -241,6 +241,12 @@ def test_the_nine_classes_of_imagenet9_go_by_name_too():
     assert class_places(named, nine) == (8, 7, 6, 5, 4, 3, 2, 1, 0)
 
 
+def test_names_alone_are_methods_with_their_defaults():
+    named = replace(REQUEST, methods=["caap", "center"], metrics="aupr1")
+    assert named.methods == {"caap": {}, "center": {}} and named.metrics == ("aupr1",)
+    assert replace(REQUEST, methods="caap").methods == {"caap": {}}
+
+
 REFUSED = {
     "method": ({"methods": {"capp": {}}}, UnknownName, "nearest: caap"),
     "method option": ({"methods": {"caap": {"tale": 1}}}, BadOption, "tail"),
@@ -271,6 +277,7 @@ REFUSED = {
     "options of a column": ({"measures": {"insertion": {"steps": 3}}}, UnknownName, "nearest: ins"),
     "no method": ({"methods": {}}, BadOption, "at least one"),
     "target": ({"target": "lable"}, BadOption, "predicted"),
+    "memory": ({"memory": -1}, BadOption, "1 or more"),
     "shard size": ({"shard_size": 0}, BadOption, "1 or more"),
 }
 

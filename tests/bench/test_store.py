@@ -44,7 +44,7 @@ def test_what_is_saved_comes_back(store):
     assert store.rows(PLAN).column("value").to_pylist()[0] == 0.1
     assert store.rows(PLAN, ["value"]).column_names == ["value"]
     assert torch.equal(store.tensors(SHARD.id)["maps"], torch.arange(18.0).reshape(2, 3, 3))
-    assert store.metadata(SHARD.id)["seconds"] == {"read": 0.25}
+    assert store.read(SHARD.id).metadata["seconds"] == {"read": 0.25}
     assert sorted(file.suffix for file in store.shards.iterdir()) == [
         ".json",
         ".parquet",

@@ -147,6 +147,8 @@ def explain_batches(
         )
     explained = _explained(model, target)
     methods = default_methods(model) if methods is None else methods
+    if not methods:
+        raise BadOption("methods", [], "at least one method, or None for the usual ones")
     if others is not None:
         _need_blanks(model, methods)
     total = ""
@@ -364,6 +366,10 @@ def _joined(parts: Sequence[Explanation]) -> Explanation:
     if len(parts) == 1:
         return parts[0]
     last = parts[-1]
+    sizes = {tuple(part.first.images.shape[2:]) for part in parts}
+    if len(sizes) > 1:
+        listed = ", ".join(f"{height} x {width}" for height, width in sorted(sizes))
+        raise BadOption("pictures", listed, "one size; `sc.attribute_stream` takes several")
     runs = {
         method: Attribution.join([part.runs[method] for part in parts], last.fingerprint)
         for method in last.runs

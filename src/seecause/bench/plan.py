@@ -78,7 +78,7 @@ class Request:
 
     model: str
     data: str
-    methods: Options  # by the name it has in the table
+    methods: Options  # by the name it has in the table; names alone have their defaults
     # the method behind a name that is none itself: {"black": "caap"}
     called: Mapping[str, str] = field(default_factory=dict)
     study: str = ""  # the ablation these methods are the settings of
@@ -96,6 +96,13 @@ class Request:
     threads: int = 1  # of one worker
     # how the model is read, as options of `load`: size, mean, std, classes
     reading: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        methods: Any = [self.methods] if isinstance(self.methods, str) else self.methods
+        if not isinstance(methods, Mapping):
+            object.__setattr__(self, "methods", {name: {} for name in methods})
+        if isinstance(self.metrics, str):
+            object.__setattr__(self, "metrics", (self.metrics,))
 
     def method(self, name: str) -> str:
         return self.called.get(name, name)
@@ -306,9 +313,10 @@ def _complete(request: Request, model: ImageModel, data: Dataset) -> Request:
         raise BadOption("target", request.target, f"one of {', '.join(get_args(Explained))}")
     if request.precision not in get_args(Precision):
         raise BadOption("precision", request.precision, f"one of {', '.join(get_args(Precision))}")
-    for what in ("shard_size", "threads"):
-        if getattr(request, what) < 1:
-            raise BadOption(what, getattr(request, what), "1 or more")
+    for what in ("shard_size", "threads", "memory"):
+        value = getattr(request, what)
+        if value is not None and value < 1:
+            raise BadOption(what, value, "1 or more")
     if not request.methods or not request.metrics:
         raise BadOption(
             "methods and metrics",

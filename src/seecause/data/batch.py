@@ -49,6 +49,8 @@ def to_batch(model: Framed, samples: Sequence[Sample]) -> Batch:
     (torch.Size([2, 3, 96, 96]), torch.Size([2, 96, 96]))
     """
     need_pictures(model)
+    if not samples:
+        raise BadOption("samples", "none", "at least one")
     frame = model.preprocess
     images = frame.normalise(torch.stack([seen(frame, sample.image) for sample in samples])).to(
         model.device, model.dtype
@@ -187,7 +189,7 @@ class Answers:
     """What a model answers to every sample, in the order of the dataset, on the CPU."""
 
     logits: Tensor  # [N, C] float32, or float64 of such a model
-    labels: Tensor  # [N] int64
+    labels: Tensor  # [N] int64, among the classes of the model
     groups: tuple[Group | None, ...]
     ids: tuple[str, ...]
 
@@ -200,7 +202,9 @@ class Answers:
 @settles
 @torch.no_grad()
 def answers(model: ImageModel, data: Dataset) -> Answers:
-    """Run the model over a dataset with labels."""
+    """Run the model over a dataset with labels, which are matched to its classes by name
+    (`class_places`)."""
+    places = torch.tensor(class_places(model, data) if data.classes else range(model.n_classes))
     logits: list[Tensor] = []
     labels: list[Tensor] = []
     groups: list[Group | None] = []
@@ -211,7 +215,7 @@ def answers(model: ImageModel, data: Dataset) -> Answers:
         if batch.labels is None:
             raise BadOption("data", data.name, "a dataset with labels")
         logits.append(plain_logits(model, batch.images).cpu())
-        labels.append(batch.labels.cpu())
+        labels.append(places[batch.labels.cpu()])
         groups += [sample.group for sample in samples]
         ids += [sample.id for sample in samples]
     return Answers(_wide(torch.cat(logits)), torch.cat(labels), tuple(groups), tuple(ids))

@@ -120,11 +120,14 @@ def group_accuracy(right: Tensor, groups: Tensor | Sequence[Group | None]) -> Gr
     >>> result.average, result.worst
     (0.75, 0.5)
     """
-    right = right.detach().cpu().bool()
+    right = torch.as_tensor(right).detach().cpu().bool()
     if not isinstance(groups, Tensor) and None in groups:
         without = f"none for sample {list(groups).index(None)}"
         raise BadOption("groups", without, "a group for every sample; not every dataset has them")
-    codes = torch.as_tensor(groups).cpu()
+    try:
+        codes = torch.as_tensor(groups).cpu()
+    except (TypeError, ValueError) as odd:
+        raise BadOption("groups", str(odd), "numbers, or tuples of as many numbers each") from None
     codes = codes[:, None] if codes.ndim == 1 else codes
     if len(right) == 0 or len(codes) != len(right):
         expected = f"one for each of the {len(right)} samples, and at least one"

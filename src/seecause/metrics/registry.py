@@ -150,7 +150,7 @@ def metric(name: str, *, columns: Mapping[str, Column], family: str = "other") -
             check_options(name, function, own)
             return function(*inputs, **options)
 
-        run = cast(F, settles(checked) if takes[0] == "model" else checked)
+        run = cast(F, settles(checked) if takes[:1] == ("model",) else checked)
         _METRICS[name] = Metric(name, run, takes, dict(columns), family)
         return run
 
