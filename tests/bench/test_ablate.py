@@ -19,7 +19,7 @@ from seecause.bench.ablate import (
     save_depth,
     settings,
     sweep_layers,
-    why_not,
+    why_no_depth,
     with_settings,
 )
 from seecause.bench.evaluate import PreparedRun
@@ -197,4 +197,4 @@ def test_the_curve_is_kept_in_the_run_folder_or_its_absence_has_a_reason(tmp_pat
     (tmp_path / "data" / "a.png").write_bytes(b"")
     blind = replace(work, data=open_data(f"folder:{tmp_path / 'data'}"))
     save_depth(store, blind)
-    assert "masks" in why_not(blind) and read_depth(store) is None
+    assert "masks" in why_no_depth(blind) and read_depth(store) is None

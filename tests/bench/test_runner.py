@@ -136,11 +136,11 @@ def test_pictures_are_read_once_for_all_methods(tmp_path, monkeypatch):
     work = partial(worker, **quick, measures={})
     assert run(Store(tmp_path / "kept"), work()).complete
     assert reads == [(0, 2), (2, 4), (4, 6)]  # of three methods
-    monkeypatch.setattr("seecause.bench.evaluate.HELD", 1)
+    monkeypatch.setattr("seecause.bench.evaluate.KEPT_BYTES", 1)
     assert run(Store(tmp_path / "read"), work()).complete
     assert len(reads) == 3 + 9
     monkeypatch.setattr(
-        "seecause.bench.evaluate.HELD", work().read(work().plan.shards[0]).bytes + 1
+        "seecause.bench.evaluate.KEPT_BYTES", work().read(work().plan.shards[0]).bytes + 1
     )
     reads.clear()
     assert run(Store(tmp_path / "one"), work()).complete

@@ -14,7 +14,7 @@ import seecause as sc
 from seecause.errors import BadOption, NotDefined, UnknownName
 from seecause.metrics import MetricInputs, measure, metrics
 from seecause.metrics.sanity import (
-    copied,
+    copied_view,
     layer_groups,
     parameter_randomisation,
     random_logit,
@@ -156,7 +156,7 @@ def test_fewer_steps_are_some_of_all_and_end_where_all_end():
 def test_a_copy_computes_the_same_and_shares_nothing(family):
     native = tiny(family)
     model, images = view(native, check=False), pictures(native)
-    other = copied(model)
+    other = copied_view(model)
     assert_close(other(images), model(images), atol=1e-12, rtol=0)
     mine, theirs = (
         {tensor.data_ptr() for module in m._modules() for tensor in module.parameters()}

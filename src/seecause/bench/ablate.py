@@ -201,7 +201,7 @@ def attention_by_depth(model: VisionModel, images: Tensor, masks: Tensor) -> Dep
     return Depth(attention[:, 0], attention[:, 1], 1 / layout.tokens)
 
 
-def why_not(prepared: PreparedRun) -> str:
+def why_no_depth(prepared: PreparedRun) -> str:
     """Why there can be no curve, or nothing."""
     if "masks" not in capabilities(prepared.data):
         return f"{prepared.data.name} has no masks"
@@ -218,7 +218,7 @@ def save_depth(store: Store, prepared: PreparedRun) -> None:
     """The curve of all pictures of a run, for its report; one forward each. Nothing is written
     where there can be none."""
     (store.folder / DEPTH_FILE).unlink(missing_ok=True)
-    if why_not(prepared):
+    if why_no_depth(prepared):
         return
     assert isinstance(prepared.model, VisionModel)
     depths: list[Depth] = []

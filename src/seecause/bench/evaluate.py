@@ -20,7 +20,7 @@ from seecause.attribution.result import Attribution
 from seecause.bench.measures import UNDEFINED, MeasuredMetric, group_of, higher_is_better, run_group
 from seecause.bench.plan import Plan, Precision, Request, Shard, canonical, plugins
 from seecause.bench.store import ShardResult
-from seecause.data.batch import Batch, framed, to_batch
+from seecause.data.batch import Batch, sample_in_frame, to_batch
 from seecause.data.dataset import Dataset, Sample, has_counterfactuals, sample_digests
 from seecause.data.registry import open_data
 from seecause.engine.chunks import budget, plain_logits
@@ -34,7 +34,7 @@ from seecause.target import Spec
 if TYPE_CHECKING:
     from seecause.critters import Latents
 
-HELD = 1 << 28  # bytes that a worker keeps between shards
+KEPT_BYTES = 1 << 28  # bytes that a worker keeps between shards
 ROUND = 256  # pictures that all methods explain before the next ones are read
 ANSWERS = ("label", "target", "predicted")  # of a picture; in tensors -1 where there is none
 
@@ -60,7 +60,7 @@ class PreparedRun:
     plan: Plan
     model: ImageModel
     data: Dataset
-    # by the bounds of a shard: those of one round, as many as `HELD` bytes allow
+    # by the bounds of a shard: those of one round, as many as `KEPT_BYTES` bytes allow
     truths: dict[tuple[int, int], PartTruth] = field(default_factory=dict)
     loaded: dict[tuple[int, int], Loaded] = field(default_factory=dict)
     left_out: Mapping[str, str] = field(default_factory=dict)  # metrics, and why
@@ -93,7 +93,7 @@ class PreparedRun:
         batch = to_batch(self.model, list(samples.values())) if samples else None
         labels = {index: sample.label for index, sample in samples.items()}
         loaded = Loaded(labels, broken, batch)
-        if self.bytes + loaded.bytes <= HELD:
+        if self.bytes + loaded.bytes <= KEPT_BYTES:
             self.loaded[bounds] = loaded
         return loaded
 
@@ -109,7 +109,7 @@ class PreparedRun:
         if latents is None or bounds in self.truths:
             return self.truths.get(bounds)
         truth = measure_truth(self.model, latents)
-        if self.bytes + _bytes_of(*vars(truth).values()) <= HELD:
+        if self.bytes + _bytes_of(*vars(truth).values()) <= KEPT_BYTES:
             self.truths[bounds] = truth
         return truth
 
@@ -230,7 +230,7 @@ def read_samples(
         except (BadImage, DataMissing) as hole:
             broken[index] = str(hole)
             continue
-        samples[index] = sample if frame is None else framed(frame, sample)
+        samples[index] = sample if frame is None else sample_in_frame(frame, sample)
     return samples, broken
 
 

@@ -52,9 +52,9 @@ def to_batch(model: Framed, samples: Sequence[Sample]) -> Batch:
     if not samples:
         raise BadOption("samples", "none", "at least one")
     frame = model.preprocess
-    images = frame.normalise(torch.stack([seen(frame, sample.image) for sample in samples])).to(
-        model.device, model.dtype
-    )
+    images = frame.normalise(
+        torch.stack([raw_in_frame(frame, sample.image) for sample in samples])
+    ).to(model.device, model.dtype)
     masked = any(sample.mask is not None for sample in samples)
     masks = (
         torch.stack([_mask(frame, sample.mask) for sample in samples]).to(model.device)
@@ -71,15 +71,20 @@ def need_pictures(model: Framed) -> None:
         raise BadOption("model", f"one that takes a {kind}", remedy)
 
 
-def framed(frame: Preprocess, sample: Sample) -> Sample:
+def sample_in_frame(frame: Preprocess, sample: Sample) -> Sample:
     """The same sample with picture and mask as a model sees them, raw; the originals can go."""
     mask = None if sample.mask is None else _mask(frame, sample.mask)
     return replace(
-        sample, image=seen(frame, sample.image), mask=mask, parts=None, points=None, box=None
+        sample,
+        image=raw_in_frame(frame, sample.image),
+        mask=mask,
+        parts=None,
+        points=None,
+        box=None,
     )
 
 
-def seen(frame: Preprocess, image: Tensor) -> Tensor:
+def raw_in_frame(frame: Preprocess, image: Tensor) -> Tensor:
     """The part of a picture that a model sees, raw: [3, H, W] in [0, 1] -> [3, h, w]. Other sizes
     pass through 8 bits, which is what photos have."""
     return image if tuple(image.shape[1:]) == frame.size else frame.pixels(to_pil(image))

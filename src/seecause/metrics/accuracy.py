@@ -32,6 +32,7 @@ import torch
 from torch import Tensor
 
 from seecause.errors import BadOption
+from seecause.metrics.statistics import check_confidence
 
 Group = tuple[int, ...]
 NINE = 9  # classes of ImageNet-9
@@ -145,10 +146,9 @@ def clopper_pearson(right: Tensor, total: Tensor, confidence: float = 0.95) -> T
     also for few samples and none right."""
     from scipy.stats import beta
 
-    if not 0 < confidence < 1:
-        raise BadOption("confidence", confidence, "a share between 0 and 1")
+    check_confidence(confidence)
     tail = (1 - confidence) / 2
-    k, n = right.double().numpy(), total.double().numpy()
+    k, n = right.double().cpu().numpy(), total.double().cpu().numpy()
     low, high = beta.ppf(tail, k, n - k + 1), beta.ppf(1 - tail, k + 1, n - k)
     low = torch.from_numpy(low).nan_to_num(nan=0.0)  # undefined for k = 0
     high = torch.from_numpy(high).nan_to_num(nan=1.0)  # undefined for k = n

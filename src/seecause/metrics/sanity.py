@@ -133,7 +133,7 @@ def parameter_randomisation(
         scorer = picture_scorer(model, images, target)
     spec = bound_spec(scorer.target, target)
     plain = attribute(model, scorer.images, spec)
-    other = copied(model) if rewrap is None else rewrap(copy.deepcopy(model.module))
+    other = copied_view(model) if rewrap is None else rewrap(copy.deepcopy(model.module))
     generator = torch.Generator().manual_seed(seed)
     by_layer = {}
     for place, (layer, parameters) in enumerate(layer_groups(other).items(), start=1):
@@ -156,7 +156,7 @@ def _stops(layers: int, steps: int | None) -> set[int]:
     return {(step * layers + steps - 1) // steps for step in range(1, steps + 1)}
 
 
-def copied(model: ImageModel) -> ImageModel:
+def copied_view(model: ImageModel) -> ImageModel:
     """A view of a deep copy: no tensor is shared."""
     if isinstance(model, VisionModel):
         need_own_classes(model, "a copy")
