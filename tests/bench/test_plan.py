@@ -10,9 +10,11 @@ from types import SimpleNamespace
 import pytest
 import timm
 from PIL import Image
+from torch import nn
 
 import seecause as sc
 from seecause import _software as inputs
+from seecause._software import model_code_digest
 from seecause.bench import plan as plan_module
 from seecause.bench.plan import Plan, canonical, make_plan, shard_id
 from seecause.data.batch import class_places
@@ -86,7 +88,7 @@ def test_precision_and_the_way_of_running_are_in_the_name(monkeypatch):
     )
     worker()
     for decisive in named:
-        assert decisive["precision"] == "highest" and decisive["plugins"] == [""] * 4
+        assert decisive["precision"] == "highest" and decisive["plugins"] == [""] * 5
         assert decisive["run"] == [0, "float32", "cpu", 64 << 20, 1]
     assert len(named) == len(PLAN.shards)
 
@@ -239,6 +241,19 @@ def test_the_nine_classes_of_imagenet9_go_by_name_too():
     native = timm.create_model("test_vit", num_classes=9).eval()
     named = sc.wrap(native, mean=(0.5,) * 3, std=(0.5,) * 3, classes=list("ihgfedcba"))
     assert class_places(named, nine) == (8, 7, 6, 5, 4, 3, 2, 1, 0)
+
+
+class Own(nn.Module):
+    """A module of neither this package nor a library."""
+
+
+def test_the_code_of_a_model_of_ones_own_is_part_of_the_name():
+    """Weights may stay while the forward changes. Ours and the libraries' have versions."""
+    assert model_code_digest(model()) == ""
+    assert model_code_digest(sc.load("timm:test_vit", weights="random")) == ""
+    own = model_code_digest(SimpleNamespace(module=nn.Sequential(Own())))
+    other, shard = replace(PLAN, plugins={"model": own}), ("caap", 0, 2, "digest of the pictures")
+    assert own and shard_id(PLAN, *shard) != shard_id(other, *shard)
 
 
 def test_names_alone_are_methods_with_their_defaults():

@@ -190,13 +190,7 @@ def run_shard(prepared: PreparedRun, shard: Shard) -> ShardResult:
             predicted = predict(prepared.model, batch.images)
             target = predicted if request.target == "predicted" else _places(prepared.plan, batch)
             with clock.on("attribute"):
-                attribution = attribute(
-                    prepared.model,
-                    batch.images,
-                    target,
-                    request.method(shard.method),
-                    **request.methods[shard.method],
-                )
+                attribution = _explained(request, shard, prepared.model, batch.images, target)
             with clock.on("measure"):
                 measured = _measure(prepared, shard, batch, _finest(attribution), target)
             answers = {
@@ -254,11 +248,7 @@ def _measure(
     request = prepared.plan.request
 
     def again(model: ImageModel, images: Tensor, target: Spec) -> Tensor:
-        return _finest(
-            attribute(
-                model, images, target, request.method(shard.method), **request.methods[shard.method]
-            )
-        )
+        return _finest(_explained(request, shard, model, images, target))
 
     inputs = MetricInputs(
         prepared.model,
@@ -277,6 +267,14 @@ def _measure(
     }
 
 
+def _explained(
+    request: Request, shard: Shard, model: ImageModel, images: Tensor, target: Spec
+) -> Attribution:
+    """By the method of the shard and its options."""
+    options = request.methods[shard.method]
+    return attribute(model, images, target, request.method(shard.method), **options)
+
+
 def _finest(attribution: Attribution) -> Tensor:
     """Metrics get the pixels of a method that has its own."""
     return attribution.maps if attribution.native is None else attribution.native
@@ -292,12 +290,10 @@ def _rows(
 ) -> list[dict[str, Any]]:
     """One row for each image and metric, in that order, also for images that could not be read."""
     request = plan.request
+    behind = {"method": request.method(shard.method)} if request.called else {}
     shared = {
         "method": shard.method,
-        "options": canonical(
-            ({"method": request.method(shard.method)} if request.called else {})
-            | {**request.methods[shard.method]}
-        ),
+        "options": canonical(behind | {**request.methods[shard.method]}),
         "model": request.model,
         "model_fingerprint": plan.model["fingerprint"],
         "data": plan.data["name"],

@@ -29,7 +29,13 @@ from torch import Tensor
 
 from seecause._files import digest, place
 from seecause._pieces import Ended, Piece, Tensors, Work, pieces_run_by
-from seecause._software import arithmetic, plugin_digest, set_arithmetic, versions
+from seecause._software import (
+    arithmetic,
+    model_code_digest,
+    plugin_digest,
+    set_arithmetic,
+    versions,
+)
 from seecause.bench.shard_files import EncodedShard, ShardResult, encoded
 from seecause.bench.store import ShardStore
 from seecause.bench.workers import (
@@ -282,6 +288,7 @@ class _PieceKeys:
     @classmethod
     def of(cls, work: Work, model: Any, device: str, sums: Sequence[Any]) -> _PieceKeys:
         about = [f"{work.__module__}.{work.__qualname__}", plugin_digest(work)]
+        about.append(model_code_digest(model))
         about += [sorted(versions().items()), sums, device, memory().limit]
         state = digest(*_spelled(_state(model)), length=64)
         return cls(repr([*about, state]), getattr(model, "architecture", None))

@@ -20,7 +20,7 @@ from typing import Any, Literal, get_args
 import pyarrow as pa
 
 from seecause._files import digest
-from seecause._software import plugin_digest, versions
+from seecause._software import model_code_digest, plugin_digest, versions
 from seecause.attribution.registry import find
 from seecause.bench.measures import Options, groups_of, lacking, measure_options, method_options
 from seecause.bench.store import MANIFEST, ShardStore
@@ -135,7 +135,7 @@ class Plan:
     places: Sequence[int]
     versions: Mapping[str, str]
     shards: Sequence[Shard]
-    # digests of code outside this package: "method NAME", "metric GROUP", "data"
+    # digests of code outside this package: "method NAME", "metric GROUP", "data", "model"
     plugins: Mapping[str, str] = field(default_factory=dict)
     # samples of earlier plans for the same data, in the same folder, that the data has no more
     gone: Sequence[str] = ()
@@ -275,7 +275,7 @@ def shard_id(plan: Plan, method: str, start: int, stop: int, data: str) -> str:
     """A digest of everything that decides the rows and maps of a shard; `data` is that of its
     samples."""
     request = plan.request
-    code = [f"method {method}", *(f"metric {group}" for group in request.measures), "data"]
+    code = [f"method {method}", *(f"metric {group}" for group in request.measures), "data", "model"]
     decisive = {
         "schema": SCHEMA,
         "versions": plan.versions,
@@ -292,13 +292,14 @@ def shard_id(plan: Plan, method: str, start: int, stop: int, data: str) -> str:
 
 
 def plugins(request: Request, model: ImageModel, data: Dataset) -> dict[str, str]:
-    """Digests of what methods, metrics and data of other packages are made of."""
+    """Digests of what methods, metrics, data and models of other packages are made of."""
     sources: dict[str, Any] = {"data": type(data)}
     for group in groups_of(request.metrics):
         sources[f"metric {group}"] = find_metric(group).run
     for name in request.methods:
         sources[f"method {name}"] = find(request.method(name), model.architecture).run
     digests = {name: plugin_digest(source) for name, source in sources.items()}
+    digests["model"] = model_code_digest(model)
     return {name: value for name, value in digests.items() if value}
 
 
