@@ -33,7 +33,7 @@ from seecause._files import digest_json
 from seecause.attribution.registry import methods
 from seecause.bench.study import Row, StudyContext
 from seecause.critters.train.common import pace
-from seecause.data.batch import framed
+from seecause.data.batch import sample_in_frame
 from seecause.data.dataset import IGNORE
 from seecause.faithful.config import set_pace
 from seecause.heads import Pictures, Swapped, random_sets, select
@@ -176,7 +176,7 @@ def photo_piles(
 
 def _framed(frame: Any, data: Any, place: int) -> tuple[str, np.ndarray, np.ndarray]:
     """Name, pixels and mask as the model sees them, small enough to be handed over."""
-    sample = framed(frame, data[place])
+    sample = sample_in_frame(frame, data[place])
     pixels = (sample.image * 255).round().byte().numpy()
     mask = np.full(pixels.shape[1:], IGNORE, np.uint8)
     if sample.mask is not None:

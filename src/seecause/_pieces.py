@@ -3,8 +3,8 @@
     scores = in_pieces(score_piece, model, ({"images": part} for part in images.split(64)))
 
 A long computation calls its expensive part through `in_pieces`. Alone that is a loop. Inside
-`carried` somebody else does it: `bench.carry` keeps finished pieces in a store, so that a killed
-job goes on, and hands the others to processes or to a cluster.
+`pieces_run_by` somebody else does it: `bench.pieces` keeps finished pieces in a store, so that a
+killed job goes on, and gives the others to processes or to a cluster.
 
     with stoppable(check):      # check() raises when it is time to stop
         sc.attribute(model, images)
@@ -27,20 +27,20 @@ Tensors = dict[str, Tensor]
 Work = Callable[..., Tensors]  # (model, **piece) -> tensors on the CPU; a function of a module
 Piece = Mapping[str, Any]
 Ended = Callable[[int, Tensors], None]
-Carry = Callable[[Work, Any, Iterable[Piece], Ended], list[Tensors]]
+RunPieces = Callable[[Work, Any, Iterable[Piece], Ended], list[Tensors]]
 
-_carry: ContextVar[Carry | None] = ContextVar("seecause_pieces", default=None)
+_run_pieces: ContextVar[RunPieces | None] = ContextVar("seecause_pieces", default=None)
 _check: ContextVar[Callable[[], None] | None] = ContextVar("seecause_stop", default=None)
 
 
 @contextmanager
-def carried(carry: Carry) -> Iterator[None]:
-    """Let `carry` do the pieces of all work inside the block."""
-    token = _carry.set(carry)
+def pieces_run_by(run: RunPieces) -> Iterator[None]:
+    """Let `run` do the pieces of all work inside the block."""
+    token = _run_pieces.set(run)
     try:
         yield
     finally:
-        _carry.reset(token)
+        _run_pieces.reset(token)
 
 
 def in_pieces(
@@ -52,9 +52,9 @@ def in_pieces(
 ) -> list[Tensors]:
     """`work(model, **piece)` of every piece, in their order. Pieces are asked for as they are
     needed; `ended` hears the number and the result of each that is done."""
-    carry = _carry.get()
-    if carry is not None:
-        return carry(work, model, pieces, ended)
+    run = _run_pieces.get()
+    if run is not None:
+        return run(work, model, pieces, ended)
     results = []
     for number, piece in enumerate(pieces):
         results.append(work(model, **piece))

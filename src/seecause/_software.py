@@ -100,5 +100,13 @@ def plugin_digest(thing: Callable[..., Any] | type) -> str:
         return digest(repr(getattr(getattr(thing, "__code__", None), "co_code", name)))
 
 
+def model_code_digest(model: Any) -> str:
+    """Of the code of a model's modules that is neither ours nor that of `LIBRARIES`: its weights
+    may stay while its forward changes. Nothing where there is none."""
+    kinds = {type(part).__module__.partition(".")[0]: type(part) for part in model.module.modules()}
+    digests = [plugin_digest(kinds[name]) for name in sorted(kinds) if name not in LIBRARIES]
+    return digest(*digests) if any(digests) else ""
+
+
 def _digest_files(root: Path, files: Iterable[Path]) -> str:
     return digest(*(f"{file.relative_to(root).as_posix()} {digest_file(file)}" for file in files))

@@ -7,7 +7,7 @@ import torch
 from torch.testing import assert_close
 
 import seecause as sc
-from seecause.attribution.attention_maps import reaching
+from seecause.attribution.attention_maps import rollout_matrix
 from seecause.engine.attention import attention_probs, explicit_run, n_attentions, read_rows
 from seecause.errors import BadOption
 from tests.helpers import view
@@ -152,7 +152,7 @@ def test_rollout_is_the_direct_product(family, start):
 )
 def test_rollout_rows_sum_to_one(family, options):
     native = tiny(family)
-    reach = reaching(view(native, check=False), pictures(native), **options)
+    reach = rollout_matrix(view(native, check=False), pictures(native), **options)
     assert_close(reach.sum(dim=-1), torch.ones_like(reach[..., 0]), atol=1e-12, rtol=0)
 
 
@@ -175,7 +175,7 @@ def test_rollout_compat_is_vit_explain(fusion):
         )[0]
         assert_close(ours, result[0, 1:], atol=1e-12, rtol=0)
     assert (
-        reaching(model, images, compat=True, discard=0.9).sum(dim=-1) - 1
+        rollout_matrix(model, images, compat=True, discard=0.9).sum(dim=-1) - 1
     ).abs().max() > 1e-3  # the slip matters
 
 

@@ -9,13 +9,14 @@ from PIL import Image
 import seecause as sc
 from seecause.attribution.explain import (
     AttributionWriter,
+    _area_outside,
     _rows_of,
     default_methods,
     explain_batches,
     top_answers,
 )
 from seecause.attribution.stream import PictureBatch
-from seecause.data.dataset import Hole
+from seecause.data.dataset import IGNORE, Hole
 from seecause.errors import BadOption, DataMissing
 from tests.families.conv import tiny_conv
 from tests.helpers import view
@@ -36,6 +37,33 @@ def images():
 def test_a_batch_is_asked_about_the_rows_of_its_own_pictures():
     part = PictureBatch(torch.zeros(2, 3, 4, 4), [1, 3], ["b", "d"], [])
     assert _rows_of(["box:0", "box:1", "box:2", "box:3"], part, None) == (part, ["box:1", "box:3"])
+    with pytest.raises(BadOption, match="a list of 2"):
+        _rows_of(["box:0", "box:1"], part, None)
+
+
+def test_what_cannot_be_one_result_is_refused_in_words():
+    native = tiny("timm_dynamic", torch.float32)
+    model, picture = view(native), pictures(native, batch=1)[0]
+    with pytest.raises(BadOption, match=r"methods=.*at least one method"):
+        sc.explain(model, picture, methods=[])
+    both = [picture, torch.cat([picture, picture], dim=2)]
+    with pytest.raises(BadOption, match=r"pictures='32 x 48, 32 x 96'.*one size"):
+        sc.explain(model, both, methods=["rollout"])
+    sizes = [part.maps.shape[2] for part in sc.attribute_stream(model, both, method="rollout")]
+    assert sizes == [6, 12]
+
+
+def test_pixels_that_are_neither_object_nor_background_have_no_area():
+    mask = torch.tensor([[1, 0, IGNORE, IGNORE]])
+    assert _area_outside(mask) == 0.5 and _area_outside(torch.full_like(mask, IGNORE)) is None
+
+
+@pytest.mark.parametrize("method", ["caap", "simple-insertion", "simple-deletion"])
+def test_every_method_with_a_blank_takes_another_version_of_each_picture(model, images, method):
+    others = images.flip(-1)
+    both = sc.explain(model, images[:2], methods=[method], target=1, others=others[:2]).first
+    alone = sc.explain(model, images[1], methods=[method], target=1, others=others[1]).first
+    torch.testing.assert_close(both.maps[1:], alone.maps, atol=1e-5, rtol=0)
 
 
 @pytest.mark.parametrize("target", [None, 7])

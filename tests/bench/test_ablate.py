@@ -19,14 +19,14 @@ from seecause.bench.ablate import (
     save_depth,
     settings,
     sweep_layers,
-    why_not,
+    why_no_depth,
     with_settings,
 )
+from seecause.bench.evaluate import PreparedRun
 from seecause.bench.plan import Store, make_plan
 from seecause.bench.results import read_results
 from seecause.bench.runner import run
 from seecause.bench.tables import table_of
-from seecause.bench.work import Worker
 from seecause.data.batch import to_batch
 from seecause.data.registry import open_data
 from seecause.engine.blanks import Blank
@@ -40,11 +40,11 @@ from tests.reference.depth import attention_by_depth as slow_depth
 from tests.tiny import pictures, tiny
 
 
-def ablation(study: str, **changes) -> Worker:
+def ablation(study: str, **changes) -> PreparedRun:
     asked = {"limit": 2, "metrics": ("aupr1",), "measures": {}, **changes}
     request = with_settings(replace(REQUEST, methods={"caap": {}}, study=study, **asked), model())
     data = open_data(request.data, limit=request.limit)
-    return Worker(make_plan(request, model(), data), model(), data)
+    return PreparedRun(make_plan(request, model(), data), model(), data)
 
 
 @pytest.mark.parametrize("study", STUDIES)
@@ -197,4 +197,4 @@ def test_the_curve_is_kept_in_the_run_folder_or_its_absence_has_a_reason(tmp_pat
     (tmp_path / "data" / "a.png").write_bytes(b"")
     blind = replace(work, data=open_data(f"folder:{tmp_path / 'data'}"))
     save_depth(store, blind)
-    assert "masks" in why_not(blind) and read_depth(store) is None
+    assert "masks" in why_no_depth(blind) and read_depth(store) is None

@@ -12,13 +12,13 @@ from typer.testing import CliRunner
 
 import seecause as sc
 from seecause.bench import cluster as cluster_module
-from seecause.bench.cluster import ray_crew
-from seecause.bench.hands import Workers
+from seecause.bench.cluster import ray_pool
 from seecause.bench.lvlm_study import StudyOptions, run_lvlm_study
 from seecause.bench.lvlm_table import to_csv
 from seecause.bench.plan import Store
 from seecause.bench.runner import run
 from seecause.bench.study import run_study
+from seecause.bench.workers import Workers
 from seecause.cli import app
 from seecause.data import open_data
 from seecause.data.images import to_pil
@@ -57,7 +57,9 @@ def here(tmp_path_factory):
 
 def test_a_cluster_gives_the_same_bits(cluster, here, tmp_path):
     there, heard = Store(tmp_path / "there"), []
-    assert run(there, worker(), workers=1, cluster=cluster, advance=heard.append).complete
+    assert run(
+        there, worker(), workers=Workers(count=1, ray=cluster), advance=heard.append
+    ).complete
     assert sum(heard) == 18 and ray.is_initialized()
     done = [event for event in there.events() if event["event"] == "done"]
     assert os.getpid() not in {event["process"] for event in done}
@@ -68,7 +70,7 @@ def test_a_cluster_gives_the_same_bits(cluster, here, tmp_path):
 def test_two_of_four_workers_killed_are_nobodys_loss(cluster, here, tmp_path):
     there = Store(tmp_path / "there")
     with killing(2) as victims:
-        assert run(there, worker(), workers=4, cluster=cluster).complete
+        assert run(there, worker(), workers=Workers(count=4, ray=cluster)).complete
     assert len(victims) == 2
     assert same_bits(here, there)
 
@@ -83,11 +85,11 @@ def test_a_cluster_says_how_many_workers_it_holds(cluster, caplog):
     class Job:
         threads, device = 1, "cpu"
 
-    with ray_crew(Job(), Workers(ray=cluster, count=6, cpus=2), most=100) as crew:
-        assert crew.count == 6
+    with ray_pool(Job(), Workers(ray=cluster, count=6, cpus=2), most=100) as pool:
+        assert pool.count == 6
     assert "the cluster holds 2 of 6 workers" in caplog.text
-    with ray_crew(Job(), Workers(ray=cluster, cpus=2), most=100) as crew:
-        assert crew.count == 2
+    with ray_pool(Job(), Workers(ray=cluster, cpus=2), most=100) as pool:
+        assert pool.count == 2
 
 
 def test_a_cluster_that_is_not_there_is_an_error_with_a_remedy(tmp_path, monkeypatch):
@@ -98,7 +100,7 @@ def test_a_cluster_that_is_not_there_is_an_error_with_a_remedy(tmp_path, monkeyp
         lambda address, **_: (_ for _ in ()).throw(ConnectionError(f"nothing at {address}")),
     )
     with pytest.raises(BadOption, match="ray start --head"):
-        run(Store(tmp_path), worker(limit=2), cluster="auto")
+        run(Store(tmp_path), worker(limit=2), workers=Workers(ray="auto"))
 
 
 def test_the_command_line_runs_on_the_cluster(cluster, tmp_path):
@@ -131,7 +133,7 @@ def test_a_cluster_that_cannot_be_reached_is_refused_in_seconds(tmp_path, monkey
     monkeypatch.setattr(ray, "is_initialized", lambda: False)
     monkeypatch.setattr(ray, "init", lambda **_: pytest.fail("Ray would try for minutes"))
     with pytest.raises(BadOption, match="nobody answers"):
-        run(Store(tmp_path), worker(limit=2), cluster=address)
+        run(Store(tmp_path), worker(limit=2), workers=Workers(ray=address))
 
 
 @pytest.mark.parametrize("command", [["audit"], ["bench", "run"], ["study", "none.toml"]])
@@ -170,7 +172,7 @@ def test_an_answer_that_is_not_rays_is_refused_in_seconds(tmp_path, monkeypatch,
     monkeypatch.setattr(ray, "init", lambda **_: pytest.fail("Ray would try for minutes"))
     monkeypatch.setattr(cluster_module, "REACHED", 0.5)
     with pytest.raises(BadOption, match=r"not Ray|nobody answers"):
-        run(Store(tmp_path), worker(limit=2), cluster=form.format(stranger))
+        run(Store(tmp_path), worker(limit=2), workers=Workers(ray=form.format(stranger)))
 
 
 def test_auto_refuses_a_cluster_that_is_no_more(tmp_path, monkeypatch):
@@ -180,7 +182,7 @@ def test_auto_refuses_a_cluster_that_is_no_more(tmp_path, monkeypatch):
     monkeypatch.setattr(ray, "is_initialized", lambda: False)
     monkeypatch.setattr(ray, "init", lambda **_: pytest.fail("Ray would try for minutes"))
     with pytest.raises(BadOption, match="nobody answers"):
-        run(Store(tmp_path), worker(limit=2), cluster="auto")
+        run(Store(tmp_path), worker(limit=2), workers=Workers(ray="auto"))
 
 
 def test_a_real_cluster_is_not_refused(cluster):
@@ -191,7 +193,7 @@ def test_rays_way_to_give_up_is_an_error_of_ours(tmp_path, monkeypatch):
     monkeypatch.setattr(ray, "is_initialized", lambda: False)
     monkeypatch.setattr(ray, "init", lambda **_: (_ for _ in ()).throw(SystemExit(15)))
     with pytest.raises(BadOption, match="ray start --head"):
-        run(Store(tmp_path), worker(limit=2), cluster="auto")
+        run(Store(tmp_path), worker(limit=2), workers=Workers(ray="auto"))
 
 
 @pytest.mark.slow

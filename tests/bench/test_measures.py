@@ -145,7 +145,7 @@ def test_small_numbers_do_not_win_infidelity():
 def test_a_wide_table_is_cut_by_families():
     columns = {metric: torch.tensor([0.1, 0.2]) for metric in metric_groups()}
     table = table_of({"caap": columns, "random": {m: v + 1 for m, v in columns.items()}})
-    pieces = table.pieces()
+    pieces = table.column_groups()
     assert [metric for _, metrics in pieces for metric in metrics] == sorted(
         metric_groups(), key=lambda m: FAMILIES.index(family_of(m))
     )

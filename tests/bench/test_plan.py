@@ -5,11 +5,16 @@ from __future__ import annotations
 import importlib
 import json
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
+import timm
 from PIL import Image
+from torch import nn
 
+import seecause as sc
 from seecause import _software as inputs
+from seecause._software import model_code_digest
 from seecause.bench import plan as plan_module
 from seecause.bench.plan import Plan, canonical, make_plan, shard_id
 from seecause.data.batch import class_places
@@ -83,7 +88,7 @@ def test_precision_and_the_way_of_running_are_in_the_name(monkeypatch):
     )
     worker()
     for decisive in named:
-        assert decisive["precision"] == "highest" and decisive["plugins"] == [""] * 4
+        assert decisive["precision"] == "highest" and decisive["plugins"] == [""] * 5
         assert decisive["run"] == [0, "float32", "cpu", 64 << 20, 1]
     assert len(named) == len(PLAN.shards)
 
@@ -230,6 +235,33 @@ def test_labels_go_to_classes_by_name(tmp_path):
         class_places(model(), open_data(f"folder:{tmp_path / 'data'}"))
 
 
+def test_the_nine_classes_of_imagenet9_go_by_name_too():
+    """Its name begins like ImageNet's, whose 1,000 classes have one order and many spellings."""
+    nine = SimpleNamespace(name="imagenet9:bg_challenge:original", classes=tuple("abcdefghi"))
+    native = timm.create_model("test_vit", num_classes=9).eval()
+    named = sc.wrap(native, mean=(0.5,) * 3, std=(0.5,) * 3, classes=list("ihgfedcba"))
+    assert class_places(named, nine) == (8, 7, 6, 5, 4, 3, 2, 1, 0)
+
+
+class Own(nn.Module):
+    """A module of neither this package nor a library."""
+
+
+def test_the_code_of_a_model_of_ones_own_is_part_of_the_name():
+    """Weights may stay while the forward changes. Ours and the libraries' have versions."""
+    assert model_code_digest(model()) == ""
+    assert model_code_digest(sc.load("timm:test_vit", weights="random")) == ""
+    own = model_code_digest(SimpleNamespace(module=nn.Sequential(Own())))
+    other, shard = replace(PLAN, plugins={"model": own}), ("caap", 0, 2, "digest of the pictures")
+    assert own and shard_id(PLAN, *shard) != shard_id(other, *shard)
+
+
+def test_names_alone_are_methods_with_their_defaults():
+    named = replace(REQUEST, methods=["caap", "center"], metrics="aupr1")
+    assert named.methods == {"caap": {}, "center": {}} and named.metrics == ("aupr1",)
+    assert replace(REQUEST, methods="caap").methods == {"caap": {}}
+
+
 REFUSED = {
     "method": ({"methods": {"capp": {}}}, UnknownName, "nearest: caap"),
     "method option": ({"methods": {"caap": {"tale": 1}}}, BadOption, "tail"),
@@ -257,8 +289,10 @@ REFUSED = {
         BadOption,
         "pixel, patch",
     ),
+    "options of a column": ({"measures": {"insertion": {"steps": 3}}}, UnknownName, "nearest: ins"),
     "no method": ({"methods": {}}, BadOption, "at least one"),
     "target": ({"target": "lable"}, BadOption, "predicted"),
+    "memory": ({"memory": -1}, BadOption, "1 or more"),
     "shard size": ({"shard_size": 0}, BadOption, "1 or more"),
 }
 

@@ -18,12 +18,12 @@ from PIL import Image
 
 from seecause.attribution.attribute import attribute
 from seecause.bench import runner
-from seecause.bench.hands import LOST, RETRIES, WorkersFailed, attempt
+from seecause.bench.evaluate import read_samples
 from seecause.bench.plan import Store
 from seecause.bench.results import read_results
 from seecause.bench.runner import inspect, run
 from seecause.bench.tables import table_of, to_csv, to_latex, write_rows
-from seecause.bench.work import read_samples
+from seecause.bench.workers import LOST, RETRIES, WorkersFailed, attempt
 from seecause.data.batch import to_batch
 from seecause.errors import BadOption, SeecauseError, UnknownName
 from seecause.metrics import insertion_deletion, localization
@@ -129,17 +129,19 @@ def test_a_run_ends_early_between_shards_when_it_is_enough(whole, tmp_path):
 def test_pictures_are_read_once_for_all_methods(tmp_path, monkeypatch):
     reads = []
     monkeypatch.setattr(
-        "seecause.bench.work.read_samples",
+        "seecause.bench.evaluate.read_samples",
         lambda data, a, b, **frame: (reads.append((a, b)), read_samples(data, a, b, **frame))[1],
     )
     quick = {"methods": {"center": {}, "random": {}, "sobel": {}}, "metrics": ("aupr1",)}
     work = partial(worker, **quick, measures={})
     assert run(Store(tmp_path / "kept"), work()).complete
     assert reads == [(0, 2), (2, 4), (4, 6)]  # of three methods
-    monkeypatch.setattr("seecause.bench.work.HELD", 1)
+    monkeypatch.setattr("seecause.bench.evaluate.KEPT_BYTES", 1)
     assert run(Store(tmp_path / "read"), work()).complete
     assert len(reads) == 3 + 9
-    monkeypatch.setattr("seecause.bench.work.HELD", work().read(work().plan.shards[0]).bytes + 1)
+    monkeypatch.setattr(
+        "seecause.bench.evaluate.KEPT_BYTES", work().read(work().plan.shards[0]).bytes + 1
+    )
     reads.clear()
     assert run(Store(tmp_path / "one"), work()).complete
     assert reads.count((0, 2)) == 1 and len(reads) == 1 + 2 * 3  # the one that fits stays
@@ -147,7 +149,7 @@ def test_pictures_are_read_once_for_all_methods(tmp_path, monkeypatch):
     assert rows[0].equals(rows[1]) and rows[0].equals(rows[2])
 
 
-class Hand:
+class FakeWorker:
     """A worker that is here, and may die of an item."""
 
     def __init__(self, do, dies=lambda item: False, refusal=""):
@@ -171,15 +173,15 @@ class Hand:
         pass
 
 
-def hired(monkeypatch, work, **how) -> list[Hand]:
+def hired(monkeypatch, work, **how) -> list[FakeWorker]:
     """Workers of a run, as they are begun."""
-    hands: list[Hand] = []
+    hands: list[FakeWorker] = []
 
     def start(job):
-        hands.append(Hand(runner._doing(work), **how))
+        hands.append(FakeWorker(runner._shard_function(work), **how))
         return hands[-1]
 
-    monkeypatch.setattr("seecause.bench.cluster.ProcessHand", start)
+    monkeypatch.setattr("seecause.bench.cluster.ProcessWorker", start)
     return hands
 
 
@@ -297,7 +299,7 @@ def test_every_number_stands_in_a_csv_with_the_reason_where_it_is_missing(whole,
 
 
 def test_methods_go_through_the_pictures_together_and_nothing_older_is_kept(tmp_path, monkeypatch):
-    monkeypatch.setattr("seecause.bench.work.ROUND", 4)
+    monkeypatch.setattr("seecause.bench.evaluate.ROUND", 4)
     work = worker(methods={"center": {}, "random": {}}, limit=8)
     order, kept = [], []
 

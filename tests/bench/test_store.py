@@ -44,7 +44,7 @@ def test_what_is_saved_comes_back(store):
     assert store.rows(PLAN).column("value").to_pylist()[0] == 0.1
     assert store.rows(PLAN, ["value"]).column_names == ["value"]
     assert torch.equal(store.tensors(SHARD.id)["maps"], torch.arange(18.0).reshape(2, 3, 3))
-    assert store.metadata(SHARD.id)["seconds"] == {"read": 0.25}
+    assert store.read(SHARD.id).metadata["seconds"] == {"read": 0.25}
     assert sorted(file.suffix for file in store.shards.iterdir()) == [
         ".json",
         ".parquet",
@@ -218,14 +218,18 @@ def test_a_kill_during_the_first_manifest_does_not_lock_the_folder(tmp_path):
 def test_torn_drafts_of_a_killed_run_are_cleared_away(store):
     (store.shards / ".x.parquet.1.partial").write_bytes(b"half")
     (store.folder / ".manifest.json.1.partial").write_bytes(b"half")
-    with store.alone():
+    with store.locked():
         assert list(store.shards.iterdir()) == [] and not list(store.folder.glob(".*"))
 
 
 def test_two_runs_cannot_share_a_folder(store):
-    with store.alone(), pytest.raises(BadOption, match="no other run"), Store(store.folder).alone():
+    with (
+        store.locked(),
+        pytest.raises(BadOption, match="no other run"),
+        Store(store.folder).locked(),
+    ):
         pass
-    with store.alone():  # and the lock does not outlive its run
+    with store.locked():  # and the lock does not outlive its run
         pass
 
 
@@ -249,7 +253,7 @@ def test_a_torn_line_of_the_log_costs_that_line_only(store):
     with (store.folder / "log.jsonl").open("ab") as log:
         log.write(b'7\n{"time": 1.0, "event": "fai\xc3')
     assert [event["event"] for event in store.events()] == ["start"]
-    with store.alone():
+    with store.locked():
         store.log("failed", SHARD.id, reason="out of luck")
     assert [event["event"] for event in store.events()] == ["start", "failed"]
     assert store.failures([SHARD.id]) == {SHARD.id: "out of luck"}

@@ -16,9 +16,9 @@ from typer.testing import CliRunner
 from seecause.bench.study import (
     StudyContext,
     StudyRun,
-    carry_out,
     read_csv,
     read_study,
+    run_cells,
     run_study,
     summarised,
     write_results,
@@ -65,31 +65,51 @@ def study(tmp_path):
 
 
 def test_a_finished_cell_is_not_done_again_and_a_changed_line_does_only_its_own(study, tmp_path):
-    carry_out(study(), minutes=1)
+    run_cells(study(), minutes=1)
     assert toy.CALLS == [("scaled", 1), ("scaled", 2), ("scaled", 3), ("total", 12)]
     toy.CALLS.clear()
-    carry_out(study(), minutes=1)
+    run_cells(study(), minutes=1)
     assert toy.CALLS == []
-    carry_out(study(seeds=(1, 2, 4)), minutes=1)  # and what needs it
+    run_cells(study(seeds=(1, 2, 4)), minutes=1)  # and what needs it
     assert toy.CALLS == [("scaled", 4), ("total", 14)]
     toy.CALLS.clear()
-    carry_out(study(limit=1), minutes=1)  # other settings
+    run_cells(study(limit=1), minutes=1)  # other settings
     assert toy.CALLS == [("scaled", 1), ("scaled", 2), ("scaled", 3), ("total", 30)]
+
+
+@pytest.mark.parametrize("changed", ["cells.py", "helpers.py"])
+def test_a_changed_helper_asks_for_the_cell_again(tmp_path, changed):
+    files = {
+        "cells.py": "from helpers import TWICE\n\n\ndef f(context):\n    return [{'x': g()}]\n\n\n"
+        "def g():\n    return TWICE\n",
+        "helpers.py": "TWICE = 2\n",
+        "mine.toml": "name = 'mine'\nquestion = '?'\n[[cells]]\ngroup = 'a'\ncall = 'cells.f'\n"
+        "[output]\ncolumns = ['x']\n",
+    }
+    keys = []
+    for folder in (tmp_path / "before", tmp_path / "after"):
+        folder.mkdir()
+        for name, text in files.items():
+            later = name == changed and folder.name == "after"
+            (folder / name).write_text(f"{text}\nMORE = 1\n" if later else text)
+        study = read_study(folder / "mine.toml")
+        keys.append(StudyRun(study, StudyContext("cpu", tmp_path / "work")).keys)
+    assert keys[0] != keys[1]
 
 
 def test_a_slice_does_at_least_one_cell_and_the_next_goes_on(study, tmp_path):
     for _ in range(4):
-        carry_out(study(), minutes=1e-9)
+        run_cells(study(), minutes=1e-9)
     assert toy.CALLS == [("scaled", 1), ("scaled", 2), ("scaled", 3), ("total", 12)]
     run = study()
-    carry_out(run, minutes=0)
+    run_cells(run, minutes=0)
     path = write_results(run, tmp_path / "out", "toy")
     assert path.read_text() == "table,method,seed,value\none,a,1,2\none,a,2,4\none,a,3,6\n"
 
 
 def test_a_failing_cell_is_a_hole_with_its_reason_and_is_tried_again(study, tmp_path):
     run = study(seeds=(1, 0, 3))
-    carry_out(run, minutes=1)
+    run_cells(run, minutes=1)
     record = json.loads(
         write_results(run, tmp_path / "out", "toy").with_suffix(".json").read_text()
     )
@@ -101,13 +121,13 @@ def test_a_failing_cell_is_a_hole_with_its_reason_and_is_tried_again(study, tmp_
     again = study(seeds=(1, 0, 3))
     assert not again.failed and not again.is_done(again.study.cells[1])
     toy.CALLS.clear()
-    carry_out(again, minutes=1)
+    run_cells(again, minutes=1)
     assert toy.CALLS == [("scaled", 0)]
 
 
 def test_what_a_cell_came_from_is_kept(study, tmp_path):
     run = study()
-    carry_out(run, minutes=1, only="a 2")
+    run_cells(run, minutes=1, only="a 2")
     assert toy.CALLS == [("scaled", 2)]
     record = json.loads(
         write_results(run, tmp_path / "out", "toy").with_suffix(".json").read_text()
@@ -128,11 +148,11 @@ def test_progress_counts_the_cells_that_are_asked_for(study, tmp_path):
 
 def test_a_damaged_cell_is_done_again(study):
     run = study()
-    carry_out(run, minutes=1)
+    run_cells(run, minutes=1)
     file = run.store.file(run.keys["first one a 2"], "json")
     file.write_text(file.read_text().replace('"value": 4', '"value": 5'))
     toy.CALLS.clear()
-    carry_out(study(), minutes=1)
+    run_cells(study(), minutes=1)
     assert toy.CALLS == [("scaled", 2)]
 
 
@@ -154,7 +174,7 @@ def test_a_run_that_is_killed_goes_on_where_it_was(study, tmp_path):
         process.wait()
     run = study(seeds=(1, 2, -1))
     assert [run.is_done(cell) for cell in run.study.cells] == [True, True, False, False]
-    carry_out(study(), minutes=1)  # another line in the place of the one that never ends
+    run_cells(study(), minutes=1)  # another line in the place of the one that never ends
     assert toy.CALLS == [("scaled", 3), ("total", 12)]
 
 
@@ -168,7 +188,17 @@ def test_missing_folders_and_files_are_named(tmp_path):
     assert done.exit_code == 2 and "weights" in done.output
     with pytest.raises(DataMissing, match="--models"):
         StudyContext("cpu", tmp_path).fill("{models}/a")
-    assert StudyContext("cpu", tmp_path, models=Path("m")).fill("{models}/a") == "m/a"
+    context = StudyContext("cpu", tmp_path, models=Path("m"))
+    assert context.fill("{models}/a") == "m/a"
+    assert context.fill({"of": ["{models}/a", 1]}) == {"of": ["m/a", 1]}
+
+
+def test_two_cells_of_one_name_are_refused(tmp_path):
+    """The rows of the one would stand for both."""
+    text = TOML.format(seeds=[1]).replace("grid = { seed = [1] }", "each = [{ a = 1 }, { b = 1 }]")
+    (tmp_path / "toy.toml").write_text(text)
+    with pytest.raises(DataMissing, match="2 cells are called 'first one a 1'"):
+        read_study(tmp_path / "toy.toml")
 
 
 def test_anyone_can_write_a_study(tmp_path, monkeypatch):
@@ -216,6 +246,14 @@ def test_differences_are_paired_and_over_what_both_have():
     assert second["mean"] == pytest.approx(10 / 3) and (second["n"], second["missing"]) == (3, 1)
     assert second["difference"] == pytest.approx(4 / 3)
     assert second["error of difference"] == pytest.approx(1 / 3)
+
+
+def test_rows_of_one_picture_all_count():
+    """Two seeds of the same pictures: none takes the place of another, and each has its partner."""
+    rows = [{"method": m, "picture": 7, "x": x} for m, x in zip("aabb", (1, 3, 2, 6), strict=True)]
+    first, second = summarised(rows, ["method"], ["x"], against={"method": "a"})
+    assert (first["n"], first["mean"]) == (2, 2) and (second["n"], second["mean"]) == (2, 4)
+    assert second["difference"] == 2 and second["error of difference"] == 1
 
 
 @pytest.mark.parametrize("long", [True, False])

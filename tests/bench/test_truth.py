@@ -17,7 +17,7 @@ from seecause.bench.runner import run
 from seecause.bench.tables import (
     TRUTH_COLUMNS,
     against_truth,
-    shown,
+    score_texts,
     table_of,
     to_csv,
     to_latex,
@@ -77,7 +77,7 @@ def test_the_report_shows_the_truth_and_keeps_it_as_csv(done, monkeypatch):
     assert reads == [((work.plan.request.data,), {"limit": 3})]
     page = (store.folder / "index.html").read_text()
     assert "<h2>Against the truth</h2>" in page and all(
-        f"<td>{number}</td>" in page for row in found.values() for number in shown(row)
+        f"<td>{number}</td>" in page for row in found.values() for number in score_texts(row)
     )
     with (store.folder / "truth.csv").open() as file:
         assert [row["method"] for row in csv.DictReader(file)] == ["sobel", "center"]
@@ -115,7 +115,7 @@ def test_what_no_picture_asks_is_a_dash():
         torch.linspace(0.1, 0.3, 3),
     )
     assert empty.completeness != empty.completeness and empty.threshold != empty.threshold
-    assert shown({"completeness": empty.completeness, "correctness": 0.5}) == ["-", "0.500"]
+    assert score_texts({"completeness": empty.completeness, "correctness": 0.5}) == ["-", "0.500"]
 
 
 def test_a_value_without_end_breaks_no_table():

@@ -13,9 +13,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from seecause.bench.evaluate import PreparedRun, open_model
 from seecause.bench.plan import Plan, Request, Store, make_plan
 from seecause.bench.store import ShardStore
-from seecause.bench.work import Worker, open_model
 from seecause.data.registry import open_data
 
 REQUEST = Request(
@@ -34,11 +34,11 @@ def model():
     return open_model(REQUEST)
 
 
-def worker(**changes) -> Worker:
+def worker(**changes) -> PreparedRun:
     """Ready to work on `REQUEST` with some changes; the model is opened once."""
     request = replace(REQUEST, **changes)
     data = open_data(request.data, limit=request.limit)
-    return Worker(make_plan(request, model(), data), model(), data)
+    return PreparedRun(make_plan(request, model(), data), model(), data)
 
 
 @contextmanager

@@ -380,7 +380,7 @@ def test_a_cluster_is_asked_for_by_an_address(monkeypatch):
     with pytest.raises(Reached) as reached:
         WorkerOptions(ray="nowhere").made()
     assert reached.value.words == ("nowhere",)
-    monkeypatch.setattr("seecause.bench.hands.Workers.placed", lambda workers: [workers.count])
+    monkeypatch.setattr("seecause.bench.workers.Workers.checked", lambda workers: [workers.count])
     assert WorkerOptions(workers=3).made() == [3]
 
 

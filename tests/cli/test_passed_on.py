@@ -223,7 +223,7 @@ HANDS = "--workers 3 --ray local --cpus-per-worker 2 --gpus-per-worker 0.5 --mem
 def test_workers(called, monkeypatch, tmp_path):
     worker = SimpleNamespace(plan=SimpleNamespace(shards=()), left_out={})
     monkeypatch.setattr("seecause.bench.prepare", lambda *_, **__: worker)
-    monkeypatch.setattr("seecause.bench.hands.Workers.placed", lambda self: self)
+    monkeypatch.setattr("seecause.bench.workers.Workers.checked", lambda self: self)
     monkeypatch.setattr("seecause.bench.cluster.check_address", lambda address: None)
     monkeypatch.setattr("seecause.bench.Store.finished", lambda *_: [])
     places = {
@@ -236,11 +236,11 @@ def test_workers(called, monkeypatch, tmp_path):
         assert (workers.cpus, workers.gpus, workers.memory) == (2, 0.5, 1536 << 20)
     reached = called(
         f"heads score --out {tmp_path}/scores --work {tmp_path}/pieces {HANDS}",
-        "seecause.bench.carry.carrying",
+        "seecause.bench.pieces.resumable",
     )
     folder, name, workers = reached.words
     assert (folder, name, workers.count) == (f"{tmp_path}/pieces", "heads score", 3)
-    reached = called(f"audit --out {tmp_path}/audit", "seecause.bench.carry.carrying")
+    reached = called(f"audit --out {tmp_path}/audit", "seecause.bench.pieces.resumable")
     assert reached.words[:2] == (tmp_path / "audit.work", "audit")
 
 

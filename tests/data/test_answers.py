@@ -4,6 +4,7 @@ what cannot be drawn from."""
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 
 import pytest
 import torch
@@ -121,6 +122,17 @@ def test_answers_are_in_the_order_of_the_data(model):
     )
     with pytest.raises(BadOption, match="labels"):
         answers(model, Given(model, labels=False))
+
+
+def test_answers_are_right_by_the_names_of_classes(model):
+    """The data may number its classes in another order than the model does."""
+    names = [f"class {place}" for place in range(10)]
+    data = Given(model)
+    data.samples = [replace(sample, label=9 - sample.label) for sample in data.samples]
+    data.classes = tuple(names[::-1])
+    named = view(tiny("timm_deit3", torch.float32), check=False)
+    named.classes = tuple(names)
+    assert answers(named, data).right.all()
 
 
 def test_selecting_logs_the_shares_of_groups(model, caplog):

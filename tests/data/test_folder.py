@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from PIL import Image
+from PIL import Image, ImageFilter
 
 import seecause as sc
 from seecause.data.dataset import capabilities
@@ -151,6 +151,16 @@ def test_a_mask_saved_as_jpeg_does_not_grow(tmp_path, quality):
     exact[13:45, 10:51] = True
     Image.fromarray(exact.astype(np.uint8) * 255).save(tmp_path / "m.jpg", quality=quality)
     assert (read_mask(tmp_path / "m.jpg").numpy() == exact).all()
+
+
+@pytest.mark.parametrize("file", ["m.jpg", "m.png"])
+def test_a_soft_mask_saved_in_colour_keeps_its_object(tmp_path, file):
+    """Its brightness is read in bytes, of which twice 255 is 254."""
+    exact = np.zeros((64, 64), np.uint8)
+    exact[13:45, 10:51] = 255
+    soft = Image.fromarray(exact).filter(ImageFilter.GaussianBlur(3))
+    soft.convert("RGB").save(tmp_path / file)
+    assert (read_mask(tmp_path / file).numpy() == (exact > 0)).mean() > 0.99
 
 
 def test_the_fingerprint_of_pairs_knows_how_the_other_version_is_made(pets):

@@ -119,6 +119,19 @@ def test_names_that_are_taken_or_cannot_be_typed_are_refused(registered, name):
         sc.data.register(name, Squares)
 
 
+@pytest.mark.parametrize("limit", [0, 2.5, "3"])
+def test_a_limit_is_a_whole_number(limit):
+    with pytest.raises(BadOption, match="a whole number"):
+        sc.data.open("critters:clean:test", limit=limit)
+
+
+def test_what_is_not_there_is_refused(tmp_path):
+    with pytest.raises(BadOption, match="give folder:"):
+        sc.data.open(tmp_path)
+    with pytest.raises(BadOption, match="samples='none'"):
+        sc.data.to_batch(sc.load("builtin:critters-vit"), [])
+
+
 def test_what_is_no_dataset_is_refused(registered):
     sc.data.register("odd", lambda rest: ["a picture"])
     with pytest.raises(BadOption, match="a dataset with `name`"):

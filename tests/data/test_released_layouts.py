@@ -102,6 +102,20 @@ def test_all_folders_are_a_list_too(tmp_path, categories):
     assert [int(s.mask.sum()) for s in data] == [0] * 6 + [1] + [0] * 42 + [1]
 
 
+def test_of_several_lists_that_of_the_folders_counts(imagenet_s, categories):
+    """The release's repository has all three side by side; the ids of masks go by one of them."""
+    few = imagenet_s / "ImageNetS_categories_im50.txt"
+    few.write_text("\n".join(categories[:50]))
+    with pytest.raises(DataMissing, match=r"im50.txt, .*im919.txt, of which none fits"):
+        open_data(f"imagenet-s:{imagenet_s}")
+    own, others = [categories[number - 1] for number in (255, 256, 919)], categories[300:347]
+    few.write_text("\n".join([*own, *others]))
+    for wnid in others:
+        photo(imagenet_s / "validation" / wnid / "a.JPEG", size=(2, 2))
+    data = open_data(f"imagenet-s:{imagenet_s}")
+    assert data[0].mask[0].tolist() == [0, 0, 0, 0, IGNORE, 1]  # the first of fifty
+
+
 def test_odd_imagenet_s_files_are_named(imagenet_s, categories):
     mask = imagenet_s / "validation-segmentation" / categories[254] / f"{categories[254]}.png"
     id_mask(mask, [[1001] * 6] * 4)

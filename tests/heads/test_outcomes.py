@@ -41,7 +41,7 @@ from seecause.heads.pictures import (
 )
 from seecause.metrics import background_gap, in9_answers, in9_right
 from seecause.metrics.accuracy import calibration, group_accuracy
-from seecause.metrics.sanity import copied
+from seecause.metrics.sanity import copied_view
 from tests.tiny import scramble
 
 
@@ -220,7 +220,7 @@ def test_nine_answers_are_those_of_the_release(tmp_path):
     for edit in (
         lambda: sc.heads.prune(ten, [(0, 0)]),
         lambda: sc.heads.export(ten, [(0, 0)], tmp_path / "out"),
-        lambda: copied(ten),
+        lambda: copied_view(ten),
     ):
         with pytest.raises(
             NotDefined, match="14 classes of VisionTransformer count as 10 answers"

@@ -13,6 +13,7 @@ from torch.testing import assert_close
 import seecause as sc
 from seecause.errors import BadOption
 from seecause.metrics.fidelity import (
+    exact_sums,
     faithfulness_estimate,
     infidelity,
     mu_fidelity,
@@ -160,6 +161,18 @@ def test_a_flat_map_has_no_correlation(setting):
     flat = torch.full((2, *GRID), 0.1)
     for metric in (mu_fidelity, faithfulness_estimate):
         assert metric(model, images, flat, CLASSES).isnan().all()
+
+
+def test_equal_sums_are_equal_whatever_their_order():
+    """A flat map of 0.3 has sums that differ by rounding, which Spearman's ranks would show."""
+    sets = random_subsets((0.2,), 200, (12, 12), seed=0).flatten(1)
+    flat, coarse = torch.full((1, 144), 0.3).double(), torch.tensor([0.1, 0.7]).double()
+    assert exact_sums(flat, sets).unique().numel() == 1
+    values = coarse[torch.arange(144) % 2][None]
+    distinct = (sets & (values > 0.5)).sum(dim=1).unique()
+    assert exact_sums(values, sets).unique().numel() == distinct.numel()
+    assert_close(exact_sums(values, sets), values @ sets.double().T)
+    assert exact_sums(torch.zeros(1, 144).double(), sets).eq(0).all()
 
 
 def test_place_in_the_batch_and_memory_change_nothing(setting):

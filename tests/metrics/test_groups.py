@@ -81,3 +81,9 @@ def test_groups_of_a_class_count_as_one():
 def test_samples_without_a_group_are_named():
     with pytest.raises(BadOption, match="none for sample 4"):
         group_accuracy(RIGHT, [*GROUPS[:4], None, *GROUPS[5:]])
+
+
+def test_answers_may_be_a_list_and_odd_groups_are_named():
+    assert group_accuracy([True, False], [0, 0]).average == 0.5
+    with pytest.raises(BadOption, match="as many numbers each"):
+        group_accuracy(torch.tensor([True, False]), [(0, 1), (0,)])

@@ -6,6 +6,7 @@ from __future__ import annotations
 import itertools
 
 import pytest
+import timm
 import torch
 from torch.testing import assert_close
 
@@ -13,7 +14,7 @@ import seecause as sc
 from seecause.errors import BadOption, NotDefined, UnknownName
 from seecause.metrics import MetricInputs, measure, metrics
 from seecause.metrics.sanity import (
-    copied,
+    copied_view,
     layer_groups,
     parameter_randomisation,
     random_logit,
@@ -71,6 +72,13 @@ def test_another_class_is_drawn_and_is_never_the_same(setting):
     )  # a class-agnostic method is caught
     with pytest.raises(NotDefined, match="other="):
         random_logit(model, images, explain, lambda logits: logits[:, 0])
+
+
+def test_a_model_of_one_class_has_no_other():
+    native = timm.create_model("test_vit", num_classes=1).eval()
+    model = sc.wrap(native, mean=(0.5,) * 3, std=(0.5,) * 3)
+    with pytest.raises(NotDefined, match="a single class"):
+        random_logit(model, noise(1, 3, 160, 160), lambda x, _: noise(1, *GRID))
 
 
 # parameter randomisation
@@ -148,7 +156,7 @@ def test_fewer_steps_are_some_of_all_and_end_where_all_end():
 def test_a_copy_computes_the_same_and_shares_nothing(family):
     native = tiny(family)
     model, images = view(native, check=False), pictures(native)
-    other = copied(model)
+    other = copied_view(model)
     assert_close(other(images), model(images), atol=1e-12, rtol=0)
     mine, theirs = (
         {tensor.data_ptr() for module in m._modules() for tensor in module.parameters()}

@@ -16,12 +16,12 @@ from torch import Tensor
 
 from seecause._options import Count, Limit
 from seecause.attribution.gradients import (
+    bind_target,
     differentiate,
     every_attention,
     one_block,
     over_copies,
     over_images,
-    settle,
 )
 from seecause.attribution.registry import Maps, method
 from seecause.engine.attention import (
@@ -81,12 +81,14 @@ def rollout(
     smallest entries of each fused matrix to zero. `compat` repeats vit-explain's slip, which
     divides column j by the sum of row j, so that rows no longer sum to one.
     """
-    reach = reaching(model, images, start=start, fusion=fusion, discard=discard, compat=compat)
+    reach = rollout_matrix(
+        model, images, start=start, fusion=fusion, discard=discard, compat=compat
+    )
     return Maps(_read(model, images, reach), target)
 
 
 @torch.no_grad()
-def reaching(
+def rollout_matrix(
     model: VisionModel,
     images: Tensor,
     *,
@@ -188,7 +190,7 @@ def tam(
     for layer, probs in enumerate(attention_probs(model, images, start=start), start):
         step = probs.mean(dim=1) @ reach  # [B, T, T]
         reach = step if layer == last else reach + step
-    target = settle(model, images, target)
+    target = bind_target(model, images, target)
     weight = mean_slope(model, images, target, steps, score).relu().mean(dim=1)
     return Maps(_read(model, images, reach) * _read(model, images, weight), target)
 
@@ -284,7 +286,7 @@ def legrad(
     """
     if not 0 <= start < model.n_layers:
         raise BadOption("start", start, f"0-{model.n_layers - 1}, the first block that counts")
-    target, layout = settle(model, images, target), model.check(images)
+    target, layout = bind_target(model, images, target), model.check(images)
     total = images.new_zeros(len(images), layout.tokens)
     for step in walk(model, model.embed(images), model.at(images)):
         step.h = step.h.detach().requires_grad_()

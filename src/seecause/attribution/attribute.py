@@ -55,14 +55,16 @@ def attribute(
     method: str | Sequence[str] = "caap",
     **options: Any,
 ) -> Attribution | Attributions:
-    """Which patches caused the answer?
+    """Which patches caused the answer? Maps [B, gh, gw], signed and not normalised.
 
-    `model` is a view, or a module that `sc.wrap` takes as it is. `images`: PIL pictures, paths, raw
-    pixels (uint8), a list of these, or a normalised tensor [B, 3, H, W]. `target`: None for the
-    predicted class; an index or a name; one per image; a pair (a, b) for the contrast of two
-    logits; or a function of logits; of a detector or a model of pixels `sc.Box` or `sc.Region`.
-    `options` are the method's own. Several methods give a
-    dictionary of results (`Attributions`); an option then goes to every method that has it.
+    model    a view (`sc.load`, `sc.wrap`), or a module that `sc.wrap` takes as it is
+    images   PIL pictures, paths, raw pixels (uint8), a list of these, or a normalised tensor
+             [B, 3, H, W]
+    target   None: the predicted class; an index or a name, or one for each image; a pair (a, b):
+             the contrast of two logits; a function of logits; of a detector or a model of pixels
+             `sc.Box` or `sc.Region`
+    method   one of `sc.methods()`, or several: then the result is a dictionary (`Attributions`)
+    options  the method's own; with several methods each goes to all that have it
 
     >>> import seecause as sc
     >>> model = sc.load("builtin:critters-vit")

@@ -22,7 +22,7 @@ from seecause.attribution.result import (
     saved_lists,
 )
 from seecause.attribution.stream import BATCH, PictureBatch, picture_batches
-from seecause.data.dataset import Hole
+from seecause.data.dataset import IGNORE, Hole
 from seecause.engine.mixture import need_gradients, special_rows
 from seecause.errors import BadOption, DataMissing, NotDefined, SeecauseError
 from seecause.loading import as_view
@@ -147,6 +147,8 @@ def explain_batches(
         )
     explained = _explained(model, target)
     methods = default_methods(model) if methods is None else methods
+    if not methods:
+        raise BadOption("methods", [], "at least one method, or None for the usual ones")
     if others is not None:
         _need_blanks(model, methods)
     total = ""
@@ -195,6 +197,8 @@ def _rows_of(
     """What is explained in the pictures of a batch, some of those that came in. Of a region of
     files, those that do not reach so far are holes."""
     if isinstance(explained, list):
+        if max(part.places) >= len(explained):
+            raise BadOption("target", f"a list of {len(explained)}", "one for each picture")
         return part, [explained[place] for place in part.places]
     if not isinstance(explained, PictureRegion):
         return part, explained
@@ -222,8 +226,11 @@ def _truth(model: ImageModel, label: str | None) -> str | None:
 
 
 def _area_outside(mask: Tensor | None) -> float | None:
-    """What an even map would have outside of the object."""
-    return None if mask is None else 1 - float(mask.double().mean())
+    """What an even map would have outside of the object, of the pixels that are one or the other;
+    None without any."""
+    if mask is None or not (mask != IGNORE).any():
+        return None
+    return float((mask[mask != IGNORE] == 0).double().mean())
 
 
 def _background(run: Attribution, masks: Sequence[Tensor | None]) -> list[float | None]:
@@ -359,6 +366,10 @@ def _joined(parts: Sequence[Explanation]) -> Explanation:
     if len(parts) == 1:
         return parts[0]
     last = parts[-1]
+    sizes = {tuple(part.first.images.shape[2:]) for part in parts}
+    if len(sizes) > 1:
+        listed = ", ".join(f"{height} x {width}" for height, width in sorted(sizes))
+        raise BadOption("pictures", listed, "one size; `sc.attribute_stream` takes several")
     runs = {
         method: Attribution.join([part.runs[method] for part in parts], last.fingerprint)
         for method in last.runs

@@ -106,7 +106,7 @@ def differentiate(
     return bound, gradients
 
 
-def settle(model: ImageModel, images: Tensor, target: Target) -> Target:
+def bind_target(model: ImageModel, images: Tensor, target: Target) -> Target:
     """Fill in the predicted class by a plain run, where the method itself makes none."""
     return target.bind(plain_logits(model, images)) if target.open else target
 

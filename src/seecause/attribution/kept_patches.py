@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from seecause._options import Count, Share
-from seecause.attribution.gradients import one_block, settle
+from seecause.attribution.gradients import bind_target, one_block
 from seecause.attribution.registry import Maps, method
 from seecause.engine.attention import attention_probs
 from seecause.engine.chunks import fit, in_chunks, run_in_chunks
@@ -134,7 +134,7 @@ def mutex(
 
     each = one_block(model, model.check(images))
     chosen = run_in_chunks(choose, len(images), each, images.device, what="images")  # [B, 54, N]
-    return _mean_over_choices(model, images, chosen, settle(model, images, target), score)
+    return _mean_over_choices(model, images, chosen, bind_target(model, images, target), score)
 
 
 def _degrees(model: VisionModel, images: Tensor, *, edge: float, start: int) -> Tensor:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from seecause._options import Count, Share
 from seecause.attribution.caap import ONE_CLASS, Classes, take_classes
-from seecause.attribution.gradients import settle
+from seecause.attribution.gradients import bind_target
 from seecause.attribution.registry import EVERY_VIEW, Maps, method
 from seecause.engine.blanks import Blank, blank_image
 from seecause.engine.chunks import fit, in_chunks, plain_logits, run_in_chunks
@@ -42,8 +42,9 @@ def simple_insertion(
     embeddings without overlap this is activation patching at the embedding (l_s = l_e = 0,
     tail = all), which the tests use as a cross-check of the engine.
     """
-    bound = settle(model, images, target)
-    empty = blank_image(model, (images.shape[-2], images.shape[-1]), blank, seed=seed)
+    bound = bind_target(model, images, target)
+    size = (images.shape[-2], images.shape[-1])
+    empty = blank_image(model, size, blank, seed=seed, count=len(images))
     return Maps(_pasted(model, images, empty.expand_as(images), select, bound, score), bound)
 
 
@@ -63,7 +64,8 @@ def simple_deletion(
     logits = plain_logits(model, images)
     bound = target.bind(logits)
     plain = bound.score(logits, score, sigmoid=model.sigmoid)[:, None]
-    empty = blank_image(model, (images.shape[-2], images.shape[-1]), blank, seed=seed)
+    size = (images.shape[-2], images.shape[-1])
+    empty = blank_image(model, size, blank, seed=seed, count=len(images))
     return Maps(
         plain - _pasted(model, empty.expand_as(images), images, select, bound, score), bound
     )
@@ -129,7 +131,7 @@ def rise(
     each = model.forward_bytes(layout)
     fitting = fit(len(images), each, images.device)  # images together, each behind `together` masks
     together = fit(masks, fitting * each, images.device)
-    bound = settle(model, images, target)
+    bound = bind_target(model, images, target)
     draw = random_masks(masks, cells, p, size, seed=seed, device=images.device)
     weight: Tensor | float = masks * p
     if normalise == "mask":

@@ -13,11 +13,11 @@ from torch import Tensor
 
 from seecause._options import Count, NotNegative
 from seecause.attribution.gradients import (
+    bind_target,
     over_copies,
     over_images,
     patch_sums,
     pixel_slope,
-    settle,
     whole_graph,
 )
 from seecause.attribution.registry import EVERY_VIEW, Maps, method
@@ -54,7 +54,7 @@ def integrated_gradients(
     the mean colour, which is 0 after normalisation, unless another blank or a normalised picture is
     given.
     """
-    target = settle(model, images, target)
+    target = bind_target(model, images, target)
     base = blank_image(model, (images.shape[-2], images.shape[-1]), baseline, seed=seed)
     nodes, weights = np.polynomial.legendre.leggauss(steps)  # on [-1, 1]
     t, weight = (torch.from_numpy(x / 2).to(images) for x in (1 + nodes, weights))
@@ -96,7 +96,7 @@ def smoothgrad(
     picture, so a map does not depend on the batch. It is drawn on the device: millions of numbers
     from a CPU would take longer than the passes.
     """
-    target = settle(model, images, target)
+    target = bind_target(model, images, target)
     generator = torch.Generator(images.device).manual_seed(seed)
     drawn = torch.randn(
         samples, *images.shape[1:], generator=generator, device=images.device

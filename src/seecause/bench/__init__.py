@@ -8,10 +8,10 @@
 store     finished work in a folder, by id, with checksums: the resume store of the package
 plan      what is asked -> shards, each named by a digest of everything that decides its result
 measures  the metrics, by groups that share their work; options, checked before anything runs
-work      one shard: read, attribute, measure
-hands     who does the work: this process, or others (cluster: processes, Ray); one loop for all
+evaluate  one shard: read, attribute, measure
+workers   pools of workers: this process, or others (cluster: processes, Ray)
 runner    what is still to do of a run
-carry     audits, head scores and discoveries in pieces that are kept and done by the same hands
+pieces    audits, head scores and discoveries in pieces that are kept, done by the same workers
 results   the numbers of a run, read from its shards in one pass
 tables    means, errors, intervals and paired differences; CSV, LaTeX and Markdown
 ablate    CAAP with one setting changed at a time, as methods of a run

@@ -36,8 +36,8 @@ from torch import Tensor
 from seecause._files import write_atomic
 from seecause.attribution.caap import make_plan
 from seecause.attribution.registry import find
+from seecause.bench.evaluate import PreparedRun, read_samples
 from seecause.bench.plan import Request, Store
-from seecause.bench.work import Worker, read_samples
 from seecause.data.batch import to_batch
 from seecause.data.dataset import IGNORE, capabilities
 from seecause.engine.attention import attention_probs
@@ -201,32 +201,34 @@ def attention_by_depth(model: VisionModel, images: Tensor, masks: Tensor) -> Dep
     return Depth(attention[:, 0], attention[:, 1], 1 / layout.tokens)
 
 
-def why_not(worker: Worker) -> str:
+def why_no_depth(prepared: PreparedRun) -> str:
     """Why there can be no curve, or nothing."""
-    if "masks" not in capabilities(worker.data):
-        return f"{worker.data.name} has no masks"
-    if not isinstance(worker.model, VisionModel) or worker.model.layout.class_index is None:
-        return f"{worker.model.name} has no class token"
-    if not worker.model.readout.read_prefix(worker.model.layout):
-        return f"{worker.model.name} does not read its class token ({worker.model.readout_name})"
+    if "masks" not in capabilities(prepared.data):
+        return f"{prepared.data.name} has no masks"
+    if not isinstance(prepared.model, VisionModel) or prepared.model.layout.class_index is None:
+        return f"{prepared.model.name} has no class token"
+    if not prepared.model.readout.read_prefix(prepared.model.layout):
+        return (
+            f"{prepared.model.name} does not read its class token ({prepared.model.readout_name})"
+        )
     return ""
 
 
-def save_depth(store: Store, worker: Worker) -> None:
+def save_depth(store: Store, prepared: PreparedRun) -> None:
     """The curve of all pictures of a run, for its report; one forward each. Nothing is written
     where there can be none."""
     (store.folder / DEPTH_FILE).unlink(missing_ok=True)
-    if why_not(worker):
+    if why_no_depth(prepared):
         return
-    assert isinstance(worker.model, VisionModel)
+    assert isinstance(prepared.model, VisionModel)
     depths: list[Depth] = []
-    bounds = sorted({(shard.start, shard.stop) for shard in worker.plan.shards})
-    with budget(worker.plan.request.memory):
+    bounds = sorted({(shard.start, shard.stop) for shard in prepared.plan.shards})
+    with budget(prepared.plan.request.memory):
         for start, stop in bounds:
-            samples, _ = read_samples(worker.data, start, stop, frame=worker.model.preprocess)
-            batch = to_batch(worker.model, list(samples.values())) if samples else None
+            samples, _ = read_samples(prepared.data, start, stop, frame=prepared.model.preprocess)
+            batch = to_batch(prepared.model, list(samples.values())) if samples else None
             if batch is not None and batch.masks is not None:
-                depths.append(attention_by_depth(worker.model, batch.images, batch.masks))
+                depths.append(attention_by_depth(prepared.model, batch.images, batch.masks))
     if depths:
         joined = {
             "on_object": torch.cat([depth.on_object for depth in depths]),

@@ -25,7 +25,15 @@ from pathlib import Path
 from typing import Any
 
 from seecause._files import digest
-from seecause.bench.hands import Crew, ItemResult, WorkerJob, Workers, attempt, opened, refused
+from seecause.bench.workers import (
+    ItemResult,
+    WorkerJob,
+    WorkerPool,
+    Workers,
+    attempt,
+    open_job,
+    refusal_of,
+)
 from seecause.errors import BadOption, MissingExtra
 
 log = logging.getLogger(__name__)
@@ -45,14 +53,14 @@ HTTP2_SETTINGS = b"\4"  # the kind of the first frame that a server sends
 
 
 @contextmanager
-def process_crew(job: WorkerJob, count: int) -> Iterator[Crew]:
+def process_pool(job: WorkerJob, count: int) -> Iterator[WorkerPool]:
     with tempfile.TemporaryDirectory() as folder:
         share = partial(_share_by_file, Path(folder))
-        crew = Crew(lambda: ProcessHand(job), count, depth=1, share=share)
+        pool = WorkerPool(lambda: ProcessWorker(job), count, depth=1, share=share)
         try:
-            yield crew
+            yield pool
         finally:
-            crew.close()
+            pool.close()
 
 
 def _share_by_file(folder: Path, content: bytes) -> Callable[[], bytes]:
@@ -61,7 +69,7 @@ def _share_by_file(folder: Path, content: bytes) -> Callable[[], bytes]:
     return path.read_bytes
 
 
-class ProcessHand:
+class ProcessWorker:
     """A process of this machine. Spawned, not forked: torch's threads and a GPU do not survive a
     fork."""
 
@@ -87,11 +95,11 @@ class ProcessHand:
 
 # In a worker process: the job it works for, and what that opened.
 
-_work_for: list[Any] = []
+_job_state: list[Any] = []
 
 
 def _begin(job: WorkerJob) -> None:
-    _work_for.append(job)
+    _job_state.append(job)
     threading.Thread(target=_leave_with_parent, daemon=True).start()
 
 
@@ -105,19 +113,19 @@ def _leave_with_parent() -> None:
 
 def _open() -> str:
     try:
-        _work_for.append(opened(_work_for[0]))
+        _job_state.append(open_job(_job_state[0]))
     except Exception as failure:
-        return refused(failure)
+        return refusal_of(failure)
     return ""
 
 
 def _perform(item: Any) -> ItemResult:
-    job, do = _work_for
+    job, do = _job_state
     return attempt(do, item, job.failures)
 
 
 @contextmanager
-def ray_crew(job: WorkerJob, workers: Workers, *, most: int) -> Iterator[Crew]:
+def ray_pool(job: WorkerJob, workers: Workers, *, most: int) -> Iterator[WorkerPool]:
     """Actors for a job of at most `most` items."""
     assert workers.ray is not None
     ray, needs = _ray(), _needs(job, workers)
@@ -129,13 +137,13 @@ def ray_crew(job: WorkerJob, workers: Workers, *, most: int) -> Iterator[Crew]:
         if count > held:
             log.warning("the cluster holds %d of %d workers; the others wait for room", held, count)
         actor, parcel = ray.remote(**needs)(_Actor), ray.put((job, Path.cwd()))
-        start, share = (lambda: _RayHand(ray, actor.remote(parcel))), (lambda b: _Put(ray.put(b)))
+        start, share = (lambda: _RayWorker(ray, actor.remote(parcel))), (lambda b: _Put(ray.put(b)))
         check = partial(_check_held, ray, needs)
-        crew = Crew(start, count, depth=DEPTH, share=share, check=check)
+        pool = WorkerPool(start, count, depth=DEPTH, share=share, check=check)
         try:
-            yield crew
+            yield pool
         finally:
-            crew.close()
+            pool.close()
 
 
 def _needs(job: WorkerJob, workers: Workers) -> dict[str, Any]:
@@ -144,7 +152,7 @@ def _needs(job: WorkerJob, workers: Workers) -> dict[str, Any]:
     needs: dict[str, Any] = {
         "num_cpus": job.threads if workers.cpus is None else workers.cpus,
         "num_gpus": float(job.device.startswith("cuda")) if gpus is None else gpus,
-        "max_restarts": 0,  # the crew begins another, so that items are not bound to a dead one
+        "max_restarts": 0,  # the pool begins another, so that items are not bound to a dead one
     }
     return needs if workers.memory is None else {**needs, "memory": workers.memory}
 
@@ -188,9 +196,9 @@ class _Actor:
 
     def open(self) -> str:
         try:
-            self.do = opened(self.job)
+            self.do = open_job(self.job)
         except Exception as failure:
-            return refused(failure)
+            return refusal_of(failure)
         return ""
 
     def perform(self, item: Any) -> ItemResult:
@@ -207,8 +215,8 @@ class _Put:
         return _ray().get(self.reference)
 
 
-class _RayHand:
-    """An actor, as the crew sees it."""
+class _RayWorker:
+    """An actor, as the pool sees it."""
 
     def __init__(self, ray: Any, actor: Any):
         self.ray, self.actor = ray, actor

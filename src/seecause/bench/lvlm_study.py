@@ -18,10 +18,10 @@ from torch import Tensor
 
 from seecause._files import digest, digest_json, place
 from seecause._software import arithmetic, versions
-from seecause.bench.hands import Alone, Crew, Workers, crew_for, record
 from seecause.bench.lvlm_table import LVLMStudy, TracedSample
 from seecause.bench.shard_files import EncodedShard, ShardResult, encoded
 from seecause.bench.store import ShardStore
+from seecause.bench.workers import SerialPool, WorkerPool, Workers, open_pool, record_result
 from seecause.data.dataset import Dataset, Sample
 from seecause.data.images import to_pil
 from seecause.errors import (
@@ -92,24 +92,24 @@ def run_lvlm_study(
     store, tracer = study_store(folder), _Tracer(lvlm, bank, data, options)
     job = LVLMJob(lvlm.name, lvlm.fingerprint(), str(lvlm.dtype), lvlm.device.type, tracer.rest)
     with (
-        store.alone(),
-        crew_for(job, workers, most=len(data), do=tracer.perform) as crew,
+        store.locked(),
+        open_pool(job, workers, most=len(data), perform=tracer.perform) as pool,
     ):
         about = {"model": lvlm.name, "data": data.name, "samples": len(data), **asdict(options)}
         store.write_manifest(about)
-        samples = _traced(store, crew, map(tracer.heads, range(len(data))), advance)
+        samples = _traced(store, pool, map(tracer.heads, range(len(data))), advance)
         if options.varies:
-            samples = _traced(store, crew, map(tracer.variants, samples), advance)
+            samples = _traced(store, pool, map(tracer.variants, samples), advance)
         study = LVLMStudy(samples, *_dataset_rows(samples))
         if not options.token_masks or study.text is None:
             return study
         items = (tracer.tokens(sample, study.text) for sample in samples)
-        return replace(study, samples=_traced(store, crew, items, advance))
+        return replace(study, samples=_traced(store, pool, items, advance))
 
 
 def _traced(
     store: ShardStore,
-    crew: Alone | Crew,
+    pool: SerialPool | WorkerPool,
     items: Iterator[_TraceItem],
     advance: Callable[[int], None],
 ) -> list[TracedSample]:
@@ -117,7 +117,7 @@ def _traced(
     known: list[_TraceItem] = []
     lost: dict[str, str] = {}
 
-    def take() -> _TraceItem | None:
+    def next_item() -> _TraceItem | None:
         for item in items:
             known.append(item)
             if item.key and store.read(item.key) is None:
@@ -125,10 +125,10 @@ def _traced(
             advance(1)
         return None
 
-    for item, answer in crew.perform(take):
+    for item, answer in pool.run(next_item):
         if answer.failure:
             lost[item.key] = answer.failure
-        record(store, item.key, answer)
+        record_result(store, item.key, answer)
         advance(1)
     return [_with_shard(item, store, lost.get(item.key, "")) for item in known]
 

@@ -20,7 +20,7 @@ from typing import Any, Literal, get_args
 import pyarrow as pa
 
 from seecause._files import digest
-from seecause._software import plugin_digest, versions
+from seecause._software import model_code_digest, plugin_digest, versions
 from seecause.attribution.registry import find
 from seecause.bench.measures import Options, groups_of, lacking, measure_options, method_options
 from seecause.bench.store import MANIFEST, ShardStore
@@ -69,11 +69,16 @@ Precision = Literal["highest", "high"]
 
 @dataclass(frozen=True)
 class Request:
-    """What is asked. `make_plan` fills in the options that were left to their defaults."""
+    """What a run is asked for: model, data, methods with their options, and metrics.
+
+    `metrics` are names of columns (`sc.metrics.metrics()`) or of sets: "paper", "all". `measures`
+    are options of metrics, by group: {"insertion-deletion": {"steps": "patch"}}. What is left open
+    has the defaults of methods and metrics.
+    """
 
     model: str
     data: str
-    methods: Options  # by the name it has in the table
+    methods: Options  # by the name it has in the table; names alone have their defaults
     # the method behind a name that is none itself: {"black": "caap"}
     called: Mapping[str, str] = field(default_factory=dict)
     study: str = ""  # the ablation these methods are the settings of
@@ -91,6 +96,13 @@ class Request:
     threads: int = 1  # of one worker
     # how the model is read, as options of `load`: size, mean, std, classes
     reading: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        methods: Any = [self.methods] if isinstance(self.methods, str) else self.methods
+        if not isinstance(methods, Mapping):
+            object.__setattr__(self, "methods", {name: {} for name in methods})
+        if isinstance(self.metrics, str):
+            object.__setattr__(self, "metrics", (self.metrics,))
 
     def method(self, name: str) -> str:
         return self.called.get(name, name)
@@ -123,7 +135,7 @@ class Plan:
     places: Sequence[int]
     versions: Mapping[str, str]
     shards: Sequence[Shard]
-    # digests of code outside this package: "method NAME", "metric GROUP", "data"
+    # digests of code outside this package: "method NAME", "metric GROUP", "data", "model"
     plugins: Mapping[str, str] = field(default_factory=dict)
     # samples of earlier plans for the same data, in the same folder, that the data has no more
     gone: Sequence[str] = ()
@@ -263,7 +275,7 @@ def shard_id(plan: Plan, method: str, start: int, stop: int, data: str) -> str:
     """A digest of everything that decides the rows and maps of a shard; `data` is that of its
     samples."""
     request = plan.request
-    code = [f"method {method}", *(f"metric {group}" for group in request.measures), "data"]
+    code = [f"method {method}", *(f"metric {group}" for group in request.measures), "data", "model"]
     decisive = {
         "schema": SCHEMA,
         "versions": plan.versions,
@@ -280,13 +292,14 @@ def shard_id(plan: Plan, method: str, start: int, stop: int, data: str) -> str:
 
 
 def plugins(request: Request, model: ImageModel, data: Dataset) -> dict[str, str]:
-    """Digests of what methods, metrics and data of other packages are made of."""
+    """Digests of what methods, metrics, data and models of other packages are made of."""
     sources: dict[str, Any] = {"data": type(data)}
     for group in groups_of(request.metrics):
         sources[f"metric {group}"] = find_metric(group).run
     for name in request.methods:
         sources[f"method {name}"] = find(request.method(name), model.architecture).run
     digests = {name: plugin_digest(source) for name, source in sources.items()}
+    digests["model"] = model_code_digest(model)
     return {name: value for name, value in digests.items() if value}
 
 
@@ -301,9 +314,10 @@ def _complete(request: Request, model: ImageModel, data: Dataset) -> Request:
         raise BadOption("target", request.target, f"one of {', '.join(get_args(Explained))}")
     if request.precision not in get_args(Precision):
         raise BadOption("precision", request.precision, f"one of {', '.join(get_args(Precision))}")
-    for what in ("shard_size", "threads"):
-        if getattr(request, what) < 1:
-            raise BadOption(what, getattr(request, what), "1 or more")
+    for what in ("shard_size", "threads", "memory"):
+        value = getattr(request, what)
+        if value is not None and value < 1:
+            raise BadOption(what, value, "1 or more")
     if not request.methods or not request.metrics:
         raise BadOption(
             "methods and metrics",
@@ -314,7 +328,10 @@ def _complete(request: Request, model: ImageModel, data: Dataset) -> Request:
         raise BadOption(
             "target", "label", f"predicted (--target predicted): {data.name} has no labels"
         )
-    for group in groups_of(request.metrics):
+    for name in request.measures:
+        find_metric(name)  # a group of metrics, or an error that names the nearest
+    groups = groups_of(request.metrics)
+    for group in groups:
         if why := lacking(group, model, data):
             raise BadOption("metrics", group, f"other metrics: {why}")
     return replace(
@@ -326,7 +343,7 @@ def _complete(request: Request, model: ImageModel, data: Dataset) -> Request:
         metrics=tuple(dict.fromkeys(request.metrics)),
         measures={
             group: measure_options(group, request.measures.get(group, {}), request.seed, model)
-            for group in groups_of(request.metrics)
+            for group in groups
         },
         memory=request.memory or MEMORY.get(request.device.partition(":")[0], MEMORY["cpu"]),
     )

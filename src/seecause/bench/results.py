@@ -15,9 +15,9 @@ from safetensors import SafetensorError
 from safetensors.numpy import load
 from torch import Tensor
 
+from seecause.bench.evaluate import ANSWERS
 from seecause.bench.plan import Plan, Shard, Store
 from seecause.bench.store import Condition, Damaged
-from seecause.bench.work import ANSWERS
 from seecause.data.dataset import evenly
 from seecause.metrics import PartScores
 
@@ -27,7 +27,15 @@ PARTS = [part.name for part in fields(PartScores) if part.name != "thresholds"]
 BY_SAMPLE = {"maps", *CURVES, *(f"parts.{name}" for name in PARTS)}  # tensors with a row for each
 MISSING = ("holes", "undefined")  # of a shard's metadata, that `runner.inspect` tells
 Arrays = Mapping[str, np.ndarray]
-ODD = (SafetensorError, AssertionError, IndexError, KeyError, TypeError, ValueError, RuntimeError)
+UNREADABLE = (
+    SafetensorError,
+    AssertionError,
+    IndexError,
+    KeyError,
+    TypeError,
+    ValueError,
+    RuntimeError,
+)
 Values = dict[str, dict[str, Tensor]]  # [images] by method and metric
 
 
@@ -167,7 +175,7 @@ def read_results(store: Store, plan: Plan) -> RunResults:
                 seconds[method].append(spent / metadata["images"])
             missing = {name: metadata[name] for name in MISSING if metadata.get(name)}
             condition.metadata[shard] = missing
-        except ODD as odd:  # written by something else, whose checksums are right
+        except UNREADABLE as odd:  # written by something else, whose checksums are right
             del condition.metadata[shard]
             condition.damaged[shard] = f"{shard} is no shard of this plan ({odd!r})"
     shares = [part.shared["shares"] for part in tensors.values() if "shares" in part.shared]

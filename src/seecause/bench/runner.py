@@ -1,5 +1,4 @@
-"""What is still to do, in this process, in several, or on a Ray cluster. Shards are independent, so
-there is nothing to agree on: who finishes one, writes it.
+"""Runs: what is still to do of a plan is done in this process, in several, or on a Ray cluster.
 
 Wherever it runs: the same shards, the same folder, and on machines of the same kind the same bits.
 """
@@ -15,7 +14,7 @@ from typing import ClassVar
 from seecause._files import place
 from seecause.attribution.registry import find
 from seecause.bench.ablate import with_settings
-from seecause.bench.hands import Workers, crew_for, record
+from seecause.bench.evaluate import PreparedRun, open_model, open_prepared, round_of, run_shard
 from seecause.bench.measures import (
     Named,
     group_of,
@@ -28,7 +27,7 @@ from seecause.bench.measures import (
 from seecause.bench.plan import ROWS, Plan, Request, Shard, Store, make_plan
 from seecause.bench.shard_files import EncodedShard, encoded
 from seecause.bench.store import Condition
-from seecause.bench.work import Worker, open_model, open_worker, round_of, run_shard
+from seecause.bench.workers import Workers, open_pool, record_result
 from seecause.data.registry import open_data
 from seecause.errors import SeecauseError
 
@@ -45,7 +44,8 @@ class MissingValue:
 
 @dataclass(frozen=True)
 class Status:
-    """Where a run stands."""
+    """Where a run stands: how many of its shards are done, which failed and why, and which values
+    are missing in those that are done. `complete` where nothing is."""
 
     total: int
     done: int
@@ -111,9 +111,9 @@ def inspect(store: Store, plan: Plan, condition: Condition | None = None) -> Sta
 
 def prepare(
     request: Request, *, options: Sequence[Named] = (), metric_options: Sequence[Named] = ()
-) -> Worker:
+) -> PreparedRun:
     """Model, data and plan for a request, whose metrics may be names of sets. Which options and
-    metrics there are depends on model and data; `Worker.left_out` says what a set had to leave
+    metrics there are depends on model and data; `PreparedRun.left_out` says what a set had to leave
     out."""
     for word in request.metrics:
         if word not in metric_sets():
@@ -131,39 +131,46 @@ def prepare(
         methods=with_options("--option", request.methods, options, methods),
     )
     plan = make_plan(with_settings(request, model), model, data)
-    return Worker(plan, model, data, left_out=left_out)
+    return PreparedRun(plan, model, data, left_out=left_out)
 
 
 def run(
     folder: Store | Path | str,
-    request: Request | Worker,
+    request: Request | PreparedRun,
     *,
     workers: Workers | int | None = None,
-    cluster: str | None = None,
     advance: Callable[[int], None] = lambda images: None,
     enough: Callable[[], str] = lambda: "",
 ) -> Status:
-    """Do every unfinished shard of a request; `advance` hears of the images of each one that ended.
+    """Do every unfinished shard of a request, and say where the run stands.
 
-    `folder` may be a URL that fsspec knows. A failed shard is logged with its reason and tried
-    again by the next run. A prepared worker works itself if it is the only one. With `cluster`
-    (auto, local or an address) workers are Ray actors. `enough` is asked before every shard; a
-    reason that it gives ends the run early, with the shards that are begun.
+    `folder` may be a URL that fsspec knows. `workers`: a number of processes, or `Workers` on a
+    cluster. A failed shard is logged with its reason and tried again by the next run. `advance`
+    hears of the images of each shard that ended. `enough` is asked before every shard; a reason
+    that it gives ends the run early, with the shards that are begun.
+
+    >>> import tempfile
+    >>> import seecause as sc
+    >>> request = sc.bench.Request(
+    ...     "builtin:critters-vit", "critters:clean:test", methods={"rollout": {}, "center": {}},
+    ...     metrics=("aupr1", "pointing"), limit=4)
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     status = sc.bench.run(folder, request)
+    ...     table = sc.bench.table(folder)
+    >>> status.complete, status.done, table.cells["rollout"]["aupr1"].n
+    (True, 2, 4)
     """
     store = folder if isinstance(folder, Store) else Store(place(folder))
     store.check()
-    worker = request if isinstance(request, Worker) else prepare(request)
-    plan, reason = worker.plan, ""
-    if cluster is not None:
-        wanted = workers if isinstance(workers, Workers) else Workers(count=workers)
-        workers = replace(wanted, ray=cluster)
-    with store.alone():
-        plan = store.prepare(plan)
+    prepared = request if isinstance(request, PreparedRun) else prepare(request)
+    reason = ""
+    with store.locked():
+        plan = store.prepare(prepared.plan)
         done = store.condition(shard.id for shard in plan.shards).metadata
         todo = [shard for shard in plan.shards if shard.id not in done]
         left = iter(sorted(todo, key=round_of))
 
-        def take() -> Shard | None:
+        def next_item() -> Shard | None:
             nonlocal reason
             reason = reason or enough()
             shard = None if reason else next(left, None)
@@ -171,9 +178,10 @@ def run(
                 store.log("start", shard.id)
             return shard
 
-        with crew_for(BenchJob(plan), workers, most=len(todo), do=_doing(worker)) as crew:
-            for shard, answer in crew.perform(take):
-                record(store, shard.id, answer)
+        perform = _shard_function(prepared)
+        with open_pool(BenchJob(plan), workers, most=len(todo), perform=perform) as pool:
+            for shard, answer in pool.run(next_item):
+                record_result(store, shard.id, answer)
                 advance(len(shard))
         result = inspect(store, plan)
         return replace(result, stopped=reason) if result.pending else result
@@ -200,8 +208,8 @@ class BenchJob:
         return self.plan.versions
 
     def open(self) -> Callable[[Shard], EncodedShard]:
-        return _doing(open_worker(self.plan))
+        return _shard_function(open_prepared(self.plan))
 
 
-def _doing(worker: Worker) -> Callable[[Shard], EncodedShard]:
-    return lambda shard: encoded(run_shard(worker, shard), ROWS)
+def _shard_function(prepared: PreparedRun) -> Callable[[Shard], EncodedShard]:
+    return lambda shard: encoded(run_shard(prepared, shard), ROWS)

@@ -77,7 +77,8 @@ class Condition:
 
 @dataclass(frozen=True)
 class ShardStore:
-    """A folder of finished shards, by id. `command` is the one whose results it holds."""
+    """A folder of finished work, shard by shard, so that a killed job goes on. `command` is the one
+    whose results it holds."""
 
     folder: Path
     command: str
@@ -134,7 +135,7 @@ class ShardStore:
             write_atomic(self.folder / name, content)
 
     @contextmanager
-    def alone(self) -> Iterator[None]:
+    def locked(self) -> Iterator[None]:
         """Keep a second run out of this folder. The system lets go of the lock when the process
         ends, however it ends."""
         if not is_local(self.folder):
@@ -182,29 +183,14 @@ class ShardStore:
         if is_local(self.folder):  # elsewhere folders come with their files
             self.shards.mkdir(parents=True, exist_ok=True)
 
-    def read(self, shard: str, columns: Sequence[str] | None = None) -> ShardResult | None:
-        """Everything of a shard, or some columns of its rows; None if it is not finished, or
-        damaged and to be done again."""
-        return next((result for _, result in self.scan([shard], columns=columns)), None)
-
-    def scan(
-        self,
-        ids: Iterable[str],
-        condition: Condition | None = None,
-        columns: Sequence[str] | None = None,
-    ) -> Iterator[tuple[str, ShardResult]]:
-        """Intact shards among these, one at a time; on the way, the `condition` of all is noted."""
-        for shard, metadata, contents in self.files(ids, condition):
-            try:
-                table = contents.get("parquet")
-                rows = () if table is None else read_table(shard, table, columns)
+    def read(self, shard: str) -> ShardResult | None:
+        """Everything of a shard; None if it is not finished, or damaged and to be done again."""
+        for _, metadata, contents in self.files([shard]):
+            with contextlib.suppress(Damaged):
+                rows = read_table(shard, contents["parquet"]) if "parquet" in contents else ()
                 tensors = read_tensors(shard, contents.get("safetensors"))
-            except Damaged as damage:
-                if condition is not None:
-                    del condition.metadata[shard]
-                    condition.damaged[shard] = damage.reason
-                continue
-            yield shard, ShardResult(rows, tensors, metadata)
+                return ShardResult(rows, tensors, metadata)
+        return None
 
     def condition(self, ids: Iterable[str]) -> Condition:
         """Which shards are whole, byte by byte. What was never finished is in neither list."""
@@ -273,9 +259,6 @@ class ShardStore:
         """Of a finished shard; `Damaged` if it is not."""
         content = self._content(shard, "safetensors", self._mark(shard)["checksums"])
         return read_tensors(shard, content)
-
-    def metadata(self, shard: str) -> dict[str, Any]:
-        return self._mark(shard)["metadata"]
 
     def log(self, event: str, shard: str, **more: Any) -> None:
         """One line, in one write, so that several processes may add to the file."""

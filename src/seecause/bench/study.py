@@ -20,10 +20,12 @@ fails stays a hole, with its reason in the JSON beside the CSV.
 
 from __future__ import annotations
 
+import ast
 import csv
 import inspect
 import json
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
@@ -45,9 +47,9 @@ from seecause._files import (
     write_json,
 )  # fmt: skip
 from seecause._software import versions
-from seecause.bench.hands import Workers, crew_for
 from seecause.bench.store import ShardStore
 from seecause.bench.study_file import Row, StudyCell, StudyContext, StudyFile, as_list, read_study
+from seecause.bench.workers import Workers, open_pool
 from seecause.engine.chunks import machine
 from seecause.errors import DataMissing, SeecauseError
 from seecause.metrics import bootstrap_interval, paired_difference, summarise
@@ -60,8 +62,17 @@ STATISTICS = (
 )  # fmt: skip
 
 __all__ = [
-    "Row", "StudyContext", "StudyRun", "StudyStatus", "as_list", "carry_out", "read_csv",
-    "read_study", "run_study", "summarised", "write_results",
+    "Row",
+    "StudyContext",
+    "StudyRun",
+    "StudyStatus",
+    "as_list",
+    "read_csv",
+    "read_study",
+    "run_cells",
+    "run_study",
+    "summarised",
+    "write_results",
 ]  # fmt: skip
 
 
@@ -111,7 +122,7 @@ class StudyRun:
         """A digest of all that decides the rows; what it needs comes before it in the file."""
         needed = [groups[name] for name in cell.needs]
         context = [self.files, self.context.device.partition(":")[0], __version__]
-        source = _source_digest(cell.function)
+        source = _source_digest(Path(inspect.getfile(cell.function)))
         key = digest_json([cell.call, source, self.arguments(cell), needed, context])
         groups.setdefault(cell.group, []).append(key)
         return key
@@ -149,9 +160,16 @@ class StudyRun:
 
 
 @cache
-def _source_digest(function: Callable[..., Any]) -> str:
-    """Hundreds of cells call a few functions, and finding a function's lines reads its file."""
-    return digest(inspect.getsource(function))
+def _source_digest(file: Path) -> str:
+    """Of a file of functions and of those beside it that it imports: their helpers decide, too."""
+    files = [file]
+    for each in files:
+        for node in ast.walk(ast.parse(each.read_bytes())):
+            names = [name.name for name in node.names] if isinstance(node, ast.Import) else []
+            names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            beside = [file.parent / f"{name}.py" for name in names]
+            files += [path for path in beside if path.is_file() and path not in files]
+    return digest(*(f"{path.name} {digest_file(path)}" for path in sorted(files)))
 
 
 def perform(
@@ -195,7 +213,7 @@ def _perform_item(item: tuple[Any, ...]) -> Row:
     return perform(*item)
 
 
-def carry_out(
+def run_cells(
     run: StudyRun,
     *,
     minutes: float,
@@ -209,7 +227,7 @@ def carry_out(
     wanted = [cell for cell in run.study.cells if only.lower() in cell.name.lower()]
     begun: set[str] = set()
 
-    def take() -> tuple[Any, ...] | None:
+    def next_item() -> tuple[Any, ...] | None:
         if minutes <= 0 or (begun and time.monotonic() >= ends):
             return None
         for cell in wanted:
@@ -219,8 +237,11 @@ def carry_out(
         return None
 
     job = StudyJob(run.context.device, threads=1)
-    with run.store.alone(), crew_for(job, workers, most=len(wanted), do=_perform_item) as crew:
-        for (cell, *_), answer in crew.perform(take):
+    with (
+        run.store.locked(),
+        open_pool(job, workers, most=len(wanted), perform=_perform_item) as pool,
+    ):
+        for (cell, *_), answer in pool.run(next_item):
             if answer.failure:  # the others go on
                 run.fail(cell, f"{answer.kind}: {answer.failure}")
             else:
@@ -277,9 +298,16 @@ def _changed(key: tuple[Any, ...], by: Sequence[str], to: Mapping[str, Any]) -> 
 
 
 def _column(rows: Sequence[Row], metric: str, pair: str) -> dict[Any, float]:
-    """Values by what they are paired over; a row that has an empty one is undefined."""
-    known = [(row.get(pair, place), row[metric]) for place, row in enumerate(rows) if metric in row]
-    return {name: torch.nan if value in (None, "") else float(value) for name, value in known}
+    """Values by what they are paired over, and by how often it came before; a row that has an
+    empty one is undefined."""
+    column: dict[Any, float] = {}
+    times: Counter[Any] = Counter()
+    for number, row in enumerate(rows):
+        if metric in row:
+            name, value = row.get(pair, number), row[metric]
+            column[name, times[name]] = torch.nan if value in (None, "") else float(value)
+            times[name] += 1
+    return column
 
 
 def write_results(run: StudyRun, out: Path, command: str) -> Path:
@@ -328,7 +356,8 @@ def read_csv(path: Path) -> list[Row]:
 
 @dataclass(frozen=True)
 class StudyStatus:
-    """What there is after a run: the table, cells that failed and why, and all that are missing."""
+    """What there is after a run of a study: the table, cells that failed and why, and all that are
+    missing."""
 
     csv: Path
     holes: dict[str, str]
@@ -364,7 +393,7 @@ def run_study(
     context = StudyContext(device, scratch, real, models, limit)
     run = StudyRun(read_study(file), context, folder)
     todo = [name for name in run.missing if only.lower() in name.lower()]
-    carry_out(run, minutes=minutes, workers=workers, only=only, advance=begin(len(todo)))
+    run_cells(run, minutes=minutes, workers=workers, only=only, advance=begin(len(todo)))
     own = "" if limit is None else f" --limit {limit}"
     csv_file = write_results(run, Path(out), f"seecause study {Path(file).name}{own}")
     return StudyStatus(csv_file, run.failed, run.missing, len(run.study.cells), run.study.figure)

@@ -6,7 +6,8 @@ import importlib
 import itertools
 import sys
 import tomllib
-from collections.abc import Callable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -114,6 +115,8 @@ class StudyContext:
         """Options with the folders of this run in the place of {real} and {models}."""
         if isinstance(value, dict):
             return {name: self.fill(inner) for name, inner in value.items()}
+        if isinstance(value, list):
+            return [self.fill(inner) for inner in value]
         if isinstance(value, str) and ("{real}" in value or "{models}" in value):
             for name in ("real", "models"):
                 if f"{{{name}}}" in value and getattr(self, name) is None:
@@ -135,6 +138,7 @@ def read_study(file: str | Path) -> StudyFile:
     try:
         text = tomllib.loads(file.read_text(encoding="utf-8"))
         cells = [cell for entry in text["cells"] for cell in _cells(entry, text, file.parent)]
+        _check_names(cells)
         return StudyFile(
             file, str(text["name"]), str(text["question"]), tuple(cells),
             dict(text.get("settings", {})), dict(text.get("quick", {})),
@@ -144,6 +148,14 @@ def read_study(file: str | Path) -> StudyFile:
         reason = f"it is no study ({type(odd).__name__}: {str(odd)[:200]})"
         remedy = "name, question, cells and output are needed: see docs/bench.md"
         raise DataMissing(str(file), reason, remedy) from odd
+
+
+def _check_names(cells: Sequence[StudyCell]) -> None:
+    """Cells are kept and told apart by their names."""
+    names = Counter(cell.name for cell in cells)
+    for name, times in names.items():
+        if times > 1:
+            raise ValueError(f"{times} cells are called {name!r}; a label tells them apart")
 
 
 def _cells(entry: Row, text: Row, folder: Path) -> Iterator[StudyCell]:

@@ -64,7 +64,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Table:
-    """Cells by method, then by metric."""
+    """A cell for each method and metric: `table.cells["caap"]["insertion"].mean`."""
 
     methods: Sequence[str]
     metrics: Sequence[str]
@@ -77,7 +77,7 @@ class Table:
         error = max((error for error in errors if 0 < error < math.inf), default=1.0)
         return min(6, max(3, 1 - math.floor(math.log10(error))))
 
-    def pieces(self) -> list[tuple[str, list[str]]]:
+    def column_groups(self) -> list[tuple[str, list[str]]]:
         """Columns that stand together, under a title: all of them if they are few, else one piece
         for each family."""
         if len(self.metrics) <= WIDE:
@@ -89,7 +89,8 @@ class Table:
 
 
 def table(folder: Path | str, *, against: str | None = None) -> Table:
-    """The table of a run folder, every method compared with `against` (the first if None)."""
+    """Means, errors and intervals of a run folder, every method compared image by image with
+    `against` (the first if None)."""
     store = Store(place(folder))
     return table_of(read_results(store, store.plan()).values, against=against)
 
@@ -185,12 +186,14 @@ def _cell_text(text: str) -> str:
 def to_latex(table: Table) -> str:
     """Booktabs tables, mean and standard error, the best in bold; one for each piece."""
     head = "% needs \\usepackage{booktabs}; mean and standard error over images\n"
-    return head + "\n".join(_latex(table, title, metrics) for title, metrics in table.pieces())
+    return head + "\n".join(
+        _latex(table, title, metrics) for title, metrics in table.column_groups()
+    )
 
 
 def to_markdown(table: Table) -> str:
     """Tables for a page: mean and standard error, the best in bold; one for each piece."""
-    return "\n".join(_markdown(table, title, metrics) for title, metrics in table.pieces())
+    return "\n".join(_markdown(table, title, metrics) for title, metrics in table.column_groups())
 
 
 def _latex(table: Table, title: str, metrics: Sequence[str]) -> str:
@@ -300,7 +303,7 @@ def truth_csv(truth: Truth) -> str:
     return csv_text([["method", *TRUTH_COLUMNS], *rows])
 
 
-def shown(row: dict[str, float]) -> list[str]:
+def score_texts(row: dict[str, float]) -> list[str]:
     """Numbers as pages print them; a dash where no picture asks the question."""
     return ["-" if value != value else f"{value:.3f}" for value in row.values()]
 

@@ -29,8 +29,8 @@ from seecause.errors import printable
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from seecause.bench.evaluate import PreparedRun
     from seecause.bench.runner import Status
-    from seecause.bench.work import Worker
 
 LISTED = 20  # holes named one by one; the rows have them all
 EXAMPLE = (
@@ -153,7 +153,9 @@ class BenchRun:
     where: RunOptions = RunOptions()
     quiet: Quiet = False
 
-    def prepare(self, model: ModelOptions, option: Sequence[str] | None, **request: Any) -> Worker:
+    def prepare(
+        self, model: ModelOptions, option: Sequence[str] | None, **request: Any
+    ) -> PreparedRun:
         """Check the folder, then open model and data. `request` is what is compared."""
         with starting(f"loading {model.model} and {self.data}", quiet=self.quiet):
             reading = model.reading.made()
@@ -186,7 +188,7 @@ class BenchRun:
             typer.echo(f"left out: {', '.join(metrics)}: {reason}", err=True)
         return worker
 
-    def perform(self, worker: Worker) -> Status:
+    def perform(self, worker: PreparedRun) -> Status:
         """Run what is not finished and tell how it went."""
         from seecause import bench
 

@@ -18,7 +18,7 @@ from seecause.cli.progress import shown_as
 from seecause.errors import BadOption
 
 if TYPE_CHECKING:
-    from seecause.bench.hands import Workers
+    from seecause.bench.workers import Workers
 
 PANEL = "Many processes, many machines"
 
@@ -74,7 +74,7 @@ class WorkerOptions:
     ] = None
 
     def made(self) -> Workers:
-        from seecause.bench.hands import Workers
+        from seecause.bench.workers import Workers
 
         if self.ray is not None:
             from seecause.bench.cluster import check_address
@@ -87,7 +87,7 @@ class WorkerOptions:
             cpus=self.cpus_per_worker,
             gpus=self.gpus_per_worker,
             memory=None if memory is None else round(memory * (1 << 30)),
-        ).placed()
+        ).checked()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,11 +113,11 @@ def with_pieces(command: Callable[..., Any], name: str = "") -> Callable[..., An
 
     @functools.wraps(command)
     def run(*, pieces: Pieces = Pieces(), **options: Any) -> Any:
-        from seecause.bench.carry import carrying
+        from seecause.bench.pieces import resumable
 
         folder = _beside(Path(options["out"])) if pieces.work is None else pieces.work
         left = None
-        with carrying(folder, name or command.__name__, pieces.made()):
+        with resumable(folder, name or command.__name__, pieces.made()):
             try:
                 result = flat(**options)
             except typer.Exit as incomplete:  # the result is whole; the code tells what it is like

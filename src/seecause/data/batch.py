@@ -27,7 +27,8 @@ log = logging.getLogger(__name__)
 
 
 class Batch(NamedTuple):
-    """On the model's device. `labels` and `masks` are None where no sample has one."""
+    """Samples as a model takes them, on its device. `labels` and `masks` are None where no sample
+    has one."""
 
     images: Tensor  # [B, 3, h, w], normalised
     labels: Tensor | None  # [B] int64
@@ -48,10 +49,12 @@ def to_batch(model: Framed, samples: Sequence[Sample]) -> Batch:
     (torch.Size([2, 3, 96, 96]), torch.Size([2, 96, 96]))
     """
     need_pictures(model)
+    if not samples:
+        raise BadOption("samples", "none", "at least one")
     frame = model.preprocess
-    images = frame.normalise(torch.stack([seen(frame, sample.image) for sample in samples])).to(
-        model.device, model.dtype
-    )
+    images = frame.normalise(
+        torch.stack([raw_in_frame(frame, sample.image) for sample in samples])
+    ).to(model.device, model.dtype)
     masked = any(sample.mask is not None for sample in samples)
     masks = (
         torch.stack([_mask(frame, sample.mask) for sample in samples]).to(model.device)
@@ -68,15 +71,20 @@ def need_pictures(model: Framed) -> None:
         raise BadOption("model", f"one that takes a {kind}", remedy)
 
 
-def framed(frame: Preprocess, sample: Sample) -> Sample:
+def sample_in_frame(frame: Preprocess, sample: Sample) -> Sample:
     """The same sample with picture and mask as a model sees them, raw; the originals can go."""
     mask = None if sample.mask is None else _mask(frame, sample.mask)
     return replace(
-        sample, image=seen(frame, sample.image), mask=mask, parts=None, points=None, box=None
+        sample,
+        image=raw_in_frame(frame, sample.image),
+        mask=mask,
+        parts=None,
+        points=None,
+        box=None,
     )
 
 
-def seen(frame: Preprocess, image: Tensor) -> Tensor:
+def raw_in_frame(frame: Preprocess, image: Tensor) -> Tensor:
     """The part of a picture that a model sees, raw: [3, H, W] in [0, 1] -> [3, h, w]. Other sizes
     pass through 8 bits, which is what photos have."""
     return image if tuple(image.shape[1:]) == frame.size else frame.pixels(to_pil(image))
@@ -125,14 +133,14 @@ def class_places(model: ImageModel, data: Dataset) -> tuple[int, ...]:
 def take_names(model: ImageModel, data: Dataset) -> None:
     """Classes of a model that carries no names are called as those of `data`, which they meet by
     order; that is said. Pages and checkpoints then speak of cats, not of class 0."""
-    if not model.classes and data.classes and not data.name.startswith("imagenet"):
+    if not model.classes and data.classes and not _is_imagenet(data):
         class_places(model, data)
         model.classes = tuple(data.classes)
 
 
 def _tell_order(model: ImageModel, data: Dataset) -> None:
     """Say once that names could not tell, or refuse where the order cannot either."""
-    if data.name.startswith("imagenet"):
+    if _is_imagenet(data):
         return
     if len(data.classes) != model.n_classes:
         raise BadOption(
@@ -157,8 +165,13 @@ def in_order(data: Dataset, names: Sequence[str], count: int) -> bool:
     return (
         not names
         or data.classes == tuple(names)
-        or (data.name.startswith("imagenet") and count == len(data.classes))
+        or (_is_imagenet(data) and count == len(data.classes))
     )
+
+
+def _is_imagenet(data: Dataset) -> bool:
+    """Whether labels are the 1,000 classes of ImageNet; ImageNet-9 has nine of its own."""
+    return data.name.partition(":")[0] in ("imagenet", "imagenet-s", "imagenet-hard")
 
 
 def _knows(model: ImageModel, name: str) -> bool:
@@ -178,10 +191,10 @@ Group = tuple[int, int]
 
 @dataclass(frozen=True, eq=False)
 class Answers:
-    """Of every sample, in the order of the dataset, on the CPU."""
+    """What a model answers to every sample, in the order of the dataset, on the CPU."""
 
     logits: Tensor  # [N, C] float32, or float64 of such a model
-    labels: Tensor  # [N] int64
+    labels: Tensor  # [N] int64, among the classes of the model
     groups: tuple[Group | None, ...]
     ids: tuple[str, ...]
 
@@ -194,7 +207,9 @@ class Answers:
 @settles
 @torch.no_grad()
 def answers(model: ImageModel, data: Dataset) -> Answers:
-    """Run the model over a dataset with labels."""
+    """Run the model over a dataset with labels, which are matched to its classes by name
+    (`class_places`)."""
+    places = torch.tensor(class_places(model, data) if data.classes else range(model.n_classes))
     logits: list[Tensor] = []
     labels: list[Tensor] = []
     groups: list[Group | None] = []
@@ -205,7 +220,7 @@ def answers(model: ImageModel, data: Dataset) -> Answers:
         if batch.labels is None:
             raise BadOption("data", data.name, "a dataset with labels")
         logits.append(plain_logits(model, batch.images).cpu())
-        labels.append(batch.labels.cpu())
+        labels.append(places[batch.labels.cpu()])
         groups += [sample.group for sample in samples]
         ids += [sample.id for sample in samples]
     return Answers(_wide(torch.cat(logits)), torch.cat(labels), tuple(groups), tuple(ids))

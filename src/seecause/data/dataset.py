@@ -6,6 +6,7 @@ import contextlib
 from collections import Counter
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
+from numbers import Integral
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, TypeGuard, TypeVar
 
@@ -224,8 +225,8 @@ def evenly(items: Sequence[T], limit: int | None) -> tuple[T, ...]:
 
 
 def check_limit(limit: int | None) -> None:
-    if limit is not None and limit < 1:
-        raise BadOption("limit", limit, "at least one sample")
+    if limit is not None and not (isinstance(limit, Integral) and limit >= 1):
+        raise BadOption("limit", limit, "a whole number, at least one sample")
 
 
 def path_and_split(rest: str, splits: Sequence[str], default: str = "test") -> tuple[Path, str]:

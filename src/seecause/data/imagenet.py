@@ -147,16 +147,20 @@ def kept_class(wnid: str) -> str:
 
 
 def _categories(root: Path, folders: list[Path]) -> tuple[str, ...]:
-    """Sorted WordNet ids; the k-th has id k."""
-    lists = sorted(root.glob("ImageNetS_categories_im*.txt"))
-    if lists:
-        listed = read_fields(lists[-1], lambda fields: fields[0], _S_LAYOUT)
-    else:
-        listed = [kept_class(folder.name) for folder in folders]
-    categories = tuple(sorted(set(listed)))
+    """Sorted WordNet ids; the k-th has id k. Of several lists, that of just these folders."""
+    own = {kept_class(folder.name) for folder in folders}
+    lists = {
+        file: set(read_fields(file, lambda fields: fields[0], _S_LAYOUT))
+        for file in sorted(root.glob("ImageNetS_categories_im*.txt"))
+    }
+    fitting = [file for file, listed in lists.items() if listed == own] or list(lists)
+    if len(fitting) > 1:
+        names = ", ".join(file.name for file in fitting)
+        raise DataMissing(str(root), f"has {names}, of which none fits", "leave the one it is of")
+    categories = tuple(sorted(lists[fitting[0]] if fitting else own))
     if len(categories) not in S_SIZES:
         raise DataMissing(
-            str(lists[-1] if lists else root / "validation"),
+            str(fitting[0] if fitting else root / "validation"),
             f"{len(categories)} categories; the ids of masks count through all"
             f" {', '.join(map(str, S_SIZES[:-1]))} or {S_SIZES[-1]}",
             "put ImageNetS_categories_im919.txt (one WordNet id a line) into PATH",

@@ -113,7 +113,7 @@ def read_mask(path: Path) -> Tensor:
     try:
         values = read_ids(path)
     except BadImage:  # saved in colour
-        values = read_grey(path)
+        values = read_grey(path).astype(np.int64)  # twice 255 is no byte
     few = path.suffix.lower() not in LOSSY and len(np.unique(values)) <= FEW
     return torch.from_numpy(values > 0 if few else values * 2 > values.max())
 

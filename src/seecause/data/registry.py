@@ -63,15 +63,21 @@ def is_data(text: str) -> bool:
     return bool(colon) and any(spec.partition(":")[0] == name for spec in datasets())
 
 
-def open_data(spec: str, *, limit: int | None = None) -> Dataset:
-    """`critters:clean:test`, `folder:PATH`, `pets:PATH`, `imagenet-s:PATH` and the others of
-    `datasets()`; at most `limit` samples, spread evenly over the whole.
+def open_data(spec: str | Path, *, limit: int | None = None) -> Dataset:
+    """A dataset by its name: `sc.data.open("critters:clean:test")`, also called `open_data`.
+
+    `spec` is written NAME:PATH, often with a split behind it: `folder:PATH` (your own pictures, a
+    sub-folder for each class), `pets:PATH:test`, `imagenet-s:PATH`; `sc.data.datasets()` lists all.
+    At most `limit` samples, spread evenly over the whole. Samples are read when they are asked for,
+    as raw pixels of their own size; `sc.data.to_batch` brings them into a model's frame.
 
     >>> import seecause as sc
-    >>> data = sc.data.open_data("critters:clean:test", limit=4)
+    >>> data = sc.data.open("critters:clean:test", limit=4)
     >>> len(data), data.classes[data[0].label], data[0].image.shape
     (4, 'quillow', torch.Size([3, 96, 96]))
     """
+    check_limit(limit)
+    spec = str(spec)
     name, _, rest = spec.partition(":")
     if name not in _our_openers() and Path(spec).is_dir():
         raise BadOption("data", spec, f"a dataset; for a folder of pictures give folder:{spec}")
@@ -88,7 +94,7 @@ def open_data(spec: str, *, limit: int | None = None) -> Dataset:
 
 def as_data(data: T | str | Path) -> T | Dataset:
     """A dataset as it is, or the one of that name."""
-    return open_data(str(data)) if isinstance(data, str | Path) else data
+    return open_data(data) if isinstance(data, str | Path) else data
 
 
 open = open_data  # sc.data.open(...)
@@ -96,7 +102,6 @@ open = open_data  # sc.data.open(...)
 
 def _open_registered(opener: Opener, spec: str, rest: str, limit: int | None) -> Dataset:
     """Checked, for it was written elsewhere."""
-    check_limit(limit)
     takes_limit = "limit" in keyword_options(opener)
     data: Any = opener(rest, limit=limit) if takes_limit else opener(rest)
     for attribute in ("name", "classes", "fingerprint", "__len__", "__getitem__"):

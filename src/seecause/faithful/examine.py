@@ -17,7 +17,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from seecause.data.batch import seen
+from seecause.data.batch import raw_in_frame
 from seecause.data.birds import MINORITY
 from seecause.data.dataset import Dataset, Sample, sample_labels
 from seecause.errors import BadOption
@@ -244,5 +244,5 @@ def locate_parts(
 
 def _marked_batch(frame: Preprocess, samples: list[Sample]) -> tuple[Tensor, Marks]:
     """Normalised images [B, 3, h, w], and what is marked in them."""
-    images = torch.stack([seen(frame, sample.image) for sample in samples])
+    images = torch.stack([raw_in_frame(frame, sample.image) for sample in samples])
     return frame.normalise(images), marks_of(frame, samples)

@@ -32,7 +32,7 @@ from torch import Tensor, nn
 from torchvision.transforms import v2
 from torchvision.transforms.functional import pil_to_tensor
 
-from seecause.data.batch import seen
+from seecause.data.batch import raw_in_frame
 from seecause.data.dataset import IGNORE, Dataset, Sample
 from seecause.data.images import to_pil
 from seecause.faithful.config import Augment
@@ -93,7 +93,7 @@ def augmentation(kind: Augment, frame: Preprocess) -> Transform:
     if kind == "imagenet":
         cut = v2.RandomResizedCrop(frame.size, interpolation=bicubic, antialias=True)
         return v2.Compose([cut, _in_range, mirror, _rand_augment(side)])
-    return partial(seen, frame)
+    return partial(raw_in_frame, frame)
 
 
 @contextmanager

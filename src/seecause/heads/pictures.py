@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from seecause.data.batch import Group, class_places, framed, to_batch, true_positives
+from seecause.data.batch import Group, class_places, sample_in_frame, to_batch, true_positives
 from seecause.data.dataset import (
     IGNORE,
     Dataset,
@@ -174,8 +174,8 @@ def _read(
     paired = has_pairs(data)
     for place in places:
         try:
-            sample = framed(frame, data[place])
-            second = [framed(frame, data.other(place))] if paired else []
+            sample = sample_in_frame(frame, data[place])
+            second = [sample_in_frame(frame, data.other(place))] if paired else []
         except (BadImage, DataMissing) as bad:
             log.warning("left out: %s", bad)
             holes.append(Hole(sample_ids(data)[place], str(bad)))

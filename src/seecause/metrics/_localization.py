@@ -84,11 +84,11 @@ def localization(
     upsample: Upsampling = "bilinear",
     ignore: int | None = IGNORE,
 ) -> Localization:
-    """Maps [B, gh, gw] or [B, H, W] against masks [B, H, W]: bool, or integers where `ignore` is
-    neither object nor background.
+    """Does the map lie on the object? Average precision of both, and the pointing game.
 
-    Ignored pixels count nowhere. Images without any object or background are skipped: they have no
-    precision and cannot be missed.
+    Maps are [B, gh, gw] or [B, H, W], masks [B, H, W]: bool, or integers where `ignore` is neither
+    object nor background. Ignored pixels count nowhere. Images without any object or background
+    are skipped: they have no precision and cannot be missed.
 
     >>> import torch
     >>> maps = torch.tensor([[[0.9, 0.1], [0.8, 0.0]]])
@@ -185,8 +185,10 @@ def energy(
     upsample: Upsampling = "bilinear",
     ignore: int | None = IGNORE,
 ) -> Energy:
-    """Maps [B, gh, gw] or [B, H, W] against masks [B, H, W], as in `localization`; ignored pixels
-    count nowhere. Of equals, the first goes first."""
+    """How much of the map's mass, and of its highest values, lies on the object?
+
+    Maps and masks are those of `localization`. Of equals, the first goes first.
+    """
     wanted, counted = _object(maps, masks, ignore)
     if not 1 <= k <= wanted[0].numel():
         raise BadOption("k", k, f"1 to {wanted[0].numel()} pixels")
@@ -254,7 +256,15 @@ class Complexity:
 )
 @torch.no_grad()
 def complexity(maps: Tensor) -> Complexity:
-    """Of maps [B, gh, gw] or [B, H, W], at their own resolution."""
+    """How few patches hold the map (Gini), and how widely it is spread (entropy).
+
+    Of maps [B, gh, gw] or [B, H, W], at their own resolution.
+
+    >>> import torch
+    >>> flat, single = torch.ones(1, 2, 2), torch.eye(4)[0].view(1, 2, 2)
+    >>> complexity(torch.cat([flat, single])).gini.tolist()
+    [0.0, 0.75]
+    """
     sizes = checked(maps).abs().flatten(1).cpu()
     shares = (sizes / sizes.sum(dim=1, keepdim=True)).sort(dim=1).values
     count = shares.shape[1]

@@ -95,8 +95,10 @@ def road(
     ties: Ties = "raster",
     seed: int = 0,
 ) -> Road:
-    """Whole patches are removed; `noise` is in normalised units. The systems are solved on the CPU,
-    two for each picture and share."""
+    """The score after patches are removed and filled from what is around them.
+
+    `noise` is in normalised units. Two sparse systems for each picture and share, on the CPU.
+    """
     scorer = picture_scorer(model, images, target, score=score)
     ranks, count = scorer.ranks(maps, order="patch", ties=ties)
     taken = patch_counts(shares, count).to(ranks.device)

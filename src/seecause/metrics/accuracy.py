@@ -32,6 +32,7 @@ import torch
 from torch import Tensor
 
 from seecause.errors import BadOption
+from seecause.metrics.statistics import check_confidence
 
 Group = tuple[int, ...]
 NINE = 9  # classes of ImageNet-9
@@ -109,7 +110,9 @@ class GroupAccuracy:
 
 
 def group_accuracy(right: Tensor, groups: Tensor | Sequence[Group | None]) -> GroupAccuracy:
-    """`right` [N] bool: whether each sample was answered right; `groups`: its group, as a tuple, a
+    """Accuracy of each group, of the worst, and on average.
+
+    `right` [N] bool: whether each sample was answered right; `groups`: its group, as a tuple, a
     number, or a row of [N, k].
 
     >>> import torch
@@ -118,11 +121,14 @@ def group_accuracy(right: Tensor, groups: Tensor | Sequence[Group | None]) -> Gr
     >>> result.average, result.worst
     (0.75, 0.5)
     """
-    right = right.detach().cpu().bool()
+    right = torch.as_tensor(right).detach().cpu().bool()
     if not isinstance(groups, Tensor) and None in groups:
         without = f"none for sample {list(groups).index(None)}"
         raise BadOption("groups", without, "a group for every sample; not every dataset has them")
-    codes = torch.as_tensor(groups).cpu()
+    try:
+        codes = torch.as_tensor(groups).cpu()
+    except (TypeError, ValueError) as odd:
+        raise BadOption("groups", str(odd), "numbers, or tuples of as many numbers each") from None
     codes = codes[:, None] if codes.ndim == 1 else codes
     if len(right) == 0 or len(codes) != len(right):
         expected = f"one for each of the {len(right)} samples, and at least one"
@@ -140,10 +146,9 @@ def clopper_pearson(right: Tensor, total: Tensor, confidence: float = 0.95) -> T
     also for few samples and none right."""
     from scipy.stats import beta
 
-    if not 0 < confidence < 1:
-        raise BadOption("confidence", confidence, "a share between 0 and 1")
+    check_confidence(confidence)
     tail = (1 - confidence) / 2
-    k, n = right.double().numpy(), total.double().numpy()
+    k, n = right.double().cpu().numpy(), total.double().cpu().numpy()
     low, high = beta.ppf(tail, k, n - k + 1), beta.ppf(1 - tail, k + 1, n - k)
     low = torch.from_numpy(low).nan_to_num(nan=0.0)  # undefined for k = 0
     high = torch.from_numpy(high).nan_to_num(nan=1.0)  # undefined for k = n
@@ -199,13 +204,19 @@ class Calibration:
 
 
 def nll(logits: Tensor, labels: Tensor) -> Tensor:
-    """[N] float64 in nats, of logits [N, C] and labels [N]."""
+    """Negative log-likelihood in nats, [N] float64, of logits [N, C] and labels [N]."""
     logits, labels = checked_logits(logits, labels)
     return -logits.log_softmax(dim=1).gather(1, labels[:, None])[:, 0]
 
 
 def calibration(logits: Tensor, labels: Tensor, *, bins: int = 15) -> Calibration:
-    """Confidence against accuracy, of logits [N, C] and labels [N]."""
+    """Confidence against accuracy in bins, of logits [N, C] and labels [N].
+
+    >>> import torch
+    >>> sure = torch.tensor([[9.0, 0.0], [0.0, 9.0]])
+    >>> round(calibration(sure, torch.tensor([0, 0])).error, 3)  # twice sure, once right
+    0.5
+    """
     if bins < 1:
         raise BadOption("bins", bins, "at least one bin")
     logits, labels = checked_logits(logits, labels)
@@ -232,8 +243,8 @@ def checked_logits(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def auroc(logits: Tensor, labels: Tensor) -> float:
-    """Of logits [N, C] and labels [N]. Two classes: by the probability of class 1. More: the mean
-    over classes of one against the rest."""
+    """Area under the ROC curve, of logits [N, C] and labels [N]. Two classes: by the probability of
+    class 1. More: the mean over classes of one against the rest."""
     from sklearn.metrics import roc_auc_score
 
     logits, labels = checked_logits(logits, labels)

@@ -113,12 +113,20 @@ def insertion_deletion(
     score: Score = "prob",
     ties: Ties = "raster",
 ) -> Curves:
-    """Curves of maps [B, gh, gw] or [B, H, W] for normalised images [B, 3, H, W]; `target` as in
-    `sc.attribute`.
+    """Does the answer come with the pixels that the map puts first, and go without them?
 
-    `fill` is in normalised units, so 0 is the mean colour. With `order="patch"` whole patches
-    change, most important first. Images and steps run together, as many as the memory budget
-    allows.
+    Maps are [B, gh, gw] or [B, H, W], images normalised [B, 3, H, W], `target` as in
+    `sc.attribute`. `steps`: "rise" (8 rows of pixels each), "patch", or their number; `fill`: what
+    covers pixels, in normalised units, so 0 is the mean colour; with `order="patch"` whole patches
+    change. Areas are `insertion_area` (high is good), `deletion_area` (low) and `difference`.
+
+    >>> import seecause as sc
+    >>> model = sc.load("builtin:critters-vit")
+    >>> images, labels, _ = sc.data.to_batch(model, list(sc.data.open("critters:clean", limit=2)))
+    >>> maps = sc.attribute(model, images, labels).maps
+    >>> curves = insertion_deletion(model, images, maps, labels, steps=8)
+    >>> curves.insertion.shape, (curves.difference > 0).all()
+    (torch.Size([2, 9]), tensor(True))
     """
     scorer = picture_scorer(model, images, target, score=score)
     ranks, count = scorer.ranks(maps, order=order, upsample=upsample, ties=ties)
@@ -207,8 +215,10 @@ def perturbation(
     score: Score = "prob",
     ties: Ties = "raster",
 ) -> Perturbation:
-    """MoRF and LeRF curves of maps [B, gh, gw] or [B, H, W]; one patch a step unless told
-    otherwise."""
+    """The score while patches are removed, most and least important first.
+
+    Options are those of `insertion_deletion`; `fill` may also be "mean" or "blur" of the picture.
+    """
     scorer = picture_scorer(model, images, target, score=score)
     ranks, count = scorer.ranks(maps, order=order, upsample=upsample, ties=ties)
     taken = thresholds(count, scorer.size, scorer.grid, steps)
@@ -272,7 +282,10 @@ def removal(
     fill: Fill = 0.0,
     ties: Ties = "raster",
 ) -> Removal:
-    """Comprehensiveness, sufficiency and log-odds in probabilities of the target class."""
+    """What the class loses without the top patches, and with them alone.
+
+    Means over `shares` of the patches: `comprehensiveness`, `sufficiency` and `log_odds`, [B] each.
+    """
     scorer = picture_scorer(model, images, target, score="logprob")
     if scorer.target.classes is None or scorer.target.against is not None:
         raise BadOption("target", target, "a class: a contrast or a function has no log-odds")

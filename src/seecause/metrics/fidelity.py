@@ -77,8 +77,10 @@ def mu_fidelity(
     score: Score = "prob",
     seed: int = 0,
 ) -> Tensor:
-    """[B], -1 to 1: the correlation of summed attributions and drops over random sets of `share` of
-    the patches."""
+    """Do sums of the map over random sets of patches go with the drops without them?
+
+    [B], -1 to 1: their correlation over `subsets` sets of `share` of the patches.
+    """
     scorer = picture_scorer(model, images, target, score=score)
     summed, drops = _sums_and_drops(scorer, scorer.cells(maps), [share], subsets, fill, seed)
     return rank_correlation(summed, drops) if correlation == "spearman" else pearson(summed, drops)
@@ -107,8 +109,10 @@ def sensitivity_n(
     score: Score = "prob",
     seed: int = 0,
 ) -> Tensor:
-    """[B], -1 to 1: Pearson's correlation of sums and drops at each set size, averaged over the
-    sizes."""
+    """The same over sets of many sizes.
+
+    [B], -1 to 1: Pearson's correlation at each of `shares`, averaged over them.
+    """
     scorer = picture_scorer(model, images, target, score=score)
     summed, drops = _sums_and_drops(scorer, scorer.cells(maps), shares, subsets, fill, seed)
     each = [
@@ -137,8 +141,10 @@ def faithfulness_estimate(
     fill: Fill = 0.0,
     score: Score = "prob",
 ) -> Tensor:
-    """[B], -1 to 1: Pearson's correlation of the attribution of each patch and the drop without
-    it."""
+    """Does the map go with the drop without each single patch?
+
+    [B], -1 to 1: Pearson's correlation over all patches.
+    """
     scorer = picture_scorer(model, images, target, score=score)
     cells = scorer.cells(maps)
     single = torch.eye(cells[0].numel(), dtype=torch.bool).unflatten(1, cells.shape[1:])
@@ -166,14 +172,17 @@ def single_deletion(
     fill: Fill = 0.0,
     score: Score = "logit",
 ) -> Tensor:
-    """[B], -1 to 1: Spearman's correlation of sums over `cells` x `cells` cells and the drops."""
+    """Are the cells of a coarse grid ranked as the logit falls without them?
+
+    [B], -1 to 1: Spearman's correlation over `cells` x `cells` cells.
+    """
     scorer = picture_scorer(model, images, target, score=score)
     if not 2 <= cells <= min(scorer.size):
         raise BadOption("cells", cells, f"2 to {min(scorer.size)}")
     pixels = to_pixels(maps.to(scorer.images.device), scorer.size)
     single = torch.eye(cells**2, dtype=torch.bool, device=pixels.device).unflatten(1, (cells, -1))
-    covers = spread_out(single, scorer.size).to(pixels.dtype)  # [cells^2, H, W]
-    sums = torch.einsum("bhw,chw->bc", pixels, covers)
+    covers = spread_out(single, scorer.size)  # [cells^2, H, W]
+    sums = exact_sums(pixels.flatten(1), covers.flatten(1))
     return rank_correlation(sums.cpu(), scorer.drops(single[None], fill))
 
 
@@ -201,8 +210,11 @@ def infidelity(
     score: Score = "prob",
     seed: int = 0,
 ) -> Tensor:
-    """[B], from 0: the mean squared gap of sums and drops. The map is taken as contributions in
-    units of the score; a pixel map is summed."""
+    """How far are sums of the map from the drops without their patches?
+
+    [B], from 0: the mean squared gap over `subsets` sets. The map is taken as contributions in
+    units of the score, unless it is `scaled` to fit best; a pixel map is summed.
+    """
     scorer = picture_scorer(model, images, target, score=score)
     cells = scorer.cells(maps)
     if tuple(maps.shape[1:]) == scorer.size:  # `cells` averages over the pixels of a patch
@@ -236,8 +248,11 @@ def saco(
     score: Score = "prob",
     ties: Ties = "raster",
 ) -> Tensor:
-    """[B]. Where the number of patches is no multiple of `groups`, groups differ by one patch:
-    salience is therefore their mean, not their sum. A constant map makes no claim: NaN."""
+    """Do groups of patches matter in the order and proportion that the map claims?
+
+    [B], -1 to 1. Where the number of patches is no multiple of `groups`, groups differ by one
+    patch: salience is therefore their mean, not their sum. A constant map makes no claim: NaN.
+    """
     scorer = picture_scorer(model, images, target, score=score)
     cells = scorer.cells(maps)
     grid, count = (cells.shape[1], cells.shape[2]), cells[0].numel()
@@ -291,5 +306,14 @@ def _sums_and_drops(
 ) -> tuple[Tensor, Tensor]:
     """a(S) and d(S), both [B, K * subsets] float64."""
     gone = random_subsets(shares, subsets, (cells.shape[1], cells.shape[2]), seed)
-    summed = cells.flatten(1).cpu() @ gone.flatten(1).double().T
+    summed = exact_sums(cells.flatten(1).cpu(), gone.flatten(1))
     return summed, scorer.drops(gone[None], fill)
+
+
+def exact_sums(values: Tensor, sets: Tensor) -> Tensor:
+    """Sums [B, M] of values [B, N] over sets [M, N] bool, of which equal ones are equal to the last
+    bit: rounding would rank them. Values are taken as whole multiples of 2^-40 of the largest,
+    whose sums float64 holds."""
+    unit = values.abs().amax(dim=1, keepdim=True) / 2**40
+    whole = (values / unit.where(unit > 0, 1)).round()
+    return whole @ sets.to(whole.dtype).T * unit

@@ -171,8 +171,11 @@ class PartScores:
 def part_truth(
     model: ImageModel, latents: Latents, explain: Explain, *, truth: PartTruth | None = None
 ) -> PartScores:
-    """Judge `explain(images, target) -> maps` on Critters. `truth` is worth keeping when several
-    methods are judged on the same latents."""
+    """What a map says of a Critter's parts, against what they are worth to the model.
+
+    `explain(images, target) -> maps` is judged. `truth` (`measure_truth`) is worth keeping when
+    several methods are judged on the same latents.
+    """
     truth = measure_truth(model, latents) if truth is None else truth
     side = _side(model)
     picture = render(latents, size=side)

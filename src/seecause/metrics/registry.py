@@ -150,7 +150,7 @@ def metric(name: str, *, columns: Mapping[str, Column], family: str = "other") -
             check_options(name, function, own)
             return function(*inputs, **options)
 
-        run = cast(F, settles(checked) if takes[0] == "model" else checked)
+        run = cast(F, settles(checked) if takes[:1] == ("model",) else checked)
         _METRICS[name] = Metric(name, run, takes, dict(columns), family)
         return run
 
@@ -171,7 +171,12 @@ def find_metric(name: str) -> Metric:
 
 
 def measure(name: str, inputs: MetricInputs, **options: Any) -> dict[str, Tensor]:
-    """The columns of one metric, each [B]. `options` are the metric's own."""
+    """The columns of one metric, each [B]. `options` are the metric's own.
+
+    >>> import torch
+    >>> measure("complexity", MetricInputs(maps=torch.ones(1, 2, 2)))["gini"]
+    tensor([0.], dtype=torch.float64)
+    """
     entry = find_metric(name)
     return entry.read(entry.result(inputs, **options))
 

@@ -83,15 +83,16 @@ def random_logit(
     other: Spec = None,
     seed: int = 0,
 ) -> MapSimilarity:
-    """Maps of the target against those of `other`; if that is None, of a class drawn once: the same
-    step away from each image's own."""
+    """Is the map of another class the same? Then it does not depend on the class.
+
+    `other` None: a class drawn once, the same step away from each image's own.
+    """
     with torch.no_grad():
         scorer = picture_scorer(model, images, target)
     if other is None:
-        if scorer.target.classes is None:
-            raise NotDefined(
-                "random logit", "a function of logits has no other class", "Give other="
-            )
+        if scorer.target.classes is None or model.n_classes < 2:
+            what = "a function of logits" if scorer.target.classes is None else "a single class"
+            raise NotDefined("random logit", f"{what} has no other class", "Give other=")
         step = torch.randint(1, model.n_classes, (), generator=torch.Generator().manual_seed(seed))
         other = (scorer.target.classes + int(step)) % model.n_classes
     return _similarity(
@@ -121,15 +122,18 @@ def parameter_randomisation(
     seed: int = 0,
     rewrap: Callable[[nn.Module], ImageModel] | None = None,
 ) -> Randomisation:
-    """`attribute(model, images, target)` explains the model and each randomised copy: one for each
+    """Is the map the same where weights are redrawn? Then it does not depend on what was learned.
+
+    `attribute(model, images, target)` explains the model and each randomised copy: one for each
     layer, or only `steps` of them, evenly spread, the last with all layers redrawn. `rewrap` makes
-    a view of the copied module where `wrap` alone cannot (zero-shot heads)."""
+    a view of the copied module where `wrap` alone cannot (zero-shot heads).
+    """
     stops = _stops(len(layer_groups(model)), steps)
     with torch.no_grad():
         scorer = picture_scorer(model, images, target)
     spec = bound_spec(scorer.target, target)
     plain = attribute(model, scorer.images, spec)
-    other = copied(model) if rewrap is None else rewrap(copy.deepcopy(model.module))
+    other = copied_view(model) if rewrap is None else rewrap(copy.deepcopy(model.module))
     generator = torch.Generator().manual_seed(seed)
     by_layer = {}
     for place, (layer, parameters) in enumerate(layer_groups(other).items(), start=1):
@@ -152,7 +156,7 @@ def _stops(layers: int, steps: int | None) -> set[int]:
     return {(step * layers + steps - 1) // steps for step in range(1, steps + 1)}
 
 
-def copied(model: ImageModel) -> ImageModel:
+def copied_view(model: ImageModel) -> ImageModel:
     """A view of a deep copy: no tensor is shared."""
     if isinstance(model, VisionModel):
         need_own_classes(model, "a copy")
@@ -249,9 +253,12 @@ def stability(
     draws: Count = 10,
     seed: int = 0,
 ) -> Stability:
-    """`explain` runs once on the images and once for each draw, on the whole batch. Defaults are
+    """How much does the map change under small noise in the picture?
+
+    `explain` runs once on the images and once for each draw, on the whole batch. Defaults are
     captum's. The class stays that of the plain picture, draws come from the seed alone, the same
-    for every image, and an empty map has no sensitivity: NaN."""
+    for every image, and an empty map has no sensitivity: NaN.
+    """
     with torch.no_grad():
         scorer = picture_scorer(model, images, target)
     spec, generator = bound_spec(scorer.target, target), torch.Generator().manual_seed(seed)

@@ -73,12 +73,7 @@ def error_text(error: float, digits: int) -> str:
 def paired_difference(first: Tensor, second: Tensor) -> Summary:
     """first - second image by image, over the images both have. Images vary far more than methods
     do, so this is much sharper than comparing two means with their own errors."""
-    if first.shape != second.shape:
-        raise BadOption(
-            "second",
-            list(second.shape),
-            f"values of the same images as the first, {list(first.shape)}",
-        )
+    _check_alike(first, second)
     return summarise(first.double() - second.double())
 
 
@@ -91,8 +86,7 @@ def bootstrap_interval(
     values, and a normal for where they lie in their bins: mean, deviation and skew stay, and a cell
     takes milliseconds, not half a minute.
     """
-    if not 0 < confidence < 1:
-        raise BadOption("confidence", confidence, "a share between 0 and 1")
+    check_confidence(confidence)
     numbers = _numbers(values)
     if len(numbers) == 0:
         return torch.nan, torch.nan
@@ -109,14 +103,8 @@ def ratio_interval(
 ) -> tuple[float, float]:
     """The same of the ratio of two means over the same images, mean(first) / mean(second). NaN
     where a resampling has nothing to divide by."""
-    if not 0 < confidence < 1:
-        raise BadOption("confidence", confidence, "a share between 0 and 1")
-    if first.shape != second.shape:
-        raise BadOption(
-            "second",
-            list(second.shape),
-            f"values of the same images as the first, {list(first.shape)}",
-        )
+    check_confidence(confidence)
+    _check_alike(first, second)
     both = ~(first.isnan() | second.isnan())
     top, bottom = _numbers(first[both]), _numbers(second[both])
     if len(top) == 0:
@@ -133,12 +121,7 @@ def ratio_interval(
 def rank_correlation(first: Tensor, second: Tensor) -> Tensor:
     """Spearman's correlation of two maps for each image: [B, ...] and [B, ...] -> [B]. Ties share
     their mean rank; NaN for a constant map."""
-    if first.shape != second.shape:
-        raise BadOption(
-            "second",
-            list(second.shape),
-            f"maps of the same shape as the first, {list(first.shape)}",
-        )
+    _check_alike(first, second)
     x, y = (average_ranks(maps.detach().flatten(1)) for maps in (first, second.to(first.device)))
     x, y = x - x.mean(dim=1, keepdim=True), y - y.mean(dim=1, keepdim=True)
     return (x * y).sum(dim=1) / (x.square().sum(dim=1) * y.square().sum(dim=1)).sqrt()
@@ -162,6 +145,17 @@ def average_ranks(values: Tensor) -> Tensor:
     return torch.zeros_like(values, dtype=torch.float64).scatter_(
         1, order, (first + last).double() / 2
     )
+
+
+def check_confidence(confidence: float) -> None:
+    if not 0 < confidence < 1:
+        raise BadOption("confidence", confidence, "a share between 0 and 1")
+
+
+def _check_alike(first: Tensor, second: Tensor) -> None:
+    if first.shape != second.shape:
+        expected = f"values of the same images as the first, {list(first.shape)}"
+        raise BadOption("second", list(second.shape), expected)
 
 
 def _numbers(values: Tensor) -> Tensor:

@@ -21,7 +21,7 @@ from seecause.bench.tables import (
     Table,
     Truth,
     against_truth,
-    shown,
+    score_texts,
     table_of,
     to_csv,
     to_latex,
@@ -156,7 +156,7 @@ def truth_section(truth: Truth) -> list[Section]:
     means = [row["mean of the three"] for row in truth.values()]
     top = max((mean for mean in means if mean == mean), default=None)
     best = [place for place, mean in enumerate(means) if mean == top]
-    rows = [(method, *shown(row)) for method, row in truth.items()]
+    rows = [(method, *score_texts(row)) for method, row in truth.items()]
     note = (
         "What each part of a creature is worth to the model is measured by drawing the picture"
         " again without it. Completeness: are the parts that decide declared important, and no"

@@ -12,7 +12,7 @@ from seecause.attribution.registry import find, is_signed
 from seecause.bench.measures import higher_is_better
 from seecause.bench.plan import Plan
 from seecause.bench.results import RunResults
-from seecause.data.batch import seen
+from seecause.data.batch import raw_in_frame
 from seecause.data.dataset import Dataset
 from seecause.data.registry import open_data
 from seecause.errors import BadImage, DataMissing
@@ -119,4 +119,4 @@ def _named(names: Sequence[str], place: int) -> str:
 def _seen(plan: Plan, image: Tensor) -> Tensor:
     """The part of a picture [3, H, W] that the model sees."""
     frame = Preprocess(**{**plan.model["frame"], "size": tuple(plan.model["frame"]["size"])})
-    return seen(frame, image)
+    return raw_in_frame(frame, image)

@@ -1,12 +1,9 @@
-"""Jobs that are no benchmark, in pieces that are kept and may be done elsewhere: audits, scores of
-heads, discoveries.
-
-    with carrying("audit.work", "audit", Workers(ray="auto")):
-        result = sc.audit(model, data, eye=eye)
+"""Audits, scores of heads and discoveries in pieces that are kept, and that workers may do.
 
 What these jobs do to many pictures goes through `in_pieces`. Here every piece is named by a digest
 of its function, the weights, its pictures and options, our code and the libraries: a finished one
-is read from the store, the others are done by the crew. Models travel whole, once to each worker.
+is read from the store, the others are done by a pool of workers. Models travel whole, once to each
+worker.
 """
 
 from __future__ import annotations
@@ -31,11 +28,24 @@ from safetensors.torch import load
 from torch import Tensor
 
 from seecause._files import digest, place
-from seecause._pieces import Ended, Piece, Tensors, Work, carried
-from seecause._software import arithmetic, plugin_digest, set_arithmetic, versions
-from seecause.bench.hands import Alone, Crew, Workers, WorkersFailed, crew_for, record
+from seecause._pieces import Ended, Piece, Tensors, Work, pieces_run_by
+from seecause._software import (
+    arithmetic,
+    model_code_digest,
+    plugin_digest,
+    set_arithmetic,
+    versions,
+)
 from seecause.bench.shard_files import EncodedShard, ShardResult, encoded
 from seecause.bench.store import ShardStore
+from seecause.bench.workers import (
+    SerialPool,
+    WorkerPool,
+    Workers,
+    WorkersFailed,
+    open_pool,
+    record_result,
+)
 from seecause.engine.chunks import budget, memory
 from seecause.errors import BadOption, MissingExtra, NotDefined, UnknownName
 from seecause.models.base import ImageModel
@@ -44,40 +54,46 @@ MODELS = 3  # that a worker holds: the one that is judged, an eye, and one that 
 
 
 @contextmanager
-def carrying(
+def resumable(
     folder: Path | str | None, command: str, workers: Workers | int | None = None
 ) -> Iterator[None]:
-    """Inside the block pieces are kept in `folder` (a path or a URL; None: nowhere) and done by
-    `workers`."""
+    """Inside the block long work is kept in `folder`, piece by piece, and done by `workers`.
+
+    Killed, the same call goes on where it was. `folder` is a path or a URL, or None to keep
+    nothing; `command` names the job, so that no other one is kept in its folder.
+
+        with sc.bench.resumable("audit.work", "audit", sc.bench.Workers(ray="auto")):
+            result = sc.audit(model, data, eye=eye)
+    """
     store = None if folder is None else ShardStore(place(folder), f"{command} --work")
     if store is not None:
         store.check()
-    with ExitStack() as stack, carried(_Carrier(store, workers, stack)):
+    with ExitStack() as stack, pieces_run_by(_PieceRunner(store, Workers.of(workers), stack)):
         yield
 
 
-class _Carrier:
-    """Does pieces: reads those that are known, has the others done."""
+class _PieceRunner:
+    """Reads the pieces that are finished, and has the others done."""
 
-    def __init__(self, store: ShardStore | None, workers: Workers | int | None, stack: ExitStack):
+    def __init__(self, store: ShardStore | None, workers: Workers, stack: ExitStack):
         self.store, self.workers, self.stack = store, workers, stack
-        self.crew: Alone | Crew | None = None
-        self.elsewhere = "" if _is_alone(workers) else None  # device of workers; None: not decided
+        self.pool: SerialPool | WorkerPool | None = None
+        self.device = ""  # of workers elsewhere: that of the first model, for all
         self.begun = False
-        self.parcels: dict[str, Callable[[], bytes]] = {}
+        self.shared_models: dict[str, Callable[[], bytes]] = {}  # by their digest
 
     def __call__(
         self, work: Work, model: Any, pieces: Iterable[Piece], ended: Ended
     ) -> list[Tensors]:
         results: dict[int, Tensors] = {}
         numbered = enumerate(pieces)
-        crew = self._crew(model)
-        device, sums = self.elsewhere or model.device.type, _arithmetic_of(self.workers)
-        about = _Facts.of(work, model, device, sums)
+        pool = self._pool(model)
+        device, sums = self.device or model.device.type, _arithmetic_of(self.workers)
+        keys = _PieceKeys.of(work, model, device, sums)
 
-        def take() -> _PieceItem | None:
+        def next_item() -> _PieceItem | None:
             for number, piece in numbered:
-                key = about.key(piece)
+                key = keys.key(piece)
                 kept = None if self.store is None or not key else self.store.read(key)
                 if kept is None and key:
                     return self._item(number, key, work, model, piece)
@@ -87,51 +103,52 @@ class _Carrier:
                 ended(number, results[number])
             return None
 
-        for item, answer in crew.perform(take):
+        for item, answer in pool.run(next_item):
             if answer.failure:
                 raise WorkersFailed(answer.failure)
             if self.store is not None:
-                record(self.store, item.key, answer)
+                record_result(self.store, item.key, answer)
             tensors = load(answer.value.contents["safetensors"])
             results[item.number] = _in_order(tensors, answer.value.metadata)
             ended(item.number, results[item.number])
         return [results[number] for number in sorted(results)]
 
-    def _crew(self, model: Any) -> Alone | Crew:
+    def _pool(self, model: Any) -> SerialPool | WorkerPool:
         """The same for all models, on one kind of device."""
-        if self.crew is None:
-            if self.elsewhere is None:
-                self.elsewhere = _device_of(self.workers, model)
-            device = self.elsewhere or model.device.type
-            job = PieceJob(device, _arithmetic_of(self.workers))
-            self.crew = self.stack.enter_context(crew_for(job, self.workers, do=_perform_here))
-        return self.crew
+        if self.pool is None:
+            if self.workers.elsewhere:
+                self.device = _device_of(self.workers, model)
+            job = PieceJob(self.device or model.device.type, _arithmetic_of(self.workers))
+            pool = open_pool(job, self.workers, perform=_perform_here)
+            self.pool = self.stack.enter_context(pool)
+        return self.pool
 
     def _begin(self) -> None:
         """With the first piece that is to be done the store is begun: a command that is refused
         leaves nothing behind."""
         if self.store is not None and not self.begun:
-            self.stack.enter_context(self.store.alone())
+            self.stack.enter_context(self.store.locked())
             self.store.write_manifest({"versions": versions()})
         self.begun = True
 
     def _item(self, number: int, key: str, work: Work, model: Any, piece: Piece) -> _PieceItem:
-        assert self.crew is not None
+        assert self.pool is not None
         limit = memory().limit
-        if isinstance(self.crew, Alone):
+        if isinstance(self.pool, SerialPool):
             self._begin()
             return _PieceItem(number, key, work, piece, limit, model=model)
-        mark = digest(*_spelled(_state(model)))
-        if mark not in self.parcels:
-            self.parcels[mark] = self.crew.share(packed(model))
+        model_id = digest(*_spelled(_state(model)))
+        if model_id not in self.shared_models:
+            self.shared_models[model_id] = self.pool.share(pack_model(model))
         self._begin()
         there = {name: _on_cpu(value) for name, value in piece.items()}
-        return _PieceItem(number, key, work, there, limit, mark=mark, parcel=self.parcels[mark])
+        fetch = self.shared_models[model_id]
+        return _PieceItem(number, key, work, there, limit, model_id=model_id, fetch_model=fetch)
 
 
 @dataclass(frozen=True, eq=False)
 class _PieceItem:
-    """A piece on its way: with its model, or with where that can be had."""
+    """A piece on its way to a worker: with its model, or with how that is fetched."""
 
     number: int
     key: str
@@ -139,8 +156,8 @@ class _PieceItem:
     piece: Piece
     limit: int | None  # bytes of activations
     model: Any = None
-    mark: str = ""
-    parcel: Callable[[], bytes] | None = None
+    model_id: str = ""
+    fetch_model: Callable[[], bytes] | None = None
 
 
 @dataclass(frozen=True)
@@ -162,46 +179,39 @@ class PieceJob:
         set_arithmetic(self.arithmetic)
 
         def perform(item: _PieceItem) -> EncodedShard:
-            if item.mark not in models:
-                assert item.parcel is not None
-                models[item.mark] = _unpacked(item.parcel(), self.device)
+            if item.model_id not in models:
+                assert item.fetch_model is not None
+                models[item.model_id] = _unpack_model(item.fetch_model(), self.device)
                 if len(models) > MODELS:
                     models.popitem(last=False)
-            return _perform_here(dataclasses.replace(item, model=models[item.mark]))
+            return _perform_here(dataclasses.replace(item, model=models[item.model_id]))
 
         return perform
 
 
-def _is_alone(workers: Workers | int | None) -> bool:
-    wanted = workers if isinstance(workers, Workers) else Workers(count=workers)
-    return wanted.ray is None and (wanted.count or 1) < 2
-
-
-def _arithmetic_of(workers: Workers | int | None) -> list[Any]:
+def _arithmetic_of(workers: Workers) -> list[Any]:
     """Of this process; workers elsewhere have one thread each, or as many as the cores that are
     set aside for them. How sums are split changes last bits, so it is part of a piece's name."""
     threads, *rest = arithmetic()
-    if not _is_alone(workers):
-        cpus = workers.cpus if isinstance(workers, Workers) else None
-        threads = max(1, int(cpus or 1))
+    if workers.elsewhere:
+        threads = max(1, int(workers.cpus or 1))
     return [threads, *rest]
 
 
-def _device_of(workers: Workers | int | None, model: Any) -> str:
+def _device_of(workers: Workers, model: Any) -> str:
     """Where workers elsewhere run: where the model is, unless the cluster is asked for GPUs, or
     for none."""
-    gpus = workers.gpus if isinstance(workers, Workers) else None
-    if gpus is None:
+    if workers.gpus is None:
         return model.device.type
-    return "cuda" if gpus else "cpu"
+    return "cuda" if workers.gpus else "cpu"
 
 
-def packed(model: Any) -> bytes:
+def pack_model(model: Any) -> bytes:
     """A model that is to travel, without what it keeps between calls; its gates stay on."""
     if isinstance(model, ImageModel):
         model = copy.copy(model)
         model.memo = {}
-    cloudpickle, parcel = _cloudpickle(), io.BytesIO()
+    cloudpickle, content = _cloudpickle(), io.BytesIO()
 
     class Pickler(cloudpickle.Pickler):
         def reducer_override(self, obj: Any) -> Any:
@@ -209,7 +219,7 @@ def packed(model: Any) -> bytes:
             return super().reducer_override(obj) if name is None else (_global, name)
 
     try:
-        Pickler(parcel).dump(model)
+        Pickler(content).dump(model)
     except (TypeError, AttributeError, ValueError, RuntimeError, pickle.PicklingError) as failure:
         raise BadOption(
             "workers",
@@ -217,7 +227,7 @@ def packed(model: Any) -> bytes:
             "a model that can be sent to other processes; this one works without --workers and"
             f" --ray ({' '.join(str(failure).split())})",
         ) from None
-    return parcel.getvalue()
+    return content.getvalue()
 
 
 def _is_context(value: Any) -> bool:
@@ -251,9 +261,9 @@ def _cloudpickle() -> Any:
     return cloudpickle
 
 
-def _unpacked(parcel: bytes, device: str) -> Any:
+def _unpack_model(content: bytes, device: str) -> Any:
     """A model that travelled, on the device of this worker."""
-    model = _cloudpickle().loads(parcel)
+    model = _cloudpickle().loads(content)
     return model if model.device.type == torch.device(device).type else model.to(device)
 
 
@@ -269,15 +279,16 @@ def _in_order(tensors: Mapping[str, Tensor], metadata: Mapping[str, Any]) -> Ten
 
 
 @dataclass(frozen=True)
-class _Facts:
+class _PieceKeys:
     """What all pieces of a call have in common, and what decides them."""
 
     text: str
     architecture: Any
 
     @classmethod
-    def of(cls, work: Work, model: Any, device: str, sums: Sequence[Any]) -> _Facts:
+    def of(cls, work: Work, model: Any, device: str, sums: Sequence[Any]) -> _PieceKeys:
         about = [f"{work.__module__}.{work.__qualname__}", plugin_digest(work)]
+        about.append(model_code_digest(model))
         about += [sorted(versions().items()), sums, device, memory().limit]
         state = digest(*_spelled(_state(model)), length=64)
         return cls(repr([*about, state]), getattr(model, "architecture", None))

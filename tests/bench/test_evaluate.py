@@ -9,9 +9,9 @@ import pytest
 import torch
 from PIL import Image
 
+from seecause.bench.evaluate import Clock, open_prepared, predict, read_samples, run_shard
 from seecause.bench.plan import Store
 from seecause.bench.runner import run
-from seecause.bench.work import Clock, open_worker, predict, read_samples, run_shard
 from seecause.data.batch import to_batch
 from seecause.errors import BadOption
 from tests.bench.toy import worker
@@ -26,7 +26,8 @@ def test_the_precision_of_products_is_part_of_a_shard_and_is_put_back(tmp_path, 
 
     before, seen = precision(), []
     monkeypatch.setattr(
-        "seecause.bench.work.predict", lambda *given: (seen.append(precision()), predict(*given))[1]
+        "seecause.bench.evaluate.predict",
+        lambda *given: (seen.append(precision()), predict(*given))[1],
     )
     fast, plain = (
         worker(precision="high", methods={"sobel": {}}, limit=2),
@@ -43,17 +44,17 @@ def test_the_precision_of_products_is_part_of_a_shard_and_is_put_back(tmp_path, 
 
 def test_a_worker_with_other_software_than_the_plan_is_refused(monkeypatch):
     plan = worker().plan
-    open_worker(plan)
+    open_prepared(plan)
     others = replace(plan, versions={**plan.versions, "torch": "1.13.0"})
     with pytest.raises(BadOption, match=r"torch=.*planned with, 1\.13\.0.*make them alike"):
-        open_worker(others)
+        open_prepared(others)
     with pytest.raises(BadOption, match="metric my-metric=None"):
-        open_worker(replace(plan, plugins={"metric my-metric": "0123"}))
+        open_prepared(replace(plan, plugins={"metric my-metric": "0123"}))
     # also where the data is that of a plug-in, whose code is known by the same word
-    monkeypatch.setattr("seecause.bench.work.plugins", lambda *_: {"data": "0123"})
+    monkeypatch.setattr("seecause.bench.evaluate.plugins", lambda *_: {"data": "0123"})
     others = replace(plan, data={**plan.data, "fingerprint": "4567"}, plugins={"data": "0123"})
     with pytest.raises(BadOption, match="planned with, 4567"):
-        open_worker(others)
+        open_prepared(others)
 
 
 def test_a_picture_that_changed_after_the_plan_is_noticed(tmp_path):

@@ -18,10 +18,10 @@ from typer.testing import CliRunner
 
 import seecause as sc
 from seecause._pieces import in_pieces
-from seecause.bench import carry
-from seecause.bench.carry import carrying, packed
-from seecause.bench.hands import Alone, Workers
+from seecause.bench import pieces
+from seecause.bench.pieces import pack_model, resumable
 from seecause.bench.store import ShardStore
+from seecause.bench.workers import SerialPool, Workers
 from seecause.cli import app
 from seecause.cli.progress import Incomplete
 from seecause.cli.workers import _beside, with_pieces
@@ -68,14 +68,14 @@ def plain_results(ready) -> list:
 @pytest.mark.parametrize("job", JOBS)
 def test_kept_pieces_give_the_same_bits_and_are_not_done_again(ready, tmp_path, monkeypatch, job):
     plain = job(*ready)
-    with carrying(tmp_path / "work", "toy"):
+    with resumable(tmp_path / "work", "toy"):
         assert job(*ready) == plain
     ids = ShardStore(tmp_path / "work", "toy --work").ids()
     assert ids
     monkeypatch.setattr(
-        "seecause.bench.carry._perform_here", lambda item: pytest.fail("it was finished")
+        "seecause.bench.pieces._perform_here", lambda item: pytest.fail("it was finished")
     )
-    with carrying(tmp_path / "work", "toy"):
+    with resumable(tmp_path / "work", "toy"):
         assert job(*ready) == plain
 
 
@@ -88,22 +88,22 @@ def test_a_job_that_was_stopped_goes_on(ready, tmp_path):
         if len(heard) == 2:
             raise KeyboardInterrupt
 
-    with pytest.raises(KeyboardInterrupt), carrying(tmp_path, "toy"):
+    with pytest.raises(KeyboardInterrupt), resumable(tmp_path, "toy"):
         score(ready[0], pictures.images, pictures.truth, progress=stop)
     store = ShardStore(tmp_path, "toy --work")
     assert len(store.ids()) == 2
     store.file(store.ids()[0], "safetensors").write_bytes(b"damaged")
-    with carrying(tmp_path, "toy"):
+    with resumable(tmp_path, "toy"):
         assert scored(*ready) == plain
     assert len(store.ids()) == 5  # of eight pictures each
 
 
 def test_other_weights_are_other_pieces(ready, tmp_path):
     model, pictures = ready
-    with carrying(tmp_path, "toy"):
+    with resumable(tmp_path, "toy"):
         audited(model, pictures)
     before = set(ShardStore(tmp_path, "toy --work").ids())
-    with carrying(tmp_path, "toy"):
+    with resumable(tmp_path, "toy"):
         audited(fitted(pictures, seed=1), pictures)
     assert len(ShardStore(tmp_path, "toy --work").ids()) == 2 * len(before)
 
@@ -115,19 +115,19 @@ def test_a_function_in_a_piece_is_called_here_and_not_kept(ready, tmp_path):
         return logits[:, 0] - logits[:, 1]
 
     plain = score(model, pictures.images, response=margin, guard=False).value
-    with carrying(tmp_path, "toy"):
+    with resumable(tmp_path, "toy"):
         again = score(model, pictures.images, response=margin, guard=False).value
     assert torch.equal(plain, again) and not ShardStore(tmp_path, "toy --work").ids()
 
 
 def test_an_error_in_a_piece_is_the_job_s_own(ready, tmp_path):
-    with pytest.raises(BadOption, match="temperature"), carrying(tmp_path, "toy"):
+    with pytest.raises(BadOption, match="temperature"), resumable(tmp_path, "toy"):
         score(ready[0], ready[1].images, ready[1].truth, temperature=-1.0)
 
 
 def test_a_folder_of_something_else_is_refused(tmp_path):
     (tmp_path / "thesis.txt").write_text("mine")
-    with pytest.raises(SeecauseError, match="a new folder"), carrying(tmp_path, "toy"):
+    with pytest.raises(SeecauseError, match="a new folder"), resumable(tmp_path, "toy"):
         pass
 
 
@@ -148,7 +148,7 @@ def test_models_of_every_architecture_travel(make):
     pytest.importorskip("cloudpickle")
     model = make()
     model.memo["lock"] = threading.Lock()  # what is kept between calls stays here
-    there = carry._unpacked(packed(model), "cpu")
+    there = pieces._unpack_model(pack_model(model), "cpu")
     assert there.fingerprint() == model.fingerprint()
     images = torch.rand(1, 3, *model.preprocess.size, dtype=model.dtype)
     with torch.no_grad(), model.settled(), there.settled():
@@ -159,7 +159,7 @@ def test_gates_travel_too(ready):
     pytest.importorskip("cloudpickle")
     model = copy.copy(ready[0])
     model.gates = torch.rand(2, 4)
-    assert torch.equal(carry._unpacked(packed(model), "cpu").gates, model.gates)
+    assert torch.equal(pieces._unpack_model(pack_model(model), "cpu").gates, model.gates)
 
 
 def test_a_model_that_cannot_travel_is_refused_before_any_work(tmp_path, monkeypatch):
@@ -168,18 +168,18 @@ def test_a_model_that_cannot_travel_is_refused_before_any_work(tmp_path, monkeyp
     model = fitted(pictures)
     model.module.lock = threading.Lock()
     monkeypatch.setattr(
-        "seecause.bench.cluster.ProcessHand", lambda job: pytest.fail("a worker was begun")
+        "seecause.bench.cluster.ProcessWorker", lambda job: pytest.fail("a worker was begun")
     )
     with (
         pytest.raises(BadOption, match="can be sent to other processes"),
-        carrying(tmp_path / "work", "toy", 2),
+        resumable(tmp_path / "work", "toy", 2),
     ):
         scored(model, pictures)
     assert not (tmp_path / "work").exists()
 
 
 def facts(model, device: str = "cpu", **piece) -> str:
-    return carry._Facts.of(logits_piece, model, device, carry.arithmetic()).key(piece)
+    return pieces._PieceKeys.of(logits_piece, model, device, pieces.arithmetic()).key(piece)
 
 
 def test_a_piece_is_named_by_all_that_decides_it(ready, tmp_path, monkeypatch):
@@ -194,7 +194,7 @@ def test_a_piece_is_named_by_all_that_decides_it(ready, tmp_path, monkeypatch):
     names.add(facts(model, method="caap"))
     with monkeypatch.context() as patch:
         patch.setattr(
-            carry, "plugin_digest", lambda run: "" if run is logits_piece else "of a plug-in"
+            pieces, "plugin_digest", lambda run: "" if run is logits_piece else "of a plug-in"
         )
         names.add(facts(model, method="caap"))
     assert len(names) == 8
@@ -204,15 +204,15 @@ def test_pieces_made_on_a_gpu_are_kept_as_such(ready, monkeypatch):
     devices = []
 
     @contextmanager
-    def crew(job, workers, *, do):
+    def pool(job, workers, *, perform):
         devices.append(job.device)
-        yield Alone(job, do)
+        yield SerialPool(job, perform)
 
-    plain = carry._Facts.of
+    plain = pieces._PieceKeys.of
     of = staticmethod(lambda *about: devices.append(about[2]) or plain(*about))
-    monkeypatch.setattr(carry, "crew_for", crew)
-    monkeypatch.setattr(carry._Facts, "of", of)
-    with carrying(None, "toy", Workers(ray="auto", gpus=0.5)):
+    monkeypatch.setattr(pieces, "open_pool", pool)
+    monkeypatch.setattr(pieces._PieceKeys, "of", of)
+    with resumable(None, "toy", Workers(ray="auto", gpus=0.5)):
         scored(*ready)
     assert set(devices) == {"cuda"} and len(devices) > 1
 
@@ -221,14 +221,14 @@ def test_workers_have_one_thread_or_as_many_as_cores_are_set_aside(ready, monkey
     threads = []
 
     @contextmanager
-    def crew(job, workers, *, do):
+    def pool(job, workers, *, perform):
         threads.append(job.threads)
-        yield Alone(job, do)
+        yield SerialPool(job, perform)
 
-    monkeypatch.setattr(carry, "crew_for", crew)
-    monkeypatch.setattr(carry, "arithmetic", lambda: [16, "highest", False])
+    monkeypatch.setattr(pieces, "open_pool", pool)
+    monkeypatch.setattr(pieces, "arithmetic", lambda: [16, "highest", False])
     for workers in (None, 4, Workers(ray="auto"), Workers(ray="auto", cpus=2), Workers(count=1)):
-        with carrying(None, "toy", workers):
+        with resumable(None, "toy", workers):
             results = in_pieces(logits_piece, ready[0], [{"images": ready[1].images[:1]}])
         assert len(results) == 1
     assert threads == [16, 1, 1, 2, 16]
@@ -282,7 +282,7 @@ def test_a_killed_command_goes_on_and_leaves_nothing_behind(tmp_path, monkeypatc
         assert CliRunner().invoke(app, [*WORDS, "--out", str(out)]).exit_code != 0
     assert list((work / "shards").glob("*.json"))
     with monkeypatch.context() as patch:
-        patch.setattr("seecause.bench.carry._perform_here", lambda item: pytest.fail("finished"))
+        patch.setattr("seecause.bench.pieces._perform_here", lambda item: pytest.fail("finished"))
         done = CliRunner().invoke(app, [*WORDS, "--out", str(out)])
     assert done.exit_code == 0, done.output
     table = "scores.csv"
@@ -293,7 +293,7 @@ def test_a_killed_command_goes_on_and_leaves_nothing_behind(tmp_path, monkeypatc
 
 @pytest.mark.slow
 def test_processes_give_the_same_bits(ready, tmp_path):
-    with carrying(tmp_path, "toy", 2):
+    with resumable(tmp_path, "toy", 2):
         assert [job(*ready) for job in JOBS] == plain_results(ready)
 
 
@@ -304,7 +304,7 @@ def test_two_of_four_actors_killed_give_the_same_bits(ready, tmp_path, cluster):
     store = ShardStore(tmp_path, "toy --work")
     with (
         killing(2) as victims,
-        carrying(tmp_path, "toy", Workers(count=4, ray=cluster)),
+        resumable(tmp_path, "toy", Workers(count=4, ray=cluster)),
     ):
         assert [job(*ready) for job in JOBS] == plain_results(ready)
     assert len(victims) == 2 and os.getpid() not in victims and store.ids()

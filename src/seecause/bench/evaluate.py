@@ -20,7 +20,7 @@ from seecause.attribution.result import Attribution
 from seecause.bench.measures import UNDEFINED, MeasuredMetric, group_of, higher_is_better, run_group
 from seecause.bench.plan import Plan, Precision, Request, Shard, canonical, plugins
 from seecause.bench.store import ShardResult
-from seecause.data.batch import Batch, framed, to_batch
+from seecause.data.batch import Batch, sample_in_frame, to_batch
 from seecause.data.dataset import Dataset, Sample, has_counterfactuals, sample_digests
 from seecause.data.registry import open_data
 from seecause.engine.chunks import budget, plain_logits
@@ -34,7 +34,7 @@ from seecause.target import Spec
 if TYPE_CHECKING:
     from seecause.critters import Latents
 
-HELD = 1 << 28  # bytes that a worker keeps between shards
+KEPT_BYTES = 1 << 28  # bytes that a worker keeps between shards
 ROUND = 256  # pictures that all methods explain before the next ones are read
 ANSWERS = ("label", "target", "predicted")  # of a picture; in tensors -1 where there is none
 
@@ -54,13 +54,13 @@ class Loaded:
 
 
 @dataclass(frozen=True, eq=False)
-class Worker:
-    """Model and data, opened once in each process, and what is the same for all methods."""
+class PreparedRun:
+    """Plan, model and data, opened once in each process, and what is the same for all methods."""
 
     plan: Plan
     model: ImageModel
     data: Dataset
-    # by the bounds of a shard: those of one round, as many as `HELD` bytes allow
+    # by the bounds of a shard: those of one round, as many as `KEPT_BYTES` bytes allow
     truths: dict[tuple[int, int], PartTruth] = field(default_factory=dict)
     loaded: dict[tuple[int, int], Loaded] = field(default_factory=dict)
     left_out: Mapping[str, str] = field(default_factory=dict)  # metrics, and why
@@ -93,7 +93,7 @@ class Worker:
         batch = to_batch(self.model, list(samples.values())) if samples else None
         labels = {index: sample.label for index, sample in samples.items()}
         loaded = Loaded(labels, broken, batch)
-        if self.bytes + loaded.bytes <= HELD:
+        if self.bytes + loaded.bytes <= KEPT_BYTES:
             self.loaded[bounds] = loaded
         return loaded
 
@@ -109,7 +109,7 @@ class Worker:
         if latents is None or bounds in self.truths:
             return self.truths.get(bounds)
         truth = measure_truth(self.model, latents)
-        if self.bytes + _bytes_of(*vars(truth).values()) <= HELD:
+        if self.bytes + _bytes_of(*vars(truth).values()) <= KEPT_BYTES:
             self.truths[bounds] = truth
         return truth
 
@@ -159,7 +159,7 @@ def open_model(request: Request) -> ImageModel:
     )
 
 
-def open_worker(plan: Plan) -> Worker:
+def open_prepared(plan: Plan) -> PreparedRun:
     """Model and data in a process of its own, refused if they are not those of the plan."""
     request = plan.request
     model, data = open_model(request), open_data(request.data, limit=request.limit)
@@ -167,7 +167,7 @@ def open_worker(plan: Plan) -> Worker:
     planned = _identity(*prints, plan.versions, plan.plugins)
     code = plugins(request, model, data)
     check_versions(planned, _identity(model.fingerprint(), data.fingerprint, versions(), code))
-    return Worker(plan, model, data)
+    return PreparedRun(plan, model, data)
 
 
 def _identity(
@@ -178,27 +178,21 @@ def _identity(
     return {"model": model, "data": data, **software, **own}
 
 
-def run_shard(worker: Worker, shard: Shard) -> ShardResult:
+def run_shard(prepared: PreparedRun, shard: Shard) -> ShardResult:
     """Rows and maps of one shard; the same bits in every process on the same kind of machine."""
-    request, clock = worker.plan.request, Clock(worker.model.device)
+    request, clock = prepared.plan.request, Clock(prepared.model.device)
     with _arithmetic(request.threads, request.precision), budget(request.memory) as memory:
         with clock.on("read"):
-            loaded = worker.read(shard)
+            loaded = prepared.read(shard)
         batch, answers, measured = loaded.batch, {}, {}
         tensors = {"index": torch.tensor(sorted(loaded.labels), dtype=torch.long)}
         if batch is not None:
-            predicted = predict(worker.model, batch.images)
-            target = predicted if request.target == "predicted" else _places(worker.plan, batch)
+            predicted = predict(prepared.model, batch.images)
+            target = predicted if request.target == "predicted" else _places(prepared.plan, batch)
             with clock.on("attribute"):
-                attribution = attribute(
-                    worker.model,
-                    batch.images,
-                    target,
-                    request.method(shard.method),
-                    **request.methods[shard.method],
-                )
+                attribution = _explained(request, shard, prepared.model, batch.images, target)
             with clock.on("measure"):
-                measured = _measure(worker, shard, batch, _finest(attribution), target)
+                measured = _measure(prepared, shard, batch, _finest(attribution), target)
             answers = {
                 index: (int(t), int(p))
                 for index, t, p in zip(loaded.labels, target, predicted, strict=True)
@@ -207,7 +201,7 @@ def run_shard(worker: Worker, shard: Shard) -> ShardResult:
             tensors["maps"] = attribution.maps
             for group in measured.values():
                 tensors |= group.tensors
-        rows = _rows(worker.plan, shard, loaded, answers, measured, "; ".join(memory.halvings))
+        rows = _rows(prepared.plan, shard, loaded, answers, measured, "; ".join(memory.halvings))
         tensors |= _numbers(rows, len(request.metrics))
         metadata = {
             "seconds": clock.seconds,
@@ -230,7 +224,7 @@ def read_samples(
         except (BadImage, DataMissing) as hole:
             broken[index] = str(hole)
             continue
-        samples[index] = sample if frame is None else framed(frame, sample)
+        samples[index] = sample if frame is None else sample_in_frame(frame, sample)
     return samples, broken
 
 
@@ -247,34 +241,38 @@ def _places(plan: Plan, batch: Batch) -> Tensor:
 
 
 def _measure(
-    worker: Worker, shard: Shard, batch: Batch, maps: Tensor, target: Tensor
+    prepared: PreparedRun, shard: Shard, batch: Batch, maps: Tensor, target: Tensor
 ) -> dict[str, MeasuredMetric]:
     """By group. Some metrics explain changed pictures, or a changed model, by the same method
     again."""
-    request = worker.plan.request
+    request = prepared.plan.request
 
     def again(model: ImageModel, images: Tensor, target: Spec) -> Tensor:
-        return _finest(
-            attribute(
-                model, images, target, request.method(shard.method), **request.methods[shard.method]
-            )
-        )
+        return _finest(_explained(request, shard, model, images, target))
 
     inputs = MetricInputs(
-        worker.model,
+        prepared.model,
         batch.images,
         maps,
         target,
         batch.masks,
-        explain=lambda images, spec: again(worker.model, images, spec),
+        explain=lambda images, spec: again(prepared.model, images, spec),
         attribute=again,
-        latents=worker.latents(shard),
+        latents=prepared.latents(shard),
     )
-    truth = worker.truth(shard) if "parts" in request.measures else None
+    truth = prepared.truth(shard) if "parts" in request.measures else None
     return {
         group: run_group(group, inputs, options, truth=truth)
         for group, options in request.measures.items()
     }
+
+
+def _explained(
+    request: Request, shard: Shard, model: ImageModel, images: Tensor, target: Spec
+) -> Attribution:
+    """By the method of the shard and its options."""
+    options = request.methods[shard.method]
+    return attribute(model, images, target, request.method(shard.method), **options)
 
 
 def _finest(attribution: Attribution) -> Tensor:
@@ -292,12 +290,10 @@ def _rows(
 ) -> list[dict[str, Any]]:
     """One row for each image and metric, in that order, also for images that could not be read."""
     request = plan.request
+    behind = {"method": request.method(shard.method)} if request.called else {}
     shared = {
         "method": shard.method,
-        "options": canonical(
-            ({"method": request.method(shard.method)} if request.called else {})
-            | {**request.methods[shard.method]}
-        ),
+        "options": canonical(behind | {**request.methods[shard.method]}),
         "model": request.model,
         "model_fingerprint": plan.model["fingerprint"],
         "data": plan.data["name"],

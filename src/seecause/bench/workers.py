@@ -1,8 +1,11 @@
-"""Who does the work of a job: this process, several, or actors of a Ray cluster. One loop for all.
+"""Pools of workers that do the items of a job: this process, several, or actors of a Ray cluster.
 
-A job is opened once in each worker, which then is handed items, few at a time: nobody waits for
-thousands of answers, and little is left to end when it is enough. What a worker answers goes to the
-process that runs the job, which alone writes: workers need not see its folder.
+    with open_pool(job, Workers(count=4)) as pool:
+        for item, result in pool.run(next_item): ...
+
+A job is opened once in each worker, which then gets items, few at a time: little is left to end
+when it is enough. Results go to the process that runs the job, which alone writes: workers need
+not see its folder.
 
 A worker that dies is replaced, and what it held is done again. An item whose worker died is tried
 with a worker of its own, so that it takes no other with it, and given up after `RETRIES` more.
@@ -34,14 +37,18 @@ LOST = (
     f"its worker was lost {RETRIES + 1} times (killed, or out of memory); run the same command"
     " again with fewer --workers, less --memory, or machines with more of it"
 )
-Take = Callable[[], Any]  # the next item, or None if there is none now
-Do = Callable[[Any], Any]
+NextItem = Callable[[], Any]  # the next item, or None if there is none now
+Perform = Callable[[Any], Any]  # an item -> its value
 Share = Callable[[bytes], Callable[[], bytes]]  # bytes for all workers -> how one gets them
 
 
 @dataclass(frozen=True, kw_only=True)
 class Workers:
-    """How many, where, and what each may use."""
+    """How many workers, where, and what each may use.
+
+    >>> Workers.of(4)
+    Workers(count=4, ray=None, cpus=None, gpus=None, memory=None)
+    """
 
     count: int | None = None  # None: this process; on a cluster, as many as it holds
     ray: str | None = None  # auto for the cluster that is running, local, or HOST:PORT
@@ -57,7 +64,17 @@ class Workers:
         if self.gpus is not None and self.gpus < 0:
             raise BadOption("gpus", self.gpus, "0 or more")
 
-    def placed(self) -> Workers:
+    @classmethod
+    def of(cls, workers: Workers | int | None) -> Workers:
+        """As functions take them: a number of processes, or None for this one."""
+        return workers if isinstance(workers, Workers) else cls(count=workers)
+
+    @property
+    def elsewhere(self) -> bool:
+        """Whether anybody but this process works."""
+        return self.ray is not None or (self.count or 1) > 1
+
+    def checked(self) -> Workers:
         """Refuse what only a cluster can set aside, where there is none."""
         for name in ("cpus", "gpus", "memory"):
             if self.ray is None and getattr(self, name) is not None:
@@ -91,7 +108,7 @@ class WorkerJob(Protocol):
         """What it was planned with; a worker with others is refused."""
         ...
 
-    def open(self) -> Do:
+    def open(self) -> Perform:
         """Load models and data, once in each worker."""
         ...
 
@@ -106,16 +123,16 @@ class ItemResult:
     process: int = 0
 
 
-def attempt(do: Do, item: Any, failures: tuple[type[Exception], ...]) -> ItemResult:
+def attempt(perform: Perform, item: Any, failures: tuple[type[Exception], ...]) -> ItemResult:
     try:
-        return ItemResult(do(item), process=os.getpid())
+        return ItemResult(perform(item), process=os.getpid())
     except failures as failure:
         kind = type(failure).__name__
         reason = " ".join(str(failure).split()) or kind
         return ItemResult(failure=reason, kind=kind, process=os.getpid())
 
 
-def record(store: ShardStore, shard: str, answer: ItemResult) -> None:
+def record_result(store: ShardStore, shard: str, answer: ItemResult) -> None:
     """What came of a shard, in the store and its log."""
     if answer.failure:
         store.log("failed", shard, reason=answer.failure)
@@ -124,20 +141,20 @@ def record(store: ShardStore, shard: str, answer: ItemResult) -> None:
         store.log("done", shard, process=answer.process)
 
 
-def opened(job: WorkerJob) -> Do:
+def open_job(job: WorkerJob) -> Perform:
     """In a worker: the job, unless its software is another."""
     check_versions(job.versions)
     torch.set_num_threads(job.threads)
     return job.open()
 
 
-def refused(failure: BaseException) -> str:
+def refusal_of(failure: BaseException) -> str:
     """Why a worker could not open the job, and where: its machine may be at fault, not the job."""
     kind = "" if isinstance(failure, SeecauseError) else f"{type(failure).__name__}: "
     return f"{kind}{' '.join(str(failure).split())} (on {socket.gethostname()})"
 
 
-class Hand(Protocol):
+class RemoteWorker(Protocol):
     """One worker elsewhere."""
 
     opening: Future[str]  # why it refuses; empty if it is ready
@@ -148,41 +165,41 @@ class Hand(Protocol):
 
 
 @dataclass(eq=False)
-class _Ticket:
+class _Task:
     item: Any
     losses: int = 0
 
 
 @dataclass(eq=False)
 class _Slot:
-    hand: Hand
+    worker: RemoteWorker
     ready: bool = False
-    tickets: dict[Future[ItemResult], _Ticket] = field(default_factory=dict)
+    tasks: dict[Future[ItemResult], _Task] = field(default_factory=dict)
 
     def has_room(self, depth: int) -> bool:
-        suspect = any(ticket.losses for ticket in self.tickets.values())
-        return self.ready and not suspect and len(self.tickets) < depth
+        suspect = any(task.losses for task in self.tasks.values())
+        return self.ready and not suspect and len(self.tasks) < depth
 
 
-class Alone:
-    """This process."""
+class SerialPool:
+    """This process alone."""
 
-    def __init__(self, job: WorkerJob, do: Do | None = None):
-        self.job, self.do = job, do
+    def __init__(self, job: WorkerJob, perform: Perform | None = None):
+        self.job, self.perform = job, perform
 
-    def perform(self, take: Take) -> Iterator[tuple[Any, ItemResult]]:
-        while (item := take()) is not None:
-            if self.do is None:
-                self.do = self.job.open()
-            yield item, attempt(self.do, item, self.job.failures)
+    def run(self, next_item: NextItem) -> Iterator[tuple[Any, ItemResult]]:
+        while (item := next_item()) is not None:
+            if self.perform is None:
+                self.perform = self.job.open()
+            yield item, attempt(self.perform, item, self.job.failures)
 
 
-class Crew:
+class WorkerPool:
     """Workers elsewhere, begun by `start`; each holds at most `depth` items."""
 
     def __init__(
         self,
-        start: Callable[[], Hand],
+        start: Callable[[], RemoteWorker],
         count: int,
         *,
         depth: int,
@@ -194,28 +211,28 @@ class Crew:
         self.share, self.check = share, check
         self.slots: list[_Slot] = []
         self.begun = False
-        self.again: deque[_Ticket] = deque()
-        self.refusal, self.stillborn = "they were stopped", 0
+        self.retries: deque[_Task] = deque()
+        self.refusal, self.failed_starts = "they were stopped", 0
 
-    def perform(self, take: Take) -> Iterator[tuple[Any, ItemResult]]:
+    def run(self, next_item: NextItem) -> Iterator[tuple[Any, ItemResult]]:
         """Items and their answers as they end, in any order."""
-        ended = not self._begin(take)
+        ended = not self._begin(next_item)
         if ended:
             return
         try:
             while True:
                 for slot in self.slots:
-                    self._fill(slot, take)
+                    self._fill(slot, next_item)
                 waiting = self._handed_out()
-                if not waiting and (left := self._next(take)) is not None:
+                if not waiting and (left := self._next(next_item)) is not None:
                     if not self.slots:
                         raise WorkersFailed(f"no worker is left: {self.refusal}")
-                    self.again.appendleft(left)
+                    self.retries.appendleft(left)
                 elif not waiting:
                     ended = True
                     return
                 openings: dict[Future[Any], _Slot] = {
-                    slot.hand.opening: slot for slot in self.slots if not slot.ready
+                    slot.worker.opening: slot for slot in self.slots if not slot.ready
                 }
                 done = wait([*waiting, *openings], PATIENCE, return_when=FIRST_COMPLETED).done
                 if not done and not waiting:
@@ -230,12 +247,12 @@ class Crew:
             if not ended:
                 self.close()
 
-    def _begin(self, take: Take) -> bool:
+    def _begin(self, next_item: NextItem) -> bool:
         """Begin workers with the first item; False if there is none."""
-        first = self._next(take)
+        first = self._next(next_item)
         if first is None:
             return False
-        self.again.appendleft(first)
+        self.retries.appendleft(first)
         if not self.begun:
             self.begun = True
             for _ in range(self.count):
@@ -244,44 +261,44 @@ class Crew:
 
     def close(self) -> None:
         for slot in self.slots:
-            slot.hand.close()
+            slot.worker.close()
         self.slots = []
 
     def _handed_out(self) -> dict[Future[Any], _Slot]:
         futures: dict[Future[Any], _Slot] = {}
         for slot in self.slots:
-            futures |= dict.fromkeys(slot.tickets, slot)
+            futures |= dict.fromkeys(slot.tasks, slot)
         return futures
 
-    def _next(self, take: Take) -> _Ticket | None:
-        if self.again:
-            return self.again.popleft()
-        item = take()
-        return None if item is None else _Ticket(item)
+    def _next(self, next_item: NextItem) -> _Task | None:
+        if self.retries:
+            return self.retries.popleft()
+        item = next_item()
+        return None if item is None else _Task(item)
 
-    def _fill(self, slot: _Slot, take: Take) -> None:
+    def _fill(self, slot: _Slot, next_item: NextItem) -> None:
         while slot.has_room(self.depth):
-            if self.again and slot.tickets:
+            if self.retries and slot.tasks:
                 return  # it takes a suspect when it is empty
-            ticket = self._next(take)
-            if ticket is None:
+            task = self._next(next_item)
+            if task is None:
                 return
-            slot.tickets[slot.hand.submit(ticket.item)] = ticket
+            slot.tasks[slot.worker.submit(task.item)] = task
 
     def _opened(self, slot: _Slot) -> None:
-        failure = slot.hand.opening.exception()
+        failure = slot.worker.opening.exception()
         if failure is None:
-            refusal = slot.hand.opening.result()
-            slot.ready, self.stillborn = not refusal, 0
-        elif slot.hand.is_lost(failure):
-            self.stillborn += 1
-            refusal = LOST if self.stillborn > RETRIES else ""
+            refusal = slot.worker.opening.result()
+            slot.ready, self.failed_starts = not refusal, 0
+        elif slot.worker.is_lost(failure):
+            self.failed_starts += 1
+            refusal = LOST if self.failed_starts > RETRIES else ""
         else:
-            refusal = refused(_cause(failure))
+            refusal = refusal_of(_cause(failure))
         if refusal:
             log.warning("a worker is refused: %s", refusal)
             self.refusal = refusal
-            slot.hand.close()
+            slot.worker.close()
             self.slots.remove(slot)
         elif not slot.ready:
             self._replace(slot)
@@ -289,30 +306,30 @@ class Crew:
     def _answered(
         self, slot: _Slot, future: Future[ItemResult]
     ) -> Iterator[tuple[Any, ItemResult]]:
-        if future not in slot.tickets:
+        if future not in slot.tasks:
             return  # lost with its worker, a moment ago
         failure = future.exception()
         if failure is None:
-            yield slot.tickets.pop(future).item, future.result()
-        elif not slot.hand.is_lost(failure):
+            yield slot.tasks.pop(future).item, future.result()
+        elif not slot.worker.is_lost(failure):
             raise _cause(failure)
         else:
             yield from self._lost(slot)
 
     def _lost(self, slot: _Slot) -> Iterator[tuple[Any, ItemResult]]:
         """A worker died: what it held is done again, or given up."""
-        tickets = list(slot.tickets.values())
-        slot.tickets.clear()
+        tasks = list(slot.tasks.values())
+        slot.tasks.clear()
         self._replace(slot)
-        for ticket in tickets:
-            ticket.losses += 1
-            if ticket.losses > RETRIES:
-                yield ticket.item, ItemResult(failure=LOST, kind="Lost")
+        for task in tasks:
+            task.losses += 1
+            if task.losses > RETRIES:
+                yield task.item, ItemResult(failure=LOST, kind="Lost")
             else:
-                self.again.append(ticket)
+                self.retries.append(task)
 
     def _replace(self, slot: _Slot) -> None:
-        slot.hand.close()
+        slot.worker.close()
         self.slots[self.slots.index(slot)] = _Slot(self.start())
 
 
@@ -323,20 +340,23 @@ def _cause(failure: BaseException) -> BaseException:
 
 
 @contextmanager
-def crew_for(
-    job: WorkerJob, workers: Workers | int | None, *, most: int | None = None, do: Do | None = None
-) -> Iterator[Alone | Crew]:
-    """Those who do a job of at most `most` items; `do` is the job opened here, which is all there
-    is for one worker."""
-    wanted = Workers(count=workers) if isinstance(workers, int) else workers or Workers()
-    wanted.placed()
-    bound = 1 << 30 if most is None else max(most, 1)
-    count = min(wanted.count or 1, bound)
-    if count < 2 and (wanted.ray is None or most == 0):
-        yield Alone(job, do)
+def open_pool(
+    job: WorkerJob,
+    workers: Workers | int | None,
+    *,
+    most: int | None = None,
+    perform: Perform | None = None,
+) -> Iterator[SerialPool | WorkerPool]:
+    """Workers for a job of at most `most` items; `perform` is the job as it is opened here, for a
+    pool of this process alone."""
+    wanted = Workers.of(workers).checked()
+    most = 1 << 30 if most is None else most
+    count = min(wanted.count or 1, most)
+    if most == 0 or (wanted.ray is None and count < 2):
+        yield SerialPool(job, perform)
         return
-    from seecause.bench.cluster import process_crew, ray_crew
+    from seecause.bench.cluster import process_pool, ray_pool
 
-    alone = wanted.ray is None
-    with process_crew(job, count) if alone else ray_crew(job, wanted, most=bound) as crew:
-        yield crew
+    on_cluster = wanted.ray is not None
+    with ray_pool(job, wanted, most=most) if on_cluster else process_pool(job, count) as pool:
+        yield pool

@@ -1,4 +1,4 @@
-"""Workers that cannot begin, or need not: the crew goes on with the others, and says why."""
+"""Workers that cannot begin, or need not: the pool goes on with the others, and says why."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from types import SimpleNamespace
 import pytest
 
 from seecause._software import versions
-from seecause.bench import cluster, hands, runner
-from seecause.bench.hands import Crew, ItemResult, Workers, WorkersFailed, crew_for
+from seecause.bench import cluster, runner, workers
 from seecause.bench.plan import Store
+from seecause.bench.workers import ItemResult, WorkerPool, Workers, WorkersFailed, open_pool
 from seecause.cli.workers import WorkerOptions
 from seecause.errors import BadOption
 from tests.bench.toy import worker
 
 
-class Hand:
+class FakeWorker:
     """A worker that opens with a failure, answers at once, or never opens."""
 
     def __init__(self, failure: Exception | None = None, *, opens: bool = True, dies: bool = False):
@@ -41,33 +41,35 @@ class Hand:
         pass
 
 
-def crew_of(*workers: Hand, **more) -> Crew:
+def pool_of(*workers: FakeWorker, **more) -> WorkerPool:
     left = iter(workers)
     count = more.pop("count", len(workers))
-    return Crew(lambda: next(left), count, depth=1, share=lambda content: lambda: content, **more)
+    return WorkerPool(
+        lambda: next(left), count, depth=1, share=lambda content: lambda: content, **more
+    )
 
 
-def performed(crew: Crew, items=range(5)) -> list:
+def performed(pool: WorkerPool, items=range(5)) -> list:
     left = iter(items)
-    return sorted(answer.value for _, answer in crew.perform(lambda: next(left, None)))
+    return sorted(answer.value for _, answer in pool.run(lambda: next(left, None)))
 
 
 DRIVER = RuntimeError("Found no NVIDIA driver")
 
 
 def test_a_worker_that_cannot_open_is_left_out(caplog):
-    assert performed(crew_of(Hand(DRIVER), Hand())) == [0, 1, 2, 3, 4]
+    assert performed(pool_of(FakeWorker(DRIVER), FakeWorker())) == [0, 1, 2, 3, 4]
     assert "RuntimeError: Found no NVIDIA driver (on " in caplog.text
     with pytest.raises(WorkersFailed, match="no worker is left: RuntimeError: Found no NVIDIA"):
-        performed(crew_of(Hand(DRIVER), Hand(DRIVER)))
+        performed(pool_of(FakeWorker(DRIVER), FakeWorker(DRIVER)))
 
 
 def test_any_error_of_opening_is_a_refusal(monkeypatch):
     def broken(job):
         raise PermissionError("weights may not be read")
 
-    monkeypatch.setattr(cluster, "opened", broken)
-    monkeypatch.setattr(cluster, "_work_for", [None])
+    monkeypatch.setattr(cluster, "open_job", broken)
+    monkeypatch.setattr(cluster, "_job_state", [None])
     assert cluster._open().startswith("PermissionError: weights may not be read (on ")
 
 
@@ -80,7 +82,7 @@ def test_a_process_opens_its_job_once_and_then_does_items(monkeypatch):
             Doubling.opened += 1
             return lambda item: 2 * item if item else int("none")
 
-    monkeypatch.setattr(cluster, "_work_for", [])
+    monkeypatch.setattr(cluster, "_job_state", [])
     cluster._begin(Doubling())
     assert cluster._open() == "" and Doubling.opened == 1
     assert [cluster._perform(item).value for item in (1, 2)] == [2, 4] and Doubling.opened == 1
@@ -124,21 +126,21 @@ def test_auto_is_the_address_that_ray_wrote_down(monkeypatch):
 
 
 def test_a_replacement_that_fits_nowhere_ends_the_job_in_words(monkeypatch):
-    monkeypatch.setattr(hands, "PATIENCE", 0.01)
+    monkeypatch.setattr(workers, "PATIENCE", 0.01)
 
     def check():
         raise BadOption("--ray", "1 CPU for each worker", "a machine that has so much")
 
     with pytest.raises(BadOption, match="for each worker"):
-        performed(crew_of(Hand(dies=True), Hand(opens=False), count=1, check=check))
+        performed(pool_of(FakeWorker(dies=True), FakeWorker(opens=False), count=1, check=check))
 
 
 def test_nobody_is_begun_for_nothing(monkeypatch):
     begun = []
-    monkeypatch.setattr(cluster, "ProcessHand", lambda job: begun.append(job) or Hand())
+    monkeypatch.setattr(cluster, "ProcessWorker", lambda job: begun.append(job) or FakeWorker())
     for most in (0, None):
-        with crew_for(object(), 4, most=most) as crew:
-            assert list(crew.perform(lambda: None)) == []
+        with open_pool(object(), 4, most=most) as pool:
+            assert list(pool.run(lambda: None)) == []
     assert begun == []
 
 
@@ -146,7 +148,7 @@ def test_only_a_cluster_sets_something_aside(tmp_path):
     for asked in ({"cpus": 1}, {"gpus": 1}, {"memory": 1 << 30}):
         with (
             pytest.raises(BadOption, match=r"-per-worker=.*--ray"),
-            crew_for(object(), Workers(**asked)),
+            open_pool(object(), Workers(**asked)),
         ):
             pass
     options = dict.fromkeys(("cpus_per_worker", "memory_per_worker"))
@@ -161,9 +163,7 @@ def test_a_cluster_beside_workers_keeps_what_each_may_use(tmp_path, monkeypatch)
         asked.append(workers)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(runner, "crew_for", stop)
+    monkeypatch.setattr(runner, "open_pool", stop)
     with pytest.raises(KeyboardInterrupt):
-        runner.run(
-            Store(tmp_path), worker(limit=2), workers=Workers(count=3, cpus=2.0), cluster="auto"
-        )
+        runner.run(Store(tmp_path), worker(limit=2), workers=Workers(count=3, cpus=2.0, ray="auto"))
     assert asked == [Workers(count=3, cpus=2.0, ray="auto")]
