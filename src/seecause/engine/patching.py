@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
@@ -23,6 +23,7 @@ from seecause.errors import BadOption, NotDefined
 from seecause.models.base import ImageModel
 from seecause.models.inputs import Pictures, as_images
 from seecause.models.layout import At
+from seecause.models.rows import whole_number
 from seecause.models.view import VisionModel
 
 Kind = Literal["resid", "heads", "kv"]
@@ -44,13 +45,38 @@ class Site:
     heads: Sequence[int] | None = None
     source_tokens: Sequence[int] | None = None
 
+    def __post_init__(self) -> None:
+        for name in ("tokens", "heads", "source_tokens"):
+            indices = getattr(self, name)
+            if indices is not None:
+                object.__setattr__(self, name, _indices(name, indices))
+
+
+def _indices(name: str, given: Any) -> tuple[int, ...]:
+    """Whole numbers of a list, range, array or tensor."""
+    try:
+        indices = [whole_number(index) for index in given]
+    except TypeError:  # one number, a slice
+        indices = [None]
+    whole = tuple(index for index in indices if index is not None)
+    if len(whole) != len(indices):
+        raise BadOption(name, given, "a list of whole numbers, such as [3]")
+    return whole
+
+
+def _heads(step: Step) -> Tensor:
+    """Head outputs [B, R, H, dh], and the block goes on from these very ones."""
+    if step.block.lanes is not None:  # which widen what attention gives (block.py)
+        step.o = step.o[..., : step.block.head_dim]
+    return step.o
+
 
 Cached = dict[str, Tensor | tuple[Tensor, Tensor]]
 _READ: dict[str, Callable[[Step], Tensor | tuple[Tensor, Tensor]]] = {
     "in": lambda step: step.h,
     "kv": lambda step: (step.k, step.v),
     "probs": probabilities,
-    "heads": lambda step: step.o,
+    "heads": _heads,
     "out": lambda step: step.out,
 }
 
@@ -66,6 +92,8 @@ def run(model: ImageModel, images: Pictures, *, cache: Sequence[str] = ()) -> tu
     torch.Size([1, 149, 8, 16])
     """
     model = _with_blocks(model)
+    if isinstance(cache, str):
+        raise BadOption("cache", cache, f"a list of names: [{cache!r}]")
     wanted = {name: _place(model, name) for name in cache if name != "embed"}
     with model.settled():
         images = as_images(model, images)
@@ -103,6 +131,8 @@ def _patch(
     model: VisionModel, images: Tensor, source: Tensor, site_sets: Sequence[Sequence[Site]]
 ) -> Tensor:
     layout = model.check(images)
+    if any(isinstance(sites, Site) for sites in site_sets):
+        raise BadOption("site_sets", site_sets, "a list of sets, each a list of sites: [[site]]")
     for site in (site for sites in site_sets for site in sites):
         _check(model, site, layout.tokens)
     if not site_sets:
