@@ -17,13 +17,14 @@ from seecause.engine.verify import compare, random_images, tolerance_of, verify
 from seecause.errors import BadOption, NotDefined, UnknownName, UnsupportedModel, ViewMismatch
 from seecause.models._settled import settled
 from seecause.models.base import ImageModel
-from seecause.models.checkpoints import read_class_names
+from seecause.models.checkpoints import ClassNames, class_names_of
 from seecause.models.containers import Contents, answer_of, contents, is_known, peeled, told_by
 from seecause.models.devices import gather_answers, lie_apart
-from seecause.models.heads import Similarity, TextHead, TextInput
+from seecause.models.heads import TEMPLATES, Similarity, TextHead, TextInput
 from seecause.models.hub import usable
 from seecause.models.parts import Parts, WrapOptions, assemble, find_parts
 from seecause.models.preprocess import Preprocess
+from seecause.models.rows import whole_number
 from seecause.models.staged_view import StagedModel, StagedParts, assemble_staged
 from seecause.models.view import Kind, VisionModel
 
@@ -41,7 +42,7 @@ def wrap(
     mean: Sequence[float] | None = None,
     std: Sequence[float] | None = None,
     size: tuple[int, int] | int | None = None,
-    classes: Sequence[str] | str | Path | None = None,
+    classes: ClassNames | None = None,
     head: nn.Module | Tensor | Similarity | None = None,
     pool: Kind | None = None,
     sigmoid: bool | None = None,
@@ -58,15 +59,14 @@ def wrap(
     in training. For models with a text tower, `classes`, `templates` and `tokenizer` make the
     zero-shot head.
     """
-    classes = _class_names(classes)
-    text = (
-        None
-        if tokenizer is None
-        else TextInput(tuple(classes or ()), tuple(templates or ("a photo of a {}.",)), tokenizer)
-    )
-    size = (size, size) if isinstance(size, int) else size
+    classes = class_names_of(classes)
+    text = None
+    if tokenizer is not None:
+        text = TextInput(tuple(classes or ()), tuple(templates or TEMPLATES), tokenizer)
+    elif templates is not None:
+        raise BadOption("templates", templates, "None without tokenizer=, which reads them")
     name = name or type(module).__name__
-    options = WrapOptions(name, mean, std, size, classes, head, pool, sigmoid, preprocess)
+    options = WrapOptions(name, mean, std, _sides(size), classes, head, pool, sigmoid, preprocess)
     around, (module, stated) = module, told_by(peeled(module))
     options = options.or_else(stated)
     with settled([around], _device_of(around), frozen=True):
@@ -86,7 +86,7 @@ def wrap_bag(
     encoder: nn.Module | None = None,
     width: int | None = None,
     blank: Tensor | None = None,
-    classes: Sequence[str] | str | Path | None = None,
+    classes: ClassNames | None = None,
     sigmoid: bool = False,
     name: str | None = None,
 ) -> BagModel:
@@ -120,7 +120,7 @@ def wrap_bag(
             encoder=encoder, width=width, blank=blank,
         )  # fmt: skip
         name = name or type(module).__name__
-        options = WrapOptions(name, classes=_class_names(classes), sigmoid=sigmoid)
+        options = WrapOptions(name, classes=class_names_of(classes), sigmoid=sigmoid)
         model = assemble(module, parts, options)
         verify(model)
         need_names(model)
@@ -139,9 +139,15 @@ def _device_of(module: nn.Module) -> torch.device:
     return weight.device
 
 
-def _class_names(classes: Sequence[str] | str | Path | None) -> Sequence[str] | None:
-    """Names as they are, or those of a file."""
-    return read_class_names(classes) if isinstance(classes, str | Path) else classes
+def _sides(size: Sequence[int] | int | None) -> tuple[int, int] | None:
+    """Height and width; one number is both."""
+    if size is None:
+        return None
+    side = whole_number(size)
+    sides = (side, side) if side is not None else tuple(size)  # pyright: ignore[reportArgumentType]
+    if len(sides) != 2 or not all(whole_number(side) for side in sides):
+        raise BadOption("size", size, "a number of pixels, or (height, width)")
+    return int(sides[0]), int(sides[1])
 
 
 def _contents(module: nn.Module) -> Contents | None:
@@ -209,6 +215,8 @@ def _view(
     if check:  # else it may end in anything, and names are not those of its outputs
         verify(model)
         need_names(model)
+        if options.sigmoid is None and model.n_classes == 1 and not model.values:
+            model.sigmoid = True  # a softmax over one class is 1 whatever is in the picture
     return model
 
 
@@ -289,13 +297,13 @@ def _model_names(spec: str) -> list[str]:
 
 
 def load(
-    spec: str,
+    spec: str | Path,
     *,
     weights: str | Path | None = None,
     device: str | torch.device | None = None,
     dtype: torch.dtype | str | None = None,
     size: tuple[int, int] | int | None = None,
-    classes: Sequence[str] | str | Path | None = None,
+    classes: ClassNames | None = None,
     **options: Any,
 ) -> VisionModel | StagedModel | DenseModel:
     """A model by name: `builtin:critters-vit`, `timm:NAME`, `hf:NAME-OR-FOLDER`,
@@ -312,12 +320,13 @@ def load(
     """
     from seecause.models import sources
 
-    classes = _class_names(classes)  # a file that is not there is refused before weights are read
+    if not isinstance(spec, str | Path):
+        raise BadOption("spec", type(spec).__name__, "a name or a path; sc.wrap takes modules")
+    # what cannot be had is refused before weights are read
+    spec, classes, on, kind = str(spec), class_names_of(classes), _device(device), _dtype(dtype)
     library, _, name = spec.partition(":")
     if name and library not in LIBRARIES and library in _openers():
-        return _load_plugin(
-            spec, weights, _device(device), _dtype(dtype), size=size, classes=classes, **options
-        )
+        return _load_plugin(spec, weights, on, kind, size=size, classes=classes, **options)
     if library not in LIBRARIES or not name:
         if Path(spec).exists():
             library, name = "folder" if Path(spec).is_dir() else "file", spec
@@ -327,9 +336,9 @@ def load(
         library,
         name,
         weights=weights,
-        size=(size, size) if isinstance(size, int) else size,
+        size=_sides(size),
     )
-    source.module.to(device=_device(device), dtype=_dtype(dtype)).eval().requires_grad_(False)
+    source.module.to(device=on, dtype=kind).eval().requires_grad_(False)
     wrap_options = {**source.wrap_options, **options}
     if classes is not None or options.get("head") is not None:  # names are the old head's
         wrap_options["classes"] = classes
@@ -363,15 +372,17 @@ def _load_plugin(
 
 
 def _dtype(dtype: torch.dtype | str | None) -> torch.dtype | None:
-    if not isinstance(dtype, str):
-        return dtype
-    if not isinstance(getattr(torch, dtype, None), torch.dtype):
+    kind = getattr(torch, dtype, None) if isinstance(dtype, str) else dtype
+    if dtype is not None and not (isinstance(kind, torch.dtype) and kind.is_floating_point):
         raise BadOption("dtype", dtype, "float32, bfloat16, float16 or float64")
-    return getattr(torch, dtype)
+    return kind
 
 
 def _device(device: str | torch.device | None) -> torch.device | None:
+    if device is None:
+        return None
     try:
-        return None if device is None else torch.device(device)
-    except RuntimeError:
-        raise BadOption("device", device, "cpu, cuda or cuda:N") from None
+        return torch.empty(0, device=device).device
+    except (RuntimeError, AssertionError, NotImplementedError):
+        expected = "cpu, or cuda or cuda:N where torch can use such a GPU"
+        raise BadOption("device", str(device), expected) from None

@@ -35,6 +35,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from seecause._pictures import first_line
 from seecause.engine.attend import attend
 from seecause.engine.trace import Trace, record
 from seecause.engine.walk import walk
@@ -110,7 +111,12 @@ def random_images(model: ImageModel, generator: torch.Generator | None = None) -
 def _verify_tokens(
     model: VisionModel, images: Tensor, near: float, generator: torch.Generator
 ) -> list[Probe]:
-    tokens = model.embed(images[:1]).shape[1]
+    try:
+        tokens = model.embed(images[:1]).shape[1]
+    except RuntimeError as failure:
+        reason = f"it takes no pictures {list(images.shape)} ({first_line(failure)})"
+        remedy = "Give mean= and std= with one number for each channel, and the size= it takes"
+        raise ViewMismatch("locality", "the embedding", reason, remedy) from failure
     if tokens != model.layout.tokens:
         counted = f"{tokens} tokens, but the layout counts {model.layout.tokens}"
         raise ViewMismatch("locality", "the embedding", counted)

@@ -32,7 +32,7 @@ from seecause.models._settled import (
 from seecause.models.inputs import Pictures, as_images
 from seecause.models.layout import TokenLayout
 from seecause.models.preprocess import Preprocess
-from seecause.models.rows import Aim
+from seecause.models.rows import Aim, whole_number
 
 _NUMBER = re.compile(r"-?\d+")
 # prompt: a vision-language model that is asked for classes
@@ -133,7 +133,7 @@ class ImageModel:
         if images.ndim != 4 or images.shape[1] != len(self.preprocess.mean):
             raise BadImage(
                 f"images of shape {list(images.shape)}",
-                "expected [B, 3, H, W], normalised",
+                f"expected [B, {len(self.preprocess.mean)}, H, W], normalised",
                 "use model.preprocess(picture), or sc.attribute, which takes pictures",
             )
         if len(images) == 0:
@@ -185,9 +185,10 @@ class ImageModel:
         if isinstance(name, str) and _NUMBER.fullmatch(name) and name not in self.classes:
             name = int(name)
         if not isinstance(name, str):
-            if not isinstance(name, SupportsIndex):
+            index = whole_number(name)
+            if index is None:
                 raise BadOption("class", name, "a name or a whole number")
-            if not 0 <= (index := operator.index(name)) < count:
+            if not 0 <= index < count:
                 raise UnknownClass(index, self.classes, count)
             return index
         folded = [c.casefold() for c in self.classes]

@@ -20,7 +20,14 @@ from torch import Tensor, nn
 from seecause._plugins import plugins, warn_of_plugin
 from seecause.errors import BadOption, SeecauseError, UnsupportedModel
 from seecause.models.block import Block, Fn, chain, same
-from seecause.models.heads import Similarity, TextHead, TextInput, beside, linear
+from seecause.models.heads import (
+    Similarity,
+    TextHead,
+    TextInput,
+    beside,
+    linear,
+    read_features,
+)
 from seecause.models.layout import TokenLayout
 from seecause.models.preprocess import Preprocess, complete
 from seecause.models.view import Kind, LatentPool, Readout, VisionModel
@@ -95,6 +102,9 @@ class WrapOptions:
         """The whole preprocessing; what nobody tells is asked for."""
         known, size = self.preprocess or parts.preprocess, self.size
         if parts.fixed_size and parts.size is not None:
+            if size is not None and tuple(size) != parts.size:
+                built = f"{parts.size[0]} x {parts.size[1]}, which {of} is built for"
+                raise BadOption("size", tuple(size), built)
             size = parts.size
         elif known is None:
             size = size or parts.size
@@ -176,7 +186,9 @@ def _find(
     return adapter.find(module, text=text) if library in WITH_TEXT else adapter.find(module)
 
 
-def _checked_pool(module: nn.Module, parts: Parts, options: WrapOptions) -> Kind:
+def _checked_pool(
+    module: nn.Module, parts: Parts, options: WrapOptions, size: tuple[int, int]
+) -> Kind:
     """How tokens are pooled; refuses a backbone that cannot be read so."""
     head, pool = options.head, options.pool
     if head is None and parts.head is None:
@@ -186,10 +198,17 @@ def _checked_pool(module: nn.Module, parts: Parts, options: WrapOptions) -> Kind
             "pass head= (a matrix [classes, width], a module, or sc.Similarity(images))",
         )
     kind = pool or parts.pool
-    if kind is None:
-        raise BadOption(
-            "pool", pool, "cls, mean or cls+mean: this backbone does not say how it is read"
-        )
+    layout = parts.layout_at(*size)
+    present = {
+        "cls": layout.class_index is not None,
+        "cls+dist": layout.distill_index is not None,
+        "cls+mean": layout.class_index is not None,
+        "mean": True,
+        "latent": parts.latent is not None,
+    }
+    if kind is None or not present.get(kind):
+        readable = ", ".join(name for name in present if present[name])
+        raise BadOption("pool", kind, f"how {type(module).__name__} can be read: {readable}")
     if pool is not None and head is None and pool != parts.pool:
         raise BadOption(
             "pool",
@@ -219,7 +238,7 @@ class _Native:
 
     def __call__(self, images: Tensor) -> Tensor:
         if self.head is not None:
-            return self.head(self.pooled(images))
+            return read_features(self.head, self.pooled(images))
         if self.parts.native_logits is not None:
             return self.parts.native_logits(images)
         return self.tokens(images, self.readout.head)
@@ -227,7 +246,8 @@ class _Native:
 
 def assemble(module: nn.Module, parts: Parts, options: WrapOptions) -> VisionModel:
     """A view from what the adapter found and what the caller adds."""
-    kind, like = _checked_pool(module, parts, options), next(module.parameters())
+    steps = parts.prepares(options.steps(parts, type(module).__name__))
+    kind, like = _checked_pool(module, parts, options, steps.size), next(module.parameters())
     head, sigmoid = options.head, options.sigmoid
     readout = Readout(
         kind=kind,
@@ -256,7 +276,7 @@ def assemble(module: nn.Module, parts: Parts, options: WrapOptions) -> VisionMod
         layout_at=parts.layout_at,
         blocks=parts.blocks,
         readout=readout,
-        preprocess=parts.prepares(options.steps(parts, type(module).__name__)),
+        preprocess=steps,
         patch=parts.patch,
         native=native,
         classes=options.class_names(parts),

@@ -13,7 +13,7 @@ from PIL import Image
 from torch import Tensor
 
 from seecause._pictures import as_picture
-from seecause.errors import BadOption
+from seecause.errors import BadImage, BadOption
 from seecause.types import wide
 
 
@@ -103,10 +103,10 @@ class Preprocess:
         return self(image)[0]
 
     def pixels(self, image: Any) -> Tensor:
-        """The part of the picture the model sees, raw: [3, H, W] in [0, 1]."""
+        """The part of the picture the model sees, raw: [3, H, W] in [0, 1], or grey, [1, H, W]."""
         whole = as_picture(image)
-        seen = torch.from_numpy(np.asarray(self.picture(whole)).copy())  # [H, W, 3] uint8
-        raw = seen.permute(2, 0, 1).float() / 255
+        seen = np.asarray(self.picture(whole).convert(self._mode())).copy()  # [H, W(, 3)] uint8
+        raw = torch.from_numpy(seen).view(*self.size, -1).permute(2, 0, 1).float() / 255
         if self.pad:
             high, wide, *_ = self._frame(whole.height, whole.width)
             mean, _ = self._stats(raw)
@@ -125,11 +125,19 @@ class Preprocess:
 
     def shown(self, images: Tensor) -> Tensor:
         """Normalised [B, C, H, W] -> what people look at, [B, 3, H, W] in [0, 1], on the CPU."""
-        return wide(self.raw(images)).clamp(0, 1).cpu()
+        seen = wide(self.raw(images)).clamp(0, 1).cpu()
+        return seen.expand(-1, 3, -1, -1) if len(self.mean) == 1 else seen
 
     def drawn(self, values: Tensor, axis: int) -> Tensor:
         """Values whose rows are `axis`, columns behind it, turned as people look at them."""
         return values
+
+    def _mode(self) -> str:
+        """What Pillow calls pictures of as many channels as `mean` has."""
+        if len(self.mean) not in (1, 3):
+            channels = f"this model takes {len(self.mean)} channels"
+            raise BadImage("a picture", channels, "give a tensor [B, channels, H, W], normalised")
+        return "L" if len(self.mean) == 1 else "RGB"
 
     def _stats(self, like: Tensor) -> tuple[Tensor, Tensor]:
         mean, std = (

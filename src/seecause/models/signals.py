@@ -92,9 +92,6 @@ class Spectrogram(Preprocess):
             return value
         return torch.as_tensor(array).reshape(-1, 1, *self.size)
 
-    def shown(self, images: Tensor) -> Tensor:
-        return super().shown(images).expand(-1, 3, -1, -1)
-
     def drawn(self, values: Tensor, axis: int) -> Tensor:
         """Time to the right, frequency upwards."""
         return values.transpose(axis, axis + 1).flip(axis)
