@@ -214,6 +214,10 @@ def from_timm(config: dict[str, Any]) -> Preprocess:
     )
 
 
+# classes of transformers to which a size of one number is the short side
+SHORT_SIDE = ("CLIP", "Bit", "Siglip", "ConvNext", "VideoMAE")
+
+
 def preprocess_from_processor(config: dict[str, Any]) -> Preprocess:
     """The config of a transformers image processor (`preprocessor_config.json`).
 
@@ -221,6 +225,7 @@ def preprocess_from_processor(config: dict[str, Any]) -> Preprocess:
     side is given, the centre is cut here. NaFlex (SigLIP 2) fills a number of patches whatever a
     picture's shape is; here the largest square of so many is taken, unless another size is given.
     """
+    kind = _processor_class(config)
     cuts = bool(config.get("do_center_crop"))
     if "max_num_patches" in config:
         square = math.isqrt(config["max_num_patches"]) * config["patch_size"]
@@ -228,6 +233,16 @@ def preprocess_from_processor(config: dict[str, Any]) -> Preprocess:
     resized = config["size"]
     scaled = _sides(resized)
     final = _sides(config["crop_size"]) if cuts else scaled
+    if final[0] * scaled[1] != final[1] * scaled[0]:
+        raise BadOption("crop_size", config["crop_size"], f"as high and as wide a part of {scaled}")
+    if isinstance(resized, dict):
+        squash = "height" in resized
+    else:  # one number is both sides, or the short one
+        squash = not kind.startswith(SHORT_SIDE) if kind else not cuts
+    crop = final[0] / scaled[0]
+    if kind.startswith("ConvNext"):  # cuts small pictures without being told to
+        squash = scaled[0] >= 384
+        crop *= 1.0 if squash else config.get("crop_pct") or 0.875
     factor = config.get("rescale_factor", 1 / 255) if config.get("do_rescale", True) else 1 / 255
     if abs(factor * 255 - 1) > 1e-3:
         raise BadOption("rescale_factor", factor, "1/255: raw pixels are in [0, 1] here")
@@ -237,11 +252,16 @@ def preprocess_from_processor(config: dict[str, Any]) -> Preprocess:
         size=final,
         mean=tuple(config["image_mean"]) if normalises else (0.0, 0.0, 0.0),
         std=tuple(config["image_std"]) if normalises else (1.0, 1.0, 1.0),
-        crop=final[0] / scaled[0],
-        squash=not pads and ("height" in resized if isinstance(resized, dict) else not cuts),
+        crop=crop,
+        squash=squash and not pads,
         pad=pads,
         filter=Image.Resampling(config.get("resample", Image.Resampling.BILINEAR)).name.lower(),
     )
+
+
+def _processor_class(config: dict[str, Any]) -> str:
+    """The class of transformers that a config is for, as far as it tells."""
+    return str(config.get("image_processor_type") or config.get("feature_extractor_type") or "")
 
 
 def one_frame(config: dict[str, Any]) -> dict[str, Any]:
