@@ -8,10 +8,12 @@ from PIL import Image
 from safetensors.torch import save_file
 from timm.models.vision_transformer import VisionTransformer
 from torch.testing import assert_close
+from torchvision.models import get_model_weights
 
 import seecause as sc
 from seecause.data.imagenet import imagenet_classes
 from seecause.errors import BadImage, BadOption, UnknownName, UnsupportedModel
+from seecause.models.sources import open_source
 from tests.families.native import HALF
 from tests.tiny import scramble
 
@@ -212,3 +214,12 @@ def test_a_model_of_grey_pictures_takes_pictures_in_colour():
     with pytest.raises(BadImage, match="takes 4 channels"):
         four.prepare([photo])
     assert four(torch.zeros(1, 4, 32, 32)).shape == (1, 5)
+
+
+@pytest.mark.parametrize("name", ["swin_t", "resnet18", "convnext_tiny"])
+def test_pictures_for_torchvision_are_framed_by_its_own_transforms(name):
+    steps = open_source("torchvision", name, weights="random").wrap_options["preprocess"]
+    generator = torch.Generator().manual_seed(0)
+    photo = Image.fromarray(torch.randint(256, (260, 330, 3), generator=generator).byte().numpy())
+    native = get_model_weights(name).DEFAULT.transforms()(photo)
+    assert_close(steps(photo)[0], native, atol=1e-5, rtol=0)

@@ -307,7 +307,11 @@ def _torchvision(name: str, weights: str | Path | None, size: tuple[int, int] | 
     steps = default.transforms()
     side = steps.crop_size[0]
     frame = Preprocess(
-        size or (side, side), steps.mean, steps.std, side / steps.resize_size[0], filter="bilinear"
+        size or (side, side),
+        steps.mean,
+        steps.std,
+        side / steps.resize_size[0],
+        filter=steps.interpolation.value,
     )
     wrap_options = {"preprocess": frame, "classes": tuple(names)}
     origin = {"library": "torchvision", "name": name, "options": options}
