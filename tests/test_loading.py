@@ -184,6 +184,9 @@ def test_a_path_a_device_and_a_dtype_are_looked_at_before_weights_are(tmp_path):
             sc.load("timm:test_vit", weights=missing, **options)
     with pytest.raises(BadOption, match="takes modules"):
         sc.load(vit())
+    for no_module in (sc.wrap(vit(), **HALF), "timm:test_vit"):
+        with pytest.raises(BadOption, match="takes names"):
+            sc.wrap(no_module)
 
 
 @pytest.mark.parametrize("name", ["raft_small", "fcn_resnet50", "fasterrcnn_resnet50_fpn"])

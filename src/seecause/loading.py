@@ -59,6 +59,8 @@ def wrap(
     in training. For models with a text tower, `classes`, `templates` and `tokenizer` make the
     zero-shot head.
     """
+    if not isinstance(module, nn.Module):
+        raise BadOption("module", type(module).__name__, "an nn.Module; sc.load takes names")
     classes = class_names_of(classes)
     text = None
     if tokenizer is not None:
