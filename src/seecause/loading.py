@@ -25,12 +25,13 @@ from seecause.models.hub import usable
 from seecause.models.parts import Parts, WrapOptions, assemble, find_parts
 from seecause.models.preprocess import Preprocess
 from seecause.models.rows import whole_number
-from seecause.models.staged_view import StagedModel, StagedParts, assemble_staged
 from seecause.models.view import Kind, VisionModel
 
 if TYPE_CHECKING:
     from seecause.models.bags import BagModel
+    from seecause.models.dense_families import DenseParts
     from seecause.models.dense_view import DenseModel
+    from seecause.models.staged_view import StagedModel, StagedParts
 
 LIBRARIES = ("builtin", "timm", "hf", "torchvision", "open_clip")
 
@@ -208,18 +209,26 @@ def _view(
     elif apart:
         reason = "its weights lie on several devices, and it is not split into blocks"
         raise UnsupportedModel(type(module).__name__, reason, "load it onto one device")
-    elif isinstance(parts, StagedParts):
-        model = assemble_staged(module, parts, options)
-    else:  # boxes and pixels
-        from seecause.models.dense_view import assemble_dense
-
-        model = assemble_dense(module, parts, options)
+    else:
+        model = _other_view(module, parts, options)
     if check:  # else it may end in anything, and names are not those of its outputs
         verify(model)
         need_names(model)
         if options.sigmoid is None and model.n_classes == 1 and not model.values:
             model.sigmoid = True  # a softmax over one class is 1 whatever is in the picture
     return model
+
+
+def _other_view(
+    module: nn.Module, parts: StagedParts | DenseParts, options: WrapOptions
+) -> StagedModel | DenseModel:
+    from seecause.models.staged_view import StagedParts, assemble_staged
+
+    if isinstance(parts, StagedParts):
+        return assemble_staged(module, parts, options)
+    from seecause.models.dense_view import assemble_dense
+
+    return assemble_dense(module, parts, options)
 
 
 def need_names(model: ImageModel) -> None:

@@ -29,7 +29,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -42,11 +42,11 @@ from seecause.engine.walk import walk
 from seecause.errors import ViewMismatch
 from seecause.models._settled import settles
 from seecause.models.base import ImageModel
-from seecause.models.staged_view import StagedModel
 from seecause.models.view import VisionModel
 
 if TYPE_CHECKING:
     from seecause.models.dense_view import DenseModel
+    from seecause.models.staged_view import StagedModel
 
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 2e-4, torch.bfloat16: 6e-2, torch.float16: 2e-2}
 FAR = 0.25  # of the probed changes of places: encoders mix them
@@ -68,13 +68,12 @@ def verify(model: ImageModel, *, seed: int = 0) -> list[Probe]:
     answer."""
     generator = torch.Generator().manual_seed(seed)
     images, near = random_images(model, generator), tolerance_of(model.dtype)
-    if isinstance(model, StagedModel):
-        return _verify_stages(model, images, near, generator)
     if not isinstance(model, VisionModel):
-        from seecause.models.dense_view import DenseModel
+        from seecause.models.staged_view import StagedModel
 
-        assert isinstance(model, DenseModel)
-        return _verify_rows(model, images, near, generator)
+        if isinstance(model, StagedModel):
+            return _verify_stages(model, images, near, generator)
+        return _verify_rows(cast("DenseModel", model), images, near, generator)
     try:
         return _verify_tokens(model, images, near, generator)
     except ViewMismatch as mismatch:

@@ -224,6 +224,7 @@ READINGS = {
     "Siglip2Model": Reading("latent", zero_shot=True),
     "Siglip2ForImageClassification": Reading("mean", CLASSIFIER),
 }
+CLASSES = tuple(READINGS)
 _SPEAKS = (
     "it is a vision-language model; sc.lvlm.classifier (`seecause heads ... --classify name_ll`)"
     " asks it for classes"
@@ -235,9 +236,9 @@ REFUSED = {  # beginnings of class names, and why
 }
 
 
-def find(module: Any, *, text: TextInput | None = None) -> Parts:
-    """The parts of a transformers vision model."""
-    reading = _reading(module)
+def find(module: Any, kind: str, *, text: TextInput | None = None) -> Parts:
+    """The parts of a transformers vision model, of its class `kind` or of one derived from it."""
+    reading = _reading(kind)
     tower = tower_of(module)
     patch = _pair(tower.config.patch_size)
     packed = hasattr(tower.config, "num_patches")  # SigLIP 2 NaFlex
@@ -295,16 +296,14 @@ def find(module: Any, *, text: TextInput | None = None) -> Parts:
     return parts
 
 
-def _reading(module: Any) -> Reading:
-    for cls in type(module).__mro__:
-        if cls.__name__ in READINGS:
-            return READINGS[cls.__name__]
-    name = type(module).__name__
-    reason = next(
-        (why for start, why in REFUSED.items() if name.startswith(start)), "no adapter knows it"
-    )
+def _reading(kind: str) -> Reading:
+    if kind in READINGS:
+        return READINGS[kind]
+    reasons = [why for start, why in REFUSED.items() if kind.startswith(start)]
     raise UnsupportedModel(
-        f"transformers {name}", reason, f"classes that work: {', '.join(READINGS)}"
+        f"transformers {kind}",
+        reasons[0] if reasons else "no adapter knows it",
+        f"classes that work: {', '.join(READINGS)}",
     )
 
 

@@ -23,12 +23,12 @@ from seecause.models.view import Kind
 
 DUAL = ("CLIP", "CustomTextCLIP")
 TOWERS = ("VisionTransformer", "TimmModel")
+CLASSES = (*DUAL, *TOWERS)
 POOLS: dict[str, Kind] = {"tok": "cls", "avg": "mean"}
 
 
-def find(module: Any, *, text: TextInput | None = None) -> Parts:
+def find(module: Any, kind: str, *, text: TextInput | None = None) -> Parts:
     """The parts of an open_clip model or visual tower."""
-    kind = type(module).__name__
     visual = module.visual if kind in DUAL else module
     tower = type(visual).__name__
     if tower not in TOWERS:
@@ -88,7 +88,10 @@ def _timm(visual: Any) -> tuple[Parts, Fn]:
     """A timm tower (SigLIP, EVA): timm's view of the trunk, then open_clip's projection."""
     trunk = visual.trunk
     parts = replace(
-        timm_view.find(trunk), head=None, native_logits=None, preprocess=_preprocess(visual)
+        timm_view.find(trunk, type(trunk).__name__),
+        head=None,
+        native_logits=None,
+        preprocess=_preprocess(visual),
     )
     steps = [
         step

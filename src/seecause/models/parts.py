@@ -168,22 +168,34 @@ def _find_in_plugins(module: nn.Module) -> Parts | StagedParts | DenseParts | No
 def _find(
     module: nn.Module, library: str, kind: str, text: TextInput | None
 ) -> Parts | StagedParts | DenseParts:
+    """Of an instance of a library's class `kind`: a vision transformer by the library's adapter,
+    which also says why any other class is refused."""
+    adapter = importlib.import_module(ADAPTERS[library])
+    names = (cls.__name__ for cls in type(module).__mro__)
+    kind = next((name for name in names if name in adapter.CLASSES), kind)
+    if kind not in adapter.CLASSES:
+        parts = _find_other(module, library, kind, text)
+        if parts is not None:
+            return parts
+    options = {"text": text} if library in WITH_TEXT else {}
+    return adapter.find(module, kind, **options)
+
+
+def _find_other(
+    module: nn.Module, library: str, kind: str, text: TextInput | None
+) -> Parts | StagedParts | DenseParts | None:
+    """Of a network of stages, or a model of sound, film, boxes or pixels."""
     from seecause.models import staged_families
 
     staged = staged_families.find(module, library, kind)
-    if staged is not None:
+    if staged is not None or library != "transformers":
         return staged
-    if library == "transformers":
-        from seecause.models import hf_others
-        from seecause.models.dense_families import dense_parts
+    from seecause.models import hf_others
+    from seecause.models.dense_families import dense_parts
 
-        if kind in hf_others.CLASSES:
-            return hf_others.CLASSES[kind](module)
-        rows = dense_parts(module, text)
-        if rows is not None:
-            return rows
-    adapter = importlib.import_module(ADAPTERS[library])
-    return adapter.find(module, text=text) if library in WITH_TEXT else adapter.find(module)
+    if kind in hf_others.CLASSES:
+        return hf_others.CLASSES[kind](module)
+    return dense_parts(module, text)
 
 
 def _checked_pool(

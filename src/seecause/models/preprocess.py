@@ -201,6 +201,22 @@ def complete(
     return replace(base, size=size, mean=tuple(mean), std=tuple(std))
 
 
+def from_record(record: Mapping[str, Any]) -> Preprocess:
+    """What `Preprocess.record` wrote, to describe and draw results. Of a bag's blank a record has
+    the digest only: zeros stand for it, so bags are not prepared by this."""
+    kind = record.get("kind", Preprocess.kind)
+    if kind == Preprocess.kind:
+        return Preprocess(**record)
+    if kind == "bag":
+        from seecause.models.bags import BagSteps
+
+        return BagSteps.of_width(record["features"])
+    from seecause.models.signals import Film, Spectrogram
+
+    fields = {name: value for name, value in record.items() if name != "kind"}
+    return {signal.kind: signal for signal in (Film, Spectrogram)}[kind](**fields)
+
+
 def from_timm(config: dict[str, Any]) -> Preprocess:
     """A timm data config (`timm.data.resolve_model_data_config`)."""
     _, height, width = config["input_size"]

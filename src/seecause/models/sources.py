@@ -28,7 +28,6 @@ from seecause.errors import (
 from seecause.models.checkpoints import Checkpoint, fill, read_checkpoint, read_weights
 from seecause.models.hub import fetched, pretrained, pretrained_model, read_card, usable
 from seecause.models.preprocess import Preprocess, one_frame, preprocess_from_processor
-from seecause.models.signals import Spectrogram
 
 ADAPTER = "adapter_config.json"  # of PEFT
 # modules of timm whose models take pictures of any size
@@ -268,6 +267,8 @@ def _processor(
         except MissingWeights:
             return {"size": size}
     if config.get("feature_extractor_type") == "ASTFeatureExtractor":
+        from seecause.models.signals import Spectrogram
+
         return {"preprocess": Spectrogram.of_extractor(config), "size": size}
     steps = preprocess_from_processor({**config, **(one_frame(config) if framed else {})})
     return {"preprocess": steps, "size": size}

@@ -67,7 +67,7 @@ def find(module: Any) -> VisionTower:
 
 
 def _llava(inner: Any, drop: int) -> VisionTower:
-    parts = hf_view.find(inner.vision_tower)
+    parts = hf_view.find(inner.vision_tower, type(inner.vision_tower).__name__)
     assert parts.size is not None
 
     def features(states: Tensor) -> Tensor:
