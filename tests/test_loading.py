@@ -149,7 +149,7 @@ def vit(**changes):
     [
         ({}, {"size": 64}, "32 x 32, which VisionTransformer is built for"),
         ({}, {"size": "large"}, "height, width"),
-        ({"num_classes": 0}, {"pool": "max"}, "can be read: cls, cls[+]mean, mean"),
+        ({"num_classes": 0}, {"pool": "max"}, "can be read: cls, mean, cls[+]mean"),
         ({"num_classes": 0}, {"pool": "latent"}, "can be read"),
         ({"num_classes": 0, "class_token": False, "global_pool": "avg"}, {"pool": "cls"}, "mean"),
         ({"num_classes": 0}, {"head": torch.ones(5, 7)}, r"takes features \[2, 24\]"),

@@ -18,13 +18,25 @@ from seecause.errors import BadOption, NotDefined, UnknownName, UnsupportedModel
 from seecause.models._settled import settled
 from seecause.models.base import ImageModel
 from seecause.models.checkpoints import ClassNames, class_names_of
-from seecause.models.containers import Contents, answer_of, contents, is_known, peeled, told_by
-from seecause.models.devices import gather_answers, lie_apart
+from seecause.models.containers import (
+    Container,
+    answer_of,
+    container_of,
+    is_known,
+    unwrap_timm,
+    unwrapped,
+)
+from seecause.models.devices import (
+    device_of,
+    gather_answers,
+    lie_apart,
+    parse_device,
+    parse_dtype,
+)
 from seecause.models.heads import TEMPLATES, Similarity, TextHead, TextInput
 from seecause.models.hub import usable
 from seecause.models.parts import Parts, WrapOptions, assemble, find_parts
-from seecause.models.preprocess import Preprocess
-from seecause.models.rows import whole_number
+from seecause.models.preprocess import Preprocess, height_and_width
 from seecause.models.view import Kind, VisionModel
 
 if TYPE_CHECKING:
@@ -52,13 +64,25 @@ def wrap(
     tokenizer: Callable[[list[str]], Any] | None = None,
     check: bool = True,
 ) -> VisionModel | StagedModel | DenseModel:
-    """A verified view of any module an adapter knows. What the module does not tell (mean, std,
-    size, head, pool) must be given, one by one or as a whole `preprocess`. `classes`: names in the
-    order of the outputs, or a file of them (one a line, or JSON).
+    """A view of a module of timm, transformers, torchvision or open_clip, or of one that holds such
+    a module, compared with it before you get it (`check`). `model(images)` gives logits [B, C].
 
-    The module stays as it is: views run it in eval mode and give back what was set, so it may be
-    in training. For models with a text tower, `classes`, `templates` and `tokenizer` make the
-    zero-shot head.
+    Give what the module does not tell:
+        mean, std, size    how pictures are normalised; or all of it, `preprocess`
+        classes            names in the order of the outputs, {index: name}, or a file of names
+        head, pool         on a bare backbone: a matrix [classes, width], a module or
+                           `sc.Similarity`, on the "cls" token, the "mean" or "cls+mean"
+        sigmoid            whether classes answer independently (multi-label)
+        tokenizer          of a model with a text tower, which reads `classes` in `templates`
+
+    The module stays yours: it is run in eval mode, and what was set comes back. Wrap it again after
+    replacing one of its layers; new weights are noticed.
+
+    >>> import seecause as sc, timm, torch
+    >>> module = timm.create_model("test_vit", num_classes=3)
+    >>> model = sc.wrap(module, classes=["cat", "dog", "frog"])
+    >>> model.layout.grid, model.class_index("frog"), model(torch.zeros(1, 3, 160, 160)).shape
+    ((10, 10), 2, torch.Size([1, 3]))
     """
     if not isinstance(module, nn.Module):
         raise BadOption("module", type(module).__name__, "an nn.Module; sc.load takes names")
@@ -69,13 +93,15 @@ def wrap(
     elif templates is not None:
         raise BadOption("templates", templates, "None without tokenizer=, which reads them")
     name = name or type(module).__name__
-    options = WrapOptions(name, mean, std, _sides(size), classes, head, pool, sigmoid, preprocess)
-    around, (module, stated) = module, told_by(peeled(module))
+    options = WrapOptions(
+        name, mean, std, height_and_width(size), classes, head, pool, sigmoid, preprocess
+    )
+    around, (module, stated) = module, unwrap_timm(unwrapped(module))
     options = options.or_else(stated)
-    with settled([around], _device_of(around), frozen=True):
-        holds = None if is_known(module) else _contents(module)
-        if holds is not None:
-            module, options = _reading(holds, options)
+    with settled([around], device_of(around), frozen=True):
+        container = None if is_known(module) else _container_of(module)
+        if container is not None:
+            module, options = _inner_model(container, options)
         return _view(module, text, options, check)
 
 
@@ -117,7 +143,7 @@ def wrap_bag(
     """
     from seecause.models.bags import BagModel, find
 
-    with settled([module], _device_of(module), frozen=True):
+    with settled([module], device_of(module), frozen=True):
         parts = find(
             module, value=value, weight=weight, classifier=classifier, gate=gate,
             encoder=encoder, width=width, blank=blank,
@@ -131,59 +157,37 @@ def wrap_bag(
     return model
 
 
-def _device_of(module: nn.Module) -> torch.device:
-    weight = next(module.parameters(), None)
-    if weight is None:
-        reason = "it has no parameters, so there is no model in it"
-        raise UnsupportedModel(type(module).__name__, reason)
-    if weight.is_meta:
-        reason = "its weights are not loaded: they are on the meta device"
-        raise UnsupportedModel(type(module).__name__, reason, "load them first")
-    return weight.device
-
-
-def _sides(size: Sequence[int] | int | None) -> tuple[int, int] | None:
-    """Height and width; one number is both."""
-    if size is None:
-        return None
-    side = whole_number(size)
-    sides = (side, side) if side is not None else tuple(size)  # pyright: ignore[reportArgumentType]
-    if len(sides) != 2 or not all(whole_number(side) for side in sides):
-        raise BadOption("size", size, "a number of pixels, or (height, width)")
-    return int(sides[0]), int(sides[1])
-
-
-def _contents(module: nn.Module) -> Contents | None:
+def _container_of(module: nn.Module) -> Container | None:
     """The model in a module of somebody's own, unless an adapter knows the module itself."""
     try:
         find_parts(module)
     except UnsupportedModel:
-        return contents(module)
+        return container_of(module)
     return None
 
 
 @torch.no_grad()
-def _reading(holds: Contents, options: WrapOptions) -> tuple[nn.Module, WrapOptions]:
+def _inner_model(container: Container, options: WrapOptions) -> tuple[nn.Module, WrapOptions]:
     """The inner model, and what is on top of it as options of `wrap`: the first reading that gives
     the outer module's own answer."""
-    inner, stated = told_by(peeled(holds.inner))
+    inner, stated = unwrap_timm(unwrapped(container.inner))
     known = options.or_else(stated)
     if known.head is not None:
         return inner, known
-    readings, expected = list(holds.readings()), None
+    readings, expected = list(container.readings()), None
     for reading in readings:
         tried = replace(known, **reading)
         model = _view(inner, None, tried, check=False)
         if expected is None:
             images = random_images(model)
-            expected = answer_of(holds.outer, images)
+            expected = answer_of(container.outer, images)
         if expected is None and len(readings) == 1 and not reading:
             return inner, known  # nothing else in it can answer
         if expected is None:
-            raise holds.refusal("its own answer to a batch of images cannot be had")
+            raise container.refusal("its own answer to a batch of images cannot be had")
         if _agree(answer_of(model, images), expected):
             return inner, tried
-    raise holds.refusal("its answer is not that of the model in it, nor with the layers beside it")
+    raise container.refusal("neither the model in it nor the layers beside that give its answer")
 
 
 def _agree(got: Tensor | None, expected: Tensor) -> bool:
@@ -317,12 +321,16 @@ def load(
     classes: ClassNames | None = None,
     **options: Any,
 ) -> VisionModel | StagedModel | DenseModel:
-    """A model by name: `builtin:critters-vit`, `timm:NAME`, `hf:NAME-OR-FOLDER`,
-    `torchvision:NAME`, `open_clip:NAME`, or a saved folder.
+    """A model by name, ready to be explained (`sc.attribute(model, pictures)`):
 
-    Pretrained weights are fetched or taken from `weights` (a file or folder), or it fails;
-    `weights="random"` is the only way to random ones, and every result then says so. Other options
-    go to `wrap`.
+        builtin:critters-vit    embedded, and small
+        timm:NAME               hf:NAME or hf:FOLDER     torchvision:NAME     open_clip:NAME/TAG
+        FOLDER                  that timm, transformers, PEFT or this package wrote
+        FILE                    a checkpoint that names its architecture, as timm's script writes it
+
+    Pretrained weights are fetched, or read from `weights` (a file or folder), or it fails;
+    `weights="random"` is the only way to random ones, and every result then says so. `size`: pixels
+    of a model that can be built for others. Other options go to `wrap`.
 
     >>> import seecause as sc
     >>> model = sc.load("builtin:critters-vit")
@@ -334,10 +342,11 @@ def load(
     if not isinstance(spec, str | Path):
         raise BadOption("spec", type(spec).__name__, "a name or a path; sc.wrap takes modules")
     # what cannot be had is refused before weights are read
-    spec, classes, on, kind = str(spec), class_names_of(classes), _device(device), _dtype(dtype)
+    spec, classes = str(spec), class_names_of(classes)
+    device, dtype = parse_device(device), parse_dtype(dtype)
     library, _, name = spec.partition(":")
     if name and library not in LIBRARIES and library in _openers():
-        return _load_plugin(spec, weights, on, kind, size=size, classes=classes, **options)
+        return _load_plugin(spec, weights, device, dtype, size=size, classes=classes, **options)
     if library not in LIBRARIES or not name:
         if Path(spec).exists():
             library, name = "folder" if Path(spec).is_dir() else "file", spec
@@ -347,9 +356,9 @@ def load(
         library,
         name,
         weights=weights,
-        size=_sides(size),
+        size=height_and_width(size),
     )
-    source.module.to(device=on, dtype=kind).eval().requires_grad_(False)
+    source.module.to(device=device, dtype=dtype).eval().requires_grad_(False)
     wrap_options = {**source.wrap_options, **options}
     if classes is not None or options.get("head") is not None:  # names are the old head's
         wrap_options["classes"] = classes
@@ -380,20 +389,3 @@ def _load_plugin(
     model = wrap(module.eval().requires_grad_(False), name=spec, **options)
     model.random_weights = weights == "random"
     return model
-
-
-def _dtype(dtype: torch.dtype | str | None) -> torch.dtype | None:
-    kind = getattr(torch, dtype, None) if isinstance(dtype, str) else dtype
-    if dtype is not None and not (isinstance(kind, torch.dtype) and kind.is_floating_point):
-        raise BadOption("dtype", dtype, "float32, bfloat16, float16 or float64")
-    return kind
-
-
-def _device(device: str | torch.device | None) -> torch.device | None:
-    if device is None:
-        return None
-    try:
-        return torch.empty(0, device=device).device
-    except (RuntimeError, AssertionError, NotImplementedError):
-        expected = "cpu, or cuda or cuda:N where torch can use such a GPU"
-        raise BadOption("device", str(device), expected) from None

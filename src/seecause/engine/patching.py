@@ -1,9 +1,5 @@
 """The low-level pair for people's own experiments: record anything, put anything from one run into
-another.
-
-Places are named alike for every library: `embed`, and per block `blocks.3.in`, `blocks.3.out`,
-`blocks.3.heads` (head outputs at the input of the output projection, before its norm),
-`blocks.3.kv`, `blocks.3.probs` (formed only when asked for).
+another. Places are named alike for every library.
 """
 
 from __future__ import annotations
@@ -82,8 +78,15 @@ _READ: dict[str, Callable[[Step], Tensor | tuple[Tensor, Tensor]]] = {
 
 
 def run(model: ImageModel, images: Pictures, *, cache: Sequence[str] = ()) -> tuple[Tensor, Cached]:
-    """Logits [B, C] and the named intermediate values. Differentiable; fused attention stays on
-    except where `probs` is asked for.
+    """Logits [B, C], and what the run had at the places that `cache` names:
+
+        embed               tokens that enter the first block [B, T, D]
+        blocks.3.in, .out   states that enter and leave block 3 [B, T, D]
+        blocks.3.heads      head outputs before the output projection and its norm [B, T, H, dh]
+        blocks.3.kv         keys and values, [B, H, T, dh] each
+        blocks.3.probs      attention probabilities [B, H, T, T]; all others keep fused attention
+
+    Differentiable.
 
     >>> import torch, seecause as sc
     >>> model = sc.load("builtin:critters-vit")
@@ -109,11 +112,11 @@ def run(model: ImageModel, images: Pictures, *, cache: Sequence[str] = ()) -> tu
 def patch(
     model: ImageModel, images: Pictures, source: Pictures, site_sets: Sequence[Sequence[Site]]
 ) -> Tensor:
-    """Logits [S, B, C] of `images` after each set of sites was overwritten with what the plain run
-    of `source` has there.
+    """Activation patching: logits [S, B, C] of `images`, for each of S sets of sites overwritten
+    with what the plain run of `source` (as many pictures) has there.
 
-    Sets are independent interventions and run together, from the first block that any of them
-    touches; nothing before it is computed twice.
+    Sets are independent interventions, [[Site, ...], ...], and run together from the first block
+    that any of them touches; nothing before it is computed twice.
 
     >>> import torch, seecause as sc
     >>> model = sc.load("builtin:critters-vit")

@@ -73,7 +73,7 @@ def linear(matrix: Tensor) -> nn.Module:
     return layer.eval().requires_grad_(False)
 
 
-def beside(head: nn.Module, like: Tensor) -> nn.Module:
+def head_like(head: nn.Module, like: Tensor) -> nn.Module:
     """A head on the device and in the dtype of `like`: itself where it is so, else a copy, since
     it is the caller's."""
     tensors = [*head.parameters(), *head.buffers()]

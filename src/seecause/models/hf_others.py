@@ -48,7 +48,7 @@ def _sound(module: Any) -> Parts:
         patches = tokens[:, 2:].unflatten(1, (bands, times)).transpose(1, 2).flatten(1, 2)
         return torch.cat([tokens[:, :2], patches], dim=1)
 
-    def prepares(steps: Preprocess) -> Preprocess:
+    def need_spectrogram(steps: Preprocess) -> Preprocess:
         if not isinstance(steps, Spectrogram):
             raise BadOption("preprocess", steps, "a Spectrogram: this model listens to sound")
         return steps
@@ -66,7 +66,7 @@ def _sound(module: Any) -> Parts:
         native_tokens=lambda sounds: ordered(tower(sounds[:, 0]).last_hidden_state),
         native_order=ordered,
         preprocess=Spectrogram.of_extractor({"max_length": size[0], "num_mel_bins": size[1]}),
-        prepares=prepares,
+        adapt_preprocess=need_spectrogram,
         pool="cls+dist",
         after_pool=averaged,
         head=chain(averaged, module.classifier),
@@ -106,7 +106,7 @@ def _film(module: Any) -> Parts:
         norm=same,
         patch=(down, across),
         native_tokens=lambda strips: tower(film.unfolded(strips)).last_hidden_state,
-        prepares=as_film,
+        adapt_preprocess=as_film,
         pool="mean",
         after_pool=module.fc_norm,
         head=chain(module.fc_norm, module.classifier),

@@ -40,7 +40,7 @@ from seecause.models.block import (
     silent,
     times,
 )
-from seecause.models.containers import peeled
+from seecause.models.containers import unwrapped
 from seecause.models.heads import TextHead, TextInput, as_inputs, require_text, text_matrix
 from seecause.models.hub import class_names
 from seecause.models.layout import At, TokenLayout
@@ -94,7 +94,7 @@ def _native_table(owner: Any, *names: str) -> Table | None:
 
 
 def _block(native: Any, name: str, rotate: Rotate | None, shared_bias: Table | None) -> Block:
-    native = peeled(native)  # blocks may be compiled one by one
+    native = unwrapped(native)  # blocks may be compiled one by one
     outer = first(native, "attention", "self_attn")
     attention = getattr(outer, "attention", outer)  # some keep the output projection outside
     shared: dict[str, Any] = {

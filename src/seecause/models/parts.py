@@ -24,7 +24,7 @@ from seecause.models.heads import (
     Similarity,
     TextHead,
     TextInput,
-    beside,
+    head_like,
     linear,
     read_features,
 )
@@ -75,7 +75,7 @@ class Parts:
     facts: Callable[[Tensor], Tensor] | None = None  # what blocks may know (block.py)
     native_order: Fn = same  # native sequences [B, T, D] -> in the layout's order
     # what is known of the preprocessing -> all of it, where inputs are no pictures (signals.py)
-    prepares: Callable[[Preprocess], Preprocess] = lambda steps: steps
+    adapt_preprocess: Callable[[Preprocess], Preprocess] = lambda steps: steps
     view: type[VisionModel] = VisionModel
 
 
@@ -98,7 +98,7 @@ class WrapOptions:
         """The same with what is `stated` elsewhere, where the caller says nothing."""
         return replace(self, **{n: v for n, v in stated.items() if getattr(self, n) is None})
 
-    def steps(self, parts: Parts | StagedParts | DenseParts, of: str) -> Preprocess:
+    def preprocess_for(self, parts: Parts | StagedParts | DenseParts, of: str) -> Preprocess:
         """The whole preprocessing; what nobody tells is asked for."""
         known, size = self.preprocess or parts.preprocess, self.size
         if parts.fixed_size and parts.size is not None:
@@ -198,9 +198,20 @@ def _find_other(
     return dense_parts(module, text)
 
 
-def _checked_pool(
-    module: nn.Module, parts: Parts, options: WrapOptions, size: tuple[int, int]
-) -> Kind:
+def readable_pools(parts: Parts) -> list[Kind]:
+    """How the tokens of a backbone can be pooled."""
+    layout = parts.layout_at(*(parts.size or parts.patch))
+    present: dict[Kind, bool] = {
+        "cls": layout.class_index is not None,
+        "cls+dist": layout.distill_index is not None,
+        "mean": True,
+        "cls+mean": layout.class_index is not None,
+        "latent": parts.latent is not None,
+    }
+    return [kind for kind, there in present.items() if there]
+
+
+def _checked_pool(module: nn.Module, parts: Parts, options: WrapOptions) -> Kind:
     """How tokens are pooled; refuses a backbone that cannot be read so."""
     head, pool = options.head, options.pool
     if head is None and parts.head is None:
@@ -210,17 +221,10 @@ def _checked_pool(
             "pass head= (a matrix [classes, width], a module, or sc.Similarity(images))",
         )
     kind = pool or parts.pool
-    layout = parts.layout_at(*size)
-    present = {
-        "cls": layout.class_index is not None,
-        "cls+dist": layout.distill_index is not None,
-        "cls+mean": layout.class_index is not None,
-        "mean": True,
-        "latent": parts.latent is not None,
-    }
-    if kind is None or not present.get(kind):
-        readable = ", ".join(name for name in present if present[name])
-        raise BadOption("pool", kind, f"how {type(module).__name__} can be read: {readable}")
+    readable = readable_pools(parts)
+    if kind not in readable:
+        how = f"how {type(module).__name__} can be read: {', '.join(readable)}"
+        raise BadOption("pool", kind, how)
     if pool is not None and head is None and pool != parts.pool:
         raise BadOption(
             "pool",
@@ -258,8 +262,8 @@ class _Native:
 
 def assemble(module: nn.Module, parts: Parts, options: WrapOptions) -> VisionModel:
     """A view from what the adapter found and what the caller adds."""
-    steps = parts.prepares(options.steps(parts, type(module).__name__))
-    kind, like = _checked_pool(module, parts, options, steps.size), next(module.parameters())
+    steps = parts.adapt_preprocess(options.preprocess_for(parts, type(module).__name__))
+    kind, like = _checked_pool(module, parts, options), next(module.parameters())
     head, sigmoid = options.head, options.sigmoid
     readout = Readout(
         kind=kind,
@@ -276,7 +280,7 @@ def assemble(module: nn.Module, parts: Parts, options: WrapOptions) -> VisionMod
         head = head.head(lambda images: native.pooled(images.to(like.device, like.dtype)))
     extra = parts.extra
     if head is not None:
-        extra = head = beside(head, like)
+        extra = head = head_like(head, like)
         native.head, readout.head = head, chain(parts.after_pool, head)
     elif extra is not None:
         extra.to(like.device, like.dtype).eval()

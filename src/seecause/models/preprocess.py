@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, SupportsIndex
 
 import numpy as np
 import torch
@@ -199,6 +199,16 @@ def complete(
     assert mean is not None and std is not None and size is not None
     base = known or Preprocess(size=size, mean=tuple(mean), std=tuple(std))
     return replace(base, size=size, mean=tuple(mean), std=tuple(std))
+
+
+def height_and_width(size: Sequence[int] | SupportsIndex | None) -> tuple[int, int] | None:
+    """Height and width; one number is both."""
+    if size is None:
+        return None
+    sides = tuple(size) if isinstance(size, Sequence) else (size, size)
+    if len(sides) != 2 or not all(isinstance(side, SupportsIndex) for side in sides):
+        raise BadOption("size", size, "a number of pixels, or (height, width)")
+    return int(sides[0]), int(sides[1])
 
 
 def from_record(record: Mapping[str, Any]) -> Preprocess:

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from seecause.errors import BadOption, UnknownName, UnsupportedModel
 from seecause.models.base import Architecture, ImageModel
 from seecause.models.block import Fn, chain, same
-from seecause.models.heads import Similarity, beside, linear, read_features
+from seecause.models.heads import Similarity, head_like, linear, read_features
 from seecause.models.layout import TokenLayout
 from seecause.models.parts import WrapOptions
 from seecause.models.preprocess import Preprocess
@@ -177,8 +177,8 @@ def assemble_staged(module: nn.Module, parts: StagedParts, options: WrapOptions)
         raise BadOption("head", "Similarity", f"a matrix or a module, which {kind} can end in")
     added = linear(head) if isinstance(head, Tensor) else head
     if added is not None:
-        added = beside(added, next(module.parameters()))
-    steps = options.steps(parts, kind)
+        added = head_like(added, next(module.parameters()))
+    steps = options.preprocess_for(parts, kind)
     cell = _cell(module, parts, (len(steps.mean), *steps.size))
     return StagedModel(
         module=module,

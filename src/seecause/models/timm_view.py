@@ -24,7 +24,7 @@ from seecause.models.block import (
     silent,
     times,
 )
-from seecause.models.containers import peeled
+from seecause.models.containers import unwrapped
 from seecause.models.layout import At, TokenLayout
 from seecause.models.parts import Parts
 from seecause.models.preprocess import from_timm
@@ -129,7 +129,7 @@ def _block(
     rotate: Callable[[Tensor, At], Tensor] | None,
     shared_bias: Table | None = None,
 ) -> Block:
-    native = peeled(native)  # blocks may be compiled one by one
+    native = unwrapped(native)  # blocks may be compiled one by one
     kind = type(native).__name__
     if kind == "ParallelScalingBlock":
         return _parallel_block(native, name)
