@@ -189,29 +189,25 @@ def _patched(
 ) -> Tensor:
     sets, batch = len(site_sets), len(h)
 
-    def write(values: tuple[Tensor, ...], index: int, kind: Kind) -> tuple[Tensor, ...]:
-        mark = _mark(model, site_sets, index, kind, at.layout.tokens).to(h.device)
-        theirs = donor[index, kind]
-        if kind == "resid":
-            theirs = (_moved(theirs[0], _origin(site_sets, index, at.layout.tokens)),)
-        return tuple(
-            torch.where(mark, new, old.unflatten(0, (sets, batch))).flatten(0, 1)
-            for old, new in zip(values, theirs, strict=True)
-        )
+    def mark(step: Step, kind: Kind) -> Tensor:
+        return _mark(model, site_sets, step.index, kind, at.layout.tokens).to(h.device)
+
+    def put(mark: Tensor, new: Tensor, old: Tensor) -> Tensor:
+        return torch.where(mark, new, old.unflatten(0, (sets, batch))).flatten(0, 1)
 
     steps = walk(model, h.repeat(sets, 1, 1), at.copies(sets), start=first)
     for step in steps:
         if (step.index, "resid") in donor:
-            (step.h,) = write((step.h,), step.index, "resid")
-            mark = _mark(model, site_sets, step.index, "resid", at.layout.tokens)[:, 0, :, 0]
-            tokens = mark.to(h.device).repeat_interleave(batch, dim=0)  # [S * B, T]
-            origin = _origin(site_sets, step.index, at.layout.tokens)
+            here, origin = mark(step, "resid"), _origin(site_sets, step.index, at.layout.tokens)
+            step.h = put(here, _moved(donor[step.index, "resid"][0], origin), step.h)
             theirs = source_at.copies(sets) if origin is None else _facts(source_at, origin, batch)
+            tokens = here[:, 0, :, 0].repeat_interleave(batch, dim=0)  # [S * B, T]
             step.at = step.keys_at = step.at.where(tokens, theirs)
         if (step.index, "kv") in donor:
-            step.k, step.v = write((step.k, step.v), step.index, "kv")
+            here, (k, v) = mark(step, "kv"), donor[step.index, "kv"]
+            step.k, step.v = put(here, k, step.k), put(here, v, step.v)
         if (step.index, "heads") in donor:
-            (step.o,) = write((step.o,), step.index, "heads")
+            step.o = put(mark(step, "heads"), donor[step.index, "heads"][0], step.o)
     return model.readout(steps.h, at.layout).unflatten(0, (sets, batch))
 
 

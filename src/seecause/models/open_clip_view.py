@@ -16,7 +16,7 @@ from seecause.errors import UnsupportedModel
 from seecause.models import timm_view
 from seecause.models.block import Block, Constant, Fn, chain, packed, same, silent
 from seecause.models.heads import TextHead, TextInput, as_inputs, require_text, text_matrix
-from seecause.models.layout import TokenLayout
+from seecause.models.layout import TokenLayout, pair
 from seecause.models.parts import Parts
 from seecause.models.preprocess import Preprocess
 from seecause.models.view import Kind
@@ -156,9 +156,8 @@ def _preprocess(visual: Any) -> Preprocess | None:
     config = getattr(visual, "preprocess_cfg", None)
     if not config or config.get("resize_mode") == "longest":  # which pads: no place in our frame
         return None
-    size = config["size"]
     return Preprocess(
-        size=(size, size) if isinstance(size, int) else tuple(size),
+        size=pair(config["size"]),
         mean=tuple(config["mean"]),
         std=tuple(config["std"]),
         squash=config.get("resize_mode") == "squash",
