@@ -78,7 +78,7 @@ def test_old_configs_write_sizes_as_numbers():
     [
         {"size": {"longest_edge": 64, "shortest_edge": 32}},
         {"size": 64, "rescale_factor": 1.0},
-        {"size": 64, "do_center_crop": True, "crop_size": {"height": 48, "width": 32}},
+        {**NUMBERS, "size": {"height": 64, "width": 64}, "crop_size": {"height": 48, "width": 32}},
     ],
 )
 def test_a_processor_that_cannot_be_followed_is_refused(config):

@@ -259,12 +259,12 @@ def preprocess_from_processor(config: dict[str, Any]) -> Preprocess:
     resized = config["size"]
     scaled = _sides(resized)
     final = _sides(config["crop_size"]) if cuts else scaled
-    if final[0] * scaled[1] != final[1] * scaled[0]:
-        raise BadOption("crop_size", config["crop_size"], f"as high and as wide a part of {scaled}")
     if isinstance(resized, dict):
         squash = "height" in resized
     else:  # one number is both sides, or the short one
         squash = not kind.startswith(SHORT_SIDE) if kind else not cuts
+    if squash and final[0] * scaled[1] != final[1] * scaled[0]:
+        raise BadOption("crop_size", config["crop_size"], f"as high and as wide a part of {scaled}")
     crop = final[0] / scaled[0]
     if kind.startswith("ConvNext"):  # cuts small pictures without being told to
         squash = scaled[0] >= 384
