@@ -28,7 +28,7 @@ def table() -> str:
     vision = [*staged_families.CONVOLUTIONAL, *staged_families.ALTERNATING]
     boxes = [*_rows("Detection"), *dense_families.SENTENCES]
     rows = [
-        ("timm", "tokens", timm_view.FAMILIES),
+        ("timm", "tokens", timm_view.CLASSES),
         ("timm", "stages", staged),
         ("transformers", "tokens", _families(hf_view.READINGS)),
         ("transformers", "stages", _families(staged_families.TRANSFORMERS)),

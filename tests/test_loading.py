@@ -4,11 +4,18 @@ from __future__ import annotations
 
 import pytest
 import torch
+from PIL import Image
 from safetensors.torch import save_file
+from timm.models.vision_transformer import VisionTransformer
+from torch.testing import assert_close
+from torchvision.models import get_model_weights
 
 import seecause as sc
 from seecause.data.imagenet import imagenet_classes
-from seecause.errors import UnsupportedModel
+from seecause.errors import BadImage, BadOption, UnknownName, UnsupportedModel
+from seecause.models.sources import open_source
+from tests.families.native import HALF
+from tests.tiny import scramble
 
 
 @pytest.mark.parametrize(
@@ -130,3 +137,92 @@ def test_a_head_of_ones_own_does_not_inherit_names():
 def test_a_module_without_parameters_is_refused_in_words():
     with pytest.raises(UnsupportedModel, match="Identity is not supported: it has no parameters"):
         sc.wrap(torch.nn.Identity())
+
+
+def vit(**changes):
+    sizes = {"img_size": 32, "patch_size": 8, "embed_dim": 24, "depth": 2, "num_heads": 3}
+    return VisionTransformer(**{**sizes, "num_classes": 5, **changes}).eval()
+
+
+@pytest.mark.parametrize(
+    ("changes", "options", "said"),
+    [
+        ({}, {"size": 64}, "32 x 32, which VisionTransformer is built for"),
+        ({}, {"size": "large"}, "height, width"),
+        ({"num_classes": 0}, {"pool": "max"}, "can be read: cls, mean, cls[+]mean"),
+        ({"num_classes": 0}, {"pool": "latent"}, "can be read"),
+        ({"num_classes": 0, "class_token": False, "global_pool": "avg"}, {"pool": "cls"}, "mean"),
+        ({"num_classes": 0}, {"head": torch.ones(5, 7)}, r"takes features \[2, 24\]"),
+        ({"num_classes": 0}, {"head": torch.ones(24)}, r"a matrix \[classes, width\]"),
+        ({}, {"classes": range(5)}, "names in the order of the outputs"),
+        ({}, {"templates": ["a {}"]}, "tokenizer="),
+        ({"in_chans": 1}, {}, "one number for each channel"),
+    ],
+)
+def test_a_wrap_refuses_what_it_cannot_honour_in_one_line(changes, options, said):
+    options = {"head": torch.ones(5, 24), **options} if "num_classes" in changes else options
+    with pytest.raises(sc.SeecauseError, match=said):
+        sc.wrap(vit(**changes), **HALF, **options)
+
+
+def test_class_names_may_be_a_mapping_either_way():
+    names = tuple("abcde")
+    for classes in (dict(enumerate(names)), {name: i for i, name in enumerate(names)}, iter(names)):
+        assert sc.wrap(vit(), classes=classes, **HALF).classes == names
+
+
+def test_a_path_a_device_and_a_dtype_are_looked_at_before_weights_are(tmp_path):
+    with pytest.raises(UnknownName, match="nowhere"):
+        sc.load(tmp_path / "nowhere")
+    missing = tmp_path / "missing.safetensors"
+    for options, said in (
+        ({"dtype": "int8"}, "float32, bfloat16"),
+        ({"dtype": torch.int8}, "float32, bfloat16"),
+        ({"device": "cuda:99"}, "can use such a GPU"),
+    ):
+        with pytest.raises(BadOption, match=said):
+            sc.load("timm:test_vit", weights=missing, **options)
+    with pytest.raises(BadOption, match="takes modules"):
+        sc.load(vit())
+    for no_module in (sc.wrap(vit(), **HALF), "timm:test_vit"):
+        with pytest.raises(BadOption, match="takes names"):
+            sc.wrap(no_module)
+
+
+@pytest.mark.parametrize("name", ["raft_small", "fcn_resnet50", "fasterrcnn_resnet50_fpn"])
+def test_models_of_torchvision_that_are_no_classifiers_are_told_apart_from_typos(name):
+    with pytest.raises(UnsupportedModel, match="no classifier of pictures"):
+        sc.load(f"torchvision:{name}", weights="random")
+
+
+def test_one_logit_is_read_by_a_sigmoid():
+    """A softmax over one class is 1 whatever is seen: every map would be constant."""
+    model = sc.wrap(scramble(vit(num_classes=1)), **HALF)
+    assert model.sigmoid and not sc.wrap(vit(num_classes=1), sigmoid=False, **HALF).sigmoid
+    maps = sc.attribute(model, torch.randn(1, 3, 32, 32).clamp(-1, 1), target=0).maps
+    assert maps.std() > 1e-4
+
+
+def test_a_model_of_grey_pictures_takes_pictures_in_colour():
+    model = sc.wrap(vit(in_chans=1), mean=[0.5], std=[0.5])
+    photo = Image.linear_gradient("L").convert("RGB")
+    images = model.prepare([photo])
+    assert images.shape == (1, 1, 32, 32)
+    assert model.preprocess.shown(images).shape == (1, 3, 32, 32)
+    assert_close(
+        model.preprocess.raw(images)[0, 0, :, 0], torch.linspace(0, 1, 32), atol=0.05, rtol=0
+    )
+    assert sc.attribute(model, photo, target=1).maps.shape == (1, 4, 4)
+    four = sc.wrap(vit(in_chans=4), mean=[0.5] * 4, std=[0.5] * 4)
+    with pytest.raises(BadImage, match="takes 4 channels"):
+        four.prepare([photo])
+    assert four(torch.zeros(1, 4, 32, 32)).shape == (1, 5)
+
+
+@pytest.mark.parametrize("name", ["swin_t", "resnet18", "convnext_tiny"])
+def test_pictures_for_torchvision_are_framed_by_its_own_transforms(name):
+    steps = open_source("torchvision", name, weights="random").wrap_options["preprocess"]
+    generator = torch.Generator().manual_seed(0)
+    photo = Image.fromarray(torch.randint(256, (260, 330, 3), generator=generator).byte().numpy())
+    native = get_model_weights(name).DEFAULT.transforms()(photo)
+    assert_close(steps(photo)[0], native, atol=1e-5, rtol=0)

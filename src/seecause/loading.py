@@ -17,19 +17,33 @@ from seecause.engine.verify import compare, random_images, tolerance_of, verify
 from seecause.errors import BadOption, NotDefined, UnknownName, UnsupportedModel, ViewMismatch
 from seecause.models._settled import settled
 from seecause.models.base import ImageModel
-from seecause.models.checkpoints import read_class_names
-from seecause.models.containers import Contents, answer_of, contents, is_known, peeled, told_by
-from seecause.models.devices import gather_answers, lie_apart
-from seecause.models.heads import Similarity, TextHead, TextInput
+from seecause.models.checkpoints import ClassNames, class_names_of
+from seecause.models.containers import (
+    Container,
+    answer_of,
+    container_of,
+    is_known,
+    unwrap_timm,
+    unwrapped,
+)
+from seecause.models.devices import (
+    device_of,
+    gather_answers,
+    lie_apart,
+    parse_device,
+    parse_dtype,
+)
+from seecause.models.heads import TEMPLATES, Similarity, TextHead, TextInput
 from seecause.models.hub import usable
 from seecause.models.parts import Parts, WrapOptions, assemble, find_parts
-from seecause.models.preprocess import Preprocess
-from seecause.models.staged_view import StagedModel, StagedParts, assemble_staged
+from seecause.models.preprocess import Preprocess, height_and_width
 from seecause.models.view import Kind, VisionModel
 
 if TYPE_CHECKING:
     from seecause.models.bags import BagModel
+    from seecause.models.dense_families import DenseParts
     from seecause.models.dense_view import DenseModel
+    from seecause.models.staged_view import StagedModel, StagedParts
 
 LIBRARIES = ("builtin", "timm", "hf", "torchvision", "open_clip")
 
@@ -41,7 +55,7 @@ def wrap(
     mean: Sequence[float] | None = None,
     std: Sequence[float] | None = None,
     size: tuple[int, int] | int | None = None,
-    classes: Sequence[str] | str | Path | None = None,
+    classes: ClassNames | None = None,
     head: nn.Module | Tensor | Similarity | None = None,
     pool: Kind | None = None,
     sigmoid: bool | None = None,
@@ -50,29 +64,44 @@ def wrap(
     tokenizer: Callable[[list[str]], Any] | None = None,
     check: bool = True,
 ) -> VisionModel | StagedModel | DenseModel:
-    """A verified view of any module an adapter knows. What the module does not tell (mean, std,
-    size, head, pool) must be given, one by one or as a whole `preprocess`. `classes`: names in the
-    order of the outputs, or a file of them (one a line, or JSON).
+    """A view of a module of timm, transformers, torchvision or open_clip, or of one that holds such
+    a module, compared with it before you get it (`check`). `model(images)` gives logits [B, C].
 
-    The module stays as it is: views run it in eval mode and give back what was set, so it may be
-    in training. For models with a text tower, `classes`, `templates` and `tokenizer` make the
-    zero-shot head.
+    Give what the module does not tell:
+        mean, std, size    how pictures are normalised; or all of it, `preprocess`
+        classes            names in the order of the outputs, {index: name}, or a file of names
+        head, pool         on a bare backbone: a matrix [classes, width], a module or
+                           `sc.Similarity`, on the "cls" token, the "mean" or "cls+mean"
+        sigmoid            whether classes answer independently (multi-label)
+        tokenizer          of a model with a text tower, which reads `classes` in `templates`
+
+    The module stays yours: it is run in eval mode, and what was set comes back. Wrap it again after
+    replacing one of its layers; new weights are noticed.
+
+    >>> import seecause as sc, timm, torch
+    >>> module = timm.create_model("test_vit", num_classes=3)
+    >>> model = sc.wrap(module, classes=["cat", "dog", "frog"])
+    >>> model.layout.grid, model.class_index("frog"), model(torch.zeros(1, 3, 160, 160)).shape
+    ((10, 10), 2, torch.Size([1, 3]))
     """
-    classes = _class_names(classes)
-    text = (
-        None
-        if tokenizer is None
-        else TextInput(tuple(classes or ()), tuple(templates or ("a photo of a {}.",)), tokenizer)
-    )
-    size = (size, size) if isinstance(size, int) else size
+    if not isinstance(module, nn.Module):
+        raise BadOption("module", type(module).__name__, "an nn.Module; sc.load takes names")
+    classes = class_names_of(classes)
+    text = None
+    if tokenizer is not None:
+        text = TextInput(tuple(classes or ()), tuple(templates or TEMPLATES), tokenizer)
+    elif templates is not None:
+        raise BadOption("templates", templates, "None without tokenizer=, which reads them")
     name = name or type(module).__name__
-    options = WrapOptions(name, mean, std, size, classes, head, pool, sigmoid, preprocess)
-    around, (module, stated) = module, told_by(peeled(module))
+    options = WrapOptions(
+        name, mean, std, height_and_width(size), classes, head, pool, sigmoid, preprocess
+    )
+    around, (module, stated) = module, unwrap_timm(unwrapped(module))
     options = options.or_else(stated)
-    with settled([around], _device_of(around), frozen=True):
-        holds = None if is_known(module) else _contents(module)
-        if holds is not None:
-            module, options = _reading(holds, options)
+    with settled([around], device_of(around), frozen=True):
+        container = None if is_known(module) else _container_of(module)
+        if container is not None:
+            module, options = _inner_model(container, options)
         return _view(module, text, options, check)
 
 
@@ -86,7 +115,7 @@ def wrap_bag(
     encoder: nn.Module | None = None,
     width: int | None = None,
     blank: Tensor | None = None,
-    classes: Sequence[str] | str | Path | None = None,
+    classes: ClassNames | None = None,
     sigmoid: bool = False,
     name: str | None = None,
 ) -> BagModel:
@@ -114,13 +143,13 @@ def wrap_bag(
     """
     from seecause.models.bags import BagModel, find
 
-    with settled([module], _device_of(module), frozen=True):
+    with settled([module], device_of(module), frozen=True):
         parts = find(
             module, value=value, weight=weight, classifier=classifier, gate=gate,
             encoder=encoder, width=width, blank=blank,
         )  # fmt: skip
         name = name or type(module).__name__
-        options = WrapOptions(name, classes=_class_names(classes), sigmoid=sigmoid)
+        options = WrapOptions(name, classes=class_names_of(classes), sigmoid=sigmoid)
         model = assemble(module, parts, options)
         verify(model)
         need_names(model)
@@ -128,53 +157,37 @@ def wrap_bag(
     return model
 
 
-def _device_of(module: nn.Module) -> torch.device:
-    weight = next(module.parameters(), None)
-    if weight is None:
-        reason = "it has no parameters, so there is no model in it"
-        raise UnsupportedModel(type(module).__name__, reason)
-    if weight.is_meta:
-        reason = "its weights are not loaded: they are on the meta device"
-        raise UnsupportedModel(type(module).__name__, reason, "load them first")
-    return weight.device
-
-
-def _class_names(classes: Sequence[str] | str | Path | None) -> Sequence[str] | None:
-    """Names as they are, or those of a file."""
-    return read_class_names(classes) if isinstance(classes, str | Path) else classes
-
-
-def _contents(module: nn.Module) -> Contents | None:
+def _container_of(module: nn.Module) -> Container | None:
     """The model in a module of somebody's own, unless an adapter knows the module itself."""
     try:
         find_parts(module)
     except UnsupportedModel:
-        return contents(module)
+        return container_of(module)
     return None
 
 
 @torch.no_grad()
-def _reading(holds: Contents, options: WrapOptions) -> tuple[nn.Module, WrapOptions]:
+def _inner_model(container: Container, options: WrapOptions) -> tuple[nn.Module, WrapOptions]:
     """The inner model, and what is on top of it as options of `wrap`: the first reading that gives
     the outer module's own answer."""
-    inner, stated = told_by(peeled(holds.inner))
+    inner, stated = unwrap_timm(unwrapped(container.inner))
     known = options.or_else(stated)
     if known.head is not None:
         return inner, known
-    readings, expected = list(holds.readings()), None
+    readings, expected = list(container.readings()), None
     for reading in readings:
         tried = replace(known, **reading)
         model = _view(inner, None, tried, check=False)
         if expected is None:
             images = random_images(model)
-            expected = answer_of(holds.outer, images)
+            expected = answer_of(container.outer, images)
         if expected is None and len(readings) == 1 and not reading:
             return inner, known  # nothing else in it can answer
         if expected is None:
-            raise holds.refusal("its own answer to a batch of images cannot be had")
+            raise container.refusal("its own answer to a batch of images cannot be had")
         if _agree(answer_of(model, images), expected):
             return inner, tried
-    raise holds.refusal("its answer is not that of the model in it, nor with the layers beside it")
+    raise container.refusal("neither the model in it nor the layers beside that give its answer")
 
 
 def _agree(got: Tensor | None, expected: Tensor) -> bool:
@@ -200,16 +213,26 @@ def _view(
     elif apart:
         reason = "its weights lie on several devices, and it is not split into blocks"
         raise UnsupportedModel(type(module).__name__, reason, "load it onto one device")
-    elif isinstance(parts, StagedParts):
-        model = assemble_staged(module, parts, options)
-    else:  # boxes and pixels
-        from seecause.models.dense_view import assemble_dense
-
-        model = assemble_dense(module, parts, options)
+    else:
+        model = _other_view(module, parts, options)
     if check:  # else it may end in anything, and names are not those of its outputs
         verify(model)
         need_names(model)
+        if options.sigmoid is None and model.n_classes == 1 and not model.values:
+            model.sigmoid = True  # a softmax over one class is 1 whatever is in the picture
     return model
+
+
+def _other_view(
+    module: nn.Module, parts: StagedParts | DenseParts, options: WrapOptions
+) -> StagedModel | DenseModel:
+    from seecause.models.staged_view import StagedParts, assemble_staged
+
+    if isinstance(parts, StagedParts):
+        return assemble_staged(module, parts, options)
+    from seecause.models.dense_view import assemble_dense
+
+    return assemble_dense(module, parts, options)
 
 
 def need_names(model: ImageModel) -> None:
@@ -289,21 +312,25 @@ def _model_names(spec: str) -> list[str]:
 
 
 def load(
-    spec: str,
+    spec: str | Path,
     *,
     weights: str | Path | None = None,
     device: str | torch.device | None = None,
     dtype: torch.dtype | str | None = None,
     size: tuple[int, int] | int | None = None,
-    classes: Sequence[str] | str | Path | None = None,
+    classes: ClassNames | None = None,
     **options: Any,
 ) -> VisionModel | StagedModel | DenseModel:
-    """A model by name: `builtin:critters-vit`, `timm:NAME`, `hf:NAME-OR-FOLDER`,
-    `torchvision:NAME`, `open_clip:NAME`, or a saved folder.
+    """A model by name, ready to be explained (`sc.attribute(model, pictures)`):
 
-    Pretrained weights are fetched or taken from `weights` (a file or folder), or it fails;
-    `weights="random"` is the only way to random ones, and every result then says so. Other options
-    go to `wrap`.
+        builtin:critters-vit    embedded, and small
+        timm:NAME               hf:NAME or hf:FOLDER     torchvision:NAME     open_clip:NAME/TAG
+        FOLDER                  that timm, transformers, PEFT or this package wrote
+        FILE                    a checkpoint that names its architecture, as timm's script writes it
+
+    Pretrained weights are fetched, or read from `weights` (a file or folder), or it fails;
+    `weights="random"` is the only way to random ones, and every result then says so. `size`: pixels
+    of a model that can be built for others. Other options go to `wrap`.
 
     >>> import seecause as sc
     >>> model = sc.load("builtin:critters-vit")
@@ -312,12 +339,14 @@ def load(
     """
     from seecause.models import sources
 
-    classes = _class_names(classes)  # a file that is not there is refused before weights are read
+    if not isinstance(spec, str | Path):
+        raise BadOption("spec", type(spec).__name__, "a name or a path; sc.wrap takes modules")
+    # what cannot be had is refused before weights are read
+    spec, classes = str(spec), class_names_of(classes)
+    device, dtype = parse_device(device), parse_dtype(dtype)
     library, _, name = spec.partition(":")
     if name and library not in LIBRARIES and library in _openers():
-        return _load_plugin(
-            spec, weights, _device(device), _dtype(dtype), size=size, classes=classes, **options
-        )
+        return _load_plugin(spec, weights, device, dtype, size=size, classes=classes, **options)
     if library not in LIBRARIES or not name:
         if Path(spec).exists():
             library, name = "folder" if Path(spec).is_dir() else "file", spec
@@ -327,9 +356,9 @@ def load(
         library,
         name,
         weights=weights,
-        size=(size, size) if isinstance(size, int) else size,
+        size=height_and_width(size),
     )
-    source.module.to(device=_device(device), dtype=_dtype(dtype)).eval().requires_grad_(False)
+    source.module.to(device=device, dtype=dtype).eval().requires_grad_(False)
     wrap_options = {**source.wrap_options, **options}
     if classes is not None or options.get("head") is not None:  # names are the old head's
         wrap_options["classes"] = classes
@@ -360,18 +389,3 @@ def _load_plugin(
     model = wrap(module.eval().requires_grad_(False), name=spec, **options)
     model.random_weights = weights == "random"
     return model
-
-
-def _dtype(dtype: torch.dtype | str | None) -> torch.dtype | None:
-    if not isinstance(dtype, str):
-        return dtype
-    if not isinstance(getattr(torch, dtype, None), torch.dtype):
-        raise BadOption("dtype", dtype, "float32, bfloat16, float16 or float64")
-    return getattr(torch, dtype)
-
-
-def _device(device: str | torch.device | None) -> torch.device | None:
-    try:
-        return None if device is None else torch.device(device)
-    except RuntimeError:
-        raise BadOption("device", device, "cpu, cuda or cuda:N") from None

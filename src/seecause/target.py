@@ -68,11 +68,20 @@ class Target:
             raise BadOption("score", kind, f"one of {', '.join(get_args(Score))}")
         logits = wide(logits)
         if self.function is not None:
-            return self.function(logits.flatten(0, -2)).unflatten(0, logits.shape[:-1])
+            return self._function_scores(logits.flatten(0, -2)).unflatten(0, logits.shape[:-1])
         assert self.classes is not None
         if self.against is not None:
             return pick(logits, self.classes) - pick(logits, self.against)
         return pick(spread(logits, kind, sigmoid=sigmoid), self.classes)
+
+    def _function_scores(self, logits: Tensor) -> Tensor:
+        assert self.function is not None
+        scores: Any = self.function(logits)
+        if getattr(scores, "shape", None) != (len(logits),):
+            shape = f"[{', '.join(map(str, getattr(scores, 'shape', ['no tensor'])))}]"
+            expected = "a function of logits [M, C] that gives one number for each row, [M]"
+            raise BadOption("target", f"a function that gives {shape}", expected)
+        return scores
 
     def record(self, model: ImageModel) -> dict[str, Any]:
         """What manifests say."""

@@ -165,3 +165,18 @@ def test_a_stride_larger_than_the_grid_is_refused():
     native = tiny(next(iter(FAMILIES)))
     with pytest.raises(BadOption, match="stride"):
         sc.attribute(view(native, check=False), pictures(native), stride=50)
+
+
+@pytest.mark.parametrize(
+    ("function", "shape"),
+    [
+        (lambda logits: logits[:, :1], r"\[\d+, 1\]"),
+        (lambda logits: logits.sum(), r"\[\]"),
+        (lambda logits: 3.0, r"\[no tensor\]"),
+    ],
+)
+@pytest.mark.parametrize("method", ["caap", "integrated-gradients"])
+def test_a_function_that_gives_no_number_for_each_row_is_refused(method, function, shape):
+    native = tiny("timm_deit3")
+    with pytest.raises(BadOption, match=f"gives {shape}.*one number for each row"):
+        sc.attribute(view(native), pictures(native), target=function, method=method)

@@ -113,3 +113,9 @@ def test_a_picture_as_a_blank_is_the_same_object_while_its_pixels_are():
     blank, before = blank_image(model, (32, 48), own), own.clone()
     own += 1
     assert torch.equal(blank, before)  # it does not change with what it was made of
+
+
+def test_pictures_too_narrow_to_blur_are_refused_in_words():
+    model = view(tiny("timm_deit3"))
+    with pytest.raises(BadOption, match="8 x 256 pixels are too narrow to blur"):
+        blank_image(model, (8, 256), "blur-noise")

@@ -171,6 +171,36 @@ def test_heads_of_keys_are_counted_where_heads_share_them():
         sc.patch(model, base, source, [[sc.Site(1, "kv", heads=[1])]])
 
 
+@pytest.mark.parametrize(
+    ("name", "indices"),
+    [("heads", 1), ("tokens", [1.5]), ("tokens", slice(1, 3)), ("source_tokens", [True])],
+)
+def test_places_that_are_no_list_of_whole_numbers_are_refused(name, indices):
+    with pytest.raises(BadOption, match=f"{name}=.* a list of whole numbers"):
+        sc.Site(0, "heads", **{name: indices})
+
+
+@torch.no_grad()
+def test_tokens_may_be_a_tensor_an_array_or_a_range():
+    native = tiny("timm_deit3")
+    model, (base, source) = view(native, check=False), pictures(native).split(1)
+    kinds = ([1, 2], torch.tensor([1, 2]), torch.tensor([1, 2]).numpy(), range(1, 3))
+    moves = [(tokens, tokens[::-1] if isinstance(tokens, list) else [2, 1]) for tokens in kinds]
+    logits = sc.patch(model, base, source, [[sc.Site(1, "resid", a, None, b)] for a, b in moves])
+    assert (logits == logits[0]).all()
+    swapped = sc.Site(1, tokens=torch.tensor([1, 2]), source_tokens=torch.tensor([2, 1]))
+    assert_close(sc.patch(model, base, source, [[swapped]])[0], logits[0], atol=1e-12, rtol=0)
+
+
+@torch.no_grad()
+def test_recorded_heads_have_their_own_width_where_blocks_hide_keys():
+    model = sc.load("builtin:critters-ifam")
+    heads = sc.run(model, model.zeros(model.preprocess.size), cache=["blocks.1.heads"])[1]
+    block = model.blocks[1]
+    assert block.lanes is not None
+    assert heads["blocks.1.heads"].shape[2:] == (block.heads, block.head_dim)
+
+
 def test_sources_and_sets_that_do_not_fit_are_refused():
     native = tiny("timm_deit3")
     model, images = view(native), pictures(native)
@@ -178,6 +208,10 @@ def test_sources_and_sets_that_do_not_fit_are_refused():
         sc.patch(model, images, images, [])
     with pytest.raises(BadOption, match="one source for each image"):
         sc.patch(model, images, images[:1], [[sc.Site(0)]])
+    with pytest.raises(BadOption, match="each a list of sites"):
+        sc.patch(model, images, images, [sc.Site(0)])
+    with pytest.raises(BadOption, match=r"a list of names: \['blocks.0.out'\]"):
+        sc.run(model, images, cache="blocks.0.out")
     with pytest.raises(BadOption, match=r"sc\.load or sc\.wrap"):
         sc.run(native.module, images)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import platform
 from dataclasses import replace
 from importlib.metadata import version
@@ -11,7 +12,7 @@ import torch
 from torch import nn
 
 import seecause as sc
-from seecause.errors import BadImage, BadOption, UnknownClass
+from seecause.errors import BadImage, BadOption, NotDefined, UnknownClass
 from seecause.models.base import _as_tensors, library_versions, protocol
 from tests.families.native import HALF
 from tests.helpers import view
@@ -199,3 +200,29 @@ def test_packed_and_quantised_weights_count_by_their_values():
     packed = torch.quantize_per_tensor(torch.tensor([1.0, 2.0]), 0.5, 0, torch.qint8)
     values = _as_tensors(((packed, None), torch.tensor(3), torch.float32))
     assert [value.tolist() for value in values] == [[1.0, 2.0], 3]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda module: setattr(module, "head", nn.Linear(32, 7, dtype=torch.float64)),
+        lambda module: setattr(module.blocks[0], "mlp", nn.Identity()),
+        lambda module: module.blocks.pop(1),
+        lambda module: module.reset_classifier(3),
+    ],
+)
+def test_a_view_whose_module_got_other_layers_is_refused_not_run_with_the_old_ones(change):
+    module = tiny("timm_registers").module
+    model = sc.wrap(module, **HALF)
+    images = model.zeros(model.preprocess.size)
+    model(images)
+    change(module)
+    for run in (model, lambda x: sc.attribute(model, x, target=1), lambda x: sc.run(model, x)):
+        with pytest.raises(NotDefined, match="was replaced, added or removed after it was wrapped"):
+            run(images)
+
+
+def test_a_deep_copy_of_a_view_is_refused_since_it_would_share_layers(model):
+    with pytest.raises(NotDefined, match=r"copy.deepcopy\(model.module\)"):
+        copy.deepcopy(model)
+    assert copy.copy(model)(model.zeros(model.preprocess.size)).shape == (1, 7)

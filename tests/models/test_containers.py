@@ -149,9 +149,10 @@ class Beside(Wrapper):
 
 
 def test_the_last_layer_alone_may_be_the_head():
-    inner = small(0)
-    module = scramble(Beside(inner, nn.Linear(inner.num_features, 4)))
-    assert_close(sc.wrap(module, **HALF)(images()), module(images()), atol=1e-4, rtol=1e-4)
+    without_class_token = {"class_token": False, "reg_tokens": 0, "global_pool": "avg"}
+    for inner in (small(0), small(0, **without_class_token)):
+        module = scramble(Beside(inner, nn.Linear(inner.num_features, 4)))
+        assert_close(sc.wrap(module, **HALF)(images()), module(images()), atol=1e-4, rtol=1e-4)
 
 
 class Lightning(nn.Module):

@@ -128,7 +128,9 @@ def test_what_does_not_fit_is_refused_in_words():
 @pytest.mark.parametrize("family", SQUARE)
 def test_a_model_of_one_size_takes_no_other(family):
     native = tiny_dense(family)
-    model = sc.wrap(native.module, check=False, **{**native.options, "size": (96, 96)})
+    with pytest.raises(BadOption, match=r"64 x 64, which .* is built for"):
+        sc.wrap(native.module, **{**native.options, "size": (96, 96)})
+    model = sc.wrap(native.module, check=False, **{**native.options, "size": None})
     assert model.fixed_size and model.preprocess.size == (64, 64)
     with pytest.raises(BadImage, match="64 x 64 only"):
         model(torch.zeros(1, 3, 96, 96, dtype=torch.float64))

@@ -13,6 +13,7 @@ from seecause.models.base import pixels_digest
 from seecause.models.preprocess import Preprocess, from_timm, preprocess_from_processor
 
 STATS = {"image_mean": [0.4, 0.5, 0.6], "image_std": [0.2, 0.3, 0.25]}
+NUMBERS = {"size": 64, "crop_size": 48, "do_center_crop": True}  # as old configs write them
 
 
 def photo(height: int, width: int) -> Image.Image:
@@ -45,14 +46,19 @@ def test_pixels_equal_those_of_timm(shape, crop):
         ("ViT", {"size": {"height": 32, "width": 48}}),
         ("DeiT", {"size": {"height": 64, "width": 64}, "crop_size": {"height": 48, "width": 48}}),
         ("Siglip", {"size": {"height": 48, "width": 48}, "resample": 3}),
+        ("ConvNext", {"size": {"shortest_edge": 48}, "crop_pct": 0.75}),
+        ("ConvNext", {"size": {"shortest_edge": 48}}),
+        ("ConvNext", {"size": {"shortest_edge": 384}}),
+        *((kind, NUMBERS) for kind in ("CLIP", "Bit", "ViT", "DeiT", "Beit", "ConvNext")),
     ],
 )
 def test_pixels_are_those_of_transformers_up_to_its_resizing(kind, options):
     import transformers
 
     processor = getattr(transformers, f"{kind}ImageProcessor")(**options, **STATS)
-    expected = processor(photo(96, 131), return_tensors="pt").pixel_values
-    got = preprocess_from_processor(processor.to_dict())(photo(96, 131))
+    expected = processor(photo(96, 132), return_tensors="pt").pixel_values
+    card = {**processor.to_dict(), **options}
+    got = preprocess_from_processor(card)(photo(96, 132))
     assert got.shape == expected.shape
     assert (got - expected).abs().mean() < 0.02  # it resizes tensors, we resize pictures
     assert torch.corrcoef(torch.stack([got.flatten(), expected.flatten()]))[0, 1] > 0.999
@@ -69,7 +75,11 @@ def test_old_configs_write_sizes_as_numbers():
 
 @pytest.mark.parametrize(
     "config",
-    [{"size": {"longest_edge": 64, "shortest_edge": 32}}, {"size": 64, "rescale_factor": 1.0}],
+    [
+        {"size": {"longest_edge": 64, "shortest_edge": 32}},
+        {"size": 64, "rescale_factor": 1.0},
+        {**NUMBERS, "size": {"height": 64, "width": 64}, "crop_size": {"height": 48, "width": 32}},
+    ],
 )
 def test_a_processor_that_cannot_be_followed_is_refused(config):
     with pytest.raises(BadOption):

@@ -21,8 +21,8 @@ from seecause.engine.token_sets import interpolate, selection
 from seecause.engine.trace import record
 from seecause.engine.verify import verify
 from seecause.errors import BadImage, NotDefined, UnsupportedModel, ViewMismatch
-from seecause.models.preprocess import Preprocess
-from seecause.models.signals import Film, Spectrogram, from_record
+from seecause.models.preprocess import Preprocess, from_record
+from seecause.models.signals import Film, Spectrogram
 from tests.families.signals import FRAMES, SIDE, SIGNALS, SOUND, as_frames
 from tests.helpers import noise
 from tests.reference import caap as slow_caap, mosaic as slow_mosaic

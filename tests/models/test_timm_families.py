@@ -6,11 +6,15 @@ import pytest
 import timm
 import torch
 from timm.models import list_modules
+from timm.models.vision_transformer import VisionTransformer
+from torch.testing import assert_close
 
 import seecause as sc
-from seecause.errors import UnsupportedModel
+from seecause.errors import UnsupportedModel, ViewMismatch
 from seecause.models.parts import find_parts
 from seecause.models.timm_view import REFUSED
+from tests.families.native import HALF
+from tests.tiny import scramble
 
 SIZES = (
     "test_",
@@ -84,3 +88,19 @@ def test_every_family_of_timm_is_read_or_refused():
             assert type(module).__name__ in str(refused)
     assert {"VisionTransformer", "Eva", "ResNet"} <= read and len(seen) > 60
     assert not REFUSED.keys() & read and REFUSED.keys() <= seen
+
+
+def test_a_class_derived_from_one_of_timm_is_read_as_that_and_compared():
+    class Mine(VisionTransformer):
+        pass
+
+    class Doubled(VisionTransformer):
+        def forward_features(self, *args, **options):
+            return 2 * super().forward_features(*args, **options)
+
+    sizes = {"img_size": 32, "patch_size": 8, "embed_dim": 24, "depth": 2, "num_heads": 3}
+    native = scramble(Mine(**sizes, num_classes=5))
+    images = torch.randn(1, 3, 32, 32)
+    assert_close(sc.wrap(native, **HALF)(images), native(images))
+    with pytest.raises(ViewMismatch):
+        sc.wrap(scramble(Doubled(**sizes, num_classes=5)), **HALF)

@@ -139,7 +139,7 @@ _ASK, _TELL = 32.0, 128.0
 
 def planted_parts(module: PlantedViT) -> Parts:
     """timm's parts, with facts about tokens and restricted blocks."""
-    parts = timm_view.find(module, kind="VisionTransformer")
+    parts = timm_view.find(module, "VisionTransformer")
     blocks = []
     for index, block in enumerate(parts.blocks):
         reads = module.readers.get(index)

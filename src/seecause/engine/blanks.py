@@ -85,7 +85,11 @@ def _draw(model: ImageModel, shape: tuple[int, ...], blank: Blank, seed: int) ->
     from torchvision.transforms.functional import gaussian_blur  # a second to import
 
     sigma = max(shape[-2:]) / 28
-    soft = gaussian_blur(noise, [2 * round(2 * sigma) + 1] * 2, [sigma] * 2)
+    reach = round(2 * sigma)
+    if reach >= min(shape[-2:]):
+        narrow = f"another one: {shape[-2]} x {shape[-1]} pixels are too narrow to blur"
+        raise BadOption("blank", blank, narrow)
+    soft = gaussian_blur(noise, [2 * reach + 1] * 2, [sigma] * 2)
     return (soft - soft.mean()) / soft.std()
 
 

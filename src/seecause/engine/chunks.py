@@ -62,7 +62,7 @@ def memory() -> Memory:
 @contextmanager
 def budget(limit: int | None = None) -> Iterator[Memory]:
     """Limit the activations of every method inside the block to about `limit` bytes."""
-    if limit is not None and limit < 1:
+    if limit is not None and not (isinstance(limit, int | float) and limit >= 1):
         raise BadOption("memory budget", limit, "bytes above 0, or None")
     held, outer = Memory(limit), _current.get()
     token = _current.set(held)

@@ -1,9 +1,5 @@
 """The low-level pair for people's own experiments: record anything, put anything from one run into
-another.
-
-Places are named alike for every library: `embed`, and per block `blocks.3.in`, `blocks.3.out`,
-`blocks.3.heads` (head outputs at the input of the output projection, before its norm),
-`blocks.3.kv`, `blocks.3.probs` (formed only when asked for).
+another. Places are named alike for every library.
 """
 
 from __future__ import annotations
@@ -11,7 +7,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
@@ -23,6 +19,7 @@ from seecause.errors import BadOption, NotDefined
 from seecause.models.base import ImageModel
 from seecause.models.inputs import Pictures, as_images
 from seecause.models.layout import At
+from seecause.models.rows import whole_number
 from seecause.models.view import VisionModel
 
 Kind = Literal["resid", "heads", "kv"]
@@ -44,20 +41,52 @@ class Site:
     heads: Sequence[int] | None = None
     source_tokens: Sequence[int] | None = None
 
+    def __post_init__(self) -> None:
+        for name in ("tokens", "heads", "source_tokens"):
+            indices = getattr(self, name)
+            if indices is not None:
+                object.__setattr__(self, name, _indices(name, indices))
+
+
+def _indices(name: str, given: Any) -> tuple[int, ...]:
+    """Whole numbers of a list, range, array or tensor."""
+    try:
+        indices = [whole_number(index) for index in given]
+    except TypeError:  # one number, a slice
+        indices = [None]
+    whole = tuple(index for index in indices if index is not None)
+    if len(whole) != len(indices):
+        raise BadOption(name, given, "a list of whole numbers, such as [3]")
+    return whole
+
+
+def _heads(step: Step) -> Tensor:
+    """Head outputs [B, R, H, dh], and the block goes on from these very ones."""
+    if step.block.lanes is not None:  # which widen what attention gives (block.py)
+        step.o = step.o[..., : step.block.head_dim]
+    return step.o
+
 
 Cached = dict[str, Tensor | tuple[Tensor, Tensor]]
 _READ: dict[str, Callable[[Step], Tensor | tuple[Tensor, Tensor]]] = {
     "in": lambda step: step.h,
     "kv": lambda step: (step.k, step.v),
     "probs": probabilities,
-    "heads": lambda step: step.o,
+    "heads": _heads,
     "out": lambda step: step.out,
 }
 
 
 def run(model: ImageModel, images: Pictures, *, cache: Sequence[str] = ()) -> tuple[Tensor, Cached]:
-    """Logits [B, C] and the named intermediate values. Differentiable; fused attention stays on
-    except where `probs` is asked for.
+    """Logits [B, C], and what the run had at the places that `cache` names:
+
+        embed               tokens that enter the first block [B, T, D]
+        blocks.3.in, .out   states that enter and leave block 3 [B, T, D]
+        blocks.3.heads      head outputs before the output projection and its norm [B, T, H, dh]
+        blocks.3.kv         keys and values, [B, H, T, dh] each
+        blocks.3.probs      attention probabilities [B, H, T, T]; all others keep fused attention
+
+    Differentiable.
 
     >>> import torch, seecause as sc
     >>> model = sc.load("builtin:critters-vit")
@@ -66,6 +95,8 @@ def run(model: ImageModel, images: Pictures, *, cache: Sequence[str] = ()) -> tu
     torch.Size([1, 149, 8, 16])
     """
     model = _with_blocks(model)
+    if isinstance(cache, str):
+        raise BadOption("cache", cache, f"a list of names: [{cache!r}]")
     wanted = {name: _place(model, name) for name in cache if name != "embed"}
     with model.settled():
         images = as_images(model, images)
@@ -81,11 +112,11 @@ def run(model: ImageModel, images: Pictures, *, cache: Sequence[str] = ()) -> tu
 def patch(
     model: ImageModel, images: Pictures, source: Pictures, site_sets: Sequence[Sequence[Site]]
 ) -> Tensor:
-    """Logits [S, B, C] of `images` after each set of sites was overwritten with what the plain run
-    of `source` has there.
+    """Activation patching: logits [S, B, C] of `images`, for each of S sets of sites overwritten
+    with what the plain run of `source` (as many pictures) has there.
 
-    Sets are independent interventions and run together, from the first block that any of them
-    touches; nothing before it is computed twice.
+    Sets are independent interventions, [[Site, ...], ...], and run together from the first block
+    that any of them touches; nothing before it is computed twice.
 
     >>> import torch, seecause as sc
     >>> model = sc.load("builtin:critters-vit")
@@ -103,6 +134,8 @@ def _patch(
     model: VisionModel, images: Tensor, source: Tensor, site_sets: Sequence[Sequence[Site]]
 ) -> Tensor:
     layout = model.check(images)
+    if any(isinstance(sites, Site) for sites in site_sets):
+        raise BadOption("site_sets", site_sets, "a list of sets, each a list of sites: [[site]]")
     for site in (site for sites in site_sets for site in sites):
         _check(model, site, layout.tokens)
     if not site_sets:
@@ -156,29 +189,25 @@ def _patched(
 ) -> Tensor:
     sets, batch = len(site_sets), len(h)
 
-    def write(values: tuple[Tensor, ...], index: int, kind: Kind) -> tuple[Tensor, ...]:
-        mark = _mark(model, site_sets, index, kind, at.layout.tokens).to(h.device)
-        theirs = donor[index, kind]
-        if kind == "resid":
-            theirs = (_moved(theirs[0], _origin(site_sets, index, at.layout.tokens)),)
-        return tuple(
-            torch.where(mark, new, old.unflatten(0, (sets, batch))).flatten(0, 1)
-            for old, new in zip(values, theirs, strict=True)
-        )
+    def mark(step: Step, kind: Kind) -> Tensor:
+        return _mark(model, site_sets, step.index, kind, at.layout.tokens).to(h.device)
+
+    def put(mark: Tensor, new: Tensor, old: Tensor) -> Tensor:
+        return torch.where(mark, new, old.unflatten(0, (sets, batch))).flatten(0, 1)
 
     steps = walk(model, h.repeat(sets, 1, 1), at.copies(sets), start=first)
     for step in steps:
         if (step.index, "resid") in donor:
-            (step.h,) = write((step.h,), step.index, "resid")
-            mark = _mark(model, site_sets, step.index, "resid", at.layout.tokens)[:, 0, :, 0]
-            tokens = mark.to(h.device).repeat_interleave(batch, dim=0)  # [S * B, T]
-            origin = _origin(site_sets, step.index, at.layout.tokens)
+            here, origin = mark(step, "resid"), _origin(site_sets, step.index, at.layout.tokens)
+            step.h = put(here, _moved(donor[step.index, "resid"][0], origin), step.h)
             theirs = source_at.copies(sets) if origin is None else _facts(source_at, origin, batch)
+            tokens = here[:, 0, :, 0].repeat_interleave(batch, dim=0)  # [S * B, T]
             step.at = step.keys_at = step.at.where(tokens, theirs)
         if (step.index, "kv") in donor:
-            step.k, step.v = write((step.k, step.v), step.index, "kv")
+            here, (k, v) = mark(step, "kv"), donor[step.index, "kv"]
+            step.k, step.v = put(here, k, step.k), put(here, v, step.v)
         if (step.index, "heads") in donor:
-            (step.o,) = write((step.o,), step.index, "heads")
+            step.o = put(mark(step, "heads"), donor[step.index, "heads"][0], step.o)
     return model.readout(steps.h, at.layout).unflatten(0, (sets, batch))
 
 

@@ -29,23 +29,24 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from seecause._pictures import first_line
 from seecause.engine.attend import attend
 from seecause.engine.trace import Trace, record
 from seecause.engine.walk import walk
 from seecause.errors import ViewMismatch
 from seecause.models._settled import settles
 from seecause.models.base import ImageModel
-from seecause.models.staged_view import StagedModel
 from seecause.models.view import VisionModel
 
 if TYPE_CHECKING:
     from seecause.models.dense_view import DenseModel
+    from seecause.models.staged_view import StagedModel
 
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 2e-4, torch.bfloat16: 6e-2, torch.float16: 2e-2}
 FAR = 0.25  # of the probed changes of places: encoders mix them
@@ -67,13 +68,12 @@ def verify(model: ImageModel, *, seed: int = 0) -> list[Probe]:
     answer."""
     generator = torch.Generator().manual_seed(seed)
     images, near = random_images(model, generator), tolerance_of(model.dtype)
-    if isinstance(model, StagedModel):
-        return _verify_stages(model, images, near, generator)
     if not isinstance(model, VisionModel):
-        from seecause.models.dense_view import DenseModel
+        from seecause.models.staged_view import StagedModel
 
-        assert isinstance(model, DenseModel)
-        return _verify_rows(model, images, near, generator)
+        if isinstance(model, StagedModel):
+            return _verify_stages(model, images, near, generator)
+        return _verify_rows(cast("DenseModel", model), images, near, generator)
     try:
         return _verify_tokens(model, images, near, generator)
     except ViewMismatch as mismatch:
@@ -110,7 +110,12 @@ def random_images(model: ImageModel, generator: torch.Generator | None = None) -
 def _verify_tokens(
     model: VisionModel, images: Tensor, near: float, generator: torch.Generator
 ) -> list[Probe]:
-    tokens = model.embed(images[:1]).shape[1]
+    try:
+        tokens = model.embed(images[:1]).shape[1]
+    except RuntimeError as failure:
+        reason = f"it takes no pictures {list(images.shape)} ({first_line(failure)})"
+        remedy = "Give mean= and std= with one number for each channel, and the size= it takes"
+        raise ViewMismatch("locality", "the embedding", reason, remedy) from failure
     if tokens != model.layout.tokens:
         counted = f"{tokens} tokens, but the layout counts {model.layout.tokens}"
         raise ViewMismatch("locality", "the embedding", counted)

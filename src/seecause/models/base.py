@@ -20,12 +20,19 @@ from torch import Tensor, nn
 from seecause import __version__
 from seecause._files import digest
 from seecause._random import bits
-from seecause.errors import BadImage, BadOption, UnknownClass
-from seecause.models._settled import Watch, need_settled, settled, tensor_key, tensors_of
+from seecause.errors import BadImage, BadOption, NotDefined, UnknownClass
+from seecause.models._settled import (
+    Watch,
+    need_settled,
+    parts_of,
+    settled,
+    tensor_key,
+    tensors_of,
+)
 from seecause.models.inputs import Pictures, as_images
 from seecause.models.layout import TokenLayout
 from seecause.models.preprocess import Preprocess
-from seecause.models.rows import Aim
+from seecause.models.rows import Aim, whole_number
 
 _NUMBER = re.compile(r"-?\d+")
 # prompt: a vision-language model that is asked for classes
@@ -58,6 +65,15 @@ class ImageModel:
     # how its library builds the module, if `sc.load` did
     origin: dict[str, Any] = field(default_factory=dict)
     memo: dict[Any, Any] = field(default_factory=dict)  # caches, keyed by `state_key`
+    wrapped: tuple[nn.Module, ...] = ()  # all modules inside `module` when the view was made
+
+    def __post_init__(self) -> None:
+        self.wrapped = self.wrapped or self._submodules()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> ImageModel:
+        """Parts of a view are functions that hold modules, which a copy would go on to share."""
+        remedy = "Wrap a copy of its module: sc.wrap(copy.deepcopy(model.module), ...)"
+        raise NotDefined("a deep copy", f"the parts of {self.name} belong to its module", remedy)
 
     @property
     def aimed(self) -> bool:
@@ -113,10 +129,11 @@ class ImageModel:
     def check(self, images: Tensor) -> TokenLayout:
         """The layout for these images, or what is wrong with them, or with how they would run."""
         need_settled(self._modules(), self.device)
+        self._need_same_modules()
         if images.ndim != 4 or images.shape[1] != len(self.preprocess.mean):
             raise BadImage(
                 f"images of shape {list(images.shape)}",
-                "expected [B, 3, H, W], normalised",
+                f"expected [B, {len(self.preprocess.mean)}, H, W], normalised",
                 "use model.preprocess(picture), or sc.attribute, which takes pictures",
             )
         if len(images) == 0:
@@ -168,9 +185,10 @@ class ImageModel:
         if isinstance(name, str) and _NUMBER.fullmatch(name) and name not in self.classes:
             name = int(name)
         if not isinstance(name, str):
-            if not isinstance(name, SupportsIndex):
+            index = whole_number(name)
+            if index is None:
                 raise BadOption("class", name, "a name or a whole number")
-            if not 0 <= (index := operator.index(name)) < count:
+            if not 0 <= index < count:
                 raise UnknownClass(index, self.classes, count)
             return index
         folded = [c.casefold() for c in self.classes]
@@ -217,6 +235,19 @@ class ImageModel:
 
     def _modules(self) -> list[nn.Module]:
         return [self.module] if self.extra is None else [self.module, self.extra]
+
+    def _submodules(self) -> tuple[nn.Module, ...]:
+        return tuple(part for module in self._modules() for part in parts_of(module))
+
+    def _need_same_modules(self) -> None:
+        """Refuse a module in which one was replaced: the view would go on to run the old one."""
+        now = self._submodules()
+        if len(now) != len(self.wrapped) or not all(map(operator.is_, now, self.wrapped)):
+            raise NotDefined(
+                f"this view of {self.name}",
+                "a layer of the module was replaced, added or removed after it was wrapped",
+                "Wrap the module again: sc.wrap(module)",
+            )
 
     def _weights(self) -> list[Tensor]:
         """Everything that decides an answer: what is saved, and buffers that are not."""

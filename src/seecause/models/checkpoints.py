@@ -22,9 +22,11 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
-from seecause.errors import DataMissing, MissingWeights
+from seecause.errors import BadOption, DataMissing, MissingWeights
 
 log = logging.getLogger(__name__)
+# what callers name classes by; one text is the path of a file
+ClassNames = Sequence[str] | Mapping[int, str] | Mapping[str, int] | str | Path
 # where a file keeps its weights; averages first, as timm's own loader takes them
 AVERAGES = ("state_dict_ema", "model_ema", "ema_state_dict", "ema_model", "ema")
 PLACES = (*AVERAGES, "state_dict", "model_state_dict", "model", "net", "module", "weights")
@@ -212,6 +214,20 @@ def class_list(value: Any) -> tuple[str, ...]:
     if not isinstance(value, list | tuple) or not all(isinstance(name, str) for name in value):
         return ()
     return tuple(value)
+
+
+def class_names_of(classes: ClassNames | None) -> tuple[str, ...] | None:
+    """Names in the order of the outputs, from whatever a caller gives."""
+    if classes is None:
+        return None
+    if isinstance(classes, str | Path):
+        return read_class_names(classes)
+    given = classes if isinstance(classes, Mapping) else list(classes)
+    names = class_list(given)
+    if len(names) != len(given):
+        expected = "names in the order of the outputs, {index: name}, or a file of them"
+        raise BadOption("classes", classes, expected)
+    return names
 
 
 def read_class_names(path: str | Path) -> tuple[str, ...]:

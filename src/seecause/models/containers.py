@@ -1,7 +1,7 @@
 """What people put around a model, and the way back to the model in it.
 
-    peeled      `torch.compile`, `DataParallel`, DDP, PEFT, averages of weights
-    contents    a module of somebody's own that holds a model we know, alone (a Lightning module)
+    unwrapped   `torch.compile`, `DataParallel`, DDP, PEFT, averages of weights
+    container   a module of somebody's own that holds a model we know, alone (a Lightning module)
                 or below a head: `Wrapper(backbone, head)`
 Nothing is guessed: what holds a model is compared with what would be read instead (`loading.py`).
 """
@@ -16,16 +16,15 @@ from torch import Tensor, nn
 
 from seecause.errors import UnsupportedModel
 from seecause.models.hub import class_names
-from seecause.models.parts import ADAPTERS, Parts, find_parts
+from seecause.models.parts import ADAPTERS, Parts, find_parts, readable_pools
 from seecause.models.preprocess import from_timm
 from seecause.models.view import Kind
 
 DEPTH = 3  # how deep a model may lie in what holds it
-POOLS: tuple[Kind, ...] = ("cls", "mean", "cls+mean")  # that a head may be on
 SHARDED = ("FullyShardedDataParallel", "DeepSpeedEngine")
 
 
-def peeled(module: nn.Module) -> nn.Module:
+def unwrapped(module: nn.Module) -> nn.Module:
     """The module below everything that changes how it is run and not what it answers."""
     while True:
         inner = _below(module)
@@ -52,7 +51,7 @@ def _below(module: Any) -> nn.Module | None:
     return None
 
 
-def told_by(module: Any) -> tuple[nn.Module, dict[str, Any]]:
+def unwrap_timm(module: Any) -> tuple[nn.Module, dict[str, Any]]:
     """The timm model in transformers' `TimmWrapper...`, and what its config says about it; any
     other module as it is."""
     if not type(module).__name__.startswith("TimmWrapper"):
@@ -64,7 +63,7 @@ def told_by(module: Any) -> tuple[nn.Module, dict[str, Any]]:
 
 
 @dataclass(frozen=True, eq=False)
-class Contents:
+class Container:
     """A model we know inside of another module: where it is, and what lies beside it."""
 
     outer: nn.Module
@@ -82,7 +81,7 @@ class Contents:
             yield {}
         if tokens:
             own: list[Kind] = [parts.pool] if parts.pool else []
-            pools = [*own, *(kind for kind in POOLS if kind not in own)]
+            pools = [*own, *(kind for kind in readable_pools(parts) if kind not in own)]
         elif classifies:  # a convolutional network is read by its own classifier
             return
         for head in self._heads():
@@ -92,7 +91,7 @@ class Contents:
         """All that is beside the model, in its order; without what has no weights; the last."""
         every = [part for _, part in self.rest if callable(getattr(part, "forward", None))]
         learnt = [part for part in every if any(True for _ in part.parameters())]
-        pooler: Any = getattr(peeled(self.inner), "pooler", None)
+        pooler: Any = getattr(unwrapped(self.inner), "pooler", None)
         first = [pooler.dense, pooler.activation] if hasattr(pooler, "dense") else []
         tried: list[list[nn.Module]] = []
         for steps in (every, learnt, learnt[-1:], [*first, *every], [*first, *learnt]):
@@ -106,7 +105,7 @@ class Contents:
         head = f", head=module.{heads[-1]}, pool='cls'" if heads else ""
         return UnsupportedModel(
             type(self.outer).__name__,
-            f"{reason}; it holds a {type(peeled(self.inner)).__name__} at .{self.place}",
+            f"{reason}; it holds a {type(unwrapped(self.inner)).__name__} at .{self.place}",
             f"wrap that, and what turns its features into classes: sc.wrap(module.{self.place}"
             f"{head}), where head may be any module on pooled features",
         )
@@ -123,7 +122,7 @@ def is_known(module: nn.Module) -> bool:
     return type(module).__module__.split(".")[0] in ADAPTERS or hasattr(module, "view_parts")
 
 
-def contents(module: nn.Module) -> Contents | None:
+def container_of(module: nn.Module) -> Container | None:
     """The one model we know in `module`; None if there is none, an error if there are several."""
     inside = list(_models_in(module, "", DEPTH))
     if not inside:
@@ -136,12 +135,12 @@ def contents(module: nn.Module) -> Contents | None:
             f"wrap the one that answers, as in sc.wrap(module{'.' + inside[0][0]})",
         )
     ((place, inner, parts),) = inside
-    return Contents(module, place, inner, parts, tuple(_beside(module, place)))
+    return Container(module, place, inner, parts, tuple(_modules_beside(module, place)))
 
 
 def _models_in(module: nn.Module, path: str, depth: int) -> Iterator[tuple[str, nn.Module, Any]]:
     for name, child in module.named_children():
-        place, native = f"{path}{name}", told_by(peeled(child))[0]
+        place, native = f"{path}{name}", unwrap_timm(unwrapped(child))[0]
         if is_known(native):
             try:
                 parts = find_parts(native)
@@ -154,7 +153,7 @@ def _models_in(module: nn.Module, path: str, depth: int) -> Iterator[tuple[str, 
             yield from _models_in(child, f"{place}.", depth - 1)
 
 
-def _beside(module: nn.Module, place: str) -> Iterator[tuple[str, nn.Module]]:
+def _modules_beside(module: nn.Module, place: str) -> Iterator[tuple[str, nn.Module]]:
     """Modules that lie beside the path to `place`, in the order they were made."""
     path = place.split(".")
     for level in range(len(path)):

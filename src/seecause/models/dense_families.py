@@ -35,6 +35,7 @@ from torch import Tensor, nn
 from seecause.errors import BadOption, UnsupportedModel
 from seecause.models.heads import TextInput, as_inputs, require_text
 from seecause.models.hub import class_names
+from seecause.models.layout import pair
 from seecause.models.preprocess import Preprocess
 from seecause.models.readings import BoxReading, PixelReading, PromptReading, RowReading
 
@@ -261,8 +262,7 @@ def _dpt(module: Any) -> DenseParts:
         return _depth_anything(module)
     entries = tuple(index + 1 for index in config.backbone_out_indices)
     seam = Seam("dpt", ("hidden_states",), prefix=1, entries=entries)
-    size = (config.image_size, config.image_size)
-    return DenseParts(seam, DEPTH, ("depth",), size=size, fixed_size=True)
+    return DenseParts(seam, DEPTH, ("depth",), size=pair(config.image_size), fixed_size=True)
 
 
 def _depth_anything(module: Any) -> DenseParts:
@@ -300,8 +300,7 @@ def _log(mean: Tensor) -> Tensor:
 
 
 def _sam(module: Any) -> DenseParts:
-    side = module.config.vision_config.image_size
-    return _prompted(module, (side, side))
+    return _prompted(module, pair(module.config.vision_config.image_size))
 
 
 def _prompted(module: Any, size: tuple[int, int]) -> DenseParts:
@@ -312,8 +311,7 @@ def _prompted(module: Any, size: tuple[int, int]) -> DenseParts:
 
 
 def _sam2(module: Any) -> DenseParts:
-    sides = module.config.prompt_encoder_config.image_size
-    parts = _prompted(module, (sides, sides) if isinstance(sides, int) else tuple(sides))
+    parts = _prompted(module, pair(module.config.prompt_encoder_config.image_size))
     parts.seam = Seam("vision_encoder", ("fpn_hidden_states",))
     return parts
 

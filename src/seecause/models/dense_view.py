@@ -201,7 +201,7 @@ def assemble_dense(module: nn.Module, parts: DenseParts, options: WrapOptions) -
         if getattr(options, name) is not None:
             reads = f"None: {type(module).__name__} reads its own rows"
             raise BadOption(name, getattr(options, name), reads)
-    steps = options.steps(parts, type(module).__name__)
+    steps = options.preprocess_for(parts, type(module).__name__)
     model = DenseModel(
         module=module,
         name=options.name,

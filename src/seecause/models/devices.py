@@ -1,8 +1,9 @@
-"""Models whose weights lie on several devices: accelerate's `device_map`, or blocks moved by hand.
+"""Where a model computes: devices and dtypes by name, and models whose weights lie on several
+devices, by accelerate's `device_map` or moved by hand.
 
-Every part of such a view computes where its weights are and answers at home, the model's own
-device. So rows, keys, masks and caches are in one place, kernels run there, and no method has to
-know. The price: rows travel to each block that lies elsewhere, and back.
+Every part of a view of such a model computes where its weights are and answers at home, the model's
+own device. So rows, keys, masks and caches are in one place, kernels run there, and no method has
+to know. The price: rows travel to each block that lies elsewhere, and back.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from seecause.errors import UnsupportedModel
+from seecause.errors import BadOption, UnsupportedModel
 from seecause.models.block import Block, is_silent, same
 from seecause.models.view import Readout, VisionModel
 
@@ -25,6 +26,37 @@ _WITH_WEIGHTS = (
     *("norm", "project", "q_norm", "k_norm", "sub_norm", "out_gate", "mix", "branch", "feed"),
 )
 _WITH_PLACES = ("rotate", "additive", "behind", "lanes")  # of rows and of tokens
+
+
+def parse_device(device: str | torch.device | None) -> torch.device | None:
+    """A device that torch can use here, by name."""
+    if device is None:
+        return None
+    try:
+        return torch.empty(0, device=device).device
+    except (RuntimeError, AssertionError, NotImplementedError):
+        expected = "cpu, or cuda or cuda:N where torch can use such a GPU"
+        raise BadOption("device", str(device), expected) from None
+
+
+def parse_dtype(dtype: torch.dtype | str | None) -> torch.dtype | None:
+    """A floating-point dtype, by name."""
+    kind = getattr(torch, dtype, None) if isinstance(dtype, str) else dtype
+    if dtype is not None and not (isinstance(kind, torch.dtype) and kind.is_floating_point):
+        raise BadOption("dtype", dtype, "float32, bfloat16, float16 or float64")
+    return kind
+
+
+def device_of(module: nn.Module) -> torch.device:
+    """Where a module's first weight lies; refuses a module without weights."""
+    weight = next(module.parameters(), None)
+    if weight is None:
+        reason = "it has no parameters, so there is no model in it"
+        raise UnsupportedModel(type(module).__name__, reason)
+    if weight.is_meta:
+        reason = "its weights are not loaded: they are on the meta device"
+        raise UnsupportedModel(type(module).__name__, reason, "load them first")
+    return weight.device
 
 
 def lie_apart(module: nn.Module) -> bool:

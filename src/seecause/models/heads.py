@@ -20,6 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from seecause._pictures import first_line
 from seecause.errors import BadOption, UnsupportedModel
 
 
@@ -64,13 +65,15 @@ class UnitLinear(nn.Linear):
 
 def linear(matrix: Tensor) -> nn.Module:
     """A linear head without bias from its matrix [C, D]."""
+    if matrix.ndim != 2:
+        raise BadOption("head", f"tensor {list(matrix.shape)}", "a matrix [classes, width]")
     layer = nn.Linear(matrix.shape[1], matrix.shape[0], bias=False, dtype=matrix.dtype)
     with torch.no_grad():
         layer.weight.copy_(matrix)
     return layer.eval().requires_grad_(False)
 
 
-def beside(head: nn.Module, like: Tensor) -> nn.Module:
+def head_like(head: nn.Module, like: Tensor) -> nn.Module:
     """A head on the device and in the dtype of `like`: itself where it is so, else a copy, since
     it is the caller's."""
     tensors = [*head.parameters(), *head.buffers()]
@@ -79,6 +82,15 @@ def beside(head: nn.Module, like: Tensor) -> nn.Module:
     if placed and all(tensor.dtype == like.dtype for tensor in floating):
         return head
     return copy.deepcopy(head).to(like.device, like.dtype)
+
+
+def read_features(head: nn.Module, features: Tensor) -> Tensor:
+    """Logits of a head that was given; one that does not fit is named."""
+    try:
+        return head(features)
+    except RuntimeError as failure:
+        expected = f"one that takes features {list(features.shape)} ({first_line(failure)})"
+        raise BadOption("head", type(head).__name__, expected) from failure
 
 
 TEMPLATES = ("a photo of a {}.",)

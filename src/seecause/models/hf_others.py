@@ -26,8 +26,8 @@ from seecause.engine.walk import walk
 from seecause.errors import BadOption, UnsupportedModel
 from seecause.models.block import Block, chain, same
 from seecause.models.hf_view import blocks_of
-from seecause.models.hub import class_names
-from seecause.models.layout import At, TokenLayout
+from seecause.models.hub import class_names, is_multi_label
+from seecause.models.layout import At, TokenLayout, pair
 from seecause.models.parts import Parts
 from seecause.models.preprocess import Preprocess
 from seecause.models.readings import BoxReading, corners_of
@@ -48,7 +48,7 @@ def _sound(module: Any) -> Parts:
         patches = tokens[:, 2:].unflatten(1, (bands, times)).transpose(1, 2).flatten(1, 2)
         return torch.cat([tokens[:, :2], patches], dim=1)
 
-    def prepares(steps: Preprocess) -> Preprocess:
+    def need_spectrogram(steps: Preprocess) -> Preprocess:
         if not isinstance(steps, Spectrogram):
             raise BadOption("preprocess", steps, "a Spectrogram: this model listens to sound")
         return steps
@@ -66,13 +66,13 @@ def _sound(module: Any) -> Parts:
         native_tokens=lambda sounds: ordered(tower(sounds[:, 0]).last_hidden_state),
         native_order=ordered,
         preprocess=Spectrogram.of_extractor({"max_length": size[0], "num_mel_bins": size[1]}),
-        prepares=prepares,
+        adapt_preprocess=need_spectrogram,
         pool="cls+dist",
         after_pool=averaged,
         head=chain(averaged, module.classifier),
         native_logits=lambda sounds: module(sounds[:, 0]).logits,
         classes=class_names(config),
-        sigmoid=config.problem_type == "multi_label_classification",
+        sigmoid=is_multi_label(config),
         size=size,
     )
 
@@ -85,10 +85,7 @@ def _film(module: Any) -> Parts:
             "it reads its first tubelet alone (use_mean_pooling=False)",
             "use one that averages its tubelets",
         )
-    (high, wide), (down, across) = (
-        (side, side) if isinstance(side, int) else tuple(side)
-        for side in (config.image_size, config.patch_size)
-    )
+    (high, wide), (down, across) = pair(config.image_size), pair(config.patch_size)
     times = config.num_frames // config.tubelet_size
     as_film = partial(
         Film.of_frame, high=high, frames=config.num_frames, tubelet=config.tubelet_size
@@ -106,13 +103,13 @@ def _film(module: Any) -> Parts:
         norm=same,
         patch=(down, across),
         native_tokens=lambda strips: tower(film.unfolded(strips)).last_hidden_state,
-        prepares=as_film,
+        adapt_preprocess=as_film,
         pool="mean",
         after_pool=module.fc_norm,
         head=chain(module.fc_norm, module.classifier),
         native_logits=lambda strips: module(film.unfolded(strips)).logits,
         classes=class_names(config),
-        sigmoid=config.problem_type == "multi_label_classification",
+        sigmoid=is_multi_label(config),
         size=size,
     )
 

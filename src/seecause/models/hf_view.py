@@ -40,10 +40,10 @@ from seecause.models.block import (
     silent,
     times,
 )
-from seecause.models.containers import peeled
+from seecause.models.containers import unwrapped
 from seecause.models.heads import TextHead, TextInput, as_inputs, require_text, text_matrix
-from seecause.models.hub import class_names
-from seecause.models.layout import At, TokenLayout
+from seecause.models.hub import class_names, is_multi_label
+from seecause.models.layout import At, TokenLayout, pair
 from seecause.models.parts import Parts
 from seecause.models.view import Kind, LatentPool
 
@@ -94,7 +94,7 @@ def _native_table(owner: Any, *names: str) -> Table | None:
 
 
 def _block(native: Any, name: str, rotate: Rotate | None, shared_bias: Table | None) -> Block:
-    native = peeled(native)  # blocks may be compiled one by one
+    native = unwrapped(native)  # blocks may be compiled one by one
     outer = first(native, "attention", "self_attn")
     attention = getattr(outer, "attention", outer)  # some keep the output projection outside
     shared: dict[str, Any] = {
@@ -151,8 +151,7 @@ def _rotate(rope: Any, x: Tensor, at: At) -> Tensor:
     from transformers.models.dinov3_vit.modeling_dinov3_vit import rotate_half
 
     if "rope" not in at.memo:
-        patch = rope.config.patch_size
-        high, wide = (patch, patch) if isinstance(patch, int) else patch
+        high, wide = pair(rope.config.patch_size)
         rows, columns = at.layout.grid
         cos, sin = rope(x.new_empty(1, 0, rows * high, columns * wide))  # [N, dh], by that shape
         still = cos.new_zeros(at.layout.prefix, cos.shape[-1])
@@ -224,6 +223,7 @@ READINGS = {
     "Siglip2Model": Reading("latent", zero_shot=True),
     "Siglip2ForImageClassification": Reading("mean", CLASSIFIER),
 }
+CLASSES = tuple(READINGS)
 _SPEAKS = (
     "it is a vision-language model; sc.lvlm.classifier (`seecause heads ... --classify name_ll`)"
     " asks it for classes"
@@ -235,14 +235,14 @@ REFUSED = {  # beginnings of class names, and why
 }
 
 
-def find(module: Any, *, text: TextInput | None = None) -> Parts:
-    """The parts of a transformers vision model."""
-    reading = _reading(module)
+def find(module: Any, kind: str, *, text: TextInput | None = None) -> Parts:
+    """The parts of a transformers vision model, of its class `kind` or of one derived from it."""
+    reading = _reading(kind)
     tower = tower_of(module)
-    patch = _pair(tower.config.patch_size)
+    patch = pair(tower.config.patch_size)
     packed = hasattr(tower.config, "num_patches")  # SigLIP 2 NaFlex
     side = math.isqrt(tower.config.num_patches) if packed else 0
-    size = (side * patch[0], side * patch[1]) if packed else _pair(tower.config.image_size)
+    size = (side * patch[0], side * patch[1]) if packed else pair(tower.config.image_size)
     norm = (
         chain(
             first(tower, "layernorm", "norm", "post_layernorm"),
@@ -282,7 +282,7 @@ def find(module: Any, *, text: TextInput | None = None) -> Parts:
         ),
         native_logits=lambda images: module(return_dict=True, **enter(images)).logits,
         classes=class_names(module.config) if reading.heads else (),
-        sigmoid=getattr(module.config, "problem_type", None) == "multi_label_classification",
+        sigmoid=is_multi_label(module.config),
         fixed_size=not (
             hasattr(tower, "rope_embeddings") or _interpolates(tower.config, patch, size)
         ),
@@ -295,16 +295,14 @@ def find(module: Any, *, text: TextInput | None = None) -> Parts:
     return parts
 
 
-def _reading(module: Any) -> Reading:
-    for cls in type(module).__mro__:
-        if cls.__name__ in READINGS:
-            return READINGS[cls.__name__]
-    name = type(module).__name__
-    reason = next(
-        (why for start, why in REFUSED.items() if name.startswith(start)), "no adapter knows it"
-    )
+def _reading(kind: str) -> Reading:
+    if kind in READINGS:
+        return READINGS[kind]
+    reasons = [why for start, why in REFUSED.items() if kind.startswith(start)]
     raise UnsupportedModel(
-        f"transformers {name}", reason, f"classes that work: {', '.join(READINGS)}"
+        f"transformers {kind}",
+        reasons[0] if reasons else "no adapter knows it",
+        f"classes that work: {', '.join(READINGS)}",
     )
 
 
@@ -393,7 +391,3 @@ def _tokens(text: TextInput, prompts: list[str], length: int) -> Any:
             prompts, padding="max_length", max_length=length, truncation=True, return_tensors="pt"
         )
     return text.tokenize(prompts)
-
-
-def _pair(value: int | Sequence[int]) -> tuple[int, int]:
-    return (value, value) if isinstance(value, int) else (value[0], value[1])

@@ -120,6 +120,11 @@ def class_names(config: Any) -> tuple[str, ...]:
     return () if names == tuple(f"LABEL_{i}" for i in range(len(names))) else names
 
 
+def is_multi_label(config: Any) -> bool:
+    """Whether a config of transformers says that classes answer independently."""
+    return getattr(config, "problem_type", None) == "multi_label_classification"
+
+
 @contextmanager
 def usable(path: Path) -> Iterator[None]:
     """What other libraries raise on a card or config that is damaged or means nothing, as one error

@@ -17,6 +17,11 @@ def span(tokens: Sequence[int]) -> slice | list[int]:
     return slice(start, stop) if list(tokens) == list(range(start, stop)) else list(tokens)
 
 
+def pair(side: int | Sequence[int]) -> tuple[int, int]:
+    """Height and width as configs of transformers write them: one number is both."""
+    return (side, side) if isinstance(side, int) else (side[0], side[1])
+
+
 def pixel_cells(pixels: int, cells: int, device: torch.device | str = "cpu") -> Tensor:
     """Which of so many cells each pixel of a side lies in, [pixels]."""
     return torch.arange(pixels, device=device) * cells // pixels

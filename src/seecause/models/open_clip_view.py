@@ -16,19 +16,19 @@ from seecause.errors import UnsupportedModel
 from seecause.models import timm_view
 from seecause.models.block import Block, Constant, Fn, chain, packed, same, silent
 from seecause.models.heads import TextHead, TextInput, as_inputs, require_text, text_matrix
-from seecause.models.layout import TokenLayout
+from seecause.models.layout import TokenLayout, pair
 from seecause.models.parts import Parts
 from seecause.models.preprocess import Preprocess
 from seecause.models.view import Kind
 
 DUAL = ("CLIP", "CustomTextCLIP")
 TOWERS = ("VisionTransformer", "TimmModel")
+CLASSES = (*DUAL, *TOWERS)
 POOLS: dict[str, Kind] = {"tok": "cls", "avg": "mean"}
 
 
-def find(module: Any, *, text: TextInput | None = None) -> Parts:
+def find(module: Any, kind: str, *, text: TextInput | None = None) -> Parts:
     """The parts of an open_clip model or visual tower."""
-    kind = type(module).__name__
     visual = module.visual if kind in DUAL else module
     tower = type(visual).__name__
     if tower not in TOWERS:
@@ -88,7 +88,10 @@ def _timm(visual: Any) -> tuple[Parts, Fn]:
     """A timm tower (SigLIP, EVA): timm's view of the trunk, then open_clip's projection."""
     trunk = visual.trunk
     parts = replace(
-        timm_view.find(trunk), head=None, native_logits=None, preprocess=_preprocess(visual)
+        timm_view.find(trunk, type(trunk).__name__),
+        head=None,
+        native_logits=None,
+        preprocess=_preprocess(visual),
     )
     steps = [
         step
@@ -153,9 +156,8 @@ def _preprocess(visual: Any) -> Preprocess | None:
     config = getattr(visual, "preprocess_cfg", None)
     if not config or config.get("resize_mode") == "longest":  # which pads: no place in our frame
         return None
-    size = config["size"]
     return Preprocess(
-        size=(size, size) if isinstance(size, int) else tuple(size),
+        size=pair(config["size"]),
         mean=tuple(config["mean"]),
         std=tuple(config["std"]),
         squash=config.get("resize_mode") == "squash",

@@ -20,7 +20,14 @@ from torch import Tensor, nn
 from seecause._plugins import plugins, warn_of_plugin
 from seecause.errors import BadOption, SeecauseError, UnsupportedModel
 from seecause.models.block import Block, Fn, chain, same
-from seecause.models.heads import Similarity, TextHead, TextInput, beside, linear
+from seecause.models.heads import (
+    Similarity,
+    TextHead,
+    TextInput,
+    head_like,
+    linear,
+    read_features,
+)
 from seecause.models.layout import TokenLayout
 from seecause.models.preprocess import Preprocess, complete
 from seecause.models.view import Kind, LatentPool, Readout, VisionModel
@@ -68,7 +75,7 @@ class Parts:
     facts: Callable[[Tensor], Tensor] | None = None  # what blocks may know (block.py)
     native_order: Fn = same  # native sequences [B, T, D] -> in the layout's order
     # what is known of the preprocessing -> all of it, where inputs are no pictures (signals.py)
-    prepares: Callable[[Preprocess], Preprocess] = lambda steps: steps
+    adapt_preprocess: Callable[[Preprocess], Preprocess] = lambda steps: steps
     view: type[VisionModel] = VisionModel
 
 
@@ -91,10 +98,13 @@ class WrapOptions:
         """The same with what is `stated` elsewhere, where the caller says nothing."""
         return replace(self, **{n: v for n, v in stated.items() if getattr(self, n) is None})
 
-    def steps(self, parts: Parts | StagedParts | DenseParts, of: str) -> Preprocess:
+    def preprocess_for(self, parts: Parts | StagedParts | DenseParts, of: str) -> Preprocess:
         """The whole preprocessing; what nobody tells is asked for."""
         known, size = self.preprocess or parts.preprocess, self.size
         if parts.fixed_size and parts.size is not None:
+            if size is not None and tuple(size) != parts.size:
+                built = f"{parts.size[0]} x {parts.size[1]}, which {of} is built for"
+                raise BadOption("size", tuple(size), built)
             size = parts.size
         elif known is None:
             size = size or parts.size
@@ -158,22 +168,47 @@ def _find_in_plugins(module: nn.Module) -> Parts | StagedParts | DenseParts | No
 def _find(
     module: nn.Module, library: str, kind: str, text: TextInput | None
 ) -> Parts | StagedParts | DenseParts:
+    """Of an instance of a library's class `kind`: a vision transformer by the library's adapter,
+    which also says why any other class is refused."""
+    adapter = importlib.import_module(ADAPTERS[library])
+    names = (cls.__name__ for cls in type(module).__mro__)
+    kind = next((name for name in names if name in adapter.CLASSES), kind)
+    if kind not in adapter.CLASSES:
+        parts = _find_other(module, library, kind, text)
+        if parts is not None:
+            return parts
+    options = {"text": text} if library in WITH_TEXT else {}
+    return adapter.find(module, kind, **options)
+
+
+def _find_other(
+    module: nn.Module, library: str, kind: str, text: TextInput | None
+) -> Parts | StagedParts | DenseParts | None:
+    """Of a network of stages, or a model of sound, film, boxes or pixels."""
     from seecause.models import staged_families
 
     staged = staged_families.find(module, library, kind)
-    if staged is not None:
+    if staged is not None or library != "transformers":
         return staged
-    if library == "transformers":
-        from seecause.models import hf_others
-        from seecause.models.dense_families import dense_parts
+    from seecause.models import hf_others
+    from seecause.models.dense_families import dense_parts
 
-        if kind in hf_others.CLASSES:
-            return hf_others.CLASSES[kind](module)
-        rows = dense_parts(module, text)
-        if rows is not None:
-            return rows
-    adapter = importlib.import_module(ADAPTERS[library])
-    return adapter.find(module, text=text) if library in WITH_TEXT else adapter.find(module)
+    if kind in hf_others.CLASSES:
+        return hf_others.CLASSES[kind](module)
+    return dense_parts(module, text)
+
+
+def readable_pools(parts: Parts) -> list[Kind]:
+    """How the tokens of a backbone can be pooled."""
+    layout = parts.layout_at(*(parts.size or parts.patch))
+    present: dict[Kind, bool] = {
+        "cls": layout.class_index is not None,
+        "cls+dist": layout.distill_index is not None,
+        "mean": True,
+        "cls+mean": layout.class_index is not None,
+        "latent": parts.latent is not None,
+    }
+    return [kind for kind, there in present.items() if there]
 
 
 def _checked_pool(module: nn.Module, parts: Parts, options: WrapOptions) -> Kind:
@@ -186,10 +221,10 @@ def _checked_pool(module: nn.Module, parts: Parts, options: WrapOptions) -> Kind
             "pass head= (a matrix [classes, width], a module, or sc.Similarity(images))",
         )
     kind = pool or parts.pool
-    if kind is None:
-        raise BadOption(
-            "pool", pool, "cls, mean or cls+mean: this backbone does not say how it is read"
-        )
+    readable = readable_pools(parts)
+    if kind not in readable:
+        how = f"how {type(module).__name__} can be read: {', '.join(readable)}"
+        raise BadOption("pool", kind, how)
     if pool is not None and head is None and pool != parts.pool:
         raise BadOption(
             "pool",
@@ -219,7 +254,7 @@ class _Native:
 
     def __call__(self, images: Tensor) -> Tensor:
         if self.head is not None:
-            return self.head(self.pooled(images))
+            return read_features(self.head, self.pooled(images))
         if self.parts.native_logits is not None:
             return self.parts.native_logits(images)
         return self.tokens(images, self.readout.head)
@@ -227,6 +262,7 @@ class _Native:
 
 def assemble(module: nn.Module, parts: Parts, options: WrapOptions) -> VisionModel:
     """A view from what the adapter found and what the caller adds."""
+    steps = parts.adapt_preprocess(options.preprocess_for(parts, type(module).__name__))
     kind, like = _checked_pool(module, parts, options), next(module.parameters())
     head, sigmoid = options.head, options.sigmoid
     readout = Readout(
@@ -244,7 +280,7 @@ def assemble(module: nn.Module, parts: Parts, options: WrapOptions) -> VisionMod
         head = head.head(lambda images: native.pooled(images.to(like.device, like.dtype)))
     extra = parts.extra
     if head is not None:
-        extra = head = beside(head, like)
+        extra = head = head_like(head, like)
         native.head, readout.head = head, chain(parts.after_pool, head)
     elif extra is not None:
         extra.to(like.device, like.dtype).eval()
@@ -256,7 +292,7 @@ def assemble(module: nn.Module, parts: Parts, options: WrapOptions) -> VisionMod
         layout_at=parts.layout_at,
         blocks=parts.blocks,
         readout=readout,
-        preprocess=parts.prepares(options.steps(parts, type(module).__name__)),
+        preprocess=steps,
         patch=parts.patch,
         native=native,
         classes=options.class_names(parts),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, SupportsIndex
 
 import numpy as np
 import torch
@@ -13,7 +13,7 @@ from PIL import Image
 from torch import Tensor
 
 from seecause._pictures import as_picture
-from seecause.errors import BadOption
+from seecause.errors import BadImage, BadOption
 from seecause.types import wide
 
 
@@ -103,10 +103,10 @@ class Preprocess:
         return self(image)[0]
 
     def pixels(self, image: Any) -> Tensor:
-        """The part of the picture the model sees, raw: [3, H, W] in [0, 1]."""
+        """The part of the picture the model sees, raw: [3, H, W] in [0, 1], or grey, [1, H, W]."""
         whole = as_picture(image)
-        seen = torch.from_numpy(np.asarray(self.picture(whole)).copy())  # [H, W, 3] uint8
-        raw = seen.permute(2, 0, 1).float() / 255
+        seen = np.asarray(self.picture(whole).convert(self._mode())).copy()  # [H, W(, 3)] uint8
+        raw = torch.from_numpy(seen).view(*self.size, -1).permute(2, 0, 1).float() / 255
         if self.pad:
             high, wide, *_ = self._frame(whole.height, whole.width)
             mean, _ = self._stats(raw)
@@ -125,11 +125,19 @@ class Preprocess:
 
     def shown(self, images: Tensor) -> Tensor:
         """Normalised [B, C, H, W] -> what people look at, [B, 3, H, W] in [0, 1], on the CPU."""
-        return wide(self.raw(images)).clamp(0, 1).cpu()
+        seen = wide(self.raw(images)).clamp(0, 1).cpu()
+        return seen.expand(-1, 3, -1, -1) if len(self.mean) == 1 else seen
 
     def drawn(self, values: Tensor, axis: int) -> Tensor:
         """Values whose rows are `axis`, columns behind it, turned as people look at them."""
         return values
+
+    def _mode(self) -> str:
+        """What Pillow calls pictures of as many channels as `mean` has."""
+        if len(self.mean) not in (1, 3):
+            channels = f"this model takes {len(self.mean)} channels"
+            raise BadImage("a picture", channels, "give a tensor [B, channels, H, W], normalised")
+        return "L" if len(self.mean) == 1 else "RGB"
 
     def _stats(self, like: Tensor) -> tuple[Tensor, Tensor]:
         mean, std = (
@@ -193,6 +201,32 @@ def complete(
     return replace(base, size=size, mean=tuple(mean), std=tuple(std))
 
 
+def height_and_width(size: Sequence[int] | SupportsIndex | None) -> tuple[int, int] | None:
+    """Height and width; one number is both."""
+    if size is None:
+        return None
+    sides = tuple(size) if isinstance(size, Sequence) else (size, size)
+    if len(sides) != 2 or not all(isinstance(side, SupportsIndex) for side in sides):
+        raise BadOption("size", size, "a number of pixels, or (height, width)")
+    return int(sides[0]), int(sides[1])
+
+
+def from_record(record: Mapping[str, Any]) -> Preprocess:
+    """What `Preprocess.record` wrote, to describe and draw results. Of a bag's blank a record has
+    the digest only: zeros stand for it, so bags are not prepared by this."""
+    kind = record.get("kind", Preprocess.kind)
+    if kind == Preprocess.kind:
+        return Preprocess(**record)
+    if kind == "bag":
+        from seecause.models.bags import BagSteps
+
+        return BagSteps.of_width(record["features"])
+    from seecause.models.signals import Film, Spectrogram
+
+    fields = {name: value for name, value in record.items() if name != "kind"}
+    return {signal.kind: signal for signal in (Film, Spectrogram)}[kind](**fields)
+
+
 def from_timm(config: dict[str, Any]) -> Preprocess:
     """A timm data config (`timm.data.resolve_model_data_config`)."""
     _, height, width = config["input_size"]
@@ -206,6 +240,10 @@ def from_timm(config: dict[str, Any]) -> Preprocess:
     )
 
 
+# classes of transformers to which a size of one number is the short side
+SHORT_SIDE = ("CLIP", "Bit", "Siglip", "ConvNext", "VideoMAE")
+
+
 def preprocess_from_processor(config: dict[str, Any]) -> Preprocess:
     """The config of a transformers image processor (`preprocessor_config.json`).
 
@@ -213,6 +251,7 @@ def preprocess_from_processor(config: dict[str, Any]) -> Preprocess:
     side is given, the centre is cut here. NaFlex (SigLIP 2) fills a number of patches whatever a
     picture's shape is; here the largest square of so many is taken, unless another size is given.
     """
+    kind = _processor_class(config)
     cuts = bool(config.get("do_center_crop"))
     if "max_num_patches" in config:
         square = math.isqrt(config["max_num_patches"]) * config["patch_size"]
@@ -220,6 +259,16 @@ def preprocess_from_processor(config: dict[str, Any]) -> Preprocess:
     resized = config["size"]
     scaled = _sides(resized)
     final = _sides(config["crop_size"]) if cuts else scaled
+    if isinstance(resized, dict):
+        squash = "height" in resized
+    else:  # one number is both sides, or the short one
+        squash = not kind.startswith(SHORT_SIDE) if kind else not cuts
+    if squash and final[0] * scaled[1] != final[1] * scaled[0]:
+        raise BadOption("crop_size", config["crop_size"], f"as high and as wide a part of {scaled}")
+    crop = final[0] / scaled[0]
+    if kind.startswith("ConvNext"):  # cuts small pictures without being told to
+        squash = scaled[0] >= 384
+        crop *= 1.0 if squash else config.get("crop_pct") or 0.875
     factor = config.get("rescale_factor", 1 / 255) if config.get("do_rescale", True) else 1 / 255
     if abs(factor * 255 - 1) > 1e-3:
         raise BadOption("rescale_factor", factor, "1/255: raw pixels are in [0, 1] here")
@@ -229,11 +278,16 @@ def preprocess_from_processor(config: dict[str, Any]) -> Preprocess:
         size=final,
         mean=tuple(config["image_mean"]) if normalises else (0.0, 0.0, 0.0),
         std=tuple(config["image_std"]) if normalises else (1.0, 1.0, 1.0),
-        crop=final[0] / scaled[0],
-        squash=not pads and ("height" in resized if isinstance(resized, dict) else not cuts),
+        crop=crop,
+        squash=squash and not pads,
         pad=pads,
         filter=Image.Resampling(config.get("resample", Image.Resampling.BILINEAR)).name.lower(),
     )
+
+
+def _processor_class(config: dict[str, Any]) -> str:
+    """The class of transformers that a config is for, as far as it tells."""
+    return str(config.get("image_processor_type") or config.get("feature_extractor_type") or "")
 
 
 def one_frame(config: dict[str, Any]) -> dict[str, Any]:

@@ -92,9 +92,6 @@ class Spectrogram(Preprocess):
             return value
         return torch.as_tensor(array).reshape(-1, 1, *self.size)
 
-    def shown(self, images: Tensor) -> Tensor:
-        return super().shown(images).expand(-1, 3, -1, -1)
-
     def drawn(self, values: Tensor, axis: int) -> Tensor:
         """Time to the right, frequency upwards."""
         return values.transpose(axis, axis + 1).flip(axis)
@@ -299,15 +296,3 @@ def _is_frame(value: Any) -> bool:
 
 
 FILMS = frozenset({".gif", ".webp", ".npy"})
-KINDS: dict[str, type[Preprocess]] = {kind.kind: kind for kind in (Preprocess, Spectrogram, Film)}
-
-
-def from_record(record: Mapping[str, Any]) -> Preprocess:
-    """What `Preprocess.record` wrote, to describe and draw results. Of a bag's blank a record has
-    the digest only: zeros stand for it, so bags are not prepared by this."""
-    if record.get("kind") == "bag":
-        from seecause.models.bags import BagSteps
-
-        return BagSteps.of_width(record["features"])
-    rest = {name: value for name, value in record.items() if name != "kind"}
-    return KINDS[record.get("kind", Preprocess.kind)](**rest)

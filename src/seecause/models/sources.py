@@ -10,18 +10,24 @@ from __future__ import annotations
 import importlib
 from collections.abc import Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from seecause.errors import BadOption, MissingExtra, MissingWeights, NoClassifier, UnknownName
+from seecause.errors import (
+    BadOption,
+    MissingExtra,
+    MissingWeights,
+    NoClassifier,
+    UnknownName,
+    UnsupportedModel,
+)
 from seecause.models.checkpoints import Checkpoint, fill, read_checkpoint, read_weights
 from seecause.models.hub import fetched, pretrained, pretrained_model, read_card, usable
 from seecause.models.preprocess import Preprocess, one_frame, preprocess_from_processor
-from seecause.models.signals import Spectrogram
 
 ADAPTER = "adapter_config.json"  # of PEFT
 # modules of timm whose models take pictures of any size
@@ -261,16 +267,22 @@ def _processor(
         except MissingWeights:
             return {"size": size}
     if config.get("feature_extractor_type") == "ASTFeatureExtractor":
-        return {"preprocess": Spectrogram.of_extractor(config)}
+        from seecause.models.signals import Spectrogram
+
+        return {"preprocess": Spectrogram.of_extractor(config), "size": size}
     steps = preprocess_from_processor({**config, **(one_frame(config) if framed else {})})
-    return {"preprocess": replace(steps, size=size or steps.size)}
+    return {"preprocess": steps, "size": size}
 
 
 def _torchvision(name: str, weights: str | Path | None, size: tuple[int, int] | None) -> Source:
     from torchvision import models
 
-    if name not in models.list_models():
-        raise UnknownName("torchvision model", name, models.list_models())
+    known = models.list_models(module=models)
+    if name not in known and name in models.list_models():  # of detection, segmentation, video ...
+        reason, remedy = "it is no classifier of pictures", "name one: vit_b_16, resnet50, swin_t"
+        raise UnsupportedModel(f"torchvision {name}", reason, remedy)
+    if name not in known:
+        raise UnknownName("torchvision model", name, known)
     default: Any = getattr(models.get_model_weights(name), "DEFAULT")  # noqa: B009  an enum's own
     options: dict[str, Any] = {}
     checkpoint = _checkpoint(weights)
@@ -296,7 +308,11 @@ def _torchvision(name: str, weights: str | Path | None, size: tuple[int, int] | 
     steps = default.transforms()
     side = steps.crop_size[0]
     frame = Preprocess(
-        size or (side, side), steps.mean, steps.std, side / steps.resize_size[0], filter="bilinear"
+        size or (side, side),
+        steps.mean,
+        steps.std,
+        side / steps.resize_size[0],
+        filter=steps.interpolation.value,
     )
     wrap_options = {"preprocess": frame, "classes": tuple(names)}
     origin = {"library": "torchvision", "name": name, "options": options}

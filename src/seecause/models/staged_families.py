@@ -27,7 +27,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from seecause.models.block import Fn, chain, same
-from seecause.models.hub import class_names
+from seecause.models.hub import class_names, is_multi_label
+from seecause.models.layout import pair
 from seecause.models.preprocess import from_timm
 from seecause.models.staged_view import Stage, StagedParts
 
@@ -69,9 +70,9 @@ def _find_hf(module: Any, kind: str) -> StagedParts:
         classifies=_classifies(module.classifier),
         native=lambda images: module(images, return_dict=True).logits,
         classes=class_names(config),
-        sigmoid=getattr(config, "problem_type", None) == "multi_label_classification",
+        sigmoid=is_multi_label(config),
         fixed_size=fixed,
-        size=(size, size) if isinstance(size, int) else None if size is None else tuple(size),
+        size=None if size is None else pair(size),
     )
 
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import ClassVar
 
 import torch
@@ -23,7 +24,7 @@ from torch import Tensor, nn
 from seecause.errors import BadOption, UnknownName, UnsupportedModel
 from seecause.models.base import Architecture, ImageModel
 from seecause.models.block import Fn, chain, same
-from seecause.models.heads import Similarity, beside, linear
+from seecause.models.heads import Similarity, head_like, linear, read_features
 from seecause.models.layout import TokenLayout
 from seecause.models.parts import WrapOptions
 from seecause.models.preprocess import Preprocess
@@ -176,8 +177,8 @@ def assemble_staged(module: nn.Module, parts: StagedParts, options: WrapOptions)
         raise BadOption("head", "Similarity", f"a matrix or a module, which {kind} can end in")
     added = linear(head) if isinstance(head, Tensor) else head
     if added is not None:
-        added = beside(added, next(module.parameters()))
-    steps = options.steps(parts, kind)
+        added = head_like(added, next(module.parameters()))
+    steps = options.preprocess_for(parts, kind)
     cell = _cell(module, parts, (len(steps.mean), *steps.size))
     return StagedModel(
         module=module,
@@ -191,7 +192,7 @@ def assemble_staged(module: nn.Module, parts: StagedParts, options: WrapOptions)
             grid=(height // cell[0], width // cell[1]), prefix=0
         ),
         patch=cell,
-        native=parts.native if added is None else chain(parts.native, added),
+        native=chain(parts.native, *([] if added is None else [partial(read_features, added)])),
         classes=options.class_names(parts),
         sigmoid=parts.sigmoid if options.sigmoid is None else options.sigmoid,
         fixed_size=parts.fixed_size,

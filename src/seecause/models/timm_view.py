@@ -24,14 +24,13 @@ from seecause.models.block import (
     silent,
     times,
 )
-from seecause.models.containers import peeled
+from seecause.models.containers import unwrapped
 from seecause.models.layout import At, TokenLayout
 from seecause.models.parts import Parts
 from seecause.models.preprocess import from_timm
-from seecause.models.staged_families import CONVOLUTIONAL, TRANSFORMING
 from seecause.models.view import Kind, LatentPool
 
-FAMILIES = ("VisionTransformer", "VisionTransformerDistilled", "Eva", "Beit")
+CLASSES = ("VisionTransformer", "VisionTransformerDistilled", "Eva", "Beit")
 REFUSED = {  # classes that people ask for, and why not
     "Cait": "its heads are mixed with each other before and after the softmax",
     "ConvMixer": "it has no attention",
@@ -50,16 +49,14 @@ REFUSED = {  # classes that people ask for, and why not
 ATTENTIONS = ("Attention", "AttentionRope", "EvaAttention")
 
 
-def find(module: Any, *, kind: str | None = None) -> Parts:
-    """The parts of a timm vision transformer; a class derived from one says which `kind` it is."""
-    kind = kind or type(module).__name__
-    if kind not in FAMILIES:
-        raise UnsupportedModel(
-            f"timm {kind}",
-            REFUSED.get(kind, "no view of this class is written"),
-            "classes of timm that are read: "
-            + ", ".join((*FAMILIES, *CONVOLUTIONAL, *TRANSFORMING)),
-        )
+def find(module: Any, kind: str) -> Parts:
+    """The parts of a timm vision transformer, of timm's class `kind` or of one derived from it."""
+    if kind not in CLASSES:
+        from seecause.models.staged_families import CONVOLUTIONAL, TRANSFORMING
+
+        known = ", ".join((*CLASSES, *CONVOLUTIONAL, *TRANSFORMING))
+        reason = REFUSED.get(kind, "no view of this class is written")
+        raise UnsupportedModel(f"timm {kind}", reason, f"classes of timm that are read: {known}")
     rope = getattr(module, "rope", None)
     shared = getattr(module, "rel_pos_bias", None)  # Beit's, of all blocks
     shared_bias = None if shared is None else lambda layout: shared()[None]
@@ -132,7 +129,7 @@ def _block(
     rotate: Callable[[Tensor, At], Tensor] | None,
     shared_bias: Table | None = None,
 ) -> Block:
-    native = peeled(native)  # blocks may be compiled one by one
+    native = unwrapped(native)  # blocks may be compiled one by one
     kind = type(native).__name__
     if kind == "ParallelScalingBlock":
         return _parallel_block(native, name)

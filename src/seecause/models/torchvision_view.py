@@ -13,11 +13,12 @@ from seecause.models.block import Block, Constant, chain, packed, silent
 from seecause.models.layout import TokenLayout
 from seecause.models.parts import Parts
 
+CLASSES = ("VisionTransformer",)
 
-def find(module: Any) -> Parts:
+
+def find(module: Any, kind: str) -> Parts:
     """The parts of a torchvision vision transformer."""
-    kind = type(module).__name__
-    if not any(cls.__name__ == "VisionTransformer" for cls in type(module).__mro__):
+    if kind not in CLASSES:
         raise UnsupportedModel(
             f"torchvision {kind}",
             "its rows do not attend to all rows of one token sequence",

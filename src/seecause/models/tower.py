@@ -21,7 +21,7 @@ from seecause.engine.walk import walk
 from seecause.errors import UnsupportedModel
 from seecause.models import hf_view
 from seecause.models.block import Block, Fn, apart, chain, same, times
-from seecause.models.layout import TokenLayout
+from seecause.models.layout import TokenLayout, pair
 
 CLASSES = ("LlavaForConditionalGeneration", "InternVLForConditionalGeneration")
 
@@ -67,7 +67,7 @@ def find(module: Any) -> VisionTower:
 
 
 def _llava(inner: Any, drop: int) -> VisionTower:
-    parts = hf_view.find(inner.vision_tower)
+    parts = hf_view.find(inner.vision_tower, type(inner.vision_tower).__name__)
     assert parts.size is not None
 
     def features(states: Tensor) -> Tensor:
@@ -81,10 +81,7 @@ def _llava(inner: Any, drop: int) -> VisionTower:
 
 def _internvl(inner: Any, layer: int, drop: int) -> VisionTower:
     tower = inner.vision_tower
-    size, patch = (
-        (value, value) if isinstance(value, int) else tuple(value)
-        for value in (tower.config.image_size, tower.config.patch_size)
-    )
+    size, patch = pair(tower.config.image_size), pair(tower.config.patch_size)
     grid = (size[0] // patch[0], size[1] // patch[1])
     norm = tower.layernorm if layer == -1 else same  # earlier layers are read as they are
 

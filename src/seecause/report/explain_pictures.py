@@ -12,7 +12,7 @@ from PIL import Image, ImageDraw
 from torch import Tensor
 
 from seecause.attribution.result import Attribution
-from seecause.models.signals import Film, from_record
+from seecause.models.preprocess import from_record
 from seecause.report.overlay import number, outline_layer, picture
 from seecause.target import Answer
 
@@ -68,7 +68,7 @@ def drawn(run: Attribution) -> Attribution:
         return run
     steps = from_record(record)
     turned: dict[str, Any] = {"images": steps.drawn(run.images, 2).clone()}
-    if isinstance(steps, Film):
+    if steps.kind == "film":
         turned["images"][..., steps.size[1] :: steps.size[1]] = 1  # a line where a frame begins
     for name in ("maps", "errors"):
         tensor = getattr(run, name)

@@ -246,7 +246,7 @@ def _preprocessing_rows(record: Mapping[str, Any] | None) -> dict[str, str]:
     """How pictures were prepared; nothing for results of earlier versions."""
     if record is None:
         return {}
-    from seecause.models.signals import from_record
+    from seecause.models.preprocess import from_record
 
     rows = {record.get("kind", "pictures"): from_record(record).geometry()}
     if "mean" in record:
