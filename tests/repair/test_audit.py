@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 
 import pytest
 import torch
 
 import seecause as sc
-from seecause.data import to_pil
+from seecause.data import Sample, to_pil
 from seecause.errors import BadOption
 from seecause.heads import Pictures
 from seecause.repair.audit import BackgroundAudit, verdict_of
@@ -169,3 +170,46 @@ def test_data_may_be_named_and_results_print_one_line(tmp_path, models, caplog):
     assert hole.name == "dark/bad.png" and "left out" in caplog.text
     with pytest.raises(BadOption, match="folder:"):
         sc.audit(models["biased"], str(tmp_path))
+
+
+class Nameless:
+    """Data whose samples have no ids, as people write it first."""
+
+    name, classes, fingerprint = "nameless", ("dark", "light"), "1"
+
+    def __init__(self, pictures, model):
+        raw = model.preprocess.raw(pictures.images)
+        self.samples = [
+            Sample(image.clamp(0, 1), int(label), mask=mask)
+            for image, label, mask in zip(raw, pictures.labels, pictures.truth, strict=True)
+        ]
+
+    def __len__(self):
+        return len(self.samples)
+
+    def __getitem__(self, index):
+        return self.samples[index]
+
+
+def test_pictures_without_ids_are_not_taken_for_one(models):
+    model = models["biased"]
+    data = Nameless(scenes(60), model)
+    assert sc.audit(model, data, per_picture=1).transplant_worst == 0
+    mended = sc.repair(model, data, per_picture=2, remedies=("last-layer",))
+    assert mended.after.transplant_worst > mended.before.transplant_worst
+
+
+def test_pictures_read_for_another_precision_are_taken_along(models):
+    """Read once, and audited with a model of another type."""
+    model, usual = models["biased"], scenes(40)
+    module = copy.deepcopy(model.module).double()
+    wide = sc.wrap(module, mean=(0.5,) * 3, std=(0.5,) * 3, classes=("dark", "light"))
+    assert sc.audit(wide, usual, per_picture=1).verdict == sc.audit(model, usual).verdict
+    assert sc.heads.audit(wide, usual, masks="oracle").logits.dtype == torch.float64
+
+
+def test_the_worst_pictures_are_answered_right(models):
+    """However many are asked for."""
+    result = sc.audit(models["biased"], scenes(20, usual=0.5, seed=3), per_picture=1)
+    places = [place for place, _ in result.worst(20)]
+    assert 0 < len(places) < 20 and bool(result.counted[places].all())

@@ -47,6 +47,10 @@ class Swapped:
     background: Tensor  # the same objects elsewhere: what I_-bg is
     foreground: Tensor | None = None  # other objects in the same places: what I_-fg is
 
+    def to(self, device: torch.device, dtype: torch.dtype) -> Swapped:
+        foreground = None if self.foreground is None else self.foreground.to(device, dtype)
+        return Swapped(self.background.to(device, dtype), foreground)
+
     def take(self, rows: Tensor) -> Swapped:
         """Those of some images, by place."""
         foreground = None if self.foreground is None else self.foreground[rows]

@@ -122,15 +122,14 @@ class BackgroundAudit:
         that of a version that is answered otherwise."""
         shares = self.judged.flips_of().nan_to_num(nan=-1.0)
         shares = torch.where(self.counted, shares, -1.0)
-        order = shares.argsort(descending=True, stable=True)[:count].tolist()
+        order = shares.argsort(descending=True, stable=True)[:count]
+        order = order[shares[order] >= 0].tolist()
         answers = self.judged.logits.moved.argmax(dim=1)
         source = self.judged.part.moved.source_index.cpu()
         plain = self.judged.logits.plain.argmax(dim=1)
         places = []
         for picture in order:
             rows = (source == picture).nonzero()[:, 0]
-            if len(rows) == 0:
-                continue
             changed = rows[answers[rows] != plain[picture]]
             places.append((picture, int((changed if len(changed) else rows)[0])))
         return places
