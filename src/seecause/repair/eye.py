@@ -96,6 +96,8 @@ class Eye:
         overlap = None
         if truth is not None:
             overlap = iou(masks, by_patches(truth, layout.grid)).cpu()
+            known = (truth != IGNORE).flatten(1).any(dim=1).cpu()
+            overlap = torch.where(known, overlap, torch.nan)  # of a picture without a mask
         notes = self._notes(sure)
         for note in notes:
             log.warning("%s", note)
