@@ -32,6 +32,7 @@ from seecause.faithful.interventions import (
     Trial,
     best_of,
     calibrate,
+    evaluating,
     intervene,
     sensible_criterion,
     try_interventions,
@@ -381,10 +382,11 @@ class PartExamples:
 def part_examples(net: IFAM, images: Tensor, titles: Sequence[str]) -> PartExamples:
     """With every part left out in turn."""
     without = {}
-    for part in range(net.parts):
-        with intervene(net, drop_parts=[part]):
-            without[part] = net(images)
-    return PartExamples(net, images, net(images), without, titles)
+    with evaluating(net):
+        for part in range(net.parts):
+            with intervene(net, drop_parts=[part]):
+                without[part] = net(images)
+        return PartExamples(net, images, net(images), without, titles)
 
 
 def example_parts(
