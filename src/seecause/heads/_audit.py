@@ -21,7 +21,7 @@ from torch import Tensor
 from seecause.data.dataset import Dataset, Hole
 from seecause.data.registry import as_data
 from seecause.errors import BadOption
-from seecause.heads._outcomes import SWAP, Examples, background_gaps, examples, readable_twins
+from seecause.heads._outcomes import SWAP, Examples, examples, readable_twins
 from seecause.heads.erase import Erasure, Fill, Masks
 from seecause.heads.gains import Gains, information_gains
 from seecause.heads.masks import check_search, discover_masks, iou
@@ -33,10 +33,14 @@ from seecause.heads.pictures import (
     no_progress,
     pictures_of,
 )
-from seecause.metrics.accuracy import GroupAccuracy, clopper_pearson, group_accuracy
+from seecause.metrics.accuracy import (
+    GroupAccuracy,
+    background_gap,
+    clopper_pearson,
+    group_accuracy,
+)
 from seecause.models._settled import settles
 from seecause.models.base import ImageModel, protocol
-from seecause.models.view import VisionModel
 
 MaskSource = Literal["discovered", "oracle", "both"]
 Counted = Literal["right", "all"]
@@ -154,7 +158,7 @@ def audit(
     fills: Sequence[Fill] = ("mean", "grey"),
     temperature: float = 1.0,
     count: Counted = "right",
-    same: Dataset | Pictures | None = None,
+    same: Dataset | Pictures | str | None = None,
     progress: Progress = no_progress,
     **search: Any,
 ) -> Audit:
@@ -188,7 +192,7 @@ def audit(
         right = (logits.argmax(dim=1) == pictures.labels).cpu()
         groups = group_accuracy(right, pictures.groups) if pictures.grouped else None
     some_right = count == "right" and right is not None and bool(right.any())
-    twin = _twin(model, same, progress)
+    twin = None if same is None else pictures_of(model, as_data(same), progress)
     options = {"masks": masks, "fills": ", ".join(fills), "temperature": temperature}
     options |= {"count": count} | ({} if masks == "oracle" else _search_record(search))
     result = Audit(
@@ -237,19 +241,12 @@ def _flips(model: ImageModel, pictures: Pictures, logits: Tensor) -> Tensor | No
     return (elsewhere.argmax(dim=1) != logits.argmax(dim=1)).cpu()
 
 
-def _twin(
-    model: ImageModel, same: Dataset | Pictures | None, progress: Progress
-) -> Pictures | None:
-    if same is None or not isinstance(model, VisionModel):
-        return None
-    return pictures_of(model, same, progress)
-
-
 def _gap(model: ImageModel, same: Pictures, random: Pictures) -> tuple[float, int, int]:
-    assert isinstance(model, VisionModel)
-    same, random = readable_twins(same, random)
-    (gap,) = background_gaps(model, same, random, [[]])
-    return gap, len(same), len(random)
+    right = []
+    for pictures in readable_twins(same, random):
+        assert pictures.labels is not None
+        right.append((logits_of(model, pictures.images).argmax(dim=1) == pictures.labels).cpu())
+    return background_gap(*right), len(right[0]), len(right[1])
 
 
 def _search_record(search: dict[str, Any]) -> dict[str, Any]:

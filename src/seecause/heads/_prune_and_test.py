@@ -260,7 +260,7 @@ def prune_and_test(
     sampling: AnswerSampling | None = None,
     background: Background | None = None,
     draws: int = 20,
-    same: Dataset | Pictures | None = None,
+    same: Dataset | Pictures | str | None = None,
     seed: int = 0,
     progress: Progress = no_progress,
 ) -> PruneResult:
@@ -281,7 +281,7 @@ def prune_and_test(
     test = as_data(test)
     judge = need_heads(model_for(view, test), "choosing heads")
     pictures = pictures_of(judge, test, progress)
-    twin = None if same is None else pictures_of(judge, same, progress)
+    twin = None if same is None else pictures_of(judge, as_data(same), progress)
     erasures = background.test_erasures(judge, pictures, progress)
     with progress("measuring", len(pictures)) as advance:
         line = curve(

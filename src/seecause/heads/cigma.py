@@ -86,8 +86,9 @@ def cigma(
     else:
         scores = _screened(model, images, at_hand, screen, options)
     both = baseline if complete else Swapped(baseline.background, baseline.background)  # type: ignore[union-attr]
-    floor = information_gains(model, images, at_hand, baseline=both).noise_floor
-    scores = GUARDS[guard](above_noise(scores, floor))
+    plain = 1.0 if temperature == "matched" else temperature
+    gains = information_gains(model, images, at_hand, baseline=both, temperature=plain)
+    scores = GUARDS[guard](above_noise(scores, gains.noise_floor))
     source = "none" if at_hand is None else "given" if at_hand is masks else "discovered"
     return replace(
         scores,
@@ -155,7 +156,7 @@ def greedy(
     if top < 1:
         raise BadOption("top", top, "at least one head")
     check_options("greedy", score, options)
-    gates = torch.ones(model.n_layers, model.n_heads)
+    gates = gates_without(model, ())
     chosen, gains, rounds = list[Head](), list[float](), list[HeadScores]()
     for _ in range(top):
         with model.gated(gates):

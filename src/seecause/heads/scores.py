@@ -281,6 +281,7 @@ def checked_heads(model: ImageModel, heads: Iterable[Head]) -> list[Head]:
 
 def absent(model: VisionModel) -> Tensor:
     """[L, H], true where a block has no such head."""
+    need_heads(model, "choosing heads")
     exists = torch.zeros(model.n_layers, model.n_heads, dtype=torch.bool)
     for head in all_heads(model):
         exists[head] = True
