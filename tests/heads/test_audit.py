@@ -328,3 +328,12 @@ def test_the_gap_between_backgrounds_is_measured_of_a_convolution_too(cases):
     same, other = (replace(cases, labels=labels) for labels in (answers, (answers + 1) % 8))
     result = audit(staged, other, masks="oracle", fills=("grey",), same=same)
     assert result.gap == (1.0, len(cases), len(cases))
+
+
+def test_options_that_would_be_ignored_or_fail_late_are_refused_first(model, cases):
+    with pytest.raises(BadOption, match=r"fills.*mean, grey, blur, noise"):
+        audit(model, "folder:/nowhere", fills=("gray",))  # before anything is read
+    with pytest.raises(BadOption, match="fills"):
+        audit(model, cases, fills=())
+    with pytest.raises(BadOption, match="masks='oracle' searches none"):
+        audit(model, cases, masks="oracle", grid=16)

@@ -135,3 +135,10 @@ def test_empty_given_masks_are_told(biased, pictures, caplog):
     seen = sc.eye(truth, model=biased).masks(pictures)
     assert seen.confidence.tolist() == [1, 1, 0, 1, 1, 1]
     assert "1 of 6 masks are empty" in seen.notes[0] and seen.notes[0] in caplog.text
+
+
+def test_what_an_eye_would_ignore_is_refused(biased):
+    with pytest.raises(sc.SeecauseError, match="given masks have no method"):
+        sc.eye("given", model=biased, method="rollout")
+    with pytest.raises(sc.SeecauseError, match="a network that is loaded by name"):
+        sc.eye("own", model=biased, weights="elsewhere.safetensors")

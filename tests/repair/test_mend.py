@@ -257,3 +257,15 @@ def test_of_remedies_that_are_as_good_the_one_with_fewer_flips_is_kept():
     }
     done = dict.fromkeys(tried)  # who is forced looks at no answers again
     assert mend._choice(tried, done, None, "transplant-worst", "yes", True) == "directions"
+
+
+def test_one_remedy_may_stand_without_a_list():
+    pictures = scenes(60)
+    result = sc.repair(fitted(pictures), pictures, per_picture=2, remedies="last-layer")
+    assert list(result.candidates) == ["nothing", "last-layer"]
+
+
+@pytest.mark.parametrize("options", [{"seed": 1.5}, {"per_picture": 1.5}, {"seed": -1}])
+def test_draws_are_counted_in_whole_numbers(options):
+    with pytest.raises(BadOption, match=next(iter(options))):
+        sc.audit(fitted(scenes(24)), scenes(24), **options)

@@ -24,7 +24,7 @@ from seecause.errors import BadOption
 from seecause.heads._outcomes import SWAP, Examples, examples, readable_twins
 from seecause.heads.erase import Erasure, Fill, Masks
 from seecause.heads.gains import Gains, information_gains
-from seecause.heads.masks import check_search, discover_masks, iou
+from seecause.heads.masks import MaskSearch, check_search, discover_masks, iou, mask_options
 from seecause.heads.pictures import (
     Pictures,
     Progress,
@@ -174,7 +174,14 @@ def audit(
         raise BadOption("masks", masks, f"one of {', '.join(get_args(MaskSource))}")
     if count not in get_args(Counted):
         raise BadOption("count", count, f"one of {', '.join(get_args(Counted))}")
+    if not fills or any(fill not in get_args(Fill) for fill in fills):
+        raise BadOption("fills", fills, f"some of {', '.join(get_args(Fill))}")
     check_search(search)
+    if masks == "oracle" and mask_options(search):
+        asked = ", ".join(mask_options(search))
+        raise BadOption(
+            "search", asked, "masks='discovered' or 'both': masks='oracle' searches none"
+        )
     data = as_data(data)
     model = model_for(model, data)
     pictures = pictures_of(model, data, progress)
@@ -250,8 +257,7 @@ def _gap(model: ImageModel, same: Pictures, random: Pictures) -> tuple[float, in
 
 
 def _search_record(search: dict[str, Any]) -> dict[str, Any]:
-    others = {name: value for name, value in search.items() if name not in ("steps", "cache")}
-    record: dict[str, Any] = {"steps": search.get("steps", 250)}
-    if others:
+    record: dict[str, Any] = {"steps": search.get("steps", MaskSearch.steps)}
+    if others := mask_options(search):
         record["mask options"] = ", ".join(f"{name}={value}" for name, value in others.items())
     return record

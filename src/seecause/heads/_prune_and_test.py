@@ -31,7 +31,7 @@ from seecause.heads._outcomes import (
 )
 from seecause.heads._screen import Screening
 from seecause.heads.erase import Erasure, Fill, Masks
-from seecause.heads.masks import check_search, discover_masks
+from seecause.heads.masks import check_search, discover_masks, mask_options
 from seecause.heads.pictures import (
     AnswerSampling,
     Pictures,
@@ -83,20 +83,14 @@ class Background:
             raise BadOption("fill", self.fill, f"one of {', '.join(fills)}")
         check_search(self.search)
 
-    @property
-    def options(self) -> dict[str, Any]:
-        """Options of the search other than its cost and its cache."""
-        others = {k: v for k, v in self.search.items() if k not in ("steps", "cache")}
-        return {"mask options": others} if others else {}
-
     def masks_of(self, model: ImageModel, pictures: Pictures, progress: Progress) -> Masks:
         """True masks, or the model's own."""
         truth = pictures.true_masks() if self.masks == "oracle" else pictures.oracle
         if truth is not None and self.masks != "discovered":
-            if self.options:
+            if others := mask_options(self.search):
                 raise BadOption(
                     "search",
-                    self.options["mask options"],
+                    others,
                     f"none: {pictures.name} has masks of its own, so give masks='discovered'",
                 )
             return truth
@@ -205,7 +199,8 @@ def _score(
         record["masks"] = erasure.masks.source
     flags = [name for name in ("operator", "guard") if name in entry.options]
     record |= {name: scores.protocol[name] for name in flags}
-    record |= {name: _plain(value) for name, value in options.items()} | background.options
+    record |= {name: _plain(value) for name, value in options.items()}
+    record |= {"mask options": others} if (others := mask_options(background.search)) else {}
     shares = group_shares(everything.groups)
     return ScoredHeads(entry.name, scores, chosen, erasure, shares, options, record)
 
@@ -323,10 +318,10 @@ def check_selector(
         )
     background.check()
     searches = "masks" in entry.options and background.fill != "swap"
-    if background.options and not searches:
+    if (others := mask_options(background.search)) and not searches:
         raise BadOption(
             "search",
-            background.options["mask options"],
+            others,
             f"masks that are searched: not selector={name!r}, fill={background.fill!r}",
         )
     return entry

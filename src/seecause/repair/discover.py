@@ -183,6 +183,8 @@ def discover(
     True
     """
     view = _checked(model, layers, area, kinds=kinds, top=top, trials=trials, most=most)
+    if not 0 <= seed < 2**32:
+        raise BadOption("seed", seed, "a whole number from 0")
     chosen, options = _layers(view, layers), {"score": "logit", **options}
     known = find(method, view.architecture)
     if "score" not in known.options:

@@ -72,7 +72,7 @@ def repair(
     *,
     eye: Eye | ImageModel | Tensor | str | None = None,
     test: Dataset | Pictures | str | None = None,
-    remedies: Sequence[str] = CHEAP,
+    remedies: Sequence[str] | str = CHEAP,
     options: Mapping[str, Mapping[str, Any]] | None = None,
     groups: bool = False,
     force: bool = False,
@@ -83,7 +83,7 @@ def repair(
 ) -> Repair:
     """Try remedies on pictures with masks by `eye` (see `sc.audit`), and keep the best.
 
-    `remedies` by name, or ("all",); `options` of each by its name. `groups` lets remedies learn
+    `remedies` by name, or "all"; `options` of each by its name. `groups` lets remedies learn
     from group labels and chooses by the worst group. `force` repairs where there is nothing to
     repair. `test`: pictures to report on instead of a fifth of `data`. `work`: a folder to go on
     from after a kill.
@@ -208,19 +208,20 @@ def _view(model: ImageModel) -> VisionModel:
 
 
 def _entries(
-    names: Sequence[str], options: Mapping[str, Mapping[str, Any]], *, groups: bool
+    names: Sequence[str] | str, options: Mapping[str, Mapping[str, Any]], *, groups: bool
 ) -> list[tuple[Remedy, dict[str, Any]]]:
     """Remedies with their options, "nothing" always the first."""
-    if tuple(names) == (EVERY,):
+    names = (names,) if isinstance(names, str) else tuple(names)
+    if names == (EVERY,):
         known = all_remedies()
         names = [n for n in known if n != "ifam" and (groups or known[n].needs != "group labels")]
-    names = list(dict.fromkeys(["nothing", *names]))
-    unused = [name for name in options if name not in names]
+    tried = list(dict.fromkeys(["nothing", *names]))
+    unused = [name for name in options if name not in tried]
     if unused:
-        raise BadOption("options", unused[0], f"options of remedies that are tried: {names}")
-    entries = [find_remedy(name, dict(options.get(name, {}))) for name in names]
+        raise BadOption("options", unused[0], f"options of remedies that are tried: {tried}")
+    entries = [find_remedy(name, dict(options.get(name, {}))) for name in tried]
     if not groups and any(entry.needs == "group labels" for entry in entries):
-        raise BadOption("remedies", ", ".join(names), "groups=True (--groups) for dfr, group-dro")
+        raise BadOption("remedies", ", ".join(tried), "groups=True (--groups) for dfr, group-dro")
     return [(entry, dict(options.get(entry.name, {}))) for entry in entries]
 
 

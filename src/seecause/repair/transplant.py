@@ -215,9 +215,9 @@ def _check(
 ) -> None:
     if donors not in get_args(Donors):
         raise BadOption("donors", donors, f"one of {', '.join(get_args(Donors))}")
-    if per_picture < 1:
+    if not isinstance(per_picture, int) or per_picture < 1:
         raise BadOption("per_picture", per_picture, "at least one transplant of each picture")
-    if seed < 0:
+    if not isinstance(seed, int) or seed < 0:
         raise BadOption("seed", seed, "a whole number from 0")
     if images.ndim != 4 or not images.is_floating_point():
         raise BadOption("images", list(images.shape), "pictures [n, 3, H, W] of decimal numbers")
