@@ -44,7 +44,7 @@ from seecause.faithful.data import (
     read_batches,
 )
 from seecause.faithful.evaluation import _Test, silent
-from seecause.faithful.examine import Examination, examine, merge
+from seecause.faithful.metrics import Examination, examine, merge
 from seecause.faithful.training import new_net
 from seecause.metrics.segmentation import Overlap
 from tests.faithful.nets import tiny_net

@@ -13,7 +13,7 @@ from torch.testing import assert_close
 
 import seecause as sc
 from seecause.errors import BadOption
-from seecause.faithful import calibrate, intervene, leave_one_out, part_examples
+from seecause.faithful import calibrate, intervene, leave_one_out
 from seecause.faithful.interventions import _thresholds, try_interventions
 from seecause.faithful.parts import (
     Assignment,
@@ -344,32 +344,6 @@ def test_an_intervention_on_a_network_in_training_is_said_to_do_nothing(caplog):
         assert not caplog.records
     with intervene(net.train(), drop_parts=[0]):
         assert "net.eval()" in caplog.text
-
-
-def test_examples_of_a_network_in_training_are_those_of_a_test():
-    net, images = tiny_net(), pictures()
-    expected = part_examples(net, images, "abc")
-    result = part_examples(net.train(), images, "abc")
-    assert net.training
-    for part in range(net.parts):
-        assert torch.equal(result.without[part].mask, expected.without[part].mask)
-        assert_close(result.without[part].logits, expected.without[part].logits)
-
-
-def test_no_picture_calibrates_nothing():
-    """A generator that was used up, say: infinite thresholds would reject no token."""
-    net = tiny_net()
-    with pytest.raises(BadOption, match="at least one batch"):
-        calibrate(net, iter(()), 0.9)
-    assert not net.thresholds
-
-
-def test_groups_of_some_batches_only_are_no_groups():
-    """Classes and group numbers are not mixed up."""
-    net, images, labels = tiny_net(), pictures(3), torch.arange(3)
-    for groups in (torch.tensor([7, 8, 9]), torch.tensor([[7, 8], [8, 9], [9, 9]])):
-        some = leave_one_out(net, [(images, labels, groups), (images, labels)])
-        assert some.groups.tolist() == [0, 1, 2, 0, 1, 2]
 
 
 def test_leave_one_out_rejects_by_what_was_asked_for(monkeypatch):

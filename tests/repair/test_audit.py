@@ -14,7 +14,7 @@ from seecause.errors import BadOption
 from seecause.heads import Pictures
 from seecause.repair.audit import BackgroundAudit, verdict_of
 from seecause.repair.eye import EyeMasks
-from seecause.repair.parts import Judged, PairVersions, Part, PartLogits
+from seecause.repair.versions import JudgedAnswers, PairVersions, VersionedPictures, VersionLogits
 from tests.repair.toys import fitted, scenes
 
 
@@ -68,8 +68,8 @@ def test_numbers_are_those_of_the_answers_written_out():
     )
     moved = versions([0, 0, 1, 2], [0, 0, 1, 1], [1, 1, 0, 0])
     control = versions([0, 1], [0, 1], [0, 1])
-    logits = PartLogits(answered(0, 1, 0), answered(0, 1, 0, 0), answered(0, 0))
-    judged = Judged(Part(pictures, moved, control), logits)
+    logits = VersionLogits(answered(0, 1, 0), answered(0, 1, 0, 0), answered(0, 0))
+    judged = JudgedAnswers(VersionedPictures(pictures, moved, control), logits)
     masks = EyeMasks(torch.ones(3, 2, 2, dtype=torch.bool), torch.ones(3), "x", "network")
     result = BackgroundAudit(judged, masks)
     assert judged.flips_of().tolist() == [0.5, 1, 0] and judged.pulled().tolist() == [0.5, 1, 1]
@@ -86,7 +86,9 @@ def test_numbers_are_those_of_the_answers_written_out():
         "high 95%": high, "right answers": 2,
     })  # fmt: skip
     alone = dataclasses.replace(
-        judged, part=Part(pictures, moved), logits=dataclasses.replace(logits, control=None)
+        judged,
+        versioned=VersionedPictures(pictures, moved),
+        logits=dataclasses.replace(logits, control=None),
     )
     assert BackgroundAudit(alone, masks).extra_flips.tolist() == [0.5, 1]  # drawn to the donor
     turned = dataclasses.replace(logits, control=answered(0, 1))
@@ -109,7 +111,7 @@ def test_a_shortcut_is_found_also_where_backgrounds_tell_nothing_of_the_class(mo
     assert numbers["BIG"] == float(found.gains.big.mean())
     picture, version = found.worst(3)[0]
     assert found.judged.right[picture]
-    assert int(found.judged.part.moved.source_index[version]) == picture
+    assert int(found.judged.versioned.moved.source_index[version]) == picture
 
 
 def test_a_fair_model_is_not_accused(models):

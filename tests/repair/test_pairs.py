@@ -7,7 +7,7 @@ import torch
 
 import seecause as sc
 from seecause.repair import pairs_of, transplant_pairs
-from seecause.repair.parts import origins
+from seecause.repair.versions import origins
 from tests.files import photo
 
 

@@ -19,8 +19,8 @@ from seecause.repair import head_remedies, training_remedies
 from seecause.repair._remedies import Lesson, find_remedy, remedies
 from seecause.repair.head_remedies import _last_versions, mean_carried, without
 from seecause.repair.last_layer import group_dro, new_layer
-from seecause.repair.parts import Judged, Material, origins, split_rows, worst_cell
 from seecause.repair.transplant import on_pixels
+from seecause.repair.versions import JudgedAnswers, Material, origins, split_rows, worst_cell
 from tests.repair.toys import fitted, scenes
 
 
@@ -43,7 +43,7 @@ def made_lesson(model, **options):
 
 
 def test_the_model_under_repair_has_something_to_repair(biased, lesson):
-    judged = Judged(lesson.choose, lesson.choose.logits(biased))
+    judged = JudgedAnswers(lesson.choose, lesson.choose.logits(biased))
     assert judged.accuracy > 0.8 and judged.transplant_worst < 0.5
     assert judged.flips > 0.5 > judged.control_flips
 
@@ -66,7 +66,7 @@ def test_last_layers_mend_it_without_a_group_label(biased, lesson, name):
     before = find_remedy("nothing", {}).fit(biased, lesson).judge(lesson.choose)
     after = mended.judge(lesson.choose)
     assert after.transplant_worst > before.transplant_worst + 0.3
-    direct = Judged(lesson.choose, lesson.choose.logits(mended.model))
+    direct = JudgedAnswers(lesson.choose, lesson.choose.logits(mended.model))
     assert_close(after.logits.moved, direct.logits.moved.double(), atol=1e-4, rtol=1e-4)
 
 
@@ -82,10 +82,10 @@ def test_directions_tell_their_spectrum_and_what_random_ones_do(biased, lesson):
 def test_fine_tuning_keeps_the_best_epoch(biased, lesson):
     mended = find_remedy("fine-tune", {}).fit(biased, lesson, epochs=3, rate=3e-3, batch=32)
     curve = mended.details["transplant-worst by epoch"]
-    worst = Judged(lesson.choose, lesson.choose.logits(mended.model)).transplant_worst
+    worst = JudgedAnswers(lesson.choose, lesson.choose.logits(mended.model)).transplant_worst
     assert worst == pytest.approx(max(curve), abs=1e-4)
     assert not any(p.requires_grad for p in mended.model.module.parameters())
-    assert worst > Judged(lesson.choose, lesson.choose.logits(biased)).transplant_worst
+    assert worst > JudgedAnswers(lesson.choose, lesson.choose.logits(biased)).transplant_worst
 
 
 @pytest.mark.parametrize("harmed", [False, True])  # a damaged epoch: it begins again
@@ -118,7 +118,7 @@ def test_a_killed_fine_tuning_goes_on_as_if_it_had_not_been(biased, tmp_path, mo
 def test_heads_go_by_held_out_versions(biased, lesson):
     mended = find_remedy("heads", {}).fit(biased, lesson, counts=(1, 2), pairs=8)
     tried = mended.details["transplant-worst by count"]
-    judged = Judged(lesson.choose, lesson.choose.logits(mended.model))
+    judged = JudgedAnswers(lesson.choose, lesson.choose.logits(mended.model))
     assert judged.transplant_worst == pytest.approx(max(tried.values()), abs=1e-4)
     heads = mended.details["heads"]
     order = head_remedies.head_scores(biased, lesson, "interchange", 8).order()

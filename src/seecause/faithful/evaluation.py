@@ -26,7 +26,6 @@ from seecause.faithful.data import (
     open_train,
     open_validation,
 )
-from seecause.faithful.examine import Examination, examine, key_points, keypoint_fit_data
 from seecause.faithful.images import RandomCuts
 from seecause.faithful.interventions import (
     Trial,
@@ -37,6 +36,7 @@ from seecause.faithful.interventions import (
     sensible_criterion,
     try_interventions,
 )
+from seecause.faithful.metrics import Examination, examine, key_points, keypoint_fit_data
 from seecause.faithful.net import IFAM, By, IFAMOutput, Intervention
 from seecause.faithful.run import (
     CONFIG,

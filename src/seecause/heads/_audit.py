@@ -11,7 +11,7 @@ exact swap         the same object elsewhere: where it can be had, believe it
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, get_args
 
@@ -50,7 +50,7 @@ SHOWN = 6  # pictures
 AuditFinding = Literal["hardly", "partly", "mostly", "perhaps", "cannot tell", "too few"]
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Audit:
     """FIG and BIG of every picture by every erasure, and what the answers do otherwise."""
 
@@ -67,6 +67,11 @@ class Audit:
     holes: tuple[Hole, ...] = ()  # pictures that could not be read, of mixed_same too
     examples: Examples | None = None  # of the worst pictures
     protocol: dict[str, Any] = field(default_factory=dict)
+
+    def __repr__(self) -> str:
+        low, high = self.interval
+        share = f"background share {self.background_share:.2f} ({low:.2f} to {high:.2f})"
+        return f"Audit({self.finding}: {share} by {self.trusted}, {self.pictures!r})"
 
     @property
     def means(self) -> dict[str, Gains]:
@@ -162,37 +167,32 @@ def audit(
     progress: Progress = no_progress,
     **search: Any,
 ) -> Audit:
-    """Measure every erasure there is: discovered and true masks, each with every fill, and exact
-    swaps.
+    """FIG, BIG and BIR of every picture, by every way there is to take its background away:
+    discovered and true masks, each with every fill, and exact swaps where the data has them.
 
-    `both` takes true masks where the data has them; `oracle` insists on them. Means are those of
-    right answers (CIGMA, section 1.1), or of all with `count="all"`; without labels, or without a
-    right answer, all count. Flips and groups are always of all pictures. `same`: of ImageNet-9's
-    mixed_rand, the variant mixed_same, for the BG-gap. `search` are options of `discover_masks`.
+    `masks`: "discovered" by the model, "oracle" (the data's own), or "both" as far as the data has
+    them. `count`: means are those of "right" answers (of "all" where none is right, or there are no
+    labels); flips and groups are always of all pictures. `same`: of ImageNet-9's mixed_rand, the
+    variant mixed_same, for the BG-gap. `search`: options of `discover_masks`.
+
+    >>> import seecause as sc
+    >>> model = sc.load("builtin:critters-biased")
+    >>> data = sc.data.open_data("critters:certified:test", limit=24)
+    >>> sc.heads.audit(model, data, masks="oracle").finding
+    'mostly'
     """
-    if masks not in get_args(MaskSource):
-        raise BadOption("masks", masks, f"one of {', '.join(get_args(MaskSource))}")
-    if count not in get_args(Counted):
-        raise BadOption("count", count, f"one of {', '.join(get_args(Counted))}")
-    if not fills or any(fill not in get_args(Fill) for fill in fills):
-        raise BadOption("fills", fills, f"some of {', '.join(get_args(Fill))}")
-    check_search(search)
-    if masks == "oracle" and mask_options(search):
-        asked = ", ".join(mask_options(search))
-        raise BadOption(
-            "search", asked, "masks='discovered' or 'both': masks='oracle' searches none"
-        )
+    _check_audit(masks, fills, count, search)
     data = as_data(data)
     model = model_for(model, data)
     pictures = pictures_of(model, data, progress)
-    sources, overlap = _masks(
-        model, pictures, masks, {"temperature": temperature, **search}, progress
-    )
-    looks = [Erasure(source, fill) for source in sources for fill in fills] + pictures.exact_swaps
+    asked = {"temperature": temperature, **search}
+    sources, overlap = _masks(model, pictures, masks, asked, progress)
+    masked = [Erasure(source, fill) for source in sources for fill in fills]
+    erasures = {erasure.name: erasure for erasure in (*masked, *pictures.exact_swaps)}
     gains = {}
-    for look in looks:
-        around = {"baseline": look.baseline, "temperature": temperature}
-        gains[look.name] = information_gains(model, pictures.images, look.masks, **around)
+    for name, erasure in erasures.items():
+        around = {"baseline": erasure.baseline, "temperature": temperature}
+        gains[name] = information_gains(model, pictures.images, erasure.masks, **around)
     logits = logits_of(model, pictures.images)
     right, groups = None, None
     if pictures.labels is not None:
@@ -205,7 +205,7 @@ def audit(
     result = Audit(
         pictures=pictures,
         logits=logits.cpu(),
-        erasures={look.name: look for look in looks},
+        erasures=erasures,
         gains=gains,
         overlap=overlap,
         flips=_flips(model, pictures, logits),
@@ -216,6 +216,21 @@ def audit(
         protocol={"method": "audit", "options": options, **protocol(model, pictures.images)},
     )
     return replace(result, examples=_worst_examples(model, result))
+
+
+def _check_audit(masks: str, fills: Sequence[str], count: str, search: Mapping[str, Any]) -> None:
+    """Refuse what cannot be used, or would not be, before any picture is read."""
+    if masks not in get_args(MaskSource):
+        raise BadOption("masks", masks, f"one of {', '.join(get_args(MaskSource))}")
+    if count not in get_args(Counted):
+        raise BadOption("count", count, f"one of {', '.join(get_args(Counted))}")
+    if not fills or any(fill not in get_args(Fill) for fill in fills):
+        raise BadOption("fills", fills, f"some of {', '.join(get_args(Fill))}")
+    check_search(search)
+    unused = mask_options(search) if masks == "oracle" else {}
+    if unused:
+        expected = "masks='discovered' or 'both': masks='oracle' searches none"
+        raise BadOption("search", ", ".join(unused), expected)
 
 
 def _worst_examples(model: ImageModel, audit: Audit) -> Examples:

@@ -205,7 +205,7 @@ def _score(
     return ScoredHeads(entry.name, scores, chosen, erasure, shares, options, record)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class PruneResult:
     """Heads that go, and what that did on other pictures."""
 
@@ -217,6 +217,12 @@ class PruneResult:
     examples: Examples  # before and after
     gaps: tuple[float, float] | None = None  # BG-gap before and after (ImageNet-9)
     holes: tuple[Hole, ...] = ()  # pictures that could not be read, of mixed_same too
+
+    def __repr__(self) -> str:
+        shown = ("accuracy", "worst group", "flips")
+        numbers = self.changes()
+        moved = [f"{n} {numbers[n][0]:.3f} -> {numbers[n][1]:.3f}" for n in shown if n in numbers]
+        return f"PruneResult({', '.join([f'without {self.heads}', *moved])})"
 
     @property
     def before(self) -> Outcome:

@@ -26,7 +26,8 @@ from seecause._pieces import in_pieces
 from seecause.engine.chunks import fit, in_chunks
 from seecause.engine.forks import HELD, fork, inert
 from seecause.errors import BadOption
-from seecause.heads._experiment import (
+from seecause.heads.erase import Baseline, Masks
+from seecause.heads.head_experiment import (
     OF_MASKS,
     HeadExperiment,
     Measure,
@@ -36,7 +37,6 @@ from seecause.heads._experiment import (
     instead_of,
     matched_temperature,
 )
-from seecause.heads.erase import Baseline, Masks
 from seecause.heads.scores import Head, HeadScores, checked_heads
 from seecause.metrics import standard_error
 from seecause.models._settled import settles

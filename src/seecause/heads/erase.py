@@ -135,7 +135,7 @@ def describe(baseline: Baseline) -> str:
     return "swapped" if isinstance(baseline, Swapped) else f"tensor {list(baseline.shape)}"
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Masks:
     """The foreground of each image, as the model sees it (`discovered`) or as it is (`oracle`)."""
 
@@ -146,6 +146,10 @@ class Masks:
     steps: Tensor | None = None  # [B] int64
     inside: Tensor | None = None  # [B, H, W] bool, False on padding
     protocol: dict[str, Any] = field(default_factory=dict)
+
+    def __repr__(self) -> str:
+        share = float(self.hard.double().mean())
+        return f"Masks({len(self.hard)} {self.source}, {share:.0%} foreground)"
 
     @property
     def source(self) -> str:

@@ -50,7 +50,7 @@ def no_progress(what: str, total: int) -> Iterator[Callable[[int], None]]:
     yield lambda done: None
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Pictures:
     """On the model's device. What a dataset does not know is None."""
 
@@ -64,6 +64,9 @@ class Pictures:
     objects: tuple[str, ...] = ()  # names of the first code of groups: the data's own classes
     places: tuple[str, ...] = ()  # names of the second code of groups
     holes: tuple[Hole, ...] = ()  # what else the data has, and could not be read
+
+    def __repr__(self) -> str:
+        return f"Pictures({len(self)} of {self.name})"
 
     def __len__(self) -> int:
         return len(self.images)

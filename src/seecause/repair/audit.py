@@ -36,8 +36,8 @@ from seecause.metrics.statistics import bootstrap_interval
 from seecause.models._settled import settles
 from seecause.models.base import ImageModel, protocol
 from seecause.repair.eye import Eye, EyeMasks, eye as open_eye
-from seecause.repair.parts import Judged, Material, Part
 from seecause.repair.transplant import on_pixels
+from seecause.repair.versions import JudgedAnswers, Material, VersionedPictures
 
 Verdict = Literal["yes", "no", "cannot tell", "perhaps", "too few"]
 SOME = 0.1  # extra flips from which the background matters
@@ -50,7 +50,7 @@ PER_PICTURE = 4  # transplants of each kind
 class BackgroundAudit:
     """Answers to pictures and their versions, and what they say."""
 
-    judged: Judged
+    judged: JudgedAnswers
     masks: EyeMasks | None  # None: pairs
     gains: Gains | None = None  # of pictures that are answered right
     protocol: dict[str, Any] = field(default_factory=dict)
@@ -63,7 +63,7 @@ class BackgroundAudit:
 
     @property
     def pictures(self) -> Pictures:
-        return self.judged.part.pictures
+        return self.judged.versioned.pictures
 
     @cached_property
     def counted(self) -> Tensor:
@@ -125,7 +125,7 @@ class BackgroundAudit:
         order = shares.argsort(descending=True, stable=True)[:count]
         order = order[shares[order] >= 0].tolist()
         answers = self.judged.logits.moved.argmax(dim=1)
-        source = self.judged.part.moved.source_index.cpu()
+        source = self.judged.versioned.moved.source_index.cpu()
         plain = self.judged.logits.plain.argmax(dim=1)
         places = []
         for picture in order:
@@ -231,10 +231,10 @@ def material_of(
 
 def audit_part(
     model: ImageModel,
-    part: Part,
+    part: VersionedPictures,
     masks: EyeMasks | None,
     progress: Progress = no_progress,
-    judged: Judged | None = None,
+    judged: JudgedAnswers | None = None,
     *,
     with_gains: bool = True,
 ) -> BackgroundAudit:
@@ -242,7 +242,7 @@ def audit_part(
     gains, which cost four more answers to each picture."""
     if judged is None:
         with progress("answering versions", 1) as advance:
-            judged = Judged(part, part.logits(model))
+            judged = JudgedAnswers(part, part.logits(model))
             advance(1)
     gains = _gains(model, part, masks, judged.right) if with_gains else None
     options = {"versions": len(part.moved), "eye": "pairs" if masks is None else masks.source}
@@ -250,7 +250,9 @@ def audit_part(
     return BackgroundAudit(judged, masks, gains, record)
 
 
-def _gains(model: ImageModel, part: Part, masks: EyeMasks | None, right: Tensor) -> Gains | None:
+def _gains(
+    model: ImageModel, part: VersionedPictures, masks: EyeMasks | None, right: Tensor
+) -> Gains | None:
     """FIG and BIG with the eye's masks and grey; None for pairs, where classes answer
     independently, and where no answer is right."""
     if masks is None or model.sigmoid or not bool(right.any()):

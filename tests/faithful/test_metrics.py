@@ -24,9 +24,9 @@ from seecause.faithful import (
 )
 from seecause.faithful.data import batches_of, frame_of
 from seecause.faithful.evaluation import TrainedNetwork, _Test, silent
-from seecause.faithful.examine import check_select, examine, key_points, keypoint_fit_data, merge
 from seecause.faithful.images import RandomCuts, cuts_with_object
 from seecause.faithful.interventions import Trial, best_of, sensible_criterion
+from seecause.faithful.metrics import check_select, examine, key_points, keypoint_fit_data, merge
 from seecause.metrics import keypoint_error, locate, part_agreement
 from seecause.metrics.accuracy import auroc
 from seecause.metrics.segmentation import foreground
@@ -250,7 +250,7 @@ def test_an_intervention_is_chosen_by_auc_where_accuracy_says_little(tmp_path):
 
 def test_the_best_epoch_may_be_that_of_auc(tmp_path, monkeypatch):
     areas = iter([0.25, 0.75, 0.5])
-    monkeypatch.setattr("seecause.faithful.examine.auroc", lambda logits, labels: next(areas))
+    monkeypatch.setattr("seecause.faithful.metrics.auroc", lambda logits, labels: next(areas))
     config = tiny_config(tmp_path, select="auc", epochs=3, ema=False, grid=0)
     done = train(config)
     assert (done.best, done.best_epoch) == (0.75, 1)

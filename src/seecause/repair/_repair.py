@@ -49,8 +49,8 @@ from seecause.repair._remedies import (
 )
 from seecause.repair.audit import PER_PICTURE, BackgroundAudit, audit_part, material_of
 from seecause.repair.eye import Eye, eye as open_eye
-from seecause.repair.parts import Material, origins, split_rows
 from seecause.repair.result import Candidate, Repair
+from seecause.repair.versions import Material, origins, split_rows
 
 log = logging.getLogger(__name__)
 
