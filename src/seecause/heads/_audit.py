@@ -194,10 +194,10 @@ def audit(
         around = {"baseline": erasure.baseline, "temperature": temperature}
         gains[name] = information_gains(model, pictures.images, erasure.masks, **around)
     logits = logits_of(model, pictures.images)
-    right, groups = None, None
-    if pictures.labels is not None:
-        right = (logits.argmax(dim=1) == pictures.labels).cpu()
-        groups = group_accuracy(right, pictures.groups) if pictures.grouped else None
+    right = None if pictures.labels is None else (logits.argmax(dim=1) == pictures.labels).cpu()
+    groups = None
+    if right is not None and pictures.grouped:
+        groups = group_accuracy(right, pictures.groups)
     some_right = count == "right" and right is not None and bool(right.any())
     twin = None if same is None else pictures_of(model, as_data(same), progress)
     options = {"masks": masks, "fills": ", ".join(fills), "temperature": temperature}

@@ -265,11 +265,23 @@ def prune_and_test(
     seed: int = 0,
     progress: Progress = no_progress,
 ) -> PruneResult:
-    """Choose at most `top` heads (a count, or a share) on `train`, remove them, and measure on
-    `test` what that did, beside `draws` random sets of as many.
+    """Choose heads on right answers of `train`, remove them, and measure on `test` what that did,
+    beside `draws` random sets of as many.
 
-    Heads with a score of 0 or less stay. `options` are those of the selector. `same`: where `test`
-    is ImageNet-9's mixed_rand, the variant mixed_same, for the BG-gap. The result can `export`.
+    `selector` scores heads (`sc.heads.selectors()` lists them) with its `options`; the highest
+    `top` go (a count, or a share of all), but none with a score of 0 or less. `sampling`: which
+    right answers; `background`: how it is told from the object and filled. `same`: where `test` is
+    ImageNet-9's mixed_rand, the variant mixed_same, for the BG-gap.
+
+    The result has `heads`, `before` and `after`, the `curve` against how many go, and `export`.
+
+    >>> import seecause as sc
+    >>> model = sc.load("builtin:critters-biased")
+    >>> train = sc.data.open_data("critters:certified:train", limit=16)
+    >>> test = sc.data.open_data("critters:certified:test", limit=16)
+    >>> result = sc.heads.prune_and_test(model, train, test, top=2, draws=2)
+    >>> len(result.heads), result.curve.ks
+    (2, [0, 1, 2, 4])
     """
     view, options = need_heads(model, "choosing heads"), dict(options or {})
     background = background or Background()

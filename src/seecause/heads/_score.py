@@ -64,15 +64,24 @@ def score(
     seed: int = 0,
     progress: Callable[[int], None] | None = None,
 ) -> HeadScores:
-    """Scores [L, H] of every head (or of `heads`; the others are NaN) on normalised images [B, 3,
-    H, W].
+    """What the response loses without each head, on normalised images [B, 3, H, W] with their
+    masks: a score [L, H] for every head, or for `heads` alone (the others are NaN).
 
-    `target` is the class that `prob`, `logit` and `nll` speak of, and what accuracy and NLL are
-    measured against: None for the model's own answers, or labels. `temperature` is that of the
-    answers that BIG, FIG and entropy compare; "matched" gives each ablated model the temperature at
-    which its mean entropy is the whole model's, so that flatter answers do not pass for fewer
-    background cues (it keeps all logits). `guard` also runs the pictures without foreground (half
-    as much again). `progress` is told how many (image, head) pairs are done, each time some are.
+    `response`: "big" (CIGMA's score), "fig", "prob", "logit", "nll", or a function of logits.
+    `target`: the class of the last three, and what accuracy is measured by: labels, or None for the
+    model's own answers. `operator`: a head carries "zero", its "mean" or another image's
+    ("resample"). `baseline` fills the background (`erase`). `guard` measures FIG without each head
+    too, for half as much again. `temperature` of the answers that are compared; "matched" gives
+    each ablated model the whole model's mean entropy, so that flatter answers do not pass for fewer
+    background cues. `progress` is told how many (image, head) pairs are done.
+
+    >>> import seecause as sc
+    >>> model = sc.load("builtin:critters-biased")
+    >>> data = list(sc.data.open_data("critters:certified:test", limit=4))
+    >>> images, labels, masks = sc.data.to_batch(model, data)
+    >>> scores = sc.heads.score(model, images, masks == 1)
+    >>> scores.value.shape, len(scores.top(3))
+    (torch.Size([6, 8]), 3)
     """
     matched = temperature == "matched"
     if matched and response not in OF_MASKS:

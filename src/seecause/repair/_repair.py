@@ -81,25 +81,29 @@ def repair(
     work: str | Path | None = None,
     progress: Progress = no_progress,
 ) -> Repair:
-    """Try remedies on pictures with masks by `eye` (see `sc.audit`), and keep the best.
+    """Mend a model that answers from the background: try remedies on its own pictures with the
+    backgrounds exchanged, choose on held-out ones, and report on others. Needs no group label.
 
-    `remedies` by name, or "all"; `options` of each by its name. `groups` lets remedies learn
-    from group labels and chooses by the worst group. `force` repairs where there is nothing to
-    repair. `test`: pictures to report on instead of a fifth of `data`. `work`: a folder to go on
-    from after a kill.
+    `data` and `eye`: as `sc.audit` takes them. `test`: pictures to report on, instead of a fifth of
+    `data`. `remedies`: names (`sc.repair.remedies()` lists them), or "all"; `options` of each, by
+    its name. `groups`: remedies may learn from group labels, and the worst group chooses. `force`:
+    repair also where there is nothing to repair. `per_picture`: transplants to learn from. `work`:
+    a folder from which a repair that was killed goes on.
+
+    The result has `model`, `remedy`, the audits `before` and `after`, and `export(folder)`.
 
     >>> import seecause as sc
     >>> model = sc.load("builtin:critters-biased")
     >>> data = sc.data.open_data("critters:certified:train", limit=48)
-    >>> mended = sc.repair(model, data, per_picture=2, remedies=("directions",))
+    >>> mended = sc.repair(model, data, per_picture=2, remedies="directions")
     >>> mended.after.flips < mended.before.flips
     True
     """
     view = _view(model)
     entries = _entries(remedies, options or {}, groups=groups)
     folder = None if work is None else work_folder(Path(work))
-    if isinstance(eye, str) and folder is not None:
-        eye = open_eye(eye, model=view, cache=folder / "eye")
+    if isinstance(eye, str):  # once for both data and test
+        eye = open_eye(eye, model=view, cache=None if folder is None else folder / "eye")
     material = material_of(view, as_data(data), eye, progress)
     if groups:
         _need_groups(material)

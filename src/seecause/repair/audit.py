@@ -177,9 +177,16 @@ def audit(
     seed: int = 0,
     progress: Progress = no_progress,
 ) -> BackgroundAudit:
-    """Measure how far answers follow the background. `data`: a dataset, or its name as the command
-    line takes it (`folder:PATH`). `eye` finds the objects (`sc.eye`): None for
-    masks that the data brings, or pairs where it brings those instead.
+    """Does the model answer from the background? Objects are put on the backgrounds of pictures
+    that are answered otherwise, and right answers that change are counted, less those that change
+    on backgrounds of pictures answered the same.
+
+    `data`: labelled pictures of two classes at least, or their name (`"folder:PATH"`). `eye` finds
+    the objects: another network (`"timm:NAME"`, or a model), `"own"` maps, masks, or None for masks
+    or pairs that the data brings (`sc.eye`). `per_picture`: transplants of each kind.
+
+    The result has a `verdict` ("yes", "no", "cannot tell", "perhaps", "too few"), the `interval`
+    that it heeds, `flips`, `accuracy`, `transplant_worst`, and all of them as `numbers()`.
 
     >>> import seecause as sc
     >>> model = sc.load("builtin:critters-biased")
