@@ -28,10 +28,11 @@ from seecause.faithful import (
     part_examples,
 )
 from seecause.faithful.data import batches_of, frame_of, labelled_batches, open_train, open_val
-from seecause.faithful.evaluation import _check_shares, _Test, silent
+from seecause.faithful.evaluation import _check_shares, _Test
 from seecause.faithful.interventions import Trial, try_interventions
 from seecause.faithful.metrics import examine, key_points
 from seecause.faithful.run import keep_evaluation, read_evaluations
+from seecause.heads.pictures import no_progress
 from tests.faithful.birds import KINDS, bird_net, tiny_cub
 from tests.faithful.nets import pictures, tiny_net
 
@@ -197,7 +198,7 @@ def test_an_evaluation_shows_what_the_intervention_does_beside_the_plain_numbers
     monkeypatch.setattr(f"{place}.try_interventions", lambda *_, **__: trials)
     monkeypatch.setattr(f"{place}.TrainedNetwork.val_pictures", lambda self: data)
     monkeypatch.setattr(f"{place}._Test.changed", lambda self, change, **_: {"average": 0.9})
-    test = _Test(TrainedNetwork("tiny", net), data, None, 2, None, False, silent)
+    test = _Test(TrainedNetwork("tiny", net), data, None, 2, None, False, no_progress)
     plain = Evaluation("d", 5, {"average": 0.5, "keypoints": 7.0})
     result = test.with_best_intervention(plain, [], "distance", "worst")
     assert result.intervention == Intervention((1,), 0.9, "dot") and result.chosen is trials[1]

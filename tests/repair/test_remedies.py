@@ -11,13 +11,14 @@ import torch
 from torch.testing import assert_close
 
 import seecause as sc
+from seecause.engine.forks import mean_carried
 from seecause.errors import BadOption, UnknownName
 from seecause.heads import Swapped, baselines, interchange, penalised, score
 from seecause.heads.baselines import last_layer
 from seecause.heads.pictures import logits_of
 from seecause.repair import head_remedies, training_remedies
 from seecause.repair._remedies import Lesson, find_remedy, remedies
-from seecause.repair.head_remedies import _last_versions, mean_carried, without
+from seecause.repair.head_remedies import _last_versions, without
 from seecause.repair.last_layer import group_dro, new_layer
 from seecause.repair.transplant import on_pixels
 from seecause.repair.versions import JudgedAnswers, Material, origins, split_rows, worst_cell
@@ -164,7 +165,7 @@ def test_what_a_head_carries_is_that_of_its_own_block(biased, lesson):
 def test_a_head_that_carries_its_mean_is_that_head_replaced(biased, lesson):
     """The last block's heads, whose mean over all tokens goes into the bias."""
     images = lesson.choose.pictures.images[:4]
-    means = mean_carried(biased, images)
+    means = [by_token.mean(dim=0) for by_token in mean_carried(biased, images)]
     edited = without(biased, [(1, 2)], "mean", means)
     block = biased.module.blocks[1]
     width = block.attn.head_dim

@@ -326,16 +326,3 @@ def examples(
         else:
             logits[name] = logits_of(model, images).expand(len(sets), -1, -1)
     return Examples(pictures, erasure, versions, logits)
-
-
-@torch.no_grad()
-def top_answers(
-    logits: Tensor, names: Sequence[str], count: int = 2
-) -> list[list[tuple[str, float]]]:
-    """The `count` likeliest classes of each row of logits [N, C], with their probabilities."""
-    values, places = logits.float().softmax(dim=-1).topk(min(count, logits.shape[-1]))
-    answers = []
-    for probabilities, classes in zip(values.tolist(), places.tolist(), strict=True):
-        named = [names[c] if c < len(names) else f"class {c}" for c in classes]
-        answers.append(list(zip(named, probabilities, strict=True)))
-    return answers
