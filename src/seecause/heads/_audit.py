@@ -33,12 +33,7 @@ from seecause.heads.pictures import (
     no_progress,
     pictures_of,
 )
-from seecause.metrics.accuracy import (
-    GroupAccuracy,
-    background_gap,
-    clopper_pearson,
-    group_accuracy,
-)
+from seecause.metrics.accuracy import GroupAccuracy, background_gap, clopper_pearson
 from seecause.models._settled import settles
 from seecause.models.base import ImageModel, protocol
 
@@ -195,9 +190,6 @@ def audit(
         gains[name] = information_gains(model, pictures.images, erasure.masks, **around)
     logits = logits_of(model, pictures.images)
     right = None if pictures.labels is None else (logits.argmax(dim=1) == pictures.labels).cpu()
-    groups = None
-    if right is not None and pictures.grouped:
-        groups = group_accuracy(right, pictures.groups)
     some_right = count == "right" and right is not None and bool(right.any())
     twin = None if same is None else pictures_of(model, as_data(same), progress)
     options = {"masks": masks, "fills": ", ".join(fills), "temperature": temperature}
@@ -209,7 +201,7 @@ def audit(
         gains=gains,
         overlap=overlap,
         flips=_flips(model, pictures, logits),
-        groups=groups,
+        groups=None if right is None else pictures.by_group(right),
         counted=right if some_right else None,
         gap=None if twin is None else _gap(model, twin, pictures),
         holes=(*pictures.holes, *(() if twin is None else twin.holes)),

@@ -23,7 +23,6 @@ from seecause.metrics.accuracy import (
     GroupAccuracy,
     background_gap,
     calibration,
-    group_accuracy,
     nll,
 )
 from seecause.models._settled import settles
@@ -188,7 +187,7 @@ def _outcome(
         return Outcome(heads, torch.nan, torch.nan, torch.nan, torch.nan, flips, gains)
     labels = pictures.labels.cpu()
     right = logits.argmax(dim=1) == labels
-    groups = group_accuracy(right, pictures.groups) if pictures.grouped else None
+    groups = pictures.by_group(right)
     return Outcome(
         heads,
         float(right.double().mean()),

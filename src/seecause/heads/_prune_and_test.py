@@ -296,18 +296,10 @@ def prune_and_test(
     pictures = pictures_of(judge, test, progress)
     twin = None if same is None else pictures_of(judge, as_data(same), progress)
     erasures = background.test_erasures(judge, pictures, progress)
+    ks = _steps(len(heads), int(scored.scores.value.isfinite().sum()))
+    drawn: dict[str, Any] = {"draws": draws, "seed": seed, "train": scored.shares}
     with progress("measuring", len(pictures)) as advance:
-        line = curve(
-            judge,
-            pictures,
-            scored.scores,
-            _steps(len(heads), int(scored.scores.value.isfinite().sum())),
-            erasures,
-            draws=draws,
-            seed=seed,
-            train=scored.shares,
-            progress=advance,
-        )
+        line = curve(judge, pictures, scored.scores, ks, erasures, **drawn, progress=advance)
     gaps = None
     if twin is not None:
         before, after = background_gaps(judge, twin, pictures, [[], heads])

@@ -27,6 +27,7 @@ from seecause.engine.chunks import plain_logits
 from seecause.errors import BadImage, BadOption, DataMissing, SeecauseError
 from seecause.heads.erase import Erasure, Masks, Swapped
 from seecause.heads.scores import checked_labels
+from seecause.metrics.accuracy import GroupAccuracy, group_accuracy
 from seecause.models._settled import settles
 from seecause.models.base import ImageModel
 from seecause.models.block import chain
@@ -98,6 +99,10 @@ class Pictures:
     @property
     def grouped(self) -> bool:
         return any(group is not None for group in self.groups)
+
+    def by_group(self, right: Tensor) -> GroupAccuracy | None:
+        """Accuracy by group, from which answers are right [N]; None where there are no groups."""
+        return group_accuracy(right, self.groups) if self.grouped else None
 
     def to(self, model: ImageModel) -> Pictures:
         """On the model's device, in its type."""

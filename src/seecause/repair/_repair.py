@@ -107,14 +107,12 @@ def repair(
     material = material_of(view, as_data(data), eye, progress)
     if groups:
         _need_groups(material)
-    seen = None if test is None else material_of(view, as_data(test), _again(eye), progress)
-    learn, choose, report = _split(material, seen, seed)
-    taught = learn.lesson(per_picture, seed=seed)
+    tested = None if test is None else material_of(view, as_data(test), _again(eye), progress)
+    learn, choose, report, both = _split(material, tested, seed)
     held_out = choose.test(view, PER_PICTURE, seed=seed)
-    lesson = Lesson(taught, held_out, seed, groups, progress=progress)
-    judged_on = _tried(material, learn, choose)
-    part = judged_on.test(view, PER_PICTURE, seed=seed)
-    verdict = audit_part(view, part, judged_on.masks, progress, with_gains=False).verdict
+    lesson = Lesson(learn.lesson(per_picture, seed=seed), held_out, seed, groups, progress=progress)
+    judged = both.test(view, PER_PICTURE, seed=seed)
+    verdict = audit_part(view, judged, both.masks, progress, with_gains=False).verdict
     key = [view.fingerprint(), per_picture, seed, groups]
     if folder is not None:
         key += [content_key(each, groups=groups) for each in (material, choose)]
@@ -125,7 +123,7 @@ def repair(
     candidates, before, after = _reported(view, report, candidates, mended, name, seed)
     return Repair(
         mended[name].model, view, name, verdict, before, after, candidates, chosen_by, record,
-        holes=(*material.pictures.holes, *(() if seen is None else seen.pictures.holes)),
+        holes=(*material.pictures.holes, *(() if tested is None else tested.pictures.holes)),
     )  # fmt: skip
 
 
@@ -249,7 +247,9 @@ def _need_groups(material: Material) -> None:
 
 def _split(
     material: Material, test: Material | None, seed: int
-) -> tuple[Material, Material, Material]:
+) -> tuple[Material, Material, Material, Material]:
+    """To learn from, to choose by, to report on; and what the verdict is taken of: pictures that
+    are not reported on, spread."""
     assert material.pictures.labels is not None
     shares = SHARES if test is None else SHARES[:2]
     pictures = origins(material.pictures.ids)  # versions of a picture are not torn apart
@@ -261,15 +261,10 @@ def _split(
                 f"{len(material.pictures)} pictures of {material.pictures.name}",
                 "at least five of each class: three parts learn, choose and report",
             )
-    parts = [material.take(part) for part in rows]
-    return parts[0], parts[1], parts[2] if test is None else test
-
-
-def _tried(material: Material, learn: Material, choose: Material) -> Material:
-    """What the verdict is taken of: all that is not reported, spread."""
-    ids = {*learn.pictures.ids, *choose.pictures.ids}
-    rows = [row for row, name in enumerate(material.pictures.ids) if name in ids]
-    return material.take(torch.tensor(evenly(rows, JUDGED)))
+    unreported = torch.cat(rows[:2]).sort().values.tolist()
+    both = material.take(torch.tensor(evenly(unreported, JUDGED)))
+    learn, choose = material.take(rows[0]), material.take(rows[1])
+    return learn, choose, material.take(rows[2]) if test is None else test, both
 
 
 def _try(

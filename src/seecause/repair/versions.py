@@ -29,7 +29,7 @@ from seecause._random import bits
 from seecause.errors import BadOption
 from seecause.heads.baselines import LastLayer, features
 from seecause.heads.pictures import Pictures, logits_of, logits_piece
-from seecause.metrics.accuracy import GroupAccuracy, group_accuracy
+from seecause.metrics.accuracy import GroupAccuracy
 from seecause.models.base import ImageModel
 from seecause.models.view import VisionModel
 from seecause.repair.eye import EyeMasks
@@ -205,8 +205,7 @@ class JudgedAnswers:
 
     @property
     def groups(self) -> GroupAccuracy | None:
-        pictures = self.versioned.pictures
-        return group_accuracy(self.right, pictures.groups) if pictures.grouped else None
+        return self.versioned.pictures.by_group(self.right)
 
     def numbers(self, *, groups: bool = False) -> dict[str, float]:
         """By name, for tables; NaN where the data does not tell."""
