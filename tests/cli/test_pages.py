@@ -355,7 +355,7 @@ def test_only_the_first_process_of_a_repair_writes_and_speaks(
         with progress("things", 2) as advance:
             advance(1)
         assert capsys.readouterr().err == "things: 1 of 2\n" * (first and not quiet)
-    module = importlib.import_module("seecause.repair.mend")
+    module = importlib.import_module("seecause.repair._repair")
     monkeypatch.setattr(module, "repair", lambda *_, **__: mended())
     (tmp_path / "out.work").mkdir()
     done = CliRunner().invoke(app, ["repair", "--out", str(tmp_path / "out")])
