@@ -29,7 +29,7 @@ from seecause.heads.pictures import critter_pictures, logits_of
 from seecause.repair._remedies import Lesson, find_remedy
 from seecause.repair.audit import PER_PICTURE, audit_part, verdict_of
 from seecause.repair.eye import EyeMasks, by_patches
-from seecause.repair.parts import Material, Part, split_rows
+from seecause.repair.versions import Material, VersionedPictures, split_rows
 
 ERM: Row = {"rate": 1e-4, "length": 3.0}  # the setting that `shortcut.toml` chose, on seed 0
 TRANSPLANTS = 8  # of each picture
@@ -76,7 +76,7 @@ def by_masks(
                 donors=donors,
                 seed=seed,
             )
-            part = Part(pictures, moved)
+            part = VersionedPictures(pictures, moved)
             mended = find_remedy("last-layer", {}).fit(case.model, Lesson(part, part, seed))
             seconds = time.perf_counter() - began
             title = f"last layer, {name}" + ", same-class donors" * (donors != "any")

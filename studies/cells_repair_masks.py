@@ -32,7 +32,7 @@ from seecause.faithful.losses import LossWeights, TrainingLosses
 from seecause.heads import Pictures
 from seecause.metrics import group_accuracy
 from seecause.repair.eye import by_patches
-from seecause.repair.parts import Judged, Part, split_rows
+from seecause.repair.versions import JudgedAnswers, VersionedPictures, split_rows
 
 CRITERIA = {  # who chooses a setting: by what, first and then
     "transplant-worst": ("transplant-worst", "transplants"),
@@ -72,14 +72,14 @@ def ifam_setting(
     taken = train.take(learn.to(train.labels.device))
     shortcut.fit(job, setup, shortcut._groups(net, job), taken, loss)
     net.eval()
-    judged = Judged(part, part.logits(sc.wrap(net, name="iFAM")))
+    judged = JudgedAnswers(part, part.logits(sc.wrap(net, name="iFAM")))
     row = shortcut.row_of(*(shortcut.measured_net(setup, net, split) for split in (val, test)))
     row |= {"transplant-worst": judged.transplant_worst, "transplants": judged.moved_accuracy}
     row |= {"held-out accuracy": judged.accuracy, "method": "iFAM, one setting"}
     return [{**row, **{name: getattr(job, name) for name in SETTING}}]
 
 
-def _held_out(context: StudyContext, setup: Row, pictures: Any, seed: int) -> Part:
+def _held_out(context: StudyContext, setup: Row, pictures: Any, seed: int) -> VersionedPictures:
     """Transplants of held-out training pictures by the eye's masks: of other classes and, as in an
     audit, of the same."""
     module = shortcut.backbone(context, setup).to(context.device)
@@ -95,7 +95,7 @@ def _held_out(context: StudyContext, setup: Row, pictures: Any, seed: int) -> Pa
         )
         for donors in ("other-class", "same-class")
     )
-    return Part(cases, moved, control)
+    return VersionedPictures(cases, moved, control)
 
 
 def chosen_settings(rows: list[Row]) -> dict[str, Row]:

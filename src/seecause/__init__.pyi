@@ -17,10 +17,10 @@ from seecause.errors import SeecauseError as SeecauseError
 from seecause.loading import load as load, wrap as wrap, wrap_bag as wrap_bag
 from seecause.models.heads import CosineHead as CosineHead, Similarity as Similarity
 from seecause.models.rows import Box as Box, Region as Region
+from seecause.repair._repair import repair as repair
 from seecause.repair.audit import audit as audit
 from seecause.repair.discover import discover as discover
 from seecause.repair.eye import eye as eye
-from seecause.repair.mend import repair as repair
 from seecause.repair.transplant import transplant as transplant
 
 from . import (

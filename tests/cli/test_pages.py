@@ -334,7 +334,7 @@ def test_repair(written, drawing, processes, tmp_path, remedy):
     out, result = tmp_path / "out", mended(remedy)
     if remedy == "heads":  # where nothing was to be done, nothing may be left either
         (tmp_path / "out.work").mkdir()
-    page, told = written("repair", "seecause.repair.mend.repair", result, code=1)
+    page, told = written("repair", "seecause.repair._repair.repair", result, code=1)
     assert page.manifest == {"command": "repair", "model": "model", "remedy": remedy}
     assert page.title == "toy: before and after" and page.lead == "Mended."
     assert page.sections == drawn("repair_sections", result)
@@ -351,11 +351,11 @@ def test_only_the_first_process_of_a_repair_writes_and_speaks(
     monkeypatch.setattr("seecause.cli.progress.EVERY", 0.0)
     for first, quiet in ((True, ""), (True, " --quiet"), (False, "")):
         processes.first = first
-        progress = called(f"repair{quiet}", "seecause.repair.mend.repair").options["progress"]
+        progress = called(f"repair{quiet}", "seecause.repair._repair.repair").options["progress"]
         with progress("things", 2) as advance:
             advance(1)
         assert capsys.readouterr().err == "things: 1 of 2\n" * (first and not quiet)
-    module = importlib.import_module("seecause.repair.mend")
+    module = importlib.import_module("seecause.repair._repair")
     monkeypatch.setattr(module, "repair", lambda *_, **__: mended())
     (tmp_path / "out.work").mkdir()
     done = CliRunner().invoke(app, ["repair", "--out", str(tmp_path / "out")])
@@ -369,13 +369,13 @@ def test_the_maps_of_a_repairs_eye_wait_beside_it(opened, called, monkeypatch, t
     monkeypatch.setattr(module, "eye", lambda *w, **o: eyes.append((w, o)) or "eye")
     work = tmp_path / "out.work"
     for line, cache in (("own", work / "eye"), ("timm:x --eye-method mosaic", work / "eye")):
-        reached = called(f"repair --eye {line}", "seecause.repair.mend.repair")
+        reached = called(f"repair --eye {line}", "seecause.repair._repair.repair")
         assert reached.options["eye"] == "eye" and reached.options["work"] == work
         (words, options) = eyes.pop()
         method = "mosaic" if "mosaic" in line else "caap"
         assert words == (line.split()[0],)
         assert options == {"model": MODEL, "method": method, "cache": cache, "weights": None}
     for line in ("repair --eye given", "repair"):
-        reached = called(line, "seecause.repair.mend.repair")
+        reached = called(line, "seecause.repair._repair.repair")
         assert reached.options["eye"] == ("given" if "given" in line else None) and not eyes
         assert reached.options["test"] is None

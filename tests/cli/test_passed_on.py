@@ -18,7 +18,7 @@ from seecause.cli import app
 from seecause.cli.serve import AUDITED
 from seecause.heads._prune_and_test import Background
 from seecause.heads.masks import MaskSearch
-from seecause.repair.mend import CHEAP
+from seecause.repair._repair import CHEAP
 from tests.cli.spies import MODEL, Reached, given, reach
 
 LOADED = {"weights": "w.pth", "device": "cpu", "dtype": "float64", "check": True}
@@ -33,7 +33,7 @@ def test_a_model_is_loaded_as_told_everywhere(opened, called, tmp_path):
     lines = {
         f"explain {tmp_path}/a.png": "seecause.attribution.explain.explain_batches",
         "discover": "seecause.repair.discover.discover",
-        "repair": "seecause.repair.mend.repair",
+        "repair": "seecause.repair._repair.repair",
         "audit": "seecause.repair.audit.audit",
         "gate --max-flips 1": "seecause.repair.audit.audit",
         "heads audit": "seecause.heads._audit.audit",
@@ -102,7 +102,7 @@ def test_repair(opened, called, tmp_path):
     line = "repair --data d --test t --limit 5 --remedies heads,directions --option heads.top=3"
     line += " --option directions.top=1 --option heads.rule=sign"
     line += f" --groups --force --per-picture 2 --seed 4 --out {tmp_path}/mended"
-    reached = called(line, "seecause.repair.mend.repair")
+    reached = called(line, "seecause.repair._repair.repair")
     assert reached.words == (MODEL, "d, 5")
     given(
         reached,
@@ -373,7 +373,7 @@ def test_commands_have_the_defaults_of_python(opened, called):
     places = {
         "discover": "seecause.repair.discover.discover",
         "audit": "seecause.repair.audit.audit",
-        "repair": "seecause.repair.mend.repair",
+        "repair": "seecause.repair._repair.repair",
         "heads audit": "seecause.heads._audit.audit",
         "heads score": "seecause.heads.score_heads",
         "heads prune": "seecause.heads.prune_and_test",

@@ -43,9 +43,10 @@ from seecause.faithful.data import (
     open_validation,
     read_batches,
 )
-from seecause.faithful.evaluation import _Test, silent
-from seecause.faithful.examine import Examination, examine, merge
+from seecause.faithful.evaluation import _Test
+from seecause.faithful.metrics import Examination, examine, merge
 from seecause.faithful.training import new_net
+from seecause.heads.pictures import no_progress
 from seecause.metrics.segmentation import Overlap
 from tests.faithful.nets import tiny_net
 from tests.faithful.runs import tiny_config, tiny_pictures
@@ -274,7 +275,7 @@ def test_thresholds_are_made_where_they_are_not_those_of_all_pictures_and_kept_i
 
     def look(network, calibration):
         made.clear(), kept.clear()
-        test = _Test(network, [], None, 2, calibration, False, silent)
+        test = _Test(network, [], None, 2, calibration, False, no_progress)
         test.calibrate([0.9], "dot")
         return len(made), len(kept)
 

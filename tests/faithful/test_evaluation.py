@@ -8,6 +8,7 @@ from dataclasses import asdict, replace
 
 import pytest
 import torch
+from torch.testing import assert_close
 
 from seecause.critters import CLASSES
 from seecause.data.batch import to_batch
@@ -22,16 +23,18 @@ from seecause.faithful import (
     evaluate_intervention,
     example_parts,
     intervene,
+    leave_one_out,
     open_network,
     part_examples,
 )
 from seecause.faithful.data import batches_of, frame_of, labelled_batches, open_train, open_val
-from seecause.faithful.evaluation import _check_shares, _Test, silent
-from seecause.faithful.examine import examine, key_points
+from seecause.faithful.evaluation import _check_shares, _Test
 from seecause.faithful.interventions import Trial, try_interventions
+from seecause.faithful.metrics import examine, key_points
 from seecause.faithful.run import keep_evaluation, read_evaluations
+from seecause.heads.pictures import no_progress
 from tests.faithful.birds import KINDS, bird_net, tiny_cub
-from tests.faithful.nets import tiny_net
+from tests.faithful.nets import pictures, tiny_net
 
 
 @pytest.fixture(scope="module")
@@ -195,7 +198,7 @@ def test_an_evaluation_shows_what_the_intervention_does_beside_the_plain_numbers
     monkeypatch.setattr(f"{place}.try_interventions", lambda *_, **__: trials)
     monkeypatch.setattr(f"{place}.TrainedNetwork.val_pictures", lambda self: data)
     monkeypatch.setattr(f"{place}._Test.changed", lambda self, change, **_: {"average": 0.9})
-    test = _Test(TrainedNetwork("tiny", net), data, None, 2, None, False, silent)
+    test = _Test(TrainedNetwork("tiny", net), data, None, 2, None, False, no_progress)
     plain = Evaluation("d", 5, {"average": 0.5, "keypoints": 7.0})
     result = test.with_best_intervention(plain, [], "distance", "worst")
     assert result.intervention == Intervention((1,), 0.9, "dot") and result.chosen is trials[1]
@@ -252,3 +255,29 @@ def test_examples_are_what_the_network_makes_of_them_with_and_without_each_part(
         with intervene(net, drop_parts=[part]):
             assert torch.equal(examples.without[part].logits, net(images).logits)
             assert torch.equal(examples.without[part].mask, net(images).mask)
+
+
+def test_examples_of_a_network_in_training_are_those_of_a_test():
+    net, images = tiny_net(), pictures()
+    expected = part_examples(net, images, "abc")
+    result = part_examples(net.train(), images, "abc")
+    assert net.training
+    for part in range(net.parts):
+        assert torch.equal(result.without[part].mask, expected.without[part].mask)
+        assert_close(result.without[part].logits, expected.without[part].logits)
+
+
+def test_groups_of_some_batches_only_are_no_groups():
+    """Classes and group numbers are not mixed up."""
+    net, images, labels = tiny_net(), pictures(3), torch.arange(3)
+    for groups in (torch.tensor([7, 8, 9]), torch.tensor([[7, 8], [8, 9], [9, 9]])):
+        some = leave_one_out(net, [(images, labels, groups), (images, labels)])
+        assert some.groups.tolist() == [0, 1, 2, 0, 1, 2]
+
+
+def test_no_picture_calibrates_nothing():
+    """A generator that was used up, say: infinite thresholds would reject no token."""
+    net = tiny_net()
+    with pytest.raises(BadOption, match="at least one batch"):
+        calibrate(net, iter(()), 0.9)
+    assert not net.thresholds

@@ -338,6 +338,14 @@ def test_training_is_not_intervened_on(stages):
         assert torch.equal(out.logits, plain.logits)
 
 
+def test_an_intervention_on_a_network_in_training_is_said_to_do_nothing(caplog):
+    net = tiny_net()
+    with intervene(net, drop_parts=[0]):
+        assert not caplog.records
+    with intervene(net.train(), drop_parts=[0]):
+        assert "net.eval()" in caplog.text
+
+
 def test_leave_one_out_rejects_by_what_was_asked_for(monkeypatch):
     net, images, labels = tiny_net(), pictures(6), torch.arange(6) % 4
     for by in ("distance", "dot"):

@@ -29,10 +29,10 @@ from seecause.faithful.data import (
     open_train,
     open_val,
 )
-from seecause.faithful.examine import examine, merge
 from seecause.faithful.images import part_sheet
 from seecause.faithful.interventions import best_of, calibrate, intervene, try_interventions
 from seecause.faithful.losses import TrainingLosses
+from seecause.faithful.metrics import examine, merge
 from seecause.faithful.run import LOSSES, keep_thresholds, read_snapshot, write_best
 from seecause.faithful.training import Run, new_net
 from tests.faithful.nets import dinov2_backbone, pictures, timm_backbone, tiny_net

@@ -9,6 +9,7 @@ import pytest
 import torch
 from scipy.stats import binomtest
 from torch.testing import assert_close
+from torchvision.models import resnet18
 
 import seecause as sc
 from seecause.data.dataset import Hole
@@ -318,3 +319,21 @@ def test_cigma_takes_any_baseline(model, cases):
     assert_close(
         grey.value, sc.heads.score(model, cases.images, cases.oracle, baseline="grey").value
     )
+
+
+def test_the_gap_between_backgrounds_is_measured_of_a_convolution_too(cases):
+    """Of mixed_same, each picture is answered as it should be; of mixed_rand, none."""
+    staged = sc.wrap(resnet18(num_classes=8).eval(), mean=(0.5,) * 3, std=(0.5,) * 3, size=96)
+    answers = staged(cases.images.float()).argmax(dim=1)
+    same, other = (replace(cases, labels=labels) for labels in (answers, (answers + 1) % 8))
+    result = audit(staged, other, masks="oracle", fills=("grey",), same=same)
+    assert result.gap == (1.0, len(cases), len(cases))
+
+
+def test_options_that_would_be_ignored_or_fail_late_are_refused_first(model, cases):
+    with pytest.raises(BadOption, match=r"fills.*mean, grey, blur, noise"):
+        audit(model, "folder:/nowhere", fills=("gray",))  # before anything is read
+    with pytest.raises(BadOption, match="fills"):
+        audit(model, cases, fills=())
+    with pytest.raises(BadOption, match="masks='oracle' searches none"):
+        audit(model, cases, masks="oracle", grid=16)

@@ -44,10 +44,21 @@ def test_cigma_is_the_guarded_score_above_its_noise_floor(model, cases, guard, m
     assert not torch.equal(chosen.value, rule(scores).value)
 
 
-def test_the_noise_floor_is_that_of_the_gains(model, cases):
+def test_the_noise_floor_is_that_of_the_gains(model, cases, monkeypatch):
     gains = information_gains(model, cases.images, cases.oracle, baseline="grey")
     chosen = select("cigma", model, cases.images, cases.labels, masks=cases.oracle)
     assert chosen.protocol["noise_floor"] == gains.noise_floor
+    asked = []  # at the temperature of the scores that it is held against
+
+    def recorded(*arguments, temperature=1.0, **options):
+        asked.append(temperature)
+        return gains
+
+    monkeypatch.setattr("seecause.heads.cigma.information_gains", recorded)
+    for temperature in (0.25, "matched"):
+        options = {"masks": cases.oracle, "temperature": temperature}
+        select("cigma", model, cases.images, cases.labels, **options)
+    assert asked == [0.25, 1.0]
 
 
 def test_a_screen_is_an_option_of_cigma(model, cases):

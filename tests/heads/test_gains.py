@@ -247,3 +247,17 @@ def test_bad_input_is_refused():
     model.sigmoid = True
     with pytest.raises(NotDefined, match="answer independently"):
         information_gains(model, images, masks)
+
+
+@pytest.mark.parametrize("temperature", [0, -1.0])
+def test_a_temperature_is_above_zero(temperature, model, cases):
+    """Zero gives no number, and one below turns answers round."""
+    swapped = cases.swapped
+    for run in (
+        lambda: information_gains(model, cases.images, baseline=swapped, temperature=temperature),
+        lambda: sc.heads.discover_masks(model, cases.images, steps=1, temperature=temperature),
+        lambda: sc.heads.interchange(model, cases.images, swapped, temperature=temperature),
+        lambda: sc.heads.score(model, cases.images, cases.oracle, temperature=temperature),
+    ):
+        with pytest.raises(BadOption, match="a number above 0"):
+            run()

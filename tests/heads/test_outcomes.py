@@ -32,7 +32,6 @@ from seecause.heads._outcomes import (
     logits_without,
     outcomes,
     readable_twins,
-    top_answers,
 )
 from seecause.heads.erase import Erasure
 from seecause.heads.pictures import (
@@ -152,15 +151,6 @@ def test_numbers_are_those_of_the_logits(model, cases):
     assert bare.numbers() == {"removed": 1}  # what the data does not tell is not there
     still = replace(result, gains={"x": Gains(torch.zeros(2), torch.zeros(2), 0.0)})
     assert still.numbers()["BIR, x"] == 0.5
-
-
-def test_the_likeliest_answers_come_first():
-    logits = torch.tensor([[0.0, 2.0, 1.0], [5.0, 0.0, 0.0]])
-    first, second = top_answers(logits, ["a", "b"])
-    assert [name for name, _ in first] == ["b", "class 2"]
-    assert first[0][1] == pytest.approx(float(logits[0].softmax(0)[1])) and second[0][0] == "a"
-    assert first[1][1] == pytest.approx(float(logits[0].softmax(0)[2])) and len(second) == 2
-    assert len(top_answers(logits, ["a"], 5)[0]) == 3
 
 
 def test_averages_over_groups_have_their_own_names(model, cases, caplog):

@@ -365,3 +365,11 @@ def test_data_must_have_what_is_asked_of_it(model, train):
         score_heads(model, train, selector="taylor", background=MEAN)
     with pytest.raises(UnknownName, match="cigma"):
         score_heads(model, train, selector="cigmo")
+
+
+def test_results_print_one_line(model, result, cases):
+    """Not the pixels of every picture."""
+    audited = sc.heads.audit(model, cases, masks="oracle")
+    for value in (result, audited, cases, cases.oracle, result.scored.scores, result.scored):
+        assert len(repr(value)) < 900 and "tensor(" not in repr(value)
+    assert repr(result).startswith("PruneResult(without [(")

@@ -242,3 +242,23 @@ def test_a_fit_that_is_none_is_refused(options):
     labels, groups = torch.tensor([0, 1, 0, 1]), torch.tensor([0, 0, 1, 1])
     with pytest.raises(BadOption, match="at least one refit and strengths above 0"):
         fit_head(torch.randn(4, 3), labels, groups, classes=2, **options)
+
+
+def test_groups_that_hide_a_class_are_refused_in_words():
+    """A balanced half of groups that say nothing of the class may lack one."""
+    draw = torch.Generator().manual_seed(0)
+    x = torch.randn(40, 5, generator=draw, dtype=torch.float64)
+    groups = (torch.arange(40) % 20 == 0).long()  # two pictures, one in each half
+    for classes in (2, 3):
+        with pytest.raises(BadOption, match=r"groups=.*no picture of class"):
+            fit_head(x, torch.arange(40) % classes, groups, classes=classes, refits=2)
+
+
+def test_images_of_another_type_are_taken_along():
+    native = tiny("timm_deit3")
+    model, images, labels = view(native), pictures(native, batch=8), torch.arange(8) % 2
+    assert_close(features(model, images.float()), features(model, images), atol=1e-5, rtol=1e-5)
+    kept = sc.heads.divprune(model, images.float(), keep=0.5)
+    assert kept.logits.dtype == torch.float64
+    gates = sc.heads.head_gates(model, (images.float(), labels), fits=1, steps=1)
+    assert gates.free.shape[0] == 1

@@ -8,12 +8,15 @@ from dataclasses import replace
 import pytest
 import torch
 from scipy.stats import spearmanr
+from torchvision.models import resnet18
 
-from seecause.errors import BadOption, UnknownName
+import seecause as sc
+from seecause.errors import BadOption, NotDefined, UnknownName
 from seecause.heads import (
     AnswerSampling,
     Background,
     Erasure,
+    HeadScores,
     ablation_study,
     answered_right,
     discover_masks,
@@ -221,3 +224,22 @@ def test_a_study_is_set_up_as_it_is_asked_for(model, cases, monkeypatch):
     )
     with pytest.raises(BadOption, match="studies compare masks"):
         ablation_study("k", model, train, cases, background=Background(fill="swap"))
+
+
+def test_data_may_be_named_and_other_models_are_refused_in_words(model):
+    table = ablation_study("k", model, "critters:certified:train", "critters:certified:test",
+                           top=1, draws=1, background=Background(masks="oracle"))  # fmt: skip
+    assert table.train is not None and table.train.name.startswith("critters:certified:train")
+    staged = sc.wrap(resnet18(num_classes=2).eval(), mean=(0.5,) * 3, std=(0.5,) * 3, size=32)
+    scored, labels = HeadScores(torch.zeros(1, 1)), torch.arange(2)
+    for run in (
+        lambda: ablation_study("k", staged, table.train, table.test),
+        lambda: random_sets(staged, 1),
+        lambda: sc.heads.greedy(staged, table.train.images),
+        lambda: sc.heads.head_gates(staged, (table.train.images, table.train.labels)),
+        lambda: sc.heads.divprune(staged, table.train.images),
+        lambda: sc.heads.curve(staged, table.test, scored, [0]),
+        lambda: sc.heads.retrain_last_layer(staged, torch.zeros(2, 3, 32, 32), labels, labels),
+    ):
+        with pytest.raises(NotDefined, match="read by its stages, not by heads"):
+            run()

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 
 import pytest
 import torch
 
 import seecause as sc
-from seecause.data import to_pil
+from seecause.data import Sample, to_pil
 from seecause.errors import BadOption
 from seecause.heads import Pictures
 from seecause.repair.audit import BackgroundAudit, verdict_of
 from seecause.repair.eye import EyeMasks
-from seecause.repair.parts import Judged, PairVersions, Part, PartLogits
+from seecause.repair.versions import JudgedAnswers, PairVersions, VersionedPictures, VersionLogits
 from tests.repair.toys import fitted, scenes
 
 
@@ -67,8 +68,8 @@ def test_numbers_are_those_of_the_answers_written_out():
     )
     moved = versions([0, 0, 1, 2], [0, 0, 1, 1], [1, 1, 0, 0])
     control = versions([0, 1], [0, 1], [0, 1])
-    logits = PartLogits(answered(0, 1, 0), answered(0, 1, 0, 0), answered(0, 0))
-    judged = Judged(Part(pictures, moved, control), logits)
+    logits = VersionLogits(answered(0, 1, 0), answered(0, 1, 0, 0), answered(0, 0))
+    judged = JudgedAnswers(VersionedPictures(pictures, moved, control), logits)
     masks = EyeMasks(torch.ones(3, 2, 2, dtype=torch.bool), torch.ones(3), "x", "network")
     result = BackgroundAudit(judged, masks)
     assert judged.flips_of().tolist() == [0.5, 1, 0] and judged.pulled().tolist() == [0.5, 1, 1]
@@ -85,7 +86,9 @@ def test_numbers_are_those_of_the_answers_written_out():
         "high 95%": high, "right answers": 2,
     })  # fmt: skip
     alone = dataclasses.replace(
-        judged, part=Part(pictures, moved), logits=dataclasses.replace(logits, control=None)
+        judged,
+        versioned=VersionedPictures(pictures, moved),
+        logits=dataclasses.replace(logits, control=None),
     )
     assert BackgroundAudit(alone, masks).extra_flips.tolist() == [0.5, 1]  # drawn to the donor
     turned = dataclasses.replace(logits, control=answered(0, 1))
@@ -108,7 +111,7 @@ def test_a_shortcut_is_found_also_where_backgrounds_tell_nothing_of_the_class(mo
     assert numbers["BIG"] == float(found.gains.big.mean())
     picture, version = found.worst(3)[0]
     assert found.judged.right[picture]
-    assert int(found.judged.part.moved.source_index[version]) == picture
+    assert int(found.judged.versioned.moved.source_index[version]) == picture
 
 
 def test_a_fair_model_is_not_accused(models):
@@ -169,3 +172,46 @@ def test_data_may_be_named_and_results_print_one_line(tmp_path, models, caplog):
     assert hole.name == "dark/bad.png" and "left out" in caplog.text
     with pytest.raises(BadOption, match="folder:"):
         sc.audit(models["biased"], str(tmp_path))
+
+
+class Nameless:
+    """Data whose samples have no ids, as people write it first."""
+
+    name, classes, fingerprint = "nameless", ("dark", "light"), "1"
+
+    def __init__(self, pictures, model):
+        raw = model.preprocess.raw(pictures.images)
+        self.samples = [
+            Sample(image.clamp(0, 1), int(label), mask=mask)
+            for image, label, mask in zip(raw, pictures.labels, pictures.truth, strict=True)
+        ]
+
+    def __len__(self):
+        return len(self.samples)
+
+    def __getitem__(self, index):
+        return self.samples[index]
+
+
+def test_pictures_without_ids_are_not_taken_for_one(models):
+    model = models["biased"]
+    data = Nameless(scenes(60), model)
+    assert sc.audit(model, data, per_picture=1).transplant_worst == 0
+    mended = sc.repair(model, data, per_picture=2, remedies=("last-layer",))
+    assert mended.after.transplant_worst > mended.before.transplant_worst
+
+
+def test_pictures_read_for_another_precision_are_taken_along(models):
+    """Read once, and audited with a model of another type."""
+    model, usual = models["biased"], scenes(40)
+    module = copy.deepcopy(model.module).double()
+    wide = sc.wrap(module, mean=(0.5,) * 3, std=(0.5,) * 3, classes=("dark", "light"))
+    assert sc.audit(wide, usual, per_picture=1).verdict == sc.audit(model, usual).verdict
+    assert sc.heads.audit(wide, usual, masks="oracle").logits.dtype == torch.float64
+
+
+def test_the_worst_pictures_are_answered_right(models):
+    """However many are asked for."""
+    result = sc.audit(models["biased"], scenes(20, usual=0.5, seed=3), per_picture=1)
+    places = [place for place, _ in result.worst(20)]
+    assert 0 < len(places) < 20 and bool(result.counted[places].all())

@@ -17,8 +17,8 @@ import seecause as sc
 from seecause.cli import app
 from seecause.errors import BadOption
 from seecause.heads import Pictures
-from seecause.repair.kinds import KindPlan, ObjectPatches, kinds_at, object_patches, pasted
-from seecause.repair.parts import origins
+from seecause.repair.patch_kinds import KindPlan, ObjectPatches, kinds_at, object_patches, pasted
+from seecause.repair.versions import origins
 
 RED, SIDE = 2, 32  # a class, and pixels of a picture
 

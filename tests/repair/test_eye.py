@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 import torch
 
 import seecause as sc
+from seecause.data.dataset import IGNORE
 from seecause.heads import iou
 from seecause.repair.eye import by_patches, otsu
 from tests.reference import transplant as twin
@@ -55,6 +58,15 @@ def test_another_network_is_checked_against_given_masks(biased, pictures):
     assert torch.equal(seen.overlap, iou(seen.masks, truth))
     assert seen.overlap.mean() > 0.3 and seen.confidence.gt(0.5).all()
     assert not seen.notes
+
+
+def test_pictures_without_a_mask_are_not_counted_as_missed(biased, pictures):
+    """Masks of some pictures only: the overlap of the others is not known."""
+    truth = pictures.truth.int()
+    truth[3:] = IGNORE
+    some = dataclasses.replace(pictures, truth=truth)
+    seen = sc.eye("builtin:critters-vit", model=biased).masks(some)
+    assert seen.overlap[3:].isnan().all() and not seen.overlap[:3].isnan().any()
 
 
 def test_the_models_own_maps_come_with_a_warning(biased, pictures, caplog):
@@ -123,3 +135,10 @@ def test_empty_given_masks_are_told(biased, pictures, caplog):
     seen = sc.eye(truth, model=biased).masks(pictures)
     assert seen.confidence.tolist() == [1, 1, 0, 1, 1, 1]
     assert "1 of 6 masks are empty" in seen.notes[0] and seen.notes[0] in caplog.text
+
+
+def test_what_an_eye_would_ignore_is_refused(biased):
+    with pytest.raises(sc.SeecauseError, match="given masks have no method"):
+        sc.eye("given", model=biased, method="rollout")
+    with pytest.raises(sc.SeecauseError, match="a network that is loaded by name"):
+        sc.eye("own", model=biased, weights="elsewhere.safetensors")

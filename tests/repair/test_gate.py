@@ -75,8 +75,8 @@ def test_no_spread_is_not_certainty(audits):
     judged = audits["fair"].judged
     still = dataclasses.replace(
         judged.logits,
-        moved=judged.logits.plain[judged.part.moved.source_index],
-        control=judged.logits.plain[judged.part.control.source_index],
+        moved=judged.logits.plain[judged.versioned.moved.source_index],
+        control=judged.logits.plain[judged.versioned.control.source_index],
     )
     audit = dataclasses.replace(audits["fair"], judged=dataclasses.replace(judged, logits=still))
     count = len(audit.extra_flips)
@@ -119,8 +119,8 @@ def test_limits_that_make_no_sense_are_refused(audits):
     with pytest.raises(BadOption, match="needs masks"):
         sc.repair.gate(pairs, max_bir=0.2)
     plain = dataclasses.replace(audits["fair"].pictures, groups=())
-    part = dataclasses.replace(audits["fair"].judged.part, pictures=plain)
-    judged = dataclasses.replace(audits["fair"].judged, part=part)
+    part = dataclasses.replace(audits["fair"].judged.versioned, pictures=plain)
+    judged = dataclasses.replace(audits["fair"].judged, versioned=part)
     with pytest.raises(BadOption, match="no groups"):
         sc.repair.gate(dataclasses.replace(audits["fair"], judged=judged), min_worst_group=0.5)
 

@@ -7,6 +7,7 @@ import torch
 
 import seecause as sc
 from seecause.repair import pairs_of, transplant_pairs
+from seecause.repair.versions import origins
 from tests.files import photo
 
 
@@ -101,3 +102,6 @@ def test_transplants_are_pairs(model):
     pairs = transplant_pairs(moved)
     assert len(pairs) == 12 and pairs.others.equal(moved[:])
     assert pairs.images[3].equal(pictures.images[1])
+    ids = pairs.pictures.ids
+    assert len(set(ids)) == 12
+    assert origins(ids).tolist() == moved.source_index.tolist()  # no repair tears them apart

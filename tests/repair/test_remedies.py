@@ -11,16 +11,17 @@ import torch
 from torch.testing import assert_close
 
 import seecause as sc
+from seecause.engine.forks import mean_carried
 from seecause.errors import BadOption, UnknownName
 from seecause.heads import Swapped, baselines, interchange, penalised, score
 from seecause.heads.baselines import last_layer
 from seecause.heads.pictures import logits_of
 from seecause.repair import head_remedies, training_remedies
 from seecause.repair._remedies import Lesson, find_remedy, remedies
-from seecause.repair.head_remedies import _last_versions, mean_carried, without
+from seecause.repair.head_remedies import _last_versions, without
 from seecause.repair.last_layer import group_dro, new_layer
-from seecause.repair.parts import Judged, Material, origins, split_rows, worst_cell
 from seecause.repair.transplant import on_pixels
+from seecause.repair.versions import JudgedAnswers, Material, origins, split_rows, worst_cell
 from tests.repair.toys import fitted, scenes
 
 
@@ -43,7 +44,7 @@ def made_lesson(model, **options):
 
 
 def test_the_model_under_repair_has_something_to_repair(biased, lesson):
-    judged = Judged(lesson.choose, lesson.choose.logits(biased))
+    judged = JudgedAnswers(lesson.choose, lesson.choose.logits(biased))
     assert judged.accuracy > 0.8 and judged.transplant_worst < 0.5
     assert judged.flips > 0.5 > judged.control_flips
 
@@ -66,7 +67,7 @@ def test_last_layers_mend_it_without_a_group_label(biased, lesson, name):
     before = find_remedy("nothing", {}).fit(biased, lesson).judge(lesson.choose)
     after = mended.judge(lesson.choose)
     assert after.transplant_worst > before.transplant_worst + 0.3
-    direct = Judged(lesson.choose, lesson.choose.logits(mended.model))
+    direct = JudgedAnswers(lesson.choose, lesson.choose.logits(mended.model))
     assert_close(after.logits.moved, direct.logits.moved.double(), atol=1e-4, rtol=1e-4)
 
 
@@ -82,10 +83,10 @@ def test_directions_tell_their_spectrum_and_what_random_ones_do(biased, lesson):
 def test_fine_tuning_keeps_the_best_epoch(biased, lesson):
     mended = find_remedy("fine-tune", {}).fit(biased, lesson, epochs=3, rate=3e-3, batch=32)
     curve = mended.details["transplant-worst by epoch"]
-    worst = Judged(lesson.choose, lesson.choose.logits(mended.model)).transplant_worst
+    worst = JudgedAnswers(lesson.choose, lesson.choose.logits(mended.model)).transplant_worst
     assert worst == pytest.approx(max(curve), abs=1e-4)
     assert not any(p.requires_grad for p in mended.model.module.parameters())
-    assert worst > Judged(lesson.choose, lesson.choose.logits(biased)).transplant_worst
+    assert worst > JudgedAnswers(lesson.choose, lesson.choose.logits(biased)).transplant_worst
 
 
 @pytest.mark.parametrize("harmed", [False, True])  # a damaged epoch: it begins again
@@ -118,7 +119,7 @@ def test_a_killed_fine_tuning_goes_on_as_if_it_had_not_been(biased, tmp_path, mo
 def test_heads_go_by_held_out_versions(biased, lesson):
     mended = find_remedy("heads", {}).fit(biased, lesson, counts=(1, 2), pairs=8)
     tried = mended.details["transplant-worst by count"]
-    judged = Judged(lesson.choose, lesson.choose.logits(mended.model))
+    judged = JudgedAnswers(lesson.choose, lesson.choose.logits(mended.model))
     assert judged.transplant_worst == pytest.approx(max(tried.values()), abs=1e-4)
     heads = mended.details["heads"]
     order = head_remedies.head_scores(biased, lesson, "interchange", 8).order()
@@ -164,7 +165,7 @@ def test_what_a_head_carries_is_that_of_its_own_block(biased, lesson):
 def test_a_head_that_carries_its_mean_is_that_head_replaced(biased, lesson):
     """The last block's heads, whose mean over all tokens goes into the bias."""
     images = lesson.choose.pictures.images[:4]
-    means = mean_carried(biased, images)
+    means = [by_token.mean(dim=0) for by_token in mean_carried(biased, images)]
     edited = without(biased, [(1, 2)], "mean", means)
     block = biased.module.blocks[1]
     width = block.attn.head_dim

@@ -130,3 +130,9 @@ def test_memory_is_that_of_the_pictures_alone():
     held = sum(x.numel() * x.element_size() for x in vars(moved).values() if torch.is_tensor(x))
     assert isinstance(moved, Transplants) and len(moved) == 7000
     assert held < moved.images.nbytes + 7000 * 5 * 8 + 1000
+
+
+def test_what_is_no_picture_is_refused_in_words():
+    masks, labels = torch.zeros(3, 1, 1, dtype=torch.bool), torch.arange(3)
+    with pytest.raises(sc.SeecauseError, match=r"pictures .n, 3, H, W. of decimal numbers"):
+        sc.transplant(torch.rand(3), masks, labels)

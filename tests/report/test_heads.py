@@ -10,6 +10,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+import seecause as sc
 from seecause.heads import HeadScores
 from seecause.heads._audit import Audit
 from seecause.heads._outcomes import Outcome
@@ -27,7 +28,14 @@ from seecause.report.heads import (
     spelled,
     study_section,
 )
-from seecause.report.heads_audit import audit_csv, groups_section, verdict, verdict_section
+from seecause.report.heads_audit import (
+    audit_csv,
+    groups_section,
+    shot_answers,
+    verdict,
+    verdict_section,
+)
+from tests.tiny import tiny
 
 VALUE = torch.tensor([[0.02, -0.01, torch.nan], [0.0, -torch.inf, 0.004]], dtype=torch.float64)
 SCORES = HeadScores(
@@ -262,3 +270,16 @@ def test_before_and_after_are_told_in_words():
         == "accuracy in the worst of groups (0, 1) and (1, 0) ↑"
         and spelled("BIR, grey") == "BIR, grey ↓"
     )
+
+
+def test_the_likeliest_answers_come_first_with_their_probabilities():
+    """Of classes that answer independently, not shares of a whole."""
+    native = tiny("timm_deit3")
+    logits = torch.zeros(sc.wrap(native.module, **native.options).n_classes)
+    logits[1], logits[2] = 2.0, 1.0
+    for sigmoid, chances in ((False, logits.softmax(0)), (True, logits.sigmoid())):
+        model = sc.wrap(native.module, **native.options, sigmoid=sigmoid)
+        ((word, answers),) = shot_answers(model, [logits], model.class_name(2), ["now"])
+        assert word == "now" and [a.explained for a in answers] == [False, True]
+        assert [a.name for a in answers] == [model.class_name(1), model.class_name(2)]
+        assert [a.probability for a in answers] == pytest.approx(chances[1:3].tolist())

@@ -95,7 +95,7 @@ def repair(
     from seecause.data.batch import take_names
     from seecause.data.registry import open_data
     from seecause.faithful.run import join_processes
-    from seecause.repair.mend import ASKED_INSTEAD, IN_WORDS, repair as mend
+    from seecause.repair._repair import ASKED_INSTEAD, IN_WORDS, repair as mend
 
     replaces, options = run.check(), trying.made()
     try:

@@ -40,7 +40,7 @@ from seecause.lvlm import (
 )
 from seecause.models.base import protocol
 from seecause.models.sources import ZOO
-from seecause.repair.mend import repair as sc_repair
+from seecause.repair._repair import repair as sc_repair
 from seecause.report.faithful import note_of, part_cards, parts_section
 from seecause.report.lvlm import (
     curves_section,

@@ -4,8 +4,7 @@ intervention that is asked for or that validation recommends."""
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -26,16 +25,17 @@ from seecause.faithful.data import (
     open_train,
     open_validation,
 )
-from seecause.faithful.examine import Examination, examine, key_points, keypoint_fit_data
 from seecause.faithful.images import RandomCuts
 from seecause.faithful.interventions import (
     Trial,
     best_of,
     calibrate,
+    evaluating,
     intervene,
     sensible_criterion,
     try_interventions,
 )
+from seecause.faithful.metrics import Examination, examine, key_points, keypoint_fit_data
 from seecause.faithful.net import IFAM, By, IFAMOutput, Intervention
 from seecause.faithful.run import (
     CONFIG,
@@ -44,6 +44,7 @@ from seecause.faithful.run import (
     open_run,
     read_evaluations,
 )
+from seecause.heads.pictures import Progress, no_progress
 from seecause.models.sources import ZOO, only_card, saved
 
 # every creature on every background equally often: in its own regime, some groups have hardly a
@@ -53,14 +54,7 @@ MIXED_SAME, MIXED_RAND = ":mixed_same", ":mixed_rand"  # of ImageNet-9
 # which pictures a network is trained and tested on: what its card keeps of a `TrainedNetwork`
 _PICTURES = ("data", "val", "test", "limit", "val_limit")
 
-# what is done, for how many pictures -> a block that is told how many more are done
-Progress = Callable[[str, int], AbstractContextManager[Callable[[int], None]]]
-
 Choose = Literal["auto", "worst", "auc"]  # by what, on validation
-
-
-def silent(what: str, total: int) -> AbstractContextManager[Callable[[int], None]]:
-    return nullcontext(lambda done: None)
 
 
 @dataclass(frozen=True, eq=False)
@@ -188,7 +182,7 @@ def evaluate(
     random_cuts: bool = False,
     limit: int | None = None,
     batch: int = 32,
-    progress: Progress = silent,
+    progress: Progress = no_progress,
 ) -> Evaluation:
     """The test pictures, plain and with the intervention that validation recommends: one part left
     out, a quantile of tokens trusted, both or neither.
@@ -235,7 +229,7 @@ def evaluate_intervention(
     calibration: int | None = None,
     limit: int | None = None,
     batch: int = 32,
-    progress: Progress = silent,
+    progress: Progress = no_progress,
 ) -> Evaluation:
     """The test pictures, plain and with parts left out, with untrusted tokens rejected, or both."""
     parts = network.net.parts
@@ -381,10 +375,11 @@ class PartExamples:
 def part_examples(net: IFAM, images: Tensor, titles: Sequence[str]) -> PartExamples:
     """With every part left out in turn."""
     without = {}
-    for part in range(net.parts):
-        with intervene(net, drop_parts=[part]):
-            without[part] = net(images)
-    return PartExamples(net, images, net(images), without, titles)
+    with evaluating(net):
+        for part in range(net.parts):
+            with intervene(net, drop_parts=[part]):
+                without[part] = net(images)
+        return PartExamples(net, images, net(images), without, titles)
 
 
 def example_parts(

@@ -13,6 +13,7 @@ to another part instead.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -30,6 +31,7 @@ from seecause.faithful.parts import mean_vote, select_without
 from seecause.metrics.accuracy import GroupAccuracy, auroc, group_accuracy
 from seecause.models.base import ImageModel
 
+log = logging.getLogger(__name__)
 Criterion = Literal["worst", "auc"]
 
 
@@ -65,7 +67,9 @@ def calibrate(
             winner, pictures = maps.argmax(dim=1), pictures + len(batch)
             for part, collected in enumerate(values):
                 collected.append(scores[:, part][winner == part].cpu())
-    tokens = [torch.cat(collected).numpy() if collected else np.empty(0) for collected in values]
+    if not pictures:
+        raise BadOption("images", "nothing", "at least one batch of training images")
+    tokens = [torch.cat(collected).numpy() for collected in values]
     thresholds = [_thresholds(q, by, tokens, pictures) for q in shares]
     net.thresholds.update({(each.quantile, by): each for each in thresholds})
     return thresholds
@@ -88,8 +92,10 @@ def intervene(
     by: By = "distance",
 ) -> Iterator[IFAM]:
     """Inside the block, parts are dropped and tokens beyond the calibrated quantile rejected: in
-    the network and in any view of it."""
+    the network and in any view of it, in eval mode (training is left alone)."""
     net = network(net)
+    if net.training:
+        log.warning("this network is in training, where interventions do nothing: net.eval()")
     dropped = tuple(sorted({int(part) for part in drop_parts}))
     if dropped and not 0 <= dropped[0] <= dropped[-1] < net.parts:
         raise BadOption("drop_parts", list(drop_parts), f"parts 0-{net.parts - 1}")
@@ -174,30 +180,30 @@ def leave_one_out(
     """Batches of (images, labels) or (images, labels, groups) of a validation set; parts in
     `drop_parts` are out throughout.
 
-    Stage 1 runs once. Groups are the classes where none are given. Choose parts on a validation
-    set, never on the test set.
+    Stage 1 runs once. Groups are the classes where some batch has none. Choose parts on a
+    validation set, never on the test set.
     """
     net = network(net)
-    rows: list[tuple[Tensor, ...]] = []
+    rows, members = list[tuple[Tensor, Tensor, Tensor]](), list[Tensor]()
     with evaluating(net), intervene(net, drop_parts=drop_parts, quantile=quantile, by=by):
-        fixed, every = net.removed.clone(), torch.arange(net.parts, device=net.removed.device)
+        fixed, parts = net.removed.clone(), torch.arange(net.parts, device=net.removed.device)
         for images, labels, *groups in batches:
             images = images.to(net.stage1.prototypes)
             features, noise = net.stage1.tower.features(images), net.noise_for(images)
             _, maps, _, votes = net.discover(features, noise)
             plain = _without(net, images, maps, votes, fixed)
             answers = [
-                _without(net, images, maps, votes, fixed | (every == part))
+                _without(net, images, maps, votes, fixed | (parts == part))
                 for part in range(net.parts)
             ]
-            row = (plain, torch.stack(answers), labels, (groups or [labels])[0])
-            rows.append(tuple(tensor.cpu() for tensor in row))
+            rows.append((plain.cpu(), torch.stack(answers).cpu(), labels.cpu()))
+            members += [group.cpu() for group in groups]
     if not rows:
         raise BadOption("batches", "nothing", "at least one batch of images and labels")
-    plain, without, truth, members = zip(*rows, strict=True)
-    return LeaveOneOut(
-        torch.cat(plain), torch.cat(without, dim=1), torch.cat(truth), torch.cat(members)
-    )
+    plain, without, truth = zip(*rows, strict=True)
+    labels = torch.cat(truth)
+    every = torch.cat(members) if len(members) == len(rows) else labels
+    return LeaveOneOut(torch.cat(plain), torch.cat(without, dim=1), labels, every)
 
 
 def _without(net: IFAM, images: Tensor, maps: Tensor, votes: Tensor, removed: Tensor) -> Tensor:

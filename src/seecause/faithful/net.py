@@ -104,11 +104,20 @@ class Thresholds:
 
 
 class IFAM(nn.Module):
-    """Two copies of `backbone` (a native vision transformer), `parts` prototypes, `classes` answers
-    (a count, or their names), and the fields of `IFAMOptions` as `options`.
+    """A classifier of two copies of `backbone`, a native vision transformer: the first finds
+    `parts` parts, the second answers from their patches alone. `sc.wrap(net)` is a model for every
+    method here; `sc.faithful.train` trains one.
 
-    `preprocess` and `architecture` are for saving and wrapping, where the backbone does not tell
-    them.
+    `classes`: a count, or their names. `options`: the fields of `IFAMOptions`. `preprocess` and
+    `architecture`: how pictures are prepared and the backbone is built, for wrapping and saving,
+    where the backbone does not tell.
+
+    >>> import timm, torch, seecause as sc
+    >>> small = {"img_size": 32, "patch_size": 8, "embed_dim": 16, "depth": 1, "num_heads": 2}
+    >>> net = sc.faithful.IFAM(timm.models.VisionTransformer(**small), parts=3, classes=5).eval()
+    >>> out = net(torch.zeros(1, 3, 32, 32))
+    >>> out.logits.shape, out.maps.shape, out.mask.shape
+    (torch.Size([1, 5]), torch.Size([1, 4, 4, 4]), torch.Size([1, 4, 4]))
     """
 
     removed: Tensor

@@ -40,10 +40,10 @@ from seecause.faithful.data import (
     open_validation,
     read_batches,
 )
-from seecause.faithful.examine import check_select, examine, merge
 from seecause.faithful.images import part_sheet
 from seecause.faithful.interventions import evaluating
 from seecause.faithful.losses import TrainingLosses, check_grid, parameter_groups
+from seecause.faithful.metrics import check_select, examine, merge
 from seecause.faithful.net import IFAM
 from seecause.faithful.run import (
     CONFIG,

@@ -11,7 +11,7 @@ exact swap         the same object elsewhere: where it can be had, believe it
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, get_args
 
@@ -21,10 +21,10 @@ from torch import Tensor
 from seecause.data.dataset import Dataset, Hole
 from seecause.data.registry import as_data
 from seecause.errors import BadOption
-from seecause.heads._outcomes import SWAP, Examples, background_gaps, examples, readable_twins
+from seecause.heads._outcomes import SWAP, Examples, examples, readable_twins
 from seecause.heads.erase import Erasure, Fill, Masks
 from seecause.heads.gains import Gains, information_gains
-from seecause.heads.masks import check_search, discover_masks, iou
+from seecause.heads.masks import MaskSearch, check_search, discover_masks, iou, mask_options
 from seecause.heads.pictures import (
     Pictures,
     Progress,
@@ -33,10 +33,9 @@ from seecause.heads.pictures import (
     no_progress,
     pictures_of,
 )
-from seecause.metrics.accuracy import GroupAccuracy, clopper_pearson, group_accuracy
+from seecause.metrics.accuracy import GroupAccuracy, background_gap, clopper_pearson
 from seecause.models._settled import settles
 from seecause.models.base import ImageModel, protocol
-from seecause.models.view import VisionModel
 
 MaskSource = Literal["discovered", "oracle", "both"]
 Counted = Literal["right", "all"]
@@ -46,7 +45,7 @@ SHOWN = 6  # pictures
 AuditFinding = Literal["hardly", "partly", "mostly", "perhaps", "cannot tell", "too few"]
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Audit:
     """FIG and BIG of every picture by every erasure, and what the answers do otherwise."""
 
@@ -63,6 +62,11 @@ class Audit:
     holes: tuple[Hole, ...] = ()  # pictures that could not be read, of mixed_same too
     examples: Examples | None = None  # of the worst pictures
     protocol: dict[str, Any] = field(default_factory=dict)
+
+    def __repr__(self) -> str:
+        low, high = self.interval
+        share = f"background share {self.background_share:.2f} ({low:.2f} to {high:.2f})"
+        return f"Audit({self.finding}: {share} by {self.trusted}, {self.pictures!r})"
 
     @property
     def means(self) -> dict[str, Gains]:
@@ -154,57 +158,71 @@ def audit(
     fills: Sequence[Fill] = ("mean", "grey"),
     temperature: float = 1.0,
     count: Counted = "right",
-    same: Dataset | Pictures | None = None,
+    same: Dataset | Pictures | str | None = None,
     progress: Progress = no_progress,
     **search: Any,
 ) -> Audit:
-    """Measure every erasure there is: discovered and true masks, each with every fill, and exact
-    swaps.
+    """FIG, BIG and BIR of every picture, by every way there is to take its background away:
+    discovered and true masks, each with every fill, and exact swaps where the data has them.
 
-    `both` takes true masks where the data has them; `oracle` insists on them. Means are those of
-    right answers (CIGMA, section 1.1), or of all with `count="all"`; without labels, or without a
-    right answer, all count. Flips and groups are always of all pictures. `same`: of ImageNet-9's
-    mixed_rand, the variant mixed_same, for the BG-gap. `search` are options of `discover_masks`.
+    `masks`: "discovered" by the model, "oracle" (the data's own), or "both" as far as the data has
+    them. `count`: means are those of "right" answers (of "all" where none is right, or there are no
+    labels); flips and groups are always of all pictures. `same`: of ImageNet-9's mixed_rand, the
+    variant mixed_same, for the BG-gap. `search`: options of `discover_masks`.
+
+    >>> import seecause as sc
+    >>> model = sc.load("builtin:critters-biased")
+    >>> data = sc.data.open_data("critters:certified:test", limit=24)
+    >>> sc.heads.audit(model, data, masks="oracle").finding
+    'mostly'
     """
-    if masks not in get_args(MaskSource):
-        raise BadOption("masks", masks, f"one of {', '.join(get_args(MaskSource))}")
-    if count not in get_args(Counted):
-        raise BadOption("count", count, f"one of {', '.join(get_args(Counted))}")
-    check_search(search)
+    _check_audit(masks, fills, count, search)
     data = as_data(data)
     model = model_for(model, data)
     pictures = pictures_of(model, data, progress)
-    sources, overlap = _masks(
-        model, pictures, masks, {"temperature": temperature, **search}, progress
-    )
-    looks = [Erasure(source, fill) for source in sources for fill in fills] + pictures.exact_swaps
+    asked = {"temperature": temperature, **search}
+    sources, overlap = _masks(model, pictures, masks, asked, progress)
+    masked = [Erasure(source, fill) for source in sources for fill in fills]
+    erasures = {erasure.name: erasure for erasure in (*masked, *pictures.exact_swaps)}
     gains = {}
-    for look in looks:
-        around = {"baseline": look.baseline, "temperature": temperature}
-        gains[look.name] = information_gains(model, pictures.images, look.masks, **around)
+    for name, erasure in erasures.items():
+        around = {"baseline": erasure.baseline, "temperature": temperature}
+        gains[name] = information_gains(model, pictures.images, erasure.masks, **around)
     logits = logits_of(model, pictures.images)
-    right, groups = None, None
-    if pictures.labels is not None:
-        right = (logits.argmax(dim=1) == pictures.labels).cpu()
-        groups = group_accuracy(right, pictures.groups) if pictures.grouped else None
+    right = None if pictures.labels is None else (logits.argmax(dim=1) == pictures.labels).cpu()
     some_right = count == "right" and right is not None and bool(right.any())
-    twin = _twin(model, same, progress)
+    twin = None if same is None else pictures_of(model, as_data(same), progress)
     options = {"masks": masks, "fills": ", ".join(fills), "temperature": temperature}
     options |= {"count": count} | ({} if masks == "oracle" else _search_record(search))
     result = Audit(
         pictures=pictures,
         logits=logits.cpu(),
-        erasures={look.name: look for look in looks},
+        erasures=erasures,
         gains=gains,
         overlap=overlap,
         flips=_flips(model, pictures, logits),
-        groups=groups,
+        groups=None if right is None else pictures.by_group(right),
         counted=right if some_right else None,
         gap=None if twin is None else _gap(model, twin, pictures),
         holes=(*pictures.holes, *(() if twin is None else twin.holes)),
         protocol={"method": "audit", "options": options, **protocol(model, pictures.images)},
     )
     return replace(result, examples=_worst_examples(model, result))
+
+
+def _check_audit(masks: str, fills: Sequence[str], count: str, search: Mapping[str, Any]) -> None:
+    """Refuse what cannot be used, or would not be, before any picture is read."""
+    if masks not in get_args(MaskSource):
+        raise BadOption("masks", masks, f"one of {', '.join(get_args(MaskSource))}")
+    if count not in get_args(Counted):
+        raise BadOption("count", count, f"one of {', '.join(get_args(Counted))}")
+    if not fills or any(fill not in get_args(Fill) for fill in fills):
+        raise BadOption("fills", fills, f"some of {', '.join(get_args(Fill))}")
+    check_search(search)
+    unused = mask_options(search) if masks == "oracle" else {}
+    if unused:
+        expected = "masks='discovered' or 'both': masks='oracle' searches none"
+        raise BadOption("search", ", ".join(unused), expected)
 
 
 def _worst_examples(model: ImageModel, audit: Audit) -> Examples:
@@ -237,24 +255,16 @@ def _flips(model: ImageModel, pictures: Pictures, logits: Tensor) -> Tensor | No
     return (elsewhere.argmax(dim=1) != logits.argmax(dim=1)).cpu()
 
 
-def _twin(
-    model: ImageModel, same: Dataset | Pictures | None, progress: Progress
-) -> Pictures | None:
-    if same is None or not isinstance(model, VisionModel):
-        return None
-    return pictures_of(model, same, progress)
-
-
 def _gap(model: ImageModel, same: Pictures, random: Pictures) -> tuple[float, int, int]:
-    assert isinstance(model, VisionModel)
-    same, random = readable_twins(same, random)
-    (gap,) = background_gaps(model, same, random, [[]])
-    return gap, len(same), len(random)
+    right = []
+    for pictures in readable_twins(same, random):
+        assert pictures.labels is not None
+        right.append((logits_of(model, pictures.images).argmax(dim=1) == pictures.labels).cpu())
+    return background_gap(*right), len(right[0]), len(right[1])
 
 
 def _search_record(search: dict[str, Any]) -> dict[str, Any]:
-    others = {name: value for name, value in search.items() if name not in ("steps", "cache")}
-    record: dict[str, Any] = {"steps": search.get("steps", 250)}
-    if others:
+    record: dict[str, Any] = {"steps": search.get("steps", MaskSearch.steps)}
+    if others := mask_options(search):
         record["mask options"] = ", ".join(f"{name}={value}" for name, value in others.items())
     return record

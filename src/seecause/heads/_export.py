@@ -11,17 +11,17 @@ left; `seecause.json` says it to programs. A module that brings its own view and
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Literal, get_args
 
 from PIL import Image
-from safetensors.torch import save_file
+from safetensors.torch import save
 from torch import nn
 
 from seecause import __version__
+from seecause._files import write_atomic, write_json
 from seecause.errors import BadOption, NotDefined
 from seecause.heads._prune import check_sliceable, kept_heads, original_heads, prune, zero
 from seecause.heads.scores import Head, checked_heads
@@ -90,8 +90,8 @@ def export(
         _save_weights(edited, folder, form, library=origin.get("library"))
         if head is not None:
             _save(edited.extra, folder / HEAD)
-        (folder / CARD).write_text(json.dumps(card, indent=2) + "\n", encoding="utf-8")
-    (folder / "README.md").write_text(readme(card, note), encoding="utf-8")
+        write_json(folder / CARD, card)
+    write_atomic(folder / "README.md", readme(card, note))
     return folder
 
 
@@ -172,13 +172,9 @@ def _save_weights(model: VisionModel, folder: Path, form: Form, *, library: str 
 
 
 def _save(module: Any, path: Path) -> None:
-    save_file(
-        {
-            name: value.detach().cpu().contiguous().clone()
-            for name, value in module.state_dict().items()
-        },
-        path,
-    )
+    state = module.state_dict().items()
+    copies = {name: value.detach().cpu().contiguous().clone() for name, value in state}
+    write_atomic(path, save(copies))
 
 
 def _save_processor(frame: Preprocess, folder: Path) -> None:
@@ -204,9 +200,7 @@ def _save_processor(frame: Preprocess, folder: Path) -> None:
         "image_mean": list(frame.mean),
         "image_std": list(frame.std),
     }
-    (folder / "preprocessor_config.json").write_text(
-        json.dumps(processor, indent=2) + "\n", encoding="utf-8"
-    )
+    write_json(folder / "preprocessor_config.json", processor)
 
 
 def _head_card(head: nn.Module | None) -> dict[str, Any] | None:

@@ -23,7 +23,6 @@ from seecause.metrics.accuracy import (
     GroupAccuracy,
     background_gap,
     calibration,
-    group_accuracy,
     nll,
 )
 from seecause.models._settled import settles
@@ -188,7 +187,7 @@ def _outcome(
         return Outcome(heads, torch.nan, torch.nan, torch.nan, torch.nan, flips, gains)
     labels = pictures.labels.cpu()
     right = logits.argmax(dim=1) == labels
-    groups = group_accuracy(right, pictures.groups) if pictures.grouped else None
+    groups = pictures.by_group(right)
     return Outcome(
         heads,
         float(right.double().mean()),
@@ -326,16 +325,3 @@ def examples(
         else:
             logits[name] = logits_of(model, images).expand(len(sets), -1, -1)
     return Examples(pictures, erasure, versions, logits)
-
-
-@torch.no_grad()
-def top_answers(
-    logits: Tensor, names: Sequence[str], count: int = 2
-) -> list[list[tuple[str, float]]]:
-    """The `count` likeliest classes of each row of logits [N, C], with their probabilities."""
-    values, places = logits.float().softmax(dim=-1).topk(min(count, logits.shape[-1]))
-    answers = []
-    for probabilities, classes in zip(values.tolist(), places.tolist(), strict=True):
-        named = [names[c] if c < len(names) else f"class {c}" for c in classes]
-        answers.append(list(zip(named, probabilities, strict=True)))
-    return answers

@@ -31,7 +31,7 @@ from seecause.heads._outcomes import (
 )
 from seecause.heads._screen import Screening
 from seecause.heads.erase import Erasure, Fill, Masks
-from seecause.heads.masks import check_search, discover_masks
+from seecause.heads.masks import check_search, discover_masks, mask_options
 from seecause.heads.pictures import (
     AnswerSampling,
     Pictures,
@@ -83,20 +83,14 @@ class Background:
             raise BadOption("fill", self.fill, f"one of {', '.join(fills)}")
         check_search(self.search)
 
-    @property
-    def options(self) -> dict[str, Any]:
-        """Options of the search other than its cost and its cache."""
-        others = {k: v for k, v in self.search.items() if k not in ("steps", "cache")}
-        return {"mask options": others} if others else {}
-
     def masks_of(self, model: ImageModel, pictures: Pictures, progress: Progress) -> Masks:
         """True masks, or the model's own."""
         truth = pictures.true_masks() if self.masks == "oracle" else pictures.oracle
         if truth is not None and self.masks != "discovered":
-            if self.options:
+            if others := mask_options(self.search):
                 raise BadOption(
                     "search",
-                    self.options["mask options"],
+                    others,
                     f"none: {pictures.name} has masks of its own, so give masks='discovered'",
                 )
             return truth
@@ -205,12 +199,13 @@ def _score(
         record["masks"] = erasure.masks.source
     flags = [name for name in ("operator", "guard") if name in entry.options]
     record |= {name: scores.protocol[name] for name in flags}
-    record |= {name: _plain(value) for name, value in options.items()} | background.options
+    record |= {name: _plain(value) for name, value in options.items()}
+    record |= {"mask options": others} if (others := mask_options(background.search)) else {}
     shares = group_shares(everything.groups)
     return ScoredHeads(entry.name, scores, chosen, erasure, shares, options, record)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class PruneResult:
     """Heads that go, and what that did on other pictures."""
 
@@ -222,6 +217,12 @@ class PruneResult:
     examples: Examples  # before and after
     gaps: tuple[float, float] | None = None  # BG-gap before and after (ImageNet-9)
     holes: tuple[Hole, ...] = ()  # pictures that could not be read, of mixed_same too
+
+    def __repr__(self) -> str:
+        shown = ("accuracy", "worst group", "flips")
+        numbers = self.changes()
+        moved = [f"{n} {numbers[n][0]:.3f} -> {numbers[n][1]:.3f}" for n in shown if n in numbers]
+        return f"PruneResult({', '.join([f'without {self.heads}', *moved])})"
 
     @property
     def before(self) -> Outcome:
@@ -260,15 +261,27 @@ def prune_and_test(
     sampling: AnswerSampling | None = None,
     background: Background | None = None,
     draws: int = 20,
-    same: Dataset | Pictures | None = None,
+    same: Dataset | Pictures | str | None = None,
     seed: int = 0,
     progress: Progress = no_progress,
 ) -> PruneResult:
-    """Choose at most `top` heads (a count, or a share) on `train`, remove them, and measure on
-    `test` what that did, beside `draws` random sets of as many.
+    """Choose heads on right answers of `train`, remove them, and measure on `test` what that did,
+    beside `draws` random sets of as many.
 
-    Heads with a score of 0 or less stay. `options` are those of the selector. `same`: where `test`
-    is ImageNet-9's mixed_rand, the variant mixed_same, for the BG-gap. The result can `export`.
+    `selector` scores heads (`sc.heads.selectors()` lists them) with its `options`; the highest
+    `top` go (a count, or a share of all), but none with a score of 0 or less. `sampling`: which
+    right answers; `background`: how it is told from the object and filled. `same`: where `test` is
+    ImageNet-9's mixed_rand, the variant mixed_same, for the BG-gap.
+
+    The result has `heads`, `before` and `after`, the `curve` against how many go, and `export`.
+
+    >>> import seecause as sc
+    >>> model = sc.load("builtin:critters-biased")
+    >>> train = sc.data.open_data("critters:certified:train", limit=16)
+    >>> test = sc.data.open_data("critters:certified:test", limit=16)
+    >>> result = sc.heads.prune_and_test(model, train, test, top=2, draws=2)
+    >>> len(result.heads), result.curve.ks
+    (2, [0, 1, 2, 4])
     """
     view, options = need_heads(model, "choosing heads"), dict(options or {})
     background = background or Background()
@@ -281,20 +294,12 @@ def prune_and_test(
     test = as_data(test)
     judge = need_heads(model_for(view, test), "choosing heads")
     pictures = pictures_of(judge, test, progress)
-    twin = None if same is None else pictures_of(judge, same, progress)
+    twin = None if same is None else pictures_of(judge, as_data(same), progress)
     erasures = background.test_erasures(judge, pictures, progress)
+    ks = _steps(len(heads), int(scored.scores.value.isfinite().sum()))
+    drawn: dict[str, Any] = {"draws": draws, "seed": seed, "train": scored.shares}
     with progress("measuring", len(pictures)) as advance:
-        line = curve(
-            judge,
-            pictures,
-            scored.scores,
-            _steps(len(heads), int(scored.scores.value.isfinite().sum())),
-            erasures,
-            draws=draws,
-            seed=seed,
-            train=scored.shares,
-            progress=advance,
-        )
+        line = curve(judge, pictures, scored.scores, ks, erasures, **drawn, progress=advance)
     gaps = None
     if twin is not None:
         before, after = background_gaps(judge, twin, pictures, [[], heads])
@@ -323,10 +328,10 @@ def check_selector(
         )
     background.check()
     searches = "masks" in entry.options and background.fill != "swap"
-    if background.options and not searches:
+    if (others := mask_options(background.search)) and not searches:
         raise BadOption(
             "search",
-            background.options["mask options"],
+            others,
             f"masks that are searched: not selector={name!r}, fill={background.fill!r}",
         )
     return entry

@@ -14,7 +14,7 @@ is. So accuracy, NLL, entropy and (with `guard`) FIG without the head come along
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, Literal
@@ -26,7 +26,8 @@ from seecause._pieces import in_pieces
 from seecause.engine.chunks import fit, in_chunks
 from seecause.engine.forks import HELD, fork, inert
 from seecause.errors import BadOption
-from seecause.heads._experiment import (
+from seecause.heads.erase import Baseline, Masks
+from seecause.heads.head_experiment import (
     OF_MASKS,
     HeadExperiment,
     Measure,
@@ -36,7 +37,6 @@ from seecause.heads._experiment import (
     instead_of,
     matched_temperature,
 )
-from seecause.heads.erase import Baseline, Masks
 from seecause.heads.scores import Head, HeadScores, checked_heads
 from seecause.metrics import standard_error
 from seecause.models._settled import settles
@@ -64,23 +64,28 @@ def score(
     seed: int = 0,
     progress: Callable[[int], None] | None = None,
 ) -> HeadScores:
-    """Scores [L, H] of every head (or of `heads`; the others are NaN) on normalised images [B, 3,
-    H, W].
+    """What the response loses without each head, on normalised images [B, 3, H, W] with their
+    masks: a score [L, H] for every head, or for `heads` alone (the others are NaN).
 
-    `target` is the class that `prob`, `logit` and `nll` speak of, and what accuracy and NLL are
-    measured against: None for the model's own answers, or labels. `temperature` is that of the
-    answers that BIG, FIG and entropy compare; "matched" gives each ablated model the temperature at
-    which its mean entropy is the whole model's, so that flatter answers do not pass for fewer
-    background cues (it keeps all logits). `guard` also runs the pictures without foreground (half
-    as much again). `progress` is told how many (image, head) pairs are done, each time some are.
+    `response`: "big" (CIGMA), "fig", "prob", "logit", "nll", or a function of logits. `target`: the
+    class that is meant, and accuracy measured by: labels, or None for the model's own answers.
+    `operator`: what a removed head carries. `baseline` fills the background (`erase`). `guard`
+    measures FIG without each head too, for half as much again. `temperature`: of the answers that
+    are compared; "matched" gives each ablated model the whole model's mean entropy, so that flatter
+    answers do not pass for fewer background cues.
+
+    >>> import seecause as sc
+    >>> model = sc.load("builtin:critters-biased")
+    >>> data = list(sc.data.open_data("critters:certified:test", limit=4))
+    >>> images, labels, masks = sc.data.to_batch(model, data)
+    >>> scores = sc.heads.score(model, images, masks == 1)
+    >>> scores.value.shape, len(scores.top(3))
+    (torch.Size([6, 8]), 3)
     """
     matched = temperature == "matched"
     if matched and response not in OF_MASKS:
-        raise BadOption(
-            "temperature",
-            "matched",
-            "a number: only response='big' and 'fig' compare answers at a temperature",
-        )
+        expected = "a number: only response='big' and 'fig' compare answers at a temperature"
+        raise BadOption("temperature", "matched", expected)
     experiment = HeadExperiment(
         model,
         images,
@@ -98,12 +103,7 @@ def score(
         raise BadOption("heads", [], "at least one (layer, head)")
     silent = inert(model).intersection(chosen)
     running = [head for head in chosen if head not in silent]
-    plain, without = _measured(experiment, running, matched=matched, progress=progress)
-    for layer, head in silent:  # it cannot matter: everything is as it was
-        for name, value in plain.items():
-            without[name][:, layer, head] = value
-    if progress is not None and silent:
-        progress(len(silent) * len(experiment.images))
+    plain, without = _measured(experiment, running, silent, matched=matched, progress=progress)
     protocol = {**experiment.record(), "operator": operator, "temperature": temperature}
     protocol |= {"guard": guard, "seed": seed, "heads_run": len(running)}
     return _head_scores(plain, without, total=len(experiment.heads), protocol=protocol)
@@ -135,13 +135,14 @@ def _head_scores(
 def _measured(
     experiment: HeadExperiment,
     heads: Sequence[Head],
+    silent: Collection[Head],
     *,
     matched: bool,
     progress: Callable[[int], None] | None,
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """Everything that is measured, by name, float64 on the CPU: [B] of the whole model, and
-    [B, L, H] without each of `heads`, NaN elsewhere; `matched` at the temperature that gives the
-    removal the whole model's entropy."""
+    [B, L, H] without each of `heads` and of the `silent` ones, which need not run, NaN elsewhere;
+    `matched` at the temperature that gives the removal the whole model's entropy."""
     model, measure, count = experiment.model, experiment.measure, len(experiment.images)
     size = SCORED["cuda" if model.device.type == "cuda" else "cpu"]
     parts = [slice(a, min(a + size, count)) for a in range(0, count, size)]
@@ -171,6 +172,11 @@ def _measured(
         at = [head for block, head in heads if block == int(layer)]
         for name, value in values.items():
             without[name][:, int(layer), at] = value.T.double().cpu()
+    for layer, head in silent:  # it cannot matter: everything is as it was
+        for name, value in plain.items():
+            without[name][:, layer, head] = value
+    if progress is not None and silent:
+        progress(len(silent) * count)
     return plain, without
 
 

@@ -41,10 +41,10 @@ from seecause._options import check_options
 from seecause.engine.forks import carried_logits
 from seecause.engine.mixture import need_gradients
 from seecause.errors import BadOption, NotDefined
-from seecause.heads._experiment import OF_MASKS, HeadExperiment, View
 from seecause.heads._score import score
 from seecause.heads.erase import Masks
 from seecause.heads.gains import log_probs
+from seecause.heads.head_experiment import OF_MASKS, HeadExperiment, View
 from seecause.heads.scores import Head, HeadScores, absent, mean_scores, padded
 from seecause.loading import rewrap
 from seecause.metrics.statistics import rank_correlation

@@ -30,7 +30,7 @@ from torch import Tensor, nn
 from seecause.engine.trace import kept_logits
 from seecause.engine.walk import walk
 from seecause.errors import BadOption, NotDefined
-from seecause.heads.scores import checked_labels, over_images
+from seecause.heads.scores import checked_labels, need_heads, over_images
 from seecause.loading import rewrap
 from seecause.metrics.accuracy import group_accuracy
 from seecause.models._settled import settles
@@ -53,6 +53,8 @@ def divprune(
     model: VisionModel, images: Tensor, *, keep: float = 0.25, after: int = 0
 ) -> KeptTokens:
     """Answer from the `keep` share of patch tokens that differ most after `after` blocks."""
+    need_heads(model, "divprune")
+    images = images.to(model.device, model.dtype)
     layout = model.check(images)
     if model.architecture != "transformer":
         reason = "this model's tokens are read by a language model"
@@ -191,6 +193,8 @@ def last_layer(model: VisionModel) -> LastLayer:
 def features(model: VisionModel, images: Tensor) -> Tensor:
     """What enters the last layer, [N, P], float64 on the CPU; of unit length where it reads
     angles."""
+    need_heads(model, "a new last layer")
+    images = images.to(model.device, model.dtype)
     bare = rewrap(model, model.module, head=nn.Identity(), check=False, freeze=False)
     bare.gates = model.gates
     pooled = over_images(lambda a, b: bare(images[a:b]), model, images, holds=1).double().cpu()
@@ -262,6 +266,10 @@ def _logistic(
     """L1 logistic regression: weight [C, P] and bias [C]."""
     from sklearn.linear_model import LogisticRegression
 
+    lacking = sorted(set(range(classes)) - set(y.tolist()))
+    if lacking:
+        halved = f"a group-balanced half with no picture of class {lacking[0]}"
+        raise BadOption("groups", halved, "groups within classes, or more pictures of each")
     if classes == 2:
         model = LogisticRegression(C=strength, l1_ratio=1.0, solver="liblinear", max_iter=1000)
         weight, bias = model.fit(x, y).coef_ / 2, model.intercept_ / 2

@@ -25,11 +25,11 @@ from torch import Tensor
 
 from seecause._options import check_options
 from seecause.errors import BadOption
-from seecause.heads._experiment import HeadExperiment, Operator
 from seecause.heads._score import Temperature, score
 from seecause.heads._screen import Screening, screen as screen_heads
 from seecause.heads.erase import Baseline, Masks, Swapped
 from seecause.heads.gains import information_gains
+from seecause.heads.head_experiment import HeadExperiment, Operator
 from seecause.heads.masks import discover_masks
 from seecause.heads.scores import (
     GUARDS,
@@ -86,8 +86,9 @@ def cigma(
     else:
         scores = _screened(model, images, at_hand, screen, options)
     both = baseline if complete else Swapped(baseline.background, baseline.background)  # type: ignore[union-attr]
-    floor = information_gains(model, images, at_hand, baseline=both).noise_floor
-    scores = GUARDS[guard](above_noise(scores, floor))
+    plain = 1.0 if temperature == "matched" else temperature
+    gains = information_gains(model, images, at_hand, baseline=both, temperature=plain)
+    scores = GUARDS[guard](above_noise(scores, gains.noise_floor))
     source = "none" if at_hand is None else "given" if at_hand is masks else "discovered"
     return replace(
         scores,
@@ -155,7 +156,7 @@ def greedy(
     if top < 1:
         raise BadOption("top", top, "at least one head")
     check_options("greedy", score, options)
-    gates = torch.ones(model.n_layers, model.n_heads)
+    gates = gates_without(model, ())
     chosen, gains, rounds = list[Head](), list[float](), list[HeadScores]()
     for _ in range(top):
         with model.gated(gates):

@@ -47,6 +47,10 @@ class Swapped:
     background: Tensor  # the same objects elsewhere: what I_-bg is
     foreground: Tensor | None = None  # other objects in the same places: what I_-fg is
 
+    def to(self, device: torch.device, dtype: torch.dtype) -> Swapped:
+        foreground = None if self.foreground is None else self.foreground.to(device, dtype)
+        return Swapped(self.background.to(device, dtype), foreground)
+
     def take(self, rows: Tensor) -> Swapped:
         """Those of some images, by place."""
         foreground = None if self.foreground is None else self.foreground[rows]
@@ -131,7 +135,7 @@ def describe(baseline: Baseline) -> str:
     return "swapped" if isinstance(baseline, Swapped) else f"tensor {list(baseline.shape)}"
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Masks:
     """The foreground of each image, as the model sees it (`discovered`) or as it is (`oracle`)."""
 
@@ -142,6 +146,10 @@ class Masks:
     steps: Tensor | None = None  # [B] int64
     inside: Tensor | None = None  # [B, H, W] bool, False on padding
     protocol: dict[str, Any] = field(default_factory=dict)
+
+    def __repr__(self) -> str:
+        share = float(self.hard.double().mean())
+        return f"Masks({len(self.hard)} {self.source}, {share:.0%} foreground)"
 
     @property
     def source(self) -> str:

@@ -27,7 +27,7 @@ from torch import Tensor
 
 from seecause._pieces import PIECE, in_pieces
 from seecause.engine.chunks import fit, in_chunks
-from seecause.errors import NotDefined
+from seecause.errors import BadOption, NotDefined
 from seecause.heads.erase import Baseline, ErasedViews, Masks
 from seecause.metrics.statistics import ratio_interval
 from seecause.models._settled import settles
@@ -42,6 +42,8 @@ SMALL = 1.0  # of |u|, where the two forms meet; both are good there
 
 def log_probs(logits: Tensor, temperature: float | Tensor = 1.0) -> Tensor:
     """log softmax(logits / temperature) over the last axis, in float32 or better."""
+    if not isinstance(temperature, Tensor) and not temperature > 0:
+        raise BadOption("temperature", temperature, "a number above 0")
     return torch.log_softmax(wide(logits) / temperature, dim=-1)
 
 

@@ -32,7 +32,7 @@ from seecause.engine.forks import gated_logits
 from seecause.engine.mixture import need_gradients
 from seecause.errors import BadOption
 from seecause.heads.erase import Baseline, ErasedViews, Masks
-from seecause.heads.scores import HeadScores, absent, checked_labels, selector
+from seecause.heads.scores import HeadScores, absent, checked_labels, need_heads, selector
 from seecause.metrics import standard_error
 from seecause.models._settled import settles
 from seecause.models.view import VisionModel
@@ -177,9 +177,12 @@ def head_gates(
     for name, value in {**counts, "strength": strength, "rate": rate}.items():
         if value <= 0:
             raise BadOption(name, value, "a number above 0")
+    need_heads(model, "gating")
     need_gradients(model, "gating", remedy="Measure every head: sc.heads.score")
-    pair = [keep] if suppress is None else [keep, suppress]
-    tasks = [(images, checked_labels(model, images, labels)) for images, labels in pair]
+    tasks = []
+    for images, labels in [keep] if suppress is None else [keep, suppress]:
+        images = images.to(model.device, model.dtype)
+        tasks.append((images, checked_labels(model, images, labels)))
     generator = torch.Generator().manual_seed(seed)
     missing = absent(model).to(model.device)
     uniform = torch.rand(fits, *missing.shape, generator=generator, dtype=torch.float64)

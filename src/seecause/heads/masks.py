@@ -24,7 +24,7 @@ import logging
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -33,7 +33,7 @@ from safetensors.torch import load_file, save
 from torch import Tensor
 
 from seecause._files import digest_json, write_atomic
-from seecause._options import check_options
+from seecause._options import Count, Limit, Positive, check_options
 from seecause._pieces import PIECE, in_pieces
 from seecause._software import arithmetic, versions
 from seecause.data.dataset import IGNORE
@@ -50,6 +50,13 @@ from seecause.types import wide_dtype
 log = logging.getLogger(__name__)
 Param = Literal["clamp", "sigmoid"]
 Rule = Literal["topk", "percentile"]
+PixelShare = Annotated[
+    float, Limit(lambda share: 0 < share < 1, "a share of the pixels between 0 and 1")
+]
+Weights = Annotated[
+    tuple[float, float, float],
+    Limit(lambda weights: min(weights) >= 0, "three numbers of at least 0: for JS, area and TV"),
+]
 CHECK_EVERY = 25  # steps, for the early stop
 BETAS, EPSILON = (0.9, 0.999), 1e-8  # Adam's own
 DIGITS = 1e6  # values closer than one part of this are ties: a flat mask stays flat when enlarged
@@ -142,9 +149,14 @@ def search_piece(
 
 def check_search(options: Mapping[str, Any]) -> None:
     """Refuse options that the mask search does not have, before any picture is read."""
-    own = ("baseline", "cache")
-    search = {name: value for name, value in options.items() if name not in own}
+    search = {n: value for n, value in options.items() if n not in ("baseline", "cache")}
     check_options("the mask search", MaskSearch, search)
+    MaskSearch(**search)
+
+
+def mask_options(search: Mapping[str, Any]) -> dict[str, Any]:
+    """Options of a search other than its cost and its cache: what decides masks."""
+    return {name: value for name, value in search.items() if name not in ("steps", "cache")}
 
 
 def iou(masks: Masks | Tensor, truth: Tensor) -> Tensor:
@@ -222,36 +234,21 @@ class MaskSearch:
     of its pixels changed sides in 25 steps (0.005 is a good choice).
     """
 
-    steps: int = 250
-    grid: int = 32
-    rate: float = 0.05
-    weights: tuple[float, float, float] = (1.0, 0.01, 0.1)
+    steps: Count = 250
+    grid: Annotated[int, Limit(lambda cells: cells >= 2, "at least 2 cells a side")] = 32
+    rate: Positive = 0.05
+    weights: Weights = (1.0, 0.01, 0.1)
     param: Param = "clamp"
     init: float = 0.5
-    rho: float = 0.35
+    rho: PixelShare = 0.35
     binarise: Rule = "topk"
-    temperature: float = 1.0
-    early_stop: float | None = None
+    temperature: Positive = 1.0
+    early_stop: PixelShare | None = None
 
     def __post_init__(self) -> None:
-        if self.steps < 1 or self.grid < 2 or self.rate <= 0:
-            raise BadOption(
-                "steps, grid, rate",
-                (self.steps, self.grid, self.rate),
-                "at least one step, a grid of 2 x 2 cells, and a rate above 0",
-            )
+        check_options("the mask search", MaskSearch, asdict(self))
         if not 0 <= self.init <= 1 or (self.param == "sigmoid" and self.init in (0, 1)):
             raise BadOption("init", self.init, "a value in [0, 1]; inside it for param='sigmoid'")
-        if min(self.weights) < 0:
-            raise BadOption(
-                "weights", self.weights, "three numbers of at least 0: for JS, area and TV"
-            )
-        if self.early_stop is not None and not 0 < self.early_stop < 1:
-            raise BadOption(
-                "early_stop", self.early_stop, "None, or a share of the pixels between 0 and 1"
-            )
-        if not 0 < self.rho < 1:
-            raise BadOption("rho", self.rho, "a share of the pixels between 0 and 1")
 
     def record(self) -> dict[str, Any]:
         """Everything that decides the soft masks."""

@@ -27,6 +27,7 @@ from seecause.engine.chunks import plain_logits
 from seecause.errors import BadImage, BadOption, DataMissing, SeecauseError
 from seecause.heads.erase import Erasure, Masks, Swapped
 from seecause.heads.scores import checked_labels
+from seecause.metrics.accuracy import GroupAccuracy, group_accuracy
 from seecause.models._settled import settles
 from seecause.models.base import ImageModel
 from seecause.models.block import chain
@@ -50,7 +51,7 @@ def no_progress(what: str, total: int) -> Iterator[Callable[[int], None]]:
     yield lambda done: None
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Pictures:
     """On the model's device. What a dataset does not know is None."""
 
@@ -64,6 +65,9 @@ class Pictures:
     objects: tuple[str, ...] = ()  # names of the first code of groups: the data's own classes
     places: tuple[str, ...] = ()  # names of the second code of groups
     holes: tuple[Hole, ...] = ()  # what else the data has, and could not be read
+
+    def __repr__(self) -> str:
+        return f"Pictures({len(self)} of {self.name})"
 
     def __len__(self) -> int:
         return len(self.images)
@@ -95,6 +99,23 @@ class Pictures:
     @property
     def grouped(self) -> bool:
         return any(group is not None for group in self.groups)
+
+    def by_group(self, right: Tensor) -> GroupAccuracy | None:
+        """Accuracy by group, from which answers are right [N]; None where there are no groups."""
+        return group_accuracy(right, self.groups) if self.grouped else None
+
+    def to(self, model: ImageModel) -> Pictures:
+        """On the model's device, in its type."""
+        device, dtype = model.device, model.dtype
+        if self.images.device == device and self.images.dtype == dtype:
+            return self
+        return replace(
+            self,
+            images=self.images.to(device, dtype),
+            labels=None if self.labels is None else self.labels.to(device),
+            truth=None if self.truth is None else self.truth.to(device),
+            swapped=None if self.swapped is None else self.swapped.to(device, dtype),
+        )
 
     def take(self, rows: Tensor) -> Pictures:
         """Some of them, by place."""
@@ -146,7 +167,7 @@ def read_pictures(
         unknown = torch.full(shape, IGNORE, dtype=torch.int32, device=model.device)
         truth.append(unknown if batch.masks is None else batch.masks)
         groups += [sample.group for sample in samples]
-        ids += [sample.id for sample in samples]
+        ids += [sample.id or str(len(ids) + row) for row, sample in enumerate(samples)]
     if not images:
         raise SeecauseError(holes[0].reason)
     masked = any(bool((part != IGNORE).any()) for part in truth)
@@ -186,9 +207,10 @@ def _read(
 
 
 def pictures_of(model: ImageModel, data: Dataset | Pictures, progress: Progress) -> Pictures:
-    """A dataset's pictures in the model's frame, or those that were read before."""
+    """A dataset's pictures in the model's frame, or those that were read before, brought to the
+    model's device and type."""
     if isinstance(data, Pictures):
-        return data
+        return data.to(model)
     with progress("reading pictures", len(data)) as advance:
         return read_pictures(model, data, progress=advance)
 
@@ -278,13 +300,12 @@ def model_for(model: ImageModel, data: Dataset | Pictures) -> ImageModel:
 @torch.no_grad()
 def logits_of(model: ImageModel, images: Tensor) -> Tensor:
     """[N, C] on the model's device, as many pictures at a time as fit."""
-    return plain_logits(model, images, what="images")
+    return plain_logits(model, images.to(model.device, model.dtype), what="images")
 
 
 def logits_piece(model: ImageModel, images: Tensor) -> dict[str, Tensor]:
     """The same on the CPU, for `in_pieces`."""
-    here = images.to(model.device, model.dtype)
-    return {"logits": logits_of(model, here).cpu()}
+    return {"logits": logits_of(model, images).cpu()}
 
 
 @dataclass(frozen=True)

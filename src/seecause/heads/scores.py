@@ -43,7 +43,7 @@ Remove = Literal["most", "least"]
 Guard = Literal["penalty", "protect", "none"]
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class HeadScores:
     """Higher means more worth removing. A head that a block does not have, or that was not scored,
     is NaN; one that must stay is -inf."""
@@ -56,6 +56,11 @@ class HeadScores:
     total: int | None = None  # heads of the model, scored or not; None: as many as have a score
     effects: Tensor | None = None  # [B, L, H], of each image; `value` is their mean
     fig_drops: Tensor | None = None  # [B, L, H], what FIG of each image loses, if it was measured
+
+    def __repr__(self) -> str:
+        scored = int((~self.value.isnan()).sum())
+        best = [f"{head} {float(self.value[head]):.3g}" for head in self.order()[:3]]
+        return f"HeadScores({scored} heads, highest: {', '.join(best) or 'none above 0'})"
 
     def order(self, *, positive: bool = True) -> list[Head]:
         """Heads from the highest score down; with `positive`, only those above zero."""
@@ -281,6 +286,7 @@ def checked_heads(model: ImageModel, heads: Iterable[Head]) -> list[Head]:
 
 def absent(model: VisionModel) -> Tensor:
     """[L, H], true where a block has no such head."""
+    need_heads(model, "choosing heads")
     exists = torch.zeros(model.n_layers, model.n_heads, dtype=torch.bool)
     for head in all_heads(model):
         exists[head] = True

@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from seecause.data.dataset import Dataset, Hole
+from seecause.data.registry import as_data
 from seecause.errors import BadOption, UnknownName
 from seecause.heads._outcomes import curve, outcomes
 from seecause.heads._prune_and_test import Background
@@ -39,7 +40,7 @@ from seecause.heads.pictures import (
     no_progress,
     pictures_of,
 )
-from seecause.heads.scores import HeadScores, all_heads, penalised
+from seecause.heads.scores import HeadScores, all_heads, need_heads, penalised
 from seecause.metrics.statistics import rank_correlation
 from seecause.models.view import VisionModel
 
@@ -139,8 +140,8 @@ class StudyTable:
 def ablation_study(
     name: str,
     model: VisionModel,
-    train: Dataset | Pictures,
-    test: Dataset | Pictures,
+    train: Dataset | Pictures | str,
+    test: Dataset | Pictures | str,
     *,
     top: int = 4,
     sampling: AnswerSampling | None = None,
@@ -160,8 +161,8 @@ def ablation_study(
     sampling = sampling or AnswerSampling()
     if name == "fraction":  # it takes shares of all right answers itself
         sampling = replace(sampling, share=1.0)
-    judge = model_for(model, train)
-    assert isinstance(judge, VisionModel)
+    train, test = as_data(train), as_data(test)
+    judge = need_heads(model_for(model, train), "an ablation study")
     chosen = pictures_of(judge, train, progress)
     chosen = answered_right(judge, chosen, seed=seed, **asdict(sampling))
     tested = pictures_of(judge, test, progress)
@@ -188,7 +189,7 @@ def check_study(name: str, model: VisionModel, top: int) -> None:
     """Refuse, before any picture is read, a study or a number of heads that there is not."""
     if name not in STUDIES:
         raise UnknownName("study", name, STUDIES)
-    total = len(all_heads(model))
+    total = len(all_heads(need_heads(model, "an ablation study")))
     if not 0 < top <= total:
         raise BadOption("top", top, f"a count from 1 to {total} heads, as many as the model has")
 

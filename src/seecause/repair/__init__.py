@@ -17,7 +17,7 @@
     mended.before.flips, mended.after.flips; mended.export(folder)
 
 `sc.audit`       does the model answer from the background? flips, FIG / BIG / BIR, a verdict
-`sc.repair`      this package, and called, the repair itself (`mend`)
+`sc.repair`      this package, and called, the repair itself (`_repair`)
 """
 
 import sys
@@ -34,7 +34,7 @@ class _Callable(ModuleType):
     the same name has to be the package, called."""
 
     def __call__(self, *arguments: Any, **options: Any) -> Any:
-        from seecause.repair.mend import repair
+        from seecause.repair._repair import repair
 
         return repair(*arguments, **options)
 

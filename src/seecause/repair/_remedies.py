@@ -36,7 +36,7 @@ from seecause.heads.pictures import Progress, no_progress
 from seecause.loading import rewrap
 from seecause.models.heads import TextHead
 from seecause.models.view import VisionModel
-from seecause.repair.parts import Judged, Part, PartLogits
+from seecause.repair.versions import JudgedAnswers, VersionedPictures, VersionLogits
 
 DONE, EPOCH = "done.sealed", "fine-tune.sealed"  # files of a work folder
 # options that are whole numbers from 1
@@ -50,16 +50,16 @@ K = TypeVar("K")
 class Lesson:
     """What remedies learn from and choose by; `work` is where long ones keep how far they are."""
 
-    learn: Part
-    choose: Part
+    learn: VersionedPictures
+    choose: VersionedPictures
     seed: int = 0
     groups: bool = False  # whether group labels may be used
     work: Path | None = None
     progress: Progress = no_progress
 
-    def worst(self, logits: PartLogits) -> float:
+    def worst(self, logits: VersionLogits) -> float:
         """Transplant-worst of held-out versions, by their logits."""
-        return Judged(self.choose, logits).transplant_worst
+        return JudgedAnswers(self.choose, logits).transplant_worst
 
     def best(self, views: Iterable[tuple[K, VisionModel]]) -> tuple[K, VisionModel, dict[str, Any]]:
         """The view with the best transplant-worst, the first of equals, and what each came to."""
@@ -94,10 +94,10 @@ class Mended:
     layer: LastLayer | None = None  # where nothing else of `base` was changed
     base: VisionModel | None = None
 
-    def judge(self, part: Part) -> Judged:
+    def judge(self, part: VersionedPictures) -> JudgedAnswers:
         if self.layer is not None and self.base is not None:
-            return Judged(part, part.under(self.base, self.layer))
-        return Judged(part, part.logits(self.model))
+            return JudgedAnswers(part, part.under(self.base, self.layer))
+        return JudgedAnswers(part, part.logits(self.model))
 
 
 @dataclass(frozen=True)

@@ -36,8 +36,8 @@ from seecause.metrics.statistics import bootstrap_interval
 from seecause.models._settled import settles
 from seecause.models.base import ImageModel, protocol
 from seecause.repair.eye import Eye, EyeMasks, eye as open_eye
-from seecause.repair.parts import Judged, Material, Part
 from seecause.repair.transplant import on_pixels
+from seecause.repair.versions import JudgedAnswers, Material, VersionedPictures
 
 Verdict = Literal["yes", "no", "cannot tell", "perhaps", "too few"]
 SOME = 0.1  # extra flips from which the background matters
@@ -50,7 +50,7 @@ PER_PICTURE = 4  # transplants of each kind
 class BackgroundAudit:
     """Answers to pictures and their versions, and what they say."""
 
-    judged: Judged
+    judged: JudgedAnswers
     masks: EyeMasks | None  # None: pairs
     gains: Gains | None = None  # of pictures that are answered right
     protocol: dict[str, Any] = field(default_factory=dict)
@@ -63,7 +63,7 @@ class BackgroundAudit:
 
     @property
     def pictures(self) -> Pictures:
-        return self.judged.part.pictures
+        return self.judged.versioned.pictures
 
     @cached_property
     def counted(self) -> Tensor:
@@ -122,15 +122,14 @@ class BackgroundAudit:
         that of a version that is answered otherwise."""
         shares = self.judged.flips_of().nan_to_num(nan=-1.0)
         shares = torch.where(self.counted, shares, -1.0)
-        order = shares.argsort(descending=True, stable=True)[:count].tolist()
+        order = shares.argsort(descending=True, stable=True)[:count]
+        order = order[shares[order] >= 0].tolist()
         answers = self.judged.logits.moved.argmax(dim=1)
-        source = self.judged.part.moved.source_index.cpu()
+        source = self.judged.versioned.moved.source_index.cpu()
         plain = self.judged.logits.plain.argmax(dim=1)
         places = []
         for picture in order:
             rows = (source == picture).nonzero()[:, 0]
-            if len(rows) == 0:
-                continue
             changed = rows[answers[rows] != plain[picture]]
             places.append((picture, int((changed if len(changed) else rows)[0])))
         return places
@@ -178,9 +177,16 @@ def audit(
     seed: int = 0,
     progress: Progress = no_progress,
 ) -> BackgroundAudit:
-    """Measure how far answers follow the background. `data`: a dataset, or its name as the command
-    line takes it (`folder:PATH`). `eye` finds the objects (`sc.eye`): None for
-    masks that the data brings, or pairs where it brings those instead.
+    """Does the model answer from the background? Objects are put on the backgrounds of pictures
+    that are answered otherwise, and right answers that change are counted, less those that change
+    on backgrounds of pictures answered the same.
+
+    `data`: labelled pictures of two classes at least, or their name (`"folder:PATH"`). `eye` finds
+    the objects: another network (`"timm:NAME"`, or a model), `"own"` maps, masks, or None for masks
+    or pairs that the data brings (`sc.eye`). `per_picture`: transplants of each kind.
+
+    The result has a `verdict` ("yes", "no", "cannot tell", "perhaps", "too few"), the `interval`
+    that it heeds, `flips`, `accuracy`, `transplant_worst`, and all of them as `numbers()`.
 
     >>> import seecause as sc
     >>> model = sc.load("builtin:critters-biased")
@@ -232,10 +238,10 @@ def material_of(
 
 def audit_part(
     model: ImageModel,
-    part: Part,
+    part: VersionedPictures,
     masks: EyeMasks | None,
     progress: Progress = no_progress,
-    judged: Judged | None = None,
+    judged: JudgedAnswers | None = None,
     *,
     with_gains: bool = True,
 ) -> BackgroundAudit:
@@ -243,7 +249,7 @@ def audit_part(
     gains, which cost four more answers to each picture."""
     if judged is None:
         with progress("answering versions", 1) as advance:
-            judged = Judged(part, part.logits(model))
+            judged = JudgedAnswers(part, part.logits(model))
             advance(1)
     gains = _gains(model, part, masks, judged.right) if with_gains else None
     options = {"versions": len(part.moved), "eye": "pairs" if masks is None else masks.source}
@@ -251,7 +257,9 @@ def audit_part(
     return BackgroundAudit(judged, masks, gains, record)
 
 
-def _gains(model: ImageModel, part: Part, masks: EyeMasks | None, right: Tensor) -> Gains | None:
+def _gains(
+    model: ImageModel, part: VersionedPictures, masks: EyeMasks | None, right: Tensor
+) -> Gains | None:
     """FIG and BIG with the eye's masks and grey; None for pairs, where classes answer
     independently, and where no answer is right."""
     if masks is None or model.sigmoid or not bool(right.any()):

@@ -43,7 +43,7 @@ from seecause.metrics.statistics import bootstrap_interval
 from seecause.models._settled import settles
 from seecause.models.base import ImageModel, protocol
 from seecause.models.view import VisionModel
-from seecause.repair.kinds import (
+from seecause.repair.patch_kinds import (
     FEWEST,
     SCREEN,
     Kind,
@@ -182,7 +182,7 @@ def discover(
     >>> all(0 <= finding.flips <= 1 for finding in findings)
     True
     """
-    view = _checked(model, layers, area, kinds=kinds, top=top, trials=trials, most=most)
+    view = _checked(model, layers, area, seed, kinds=kinds, top=top, trials=trials, most=most)
     chosen, options = _layers(view, layers), {"score": "logit", **options}
     known = find(method, view.architecture)
     if "score" not in known.options:
@@ -214,13 +214,15 @@ def discover(
 
 
 def _checked(
-    model: ImageModel, layers: Sequence[int] | None, area: float | None, **counts: int
+    model: ImageModel, layers: Sequence[int] | None, area: float | None, seed: int, **counts: int
 ) -> VisionModel:
     if not isinstance(model, VisionModel):
         raise NotDefined("discover", f"{model.family} has no tokens", "Use a vision transformer")
     for name, count in counts.items():
         if count < 1:
             raise BadOption(name, count, "a count from 1")
+    if not 0 <= seed < 2**32:
+        raise BadOption("seed", seed, "a whole number from 0 to 4294967295")
     if area is not None and not 0 < area <= 1:
         raise BadOption("area", area, "a share of the picture: above 0, at most 1")
     wrong = [layer for layer in layers or () if not 0 <= layer <= model.n_layers]

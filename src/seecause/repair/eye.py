@@ -96,6 +96,8 @@ class Eye:
         overlap = None
         if truth is not None:
             overlap = iou(masks, by_patches(truth, layout.grid)).cpu()
+            known = (truth != IGNORE).flatten(1).any(dim=1).cpu()
+            overlap = torch.where(known, overlap, torch.nan)  # of a picture without a mask
         notes = self._notes(sure)
         for note in notes:
             log.warning("%s", note)
@@ -240,11 +242,14 @@ def eye(
             raise BadOption("cache", str(folder), "a folder; this is a file")
         folder.mkdir(parents=True, exist_ok=True)
     if source is None or isinstance(source, Tensor) or source == "given":
-        if options:
-            raise BadOption("options", ", ".join(options), "none: given masks have no method")
+        if options or method != "caap":
+            asked = ", ".join([method, *options])
+            raise BadOption("method", asked, "none: given masks have no method")
         given = source if isinstance(source, Tensor) else None
         return Eye(model, "given", given=given, cache=folder)
     kind: EyeKind = "network"
+    if weights is not None and (not isinstance(source, str) or source == "own"):
+        raise BadOption("weights", str(weights), "a network that is loaded by name")
     if isinstance(source, str):
         own = source == "own"
         network = model if own else load(source, weights=weights, device=model.device)

@@ -19,13 +19,14 @@ import torch
 from torch import Tensor, nn
 
 from seecause.engine.attention import read_rows
+from seecause.engine.forks import mean_carried
 from seecause.engine.walk import walk
 from seecause.errors import BadOption, NotDefined
 from seecause.heads._interchange import interchange
 from seecause.heads._prune import edited_copy, zero
 from seecause.heads._score import score
 from seecause.heads.erase import Swapped
-from seecause.heads.scores import Head, HeadScores, over_images, penalised
+from seecause.heads.scores import Head, HeadScores, penalised
 from seecause.models.slicing import columns, find_attention, find_output, output_weight
 from seecause.models.view import VisionModel
 from seecause.repair._remedies import Lesson, Mended, remedy
@@ -54,7 +55,8 @@ def remove_heads(
     order = scores.order()
     images, means = lesson.learn.pictures.images, list[Tensor]()
     if operator == "mean":
-        means = mean_carried(model, images[_spread(len(images), pairs).to(images.device)])
+        some = images[_spread(len(images), pairs).to(images.device)]
+        means = [by_token.mean(dim=0) for by_token in mean_carried(model, some)]  # [H, dh] each
     if not order:
         return Mended(model, f"No head was removed: {by} gives none a score above 0.")
     with lesson.progress("removing heads", len(counts)) as advance:
@@ -122,22 +124,6 @@ def _last_versions(source: Tensor, pairs: int) -> tuple[Tensor, Tensor]:
 def _spread(length: int, count: int) -> Tensor:
     """Up to `count` places of `length`, evenly."""
     return torch.linspace(0, length - 1, min(count, length)).round().long()
-
-
-@torch.no_grad()
-def mean_carried(model: VisionModel, images: Tensor) -> list[Tensor]:
-    """What heads of each block carry on average over pictures and tokens, [H, dh] each."""
-
-    def run_chunk(start: int, stop: int) -> Tensor:
-        batch = images[start:stop]
-        steps = walk(model, model.embed(batch), model.at(batch))
-        means = [step.carried.mean(dim=1).flatten(1) for step in steps]  # [b, H * dh] each
-        return torch.cat(means, dim=1)
-
-    rows = over_images(run_chunk, model, images, holds=2).mean(dim=0)
-    widths = [block.heads * block.head_dim for block in model.blocks]
-    parts = zip(rows.split(widths), model.blocks, strict=True)
-    return [part.unflatten(0, (block.heads, block.head_dim)) for part, block in parts]
 
 
 @torch.no_grad()

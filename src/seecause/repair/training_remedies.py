@@ -39,7 +39,7 @@ from seecause.loading import rewrap, wrap
 from seecause.models.view import VisionModel
 from seecause.repair._remedies import EPOCH, Lesson, Mended, remedy
 from seecause.repair.last_layer import class_weights
-from seecause.repair.parts import Versions
+from seecause.repair.versions import Versions
 from seecause.types import wide
 
 DECAY, CLIP = 0.05, 1.0

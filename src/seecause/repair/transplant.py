@@ -200,11 +200,12 @@ def pairs_of(
 
 
 def transplant_pairs(moved: Transplants, *, name: str = "transplants") -> Pairs:
-    """Each picture beside its transplants: one pair for each of them, in their order."""
+    """Each picture beside its transplants: one pair for each of them, in their order. Ids tell
+    which pairs are of one picture, so that a repair does not tear these apart."""
     if len(moved) == 0:
         raise BadOption("transplants", "none", "at least one")
-    places = zip(moved.source_index.tolist(), moved.donor_index.tolist(), strict=True)
-    ids = tuple(f"{source} on the background of {donor}" for source, donor in places)
+    places = zip(moved.source_index.tolist(), moved.number.tolist(), strict=True)
+    ids = tuple(f"{source}~{number}" for source, number in places)
     others = torch.cat(list(moved.batches(64)))
     return Pairs(name, ids, moved.images[moved.source_index], others, moved.labels)
 
@@ -214,13 +215,13 @@ def _check(
 ) -> None:
     if donors not in get_args(Donors):
         raise BadOption("donors", donors, f"one of {', '.join(get_args(Donors))}")
-    if per_picture < 1:
+    if not isinstance(per_picture, int) or per_picture < 1:
         raise BadOption("per_picture", per_picture, "at least one transplant of each picture")
-    if seed < 0:
+    if not isinstance(seed, int) or seed < 0:
         raise BadOption("seed", seed, "a whole number from 0")
-    height, width = images.shape[-2:]
     if images.ndim != 4 or not images.is_floating_point():
         raise BadOption("images", list(images.shape), "pictures [n, 3, H, W] of decimal numbers")
+    height, width = images.shape[-2:]
     if not bool(torch.isfinite(images).all()):
         raise BadOption("images", "NaN or infinity among pixels", "finite pixels")
     divides = masks.ndim == 3 and height % masks.shape[1] == 0 and width % masks.shape[2] == 0

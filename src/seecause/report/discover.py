@@ -14,7 +14,7 @@ from torch import Tensor
 from seecause.attribution.explain import Answer, top_answers
 from seecause.data.images import to_pil
 from seecause.repair.discover import Discovery, Finding
-from seecause.repair.kinds import pasted
+from seecause.repair.patch_kinds import pasted
 from seecause.report.cards import Shot, ShotCard
 from seecause.report.overlay import data_uri, picture
 from seecause.report.page import (

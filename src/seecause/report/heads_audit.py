@@ -4,12 +4,13 @@ answers to them, also before and after heads go."""
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from seecause.heads._audit import ENOUGH, SHOWN, SOME, Audit
-from seecause.heads._outcomes import ELSEWHERE, SWAP, Examples, top_answers
+from seecause.heads._outcomes import ELSEWHERE, SWAP, Examples
 from seecause.heads.erase import Erasure
 from seecause.heads.gains import FEW
 from seecause.metrics.accuracy import GroupAccuracy
@@ -19,7 +20,7 @@ from seecause.report.folder import rows_csv
 from seecause.report.heads import GAINS, erasure_terms
 from seecause.report.overlay import fixed, number, thumbnail
 from seecause.report.page import Section, folded, fragment, table, verdict_box
-from seecause.target import Answer
+from seecause.target import Answer, best_answers, spread
 
 ERASURES_NOTE = (
     "Object or background are taken away, and the answer is compared. Several ways of doing so"
@@ -310,8 +311,10 @@ def shot_answers(
     """What each model likeliest answers by its logits [C]; the true class is marked."""
     answers: list[tuple[str, Sequence[Answer]]] = []
     for word, row in zip(when, logits, strict=True):
-        (likeliest,) = top_answers(row[None], model.classes)
-        answers.append((word, [Answer(name, p, name == truth) for name, p in likeliest]))
+        probabilities = spread(row[None].double(), "prob", sigmoid=model.sigmoid)
+        (likeliest,) = best_answers(model, probabilities, count=2)
+        marked = [replace(answer, explained=answer.name == truth) for answer in likeliest]
+        answers.append((word, marked))
     return answers
 
 

@@ -121,7 +121,7 @@ def _meaning(name: str) -> str:
 
 def sheet_section(model: ImageModel, audit: BackgroundAudit, count: int = SHOWN) -> list[Section]:
     """Object, background and transplant side by side."""
-    moved = audit.judged.part.moved
+    moved = audit.judged.versioned.moved
     if not isinstance(moved, Transplants):
         return []
     rows = moved.sheet(count, raw=model.preprocess.raw)
@@ -148,7 +148,7 @@ def worst_section(
     """Right answers that the background changes, with the answers of every model: the pictures that
     are worst for the first."""
     model, audit = models[0], audits[0]
-    moved, labels = audit.judged.part.moved, audit.judged.part.labels
+    moved, labels = audit.judged.versioned.moved, audit.judged.versioned.labels
     cards = []
     for place, version in audit.worst(count):
         truth = model.class_name(int(labels[place]))
@@ -223,7 +223,7 @@ def remedies_section(result: Repair) -> Section:
 
 
 def _tie(result: Repair) -> str:
-    """What decided where remedies were equally good by the number that chooses (repair/mend.py)."""
+    """What decided where remedies were equal by the number that chooses (repair/_repair.py)."""
     chosen = result.candidates[result.remedy]
     others = [c for c in _tried(result) if c.name != chosen.name]
     equal = _equal(others, chosen, result.chosen_by)
@@ -257,7 +257,7 @@ def not_tested_section() -> Section:
 def audit_csv(audit: BackgroundAudit, names: Sequence[str]) -> str:
     """One line for each picture."""
     judged = audit.judged
-    answers, labels = judged.logits.plain.argmax(dim=1), judged.part.labels
+    answers, labels = judged.logits.plain.argmax(dim=1), judged.versioned.labels
     moved, control = judged.flips_of(), judged.flips_of(control=True)
     rows = []
     for place, identity in enumerate(audit.pictures.ids):

@@ -35,8 +35,8 @@ from seecause.heads.pictures import Pictures, Progress, model_for, pictures_of
 from seecause.models.base import ImageModel
 from seecause.models.view import VisionModel
 from seecause.repair._remedies import Remedy, remedies as all_remedies
+from seecause.repair._repair import repair
 from seecause.repair.audit import SOME, BackgroundAudit, audit as audit_background
-from seecause.repair.mend import repair
 from seecause.repair.result import Repair
 from seecause.repair.transplant import Transplants
 from seecause.report.heads import GAINS
@@ -258,7 +258,7 @@ def _or_none(value: float) -> float | None:
 
 def _spread(audit: BackgroundAudit) -> list[int]:
     """Transplants over all pictures; none of pairs, which are not cut."""
-    moved = audit.judged.part.moved
+    moved = audit.judged.versioned.moved
     if not isinstance(moved, Transplants):
         return []
     return torch.linspace(0, len(moved) - 1, min(TILES, len(moved))).round().long().tolist()
@@ -269,7 +269,7 @@ def _tiles(
 ) -> list[Reply]:
     """Versions of the first audit's pictures: what they are made of, and the answers in every
     audit of the same pictures."""
-    part = audits[0].judged.part
+    part = audits[0].judged.versioned
     moved, labels = part.moved, part.labels
     tiles = []
     for version in versions:

@@ -29,7 +29,7 @@ from seecause._random import bits
 from seecause.errors import BadOption
 from seecause.heads.baselines import LastLayer, features
 from seecause.heads.pictures import Pictures, logits_of, logits_piece
-from seecause.metrics.accuracy import GroupAccuracy, group_accuracy
+from seecause.metrics.accuracy import GroupAccuracy
 from seecause.models.base import ImageModel
 from seecause.models.view import VisionModel
 from seecause.repair.eye import EyeMasks
@@ -85,7 +85,7 @@ class PairVersions:
 
 
 @dataclass(frozen=True, eq=False)
-class Part:
+class VersionedPictures:
     """Some pictures and their versions; features of one model are kept."""
 
     pictures: Pictures
@@ -98,21 +98,21 @@ class Part:
         assert self.pictures.labels is not None
         return self.pictures.labels
 
-    def features(self, model: VisionModel) -> PartLogits:
+    def features(self, model: VisionModel) -> VersionLogits:
         """What enters the last layer, of pictures and versions."""
         key = model.fingerprint()
         if self.memo.get("model") != key:
             self.memo.update(model=key, features=self._over(_features_piece, model))
         return self.memo["features"]
 
-    def logits(self, model: ImageModel) -> PartLogits:
+    def logits(self, model: ImageModel) -> VersionLogits:
         return self._over(logits_piece, model)
 
-    def under(self, model: VisionModel, layer: LastLayer) -> PartLogits:
+    def under(self, model: VisionModel, layer: LastLayer) -> VersionLogits:
         """Logits of the model with another last layer: only that layer runs."""
         return self.features(model).under(layer)
 
-    def _over(self, work: Work, model: ImageModel) -> PartLogits:
+    def _over(self, work: Work, model: ImageModel) -> VersionLogits:
         """What `work` gives for pictures and versions, `AT_ONCE` at a time."""
         groups = [self.pictures.images.split(AT_ONCE), self.moved.batches(AT_ONCE)]
         groups += [] if self.control is None else [self.control.batches(AT_ONCE)]
@@ -120,7 +120,7 @@ class Part:
         rows = torch.cat([next(iter(p.values())) for p in in_pieces(work, model, pieces)])
         counts = [len(self.pictures), len(self.moved)]
         plain, moved, control = rows.tensor_split([counts[0], sum(counts)])
-        return PartLogits(plain, moved, None if self.control is None else control)
+        return VersionLogits(plain, moved, None if self.control is None else control)
 
 
 def _features_piece(model: VisionModel, images: Tensor) -> dict[str, Tensor]:
@@ -128,29 +128,29 @@ def _features_piece(model: VisionModel, images: Tensor) -> dict[str, Tensor]:
 
 
 @dataclass(frozen=True, eq=False)
-class PartLogits:
-    """On the CPU: logits, or features, of a part's pictures and versions."""
+class VersionLogits:
+    """On the CPU: logits, or features, of pictures and of their versions."""
 
     plain: Tensor  # [n, C]
     moved: Tensor  # [M, C]
     control: Tensor | None  # [K, C]
 
-    def under(self, layer: LastLayer) -> PartLogits:
+    def under(self, layer: LastLayer) -> VersionLogits:
         control = None if self.control is None else layer(self.control)
-        return PartLogits(layer(self.plain), layer(self.moved), control)
+        return VersionLogits(layer(self.plain), layer(self.moved), control)
 
 
 @dataclass(frozen=True, eq=False)
-class Judged:
-    """Answers to a part, and what follows from them."""
+class JudgedAnswers:
+    """Answers to pictures and their versions, and what follows from them."""
 
-    part: Part
-    logits: PartLogits
+    versioned: VersionedPictures
+    logits: VersionLogits
 
     @property
     def right(self) -> Tensor:
         """[n] bool."""
-        return self.logits.plain.argmax(dim=1) == self.part.labels.cpu()
+        return self.logits.plain.argmax(dim=1) == self.versioned.labels.cpu()
 
     def right_by_picture(self) -> Tensor:
         """[n] float64: the share of a picture's versions, of both kinds, that is answered right;
@@ -170,7 +170,7 @@ class Judged:
     def flips_of(self, control: bool = False) -> Tensor:
         """[n] float64: the share of each picture's versions that is answered otherwise; NaN where
         it has none."""
-        versions = self.part.control if control else self.part.moved
+        versions = self.versioned.control if control else self.versioned.moved
         logits = self.logits.control if control else self.logits.moved
         plain = self.logits.plain.argmax(dim=1)
         if versions is None or logits is None:
@@ -181,8 +181,8 @@ class Judged:
 
     def pulled(self) -> Tensor:
         """[n] float64: the share of versions that are answered by the class of their donor."""
-        source = self.part.moved.source_index.cpu()
-        answers, donors = self.logits.moved.argmax(dim=1), self.part.moved.donor_labels.cpu()
+        source = self.versioned.moved.source_index.cpu()
+        answers, donors = self.logits.moved.argmax(dim=1), self.versioned.moved.donor_labels.cpu()
         return _mean_of((answers == donors).double(), source, len(self.logits.plain))
 
     @property
@@ -195,18 +195,17 @@ class Judged:
 
     @property
     def moved_accuracy(self) -> float:
-        right = self.logits.moved.argmax(dim=1) == self.part.moved.labels.cpu()
+        right = self.logits.moved.argmax(dim=1) == self.versioned.moved.labels.cpu()
         return float(right.double().mean())
 
     @property
     def transplant_worst(self) -> float:
-        pictures = origins(self.part.pictures.ids)[self._sources()]
+        pictures = origins(self.versioned.pictures.ids)[self._sources()]
         return worst_cell(*self._versions(), pictures)
 
     @property
     def groups(self) -> GroupAccuracy | None:
-        pictures = self.part.pictures
-        return group_accuracy(self.right, pictures.groups) if pictures.grouped else None
+        return self.versioned.pictures.by_group(self.right)
 
     def numbers(self, *, groups: bool = False) -> dict[str, float]:
         """By name, for tables; NaN where the data does not tell."""
@@ -222,14 +221,14 @@ class Judged:
 
     def _sources(self) -> Tensor:
         """[M]: places of the pictures that versions of both kinds are of."""
-        both = (self.part.moved, self.part.control)
+        both = (self.versioned.moved, self.versioned.control)
         return torch.cat([versions.source_index.cpu() for versions in both if versions is not None])
 
     def _versions(self) -> tuple[Tensor, Tensor, Tensor]:
         """Right, label and donor label of all versions."""
-        both = [(self.part.moved, self.logits.moved)]
-        if self.part.control is not None and self.logits.control is not None:
-            both.append((self.part.control, self.logits.control))
+        both = [(self.versioned.moved, self.logits.moved)]
+        if self.versioned.control is not None and self.logits.control is not None:
+            both.append((self.versioned.control, self.logits.control))
         labels = torch.cat([versions.labels.cpu() for versions, _ in both])
         donors = torch.cat([versions.donor_labels.cpu() for versions, _ in both])
         answers = torch.cat([logits.argmax(dim=1) for _, logits in both])
@@ -334,24 +333,24 @@ class Material:
         )
         return Material(pictures, masks)
 
-    def lesson(self, per_picture: int, *, seed: int) -> Part:
+    def lesson(self, per_picture: int, *, seed: int) -> VersionedPictures:
         """To learn from: objects on any background; of pairs, both versions."""
         if self.masks is None:
-            return Part(self.pictures, self._pair_versions(0, 1))
-        return Part(self.pictures, self._moved("any", per_picture, seed))
+            return VersionedPictures(self.pictures, self._pair_versions(0, 1))
+        return VersionedPictures(self.pictures, self._moved("any", per_picture, seed))
 
-    def test(self, model: ImageModel, per_picture: int, *, seed: int) -> Part:
+    def test(self, model: ImageModel, per_picture: int, *, seed: int) -> VersionedPictures:
         """To be judged by: backgrounds of pictures that `model` answers otherwise, and as control
         of those that it answers the same."""
         if self.masks is None:
-            return Part(self.pictures, self._pair_versions(1), self._pair_versions(0))
+            return VersionedPictures(self.pictures, self._pair_versions(1), self._pair_versions(0))
         answers = logits_of(model, self.pictures.images).argmax(dim=1)
         if len(answers.unique()) < 2:
             answers = self._labels  # a model that says one thing only tells no donors apart
         moved = self._moved("other-class", per_picture, seed, answers)
         repeated = torch.bincount(answers).max() > 1
         control = self._moved("same-class", per_picture, seed, answers) if repeated else None
-        return Part(self.pictures, moved, control)
+        return VersionedPictures(self.pictures, moved, control)
 
     @property
     def _labels(self) -> Tensor:

@@ -14,7 +14,7 @@ from torch.testing import assert_close
 import seecause as sc
 from seecause.errors import BadOption
 from seecause.heads.baselines import features, last_layer, with_last_layer
-from seecause.repair import _remedies, mend
+from seecause.repair import _remedies, _repair
 from seecause.repair.result import Candidate
 from tests.families.native import tokenize
 from tests.repair.toys import PATCH, SIDE, biased_clip, fitted, plain_vit, scenes, wrapped
@@ -190,7 +190,7 @@ def test_too_few_pictures_are_refused(biased):
 
 
 def test_an_option_that_cannot_be_used_is_an_error_before_any_work(biased, monkeypatch):
-    monkeypatch.setattr(mend, "material_of", lambda *_: pytest.fail("pictures were read"))
+    monkeypatch.setattr(_repair, "material_of", lambda *_: pytest.fail("pictures were read"))
     wrong = {"fine-tune": {"epochs": 0}, "heads": {"counts": []}, "last-layer": {"strength": 0.0}}
     for name, options in wrong.items():
         with pytest.raises(BadOption, match=f"{name}.{next(iter(options))}"):
@@ -213,7 +213,7 @@ def test_a_model_with_few_right_answers_is_repaired_by_what_held_out_versions_ga
 def test_a_work_folder_must_be_one(biased, tmp_path):
     (tmp_path / "file").write_text("x")
     with pytest.raises(BadOption, match="a folder"):
-        mend.repair(biased, scenes(60), work=tmp_path / "file")
+        _repair.repair(biased, scenes(60), work=tmp_path / "file")
 
 
 def test_a_resumed_remedy_has_the_head_that_was_trained_with_it(tmp_path):
@@ -243,9 +243,9 @@ def test_groups_are_refused_where_a_picture_has_none_and_decide_what_is_reused(b
         with pytest.raises(BadOption, match="group for every picture"):
             sc.repair(biased, replace(cases, groups=groups), groups=True)
     turned = replace(cases, groups=cases.groups[::-1])
-    plain, other = (mend.Material(pictures, None) for pictures in (cases, turned))
-    assert mend.content_key(plain, groups=False) == mend.content_key(other, groups=False)
-    assert mend.content_key(plain, groups=True) != mend.content_key(other, groups=True)
+    plain, other = (_repair.Material(pictures, None) for pictures in (cases, turned))
+    assert _repair.content_key(plain, groups=False) == _repair.content_key(other, groups=False)
+    assert _repair.content_key(plain, groups=True) != _repair.content_key(other, groups=True)
 
 
 def test_of_remedies_that_are_as_good_the_one_with_fewer_flips_is_kept():
@@ -256,4 +256,16 @@ def test_of_remedies_that_are_as_good_the_one_with_fewer_flips_is_kept():
         for name, share in flips.items()
     }
     done = dict.fromkeys(tried)  # who is forced looks at no answers again
-    assert mend._choice(tried, done, None, "transplant-worst", "yes", True) == "directions"
+    assert _repair._choice(tried, done, None, "transplant-worst", "yes", True) == "directions"
+
+
+def test_one_remedy_may_stand_without_a_list():
+    pictures = scenes(60)
+    result = sc.repair(fitted(pictures), pictures, per_picture=2, remedies="last-layer")
+    assert list(result.candidates) == ["nothing", "last-layer"]
+
+
+@pytest.mark.parametrize("options", [{"seed": 1.5}, {"per_picture": 1.5}, {"seed": -1}])
+def test_draws_are_counted_in_whole_numbers(options):
+    with pytest.raises(BadOption, match=next(iter(options))):
+        sc.audit(fitted(scenes(24)), scenes(24), **options)

@@ -23,10 +23,11 @@ from seecause.faithful import (
     train,
 )
 from seecause.faithful.data import batches_of, frame_of
-from seecause.faithful.evaluation import TrainedNetwork, _Test, silent
-from seecause.faithful.examine import check_select, examine, key_points, keypoint_fit_data, merge
+from seecause.faithful.evaluation import TrainedNetwork, _Test
 from seecause.faithful.images import RandomCuts, cuts_with_object
 from seecause.faithful.interventions import Trial, best_of, sensible_criterion
+from seecause.faithful.metrics import check_select, examine, key_points, keypoint_fit_data, merge
+from seecause.heads.pictures import no_progress
 from seecause.metrics import keypoint_error, locate, part_agreement
 from seecause.metrics.accuracy import auroc
 from seecause.metrics.segmentation import foreground
@@ -202,7 +203,7 @@ def test_miou_on_random_cuts_is_another_number(scenes):
     again = examine(net, RandomCuts(data, frame_of(net).preprocess)).table()
     assert cut == again and cut["miou"] != examine(net, data).table()["miou"]
     heard: list[int] = []
-    test = _Test(TrainedNetwork("n", net), data, None, 2, None, True, silent)
+    test = _Test(TrainedNetwork("n", net), data, None, 2, None, True, no_progress)
     assert test.numbers()["miou_public"] == pytest.approx(cut["miou"])
     examine(net, data, batch=2, advance=heard.append)
     assert heard == [2, 2, 1]
@@ -250,7 +251,7 @@ def test_an_intervention_is_chosen_by_auc_where_accuracy_says_little(tmp_path):
 
 def test_the_best_epoch_may_be_that_of_auc(tmp_path, monkeypatch):
     areas = iter([0.25, 0.75, 0.5])
-    monkeypatch.setattr("seecause.faithful.examine.auroc", lambda logits, labels: next(areas))
+    monkeypatch.setattr("seecause.faithful.metrics.auroc", lambda logits, labels: next(areas))
     config = tiny_config(tmp_path, select="auc", epochs=3, ema=False, grid=0)
     done = train(config)
     assert (done.best, done.best_epoch) == (0.75, 1)

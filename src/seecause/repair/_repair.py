@@ -49,8 +49,8 @@ from seecause.repair._remedies import (
 )
 from seecause.repair.audit import PER_PICTURE, BackgroundAudit, audit_part, material_of
 from seecause.repair.eye import Eye, eye as open_eye
-from seecause.repair.parts import Material, origins, split_rows
 from seecause.repair.result import Candidate, Repair
+from seecause.repair.versions import Material, origins, split_rows
 
 log = logging.getLogger(__name__)
 
@@ -72,7 +72,7 @@ def repair(
     *,
     eye: Eye | ImageModel | Tensor | str | None = None,
     test: Dataset | Pictures | str | None = None,
-    remedies: Sequence[str] = CHEAP,
+    remedies: Sequence[str] | str = CHEAP,
     options: Mapping[str, Mapping[str, Any]] | None = None,
     groups: bool = False,
     force: bool = False,
@@ -81,36 +81,38 @@ def repair(
     work: str | Path | None = None,
     progress: Progress = no_progress,
 ) -> Repair:
-    """Try remedies on pictures with masks by `eye` (see `sc.audit`), and keep the best.
+    """Mend a model that answers from the background: try remedies on its own pictures with the
+    backgrounds exchanged, choose on held-out ones, and report on others. Needs no group label.
 
-    `remedies` by name, or ("all",); `options` of each by its name. `groups` lets remedies learn
-    from group labels and chooses by the worst group. `force` repairs where there is nothing to
-    repair. `test`: pictures to report on instead of a fifth of `data`. `work`: a folder to go on
-    from after a kill.
+    `data` and `eye`: as `sc.audit` takes them. `test`: pictures to report on, instead of a fifth of
+    `data`. `remedies`: names (`sc.repair.remedies()` lists them), or "all"; `options` of each, by
+    its name. `groups`: remedies may learn from group labels, and the worst group chooses. `force`:
+    repair also where there is nothing to repair. `per_picture`: transplants to learn from. `work`:
+    a folder from which a repair that was killed goes on.
+
+    The result has `model`, `remedy`, the audits `before` and `after`, and `export(folder)`.
 
     >>> import seecause as sc
     >>> model = sc.load("builtin:critters-biased")
     >>> data = sc.data.open_data("critters:certified:train", limit=48)
-    >>> mended = sc.repair(model, data, per_picture=2, remedies=("directions",))
+    >>> mended = sc.repair(model, data, per_picture=2, remedies="directions")
     >>> mended.after.flips < mended.before.flips
     True
     """
     view = _view(model)
     entries = _entries(remedies, options or {}, groups=groups)
     folder = None if work is None else work_folder(Path(work))
-    if isinstance(eye, str) and folder is not None:
-        eye = open_eye(eye, model=view, cache=folder / "eye")
+    if isinstance(eye, str):  # once for both data and test
+        eye = open_eye(eye, model=view, cache=None if folder is None else folder / "eye")
     material = material_of(view, as_data(data), eye, progress)
     if groups:
         _need_groups(material)
-    seen = None if test is None else material_of(view, as_data(test), _again(eye), progress)
-    learn, choose, report = _split(material, seen, seed)
-    taught = learn.lesson(per_picture, seed=seed)
+    tested = None if test is None else material_of(view, as_data(test), _again(eye), progress)
+    learn, choose, report, both = _split(material, tested, seed)
     held_out = choose.test(view, PER_PICTURE, seed=seed)
-    lesson = Lesson(taught, held_out, seed, groups, progress=progress)
-    judged_on = _tried(material, learn, choose)
-    part = judged_on.test(view, PER_PICTURE, seed=seed)
-    verdict = audit_part(view, part, judged_on.masks, progress, with_gains=False).verdict
+    lesson = Lesson(learn.lesson(per_picture, seed=seed), held_out, seed, groups, progress=progress)
+    judged = both.test(view, PER_PICTURE, seed=seed)
+    verdict = audit_part(view, judged, both.masks, progress, with_gains=False).verdict
     key = [view.fingerprint(), per_picture, seed, groups]
     if folder is not None:
         key += [content_key(each, groups=groups) for each in (material, choose)]
@@ -121,7 +123,7 @@ def repair(
     candidates, before, after = _reported(view, report, candidates, mended, name, seed)
     return Repair(
         mended[name].model, view, name, verdict, before, after, candidates, chosen_by, record,
-        holes=(*material.pictures.holes, *(() if seen is None else seen.pictures.holes)),
+        holes=(*material.pictures.holes, *(() if tested is None else tested.pictures.holes)),
     )  # fmt: skip
 
 
@@ -208,19 +210,20 @@ def _view(model: ImageModel) -> VisionModel:
 
 
 def _entries(
-    names: Sequence[str], options: Mapping[str, Mapping[str, Any]], *, groups: bool
+    names: Sequence[str] | str, options: Mapping[str, Mapping[str, Any]], *, groups: bool
 ) -> list[tuple[Remedy, dict[str, Any]]]:
     """Remedies with their options, "nothing" always the first."""
-    if tuple(names) == (EVERY,):
+    names = (names,) if isinstance(names, str) else tuple(names)
+    if names == (EVERY,):
         known = all_remedies()
         names = [n for n in known if n != "ifam" and (groups or known[n].needs != "group labels")]
-    names = list(dict.fromkeys(["nothing", *names]))
-    unused = [name for name in options if name not in names]
+    tried = list(dict.fromkeys(["nothing", *names]))
+    unused = [name for name in options if name not in tried]
     if unused:
-        raise BadOption("options", unused[0], f"options of remedies that are tried: {names}")
-    entries = [find_remedy(name, dict(options.get(name, {}))) for name in names]
+        raise BadOption("options", unused[0], f"options of remedies that are tried: {tried}")
+    entries = [find_remedy(name, dict(options.get(name, {}))) for name in tried]
     if not groups and any(entry.needs == "group labels" for entry in entries):
-        raise BadOption("remedies", ", ".join(names), "groups=True (--groups) for dfr, group-dro")
+        raise BadOption("remedies", ", ".join(tried), "groups=True (--groups) for dfr, group-dro")
     return [(entry, dict(options.get(entry.name, {}))) for entry in entries]
 
 
@@ -244,7 +247,9 @@ def _need_groups(material: Material) -> None:
 
 def _split(
     material: Material, test: Material | None, seed: int
-) -> tuple[Material, Material, Material]:
+) -> tuple[Material, Material, Material, Material]:
+    """To learn from, to choose by, to report on; and what the verdict is taken of: pictures that
+    are not reported on, spread."""
     assert material.pictures.labels is not None
     shares = SHARES if test is None else SHARES[:2]
     pictures = origins(material.pictures.ids)  # versions of a picture are not torn apart
@@ -256,15 +261,10 @@ def _split(
                 f"{len(material.pictures)} pictures of {material.pictures.name}",
                 "at least five of each class: three parts learn, choose and report",
             )
-    parts = [material.take(part) for part in rows]
-    return parts[0], parts[1], parts[2] if test is None else test
-
-
-def _tried(material: Material, learn: Material, choose: Material) -> Material:
-    """What the verdict is taken of: all that is not reported, spread."""
-    ids = {*learn.pictures.ids, *choose.pictures.ids}
-    rows = [row for row, name in enumerate(material.pictures.ids) if name in ids]
-    return material.take(torch.tensor(evenly(rows, JUDGED)))
+    unreported = torch.cat(rows[:2]).sort().values.tolist()
+    both = material.take(torch.tensor(evenly(unreported, JUDGED)))
+    learn, choose = material.take(rows[0]), material.take(rows[1])
+    return learn, choose, material.take(rows[2]) if test is None else test, both
 
 
 def _try(

@@ -144,8 +144,6 @@ class HeadExperiment:
         need_heads(model, "head scores")
         if operator not in get_args(Operator):
             raise BadOption("operator", operator, f"one of {', '.join(get_args(Operator))}")
-        if temperature <= 0:
-            raise BadOption("temperature", temperature, "a number above 0")
         self.model = model
         self.operator: Operator = operator
         self.images = images.to(model.device, model.dtype)
