@@ -265,6 +265,7 @@ def test_pdiscoformer_loses_the_vote_of_a_dropped_part():
     votes = net(images).part_logits
     with intervene(net, drop_parts=[0]):
         assert_close(net(images).logits, votes[..., 1:].mean(dim=-1), **EXACT)
+        assert_close(sc.wrap(net)(images), votes[..., 1:].mean(dim=-1), **EXACT)
     with intervene(net, drop_parts=range(3)):
         assert (net(images).logits == 0).all()
 

@@ -21,6 +21,7 @@ from seecause.errors import (
     ViewMismatch,
 )
 from seecause.models.dense_view import spliced
+from seecause.models.rows import rectangle
 from tests.families.dense import DENSE, SQUARE, sentence_tokens, tiny_dense
 from tests.reference.rows import output_of, overwritten
 from tests.tiny import pictures
@@ -192,3 +193,18 @@ def test_owners_of_a_detector_are_sent_to_what_it_has():
     with pytest.raises(NotDefined, match="run_to") as refusal:
         sc.run(model, images)
     assert "stage_outputs" not in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    ("corners", "rows", "columns"),
+    [
+        ([1.4, 2.0, 5.0, 4.0], range(2, 4), range(1, 5)),
+        ([-3.0, -2.0, 2.0, 99.0], range(6), range(2)),
+        ([-9.0, 1.0, -4.0, 3.0], range(0), range(0)),  # left of the frame
+        ([1.0, -9.0, 3.0, -1.0], range(0), range(0)),  # above it
+        ([8.0, 1.0, 9.0, 3.0], range(0), range(0)),
+    ],
+)
+def test_pixels_of_a_box_are_those_inside_of_the_frame(corners, rows, columns):
+    mask = rectangle(torch.tensor(corners), (6, 8))
+    assert mask.nonzero().tolist() == [[row, column] for row in rows for column in columns]

@@ -64,6 +64,18 @@ def test_pixels_are_those_of_transformers_up_to_its_resizing(kind, options):
     assert torch.corrcoef(torch.stack([got.flatten(), expected.flatten()]))[0, 1] > 0.999
 
 
+@pytest.mark.parametrize("margin", range(8))
+def test_the_middle_is_cut_out_as_torchvision_cuts_it(margin):
+    """Odd margins are not divided alike by all: a pixel more or less."""
+    from torchvision.transforms.functional import center_crop, to_tensor
+
+    picture = photo(40, 40).resize((40 + margin, 40))
+    frame = Preprocess(size=(40, 40), mean=(0.0,) * 3, std=(1.0,) * 3)
+    assert_close(frame.pixels(picture), to_tensor(center_crop(picture, [40, 40])), atol=0, rtol=0)
+    places = frame.points(torch.tensor([[20.0, 10.0]]), 40, 40 + margin)
+    assert places.tolist() == [[20.0 - round(margin / 2), 10.0]]
+
+
 def test_old_configs_write_sizes_as_numbers():
     cut = preprocess_from_processor({"size": 64, "crop_size": 48, "do_center_crop": True, **STATS})
     assert cut == Preprocess(

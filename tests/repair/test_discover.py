@@ -95,6 +95,11 @@ def test_a_planted_patch_is_the_first_finding(model, pictures, found):
     assert first.patches < 1.2 and "red" in first.sentence()
 
 
+def test_trials_that_sorted_kinds_out_do_not_count_for_them(found):
+    """Who is chosen for a high number would have it twice."""
+    assert [len(finding.trials) for finding in found.findings] == [16] * len(found.findings)
+
+
 def test_findings_are_ranked_and_what_may_be_chance_is_left_out(found):
     effects = [finding.effect for finding in found.findings]
     assert effects == sorted(effects, reverse=True)

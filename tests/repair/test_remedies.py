@@ -282,6 +282,17 @@ def test_a_cell_is_as_large_as_it_has_pictures_not_versions():
     assert worst_cell(right, labels, donors, torch.arange(24), fewest=3) == 0.0
 
 
+def test_pictures_of_one_origin_count_as_one_when_cells_are_judged(biased, lesson):
+    judged = JudgedAnswers(lesson.choose, lesson.choose.logits(biased))
+    right, _, _ = judged._versions()
+    everything, pictures = float(right.double().mean()), lesson.choose.pictures
+    assert judged.transplant_worst < everything - 0.1
+    ids = tuple(f"scene~{place}.png" for place in range(len(pictures)))  # versions of one
+    renamed = dataclasses.replace(pictures, ids=ids)
+    together = dataclasses.replace(lesson.choose, pictures=renamed, memo={})
+    assert JudgedAnswers(together, judged.logits).transplant_worst == pytest.approx(everything)
+
+
 def test_versions_of_a_picture_are_never_torn_apart():
     names = [f"{kind}{number}~{version}.png" for kind in "ab" for number in range(20)
              for version in range(3)]  # fmt: skip

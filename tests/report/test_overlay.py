@@ -26,6 +26,7 @@ from seecause.report.overlay import (
     panel,
     picture,
     scale_of,
+    thumbnail,
 )
 
 
@@ -129,6 +130,11 @@ def test_data_uri_holds_the_picture(image, photo):
     kind, _, body = data_uri(picture(image), photo=photo).partition(";base64,")
     assert kind == ("data:image/jpeg" if photo else "data:image/png")
     assert Image.open(io.BytesIO(base64.b64decode(body))).size == (384, 384)
+
+
+def test_small_pictures_keep_their_shape():
+    body = thumbnail(torch.rand(3, 24, 96)).partition(";base64,")[2]
+    assert Image.open(io.BytesIO(base64.b64decode(body))).size == (192, 48)
 
 
 def test_numbers_are_short():
