@@ -29,9 +29,9 @@ def gate(*more):
 def with_hole(*words, **options):
     """An audit of which a picture could not be read."""
     model, audit = audited(*words, **options)
-    part = audit.judged.part
-    pictures = replace(part.pictures, holes=(Hole("broken.png", "cut short"),))
-    judged = replace(audit.judged, part=replace(part, pictures=pictures))
+    versioned = audit.judged.versioned
+    pictures = replace(versioned.pictures, holes=(Hole("broken.png", "cut short"),))
+    judged = replace(audit.judged, versioned=replace(versioned, pictures=pictures))
     return model, replace(audit, judged=judged)
 
 
