@@ -283,9 +283,10 @@ class ActionContext:
     def picture(self, id: str) -> OpenedPicture:
         if id in self.state.samples:
             return self.state.sample(id)
-        if id not in self.session.pictures:
+        picture = self.session.pictures.get(id)  # once: others' pictures may push it out meanwhile
+        if picture is None:
             raise BadImage("your picture", "it is no longer here", "drop it on the page again")
-        return self.session.pictures[id]
+        return picture
 
     def averaged_pictures(self) -> Iterator[OpenedPicture]:
         """Samples that an average is taken over, with word of how many are opened."""
