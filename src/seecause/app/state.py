@@ -179,7 +179,12 @@ class ServerState:
             return picture
 
     def averaged(self) -> list[str]:
-        """Ids of the samples that averages are taken over: all, or evenly chosen ones."""
+        """Ids of the samples that averages are taken over: all, or evenly chosen ones; chosen once,
+        less those that were left out since."""
+        return [id for id in self._averaged if id in self.samples]
+
+    @cached_property
+    def _averaged(self) -> list[str]:
         ids = list(self.samples)
         count = min(len(ids), AVERAGED)
         return [ids[place * len(ids) // count] for place in range(count)]
