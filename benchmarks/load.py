@@ -70,7 +70,7 @@ def main() -> None:
             lines = len(content.splitlines())
             print(f"{name}: {len(content) / 1e6:.2f} MB, {lines} lines")
     if chosen.figure:
-        draw_memory(memory, chosen.figure)
+        draw_memory(memory, chosen.figure, chosen.pictures)
 
 
 def draw_pictures(folder: Path, count: int, workers: int) -> None:
@@ -148,7 +148,7 @@ def tell(what: str, seconds: float, clock: float, peak: float, code: int) -> Non
     print(f"{text} at most, exit code {code}", flush=True)
 
 
-def draw_memory(log: Path, figure: Path) -> None:
+def draw_memory(log: Path, figure: Path, pictures: int) -> None:
     """Memory of the run against pictures x methods that are done."""
     import matplotlib
 
@@ -163,7 +163,8 @@ def draw_memory(log: Path, figure: Path) -> None:
         axes.plot(maps, largest, lw=1, label="the largest of them")
         axes.legend(frameon=False, fontsize=8)
     axes.set(xlabel="thousand maps done", ylabel="MiB", ylim=(0, None), xlim=(0, maps.max()))
-    axes.set_title("memory of a `bench run` of 50,000 pictures by four methods", fontsize=9)
+    what = f"{pictures:,} pictures by {len(METHODS.split(','))} methods"
+    axes.set_title(f"memory of a `bench run` of {what}", fontsize=9)
     axes.spines[["top", "right"]].set_visible(False)
     pyplot.savefig(figure, dpi=110)
     for name, held in (("all processes", total), ("the largest of them", largest)):

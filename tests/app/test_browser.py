@@ -371,7 +371,7 @@ def test_results_open_in_a_sandbox(visit):
     expect(frame.locator("#read")).to_have_text("no parent, no server, null")
     page.get_by_label("page").select_option("more.html")
     expect(frame.get_by_text("more")).to_be_visible()
-    page.wait_for_url(re.compile("runs.page=r1p1"))
+    page.wait_for_url(re.compile("runs.run=results%2Fhostile.*runs.page=more.html"))
     with page.expect_popup() as waiting:
         page.get_by_role("link", name="Open in a new tab").click()
     expect(waiting.value.get_by_text("more")).to_be_visible()

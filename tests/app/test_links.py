@@ -56,9 +56,9 @@ LINKS = {
         "ask.blind=1-2.9",
     ),
     "runs": (
-        "model=critters-vit&runs.run=r1",
+        "model=critters-vit&runs.run=results%2Fhostile",
         lambda page: page.get_by_label("page").select_option("more.html"),
-        "runs.page=r1p1",
+        "runs.page=more.html",
     ),
 }
 

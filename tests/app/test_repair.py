@@ -158,6 +158,7 @@ def test_a_cancelled_audit_frees_the_queue(context):
         ({}, "sc.repair(model, learn, test=data, remedies=('last-layer',))", "--test"),
         ({"learn": TEST}, "sc.repair(model, learn, remedies=('last-layer',))", "--data"),
         ({"eye": "critters-vit"}, "eye='builtin:critters-vit'", "--eye builtin:critters-vit"),
+        ({"eye": "critters-biased"}, "eye='own'", "--eye own"),
         ({"remedy": "dfr"}, "groups=True", "--groups"),
         ({"force": True}, "force=True", "--force"),
     ],

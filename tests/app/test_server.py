@@ -306,3 +306,11 @@ def test_bad_requests_are_answered_in_words(client, headers, count):
         assert "Traceback" not in answer.text and "root:" not in answer.text
         assert "/src/seecause" not in answer.text
     assert finished(client, headers, run(client, headers))["state"] == "done"
+
+
+@pytest.mark.parametrize("path", ["/", "/static/main.js", "/api/samples/s0", "/runs/r0p0"])
+def test_a_browser_asks_again_for_what_another_server_names_alike(client, path):
+    """s0 and r0p0 are places in lists of this server; the next one at this address has others."""
+    answer = client.get(path)
+    assert answer.status_code == 200
+    assert answer.headers.get_list("cache-control") == ["no-cache"]

@@ -135,3 +135,18 @@ def test_sessions_in_use_are_not_ended_by_new_ones():
     assert sessions.get(first.id) and sessions.get(third.id) and len(sessions) == 2
     with pytest.raises(NoSession):
         sessions.get(second.id)
+
+
+def test_what_comes_after_the_end_of_a_session_is_not_kept(tmp_path):
+    """A job may be packing its file when its session ends."""
+    storage = Storage()
+    session = Sessions(storage=storage).open()
+    session.end()
+    file = tmp_path / "late.zip"
+    file.write_bytes(b"late")
+    with pytest.raises(NoSession):
+        session.add_file("late.zip", file)
+    with pytest.raises(NoSession):
+        session.add_picture(picture("late"))
+    assert storage.files.held == storage.pictures.held == 0
+    assert not session.files and not session.pictures

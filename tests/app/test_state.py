@@ -219,3 +219,16 @@ def test_maps_of_heads_need_no_names_of_classes(names):
     answer = heads.maps(context, heads.Off(model="toy", picture="s0", off=(0,)))
     assert answer["before"]["values"] != answer["after"]["values"]
     context.state.close()
+
+
+def test_a_sample_that_is_left_out_changes_no_other_of_an_average():
+    """What is copied later names the pictures that were averaged."""
+    samples = OrderedDict((f"s{place}", f"critters:clean:test#{place}") for place in range(100))
+    state = ServerState({}, samples)
+    before = state.averaged()
+    assert len(before) == AVERAGED
+    del samples[next(id for id in samples if id not in before)]
+    assert state.averaged() == before
+    del samples[before[3]]
+    assert state.averaged() == [*before[:3], *before[4:]]
+    state.close()

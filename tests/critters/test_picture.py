@@ -148,3 +148,19 @@ def test_mistakes_are_named(latents):
         render(latents, style="oil")
     with pytest.raises(BadOption, match="32 pixels"):
         render(latents, size=16)
+
+
+@pytest.mark.parametrize("code", [-1, len(BACKGROUNDS), torch.tensor([0, -1])])
+def test_a_background_that_is_not_there_is_refused(code):
+    """-1 would be the last palette on pixels that nothing has drawn."""
+    with pytest.raises(BadOption, match="background"):
+        render(critters.draw("clean", "test", 2), do=Do(background=code))
+
+
+def test_a_sample_says_what_its_picture_shows():
+    """Also of a counterfactual: its group names the background that was put in."""
+    moved = list(critters.samples("clean", "test", 8, do=Do(background=2)))
+    plain = list(critters.samples("clean", "test", 8))
+    assert {sample.group[1] for sample in moved} == {2}
+    assert [sample.group[0] for sample in moved] == [sample.group[0] for sample in plain]
+    assert [sample.label for sample in moved] == [sample.label for sample in plain]

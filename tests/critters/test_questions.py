@@ -9,7 +9,7 @@ import torch
 
 from seecause import critters
 from seecause.critters import questions
-from seecause.errors import UnknownName
+from seecause.errors import BadOption, UnknownName
 
 
 def test_every_answer_is_equally_frequent_for_every_subject_and_wording():
@@ -54,3 +54,16 @@ def test_an_exam_is_the_same_however_it_is_reached():
 def test_unknown_subjects_are_refused():
     with pytest.raises(UnknownName, match="nearest: tail"):
         critters.ask(critters.draw("clean", "test", 1), "tial")
+
+
+def test_what_has_no_true_answer_is_not_asked():
+    """A creature of parts drawn by lot has no name, and a part that is gone has no colour."""
+    latents = critters.draw("clean", "test", 4)
+    mixed = critters.mix_parts(latents, share=1.0)
+    with pytest.raises(BadOption, match="creature"):
+        questions.ask(mixed, "creature")
+    assert len(questions.ask(mixed, "crest")) == 4
+    bald = critters.intervene(latents, critters.Do(without=("crest",)))
+    with pytest.raises(BadOption, match="crest"):
+        questions.ask(bald, "crest")
+    assert questions.ask(bald, "tail") == questions.ask(latents, "tail")

@@ -139,3 +139,12 @@ def test_a_linear_probe_cannot_read_one_cue_from_the_pixels_of_the_other(cue):
     features = torch.nn.functional.avg_pool2d(seen, 4).flatten(1).numpy()
     probe = RidgeClassifier(alpha=10.0).fit(features[:500], free[:500])
     assert abs(probe.score(features[500:], free[500:]) - 0.25) < 3 * (0.25 * 0.75 / 300) ** 0.5
+
+
+def test_a_batch_of_latents_ends():
+    latents = critters.draw("clean", "test", 3)
+    assert len([row for row, _ in zip(latents, range(9), strict=False)]) == 3
+    assert int(latents[-1].seed) == int(latents.seed[2])
+    for outside in (3, -4):
+        with pytest.raises(IndexError):
+            latents[outside]

@@ -85,3 +85,14 @@ def test_what_captum_may_ask_and_a_view_cannot_answer_is_refused(case):
         caap.attribute(images, target=1, additional_forward_args=(3,))
     with pytest.raises(BadOption, match="tial"):
         sc.integrations.captum.CAAP(model, tial="patched")
+
+
+def test_sums_are_kept_where_patches_do_not_divide_the_picture():
+    """A network of stages has 3 x 3 cells for 100 pixels: some have 33 rows, one has 34."""
+    maps = torch.rand(2, 3, 3, dtype=torch.float64)
+    like = torch.zeros(2, 3, 100, 70, dtype=torch.float64)
+    each = sc.integrations.captum.shares(maps, like)
+    assert each.shape == like.shape
+    assert_close(each.sum(dim=(1, 2, 3)), maps.sum(dim=(1, 2)))
+    cells = each[:, :, :33, :23].sum(dim=(1, 2, 3))
+    assert (cells <= maps[:, 0, 0] + 1e-12).all() and (cells > 0.9 * maps[:, 0, 0]).all()

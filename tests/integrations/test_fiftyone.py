@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import sys
 import uuid
+from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -122,3 +124,49 @@ def test_the_app_finds_the_operators_and_runs_them(dataset, model, tmp_path, mon
     assert dataset.has_sample_field("rollout")
     result = execute("show_worst_pictures", model="toy", masks="objects")
     assert result["verdict"] == "yes" and result["flips"] > 0.3
+
+
+class Table:
+    """What is used of a dataset of FiftyOne, in memory."""
+
+    name = "table"
+
+    def __init__(self, samples):
+        self.samples, self.fields = samples, {}
+
+    def iter_samples(self, progress):
+        return iter(self.samples)
+
+    def has_sample_field(self, field):
+        return field == "ground_truth"
+
+    def distinct(self, field):
+        return CLASSES
+
+    def set_values(self, name, values):
+        self.fields[name] = values
+
+
+class Row(dict):
+    id = filepath = ""
+
+
+def test_an_audit_of_pictures_of_which_one_cannot_be_read_keeps_each_number_at_its_picture(
+    model, tmp_path
+):
+    cases, samples = scenes(24, usual=0.9, seed=1), []
+    for place, image in enumerate(cases.images):
+        row = Row(
+            ground_truth=SimpleNamespace(label=CLASSES[int(cases.labels[place])]),
+            objects=SimpleNamespace(get_mask=cases.truth[place].numpy),
+        )
+        row.id, row.filepath = f"id-{place}", str(tmp_path / f"{place}.png")
+        to_pil((image / 2 + 0.5).clamp(0, 1)).save(row.filepath)
+        samples.append(row)
+    Path(samples[2].filepath).write_text("no picture")
+    table = Table(samples)
+    result = sc.integrations.fiftyone.audit(table, model, masks="objects", per_picture=2)
+    flips = result.judged.flips_of().tolist()
+    assert len(flips) == 23 and result.pictures.ids[2] == "id-3"
+    assert table.fields["flips"] == [*flips[:2], None, *flips[2:]]
+    assert {len(values) for values in table.fields.values()} == {24}

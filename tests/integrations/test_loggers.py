@@ -144,3 +144,17 @@ def test_what_is_no_probability_is_not_called_confidence(case, target, key):
     logits = model(images)
     against = logits[:, 2] if key == "contrast" else 0
     assert logged[f"explain/{key}"] == pytest.approx(float((logits[:, 1] - against).mean()))
+
+
+def test_names_of_numbers_are_those_that_mlflow_takes(case):
+    """A method may have a plus in its name; two of them stay two."""
+    model, images = case
+    metrics = {}
+
+    def log_metric(name, value, step):
+        assert re.fullmatch(r"[/\w.\- ]*", name)
+        metrics[name] = value
+
+    mlflow = SimpleNamespace(log_image=lambda *_, **__: None, log_metric=log_metric)
+    MapLogger(mlflow, model, images, methods=("ixg", "ixg+"), faithful=True)(0)
+    assert set(metrics) == {"explain/confidence", "explain/ixg/ins-del", "explain/ixg_/ins-del"}

@@ -26,6 +26,7 @@ POLICY = (
 )
 HEADERS = {
     "content-security-policy": POLICY,
+    "cache-control": "no-cache",  # the next server at this address names its own things alike
     "x-content-type-options": "nosniff",
     "referrer-policy": "no-referrer",
     "cross-origin-opener-policy": "same-origin",

@@ -149,7 +149,7 @@ def _add_pages(app: FastAPI, state: ServerState) -> None:
         if id not in state.samples:
             raise HTTPException(404)
         picture = await asyncio.to_thread(state.sample, id)
-        return JSONResponse(picture.facts(), headers={"cache-control": "private, max-age=3600"})
+        return JSONResponse(picture.facts())
 
 
 def _add_pictures(app: FastAPI, state: ServerState, sessions: Sessions) -> None:

@@ -158,6 +158,7 @@ class Session:
     pictures: OrderedDict[str, OpenedPicture] = field(default_factory=OrderedDict)
     jobs: OrderedDict[str, tuple[Job, Queue]] = field(default_factory=OrderedDict)
     files: OrderedDict[str, tuple[str, Path]] = field(default_factory=OrderedDict)
+    over: bool = False
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def add_picture(self, picture: OpenedPicture) -> None:
@@ -167,8 +168,11 @@ class Session:
             old = list(self.pictures)[:-PICTURES]
         for id in old:
             self.storage.pictures.take(self.id, id)
-        self.storage.pictures.put(
-            self.id, picture.id, picture.bytes, lambda: self.pictures.pop(picture.id, None)
+        self._put(
+            self.storage.pictures,
+            picture.id,
+            picture.bytes,
+            lambda: self.pictures.pop(picture.id, None),
         )
 
     def add_file(self, name: str, file: Path) -> str:
@@ -181,8 +185,15 @@ class Session:
             old = list(self.files)[:-FILES]
         for id in old:
             self.storage.files.take(self.id, id)
-        self.storage.files.put(self.id, place, size, lambda: self._drop_file(place))
+        self._put(self.storage.files, place, size, lambda: self._drop_file(place))
         return place
+
+    def _put(self, shelf: Shelf, id: str, size: int, drop: Callable[[], object]) -> None:
+        """Keep a thing until the session ends; one that ended meanwhile keeps nothing."""
+        shelf.put(self.id, id, size, drop)
+        if self.over:
+            shelf.take(self.id)
+            raise NoSession
 
     def _drop_file(self, place: str) -> None:
         _, path = self.files.pop(place, ("", None))
@@ -191,6 +202,7 @@ class Session:
 
     def end(self) -> None:
         """Everything of it goes."""
+        self.over = True  # first: who puts something there now takes it away again
         for job, queue in list(self.jobs.values()):
             queue.cancel(job)
         self.storage.pictures.take(self.id)

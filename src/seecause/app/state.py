@@ -179,7 +179,12 @@ class ServerState:
             return picture
 
     def averaged(self) -> list[str]:
-        """Ids of the samples that averages are taken over: all, or evenly chosen ones."""
+        """Ids of the samples that averages are taken over: all, or evenly chosen ones; chosen once,
+        less those that were left out since."""
+        return [id for id in self._averaged if id in self.samples]
+
+    @cached_property
+    def _averaged(self) -> list[str]:
         ids = list(self.samples)
         count = min(len(ids), AVERAGED)
         return [ids[place * len(ids) // count] for place in range(count)]
@@ -283,9 +288,10 @@ class ActionContext:
     def picture(self, id: str) -> OpenedPicture:
         if id in self.state.samples:
             return self.state.sample(id)
-        if id not in self.session.pictures:
+        picture = self.session.pictures.get(id)  # once: others' pictures may push it out meanwhile
+        if picture is None:
             raise BadImage("your picture", "it is no longer here", "drop it on the page again")
-        return self.session.pictures[id]
+        return picture
 
     def averaged_pictures(self) -> Iterator[OpenedPicture]:
         """Samples that an average is taken over, with word of how many are opened."""

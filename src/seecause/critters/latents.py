@@ -146,8 +146,10 @@ class Latents:
 
     def __getitem__(self, index: slice | Tensor | list[int] | int) -> Latents:
         """Rows of the batch; an integer keeps the batch dimension."""
-        rows = slice(index, index + 1 or None) if isinstance(index, int) else index
-        return self._each(lambda field: field[rows])
+        if isinstance(index, int):
+            place = range(len(self))[index]
+            index = slice(place, place + 1)
+        return self._each(lambda field: field[index])
 
     def to(self, device: torch.device | str) -> Latents:
         return self._each(lambda field: field.to(device))

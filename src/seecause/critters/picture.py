@@ -199,6 +199,9 @@ def intervene(latents: Latents, do: Do, *, size: int = 96) -> Latents:
     `render`)."""
     if do.background is not None:
         code = torch.as_tensor(do.background, device=latents.background.device)
+        if bool(((code < 0) | (code >= len(BACKGROUNDS))).any()):
+            last = len(BACKGROUNDS) - 1
+            raise BadOption("background", do.background, f"a code from 0 to {last}, or one each")
         latents = latents.replace(background=code.expand_as(latents.background))
     if do.without:
         present = latents.present.clone()

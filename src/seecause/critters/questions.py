@@ -19,7 +19,7 @@ from seecause import _random
 from seecause.critters.latents import CLASSES, COLOURS, PARTS, VARIANT_COLOURS, Latents
 from seecause.critters.picture import BACKGROUNDS, STYLES, Picture, Style, render
 from seecause.critters.regimes import draw
-from seecause.errors import UnknownName
+from seecause.errors import BadOption, UnknownName
 
 _TABLE = tomllib.loads(resources.files("seecause.critters").joinpath("questions.toml").read_text())
 WORDINGS = {kind: tuple(entry["wordings"]) for kind, entry in _TABLE.items()}
@@ -77,7 +77,11 @@ def wordings(subject: str) -> tuple[str, ...]:
 
 
 def answers(latents: Latents, subject: str) -> list[str]:
-    """The true answer for each picture."""
+    """The true answer for each picture; refused where one has none."""
+    if subject == "creature" and bool((latents.creature < 0).any()):
+        raise BadOption("subject", subject, "another: a creature of mixed parts has no name")
+    if subject in PARTS and not bool(latents.present[:, PARTS.index(subject)].all()):
+        raise BadOption("subject", subject, "a part that no picture has lost")
     return [
         choices(subject)[code]
         for code in answer_codes(latents)[:, SUBJECTS.index(subject)].tolist()

@@ -25,7 +25,7 @@ from torch import Tensor
 from seecause import _random
 from seecause._files import digest
 from seecause.critters.latents import CLASSES, Latents, from_codes
-from seecause.critters.picture import BACKGROUNDS, Do, Style, render
+from seecause.critters.picture import BACKGROUNDS, Do, Style, intervene, render
 from seecause.data.dataset import Sample, check_limit
 from seecause.errors import BadOption, UnknownName
 
@@ -240,13 +240,14 @@ def samples(
     style: Style = "plain",
     do: Do | None = None,
 ) -> Iterator[Sample]:
-    """Pictures one by one, with label, group (creature, background), mask and part map; drawn in
-    small batches on the CPU."""
+    """Pictures one by one, with label, group (creature, background) as they are shown, mask and
+    part map; drawn in small batches on the CPU."""
     name = find_regime(regime).name
     for first in range(start, start + n, _RENDER_ROWS):
         rows = min(_RENDER_ROWS, start + n - first)
         latents = draw(regime, split, rows, seed=seed, start=first)
         picture = render(latents, size=size, style=style, do=do)
+        latents = latents if do is None else intervene(latents, do, size=size)
         for row in range(rows):
             yield Sample(
                 image=picture.image[row],

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -93,8 +94,11 @@ def shares(maps: Tensor, like: Tensor) -> Tensor:
     4.0
     """
     channels, height, width = like.shape[1:]
-    pixels = F.interpolate(maps[:, None], size=(height, width), mode="nearest")
-    each = pixels * (maps.shape[1] * maps.shape[2] / (height * width * channels))
+    places = torch.arange(maps[0].numel(), device=maps.device).view(1, 1, *maps.shape[1:]).float()
+    patch = F.interpolate(places, size=(height, width), mode="nearest")[0, 0].long()  # [H, W]
+    # [N], not all alike where patches do not divide the picture
+    pixels = patch.flatten().bincount(minlength=maps[0].numel())
+    each = (maps.flatten(1) / (pixels * channels))[:, None, patch]
     return each.expand(-1, channels, -1, -1).to(like).contiguous()
 
 

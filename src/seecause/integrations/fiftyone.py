@@ -87,16 +87,19 @@ def audit(
     versions that are answered otherwise; `background`, BIR of pictures that are answered right.
 
     `labels`: a field of classifications; `masks`: one of segmentations whose objects are not 0.
+    Pictures that cannot be read have no values.
     """
-    view = as_view(model)
-    result = run_audit(view, FiftyOneData(dataset, labels, masks), eye=eye, **options)
+    view, data = as_view(model), FiftyOneData(dataset, labels, masks)
+    result = run_audit(view, data, eye=eye, **options)
     columns = {"flips": result.judged.flips_of(), "flips_control": result.judged.flips_of(True)}
     if result.gains is not None:
         shares = torch.full_like(columns["flips"], torch.nan)
         shares[result.judged.right] = result.gains.bir.to(shares)
         columns["background"] = shares
     for name, values in columns.items():
-        dataset.set_values(name, [v if v == v else None for v in values.tolist()])
+        known = [value if value == value else None for value in values.tolist()]
+        by_id = dict(zip(result.pictures.ids, known, strict=True))
+        dataset.set_values(name, [by_id.get(id) for id in data.ids])
     return result
 
 

@@ -139,8 +139,9 @@ class MapLogger:
         return True
 
     def numbers(self, name: str, values: Mapping[str, float], step: int) -> None:
-        """Any numbers, such as those of an audit, under `name`."""
-        plain = {re.sub(r"[,%]", "", key).replace(" ", "_"): v for key, v in values.items()}
+        """Any numbers, such as those of an audit, under `name`, in letters that all tools take."""
+        words = {re.sub(r"[,%]", "", key): value for key, value in values.items()}
+        plain = {re.sub(r"[^\w./-]", "_", word): value for word, value in words.items()}
         self.sink.scalars({f"{name}/{key}": float(value) for key, value in plain.items()}, step)
 
 

@@ -143,6 +143,7 @@ def brush(context: ActionContext, request: Brush) -> Reply:
     only, without = _only_and_without(context, request, chosen)
     return {
         "patches": len(request.patches),
+        "predicted": int(whole.argmax()),
         "only": answers(model, only, whole, count=SHOWN, target=target),
         "without": answers(model, without, whole, count=SHOWN, target=target),
     }

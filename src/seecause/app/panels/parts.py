@@ -96,13 +96,18 @@ def trusted_fractions(context: ActionContext, net: IFAM) -> list[float]:
     sample pictures give."""
     served = context.served
     if "fractions" not in served.memo:
-        own = {q for q, by in net.thresholds if by == "distance"}
+        own = _own_fractions(net)
         missing = [q for q in TRUSTED if q not in own]
         if missing and context.state.samples:
             calibrate(net, context.averaged_images(), missing)
             own.update(missing)
         served.memo["fractions"] = sorted(own)
     return served.memo["fractions"]
+
+
+def _own_fractions(net: IFAM) -> set[float]:
+    """Those that came with the network's weights."""
+    return {fraction for fraction, by in net.thresholds if by == "distance"}
 
 
 def _parts(model: ImageModel, net: IFAM, whole: IFAMOutput, winner: Tensor) -> list[Reply]:
@@ -122,7 +127,8 @@ def _parts(model: ImageModel, net: IFAM, whole: IFAMOutput, winner: Tensor) -> l
 def copy(context: ActionContext, request: Masked) -> Reply:
     """The same without the page."""
     lines, out = opening_lines(context, request.picture), sorted(set(request.out))
-    if request.trusted in TRUSTED:
+    own = _own_fractions(network(context.model))
+    if request.trusted is not None and request.trusted not in own:
         names = context.state.averaged_names()
         lines += [
             "import torch",

@@ -312,8 +312,8 @@ def _uri(model: ImageModel, image: Tensor) -> str:
 def copy(context: ActionContext, request: Mend) -> Reply:
     """The same without the page."""
     groups = _remedy(request.remedy).needs == "group labels"
-    eye = OWN if request.eye == OWN else None
-    if request.eye not in (GIVEN, OWN):
+    eye = None if request.eye == GIVEN else OWN
+    if request.eye not in (GIVEN, OWN, context.served.key):
         eye = context.state.served(request.eye).spec
     looking: dict[str, Any] = {} if eye is None else {"eye": eye}
     mending: dict[str, Any] = {**looking, "remedies": (request.remedy,)}

@@ -1,43 +1,49 @@
 // Talking to the server: a session of one's own, jobs that say how far they are, and cancelling.
 
 const KEY = "seecause-session";
+const PAGE = Math.random().toString(36).slice(2); // a tab that was duplicated has the same session
 let opening = null;
 
-async function session(renew = false) {
-  const kept = sessionStorage.getItem(KEY);
-  if (kept && !renew) return kept;
-  opening ??= fetch("/api/session", { method: "POST" })
-    .then((answer) => answer.json())
-    .then((answer) => {
-      sessionStorage.setItem(KEY, answer.session);
-      return answer.session;
-    })
-    .finally(() => { opening = null; });
-  return opening;
-}
-
-export class Cancelled extends Error {}
-
-async function call(path, options = {}, again = true) {
-  const headers = { ...options.headers, "x-seecause-session": await session() };
-  let answer;
+async function reach(path, options) {
   try {
-    answer = await fetch(path, { ...options, headers });
+    return await fetch(path, options);
   } catch {
     throw new Error("the server does not answer; is `seecause serve` still running?");
   }
-  if (answer.status === 440 && again) {
-    await session(true);
-    return call(path, options, false);
-  }
-  if (answer.ok && options.raw) return answer;
+}
+
+async function bodyOf(answer) {
   const body = await answer.json().catch(() => ({ error: `the server answered ${answer.status}` }));
   if (!answer.ok) throw new Error(body.error ?? "the server could not answer");
   return body;
 }
 
+// The session that is kept, unless it is the one that was refused: then a new one, the same for all
+// questions that found it over.
+async function session(refused = null) {
+  const kept = sessionStorage.getItem(KEY);
+  if (kept && kept !== refused) return kept;
+  opening ??= openSession().finally(() => { opening = null; });
+  return opening;
+}
+
+async function openSession() {
+  const { session: id } = await bodyOf(await reach("/api/session", { method: "POST" }));
+  sessionStorage.setItem(KEY, id);
+  return id;
+}
+
+export class Cancelled extends Error {}
+
+async function call(path, options = {}, refused = null) {
+  const own = await session(refused);
+  const answer = await reach(path, { ...options, headers: { ...options.headers, "x-seecause-session": own } });
+  if (answer.status === 440 && refused === null) return call(path, options, own);
+  return answer.ok && options.raw ? answer : bodyOf(answer);
+}
+
 export async function hello() {
-  return (await fetch("/api/hello")).json();
+  return bodyOf(await reach("/api/hello"));
 }
 
 export async function sample(id) {
@@ -82,7 +88,7 @@ async function finished(panel, action, request, { slot = "", progress = () => {}
   let job = await call(`/api/run/${panel}/${action}`, {
     method: "POST",
     body: JSON.stringify(request),
-    headers: { "content-type": "application/json", "x-seecause-slot": slot },
+    headers: { "content-type": "application/json", "x-seecause-slot": slot && `${PAGE} ${slot}` },
   });
   const cancel = () => call(`/api/jobs/${job.job}`, { method: "DELETE" }).catch(() => {});
   while (job.state === "waiting" || job.state === "running") {

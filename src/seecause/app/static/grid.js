@@ -11,7 +11,7 @@ export class PatchPicture {
   constructor({ label, onhover = () => {}, onpaint = null, caption = "" }) {
     this.onhover = onhover;
     this.onpaint = onpaint;
-    this.label = label;
+    this.title = caption; // before a picture has a name
     this.rows = this.columns = 1;
     this.cursor = null;
     this.image = h("img", { alt: "", class: "base", draggable: "false" });
@@ -33,6 +33,13 @@ export class PatchPicture {
     this.image.classList.toggle("pixelated", Math.max(height, width) <= 128);
     this.stack.style.setProperty("--ratio", `${width} / ${height}`);
     this.svg.setAttribute("viewBox", `0 0 ${columns} ${rows}`);
+  }
+
+  // No picture, until there is one again.
+  clear() {
+    this.image.removeAttribute("src");
+    this.caption.textContent = this.title;
+    this.setHeat("");
   }
 
   setHeat(uri) {

@@ -3,7 +3,7 @@
 
 import { latest } from "./api.js";
 import { HeadButtons, PatchPicture } from "./grid.js";
-import { Answers, Chooser, JobBar, copyButtons, field, h, scaleOf, short, toggled, whenChanged } from "./parts.js";
+import { Answers, Chooser, JobBar, copyButtons, field, h, same, scaleOf, short, toggled, whenChanged } from "./parts.js";
 
 const defaults = { picture: "s3", question: "Which critter is this?", position: 0, blind: [] };
 const LONGEST = 300; // letters of a question
@@ -95,9 +95,13 @@ function mount(root, tools) {
   }
 
   const answering = latest(async () => {
-    const next = await job.watch((progress) => tools.ask("answer", asked(), { slot: "answer", progress }));
-    if (!next) return;
-    answer = next;
+    answer = (await job.watch((progress) => tools.ask("answer", asked(), { slot: "answer", progress }))) ?? null;
+    if (!answer) {
+      picture.clear();
+      spoken.replaceChildren();
+      unknown.textContent = "";
+      return;
+    }
     picture.setPicture(answer.picture, answer.grid, answer.size);
     picture.caption.textContent = `${answer.name}`;
     unknown.textContent = answer.unknown.length ? `The model does not know these words: ${answer.unknown.join(", ")}.` : "";
@@ -106,8 +110,9 @@ function mount(root, tools) {
 
   const tracing = latest(async () => {
     forget();
-    const next = await traceJob.watch((progress) => tools.ask("behind", word(), { slot: "behind", progress }));
-    if (!next) return;
+    const request = word();
+    const next = await traceJob.watch((progress) => tools.ask("behind", request, { slot: "behind", progress }));
+    if (!next || !same(request, word())) return;
     traced = next;
     picture.setHeat(traced.tokens.layer);
     picture.stack.setAttribute("data-sum", traced.tokens.values.reduce((sum, value) => sum + (value ?? 0), 0).toFixed(4));
@@ -119,7 +124,12 @@ function mount(root, tools) {
 
   const hearing = latest(async () => {
     const next = await hearJob.watch((progress) => tools.ask("hear", request(), { slot: "hear", progress }));
-    if (!next) return;
+    if (!next) {
+      for (const card of [before, after]) card.clear();
+      heard.textContent = finding.textContent = "";
+      after.say("no answer");
+      return;
+    }
     heard.textContent = next.words.map((piece) => piece.trim()).join(" ") || "(it says nothing)";
     before.show(next.before);
     after.show(next.after);

@@ -2,7 +2,7 @@
 
 import { latest } from "./api.js";
 import { PatchPicture } from "./grid.js";
-import { Answers, Chooser, JobBar, copyButtons, field, h, scaleOf, segmented, select, short, slider, stroked, whenChanged } from "./parts.js";
+import { Answers, Chooser, JobBar, copyButtons, field, h, inGrid, same, scaleOf, segmented, select, short, slider, stroked, whenChanged } from "./parts.js";
 
 const BLANKS = [["white", "white"], ["black", "black"], ["mean", "mean colour"], ["noise", "noise"], ["blur-noise", "soft noise"]];
 const TAILS = [
@@ -25,6 +25,9 @@ function mount(root, tools) {
     const layers = tools.model().layers ?? 0;
     return { model: tools.state().model, picture, target, blank, tail: tail || null, first: Math.min(first, layers), last: last === null ? null : Math.min(last, layers) };
   };
+  const brushed = () => ({ ...common(), patches: inGrid(mine().patches, tools.model()) });
+  const regions = () => ({ ...common(), one: inGrid(mine().one, tools.model()), other: inGrid(mine().other, tools.model()) });
+  const weighed = () => ({ ...common(), method: names()[0] ?? "caap" });
 
   // the picture, its tools and its answers
   const stage = new PatchPicture({ label: "The picture. Arrow keys move over patches, space brushes, with shift the brush stays down.", onhover: hover, onpaint: paint });
@@ -35,12 +38,14 @@ function mount(root, tools) {
   const buttons = segmented("What the pointer does", TOOLS, (tool) => tools.set({ tool }));
   const clear = h("button", { type: "button", class: "plain", onclick: () => tools.set({ patches: [], one: [], other: [] }) }, "Clear");
   const invert = h("button", { type: "button", class: "plain", onclick: () => {
-    const brushed = new Set(mine().patches);
+    const before = new Set(mine().patches);
     const every = stage.rows * stage.columns;
-    tools.set({ patches: Array.from({ length: every }, (_, place) => place).filter((place) => !brushed.has(place)) });
+    tools.set({ patches: Array.from({ length: every }, (_, place) => place).filter((place) => !before.has(place)) });
   } }, "Invert");
   const sets = h("button", { type: "button", class: "plain", "aria-pressed": "false", onclick: () => tools.set({ evidence: !mine().evidence }) }, "Enough and needed");
-  const words = h("div", { class: "finding", "aria-live": "polite" });
+  const together = h("div", {}); // what two regions cause
+  const weights = h("div", {}); // what is enough, and what is needed
+  const words = h("div", { class: "finding", "aria-live": "polite" }, together, weights);
   const read = h("output", { class: "hover-read" });
 
   // settings
@@ -73,7 +78,7 @@ function mount(root, tools) {
           h("div", { class: "stage-answers" }, whole.element, only.element, without.element, job.error, job.element, words)),
         h("div", { class: "strip-head" }, h("h2", {}, "Maps"), more),
         strip,
-        copyButtons(() => tools.ask("copy", { ...common(), methods: names(), patches: mine().patches })))),
+        copyButtons(() => tools.ask("copy", { ...brushed(), methods: names() })))),
   );
 
   const when = whenChanged();
@@ -106,8 +111,8 @@ function mount(root, tools) {
       else tools.set({ other: region });
       return;
     }
-    const brushed = stroked(patches, places, { first: begins, key, erase: tool === "erase" });
-    if (brushed.length !== patches.length) tools.set({ patches: brushed });
+    const after = stroked(patches, places, { first: begins, key, erase: tool === "erase" });
+    if (after.length !== patches.length) tools.set({ patches: after });
   }
 
   function around(place) {
@@ -123,7 +128,12 @@ function mount(root, tools) {
     const { model, picture } = common();
     const key = `${model} ${picture}`;
     const answer = await job.watch((progress) => tools.ask("look", { model, picture }, { slot: "look", progress }));
-    if (!answer) return;
+    if (!answer) {
+      shown = "";
+      stage.clear();
+      whole.clear();
+      return;
+    }
     plain = answer;
     shown = key;
     stage.setPicture(answer.picture, answer.grid, answer.size);
@@ -135,43 +145,43 @@ function mount(root, tools) {
   });
 
   const brushing = latest(async () => {
-    const request = { ...common(), patches: mine().patches };
-    if (!request.patches.length) {
-      for (const card of [only, without]) {
-        card.clear();
-        card.say("brush some patches");
-      }
-      return;
+    const request = brushed();
+    const many = request.patches.length;
+    const answer = many ? await job.watch((progress) => tools.ask("brush", request, { slot: "brush", progress })) : null;
+    for (const [card, bars] of [[only, answer?.only], [without, answer?.without]]) {
+      if (bars) card.show(bars, request.target ?? answer.predicted);
+      else card.clear();
+      card.say(bars ? `${answer.patches} of ${stage.rows * stage.columns} patches` : many ? "no answer" : "brush some patches");
     }
-    const answer = await job.watch((progress) => tools.ask("brush", request, { slot: "brush", progress }));
-    if (!answer) return;
-    const target = request.target ?? plain?.predicted;
-    only.show(answer.only, target);
-    without.show(answer.without, target);
-    const many = `${answer.patches} of ${stage.rows * stage.columns} patches`;
-    only.say(many);
-    without.say(many);
   });
 
   const pairing = latest(async () => {
-    const request = { ...common(), one: mine().one, other: mine().other };
+    const request = regions();
     if (!request.one.length || !request.other.length) {
-      if (mine().tool === "pair") words.replaceChildren(h("p", {}, request.one.length ? "Now click the second region." : "Click two regions: what do they cause together?"));
+      const hint = request.one.length ? "Now click the second region." : "Click two regions: what do they cause together?";
+      together.replaceChildren(...(mine().tool === "pair" ? [h("p", {}, hint)] : []));
       return;
     }
     const answer = await job.watch((progress) => tools.ask("pair", request, { slot: "pair", progress }));
-    if (answer) words.replaceChildren(pairWords(answer));
+    together.replaceChildren(...(answer ? [pairWords(answer)] : []));
   });
 
   const weighing = latest(async () => {
-    const request = { ...common(), method: names()[0] ?? "caap" };
-    words.replaceChildren();
+    const request = weighed();
+    forgetEvidence();
+    if (!mine().evidence) return;
     const answer = await job.watch((progress) => tools.ask("evidence", request, { slot: "evidence", progress }));
-    if (!answer || !mine().evidence) return;
+    if (!answer || !mine().evidence || !same(request, weighed())) return;
     stage.setPatches("enough", answer.enough.exists ? answer.enough.patches : []);
     stage.setPatches("needed", answer.needed.exists ? answer.needed.patches : []);
-    words.replaceChildren(h("p", {}, h("span", { class: "key enough" }), answer.sentences[0]), h("p", {}, h("span", { class: "key needed" }), answer.sentences[1]));
+    weights.replaceChildren(h("p", {}, h("span", { class: "key enough" }), answer.sentences[0]), h("p", {}, h("span", { class: "key needed" }), answer.sentences[1]));
   });
+
+  function forgetEvidence() {
+    stage.setPatches("enough", []);
+    stage.setPatches("needed", []);
+    weights.replaceChildren();
+  }
 
   function drawMaps() {
     for (const [method, drawn] of maps) {
@@ -187,6 +197,7 @@ function mount(root, tools) {
       const key = JSON.stringify(request);
       if (drawn.key !== key) {
         drawn.key = key;
+        drawn.answer = null;
         drawn.figure.classList.add("stale");
         drawn.draw();
       }
@@ -230,10 +241,6 @@ function mount(root, tools) {
     stage.setPatches("brush-line", patches);
     stage.setPatches("one", one);
     stage.setPatches("other", other);
-    if (!evidence) {
-      stage.setPatches("enough", []);
-      stage.setPatches("needed", []);
-    }
     sets.setAttribute("aria-pressed", String(evidence));
     buttons.choose(tool);
   }
@@ -254,9 +261,9 @@ function mount(root, tools) {
     const key = common();
     if (shown !== `${key.model} ${key.picture}`) look();
     else whole.show(plain.answers, mine().target ?? plain.predicted);
-    when("brush", { ...key, patches: settings.patches }, brushing);
-    when("pair", { ...key, one: settings.one, other: settings.other, tool: settings.tool }, pairing);
-    when("evidence", settings.evidence && { ...key, method: names()[0] }, () => (settings.evidence ? weighing() : words.replaceChildren()));
+    when("brush", brushed(), brushing);
+    when("pair", { ...regions(), tool: settings.tool }, pairing);
+    when("evidence", settings.evidence && weighed(), weighing);
     drawMaps();
   }
 

@@ -3,7 +3,7 @@
 
 import { latest } from "./api.js";
 import { HeadButtons, PatchPicture } from "./grid.js";
-import { Answers, Chooser, JobBar, copyButtons, field, h, saveFile, scaleOf, select, stroked, toggled, whenChanged } from "./parts.js";
+import { Answers, Chooser, JobBar, copyButtons, field, h, inGrid, same, saveFile, scaleOf, select, stroked, toggled, whenChanged } from "./parts.js";
 
 const SCORES = [["answer", "what the answer loses without it"], ["background", "what the background's part loses"], ["object", "what the object's part loses"]];
 const OPERATORS = [["zero", "nothing (zeros)"], ["mean", "their mean over the samples"], ["other", "those of another picture"]];
@@ -11,7 +11,9 @@ const defaults = { picture: "s8", target: null, by: "answer", off: [], operator:
 
 function mount(root, tools) {
   const mine = () => tools.state().heads;
-  const common = () => ({ model: tools.state().model, picture: mine().picture, target: mine().target, brushed: mine().brushed });
+  const common = () => ({ model: tools.state().model, picture: mine().picture, target: mine().target, brushed: inGrid(mine().brushed, tools.model()) });
+  const scored = () => ({ ...common(), brushed: mine().by === "answer" ? [] : common().brushed, by: mine().by });
+  const mapped = () => ({ ...request(), brushed: [], operator: "zero", other: null });
   const request = () => {
     const { off, operator, other } = mine();
     return { ...common(), off: off.filter((place) => place < width() * tools.model().layers), operator, other: operator === "other" ? other : null };
@@ -42,7 +44,8 @@ function mount(root, tools) {
   const pictures = { before: new PatchPicture({ label: "CAAP with all heads", caption: "all heads on" }), after: new PatchPicture({ label: "CAAP without the heads", caption: "these heads at zero" }) };
   const scale = h("div", { class: "scale" });
 
-  root.append(h("div", { class: "layout" },
+  const missing = h("p", { class: "notice", role: "alert", hidden: true }, "This model has no attention heads; choose a transformer.");
+  const layout = h("div", { class: "layout" },
     h("aside", { class: "side", "aria-label": "Settings" }, chooser.element, field("class explained", classes), field("heads that are off carry", operator), donorField),
     h("div", { class: "work" },
       h("div", { class: "heads-top" },
@@ -53,10 +56,10 @@ function mount(root, tools) {
       h("div", { class: "strip-head" }, h("h2", {}, "Maps before and after")), mapJob.error, mapJob.element,
       h("div", { class: "map-strip" }, Object.values(pictures).map((part) => h("article", { class: "map-card" }, part.element)), scale),
       h("div", { class: "buttons export" }, save, saved),
-      copyButtons(() => tools.ask("copy", request())))));
+      copyButtons(() => tools.ask("copy", request()))));
+  root.append(missing, layout);
 
   let scores = null;
-  let plain = null;
 
   function highest(count) {
     if (!scores) return [];
@@ -71,28 +74,41 @@ function mount(root, tools) {
 
   function colour() {
     grid.colour(scores?.values ?? null, mine().off);
+    worst.disabled = !scores;
     legend.textContent = scores ? `Orange: ${scores.by === "answer" ? "the answer" : `the ${scores.by}'s part`} loses so much (${scores.unit}) without the head; blue: it gains. Pressed heads are off.` : "";
   }
 
   const look = latest(async () => {
     const { model, picture: id } = common();
     const answer = await job.watch((progress) => tools.ask("look", { model, picture: id }, { panel: "explain", slot: "look heads", progress }));
+    for (const part of [picture, ...Object.values(pictures)]) {
+      if (answer) part.setPicture(answer.picture, answer.grid, answer.size);
+      else part.clear();
+    }
     if (!answer) return;
-    plain = answer;
-    for (const part of [picture, ...Object.values(pictures)]) part.setPicture(answer.picture, answer.grid, answer.size);
     picture.caption.textContent = answer.name;
     marks();
   });
 
   const scoring = latest(async () => {
-    const answer = await job.watch((progress) => tools.ask("score", { ...common(), by: mine().by }, { slot: "score", progress }));
-    scores = answer ?? null;
+    const asked = scored();
+    scores = null;
+    colour();
+    const answer = await job.watch((progress) => tools.ask("score", asked, { slot: "score", progress }));
+    if (!answer || !same(asked, scored())) return;
+    scores = answer;
     colour();
   });
 
   const switching = latest(async () => {
     const answer = await job.watch((progress) => tools.ask("switch", request(), { slot: "switch", progress }));
-    if (!answer) return;
+    if (!answer) {
+      before.clear();
+      after.clear();
+      after.say("no answer");
+      shareBody.replaceChildren();
+      return;
+    }
     const target = mine().target ?? answer.predicted;
     before.show(answer.before, target);
     after.show(answer.after, target);
@@ -101,8 +117,11 @@ function mount(root, tools) {
   });
 
   const mapping = latest(async () => {
-    const answer = await mapJob.watch((progress) => tools.ask("maps", { ...request(), operator: "zero", other: null }, { slot: "head maps", progress }));
-    if (!answer) return;
+    const asked = mapped();
+    for (const part of Object.values(pictures)) part.setHeat("");
+    scale.replaceChildren();
+    const answer = await mapJob.watch((progress) => tools.ask("maps", asked, { slot: "head maps", progress }));
+    if (!answer || !same(asked, mapped())) return;
     for (const name of ["before", "after"]) {
       pictures[name].setHeat(answer[name].layer);
       pictures[name].stack.setAttribute("data-sum", answer[name].values.reduce((sum, value) => sum + (value ?? 0), 0).toFixed(4));
@@ -112,7 +131,7 @@ function mount(root, tools) {
 
   async function exporting() {
     saved.textContent = "";
-    const answer = await job.watch((progress) => tools.ask("export", { ...request(), operator: "zero", other: null }, { slot: "export", progress }));
+    const answer = await job.watch((progress) => tools.ask("export", mapped(), { slot: "export", progress }));
     if (!answer) return;
     saved.textContent = `${await saveFile(answer)}; sc.load opens the unpacked folder.`;
   }
@@ -126,11 +145,9 @@ function mount(root, tools) {
 
   const when = whenChanged();
   function update() {
-    if (tools.model().layers === undefined) {
-      job.error.textContent = "This model has no attention heads; choose a transformer.";
-      job.error.hidden = false;
-      return;
-    }
+    missing.hidden = tools.model().layers !== undefined;
+    layout.hidden = !missing.hidden;
+    if (layout.hidden) return;
     if (mine().target !== null && mine().target >= tools.model().classes.length) mine().target = null;
     const { model } = common();
     when("grid", model, () => {
@@ -147,9 +164,9 @@ function mount(root, tools) {
     colour();
     save.disabled = mine().off.length === 0;
     when("look", [model, mine().picture], look);
-    when("score", [common(), mine().by], scoring);
+    when("score", scored(), scoring);
     when("switch", request(), switching);
-    when("maps", [common(), mine().off], mapping);
+    when("maps", mapped(), mapping);
   }
 
   return { update };

@@ -57,17 +57,24 @@ function mount(root, tools) {
   }
 
   const looking = latest(async () => {
-    const next = await job.watch((progress) => tools.ask("look", request(), { slot: "parts", progress }));
-    if (!next) return;
-    answer = next;
+    const asked = request();
+    const { out, trusted } = asked;
+    answer = (await job.watch((progress) => tools.ask("look", asked, { slot: "parts", progress }))) ?? null;
+    if (!answer) {
+      for (const card of [before, after]) card.clear();
+      for (const part of [picture, seen]) part.clear();
+      finding.textContent = "";
+      after.say("no answer");
+      return;
+    }
     fractions = answer.fractions;
     picture.setPicture(answer.picture, answer.grid, answer.size);
-    picture.setPatches("gone", answer.winner.flatMap((part, place) => (mine().out.includes(part) ? [place] : [])));
+    picture.setPatches("gone", answer.winner.flatMap((part, place) => (out.includes(part) ? [place] : [])));
     seen.setPicture(answer.seen, answer.grid, answer.size);
     before.show(answer.before);
     after.show(answer.after);
-    const changed = mine().out.length || mine().trusted !== null;
-    after.say(changed ? `${mine().out.length} ${mine().out.length === 1 ? "part" : "parts"} out` + (mine().trusted === null ? "" : `, ${Math.round(100 * mine().trusted)} % of tokens trusted`) : "untick a part, or click it in the picture");
+    const changed = out.length || trusted !== null;
+    after.say(changed ? `${out.length} ${out.length === 1 ? "part" : "parts"} out` + (trusted === null ? "" : `, ${Math.round(100 * trusted)} % of tokens trusted`) : "untick a part, or click it in the picture");
     finding.textContent = answer.empty ? "Nothing is read: this answer says nothing about the picture." : `The answer is read from ${Math.round(100 * answer.share)} % of the patches.`;
     finding.dataset.share = answer.share.toFixed(4);
     note.textContent = answer.note;

@@ -1,4 +1,5 @@
-// Runs: results that the server was started with; their pages open here, each in a sandbox.
+// Runs: results that the server was started with; their pages open here, each in a sandbox. Links
+// name them: ids are places in a list whose newest is first.
 
 import { latest } from "./api.js";
 import { JobBar, copyButtons, field, h, select } from "./parts.js";
@@ -22,11 +23,11 @@ function mount(root, tools) {
     h("aside", { class: "side", "aria-label": "Results" }, list),
     h("div", { class: "work" }, job.error, job.element, none, facts, h("div", { class: "toolbar run-tools" }, pagesField, apart), frame, copying)));
 
-  const chosen = () => runs.find((run) => run.id === mine().run) ?? runs[0];
+  const chosen = () => runs.find((run) => run.name === mine().run) ?? runs[0];
 
   function build() {
     list.replaceChildren(...runs.map((run) => h("button", {
-      type: "button", role: "radio", "data-run": run.id, onclick: () => tools.set({ run: run.id, page: "" }),
+      type: "button", role: "radio", "data-run": run.name, onclick: () => tools.set({ run: run.name, page: "" }),
       onkeydown: (event) => {
         const step = { ArrowDown: 1, ArrowRight: 1, ArrowUp: -1, ArrowLeft: -1 }[event.key];
         if (!step) return;
@@ -47,15 +48,15 @@ function mount(root, tools) {
     apart.hidden = frame.hidden = !run?.pages.length;
     if (!run) return;
     for (const button of list.children) {
-      const is = button.dataset.run === run.id;
+      const is = button.dataset.run === run.name;
       button.setAttribute("aria-checked", String(is));
       button.tabIndex = is ? 0 : -1;
     }
     facts.replaceChildren(...run.facts.flatMap(([name, value]) => [h("dt", {}, name), h("dd", {}, value)]), ...(run.pages.length ? [] : [h("dt", {}, "page"), h("dd", {}, "none: this result has numbers only")]));
     if (!run.pages.length) return;
-    const page = run.pages.find(({ id }) => id === mine().page) ?? run.pages[0];
-    pages.replaceChildren(...run.pages.map(({ id, name }) => h("option", { value: id }, name)));
-    pages.value = page.id;
+    const page = run.pages.find(({ name }) => name === mine().page) ?? run.pages[0];
+    pages.replaceChildren(...run.pages.map(({ name }) => h("option", { value: name }, name)));
+    pages.value = page.name;
     apart.href = `/runs/${page.id}`;
     frame.title = `${run.name}: ${page.name}`;
     if (frame.getAttribute("src") !== apart.getAttribute("href")) frame.src = `/runs/${page.id}`;

@@ -2,7 +2,7 @@
 
 import { latest } from "./api.js";
 import { PatchPicture } from "./grid.js";
-import { Answers, Chooser, JobBar, copyButtons, h, segmented, slider, stroked, whenChanged } from "./parts.js";
+import { Answers, Chooser, JobBar, copyButtons, h, inGrid, same, segmented, slider, stroked, whenChanged } from "./parts.js";
 
 const defaults = { a: "s0", b: "s4", patches: [], down: 0, across: 0, first: 0, last: null, tool: "move" };
 const TOOLS = [["brush", "Brush in A"], ["erase", "Erase"], ["move", "Drag into B"]];
@@ -12,7 +12,7 @@ function mount(root, tools) {
   const request = () => {
     const { a, b, patches, down, across, first, last } = mine();
     const most = tools.model().layers - 1;
-    return { model: tools.state().model, a, b, patches, down, across, first: Math.min(first, most), last: last === null ? null : Math.min(last, most) };
+    return { model: tools.state().model, a, b, patches: inGrid(patches, tools.model()), down, across, first: Math.min(first, most), last: last === null ? null : Math.min(last, most) };
   };
 
   const job = new JobBar();
@@ -28,8 +28,9 @@ function mount(root, tools) {
   const first = slider("first layer", { max: 11, value: 0, text: layerWord, oninput: (value) => tools.set({ first: value, last: mine().last === null ? null : Math.max(value, mine().last) }) });
   const last = slider("last layer", { max: 11, value: 11, text: layerWord, oninput: (value) => tools.set({ last: value, first: Math.min(value, mine().first) }) });
   const found = h("div", { class: "finding path", "aria-live": "polite" });
+  const missing = h("p", { class: "notice", role: "alert", hidden: true }, "Swapping patches needs a transformer; this model has no blocks.");
 
-  root.append(
+  const work = h("div", {},
     h("div", { class: "toolbar" }, buttons, clear, back),
     h("div", { class: "two" }, sides.a.element, sides.b.element),
     h("div", { class: "two sliders" }, first, last),
@@ -37,12 +38,13 @@ function mount(root, tools) {
     h("div", { class: "seek" }, find, found),
     copyButtons(() => tools.ask("copy", request())),
   );
+  root.append(missing, work);
 
   function side(name, title, label) {
     const picture = new PatchPicture({ label, onpaint: name === "a" ? paintA : moveB });
     const plain = new Answers("As it is", "no patch exchanged");
     const swapped = new Answers(name === "a" ? "With B’s patches" : "With A’s patches", "drag a patch from A into B");
-    const chooser = new Chooser(tools.hello, { label: title, pastes: name === "a", onchoose: (id) => { found.replaceChildren(); tools.set({ [name]: id }); } });
+    const chooser = new Chooser(tools.hello, { label: title, pastes: name === "a", onchoose: (id) => tools.set({ [name]: id }) });
     const element = h("section", { class: "swap-side", "data-side": name }, h("h2", {}, title), chooser.element,
       h("div", { class: "swap-stage" }, picture.element, h("div", { class: "swap-answers" }, plain.element, swapped.element)));
     return { element, picture, plain, swapped, chooser, look: "" };
@@ -68,13 +70,15 @@ function mount(root, tools) {
       Object.assign(ghost.style, { left: `${event.clientX + 12}px`, top: `${event.clientY + 12}px` });
       land(event, place);
     };
+    const over = new AbortController(); // none of these may hear of the next drag
     const drop = (event) => {
-      land(event, place);
+      if (event.type === "pointerup") land(event, place);
       ghost.remove();
-      picture.stack.removeEventListener("pointermove", follow);
+      over.abort();
     };
-    picture.stack.addEventListener("pointermove", follow);
-    for (const name of ["pointerup", "pointercancel"]) picture.stack.addEventListener(name, drop, { once: true });
+    const { signal } = over;
+    picture.stack.addEventListener("pointermove", follow, { signal });
+    for (const name of ["pointerup", "pointercancel"]) picture.stack.addEventListener(name, drop, { signal });
   }
 
   // The pointer is over B: the patch that was taken lands there, and the others around it.
@@ -109,7 +113,10 @@ function mount(root, tools) {
     const { model } = request();
     const picture = mine()[name];
     const answer = await job.watch((progress) => tools.ask("look", { model, picture }, { panel: "explain", slot: `look ${name}`, progress }));
-    if (!answer) return;
+    if (!answer) {
+      sides[name].picture.clear();
+      return;
+    }
     sides[name].picture.setPicture(answer.picture, answer.grid, answer.size);
     sides[name].picture.caption.textContent = answer.name;
     marks();
@@ -117,21 +124,31 @@ function mount(root, tools) {
 
   const exchange = latest(async () => {
     const answer = await job.watch((progress) => tools.ask("exchange", request(), { slot: "exchange", progress }));
-    if (!answer) return;
     for (const [name, other] of [["a", "b"], ["b", "a"]]) {
       const { plain, swapped } = sides[name];
+      if (!answer) {
+        plain.clear();
+        swapped.clear();
+        swapped.say("no answer");
+        continue;
+      }
       plain.show(answer[`plain_${name}`], answer[`predicted_${name}`]);
       swapped.show(answer[name], answer[`predicted_${other}`]);
       swapped.say(answer.patches ? `${answer.patches} patches exchanged` : "drag a patch from A into B");
     }
-    sides.b.picture.setPatches("landing", answer.places, { fill: true });
-    sides.b.picture.setPatches("landing-line", answer.places);
+    sides.b.picture.setPatches("landing", answer?.places ?? [], { fill: true });
+    sides.b.picture.setPatches("landing-line", answer?.places ?? []);
   });
 
+  // A path is one of these pictures; layers and patches move when it is shown.
+  const pair = () => [tools.state().model, mine().a, mine().b];
   async function seek() {
+    const [asked, { last: stop }, of] = [request(), mine(), pair()];
     found.replaceChildren();
-    const answer = await job.watch((progress) => tools.ask("path", request(), { slot: "path", progress }));
-    if (answer) found.replaceChildren(...pathWords(answer, (way) => tools.set({ patches: way.patches, first: way.first, last: null, down: 0, across: 0 })));
+    const answer = await job.watch((progress) => tools.ask("path", asked, { slot: "path", progress }));
+    if (!answer || !same(of, pair())) return;
+    const use = (way) => tools.set({ patches: way.patches, first: way.first, last: stop, down: 0, across: 0 });
+    found.replaceChildren(...pathWords(answer, use));
   }
 
   function marks() {
@@ -144,14 +161,13 @@ function mount(root, tools) {
 
   const when = whenChanged();
   function update() {
-    if (tools.model().layers === undefined) {
-      job.error.textContent = "Swapping patches needs a transformer; this model has no blocks.";
-      job.error.hidden = false;
-      return;
-    }
+    missing.hidden = tools.model().layers !== undefined;
+    work.hidden = !missing.hidden;
+    if (work.hidden) return;
     const most = tools.model().layers - 1;
-    first.set(Math.min(mine().first, most), most);
-    last.set(Math.min(mine().last ?? most, most), most);
+    first.set(mine().first, most);
+    last.set(mine().last ?? most, most);
+    when("pair", pair(), () => found.replaceChildren());
     for (const name of ["a", "b"]) {
       sides[name].chooser.choose(mine()[name]);
       const key = `${tools.state().model} ${mine()[name]}`;

@@ -81,14 +81,17 @@ export function slider(label, { min = 0, max, value, oninput, text = String }) {
   part.classList.add("slider");
   part.append(shown);
   part.set = (next, most = max) => {
+    const value = Math.min(next, most);
     input.max = most;
-    input.value = next;
-    shown.textContent = text(next);
-    input.setAttribute("aria-valuetext", text(next));
+    input.value = value;
+    shown.textContent = text(value);
+    input.setAttribute("aria-valuetext", text(value));
   };
   part.input = input;
   return part;
 }
+
+export const same = (one, other) => JSON.stringify(one) === JSON.stringify(other);
 
 // when(name, question, run) runs if the question is another than the last one of that name.
 export function whenChanged() {
@@ -100,6 +103,9 @@ export function whenChanged() {
     run();
   };
 }
+
+// Of places in a grid those that the model's own has: a link, or another model, may have had more.
+export const inGrid = (places, { grid: [rows, columns] }) => places.filter((place) => place < rows * columns);
 
 const inOrder = (numbers) => [...numbers].sort((x, y) => x - y);
 
@@ -154,10 +160,11 @@ export class Answers {
       if (!row) {
         const bar = h("span");
         const value = h("span", { class: "value" });
-        const name = h("span", { class: "name", title: answer.name }, answer.name);
-        row = { bar, value, element: h("li", {}, name, value, h("span", { class: "track" }, bar)) };
+        const name = h("span", { class: "name" });
+        row = { name, bar, value, element: h("li", {}, name, value, h("span", { class: "track" }, bar)) };
         this.rows.set(answer.class, row);
       }
+      row.name.textContent = row.name.title = answer.name; // another model has others at these places
       row.value.textContent = answer.probability.toFixed(3);
       row.bar.style.width = `${100 * answer.probability}%`;
       row.element.classList.toggle("explained", answer.class === target);

@@ -1,0 +1,221 @@
+"""What the page shows belongs to what is chosen: no number, name or outline of another question."""
+
+from __future__ import annotations
+
+import pytest
+from playwright.sync_api import expect
+
+from tests.app.test_browser import EXPLAIN, bars
+
+HEADS = "#heads?model=critters-vit&heads.picture=s8"
+
+
+def settled(page):
+    expect(page.locator("html")).to_have_attribute("data-asking", "0", timeout=60_000)
+
+
+def held(page, action):
+    """Requests of an action get no reply from now on; gives those that were made."""
+    routes = []
+    page.route(f"**/api/run/{action}", lambda route: routes.append(route))
+    return routes
+
+
+def choose(page, picture, within="main .panel:not([hidden])"):
+    page.locator(f"{within} .thumbs [data-id={picture}]").first.click()
+
+
+def test_a_bar_is_named_by_its_newest_answer(visit):
+    """Two models may have another class at one place."""
+    page = visit(EXPLAIN)
+    settled(page)
+    names = page.evaluate(
+        """async () => {
+          const { Answers } = await import("/static/parts.js");
+          const card = new Answers("card");
+          const bar = { class: 3, probability: 1, leads: true };
+          for (const name of ["newt", "owl"]) card.show([{ ...bar, name }]);
+          const row = card.element.querySelector(".name");
+          return [row.textContent, row.title];
+        }"""
+    )
+    assert names == ["owl", "owl"]
+
+
+def test_a_slider_says_the_layer_that_is_asked_for(visit):
+    page = visit(f"{EXPLAIN}&explain.first=90")
+    settled(page)
+    slider = page.locator(".slider", has=page.get_by_label("first layer"))
+    last = slider.locator("input").get_attribute("max")
+    assert slider.locator("output").text_content() == f"block {last}"
+
+
+def test_what_two_regions_cause_goes_with_the_regions(visit):
+    page = visit(f"{EXPLAIN}&explain.tool=pair&explain.one=52&explain.other=66")
+    page.locator(".interaction").wait_for()
+    page.get_by_role("radio", name="Brush").click()
+    page.get_by_role("button", name="Clear").click()
+    expect(page.locator(".interaction")).to_have_count(0)
+
+
+def test_enough_and_needed_are_not_drawn_on_another_picture(visit):
+    page = visit(f"{EXPLAIN}&explain.evidence=true")
+    stack = page.locator(".stage .stack")
+    page.locator(".finding .key.needed").wait_for()
+    settled(page)
+    assert int(stack.get_attribute("data-enough")) > 0
+    held(page, "explain/evidence")
+    choose(page, "s2")
+    page.locator("figcaption", has_text="#2").first.wait_for()
+    expect(stack).to_have_attribute("data-enough", "0")
+    expect(stack).to_have_attribute("data-needed", "0")
+
+
+def test_patches_of_a_larger_grid_are_left_out_of_questions(visit):
+    page = visit(f"{EXPLAIN}&explain.patches=52-54.900")
+    expect(page.get_by_text("3 of 144 patches")).to_have_count(2)
+    settled(page)
+    expect(page.locator(".panel .notice:not([hidden])")).to_have_count(0)
+
+
+def test_answers_that_do_not_come_leave_no_older_ones(visit):
+    visit.expected = "status of 4"
+    page = visit(f"{EXPLAIN}&explain.patches=52-54")
+    bars(page, "Only these")
+    page.route(
+        "**/api/run/explain/brush",
+        lambda route: route.fulfill(status=400, json={"error": "no such luck."}),
+    )
+    page.get_by_role("button", name="Invert").click()
+    page.get_by_role("alert").filter(has_text="no such luck").wait_for()
+    heading = page.get_by_role("heading", name="Only these", exact=True)
+    expect(page.locator(".answer-card", has=heading).locator("li")).to_have_count(0)
+
+
+def test_scores_and_maps_of_heads_go_with_the_picture(visit):
+    page = visit(HEADS)
+    settled(page)
+    first = page.locator("[data-place='0']")
+    assert first.text_content() != ""
+    expect(page.locator(".map-card .heat:visible")).to_have_count(2)
+    held(page, "heads/score")
+    held(page, "heads/maps")
+    choose(page, "s9")
+    page.locator(".heads-picture figcaption", has_text="#1").wait_for()
+    expect(first).to_have_text("")
+    expect(page.get_by_role("button", name="Four highest off")).to_be_disabled()
+    expect(page.locator(".map-card .heat:visible")).to_have_count(0)
+
+
+def test_the_shortest_path_goes_with_the_pictures(visit):
+    """One that arrives late is not shown under other pictures, nor is an old one."""
+    page = visit("#swap?model=critters-vit&swap.a=s0&swap.b=s4")
+    settled(page)
+    routes = held(page, "swap/path")
+    page.get_by_role("button", name="Where does B").click()
+    page.wait_for_timeout(100)
+    choose(page, "s5", "[data-side=b]")
+    page.locator("[data-side=b] figcaption", has_text="#5").wait_for()
+    routes[0].continue_()
+    settled(page)
+    expect(page.locator(".path-table")).to_have_count(0)
+
+
+def test_a_path_is_shown_at_the_blocks_that_it_was_found_for(visit):
+    page = visit("#swap?model=critters-vit&swap.a=s0&swap.b=s4&swap.last=3")
+    settled(page)
+    page.get_by_role("button", name="Where does B").click()
+    page.locator(".path-table").wait_for()
+    page.locator(".path-table .best button").click()
+    settled(page)
+    assert page.get_by_label("last layer").input_value() == "3"
+
+
+def test_an_old_answer_is_not_the_answer_to_a_new_question(visit):
+    visit.expected = "status of 4"
+    page = visit("#ask?model=critters-llava&ask.picture=s3")
+    page.locator(".spoken .word").first.wait_for()
+    settled(page)
+    for action in ("answer", "behind", "hear"):
+        page.route(
+            f"**/api/run/ask/{action}",
+            lambda route: route.fulfill(status=400, json={"error": "it says nothing."}),
+        )
+    page.get_by_label("question").fill("What place is this?")
+    page.get_by_role("button", name="Ask", exact=True).click()
+    page.get_by_role("alert").filter(has_text="it says nothing").first.wait_for()
+    expect(page.locator(".spoken .word")).to_have_count(0)
+    expect(page.locator(".answer-card li")).to_have_count(0)
+
+
+def test_a_refused_session_says_why_and_is_not_kept(visit):
+    visit.expected = "status of 429"
+    page = visit("#runs")
+    settled(page)
+    words = page.evaluate(
+        """async () => {
+          sessionStorage.clear();
+          const real = window.fetch;
+          const full = () => new Response('{"error": "too many people."}', { status: 429 });
+          window.fetch = async (path, options) =>
+            path === "/api/session" ? full() : real(path, options);
+          const { ask } = await import("/static/api.js");
+          const said = await ask("runs", "listed", {}).catch((failure) => failure.message);
+          window.fetch = real;
+          return [said, sessionStorage.getItem("seecause-session")];
+        }"""
+    )
+    assert words == ["too many people.", None]
+
+
+def test_questions_that_find_their_session_over_open_one_new_session(visit):
+    """Whichever refusal comes later: a second session would not know the jobs of the first."""
+    visit.expected = "status of 440"
+    page = visit("#runs")
+    settled(page)
+    opened = page.evaluate(
+        """async () => {
+          const { ask } = await import("/static/api.js");
+          const real = window.fetch;
+          let sessions = 0, late = null;
+          sessionStorage.setItem("seecause-session", "over");
+          window.fetch = async (path, options) => {
+            if (path === "/api/session") sessions += 1;
+            const answer = await real(path, options);
+            if (answer.status === 440 && late === null) {
+              late = new Promise((go) => setTimeout(go, 400));
+              await late;
+            }
+            return answer;
+          };
+          await Promise.all([ask("runs", "listed", {}), ask("runs", "listed", {})]);
+          window.fetch = real;
+          return sessions;
+        }"""
+    )
+    assert opened == 1
+
+
+@pytest.mark.parametrize("panel", ["heads", "swap"])
+def test_a_model_without_blocks_shows_no_numbers_of_another(visit, panel):
+    """And its notice goes with it."""
+    page = visit()
+    settled(page)
+
+    def without_blocks(route):
+        facts = route.fetch().json()
+        del next(model for model in facts["models"] if model["key"] == "critters-biased")["layers"]
+        route.fulfill(json=facts)
+
+    page.route("**/api/hello", without_blocks)
+    page.goto(page.url.partition("#")[0] + f"#{panel}?model=critters-vit")
+    page.reload()
+    bar, notice = page.locator(".answer-card li").first, page.get_by_text("transformer")
+    expect(bar).to_be_visible(timeout=60_000)
+    settled(page)
+    page.get_by_label("model").select_option("critters-biased")
+    expect(notice).to_be_visible()
+    expect(bar).to_be_hidden()
+    page.get_by_label("model").select_option("critters-vit")
+    expect(bar).to_be_visible()
+    expect(notice).to_be_hidden()
