@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
+from matplotlib.figure import Figure
 from PIL import Image
 from typer.testing import CliRunner
 
@@ -264,6 +265,20 @@ def test_a_figure_is_drawn_from_the_csv(tmp_path, long):
     path.write_text(head + body)
     spec = {"label": "method", "values": {"x": "how much"}, "marked": ["a"], "controls": ["b"]}
     assert draw_figure(spec, path).read_bytes()[:4] == b"\x89PNG"
+
+
+def test_a_figure_draws_means_intervals_and_single_values_in_one_unit(tmp_path, monkeypatch):
+    drawn = []
+    save = Figure.savefig
+    monkeypatch.setattr(Figure, "savefig", lambda f, *a, **b: (drawn.append(f), save(f, *a, **b)))
+    spec = {"label": "method", "values": {"x": "in percent"}, "rows": ["a"], "scale": 100}
+    path = tmp_path / "toy.csv"
+    path.write_text("method,metric,mean,low 95%,high 95%\na,x,0.5,0.25,0.75\n")
+    draw_figure(spec, path)
+    path.write_text("method,x,seed\na,0.25,1\na,0.75,2\n")
+    draw_figure(spec, path)
+    lines = [[line.get_xdata().tolist() for line in figure.axes[0].lines] for figure in drawn]
+    assert lines == [[[], [25.0, 75.0], [50.0]], [[25.0, 75.0], [50.0]]]
 
 
 def test_what_is_published_names_no_folder_of_the_run(tmp_path):

@@ -225,18 +225,19 @@ def test_masks_are_kept_by_weights_pixels_and_options(tmp_path, monkeypatch):
     inside[:, :8] = False
     assert files_after(inside=inside, steps=3) == 8
     assert files_after(baseline=torch.zeros(1, 3, 32, 48), steps=3) == 10
+    assert files_after(baseline=torch.ones(1, 3, 32, 48), steps=3) == 12
     with model.gated(torch.full((4, 3), 0.5)):
-        assert files_after(steps=3) == 12
+        assert files_after(steps=3) == 14
     with torch.no_grad():
         native.module.head.bias += torch.arange(7)
-    assert files_after(steps=3) == 14
-    assert files_after(baseline="grey", steps=3) == 16
-    assert files_after(early_stop=0.5, steps=3) == 18
-    assert files_after(early_stop=0.5, rho=0.2, steps=3) == 20  # it decides when to stop
+    assert files_after(steps=3) == 16
+    assert files_after(baseline="grey", steps=3) == 18
+    assert files_after(early_stop=0.5, steps=3) == 20
+    assert files_after(early_stop=0.5, rho=0.2, steps=3) == 22  # it decides when to stop
     monkeypatch.setattr(masks, "versions", lambda: {"torch": "another"})
-    assert files_after(steps=3) == 22
-    monkeypatch.setattr(masks, "arithmetic", lambda: "another")
     assert files_after(steps=3) == 24
+    monkeypatch.setattr(masks, "arithmetic", lambda: "another")
+    assert files_after(steps=3) == 26
 
 
 def test_masks_work_without_gradients_and_for_convolutional_models():
