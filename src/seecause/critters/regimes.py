@@ -26,7 +26,7 @@ from seecause import _random
 from seecause._files import digest
 from seecause.critters.latents import CLASSES, Latents, from_codes
 from seecause.critters.picture import BACKGROUNDS, Do, Style, render
-from seecause.data.dataset import Sample, check_limit
+from seecause.data.dataset import Sample, Sliceable, check_limit
 from seecause.errors import BadOption, UnknownName
 
 SPLITS = ("train", "val", "test")
@@ -189,7 +189,7 @@ _RENDER_ROWS = 64
 
 
 @dataclass(frozen=True, eq=False)
-class CrittersData:
+class CrittersData(Sliceable):
     """Samples 0 .. length of a regime's split, drawn when they are asked for."""
 
     regime: str
@@ -219,7 +219,7 @@ class CrittersData:
     def __len__(self) -> int:
         return self.length
 
-    def __getitem__(self, index: int) -> Sample:
+    def sample(self, index: int, /) -> Sample:
         place = range(self.length)[index]
         return next(samples(self.regime, self.split, 1, start=place))
 

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -35,8 +35,10 @@ class Batch(NamedTuple):
     masks: Tensor | None  # [B, h, w] int32: 1 object, 0 background, IGNORE neither
 
 
-def to_batch(model: Framed, samples: Sequence[Sample]) -> Batch:
-    """Resize and cut pictures and masks alike, as the model wants them. A picture that has the
+def to_batch(model: Framed, samples: Iterable[Sample] | Dataset) -> Batch:
+    """Samples of a dataset as one batch: images [B, 3, h, w], labels [B] and masks [B, h, w].
+
+    Pictures and masks are resized and cut alike, as the model wants them; a picture that has the
     model's size keeps every pixel.
 
     A sample without a mask among others that have one is all IGNORE, so metrics skip it with a
@@ -44,13 +46,14 @@ def to_batch(model: Framed, samples: Sequence[Sample]) -> Batch:
 
     >>> import seecause as sc
     >>> model = sc.load("builtin:critters-vit")
-    >>> images, labels, masks = to_batch(model, list(sc.data.open_data("critters:clean", limit=2)))
+    >>> images, labels, masks = to_batch(model, sc.data.open("critters:clean")[:2])
     >>> images.shape, masks.shape
     (torch.Size([2, 3, 96, 96]), torch.Size([2, 96, 96]))
     """
     need_pictures(model)
+    samples = list(cast(Iterable[Sample], samples))  # each is read once
     if not samples:
-        raise BadOption("samples", "none", "at least one")
+        raise BadOption("samples", None, "at least one")
     frame = model.preprocess
     images = frame.normalise(
         torch.stack([raw_in_frame(frame, sample.image) for sample in samples])
