@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from seecause.errors import BadOption, BadPrompt, WeakAnswer
-from seecause.lvlm import LVLM, AnswerEngine, MaskEngine, _cache, blind_logits, make_bank, wrap
+from seecause.errors import BadOption, WeakAnswer
+from seecause.lvlm import LVLM, MaskEngine, _cache, blind_logits, make_bank, wrap
 from seecause.models.decoder import restrict
 from tests.families.lvlm import FAMILIES, photo, tiny_lvlm
 from tests.lvlm.scenes import GRID, QUESTION, TOKEN, scene, some
@@ -282,22 +282,6 @@ def test_heads_that_may_not_read_the_picture_do_nothing():
     late[:, -2:] = True
     beside_all = engine.adjusted(text=torch.cat([late, torch.ones_like(late)]))[:1]
     assert_close(engine.adjusted(text=late), beside_all, atol=1e-10, rtol=0)
-
-
-def test_what_is_no_bank_question_or_picture_is_refused():
-    here = scene("llava")
-    picture = photo(here.native.size)
-    for engine in (MaskEngine, AnswerEngine):
-        with pytest.raises(BadOption, match=r"bank is not set; expected .*make_bank"):
-            engine(here.lvlm, picture, QUESTION, None)
-        with pytest.raises(BadPrompt, match=r"the question 7: .* in words"):
-            engine(here.lvlm, picture, 7, here.bank)
-        with pytest.raises(BadPrompt, match=r"a picture of type str: .*open_picture"):
-            engine(here.lvlm, "cat.jpg", QUESTION, here.bank)
-    with pytest.raises(BadOption, match="bank='x'"):
-        MaskEngine(here.lvlm, here.engine.prompt, None, "x", answer=[TOKEN])
-    with pytest.raises(BadPrompt, match="a picture of type str"):
-        make_bank(here.lvlm, ["cat.jpg"])
 
 
 def test_bad_masks_and_weak_answers_are_refused():

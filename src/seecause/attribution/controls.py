@@ -21,9 +21,8 @@ _control = partial(
 
 @_control("random")
 def random(model: ImageModel, images: Tensor, target: Target, *, seed: int = 0) -> Maps:
-    """Uniform noise, drawn for each picture from its pixels and `seed`.
-
-    Its place in the batch never matters."""
+    """Uniform noise, drawn for each picture from its pixels and `seed`: the place in the batch
+    never matters."""
     n = model.check(images).n_patches
     raw = model.preprocess.raw(images).detach().cpu().float()
     pixels = (raw * 255).round().clamp(0, 255).to(torch.uint8)  # the same on every device

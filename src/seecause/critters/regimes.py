@@ -209,11 +209,11 @@ class CrittersData(Sliceable):
     def fingerprint(self) -> str:
         """Of the name, the length and the first picture's pixels, so that a change of the renderer
         shows."""
-        return digest(f"{self.name} {self.length}", self[0].image.numpy().tobytes())
+        return digest(f"{self.name} {self.length}", self.sample(0).image.numpy().tobytes())
 
     def digests(self, start: int, stop: int) -> list[str]:
         """A sample is told by its generator: name, place, and the first picture's pixels."""
-        first = self[0].image.numpy().tobytes()
+        first = self.sample(0).image.numpy().tobytes()
         return [digest(f"{self.name} {index}", first) for index in range(start, stop)]
 
     def __len__(self) -> int:

@@ -293,8 +293,10 @@ def select_true_positives(
     stratified: bool = False,
     seed: int = 0,
 ) -> Tensor:
-    """Places in `data` of photos that the model answers right, as `true_positives` draws them.
-    Shares of groups are logged, never used."""
+    """Places in `data` of photos that the model answers right: a `share` of them, at most `cap`.
+
+    `stratified` takes as many from every class. Shares of groups are logged, never used.
+    """
     answered = answers(model, data)
     chosen = true_positives(
         answered.right,

@@ -202,9 +202,10 @@ class Eye:
         if not known or not wanted or known & wanted:
             return ()
         note = (
-            f"{self.network.name} knows none of the {len(wanted)} classes of {self.model.name}; its"
-            f" mean confidence in what it sees instead is {float(sure.mean()):.2f}. Look at the"
-            " sheet of transplants, or check it against pictures with masks"
+            f"the eye {self.network.name} knows none of the {len(wanted)} classes of"
+            f" {self.model.name}; its mean confidence in what it sees instead is"
+            f" {float(sure.mean()):.2f}. Look at the sheet of transplants, or check it"
+            " against pictures with masks"
         )
         return (note,)
 
