@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from seecause.errors import BadOption
+
+_SENTENCE_END = re.compile(r"(?<=\.)(?<!et al\.) (?=[A-Z`])")
 
 
 @dataclass(frozen=True)
@@ -35,6 +38,16 @@ def keyword_options(
         for parameter in parameters
         if parameter.kind is parameter.KEYWORD_ONLY and parameter.name not in leave_out
     }
+
+
+def summary_of(function: Callable[..., Any]) -> str:
+    """The first sentence of a docstring, for lists; it may go on over several lines.
+
+    >>> summary_of(summary_of)
+    'The first sentence of a docstring, for lists; it may go on over several lines.'
+    """
+    paragraph, _, _ = (inspect.getdoc(function) or "").partition("\n\n")
+    return _SENTENCE_END.split(" ".join(paragraph.split()))[0]
 
 
 def check_options(

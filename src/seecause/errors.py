@@ -43,7 +43,16 @@ class BadOption(SeecauseError):
     """An option has a value that cannot be used."""
 
     def __init__(self, name: str, got: object, expected: str):
-        super().__init__(f"{name}={got!r} cannot be used; expected {expected}.")
+        value = f"{name} is not set" if got is None else f"{name}={got!r} cannot be used"
+        super().__init__(f"{value}; expected {expected}.")
+        self.option = name
+
+
+class NeedlessOption(BadOption):
+    """An option that has no meaning here: no value of it can be used."""
+
+    def __init__(self, name: str, got: object, reason: str):
+        SeecauseError.__init__(self, f"{name}={got!r} cannot be used: {reason}. Leave it out.")
         self.option = name
 
 
@@ -59,6 +68,20 @@ class UnknownName(SeecauseError):
         super().__init__(
             f"no {kind} is called {name!r}; nearest: {', '.join(near) or 'none close'}. Known:"
             f" {listed}."
+        )
+
+
+class UnknownDataset(UnknownName):
+    """A dataset of a kind that does not exist, or of which only the kind is named."""
+
+    def __init__(self, spec: str, forms: Sequence[str]):
+        kinds = {form.partition(":")[0]: form for form in forms}  # such as pets: pets:PATH[:SPLIT]
+        near = [kinds[kind] for kind in nearest(spec.partition(":")[0], kinds)]
+        others = "docs/data.md lists all" if near else f"other kinds: {', '.join(kinds)}"
+        SeecauseError.__init__(
+            self,
+            f"no dataset is called {spec!r}; nearest: {', '.join(near) or 'none close'}. A folder"
+            f" of your own pictures is folder:PATH; {others}.",
         )
 
 

@@ -321,16 +321,18 @@ def load(
     classes: ClassNames | None = None,
     **options: Any,
 ) -> VisionModel | StagedModel | DenseModel:
-    """A model by name, ready to be explained (`sc.attribute(model, pictures)`):
+    """A model by its name or path, verified: `sc.attribute(model, pictures)` explains it. `spec`:
 
         builtin:critters-vit    embedded, and small
         timm:NAME               hf:NAME or hf:FOLDER     torchvision:NAME     open_clip:NAME/TAG
         FOLDER                  that timm, transformers, PEFT or this package wrote
         FILE                    a checkpoint that names its architecture, as timm's script writes it
 
-    Pretrained weights are fetched, or read from `weights` (a file or folder), or it fails;
-    `weights="random"` is the only way to random ones, and every result then says so. `size`: pixels
-    of a model that can be built for others. Other options go to `wrap`.
+    weights     a file or folder that training left; None: the library's own, fetched; "random" is
+                the only way to random ones, and every result then says so
+    device      such as "cuda"; dtype: such as "bfloat16". None: as the library loads it
+    size        height and width in pixels, of a model that can be built for others
+    classes     as in `sc.wrap`; options: all others of it (mean, std, head, pool ...)
 
     >>> import seecause as sc
     >>> model = sc.load("builtin:critters-vit")

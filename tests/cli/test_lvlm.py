@@ -234,7 +234,7 @@ def test_a_study_is_written_and_continued(toy, photos, tmp_path):
 
 SHOWN = "critters:clean:test#1 --question Q --model"
 MISTAKES = {
-    f"heads {SHOWN} TOY": "--calibration=None cannot be used",
+    f"heads {SHOWN} TOY": "--calibration is not set",
     "heads missing.png --question Q --model TOY --calibration PHOTOS": "no such file",
     "heads critters:clean:test#9999 --question Q --model TOY --calibration PHOTOS": (
         "an index below 512"

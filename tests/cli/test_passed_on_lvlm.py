@@ -12,10 +12,11 @@ from typer.testing import CliRunner
 from seecause.cli import app, lvlm_options
 from seecause.cli.lvlm import _size
 from seecause.cli.lvlm_answer import _read_heads
-from seecause.cli.lvlm_options import HeadEdit
+from seecause.cli.lvlm_options import CalibratedModel, HeadEdit
 from seecause.cli.options import Device, Dtype
-from seecause.errors import BadOption
+from seecause.errors import BadImage, BadOption
 from tests.cli.spies import given
+from tests.files import photo
 
 
 @pytest.fixture
@@ -133,6 +134,15 @@ def test_calibration_pictures_are_averaged_instead_of_critters(called, monkeypat
     reached = called(f"lvlm heads {ASKED} --calibration {tmp_path}", "seecause.lvlm.make_bank")
     lvlm, pictures = reached.words
     assert lvlm == "lvlm" and [picture.size for picture in pictures] == sizes
+
+
+def test_calibration_looks_into_class_folders_as_explain_does(tmp_path):
+    photo(tmp_path / "cat" / "1.png")
+    for calibration in ([str(tmp_path)], [str(tmp_path / "cat")]):
+        CalibratedModel(model="hf:x", calibration=calibration).check("What?")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(BadImage, match="a folder without pictures"):
+        CalibratedModel(model="hf:x", calibration=[str(tmp_path / "empty")]).check("What?")
 
 
 def test_edit(called, monkeypatch, speaking, tmp_path):

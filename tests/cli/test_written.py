@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import logging
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
@@ -61,19 +62,23 @@ def test_a_report_is_against_the_method_that_was_asked_for(monkeypatch, tmp_path
     assert reached.words[0].folder == tmp_path
 
 
-def test_the_demo_is_one_page_and_opens_where_that_is_asked(monkeypatch, tmp_path):
+def test_the_demo_is_one_page_and_opens_where_that_is_asked(monkeypatch, tmp_path, caplog):
     shown = SimpleNamespace(sections=[], manifests=[{"method": "toy"}], lines=["a line"])
     opened = []
     monkeypatch.setattr("seecause.critters.demo.JOBS", {"Toy": None})
-    monkeypatch.setattr("seecause.critters.demo.run_job", lambda *_: shown)
+    log = logging.getLogger("seecause.repair.transplant")
+    run = lambda *_: log.warning("left out") or shown  # noqa: E731
+    monkeypatch.setattr("seecause.critters.demo.run_job", run)
     monkeypatch.setattr("typer.launch", opened.append)
     page = tmp_path / "demo" / "index.html"
     done = invoke(f"demo --out {tmp_path}/demo")
     assert done.stdout == f"a line\npage: {page}\n" and not opened
+    assert caplog.messages == ["left out"]
     manifest = json.loads((tmp_path / "demo" / "manifest.json").read_text())
     assert (manifest["command"], manifest["runs"]) == ("demo", shown.manifests)
     assert "seecause on Critters" in page.read_text() and "Protocol" in page.read_text()
     assert invoke(f"demo --out {tmp_path}/demo --open --quiet").stdout == ""
+    assert caplog.messages == ["left out"]  # once: nothing but errors is said
     assert opened == [page.as_uri()]
 
 

@@ -96,6 +96,37 @@ def test_a_subset_keeps_what_its_dataset_knows():
     assert rows == [9, 19]
 
 
+def test_a_slice_of_a_dataset_is_a_dataset(tmp_path):
+    for name in ("a", "b", "c"):
+        photo(tmp_path / "one" / f"{name}.png")
+        photo(tmp_path / "two" / f"{name}.png", seed=9)
+    critters = sc.data.open("critters:clean:test", limit=4)
+    pairs = sc.data.open(f"pairs:{tmp_path}/one:{tmp_path}/two")
+    for data in (critters, sc.data.open(f"folder:{tmp_path}/one"), pairs):
+        part = data[1:3]
+        assert len(part) == 2 and len(part[:1]) == 1
+        assert part.ids == tuple(sc.data.sample_ids(data)[1:3])
+        assert torch.equal(part[1].image, data[2].image)
+        assert len(data[:0]) == 0 and data[::-1].ids == sc.data.sample_ids(data)[::-1]
+    assert torch.equal(pairs[2:].other(0).image, pairs.other(2).image)
+
+
+def test_a_batch_reads_each_sample_once(monkeypatch):
+    data, read = Squares(), []
+    monkeypatch.setattr(Squares, "sample", Squares.__getitem__, raising=False)
+    monkeypatch.setattr(Squares, "__getitem__", lambda s, i: read.append(i) or s.sample(i))
+    images, labels, masks = sc.data.to_batch(linear_model(), sc.data.Subset("few", data, (1, 2, 3)))
+    assert labels.tolist() == [1, 0, 1] and len(images) == len(masks) == 3
+    assert read == [1, 2, 3]
+
+
+def test_an_unknown_dataset_is_answered_by_what_was_meant():
+    with pytest.raises(UnknownName, match=r"nearest: folder:PATH\. .*own pictures is folder:PATH"):
+        sc.data.open("foldr:/photos")
+    with pytest.raises(UnknownName, match=r"none close.*other kinds: celeba, .*waterbirds"):
+        sc.data.open("/nowhere/at/all")
+
+
 def test_a_registered_dataset_opens_by_name(registered):
     sc.data.register("squares", lambda rest: Squares(f"squares:{rest}"), form="KIND")
     assert sc.data.open("squares:all").name == "squares:all"
@@ -128,7 +159,7 @@ def test_a_limit_is_a_whole_number(limit):
 def test_what_is_not_there_is_refused(tmp_path):
     with pytest.raises(BadOption, match="give folder:"):
         sc.data.open(tmp_path)
-    with pytest.raises(BadOption, match="samples='none'"):
+    with pytest.raises(BadOption, match="samples is not set"):
         sc.data.to_batch(sc.load("builtin:critters-vit"), [])
 
 

@@ -108,6 +108,8 @@ def test_a_model_is_loaded_as_asked_for(monkeypatch, tmp_path):
     for wrong in ("float65", "Tensor"):
         with pytest.raises(BadOption, match="float32, bfloat16"):
             model.load("hf:some/name", dtype=wrong)
+    with pytest.raises(BadOption, match=r"device='nowhere'.*expected cpu"):
+        model.load("hf:some/name", device="nowhere")
     for spec in ("hf:", "elsewhere:x"):
         with pytest.raises(UnknownName, match="builtin:NAME"):
             model.load(spec)

@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from torch.testing import assert_close
 
 import seecause as sc
-from seecause.errors import BadOption
+from seecause.errors import BadOption, BadPrompt
 from seecause.lvlm import (
     AnswerEngine,
     AnswerWords,
@@ -30,7 +30,7 @@ from seecause.lvlm.masks import MaskSampling, check_sampling
 from seecause.lvlm.words import word_concerns, word_sampling
 from seecause.models.image_tokens import Grid, ImageTokens
 from tests.families.lvlm import FAMILIES, photo
-from tests.lvlm.scenes import GRID, QUESTION, scene, some
+from tests.lvlm.scenes import GRID, QUESTION, TOKEN, scene, some
 from tests.reference import hear
 
 ANSWER = [7, 11, 9]
@@ -276,3 +276,19 @@ def test_the_embedded_model_looks_for_its_answer():
     words = trace_words(AnswerEngine(lvlm, picture, "What colour is the tail?", bank), masks=8)
     assert len(words) == 1 and words.sources() == ["picture"]
     assert words.instead[0].strip() == "unsure"
+
+
+def test_what_is_no_bank_question_or_picture_is_refused():
+    here = scene("llava")
+    picture = photo(here.native.size)
+    for engine in (MaskEngine, AnswerEngine):
+        with pytest.raises(BadOption, match=r"bank is not set; expected .*make_bank"):
+            engine(here.lvlm, picture, QUESTION, None)
+        with pytest.raises(BadPrompt, match=r"the question 7: .* in words"):
+            engine(here.lvlm, picture, 7, here.bank)
+        with pytest.raises(BadPrompt, match=r"a picture of type str: .*open_picture"):
+            engine(here.lvlm, "cat.jpg", QUESTION, here.bank)
+    with pytest.raises(BadOption, match="bank='x'"):
+        MaskEngine(here.lvlm, here.engine.prompt, None, "x", answer=[TOKEN])
+    with pytest.raises(BadPrompt, match="a picture of type str"):
+        make_bank(here.lvlm, ["cat.jpg"])

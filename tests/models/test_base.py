@@ -81,12 +81,19 @@ def test_what_a_view_does_not_say_is_the_usual():
 def test_pictures_that_do_not_fit_are_refused(model, shape, words):
     with pytest.raises(BadImage, match=words):
         model.check(torch.zeros(shape))
-    assert model.check(torch.zeros(2, 3, 32, 48)).grid == (4, 6)
+    assert model.check(torch.zeros(2, 3, 32, 48, dtype=model.dtype)).grid == (4, 6)
+
+
+def test_pictures_of_another_dtype_are_refused_before_torch_does(model):
+    for dtype in (torch.float32, torch.uint8):
+        kind = str(dtype).removeprefix("torch.")
+        with pytest.raises(BadImage, match=rf"dtype {kind}: .* in float64; .*to\(model\.dtype\)"):
+            model(torch.zeros(1, 3, 32, 48, dtype=dtype))
 
 
 def test_a_view_of_any_size_takes_whole_patches():
     model = view(tiny("timm_dynamic"), check=False)
-    assert model.check(torch.zeros(1, 3, 40, 16)).grid == (5, 2)
+    assert model.check(torch.zeros(1, 3, 40, 16, dtype=model.dtype)).grid == (5, 2)
     for size in ((36, 16), (40, 20)):
         with pytest.raises(BadImage, match=r"not a multiple of the patch \(8, 8\)"):
             model.check(torch.zeros(1, 3, *size))

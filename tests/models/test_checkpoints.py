@@ -167,6 +167,15 @@ def test_a_misfit_says_how_much_and_what(tmp_path):
     assert "blocks.0.attn.qkv.weight [2, 2], not [192, 64]" in words
 
 
+@pytest.mark.parametrize("suffix", [".pth", ".safetensors"])
+def test_a_damaged_file_is_told_in_words(tmp_path, suffix):
+    file = tmp_path / f"cut{suffix}"
+    torch.save(trained().state_dict(), file)
+    file.write_bytes(file.read_bytes()[:5000])
+    with pytest.raises(MissingWeights, match=r"it is cut off, damaged, or no file of weights"):
+        sc.load("timm:test_vit", weights=file)
+
+
 def test_a_file_that_holds_itself_is_refused(tmp_path):
     loop: dict[str, object] = {"epoch": 3}
     loop["model"] = loop

@@ -260,7 +260,7 @@ class ActionContext:
     def served(self) -> ServedModel:
         """The model that the request names."""
         if self.named is None:
-            raise BadOption("model", "nothing", f"one of {', '.join(self.state.models)}")
+            raise BadOption("model", None, f"one of {', '.join(self.state.models)}")
         return self.named
 
     @property

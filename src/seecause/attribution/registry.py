@@ -13,7 +13,6 @@ option is whose default is None, `unset` says in words: unset={"option": "a thir
 from __future__ import annotations
 
 import importlib
-import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, get_args
@@ -21,7 +20,7 @@ from typing import Any, get_args
 import torch
 from torch import Tensor
 
-from seecause._options import check_options, keyword_options
+from seecause._options import check_options, keyword_options, summary_of
 from seecause._plugins import load_plugins
 from seecause.errors import NotDefined, UnknownName
 from seecause.models.base import Architecture
@@ -123,7 +122,7 @@ def method(
     architectures = [FORMER.get(kind, kind) for kind in architectures]
 
     def register(run: Callable[..., Maps]) -> Callable[..., Maps]:
-        summary = (inspect.getdoc(run) or "").split("\n")[0]
+        summary = summary_of(run)
         entry = Method(name, run, forwards, needs, class_specific, summary, unset or {}, signed)
         for architecture in architectures:
             there = _METHODS[architecture].get(name)

@@ -115,7 +115,7 @@ class Limits:
         limits = asdict(self)
         if all(value is None for value in limits.values()):
             flags = ", ".join(f"--{name.replace('_', '-')}" for name in limits)
-            raise BadOption("limits", "none", f"one at least, of {flags}")
+            raise BadOption("limits", None, f"one at least, of {flags}")
         check_limits(limits)
         return limits
 

@@ -253,7 +253,7 @@ def bank(
     if (mode == "mean" and sizes) or (mode in ("fixed", "grid") and len(sizes) > 1):
         expected = f"{'none' if mode == 'mean' else 'one'} with --mode {mode}"
         raise BadOption("--size", " ".join(size or []), expected)
-    files = find_images(images)
+    files = find_images(images, deep=True)
     with output.counting("averaging", len(files)) as advance:
         pictures = [read_image(file) for file in files]
         shapes = Counter((picture.height, picture.width) for picture in pictures)

@@ -134,7 +134,7 @@ class CalibratedModel:
             )
         if folder is not None and not folder.is_dir():
             raise BadOption("--bank", str(folder), "a folder that `seecause lvlm bank` wrote")
-        find_images(calibration or [])
+        find_images(calibration or [], deep=True)
 
     @property
     def knows_critters(self) -> bool:
@@ -155,7 +155,8 @@ class CalibratedModel:
             return MeanBank.load(self.bank_folder)
         if not self.calibration:
             return make_bank(lvlm, calibration_critters())
-        return make_bank(lvlm, [read_image(file) for file in find_images(self.calibration)])
+        files = find_images(self.calibration, deep=True)
+        return make_bank(lvlm, [read_image(file) for file in files])
 
 
 @dataclass(frozen=True, kw_only=True)

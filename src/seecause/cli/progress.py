@@ -9,6 +9,7 @@ import gc
 import inspect
 import io
 import json
+import logging
 import re
 import sys
 import time
@@ -45,7 +46,10 @@ def dressed(command: Callable[..., Any]) -> Callable[..., None]:
     @functools.wraps(command)
     def run(*, as_json: bool = False, **options: Any) -> None:
         with ExitStack() as stack:
-            stack.enter_context(spinning("starting", quiet=options.get("quiet", False)))
+            quiet = options.get("quiet", False)
+            stack.enter_context(spinning("starting", quiet=quiet))
+            if quiet:
+                stack.enter_context(_without_warnings())
             if not as_json:
                 command(**options)
                 return
@@ -66,6 +70,18 @@ def dressed(command: Callable[..., Any]) -> Callable[..., None]:
         keyword = inspect.Parameter.KEYWORD_ONLY
         shown.append(inspect.Parameter("as_json", keyword, default=False, annotation=JsonFlag))
     return shown_as(run, shown)
+
+
+@contextmanager
+def _without_warnings() -> Iterator[None]:
+    """Inside the block loggers of this package tell errors only."""
+    log = logging.getLogger("seecause")
+    before = log.level
+    log.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        log.setLevel(before)
 
 
 def shown_as(

@@ -26,7 +26,7 @@ from seecause import _random
 from seecause._files import digest
 from seecause.critters.latents import CLASSES, Latents, from_codes
 from seecause.critters.picture import BACKGROUNDS, Do, Style, intervene, render
-from seecause.data.dataset import Sample, check_limit
+from seecause.data.dataset import Sample, Sliceable, check_limit
 from seecause.errors import BadOption, UnknownName
 
 SPLITS = ("train", "val", "test")
@@ -189,7 +189,7 @@ _RENDER_ROWS = 64
 
 
 @dataclass(frozen=True, eq=False)
-class CrittersData:
+class CrittersData(Sliceable):
     """Samples 0 .. length of a regime's split, drawn when they are asked for."""
 
     regime: str
@@ -209,17 +209,17 @@ class CrittersData:
     def fingerprint(self) -> str:
         """Of the name, the length and the first picture's pixels, so that a change of the renderer
         shows."""
-        return digest(f"{self.name} {self.length}", self[0].image.numpy().tobytes())
+        return digest(f"{self.name} {self.length}", self.sample(0).image.numpy().tobytes())
 
     def digests(self, start: int, stop: int) -> list[str]:
         """A sample is told by its generator: name, place, and the first picture's pixels."""
-        first = self[0].image.numpy().tobytes()
+        first = self.sample(0).image.numpy().tobytes()
         return [digest(f"{self.name} {index}", first) for index in range(start, stop)]
 
     def __len__(self) -> int:
         return self.length
 
-    def __getitem__(self, index: int) -> Sample:
+    def sample(self, index: int, /) -> Sample:
         place = range(self.length)[index]
         return next(samples(self.regime, self.split, 1, start=place))
 

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -35,8 +35,10 @@ class Batch(NamedTuple):
     masks: Tensor | None  # [B, h, w] int32: 1 object, 0 background, IGNORE neither
 
 
-def to_batch(model: Framed, samples: Sequence[Sample]) -> Batch:
-    """Resize and cut pictures and masks alike, as the model wants them. A picture that has the
+def to_batch(model: Framed, samples: Iterable[Sample] | Dataset) -> Batch:
+    """Samples of a dataset as one batch: images [B, 3, h, w], labels [B] and masks [B, h, w].
+
+    Pictures and masks are resized and cut alike, as the model wants them; a picture that has the
     model's size keeps every pixel.
 
     A sample without a mask among others that have one is all IGNORE, so metrics skip it with a
@@ -44,13 +46,14 @@ def to_batch(model: Framed, samples: Sequence[Sample]) -> Batch:
 
     >>> import seecause as sc
     >>> model = sc.load("builtin:critters-vit")
-    >>> images, labels, masks = to_batch(model, list(sc.data.open_data("critters:clean", limit=2)))
+    >>> images, labels, masks = to_batch(model, sc.data.open("critters:clean")[:2])
     >>> images.shape, masks.shape
     (torch.Size([2, 3, 96, 96]), torch.Size([2, 96, 96]))
     """
     need_pictures(model)
+    samples = list(cast(Iterable[Sample], samples))  # each is read once
     if not samples:
-        raise BadOption("samples", "none", "at least one")
+        raise BadOption("samples", None, "at least one")
     frame = model.preprocess
     images = frame.normalise(
         torch.stack([raw_in_frame(frame, sample.image) for sample in samples])
@@ -290,8 +293,10 @@ def select_true_positives(
     stratified: bool = False,
     seed: int = 0,
 ) -> Tensor:
-    """Places in `data` of photos that the model answers right, as `true_positives` draws them.
-    Shares of groups are logged, never used."""
+    """Places in `data` of photos that the model answers right: a `share` of them, at most `cap`.
+
+    `stratified` takes as many from every class. Shares of groups are logged, never used.
+    """
     answered = answers(model, data)
     chosen = true_positives(
         answered.right,

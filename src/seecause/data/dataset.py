@@ -8,7 +8,7 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from numbers import Integral
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, TypeGuard, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeGuard, TypeVar, overload
 
 from seecause._files import digest
 from seecause.errors import BadImage, BadOption, DataMissing, SeecauseError, UnknownName
@@ -65,7 +65,8 @@ class Hole:
 
 
 class Dataset(Protocol):
-    """What every dataset has. Iterating works too: an index beyond the end raises IndexError.
+    """What every dataset has. Iterating works too: an index beyond the end raises IndexError;
+    so do slices of those of this package (`Sliceable`).
 
     It may also have, and is asked through the functions below:
         capabilities     some of CAPABILITIES: what its samples bring
@@ -167,8 +168,28 @@ def _sample_digest(data: Dataset, index: int) -> str:
     return digest(repr((sample.id, sample.label, sample.group, sample.box)), *pixels)
 
 
+class Sliceable:
+    """What datasets of this package share: `data[3]` is a sample, `data[2:6]` a `Subset`."""
+
+    def sample(self, index: int, /) -> Sample:
+        """One sample, read or made now."""
+        raise NotImplementedError
+
+    @overload
+    def __getitem__(self: Dataset, index: int, /) -> Sample: ...
+
+    @overload
+    def __getitem__(self: Dataset, index: slice, /) -> Subset: ...
+
+    def __getitem__(self: Any, index: int | slice, /) -> Sample | Subset:
+        if not isinstance(index, slice):
+            return self.sample(index)
+        rows = tuple(range(len(self))[index])
+        return Subset(f"{self.name}, {len(rows)} of {len(self)}", self, rows)
+
+
 @dataclass(frozen=True, eq=False)
-class Subset:
+class Subset(Sliceable):
     """Some samples of a dataset, under a name of their own."""
 
     name: str
@@ -205,7 +226,7 @@ class Subset:
     def __len__(self) -> int:
         return len(self.rows)
 
-    def __getitem__(self, index: int) -> Sample:
+    def sample(self, index: int, /) -> Sample:
         return self.data[self.rows[index]]
 
     def other(self, index: int) -> Sample:

@@ -33,6 +33,7 @@ from seecause._files import digest
 from seecause.data.dataset import (
     Dataset,
     Sample,
+    Sliceable,
     Subset,
     capabilities,
     evenly,
@@ -140,7 +141,7 @@ _NAMED = 3  # names in a message
 
 
 @dataclass(frozen=True, eq=False)
-class PairedData:
+class PairedData(Sliceable):
     """A dataset whose samples have a second version."""
 
     name: str
@@ -181,7 +182,7 @@ class PairedData:
     def __len__(self) -> int:
         return len(self.data)
 
-    def __getitem__(self, index: int) -> Sample:
+    def sample(self, index: int, /) -> Sample:
         return self.data[index]
 
     def other(self, index: int) -> Sample:

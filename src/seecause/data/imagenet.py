@@ -36,7 +36,7 @@ import torch
 from torch import Tensor
 
 from seecause._files import digest
-from seecause.data.dataset import IGNORE, Sample, evenly, path_and_split
+from seecause.data.dataset import IGNORE, Sample, Sliceable, evenly, path_and_split
 from seecause.data.images import BROKEN, decode_image, first_line, read_image
 from seecause.data.photos import Photo, Photos, class_folders, need_folder, pictures, read_fields
 from seecause.errors import BadImage, DataMissing
@@ -186,7 +186,7 @@ class _ParquetRow:
 
 
 @dataclass(frozen=True, eq=False)
-class ImageNetHard:
+class ImageNetHard(Sliceable):
     """Pictures inside Parquet files, read one row group at a time."""
 
     name: str
@@ -214,7 +214,7 @@ class ImageNetHard:
     def __len__(self) -> int:
         return len(self.rows)
 
-    def __getitem__(self, index: int) -> Sample:
+    def sample(self, index: int, /) -> Sample:
         row = self.rows[index]
         entry = _row_group(row.path, row.group)[row.row].as_py()
         content = entry.get("bytes") if isinstance(entry, dict) else None

@@ -39,7 +39,7 @@ from torch import Tensor
 
 from seecause._files import digest
 from seecause.data._pickles import read_pickle
-from seecause.data.dataset import Sample, evenly, part_of_train, path_and_split
+from seecause.data.dataset import Sample, Sliceable, evenly, part_of_train, path_and_split
 from seecause.data.photos import (
     Photo,
     Photos,
@@ -91,7 +91,7 @@ _HUNDRED = _Release(
 
 
 @dataclass(frozen=True, eq=False)
-class Cifar:
+class Cifar(Sliceable):
     """All photos of a split, in memory."""
 
     name: str
@@ -109,7 +109,7 @@ class Cifar:
     def __len__(self) -> int:
         return len(self.labels)
 
-    def __getitem__(self, index: int) -> Sample:
+    def sample(self, index: int, /) -> Sample:
         return Sample(
             image=self.pixels[index].float() / 255, label=self.labels[index], id=self.ids[index]
         )

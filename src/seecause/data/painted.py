@@ -29,7 +29,7 @@ from PIL import Image
 from torch import Tensor
 
 from seecause._files import digest
-from seecause.data.dataset import Sample, evenly, path_and_split
+from seecause.data.dataset import Sample, Sliceable, evenly, path_and_split
 from seecause.data.images import read_ids, read_image
 from seecause.data.photos import inside, read_fields
 from seecause.errors import DataMissing
@@ -287,7 +287,7 @@ def group_name(group: Sequence[int]) -> str:
 
 
 @dataclass(frozen=True, eq=False)
-class PaintedPets:
+class PaintedPets(Sliceable):
     """A split as a dataset: pictures are painted when it is opened."""
 
     name: str
@@ -304,7 +304,7 @@ class PaintedPets:
     def __len__(self) -> int:
         return len(self.ids)
 
-    def __getitem__(self, index: int) -> Sample:
+    def sample(self, index: int, /) -> Sample:
         if not 0 <= index < len(self):
             raise IndexError(index)
         label, place = self.pictures.groups[index].tolist()

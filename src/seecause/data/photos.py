@@ -17,7 +17,7 @@ from PIL import Image
 from torch import Tensor
 
 from seecause._files import digest, digest_file
-from seecause.data.dataset import Sample
+from seecause.data.dataset import Sample, Sliceable
 from seecause.data.images import find_images, read_image
 from seecause.errors import BadImage, DataMissing
 
@@ -40,7 +40,7 @@ class Photo:
 
 
 @dataclass(frozen=True, eq=False)
-class Photos:
+class Photos(Sliceable):
     """A dataset of photos. A file that is missing or broken raises when it is asked for, with its
     name, so that one hole stays one hole."""
 
@@ -82,7 +82,7 @@ class Photos:
     def __len__(self) -> int:
         return len(self.photos)
 
-    def __getitem__(self, index: int) -> Sample:
+    def sample(self, index: int, /) -> Sample:
         photo = self.photos[index]
         pixels = np.asarray(self.read_picture(photo.path)).copy()  # [H, W, 3] uint8
         image = torch.from_numpy(pixels).permute(2, 0, 1).float() / 255

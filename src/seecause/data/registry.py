@@ -12,7 +12,7 @@ from typing import Any, TypeVar, cast
 from seecause._options import keyword_options
 from seecause._plugins import load_plugins, plugins
 from seecause.data.dataset import Dataset, Subset, check_limit, evenly
-from seecause.errors import BadOption, UnknownName
+from seecause.errors import BadOption, UnknownDataset
 
 T = TypeVar("T")
 Opener = Callable[..., Dataset]  # (what follows `name:`, *, limit=None)
@@ -82,13 +82,13 @@ def open_data(spec: str | Path, *, limit: int | None = None) -> Dataset:
     if name not in _our_openers() and Path(spec).is_dir():
         raise BadOption("data", spec, f"a dataset; for a folder of pictures give folder:{spec}")
     if not rest:
-        raise UnknownName("dataset", spec, datasets())
+        raise UnknownDataset(spec, datasets())
     if name in _our_openers():
         module, _, function = _our_openers()[name].partition(":")
         return getattr(importlib.import_module(module), function)(rest, limit=limit)
     _load()
     if name not in _REGISTERED:
-        raise UnknownName("dataset", spec, datasets())
+        raise UnknownDataset(spec, datasets())
     return _open_registered(_REGISTERED[name][1], spec, rest, limit)
 
 

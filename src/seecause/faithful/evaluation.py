@@ -187,8 +187,9 @@ def evaluate(
     """The test pictures, plain and with the intervention that validation recommends: one part left
     out, a quantile of tokens trusted, both or neither.
 
-    A run keeps it in RUN/evaluation.json, with an entry for each dataset. `calibration` training
-    pictures decide thresholds and key points (None: all).
+    `network` is `open_network(RUN)`; `data` are other pictures than those of its training. A run
+    keeps it in RUN/evaluation.json, with an entry for each dataset. `calibration` training
+    pictures decide thresholds and key points (None: all); `limit` is of test pictures.
     """
     if interventions:
         _check_choice(network, quantiles, choose)
@@ -231,7 +232,8 @@ def evaluate_intervention(
     batch: int = 32,
     progress: Progress = no_progress,
 ) -> Evaluation:
-    """The test pictures, plain and with parts left out, with untrusted tokens rejected, or both."""
+    """The test pictures, plain and with `drop_parts` (numbers of parts) left out, with tokens
+    rejected that lie beyond a `quantile` of training tokens, or both. Else as `evaluate`."""
     parts = network.net.parts
     if not drop_parts and quantile is None:
         expected = "parts to leave out, or a quantile, or both: nothing would be changed"

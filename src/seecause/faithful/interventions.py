@@ -68,7 +68,7 @@ def calibrate(
             for part, collected in enumerate(values):
                 collected.append(scores[:, part][winner == part].cpu())
     if not pictures:
-        raise BadOption("images", "nothing", "at least one batch of training images")
+        raise BadOption("images", None, "at least one batch of training images")
     tokens = [torch.cat(collected).numpy() for collected in values]
     thresholds = [_thresholds(q, by, tokens, pictures) for q in shares]
     net.thresholds.update({(each.quantile, by): each for each in thresholds})
@@ -199,7 +199,7 @@ def leave_one_out(
             rows.append((plain.cpu(), torch.stack(answers).cpu(), labels.cpu()))
             members += [group.cpu() for group in groups]
     if not rows:
-        raise BadOption("batches", "nothing", "at least one batch of images and labels")
+        raise BadOption("batches", None, "at least one batch of images and labels")
     plain, without, truth = zip(*rows, strict=True)
     labels = torch.cat(truth)
     every = torch.cat(members) if len(members) == len(rows) else labels

@@ -143,8 +143,13 @@ def score_heads(
     seed: int = 0,
     progress: Progress = no_progress,
 ) -> ScoredHeads:
-    """Score heads on the pictures that are answered right. `options` are those of the selector: see
-    `selectors()`."""
+    """Score heads on those pictures of `data` that the model answers right.
+
+    selector    a name of `sc.heads.selectors()`; `options` are its own
+    sampling    which right answers (`AnswerSampling`); None: two fifths of them, at most 512
+    background  how it is told from the object and taken away (`Background`); None: by the data's
+                masks, or else discovered ones, and grey
+    """
     view, options = need_heads(model, "choosing heads"), dict(options or {})
     background = background or Background()
     entry = check_selector(view, selector, options, background)

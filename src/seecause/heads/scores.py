@@ -20,7 +20,6 @@ there is. Each rule takes scores and returns scores.
 from __future__ import annotations
 
 import importlib
-import inspect
 import operator
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -30,7 +29,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from seecause._options import check_options, keyword_options
+from seecause._options import check_options, keyword_options, summary_of
 from seecause.engine.chunks import fit, in_chunks
 from seecause.errors import BadImage, BadOption, NotDefined, UnknownName
 from seecause.metrics import standard_error
@@ -172,9 +171,7 @@ def selector(
     """Register a function under `name`."""
 
     def register(run: Callable[..., HeadScores]) -> Callable[..., HeadScores]:
-        _SELECTORS[name] = Selector(
-            name, run, cost, needs, (inspect.getdoc(run) or "").split("\n")[0]
-        )
+        _SELECTORS[name] = Selector(name, run, cost, needs, summary_of(run))
         return run
 
     return register
@@ -199,7 +196,11 @@ def find_selector(name: str) -> Selector:
 def select(
     by: str, model: ImageModel, images: Tensor, labels: Tensor, **options: Any
 ) -> HeadScores:
-    """Scores by the selector called `by`; `HeadScores.top(k)` gives the heads to remove."""
+    """Scores of all heads by a selector; `scores.top(k)` gives those to remove first.
+
+    `by` is its name, `options` its own (`sc.heads.selectors()` lists both; CIGMA takes `masks`).
+    `images` [N, 3, H, W] are normalised, `labels` [N] their classes.
+    """
     chosen = find_selector(by)
     check_options(by, chosen.run, options)
     view = need_heads(model, f"choosing heads by {by}")

@@ -151,8 +151,12 @@ def ablation_study(
     seed: int = 0,
     progress: Progress = no_progress,
 ) -> StudyTable:
-    """Change one setting of CIGMA: one of `STUDIES`. Heads are scored on right answers of `train`
-    and measured on `test`; `draws` random sets stand beside study k."""
+    """What one setting of CIGMA changes: heads are scored on right answers of `train`, the `top`
+    of them removed, and the rest is measured on `test`.
+
+    `name` is a setting of `STUDIES`; `draws` random sets stand beside study k. `sampling` and
+    `background` are as in `score_heads`.
+    """
     check_study(name, model, top)
     background = background or Background()
     background.check()

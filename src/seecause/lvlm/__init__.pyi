@@ -39,14 +39,18 @@ from seecause.lvlm.attribute import (
 from seecause.lvlm.bank import (
     MeanBank as MeanBank,
     bank_of_prompts as bank_of_prompts,
-    calibration_critters as calibration_critters,
     make_bank as make_bank,
 )
 from seecause.lvlm.edit import edited_heads as edited_heads
 from seecause.lvlm.engine import MaskEngine as MaskEngine
 from seecause.lvlm.fit import elastic_net as elastic_net
 from seecause.lvlm.masks import draw_masks as draw_masks
-from seecause.lvlm.model import LVLM as LVLM, load as load, wrap as wrap
+from seecause.lvlm.model import (
+    LVLM as LVLM,
+    calibration_critters as calibration_critters,
+    load as load,
+    wrap as wrap,
+)
 from seecause.lvlm.prompt import (
     Prompt as Prompt,
     coverage as coverage,

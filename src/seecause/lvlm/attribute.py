@@ -263,8 +263,11 @@ def attribute_tokens(
     agreement: float = 0.9,
     step: int = 1000,
 ) -> TokenAttribution:
-    """gamma of every image token, given heads x* [L*H] and text rows u* [T] that may see (None:
-    all), by the ways of `attribute_heads`."""
+    """What each image token brings of the picture's effect on the answer (gamma).
+
+    `heads` [L*H] (x*) and `text` [T] (u*) are masks of the heads and text rows that may see the
+    picture; None: all. The other options are those of `attribute_heads`.
+    """
     if text is not None and not bool(text.any()):
         raise BadOption("text", "no row", "at least one text row that may see the picture")
     sampling = MaskSampling(

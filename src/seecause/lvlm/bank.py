@@ -37,7 +37,7 @@ from seecause.engine.chunks import fit
 from seecause.errors import BadOption, BankMismatch
 from seecause.lvlm._cache import run_prefix
 from seecause.lvlm.model import LVLM
-from seecause.lvlm.prompt import Prompt
+from seecause.lvlm.prompt import Prompt, checked_picture
 from seecause.models.checkpoints import reading_saved
 from seecause.models.image_tokens import Grid, ImageTokens
 from seecause.types import wide_dtype
@@ -47,8 +47,6 @@ Size = tuple[int, int]  # height, width
 KeyValueSums = tuple[Tensor, Tensor]  # [L, Hkv, N, dh], added up over pictures
 QUESTION = "What is this?"  # any will do, but where image tokens read it (`asked_alike`)
 FILE, CARD = "bank.safetensors", "bank.json"
-CALIBRATION = 100
-_START = 1 << 30  # far from any picture of Critters that a model is trained or tested on
 
 
 class Averaged(NamedTuple):
@@ -200,6 +198,13 @@ class MeanBank:
         return asked_alike(own, prompt)
 
 
+def checked_bank(bank: object) -> MeanBank:
+    """A bank, or what to give as one."""
+    if isinstance(bank, MeanBank):
+        return bank
+    raise BadOption("bank", bank, "an average picture: sc.lvlm.make_bank(lvlm, pictures)")
+
+
 def make_bank(
     lvlm: LVLM,
     pictures: Sequence[Image.Image],
@@ -208,8 +213,14 @@ def make_bank(
     size: Size | None = None,
     sizes: Sequence[Size] = (),
 ) -> MeanBank:
-    """A bank from calibration pictures (about a hundred). `size` is for modes `fixed` and `grid`;
-    `sizes` of pictures to prepare for now, in mode `shape`."""
+    """The average picture, which ablated heads see in place of the explained one.
+
+    pictures    PIL images like those the model is asked about, about a hundred of them
+    mode        how pictures of other shapes are averaged: "shape" (token by token, resized to the
+                explained picture's), "fixed" (all in one size), "mean" (over all tokens) or "grid"
+    size        height and width, for modes "fixed" and "grid"
+    sizes       of pictures to prepare for now, in mode "shape"; others are when they are asked for
+    """
     if mode not in get_args(Mode):
         raise BadOption("mode", mode, f"one of {', '.join(get_args(Mode))}")
     if (size is None) == (mode in ("fixed", "grid")):
@@ -221,7 +232,7 @@ def make_bank(
             expected = "none: image tokens of this model read the question, so each question has"
             expected += " an average of its own, made of calibration pictures when it is asked"
         raise BadOption("sizes", list(sizes), expected)
-    pictures = tuple(pictures)
+    pictures = tuple(map(checked_picture, pictures))
     if not pictures:
         raise BadOption("pictures", [], "at least one calibration picture")
     digests = tuple(map(picture_digest, pictures))
@@ -307,21 +318,6 @@ def _batch_sums(lvlm: LVLM, batch: list[Prompt]) -> Tensor:
 def picture_digest(picture: Image.Image) -> str:
     """Tells pictures apart by their pixels."""
     return digest(repr(picture.size), picture.convert("RGB").tobytes())
-
-
-def calibration_critters(count: int = CALIBRATION, *, size: int = 96) -> list[Image.Image]:
-    """Calibration pictures for the embedded models: `count` Critters, every creature on every
-    background, a third of them in each drawing style."""
-    from seecause import critters
-    from seecause.data.images import to_pil
-
-    styles = critters.STYLES
-    latents = critters.draw("balanced", "train", count, start=_START)
-    images = [
-        critters.render(rows, size=size, style=style).image
-        for style, rows in zip(styles, latents.split(-(-count // len(styles))), strict=False)
-    ]
-    return [to_pil(image) for image in torch.cat(images)]
 
 
 def stretch(values: Tensor, have: ImageTokens, want: ImageTokens) -> Tensor:

@@ -36,7 +36,7 @@ from seecause.lvlm._cache import (
     with_own_text,
 )
 from seecause.lvlm.activations import HeadActivations, head_activations
-from seecause.lvlm.bank import MeanBank
+from seecause.lvlm.bank import MeanBank, checked_bank
 from seecause.lvlm.masks import MaskBatch, check_masks
 from seecause.lvlm.model import LVLM
 from seecause.lvlm.prompt import Prompt
@@ -70,7 +70,7 @@ class MaskedRows:
         if block_size is not None and block_size < 1:
             raise BadOption("block_size", block_size, "at least one mask at once")
         self.vocabulary, self.block_size = vocabulary, block_size
-        self.bank = {"mode": bank.mode, "pictures": len(bank), "size": bank.size}
+        self.bank = {"mode": checked_bank(bank).mode, "pictures": len(bank), "size": bank.size}
         self.cache = prefix_cache(lvlm.decoder, prompt, *bank.means(lvlm, prompt, picture))
         self._later_cache: PrefixCache | None = None  # from a later text row on, for the next call
         self._differentiable = False  # until it was looked at
@@ -303,7 +303,7 @@ class MaskEngine(MaskedRows):
         vocabulary: int | None = None,
         block_size: int | None = None,
     ):
-        seen = image if isinstance(image, Prompt) else bank.resized(image)
+        seen = image if isinstance(image, Prompt) else checked_bank(bank).resized(image)
         prompt, self.target = _sequence(lvlm, seen, question, answer, position)
         picture = image if isinstance(image, Image.Image) else None
         targets = [self.target]

@@ -26,6 +26,7 @@ from seecause.errors import (
     BadOption,
     BadPrompt,
     MissingWeights,
+    NeedlessOption,
     UnknownName,
 )
 from seecause.lvlm import prompt as prompts
@@ -36,7 +37,7 @@ from seecause.models import decoder
 from seecause.models._settled import tensor_key
 from seecause.models.block import Block, chain
 from seecause.models.decoder import Decoder, norms_of
-from seecause.models.devices import at_home, block_at_home, lie_apart
+from seecause.models.devices import at_home, block_at_home, lie_apart, parse_device, parse_dtype
 from seecause.models.hub import fetched, pretrained, pretrained_model
 from seecause.models.sources import ZOO
 from seecause.types import wide_dtype
@@ -45,6 +46,8 @@ _SAMPLED = 1024  # values of each weight that the fingerprint reads
 # 1 / r and 1 / r^2, r^3 = r + 1: turns of these shares fill a square evenly
 _STEPS = (0.7548776662466927, 0.5698402909980532)
 LIBRARIES = ("builtin", "hf")
+CALIBRATION = 100  # pictures
+_START = 1 << 30  # far from any picture of Critters that a model is trained or tested on
 
 
 @dataclass(eq=False, kw_only=True, repr=False)
@@ -320,14 +323,13 @@ def load(
         library, where = "hf", spec
     if library == "builtin":
         where = str(_builtin(where))
+    parse_device(device)
+    kind = parse_dtype(dtype)
     module, processor = _open(where)
-    kind = getattr(torch, dtype, None) if isinstance(dtype, str) else dtype
-    if dtype is not None and not (isinstance(kind, torch.dtype) and kind.is_floating_point):
-        raise BadOption("dtype", dtype, "float32, bfloat16, float16 or float64")
     default = torch.float32 if library == "builtin" else None  # builtin files hold half precision
     if _quantised(module.config):  # stays as it is stored, where its library put it
         if dtype is not None:
-            raise BadOption("dtype", dtype, "none: this model is quantised and stays as stored")
+            raise NeedlessOption("dtype", dtype, "this model is quantised and stays as stored")
     else:
         module.to(device=device, dtype=kind or default)
     return wrap(module, processor, name=spec, template=template, check=check)
@@ -342,6 +344,21 @@ def _builtin(name: str) -> Path:
         raise MissingWeights(f"builtin:{name}", "this copy of the package does not hold it", make)
     names = [path.parent.name for path in ZOO.glob("*/config.json")]
     raise UnknownName("builtin vision-language model", name, names)
+
+
+def calibration_critters(count: int = CALIBRATION, *, size: int = 96) -> list[Image.Image]:
+    """Calibration pictures for the embedded models: `count` Critters, every creature on every
+    background, a third of them in each drawing style."""
+    from seecause import critters
+    from seecause.data.images import to_pil
+
+    styles = critters.STYLES
+    latents = critters.draw("balanced", "train", count, start=_START)
+    images = [
+        critters.render(rows, size=size, style=style).image
+        for style, rows in zip(styles, latents.split(-(-count // len(styles))), strict=False)
+    ]
+    return [to_pil(image) for image in torch.cat(images)]
 
 
 def _open(where: str) -> tuple[Any, Any]:

@@ -87,10 +87,9 @@ def check_template(template: str) -> None:
 
 def render(processor: Any, question: str, template: str | None = None) -> str:
     """The text of a prompt: the chat template, or a plain one with {image} and {question}."""
-    if not question.strip():
-        raise BadPrompt(
-            "an empty question", "text rows are what heads carry the picture into", "ask something"
-        )
+    if not isinstance(question, str) or not question.strip():
+        what = "an empty question" if isinstance(question, str) else f"the question {question!r}"
+        raise BadPrompt(what, "heads carry the picture into words", "ask something in words")
     token = processor.image_token
     if token in question:
         raise BadPrompt(
@@ -111,16 +110,16 @@ def native_inputs(
 ) -> dict[str, Any]:
     """The processor's tensors for one picture and a rendered text, on the model's device and in its
     dtype."""
-    if not isinstance(picture, Image.Image):
-        raise BadPrompt(
-            f"a picture of type {type(picture).__name__}",
-            "expected one PIL image",
-            "open a file with seecause.data.images.read_image",
-        )
-    inputs = lvlm.processor(
-        images=picture.convert("RGB"), text=text, return_tensors="pt", **options
-    )
-    return lvlm.send(inputs)
+    pixels = checked_picture(picture).convert("RGB")
+    return lvlm.send(lvlm.processor(images=pixels, text=text, return_tensors="pt", **options))
+
+
+def checked_picture(picture: object) -> Image.Image:
+    """A PIL image, or what is wrong with it."""
+    if isinstance(picture, Image.Image):
+        return picture
+    what = f"a picture of type {type(picture).__name__}"
+    raise BadPrompt(what, "expected one PIL image", "open files with sc.data.open_picture(path)")
 
 
 def prompt_ids(lvlm: LVLM, picture: Image.Image, text: str) -> list[int]:

@@ -99,9 +99,12 @@ def trace_heads(
     adaptive: bool = False,
     level: float = FAITHFUL,
 ) -> HeadTrace:
-    """Head attribution, the baselines, and the curves of all: in full for head attribution, whose
-    counts choose x*, and at `POINTS` counts for the others, seven orders of them, which would cost
-    more than everything else together."""
+    """Which heads carry the picture into the answer, beside other rankings of them.
+
+    Options are those of `attribute_heads`; `level` is the share of the effect at which heads are
+    enough. Curves are in full for head attribution, whose counts choose x*, and at `POINTS` counts
+    for the others, seven orders of them, which would cost more than everything else together.
+    """
     heads = attribute_heads(engine, how=how, masks=masks, p=p, seed=seed, adaptive=adaptive)
     attention, causal = attention_scores(engine), causal_scores(engine)
     ranked = [x.flatten().argsort(descending=True, stable=True) for x in (causal, attention)]
@@ -124,8 +127,11 @@ def trace_tokens(
     p: float = 0.75,
     seed: int = 0,
 ) -> TokenTrace:
-    """Text rows and image tokens, given heads x* [L*H] with coefficients [L, H]. `text` [T] are the
-    rows u* that may see; None takes this answer's own."""
+    """Into which words the picture comes through `chosen` heads, and from which image tokens.
+
+    `chosen` [L*H] (x*) and `coefficients` [L, H] are of `trace_heads`; `text` [T] are the rows u*
+    that may see, None: this answer's own. The other options are those of `attribute_tokens`.
+    """
     effects = text_effects(engine, chosen)
     rows = rows_of(effects.deltas) if text is None else text.bool()
     tokens = attribute_tokens(engine, chosen, rows, how=how, masks=masks, p=p, seed=seed)

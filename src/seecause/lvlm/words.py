@@ -29,7 +29,7 @@ from torch import Tensor
 from seecause._files import write_atomic, write_json
 from seecause.errors import BadOption
 from seecause.lvlm.attribute import Head
-from seecause.lvlm.bank import MeanBank
+from seecause.lvlm.bank import MeanBank, checked_bank
 from seecause.lvlm.engine import MaskedRows, MaskKind
 from seecause.lvlm.fit import SOFTEN, Regression, estimate
 from seecause.lvlm.masks import How, MaskSampling, mask_count
@@ -68,7 +68,7 @@ class AnswerEngine(MaskedRows):
     ):
         if length < 1:
             raise BadOption("length", length, "at least one token")
-        seen = bank.resized(image)
+        seen = checked_bank(bank).resized(image)
         self.targets = lvlm.answer_ids(seen, question, answer, length)
         prompt = lvlm.prompt(seen, question, self.targets[:-1] or None)
         targets = self.targets

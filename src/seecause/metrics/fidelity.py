@@ -109,7 +109,7 @@ def sensitivity_n(
     score: Score = "prob",
     seed: int = 0,
 ) -> Tensor:
-    """The same over sets of many sizes.
+    """Do sums of the map over random sets of patches of many sizes go with the drops without them?
 
     [B], -1 to 1: Pearson's correlation at each of `shares`, averaged over them.
     """

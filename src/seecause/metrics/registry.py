@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
 from torch import Tensor
 
 import seecause.metrics
-from seecause._options import check_options
+from seecause._options import check_options, summary_of
 from seecause._plugins import load_plugins
 from seecause.errors import BadOption, UnknownName
 from seecause.models._settled import settles
@@ -108,7 +108,7 @@ class Metric:
 
     @property
     def summary(self) -> str:
-        return (self.run.__doc__ or "").split("\n")[0]
+        return summary_of(self.run)
 
     def missing(self, inputs: MetricInputs) -> tuple[str, ...]:
         """What it takes and `inputs` do not have; without a target the predicted class is meant."""

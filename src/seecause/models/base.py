@@ -155,6 +155,13 @@ class ImageModel:
                 f"not a multiple of the patch {self.patch}",
                 "resize them",
             )
+        if images.dtype != self.dtype:
+            own = str(self.dtype).removeprefix("torch.")
+            raise BadImage(
+                f"images of dtype {str(images.dtype).removeprefix('torch.')}",
+                f"this model computes in {own}",
+                "give images.to(model.dtype), or pictures to model.prepare",
+            )
         return self.layout_at(height, width)
 
     def __repr__(self) -> str:

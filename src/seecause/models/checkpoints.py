@@ -52,7 +52,7 @@ def reading_saved(folder: Path, *files: str, writer: str) -> Iterator[None]:
     try:
         yield
     except (*_BROKEN, RecursionError) as damage:
-        reason = f"{' or '.join(files)} is damaged ({type(damage).__name__})"
+        reason = f"{' or '.join(files)} is damaged"
         raise DataMissing(str(folder), reason, f"give a folder as {writer} wrote it") from damage
 
 
@@ -115,7 +115,7 @@ def read_checkpoint(path: Path) -> Checkpoint:
     except _BROKEN as broken:
         raise MissingWeights(
             str(path),
-            f"it cannot be read ({type(broken).__name__})",
+            "it is cut off, damaged, or no file of weights",
             "Give an intact .safetensors file, or a torch file with a state dict",
         ) from broken
     if not isinstance(content, dict):
@@ -236,7 +236,8 @@ def read_class_names(path: str | Path) -> tuple[str, ...]:
     try:
         text = Path(path).read_text(encoding="utf-8-sig")
     except (OSError, ValueError) as broken:
-        reason = f"class names cannot be read from there ({type(broken).__name__})"
+        why = "it is no text" if isinstance(broken, ValueError) else broken.strerror
+        reason = f"class names cannot be read from there: {why}"
         raise DataMissing(str(path), reason, remedy) from broken
     if not text.lstrip().startswith(("[", "{")):
         names = tuple(line.strip() for line in text.splitlines() if line.strip())

@@ -16,7 +16,13 @@ from typing import Any
 
 from torch import nn
 
-from seecause.errors import BadOption, MissingExtra, MissingWeights, UnknownName
+from seecause.errors import (
+    BadOption,
+    MissingExtra,
+    MissingWeights,
+    NeedlessOption,
+    UnknownName,
+)
 from seecause.models.checkpoints import (
     Checkpoint,
     class_list,
@@ -66,7 +72,7 @@ def open_folder(folder: Path, size: tuple[int, int] | None) -> Source:
 
 def _need_own_size(size: tuple[int, int] | None) -> None:
     if size is not None:
-        raise BadOption("size", size, "nothing: a model that this package wrote has its own")
+        raise NeedlessOption("size", size, "a model that this package wrote has its own")
 
 
 def _nothing_in(folder: Path) -> MissingWeights:

@@ -149,7 +149,7 @@ def read_card(path: Path) -> dict[str, Any]:
     except (OSError, ValueError, RecursionError) as failure:
         raise MissingWeights(
             str(path),
-            f"it cannot be read ({type(failure).__name__})",
+            "it is no JSON, or cut off",
             "Give an intact folder, as its library wrote it",
         ) from failure
     if not isinstance(card, dict):

@@ -33,8 +33,10 @@ SIDES: tuple[str, ...] = get_args(Side)
 
 @dataclass(frozen=True)
 class Box:
-    """A box that a detector found: query `index` (None: the surest one), and what of it is
-    explained.
+    """One box of a detector, as the target of `sc.attribute`.
+
+    `index` is its number among the queries (None: the surest one). Explained is its own class,
+    another one (`label`), or where one `side` of it lies.
 
     >>> Box.parse("box:3:left")
     Box(index=3, label=None, side='left')

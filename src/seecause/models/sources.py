@@ -21,6 +21,7 @@ from seecause.errors import (
     BadOption,
     MissingExtra,
     MissingWeights,
+    NeedlessOption,
     NoClassifier,
     UnknownName,
     UnsupportedModel,
@@ -67,7 +68,7 @@ def open_source(
     if library == "builtin":
         for what, given in (("weights", weights), ("size", size)):
             if given is not None:
-                raise BadOption(what, given, "nothing: an embedded model has its own")
+                raise NeedlessOption(what, given, "an embedded model has its own")
         if (ZOO / name / "config.json").is_file():
             raise NoClassifier(f"builtin:{name}")
         return saved(ZOO, name, kind="builtin model")
@@ -75,7 +76,7 @@ def open_source(
         from seecause.models.folders import open_folder
 
         if weights is not None:
-            raise BadOption("weights", weights, "nothing: a folder has its own")
+            raise NeedlessOption("weights", weights, "a folder has its own")
         return open_folder(Path(name), size)
     if library == "file":
         return _timm_file(Path(name), weights, size)
@@ -325,7 +326,7 @@ def _open_clip(name: str, weights: str | Path | None, size: tuple[int, int] | No
     except ImportError:
         raise MissingExtra("open_clip", "clip") from None
     if size is not None:
-        raise BadOption("size", size, "None: open_clip models have their own size")
+        raise NeedlessOption("size", size, "open_clip models have their own")
     arch, _, tag = name.partition("/")
     if arch not in open_clip.list_models():
         raise UnknownName("open_clip model", arch, open_clip.list_models())

@@ -17,7 +17,7 @@ from typing import Literal
 
 import torch
 
-from seecause.errors import BadOption
+from seecause.errors import BadOption, NeedlessOption
 from seecause.metrics.accuracy import clopper_pearson
 from seecause.repair.audit import ENOUGH, MOSTLY, BackgroundAudit
 
@@ -121,7 +121,7 @@ def check_limits(limits: Mapping[str, float | None]) -> dict[str, float]:
     """Those that are set: one at least, and all of them shares."""
     wanted = {name: limit for name, limit in limits.items() if limit is not None}
     if not wanted:
-        raise BadOption("limits", "none", f"one at least, of {', '.join(limits)}")
+        raise BadOption("limits", None, f"one at least, of {', '.join(limits)}")
     for name, limit in wanted.items():
         if not 0 <= limit <= 1:
             raise BadOption(name, limit, "a share between 0 and 1")
@@ -139,9 +139,8 @@ def _flips(audit: BackgroundAudit, limit: float) -> Check:
 
 def _bir(audit: BackgroundAudit, limit: float) -> Check:
     if audit.gains is None:
-        raise BadOption(
-            "max_bir", limit, "none here: BIR needs masks and a model whose classes exclude others"
-        )
+        reason = "BIR needs masks and a model whose classes exclude others"
+        raise NeedlessOption("max_bir", limit, reason)
     meaning = "of what right answers lose without object or background, the background's share"
     interval, value = audit.gains.interval, audit.gains.bir_or_zero
     return Check("BIR", meaning, "at most", limit, value, interval, _doubt(audit))
@@ -160,7 +159,7 @@ def _accuracy(audit: BackgroundAudit, limit: float) -> Check:
 def _worst_group(audit: BackgroundAudit, limit: float) -> Check:
     groups = audit.groups
     if groups is None:
-        raise BadOption("min_worst_group", limit, "none here: the data has no groups")
+        raise NeedlessOption("min_worst_group", limit, "the data has no groups")
     low, high = groups.intervals().min(dim=0).values.tolist()
     meaning = "right answers in the worst group, by the lowest ends over groups"
     return Check(

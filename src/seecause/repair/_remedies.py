@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import copy
 import importlib
-import inspect
 import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -29,7 +28,7 @@ from safetensors.torch import load, save
 from torch import Tensor, nn
 
 from seecause._files import read_sealed, write_sealed
-from seecause._options import check_options, keyword_options
+from seecause._options import check_options, keyword_options, summary_of
 from seecause.errors import BadOption, NotDefined, UnknownName
 from seecause.heads.baselines import LastLayer, last_layer, with_last_layer
 from seecause.heads.pictures import Progress, no_progress
@@ -125,7 +124,7 @@ def remedy(
     """Register a function under `name`."""
 
     def register(fit: Callable[..., Mended]) -> Callable[..., Mended]:
-        summary = (inspect.getdoc(fit) or "").split("\n")[0]
+        summary = summary_of(fit)
         _REMEDIES[name] = Remedy(name, fit, cost, needs, summary)
         return fit
 

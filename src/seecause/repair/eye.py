@@ -29,7 +29,7 @@ from seecause._software import arithmetic, plugin_digest, versions
 from seecause.attribution.attribute import attribute
 from seecause.attribution.registry import find
 from seecause.data.dataset import IGNORE, Dataset
-from seecause.errors import BadOption
+from seecause.errors import BadOption, NeedlessOption
 from seecause.heads.masks import iou
 from seecause.heads.pictures import Pictures, logits_of, read_pictures
 from seecause.loading import load
@@ -202,9 +202,10 @@ class Eye:
         if not known or not wanted or known & wanted:
             return ()
         note = (
-            f"{self.network.name} knows none of the {len(wanted)} classes of {self.model.name}; its"
-            f" mean confidence in what it sees instead is {float(sure.mean()):.2f}. Look at the"
-            " sheet of transplants, or check it against pictures with masks"
+            f"the eye {self.network.name} knows none of the {len(wanted)} classes of"
+            f" {self.model.name}; its mean confidence in what it sees instead is"
+            f" {float(sure.mean()):.2f}. Look at the sheet of transplants, or check it"
+            " against pictures with masks"
         )
         return (note,)
 
@@ -244,7 +245,7 @@ def eye(
     if source is None or isinstance(source, Tensor) or source == "given":
         if options or method != "caap":
             asked = ", ".join([method, *options])
-            raise BadOption("method", asked, "none: given masks have no method")
+            raise NeedlessOption("method", asked, "given masks have no method")
         given = source if isinstance(source, Tensor) else None
         return Eye(model, "given", given=given, cache=folder)
     kind: EyeKind = "network"

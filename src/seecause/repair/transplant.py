@@ -124,7 +124,7 @@ def transplant(
         raise BadOption(
             "masks",
             f"{int(objects.sum())} of {len(masks)} with an object and a background",
-            "at least two such pictures; empty and full masks cannot be cut out",
+            "at least two such pictures; in a mask 0 is background, all else object",
         )
     moved = torch.zeros_like(objects).index_fill(0, source, True)
     left_out = tuple((~moved).nonzero()[:, 0].tolist())

@@ -13,7 +13,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from seecause.errors import BadOption, UnknownName
+from seecause.errors import BadOption, NeedlessOption, UnknownName
 
 # module with RECIPES -> module with train
 KINDS = {"classifier": "classifier", "llava_model": "llava", "ifam_recipe": "ifam"}
@@ -35,7 +35,7 @@ def find_recipe(name: str, **changes: Any) -> Any:
         raise UnknownName("recipe", name, by_name)
     fields = {key: value for key, value in changes.items() if value is not None}
     for key in fields.keys() - {field.name for field in dataclasses.fields(by_name[name])}:
-        raise BadOption(key, fields[key], f"nothing: {name} is not made that way")
+        raise NeedlessOption(key, fields[key], f"{name} is not made that way")
     return dataclasses.replace(by_name[name], **fields)
 
 
