@@ -100,13 +100,15 @@ def differentiate(
     need_gradients(model, "a gradient", start=start)  # a path around a layer may bring another
     bound = target.bind(logits.detach())
     total = bound.score(logits, score, sigmoid=model.sigmoid).sum()  # images do not see each other
-    gradients = torch.autograd.grad(total, list(of), allow_unused=True)
+    gradients: tuple[Tensor | None, ...] = (None,)
+    if all(tensor.requires_grad for tensor in (total, *of)):
+        gradients = torch.autograd.grad(total, list(of), allow_unused=True)
     if any(gradient is None for gradient in gradients):
         raise NotDefined(
-            "a gradient", f"none passes {model.name}, as in quantised layers",
+            "a gradient", f"none passes {model.name}, as in quantised layers and pools of bags",
             "Use method='caap', which takes no gradient",
         )  # fmt: skip
-    return bound, gradients
+    return bound, tuple(gradient for gradient in gradients if gradient is not None)
 
 
 def bind_target(model: ImageModel, images: Tensor, target: Target) -> Target:
