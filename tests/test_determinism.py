@@ -13,6 +13,10 @@ import pytest
 import torch
 
 import seecause as sc
+from seecause import critters
+from seecause.critters import latents, picture
+from seecause.metrics.fidelity import random_subsets
+from seecause.models.base import ImageModel
 
 LIMITS = {"logits": 1e-5, "caap": 1e-4, "mosaic": 1e-4, "gae": 1e-4}  # of the largest value
 METHODS = tuple(LIMITS)[1:]
@@ -53,6 +57,41 @@ def test_the_seed_is_0_wherever_none_is_given(module):
              for name, part in functions.items()}  # fmt: skip
     defaults = {name: seed.default for name, seed in seeds.items() if seed is not None}
     assert defaults and set(defaults.values()) == {0}, defaults
+
+
+@pytest.fixture
+def double_by_default():
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(torch.float32)
+
+
+def maps_and_draws(model: ImageModel) -> dict[str, torch.Tensor]:
+    """What is drawn or computed from no tensor of the caller's."""
+    for kept in (latents, picture):  # tables that a process keeps
+        for table in vars(kept).values():
+            getattr(table, "cache_clear", lambda: None)()
+    data = sc.data.open_data("critters:clean:test", limit=2)
+    images, _, masks = sc.data.to_batch(model, list(data))
+    drawn, grey = critters.draw("clean", "test", 2), critters.Do(move=(3, 0), fill=(0.5,) * 3)
+    moved = critters.render(drawn, do=grey)
+    results = {"images": images, "masks": masks, "moved": moved.image}
+    for method in ("caap", "random", "center", "sobel"):
+        results[method] = sc.attribute(model, images, target=3, method=method).maps
+    options = {"method": "smoothgrad", "samples": 2}
+    results["smoothgrad"] = sc.attribute(model, images, target=3, **options).maps
+    results["heads"] = sc.lvlm.draw_masks(8, 12)
+    results["patches"] = random_subsets([0.3], 4, (3, 5), 0)
+    return results
+
+
+def test_the_default_dtype_of_a_process_changes_nothing(request):
+    model = sc.load("builtin:critters-vit")
+    usual = maps_and_draws(model)
+    request.getfixturevalue("double_by_default")
+    double = maps_and_draws(model)
+    for name, value in usual.items():
+        assert double[name].dtype == value.dtype and torch.equal(double[name], value), name
 
 
 @pytest.mark.slow

@@ -169,6 +169,19 @@ def test_features_times_gradient_are_nothing_before_a_norm():
     assert hires.max() < 1e-4 * layer.max()
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("family", ["timm_convnext", "hf_hiera", "timm_swin"])
+def test_a_map_of_rounding_says_so_once(family, dtype, caplog):
+    """ConvNeXt and Hiera norm what a stage gives and read it in no other way; Swin adds to it."""
+    native = tiny_staged(family, dtype=dtype)
+    model, images = view(native, check=False), 0.3 * pictures(native)
+    for options in ({"method": "ixg"}, {"method": "grad-cam", "variant": "hires"}):
+        for _ in range(2):
+            sc.attribute(model, images, TARGET, stage=model.cells, score="logit", **options)
+    warnings = [line for line in caplog.messages if "add up to nothing" in line]
+    assert len(warnings) == (0 if family == "timm_swin" else 1)
+
+
 def test_weights_of_grad_cam_by_hand():
     make = torch.Generator().manual_seed(0)
     f, g = (torch.randn(1, 3, 2, 2, generator=make, dtype=torch.float64) for _ in range(2))

@@ -8,7 +8,7 @@ from torch import nn
 from torch.testing import assert_close
 
 import seecause as sc
-from seecause.errors import BadImage, BadOption, ViewMismatch
+from seecause.errors import BadImage, BadOption, NotDefined, ViewMismatch
 from seecause.models.bags import PROBED
 from tests.helpers import noise
 from tests.reference import bags as reference
@@ -148,3 +148,10 @@ def test_a_module_of_batches_is_read_at_any_width():
         model = sc.wrap_bag(net, **parts)
         assert_close(model(model.prepare(bag)), net(bag[None]))
         assert_close(model.without(bag.numpy()), model.without(bag))  # as files hold features
+
+
+@pytest.mark.parametrize("method", ["gae", "bt", "grad-cam", "t-attr"])
+def test_methods_whose_gradient_passes_no_pool_are_refused_in_words(tiny, method):
+    _, model, bags, _ = tiny
+    with pytest.raises(NotDefined, match="pools of bags"):
+        sc.attribute(model, bags, 1, method)

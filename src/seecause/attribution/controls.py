@@ -30,14 +30,16 @@ def random(model: ImageModel, images: Tensor, target: Target, *, seed: int = 0) 
     for own in pixels:
         bits = hashlib.sha256(f"{seed} ".encode() + own.contiguous().numpy().tobytes()).digest()
         generator = torch.Generator().manual_seed(int.from_bytes(bits[:7]))
-        noise.append(torch.rand(n, generator=generator))
+        noise.append(torch.rand(n, generator=generator, dtype=torch.float32))
     return Maps(torch.stack(noise).to(images.device), target)
 
 
 @_control("center")
 def center(model: ImageModel, images: Tensor, target: Target, *, width: Positive = 0.25) -> Maps:
     """A Gaussian at the middle, `width` of each side wide."""
-    rows, columns = (torch.linspace(-0.5, 0.5, n) for n in model.check(images).grid)
+    rows, columns = (
+        torch.linspace(-0.5, 0.5, n, dtype=torch.float32) for n in model.check(images).grid
+    )
     bump = torch.exp(-(rows[:, None] ** 2 + columns**2) / (2 * width**2)).flatten()
     return Maps(bump.to(images.device).repeat(len(images), 1), target)
 
@@ -46,7 +48,7 @@ def center(model: ImageModel, images: Tensor, target: Target, *, width: Positive
 def sobel(model: ImageModel, images: Tensor, target: Target) -> Maps:
     """Mean edge strength of the grey picture in each patch."""
     grey = model.preprocess.raw(images).float().mean(dim=1, keepdim=True)
-    kernel = torch.tensor([[1.0, 0, -1], [2, 0, -2], [1, 0, -1]], device=images.device)
+    kernel = grey.new_tensor([[1.0, 0, -1], [2, 0, -2], [1, 0, -1]])
     padded = F.pad(grey, (1, 1, 1, 1), mode="replicate")
     edges = F.conv2d(padded, torch.stack([kernel, kernel.T])[:, None]).norm(dim=1)  # [B, H, W]
     scores = F.adaptive_avg_pool2d(edges[:, None], model.check(images).grid).flatten(1)

@@ -12,6 +12,7 @@ from torch import Tensor
 from seecause.attribution.gradients import (
     differentiate,
     every_stage,
+    feature_products,
     features_and_slope,
     on_cells,
     one_block,
@@ -120,7 +121,10 @@ def grad_cam_staged(
     """
     stage = stage or model.stages[-1].name
     bound, features, slope = features_and_slope(model, images, target, stage, score)
-    scores = (channel_weights(features, slope, variant) * features).sum(dim=1).relu()
+    if variant == "hires":
+        scores = feature_products(model, features, slope, stage).relu()
+    else:
+        scores = (channel_weights(features, slope, variant) * features).sum(dim=1).relu()
     return Maps(on_cells(scores, model.check(images)), bound, used={"stage": stage})
 
 

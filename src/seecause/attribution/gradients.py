@@ -7,6 +7,7 @@ as memory allows.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from functools import reduce, wraps
 from typing import Any
@@ -26,7 +27,9 @@ from seecause.models.staged_view import StagedModel
 from seecause.models.view import VisionModel
 from seecause.target import Score, Target
 
+log = logging.getLogger(__name__)
 Run = Callable[..., Maps]
+CANCELLED = 1e-3  # of the sum without signs: what is below it is rounding
 
 
 def over_images(bytes_each: Callable[[Any, TokenLayout], int]) -> Callable[[Run], Run]:
@@ -97,13 +100,15 @@ def differentiate(
     need_gradients(model, "a gradient", start=start)  # a path around a layer may bring another
     bound = target.bind(logits.detach())
     total = bound.score(logits, score, sigmoid=model.sigmoid).sum()  # images do not see each other
-    gradients = torch.autograd.grad(total, list(of), allow_unused=True)
+    gradients: tuple[Tensor | None, ...] = (None,)
+    if all(tensor.requires_grad for tensor in (total, *of)):
+        gradients = torch.autograd.grad(total, list(of), allow_unused=True)
     if any(gradient is None for gradient in gradients):
         raise NotDefined(
-            "a gradient", f"none passes {model.name}, as in quantised layers",
+            "a gradient", f"none passes {model.name}, as in quantised layers and pools of bags",
             "Use method='caap', which takes no gradient",
         )  # fmt: skip
-    return bound, gradients
+    return bound, tuple(gradient for gradient in gradients if gradient is not None)
 
 
 def bind_target(model: ImageModel, images: Tensor, target: Target) -> Target:
@@ -131,6 +136,25 @@ def features_and_slope(
     logits = model.run_from(stage, features.clone())  # activations behind it may be in place
     bound, (slope,) = differentiate(model, logits, target, score, [features])
     return bound, features.detach(), slope
+
+
+def feature_products(model: StagedModel, features: Tensor, slope: Tensor, stage: str) -> Tensor:
+    """Features times gradient, summed over channels: [B, h, w]. Where a norm over channels reads
+    the stage (ConvNeXt, Hiera) they add up to 0 at every place but for its eps, and that is said:
+    the map would be rounding, drawn as if it were evidence."""
+    terms = features * slope
+    total = terms.sum(dim=1)
+    share = max(CANCELLED, torch.finfo(terms.dtype).eps)
+    cancelled = bool(total.abs().max() < share * terms.abs().sum(dim=1).max())
+    if cancelled and ("cancelled", stage) not in model.memo:
+        model.memo["cancelled", stage] = True
+        log.warning(
+            "features times gradient add up to nothing after %s of %s, because a norm over channels"
+            " follows: the map is rounding. Take method='grad-cam', another stage or space='pixel'",
+            stage,
+            model.name,
+        )
+    return total
 
 
 def on_cells(values: Tensor, layout: TokenLayout) -> Tensor:

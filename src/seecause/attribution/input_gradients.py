@@ -21,6 +21,7 @@ from seecause.attribution.gradients import (
     differentiate,
     every_block,
     every_stage,
+    feature_products,
     features_and_slope,
     on_cells,
     over_images,
@@ -148,7 +149,7 @@ def ixg_staged(
         return _of_pixels(model, images, target, score, "sum")
     stage = stage or model.cells
     bound, features, slope = features_and_slope(model, images, target, stage, score)
-    product = (features * slope).sum(dim=1)  # [B, h, w]
+    product = feature_products(model, features, slope, stage)  # [B, h, w]
     layout = model.check(images)
     features_of_a_cell = product[0].numel() / layout.n_patches
     return Maps(on_cells(product, layout) * features_of_a_cell, bound, used={"stage": stage})

@@ -98,9 +98,8 @@ def smoothgrad(
     """
     target = bind_target(model, images, target)
     generator = torch.Generator(images.device).manual_seed(seed)
-    drawn = torch.randn(
-        samples, *images.shape[1:], generator=generator, device=images.device
-    )  # [n, 3, H, W]
+    shape, device = (samples, *images.shape[1:]), images.device
+    drawn = torch.randn(shape, generator=generator, device=device, dtype=torch.float32)
     sigma = noise * (images.amax(dim=(1, 2, 3)) - images.amin(dim=(1, 2, 3)))  # [B]
 
     def noisy(a: int, b: int) -> Tensor:  # [B, n, 3, H, W]

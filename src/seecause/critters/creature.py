@@ -66,12 +66,12 @@ def frame(latents: Latents, size: int) -> Frame:
     side = int(WINDOW * size)
     centre = torch.round(latents.centre * (size * PIXEL_STEPS)) / PIXEL_STEPS  # [B, 2] pixels
     corner = torch.floor(centre - side / 2).clamp(0, size - side)
-    pixels = torch.arange(side, device=centre.device) + 0.5
+    pixels = torch.arange(side, device=centre.device, dtype=centre.dtype) + 0.5
     offset = corner[..., None] + pixels - centre[..., None]  # [B, 2, S]
 
     per_pixel = 2 / (latents.extent * size)  # [B] creature units
     sin, cos = sine(latents.tilt), sine(latents.tilt + 0.25)
-    mirror = torch.where(latents.flip, -1.0, 1.0)
+    mirror = 1 - 2 * latents.flip.to(cos.dtype)
     return Frame(
         top=corner[:, 0].to(torch.int64),
         left=corner[:, 1].to(torch.int64),
@@ -154,7 +154,7 @@ class _Canvas:
 
     def __init__(self, batch: int, side: int, device: torch.device) -> None:
         self.stroke = torch.zeros(batch, side, side, dtype=torch.int64, device=device)
-        self.depth = torch.zeros(batch, side, side, device=device)
+        self.depth = torch.zeros(batch, side, side, device=device, dtype=torch.float32)
 
     def paint(self, depth: Tensor, stroke: int, *, decal: bool = False) -> None:
         """Cover the pixels where depth [B, S, S] is positive; a decal keeps the depth, hence the
@@ -204,7 +204,7 @@ def _palette(latents: Latents) -> Tensor:
     """[B, 3, strokes]: the colour of every stroke, times its tone."""
     device, batch = latents.seed.device, len(latents)
     body_tone, part_tone = latents.tone[:, :1, None], latents.tone[:, 1:, None, None]
-    nothing = torch.zeros(batch, 1, 3, device=device)
+    nothing = latents.tone.new_zeros(batch, 1, 3)
     body = coat_colours(device)[latents.coat][:, None] * (0.92 * body_tone)  # [B, 1, 3]
     face = face_colours(device)[latents.coat] * body_tone  # [B, F, 3]
     which = torch.arange(len(PARTS) - 1, device=device)

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -68,32 +69,32 @@ def part_petals(device: torch.device) -> Tensor:
     rows = [
         [_filled(_TABLE[part][name]["petals"]) for name in VARIANTS[part]] for part in PARTS[1:]
     ]
-    return torch.tensor(rows, device=device)
+    return _table(rows, device)
 
 
 @cache
 def part_colours(device: torch.device) -> Tensor:
     """[P, V, 3] colour of every part variant."""
     rows = [[_TABLE["colours"][colour] for colour in VARIANT_COLOURS[part]] for part in PARTS[1:]]
-    return torch.tensor(rows, device=device)
+    return _table(rows, device)
 
 
 @cache
 def body_petals(device: torch.device) -> Tensor:
     """[2, 9] torso and head."""
-    return torch.tensor(list(_TABLE["body"].values()), device=device)
+    return _table(list(_TABLE["body"].values()), device)
 
 
 @cache
 def coat_colours(device: torch.device) -> Tensor:
     """[coats, 3] body colours."""
-    return torch.tensor(list(_TABLE["coats"].values()), device=device)
+    return _table(list(_TABLE["coats"].values()), device)
 
 
 @cache
 def face_petals(device: torch.device) -> Tensor:
     """[F, 9] strokes painted on the body, first to last."""
-    return torch.tensor([feature["petal"] for feature in _TABLE["face"].values()], device=device)
+    return _table([feature["petal"] for feature in _TABLE["face"].values()], device)
 
 
 @cache
@@ -105,7 +106,12 @@ def face_colours(device: torch.device) -> Tensor:
         [coat if colour == "coat" else named[colour] for colour in strokes]
         for coat in _TABLE["coats"].values()
     ]
-    return torch.tensor(rows, device=device)
+    return _table(rows, device)
+
+
+def _table(rows: list[Any], device: torch.device) -> Tensor:
+    """Numbers of a table, whatever the default dtype of the process is: they are kept."""
+    return torch.tensor(rows, device=device, dtype=torch.float32)
 
 
 def _filled(petals: list[list[float]]) -> list[list[float]]:

@@ -38,7 +38,7 @@ _PALETTES = {  # dark, light, accent
 def paint_background(code: Tensor, seed: Tensor, *, size: int, style: str) -> Tensor:
     """Backgrounds [B, 3, size, size] for codes [B]; everything but the kind of texture is hashed
     from the seeds [B]."""
-    shade = torch.empty(len(seed), size, size, device=seed.device)
+    shade = torch.empty(len(seed), size, size, device=seed.device, dtype=torch.float32)
     accent = torch.empty_like(shade)
     for index, texture in enumerate((_dunes, _lagoon, _meadow, _starlight)):
         rows = (code == index).nonzero().flatten()
@@ -59,7 +59,8 @@ def mean_colour(device: torch.device) -> Tensor:
 @cache
 def palettes(device: torch.device) -> Tensor:
     """[backgrounds, 3 stops, 3]."""
-    return torch.tensor([_PALETTES[name] for name in BACKGROUNDS], device=device)
+    stops = [_PALETTES[name] for name in BACKGROUNDS]
+    return torch.tensor(stops, device=device, dtype=torch.float32)
 
 
 def _dunes(seed: Tensor, size: int) -> tuple[Tensor, Tensor]:
@@ -213,7 +214,7 @@ def intervene(latents: Latents, do: Do, *, size: int = 96) -> Latents:
             variants[:, _part_index(part) - 1] = _variant_index(part, variant)
         latents = latents.replace(variants=variants)
     if do.move != (0, 0):
-        shift = torch.tensor(do.move, device=latents.centre.device) / size
+        shift = latents.centre.new_tensor(do.move) / size
         latents = latents.replace(centre=(latents.centre + shift).clamp(0.5 - REACH, 0.5 + REACH))
     return latents
 
@@ -253,7 +254,7 @@ def _touched(mask: Tensor) -> Tensor:
 
 def _backdrop(latents: Latents, do: Do, size: int, style: str) -> Tensor:
     if do.fill is not None:
-        fill = torch.tensor(do.fill, device=latents.gain.device)
+        fill = latents.gain.new_tensor(do.fill)
         return fill[:, None, None].expand(len(latents), 3, size, size).clone()
     painted = paint_background(latents.background, latents.seed, size=size, style=style)
     if do.cue == 1:

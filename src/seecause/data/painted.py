@@ -199,7 +199,7 @@ def paint(
 def _numbers(seed: int, split: str, name: str) -> Tensor:
     key = hashlib.blake2b(f"{seed} {split} {name}".encode(), digest_size=7).digest()
     generator = torch.Generator().manual_seed(int.from_bytes(key))
-    return torch.rand(3 + sum(NUMBERS), generator=generator)
+    return torch.rand(3 + sum(NUMBERS), generator=generator, dtype=torch.float32)
 
 
 def _placed(rgba: Tensor, numbers: Tensor, size: int) -> tuple[Tensor, Tensor]:
@@ -238,7 +238,7 @@ def _boards(first: Tensor, second: Tensor, shape: Tensor, warp: Tensor, size: in
     across = along * (4 + 4 * count)  # in boards
     shade = torch.frac((torch.sin((across.floor() + 97 * chance) * 12.9898) * 437.585).abs())
     grain = 0.5 + 0.5 * torch.sin(2 * math.pi * (across * (3 + 3 * fine) + 2 * bend))
-    seam = torch.where(torch.frac(across.abs()) < 0.07, 0.45, 1.0)
+    seam = torch.ones_like(across).masked_fill(torch.frac(across.abs()) < 0.07, 0.45)
     mixed = torch.lerp(first[..., None, None], second[..., None, None], 0.6 * grain[:, None])
     return mixed * ((0.8 + 0.35 * shade) * seam)[:, None]
 
@@ -277,7 +277,7 @@ def _centres(size: int, like: Tensor) -> tuple[Tensor, Tensor]:
 def _rgb(numbers: Tensor) -> Tensor:
     """[n, 3]: any hue, saturation 0.15-0.65, value 0.4-0.95."""
     hue, saturation, value = (numbers[:, i : i + 1] for i in range(3))
-    turn = (torch.tensor([5.0, 3.0, 1.0], device=numbers.device) + 6 * hue) % 6
+    turn = (numbers.new_tensor([5.0, 3.0, 1.0]) + 6 * hue) % 6
     depth = (0.15 + 0.5 * saturation) * torch.minimum(turn, 4 - turn).clamp(0, 1)
     return (0.4 + 0.55 * value) * (1 - depth)
 

@@ -104,7 +104,8 @@ def random_images(model: ImageModel, generator: torch.Generator | None = None) -
     """Two pictures of noise, the same for every model of a size."""
     shape = (2, len(model.preprocess.mean), *model.preprocess.size)
     generator = generator or torch.Generator().manual_seed(0)
-    return torch.randn(shape, generator=generator).to(model.device, model.dtype)
+    noise = torch.randn(shape, generator=generator, dtype=torch.float32)
+    return noise.to(model.device, model.dtype)
 
 
 def _verify_tokens(

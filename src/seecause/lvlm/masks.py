@@ -40,7 +40,7 @@ def draw_masks(
     stop, rows = start + count, []
     for block in range(start // _BLOCK, -(-stop // _BLOCK)):
         generator = torch.Generator().manual_seed((seed << 20) + block)
-        lots = torch.rand(_BLOCK, size, generator=generator)
+        lots = torch.rand(_BLOCK, size, generator=generator, dtype=torch.float32)
         on = lots >= p if law == "bernoulli" else _largest(lots, round((1 - p) * size))
         rows.append(on[max(0, start - block * _BLOCK) : stop - block * _BLOCK])
     return torch.cat(rows) if rows else torch.zeros(0, size, dtype=torch.bool)

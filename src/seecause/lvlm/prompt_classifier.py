@@ -185,7 +185,8 @@ def verify_answers(model: PromptClassifier, *, seed: int = 0) -> None:
     """Compare the classifier's scores with those of plain native runs on noise; of many class
     names, the first few."""
     generator = torch.Generator().manual_seed(seed)
-    noise = torch.randn(2, 3, *model.preprocess.size, generator=generator)
+    shape = (2, 3, *model.preprocess.size)
+    noise = torch.randn(shape, generator=generator, dtype=torch.float32)
     images = noise.to(model.device, model.dtype)
     query, scores = model.query, model(images)
     if query.share is None or len(query.sequences) <= _CHECKED:

@@ -282,7 +282,8 @@ def random_subsets(
         raise BadOption("subsets", subsets, "at least 2 sets")
     count = grid[0] * grid[1]
     generator = torch.Generator().manual_seed(seed)
-    drawn = torch.rand(len(shares), subsets, count, generator=generator)
+    shape = (len(shares), subsets, count)
+    drawn = torch.rand(shape, generator=generator, dtype=torch.float32)
     ranks = drawn.argsort(dim=2).argsort(dim=2)
     return (ranks < patch_counts(shares, count)[:, None, None]).view(-1, *grid)
 

@@ -150,7 +150,9 @@ class DenseModel(ImageModel):
 
     def _native(self, images: Tensor, forwards: Mapping[str, Callable[..., Any]]) -> Any:
         named = {name: copies_of(value, len(images)) for name, value in self.inputs.items()}
-        with self.settled(), Attached() if torch.is_grad_enabled() else nullcontext():
+        attached = Attached() if torch.is_grad_enabled() else nullcontext()
+        # Mask2Former draws a number for every layer that training might drop, in eval mode too
+        with self.settled(), torch.random.fork_rng(devices=[]), attached:
             module = spliced(self.module, forwards) if forwards else self.module
             return module(pixel_values=images, **named)
 

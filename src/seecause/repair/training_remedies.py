@@ -168,7 +168,7 @@ def _epoch(
         done = (run.epoch + number / len(rows_of)) / epochs
         for group in run.optimizer.param_groups:
             group["lr"] = rate * min(1.0, 20 * done + 0.05) * (1 - done)
-        turned = torch.rand(len(rows), generator=draw) < 0.5
+        turned = torch.rand(len(rows), generator=draw, dtype=torch.float32) < 0.5
         mine = torch.arange(processes.rank, len(rows), processes.world)
         share = _Share(rows[mine], turned[mine], weights[rows[mine].to(device)] / len(rows))
         if len(mine) == 0:  # the last batch is small: nothing of a version, for all add something
@@ -238,7 +238,8 @@ def _trained(
         for rows in torch.randperm(len(images), generator=draw).split(batch):
             set_pace(optimizer.param_groups, 0.5 * (1 + math.cos(math.pi * step / steps)))
             rows = rows.to(images.device)
-            shown = _mirrored(images[rows], torch.rand(len(rows), generator=draw) < 0.5)
+            turned = torch.rand(len(rows), generator=draw, dtype=torch.float32) < 0.5
+            shown = _mirrored(images[rows], turned)
             with _half_on_gpu(model.device):
                 total = losses(shown, labels[rows], rows, lesson.seed, step)[0]
             optimizer.zero_grad()
