@@ -82,6 +82,7 @@ def test_what_pictures_lend_is_as_if_looked_for_one_by_one(monkeypatch):
     distance = torch.rand(12, 20, 3, generator=draw)
     side = random_bools(12, 20, seed=4)
     whole = side | random_bools(12, 20, seed=5)
+    side[0, 6:] = whole[0, 6:] = False  # fewer than a paste may have
     picture, patch = side.nonzero().unbind(dim=1)
     monkeypatch.setattr(patch_kinds, "_clusters", lambda *_: (picture, patch, distance))
     scores = torch.zeros(12, 20)
