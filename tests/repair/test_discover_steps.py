@@ -208,14 +208,20 @@ def test_what_is_asked_for_arrives(monkeypatch, asked, area, most_patches):
         heard.update(screened=len(candidates), count=count)
         return []
 
-    for name, fake in (("_evidence", evidence), ("kinds_at", kinds_at), ("_screened", screened)):
-        monkeypatch.setattr(steps, name, fake)
+    def ranked(tried, most):
+        heard.update(most=most)
+        return ()
+
+    for fake in (evidence, screened, ranked):
+        monkeypatch.setattr(steps, f"_{fake.__name__}", fake)
+    monkeypatch.setattr(steps, "kinds_at", kinds_at)
     counts = {"kinds": 5, "top": 7, "trials": 9, "seed": 3}
     found = sc.discover(
         model, pictures, method="caap", layers=[2, 0], most=2, score="prob", **counts, **asked
     )
     assert (heard["method"], heard["layers"]) == ("caap", (2, 0)) and heard["grid"] == (4, 4)
-    assert heard["options"] == {"score": "prob"} and heard["screened"] == 2 and heard["count"] == 6
+    assert heard["options"] == {"score": "prob"} and heard["screened"] == 2
+    assert heard["count"] == 3 * 2 and heard["most"] == 2
     plan = heard["plan"]
     assert (plan.kinds, plan.top, plan.trials, plan.seed) == (5, 7, 9, 3)
     assert plan.most == most_patches and (heard["objects"] is None) == (area < 1)

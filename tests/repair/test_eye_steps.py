@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch.testing import assert_close
 
 import seecause as sc
-from seecause.repair.eye import EyeMasks, look_piece
+from seecause.repair.eye import EyeMasks, by_patches, look_piece
 from tests.repair.toys import CLASSES, fitted, plain_vit, scenes, wrapped
 
 steps = importlib.import_module("seecause.repair.eye")
@@ -168,6 +168,19 @@ def test_masks_that_are_given_count_before_those_of_the_data_and_255_is_neither(
     seen = sc.eye(pixels, model=biased).masks(cases)
     assert seen.masks.nonzero().tolist() == [[0, 1, 1], [1, 1, 1]]
     assert seen.fine.equal(pixels == 1) and seen.cut is seen.fine
+
+
+def test_what_is_not_known_of_a_mask_is_not_held_against_the_eye(biased, monkeypatch):
+    truth = torch.zeros(3, 32, 32, dtype=torch.uint8)
+    truth[:, :8, :8] = 1  # one patch of sixteen
+    truth[1, 8:16], truth[2] = 255, 255
+    masks = by_patches(truth, (4, 4))
+    assert masks.nonzero().tolist() == [[0, 0, 0], [1, 0, 0]]  # not what nothing is known of
+    seen = torch.zeros(3, 4, 4)
+    seen[:, 0, :2] = 1.0
+    monkeypatch.setattr(steps.Eye, "_maps", lambda *_: (seen, torch.ones(3)))
+    overlap = sc.eye(small_vit(), model=biased).masks(replace(scenes(3), truth=truth)).overlap
+    assert overlap[:2].tolist() == [0.5, 0.5] and overlap[2].isnan()
 
 
 def test_options_of_an_eye_arrive(biased, monkeypatch):
