@@ -199,6 +199,7 @@ def test_only_right_answers_with_both_kinds_of_versions_count():
     assert result.extra_flips.tolist() == [1, 0]
     assert result.flips == pytest.approx(2 / 3) and result.control_flips == 0
     assert result.worst(9) == [(0, 0), (2, 2), (1, 1)]
+    assert replace(result, masks=None).counted.all()  # of pairs, right in either version
 
 
 def test_limits_on_accuracy_groups_and_background_by_their_own_intervals():
