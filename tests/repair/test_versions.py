@@ -15,7 +15,7 @@ from seecause.heads import Pictures, Swapped
 from seecause.heads.gains import Gains
 from seecause.metrics.accuracy import clopper_pearson
 from seecause.repair import versions
-from seecause.repair.audit import BackgroundAudit, _gains, material_of, verdict_of
+from seecause.repair.audit import BackgroundAudit, _gains, audit_part, material_of, verdict_of
 from seecause.repair.eye import EyeMasks
 from seecause.repair.versions import (
     JudgedAnswers,
@@ -200,6 +200,11 @@ def test_only_right_answers_with_both_kinds_of_versions_count():
     assert result.flips == pytest.approx(2 / 3) and result.control_flips == 0
     assert result.worst(9) == [(0, 0), (2, 2), (1, 1)]
     assert replace(result, masks=None).counted.all()  # of pairs, right in either version
+    judged = result.judged
+    few = PairVersions(*(part[:2] for part in vars(judged.versioned.moved).values()))
+    logits = replace(judged.logits, moved=judged.logits.moved[:2], control=None)
+    alone = JudgedAnswers(VersionedPictures(result.pictures, few), logits)
+    assert replace(result, judged=alone).extra_flips.tolist() == [1, 0]  # the third has no version
 
 
 def test_limits_on_accuracy_groups_and_background_by_their_own_intervals():
@@ -261,6 +266,9 @@ def test_an_audit_draws_what_is_asked_for_and_needs_right_answers():
     options = {"per_picture": 2, "donors": "other-class", "seed": 7}
     expected = sc.transplant(cases.images, cases.truth, answers, **options)
     assert result.judged.versioned.moved.donor_index.equal(expected.donor_index)
+    part, masks = result.judged.versioned, result.masks
+    quick = audit_part(model, part, masks, judged=result.judged, with_gains=False)
+    assert quick.gains is None and result.gains is not None
     assert result.protocol["options"] == {"versions": len(expected), "eye": "given masks"}
     with pytest.raises(NothingRight, match="none of 24"):
         sc.audit(model, replace(cases, labels=1 - answers))
