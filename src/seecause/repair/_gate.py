@@ -131,7 +131,7 @@ def check_limits(limits: Mapping[str, float | None]) -> dict[str, float]:
 def _flips(audit: BackgroundAudit, limit: float) -> Check:
     extra, (low, high) = audit.extra_flips, audit.interval
     value = float(extra.mean()) if len(extra) else float("nan")
-    if low == high:  # no spread looks certain, and is not
+    if len(extra) and bool((extra == extra[0]).all()):  # no spread looks certain, and is not
         high = min(1.0, value + NONE_SEEN / len(extra))
     meaning = "right answers that another background changes, less those that cutting alone does"
     return Check("flips", meaning, "at most", limit, value, (low, high), _doubt(audit))

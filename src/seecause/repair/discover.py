@@ -372,4 +372,4 @@ def _is_same(first: Finding, second: Finding) -> bool:
     if first.extent != second.extent or int(shared.sum()) < FEWEST:
         return False
     smaller = torch.minimum(mine[shared].sum(dim=1), theirs[shared].sum(dim=1)).sum()
-    return bool(both[shared].sum() > TOUCHING * smaller)
+    return bool(both.sum() > TOUCHING * smaller)
