@@ -32,7 +32,7 @@ from seecause.models.view import VisionModel
 
 Cue = Literal["background", "foreground"]
 TOGETHER = (1, 2, 4, 8)  # heads that are exchanged together
-UNMOVED = 1e-5  # nats: versions that differ by less are answered alike, shares of it are noise
+UNMOVED = 1e-9  # nats: versions that differ by less are answered alike
 
 
 @dataclass(frozen=True, eq=False)
