@@ -128,7 +128,8 @@ class OtherClasses(UnknownClass):
         SeecauseError.__init__(
             self,
             f"{data} is not data for {model}: no class is called {name!r} there, its classes are"
-            f" {few}. Give data with its classes, or another model.",
+            f" {few}. Call folders as `seecause doctor --model MODEL --list-classes` does, give"
+            " names with --classes FILE, or take another model.",
         )
 
 

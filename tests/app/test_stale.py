@@ -112,8 +112,8 @@ def test_the_shortest_path_goes_with_the_pictures(visit):
     page = visit("#swap?model=critters-vit&swap.a=s0&swap.b=s4")
     settled(page)
     routes = held(page, "swap/path")
-    page.get_by_role("button", name="Where does B").click()
-    page.wait_for_timeout(100)
+    with page.expect_request("**/api/run/swap/path"):
+        page.get_by_role("button", name="Where does B").click()
     choose(page, "s5", "[data-side=b]")
     page.locator("[data-side=b] figcaption", has_text="#5").wait_for()
     routes[0].continue_()
@@ -125,7 +125,7 @@ def test_a_path_is_shown_at_the_blocks_that_it_was_found_for(visit):
     page = visit("#swap?model=critters-vit&swap.a=s0&swap.b=s4&swap.last=3")
     settled(page)
     page.get_by_role("button", name="Where does B").click()
-    page.locator(".path-table").wait_for()
+    page.locator(".path-table").wait_for(timeout=180_000)  # a search of all layers
     page.locator(".path-table .best button").click()
     settled(page)
     assert page.get_by_label("last layer").input_value() == "3"

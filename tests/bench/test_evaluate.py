@@ -48,7 +48,7 @@ def test_a_worker_with_other_software_than_the_plan_is_refused(monkeypatch):
     others = replace(plan, versions={**plan.versions, "torch": "1.13.0"})
     with pytest.raises(BadOption, match=r"torch=.*planned with, 1\.13\.0.*make them alike"):
         open_prepared(others)
-    with pytest.raises(BadOption, match="metric my-metric=None"):
+    with pytest.raises(BadOption, match="metric my-metric is not set"):
         open_prepared(replace(plan, plugins={"metric my-metric": "0123"}))
     # also where the data is that of a plug-in, whose code is known by the same word
     monkeypatch.setattr("seecause.bench.evaluate.plugins", lambda *_: {"data": "0123"})

@@ -91,7 +91,9 @@ def test_a_subset_keeps_what_its_dataset_knows():
         data.fingerprint,
         sc.data.Subset("two", data, (1, 3)).fingerprint,
     )
-    assert "counterfactuals" not in subset.capabilities  # its latents are not in a row
+    latents = subset.latents(0, 2)
+    assert sc.data.capabilities(subset) == sc.data.capabilities(data)
+    assert torch.equal(latents.centre, data.latents(0, 4).centre[[3, 1]])
     rows = part_of_train(range(20), [0] * 20, "val")
     assert rows == [9, 19]
 
@@ -109,6 +111,9 @@ def test_a_slice_of_a_dataset_is_a_dataset(tmp_path):
         assert torch.equal(part[1].image, data[2].image)
         assert len(data[:0]) == 0 and data[::-1].ids == sc.data.sample_ids(data)[::-1]
     assert torch.equal(pairs[2:].other(0).image, pairs.other(2).image)
+    backwards = critters[::-1]  # with the same counterfactuals
+    assert torch.equal(backwards.latents(0, 2).centre, critters.latents(2, 4).centre.flip(0))
+    assert len(backwards.latents(1, 1)) == 0
 
 
 def test_a_batch_reads_each_sample_once(monkeypatch):

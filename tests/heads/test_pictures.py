@@ -168,7 +168,7 @@ def test_labels_follow_class_names(model, names, labels):
 
 
 def test_one_known_name_among_others_is_a_mistake(model):
-    with pytest.raises(UnknownClass, match=r"not data for .*walrus.* Give data with its classes"):
+    with pytest.raises(UnknownClass, match=r"not data for .*walrus.* Call folders as"):
         read_pictures(model, Named(("walrus", *critters.CLASSES[1:])))
 
 

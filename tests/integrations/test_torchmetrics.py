@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import importlib.util
 import sys
 
@@ -30,9 +31,29 @@ def module(request, monkeypatch):
     monkeypatch.setitem(sys.modules, "torchmetrics", None)
     file = importlib.util.find_spec("seecause.integrations.torchmetrics").origin
     spec = importlib.util.spec_from_file_location("without_torchmetrics", file)
-    copy = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(copy)
-    return copy
+    without = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(without)
+    return without
+
+
+def test_a_clone_has_scores_of_its_own_and_the_same_model(case, module):
+    model, images, maps = case
+    metric = module.Faithfulness(model, "complexity")
+    metric.update(images, maps)
+    clone = copy.deepcopy(metric)
+    before = metric.compute()
+    clone.update(images, maps**3)
+    assert metric.compute() == before != clone.compute() and clone.view is metric.view
+    assert clone.summary()["gini"].n == 2 * metric.summary()["gini"].n
+
+
+def test_collections_of_torchmetrics_are_cloned(case):
+    torchmetrics = pytest.importorskip("torchmetrics", reason="pip install 'seecause[tools]'")
+    model, images, maps = case
+    metric = sc.integrations.torchmetrics.Faithfulness(model, "complexity")
+    clone = torchmetrics.MetricCollection({"maps": metric}).clone(prefix="val_")
+    clone.update(images, maps)
+    assert all(name.startswith("val_") for name in clone.compute())
 
 
 def test_batches_give_what_all_pictures_give_at_once(case, module):

@@ -9,6 +9,7 @@ from torch.testing import assert_close
 import seecause as sc
 from seecause.errors import BadOption, BadPrompt, BankMismatch, UnsupportedModel
 from seecause.lvlm import MaskEngine, blind_logits, edited_heads, make_bank, wrap
+from seecause.lvlm.activations import heads_mask
 from seecause.models.decoder import restrict
 from tests.families.lvlm import FAMILIES, photo, tiny_lvlm
 from tests.lvlm.scenes import QUESTION, scene
@@ -283,6 +284,13 @@ def test_edited_heads_keep_what_hides_the_picture_from_each():
         with edited_heads(lvlm, heads, boost=0):  # who reads nothing has nothing to lose
             gap = float((native.module(**inputs).logits - plain)[0, -1].abs().max())
         assert (gap > 1e-6) == changes
+
+
+def test_heads_may_be_numbers_of_numpy_and_torch():
+    lvlm, wanted = scene("llava").lvlm, [(0, 1), (1, 3)]
+    table = torch.tensor(wanted)
+    for heads in (wanted, table, table.numpy(), list(table), list(zip(*table.T, strict=True))):
+        assert heads_mask(lvlm, heads).nonzero().tolist() == [list(pair) for pair in wanted]
 
 
 @pytest.mark.parametrize("pair", [(-1, 0), (0.5, 0), (0, 4), 3, "a"])

@@ -173,6 +173,9 @@ def test_equal_sums_are_equal_whatever_their_order():
     assert exact_sums(values, sets).unique().numel() == distinct.numel()
     assert_close(exact_sums(values, sets), values @ sets.double().T)
     assert exact_sums(torch.zeros(1, 144).double(), sets).eq(0).all()
+    many = 0.3 + 1e-3 * torch.rand(1, 1 << 17, generator=torch.Generator().manual_seed(0))
+    whole = torch.ones(1, 1 << 17, dtype=torch.bool)
+    assert torch.equal(exact_sums(many, whole), exact_sums(many.flip(1), whole))
 
 
 def test_place_in_the_batch_and_memory_change_nothing(setting):

@@ -229,6 +229,18 @@ def test_a_view_whose_module_got_other_layers_is_refused_not_run_with_the_old_on
             run(images)
 
 
+def test_what_is_put_beside_the_layers_changes_no_answer():
+    module = tiny("timm_registers").module
+    model = sc.wrap(module, **HALF)
+    images = model.zeros(model.preprocess.size)
+    before = model(images)
+    module.loss, module.adapters = torch.nn.CrossEntropyLoss(), torch.nn.ModuleDict()
+    assert torch.equal(model(images), before)
+    module.blocks.append(module.blocks[0])
+    with pytest.raises(NotDefined, match="Wrap the module again"):
+        model(images)
+
+
 def test_a_deep_copy_of_a_view_is_refused_since_it_would_share_layers(model):
     with pytest.raises(NotDefined, match=r"copy.deepcopy\(model.module\)"):
         copy.deepcopy(model)

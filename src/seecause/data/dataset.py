@@ -8,7 +8,7 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from numbers import Integral
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, TypeGuard, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Protocol, TypeGuard, TypeVar, cast, overload
 
 from seecause._files import digest
 from seecause.errors import BadImage, BadOption, DataMissing, SeecauseError, UnknownName
@@ -206,7 +206,7 @@ class Subset(Sliceable):
 
     @property
     def capabilities(self) -> frozenset[str]:
-        return capabilities(self.data) - {"counterfactuals"}
+        return capabilities(self.data)
 
     @property
     def ids(self) -> tuple[str, ...]:
@@ -228,6 +228,13 @@ class Subset(Sliceable):
 
     def sample(self, index: int, /) -> Sample:
         return self.data[self.rows[index]]
+
+    def latents(self, start: int, stop: int, **options: Any) -> Any:
+        """What samples `start` to `stop` are drawn from, of data that is drawn."""
+        rows = self.rows[start:stop]
+        first, last = min(rows, default=0), max(rows, default=-1)
+        drawn = cast(Any, self.data).latents(first, last + 1, **options)
+        return drawn[[row - first for row in rows]]
 
     def other(self, index: int) -> Sample:
         """The second version of a sample, of data that has pairs."""

@@ -113,6 +113,8 @@ def _verify_tokens(
 ) -> list[Probe]:
     try:
         tokens = model.embed(images[:1]).shape[1]
+    except torch.OutOfMemoryError:
+        raise
     except RuntimeError as failure:
         reason = f"it takes no pictures {list(images.shape)} ({first_line(failure)})"
         remedy = "Give mean= and std= with one number for each channel, and the size= it takes"

@@ -197,7 +197,7 @@ def leave_one_out(
                 for part in range(net.parts)
             ]
             rows.append((plain.cpu(), torch.stack(answers).cpu(), labels.cpu()))
-            members += [group.cpu() for group in groups]
+            members += [group.cpu() for group in groups[:1]]
     if not rows:
         raise BadOption("batches", None, "at least one batch of images and labels")
     plain, without, truth = zip(*rows, strict=True)

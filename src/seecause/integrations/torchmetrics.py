@@ -11,6 +11,7 @@ collections work); without it the same calls on one process.
 
 from __future__ import annotations
 
+import copy
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -100,6 +101,14 @@ class Faithfulness(_Base):
         self._states = {name: f"values_{i}" for i, name in enumerate(self.entry.columns)}
         for state in self._states.values():
             self.add_state(state, default=[], dist_reduce_fx="cat")
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Faithfulness:
+        """For `clone`: scores are copied, the model that is asked is shared."""
+        memo[id(self.view)] = self.view
+        clone = memo[id(self)] = type(self).__new__(type(self))
+        state = copy.deepcopy(self.__getstate__(), memo)
+        getattr(clone, "__setstate__", clone.__dict__.update)(state)
+        return clone
 
     @property
     def higher_is_better(self) -> bool | None:

@@ -12,6 +12,7 @@ with the norm; `image_only` reads the part of the output that comes from image t
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -157,11 +158,15 @@ def heads_mask(lvlm: LVLM, heads: Sequence[Head]) -> Tensor:
     """[L, H] bool: these heads (layer, head)."""
     mask = torch.zeros(lvlm.n_layers, lvlm.n_heads, dtype=torch.bool)
     pairs = {(layer, head) for layer in range(lvlm.n_layers) for head in range(lvlm.n_heads)}
-    for pair in heads.tolist() if isinstance(heads, Tensor) else heads:
-        if not isinstance(pair, Sequence) or tuple(pair) not in pairs:
+    for pair in heads:
+        try:
+            place = tuple(map(operator.index, pair))
+        except TypeError:
+            place = None
+        if place not in pairs:
             most = f"(layer, head) up to ({lvlm.n_layers - 1}, {lvlm.n_heads - 1})"
             raise BadOption("heads", pair, most)
-        mask[tuple(pair)] = True
+        mask[place] = True
     return mask
 
 

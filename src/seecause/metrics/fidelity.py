@@ -313,8 +313,9 @@ def _sums_and_drops(
 
 def exact_sums(values: Tensor, sets: Tensor) -> Tensor:
     """Sums [B, M] of values [B, N] over sets [M, N] bool, of which equal ones are equal to the last
-    bit: rounding would rank them. Values are taken as whole multiples of 2^-40 of the largest,
-    whose sums float64 holds."""
-    unit = values.abs().amax(dim=1, keepdim=True) / 2**40
+    bit: rounding would rank them. Values are taken as whole multiples of so small a part of the
+    largest that float64 holds the sum of all N."""
+    values = values.double()
+    unit = values.abs().amax(dim=1, keepdim=True) / 2 ** (52 - sets.shape[1].bit_length())
     whole = (values / unit.where(unit > 0, 1)).round()
     return whole @ sets.to(whole.dtype).T * unit

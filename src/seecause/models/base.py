@@ -4,7 +4,6 @@ called."""
 from __future__ import annotations
 
 import hashlib
-import operator
 import platform
 import re
 from collections.abc import Callable
@@ -34,6 +33,7 @@ from seecause.models.layout import TokenLayout
 from seecause.models.preprocess import Preprocess
 from seecause.models.rows import Aim, whole_number
 
+Children = dict[str, nn.Module | None]
 _NUMBER = re.compile(r"-?\d+")
 # prompt: a vision-language model that is asked for classes
 Architecture = Literal["transformer", "staged", "dense", "prompt"]
@@ -65,10 +65,15 @@ class ImageModel:
     # how its library builds the module, if `sc.load` did
     origin: dict[str, Any] = field(default_factory=dict)
     memo: dict[Any, Any] = field(default_factory=dict)  # caches, keyed by `state_key`
-    wrapped: tuple[nn.Module, ...] = ()  # all modules inside `module` when the view was made
+    # children of every part of `module`, now and when the view was made; whether all of them run
+    wrapped: tuple[tuple[Children, Children, bool], ...] = ()
 
     def __post_init__(self) -> None:
-        self.wrapped = self.wrapped or self._submodules()
+        self.wrapped = self.wrapped or tuple(
+            (part._modules, dict(part._modules), isinstance(part, nn.Sequential | nn.ModuleList))
+            for module in self._modules()
+            for part in parts_of(module)
+        )
 
     def __deepcopy__(self, memo: dict[int, Any]) -> ImageModel:
         """Parts of a view are functions that hold modules, which a copy would go on to share."""
@@ -243,13 +248,13 @@ class ImageModel:
     def _modules(self) -> list[nn.Module]:
         return [self.module] if self.extra is None else [self.module, self.extra]
 
-    def _submodules(self) -> tuple[nn.Module, ...]:
-        return tuple(part for module in self._modules() for part in parts_of(module))
-
     def _need_same_modules(self) -> None:
-        """Refuse a module in which one was replaced: the view would go on to run the old one."""
-        now = self._submodules()
-        if len(now) != len(self.wrapped) or not all(map(operator.is_, now, self.wrapped)):
+        """Refuse a module in which one was replaced: the view would go on to run the old one. What
+        was put beside them (a loss, say) does not count, except in a list that is run through."""
+        if not all(
+            then.items() <= now.items() and (len(then) == len(now) or not listed)
+            for now, then, listed in self.wrapped
+        ):
             raise NotDefined(
                 f"this view of {self.name}",
                 "a layer of the module was replaced, added or removed after it was wrapped",

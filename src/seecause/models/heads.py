@@ -88,6 +88,8 @@ def read_features(head: nn.Module, features: Tensor) -> Tensor:
     """Logits of a head that was given; one that does not fit is named."""
     try:
         return head(features)
+    except torch.OutOfMemoryError:  # smaller chunks are the remedy
+        raise
     except RuntimeError as failure:
         expected = f"one that takes features {list(features.shape)} ({first_line(failure)})"
         raise BadOption("head", type(head).__name__, expected) from failure

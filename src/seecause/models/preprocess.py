@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+import operator
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, ClassVar, SupportsIndex
 
@@ -205,10 +206,11 @@ def height_and_width(size: Sequence[int] | SupportsIndex | None) -> tuple[int, i
     """Height and width; one number is both."""
     if size is None:
         return None
-    sides = tuple(size) if isinstance(size, Sequence) else (size, size)
-    if len(sides) != 2 or not all(isinstance(side, SupportsIndex) for side in sides):
-        raise BadOption("size", size, "a number of pixels, or (height, width)")
-    return int(sides[0]), int(sides[1])
+    try:
+        high, wide = map(operator.index, size if isinstance(size, Iterable) else (size, size))
+    except (TypeError, ValueError):
+        raise BadOption("size", size, "a number of pixels, or (height, width)") from None
+    return high, wide
 
 
 def from_record(record: Mapping[str, Any]) -> Preprocess:
@@ -241,7 +243,10 @@ def from_timm(config: dict[str, Any]) -> Preprocess:
 
 
 # classes of transformers to which a size of one number is the short side
-SHORT_SIDE = ("CLIP", "Bit", "Siglip", "ConvNext", "VideoMAE")
+SHORT_SIDE = (
+    *("CLIP", "ChineseCLIP", "Bit", "Siglip"),
+    *("ConvNext", "Levit", "MobileViT", "VideoMAE"),
+)
 
 
 def preprocess_from_processor(config: dict[str, Any]) -> Preprocess:
