@@ -106,7 +106,7 @@ class Faithfulness(_Base):
         """For `clone`: scores are copied, the model that is asked is shared."""
         memo[id(self.view)] = self.view
         clone = memo[id(self)] = type(self).__new__(type(self))
-        state = copy.deepcopy(self.__getstate__(), memo)
+        state: Any = copy.deepcopy(self.__getstate__(), memo)
         getattr(clone, "__setstate__", clone.__dict__.update)(state)
         return clone
 
