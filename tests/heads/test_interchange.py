@@ -112,7 +112,7 @@ def test_all_heads_together_carry_everything_to_a_class_token():
 def test_interchange_scores_are_shares_of_what_the_other_versions_change():
     _, model, images = case(batch=3)
     labels = torch.tensor([1, 0, 3])
-    others = pictures(tiny("timm_registers"), 3, seed=9)
+    others = pictures(tiny("timm_registers"), 3, seed=10)
     scores = select("interchange", model, images, labels, baseline=Swapped(others))
     effects = interchange(model, images, Swapped(others))
     assert_close(scores.value, effects.background / effects.total["background"])
@@ -134,3 +134,23 @@ def test_interchange_scores_are_shares_of_what_the_other_versions_change():
         select("interchange", model, images, labels)
     with pytest.raises(BadOption, match="answered alike already"):
         select("interchange", model, images, labels, baseline=Swapped(images))
+
+
+def test_an_effect_within_its_error_is_not_shared_out():
+    """A share of what cannot be told from nothing was told as 90,000 %: heads keep their effects in
+    nats."""
+    _, model, images = case(batch=3)
+    labels, others = torch.tensor([1, 0, 3]), images.clone()
+    others[0] = others[0].flip(-1)  # one pair of three moves: a mean as large as its error
+    for count in (3, 1):  # of one pair there is no error
+        swapped = Swapped(others[:count])
+        effects = interchange(model, images[:count], swapped)
+        scores = select("interchange", model, images[:count], labels[:count], baseline=swapped)
+        assert_close(scores.value, effects.background)
+        assert_close(scores.error, effects.background_error, equal_nan=True)
+        assert scores.protocol["mediated"] == {}
+        assert scores.protocol["effect"] == effects.total["background"] > 0
+        error = scores.protocol["effect error"]
+        assert error == pytest.approx(effects.total["background"]) if count == 3 else error is None
+    everything = Swapped(pictures(tiny("timm_registers"), 3, seed=10))
+    assert select("interchange", model, images, labels, baseline=everything).protocol["mediated"]

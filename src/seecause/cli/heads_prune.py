@@ -241,6 +241,10 @@ def _check_form(model: ImageModel, form: str) -> None:
 def _about_lines(scores: HeadScores) -> list[str]:
     """What heads carry together where two versions were exchanged; how far a screen can be
     trusted, where there was one."""
+    from seecause.report.heads import no_effect
+
+    if nothing := no_effect(scores):
+        return [nothing]
     shares = scores.protocol.get("mediated")
     if shares:
         listed = ", ".join(f"{share:.0%} by {count}" for count, share in shares.items())

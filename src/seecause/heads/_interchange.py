@@ -8,10 +8,13 @@ run on x is given what it carries in the run on x':
 Nothing leaves the distribution, unlike zeros. For a set of heads, the share of the whole effect
 JS(p(x), p(x')) that they mediate:
     mediated(set) = E JS(p(x), p_{set <- x'}(x)) / E JS(p(x), p(x'))
+Where E JS(p(x), p(x')) is within its own error over pairs there is no such share: a ratio whose
+denominator may be zero has no bounds (Fieller).
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
@@ -33,6 +36,7 @@ from seecause.models.view import VisionModel
 Cue = Literal["background", "foreground"]
 TOGETHER = (1, 2, 4, 8)  # heads that are exchanged together
 UNMOVED = 1e-9  # nats: versions that differ by less are answered alike
+BEYOND_ZERO = 1.96  # standard errors: a smaller mean effect cannot be told from none, at 95 %
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,6 +51,7 @@ class Interchange:
     # JS between the answers of the whole pictures, by cue
     total: dict[str, float] = field(default_factory=dict)
     protocol: dict[str, Any] = field(default_factory=dict)
+    total_error: dict[str, float] = field(default_factory=dict)  # NaN for one pair
 
     @property
     def selectivity(self) -> Tensor:
@@ -113,9 +118,11 @@ def interchange(
     total: dict[str, float] = {
         cue: float(value.mean()) for cue, value in zip(cues, totals, strict=True)
     }
-    return Interchange(
-        means[0], errors[0], means[1] if both else None, errors[1] if both else None, total, record
-    )
+    total_error: dict[str, float] = {
+        cue: float(standard_error(value)) for cue, value in zip(cues, totals, strict=True)
+    }
+    foreground = (means[1], errors[1]) if both else (None, None)
+    return Interchange(means[0], errors[0], *foreground, total, record, total_error)
 
 
 @settles
@@ -171,7 +178,8 @@ def interchange_scores(
     """Share of what two versions of a picture change that passes through each head.
 
     `baseline`: Swapped(others), the other version of each image; there is nothing to mask. The
-    protocol has `mediated`, the share that the 1, 2, 4 and 8 highest carry together.
+    protocol has `mediated`, the share that the 1, 2, 4 and 8 highest carry together. Where the
+    whole effect cannot be told from none, scores are nats and nothing is mediated.
     """
     if not isinstance(baseline, Swapped):
         raise BadOption(
@@ -190,6 +198,14 @@ def interchange_scores(
             f"versions that move the answer by {whole:.2g} nats",
             "pairs whose answers differ: these are answered alike already",
         )
+    spread = effects.total_error["background"]
+    about = {**effects.protocol, "selector": "interchange", "effect": whole}
+    about["effect error"] = None if math.isnan(spread) else spread
+    if not whole > BEYOND_ZERO * spread:
+        about["mediated"] = {}
+        return HeadScores(
+            effects.background, effects.background_error, total=len(heads), protocol=about
+        )
     value, error = effects.background / whole, effects.background_error / whole
     scores = HeadScores(value, error, total=len(heads))
     sets = {count: scores.top(count) for count in TOGETHER if count <= len(heads)}
@@ -197,8 +213,7 @@ def interchange_scores(
         count: mediated(model, images, others.background, chosen, temperature=temperature)
         for count, chosen in sets.items()
     }
-    about = {**effects.protocol, "selector": "interchange", "effect": whole, "mediated": shares}
-    return replace(scores, protocol=about)
+    return replace(scores, protocol={**about, "mediated": shares})
 
 
 def _cues(model: VisionModel, images: Tensor, swapped: Swapped) -> dict[Cue, Tensor]:

@@ -145,7 +145,7 @@ def scores_section(
     grid = score_grid(scores, title=f"score of each head, by {by}", chosen=chosen, key=key)
     if title is None:
         title = "Which heads carry the background?" if by == "cigma" else "Which heads go first?"
-    return Section(title, head_grids([grid]), _grid_note(by) if note is None else note)
+    return Section(title, head_grids([grid]), _grid_note(by, scores) if note is None else note)
 
 
 def curves_section(
@@ -293,10 +293,27 @@ def scores_csv(scores: HeadScores) -> str:
     return rows_csv(rows)
 
 
-def _grid_note(by: str) -> str:
+def no_effect(scores: HeadScores) -> str:
+    """Why scores by exchange are no shares, where what there is to share cannot be told from
+    none."""
+    if scores.protocol.get("mediated") != {}:
+        return ""
+    effect, error = (scores.protocol[name] for name in ("effect", "effect error"))
+    count = scores.protocol["images"][0]
+    versions = f"other versions of {count} picture{'s' * (count != 1)}"
+    spread = "" if error is None else f" ± {number(error)}"
+    return (
+        f"there is no effect to share out: the {versions} move answers by"
+        f" {number(effect)}{spread} nats, which cannot be told from none. Scores are nats"
+    )
+
+
+def _grid_note(by: str, scores: HeadScores) -> str:
     """CIGMA's colours speak of the background; other selectors score other things."""
     if by == "cigma":
         return f"{CIGMA_NOTE} {GRID_NOTE}"
+    if nothing := no_effect(scores):
+        return f"{by}: {nothing}. {GRID_NOTE}"
     registered = selectors()
     return (
         f"{by}: {registered[by].summary} The highest (orange) are removed first. {GRID_NOTE}"
