@@ -69,6 +69,21 @@ def test_the_eye_warns_once(places, tmp_path, caplog, command):
     assert warned + done.output.count("shows the background") == 1
 
 
+@pytest.mark.parametrize("limit, told", [(19, True), (20, False)])
+def test_pictures_too_few_for_a_verdict_are_told_before_the_model_is_opened(
+    places, tmp_path, monkeypatch, limit, told
+):
+    def stop(*words):
+        raise BadOption("model", None, "none: what is told comes first")
+
+    monkeypatch.setattr("seecause.cli.audit.AskedModel.ask", stop)
+    note = f'note: {limit} pictures: the verdict can only be "too few"'
+    done = run("audit", places, tmp_path / "out", "--limit", str(limit))
+    assert (note in " ".join(done.stderr.split())) == told and done.exit_code == 2
+    quiet = run("audit", places, tmp_path / "out", "--limit", str(limit), "--quiet")
+    assert note not in " ".join(quiet.stderr.split())
+
+
 def test_a_vision_language_model_is_audited_when_it_is_asked_for_classes(tmp_path):
     words = ["--model", "builtin:critters-llava", "--classify", "name_ll", "--device", "cpu"]
     words += ["--limit", "4", "--per-picture", "1", "--out"]
