@@ -18,6 +18,7 @@ from typer.testing import CliRunner
 import seecause as sc
 from seecause.cli import app
 from seecause.data import to_pil
+from seecause.errors import BadOption
 from tests.repair.toys import CLASSES, PATCH, SIDE, biased_clip, fitted, scenes
 
 

@@ -148,10 +148,14 @@ def audit(
     cannot be read are left out and named; the exit code is 1 then. `seecause heads audit` erases
     backgrounds instead, and needs no masks.
     """
+    from seecause.repair.audit import ENOUGH
     from seecause.report.page import title_name
     from seecause.report.repair import audit_csv, audit_lines, audit_sections
 
     replaces = run.check()
+    if limit < ENOUGH and not run.quiet:  # before minutes are spent
+        note = f'note: {limit} pictures: the verdict can only be "too few"'
+        typer.echo(note, err=True)
     opened = asked.ask(data, run)
     answering, result = audited(opened, data, transplant, run, limit=limit)
     manifest: dict[str, Any] = {"command": "audit", "table": "audit.csv"}
