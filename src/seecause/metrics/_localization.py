@@ -65,15 +65,10 @@ class Localization:
     columns={
         "aupr1": higher(
             "does the map rank the object's pixels first? Average precision; a random map scores "
-            "the object's share of the picture",
-            field="aupr1",
+            "the object's share of the picture"
         ),
-        "aupr0": higher(
-            "does it rank the background's pixels last? Average precision", field="aupr0"
-        ),
-        "pointing": higher(
-            "share of images whose highest point lies on the object", field="pointing"
-        ),
+        "aupr0": higher("does it rank the background's pixels last? Average precision"),
+        "pointing": higher("share of images whose highest point lies on the object"),
     },
 )
 @torch.no_grad()
@@ -250,8 +245,8 @@ class Complexity:
     "complexity",
     family="the map itself",
     columns={
-        "gini": higher("how few patches hold the map: 0 flat, near 1 a single patch", field="gini"),
-        "entropy": lower("how widely the map is spread, in nats", field="entropy"),
+        "gini": higher("how few patches hold the map: 0 flat, near 1 a single patch"),
+        "entropy": lower("how widely the map is spread, in nats"),
     },
 )
 @torch.no_grad()

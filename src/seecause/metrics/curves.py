@@ -184,17 +184,12 @@ class Perturbation:
     family="curves",
     columns={
         "aopc-morf": higher(
-            "mean drop of the score while patches are removed, most important first",
-            field="aopc_morf",
+            "mean drop of the score while patches are removed, most important first"
         ),
         "aopc-lerf": lower(
-            "mean drop of the score while patches are removed, least important first",
-            field="aopc_lerf",
+            "mean drop of the score while patches are removed, least important first"
         ),
-        "abpc": higher(
-            "area between the curves of patches removed least and most important first",
-            field="abpc",
-        ),
+        "abpc": higher("area between the curves of patches removed least and most important first"),
         "pixel-flipping": lower(
             "area under the score's curve while patches are removed, most important first",
             field="flipping_area",
@@ -260,15 +255,9 @@ class Removal:
     "removal",
     family="removal",
     columns={
-        "comprehensiveness": higher(
-            "drop of the score without the patches the map puts first", field="comprehensiveness"
-        ),
-        "sufficiency": lower(
-            "drop of the score with only the patches the map puts first", field="sufficiency"
-        ),
-        "log-odds": lower(
-            "change of the log probability without the patches the map puts first", field="log_odds"
-        ),
+        "comprehensiveness": higher("drop of the score without the patches the map puts first"),
+        "sufficiency": lower("drop of the score with only the patches the map puts first"),
+        "log-odds": lower("change of the log probability without the patches the map puts first"),
     },
 )
 @torch.no_grad()

@@ -234,12 +234,10 @@ class Stability:
     family="the map itself",
     columns={
         "max-sensitivity": lower(
-            "largest relative change of the map under small noise in the picture",
-            field="max_sensitivity",
+            "largest relative change of the map under small noise in the picture"
         ),
         "avg-sensitivity": lower(
-            "mean relative change of the map under small noise in the picture",
-            field="avg_sensitivity",
+            "mean relative change of the map under small noise in the picture"
         ),
     },
 )
