@@ -28,7 +28,7 @@ from seecause._options import check_options
 from seecause.attribution.caap import Layers, Swept, make_plan, sweep
 from seecause.attribution.stages import sweep_features
 from seecause.engine.blanks import Blank, blank_image
-from seecause.engine.chunks import budget, fit, in_chunks, memory
+from seecause.engine.chunks import budget, memory, run_in_chunks
 from seecause.engine.sweep import Tail
 from seecause.errors import BadOption, NotDefined
 from seecause.loading import as_view
@@ -207,8 +207,7 @@ def _effects(
         return (alone - none[:, None]).cpu()
 
     each = len(sets) * model.n_classes * 4 * 3
-    size = fit(len(images), each, images.device)
-    effects = torch.cat(list(in_chunks(run_images, len(images), size, what="images")))
+    effects = run_in_chunks(run_images, len(images), each, images.device, what="images")
     return effects, Target(torch.cat(classes)) if goal.open else goal
 
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from seecause.engine.attention import probabilities
-from seecause.engine.chunks import fit, in_chunks
+from seecause.engine.chunks import run_in_chunks
 from seecause.engine.walk import Step, walk
 from seecause.errors import BadOption, NotDefined
 from seecause.models.base import ImageModel
@@ -154,8 +154,7 @@ def _patch(
     def run_chunk(a: int, b: int) -> Tensor:
         return _patched(model, h, at, source_at, first, site_sets[a:b], donor)
 
-    size = fit(len(site_sets), each, images.device)
-    return torch.cat(list(in_chunks(run_chunk, len(site_sets), size, what="site sets")))
+    return run_in_chunks(run_chunk, len(site_sets), each, images.device, what="site sets")
 
 
 Held = dict[tuple[int, str], tuple[Tensor, ...]]
