@@ -55,7 +55,6 @@ USUAL_SCORE = "prob; logit for a cosine head (CLIP)"
     "ixg", forwards="1 + 1 backward", needs="gradients", unset={"score": USUAL_SCORE}, signed=True
 )
 @over_images(every_block)
-@torch.enable_grad()
 def ixg(
     model: VisionModel,
     images: Tensor,
@@ -80,7 +79,6 @@ def ixg(
     signed=True,
 )
 @over_images(every_block)
-@torch.enable_grad()
 def ixg_plus(
     model: VisionModel,
     images: Tensor,
@@ -103,7 +101,6 @@ def ixg_plus(
 
 @method("attcat", forwards="1 + 1 backward", needs="attention, activations, gradients", signed=True)
 @over_images(every_block)
-@torch.enable_grad()
 def attcat(
     model: VisionModel,
     images: Tensor,
@@ -140,7 +137,6 @@ def attcat(
     signed=True,
 )
 @over_images(every_stage)
-@torch.enable_grad()
 def ixg_staged(
     model: StagedModel,
     images: Tensor,
@@ -222,7 +218,6 @@ def _both_paths(model: VisionModel, layout: TokenLayout) -> int:
     signed=True,
 )
 @over_images(_both_paths)
-@torch.enable_grad()
 def libra_ixg_plus(
     model: VisionModel,
     images: Tensor,

@@ -152,7 +152,30 @@ def _patch(
     each = len(images) * model.forward_bytes(layout)
 
     def run_chunk(a: int, b: int) -> Tensor:
-        return _patched(model, h, at, source_at, first, site_sets[a:b], donor)
+        chosen, sets, batch = site_sets[a:b], b - a, len(images)
+
+        def mark(step: Step, kind: Kind) -> Tensor:
+            return _mark(model, chosen, step.index, kind, layout.tokens).to(h.device)
+
+        def put(mark: Tensor, new: Tensor, old: Tensor) -> Tensor:
+            return torch.where(mark, new, old.unflatten(0, (sets, batch))).flatten(0, 1)
+
+        steps = walk(model, h.repeat(sets, 1, 1), at.copies(sets), start=first)
+        for step in steps:
+            if (step.index, "resid") in donor:
+                here, origin = mark(step, "resid"), _origin(chosen, step.index, layout.tokens)
+                step.h = put(here, _moved(donor[step.index, "resid"][0], origin), step.h)
+                theirs = source_at.copies(sets)
+                if origin is not None:
+                    theirs = _facts(source_at, origin, batch)
+                tokens = here[:, 0, :, 0].repeat_interleave(batch, dim=0)  # [S * B, T]
+                step.at = step.keys_at = step.at.where(tokens, theirs)
+            if (step.index, "kv") in donor:
+                here, (k, v) = mark(step, "kv"), donor[step.index, "kv"]
+                step.k, step.v = put(here, k, step.k), put(here, v, step.v)
+            if (step.index, "heads") in donor:
+                step.o = put(mark(step, "heads"), donor[step.index, "heads"][0], step.o)
+        return model.readout(steps.h, layout).unflatten(0, (sets, batch))
 
     return run_in_chunks(run_chunk, len(site_sets), each, images.device, what="site sets")
 
@@ -175,39 +198,6 @@ def _donor(
         if (step.index, "kv") in named:
             held[step.index, "kv"] = (step.k, step.v)
     return held
-
-
-def _patched(
-    model: VisionModel,
-    h: Tensor,
-    at: At,
-    source_at: At,
-    first: int,
-    site_sets: Sequence[Sequence[Site]],
-    donor: Held,
-) -> Tensor:
-    sets, batch = len(site_sets), len(h)
-
-    def mark(step: Step, kind: Kind) -> Tensor:
-        return _mark(model, site_sets, step.index, kind, at.layout.tokens).to(h.device)
-
-    def put(mark: Tensor, new: Tensor, old: Tensor) -> Tensor:
-        return torch.where(mark, new, old.unflatten(0, (sets, batch))).flatten(0, 1)
-
-    steps = walk(model, h.repeat(sets, 1, 1), at.copies(sets), start=first)
-    for step in steps:
-        if (step.index, "resid") in donor:
-            here, origin = mark(step, "resid"), _origin(site_sets, step.index, at.layout.tokens)
-            step.h = put(here, _moved(donor[step.index, "resid"][0], origin), step.h)
-            theirs = source_at.copies(sets) if origin is None else _facts(source_at, origin, batch)
-            tokens = here[:, 0, :, 0].repeat_interleave(batch, dim=0)  # [S * B, T]
-            step.at = step.keys_at = step.at.where(tokens, theirs)
-        if (step.index, "kv") in donor:
-            here, (k, v) = mark(step, "kv"), donor[step.index, "kv"]
-            step.k, step.v = put(here, k, step.k), put(here, v, step.v)
-        if (step.index, "heads") in donor:
-            step.o = put(mark(step, "heads"), donor[step.index, "heads"][0], step.o)
-    return model.readout(steps.h, at.layout).unflatten(0, (sets, batch))
 
 
 def _mark(

@@ -19,7 +19,7 @@ import inspect
 import pkgutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
-from functools import cache, wraps
+from functools import cache, partial, wraps
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
 
@@ -80,14 +80,8 @@ class Column:
     field: str = ""
 
 
-def higher(meaning: str = "", *, field: str = "") -> Column:
-    """A column whose large values are good."""
-    return Column("higher", meaning, field)
-
-
-def lower(meaning: str = "", *, field: str = "") -> Column:
-    """A column whose small values are good."""
-    return Column("lower", meaning, field)
+higher = partial(Column, "higher")  # a column whose large values are good
+lower = partial(Column, "lower")  # a column whose small values are good
 
 
 @dataclass(frozen=True)
