@@ -208,13 +208,13 @@ def sweep(
         raise BadOption("approx", approx, "'none': E-CAAP reads one blank for all images")
     traces = (1 if len(blank) == 1 else 2) * trace_bytes(model, layout)
     each = traces + min(len(chosen), 32) * _intervention_bytes(model, layout, chosen, plan)
-    of_blank, of_picture = recorded(plan, model)
-    if direction == "delete":
-        of_blank, of_picture = of_picture, of_blank
-    if approx != "none":
-        of_blank["states"] |= of_blank["kv"]
 
     def prepare(count: int, one_for_all: Tensor | None) -> Callable[..., tuple[Tensor, ...]]:
+        of_blank, of_picture = recorded(plan, model)
+        if direction == "delete":
+            of_blank, of_picture = of_picture, of_blank
+        if approx != "none":
+            of_blank["states"] |= of_blank["kv"]
         sets, summary, shared = token_sets(model, chosen, layout, plan.live), None, None
         if one_for_all is not None:
             shared = blank_trace(model, one_for_all, **of_blank)

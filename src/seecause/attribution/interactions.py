@@ -145,9 +145,8 @@ def interactions(
     (torch.Size([1, 16, 16]), 3)
     """
     model = as_view(model)
-    if blank is None:
-        blank = model.preprocess.defaults.get("blank", "white")
-    given = {"regions": regions, "score": score, "blank": blank, "seed": seed}
+    chosen = model.preprocess.defaults.get("blank", "white") if blank is None else blank
+    given = {"regions": regions, "score": score, "blank": chosen, "seed": seed}
     given |= {"tail": tail, "layers": layers}
     check_options("interactions", interactions, given)
     with model.settled(frozen=True), budget(memory().limit) as held:
@@ -156,8 +155,7 @@ def interactions(
         sets = pair_sets(grid, regions)
         goal = parse(model, target, len(images))
         size = (images.shape[-2], images.shape[-1])
-        assert blank is not None
-        empty = blank_image(model, size, blank, seed=seed, count=len(images))
+        empty = blank_image(model, size, chosen, seed=seed, count=len(images))
         put_in = _sweeper(model, images, tail, layers)
         effects, bound = _effects(model, images, empty, sets, goal, score, put_in)
     count = regions * regions
@@ -174,7 +172,7 @@ def interactions(
         labels=list(record.get("name", [])),
         manifest={
             "method": "interactions",
-            "options": {**given, "blank": blank if isinstance(blank, str) else "given"},
+            "options": {**given, "blank": chosen if isinstance(chosen, str) else "given"},
             "target": record,
             **protocol(model, images),
             "memory_halvings": list(held.halvings),

@@ -134,12 +134,7 @@ def _patch(
     model: VisionModel, images: Tensor, source: Tensor, site_sets: Sequence[Sequence[Site]]
 ) -> Tensor:
     layout = model.check(images)
-    if any(isinstance(sites, Site) for sites in site_sets):
-        raise BadOption("site_sets", site_sets, "a list of sets, each a list of sites: [[site]]")
-    for site in (site for sites in site_sets for site in sites):
-        _check(model, site, layout.tokens)
-    if not site_sets:
-        raise BadOption("site_sets", site_sets, "at least one set of sites (it may be empty)")
+    _check_sets(model, site_sets, layout.tokens)
     if source.shape != images.shape:
         raise BadOption(
             "source", list(source.shape), f"one source for each image, {list(images.shape)}"
@@ -255,6 +250,15 @@ def _with_blocks(model: ImageModel) -> VisionModel:
         f"{model.family} has no transformer blocks",
         "Use model.run_to(model.cells, images) and model.run_from(model.cells, ...)",
     )
+
+
+def _check_sets(model: VisionModel, site_sets: Sequence[Sequence[Site]], tokens: int) -> None:
+    if any(isinstance(sites, Site) for sites in site_sets):
+        raise BadOption("site_sets", site_sets, "a list of sets, each a list of sites: [[site]]")
+    for site in (site for sites in site_sets for site in sites):
+        _check(model, site, tokens)
+    if not site_sets:
+        raise BadOption("site_sets", site_sets, "at least one set of sites (it may be empty)")
 
 
 def _check(model: VisionModel, site: Site, tokens: int) -> None:
