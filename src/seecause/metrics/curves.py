@@ -98,7 +98,6 @@ class Curves:
         ),
     },
 )
-@torch.no_grad()
 def insertion_deletion(
     model: ImageModel,
     images: Tensor,
@@ -196,7 +195,6 @@ class Perturbation:
         ),
     },
 )
-@torch.no_grad()
 def perturbation(
     model: ImageModel,
     images: Tensor,
@@ -260,7 +258,6 @@ class Removal:
         "log-odds": lower("change of the log probability without the patches the map puts first"),
     },
 )
-@torch.no_grad()
 def removal(
     model: ImageModel,
     images: Tensor,

@@ -62,7 +62,6 @@ SIZES = tuple(tenth / 10 for tenth in range(1, 9))  # as shares of the patches
         "score without them"
     ),
 )
-@torch.no_grad()
 def mu_fidelity(
     model: ImageModel,
     images: Tensor,
@@ -92,7 +91,6 @@ def mu_fidelity(
         "drop of the score without them"
     ),
 )
-@torch.no_grad()
 def sensitivity_n(
     model: ImageModel,
     images: Tensor,
@@ -122,7 +120,6 @@ def sensitivity_n(
     "faithfulness-estimate",
     columns=higher("correlation of the map with the drop of the score without each single patch"),
 )
-@torch.no_grad()
 def faithfulness_estimate(
     model: ImageModel,
     images: Tensor,
@@ -149,7 +146,6 @@ def faithfulness_estimate(
         "the logit without it"
     ),
 )
-@torch.no_grad()
 def single_deletion(
     model: ImageModel,
     images: Tensor,
@@ -181,7 +177,6 @@ def single_deletion(
         "without them, the map scaled as fits best"
     ),
 )
-@torch.no_grad()
 def infidelity(
     model: ImageModel,
     images: Tensor,
@@ -218,7 +213,6 @@ def infidelity(
         "do groups of patches matter in the order and proportion that the map claims? From -1 to 1"
     ),
 )
-@torch.no_grad()
 def saco(
     model: ImageModel,
     images: Tensor,
