@@ -124,7 +124,6 @@ def drop_smallest(attention: Tensor, share: float) -> Tensor:
 
 @method("attn-grad", forwards="1, backward through the last block", needs="attention, gradients")
 @over_images(one_block)
-@torch.enable_grad()
 def attn_grad(
     model: VisionModel, images: Tensor, target: Target, *, score: Score = "logit"
 ) -> Maps:
@@ -142,7 +141,6 @@ def attn_grad(
 
 @method("gae", forwards="1 + 1 backward", needs="attention, gradients")
 @over_images(every_attention)
-@torch.enable_grad()
 def gae(
     model: VisionModel, images: Tensor, target: Target, *, start: int = 0, score: Score = "logit"
 ) -> Maps:
@@ -165,7 +163,6 @@ def gae(
 
 @method("tam", forwards="steps + 1, backward through the last block", needs="attention, gradients")
 @over_images(one_block)
-@torch.enable_grad()
 def tam(
     model: VisionModel,
     images: Tensor,
@@ -202,7 +199,6 @@ def tam(
     unset={"start": "a third of the depth"},
 )
 @over_images(every_attention)
-@torch.enable_grad()
 def bt(
     model: VisionModel,
     images: Tensor,
@@ -269,7 +265,6 @@ def mean_slope(
     needs="attention, gradients",
 )
 @over_images(one_block)
-@torch.enable_grad()
 def legrad(
     model: VisionModel, images: Tensor, target: Target, *, start: int = 0, score: Score = "logit"
 ) -> Maps:

@@ -79,11 +79,11 @@ def attribute(
     model = as_view(model)
     names = file_names(images)
     if isinstance(method, str):
-        return _attribute(model, images, names, target, method, options)
+        return replace(_attribute(model, images, target, method, options), names=names)
     images = as_images(model, images)
     return Attributions(
         {
-            name: _attribute(model, images, names, target, name, own)
+            name: replace(_attribute(model, images, target, name, own), names=names)
             for name, own in options_by_method(method, options, model.architecture).items()
         }
     )
@@ -109,15 +109,10 @@ def options_by_method(
 
 
 def _attribute(
-    model: ImageModel,
-    pictures: Pictures,
-    names: list[str],
-    spec: Spec,
-    method: str,
-    options: dict[str, Any],
+    model: ImageModel, pictures: Pictures, spec: Spec, method: str, options: dict[str, Any]
 ) -> Attribution:
     if not model.aimed:
-        return _attribute_rows(model, pictures, names, spec, method, options)
+        return _attribute_rows(model, pictures, spec, method, options)
     entry = find(method, model.architecture)
     options = _options(entry, model, options)
     entry.check(options)
@@ -148,7 +143,6 @@ def _attribute(
         probabilities=probabilities,
         labels=target.labels(model),
         answers=best_answers(model, probabilities, target),
-        names=names,
         manifest={
             "method": method,
             "options": {
@@ -164,12 +158,7 @@ def _attribute(
 
 
 def _attribute_rows(
-    model: ImageModel,
-    pictures: Pictures,
-    names: list[str],
-    spec: Spec,
-    method: str,
-    options: dict[str, Any],
+    model: ImageModel, pictures: Pictures, spec: Spec, method: str, options: dict[str, Any]
 ) -> Attribution:
     """One picture after the other, each with the row that `spec` asks about; a list has one for
     each."""
@@ -187,7 +176,7 @@ def _attribute_rows(
     parts = []
     for place, (image, aim) in enumerate(zip(images.split(1), aims, strict=True)):
         own = {name: _of_picture(value, place, len(images)) for name, value in options.items()}
-        part = _attribute(aim.model, image, [], aim.target, method, own)
+        part = _attribute(aim.model, image, aim.target, method, own)
         label = f"{aim.model.class_name(aim.target)} of {aim.name}"
         target = {**part.manifest["target"], **aim.record, "name": [label]}
         if aim.model.values:
@@ -196,7 +185,7 @@ def _attribute_rows(
         manifest = {**part.manifest, "target": target, "readout": model.readout_name}
         regions = aim.pixels.to(torch.uint8)[None]
         parts.append(replace(part, labels=[label], manifest=manifest, regions=regions))
-    return replace(Attribution.join(parts, pixels_digest(images)), names=names)
+    return Attribution.join(parts, pixels_digest(images))
 
 
 def _of_picture(value: Any, place: int, count: int) -> Any:

@@ -208,10 +208,31 @@ def sweep(
         raise BadOption("approx", approx, "'none': E-CAAP reads one blank for all images")
     traces = (1 if len(blank) == 1 else 2) * trace_bytes(model, layout)
     each = traces + min(len(chosen), 32) * _intervention_bytes(model, layout, chosen, plan)
-    prepare = partial(_prepare, model, layout, chosen, plan, approx, direction)
-    return sweep_pictures(
-        model, images, blank, prepare, ("caap", plan, approx, direction), chosen, bytes_each=each
-    )
+
+    def prepare(count: int, one_for_all: Tensor | None) -> Callable[..., tuple[Tensor, ...]]:
+        of_blank, of_picture = recorded(plan, model)
+        if direction == "delete":
+            of_blank, of_picture = of_picture, of_blank
+        if approx != "none":
+            of_blank["states"] |= of_blank["kv"]
+        sets, summary, shared = token_sets(model, chosen, layout, plan.live), None, None
+        if one_for_all is not None:
+            shared = blank_trace(model, one_for_all, **of_blank)
+            summary = _summarise(model, shared, sets, plan, approx, direction)
+        together = patches_at_once(model, layout, chosen, plan, count)
+
+        def run(pictures: Tensor, *blanks: Tensor) -> tuple[Tensor, ...]:
+            source = record(model, pictures, **of_picture)
+            empty = shared or record(model, blanks[0], **of_blank)
+            context, donor = (empty, source) if direction == "insert" else (source, empty)
+            assert source.logits is not None and empty.logits is not None
+            logits = swept_logits(Sweep(model, context, donor, plan), sets, together, summary)
+            return logits, source.logits, empty.logits
+
+        return run
+
+    settings = ("caap", plan, approx, direction)
+    return sweep_pictures(model, images, blank, prepare, settings, chosen, bytes_each=each)
 
 
 def sweep_pictures(
@@ -250,39 +271,6 @@ def sweep_pictures(
 def one_blank(blank: Tensor) -> tuple[int, ...]:
     """What a recording hangs on where one blank serves all images; others come with the images."""
     return (id(blank), blank._version) if len(blank) == 1 else ()
-
-
-def _prepare(
-    model: VisionModel,
-    layout: TokenLayout,
-    chosen: Tensor,
-    plan: SweepPlan,
-    approx: Approx,
-    direction: Direction,
-    count: int,
-    blank: Tensor | None,
-) -> Callable[..., tuple[Tensor, ...]]:
-    """For `sweep_pictures`."""
-    of_blank, of_picture = recorded(plan, model)
-    if direction == "delete":
-        of_blank, of_picture = of_picture, of_blank
-    if approx != "none":
-        of_blank["states"] |= of_blank["kv"]
-    sets, summary, shared = token_sets(model, chosen, layout, plan.live), None, None
-    if blank is not None:
-        shared = blank_trace(model, blank, **of_blank)
-        summary = _summarise(model, shared, sets, plan, approx, direction)
-    together = patches_at_once(model, layout, chosen, plan, count)
-
-    def run(images: Tensor, *blanks: Tensor) -> tuple[Tensor, ...]:
-        source = record(model, images, **of_picture)
-        empty = shared or record(model, blanks[0], **of_blank)
-        context, donor = (empty, source) if direction == "insert" else (source, empty)
-        assert source.logits is not None and empty.logits is not None
-        logits = swept_logits(Sweep(model, context, donor, plan), sets, together, summary)
-        return logits, source.logits, empty.logits
-
-    return run
 
 
 def swept_logits(

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, is_dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
@@ -13,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from seecause.attribution.attribute import attribute
-from seecause.attribution.registry import find
+from seecause.attribution.registry import find, join
 from seecause.attribution.result import (
     MANIFEST,
     MAPS,
@@ -26,6 +27,7 @@ from seecause.data.dataset import IGNORE, Hole
 from seecause.engine.mixture import need_gradients, special_rows
 from seecause.errors import BadOption, DataMissing, NotDefined, SeecauseError
 from seecause.loading import as_view
+from seecause.metrics._pixels import to_pixels
 from seecause.models.base import ImageModel, pixels_digest
 from seecause.models.inputs import Picture, Pictures
 from seecause.models.preprocess import Preprocess
@@ -106,20 +108,7 @@ def explain(
     may hold "evidence" (in the order of the first method's maps) and "interactions";
     `advance` hears of every finished map.
     """
-    parts = explain_batches(
-        model,
-        pictures,
-        names=names,
-        methods=methods,
-        target=target,
-        others=others,
-        options=options,
-        also=also,
-        batch=batch,
-        holes=holes,
-        advance=advance,
-    )
-    return _joined(list(parts))
+    return _joined(list(explain_batches(**locals())))  # every argument as it came
 
 
 def explain_batches(
@@ -167,17 +156,16 @@ def explain_batches(
             run = attribute(model, images, rows, method, **own)
             runs[method] = replace(run, names=part.names)
             advance(len(images))
-        more = _beside(model, images, explained, runs[methods[0]].maps, also)
         first = runs[methods[0]]
         yield Explanation(
             part.names,
             first.answers,
             runs,
             total,
-            *more,
+            *_beside(model, images, explained, first.maps, also),
             places=part.places,
             truths=[_truth(model, known.label) for known in part.facts],
-            background=_background(first, [known.mask for known in part.facts]),
+            background=[_outside(first, i, known.mask) for i, known in enumerate(part.facts)],
             background_area=[_area_outside(known.mask) for known in part.facts],
         )
 
@@ -233,23 +221,17 @@ def _area_outside(mask: Tensor | None) -> float | None:
     return float((mask[mask != IGNORE] == 0).double().mean())
 
 
-def _background(run: Attribution, masks: Sequence[Tensor | None]) -> list[float | None]:
-    """How much of each map, above its lowest value, lies outside of its object; None without a mask
-    or an object."""
-    if all(mask is None for mask in masks):
-        return [None] * len(masks)
-    from seecause.metrics._localization import energy
-
-    shares: list[float | None] = []
-    for index, mask in enumerate(masks):
-        if mask is None:
-            shares.append(None)
-            continue
-        values = (run.maps if run.native is None else run.native)[index]
-        above = values - values.min().clamp(min=0)
-        on_object = float(energy(above[None], mask[None], k=1).energy)
-        shares.append(None if on_object != on_object else 1 - on_object)
-    return shares
+def _outside(run: Attribution, index: int, mask: Tensor | None) -> float | None:
+    """How much of a map, above its lowest value, lies outside of its object; None without a mask,
+    an object or values above 0."""
+    if mask is None or not ((mask != 0) & (mask != IGNORE)).any():
+        return None
+    values = (run.maps if run.native is None else run.native)[index]
+    above = values - values.min().clamp(min=0)
+    pixels = to_pixels(above[None], (mask.shape[0], mask.shape[1]))[0].clamp(min=0).to(mask.device)
+    counted = pixels * (mask != IGNORE)
+    on_object = float((counted * (mask != 0)).sum() / counted.sum())
+    return None if math.isnan(on_object) else 1 - on_object
 
 
 def _beside(
@@ -314,17 +296,16 @@ class AttributionWriter:
         self.manifests: list[dict[str, Any]] = []
         self.lists: dict[str, list[Any]] = {}
         self._files: dict[str, BinaryIO] = {}
-        self._shapes: dict[str, list[int]] = {}
-        self._dtypes: dict[str, str] = {}
+        self._header: dict[str, dict[str, Any]] = {}  # of the whole file, as safetensors has it
         folder.mkdir(parents=True, exist_ok=True)
 
     def add(self, part: Attribution) -> None:
         for name, tensor in part.saved_tensors().items():
             if name not in self._files:
                 self._files[name] = (self.folder / f".{name}.partial").open("w+b")
-                self._shapes[name] = [0, *tensor.shape[1:]]
-                self._dtypes[name] = _DTYPES[tensor.dtype]
-            self._shapes[name][0] += len(tensor)
+                shape = [0, *tensor.shape[1:]]
+                self._header[name] = {"dtype": _DTYPES[tensor.dtype], "shape": shape}
+            self._header[name]["shape"][0] += len(tensor)
             self._files[name].write(tensor.flatten().view(torch.uint8).numpy().data)
         self.manifests.append(part.manifest)
         for name, values in saved_lists([part]).items():
@@ -332,16 +313,10 @@ class AttributionWriter:
 
     def close(self, fingerprint: str) -> None:
         """Join the pieces; the manifest comes last, so a folder that has one is complete."""
-        header, place = {}, 0
+        place = 0
         for name, file in self._files.items():
-            end = place + file.tell()
-            header[name] = {
-                "dtype": self._dtypes[name],
-                "shape": self._shapes[name],
-                "data_offsets": [place, end],
-            }
-            place = end
-        text = json.dumps(header).encode()
+            self._header[name]["data_offsets"] = [place, place := place + file.tell()]
+        text = json.dumps(self._header).encode()
         text += b" " * (-len(text) % 8)
         with (self.folder / MAPS).open("wb") as whole:
             whole.write(len(text).to_bytes(8, "little") + text)
@@ -349,7 +324,7 @@ class AttributionWriter:
                 file.seek(0)
                 shutil.copyfileobj(file, whole)
         self.discard()
-        manifest = joined_manifest(self.manifests, self._shapes["images"], fingerprint)
+        manifest = joined_manifest(self.manifests, self._header["images"]["shape"], fingerprint)
         written = json.dumps({**manifest, **self.lists}, indent=2)
         (self.folder / MANIFEST).write_text(written + "\n", encoding="utf-8")
 
@@ -374,23 +349,11 @@ def _joined(parts: Sequence[Explanation]) -> Explanation:
         method: Attribution.join([part.runs[method] for part in parts], last.fingerprint)
         for method in last.runs
     }
-    return replace(_joined_fields(parts, last.fingerprint), runs=runs, fingerprint=last.fingerprint)
-
-
-def _joined_fields(parts: Sequence[Any], fingerprint: str) -> Any:
-    """Results of several batches as one, field by field; None where there are none."""
-    if parts[0] is None:
-        return None
-    values: dict[str, Any] = {}
-    for name in (field.name for field in fields(parts[0])):
-        column = [getattr(part, name) for part in parts]
-        if isinstance(column[0], Tensor):
-            values[name] = torch.cat(column)
-        elif isinstance(column[0], list):
-            values[name] = [entry for value in column for entry in value]
-        elif is_dataclass(column[0]):
-            values[name] = _joined_fields(column, fingerprint)
-        elif name == "manifest":
-            count = sum(manifest["images"][0] for manifest in column)
-            values[name] = joined_manifest(column, [count, *column[0]["images"][1:]], fingerprint)
-    return replace(parts[0], **values)
+    beside: dict[str, Any] = {}
+    for name in ALSO:
+        if (joined := join([getattr(part, name) for part in parts])) is not None:
+            manifests = [getattr(part, name).manifest for part in parts]
+            shape = [len(joined), *manifests[0]["images"][1:]]
+            manifest = joined_manifest(manifests, shape, last.fingerprint)
+            beside[name] = replace(joined, manifest=manifest)
+    return replace(join(parts), runs=runs, fingerprint=last.fingerprint, **beside)

@@ -33,7 +33,6 @@ EPS = 1e-7  # as in pytorch-grad-cam
 
 @method("grad-cam", forwards="1, backward through the last block", needs="activations, gradients")
 @over_images(one_block)
-@torch.enable_grad()
 def grad_cam(
     model: VisionModel,
     images: Tensor,
@@ -98,7 +97,6 @@ def _last_block(model: VisionModel, images: Tensor, *, normed: bool) -> tuple[Te
     unset={"stage": "the last one"},
 )
 @over_images(every_stage)
-@torch.enable_grad()
 def grad_cam_staged(
     model: StagedModel,
     images: Tensor,

@@ -33,11 +33,12 @@ CANCELLED = 1e-3  # of the sum without signs: what is below it is rounding
 
 
 def over_images(bytes_each: Callable[[Any, TokenLayout], int]) -> Callable[[Run], Run]:
-    """Call a method on as many images at a time as fit, given what one image holds; its maps come
-    back without a graph."""
+    """Call a method, under gradients, on as many images at a time as fit, given what one image
+    holds; its maps come back without a graph."""
 
     def decorate(run: Run) -> Run:
         @wraps(run)
+        @torch.enable_grad()
         def chunked(model: ImageModel, images: Tensor, target: Target, **options: object) -> Maps:
             def run_chunk(a: int, b: int) -> Maps:
                 return run(model, images[a:b].detach(), target.take(slice(a, b)), **options)

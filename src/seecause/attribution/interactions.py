@@ -17,8 +17,9 @@ pair is left out or estimated. Sets of three and more are not looked at.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -28,7 +29,7 @@ from seecause._options import check_options
 from seecause.attribution.caap import Layers, Swept, make_plan, sweep
 from seecause.attribution.stages import sweep_features
 from seecause.engine.blanks import Blank, blank_image
-from seecause.engine.chunks import budget, fit, in_chunks, memory
+from seecause.engine.chunks import budget, memory, run_in_chunks
 from seecause.engine.sweep import Tail
 from seecause.errors import BadOption, NotDefined
 from seecause.loading import as_view
@@ -144,10 +145,9 @@ def interactions(
     (torch.Size([1, 16, 16]), 3)
     """
     model = as_view(model)
-    if blank is None:
-        blank = model.preprocess.defaults.get("blank", "white")
-    options = {"tail": tail, "layers": layers}
-    given = {"regions": regions, "score": score, "blank": blank, "seed": seed, **options}
+    chosen = model.preprocess.defaults.get("blank", "white") if blank is None else blank
+    given = {"regions": regions, "score": score, "blank": chosen, "seed": seed}
+    given |= {"tail": tail, "layers": layers}
     check_options("interactions", interactions, given)
     with model.settled(frozen=True), budget(memory().limit) as held:
         images = as_images(model, images)
@@ -155,9 +155,9 @@ def interactions(
         sets = pair_sets(grid, regions)
         goal = parse(model, target, len(images))
         size = (images.shape[-2], images.shape[-1])
-        assert blank is not None
-        empty = blank_image(model, size, blank, seed=seed, count=len(images))
-        effects, bound = _effects(model, images, empty, sets, goal, score, options)
+        empty = blank_image(model, size, chosen, seed=seed, count=len(images))
+        put_in = _sweeper(model, images, tail, layers)
+        effects, bound = _effects(model, images, empty, sets, goal, score, put_in)
     count = regions * regions
     first, second = torch.triu_indices(count, count)
     joint = effects.new_zeros(len(images), count, count)
@@ -172,7 +172,7 @@ def interactions(
         labels=list(record.get("name", [])),
         manifest={
             "method": "interactions",
-            "options": {**given, "blank": blank if isinstance(blank, str) else "given"},
+            "options": {**given, "blank": chosen if isinstance(chosen, str) else "given"},
             "target": record,
             **protocol(model, images),
             "memory_halvings": list(held.halvings),
@@ -187,7 +187,7 @@ def _effects(
     sets: Tensor,
     goal: Target,
     score: Score,
-    options: dict[str, Any],
+    put_in: Callable[[Tensor, Tensor, Tensor], Swept],
 ) -> tuple[Tensor, Target]:
     """f(S) - f({}) of every set [B, n] on the CPU, and the target with predicted classes filled in.
 
@@ -196,7 +196,7 @@ def _effects(
 
     def run_images(a: int, b: int) -> Tensor:
         own_blank = empty if len(empty) == 1 else empty[a:b]
-        swept = _swept(model, images[a:b], own_blank, sets, **options)
+        swept = put_in(images[a:b], own_blank, sets)
         own = (goal if goal.open else goal.take(slice(a, b))).bind(swept.picture)
         alone, none = (
             own.score(logits, score, sigmoid=model.sigmoid)
@@ -207,30 +207,23 @@ def _effects(
         return (alone - none[:, None]).cpu()
 
     each = len(sets) * model.n_classes * 4 * 3
-    size = fit(len(images), each, images.device)
-    effects = torch.cat(list(in_chunks(run_images, len(images), size, what="images")))
+    effects = run_in_chunks(run_images, len(images), each, images.device, what="images")
     return effects, Target(torch.cat(classes)) if goal.open else goal
 
 
-def _swept(
-    model: ImageModel,
-    images: Tensor,
-    empty: Tensor,
-    sets: Tensor,
-    *,
-    tail: Tail | None,
-    layers: Layers,
-) -> Swept:
-    """Logits of every set put into the blank."""
+def _sweeper(
+    model: ImageModel, images: Tensor, tail: Tail | None, layers: Layers
+) -> Callable[[Tensor, Tensor, Tensor], Swept]:
+    """What puts sets of patches of pictures into blanks."""
     if isinstance(model, VisionModel):
         plan = make_plan(model, model.check(images), tail=tail, layers=layers)
-        return sweep(model, images, empty, sets, plan)
+        return partial(sweep, model, plan=plan)
     if not isinstance(model, StagedModel):
         reason = f"there is no class row to patch in a model of architecture {model.architecture!r}"
         raise NotDefined("interactions", reason, "Use a classifier, or sc.evidence")
     if tail is not None or layers is not None:
         raise BadOption("tail, layers", (tail, layers), "None: a network of stages has neither")
-    return sweep_features(model, images, empty, sets, model.cells)
+    return partial(sweep_features, model, stage=model.cells)
 
 
 def region_of(grid: tuple[int, int], regions: int) -> Tensor:

@@ -34,7 +34,6 @@ from seecause.target import Score, Target
     signed=True,
 )
 @over_images(whole_graph)
-@torch.enable_grad()
 def integrated_gradients(
     model: ImageModel,
     images: Tensor,
@@ -74,7 +73,6 @@ def integrated_gradients(
     architectures=EVERY_VIEW,
 )
 @over_images(whole_graph)
-@torch.enable_grad()
 def smoothgrad(
     model: ImageModel,
     images: Tensor,

@@ -14,8 +14,9 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any, get_args
+from dataclasses import dataclass, field, fields, is_dataclass, replace
+from itertools import chain
+from typing import Any, TypeVar, cast, get_args
 
 import torch
 from torch import Tensor
@@ -25,6 +26,8 @@ from seecause._plugins import load_plugins
 from seecause.errors import NotDefined, UnknownName
 from seecause.models.base import Architecture
 from seecause.target import Target
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,19 +45,21 @@ class Maps:
     checks: Mapping[str, Tensor] = field(default_factory=dict)
 
 
-def join(parts: Sequence[Maps]) -> Maps:
-    """Maps of consecutive images as maps of one batch, without a graph."""
-
-    def together(of: Sequence[Any], name: str) -> Tensor | None:
-        tensors = [getattr(part, name) for part in of]
-        return None if tensors[0] is None else torch.cat([tensor.detach() for tensor in tensors])
-
-    targets = [part.target for part in parts]
-    of_targets = {name: together(targets, name) for name in ("classes", "against", "logits")}
-    of_maps = {name: together(parts, name) for name in ("scores", "native", "class_maps", "errors")}
-    checks = {name: torch.cat([part.checks[name] for part in parts]) for name in parts[0].checks}
-    fields: dict[str, Any] = {**of_maps, "checks": checks}
-    return replace(parts[0], target=replace(targets[0], **of_targets), **fields)
+def join(parts: Sequence[T]) -> T:
+    """Results of consecutive images as one: tensors (without a graph) and lists are put together,
+    field by field; what else a result holds is the first one's."""
+    first: Any = parts[0]
+    joined: Any = first
+    if isinstance(first, Tensor):
+        joined = torch.cat([cast(Tensor, part).detach() for part in parts])
+    elif isinstance(first, list):
+        joined = list(chain.from_iterable(cast("Sequence[list[Any]]", parts)))
+    elif isinstance(first, Mapping) and all(isinstance(x, Tensor) for x in first.values()):
+        joined = {name: join([cast(Any, part)[name] for part in parts]) for name in first}
+    elif is_dataclass(first) and not callable(first):  # a target may be anybody's function
+        columns = {x.name: [getattr(part, x.name) for part in parts] for x in fields(first)}
+        joined = replace(first, **{name: join(column) for name, column in columns.items()})
+    return joined
 
 
 @dataclass(frozen=True)
@@ -82,20 +87,17 @@ class Method:
 
 FILES = {  # of this folder, and the methods that each registers
     "attention_maps": ("raw-attention", "rollout", "attn-grad", "gae", "tam", "bt", "legrad"),
-    "atman": ("atman",),
     "caap": ("caap",),
     "controls": ("random", "center", "sobel"),
     "grad_cam": ("grad-cam",),
-    "input_gradients": ("ixg", "ixg+", "attcat"),
-    "kept_patches": ("tis", "mutex"),
-    "libra": ("libra-ixg+",),
-    "masked_pixels": ("simple-insertion", "simple-deletion", "rise"),
+    "input_gradients": ("ixg", "ixg+", "attcat", "libra-ixg+"),
+    "masked_pixels": ("simple-insertion", "simple-deletion", "rise", "vit-cx"),
     "mda": ("mda",),
     "mosaic": ("mosaic", "caap+mosaic"),
+    "muted_patches": ("tis", "mutex", "atman"),
     "pixel_gradients": ("integrated-gradients", "smoothgrad"),
     "stages": ("caap", "mosaic"),
     "t_attr": ("t-attr",),
-    "vit_cx": ("vit-cx",),
 }
 EVERY_VIEW: tuple[Architecture, ...] = ("transformer", "staged", "dense")  # whatever has a forward
 FORMER: dict[str, Architecture] = {"conv": "staged"}  # names that older results have

@@ -15,6 +15,7 @@ from safetensors.torch import load_file, save
 from torch import Tensor
 
 from seecause._files import write_atomic, write_json
+from seecause.attribution.registry import is_signed, join
 from seecause.errors import BadOption, MissingExtra
 from seecause.models.base import Architecture
 from seecause.target import Answer
@@ -144,8 +145,6 @@ class Attribution(Looks):
     @property
     def signed(self) -> bool | None:
         """True where values are for and against the class by the method's definition."""
-        from seecause.attribution.registry import is_signed
-
         known = self.manifest
         return is_signed(known.get("method", ""), known.get("architecture", "transformer"))
 
@@ -229,15 +228,9 @@ class Attribution(Looks):
     def join(cls, parts: Sequence[Attribution], fingerprint: str) -> Attribution:
         """Batches of one method as one result over all pictures, whose pixels have this
         fingerprint."""
-        fields: dict[str, Any] = {}
-        for name in TENSORS:
-            column = [getattr(part, name) for part in parts]
-            fields[name] = None if column[0] is None else torch.cat(column)
-        for name in LISTS:
-            fields[name] = [entry for part in parts for entry in getattr(part, name)]
-        shape = list(fields["images"].shape)
-        manifest = joined_manifest([part.manifest for part in parts], shape, fingerprint)
-        return cls(**fields, manifest=manifest)
+        joined = join(parts)
+        shape, manifests = joined.images.shape, [part.manifest for part in parts]
+        return replace(joined, manifest=joined_manifest(manifests, shape, fingerprint))
 
     def _runs(self) -> dict[str, Attribution]:
         return {str(self.manifest.get("method", "map")): self}

@@ -49,7 +49,6 @@ from seecause.engine.mixture import need_gradients, reaches
 from seecause.engine.token_sets import Select, selection
 from seecause.errors import NotDefined
 from seecause.models.dense_families import Places
-from seecause.models.layout import TokenLayout
 from seecause.models.staged_view import StagedModel
 from seecause.target import Score, Target
 from seecause.types import wide
@@ -102,41 +101,31 @@ def sweep_features(
     """Logits of all interventions chosen [N, N], in chunks of images and of cells that fit the
     memory budget."""
     layout = model.check(images)
-    prepare = partial(_prepare, model, layout, chosen, stage, direction)
+
+    def prepare(count: int, one_for_all: Tensor | None) -> Callable[..., tuple[Tensor, ...]]:
+        shared = None if one_for_all is None else model.run_to(stage, one_for_all)  # [1, C, h, w]
+        cells = chosen.to(model.device).unflatten(1, layout.grid)  # [N, gh, gw]
+        after = count * model.forward_bytes(layout, after=stage)
+        together = fit(len(cells), after, model.device, share=0.8)
+
+        def run(pictures: Tensor, *blanks: Tensor) -> tuple[Tensor, ...]:
+            features = model.run_to(stage, pictures)  # [b, C, h, w]
+            empty = model.run_to(stage, blanks[0]) if shared is None else shared
+            context, donor = (empty, features) if direction == "insert" else (features, empty)
+
+            def some_cells(a: int, b: int) -> Tensor:
+                mixed = patched(cells[a:b], donor, context)
+                return model.run_from(stage, mixed).unflatten(0, (len(pictures), b - a))
+
+            logits = list(in_chunks(some_cells, len(cells), together, what="cells"))
+            plain, bare = model.run_from(stage, features), model.run_from(stage, empty)
+            return joined(logits, dim=1), plain, bare
+
+        return run
+
     settings = ("conv caap", stage, direction)
     each = 2 * model.forward_bytes(layout)
     return sweep_pictures(model, images, blank, prepare, settings, chosen, bytes_each=each)
-
-
-def _prepare(
-    model: StagedModel,
-    layout: TokenLayout,
-    chosen: Tensor,
-    stage: str,
-    direction: Direction,
-    count: int,
-    blank: Tensor | None,
-) -> Callable[..., tuple[Tensor, ...]]:
-    """For `sweep_pictures`."""
-    shared = None if blank is None else model.run_to(stage, blank)  # [1, C, h, w]
-    cells = chosen.to(model.device).unflatten(1, layout.grid)  # [N, gh, gw]
-    each = count * model.forward_bytes(layout, after=stage)
-    together = fit(len(cells), each, model.device, share=0.8)
-
-    def run(images: Tensor, *blanks: Tensor) -> tuple[Tensor, ...]:
-        features = model.run_to(stage, images)  # [b, C, h, w]
-        empty = model.run_to(stage, blanks[0]) if shared is None else shared
-        context, donor = (empty, features) if direction == "insert" else (features, empty)
-
-        def some_cells(a: int, b: int) -> Tensor:
-            mixed = patched(cells[a:b], donor, context)
-            return model.run_from(stage, mixed).unflatten(0, (len(images), b - a))
-
-        logits = list(in_chunks(some_cells, len(cells), together, what="cells"))
-        plain, bare = model.run_from(stage, features), model.run_from(stage, empty)
-        return joined(logits, dim=1), plain, bare
-
-    return run
 
 
 def patched(cells: Tensor, donor: Any, context: Any) -> Any:

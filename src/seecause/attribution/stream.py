@@ -9,11 +9,11 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, cast
 
-import torch
 from PIL import Image
 from torch import Tensor, nn
 
 from seecause.attribution.attribute import attribute
+from seecause.attribution.registry import join
 from seecause.attribution.result import Attribution, Attributions
 from seecause.data.dataset import Hole
 from seecause.data.images import PictureFacts, PictureOpener
@@ -117,7 +117,7 @@ def picture_batches(
     if batch < 1:
         raise BadOption("batch", batch, "at least one picture")
     opener = PictureOpener()
-    rows: list[_Prepared] = []
+    rows: list[PictureBatch] = []  # of one picture each
     seconds = None if others is None else _singles(model, others)
     for place, item in enumerate(_singles(model, pictures)):
         other = None if seconds is None else _second(seconds, place)
@@ -135,40 +135,18 @@ def picture_batches(
             holes.append(Hole(name, str(bad)))
             continue
         if version is not None and version.shape != image.shape:
-            raise BadOption("others", list(version.shape), f"pictures of {list(image.shape)}")
-        if rows and rows[0].image.shape != image.shape:
-            yield _batch(rows)
+            raise BadOption("others", list(version[0].shape), f"pictures of {list(image[0].shape)}")
+        if rows and rows[0].images.shape != image.shape:
+            yield join(rows)
             rows = []
-        rows.append(_Prepared(place, name, image, known, version))
+        rows.append(PictureBatch(image, [place], [name], [known], version))
         if len(rows) == batch:
-            yield _batch(rows)
+            yield join(rows)
             rows = []
     if seconds is not None and next(seconds, None) is not None:
         raise BadOption("others", "more than pictures", "one for each picture")
     if rows:
-        yield _batch(rows)
-
-
-@dataclass(frozen=True, eq=False)
-class _Prepared:
-    """One picture [3, H, W] of a batch."""
-
-    place: int
-    name: str
-    image: Tensor
-    facts: PictureFacts
-    other: Tensor | None
-
-
-def _batch(rows: Sequence[_Prepared]) -> PictureBatch:
-    others = [row.other for row in rows if row.other is not None]
-    return PictureBatch(
-        torch.stack([row.image for row in rows]),
-        [row.place for row in rows],
-        [row.name for row in rows],
-        [row.facts for row in rows],
-        torch.stack(others) if others else None,
-    )
+        yield join(rows)
 
 
 def _singles(model: ImageModel, pictures: Any) -> Iterator[Any]:
@@ -218,10 +196,10 @@ def _takes_pictures(model: ImageModel) -> bool:
 
 
 def _prepared(model: ImageModel, opened: Any) -> Tensor:
-    """One picture, [3, H, W], normalised."""
+    """One picture, [1, 3, H, W], normalised."""
     if isinstance(opened, Image.Image):  # stays on the CPU until its batch is full
-        return model.preprocess(opened)[0]
-    return as_images(model, opened)[0]
+        return model.preprocess(opened)[:1]
+    return as_images(model, opened)[:1]
 
 
 def _facts(

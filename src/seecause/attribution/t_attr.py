@@ -70,7 +70,6 @@ def _both_graphs(model: VisionModel, layout: TokenLayout) -> int:
 
 @method("t-attr", forwards="2 + 2 backward", needs="attention, gradients, relevance")
 @over_images(_both_graphs)
-@torch.enable_grad()
 def t_attr(
     model: VisionModel, images: Tensor, target: Target, *, start: int = 0, score: Score = "logit"
 ) -> Maps:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
+Tensors = TypeVar("Tensors", Tensor, tuple[Tensor, ...])
 
 # bytes of activations; larger chunks fall out of a CPU's caches and run slower
 CPU_BUDGET = 64 << 20
@@ -115,9 +116,14 @@ def in_chunks(
             torch.cuda.empty_cache()
 
 
-def joined(parts: Sequence[Tensor], dim: int = 0) -> Tensor:
-    """All parts as one; a single one as it is."""
-    return parts[0] if len(parts) == 1 else torch.cat(list(parts), dim=dim)
+def joined(parts: Sequence[Tensors], dim: int = 0) -> Tensors:
+    """All parts, tensors or tuples of them, as one; a single one as it is."""
+    if len(parts) == 1:
+        return parts[0]
+    pieces: Any = parts
+    if isinstance(parts[0], Tensor):
+        return torch.cat(list(pieces), dim=dim)
+    return tuple(torch.cat(column, dim=dim) for column in zip(*pieces, strict=True))
 
 
 def batched(
@@ -128,15 +134,18 @@ def batched(
 
 
 def run_in_chunks(
-    run: Callable[[int, int], Tensor],
+    run: Callable[[int, int], Tensors],
     total: int,
     bytes_each: int,
     device: torch.device,
     *,
     what: str = "chunk",
-) -> Tensor:
+    share: float = 1.0,
+    dim: int = 0,
+) -> Tensors:
     """`run(start, stop)` over `total` items, as many at a time as fit; all results as one."""
-    return joined(list(in_chunks(run, total, fit(total, bytes_each, device), what=what)))
+    size = fit(total, bytes_each, device, share=share)
+    return joined(list(in_chunks(run, total, size, what=what)), dim)
 
 
 @torch.no_grad()

@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from seecause.engine.chunks import fit, in_chunks
+from seecause.engine.chunks import fit, in_chunks, run_in_chunks
 from seecause.engine.walk import Step, Walk, walk
 from seecause.models.layout import At, span
 from seecause.models.view import VisionModel
@@ -124,8 +124,8 @@ def logits_of_sets(model: VisionModel, images: Tensor, gates: Tensor) -> Tensor:
         plain = model.readout.of_rows(steps.h, layout)
         return torch.cat([*logits, plain[None]])
 
-    size = fit(len(images), model.forward_bytes(layout), device, share=HELD)
-    every = torch.cat(list(in_chunks(run_images, len(images), size, what="images")), dim=1)
+    count, each = len(images), model.forward_bytes(layout)
+    every = run_in_chunks(run_images, count, each, device, what="images", share=HELD, dim=1)
     return every[which]
 
 

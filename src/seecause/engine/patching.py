@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from seecause.engine.attention import probabilities
-from seecause.engine.chunks import fit, in_chunks
+from seecause.engine.chunks import run_in_chunks
 from seecause.engine.walk import Step, walk
 from seecause.errors import BadOption, NotDefined
 from seecause.models.base import ImageModel
@@ -134,12 +134,7 @@ def _patch(
     model: VisionModel, images: Tensor, source: Tensor, site_sets: Sequence[Sequence[Site]]
 ) -> Tensor:
     layout = model.check(images)
-    if any(isinstance(sites, Site) for sites in site_sets):
-        raise BadOption("site_sets", site_sets, "a list of sets, each a list of sites: [[site]]")
-    for site in (site for sites in site_sets for site in sites):
-        _check(model, site, layout.tokens)
-    if not site_sets:
-        raise BadOption("site_sets", site_sets, "at least one set of sites (it may be empty)")
+    _check_sets(model, site_sets, layout.tokens)
     if source.shape != images.shape:
         raise BadOption(
             "source", list(source.shape), f"one source for each image, {list(images.shape)}"
@@ -152,10 +147,32 @@ def _patch(
     each = len(images) * model.forward_bytes(layout)
 
     def run_chunk(a: int, b: int) -> Tensor:
-        return _patched(model, h, at, source_at, first, site_sets[a:b], donor)
+        chosen, sets, batch = site_sets[a:b], b - a, len(images)
 
-    size = fit(len(site_sets), each, images.device)
-    return torch.cat(list(in_chunks(run_chunk, len(site_sets), size, what="site sets")))
+        def mark(step: Step, kind: Kind) -> Tensor:
+            return _mark(model, chosen, step.index, kind, layout.tokens).to(h.device)
+
+        def put(mark: Tensor, new: Tensor, old: Tensor) -> Tensor:
+            return torch.where(mark, new, old.unflatten(0, (sets, batch))).flatten(0, 1)
+
+        steps = walk(model, h.repeat(sets, 1, 1), at.copies(sets), start=first)
+        for step in steps:
+            if (step.index, "resid") in donor:
+                here, origin = mark(step, "resid"), _origin(chosen, step.index, layout.tokens)
+                step.h = put(here, _moved(donor[step.index, "resid"][0], origin), step.h)
+                theirs = source_at.copies(sets)
+                if origin is not None:
+                    theirs = _facts(source_at, origin, batch)
+                tokens = here[:, 0, :, 0].repeat_interleave(batch, dim=0)  # [S * B, T]
+                step.at = step.keys_at = step.at.where(tokens, theirs)
+            if (step.index, "kv") in donor:
+                here, (k, v) = mark(step, "kv"), donor[step.index, "kv"]
+                step.k, step.v = put(here, k, step.k), put(here, v, step.v)
+            if (step.index, "heads") in donor:
+                step.o = put(mark(step, "heads"), donor[step.index, "heads"][0], step.o)
+        return model.readout(steps.h, layout).unflatten(0, (sets, batch))
+
+    return run_in_chunks(run_chunk, len(site_sets), each, images.device, what="site sets")
 
 
 Held = dict[tuple[int, str], tuple[Tensor, ...]]
@@ -176,39 +193,6 @@ def _donor(
         if (step.index, "kv") in named:
             held[step.index, "kv"] = (step.k, step.v)
     return held
-
-
-def _patched(
-    model: VisionModel,
-    h: Tensor,
-    at: At,
-    source_at: At,
-    first: int,
-    site_sets: Sequence[Sequence[Site]],
-    donor: Held,
-) -> Tensor:
-    sets, batch = len(site_sets), len(h)
-
-    def mark(step: Step, kind: Kind) -> Tensor:
-        return _mark(model, site_sets, step.index, kind, at.layout.tokens).to(h.device)
-
-    def put(mark: Tensor, new: Tensor, old: Tensor) -> Tensor:
-        return torch.where(mark, new, old.unflatten(0, (sets, batch))).flatten(0, 1)
-
-    steps = walk(model, h.repeat(sets, 1, 1), at.copies(sets), start=first)
-    for step in steps:
-        if (step.index, "resid") in donor:
-            here, origin = mark(step, "resid"), _origin(site_sets, step.index, at.layout.tokens)
-            step.h = put(here, _moved(donor[step.index, "resid"][0], origin), step.h)
-            theirs = source_at.copies(sets) if origin is None else _facts(source_at, origin, batch)
-            tokens = here[:, 0, :, 0].repeat_interleave(batch, dim=0)  # [S * B, T]
-            step.at = step.keys_at = step.at.where(tokens, theirs)
-        if (step.index, "kv") in donor:
-            here, (k, v) = mark(step, "kv"), donor[step.index, "kv"]
-            step.k, step.v = put(here, k, step.k), put(here, v, step.v)
-        if (step.index, "heads") in donor:
-            step.o = put(mark(step, "heads"), donor[step.index, "heads"][0], step.o)
-    return model.readout(steps.h, at.layout).unflatten(0, (sets, batch))
 
 
 def _mark(
@@ -266,6 +250,15 @@ def _with_blocks(model: ImageModel) -> VisionModel:
         f"{model.family} has no transformer blocks",
         "Use model.run_to(model.cells, images) and model.run_from(model.cells, ...)",
     )
+
+
+def _check_sets(model: VisionModel, site_sets: Sequence[Sequence[Site]], tokens: int) -> None:
+    if any(isinstance(sites, Site) for sites in site_sets):
+        raise BadOption("site_sets", site_sets, "a list of sets, each a list of sites: [[site]]")
+    for site in (site for sites in site_sets for site in sites):
+        _check(model, site, tokens)
+    if not site_sets:
+        raise BadOption("site_sets", site_sets, "at least one set of sites (it may be empty)")
 
 
 def _check(model: VisionModel, site: Site, tokens: int) -> None:

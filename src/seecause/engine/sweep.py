@@ -50,74 +50,6 @@ class LiveRows:
         return len(self.tokens) > len(self.groups.special_rows)
 
 
-def read(
-    model: VisionModel, context: Trace, donor: Trace, rows: LiveRows, *, replaced: bool
-) -> Tensor:
-    """Logits [B, n, C]. `replaced`: the chosen tokens are not the context's; they are live, or else
-    the donor's."""
-    readout, layout, special = model.readout, context.layout, rows.sets.special
-    live = readout.norm(rows.z)
-    gone = rows.sets.marked & replaced
-    if readout.latent is not None:
-        return _read_latent(model, context, donor, rows, live, gone)
-    first = live[:, rows.groups.special_rows] if rows.has_chosen else live
-    copies = first.unflatten(1, (len(rows.sets), len(special))) if special else first
-    parts = [copies[:, :, special.index(t)] for t in readout.read_prefix(layout)]
-    if readout.has_mean:
-        parts.append(_mean(model, context, donor, rows, live, gone).to(live.dtype))
-    return readout.head(torch.cat(parts, dim=-1))
-
-
-def _mean(
-    model: VisionModel, context: Trace, donor: Trace, rows: LiveRows, live: Tensor, gone: Tensor
-) -> Tensor:
-    """The average over tokens with the chosen and the special ones replaced: [B, n, D], summed in
-    float32 or better."""
-    readout, final, is_special = model.readout, model.n_layers, rows.sets.is_special
-    averaged = torch.zeros_like(is_special)
-    averaged[readout.averaged(context.layout)] = True
-    kind = wide_dtype(live.dtype)
-    staying = (averaged & ~is_special & ~gone).to(kind)  # [n, T]
-    total = staying @ wide(readout.norm(context.states[final]))  # [b, n, D]
-    if not rows.has_chosen:
-        total = total + (averaged & gone).to(kind) @ wide(readout.norm(donor.states[final]))
-    counted = wide(live) * averaged[rows.tokens, None]
-    total = total.expand(len(live), -1, -1).index_add(1, rows.groups.groups.owner, counted)
-    return total / averaged.sum()
-
-
-def _read_latent(
-    model: VisionModel, context: Trace, donor: Trace, rows: LiveRows, live: Tensor, gone: Tensor
-) -> Tensor:
-    """A latent query per set reads frozen, replaced and live tokens."""
-    readout, pool, n, final = model.readout, model.readout.latent, len(rows.sets), model.n_layers
-    assert pool is not None
-    part = readout.averaged(context.layout)
-    queries = pool.query()
-    per_set = queries.shape[2]
-    q = queries.repeat(1, 1, n, 1).expand(len(live), -1, -1, -1)
-
-    def bank(trace: Trace, keep: Tensor) -> Bank:  # keep [n, T] -> [1, 1, n*Q, A]
-        return Bank(
-            *pool.kv(readout.norm(trace.states[final])[:, part]),
-            Mask(keep[:, part].repeat_interleave(per_set, dim=0)[None, None]),
-        )
-
-    banks = [bank(context, ~rows.sets.is_special & ~gone)]
-    if not rows.has_chosen:
-        banks.append(bank(donor, gone))
-    # special tokens that the pool does not see
-    skipped = 0 if readout.over_prefix else len(rows.sets.special)
-    seen = rows.sets.seen_rows(rows.groups, skipped)
-    own = None
-    if seen is not None:
-        kv = pool.kv(live[:, seen[0]])
-        own = Own(*kv, rows.sets.even_groups(per_set), seen[1])
-    o, _ = attend(q, banks, own, scale=pool.scale)
-    pooled = pool.finish(o.unflatten(1, (n, per_set)).flatten(0, 1))
-    return readout.head(pooled).unflatten(0, (-1, n))
-
-
 Tail = Literal["patched", "blank", "source", "all"]
 
 
@@ -197,7 +129,66 @@ class Sweep:
             rows = self._grouped_rows(rows)
         # the chosen tokens are no longer the context's when the answer is read
         replaced = plan.tail != "blank" or plan.stop >= layers
-        return read(self.model, self.context, self.donor, rows, replaced=replaced)
+        return self._read(rows, rows.sets.marked & replaced)
+
+    def _read(self, rows: LiveRows, gone: Tensor) -> Tensor:
+        """Logits [B, n, C]. Tokens that are `gone` [n, T] are not the context's: they are live, or
+        else the donor's."""
+        readout, special = self.model.readout, rows.sets.special
+        live = readout.norm(rows.z)
+        if readout.latent is not None:
+            return self._read_latent(rows, live, gone)
+        first = live[:, rows.groups.special_rows] if rows.has_chosen else live
+        copies = first.unflatten(1, (len(rows.sets), len(special))) if special else first
+        parts = [copies[:, :, special.index(t)] for t in readout.read_prefix(self.context.layout)]
+        if readout.has_mean:
+            parts.append(self._mean(rows, live, gone).to(live.dtype))
+        return readout.head(torch.cat(parts, dim=-1))
+
+    def _mean(self, rows: LiveRows, live: Tensor, gone: Tensor) -> Tensor:
+        """The average over tokens with the chosen and the special ones replaced: [B, n, D], summed
+        in float32 or better."""
+        readout, is_special = self.model.readout, rows.sets.is_special
+        averaged = torch.zeros_like(is_special)
+        averaged[readout.averaged(self.context.layout)] = True
+        kind = wide_dtype(live.dtype)
+        staying = (averaged & ~is_special & ~gone).to(kind)  # [n, T]
+        total = staying @ wide(self._final(self.context))  # [b, n, D]
+        if not rows.has_chosen:
+            total = total + (averaged & gone).to(kind) @ wide(self._final(self.donor))
+        counted = wide(live) * averaged[rows.tokens, None]
+        total = total.expand(len(live), -1, -1).index_add(1, rows.groups.groups.owner, counted)
+        return total / averaged.sum()
+
+    def _read_latent(self, rows: LiveRows, live: Tensor, gone: Tensor) -> Tensor:
+        """A latent query per set reads frozen, replaced and live tokens."""
+        readout, pool, n = self.model.readout, self.model.readout.latent, len(rows.sets)
+        assert pool is not None
+        part = readout.averaged(self.context.layout)
+        queries = pool.query()
+        per_set = queries.shape[2]
+        q = queries.repeat(1, 1, n, 1).expand(len(live), -1, -1, -1)
+
+        def bank(trace: Trace, keep: Tensor) -> Bank:  # keep [n, T] -> [1, 1, n*Q, A]
+            seen = keep[:, part].repeat_interleave(per_set, dim=0)[None, None]
+            return Bank(*pool.kv(self._final(trace)[:, part]), Mask(seen))
+
+        banks = [bank(self.context, ~rows.sets.is_special & ~gone)]
+        if not rows.has_chosen:
+            banks.append(bank(self.donor, gone))
+        # special tokens that the pool does not see
+        skipped = 0 if readout.over_prefix else len(rows.sets.special)
+        seen = rows.sets.seen_rows(rows.groups, skipped)
+        own = None
+        if seen is not None:
+            own = Own(*pool.kv(live[:, seen[0]]), rows.sets.even_groups(per_set), seen[1])
+        o, _ = attend(q, banks, own, scale=pool.scale)
+        pooled = pool.finish(o.unflatten(1, (n, per_set)).flatten(0, 1))
+        return readout.head(pooled).unflatten(0, (-1, n))
+
+    def _final(self, trace: Trace) -> Tensor:
+        """Normed states behind the last block, [b, T, D]."""
+        return self.model.readout.norm(trace.states[self.model.n_layers])
 
     def _class_rows(self, sets: TokenSets, until: int, summary: BlankSummary | None) -> LiveRows:
         """The live special tokens from state `start` to state `until`."""

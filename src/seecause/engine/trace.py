@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from seecause.engine.attend import Bank, Mask
-from seecause.engine.chunks import fit, in_chunks
+from seecause.engine.chunks import fit, in_chunks, run_in_chunks
 from seecause.engine.walk import walk
 from seecause.errors import BadOption
 from seecause.models.block import fused
@@ -139,9 +139,9 @@ def kept_logits_each(model: VisionModel, images: Tensor, keep: Tensor) -> Tensor
         image = item // many
         return kept_logits(model, h0[image], keep[image, item % many], at.of(image))
 
-    size = fit(batch * many, each, images.device)
-    logits = list(in_chunks(run_chunk, batch * many, size, what="choices of patches"))
-    return torch.cat(logits).unflatten(0, (batch, many))
+    what = "choices of patches"
+    logits = run_in_chunks(run_chunk, batch * many, each, images.device, what=what)
+    return logits.unflatten(0, (batch, many))
 
 
 def _kept(keep: Tensor, layout: TokenLayout) -> tuple[Tensor, Tensor]:

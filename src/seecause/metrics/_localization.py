@@ -34,7 +34,7 @@ import torch
 from torch import Tensor
 
 from seecause.data.dataset import IGNORE
-from seecause.engine.chunks import fit, in_chunks
+from seecause.engine.chunks import run_in_chunks
 from seecause.errors import BadOption
 from seecause.metrics._pixels import Upsampling, checked, patch_centres, to_pixels
 from seecause.metrics.registry import higher, lower, metric
@@ -65,15 +65,10 @@ class Localization:
     columns={
         "aupr1": higher(
             "does the map rank the object's pixels first? Average precision; a random map scores "
-            "the object's share of the picture",
-            field="aupr1",
+            "the object's share of the picture"
         ),
-        "aupr0": higher(
-            "does it rank the background's pixels last? Average precision", field="aupr0"
-        ),
-        "pointing": higher(
-            "share of images whose highest point lies on the object", field="pointing"
-        ),
+        "aupr0": higher("does it rank the background's pixels last? Average precision"),
+        "pointing": higher("share of images whose highest point lies on the object"),
     },
 )
 @torch.no_grad()
@@ -234,8 +229,8 @@ def _object(maps: Tensor, masks: Tensor | None, ignore: int | None) -> tuple[Ten
 
 def _over_maps(run_maps: Callable[[int, int], Tensor], masks: Tensor) -> Tensor:
     """Scores [k, B] on the CPU, as many maps at a time as fit."""
-    together = fit(len(masks), masks[0].numel() * _PIXEL_BYTES, masks.device)
-    return torch.cat(list(in_chunks(run_maps, len(masks), together, what="maps")), dim=1).cpu()
+    each = masks[0].numel() * _PIXEL_BYTES
+    return run_in_chunks(run_maps, len(masks), each, masks.device, what="maps", dim=1).cpu()
 
 
 @dataclass(frozen=True, eq=False)
@@ -250,8 +245,8 @@ class Complexity:
     "complexity",
     family="the map itself",
     columns={
-        "gini": higher("how few patches hold the map: 0 flat, near 1 a single patch", field="gini"),
-        "entropy": lower("how widely the map is spread, in nats", field="entropy"),
+        "gini": higher("how few patches hold the map: 0 flat, near 1 a single patch"),
+        "entropy": lower("how widely the map is spread, in nats"),
     },
 )
 @torch.no_grad()

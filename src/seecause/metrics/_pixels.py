@@ -207,6 +207,7 @@ class PictureScorer:
             )
         return to_grid(maps.to(self.images.device), self.size, self.grid)
 
+    @torch.no_grad()
     def each(self, variants: int, picture: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
         """Scores [B, variants], float64: `picture(image, variant)` makes a batch [m, 3, H, W] from
         two index vectors [m]."""
@@ -253,6 +254,7 @@ class PictureScorer:
         return {"metric": metric, **options, "score": self.score, "target": record}
 
 
+@torch.no_grad()
 def picture_scorer(
     model: ImageModel, images: Tensor, target: Spec = None, *, score: Score = "prob"
 ) -> PictureScorer:

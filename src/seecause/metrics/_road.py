@@ -82,7 +82,6 @@ class Road:
         "road": higher("half the difference of road-lerf and road-morf", field="combined"),
     },
 )
-@torch.no_grad()
 def road(
     model: ImageModel,
     images: Tensor,

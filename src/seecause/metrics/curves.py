@@ -98,7 +98,6 @@ class Curves:
         ),
     },
 )
-@torch.no_grad()
 def insertion_deletion(
     model: ImageModel,
     images: Tensor,
@@ -184,24 +183,18 @@ class Perturbation:
     family="curves",
     columns={
         "aopc-morf": higher(
-            "mean drop of the score while patches are removed, most important first",
-            field="aopc_morf",
+            "mean drop of the score while patches are removed, most important first"
         ),
         "aopc-lerf": lower(
-            "mean drop of the score while patches are removed, least important first",
-            field="aopc_lerf",
+            "mean drop of the score while patches are removed, least important first"
         ),
-        "abpc": higher(
-            "area between the curves of patches removed least and most important first",
-            field="abpc",
-        ),
+        "abpc": higher("area between the curves of patches removed least and most important first"),
         "pixel-flipping": lower(
             "area under the score's curve while patches are removed, most important first",
             field="flipping_area",
         ),
     },
 )
-@torch.no_grad()
 def perturbation(
     model: ImageModel,
     images: Tensor,
@@ -260,18 +253,11 @@ class Removal:
     "removal",
     family="removal",
     columns={
-        "comprehensiveness": higher(
-            "drop of the score without the patches the map puts first", field="comprehensiveness"
-        ),
-        "sufficiency": lower(
-            "drop of the score with only the patches the map puts first", field="sufficiency"
-        ),
-        "log-odds": lower(
-            "change of the log probability without the patches the map puts first", field="log_odds"
-        ),
+        "comprehensiveness": higher("drop of the score without the patches the map puts first"),
+        "sufficiency": lower("drop of the score with only the patches the map puts first"),
+        "log-odds": lower("change of the log probability without the patches the map puts first"),
     },
 )
-@torch.no_grad()
 def removal(
     model: ImageModel,
     images: Tensor,

@@ -29,6 +29,7 @@ varies has no correlation: NaN.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Literal
 
 import torch
@@ -50,20 +51,17 @@ from seecause.metrics.statistics import rank_correlation
 from seecause.models.base import ImageModel
 from seecause.target import Score, Spec
 
+_correlation = partial(metric, family="correlation with the drop of the score")
 SIZES = tuple(tenth / 10 for tenth in range(1, 9))  # as shares of the patches
 
 
-@metric(
+@_correlation(
     "mu-fidelity",
-    family="correlation with the drop of the score",
-    columns={
-        "mu-fidelity": higher(
-            "rank correlation of the map's sum over random sets of patches with the drop of the "
-            "score without them"
-        ),
-    },
+    columns=higher(
+        "rank correlation of the map's sum over random sets of patches with the drop of the "
+        "score without them"
+    ),
 )
-@torch.no_grad()
 def mu_fidelity(
     model: ImageModel,
     images: Tensor,
@@ -86,17 +84,13 @@ def mu_fidelity(
     return rank_correlation(summed, drops) if correlation == "spearman" else pearson(summed, drops)
 
 
-@metric(
+@_correlation(
     "sensitivity-n",
-    family="correlation with the drop of the score",
-    columns={
-        "sensitivity-n": higher(
-            "plain correlation of the map's sum over sets of patches, of many sizes, with the "
-            "drop of the score without them"
-        ),
-    },
+    columns=higher(
+        "plain correlation of the map's sum over sets of patches, of many sizes, with the "
+        "drop of the score without them"
+    ),
 )
-@torch.no_grad()
 def sensitivity_n(
     model: ImageModel,
     images: Tensor,
@@ -122,16 +116,10 @@ def sensitivity_n(
     return torch.stack(each).mean(dim=0)
 
 
-@metric(
+@_correlation(
     "faithfulness-estimate",
-    family="correlation with the drop of the score",
-    columns={
-        "faithfulness-estimate": higher(
-            "correlation of the map with the drop of the score without each single patch"
-        ),
-    },
+    columns=higher("correlation of the map with the drop of the score without each single patch"),
 )
-@torch.no_grad()
 def faithfulness_estimate(
     model: ImageModel,
     images: Tensor,
@@ -151,17 +139,13 @@ def faithfulness_estimate(
     return pearson(cells.flatten(1).cpu(), scorer.drops(single[None], fill))
 
 
-@metric(
+@_correlation(
     "idsds",
-    family="correlation with the drop of the score",
-    columns={
-        "idsds": higher(
-            "rank correlation of the map's sum over each cell of a coarse grid with the drop of "
-            "the logit without it"
-        ),
-    },
+    columns=higher(
+        "rank correlation of the map's sum over each cell of a coarse grid with the drop of "
+        "the logit without it"
+    ),
 )
-@torch.no_grad()
 def single_deletion(
     model: ImageModel,
     images: Tensor,
@@ -186,17 +170,13 @@ def single_deletion(
     return rank_correlation(sums.cpu(), scorer.drops(single[None], fill))
 
 
-@metric(
+@_correlation(
     "infidelity",
-    family="correlation with the drop of the score",
-    columns={
-        "infidelity": lower(
-            "squared error of the map's sums over sets of patches as forecasts of the drop "
-            "without them, the map scaled as fits best"
-        ),
-    },
+    columns=lower(
+        "squared error of the map's sums over sets of patches as forecasts of the drop "
+        "without them, the map scaled as fits best"
+    ),
 )
-@torch.no_grad()
 def infidelity(
     model: ImageModel,
     images: Tensor,
@@ -229,14 +209,10 @@ def infidelity(
 @metric(
     "saco",
     family="removal",
-    columns={
-        "saco": higher(
-            "do groups of patches matter in the order and proportion that the map claims? From -1 "
-            "to 1"
-        ),
-    },
+    columns=higher(
+        "do groups of patches matter in the order and proportion that the map claims? From -1 to 1"
+    ),
 )
-@torch.no_grad()
 def saco(
     model: ImageModel,
     images: Tensor,

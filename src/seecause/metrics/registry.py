@@ -1,11 +1,11 @@
 """The list of metrics. A new metric is one file with one decorated function:
 
-    @metric("name", columns={"name": higher("what a large value means")})
+    @metric("name", columns=higher("what a large value means"))
     def name(model, images, maps, target, *, option=default) -> Tensor: ...
 
 Its parameters before the star say what it needs: names of `MetricInputs`; those behind it are
 options, checked against their annotations before it runs (`_options.py`). It returns one number for
-each image, [B], or a result whose fields are the columns: several columns share their forwards.
+each image, [B], or a result whose fields are the columns, by name: they share their forwards.
 Packages installed beside this one add metrics by the entry point `seecause.metrics`.
 
     inputs = MetricInputs(model, images, maps, target, masks=masks)
@@ -19,7 +19,7 @@ import inspect
 import pkgutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
-from functools import cache, wraps
+from functools import cache, partial, wraps
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
 
@@ -73,21 +73,15 @@ _NEEDS = ("masks", "model", "explain", "attribute", "latents")  # what not every
 @dataclass(frozen=True)
 class Column:
     """One number for each image: which way is better, what it means in a line, and the field of
-    the result that holds it (none: it is the result)."""
+    the result that holds it, where that is not called as the column is."""
 
     better: Direction
     meaning: str = ""
     field: str = ""
 
 
-def higher(meaning: str = "", *, field: str = "") -> Column:
-    """A column whose large values are good."""
-    return Column("higher", meaning, field)
-
-
-def lower(meaning: str = "", *, field: str = "") -> Column:
-    """A column whose small values are good."""
-    return Column("lower", meaning, field)
+higher = partial(Column, "higher")  # a column whose large values are good
+lower = partial(Column, "lower")  # a column whose small values are good
 
 
 @dataclass(frozen=True)
@@ -123,8 +117,10 @@ class Metric:
 
     def read(self, result: Any) -> dict[str, Tensor]:
         """The columns of a result, each [B]."""
+        if isinstance(result, Tensor):
+            return dict.fromkeys(self.columns, result)
         return {
-            name: attrgetter(column.field)(result) if column.field else result
+            name: attrgetter(column.field or name.replace("-", "_"))(result)
             for name, column in self.columns.items()
         }
 
@@ -132,8 +128,11 @@ class Metric:
 _METRICS: dict[str, Metric] = {}
 
 
-def metric(name: str, *, columns: Mapping[str, Column], family: str = "other") -> Callable[[F], F]:
-    """Register a function under `name`."""
+def metric(
+    name: str, *, columns: Mapping[str, Column] | Column, family: str = "other"
+) -> Callable[[F], F]:
+    """Register a function under `name`; a single column is called like it."""
+    named = {name: columns} if isinstance(columns, Column) else dict(columns)
 
     def register(function: F) -> F:
         kinds = inspect.signature(function).parameters.values()
@@ -151,7 +150,7 @@ def metric(name: str, *, columns: Mapping[str, Column], family: str = "other") -
             return function(*inputs, **options)
 
         run = cast(F, settles(checked) if takes[:1] == ("model",) else checked)
-        _METRICS[name] = Metric(name, run, takes, dict(columns), family)
+        _METRICS[name] = Metric(name, run, takes, named, family)
         return run
 
     return register

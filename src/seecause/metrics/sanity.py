@@ -87,8 +87,7 @@ def random_logit(
 
     `other` None: a class drawn once, the same step away from each image's own.
     """
-    with torch.no_grad():
-        scorer = picture_scorer(model, images, target)
+    scorer = picture_scorer(model, images, target)
     if other is None:
         if scorer.target.classes is None or model.n_classes < 2:
             what = "a function of logits" if scorer.target.classes is None else "a single class"
@@ -129,8 +128,7 @@ def parameter_randomisation(
     a view of the copied module where `wrap` alone cannot (zero-shot heads).
     """
     stops = _stops(len(layer_groups(model)), steps)
-    with torch.no_grad():
-        scorer = picture_scorer(model, images, target)
+    scorer = picture_scorer(model, images, target)
     spec = bound_spec(scorer.target, target)
     plain = attribute(model, scorer.images, spec)
     other = copied_view(model) if rewrap is None else rewrap(copy.deepcopy(model.module))
@@ -234,12 +232,10 @@ class Stability:
     family="the map itself",
     columns={
         "max-sensitivity": lower(
-            "largest relative change of the map under small noise in the picture",
-            field="max_sensitivity",
+            "largest relative change of the map under small noise in the picture"
         ),
         "avg-sensitivity": lower(
-            "mean relative change of the map under small noise in the picture",
-            field="avg_sensitivity",
+            "mean relative change of the map under small noise in the picture"
         ),
     },
 )
@@ -259,8 +255,7 @@ def stability(
     captum's. The class stays that of the plain picture, draws come from the seed alone, the same
     for every image, and an empty map has no sensitivity: NaN.
     """
-    with torch.no_grad():
-        scorer = picture_scorer(model, images, target)
+    scorer = picture_scorer(model, images, target)
     spec, generator = bound_spec(scorer.target, target), torch.Generator().manual_seed(seed)
     plain = _flat(explain(scorer.images, spec))
     changes = []
