@@ -28,9 +28,9 @@ from torch import Tensor
 
 from seecause._files import write_atomic, write_json
 from seecause.errors import BadOption
-from seecause.lvlm.attribute import Head
+from seecause.lvlm.analysis import Head
 from seecause.lvlm.bank import MeanBank, checked_bank
-from seecause.lvlm.engine import MaskedRows, MaskKind
+from seecause.lvlm.engine import MaskedRows
 from seecause.lvlm.fit import SOFTEN, Regression, estimate
 from seecause.lvlm.masks import How, MaskSampling, mask_count
 from seecause.lvlm.model import LVLM
@@ -86,24 +86,14 @@ class AnswerEngine(MaskedRows):
         self, heads: Tensor | None = None, text: Tensor | None = None, image: Tensor | None = None
     ) -> Tensor:
         """a [M, W]: each word's logit less the vocabulary's mean, for masks of `MaskEngine`."""
-        return self._answers(heads, text, image)
+        return self._answers(self._checked(heads, text, image))
 
     def logits(
         self, heads: Tensor | None = None, text: Tensor | None = None, image: Tensor | None = None
     ) -> Tensor:
         """[M, W, V]: what each word is chosen from, the words before it taken as said."""
-        return self._answers(heads, text, image, lambda h: wide(self.lvlm.decoder.head(h)))
-
-    def slopes(
-        self,
-        heads: Tensor | None = None,
-        text: Tensor | None = None,
-        image: Tensor | None = None,
-        *,
-        of: MaskKind = "heads",
-    ) -> tuple[Tensor, Tensor]:
-        """a [M, W] of soft masks and its derivatives [M, W, P], in logits."""
-        return self._slopes(heads, text, image, of)
+        masks = self._checked(heads, text, image)
+        return self._answers(masks, lambda h: wide(self.lvlm.decoder.head(h)))
 
     def protocol(self) -> dict[str, Any]:
         return {**super().protocol(), "targets": self.targets}
