@@ -34,7 +34,7 @@ def table() -> str:
         ("transformers", "stages", _families(staged_families.TRANSFORMERS)),
         ("transformers", "boxes", ["Yolos (tokens)", *_families(boxes)]),
         ("transformers", "pixels", _families(_rows("Segmentation", "Depth", "Sam"))),
-        ("transformers", "words", _families(decoder.CLASSES)),
+        ("transformers", "words", _families(decoder.FAMILIES)),
         ("transformers", "sound", ["AST (tokens)"]),
         ("transformers", "film", ["VideoMAE (tokens)"]),
         ("torchvision", "tokens", ["VisionTransformer"]),

@@ -146,7 +146,7 @@ def test_wordings_are_compared_at_the_share_of_the_study(ready, tmp_path, monkey
         shares.append(options["p"])
         return attribute_heads(engine, **options)
 
-    monkeypatch.setattr("seecause.lvlm.analysis.attribute_heads", attribute)
+    monkeypatch.setattr("seecause.lvlm.attribute.attribute_heads", attribute)
     options = replace(HEADS_ONLY, wordings=("What is this creature?",), p=0.5)
     run_lvlm_study(lvlm, bank, data, options, tmp_path)
     assert shares == [0.5] * 9

@@ -10,9 +10,7 @@ from PIL import Image
 from typer.testing import CliRunner
 
 from seecause.cli import app, lvlm_options
-from seecause.cli.lvlm import _size
-from seecause.cli.lvlm_answer import _read_heads
-from seecause.cli.lvlm_options import CalibratedModel, HeadEdit
+from seecause.cli.lvlm_options import CalibratedModel, HeadEdit, read_heads, read_size
 from seecause.cli.options import Device, Dtype
 from seecause.errors import BadImage, BadOption
 from tests.cli.spies import given
@@ -216,7 +214,7 @@ def test_a_bank_is_made_as_asked_for(options, made, line, called, monkeypatch, t
 @pytest.mark.parametrize("text", ["12", "0x32", "32x0", "32x", "x32", "-1x32", "1.5x2", "32X32"])
 def test_a_size_is_two_counts(text):
     with pytest.raises(BadOption, match="HEIGHTxWIDTH"):
-        _size(text)
+        read_size(text)
 
 
 def test_heads_are_edited_in_one_way_and_named_in_two():
@@ -227,7 +225,7 @@ def test_heads_are_edited_in_one_way_and_named_in_two():
             HeadEdit(**wrong).check()
     pairs = [(0, 4), (11, 1)]
     for text in ("(0, 4), (11, 1)", "0.4,11.1", " 0.4 , (11,1)", "(0,4),(11,1)"):
-        assert _read_heads(text) == pairs
+        assert read_heads(text) == pairs
     for text in ("", "0", "0.4,", "(0, 4", "0.-1", "a.b"):
         with pytest.raises(BadOption, match="pairs of layer and head"):
-            _read_heads(text)
+            read_heads(text)

@@ -9,7 +9,8 @@ from torch.testing import assert_close
 
 from seecause.errors import BadOption
 from seecause.lvlm import HeadAttribution, edited_heads, head_words, speak_blind
-from seecause.lvlm.activations import HeadWords, heads_mask
+from seecause.lvlm.edit import heads_mask
+from seecause.lvlm.trace import HeadWords
 from tests.families.lvlm import photo
 from tests.lvlm.scenes import QUESTION, scene, some
 from tests.lvlm.toy import toy_engine

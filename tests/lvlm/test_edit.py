@@ -9,7 +9,7 @@ from torch.testing import assert_close
 import seecause as sc
 from seecause.errors import BadOption, BadPrompt, BankMismatch, UnsupportedModel
 from seecause.lvlm import MaskEngine, blind_logits, edited_heads, make_bank, wrap
-from seecause.lvlm.activations import heads_mask
+from seecause.lvlm.edit import heads_mask
 from seecause.models.decoder import restrict
 from tests.families.lvlm import FAMILIES, photo, tiny_lvlm
 from tests.lvlm.scenes import QUESTION, scene

@@ -23,7 +23,8 @@ from seecause.lvlm import (
     scan,
     threshold_study,
 )
-from seecause.lvlm.analysis import curve_counts, ratio_study
+from seecause.lvlm.analysis import curve_counts
+from seecause.lvlm.attribute import ratio_study
 from tests.lvlm.scenes import GRID, QUESTION, scene
 from tests.reference import hear
 

@@ -89,12 +89,10 @@ def run_lvlm_study(
     """Every sample's heads and text rows, then other wordings and ratios, and, given the rows kept
     by the dataset's mean, its image tokens. `advance` hears of every shard. Workers elsewhere load
     the model by its name."""
-    store, tracer = study_store(folder), _Tracer(lvlm, bank, data, options)
-    job = LVLMJob(lvlm.name, lvlm.fingerprint(), str(lvlm.dtype), lvlm.device.type, tracer.rest)
-    with (
-        store.locked(),
-        open_pool(job, workers, most=len(data), perform=tracer.perform) as pool,
-    ):
+    store, rest = study_store(folder), (bank, data, options)
+    tracer = _Tracer(lvlm, *rest)
+    job = LVLMJob(lvlm.name, lvlm.fingerprint(), str(lvlm.dtype), lvlm.device.type, rest)
+    with store.locked(), open_pool(job, workers, most=len(data), perform=tracer.perform) as pool:
         about = {"model": lvlm.name, "data": data.name, "samples": len(data), **asdict(options)}
         store.write_manifest(about)
         samples = _traced(store, pool, map(tracer.heads, range(len(data))), advance)
@@ -236,10 +234,6 @@ class _Tracer:
     bank: MeanBank
     data: Dataset
     options: StudyOptions
-
-    @property
-    def rest(self) -> tuple[MeanBank, Dataset, StudyOptions]:
-        return self.bank, self.data, self.options
 
     def heads(self, index: int) -> _TraceItem:
         try:

@@ -3,6 +3,7 @@ bank."""
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -37,6 +38,13 @@ class How(StrEnum):
     fit = "fit"
 
 
+class BankMode(StrEnum):
+    shape = "shape"
+    fixed = "fixed"
+    mean = "mean"
+    grid = "grid"
+
+
 LVLMName = Annotated[
     str,
     typer.Option(
@@ -51,6 +59,8 @@ QuestionOption = Annotated[
 AnswerOption = Annotated[
     str | None, typer.Option(help="The answer to explain.", show_default="the model's own")
 ]
+HEADS_HELP = "Heads to change, as `lvlm heads` names them: '(0, 4), (1, 1)', or 0.4,1.1."
+Length = Annotated[int, typer.Option(help="Tokens of the model's own answer, at most.", min=1)]
 Floor = Annotated[
     float, typer.Option(help="The least the picture must move the answer, in logits.", min=0)
 ]
@@ -330,3 +340,22 @@ def open_lvlm(name: str, device: Device, dtype: Dtype | None) -> LVLM:
     picked = pick_device(device)
     default = "float32" if picked == "cpu" else None  # half precision is slow on a CPU
     return load(name, device=picked, dtype=default if dtype is None else dtype.value)
+
+
+def read_size(text: str) -> tuple[int, int]:
+    """(height, width) of HEIGHTxWIDTH."""
+    height, _, width = text.partition("x")
+    if not (height.isdigit() and width.isdigit() and int(height) and int(width)):
+        raise BadOption("--size", text, "HEIGHTxWIDTH, such as 336x336")
+    return int(height), int(width)
+
+
+def read_heads(text: str) -> list[tuple[int, int]]:
+    """Pairs of (0, 4), (1, 1) or of 0.4,1.1."""
+    pairs = []
+    for word in re.sub(r"\((\d+),(\d+)\)", r"\1.\2", text.replace(" ", "")).split(","):
+        layer, _, head = word.partition(".")
+        if not (layer.isdigit() and head.isdigit()):
+            raise BadOption("--heads", text, "pairs of layer and head, such as (0, 4), (1, 1)")
+        pairs.append((int(layer), int(head)))
+    return pairs

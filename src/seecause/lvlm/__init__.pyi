@@ -1,19 +1,11 @@
 from seecause.lvlm._verify import verify as verify
-from seecause.lvlm.activations import (
-    HeadActivations as HeadActivations,
-    HeadWords as HeadWords,
-    blind_logits as blind_logits,
-    head_words as head_words,
-    speak_blind as speak_blind,
-)
 from seecause.lvlm.analysis import (
     Grouping as Grouping,
+    HeadActivations as HeadActivations,
     HeadGroups as HeadGroups,
     RankingCurves as RankingCurves,
-    WordingComparison as WordingComparison,
     attention_scores as attention_scores,
     causal_scores as causal_scores,
-    compare_wordings as compare_wordings,
     embed as embed,
     essential_heads as essential_heads,
     first_crossing as first_crossing,
@@ -21,7 +13,6 @@ from seecause.lvlm.analysis import (
     grouping as grouping,
     importance_map as importance_map,
     random_orders as random_orders,
-    ratio_study as ratio_study,
     scan as scan,
     threshold_study as threshold_study,
 )
@@ -29,8 +20,11 @@ from seecause.lvlm.attribute import (
     HeadAttribution as HeadAttribution,
     TextEffects as TextEffects,
     TokenAttribution as TokenAttribution,
+    WordingComparison as WordingComparison,
     attribute_heads as attribute_heads,
     attribute_tokens as attribute_tokens,
+    compare_wordings as compare_wordings,
+    ratio_study as ratio_study,
     sufficiency as sufficiency,
     text_effects as text_effects,
     text_slopes as text_slopes,
@@ -41,7 +35,11 @@ from seecause.lvlm.bank import (
     bank_of_prompts as bank_of_prompts,
     make_bank as make_bank,
 )
-from seecause.lvlm.edit import edited_heads as edited_heads
+from seecause.lvlm.edit import (
+    blind_logits as blind_logits,
+    edited_heads as edited_heads,
+    speak_blind as speak_blind,
+)
 from seecause.lvlm.engine import MaskEngine as MaskEngine
 from seecause.lvlm.fit import elastic_net as elastic_net
 from seecause.lvlm.masks import draw_masks as draw_masks
@@ -67,8 +65,10 @@ from seecause.lvlm.prompt_classifier import (
 from seecause.lvlm.trace import (
     AnswerTrace as AnswerTrace,
     HeadTrace as HeadTrace,
+    HeadWords as HeadWords,
     TokenTrace as TokenTrace,
     check_masks_suffice as check_masks_suffice,
+    head_words as head_words,
     trace_answer as trace_answer,
     trace_heads as trace_heads,
     trace_tokens as trace_tokens,

@@ -327,21 +327,16 @@ class PrefixCache:
             seen = read_shared(step.q, *self.average[index], scale=block.scale, bias=bias)
             own = read_own(step.q, step.k, step.v, scale=block.scale, keep=keep)
             step.o = blend(own, None, seen, torch.zeros_like(own[1], dtype=torch.bool))
-            for banks, old in ((picture, self.picture[index]), (average, self.average[index])):
-                keys, values = (
-                    torch.cat([old[0], step.k], dim=2),
-                    torch.cat([old[1], step.v], dim=2),
-                )
-                banks.append((keys, values))
-        return PrefixCache(
+            for banks, (k, v) in ((picture, self.picture[index]), (average, self.average[index])):
+                banks.append((torch.cat([k, step.k], dim=2), torch.cat([v, step.v], dim=2)))
+        return replace(
+            self,
             start=self.start + row,
             states=self.states[:, row:],
             at=self.at.take(self.at.index[row:]),
             keys_at=self.at.take(torch.cat([self.keys_at.index, at.index])),
-            image=self.image,
             picture=picture,
             average=average,
-            prefix=self.prefix,
         )
 
 

@@ -14,7 +14,7 @@ from seecause.engine.walk import walk
 from seecause.errors import BadOption, ViewMismatch
 from seecause.lvlm._cache import read_shared, text_keep, with_own_text
 from seecause.lvlm.prompt import Prompt
-from seecause.models.decoder import run, sees_all_before
+from seecause.models.decoder import run, sees_all_before, with_deepstack
 
 if TYPE_CHECKING:
     from seecause.lvlm.model import LVLM
@@ -89,17 +89,10 @@ def _text_rows(
         got = block.finish(states, o)
         probe = compare("attention", block.name, got, expected[:, text], 2 * tolerance, "")
         banked = max(banked, probe.worst)
-        step.out = expected  # the next block starts from the native states
-        if step.index < len(prompt.deepstack):
-            step.out = _with_deepstack(expected, prompt, step.index)
+        # the next block starts from the native states
+        step.out = with_deepstack(expected, prompt.deepstack, step.index, prompt.image)
     tested = f"{prompt.n_text} text rows against {text.start} recorded keys, every block"
     return [
         Probe("blocks", plain, f"{lvlm.n_layers} block outputs"),
         Probe("attention", banked, tested),
     ]
-
-
-def _with_deepstack(states: Tensor, prompt: Prompt, index: int) -> Tensor:
-    states = states.clone()
-    states[:, prompt.image] += prompt.deepstack[index].to(states)
-    return states

@@ -1,5 +1,13 @@
-"""Rankings of heads and whether they hold (Kim et al. 2025, section 4.1), and head attributions of
-many samples or wordings (sections 4.2 to 4.5, appendix C.3).
+"""What heads do in one run, rankings of heads and whether they hold (Kim et al. 2025, section 4.1),
+and head attributions of many samples (sections 4.2 to 4.5).
+
+The share of attention that falls on the picture needs no attention matrix (eq. 10):
+
+    exp(lse of image keys - lse of all keys)
+
+For the logit lens, a head's output at one text row goes through the final norm and the vocabulary,
+and the words with the largest logits are read. The paper leaves row and norm open: here the last
+row, with the norm; `image_only` reads the part of the output that comes from image tokens.
 
 attention   Img(l, h): attention on the picture, averaged over text rows                   (eq. 10)
 causal      Delta_n = 1 - F(all heads but n): what it costs to take one head away
@@ -13,10 +21,7 @@ completeness F(1 - x^(k)) -> 0    k_comp = min {k : F(1 - x^(k)) < 0.2}: the hea
 The curves are not monotone, so both counts are the first crossing of a scan from k = 1 on.
 
 Of many samples the paper shows t-SNE plots; numbers say whether they mean anything: purity of the
-nearest neighbours, next to chance, and the silhouette. Does the same question in other words use
-the same heads? cosine(beta_first, beta_other) for every other wording. Coefficients are noisy, so
-the cosine to expect is not 1 but that of the first wording with itself, fitted again on fresh
-masks: the ceiling.
+nearest neighbours, next to chance, and the silhouette.
 """
 
 from __future__ import annotations
@@ -24,24 +29,118 @@ from __future__ import annotations
 import math
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-from PIL import Image
 from torch import Tensor
 
+from seecause.engine.attend import Bank, attend, merge
+from seecause.engine.walk import walk
 from seecause.errors import BadOption
-from seecause.lvlm.attribute import Head, HeadAttribution, attribute_heads
-from seecause.lvlm.bank import MeanBank
-from seecause.lvlm.engine import MaskEngine
+from seecause.lvlm._cache import Part, PrefixCache, read_own
 from seecause.lvlm.fit import correlation
-from seecause.lvlm.masks import How
 from seecause.lvlm.model import LVLM
+from seecause.types import wide
 
+if TYPE_CHECKING:
+    from seecause.lvlm.attribute import HeadAttribution
+    from seecause.lvlm.engine import MaskEngine
+
+Head = tuple[int, int]  # (layer, head), both from 0
 FAITHFUL, COMPLETE = 0.8, 0.2
 LEVELS = (0.5, 0.6, 0.7, 0.8, 0.9)  # of faithfulness; of completeness 1 - level
 RATIOS = (0.125, 0.25, 0.375, 0.5, 0.625, 0.75, 0.875)  # shares of heads that are ablated
 STRONG = 0.1  # a head counts if its coefficient is larger in some sample
+
+
+@dataclass(frozen=True, eq=False)
+class HeadActivations:
+    """All text rows of one run, block by block."""
+
+    lvlm: LVLM
+    mass: Tensor  # [L, T, H] share of attention on image tokens
+    heads: Tensor  # [L, T, H, dh] outputs, before the output projection
+    from_image: Tensor  # [L, T, H, dh] the part of them that comes from image tokens
+    states: Tensor  # [L + 1, T, D] entering each block, and leaving the last
+    queries: list[Tensor]  # [H, T, dh]
+    keys: list[Tensor]  # [Hkv, N, dh] of the picture
+    lse: Tensor  # [L, T, H] over all keys
+    bias: list[Tensor | None]  # [H, T, N] what hides image keys from rows, where a model has that
+
+    def image_attention(self) -> Tensor:
+        """[L, H]: attention on the picture, averaged over text rows (eq. 10)."""
+        return self.mass.mean(dim=1)
+
+    def attention(self, layer: int, head: int) -> Tensor:
+        """[T, N]: attention of one head's text rows on image tokens. The run must be the intact one
+        at this head."""
+        block = self.lvlm.blocks[layer]
+        if not 0 <= head < block.heads:
+            raise BadOption("head", head, f"0 to {block.heads - 1}")
+        keys = self.keys[layer][head * block.kv_heads // block.heads]
+        scores = wide(self.queries[layer][head]) @ wide(keys).T * block.scale
+        bias = self.bias[layer]
+        if bias is not None:
+            scores = scores + bias[head % len(bias)]  # one serves all heads
+        return torch.exp(scores - self.lse[layer, :, head, None])
+
+    @torch.no_grad()
+    def written(self, *, row: int = -1, image_only: bool = False) -> Tensor:
+        """[L, H, D]: what each head adds to the residual stream at one text row, through its slice
+        of the output projection."""
+        outputs = (self.from_image if image_only else self.heads)[:, row]  # [L, H, dh]
+        written = []
+        for block, heads in zip(self.lvlm.blocks, outputs, strict=True):
+            # [1, H, H*dh]: one head at a time, the others silent
+            alone = torch.diag_embed(heads.T).permute(1, 2, 0).flatten(1)[None]
+            written.append((block.mix(alone) - block.mix(torch.zeros_like(alone[:, :1])))[0])
+        return torch.stack(written)
+
+    @torch.no_grad()
+    def lens(self, layer: int, head: int, *, row: int = -1, image_only: bool = False) -> Tensor:
+        """[V]: the logit lens on one head's output (final norm, then vocabulary)."""
+        vector = self.written(row=row, image_only=image_only)[layer, head]
+        return wide(self.lvlm.decoder.head(self.lvlm.decoder.norm(vector[None])))[0]
+
+
+@torch.no_grad()
+def head_activations(lvlm: LVLM, cache: PrefixCache, on: Tensor) -> HeadActivations:
+    """Run one mask `on` [L, H] and keep what its heads do."""
+    image, states, columns = cache.image, [cache.states[0]], []
+    queries, keys, biases = [], [], []
+    for step in walk(lvlm, cache.states, cache.at):
+        q, scale, index = step.q, step.block.scale, step.index
+        bias = cache.bias(step.block, rows=q.shape[2])
+        picture, average = cache.picture[index], cache.average[index]
+        true, mean = (_read(q, bank, image, bias, scale) for bank in (picture, average))
+        seen = torch.where(on[index][:, None], true[0], mean[0])
+        seen_lse = torch.where(on[index], true[1], mean[1])
+        keep = cache.own_keep(q.shape[2])
+        parts = [(seen, seen_lse), read_own(q, step.k, step.v, scale=scale, keep=keep)]
+        if image.start:
+            parts.append(_read(q, picture, slice(0, image.start), bias, scale))
+        o, lse = merge([wide(o) for o, _ in parts], [lse for _, lse in parts])
+        share = torch.exp(seen_lse - lse)
+        from_image = share[..., None] * wide(seen)
+        columns.append((share[0], o[0].to(q.dtype), from_image[0].to(q.dtype), lse[0]))
+        queries.append(q[0])
+        keys.append(picture[0][0, :, image])
+        biases.append(None if bias is None else bias[0, :, :, image])
+        step.o = o.to(q.dtype)
+        states.append(step.out[0])
+    mass, heads, from_images, lses = map(torch.stack, zip(*columns, strict=True))
+    stacked = torch.stack(states)
+    return HeadActivations(lvlm, mass, heads, from_images, stacked, queries, keys, lses, biases)
+
+
+def _read(
+    q: Tensor, bank: tuple[Tensor, Tensor], columns: slice, bias: Tensor | None, scale: float
+) -> Part:
+    """Rows q [1, H, R, dh] over some columns of a bank."""
+    hidden = None if bias is None else bias[..., columns]
+    k, v = (tensor[:, :, columns] for tensor in bank)
+    return attend(q, [Bank(k, v, bias=hidden)], scale=scale)
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,15 +160,6 @@ class RankingCurves:
 
     def rows(self, rows: slice) -> RankingCurves:
         return RankingCurves(self.faithfulness[rows], self.completeness[rows])
-
-
-@dataclass(frozen=True, eq=False)
-class RankedRatio:
-    """One share of ablated heads."""
-
-    heads: HeadAttribution
-    enough: int  # k_faith
-    needed: int  # k_comp
 
 
 def scan(engine: MaskEngine, orders: Tensor, *, points: int | None = None) -> RankingCurves:
@@ -137,25 +227,6 @@ def threshold_study(curves: RankingCurves, levels: Sequence[float] = LEVELS) -> 
     enough = torch.stack([curves.enough(level) for level in levels])  # [levels, O]
     needed = torch.stack([curves.needed(1 - level) for level in levels])
     return torch.stack([enough.double().mean(dim=1), needed.double().mean(dim=1)], dim=1)
-
-
-def ratio_study(
-    engine: MaskEngine,
-    ratios: Sequence[float] = RATIOS,
-    *,
-    how: How = "fit",
-    masks: int | None = None,
-    seed: int = 0,
-) -> list[RankedRatio]:
-    """Head attribution with other shares of ablated heads, and how its ranking does. Each has masks
-    of its own: the same lots would be nested."""
-    ranked = []
-    for place, ratio in enumerate(ratios):
-        heads = attribute_heads(engine, how=how, masks=masks, p=ratio, seed=seed + place)
-        enough = first_crossing(engine, heads.order())
-        needed = first_crossing(engine, heads.order(), level=COMPLETE, completeness=True)
-        ranked.append(RankedRatio(heads, enough, needed))
-    return ranked
 
 
 def _top(order: Tensor, counts: Sequence[int]) -> Tensor:
@@ -306,44 +377,3 @@ def depth_of_use(chosen: Tensor) -> float:
 def _codes(labels: Sequence[Hashable]) -> np.ndarray:
     code_of = {label: code for code, label in enumerate(dict.fromkeys(labels))}
     return np.array([code_of[label] for label in labels])
-
-
-@dataclass(frozen=True, eq=False)
-class WordingComparison:
-    questions: tuple[str, ...]
-    attributions: tuple[HeadAttribution, ...]  # one for each question
-    cosines: Tensor  # [Q - 1] float64: of every other wording with the first
-    ceiling: float  # of the first with itself, on fresh masks
-
-
-def compare_wordings(
-    lvlm: LVLM,
-    image: Image.Image,
-    questions: Sequence[str],
-    bank: MeanBank,
-    *,
-    answer: str | Sequence[int] | None = None,
-    how: How = "derivative",
-    masks: int | None = None,
-    p: float = 0.75,
-    floor: float | None = 1.0,
-    seed: int = 0,
-) -> WordingComparison:
-    """Head attributions of one picture for several wordings of a question, `how`, by how many
-    `masks` and with which share `p` of ablated heads as in `attribute_heads`; without `answer`, of
-    whatever the model says to the first one."""
-    if len(questions) < 2:
-        raise BadOption("questions", len(questions), "at least two wordings")
-    first = MaskEngine(lvlm, image, questions[0], bank, answer=answer, floor=floor)
-    engines = [first]
-    for question in questions[1:]:
-        engines.append(MaskEngine(lvlm, image, question, bank, answer=[first.target], floor=floor))
-    attributions = [
-        attribute_heads(engine, how=how, masks=masks, p=p, seed=seed + place)
-        for place, engine in enumerate([*engines, first])
-    ]  # the last: the first wording again
-    vectors = torch.stack([attribution.coefficients for attribution in attributions])
-    alike = cosines(vectors[:1].expand_as(vectors[1:]), vectors[1:])
-    return WordingComparison(
-        tuple(questions), tuple(attributions[:-1]), alike[:-1], float(alike[-1])
-    )

@@ -11,24 +11,32 @@ Delta_i  1 - F(x*, all but text row i) / F(x*): what blocking one text row costs
 u*_i     Delta_i > 0.05,   sufficiency = F(x*, u*) / F(x*)
 gamma    elastic net of F(x*, u*, v) / F(x*, u*) on image-token masks v                    (eq. 12)
 w        sum_n x*_n beta_n sum_i u*_i Delta_i a^n_i: attention, weighted by what matters   (eq. 13)
+
+Does the same question in other words use the same heads (appendix C.3)? cosine(beta_first,
+beta_other) for every other wording. Coefficients are noisy, so the cosine to expect is not 1 but
+that of the first wording with itself, fitted again on fresh masks: the ceiling.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
+from PIL import Image
 from safetensors.torch import load_file, save
 from torch import Tensor
 
 from seecause._files import write_atomic, write_json
 from seecause.errors import BadOption, WeakAnswer
+from seecause.lvlm.analysis import COMPLETE, RATIOS, Head, cosines, first_crossing
+from seecause.lvlm.bank import MeanBank
 from seecause.lvlm.engine import MaskEngine
-from seecause.lvlm.fit import SOFTEN, Regression, estimate
+from seecause.lvlm.fit import SOFTEN, Coefficients, Regression, estimate
 from seecause.lvlm.masks import (
     MASKS,
     How,
@@ -38,27 +46,20 @@ from seecause.lvlm.masks import (
     draw_masks,
     mask_count,
 )
+from seecause.lvlm.model import LVLM
 from seecause.models.checkpoints import reading_saved
 from seecause.models.image_tokens import Grid, ImageTokens
 
 VALUES, CARD = "coefficients.safetensors", "attribution.json"
 TENSORS = ("coefficients", "standard_error", "unseen")
-Head = tuple[int, int]  # (layer, head), both from 0
 
 
 @dataclass(frozen=True, eq=False)
-class HeadAttribution:
+class HeadAttribution(Coefficients):
     """One coefficient for each head: the share of the picture's effect on the answer that it
     brings. By its standard error other masks would change it; where a derivative stands for it, it
-    may be further off, by as much as the response bends."""
+    may be further off, by as much as the response bends. Tensors are [L, H]."""
 
-    coefficients: Tensor  # [L, H] float64, on the CPU
-    intercept: float
-    r2: float  # on masks that the coefficients have not seen
-    pearson: float
-    masks: int
-    agreement: float  # of two halves of the masks
-    standard_error: Tensor  # [L, H] float64, on the CPU
     protocol: dict[str, Any] = field(default_factory=dict)
     # [n, 2] float64: responses to those masks, true and foretold
     unseen: Tensor = field(default_factory=lambda: torch.zeros(0, 2, dtype=torch.float64))
@@ -156,23 +157,20 @@ def attribute_heads(
     size, device = engine.n_components, engine.lvlm.device
     result = estimate(engine.evaluate, lambda soft: engine.slopes(soft)[1], size, sampling, device)
     shape = (engine.lvlm.n_layers, engine.lvlm.n_heads)
-    return HeadAttribution(
-        result.coefficients.reshape(shape),
-        standard_error=result.standard_error.reshape(shape),
-        unseen=result.unseen,
-        **_shared(engine, sampling, result),
-    )
+    shared = _shared(engine, sampling, result)
+    shared |= {name: shared[name].reshape(shape) for name in ("coefficients", "standard_error")}
+    return HeadAttribution(**shared, unseen=result.unseen)
 
 
 def _shared(
     engine: MaskEngine, sampling: MaskSampling, fit: Regression, **facts: Any
 ) -> dict[str, Any]:
-    """What attributions of heads and of image tokens say alike: how good coefficients are, and how
-    they were made."""
-    names = ("intercept", "r2", "pearson", "masks", "agreement")
+    """What attributions of heads and of image tokens have alike: coefficients, how good they are,
+    and how they were made."""
     protocol = {**engine.protocol(), "sampling": dataclasses.asdict(sampling)}
     protocol |= {"converged": fit.converged, "history": fit.history, **facts}
-    return {name: getattr(fit, name) for name in names} | {"protocol": protocol}
+    values = {column.name: getattr(fit, column.name) for column in dataclasses.fields(Coefficients)}
+    return {**values, "protocol": protocol}
 
 
 KEPT = 0.05  # a text row is kept if blocking it costs more
@@ -194,16 +192,9 @@ class TextEffects:
 
 
 @dataclass(frozen=True, eq=False)
-class TokenAttribution:
-    """One coefficient for each image token."""
+class TokenAttribution(Coefficients):
+    """One coefficient for each image token, gamma [N]."""
 
-    coefficients: Tensor  # gamma [N] float64
-    intercept: float
-    r2: float
-    pearson: float
-    masks: int
-    agreement: float
-    standard_error: Tensor  # [N] float64
     tokens: ImageTokens
     protocol: dict[str, Any] = field(default_factory=dict)
 
@@ -284,18 +275,12 @@ def attribute_tokens(
         return engine.slopes(*seeing, image, of="image")[1] / response
 
     result = estimate(respond, differentiate, engine.n_image, sampling, engine.lvlm.device)
-    return TokenAttribution(
-        result.coefficients,
-        standard_error=result.standard_error,
-        tokens=engine.prompt.tokens,
-        **_shared(
-            engine,
-            sampling,
-            result,
-            heads=None if heads is None else int(heads.sum()),
-            text=None if text is None else text.int().tolist(),
-        ),
-    )
+    facts = {
+        "heads": None if heads is None else int(heads.sum()),
+        "text": None if text is None else text.int().tolist(),
+    }
+    shared = _shared(engine, sampling, result, **facts)
+    return TokenAttribution(**shared, tokens=engine.prompt.tokens)
 
 
 def weighted_attention(
@@ -328,3 +313,72 @@ def _substantial(engine: MaskEngine, response: float) -> float:
     if response < _LEAST:
         raise WeakAnswer(engine.answer, response * engine.span, _LEAST * engine.span)
     return response
+
+
+@dataclass(frozen=True, eq=False)
+class RankedRatio:
+    """One share of ablated heads."""
+
+    heads: HeadAttribution
+    enough: int  # k_faith
+    needed: int  # k_comp
+
+
+def ratio_study(
+    engine: MaskEngine,
+    ratios: Sequence[float] = RATIOS,
+    *,
+    how: How = "fit",
+    masks: int | None = None,
+    seed: int = 0,
+) -> list[RankedRatio]:
+    """Head attribution with other shares of ablated heads, and how its ranking does. Each has masks
+    of its own: the same lots would be nested."""
+    ranked = []
+    for place, ratio in enumerate(ratios):
+        heads = attribute_heads(engine, how=how, masks=masks, p=ratio, seed=seed + place)
+        enough = first_crossing(engine, heads.order())
+        needed = first_crossing(engine, heads.order(), level=COMPLETE, completeness=True)
+        ranked.append(RankedRatio(heads, enough, needed))
+    return ranked
+
+
+@dataclass(frozen=True, eq=False)
+class WordingComparison:
+    questions: tuple[str, ...]
+    attributions: tuple[HeadAttribution, ...]  # one for each question
+    cosines: Tensor  # [Q - 1] float64: of every other wording with the first
+    ceiling: float  # of the first with itself, on fresh masks
+
+
+def compare_wordings(
+    lvlm: LVLM,
+    image: Image.Image,
+    questions: Sequence[str],
+    bank: MeanBank,
+    *,
+    answer: str | Sequence[int] | None = None,
+    how: How = "derivative",
+    masks: int | None = None,
+    p: float = 0.75,
+    floor: float | None = 1.0,
+    seed: int = 0,
+) -> WordingComparison:
+    """Head attributions of one picture for several wordings of a question, `how`, by how many
+    `masks` and with which share `p` of ablated heads as in `attribute_heads`; without `answer`, of
+    whatever the model says to the first one."""
+    if len(questions) < 2:
+        raise BadOption("questions", len(questions), "at least two wordings")
+    first = MaskEngine(lvlm, image, questions[0], bank, answer=answer, floor=floor)
+    engines = [first]
+    for question in questions[1:]:
+        engines.append(MaskEngine(lvlm, image, question, bank, answer=[first.target], floor=floor))
+    attributions = [
+        attribute_heads(engine, how=how, masks=masks, p=p, seed=seed + place)
+        for place, engine in enumerate([*engines, first])
+    ]  # the last: the first wording again
+    vectors = torch.stack([attribution.coefficients for attribution in attributions])
+    alike = cosines(vectors[:1].expand_as(vectors[1:]), vectors[1:])
+    return WordingComparison(
+        tuple(questions), tuple(attributions[:-1]), alike[:-1], float(alike[-1])
+    )

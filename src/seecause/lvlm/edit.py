@@ -1,5 +1,5 @@
-"""Heads that see something else while the model speaks: edits that last through the native
-`generate`, with its cache.
+"""Heads that see something else while the model speaks: single words (`blind_logits`), and edits
+that last through the native `generate`, with its cache.
 
     with edited_heads(lvlm, [(0, 4), (1, 1)], blind=bank):
         lvlm.module.generate(**inputs)
@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import inspect
 import math
+import operator
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -30,13 +31,13 @@ from PIL import Image
 from torch import Tensor, nn
 
 from seecause.errors import BadOption, BadPrompt, BankMismatch
-from seecause.lvlm._cache import KeyValue, run_prefix
-from seecause.lvlm.activations import heads_mask
-from seecause.lvlm.attribute import Head
+from seecause.lvlm._cache import KeyValue, prefix_cache, run_prefix
+from seecause.lvlm.analysis import Head, head_activations
 from seecause.lvlm.bank import QUESTION, MeanBank, asked_alike
 from seecause.lvlm.model import LVLM
 from seecause.lvlm.prompt import Prompt, read
 from seecause.models.layout import At
+from seecause.types import wide
 
 ATTENTION = "seecause_edited"  # in transformers' registry
 # what `generate` gives a forward beside the processor's inputs
@@ -44,6 +45,64 @@ _RUNNING = (
     *("past_key_values", "use_cache", "cache_position", "position_ids", "return_dict"),
     *("logits_to_keep", "labels", "inputs_embeds", "output_attentions", "output_hidden_states"),
 )
+
+
+def heads_mask(lvlm: LVLM, heads: Sequence[Head]) -> Tensor:
+    """[L, H] bool: these heads (layer, head)."""
+    mask = torch.zeros(lvlm.n_layers, lvlm.n_heads, dtype=torch.bool)
+    pairs = {(layer, head) for layer in range(lvlm.n_layers) for head in range(lvlm.n_heads)}
+    for pair in heads:
+        try:
+            place = tuple(map(operator.index, pair))
+        except TypeError:
+            place = None
+        if place not in pairs:
+            most = f"(layer, head) up to ({lvlm.n_layers - 1}, {lvlm.n_heads - 1})"
+            raise BadOption("heads", pair, most)
+        mask[place] = True
+    return mask
+
+
+@torch.no_grad()
+def blind_logits(
+    lvlm: LVLM,
+    image: Image.Image,
+    question: str,
+    bank: MeanBank,
+    heads: Sequence[Head] = (),
+    *,
+    answer_start: Sequence[int] = (),
+) -> Tensor:
+    """[V] float32 or float64: the next word of an answer that begins with the tokens
+    `answer_start`, where `heads` (layer, head) see the bank's average picture."""
+    on = ~heads_mask(lvlm, heads)
+    prompt = lvlm.prompt(bank.resized(image), question, list(answer_start) or None)
+    cache = prefix_cache(lvlm.decoder, prompt, *bank.means(lvlm, prompt, image))
+    states = head_activations(lvlm, cache, on.to(lvlm.device)).states
+    return wide(lvlm.decoder.head(lvlm.decoder.norm(states[-1, -1:])))[0]
+
+
+def speak_blind(
+    lvlm: LVLM,
+    image: Image.Image,
+    question: str,
+    bank: MeanBank,
+    heads: Sequence[Head] = (),
+    *,
+    length: int = 12,
+) -> list[int]:
+    """What the model says, the likeliest token each time, where `heads` (layer, head) see the
+    bank's average picture: `lvlm.speak` with some heads blind.
+
+        ids = sc.lvlm.speak_blind(lvlm, picture, "Which critter is this?", bank, [(0, 4), (1, 1)])
+    """
+    ids: list[int] = []
+    for _ in range(length):
+        token = int(blind_logits(lvlm, image, question, bank, heads, answer_start=ids).argmax())
+        if token in lvlm.end_tokens:
+            break
+        ids.append(token)
+    return ids
 
 
 @dataclass(eq=False)

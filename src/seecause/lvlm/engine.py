@@ -35,7 +35,7 @@ from seecause.lvlm._cache import (
     read_shared,
     with_own_text,
 )
-from seecause.lvlm.activations import HeadActivations, head_activations
+from seecause.lvlm.analysis import HeadActivations, head_activations
 from seecause.lvlm.bank import MeanBank, checked_bank
 from seecause.lvlm.masks import MaskBatch, check_masks
 from seecause.lvlm.model import LVLM
@@ -93,15 +93,8 @@ class MaskedRows:
         return torch.tensor([[False], [True]]).expand(2, self.n_components)
 
     @torch.no_grad()
-    def _answers(
-        self,
-        heads: Tensor | None = None,
-        text: Tensor | None = None,
-        image: Tensor | None = None,
-        read: Read | None = None,
-    ) -> Tensor:
+    def _answers(self, masks: MaskBatch, read: Read | None = None) -> Tensor:
         """[M, W]: the words' adjusted logits, or what else is `read` of the states, [M, ...]."""
-        masks = self._checked(heads, text, image)
         order = masks.order()
         masks, cache = masks.take(order), self._cache_for(masks.text)
         size = width = self.at_once(len(masks), cache, mixed=masks.image is not None)
@@ -119,8 +112,13 @@ class MaskedRows:
         answers = torch.cat(list(in_chunks(run_chunk, len(masks), size, what="masks")))
         return torch.empty_like(answers).index_copy_(0, order.to(answers.device), answers)
 
-    def _slopes(
-        self, heads: Tensor | None, text: Tensor | None, image: Tensor | None, of: MaskKind
+    def slopes(
+        self,
+        heads: Tensor | None = None,
+        text: Tensor | None = None,
+        image: Tensor | None = None,
+        *,
+        of: MaskKind = "heads",
     ) -> tuple[Tensor, Tensor]:
         """Adjusted logits [M, W] of soft masks, and their derivatives [M, W, P] with respect to
         one kind of mask. One run, and one run back for each word."""
@@ -336,7 +334,7 @@ class MaskEngine(MaskedRows):
         self, heads: Tensor | None = None, text: Tensor | None = None, image: Tensor | None = None
     ) -> Tensor:
         """a [M]: the answer's logit less the vocabulary's mean, in float32 or float64."""
-        return self._answers(heads, text, image)[:, 0]
+        return self._answers(self._checked(heads, text, image))[:, 0]
 
     def slopes(
         self,
@@ -353,7 +351,7 @@ class MaskEngine(MaskedRows):
         of what it would bring with the average; a text row likewise; an image token's two keys
         weigh so much in the softmax. At 0 and 1, F is that of `evaluate`.
         """
-        answers, slopes = self._slopes(heads, text, image, of)
+        answers, slopes = super().slopes(heads, text, image, of=of)
         return (answers[:, 0] - self.ablated) / self.span, slopes[:, 0] / self.span
 
     def protocol(self) -> dict[str, Any]:

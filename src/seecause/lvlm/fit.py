@@ -149,16 +149,22 @@ def _descend(
 
 
 @dataclass(frozen=True, eq=False)
-class Regression:
-    """Coefficients [P] (float64, on the CPU) and how far to trust them."""
+class Coefficients:
+    """One number for each head or token (float64, on the CPU), and how far to trust them."""
 
     coefficients: Tensor
     intercept: float
-    r2: float
+    r2: float  # on masks that the coefficients have not seen
     pearson: float
     masks: int  # asked in all
-    agreement: float  # Pearson's correlation of the two halves' coefficients
-    standard_error: Tensor  # [P] float64: by which other masks would change them
+    agreement: float  # Pearson's correlation of the coefficients of two halves of the masks
+    standard_error: Tensor  # by which other masks would change them
+
+
+@dataclass(frozen=True, eq=False)
+class Regression(Coefficients):
+    """Coefficients [P] as they are estimated."""
+
     converged: bool = True
     # agreement after each step of an adaptive run
     history: list[dict[str, Any]] = field(default_factory=list)

@@ -102,28 +102,25 @@ def check_sampling(sampling: MaskSampling, size: int) -> None:
         if not accepts(hint, getattr(sampling, name)):
             raise BadOption(name, getattr(sampling, name), f"of type {hint}")
     check_seed(sampling.seed)
-    if sampling.masks > MOST_MASKS:
-        raise BadOption("masks", sampling.masks, f"at most {MOST_MASKS:,}")
-    if not 0 <= sampling.alpha < float("inf"):
-        raise BadOption("alpha", sampling.alpha, "a penalty from 0 on")
-    if not 0 <= sampling.l1_ratio <= 1:
-        raise BadOption("l1_ratio", sampling.l1_ratio, "a share from 0 to 1")
+    masks, fits = sampling.masks, sampling.how == "fit"
     if not (sampling.step >= 10 and 0 < sampling.agreement < 1):
-        raise BadOption(
-            "step, agreement",
-            (sampling.step, sampling.agreement),
-            "at least 10 masks a step, and a correlation between 0 and 1",
-        )
-    if sampling.slopes is not None and not FEWEST <= sampling.slopes <= sampling.masks:
-        raise BadOption("slopes", sampling.slopes, f"{FEWEST} to {sampling.masks}, the masks")
-    if sampling.how != "fit":
-        if sampling.adaptive:
-            raise BadOption("adaptive", True, "how='fit': only a fit stops by itself")
-        if sampling.masks < FEWEST:
-            raise BadOption("masks", sampling.masks, f"at least {FEWEST}")
+        expected = "at least 10 masks a step, and a correlation between 0 and 1"
+        raise BadOption("step, agreement", (sampling.step, sampling.agreement), expected)
+    enough_slopes = sampling.slopes is None or FEWEST <= sampling.slopes <= masks
+    rules = (
+        ("masks", masks <= MOST_MASKS, f"at most {MOST_MASKS:,}"),
+        ("alpha", 0 <= sampling.alpha < float("inf"), "a penalty from 0 on"),
+        ("l1_ratio", 0 <= sampling.l1_ratio <= 1, "a share from 0 to 1"),
+        ("slopes", enough_slopes, f"{FEWEST} to {masks}, the masks"),
+        ("adaptive", fits or not sampling.adaptive, "how='fit': only a fit stops by itself"),
+        ("masks", fits or masks >= FEWEST, f"at least {FEWEST}"),
+        ("split", not fits or 0 < sampling.split < 1, "the share of masks to fit, between 0 and 1"),
+    )
+    for name, holds, expected in rules:
+        if not holds:
+            raise BadOption(name, getattr(sampling, name), expected)
+    if not fits:
         return
-    if not 0 < sampling.split < 1:
-        raise BadOption("split", sampling.split, "the share of masks to fit, between 0 and 1")
     split = sampling.split
     least = max(2, int(size / split), int(1 / (1 - split)))
     while round(split * least) <= size or least - round(split * least) < 2:
@@ -166,17 +163,14 @@ class MaskBatch:
         return self._each(padded)
 
     def to(self, device: torch.device) -> MaskBatch:
-        text, image = (None if m is None else m.to(device) for m in (self.text, self.image))
-        return replace(self, heads=self.heads.to(device), text=text, image=image)
+        return self._changed(lambda mask: mask.to(device))
 
     def _each(self, do: Callable[[Tensor], Tensor]) -> MaskBatch:
         """The same to every mask that does not serve all."""
-        heads, text, image = (
-            mask if mask is None or len(mask) == 1 else do(mask)
-            for mask in (self.heads, self.text, self.image)
-        )
-        assert heads is not None
-        return replace(self, heads=heads, text=text, image=image)
+        return self._changed(lambda mask: mask if len(mask) == 1 else do(mask))
+
+    def _changed(self, do: Callable[[Tensor], Tensor]) -> MaskBatch:
+        return replace(self, **{n: do(mask) for n, mask in vars(self).items() if mask is not None})
 
     def shared_layers(self) -> int:
         """How many of the first blocks give every mask the same states: the heads agree, and no row

@@ -364,8 +364,6 @@ def calibration_critters(count: int = CALIBRATION, *, size: int = 96) -> list[Im
 def _open(where: str) -> tuple[Any, Any]:
     from transformers import AutoModelForImageTextToText, AutoProcessor
 
-    from seecause.models.decoder import restrict
-
     try:
         module, processor = fetched(
             f"hf:{where}",
@@ -384,7 +382,7 @@ def _open(where: str) -> tuple[Any, Any]:
             "Install it, or give the model in float32 or half precision",
         ) from lacking
     readers = getattr(module.config.text_config, "image_readers", None)
-    return (restrict(module) if readers else module), processor
+    return (decoder.restrict(module) if readers else module), processor
 
 
 def _quantised(config: Any) -> bool:

@@ -18,7 +18,6 @@ from safetensors.torch import save
 from torch import Tensor
 
 from seecause._files import write_atomic
-from seecause.lvlm.activations import HeadWords, head_words
 from seecause.lvlm.analysis import (
     FAITHFUL,
     RankingCurves,
@@ -144,6 +143,37 @@ def rows_of(deltas: Tensor) -> Tensor:
     than the threshold, the row that costs most."""
     kept = deltas > KEPT
     return kept if bool(kept.any()) else deltas == deltas.max()
+
+
+@dataclass(frozen=True)
+class HeadWords:
+    layer: int
+    head: int
+    coefficient: float
+    words: tuple[str, ...]  # the likeliest first
+
+    def says(self, word: str) -> bool:
+        return word.strip().lower() in (other.strip().lower() for other in self.words)
+
+
+def head_words(
+    engine: MaskEngine,
+    attribution: HeadAttribution,
+    *,
+    heads: int = 5,
+    words: int = 10,
+    row: int = -1,
+    image_only: bool = False,
+) -> list[HeadWords]:
+    """The `words` likeliest words of each of the top `heads` heads, in the intact model."""
+    activations = engine.activations()
+    top = []
+    for layer, head in attribution.top(min(heads, engine.n_components)):
+        logits = activations.lens(layer, head, row=row, image_only=image_only)
+        pieces = engine.lvlm.pieces(logits.topk(min(words, len(logits))).indices)
+        coefficient = float(attribution.coefficients[layer, head])
+        top.append(HeadWords(layer, head, coefficient, tuple(piece.strip() for piece in pieces)))
+    return top
 
 
 @dataclass(frozen=True, eq=False)

@@ -28,10 +28,10 @@ from torch import Tensor
 
 from seecause._files import write_atomic, write_json
 from seecause.errors import BadOption
-from seecause.lvlm.attribute import Head
+from seecause.lvlm.analysis import Head
 from seecause.lvlm.bank import MeanBank, checked_bank
-from seecause.lvlm.engine import MaskedRows, MaskKind
-from seecause.lvlm.fit import SOFTEN, Regression, estimate
+from seecause.lvlm.engine import MaskedRows
+from seecause.lvlm.fit import SOFTEN, estimate
 from seecause.lvlm.masks import How, MaskSampling, mask_count
 from seecause.lvlm.model import LVLM
 from seecause.lvlm.trace import LOW_R2, engine_concerns
@@ -86,24 +86,14 @@ class AnswerEngine(MaskedRows):
         self, heads: Tensor | None = None, text: Tensor | None = None, image: Tensor | None = None
     ) -> Tensor:
         """a [M, W]: each word's logit less the vocabulary's mean, for masks of `MaskEngine`."""
-        return self._answers(heads, text, image)
+        return self._answers(self._checked(heads, text, image))
 
     def logits(
         self, heads: Tensor | None = None, text: Tensor | None = None, image: Tensor | None = None
     ) -> Tensor:
         """[M, W, V]: what each word is chosen from, the words before it taken as said."""
-        return self._answers(heads, text, image, lambda h: wide(self.lvlm.decoder.head(h)))
-
-    def slopes(
-        self,
-        heads: Tensor | None = None,
-        text: Tensor | None = None,
-        image: Tensor | None = None,
-        *,
-        of: MaskKind = "heads",
-    ) -> tuple[Tensor, Tensor]:
-        """a [M, W] of soft masks and its derivatives [M, W, P], in logits."""
-        return self._slopes(heads, text, image, of)
+        masks = self._checked(heads, text, image)
+        return self._answers(masks, lambda h: wide(self.lvlm.decoder.head(h)))
 
     def protocol(self) -> dict[str, Any]:
         return {**super().protocol(), "targets": self.targets}
@@ -221,12 +211,12 @@ def trace_words(
     """
     grid = (engine.lvlm.n_layers, engine.lvlm.n_heads)
     sampling = word_sampling(engine.n_words, how, masks, p=p, seed=seed)
-    heads = _estimates(engine, "heads", replace(sampling, soften=0.0 if how == "fit" else SOFTEN))
-    advance(1)
-    image = _estimates(engine, "image", sampling)
-    advance(1)
     spans = (engine.intact - engine.ablated).double().cpu()
-    each = _units(engine)[:, None]
+    softened = replace(sampling, soften=0.0 if how == "fit" else SOFTEN)
+    heads, heads_error, heads_r2 = _effects(engine, "heads", spans, softened)
+    advance(1)
+    image, image_error, image_r2 = _effects(engine, "image", spans, sampling)
+    advance(1)
     place = torch.arange(engine.n_words), torch.tensor(engine.targets)
     return AnswerWords(
         pieces=engine.pieces,
@@ -234,25 +224,25 @@ def trace_words(
         log_seen=engine.seen[place],
         log_unseen=engine.unseen[place],
         spans=spans,
-        heads=(_stacked(heads, "coefficients") * each).unflatten(1, grid),
-        heads_error=(_stacked(heads, "standard_error") * each.abs()).unflatten(1, grid),
-        image=_stacked(image, "coefficients") * each,
-        image_error=_stacked(image, "standard_error") * each.abs(),
-        heads_r2=torch.tensor([fit.r2 for fit in heads], dtype=torch.float64),
-        image_r2=torch.tensor([fit.r2 for fit in image], dtype=torch.float64),
+        heads=heads.unflatten(1, grid),
+        heads_error=heads_error.unflatten(1, grid),
+        image=image,
+        image_error=image_error,
+        heads_r2=heads_r2,
+        image_r2=image_r2,
         tokens=engine.prompt.tokens,
         protocol={**engine.protocol(), "sampling": asdict(sampling)},
     )
 
 
-def _estimates(
-    engine: AnswerEngine, of: Literal["heads", "image"], sampling: MaskSampling
-) -> list[Regression]:
-    """The coefficients of every word, as shares of its span, by the masks that one word alone would
-    have; all words share each run."""
+def _effects(
+    engine: AnswerEngine, of: Literal["heads", "image"], spans: Tensor, sampling: MaskSampling
+) -> tuple[Tensor, Tensor, Tensor]:
+    """What each head or image token brings of every word's span [W], in logits [W, P], its error
+    and R2 [W]: estimated by the masks that one word alone would have; all words share each run."""
     size = engine.n_components if of == "heads" else engine.n_image
     runs: dict[str, Tensor] = {}  # every word asks the same masks, once
-    units = _units(engine)
+    units = torch.where(spans == 0, 1.0, spans)  # shares are of these; of 1 where nothing moves
 
     def shared(kind: str, ask: Callable[[], Tensor]) -> Tensor:
         if kind not in runs:
@@ -267,24 +257,10 @@ def _estimates(
         slopes = shared("slopes", lambda: engine.slopes(**{of: soft}, of=of)[1])
         return slopes[:, word] / units[word]
 
-    return [
-        estimate(
-            partial(respond, word=word),
-            partial(differentiate, word=word),
-            size,
-            sampling,
-            engine.lvlm.device,
-        )
-        for word in range(engine.n_words)
-    ]
-
-
-def _units(engine: AnswerEngine) -> Tensor:
-    """[W]: what coefficients are shares of, in logits: a word's span; 1 for a word that the picture
-    does not move at all."""
-    spans = (engine.intact - engine.ablated).double().cpu()
-    return torch.where(spans == 0, 1.0, spans)
-
-
-def _stacked(fits: list[Regression], name: str) -> Tensor:
-    return torch.stack([getattr(fit, name) for fit in fits])
+    fits = []
+    for word in range(engine.n_words):
+        ask = (partial(respond, word=word), partial(differentiate, word=word))
+        fits.append(estimate(*ask, size, sampling, engine.lvlm.device))
+    effects = torch.stack([fit.coefficients for fit in fits]) * units[:, None]
+    errors = torch.stack([fit.standard_error for fit in fits]) * units[:, None].abs()
+    return effects, errors, torch.tensor([fit.r2 for fit in fits], dtype=torch.float64)

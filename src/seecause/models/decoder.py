@@ -16,7 +16,7 @@ function.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, cast
@@ -28,7 +28,6 @@ from torch import Tensor, nn
 from seecause.engine.walk import walk
 from seecause.errors import UnsupportedModel
 from seecause.models.block import Block, apart, chain, same
-from seecause.models.hf_view import first
 from seecause.models.layout import At, TokenLayout
 
 ATTENTION = "few_image_readers"
@@ -116,7 +115,6 @@ FAMILIES = {
     "Mistral3ForConditionalGeneration": "Mistral 3",
     "Ovis2ForConditionalGeneration": "Ovis 2",
 }
-CLASSES = tuple(FAMILIES)
 _CROSS = "words read its picture by cross-attention, not as tokens of the sequence"
 _DISCRETE = "its picture is words of a code book, not image tokens"
 # known and refused, and why
@@ -186,13 +184,18 @@ def find(module: Any) -> Decoder:
         reason = "its decoder is a hybrid with linear attention, which has no keys to exchange"
         raise UnsupportedModel(name, reason)
     names = {cls.__name__ for cls in type(module).__mro__}
-    if not names & set(CLASSES):
+    if not names & FAMILIES.keys():
         reason = REFUSED.get(name, "no decoder view knows it")
-        raise UnsupportedModel(name, reason, f"classes that work: {', '.join(CLASSES)}")
+        raise UnsupportedModel(name, reason, f"classes that work: {', '.join(FAMILIES)}")
     reads_prefix = bool(names & set(_PREFIX_MODELS))
     additive = _both_ways_in_prefix if reads_prefix else causal
     additive = _both_ways if names & set(_BOTH_WAYS) else additive
-    _refuse_capped_scores(name, config)
+    attention = getattr(config, "_attn_implementation", None)
+    # Gemma 2 caps its scores, but not where transformers attends by sdpa
+    if getattr(config, "attn_logit_softcapping", None) and attention != "sdpa":
+        reason = f"{attention} attention caps its scores (attn_logit_softcapping); no view does"
+        remedy = "load it with attn_implementation='sdpa', which leaves them as they are"
+        raise UnsupportedModel(name, reason, remedy)
     slides = not kinds or "sliding_attention" in kinds
     turned = hasattr(text.rotary_emb, "layer_types")  # a table for each kind of block
     tables = [TABLE + (config.layer_types[i] if turned else "") for i in range(len(text.layers))]
@@ -210,15 +213,6 @@ def find(module: Any) -> Decoder:
         side_by_side=bool(names & set(_SIDE_BY_SIDE)),
         reads_prefix=reads_prefix,
     )
-
-
-def _refuse_capped_scores(name: str, config: Any) -> None:
-    """Gemma 2 caps its scores, but not where transformers attends by sdpa."""
-    attention = getattr(config, "_attn_implementation", None)
-    if getattr(config, "attn_logit_softcapping", None) and attention != "sdpa":
-        reason = f"{attention} attention caps its scores (attn_logit_softcapping); no view does"
-        remedy = "load it with attn_implementation='sdpa', which leaves them as they are"
-        raise UnsupportedModel(name, reason, remedy)
 
 
 def norms_of(native: Any) -> tuple[Any, Any, Any]:
@@ -253,7 +247,7 @@ def _block(native: Any, index: int, config: Any, table: str, additive: Additive)
         k_norm=getattr(attention, "k_norm", same),
         rotate=partial(rotate, table=table),
         additive=additive,
-        mix=first(attention, "o_proj"),
+        mix=attention.o_proj,
         branch=branch,
         feed=chain(before, native.mlp, behind),
     )
@@ -393,8 +387,13 @@ def run(
         turn = step.block.rotate
         assert turn is not None
         step.o = look_back(step.block, turn(q, at), turn(k, at), v, at)
-        if step.index < len(deepstack):
-            out = step.out
-            picture = out[:, image] + deepstack[step.index].to(out)
-            step.out = torch.cat([out[:, : image.start], picture, out[:, image.stop :]], dim=1)
+        step.out = with_deepstack(step.out, deepstack, step.index, image)
     return steps.h
+
+
+def with_deepstack(h: Tensor, features: Sequence[Tensor], index: int, image: slice) -> Tensor:
+    """States h [B, R, D] behind a block, with what is added to image rows there."""
+    if index >= len(features):
+        return h
+    picture = h[:, image] + features[index].to(h)
+    return torch.cat([h[:, : image.start], picture, h[:, image.stop :]], dim=1)
