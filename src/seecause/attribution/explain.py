@@ -108,7 +108,11 @@ def explain(
     may hold "evidence" (in the order of the first method's maps) and "interactions";
     `advance` hears of every finished map.
     """
-    return _joined(list(explain_batches(**locals())))  # every argument as it came
+    parts = explain_batches(
+        model, pictures, names=names, methods=methods, target=target, others=others,
+        options=options, also=also, batch=batch, holes=holes, advance=advance,
+    )  # fmt: skip
+    return _joined(list(parts))
 
 
 def explain_batches(
