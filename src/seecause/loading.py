@@ -34,7 +34,6 @@ from seecause.models.devices import (
     parse_dtype,
 )
 from seecause.models.heads import TEMPLATES, Similarity, TextHead, TextInput
-from seecause.models.hub import usable
 from seecause.models.parts import Parts, WrapOptions, assemble, find_parts
 from seecause.models.preprocess import Preprocess, height_and_width
 from seecause.models.view import Kind, VisionModel
@@ -364,7 +363,7 @@ def load(
     wrap_options = {**source.wrap_options, **options}
     if classes is not None or options.get("head") is not None:  # names are the old head's
         wrap_options["classes"] = classes
-    with usable(Path(name)) if Path(name).is_dir() else nullcontext():
+    with sources.usable(Path(name)) if Path(name).is_dir() else nullcontext():
         model = wrap(source.module, name=spec, **wrap_options)
     model.random_weights, model.origin = weights == "random", source.origin
     if model.extra is not None:

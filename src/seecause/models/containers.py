@@ -15,7 +15,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from seecause.errors import UnsupportedModel
-from seecause.models.hub import class_names
+from seecause.models.heads import class_names
 from seecause.models.parts import ADAPTERS, Parts, find_parts, readable_pools
 from seecause.models.preprocess import from_timm
 from seecause.models.view import Kind

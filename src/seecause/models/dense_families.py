@@ -33,8 +33,7 @@ import torch
 from torch import Tensor, nn
 
 from seecause.errors import BadOption, UnsupportedModel
-from seecause.models.heads import TextInput, as_inputs, require_text
-from seecause.models.hub import class_names
+from seecause.models.heads import TextInput, as_inputs, class_names, require_text
 from seecause.models.layout import pair
 from seecause.models.preprocess import Preprocess
 from seecause.models.readings import BoxReading, PixelReading, PromptReading, RowReading

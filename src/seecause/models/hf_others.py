@@ -25,8 +25,8 @@ from torch import Tensor
 from seecause.engine.walk import walk
 from seecause.errors import BadOption, UnsupportedModel
 from seecause.models.block import Block, chain, same
+from seecause.models.heads import class_names, is_multi_label
 from seecause.models.hf_view import blocks_of
-from seecause.models.hub import class_names, is_multi_label
 from seecause.models.layout import At, TokenLayout, pair
 from seecause.models.parts import Parts
 from seecause.models.preprocess import Preprocess

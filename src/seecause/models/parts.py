@@ -39,8 +39,8 @@ if TYPE_CHECKING:
 ADAPTERS = {
     "timm": "seecause.models.timm_view",
     "transformers": "seecause.models.hf_view",
-    "torchvision": "seecause.models.torchvision_view",
-    "open_clip": "seecause.models.open_clip_view",
+    "torchvision": "seecause.models.packed_views",
+    "open_clip": "seecause.models.packed_views",
 }
 WITH_TEXT = ("transformers", "open_clip")  # libraries whose models may have a text tower
 
@@ -170,15 +170,15 @@ def _find(
 ) -> Parts | StagedParts | DenseParts:
     """Of an instance of a library's class `kind`: a vision transformer by the library's adapter,
     which also says why any other class is refused."""
-    adapter = importlib.import_module(ADAPTERS[library])
+    known, find = importlib.import_module(ADAPTERS[library]).FINDERS[library]
     names = (cls.__name__ for cls in type(module).__mro__)
-    kind = next((name for name in names if name in adapter.CLASSES), kind)
-    if kind not in adapter.CLASSES:
+    kind = next((name for name in names if name in known), kind)
+    if kind not in known:
         parts = _find_other(module, library, kind, text)
         if parts is not None:
             return parts
     options = {"text": text} if library in WITH_TEXT else {}
-    return adapter.find(module, kind, **options)
+    return find(module, kind, **options)
 
 
 def _find_other(

@@ -27,7 +27,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from seecause.models.block import Fn, chain, same
-from seecause.models.hub import class_names, is_multi_label
+from seecause.models.heads import class_names, is_multi_label
 from seecause.models.layout import pair
 from seecause.models.preprocess import from_timm
 from seecause.models.staged_view import Stage, StagedParts
