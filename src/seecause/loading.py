@@ -15,31 +15,32 @@ from torch import Tensor, nn
 from seecause._plugins import plugins
 from seecause.engine.verify import compare, random_images, tolerance_of, verify
 from seecause.errors import BadOption, NotDefined, UnknownName, UnsupportedModel, ViewMismatch
-from seecause.models._settled import settled
-from seecause.models.base import ImageModel
-from seecause.models.checkpoints import ClassNames, class_names_of
-from seecause.models.containers import (
-    Container,
-    answer_of,
-    container_of,
-    is_known,
-    unwrap_timm,
-    unwrapped,
-)
-from seecause.models.devices import (
+from seecause.models._settled import (
     device_of,
     gather_answers,
     lie_apart,
     parse_device,
     parse_dtype,
+    settled,
 )
+from seecause.models.base import ImageModel
+from seecause.models.checkpoints import ClassNames, class_names_of
 from seecause.models.heads import TEMPLATES, Similarity, TextHead, TextInput
-from seecause.models.parts import Parts, WrapOptions, assemble, find_parts
+from seecause.models.parts import (
+    Parts,
+    WrapOptions,
+    assemble,
+    find_parts,
+    is_known,
+    unwrap_timm,
+    unwrapped,
+)
 from seecause.models.preprocess import Preprocess, height_and_width
 from seecause.models.view import Kind, VisionModel
 
 if TYPE_CHECKING:
     from seecause.models.bags import BagModel
+    from seecause.models.containers import Container
     from seecause.models.dense_families import DenseParts
     from seecause.models.dense_view import DenseModel
     from seecause.models.staged_view import StagedModel, StagedParts
@@ -161,6 +162,8 @@ def _container_of(module: nn.Module) -> Container | None:
     try:
         find_parts(module)
     except UnsupportedModel:
+        from seecause.models.containers import container_of
+
         return container_of(module)
     return None
 
@@ -169,6 +172,8 @@ def _container_of(module: nn.Module) -> Container | None:
 def _inner_model(container: Container, options: WrapOptions) -> tuple[nn.Module, WrapOptions]:
     """The inner model, and what is on top of it as options of `wrap`: the first reading that gives
     the outer module's own answer."""
+    from seecause.models.containers import answer_of
+
     inner, stated = unwrap_timm(unwrapped(container.inner))
     known = options.or_else(stated)
     if known.head is not None:

@@ -1,10 +1,6 @@
-"""What people put around a model, and the way back to the model in it.
-
-    unwrapped   `torch.compile`, `DataParallel`, DDP, PEFT, averages of weights
-    container   a module of somebody's own that holds a model we know, alone (a Lightning module)
-                or below a head: `Wrapper(backbone, head)`
-Nothing is guessed: what holds a model is compared with what would be read instead (`loading.py`).
-"""
+"""The model in a module of somebody's own that holds one, alone (a Lightning module) or below a
+head: `Wrapper(backbone, head)`. Nothing is guessed: what holds a model is compared with what would
+be read instead (`loading.py`)."""
 
 from __future__ import annotations
 
@@ -15,51 +11,17 @@ from typing import Any
 from torch import Tensor, nn
 
 from seecause.errors import UnsupportedModel
-from seecause.models.heads import class_names
-from seecause.models.parts import ADAPTERS, Parts, find_parts, readable_pools
-from seecause.models.preprocess import from_timm
+from seecause.models.parts import (
+    Parts,
+    find_parts,
+    is_known,
+    readable_pools,
+    unwrap_timm,
+    unwrapped,
+)
 from seecause.models.view import Kind
 
 DEPTH = 3  # how deep a model may lie in what holds it
-SHARDED = ("FullyShardedDataParallel", "DeepSpeedEngine")
-
-
-def unwrapped(module: nn.Module) -> nn.Module:
-    """The module below everything that changes how it is run and not what it answers."""
-    while True:
-        inner = _below(module)
-        if inner is None:
-            return module
-        module = inner
-
-
-def _below(module: Any) -> nn.Module | None:
-    kind = type(module).__name__
-    if kind == "OptimizedModule":  # torch.compile
-        return module._orig_mod
-    parallel = isinstance(module, nn.DataParallel | nn.parallel.DistributedDataParallel)
-    if parallel or kind.startswith(("ModelEma", "AveragedModel")):  # of timm and torch
-        return module.module
-    if kind in SHARDED:
-        raise UnsupportedModel(
-            kind,
-            "no process holds all of its weights",
-            "gather them (a full state dict) and load that into the plain model",
-        )
-    if type(module).__module__.startswith("peft.") and hasattr(module, "get_base_model"):
-        return module.get_base_model()
-    return None
-
-
-def unwrap_timm(module: Any) -> tuple[nn.Module, dict[str, Any]]:
-    """The timm model in transformers' `TimmWrapper...`, and what its config says about it; any
-    other module as it is."""
-    if not type(module).__name__.startswith("TimmWrapper"):
-        return module, {}
-    card = getattr(module.config, "pretrained_cfg", None)
-    wrap_options = {"preprocess": from_timm(card)} if card else {}
-    names = class_names(module.config) if "Classification" in type(module).__name__ else ()
-    return module.timm_model, wrap_options | ({"classes": names} if names else {})
 
 
 @dataclass(frozen=True, eq=False)
@@ -115,11 +77,6 @@ def _sequence(steps: list[nn.Module]) -> nn.Module:
     head = nn.Sequential(*steps)
     head.training = steps[0].training
     return head
-
-
-def is_known(module: nn.Module) -> bool:
-    """Whether the module's own class comes from a library with an adapter, or brings one along."""
-    return type(module).__module__.split(".")[0] in ADAPTERS or hasattr(module, "view_parts")
 
 
 def container_of(module: nn.Module) -> Container | None:

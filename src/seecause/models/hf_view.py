@@ -36,7 +36,6 @@ from seecause.models.block import (
     silent,
     times,
 )
-from seecause.models.containers import unwrapped
 from seecause.models.heads import (
     TextHead,
     TextInput,
@@ -47,7 +46,7 @@ from seecause.models.heads import (
     text_matrix,
 )
 from seecause.models.layout import At, TokenLayout, pair
-from seecause.models.parts import Parts
+from seecause.models.parts import Parts, unwrapped
 from seecause.models.view import Kind, LatentPool
 
 Rotate = Callable[[Tensor, At], Tensor]

@@ -24,12 +24,13 @@ from seecause.models.heads import (
     Similarity,
     TextHead,
     TextInput,
+    class_names,
     head_like,
     linear,
     read_features,
 )
 from seecause.models.layout import TokenLayout
-from seecause.models.preprocess import Preprocess, complete
+from seecause.models.preprocess import Preprocess, complete, from_timm
 from seecause.models.view import Kind, LatentPool, Readout, VisionModel
 
 if TYPE_CHECKING:
@@ -42,6 +43,7 @@ ADAPTERS = {
     "torchvision": "seecause.models.packed_views",
     "open_clip": "seecause.models.packed_views",
 }
+SHARDED = ("FullyShardedDataParallel", "DeepSpeedEngine")
 WITH_TEXT = ("transformers", "open_clip")  # libraries whose models may have a text tower
 
 
@@ -196,6 +198,49 @@ def _find_other(
     if kind in hf_others.CLASSES:
         return hf_others.CLASSES[kind](module)
     return dense_parts(module, text)
+
+
+def is_known(module: nn.Module) -> bool:
+    """Whether the module's own class comes from a library with an adapter, or brings one along."""
+    return type(module).__module__.split(".")[0] in ADAPTERS or hasattr(module, "view_parts")
+
+
+def unwrapped(module: nn.Module) -> nn.Module:
+    """The module below everything that changes how it is run and not what it answers."""
+    while True:
+        inner = _below(module)
+        if inner is None:
+            return module
+        module = inner
+
+
+def _below(module: Any) -> nn.Module | None:
+    kind = type(module).__name__
+    if kind == "OptimizedModule":  # torch.compile
+        return module._orig_mod
+    parallel = isinstance(module, nn.DataParallel | nn.parallel.DistributedDataParallel)
+    if parallel or kind.startswith(("ModelEma", "AveragedModel")):  # of timm and torch
+        return module.module
+    if kind in SHARDED:
+        raise UnsupportedModel(
+            kind,
+            "no process holds all of its weights",
+            "gather them (a full state dict) and load that into the plain model",
+        )
+    if type(module).__module__.startswith("peft.") and hasattr(module, "get_base_model"):
+        return module.get_base_model()
+    return None
+
+
+def unwrap_timm(module: Any) -> tuple[nn.Module, dict[str, Any]]:
+    """The timm model in transformers' `TimmWrapper...`, and what its config says about it; any
+    other module as it is."""
+    if not type(module).__name__.startswith("TimmWrapper"):
+        return module, {}
+    card = getattr(module.config, "pretrained_cfg", None)
+    wrap_options = {"preprocess": from_timm(card)} if card else {}
+    names = class_names(module.config) if "Classification" in type(module).__name__ else ()
+    return module.timm_model, wrap_options | ({"classes": names} if names else {})
 
 
 def readable_pools(parts: Parts) -> list[Kind]:

@@ -24,9 +24,8 @@ from seecause.models.block import (
     silent,
     times,
 )
-from seecause.models.containers import unwrapped
 from seecause.models.layout import At, TokenLayout
-from seecause.models.parts import Parts
+from seecause.models.parts import Parts, unwrapped
 from seecause.models.preprocess import from_timm
 from seecause.models.view import Kind, LatentPool
 
