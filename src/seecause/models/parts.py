@@ -192,11 +192,11 @@ def _find_other(
     staged = staged_families.find(module, library, kind)
     if staged is not None or library != "transformers":
         return staged
-    from seecause.models import hf_others
     from seecause.models.dense_families import dense_parts
+    from seecause.models.other_views import FAMILIES
 
-    if kind in hf_others.CLASSES:
-        return hf_others.CLASSES[kind](module)
+    if kind in FAMILIES:
+        return FAMILIES[kind](module)
     return dense_parts(module, text)
 
 
