@@ -351,24 +351,22 @@ def load(
     spec, classes = str(spec), class_names_of(classes)
     device, dtype = parse_device(device), parse_dtype(dtype)
     library, _, name = spec.partition(":")
+    reading = nullcontext()
     if name and library not in LIBRARIES and library in _openers():
-        return _load_plugin(spec, weights, device, dtype, size=size, classes=classes, **options)
-    if library not in LIBRARIES or not name:
-        if Path(spec).exists():
+        module = _openers()[library](name, weights=weights)
+        source = sources.Source(module, {"size": size})
+    else:
+        if library not in LIBRARIES or not name:
+            if not Path(spec).exists():
+                raise UnknownName("model", spec, _model_names(spec))
             library, name = "folder" if Path(spec).is_dir() else "file", spec
-        else:
-            raise UnknownName("model", spec, _model_names(spec))
-    source = sources.open_source(
-        library,
-        name,
-        weights=weights,
-        size=height_and_width(size),
-    )
+        source = sources.open_source(library, name, weights=weights, size=height_and_width(size))
+        reading = sources.usable(Path(name)) if Path(name).is_dir() else reading
     source.module.to(device=device, dtype=dtype).eval().requires_grad_(False)
     wrap_options = {**source.wrap_options, **options}
     if classes is not None or options.get("head") is not None:  # names are the old head's
         wrap_options["classes"] = classes
-    with sources.usable(Path(name)) if Path(name).is_dir() else nullcontext():
+    with reading:
         model = wrap(source.module, name=spec, **wrap_options)
     model.random_weights, model.origin = weights == "random", source.origin
     if model.extra is not None:
@@ -381,17 +379,3 @@ def _openers() -> dict[str, Any]:
     """What opens models of packages installed beside this one, by their prefix."""
     families = plugins("seecause.models").items()
     return {name: family.open_model for name, family in families if hasattr(family, "open_model")}
-
-
-def _load_plugin(
-    spec: str,
-    weights: str | Path | None,
-    device: torch.device | None,
-    dtype: torch.dtype | None,
-    **options: Any,
-) -> VisionModel | StagedModel | DenseModel:
-    library, _, name = spec.partition(":")
-    module = _openers()[library](name, weights=weights).to(device=device, dtype=dtype)
-    model = wrap(module.eval().requires_grad_(False), name=spec, **options)
-    model.random_weights = weights == "random"
-    return model

@@ -28,6 +28,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_map_only
 
 from seecause.errors import BadOption, UnknownName, UnsupportedModel
 from seecause.models.base import Architecture, ImageModel
@@ -209,7 +210,7 @@ def assemble_dense(module: nn.Module, parts: DenseParts, options: WrapOptions) -
         name=options.name,
         family=parts.family,
         preprocess=steps,
-        layout_at=lambda height, width: TokenLayout(grid=(height, width), prefix=0),
+        layout_at=TokenLayout.of_cells((1, 1)),
         patch=(1, 1),
         native=lambda images: model.reading.unaimed(model._native(images, {})),
         classes=options.class_names(parts),
@@ -221,10 +222,8 @@ def assemble_dense(module: nn.Module, parts: DenseParts, options: WrapOptions) -
         inputs=parts.inputs,
     )
     grids = [level.shape[-2:] for level in _level_maps(model)]
-    model.patch = cell = _cell(steps.size, [(rows, columns) for rows, columns in grids])
-    model.layout_at = lambda height, width: TokenLayout(
-        grid=(height // cell[0], width // cell[1]), prefix=0
-    )
+    model.patch = _cell(steps.size, [(rows, columns) for rows, columns in grids])
+    model.layout_at = TokenLayout.of_cells(model.patch)
     return model
 
 
@@ -278,10 +277,8 @@ class Attached(TorchFunctionMode):
 
 def copies_of(value: Any, count: int) -> Any:
     """What a module gave for one picture, as for `count` of them; nothing is copied."""
-    if isinstance(value, Tensor):
-        return value.expand(count, *value.shape[1:]) if value.ndim and len(value) == 1 else value
-    if isinstance(value, Mapping):
-        return type(value)(**{name: copies_of(part, count) for name, part in value.items()})
-    if isinstance(value, list | tuple):
-        return type(value)(copies_of(part, count) for part in value)
-    return value
+
+    def copies(x: Tensor) -> Tensor:
+        return x.expand(count, *x.shape[1:]) if x.ndim and len(x) == 1 else x
+
+    return tree_map_only(Tensor, copies, value)

@@ -157,12 +157,9 @@ def open_adapter(folder: Path, base: str | None, size: tuple[int, int] | None) -
         raise BadOption("model", base, "timm:NAME or hf:NAME, which an adapter can be merged into")
     with usable(folder):
         source = build[library](name, adapter, size)
-        source.module = _merged(peft, source.module, folder)
+        adapted = peft.PeftModel.from_pretrained(source.module, str(folder))
+        source.module = adapted.merge_and_unload()
     return source
-
-
-def _merged(peft: Any, module: nn.Module, folder: Path) -> nn.Module:
-    return peft.PeftModel.from_pretrained(module, str(folder)).merge_and_unload()
 
 
 def _timm_base(name: str, adapter: Checkpoint, size: tuple[int, int] | None) -> Source:

@@ -37,13 +37,11 @@ from seecause.models.block import (
     times,
 )
 from seecause.models.heads import (
-    TextHead,
     TextInput,
     as_inputs,
     class_names,
     is_multi_label,
     require_text,
-    text_matrix,
 )
 from seecause.models.layout import At, TokenLayout, pair
 from seecause.models.parts import Parts, unwrapped
@@ -366,16 +364,10 @@ def _add_text(module: Any, parts: Parts, text: TextInput, enter: Any) -> None:
             **as_inputs(_tokens(text, prompts, length), device), return_dict=True
         ).pooler_output
 
-    head = TextHead(
-        text_matrix(encode, text.classes, text.templates),
-        module.logit_scale,
-        getattr(module, "logit_bias", None),
-    )
-    parts.head = parts.extra = head
-    parts.native_logits = lambda images: head(
-        module.get_image_features(return_dict=True, **enter(images)).pooler_output
-    )
-    parts.classes, parts.sigmoid = text.classes, head.bias is not None
+    def pictures(images: Tensor) -> Tensor:
+        return module.get_image_features(return_dict=True, **enter(images)).pooler_output
+
+    parts.add_text(module, text, encode=encode, pictures=pictures)
 
 
 def _tokens(text: TextInput, prompts: list[str], length: int) -> Any:

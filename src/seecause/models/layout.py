@@ -61,6 +61,11 @@ class TokenLayout:
     def patches(self) -> slice:
         return slice(self.prefix, self.tokens)
 
+    @staticmethod
+    def of_cells(cell: tuple[int, int]) -> Callable[[int, int], TokenLayout]:
+        """From height and width of pictures to a grid of cells of so many pixels, without prefix."""
+        return lambda height, width: TokenLayout((height // cell[0], width // cell[1]), prefix=0)
+
     def at(self, device: torch.device | str = "cpu") -> At:
         """The positions of the whole sequence, in order."""
         return At(torch.arange(self.tokens, device=device), self)

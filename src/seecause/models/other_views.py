@@ -302,7 +302,7 @@ def bag_parts(
     return Parts(
         family=f"{type(module).__module__}.{type(module).__name__}",
         embed=embed,
-        layout_at=lambda height, width: TokenLayout((height, width), prefix=0),
+        layout_at=TokenLayout.of_cells((1, 1)),
         blocks=[_idle(through)],
         norm=same,
         patch=(1, 1),

@@ -26,7 +26,7 @@ from seecause.errors import (
 from seecause.models import timm_view
 from seecause.models.block import Block, Constant, Fn, chain, packed, same, silent
 from seecause.models.checkpoints import fill
-from seecause.models.heads import TextHead, TextInput, as_inputs, require_text, text_matrix
+from seecause.models.heads import TextInput, as_inputs, require_text
 from seecause.models.layout import TokenLayout, pair
 from seecause.models.parts import Parts
 from seecause.models.preprocess import Preprocess
@@ -150,7 +150,12 @@ def find_open_clip(module: Any, kind: str, *, text: TextInput | None = None) -> 
     parts, project = _own(visual) if tower == "VisionTransformer" else _timm(visual)
     parts.family = f"open_clip.{kind}"
     if kind in DUAL:
-        _add_text(module, parts, project, require_text(module, text))
+        given, device = require_text(module, text), next(module.parameters()).device
+
+        def encode(prompts: list[str]) -> Tensor:
+            return module.encode_text(as_inputs(given.tokenize(prompts), device)["input_ids"])
+
+        parts.add_text(module, given, encode=encode, pictures=module.encode_image, project=project)
     elif project is not same:
         raise UnsupportedModel(
             f"open_clip {kind} alone",
@@ -246,20 +251,6 @@ def _scaled_heads(attention: Any, x: Tensor) -> Tensor:
     if attention.head_scale is not None:
         x = (x.unflatten(-1, (attention.num_heads, -1)) * attention.head_scale[:, 0]).flatten(-2)
     return attention.ln_inner(x)
-
-
-def _add_text(module: Any, parts: Parts, project: Fn, text: TextInput) -> None:
-    device = next(module.parameters()).device
-
-    def encode(prompts: list[str]) -> Tensor:
-        return module.encode_text(as_inputs(text.tokenize(prompts), device)["input_ids"])
-
-    head = TextHead(
-        text_matrix(encode, text.classes, text.templates), module.logit_scale, module.logit_bias
-    )
-    parts.extra, parts.head = head, chain(project, head)
-    parts.native_logits = lambda images: head(module.encode_image(images))
-    parts.classes, parts.sigmoid = text.classes, head.bias is not None
 
 
 def _preprocess(visual: Any) -> Preprocess | None:

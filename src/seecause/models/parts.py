@@ -28,6 +28,7 @@ from seecause.models.heads import (
     head_like,
     linear,
     read_features,
+    text_matrix,
 )
 from seecause.models.layout import TokenLayout
 from seecause.models.preprocess import Preprocess, complete, from_timm
@@ -44,6 +45,7 @@ ADAPTERS = {
     "open_clip": "seecause.models.packed_views",
 }
 SHARDED = ("FullyShardedDataParallel", "DeepSpeedEngine")
+Encode = Callable[[list[str]], Tensor]  # prompts -> embeddings [n, D]
 WITH_TEXT = ("transformers", "open_clip")  # libraries whose models may have a text tower
 
 
@@ -79,6 +81,17 @@ class Parts:
     # what is known of the preprocessing -> all of it, where inputs are no pictures (signals.py)
     adapt_preprocess: Callable[[Preprocess], Preprocess] = lambda steps: steps
     view: type[VisionModel] = VisionModel
+
+    def add_text(
+        self, module: Any, text: TextInput, *, encode: Encode, pictures: Fn, project: Fn = same
+    ) -> None:
+        """The zero-shot head of a module with two towers: `encode` reads prompts, `pictures` gives
+        embeddings of images, `project` brings pooled tokens there."""
+        matrix = text_matrix(encode, text.classes, text.templates)
+        head = TextHead(matrix, module.logit_scale, getattr(module, "logit_bias", None))
+        self.extra, self.head = head, head if project is same else chain(project, head)
+        self.native_logits = lambda images: head(pictures(images))
+        self.classes, self.sigmoid = text.classes, head.bias is not None
 
 
 @dataclass(frozen=True, eq=False)

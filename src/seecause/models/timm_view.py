@@ -45,6 +45,7 @@ REFUSED = {  # classes that people ask for, and why not
     "VisionTransformerSAM": "its attention is windowed and carries a relative position bias",
     "Xcit": "its attention is between channels, not between patches",
 }
+POOLS: dict[str, Kind] = {"token": "cls", "avg": "mean"}
 ATTENTIONS = ("Attention", "AttentionRope", "EvaAttention")
 
 
@@ -168,7 +169,9 @@ def _block(
         additive=relative_bias(_own_table(attention), shared_bias),
         sub_norm=getattr(attention, "norm", same),
         out_gate=(
-            None if getattr(attention, "gate", None) is None else partial(_sigmoid_gate, attention)
+            None
+            if getattr(attention, "gate", None) is None
+            else chain(attention.gate, torch.sigmoid)
         ),
         mix=attention.proj,
     )
@@ -201,10 +204,6 @@ def _project(attention: Any, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         )
     q, k, v = packed.unflatten(-1, (3, *shape)).unbind(2)
     return q, k, v
-
-
-def _sigmoid_gate(attention: Any, x: Tensor) -> Tensor:
-    return attention.gate(x).sigmoid()
 
 
 def _parallel_block(native: Any, name: str) -> Block:
@@ -278,14 +277,12 @@ def _pool(module: Any) -> Kind:
                 "it mixes tokens again before pooling",
             )
         return "latent"
-    if module.global_pool == "token":
-        return "cls"
-    if module.global_pool == "avg":
-        return "mean"
-    raise UnsupportedModel(
-        f"timm global_pool={module.global_pool!r}",
-        "only token, avg and map pooling are read exactly",
-    )
+    if module.global_pool not in POOLS:
+        raise UnsupportedModel(
+            f"timm global_pool={module.global_pool!r}",
+            "only token, avg and map pooling are read exactly",
+        )
+    return POOLS[module.global_pool]
 
 
 def _pooled(module: Any, images: Tensor) -> Tensor:
