@@ -32,8 +32,7 @@ from seecause.models.parts import (
     assemble,
     find_parts,
     is_known,
-    unwrap_timm,
-    unwrapped,
+    native_model,
 )
 from seecause.models.preprocess import Preprocess, height_and_width
 from seecause.models.view import Kind, VisionModel
@@ -96,7 +95,7 @@ def wrap(
     options = WrapOptions(
         name, mean, std, height_and_width(size), classes, head, pool, sigmoid, preprocess
     )
-    around, (module, stated) = module, unwrap_timm(unwrapped(module))
+    around, (module, stated) = module, native_model(module)
     options = options.or_else(stated)
     with settled([around], device_of(around), frozen=True):
         container = None if is_known(module) else _container_of(module)
@@ -174,7 +173,7 @@ def _inner_model(container: Container, options: WrapOptions) -> tuple[nn.Module,
     the outer module's own answer."""
     from seecause.models.inner_models import answer_of
 
-    inner, stated = unwrap_timm(unwrapped(container.inner))
+    inner, stated = native_model(container.inner)
     known = options.or_else(stated)
     if known.head is not None:
         return inner, known

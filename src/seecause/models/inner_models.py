@@ -31,8 +31,8 @@ from seecause.models.parts import (
     Parts,
     find_parts,
     is_known,
+    native_model,
     readable_pools,
-    unwrap_timm,
     unwrapped,
 )
 from seecause.models.view import Kind
@@ -114,7 +114,7 @@ def container_of(module: nn.Module) -> Container | None:
 
 def _models_in(module: nn.Module, path: str, depth: int) -> Iterator[tuple[str, nn.Module, Any]]:
     for name, child in module.named_children():
-        place, native = f"{path}{name}", unwrap_timm(unwrapped(child))[0]
+        place, native = f"{path}{name}", native_model(child)[0]
         if is_known(native):
             try:
                 parts = find_parts(native)

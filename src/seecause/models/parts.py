@@ -218,36 +218,29 @@ def is_known(module: nn.Module) -> bool:
     return type(module).__module__.split(".")[0] in ADAPTERS or hasattr(module, "view_parts")
 
 
-def unwrapped(module: nn.Module) -> nn.Module:
+def unwrapped(module: Any) -> nn.Module:
     """The module below everything that changes how it is run and not what it answers."""
-    while True:
-        inner = _below(module)
-        if inner is None:
-            return module
-        module = inner
-
-
-def _below(module: Any) -> nn.Module | None:
-    kind = type(module).__name__
-    if kind == "OptimizedModule":  # torch.compile
-        return module._orig_mod
-    parallel = isinstance(module, nn.DataParallel | nn.parallel.DistributedDataParallel)
-    if parallel or kind.startswith(("ModelEma", "AveragedModel")):  # of timm and torch
-        return module.module
+    kind, inner = type(module).__name__, None
     if kind in SHARDED:
         raise UnsupportedModel(
             kind,
             "no process holds all of its weights",
             "gather them (a full state dict) and load that into the plain model",
         )
-    if type(module).__module__.startswith("peft.") and hasattr(module, "get_base_model"):
-        return module.get_base_model()
-    return None
+    parallel = isinstance(module, nn.DataParallel | nn.parallel.DistributedDataParallel)
+    if kind == "OptimizedModule":  # torch.compile
+        inner = module._orig_mod
+    elif parallel or kind.startswith(("ModelEma", "AveragedModel")):  # of timm and torch
+        inner = module.module
+    elif type(module).__module__.startswith("peft.") and hasattr(module, "get_base_model"):
+        inner = module.get_base_model()
+    return module if inner is None else unwrapped(inner)
 
 
-def unwrap_timm(module: Any) -> tuple[nn.Module, dict[str, Any]]:
-    """The timm model in transformers' `TimmWrapper...`, and what its config says about it; any
-    other module as it is."""
+def native_model(module: Any) -> tuple[nn.Module, dict[str, Any]]:
+    """The module `unwrapped`; of transformers' `TimmWrapper...` the timm model in it, and what its
+    config says about that, as options of `wrap`."""
+    module = unwrapped(module)
     if not type(module).__name__.startswith("TimmWrapper"):
         return module, {}
     card = getattr(module.config, "pretrained_cfg", None)

@@ -191,8 +191,8 @@ class VisionModel(ImageModel):
         return None if self.gates is None else self._held_gates()[1]
 
     def _held_gates(self) -> tuple[Tensor, tuple[float, ...]]:
-        """The gates [L, H] where the model is and in its dtype, and their values: copied when they change, not in every
-        block of every run."""
+        """The gates [L, H] where the model is and in its dtype, and their values: copied when they
+        change, not in every block of every run."""
         gates = self.gates
         assert gates is not None
         key = (None if gates.is_inference() else gates._version, self.device, self.dtype)
