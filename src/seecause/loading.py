@@ -15,34 +15,33 @@ from torch import Tensor, nn
 from seecause._plugins import plugins
 from seecause.engine.verify import compare, random_images, tolerance_of, verify
 from seecause.errors import BadOption, NotDefined, UnknownName, UnsupportedModel, ViewMismatch
-from seecause.models._settled import settled
-from seecause.models.base import ImageModel
-from seecause.models.checkpoints import ClassNames, class_names_of
-from seecause.models.containers import (
-    Container,
-    answer_of,
-    container_of,
-    is_known,
-    unwrap_timm,
-    unwrapped,
-)
-from seecause.models.devices import (
+from seecause.models._settled import (
     device_of,
     gather_answers,
     lie_apart,
     parse_device,
     parse_dtype,
+    settled,
 )
+from seecause.models.base import ImageModel
+from seecause.models.checkpoints import ClassNames, class_names_of
 from seecause.models.heads import TEMPLATES, Similarity, TextHead, TextInput
-from seecause.models.hub import usable
-from seecause.models.parts import Parts, WrapOptions, assemble, find_parts
+from seecause.models.parts import (
+    Parts,
+    WrapOptions,
+    assemble,
+    find_parts,
+    is_known,
+    native_model,
+)
 from seecause.models.preprocess import Preprocess, height_and_width
 from seecause.models.view import Kind, VisionModel
 
 if TYPE_CHECKING:
-    from seecause.models.bags import BagModel
     from seecause.models.dense_families import DenseParts
     from seecause.models.dense_view import DenseModel
+    from seecause.models.inner_models import Container
+    from seecause.models.other_views import BagModel
     from seecause.models.staged_view import StagedModel, StagedParts
 
 LIBRARIES = ("builtin", "timm", "hf", "torchvision", "open_clip")
@@ -96,7 +95,7 @@ def wrap(
     options = WrapOptions(
         name, mean, std, height_and_width(size), classes, head, pool, sigmoid, preprocess
     )
-    around, (module, stated) = module, unwrap_timm(unwrapped(module))
+    around, (module, stated) = module, native_model(module)
     options = options.or_else(stated)
     with settled([around], device_of(around), frozen=True):
         container = None if is_known(module) else _container_of(module)
@@ -141,10 +140,10 @@ def wrap_bag(
     >>> sc.attribute(model, bag, target=1).maps.shape, model.without(bag).shape
     (torch.Size([1, 9, 1]), torch.Size([1, 9, 2]))
     """
-    from seecause.models.bags import BagModel, find
+    from seecause.models.other_views import BagModel, bag_parts
 
     with settled([module], device_of(module), frozen=True):
-        parts = find(
+        parts = bag_parts(
             module, value=value, weight=weight, classifier=classifier, gate=gate,
             encoder=encoder, width=width, blank=blank,
         )  # fmt: skip
@@ -162,6 +161,8 @@ def _container_of(module: nn.Module) -> Container | None:
     try:
         find_parts(module)
     except UnsupportedModel:
+        from seecause.models.inner_models import container_of
+
         return container_of(module)
     return None
 
@@ -170,7 +171,9 @@ def _container_of(module: nn.Module) -> Container | None:
 def _inner_model(container: Container, options: WrapOptions) -> tuple[nn.Module, WrapOptions]:
     """The inner model, and what is on top of it as options of `wrap`: the first reading that gives
     the outer module's own answer."""
-    inner, stated = unwrap_timm(unwrapped(container.inner))
+    from seecause.models.inner_models import answer_of
+
+    inner, stated = native_model(container.inner)
     known = options.or_else(stated)
     if known.head is not None:
         return inner, known
@@ -347,24 +350,22 @@ def load(
     spec, classes = str(spec), class_names_of(classes)
     device, dtype = parse_device(device), parse_dtype(dtype)
     library, _, name = spec.partition(":")
+    reading = nullcontext()
     if name and library not in LIBRARIES and library in _openers():
-        return _load_plugin(spec, weights, device, dtype, size=size, classes=classes, **options)
-    if library not in LIBRARIES or not name:
-        if Path(spec).exists():
+        module = _openers()[library](name, weights=weights)
+        source = sources.Source(module, {"size": size})
+    else:
+        if library not in LIBRARIES or not name:
+            if not Path(spec).exists():
+                raise UnknownName("model", spec, _model_names(spec))
             library, name = "folder" if Path(spec).is_dir() else "file", spec
-        else:
-            raise UnknownName("model", spec, _model_names(spec))
-    source = sources.open_source(
-        library,
-        name,
-        weights=weights,
-        size=height_and_width(size),
-    )
+        source = sources.open_source(library, name, weights=weights, size=height_and_width(size))
+        reading = sources.usable(Path(name)) if Path(name).is_dir() else reading
     source.module.to(device=device, dtype=dtype).eval().requires_grad_(False)
     wrap_options = {**source.wrap_options, **options}
     if classes is not None or options.get("head") is not None:  # names are the old head's
         wrap_options["classes"] = classes
-    with usable(Path(name)) if Path(name).is_dir() else nullcontext():
+    with reading:
         model = wrap(source.module, name=spec, **wrap_options)
     model.random_weights, model.origin = weights == "random", source.origin
     if model.extra is not None:
@@ -377,17 +378,3 @@ def _openers() -> dict[str, Any]:
     """What opens models of packages installed beside this one, by their prefix."""
     families = plugins("seecause.models").items()
     return {name: family.open_model for name, family in families if hasattr(family, "open_model")}
-
-
-def _load_plugin(
-    spec: str,
-    weights: str | Path | None,
-    device: torch.device | None,
-    dtype: torch.dtype | None,
-    **options: Any,
-) -> VisionModel | StagedModel | DenseModel:
-    library, _, name = spec.partition(":")
-    module = _openers()[library](name, weights=weights).to(device=device, dtype=dtype)
-    model = wrap(module.eval().requires_grad_(False), name=spec, **options)
-    model.random_weights = weights == "random"
-    return model

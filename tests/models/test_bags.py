@@ -9,7 +9,7 @@ from torch.testing import assert_close
 
 import seecause as sc
 from seecause.errors import BadImage, BadOption, NotDefined, ViewMismatch
-from seecause.models.bags import PROBED
+from seecause.models.signals import PROBED
 from tests.helpers import noise
 from tests.reference import bags as reference
 from tests.tiny import scramble

@@ -287,7 +287,7 @@ def test_an_adapter_of_timm_is_merged_into_the_model_that_is_named(tmp_path, mon
     head.reset_classifier(4)
     adapted = adapter(tmp_path / "lora", head, "head", ["qkv"])
     monkeypatch.setattr(timm, "create_model", pretrained)
-    monkeypatch.setattr("seecause.models.hub._kept", lambda repo: True)
+    monkeypatch.setattr("seecause.models.sources._kept", lambda repo: True)
     model = sc.load("timm:test_vit", weights=tmp_path / "lora")
     assert model.n_classes == 4 and model.classes == ()
     assert_close(model(images()), adapted(images()), atol=1e-4, rtol=1e-4)

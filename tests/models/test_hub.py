@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 
 import seecause as sc
 from seecause.errors import MissingWeights, SeecauseError
-from seecause.models.hub import fetched
+from seecause.models.sources import fetched
 
 
 def asked_in_vain(*_: object, **__: object) -> None:

@@ -117,20 +117,18 @@ def environment() -> dict[str, dict[str, Any]]:
 def checkup(model: ImageModel) -> dict[str, dict[str, Any]]:
     """The verified wrap and everything a user may want to know before trusting a map; refuses a
     view that does not match."""
+    from seecause.attribution.registry import methods
     from seecause.engine.verify import verify
     from seecause.models.view import VisionModel
 
-    checks = verify(model)
-    if isinstance(model, VisionModel):
-        inside = _transformer(model)
-    elif model.architecture == "dense":
-        inside = _rows(cast("DenseModel", model))
-    else:
-        inside = _network(cast("StagedModel", model))
     probes = {
         probe.name: {"worst relative difference": probe.worst, "compared": probe.compared}
-        for probe in checks
+        for probe in verify(model)
     }
+    if isinstance(model, VisionModel):
+        inside = _transformer(model)
+    else:
+        inside = _cells(cast("DenseModel | StagedModel", model))
     return {
         "verified": probes,
         "model": {
@@ -150,17 +148,10 @@ def checkup(model: ImageModel) -> dict[str, dict[str, Any]]:
             "std": _numbers(model.preprocess.std),
         },
         **inside,
-        "what works": _works(model),
-    }
-
-
-def _works(model: ImageModel) -> dict[str, str]:
-    """Which methods are defined for a model, and whether it has heads."""
-    from seecause.attribution.registry import methods
-
-    return {
-        "methods": ", ".join(sorted(methods(model.architecture))) or "none",
-        "heads": HEADS[model.architecture],
+        "what works": {
+            "methods": ", ".join(sorted(methods(model.architecture))) or "none",
+            "heads": HEADS[model.architecture],
+        },
     }
 
 
@@ -188,32 +179,21 @@ def _transformer(model: VisionModel) -> dict[str, dict[str, Any]]:
     }
 
 
-def _rows(model: DenseModel) -> dict[str, dict[str, Any]]:
-    """Where the rows of a detector or a model of pixels read the picture."""
-    (rows, columns), (high, wide) = model.layout.grid, model.patch
-    return {
-        "places": {
-            "read at": model.cells,
-            "grid": f"{rows} x {columns} cells of {high} x {wide} pixels",
-            "kept of the explained picture": ", ".join(model.seam.held) or "nothing",
-            "one image": (
-                _size(model.forward_bytes(model.layout, model.cells)) + " a cell that is patched"
-            ),
-        }
-    }
+def _cells(model: DenseModel | StagedModel) -> dict[str, dict[str, Any]]:
+    """What can be patched of a network of stages, or where the rows of a detector or a model of
+    pixels read the picture."""
+    from seecause.models.staged_view import StagedModel
 
-
-def _network(model: StagedModel) -> dict[str, dict[str, Any]]:
     (rows, columns), (high, wide) = model.layout.grid, model.patch
-    return {
-        "features": {
-            "stages": ", ".join(stage.name for stage in model.stages),
-            "grid": f"{rows} x {columns} cells of {high} x {wide} pixels after {model.cells}",
-            "one image": (
-                _size(model.forward_bytes(model.layout, model.cells)) + " a cell that is patched"
-            ),
-        }
-    }
+    grid = f"{rows} x {columns} cells of {high} x {wide} pixels"
+    cost = _size(model.forward_bytes(model.layout, model.cells)) + " a cell that is patched"
+    if isinstance(model, StagedModel):
+        stages = ", ".join(stage.name for stage in model.stages)
+        grid = f"{grid} after {model.cells}"
+        return {"features": {"stages": stages, "grid": grid, "one image": cost}}
+    kept = ", ".join(model.seam.held) or "nothing"
+    place = {"read at": model.cells, "grid": grid, "kept of the explained picture": kept}
+    return {"places": {**place, "one image": cost}}
 
 
 def _caap_cost(model: VisionModel) -> dict[str, Any]:

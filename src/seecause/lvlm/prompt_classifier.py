@@ -45,15 +45,14 @@ from seecause.lvlm.class_prompts import (
     refuse_pooled,
 )
 from seecause.lvlm.model import LVLM
-from seecause.models import tower as towers
+from seecause.models._settled import lie_apart
 from seecause.models.base import Architecture
 from seecause.models.decoder import run
-from seecause.models.devices import lie_apart
 from seecause.models.image_tokens import image_tokens
+from seecause.models.inner_models import VisionTower, vision_tower
 from seecause.models.layout import At, TokenLayout
 from seecause.models.preprocess import Preprocess, preprocess_from_processor
 from seecause.models.slicing import columns, output_weight
-from seecause.models.tower import VisionTower
 from seecause.models.view import VisionModel
 
 Scope = Literal["vision", "llm"]
@@ -164,7 +163,7 @@ def _tower(lvlm: LVLM) -> VisionTower:
     if lie_apart(lvlm.module):
         reason = "its weights lie on several devices, where it is not asked for classes"
         raise UnsupportedModel(lvlm.name, reason, "load it onto one device")
-    return towers.find(lvlm.module)
+    return vision_tower(lvlm.module)
 
 
 def _check_options(classes: Sequence[str], by: str, scope: str, **options: Any) -> None:

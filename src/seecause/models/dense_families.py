@@ -33,8 +33,7 @@ import torch
 from torch import Tensor, nn
 
 from seecause.errors import BadOption, UnsupportedModel
-from seecause.models.heads import TextInput, as_inputs, require_text
-from seecause.models.hub import class_names
+from seecause.models.heads import TextInput, as_inputs, class_names, require_text
 from seecause.models.layout import pair
 from seecause.models.preprocess import Preprocess
 from seecause.models.readings import BoxReading, PixelReading, PromptReading, RowReading
@@ -176,41 +175,35 @@ class DenseParts:
     extra: nn.Module | None = None
 
 
-def _detector(module: Any, *before: str, held: str = "", sigmoid: bool = True) -> DenseParts:
-    """Queries that read the encoder's tokens."""
+def _detector(module: Any, projections: str, *, held: str = "", sigmoid: bool = True) -> DenseParts:
+    """Queries that read the encoder's tokens; `projections` lead to those, one for each level."""
     names = class_names(module.config)
+    seam = Seam(
+        "model.encoder",
+        ("last_hidden_state",),
+        ("model.backbone", *_levels(module, projections)),
+        (held,) if held else (),
+    )
     return DenseParts(
-        Seam(
-            "model.encoder",
-            ("last_hidden_state",),
-            ("model.backbone", *before),
-            (held,) if held else (),
-        ),
-        BoxReading(sigmoid),
-        names if sigmoid or not names else (*names, "no object"),
+        seam, BoxReading(sigmoid), names if sigmoid or not names else (*names, "no object")
     )
 
 
-def _detr(module: Any) -> DenseParts:
-    return _detector(module, "model.input_projection", sigmoid=False)
-
-
-def _conditional_detr(module: Any) -> DenseParts:
-    return _detector(module, "model.input_projection")
+def _levels(module: Any, path: str) -> list[str]:
+    """Where the layers of a list are; of a single layer, where it is."""
+    part = module.get_submodule(path)
+    listed = isinstance(part, nn.ModuleList)
+    return [f"{path}.{level}" for level in range(len(part))] if listed else [path]
 
 
 def _deformable_detr(module: Any) -> DenseParts:
-    levels = range(len(module.model.input_proj))
-    held = ""
-    if module.config.two_stage:
-        held = f"model.decoder.class_embed.{len(module.model.decoder.class_embed) - 1}"
-    return _detector(module, *(f"model.input_proj.{level}" for level in levels), held=held)
+    last = len(module.model.decoder.class_embed) - 1 if module.config.two_stage else None
+    held = "" if last is None else f"model.decoder.class_embed.{last}"
+    return _detector(module, "model.input_proj", held=held)
 
 
 def _rt_detr(module: Any) -> DenseParts:
-    levels = range(len(module.model.encoder_input_proj))
-    before = (f"model.encoder_input_proj.{level}" for level in levels)
-    parts = _detector(module, *before, held="model.enc_score_head")
+    parts = _detector(module, "model.encoder_input_proj", held="model.enc_score_head")
     fixed = getattr(module.config, "anchor_image_size", None)
     if fixed is not None:
         parts.size, parts.fixed_size = (fixed[0], fixed[1]), True
@@ -226,8 +219,7 @@ def _grounding_dino(module: Any, text: TextInput | None) -> DenseParts:
     if len(spans) != len(text.classes) or spans[-1][1] > module.config.max_text_len:
         expected = f"names without . and ?, of {module.config.max_text_len} tokens in all at most"
         raise BadOption("classes", sentence[:80], expected)
-    levels = range(len(module.model.input_proj_vision))
-    before = ("model.backbone", *(f"model.input_proj_vision.{level}" for level in levels))
+    before = ("model.backbone", *_levels(module, "model.input_proj_vision"))
     held = ("model.encoder_output_class_embed",) if module.config.two_stage else ()
     seam = Seam("model.encoder", (), before, held, entering="vision_features")
     reading = BoxReading(sigmoid=True, spans=spans)
@@ -249,9 +241,9 @@ def _phrases(ids: list[int]) -> tuple[tuple[int, int], ...]:
     return tuple((a + 1, b) for a, b in pairwise(ends) if b > a + 1)
 
 
-def _segformer(module: Any) -> DenseParts:
-    reading = PixelReading(lambda outputs: outputs.logits)
-    return DenseParts(Seam("segformer", ("hidden_states",)), reading, class_names(module.config))
+def _pixels(module: Any, reading: PixelReading, at: str, *fields: str) -> DenseParts:
+    """Classes of pixels, which read the maps that module `at` gives."""
+    return DenseParts(Seam(at, fields), reading, class_names(module.config))
 
 
 def _dpt(module: Any) -> DenseParts:
@@ -276,18 +268,6 @@ def _depth(outputs: Any) -> Tensor:
 DEPTH = PixelReading(_depth, values=True)
 
 
-def _mask2former(module: Any) -> DenseParts:
-    fields = ("decoder_last_hidden_state", "decoder_hidden_states")
-    seam = Seam("model.pixel_level_module", fields)
-    return DenseParts(seam, PixelReading(_semantic, _log), class_names(module.config))
-
-
-def _maskformer(module: Any) -> DenseParts:
-    fields = ("encoder_last_hidden_state", "decoder_last_hidden_state")
-    seam = Seam("model.pixel_level_module", fields)
-    return DenseParts(seam, PixelReading(_semantic, _log), class_names(module.config))
-
-
 def _semantic(outputs: Any) -> Tensor:
     """MaskFormer: how much of each class queries put on each pixel."""
     classes = outputs.class_queries_logits.softmax(dim=-1)[..., :-1]  # [B, Q, C]
@@ -299,37 +279,34 @@ def _log(mean: Tensor) -> Tensor:
     return mean.clamp_min(torch.finfo(mean.dtype).tiny).log()
 
 
-def _sam(module: Any) -> DenseParts:
-    return _prompted(module, pair(module.config.vision_config.image_size))
-
-
-def _prompted(module: Any, size: tuple[int, int]) -> DenseParts:
+def _prompted(module: Any, config: Any, places: str) -> DenseParts:
     """Asked about the middle of a picture, until it is aimed."""
+    size = pair(config.image_size)
     middle = torch.tensor([[[[size[1] / 2, size[0] / 2]]]]).to(next(module.parameters()))
-    seam, inputs = Seam("vision_encoder", ("last_hidden_state",)), {"input_points": middle}
+    seam, inputs = Seam("vision_encoder", (places,)), {"input_points": middle}
     return DenseParts(seam, PromptReading(), inputs=inputs, size=size, fixed_size=True)
 
 
-def _sam2(module: Any) -> DenseParts:
-    parts = _prompted(module, pair(module.config.prompt_encoder_config.image_size))
-    parts.seam = Seam("vision_encoder", ("fpn_hidden_states",))
-    return parts
-
-
+LOGITS = PixelReading(lambda outputs: outputs.logits)
+MASKS, PIXEL_DECODER = PixelReading(_semantic, _log), "model.pixel_level_module"
 DENSE_FAMILIES: dict[str, Callable[[Any], DenseParts]] = {
-    "DetrForObjectDetection": _detr,
-    "ConditionalDetrForObjectDetection": _conditional_detr,
+    "DetrForObjectDetection": lambda m: _detector(m, "model.input_projection", sigmoid=False),
+    "ConditionalDetrForObjectDetection": lambda m: _detector(m, "model.input_projection"),
     "DeformableDetrForObjectDetection": _deformable_detr,
     "RTDetrForObjectDetection": _rt_detr,
     "RTDetrV2ForObjectDetection": _rt_detr,
     "DFineForObjectDetection": _rt_detr,
-    "SegformerForSemanticSegmentation": _segformer,
+    "SegformerForSemanticSegmentation": lambda m: _pixels(m, LOGITS, "segformer", "hidden_states"),
     "DPTForDepthEstimation": _dpt,
     "DepthAnythingForDepthEstimation": _depth_anything,
-    "MaskFormerForInstanceSegmentation": _maskformer,
-    "Mask2FormerForUniversalSegmentation": _mask2former,
-    "SamModel": _sam,
-    "Sam2Model": _sam2,
+    "MaskFormerForInstanceSegmentation": lambda m: _pixels(
+        m, MASKS, PIXEL_DECODER, "encoder_last_hidden_state", "decoder_last_hidden_state"
+    ),
+    "Mask2FormerForUniversalSegmentation": lambda m: _pixels(
+        m, MASKS, PIXEL_DECODER, "decoder_last_hidden_state", "decoder_hidden_states"
+    ),
+    "SamModel": lambda m: _prompted(m, m.config.vision_config, "last_hidden_state"),
+    "Sam2Model": lambda m: _prompted(m, m.config.prompt_encoder_config, "fpn_hidden_states"),
 }
 
 

@@ -28,6 +28,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_map_only
 
 from seecause.errors import BadOption, UnknownName, UnsupportedModel
 from seecause.models.base import Architecture, ImageModel
@@ -117,8 +118,7 @@ class DenseModel(ImageModel):
     def forward_bytes(self, layout: TokenLayout, after: str | None = None) -> int:
         """A working estimate: rows hold a few copies of the places that they read."""
         size = (layout.grid[0] * self.patch[0], layout.grid[1] * self.patch[1])
-        standing = self.seam.take(self._stand_ins(size)[self.seam.at], size)
-        read = 24 * sum(level.numel() for level in standing.maps)
+        read = 24 * sum(level.numel() for level in self._blank_places(size).maps)
         whole = 0 if after else 64 * size[0] * size[1]
         return (read + whole) * torch.finfo(self.dtype).bits // 8
 
@@ -176,6 +176,10 @@ class DenseModel(ImageModel):
             raise UnsupportedModel(self.family, f"{', '.join(sorted(absent))} did not run in it")
         return outputs, calls
 
+    def _blank_places(self, size: tuple[int, int]) -> Places:
+        """What rows read of one empty picture."""
+        return self.seam.take(self._stand_ins(size)[self.seam.at], size)
+
     def _stand_ins(self, size: tuple[int, int]) -> dict[str, Call]:
         """What the modules up to the seam give for one empty picture: shapes, masks and grids."""
         key = ("stand-ins", size)
@@ -209,7 +213,7 @@ def assemble_dense(module: nn.Module, parts: DenseParts, options: WrapOptions) -
         name=options.name,
         family=parts.family,
         preprocess=steps,
-        layout_at=lambda height, width: TokenLayout(grid=(height, width), prefix=0),
+        layout_at=TokenLayout.of_cells((1, 1)),
         patch=(1, 1),
         native=lambda images: model.reading.unaimed(model._native(images, {})),
         classes=options.class_names(parts),
@@ -220,17 +224,10 @@ def assemble_dense(module: nn.Module, parts: DenseParts, options: WrapOptions) -
         reading=parts.reading,
         inputs=parts.inputs,
     )
-    grids = [level.shape[-2:] for level in _level_maps(model)]
-    model.patch = cell = _cell(steps.size, [(rows, columns) for rows, columns in grids])
-    model.layout_at = lambda height, width: TokenLayout(
-        grid=(height // cell[0], width // cell[1]), prefix=0
-    )
+    grids = [_size(level) for level in model._blank_places(steps.size).maps]
+    model.patch = _cell(steps.size, grids)
+    model.layout_at = TokenLayout.of_cells(model.patch)
     return model
-
-
-def _level_maps(model: DenseModel) -> tuple[Tensor, ...]:
-    size = model.preprocess.size
-    return model.seam.take(model._stand_ins(size)[model.seam.at], size).maps
 
 
 def _cell(size: tuple[int, int], grids: Sequence[tuple[int, int]]) -> tuple[int, int]:
@@ -278,10 +275,8 @@ class Attached(TorchFunctionMode):
 
 def copies_of(value: Any, count: int) -> Any:
     """What a module gave for one picture, as for `count` of them; nothing is copied."""
-    if isinstance(value, Tensor):
-        return value.expand(count, *value.shape[1:]) if value.ndim and len(value) == 1 else value
-    if isinstance(value, Mapping):
-        return type(value)(**{name: copies_of(part, count) for name, part in value.items()})
-    if isinstance(value, list | tuple):
-        return type(value)(copies_of(part, count) for part in value)
-    return value
+
+    def copies(x: Tensor) -> Tensor:
+        return x.expand(count, *x.shape[1:]) if x.ndim and len(x) == 1 else x
+
+    return tree_map_only(Tensor, copies, value)

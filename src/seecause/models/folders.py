@@ -1,5 +1,5 @@
-"""Folders that libraries and trainings leave behind: timm's and transformers' models, PEFT's
-adapters, our own.
+"""Models of transformers, by name or folder, and the other folders that libraries and trainings
+leave behind: timm's, PEFT's adapters, our own.
 
 What `heads.export` writes is a card (`seecause.json`) beside weights:
 
@@ -11,9 +11,11 @@ What `heads.export` writes is a card (`seecause.json`) beside weights:
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import nn
 
 from seecause.errors import (
@@ -21,6 +23,7 @@ from seecause.errors import (
     MissingExtra,
     MissingWeights,
     NeedlessOption,
+    NoClassifier,
     UnknownName,
 )
 from seecause.models.checkpoints import (
@@ -31,19 +34,34 @@ from seecause.models.checkpoints import (
     read_weights,
 )
 from seecause.models.heads import CosineHead, UnitLinear
-from seecause.models.hub import pretrained, pretrained_model, read_card, usable
-from seecause.models.preprocess import Preprocess, from_timm
+from seecause.models.preprocess import (
+    Preprocess,
+    from_timm,
+    one_frame,
+    preprocess_from_processor,
+)
 from seecause.models.slicing import slice_heads
 from seecause.models.sources import (
     ADAPTER,
     Source,
+    fetched,
     only_card,
-    open_hf,
     open_source,
+    pretrained,
+    pretrained_model,
+    read_card,
     saved,
     timm_size,
+    usable,
 )
 
+SIGNAL_TASKS = ("AudioClassification", "VideoClassification")
+ROW_TASKS = (  # of transformers, whose models answer for boxes or pixels
+    *("ObjectDetection", "SemanticSegmentation", "DepthEstimation", "UniversalSegmentation"),
+    "InstanceSegmentation",
+)
+ASKED = ("GroundingDinoForObjectDetection",)  # answer for boxes of what a sentence names
+PROMPTED = ("SamModel", "Sam2Model")  # answer for pixels of a prompt
 CARD = "seecause.json"
 PLAIN, SLICED, HEAD = "model.safetensors", "sliced.safetensors", "head.safetensors"
 ADAPTED = "adapter_model.safetensors", "adapter_model.bin"
@@ -139,12 +157,9 @@ def open_adapter(folder: Path, base: str | None, size: tuple[int, int] | None) -
         raise BadOption("model", base, "timm:NAME or hf:NAME, which an adapter can be merged into")
     with usable(folder):
         source = build[library](name, adapter, size)
-        source.module = _merged(peft, source.module, folder)
+        adapted = peft.PeftModel.from_pretrained(source.module, str(folder))
+        source.module = adapted.merge_and_unload()
     return source
-
-
-def _merged(peft: Any, module: nn.Module, folder: Path) -> nn.Module:
-    return peft.PeftModel.from_pretrained(module, str(folder)).merge_and_unload()
 
 
 def _timm_base(name: str, adapter: Checkpoint, size: tuple[int, int] | None) -> Source:
@@ -271,3 +286,102 @@ def _head(card: dict[str, Any], folder: Path) -> nn.Module:
     head = kind(state["weight"].shape[1], state["weight"].shape[0], bias="bias" in state)
     head.load_state_dict(state)
     return head
+
+
+def open_hf(
+    name: str,
+    weights: str | Path | None,
+    size: tuple[int, int] | None,
+    *,
+    labels: int | None = None,
+) -> Source:
+    """A model of transformers; with `labels`, a classifier of so many classes whose own weights may
+    be missing, because an adapter brings them."""
+    where = str(weights) if weights not in (None, "random") else name
+    folder = Path(where)
+    local = where.startswith((".", "/", "~"))  # no name of the hub begins so
+    if folder.is_file() or (local and not folder.is_dir()):
+        raise MissingWeights(
+            f"hf:{name}", f"{where} is no folder", "Give a folder that transformers wrote"
+        )
+    with usable(folder) if folder.is_dir() else nullcontext():
+        if (folder / "config.json").exists():
+            read_card(folder / "config.json")
+        return _hf_module(name, where, weights, size, labels)
+
+
+def _hf_module(
+    name: str,
+    where: str,
+    weights: str | Path | None,
+    size: tuple[int, int] | None,
+    labels: int | None,
+) -> Source:
+    from transformers import AutoConfig, AutoModel, AutoModelForImageClassification
+
+    config = fetched(
+        f"hf:{name}",
+        lambda: pretrained(AutoConfig, where),
+        repo=None if Path(where).is_dir() else where,
+    )
+    kinds = config.architectures or ()
+    if hasattr(config, "vision_config") and any("ForConditionalGeneration" in k for k in kinds):
+        raise NoClassifier(name if Path(name).is_dir() else f"hf:{name}")
+    own = any("ForImageClassification" in k for k in kinds)  # also of a model with two towers
+    dual = hasattr(config, "text_config") and hasattr(config, "vision_config") and not own
+    timm = config.model_type == "timm_wrapper"  # its config says more than a processor
+    classifies = timm or labels is not None or own
+    loader = AutoModelForImageClassification if classifies and not dual else AutoModel
+    rows = _task_loader(kinds, ROW_TASKS)
+    loader = rows or _task_loader(kinds, SIGNAL_TASKS) or loader
+    if weights == "random":
+        module = loader.from_config(config, trust_remote_code=False)
+    else:
+        module = fetched(f"hf:{name}", lambda: pretrained_model(loader, where, labels=labels))
+    if module.dtype in (torch.float16, torch.bfloat16):
+        module = module.float()  # as with files; `load` narrows it again where it is asked to
+    wrap_options = {} if timm else _processor(name, where, size, framed=rows is not None)
+    if dual or any(kind in ASKED for kind in kinds):
+        from transformers import AutoTokenizer
+
+        wrap_options["tokenizer"] = fetched(f"hf:{name}", lambda: pretrained(AutoTokenizer, where))
+    return Source(module, wrap_options)
+
+
+def _task_loader(kinds: Sequence[str], tasks: Sequence[str]) -> Any:
+    """What loads a model of some tasks, by the class that a config names; None for any other."""
+    import transformers
+
+    for kind in kinds:
+        if kind in PROMPTED and tasks is ROW_TASKS:
+            return transformers.AutoModelForMaskGeneration
+        if kind in ASKED and tasks is ROW_TASKS:
+            return transformers.AutoModelForZeroShotObjectDetection
+        for task in tasks:
+            if kind.endswith(f"For{task}"):
+                return getattr(transformers, f"AutoModelFor{task}")
+    return None
+
+
+def _processor(
+    name: str, where: str, size: tuple[int, int] | None, *, framed: bool = False
+) -> dict[str, Any]:
+    """The preprocessing that is kept beside a model; nothing where none is, and `wrap` asks."""
+    card = Path(where) / "preprocessor_config.json"
+    if card.is_file():
+        config = read_card(card)
+    elif Path(where).is_dir():
+        return {"size": size}
+    else:
+        from transformers import AutoImageProcessor
+
+        try:
+            config = fetched(f"hf:{name}", lambda: pretrained(AutoImageProcessor, where)).to_dict()
+        except MissingWeights:
+            return {"size": size}
+    if config.get("feature_extractor_type") == "ASTFeatureExtractor":
+        from seecause.models.signals import Spectrogram
+
+        return {"preprocess": Spectrogram.of_extractor(config), "size": size}
+    steps = preprocess_from_processor({**config, **(one_frame(config) if framed else {})})
+    return {"preprocess": steps, "size": size}

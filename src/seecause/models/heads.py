@@ -165,3 +165,14 @@ def as_inputs(tokens: Any, device: torch.device) -> dict[str, Tensor]:
     device."""
     named = tokens if isinstance(tokens, Mapping) else {"input_ids": tokens}
     return {name: torch.as_tensor(value, device=device) for name, value in named.items()}
+
+
+def class_names(config: Any) -> tuple[str, ...]:
+    """Class names in a config of transformers, unless they are placeholders: LABEL_0 ..."""
+    names = tuple(str(config.id2label[index]) for index in sorted(config.id2label or ()))
+    return () if names == tuple(f"LABEL_{i}" for i in range(len(names))) else names
+
+
+def is_multi_label(config: Any) -> bool:
+    """Whether a config of transformers says that classes answer independently."""
+    return getattr(config, "problem_type", None) == "multi_label_classification"

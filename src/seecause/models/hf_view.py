@@ -1,14 +1,10 @@
 """Views of transformers' vision towers: ViT, DeiT, BEiT, Data2Vec, DINOv2 (with registers),
 DINOv3, CLIP, SigLIP and SigLIP 2 (of fixed size, and NaFlex).
 
-The classes of one library differ in what follows the tower, so a table says how each is read:
+Classes differ in what follows the tower, so a table says how each is read (`READINGS`). Blocks are
+found by structure: releases rename modules, but a block keeps its shape,
 
-    class token | class + distillation token | class + mean | mean | SigLIP's latent pool
-
-Blocks of transformers' vision towers, found by structure: releases rename modules, but a block
-keeps its shape.
-
-norm -> attention -> [LayerScale] -> + -> norm -> MLP -> [LayerScale] -> +
+    norm -> attention -> [LayerScale] -> + -> norm -> MLP -> [LayerScale] -> +
 """
 
 from __future__ import annotations
@@ -40,11 +36,15 @@ from seecause.models.block import (
     silent,
     times,
 )
-from seecause.models.containers import unwrapped
-from seecause.models.heads import TextHead, TextInput, as_inputs, require_text, text_matrix
-from seecause.models.hub import class_names, is_multi_label
+from seecause.models.heads import (
+    TextInput,
+    as_inputs,
+    class_names,
+    is_multi_label,
+    require_text,
+)
 from seecause.models.layout import At, TokenLayout, pair
-from seecause.models.parts import Parts
+from seecause.models.parts import Parts, unwrapped
 from seecause.models.view import Kind, LatentPool
 
 Rotate = Callable[[Tensor, At], Tensor]
@@ -223,7 +223,6 @@ READINGS = {
     "Siglip2Model": Reading("latent", zero_shot=True),
     "Siglip2ForImageClassification": Reading("mean", CLASSIFIER),
 }
-CLASSES = tuple(READINGS)
 _SPEAKS = (
     "it is a vision-language model; sc.lvlm.classifier (`seecause heads ... --classify name_ll`)"
     " asks it for classes"
@@ -252,6 +251,9 @@ def find(module: Any, kind: str, *, text: TextInput | None = None) -> Parts:
         else same
     )
     before = getattr(tower, "pre_layrnorm", same)
+    # transformers interpolates positions of square grids only
+    square = size[0] // patch[0] == size[1] // patch[1]
+    interpolates = square and isinstance(tower.config.patch_size, int)
     enter = partial(_packed, patch) if packed else partial(_resize, tower.embeddings, size)
     after, pool = _pooler(tower) if reading.pooler else (same, reading.pool)
 
@@ -283,9 +285,7 @@ def find(module: Any, kind: str, *, text: TextInput | None = None) -> Parts:
         native_logits=lambda images: module(return_dict=True, **enter(images)).logits,
         classes=class_names(module.config) if reading.heads else (),
         sigmoid=is_multi_label(module.config),
-        fixed_size=not (
-            hasattr(tower, "rope_embeddings") or _interpolates(tower.config, patch, size)
-        ),
+        fixed_size=not (hasattr(tower, "rope_embeddings") or interpolates),
         size=size,
     )
     if reading.zero_shot:
@@ -345,11 +345,6 @@ def _pooler(tower: Any) -> tuple[Fn, Kind]:
     return norm if norm is not None else same, "mean" if mean else "cls"
 
 
-def _interpolates(config: Any, patch: tuple[int, int], size: tuple[int, int]) -> bool:
-    """transformers interpolates positions of square grids only."""
-    return size[0] // patch[0] == size[1] // patch[1] and isinstance(config.patch_size, int)
-
-
 def _head(classifiers: Sequence[nn.Module], width: int, after: Fn) -> Fn | None:
     if not classifiers or any(isinstance(layer, nn.Identity) for layer in classifiers):
         return None
@@ -369,16 +364,10 @@ def _add_text(module: Any, parts: Parts, text: TextInput, enter: Any) -> None:
             **as_inputs(_tokens(text, prompts, length), device), return_dict=True
         ).pooler_output
 
-    head = TextHead(
-        text_matrix(encode, text.classes, text.templates),
-        module.logit_scale,
-        getattr(module, "logit_bias", None),
-    )
-    parts.head = parts.extra = head
-    parts.native_logits = lambda images: head(
-        module.get_image_features(return_dict=True, **enter(images)).pooler_output
-    )
-    parts.classes, parts.sigmoid = text.classes, head.bias is not None
+    def pictures(images: Tensor) -> Tensor:
+        return module.get_image_features(return_dict=True, **enter(images)).pooler_output
+
+    parts.add_text(module, text, encode=encode, pictures=pictures)
 
 
 def _tokens(text: TextInput, prompts: list[str], length: int) -> Any:
@@ -391,3 +380,6 @@ def _tokens(text: TextInput, prompts: list[str], length: int) -> Any:
             prompts, padding="max_length", max_length=length, truncation=True, return_tensors="pt"
         )
     return text.tokenize(prompts)
+
+
+FINDERS = {"transformers": (READINGS, find)}

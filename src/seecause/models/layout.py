@@ -61,6 +61,11 @@ class TokenLayout:
     def patches(self) -> slice:
         return slice(self.prefix, self.tokens)
 
+    @staticmethod
+    def of_cells(cell: tuple[int, int]) -> Callable[[int, int], TokenLayout]:
+        """`layout_at` of pictures that are cut into cells of so many pixels."""
+        return lambda height, width: TokenLayout((height // cell[0], width // cell[1]), prefix=0)
+
     def at(self, device: torch.device | str = "cpu") -> At:
         """The positions of the whole sequence, in order."""
         return At(torch.arange(self.tokens, device=device), self)

@@ -24,12 +24,14 @@ from seecause.models.heads import (
     Similarity,
     TextHead,
     TextInput,
+    class_names,
     head_like,
     linear,
     read_features,
+    text_matrix,
 )
 from seecause.models.layout import TokenLayout
-from seecause.models.preprocess import Preprocess, complete
+from seecause.models.preprocess import Preprocess, complete, from_timm
 from seecause.models.view import Kind, LatentPool, Readout, VisionModel
 
 if TYPE_CHECKING:
@@ -39,9 +41,11 @@ if TYPE_CHECKING:
 ADAPTERS = {
     "timm": "seecause.models.timm_view",
     "transformers": "seecause.models.hf_view",
-    "torchvision": "seecause.models.torchvision_view",
-    "open_clip": "seecause.models.open_clip_view",
+    "torchvision": "seecause.models.packed_views",
+    "open_clip": "seecause.models.packed_views",
 }
+SHARDED = ("FullyShardedDataParallel", "DeepSpeedEngine")
+Encode = Callable[[list[str]], Tensor]  # prompts -> embeddings [n, D]
 WITH_TEXT = ("transformers", "open_clip")  # libraries whose models may have a text tower
 
 
@@ -77,6 +81,17 @@ class Parts:
     # what is known of the preprocessing -> all of it, where inputs are no pictures (signals.py)
     adapt_preprocess: Callable[[Preprocess], Preprocess] = lambda steps: steps
     view: type[VisionModel] = VisionModel
+
+    def add_text(
+        self, module: Any, text: TextInput, *, encode: Encode, pictures: Fn, project: Fn = same
+    ) -> None:
+        """The zero-shot head of a module with two towers: `encode` reads prompts, `pictures` gives
+        embeddings of images, `project` brings pooled tokens there."""
+        matrix = text_matrix(encode, text.classes, text.templates)
+        head = TextHead(matrix, module.logit_scale, getattr(module, "logit_bias", None))
+        self.extra, self.head = head, head if project is same else chain(project, head)
+        self.native_logits = lambda images: head(pictures(images))
+        self.classes, self.sigmoid = text.classes, head.bias is not None
 
 
 @dataclass(frozen=True, eq=False)
@@ -170,15 +185,15 @@ def _find(
 ) -> Parts | StagedParts | DenseParts:
     """Of an instance of a library's class `kind`: a vision transformer by the library's adapter,
     which also says why any other class is refused."""
-    adapter = importlib.import_module(ADAPTERS[library])
+    known, find = importlib.import_module(ADAPTERS[library]).FINDERS[library]
     names = (cls.__name__ for cls in type(module).__mro__)
-    kind = next((name for name in names if name in adapter.CLASSES), kind)
-    if kind not in adapter.CLASSES:
+    kind = next((name for name in names if name in known), kind)
+    if kind not in known:
         parts = _find_other(module, library, kind, text)
         if parts is not None:
             return parts
     options = {"text": text} if library in WITH_TEXT else {}
-    return adapter.find(module, kind, **options)
+    return find(module, kind, **options)
 
 
 def _find_other(
@@ -190,12 +205,48 @@ def _find_other(
     staged = staged_families.find(module, library, kind)
     if staged is not None or library != "transformers":
         return staged
-    from seecause.models import hf_others
     from seecause.models.dense_families import dense_parts
+    from seecause.models.other_views import FAMILIES
 
-    if kind in hf_others.CLASSES:
-        return hf_others.CLASSES[kind](module)
+    if kind in FAMILIES:
+        return FAMILIES[kind](module)
     return dense_parts(module, text)
+
+
+def is_known(module: nn.Module) -> bool:
+    """Whether the module's own class comes from a library with an adapter, or brings one along."""
+    return type(module).__module__.split(".")[0] in ADAPTERS or hasattr(module, "view_parts")
+
+
+def unwrapped(module: Any) -> nn.Module:
+    """The module below everything that changes how it is run and not what it answers."""
+    kind, inner = type(module).__name__, None
+    if kind in SHARDED:
+        raise UnsupportedModel(
+            kind,
+            "no process holds all of its weights",
+            "gather them (a full state dict) and load that into the plain model",
+        )
+    parallel = isinstance(module, nn.DataParallel | nn.parallel.DistributedDataParallel)
+    if kind == "OptimizedModule":  # torch.compile
+        inner = module._orig_mod
+    elif parallel or kind.startswith(("ModelEma", "AveragedModel")):  # of timm and torch
+        inner = module.module
+    elif type(module).__module__.startswith("peft.") and hasattr(module, "get_base_model"):
+        inner = module.get_base_model()
+    return module if inner is None else unwrapped(inner)
+
+
+def native_model(module: Any) -> tuple[nn.Module, dict[str, Any]]:
+    """The module `unwrapped`; of transformers' `TimmWrapper...` the timm model in it, and what its
+    config says about that, as options of `wrap`."""
+    module = unwrapped(module)
+    if not type(module).__name__.startswith("TimmWrapper"):
+        return module, {}
+    card = getattr(module.config, "pretrained_cfg", None)
+    wrap_options = {"preprocess": from_timm(card)} if card else {}
+    names = class_names(module.config) if "Classification" in type(module).__name__ else ()
+    return module.timm_model, wrap_options | ({"classes": names} if names else {})
 
 
 def readable_pools(parts: Parts) -> list[Kind]:

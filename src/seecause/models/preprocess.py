@@ -219,12 +219,10 @@ def from_record(record: Mapping[str, Any]) -> Preprocess:
     kind = record.get("kind", Preprocess.kind)
     if kind == Preprocess.kind:
         return Preprocess(**record)
+    from seecause.models.signals import BagSteps, Film, Spectrogram
+
     if kind == "bag":
-        from seecause.models.bags import BagSteps
-
         return BagSteps.of_width(record["features"])
-    from seecause.models.signals import Film, Spectrogram
-
     fields = {name: value for name, value in record.items() if name != "kind"}
     return {signal.kind: signal for signal in (Film, Spectrogram)}[kind](**fields)
 

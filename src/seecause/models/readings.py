@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -37,32 +37,6 @@ class RowQuestion:
     values: bool = False  # numbers in units of their own, not logits
 
 
-class RowReading(Protocol):
-    """What native outputs say."""
-
-    @property
-    def sigmoid(self) -> bool: ...
-
-    @property
-    def values(self) -> bool: ...
-
-    def compared(self, outputs: Any) -> dict[str, Tensor]:
-        """All that is answered, for the verified wrap."""
-        ...
-
-    def unaimed(self, outputs: Any) -> Tensor:
-        """[B, C]."""
-        ...
-
-    def prompt(self, model: ImageModel, spec: Any) -> Mapping[str, Tensor]:
-        """What the module must be given to answer for this row."""
-        ...
-
-    def ask(self, model: ImageModel, outputs: Any, spec: Any, size: tuple[int, int]) -> RowQuestion:
-        """The question that a target asks about one picture, whose native outputs these are."""
-        ...
-
-
 @dataclass(frozen=True)
 class BoxReading:
     """Class scores and corners of a detector's queries: each class by itself (`sigmoid`), or all
@@ -81,9 +55,11 @@ class BoxReading:
         return torch.stack([logits.amax(dim=-1) for logits in tokens], dim=-1)
 
     def compared(self, outputs: Any) -> dict[str, Tensor]:
+        """All that is answered, for the verified wrap."""
         return {"classes": self.scores(outputs), "boxes": outputs.pred_boxes}
 
     def unaimed(self, outputs: Any) -> Tensor:
+        """[B, C], as long as no row is chosen."""
         surest = self.objects(outputs).amax(dim=-1).argmax(dim=-1)  # [B]
         return self.scores(outputs)[torch.arange(len(surest), device=surest.device), surest]
 
@@ -93,9 +69,11 @@ class BoxReading:
         return scores.sigmoid() if self.sigmoid else scores.softmax(dim=-1)[..., :-1]
 
     def prompt(self, model: ImageModel, spec: Any) -> Mapping[str, Tensor]:
+        """What the module must be given to answer for this row."""
         return {}
 
     def ask(self, model: ImageModel, outputs: Any, spec: Any, size: tuple[int, int]) -> RowQuestion:
+        """The question that a target asks about one picture, whose native outputs these are."""
         box = self._box(model, spec)
         sure = self.objects(outputs)[0]  # [Q, C]
         label = None if box.label is None else model.class_index(box.label)
@@ -109,28 +87,25 @@ class BoxReading:
         boxes = self._found(model, outputs, size)
         corners = corners_of(outputs.pred_boxes, size)[0, index, :4]
         pixels = rectangle(corners.cpu(), size)
+        asked: dict[str, Any] = {
+            "name": f"box {index}", "pixels": pixels, "index": index, "boxes": boxes,
+        }  # fmt: skip
         if box.side is not None:
             return RowQuestion(
                 lambda given: corners_of(given.pred_boxes, size)[:, index],
                 SIDES.index(box.side),
-                f"box {index}",
-                pixels,
-                SIDES,
-                len(SIDES),
-                index,
-                boxes,
+                classes=SIDES,
+                count=len(SIDES),
                 values=True,
+                **asked,
             )
         target = int(sure[index].argmax()) if label is None else label
         return RowQuestion(
             lambda given: self.scores(given)[:, index],
             target,
-            f"box {index}",
-            pixels,
-            model.classes,
-            self.scores(outputs).shape[-1],
-            index,
-            boxes,
+            classes=model.classes,
+            count=self.scores(outputs).shape[-1],
+            **asked,
         )
 
     def _found(self, model: ImageModel, outputs: Any, size: tuple[int, int]) -> list[FoundBox]:
@@ -261,3 +236,6 @@ class PromptReading(PixelReading):
             return (self.answers(given)[:, best : best + 1] * shares).sum(dim=(2, 3))
 
         return RowQuestion(read, 0, "the prompt", pixels, ("mask",), 1)
+
+
+RowReading = BoxReading | PixelReading

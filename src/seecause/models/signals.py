@@ -1,8 +1,10 @@
-"""Inputs that are no pictures, as pictures: sound as its spectrogram, film as a strip of frames.
+"""Inputs that are no pictures, as pictures: sound as its spectrogram, film as a strip of frames, a
+bag of instances as one column.
 
     sound   [1, time, frequency]            log-mel energies, as AST's feature extractor makes them
     film    [3 * tubelet, times * H, W]     tubelets one below the other: the frames of a tubelet
                                             are channels, so a patch of pixels is one tubelet
+    bag     [D, N, 1]                       instances one below the other, features are channels
 
 Everything that is done with pictures (blanks, patches, metrics) is then done with them.
 """
@@ -10,6 +12,7 @@ Everything that is done with pictures (blanks, patches, metrics) is then done wi
 from __future__ import annotations
 
 import logging
+import math
 import re
 import warnings
 from collections.abc import Mapping, Sequence
@@ -20,9 +23,11 @@ from typing import Any, ClassVar
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from PIL import Image
 from torch import Tensor
 
+from seecause._files import digest
 from seecause._pictures import (
     SUFFIXES,
     as_array,
@@ -39,6 +44,7 @@ log = logging.getLogger(__name__)
 SILENCE, LOUD = -15.942385, 10.0  # log-mel energies: the extractor's floor, and a full-scale tone
 HOP = 0.01  # seconds from one row of a spectrogram to the next
 SHORTEST = 0.025  # seconds: what one row is made of
+PROBED = 12  # instances of the bags that the wrap compares
 KEPT = ("int16", "int32", "uint8")  # whole numbers as WAV files keep samples, on their full scale
 
 
@@ -296,3 +302,52 @@ def _is_frame(value: Any) -> bool:
 
 
 FILMS = frozenset({".gif", ".webp", ".npy"})
+
+
+@dataclass(frozen=True)
+class BagSteps(Preprocess):
+    """Features [N, D] -> [1, D, N, 1]. `mean` is the instance that says nothing."""
+
+    kind: ClassVar[str] = "bag"
+    bounded: ClassVar[bool] = False
+    to_one_size: ClassVar[str] = "give bags of different length one by one"
+    # instances have no neighbours
+    defaults: ClassVar[Mapping[str, Any]] = {"blank": "mean", "select": "none", "law": "iid"}
+
+    @classmethod
+    def of_width(cls, width: int, nothing: Sequence[float] = ()) -> BagSteps:
+        """For instances of so many features."""
+        count = PROBED + (width == PROBED)  # or rows and features could be taken for each other
+        return cls((count, 1), tuple(nothing) or (0.0,) * width, (1.0,) * width)
+
+    def geometry(self) -> str:
+        return f"bags of instances with {len(self.mean)} features"
+
+    def record(self) -> dict[str, Any]:
+        """Without a list of features."""
+        return {"kind": self.kind, "features": len(self.mean), "blank": digest(repr(self.mean))}
+
+    def unpacked(self, value: Any) -> Any:
+        """One bag [N, D], or bags of one size [B, N, D]."""
+        if not isinstance(value, Tensor | np.ndarray) or value.ndim not in (2, 3):
+            return value
+        value = torch.as_tensor(value)
+        if value.shape[-1] != len(self.mean):
+            raise BadImage(
+                f"a bag of shape {list(value.shape)}",
+                f"expected features [N, {len(self.mean)}]",
+                "give one row for each instance",
+            )
+        bags = value if value.ndim == 3 else value[None]
+        return self.normalise(bags.transpose(1, 2)[..., None])
+
+    def shown(self, images: Tensor) -> Tensor:
+        """Instances have no colour."""
+        return torch.full((len(images), 3, *images.shape[-2:]), 0.5)
+
+    def drawn(self, values: Tensor, axis: int) -> Tensor:
+        """Instances row by row, in a square."""
+        count = values.shape[axis]
+        side = math.ceil(count**0.5)
+        padded = F.pad(values.squeeze(axis + 1).movedim(axis, -1), (0, side * side - count))
+        return padded.unflatten(-1, (side, side)).movedim((-2, -1), (axis, axis + 1))

@@ -31,27 +31,23 @@ COUNTS = ("num_heads", "num_attention_heads", "attn_dim", "all_head_size")
 ZEROED = "zero its columns of the output projection instead: ablate, or export with form='zeroed'"
 
 
+def _uncut(module: nn.Module, reason: str) -> UnsupportedModel:
+    return UnsupportedModel(f"cutting heads out of {type(module).__name__}", reason, ZEROED)
+
+
 def find_attention(block: nn.Module) -> tuple[str, Any]:
     """The name and the module of a native block's attention."""
     for name in PLACES:
         if isinstance(getattr(block, name, None), nn.Module):
             return name, getattr(block, name)
-    raise UnsupportedModel(
-        f"cutting heads out of {type(block).__name__}",
-        "its attention is not a module of its own",
-        ZEROED,
-    )
+    raise _uncut(block, "its attention is not a module of its own")
 
 
 def find_output(attention: nn.Module) -> Any:
     """The output projection of an attention module."""
     projection = first_or_none(attention, *OUTPUT)
     if not isinstance(projection, nn.Linear):
-        raise UnsupportedModel(
-            f"cutting heads out of {type(attention).__name__}",
-            "no linear output projection is in it",
-            ZEROED,
-        )
+        raise _uncut(attention, "no linear output projection is in it")
     return projection
 
 
@@ -130,17 +126,9 @@ def _refuse_what_sees_all_heads(attention: Any) -> None:
     would not fit."""
     norm = getattr(attention, "norm", getattr(attention, "ln_inner", None))
     if isinstance(norm, nn.Module) and not isinstance(norm, nn.Identity):
-        raise UnsupportedModel(
-            f"cutting heads out of {type(attention).__name__}",
-            "a norm before its output projection sees all heads at once",
-            ZEROED,
-        )
+        raise _uncut(attention, "a norm before its output projection sees all heads at once")
     if any(getattr(attention, name, None) is not None for name in ("head_scale", "ln_q")):
-        raise UnsupportedModel(
-            f"cutting heads out of {type(attention).__name__}",
-            "its forward fixes the width of all heads together",
-            ZEROED,
-        )
+        raise _uncut(attention, "its forward fixes the width of all heads together")
 
 
 def _slice_fused(attention: Any, keep: Sequence[int]) -> None:
@@ -174,11 +162,7 @@ def _free_width(eva: Any) -> nn.Module:
 def _slice_apart(attention: Any, out: nn.Linear, keep: Sequence[int]) -> None:
     q, k, v = (first_or_none(attention, *names) for names in (QUERY, KEY, VALUE))
     if not all(isinstance(layer, nn.Linear) for layer in (q, k, v)):
-        raise UnsupportedModel(
-            f"cutting heads out of {type(attention).__name__}",
-            "its query, key and value projections are not where they were",
-            ZEROED,
-        )
+        raise _uncut(attention, "its query, key and value projections are not where they were")
     head_dim = _head_dim(attention, q)
     heads, kv_heads = q.out_features // head_dim, k.out_features // head_dim
     groups = kept_groups(keep, heads, kv_heads)

@@ -1,45 +1,53 @@
 """Where models come from: names and files -> native modules, with what their sources tell about
 them.
 
-Weights are fetched by the library that knows the name, or read from a local file or folder. Nothing
-is random unless asked for.
+Weights are fetched by the library that knows the name, or refused within seconds, or read from a
+local file or folder; cards and configs are read within bounds. All damage is one clear line, and
+nothing is random unless asked for.
 """
 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Sequence
-from contextlib import nullcontext
+import json
+import logging
+import re
+import textwrap
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from seecause.errors import (
     BadOption,
-    MissingExtra,
     MissingWeights,
     NeedlessOption,
     NoClassifier,
+    SeecauseError,
     UnknownName,
-    UnsupportedModel,
 )
 from seecause.models.checkpoints import Checkpoint, fill, read_checkpoint, read_weights
-from seecause.models.hub import fetched, pretrained, pretrained_model, read_card, usable
-from seecause.models.preprocess import Preprocess, one_frame, preprocess_from_processor
 
+WAIT = 5.0  # seconds for a first answer of the hub
+LONGEST = 600  # characters of what a library says
+_UNREAD = re.compile(r"(^|\.)(pooler|mask_token)(\.|$)")  # no answer is read through these
+REMEDY = "Pass weights=PATH (--weights PATH), or 'random' to use random ones"
+# of sizes in cards and configs
+_LIMITS = dict.fromkeys(("depth", "num_hidden_layers", "num_layers"), 1000) | dict.fromkeys(
+    (
+        *("embed_dim", "hidden_size", "num_heads", "num_attention_heads", "intermediate_size"),
+        *("img_size", "image_size", "patch_size", "num_classes", "num_channels", "in_chans"),
+        *("reg_tokens", "num_register_tokens", "projection_dim", "size", "height", "width"),
+        *("shortest_edge", "crop_size"),
+    ),
+    1 << 17,
+)
 ADAPTER = "adapter_config.json"  # of PEFT
 # modules of timm whose models take pictures of any size
 ANY_SIZE = ("resnet", "densenet", "vgg", "convnext", "pvt_v2", "efficientvit_mit")
-SIGNAL_TASKS = ("AudioClassification", "VideoClassification")
-ROW_TASKS = (  # of transformers, whose models answer for boxes or pixels
-    *("ObjectDetection", "SemanticSegmentation", "DepthEstimation", "UniversalSegmentation"),
-    "InstanceSegmentation",
-)
-ASKED = ("GroundingDinoForObjectDetection",)  # answer for boxes of what a sentence names
-PROMPTED = ("SamModel", "Sam2Model")  # answer for pixels of a prompt
 ZOO = Path(__file__).parents[1] / "critters" / "checkpoints"  # what `builtin:` names
 # classes of our own, by the module whose `from_card` builds them; imported when a card names one
 BUILDERS = {
@@ -84,8 +92,15 @@ def open_source(
         from seecause.models.folders import open_adapter
 
         return open_adapter(Path(str(weights)), f"{library}:{name}", size)
-    opens = {"timm": _timm, "hf": open_hf, "torchvision": _torchvision, "open_clip": _open_clip}
-    return opens[library](name, weights, size)
+    if library == "timm":
+        return _timm(name, weights, size)
+    if library == "hf":
+        from seecause.models.folders import open_hf
+
+        return open_hf(name, weights, size)
+    from seecause.models import packed_views
+
+    return packed_views.OPENERS[library](name, weights, size)
 
 
 def _timm_file(path: Path, weights: str | Path | None, size: tuple[int, int] | None) -> Source:
@@ -139,7 +154,7 @@ def _timm(name: str, weights: str | Path | None, size: tuple[int, int] | None) -
     if not timm.is_model(bare):
         raise UnknownName("timm model", name, timm.list_models())
     options: dict[str, Any] = {} if size is None else timm_size(bare, size)
-    checkpoint = _checkpoint(weights)
+    checkpoint = chosen_checkpoint(weights)
     heads = ("head.weight", "head.fc.weight", "fc.weight", "classifier.weight")
     count = None if checkpoint is None else checkpoint.count_classes(heads)
     options |= {} if count is None else {"num_classes": count}
@@ -172,182 +187,8 @@ def timm_size(name: str, size: tuple[int, int]) -> dict[str, Any]:
     return {"img_size": size[0]}
 
 
-def _checkpoint(weights: str | Path | None) -> Checkpoint | None:
+def chosen_checkpoint(weights: str | Path | None) -> Checkpoint | None:
     return None if weights in (None, "random") else read_checkpoint(Path(str(weights)))
-
-
-def open_hf(
-    name: str,
-    weights: str | Path | None,
-    size: tuple[int, int] | None,
-    *,
-    labels: int | None = None,
-) -> Source:
-    """A model of transformers; with `labels`, a classifier of so many classes whose own weights may
-    be missing, because an adapter brings them."""
-    where = str(weights) if weights not in (None, "random") else name
-    folder = Path(where)
-    local = where.startswith((".", "/", "~"))  # no name of the hub begins so
-    if folder.is_file() or (local and not folder.is_dir()):
-        raise MissingWeights(
-            f"hf:{name}", f"{where} is no folder", "Give a folder that transformers wrote"
-        )
-    with usable(folder) if folder.is_dir() else nullcontext():
-        if (folder / "config.json").exists():
-            read_card(folder / "config.json")
-        return _hf_module(name, where, weights, size, labels)
-
-
-def _hf_module(
-    name: str,
-    where: str,
-    weights: str | Path | None,
-    size: tuple[int, int] | None,
-    labels: int | None,
-) -> Source:
-    from transformers import AutoConfig, AutoModel, AutoModelForImageClassification
-
-    config = fetched(
-        f"hf:{name}",
-        lambda: pretrained(AutoConfig, where),
-        repo=None if Path(where).is_dir() else where,
-    )
-    kinds = config.architectures or ()
-    if hasattr(config, "vision_config") and any("ForConditionalGeneration" in k for k in kinds):
-        raise NoClassifier(name if Path(name).is_dir() else f"hf:{name}")
-    own = any("ForImageClassification" in k for k in kinds)  # also of a model with two towers
-    dual = hasattr(config, "text_config") and hasattr(config, "vision_config") and not own
-    timm = config.model_type == "timm_wrapper"  # its config says more than a processor
-    classifies = timm or labels is not None or own
-    loader = AutoModelForImageClassification if classifies and not dual else AutoModel
-    rows = _task_loader(kinds, ROW_TASKS)
-    loader = rows or _task_loader(kinds, SIGNAL_TASKS) or loader
-    if weights == "random":
-        module = loader.from_config(config, trust_remote_code=False)
-    else:
-        module = fetched(f"hf:{name}", lambda: pretrained_model(loader, where, labels=labels))
-    if module.dtype in (torch.float16, torch.bfloat16):
-        module = module.float()  # as with files; `load` narrows it again where it is asked to
-    wrap_options = {} if timm else _processor(name, where, size, framed=rows is not None)
-    if dual or any(kind in ASKED for kind in kinds):
-        from transformers import AutoTokenizer
-
-        wrap_options["tokenizer"] = fetched(f"hf:{name}", lambda: pretrained(AutoTokenizer, where))
-    return Source(module, wrap_options)
-
-
-def _task_loader(kinds: Sequence[str], tasks: Sequence[str]) -> Any:
-    """What loads a model of some tasks, by the class that a config names; None for any other."""
-    import transformers
-
-    for kind in kinds:
-        if kind in PROMPTED and tasks is ROW_TASKS:
-            return transformers.AutoModelForMaskGeneration
-        if kind in ASKED and tasks is ROW_TASKS:
-            return transformers.AutoModelForZeroShotObjectDetection
-        for task in tasks:
-            if kind.endswith(f"For{task}"):
-                return getattr(transformers, f"AutoModelFor{task}")
-    return None
-
-
-def _processor(
-    name: str, where: str, size: tuple[int, int] | None, *, framed: bool = False
-) -> dict[str, Any]:
-    """The preprocessing that is kept beside a model; nothing where none is, and `wrap` asks."""
-    card = Path(where) / "preprocessor_config.json"
-    if card.is_file():
-        config = read_card(card)
-    elif Path(where).is_dir():
-        return {"size": size}
-    else:
-        from transformers import AutoImageProcessor
-
-        try:
-            config = fetched(f"hf:{name}", lambda: pretrained(AutoImageProcessor, where)).to_dict()
-        except MissingWeights:
-            return {"size": size}
-    if config.get("feature_extractor_type") == "ASTFeatureExtractor":
-        from seecause.models.signals import Spectrogram
-
-        return {"preprocess": Spectrogram.of_extractor(config), "size": size}
-    steps = preprocess_from_processor({**config, **(one_frame(config) if framed else {})})
-    return {"preprocess": steps, "size": size}
-
-
-def _torchvision(name: str, weights: str | Path | None, size: tuple[int, int] | None) -> Source:
-    from torchvision import models
-
-    known = models.list_models(module=models)
-    if name not in known and name in models.list_models():  # of detection, segmentation, video ...
-        reason, remedy = "it is no classifier of pictures", "name one: vit_b_16, resnet50, swin_t"
-        raise UnsupportedModel(f"torchvision {name}", reason, remedy)
-    if name not in known:
-        raise UnknownName("torchvision model", name, known)
-    default: Any = getattr(models.get_model_weights(name), "DEFAULT")  # noqa: B009  an enum's own
-    options: dict[str, Any] = {}
-    checkpoint = _checkpoint(weights)
-    heads = ("heads.head.weight", "fc.weight", "classifier.weight", "classifier.6.weight")
-    count = None if checkpoint is None else checkpoint.count_classes(heads)
-    options |= {} if count is None else {"num_classes": count}
-    if size is not None and name.startswith("vit_"):
-        if size[0] != size[1]:
-            raise BadOption(
-                "size", size, "a square: torchvision's VisionTransformer takes no other"
-            )
-        options["image_size"] = size[0]
-    module = fetched(
-        f"torchvision:{name}",
-        lambda: models.get_model(name, weights=default if weights is None else None, **options),
-    )
-    names: Sequence[str] = ()
-    if checkpoint is not None:
-        fill(module, checkpoint.state, str(weights))
-        names = checkpoint.names_for(options.get("num_classes", 1000))
-    if not names and options.get("num_classes", 1000) == 1000:
-        names = default.meta["categories"]
-    steps = default.transforms()
-    side = steps.crop_size[0]
-    frame = Preprocess(
-        size or (side, side),
-        steps.mean,
-        steps.std,
-        side / steps.resize_size[0],
-        filter=steps.interpolation.value,
-    )
-    wrap_options = {"preprocess": frame, "classes": tuple(names)}
-    origin = {"library": "torchvision", "name": name, "options": options}
-    return Source(module, wrap_options, origin)
-
-
-def _open_clip(name: str, weights: str | Path | None, size: tuple[int, int] | None) -> Source:
-    try:
-        import open_clip
-    except ImportError:
-        raise MissingExtra("open_clip", "clip") from None
-    if size is not None:
-        raise NeedlessOption("size", size, "open_clip models have their own")
-    arch, _, tag = name.partition("/")
-    if arch not in open_clip.list_models():
-        raise UnknownName("open_clip model", arch, open_clip.list_models())
-    pretrained = (tag or None) if weights is None else str(weights)
-    if weights == "random":
-        pretrained = None
-    elif pretrained is None:
-        raise MissingWeights(
-            f"open_clip:{name}",
-            "no pretrained tag",
-            f"Write open_clip:{arch}/TAG, or pass weights=",
-        )
-    known = (open_clip.get_pretrained_cfg(arch, tag) or {}) if pretrained == tag else {}
-    repo = known.get("hf_hub", "").rpartition("/")[0]
-    module = fetched(
-        f"open_clip:{name}",
-        lambda: open_clip.create_model(arch, pretrained=pretrained),
-        repo=repo or None,
-    )
-    origin = {"library": "open_clip", "name": arch}
-    return Source(module, {"tokenizer": open_clip.get_tokenizer(arch)}, origin)
 
 
 def only_card(folder: Path) -> Path:
@@ -370,3 +211,135 @@ def imagenet_names(count: int) -> tuple[str, ...]:
 
     info = ImageNetInfo()
     return tuple(info.index_to_description(i) for i in range(1000))
+
+
+def fetched(
+    what: str, fetch: Callable[[], Any], *, repo: str | None = None, remedy: str = REMEDY
+) -> Any:
+    """What a library's own loader gives; being offline or unknown becomes one clear line.
+
+    `repo` is where the Hugging Face hub has it, if it does. Its client would ask an unreachable hub
+    again and again, for up to a minute.
+    """
+    if repo is not None and not _kept(repo):
+        _need_hub(what, remedy)
+    hub = logging.getLogger("huggingface_hub")
+    level = hub.level
+    hub.setLevel(logging.ERROR)  # its retries are not news to anyone
+    try:
+        return fetch()
+    except (OSError, RuntimeError, ValueError) as failure:
+        raise MissingWeights(what, f"fetching failed ({_reason(failure)})", remedy) from failure
+    finally:
+        hub.setLevel(level)
+
+
+def pretrained(loader: Any, where: str | Path, **options: Any) -> Any:
+    """`loader.from_pretrained` of a config, tokenizer or processor that runs no code of strangers:
+    transformers would otherwise ask on standard input."""
+    return loader.from_pretrained(where, trust_remote_code=False, **options)
+
+
+def pretrained_model(
+    loader: Any, where: str | Path, *, labels: int | None = None, **options: Any
+) -> Any:
+    """The same of a model; weights that the checkpoint lacks are an error, not random numbers. Only
+    the classifier may be new, of so many `labels`, where an adapter brings its weights."""
+    if labels is not None:
+        options |= {"num_labels": labels, "ignore_mismatched_sizes": True}
+    module, info = pretrained(loader, where, output_loading_info=True, **options)
+    mismatched = [entry[0] for entry in info.get("mismatched_keys") or ()]
+    absent = sorted(
+        name for name in [*info.get("missing_keys", ()), *mismatched] if not _UNREAD.search(name)
+    )
+    absent = [name for name in absent if labels is None or not name.startswith("classifier.")]
+    if absent:
+        named = ", ".join(absent[:3]) + (f" and {len(absent) - 3} more" if absent[3:] else "")
+        raise MissingWeights(
+            str(where), f"the checkpoint lacks {named}", "Give a checkpoint of the whole model"
+        )
+    return module
+
+
+def _kept(repo: str) -> bool:
+    """Whether something of this repository is on disk already; the libraries then use it, online or
+    not."""
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
+
+    try:
+        snapshot_download(repo, local_files_only=True)
+    except LocalEntryNotFoundError:
+        return False
+    except HFValidationError:  # no name of a repository: the library says so better
+        return True
+    return True
+
+
+def _need_hub(what: str, remedy: str) -> None:
+    """Any answer will do: that of a proxy, or an error of the hub's own."""
+    import httpx
+    from huggingface_hub import constants, get_session
+
+    try:
+        get_session().head(constants.ENDPOINT, timeout=WAIT)
+    except (OSError, httpx.TransportError) as failure:
+        reason = (
+            f"they are not on this machine, and {constants.ENDPOINT} cannot be reached"
+            f" ({_reason(failure)})"
+        )
+        raise MissingWeights(
+            what, reason, f"Connect to the network, or: {remedy[0].lower()}{remedy[1:]}"
+        ) from failure
+
+
+def _reason(failure: Exception, longest: int = LONGEST) -> str:
+    return textwrap.shorten(f"{type(failure).__name__}: {failure}", longest, placeholder=" ...")
+
+
+@contextmanager
+def usable(path: Path) -> Iterator[None]:
+    """What other libraries raise on a card or config that is damaged or means nothing, as one error
+    of ours that names the file."""
+    try:
+        yield
+    except (SeecauseError, MemoryError):
+        raise
+    except Exception as failure:  # whatever a builder makes of words that are not its own
+        raise MissingWeights(
+            str(path),
+            f"no model can be made of it ({_reason(failure, 200)})",
+            "Give an intact folder, as its library wrote it",
+        ) from failure
+
+
+def read_card(path: Path) -> dict[str, Any]:
+    """A JSON object whose numbers are those of a model: sizes that no model has would take all
+    memory, or for ever."""
+    try:
+        card = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as failure:
+        raise MissingWeights(
+            str(path),
+            "it is no JSON, or cut off",
+            "Give an intact folder, as its library wrote it",
+        ) from failure
+    if not isinstance(card, dict):
+        raise MissingWeights(
+            str(path), f"it holds a {type(card).__name__}, not a JSON object", "Give an intact one"
+        )
+    _check_numbers(path, card)
+    return card
+
+
+def _check_numbers(path: Path, value: Any, key: str = "") -> None:
+    if isinstance(value, dict):
+        for name, inner in value.items():
+            _check_numbers(path, inner, name)
+    elif isinstance(value, list):
+        for inner in value:
+            _check_numbers(path, inner, key)
+    elif isinstance(value, int) and key in _LIMITS and not 0 <= value <= _LIMITS[key]:
+        raise MissingWeights(
+            str(path), f"{key} is {value}, not 0 to {_LIMITS[key]}", "Give an intact one"
+        )

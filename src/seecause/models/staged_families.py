@@ -27,7 +27,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from seecause.models.block import Fn, chain, same
-from seecause.models.hub import class_names, is_multi_label
+from seecause.models.heads import class_names, is_multi_label
 from seecause.models.layout import pair
 from seecause.models.preprocess import from_timm
 from seecause.models.staged_view import Stage, StagedParts
@@ -212,17 +212,12 @@ def _first(output: Any) -> Tensor:
     return output[0] if isinstance(output, tuple) else output
 
 
-def _on_grid(block: Any, features: Tensor) -> Tensor:
-    """A block that reads a sequence and is told its grid, on features [B, h, w, C]."""
+def _on_grid(block: Any, features: Tensor, *, stride: int = 1) -> Tensor:
+    """A block or patch merging that reads a sequence and is told its grid, on features
+    [B, h, w, C]."""
     grid = (features.shape[1], features.shape[2])
-    return _first(block(features.flatten(1, 2), grid)).unflatten(1, grid)
-
-
-def _halved(merge: Any, features: Tensor) -> Tensor:
-    """A patch merging that reads a sequence and is told its grid."""
-    grid = (features.shape[1], features.shape[2])
-    half = ((grid[0] + 1) // 2, (grid[1] + 1) // 2)
-    return _first(merge(features.flatten(1, 2), grid)).unflatten(1, half)
+    rows = _first(block(features.flatten(1, 2), grid))
+    return rows.unflatten(1, [math.ceil(side / stride) for side in grid])
 
 
 def _swin_hf(tower: Any) -> Split:
@@ -237,7 +232,7 @@ def _swin_hf(tower: Any) -> Split:
         blocks = (partial(_on_grid, block) for block in layer.blocks)
         step = chain(*merge, *blocks)
         stages.append(_flat(f"stage{number}", step, layer.blocks[-1], enter=_to_rows))
-        merge = () if layer.downsample is None else (partial(_halved, layer.downsample),)
+        merge = () if layer.downsample is None else (partial(_on_grid, layer.downsample, stride=2),)
 
     def pooled(features: Tensor) -> Tensor:
         rows = tower.layernorm(_to_rows(features).flatten(1, 2))

@@ -188,9 +188,7 @@ def assemble_staged(module: nn.Module, parts: StagedParts, options: WrapOptions)
         rest=parts.rest if added is None else chain(parts.rest, added),
         cells=parts.cells,
         preprocess=steps,
-        layout_at=lambda height, width: TokenLayout(
-            grid=(height // cell[0], width // cell[1]), prefix=0
-        ),
+        layout_at=TokenLayout.of_cells(cell),
         patch=cell,
         native=chain(parts.native, *([] if added is None else [partial(read_features, added)])),
         classes=options.class_names(parts),

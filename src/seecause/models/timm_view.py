@@ -24,9 +24,8 @@ from seecause.models.block import (
     silent,
     times,
 )
-from seecause.models.containers import unwrapped
 from seecause.models.layout import At, TokenLayout
-from seecause.models.parts import Parts
+from seecause.models.parts import Parts, unwrapped
 from seecause.models.preprocess import from_timm
 from seecause.models.view import Kind, LatentPool
 
@@ -46,6 +45,7 @@ REFUSED = {  # classes that people ask for, and why not
     "VisionTransformerSAM": "its attention is windowed and carries a relative position bias",
     "Xcit": "its attention is between channels, not between patches",
 }
+POOLS: dict[str, Kind] = {"token": "cls", "avg": "mean"}
 ATTENTIONS = ("Attention", "AttentionRope", "EvaAttention")
 
 
@@ -169,7 +169,9 @@ def _block(
         additive=relative_bias(_own_table(attention), shared_bias),
         sub_norm=getattr(attention, "norm", same),
         out_gate=(
-            None if getattr(attention, "gate", None) is None else partial(_sigmoid_gate, attention)
+            None
+            if getattr(attention, "gate", None) is None
+            else chain(attention.gate, torch.sigmoid)
         ),
         mix=attention.proj,
     )
@@ -202,10 +204,6 @@ def _project(attention: Any, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         )
     q, k, v = packed.unflatten(-1, (3, *shape)).unbind(2)
     return q, k, v
-
-
-def _sigmoid_gate(attention: Any, x: Tensor) -> Tensor:
-    return attention.gate(x).sigmoid()
 
 
 def _parallel_block(native: Any, name: str) -> Block:
@@ -279,14 +277,12 @@ def _pool(module: Any) -> Kind:
                 "it mixes tokens again before pooling",
             )
         return "latent"
-    if module.global_pool == "token":
-        return "cls"
-    if module.global_pool == "avg":
-        return "mean"
-    raise UnsupportedModel(
-        f"timm global_pool={module.global_pool!r}",
-        "only token, avg and map pooling are read exactly",
-    )
+    if module.global_pool not in POOLS:
+        raise UnsupportedModel(
+            f"timm global_pool={module.global_pool!r}",
+            "only token, avg and map pooling are read exactly",
+        )
+    return POOLS[module.global_pool]
 
 
 def _pooled(module: Any, images: Tensor) -> Tensor:
@@ -322,3 +318,6 @@ def _latent(pool: Any) -> LatentPool:
         return x.mean(dim=1) if pool.pool == "avg" else x[:, 0]
 
     return LatentPool(scale=pool.scale, query=query, kv=kv, finish=finish)
+
+
+FINDERS = {"timm": (CLASSES, find)}

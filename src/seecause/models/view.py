@@ -157,7 +157,8 @@ class VisionModel(ImageModel):
         """The gates of one block, [H], or None."""
         if self.gates is None:
             return None
-        gates = self.gates.to(self.device, self.dtype) if self.gates.requires_grad else self._gates
+        learnt = self.gates.requires_grad
+        gates = self.gates.to(self.device, self.dtype) if learnt else self._held_gates()[0]
         return gates[layer, : self.blocks[layer].heads]
 
     @contextmanager
@@ -189,14 +190,9 @@ class VisionModel(ImageModel):
     def _gate_values(self) -> tuple[float, ...] | None:
         return None if self.gates is None else self._held_gates()[1]
 
-    @property
-    def _gates(self) -> Tensor:
-        """The gates [L, H] on the model's device and in its dtype."""
-        return self._held_gates()[0]
-
     def _held_gates(self) -> tuple[Tensor, tuple[float, ...]]:
-        """The gates where the model is, and their values: copied when they change, not in every
-        block of every run."""
+        """The gates [L, H] where the model is and in its dtype, and their values: copied when they
+        change, not in every block of every run."""
         gates = self.gates
         assert gates is not None
         key = (None if gates.is_inference() else gates._version, self.device, self.dtype)

@@ -1,0 +1,304 @@
+"""torchvision's `VisionTransformer` (ViT-B/16 ... ViT-H/14, with either stem) and open_clip's CLIP
+models (their own vision transformer, or a timm one, with a zero-shot text head): their attention is
+`nn.MultiheadAttention` and its relatives. A bare visual tower of open_clip takes `head=` on its
+projected embedding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from seecause.errors import (
+    BadOption,
+    MissingExtra,
+    MissingWeights,
+    NeedlessOption,
+    UnknownName,
+    UnsupportedModel,
+)
+from seecause.models import timm_view
+from seecause.models.block import Block, Constant, Fn, chain, packed, same, silent
+from seecause.models.checkpoints import fill
+from seecause.models.heads import TextInput, as_inputs, require_text
+from seecause.models.layout import TokenLayout, pair
+from seecause.models.parts import Parts
+from seecause.models.preprocess import Preprocess
+from seecause.models.sources import Source, chosen_checkpoint, fetched
+from seecause.models.view import Kind
+
+TORCHVISION = ("VisionTransformer",)
+DUAL = ("CLIP", "CustomTextCLIP")
+TOWERS = ("VisionTransformer", "TimmModel")
+OPEN_CLIP = (*DUAL, *TOWERS)
+POOLS: dict[str, Kind] = {"tok": "cls", "avg": "mean"}
+
+
+def find_torchvision(module: Any, kind: str) -> Parts:
+    """The parts of a torchvision vision transformer."""
+    if kind not in TORCHVISION:
+        raise UnsupportedModel(
+            f"torchvision {kind}",
+            "its rows do not attend to all rows of one token sequence",
+            "torchvision's VisionTransformer works",
+        )
+    patch, size = (module.patch_size,) * 2, (module.image_size,) * 2
+    layout = TokenLayout(grid=(size[0] // patch[0], size[1] // patch[1]), prefix=1, class_index=0)
+    classifies = any(not isinstance(layer, nn.Identity) for layer in module.heads.children())
+    return Parts(
+        family="torchvision.VisionTransformer",
+        embed=partial(_with_positions, module),
+        layout_at=lambda height, width: layout,
+        blocks=[
+            _torchvision_block(native, f"blocks.{i}")
+            for i, native in enumerate(module.encoder.layers)
+        ],
+        norm=module.encoder.ln,
+        patch=patch,
+        native_tokens=lambda images: module.encoder(_with_class(module, images)),
+        pool="cls",
+        head=module.heads if classifies else None,
+        native_logits=module,
+        size=size,
+    )
+
+
+def _with_class(module: Any, images: Tensor) -> Tensor:
+    return torch.cat(
+        [module.class_token.expand(len(images), -1, -1), module._process_input(images)], dim=1
+    )
+
+
+def _with_positions(module: Any, images: Tensor) -> Tensor:
+    return _with_class(module, images) + module.encoder.pos_embedding
+
+
+def _torchvision_block(native: Any, name: str) -> Block:
+    attention = native.self_attention
+    shared: dict[str, Any] = {
+        "name": name,
+        "native": native,
+        "norm": native.ln_1,
+        "feed": chain(native.ln_2, native.mlp),
+    }
+    if isinstance(attention, Constant):
+        return Block(**shared, **silent(attention.rows))
+    return Block(**shared, **packed(attention, name))
+
+
+def open_torchvision(name: str, weights: str | Path | None, size: tuple[int, int] | None) -> Source:
+    from torchvision import models
+
+    known = models.list_models(module=models)
+    if name not in known and name in models.list_models():  # of detection, segmentation, video ...
+        reason, remedy = "it is no classifier of pictures", "name one: vit_b_16, resnet50, swin_t"
+        raise UnsupportedModel(f"torchvision {name}", reason, remedy)
+    if name not in known:
+        raise UnknownName("torchvision model", name, known)
+    default: Any = getattr(models.get_model_weights(name), "DEFAULT")  # noqa: B009  an enum's own
+    options: dict[str, Any] = {}
+    checkpoint = chosen_checkpoint(weights)
+    heads = ("heads.head.weight", "fc.weight", "classifier.weight", "classifier.6.weight")
+    count = None if checkpoint is None else checkpoint.count_classes(heads)
+    options |= {} if count is None else {"num_classes": count}
+    if size is not None and name.startswith("vit_"):
+        if size[0] != size[1]:
+            raise BadOption(
+                "size", size, "a square: torchvision's VisionTransformer takes no other"
+            )
+        options["image_size"] = size[0]
+    module = fetched(
+        f"torchvision:{name}",
+        lambda: models.get_model(name, weights=default if weights is None else None, **options),
+    )
+    names: Sequence[str] = ()
+    if checkpoint is not None:
+        fill(module, checkpoint.state, str(weights))
+        names = checkpoint.names_for(options.get("num_classes", 1000))
+    if not names and options.get("num_classes", 1000) == 1000:
+        names = default.meta["categories"]
+    steps = default.transforms()
+    side = steps.crop_size[0]
+    frame = Preprocess(
+        size or (side, side),
+        steps.mean,
+        steps.std,
+        side / steps.resize_size[0],
+        filter=steps.interpolation.value,
+    )
+    wrap_options = {"preprocess": frame, "classes": tuple(names)}
+    origin = {"library": "torchvision", "name": name, "options": options}
+    return Source(module, wrap_options, origin)
+
+
+def find_open_clip(module: Any, kind: str, *, text: TextInput | None = None) -> Parts:
+    """The parts of an open_clip model or visual tower."""
+    visual = module.visual if kind in DUAL else module
+    tower = type(visual).__name__
+    if tower not in TOWERS:
+        raise UnsupportedModel(
+            f"open_clip {tower}",
+            "no adapter knows it",
+            f"what works: {', '.join(DUAL)} with {' or '.join(TOWERS)} as visual tower",
+        )
+    parts, project = _own(visual) if tower == "VisionTransformer" else _timm(visual)
+    parts.family = f"open_clip.{kind}"
+    if kind in DUAL:
+        given, device = require_text(module, text), next(module.parameters()).device
+
+        def encode(prompts: list[str]) -> Tensor:
+            return module.encode_text(as_inputs(given.tokenize(prompts), device)["input_ids"])
+
+        parts.add_text(module, given, encode=encode, pictures=module.encode_image, project=project)
+    elif project is not same:
+        raise UnsupportedModel(
+            f"open_clip {kind} alone",
+            "it projects after pooling, where head= would be",
+            "wrap the whole CLIP with classes= and tokenizer=",
+        )
+    return parts
+
+
+def _own(visual: Any) -> tuple[Parts, Fn]:
+    """open_clip's vision transformer, and what follows its pool. Per-token norm and projection come
+    before, where rows are cheap to read."""
+    if visual.attn_pool is not None or visual.pool_type not in POOLS:
+        raise UnsupportedModel(
+            "open_clip VisionTransformer",
+            f"pool_type={visual.pool_type!r} with attentional pooling or none is not split",
+        )
+    layout = TokenLayout(grid=tuple(visual.grid_size), prefix=1, class_index=0)
+    ending = chain(visual.ln_post, same if visual.proj is None else partial(_times, visual))
+    # the norm of one token is the same before and after
+    late = visual.final_ln_after_pool and visual.pool_type == "avg"
+
+    def native_tokens(images: Tensor) -> Tensor:
+        tokens = visual.transformer(visual._embeds(images))
+        return tokens if late else ending(tokens)
+
+    parts = Parts(
+        family="",
+        embed=visual._embeds,
+        layout_at=lambda height, width: layout,
+        blocks=[
+            _open_clip_block(native, f"blocks.{i}")
+            for i, native in enumerate(visual.transformer.resblocks)
+        ],
+        norm=same if late else ending,
+        patch=tuple(visual.patch_size),
+        native_tokens=native_tokens,
+        preprocess=_preprocess(visual),
+        pool=POOLS[visual.pool_type],
+        size=tuple(visual.image_size),
+    )
+    return parts, ending if late else same
+
+
+def _timm(visual: Any) -> tuple[Parts, Fn]:
+    """A timm tower (SigLIP, EVA): timm's view of the trunk, then open_clip's projection."""
+    trunk = visual.trunk
+    parts = replace(
+        timm_view.find(trunk, type(trunk).__name__),
+        head=None,
+        native_logits=None,
+        preprocess=_preprocess(visual),
+    )
+    steps = [
+        step
+        for step in (trunk.fc_norm, trunk.head, *visual.head)
+        if not isinstance(step, nn.Identity)
+    ]
+    return parts, chain(*steps) if steps else same
+
+
+def _times(visual: Any, x: Tensor) -> Tensor:
+    return x @ visual.proj
+
+
+def _open_clip_block(native: Any, name: str) -> Block:
+    attention = native.attn
+    branch = chain(getattr(native, "ln_attn", same), native.ls_1)
+    shared: dict[str, Any] = {
+        "name": name,
+        "native": native,
+        "norm": native.ln_1,
+        "branch": branch,
+        "feed": chain(native.ln_2, native.mlp, native.ls_2),
+    }
+    if isinstance(attention, Constant):
+        return Block(**shared, **silent(attention.rows))
+    if getattr(attention, "scaled_cosine", False):
+        raise UnsupportedModel(
+            f"open_clip {type(native).__name__} ({name})", "its attention is a scaled cosine"
+        )
+    return Block(
+        **shared,
+        **packed(attention, name),
+        q_norm=getattr(attention, "ln_q", same),
+        k_norm=getattr(attention, "ln_k", same),
+        sub_norm=partial(_scaled_heads, attention) if hasattr(attention, "ln_inner") else same,
+    )
+
+
+def _scaled_heads(attention: Any, x: Tensor) -> Tensor:
+    """A learnt factor per head and a norm over all heads (NormFormer), [B, R, H*dh]."""
+    if attention.head_scale is not None:
+        x = (x.unflatten(-1, (attention.num_heads, -1)) * attention.head_scale[:, 0]).flatten(-2)
+    return attention.ln_inner(x)
+
+
+def _preprocess(visual: Any) -> Preprocess | None:
+    """What the factory noted on the tower, if it made it."""
+    config = getattr(visual, "preprocess_cfg", None)
+    if not config or config.get("resize_mode") == "longest":  # which pads: no place in our frame
+        return None
+    return Preprocess(
+        size=pair(config["size"]),
+        mean=tuple(config["mean"]),
+        std=tuple(config["std"]),
+        squash=config.get("resize_mode") == "squash",
+        filter=config.get("interpolation", "bicubic").replace("random", "bicubic"),
+    )
+
+
+def open_open_clip(name: str, weights: str | Path | None, size: tuple[int, int] | None) -> Source:
+    try:
+        import open_clip
+    except ImportError:
+        raise MissingExtra("open_clip", "clip") from None
+    if size is not None:
+        raise NeedlessOption("size", size, "open_clip models have their own")
+    arch, _, tag = name.partition("/")
+    if arch not in open_clip.list_models():
+        raise UnknownName("open_clip model", arch, open_clip.list_models())
+    pretrained = (tag or None) if weights is None else str(weights)
+    if weights == "random":
+        pretrained = None
+    elif pretrained is None:
+        raise MissingWeights(
+            f"open_clip:{name}",
+            "no pretrained tag",
+            f"Write open_clip:{arch}/TAG, or pass weights=",
+        )
+    known = (open_clip.get_pretrained_cfg(arch, tag) or {}) if pretrained == tag else {}
+    repo = known.get("hf_hub", "").rpartition("/")[0]
+    module = fetched(
+        f"open_clip:{name}",
+        lambda: open_clip.create_model(arch, pretrained=pretrained),
+        repo=repo or None,
+    )
+    origin = {"library": "open_clip", "name": arch}
+    return Source(module, {"tokenizer": open_clip.get_tokenizer(arch)}, origin)
+
+
+OPENERS = {"torchvision": open_torchvision, "open_clip": open_open_clip}
+FINDERS = {
+    "torchvision": (TORCHVISION, find_torchvision),
+    "open_clip": (OPEN_CLIP, find_open_clip),
+}
