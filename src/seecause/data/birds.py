@@ -206,7 +206,7 @@ _LAYOUT = Layout(f"give the folder {FOLDER} with metadata.csv (columns {', '.joi
 def open_waterbirds(rest: str, *, limit: int | None = None) -> Photos:
     """The photos of one split with group and, where there are segmentations, mask."""
     path, split = path_and_split(rest, SPLITS)
-    root = waterbirds_folder(path)
+    root = path / FOLDER if (path / FOLDER).is_dir() else path
     masks = find_segmentations(root)
     photos = []
     for where, row in _LAYOUT.csv(root / "metadata.csv", _COLUMNS):
@@ -219,11 +219,6 @@ def open_waterbirds(rest: str, *, limit: int | None = None) -> Photos:
         odd = f"no photo with split {SPLITS.index(split)}"
         raise _LAYOUT.refusal(root / "metadata.csv", odd)
     return Photos(f"waterbirds:{path}:{split}", CLASSES, evenly(photos, limit), read_votes, PLACES)
-
-
-def waterbirds_folder(path: Path) -> Path:
-    """PATH itself, or the Waterbirds folder in it."""
-    return path / FOLDER if (path / FOLDER).is_dir() else path
 
 
 def open_waterbird200(rest: str, *, limit: int | None = None) -> Photos:
