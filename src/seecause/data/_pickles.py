@@ -155,17 +155,17 @@ class _Reader(pickle._Unpickler):
 def read_pickle(path: Path, layout: str, *, arrays: bool = False, sets: bool = False) -> Any:
     """What a pickle holds: plain values, with `arrays` also arrays of bytes among the values of a
     dictionary (and Python 2's text as bytes), with `sets` also sets, as lists."""
-    file = BytesIO(Layout(layout).file(path).read_bytes())
+    release = Layout(layout)
+    file = BytesIO(release.file(path).read_bytes())
     reader = _Reader(file, encoding="bytes" if arrays else "ASCII")
     reader.names = (_ARRAYS if arrays else {}) | (_SETS if sets else {})
     try:
         content = reader.load()
     except _Forbidden as name:
         odd = f"wants to load {name}, which this dataset does not need; it was not run"
-        raise Layout(layout).refusal(path, f"a pickle that {odd}") from None
+        raise release.refusal(path, f"a pickle that {odd}") from None
     except _BROKEN as broken:
-        odd = f"a damaged pickle ({str(broken)[:80]})"
-        raise Layout(layout).refusal(path, odd) from broken
+        raise release.refusal(path, f"a damaged pickle ({str(broken)[:80]})") from broken
     if arrays and isinstance(content, dict):
         return {key: _finished(value) for key, value in content.items()}
     return content
