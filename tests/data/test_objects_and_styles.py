@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from seecause.data import IGNORE, open_data
-from seecause.data.coco import main_category, run_lengths
+from seecause.data.outlined_photos import main_category, run_lengths
 from seecause.errors import BadImage, DataMissing, UnknownName
 from tests.files import lines, photo
 

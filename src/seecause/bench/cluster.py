@@ -18,7 +18,7 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -56,11 +56,9 @@ HTTP2_SETTINGS = b"\4"  # the kind of the first frame that a server sends
 def process_pool(job: WorkerJob, count: int) -> Iterator[WorkerPool]:
     with tempfile.TemporaryDirectory() as folder:
         share = partial(_share_by_file, Path(folder))
-        pool = WorkerPool(lambda: ProcessWorker(job), count, depth=1, share=share)
-        try:
+        workers = WorkerPool(lambda: ProcessWorker(job), count, depth=1, share=share)
+        with closing(workers) as pool:
             yield pool
-        finally:
-            pool.close()
 
 
 def _share_by_file(folder: Path, content: bytes) -> Callable[[], bytes]:
@@ -139,11 +137,8 @@ def ray_pool(job: WorkerJob, workers: Workers, *, most: int) -> Iterator[WorkerP
         actor, parcel = ray.remote(**needs)(_Actor), ray.put((job, Path.cwd()))
         start, share = (lambda: _RayWorker(ray, actor.remote(parcel))), (lambda b: _Put(ray.put(b)))
         check = partial(_check_held, ray, needs)
-        pool = WorkerPool(start, count, depth=DEPTH, share=share, check=check)
-        try:
+        with closing(WorkerPool(start, count, depth=DEPTH, share=share, check=check)) as pool:
             yield pool
-        finally:
-            pool.close()
 
 
 def _needs(job: WorkerJob, workers: Workers) -> dict[str, Any]:
@@ -228,9 +223,7 @@ class _RayWorker:
     def is_lost(self, failure: BaseException) -> bool:
         """Whether it was the actor, its machine or its memory, and not our code."""
         errors = self.ray.exceptions
-        if isinstance(failure, errors.RayTaskError):
-            return False
-        return isinstance(failure, errors.RayError)
+        return isinstance(failure, errors.RayError) and not isinstance(failure, errors.RayTaskError)
 
     def close(self) -> None:
         self.ray.kill(self.actor)

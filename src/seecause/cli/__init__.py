@@ -50,7 +50,8 @@ OPTION_PANELS = dict.fromkeys(("model", "weights", "class_names", "mean", "std",
 OPTION_PANELS |= dict.fromkeys(
     ("device", "dtype", "seed", "out", "overwrite", "quiet", "as_json"), "Running and writing"
 )
-HOMES = {"gate": "audit", "methods": "doctor", "zoo": "demo"}  # files that are read together
+# files that are read together
+HOMES = {"discover": "repair", "gate": "audit", "methods": "doctor", "zoo": "demo"}
 USAGE_ERROR = 2
 SYNONYMS = {"--target": "--class"}  # what Python calls an option -> its name here
 PLACEHOLDERS = {"model": "NAME|FOLDER", "eye": "NAME|given|own"}

@@ -20,7 +20,7 @@ from seecause.errors import BadOption
 if TYPE_CHECKING:
     from seecause.bench.workers import Workers
 
-PANEL = "Many processes, many machines"
+_option = functools.partial(typer.Option, rich_help_panel="Many processes, many machines")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,47 +29,42 @@ class WorkerOptions:
 
     workers: Annotated[
         int | None,
-        typer.Option(
+        _option(
             help="Processes; any number gives the same results. On a CPU, one for each core.",
             min=1,
             show_default="1; with --ray, as many as the cluster holds",
-            rich_help_panel=PANEL,
         ),
     ] = None
     ray: Annotated[
         str | None,
-        typer.Option(
+        _option(
             help="Work on a Ray cluster: auto for the one that is running, local, or HOST:PORT.",
             metavar="auto|local|HOST:PORT",
             show_default="processes here",
-            rich_help_panel=PANEL,
         ),
     ] = None
     cpus_per_worker: Annotated[
         float | None,
-        typer.Option(
+        _option(
             help="CPU cores that the cluster sets aside for each worker.",
             min=0.01,
             show_default="its threads: 1",
-            rich_help_panel=PANEL,
         ),
     ] = None
     gpus_per_worker: Annotated[
         float | None,
-        typer.Option(
+        _option(
             help="GPUs likewise; 0.5 lets two workers share one.",
             min=0,
             show_default="1 on a GPU",
-            rich_help_panel=PANEL,
         ),
     ] = None
     memory_per_worker: Annotated[
         float | None,
-        typer.Option(
+        _option(
             help="GiB of main memory likewise.",
             min=0.01,
             show_default="not counted",
-            rich_help_panel=PANEL,
         ),
     ] = None
 
@@ -96,12 +91,11 @@ class Pieces(WorkerOptions):
 
     work: Annotated[
         str | None,
-        typer.Option(
+        _option(
             help="Where finished pieces are kept, a folder or a URL (s3://...): killed, the same"
             " command goes on.",
             metavar="DIR|URL",
             show_default="OUT.work, until all is done",
-            rich_help_panel=PANEL,
         ),
     ] = None
 

@@ -20,8 +20,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from seecause._pictures import BROKEN
-from seecause.data.photos import need_file
-from seecause.errors import DataMissing
+from seecause.data.photos import Layout
 
 _BROKEN = (pickle.UnpicklingError, *BROKEN)
 # what plain values are written with; anything else is refused
@@ -156,19 +155,17 @@ class _Reader(pickle._Unpickler):
 def read_pickle(path: Path, layout: str, *, arrays: bool = False, sets: bool = False) -> Any:
     """What a pickle holds: plain values, with `arrays` also arrays of bytes among the values of a
     dictionary (and Python 2's text as bytes), with `sets` also sets, as lists."""
-    file = BytesIO(need_file(path, layout).read_bytes())
+    release = Layout(layout)
+    file = BytesIO(release.file(path).read_bytes())
     reader = _Reader(file, encoding="bytes" if arrays else "ASCII")
     reader.names = (_ARRAYS if arrays else {}) | (_SETS if sets else {})
     try:
         content = reader.load()
     except _Forbidden as name:
-        raise DataMissing(
-            str(path),
-            f"a pickle that wants to load {name}, which this dataset does not need; it was not run",
-            layout,
-        ) from None
+        odd = f"wants to load {name}, which this dataset does not need; it was not run"
+        raise release.refusal(path, f"a pickle that {odd}") from None
     except _BROKEN as broken:
-        raise DataMissing(str(path), f"a damaged pickle ({str(broken)[:80]})", layout) from broken
+        raise release.refusal(path, f"a damaged pickle ({str(broken)[:80]})") from broken
     if arrays and isinstance(content, dict):
         return {key: _finished(value) for key, value in content.items()}
     return content

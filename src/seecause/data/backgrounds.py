@@ -32,7 +32,7 @@ from __future__ import annotations
 import math
 import re
 import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from io import BytesIO
 from pathlib import Path
 from tokenize import TokenError
@@ -45,8 +45,8 @@ from torch import Tensor
 
 from seecause.data.dataset import evenly, path_and_split
 from seecause.data.images import BROKEN, first_line
-from seecause.data.photos import Photo, Photos, class_folders, pictures, read_json
-from seecause.errors import BadImage, BadOption, DataMissing
+from seecause.data.photos import Layout, Photos, class_photos
+from seecause.errors import BadImage, BadOption
 
 CLASSES = (
     "dog",
@@ -63,11 +63,11 @@ SHOWING_OBJECT = ("original", "mixed_same", "mixed_rand", "mixed_next", "only_fg
 VARIANTS = (*SHOWING_OBJECT, "no_fg", "only_bg_b", "only_bg_t")
 IMAGENET_CLASSES = 1000
 MAP = "in_to_in9.json"  # of the release
-_LAYOUT = (
+_LAYOUT = Layout(
     "expected PATH/<variant>/val/<NN_class>/*.JPEG with NN = 00 to 08, and"
     " PATH/fg_mask/val/<NN_class>/*.npy"
 )
-_MAP_LAYOUT = (
+_MAP_LAYOUT = Layout(
     f'expected the in_to_in9.json of the release: {{"0": class, ...}} with {IMAGENET_CLASSES}'
     " entries, classes 0 to 8 or -1"
 )
@@ -81,12 +81,12 @@ def open_imagenet9(rest: str, *, limit: int | None = None) -> Photos:
     masks = root / "fg_mask" / "val"
     masked = variant in SHOWING_OBJECT and masks.is_dir()
     photos = []
-    for part in class_folders(folder, _LAYOUT):
-        for path in pictures(part):
-            mask = masks / part.name / f"{object_of(path.stem)}.npy" if masked else None
-            photos.append(Photo(path, f"{part.name}/{path.name}", _label(part), mask))
+    for part in _LAYOUT.class_folders(folder):
+        for photo in class_photos(part, _label(part)):
+            mask = masks / part.name / f"{object_of(photo.path.stem)}.npy" if masked else None
+            photos.append(replace(photo, mask=mask))
     if not photos:
-        raise DataMissing(str(folder), "no class folders in it", _LAYOUT)
+        raise _LAYOUT.refusal(folder, "no class folders in it")
     return Photos(f"imagenet9:{root}:{variant}", CLASSES, evenly(photos, limit), read_object)
 
 
@@ -128,14 +128,14 @@ def _read_npy(path: Path) -> np.ndarray:
 def read_in9_map(path: str | Path) -> Tensor:
     """[1000] int64: the class of ImageNet-9 that each class of ImageNet-1k belongs to, or -1."""
     path = Path(path)
-    listed = read_json(path, _MAP_LAYOUT)
+    listed = _MAP_LAYOUT.json(path)
     expected = {str(place) for place in range(IMAGENET_CLASSES)}
     if not isinstance(listed, dict) or set(listed) != expected:
-        raise DataMissing(str(path), "not one entry for each class of ImageNet-1k", _MAP_LAYOUT)
+        raise _MAP_LAYOUT.refusal(path, "not one entry for each class of ImageNet-1k")
     for place, value in listed.items():
         if type(value) is not int or not -1 <= value < len(CLASSES):
             got = repr(value)[:40] if isinstance(value, int | float | str) else "no number"
-            raise DataMissing(str(path), f"class {place} belongs to {got}", _MAP_LAYOUT)
+            raise _MAP_LAYOUT.refusal(path, f"class {place} belongs to {got}")
     return torch.tensor([listed[str(place)] for place in range(IMAGENET_CLASSES)])
 
 
@@ -150,7 +150,7 @@ def find_in9_map(name: str) -> Path:
 def _label(folder: Path) -> int:
     number = folder.name.partition("_")[0]
     if number not in {f"{place:02}" for place in range(len(CLASSES))}:
-        raise DataMissing(str(folder), "not the folder of an ImageNet-9 class", _LAYOUT)
+        raise _LAYOUT.refusal(folder, "not the folder of an ImageNet-9 class")
     return int(number)
 
 

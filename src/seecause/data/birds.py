@@ -41,24 +41,15 @@ from torch import Tensor
 
 from seecause.data.dataset import evenly, part_of_train, path_and_split
 from seecause.data.images import read_grey
-from seecause.data.photos import (
-    BITS,
-    THREE,
-    Photo,
-    Photos,
-    code,
-    inside,
-    read_csv,
-    read_fields,
-    whole_number,
-)
+from seecause.data.photos import BITS, THREE, Layout, Photo, Photos, whole_number
 from seecause.errors import DataMissing
 
 CUB_SPLITS = ("train", "val", "trainval", "test")
 POINTS = 15
 MOST_CLASSES = 10_000  # of any list; a larger number is a mistake
-_CUB_LAYOUT = "give the folder CUB_200_2011 of the release"
+_CUB_LAYOUT = Layout("give the folder CUB_200_2011 of the release")
 
+K = TypeVar("K")
 T = TypeVar("T")
 Box = tuple[float, float, float, float]
 Points = tuple[tuple[float, float, float], ...]
@@ -89,10 +80,10 @@ def bird_photos(birds: list[Bird], images: Path, segmentations: Path | None) -> 
     """Where the photo and mask of each bird lie; Waterbirds has the same names in a folder of its
     own."""
     if not birds:
-        raise DataMissing(str(images.parent), "no photo in this split", _CUB_LAYOUT)
+        raise _CUB_LAYOUT.refusal(images.parent, "no photo in this split")
     return [
         Photo(
-            inside(images, bird.file, "images.txt", _CUB_LAYOUT),
+            _CUB_LAYOUT.inside(images, bird.file, "images.txt"),
             bird.file,
             bird.label,
             segmentation(segmentations, bird.file),
@@ -124,13 +115,11 @@ def read_votes(path: Path) -> Tensor:
 
 def bird_classes(root: Path) -> tuple[str, ...]:
     """Names such as `001.Black_footed_Albatross`, in the order of the labels."""
-    listed = dict(
-        read_fields(
-            root / "classes.txt",
-            lambda f: (whole_number(f[0], MOST_CLASSES), f[1] if len(f) > 1 else f[0]),
-            _lines_are("id name"),
-        )
-    )
+
+    def take(fields: list[str]) -> tuple[int, str]:
+        return whole_number(fields[0], MOST_CLASSES), fields[min(1, len(fields) - 1)]
+
+    listed = _read_list(root / "classes.txt", take, "id name")
     return tuple(listed.get(number, f"class {number}") for number in range(1, max(listed) + 1))
 
 
@@ -142,7 +131,7 @@ def read_birds(root: Path) -> list[Bird]:
     boxes = _read_list(root / "bounding_boxes.txt", _box, "id x y width height")
     parts = root / "parts" / "part_locs.txt"
     points: dict[str, dict[int, tuple[float, float, float]]] = {}
-    for number, part, point in read_fields(parts, _point, _lines_are("id part x y visible")):
+    for number, part, point in _CUB_LAYOUT.with_lines("id part x y visible").fields(parts, _point):
         points.setdefault(number, {})[part] = point
     for name, listed in (
         ("image_class_labels", labels),
@@ -152,11 +141,8 @@ def read_birds(root: Path) -> list[Bird]:
     ):
         lost = [number for number in files if number not in listed]
         if lost:
-            raise DataMissing(
-                str(root / f"{name}.txt"),
-                f"no line for photo {lost[0]} of images.txt ({len(lost)} in all)",
-                _CUB_LAYOUT,
-            )
+            odd = f"no line for photo {lost[0]} of images.txt ({len(lost)} in all)"
+            raise _CUB_LAYOUT.refusal(root / f"{name}.txt", odd)
     hidden = (0.0, 0.0, 0.0)
     return [
         Bird(
@@ -170,13 +156,9 @@ def read_birds(root: Path) -> list[Bird]:
     ]
 
 
-def _lines_are(fields: str) -> str:
-    return f"{_CUB_LAYOUT}; lines are `{fields}`"
-
-
-def _read_list(path: Path, take: Callable[[list[str]], tuple[str, T]], fields: str) -> dict[str, T]:
-    """One value for each photo's id."""
-    return dict(read_fields(path, take, _lines_are(fields)))
+def _read_list(path: Path, take: Callable[[list[str]], tuple[K, T]], form: str) -> dict[K, T]:
+    """One value for each id."""
+    return dict(_CUB_LAYOUT.with_lines(form).fields(path, take))
 
 
 def _pair(fields: list[str]) -> tuple[str, str]:
@@ -218,52 +200,34 @@ SPLITS = ("train", "val", "test")
 CLASSES, PLACES = ("land bird", "water bird"), ("land", "water")
 MINORITY = ((0, 1), (1, 0))  # groups whose bird and place disagree
 _COLUMNS = ("img_filename", "y", "split", "place")
-_LAYOUT = f"give the folder {FOLDER} with metadata.csv (columns {', '.join(_COLUMNS)})"
+_LAYOUT = Layout(f"give the folder {FOLDER} with metadata.csv (columns {', '.join(_COLUMNS)})")
 
 
 def open_waterbirds(rest: str, *, limit: int | None = None) -> Photos:
     """The photos of one split with group and, where there are segmentations, mask."""
     path, split = path_and_split(rest, SPLITS)
-    root = waterbirds_folder(path)
+    root = path / FOLDER if (path / FOLDER).is_dir() else path
     masks = find_segmentations(root)
     photos = []
-    for where, row in read_csv(root / "metadata.csv", _COLUMNS, _LAYOUT):
-        label, place, part = (
-            code(row["y"], BITS, where, _LAYOUT),
-            code(row["place"], BITS, where, _LAYOUT),
-            code(row["split"], THREE, where, _LAYOUT),
-        )
-        if SPLITS[part] == split:
+    for where, row in _LAYOUT.csv(root / "metadata.csv", _COLUMNS):
+        label, place = (_LAYOUT.code(row[name], BITS, where) for name in ("y", "place"))
+        if SPLITS[_LAYOUT.code(row["split"], THREE, where)] == split:
             file = row["img_filename"]
-            photo = inside(root, file, where, _LAYOUT)
-            group = (label, place)
-            photos.append(Photo(photo, file, label, segmentation(masks, file), group))
+            photo = _LAYOUT.inside(root, file, where)
+            photos.append(Photo(photo, file, label, segmentation(masks, file), (label, place)))
     if not photos:
-        raise DataMissing(
-            str(root / "metadata.csv"), f"no photo with split {SPLITS.index(split)}", _LAYOUT
-        )
+        odd = f"no photo with split {SPLITS.index(split)}"
+        raise _LAYOUT.refusal(root / "metadata.csv", odd)
     return Photos(f"waterbirds:{path}:{split}", CLASSES, evenly(photos, limit), read_votes, PLACES)
-
-
-def waterbirds_folder(path: Path) -> Path:
-    """PATH itself, or the Waterbirds folder in it."""
-    return path / FOLDER if (path / FOLDER).is_dir() else path
 
 
 def open_waterbird200(rest: str, *, limit: int | None = None) -> Photos:
     """CUB's test birds, elsewhere."""
     root, _ = path_and_split(rest, ("test",))
     birds = [bird for bird in read_birds(root) if not bird.train]
-    photos = bird_photos(birds, _photos(root), find_segmentations(root))
+    places = [place for place in (root / FOLDER, root.parent / FOLDER) if place.is_dir()]
+    if not places:
+        remedy = "put the Waterbirds release into the CUB folder, or beside it"
+        raise DataMissing(str(root / FOLDER), "no such folder", remedy)
+    photos = bird_photos(birds, places[0], find_segmentations(root))
     return Photos(f"waterbird200:{root}", bird_classes(root), evenly(photos, limit), read_votes)
-
-
-def _photos(root: Path) -> Path:
-    for place in (root / FOLDER, root.parent / FOLDER):
-        if place.is_dir():
-            return place
-    raise DataMissing(
-        str(root / FOLDER),
-        "no such folder",
-        "put the Waterbirds release into the CUB folder, or beside it",
-    )

@@ -42,12 +42,12 @@ from seecause.data.dataset import (
     sample_labels,
 )
 from seecause.data.images import MASKS, SUFFIXES, read_mask
-from seecause.data.photos import Photo, Photos, class_folders, pictures, read_csv
+from seecause.data.photos import Layout, Photo, Photos, class_photos, pictures
 from seecause.errors import BadImage, BadOption, DataMissing
 
-_FOLDER_FORM = "give a folder of pictures, or of one sub-folder for each class"
+_FOLDER_FORM = Layout("give a folder of pictures, or of one sub-folder for each class")
 GROUPS = "groups.csv"
-GROUPS_LAYOUT = (
+_GROUPS_LAYOUT = Layout(
     "a CSV with the columns file (such as dog/1.jpg) and background (such as grass), a line for"
     " each picture"
 )
@@ -56,7 +56,7 @@ GROUPS_LAYOUT = (
 def open_folder(rest: str, *, limit: int | None = None) -> Photos:
     """Labels number the sub-folders in sorted order; their names are the classes."""
     root = Path(rest)
-    inside = class_folders(root, _FOLDER_FORM)
+    inside = _FOLDER_FORM.class_folders(root)
     masks = _mask_folder(root)
     folders = [folder for folder in inside if folder != masks]
     loose = sorted(
@@ -68,8 +68,7 @@ def open_folder(rest: str, *, limit: int | None = None) -> Photos:
         )
     photos = [] if folders else [Photo(path, path.name) for path in pictures(root)]
     for label, folder in enumerate(folders):
-        for path in pictures(folder):
-            photos.append(Photo(path, f"{folder.name}/{path.name}", label))
+        photos += class_photos(folder, label)
     photos = photos if masks is None else _with_masks(photos, masks)
     photos, places = _with_groups(photos, root / GROUPS)
     return Photos(
@@ -118,16 +117,16 @@ def _with_groups(photos: Sequence[Photo], file: Path) -> tuple[list[Photo], tupl
     if not file.is_file():
         return list(photos), ()
     rows = {}
-    for where, fields in read_csv(file, ("file", "background"), GROUPS_LAYOUT):
+    for where, fields in _GROUPS_LAYOUT.csv(file, ("file", "background")):
         if not fields["background"]:
-            raise DataMissing(where, "it names no background", GROUPS_LAYOUT)
+            raise _GROUPS_LAYOUT.refusal(where, "it names no background")
         rows[fields["file"]] = fields["background"]
     places = tuple(sorted(set(rows.values())))
     missing = [photo.id for photo in photos if photo.id not in rows]
     unknown = sorted(rows.keys() - {photo.id for photo in photos})
     if missing or unknown:
         words = f"{missing[0]} is not listed" if missing else f"{unknown[0]} is no picture here"
-        raise DataMissing(str(file), words, GROUPS_LAYOUT)
+        raise _GROUPS_LAYOUT.refusal(file, words)
     grouped = [
         replace(photo, group=(photo.label or 0, places.index(rows[photo.id]))) for photo in photos
     ]
@@ -136,7 +135,7 @@ def _with_groups(photos: Sequence[Photo], file: Path) -> tuple[list[Photo], tupl
 
 Change = Callable[[Tensor], Tensor]  # raw pixels [3, H, W] in [0, 1] -> the same picture, changed
 
-_PAIRS_FORM = "give two folders with pictures of the same names, pairs:WITH:WITHOUT"
+_PAIRS_FORM = Layout("give two folders with pictures of the same names, pairs:WITH:WITHOUT")
 _NAMED = 3  # names in a message
 
 
@@ -225,11 +224,11 @@ def open_pairs(rest: str, *, limit: int | None = None) -> PairedData:
     pieces = rest.split(":")
     ways = [(":".join(pieces[:at]), ":".join(pieces[at:])) for at in range(1, len(pieces))]
     if not ways:
-        raise DataMissing(f"pairs:{rest}", "one folder only", _PAIRS_FORM)
+        raise _PAIRS_FORM.refusal(f"pairs:{rest}", "one folder only")
     both = [way for way in ways if all(Path(part).is_dir() for part in way)]
     if not both:
         missing = [part for part in ways[0] if not Path(part).is_dir()]
-        raise DataMissing(missing[0], "no such folder", _PAIRS_FORM)
+        raise _PAIRS_FORM.refusal(missing[0], "no such folder")
     first, second = (open_folder(part) for part in both[0])
     places = {identity: place for place, identity in enumerate(second.ids)}
     _check_names(first.ids, second.ids, both[0])
@@ -246,6 +245,5 @@ def _check_names(first: tuple[str, ...], second: tuple[str, ...], paths: tuple[s
     ):
         if missing:
             listed = ", ".join(missing[:_NAMED]) + (", ..." if len(missing) > _NAMED else "")
-            raise DataMissing(
-                path, f"{len(missing)} pictures have no second version here: {listed}", _PAIRS_FORM
-            )
+            lost = f"{len(missing)} pictures have no second version here: {listed}"
+            raise _PAIRS_FORM.refusal(path, lost)

@@ -24,7 +24,9 @@ picture may have several right answers; `Sample.label` is the first, `answers(in
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from functools import cache, cached_property, lru_cache
 from pathlib import Path
 from typing import ClassVar
@@ -38,11 +40,11 @@ from torch import Tensor
 from seecause._files import digest
 from seecause.data.dataset import IGNORE, Sample, Sliceable, evenly, path_and_split
 from seecause.data.images import BROKEN, decode_image, first_line, read_image
-from seecause.data.photos import Photo, Photos, class_folders, need_folder, pictures, read_fields
+from seecause.data.photos import Layout, Photo, Photos, class_photos
 from seecause.errors import BadImage, DataMissing
 
 SPLITS = ("train", "val")
-_IMAGENET_LAYOUT = (
+_IMAGENET_LAYOUT = Layout(
     "expected PATH/val/<wnid>/*.JPEG (or PATH/train/...), one folder for each WordNet id"
 )
 
@@ -69,18 +71,16 @@ def open_imagenet(rest: str, *, limit: int | None = None) -> Photos:
     path, split = path_and_split(rest, SPLITS, "val")
     root = path / split
     label = {wnid: place for place, wnid in enumerate(imagenet_wnids())}
-    folders = class_folders(root, _IMAGENET_LAYOUT)
+    folders = _IMAGENET_LAYOUT.class_folders(root)
     if not folders:
-        raise DataMissing(str(root), "no class folders in it", _IMAGENET_LAYOUT)
+        raise _IMAGENET_LAYOUT.refusal(root, "no class folders in it")
     for folder in folders:
         if folder.name not in label:
-            raise DataMissing(
-                str(folder), "not the WordNet id of an ImageNet-1k class", _IMAGENET_LAYOUT
-            )
-    photos = []
+            odd = "not the WordNet id of an ImageNet-1k class"
+            raise _IMAGENET_LAYOUT.refusal(folder, odd)
+    photos: list[Photo] = []
     for folder in folders:
-        for path in pictures(folder):
-            photos.append(Photo(path, f"{folder.name}/{path.name}", label[folder.name]))
+        photos += class_photos(folder, label[folder.name])
     return Photos(f"imagenet:{rest}", imagenet_classes(), evenly(photos, limit))
 
 
@@ -93,32 +93,30 @@ MERGED = {  # class -> the class it counts as
     "n04008634": "n03773504",
     "n03887697": "n15075141",
 }
-_S_LAYOUT = "expected PATH/validation/<wnid>/*.JPEG and PATH/validation-segmentation/<wnid>/*.png"
+_S_LAYOUT = Layout(
+    "expected PATH/validation/<wnid>/*.JPEG and PATH/validation-segmentation/<wnid>/*.png"
+)
 
 
 def open_imagenet_s(rest: str, *, limit: int | None = None) -> Photos:
     """The validation photos with masks of their own class."""
     root = Path(rest)
-    photos, masks = root / "validation", root / "validation-segmentation"
-    folders = class_folders(photos, _S_LAYOUT)
-    need_folder(masks, _S_LAYOUT)
+    folders = _S_LAYOUT.class_folders(root / "validation")
+    masks = _S_LAYOUT.folder(root / "validation-segmentation")
     number = {wnid: place for place, wnid in enumerate(_categories(root, folders), start=1)}
     label = {wnid: place for place, wnid in enumerate(imagenet_wnids())}
     for folder in folders:
         if kept_class(folder.name) not in number or folder.name not in label:
-            raise DataMissing(
-                str(folder), "not the WordNet id of an ImageNet-S category", _S_LAYOUT
-            )
-    listed = []
+            raise _S_LAYOUT.refusal(folder, "not the WordNet id of an ImageNet-S category")
+    photos = []
     for folder in folders:
-        of_class = label[kept_class(folder.name)]
-        for path in pictures(folder):
-            mask = masks / folder.name / f"{path.stem}.png"
-            listed.append(Photo(path, f"{folder.name}/{path.name}", of_class, mask))
+        for photo in class_photos(folder, label[kept_class(folder.name)]):
+            mask = masks / folder.name / f"{photo.path.stem}.png"
+            photos.append(replace(photo, mask=mask))
     return Photos(
         f"imagenet-s:{rest}",
         imagenet_classes(),
-        evenly(listed, limit),
+        evenly(photos, limit),
         lambda path: object_mask(path, number[kept_class(path.parent.name)]),
     )
 
@@ -150,7 +148,7 @@ def _categories(root: Path, folders: list[Path]) -> tuple[str, ...]:
     """Sorted WordNet ids; the k-th has id k. Of several lists, that of just these folders."""
     own = {kept_class(folder.name) for folder in folders}
     lists = {
-        file: set(read_fields(file, lambda fields: fields[0], _S_LAYOUT))
+        file: set(_S_LAYOUT.fields(file, lambda fields: fields[0]))
         for file in sorted(root.glob("ImageNetS_categories_im*.txt"))
     }
     fitting = [file for file, listed in lists.items() if listed == own] or list(lists)
@@ -168,7 +166,7 @@ def _categories(root: Path, folders: list[Path]) -> tuple[str, ...]:
     return categories
 
 
-_HARD_LAYOUT = "expected PATH/data/validation-*.parquet with the columns image and label"
+_HARD_LAYOUT = Layout("expected PATH/data/validation-*.parquet with the columns image and label")
 
 
 @dataclass(frozen=True)
@@ -233,33 +231,36 @@ def open_imagenet_hard(rest: str, *, limit: int | None = None) -> ImageNetHard:
     folder = Path(rest) / "data"
     files = sorted(folder.glob("validation-*.parquet"))
     if not files:
-        raise DataMissing(str(folder), "no validation-*.parquet in it", _HARD_LAYOUT)
+        raise _HARD_LAYOUT.refusal(folder, "no validation-*.parquet in it")
     rows: list[_ParquetRow] = []
     for path in files:
         rows += _parquet_rows(path)
     return ImageNetHard(f"imagenet-hard:{rest}", evenly(rows, limit))
 
 
-def _parquet_rows(path: Path) -> list[_ParquetRow]:
+@contextmanager
+def _parquet(path: Path) -> Iterator[pq.ParquetFile]:
     try:
         with pq.ParquetFile(path) as file:
-            names = file.schema_arrow.names
-            missing = {"image", "label"} - set(names)
-            groups = [] if missing else range(file.num_row_groups)
-            labels = [file.read_row_group(group, columns=["label"])["label"] for group in groups]
-            listed = [column.to_pylist() for column in labels]
+            yield file
     except (pa.ArrowException, *BROKEN) as broken:
-        raise DataMissing(
-            str(path), f"cannot be read ({first_line(broken)})", _HARD_LAYOUT
-        ) from broken
+        raise _HARD_LAYOUT.refusal(path, f"cannot be read ({first_line(broken)})") from broken
+
+
+def _parquet_rows(path: Path) -> list[_ParquetRow]:
+    with _parquet(path) as file:
+        names = file.schema_arrow.names
+        missing = {"image", "label"} - set(names)
+        groups = [] if missing else range(file.num_row_groups)
+        labels = [file.read_row_group(group, columns=["label"])["label"] for group in groups]
+        listed = [column.to_pylist() for column in labels]
     if missing:
-        raise DataMissing(str(path), f"has the columns {', '.join(names)[:120]}", _HARD_LAYOUT)
+        raise _HARD_LAYOUT.refusal(path, f"has the columns {', '.join(names)[:120]}")
     rows = []
     for group, column in enumerate(listed):
         for place, label in enumerate(column):
-            rows.append(
-                _ParquetRow(path, group, place, _checked_answers(label, f"{path}:{group}:{place}"))
-            )
+            answers = _checked_answers(label, f"{path}:{group}:{place}")
+            rows.append(_ParquetRow(path, group, place, answers))
     return rows
 
 
@@ -278,10 +279,5 @@ def _checked_answers(label: object, where: str) -> tuple[int, ...]:
 def _row_group(path: Path, group: int) -> pa.ChunkedArray:
     """The pictures of one row group; kept, because the next one asked for is most likely its
     neighbour."""
-    try:
-        with pq.ParquetFile(path) as file:
-            return file.read_row_group(group, columns=["image"])["image"]
-    except (pa.ArrowException, *BROKEN) as broken:
-        raise DataMissing(
-            str(path), f"cannot be read ({first_line(broken)})", _HARD_LAYOUT
-        ) from broken
+    with _parquet(path) as file:
+        return file.read_row_group(group, columns=["image"])["image"]

@@ -40,16 +40,7 @@ from torch import Tensor
 from seecause._files import digest
 from seecause.data._pickles import read_pickle
 from seecause.data.dataset import Sample, Sliceable, evenly, part_of_train, path_and_split
-from seecause.data.photos import (
-    Photo,
-    Photos,
-    inside,
-    need_folder,
-    pictures,
-    read_fields,
-    read_lines,
-)
-from seecause.errors import DataMissing
+from seecause.data.photos import Layout, Photo, Photos, pictures
 
 CIFAR_SPLITS = ("train", "val", "trainval", "test")
 CIFAR_SIDE = 32
@@ -66,8 +57,8 @@ class _Release:
     names: bytes
 
     @property
-    def layout(self) -> str:
-        return f"give the folder {self.folder} of the release's python version"
+    def layout(self) -> Layout:
+        return Layout(f"give the folder {self.folder} of the release's python version")
 
 
 _TEN = _Release(
@@ -151,7 +142,7 @@ def _open_cifar(release: _Release, rest: str, limit: int | None) -> Cifar:
 def _class_names(path: Path, release: _Release) -> tuple[str, ...]:
     names = _read_cifar(path, release, release.names)[release.names]
     if not isinstance(names, list) or not all(isinstance(name, bytes) for name in names):
-        raise DataMissing(str(path), "class names that are no text", release.layout)
+        raise release.layout.refusal(path, "class names that are no text")
     return tuple(name.decode(errors="replace") for name in names)
 
 
@@ -162,12 +153,11 @@ def _cifar_batch(path: Path, release: _Release, classes: int) -> tuple[np.ndarra
     if not isinstance(labels, list) or not all(
         type(label) is int and 0 <= label < classes for label in labels
     ):
-        raise DataMissing(str(path), f"a label that is none of 0 to {classes - 1}", release.layout)
+        raise release.layout.refusal(path, f"a label that is none of 0 to {classes - 1}")
     shape = (len(labels), 3 * CIFAR_SIDE * CIFAR_SIDE)
     if not isinstance(pixels, np.ndarray) or pixels.shape != shape:
-        raise DataMissing(
-            str(path), f"pixels that are no {list(shape)} array of bytes", release.layout
-        )
+        odd = f"pixels that are no {list(shape)} array of bytes"
+        raise release.layout.refusal(path, odd)
     return pixels.reshape(-1, 3, CIFAR_SIDE, CIFAR_SIDE), labels
 
 
@@ -175,15 +165,15 @@ def _read_cifar(path: Path, release: _Release, *keys: bytes) -> dict[bytes, Any]
     """A dictionary with lists or arrays under `keys`."""
     content = read_pickle(path, release.layout, arrays=True)
     if not isinstance(content, dict):
-        raise DataMissing(str(path), "not a dictionary", release.layout)
+        raise release.layout.refusal(path, "not a dictionary")
     for key in keys:
         if not isinstance(content.get(key), (list, np.ndarray)):
-            raise DataMissing(str(path), f"no entry {key.decode()}", release.layout)
+            raise release.layout.refusal(path, f"no entry {key.decode()}")
     return content
 
 
 FOOD_SPLITS = ("test", "train")
-_FOOD_LAYOUT = (
+_FOOD_LAYOUT = Layout(
     f"give the folder that holds images/ and meta/, and one of the splits {', '.join(FOOD_SPLITS)}"
 )
 
@@ -196,97 +186,69 @@ def open_food101(rest: str, *, limit: int | None = None) -> Photos:
     listing = root / "meta" / f"{split}.txt"
     photos = []
     for number, line in enumerate(_food_lines(listing), start=1):
-        name, _, photo = line.partition("/")
+        where, (name, _, photo) = f"{listing}, line {number}", line.partition("/")
         if name not in label or not photo:
-            raise DataMissing(
-                f"{listing}, line {number}",
-                f"{line[:80]!r} cannot be read",
-                "expected <class>/<number> with a class of meta/classes.txt",
-            )
-        path = inside(root / "images", f"{line}.jpg", f"{listing}, line {number}", _FOOD_LAYOUT)
+            expected = Layout("expected <class>/<number> with a class of meta/classes.txt")
+            raise expected.refusal(where, f"{line[:80]!r} cannot be read")
+        path = _FOOD_LAYOUT.inside(root / "images", f"{line}.jpg", where)
         photos.append(Photo(path, line, label[name]))
     return Photos(f"food101:{root}:{split}", tuple(classes), evenly(photos, limit))
 
 
 def _food_lines(path: Path) -> list[str]:
-    return [line.strip() for line in read_lines(path, _FOOD_LAYOUT) if line.strip()]
+    return [line.strip() for line in _FOOD_LAYOUT.lines(path) if line.strip()]
 
 
 TINY_SPLITS = ("train", "val", "trainval", "test")
-_TINY_LAYOUT = "give the folder tiny-imagenet-200 with wnids.txt, words.txt, train/ and val/"
-
-Box = tuple[float, float, float, float]
+_TINY_LAYOUT = Layout(
+    "give the folder tiny-imagenet-200 with wnids.txt, words.txt, train/ and val/"
+)
+_WORDS_LAYOUT = Layout(f"{_TINY_LAYOUT}; lines are a WordNet id, a tab and its names")
 
 
 def open_tiny_imagenet(rest: str, *, limit: int | None = None) -> Photos:
     """Photos with the box of their object."""
     root, split = path_and_split(rest, TINY_SPLITS)
-    listed = read_lines(root / "wnids.txt", _TINY_LAYOUT)
-    wnids = sorted({line.strip() for line in listed if line.strip()})
+    listed = root / "wnids.txt"
+    wnids = sorted({line.strip() for line in _TINY_LAYOUT.lines(listed) if line.strip()})
     label = {wnid: place for place, wnid in enumerate(wnids)}
     if split == "test":
         photos = _tiny_listed(root / "val", label)
     else:
         photos = []
         for wnid in wnids:
-            folder = inside(root / "train", wnid, str(root / "wnids.txt"), _TINY_LAYOUT)
-            photos += _tiny_class(folder, label[wnid])
+            photos += _tiny_class(_TINY_LAYOUT.inside(root / "train", wnid, listed), label[wnid])
         photos = part_of_train(photos, [photo.label for photo in photos], split)
-    words = dict(
-        read_fields(
-            root / "words.txt",
-            _word,
-            f"{_TINY_LAYOUT}; lines are a WordNet id, a tab and its names",
-            separator="\t",
-        )
-    )
-    return Photos(
-        f"tiny-imagenet:{root}:{split}",
-        tuple(words.get(wnid, wnid) for wnid in wnids),
-        evenly(photos, limit),
-    )
+    words = dict(_WORDS_LAYOUT.fields(root / "words.txt", _word, separator="\t"))
+    classes = tuple(words.get(wnid, wnid) for wnid in wnids)
+    return Photos(f"tiny-imagenet:{root}:{split}", classes, evenly(photos, limit))
 
 
 def _tiny_class(folder: Path, label: int) -> list[Photo]:
     listing = folder / f"{folder.name}_boxes.txt"
-    boxes = dict(
-        read_fields(
-            listing,
-            lambda f: (f[0], _tiny_box(f[1:])),
-            f"{_TINY_LAYOUT}; lines are `file x0 y0 x1 y1`",
-            separator="\t",
-        )
-    )
+    layout = _TINY_LAYOUT.with_lines("file x0 y0 x1 y1")
+    boxes = dict(layout.fields(listing, lambda f: (f[0], _tiny_box(f[1:])), separator="\t"))
     return [
         Photo(path, f"{folder.name}/{path.name}", label, box=boxes.get(path.name))
-        for path in pictures(need_folder(folder / "images", _TINY_LAYOUT))
+        for path in pictures(_TINY_LAYOUT.folder(folder / "images"))
     ]
 
 
 def _tiny_listed(folder: Path, label: dict[str, int]) -> list[Photo]:
     listing = folder / "val_annotations.txt"
-    lines = read_fields(
-        listing,
-        lambda f: (f[0], f[1], _tiny_box(f[2:])),
-        f"{_TINY_LAYOUT}; lines are `file wnid x0 y0 x1 y1`",
-        separator="\t",
-    )
-    for name, wnid, _ in lines:
+    layout = _TINY_LAYOUT.with_lines("file wnid x0 y0 x1 y1")
+    lines = layout.fields(listing, lambda f: (f[0], f[1], _tiny_box(f[2:])), separator="\t")
+    photos = []
+    for name, wnid, box in lines:
         if wnid not in label:
-            raise DataMissing(
-                str(listing),
-                f"{name[:80]!r} is {wnid[:80]!r}, which wnids.txt does not list",
-                _TINY_LAYOUT,
-            )
-    return [
-        Photo(
-            inside(folder / "images", name, str(listing), _TINY_LAYOUT), name, label[wnid], box=box
-        )
-        for name, wnid, box in lines
-    ]
+            odd = f"{name[:80]!r} is {wnid[:80]!r}, which wnids.txt does not list"
+            raise _TINY_LAYOUT.refusal(listing, odd)
+        path = _TINY_LAYOUT.inside(folder / "images", name, listing)
+        photos.append(Photo(path, name, label[wnid], box=box))
+    return photos
 
 
-def _tiny_box(corners: list[str]) -> Box:
+def _tiny_box(corners: list[str]) -> tuple[float, float, float, float]:
     """x, y, width, height of a box whose two corners both belong to it."""
     left, top, right, bottom = (int(corner) for corner in corners)
     return float(left), float(top), float(right - left + 1), float(bottom - top + 1)

@@ -31,7 +31,7 @@ from torch import Tensor
 from seecause._files import digest
 from seecause.data.dataset import Sample, Sliceable, evenly, path_and_split
 from seecause.data.images import read_ids, read_image
-from seecause.data.photos import inside, read_fields
+from seecause.data.photos import Layout
 from seecause.errors import DataMissing
 
 SPECIES, TEXTURES, SPLITS = ("cat", "dog"), ("boards", "leaves"), ("train", "val", "test")
@@ -44,7 +44,9 @@ BLADES, WARP = 150, 8
 NUMBERS = (6, 4, WARP**2, 6 * BLADES)  # of a texture: two colours, how boards lie, bends, leaves
 AT_ONCE = 128  # pictures made together
 SIZE = 224  # of the pictures that `open_painted` makes
-_LAYOUT = "give the folder of Oxford-IIIT Pet; lines are `NAME breed species breed-in-species`"
+_LAYOUT = Layout(
+    "give the folder of Oxford-IIIT Pet; lines are `NAME breed species breed-in-species`"
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -120,10 +122,10 @@ def _listed(path: Path) -> list[tuple[str, int, str]]:
         if fields[0].startswith("#"):
             return None
         name, breed, species, _ = fields
-        inside(path.parent, name, str(path), _LAYOUT)
+        _LAYOUT.inside(path.parent, name, path)
         return name, ("1", "2").index(species), breed
 
-    return [pet for pet in read_fields(path, take, _LAYOUT) if pet is not None]
+    return [pet for pet in _LAYOUT.fields(path, take) if pet is not None]
 
 
 def _cut(root: Path, name: str, side: int) -> Tensor | None:

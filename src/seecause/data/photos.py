@@ -128,29 +128,9 @@ def pictures(folder: Path) -> list[Path]:
     return [path for path in find_images([folder]) if not path.name.startswith(".")]
 
 
-def class_folders(root: Path, layout: str) -> list[Path]:
-    """Sub-folders of `root`, sorted, without hidden ones."""
-    inside = need_folder(root, layout).iterdir()
-    return sorted(path for path in inside if path.is_dir() and not path.name.startswith("."))
-
-
-def need_folder(path: Path, layout: str) -> Path:
-    if not path.is_dir():
-        raise DataMissing(str(path), "no such folder", layout)
-    return path
-
-
-def need_file(path: Path, layout: str) -> Path:
-    if not path.is_file():
-        raise DataMissing(str(path), "no such file", layout)
-    return path
-
-
-def read_json(path: Path, layout: str) -> Any:
-    try:
-        return json.loads(need_file(path, layout).read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as broken:
-        raise DataMissing(str(path), f"not JSON ({broken})", layout) from broken
+def class_photos(folder: Path, label: int) -> list[Photo]:
+    """The pictures of one class, called as their folder and file are."""
+    return [Photo(path, f"{folder.name}/{path.name}", label) for path in pictures(folder)]
 
 
 def _facts(photo: Photo) -> str:
@@ -176,74 +156,6 @@ def _bytes(path: Path | None) -> int | None:
     return facts.st_size if facts is not None and stat.S_ISREG(facts.st_mode) else None
 
 
-def read_lines(path: Path, layout: str) -> list[str]:
-    """All lines of a text file; a file that is missing, empty or no text says so."""
-    try:
-        lines = need_file(path, layout).read_text(encoding="utf-8-sig").splitlines()
-    except UnicodeDecodeError:
-        raise DataMissing(str(path), "not a text file", layout) from None
-    if not any(line.strip() for line in lines):
-        raise DataMissing(str(path), "it lists nothing", layout)
-    return lines
-
-
-def read_fields(
-    path: Path,
-    take: Callable[[list[str]], T],
-    layout: str,
-    *,
-    separator: str | None = None,
-    skip: int = 0,
-) -> list[T]:
-    """What `take` makes of the fields of each line; it raises ValueError for a line it cannot use.
-    `layout` tells what a line looks like."""
-    rows = []
-    for number, line in enumerate(read_lines(path, layout)[skip:], start=skip + 1):
-        if line.strip():
-            try:
-                rows.append(take(line.split(separator)))
-            except (ValueError, IndexError, OverflowError):
-                raise DataMissing(
-                    f"{path}, line {number}", f"{line[:80]!r} cannot be read", layout
-                ) from None
-    if not rows:
-        raise DataMissing(str(path), "it lists nothing", layout)
-    return rows
-
-
-def read_csv(
-    path: Path, columns: Sequence[str], layout: str
-) -> Iterator[tuple[str, dict[str, str]]]:
-    """Where each row stands and its fields of `columns`, which must be there; spaces around names
-    and fields are cut."""
-    rows = csv.reader(read_lines(path, layout), skipinitialspace=True)
-    try:
-        header = [name.strip() for name in next(rows)]
-        missing = [name for name in columns if name not in header]
-        if missing:
-            listed = f"no column {', '.join(missing)} among {', '.join(header)[:120]}"
-            raise DataMissing(str(path), listed, layout)
-        places = {name: header.index(name) for name in columns}
-        for row in rows:
-            where = f"{path}, line {rows.line_num}"
-            if row and len(row) <= max(places.values()):
-                raise DataMissing(where, "fewer fields than the header has", layout)
-            if row:
-                yield where, {name: row[place].strip() for name, place in places.items()}
-    except csv.Error as broken:
-        raise DataMissing(
-            f"{path}, line {rows.line_num}", f"cannot be read ({broken})", layout
-        ) from broken
-
-
-def code(field: str, values: Sequence[str], where: str, layout: str) -> int:
-    """The place of a field among the values it may have."""
-    if field not in values:
-        expected = ", ".join(values)
-        raise DataMissing(where, f"{field[:40]!r} where one of {expected} was expected", layout)
-    return values.index(field)
-
-
 def whole_number(field: str, below: int) -> int:
     """A field that numbers things, from 0 to less than `below`; ValueError for anything else."""
     number = int(field)
@@ -252,11 +164,108 @@ def whole_number(field: str, below: int) -> int:
     return number
 
 
-def inside(folder: Path, name: str, where: str, layout: str) -> Path:
-    """The file that a list calls `name` in `folder`. A name that leads out of it is refused: lists
-    come from elsewhere, and would show any picture of this disk."""
-    parts = name.split("/")
-    odd = any(part in ("", ".", "..") or len(part.encode()) > LONGEST_NAME for part in parts)
-    if odd or not name.isprintable() or "\\" in name or Path(name).drive:
-        raise DataMissing(where, f"{name[:80]!r} is no name of a file inside {folder}", layout)
-    return folder / name
+class Layout(str):
+    """What the files of a release look like, in words. They are read through it, so that every
+    error ends with what was expected."""
+
+    __slots__ = ()
+
+    def refusal(self, where: str | Path, what: str) -> DataMissing:
+        """The error for a file, or a line of one, that is not so."""
+        return DataMissing(str(where), what, self)
+
+    def with_lines(self, form: str) -> Layout:
+        """The same, and how the lines of a list are written."""
+        return Layout(f"{self}; lines are `{form}`")
+
+    def folder(self, path: Path) -> Path:
+        """A folder that must be there."""
+        if not path.is_dir():
+            raise self.refusal(path, "no such folder")
+        return path
+
+    def file(self, path: Path) -> Path:
+        """A file that must be there."""
+        if not path.is_file():
+            raise self.refusal(path, "no such file")
+        return path
+
+    def class_folders(self, root: Path) -> list[Path]:
+        """Sub-folders of `root`, sorted, without hidden ones."""
+        inside = self.folder(root).iterdir()
+        return sorted(path for path in inside if path.is_dir() and not path.name.startswith("."))
+
+    def json(self, path: Path) -> Any:
+        try:
+            return json.loads(self.file(path).read_text(encoding="utf-8"))
+        except (ValueError, RecursionError) as broken:
+            raise self.refusal(path, f"not JSON ({broken})") from broken
+
+    def lines(self, path: Path) -> list[str]:
+        """All lines of a text file; a file that is missing, empty or no text says so."""
+        try:
+            lines = self.file(path).read_text(encoding="utf-8-sig").splitlines()
+        except UnicodeDecodeError:
+            raise self.refusal(path, "not a text file") from None
+        if not any(line.strip() for line in lines):
+            raise self.refusal(path, "it lists nothing")
+        return lines
+
+    def fields(
+        self,
+        path: Path,
+        take: Callable[[list[str]], T],
+        *,
+        separator: str | None = None,
+        skip: int = 0,
+    ) -> list[T]:
+        """What `take` makes of the fields of each line; it raises ValueError for a line it cannot
+        use."""
+        rows = []
+        for number, line in enumerate(self.lines(path)[skip:], start=skip + 1):
+            if line.strip():
+                try:
+                    rows.append(take(line.split(separator)))
+                except (ValueError, IndexError, OverflowError):
+                    where = f"{path}, line {number}"
+                    raise self.refusal(where, f"{line[:80]!r} cannot be read") from None
+        if not rows:
+            raise self.refusal(path, "it lists nothing")
+        return rows
+
+    def csv(self, path: Path, columns: Sequence[str]) -> Iterator[tuple[str, dict[str, str]]]:
+        """Where each row stands and its fields of `columns`, which must be there; spaces around
+        names and fields are cut."""
+        rows = csv.reader(self.lines(path), skipinitialspace=True)
+        try:
+            header = [name.strip() for name in next(rows)]
+            missing = [name for name in columns if name not in header]
+            if missing:
+                listed = f"no column {', '.join(missing)} among {', '.join(header)[:120]}"
+                raise self.refusal(path, listed)
+            places = {name: header.index(name) for name in columns}
+            for row in rows:
+                where = f"{path}, line {rows.line_num}"
+                if row and len(row) <= max(places.values()):
+                    raise self.refusal(where, "fewer fields than the header has")
+                if row:
+                    yield where, {name: row[place].strip() for name, place in places.items()}
+        except csv.Error as broken:
+            where = f"{path}, line {rows.line_num}"
+            raise self.refusal(where, f"cannot be read ({broken})") from broken
+
+    def code(self, field: str, values: Sequence[str], where: str) -> int:
+        """The place of a field among the values it may have."""
+        if field not in values:
+            expected = ", ".join(values)
+            raise self.refusal(where, f"{field[:40]!r} where one of {expected} was expected")
+        return values.index(field)
+
+    def inside(self, folder: Path, name: str, where: str | Path) -> Path:
+        """The file that a list calls `name` in `folder`. A name that leads out of it is refused:
+        lists come from elsewhere, and would show any picture of this disk."""
+        parts = name.split("/")
+        odd = any(part in ("", ".", "..") or len(part.encode()) > LONGEST_NAME for part in parts)
+        if odd or not name.isprintable() or "\\" in name or Path(name).drive:
+            raise self.refusal(where, f"{name[:80]!r} is no name of a file inside {folder}")
+        return folder / name

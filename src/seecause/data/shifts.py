@@ -39,20 +39,7 @@ import numpy as np
 
 from seecause.data._pickles import read_pickle
 from seecause.data.dataset import evenly, path_and_split
-from seecause.data.photos import (
-    THREE,
-    Photo,
-    Photos,
-    class_folders,
-    code,
-    inside,
-    need_folder,
-    pictures,
-    read_csv,
-    read_fields,
-    read_lines,
-    whole_number,
-)
+from seecause.data.photos import THREE, Layout, Photo, Photos, pictures, whole_number
 from seecause.errors import DataMissing
 
 METASHIFT_SPLITS = ("train", "val", "test", "test-all")
@@ -60,7 +47,7 @@ METASHIFT_CLASSES = ("cat", "dog")
 TEST_SHARE = 0.85
 FEWEST = 7  # photos of which 15 % is one
 GROUP_FILE = "imageID_to_group.pkl"
-_METASHIFT_LAYOUT = (
+_METASHIFT_LAYOUT = Layout(
     "expected PATH/train/cat/cat(place)/*.jpg and PATH/test/..., or PATH/train/cat/*.jpg,"
     f" PATH/val_out_of_domain/... and PATH/{GROUP_FILE}"
 )
@@ -82,15 +69,11 @@ def open_metashift(rest: str, *, limit: int | None = None) -> Photos:
     )
     places = sorted({place for _, _, place in in_train + in_test})
     chosen = in_train if split == "train" else part_of_test(in_test, split)
-    photos = [
-        Photo(
-            path,
-            f"{path.parent.name}/{path.name}",
-            METASHIFT_CLASSES.index(animal),
-            group=(METASHIFT_CLASSES.index(animal), places.index(place)),
-        )
-        for path, animal, place in chosen
-    ]
+    photos = []
+    for path, animal, place in chosen:
+        label = METASHIFT_CLASSES.index(animal)
+        group = (label, places.index(place))
+        photos.append(Photo(path, f"{path.parent.name}/{path.name}", label, group=group))
     return Photos(
         f"metashift:{root}:{split}", METASHIFT_CLASSES, evenly(photos, limit), places=tuple(places)
     )
@@ -115,13 +98,10 @@ def part_of_test(photos: list[Animal], split: str) -> list[Animal]:
 
 def _in_folders(folder: Path) -> Iterator[Animal]:
     for animal in METASHIFT_CLASSES:
-        parts = class_folders(folder / animal, _METASHIFT_LAYOUT)
+        parts = _METASHIFT_LAYOUT.class_folders(folder / animal)
         if not parts:
-            raise DataMissing(
-                str(folder / animal),
-                f"no folders like {animal}(place) in it, and no {GROUP_FILE} in PATH",
-                _METASHIFT_LAYOUT,
-            )
+            odd = f"no folders like {animal}(place) in it, and no {GROUP_FILE} in PATH"
+            raise _METASHIFT_LAYOUT.refusal(folder / animal, odd)
         for part in parts:
             place = _place(part.name, animal, str(part))
             yield from ((path, animal, place) for path in pictures(part))
@@ -129,9 +109,9 @@ def _in_folders(folder: Path) -> Iterator[Animal]:
 
 def _in_list(folder: Path, listed: dict[str, list[str]]) -> Iterator[Animal]:
     for animal in METASHIFT_CLASSES:
-        for path in pictures(need_folder(folder / animal, _METASHIFT_LAYOUT)):
+        for path in pictures(_METASHIFT_LAYOUT.folder(folder / animal)):
             if path.stem not in listed:
-                raise DataMissing(str(path), f"{GROUP_FILE} has no group for it", _METASHIFT_LAYOUT)
+                raise _METASHIFT_LAYOUT.refusal(path, f"{GROUP_FILE} has no group for it")
             yield path, animal, _place(listed[path.stem][0], animal, str(path))
 
 
@@ -139,18 +119,15 @@ def _place(group: str, animal: str, where: str) -> str:
     """`sofa` of `cat(sofa)`."""
     match = _GROUP.fullmatch(group)
     if not match or match["animal"] != animal:
-        raise DataMissing(
-            where,
-            f"its group {group[:60]!r} does not match its class folder {animal}",
-            _METASHIFT_LAYOUT,
-        )
+        odd = f"its group {group[:60]!r} does not match its class folder {animal}"
+        raise _METASHIFT_LAYOUT.refusal(where, odd)
     return match["place"]
 
 
 def _read_groups(path: Path) -> dict[str, list[str]]:
     listed = read_pickle(path, _METASHIFT_LAYOUT, sets=True)  # older lists hold sets
     if not isinstance(listed, dict):
-        raise DataMissing(str(path), "not a dictionary", _METASHIFT_LAYOUT)
+        raise _METASHIFT_LAYOUT.refusal(path, "not a dictionary")
     groups = {}
     for photo, names in listed.items():
         several = isinstance(names, (list, tuple))
@@ -168,7 +145,7 @@ def _read_groups(path: Path) -> dict[str, list[str]]:
 CELEBA_SPLITS = ("train", "val", "test")
 CELEBA_CLASSES, CELEBA_PLACES = ("not blond", "blond"), ("not male", "male")
 ATTRIBUTES = ("Blond_Hair", "Male")
-_CELEBA_LAYOUT = (
+_CELEBA_LAYOUT = Layout(
     "give the folder with img_align_celeba/, list_attr_celeba and list_eval_partition (csv or txt)"
 )
 _SIGNS = ("-1", "1")
@@ -177,7 +154,7 @@ _SIGNS = ("-1", "1")
 def open_celeba(rest: str, *, limit: int | None = None) -> Photos:
     """The faces of one split with their group."""
     root, split = path_and_split(rest, CELEBA_SPLITS)
-    attributes = dict(_attributes(root))
+    attributes, listing = dict(_attributes(root)), root / "list_eval_partition"
     images = root / "img_align_celeba"
     if (images / images.name).is_dir():  # Kaggle's archive has the folder twice
         images = images / images.name
@@ -185,18 +162,13 @@ def open_celeba(rest: str, *, limit: int | None = None) -> Photos:
     for name, part in _partition(root):
         if CELEBA_SPLITS[part] == split:
             if name not in attributes:
-                raise DataMissing(
-                    str(root / "list_attr_celeba"),
-                    f"no line for {name} of list_eval_partition",
-                    _CELEBA_LAYOUT,
-                )
+                odd = f"no line for {name} of list_eval_partition"
+                raise _CELEBA_LAYOUT.refusal(root / "list_attr_celeba", odd)
             group = attributes[name]
-            path = inside(images, name, str(root / "list_eval_partition"), _CELEBA_LAYOUT)
+            path = _CELEBA_LAYOUT.inside(images, name, listing)
             photos.append(Photo(path, name, group[0], group=group))
     if not photos:
-        raise DataMissing(
-            str(root / "list_eval_partition"), f"no photo of the split {split}", _CELEBA_LAYOUT
-        )
+        raise _CELEBA_LAYOUT.refusal(listing, f"no photo of the split {split}")
     return Photos(
         f"celeba:{root}:{split}", CELEBA_CLASSES, evenly(photos, limit), places=CELEBA_PLACES
     )
@@ -206,26 +178,18 @@ def _attributes(root: Path) -> Iterator[tuple[str, tuple[int, int]]]:
     """(blond, male) of each photo."""
     path = root / "list_attr_celeba.csv"
     if path.is_file():
-        for where, row in read_csv(path, ("image_id", *ATTRIBUTES), _CELEBA_LAYOUT):
+        for where, row in _CELEBA_LAYOUT.csv(path, ("image_id", *ATTRIBUTES)):
             yield row["image_id"], _pair(row[ATTRIBUTES[0]], row[ATTRIBUTES[1]], where)
         return
     path = root / "list_attr_celeba.txt"
-    header = [*read_lines(path, _CELEBA_LAYOUT), ""][1].split()
+    header = [*_CELEBA_LAYOUT.lines(path), ""][1].split()
     for name in ATTRIBUTES:
         if name not in header:
-            raise DataMissing(
-                f"{path}, line 2",
-                f"{name} is not among its {len(header)} attributes",
-                _CELEBA_LAYOUT,
-            )
+            odd = f"{name} is not among its {len(header)} attributes"
+            raise _CELEBA_LAYOUT.refusal(f"{path}, line 2", odd)
     blond, male = (header.index(name) + 1 for name in ATTRIBUTES)
-    lines = read_fields(
-        path,
-        lambda f: _wide(f, len(header) + 1),
-        f"{_CELEBA_LAYOUT}; lines are `file` and {len(header)} signs",
-        skip=2,
-    )
-    for fields in lines:
+    layout = Layout(f"{_CELEBA_LAYOUT}; lines are `file` and {len(header)} signs")
+    for fields in layout.fields(path, lambda f: _wide(f, len(header) + 1), skip=2):
         yield fields[0], _pair(fields[blond], fields[male], f"{path}, {fields[0]}")
 
 
@@ -233,18 +197,16 @@ def _partition(root: Path) -> Iterator[tuple[str, int]]:
     """0, 1 or 2 for each photo."""
     path = root / "list_eval_partition.csv"
     if path.is_file():
-        for where, row in read_csv(path, ("image_id", "partition"), _CELEBA_LAYOUT):
-            yield row["image_id"], code(row["partition"], THREE, where, _CELEBA_LAYOUT)
+        for where, row in _CELEBA_LAYOUT.csv(path, ("image_id", "partition")):
+            yield row["image_id"], _CELEBA_LAYOUT.code(row["partition"], THREE, where)
         return
-    path = root / "list_eval_partition.txt"
-    for name, part in read_fields(
-        path, lambda f: _wide(f, 2), f"{_CELEBA_LAYOUT}; lines are `file split`"
-    ):
-        yield name, code(part, THREE, f"{path}, {name}", _CELEBA_LAYOUT)
+    path, layout = root / "list_eval_partition.txt", _CELEBA_LAYOUT.with_lines("file split")
+    for name, part in layout.fields(path, lambda f: _wide(f, 2)):
+        yield name, _CELEBA_LAYOUT.code(part, THREE, f"{path}, {name}")
 
 
 def _pair(blond: str, male: str, where: str) -> tuple[int, int]:
-    return code(blond, _SIGNS, where, _CELEBA_LAYOUT), code(male, _SIGNS, where, _CELEBA_LAYOUT)
+    return _CELEBA_LAYOUT.code(blond, _SIGNS, where), _CELEBA_LAYOUT.code(male, _SIGNS, where)
 
 
 def _wide(fields: list[str], count: int) -> list[str]:
@@ -256,7 +218,7 @@ def _wide(fields: list[str], count: int) -> list[str]:
 DOMAINNET_SPLITS = ("test", "train")
 DOMAINS = ("clipart", "infograph", "painting", "quickdraw", "real", "sketch")
 DOMAINNET_CLASSES = 345
-_DOMAINNET_LAYOUT = (
+_DOMAINNET_LAYOUT = Layout(
     "expected PATH/real/<class>/*.jpg and PATH/real_test.txt with lines"
     " `real/<class>/<photo>.jpg <label>`; domains are " + ", ".join(DOMAINS)
 )
@@ -273,7 +235,7 @@ def open_domainnet(rest: str, *, limit: int | None = None) -> Photos:
     if wanted != "all":
         chosen = [wanted]
     if not chosen:
-        raise DataMissing(str(root), f"no list of a domain's {split} photos", _DOMAINNET_LAYOUT)
+        raise _DOMAINNET_LAYOUT.refusal(root, f"no list of a domain's {split} photos")
     names: dict[int, str] = {}
     photos = [photo for domain in chosen for photo in _domain_photos(root, domain, split, names)]
     classes = tuple(names.get(label, f"class {label}") for label in range(max(names) + 1))
@@ -292,13 +254,11 @@ def _domain_photos(root: Path, domain: str, split: str, names: dict[int, str]) -
         return name, whole_number(label, DOMAINNET_CLASSES)
 
     photos = []
-    for name, label in read_fields(source, take, _DOMAINNET_LAYOUT):
+    for name, label in _DOMAINNET_LAYOUT.fields(source, take):
         called = name.split("/")[1].replace("_", " ")
         if names.setdefault(label, called) != called:
-            raise DataMissing(
-                str(source), f"label {label} is called {names[label]!r} and {called[:60]!r}",
-                _DOMAINNET_LAYOUT,
-            )  # fmt: skip
-        path = inside(root, name, str(source), _DOMAINNET_LAYOUT)
+            odd = f"label {label} is called {names[label]!r} and {called[:60]!r}"
+            raise _DOMAINNET_LAYOUT.refusal(source, odd)
+        path = _DOMAINNET_LAYOUT.inside(root, name, source)
         photos.append(Photo(path, name, label, group=(label, DOMAINS.index(domain))))
     return photos

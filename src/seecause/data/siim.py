@@ -31,10 +31,10 @@ from PIL import Image
 from torch import Tensor
 
 from seecause.data._pickles import read_pickle
-from seecause.data.coco import run_lengths
 from seecause.data.dataset import evenly, part_of_train, path_and_split
 from seecause.data.images import BROKEN, MAX_PIXELS, MIN_SIDE, first_line
-from seecause.data.photos import Photo, Photos, read_csv
+from seecause.data.outlined_photos import run_lengths
+from seecause.data.photos import Layout, Photo, Photos
 from seecause.errors import BadImage, DataMissing, MissingExtra
 
 log = logging.getLogger(__name__)
@@ -47,7 +47,7 @@ _FOLDERS = {
     "non-robust": "non_robust_test_set",
 }
 _NEGATIVE = "-1"
-_LAYOUT = (
+_LAYOUT = Layout(
     "expected PATH/dicom-images-train/*/*/<uid>.dcm, PATH/train-rle.csv and PATH/cxr_tube_dict.pkl,"
     " or PATH/{train_set,full_test_set,...}/{0,1}/<uid>.dcm"
 )
@@ -93,7 +93,7 @@ def read_runs(path: Path) -> Runs:
     """The rows of each image. The header of the release has a space in front of EncodedPixels;
     spaces are cut."""
     runs: Runs = {}
-    for _, row in read_csv(path, ("ImageId", "EncodedPixels"), _LAYOUT):
+    for _, row in _LAYOUT.csv(path, ("ImageId", "EncodedPixels")):
         runs.setdefault(row["ImageId"], []).append(row["EncodedPixels"])
     return runs
 
@@ -104,14 +104,14 @@ def read_tubes(path: Path) -> dict[str, bool]:
     tubes = read_pickle(path, _LAYOUT)
     kinds = {(type(uid), type(tube)) for uid, tube in tubes.items()} if type(tubes) is dict else ()
     if kinds != {(str, bool)}:
-        raise DataMissing(str(path), "not a dictionary of image ids and bools", _LAYOUT)
+        raise _LAYOUT.refusal(path, "not a dictionary of image ids and bools")
     return tubes
 
 
 def _raw(root: Path, split: str, runs: Runs, tubes: dict[str, bool]) -> list[Photo]:
     files = {path.stem: path for path in sorted((root / "dicom-images-train").glob("*/*/*.dcm"))}
     if not files:
-        raise DataMissing(str(root / "dicom-images-train"), "no DICOM files in it", _LAYOUT)
+        raise _LAYOUT.refusal(root / "dicom-images-train", "no DICOM files in it")
     if not any(uid in runs for uid in tubes):
         raise DataMissing(
             str(root / "cxr_tube_dict.pkl"),
@@ -121,12 +121,8 @@ def _raw(root: Path, split: str, runs: Runs, tubes: dict[str, bool]) -> list[Pho
     labels = {uid: int(any(row != _NEGATIVE for row in rows)) for uid, rows in runs.items()}
     lost = [uid for uid in labels if uid not in files]
     if lost:
-        log.warning(
-            "%s: %d labelled images have no DICOM file and are left out, %s first",
-            root,
-            len(lost),
-            lost[0],
-        )
+        words = "%s: %d labelled images have no DICOM file and are left out, %s first"
+        log.warning(words, root, len(lost), lost[0])
     photos = [
         _photo(files[uid], label, runs, tubes.get(uid))
         for uid, label in labels.items()
@@ -134,7 +130,7 @@ def _raw(root: Path, split: str, runs: Runs, tubes: dict[str, bool]) -> list[Pho
     ]
     chosen = [photo for photo in photos if _belongs(photo, split)]
     if not chosen:
-        raise DataMissing(str(root), f"no image in the split {split}", _LAYOUT)
+        raise _LAYOUT.refusal(root, f"no image in the split {split}")
     return chosen
 
 
@@ -144,7 +140,7 @@ def _prepared(root: Path, split: str, runs: Runs, tubes: dict[str, bool]) -> lis
     for label in (0, 1):
         files = sorted((folder / str(label)).glob("*.dcm"))
         if not files:
-            raise DataMissing(str(folder / str(label)), "no DICOM files in it", _LAYOUT)
+            raise _LAYOUT.refusal(folder / str(label), "no DICOM files in it")
         # whether there is a tube; None where the split does not say
         tube = {"robust": not label, "non-robust": bool(label)}.get(split)
         for path in files:
@@ -163,13 +159,8 @@ def _belongs(photo: Photo, split: str) -> bool:
 def _photo(path: Path, label: int, runs: Runs, tube: bool | None) -> Photo:
     """The mask's place is the X-ray itself: its name finds the run lengths, its header their
     frame."""
-    return Photo(
-        path,
-        path.stem,
-        label,
-        path if path.stem in runs else None,
-        group=None if tube is None else (label, int(tube)),
-    )
+    group = None if tube is None else (label, int(tube))
+    return Photo(path, path.stem, label, path if path.stem in runs else None, group)
 
 
 def _mask_reader(runs: Runs) -> Callable[[Path], Tensor]:

@@ -81,7 +81,10 @@ class Eye:
         return f"{whose} {self.network.name} ({self.method}, Otsu's threshold)"
 
     def masks(
-        self, data: Tensor | Pictures | Dataset, *, progress: Callable[[int], None] | None = None
+        self,
+        data: Tensor | Pictures | Dataset,
+        *,
+        progress: Callable[[int], None] = lambda count: None,
     ) -> EyeMasks:
         """Masks of pictures: normalised images [n, 3, H, W] of the model under repair, pictures
         read for it, or a dataset."""
@@ -141,7 +144,7 @@ class Eye:
         return EyeMasks(masks, sure, self.source, "given", fine, None, notes)
 
     def _maps(
-        self, images: Tensor, grid: tuple[int, int], progress: Callable[[int], None] | None
+        self, images: Tensor, grid: tuple[int, int], progress: Callable[[int], None]
     ) -> tuple[Tensor, Tensor]:
         """The eye's maps on the grid of the model under repair, and its confidence, in pieces that
         are kept on disk."""
@@ -150,16 +153,14 @@ class Eye:
         files = [self._file(piece, grid) for piece in pieces]
         parts = {place: _read(file) for place, file in enumerate(files) if file is not None}
         todo = [place for place in range(len(pieces)) if parts.get(place) is None]
-        if progress is not None:
-            progress(sum(len(piece) for place, piece in enumerate(pieces) if place not in todo))
+        progress(sum(len(piece) for place, piece in enumerate(pieces) if place not in todo))
         about = {"grid": grid, "method": self.method, "options": self.options}
 
         def ended(number: int, held: dict[str, Tensor]) -> None:
             parts[todo[number]] = held
             if (file := files[todo[number]]) is not None:
                 write_sealed(file, save({name: v.contiguous() for name, v in held.items()}))
-            if progress is not None:
-                progress(len(pieces[todo[number]]))
+            progress(len(pieces[todo[number]]))
 
         looks = ({"images": self._framed(pieces[place]), **about} for place in todo)
         in_pieces(look_piece, self.network, looks, ended=ended)
@@ -248,17 +249,12 @@ def eye(
             raise NeedlessOption("method", asked, "given masks have no method")
         given = source if isinstance(source, Tensor) else None
         return Eye(model, "given", given=given, cache=folder)
-    kind: EyeKind = "network"
     if weights is not None and (not isinstance(source, str) or source == "own"):
         raise BadOption("weights", str(weights), "a network that is loaded by name")
-    if isinstance(source, str):
-        own = source == "own"
-        network = model if own else load(source, weights=weights, device=model.device)
-        kind = "own" if own else "network"
-    else:
-        network = source
-    if network is model or network.module is model.module:
-        kind = "own"
+    network = model if source == "own" else source
+    if isinstance(network, str):
+        network = load(network, weights=weights, device=model.device)
+    kind: EyeKind = "own" if network.module is model.module else "network"
     if method == "caap":
         options = {"score": "logit", **options}
     find(method, network.architecture).check(options)

@@ -44,6 +44,7 @@ from seecause.types import wide
 
 DECAY, CLIP = 0.05, 1.0
 IFAM_CLIP, PROTOTYPE_RATE, HEADS_RATE = 2.0, 3e-2, 1e-2
+_STATEFUL, _PROGRESS = ("module", "optimizer"), ("epoch", "best", "best_state", "curve")
 Setting = tuple[float, float, bool]  # background, total variation, whether stage 1 learns whole
 
 
@@ -60,14 +61,8 @@ class _Run:
     curve: list[float] = field(default_factory=list)
 
     def save(self, file: Path) -> None:
-        state = {
-            "module": self.module.state_dict(),
-            "optimizer": self.optimizer.state_dict(),
-            "epoch": self.epoch,
-            "best": self.best,
-            "best_state": self.best_state,
-            "curve": self.curve,
-        }
+        state = {name: getattr(self, name) for name in _PROGRESS}
+        state |= {name: getattr(self, name).state_dict() for name in _STATEFUL}
         buffer = io.BytesIO()
         torch.save(state, buffer)
         write_sealed(file, buffer.getvalue())
@@ -75,10 +70,10 @@ class _Run:
     def load(self, content: bytes, device: torch.device) -> None:
         file = io.BytesIO(content)
         state: dict[str, Any] = torch.load(file, map_location=device, weights_only=True)
-        self.module.load_state_dict(state["module"])
-        self.optimizer.load_state_dict(state["optimizer"])
-        self.epoch, self.best = state["epoch"], state["best"]
-        self.best_state, self.curve = state["best_state"], state["curve"]
+        for name in _STATEFUL:
+            getattr(self, name).load_state_dict(state[name])
+        for name in _PROGRESS:
+            setattr(self, name, state[name])
 
 
 @remedy("fine-tune", cost="about 15 forwards of each version")

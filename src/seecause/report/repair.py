@@ -119,13 +119,13 @@ def _meaning(name: str) -> str:
     return TERMS.get(name, GAINS.get(name, ""))
 
 
-def sheet_section(model: ImageModel, audit: BackgroundAudit, count: int = SHOWN) -> list[Section]:
+def sheet_section(model: ImageModel, audit: BackgroundAudit) -> list[Section]:
     """Object, background and transplant side by side."""
     moved = audit.judged.versioned.moved
     if not isinstance(moved, Transplants):
         return []
-    rows = moved.sheet(count, raw=model.preprocess.raw)
-    halves = 2 if min(count, len(moved)) % 2 == 0 else 1  # side by side where a page is wide
+    rows = moved.sheet(SHOWN, raw=model.preprocess.raw)
+    halves = 2 if min(SHOWN, len(moved)) % 2 == 0 else 1  # side by side where a page is wide
     image = Markup('<img alt="objects, backgrounds, transplants" src="{}">')
     body = Markup("")
     for sheet in map(picture, rows.chunk(halves, dim=1)):
@@ -181,7 +181,7 @@ def repair_sections(result: Repair) -> list[Section]:
         change_section(result),
         remedies_section(result),
         *sheet_section(result.original, result.before),
-        not_tested_section(),
+        Section("What was not tested", table([(line,) for line in NOT_TESTED])),
         *holes_section(result.holes),
         protocol_section([{**result.before.protocol, "options": _settings(result.record)}]),
     ]
@@ -247,11 +247,6 @@ def _equal(others: Sequence[Any], chosen: Any, name: str) -> list[Any]:
 
 def _tried(result: Repair) -> list[Any]:
     return [candidate for candidate in result.candidates.values() if not candidate.failed]
-
-
-def not_tested_section() -> Section:
-    lines = [(line,) for line in NOT_TESTED]
-    return Section("What was not tested", table(lines), "")
 
 
 def audit_csv(audit: BackgroundAudit, names: Sequence[str]) -> str:
