@@ -29,7 +29,7 @@ from torch import Tensor, nn
 import seecause as sc
 from seecause._files import digest_json
 from seecause.bench.study import Row, StudyContext
-from seecause.critters.train.common import pace
+from seecause.critters.train import pace
 from seecause.data.painted import (
     GROUPS,
     SPECIES,
