@@ -42,9 +42,9 @@ from seecause.data.painted import (
 from seecause.engine.chunks import budget
 from seecause.faithful import IFAM, LossWeights, calibrate, intervene, parameter_groups
 from seecause.faithful.config import set_pace
-from seecause.faithful.images import mask_pixels
 from seecause.faithful.interventions import best_of, packing, try_interventions
 from seecause.faithful.losses import TrainingLosses
+from seecause.faithful.metrics import mask_pixels
 from seecause.metrics import Overlap, group_accuracy, overlap
 from seecause.models.preprocess import Preprocess
 

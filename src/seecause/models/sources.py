@@ -43,7 +43,7 @@ PROMPTED = ("SamModel", "Sam2Model")  # answer for pixels of a prompt
 ZOO = Path(__file__).parents[1] / "critters" / "checkpoints"  # what `builtin:` names
 # classes of our own, by the module whose `from_card` builds them; imported when a card names one
 BUILDERS = {
-    "IFAM": "seecause.faithful.checkpoint",
+    "IFAM": "seecause.faithful.run",
     "PlantedViT": "seecause.critters.planted",
 }
 

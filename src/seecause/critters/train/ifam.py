@@ -44,9 +44,9 @@ from seecause.critters.train.ifam_backbone import (
 from seecause.engine.chunks import machine
 from seecause.faithful import IFAM, LossWeights, calibrate, intervene, load, parameter_groups
 from seecause.faithful.config import cosine, set_pace
-from seecause.faithful.images import mask_pixels
 from seecause.faithful.interventions import best_of, try_interventions
 from seecause.faithful.losses import TrainingLosses
+from seecause.faithful.metrics import mask_pixels
 from seecause.metrics.accuracy import GroupAccuracy, group_accuracy
 from seecause.metrics.segmentation import Overlap, overlap
 
