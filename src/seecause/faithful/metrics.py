@@ -14,6 +14,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -127,13 +128,13 @@ def examine(
     """Run the network as it is, with any intervention it is under. A GPU without a kernel for
     packed tokens (`attention.has_kernel`) runs all of them."""
     device = net.stage1.prototypes.device
-    examined = [_nothing(net, mapping)]
+    logits, labels = torch.empty(0, net.classes), torch.empty(0, dtype=torch.int64)
+    examined = [Examination(logits, logits, labels, (), Overlap(), 0.0, 0, mapping)]
     with evaluating(net), torch.autocast(device.type, dtype=autocast, enabled=autocast is not None):
         for images, labels, groups, masks in batches_of(
             net, data, batch=batch, places=places, workers=workers
         ):
             out = net(images, packed=packing(net))
-            on_objects = {} if masks is None else _overlaps(out.maps, out.mask, masks)
             examined.append(
                 Examination(
                     logits=out.logits.float().cpu(),
@@ -143,15 +144,18 @@ def examine(
                     kept=float(out.mask.double().mean()),
                     empty=int(out.empty.sum()),
                     mapping=mapping,
-                    **{"overlap": Overlap(), **on_objects},
+                    **_overlaps(out.maps, out.mask, masks),
                 )
             )
             advance(len(labels))
     return merge(examined)
 
 
-def _overlaps(maps: Tensor, mask: Tensor, objects: Tensor) -> dict[str, object]:
-    """Of maps [B, K + 1, gh, gw] and mask [B, gh, gw] with objects [B, H, W]."""
+def _overlaps(maps: Tensor, mask: Tensor, objects: Tensor | None) -> dict[str, Any]:
+    """Of maps [B, K + 1, gh, gw] and mask [B, gh, gw] with objects [B, H, W], where there are
+    some."""
+    if objects is None:
+        return {"overlap": Overlap()}
     size = (objects.shape[1], objects.shape[2])
     parts = foreground(maps, size)
     return {
@@ -159,11 +163,6 @@ def _overlaps(maps: Tensor, mask: Tensor, objects: Tensor) -> dict[str, object]:
         "picture_ious": iou(parts, objects).cpu(),
         "mask_overlap": overlap(mask_pixels(mask, size), objects),
     }
-
-
-def _nothing(net: IFAM, mapping: Tensor | None) -> Examination:
-    logits, labels = torch.empty(0, net.classes), torch.empty(0, dtype=torch.int64)
-    return Examination(logits, logits, labels, (), Overlap(), 0.0, 0, mapping)
 
 
 def merge(parts: Sequence[Examination]) -> Examination:
@@ -205,24 +204,13 @@ def keypoint_fit_data(name: str) -> str | None:
     return None
 
 
-def key_points(
-    net: IFAM,
-    fit: Dataset,
-    test: Dataset,
-    *,
-    batch: int = 32,
-    workers: int = 0,
-    advance: Advance = lambda done: None,
-) -> dict[str, float]:
+def key_points(net: IFAM, fit: Dataset, test: Dataset, **options: Any) -> dict[str, float]:
     """`keypoints`: the mean error in percent of the bird's box, lower is better. `nmi` and `ari`:
     how well parts and key points agree.
 
-    Empty where no key point is visible in both sets.
+    Empty where no key point is visible in both sets. `options` are those of `locate_parts`.
     """
-    fitted, tested = (
-        locate_parts(net, data, batch=batch, workers=workers, advance=advance)
-        for data in (fit, test)
-    )
+    fitted, tested = (locate_parts(net, data, **options) for data in (fit, test))
     if not (fitted.visible.any(dim=0) & tested.visible.any(dim=0)).any():
         return {}
     nmi, ari = part_agreement(tested)

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -146,7 +146,7 @@ def _distance(fit: Located, test: Located, point: int) -> float:
     centers = StandardScaler().fit(fit.centers[seen].flatten(1).numpy())
     places = StandardScaler().fit(fit.points[seen, point].numpy())
 
-    def features(located: Located, rows: Tensor) -> np.ndarray:
+    def features(located: Located, rows: Tensor) -> Any:
         """[n, 2 K]: standardised x and y of each part, 0 where it is absent."""
         active = located.active[rows].repeat_interleave(2, dim=1).double().numpy()
         return centers.transform(located.centers[rows].flatten(1).numpy()) * active

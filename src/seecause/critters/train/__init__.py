@@ -180,7 +180,7 @@ _ROWS = 512
 
 @torch.no_grad()
 def evaluate(
-    model: nn.Module,
+    model: Callable[[Tensor], Tensor],
     regime: str | Regime,
     *,
     preprocess: Preprocess,

@@ -42,7 +42,15 @@ from seecause.critters.train.ifam_backbone import (
     pretrain,
 )
 from seecause.engine.chunks import machine
-from seecause.faithful import IFAM, LossWeights, calibrate, intervene, load, parameter_groups
+from seecause.faithful import (
+    IFAM,
+    IFAMOutput,
+    LossWeights,
+    calibrate,
+    intervene,
+    load,
+    parameter_groups,
+)
 from seecause.faithful.config import cosine, set_pace
 from seecause.faithful.interventions import best_of, try_interventions
 from seecause.faithful.losses import TrainingLosses
@@ -93,7 +101,11 @@ def evaluated(
 ) -> dict[str, Any]:
     """Every number of the card; thresholds that are calibrated on the way stay in the network."""
     numbers = evaluate(
-        Answering(net), recipe.regime, preprocess=recipe.preprocess, samples=samples, device=device
+        lambda images: _all_tokens(net, images).logits,
+        recipe.regime,
+        preprocess=recipe.preprocess,
+        samples=samples,
+        device=device,
     )
     options: dict[str, Any] = {"seed": recipe.seed, "size": recipe.size, "device": device}
     val = balanced("val", min(samples, _VALIDATION), **options)
@@ -181,16 +193,9 @@ def new_net(recipe: IfamRecipe, backbone: nn.Module) -> IFAM:
 _ROWS = 512
 
 
-class Answering(nn.Module):
-    """A network as a plain classifier: images to logits, all tokens run, which a GPU does faster in
-    float32 than packing."""
-
-    def __init__(self, net: IFAM):
-        super().__init__()
-        self.net = net
-
-    def forward(self, images: Tensor) -> Tensor:
-        return self.net(images, packed=False if self.net.stage2 is not None else None).logits
+def _all_tokens(net: IFAM, images: Tensor) -> IFAMOutput:
+    """A GPU runs all of them faster in float32 than it packs the selected ones."""
+    return net(images, packed=False if net.stage2 is not None else None)
 
 
 @dataclass(frozen=True)
@@ -231,7 +236,7 @@ def measure(net: IFAM, recipe: IfamRecipe, scenes: Scenes) -> SceneScores:
 def read(net: IFAM, recipe: IfamRecipe, images: Tensor, scenes: Scenes) -> tuple[Tensor, Tensor]:
     """Answers [B, C] of normalised images, and the patches [B, gh, gw] they may come from."""
     if recipe.reads == "parts":
-        out = net(images, packed=False if net.stage2 is not None else None)
+        out = _all_tokens(net, images)
         return out.logits, out.mask
     mask = scenes.patches(recipe.size // recipe.architecture["patch_size"], covered=recipe.covered)
     mask = mask if recipe.reads == "creature" else torch.ones_like(mask)
