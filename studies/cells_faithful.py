@@ -18,8 +18,7 @@ from seecause._files import digest_json
 from seecause.bench.study import Row, StudyContext
 from seecause.critters import REGIMES, Regime
 from seecause.critters.train import ifam
-from seecause.critters.train.ifam_backbone import pretrain
-from seecause.critters.train.ifam_recipe import IfamRecipe, Scenes, build_backbone
+from seecause.critters.train.ifam_backbone import IfamRecipe, Scenes, build_backbone, pretrain
 from seecause.faithful import LossWeights
 
 BASE = IfamRecipe("study", pretraining_samples=409_600, samples=122_880, epochs=30)

@@ -32,7 +32,7 @@ from seecause import critters
 from seecause._files import digest_json
 from seecause.attribution.registry import methods
 from seecause.bench.study import Row, StudyContext
-from seecause.critters.train.common import pace
+from seecause.critters.train import pace
 from seecause.data.batch import sample_in_frame
 from seecause.data.dataset import IGNORE
 from seecause.faithful.config import set_pace

@@ -25,7 +25,7 @@ from torch import Tensor
 import seecause as sc
 from seecause import critters
 from seecause.bench.study import Row, StudyContext
-from seecause.critters.train.common import pace
+from seecause.critters.train import pace
 from seecause.faithful import IFAM
 from seecause.faithful.config import set_pace
 from seecause.faithful.losses import LossWeights, TrainingLosses

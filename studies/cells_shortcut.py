@@ -29,7 +29,7 @@ from torch import Tensor, nn
 import seecause as sc
 from seecause._files import digest_json
 from seecause.bench.study import Row, StudyContext
-from seecause.critters.train.common import pace
+from seecause.critters.train import pace
 from seecause.data.painted import (
     GROUPS,
     SPECIES,
@@ -42,9 +42,9 @@ from seecause.data.painted import (
 from seecause.engine.chunks import budget
 from seecause.faithful import IFAM, LossWeights, calibrate, intervene, parameter_groups
 from seecause.faithful.config import set_pace
-from seecause.faithful.images import mask_pixels
 from seecause.faithful.interventions import best_of, packing, try_interventions
 from seecause.faithful.losses import TrainingLosses
+from seecause.faithful.metrics import mask_pixels
 from seecause.metrics import Overlap, group_accuracy, overlap
 from seecause.models.preprocess import Preprocess
 

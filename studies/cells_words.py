@@ -28,8 +28,14 @@ from seecause import critters
 from seecause.bench.lvlm_study import seed_of
 from seecause.bench.study import Row, StudyContext, summarised
 from seecause.critters import PARTS, Latents, answers, choices, wordings
-from seecause.critters.train.llava_answers import ask_bank, draw_pictures, packed_mask, see
-from seecause.critters.train.llava_model import RECIPES, make_words
+from seecause.critters.train.llava_model import (
+    RECIPES,
+    ask_bank,
+    draw_pictures,
+    make_words,
+    packed_mask,
+    see,
+)
 from seecause.data.images import to_pil
 from seecause.lvlm import (
     AnswerEngine,

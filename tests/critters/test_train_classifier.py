@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 import seecause as sc
 from seecause import critters
 from seecause.critters import CLASSES, REGIMES
-from seecause.critters.train import find_recipe
+from seecause.critters.train import evaluate, find_recipe
 from seecause.critters.train.classifier import (
     RECIPES,
     Recipe,
@@ -23,7 +23,6 @@ from seecause.critters.train.classifier import (
     small_vit,
     train,
 )
-from seecause.critters.train.common import evaluate
 from seecause.errors import BadOption, UnknownName
 
 TINY = small_vit() | {"img_size": 48, "patch_size": 12, "embed_dim": 32, "depth": 2, "num_heads": 4}

@@ -16,13 +16,16 @@ from seecause.critters import CLASSES, Regime
 from seecause.critters.demo import DemoSetting, build
 from seecause.critters.train import ifam
 from seecause.critters.train.ifam import balanced, choose, measure, measure_changed
-from seecause.critters.train.ifam_backbone import distillation, loudest, pretrain, view
-from seecause.critters.train.ifam_recipe import (
+from seecause.critters.train.ifam_backbone import (
     RECIPES,
     IfamRecipe,
     backbone_shape,
     batches,
     build_backbone,
+    distillation,
+    loudest,
+    pretrain,
+    view,
 )
 from seecause.report.page import render_page
 

@@ -14,22 +14,17 @@ from transformers import AutoProcessor, LlavaForConditionalGeneration
 from seecause import critters
 from seecause.critters import SUBJECTS, answer_codes, choices, wordings
 from seecause.critters.train import card, find_recipe, train
-from seecause.critters.train.llava import fit
-from seecause.critters.train.llava_answers import (
-    Teacher,
-    answer,
-    answer_logits,
-    ask_bank,
-    blind_loss,
-    evaluate,
-    mean_bank,
-)
+from seecause.critters.train.llava import answer, blind_loss, evaluate, fit
 from seecause.critters.train.llava_model import (
     RECIPES,
     TEMPLATE,
     LlavaRecipe,
+    Teacher,
+    answer_logits,
+    ask_bank,
     build_llava,
     make_words,
+    mean_bank,
 )
 from seecause.models.decoder import restrict
 

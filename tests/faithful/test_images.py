@@ -12,16 +12,8 @@ import torch
 from torch.testing import assert_close
 from torchvision.transforms import v2
 
-from seecause.faithful.images import (
-    PlanckianJitter,
-    augmentation,
-    illuminants,
-    mask_pixels,
-    part_colours,
-    part_picture,
-    part_sheet,
-    seeded,
-)
+from seecause.faithful.data import PlanckianJitter, augmentation, illuminants, seeded
+from seecause.faithful.metrics import mask_pixels, part_colours, part_picture, part_sheet
 from seecause.models.preprocess import Preprocess
 
 FRAME = Preprocess(size=(16, 16), mean=(0.5,) * 3, std=(0.5,) * 3, filter="bilinear")

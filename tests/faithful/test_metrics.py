@@ -24,9 +24,16 @@ from seecause.faithful import (
 )
 from seecause.faithful.data import batches_of, frame_of
 from seecause.faithful.evaluation import TrainedNetwork, _Test
-from seecause.faithful.images import RandomCuts, cuts_with_object
 from seecause.faithful.interventions import Trial, best_of, sensible_criterion
-from seecause.faithful.metrics import check_select, examine, key_points, keypoint_fit_data, merge
+from seecause.faithful.metrics import (
+    RandomCuts,
+    check_select,
+    cuts_with_object,
+    examine,
+    key_points,
+    keypoint_fit_data,
+    merge,
+)
 from seecause.heads.pictures import no_progress
 from seecause.metrics import keypoint_error, locate, part_agreement
 from seecause.metrics.accuracy import auroc

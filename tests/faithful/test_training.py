@@ -29,10 +29,9 @@ from seecause.faithful.data import (
     open_train,
     open_val,
 )
-from seecause.faithful.images import part_sheet
 from seecause.faithful.interventions import best_of, calibrate, intervene, try_interventions
 from seecause.faithful.losses import TrainingLosses
-from seecause.faithful.metrics import examine, merge
+from seecause.faithful.metrics import examine, merge, part_sheet
 from seecause.faithful.run import LOSSES, keep_thresholds, read_snapshot, write_best
 from seecause.faithful.training import Run, new_net
 from tests.faithful.nets import dinov2_backbone, pictures, timm_backbone, tiny_net
@@ -273,9 +272,7 @@ def test_backbones_that_decide_what_is_seen_are_refused(tmp_path, backbone):
 
 
 def test_what_could_not_be_saved_is_not_trained(tmp_path, monkeypatch):
-    monkeypatch.setattr(
-        "seecause.faithful.checkpoint.build_native", lambda described: timm_backbone()
-    )
+    monkeypatch.setattr("seecause.faithful.run.build_native", lambda described: timm_backbone())
     with pytest.raises(BadOption, match="building it so gives another"):
         train(tiny_config(tmp_path))
     assert not (tmp_path / "run").exists()

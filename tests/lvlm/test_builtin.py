@@ -7,8 +7,8 @@ import torch
 
 import seecause as sc
 from seecause.critters.train import card, find_recipe
-from seecause.critters.train.llava_answers import ENOUGH, Teacher, evaluate
-from seecause.critters.train.llava_model import make_words
+from seecause.critters.train.llava import ENOUGH, evaluate
+from seecause.critters.train.llava_model import Teacher, make_words
 from seecause.models.sources import ZOO
 
 

@@ -177,14 +177,8 @@ class TestedNetwork:
 
     def made(self) -> dict[str, Any]:
         """As `evaluate` and `evaluate_intervention` take them."""
-        return {
-            "data": self.data,
-            "calibration": self.calibration,
-            "by": self.by.value,
-            "limit": self.limit,
-            "batch": self.batch,
-            "progress": partial(counting, quiet=self.quiet),
-        }
+        options = {name: getattr(self, name) for name in ("data", "calibration", "limit", "batch")}
+        return {**options, "by": self.by.value, "progress": partial(counting, quiet=self.quiet)}
 
 
 def register(app: typer.Typer) -> None:
@@ -195,28 +189,20 @@ def register(app: typer.Typer) -> None:
             " sees, ship it."
         ),
     )
-    example = (
-        "Example: seecause faithful train --data waterbirds:PATH --backbone"
-        " timm:vit_base_patch14_reg4_dinov2.lvd142m --parts 8 --out run"
-    )
-    commands.command(
-        "train",
-        epilog=f"{example}. Many GPUs: torchrun --nproc_per_node=8 -m seecause faithful train ...",
-    )(train)
-    commands.command(
-        "evaluate",
-        epilog=(
-            "Example: seecause faithful evaluate run, or: seecause faithful evaluate"
-            " builtin:critters-ifam"
+    backbone = "timm:vit_base_patch14_reg4_dinov2.lvd142m"
+    examples = {
+        train: (
+            f"train --data waterbirds:PATH --backbone {backbone} --parts 8 --out run. Many GPUs:"
+            " torchrun --nproc_per_node=8 -m seecause faithful train ..."
         ),
-    )(evaluate)
-    commands.command(
-        "intervene", epilog="Example: seecause faithful intervene run --drop 2,5 --quantile 0.99"
-    )(intervene)
-    commands.command("parts", epilog="Example: seecause faithful parts run --out parts --limit 12")(
-        parts
-    )
-    commands.command("export", epilog="Example: seecause faithful export run shipped")(export)
+        evaluate: "evaluate run, or: seecause faithful evaluate builtin:critters-ifam",
+        intervene: "intervene run --drop 2,5 --quantile 0.99",
+        parts: "parts run --out parts --limit 12",
+        export: "export run shipped",
+    }
+    for function, example in examples.items():
+        epilog = f"Example: seecause faithful {example}"
+        commands.command(function.__name__, epilog=epilog)(function)
     app.add_typer(commands, name="faithful")
 
 
@@ -345,9 +331,8 @@ def _settings(words: list[str]) -> dict[str, Any]:
     for word in words:
         key, equals, text = word.partition("=")
         if not equals or not key:
-            raise BadOption(
-                "--option", word, "KEY=VALUE, such as epochs=30 or options.gradient=none"
-            )
+            expected = "KEY=VALUE, such as epochs=30 or options.gradient=none"
+            raise BadOption("--option", word, expected)
         table, _, name = key.rpartition(".")
         if table not in ("", "options", "losses"):
             raise BadOption("--option", word, "a setting, or options.NAME or losses.NAME")

@@ -13,23 +13,14 @@ boundary: removing a part leaves all other pixels exactly as they were.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from seecause._random import sine
-from seecause.critters.latents import (
-    DECALS,
-    PARTS,
-    PETALS,
-    Latents,
-    body_petals,
-    coat_colours,
-    face_colours,
-    face_petals,
-    part_colours,
-    part_petals,
-)
+from seecause.critters.latents import PARTS, TABLE, VARIANT_COLOURS, VARIANTS, Latents
 
 # places are rounded to 1/8 pixel: exact in float32, so whole-pixel moves change no bit of the
 # creature
@@ -132,11 +123,46 @@ def _wide(x: Tensor) -> Tensor:
     return x[..., None, None]
 
 
+_STROKES = [[TABLE[part][variant]["petals"] for variant in VARIANTS[part]] for part in PARTS[1:]]
+_PETALS = max(len(petals) for variants in _STROKES for petals in variants)
+# a petal that covers nothing, to fill up short lists
+_NEVER = [0.0, 0.0, 1.0, 0.0, -_FAR, -_FAR, 0.0, 0.0, 0.0]
+# face strokes without an outline of their own
+_DECALS = tuple(feature["decal"] for feature in TABLE["face"].values())
+
+
+class Anatomy(NamedTuple):
+    """The creatures as numbers, float32 whatever the default dtype of the process is."""
+
+    part_petals: Tensor  # [P, V, K, 9] strokes of every part variant
+    part_colours: Tensor  # [P, V, 3]
+    body_petals: Tensor  # [2, 9] torso and head
+    coat_colours: Tensor  # [coats, 3] of bodies
+    face_petals: Tensor  # [F, 9] painted on the body, first to last
+    face_colours: Tensor  # [coats, F, 3]; some take the colour of the coat
+
+
+@cache
+def anatomy(device: torch.device) -> Anatomy:
+    """The tables of `anatomy.toml`, once for each device."""
+    colours, coats, face = TABLE["colours"], list(TABLE["coats"].values()), TABLE["face"].values()
+    strokes = [feature["colour"] for feature in face]
+    tables = (
+        [[petals + [_NEVER] * (_PETALS - len(petals)) for petals in part] for part in _STROKES],
+        [[colours[colour] for colour in VARIANT_COLOURS[part]] for part in PARTS[1:]],
+        list(TABLE["body"].values()),
+        coats,
+        [feature["petal"] for feature in face],
+        [[{"coat": coat, **TABLE["face_colours"]}[name] for name in strokes] for coat in coats],
+    )
+    return Anatomy(*(torch.tensor(rows, device=device, dtype=torch.float32) for rows in tables))
+
+
 _BEHIND = ("tail", "feet", "crest")  # painted before the body; the wings come last, on top of it
 _OUTLINE = 0.055  # creature units: 1.5 pixels at 96
-_BODY = 1  # stroke numbers: 0 nothing, 1 body, then the face, then PETALS for each part
+_BODY = 1  # stroke numbers: 0 nothing, 1 body, then the face, then _PETALS for each part
 _FACE = 2
-_FIRST_PART = _FACE + len(DECALS)
+_FIRST_PART = _FACE + len(_DECALS)
 
 
 @dataclass(frozen=True)
@@ -183,41 +209,41 @@ def draw(latents: Latents, *, size: int, style: str) -> Layer:
 
 def _paint_part(canvas: _Canvas, latents: Latents, name: str, where: Frame) -> None:
     index = PARTS.index(name)
-    # [B, K, 9]
-    petals = part_petals(latents.seed.device)[index - 1][latents.variants[:, index - 1]]
+    strokes = anatomy(latents.seed.device).part_petals[index - 1]
+    petals = strokes[latents.variants[:, index - 1]]  # [B, K, 9]
     depth = petal_depth(petals, where, present=latents.present[:, index])  # [B, K, S, S]
-    for k in range(PETALS):
-        canvas.paint(depth[:, k], _FIRST_PART + (index - 1) * PETALS + k)
+    for k in range(_PETALS):
+        canvas.paint(depth[:, k], _FIRST_PART + (index - 1) * _PETALS + k)
 
 
 def _paint_body(canvas: _Canvas, latents: Latents, where: Frame) -> None:
-    device = latents.seed.device
-    there = latents.present[:, 0]
-    torso, head = petal_depth(body_petals(device), where, present=there).unbind(1)
+    shapes, there = anatomy(latents.seed.device), latents.present[:, 0]
+    torso, head = petal_depth(shapes.body_petals, where, present=there).unbind(1)
     canvas.paint(soft_union(torso, head, blend=0.16), _BODY)
-    face = petal_depth(face_petals(device), where, present=there)  # [B, F, S, S]
-    for k, decal in enumerate(DECALS):
+    face = petal_depth(shapes.face_petals, where, present=there)  # [B, F, S, S]
+    for k, decal in enumerate(_DECALS):
         canvas.paint(face[:, k], _FACE + k, decal=decal)
 
 
 def _palette(latents: Latents) -> Tensor:
     """[B, 3, strokes]: the colour of every stroke, times its tone."""
     device, batch = latents.seed.device, len(latents)
+    shapes = anatomy(device)
     body_tone, part_tone = latents.tone[:, :1, None], latents.tone[:, 1:, None, None]
     nothing = latents.tone.new_zeros(batch, 1, 3)
-    body = coat_colours(device)[latents.coat][:, None] * (0.92 * body_tone)  # [B, 1, 3]
-    face = face_colours(device)[latents.coat] * body_tone  # [B, F, 3]
+    body = shapes.coat_colours[latents.coat][:, None] * (0.92 * body_tone)  # [B, 1, 3]
+    face = shapes.face_colours[latents.coat] * body_tone  # [B, F, 3]
     which = torch.arange(len(PARTS) - 1, device=device)
-    colour = part_colours(device)[which, latents.variants][:, :, None]  # [B, P, 1, 3]
-    tones = part_petals(device)[which, latents.variants][..., 8:]  # [B, P, K, 1]
+    colour = shapes.part_colours[which, latents.variants][:, :, None]  # [B, P, 1, 3]
+    tones = shapes.part_petals[which, latents.variants][..., 8:]  # [B, P, K, 1]
     parts = (colour * tones * part_tone).flatten(1, 2)  # [B, P * K, 3]
     return torch.cat([nothing, body, face, parts], dim=1).transpose(1, 2)
 
 
 def _part_of_stroke(device: torch.device) -> Tensor:
     """[strokes] uint8: the part map's number for every stroke."""
-    stroke = torch.arange(_FIRST_PART + (len(PARTS) - 1) * PETALS, device=device)
-    part = 2 + (stroke - _FIRST_PART) // PETALS
+    stroke = torch.arange(_FIRST_PART + (len(PARTS) - 1) * _PETALS, device=device)
+    part = 2 + (stroke - _FIRST_PART) // _PETALS
     return torch.where(stroke < _FIRST_PART, (stroke > 0).to(part.dtype), part).to(torch.uint8)
 
 

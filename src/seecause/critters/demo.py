@@ -69,16 +69,14 @@ def build(
     size = view.preprocess.size[0]
 
     def images(rows: critters.Latents, do: critters.Do | None = None) -> torch.Tensor:
-        return view.preprocess.normalise(critters.render(rows, size=size, do=do).image).to(
-            view.device, view.dtype
-        )
+        picture = critters.render(rows, size=size, do=do)
+        return view.preprocess.normalise(picture.image).to(view.device, view.dtype)
 
     changing = _changing(net, images(latents))
-    rows = [
-        *evenly(changing.nonzero()[:, 0].tolist(), pictures),
-        *evenly((~changing).nonzero()[:, 0].tolist(), pictures),
-    ][:pictures]
-    shown = latents[torch.tensor(rows)]
+    first, others = (
+        evenly(rows.nonzero()[:, 0].tolist(), pictures) for rows in (changing, ~changing)
+    )
+    shown = latents[torch.tensor([*first, *others][:pictures])]
     titles = [
         f"{critters.CLASSES[c]} on {critters.BACKGROUNDS[b]}"
         for c, b in zip(shown.creature.tolist(), shown.background.tolist(), strict=True)
@@ -158,12 +156,8 @@ def _first_that_sees(
 ) -> tuple[MaskEngine, Image.Image]:
     """The first picture that moves the answer by the floor; if none does, that of the last is the
     error."""
-    pictures = [
-        to_pil(image)
-        for image in critters.render(
-            critters.draw("balanced", "test", TRIED, start=PLACE, seed=seed)
-        ).image
-    ]
+    latents = critters.draw("balanced", "test", TRIED, start=PLACE, seed=seed)
+    pictures = [to_pil(image) for image in critters.render(latents).image]
     for shown in pictures[:-1]:
         try:
             return MaskEngine(lvlm, shown, QUESTION, bank, floor=floor), shown

@@ -138,12 +138,9 @@ def _card(
 
 def _usual_scenes(count: int, seed: int) -> critters.Latents:
     """One creature of each class in turn, on the background its class is usually met on."""
-    pool = critters.draw(
-        "balanced",
-        "test",
-        len(critters.CLASSES) * len(critters.BACKGROUNDS) * -(-count // len(critters.CLASSES)),
-        seed=seed,
-    )
+    classes = len(critters.CLASSES)
+    rounds = len(critters.BACKGROUNDS) * -(-count // classes)
+    pool = critters.draw("balanced", "test", classes * rounds, seed=seed)
     usual = torch.nonzero(critters.usual_background(pool.creature) == pool.background).flatten()
     order = usual[torch.argsort(pool.creature[usual], stable=True)]
     return pool[order[torch.linspace(0, len(order) - 1, count).round().long()]]
@@ -263,23 +260,15 @@ def remove_heads(
     scores = penalised(screened.scores)
     heads = scores.top(min(top, int(scores.value.isfinite().sum())))
     erasure = Erasure(None, test.swapped) if test.swapped is not None else None
-    line = curve(
-        opened,
-        test,
-        scores,
-        sorted({0, len(heads) // 2, len(heads)}),
-        [erasure] if erasure else [],
-        draws=draws,
-        seed=setting.seed,
-    )
+    counts, erasures = sorted({0, len(heads) // 2, len(heads)}), [erasure] if erasure else []
+    removal = curve(opened, test, scores, counts, erasures, draws=draws, seed=setting.seed)
     shown = test.take(torch.arange(min(HEADS_SHOWN, len(test))))
-    change = change_section(
-        line.chosen[0], line.chosen[-1], test, title="What changed when they went?"
-    )
+    first, last = removal.chosen[0], removal.chosen[-1]
+    change = change_section(first, last, test, title="What changed when they went?")
     sections = [
         repair_gallery(opened, examples(opened, shown, None, [[], heads])),
         scores_section(scores, by="cigma", chosen=heads),
-        removal_section(line, by="cigma", title="Would any heads do?"),
+        removal_section(removal, by="cigma", title="Would any heads do?"),
         replace(change, fold="Numbers before and after"),
     ]
     options = {"top": top, "pictures": pictures, "fill": "grey"}

@@ -14,33 +14,27 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from seecause import _random
 
-_TABLE = tomllib.loads(resources.files("seecause.critters").joinpath("anatomy.toml").read_text())
+TABLE = tomllib.loads(resources.files("seecause.critters").joinpath("anatomy.toml").read_text())
 
 # the part map holds 1 + the index here; 0 is background
 PARTS = ("body", "crest", "wings", "tail", "feet")
-VARIANTS = {part: tuple(_TABLE[part]) for part in PARTS[1:]}
+VARIANTS = {part: tuple(TABLE[part]) for part in PARTS[1:]}
 VARIANT_COLOURS = {
-    part: tuple(_TABLE[part][name]["colour"] for name in VARIANTS[part]) for part in PARTS[1:]
+    part: tuple(TABLE[part][name]["colour"] for name in VARIANTS[part]) for part in PARTS[1:]
 }
-CLASSES = tuple(_TABLE["classes"])
-COLOURS = tuple(_TABLE["colours"])
-COATS = tuple(_TABLE["coats"])
+CLASSES = tuple(TABLE["classes"])
+COLOURS = tuple(TABLE["colours"])
+COATS = tuple(TABLE["coats"])
 CODEWORDS = tuple(
     tuple(VARIANTS[part].index(name) for part, name in zip(PARTS[1:], word, strict=True))
-    for word in _TABLE["classes"].values()
+    for word in TABLE["classes"].values()
 )
-PETALS = max(len(_TABLE[part][name]["petals"]) for part in PARTS[1:] for name in VARIANTS[part])
-# face strokes without an outline of their own
-DECALS = tuple(feature["decal"] for feature in _TABLE["face"].values())
-# a petal that covers nothing, to fill up short lists
-_NEVER = [0.0, 0.0, 1.0, 0.0, -9.0, -9.0, 0.0, 0.0, 0.0]
 
 
 def minimal_sufficient_sets(creature: int) -> tuple[tuple[str, ...], ...]:
@@ -61,61 +55,6 @@ def minimal_sufficient_sets(creature: int) -> tuple[tuple[str, ...], ...]:
 def codewords(device: torch.device) -> Tensor:
     """[C, P] variant of each part in each class."""
     return torch.tensor(CODEWORDS, device=device)
-
-
-@cache
-def part_petals(device: torch.device) -> Tensor:
-    """[P, V, K, 9] strokes of every part variant."""
-    rows = [
-        [_filled(_TABLE[part][name]["petals"]) for name in VARIANTS[part]] for part in PARTS[1:]
-    ]
-    return _table(rows, device)
-
-
-@cache
-def part_colours(device: torch.device) -> Tensor:
-    """[P, V, 3] colour of every part variant."""
-    rows = [[_TABLE["colours"][colour] for colour in VARIANT_COLOURS[part]] for part in PARTS[1:]]
-    return _table(rows, device)
-
-
-@cache
-def body_petals(device: torch.device) -> Tensor:
-    """[2, 9] torso and head."""
-    return _table(list(_TABLE["body"].values()), device)
-
-
-@cache
-def coat_colours(device: torch.device) -> Tensor:
-    """[coats, 3] body colours."""
-    return _table(list(_TABLE["coats"].values()), device)
-
-
-@cache
-def face_petals(device: torch.device) -> Tensor:
-    """[F, 9] strokes painted on the body, first to last."""
-    return _table([feature["petal"] for feature in _TABLE["face"].values()], device)
-
-
-@cache
-def face_colours(device: torch.device) -> Tensor:
-    """[coats, F, 3] colour of each face stroke; some take the colour of the coat."""
-    named = _TABLE["face_colours"]
-    strokes = [feature["colour"] for feature in _TABLE["face"].values()]
-    rows = [
-        [coat if colour == "coat" else named[colour] for colour in strokes]
-        for coat in _TABLE["coats"].values()
-    ]
-    return _table(rows, device)
-
-
-def _table(rows: list[Any], device: torch.device) -> Tensor:
-    """Numbers of a table, whatever the default dtype of the process is: they are kept."""
-    return torch.tensor(rows, device=device, dtype=torch.float32)
-
-
-def _filled(petals: list[list[float]]) -> list[list[float]]:
-    return petals + [_NEVER] * (PETALS - len(petals))
 
 
 # how far from the middle of the picture a creature may stand and still be whole, as a share of the
@@ -177,16 +116,12 @@ class Latents:
         return self.replace(mat=torch.full_like(self.mat, mat))
 
     def _each(self, change: Callable[[Tensor], Tensor]) -> Latents:
-        return Latents(
-            **{field.name: change(getattr(self, field.name)) for field in dataclasses.fields(self)}
-        )
+        return Latents(*(change(field) for field in vars(self).values()))
 
 
 def concatenate(batches: list[Latents]) -> Latents:
-    names = [field.name for field in dataclasses.fields(Latents)]
-    return Latents(
-        **{name: torch.cat([getattr(batch, name) for batch in batches]) for name in names}
-    )
+    fields = zip(*(vars(batch).values() for batch in batches), strict=True)
+    return Latents(*(torch.cat(tensors) for tensors in fields))
 
 
 def from_codes(label: Tensor, creature: Tensor, background: Tensor, seed: Tensor) -> Latents:
@@ -242,11 +177,10 @@ def mix_parts(latents: Latents, *, share: float) -> Latents:
     """
     mixed = _random.uniform(latents.seed, 23) < share  # [B]
     parts = torch.arange(len(PARTS) - 1, device=latents.seed.device)
-    lots = _random.bits(latents.seed[:, None] * len(PARTS) + parts, 24) % len(
-        next(iter(VARIANTS.values()))
-    )  # [B, P]
+    choices = len(VARIANTS["tail"])  # as many as every part has
+    drawn = _random.bits(latents.seed[:, None] * len(PARTS) + parts, 24) % choices  # [B, P]
     return latents.replace(
-        variants=torch.where(mixed[:, None], lots, latents.variants),
+        variants=torch.where(mixed[:, None], drawn, latents.variants),
         creature=torch.where(mixed, -1, latents.creature),
     )
 

@@ -1,4 +1,3 @@
-from seecause.faithful.checkpoint import load as load
 from seecause.faithful.config import TrainConfig as TrainConfig, read_config as read_config
 from seecause.faithful.evaluation import (
     Evaluation as Evaluation,
@@ -29,5 +28,5 @@ from seecause.faithful.net import (
     Thresholds as Thresholds,
 )
 from seecause.faithful.parts import Noise as Noise
-from seecause.faithful.run import open_run as open_run
+from seecause.faithful.run import load as load, open_run as open_run
 from seecause.faithful.training import TrainResult as TrainResult, train as train

@@ -114,7 +114,12 @@ class TrainConfig:
 def read_config(path: str | Path | None, **settings: Any) -> TrainConfig:
     """A configuration from a TOML or JSON file; `settings` that are not None win, name by name in
     `options` and `losses`."""
-    merged = {} if path is None else _read_table(Path(path))
+    merged: dict[str, Any] = {}
+    if path is not None:
+        if not Path(path).is_file():
+            raise BadOption("config", str(path), "a TOML or JSON file")
+        expected = "valid TOML, or JSON in a file that ends so ({})"
+        merged = read_table(Path(path), "config", expected)
     for name, value in settings.items():
         if value is None:
             continue
@@ -128,17 +133,16 @@ def read_config(path: str | Path | None, **settings: Any) -> TrainConfig:
     return TrainConfig(**merged)
 
 
-def _read_table(path: Path) -> dict[str, Any]:
-    if not path.is_file():
-        raise BadOption("config", str(path), "a TOML or JSON file")
+def read_table(path: Path, name: str, expected: str) -> dict[str, Any]:
+    """A TOML or JSON file that the user knows by `name`; `expected` has a place for what is wrong
+    with it."""
     try:
         text = path.read_text(encoding="utf-8")
         table = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
         if not isinstance(table, dict):
-            raise ValueError("not a table of settings")
+            raise ValueError("not a table")
     except (ValueError, RecursionError) as broken:
-        expected = f"valid TOML, or JSON in a file that ends so ({broken})"
-        raise BadOption("config", str(path), expected) from broken
+        raise BadOption(name, str(path), expected.format(broken)) from broken
     return table
 
 

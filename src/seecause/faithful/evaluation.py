@@ -25,7 +25,6 @@ from seecause.faithful.data import (
     open_train,
     open_validation,
 )
-from seecause.faithful.images import RandomCuts
 from seecause.faithful.interventions import (
     Trial,
     best_of,
@@ -35,7 +34,13 @@ from seecause.faithful.interventions import (
     sensible_criterion,
     try_interventions,
 )
-from seecause.faithful.metrics import Examination, examine, key_points, keypoint_fit_data
+from seecause.faithful.metrics import (
+    Examination,
+    RandomCuts,
+    examine,
+    key_points,
+    keypoint_fit_data,
+)
 from seecause.faithful.net import IFAM, By, IFAMOutput, Intervention
 from seecause.faithful.run import (
     CONFIG,

@@ -58,11 +58,7 @@ def calibrate(
     pictures = 0
     with evaluating(net), _set(net, Intervention()):
         for batch in [images] if isinstance(images, Tensor) else images:
-            batch = batch.to(net.stage1.prototypes)
-            features, noise = net.stage1.tower.features(batch), net.noise_for(batch)
-            # as the network does: thresholds are compared with these
-            with torch.autocast(batch.device.type, enabled=False):
-                assigned, maps = net.assign(features, noise)
+            assigned, maps, _ = net.assign_images(batch.to(net.stage1.prototypes))
             scores = assigned.distances if by == "distance" else assigned.dots
             winner, pictures = maps.argmax(dim=1), pictures + len(batch)
             for part, collected in enumerate(values):

@@ -280,17 +280,21 @@ class IFAM(nn.Module):
     @torch.no_grad()
     def select(self, images: Tensor) -> Tensor:
         """Stage 1 alone: the patches [B, N] (bool) that stage 2 reads."""
-        noise, features = self.noise_for(images), self.stage1.tower.features(images)
+        assigned, maps, noise = self.assign_images(images)
         with torch.autocast(images.device.type, enabled=False):
-            return self._select(*self.assign(features, noise), noise).hard
+            return self._select(assigned, maps, noise).hard
 
     @torch.no_grad()
     def maps(self, images: Tensor) -> Tensor:
         """Stage 1 alone: the soft maps [B, K + 1, gh, gw], background last."""
+        return self.assign_images(images)[1].unflatten(2, self.stage1.tower.layout(images).grid)
+
+    def assign_images(self, images: Tensor) -> tuple[Assignment, Tensor, Noise | None]:
+        """Distances and soft maps [B, K + 1, N] of normalised images, and the noise in them. Never
+        under autocast: that is what thresholds are compared with."""
         noise, features = self.noise_for(images), self.stage1.tower.features(images)
         with torch.autocast(images.device.type, enabled=False):
-            maps = self.assign(features, noise)[1]
-        return maps.unflatten(2, self.stage1.tower.layout(images).grid)
+            return *self.assign(features, noise), noise
 
     def assign(
         self, features: Tensor, noise: Noise | None = None, purpose: Purpose = Purpose.MAPS
@@ -367,7 +371,7 @@ class IFAM(nn.Module):
     def save(self, folder: str | Path, name: str = "ifam", **metadata: Any) -> Path:
         """Write NAME.json and NAME.safetensors, which `sc.load(folder)` reads; returns the card's
         path. `metadata` is added to the card."""
-        from seecause.faithful.checkpoint import save_network
+        from seecause.faithful.run import save_network
 
         return save_network(self, Path(folder), name, metadata)
 

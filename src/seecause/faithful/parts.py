@@ -46,11 +46,8 @@ def dot_products(features: Tensor, prototypes: Tensor) -> Tensor:
 
 def distances(features: Tensor, prototypes: Tensor, dots: Tensor) -> Tensor:
     """|z - p_k|^2 [B, K + 1, N], from dot products that are known already."""
-    return (
-        wide(features).square().sum(dim=-1)[:, None]
-        - 2 * dots
-        + wide(prototypes).square().sum(dim=-1)[:, None]
-    )
+    squares, own = (wide(each).square().sum(dim=-1) for each in (features, prototypes))
+    return squares[:, None] - 2 * dots + own[:, None]
 
 
 def part_maps(logits: Tensor, noise: Tensor | None = None) -> Tensor:
@@ -146,11 +143,10 @@ def select(maps: Tensor, kept: Tensor | None = None) -> Selection:
     if kept is not None:
         parts = parts * kept[..., None]
     best = parts.amax(dim=1)
-    pair = torch.stack([best, background], dim=1)
     hard = best >= background
     if kept is not None:  # 0 >= 0 is no part, where the background rounds to zero
         hard = hard & kept.any(dim=1, keepdim=True)
-    return Selection(hard, pair, parts.sum(dim=1))
+    return Selection(hard, torch.stack([best, background], dim=1), parts.sum(dim=1))
 
 
 def select_without(maps: Tensor, removed: Tensor) -> Selection:
@@ -220,15 +216,11 @@ class Noise:
 
     def __post_init__(self) -> None:
         if not 0 <= self.seed < 2**32 or not 0 <= self.step < 2**30:
-            raise BadOption(
-                "noise", (self.seed, self.step), "a seed in [0, 2**32) and a step in [0, 2**30)"
-            )
+            expected = "a seed in [0, 2**32) and a step in [0, 2**30)"
+            raise BadOption("noise", (self.seed, self.step), expected)
         if self.ids.ndim != 1 or self.ids.is_floating_point():
-            raise BadOption(
-                "ids",
-                f"{self.ids.dtype} {list(self.ids.shape)}",
-                "one whole number for each image, [B]",
-            )
+            shape = f"{self.ids.dtype} {list(self.ids.shape)}"
+            raise BadOption("ids", shape, "one whole number for each image, [B]")
 
     @classmethod
     def fresh(cls, batch: int, device: torch.device) -> Noise:

@@ -1,5 +1,5 @@
-"""What surrounds training: the processes of a run, and its folder, which survives kill -9 (files
-appear whole or not at all).
+"""What surrounds training: the processes of a run, networks in a folder, and the folder of a run,
+which survives kill -9 (files appear whole or not at all).
 
 RUN/config.json      what was asked
 RUN/last.pt          all that is needed to go on: weights, average, optimiser, scaler, generators,
@@ -10,6 +10,14 @@ RUN/log.csv          losses, a row every few steps
 RUN/epochs.csv       validation, a row every epoch
 RUN/parts/*.png      parts of some validation pictures, after every epoch
 RUN/evaluation.json  what `faithful evaluate` found, by the name of the dataset it was tested on
+
+Of a network, NAME.json (its card) says how it is built and NAME.safetensors holds its weights. The
+backbone is described as its library builds it:
+
+    {"library": "timm", "name": NAME, "options": {...}}                    timm.create_model
+    {"library": "timm", "class": "VisionTransformer", "arguments": {...}}  the class itself
+    {"library": "transformers", "class": NAME, "config": {...}}            with its configuration
+    {"library": "torchvision", "name": NAME, "options": {...}}             models.get_model
 """
 
 from __future__ import annotations
@@ -22,16 +30,18 @@ import pickle
 import struct
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from safetensors.torch import save
+from torch import Tensor, nn
 
 from seecause._files import (
     atomic_folder,
+    csv_text,
     mend_folder,
     unsealed,
     write_atomic,
@@ -39,16 +49,23 @@ from seecause._files import (
     write_sealed,
 )
 from seecause.errors import BadOption, MissingExtra, MissingWeights, SeecauseError
-from seecause.faithful.checkpoint import load
-from seecause.faithful.config import TrainConfig, read_config
+from seecause.faithful.config import TrainConfig, read_config, read_table
 from seecause.faithful.losses import LossWeights
-from seecause.faithful.net import IFAM
+from seecause.faithful.net import IFAM, Thresholds
+from seecause.models.checkpoints import fill
+from seecause.models.folders import build_native
+from seecause.models.preprocess import Preprocess
+from seecause.models.sources import Source, saved
 
 CONFIG, LAST, BEST, EVALUATION = "config.json", "last.pt", "best", "evaluation.json"
 LOSSES = ("total", *(loss.name for loss in fields(LossWeights)))
 STEP_COLUMNS = ("epoch", "step", "learning_rate", *LOSSES, "accuracy", "seconds")
 _MEASURED = ("average", "worst", "stage1_average", "auc", "miou", "miou_pictures", "mask_iou")
 _PLAIN = b"PK"  # how older snapshots begin, which have no checksum
+_UNREADABLE = (
+    *(RuntimeError, TypeError, ValueError, EOFError, OSError, LookupError, AttributeError),
+    *(AssertionError, MemoryError, pickle.UnpicklingError, struct.error, SeecauseError),
+)
 EPOCH_COLUMNS = ("epoch", "step", *_MEASURED, "kept", "empty", "best")
 
 
@@ -126,7 +143,7 @@ def join_processes(device: str = "auto") -> Iterator[Processes]:
         where = torch.device(kind)
         dist.init_process_group("gloo")
     try:
-        yield Processes(dist.get_rank(), dist.get_world_size(), where)
+        yield joined_processes(where)
     finally:
         dist.destroy_process_group()
 
@@ -136,6 +153,96 @@ def joined_processes(device: torch.device) -> Processes:
     if not (dist.is_available() and dist.is_initialized()):
         return Processes(0, 1, device)
     return Processes(dist.get_rank(), dist.get_world_size(), device)
+
+
+def save_network(net: IFAM, folder: Path, name: str, metadata: dict[str, Any]) -> Path:
+    """Write the card and the weights; `metadata` is added to the card. Returns the card's path."""
+    # where heads of stage 1 are gone, distances are no longer those that were calibrated
+    stale = net.options.stages == 1 and metadata.get("removed")
+    thresholds = [] if stale else [asdict(each) for each in net.thresholds.values()]
+    card = {
+        "name": name,
+        "architecture": {
+            "library": "seecause",
+            "class": "IFAM",
+            "arguments": net.arguments,
+            "backbone": description(net),
+        },
+        "classes": list(net.class_names),
+        "preprocess": None if net.preprocess is None else asdict(net.preprocess),
+        "thresholds": thresholds,
+        **metadata,
+    }
+    folder.mkdir(parents=True, exist_ok=True)
+    weights = {key: value.detach().cpu().contiguous() for key, value in net.state_dict().items()}
+    write_atomic(folder / f"{name}.safetensors", save(weights))
+    write_json(folder / f"{name}.json", card)
+    return folder / f"{name}.json"
+
+
+def load(folder: str | Path, name: str = "ifam") -> IFAM:
+    """The network that `net.save` wrote, to train or to intervene on; `sc.load(folder)` gives a
+    view of it."""
+    net = saved(Path(folder), name).module
+    assert isinstance(net, IFAM)
+    return net
+
+
+def from_card(card: dict[str, Any], state: dict[str, Tensor], source: str) -> Source:
+    """A network from its card and its weights (`models/sources.py` calls this)."""
+    architecture, frame = card["architecture"], card["preprocess"]
+    backbone, arguments = architecture["backbone"], dict(architecture["arguments"])
+    if card["classes"]:
+        arguments["classes"] = card["classes"]
+    preprocess = Preprocess(**_with_tuples(frame)) if frame else None
+    net = IFAM(build_native(backbone), **arguments, preprocess=preprocess, architecture=backbone)
+    fill(net, state, source)
+    for values in card["thresholds"]:
+        thresholds = Thresholds(**_with_tuples(values))
+        net.thresholds[thresholds.quantile, thresholds.by] = thresholds
+    return Source(net.eval(), {}, architecture)
+
+
+def _with_tuples(values: dict[str, Any]) -> dict[str, Any]:
+    """JSON has lists only."""
+    return {key: tuple(v) if isinstance(v, list) else v for key, v in values.items()}
+
+
+def description(net: IFAM) -> dict[str, Any]:
+    """How the backbone is built, checked: a card that builds another network would only be noticed
+    when it is loaded."""
+    native = net.stage1.tower.native
+    described = net.architecture or describe(native)
+    with torch.device("meta"):
+        again = IFAM(build_native(described), **net.arguments)
+    shapes, built = (
+        {key: tuple(value.shape) for key, value in each.state_dict().items()}
+        for each in (net, again)
+    )
+    for key in sorted(shapes.keys() | built.keys()):
+        if shapes.get(key) != built.get(key):
+            difference = f"another {key}: {built.get(key)} instead of {shapes.get(key)}"
+            raise _undescribed(native, f"building it so gives {difference}")
+    return described
+
+
+def describe(native: Any) -> dict[str, Any]:
+    """How the library builds this backbone, where the module itself tells."""
+    library = type(native).__module__.split(".")[0]
+    if library == "transformers":
+        config = native.config.to_dict()
+        return {"library": library, "class": type(native).__name__, "config": config}
+    pretrained = getattr(native, "pretrained_cfg", None) or {}
+    if library == "timm" and pretrained.get("architecture"):
+        options = {"img_size": list(native.patch_embed.img_size), "num_classes": 0}
+        return {"library": library, "name": pretrained["architecture"], "options": options}
+    raise _undescribed(native, "the module does not tell how it was built")
+
+
+def _undescribed(native: nn.Module, reason: str) -> BadOption:
+    example = "{'library': 'timm', 'class': 'VisionTransformer', 'arguments': {...}}"
+    expected = f"how {type(native).__name__} is built, as IFAM(..., architecture={example})"
+    return BadOption("architecture", None, f"{expected}: {reason}")
 
 
 @dataclass
@@ -176,10 +283,6 @@ def read_snapshot(folder: Path, config: TrainConfig) -> Snapshot | None:
     path = folder / LAST
     if not path.is_file():
         return None
-    unreadable = (
-        *(RuntimeError, TypeError, ValueError, EOFError, OSError, LookupError, AttributeError),
-        *(AssertionError, MemoryError, pickle.UnpicklingError, struct.error),
-    )
     try:
         content = path.read_bytes()
         if not content.startswith(_PLAIN):
@@ -189,7 +292,7 @@ def read_snapshot(folder: Path, config: TrainConfig) -> Snapshot | None:
         contents = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
         snapshot = Snapshot(**contents)
         before = TrainConfig(**snapshot.config)
-    except (*unreadable, SeecauseError) as broken:
+    except _UNREADABLE as broken:
         reason = f"not a snapshot that can be read ({broken})"
         remedy = "Delete it to begin anew, or give another folder"
         raise MissingWeights(str(path), reason, remedy) from broken
@@ -233,21 +336,15 @@ def read_evaluations(folder: Path) -> dict[str, Any]:
     path = folder / EVALUATION
     if not path.is_file():
         return {}
-    try:
-        evaluations = json.loads(path.read_text(encoding="utf-8"))
-        if not isinstance(evaluations, dict):
-            raise ValueError("not a table")
-    except (ValueError, RecursionError) as broken:
-        expected = f"what `faithful evaluate` wrote ({broken}); move it away to begin anew"
-        raise BadOption(EVALUATION, str(path), expected) from broken
+    expected = "what `faithful evaluate` wrote ({}); move it away to begin anew"
+    evaluations = read_table(path, EVALUATION, expected)
     name = evaluations.get("data")
     return {name: evaluations} if isinstance(name, str) else evaluations
 
 
 def keep_evaluation(folder: Path, evaluation: dict[str, Any]) -> None:
     """Add what was found on `evaluation["data"]`, instead of what is there of the same dataset."""
-    evaluations = {**read_evaluations(folder), evaluation["data"]: evaluation}
-    write_json(folder / EVALUATION, evaluations)
+    write_json(folder / EVALUATION, {**read_evaluations(folder), evaluation["data"]: evaluation})
 
 
 class CsvLog:
@@ -260,20 +357,15 @@ class CsvLog:
         if path.is_file():
             with path.open(newline="", encoding="utf-8") as file:
                 rows = [row for row in csv.DictReader(file) if _is_upto(row, step)]
-        text = io.StringIO(newline="")
-        writer = csv.DictWriter(text, columns, restval="", extrasaction="ignore")
-        writer.writeheader()
-        writer.writerows(rows)
-        write_atomic(path, text.getvalue())
+        write_atomic(path, csv_text([columns, *map(self._cells, rows)]))
 
     def add(self, row: dict[str, Any]) -> None:
-        rounded = {
-            key: float(f"{value:.6g}") if isinstance(value, float) else value
-            for key, value in row.items()
-        }
         with self.path.open("a", newline="", encoding="utf-8") as file:
-            writer = csv.DictWriter(file, self.columns, restval="", extrasaction="ignore")
-            writer.writerow(rounded)
+            file.write(csv_text([self._cells(row)]))
+
+    def _cells(self, row: dict[str, Any]) -> list[Any]:
+        values = (row.get(column, "") for column in self.columns)
+        return [float(f"{value:.6g}") if isinstance(value, float) else value for value in values]
 
 
 def _is_upto(row: dict[str, str], step: int) -> bool:

@@ -92,17 +92,11 @@ class Backbone(nn.Module):
     @property
     def width(self) -> int:
         """Channels of a token."""
-        native: Any = self.native
+        native, block = self.native, self.parts.blocks[0]
         config = getattr(native, "config", None)
-        for owner, name in (
-            (native, "num_features"),
-            (native, "hidden_dim"),
-            (config, "hidden_size"),
-        ):
-            if getattr(owner, name, None):
-                return int(getattr(owner, name))
-        block = self.parts.blocks[0]
-        return block.heads * block.head_dim
+        named = ((native, "num_features"), (native, "hidden_dim"), (config, "hidden_size"))
+        widths = (getattr(owner, name, None) for owner, name in named)
+        return int(next(filter(None, widths), block.heads * block.head_dim))
 
     def layout(self, images: Tensor) -> TokenLayout:
         """The tokens of these images, or what is wrong with them."""

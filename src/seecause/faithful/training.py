@@ -22,7 +22,6 @@ from torch.utils.data import default_collate
 
 from seecause.data.dataset import Dataset
 from seecause.errors import BadOption, Diverged
-from seecause.faithful.checkpoint import description
 from seecause.faithful.config import (
     TrainConfig,
     native_bfloat16,
@@ -40,10 +39,9 @@ from seecause.faithful.data import (
     open_validation,
     read_batches,
 )
-from seecause.faithful.images import part_sheet
 from seecause.faithful.interventions import evaluating
 from seecause.faithful.losses import TrainingLosses, check_grid, parameter_groups
-from seecause.faithful.metrics import check_select, examine, merge
+from seecause.faithful.metrics import check_select, examine, merge, part_sheet
 from seecause.faithful.net import IFAM
 from seecause.faithful.run import (
     CONFIG,
@@ -54,6 +52,7 @@ from seecause.faithful.run import (
     Processes,
     ScalarBoard,
     Snapshot,
+    description,
     join_processes,
     read_snapshot,
     write_best,

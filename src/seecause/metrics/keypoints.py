@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -91,12 +91,8 @@ def locate(
 
 def together(parts: Sequence[Located]) -> Located:
     """Photos of several batches, as one."""
-    return Located(
-        *(
-            torch.cat([getattr(part, name) for part in parts])
-            for name in Located.__dataclass_fields__
-        )
-    )
+    fields = zip(*(vars(part).values() for part in parts), strict=True)
+    return Located(*(torch.cat(tensors) for tensors in fields))
 
 
 def part_centers(maps: Tensor, size: tuple[int, int]) -> tuple[Tensor, Tensor]:
@@ -118,15 +114,10 @@ def part_centers(maps: Tensor, size: tuple[int, int]) -> tuple[Tensor, Tensor]:
 
 def keypoint_error(fit: Located, test: Located) -> KeyPointError:
     """Fit on one set of photos (CUB train), measure on another (CUB or Waterbird200 test)."""
-    if (
-        fit.centers.shape[1:] != test.centers.shape[1:]
-        or fit.points.shape[1:] != test.points.shape[1:]
-    ):
-        raise BadOption(
-            "test",
-            f"{test.centers.shape[1]} parts, {test.points.shape[1]} key points",
-            "as many as in the photos fitted",
-        )
+    counts, fitted = ((each.centers.shape[1], each.points.shape[1]) for each in (test, fit))
+    if counts != fitted:
+        seen = f"{counts[0]} parts, {counts[1]} key points"
+        raise BadOption("test", seen, "as many as in the photos fitted")
     distance = [_distance(fit, test, point) for point in range(test.points.shape[1])]
     return KeyPointError(torch.tensor(distance, dtype=torch.float64), test.visible.sum(dim=0))
 
@@ -152,25 +143,18 @@ def _distance(fit: Located, test: Located, point: int) -> float:
     seen, tested = fit.visible[:, point], test.visible[:, point]
     if not seen.any() or not tested.any():
         return float("nan")
-    centers, places = StandardScaler(), StandardScaler()
-    x = centers.fit_transform(_flat(fit.centers[seen])) * _twice(fit.active[seen])
-    y = places.fit_transform(fit.points[seen, point].numpy())
-    regression = LinearRegression(fit_intercept=False).fit(x, y)
-    predicted = places.inverse_transform(
-        regression.predict(
-            centers.transform(_flat(test.centers[tested])) * _twice(test.active[tested])
-        )
-    )
+    centers = StandardScaler().fit(fit.centers[seen].flatten(1).numpy())
+    places = StandardScaler().fit(fit.points[seen, point].numpy())
+
+    def features(located: Located, rows: Tensor) -> Any:
+        """[n, 2 K]: standardised x and y of each part, 0 where it is absent."""
+        active = located.active[rows].repeat_interleave(2, dim=1).double().numpy()
+        return centers.transform(located.centers[rows].flatten(1).numpy()) * active
+
+    regression = LinearRegression(fit_intercept=False)
+    regression.fit(features(fit, seen), places.transform(fit.points[seen, point].numpy()))
+    predicted = places.inverse_transform(regression.predict(features(test, tested)))
     return float(np.linalg.norm(predicted - test.points[tested, point].numpy(), axis=1).mean())
-
-
-def _flat(centers: Tensor) -> np.ndarray:
-    return centers.flatten(1).numpy()
-
-
-def _twice(active: Tensor) -> np.ndarray:
-    """[N, K] -> [N, 2 K]: for x and y of each part."""
-    return active.repeat_interleave(2, dim=1).double().numpy()
 
 
 class Marks(NamedTuple):

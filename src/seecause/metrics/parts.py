@@ -54,9 +54,8 @@ from seecause.metrics.statistics import rank_correlation
 from seecause.models.base import ImageModel
 
 REMOVABLE = PARTS[1:]
-SETS = tuple(
-    itertools.product((False, True), repeat=len(REMOVABLE))
-)  # of parts removed; the first removes none
+# of parts removed; the first removes none
+SETS = tuple(itertools.product((False, True), repeat=len(REMOVABLE)))
 DILATION = 5
 NEGLIGIBLE = 0.05  # of the target logit
 
@@ -80,14 +79,8 @@ class PartTruth:
     @property
     def drops(self) -> Tensor:
         """True importances [B, P] for the creature's class."""
-        whole = self._logits(self.removed[:, :1])
-        return whole - torch.stack(
-            [
-                self.logit_without(gone.expand(len(whole), -1), self.creature)
-                for gone in torch.eye(len(REMOVABLE)).bool()
-            ],
-            dim=1,
-        )
+        alone = _set_index(torch.eye(len(REMOVABLE)).bool())
+        return self._logits(self.removed[:, :1]) - self._logits(self.removed[:, alone])
 
     @property
     def background_drops(self) -> Tensor:
@@ -120,9 +113,7 @@ class PartScores:
     @property
     def completeness_at(self) -> Tensor:
         """[80]: completeness over all images at each threshold."""
-        checks = torch.stack(
-            [values.nanmean(dim=0) for values in (self.csdc, self.preservation, self.deletion)]
-        )
+        checks = torch.stack([self.csdc, self.preservation, self.deletion]).nanmean(dim=1)
         return (checks.mean(dim=0) + self.distractibility.nanmean(dim=0)) / 2
 
     @property
@@ -144,11 +135,8 @@ class PartScores:
     @property
     def overall(self) -> float:
         """The mean of completeness, correctness and contrastivity."""
-        return (
-            self.completeness
-            + float(self.correctness.nanmean())
-            + float(self.contrastivity.nanmean())
-        ) / 3
+        correctness, contrastivity = self.correctness.nanmean(), self.contrastivity.nanmean()
+        return (self.completeness + float(correctness) + float(contrastivity)) / 3
 
 
 @metric(
@@ -177,24 +165,20 @@ def part_truth(
     several methods are judged on the same latents.
     """
     truth = measure_truth(model, latents) if truth is None else truth
-    side = _side(model)
-    picture = render(latents, size=side)
-    images = model.preprocess.normalise(picture.image).to(model.device, model.dtype)
+    part_map, images = _pictures(model, latents)
     creature, (first, second) = truth.creature, neighbours(truth.creature)
 
     def importances(classes: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        pixels = to_pixels(explain(images, classes.to(model.device)), (side, side)).to(
-            picture.parts.device
-        )
-        return tuple(values.cpu() for values in part_importances(pixels, picture.parts))  # type: ignore[return-value]
+        maps = explain(images, classes.to(model.device))
+        pixels = to_pixels(maps, (part_map.shape[1], part_map.shape[2])).to(part_map.device)
+        parts, background, total = part_importances(pixels, part_map)
+        return parts.cpu(), background.cpu(), total.cpu()
 
     parts, background, total = importances(creature)
     thresholds = torch.linspace(0.01, 0.5, 80, dtype=torch.float64)
     bar = (total[:, None] * thresholds)[..., None]  # [B, 80, 1]
-    important, background_important = (
-        parts[:, None] > bar,
-        background[:, None, None] > bar,
-    )  # [B, 80, P], [B, 80, 1]
+    important = parts[:, None] > bar  # [B, 80, P]
+    background_important = background[:, None, None] > bar  # [B, 80, 1]
     right = truth.answer == creature
     csdc, preserved, changed = (
         values.double().masked_fill(~right[:, None], torch.nan)
@@ -218,13 +202,9 @@ def part_truth(
 @torch.no_grad()
 def measure_truth(model: ImageModel, latents: Latents) -> PartTruth:
     """Render and run every counterfactual: 16 sets of parts and all other backgrounds."""
-    side = _side(model)
 
     def logits(do: Do) -> Tensor:
-        images = model.preprocess.normalise(render(latents, size=side, do=do).image).to(
-            model.device, model.dtype
-        )
-        return plain_logits(model, images).double().cpu()
+        return plain_logits(model, _pictures(model, latents, do)[1]).double().cpu()
 
     removed = [logits(Do(without=tuple(itertools.compress(REMOVABLE, chosen)))) for chosen in SETS]
     if removed[0].shape[1] != len(CLASSES):
@@ -241,9 +221,8 @@ def measure_truth(model: ImageModel, latents: Latents) -> PartTruth:
 def part_importances(pixels: Tensor, part_map: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Attribution [B, H, W] summed over each dilated part [B, P], over the background [B], and over
     all [B]."""
-    names = torch.arange(
-        len(PARTS) - len(REMOVABLE) + 1, len(PARTS) + 1, device=part_map.device
-    )  # numbers in the part map
+    # numbers in the part map
+    names = 1 + torch.tensor([PARTS.index(part) for part in REMOVABLE], device=part_map.device)
     masks = (part_map[:, None] == names[:, None, None]).to(pixels)  # [B, P, H, W]
     wide = F.max_pool2d(masks, DILATION, stride=1, padding=DILATION // 2)
     return (
@@ -300,10 +279,7 @@ def _contrast(
 ) -> Tensor:
     """Contrastivity [B] from the importances [B, P] in the maps of the two neighbours; NaN where
     the model itself does not tell them apart."""
-    with_first, with_second = (
-        shared_parts(truth.creature, first),
-        shared_parts(truth.creature, second),
-    )
+    with_first, with_second = (shared_parts(truth.creature, each) for each in (first, second))
     agrees = (truth.logit_without(with_first, first) < truth.logit_without(with_second, first)) & (
         truth.logit_without(with_second, second) < truth.logit_without(with_first, second)
     )
@@ -329,10 +305,12 @@ def _set_index(gone: Tensor) -> Tensor:
     return (gone.long() * 2 ** torch.arange(len(REMOVABLE) - 1, -1, -1)).sum(dim=-1)
 
 
-def _side(model: ImageModel) -> int:
+def _pictures(model: ImageModel, latents: Latents, do: Do | None = None) -> tuple[Tensor, Tensor]:
+    """Part maps [B, H, W], and normalised images as the model takes them."""
     height, width = model.preprocess.size
     if height != width:
-        raise BadOption(
-            "model", f"input of {height} x {width}", "a square input: Critters are drawn on squares"
-        )
-    return height
+        expected = "a square input: Critters are drawn on squares"
+        raise BadOption("model", f"input of {height} x {width}", expected)
+    picture = render(latents, size=height, do=do)
+    images = model.preprocess.normalise(picture.image)
+    return picture.parts, images.to(model.device, model.dtype)

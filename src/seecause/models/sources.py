@@ -51,7 +51,7 @@ ANY_SIZE = ("resnet", "densenet", "vgg", "convnext", "pvt_v2", "efficientvit_mit
 ZOO = Path(__file__).parents[1] / "critters" / "checkpoints"  # what `builtin:` names
 # classes of our own, by the module whose `from_card` builds them; imported when a card names one
 BUILDERS = {
-    "IFAM": "seecause.faithful.checkpoint",
+    "IFAM": "seecause.faithful.run",
     "PlantedViT": "seecause.critters.planted",
 }
 

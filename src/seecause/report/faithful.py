@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from seecause.faithful.evaluation import Evaluation, PartExamples
-from seecause.faithful.images import mask_pixels, part_colours, part_picture, part_sheet
+from seecause.faithful.metrics import mask_pixels, part_colours, part_picture, part_sheet
 from seecause.faithful.net import IFAM, IFAMOutput, Intervention
 from seecause.report.cards import Shot, ShotCard
 from seecause.report.overlay import data_uri, picture

@@ -26,8 +26,8 @@ from seecause.app.panels.replies import answers, as_script, opening_lines
 from seecause.app.state import ActionContext
 from seecause.data.images import to_pil
 from seecause.errors import BadOption
-from seecause.faithful.images import part_picture
 from seecause.faithful.interventions import calibrate, evaluating, intervene, network
+from seecause.faithful.metrics import part_picture
 from seecause.faithful.net import IFAM, IFAMOutput
 from seecause.models.base import ImageModel
 from seecause.report.faithful import css_colours, note_of, seen_pixels

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import json
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -24,10 +23,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from seecause import critters
+from seecause._files import write_json
 from seecause.critters import CLASSES, REGIMES, VARIANTS, Latents, Regime
 from seecause.critters.planted import PlantedViT
-from seecause.critters.train.common import (
+from seecause.critters.train import (
+    HALF,
     DrawnRecipe,
+    RunningMeans,
     TrainingLog,
     adamw,
     descend,
@@ -40,8 +42,6 @@ from seecause.critters.train.common import (
 )
 from seecause.engine.chunks import machine
 from seecause.errors import BadOption
-
-_HALF = (0.5, 0.5, 0.5)  # as mean and deviation: pixels in [0, 1] become [-1, 1]
 
 
 def small_vit() -> dict[str, Any]:
@@ -70,8 +70,8 @@ def planted_vit() -> dict[str, Any]:
     return small_vit() | {
         "depth": 5,
         "reg_tokens": 0,
-        "mean": _HALF,
-        "std": _HALF,
+        "mean": HALF,
+        "std": HALF,
         "routers": [
             {"block": 3, "background": [0, 5, 6], "object": [1, 2, 4]},
             {"block": 4, "background": [2, 7], "object": [0, 3, 5]},
@@ -200,7 +200,7 @@ def train(
         "device": machine(device),
         "evaluation": evaluation,
     }
-    (out / f"{recipe.stem}.json").write_text(json.dumps(card, indent=2) + "\n")
+    write_json(out / f"{recipe.stem}.json", card)
     return evaluation
 
 
@@ -209,13 +209,6 @@ def fit(
 ) -> tuple[VisionTransformer, list[dict[str, Any]]]:
     """The averaged network after the last step, and one log row for every hundredth of the run. The
     global random state is left as it was."""
-    with seeded(recipe.seed, device):  # which patches are left out
-        return _fit(recipe, device)
-
-
-def _fit(
-    recipe: Recipe, device: torch.device | str
-) -> tuple[VisionTransformer, list[dict[str, Any]]]:
     model = build(recipe.architecture, network=recipe.network, seed=recipe.seed).to(device).train()
     part_heads = _part_heads(model.embed_dim, seed=recipe.seed).to(device)
     average = copy.deepcopy(model).eval().requires_grad_(False)
@@ -226,7 +219,9 @@ def _fit(
         optimizer, lambda step: pace(step, recipe.steps, recipe.warm_up)
     )
     seeing_steps = int(recipe.seeing * recipe.steps)
-    with TrainingLog(recipe.name, recipe.steps, device) as log:
+    # the seed decides which patches are left out
+    with seeded(recipe.seed, device), TrainingLog(recipe.name, recipe.steps) as log:
+        means = RunningMeans(log.write_row, max(1, recipe.steps // 100))
         for step in range(recipe.steps):
             seeing = step < seeing_steps
             law = REGIMES["clean"] if seeing else recipe.law
@@ -238,8 +233,8 @@ def _fit(
             schedule.step()
             move_average(average, model, step, recipe.average)
             right = (logits.argmax(dim=1) == latents.label).float().mean()
-            regime = "clean + parts" if seeing else law.name
-            log.add(step, loss, right, rate=float(schedule.get_last_lr()[0]), regime=regime)
+            regime, rate = "clean + parts" if seeing else law.name, float(schedule.get_last_lr()[0])
+            means.add(step, {"loss": loss, "accuracy": right}, rate=rate, regime=regime)
     return average, log.rows
 
 

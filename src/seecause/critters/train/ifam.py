@@ -11,11 +11,8 @@ creature, and interventions chosen on validation.
 from __future__ import annotations
 
 import copy
-import csv
-import dataclasses
-import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -26,49 +23,44 @@ from torch.nn import functional as F
 
 from seecause import critters
 from seecause.critters import CLASSES
-from seecause.critters.train.common import (
+from seecause.critters.train import (
     LogRow,
     RunningMeans,
+    TrainingLog,
     descend,
     evaluate,
     half,
     move_average,
-    progress_bar,
-    rounded,
     seeded,
 )
-from seecause.critters.train.ifam_backbone import pretrain
-from seecause.critters.train.ifam_recipe import IfamRecipe, Scenes, batches, draw_scenes
+from seecause.critters.train.ifam_backbone import (
+    RECIPES as RECIPES,
+    IfamRecipe,
+    Scenes,
+    batches,
+    draw_scenes,
+    pretrain,
+)
 from seecause.engine.chunks import machine
-from seecause.faithful import IFAM, calibrate, intervene, load, parameter_groups
+from seecause.faithful import (
+    IFAM,
+    IFAMOutput,
+    LossWeights,
+    calibrate,
+    intervene,
+    load,
+    parameter_groups,
+)
 from seecause.faithful.config import cosine, set_pace
-from seecause.faithful.images import mask_pixels
 from seecause.faithful.interventions import best_of, try_interventions
 from seecause.faithful.losses import TrainingLosses
+from seecause.faithful.metrics import mask_pixels
 from seecause.metrics.accuracy import GroupAccuracy, group_accuracy
 from seecause.metrics.segmentation import Overlap, overlap
 
-LOSSES = (
-    "class1",
-    "class2",
-    "presence",
-    "background",
-    "total_variation",
-    "entropy",
-    "equivariance",
-    "orthogonality",
-)
-COLUMNS = (
-    "phase",
-    "step",
-    "seconds",
-    "learning_rate",
-    "loss",
-    "accuracy",
-    "patch_accuracy",
-    "kept",
-    *LOSSES,
-)
+_NUMBERS = ("loss", "accuracy", "patch_accuracy", "kept")
+_LOSSES = tuple(loss.name for loss in fields(LossWeights))
+COLUMNS = ("phase", "step", "seconds", "learning_rate", *_NUMBERS, *_LOSSES)
 _LOG_LINES = 60
 _CALIBRATION, _VALIDATION = 2048, 4096  # pictures, at most
 
@@ -80,27 +72,60 @@ def train(
     written."""
     out.mkdir(parents=True, exist_ok=True)
     device = torch.device(device)
-    with GrowingLog(out / f"{recipe.stem}.log.csv", recipe) as log:
-        backbone = pretrain(
-            recipe,
-            device=device,
-            write_row=log.write_row,
-            every=max(1, recipe.pretraining_steps // _LOG_LINES),
-        )
+    steps, path = recipe.pretraining_steps + recipe.steps, out / f"{recipe.stem}.log.csv"
+    with TrainingLog(recipe.name, steps, path, COLUMNS) as log:
+        every = max(1, recipe.pretraining_steps // _LOG_LINES)
+        backbone = pretrain(recipe, device=device, write_row=log.write_row, every=every)
         net = fit(recipe, backbone, device=device, write_row=log.write_row)
     card = {
-        "recipe": dataclasses.asdict(recipe),
+        "recipe": asdict(recipe),
         "storage": "float16",
         "versions": {"torch": torch.__version__, "timm": timm.__version__},
+        "device": machine(device),
     }
-    card["device"] = machine(device)
     _save(net, out, recipe, card)
 
     shipped = load(out, recipe.stem).to(device)
-    evaluation, shipped_thresholds = evaluated(shipped, recipe, device=device, samples=test_samples)
-    net.thresholds = shipped_thresholds
+    evaluation = evaluated(shipped, recipe, device=device, samples=test_samples)
+    net.thresholds = shipped.thresholds
     _save(net, out, recipe, {**card, "evaluation": evaluation})
     return evaluation
+
+
+def _save(net: IFAM, out: Path, recipe: IfamRecipe, card: dict[str, Any]) -> None:
+    copy.deepcopy(net).half().save(out, recipe.stem, **card)
+
+
+def evaluated(
+    net: IFAM, recipe: IfamRecipe, *, device: torch.device, samples: int
+) -> dict[str, Any]:
+    """Every number of the card; thresholds that are calibrated on the way stay in the network."""
+    numbers = evaluate(
+        lambda images: _all_tokens(net, images).logits,
+        recipe.regime,
+        preprocess=recipe.preprocess,
+        samples=samples,
+        device=device,
+    )
+    options: dict[str, Any] = {"seed": recipe.seed, "size": recipe.size, "device": device}
+    val = balanced("val", min(samples, _VALIDATION), **options)
+    chosen = choose(net, recipe, seen_in_training(recipe, min(samples, _CALIBRATION), device), val)
+    test = balanced("test", samples, **options)
+    return numbers | {
+        "mask": measure(net, recipe, test).row(),
+        "intervention": {key: chosen[key] for key in ("drop", "quantile")},
+        "after_intervention": measure_changed(net, recipe, test, chosen).row(),
+        "validation": chosen["tried"],
+    }
+
+
+def seen_in_training(recipe: IfamRecipe, count: int, device: torch.device) -> Scenes:
+    """Training pictures, for calibration."""
+    return draw_scenes(
+        critters.draw(recipe.regime, "train", count, seed=recipe.seed, device=device),
+        torch.arange(count, device=device),
+        recipe.size,
+    )
 
 
 def fit(
@@ -113,62 +138,24 @@ def fit(
     """The averaged network after the last step, in eval mode. The global random state is left as it
     was."""
     with seeded(recipe.seed, device):
-        return _fit(recipe, backbone, device, write_row)
-
-
-def evaluated(
-    net: IFAM, recipe: IfamRecipe, *, device: torch.device, samples: int
-) -> tuple[dict[str, Any], dict[Any, Any]]:
-    """Every number of the card, and the thresholds that were calibrated on the way."""
-    numbers = evaluate(
-        Answering(net), recipe.regime, preprocess=recipe.preprocess, samples=samples, device=device
-    )
-    val = balanced(
-        "val", min(samples, _VALIDATION), seed=recipe.seed, size=recipe.size, device=device
-    )
-    chosen = choose(net, recipe, seen_in_training(recipe, min(samples, _CALIBRATION), device), val)
-    test = balanced("test", samples, seed=recipe.seed, size=recipe.size, device=device)
-    masks = measure(net, recipe, test)
-    changed = measure_changed(net, recipe, test, chosen)
-    numbers |= {
-        "mask": masks.row(),
-        "intervention": {key: chosen[key] for key in ("drop", "quantile")},
-        "after_intervention": changed.row(),
-    }
-    return {**numbers, "validation": chosen["tried"]}, net.thresholds
-
-
-def seen_in_training(recipe: IfamRecipe, count: int, device: torch.device) -> Scenes:
-    """Training pictures, for calibration."""
-    return draw_scenes(
-        critters.draw(recipe.regime, "train", count, seed=recipe.seed, device=device),
-        torch.arange(count, device=device),
-        recipe.size,
-    )
-
-
-def _fit(recipe: IfamRecipe, backbone: nn.Module, device: torch.device, write_row: LogRow) -> IFAM:
-    net = new_net(recipe, backbone).to(device).train()
-    objective = TrainingLosses(net, recipe.weights)
-    average = copy.deepcopy(net).eval().requires_grad_(False)
-    factor = recipe.head_factor
-    groups = parameter_groups(
-        net, recipe.learning_rate, recipe.weight_decay, prototype_factor=factor, head_factor=factor
-    )
-    optimizer = torch.optim.AdamW(groups, fused=device.type == "cuda")
-    means = RunningMeans(write_row, recipe.reads, max(1, recipe.steps // _LOG_LINES))
-    round_steps = max(1, recipe.steps // recipe.epochs)
-    options = {"seed": recipe.seed, "size": recipe.size, "device": device}
-    drawn = batches(recipe.regime, recipe.batch, recipe.steps, **options)
-    for step, scenes in enumerate(drawn):
-        epoch = min(step // round_steps, recipe.epochs - 1)
-        set_pace(optimizer.param_groups, cosine(epoch, recipe.epochs))
-        scenes = scenes.mirrored()
-        with half(device):
-            total, losses = _losses(objective, recipe, scenes, step)
-        descend(optimizer, total, net.parameters(), recipe.clip)
-        move_average(average, net, step, recipe.average)
-        means.add(step, losses, learning_rate=optimizer.param_groups[0]["lr"])
+        net = new_net(recipe, backbone).to(device).train()
+        objective = TrainingLosses(net, recipe.weights)
+        average = copy.deepcopy(net).eval().requires_grad_(False)
+        rate, decay, factor = recipe.learning_rate, recipe.weight_decay, recipe.head_factor
+        groups = parameter_groups(net, rate, decay, prototype_factor=factor, head_factor=factor)
+        optimizer = torch.optim.AdamW(groups, fused=device.type == "cuda")
+        means = RunningMeans(write_row, max(1, recipe.steps // _LOG_LINES))
+        round_steps = max(1, recipe.steps // recipe.epochs)
+        options: dict[str, Any] = {"seed": recipe.seed, "size": recipe.size, "device": device}
+        drawn = batches(recipe.regime, recipe.batch, recipe.steps, **options)
+        for step, scenes in enumerate(drawn):
+            epoch = min(step // round_steps, recipe.epochs - 1)
+            set_pace(optimizer.param_groups, cosine(epoch, recipe.epochs))
+            with half(device):
+                total, losses = _losses(objective, recipe, scenes.mirrored(), step)
+            descend(optimizer, total, net.parameters(), recipe.clip)
+            move_average(average, net, step, recipe.average)
+            means.add(step, losses, rate=optimizer.param_groups[0]["lr"], phase=recipe.reads)
     return average
 
 
@@ -178,8 +165,7 @@ def _losses(
     images, labels = recipe.preprocess.normalise(scenes.images), scenes.latents.label
     if recipe.reads == "parts":
         total, losses, logits = objective(images, labels, scenes.ids, recipe.seed, step)
-        losses = {**losses, "loss": losses["total"]}
-        del losses["total"]
+        losses["loss"] = losses.pop("total")
     else:
         logits, _ = read(objective.net, recipe, images, scenes)
         total = F.cross_entropy(logits.float(), labels)
@@ -204,57 +190,12 @@ def new_net(recipe: IfamRecipe, backbone: nn.Module) -> IFAM:
     )
 
 
-def _save(net: IFAM, out: Path, recipe: IfamRecipe, card: dict[str, Any]) -> None:
-    copy.deepcopy(net).half().save(out, recipe.stem, **card)
-
-
-class GrowingLog:
-    """A CSV file that grows a row at a time, and a bar on terminals."""
-
-    def __init__(self, path: Path, recipe: IfamRecipe):
-        self.path, self.recipe = path, recipe
-        self.began = time.perf_counter()
-
-    def __enter__(self) -> GrowingLog:
-        self.file = self.path.open("w", newline="", encoding="utf-8")
-        self.writer: csv.DictWriter[str] = csv.DictWriter(
-            self.file, COLUMNS, restval="", extrasaction="ignore"
-        )
-        self.writer.writeheader()
-        self.bar = progress_bar(self.recipe.name)
-        self.bar.start()
-        self.task = self.bar.add_task(
-            "training", total=self.recipe.steps + self.recipe.pretraining_steps, status=""
-        )
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.bar.stop()
-        self.file.close()
-
-    def write_row(self, row: dict[str, Any]) -> None:
-        row = {**row, "seconds": time.perf_counter() - self.began}
-        self.writer.writerow(rounded(row))
-        self.file.flush()
-        done = row["step"] + (0 if row["phase"] == "seeing" else self.recipe.pretraining_steps)
-        accuracy = row.get("accuracy", 0.0)
-        status = f"{row['phase']}: loss {row['loss']:.3f}  accuracy {accuracy:.3f}"
-        self.bar.update(self.task, completed=done, status=status)
-
-
 _ROWS = 512
 
 
-class Answering(nn.Module):
-    """A network as a plain classifier: images to logits, all tokens run, which a GPU does faster in
-    float32 than packing."""
-
-    def __init__(self, net: IFAM):
-        super().__init__()
-        self.net = net
-
-    def forward(self, images: Tensor) -> Tensor:
-        return self.net(images, packed=False if self.net.stage2 is not None else None).logits
+def _all_tokens(net: IFAM, images: Tensor) -> IFAMOutput:
+    """A GPU runs all of them faster in float32 than it packs the selected ones."""
+    return net(images, packed=False if net.stage2 is not None else None)
 
 
 @dataclass(frozen=True)
@@ -295,7 +236,7 @@ def measure(net: IFAM, recipe: IfamRecipe, scenes: Scenes) -> SceneScores:
 def read(net: IFAM, recipe: IfamRecipe, images: Tensor, scenes: Scenes) -> tuple[Tensor, Tensor]:
     """Answers [B, C] of normalised images, and the patches [B, gh, gw] they may come from."""
     if recipe.reads == "parts":
-        out = net(images, packed=False if net.stage2 is not None else None)
+        out = _all_tokens(net, images)
         return out.logits, out.mask
     mask = scenes.patches(recipe.size // recipe.architecture["patch_size"], covered=recipe.covered)
     mask = mask if recipe.reads == "creature" else torch.ones_like(mask)

@@ -2,7 +2,11 @@
 
 Writes a folder NAME that plain `LlavaForConditionalGeneration.from_pretrained` and
 `AutoProcessor.from_pretrained` read (float16 weights, tokenizer, processor), with the recipe and
-the evaluation in card.json and the log in log.csv.
+the evaluation in card.json and the log in log.csv. The evaluation measures a margin,
+
+    a(1) - a(0)       of  a(x) = z_y(x) - mean_v z_v(x),  the picture as it is and the average one,
+
+which is what head attribution divides by (Kim et al. 2025, section 3), so it must not be small.
 """
 
 from __future__ import annotations
@@ -21,8 +25,19 @@ from torch.nn import functional as F
 from transformers import LlavaForConditionalGeneration
 
 from seecause import critters
-from seecause.critters import BACKGROUNDS, VARIANTS, Latents
-from seecause.critters.train.common import (
+from seecause._files import write_json
+from seecause.critters import (
+    BACKGROUNDS,
+    PARTS,
+    STYLES,
+    SUBJECTS,
+    VARIANTS,
+    Latents,
+    answer_codes,
+    wordings,
+)
+from seecause.critters.train import (
+    RunningMeans,
     TrainingLog,
     adamw,
     descend,
@@ -32,19 +47,24 @@ from seecause.critters.train.common import (
     seeded,
     write_log,
 )
-from seecause.critters.train.llava_answers import (
+from seecause.critters.train.llava_model import (
+    RECIPES as RECIPES,
     AnswerBatch,
     AveragePicture,
+    LlavaRecipe,
     Teacher,
     answer_logits,
-    blind_loss,
-    evaluate,
+    ask_bank,
+    build_llava,
+    draw_pictures,
+    make_processor,
+    make_words,
     mean_bank,
     see,
 )
-from seecause.critters.train.llava_model import LlavaRecipe, build_llava, make_processor, make_words
 from seecause.engine.chunks import machine
 from seecause.models.decoder import restrict
+from seecause.models.preprocess import Preprocess
 
 _CHOICES = len(BACKGROUNDS)  # as many as a part has variants
 _AHEAD = 12  # steps
@@ -91,7 +111,7 @@ def train(
         "device": machine(device),
         "evaluation": evaluation,
     }
-    (folder / "card.json").write_text(json.dumps(card, indent=2) + "\n")
+    write_json(folder / "card.json", card)
     return evaluation
 
 
@@ -100,14 +120,7 @@ def fit(
 ) -> tuple[LlavaForConditionalGeneration, list[dict[str, Any]]]:
     """The averaged model after the last step, and one log row for every hundredth of the run. The
     global random state is left as it was."""
-    with seeded(recipe.seed, device):  # which patches are left out
-        return _fit(recipe, torch.device(device), start)
-
-
-def _fit(
-    recipe: LlavaRecipe, device: torch.device, start: Path | None
-) -> tuple[LlavaForConditionalGeneration, list[dict[str, Any]]]:
-    words = make_words()
+    words, device = make_words(), torch.device(device)
     teacher = Teacher(words, device)
     model = build_llava(recipe, words).train()
     if start is not None:
@@ -122,7 +135,9 @@ def _fit(
     )
     seeing_steps = int(recipe.seeing * recipe.steps)
     settled = recipe.steps - int(recipe.settling * recipe.steps)
-    with TrainingLog(recipe.name, recipe.steps, device) as log:
+    # the seed decides the order of pictures, and which patches are left out
+    with seeded(recipe.seed, device), TrainingLog(recipe.name, recipe.steps) as log:
+        means = RunningMeans(log.write_row, max(1, recipe.steps // 100))
         for step, (latents, batch) in enumerate(_batches(recipe, teacher, device)):
             seeing = step < seeing_steps
             rate = recipe.learning_rate * _pace(step, seeing_steps, recipe)
@@ -140,7 +155,8 @@ def _fit(
                     loss = (1 - recipe.blind) * loss + recipe.blind * blind
             descend(optimizer, loss, model.parameters(), recipe.clip)
             move_average(average, model, step if seeing else step - seeing_steps, recipe.average)
-            log.add(step, loss, right, rate=rate, phase="seeing" if seeing else "answering")
+            phase = "seeing" if seeing else "answering"
+            means.add(step, {"loss": loss, "accuracy": right}, rate=rate, phase=phase)
     return average, log.rows
 
 
@@ -174,16 +190,13 @@ def _batches(
             start=first * recipe.batch,
             device=device,
         )
-        latents = critters.mix_parts(_shuffled(latents), share=recipe.mixed)
+        # balanced rows come in turns; styles take turns too, so rows are shuffled first
+        latents = latents[torch.randperm(len(latents), device=device)]
+        latents = critters.mix_parts(latents, share=recipe.mixed)
         batch = teacher.batch(latents, recipe.preprocess)
         for turn in range(steps):
             rows = torch.arange(turn, len(latents), steps, device=device)  # of every style alike
             yield latents[rows], batch.take(rows)
-
-
-def _shuffled(latents: Latents) -> Latents:
-    """Balanced rows come in turns; styles take turns too, so rows are shuffled first."""
-    return latents[torch.randperm(len(latents), device=latents.seed.device)]
 
 
 def _some_patches(recipe: LlavaRecipe, device: torch.device) -> Tensor:
@@ -226,8 +239,115 @@ def _answering(
     return (losses * fair).sum() / count, (right * fair).sum() / count
 
 
+def blind_loss(
+    model: LlavaForConditionalGeneration, teacher: Teacher, bank: AveragePicture
+) -> Tensor:
+    """Every question in every wording: the loss on saying "unsure", and on stopping after it.
+    Gradients flow through the text rows only."""
+    table, lengths = (each.flatten(0, 1) for each in teacher.questions)  # [Q*W, L], [Q*W]
+    unsure = torch.full_like(lengths, teacher.words.unsure)
+    logits = ask_bank(model, bank, table.scatter(1, lengths[:, None], unsure[:, None])).float()
+    read = torch.stack([lengths - 1, lengths], dim=1)  # [Q*W, 2]
+    guess = logits.gather(1, read[..., None].expand(-1, -1, logits.shape[-1]))
+    truth = torch.stack([unsure, torch.full_like(unsure, teacher.words.end)], dim=1)
+    return F.cross_entropy(guess.flatten(0, 1), truth.flatten())
+
+
 def _sights(width: int, *, seed: int) -> nn.Linear:
     """A linear guess of every part's variant and of the background; dropped after the first
     phase."""
     with seeded(seed):
         return nn.Linear(width, (len(VARIANTS) + 1) * _CHOICES)
+
+
+FLOOR = 1.0  # logits
+ENOUGH = 0.95  # of the answers right, and of the margins above the floor
+_ROWS = 256
+_CALIBRATION = 100
+
+
+@torch.no_grad()
+def evaluate(
+    model: LlavaForConditionalGeneration,
+    teacher: Teacher,
+    *,
+    preprocess: Preprocess,
+    samples: int = 8192,
+) -> dict[str, Any]:
+    """Accuracy by subject, wording and drawing style on the test split, margins, and whether a
+    colour is read from its own part."""
+    prompts = [
+        (subject, wording, text)
+        for subject in SUBJECTS
+        for wording, text in enumerate(wordings(subject))
+    ]
+    each = max(len(STYLES), samples // len(prompts))
+    calibration = critters.draw(
+        "balanced", "train", min(_CALIBRATION, samples), start=1 << 30, device=teacher.device
+    )  # far from any training picture
+    bank = mean_bank(model, teacher, draw_pictures(calibration, preprocess))
+    right: dict[str, list[Tensor]] = {}
+    margins, mixed = [], []
+    for number, (subject, wording, text) in enumerate(prompts):
+        latents = critters.draw(
+            "balanced", "test", each, start=number * each, device=teacher.device
+        )
+        correct, margin = _ask(model, teacher, latents, subject, text, preprocess, bank)
+        margins.append(margin)
+        for key in (subject, f"wording {wording}", "all"):
+            right.setdefault(key, []).append(correct)
+        for style, rows in zip(STYLES, correct.split(-(-each // len(STYLES))), strict=False):
+            right.setdefault(style, []).append(rows)
+        if subject in PARTS:
+            latents = critters.mix_parts(latents, share=1.0)
+            mixed.append(_ask(model, teacher, latents, subject, text, preprocess, bank)[0])
+    share = {key: torch.cat(rows).double().mean().item() for key, rows in right.items()}
+    margin = torch.cat(margins)
+    numbers: dict[str, Any] = {
+        "samples": each * len(prompts),
+        "accuracy": share.pop("all"),
+        "by_subject": {key: share[key] for key in SUBJECTS},
+        "by_wording": {key: value for key, value in share.items() if key.startswith("wording")},
+        "by_style": {key: share[key] for key in STYLES},
+        # the colour of a part that says nothing about the creature
+        "mixed_parts_accuracy": torch.cat(mixed).double().mean().item(),
+        "margin_median": margin.median().item(),
+        "margin_above_floor": (margin >= FLOOR).double().mean().item(),
+    }
+    return numbers | {
+        "fit_to_embed": numbers["accuracy"] >= ENOUGH and numbers["margin_above_floor"] >= ENOUGH
+    }
+
+
+def _ask(
+    model: LlavaForConditionalGeneration,
+    teacher: Teacher,
+    latents: Latents,
+    subject: str,
+    text: str,
+    preprocess: Preprocess,
+    bank: AveragePicture,
+) -> tuple[Tensor, Tensor]:
+    """One question about many pictures: which answers are right [B], and the margins [B]."""
+    _, question = teacher.words.prompt(text)
+    place = SUBJECTS.index(subject)
+    truth = teacher.answers[place, answer_codes(latents)[:, place]]  # [B]
+    image = draw_pictures(latents, preprocess)
+    # [B, V]
+    logits = torch.cat([answer(model, teacher, rows, question) for rows in image.split(_ROWS)])
+    # [1, V]
+    blind = ask_bank(model, bank, torch.tensor([question], device=image.device))[:, -1].float()
+    a1 = _adjusted(logits, truth)
+    return logits.argmax(dim=1) == truth, a1 - _adjusted(blind.expand_as(logits), truth)
+
+
+def answer(
+    model: LlavaForConditionalGeneration, teacher: Teacher, image: Tensor, question: list[int]
+) -> Tensor:
+    """The native model's logits after the prompt, [B, V]."""
+    ids = teacher.prompt(model, question).expand(len(image), -1)
+    return model(input_ids=ids, pixel_values=image, logits_to_keep=1).logits[:, -1].float()
+
+
+def _adjusted(logits: Tensor, truth: Tensor) -> Tensor:
+    return logits.gather(1, truth[:, None])[:, 0] - logits.mean(dim=1)
