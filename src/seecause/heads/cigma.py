@@ -25,11 +25,10 @@ from torch import Tensor
 
 from seecause._options import check_options
 from seecause.errors import BadOption
-from seecause.heads._score import Temperature, score
+from seecause.heads._score import HeadExperiment, Operator, Temperature, score
 from seecause.heads._screen import Screening, screen as screen_heads
 from seecause.heads.erase import Baseline, Masks, Swapped
 from seecause.heads.gains import information_gains
-from seecause.heads.head_experiment import HeadExperiment, Operator
 from seecause.heads.masks import discover_masks
 from seecause.heads.scores import (
     GUARDS,
