@@ -199,7 +199,7 @@ def interchange_scores(
             "pairs whose answers differ: these are answered alike already",
         )
     spread = effects.total_error["background"]
-    about = {**effects.protocol, "selector": "interchange", "effect": whole}
+    about = {**effects.protocol, "effect": whole}
     about["effect error"] = None if math.isnan(spread) else spread
     if not whole > BEYOND_ZERO * spread:
         about["mediated"] = {}

@@ -17,8 +17,7 @@ from seecause.engine.forks import logits_of_sets
 from seecause.heads.erase import ErasedViews, Erasure
 from seecause.heads.gains import Gains, jensen_shannon, log_probs
 from seecause.heads.pictures import Pictures, logits_of
-from seecause.heads.scores import Head, HeadScores, gates_without
-from seecause.heads.simple_selectors import random_sets
+from seecause.heads.scores import Head, HeadScores, gates_without, random_sets
 from seecause.metrics.accuracy import (
     GroupAccuracy,
     background_gap,

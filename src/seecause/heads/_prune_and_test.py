@@ -29,7 +29,7 @@ from seecause.heads._outcomes import (
     curve,
     examples,
 )
-from seecause.heads._screen import Screening
+from seecause.heads.cigma import Screening
 from seecause.heads.erase import Erasure, Fill, Masks
 from seecause.heads.masks import check_search, discover_masks, mask_options
 from seecause.heads.pictures import (

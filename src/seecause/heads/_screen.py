@@ -58,17 +58,6 @@ PROBES = 1  # random signs whose squares are averaged
 ROOM = 1e-6  # of it, that is always left: the slope of x is that of JS over what is left
 
 
-@dataclass(frozen=True, kw_only=True)
-class Screening:
-    """Options of `screen`: find the `top` heads, verify 3 * top (or `verify`), audit a share of
-    all, measure in bfloat16 (`half`)."""
-
-    top: int
-    verify: int | None = None
-    audit: float = 0.02
-    half: bool = False
-
-
 @dataclass(frozen=True, eq=False)
 class Screened:
     """Exact scores of the heads that were verified or audited, and how far the guess can be
@@ -278,8 +267,9 @@ def _averaged(
     model = experiment.model
     guesses = torch.cat(experiment.over_images(run_chunk, depth=model.n_layers + 1))
     guesses[:, absent(model)] = torch.nan
-    protocol = {"estimator": estimator, "operator": experiment.operator}
-    return replace(mean_scores(model, guesses, protocol=protocol), effects=guesses)
+    scores = mean_scores(model, guesses)
+    about = {"estimator": estimator, "operator": experiment.operator, **scores.protocol}
+    return replace(scores, effects=guesses, protocol=about)
 
 
 def _judge(

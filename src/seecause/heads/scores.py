@@ -30,7 +30,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from seecause._options import check_options, keyword_options, summary_of
-from seecause.engine.chunks import fit, in_chunks
+from seecause.engine.chunks import run_in_chunks
 from seecause.errors import BadImage, BadOption, NotDefined, UnknownName
 from seecause.metrics import standard_error
 from seecause.models.base import ImageModel
@@ -154,15 +154,7 @@ class Selector:
 
 
 _SELECTORS: dict[str, Selector] = {}
-_FILES = {  # by selector; the last has all others too
-    "cigma": "cigma",
-    "greedy": "cigma",
-    "regression": "cigma",
-    "gating": "gating",
-    "contrastive-gating": "gating",
-    "interchange": "_interchange",
-    "random": "simple_selectors",
-}
+_FILES = ("cigma", "_interchange", "other_selectors")
 
 
 def selector(
@@ -179,17 +171,18 @@ def selector(
 
 def selectors() -> dict[str, Selector]:
     """All ways to choose heads, by name."""
-    for file in dict.fromkeys(_FILES.values()):
+    for file in _FILES:
         importlib.import_module(f"seecause.heads.{file}")
     return dict(_SELECTORS)
 
 
 def find_selector(name: str) -> Selector:
-    """The one of that name; of the files, only its own is imported where that is known."""
-    if name in _FILES:
-        importlib.import_module(f"seecause.heads.{_FILES[name]}")
-    if name not in _SELECTORS and name not in selectors():
-        raise UnknownName("head selector", name, selectors())
+    """The one of that name; files are imported until one of them has it."""
+    for file in _FILES:
+        if name not in _SELECTORS:
+            importlib.import_module(f"seecause.heads.{file}")
+    if name not in _SELECTORS:
+        raise UnknownName("head selector", name, _SELECTORS)
     return _SELECTORS[name]
 
 
@@ -207,7 +200,8 @@ def select(
     with view.settled(frozen=True):
         images = images.to(view.device, view.dtype)
         view.check(images)
-        return chosen.run(view, images, checked_labels(view, images, labels), **options)
+        scores = chosen.run(view, images, checked_labels(view, images, labels), **options)
+    return replace(scores, protocol={**scores.protocol, "selector": by})
 
 
 def checked_labels(model: ImageModel, images: Tensor, labels: Tensor) -> Tensor:
@@ -307,21 +301,42 @@ def over_images(
     """`run(start, stop)` over as many images at once as fit, when a run holds `holds` times what a
     plain forward does."""
     each = model.forward_bytes(model.check(images)) * holds
-    return torch.cat(
-        list(in_chunks(run, len(images), fit(len(images), each, images.device), what="images"))
-    )
+    return run_in_chunks(run, len(images), each, images.device, what="images")
 
 
 def mean_scores(
-    model: VisionModel, per_image: Tensor, *, remove: Remove = "most", protocol: dict[str, Any]
+    model: VisionModel, per_image: Tensor, *, remove: Remove | None = None
 ) -> HeadScores:
     """Means over images of per_image [N, L, H], with their standard errors. `remove="least"` turns
     them round: the largest gets 0."""
     values, missing = per_image.detach().double().cpu(), absent(model)
     mean, error = values.mean(dim=0), standard_error(values)
-    mean = mean if remove == "most" else mean[~missing].max() - mean
+    mean = mean[~missing].max() - mean if remove == "least" else mean
     return HeadScores(
         mean.masked_fill(missing, torch.nan),
         error.masked_fill(missing, torch.nan),
-        protocol={**protocol, "images": len(values)},
+        protocol=({} if remove is None else {"remove": remove}) | {"images": len(values)},
     )
+
+
+@selector("random", cost="none", needs="nothing")
+def random_heads(
+    model: VisionModel, images: Tensor, labels: Tensor, *, seed: int = 0
+) -> HeadScores:
+    """Every order of heads is as likely as any other: the control for all others."""
+    missing, generator = absent(model), torch.Generator().manual_seed(seed)
+    value = torch.rand(missing.shape, generator=generator, dtype=torch.float64) + 1e-9
+    return HeadScores(value.masked_fill(missing, torch.nan), protocol={"seed": seed})
+
+
+def random_sets(
+    model: VisionModel, k: int | float, *, draws: int = 20, seed: int = 0
+) -> list[list[Head]]:
+    """`draws` independent sets of `k` heads (a count, or a share of all)."""
+    if draws < 1:
+        raise BadOption("draws", draws, "a count above 0")
+    nothing = torch.empty(0)
+    return [
+        sorted(random_heads(model, nothing, nothing, seed=seed * 1_000_003 + draw).top(k))
+        for draw in range(draws)
+    ]
