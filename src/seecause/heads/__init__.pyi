@@ -1,5 +1,5 @@
 from seecause.heads._audit import Audit as Audit, audit as audit
-from seecause.heads._export import export as export
+from seecause.heads._export import export as export, prune as prune
 from seecause.heads._interchange import (
     Interchange as Interchange,
     interchange as interchange,
@@ -13,7 +13,6 @@ from seecause.heads._outcomes import (
     examples as examples,
     outcomes as outcomes,
 )
-from seecause.heads._prune import ablate as ablate, prune as prune
 from seecause.heads._prune_and_test import (
     Background as Background,
     PruneResult as PruneResult,
@@ -50,6 +49,7 @@ from seecause.heads.pictures import (
 from seecause.heads.scores import (
     Head as Head,
     HeadScores as HeadScores,
+    ablate as ablate,
     above_noise as above_noise,
     penalised as penalised,
     protected as protected,

@@ -21,7 +21,8 @@ from __future__ import annotations
 
 import importlib
 import operator
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, SupportsIndex
 
@@ -257,6 +258,15 @@ def gates_without(model: VisionModel, heads: Iterable[Head]) -> Tensor:
     for head in removed:
         gates[head] = 0
     return gates
+
+
+@contextmanager
+def ablate(model: VisionModel, heads: Iterable[Head]) -> Iterator[VisionModel]:
+    """Inside the block, `model` answers without `heads`, pairs (layer, head) from 0: in
+    `model(images)` and in every method."""
+    gates = gates_without(model, heads)
+    with model.gated(gates):
+        yield model
 
 
 def checked_heads(model: ImageModel, heads: Iterable[Head]) -> list[Head]:
