@@ -42,7 +42,7 @@ from seecause.data.batch import to_batch
 from seecause.data.dataset import IGNORE, capabilities
 from seecause.engine.attention import attention_probs
 from seecause.engine.blanks import Blank
-from seecause.engine.chunks import budget, fit, in_chunks
+from seecause.engine.chunks import budget, run_in_chunks
 from seecause.engine.sweep import SweepPlan, Tail
 from seecause.engine.token_sets import Select
 from seecause.errors import BadOption, NotDefined, UnknownName
@@ -196,8 +196,7 @@ def attention_by_depth(model: VisionModel, images: Tensor, masks: Tensor) -> Dep
         )  # [b, 2, L]
 
     each = model.forward_bytes(layout) + 3 * model.n_heads * layout.tokens**2 * 4
-    chunk = fit(len(images), each, images.device)
-    attention = torch.cat(list(in_chunks(run_chunk, len(images), chunk, what="images"))).cpu()
+    attention = run_in_chunks(run_chunk, len(images), each, images.device, what="images").cpu()
     return Depth(attention[:, 0], attention[:, 1], 1 / layout.tokens)
 
 

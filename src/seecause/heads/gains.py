@@ -34,7 +34,7 @@ from torch import Tensor
 from seecause._pieces import PIECE, in_pieces
 from seecause.engine.chunks import run_in_chunks
 from seecause.errors import BadOption, NotDefined
-from seecause.heads.erase import Baseline, ErasedView, ErasedViews, Masks
+from seecause.heads.erase import Baseline, ErasedView, ErasedViews, Masks, OfImages
 from seecause.metrics.statistics import ratio_interval
 from seecause.models._settled import settles
 from seecause.models.base import ImageModel, protocol
@@ -77,7 +77,7 @@ def entropy(log_p: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True, eq=False)
-class Gains:
+class Gains(OfImages):
     """Per image, float64 on the CPU."""
 
     fig: Tensor  # [B]
@@ -134,10 +134,6 @@ class Gains:
             return " to ".join(shown)
         nothing = f"below {10**-digits:.{digits}f}"
         return nothing if float(shown[1]) == 0 else f"no spread over {count} pictures"
-
-    def take(self, rows: Tensor) -> Gains:
-        """Of some images."""
-        return replace(self, fig=self.fig[rows], big=self.big[rows])
 
     def __repr__(self) -> str:
         ratios = (

@@ -84,20 +84,14 @@ def penalised(scores: HeadScores, *, alpha: float = 1.0) -> HeadScores:
     """
     drop = _fig_drop(scores)
     cost, protocol = drop.clamp_min(0), {**scores.protocol, "penalty": alpha}
-    value, error = scores.value - alpha * cost, scores.error
+    value, error, effects = scores.value - alpha * cost, scores.error, None
     if scores.effects is not None and scores.fig_drops is not None:
         # the mean decides whether a head pays
         effects = scores.effects - alpha * (drop > 0) * scores.fig_drops
-        return replace(
-            scores, value=value, error=standard_error(effects), effects=effects, protocol=protocol
-        )
-    return replace(
-        scores,
-        value=value,
-        error=None if error is None else torch.where(cost > 0, torch.nan, error),
-        effects=None,
-        protocol=protocol,
-    )
+        error = standard_error(effects)
+    elif error is not None:
+        error = torch.where(cost > 0, torch.nan, error)
+    return replace(scores, value=value, error=error, effects=effects, protocol=protocol)
 
 
 def protected(scores: HeadScores, *, fig: float = 0.05, accuracy: float = 0.01) -> HeadScores:
