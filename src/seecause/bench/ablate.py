@@ -229,11 +229,9 @@ def save_depth(store: Store, prepared: PreparedRun) -> None:
             if batch is not None and batch.masks is not None:
                 depths.append(attention_by_depth(prepared.model, batch.images, batch.masks))
     if depths:
-        joined = {
-            "on_object": torch.cat([depth.on_object for depth in depths]),
-            "on_background": torch.cat([depth.on_background for depth in depths]),
-            "uniform": torch.tensor(depths[0].uniform, dtype=torch.float64),
-        }
+        names = ("on_object", "on_background")
+        joined = {name: torch.cat([getattr(depth, name) for depth in depths]) for name in names}
+        joined["uniform"] = torch.tensor(depths[0].uniform, dtype=torch.float64)
         write_atomic(store.folder / DEPTH_FILE, save(joined))
 
 

@@ -29,9 +29,10 @@ from seecause._pieces import in_pieces
 from seecause.engine.chunks import fit, in_chunks, plain_logits
 from seecause.engine.forks import HELD, fork, gated_logits, inert, mean_carried, zeros
 from seecause.errors import BadOption
-from seecause.heads.erase import Baseline, ErasedViews, Masks, Swapped
+from seecause.heads.erase import Baseline, ErasedView, ErasedViews, Masks, Swapped
 from seecause.heads.gains import (
     COMPARED,
+    OF_MASKS,
     Measure,
     Response,
     View,
@@ -87,7 +88,7 @@ def score(
     (torch.Size([6, 8]), 3)
     """
     matched = temperature == "matched"
-    if matched and response not in COMPARED:
+    if matched and response not in OF_MASKS:
         expected = "a number: only response='big' and 'fig' compare answers at a temperature"
         raise BadOption("temperature", "matched", expected)
     experiment = HeadExperiment(
@@ -275,17 +276,18 @@ class HeadExperiment:
         self.images = images.to(model.device, model.dtype)
         self.layout = model.check(self.images)
         self.heads = all_heads(model)
-        if response in COMPARED:
+        if response in OF_MASKS:
             need_distribution(model, f"response={response!r} with masks")
         elif not callable(response) and response not in get_args(Response):
             known = ", ".join(get_args(Response))
             raise BadOption("response", response, f"one of {known}, or a function of logits")
         guarded = guard and (
-            response in COMPARED or masks is not None or isinstance(baseline, Swapped)
+            response in OF_MASKS or masks is not None or isinstance(baseline, Swapped)
         )
         if guarded:
             need_distribution(model, "the guard")
-        erased = tuple(view for name, view in COMPARED.items() if guarded or response == name)
+        views = [view for name, view in COMPARED.items() if guarded or response == name]
+        erased: tuple[ErasedView, ...] = tuple(views)
         self.erased = ErasedViews(model, self.images, masks, baseline) if erased else None
         bound = parse(model, target, len(images))
         labels = bound.classes if bound.against is None else None

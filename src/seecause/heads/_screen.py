@@ -43,7 +43,7 @@ from seecause.engine.mixture import need_gradients
 from seecause.errors import BadOption, NotDefined
 from seecause.heads._score import HeadExperiment, score
 from seecause.heads.erase import Masks
-from seecause.heads.gains import COMPARED, log_probs
+from seecause.heads.gains import COMPARED, OF_MASKS, log_probs
 from seecause.heads.scores import Head, HeadScores, absent, mean_scores, padded
 from seecause.loading import rewrap
 from seecause.metrics.statistics import rank_correlation
@@ -116,7 +116,7 @@ def screen(
     need_gradients(model, "screen", remedy="Measure every head: sc.heads.score")
     quick = _half_twin(model)
     experiment = _experiment("screen", quick, images, masks, {"seed": seed, **guessing})
-    make = _second_order if experiment.measure.response in COMPARED else _first_order
+    make = _second_order if experiment.measure.response in OF_MASKS else _first_order
     guess = make(experiment, seed)
     heads = [(int(layer), int(head)) for layer, head in guess.value.isfinite().nonzero()]
     count = VERIFIED * top if verify is None else verify
@@ -152,7 +152,7 @@ def second_order(
     """What BIG (or FIG, by `response`) would lose without each head, guessed as this file says.
     Options are those of `score`; `seed` draws the probes."""
     response = options.get("response", "big")
-    if response not in COMPARED:
+    if response not in OF_MASKS:
         raise BadOption("response", response, "big or fig; first_order takes the others")
     experiment = _experiment("second_order", model, images, masks, options)
     return _described(experiment, _second_order(experiment, options.get("seed", 0)))

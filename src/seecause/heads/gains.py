@@ -45,6 +45,7 @@ Response = Literal["big", "fig", "prob", "logit", "nll"]
 View = Literal["plain"] | ErasedView
 # responses that compare answers, and the version of a picture that each compares with
 COMPARED: Mapping[str, ErasedView] = {"big": "no_background", "fig": "no_foreground"}
+OF_MASKS = tuple(COMPARED)  # to be asked by equality: a response may be a callable without a hash
 FEW = 5  # pictures: fewer give no interval, and no accuracy of a group, that could be believed
 DEGENERATE = 1e-8  # FIG + BIG below this: nothing was lost either way, and BIR says nothing
 SMALL = 1.0  # of |u|, where the two forms meet; both are good there
@@ -257,7 +258,7 @@ class Measure:
             values["response"] = self.response(wide(plain).flatten(0, -2)).unflatten(
                 0, plain.shape[:-1]
             )
-        elif self.response in COMPARED:
+        elif self.response in OF_MASKS:
             values["response"] = values[self.response]
         else:
             nll, target = self.response == "nll", self.target
