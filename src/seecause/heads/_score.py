@@ -286,15 +286,16 @@ class HeadExperiment:
         )
         if guarded:
             need_distribution(model, "the guard")
-        views = [view for name, view in COMPARED.items() if guarded or response == name]
-        erased: tuple[ErasedView, ...] = tuple(views)
+        erased: list[ErasedView] = [
+            view for name, view in COMPARED.items() if guarded or response == name
+        ]
         self.erased = ErasedViews(model, self.images, masks, baseline) if erased else None
         bound = parse(model, target, len(images))
         labels = bound.classes if bound.against is None else None
         if labels is None:  # the model's own answers
             plain = plain_logits(model, self.images, what="images")
             bound, labels = bound.bind(plain), plain.argmax(dim=-1)
-        self.measure = Measure(response, erased, bound, labels, temperature, model.sigmoid)
+        self.measure = Measure(response, tuple(erased), bound, labels, temperature, model.sigmoid)
         self.donors = (
             derangement(len(images), seed).to(model.device) if operator == "resample" else None
         )
