@@ -23,9 +23,9 @@ from seecause.heads import (
     screen,
     second_order,
 )
+from seecause.heads._score import HeadExperiment
 from seecause.heads._screen import _half_twin, _judge, saturated
 from seecause.heads.cigma import fit
-from seecause.heads.head_experiment import HeadExperiment
 from tests.helpers import noise, view
 from tests.reference import cigma as reference
 from tests.tiny import pictures, tiny

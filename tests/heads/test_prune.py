@@ -10,7 +10,7 @@ from torch.testing import assert_close
 import seecause as sc
 from seecause.errors import BadOption, NotDefined, UnsupportedModel
 from seecause.heads import ablate, prune
-from seecause.heads._prune import zero
+from seecause.heads._export import zero
 from seecause.models.slicing import columns, kept_groups, slice_heads
 from tests.families.native import HALF, SIZE
 from tests.helpers import noise, view

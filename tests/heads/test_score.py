@@ -17,7 +17,7 @@ from seecause.heads import (
     penalised,
     score,
 )
-from seecause.heads.head_experiment import derangement
+from seecause.heads._score import derangement
 from tests.families.conv import OPTIONS as CONV, tiny_conv
 from tests.helpers import hooks, noise, view
 from tests.reference import cigma as reference

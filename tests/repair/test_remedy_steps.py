@@ -14,7 +14,7 @@ from torch import nn
 from torch.testing import assert_close
 
 from seecause.errors import BadOption, Diverged, NotDefined
-from seecause.heads._prune import edited_copy
+from seecause.heads._export import edited_copy
 from seecause.heads.scores import HeadScores
 from seecause.repair import head_remedies, training_remedies
 from seecause.repair._remedies import Lesson, Mended, read_remedy, write_remedy

@@ -25,13 +25,13 @@ from seecause.report.heads import (
     score_grid,
     scores_csv,
     scores_section,
+    shot_answers,
     spelled,
     study_section,
 )
 from seecause.report.heads_audit import (
     audit_csv,
     groups_section,
-    shot_answers,
     verdict,
     verdict_section,
 )
@@ -115,7 +115,7 @@ def test_a_study_is_drawn_along_its_axis_or_row_by_row():
 
 def test_the_note_says_what_the_selector_scores():
     assert "background" in scores_section(SCORES, by="cigma").note
-    result = scores_section(SCORES, by="weight-norm", title="Which heads go first?")
+    result = scores_section(SCORES, by="weight-norm")
     assert (
         result.title == "Which heads go first?"
         and "hang on the background" not in result.note

@@ -42,7 +42,7 @@ from seecause.data.batch import to_batch
 from seecause.data.dataset import IGNORE, capabilities
 from seecause.engine.attention import attention_probs
 from seecause.engine.blanks import Blank
-from seecause.engine.chunks import budget, fit, in_chunks
+from seecause.engine.chunks import budget, run_in_chunks
 from seecause.engine.sweep import SweepPlan, Tail
 from seecause.engine.token_sets import Select
 from seecause.errors import BadOption, NotDefined, UnknownName
@@ -196,8 +196,7 @@ def attention_by_depth(model: VisionModel, images: Tensor, masks: Tensor) -> Dep
         )  # [b, 2, L]
 
     each = model.forward_bytes(layout) + 3 * model.n_heads * layout.tokens**2 * 4
-    chunk = fit(len(images), each, images.device)
-    attention = torch.cat(list(in_chunks(run_chunk, len(images), chunk, what="images"))).cpu()
+    attention = run_in_chunks(run_chunk, len(images), each, images.device, what="images").cpu()
     return Depth(attention[:, 0], attention[:, 1], 1 / layout.tokens)
 
 
@@ -230,11 +229,9 @@ def save_depth(store: Store, prepared: PreparedRun) -> None:
             if batch is not None and batch.masks is not None:
                 depths.append(attention_by_depth(prepared.model, batch.images, batch.masks))
     if depths:
-        joined = {
-            "on_object": torch.cat([depth.on_object for depth in depths]),
-            "on_background": torch.cat([depth.on_background for depth in depths]),
-            "uniform": torch.tensor(depths[0].uniform, dtype=torch.float64),
-        }
+        names = ("on_object", "on_background")
+        joined = {name: torch.cat([getattr(depth, name) for depth in depths]) for name in names}
+        joined["uniform"] = torch.tensor(depths[0].uniform, dtype=torch.float64)
         write_atomic(store.folder / DEPTH_FILE, save(joined))
 
 

@@ -46,12 +46,6 @@ AuditLimit = Annotated[
         show_default=f"{AUDITED[0]}, {AUDITED[1]} with --masks oracle",
     ),
 ]
-EXAMPLES = {
-    "audit": "audit --model hf:FOLDER --data waterbirds:PATH:test --limit 200 --out audit",
-    "score": "score --model hf:FOLDER --data waterbirds:PATH:train --limit 600 --out scores",
-    "prune": "prune --data waterbirds:PATH:train --test waterbirds:PATH:test --top 16",
-    "ablation-study": "ablation-study k --limit 300 --out study",
-}
 
 
 class AuditMasks(StrEnum):
@@ -91,15 +85,16 @@ def register(app: typer.Typer) -> None:
         no_args_is_help=True,
         help="Which heads answer from the background, and what if they go? (CIGMA)",
     )
-    for name, command in (
-        ("audit", audit),
-        ("score", score),
-        ("prune", prune),
-        ("ablation-study", ablation_study),
-    ):
-        commands.command(name, epilog=f"Example: seecause heads {EXAMPLES[name]}")(
-            with_pieces(command, f"heads {name}")
-        )
+    examples = {
+        audit: "--model hf:FOLDER --data waterbirds:PATH:test --limit 200 --out audit",
+        score: "--model hf:FOLDER --data waterbirds:PATH:train --limit 600 --out scores",
+        prune: "--data waterbirds:PATH:train --test waterbirds:PATH:test --top 16",
+        ablation_study: "k --limit 300 --out study",
+    }
+    for command, example in examples.items():
+        name = command.__name__.replace("_", "-")
+        listed = commands.command(name, epilog=f"Example: seecause heads {name} {example}")
+        listed(with_pieces(command, f"heads {name}"))
     commands.command()(selectors)
     app.add_typer(commands, name="heads")
 

@@ -316,9 +316,6 @@ class HeadSelector:
 
     def options(self) -> dict[str, Any]:
         """What was asked of the selector; what it does not have is refused by the library."""
-        from seecause._options import check_options
-        from seecause.heads._screen import Screening
-
         options = _pairs("--option", self.option or [], "temperature=2", FLAGS)
         if self.operator is not OperatorName.zero:
             options["operator"] = self.operator.value
@@ -326,6 +323,9 @@ class HeadSelector:
             options["guard"] = self.guard.value
         if self.screen is None:
             return options
+        from seecause._options import check_options
+        from seecause.heads import Screening
+
         fields = [name for name in ("verify", "audit", "half") if name in options]
         screening = {name: options.pop(name) for name in fields}
         check_options(f"the screen of {self.by}", Screening, {"top": self.screen, **screening})

@@ -178,11 +178,11 @@ def _write_pruned(result: PruneResult, form: Form, run: AskedRun) -> None:
     from seecause.report.heads import (
         change_section,
         curves_section,
+        repair_gallery,
         scores_csv,
         scores_section,
         settings_section,
     )
-    from seecause.report.heads_audit import repair_gallery
     from seecause.report.page import holes_section
 
     by, scores, model = result.scored.selector, result.scored.scores, result.model

@@ -37,8 +37,13 @@ from seecause.models.view import VisionModel
 from seecause.report.bench import curves_section, summaries, table_section
 from seecause.report.bench_gallery import gallery_section
 from seecause.report.cards import Card, MapView, Strip, render_cards
-from seecause.report.heads import change_section, curves_section as removal_section, scores_section
-from seecause.report.heads_audit import audit_gallery, repair_gallery, verdict_section
+from seecause.report.heads import (
+    change_section,
+    curves_section as removal_section,
+    repair_gallery,
+    scores_section,
+)
+from seecause.report.heads_audit import audit_gallery, verdict_section
 from seecause.report.overlay import scale_of
 from seecause.report.page import Section
 from seecause.target import Answer

@@ -1,5 +1,5 @@
 from seecause.heads._audit import Audit as Audit, audit as audit
-from seecause.heads._export import export as export
+from seecause.heads._export import export as export, prune as prune
 from seecause.heads._interchange import (
     Interchange as Interchange,
     interchange as interchange,
@@ -13,7 +13,6 @@ from seecause.heads._outcomes import (
     examples as examples,
     outcomes as outcomes,
 )
-from seecause.heads._prune import ablate as ablate, prune as prune
 from seecause.heads._prune_and_test import (
     Background as Background,
     PruneResult as PruneResult,
@@ -24,7 +23,6 @@ from seecause.heads._prune_and_test import (
 from seecause.heads._score import score as score
 from seecause.heads._screen import (
     Screened as Screened,
-    Screening as Screening,
     first_order as first_order,
     screen as screen,
     second_order as second_order,
@@ -32,6 +30,7 @@ from seecause.heads._screen import (
 from seecause.heads.baselines import divprune as divprune, retrain_last_layer as retrain_last_layer
 from seecause.heads.cigma import (
     Greedy as Greedy,
+    Screening as Screening,
     additivity as additivity,
     greedy as greedy,
     joint_effect as joint_effect,
@@ -39,8 +38,8 @@ from seecause.heads.cigma import (
 )
 from seecause.heads.erase import Erasure as Erasure, Masks as Masks, Swapped as Swapped
 from seecause.heads.gains import Gains as Gains, information_gains as information_gains
-from seecause.heads.gating import Gating as Gating, head_gates as head_gates
 from seecause.heads.masks import discover_masks as discover_masks, iou as iou
+from seecause.heads.other_selectors import Gating as Gating, head_gates as head_gates
 from seecause.heads.pictures import (
     AnswerSampling as AnswerSampling,
     Pictures as Pictures,
@@ -50,11 +49,12 @@ from seecause.heads.pictures import (
 from seecause.heads.scores import (
     Head as Head,
     HeadScores as HeadScores,
+    ablate as ablate,
     above_noise as above_noise,
     penalised as penalised,
     protected as protected,
+    random_sets as random_sets,
     select as select,
     selectors as selectors,
 )
-from seecause.heads.simple_selectors import random_sets as random_sets
 from seecause.heads.studies import StudyTable as StudyTable, ablation_study as ablation_study

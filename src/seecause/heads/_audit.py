@@ -21,7 +21,7 @@ from torch import Tensor
 from seecause.data.dataset import Dataset, Hole
 from seecause.data.registry import as_data
 from seecause.errors import BadOption
-from seecause.heads._outcomes import SWAP, Examples, examples, readable_twins
+from seecause.heads._outcomes import SWAP, Examples, background_gaps, examples, readable_twins
 from seecause.heads.erase import Erasure, Fill, Masks
 from seecause.heads.gains import Gains, information_gains
 from seecause.heads.masks import MaskSearch, check_search, discover_masks, iou, mask_options
@@ -33,7 +33,7 @@ from seecause.heads.pictures import (
     no_progress,
     pictures_of,
 )
-from seecause.metrics.accuracy import GroupAccuracy, background_gap, clopper_pearson
+from seecause.metrics.accuracy import GroupAccuracy, clopper_pearson
 from seecause.models._settled import settles
 from seecause.models.base import ImageModel, protocol
 
@@ -256,11 +256,9 @@ def _flips(model: ImageModel, pictures: Pictures, logits: Tensor) -> Tensor | No
 
 
 def _gap(model: ImageModel, same: Pictures, random: Pictures) -> tuple[float, int, int]:
-    right = []
-    for pictures in readable_twins(same, random):
-        assert pictures.labels is not None
-        right.append((logits_of(model, pictures.images).argmax(dim=1) == pictures.labels).cpu())
-    return background_gap(*right), len(right[0]), len(right[1])
+    (gap,) = background_gaps(model, same, random, [[]])
+    first, second = readable_twins(same, random)
+    return gap, len(first), len(second)
 
 
 def _search_record(search: dict[str, Any]) -> dict[str, Any]:

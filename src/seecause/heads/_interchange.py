@@ -27,7 +27,15 @@ from seecause.engine.forks import HELD, fork, gated_logits
 from seecause.errors import BadOption
 from seecause.heads.erase import Baseline, Masks, Swapped
 from seecause.heads.gains import jensen_shannon, log_probs, need_distribution
-from seecause.heads.scores import Head, HeadScores, all_heads, gates_without, need_heads, selector
+from seecause.heads.scores import (
+    Head,
+    HeadScores,
+    all_heads,
+    gates_without,
+    need_heads,
+    over_images,
+    selector,
+)
 from seecause.metrics import standard_error
 from seecause.models._settled import settles
 from seecause.models.base import protocol
@@ -81,8 +89,8 @@ def interchange(
     images = images.to(model.device, model.dtype)
     layout, n, kinds = model.check(images), len(images), len(cues)
     heads = all_heads(model)
-    effects = torch.full((kinds, n, model.n_layers, model.n_heads), torch.nan, dtype=torch.float64)
-    totals = torch.empty(kinds, n, dtype=torch.float64)
+    effects = torch.full((n, kinds, model.n_layers, model.n_heads), torch.nan, dtype=torch.float64)
+    totals = torch.empty(n, kinds, dtype=torch.float64)
 
     def run_chunk(a: int, b: int) -> int:
         rows = torch.cat(
@@ -90,38 +98,30 @@ def interchange(
         )  # each image for every cue, then its counterfactuals
         half = kinds * (b - a)
         whole, other = log_probs(model(rows), temperature).split(half)
-        totals[:, a:b] = jensen_shannon(whole, other).double().cpu().unflatten(0, (kinds, b - a))
+        totals[a:b] = jensen_shannon(whole, other).double().cpu().unflatten(0, (kinds, b - a)).T
 
         def each(layer: int, at: list[int], logits: Tensor) -> None:
             moved = jensen_shannon(whole, log_probs(logits, temperature))  # [k, kinds * b]
-            effects[:, a:b, layer, at] = (
-                moved.double().cpu().unflatten(1, (kinds, b - a)).movedim(0, -1)
-            )
+            by_cue = moved.double().cpu().unflatten(1, (kinds, b - a))  # [k, kinds, b]
+            effects[a:b, :, layer, at] = by_cue.permute(2, 1, 0)
 
-        fork(
-            model,
-            rows,
-            heads,
-            each,
-            content=lambda layer, carried, tokens: carried[half:],
-            forking=half,
-        )
+        def content(layer: int, carried: Tensor, tokens: Tensor) -> Tensor:
+            return carried[half:]
+
+        fork(model, rows, heads, each, content=content, forking=half)
         return b - a
 
     size = fit(n, 2 * kinds * model.forward_bytes(layout), images.device, share=HELD)
     for done in in_chunks(run_chunk, n, size, what="images"):
         if progress is not None:
             progress(done)
-    means, errors = effects.mean(dim=1), [standard_error(by_cue) for by_cue in effects]
-    both = kinds == 2
+    means, errors = effects.mean(dim=0), standard_error(effects)
     record = {"temperature": temperature, "cues": list(cues), **protocol(model, images)}
-    total: dict[str, float] = {
-        cue: float(value.mean()) for cue, value in zip(cues, totals, strict=True)
-    }
-    total_error: dict[str, float] = {
-        cue: float(standard_error(value)) for cue, value in zip(cues, totals, strict=True)
-    }
-    foreground = (means[1], errors[1]) if both else (None, None)
+    total, total_error = (
+        dict[str, float](zip(cues, values.tolist(), strict=True))
+        for values in (totals.mean(dim=0), standard_error(totals))
+    )
+    foreground = (means[1], errors[1]) if kinds == 2 else (None, None)
     return Interchange(means[0], errors[0], *foreground, total, record, total_error)
 
 
@@ -155,11 +155,10 @@ def mediated(
             content=lambda layer, carried, tokens: carried[b - a :],
         )
         answers = (log_probs(mixed, temperature), plain[1])
-        return torch.stack([jensen_shannon(plain[0], answer) for answer in answers]).double().cpu()
+        moved = [jensen_shannon(plain[0], answer) for answer in answers]
+        return torch.stack(moved, dim=1).double().cpu()
 
-    size = fit(len(images), 2 * model.forward_bytes(model.check(images)), images.device)
-    parts = in_chunks(run_chunk, len(images), size, what="images")
-    through, whole = torch.cat(list(parts), dim=1).mean(dim=1)
+    through, whole = over_images(run_chunk, model, images, holds=2).mean(dim=0)
     return float(through / whole)
 
 
@@ -199,7 +198,7 @@ def interchange_scores(
             "pairs whose answers differ: these are answered alike already",
         )
     spread = effects.total_error["background"]
-    about = {**effects.protocol, "selector": "interchange", "effect": whole}
+    about = {**effects.protocol, "effect": whole}
     about["effect error"] = None if math.isnan(spread) else spread
     if not whole > BEYOND_ZERO * spread:
         about["mediated"] = {}

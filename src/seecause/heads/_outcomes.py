@@ -17,8 +17,7 @@ from seecause.engine.forks import logits_of_sets
 from seecause.heads.erase import ErasedViews, Erasure
 from seecause.heads.gains import Gains, jensen_shannon, log_probs
 from seecause.heads.pictures import Pictures, logits_of
-from seecause.heads.scores import Head, HeadScores, gates_without
-from seecause.heads.simple_selectors import random_sets
+from seecause.heads.scores import Head, HeadScores, gates_without, need_heads, random_sets
 from seecause.metrics.accuracy import (
     GroupAccuracy,
     background_gap,
@@ -82,10 +81,14 @@ def changes(
 
 @settles
 @torch.no_grad()
-def logits_without(model: VisionModel, images: Tensor, sets: Sequence[Sequence[Head]]) -> Tensor:
-    """Logits [S, N, C] of images [N, 3, H, W] without each set of heads, on the model's device."""
-    gates = torch.stack([gates_without(model, heads) for heads in sets])
-    return logits_of_sets(model, images, gates)
+def logits_without(model: ImageModel, images: Tensor, sets: Sequence[Sequence[Head]]) -> Tensor:
+    """Logits [S, N, C] of images [N, 3, H, W] without each set of heads, on the model's device; of
+    a model that is not read by heads, where no set has any."""
+    if not any(sets):
+        return logits_of(model, images).expand(len(sets), -1, -1)
+    view = need_heads(model, "head ablation")
+    gates = torch.stack([gates_without(view, heads) for heads in sets])
+    return logits_of_sets(view, images, gates)
 
 
 @settles
@@ -251,17 +254,17 @@ def curve(
     """Remove the best k heads for every k, and `draws` random sets beside it, as large as what was
     really removed: scores of 0 or less stay."""
     chosen = [scores.top(k) for k in ks]
-    lots = []
+    sets = [*chosen]
     for heads in chosen:
-        lots += random_sets(model, len(heads), draws=draws, seed=seed)
-    measured = outcomes(model, pictures, [*chosen, *lots], erasures, train=train, progress=progress)
-    by_lot = measured[len(ks) :]
-    random = [by_lot[i * draws : (i + 1) * draws] for i in range(len(ks))]
+        sets += random_sets(model, len(heads), draws=draws, seed=seed)
+    measured = outcomes(model, pictures, sets, erasures, train=train, progress=progress)
+    drawn = measured[len(ks) :]
+    random = [drawn[i * draws : (i + 1) * draws] for i in range(len(ks))]
     return Curve(list(ks), measured[: len(ks)], random)
 
 
 def background_gaps(
-    model: VisionModel, same: Pictures, random: Pictures, sets: Sequence[Sequence[Head]]
+    model: ImageModel, same: Pictures, random: Pictures, sets: Sequence[Sequence[Head]]
 ) -> list[float]:
     """BG-gap of the Backgrounds Challenge without each set of heads: accuracy on mixed_same less
     that on mixed_rand, of objects that could be read in both."""
@@ -318,10 +321,5 @@ def examples(
         versions["no background"], versions["no object"] = views.erased(slice(None))
     if pictures.swapped is not None:
         versions[ELSEWHERE] = pictures.swapped.background
-    logits = {}
-    for name, images in versions.items():
-        if isinstance(model, VisionModel) and any(sets):
-            logits[name] = logits_without(model, images, sets)
-        else:
-            logits[name] = logits_of(model, images).expand(len(sets), -1, -1)
+    logits = {name: logits_without(model, images, sets) for name, images in versions.items()}
     return Examples(pictures, erasure, versions, logits)

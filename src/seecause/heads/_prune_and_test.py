@@ -29,7 +29,7 @@ from seecause.heads._outcomes import (
     curve,
     examples,
 )
-from seecause.heads._screen import Screening
+from seecause.heads.cigma import Screening
 from seecause.heads.erase import Erasure, Fill, Masks
 from seecause.heads.masks import check_search, discover_masks, mask_options
 from seecause.heads.pictures import (
@@ -304,16 +304,16 @@ def prune_and_test(
     ks = _steps(len(heads), int(scored.scores.value.isfinite().sum()))
     drawn: dict[str, Any] = {"draws": draws, "seed": seed, "train": scored.shares}
     with progress("measuring", len(pictures)) as advance:
-        line = curve(judge, pictures, scored.scores, ks, erasures, **drawn, progress=advance)
+        removals = curve(judge, pictures, scored.scores, ks, erasures, **drawn, progress=advance)
     gaps = None
     if twin is not None:
         before, after = background_gaps(judge, twin, pictures, [[], heads])
         gaps = before, after
     places = torch.linspace(0, len(pictures) - 1, min(SHOWN, len(pictures))).round().long()
-    shots = examples(judge, pictures.take(places), erasures[0].take(places), [[], heads])
+    shown = examples(judge, pictures.take(places), erasures[0].take(places), [[], heads])
     read = [scored.pictures, pictures] + ([] if twin is None else [twin])
     holes = tuple(dict.fromkeys(hole for part in read for hole in part.holes))
-    return PruneResult(view, heads, scored, pictures, line, shots, gaps, holes)
+    return PruneResult(view, heads, scored, pictures, removals, shown, gaps, holes)
 
 
 def check_selector(

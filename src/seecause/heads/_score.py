@@ -10,6 +10,9 @@ is. So accuracy, NLL, entropy and (with `guard`) FIG without the head come along
     mean       what it carries on average over the images, token by token
     resample   what it carries in another image (a seeded derangement); the same donor for all
                versions of an image
+
+`HeadExperiment` is what every estimator of head scores shares: images, what is measured on them,
+and what a removed head carries instead.
 """
 
 from __future__ import annotations
@@ -17,34 +20,36 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar, get_args
 
 import torch
 from torch import Tensor
 
 from seecause._pieces import in_pieces
-from seecause.engine.chunks import fit, in_chunks
-from seecause.engine.forks import HELD, fork, inert
+from seecause.engine.chunks import fit, in_chunks, plain_logits
+from seecause.engine.forks import HELD, fork, gated_logits, inert, mean_carried, zeros
 from seecause.errors import BadOption
-from seecause.heads.erase import Baseline, Masks
-from seecause.heads.head_experiment import (
+from seecause.heads.erase import Baseline, ErasedView, ErasedViews, Masks, Swapped
+from seecause.heads.gains import (
+    COMPARED,
     OF_MASKS,
-    HeadExperiment,
     Measure,
-    Operator,
     Response,
     View,
-    instead_of,
     matched_temperature,
+    need_distribution,
 )
-from seecause.heads.scores import Head, HeadScores, checked_heads
+from seecause.heads.scores import Head, HeadScores, all_heads, checked_heads, need_heads
 from seecause.metrics import standard_error
 from seecause.models._settled import settles
+from seecause.models.base import protocol
 from seecause.models.view import VisionModel
-from seecause.target import Spec
+from seecause.target import Spec, parse
 
-SCORED = {"cuda": 128, "cpu": 8}  # images of a piece, the same wherever it is done
+T = TypeVar("T")
+Operator = Literal["zero", "mean", "resample"]
 Temperature = float | Literal["matched"]
+SCORED = {"cuda": 128, "cpu": 8}  # images of a piece, the same wherever it is done
 
 
 @settles
@@ -104,9 +109,9 @@ def score(
     silent = inert(model).intersection(chosen)
     running = [head for head in chosen if head not in silent]
     plain, without = _measured(experiment, running, silent, matched=matched, progress=progress)
-    protocol = {**experiment.record(), "operator": operator, "temperature": temperature}
-    protocol |= {"guard": guard, "seed": seed, "heads_run": len(running)}
-    return _head_scores(plain, without, total=len(experiment.heads), protocol=protocol)
+    record = {**experiment.record(), "operator": operator, "temperature": temperature}
+    record |= {"guard": guard, "seed": seed, "heads_run": len(running)}
+    return _head_scores(plain, without, total=len(experiment.heads), record=record)
 
 
 def _head_scores(
@@ -114,7 +119,7 @@ def _head_scores(
     without: Mapping[str, Tensor],
     *,
     total: int,
-    protocol: dict[str, Any],
+    record: dict[str, Any],
 ) -> HeadScores:
     """From what was measured, by name: [B] of the whole model and [B, L, H] without each head."""
     lost = {name: value[:, None, None] - without[name] for name, value in plain.items()}
@@ -125,7 +130,7 @@ def _head_scores(
         error=standard_error(lost["response"]),
         after=after,
         before={name: float(value.mean()) for name, value in plain.items()},
-        protocol=protocol,
+        protocol=record,
         total=total,
         effects=lost["response"],
         fig_drops=lost.get("fig"),
@@ -243,3 +248,130 @@ def _at_matched_temperature(
             values[layer] = replace(measure, temperature=matched[:, None, None])(without)
             values[layer]["temperature"] = matched[:, None].expand_as(values[layer]["nll"])
     return values
+
+
+class HeadExperiment:
+    """Images with their erased versions, what is measured on them, and what a removed head carries
+    instead."""
+
+    def __init__(
+        self,
+        model: VisionModel,
+        images: Tensor,
+        masks: Masks | Tensor | None,
+        *,
+        response: Response | Callable[[Tensor], Tensor] = "big",
+        target: Spec = None,
+        operator: Operator = "zero",
+        baseline: Baseline = "grey",
+        guard: bool = True,
+        temperature: float = 1.0,
+        seed: int = 0,
+    ):
+        need_heads(model, "head scores")
+        if operator not in get_args(Operator):
+            raise BadOption("operator", operator, f"one of {', '.join(get_args(Operator))}")
+        self.model = model
+        self.operator: Operator = operator
+        self.images = images.to(model.device, model.dtype)
+        self.layout = model.check(self.images)
+        self.heads = all_heads(model)
+        if response in OF_MASKS:
+            need_distribution(model, f"response={response!r} with masks")
+        elif not callable(response) and response not in get_args(Response):
+            known = ", ".join(get_args(Response))
+            raise BadOption("response", response, f"one of {known}, or a function of logits")
+        guarded = guard and (
+            response in OF_MASKS or masks is not None or isinstance(baseline, Swapped)
+        )
+        if guarded:
+            need_distribution(model, "the guard")
+        erased: list[ErasedView] = [
+            view for name, view in COMPARED.items() if guarded or response == name
+        ]
+        self.erased = ErasedViews(model, self.images, masks, baseline) if erased else None
+        bound = parse(model, target, len(images))
+        labels = bound.classes if bound.against is None else None
+        if labels is None:  # the model's own answers
+            plain = plain_logits(model, self.images, what="images")
+            bound, labels = bound.bind(plain), plain.argmax(dim=-1)
+        self.measure = Measure(response, tuple(erased), bound, labels, temperature, model.sigmoid)
+        self.donors = (
+            derangement(len(images), seed).to(model.device) if operator == "resample" else None
+        )
+        self.means = mean_carried(model, self.images) if operator == "mean" else []
+
+    @property
+    def copies(self) -> int:
+        """Versions of each image that run."""
+        return len(self.measure.views)
+
+    def rows(self, part: slice) -> Tensor:
+        """All versions of some images, [V * b, 3, H, W], and behind them the donors of those
+        images."""
+        pictures = [self.images[part]]
+        if self.erased is not None:
+            pictures += self.erased.erased(part, self.measure.erased)
+        if self.donors is not None:
+            pictures.append(self.images[self.donors[part]])
+        return torch.cat(pictures)
+
+    def content(self, layer: int, carried: Tensor, tokens: Tensor) -> Tensor:
+        """What a removed head carries instead."""
+        return instead_of(self.operator, self.means, self.copies, layer, carried, tokens)
+
+    def gated(self, part: slice, gates: Tensor) -> dict[str, Tensor]:
+        """Everything that is measured on some images whose heads have gates [b, L, H]: [b] each.
+        Differentiable in the gates."""
+        logits = gated_logits(
+            self.model, self.rows(part), gates.repeat(self.copies, 1, 1), content=self.content
+        )
+        return self.measure.take(part)(self.measure.split(logits))
+
+    def over_images(self, run: Callable[[slice], T], *, depth: float = 1.0) -> list[T]:
+        """`run` on as many images at a time as fit, if each row holds `depth` times a plain run."""
+        rows, count = self.copies + (self.donors is not None), len(self.images)
+        each = int(rows * self.model.forward_bytes(self.layout) * depth)
+        size = fit(count, each, self.images.device)
+        return list(in_chunks(lambda a, b: run(slice(a, b)), count, size, what="images"))
+
+    def record(self) -> dict[str, Any]:
+        name = self.measure.response
+        erased = {} if self.erased is None else self.erased.record()
+        return {
+            "response": name if isinstance(name, str) else getattr(name, "__name__", "callable"),
+            "target": self.measure.target.record(self.model),
+            **erased,
+            **protocol(self.model, self.images),
+        }
+
+
+def instead_of(
+    operator: Operator,
+    means: list[Tensor],
+    copies: int,
+    layer: int,
+    carried: Tensor,
+    tokens: Tensor,
+) -> Tensor:
+    """What a removed head carries instead, where `copies` versions of each image run."""
+    if operator == "mean":
+        return means[layer][tokens]
+    if operator == "resample":
+        donors = len(carried) // (copies + 1)
+        return carried[-donors:].repeat(copies, 1, 1, 1)
+    return zeros(layer, carried, tokens)
+
+
+def derangement(count: int, seed: int) -> Tensor:
+    """For each of `count` images another one: the next in a random circle."""
+    if count < 2:
+        raise BadOption(
+            "operator",
+            "resample",
+            "'zero' or 'mean': with one image there is no other to take from",
+        )
+    order = torch.randperm(count, generator=torch.Generator().manual_seed(seed))
+    donors = torch.empty_like(order)
+    donors[order] = order.roll(-1)
+    return donors

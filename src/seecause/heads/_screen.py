@@ -41,10 +41,9 @@ from seecause._options import check_options
 from seecause.engine.forks import carried_logits
 from seecause.engine.mixture import need_gradients
 from seecause.errors import BadOption, NotDefined
-from seecause.heads._score import score
+from seecause.heads._score import HeadExperiment, score
 from seecause.heads.erase import Masks
-from seecause.heads.gains import log_probs
-from seecause.heads.head_experiment import OF_MASKS, HeadExperiment, View
+from seecause.heads.gains import COMPARED, OF_MASKS, log_probs
 from seecause.heads.scores import Head, HeadScores, absent, mean_scores, padded
 from seecause.loading import rewrap
 from seecause.metrics.statistics import rank_correlation
@@ -57,17 +56,6 @@ MOST = math.log(2)  # no divergence is larger
 BENT = 0.6  # c, the weight of |e_h|^2
 PROBES = 1  # random signs whose squares are averaged
 ROOM = 1e-6  # of it, that is always left: the slope of x is that of JS over what is left
-
-
-@dataclass(frozen=True, kw_only=True)
-class Screening:
-    """Options of `screen`: find the `top` heads, verify 3 * top (or `verify`), audit a share of
-    all, measure in bfloat16 (`half`)."""
-
-    top: int
-    verify: int | None = None
-    audit: float = 0.02
-    half: bool = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -180,8 +168,7 @@ def _first_order(experiment: HeadExperiment, seed: int = 0) -> HeadScores:
 
 
 def _second_order(experiment: HeadExperiment, seed: int) -> HeadScores:
-    big = experiment.measure.response == "big"
-    other: View = "no_background" if big else "no_foreground"
+    other = COMPARED[str(experiment.measure.response)]
     chance = torch.Generator().manual_seed(seed)
     shape = (PROBES, len(experiment.images), experiment.model.n_classes)
     signs = torch.randint(0, 2, shape, generator=chance) * 2.0 - 1
@@ -280,8 +267,9 @@ def _averaged(
     model = experiment.model
     guesses = torch.cat(experiment.over_images(run_chunk, depth=model.n_layers + 1))
     guesses[:, absent(model)] = torch.nan
-    protocol = {"estimator": estimator, "operator": experiment.operator}
-    return replace(mean_scores(model, guesses, protocol=protocol), effects=guesses)
+    scores = mean_scores(model, guesses)
+    about = {"estimator": estimator, "operator": experiment.operator, **scores.protocol}
+    return replace(scores, effects=guesses, protocol=about)
 
 
 def _judge(

@@ -73,8 +73,8 @@ def divprune(
             [kept_logits(model, h, tokens, at, start=after), tokens.to(h.dtype)], dim=1
         )
 
-    both = over_images(run_chunk, model, images, holds=1)
-    return KeptTokens(both[:, : -layout.n_patches], both[:, -layout.n_patches :].bool())
+    columns = over_images(run_chunk, model, images, holds=1)
+    return KeptTokens(columns[:, : -layout.n_patches], columns[:, -layout.n_patches :].bool())
 
 
 def most_diverse(features: Tensor, count: int) -> Tensor:
@@ -283,20 +283,19 @@ def _logistic(
 def _balanced(member: np.ndarray, draw: np.random.Generator) -> np.ndarray:
     """Rows of a random subset with as many of each group as the smallest group has."""
     size = np.bincount(member).min()
-    return np.concatenate(
-        [
-            draw.permutation(np.flatnonzero(member == group))[:size]
-            for group in range(member.max() + 1)
-        ]
-    )
+    return np.concatenate([rows[:size] for rows in _shuffled(member, draw)])
 
 
 def _halves(member: np.ndarray, draw: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
     """Two halves of every group."""
-    rows = [draw.permutation(np.flatnonzero(member == group)) for group in range(member.max() + 1)]
-    return np.concatenate([r[: len(r) // 2] for r in rows]), np.concatenate(
-        [r[len(r) // 2 :] for r in rows]
-    )
+    groups = _shuffled(member, draw)
+    first = np.concatenate([rows[: len(rows) // 2] for rows in groups])
+    return first, np.concatenate([rows[len(rows) // 2 :] for rows in groups])
+
+
+def _shuffled(member: np.ndarray, draw: np.random.Generator) -> list[np.ndarray]:
+    """Rows of each group, in random order."""
+    return [draw.permutation(np.flatnonzero(member == group)) for group in range(member.max() + 1)]
 
 
 def _own_classifier(module: Any) -> nn.Linear | None:

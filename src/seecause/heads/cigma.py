@@ -25,11 +25,9 @@ from torch import Tensor
 
 from seecause._options import check_options
 from seecause.errors import BadOption
-from seecause.heads._score import Temperature, score
-from seecause.heads._screen import Screening, screen as screen_heads
+from seecause.heads._score import HeadExperiment, Operator, Temperature, score
 from seecause.heads.erase import Baseline, Masks, Swapped
 from seecause.heads.gains import information_gains
-from seecause.heads.head_experiment import HeadExperiment, Operator
 from seecause.heads.masks import discover_masks
 from seecause.heads.scores import (
     GUARDS,
@@ -43,6 +41,17 @@ from seecause.heads.scores import (
 )
 from seecause.models._settled import settles
 from seecause.models.view import VisionModel
+
+
+@dataclass(frozen=True, kw_only=True)
+class Screening:
+    """Options of `screen`: find the `top` heads, verify 3 * top (or `verify`), audit a share of
+    all, measure in bfloat16 (`half`)."""
+
+    top: int
+    verify: int | None = None
+    audit: float = 0.02
+    half: bool = False
 
 
 @selector(
@@ -90,10 +99,7 @@ def cigma(
     gains = information_gains(model, images, at_hand, baseline=both, temperature=plain)
     scores = GUARDS[guard](above_noise(scores, gains.noise_floor))
     source = "none" if at_hand is None else "given" if at_hand is masks else "discovered"
-    return replace(
-        scores,
-        protocol={**scores.protocol, "selector": "cigma", "masks": source, "guard": guard},
-    )
+    return replace(scores, protocol={**scores.protocol, "masks": source, "guard": guard})
 
 
 def _screened(
@@ -104,8 +110,10 @@ def _screened(
     options: Mapping[str, Any],
 ) -> HeadScores:
     """Exact scores of the likeliest heads; the protocol says how far the guess can be trusted."""
+    from seecause.heads._screen import screen
+
     settings = screening if isinstance(screening, Screening) else Screening(top=screening)
-    screened = screen_heads(model, images, masks, **asdict(settings), **options)
+    screened = screen(model, images, masks, **asdict(settings), **options)
     about = {
         "verified": len(screened.verified),
         "audited": len(screened.audited),
@@ -197,7 +205,7 @@ def greedy_cigma(
     gain = torch.full_like(value, torch.nan)
     for place, (head, won) in enumerate(zip(chosen.heads, chosen.gains, strict=True)):
         value[head], gain[head] = len(chosen.heads) - place, won
-    protocol = {**first.protocol, "selector": "greedy", "top": top, "guard": guard}
+    protocol = {**first.protocol, "top": top, "guard": guard}
     after = {"score when chosen": gain}
     return HeadScores(value, after=after, before=first.before, protocol=protocol)
 
@@ -312,19 +320,9 @@ def regression(
     """What each head adds to BIG while random others are missing too, by least squares. It has no
     guard."""
     at_hand = masks_at_hand(model, images, masks, baseline, mask_steps)
-    scores = regress(
-        model,
-        images,
-        at_hand,
-        draws=draws,
-        rate=rate,
-        ridge=ridge,
-        seed=seed,
-        target=labels,
-        baseline=baseline,
-        operator=operator,
-    )
-    return replace(scores, protocol={**scores.protocol, "selector": "regression"})
+    options: dict[str, Any] = {"draws": draws, "rate": rate, "ridge": ridge, "seed": seed}
+    options |= {"target": labels, "baseline": baseline, "operator": operator}
+    return regress(model, images, at_hand, **options)
 
 
 def fit(gone: Tensor, lost: Tensor, *, ridge: float = 0.0) -> tuple[Tensor, Tensor, float]:

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, get_args
+from typing import Any, Literal, Self, get_args
 
 import torch
 from torch import Tensor
@@ -41,7 +41,17 @@ BLUR = 10 / 224  # deviation, as a share of the longer side
 
 
 @dataclass(frozen=True, eq=False)
-class Swapped:
+class OfImages:
+    """Facts about some images: every tensor [B, ...] has a row for each."""
+
+    def take(self, rows: Tensor) -> Self:
+        """Those of some images, by place or by mask."""
+        tensors = {name: value for name, value in vars(self).items() if isinstance(value, Tensor)}
+        return replace(self, **{n: value[rows.to(value.device)] for n, value in tensors.items()})
+
+
+@dataclass(frozen=True, eq=False)
+class Swapped(OfImages):
     """Counterfactual pictures [B, 3, H, W], normalised like the images. They need no mask."""
 
     background: Tensor  # the same objects elsewhere: what I_-bg is
@@ -50,11 +60,6 @@ class Swapped:
     def to(self, device: torch.device, dtype: torch.dtype) -> Swapped:
         foreground = None if self.foreground is None else self.foreground.to(device, dtype)
         return Swapped(self.background.to(device, dtype), foreground)
-
-    def take(self, rows: Tensor) -> Swapped:
-        """Those of some images, by place."""
-        foreground = None if self.foreground is None else self.foreground[rows]
-        return Swapped(self.background[rows], foreground)
 
     def check(self, images: Tensor) -> None:
         for name in SWAPS.values():
@@ -136,7 +141,7 @@ def describe(baseline: Baseline) -> str:
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Masks:
+class Masks(OfImages):
     """The foreground of each image, as the model sees it (`discovered`) or as it is (`oracle`)."""
 
     hard: Tensor  # [B, H, W] bool
@@ -154,22 +159,6 @@ class Masks:
     @property
     def source(self) -> str:
         return self.protocol["source"]
-
-    def take(self, rows: Tensor) -> Masks:
-        """Those of some images, by place."""
-
-        def chosen(tensor: Tensor | None) -> Tensor | None:
-            return None if tensor is None else tensor[rows.to(tensor.device)]
-
-        return replace(
-            self,
-            hard=self.hard[rows.to(self.hard.device)],
-            soft=chosen(self.soft),
-            ties=chosen(self.ties),
-            losses=chosen(self.losses),
-            steps=chosen(self.steps),
-            inside=chosen(self.inside),
-        )
 
     @classmethod
     def oracle(cls, truth: Tensor, *, inside: Tensor | None = None) -> Masks:
@@ -218,14 +207,14 @@ class ErasedViews:
             return [whole[rows].to(self.images) for whole in pictures]
         assert self.masks is not None
         device, inside = self.images.device, self.masks.inside
-        made = erase(
+        erased = erase(
             self.model,
             self.images[rows],
             self.masks.hard[rows].to(device),
             part(self.baseline, len(self.images), rows),
             inside=None if inside is None else inside[rows].to(device),
         )
-        return [made[ERASED.index(view)] for view in views]
+        return [erased[ERASED.index(view)] for view in views]
 
     def record(self) -> dict[str, Any]:
         return {

@@ -12,6 +12,11 @@ s = sqrt(p q), so that p = s exp(-u) and q = s exp(u), each class adds
     u (q - p) / 2 - m log cosh u,       log cosh u = |u| + log1p(exp(-2|u|)) - ln 2   for large |u|
 which is never negative and loses no digits; the same in exact arithmetic.
 
+`Measure` takes these and other responses from logits, for every estimator of head scores:
+    big, fig            as above (need masks)
+    prob, logit, nll    of the target class
+    callable            any function of logits [M, C] -> [M]
+
 With masks the model found itself, BIG measures evidence outside the model's own evidence, not
 outside the object: see `masks`.
 """
@@ -19,22 +24,28 @@ outside the object: see `masks`.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from seecause._pieces import PIECE, in_pieces
-from seecause.engine.chunks import fit, in_chunks
+from seecause.engine.chunks import run_in_chunks
 from seecause.errors import BadOption, NotDefined
-from seecause.heads.erase import Baseline, ErasedViews, Masks
+from seecause.heads.erase import Baseline, ErasedView, ErasedViews, Masks, OfImages
 from seecause.metrics.statistics import ratio_interval
 from seecause.models._settled import settles
 from seecause.models.base import ImageModel, protocol
-from seecause.target import need_aimed
+from seecause.target import Target, need_aimed
 from seecause.types import wide
 
+Response = Literal["big", "fig", "prob", "logit", "nll"]
+View = Literal["plain"] | ErasedView
+# responses that compare answers, and the version of a picture that each compares with
+COMPARED: Mapping[str, ErasedView] = {"big": "no_background", "fig": "no_foreground"}
+OF_MASKS = tuple(COMPARED)  # to be asked by equality: a response may be a callable without a hash
 FEW = 5  # pictures: fewer give no interval, and no accuracy of a group, that could be believed
 DEGENERATE = 1e-8  # FIG + BIG below this: nothing was lost either way, and BIR says nothing
 SMALL = 1.0  # of |u|, where the two forms meet; both are good there
@@ -67,7 +78,7 @@ def entropy(log_p: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True, eq=False)
-class Gains:
+class Gains(OfImages):
     """Per image, float64 on the CPU."""
 
     fig: Tensor  # [B]
@@ -107,11 +118,9 @@ class Gains:
     def interval(self) -> tuple[float, float]:
         """The 95 % bootstrap interval of the ratio of means, over images; NaN for one image, which
         says nothing of others."""
-        return (
-            (torch.nan, torch.nan)
-            if len(self.big) < 2
-            else ratio_interval(self.big, self.fig + self.big)
-        )
+        if len(self.big) < 2:
+            return torch.nan, torch.nan
+        return ratio_interval(self.big, self.fig + self.big)
 
     def interval_text(self, digits: int = 3) -> str:
         """The interval as it may be shown: none for few images or where nothing matters, and never
@@ -124,15 +133,8 @@ class Gains:
         shown = [f"{end:.{digits}f}" for end in (low, high)]
         if shown[0] != shown[1]:
             return " to ".join(shown)
-        return (
-            f"below {10**-digits:.{digits}f}"
-            if float(shown[1]) == 0
-            else f"no spread over {count} pictures"
-        )
-
-    def take(self, rows: Tensor) -> Gains:
-        """Of some images."""
-        return replace(self, fig=self.fig[rows], big=self.big[rows])
+        nothing = f"below {10**-digits:.{digits}f}"
+        return nothing if float(shown[1]) == 0 else f"no spread over {count} pictures"
 
     def __repr__(self) -> str:
         ratios = (
@@ -194,10 +196,8 @@ def gains_piece(model: ImageModel, images: Tensor, temperature: float) -> dict[s
             [jensen_shannon(plain, other) for other in (no_foreground, no_background, again)], dim=1
         )
 
-    each = 3 * model.forward_bytes(model.check(images[0]))
-    size = fit(images.shape[1], each, images.device)
-    chunks = list(in_chunks(run_chunk, images.shape[1], size, what="images"))
-    return {"gains": torch.cat(chunks).cpu()}
+    count, each = images.shape[1], 3 * model.forward_bytes(model.check(images[0]))
+    return {"gains": run_in_chunks(run_chunk, count, each, images.device, what="images").cpu()}
 
 
 def need_distribution(model: ImageModel, what: str) -> None:
@@ -210,3 +210,75 @@ def need_distribution(model: ImageModel, what: str) -> None:
             " compare",
             "Wrap the model with sigmoid=False",
         )
+
+
+@dataclass(frozen=True, eq=False)
+class Measure:
+    """How logits become numbers. `erased` are the versions of each image that run beside it."""
+
+    response: Response | Callable[[Tensor], Tensor]
+    erased: tuple[ErasedView, ...]
+    target: Target
+    labels: Tensor  # [B], for accuracy
+    temperature: float | Tensor
+    sigmoid: bool
+
+    @property
+    def views(self) -> tuple[View, ...]:
+        return "plain", *self.erased
+
+    def split(self, logits: Tensor) -> dict[View, Tensor]:
+        """Logits [..., V * b, C] by version."""
+        parts = logits.unflatten(-2, (len(self.views), -1)).unbind(-3)
+        return dict(zip(self.views, parts, strict=True))
+
+    def take(self, rows: slice) -> Measure:
+        return replace(self, target=self.target.take(rows), labels=self.labels[rows])
+
+    def __call__(self, logits: Mapping[View, Tensor]) -> dict[str, Tensor]:
+        """Logits [..., B, C] of each view -> [..., B] of everything that is measured; the response
+        under `response`."""
+        plain = logits["plain"]
+        by_image = plain.movedim(-2, 0)  # [B, ..., C]
+
+        def of_target(kind: Literal["prob", "logprob", "logit"], target: Target) -> Tensor:
+            return target.score(by_image, kind, sigmoid=self.sigmoid).movedim(0, -1)
+
+        values = {
+            "accuracy": (plain.argmax(dim=-1) == self.labels).to(wide(plain).dtype),
+            "nll": -of_target("logprob", Target(classes=self.labels)),
+        }
+        if not self.sigmoid:
+            answers = {view: log_probs(value, self.temperature) for view, value in logits.items()}
+            values["entropy"] = entropy(answers["plain"])
+            for name, view in COMPARED.items():
+                if view in answers:
+                    values[name] = jensen_shannon(answers["plain"], answers[view])
+        if callable(self.response):
+            values["response"] = self.response(wide(plain).flatten(0, -2)).unflatten(
+                0, plain.shape[:-1]
+            )
+        elif self.response in OF_MASKS:
+            values["response"] = values[self.response]
+        else:
+            nll, target = self.response == "nll", self.target
+            values["response"] = (
+                -of_target("logprob", target) if nll else of_target(self.response, target)  # type: ignore[arg-type]
+            )
+        return values
+
+
+def matched_temperature(logits: Tensor, wanted: Tensor, *, rounds: int = 60) -> Tensor:
+    """The temperature [...] at which the mean entropy of logits [..., B, C] is `wanted` (in nats):
+    entropy grows with it, so by bisection."""
+    low, high = (
+        torch.full(logits.shape[:-2], t, dtype=torch.float64, device=logits.device)
+        for t in (-7.0, 7.0)
+    )  # logarithms
+    for _ in range(rounds):
+        middle = (low + high) / 2
+        flat = (
+            entropy(log_probs(logits.double(), middle.exp()[..., None, None])).mean(dim=-1) > wanted
+        )
+        low, high = torch.where(flat, low, middle), torch.where(flat, middle, high)
+    return ((low + high) / 2).exp()

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -40,7 +40,7 @@ from seecause.data.dataset import IGNORE
 from seecause.engine.chunks import fit, in_chunks
 from seecause.engine.mixture import need_gradients
 from seecause.errors import BadOption
-from seecause.heads.erase import Fill, Masks, describe, fill, part
+from seecause.heads.erase import Fill, Masks, OfImages, describe, fill, part
 from seecause.heads.gains import jensen_shannon, log_probs, need_distribution
 from seecause.models._settled import settles
 from seecause.models.base import ImageModel, pixels_digest, protocol
@@ -325,7 +325,7 @@ class MaskSearch:
 
 
 @dataclass(frozen=True, eq=False)
-class _Search:
+class _Search(OfImages):
     """Everything that goes with an image while its mask is looked for."""
 
     images: Tensor
@@ -335,10 +335,6 @@ class _Search:
     first: Tensor  # Adam's moments of it
     second: Tensor
     inside: Tensor | None
-
-    def take(self, rows: Tensor) -> _Search:
-        whole = (getattr(self, column.name) for column in fields(self))
-        return _Search(*(None if tensor is None else tensor[rows] for tensor in whole))  # type: ignore[arg-type]
 
 
 def total_variation(masks: Tensor) -> Tensor:

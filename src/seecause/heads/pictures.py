@@ -25,7 +25,7 @@ from seecause.data.dataset import (
 from seecause.data.registry import as_data
 from seecause.engine.chunks import plain_logits
 from seecause.errors import BadImage, BadOption, DataMissing, SeecauseError
-from seecause.heads.erase import Erasure, Masks, Swapped
+from seecause.heads.erase import Erasure, Masks, OfImages, Swapped
 from seecause.heads.scores import checked_labels
 from seecause.metrics.accuracy import GroupAccuracy, group_accuracy
 from seecause.models._settled import settles
@@ -52,7 +52,7 @@ def no_progress(what: str, total: int) -> Iterator[Callable[[int], None]]:
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Pictures:
+class Pictures(OfImages):
     """On the model's device. What a dataset does not know is None."""
 
     name: str
@@ -119,15 +119,12 @@ class Pictures:
 
     def take(self, rows: Tensor) -> Pictures:
         """Some of them, by place."""
-        places, here = rows.tolist(), rows.to(self.images.device)
+        places = rows.tolist()
         return replace(
-            self,
+            super().take(rows),
             ids=tuple(self.ids[i] for i in places),
-            images=self.images[here],
-            labels=None if self.labels is None else self.labels[here],
-            truth=None if self.truth is None else self.truth[here],
             groups=tuple(self.groups[i] for i in places) if self.groups else (),
-            swapped=None if self.swapped is None else self.swapped.take(here),
+            swapped=None if self.swapped is None else self.swapped.take(rows),
         )
 
 

@@ -21,7 +21,8 @@ from __future__ import annotations
 
 import importlib
 import operator
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, SupportsIndex
 
@@ -30,7 +31,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from seecause._options import check_options, keyword_options, summary_of
-from seecause.engine.chunks import fit, in_chunks
+from seecause.engine.chunks import run_in_chunks
 from seecause.errors import BadImage, BadOption, NotDefined, UnknownName
 from seecause.metrics import standard_error
 from seecause.models.base import ImageModel
@@ -83,20 +84,14 @@ def penalised(scores: HeadScores, *, alpha: float = 1.0) -> HeadScores:
     """
     drop = _fig_drop(scores)
     cost, protocol = drop.clamp_min(0), {**scores.protocol, "penalty": alpha}
-    value, error = scores.value - alpha * cost, scores.error
+    value, error, effects = scores.value - alpha * cost, scores.error, None
     if scores.effects is not None and scores.fig_drops is not None:
         # the mean decides whether a head pays
         effects = scores.effects - alpha * (drop > 0) * scores.fig_drops
-        return replace(
-            scores, value=value, error=standard_error(effects), effects=effects, protocol=protocol
-        )
-    return replace(
-        scores,
-        value=value,
-        error=None if error is None else torch.where(cost > 0, torch.nan, error),
-        effects=None,
-        protocol=protocol,
-    )
+        error = standard_error(effects)
+    elif error is not None:
+        error = torch.where(cost > 0, torch.nan, error)
+    return replace(scores, value=value, error=error, effects=effects, protocol=protocol)
 
 
 def protected(scores: HeadScores, *, fig: float = 0.05, accuracy: float = 0.01) -> HeadScores:
@@ -154,15 +149,7 @@ class Selector:
 
 
 _SELECTORS: dict[str, Selector] = {}
-_FILES = {  # by selector; the last has all others too
-    "cigma": "cigma",
-    "greedy": "cigma",
-    "regression": "cigma",
-    "gating": "gating",
-    "contrastive-gating": "gating",
-    "interchange": "_interchange",
-    "random": "simple_selectors",
-}
+_FILES = ("cigma", "_interchange", "other_selectors")
 
 
 def selector(
@@ -179,17 +166,18 @@ def selector(
 
 def selectors() -> dict[str, Selector]:
     """All ways to choose heads, by name."""
-    for file in dict.fromkeys(_FILES.values()):
+    for file in _FILES:
         importlib.import_module(f"seecause.heads.{file}")
     return dict(_SELECTORS)
 
 
 def find_selector(name: str) -> Selector:
-    """The one of that name; of the files, only its own is imported where that is known."""
-    if name in _FILES:
-        importlib.import_module(f"seecause.heads.{_FILES[name]}")
-    if name not in _SELECTORS and name not in selectors():
-        raise UnknownName("head selector", name, selectors())
+    """The one of that name; files are imported until one of them has it."""
+    for file in _FILES:
+        if name not in _SELECTORS:
+            importlib.import_module(f"seecause.heads.{file}")
+    if name not in _SELECTORS:
+        raise UnknownName("head selector", name, _SELECTORS)
     return _SELECTORS[name]
 
 
@@ -207,7 +195,8 @@ def select(
     with view.settled(frozen=True):
         images = images.to(view.device, view.dtype)
         view.check(images)
-        return chosen.run(view, images, checked_labels(view, images, labels), **options)
+        scores = chosen.run(view, images, checked_labels(view, images, labels), **options)
+    return replace(scores, protocol={**scores.protocol, "selector": by})
 
 
 def checked_labels(model: ImageModel, images: Tensor, labels: Tensor) -> Tensor:
@@ -265,6 +254,15 @@ def gates_without(model: VisionModel, heads: Iterable[Head]) -> Tensor:
     return gates
 
 
+@contextmanager
+def ablate(model: VisionModel, heads: Iterable[Head]) -> Iterator[VisionModel]:
+    """Inside the block, `model` answers without `heads`, pairs (layer, head) from 0: in
+    `model(images)` and in every method."""
+    gates = gates_without(model, heads)
+    with model.gated(gates):
+        yield model
+
+
 def checked_heads(model: ImageModel, heads: Iterable[Head]) -> list[Head]:
     """`heads` in order and without repeats, or which of them the model does not have."""
     view, unique = need_heads(model, "head ablation"), set[Head]()
@@ -307,21 +305,42 @@ def over_images(
     """`run(start, stop)` over as many images at once as fit, when a run holds `holds` times what a
     plain forward does."""
     each = model.forward_bytes(model.check(images)) * holds
-    return torch.cat(
-        list(in_chunks(run, len(images), fit(len(images), each, images.device), what="images"))
-    )
+    return run_in_chunks(run, len(images), each, images.device, what="images")
 
 
 def mean_scores(
-    model: VisionModel, per_image: Tensor, *, remove: Remove = "most", protocol: dict[str, Any]
+    model: VisionModel, per_image: Tensor, *, remove: Remove | None = None
 ) -> HeadScores:
     """Means over images of per_image [N, L, H], with their standard errors. `remove="least"` turns
     them round: the largest gets 0."""
     values, missing = per_image.detach().double().cpu(), absent(model)
     mean, error = values.mean(dim=0), standard_error(values)
-    mean = mean if remove == "most" else mean[~missing].max() - mean
+    mean = mean[~missing].max() - mean if remove == "least" else mean
     return HeadScores(
         mean.masked_fill(missing, torch.nan),
         error.masked_fill(missing, torch.nan),
-        protocol={**protocol, "images": len(values)},
+        protocol=({} if remove is None else {"remove": remove}) | {"images": len(values)},
     )
+
+
+@selector("random", cost="none", needs="nothing")
+def random_heads(
+    model: VisionModel, images: Tensor, labels: Tensor, *, seed: int = 0
+) -> HeadScores:
+    """Every order of heads is as likely as any other: the control for all others."""
+    missing, generator = absent(model), torch.Generator().manual_seed(seed)
+    value = torch.rand(missing.shape, generator=generator, dtype=torch.float64) + 1e-9
+    return HeadScores(value.masked_fill(missing, torch.nan), protocol={"seed": seed})
+
+
+def random_sets(
+    model: VisionModel, k: int | float, *, draws: int = 20, seed: int = 0
+) -> list[list[Head]]:
+    """`draws` independent sets of `k` heads (a count, or a share of all)."""
+    if draws < 1:
+        raise BadOption("draws", draws, "a count above 0")
+    nothing = torch.empty(0)
+    return [
+        sorted(random_heads(model, nothing, nothing, seed=seed * 1_000_003 + draw).top(k))
+        for draw in range(draws)
+    ]

@@ -22,8 +22,8 @@ from seecause.engine.attention import read_rows
 from seecause.engine.forks import mean_carried
 from seecause.engine.walk import walk
 from seecause.errors import BadOption, NotDefined
+from seecause.heads._export import edited_copy, zero
 from seecause.heads._interchange import interchange
-from seecause.heads._prune import edited_copy, zero
 from seecause.heads._score import score
 from seecause.heads.erase import Swapped
 from seecause.heads.scores import Head, HeadScores, penalised

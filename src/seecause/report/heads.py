@@ -1,27 +1,31 @@
-"""Pages about heads: the grid of scores, curves against the number of heads removed, numbers before
-and after, and tables of studies; what the short names on them mean."""
+"""Pages about heads: the grid of scores, curves against the number of heads removed, numbers and
+answers before and after, and tables of studies; what the short names on them mean."""
 
 from __future__ import annotations
 
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 from markupsafe import Markup
+from torch import Tensor
 
 from seecause import __version__
-from seecause.heads._outcomes import Curve, Outcome, changes
+from seecause.heads._outcomes import ELSEWHERE, Curve, Examples, Outcome, changes
+from seecause.heads.erase import Erasure
 from seecause.heads.gains import FEW
 from seecause.heads.pictures import Pictures
 from seecause.heads.scores import Head, HeadScores, selectors
 from seecause.models.base import ImageModel
-from seecause.report.cards import WRITTEN, GridCell, HeadGrid, head_grids
+from seecause.report.cards import WRITTEN, GridCell, HeadGrid, Shot, ShotCard, head_grids
 from seecause.report.charts import COLOURS, DASHES, GREY, Difference, Series, chart, forest
 from seecause.report.folder import rows_csv
-from seecause.report.overlay import number
-from seecause.report.page import AGAIN, Section, chart_row, protocol_table, table
+from seecause.report.overlay import number, thumbnail
+from seecause.report.page import AGAIN, Section, chart_row, fragment, protocol_table, table
+from seecause.target import Answer, best_answers, spread
 
 if TYPE_CHECKING:
     from seecause.heads.studies import StudyTable
@@ -41,8 +45,13 @@ CURVES_NOTE = (
     " audit takes right answers only."
 )
 GRID_NOTE = "Hover for standard errors and for what else the head's removal does."
-
-
+REPAIR_NOTE = "The bold answer is the true class: a repair keeps it whatever the background."
+EVIDENCE = "its evidence"
+VERSIONS = {
+    EVIDENCE: "the discovered mask: the part of the picture that the model keeps its answer with",
+    "no background, no object": "cut out with {masks} and filled ({fill})",
+    ELSEWHERE: "the same object drawn with another background",
+}
 GAINS = {
     "FIG": (
         "foreground information gain: how far the answer moves when the object goes (Jensen-Shannon"
@@ -130,22 +139,14 @@ def _cell(scores: HeadScores, place: Head, most: float, power: int, chosen: bool
     return GridCell(strength, "for" if value > 0 else "against", text, about, chosen)
 
 
-def scores_section(
-    scores: HeadScores,
-    *,
-    by: str,
-    chosen: Sequence[Head] = (),
-    title: str | None = None,
-    note: str | None = None,
-) -> Section:
-    """The grid of layer x head. Without `note`, what the selector `by` scores is said."""
+def scores_section(scores: HeadScores, *, by: str, chosen: Sequence[Head] = ()) -> Section:
+    """The grid of layer x head, and what the selector `by` scores."""
     outlined = "outlined: removed" if chosen else ""
     unknown = "hatched: not measured" if bool(scores.value.isnan().any()) else ""
     key = "; ".join(words for words in (outlined, unknown) if words)
     grid = score_grid(scores, title=f"score of each head, by {by}", chosen=chosen, key=key)
-    if title is None:
-        title = "Which heads carry the background?" if by == "cigma" else "Which heads go first?"
-    return Section(title, head_grids([grid]), _grid_note(by, scores) if note is None else note)
+    title = "Which heads carry the background?" if by == "cigma" else "Which heads go first?"
+    return Section(title, head_grids([grid]), _grid_note(by, scores))
 
 
 def curves_section(
@@ -315,11 +316,9 @@ def _grid_note(by: str, scores: HeadScores) -> str:
     if nothing := no_effect(scores):
         return f"{by}: {nothing}. {GRID_NOTE}"
     registered = selectors()
-    return (
-        f"{by}: {registered[by].summary} The highest (orange) are removed first. {GRID_NOTE}"
-        if by in registered
-        else GRID_NOTE
-    )
+    if by not in registered:
+        return GRID_NOTE
+    return f"{by}: {registered[by].summary} The highest (orange) are removed first. {GRID_NOTE}"
 
 
 def _shown(value: str | float) -> str:
@@ -347,3 +346,54 @@ def spelled(name: str) -> str:
     kind, comma, how = (name, "", "") if name in OUTCOMES else name.partition(", ")
     words, better = OUTCOMES.get(kind, (kind, ""))
     return f"{words}{comma}{how} {better}".strip()
+
+
+def repair_gallery(model: ImageModel, examples: Examples) -> Section:
+    """Each version of each picture with the answers before and after heads go."""
+    cards = [
+        ShotCard(identity, version_shots(model, examples, i, ["before", "after"]))
+        for i, identity in enumerate(examples.pictures.ids)
+    ]
+    title, body = "The same pictures, before and after", fragment("shots.html.j2", cards=cards)
+    return Section(title, body, REPAIR_NOTE, version_terms(examples.versions, examples.erasure))
+
+
+def version_shots(
+    model: ImageModel, examples: Examples, place: int, when: Sequence[str]
+) -> list[Shot]:
+    """Every version of a picture, with what each model answers."""
+    labels = examples.pictures.labels
+    truth = None if labels is None else model.class_name(int(labels[place]))
+    shots = []
+    for name, images in examples.versions.items():
+        logits = [each[place] for each in examples.logits[name]]
+        answers = shot_answers(model, logits, truth, when)
+        shots.append(Shot(name, thumbnail(model.preprocess.raw(images)[place]), answers))
+    return shots
+
+
+def shot_answers(
+    model: ImageModel, logits: Sequence[Tensor], truth: str | None, when: Sequence[str]
+) -> list[tuple[str, Sequence[Answer]]]:
+    """What each model likeliest answers by its logits [C]; the true class is marked."""
+    answers: list[tuple[str, Sequence[Answer]]] = []
+    for word, row in zip(when, logits, strict=True):
+        probabilities = spread(row[None].double(), "prob", sigmoid=model.sigmoid)
+        (likeliest,) = best_answers(model, probabilities, count=2)
+        marked = [replace(answer, explained=answer.name == truth) for answer in likeliest]
+        answers.append((word, marked))
+    return answers
+
+
+def version_terms(versions: Iterable[str], erasure: Erasure | None) -> dict[str, str]:
+    """What the versions that are shown are."""
+    words = {"masks": "", "fill": ""}
+    if erasure is not None and erasure.masks is not None:
+        source = erasure.masks.source.replace("oracle", "true")
+        words = {"masks": f"{source} masks", "fill": erasure.name.rpartition(", ")[2]}
+    names = " ".join(versions)
+    terms = {}
+    for name, meaning in VERSIONS.items():
+        if name.partition(",")[0] in names:
+            terms[name] = meaning.format(**words)
+    return terms

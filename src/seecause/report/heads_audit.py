@@ -1,26 +1,29 @@
-"""Pages of an audit: the verdict in words, right answers by group, and pictures with what the model
-answers to them, also before and after heads go."""
+"""Pages of an audit: the verdict in words, right answers by group, and the worst pictures."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from seecause.heads._audit import ENOUGH, SHOWN, SOME, Audit
-from seecause.heads._outcomes import ELSEWHERE, SWAP, Examples
+from seecause.heads._outcomes import SWAP
 from seecause.heads.erase import Erasure
 from seecause.heads.gains import FEW
 from seecause.metrics.accuracy import GroupAccuracy
 from seecause.models.base import ImageModel
 from seecause.report.cards import GridCell, Shot, ShotCard
 from seecause.report.folder import rows_csv
-from seecause.report.heads import GAINS, erasure_terms
+from seecause.report.heads import (
+    EVIDENCE,
+    GAINS,
+    erasure_terms,
+    version_shots,
+    version_terms,
+)
 from seecause.report.overlay import fixed, number, thumbnail
 from seecause.report.page import Section, folded, fragment, table, verdict_box
-from seecause.target import Answer, best_answers, spread
 
 ERASURES_NOTE = (
     "Object or background are taken away, and the answer is compared. Several ways of doing so"
@@ -38,7 +41,6 @@ AUDIT_NOTE = (
     " model that answers from the object keeps its answer without the background, and loses it"
     " without the object."
 )
-REPAIR_NOTE = "The bold answer is the true class: a repair keeps it whatever the background."
 FINDINGS = {
     "hardly": "Nothing to repair: these answers hardly depend on the background.",
     "perhaps": (
@@ -50,12 +52,6 @@ FINDINGS = {
         " pictures."
     ),
     "too few": f"Too few answers to tell: fewer than {ENOUGH}.",
-}
-EVIDENCE = "its evidence"
-VERSIONS = {
-    EVIDENCE: "the discovered mask: the part of the picture that the model keeps its answer with",
-    "no background, no object": "cut out with {masks} and filled ({fill})",
-    ELSEWHERE: "the same object drawn with another background",
 }
 
 
@@ -269,67 +265,18 @@ def audit_gallery(model: ImageModel, audit: Audit, *, count: int = SHOWN) -> Sec
     gains = audit.gains[audit.trusted]
     cards = []
     for i, place in enumerate(audit.worst(min(count, SHOWN))):
-        shots = _shots(model, examples, i, [""])
+        shots = version_shots(model, examples, i, [""])
         if discovered is not None:
             faded = _dimmed(raw[i], discovered.hard[place].to(raw.device))
             shots.insert(1, Shot(EVIDENCE, thumbnail(faded)))
         about = f"BIR {float(gains.bir[place]):.2f} ({audit.trusted})"
         cards.append(ShotCard(examples.pictures.ids[i], shots, about))
     versions = list(examples.versions)
-    terms = _terms([EVIDENCE, *versions] if discovered is not None else versions, examples.erasure)
+    terms = version_terms(
+        [EVIDENCE, *versions] if discovered is not None else versions, examples.erasure
+    )
     body = fragment("shots.html.j2", cards=cards)
     return Section("Where does it happen?", body, AUDIT_NOTE, terms)
-
-
-def repair_gallery(
-    model: ImageModel, examples: Examples, *, title: str = "The same pictures, before and after"
-) -> Section:
-    """Each version of each picture with the answers before and after heads go."""
-    cards = [
-        ShotCard(identity, _shots(model, examples, i, ["before", "after"]))
-        for i, identity in enumerate(examples.pictures.ids)
-    ]
-    body = fragment("shots.html.j2", cards=cards)
-    return Section(title, body, REPAIR_NOTE, _terms(examples.versions, examples.erasure))
-
-
-def _shots(model: ImageModel, examples: Examples, place: int, when: Sequence[str]) -> list[Shot]:
-    """Every version of a picture, with what each model answers."""
-    labels = examples.pictures.labels
-    truth = None if labels is None else model.class_name(int(labels[place]))
-    shots = []
-    for name, images in examples.versions.items():
-        logits = [each[place] for each in examples.logits[name]]
-        answers = shot_answers(model, logits, truth, when)
-        shots.append(Shot(name, thumbnail(model.preprocess.raw(images)[place]), answers))
-    return shots
-
-
-def shot_answers(
-    model: ImageModel, logits: Sequence[Tensor], truth: str | None, when: Sequence[str]
-) -> list[tuple[str, Sequence[Answer]]]:
-    """What each model likeliest answers by its logits [C]; the true class is marked."""
-    answers: list[tuple[str, Sequence[Answer]]] = []
-    for word, row in zip(when, logits, strict=True):
-        probabilities = spread(row[None].double(), "prob", sigmoid=model.sigmoid)
-        (likeliest,) = best_answers(model, probabilities, count=2)
-        marked = [replace(answer, explained=answer.name == truth) for answer in likeliest]
-        answers.append((word, marked))
-    return answers
-
-
-def _terms(versions: Iterable[str], erasure: Erasure | None) -> dict[str, str]:
-    """What the versions that are shown are."""
-    words = {"masks": "", "fill": ""}
-    if erasure is not None and erasure.masks is not None:
-        source = erasure.masks.source.replace("oracle", "true")
-        words = {"masks": f"{source} masks", "fill": erasure.name.rpartition(", ")[2]}
-    names = " ".join(versions)
-    terms = {}
-    for name, meaning in VERSIONS.items():
-        if name.partition(",")[0] in names:
-            terms[name] = meaning.format(**words)
-    return terms
 
 
 def _dimmed(raw: Tensor, mask: Tensor) -> Tensor:

@@ -15,8 +15,8 @@ from seecause.repair.result import NOT_TESTED, Repair
 from seecause.repair.transplant import Transplants
 from seecause.report.cards import Shot, ShotCard
 from seecause.report.folder import rows_csv
-from seecause.report.heads import GAINS
-from seecause.report.heads_audit import groups_section, shot_answers
+from seecause.report.heads import GAINS, shot_answers
+from seecause.report.heads_audit import groups_section
 from seecause.report.overlay import data_uri, fixed, picture, thumbnail
 from seecause.report.page import (
     Section,

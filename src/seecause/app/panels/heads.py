@@ -41,11 +41,10 @@ from seecause.attribution.attribute import attribute
 from seecause.engine.forks import Content, gated_logits, mean_carried, zeros
 from seecause.errors import BadOption
 from seecause.heads._export import export as export_heads
-from seecause.heads._prune import ablate
 from seecause.heads._score import score as score_heads
 from seecause.heads.erase import erase
 from seecause.heads.gains import Gains, jensen_shannon, log_probs
-from seecause.heads.scores import Head, gates_without
+from seecause.heads.scores import Head, ablate, gates_without
 from seecause.metrics._pixels import spread_out
 
 Operator = Literal["zero", "mean", "other"]

@@ -1,4 +1,18 @@
-"""Causal Head Gating (Nam et al. 2025, 2505.13737): soft gates on all heads at once, fitted under
+"""Ways to choose heads that CIGMA is compared with (section 1.9), short ones first.
+
+weight-norm     |W_O[:, S_h]|_F: how much a head can write, whatever it writes
+output-norm     mean over images and tokens of |W_O[:, S_h] o_h|, what it adds before LayerScale or
+                a norm
+taylor          |g_h dL/dg_h| at g = 1, the first-order change of the loss without the head (Michel
+                et al. 2019; the head term of MDP, 2504.02168). Pruning removes what matters least,
+                so `remove="least"` is the default; `"most"` is the control that damages the model.
+                MDP then solves a latency program and fine-tunes: this is its importance
+attention-mass  how much of a head's attention, in the rows the answer is read from, falls on
+                background patches. What a head looks at is not what it says
+loss-gain       NLL - NLL^(-h), by exact ablation: positive where the model does better without it
+loss-change     |NLL - NLL^(-h)|: heads that matter, for better or worse
+
+Causal Head Gating (Nam et al. 2025, 2505.13737): soft gates on all heads at once, fitted under
 opposite pressures.
 
     G = sigmoid(theta),   loss = NLL(G) - strength * mean(clip(theta, -4, 4))
@@ -27,14 +41,28 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from seecause.engine.chunks import fit, in_chunks
+from seecause.engine.attention import attention_probs, read_rows
+from seecause.engine.chunks import run_in_chunks
 from seecause.engine.forks import gated_logits
 from seecause.engine.mixture import need_gradients
+from seecause.engine.walk import walk
 from seecause.errors import BadOption
+from seecause.heads._score import score
 from seecause.heads.erase import Baseline, ErasedViews, Masks
-from seecause.heads.scores import HeadScores, absent, checked_labels, need_heads, selector
+from seecause.heads.scores import (
+    HeadScores,
+    Remove,
+    absent,
+    checked_labels,
+    mean_scores,
+    need_heads,
+    over_images,
+    padded,
+    selector,
+)
 from seecause.metrics import standard_error
 from seecause.models._settled import settles
+from seecause.models.block import Block
 from seecause.models.view import VisionModel
 from seecause.types import wide, wide_dtype
 
@@ -43,6 +71,116 @@ OPEN = 0.5  # a gate above this is open
 CLIP = 4.0  # of logits of gates
 NORM = 1.0  # of each mask's gradient
 Task = tuple[Tensor, Tensor]  # images [N, 3, H, W] and labels [N]
+
+
+@selector("weight-norm", cost="none", needs="nothing")
+@torch.no_grad()
+def weight_norm(
+    model: VisionModel, images: Tensor, labels: Tensor, *, remove: Remove = "most"
+) -> HeadScores:
+    """Frobenius norm of each head's columns of the output projection."""
+    norms = [output_weights(block, model).flatten(1).norm(dim=1) for block in model.blocks]
+    return mean_scores(model, padded(model, norms)[None], remove=remove)
+
+
+@selector("output-norm", cost="1 forward", needs="images")
+@torch.no_grad()
+def output_norm(
+    model: VisionModel, images: Tensor, labels: Tensor, *, remove: Remove = "most"
+) -> HeadScores:
+    """Mean norm of what each head adds to the residual stream."""
+    weights = [output_weights(block, model) for block in model.blocks]
+    grams = [weight @ weight.mT for weight in weights]  # [H, dh, dh]: |W o|^2 = o' (W' W) o
+
+    def run_chunk(start: int, stop: int) -> Tensor:
+        norms = []
+        for step in walk(model, model.embed(images[start:stop]), model.at(images[start:stop])):
+            carried = step.carried  # [B, R, H, dh]
+            carried = carried if step.gate is None else carried * step.gate[:, None]
+            squares = torch.einsum("brhi,hij,brhj->brh", carried, grams[step.index], carried)
+            norms.append(squares.clamp_min(0).sqrt().mean(dim=1))
+        return padded(model, norms)
+
+    per_image = over_images(run_chunk, model, images, holds=2)
+    return mean_scores(model, per_image, remove=remove)
+
+
+def output_weights(block: Block, model: VisionModel) -> Tensor:
+    """W_O' head by head, [H, dh, D], read through the block, so that it is right for every
+    library."""
+    width = block.heads * block.head_dim
+    rows = torch.cat([torch.zeros(1, width), torch.eye(width)]).to(model.device, model.dtype)[None]
+    mixed = block.mix(rows)[0]  # a bias is in every row
+    return (mixed[1:] - mixed[:1]).unflatten(0, (block.heads, block.head_dim))
+
+
+@selector("taylor", cost="1 forward, 1 backward", needs="labels")
+def taylor(
+    model: VisionModel, images: Tensor, labels: Tensor, *, remove: Remove = "least"
+) -> HeadScores:
+    """First-order change of the loss without each head; the least important go first."""
+
+    def run_chunk(start: int, stop: int) -> Tensor:
+        return gate_gradients(model, images[start:stop], labels[start:stop]).abs()
+
+    per_image = over_images(run_chunk, model, images, holds=2 * model.n_layers)
+    return mean_scores(model, per_image, remove=remove)
+
+
+def gate_gradients(model: VisionModel, images: Tensor, labels: Tensor) -> Tensor:
+    """dNLL / dg at g = 1, image by image: [B, L, H]."""
+    need_gradients(model, "a gradient of gates", remedy="Measure every head: sc.heads.score")
+    gates = images.new_ones(len(images), model.n_layers, model.n_heads, requires_grad=True)
+    with torch.enable_grad():
+        loss = F.cross_entropy(gated_logits(model, images, gates), labels, reduction="sum")
+        (gradient,) = torch.autograd.grad(loss, gates)
+    return gradient
+
+
+@selector("attention-mass", cost="1 forward", needs="masks")
+@torch.no_grad()
+def attention_mass(
+    model: VisionModel, images: Tensor, labels: Tensor, *, masks: Masks | Tensor | None = None
+) -> HeadScores:
+    """Share of attention on the background; `masks` [N, H, W] are true on the object. What is
+    neither (IGNORE, padding) is no background."""
+    truth = Masks.oracle(masks) if isinstance(masks, Tensor) else masks
+    if truth is None or truth.hard.shape != (len(images), *images.shape[-2:]):
+        shape = None if truth is None else list(truth.hard.shape)
+        raise BadOption(
+            "masks",
+            shape,
+            f"object masks {[len(images), *images.shape[-2:]]}, true on the object, in the model's"
+            " frame",
+        )
+    layout = model.check(images)
+    background = ~truth.hard if truth.inside is None else ~truth.hard & truth.inside
+    pixels = background.to(images.device, images.dtype)
+    share = F.adaptive_avg_pool2d(pixels[:, None], layout.grid).flatten(1)  # [N, patches]
+
+    def run_chunk(start: int, stop: int) -> Tensor:
+        masses = []
+        every = attention_probs(model, images[start:stop])  # [B, H, T, T] each
+        for _, probs in zip(model.blocks, every, strict=False):
+            row = read_rows(model, layout, probs)  # [B, H, T]
+            masses.append((row[..., layout.patches] * share[start:stop, None]).sum(dim=-1))
+        return padded(model, masses)
+
+    per_image = over_images(run_chunk, model, images, holds=2 + layout.tokens // 64)
+    return mean_scores(model, per_image)
+
+
+@selector("loss-gain", cost="about L * H / 2 forwards", needs="labels")
+def loss_gain(model: VisionModel, images: Tensor, labels: Tensor) -> HeadScores:
+    """How much the loss falls without each head, by exact ablation."""
+    return score(model, images, response="nll", target=labels, guard=False)
+
+
+@selector("loss-change", cost="about L * H / 2 forwards", needs="labels")
+def loss_change(model: VisionModel, images: Tensor, labels: Tensor) -> HeadScores:
+    """How much the loss moves without each head, either way, by exact ablation."""
+    scores = loss_gain(model, images, labels)
+    return replace(scores, value=scores.value.abs())
 
 
 @dataclass(frozen=True, eq=False)
@@ -116,8 +254,7 @@ def gating(
         gates.scores().double().cpu(),
         standard_error(gates.opened.double().cpu()),  # over fits
         after={name: share.double().cpu() for name, share in roles.items()},
-        protocol={"selector": "gating", "contrastive": suppress is not None, "open": OPEN}
-        | options,
+        protocol={"contrastive": suppress is not None, "open": OPEN, **options},
     )
 
 
@@ -143,7 +280,7 @@ def contrastive_gating(
     """Interference where the class must be told from the object alone, and must not be told from
     the background alone."""
     shown, hidden = ErasedViews(model, images, masks, baseline).erased(slice(None))
-    scores = gating(
+    return gating(
         model,
         shown,
         labels,
@@ -155,7 +292,6 @@ def contrastive_gating(
         batch=batch,
         seed=seed,
     )
-    return replace(scores, protocol={**scores.protocol, "selector": "contrastive-gating"})
 
 
 @settles
@@ -173,8 +309,8 @@ def head_gates(
 ) -> Gating:
     """Fit `fits` sets of gates at once, each from its own start: (1) free, (2) pushed open, (3)
     pushed shut, `steps` updates of Adam each."""
-    counts = {"fits": fits, "steps": steps, "batch": batch}
-    for name, value in {**counts, "strength": strength, "rate": rate}.items():
+    sizes = {"fits": fits, "steps": steps, "batch": batch, "strength": strength, "rate": rate}
+    for name, value in sizes.items():
         if value <= 0:
             raise BadOption(name, value, "a number above 0")
     need_heads(model, "gating")
@@ -249,5 +385,4 @@ def _slopes(model: VisionModel, tasks: list[Task], theta: Tensor) -> Tensor:
         )
         return torch.autograd.grad(loss.sum(), part)[0]
 
-    size = fit(len(theta), each, x.device)
-    return torch.cat(list(in_chunks(run_chunk, len(theta), size, what="masks")))
+    return run_in_chunks(run_chunk, len(theta), each, x.device, what="masks")
