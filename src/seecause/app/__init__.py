@@ -11,8 +11,7 @@ How a panel is added (`panels/explain.py` and `static/panel-explain.js` are the 
 
 1. `panels/NAME.py` with pure functions from a checked request to an answer that JSON can hold:
 
-       @checked(frozen=True, config=STRICT)
-       class Brush(OnPicture):                # fields: model, picture (registry.py)
+       class Brush(OnPicture):                # fields: model, picture (panels/__init__.py)
            patches: Patches = ()
 
        def brush(context: ActionContext, request: Brush) -> Reply: ...

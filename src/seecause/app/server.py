@@ -29,8 +29,7 @@ from seecause import __version__
 from seecause._pieces import Stopped
 from seecause.app.jobs import MOMENT, Job, Progress, Queue, Reply, TooBusy
 from seecause.app.middleware import AccessMiddleware
-from seecause.app.panels import find_panel, panels
-from seecause.app.panels.registry import Action, read_request
+from seecause.app.panels import Action, find_panel, panels
 from seecause.app.public_names import picture_name
 from seecause.app.run_folders import find_pages
 from seecause.app.sessions import Full, NoJob, NoSession, Session, Sessions
@@ -187,11 +186,11 @@ def _add_jobs(app: FastAPI, state: ServerState, sessions: Sessions) -> None:
     @app.post("/api/run/{panel}/{action}")
     async def run(panel: str, action: str, request: Request) -> Response:
         own = _session(sessions, request)
-        function, reader = find_panel(panel).find(action)
+        function, kind = find_panel(panel).find(action)
         async with reading:
             content = await _body(request, REQUEST_BYTES, "the request")
         slot = request.headers.get(SLOT, "")[:64]
-        job, queue = _submit(state, own, function, read_request(reader, content), slot)
+        job, queue = _submit(state, own, function, kind.read(content), slot)
         return await _state(own, job, queue)
 
     @app.get("/api/jobs/{id}")

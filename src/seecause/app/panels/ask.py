@@ -8,11 +8,10 @@ from typing import Annotated, Any
 import torch
 from PIL import Image
 from pydantic import Field
-from pydantic.dataclasses import dataclass as checked
 from torch import Tensor
 
 from seecause.app.jobs import Reply
-from seecause.app.panels.registry import STRICT, Index, OnPicture, Panel
+from seecause.app.panels import Index, OnPicture, Panel
 from seecause.app.panels.replies import as_script, bars, command, heat, rounded
 from seecause.app.state import SHOWN_SIDE, ActionContext
 from seecause.data.images import to_pil
@@ -38,19 +37,16 @@ TOP = 8  # heads that are listed
 QuestionText = Annotated[str, Field(min_length=1, max_length=300)]
 
 
-@checked(frozen=True, config=STRICT)
 class Asked(OnPicture):
     question: QuestionText
 
 
-@checked(frozen=True, config=STRICT)
 class Word(Asked):
     """`position`: which token of the answer, from 0 on."""
 
     position: Annotated[int, Field(ge=0, lt=LENGTH)] = 0
 
 
-@checked(frozen=True, config=STRICT)
 class Blind(Word):
     """`blind`: heads that do not see the picture, layer * heads + head."""
 

@@ -7,19 +7,16 @@ patches brushed give the answer of the whole picture, none gives the blank's.
 
 from __future__ import annotations
 
-import dataclasses
 import re
 import time
 from collections.abc import Mapping
 from typing import Any
 
 import torch
-from pydantic.dataclasses import dataclass as checked
 from torch import Tensor
 
 from seecause.app.jobs import Reply
-from seecause.app.panels.registry import (
-    STRICT,
+from seecause.app.panels import (
     Name,
     OnPicture,
     Panel,
@@ -29,6 +26,7 @@ from seecause.app.panels.registry import (
     checked_target,
 )
 from seecause.app.panels.replies import (
+    SHOWN,
     answers,
     call,
     class_word,
@@ -55,20 +53,15 @@ from seecause.models.view import VisionModel
 from seecause.report.overlay import data_uri
 from seecause.types import wide
 
-SHOWN = 5  # classes
 
-
-@checked(frozen=True, config=STRICT)
 class Draw(Patching):
     method: Name = "caap"
 
 
-@checked(frozen=True, config=STRICT)
 class Brush(Patching):
     patches: Patches = ()
 
 
-@checked(frozen=True, config=STRICT)
 class Regions(Patching):
     """Two sets of patches."""
 
@@ -76,7 +69,6 @@ class Regions(Patching):
     other: Patches = ()
 
 
-@checked(frozen=True, config=STRICT)
 class ExplainState(Patching):
     """All that the panel shows, for `copy`."""
 
@@ -96,7 +88,7 @@ def look(context: ActionContext, request: OnPicture) -> Reply:
         "size": sides,
         "grid": list(model.layout_at(*sides).grid),
         "name": context.picture(request.picture).name,
-        "answers": answers(model, logits, logits, count=SHOWN),
+        "answers": answers(model, logits, logits),
         "predicted": int(logits.argmax()),
     }
 
@@ -106,7 +98,7 @@ def draw(context: ActionContext, request: Draw) -> Reply:
     them."""
     model = context.model
     entry = find(request.method, model.architecture)
-    options = method_options(context, request)
+    options = method_options(context, request, request.method)
     plain_logits = _plain_logits(context, request)
     top = plain_logits.topk(min(SHOWN, plain_logits.numel())).indices.tolist()
     classes = {"classes": top} if "classes" in entry.options else {}
@@ -144,8 +136,8 @@ def brush(context: ActionContext, request: Brush) -> Reply:
     return {
         "patches": len(request.patches),
         "predicted": int(whole.argmax()),
-        "only": answers(model, only, whole, count=SHOWN, target=target),
-        "without": answers(model, without, whole, count=SHOWN, target=target),
+        "only": answers(model, only, whole, target=target),
+        "without": answers(model, without, whole, target=target),
     }
 
 
@@ -181,7 +173,7 @@ def evidence(context: ActionContext, request: Draw) -> Reply:
         context.image(request.picture),
         target=checked_target(model, request.target),
         method=request.method,
-        options=method_options(context, request),
+        options=method_options(context, request, request.method),
         blank=request.blank,
     )
     return {
@@ -197,8 +189,7 @@ def copy(context: ActionContext, request: ExplainState) -> Reply:
     """The same without the page."""
     model, target = context.model, checked_target(context.model, request.target)
     named = None if target is None else class_word(model, target)
-    fields = {field.name: getattr(request, field.name) for field in dataclasses.fields(Patching)}
-    options = {m: method_options(context, Draw(**fields, method=m)) for m in request.methods}
+    options = {method: method_options(context, request, method) for method in request.methods}
     lines = opening_lines(context, request.picture)
     for method in request.methods:
         drawn = call(
@@ -264,17 +255,17 @@ def _brush_lines(context: ActionContext, request: ExplainState) -> list[str]:
     ]
 
 
-def method_options(context: ActionContext, request: Draw) -> dict[str, Any]:
+def method_options(context: ActionContext, request: Patching, method: str) -> dict[str, Any]:
     """What of the panel's settings a method takes; settings that it has not are left out."""
-    known = find(request.method, context.model.architecture).options
+    known = find(method, context.model.architecture).options
     options: dict[str, Any] = {"blank": request.blank} if "blank" in known else {}
     if not isinstance(context.model, VisionModel):
         return options
-    if request.method == "caap":
+    if method == "caap":
         plan = sweep_plan(context, request)
         last = None if plan.tail == "source" else plan.stop
         options |= {"tail": plan.tail, "layers": (plan.start, last)}
-    elif request.method == "mosaic":
+    elif method == "mosaic":
         options |= {"layers": (request.first, None)}
         options |= {"tail": "all"} if request.tail == "all" else {}
     return options

@@ -11,13 +11,10 @@ from __future__ import annotations
 from typing import Literal
 
 import torch
-from pydantic.dataclasses import dataclass as checked
 from torch import Tensor
 
 from seecause.app.jobs import Reply
-from seecause.app.panels.explain import SHOWN
-from seecause.app.panels.registry import (
-    STRICT,
+from seecause.app.panels import (
     Index,
     Name,
     OnPicture,
@@ -54,7 +51,6 @@ RESPONSES = {"answer": "logit", "background": "big", "object": "fig"}
 NO_OBJECT = "patches of the object: this picture comes without a mask, so brush it"
 
 
-@checked(frozen=True, config=STRICT)
 class OnHeads(OnPicture):
     """`brushed` are patches of the object, where the data does not know it."""
 
@@ -62,12 +58,10 @@ class OnHeads(OnPicture):
     brushed: Patches = ()
 
 
-@checked(frozen=True, config=STRICT)
 class ScoreHeads(OnHeads):
     by: By = "answer"
 
 
-@checked(frozen=True, config=STRICT)
 class Off(OnHeads):
     """Heads that are off, layer x (heads of the widest block) + head."""
 
@@ -123,8 +117,8 @@ def switch(context: ActionContext, request: Off) -> Reply:
     return {
         "heads": len(heads),
         "predicted": int(plain[0].argmax()),
-        "before": answers(model, plain[0], plain[0], count=SHOWN, target=target),
-        "after": answers(model, after[0], plain[0], count=SHOWN, target=target),
+        "before": answers(model, plain[0], plain[0], target=target),
+        "after": answers(model, after[0], plain[0], target=target),
         "background": [_share(logits) for logits in (plain, after)] if len(plain) > 1 else None,
     }
 

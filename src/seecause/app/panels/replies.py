@@ -19,9 +19,16 @@ from seecause.report.overlay import data_uri, heat_layer, number, scale_of
 from seecause.target import spread
 from seecause.types import wide
 
+SHOWN = 5  # classes
+
 
 def answers(
-    model: ImageModel, logits: Tensor, whole: Tensor, *, count: int, target: int | None = None
+    model: ImageModel,
+    logits: Tensor,
+    whole: Tensor,
+    *,
+    count: int = SHOWN,
+    target: int | None = None,
 ) -> list[dict[str, Any]]:
     """The `count` most probable classes of the whole picture, in that order, so that rows stay
     where they are while values move; then the target and the two that lead now, if they are not

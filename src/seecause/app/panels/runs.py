@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-from pydantic.dataclasses import dataclass as checked
-
 from seecause.app.jobs import Reply
-from seecause.app.panels.registry import STRICT, Name, Panel
+from seecause.app.panels import Name, Panel, Request
 from seecause.app.panels.replies import as_script
 from seecause.app.run_folders import RunFolder
 from seecause.app.state import ActionContext
 from seecause.errors import BadOption
 
 
-@checked(frozen=True, config=STRICT)
-class Everything:
+class Everything(Request):
     """A request without fields."""
 
 
-@checked(frozen=True, config=STRICT)
-class Opened:
+class Opened(Request):
     """One result, by the id of the list."""
 
     run: Name

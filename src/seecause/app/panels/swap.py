@@ -12,13 +12,10 @@ from typing import Annotated, Any
 
 import torch
 from pydantic import Field
-from pydantic.dataclasses import dataclass as checked
 from torch import Tensor
 
 from seecause.app.jobs import Reply
-from seecause.app.panels.explain import SHOWN
-from seecause.app.panels.registry import (
-    STRICT,
+from seecause.app.panels import (
     Index,
     Name,
     OnModel,
@@ -26,7 +23,7 @@ from seecause.app.panels.registry import (
     Patches,
     checked_patches,
 )
-from seecause.app.panels.replies import answer_lines, answers, as_script, opening_lines
+from seecause.app.panels.replies import SHOWN, answer_lines, answers, as_script, opening_lines
 from seecause.app.state import ActionContext
 from seecause.attribution.evidence import bisect
 from seecause.engine.chunks import batched, fit
@@ -42,7 +39,6 @@ POINTS = 7  # lengths that are tried at once when the shortest path is looked fo
 WAY = 8  # mixtures of the two pictures in which patches are weighed
 
 
-@checked(frozen=True, config=STRICT)
 class Swap(OnModel):
     """Which patches of `a` go where into `b`, at which blocks."""
 
