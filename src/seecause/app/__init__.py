@@ -2,7 +2,7 @@
 
     server.py     routes, and what the browser loads; middleware.py who may ask
     state.py      what is served: models, pictures, recorded runs; and what an action may touch
-    public_names.py, run_folders.py   what the page calls things; results that it may open
+    public_names.py   what the page calls things
     sessions.py   what each user has: pictures, jobs; and how many bytes of it
     jobs.py       one fair queue for each model, beside which long jobs go on
     panels/       one module for each panel; static/ one ES module for each panel, no build step

@@ -30,8 +30,8 @@ from seecause._pieces import Stopped
 from seecause.app.jobs import MOMENT, Job, Progress, Queue, Reply, TooBusy
 from seecause.app.middleware import AccessMiddleware
 from seecause.app.panels import Action, find_panel, panels
+from seecause.app.panels.runs import find_pages
 from seecause.app.public_names import picture_name
-from seecause.app.run_folders import find_pages
 from seecause.app.sessions import Full, NoJob, NoSession, Session, Sessions
 from seecause.app.state import UPLOAD_BYTES, ActionContext, ServerState
 from seecause.errors import BadImage, SeecauseError, UnknownName
@@ -238,22 +238,12 @@ async def _state(own: Session, job: Job, queue: Queue) -> Response:
     if not job.done and not job.stopped:
         queue.relieve()
         await asyncio.wait([waiting], timeout=WAIT - MOMENT)
-    if job.stopped and not job.done:
-        own.drop_job(job.id)
-        return JSONResponse({"job": job.id, "state": "cancelled"})
-    if not job.done:
-        ahead = queue.ahead(job)
-        return JSONResponse(
-            {
-                "job": job.id,
-                "state": "running" if job.running else "waiting",
-                "share": job.share,
-                "words": job.words,
-                "ahead": ahead,
-            }
-        )
+    if not job.done and not job.stopped:
+        state = "running" if job.running else "waiting"
+        progress = {"share": job.share, "words": job.words, "ahead": queue.ahead(job)}
+        return JSONResponse({"job": job.id, "state": state, **progress})
     own.drop_job(job.id)
-    failure = job.future.exception()
+    failure = job.future.exception() if job.done else Stopped()
     if isinstance(failure, Stopped):
         return JSONResponse({"job": job.id, "state": "cancelled"})
     if failure is not None:

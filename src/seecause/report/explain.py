@@ -84,7 +84,7 @@ def explain_to_folder(
     overlays = made_names(shown, ".png")
     manifest: dict[str, Any] = {}
     with result_folder(out, manifest, overwrite=overwrite) as folder:
-        rows = write_explanations(folder, parts, overlays, holes=holes, advance=advance)
+        rows = _write_explanations(folder, parts, overlays, holes, advance)
         reasons = {hole.name: hole.reason for hole in holes}
         manifest |= {
             "command": "explain",
@@ -101,13 +101,12 @@ def explain_to_folder(
     return manifest
 
 
-def write_explanations(
+def _write_explanations(
     folder: Path,
     parts: Iterable[Explanation],
     overlays: Sequence[str],
-    *,
-    holes: Sequence[Hole] = (),
-    advance: Callable[[int], None] = lambda done: None,
+    holes: Sequence[Hole],
+    advance: Callable[[int], None],
 ) -> dict[int, dict[str, Any]]:
     """Page, maps and one overlay for each picture, by the names given; each part is written and let
     go. What the manifest says of each picture, by its place."""

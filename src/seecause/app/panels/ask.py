@@ -12,7 +12,7 @@ from torch import Tensor
 
 from seecause.app.jobs import Reply
 from seecause.app.panels import Index, OnPicture, Panel
-from seecause.app.panels.replies import as_script, bars, command, heat, rounded
+from seecause.app.panels.replies import as_script, bars, command, counting, heat, rounded
 from seecause.app.state import SHOWN_SIDE, ActionContext
 from seecause.data.images import to_pil
 from seecause.errors import BadOption
@@ -71,14 +71,9 @@ def answer(context: ActionContext, request: Asked) -> Reply:
 
 def behind(context: ActionContext, request: Word) -> Reply:
     """Heads and image tokens behind one word: mean derivatives over 64 masks."""
-    ids, done = _answer_ids(context, request), 0
+    ids = _answer_ids(context, request)
     _check_position(request, ids)
-
-    def advance(parts: int) -> None:
-        nonlocal done
-        done += parts
-        context.progress(done / 3, "image tokens" if done < 3 else "")
-
+    advance = counting(context, 3, lambda done: "image tokens" if done < 3 else "")
     context.progress(0.05, "heads")
     engine = MaskEngine(
         context.lvlm, _shown(context, request), request.question, _bank(context),

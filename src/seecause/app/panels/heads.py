@@ -28,6 +28,7 @@ from seecause.app.panels.replies import (
     answers,
     as_script,
     class_word,
+    counting,
     heat,
     offered,
     opening_lines,
@@ -76,13 +77,7 @@ def score(context: ActionContext, request: ScoreHeads) -> Reply:
     mask = object_mask(context, request)
     if request.by != "answer" and mask is None:
         raise BadOption("brushed", "none", NO_OBJECT)
-    total, done = sum(block.heads for block in model.blocks), 0
-
-    def advance(count: int) -> None:
-        nonlocal done
-        done += count
-        context.progress(done / total, f"{done} of {total} heads")
-
+    total = sum(block.heads for block in model.blocks)
     with model.settled():
         scores = score_heads(
             model,
@@ -91,11 +86,10 @@ def score(context: ActionContext, request: ScoreHeads) -> Reply:
             response=RESPONSES[request.by],  # type: ignore[arg-type]
             target=checked_target(model, request.target),
             guard=False,
-            progress=advance,
+            progress=counting(context, total, lambda done: f"{done} of {total} heads"),
         )
-    values = [rounded(row) for row in scores.value]
     return {
-        "values": values,
+        "values": [rounded(row) for row in scores.value],
         "by": request.by,
         "unit": "logit" if request.by == "answer" else "nats",
     }
@@ -176,9 +170,8 @@ def _instead_lines(context: ActionContext, request: Off) -> list[str]:
     """Python for heads that carry something else than zeros, by the low-level pair."""
     if request.operator == "other":
         name = context.picture(_donor(request)).name
-        others = [f"others = model.prepare(open_picture({name!r}))"]
         return [
-            *others,
+            f"others = model.prepare(open_picture({name!r}))",
             'sites = [sc.Site(layer, "heads", heads=[head]) for layer, head in heads]',
             "logits = sc.patch(model, images, others, [sites])[0, 0]",
         ]
@@ -186,7 +179,7 @@ def _instead_lines(context: ActionContext, request: Off) -> list[str]:
         "from seecause.engine.forks import gated_logits, mean_carried",
         "from seecause.heads.scores import gates_without",
         "",
-        f"pictures = [open_picture(name) for name in {_sample_names(context)}]",
+        f"pictures = [open_picture(name) for name in {context.state.averaged_names()}]",
         "means = mean_carried(model, model.prepare(pictures))",
         "gates = gates_without(model, heads)[None]",
         "logits = gated_logits(",
@@ -262,10 +255,6 @@ def _means(context: ActionContext) -> list[Tensor]:
         with context.transformer.settled():
             context.served.memo["mean heads"] = mean_carried(context.transformer, images)
     return context.served.memo["mean heads"]
-
-
-def _sample_names(context: ActionContext) -> list[str]:
-    return context.state.averaged_names()
 
 
 PANEL = Panel(

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from seecause.app.jobs import Reply
 from seecause.app.panels import Name, OnModel, Panel
-from seecause.app.panels.replies import call, command, load_line, model_words, offered
+from seecause.app.panels.replies import call, command, counting, load_line, model_words, offered
 from seecause.app.sessions import Recent
 from seecause.app.state import ActionContext, own_view
 from seecause.data.dataset import Hole
@@ -215,15 +215,8 @@ def telling(context: ActionContext) -> Progress:
 
     @contextmanager
     def progress(what: str, total: int) -> Iterator[Callable[[int], None]]:
-        done = 0
-
-        def advance(count: int) -> None:
-            nonlocal done
-            done += count
-            context.progress(done / max(1, total), f"{what}, {done} of {total}")
-
         context.progress(0.0, what)
-        yield advance
+        yield counting(context, total, lambda done: f"{what}, {done} of {total}")
 
     return progress
 

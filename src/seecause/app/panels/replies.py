@@ -79,6 +79,20 @@ def rounded(values: Tensor) -> list[float | None]:
     return [float(f"{value:.4g}") if abs(value) < 1e300 else None for value in listed]
 
 
+def counting(
+    context: ActionContext, total: int, words: Callable[[int], str]
+) -> Callable[[int], None]:
+    """`advance(count)`, which tells how much of `total` is done, in words."""
+    done = 0
+
+    def advance(count: int) -> None:
+        nonlocal done
+        done += count
+        context.progress(done / max(1, total), words(done))
+
+    return advance
+
+
 def offered(context: ActionContext, name: str, write: Callable[[Path], Path]) -> Reply:
     """What `write(folder)` writes, as a zip file to be downloaded."""
     with tempfile.TemporaryDirectory() as scratch:
