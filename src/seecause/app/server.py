@@ -70,11 +70,9 @@ _PATH = re.compile(
 )
 
 
-def create_app(
-    state: ServerState, *, sessions: Sessions | None = None, token: str | None = None, port: int = 0
-) -> AccessMiddleware:
+def create_app(state: ServerState, *, token: str | None = None, port: int = 0) -> AccessMiddleware:
     """The whole application, guarded."""
-    sessions = sessions or Sessions()
+    sessions = Sessions()
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:

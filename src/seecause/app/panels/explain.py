@@ -98,7 +98,7 @@ def draw(context: ActionContext, request: Draw) -> Reply:
     them."""
     model = context.model
     entry = find(request.method, model.architecture)
-    options = method_options(context, request, request.method)
+    options = method_options(context, request)
     plain_logits = _plain_logits(context, request)
     top = plain_logits.topk(min(SHOWN, plain_logits.numel())).indices.tolist()
     classes = {"classes": top} if "classes" in entry.options else {}
@@ -173,7 +173,7 @@ def evidence(context: ActionContext, request: Draw) -> Reply:
         context.image(request.picture),
         target=checked_target(model, request.target),
         method=request.method,
-        options=method_options(context, request, request.method),
+        options=method_options(context, request),
         blank=request.blank,
     )
     return {
@@ -189,7 +189,8 @@ def copy(context: ActionContext, request: ExplainState) -> Reply:
     """The same without the page."""
     model, target = context.model, checked_target(context.model, request.target)
     named = None if target is None else class_word(model, target)
-    options = {method: method_options(context, request, method) for method in request.methods}
+    fields = request.model_dump(include=set(Patching.model_fields))
+    options = {m: method_options(context, Draw(**fields, method=m)) for m in request.methods}
     lines = opening_lines(context, request.picture)
     for method in request.methods:
         drawn = call(
@@ -255,17 +256,17 @@ def _brush_lines(context: ActionContext, request: ExplainState) -> list[str]:
     ]
 
 
-def method_options(context: ActionContext, request: Patching, method: str) -> dict[str, Any]:
+def method_options(context: ActionContext, request: Draw) -> dict[str, Any]:
     """What of the panel's settings a method takes; settings that it has not are left out."""
-    known = find(method, context.model.architecture).options
+    known = find(request.method, context.model.architecture).options
     options: dict[str, Any] = {"blank": request.blank} if "blank" in known else {}
     if not isinstance(context.model, VisionModel):
         return options
-    if method == "caap":
+    if request.method == "caap":
         plan = sweep_plan(context, request)
         last = None if plan.tail == "source" else plan.stop
         options |= {"tail": plan.tail, "layers": (plan.start, last)}
-    elif method == "mosaic":
+    elif request.method == "mosaic":
         options |= {"layers": (request.first, None)}
         options |= {"tail": "all"} if request.tail == "all" else {}
     return options

@@ -130,15 +130,8 @@ def shortest(
     length = int(bisect(passes, torch.zeros(1, dtype=torch.long), len(order), ends, points=POINTS))
     if length < 0:
         return None
-    return _without_spare(model, source, into, goal, order[:length], layers)
-
-
-def _without_spare(
-    model: VisionModel, source: Trace, into: Trace, goal: int, patches: list[int], layers: range
-) -> list[int]:
-    """The same without patches that can be spared one by one, the weakest tried first."""
-    spared = True
-    while spared:
+    patches, spared = order[:length], True
+    while spared:  # one by one, the weakest tried first
         spared = False
         for patch in reversed(patches):
             rest = [other for other in patches if other != patch]

@@ -137,6 +137,13 @@ export async function saveFile({ file, bytes }) {
   return `${name}, ${(bytes / 1e6).toFixed(1)} MB`;
 }
 
+// A named bar, `share` of its track long.
+export function barRow(name, value, share, css = "") {
+  const bar = h("span");
+  bar.style.width = `${100 * share}%`;
+  return h("li", { class: css }, h("span", { class: "name" }, name), h("span", { class: "value" }, value), h("span", { class: "track" }, bar));
+}
+
 // Classes as bars. Rows stay while their values move.
 export class Answers {
   constructor(title, note = "") {
