@@ -11,8 +11,17 @@ from pydantic import Field
 from torch import Tensor
 
 from seecause.app.jobs import Reply
-from seecause.app.panels import Index, OnPicture, Panel
-from seecause.app.panels.replies import as_script, bars, command, counting, heat, rounded
+from seecause.app.panels import (
+    Index,
+    OnPicture,
+    Panel,
+    as_script,
+    bars,
+    command,
+    counting,
+    heat,
+    rounded,
+)
 from seecause.app.state import SHOWN_SIDE, ActionContext
 from seecause.data.images import to_pil
 from seecause.errors import BadOption

@@ -17,18 +17,16 @@ from torch import Tensor
 
 from seecause.app.jobs import Reply
 from seecause.app.panels import (
+    SHOWN,
     Name,
     OnPicture,
     Panel,
     Patches,
     Patching,
-    checked_patches,
-    checked_target,
-)
-from seecause.app.panels.replies import (
-    SHOWN,
     answers,
     call,
+    checked_patches,
+    checked_target,
     class_word,
     command,
     heat,

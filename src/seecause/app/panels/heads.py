@@ -20,13 +20,11 @@ from seecause.app.panels import (
     OnPicture,
     Panel,
     Patches,
-    checked_patches,
-    checked_target,
-)
-from seecause.app.panels.replies import (
     answer_lines,
     answers,
     as_script,
+    checked_patches,
+    checked_target,
     class_word,
     counting,
     heat,

@@ -19,8 +19,7 @@ from pydantic import Field
 from torch import Tensor
 
 from seecause.app.jobs import Reply
-from seecause.app.panels import Index, OnPicture, Panel
-from seecause.app.panels.replies import answers, as_script, opening_lines
+from seecause.app.panels import Index, OnPicture, Panel, answers, as_script, opening_lines
 from seecause.app.state import ActionContext
 from seecause.data.images import to_pil
 from seecause.errors import BadOption

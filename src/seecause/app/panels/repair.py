@@ -22,8 +22,17 @@ from pydantic import Field
 from torch import Tensor
 
 from seecause.app.jobs import Reply
-from seecause.app.panels import Name, OnModel, Panel
-from seecause.app.panels.replies import call, command, counting, load_line, model_words, offered
+from seecause.app.panels import (
+    Name,
+    OnModel,
+    Panel,
+    call,
+    command,
+    counting,
+    load_line,
+    model_words,
+    offered,
+)
 from seecause.app.sessions import Recent
 from seecause.app.state import ActionContext, own_view
 from seecause.data.dataset import Hole

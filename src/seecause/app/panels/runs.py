@@ -17,8 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from seecause.app.jobs import Reply
-from seecause.app.panels import Name, Panel, Request
-from seecause.app.panels.replies import as_script
+from seecause.app.panels import Name, Panel, Request, as_script
 from seecause.app.state import ActionContext
 from seecause.errors import BadOption
 from seecause.report.folder import MANIFEST

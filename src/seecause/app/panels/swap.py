@@ -16,14 +16,18 @@ from torch import Tensor
 
 from seecause.app.jobs import Reply
 from seecause.app.panels import (
+    SHOWN,
     Index,
     Name,
     OnModel,
     Panel,
     Patches,
+    answer_lines,
+    answers,
+    as_script,
     checked_patches,
+    opening_lines,
 )
-from seecause.app.panels.replies import SHOWN, answer_lines, answers, as_script, opening_lines
 from seecause.app.state import ActionContext
 from seecause.attribution.evidence import bisect
 from seecause.engine.chunks import batched, fit
