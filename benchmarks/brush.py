@@ -24,8 +24,8 @@ import typer
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from benchmarks.timing import heading, row, title
+from seecause.app.panels import OnPicture
 from seecause.app.panels.explain import Brush, brush, look
-from seecause.app.panels.registry import OnPicture
 from seecause.app.sessions import Sessions
 from seecause.app.state import ActionContext, open_state
 from seecause.loading import load

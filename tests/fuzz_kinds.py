@@ -14,7 +14,7 @@ from timm.models.vision_transformer import VisionTransformer
 from transformers import ViTConfig, ViTForImageClassification
 
 import seecause as sc
-from seecause.app.run_folders import find_runs
+from seecause.app.panels.runs import find_runs
 from seecause.bench.plan import Store
 from seecause.bench.results import read_results
 from seecause.bench.runner import inspect, run

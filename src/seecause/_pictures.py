@@ -54,7 +54,7 @@ def read_image(path: str | Path, *, max_pixels: int = MAX_PIXELS) -> Image.Image
 
 def read_frames(path: str | Path, count: int) -> list[Image.Image]:
     """`count` frames of an animation at even distances, as RGB."""
-    return _open_image(path, lambda image: _frames(str(path), image, count), MAX_PIXELS)
+    return _open_image(path, lambda image: _frames(str(path), image, count))
 
 
 def _frames(name: str, image: Image.Image, count: int) -> list[Image.Image]:
@@ -80,9 +80,9 @@ def decode_image(content: bytes, name: str, *, max_pixels: int = MAX_PIXELS) -> 
     return _decode(BytesIO(content), name, lambda image: as_rgb(name, image), max_pixels)
 
 
-def read_ids(path: str | Path, *, max_pixels: int = MAX_PIXELS) -> np.ndarray:
+def read_ids(path: str | Path) -> np.ndarray:
     """A mask [H, W] int64: the numbers a file holds (palette places, not their colours)."""
-    ids = _open_image(path, np.array, max_pixels)
+    ids = _open_image(path, np.array)
     if ids.ndim != 2 or ids.dtype.kind not in "biu":
         raise BadImage(
             str(path), "a picture in colour", "give a mask with one number for each pixel"
@@ -90,13 +90,15 @@ def read_ids(path: str | Path, *, max_pixels: int = MAX_PIXELS) -> np.ndarray:
     return ids.astype(np.int64)
 
 
-def read_grey(path: str | Path, *, max_pixels: int = MAX_PIXELS) -> np.ndarray:
+def read_grey(path: str | Path) -> np.ndarray:
     """A mask [H, W] uint8 that may have been saved in colour or with transparency: its brightness,
     whatever its alpha."""
-    return _open_image(path, lambda image: np.array(image.convert("L")), max_pixels)
+    return _open_image(path, lambda image: np.array(image.convert("L")))
 
 
-def _open_image(path: str | Path, take: Callable[[Image.Image], T], max_pixels: int) -> T:
+def _open_image(
+    path: str | Path, take: Callable[[Image.Image], T], max_pixels: int = MAX_PIXELS
+) -> T:
     check_file(Path(path))
     return _decode(Path(path), str(path), take, max_pixels)
 

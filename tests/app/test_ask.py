@@ -7,9 +7,8 @@ import torch
 from PIL import Image
 
 import seecause as sc
-from seecause.app.panels import ask
+from seecause.app.panels import BadRequest, ask
 from seecause.app.panels.ask import Asked, Blind, Word
-from seecause.app.panels.registry import BadRequest, read_request
 from seecause.app.state import ActionContext
 from seecause.errors import BadOption
 
@@ -107,7 +106,7 @@ def test_what_is_not_there_is_refused_in_words(context, bank):
     for question in ("", "x" * 301):
         body = f'{{"model": "critters-llava", "picture": "s3", "question": "{question}"}}'
         with pytest.raises(BadRequest, match="question"):
-            read_request(reader, body.encode())
+            reader.read(body.encode())
 
 
 def test_a_classifier_cannot_be_asked(state, sessions):

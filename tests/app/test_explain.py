@@ -7,9 +7,8 @@ import torch
 from torch.testing import assert_close
 
 import seecause as sc
-from seecause.app.panels import explain
+from seecause.app.panels import OnPicture, explain
 from seecause.app.panels.explain import Brush, Draw, ExplainState, Regions
-from seecause.app.panels.registry import OnPicture
 from seecause.errors import BadImage, BadOption, UnknownName
 
 ON = {"model": "critters-vit", "picture": "s1"}

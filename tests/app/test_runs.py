@@ -9,9 +9,8 @@ import pytest
 
 from seecause.app.middleware import POLICY
 from seecause.app.panels import runs
-from seecause.app.panels.runs import Everything, Opened
+from seecause.app.panels.runs import Everything, Opened, find_pages, find_runs
 from seecause.app.public_names import name_folders
-from seecause.app.run_folders import find_pages, find_runs
 from seecause.app.state import ActionContext, ServerState
 from seecause.errors import BadOption
 

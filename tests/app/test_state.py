@@ -9,9 +9,8 @@ import torch
 from PIL import Image
 from typer.testing import CliRunner
 
-from seecause.app.panels import explain, heads, parts, repair, swap
+from seecause.app.panels import OnPicture, explain, heads, parts, repair, swap
 from seecause.app.panels.explain import Brush, Draw
-from seecause.app.panels.registry import OnPicture
 from seecause.app.sessions import Recent, Sessions
 from seecause.app.state import AVERAGED, OPENED, ActionContext, ServerState, open_state
 from seecause.cli import app, serve

@@ -2,7 +2,7 @@
 
     server.py     routes, and what the browser loads; middleware.py who may ask
     state.py      what is served: models, pictures, recorded runs; and what an action may touch
-    public_names.py, run_folders.py   what the page calls things; results that it may open
+    public_names.py   what the page calls things
     sessions.py   what each user has: pictures, jobs; and how many bytes of it
     jobs.py       one fair queue for each model, beside which long jobs go on
     panels/       one module for each panel; static/ one ES module for each panel, no build step
@@ -11,8 +11,7 @@ How a panel is added (`panels/explain.py` and `static/panel-explain.js` are the 
 
 1. `panels/NAME.py` with pure functions from a checked request to an answer that JSON can hold:
 
-       @checked(frozen=True, config=STRICT)
-       class Brush(OnPicture):                # fields: model, picture (registry.py)
+       class Brush(OnPicture):                # fields: model, picture (panels/__init__.py)
            patches: Patches = ()
 
        def brush(context: ActionContext, request: Brush) -> Reply: ...

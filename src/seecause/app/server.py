@@ -29,10 +29,9 @@ from seecause import __version__
 from seecause._pieces import Stopped
 from seecause.app.jobs import MOMENT, Job, Progress, Queue, Reply, TooBusy
 from seecause.app.middleware import AccessMiddleware
-from seecause.app.panels import find_panel, panels
-from seecause.app.panels.registry import Action, read_request
+from seecause.app.panels import Action, find_panel, panels
+from seecause.app.panels.runs import find_pages
 from seecause.app.public_names import picture_name
-from seecause.app.run_folders import find_pages
 from seecause.app.sessions import Full, NoJob, NoSession, Session, Sessions
 from seecause.app.state import UPLOAD_BYTES, ActionContext, ServerState
 from seecause.errors import BadImage, SeecauseError, UnknownName
@@ -71,11 +70,9 @@ _PATH = re.compile(
 )
 
 
-def create_app(
-    state: ServerState, *, sessions: Sessions | None = None, token: str | None = None, port: int = 0
-) -> AccessMiddleware:
+def create_app(state: ServerState, *, token: str | None = None, port: int = 0) -> AccessMiddleware:
     """The whole application, guarded."""
-    sessions = sessions or Sessions()
+    sessions = Sessions()
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -187,11 +184,11 @@ def _add_jobs(app: FastAPI, state: ServerState, sessions: Sessions) -> None:
     @app.post("/api/run/{panel}/{action}")
     async def run(panel: str, action: str, request: Request) -> Response:
         own = _session(sessions, request)
-        function, reader = find_panel(panel).find(action)
+        function, kind = find_panel(panel).find(action)
         async with reading:
             content = await _body(request, REQUEST_BYTES, "the request")
         slot = request.headers.get(SLOT, "")[:64]
-        job, queue = _submit(state, own, function, read_request(reader, content), slot)
+        job, queue = _submit(state, own, function, kind.read(content), slot)
         return await _state(own, job, queue)
 
     @app.get("/api/jobs/{id}")
@@ -239,22 +236,12 @@ async def _state(own: Session, job: Job, queue: Queue) -> Response:
     if not job.done and not job.stopped:
         queue.relieve()
         await asyncio.wait([waiting], timeout=WAIT - MOMENT)
-    if job.stopped and not job.done:
-        own.drop_job(job.id)
-        return JSONResponse({"job": job.id, "state": "cancelled"})
-    if not job.done:
-        ahead = queue.ahead(job)
-        return JSONResponse(
-            {
-                "job": job.id,
-                "state": "running" if job.running else "waiting",
-                "share": job.share,
-                "words": job.words,
-                "ahead": ahead,
-            }
-        )
+    if not job.done and not job.stopped:
+        state = "running" if job.running else "waiting"
+        progress = {"share": job.share, "words": job.words, "ahead": queue.ahead(job)}
+        return JSONResponse({"job": job.id, "state": state, **progress})
     own.drop_job(job.id)
-    failure = job.future.exception()
+    failure = job.future.exception() if job.done else Stopped()
     if isinstance(failure, Stopped):
         return JSONResponse({"job": job.id, "state": "cancelled"})
     if failure is not None:

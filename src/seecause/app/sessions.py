@@ -12,6 +12,7 @@ import weakref
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -89,33 +90,34 @@ class Recent(dict[Any, Any]):
 
 class Shelf:
     """Things of all sessions together, as many as `most` bytes hold: what was put there longest ago
-    makes room, whoever has it. `drop` is called when a thing goes."""
+    makes room, whoever has it; of one session the latest `each`. `drop` is called when a thing
+    goes."""
 
-    def __init__(self, most: int):
-        self.most, self.held = most, 0
-        self._things: OrderedDict[tuple[str, str], tuple[int, Callable[[], object]]] = OrderedDict()
+    def __init__(self, most: int, each: int):
+        self.most, self.each, self.held = most, each, 0
+        self._things: dict[tuple[str, str], tuple[int, Callable[[], object]]] = {}
         self._lock = threading.Lock()
 
     def put(self, session: str, id: str, size: int, drop: Callable[[], object]) -> None:
         if size > self.most:
             drop()
             raise TooLarge(size, self.most)
-        gone = []
         with self._lock:
             if (session, id) in self._things:  # the same once more: it becomes the latest
                 self._pop((session, id))
             self._things[session, id] = (size, drop)
             self.held += size
+            own = [key for key in self._things if key[0] == session]
+            gone = [self._pop(key) for key in own[: -self.each]]
             while self.held > self.most:
                 gone.append(self._pop(next(iter(self._things))))
         for leave in gone:
             leave()
 
-    def take(self, session: str, id: str | None = None) -> None:
-        """One thing of a session goes, or all of them."""
+    def take(self, session: str) -> None:
+        """All things of a session go."""
         with self._lock:
-            keys = [key for key in self._things if key == (session, id or key[1])]
-            gone = [self._pop(key) for key in keys]
+            gone = [self._pop(key) for key in list(self._things) if key[0] == session]
         for leave in gone:
             leave()
 
@@ -130,7 +132,7 @@ class Storage:
     server."""
 
     def __init__(self, pictures: int = PICTURE_BYTES, files: int = FILE_BYTES):
-        self.pictures, self.files = Shelf(pictures), Shelf(files)
+        self.pictures, self.files = Shelf(pictures, PICTURES), Shelf(files, FILES)
         self._folder: Path | None = None
         self._lock = threading.Lock()
 
@@ -155,37 +157,25 @@ class Session:
     id: str
     used: float
     storage: Storage = field(default_factory=Storage)
-    pictures: OrderedDict[str, OpenedPicture] = field(default_factory=OrderedDict)
-    jobs: OrderedDict[str, tuple[Job, Queue]] = field(default_factory=OrderedDict)
-    files: OrderedDict[str, tuple[str, Path]] = field(default_factory=OrderedDict)
+    pictures: dict[str, OpenedPicture] = field(default_factory=dict)
+    jobs: dict[str, tuple[Job, Queue]] = field(default_factory=dict)
+    files: dict[str, tuple[str, Path]] = field(default_factory=dict)
     over: bool = False
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def add_picture(self, picture: OpenedPicture) -> None:
-        with self.lock:
-            self.pictures[picture.id] = picture
-            self.pictures.move_to_end(picture.id)
-            old = list(self.pictures)[:-PICTURES]
-        for id in old:
-            self.storage.pictures.take(self.id, id)
-        self._put(
-            self.storage.pictures,
-            picture.id,
-            picture.bytes,
-            lambda: self.pictures.pop(picture.id, None),
-        )
+        self.pictures.pop(picture.id, None)  # the same once more: it becomes the latest
+        self.pictures[picture.id] = picture
+        drop = partial(self.pictures.pop, picture.id, None)
+        self._put(self.storage.pictures, picture.id, picture.bytes, drop)
 
     def add_file(self, name: str, file: Path) -> str:
         """Take a file to be downloaded, until newer ones need its place."""
         place, path = secrets.token_urlsafe(9), self.storage.new_path()
         size = file.stat().st_size
         shutil.move(file, path)
-        with self.lock:
-            self.files[place] = (name, path)
-            old = list(self.files)[:-FILES]
-        for id in old:
-            self.storage.files.take(self.id, id)
-        self._put(self.storage.files, place, size, lambda: self._drop_file(place))
+        self.files[place] = (name, path)
+        self._put(self.storage.files, place, size, partial(self._drop_file, place))
         return place
 
     def _put(self, shelf: Shelf, id: str, size: int, drop: Callable[[], object]) -> None:

@@ -21,7 +21,6 @@ from torch import Tensor
 from seecause._files import digest
 from seecause.app.jobs import Job, Progress, Queue
 from seecause.app.public_names import free_name, picture_name, public_spec, short_name
-from seecause.app.run_folders import RunFolder, find_runs
 from seecause.app.sessions import Recent, Session
 from seecause.data.batch import to_batch
 from seecause.data.images import decode_image, open_picture, sample_of
@@ -34,6 +33,7 @@ from seecause.models.view import VisionModel
 from seecause.report.overlay import data_uri
 
 if TYPE_CHECKING:
+    from seecause.app.panels.runs import RunFolder
     from seecause.lvlm import LVLM
 
 log = logging.getLogger(__name__)
@@ -160,6 +160,8 @@ class ServerState:
     @cached_property
     def results(self) -> dict[str, RunFolder]:
         """What is in the folders of results, listed once."""
+        from seecause.app.panels.runs import find_runs
+
         return find_runs(self.runs)
 
     def sample(self, id: str) -> OpenedPicture:

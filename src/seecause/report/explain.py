@@ -63,7 +63,6 @@ ORDERS = {  # what cards are sorted by -> titles
     "error down": "worst errors first",
     "background down": "most on the background first",
 }
-TITLE = "Which patches caused the answer?"
 UNITS = {"mosaic": "slope of the {}", "caap+mosaic": "deviations in {} and logit"}
 SCORES = {"prob": "probability", "logprob": "log probability", "logit": "logit"}
 
@@ -84,7 +83,7 @@ def explain_to_folder(
     overlays = made_names(shown, ".png")
     manifest: dict[str, Any] = {}
     with result_folder(out, manifest, overwrite=overwrite) as folder:
-        rows = write_explanations(folder, parts, overlays, holes=holes, advance=advance)
+        rows = _write_explanations(folder, parts, overlays, holes, advance)
         reasons = {hole.name: hole.reason for hole in holes}
         manifest |= {
             "command": "explain",
@@ -101,13 +100,12 @@ def explain_to_folder(
     return manifest
 
 
-def write_explanations(
+def _write_explanations(
     folder: Path,
     parts: Iterable[Explanation],
     overlays: Sequence[str],
-    *,
-    holes: Sequence[Hole] = (),
-    advance: Callable[[int], None] = lambda done: None,
+    holes: Sequence[Hole],
+    advance: Callable[[int], None],
 ) -> dict[int, dict[str, Any]]:
     """Page, maps and one overlay for each picture, by the names given; each part is written and let
     go. What the manifest says of each picture, by its place."""
@@ -165,7 +163,9 @@ def _section(
         badly.append("A bright patch of a deep layer also carries what it read elsewhere.")
         terms["what they do badly elsewhere"] = " ".join(badly)
     tools = _sorter(rows) if len(rows) >= MANY else Markup()
-    return Section(TITLE, body, _how_to_read(explanation), terms, tools=tools)
+    return Section(
+        "Which patches caused the answer?", body, _how_to_read(explanation), terms, tools=tools
+    )
 
 
 def _sorter(rows: Sequence[Mapping[str, Any]]) -> Markup:
@@ -197,13 +197,13 @@ def _lead(count: int, methods: Iterable[str], holes: Sequence[Hole] = ()) -> str
     return f"{words} {len(holes)} could not be read." if holes else words
 
 
-def explain_section(explanation: Explanation, *, title: str = TITLE) -> Section:
+def explain_section(explanation: Explanation) -> Section:
     """One card for each picture, one column for each method."""
     explanation = _drawn(explanation)
     indices = range(len(explanation.names))
     cards = render_cards([_card(explanation, index) for index in indices])
     rows = [_row(explanation, index) for index in indices]
-    return replace(_section(explanation, cards, rows), title=title)
+    return _section(explanation, cards, rows)
 
 
 def _drawn(explanation: Explanation) -> Explanation:
@@ -268,7 +268,11 @@ def _card(explanation: Explanation, index: int) -> Card:
     warnings = []
     if manifest["random_weights"]:
         warnings.append(f"{manifest['model']} has random weights: its answers mean nothing")
-    maps = [_view(method, run, index) for method, run in explanation.runs.items()]
+    maps = []
+    for method, run in explanation.runs.items():
+        native = None if run.native is None else run.native[index]
+        title, scale = _title(method, run, index), _scale(run, index)
+        maps.append(MapView(title, run.maps[index], scale, native))
     answers = explanation.answers[index] if explanation.answers else []
     image = explanation.first.images[index]
     outline = explain_pictures.outline(explanation.first, index, picture(image).size)
@@ -339,15 +343,6 @@ def _shown(explanation: Explanation, index: int) -> list[TitledPicture]:
         rows = explain_pictures.pair_rows(explanation.interactions, index)
         shown.append(TitledPicture(explain_pictures.PAIRS_TITLE, image, rows))
     return shown
-
-
-def _view(method: str, run: Attribution, index: int) -> MapView:
-    return MapView(
-        _title(method, run, index),
-        run.maps[index],
-        _scale(run, index),
-        None if run.native is None else run.native[index],
-    )
 
 
 def _title(method: str, run: Attribution, index: int) -> str:

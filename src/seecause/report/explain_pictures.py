@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
     from seecause.attribution.evidence import Evidence, PatchSet
-    from seecause.attribution.interactions import Interactions, Pair
+    from seecause.attribution.interactions import Interactions
 
 ROWS_NOTE = (
     "The line marks the box or the pixels that were asked about; thin lines are other boxes, by"
@@ -216,7 +216,7 @@ def draw_pairs(ax: Axes, result: Interactions, index: int = 0, *, count: int = L
         ax.plot(across, down, color=colour, linewidth=width, alpha=0.9, **style)
 
 
-def pairs_image(result: Interactions, index: int = 0, *, count: int = LINES) -> Image.Image:
+def pairs_image(result: Interactions, index: int) -> Image.Image:
     """The same as a picture of its own, as large as the picture is shown."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -224,23 +224,22 @@ def pairs_image(result: Interactions, index: int = 0, *, count: int = LINES) -> 
     width, height = picture(result.images[index]).size
     figure = Figure(figsize=(width / 100, height / 100), dpi=100)
     canvas = FigureCanvasAgg(figure)
-    draw_pairs(figure.add_axes((0, 0, 1, 1)), result, index, count=count)
+    draw_pairs(figure.add_axes((0, 0, 1, 1)), result, index)
     canvas.draw()
     return Image.fromarray(np.asarray(canvas.buffer_rgba())[..., :3].copy())
 
 
-def pair_rows(result: Interactions, index: int = 0, *, count: int = 5) -> list[dict[str, str]]:
+def pair_rows(result: Interactions, index: int) -> list[dict[str, str]]:
     """The strongest pairs in words and numbers, for a table."""
-    return [_row(pair) for pair in result.pairs(index, count)]
-
-
-def _row(pair: Pair) -> dict[str, str]:
-    return {
-        "regions": f"{pair.first} + {pair.second}",
-        "together": f"{pair.joint:#.3g}",
-        "alone": " + ".join(f"{value:#.3g}" for value in pair.singles),
-        "interaction": f"{pair.interaction:+#.3g}",
-    }
+    return [
+        {
+            "regions": f"{pair.first} + {pair.second}",
+            "together": f"{pair.joint:#.3g}",
+            "alone": " + ".join(f"{value:#.3g}" for value in pair.singles),
+            "interaction": f"{pair.interaction:+#.3g}",
+        }
+        for pair in result.pairs(index, 5)
+    ]
 
 
 def _centre(

@@ -199,7 +199,7 @@ def grid_image(heat: Tensor, scale: Scale) -> Image.Image:
     return Image.fromarray(_colour(heat, scale)).convert("RGB")
 
 
-def legend(scale: Scale, *, width: int = MIN_DISPLAY, title: str = "") -> Image.Image:
+def legend(scale: Scale, *, width: int = MIN_DISPLAY) -> Image.Image:
     """A colour bar with the values it runs between."""
     font = _font(15)
     canvas = Image.new("RGB", (width, 52), _PAPER)
@@ -211,9 +211,8 @@ def legend(scale: Scale, *, width: int = MIN_DISPLAY, title: str = "") -> Image.
     low, high = scale.ends
     draw.text((0, 24), low, font=font, fill=_INK)
     draw.text((width, 24), high, font=font, fill=_INK, anchor="ra")
-    draw.text(
-        (width / 2, 24), title or ("0" if scale.signed else ""), font=font, fill=_INK, anchor="ma"
-    )
+    if scale.signed:
+        draw.text((width / 2, 24), "0", font=font, fill=_INK, anchor="ma")
     return canvas
 
 

@@ -1,13 +1,113 @@
-"""The panels of the page, in the order of their tabs."""
+"""The panels of the page, and what a panel is: functions from a checked request to an answer, under
+a name. Whatever a request holds beyond its fields, or of another type, is refused in words before
+anything runs.
+
+What panels share stands here: fields of requests, classes as bars, maps as layers, and the lines
+that do the same without the page."""
 
 from __future__ import annotations
 
 import importlib
+import shlex
+import shutil
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Annotated, Any, get_type_hints
 
-from seecause.app.panels.registry import Panel
-from seecause.errors import UnknownName
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from torch import Tensor
 
-PANELS = ("explain", "swap", "heads", "repair", "parts", "ask", "runs")
+from seecause.app.jobs import Reply
+from seecause.app.state import ActionContext, Kind, ServedModel
+from seecause.engine.blanks import Blank
+from seecause.engine.sweep import Tail
+from seecause.errors import BadOption, SeecauseError, UnknownName
+from seecause.models.base import ImageModel
+from seecause.report.overlay import data_uri, heat_layer, number, scale_of
+from seecause.target import spread
+from seecause.types import wide
+
+PANELS = ("explain", "swap", "heads", "repair", "parts", "ask", "runs")  # in the order of tabs
+SHOWN = 5  # classes
+Action = Callable[[ActionContext, Any], Reply]
+Name = Annotated[str, Field(min_length=1, max_length=96)]
+Index = Annotated[int, Field(ge=0, le=1_000_000)]
+Patches = Annotated[tuple[Annotated[int, Field(ge=0, le=65_535)], ...], Field(max_length=16_384)]
+
+
+class BadRequest(SeecauseError):
+    """A request that is not what the action takes."""
+
+
+class Request(BaseModel):
+    """What a client may ask of an action: these fields, of these types, and no others."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+    @classmethod
+    def read(cls, content: bytes) -> Request:
+        """From JSON, or in words what is wrong with it."""
+        try:
+            return cls.model_validate_json(content)
+        except ValidationError as wrong:
+            first = wrong.errors(include_url=False, include_context=False, include_input=False)[0]
+            where = ".".join(str(part) for part in first["loc"] if isinstance(part, str | int))
+            count = f" ({wrong.error_count()} in all)" if wrong.error_count() > 1 else ""
+            raise BadRequest(f"{where or 'the request'}: {first['msg']}{count}.") from None
+
+
+class OnModel(Request):
+    """A request that waits in a model's queue."""
+
+    model: Name
+
+
+class OnPicture(OnModel):
+    picture: Name
+
+
+class Patching(OnPicture):
+    """How patches are put into another run. `target` None: the answer of the whole picture."""
+
+    target: Index | None = None
+    blank: Blank = "white"
+    tail: Tail | None = None
+    first: Index = 0
+    last: Index | None = None
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One tab of the page. `kinds` are the models it is for; without any it needs no model."""
+
+    name: str
+    title: str
+    question: str
+    actions: tuple[Action, ...]
+    copy: Action
+    kinds: tuple[Kind, ...] = ("classifier", "ifam")
+
+    def facts(self) -> dict[str, Any]:
+        return {
+            "name": self.name,
+            "title": self.title,
+            "question": self.question,
+            "kinds": list(self.kinds),
+        }
+
+    @cached_property
+    def by_name(self) -> dict[str, tuple[Action, type[Request]]]:
+        """Actions and their requests; `copy` is one of them."""
+        every = [*self.actions, self.copy]
+        return {action.__name__: (action, get_type_hints(action)["request"]) for action in every}
+
+    def find(self, action: str) -> tuple[Action, type[Request]]:
+        if action not in self.by_name:
+            raise UnknownName("action", action, list(self.by_name))
+        return self.by_name[action]
 
 
 def panels() -> dict[str, Panel]:
@@ -20,3 +120,157 @@ def find_panel(name: str) -> Panel:
     if name not in known:
         raise UnknownName("panel", name, known)
     return known[name]
+
+
+def checked_patches(model: ImageModel, patches: tuple[int, ...], name: str = "patches") -> None:
+    """Refuse places outside the model's grid."""
+    count = model.layout.n_patches
+    if any(place >= count for place in patches):
+        raise BadOption(name, max(patches), f"places 0-{count - 1}")
+
+
+def checked_target(model: ImageModel, target: int | None) -> int | None:
+    return None if target is None else model.class_index(target)
+
+
+def answers(
+    model: ImageModel,
+    logits: Tensor,
+    whole: Tensor,
+    *,
+    count: int = SHOWN,
+    target: int | None = None,
+) -> list[dict[str, Any]]:
+    """The `count` most probable classes of the whole picture, in that order, so that rows stay
+    where they are while values move; then the target and the two that lead now, if they are not
+    among them."""
+    values = spread(wide(logits), "prob", sigmoid=model.sigmoid)
+    first = whole.topk(min(count, whole.numel())).indices.tolist()
+    first += [] if target is None else [target]
+    return bars(values, first, lambda places: [model.class_name(place) for place in places])
+
+
+def bars(
+    values: Tensor, first: list[int], names: Callable[[list[int]], list[str]]
+) -> list[dict[str, Any]]:
+    """Probabilities [n] at the places `first` and at the two that lead now, as bars."""
+    best, leading = int(values.argmax()), values.topk(min(2, values.numel())).indices.tolist()
+    places = list(dict.fromkeys([*first, *leading]))
+    return [
+        {
+            "class": place,
+            "name": name,
+            "probability": round(float(values[place]), 6),
+            "leads": place == best,
+        }
+        for place, name in zip(places, names(places), strict=True)
+    ]
+
+
+def heat(
+    values: Tensor, *, among: Tensor | None = None, signed: bool | None = None
+) -> dict[str, Any]:
+    """A map [gh, gw]: its numbers, and how it is drawn; on the scale of some maps, if they are
+    given."""
+    scale = scale_of(values if among is None else among, signed=signed)
+    return {
+        "grid": list(values.shape),
+        "values": rounded(values),
+        "layer": data_uri(heat_layer(values, scale)),
+        "low": number(scale.low),
+        "high": number(scale.high),
+        "signed": scale.signed,
+        "clipped": scale.clipped,
+    }
+
+
+def rounded(values: Tensor) -> list[float | None]:
+    """Four digits each; None where there is no number, which JSON has no word for."""
+    listed = values.detach().double().flatten().tolist()
+    return [float(f"{value:.4g}") if abs(value) < 1e300 else None for value in listed]
+
+
+def counting(
+    context: ActionContext, total: int, words: Callable[[int], str]
+) -> Callable[[int], None]:
+    """`advance(count)`, which tells how much of `total` is done, in words."""
+    done = 0
+
+    def advance(count: int) -> None:
+        nonlocal done
+        done += count
+        context.progress(done / max(1, total), words(done))
+
+    return advance
+
+
+def offered(context: ActionContext, name: str, write: Callable[[Path], Path]) -> Reply:
+    """What `write(folder)` writes, as a zip file to be downloaded."""
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = write(Path(scratch) / "model")
+        context.progress(0.7, "packing it")
+        packed = Path(shutil.make_archive(str(folder), "zip", folder))
+        size = packed.stat().st_size
+        return {"file": context.session.add_file(name, packed), "name": name, "bytes": size}
+
+
+def opening_lines(context: ActionContext, *pictures: str) -> list[str]:
+    """Python that loads the model and the pictures a request speaks of: `images` for one, `images`
+    and `others` for two."""
+    lines = ["import seecause as sc", "from seecause.data.images import open_picture", ""]
+    lines.append(load_line(context.served))
+    for variable, id in zip(("images", "others"), pictures, strict=False):
+        lines.append(f"{variable} = model.prepare(open_picture({context.picture(id).name!r}))")
+    return lines
+
+
+def load_line(served: ServedModel) -> str:
+    """Python that loads a model as the server did, but for the folders of this machine."""
+    options = {"weights": served.weights} if served.weights else {}
+    options |= dict(served.reading) | ({"classes": "FILE"} if "classes" in served.reading else {})
+    return f"model = {call('sc.load', repr(served.spec), **options)}"
+
+
+def model_words(served: ServedModel) -> list[str]:
+    """The same for a command."""
+    words = ["--model", served.spec, *(["--weights", served.weights] if served.weights else [])]
+    for name, value in served.reading.items():
+        words += [f"--{name}", "FILE" if name == "classes" else ",".join(map(str, value))]
+    return words
+
+
+def answer_lines(model: ImageModel) -> list[str]:
+    """Python that prints the most probable class of `logits` [C], and how probable it is."""
+    chances = "logits.sigmoid()" if model.sigmoid else "logits.softmax(-1)"
+    return [f"print(model.class_name(int(logits.argmax())), float({chances}.max()))"]
+
+
+def class_word(model: ImageModel, index: int) -> str | int:
+    """The name of a class, where it is enough to find it again; else its index."""
+    name = model.class_name(index)
+    alone = [known.casefold() for known in model.classes].count(name.casefold()) == 1
+    return name if alone else index
+
+
+def call(function: str, *given: str, **options: Any) -> str:
+    """A call in Python; options are written as they are typed."""
+    words = [*given, *(f"{name}={value!r}" for name, value in options.items())]
+    return f"{function}({', '.join(words)})"
+
+
+def command(words: Sequence[str], options: Mapping[str, Any] | None = None) -> str:
+    """A line for a shell, every word quoted where it must be; `options` become --option."""
+    extra = [f"{name}={_typed(value)}" for name, value in (options or {}).items()]
+    every = [*words, *(word for option in extra for word in ("--option", option))]
+    return " ".join(shlex.quote(word) for word in every)
+
+
+def as_script(lines: Sequence[str]) -> Reply:
+    """Lines of Python, and the shell's line that runs them: for what has no command of its own."""
+    python = "\n".join(lines) + "\n"
+    return {"python": python, "command": f"python - <<'END'\n{python}END"}
+
+
+def _typed(value: Any) -> str:
+    """A value as the command line reads it."""
+    return ",".join(map(str, value)) if isinstance(value, tuple | list) else str(value)

@@ -8,12 +8,20 @@ from typing import Annotated, Any
 import torch
 from PIL import Image
 from pydantic import Field
-from pydantic.dataclasses import dataclass as checked
 from torch import Tensor
 
 from seecause.app.jobs import Reply
-from seecause.app.panels.registry import STRICT, Index, OnPicture, Panel
-from seecause.app.panels.replies import as_script, bars, command, heat, rounded
+from seecause.app.panels import (
+    Index,
+    OnPicture,
+    Panel,
+    as_script,
+    bars,
+    command,
+    counting,
+    heat,
+    rounded,
+)
 from seecause.app.state import SHOWN_SIDE, ActionContext
 from seecause.data.images import to_pil
 from seecause.errors import BadOption
@@ -38,19 +46,16 @@ TOP = 8  # heads that are listed
 QuestionText = Annotated[str, Field(min_length=1, max_length=300)]
 
 
-@checked(frozen=True, config=STRICT)
 class Asked(OnPicture):
     question: QuestionText
 
 
-@checked(frozen=True, config=STRICT)
 class Word(Asked):
     """`position`: which token of the answer, from 0 on."""
 
     position: Annotated[int, Field(ge=0, lt=LENGTH)] = 0
 
 
-@checked(frozen=True, config=STRICT)
 class Blind(Word):
     """`blind`: heads that do not see the picture, layer * heads + head."""
 
@@ -75,14 +80,9 @@ def answer(context: ActionContext, request: Asked) -> Reply:
 
 def behind(context: ActionContext, request: Word) -> Reply:
     """Heads and image tokens behind one word: mean derivatives over 64 masks."""
-    ids, done = _answer_ids(context, request), 0
+    ids = _answer_ids(context, request)
     _check_position(request, ids)
-
-    def advance(parts: int) -> None:
-        nonlocal done
-        done += parts
-        context.progress(done / 3, "image tokens" if done < 3 else "")
-
+    advance = counting(context, 3, lambda done: "image tokens" if done < 3 else "")
     context.progress(0.05, "heads")
     engine = MaskEngine(
         context.lvlm, _shown(context, request), request.question, _bank(context),

@@ -7,30 +7,26 @@ patches brushed give the answer of the whole picture, none gives the blank's.
 
 from __future__ import annotations
 
-import dataclasses
 import re
 import time
 from collections.abc import Mapping
 from typing import Any
 
 import torch
-from pydantic.dataclasses import dataclass as checked
 from torch import Tensor
 
 from seecause.app.jobs import Reply
-from seecause.app.panels.registry import (
-    STRICT,
+from seecause.app.panels import (
+    SHOWN,
     Name,
     OnPicture,
     Panel,
     Patches,
     Patching,
-    checked_patches,
-    checked_target,
-)
-from seecause.app.panels.replies import (
     answers,
     call,
+    checked_patches,
+    checked_target,
     class_word,
     command,
     heat,
@@ -55,20 +51,15 @@ from seecause.models.view import VisionModel
 from seecause.report.overlay import data_uri
 from seecause.types import wide
 
-SHOWN = 5  # classes
 
-
-@checked(frozen=True, config=STRICT)
 class Draw(Patching):
     method: Name = "caap"
 
 
-@checked(frozen=True, config=STRICT)
 class Brush(Patching):
     patches: Patches = ()
 
 
-@checked(frozen=True, config=STRICT)
 class Regions(Patching):
     """Two sets of patches."""
 
@@ -76,7 +67,6 @@ class Regions(Patching):
     other: Patches = ()
 
 
-@checked(frozen=True, config=STRICT)
 class ExplainState(Patching):
     """All that the panel shows, for `copy`."""
 
@@ -96,7 +86,7 @@ def look(context: ActionContext, request: OnPicture) -> Reply:
         "size": sides,
         "grid": list(model.layout_at(*sides).grid),
         "name": context.picture(request.picture).name,
-        "answers": answers(model, logits, logits, count=SHOWN),
+        "answers": answers(model, logits, logits),
         "predicted": int(logits.argmax()),
     }
 
@@ -144,8 +134,8 @@ def brush(context: ActionContext, request: Brush) -> Reply:
     return {
         "patches": len(request.patches),
         "predicted": int(whole.argmax()),
-        "only": answers(model, only, whole, count=SHOWN, target=target),
-        "without": answers(model, without, whole, count=SHOWN, target=target),
+        "only": answers(model, only, whole, target=target),
+        "without": answers(model, without, whole, target=target),
     }
 
 
@@ -197,7 +187,7 @@ def copy(context: ActionContext, request: ExplainState) -> Reply:
     """The same without the page."""
     model, target = context.model, checked_target(context.model, request.target)
     named = None if target is None else class_word(model, target)
-    fields = {field.name: getattr(request, field.name) for field in dataclasses.fields(Patching)}
+    fields = request.model_dump(include=set(Patching.model_fields))
     options = {m: method_options(context, Draw(**fields, method=m)) for m in request.methods}
     lines = opening_lines(context, request.picture)
     for method in request.methods:

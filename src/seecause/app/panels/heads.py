@@ -11,26 +11,22 @@ from __future__ import annotations
 from typing import Literal
 
 import torch
-from pydantic.dataclasses import dataclass as checked
 from torch import Tensor
 
 from seecause.app.jobs import Reply
-from seecause.app.panels.explain import SHOWN
-from seecause.app.panels.registry import (
-    STRICT,
+from seecause.app.panels import (
     Index,
     Name,
     OnPicture,
     Panel,
     Patches,
-    checked_patches,
-    checked_target,
-)
-from seecause.app.panels.replies import (
     answer_lines,
     answers,
     as_script,
+    checked_patches,
+    checked_target,
     class_word,
+    counting,
     heat,
     offered,
     opening_lines,
@@ -53,7 +49,6 @@ RESPONSES = {"answer": "logit", "background": "big", "object": "fig"}
 NO_OBJECT = "patches of the object: this picture comes without a mask, so brush it"
 
 
-@checked(frozen=True, config=STRICT)
 class OnHeads(OnPicture):
     """`brushed` are patches of the object, where the data does not know it."""
 
@@ -61,12 +56,10 @@ class OnHeads(OnPicture):
     brushed: Patches = ()
 
 
-@checked(frozen=True, config=STRICT)
 class ScoreHeads(OnHeads):
     by: By = "answer"
 
 
-@checked(frozen=True, config=STRICT)
 class Off(OnHeads):
     """Heads that are off, layer x (heads of the widest block) + head."""
 
@@ -81,13 +74,7 @@ def score(context: ActionContext, request: ScoreHeads) -> Reply:
     mask = object_mask(context, request)
     if request.by != "answer" and mask is None:
         raise BadOption("brushed", "none", NO_OBJECT)
-    total, done = sum(block.heads for block in model.blocks), 0
-
-    def advance(count: int) -> None:
-        nonlocal done
-        done += count
-        context.progress(done / total, f"{done} of {total} heads")
-
+    total = sum(block.heads for block in model.blocks)
     with model.settled():
         scores = score_heads(
             model,
@@ -96,11 +83,10 @@ def score(context: ActionContext, request: ScoreHeads) -> Reply:
             response=RESPONSES[request.by],  # type: ignore[arg-type]
             target=checked_target(model, request.target),
             guard=False,
-            progress=advance,
+            progress=counting(context, total, lambda done: f"{done} of {total} heads"),
         )
-    values = [rounded(row) for row in scores.value]
     return {
-        "values": values,
+        "values": [rounded(row) for row in scores.value],
         "by": request.by,
         "unit": "logit" if request.by == "answer" else "nats",
     }
@@ -122,8 +108,8 @@ def switch(context: ActionContext, request: Off) -> Reply:
     return {
         "heads": len(heads),
         "predicted": int(plain[0].argmax()),
-        "before": answers(model, plain[0], plain[0], count=SHOWN, target=target),
-        "after": answers(model, after[0], plain[0], count=SHOWN, target=target),
+        "before": answers(model, plain[0], plain[0], target=target),
+        "after": answers(model, after[0], plain[0], target=target),
         "background": [_share(logits) for logits in (plain, after)] if len(plain) > 1 else None,
     }
 
@@ -181,9 +167,8 @@ def _instead_lines(context: ActionContext, request: Off) -> list[str]:
     """Python for heads that carry something else than zeros, by the low-level pair."""
     if request.operator == "other":
         name = context.picture(_donor(request)).name
-        others = [f"others = model.prepare(open_picture({name!r}))"]
         return [
-            *others,
+            f"others = model.prepare(open_picture({name!r}))",
             'sites = [sc.Site(layer, "heads", heads=[head]) for layer, head in heads]',
             "logits = sc.patch(model, images, others, [sites])[0, 0]",
         ]
@@ -191,7 +176,7 @@ def _instead_lines(context: ActionContext, request: Off) -> list[str]:
         "from seecause.engine.forks import gated_logits, mean_carried",
         "from seecause.heads.scores import gates_without",
         "",
-        f"pictures = [open_picture(name) for name in {_sample_names(context)}]",
+        f"pictures = [open_picture(name) for name in {context.state.averaged_names()}]",
         "means = mean_carried(model, model.prepare(pictures))",
         "gates = gates_without(model, heads)[None]",
         "logits = gated_logits(",
@@ -267,10 +252,6 @@ def _means(context: ActionContext) -> list[Tensor]:
         with context.transformer.settled():
             context.served.memo["mean heads"] = mean_carried(context.transformer, images)
     return context.served.memo["mean heads"]
-
-
-def _sample_names(context: ActionContext) -> list[str]:
-    return context.state.averaged_names()
 
 
 PANEL = Panel(

@@ -16,13 +16,10 @@ from typing import Annotated
 
 import torch
 from pydantic import Field
-from pydantic.dataclasses import dataclass as checked
 from torch import Tensor
 
 from seecause.app.jobs import Reply
-from seecause.app.panels.explain import SHOWN
-from seecause.app.panels.registry import STRICT, Index, OnPicture, Panel
-from seecause.app.panels.replies import answers, as_script, opening_lines
+from seecause.app.panels import Index, OnPicture, Panel, answers, as_script, opening_lines
 from seecause.app.state import ActionContext
 from seecause.data.images import to_pil
 from seecause.errors import BadOption
@@ -37,7 +34,6 @@ from seecause.types import wide
 TRUSTED = (0.5, 0.6, 0.7, 0.8, 0.9, 0.95)  # fractions that the slider has beside the network's own
 
 
-@checked(frozen=True, config=STRICT)
 class Masked(OnPicture):
     """`out`: parts that are taken out; `trusted`: the fraction of a part's tokens that pass, None
     for all."""
@@ -67,8 +63,8 @@ def look(context: ActionContext, request: Masked) -> Reply:
         "winner": winner.flatten().tolist(),
         "parts": _parts(model, net, whole, winner),
         "share": float(changed.mask.double().mean()),
-        "before": answers(model, whole.logits[0], whole.logits[0], count=SHOWN),
-        "after": answers(model, changed.logits[0], whole.logits[0], count=SHOWN),
+        "before": answers(model, whole.logits[0], whole.logits[0]),
+        "after": answers(model, changed.logits[0], whole.logits[0]),
         "empty": bool(changed.empty[0]),
         "fractions": fractions,
         "note": note_of(net),

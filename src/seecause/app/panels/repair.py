@@ -19,12 +19,20 @@ from typing import Annotated, Any
 
 import torch
 from pydantic import Field
-from pydantic.dataclasses import dataclass as checked
 from torch import Tensor
 
 from seecause.app.jobs import Reply
-from seecause.app.panels.registry import STRICT, Name, OnModel, Panel
-from seecause.app.panels.replies import call, command, load_line, model_words, offered
+from seecause.app.panels import (
+    Name,
+    OnModel,
+    Panel,
+    call,
+    command,
+    counting,
+    load_line,
+    model_words,
+    offered,
+)
 from seecause.app.sessions import Recent
 from seecause.app.state import ActionContext, own_view
 from seecause.data.dataset import Hole
@@ -52,7 +60,6 @@ GIVEN, OWN = "data", "own"  # eyes that are no served model
 WITHOUT = ("ifam",)  # trains for hours: the command line's
 
 
-@checked(frozen=True, config=STRICT)
 class OnData(OnModel):
     """`eye`: what finds the objects: what the data brings ("data"), the model's own maps ("own"),
     or another served model."""
@@ -62,7 +69,6 @@ class OnData(OnModel):
     limit: Annotated[int, Field(ge=8, le=MOST_PICTURES)] = 64
 
 
-@checked(frozen=True, config=STRICT)
 class Mend(OnData):
     """`learn`: data that the remedy learns from, and `data` what is reported on; where both are the
     same (None), a fifth of it. `force`: take the remedy also where it is not better."""
@@ -218,15 +224,8 @@ def telling(context: ActionContext) -> Progress:
 
     @contextmanager
     def progress(what: str, total: int) -> Iterator[Callable[[int], None]]:
-        done = 0
-
-        def advance(count: int) -> None:
-            nonlocal done
-            done += count
-            context.progress(done / max(1, total), f"{what}, {done} of {total}")
-
         context.progress(0.0, what)
-        yield advance
+        yield counting(context, total, lambda done: f"{what}, {done} of {total}")
 
     return progress
 

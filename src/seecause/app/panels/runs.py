@@ -1,24 +1,60 @@
-"""Runs: results in the folders that the server was started with, and their pages."""
+"""Runs: results in the folders that the server was started with, and their pages. They are listed
+once, at the start: a request names a page by an id of that list, and nothing in a request becomes a
+path.
+
+A page may hold a script. It is served into a sandbox of its own (no origin, no request anywhere),
+so that whatever is in a folder, the page cannot speak to the server.
+"""
 
 from __future__ import annotations
 
-from pydantic.dataclasses import dataclass as checked
+import json
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
 
 from seecause.app.jobs import Reply
-from seecause.app.panels.registry import STRICT, Name, Panel
-from seecause.app.panels.replies import as_script
-from seecause.app.run_folders import RunFolder
+from seecause.app.panels import Name, Panel, Request, as_script
 from seecause.app.state import ActionContext
 from seecause.errors import BadOption
+from seecause.report.folder import MANIFEST
+
+FIRST = ("index.html", "report.html")  # the page that is opened first
+MOST = 200  # folders that are listed
+MOST_PAGES = 100  # of one folder
+MANIFEST_BYTES = 4 << 20
+FACTS = ("model", "image", "data", "method", "question", "answer", "seed", "seecause")
 
 
-@checked(frozen=True, config=STRICT)
-class Everything:
+@dataclass(frozen=True)
+class RunPage:
+    """One page of a result; `id` is all that a client knows of it."""
+
+    id: str
+    name: str
+    path: Path
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """One result: what made it, when, and its pages, the main one first."""
+
+    id: str
+    name: str
+    kind: str
+    date: str
+    facts: list[list[str]]
+    pages: tuple[RunPage, ...]
+
+
+class Everything(Request):
     """A request without fields."""
 
 
-@checked(frozen=True, config=STRICT)
-class Opened:
+class Opened(Request):
     """One result, by the id of the list."""
 
     run: Name
@@ -31,14 +67,8 @@ def listed(context: ActionContext, request: Everything) -> Reply:
 
 def run_facts(run: RunFolder) -> Reply:
     """What the page shows of a result; its folder stays here."""
-    return {
-        "id": run.id,
-        "name": run.name,
-        "kind": run.kind,
-        "date": run.date,
-        "facts": [list(fact) for fact in run.facts],
-        "pages": [{"id": page.id, "name": page.name} for page in run.pages],
-    }
+    pages = [{"id": page.id, "name": page.name} for page in run.pages]
+    return {**vars(run), "pages": pages}
 
 
 def copy(context: ActionContext, request: Opened) -> Reply:
@@ -52,6 +82,97 @@ def copy(context: ActionContext, request: Opened) -> Reply:
     place = f"{run.name}/{run.pages[0].name}"
     opening = f"webbrowser.open(Path({place!r}).resolve().as_uri())"
     return as_script(["import webbrowser", "from pathlib import Path", "", opening])
+
+
+def find_runs(folders: Mapping[str, Path]) -> dict[str, RunFolder]:
+    """Results in these folders and one level below them, by id; the newest first."""
+    places = [place for name, folder in folders.items() for place in _places(name, folder)]
+    places.sort(key=lambda place: _changed(place[1]), reverse=True)
+    ids = enumerate(places[:MOST])
+    return {f"r{at}": _read_run(f"r{at}", name, folder) for at, (name, folder) in ids}
+
+
+def find_pages(runs: Mapping[str, RunFolder]) -> dict[str, Path]:
+    """Every page that may be served, by id."""
+    return {page.id: page.path for run in runs.values() for page in run.pages}
+
+
+def _places(name: str, folder: Path) -> Iterator[tuple[str, Path]]:
+    """A folder, and those in it that hold a result of their own."""
+    root = folder.resolve()
+    if _mark(root) is not None:
+        yield name, root
+    try:
+        below = sorted(child for child in root.iterdir() if child.is_dir())
+    except OSError:
+        return
+    for child in below:
+        if not child.is_symlink() and _mark(child) is not None and not _unfinished(child):
+            yield f"{name}/{child.name}", child
+
+
+def _mark(folder: Path) -> Path | None:
+    """The file that makes a folder a result."""
+    for name in (*FIRST, MANIFEST):
+        if _plain_file(folder / name):
+            return folder / name
+    return None
+
+
+def _unfinished(folder: Path) -> bool:
+    """Whether it holds the pieces of a command that has not ended: its result is not there yet."""
+    return (_word(_manifest(folder).get("command")) or "").endswith(" --work")
+
+
+def _plain_file(path: Path) -> bool:
+    """No link, which might lead elsewhere."""
+    return path.is_file() and not path.is_symlink()
+
+
+def _changed(folder: Path) -> float:
+    mark = _mark(folder)
+    return 0.0 if mark is None else mark.stat().st_mtime
+
+
+def _read_run(id: str, name: str, folder: Path) -> RunFolder:
+    manifest = _manifest(folder)
+    html = sorted(path for path in folder.glob("*.html") if _plain_file(path))
+    html.sort(key=lambda path: FIRST.index(path.name) if path.name in FIRST else len(FIRST))
+    pages = [RunPage(f"{id}p{at}", p.name, p) for at, p in enumerate(html[:MOST_PAGES])]
+    date = datetime.fromtimestamp(_changed(folder), UTC).strftime("%Y-%m-%d %H:%M UTC")
+    kind = next((v for key in ("command", "kind", "method") if (v := _word(manifest.get(key)))), "")
+    return RunFolder(
+        id, name, kind or ("page" if pages else "result"), date, _facts(manifest), tuple(pages)
+    )
+
+
+def _manifest(folder: Path) -> dict[str, Any]:
+    """What a result says of itself; nothing where it is damaged, or larger than ours are."""
+    path = folder / MANIFEST
+    try:
+        if not _plain_file(path) or path.stat().st_size > MANIFEST_BYTES:
+            return {}
+        read = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return read if isinstance(read, dict) else {}
+
+
+def _facts(manifest: Mapping[str, Any]) -> list[list[str]]:
+    """What is worth a line, without the folders of this machine."""
+    run = manifest.get("run")
+    every = {**(run if isinstance(run, dict) else {}), **manifest}
+    return [[name, word] for name in FACTS if (word := _word(every.get(name)))]
+
+
+def _word(value: object) -> str:
+    """A value as one short word, a path as its last part; empty for what is none."""
+    if not isinstance(value, str | int | float) or isinstance(value, bool):
+        return ""
+    text = str(value)
+    if os.sep in text and (text.startswith((os.sep, "~", ".")) or f":{os.sep}" in text):
+        text = text.rstrip(os.sep).rpartition(os.sep)[2]
+    return text[:120]
 
 
 PANEL = Panel(

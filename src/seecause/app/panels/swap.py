@@ -12,21 +12,22 @@ from typing import Annotated, Any
 
 import torch
 from pydantic import Field
-from pydantic.dataclasses import dataclass as checked
 from torch import Tensor
 
 from seecause.app.jobs import Reply
-from seecause.app.panels.explain import SHOWN
-from seecause.app.panels.registry import (
-    STRICT,
+from seecause.app.panels import (
+    SHOWN,
     Index,
     Name,
     OnModel,
     Panel,
     Patches,
+    answer_lines,
+    answers,
+    as_script,
     checked_patches,
+    opening_lines,
 )
-from seecause.app.panels.replies import answer_lines, answers, as_script, opening_lines
 from seecause.app.state import ActionContext
 from seecause.attribution.evidence import bisect
 from seecause.engine.chunks import batched, fit
@@ -42,7 +43,6 @@ POINTS = 7  # lengths that are tried at once when the shortest path is looked fo
 WAY = 8  # mixtures of the two pictures in which patches are weighed
 
 
-@checked(frozen=True, config=STRICT)
 class Swap(OnModel):
     """Which patches of `a` go where into `b`, at which blocks."""
 
@@ -134,15 +134,8 @@ def shortest(
     length = int(bisect(passes, torch.zeros(1, dtype=torch.long), len(order), ends, points=POINTS))
     if length < 0:
         return None
-    return _without_spare(model, source, into, goal, order[:length], layers)
-
-
-def _without_spare(
-    model: VisionModel, source: Trace, into: Trace, goal: int, patches: list[int], layers: range
-) -> list[int]:
-    """The same without patches that can be spared one by one, the weakest tried first."""
-    spared = True
-    while spared:
+    patches, spared = order[:length], True
+    while spared:  # one by one, the weakest tried first
         spared = False
         for patch in reversed(patches):
             rest = [other for other in patches if other != patch]

@@ -1,7 +1,7 @@
 // The page: panels as tabs, one model for all of them, one state in the hash.
 
 import * as api from "./api.js";
-import { h } from "./parts.js";
+import { chooseByArrow, h } from "./parts.js";
 import { declare, decode, encode } from "./state.js";
 
 const tabs = document.querySelector(".tabs");
@@ -109,14 +109,7 @@ function build() {
     tabs.append(h("button", {
       type: "button", role: "tab", id: `tab-${name}`, "data-panel": name, "aria-controls": `panel-${name}`,
       onclick: () => go(name),
-      onkeydown: (event) => {
-        const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
-        if (!step) return;
-        const all = [...tabs.children];
-        const next = all[(all.indexOf(event.currentTarget) + step + all.length) % all.length];
-        next.focus();
-        next.click();
-      },
+      onkeydown: (event) => chooseByArrow(event, tabs.children, { ArrowRight: 1, ArrowLeft: -1 }),
     }, title));
   }
   models.addEventListener("change", () => {

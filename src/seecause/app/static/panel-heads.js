@@ -3,7 +3,7 @@
 
 import { latest } from "./api.js";
 import { HeadButtons, PatchPicture } from "./grid.js";
-import { Answers, Chooser, JobBar, copyButtons, field, h, inGrid, same, saveFile, scaleOf, select, stroked, toggled, whenChanged } from "./parts.js";
+import { Answers, Chooser, JobBar, barRow, copyButtons, field, h, inGrid, same, saveFile, scaleOf, select, stroked, toggled, whenChanged } from "./parts.js";
 
 const SCORES = [["answer", "what the answer loses without it"], ["background", "what the background's part loses"], ["object", "what the object's part loses"]];
 const OPERATORS = [["zero", "nothing (zeros)"], ["mean", "their mean over the samples"], ["other", "those of another picture"]];
@@ -176,11 +176,8 @@ function shares({ background }) {
   if (!background) return [h("p", { class: "small" }, "Brush the object in the picture: the data does not know it.")];
   const words = ["all heads on", "some off"];
   return [
-    h("ol", { class: "answers" }, background.map(({ share }, index) => {
-      const inner = h("span");
-      inner.style.width = `${100 * (share ?? 0)}%`;
-      return h("li", { class: index ? "explained" : "" }, h("span", { class: "name" }, words[index]), h("span", { class: "value" }, share === null ? "–" : share.toFixed(3)), h("span", { class: "track" }, inner));
-    })),
+    h("ol", { class: "answers" }, background.map(({ share }, index) =>
+      barRow(words[index], share === null ? "–" : share.toFixed(3), share ?? 0, index ? "explained" : ""))),
     h("p", { class: "small" }, "BIG / (FIG + BIG): 0 is all object, 1 is all background."),
   ];
 }

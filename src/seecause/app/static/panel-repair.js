@@ -1,7 +1,7 @@
 // Audit and repair: objects on other pictures' backgrounds, answers that flip, a remedy, and the
 // checkpoint. Nothing long runs by itself: a link restores the settings, a button runs them.
 
-import { JobBar, copyButtons, field, h, saveFile, select, uid } from "./parts.js";
+import { JobBar, barRow, copyButtons, field, h, saveFile, select, uid } from "./parts.js";
 
 const VERDICTS = {
   yes: "Yes, it answers from the background.", no: "No, its answers hardly follow the background.",
@@ -148,11 +148,7 @@ function leftOut(holes) {
 
 // Flips as two bars; the interval is of their difference.
 function flips({ flips: moved, control, extra, interval, right, pictures, from }) {
-  const row = (name, value, css) => {
-    const inner = h("span");
-    inner.style.width = `${100 * (value ?? 0)}%`;
-    return h("li", { class: css }, h("span", { class: "name" }, name), h("span", { class: "value" }, percent(value)), h("span", { class: "track" }, inner));
-  };
+  const row = (name, value, css) => barRow(name, percent(value), value ?? 0, css);
   const words = interval
     ? `${points(extra)} points more than by cutting alone, 95 % interval ${points(interval[0])} to ${points(interval[1])}; “yes” where that begins above ${points(from)}.`
     : "";

@@ -2,7 +2,7 @@
 // name them: ids are places in a list whose newest is first.
 
 import { latest } from "./api.js";
-import { JobBar, copyButtons, field, h, select } from "./parts.js";
+import { JobBar, chooseByArrow, copyButtons, field, h, select } from "./parts.js";
 
 const defaults = { run: "", page: "" };
 
@@ -28,15 +28,7 @@ function mount(root, tools) {
   function build() {
     list.replaceChildren(...runs.map((run) => h("button", {
       type: "button", role: "radio", "data-run": run.name, onclick: () => tools.set({ run: run.name, page: "" }),
-      onkeydown: (event) => {
-        const step = { ArrowDown: 1, ArrowRight: 1, ArrowUp: -1, ArrowLeft: -1 }[event.key];
-        if (!step) return;
-        event.preventDefault();
-        const all = [...list.children];
-        const next = all[(all.indexOf(event.currentTarget) + step + all.length) % all.length];
-        next.focus();
-        next.click();
-      },
+      onkeydown: (event) => chooseByArrow(event, list.children),
     }, h("b", {}, run.name), h("small", {}, `${run.kind}, ${run.date}`))));
   }
 

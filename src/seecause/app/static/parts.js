@@ -44,18 +44,22 @@ export function select(options, { value = "", onchange, ...rest } = {}) {
   return element;
 }
 
+// An arrow key on one of some buttons chooses the one after or before it.
+export function chooseByArrow(event, buttons, keys = { ArrowRight: 1, ArrowDown: 1, ArrowLeft: -1, ArrowUp: -1 }) {
+  const step = keys[event.key];
+  if (!step) return;
+  event.preventDefault();
+  const all = [...buttons];
+  const next = all[(all.indexOf(event.currentTarget) + step + all.length) % all.length];
+  next.focus();
+  next.click();
+}
+
 // A row of buttons of which one is chosen; arrow keys move the choice.
 export function segmented(label, options, onchoose) {
   const buttons = options.map(([key, words]) => h("button", {
     type: "button", role: "radio", "data-key": key, onclick: () => onchoose(key),
-    onkeydown: (event) => {
-      const step = { ArrowRight: 1, ArrowDown: 1, ArrowLeft: -1, ArrowUp: -1 }[event.key];
-      if (!step) return;
-      event.preventDefault();
-      const next = buttons[(buttons.indexOf(event.currentTarget) + step + buttons.length) % buttons.length];
-      next.focus();
-      next.click();
-    },
+    onkeydown: (event) => chooseByArrow(event, buttons),
   }, words));
   const element = h("div", { class: "segmented", role: "radiogroup", "aria-label": label }, buttons);
   element.choose = (key) => {
@@ -131,6 +135,13 @@ export async function saveFile({ file, bytes }) {
   link.click();
   URL.revokeObjectURL(link.href);
   return `${name}, ${(bytes / 1e6).toFixed(1)} MB`;
+}
+
+// A named bar, `share` of its track long.
+export function barRow(name, value, share, css = "") {
+  const bar = h("span");
+  bar.style.width = `${100 * share}%`;
+  return h("li", { class: css }, h("span", { class: "name" }, name), h("span", { class: "value" }, value), h("span", { class: "track" }, bar));
 }
 
 // Classes as bars. Rows stay while their values move.
@@ -268,7 +279,7 @@ export class Chooser {
     const image = h("img", { alt: "" });
     const button = h("button", {
       type: "button", role: "radio", "aria-checked": "false", "aria-label": name, title: name, "data-id": id,
-      onclick: () => this.onchoose(id), onkeydown: (event) => this.move(event, button),
+      onclick: () => this.onchoose(id), onkeydown: (event) => chooseByArrow(event, this.grid.children),
     }, image);
     if (thumb) {
       image.src = thumb;
@@ -283,16 +294,6 @@ export class Chooser {
   fill(button) {
     this.seen.unobserve(button);
     sample(button.dataset.id).then((facts) => { button.firstChild.src = facts.thumb; }, () => button.remove());
-  }
-
-  move(event, button) {
-    const step = { ArrowRight: 1, ArrowDown: 1, ArrowLeft: -1, ArrowUp: -1 }[event.key];
-    if (!step) return;
-    event.preventDefault();
-    const all = [...this.grid.children];
-    const next = all[(all.indexOf(button) + step + all.length) % all.length];
-    next.focus();
-    next.click();
   }
 
   choose(id) {
