@@ -3,21 +3,32 @@ get beyond the function that does their work."""
 
 from __future__ import annotations
 
+import ast
 import importlib
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
+import seecause
 from seecause.cli import app
 from tests.cli.spies import MODEL, Reached, reach
 
-# what these take by name is the real one: none is imported first while a test puts another there
-for _module in (
-    *("app.panels.repair", "bench.runner", "bench.study_file", "critters.demo", "data.images"),
-    *("faithful.evaluation", "faithful.training", "repair.audit", "repair.eye"),
-    *("app.state", "report.bench_gallery"),
-):
-    importlib.import_module(f"seecause.{_module}")
+# what `opened` puts something else for, and the modules that take it by name: none of them may be
+# imported for the first time while it does
+PATCHED = {"load", "open_data", "model_for"}
+SOURCE = Path(seecause.__file__).parent
+
+
+def _takers():
+    for file in sorted(SOURCE.rglob("*.py")):
+        for node in ast.parse(file.read_text(encoding="utf-8")).body:
+            if isinstance(node, ast.ImportFrom) and PATCHED & {name.name for name in node.names}:
+                yield ".".join(file.relative_to(SOURCE.parent).with_suffix("").parts)
+
+
+for _module in dict.fromkeys(_takers()):
+    importlib.import_module(_module)
 
 
 @pytest.fixture(autouse=True)
