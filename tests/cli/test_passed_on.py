@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 from seecause.cli import app
 from seecause.cli.serve import AUDITED
-from seecause.heads._prune_and_test import Background
+from seecause.heads._pruning import Background
 from seecause.heads.masks import MaskSearch
 from seecause.repair._repair import CHEAP
 from tests.cli.spies import MODEL, Reached, given, reach

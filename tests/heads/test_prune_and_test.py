@@ -34,7 +34,7 @@ from seecause.heads import (
     select,
 )
 from seecause.heads._outcomes import changes, examples
-from seecause.heads._prune_and_test import _checked_top, _steps, check_selector
+from seecause.heads._pruning import _checked_top, _steps, check_selector
 from seecause.heads.erase import ErasedViews
 from seecause.heads.pictures import critter_pictures
 

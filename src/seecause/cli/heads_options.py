@@ -17,7 +17,7 @@ from seecause.errors import BadOption, NoClassifier
 if TYPE_CHECKING:
     from seecause.data.dataset import Dataset
     from seecause.heads import AnswerSampling
-    from seecause.heads._prune_and_test import Background
+    from seecause.heads._pruning import Background
     from seecause.heads.pictures import Pictures
     from seecause.models.base import ImageModel
 
@@ -272,7 +272,7 @@ class ErasedBackground(SearchOptions):
     ] = Filling.grey
 
     def background(self) -> Background:
-        from seecause.heads._prune_and_test import Background
+        from seecause.heads._pruning import Background
 
         return Background(self.masks.value, self.fill.value, self.made())
 

@@ -28,7 +28,7 @@ from seecause.cli.heads_options import (
 from seecause.errors import BadOption
 
 if TYPE_CHECKING:
-    from seecause.heads._prune_and_test import PruneResult, ScoredHeads
+    from seecause.heads._pruning import PruneResult, ScoredHeads
     from seecause.heads.scores import HeadScores
     from seecause.models.base import ImageModel
 

@@ -13,7 +13,7 @@ from seecause.heads._outcomes import (
     examples as examples,
     outcomes as outcomes,
 )
-from seecause.heads._prune_and_test import (
+from seecause.heads._pruning import (
     Background as Background,
     PruneResult as PruneResult,
     ScoredHeads as ScoredHeads,

@@ -26,7 +26,7 @@ from seecause.data.dataset import Dataset, Hole
 from seecause.data.registry import as_data
 from seecause.errors import BadOption, UnknownName
 from seecause.heads._outcomes import curve, outcomes
-from seecause.heads._prune_and_test import Background
+from seecause.heads._pruning import Background
 from seecause.heads._score import score
 from seecause.heads.erase import Erasure, Fill, Masks
 from seecause.heads.gains import information_gains
