@@ -263,9 +263,16 @@ def _screened(model: Any, train: Pictures, scores: dict[str, HeadScores]) -> Row
 
 
 def planted(
-    context: StudyContext, *, model: str, scored: int, measured: int, mask_steps: int,
-    ks: list[int], gating: Row, regression_draws: int,
-) -> list[Row]:  # fmt: skip
+    context: StudyContext,
+    *,
+    model: str,
+    scored: int,
+    measured: int,
+    mask_steps: int,
+    ks: list[int],
+    gating: Row,
+    regression_draws: int,
+) -> list[Row]:
     """A model whose background heads are known: does each method find them, and what if they go?"""
     view = open_model(context, model)
     roles: dict[tuple[int, int], str] = view.module.roles
