@@ -263,16 +263,9 @@ def _screened(model: Any, train: Pictures, scores: dict[str, HeadScores]) -> Row
 
 
 def planted(
-    context: StudyContext,
-    *,
-    model: str,
-    scored: int,
-    measured: int,
-    mask_steps: int,
-    ks: list[int],
-    gating: Row,
-    regression_draws: int,
-) -> list[Row]:
+    context: StudyContext, *, model: str, scored: int, measured: int, mask_steps: int,
+    ks: list[int], gating: Row, regression_draws: int,
+) -> list[Row]:  # fmt: skip
     """A model whose background heads are known: does each method find them, and what if they go?"""
     view = open_model(context, model)
     roles: dict[tuple[int, int], str] = view.module.roles

@@ -138,16 +138,9 @@ def stacked(rows: list[Row], name: str) -> Tensor:
 
 
 def tokens(
-    context: StudyContext,
-    *,
-    model: str,
-    part: int,
-    parts: int,
-    pictures: int,
-    masks: int,
-    floor: float,
-    earlier: Earlier,
-) -> list[Row]:
+    context: StudyContext, *, model: str, part: int, parts: int, pictures: int, masks: int,
+    floor: float, earlier: Earlier,
+) -> list[Row]:  # fmt: skip
     """Image tokens, given the text rows that the whole set of pictures keeps."""
     lvlm, bank = opened(model, context.device)
     before = {row["picture"]: row for row in known(earlier)}
@@ -206,17 +199,9 @@ class Asked:
 
 
 def further(
-    context: StudyContext,
-    *,
-    look: str,
-    model: str,
-    pictures: int,
-    count: int,
-    masks: int,
-    floor: float,
-    earlier: Earlier,
-    level: float = 0.0,
-) -> list[Row]:
+    context: StudyContext, *, look: str, model: str, pictures: int, count: int, masks: int,
+    floor: float, earlier: Earlier, level: float = 0.0,
+) -> list[Row]:  # fmt: skip
     """One of LOOKS at `count` of the pictures that have heads, spread over all of them."""
     cases, there = {case.index: case for case, _ in draw_cases(pictures)}, known(earlier)
     count, rows = min(count, len(there)), []

@@ -68,6 +68,8 @@ ROOM = 8 << 30  # bytes of activations of one cell on a GPU, which it shares wit
 AT_ONCE = 256
 Three = tuple[PaintedPictures, PaintedPictures, PaintedPictures]
 Earlier = dict[str, list[Row]]
+Loss = Callable[[PaintedPictures, Tensor, int], Tensor]
+Shown = list[tuple[PaintedPictures, Tensor]]  # and as the model sees them
 
 
 @dataclasses.dataclass(frozen=True)
@@ -104,10 +106,8 @@ def trained(
     with budget(ROOM if context.device.startswith("cuda") else None):
         rows = do(context, job, setup, sets)
     title = TITLES[method] + (f", K = {job.parts}" if method in ("ifam", "pdisco") else "")
-    own = {**dataclasses.asdict(job), "method": title}
-    return [
-        {**own, **row, "method": title + ", with interventions" * row["changed"]} for row in rows
-    ]
+    rows = [{**dataclasses.asdict(job), **row} for row in rows]
+    return [{**row, "method": title + ", with interventions" * row["changed"]} for row in rows]
 
 
 def best_setting(earlier: Earlier, method: str) -> Row:
@@ -126,15 +126,14 @@ def best_setting(earlier: Earlier, method: str) -> Row:
 
 def open_pictures(context: StudyContext, data: str, seed: int, setup: Row) -> Three:
     """Train, validation and test, on the device."""
-    return _open_pictures(data, seed, setup["size"], context.limit, torch.device(context.device))
+    return _open_pictures(data, seed, setup["size"], context.limit, context.device)
 
 
 @lru_cache(maxsize=3)
-def _open_pictures(data: str, seed: int, size: int, limit: int | None, device: Any) -> Three:
-    cutouts, where = read_cutouts(Path(data), size=size, limit=limit), {"size": size}
-    where["device"] = device
-    held_out = (painted_pairs(cutouts, split, **where) for split in ("val", "test"))
-    return (painted_train(cutouts, seed=seed, **where), *held_out)
+def _open_pictures(data: str, seed: int, size: int, limit: int | None, device: str) -> Three:
+    cutouts, where = read_cutouts(Path(data), size=size, limit=limit), torch.device(device)
+    held_out = (painted_pairs(cutouts, x, size=size, device=where) for x in ("val", "test"))
+    return (painted_train(cutouts, seed=seed, size=size, device=where), *held_out)
 
 
 def measured(logits: Tensor, pictures: PaintedPictures) -> Row:
@@ -236,9 +235,8 @@ def _parts(context: StudyContext, job: Setting, setup: Row, sets: Three) -> list
 
 def fitted_net(context: StudyContext, job: Setting, setup: Row, train: PaintedPictures) -> IFAM:
     net = new_net(context, job, setup)
-    lesson = TrainingLosses(
-        net, LossWeights(background=job.background, total_variation=job.variation)
-    )
+    weights = LossWeights(background=job.background, total_variation=job.variation)
+    lesson = TrainingLosses(net, weights)
 
     def loss(pictures: PaintedPictures, images: Tensor, step: int) -> Tensor:
         return lesson(images, pictures.labels, pictures.photos, job.seed, step)[0]
@@ -259,13 +257,7 @@ def measured_net(setup: Row, net: IFAM, pictures: PaintedPictures) -> Row:
     return measured(torch.cat(logits), pictures) | {"iou": shared.iou, "kept": kept / len(pictures)}
 
 
-def fit(
-    job: Setting,
-    setup: Row,
-    groups: list[Row],
-    train: PaintedPictures,
-    loss: Callable[[PaintedPictures, Tensor, int], Tensor],
-) -> None:
+def fit(job: Setting, setup: Row, groups: list[Row], train: PaintedPictures, loss: Loss) -> None:
     """Mirrored pictures, bfloat16 on a GPU. The order of pictures is drawn by the job's seed."""
     device, length = train.labels.device, max(1, round(setup["epochs"] * job.length))
     epochs = Epochs(train, setup["batch"], length, job.seed)
@@ -296,10 +288,10 @@ def frame(setup: Row) -> Preprocess:
 
 def new_net(context: StudyContext, job: Setting, setup: Row) -> IFAM:
     stages, freeze = 1 if job.method == "pdisco" else 2, "none" if job.whole else "stage1"
-    options = {"preprocess": frame(setup), "stages": stages, "freeze": freeze}
     with seeded(job.seed):
         tower = backbone(context, setup).requires_grad_(True)
-        return IFAM(tower, job.parts, SPECIES, **options).to(context.device).train()
+        net = IFAM(tower, job.parts, SPECIES, preprocess=frame(setup), stages=stages, freeze=freeze)
+    return net.to(context.device).train()
 
 
 def groups_of(net: IFAM, job: Setting) -> list[Row]:
@@ -357,9 +349,8 @@ def repaired(
     model = tuned_model(context, job, setup, sets)
     train, val, _ = sets
     shown = [(some, seen(model.preprocess, some)) for some in sets[1:]]
-    new = sc.heads.retrain_last_layer(
-        model, shown[0][1], val.labels, val.groups, seed=seed, refits=20
-    )
+    known = (shown[0][1], val.labels, val.groups)
+    new = sc.heads.retrain_last_layer(model, *known, seed=seed, refits=20)
     dfr = (measured(logits_of(new, images), some) for some, images in shown)
     rows = [row_of(*dfr, method=DFR, removed=0)]
     scores = _cigma(model, seed, train, setup)
@@ -391,7 +382,7 @@ def _cigma(model: Any, seed: int, train: PaintedPictures, setup: Row) -> dict[st
     return {PRINTED: printed, GUARDED: penalised(guarded)}
 
 
-def outcomes(model: Any, sets: list[Any], shown: list[tuple[PaintedPictures, Tensor]]) -> list[Row]:
+def outcomes(model: Any, sets: list[Any], shown: Shown) -> list[Row]:
     """The model without each set of heads, on validation and test pictures."""
     logits = [(some, logits_without(model, images, sets)) for some, images in shown]
     return [

@@ -42,15 +42,9 @@ TOP = 8
 
 
 def ways(
-    context: StudyContext,
-    *,
-    model: str,
-    kind: str,
-    part: int,
-    parts: int,
-    truth_masks: int,
+    context: StudyContext, *, model: str, kind: str, part: int, parts: int, truth_masks: int,
     floor: float,
-) -> list[Row]:
+) -> list[Row]:  # fmt: skip
     """Each way to make coefficients, of heads or image tokens, against a fit to many masks, on one
     of `parts` pictures."""
     lvlm, bank = opened(model, context.device)

@@ -185,16 +185,9 @@ def speak(steps: int, batch: int, seed: int, device: str) -> Any:
 
 
 def words_of(
-    context: StudyContext,
-    *,
-    steps: int,
-    batch: int,
-    seed: int,
-    split: str,
-    part: int,
-    parts: int,
+    context: StudyContext, *, steps: int, batch: int, seed: int, split: str, part: int, parts: int,
     sentences: int,
-) -> list[Row]:
+) -> list[Row]:  # fmt: skip
     """The model's own sentences about some pictures, word by word: how far the picture moves each,
     and whether only the picture tells it. Pictures of `split` choose nothing else."""
     lvlm, bank = speak(steps, batch, seed, context.device)
