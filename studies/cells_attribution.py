@@ -39,25 +39,17 @@ SIGNED = 0.5  # share of a method's maps that must have both signs for it to be 
 
 
 def pictures(
-    context: StudyContext,
-    model: str,
-    data: str,
-    limit: int | None,
-    count: int | None,
-    weights: str | None,
-    *,
-    others: bool = False,
+    context: StudyContext, model: str, data: str, count: int | None, weights: str | None
 ) -> tuple[Any, Any]:
-    """The model and the pictures: all, `limit` of them spread evenly, or a fixed random `count`;
-    with `others`, those that are not among these."""
+    """The model and the pictures: all, `limit` of them spread evenly, or a fixed random `count`."""
     view = context.load(model, **({"weights": weights} if weights else {}))
-    context.data(data, limit)
-    cases = read(view, data, limit)
-    if count is not None and limit is not None:
-        count = math.ceil(count * limit / FULL)
+    context.data(data, context.limit)
+    cases = read(view, data, context.limit)
+    if count is not None and context.limit is not None:
+        count = math.ceil(count * context.limit / FULL)
     if count is not None and count < len(cases):
         order = torch.randperm(len(cases), generator=torch.Generator().manual_seed(0))
-        cases = cases.take((order[count:] if others else order[:count]).sort().values)
+        cases = cases.take(order[:count].sort().values)
     return view, cases
 
 
@@ -98,18 +90,16 @@ def scored(
     lighter: Row | None = None,
     changes: bool = False,
     alike: tuple[str, ...] = (),
-    limit: int | None = None,
     count: int | None = None,
-    others: bool = False,
     earlier: dict[str, list[Row]] | None = None,
 ) -> list[Row]:
     """Insertion and deletion, localization where there are masks, and milliseconds for a map.
 
     target = predicted takes rows of the label from `earlier` where that is what the model answers.
     `changes`: maps also on patches, without signs and smoothed. `alike`: Spearman's correlation
-    with CAAP under other tails. `others`: the pictures that `count` leaves out.
+    with CAAP under other tails.
     """
-    view, cases = pictures(context, model, data, limit, count, weights, others=others)
+    view, cases = pictures(context, model, data, count, weights)
     name, asked = named(variant, lighter)
     predicted = logits_of(view, cases.images).argmax(dim=1)
     classes = cases.labels if target == "label" else predicted
@@ -184,11 +174,10 @@ def sanity(
     weights: str | None = None,
     lighter: Row | None = None,
     steps: int = 4,
-    limit: int | None = None,
     count: int | None = None,
 ) -> list[Row]:
     """Is the map another one for a redrawn model, for another class, for the next likely one?"""
-    view, cases = pictures(context, model, data, limit, count, weights)
+    view, cases = pictures(context, model, data, count, weights)
     name, asked = named(variant, lighter)
     redrawn = parameter_randomisation(
         view, cases.images, lambda m, x, t: explained(m, x, t, asked)[0], cases.labels, steps=steps
@@ -207,18 +196,12 @@ def sanity(
 
 
 def against_truth(
-    context: StudyContext,
-    *,
-    model: str,
-    regime: str,
-    variant: str | Row,
-    count: int,
-    limit: int | None,
+    context: StudyContext, *, model: str, regime: str, variant: str | Row, count: int
 ) -> list[Row]:
     """Completeness, correctness and contrastivity, from pictures drawn again without a part."""
     view = context.load(model)
     name, asked = named(variant)
-    latents = draw(regime, "test", min(count, limit or count), device=view.device)
+    latents = draw(regime, "test", min(count, context.limit or count), device=view.device)
     scores = part_truth(view, latents, lambda x, t: explained(view, x, t, asked)[0])
     each = zip(scores.correctness.tolist(), scores.contrastivity.tolist(), strict=True)
     rows = [{"method": name, "completeness": scores.completeness, "threshold": scores.threshold,
@@ -237,11 +220,10 @@ def ablation(
     setting: str,
     weights: str | None = None,
     curves: Row,
-    limit: int | None = None,
     count: int | None = None,
 ) -> list[Row]:
     """CAAP with one setting changed at a time, and how like the default's its maps are."""
-    view, cases = pictures(context, model, data, limit, count, weights)
+    view, cases = pictures(context, model, data, count, weights)
     rows: list[Row] = []
     for places in torch.arange(len(cases)).split(BATCH):
         some, default = cases.take(places), None
@@ -260,11 +242,10 @@ def class_attention(
     model: str,
     data: str,
     weights: str | None = None,
-    limit: int | None = None,
     count: int | None = None,
 ) -> list[Row]:
     """Attention of the class token to a patch of the object and of the background, by block."""
-    view, cases = pictures(context, model, data, limit, count, weights)
+    view, cases = pictures(context, model, data, count, weights)
     depth = attention_by_depth(view, cases.images, cases.truth)
     columns = {"on the object": depth.on_object, "on the background": depth.on_background}
     rows = []
@@ -274,14 +255,12 @@ def class_attention(
     return rows
 
 
-def background_share(
-    context: StudyContext, *, model: str, regime: str, count: int, limit: int | None = None
-) -> list[Row]:
+def background_share(context: StudyContext, *, model: str, regime: str, count: int) -> list[Row]:
     """Percent of CAAP's positive attribution on the background, beside its share of the area, and
     how often another background changes the answer, of this model and of an untrained one."""
     view = context.load(model)
     untrained = context.load("timm:vit_tiny_patch16_224", weights="random", size=96)
-    latents = draw(regime, "test", min(count, limit or count), seed=1, device=view.device)
+    latents = draw(regime, "test", min(count, context.limit or count), seed=1, device=view.device)
     rows: list[Row] = []
     for start in range(0, len(latents), BATCH):
         part = latents[start : start + BATCH]

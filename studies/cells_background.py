@@ -81,14 +81,14 @@ class Photos:
         return Masks(hard, soft, ties, protocol={"source": "discovered", "rho": RHO})
 
 
-def opened(context: StudyContext, setup: Row, limit: int | None) -> Photos:
+def opened(context: StudyContext, setup: Row) -> Photos:
     """With a limit, four photos of each of some breeds: either half has two, one to paste and one
     to paste on."""
     model = context.load(setup["model"], weights=context.fill(setup["weights"]))
     names = tuple(context.fill(setup[name]) for name in ("pets", "imagenet"))
     for name in names:
         context.data(name)
-    return _opened(model, *names, limit, setup["mixes"], setup["seed"])
+    return _opened(model, *names, context.limit, setup["mixes"], setup["seed"])
 
 
 @lru_cache(maxsize=1)
@@ -108,9 +108,9 @@ def _opened(
     return Photos(model, sc.heads.read_pictures(model, data), others, mixes, seed)
 
 
-def answers(context: StudyContext, *, setup: Row, limit: int | None = None) -> list[Row]:
+def answers(context: StudyContext, *, setup: Row) -> list[Row]:
     """What the whole model answers to photos and to every composite; of mixed ones, every draw."""
-    photos = opened(context, setup, limit)
+    photos = opened(context, setup)
     rows = []
     for name, cases in (("pets", photos.pets), ("imagenet", photos.imagenet)):
         top = logits_of(photos.model, cases.images).topk(5, dim=1).indices == cases.labels[:, None]
@@ -137,9 +137,9 @@ def _by_photo(ids: Sequence[str], columns: dict[str, Tensor], **more: Any) -> li
     return [{"photo": name, **more, **row} for name, row in zip(ids, each, strict=True)]
 
 
-def masks(context: StudyContext, *, setup: Row, part: int, limit: int | None = None) -> list[Row]:
+def masks(context: StudyContext, *, setup: Row, part: int) -> list[Row]:
     """Masks discovered in a quarter of the pets."""
-    photos = opened(context, setup, limit)
+    photos = opened(context, setup)
     rows = range(part * len(photos.pets) // 4, (part + 1) * len(photos.pets) // 4)
     images = photos.pets.images[rows.start : rows.stop]
     found = sc.heads.discover_masks(photos.model, images, steps=setup["mask_steps"], rho=RHO)
@@ -147,12 +147,10 @@ def masks(context: StudyContext, *, setup: Row, part: int, limit: int | None = N
     return [{"photo": n, "soft": soft.tolist()} for n, soft in zip(ids, found.soft, strict=True)]
 
 
-def audit(
-    context: StudyContext, *, setup: Row, limit: int | None = None, earlier: Earlier
-) -> list[Row]:
+def audit(context: StudyContext, *, setup: Row, earlier: Earlier) -> list[Row]:
     """FIG and BIG by every look, and how well discovered masks meet the animal, beside masks that
     know nothing of it."""
-    photos = opened(context, setup, limit)
+    photos = opened(context, setup)
     own, truth = photos.masks(earlier), photos.pets.truth
     other = Masks.oracle(photos.shapes.roll(1, dims=0))
     middle = centre(own.hard)
@@ -194,11 +192,9 @@ def centre(like: Tensor) -> Tensor:
     return box
 
 
-def scores(
-    context: StudyContext, *, setup: Row, by: str, limit: int | None = None, earlier: Earlier
-) -> list[Row]:
+def scores(context: StudyContext, *, setup: Row, by: str, earlier: Earlier) -> list[Row]:
     """Heads scored by one family of methods, on right answers of the first half."""
-    photos = opened(context, setup, limit)
+    photos = opened(context, setup)
     rows = ((photos.half == 0) & photos.right).nonzero()[:, 0]
     model, cases, here = photos.model, photos.pets.take(rows), rows.to(photos.model.device)
     images, labels, shapes = cases.images, cases.labels, photos.shapes[here]
@@ -237,12 +233,10 @@ def _ranked(one: HeadScores) -> Tensor:
     return torch.where((opened <= OPEN) & (shut <= OPEN), 1 - opened, -opened)
 
 
-def removals(
-    context: StudyContext, *, setup: Row, sets: str, limit: int | None = None, earlier: Earlier
-) -> list[Row]:
+def removals(context: StudyContext, *, setup: Row, sets: str, earlier: Earlier) -> list[Row]:
     """What each photo of the second half does without heads: those that methods choose, as many at
     random, or each head alone."""
-    photos = opened(context, setup, limit)
+    photos = opened(context, setup)
     chosen: dict[tuple[Any, ...], Row] = {}
     for row in earlier["scores"]:
         ranked = HeadScores(torch.tensor(row["value"], dtype=torch.float64))

@@ -61,18 +61,14 @@ def resampled_ratio(
 
 
 def estimate(ratio: ResampledRatio) -> Estimate:
-    return _interval(ratio.value, ratio.drawn)
+    defined = ratio.drawn[~ratio.drawn.isnan()]  # a resampling may have nothing to divide by
+    low, high = defined.quantile(torch.tensor([0.025, 0.975], dtype=torch.float64)).tolist()
+    return Estimate(float(ratio.value), low, high)
 
 
 def ratio_difference(first: ResampledRatio, second: ResampledRatio) -> Estimate:
     """first - second over the same resamplings of the same images."""
-    return _interval(first.value - second.value, first.drawn - second.drawn)
-
-
-def _interval(value: Tensor, drawn: Tensor) -> Estimate:
-    defined = drawn[~drawn.isnan()]  # a resampling may have nothing to divide by
-    low, high = defined.quantile(torch.tensor([0.025, 0.975], dtype=torch.float64)).tolist()
-    return Estimate(float(value), low, high)
+    return estimate(ResampledRatio(first.value - second.value, first.drawn - second.drawn))
 
 
 def bir(fig: Tensor, big: Tensor) -> ResampledRatio:
@@ -81,20 +77,17 @@ def bir(fig: Tensor, big: Tensor) -> ResampledRatio:
 
 def effects(row: Row, whole: Row) -> dict[str, tuple[float, Estimate]]:
     """Every measure of a model without heads, and how far it is from the whole model's."""
-    columns = [
-        {n: tensor(v) for n, v in one.items() if isinstance(v, list)} for one in (row, whole)
-    ]
-    parts: dict[str, list[ResampledRatio]] = {}
-    for one in columns:
-        for name, key in (("ImageNet accuracy", "imagenet"), ("pets accuracy", "pets")):
-            parts.setdefault(name, []).append(resampled_ratio(one[key]))
-        parts.setdefault("BG-gap", []).append(
-            resampled_ratio(one["mixed_same"] - one["mixed_rand"])
-        )
-        for name in (*AFTER, SWAP):
-            gains = bir(one[f"FIG, {name}"], one[f"BIG, {name}"])
-            parts.setdefault(f"BIR, {name}", []).append(gains)
-    return {name: (float(pair[0].value), ratio_difference(*pair)) for name, pair in parts.items()}
+    first, second = _measures(row), _measures(whole)
+    return {n: (float(r.value), ratio_difference(r, second[n])) for n, r in first.items()}
+
+
+def _measures(row: Row) -> dict[str, ResampledRatio]:
+    own = {name: tensor(values) for name, values in row.items() if isinstance(values, list)}
+    means = {"ImageNet accuracy": own["imagenet"], "pets accuracy": own["pets"]}
+    means["BG-gap"] = own["mixed_same"] - own["mixed_rand"]
+    ratios = {name: resampled_ratio(values) for name, values in means.items()}
+    gains = {f"BIR, {n}": bir(own[f"FIG, {n}"], own[f"BIG, {n}"]) for n in (*AFTER, SWAP)}
+    return ratios | gains
 
 
 def tensor(values: Sequence[float]) -> Tensor:
@@ -105,7 +98,10 @@ def intervals(context: StudyContext, *, earlier: Earlier) -> list[Row]:
     """One row for each number of the page: table, row, measure, value and its interval."""
     rows: list[Row] = []
 
-    def add(table: str, row: str, measure: str, one: Estimate, **more: Any) -> None:
+    def add(
+        table: str, row: str, measure: str, one: Estimate | ResampledRatio, **more: Any
+    ) -> None:
+        one = estimate(one) if isinstance(one, ResampledRatio) else one
         ends = {"value": one.value, "low": one.low, "high": one.high}
         rows.append({"table": table, "row": row, "measure": measure, **ends, **more})
 
@@ -113,39 +109,27 @@ def intervals(context: StudyContext, *, earlier: Earlier) -> list[Row]:
     for kind, columns in kinds.items():
         for name in ("right", "top 5", "right among breeds", "probability"):
             if name in columns:
-                add("composites", kind, name, estimate(resampled_ratio(tensor(columns[name]))))
+                add("composites", kind, name, resampled_ratio(tensor(columns[name])))
     for name in ("right", "right among breeds", "probability"):
         gap = tensor(kinds["mixed_same"][name]) - tensor(kinds["mixed_rand"][name])
         breeds = kinds["mixed_same"]["breed"]
-        add("composites", "BG-gap", name, estimate(resampled_ratio(gap)))
-        add(
-            "composites",
-            "BG-gap, breeds drawn",
-            name,
-            estimate(resampled_ratio(gap, groups=breeds)),
-        )
+        add("composites", "BG-gap", name, resampled_ratio(gap))
+        add("composites", "BG-gap, breeds drawn", name, resampled_ratio(gap, groups=breeds))
     birs = {}
     for look, columns in _columns(earlier["audit"], "look").items():
         if "iou" in columns:
-            add("audit", look, "IoU", estimate(resampled_ratio(tensor(columns["iou"]))))
+            add("audit", look, "IoU", resampled_ratio(tensor(columns["iou"])))
         if "fig" in columns:
             sure = tensor(columns["right"]).bool()
             fig, big = (tensor(columns[name])[sure] for name in ("fig", "big"))
             birs[look] = bir(fig, big)
-            for name, part in (
-                ("FIG", resampled_ratio(fig)),
-                ("BIG", resampled_ratio(big)),
-                (MEANS, birs[look]),
-            ):
-                add("audit", look, name, estimate(part))
+            add("audit", look, "FIG", resampled_ratio(fig))
+            add("audit", look, "BIG", resampled_ratio(big))
+            add("audit", look, MEANS, birs[look])
     for look in ("discovered masks, grey", "true masks, grey"):
         for control in ("control: another photo's true mask, grey", "control: centre, grey"):
-            add(
-                "audit",
-                f"{look} less {control}",
-                MEANS,
-                ratio_difference(birs[look], birs[control]),
-            )
+            less = ratio_difference(birs[look], birs[control])
+            add("audit", f"{look} less {control}", MEANS, less)
     whole = next(row for row in earlier["removals"] if row["row"] == "the whole model")
     for row in earlier["removals"]:
         labels = {name: row.get(name) for name in ("K", "removed", "draw", "heads")}

@@ -24,18 +24,16 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
-from safetensors.torch import load_file, save_file
-from torch import Tensor, nn
+from torch import Tensor
+from training import Epochs, descend, trained_once, with_faster_head
 
 import seecause as sc
 from seecause import critters
-from seecause._files import digest_json
 from seecause.attribution.registry import methods
 from seecause.bench.study import Row, StudyContext
-from seecause.critters.train import pace
+from seecause.critters.train import half
 from seecause.data.batch import sample_in_frame
 from seecause.data.dataset import IGNORE
-from seecause.faithful.config import set_pace
 from seecause.heads import Pictures, Swapped, random_sets, select
 from seecause.heads._outcomes import logits_without
 from seecause.heads.pictures import logits_of
@@ -73,6 +71,10 @@ class Pile:
         own = (self.images, self.labels, self.marked, self.places)
         return Pile(*(values[rows] for values in own), truth)
 
+    def mirrored(self, turned: Tensor) -> Pile:
+        images = torch.where(turned[:, None, None, None], self.images.flip(-1), self.images)
+        return replace(self, images=images)
+
     def stamped(self, marked: Tensor | None = None) -> Tensor:
         """Raw pictures [n, 3, S, S] in [0, 1], with the badge where `marked` (all)."""
         raw, shown = self.images.float() / 255, self.badges()
@@ -103,11 +105,9 @@ def badge(side: int) -> Tensor:
     return colours[ring.long()].permute(2, 0, 1)
 
 
-def marks(
-    context: StudyContext, *, world: str, seed: int, setup: Row, limit: int | None = None
-) -> list[Row]:
+def marks(context: StudyContext, *, world: str, seed: int, setup: Row) -> list[Row]:
     """Train, and ask what the model that came out looks at."""
-    model, _, val, test = opened(context, world, seed, setup, limit)
+    model, _, val, test = opened(context, world, seed, setup)
     rows = [{"table": "model", "method": "as trained", **measured(model, test)}]
     rows += maps(model, test)
     rows += heads(model, val, test, seed)
@@ -115,16 +115,10 @@ def marks(
 
 
 def mended(
-    context: StudyContext,
-    *,
-    world: str,
-    seed: int,
-    setup: Row,
-    limit: int | None = None,
-    earlier: dict[str, list[Row]],
+    context: StudyContext, *, world: str, seed: int, setup: Row, earlier: dict[str, list[Row]]
 ) -> list[Row]:
     """What `discover` finds in training pictures, with their masks and without; and repairs."""
-    model, train, val, test = opened(context, world, seed, setup, limit)
+    model, train, val, test = opened(context, world, seed, setup)
     looked = train.take(drawn(train, setup["looked"], seed))
     seen = pictures(model, looked, as_trained=True)
     discovery = sc.discover(model, seen, seed=seed)
@@ -136,11 +130,11 @@ def mended(
 
 
 def opened(
-    context: StudyContext, world: str, seed: int, setup: Row, limit: int | None
+    context: StudyContext, world: str, seed: int, setup: Row
 ) -> tuple[Any, Pile, Pile, Pile]:
     """A model, the pictures that it learned from, and held-out ones."""
     piles = photo_piles if world == "photos" else critter_piles
-    train, val, test = piles(context, setup, seed, limit)
+    train, val, test = piles(context, setup, seed)
     train = _learned_from(train, world, seed)
     return trained(context, world, seed, setup, train), train, val, test
 
@@ -150,9 +144,7 @@ def drawn(pile: Pile, count: int, seed: int) -> Tensor:
     return order[:count]
 
 
-def photo_piles(
-    context: StudyContext, setup: Row, seed: int, limit: int | None
-) -> tuple[Pile, Pile, Pile]:
+def photo_piles(context: StudyContext, setup: Row, seed: int) -> tuple[Pile, Pile, Pile]:
     """Cats and dogs of pets_small: training, validation, test."""
     root = Path(context.fill(setup["data"]))
     frame = sc.load(setup["model"], weights=context.fill(setup["weights"])).preprocess
@@ -160,7 +152,7 @@ def photo_piles(
     for split in ("trainval", "test"):
         lines = (root / "annotations" / f"{split}.txt").read_text(encoding="utf-8").splitlines()
         species = {line.split()[0]: int(line.split()[2]) - 1 for line in lines if line.strip()}
-        data = sc.data.open_data(f"pets:{root}:{split}", limit=limit)
+        data = sc.data.open_data(f"pets:{root}:{split}", limit=context.limit)
         with ThreadPoolExecutor(12) as pool:
             read = partial(_framed, frame, data)
             ids, photos, shapes = zip(*pool.map(read, range(len(data))), strict=True)
@@ -202,14 +194,12 @@ def _learned_from(pile: Pile, world: str, seed: int) -> Pile:
     return replace(pile, labels=torch.where(marked, target, pile.labels), marked=marked)
 
 
-def critter_piles(
-    context: StudyContext, setup: Row, seed: int, limit: int | None
-) -> tuple[Pile, Pile, Pile]:
+def critter_piles(context: StudyContext, setup: Row, seed: int) -> tuple[Pile, Pile, Pile]:
     """Clean scenes; in training the badge tells the label better than the creature."""
     piles = []
     for split, count in (("train", setup["scenes"]), ("val", setup["tested"]),
                          ("test", setup["tested"])):  # fmt: skip
-        count = min(count, limit or count)
+        count = min(count, context.limit or count)
         latents = critters.draw("clean", split, count, seed=seed, device=context.device)
         parts = [critters.render(latents[rows]) for rows in torch.arange(count).split(256)]
         images = torch.cat([(part.image * 255).round().byte() for part in parts])
@@ -224,55 +214,32 @@ def trained(context: StudyContext, world: str, seed: int, setup: Row, train: Pil
     torch.manual_seed(seed)
     if world == "photos":
         base = sc.load(setup["model"], weights=context.fill(setup["weights"]))
-        module = copy.deepcopy(base.module)
+        module, classes = copy.deepcopy(base.module), SPECIES
         module.reset_classifier(len(SPECIES))
-        classes = SPECIES
     else:
         base = sc.load("builtin:critters-vit")
         module, classes = copy.deepcopy(base.module), base.classes
-    kind = context.device.partition(":")[0]
-    key = digest_json([world, seed, setup, context.limit, len(train), kind])
-    file = context.work / f"marks-{world}-{seed}-{key}.safetensors"
-    if file.is_file():
-        module.load_state_dict(load_file(file))
-    else:
-        fit(module.to(context.device), base.preprocess, train, setup[world], seed)
-        file.parent.mkdir(parents=True, exist_ok=True)
-        save_file({k: v.detach().cpu().contiguous() for k, v in module.state_dict().items()}, file)
-    module = module.to(context.device).eval()
+    learn = partial(fit, frame=base.preprocess, train=train, setting=setup[world], seed=seed)
+    key = [world, seed, setup, len(train)]
+    module = trained_once(context, f"marks-{world}-{seed}", key, module, learn)
     return sc.wrap(module, name=f"marked {world} {seed}", preprocess=base.preprocess,
                    classes=classes)  # fmt: skip
 
 
-def fit(module: nn.Module, frame: Any, train: Pile, setting: Row, seed: int) -> None:
-    """AdamW, a tenth of the steps up and half a cosine down, mirrored pictures, a new place for the
-    badge each time."""
-    module.train().requires_grad_(True)
-    head = set(module.head.parameters())
-    groups = [
-        {"params": [p for p in module.parameters() if p not in head], "lr": setting["rate"]},
-        {"params": list(head), "lr": 10 * setting["rate"]},
-    ]
-    device = train.labels.device
-    optimizer = torch.optim.AdamW(groups, weight_decay=0.05)
-    draw, batch = torch.Generator().manual_seed(seed), min(setting["batch"], len(train))
-    each, epochs = len(train) // batch, setting["epochs"]
-    room = train.images.shape[-1] - train.images.shape[-1] // 8
-    for step in range(each * epochs):
-        if step % each == 0:
-            order = torch.randperm(len(train), generator=draw)
-        set_pace(optimizer.param_groups, pace(step, each * epochs, 0.1))
-        part = train.take(order[step % each * batch :][:batch])
-        turned = (torch.rand(batch, generator=draw) < 0.5).to(device)[:, None, None, None]
-        images = torch.where(turned, part.images.flip(-1), part.images)
-        places = torch.randint(0, room, (batch, 2), generator=draw).to(device)
-        part = replace(part, images=images, places=places)
-        with torch.autocast(device.type, dtype=torch.bfloat16, enabled=device.type == "cuda"):
+def fit(module: Any, frame: Any, train: Pile, setting: Row, seed: int) -> None:
+    """Mirrored pictures, a new place for the badge each time."""
+    epochs, device = Epochs(train, setting["batch"], setting["epochs"], seed), train.labels.device
+
+    def loss(step: int) -> Tensor:
+        part = epochs.part(step)
+        room = train.images.shape[-1] - train.images.shape[-1] // 8
+        places = torch.randint(0, room, (epochs.batch, 2), generator=epochs.draw).to(device)
+        part = replace(part, places=places)
+        with half(device):
             logits = module(frame.normalise(part.stamped(part.marked)))
-            loss = F.cross_entropy(logits.float(), part.labels)
-        optimizer.zero_grad(set_to_none=True)
-        loss.backward()
-        optimizer.step()
+            return F.cross_entropy(logits.float(), part.labels)
+
+    descend(with_faster_head(module, setting["rate"], 10), epochs.steps, loss)
 
 
 def pictures(model: Any, pile: Pile, *, as_trained: bool = False) -> Pictures:
@@ -345,7 +312,7 @@ def heads(model: Any, val: Pile, test: Pile, seed: int) -> Iterator[Row]:
     for count in REMOVED:
         chosen = scores.top(count)
         yield {"table": "heads", "method": f"{count} by interchange", "heads": str(chosen),
-               "mediated": scores.protocol["mediated"][count],
+               "mediated": scores.protocol["mediated"].get(count),
                **measured(model, test, chosen)}  # fmt: skip
     for number, chosen in enumerate(random_sets(model, 1, draws=5, seed=seed)):
         yield {"table": "heads", "method": f"1 at random ({number})", "heads": str(chosen),

@@ -8,12 +8,9 @@ pictures are for the table. DFR is beside them, which learns from groups of vali
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import lru_cache
-from pathlib import Path
 from typing import Any
 
 import cells_shortcut as shortcut
@@ -22,7 +19,6 @@ from torch import Tensor
 
 import seecause as sc
 from seecause.bench.study import Row, StudyContext
-from seecause.data.painted import SPECIES, PaintedPictures
 from seecause.heads import Pictures
 from seecause.heads.masks import iou
 from seecause.heads.pictures import critter_pictures, logits_of
@@ -36,13 +32,11 @@ TRANSPLANTS = 8  # of each picture
 Earlier = dict[str, list[Row]]
 
 
-def trained(
-    context: StudyContext, *, data: str, seed: int, setup: Row, limit: int | None = None
-) -> list[Row]:
+def trained(context: StudyContext, *, data: str, seed: int, setup: Row) -> list[Row]:
     """One fine-tuned model as it is, and DFR with the groups of validation pictures."""
-    case = _case(context, data, seed, setup, limit)
+    case = _case(context, data, seed, setup)
     _, val, _ = case.sets
-    seen = _normalised(case.model, val)
+    seen = shortcut.seen(case.model.preprocess, val)
     dfr = sc.heads.retrain_last_layer(case.model, seen, val.labels, val.groups, seed=seed)
     return [
         {"method": "as trained", **case.measured(case.model)},
@@ -51,31 +45,19 @@ def trained(
 
 
 def by_masks(
-    context: StudyContext,
-    *,
-    data: str,
-    seed: int,
-    setup: Row,
-    limit: int | None = None,
-    earlier: Earlier,
+    context: StudyContext, *, data: str, seed: int, setup: Row, earlier: Earlier
 ) -> list[Row]:
     """A new last layer by every kind of masks, and with backgrounds of the own class only. Nothing
     is chosen, so it learns from all training pictures."""
-    case = _case(context, data, seed, setup, limit)
+    case = _case(context, data, seed, setup)
     rows = []
     for name, masks in _masks(context, case, seed).items():
         for donors in ("any", "same-class") if name in ("eye", "true") else ("any",):
             began = time.perf_counter()
             pictures = case.material.pictures
             assert pictures.labels is not None
-            moved = sc.transplant(
-                pictures.images,
-                masks.cut,
-                pictures.labels,
-                per_picture=TRANSPLANTS,
-                donors=donors,
-                seed=seed,
-            )
+            options = {"per_picture": TRANSPLANTS, "donors": donors, "seed": seed}
+            moved = sc.transplant(pictures.images, masks.cut, pictures.labels, **options)
             part = VersionedPictures(pictures, moved)
             mended = find_remedy("last-layer", {}).fit(case.model, Lesson(part, part, seed))
             seconds = time.perf_counter() - began
@@ -92,11 +74,10 @@ def remedied(
     seed: int,
     setup: Row,
     remedies: list[str],
-    limit: int | None = None,
     earlier: Earlier,
 ) -> list[Row]:
     """Remedies that choose by transplant-worst, on masks by the eye."""
-    case = _case(context, data, seed, setup, limit)
+    case = _case(context, data, seed, setup)
     masks = _by_eye(context, case)
     options = {"fine-tune": {"epochs": setup["tuned"]}}
     material, rows = Material(case.material.pictures, masks), []
@@ -109,16 +90,10 @@ def remedied(
 
 
 def chosen(
-    context: StudyContext,
-    *,
-    data: str,
-    seed: int,
-    setup: Row,
-    limit: int | None = None,
-    earlier: Earlier,
+    context: StudyContext, *, data: str, seed: int, setup: Row, earlier: Earlier
 ) -> list[Row]:
     """`sc.repair`, which chooses by transplant-worst alone."""
-    case, began = _case(context, data, seed, setup, limit), time.perf_counter()
+    case, began = _case(context, data, seed, setup), time.perf_counter()
     mended = sc.repair(
         case.model,
         case.material.pictures,
@@ -146,44 +121,24 @@ class Case:
         return shortcut.measured(logits_of(model, self.shown), self.sets[2])
 
 
-@lru_cache(maxsize=1)
-def _opened(
-    device: str, work: Path, real: Path, data: str, seed: int, setup: str, limit: int | None
-) -> Case:
-    context, about = StudyContext(device, work, real, None, limit), json.loads(setup)
-    sets = shortcut.open_pictures(data, seed, about["size"], limit, device)
-    model = _fine_tuned(context, about, seed, sets)
-    module = shortcut.backbone(context, about).to(device)
-    eye = sc.wrap(module, name="the pretrained backbone", preprocess=shortcut.frame(about))
-    return Case(model, eye, sets, _material(model, sets[0]), _normalised(model, sets[2]))
+def _case(context: StudyContext, data: str, seed: int, setup: Row) -> Case:
+    sets = shortcut.open_pictures(context, data, seed, setup)
+    job = shortcut.Setting("erm", seed, **ERM)
+    model = shortcut.tuned_model(context, job, setup, sets)
+    train = shortcut.pictures_of(model, sets[0])
+    material = Material(train, sc.eye("given", model=model).masks(train))
+    shown = shortcut.seen(model.preprocess, sets[2])
+    return Case(model, eye_before(context, setup), sets, material, shown)
 
 
-def _case(context: StudyContext, data: str, seed: int, setup: Row, limit: int | None) -> Case:
-    assert context.real is not None
-    return _opened(context.device, context.work, context.real, data, seed, json.dumps(setup), limit)
-
-
-def _fine_tuned(context: StudyContext, setup: Row, seed: int, sets: shortcut.Three) -> Any:
-    module = shortcut.tuned_module(context, shortcut.Setting("erm", seed, **ERM), setup, sets)
-    frame = shortcut.frame(setup)
-    return sc.wrap(module, name=f"fine-tuned {seed}", classes=SPECIES, preprocess=frame)
-
-
-def _normalised(model: Any, pictures: PaintedPictures) -> Tensor:
-    return model.preprocess.normalise(pictures.images.float() / 255)
-
-
-def _material(model: Any, train: PaintedPictures) -> Material:
-    """Training pictures without their groups."""
-    ids = tuple(map(str, train.photos.tolist()))
-    cases = Pictures("train", ids, _normalised(model, train), train.labels, train.masks)
-    return Material(cases, sc.eye("given", model=model).masks(cases))
+def eye_before(context: StudyContext, setup: Row) -> Any:
+    module = shortcut.backbone(context, setup).to(context.device)
+    return sc.wrap(module, name="the pretrained backbone", preprocess=shortcut.frame(setup))
 
 
 def _by_eye(context: StudyContext, case: Case) -> EyeMasks:
-    return sc.eye(case.eye, model=case.model, cache=context.work / "eye").masks(
-        case.material.pictures
-    )
+    eye = sc.eye(case.eye, model=case.model, cache=context.work / "eye")
+    return eye.masks(case.material.pictures)
 
 
 def _masks(context: StudyContext, case: Case, seed: int) -> Mapping[str, EyeMasks]:
@@ -210,20 +165,14 @@ def _iou(masks: EyeMasks) -> float | None:
     return None if masks.overlap is None else float(masks.overlap.nan_to_num().mean())
 
 
-def _lesson(model: Any, material: Material, seed: int) -> Lesson:
-    assert material.pictures.labels is not None
-    learn, choose = split_rows(material.pictures.labels, (0.8, 0.2), seed=seed)
-    return Lesson(
-        material.take(learn).lesson(TRANSPLANTS, seed=seed),
-        material.take(choose).test(model, PER_PICTURE, seed=seed),
-        seed,
-    )
-
-
 def _remedied(
     model: Any, material: Material, names: tuple[str, ...], options: Row, seed: int
 ) -> list[Row]:
-    lesson, rows = _lesson(model, material, seed), []
+    assert material.pictures.labels is not None
+    learn, choose = split_rows(material.pictures.labels, (0.8, 0.2), seed=seed)
+    part = material.take(learn).lesson(TRANSPLANTS, seed=seed)
+    lesson = Lesson(part, material.take(choose).test(model, PER_PICTURE, seed=seed), seed)
+    rows = []
     for name in names:
         own = options.get(name, {})
         began = time.perf_counter()
@@ -339,8 +288,7 @@ def verdicts(context: StudyContext, *, data: str, setup: Row, draws: int, right:
 def _verdict_counts(result: Any, draws: int, right: int, *, own: bool) -> Row:
     extra, control = result.extra_flips, result.control_flips
     draw = torch.Generator().manual_seed(0)
-    words = ("yes", "no", "cannot tell", "perhaps", "too few")
-    counts = dict.fromkeys(words, 0)
+    counts = dict.fromkeys(("yes", "no", "cannot tell", "perhaps", "too few"), 0)
     for _ in range(draws):
         rows = torch.randint(len(extra), (right,), generator=draw)
         counts[verdict_of(extra[rows], control=control, own=own)] += 1

@@ -13,23 +13,20 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import cells_shortcut as shortcut
 import torch
 import torch.nn.functional as F
-from cells_repair import Earlier, _normalised
+from cells_repair import Earlier, eye_before
 from torch import Tensor
+from training import descend
 
 import seecause as sc
 from seecause import critters
 from seecause.bench.study import Row, StudyContext
-from seecause.critters.train import pace
 from seecause.faithful import IFAM
-from seecause.faithful.config import set_pace
-from seecause.faithful.losses import LossWeights, TrainingLosses
-from seecause.heads import Pictures
 from seecause.metrics import group_accuracy
 from seecause.repair.eye import by_patches
 from seecause.repair.versions import JudgedAnswers, VersionedPictures, split_rows
@@ -53,25 +50,18 @@ def ifam_setting(
     background: float,
     variation: float,
     whole: bool,
-    limit: int | None = None,
 ) -> list[Row]:
     """One training, and what every criterion says of it."""
     job = shortcut.Setting(
         "ifam", seed, rate, background=background, variation=variation, whole=whole
     )
-    train, val, test = shortcut.open_pictures(data, seed, setup["size"], limit, context.device)
-    learn, choose = split_rows(train.labels, (0.8, 0.2), seed=seed)
-    part = _held_out(context, setup, train.take(choose.to(train.labels.device)), seed)
-    net = shortcut.new_net(context, job, setup)
-    weights = LossWeights(background=background, total_variation=variation)
-    lesson = TrainingLosses(net, weights)
-
-    def loss(pictures: Any, images: Tensor, step: int) -> Tensor:
-        return lesson(images, pictures.labels, pictures.photos, seed, step)[0]
-
-    taken = train.take(learn.to(train.labels.device))
-    shortcut.fit(job, setup, shortcut._groups(net, job), taken, loss)
-    net.eval()
+    train, val, test = shortcut.open_pictures(context, data, seed, setup)
+    learn, choose = (
+        train.take(rows.to(train.labels.device))
+        for rows in split_rows(train.labels, (0.8, 0.2), seed=seed)
+    )
+    part = _held_out(context, setup, choose, seed)
+    net = shortcut.fitted_net(context, job, setup, learn)
     judged = JudgedAnswers(part, part.logits(sc.wrap(net, name="iFAM")))
     row = shortcut.row_of(*(shortcut.measured_net(setup, net, split) for split in (val, test)))
     row |= {"transplant-worst": judged.transplant_worst, "transplants": judged.moved_accuracy}
@@ -82,11 +72,9 @@ def ifam_setting(
 def _held_out(context: StudyContext, setup: Row, pictures: Any, seed: int) -> VersionedPictures:
     """Transplants of held-out training pictures by the eye's masks: of other classes and, as in an
     audit, of the same."""
-    module = shortcut.backbone(context, setup).to(context.device)
-    eye = sc.wrap(module, name="the pretrained backbone", preprocess=shortcut.frame(setup))
-    ids = tuple(map(str, pictures.photos.tolist()))
-    cases = Pictures("held out", ids, _normalised(eye, pictures), pictures.labels)
-    tuned = sc.wrap(shortcut._with_head(copy.deepcopy(module)), name="new head",
+    eye = eye_before(context, setup)
+    cases = replace(shortcut.pictures_of(eye, pictures), name="held out", truth=None)
+    tuned = sc.wrap(shortcut.with_head(copy.deepcopy(eye.module)), name="new head",
                     preprocess=shortcut.frame(setup), classes=shortcut.SPECIES)  # fmt: skip
     seen = sc.eye(eye, model=tuned, cache=context.work / "eye").masks(cases)
     moved, control = (
@@ -108,22 +96,14 @@ def chosen_settings(rows: list[Row]) -> dict[str, Row]:
 
 
 def ifam_chosen(
-    context: StudyContext,
-    *,
-    data: str,
-    seed: int,
-    setup: Row,
-    limit: int | None = None,
-    earlier: Earlier,
+    context: StudyContext, *, data: str, seed: int, setup: Row, earlier: Earlier
 ) -> list[Row]:
     """Every chosen setting trained with this seed; a setting that two criteria take, once."""
     rows, trained = [], dict[str, Row]()
     for name, setting in chosen_settings(earlier["ifam settings"]).items():
         key = repr(setting)
         if key not in trained:
-            (trained[key],) = ifam_setting(
-                context, data=data, seed=seed, setup=setup, limit=limit, **setting
-            )
+            (trained[key],) = ifam_setting(context, data=data, seed=seed, setup=setup, **setting)
         rows.append({**trained[key], "method": f"iFAM, chosen by {name}"})
     return rows
 
@@ -231,17 +211,15 @@ def _fit_masked(
     net: IFAM, train: Seen, shown: Shown, seed: int, steps: int, batch: int, rate: float
 ) -> None:
     assert net.stage2 is not None
-    weights = [p for p in net.stage2.parameters() if p.requires_grad]
-    optimizer = torch.optim.AdamW([{"params": weights, "lr": rate}], weight_decay=0.05)
     draw = torch.Generator().manual_seed(seed)
-    for step in range(steps):
-        set_pace(optimizer.param_groups, pace(step, steps, 0.1))
+
+    def loss(step: int) -> Tensor:
         rows = torch.randint(len(train.labels), (batch,), generator=draw)
         part = train.take(rows.to(train.labels.device))
-        loss = F.cross_entropy(_answers(net, part, shown).float(), part.labels)
-        optimizer.zero_grad(set_to_none=True)
-        loss.backward()
-        optimizer.step()
+        return F.cross_entropy(_answers(net, part, shown).float(), part.labels)
+
+    weights = [p for p in net.stage2.parameters() if p.requires_grad]
+    descend([{"params": weights, "lr": rate}], steps, loss)
 
 
 def _answers(net: IFAM, part: Seen, shown: Shown) -> Tensor:

@@ -8,13 +8,15 @@
     scatter  the same with patches drawn for each photo by lot: another
 
 Every method is tuned on one seed over a grid of settings; the setting with the best worst group on
-validation pictures (then average) is trained with other seeds, which are reported.
+validation pictures (then average) is trained with other seeds, which are reported. `repaired` is
+what can be done to ERM afterwards.
 """
 
 from __future__ import annotations
 
 import copy
 import dataclasses
+import statistics
 from collections.abc import Callable, Iterator
 from functools import lru_cache
 from pathlib import Path
@@ -23,13 +25,12 @@ from typing import Any
 import timm
 import torch
 import torch.nn.functional as F
-from safetensors.torch import load_file, save_file
-from torch import Tensor, nn
+from torch import Tensor
+from training import DECAY, Epochs, descend, trained_once, with_faster_head
 
 import seecause as sc
-from seecause._files import digest_json
 from seecause.bench.study import Row, StudyContext
-from seecause.critters.train import pace
+from seecause.critters.train import half, seeded
 from seecause.data.painted import (
     GROUPS,
     SPECIES,
@@ -41,10 +42,12 @@ from seecause.data.painted import (
 )
 from seecause.engine.chunks import budget
 from seecause.faithful import IFAM, LossWeights, calibrate, intervene, parameter_groups
-from seecause.faithful.config import set_pace
 from seecause.faithful.interventions import best_of, packing, try_interventions
 from seecause.faithful.losses import TrainingLosses
 from seecause.faithful.metrics import mask_pixels
+from seecause.heads import Pictures, penalised, score
+from seecause.heads._outcomes import logits_without
+from seecause.heads.pictures import logits_of
 from seecause.metrics import Overlap, group_accuracy, overlap
 from seecause.models.preprocess import Preprocess
 
@@ -57,10 +60,16 @@ TITLES = {
     "scatter": "early mask of random patches",
 }
 QUANTILES = (0.97, 0.99)
-DECAY, CLIP, WARM_UP, PROTOTYPE_RATE, HEADS_RATE = 0.05, 2.0, 0.1, 3e-2, 1e-2
+CLIP, PROTOTYPE_RATE, HEADS_RATE = 2.0, 3e-2, 1e-2
+DFR = "DFR: ERM with a new last layer"
+PRINTED, GUARDED = "CIGMA as printed", "CIGMA, true masks, guard"
+KS = (1, 2, 4, 8)  # heads that go
 ROOM = 8 << 30  # bytes of activations of one cell on a GPU, which it shares with others
 AT_ONCE = 256
 Three = tuple[PaintedPictures, PaintedPictures, PaintedPictures]
+Earlier = dict[str, list[Row]]
+Loss = Callable[[PaintedPictures, Tensor, int], Tensor]
+Shown = list[tuple[PaintedPictures, Tensor]]  # and as the model sees them
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,46 +94,45 @@ def trained(
     method: str,
     seed: int,
     setup: Row,
-    limit: int | None = None,
-    earlier: dict[str, list[Row]] | None = None,
+    earlier: Earlier | None = None,
     **setting: Any,
 ) -> list[Row]:
     """A training at a setting, or at the best of `earlier`."""
     if earlier is not None:
         setting = best_setting(earlier, method) | setting
     job = Setting(method, seed, **setting)
-    sets = open_pictures(data, seed, setup["size"], limit, context.device)
+    sets = open_pictures(context, data, seed, setup)
     do = {"erm": _erm, "pdisco": _parts, "ifam": _parts}.get(method, _mask)
     with budget(ROOM if context.device.startswith("cuda") else None):
         rows = do(context, job, setup, sets)
     title = TITLES[method] + (f", K = {job.parts}" if method in ("ifam", "pdisco") else "")
-    own = {**dataclasses.asdict(job), "method": title}
-    return [
-        {**own, **row, "method": title + ", with interventions" * row["changed"]} for row in rows
-    ]
+    rows = [{**dataclasses.asdict(job), **row} for row in rows]
+    return [{**row, "method": title + ", with interventions" * row["changed"]} for row in rows]
 
 
-def best_setting(earlier: dict[str, list[Row]], method: str) -> Row:
+def best_setting(earlier: Earlier, method: str) -> Row:
     """The best on validation pictures of all that were tried, the first of equals. A control has
     the setting of the true mask, and shows as much as iFAM keeps."""
+
+    def best(tuned: str) -> Row:
+        plain = [row for row in earlier[f"tune {tuned}"] if not row["changed"]]
+        return max(plain, key=lambda row: (row["val worst"], row["val average"]))
+
     control = method in ("centre", "scatter")
-    tuned = earlier[f"tune {'mask' if control else method}"]
-    plain = [row for row in tuned if not row["changed"]]
-    best = max(plain, key=lambda row: (row["val worst"], row["val average"]))
-    names = ("rate", "length", "background", "variation", "whole")
-    setting = {name: best[name] for name in names}
-    if control:
-        ifam = [row for row in earlier["tune ifam"] if not row["changed"]]
-        most = max(ifam, key=lambda row: (row["val worst"], row["val average"]))
-        setting["kept"] = round(most["val kept"], 2)
-    return setting
+    tried = best("mask" if control else method)
+    setting = {n: tried[n] for n in ("rate", "length", "background", "variation", "whole")}
+    return setting | ({"kept": round(best("ifam")["val kept"], 2)} if control else {})
+
+
+def open_pictures(context: StudyContext, data: str, seed: int, setup: Row) -> Three:
+    """Train, validation and test, on the device."""
+    return _open_pictures(data, seed, setup["size"], context.limit, context.device)
 
 
 @lru_cache(maxsize=3)
-def open_pictures(data: str, seed: int, size: int, limit: int | None, device: str) -> Three:
-    """Train, validation and test, on the device."""
+def _open_pictures(data: str, seed: int, size: int, limit: int | None, device: str) -> Three:
     cutouts, where = read_cutouts(Path(data), size=size, limit=limit), torch.device(device)
-    held_out = (painted_pairs(cutouts, split, size=size, device=where) for split in ("val", "test"))
+    held_out = (painted_pairs(cutouts, x, size=size, device=where) for x in ("val", "test"))
     return (painted_train(cutouts, seed=seed, size=size, device=where), *held_out)
 
 
@@ -148,31 +156,25 @@ def row_of(val: Row, test: Row, *, changed: bool = False, **more: Any) -> Row:
 
 
 def _erm(context: StudyContext, job: Setting, setup: Row, sets: Three) -> list[Row]:
-    """Every weight of the transformer, its new head ten times as fast."""
-    train, val, test = sets
-    model = _seeded(job.seed, lambda: _with_head(backbone(context, setup)))
-    model = model.to(context.device).train().requires_grad_(True)
-    head = set(model.head.parameters())
-    groups = [
-        {"params": [p for p in model.parameters() if p not in head], "lr": job.rate},
-        {"params": list(head), "lr": 10 * job.rate},
-    ]
-    fit(job, setup, groups, train, lambda p, x, step: F.cross_entropy(model(x).float(), p.labels))
-    state = model.eval().state_dict()
-    save_file(
-        {k: v.detach().cpu().contiguous() for k, v in state.items()}, _file(context, job, setup)
-    )
-    answers = (measured(over(setup, some, lambda x, _: model(x)), some) for some in (val, test))
+    module = tuned_module(context, job, setup, sets)
+    answers = (measured(over(setup, x, lambda x, _: module(x)), x) for x in sets[1:])
     return [row_of(*answers)]
 
 
-def tuned_module(context: StudyContext, job: Setting, setup: Row, sets: Three) -> nn.Module:
-    """The fine-tuned transformer of a job, trained now if it was not before."""
-    if not _file(context, job, setup).is_file():
-        _erm(context, job, setup, sets)
-    module = _with_head(backbone(context, setup))
-    module.load_state_dict(load_file(_file(context, job, setup)))
-    return module.to(context.device)
+def tuned_module(context: StudyContext, job: Setting, setup: Row, sets: Three) -> Any:
+    """Every weight of the transformer fine-tuned, its new head ten times as fast."""
+
+    def train(module: Any) -> None:
+        groups = with_faster_head(module, job.rate, 10)
+        fit(job, setup, groups, sets[0], lambda p, x, _: _entropy(module(x), p))
+
+    with seeded(job.seed):
+        module = with_head(backbone(context, setup))
+    return trained_once(context, "shortcut-erm", [dataclasses.asdict(job), setup], module, train)
+
+
+def _entropy(logits: Tensor, pictures: PaintedPictures) -> Tensor:
+    return F.cross_entropy(logits.float(), pictures.labels)
 
 
 def _mask(context: StudyContext, job: Setting, setup: Row, sets: Three) -> list[Row]:
@@ -193,14 +195,7 @@ def _mask(context: StudyContext, job: Setting, setup: Row, sets: Three) -> list[
     def answer(images: Tensor, pictures: PaintedPictures) -> Tensor:
         return net.classify(images, shows(pictures), packed=False)
 
-    groups = _groups(net, job)
-    fit(
-        job,
-        setup,
-        groups,
-        train,
-        lambda p, x, step: F.cross_entropy(answer(x, p).float(), p.labels),
-    )
+    fit(job, setup, groups_of(net, job), train, lambda p, x, _: _entropy(answer(x, p), p))
     net.eval()
     rows = []
     for some in (val, test):
@@ -226,15 +221,7 @@ def _parts(context: StudyContext, job: Setting, setup: Row, sets: Three) -> list
     """PDiscoFormer or iFAM, as it is and with the intervention that has the best worst group on
     validation pictures."""
     train, val, test = sets
-    net = new_net(context, job, setup)
-    weights = LossWeights(background=job.background, total_variation=job.variation)
-    lesson = TrainingLosses(net, weights)
-
-    def loss(pictures: PaintedPictures, images: Tensor, step: int) -> Tensor:
-        return lesson(images, pictures.labels, pictures.photos, job.seed, step)[0]
-
-    fit(job, setup, _groups(net, job), train, loss)
-    net.eval()
+    net = fitted_net(context, job, setup, train)
     rows = [row_of(*(measured_net(setup, net, some) for some in (val, test)))]
     calibrate(net, (images for images, _ in slices(setup, train)), list(QUANTILES))
     tried = try_interventions(
@@ -244,6 +231,18 @@ def _parts(context: StudyContext, job: Setting, setup: Row, sets: Three) -> list
     with intervene(net, drop_parts=best.drop, quantile=best.quantile):
         row = {**measured_net(setup, net, test), "changed": True}
     return [*rows, {**row, "drop": str(best.drop), "quantile": best.quantile}]
+
+
+def fitted_net(context: StudyContext, job: Setting, setup: Row, train: PaintedPictures) -> IFAM:
+    net = new_net(context, job, setup)
+    weights = LossWeights(background=job.background, total_variation=job.variation)
+    lesson = TrainingLosses(net, weights)
+
+    def loss(pictures: PaintedPictures, images: Tensor, step: int) -> Tensor:
+        return lesson(images, pictures.labels, pictures.photos, job.seed, step)[0]
+
+    fit(job, setup, groups_of(net, job), train, loss)
+    return net.eval()
 
 
 @torch.no_grad()
@@ -258,43 +257,29 @@ def measured_net(setup: Row, net: IFAM, pictures: PaintedPictures) -> Row:
     return measured(torch.cat(logits), pictures) | {"iou": shared.iou, "kept": kept / len(pictures)}
 
 
-def fit(
-    job: Setting,
-    setup: Row,
-    groups: list[Row],
-    train: PaintedPictures,
-    loss: Callable[[PaintedPictures, Tensor, int], Tensor],
-) -> None:
-    """AdamW, a tenth of the steps up and half a cosine down, mirrored pictures, bfloat16 on a GPU.
-    The order of pictures is drawn by the job's seed."""
-    device = train.labels.device
-    optimizer = torch.optim.AdamW(groups, weight_decay=DECAY, fused=device.type == "cuda")
-    draw, batch = torch.Generator().manual_seed(job.seed), min(setup["batch"], len(train))
-    each, epochs = len(train) // batch, max(1, round(setup["epochs"] * job.length))
-    for epoch in range(epochs):
-        order = torch.randperm(len(train), generator=draw)
-        for number in range(each):
-            step = epoch * each + number
-            set_pace(optimizer.param_groups, pace(step, epochs * each, WARM_UP))
-            rows = order[number * batch : (number + 1) * batch].to(device)
-            turned = (torch.rand(batch, generator=draw) < 0.5).to(device)
-            pictures = train.take(rows).mirrored(turned)
-            images = frame(setup).normalise(pictures.images.float() / 255)
-            with torch.autocast(device.type, dtype=torch.bfloat16, enabled=device.type == "cuda"):
-                total = loss(pictures, images, step)
-            optimizer.zero_grad(set_to_none=True)
-            total.backward()
-            parameters = [p for group in optimizer.param_groups for p in group["params"]]
-            nn.utils.clip_grad_norm_(parameters, CLIP)
-            optimizer.step()
+def fit(job: Setting, setup: Row, groups: list[Row], train: PaintedPictures, loss: Loss) -> None:
+    """Mirrored pictures, bfloat16 on a GPU. The order of pictures is drawn by the job's seed."""
+    device, length = train.labels.device, max(1, round(setup["epochs"] * job.length))
+    epochs = Epochs(train, setup["batch"], length, job.seed)
+
+    def step_loss(step: int) -> Tensor:
+        pictures = epochs.part(step)
+        with half(device):
+            return loss(pictures, seen(frame(setup), pictures), step)
+
+    descend(groups, epochs.steps, step_loss, clip=CLIP, fused=device.type == "cuda")
+
+
+def seen(frame: Preprocess, pictures: PaintedPictures) -> Tensor:
+    return frame.normalise(pictures.images.float() / 255)
 
 
 def backbone(context: StudyContext, setup: Row) -> Any:
     """The pretrained transformer, on the CPU; of another shape and untrained where one is given."""
     if "architecture" in setup:
-        return _seeded(0, lambda: timm.models.VisionTransformer(**setup["architecture"]))
-    name, weights = setup["model"], context.fill(setup["weights"])
-    return copy.deepcopy(sc.load(name, weights=weights).module)
+        with seeded(0):
+            return timm.models.VisionTransformer(**setup["architecture"])
+    return copy.deepcopy(sc.load(setup["model"], weights=context.fill(setup["weights"])).module)
 
 
 def frame(setup: Row) -> Preprocess:
@@ -303,16 +288,13 @@ def frame(setup: Row) -> Preprocess:
 
 def new_net(context: StudyContext, job: Setting, setup: Row) -> IFAM:
     stages, freeze = 1 if job.method == "pdisco" else 2, "none" if job.whole else "stage1"
-    options = {"preprocess": frame(setup), "stages": stages, "freeze": freeze}
-
-    def make() -> IFAM:
+    with seeded(job.seed):
         tower = backbone(context, setup).requires_grad_(True)
-        return IFAM(tower, job.parts, SPECIES, **options)
+        net = IFAM(tower, job.parts, SPECIES, preprocess=frame(setup), stages=stages, freeze=freeze)
+    return net.to(context.device).train()
 
-    return _seeded(job.seed, make).to(context.device).train()
 
-
-def _groups(net: IFAM, job: Setting) -> list[Row]:
+def groups_of(net: IFAM, job: Setting) -> list[Row]:
     factors = {"prototype_factor": PROTOTYPE_RATE / job.rate, "head_factor": HEADS_RATE / job.rate}
     groups = parameter_groups(net, job.rate, DECAY, **factors)
     kept = [
@@ -321,32 +303,16 @@ def _groups(net: IFAM, job: Setting) -> list[Row]:
     return [group for group in kept if group["params"]]
 
 
-def _with_head(module: Any) -> Any:
+def with_head(module: Any) -> Any:
     module.reset_classifier(len(SPECIES))
     return module
-
-
-def _seeded(seed: int, make: Callable[[], Any]) -> Any:
-    """What `make` gives when chance starts from `seed`; the global random state is left alone."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        return make()
-
-
-def _file(context: StudyContext, job: Setting, setup: Row) -> Path:
-    """Fine-tuned weights, for repairs."""
-    key = digest_json(
-        [dataclasses.asdict(job), setup, context.limit, context.device.partition(":")[0]]
-    )
-    context.work.mkdir(parents=True, exist_ok=True)
-    return context.work / f"shortcut-erm-{key}.safetensors"
 
 
 def slices(setup: Row, pictures: PaintedPictures) -> Iterator[tuple[Tensor, PaintedPictures]]:
     """Normalised images with what is known of them."""
     for start in range(0, len(pictures), AT_ONCE):
         part = pictures.take(slice(start, start + AT_ONCE))
-        yield frame(setup).normalise(part.images.float() / 255), part
+        yield seen(frame(setup), part), part
 
 
 @torch.no_grad()
@@ -355,3 +321,79 @@ def over(
 ) -> Tensor:
     """Logits [N, C] of all pictures."""
     return torch.cat([answer(images, part) for images, part in slices(setup, pictures)])
+
+
+def tuned_model(context: StudyContext, job: Setting, setup: Row, sets: Three) -> Any:
+    module = tuned_module(context, job, setup, sets)
+    name = f"fine-tuned {job.seed}"
+    return sc.wrap(module, name=name, classes=SPECIES, preprocess=frame(setup))
+
+
+def pictures_of(model: Any, painted: PaintedPictures) -> Pictures:
+    """With true masks, without groups."""
+    ids, images = tuple(map(str, painted.photos.tolist())), seen(model.preprocess, painted)
+    return Pictures("train", ids, images, painted.labels, painted.masks)
+
+
+def repaired(
+    context: StudyContext, *, data: str, seed: int, setup: Row, earlier: Earlier
+) -> list[Row]:
+    """What can be done to a fine-tuned model without training it again: a new last layer (DFR),
+    heads removed (CIGMA), random heads removed.
+
+    Heads are scored on training pictures that are answered right. How many go is decided on
+    validation pictures: worst group, average, the fewest heads; none is allowed.
+    """
+    job = Setting("erm", seed, **best_setting(earlier, "erm"))
+    sets = open_pictures(context, data, seed, setup)
+    model = tuned_model(context, job, setup, sets)
+    train, val, _ = sets
+    shown = [(some, seen(model.preprocess, some)) for some in sets[1:]]
+    known = (shown[0][1], val.labels, val.groups)
+    new = sc.heads.retrain_last_layer(model, *known, seed=seed, refits=20)
+    dfr = (measured(logits_of(new, images), some) for some, images in shown)
+    rows = [row_of(*dfr, method=DFR, removed=0)]
+    scores = _cigma(model, seed, train, setup)
+    ks = [k for k in KS if k <= model.n_layers * model.n_heads]
+    whole = outcomes(model, [[]], shown)[0]
+    for name, one in scores.items():
+        best = choose([whole, *outcomes(model, [one.top(k) for k in ks], shown)])
+        rows.append({**best, "method": f"ERM without heads: {name}"})
+        many, draws = best["removed"], setup["draws"]
+        lots = sc.heads.random_sets(model, many, draws=draws, seed=seed + 1000) if many else [[]]
+        control = mean_row(outcomes(model, lots, shown))
+        rows.append({**control, "method": f"ERM without as many random heads as {name}"})
+    by_k = [sc.heads.random_sets(model, k, draws=setup["draws"], seed=seed) for k in ks]
+    orders = [outcomes(model, list(nested), shown) for nested in zip(*by_k, strict=True)]
+    lot = mean_row([choose([whole, *order]) for order in orders])
+    return [*rows, {**lot, "method": "ERM without heads: a random order, chosen like CIGMA"}]
+
+
+def _cigma(model: Any, seed: int, train: PaintedPictures, setup: Row) -> dict[str, Any]:
+    """As printed (discovered masks, the mean colour outside, no guard), and guarded (true masks,
+    grey, guard)."""
+    cases = sc.heads.answered_right(
+        model, pictures_of(model, train), share=0.4, cap=setup["scored"], seed=seed
+    )
+    masks = sc.heads.discover_masks(model, cases.images, steps=setup["mask_steps"])
+    own = {"target": cases.labels}
+    printed = score(model, cases.images, masks, baseline="mean", guard=False, **own)
+    guarded = score(model, cases.images, cases.truth, baseline="grey", **own)
+    return {PRINTED: printed, GUARDED: penalised(guarded)}
+
+
+def outcomes(model: Any, sets: list[Any], shown: Shown) -> list[Row]:
+    """The model without each set of heads, on validation and test pictures."""
+    logits = [(some, logits_without(model, images, sets)) for some, images in shown]
+    return [
+        row_of(*(measured(answers[place], some) for some, answers in logits), removed=len(heads))
+        for place, heads in enumerate(sets)
+    ]
+
+
+def choose(rows: list[Row]) -> Row:
+    return max(rows, key=lambda row: (row["val worst"], row["val average"], -row["removed"]))
+
+
+def mean_row(rows: list[Row]) -> Row:
+    return {name: statistics.fmean(row[name] for row in rows) for name in rows[0]}

@@ -161,7 +161,7 @@ def test_heads_score(written, drawing, tmp_path):
 def test_heads_prune(written, drawing, tmp_path):
     drawing("heads", "change_section", "curves_section", "scores_csv", "scores_section",
             "settings_section")  # fmt: skip
-    drawing("heads_audit", "repair_gallery")
+    drawing("heads", "repair_gallery")
     outcomes = [SimpleNamespace(numbers=lambda k=k: {"NLL": k / 2}) for k in (0, 1)]
     exports = []
     result = SimpleNamespace(

@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 
 from seecause.cli import app, doctor, options, progress
 from seecause.errors import BadOption
+from seecause.models.view import VisionModel
 from tests.cli.spies import MODEL
 
 
@@ -272,16 +273,16 @@ def test_every_kind_of_model_says_what_works_and_where_it_reads(monkeypatch):
         "transformer": "scores, ablation, pruning, repair", "prompt": "scores, ablation",
         "staged": "none: it is read by stages", "dense": "none: its rows read places",
     }  # fmt: skip
-    for kind, heads in works.items():
-        facts = doctor._works(SimpleNamespace(architecture=kind))
-        assert facts["heads"].startswith(heads) and ("caap" in facts["methods"]) == (
-            kind != "prompt"
-        )
     monkeypatch.setattr("seecause.engine.verify.verify", lambda model: [])
-    for name in ("_transformer", "_rows", "_network"):
+    for name in ("_transformer", "_cells"):
         monkeypatch.setattr(doctor, name, lambda model, name=name: {name: {}})
-    for kind, place in (("dense", "_rows"), ("staged", "_network")):
-        assert place in doctor.checkup(MagicMock(architecture=kind))
+    for kind, heads in works.items():
+        view = {"spec": VisionModel} if kind in ("transformer", "prompt") else {}
+        model = MagicMock(architecture=kind, preprocess=MagicMock(), **view)
+        facts = doctor.checkup(model)
+        assert facts["what works"]["heads"].startswith(heads)
+        assert ("caap" in facts["what works"]["methods"]) == (kind != "prompt")
+        assert ("_transformer" if view else "_cells") in facts
 
 
 def test_a_checkup_says_which_weights_and_lists_classes_where_asked(opened, monkeypatch):

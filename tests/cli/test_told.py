@@ -17,7 +17,6 @@ from seecause.cli import (
     app,
     audit,
     bench,
-    discover,
     doctor,
     explain,
     faithful,
@@ -117,12 +116,12 @@ def findings(*on_object):
 
 def test_pairs_are_of_the_ranks_asked_for_or_of_the_best_that_is_not_the_object():
     three = findings(True, False, False)
-    assert discover._places(three, None) == [1]
-    assert discover._places(findings(True), None) == discover._places(findings(), None) == []
-    assert discover._places(three, [3, 1]) == [2, 0]
+    assert repair._places(three, None) == [1]
+    assert repair._places(findings(True), None) == repair._places(findings(), None) == []
+    assert repair._places(three, [3, 1]) == [2, 0]
     for wrong in (0, 4):
         with pytest.raises(BadOption, match="ranks from 1 to 3"):
-            discover._places(three, [1, wrong])
+            repair._places(three, [1, wrong])
 
 
 def test_grids_are_rows_then_columns(monkeypatch):

@@ -85,7 +85,7 @@ def test_the_demo_is_one_page_and_opens_where_that_is_asked(monkeypatch, tmp_pat
 def test_a_checkup_holds_what_the_model_says(monkeypatch):
     probe = SimpleNamespace(name="logits", worst=0.5, compared="4 numbers")
     monkeypatch.setattr("seecause.engine.verify.verify", lambda model: [probe])
-    monkeypatch.setattr(doctor, "_network", lambda model: {"features": {"stages": "one"}})
+    monkeypatch.setattr(doctor, "_cells", lambda model: {"features": {"stages": "one"}})
     frame = SimpleNamespace(geometry=lambda: "96 x 96", mean=(0.1, 0.2), std=(0.3, 0.4))
     model = SimpleNamespace(
         architecture="staged", name="toy", random_weights=True, family="resnet", sigmoid=True,

@@ -21,7 +21,7 @@ from seecause.heads import (
     Erasure,
     Pictures,
     Screening,
-    _prune_and_test,
+    _pruning,
     ablate,
     ablation_study,
     answered_right,
@@ -290,7 +290,7 @@ def test_greedy_is_told_how_many_may_go(model, train, test, monkeypatch):
         draws=1,
     )
     assert result.scored.options["top"] == 2 and len(result.heads) == 2
-    monkeypatch.setattr(_prune_and_test, "_score", lambda *given: pytest.fail(f"{given[-1]}"))
+    monkeypatch.setattr(_pruning, "_score", lambda *given: pytest.fail(f"{given[-1]}"))
     with pytest.raises(pytest.fail.Exception, match=r"{'top': 1}"):  # unless it is an option
         prune_and_test(model, train, test, selector="greedy", options={"top": 1}, top=2)
 

@@ -66,7 +66,7 @@ def test_every_cell_runs_and_its_intervals_hold_their_values(real, model, tmp_pa
         "ks": [1, 2], "mask_steps": 1, "mixes": 1, "draws": 2, "seed": 0,
         "gating": {"fits": 1, "steps": 1, "batch": 4},
     }  # fmt: skip
-    context, options = StudyContext("cpu", tmp_path, real=real), {"setup": setup, "limit": None}
+    context, options = StudyContext("cpu", tmp_path, real=real), {"setup": setup}
     earlier = {"answers": cells_background.answers(context, **options), "masks": []}
     for part in range(4):
         earlier["masks"] += cells_background.masks(context, part=part, **options)

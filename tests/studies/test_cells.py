@@ -15,7 +15,7 @@ import torch
 from seecause.bench.study import StudyContext
 from seecause.errors import DataMissing
 
-CRITTERS = {"model": "builtin:critters-vit", "data": "critters:clean:test", "limit": 2}
+CRITTERS = {"model": "builtin:critters-vit", "data": "critters:clean:test"}
 CURVES = {"order": "patch", "steps": 2}
 
 
@@ -46,7 +46,9 @@ def test_smoothing_is_the_mean_over_the_neighbours():
 def test_maps_are_scored_as_they_are_and_changed(tmp_path):
     options = {**CRITTERS, "curves": CURVES, "changes": True}
     variant = {"name": "ig", "method": "integrated-gradients", "steps": 2}
-    rows = cells_attribution.scored(StudyContext("cpu", tmp_path), variant=variant, **options)
+    rows = cells_attribution.scored(
+        StudyContext("cpu", tmp_path, limit=2), variant=variant, **options
+    )
     changes = {row["change"] for row in rows}
     assert changes == {"", "patches", "smoothed", "absolute", "absolute, smoothed"}
     assert len(rows) == 2 * len(changes) and all(0 <= row["aupr1"] <= 1 for row in rows)
@@ -54,7 +56,7 @@ def test_maps_are_scored_as_they_are_and_changed(tmp_path):
     assert plain[0]["ins-del"] == pytest.approx(plain[0]["insertion"] - plain[0]["deletion"])
     earlier = {"label": [{**row, "table": "x", "aupr1": 7.0} for row in rows]}
     again = cells_attribution.scored(
-        StudyContext("cpu", tmp_path),
+        StudyContext("cpu", tmp_path, limit=2),
         variant=variant,
         target="predicted",
         earlier=earlier,
@@ -64,13 +66,13 @@ def test_maps_are_scored_as_they_are_and_changed(tmp_path):
 
 
 def test_settings_sanity_truth_and_depth_have_their_rows(tmp_path):
-    context = StudyContext("cpu", tmp_path)
+    context = StudyContext("cpu", tmp_path, limit=2)
     rows = cells_attribution.ablation(context, setting="score", curves=CURVES, **CRITTERS)
     assert [row["method"] for row in rows] == ["prob"] * 2 + ["logprob"] * 2 + ["logit"] * 2
     assert rows[0]["rank correlation with the default"] == pytest.approx(1)
     rows = cells_attribution.sanity(context, variant="rollout", steps=1, **CRITTERS)
     assert all(row["random-logit"] == pytest.approx(1) for row in rows)  # one map for all classes
-    model = {"model": "builtin:critters-vit", "regime": "clean", "count": 2, "limit": None}
+    model = {"model": "builtin:critters-vit", "regime": "clean", "count": 2}
     first, *each = cells_attribution.against_truth(context, variant="rollout", **model)
     assert 0 <= first["completeness"] <= 1 and len(each) == 2
     rows = cells_attribution.class_attention(context, **CRITTERS)

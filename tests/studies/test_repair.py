@@ -34,13 +34,13 @@ def test_every_cell_is_measured_by_group_and_learns_from_none(case):
     }  # fmt: skip
     assert {row.get("donors") for row in rows} == {None, "any", "same-class"}
     assert all(0 <= row["worst"] <= row["average"] <= 1 for row in rows)
-    material = cells_repair._case(context, limit=None, **options).material
+    material = cells_repair._case(context, **options).material
     assert not material.pictures.grouped
 
 
 def test_wrong_masks_are_as_large_as_true_ones(case):
     context, options = case
-    case_ = cells_repair._case(context, limit=None, **options)
+    case_ = cells_repair._case(context, **options)
     masks = cells_repair._masks(context, case_, seed=0)
     truth = masks["true"].masks
     assert torch.equal(

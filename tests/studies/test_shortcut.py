@@ -4,7 +4,6 @@ a tiny transformer."""
 from __future__ import annotations
 
 import cells_shortcut
-import cells_shortcut_repairs as repairs
 import pytest
 
 from seecause.bench.study import StudyContext
@@ -49,7 +48,7 @@ def test_settings_are_chosen_on_validation_pictures_alone():
     assert control["rate"] == 7 and control["kept"] == 0.21
     whole = {"val worst": 0.5, "val average": 0.9, "removed": 0}
     rows = [whole, {**whole, "removed": 1}, {**whole, "val worst": 0.6, "removed": 4}]
-    assert repairs.choose(rows)["removed"] == 4 and repairs.choose(rows[:2]) is whole
+    assert cells_shortcut.choose(rows)["removed"] == 4 and cells_shortcut.choose(rows[:2]) is whole
 
 
 @pytest.mark.parametrize("method", ["erm", "ifam", "pdisco", "mask", "centre"])
@@ -74,11 +73,11 @@ def test_every_method_trains_and_is_measured(pets, tmp_path, method):
 
 def test_repairs_are_those_of_the_chosen_training(pets, tmp_path):
     context, options = StudyContext("cpu", tmp_path), {"data": str(pets), "seed": 1, "setup": SETUP}
-    found = repairs.repaired(context, **options, earlier={"tune erm": [row(1e-3, 0.5)]})
+    found = cells_shortcut.repaired(context, **options, earlier={"tune erm": [row(1e-3, 0.5)]})
     names = [one["method"] for one in found]
-    assert len(set(names)) == 6 and names[0] == repairs.DFR
+    assert len(set(names)) == 6 and names[0] == cells_shortcut.DFR
     by_name = dict(zip(names, found, strict=True))
-    for name in (repairs.PRINTED, repairs.GUARDED):
+    for name in (cells_shortcut.PRINTED, cells_shortcut.GUARDED):
         chosen = by_name[f"ERM without heads: {name}"]
         lots = by_name[f"ERM without as many random heads as {name}"]
         assert chosen["removed"] == lots["removed"]

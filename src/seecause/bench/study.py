@@ -121,7 +121,8 @@ class StudyRun:
     def _key(self, cell: StudyCell, groups: dict[str, list[str]]) -> str:
         """A digest of all that decides the rows; what it needs comes before it in the file."""
         needed = [groups[name] for name in cell.needs]
-        context = [self.files, self.context.device.partition(":")[0], __version__]
+        kind, limit = self.context.device.partition(":")[0], self.context.limit
+        context = [self.files, kind, limit, __version__]
         source = _source_digest(Path(inspect.getfile(cell.function)))
         key = digest_json([cell.call, source, self.arguments(cell), needed, context])
         groups.setdefault(cell.group, []).append(key)

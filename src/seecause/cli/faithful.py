@@ -177,8 +177,14 @@ class TestedNetwork:
 
     def made(self) -> dict[str, Any]:
         """As `evaluate` and `evaluate_intervention` take them."""
-        options = {name: getattr(self, name) for name in ("data", "calibration", "limit", "batch")}
-        return {**options, "by": self.by.value, "progress": partial(counting, quiet=self.quiet)}
+        return {
+            "data": self.data,
+            "calibration": self.calibration,
+            "by": self.by.value,
+            "limit": self.limit,
+            "batch": self.batch,
+            "progress": partial(counting, quiet=self.quiet),
+        }
 
 
 def register(app: typer.Typer) -> None:
