@@ -277,8 +277,9 @@ def test_every_kind_of_model_says_what_works_and_where_it_reads(monkeypatch):
     for name in ("_transformer", "_cells"):
         monkeypatch.setattr(doctor, name, lambda model, name=name: {name: {}})
     for kind, heads in works.items():
-        view = {"spec": VisionModel} if kind in ("transformer", "prompt") else {}
-        model = MagicMock(architecture=kind, preprocess=MagicMock(), **view)
+        model = MagicMock(architecture=kind)
+        if view := kind in ("transformer", "prompt"):
+            model.__class__ = VisionModel
         facts = doctor.checkup(model)
         assert facts["what works"]["heads"].startswith(heads)
         assert ("caap" in facts["what works"]["methods"]) == (kind != "prompt")

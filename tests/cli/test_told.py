@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import MagicMock
 
 import pytest
 import torch
@@ -29,6 +30,7 @@ from seecause.cli.progress import INCOMPLETE, Incomplete
 from seecause.critters import CLASSES
 from seecause.errors import BadImage, BadOption
 from seecause.heads.scores import HeadScores
+from seecause.models.staged_view import StagedModel
 from tests.cli.spies import MODEL, reach
 
 
@@ -140,11 +142,13 @@ def test_grids_are_rows_then_columns(monkeypatch):
         "blocks": "6 of width 12, 3 heads", "grid": "5 x 7 patches of 8 x 16 pixels", "prefix": 2,
         "class token": 0, "distillation token": 1, "registers": [],
     }  # fmt: skip
-    assert doctor._network(model)["features"] == {
+    staged = MagicMock(**vars(model))
+    staged.__class__ = StagedModel
+    assert doctor._cells(staged)["features"] == {
         "stages": "one, two", "grid": "5 x 7 cells of 8 x 16 pixels after stage 3",
         "one image": "3.0 MiB a cell that is patched",
     }  # fmt: skip
-    assert doctor._rows(model)["places"] == {
+    assert doctor._cells(model)["places"] == {
         "read at": "stage 3", "grid": "5 x 7 cells of 8 x 16 pixels",
         "kept of the explained picture": "neck", "one image": "3.0 MiB a cell that is patched",
     }  # fmt: skip
