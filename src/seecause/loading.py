@@ -38,10 +38,10 @@ from seecause.models.preprocess import Preprocess, height_and_width
 from seecause.models.view import Kind, VisionModel
 
 if TYPE_CHECKING:
+    from seecause.models.bags import BagModel
+    from seecause.models.containers import Container
     from seecause.models.dense_families import DenseParts
     from seecause.models.dense_view import DenseModel
-    from seecause.models.inner_models import Container
-    from seecause.models.other_views import BagModel
     from seecause.models.staged_view import StagedModel, StagedParts
 
 LIBRARIES = ("builtin", "timm", "hf", "torchvision", "open_clip")
@@ -140,7 +140,7 @@ def wrap_bag(
     >>> sc.attribute(model, bag, target=1).maps.shape, model.without(bag).shape
     (torch.Size([1, 9, 1]), torch.Size([1, 9, 2]))
     """
-    from seecause.models.other_views import BagModel, bag_parts
+    from seecause.models.bags import BagModel, bag_parts
 
     with settled([module], device_of(module), frozen=True):
         parts = bag_parts(
@@ -161,7 +161,7 @@ def _container_of(module: nn.Module) -> Container | None:
     try:
         find_parts(module)
     except UnsupportedModel:
-        from seecause.models.inner_models import container_of
+        from seecause.models.containers import container_of
 
         return container_of(module)
     return None
@@ -171,7 +171,7 @@ def _container_of(module: nn.Module) -> Container | None:
 def _inner_model(container: Container, options: WrapOptions) -> tuple[nn.Module, WrapOptions]:
     """The inner model, and what is on top of it as options of `wrap`: the first reading that gives
     the outer module's own answer."""
-    from seecause.models.inner_models import answer_of
+    from seecause.models.containers import answer_of
 
     inner, stated = native_model(container.inner)
     known = options.or_else(stated)
