@@ -15,16 +15,10 @@ from torch import Tensor, nn
 from seecause._plugins import plugins
 from seecause.engine.verify import compare, random_images, tolerance_of, verify
 from seecause.errors import BadOption, NotDefined, UnknownName, UnsupportedModel, ViewMismatch
-from seecause.models._settled import (
-    device_of,
-    gather_answers,
-    lie_apart,
-    parse_device,
-    parse_dtype,
-    settled,
-)
+from seecause.models._settled import settled
 from seecause.models.base import ImageModel
 from seecause.models.checkpoints import ClassNames, class_names_of
+from seecause.models.devices import device_of, gather_answers, lie_apart, parse_device, parse_dtype
 from seecause.models.heads import TEMPLATES, Similarity, TextHead, TextInput
 from seecause.models.parts import (
     Parts,

@@ -45,9 +45,9 @@ from seecause.lvlm.class_prompts import (
     refuse_pooled,
 )
 from seecause.lvlm.model import LVLM
-from seecause.models._settled import lie_apart
 from seecause.models.base import Architecture
 from seecause.models.decoder import run
+from seecause.models.devices import lie_apart
 from seecause.models.image_tokens import image_tokens
 from seecause.models.layout import At, TokenLayout
 from seecause.models.preprocess import Preprocess, preprocess_from_processor
