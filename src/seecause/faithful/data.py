@@ -52,6 +52,16 @@ Transform = Callable[[Tensor], Tensor]  # raw [3, H, W] in [0, 1] -> raw [3, S, 
 _NO_TRAINING = {"imagenet-hard", "imagenet-s", "imagenet9", "waterbird200"}
 
 
+def open_train(data: str, *, limit: int | None = None) -> Dataset:
+    """The train split of a dataset that is named without its split."""
+    return _open("train", data, limit)
+
+
+def open_val(data: str, *, limit: int | None = None) -> Dataset:
+    """The validation split; where a release has none, every tenth training photo of a class."""
+    return _open("val", data, limit)
+
+
 def open_validation(data: str, val: str | None, *, limit: int | None = None) -> Dataset:
     """What is chosen by: the validation split of `data`, or the dataset `val` that is named for
     that."""
@@ -70,9 +80,7 @@ def open_test(data: str, *, limit: int | None = None) -> Dataset:
     return open_data(data if whole else f"{data}:test", limit=limit)
 
 
-def _open(split: str, data: str, *, limit: int | None = None) -> Dataset:
-    """A split of a dataset that is named without it. Where a release has no validation, that is
-    every tenth training photo of a class."""
+def _open(split: str, data: str, limit: int | None) -> Dataset:
     kind, _, path = data.partition(":")
     if kind in _NO_TRAINING:
         raise BadOption("data", data, "a dataset with a train split; this one is for testing")
@@ -91,9 +99,6 @@ def _open(split: str, data: str, *, limit: int | None = None) -> Dataset:
             raise DataMissing(whole.name, reason, remedy)
         return _labelled(Subset(f"{whole.name} ({split})", whole, evenly(rows, limit)))
     return _labelled(open_data(f"{data}:{split}", limit=limit))
-
-
-open_train, open_val = partial(_open, "train"), partial(_open, "val")
 
 
 def _sub_folder(path: Path, split: str) -> Path:
