@@ -15,16 +15,10 @@ from torch import Tensor, nn
 from seecause._plugins import plugins
 from seecause.engine.verify import compare, random_images, tolerance_of, verify
 from seecause.errors import BadOption, NotDefined, UnknownName, UnsupportedModel, ViewMismatch
-from seecause.models._settled import (
-    device_of,
-    gather_answers,
-    lie_apart,
-    parse_device,
-    parse_dtype,
-    settled,
-)
+from seecause.models._settled import settled
 from seecause.models.base import ImageModel
 from seecause.models.checkpoints import ClassNames, class_names_of
+from seecause.models.devices import device_of, gather_answers, lie_apart, parse_device, parse_dtype
 from seecause.models.heads import TEMPLATES, Similarity, TextHead, TextInput
 from seecause.models.parts import (
     Parts,
@@ -38,10 +32,10 @@ from seecause.models.preprocess import Preprocess, height_and_width
 from seecause.models.view import Kind, VisionModel
 
 if TYPE_CHECKING:
+    from seecause.models.bags import BagModel
+    from seecause.models.containers import Container
     from seecause.models.dense_families import DenseParts
     from seecause.models.dense_view import DenseModel
-    from seecause.models.inner_models import Container
-    from seecause.models.other_views import BagModel
     from seecause.models.staged_view import StagedModel, StagedParts
 
 LIBRARIES = ("builtin", "timm", "hf", "torchvision", "open_clip")
@@ -140,7 +134,7 @@ def wrap_bag(
     >>> sc.attribute(model, bag, target=1).maps.shape, model.without(bag).shape
     (torch.Size([1, 9, 1]), torch.Size([1, 9, 2]))
     """
-    from seecause.models.other_views import BagModel, bag_parts
+    from seecause.models.bags import BagModel, bag_parts
 
     with settled([module], device_of(module), frozen=True):
         parts = bag_parts(
@@ -161,7 +155,7 @@ def _container_of(module: nn.Module) -> Container | None:
     try:
         find_parts(module)
     except UnsupportedModel:
-        from seecause.models.inner_models import container_of
+        from seecause.models.containers import container_of
 
         return container_of(module)
     return None
@@ -171,7 +165,7 @@ def _container_of(module: nn.Module) -> Container | None:
 def _inner_model(container: Container, options: WrapOptions) -> tuple[nn.Module, WrapOptions]:
     """The inner model, and what is on top of it as options of `wrap`: the first reading that gives
     the outer module's own answer."""
-    from seecause.models.inner_models import answer_of
+    from seecause.models.containers import answer_of
 
     inner, stated = native_model(container.inner)
     known = options.or_else(stated)

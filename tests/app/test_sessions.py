@@ -85,6 +85,20 @@ def test_only_the_latest_pictures_of_a_session_stay():
     assert list(session.pictures) == [f"u{place}" for place in range(3, PICTURES + 3)]
 
 
+def test_a_picture_that_comes_once_more_is_never_away():
+    session, gone = Sessions().open(), []
+
+    class Held(dict):
+        def pop(self, key, *default):
+            gone.append(key)
+            return super().pop(key, *default)
+
+    session.pictures = Held()
+    for _ in range(2):
+        session.add_picture(picture("u0"))
+    assert gone == [] and list(session.pictures) == ["u0"]
+
+
 def test_pictures_of_all_sessions_share_one_budget():
     size = picture("").bytes
     sessions = Sessions(storage=Storage(pictures=3 * size))

@@ -22,7 +22,7 @@ from seecause.cli import app, bench, explain, heads_options
 from seecause.cli.audit import EyeOptions, Limits
 from seecause.cli.options import Output
 from seecause.cli.workers import WorkerOptions
-from seecause.critters.regimes import wordings
+from seecause.critters.questions import wordings
 from seecause.errors import BadOption, MissingWeights, NoClassifier
 from seecause.models.rows import Box, Region
 from seecause.report.page import Section

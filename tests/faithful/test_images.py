@@ -12,7 +12,7 @@ import torch
 from torch.testing import assert_close
 from torchvision.transforms import v2
 
-from seecause.faithful.data import PlanckianJitter, augmentation, illuminants, seeded
+from seecause.faithful.augmentation import PlanckianJitter, augmentation, illuminants, seeded
 from seecause.faithful.metrics import mask_pixels, part_colours, part_picture, part_sheet
 from seecause.models.preprocess import Preprocess
 

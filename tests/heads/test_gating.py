@@ -12,8 +12,8 @@ from torch.testing import assert_close
 
 import seecause as sc
 from seecause.engine.forks import gated_logits
-from seecause.heads import ablate, head_gates, other_selectors as gating, select
-from seecause.heads.other_selectors import Gating
+from seecause.heads import ablate, gating, head_gates, select
+from seecause.heads.gating import Gating
 from tests.families.native import HALF
 from tests.tiny import scramble
 

@@ -164,7 +164,6 @@ class Session:
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def add_picture(self, picture: OpenedPicture) -> None:
-        self.pictures.pop(picture.id, None)  # the same once more: it becomes the latest
         self.pictures[picture.id] = picture
         drop = partial(self.pictures.pop, picture.id, None)
         self._put(self.storage.pictures, picture.id, picture.bytes, drop)

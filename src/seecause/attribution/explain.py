@@ -319,7 +319,9 @@ class AttributionWriter:
         """Join the pieces; the manifest comes last, so a folder that has one is complete."""
         place = 0
         for name, file in self._files.items():
-            self._header[name]["data_offsets"] = [place, place := place + file.tell()]
+            end = place + file.tell()
+            self._header[name]["data_offsets"] = [place, end]
+            place = end
         text = json.dumps(self._header).encode()
         text += b" " * (-len(text) % 8)
         with (self.folder / MAPS).open("wb") as whole:

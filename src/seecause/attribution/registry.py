@@ -87,17 +87,20 @@ class Method:
 
 FILES = {  # of this folder, and the methods that each registers
     "attention_maps": ("raw-attention", "rollout", "attn-grad", "gae", "tam", "bt", "legrad"),
+    "atman": ("atman",),
     "caap": ("caap",),
     "controls": ("random", "center", "sobel"),
     "grad_cam": ("grad-cam",),
-    "input_gradients": ("ixg", "ixg+", "attcat", "libra-ixg+"),
-    "masked_pixels": ("simple-insertion", "simple-deletion", "rise", "vit-cx"),
+    "input_gradients": ("ixg", "ixg+", "attcat"),
+    "kept_patches": ("tis", "mutex"),
+    "libra": ("libra-ixg+",),
+    "masked_pixels": ("simple-insertion", "simple-deletion", "rise"),
     "mda": ("mda",),
     "mosaic": ("mosaic", "caap+mosaic"),
-    "muted_patches": ("tis", "mutex", "atman"),
     "pixel_gradients": ("integrated-gradients", "smoothgrad"),
     "stages": ("caap", "mosaic"),
     "t_attr": ("t-attr",),
+    "vit_cx": ("vit-cx",),
 }
 EVERY_VIEW: tuple[Architecture, ...] = ("transformer", "staged", "dense")  # whatever has a forward
 FORMER: dict[str, Architecture] = {"conv": "staged"}  # names that older results have

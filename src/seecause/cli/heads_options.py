@@ -151,7 +151,7 @@ class AskedModel(ModelOptions):
         if self.classify is None and self.model != ASKED:
             return self._classifier(run)
         from seecause.cli.lvlm_options import open_lvlm
-        from seecause.critters.regimes import wordings
+        from seecause.critters.questions import wordings
         from seecause.data.registry import open_data
         from seecause.lvlm import classifier
 

@@ -20,25 +20,27 @@ from seecause.critters.picture import (
     intervene as intervene,
     render as render,
 )
-from seecause.critters.regimes import (
-    REGIMES as REGIMES,
-    SPLITS as SPLITS,
+from seecause.critters.questions import (
     SUBJECTS as SUBJECTS,
-    Certificate as Certificate,
     Exam as Exam,
     Question as Question,
-    Regime as Regime,
     answer_codes as answer_codes,
     answers as answers,
     ask as ask,
-    certificate as certificate,
     choices as choices,
-    draw as draw,
     draw_exam as draw_exam,
+    vocabulary as vocabulary,
+    wordings as wordings,
+)
+from seecause.critters.regimes import (
+    REGIMES as REGIMES,
+    SPLITS as SPLITS,
+    Certificate as Certificate,
+    Regime as Regime,
+    certificate as certificate,
+    draw as draw,
     find_regime as find_regime,
     joint as joint,
     samples as samples,
     usual_background as usual_background,
-    vocabulary as vocabulary,
-    wordings as wordings,
 )

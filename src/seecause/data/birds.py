@@ -117,7 +117,8 @@ def bird_classes(root: Path) -> tuple[str, ...]:
     """Names such as `001.Black_footed_Albatross`, in the order of the labels."""
 
     def take(fields: list[str]) -> tuple[int, str]:
-        return whole_number(fields[0], MOST_CLASSES), fields[min(1, len(fields) - 1)]
+        name = fields[1] if len(fields) > 1 else fields[0]
+        return whole_number(fields[0], MOST_CLASSES), name
 
     listed = _read_list(root / "classes.txt", take, "id name")
     return tuple(listed.get(number, f"class {number}") for number in range(1, max(listed) + 1))

@@ -38,8 +38,8 @@ from seecause.heads.cigma import (
 )
 from seecause.heads.erase import Erasure as Erasure, Masks as Masks, Swapped as Swapped
 from seecause.heads.gains import Gains as Gains, information_gains as information_gains
+from seecause.heads.gating import Gating as Gating, head_gates as head_gates
 from seecause.heads.masks import discover_masks as discover_masks, iou as iou
-from seecause.heads.other_selectors import Gating as Gating, head_gates as head_gates
 from seecause.heads.pictures import (
     AnswerSampling as AnswerSampling,
     Pictures as Pictures,

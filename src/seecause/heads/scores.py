@@ -149,7 +149,7 @@ class Selector:
 
 
 _SELECTORS: dict[str, Selector] = {}
-_FILES = ("cigma", "_interchange", "other_selectors")
+_FILES = ("cigma", "_interchange", "other_selectors", "gating")
 
 
 def selector(

@@ -45,14 +45,14 @@ from seecause.lvlm.class_prompts import (
     refuse_pooled,
 )
 from seecause.lvlm.model import LVLM
-from seecause.models._settled import lie_apart
 from seecause.models.base import Architecture
 from seecause.models.decoder import run
+from seecause.models.devices import lie_apart
 from seecause.models.image_tokens import image_tokens
-from seecause.models.inner_models import VisionTower, vision_tower
 from seecause.models.layout import At, TokenLayout
 from seecause.models.preprocess import Preprocess, preprocess_from_processor
 from seecause.models.slicing import columns, output_weight
+from seecause.models.tower import VisionTower, vision_tower
 from seecause.models.view import VisionModel
 
 Scope = Literal["vision", "llm"]

@@ -55,6 +55,7 @@ from seecause.models.base import ImageModel
 
 REMOVABLE = PARTS[1:]
 # of parts removed; the first removes none
+# which parts are removed; the first set removes none
 SETS = tuple(itertools.product((False, True), repeat=len(REMOVABLE)))
 DILATION = 5
 NEGLIGIBLE = 0.05  # of the target logit

@@ -58,7 +58,7 @@ class ImageModel:
     values: bool = False  # answers are numbers in units of their own (a coordinate), not logits
     fixed_size: bool = True  # only `preprocess.size` can be fed
     random_weights: bool = False
-    apart: bool = False  # weights lie on several devices (_settled.py)
+    apart: bool = False  # weights lie on several devices (devices.py)
     extra: nn.Module | None = None  # a head that is not part of the native module
     # templates and tokenizer that a zero-shot head was made with
     texts: dict[str, Any] = field(default_factory=dict)

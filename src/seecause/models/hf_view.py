@@ -223,6 +223,7 @@ READINGS = {
     "Siglip2Model": Reading("latent", zero_shot=True),
     "Siglip2ForImageClassification": Reading("mean", CLASSIFIER),
 }
+CLASSES = tuple(READINGS)
 _SPEAKS = (
     "it is a vision-language model; sc.lvlm.classifier (`seecause heads ... --classify name_ll`)"
     " asks it for classes"
@@ -380,6 +381,3 @@ def _tokens(text: TextInput, prompts: list[str], length: int) -> Any:
             prompts, padding="max_length", max_length=length, truncation=True, return_tensors="pt"
         )
     return text.tokenize(prompts)
-
-
-FINDERS = {"transformers": (READINGS, find)}

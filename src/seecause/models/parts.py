@@ -41,8 +41,8 @@ if TYPE_CHECKING:
 ADAPTERS = {
     "timm": "seecause.models.timm_view",
     "transformers": "seecause.models.hf_view",
-    "torchvision": "seecause.models.packed_views",
-    "open_clip": "seecause.models.packed_views",
+    "torchvision": "seecause.models.torchvision_view",
+    "open_clip": "seecause.models.open_clip_view",
 }
 SHARDED = ("FullyShardedDataParallel", "DeepSpeedEngine")
 Encode = Callable[[list[str]], Tensor]  # prompts -> embeddings [n, D]
@@ -185,15 +185,15 @@ def _find(
 ) -> Parts | StagedParts | DenseParts:
     """Of an instance of a library's class `kind`: a vision transformer by the library's adapter,
     which also says why any other class is refused."""
-    known, find = importlib.import_module(ADAPTERS[library]).FINDERS[library]
+    adapter = importlib.import_module(ADAPTERS[library])
     names = (cls.__name__ for cls in type(module).__mro__)
-    kind = next((name for name in names if name in known), kind)
-    if kind not in known:
+    kind = next((name for name in names if name in adapter.CLASSES), kind)
+    if kind not in adapter.CLASSES:
         parts = _find_other(module, library, kind, text)
         if parts is not None:
             return parts
     options = {"text": text} if library in WITH_TEXT else {}
-    return find(module, kind, **options)
+    return adapter.find(module, kind, **options)
 
 
 def _find_other(
@@ -206,7 +206,7 @@ def _find_other(
     if staged is not None or library != "transformers":
         return staged
     from seecause.models.dense_families import dense_parts
-    from seecause.models.other_views import FAMILIES
+    from seecause.models.hf_others import FAMILIES
 
     if kind in FAMILIES:
         return FAMILIES[kind](module)

@@ -98,9 +98,13 @@ def open_source(
         from seecause.models.folders import open_hf
 
         return open_hf(name, weights, size)
-    from seecause.models import packed_views
+    if library == "torchvision":
+        from seecause.models.torchvision_view import open_torchvision
 
-    return packed_views.OPENERS[library](name, weights, size)
+        return open_torchvision(name, weights, size)
+    from seecause.models.open_clip_view import open_clip_model
+
+    return open_clip_model(name, weights, size)
 
 
 def _timm_file(path: Path, weights: str | Path | None, size: tuple[int, int] | None) -> Source:

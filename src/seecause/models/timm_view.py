@@ -318,6 +318,3 @@ def _latent(pool: Any) -> LatentPool:
         return x.mean(dim=1) if pool.pool == "avg" else x[:, 0]
 
     return LatentPool(scale=pool.scale, query=query, kv=kv, finish=finish)
-
-
-FINDERS = {"timm": (CLASSES, find)}

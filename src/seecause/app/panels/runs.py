@@ -67,8 +67,8 @@ def listed(context: ActionContext, request: Everything) -> Reply:
 
 def run_facts(run: RunFolder) -> Reply:
     """What the page shows of a result; its folder stays here."""
-    pages = [{"id": page.id, "name": page.name} for page in run.pages]
-    return {**vars(run), "pages": pages}
+    facts = {name: getattr(run, name) for name in ("id", "name", "kind", "date", "facts")}
+    return {**facts, "pages": [{"id": page.id, "name": page.name} for page in run.pages]}
 
 
 def copy(context: ActionContext, request: Opened) -> Reply:

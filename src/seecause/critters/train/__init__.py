@@ -34,7 +34,10 @@ HALF = (0.5, 0.5, 0.5)  # as mean and deviation: pixels in [0, 1] become [-1, 1]
 
 def recipes() -> dict[str, Any]:
     """All recipes, in the order of the kinds."""
-    return {name: recipe for kind in KINDS for name, recipe in _module(kind).RECIPES.items()}
+    every: dict[str, Any] = {}
+    for kind in KINDS:
+        every |= _module(kind).RECIPES
+    return every
 
 
 def find_recipe(name: str, **changes: Any) -> Any:

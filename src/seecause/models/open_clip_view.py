@@ -1,22 +1,19 @@
-"""torchvision's `VisionTransformer` (ViT-B/16 ... ViT-H/14, with either stem) and open_clip's CLIP
-models (their own vision transformer, or a timm one, with a zero-shot text head): their attention is
-`nn.MultiheadAttention` and its relatives. A bare visual tower of open_clip takes `head=` on its
-projected embedding.
+"""open_clip's CLIP models by name, and views of them: their own vision transformer, or a timm one,
+with a zero-shot text head.
+
+A bare visual tower takes `head=` on its projected embedding.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from seecause.errors import (
-    BadOption,
     MissingExtra,
     MissingWeights,
     NeedlessOption,
@@ -25,119 +22,20 @@ from seecause.errors import (
 )
 from seecause.models import timm_view
 from seecause.models.block import Block, Constant, Fn, chain, packed, same, silent
-from seecause.models.checkpoints import fill
 from seecause.models.heads import TextInput, as_inputs, require_text
 from seecause.models.layout import TokenLayout, pair
 from seecause.models.parts import Parts
 from seecause.models.preprocess import Preprocess
-from seecause.models.sources import Source, chosen_checkpoint, fetched
+from seecause.models.sources import Source, fetched
 from seecause.models.view import Kind
 
-TORCHVISION = ("VisionTransformer",)
 DUAL = ("CLIP", "CustomTextCLIP")
 TOWERS = ("VisionTransformer", "TimmModel")
-OPEN_CLIP = (*DUAL, *TOWERS)
+CLASSES = (*DUAL, *TOWERS)
 POOLS: dict[str, Kind] = {"tok": "cls", "avg": "mean"}
 
 
-def find_torchvision(module: Any, kind: str) -> Parts:
-    """The parts of a torchvision vision transformer."""
-    if kind not in TORCHVISION:
-        raise UnsupportedModel(
-            f"torchvision {kind}",
-            "its rows do not attend to all rows of one token sequence",
-            "torchvision's VisionTransformer works",
-        )
-    patch, size = (module.patch_size,) * 2, (module.image_size,) * 2
-    layout = TokenLayout(grid=(size[0] // patch[0], size[1] // patch[1]), prefix=1, class_index=0)
-    classifies = any(not isinstance(layer, nn.Identity) for layer in module.heads.children())
-    return Parts(
-        family="torchvision.VisionTransformer",
-        embed=partial(_with_positions, module),
-        layout_at=lambda height, width: layout,
-        blocks=[
-            _torchvision_block(native, f"blocks.{i}")
-            for i, native in enumerate(module.encoder.layers)
-        ],
-        norm=module.encoder.ln,
-        patch=patch,
-        native_tokens=lambda images: module.encoder(_with_class(module, images)),
-        pool="cls",
-        head=module.heads if classifies else None,
-        native_logits=module,
-        size=size,
-    )
-
-
-def _with_class(module: Any, images: Tensor) -> Tensor:
-    return torch.cat(
-        [module.class_token.expand(len(images), -1, -1), module._process_input(images)], dim=1
-    )
-
-
-def _with_positions(module: Any, images: Tensor) -> Tensor:
-    return _with_class(module, images) + module.encoder.pos_embedding
-
-
-def _torchvision_block(native: Any, name: str) -> Block:
-    attention = native.self_attention
-    shared: dict[str, Any] = {
-        "name": name,
-        "native": native,
-        "norm": native.ln_1,
-        "feed": chain(native.ln_2, native.mlp),
-    }
-    if isinstance(attention, Constant):
-        return Block(**shared, **silent(attention.rows))
-    return Block(**shared, **packed(attention, name))
-
-
-def open_torchvision(name: str, weights: str | Path | None, size: tuple[int, int] | None) -> Source:
-    from torchvision import models
-
-    known = models.list_models(module=models)
-    if name not in known and name in models.list_models():  # of detection, segmentation, video ...
-        reason, remedy = "it is no classifier of pictures", "name one: vit_b_16, resnet50, swin_t"
-        raise UnsupportedModel(f"torchvision {name}", reason, remedy)
-    if name not in known:
-        raise UnknownName("torchvision model", name, known)
-    default: Any = getattr(models.get_model_weights(name), "DEFAULT")  # noqa: B009  an enum's own
-    options: dict[str, Any] = {}
-    checkpoint = chosen_checkpoint(weights)
-    heads = ("heads.head.weight", "fc.weight", "classifier.weight", "classifier.6.weight")
-    count = None if checkpoint is None else checkpoint.count_classes(heads)
-    options |= {} if count is None else {"num_classes": count}
-    if size is not None and name.startswith("vit_"):
-        if size[0] != size[1]:
-            raise BadOption(
-                "size", size, "a square: torchvision's VisionTransformer takes no other"
-            )
-        options["image_size"] = size[0]
-    module = fetched(
-        f"torchvision:{name}",
-        lambda: models.get_model(name, weights=default if weights is None else None, **options),
-    )
-    names: Sequence[str] = ()
-    if checkpoint is not None:
-        fill(module, checkpoint.state, str(weights))
-        names = checkpoint.names_for(options.get("num_classes", 1000))
-    if not names and options.get("num_classes", 1000) == 1000:
-        names = default.meta["categories"]
-    steps = default.transforms()
-    side = steps.crop_size[0]
-    frame = Preprocess(
-        size or (side, side),
-        steps.mean,
-        steps.std,
-        side / steps.resize_size[0],
-        filter=steps.interpolation.value,
-    )
-    wrap_options = {"preprocess": frame, "classes": tuple(names)}
-    origin = {"library": "torchvision", "name": name, "options": options}
-    return Source(module, wrap_options, origin)
-
-
-def find_open_clip(module: Any, kind: str, *, text: TextInput | None = None) -> Parts:
+def find(module: Any, kind: str, *, text: TextInput | None = None) -> Parts:
     """The parts of an open_clip model or visual tower."""
     visual = module.visual if kind in DUAL else module
     tower = type(visual).__name__
@@ -187,8 +85,7 @@ def _own(visual: Any) -> tuple[Parts, Fn]:
         embed=visual._embeds,
         layout_at=lambda height, width: layout,
         blocks=[
-            _open_clip_block(native, f"blocks.{i}")
-            for i, native in enumerate(visual.transformer.resblocks)
+            _block(native, f"blocks.{i}") for i, native in enumerate(visual.transformer.resblocks)
         ],
         norm=same if late else ending,
         patch=tuple(visual.patch_size),
@@ -221,7 +118,7 @@ def _times(visual: Any, x: Tensor) -> Tensor:
     return x @ visual.proj
 
 
-def _open_clip_block(native: Any, name: str) -> Block:
+def _block(native: Any, name: str) -> Block:
     attention = native.attn
     branch = chain(getattr(native, "ln_attn", same), native.ls_1)
     shared: dict[str, Any] = {
@@ -267,7 +164,7 @@ def _preprocess(visual: Any) -> Preprocess | None:
     )
 
 
-def open_open_clip(name: str, weights: str | Path | None, size: tuple[int, int] | None) -> Source:
+def open_clip_model(name: str, weights: str | Path | None, size: tuple[int, int] | None) -> Source:
     try:
         import open_clip
     except ImportError:
@@ -295,10 +192,3 @@ def open_open_clip(name: str, weights: str | Path | None, size: tuple[int, int] 
     )
     origin = {"library": "open_clip", "name": arch}
     return Source(module, {"tokenizer": open_clip.get_tokenizer(arch)}, origin)
-
-
-OPENERS = {"torchvision": open_torchvision, "open_clip": open_open_clip}
-FINDERS = {
-    "torchvision": (TORCHVISION, find_torchvision),
-    "open_clip": (OPEN_CLIP, find_open_clip),
-}
