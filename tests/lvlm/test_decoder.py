@@ -170,6 +170,19 @@ def test_a_block_without_an_output_projection_is_refused_by_name():
         find(module)
 
 
+def test_a_window_holds_where_some_block_slides_or_none_says_how_it_attends():
+    vision = hf.CLIPVisionConfig(**CLIP)
+    text = hf.MistralConfig(**TEXT, num_key_value_heads=2, head_dim=8, sliding_window=12)
+    module = hf.LlavaForConditionalGeneration(
+        hf.LlavaConfig(vision_config=vision, text_config=text)
+    )
+    windows = []
+    for kinds in (None, ["full_attention"] * 4, ["full_attention", "sliding_attention"] * 2):
+        module.get_decoder().config.layer_types = kinds
+        windows.append(find(module).window)
+    assert windows == [12, None, 12]
+
+
 def test_other_models_are_refused_with_the_list_of_those_that_work():
     with pytest.raises(UnsupportedModel, match="LlavaForConditionalGeneration"):
         wrap(hf.CLIPVisionModel(hf.CLIPVisionConfig(**CLIP)))

@@ -48,6 +48,14 @@ def test_coefficients_are_those_of_scikit_learn(count, size, penalty):
     assert not elastic_net(x, y, Penalty(alpha=1e-6, max_iter=1)).converged
 
 
+def test_what_all_masks_share_leaves_the_coefficients_as_they_are():
+    x = draw_masks(400, 30, seed=1)
+    y = x.double() @ (noise(30) * 0.05) + 0.01 * noise(400, seed=2)
+    near, far = elastic_net(x, y), elastic_net(x, y + 1000)
+    assert_close(far.coefficients, near.coefficients, atol=1e-7, rtol=0)
+    assert far.intercept - near.intercept == pytest.approx(1000)
+
+
 def test_mask_laws():
     loose, exact = (draw_masks(3000, 40, p=0.75, law=law) for law in ("bernoulli", "fixed"))
     assert (exact.sum(dim=1) == 10).all() and loose.sum(dim=1).unique().numel() > 5
@@ -221,6 +229,9 @@ def test_halves_are_compared_as_soon_as_both_together_outnumber_the_coefficients
         lambda x: x.double() @ truth, 30, MaskSampling(masks=400, adaptive=True, step=20)
     )
     assert result.history[0]["masks"] == 40  # of which 32 are fitted
+    few = MaskSampling(masks=44, adaptive=True, agreement=0.999, step=11)
+    result = regress(lambda x: x.double() @ truth[:9], 9, few)
+    assert result.history[0]["masks"] == 22  # the first 11 have 9, as many as coefficients
 
 
 def test_halves_have_at_most_fifty_of_their_largest_coefficients_in_common():
