@@ -49,8 +49,8 @@ def test_coefficients_are_those_of_scikit_learn(count, size, penalty):
 
 
 def test_what_all_masks_share_leaves_the_coefficients_as_they_are():
-    x = draw_masks(400, 30, seed=1)
-    y = x.double() @ (noise(30) * 0.05) + 0.01 * noise(400, seed=2)
+    x = draw_masks(150, 120, seed=1)  # few, so that the net needs many sweeps
+    y = x.double() @ (noise(120) * 0.05) + 0.1 * noise(150, seed=2)
     near, far = elastic_net(x, y), elastic_net(x, y + 1000)
     assert_close(far.coefficients, near.coefficients, atol=1e-7, rtol=0)
     assert far.intercept - near.intercept == pytest.approx(1000)
@@ -221,6 +221,12 @@ def test_asking_stops_when_two_halves_agree():
     strict = regress(respond, 60, MaskSampling(masks=600, adaptive=True, agreement=0.99, step=200))
     assert strict.masks == 600  # it never agreed, and says so
     assert strict.agreement < 0.99
+
+
+@pytest.mark.parametrize(("split", "unseen"), [(0.8, 20), (0.6, 40)])
+def test_so_many_masks_are_fitted_and_the_others_are_foretold(split, unseen):
+    result = regress(lambda x: x.double() @ noise(9), 9, MaskSampling(masks=100, split=split))
+    assert result.masks == 100 and result.unseen.shape == (unseen, 2)
 
 
 def test_halves_are_compared_as_soon_as_both_together_outnumber_the_coefficients():
