@@ -23,7 +23,7 @@ from seecause.lvlm import (
     draw_masks,
     elastic_net,
 )
-from seecause.lvlm.fit import Moments, Penalty, _agreement, regress
+from seecause.lvlm.fit import Moments, Penalty, _agreement, estimate, regress
 from seecause.lvlm.masks import MASKS, MaskSampling
 from tests.helpers import noise
 from tests.lvlm.scenes import GRID, scene
@@ -221,6 +221,12 @@ def test_asking_stops_when_two_halves_agree():
     strict = regress(respond, 60, MaskSampling(masks=600, adaptive=True, agreement=0.99, step=200))
     assert strict.masks == 600  # it never agreed, and says so
     assert strict.agreement < 0.99
+
+
+def test_slopes_that_are_no_numbers_are_refused():
+    few = MaskSampling(masks=8, how="derivative")
+    with pytest.raises(BadOption, match="finite"):
+        estimate(lambda x: x.double().sum(dim=1), lambda x: x * torch.nan, 4, few)
 
 
 @pytest.mark.parametrize(("split", "unseen"), [(0.8, 20), (0.6, 40)])

@@ -249,3 +249,18 @@ def test_without_an_answer_the_models_own_words_are_explained(family):
     later = MaskEngine(here.lvlm, picture, QUESTION, here.bank, position=2, floor=None)
     assert later.target == spoken[2] and later.prompt.ids[-2:].tolist() == spoken[:2]
     assert AnswerEngine(here.lvlm, picture, QUESTION, here.bank, length=3).targets == spoken
+
+
+def test_blind_heads_stop_at_any_token_that_ends_an_answer(monkeypatch):
+    here = scene("llava")
+    picture, config = photo(here.native.size), here.lvlm.module.generation_config
+    monkeypatch.setattr(config, "eos_token_id", [39])
+    (first,) = sc.lvlm.speak_blind(here.lvlm, picture, QUESTION, here.bank, [(0, 1)], length=1)
+    monkeypatch.setattr(config, "eos_token_id", [39, first])
+    assert sc.lvlm.speak_blind(here.lvlm, picture, QUESTION, here.bank, [(0, 1)]) == []
+
+
+def test_a_prompt_holds_what_was_said_so_no_later_word_can_be_asked_for():
+    here = scene("llava")
+    with pytest.raises(BadOption, match="with a Prompt"):
+        MaskEngine(here.lvlm, here.engine.prompt, None, here.bank, answer=[TOKEN], position=1)
