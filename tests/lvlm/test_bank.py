@@ -276,6 +276,7 @@ def test_as_many_critters_as_asked_for_in_every_style(monkeypatch):
     assert [style for style, _ in styles] == list(critters.STYLES)
     assert max(count for _, count in styles) - min(count for _, count in styles) <= 2
     assert [picture.size for picture in calibration_critters()] == [(96, 96)] * 100
+    assert [len(calibration_critters(few, size=32)) for few in (1, 2, 4)] == [1, 2, 4]
     first, second = (
         critters.draw("balanced", "train", 7, start=start) for start in (0, 1 << 30)
     )  # far from what models are trained on

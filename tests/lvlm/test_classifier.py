@@ -16,7 +16,7 @@ from seecause.critters import wordings
 from seecause.errors import NotDefined, UnsupportedModel, ViewMismatch
 from seecause.lvlm.prompt_classifier import verify_answers
 from seecause.report.heads_audit import verdict
-from tests.families.lvlm import tiny_lvlm
+from tests.families.lvlm import photo, tiny_lvlm
 from tests.helpers import hooks
 from tests.lvlm.classifiers import (
     FAMILIES,
@@ -55,6 +55,14 @@ def test_answers_are_compared_with_native_runs_of_the_first_names(monkeypatch):
             verify_answers(model)
     finally:
         spy.remove()
+
+
+@pytest.mark.parametrize("options", [{}, {"check": True}, {"check": False}])
+def test_answers_are_compared_unless_that_is_switched_off(options, monkeypatch):
+    compared = []
+    monkeypatch.setattr("seecause.lvlm.prompt_classifier.verify_answers", compared.append)
+    model = sc.lvlm.classifier(lvlm("llava"), NAMES, question=QUESTION, **options)
+    assert compared == ([] if options == {"check": False} else [model])
 
 
 def test_summed_likelihoods_are_not_divided_by_length():
@@ -202,6 +210,14 @@ def test_the_exported_model_answers_like_the_ablated_one(family, scope, tmp_path
         and "template=" not in page
     )
     assert (folder / "processor_config.json").is_file()
+
+
+def test_classes_are_asked_for_in_the_models_own_template():
+    view = replace(lvlm("llava"), template="{image} a {question}")
+    model = sc.lvlm.classifier(view, NAMES, question=QUESTION, check=False)
+    alone = view.prompt(photo((32, 32)), QUESTION).ids.tolist()
+    assert list(model.query.sequences[0]) == alone != ids("llava")  # a name of one token
+    assert list(model.query.sequences[1]) == [*alone, *words("llava", "red")]
 
 
 def test_an_exported_model_says_which_template_it_was_asked_with(tmp_path):

@@ -153,6 +153,36 @@ def test_hybrid_decoders_are_refused_by_name():
         find(module)
 
 
+@pytest.mark.parametrize("text", [hf.PhiConfig, hf.Phi3Config, hf.GPTNeoXConfig])
+def test_decoders_with_other_parts_are_refused_by_name(text):
+    vision = hf.CLIPVisionConfig(**CLIP)
+    config = hf.LlavaConfig(vision_config=vision, text_config=text(**TEXT))
+    with pytest.raises(
+        UnsupportedModel, match=r"LlavaForConditionalGeneration.*parts of its decoder"
+    ):
+        find(hf.LlavaForConditionalGeneration(config))
+
+
+def test_a_block_without_an_output_projection_is_refused_by_name():
+    module = tiny_lvlm("llava").module
+    del module.get_decoder().layers[2].self_attn.o_proj
+    with pytest.raises(UnsupportedModel, match=r"LlavaForConditionalGeneration.*o_proj"):
+        find(module)
+
+
+def test_a_window_holds_where_some_block_slides_or_none_says_how_it_attends():
+    vision = hf.CLIPVisionConfig(**CLIP)
+    text = hf.MistralConfig(**TEXT, num_key_value_heads=2, head_dim=8, sliding_window=12)
+    module = hf.LlavaForConditionalGeneration(
+        hf.LlavaConfig(vision_config=vision, text_config=text)
+    )
+    windows = []
+    for kinds in (None, ["full_attention"] * 4, ["full_attention", "sliding_attention"] * 2):
+        module.get_decoder().config.layer_types = kinds
+        windows.append(find(module).window)
+    assert windows == [12, None, 12]
+
+
 def test_other_models_are_refused_with_the_list_of_those_that_work():
     with pytest.raises(UnsupportedModel, match="LlavaForConditionalGeneration"):
         wrap(hf.CLIPVisionModel(hf.CLIPVisionConfig(**CLIP)))

@@ -23,7 +23,7 @@ from seecause.lvlm import (
     draw_masks,
     elastic_net,
 )
-from seecause.lvlm.fit import Moments, Penalty, _agreement, regress
+from seecause.lvlm.fit import Moments, Penalty, _agreement, estimate, regress
 from seecause.lvlm.masks import MASKS, MaskSampling
 from tests.helpers import noise
 from tests.lvlm.scenes import GRID, scene
@@ -46,6 +46,14 @@ def test_coefficients_are_those_of_scikit_learn(count, size, penalty):
     assert_close(ours.intercept, float(theirs.intercept_), atol=1e-10, rtol=0)
     assert ours.sweeps == theirs.n_iter_ and ours.converged
     assert not elastic_net(x, y, Penalty(alpha=1e-6, max_iter=1)).converged
+
+
+def test_what_all_masks_share_leaves_the_coefficients_as_they_are():
+    x = draw_masks(150, 120, seed=1)  # few, so that the net needs many sweeps
+    y = x.double() @ (noise(120) * 0.05) + 0.1 * noise(150, seed=2)
+    near, far = elastic_net(x, y), elastic_net(x, y + 1000)
+    assert_close(far.coefficients, near.coefficients, atol=1e-7, rtol=0)
+    assert far.intercept - near.intercept == pytest.approx(1000)
 
 
 def test_mask_laws():
@@ -215,12 +223,27 @@ def test_asking_stops_when_two_halves_agree():
     assert strict.agreement < 0.99
 
 
+def test_slopes_that_are_no_numbers_are_refused():
+    few = MaskSampling(masks=8, how="derivative")
+    with pytest.raises(BadOption, match="finite"):
+        estimate(lambda x: x.double().sum(dim=1), lambda x: x * torch.nan, 4, few)
+
+
+@pytest.mark.parametrize(("split", "unseen"), [(0.8, 20), (0.6, 40)])
+def test_so_many_masks_are_fitted_and_the_others_are_foretold(split, unseen):
+    result = regress(lambda x: x.double() @ noise(9), 9, MaskSampling(masks=100, split=split))
+    assert result.masks == 100 and result.unseen.shape == (unseen, 2)
+
+
 def test_halves_are_compared_as_soon_as_both_together_outnumber_the_coefficients():
     truth = noise(30)
     result = regress(
         lambda x: x.double() @ truth, 30, MaskSampling(masks=400, adaptive=True, step=20)
     )
     assert result.history[0]["masks"] == 40  # of which 32 are fitted
+    few = MaskSampling(masks=44, adaptive=True, agreement=0.999, step=11)
+    result = regress(lambda x: x.double() @ truth[:9], 9, few)
+    assert result.history[0]["masks"] == 22  # the first 11 have 9, as many as coefficients
 
 
 def test_halves_have_at_most_fifty_of_their_largest_coefficients_in_common():

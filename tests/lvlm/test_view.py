@@ -3,6 +3,7 @@ ends it."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -45,6 +46,31 @@ def test_a_fingerprint_is_taken_anew_only_when_weights_changed(monkeypatch):
     assert [lvlm.fingerprint(), lvlm.fingerprint()] == ["2", "2"]
     names, values = digests[0]
     assert "('lm_head.weight', [40, 32])" in names and values != digests[1][1]
+
+
+def test_every_value_of_a_small_weight_changes_the_fingerprint():
+    native = tiny_lvlm("llava")
+    lvlm = wrap(native.module, native.processor, check=False)
+    whole, weight = lvlm.fingerprint(), lvlm.blocks[1].native.self_attn.o_proj.weight
+    assert weight.shape == (32, 32)
+    for place in range(0, 32 * 32, 41):
+        old = weight.view(-1)[place].clone()
+        weight.view(-1)[place] += 1
+        assert lvlm.fingerprint() != whole, place
+        weight.view(-1)[place] = old
+    assert lvlm.fingerprint() == whole
+
+
+def test_what_a_tokenizer_puts_before_every_text_is_no_unknown_word():
+    class Words:
+        unk_token_id = 0  # which also begins a text, as in GPT-2's kin
+
+        def __call__(self, text, add_special_tokens=True):
+            ids = [{"cat": 1, "dog": 2}.get(word, 0) for word in text.split()]
+            return {"input_ids": [0, *ids] if add_special_tokens else ids}
+
+    lvlm = replace(scene("llava").lvlm, processor=SimpleNamespace(tokenizer=Words()))
+    assert lvlm.unknown_words("cat zebra dog") == ["zebra"]
 
 
 def test_a_view_says_what_it_is_and_pieces_are_numbers_without_a_tokenizer():
@@ -121,7 +147,9 @@ def test_a_word_past_the_end_of_the_models_own_answer_is_refused():
     picture, bank = photo(native.size), make_bank(lvlm, [photo(native.size, 1)])
     message = lvlm.speak(lvlm.prompt(picture, QUESTION), 4)
     assert len(message) == 4
-    lvlm.module.generation_config.eos_token_id = [message[2]]  # now the answer ends before it
+    ends = [39, message[2]]  # one of two; now the answer ends before it
+    lvlm.module.generation_config.eos_token_id = ends
+    assert lvlm.end_tokens == ends
     length = message.index(message[2])
     assert lvlm.speak(lvlm.prompt(picture, QUESTION), 4) == message[:length]
     with pytest.raises(BadOption, match=f"position=3 .*below {length}"):
@@ -132,6 +160,17 @@ def test_an_answer_in_unknown_words_is_refused():
     engine = toy_engine()
     with pytest.raises(BadPrompt, match=r"'banana'.*does not know"):
         engine.lvlm.answer_ids(pictures(1)[0], "What colour is the tail?", "banana")
+    other = scene("llava")  # in the question they are no hindrance
+    assert other.lvlm.answer_ids(photo(other.native.size), "what is zebra ?", "cat") == [16]
+
+
+def test_pictures_are_sent_in_the_models_dtype_and_labels_stay_behind():
+    lvlm = scene("llava").lvlm
+    pixels, ids = torch.ones(1, 3, 2, 2, dtype=torch.float32), torch.tensor([[1, 2]])
+    given = {"pixel_values": pixels, "input_ids": ids, "labels": ids, "names": ["a"]}
+    sent = lvlm.send(given)
+    assert list(sent) == ["pixel_values", "input_ids", "names"] and "labels" in given
+    assert sent["pixel_values"].dtype == torch.float64 and sent["input_ids"].dtype == torch.int64
 
 
 def test_a_planted_model_refuses_a_picture_in_another_place():
@@ -210,3 +249,18 @@ def test_without_an_answer_the_models_own_words_are_explained(family):
     later = MaskEngine(here.lvlm, picture, QUESTION, here.bank, position=2, floor=None)
     assert later.target == spoken[2] and later.prompt.ids[-2:].tolist() == spoken[:2]
     assert AnswerEngine(here.lvlm, picture, QUESTION, here.bank, length=3).targets == spoken
+
+
+def test_blind_heads_stop_at_any_token_that_ends_an_answer(monkeypatch):
+    here = scene("llava")
+    picture, config = photo(here.native.size), here.lvlm.module.generation_config
+    monkeypatch.setattr(config, "eos_token_id", [39])
+    (first,) = sc.lvlm.speak_blind(here.lvlm, picture, QUESTION, here.bank, [(0, 1)], length=1)
+    monkeypatch.setattr(config, "eos_token_id", [39, first])
+    assert sc.lvlm.speak_blind(here.lvlm, picture, QUESTION, here.bank, [(0, 1)]) == []
+
+
+def test_a_prompt_holds_what_was_said_so_no_later_word_can_be_asked_for():
+    here = scene("llava")
+    with pytest.raises(BadOption, match="with a Prompt"):
+        MaskEngine(here.lvlm, here.engine.prompt, None, here.bank, answer=[TOKEN], position=1)

@@ -45,6 +45,34 @@ def test_one_grid_a_picture_and_a_class_token_without_a_place():
     assert parts(12) == tuple(Grid(2, 2, picture=i) for i in range(3))
 
 
+def test_pictures_and_frames_keep_the_order_of_the_sequence():
+    vision = SimpleNamespace(spatial_merge_size=1)
+    config = SimpleNamespace(vision_config=vision, image_token_id=1, video_token_id=2)
+    inputs = {
+        "image_grid_thw": torch.tensor([[1, 2, 2], [1, 4, 2]]),
+        "video_grid_thw": torch.tensor([[1, 2, 4]]),
+        "input_ids": torch.tensor([[1] * 4 + [2] * 8 + [1] * 8]),
+    }
+    parts = image_tokens(config, inputs, torch.ones(20, dtype=torch.bool)).parts
+    assert parts == (Grid(2, 2), Grid(2, 4, picture=1), Grid(4, 2, picture=2))
+
+
+def test_merged_patches_are_one_token_and_rows_of_two_pictures_are_not_joined():
+    vision = SimpleNamespace(patch_size=8)
+    config = SimpleNamespace(vision_config=vision, spatial_merge_size=2)
+    flat = {"image_sizes": torch.tensor([[16, 64], [16, 64]])}
+    places = torch.tensor([True] * 4 + [False] + [True] * 4)
+    mark = Grid(1, 1, box=None)
+    assert image_tokens(config, flat, places).parts == (Grid(1, 4), mark, Grid(1, 4, picture=1))
+    high = {"image_sizes": torch.tensor([[48, 32]])}
+    rows = torch.tensor([True, True, False] * 2 + [True, True])
+    upper, last = image_tokens(config, high, rows).parts
+    assert (upper.rows, upper.columns, upper.newline) == (2, 2, True)
+    assert (last.rows, last.columns, last.newline) == (1, 2, False)
+    assert_close(upper.box, (0.0, 0.0, 2 / 3, 1.0))
+    assert_close(last.box, (2 / 3, 0.0, 1.0, 1.0))
+
+
 def test_rows_that_are_cut_lie_where_they_lay():
     upper, lower = Grid(4, 3, (0.2, 0.1, 1.0, 0.9), picture=2).cut(1)
     assert (upper.rows, lower.rows) == (1, 3) and upper.picture == lower.picture == 2

@@ -197,22 +197,23 @@ def find(module: Any) -> Decoder:
         remedy = "load it with attn_implementation='sdpa', which leaves them as they are"
         raise UnsupportedModel(name, reason, remedy)
     slides = not kinds or "sliding_attention" in kinds
-    turned = hasattr(text.rotary_emb, "layer_types")  # a table for each kind of block
-    tables = [TABLE + (config.layer_types[i] if turned else "") for i in range(len(text.layers))]
-    return Decoder(
-        native=text,
-        blocks=[
-            _block(native, index, config, tables[index], additive)
-            for index, native in enumerate(text.layers)
-        ],
-        norm=text.norm,
-        head=module.get_output_embeddings(),
-        rotary=text.rotary_emb,
-        window=getattr(config, "sliding_window", None) if slides else None,
-        tables=tuple(tables),
-        side_by_side=bool(names & set(_SIDE_BY_SIDE)),
-        reads_prefix=reads_prefix,
-    )
+    try:
+        turned = hasattr(text.rotary_emb, "layer_types")  # a table for each kind of block
+        count = len(text.layers)
+        tables = [TABLE + (config.layer_types[i] if turned else "") for i in range(count)]
+        return Decoder(
+            native=text,
+            blocks=[_block(n, i, config, tables[i], additive) for i, n in enumerate(text.layers)],
+            norm=text.norm,
+            head=module.get_output_embeddings(),
+            rotary=text.rotary_emb,
+            window=getattr(config, "sliding_window", None) if slides else None,
+            tables=tuple(tables),
+            side_by_side=bool(names & set(_SIDE_BY_SIDE)),
+            reads_prefix=reads_prefix,
+        )
+    except AttributeError as part:  # a text model that no view was written for
+        raise UnsupportedModel(name, f"no view knows the parts of its decoder: {part}") from part
 
 
 def norms_of(native: Any) -> tuple[Any, Any, Any]:
