@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
+import logging
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -116,6 +117,25 @@ def test_json_of_what_is_incomplete_is_that_of_its_manifest(tmp_path, capsys):
     with pytest.raises(Incomplete):
         dressed(command)(out=tmp_path)
     assert capsys.readouterr().out == "an answer\n"
+    for place in (tmp_path / "new", None):  # nothing was written yet, or nothing is to be
+        with pytest.raises(Incomplete):
+            dressed(command)(as_json=True, out=place)
+        shown = None if place is None else str(place)
+        assert json.loads(capsys.readouterr().out) == {"out": shown}
+
+
+def test_warnings_are_silent_while_a_quiet_command_runs_and_no_longer():
+    log, levels = logging.getLogger("seecause"), []
+    before = log.level
+
+    def command(*, quiet: bool = False) -> None:
+        levels.append(log.level)
+        raise KeyError
+
+    for quiet in (True, False):
+        with pytest.raises(KeyError):
+            dressed(command)(quiet=quiet)
+    assert levels == [logging.ERROR, before] and log.level == before
 
 
 def test_pieces_stay_where_they_were_asked_for(tmp_path):

@@ -127,7 +127,8 @@ def test_what_a_study_says_reaches_its_page(called, monkeypatch, speaking, tmp_p
 def test_calibration_pictures_are_averaged_instead_of_critters(called, monkeypatch, tmp_path):
     monkeypatch.setattr("seecause.cli.lvlm_options.open_lvlm", lambda *_: "lvlm")
     sizes = [(8, 6), (4, 7)]
-    for name, size in zip("ab", sizes, strict=True):
+    (tmp_path / "cat").mkdir()  # a folder of class folders
+    for name, size in zip(("cat/a", "cat/b"), sizes, strict=True):
         Image.new("RGB", size).save(tmp_path / f"{name}.png")
     reached = called(f"lvlm heads {ASKED} --calibration {tmp_path}", "seecause.lvlm.make_bank")
     lvlm, pictures = reached.words
