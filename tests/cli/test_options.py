@@ -17,7 +17,9 @@ from seecause.cli.lvlm_options import open_lvlm
 from seecause.cli.options import (
     Device,
     Dtype,
+    ModelOptions,
     Output,
+    RunOptions,
     named_option,
     only_downloads_have_bars,
     pick_device,
@@ -84,6 +86,29 @@ def test_downloads_keep_their_bars_unless_somebody_turned_them_off(monkeypatch):
         monkeypatch.setattr(logging, "disable_progress_bar", lambda c=calls: c.append("off"))
         only_downloads_have_bars()
         assert calls == ["off", *["on"] * (not silent)]
+
+
+def test_only_models_that_transformers_loads_lose_their_bars(opened, monkeypatch):
+    calls = []
+    monkeypatch.setattr("seecause.cli.options.only_downloads_have_bars", lambda: calls.append(1))
+    for name, loses in (
+        ("hf:x", 1), ("folder", 1), ("timm:x", 0), ("builtin:x", 0), ("torchvision:x", 0),
+    ):  # fmt: skip
+        ModelOptions(model=name).open(RunOptions(device=Device.cpu))
+        assert len(calls) == loses, name
+        calls.clear()
+
+
+def test_no_minutes_are_none_and_a_setting_counts_beside_flags_that_are_not_given(called):
+    place = "seecause.bench.study.run_study"
+    assert called("study s.toml --minutes 0", place).options["minutes"] == 0
+    settings = "--option epochs=30 --option batch=4 --option options.gradient=none"
+    reached = called(f"faithful train {settings} --parts 3", "seecause.faithful.read_config")
+    made = {name: value for name, value in reached.options.items() if value is not None}
+    assert made.pop("out") and made == {
+        "epochs": 30, "batch": 4, "options": {"gradient": "none"}, "parts": 3,
+    }  # fmt: skip
+    assert reached.words == (None,)
 
 
 def test_a_training_says_its_losses(capsys, monkeypatch):
