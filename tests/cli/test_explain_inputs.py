@@ -19,6 +19,7 @@ from seecause.cli import app
 from seecause.data.registry import open_data
 from tests.bad_files import bad_file
 from tests.cli.calls import MODEL, explain, photo
+from tests.cli.spies import given
 
 
 def test_unusual_pictures_are_read_right(tmp_path):
@@ -229,3 +230,13 @@ def test_frames_are_one_film_and_so_is_its_other_version(opened, called, monkeyp
     reached = called(line, "seecause.attribution.explain.explain_batches")
     assert reached.words[1] == films and reached.options["names"] == ["a", "b"]
     assert reached.options["others"] == [str(tmp_path / "without" / film) for film in ("a", "b")]
+
+
+def test_explain_writes_beside_other_things_where_asked(opened, called, monkeypatch, tmp_path):
+    file = photo(tmp_path / "a.png")
+    monkeypatch.setattr("seecause.attribution.explain.explain_batches", lambda *_, **__: "parts")
+    place = "seecause.report.explain.explain_to_folder"
+    for words, overwrite in (("", False), (" --overwrite", True)):
+        reached = called(f"explain {file} --method sobel{words}", place)
+        assert reached.words == (tmp_path / "out", "parts", [str(file)], ["a.png"])
+        given(reached, overwrite=overwrite, holes=[])

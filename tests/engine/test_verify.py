@@ -82,6 +82,16 @@ def test_probes_say_what_they_compared():
     assert all(probe.worst < 1e-9 for probe in seen.values())
 
 
+def test_the_worst_of_all_blocks_is_told(monkeypatch):
+    off = {"blocks.1": 0.4, "blocks.3": 0.3}
+    monkeypatch.setattr(
+        probes, "compare", lambda probe, where, *_: Probe(probe, off.get(where, 0.1), where)
+    )
+    seen = {probe.name: probe.worst for probe in verify(view(tiny("timm_deit3"), check=False))}
+    assert seen.pop("locality") < 1e-9
+    assert seen == {"logits": 0.1, "blocks": 0.4, "attention": 0.4}
+
+
 def test_pictures_of_noise_are_the_same_for_every_model_of_a_size():
     model = view(tiny("timm_deit3", torch.float32), check=False)
     drawn = torch.randn(2, 3, 32, 48, generator=torch.Generator().manual_seed(0))
