@@ -62,6 +62,14 @@ def test_help_has_commands_and_options_in_panels_by_what_they_are_for():
     titles = ("Start here", "Explain ─", "Audit and repair", "Build and trace", "Experiments")
     places = [listed.index(title) for title in titles]
     assert places == sorted(places)
+    heads = [line.split()[1] for line in listed.splitlines() if re.match(r"│ [a-z]|╭─ ", line)]
+    assert heads[heads.index("Start") :] == [
+        "Start", "demo", "doctor", "Explain", "explain", "methods", "bench", "serve", "Audit",
+        "audit", "discover", "repair", "gate", "heads", "Build", "faithful", "lvlm",
+        "Experiments", "study", "zoo",
+    ]  # fmt: skip
+    many = CliRunner().invoke(app, ["audit", "--help"]).output
+    assert many.index("─ Many processes, many machines ─") < many.index("--workers")
     help_text = CliRunner().invoke(app, ["explain", "--help"]).output
     own, model, running = (
         help_text.index(f"─ {t} ─") for t in ("Options", "Model", "Running and writing")

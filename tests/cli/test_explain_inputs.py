@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -18,6 +19,7 @@ from seecause.cli import app
 from seecause.data.registry import open_data
 from tests.bad_files import bad_file
 from tests.cli.calls import MODEL, explain, photo
+from tests.cli.spies import given
 
 
 def test_unusual_pictures_are_read_right(tmp_path):
@@ -213,3 +215,28 @@ def test_several_samples_in_one_word_are_refused_before_a_model_is_loaded(tmp_pa
         "no such file",
         tmp_path / "out",
     )
+
+
+def test_frames_are_one_film_and_so_is_its_other_version(opened, called, monkeypatch, tmp_path):
+    for folder in ("with", "without"):
+        for film in ("a", "b"):
+            (tmp_path / folder / film).mkdir(parents=True)
+            for frame in range(2):
+                photo(tmp_path / folder / film / f"{frame}.png")
+    films = [str(tmp_path / "with" / film) for film in ("a", "b")]
+    inputs = SimpleNamespace(inputs=lambda files: films)
+    monkeypatch.setattr("tests.cli.spies.MODEL.preprocess", inputs)
+    line = f"explain {films[0]} {films[1]} --without {tmp_path}/without --method sobel"
+    reached = called(line, "seecause.attribution.explain.explain_batches")
+    assert reached.words[1] == films and reached.options["names"] == ["a", "b"]
+    assert reached.options["others"] == [str(tmp_path / "without" / film) for film in ("a", "b")]
+
+
+def test_explain_writes_beside_other_things_where_asked(opened, called, monkeypatch, tmp_path):
+    file = photo(tmp_path / "a.png")
+    monkeypatch.setattr("seecause.attribution.explain.explain_batches", lambda *_, **__: "parts")
+    place = "seecause.report.explain.explain_to_folder"
+    for words, overwrite in (("", False), (" --overwrite", True)):
+        reached = called(f"explain {file} --method sobel{words}", place)
+        assert reached.words == (tmp_path / "out", "parts", [str(file)], ["a.png"])
+        given(reached, overwrite=overwrite, holes=[])

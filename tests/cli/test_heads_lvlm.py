@@ -121,3 +121,18 @@ def test_critters_llava_looks_at_the_creature(tmp_path):
     assert done.exit_code == 0, done.output
     rows = table(tmp_path / "a" / "audit.csv")
     assert all(row["answer"] == row["label"] and row["flips"] == "0" for row in rows)
+
+
+def test_a_model_of_words_is_asked_what_it_is_told_to_be_asked(opened, called, monkeypatch):
+    monkeypatch.setattr("seecause.cli.lvlm_options.open_lvlm", lambda *words: words)
+    data = SimpleNamespace(classes=("a", "b"))
+    monkeypatch.setattr("seecause.data.registry.open_data", lambda name, *, limit: data)
+    line = "heads score --model hf:x --classify label_token --scope llm --device cpu --data"
+    for words, question in (
+        ("folder:x", "What is in the picture?"),
+        ("folder:x --question Why?", "Why?"),
+        ("critters:clean:test --question Why?", "Why?"),
+    ):
+        reached = called(f"{line} {words}", "seecause.lvlm.classifier")
+        assert reached.words == (("hf:x", "cpu", None), ("a", "b"))
+        assert reached.options == {"question": question, "by": "label_token", "scope": "llm"}

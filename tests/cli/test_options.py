@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
+import logging
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +17,9 @@ from seecause.cli.lvlm_options import open_lvlm
 from seecause.cli.options import (
     Device,
     Dtype,
+    ModelOptions,
     Output,
+    RunOptions,
     named_option,
     only_downloads_have_bars,
     pick_device,
@@ -85,6 +88,29 @@ def test_downloads_keep_their_bars_unless_somebody_turned_them_off(monkeypatch):
         assert calls == ["off", *["on"] * (not silent)]
 
 
+def test_only_models_that_transformers_loads_lose_their_bars(opened, monkeypatch):
+    calls = []
+    monkeypatch.setattr("seecause.cli.options.only_downloads_have_bars", lambda: calls.append(1))
+    for name, loses in (
+        ("hf:x", 1), ("folder", 1), ("timm:x", 0), ("builtin:x", 0), ("torchvision:x", 0),
+    ):  # fmt: skip
+        ModelOptions(model=name).open(RunOptions(device=Device.cpu))
+        assert len(calls) == loses, name
+        calls.clear()
+
+
+def test_no_minutes_are_none_and_a_setting_counts_beside_flags_that_are_not_given(called):
+    place = "seecause.bench.study.run_study"
+    assert called("study s.toml --minutes 0", place).options["minutes"] == 0
+    settings = "--option epochs=30 --option batch=4 --option options.gradient=none"
+    reached = called(f"faithful train {settings} --parts 3", "seecause.faithful.read_config")
+    made = {name: value for name, value in reached.options.items() if value is not None}
+    assert made.pop("out") and made == {
+        "epochs": 30, "batch": 4, "options": {"gradient": "none"}, "parts": 3,
+    }  # fmt: skip
+    assert reached.words == (None,)
+
+
 def test_a_training_says_its_losses(capsys, monkeypatch):
     monkeypatch.setattr("seecause.cli.progress.EVERY", 0.0)
     with training(quiet=False) as on_step:
@@ -116,6 +142,25 @@ def test_json_of_what_is_incomplete_is_that_of_its_manifest(tmp_path, capsys):
     with pytest.raises(Incomplete):
         dressed(command)(out=tmp_path)
     assert capsys.readouterr().out == "an answer\n"
+    for place in (tmp_path / "new", None):  # nothing was written yet, or nothing is to be
+        with pytest.raises(Incomplete):
+            dressed(command)(as_json=True, out=place)
+        shown = None if place is None else str(place)
+        assert json.loads(capsys.readouterr().out) == {"out": shown}
+
+
+def test_warnings_are_silent_while_a_quiet_command_runs_and_no_longer():
+    log, levels = logging.getLogger("seecause"), []
+    before = log.level
+
+    def command(*, quiet: bool = False) -> None:
+        levels.append(log.level)
+        raise KeyError
+
+    for quiet in (True, False):
+        with pytest.raises(KeyError):
+            dressed(command)(quiet=quiet)
+    assert levels == [logging.ERROR, before] and log.level == before
 
 
 def test_pieces_stay_where_they_were_asked_for(tmp_path):

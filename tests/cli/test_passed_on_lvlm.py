@@ -10,7 +10,7 @@ from PIL import Image
 from typer.testing import CliRunner
 
 from seecause.cli import app, lvlm_options
-from seecause.cli.lvlm_options import CalibratedModel, HeadEdit, read_heads, read_size
+from seecause.cli.lvlm_options import AskedPicture, CalibratedModel, HeadEdit, read_heads, read_size
 from seecause.cli.options import Device, Dtype
 from seecause.errors import BadImage, BadOption
 from tests.cli.spies import given
@@ -124,10 +124,40 @@ def test_what_a_study_says_reaches_its_page(called, monkeypatch, speaking, tmp_p
     }  # fmt: skip
 
 
+def test_holes_of_a_study_are_counted_by_their_reason(called, monkeypatch, speaking, tmp_path):
+    monkeypatch.setattr("seecause.data.open_data", lambda name, limit: [name, limit])
+    reasons = ["too dark", "", "too dark", "cut short", "too dark", ""]
+    result = SimpleNamespace(
+        samples=[SimpleNamespace(hole=reason) for reason in reasons], concerns=lambda: ["careful"]
+    )
+    monkeypatch.setattr("seecause.bench.lvlm_study.run_lvlm_study", lambda *_, **__: result)
+    monkeypatch.setattr("seecause.lvlm.trace.engine_concerns", lambda *_: [])
+    monkeypatch.setattr("seecause.report.lvlm_study.write_study", lambda *_, **__: ["page"])
+    line = f"lvlm study d --question Q --out {tmp_path}/out"
+    holes = "3 of 6 samples have holes: too dark\n1 of 6 samples have holes: cut short\n"
+    for quiet in ([], ["--quiet"]):
+        done = CliRunner().invoke(app, [*line.split(), *quiet])
+        assert done.stderr == holes + "note: careful\n" * (not quiet), done.output
+        assert done.stdout == "page\n" * (not quiet)
+
+
+def test_a_model_of_critters_is_asked_about_photos_with_a_warning_unless_quiet(capsys):
+    for model, image, quiet, warned in (
+        ("builtin:critters-llava", "cat.jpg", False, True),
+        ("builtin:critters-llava", "cat.jpg", True, False),
+        ("builtin:critters-llava", "critters:clean:test#1", False, False),
+        ("hf:other", "cat.jpg", False, False),
+    ):
+        AskedPicture(model=model, image=image, question="Q").warn(quiet=quiet)
+        told = capsys.readouterr().err
+        assert bool(told) == warned and ("about cat.jpg means nothing" in told) == warned
+
+
 def test_calibration_pictures_are_averaged_instead_of_critters(called, monkeypatch, tmp_path):
     monkeypatch.setattr("seecause.cli.lvlm_options.open_lvlm", lambda *_: "lvlm")
     sizes = [(8, 6), (4, 7)]
-    for name, size in zip("ab", sizes, strict=True):
+    (tmp_path / "cat").mkdir()  # a folder of class folders
+    for name, size in zip(("cat/a", "cat/b"), sizes, strict=True):
         Image.new("RGB", size).save(tmp_path / f"{name}.png")
     reached = called(f"lvlm heads {ASKED} --calibration {tmp_path}", "seecause.lvlm.make_bank")
     lvlm, pictures = reached.words

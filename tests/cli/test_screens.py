@@ -14,7 +14,7 @@ import torch
 import typer
 from typer.testing import CliRunner
 
-from seecause.cli import app, doctor, options, progress
+from seecause.cli import app, doctor, main, options, progress
 from seecause.errors import BadOption
 from seecause.models.view import VisionModel
 from tests.cli.spies import MODEL
@@ -168,7 +168,7 @@ def test_help_names_what_an_option_holds(name):
     assert {option: shown[option] for option in SHOWN[name]} == SHOWN[name]
 
 
-def test_help_comes_by_its_short_name_and_where_nothing_is_asked():
+def test_help_comes_by_its_short_name_and_where_nothing_is_asked(monkeypatch, capsys):
     for line in ("-h", "--help"):
         done = invoke(line)
         assert done.exit_code == 0 and "seecause --version" not in done.output
@@ -177,6 +177,10 @@ def test_help_comes_by_its_short_name_and_where_nothing_is_asked():
         done = invoke(line)
         titles = "Commands" if line else "Start here"
         assert titles in done.output and "--help" in done.output, line
+    monkeypatch.setattr(sys, "argv", ["/some/where/__main__.py", "bench", "--help"])
+    with pytest.raises(SystemExit):
+        main()
+    assert "Usage: seecause bench" in capsys.readouterr().out  # however it was called
     version = invoke("--version")
     assert version.exit_code == 0 and re.fullmatch(r"seecause \d\S+\n", version.stdout)
 

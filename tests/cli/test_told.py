@@ -36,7 +36,8 @@ from tests.cli.spies import MODEL, reach
 
 def state(**changed) -> Status:
     values = {
-        "total": 9, "done": 4, "failed": {"f": "no memory"}, "damaged": {"d": "cut short"},
+        "total": 9, "done": 4, "failed": {"f": "no memory"},
+        "damaged": {"d": "cut short", "e": "empty", "h": "empty"},
         "pending": [Shard("p", "caap", 0, 3, ""), Shard("q", "caap", 3, 5, "")],
         "stale": ["s"] * 7, "holes": [SimpleNamespace(image="a.png", reason="no mask")] * 2,
         "undefined": {}, "stopped": "out of time", "gone": ["b.png"],
@@ -48,11 +49,13 @@ def test_where_a_run_stands(capsys):
     bench.tell_status(state())
     told = capsys.readouterr()
     assert told.out == (
-        "4 of 9 shards done, 2 pending, 1 failed, 1 damaged, 7 kept from other commands\n"
+        "4 of 9 shards done, 2 pending, 1 failed, 3 damaged, 7 kept from other commands\n"
     )
     assert told.err.splitlines() == [
         "b.png: gone from the data since an earlier run",
         "shard d is to be done again: cut short",
+        "shard e is to be done again: empty",
+        "shard h is to be done again: empty",
         "caap: not run on 5 images",
         "shard f failed: no memory",
         "a.png: 2 values missing: no mask",
@@ -62,10 +65,13 @@ def test_where_a_run_stands(capsys):
     bench.tell_status(state(gone=gone, stopped=""), quiet=True)
     told = capsys.readouterr()
     assert told.err.count("\n") == 21 and "seecause:" not in told.err
-    assert told.out == "" and "and 14 more\n" in told.err and "19.png" in told.err
+    assert told.out == "" and "and 16 more\n" in told.err and "19.png" in told.err
+    bench.tell_status(state(gone=gone[:14], stopped=""))  # twenty lines in all
+    told = capsys.readouterr().err
+    assert told.count("\n") == 20 and "a.png: 2 values" in told and "more\n" not in told
     assert bench.status_facts(state()) == {
         "complete": False, "shards": 9, "done": 4, "pending": 2, "failed": {"f": "no memory"},
-        "damaged": {"d": "cut short"}, "not run": {"caap": 5}, "gone": ["b.png"],
+        "damaged": state().damaged, "not run": {"caap": 5}, "gone": ["b.png"],
         "holes": [{"picture": "a.png", "reason": "no mask"}] * 2, "stopped": "out of time",
     }  # fmt: skip
     with pytest.raises(Incomplete) as left:

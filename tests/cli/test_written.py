@@ -221,6 +221,8 @@ def test_an_edit_tells_before_and_after(monkeypatch, tmp_path):
     }  # fmt: skip
     assert {name: manifest[name] for name in expected} == expected
     assert invoke(f"{line} --quiet").stdout == ""
+    monkeypatch.setattr("seecause.cli.progress.EVERY", 0.0)
+    assert invoke(line).stderr == "speaking: 1 of 2\nspeaking: 2 of 2\n"
 
 
 def test_what_the_system_refuses_is_one_line_with_its_place(monkeypatch):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 from typer.testing import CliRunner
 
 import seecause as sc
@@ -52,3 +54,15 @@ def test_the_reliability_of_backgrounds_is_part_of_the_name(tmp_path):
     }
     refused = CliRunner().invoke(app, ["zoo", "train", "critters-llava", *told])
     assert refused.exit_code == 2
+
+
+def test_what_was_tested_on_is_named_by_the_test_or_by_the_recipe(monkeypatch, tmp_path):
+    recipe = SimpleNamespace(stem="toy-3", regime="certified")
+    measured = {"accuracy": 0.5678, "samples": 9}
+    monkeypatch.setattr("seecause.critters.train.find_recipe", lambda name, **_: recipe)
+    monkeypatch.setattr("seecause.critters.train.train", lambda recipe, **_: measured)
+    for regime in ("certified", "balanced"):
+        done = CliRunner().invoke(app, ["zoo", "train", "toy", "--out", str(tmp_path)])
+        line = f"{tmp_path}/toy-3: accuracy 0.568 on 9 test pictures of {regime}\n"
+        assert done.stdout == line
+        measured["regime"] = "balanced"

@@ -49,7 +49,8 @@ def test_blanks_of_other_shapes_steps_and_precision_are_others():
     assert other.memo is model.memo
     assert_close(other.preprocess.raw(blank_image(other, (32, 48))), torch.ones_like(white))
     model.module.float()
-    assert blank_image(model, (32, 48)).dtype == torch.float32
+    for kind in ("white", torch.ones(3, 32, 48)):
+        assert blank_image(model, (32, 48), kind).dtype == torch.float32
 
 
 def test_eight_blanks_are_kept_and_the_newest_stay():
@@ -117,5 +118,7 @@ def test_a_picture_as_a_blank_is_the_same_object_while_its_pixels_are():
 
 def test_pictures_too_narrow_to_blur_are_refused_in_words():
     model = view(tiny("timm_deit3"))
-    with pytest.raises(BadOption, match="8 x 256 pixels are too narrow to blur"):
-        blank_image(model, (8, 256), "blur-noise")
+    for wide in (112, 256):  # eight pixels around each, and more
+        with pytest.raises(BadOption, match=f"8 x {wide} pixels are too narrow to blur"):
+            blank_image(model, (8, wide), "blur-noise")
+    assert blank_image(model, (9, 112), "blur-noise").shape == (1, 3, 9, 112)

@@ -181,3 +181,27 @@ def test_the_mean_of_what_heads_carry_does_not_hang_on_chunks():
             assert_close(mean_carried(model, images), expected, atol=1e-12, rtol=0)
     half = mean_carried(view(tiny("timm_deit3", torch.bfloat16), check=False), images.bfloat16())
     assert {x.dtype for x in half} == {torch.bfloat16}
+
+
+@torch.no_grad()
+def test_heads_that_run_one_by_one_keep_their_own_answers():
+    native = tiny("timm_deit3")
+    model, images = view(native, check=False), pictures(native)
+    heads = [(0, 2), (0, 0), (0, 1), (1, 1)]
+
+    def answers(limit: int | None) -> dict[tuple[int, int], torch.Tensor]:
+        seen: dict[tuple[int, int], torch.Tensor] = {}
+
+        def note(layer: int, some: list[int], logits: torch.Tensor) -> None:
+            seen.update({(layer, h): x for h, x in zip(some, logits, strict=True)})
+
+        with sc.budget(limit):
+            fork(model, images, heads, note)
+        return seen
+
+    together, alone = answers(None), answers(1)
+    assert set(together) == set(alone) == set(heads)
+    for head in heads:
+        with ablate(model, [head]):
+            assert_close(alone[head], model(images), atol=1e-10, rtol=0)
+        assert_close(alone[head], together[head], atol=1e-10, rtol=0)

@@ -242,13 +242,25 @@ def test_a_model_on_several_devices_runs_plainly(stand_ins):
     assert run.prepared == ["a"] * 4 and "graphs" not in run.model.memo
 
 
+@torch.no_grad()
+def test_any_module_may_own_recordings(stand_ins):
+    owner, prepared = graphs.ModuleOwner(torch.nn.Linear(2, 2)), []
+    prepare = lambda: prepared.append("a") or owner.module  # noqa: E731
+    for _ in range(4):
+        captured(owner, "a", prepare, torch.ones(1, 2))
+    assert len(prepared) == 2  # the second call is recorded, and later ones replay it
+
+
 def test_graphs_have_a_part_in_plain_runs_on_cuda_only(monkeypatch):
     there, here = SimpleNamespace(is_cuda=True), SimpleNamespace(is_cuda=False)
     with torch.no_grad():
         assert graphs.usable((there, there))
         assert not graphs.usable((there, here)) and not graphs.usable(())
         with graphs.without_graphs():
+            with graphs.without_graphs():
+                pass
             assert not graphs.usable((there,))
+        assert graphs.usable((there,))  # and again behind it
         torch.set_autocast_enabled("cuda", True)
         assert not graphs.usable((there,))
         torch.set_autocast_enabled("cuda", False)

@@ -51,6 +51,10 @@ def test_rows_behind_the_special_ones_are_seen_where_there_are_any():
     every, _ = chosen.seen_rows(chosen.grouped_rows, 0)
     assert every.tolist() == list(range(6))
     assert chosen.seen_rows(chosen.class_rows, 1) is None
+    both = sets((0, 2))  # two special tokens a set
+    rows, groups = both.seen_rows(both.grouped_rows, 2)
+    assert rows.tolist() == [2, 3, 6] and groups.sizes.tolist() == [2, 1, 0]
+    assert both.seen_rows(both.class_rows, 2) is None
 
 
 def test_parts_and_groups_are_made_once():

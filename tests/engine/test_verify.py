@@ -82,6 +82,16 @@ def test_probes_say_what_they_compared():
     assert all(probe.worst < 1e-9 for probe in seen.values())
 
 
+def test_the_worst_of_all_blocks_is_told(monkeypatch):
+    off = {"blocks.1": 0.4, "blocks.3": 0.3}
+    monkeypatch.setattr(
+        probes, "compare", lambda probe, where, *_: Probe(probe, off.get(where, 0.1), where)
+    )
+    seen = {probe.name: probe.worst for probe in verify(view(tiny("timm_deit3"), check=False))}
+    assert seen.pop("locality") < 1e-9
+    assert seen == {"logits": 0.1, "blocks": 0.4, "attention": 0.4}
+
+
 def test_pictures_of_noise_are_the_same_for_every_model_of_a_size():
     model = view(tiny("timm_deit3", torch.float32), check=False)
     drawn = torch.randn(2, 3, 32, 48, generator=torch.Generator().manual_seed(0))
@@ -240,8 +250,8 @@ def dense(grid: tuple[int, int], features) -> SimpleNamespace:
     )
 
 
-def near_places(features) -> Probe:
-    return probes._near_places(dense(GRID, features), picture(GRID), torch.Generator())
+def near_places(features, grid: tuple[int, int] = GRID) -> Probe:
+    return probes._near_places(dense(grid, features), picture(grid), torch.Generator())
 
 
 EIGHT = [(r, c) for r in (1, 2) for c in (1, 2, 3, 4)]
@@ -265,6 +275,32 @@ def test_places_may_be_a_third_of_the_side_away_and_no_more(places, axis, most):
             near_places(features)
         assert words in str(refusal.value)
         assert (refusal.value.probe, refusal.value.where) == ("places", "encoder")
+
+
+SMALL = (5, 5)
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+def test_in_a_small_grid_places_may_be_one_away_and_no_more(places, axis):
+    places([(1, 0), (1, 1), (1, 2)])
+    for by in (1, 2):
+        to = {i: i + by for i in range(3)}
+        features = moving(SMALL, to if axis == 0 else {}, to if axis else {})
+        if by == 1:
+            assert near_places(features, SMALL).worst == 0
+            continue
+        with pytest.raises(ViewMismatch, match="3 of 3 changes moved places far from them"):
+            near_places(features, SMALL)
+
+
+def test_every_level_counts_alike_for_where_places_move():
+    grid, before = (2, 3), torch.zeros(1, 2, 2, 3)
+    after = before.clone()
+    after[0, :, 1, 2], after[0, 0, 0, 0] = torch.tensor([3.0, -3.0]), 2.0
+    moved = probes._moved(after, before, grid)
+    assert moved.tolist() == [[0.25, 0, 0], [0, 0, 0.75]]
+    fine = F.interpolate(1000 * after, scale_factor=2)
+    assert torch.equal(probes._moved(fine, torch.zeros_like(fine), grid), moved)
 
 
 def test_one_change_in_four_may_move_places_far_from_it(places):

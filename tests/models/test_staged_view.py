@@ -4,6 +4,8 @@ split is refused."""
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
+from unittest.mock import MagicMock
 
 import pytest
 import torch
@@ -11,6 +13,7 @@ from torch import Tensor, nn
 from torch.testing import assert_close
 
 import seecause as sc
+from seecause.engine import verify as probing
 from seecause.engine.verify import verify
 from seecause.errors import BadImage, BadOption, UnknownName, UnsupportedModel, ViewMismatch
 from seecause.loading import wrap
@@ -104,6 +107,35 @@ def test_the_share_that_moved_further_than_a_cell_is_none_where_cells_do_not_mix
     assert list(probes) == ["logits", "stages", "resume", "locality"]
     assert probes["locality"].worst == pytest.approx(0, abs=1e-6)
     assert probes["locality"].compared.startswith("5 x 7 cells of 8 x 8 pixels at stem;")
+
+
+def test_the_worst_of_all_stages_is_told(monkeypatch):
+    """Each stage gives its map, and the answer from it, a little beside the native ones."""
+    off = {"one": 0.001, "two": 0.003, "three": 0.002}
+    native = torch.tensor([[4.0, -2.0]])
+    stages = {name: nn.Identity() for name in off}
+
+    def run(images: Tensor) -> Tensor:
+        for stage in stages.values():
+            stage(torch.ones(1, 1, 3, 3))
+        return native
+
+    model = MagicMock(
+        return_value=native, memo={}, native=run,
+        stages=[
+            SimpleNamespace(name=name, listened=stage, heard=lambda output, size: output)
+            for name, stage in stages.items()
+        ],
+        stage_outputs=lambda images: {n: torch.full((1, 1, 3, 3), 1 + off[n]) for n in off},
+        run_from=lambda name, features: native * (1 + 2 * off[name]),
+    )  # fmt: skip
+    monkeypatch.setattr(probing, "_near_cells", lambda *_: None)
+    logits, maps, resumed, _ = probing._verify_stages(
+        model, torch.zeros(1, 3, 6, 6), 0.01, torch.Generator()
+    )
+    assert logits.worst == 0 and model.memo == {"n_classes": 2}
+    assert maps.worst == pytest.approx(0.003, rel=0.01)
+    assert resumed.worst == pytest.approx(0.006, rel=0.01)
 
 
 class Flip(nn.Module):
