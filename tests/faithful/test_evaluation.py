@@ -163,6 +163,13 @@ def test_examples_are_named_by_their_place_and_class(birds):
     assert list(examples.without) == [0, 1, 2] and examples.net is network.net
 
 
+def test_examples_are_as_many_as_asked_for(scenes):
+    network = TrainedNetwork("scenes", scenes[0], test="critters:balanced:test")
+    _, examples = example_parts(network, limit=34)  # more than are read at once elsewhere
+    assert len(examples.images) == len(examples.titles) == len(examples.output.logits) == 34
+    assert examples.titles[33].startswith("34: ")
+
+
 def test_evaluations_are_kept_by_dataset(tmp_path):
     assert read_evaluations(tmp_path) == {}
     path = tmp_path / "evaluation.json"

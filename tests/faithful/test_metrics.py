@@ -134,9 +134,8 @@ class Strip:
         mask[4:12, 28:] = True
         if self.turned:
             image, mask = image.transpose(1, 2), mask.T
-        return Sample(
-            image, 0, mask=None if index else mask, box=(28.0, 4.0, 4.0, 8.0), id=str(index)
-        )
+        marked = {"box": (28.0, 4.0, 4.0, 8.0), "points": torch.ones(2, 3), "parts": mask.int()}
+        return Sample(image, 0, mask=None if index else mask, id=str(index), **marked)
 
 
 def test_random_cuts_hold_some_of_the_object():
@@ -145,7 +144,8 @@ def test_random_cuts_hold_some_of_the_object():
     seen = set()
     for seed in range(30):
         cut = RandomCuts(Strip(), FRAME, seed)[0]
-        assert cut.image.shape == (3, 8, 8) and cut.mask.shape == (8, 8) and cut.box is None
+        assert cut.image.shape == (3, 8, 8) and cut.mask.shape == (8, 8)
+        assert cut.box is cut.points is cut.parts is None  # where they were, nothing is
         assert_close(
             cut.image[0, 0].diff(), torch.full((7,), 2 / 31), atol=0.01, rtol=0
         )  # shape and scale are kept
