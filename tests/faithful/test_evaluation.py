@@ -299,6 +299,15 @@ def test_key_points_of_a_network_in_training_are_those_of_a_test(birds):
     assert key_points(net.train(), fit, test) == pytest.approx(expected) and net.training
 
 
+def test_parts_of_a_network_in_training_are_left_out_as_in_a_test():
+    net, batch = tiny_net(), (pictures(), torch.arange(3))
+    expected = leave_one_out(net, [batch])
+    result = leave_one_out(net.train(), [batch])
+    assert net.training and not torch.equal(expected.without[0], expected.logits)
+    assert_close(result.logits, expected.logits)
+    assert_close(result.without, expected.without)
+
+
 def test_groups_of_some_batches_only_are_no_groups():
     """Classes and group numbers are not mixed up."""
     net, images, labels = tiny_net(), pictures(3), torch.arange(3)
