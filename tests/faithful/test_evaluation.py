@@ -119,6 +119,24 @@ def test_an_intervention_is_tested_on_the_pictures_and_with_the_thresholds_asked
     assert result.to_json() == {"data": test.name, "pictures": 5, "plain": result.plain}
 
 
+def test_pictures_without_masks_are_not_cut(birds):
+    network = TrainedNetwork("birds", bird_net(birds), f"cub:{birds}")
+    options = {"interventions": False, "keypoints": False, "limit": 2}
+    plain = evaluate(network, random_cuts=True, **options).plain
+    assert plain == evaluate(network, **options).plain and "miou_public" not in plain
+
+
+def test_an_intervention_is_counted_by_the_classes_of_the_pictures(scenes, monkeypatch):
+    """As on ImageNet-9: every answer stands for the class of the first picture."""
+    (net, data), network = scenes, TrainedNetwork("scenes", scenes[0])
+    mapping = torch.full((len(CLASSES),), data[0].label)
+    monkeypatch.setattr(TrainedNetwork, "matched", lambda self, *_: (data, mapping))
+    result = evaluate_intervention(network, drop_parts=[0])
+    share = sum(sample.label == data[0].label for sample in data) / 5
+    assert result.plain["average"] == result.changed["average"] == pytest.approx(share)
+    assert examine(net, data).table()["average"] != pytest.approx(share)
+
+
 def test_parts_that_are_not_there_and_shares_that_are_none(birds):
     network = TrainedNetwork("birds", bird_net(birds), f"cub:{birds}")
     for parts in ([3], [-1], [0, 3]):
@@ -161,6 +179,13 @@ def test_examples_are_named_by_their_place_and_class(birds):
     other, examples = example_parts(network, data=f"waterbird200:{birds}", limit=2)
     assert other == f"waterbird200:{birds}" and len(examples.images) == 2
     assert list(examples.without) == [0, 1, 2] and examples.net is network.net
+
+
+def test_examples_are_as_many_as_asked_for(scenes):
+    network = TrainedNetwork("scenes", scenes[0], test="critters:balanced:test")
+    _, examples = example_parts(network, limit=34)  # more than are read at once elsewhere
+    assert len(examples.images) == len(examples.titles) == len(examples.output.logits) == 34
+    assert examples.titles[33].startswith("34: ")
 
 
 def test_evaluations_are_kept_by_dataset(tmp_path):
@@ -265,6 +290,22 @@ def test_examples_of_a_network_in_training_are_those_of_a_test():
     for part in range(net.parts):
         assert torch.equal(result.without[part].mask, expected.without[part].mask)
         assert_close(result.without[part].logits, expected.without[part].logits)
+
+
+def test_key_points_of_a_network_in_training_are_those_of_a_test(birds):
+    net, fit = bird_net(birds), open_data(f"cub:{birds}:trainval", limit=8)
+    test = open_data(f"cub:{birds}:test")
+    expected = key_points(net, fit, test)
+    assert key_points(net.train(), fit, test) == pytest.approx(expected) and net.training
+
+
+def test_parts_of_a_network_in_training_are_left_out_as_in_a_test():
+    net, batch = tiny_net(), (pictures(), torch.arange(3))
+    expected = leave_one_out(net, [batch])
+    result = leave_one_out(net.train(), [batch])
+    assert net.training and not torch.equal(expected.without[0], expected.logits)
+    assert_close(result.logits, expected.logits)
+    assert_close(result.without, expected.without)
 
 
 def test_groups_of_some_batches_only_are_no_groups():

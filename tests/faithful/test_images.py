@@ -193,6 +193,13 @@ def test_pictures_and_grids_that_are_no_squares():
             assert bool(mask[row, column]) == bool(part != 2)
 
 
+@pytest.mark.parametrize(("side", "shown"), [(96, 192), (100, 200), (191, 382), (192, 192)])
+def test_a_picture_of_parts_is_enlarged_until_it_is_large_enough(side, shown):
+    wide = torch.zeros(3, side, side + 4)
+    assert part_picture(wide, maps()).size[1] == shown
+    assert part_picture(wide.transpose(1, 2), maps()).size[0] == shown
+
+
 def test_no_two_parts_share_a_colour():
     assert (part_colours(3)[0] * 255).round().tolist() == [0, 0x72, 0xB2]
     for parts in (4, 8, 12):

@@ -48,6 +48,8 @@ def test_tokens_of_a_dropped_part_become_background_and_others_stay():
         out.mask, plain.mask
     )
     assert torch.equal(out.maps, plain.maps) and torch.equal(out.part_logits, plain.part_logits)
+    best = [plain.maps[:, [0, 2]].amax(dim=1), plain.maps[:, 3]]
+    assert torch.equal(out.pair, torch.stack(best, dim=1))
     stage = net.stage2
     expected = torch.stack(
         [

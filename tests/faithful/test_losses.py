@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 import pytest
 import torch
@@ -222,6 +222,35 @@ def test_presence_takes_the_maximum_over_processes_and_gives_its_owner_the_gradi
     expected = presence_loss(whole)
     assert_close(torch.stack(losses), expected.expand(2), **EXACT)
     assert_close(torch.cat(slopes) / 2, torch.autograd.grad(expected, whole)[0], **EXACT)
+
+
+def test_presence_is_that_of_all_processes_or_of_this_one_as_the_network_says(monkeypatch):
+    """The other of two has every part somewhere."""
+    for across in ("global", "local"):
+        net = tiny_net(presence=across)
+        out, alone = net(pictures(2)), presence_loss(net(pictures(2)).maps)
+        with monkeypatch.context() as two:
+            two.setattr(dist, "is_initialized", lambda: True)
+            two.setattr(dist, "get_world_size", lambda: 2)
+            two.setattr(dist, "get_rank", lambda: 0)
+            two.setattr(dist, "all_gather", lambda every, mine: [slot.fill_(1) for slot in every])
+            losses = objective(net, out, torch.tensor([0, 1]), size=SIZE)
+        assert_close(losses["presence"], alone if across == "local" else 0 * alone, **EXACT)
+
+
+def test_answers_in_half_precision_are_judged_in_float32():
+    net, labels = tiny_net(), torch.tensor([0, 1])
+    out = replace(net(pictures(2)), logits=noise(2, 4).bfloat16())
+    loss = objective(net, out, labels, size=SIZE)["class2"]
+    assert_close(loss, F.cross_entropy(out.logits.float(), labels), atol=1e-6, rtol=0)
+
+
+def test_pictures_are_moved_smoothly_and_maps_are_brought_back_whole():
+    """A map of parts that were mixed would show parts that are nowhere."""
+    edge, moved = torch.zeros(1, 1, 12, 12, dtype=torch.float64), Affine(30.0, (0, 0), 1.3)
+    edge[..., 6:] = 1
+    warped, back = moved.warp(edge), moved.unwarp(edge, (12, 12))
+    assert ((warped > 0.01) & (warped < 0.99)).any() and set(back.unique().tolist()) == {0, 1}
 
 
 def _on_one_process(rank: int, store: str, results) -> None:

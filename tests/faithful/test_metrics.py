@@ -5,15 +5,19 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
+from PIL import Image
 from torch.testing import assert_close
+from torchvision.transforms.functional import pil_to_tensor
 
 import seecause as sc
 from seecause.critters import CLASSES
 from seecause.data.batch import to_batch
 from seecause.data.dataset import IGNORE, Sample
+from seecause.data.images import to_pil
 from seecause.data.registry import open_data
 from seecause.errors import BadOption
 from seecause.faithful import (
@@ -26,6 +30,7 @@ from seecause.faithful.data import batches_of, frame_of
 from seecause.faithful.evaluation import TrainedNetwork, _Test
 from seecause.faithful.interventions import Trial, best_of, sensible_criterion
 from seecause.faithful.metrics import (
+    Examination,
     RandomCuts,
     check_select,
     cuts_with_object,
@@ -37,11 +42,12 @@ from seecause.faithful.metrics import (
 from seecause.heads.pictures import no_progress
 from seecause.metrics import keypoint_error, locate, part_agreement
 from seecause.metrics.accuracy import auroc
-from seecause.metrics.segmentation import foreground
+from seecause.metrics.segmentation import Overlap, foreground
 from seecause.models.preprocess import Preprocess
 from tests.faithful.birds import bird_net, tiny_cub
 from tests.faithful.nets import SIZE, tiny_net
 from tests.faithful.runs import tiny_config
+from tests.helpers import noise
 
 FRAME = Preprocess(size=(8, 8), mean=(0.5,) * 3, std=(0.5,) * 3, filter="bilinear")
 
@@ -134,9 +140,8 @@ class Strip:
         mask[4:12, 28:] = True
         if self.turned:
             image, mask = image.transpose(1, 2), mask.T
-        return Sample(
-            image, 0, mask=None if index else mask, box=(28.0, 4.0, 4.0, 8.0), id=str(index)
-        )
+        marked = {"box": (28.0, 4.0, 4.0, 8.0), "points": torch.ones(2, 3), "parts": mask.int()}
+        return Sample(image, 0, mask=None if index else mask, id=str(index), **marked)
 
 
 def test_random_cuts_hold_some_of_the_object():
@@ -145,7 +150,8 @@ def test_random_cuts_hold_some_of_the_object():
     seen = set()
     for seed in range(30):
         cut = RandomCuts(Strip(), FRAME, seed)[0]
-        assert cut.image.shape == (3, 8, 8) and cut.mask.shape == (8, 8) and cut.box is None
+        assert cut.image.shape == (3, 8, 8) and cut.mask.shape == (8, 8)
+        assert cut.box is cut.points is cut.parts is None  # where they were, nothing is
         assert_close(
             cut.image[0, 0].diff(), torch.full((7,), 2 / 31), atol=0.01, rtol=0
         )  # shape and scale are kept
@@ -159,6 +165,18 @@ def test_random_cuts_hold_some_of_the_object():
     assert seen == {(7, 0.5), (6, 0.5)}
     assert RandomCuts(Strip(), FRAME)[1].image.shape == (3, 16, 32)
     assert RandomCuts(Strip(), FRAME).seed == 0  # which published numbers are of
+
+
+@pytest.mark.parametrize("name", ["bilinear", "bicubic"])
+def test_a_cut_is_resized_as_the_frame_says_and_its_mask_by_the_middle_of_pixels(name):
+    """12 x 12 pixels as 8 x 8, where there is one cut only."""
+    image, mask = (noise(3, 12, 12) > 0).float(), 1 + torch.arange(144).view(12, 12)
+    data = type("One", (list,), {"name": "one"})([Sample(image, 0, mask=mask)])
+    cut = RandomCuts(data, replace(FRAME, filter=name))[0]
+    places = torch.tensor([0, 2, 3, 5, 6, 8, 9, 11])
+    assert torch.equal(cut.mask, mask[places][:, places].int())
+    picture = to_pil(image).resize((8, 8), getattr(Image.Resampling, name.upper()))
+    assert_close(cut.image, pil_to_tensor(picture) / 255)
 
 
 class Strips(Strip):
@@ -277,6 +295,34 @@ def test_the_best_epoch_may_be_that_of_auc(tmp_path, monkeypatch):
     check_select("auc", open_data("critters:balanced:val", limit=64))
     with pytest.raises(BadOption, match="lacks some"):
         check_select("auc", open_data("critters:balanced:val", limit=2))
+    with pytest.raises(BadOption, match="lacks some"):  # there is no other class to tell it from
+        check_select("auc", SimpleNamespace(name="one", classes=("a",), labels=(0, 0)))
+    check_select("worst", SimpleNamespace(name="one", classes=("a",), labels=(0, 0)))
+
+
+def examined(logits, labels, groups=(None,), **more) -> Examination:
+    """Of made-up answers; one group for all, or one for each."""
+    groups = groups * len(labels) if len(groups) == 1 else groups
+    return Examination(logits, logits, torch.tensor(labels), groups, Overlap(), 1.0, 0, **more)
+
+
+def test_auc_is_of_two_classes_or_more_that_are_the_networks_own():
+    assert "auc" in examined(torch.eye(2), [0, 1]).table()
+    assert "auc" not in examined(torch.ones(2, 1), [0, 0]).table()
+    assert "auc" not in examined(torch.eye(3)[:2], [0, 1]).table()  # one class is not there
+    mapped = examined(torch.eye(2), [1, 0], mapping=torch.tensor([1, 0])).table()
+    assert "auc" not in mapped and mapped["average"] == 1
+
+
+def test_worst_is_that_of_a_class_where_some_picture_has_no_group():
+    logits, labels = torch.eye(2)[[0, 0, 0, 1]], [0, 0, 1, 1]  # the third is wrong
+    whole = examined(logits, labels, ((0, 0), (0, 1), (1, 0), (1, 1)))
+    some = examined(logits, labels, ((0, 0), (0, 1), (1, 0), None))
+    assert (whole.table()["worst"], some.table()["worst"]) == (0, 0.5)
+    assert whole.public_worst("waterbirds:x:test") == {"worst_public": 0}
+    assert some.public_worst("waterbirds:x:test") == some.public_worst("metashift:x:test") == {}
+    half = examined(logits, labels, ((0, 0), (0, 1), (1, 1), (1, 1)))
+    assert half.public_worst("waterbirds:x:test") == {}  # one of the two was not tested
 
 
 @pytest.fixture(scope="module")

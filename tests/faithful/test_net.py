@@ -35,6 +35,7 @@ def test_both_stages_equal_the_slow_twin(modulation):
         assert_close(
             out.distances[i].flatten(1), torch.cdist(net.stage1.prototypes, z) ** 2, **EXACT
         )
+        assert_close(out.dots[i].flatten(1), net.stage1.prototypes @ z.T, **EXACT)
         affine = net.stage1.modulation
         v, votes = reference.votes(
             maps, z, affine.weight, affine.bias, net.stage1.classifier.weight, modulation == "joint"
@@ -316,6 +317,7 @@ def test_thresholds_are_saved_unless_heads_of_stage_1_are_gone(tmp_path, stages)
 def test_more_parts_than_patches_are_refused_when_made_and_when_pictures_are_small():
     with pytest.raises(BadOption, match="at most 30"):
         IFAM(timm_backbone(), 31, 4)
+    assert IFAM(timm_backbone(), 30, 4).parts == 30
     net = IFAM(dinov2_backbone(), 20, 4)
     with pytest.raises(BadOption, match="at most 9"), torch.no_grad():
         net(torch.zeros(1, 3, 24, 24))

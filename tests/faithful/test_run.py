@@ -5,10 +5,12 @@ from __future__ import annotations
 import contextlib
 import pickle
 import sys
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from seecause.errors import BadOption, MissingExtra, ViewMismatch
 from seecause.faithful import train, training
@@ -79,6 +81,17 @@ def test_processes_add_their_gradients_and_average_their_logs(monkeypatch):
     assert alone.first and not two.first
     assert alone.gather("a") == ["a"] and alone.from_first("a") == "a"
 
+    def gather(everyones, mine):
+        everyones[:] = ["first", mine]
+
+    def broadcast(message, src, device):
+        assert (src, device) == (0, CPU)
+        message[0] = "first"
+
+    monkeypatch.setattr(dist, "all_gather_object", gather)
+    monkeypatch.setattr(dist, "broadcast_object_list", broadcast)
+    assert two.gather("second") == ["first", "second"] and two.from_first("second") == "first"
+
 
 def test_processes_exchange_gradients_in_the_last_pass_of_a_step(configure, monkeypatch):
     """And wait for unused parameters only where a loss is off."""
@@ -126,6 +139,32 @@ def test_a_process_takes_the_device_it_is_told(monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "3")
     with join_processes("cpu") as third:
         assert third == joined_processes(CPU) == Processes(1, 3, CPU)
+
+
+@pytest.mark.parametrize("kind", ["cpu", "cuda"])
+def test_processes_meet_as_torchrun_tells_and_part_also_after_an_error(monkeypatch, kind):
+    """This is the fourth of six, and the second on its machine: it takes GPU 1."""
+    calls, where = [], torch.device("cuda", 1) if kind == "cuda" else CPU
+    for name, value in {"WORLD_SIZE": "6", "RANK": "3", "LOCAL_RANK": "1"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: calls.append(("takes", device)))
+    monkeypatch.setattr(
+        dist, "init_process_group", lambda how, **more: calls.append(("joins", how, more))
+    )
+    monkeypatch.setattr(dist, "destroy_process_group", lambda: calls.append("parts"))
+    monkeypatch.setattr(dist, "barrier", lambda: calls.append("waits"))
+    joined = Processes(3, 6, where)
+    met = "seecause.faithful.run.joined_processes"
+    monkeypatch.setattr(met, lambda device: replace(joined, device=device))
+    with pytest.raises(KeyboardInterrupt), join_processes(kind) as processes:
+        assert processes == joined and not processes.first
+        processes.wait()
+        raise KeyboardInterrupt
+    joins = ("joins", "nccl", {"device_id": where}) if kind == "cuda" else ("joins", "gloo", {})
+    assert calls == [*([("takes", where)] if kind == "cuda" else []), joins, "waits", "parts"]
+    Processes(0, 1, CPU).wait()  # for nobody
+    assert calls[-1] == "parts"
 
 
 def test_a_log_that_is_opened_again_keeps_the_rows_up_to_its_step(tmp_path):

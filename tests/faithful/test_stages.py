@@ -179,13 +179,18 @@ def test_rows_that_fill_up_a_packed_run_change_nothing(few, monkeypatch):
     assert stage.tower._affine is True
 
 
-def test_an_embedding_that_is_not_affine_in_its_pixels_is_noticed():
+@torch.no_grad()
+def test_an_embedding_that_is_not_affine_in_its_pixels_is_noticed(monkeypatch):
     tower = tiny_net().stage2.tower
     images = pictures(2)
     assert tower._is_affine(images)
     native = tower.parts.embed
     tower.parts.embed = lambda images: torch.tanh(native(images))
     assert not tower._is_affine(images)
+    places = torch.tensor([0, 5, 34])
+    monkeypatch.setattr(stages, "_FEW", 0)  # however many rows there are
+    rows = torch.tanh(native(images)).flatten(0, 1)[places]
+    assert_close(tower.embed_rows(images, places), rows, **EXACT)
     tower.parts.embed, tower._patch_weights = native, lambda: []  # no convolution of patches
     assert not tower._is_affine(images)
 

@@ -7,6 +7,7 @@ import contextlib
 
 import pytest
 import torch
+from PIL import Image
 from torch import Tensor
 from torch.testing import assert_close
 
@@ -324,3 +325,11 @@ def test_a_batch_that_cannot_be_made_leaves_nothing_behind(configure):
     with pytest.raises(BadOption, match="at most 4"):
         start(config)
     assert not config.folder.exists()
+
+
+def test_a_run_makes_its_folder_and_draws_no_picture_twice(configure, tmp_path):
+    """Six validation pictures, where more are asked for."""
+    config = configure(out=str(tmp_path / "runs" / "of today" / "first"), grid=9)
+    train(config)
+    with Image.open(config.folder / "parts" / "epoch-0001.png") as sheet:
+        assert sheet.size == (6 * 192, 2 * 192)
