@@ -295,6 +295,21 @@ def test_regression_is_a_fit_to_random_removals():
             regress(model, images, masks, **wrong)
 
 
+def test_a_shrunk_regression_puts_in_what_its_own_donors_carry():
+    _, model, images, masks = case(batch=3)
+    donors = {"operator": "resample", "seed": 5}
+    result = regress(model, images, masks, draws=2, rate=0.3, ridge=0.5, **donors)
+    chance = torch.Generator().manual_seed(5)
+    gone = torch.rand(3, 2, 4, HEADS, generator=chance, dtype=torch.float64) < 0.3
+    lost = torch.zeros(3, 2, dtype=torch.float64)
+    for i, draw in torch.cartesian_prod(torch.arange(3), torch.arange(2)).tolist():
+        heads = [(layer, head) for layer, head in gone[i, draw].nonzero().tolist()]
+        lost[i, draw] = joint_effect(model, images, masks, heads, **donors)[i]
+    slopes, errors, _ = fit(gone.flatten(2).double(), lost, ridge=0.5)
+    assert_close(result.value.flatten(), slopes, atol=1e-9, rtol=0)
+    assert_close(result.error.flatten(), errors, atol=1e-9, rtol=0)
+
+
 def test_greedy_scores_again_after_each_removal():
     native, model, images, masks = case()
     result = greedy(model, images, masks, top=2, guard=False)

@@ -182,6 +182,23 @@ def test_an_early_stop_finishes_images_one_by_one(monkeypatch):
     assert_close(early.soft[stopped], alone.soft[0], atol=1e-9, rtol=0)
 
 
+def test_an_early_stop_judges_the_pixels_that_will_be_kept(monkeypatch):
+    monkeypatch.setattr(masks, "CHECK_EVERY", 2)
+    _, model, images = case(2)
+    inside = torch.ones(2, *images.shape[-2:], dtype=torch.bool)
+    inside[:, :8] = False
+    asked, honest = [], masks.harden
+
+    def recorded(soft, size, *, inside, **rule):
+        asked.append((*rule.values(), int(inside.sum()) if inside is not None else None))
+        return honest(soft, size, inside=inside, **rule)
+
+    monkeypatch.setattr(masks, "harden", recorded)
+    rule = {"rho": 0.2, "binarise": "percentile", "early_stop": 1e-6, "steps": 2, "grid": 4}
+    discover_masks(model, images, inside=inside, **rule)
+    assert asked == [(0.2, "percentile", 2 * 24 * 48)] * 2  # while searching, and at the end
+
+
 def test_gradients_of_every_block_are_held_at_once(monkeypatch):
     _, model, images = case(3)
     rows, honest = [], masks.MaskSearch.run

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from contextlib import contextmanager
 from dataclasses import replace
 
 import pytest
@@ -210,7 +211,15 @@ def test_a_study_is_set_up_as_it_is_asked_for(model, cases, monkeypatch):
         Background("discovered", "blur", {"steps": 1}),
     )
     around = {"sampling": AnswerSampling(share=0.7, cap=3), "background": background}
+    done = []
+
+    @contextmanager
+    def progress(what, total):
+        yield lambda count: done.append((what, count))
+
+    around["progress"] = progress
     ablation_study("stability", model, train, cases, top=3, guard=False, draws=7, seed=3, **around)
+    assert done[-1] == ("study stability", 1)
     (setup,) = setups
     assert setup.train.ids == answered_right(model, train, seed=3, share=0.7, cap=3).ids
     assert setup.train.ids != answered_right(model, train, seed=0, share=0.7, cap=3).ids
