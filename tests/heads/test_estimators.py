@@ -167,9 +167,8 @@ def test_a_screen_measures_the_likeliest_exactly():
     assert len(screen(model, images, masks, top=1, audit=0.01).verified) == 3  # for each, three
     others = {tuple(screen(model, images, masks, audit=0.2, top=1, seed=s).audited) for s in (1, 2)}
     assert len(others) == 2
-    assert (
-        "fig_drop" in result.scores.after and penalised(result.scores).value.isfinite().sum() == 7
-    )
+    assert "fig_drop" in result.scores.after
+    assert penalised(result.scores).value.isfinite().sum() == 7
 
 
 def test_a_screen_that_measures_all_misses_none_and_a_blind_one_is_told_off():
@@ -280,9 +279,8 @@ def test_regression_is_a_fit_to_random_removals():
                 lost[i, draw] = whole - reference.gains(native.forward, images[i], masks[i])[1]
                 for layer, before in weights.items():
                     reference.projection(native.blocks[layer]).weight.copy_(before)
-    x = torch.cat(
-        [torch.ones(48, 1, dtype=torch.float64), gone.flatten(0, 1).flatten(1).double()], dim=1
-    )
+    ones = torch.ones(48, 1, dtype=torch.float64)
+    x = torch.cat([ones, gone.flatten(0, 1).flatten(1).double()], dim=1)
     expected = torch.linalg.lstsq(x, lost.flatten()[:, None]).solution[1:, 0]
     assert_close(result.value.flatten(), expected, atol=1e-9, rtol=0)
     assert 0 < result.before["r2"] < 1 and (result.error > 0).all()

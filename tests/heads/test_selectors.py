@@ -330,6 +330,10 @@ def test_greedy_heads_come_in_the_order_of_their_removal():
     assert result.order() == chosen.heads and len(chosen.heads) == 3
     assert [float(result.after["score when chosen"][head]) for head in chosen.heads] == chosen.gains
     assert (result.value == 0).sum() == 12 - 3  # measured, and not chosen
+    early = select("greedy", model, images, labels, masks=masks, top=12, guard="none")
+    gone = len(early.order())
+    assert 3 <= gone < 12 and early.order()[:3] == chosen.heads  # then none was worth removing
+    assert [float(early.value[head]) for head in early.order()] == list(range(gone, 0, -1))
 
 
 def test_regression_is_the_fit_to_random_removals():
