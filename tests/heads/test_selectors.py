@@ -298,6 +298,10 @@ def test_images_come_to_the_model():
         select("output-norm", model, images.float(), labels).value,
         select("output-norm", model, images.float().double(), labels).value,
     )
+    native = tiny("timm_registers")
+    single = sc.wrap(native.module.float(), **native.options, check=False)
+    scores = select("output-norm", single, images, labels)
+    assert scores.value.dtype == scores.error.dtype == torch.float64  # on every kind of model
 
 
 @pytest.mark.parametrize(
