@@ -353,6 +353,16 @@ def test_the_gap_between_backgrounds_is_measured_of_a_convolution_too(cases):
     assert result.gap == (1.0, len(cases), len(cases))
 
 
+def test_the_gap_says_how_many_pictures_of_each_variant_it_is_of(model, cases):
+    ids = tuple(f"00_dog/fg_n{place}_bg_{place}.JPEG" for place in range(6))
+    cut, lost = Hole(ids[5], "cut"), Hole("00_dog/fg_n9_bg_9.JPEG", "lost")
+    same = replace(cases.take(torch.arange(4)), ids=ids[:4], holes=(cut,))
+    mixed = replace(cases, ids=ids, holes=(lost,))
+    result = audit(model, mixed, masks="oracle", fills=("grey",), same=same)
+    assert result.gap[1:] == (4, 5) and result.holes == (lost, cut)
+    assert audit(model, mixed, masks="oracle", fills=("grey",)).holes == (lost,)
+
+
 def test_options_that_would_be_ignored_or_fail_late_are_refused_first(model, cases):
     with pytest.raises(BadOption, match=r"fills.*mean, grey, blur, noise"):
         audit(model, "folder:/nowhere", fills=("gray",))  # before anything is read
