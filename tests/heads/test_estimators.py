@@ -167,6 +167,7 @@ def test_a_screen_measures_the_likeliest_exactly():
     assert len(screen(model, images, masks, top=1, audit=0.01).verified) == 3  # for each, three
     others = {tuple(screen(model, images, masks, audit=0.2, top=1, seed=s).audited) for s in (1, 2)}
     assert len(others) == 2
+    assert "4 verified + 3 audited of 12 heads;" in repr(result)
     assert "fig_drop" in result.scores.after
     assert penalised(result.scores).value.isfinite().sum() == 7
 
@@ -223,9 +224,8 @@ def test_the_fit_finds_the_truth_and_knows_its_error():
     for seed in range(tries):
         gone = (torch.rand(50, 8, 6, generator=torch.Generator().manual_seed(seed)) < 0.3).double()
         own = noise(50, 1, seed=seed + 1000)  # each image is off by something of its own
-        value, error, explained = fit(
-            gone, gone @ truth + 0.3 * own + 0.1 * noise(50, 8, seed=seed + 2000)
-        )
+        lost = gone @ truth + 0.3 * own + 0.1 * noise(50, 8, seed=seed + 2000)
+        value, error, explained = fit(gone, lost)
         inside += int(((value - truth).abs() < 1.96 * error).sum())
         assert_close(value, truth, atol=0.3, rtol=0)
     assert 0.88 < inside / (6 * tries) < 0.99 and 0.5 < explained < 1

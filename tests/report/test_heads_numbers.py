@@ -141,7 +141,7 @@ def audited() -> Audit:
     masks[0, 0, 0] = masks[1, 1, 1] = True
     searched = Masks(masks, protocol={"source": "discovered"})
     zero = torch.zeros(3).double()
-    fig, big = torch.tensor([0.1, 0.3, 0.5]).double(), torch.tensor([0.3, 0.1, 0.6]).double()
+    fig, big = torch.tensor([0.1, 0.3, 0.5]).double(), torch.tensor([0.3, 0.2, 0.6]).double()
     groups = ((0, 0), (0, 1), (1, 0))
     right = torch.tensor([True, True, False])
     cases = Pictures("c", tuple("abc"), images, torch.tensor([0, 1, 1]), groups=groups)
@@ -164,8 +164,8 @@ def test_what_was_measured_is_that_of_right_answers_and_the_believed_row_is_mark
     assert options["marked"] == [1]
     assert rows[0][:4] == ("discovered masks, grey", "0.000", "0.000", "-")
     assert rows[0][5:] == ("0.500", "2 of 2", "0.002")
-    assert rows[1][:4] == ("exact swap", "0.200", "0.200", "0.500")
-    assert rows[1][5:] == ("0.500", "0 of 2", "0.001")
+    assert rows[1][:4] == ("exact swap", "0.200", "0.250", "0.556")
+    assert rows[1][5:] == ("0.575", "0 of 2", "0.001")
     assert section.note.endswith("Means over the 2 of 3 pictures that are answered right.")
 
 
@@ -221,7 +221,7 @@ def test_the_worst_pictures_are_shown_with_their_own_evidence(drawn, monkeypatch
     cards = options["cards"]
     assert [card.title for card in cards] == ["a", "c", "b"]
     captions = [card.caption for card in cards]
-    assert captions == [f"BIR {share} (exact swap)" for share in ("0.75", "0.55", "0.25")]
+    assert captions == [f"BIR {share} (exact swap)" for share in ("0.75", "0.55", "0.40")]
     raw = model.preprocess.raw(taken.images)
     hard = audit.erasures["discovered masks, grey"].masks.hard
     for card, place, picture in zip(cards, order, raw, strict=True):
