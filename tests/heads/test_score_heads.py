@@ -58,6 +58,8 @@ def test_any_selector_with_masks_may_search_them(model, right):
     assert_close(scored.scores.value, expected.value)
     assert scored.record["masks"] == "discovered"
     assert scored.record["mask options"] == {"grid": 4, "rho": 0.2}
+    with pytest.raises(BadOption, match="attention-mass fills no background"):
+        score_heads(model, right, selector="attention-mass", background=Background(fill="mean"))
 
 
 def test_all_heads_may_go(model):

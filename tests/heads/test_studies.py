@@ -121,6 +121,14 @@ def test_masks_are_searched_anew_for_each_setting(setup, monkeypatch):
     assert len(files) == 2 * 6  # rho costs nothing, another fill is another search
 
 
+def test_what_a_study_changes_wins_over_what_was_asked_for(setup, monkeypatch):
+    monkeypatch.setattr(studies, "MASKS", {"default": {}, "rho 0.25": {"rho": 0.25}})
+    asked = replace(setup, search={**setup.search, "rho": 0.6}, erasures=())
+    for row, rho in zip(ablation_table("masks", asked).rows, (0.6, 0.25), strict=True):
+        masks = discover_masks(setup.model, setup.train.images, **{**asked.search, "rho": rho})
+        same(row, {"IoU": float(iou(masks, setup.train.truth).nanmean())})
+
+
 def test_temperatures_change_the_choice_of_heads_alone(setup):
     table, usual = ablation_table("temperature", setup), scores_of(setup)
     assert [row["temperature"] for row in table.rows] == [0.5, 1.0, 2.0]
@@ -205,6 +213,8 @@ def test_a_study_is_set_up_as_it_is_asked_for(model, cases, monkeypatch):
         return studies.StudyTable(name, "?", [])
 
     monkeypatch.setattr(studies, "ablation_table", kept)
+    nine = replace(model, name="nine")  # what a model is where the data has other answers
+    monkeypatch.setattr(studies, "model_for", lambda given, data: nine)
     labels = model(cases.images).argmax(dim=1)
     train, background = (
         replace(cases, labels=labels),
@@ -223,7 +233,7 @@ def test_a_study_is_set_up_as_it_is_asked_for(model, cases, monkeypatch):
     (setup,) = setups
     assert setup.train.ids == answered_right(model, train, seed=3, share=0.7, cap=3).ids
     assert setup.train.ids != answered_right(model, train, seed=0, share=0.7, cap=3).ids
-    assert setup.test is cases and setup.search == {"steps": 1}
+    assert setup.test is cases and setup.search == {"steps": 1} and setup.model is nine
     assert (setup.top, setup.fill, setup.guard, setup.draws, setup.seed) == (3, "blur", False, 7, 3)
     masks = discover_masks(model, setup.train.images, steps=1)
     assert torch.equal(setup.masks.hard, masks.hard)
