@@ -62,6 +62,11 @@ def test_any_selector_with_masks_may_search_them(model, right):
         score_heads(model, right, selector="attention-mass", background=Background(fill="mean"))
 
 
+def test_labels_are_needed_also_where_masks_are(model, right):
+    with pytest.raises(BadOption, match="contrastive-gating needs them"):
+        score_heads(model, replace(right, labels=None), selector="contrastive-gating")
+
+
 def test_all_heads_may_go(model):
     for top in (12, 1.0):
         assert _checked_top(model, top, None) == 12

@@ -241,6 +241,8 @@ def test_a_study_is_set_up_as_it_is_asked_for(model, cases, monkeypatch):
     assert torch.equal(
         setup.erasures[0].masks.hard, discover_masks(model, cases.images, steps=1).hard
     )
+    ablation_study("fraction", model, train, cases, seed=3, **around)  # of at most three
+    assert setups[1].train.ids == answered_right(model, train, seed=3, share=1.0, cap=3).ids
     with pytest.raises(BadOption, match="studies compare masks"):
         ablation_study("k", model, train, cases, background=Background(fill="swap"))
 
