@@ -209,6 +209,29 @@ def test_the_finding_heeds_its_interval():
     assert told({"true masks, mean": 0.3}, count=20)[0].startswith("The model answers mostly")
 
 
+@pytest.mark.parametrize(
+    ("interval", "share", "expected"),
+    [
+        ((0.0, 0.099), 0.05, "hardly"),
+        ((0.05, 0.1), 0.08, "cannot tell"),
+        ((0.1, 0.1), 0.1, "partly"),
+        ((0.2, 0.7), 0.49, "partly"),
+        ((0.2, 0.7), 0.5, "mostly"),
+    ],
+)
+def test_the_background_matters_from_a_tenth_and_mostly_from_a_half(
+    monkeypatch, interval, share, expected
+):
+    images, gains = torch.zeros(2, 3, 2, 2), Gains(torch.ones(2), torch.ones(2), 0.0)
+    swap = {"exact swap": Erasure(None, Swapped(images))}
+    result = Audit(
+        Pictures("c", ("a", "b"), images), torch.zeros(2, 2), swap, {"exact swap": gains}
+    )
+    monkeypatch.setattr(Audit, "interval", interval)
+    monkeypatch.setattr(Audit, "background_share", share)
+    assert result.finding == expected
+
+
 def test_the_interval_is_that_of_flips_where_they_are_more():
     images, flips = torch.zeros(40, 3, 2, 2), torch.arange(40) < 10
     gains = Gains(torch.full((40,), 0.9).double(), torch.full((40,), 0.1).double(), 0.0)
@@ -328,6 +351,16 @@ def test_the_gap_between_backgrounds_is_measured_of_a_convolution_too(cases):
     same, other = (replace(cases, labels=labels) for labels in (answers, (answers + 1) % 8))
     result = audit(staged, other, masks="oracle", fills=("grey",), same=same)
     assert result.gap == (1.0, len(cases), len(cases))
+
+
+def test_the_gap_says_how_many_pictures_of_each_variant_it_is_of(model, cases):
+    ids = tuple(f"00_dog/fg_n{place}_bg_{place}.JPEG" for place in range(6))
+    cut, lost = Hole(ids[5], "cut"), Hole("00_dog/fg_n9_bg_9.JPEG", "lost")
+    same = replace(cases.take(torch.arange(4)), ids=ids[:4], holes=(cut,))
+    mixed = replace(cases, ids=ids, holes=(lost,))
+    result = audit(model, mixed, masks="oracle", fills=("grey",), same=same)
+    assert result.gap[1:] == (4, 5) and result.holes == (lost, cut)
+    assert audit(model, mixed, masks="oracle", fills=("grey",)).holes == (lost,)
 
 
 def test_options_that_would_be_ignored_or_fail_late_are_refused_first(model, cases):

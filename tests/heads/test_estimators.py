@@ -167,9 +167,9 @@ def test_a_screen_measures_the_likeliest_exactly():
     assert len(screen(model, images, masks, top=1, audit=0.01).verified) == 3  # for each, three
     others = {tuple(screen(model, images, masks, audit=0.2, top=1, seed=s).audited) for s in (1, 2)}
     assert len(others) == 2
-    assert (
-        "fig_drop" in result.scores.after and penalised(result.scores).value.isfinite().sum() == 7
-    )
+    assert "4 verified + 3 audited of 12 heads;" in repr(result)
+    assert "fig_drop" in result.scores.after
+    assert penalised(result.scores).value.isfinite().sum() == 7
 
 
 def test_a_screen_that_measures_all_misses_none_and_a_blind_one_is_told_off():
@@ -224,9 +224,8 @@ def test_the_fit_finds_the_truth_and_knows_its_error():
     for seed in range(tries):
         gone = (torch.rand(50, 8, 6, generator=torch.Generator().manual_seed(seed)) < 0.3).double()
         own = noise(50, 1, seed=seed + 1000)  # each image is off by something of its own
-        value, error, explained = fit(
-            gone, gone @ truth + 0.3 * own + 0.1 * noise(50, 8, seed=seed + 2000)
-        )
+        lost = gone @ truth + 0.3 * own + 0.1 * noise(50, 8, seed=seed + 2000)
+        value, error, explained = fit(gone, lost)
         inside += int(((value - truth).abs() < 1.96 * error).sum())
         assert_close(value, truth, atol=0.3, rtol=0)
     assert 0.88 < inside / (6 * tries) < 0.99 and 0.5 < explained < 1
@@ -280,9 +279,8 @@ def test_regression_is_a_fit_to_random_removals():
                 lost[i, draw] = whole - reference.gains(native.forward, images[i], masks[i])[1]
                 for layer, before in weights.items():
                     reference.projection(native.blocks[layer]).weight.copy_(before)
-    x = torch.cat(
-        [torch.ones(48, 1, dtype=torch.float64), gone.flatten(0, 1).flatten(1).double()], dim=1
-    )
+    ones = torch.ones(48, 1, dtype=torch.float64)
+    x = torch.cat([ones, gone.flatten(0, 1).flatten(1).double()], dim=1)
     expected = torch.linalg.lstsq(x, lost.flatten()[:, None]).solution[1:, 0]
     assert_close(result.value.flatten(), expected, atol=1e-9, rtol=0)
     assert 0 < result.before["r2"] < 1 and (result.error > 0).all()
@@ -293,6 +291,21 @@ def test_regression_is_a_fit_to_random_removals():
     for wrong in ({"rate": 1.0}, {"rate": 0.0}, {"ridge": -1.0}, {"draws": 0}):
         with pytest.raises(BadOption, match="a probability between 0 and 1"):
             regress(model, images, masks, **wrong)
+
+
+def test_a_shrunk_regression_puts_in_what_its_own_donors_carry():
+    _, model, images, masks = case(batch=3)
+    donors = {"operator": "resample", "seed": 5}
+    result = regress(model, images, masks, draws=2, rate=0.3, ridge=0.5, **donors)
+    chance = torch.Generator().manual_seed(5)
+    gone = torch.rand(3, 2, 4, HEADS, generator=chance, dtype=torch.float64) < 0.3
+    lost = torch.zeros(3, 2, dtype=torch.float64)
+    for i, draw in torch.cartesian_prod(torch.arange(3), torch.arange(2)).tolist():
+        heads = [(layer, head) for layer, head in gone[i, draw].nonzero().tolist()]
+        lost[i, draw] = joint_effect(model, images, masks, heads, **donors)[i]
+    slopes, errors, _ = fit(gone.flatten(2).double(), lost, ridge=0.5)
+    assert_close(result.value.flatten(), slopes, atol=1e-9, rtol=0)
+    assert_close(result.error.flatten(), errors, atol=1e-9, rtol=0)
 
 
 def test_greedy_scores_again_after_each_removal():

@@ -16,6 +16,7 @@ import seecause as sc
 from seecause.errors import BadOption, MissingWeights, NotDefined
 from seecause.heads import ablate, export, prune
 from seecause.heads._export import readme
+from seecause.models.heads import UnitLinear
 from tests.families.native import TEXT
 from tests.helpers import view
 from tests.tiny import pictures, scramble, tiny
@@ -115,6 +116,20 @@ def test_a_head_of_its_own_and_rotary_attention_come_back(tmp_path):
         )
     )
     close(again(images), ablated(model, images, [(0, 0), (3, 1), (3, 2), (5, 0), (5, 1), (5, 2)]))
+
+
+@pytest.mark.parametrize("kind", ["cosine", "unit-linear", "linear"])
+def test_a_head_that_reads_angles_comes_back_as_what_it_is(kind, tmp_path):
+    native = tiny("hf_dinov3", dtype=torch.float32)
+    width = native.module.config.hidden_size
+    matrix = torch.randn(4, width, generator=torch.Generator().manual_seed(0))
+    layer = UnitLinear(width, 4) if kind == "unit-linear" else torch.nn.Linear(width, 4)
+    head = sc.CosineHead(matrix, scale=3.0) if kind == "cosine" else layer
+    model = sc.wrap(native.module, **{**native.options, "head": head, "pool": "mean"})
+    images = pictures(native)
+    again = sc.load(str(export(model, HEADS, tmp_path)))
+    close(again(images), ablated(model, images))
+    assert json.loads((tmp_path / "seecause.json").read_text())["head"]["kind"] == kind
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ import torch
 from torch.testing import assert_close
 
 import seecause as sc
+from seecause.data.dataset import IGNORE
 from seecause.errors import BadImage, BadOption, NotDefined
 from seecause.heads import Gains, Masks, Swapped, gains as gains_file, information_gains
 from seecause.heads.erase import ErasedViews, erase, fill
@@ -55,6 +56,20 @@ def test_pieces_do_not_matter(monkeypatch):
     assert_close(parts.big, whole.big, atol=1e-12, rtol=0)
     assert whole.protocol["temperature"] == 2.0
     assert whole.protocol["baseline"] == "tensor [3, 3, 32, 48]"
+
+
+def test_what_is_neither_object_nor_background_stays_in_both_versions():
+    _, model, images, masks = case()
+    truth = masks.int()
+    truth[1, :, :8] = IGNORE
+    views = ErasedViews(model, images, Masks.oracle(truth), "grey")
+    for shown, known in zip(views.erased(slice(1, 3)), (1, 0), strict=True):
+        keep = (truth[1:] == known) | (truth[1:] == IGNORE)
+        assert torch.equal(shown, torch.where(keep[:, None], images[1:], 0.0))
+    inside = truth[1] != IGNORE
+    colour = images[1][:, inside].mean(dim=1)  # of the rest alone
+    mean = ErasedViews(model, images, Masks.oracle(truth), "mean").erased(slice(1, 2))[1][0]
+    assert_close(mean[:, truth[1] == 1], colour[:, None].expand(-1, int(masks[1, :, 8:].sum())))
 
 
 def test_three_versions_of_as_many_pictures_as_fit_run_at_once(monkeypatch):

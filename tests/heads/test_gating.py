@@ -89,6 +89,15 @@ def test_soft_roles_follow_from_the_two_gates():
     assert Gating(lacking, lacking, shut).roles()[0][:2] == ["facilitating", None]
     assert result.roles(threshold=0.85)[0][0] == "irrelevant"
     assert result.scores(threshold=0.95)[0, 0] == pytest.approx(0.1)
+    half = torch.full((1, 1, 1), 0.5)  # is not open
+    for opened_by, shut_by, role, value in (
+        (half, half, "interfering", 0.5),
+        (half, half + 0.1, "unclear", -0.5),
+        (half + 0.1, half, "irrelevant", -0.6),
+    ):
+        edge = Gating(half, opened_by, shut_by)
+        assert edge.roles() == [[role]]
+        assert_close(edge.scores(), torch.tensor([[value]]))
     assert_close(result.facilitation, shut[0])
     assert_close(result.irrelevance, (opened * (1 - shut))[0])
     assert_close(result.interference, 1 - opened[0])

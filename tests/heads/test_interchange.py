@@ -130,6 +130,9 @@ def test_interchange_scores_are_shares_of_what_the_other_versions_change():
     shares = scores.protocol["mediated"]
     assert shares[1] == pytest.approx(float(scores.value[best]))
     assert shares[4] == pytest.approx(mediated(model, images, others, scores.top(4)))
+    small = sc.heads.prune(model, [(0, 0), (1, 1), (2, 1), (3, 2)])  # eight are left: all of them
+    whole = select("interchange", small, images, labels, baseline=Swapped(others))
+    assert whole.total == 8 and whole.protocol["mediated"][8] == pytest.approx(1)
     with pytest.raises(BadOption, match="pairs:WITH:WITHOUT"):
         select("interchange", model, images, labels)
     with pytest.raises(BadOption, match="answered alike already"):

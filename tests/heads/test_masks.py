@@ -182,6 +182,38 @@ def test_an_early_stop_finishes_images_one_by_one(monkeypatch):
     assert_close(early.soft[stopped], alone.soft[0], atol=1e-9, rtol=0)
 
 
+def test_an_early_stop_judges_the_pixels_that_will_be_kept(monkeypatch):
+    monkeypatch.setattr(masks, "CHECK_EVERY", 2)
+    _, model, images = case(2)
+    inside = torch.ones(2, *images.shape[-2:], dtype=torch.bool)
+    inside[:, :8] = False
+    asked, honest = [], masks.harden
+
+    def recorded(soft, size, *, inside, **rule):
+        asked.append((*rule.values(), int(inside.sum()) if inside is not None else None))
+        return honest(soft, size, inside=inside, **rule)
+
+    monkeypatch.setattr(masks, "harden", recorded)
+    rule = {"rho": 0.2, "binarise": "percentile", "early_stop": 1e-6, "steps": 2, "grid": 4}
+    discover_masks(model, images, inside=inside, **rule)
+    assert asked == [(0.2, "percentile", 2 * 24 * 48)] * 2  # while searching, and at the end
+
+
+@pytest.mark.parametrize(("early_stop", "steps"), [(0.25, 5), (0.26, 2)])
+def test_an_image_is_finished_when_less_than_the_share_changed(monkeypatch, early_stop, steps):
+    kept = torch.zeros(1, 32, 48, dtype=torch.bool)
+
+    def turned(soft, size, **rule):
+        kept[0, :8] = ~kept[0, :8]  # the first quarter of the rows changes sides
+        return kept.clone(), torch.zeros(1)
+
+    monkeypatch.setattr(masks, "CHECK_EVERY", 1)
+    monkeypatch.setattr(masks, "harden", turned)
+    _, model, images = case(1)
+    result = discover_masks(model, images, steps=5, grid=4, early_stop=early_stop)
+    assert result.steps.tolist() == [steps]
+
+
 def test_gradients_of_every_block_are_held_at_once(monkeypatch):
     _, model, images = case(3)
     rows, honest = [], masks.MaskSearch.run
@@ -318,7 +350,8 @@ def test_a_damaged_file_of_the_cache_is_searched_again(tmp_path):
     folder = tmp_path / "kept" / "masks"  # made with what is above it
     _, model, images = case(3)
     first = discover_masks(model, images, cache=folder, **OPTIONS)
-    damages = (b"", b"nonsense that is no header", save({"other": torch.zeros(1)}))
+    others = {name: torch.zeros(1) for name in ("soft", "losses", "other")}
+    damages = (b"", b"nonsense that is no header", save(others))
     for file, damage in zip(sorted(folder.iterdir()), damages, strict=True):
         file.write_bytes(damage)
     assert_close(discover_masks(model, images, cache=folder, **OPTIONS).soft, first.soft)

@@ -13,9 +13,7 @@ import seecause as sc
 from seecause.data.batch import group_shares
 from seecause.data.dataset import Hole
 from seecause.engine import forks
-from seecause.errors import (
-    NotDefined,
-)
+from seecause.errors import BadOption, NotDefined
 from seecause.heads import (
     Gains,
     HeadScores,
@@ -31,6 +29,7 @@ from seecause.heads._outcomes import (
     curve,
     logits_without,
     outcomes,
+    over_groups,
     readable_twins,
 )
 from seecause.heads.erase import Erasure
@@ -180,6 +179,14 @@ def test_averages_over_groups_have_their_own_names(model, cases, caplog):
     )  # Critters have more groups
 
 
+def test_the_worst_of_two_groups_is_of_those_where_object_and_background_disagree():
+    groups = [(0, 0)] * 4 + [(0, 1)] * 4 + [(1, 0)] * 4 + [(1, 1)] * 4
+    for wrong, worst in (((1, 4, 8, 9, 12, 13, 14), 0.5), ((0, 1, 4, 5, 6, 8), 0.25)):
+        right = torch.tensor([place not in wrong for place in range(16)])
+        averages = over_groups(group_accuracy(right, groups))
+        assert averages["worst of groups (0, 1) and (1, 0)"] == worst
+
+
 def test_nine_answers_are_those_of_the_release(tmp_path):
     mapping = torch.tensor([*range(9), -1, 3, -1, 0, 8])
     module = scramble(
@@ -197,6 +204,9 @@ def test_nine_answers_are_those_of_the_release(tmp_path):
     assert (
         ten(images).argmax(dim=1) == in9_answers(model(images), mapping) % 10
     ).all() and ten.n_classes == 10
+    for lacking in (mapping.clamp_min(0), torch.where(mapping == 5, 4, mapping)):
+        with pytest.raises(BadOption, match="classes for each of the nine"):
+            imagenet9_model(model, lacking)
     swapped = torch.tensor([1, 0, *range(2, 9), -1, 3, -1, 0, 8])
     assert (
         len({model.fingerprint(), ten.fingerprint(), imagenet9_model(model, swapped).fingerprint()})

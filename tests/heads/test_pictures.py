@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
+from timm.models.vision_transformer import VisionTransformer
 from torch.testing import assert_close
 
 import seecause as sc
 from seecause import critters
-from seecause.data import open_data
+from seecause.data import backgrounds, open_data
 from seecause.data.dataset import IGNORE
 from seecause.errors import BadImage, BadOption, DataMissing, SeecauseError, UnknownClass
 from seecause.heads import pictures as pictures_file
 from seecause.heads.erase import Erasure
-from seecause.heads.pictures import critter_pictures, read_pictures
+from seecause.heads.pictures import critter_pictures, model_for, read_pictures
 
 
 def test_critters_come_with_exact_counterfactuals(model):
@@ -144,6 +146,25 @@ def test_pictures_are_read_some_at_a_time_and_what_cannot_be_read_has_its_name(m
     monkeypatch.setattr(Broken, "__len__", lambda self: 0)
     with pytest.raises(BadOption, match="at least one picture"):
         read_pictures(model, data)
+
+
+def test_pictures_without_names_are_counted(model, monkeypatch):
+    monkeypatch.setattr(pictures_file, "_READ", 2)
+    monkeypatch.setattr(Broken, "ids", ("",) * 7)
+    assert read_pictures(model, Broken()).ids == tuple("01234")
+
+
+def test_only_a_model_of_imagenets_classes_gives_the_nine_answers(model, monkeypatch):
+    module = VisionTransformer(
+        img_size=16, patch_size=8, embed_dim=12, depth=1, num_heads=3, num_classes=1000
+    )
+    thousand = sc.wrap(module.eval(), mean=(0.5,) * 3, std=(0.5,) * 3, size=16, check=False)
+    monkeypatch.setattr(backgrounds, "find_in9_map", lambda name: name.partition(":")[2])
+    maps = {"p:original": torch.arange(1000) % 10 - 1}
+    monkeypatch.setattr(backgrounds, "read_in9_map", maps.get)
+    nine, birds = (SimpleNamespace(name=name) for name in ("imagenet9:p:original", "folder:p"))
+    assert model_for(model, nine) is model and model_for(thousand, birds) is thousand
+    assert model_for(thousand, nine).classes == (*backgrounds.CLASSES, "none of the nine")
 
 
 def test_where_no_picture_can_be_read_the_first_says_why(model, monkeypatch):

@@ -212,6 +212,8 @@ def test_pieces_do_not_matter(temperature, monkeypatch):
     for name, value in whole.after.items():
         assert_close(parts.after[name], value, atol=1e-9, rtol=0)
     assert parts.before == pytest.approx(whole.before) and done == [24, 24, 12]
+    asked = {"seed": 1, "operator": "resample", "temperature": temperature, "guard": True}
+    assert asked.items() <= parts.protocol.items()
 
 
 def test_some_heads_only():

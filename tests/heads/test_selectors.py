@@ -298,6 +298,10 @@ def test_images_come_to_the_model():
         select("output-norm", model, images.float(), labels).value,
         select("output-norm", model, images.float().double(), labels).value,
     )
+    native = tiny("timm_registers")
+    single = sc.wrap(native.module.float(), **native.options, check=False)
+    scores = select("output-norm", single, images, labels)
+    assert scores.value.dtype == scores.error.dtype == torch.float64  # on every kind of model
 
 
 @pytest.mark.parametrize(
@@ -330,6 +334,10 @@ def test_greedy_heads_come_in_the_order_of_their_removal():
     assert result.order() == chosen.heads and len(chosen.heads) == 3
     assert [float(result.after["score when chosen"][head]) for head in chosen.heads] == chosen.gains
     assert (result.value == 0).sum() == 12 - 3  # measured, and not chosen
+    early = select("greedy", model, images, labels, masks=masks, top=12, guard="none")
+    gone = len(early.order())
+    assert 3 <= gone < 12 and early.order()[:3] == chosen.heads  # then none was worth removing
+    assert [float(early.value[head]) for head in early.order()] == list(range(gone, 0, -1))
 
 
 def test_regression_is_the_fit_to_random_removals():

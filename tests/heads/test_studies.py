@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from contextlib import contextmanager
 from dataclasses import replace
 
 import pytest
@@ -120,6 +121,14 @@ def test_masks_are_searched_anew_for_each_setting(setup, monkeypatch):
     assert len(files) == 2 * 6  # rho costs nothing, another fill is another search
 
 
+def test_what_a_study_changes_wins_over_what_was_asked_for(setup, monkeypatch):
+    monkeypatch.setattr(studies, "MASKS", {"default": {}, "rho 0.25": {"rho": 0.25}})
+    asked = replace(setup, search={**setup.search, "rho": 0.6}, erasures=())
+    for row, rho in zip(ablation_table("masks", asked).rows, (0.6, 0.25), strict=True):
+        masks = discover_masks(setup.model, setup.train.images, **{**asked.search, "rho": rho})
+        same(row, {"IoU": float(iou(masks, setup.train.truth).nanmean())})
+
+
 def test_temperatures_change_the_choice_of_heads_alone(setup):
     table, usual = ablation_table("temperature", setup), scores_of(setup)
     assert [row["temperature"] for row in table.rows] == [0.5, 1.0, 2.0]
@@ -204,17 +213,27 @@ def test_a_study_is_set_up_as_it_is_asked_for(model, cases, monkeypatch):
         return studies.StudyTable(name, "?", [])
 
     monkeypatch.setattr(studies, "ablation_table", kept)
+    nine = replace(model, name="nine")  # what a model is where the data has other answers
+    monkeypatch.setattr(studies, "model_for", lambda given, data: nine)
     labels = model(cases.images).argmax(dim=1)
     train, background = (
         replace(cases, labels=labels),
         Background("discovered", "blur", {"steps": 1}),
     )
     around = {"sampling": AnswerSampling(share=0.7, cap=3), "background": background}
+    done = []
+
+    @contextmanager
+    def progress(what, total):
+        yield lambda count: done.append((what, count))
+
+    around["progress"] = progress
     ablation_study("stability", model, train, cases, top=3, guard=False, draws=7, seed=3, **around)
+    assert done[-1] == ("study stability", 1)
     (setup,) = setups
     assert setup.train.ids == answered_right(model, train, seed=3, share=0.7, cap=3).ids
     assert setup.train.ids != answered_right(model, train, seed=0, share=0.7, cap=3).ids
-    assert setup.test is cases and setup.search == {"steps": 1}
+    assert setup.test is cases and setup.search == {"steps": 1} and setup.model is nine
     assert (setup.top, setup.fill, setup.guard, setup.draws, setup.seed) == (3, "blur", False, 7, 3)
     masks = discover_masks(model, setup.train.images, steps=1)
     assert torch.equal(setup.masks.hard, masks.hard)
@@ -222,6 +241,8 @@ def test_a_study_is_set_up_as_it_is_asked_for(model, cases, monkeypatch):
     assert torch.equal(
         setup.erasures[0].masks.hard, discover_masks(model, cases.images, steps=1).hard
     )
+    ablation_study("fraction", model, train, cases, seed=3, **around)  # of at most three
+    assert setups[1].train.ids == answered_right(model, train, seed=3, share=1.0, cap=3).ids
     with pytest.raises(BadOption, match="studies compare masks"):
         ablation_study("k", model, train, cases, background=Background(fill="swap"))
 
