@@ -6,6 +6,7 @@ The command line prints them as one line and leaves with exit code 2.
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -125,11 +126,13 @@ class OtherClasses(UnknownClass):
         few = ", ".join(map(repr, known[:3])) + (
             f", ... ({len(known)} in all)" if len(known) > 3 else ""
         )
+        wordnet = re.fullmatch(r"n\d{8}", name) is not None
+        ids = " Folders with ImageNet's ids are read by imagenet:PATH." if wordnet else ""
         SeecauseError.__init__(
             self,
             f"{data} is not data for {model}: no class is called {name!r} there, its classes are"
-            f" {few}. Call folders as `seecause doctor --model MODEL --list-classes` does, give"
-            " names with --classes FILE, or take another model.",
+            f" {few}.{ids} Call folders as `seecause doctor --model MODEL --weights FILE"
+            " --list-classes` does, give names with --classes FILE, or take another model.",
         )
 
 

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 import seecause as sc
-from seecause.errors import BadImage, BadOption, NotDefined, UnknownClass
+from seecause.errors import BadImage, BadOption, NotDefined, OtherClasses, UnknownClass
 from seecause.models.base import _as_tensors, library_versions, protocol
 from tests.families.native import HALF
 from tests.helpers import view
@@ -245,3 +245,9 @@ def test_a_deep_copy_of_a_view_is_refused_since_it_would_share_layers(model):
     with pytest.raises(NotDefined, match=r"copy.deepcopy\(model.module\)"):
         copy.deepcopy(model)
     assert copy.copy(model)(model.zeros(model.preprocess.size)).shape == (1, 7)
+
+
+def test_folders_with_ids_of_imagenet_are_sent_to_its_reader():
+    classes = ["tench", "goldfish"]
+    assert "imagenet:PATH" in str(OtherClasses("folder:val", "vit", "n01440764", classes))
+    assert "imagenet:PATH" not in str(OtherClasses("folder:val", "vit", "cat", classes))

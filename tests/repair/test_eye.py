@@ -70,7 +70,7 @@ def test_pictures_without_a_mask_are_not_counted_as_missed(biased, pictures):
 
 
 def test_the_models_own_maps_come_with_a_warning(biased, pictures, caplog):
-    for source in ("own", biased):
+    for source in ("own", biased, "builtin:critters-biased"):  # the same weights, read again
         seen = sc.eye(source, model=biased).masks(pictures.images)
         assert seen.kind == "own" and "shows the background" in seen.notes[0]
     assert "shows the background" in caplog.text and seen.overlap is None

@@ -33,11 +33,15 @@ def small_vit(side=16, **options):
 
 
 def test_another_view_of_the_same_module_is_the_model_itself(biased):
-    """However it is wrapped: it warns, and a yes is a perhaps; a copy of it is another network."""
-    view, other = wrapped(biased.module), wrapped(copy.deepcopy(biased.module))
+    """However it is wrapped or copied: it warns, and a yes is a perhaps. With other weights it is
+    another network."""
+    view, twin = wrapped(biased.module), wrapped(copy.deepcopy(biased.module))
+    trained = copy.deepcopy(biased.module)
+    with torch.no_grad():
+        next(trained.parameters()).add_(0.1)
     assert view is not biased
-    assert sc.eye(view, model=biased).kind == "own"
-    assert sc.eye(other, model=biased).kind == "network"
+    assert sc.eye(view, model=biased).kind == sc.eye(twin, model=biased).kind == "own"
+    assert sc.eye(wrapped(trained), model=biased).kind == "network"
     seen = sc.eye(view, model=biased, method="rollout").masks(scenes(4).images)
     assert seen.kind == "own" and "shows the background" in seen.notes[0]
 

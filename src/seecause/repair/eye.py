@@ -254,7 +254,8 @@ def eye(
     network = model if source == "own" else source
     if isinstance(network, str):
         network = load(network, weights=weights, device=model.device)
-    kind: EyeKind = "own" if network.module is model.module else "network"
+    same = network.module is model.module or network.fingerprint() == model.fingerprint()
+    kind: EyeKind = "own" if same else "network"
     if method == "caap":
         options = {"score": "logit", **options}
     find(method, network.architecture).check(options)

@@ -42,13 +42,13 @@ class BadRequest(SeecauseError):
     """A request that is not what the action takes."""
 
 
-class Request(BaseModel):
+class PanelRequest(BaseModel):
     """What a client may ask of an action: these fields, of these types, and no others."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
     @classmethod
-    def read(cls, content: bytes) -> Request:
+    def read(cls, content: bytes) -> PanelRequest:
         """From JSON, or in words what is wrong with it."""
         try:
             return cls.model_validate_json(content)
@@ -59,7 +59,7 @@ class Request(BaseModel):
             raise BadRequest(f"{where or 'the request'}: {first['msg']}{count}.") from None
 
 
-class OnModel(Request):
+class OnModel(PanelRequest):
     """A request that waits in a model's queue."""
 
     model: Name
@@ -99,12 +99,12 @@ class Panel:
         }
 
     @cached_property
-    def by_name(self) -> dict[str, tuple[Action, type[Request]]]:
+    def by_name(self) -> dict[str, tuple[Action, type[PanelRequest]]]:
         """Actions and their requests; `copy` is one of them."""
         every = [*self.actions, self.copy]
         return {action.__name__: (action, get_type_hints(action)["request"]) for action in every}
 
-    def find(self, action: str) -> tuple[Action, type[Request]]:
+    def find(self, action: str) -> tuple[Action, type[PanelRequest]]:
         if action not in self.by_name:
             raise UnknownName("action", action, list(self.by_name))
         return self.by_name[action]

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from seecause.app.jobs import Reply
-from seecause.app.panels import Name, Panel, Request, as_script
+from seecause.app.panels import Name, Panel, PanelRequest, as_script
 from seecause.app.state import ActionContext
 from seecause.errors import BadOption
 from seecause.report.folder import MANIFEST
@@ -50,11 +50,11 @@ class RunFolder:
     pages: tuple[RunPage, ...]
 
 
-class Everything(Request):
+class Everything(PanelRequest):
     """A request without fields."""
 
 
-class Opened(Request):
+class Opened(PanelRequest):
     """One result, by the id of the list."""
 
     run: Name
