@@ -147,9 +147,10 @@ def export(
     folder = Path(folder)
     check_place(folder, CARD, "ifam.json")
     if (folder / (SLICED if form == "zeroed" else PLAIN)).exists():
-        found = "this one has weights of the other form"
-        expected = f"an empty folder, or one with a model of form={form!r}: {found}"
-        raise BadOption("folder", str(folder), expected)
+        expected = f"an empty folder, or one with a model of form={form!r}"
+        raise BadOption(
+            "folder", str(folder), f"{expected}: this one has weights of the other form"
+        )
     card = {
         "form": form,
         "model": model.name,

@@ -217,9 +217,9 @@ def _prefix_length(inputs: Mapping[str, Any], image: slice) -> int:
             "they say where the question ends, up to which this model reads both ways",
             "give them as its processor does: 0 for picture and question, 1 for an answer",
         )
-    said = kinds[0] != 0
-    prefix = int((~said).sum())
-    if bool(said[:prefix].any()) or image.start > 0 or image.stop > prefix:
+    in_answer = kinds[0] != 0
+    prefix = int((~in_answer).sum())
+    if bool(in_answer[:prefix].any()) or image.start > 0 or image.stop > prefix:
         raise BadPrompt(
             "another order than picture, question, answer",
             "in this model whatever stands before the answer reads the picture, so the picture must"

@@ -55,8 +55,8 @@ def remove_heads(
     order = scores.order()
     images, means = lesson.learn.pictures.images, list[Tensor]()
     if operator == "mean":
-        some = images[_spread(len(images), pairs).to(images.device)]
-        means = [by_token.mean(dim=0) for by_token in mean_carried(model, some)]  # [H, dh] each
+        sampled = images[_spread(len(images), pairs).to(images.device)]
+        means = [by_token.mean(dim=0) for by_token in mean_carried(model, sampled)]  # [H, dh] each
     if not order:
         return Mended(model, f"No head was removed: {by} gives none a score above 0.")
     with lesson.progress("removing heads", len(counts)) as advance:
