@@ -35,7 +35,8 @@ def small_vit(side=16, **options):
 def test_another_view_of_the_same_module_is_the_model_itself(biased):
     """However it is wrapped or copied: it warns, and a yes is a perhaps. With other weights it is
     another network."""
-    view, twin = wrapped(biased.module), wrapped(copy.deepcopy(biased.module))
+    view = wrapped(biased.module)
+    twin = wrapped(copy.deepcopy(biased.module), name="another name")
     trained = copy.deepcopy(biased.module)
     with torch.no_grad():
         next(trained.parameters()).add_(0.1)

@@ -245,6 +245,14 @@ class ImageModel:
             self.memo["fingerprint"] = (key, total.hexdigest()[:16])
         return self.memo["fingerprint"][1]
 
+    def has_weights_of(self, other: ImageModel) -> bool:
+        """Whether both answer by equal tensors, whatever the models are called."""
+        ours, theirs = self._weights(), other._weights()
+        kinds = [[(tensor.shape, tensor.dtype) for tensor in part] for part in (ours, theirs)]
+        return kinds[0] == kinds[1] and all(
+            torch.equal(mine, its.to(mine.device)) for mine, its in zip(ours, theirs, strict=True)
+        )
+
     def _modules(self) -> list[nn.Module]:
         return [self.module] if self.extra is None else [self.module, self.extra]
 

@@ -254,7 +254,7 @@ def eye(
     network = model if source == "own" else source
     if isinstance(network, str):
         network = load(network, weights=weights, device=model.device)
-    same = network.module is model.module or network.fingerprint() == model.fingerprint()
+    same = network.module is model.module or network.has_weights_of(model)
     kind: EyeKind = "own" if same else "network"
     if method == "caap":
         options = {"score": "logit", **options}
