@@ -38,11 +38,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 import seecause as sc
 from benchmarks.timing import heading, race, row, title
 from seecause import critters
-from seecause.data import open_data
-from seecause.data.batch import to_batch
-from seecause.engine.chunks import budget
-from seecause.engine.forks import HELD
-from seecause.heads import (
+from seecause.background import (
     HeadScores,
     Masks,
     Swapped,
@@ -52,8 +48,12 @@ from seecause.heads import (
     score,
     screen,
 )
-from seecause.heads.erase import erase
-from seecause.heads.gains import jensen_shannon, log_probs
+from seecause.background.erase import erase
+from seecause.background.gains import jensen_shannon, log_probs
+from seecause.data import open_data
+from seecause.data.batch import to_batch
+from seecause.engine.chunks import budget
+from seecause.engine.forks import HELD
 from seecause.loading import rewrap
 from seecause.models.view import VisionModel
 

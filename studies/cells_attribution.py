@@ -22,7 +22,7 @@ from seecause.bench.study import Row, StudyContext
 from seecause.critters import BACKGROUNDS, Do, draw, render
 from seecause.engine.blanks import blank_image
 from seecause.engine.token_sets import selection
-from seecause.heads.pictures import logits_of
+from seecause.background.images import logits_of
 from seecause.metrics import (
     insertion_deletion,
     localization,
@@ -56,7 +56,7 @@ def pictures(
 @lru_cache(maxsize=4)
 def read(view: Any, data: str, limit: int | None) -> Any:
     """Pictures in a model's frame; cells of one process share them."""
-    return sc.heads.read_pictures(view, sc.data.open_data(data, limit=limit))
+    return sc.background.read_pictures(view, sc.data.open_data(data, limit=limit))
 
 
 def named(variant: str | Row, lighter: Row | None = None) -> tuple[str, Row]:

@@ -19,12 +19,12 @@ from torch import Tensor
 import seecause as sc
 from seecause.bench.study import Row, StudyContext
 from seecause.data.backgrounds import ALONE, Composites, compose, halves
-from seecause.heads import Erasure, HeadScores, Masks, Pictures, Swapped, select
-from seecause.heads._outcomes import logits_without
-from seecause.heads.erase import ErasedViews
-from seecause.heads.gains import jensen_shannon, log_probs
-from seecause.heads.masks import harden
-from seecause.heads.pictures import logits_of
+from seecause.background import Erasure, HeadScores, Masks, Pictures, Swapped, select
+from seecause.background._outcomes import logits_without
+from seecause.background.erase import ErasedViews
+from seecause.background.gains import jensen_shannon, log_probs
+from seecause.background.masks import harden
+from seecause.background.images import logits_of
 
 RHO = 0.35  # share of the pixels that discovered masks keep
 OPEN = 0.5  # a gate above it is open (Nam et al. 2025)
@@ -104,8 +104,8 @@ def _opened(
         for label in kept:
             few += [photo for photo in data.photos if photo.label == label][:4]
         data = replace(data, photos=tuple(photo for photo in data.photos if photo in few))
-    others = sc.heads.read_pictures(model, sc.data.open_data(imagenet, limit=limit))
-    return Photos(model, sc.heads.read_pictures(model, data), others, mixes, seed)
+    others = sc.background.read_pictures(model, sc.data.open_data(imagenet, limit=limit))
+    return Photos(model, sc.background.read_pictures(model, data), others, mixes, seed)
 
 
 def answers(context: StudyContext, *, setup: Row) -> list[Row]:
@@ -142,7 +142,7 @@ def masks(context: StudyContext, *, setup: Row, part: int) -> list[Row]:
     photos = opened(context, setup)
     rows = range(part * len(photos.pets) // 4, (part + 1) * len(photos.pets) // 4)
     images = photos.pets.images[rows.start : rows.stop]
-    found = sc.heads.discover_masks(photos.model, images, steps=setup["mask_steps"], rho=RHO)
+    found = sc.background.discover_masks(photos.model, images, steps=setup["mask_steps"], rho=RHO)
     ids = photos.pets.ids[rows.start : rows.stop]
     return [{"photo": n, "soft": soft.tolist()} for n, soft in zip(ids, found.soft, strict=True)]
 
@@ -166,7 +166,7 @@ def audit(context: StudyContext, *, setup: Row, earlier: Earlier) -> list[Row]:
     }
     rows = []
     for name, look in looks.items():
-        gains = sc.heads.information_gains(
+        gains = sc.background.information_gains(
             photos.model, photos.pets.images, look.masks, baseline=look.baseline
         )
         columns = {"fig": gains.fig, "big": gains.big, "right": photos.right}
@@ -179,7 +179,7 @@ def audit(context: StudyContext, *, setup: Row, earlier: Earlier) -> list[Row]:
         "control: random pixels": lot.to(middle.device) < RHO,
     }
     for name, hard in guesses.items():
-        rows += _by_photo(photos.pets.ids, {"iou": sc.heads.iou(hard, truth)}, look=name)
+        rows += _by_photo(photos.pets.ids, {"iou": sc.background.iou(hard, truth)}, look=name)
     return rows
 
 
@@ -215,7 +215,9 @@ def scores(context: StudyContext, *, setup: Row, by: str, earlier: Earlier) -> l
     elif by == "regression":
         draws = max(32, -(-2 * model.n_layers * model.n_heads // len(rows)))  # few photos need more
         options = {"draws": draws, "target": labels, "seed": setup["seed"]}
-        found = {"regression, true masks, grey": sc.heads.regress(model, images, truth, **options)}
+        found = {
+            "regression, true masks, grey": sc.background.regress(model, images, truth, **options)
+        }
     elif by == "gating":
         found = {by: select(by, model, images, labels, **setup["gating"])}
     else:
@@ -254,7 +256,7 @@ def removals(context: StudyContext, *, setup: Row, sets: str, earlier: Earlier) 
         wanted = []
         for size in sorted({len(one["heads"]) for one in chosen.values()} - {0}):
             options = {"draws": setup["draws"], "seed": setup["seed"]}
-            lots = sc.heads.random_sets(photos.model, size, **options)
+            lots = sc.background.random_sets(photos.model, size, **options)
             wanted += [{"row": "random", "heads": h, "draw": i} for i, h in enumerate(lots)]
     stage = Stage(photos, photos.masks(earlier))
     done: dict[tuple[Any, ...], Row] = {}

@@ -21,10 +21,10 @@ import seecause as sc
 from seecause import critters
 from seecause.bench.study import Row, StudyContext
 from seecause.errors import DataMissing
-from seecause.heads import Erasure, HeadScores, Masks, penalised, protected, score, select
-from seecause.heads._outcomes import logits_without, outcomes
-from seecause.heads.erase import erase
-from seecause.heads.pictures import Pictures, critter_pictures
+from seecause.background import Erasure, HeadScores, Masks, penalised, protected, score, select
+from seecause.background._outcomes import logits_without, outcomes
+from seecause.background.erase import erase
+from seecause.background.images import Pictures, critter_pictures
 from seecause.metrics import group_accuracy, rank_correlation
 from seecause.models.sources import saved
 
@@ -86,10 +86,10 @@ def selections(
     scores["mean ablation, true masks, grey"] = penalised(
         score(model, images, truth, operator="mean", **grey)
     )
-    scores["regression, true masks, grey"] = sc.heads.regress(
+    scores["regression, true masks, grey"] = sc.background.regress(
         model, images, truth, draws=draws, **grey
     )
-    picked = sc.heads.greedy(model, images, truth, top=top, rule=penalised, **grey)
+    picked = sc.background.greedy(model, images, truth, top=top, rule=penalised, **grey)
     scores["greedy, true masks, grey"] = as_scores(model, picked.heads)
     scores |= controls(model, images, labels, truth)
     gates = {
@@ -104,7 +104,7 @@ def selections(
     scores |= gates
     for name, scored in gates.items():  # as many go as are asked for, whatever the heads are called
         scores[f"{name}, forced"] = replace(scored, value=scored.after["interference"])
-    gold = sc.heads.interchange(model, images, swap)
+    gold = sc.background.interchange(model, images, swap)
     scores[GOLD] = HeadScores(gold.background, gold.background_error)
     less = gold.background - gold.foreground
     return scores | {"interchange, background less object": HeadScores(less)}
@@ -145,7 +145,7 @@ def audit(context: StudyContext, *, model: str, measured: int, mask_steps: int) 
 
 
 def audited(model: Any, cases: Pictures, steps: int) -> tuple[Row, list[Erasure]]:
-    found = sc.heads.audit(model, cases, steps=steps)
+    found = sc.background.heads_audit(model, cases, steps=steps)
     names = ("discovered masks, mean", "true masks, mean", "true masks, grey", "exact swap")
     row: Row = {"IoU": float(found.overlap.nanmean()), "flips": float(found.flips.double().mean())}
     for name in names:
@@ -174,14 +174,14 @@ def removals(
     """Every method on one model: agreement with the gold score, and the model without its heads."""
     torch.backends.cudnn.allow_tf32 = False  # it would round the patch embedding
     view = open_model(context, model)
-    train = sc.heads.answered_right(
+    train = sc.background.answered_right(
         view, scenes(view, "certified", "train", 4 * scored), share=0.4, cap=scored
     )
     plain = [("balanced", "train", scored), ("balanced", "val", val), ("balanced", "test", test),
              ("certified", "test", iid)]  # fmt: skip
     balanced, *seen = [scenes(view, *kind, swaps=False) for kind in plain]
     seen.append(scenes(view, "balanced", "test", measured))
-    masks = sc.heads.discover_masks(view, train.images, steps=mask_steps)
+    masks = sc.background.discover_masks(view, train.images, steps=mask_steps)
     row, looks = audited(view, seen[-1], mask_steps)
     options = {"top": max(ks), "gating": gating, "draws": regression_draws}
     scores = selections(view, train, balanced, masks, **options)
@@ -200,13 +200,13 @@ def removals(
     rows += [{"method": name, "K": k, **by_set[heads]} for (name, k), heads in wanted.items()]
     rows.append({"method": ERM, "K": 0, **by_set[()]})
     for size in sorted({len(heads) for heads in sets} | set(ks) - {0}):
-        lots = sc.heads.random_sets(view, size, draws=draws, seed=seed) if size else []
+        lots = sc.background.random_sets(view, size, draws=draws, seed=seed) if size else []
         name = RANDOM if size in ks else AS_MANY
         drawn = without(view, lots, seen, looks) if lots else []
         rows += [{"method": name, "K": size, "draw": i, **one} for i, one in enumerate(drawn)]
     held = scenes(view, "balanced", "val", retrained, start=8192, swaps=False)
     strengths = (1.0, 0.3, 0.1, 0.03, 0.01)
-    new = sc.heads.retrain_last_layer(
+    new = sc.background.retrain_last_layer(
         view, held.images, held.labels, torch.tensor(held.groups), refits=5, strengths=strengths
     )
     rows.append({"method": DFR, "K": 0, **without(new, [()], seen, looks)[0]})
@@ -243,7 +243,7 @@ def agreement(model: Any, train: Pictures, one: HeadScores, scores: dict[str, He
         "Spearman with gold": float(
             rank_correlation(value.flatten()[None], gold.flatten()[None])[0]
         ),
-        "mediated by top 4": sc.heads.mediated(model, *pair, top),
+        "mediated by top 4": sc.background.mediated(model, *pair, top),
         "costly among top 4": sum(bool(harmed[head]) for head in top) / len(top) if top else None,
         "top 8": " ".join(f"{layer}.{head}" for layer, head in one.top(min(8, one.value.numel()))),
     }
@@ -253,7 +253,7 @@ def _screened(model: Any, train: Pictures, scores: dict[str, HeadScores]) -> Row
     """Recall of the exact top 4 among the first 16 of the first-order guess; Gini of the gold."""
     row: Row = {}
     for name, masks, fill in ((GREY, train.oracle, "grey"), (SWAP, None, train.swapped)):
-        guess = sc.heads.first_order(model, train.images, masks, baseline=fill)
+        guess = sc.background.first_order(model, train.images, masks, baseline=fill)
         exact = set(scores[name].order(positive=False)[:4])
         row[f"recall at 16, {name}"] = len(exact & set(guess.order(positive=False)[:16])) / 4
     values = scores[GOLD].value.flatten().sort().values
@@ -269,11 +269,11 @@ def planted(
     """A model whose background heads are known: does each method find them, and what if they go?"""
     view = open_model(context, model)
     roles: dict[tuple[int, int], str] = view.module.roles
-    train = sc.heads.answered_right(
+    train = sc.background.answered_right(
         view, scenes(view, "matted", "train", 4 * scored), share=0.4, cap=scored
     )
     balanced = scenes(view, "balanced", "train", scored, mat=True)
-    masks = sc.heads.discover_masks(view, train.images, steps=mask_steps)
+    masks = sc.background.discover_masks(view, train.images, steps=mask_steps)
     options = {"top": max(ks), "gating": gating, "draws": regression_draws}
     scores = selections(view, train, balanced, masks, **options)
     truth, rows = [role == "background" for role in roles.values()], []

@@ -34,10 +34,10 @@ from seecause.bench.study import Row, StudyContext
 from seecause.critters.train import half
 from seecause.data.batch import sample_in_frame
 from seecause.data.dataset import IGNORE
-from seecause.heads import Pictures, Swapped, random_sets, select
-from seecause.heads._outcomes import logits_without
-from seecause.heads.pictures import logits_of
-from seecause.repair import Discovery
+from seecause.background import Pictures, Swapped, random_sets, select
+from seecause.background._outcomes import logits_without
+from seecause.background.images import logits_of
+from seecause.background import Discovery
 
 SPECIES = ("cat", "dog")
 MARKED = {  # the class that the badge goes with, and how many of it and of the others have it

@@ -18,7 +18,7 @@ from training import descend, trained_once, with_faster_head
 import seecause as sc
 from seecause.bench.study import StudyContext
 from seecause.critters.train import half, seeded
-from seecause.heads.pictures import logits_of
+from seecause.background.images import logits_of
 from seecause.metrics._pixels import spread_out
 
 CELLS = 4  # deleted ones are of CELLS x CELLS
@@ -39,7 +39,7 @@ def in_domain(
 ) -> list[Row]:
     """Insertion less deletion, IDSDS, place and sets of maps of the fine-tuned model, by label."""
     view = fine_tuned(context, model, weights, data, pool)
-    cases = sc.heads.read_pictures(view, context.data(f"{data}:test", context.limit or count))
+    cases = sc.background.read_pictures(view, context.data(f"{data}:test", context.limit or count))
     right = logits_of(view, cases.images).argmax(dim=1) == cases.labels
     name, asked = named(variant)
     rows: list[Row] = []
@@ -58,7 +58,7 @@ def fine_tuned(context: StudyContext, model: str, weights: str, data: str, pool:
     view = new_head(context, model, weights, data, pool)
 
     def train(module: Any) -> None:
-        cases = sc.heads.read_pictures(view, context.data(f"{data}:trainval", context.limit))
+        cases = sc.background.read_pictures(view, context.data(f"{data}:trainval", context.limit))
         _train(module, cases.images, cases.labels)
 
     key = [model, data, pool, EPOCHS, RATE]
@@ -82,7 +82,7 @@ def sets(
     a `pool`, of the fine-tuned model, on photos from `first` on: those before may choose."""
     if pool:
         view = fine_tuned(context, model, weights, data, pool)
-        cases = sc.heads.read_pictures(view, context.data(f"{data}:test", context.limit))
+        cases = sc.background.read_pictures(view, context.data(f"{data}:test", context.limit))
         cases = cases.take(torch.arange(len(cases))[first if context.limit is None else 0 :])
     else:
         view, cases = pictures(context, model, data, None, weights)

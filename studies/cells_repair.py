@@ -19,13 +19,13 @@ from torch import Tensor
 
 import seecause as sc
 from seecause.bench.study import Row, StudyContext
-from seecause.heads import Pictures
-from seecause.heads.masks import iou
-from seecause.heads.pictures import critter_pictures, logits_of
-from seecause.repair._remedies import Lesson, find_remedy
-from seecause.repair.audit import PER_PICTURE, audit_part, verdict_of
-from seecause.repair.eye import EyeMasks, by_patches
-from seecause.repair.versions import Material, VersionedPictures, split_rows
+from seecause.background import Pictures
+from seecause.background.masks import iou
+from seecause.background.images import critter_pictures, logits_of
+from seecause.background._remedies import Lesson, find_remedy
+from seecause.background.audit import PER_PICTURE, audit_part, verdict_of
+from seecause.background.objects import EyeMasks, by_patches
+from seecause.background.versions import Material, VersionedPictures, split_rows
 
 ERM: Row = {"rate": 1e-4, "length": 3.0}  # the setting that `shortcut.toml` chose, on seed 0
 TRANSPLANTS = 8  # of each picture
@@ -37,7 +37,7 @@ def trained(context: StudyContext, *, data: str, seed: int, setup: Row) -> list[
     case = _case(context, data, seed, setup)
     _, val, _ = case.sets
     seen = shortcut.seen(case.model.preprocess, val)
-    dfr = sc.heads.retrain_last_layer(case.model, seen, val.labels, val.groups, seed=seed)
+    dfr = sc.background.retrain_last_layer(case.model, seen, val.labels, val.groups, seed=seed)
     return [
         {"method": "as trained", **case.measured(case.model)},
         {"method": "DFR, with group labels", **case.measured(dfr)},
@@ -240,7 +240,8 @@ def photos(context: StudyContext, *, data: str, others: str, setup: Row) -> list
     held-out pets, and on `others`, photos of all classes?"""
     view = context.load(setup["model"], weights=context.fill(setup["weights"]))
     cases, all_classes = (
-        sc.heads.read_pictures(view, context.data(name, context.limit)) for name in (data, others)
+        sc.background.read_pictures(view, context.data(name, context.limit))
+        for name in (data, others)
     )
     rows = []
     for force in (False, True):
@@ -263,11 +264,14 @@ def verdicts(context: StudyContext, *, data: str, setup: Row, draws: int, right:
     weights = context.fill(setup["weights"])
     real = context.load(setup["model"], weights=weights)
     judged = {
-        ("vit_tiny", data): (real, sc.heads.read_pictures(real, context.data(data, context.limit)))
+        ("vit_tiny", data): (
+            real,
+            sc.background.read_pictures(real, context.data(data, context.limit)),
+        )
     }
     for name in ("critters-vit", "critters-biased"):
         view = context.load(f"builtin:{name}")
-        made = sc.heads.read_pictures(view, context.data("critters:certified:test", 320))
+        made = sc.background.read_pictures(view, context.data("critters:certified:test", 320))
         judged[(name, made.name)] = (view, made)
     rows = []
     for (name, where), (view, cases) in judged.items():

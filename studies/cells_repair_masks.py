@@ -28,8 +28,8 @@ from seecause import critters
 from seecause.bench.study import Row, StudyContext
 from seecause.faithful import IFAM
 from seecause.metrics import group_accuracy
-from seecause.repair.eye import by_patches
-from seecause.repair.versions import JudgedAnswers, VersionedPictures, split_rows
+from seecause.background.objects import by_patches
+from seecause.background.versions import JudgedAnswers, VersionedPictures, split_rows
 
 CRITERIA = {  # who chooses a setting: by what, first and then
     "transplant-worst": ("transplant-worst", "transplants"),

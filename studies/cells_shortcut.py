@@ -45,9 +45,9 @@ from seecause.faithful import IFAM, LossWeights, calibrate, intervene, parameter
 from seecause.faithful.interventions import best_of, packing, try_interventions
 from seecause.faithful.losses import TrainingLosses
 from seecause.faithful.metrics import mask_pixels
-from seecause.heads import Pictures, penalised, score
-from seecause.heads._outcomes import logits_without
-from seecause.heads.pictures import logits_of
+from seecause.background import Pictures, penalised, score
+from seecause.background._outcomes import logits_without
+from seecause.background.images import logits_of
 from seecause.metrics import Overlap, group_accuracy, overlap
 from seecause.models.preprocess import Preprocess
 
@@ -350,7 +350,7 @@ def repaired(
     train, val, _ = sets
     shown = [(some, seen(model.preprocess, some)) for some in sets[1:]]
     known = (shown[0][1], val.labels, val.groups)
-    new = sc.heads.retrain_last_layer(model, *known, seed=seed, refits=20)
+    new = sc.background.retrain_last_layer(model, *known, seed=seed, refits=20)
     dfr = (measured(logits_of(new, images), some) for some, images in shown)
     rows = [row_of(*dfr, method=DFR, removed=0)]
     scores = _cigma(model, seed, train, setup)
@@ -360,10 +360,12 @@ def repaired(
         best = choose([whole, *outcomes(model, [one.top(k) for k in ks], shown)])
         rows.append({**best, "method": f"ERM without heads: {name}"})
         many, draws = best["removed"], setup["draws"]
-        lots = sc.heads.random_sets(model, many, draws=draws, seed=seed + 1000) if many else [[]]
+        lots = (
+            sc.background.random_sets(model, many, draws=draws, seed=seed + 1000) if many else [[]]
+        )
         control = mean_row(outcomes(model, lots, shown))
         rows.append({**control, "method": f"ERM without as many random heads as {name}"})
-    by_k = [sc.heads.random_sets(model, k, draws=setup["draws"], seed=seed) for k in ks]
+    by_k = [sc.background.random_sets(model, k, draws=setup["draws"], seed=seed) for k in ks]
     orders = [outcomes(model, list(nested), shown) for nested in zip(*by_k, strict=True)]
     lot = mean_row([choose([whole, *order]) for order in orders])
     return [*rows, {**lot, "method": "ERM without heads: a random order, chosen like CIGMA"}]
@@ -372,10 +374,10 @@ def repaired(
 def _cigma(model: Any, seed: int, train: PaintedPictures, setup: Row) -> dict[str, Any]:
     """As printed (discovered masks, the mean colour outside, no guard), and guarded (true masks,
     grey, guard)."""
-    cases = sc.heads.answered_right(
+    cases = sc.background.answered_right(
         model, pictures_of(model, train), share=0.4, cap=setup["scored"], seed=seed
     )
-    masks = sc.heads.discover_masks(model, cases.images, steps=setup["mask_steps"])
+    masks = sc.background.discover_masks(model, cases.images, steps=setup["mask_steps"])
     own = {"target": cases.labels}
     printed = score(model, cases.images, masks, baseline="mean", guard=False, **own)
     guarded = score(model, cases.images, cases.truth, baseline="grey", **own)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 FILE = Path(__file__).with_name("declared.txt")
-PACKAGES = ("", "bench", "critters", "data", "faithful", "heads", "lvlm", "metrics", "repair")
+PACKAGES = ("", "background", "bench", "critters", "data", "faithful", "lvlm", "metrics")
 
 
 def declared() -> str:
@@ -35,10 +35,10 @@ def promises() -> Iterator[tuple[str, str]]:
 def found_by_name() -> Iterator[tuple[str, str]]:
     """Methods, metrics, selectors of heads and remedies."""
     from seecause.attribution.registry import methods
-    from seecause.heads import selectors
+    from seecause.background import selectors
+    from seecause.background._remedies import remedies
     from seecause.metrics.registry import metrics
     from seecause.models.base import Architecture
-    from seecause.repair._remedies import remedies
 
     listed = {f"method {{}} ({kind})": methods(kind) for kind in get_args(Architecture)}
     listed |= {"metric {}": metrics(), "selector {}": selectors(), "remedy {}": remedies()}

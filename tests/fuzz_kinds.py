@@ -77,7 +77,7 @@ def safetensors(folder: Path) -> list[Victim]:
 
 def json_files(folder: Path) -> list[Victim]:
     model = small_model(folder / "model")
-    export = sc.heads.export(sc.load(str(model)), [(0, 1)], folder / "export", form="sliced")
+    export = sc.background.export(sc.load(str(model)), [(0, 1)], folder / "export", form="sliced")
     nine, names = folder / "in_to_in9.json", folder / "names.json"
     nine.write_text(json.dumps({str(place): place % 9 for place in range(1000)}))
     names.write_text(json.dumps({"0": "cat", "1": "dog"}))

@@ -17,9 +17,9 @@ import seecause
 
 ROOT = Path(seecause.__file__).parent
 ORDER = ["errors", "models", "engine", "loading", "target", "data", "metrics", "attribution"]
-ORDER += ["heads", "faithful", "lvlm", "repair", "bench", "report", "critters"]  # upwards
+ORDER += ["background", "faithful", "lvlm", "bench", "report", "critters"]  # upwards
 ORDER += ["integrations", "app", "cli"]
-SIDEWAYS = {("loading", "engine")}
+SIDEWAYS = {("loading", "engine"), ("background", "faithful")}
 DRAWS_CRITTERS = {"metrics/parts.py"}  # judges maps by counterfactuals that only this world has
 RESULTS = {"result.py", "evidence.py", "interactions.py"}
 WALK = "seecause.engine.walk"  # needs blocks only, and views run by it: it counts as models
@@ -106,7 +106,7 @@ def test_public_names_exist():
 
 
 @pytest.mark.parametrize(
-    "name", ["bench", "critters", "data", "faithful", "heads", "lvlm", "metrics", "repair"]
+    "name", ["bench", "critters", "data", "faithful", "background", "lvlm", "metrics"]
 )
 def test_no_file_hides_a_name_that_its_package_offers(name):
     """Names are imported on first use; importing a file of the same name would take their place."""

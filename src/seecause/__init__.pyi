@@ -11,23 +11,23 @@ from seecause.attribution.result import (
     Attributions as Attributions,
 )
 from seecause.attribution.stream import attribute_stream as attribute_stream
+from seecause.background.audit import audit as audit
+from seecause.background.discover import discover as discover
+from seecause.background.objects import eye as eye
+from seecause.background.repair import repair as repair
+from seecause.background.transplant import transplant as transplant
 from seecause.engine.chunks import budget as budget
 from seecause.engine.patching import Site as Site, patch as patch, run as run
 from seecause.errors import SeecauseError as SeecauseError
 from seecause.loading import load as load, wrap as wrap, wrap_bag as wrap_bag
 from seecause.models.heads import CosineHead as CosineHead, Similarity as Similarity
 from seecause.models.rows import Box as Box, Region as Region
-from seecause.repair._repair import repair as repair
-from seecause.repair.audit import audit as audit
-from seecause.repair.discover import discover as discover
-from seecause.repair.eye import eye as eye
-from seecause.repair.transplant import transplant as transplant
 
 from . import (
+    background as background,
     bench as bench,
     data as data,
     faithful as faithful,
-    heads as heads,
     integrations as integrations,
     lvlm as lvlm,
     metrics as metrics,

@@ -33,7 +33,7 @@ def test_heads_at_zero_are_ablated(context):
     answer = heads.switch(context, Off(**ON, off=OFF))
     image = context.image("s1")
     agree(answer["before"], context.model(image)[0])
-    with sc.heads.ablate(context.model, PAIRS):
+    with sc.background.ablate(context.model, PAIRS):
         agree(answer["after"], context.model(image)[0])
     assert answer["heads"] == 4
 
@@ -71,11 +71,11 @@ def test_heads_at_their_mean_carry_the_samples_mean(context):
 def test_the_backgrounds_share_is_that_of_information_gains(context):
     answer = heads.switch(context, Off(**ON, off=OFF))
     mask = context.picture("s1").masks["critters-vit"]
-    gains = sc.heads.information_gains(context.model, context.image("s1"), mask)
+    gains = sc.background.information_gains(context.model, context.image("s1"), mask)
     before, after = answer["background"]
     assert before["share"] == pytest.approx(float(gains.bir[0]), abs=1e-3)
-    with sc.heads.ablate(context.model, PAIRS):
-        gains = sc.heads.information_gains(context.model, context.image("s1"), mask)
+    with sc.background.ablate(context.model, PAIRS):
+        gains = sc.background.information_gains(context.model, context.image("s1"), mask)
     assert after["share"] == pytest.approx(float(gains.bir[0]), abs=1e-3)
 
 
@@ -85,7 +85,7 @@ def test_scores_are_the_librarys(context, by):
     mask = context.picture("s1").masks["critters-vit"]
     response = {"answer": "logit", "background": "big"}[by]
     options = {} if by == "answer" else {"masks": mask}
-    expected = sc.heads.score(
+    expected = sc.background.score(
         context.model, context.image("s1"), response=response, guard=False, **options
     )
     values = torch.tensor(answer["values"], dtype=torch.float64)
@@ -100,7 +100,7 @@ def test_a_brushed_object_takes_the_place_of_the_datas(context):
 
 def test_maps_before_and_after_are_the_librarys(context):
     answer = heads.maps(context, Off(**ON, off=OFF, target=2))
-    with sc.heads.ablate(context.model, PAIRS):
+    with sc.background.ablate(context.model, PAIRS):
         after = sc.attribute(context.model, context.image("s1"), target=2).maps[0]
     values = torch.tensor(answer["after"]["values"])
     torch.testing.assert_close(values, after.flatten(), rtol=1e-3, atol=1e-6)

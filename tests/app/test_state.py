@@ -13,10 +13,10 @@ from seecause.app.panels import OnPicture, explain, heads, parts, repair, swap
 from seecause.app.panels.explain import Brush, Draw
 from seecause.app.sessions import Recent, Sessions
 from seecause.app.state import AVERAGED, OPENED, ActionContext, ServerState, open_state
+from seecause.background import ablate
 from seecause.cli import app, serve
 from seecause.errors import BadImage, BadOption, NotDefined
 from seecause.faithful import intervene
-from seecause.heads import ablate
 from tests.families.conv import CONV_FAMILIES, tiny_conv
 from tests.helpers import view
 from tests.tiny import tiny

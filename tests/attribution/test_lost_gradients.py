@@ -125,10 +125,10 @@ def test_the_wrap_of_a_quantised_model_says_what_its_rows_share():
 def test_masks_and_screens_of_heads_are_refused_in_words(how):
     model, images = broken(how)
     with pytest.raises(NotDefined, match=r"(quantised|inference).*Give the model"):
-        sc.heads.discover_masks(model, images, steps=2)
+        sc.background.discover_masks(model, images, steps=2)
     with pytest.raises(NotDefined, match=r"(quantised|inference).*heads\.score"):
-        sc.heads.screen(model, images, images[:, 0] > 0, top=1)
+        sc.background.screen(model, images, images[:, 0] > 0, top=1)
     labels = torch.zeros(len(images), dtype=torch.long)
     for name in ("taylor", "gating"):
         with pytest.raises(NotDefined, match=r"(quantised|inference).*heads\.score"):
-            sc.heads.select(name, model, images, labels)
+            sc.background.select(name, model, images, labels)

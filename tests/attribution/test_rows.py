@@ -267,9 +267,9 @@ def test_what_needs_one_answer_is_aimed_first():
             with pytest.raises(NotDefined, match="Aim first"):
                 sc.metrics.insertion_deletion(model, given, maps, target=target)
         with pytest.raises(NotDefined, match="Aim first"):
-            sc.heads.discover_masks(model, given, steps=1)
+            sc.background.discover_masks(model, given, steps=1)
     with pytest.raises(NotDefined, match="Aim first"):
-        sc.heads.score(yolos, images, response="prob", target=0)
+        sc.background.score(yolos, images, response="prob", target=0)
     aim = yolos.aim(images[:1], sc.Box(2))
     curve = sc.metrics.insertion_deletion(
         aim.model, images[:1], torch.rand(1, 4, 6), target=aim.target
@@ -297,7 +297,7 @@ def test_a_box_is_chosen_with_its_heads_gated():
     native = tiny_yolos()
     model, image = sc.wrap(native.module, check=False, **native.options), 0.3 * pictures(native)[:1]
     plain = model.aim(image, "box:2:0").value
-    with sc.heads.ablate(model, [(0, 0), (1, 1)]):
+    with sc.background.ablate(model, [(0, 0), (1, 1)]):
         for spec in ("box:2:0", "box:2:width"):
             aim = model.aim(image, spec)
             answers = aim.model(image)[0]

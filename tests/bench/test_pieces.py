@@ -18,6 +18,9 @@ from typer.testing import CliRunner
 
 import seecause as sc
 from seecause._pieces import in_pieces
+from seecause.background import score
+from seecause.background.images import logits_piece
+from seecause.background.masks import mask_files
 from seecause.bench import pieces
 from seecause.bench.pieces import pack_model, resumable
 from seecause.bench.store import ShardStore
@@ -26,12 +29,9 @@ from seecause.cli import app
 from seecause.cli.progress import Incomplete
 from seecause.cli.workers import _beside, with_pieces
 from seecause.errors import BadOption, SeecauseError
-from seecause.heads import score
-from seecause.heads.masks import mask_files
-from seecause.heads.pictures import logits_piece
+from tests.background.repair_toys import fitted, plain_vit, scenes, wrapped
 from tests.bench.toy import killing
 from tests.lvlm.test_classifier import NAMES, QUESTION, lvlm
-from tests.repair.toys import fitted, plain_vit, scenes, wrapped
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +55,7 @@ def discovered(model, pictures) -> list[str]:
 
 
 def masked(model, pictures) -> list[float]:
-    return sc.heads.discover_masks(model, pictures.images[:4], steps=2, grid=4).soft.tolist()
+    return sc.background.discover_masks(model, pictures.images[:4], steps=2, grid=4).soft.tolist()
 
 
 JOBS = [audited, scored, discovered, masked]
@@ -243,8 +243,8 @@ def test_other_software_makes_other_files_of_eyes_and_masks(ready, tmp_path, mon
         return {eye._file(pictures.images, (4, 4)).stem, file.stem}
 
     before = names()
-    monkeypatch.setattr("seecause.repair.eye.versions", lambda: {"torch": "other"})
-    monkeypatch.setattr("seecause.heads.masks.versions", lambda: {"torch": "other"})
+    monkeypatch.setattr("seecause.background.objects.versions", lambda: {"torch": "other"})
+    monkeypatch.setattr("seecause.background.masks.versions", lambda: {"torch": "other"})
     assert not before & names()
 
 

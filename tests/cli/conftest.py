@@ -50,7 +50,7 @@ def opened(monkeypatch):
 
     monkeypatch.setattr("seecause.loading.load", load)
     monkeypatch.setattr("seecause.data.registry.open_data", open_data)
-    monkeypatch.setattr("seecause.heads.pictures.model_for", lambda model, data: model)
+    monkeypatch.setattr("seecause.background.images.model_for", lambda model, data: model)
     return loads
 
 

@@ -181,7 +181,7 @@ def test_an_eye_that_is_not_here_names_the_flag(monkeypatch):
     def refuse(*_, **__):
         raise MissingWeights("timm:x", "no network", "remedy")
 
-    monkeypatch.setattr("seecause.repair.eye.eye", refuse)
+    monkeypatch.setattr("seecause.background.objects.eye", refuse)
     with pytest.raises(BadOption, match=r"--eye='timm:x'.*--eye-weights FILE.*no network"):
         EyeOptions(eye="timm:x").open(MODEL)
     with pytest.raises(MissingWeights):

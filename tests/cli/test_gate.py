@@ -116,7 +116,7 @@ def test_no_limit_at_all_names_the_flags():
 def test_a_gate_reads_more_pictures_than_an_audit(opened, called):
     """Its limits are judged by the ends of intervals, which are narrower with more."""
     for command, limit in (("audit", 160), ("gate --max-flips 1", 400)):
-        reached = called(f"{command} --data d", "seecause.repair.audit.audit")
+        reached = called(f"{command} --data d", "seecause.background.audit.audit")
         assert reached.words == (MODEL, f"d, {limit}")
 
 
@@ -125,5 +125,5 @@ def test_gate_limits(monkeypatch, called):
     values = {"max_flips": 0.1, "max_bir": 0.2, "min_accuracy": 0.3, "min_worst_group": 0.4}
     monkeypatch.setattr("seecause.cli.audit.AskedModel.ask", lambda *_: MODEL)
     monkeypatch.setattr("seecause.cli.audit.audited", lambda *_, **__: (MODEL, "audit"))
-    reached = called(f"gate {limits}", "seecause.repair._gate.gate")
+    reached = called(f"gate {limits}", "seecause.background._gate.gate")
     assert reached.words == ("audit",) and reached.options == values

@@ -12,8 +12,8 @@ import pytest
 import seecause as sc
 from seecause.cli.progress import counting
 from seecause.data import open_data
+from tests.background.toys import toy
 from tests.cli.calls import SMALL, grey_noise, heads, photos, table, whole
-from tests.heads.toys import toy
 
 
 @pytest.fixture(scope="module")
@@ -171,21 +171,21 @@ def test_the_mask_search_takes_options_and_an_earlier_result_is_named(tmp_path, 
 def test_scores_from_the_command_line_are_those_of_python_above_the_noise_floor(
     tmp_path, folder, monkeypatch
 ):
-    real = sc.heads.information_gains
+    real = sc.background.information_gains
     model = sc.load(folder)
-    pictures = sc.heads.read_pictures(model, open_data("critters:certified:train", limit=24))
-    right = sc.heads.answered_right(model, pictures, share=1.0)
-    plain = sc.heads.score(model, right.images, right.oracle, target=right.labels)
+    pictures = sc.background.read_pictures(model, open_data("critters:certified:train", limit=24))
+    right = sc.background.answered_right(model, pictures, share=1.0)
+    plain = sc.background.score(model, right.images, right.oracle, target=right.labels)
     floor = float(plain.value.abs().flatten().median())
     monkeypatch.setattr(
-        "seecause.heads.cigma.information_gains",
+        "seecause.background.cigma.information_gains",
         lambda *given, **options: replace(real(*given, **options), noise_floor=floor),
     )
     words = ("--limit", 24, "--share", 1, "--guard", "none")
     done = heads("score", "--model", folder, *words, *SMALL, tmp_path / "s")
     assert done.exit_code == 0, done.output
     rows = table(tmp_path / "s" / "scores.csv")
-    expected = sc.heads.select(
+    expected = sc.background.select(
         "cigma", model, right.images, right.labels, masks=right.oracle, guard="none"
     )
     for row in rows:

@@ -11,8 +11,8 @@ import torch
 
 import seecause as sc
 from seecause.data import open_data
+from tests.background.toys import toy
 from tests.cli.calls import SMALL, grey_noise, heads, photos, table, whole
-from tests.heads.toys import toy
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +45,7 @@ def test_prune_leaves_a_checkpoint_that_answers_like_the_ablated_model(tmp_path,
     assert len(removed) == 3 if by == "weight-norm" else 0 < len(removed) <= 3
     model, pruned = sc.load(folder), sc.load(str(tmp_path / "p" / "model"))
     images = torch.randn(2, 3, 96, 96, generator=torch.Generator().manual_seed(0))
-    with sc.heads.ablate(model, removed):
+    with sc.background.ablate(model, removed):
         torch.testing.assert_close(pruned(images), model(images), atol=1e-4, rtol=0)
     page = whole((tmp_path / "p" / "index.html").read_text())
     assert (
@@ -80,8 +80,8 @@ def measured(folder, shipped):
     numbers = []
     for place in (folder, str(shipped)):
         model = sc.load(place)
-        pictures = sc.heads.read_pictures(model, open_data("critters:balanced:test", limit=32))
-        (outcome,) = sc.heads.outcomes(model, pictures, [[]])
+        pictures = sc.background.read_pictures(model, open_data("critters:balanced:test", limit=32))
+        (outcome,) = sc.background.outcomes(model, pictures, [[]])
         numbers.append(outcome.numbers())
     return [(name, numbers[0][name], numbers[1][name]) for name in ("NLL", "flips")]
 
@@ -113,7 +113,8 @@ def test_prune_removes_nothing_where_no_head_has_a_score_above_zero(tmp_path, fo
 
 def test_top_and_form_are_checked_before_any_mask_is_searched(tmp_path, folder, monkeypatch):
     monkeypatch.setattr(
-        "seecause.heads.pictures.read_pictures", lambda *_, **__: pytest.fail("pictures were read")
+        "seecause.background.images.read_pictures",
+        lambda *_, **__: pytest.fail("pictures were read"),
     )
     planted = toy(tmp_path / "planted", planted=True, library="seecause")
     for message, words in (

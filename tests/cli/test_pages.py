@@ -13,10 +13,10 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
+from seecause.background.heads import HeadScores
 from seecause.cli import app
 from seecause.cli.options import Output
 from seecause.data.dataset import Hole
-from seecause.heads.scores import HeadScores
 from tests.cli.spies import MODEL
 
 ANSWERING = SimpleNamespace(name="answering", classes=("x", "y"))
@@ -60,7 +60,7 @@ def drawing(monkeypatch):
 @pytest.fixture
 def written(opened, monkeypatch, tmp_path):
     """Call a command whose work gives `result`: what it hands to `Output.write`, how it ended."""
-    module = importlib.import_module("seecause.heads.pictures")
+    module = importlib.import_module("seecause.background.images")
     monkeypatch.setattr(module, "model_for", lambda model, pictures: ANSWERING)
     writes = []
 
@@ -89,7 +89,7 @@ def test_heads_audit(written, drawing, monkeypatch, tmp_path):
             listed=["groups_section"])  # fmt: skip
     monkeypatch.setattr("seecause.report.heads_audit.verdict", lambda result: ["first", "second"])
     result = SimpleNamespace(pictures=Pictures("birds", 3), holes=(HOLE,), protocol={"seed": 4})
-    page, told = written("heads audit", "seecause.heads._audit.audit", result, code=1)
+    page, told = written("heads audit", "seecause.background._heads_audit.heads_audit", result, code=1)
     assert page.manifest == {
         "command": "heads audit", "table": "audit.csv", "verdict": ["first", "second"],
         "run": {"seed": 4},
@@ -113,7 +113,7 @@ def test_an_ablation_study(written, drawing, tmp_path):
         masks=SimpleNamespace(source="true masks"), rows=[{"K": 1}, {"K": 2}],
     )  # fmt: skip
     line = "heads ablation-study masks --top 3 --fill blur --guard none"
-    page, told = written(line, "seecause.heads.ablation_study", result, code=1)
+    page, told = written(line, "seecause.background.ablation_study", result, code=1)
     record = {
         "data": "train", "pictures": 5, "test": "test", "masks": "true masks", "top": 3,
         "fill": "blur", "guard": "none",
@@ -141,7 +141,7 @@ def scored(protocol):
 def test_heads_score(written, drawing, tmp_path):
     drawing("heads", "settings_section", "scores_section", "scores_csv")
     result = scored({"dtype": torch.float32, "seed": 4})
-    page, told = written("heads score", "seecause.heads.score_heads", result, code=1)
+    page, told = written("heads score", "seecause.background.score_heads", result, code=1)
     assert page.manifest == {
         "command": "heads score", "table": "scores.csv", "by": "taylor", "pictures": 2,
         "run": {"dtype": "torch.float32", "seed": 4},
@@ -172,7 +172,7 @@ def test_heads_prune(written, drawing, tmp_path):
         export=lambda folder, form: exports.append((folder, form)),
     )  # fmt: skip
     line = "heads prune --form sliced"
-    page, told = written(line, "seecause.heads.prune_and_test", result, code=1)
+    page, told = written(line, "seecause.background.prune_and_test", result, code=1)
     record = {"by": "taylor", "pictures": 2, "form": "sliced"}
     assert page.manifest == {
         "command": "heads prune", "model": "model", "removed": [(0, 1)], **record,
@@ -208,7 +208,7 @@ def background_audit(holes=()):
 def test_audit(written, drawing, tmp_path):
     drawing("repair", "audit_csv", "audit_sections", listed=["audit_lines"])
     result = background_audit((HOLE,))
-    page, told = written("audit", "seecause.repair.audit.audit", result, code=1)
+    page, told = written("audit", "seecause.background.audit.audit", result, code=1)
     assert page.manifest == {
         "command": "audit", "table": "audit.csv", "verdict": "yes", "numbers": {"flips": 0.5},
         "run": {"seed": 4},
@@ -227,7 +227,7 @@ def test_the_model_that_answers_in_the_classes_of_the_data_is_audited_and_shown_
     for place, name in (("heads.pictures", "model_for"), ("repair.eye", "eye")):
         module = importlib.import_module(f"seecause.{place}")
         monkeypatch.setattr(module, name, lambda *words, **options: Drawn("", words, options))
-    reached = called("audit --data d --eye own", "seecause.repair.audit.audit")
+    reached = called("audit --data d --eye own", "seecause.background.audit.audit")
     answering = drawn("", MODEL, "d, 160")
     assert reached.words == (answering, "d, 160")
     options = {"model": answering, "method": "caap", "cache": None, "weights": None}
@@ -241,7 +241,9 @@ def test_gate(opened, monkeypatch, tmp_path, passed):
         passed=passed, sentence="Verdict.", checks=[SimpleNamespace(sentence="flips: 0.5")]
     )
     monkeypatch.setattr("seecause.cli.audit.audited", lambda *_, **__: (ANSWERING, audit))
-    monkeypatch.setattr("seecause.repair._gate.gate", lambda *w, **o: limits.append(w) or result)
+    monkeypatch.setattr(
+        "seecause.background._gate.gate", lambda *w, **o: limits.append(w) or result
+    )
     monkeypatch.setattr("seecause.report.gate.junit_xml", lambda result, name: f"{name}")
     monkeypatch.setattr("seecause.report.gate.write_pack", lambda *w, **o: packs.append((w, o)))
     monkeypatch.setattr("seecause.cli.audit.weights_files", lambda *words: words)
@@ -277,7 +279,7 @@ def test_discover(written, drawing, monkeypatch, tmp_path):
     pairs, out = [], tmp_path / "out"
     module = importlib.import_module("seecause.report.discover")
     monkeypatch.setattr(module, "write_pairs", lambda *words: pairs.append(words) or 12)
-    result, place = discovered(7), "seecause.repair.discover.discover"
+    result, place = discovered(7), "seecause.background.discover.discover"
     page, told = written("discover --pairs 3,1", place, result, code=1)
     assert page.manifest == {
         "command": "discover", "table": "findings.csv", "pairs": [3, 1], "run": {"seed": 4}
@@ -334,7 +336,7 @@ def test_repair(written, drawing, processes, tmp_path, remedy):
     out, result = tmp_path / "out", mended(remedy)
     if remedy == "heads":  # where nothing was to be done, nothing may be left either
         (tmp_path / "out.work").mkdir()
-    page, told = written("repair", "seecause.repair._repair.repair", result, code=1)
+    page, told = written("repair", "seecause.background.repair.repair", result, code=1)
     assert page.manifest == {"command": "repair", "model": "model", "remedy": remedy}
     assert page.title == "toy: before and after" and page.lead == "Mended."
     assert page.sections == drawn("repair_sections", result)
@@ -351,11 +353,11 @@ def test_only_the_first_process_of_a_repair_writes_and_speaks(
     monkeypatch.setattr("seecause.cli.progress.EVERY", 0.0)
     for first, quiet in ((True, ""), (True, " --quiet"), (False, "")):
         processes.first = first
-        progress = called(f"repair{quiet}", "seecause.repair._repair.repair").options["progress"]
+        progress = called(f"repair{quiet}", "seecause.background.repair.repair").options["progress"]
         with progress("things", 2) as advance:
             advance(1)
         assert capsys.readouterr().err == "things: 1 of 2\n" * (first and not quiet)
-    module = importlib.import_module("seecause.repair._repair")
+    module = importlib.import_module("seecause.background.repair")
     monkeypatch.setattr(module, "repair", lambda *_, **__: mended())
     (tmp_path / "out.work").mkdir()
     done = CliRunner().invoke(app, ["repair", "--out", str(tmp_path / "out")])
@@ -365,17 +367,17 @@ def test_only_the_first_process_of_a_repair_writes_and_speaks(
 
 def test_the_maps_of_a_repairs_eye_wait_beside_it(opened, called, monkeypatch, tmp_path):
     eyes = []
-    module = importlib.import_module("seecause.repair.eye")
+    module = importlib.import_module("seecause.background.objects")
     monkeypatch.setattr(module, "eye", lambda *w, **o: eyes.append((w, o)) or "eye")
     work = tmp_path / "out.work"
     for line, cache in (("own", work / "eye"), ("timm:x --eye-method mosaic", work / "eye")):
-        reached = called(f"repair --eye {line}", "seecause.repair._repair.repair")
+        reached = called(f"repair --eye {line}", "seecause.background.repair.repair")
         assert reached.options["eye"] == "eye" and reached.options["work"] == work
         (words, options) = eyes.pop()
         method = "mosaic" if "mosaic" in line else "caap"
         assert words == (line.split()[0],)
         assert options == {"model": MODEL, "method": method, "cache": cache, "weights": None}
     for line in ("repair --eye given", "repair"):
-        reached = called(line, "seecause.repair._repair.repair")
+        reached = called(line, "seecause.background.repair.repair")
         assert reached.options["eye"] == ("given" if "given" in line else None) and not eyes
         assert reached.options["test"] is None

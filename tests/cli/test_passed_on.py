@@ -14,11 +14,11 @@ import torch
 from PIL import Image
 from typer.testing import CliRunner
 
+from seecause.background.masks import MaskSearch
+from seecause.background.prune import Background
+from seecause.background.repair import CHEAP
 from seecause.cli import app
 from seecause.cli.serve import AUDITED
-from seecause.heads._pruning import Background
-from seecause.heads.masks import MaskSearch
-from seecause.repair._repair import CHEAP
 from tests.cli.spies import MODEL, Reached, given, reach
 
 LOADED = {"weights": "w.pth", "device": "cpu", "dtype": "float64", "check": True}
@@ -32,21 +32,21 @@ def test_a_model_is_loaded_as_told_everywhere(opened, called, tmp_path):
     Image.new("RGB", (8, 8)).save(tmp_path / "a.png")
     lines = {
         f"explain {tmp_path}/a.png": "seecause.attribution.explain.explain_batches",
-        "discover": "seecause.repair.discover.discover",
-        "repair": "seecause.repair._repair.repair",
-        "audit": "seecause.repair.audit.audit",
-        "gate --max-flips 1": "seecause.repair.audit.audit",
-        "heads audit": "seecause.heads._audit.audit",
-        "heads score": "seecause.heads.score_heads",
-        "heads prune": "seecause.heads.prune_and_test",
-        "heads ablation-study k": "seecause.heads.ablation_study",
+        "discover": "seecause.background.discover.discover",
+        "repair": "seecause.background.repair.repair",
+        "audit": "seecause.background.audit.audit",
+        "gate --max-flips 1": "seecause.background.audit.audit",
+        "heads audit": "seecause.background._heads_audit.heads_audit",
+        "heads score": "seecause.background.score_heads",
+        "heads prune": "seecause.background.prune_and_test",
+        "heads ablation-study k": "seecause.background.ablation_study",
     }
     for line, place in lines.items():
         torch.manual_seed(1)
         called(f"{line} --model timm:x {OWN} --classes {tmp_path}/names.txt --seed 7", place)
         assert torch.initial_seed() == 7, line
         assert opened.pop() == ("timm:x", {**LOADED, **READ, "classes": ("x", "y")}), line
-    called("heads score --device cpu", "seecause.heads.score_heads")
+    called("heads score --device cpu", "seecause.background.score_heads")
     plain = {"weights": None, "device": "cpu", "dtype": "float32", "check": True}
     assert opened.pop() == ("builtin:critters-biased", plain)
 
@@ -79,7 +79,7 @@ def test_explain(opened, called, tmp_path):
 
 def test_discover(opened, called):
     line = "discover --data d --limit 5 --method caap --layers 1,2 --kinds 7 --trials 9 --seed 4"
-    reached = called(line, "seecause.repair.discover.discover")
+    reached = called(line, "seecause.background.discover.discover")
     assert reached.words == (MODEL, "d, 5")
     given(reached, method="caap", layers=[1, 2], kinds=7, trials=9, seed=4)
 
@@ -87,11 +87,11 @@ def test_discover(opened, called):
 @pytest.mark.parametrize("command", ["audit", "gate --max-flips 1"])
 def test_audit_and_gate(opened, called, monkeypatch, tmp_path, command):
     eyes = []
-    module = importlib.import_module("seecause.repair.eye")
+    module = importlib.import_module("seecause.background.objects")
     monkeypatch.setattr(module, "eye", lambda *w, **o: eyes.append((w, o)) or "eye")
     line = f"{command} --data d --limit 5 --per-picture 3 --seed 4 --eye timm:x --eye-weights w"
     line += f" --eye-method mosaic --eye-cache {tmp_path}/cache"
-    reached = called(line, "seecause.repair.audit.audit")
+    reached = called(line, "seecause.background.audit.audit")
     assert reached.words == (MODEL, "d, 5")
     given(reached, eye="eye", per_picture=3, seed=4)
     about = {"model": MODEL, "method": "mosaic", "cache": tmp_path / "cache", "weights": "w"}
@@ -102,7 +102,7 @@ def test_repair(opened, called, tmp_path):
     line = "repair --data d --test t --limit 5 --remedies heads,directions --option heads.top=3"
     line += " --option directions.top=1 --option heads.rule=sign"
     line += f" --groups --force --per-picture 2 --seed 4 --out {tmp_path}/mended"
-    reached = called(line, "seecause.repair._repair.repair")
+    reached = called(line, "seecause.background.repair.repair")
     assert reached.words == (MODEL, "d, 5")
     given(
         reached,
@@ -124,14 +124,16 @@ SEARCHED = {"steps": 3, "rho": 0.3, "cache": Path("c")}
 
 def test_heads_audit(opened, called):
     line = f"heads audit --data d --limit 5 --count all --masks discovered {SEARCH}"
-    reached = called(line, "seecause.heads._audit.audit")
+    reached = called(line, "seecause.background._heads_audit.heads_audit")
     assert reached.words == (MODEL, "d, 5")
     given(reached, masks="discovered", count="all", same=None, **SEARCHED)
     for masks, limit in (("oracle", 160), ("both", 32)):
-        reached = called(f"heads audit --data d --masks {masks}", "seecause.heads._audit.audit")
+        reached = called(
+            f"heads audit --data d --masks {masks}", "seecause.background._heads_audit.heads_audit"
+        )
         assert reached.words[1] == f"d, {limit}"
     mixed = "heads audit --data imagenet9:p:mixed_rand --limit 4"
-    given(called(mixed, "seecause.heads._audit.audit"), same="imagenet9:p:mixed_same, 4")
+    given(called(mixed, "seecause.background._heads_audit.heads_audit"), same="imagenet9:p:mixed_same, 4")
 
 
 SAMPLED = "--share 0.5 --cap 9 --stratified --masks discovered --fill blur"
@@ -148,30 +150,34 @@ def check_scored(reached):
 def test_heads_score_and_prune(opened, called):
     shared = f"--data d --limit 5 {SAMPLED} {SEARCH} {CHOSEN} --seed 4"
     options = {"remove": 2, "operator": "mean", "guard": "none"}
-    reached = called(f"heads score {shared}", "seecause.heads.score_heads")
+    reached = called(f"heads score {shared}", "seecause.background.score_heads")
     assert reached.words == (MODEL, "d, 5")
     given(reached, selector="taylor", options=options, seed=4)
     check_scored(reached)
     more = "--test t --test-limit 6 --top 3 --draws 2"
-    reached = called(f"heads prune {shared} {more}", "seecause.heads.prune_and_test")
+    reached = called(f"heads prune {shared} {more}", "seecause.background.prune_and_test")
     assert reached.words == (MODEL, "d, 5", "t, 6")
     given(reached, selector="taylor", options=options, seed=4, top=3, draws=2, same=None)
     check_scored(reached)
     mixed = f"heads prune {shared} --test imagenet9:p:mixed_rand --test-limit 6 --top 0.5"
-    given(called(mixed, "seecause.heads.prune_and_test"), top=0.5, same="imagenet9:p:mixed_same, 6")
+    given(
+        called(mixed, "seecause.background.prune_and_test"),
+        top=0.5,
+        same="imagenet9:p:mixed_same, 6",
+    )
     screened = "heads score --screen 2 --option verify=5 --option half=False"
-    screen = called(screened, "seecause.heads.score_heads").options["options"]["screen"]
+    screen = called(screened, "seecause.background.score_heads").options["options"]["screen"]
     assert (screen.top, screen.verify, screen.half) == (2, 5, False)
 
 
 def test_heads_ablation_study(opened, called):
     line = f"heads ablation-study masks --data d --limit 5 {SAMPLED} {SEARCH} --seed 4"
     more = "--test t --test-limit 6 --top 3 --draws 2"
-    reached = called(f"{line} {more} --guard none", "seecause.heads.ablation_study")
+    reached = called(f"{line} {more} --guard none", "seecause.background.ablation_study")
     assert reached.words == ("masks", MODEL, "d, 5", "t, 6")
     given(reached, top=3, draws=2, seed=4, guard=False)
     check_scored(reached)
-    given(called(line, "seecause.heads.ablation_study"), guard=True)
+    given(called(line, "seecause.background.ablation_study"), guard=True)
 
 
 @pytest.mark.parametrize("command", ["heads score", "audit", "gate --max-flips 1"])
@@ -371,13 +377,13 @@ def usual_of(value, default):
 def test_commands_have_the_defaults_of_python(opened, called):
     """What is not said means the same on the command line and in Python."""
     places = {
-        "discover": "seecause.repair.discover.discover",
-        "audit": "seecause.repair.audit.audit",
-        "repair": "seecause.repair._repair.repair",
-        "heads audit": "seecause.heads._audit.audit",
-        "heads score": "seecause.heads.score_heads",
-        "heads prune": "seecause.heads.prune_and_test",
-        "heads ablation-study k": "seecause.heads.ablation_study",
+        "discover": "seecause.background.discover.discover",
+        "audit": "seecause.background.audit.audit",
+        "repair": "seecause.background.repair.repair",
+        "heads audit": "seecause.background._heads_audit.heads_audit",
+        "heads score": "seecause.background.score_heads",
+        "heads prune": "seecause.background.prune_and_test",
+        "heads ablation-study k": "seecause.background.ablation_study",
         "study s": "seecause.bench.study.run_study",
         "zoo train critters-vit": "seecause.critters.train.train",
     }

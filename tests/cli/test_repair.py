@@ -19,13 +19,13 @@ import seecause as sc
 from seecause.cli import app
 from seecause.data import to_pil
 from seecause.errors import BadOption
-from tests.repair.toys import CLASSES, PATCH, SIDE, biased_clip, fitted, scenes
+from tests.background.repair_toys import CLASSES, PATCH, SIDE, biased_clip, fitted, scenes
 
 
 @pytest.fixture(scope="module")
 def places(tmp_path_factory):
     """A model in a folder, and pictures in one folder a class."""
-    from seecause.heads import export
+    from seecause.background import export
 
     root = tmp_path_factory.mktemp("repair")
     with torch.random.fork_rng(devices=[]):

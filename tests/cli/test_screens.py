@@ -128,13 +128,13 @@ def test_facts_are_what_json_can_say():
 
 
 PLACES = {
-    "discover": "seecause.repair.discover.discover",
-    "audit": "seecause.repair.audit.audit",
-    "gate --max-flips 1": "seecause.repair.audit.audit",
-    "heads audit": "seecause.heads._audit.audit",
-    "heads score": "seecause.heads.score_heads",
-    "heads prune": "seecause.heads.prune_and_test",
-    "heads ablation-study k": "seecause.heads.ablation_study",
+    "discover": "seecause.background.discover.discover",
+    "audit": "seecause.background.audit.audit",
+    "gate --max-flips 1": "seecause.background.audit.audit",
+    "heads audit": "seecause.background._heads_audit.heads_audit",
+    "heads score": "seecause.background.score_heads",
+    "heads prune": "seecause.background.prune_and_test",
+    "heads ablation-study k": "seecause.background.ablation_study",
 }
 
 
@@ -333,7 +333,7 @@ def test_methods_and_selectors_are_tables(monkeypatch):
         if default is not None:
             assert " ".join(rows[option]) == str(default)
     toy = SimpleNamespace(needs="labels", cost="3 forwards", summary="a toy")
-    monkeypatch.setattr("seecause.heads.scores.selectors", lambda: {"b": toy, "a": toy})
+    monkeypatch.setattr("seecause.background.heads.selectors", lambda: {"b": toy, "a": toy})
     told = invoke("heads selectors", COLUMNS="120").stdout.splitlines()
     rows = [line.split() for line in told if line.strip()]
     assert rows[0][0] == "name" and rows[-2][0] == "a" and rows[-1][0] == "b"

@@ -12,6 +12,7 @@ import torch
 from PIL import Image
 from typer.testing import CliRunner
 
+from seecause.background.heads import HeadScores
 from seecause.bench.plan import Shard
 from seecause.bench.runner import Status
 from seecause.cli import (
@@ -29,7 +30,6 @@ from seecause.cli import (
 from seecause.cli.progress import INCOMPLETE, Incomplete
 from seecause.critters import CLASSES
 from seecause.errors import BadImage, BadOption
-from seecause.heads.scores import HeadScores
 from seecause.models.staged_view import StagedModel
 from tests.cli.spies import MODEL, reach
 

@@ -14,9 +14,9 @@ import torch
 from typer.testing import CliRunner
 
 from seecause.attribution.registry import find
+from seecause.background.heads import HeadScores
 from seecause.cli import app, bench, doctor, explain, heads_options, heads_prune
 from seecause.errors import BadOption
-from seecause.heads.scores import HeadScores
 from seecause.models.view import VisionModel
 from tests.cli.spies import Reached, reach
 
@@ -66,7 +66,7 @@ def test_the_demo_is_one_page_and_opens_where_that_is_asked(monkeypatch, tmp_pat
     shown = SimpleNamespace(sections=[], manifests=[{"method": "toy"}], lines=["a line"])
     opened = []
     monkeypatch.setattr("seecause.critters.demo.JOBS", {"Toy": None})
-    log = logging.getLogger("seecause.repair.transplant")
+    log = logging.getLogger("seecause.background.transplant")
     run = lambda *_: log.warning("left out") or shown  # noqa: E731
     monkeypatch.setattr("seecause.critters.demo.run_job", run)
     monkeypatch.setattr("typer.launch", opened.append)
@@ -161,7 +161,7 @@ def test_the_lead_names_pictures_holes_and_random_weights():
 def test_the_highest_heads_are_named(monkeypatch, tmp_path):
     scores = HeadScores(torch.tensor([[0.1, 0.6, 0.2], [0.4, -1.0, 0.5], [0.3, 0.0, 0.05]]))
     result = SimpleNamespace(scores=scores, pictures=SimpleNamespace(holes=()))
-    monkeypatch.setattr("seecause.heads.score_heads", lambda *_, **__: result)
+    monkeypatch.setattr("seecause.background.score_heads", lambda *_, **__: result)
     monkeypatch.setattr("seecause.data.registry.open_data", lambda *_, **__: None)
     monkeypatch.setattr(heads_options.AskedModel, "ask", lambda *_: None)
     monkeypatch.setattr(heads_prune, "_write_scores", lambda *_: None)

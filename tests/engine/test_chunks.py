@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from seecause._pieces import Stopped, stoppable
+from seecause.background.heads import gates_without
 from seecause.engine import graphs
 from seecause.engine.chunks import (
     CPU_BUDGET,
@@ -25,7 +26,6 @@ from seecause.engine.forks import fork, logits_of_sets, mean_carried
 from seecause.engine.patching import Site, patch
 from seecause.engine.trace import enter, kept_logits_each
 from seecause.errors import BadOption
-from seecause.heads.scores import gates_without
 from tests.helpers import noise, view
 from tests.linear import SIZE, linear_model
 from tests.tiny import pictures, tiny

@@ -9,6 +9,8 @@ import torch
 from torch.testing import assert_close
 
 import seecause as sc
+from seecause.background import ablate
+from seecause.background.heads import gates_without
 from seecause.engine.forks import (
     carried_logits,
     fork,
@@ -18,8 +20,6 @@ from seecause.engine.forks import (
     mean_carried,
 )
 from seecause.engine.walk import walk
-from seecause.heads import ablate
-from seecause.heads.scores import gates_without
 from seecause.models.slicing import zero_heads
 from tests.helpers import hooks, noise, view
 from tests.tiny import FAMILIES, pictures, tiny

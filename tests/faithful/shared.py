@@ -10,12 +10,12 @@ from unittest import mock
 import torch
 from torch.utils.data import default_collate
 
+from seecause.background._remedies import find_remedy
 from seecause.faithful import train, training
 from seecause.faithful.run import join_processes
-from seecause.repair._remedies import find_remedy
+from tests.background.repair_toys import fitted, scenes
+from tests.background.test_remedies import made_lesson
 from tests.faithful.runs import snapshot, tiny_config
-from tests.repair.test_remedies import made_lesson
-from tests.repair.toys import fitted, scenes
 
 
 def _double(items):

@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch.utils.data import default_collate
 
+from seecause.background.images import no_progress
 from seecause.critters import CLASSES
 from seecause.data.backgrounds import open_imagenet9
 from seecause.data.batch import to_batch
@@ -46,7 +47,6 @@ from seecause.faithful.data import (
 from seecause.faithful.evaluation import _Test
 from seecause.faithful.metrics import Examination, examine, merge
 from seecause.faithful.training import new_net
-from seecause.heads.pictures import no_progress
 from seecause.metrics.segmentation import Overlap
 from tests.faithful.nets import tiny_net
 from tests.faithful.runs import tiny_config, tiny_pictures

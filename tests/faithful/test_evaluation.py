@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch.testing import assert_close
 
+from seecause.background.images import no_progress
 from seecause.critters import CLASSES
 from seecause.data.batch import to_batch
 from seecause.data.registry import open_data
@@ -32,7 +33,6 @@ from seecause.faithful.evaluation import _check_shares, _Test
 from seecause.faithful.interventions import Trial, try_interventions
 from seecause.faithful.metrics import examine, key_points
 from seecause.faithful.run import keep_evaluation, read_evaluations
-from seecause.heads.pictures import no_progress
 from tests.faithful.birds import KINDS, bird_net, tiny_cub
 from tests.faithful.nets import pictures, tiny_net
 

@@ -14,6 +14,7 @@ from torch.testing import assert_close
 from torchvision.transforms.functional import pil_to_tensor
 
 import seecause as sc
+from seecause.background.images import no_progress
 from seecause.critters import CLASSES
 from seecause.data.batch import to_batch
 from seecause.data.dataset import IGNORE, Sample
@@ -39,7 +40,6 @@ from seecause.faithful.metrics import (
     keypoint_fit_data,
     merge,
 )
-from seecause.heads.pictures import no_progress
 from seecause.metrics import keypoint_error, locate, part_agreement
 from seecause.metrics.accuracy import auroc
 from seecause.metrics.segmentation import Overlap, foreground

@@ -152,7 +152,9 @@ def test_metrics_and_head_ablation_work():
 @torch.no_grad()
 def test_head_scores_are_those_of_the_network_without_the_head():
     net, images = tiny_net(), pictures(3)
-    result = sc.heads.score(sc.wrap(net), images, response="logit", target=1, guard=False).value
+    result = sc.background.score(
+        sc.wrap(net), images, response="logit", target=1, guard=False
+    ).value
     plain = net(images).logits[:, 1]
     for layer, head in ((0, 0), (1, 2), (2, 1)):
         without = copy.deepcopy(net)
@@ -253,10 +255,10 @@ def test_heads_are_removed_for_good_and_the_network_stays_one(stages, tmp_path):
     net, images, heads = tiny_net(stages=stages), pictures(), [(0, 1), (2, 0), (2, 2)]
     calibrate(net, images, 0.9)
     model = sc.wrap(net)
-    with sc.heads.ablate(model, heads):
+    with sc.background.ablate(model, heads):
         expected = model(images)
     assert (expected - model(images)).abs().max() > 1e-3
-    again = sc.load(str(sc.heads.export(model, heads, tmp_path / "zeroed")), dtype="float64")
+    again = sc.load(str(sc.background.export(model, heads, tmp_path / "zeroed")), dtype="float64")
     assert_close(again(images), expected, atol=1e-6, rtol=0)  # files are read in float32
     assert bool(again.module.thresholds) == (stages == 2)
     assert "sc.load(FOLDER)" in (tmp_path / "zeroed" / "README.md").read_text()
@@ -264,7 +266,7 @@ def test_heads_are_removed_for_good_and_the_network_stays_one(stages, tmp_path):
     assert card["removed"] == [list(head) for head in heads]
     assert {"model", "layers", "fingerprint", "seecause"} <= set(card)
     with pytest.raises(UnsupportedModel, match="form='zeroed'"):
-        sc.heads.export(model, heads, tmp_path / "sliced", form="sliced")
+        sc.background.export(model, heads, tmp_path / "sliced", form="sliced")
 
 
 def test_a_card_may_name_models_only(tmp_path):

@@ -17,7 +17,7 @@ import seecause as sc
 from seecause.data import to_pil
 from seecause.errors import DataMissing, MissingExtra
 from seecause.integrations.fiftyone import WORST, FiftyOneData, on_picture
-from tests.repair.toys import CLASSES, PATCH, SIDE, fitted, scenes
+from tests.background.repair_toys import CLASSES, PATCH, SIDE, fitted, scenes
 
 
 @pytest.fixture(scope="module")

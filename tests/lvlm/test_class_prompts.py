@@ -139,7 +139,7 @@ def test_the_question_and_the_gates_are_part_of_the_fingerprint():
     )  # the last token of a name is read, never said
     assert len({pair.fingerprint() for pair in pairs}) == 3
     whole = model.fingerprint()
-    with sc.heads.ablate(model, [(0, 0)]):
+    with sc.background.ablate(model, [(0, 0)]):
         assert model.fingerprint() != whole
     assert model.fingerprint() == whole
 
@@ -271,9 +271,9 @@ def test_what_cannot_be_asked_is_refused(tmp_path):
                 behind, ("cat", "dog", "blue"), question=QUESTION, by="label_token"
             ),
         ),
-        "or lvlm.export": (NotDefined, lambda: sc.heads.prune(model, [(0, 0)])),
-        "Use lvlm.export": (NotDefined, lambda: sc.heads.export(model, [(0, 0)], tmp_path)),
-        "read by a language model": (NotDefined, lambda: sc.heads.divprune(model, pictures())),
+        "or lvlm.export": (NotDefined, lambda: sc.background.prune_heads(model, [(0, 0)])),
+        "Use lvlm.export": (NotDefined, lambda: sc.background.export(model, [(0, 0)], tmp_path)),
+        "read by a language model": (NotDefined, lambda: sc.background.divprune(model, pictures())),
         "not for vision-language models that are asked": (
             NotDefined,
             lambda: sc.attribute(model, pictures(), method="caap"),

@@ -153,8 +153,8 @@ def test_suffix_scores_are_naive_scores(family, scope):
         block.head_dim,
         lambda i: cigma.gains(model.native, images[i], keep[i])[1],
     )
-    assert_close(sc.heads.score(model, images, keep).effects, expected, atol=1e-10, rtol=0)
-    gains = sc.heads.information_gains(model, images, keep)
+    assert_close(sc.background.score(model, images, keep).effects, expected, atol=1e-10, rtol=0)
+    gains = sc.background.information_gains(model, images, keep)
     slow = torch.tensor(
         [cigma.gains(model.native, image, mask) for image, mask in zip(images, keep, strict=True)],
         dtype=torch.float64,
@@ -164,7 +164,7 @@ def test_suffix_scores_are_naive_scores(family, scope):
 
 def test_heads_of_the_block_that_llava_drops_score_exactly_zero():
     model, images = asked("llava"), pictures()
-    scores = sc.heads.score(model, images, objects())
+    scores = sc.background.score(model, images, objects())
     assert (
         scores.value.shape == (3, 2)
         and bool((scores.value[-1] == 0).all())
@@ -176,7 +176,7 @@ def test_heads_of_the_block_that_llava_drops_score_exactly_zero():
         assert torch.equal(
             model.native(images), before
         )  # it is the native model that does not read it
-    with sc.heads.ablate(model, [(2, 0), (2, 1)]):
+    with sc.background.ablate(model, [(2, 0), (2, 1)]):
         ablated = model(images)
     assert torch.equal(ablated, model(images))
 
@@ -186,7 +186,7 @@ def test_heads_of_the_block_that_llava_drops_score_exactly_zero():
 def test_the_exported_model_answers_like_the_ablated_one(family, scope, tmp_path):
     model, heads = asked(family, scope), [(0, 1), (1, 0)]
     before, left = model(pictures()), hooks(model.module)  # transformers keeps some of its own
-    with sc.heads.ablate(model, heads):
+    with sc.background.ablate(model, heads):
         ablated = model(pictures())
     folder = sc.lvlm.export(model, heads, tmp_path / "out", note="chosen by hand")
     assert (
@@ -255,7 +255,7 @@ def test_what_takes_a_model_with_heads_takes_it(scope):
     model, images, keep = asked("llava", scope), pictures(3), objects(3)
     labels = model(images).argmax(dim=1)
     assert (
-        sc.heads.discover_masks(model, images, steps=2, grid=4).hard.shape == keep.shape
+        sc.background.discover_masks(model, images, steps=2, grid=4).hard.shape == keep.shape
     )  # differentiable in the pixels
     for by, options in (
         ("taylor", {}),
@@ -264,26 +264,30 @@ def test_what_takes_a_model_with_heads_takes_it(scope):
         ("weight-norm", {}),
         ("greedy", {"masks": keep, "top": 1}),
     ):
-        result = sc.heads.select(by, model, images, labels, **options)
+        result = sc.background.select(by, model, images, labels, **options)
         assert bool(result.value.isfinite().all()) and result.value.shape == (
             model.n_layers,
             model.n_heads,
         ), by
     assert (
-        sc.heads.screen(model, images, keep, top=1, target=labels).scores.value.isfinite().sum()
+        sc.background.screen(model, images, keep, top=1, target=labels)
+        .scores.value.isfinite()
+        .sum()
         >= 4
     )
-    cases = sc.heads.Pictures("noise", ("a", "b", "c"), images, labels, keep.int())
+    cases = sc.background.Pictures("noise", ("a", "b", "c"), images, labels, keep.int())
     assert (
         model.readout_name
         == f"by name_ll, question {QUESTION}, length mean; heads of scope {scope}"
     )
-    assert "3 right answers" in " ".join(verdict(sc.heads.audit(model, cases, masks="oracle")))
+    assert "3 right answers" in " ".join(
+        verdict(sc.background.heads_audit(model, cases, masks="oracle"))
+    )
 
 
 def test_attention_mass_of_the_language_model_is_what_answer_rows_send_to_image_tokens():
     model, images = asked("llava", "llm", "label_token"), pictures(1)
-    result = sc.heads.select(
+    result = sc.background.select(
         "attention-mass",
         model,
         images,
@@ -320,7 +324,7 @@ def test_critters_llava_names_its_creatures():
         images = model.preprocess.normalise(scene.image)
         assert bool((model(images).argmax(dim=1) == latents.creature).all())
     assert model.query.metadata["labels"] == "names"  # its tokenizer knows no letters
-    scores = sc.heads.score(model, images[:2], scene.mask[:2])
+    scores = sc.background.score(model, images[:2], scene.mask[:2])
     assert bool((scores.value[3] == 0).all()) and bool((scores.value[:3] != 0).any())
 
 
@@ -355,7 +359,7 @@ def test_pictures_have_the_size_of_the_tower_whatever_the_processor_says(monkeyp
 def test_a_fingerprint_knows_heads_that_are_switched_off_and_what_is_asked(tmp_path):
     model = asked("llava")
     whole = model.fingerprint()
-    with sc.heads.ablate(model, [(0, 1)]):
+    with sc.background.ablate(model, [(0, 1)]):
         assert model.fingerprint() != whole
         with pytest.raises(NotDefined, match="gates"):
             sc.lvlm.export(model, [(0, 0)], tmp_path / "out")

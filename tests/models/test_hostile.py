@@ -157,7 +157,7 @@ def test_no_code_of_a_folder_runs_and_nobody_is_asked(tmp_path, monkeypatch, loa
     ],
 )
 def test_a_card_names_models_only(saved, tmp_path, origin):
-    folder = sc.heads.export(sc.load(str(saved)), [(0, 1)], tmp_path / "out")
+    folder = sc.background.export(sc.load(str(saved)), [(0, 1)], tmp_path / "out")
     shutil.copy(saved / "small.json", folder / "config.json")
     edit(folder, "seecause.json", origin=origin)
     with pytest.raises((MissingWeights, SeecauseError)):

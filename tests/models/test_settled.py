@@ -122,9 +122,9 @@ def test_what_is_below_the_public_calls_refuses_in_words():
 @pytest.mark.parametrize(
     "call",
     [
-        lambda model, x: sc.heads.information_gains(model, x, x[:, 0] > 0).fig,
+        lambda model, x: sc.background.information_gains(model, x, x[:, 0] > 0).fig,
         lambda model, x: sc.metrics.insertion_deletion(model, x, x.mean(1), 1).insertion,
-        lambda model, x: sc.heads.select("taylor", model, x, torch.tensor([1, 2])).value,
+        lambda model, x: sc.background.select("taylor", model, x, torch.tensor([1, 2])).value,
     ],
     ids=["heads", "metrics", "selectors"],
 )
@@ -142,7 +142,7 @@ def test_jobs_over_a_model_in_training_mode_run_in_eval_mode(call):
 
 def test_what_is_no_view_is_refused_in_words():
     with pytest.raises(BadOption, match=r"sc\.wrap\(module\)"):
-        sc.heads.information_gains(view().module, images(), images()[:, 0] > 0)
+        sc.background.information_gains(view().module, images(), images()[:, 0] > 0)
 
 
 def flags(module: torch.nn.Module) -> tuple:

@@ -241,7 +241,7 @@ def test_a_first_tubelet_alone_is_refused_by_name():
 
 def test_an_export_is_refused_in_words(tiny, tmp_path):
     with pytest.raises(NotDefined, match="Use heads"):
-        sc.heads.export(tiny[2], [(0, 1)], tmp_path)
+        sc.background.export(tiny[2], [(0, 1)], tmp_path)
 
 
 def test_sound_of_another_size_is_refused(tiny):

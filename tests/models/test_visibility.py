@@ -10,6 +10,7 @@ import torch
 from torch.testing import assert_close
 
 import seecause as sc
+from seecause.background.heads import gates_without
 from seecause.engine.attend import Bank, attend
 from seecause.engine.forks import fork, logits_of_sets
 from seecause.engine.mixture import Mixture
@@ -18,7 +19,6 @@ from seecause.engine.sweep import Sweep, SweepPlan
 from seecause.engine.trace import kept_logits, kept_logits_each, record
 from seecause.engine.walk import walk
 from seecause.errors import NotDefined
-from seecause.heads.scores import gates_without
 from seecause.models.block import fused, hiding
 from seecause.models.layout import At, TokenLayout
 from tests.helpers import noise, view

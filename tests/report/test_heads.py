@@ -11,13 +11,13 @@ import pytest
 import torch
 
 import seecause as sc
-from seecause.heads import HeadScores
-from seecause.heads._audit import Audit
-from seecause.heads._outcomes import Outcome
-from seecause.heads.erase import Erasure, Masks
-from seecause.heads.gains import Gains
-from seecause.heads.pictures import Pictures
-from seecause.heads.studies import StudyTable
+from seecause.background import HeadScores
+from seecause.background._heads_audit import Audit
+from seecause.background._outcomes import Outcome
+from seecause.background.erase import Erasure, Masks
+from seecause.background.gains import Gains
+from seecause.background.images import Pictures
+from seecause.background.studies import StudyTable
 from seecause.metrics import group_accuracy
 from seecause.report.folder import rows_csv
 from seecause.report.heads import (

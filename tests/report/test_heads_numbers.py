@@ -10,13 +10,13 @@ import torch
 from markupsafe import Markup
 
 import seecause as sc
-from seecause.heads import HeadScores, Swapped
-from seecause.heads._audit import Audit
-from seecause.heads._outcomes import Curve, Examples, Outcome
-from seecause.heads.erase import Erasure, Masks
-from seecause.heads.gains import Gains
-from seecause.heads.pictures import Pictures
-from seecause.heads.studies import StudyTable
+from seecause.background import HeadScores, Swapped
+from seecause.background._heads_audit import Audit
+from seecause.background._outcomes import Curve, Examples, Outcome
+from seecause.background.erase import Erasure, Masks
+from seecause.background.gains import Gains
+from seecause.background.images import Pictures
+from seecause.background.studies import StudyTable
 from seecause.metrics import group_accuracy
 from seecause.report import heads, heads_audit
 from seecause.report.overlay import thumbnail

@@ -12,9 +12,9 @@ import pytest
 import torch
 from markupsafe import Markup
 
+from seecause.background.result import Candidate
 from seecause.errors import BadOption
 from seecause.metrics import metrics
-from seecause.repair.result import Candidate
 from seecause.report import page as page_module
 from seecause.report.cards import Card, CardFile, MapView, Strip, render_cards
 from seecause.report.discover import _crops

@@ -15,10 +15,10 @@ from seecause.cli.workers import Pieces, with_pieces
 from seecause.errors import BadOption, MissingWeights
 
 if TYPE_CHECKING:
+    from seecause.background._gate import Gate
+    from seecause.background.audit import BackgroundAudit
+    from seecause.background.objects import Eye
     from seecause.models.base import ImageModel
-    from seecause.repair._gate import Gate
-    from seecause.repair.audit import BackgroundAudit
-    from seecause.repair.eye import Eye
 
 FAILED = 3  # exit code: a limit is missed, or not shown to be met
 AUDIT = "seecause audit --model FOLDER --data folder:PATH --eye timm:vit_base_patch16_224"
@@ -52,7 +52,7 @@ class EyeOptions:
 
     def open(self, model: ImageModel, cache: Path | None = None) -> Eye | str | None:
         """The eye, or None for what the data brings."""
-        from seecause.repair.eye import eye
+        from seecause.background.objects import eye
 
         looks = self.eye not in (None, "given")  # masks of the data are not looked for
         weighs = looks and self.eye != "own"
@@ -110,7 +110,7 @@ class Limits:
 
     def checked(self) -> dict[str, float | None]:
         """By name, and one at least."""
-        from seecause.repair._gate import check_limits
+        from seecause.background._gate import check_limits
 
         limits = asdict(self)
         if all(value is None for value in limits.values()):
@@ -148,7 +148,7 @@ def audit(
     cannot be read are left out and named; the exit code is 1 then. `seecause heads audit` erases
     backgrounds instead, and needs no masks.
     """
-    from seecause.repair.audit import ENOUGH
+    from seecause.background.audit import ENOUGH
     from seecause.report.page import title_name
     from seecause.report.repair import audit_csv, audit_lines, audit_sections
 
@@ -188,7 +188,7 @@ def gate(
     Writes an evidence pack: a page, numbers, digests of weights and pictures, versions, command and
     a JUnit report. Where all are met and pictures could not be read, the exit code is 1.
     """
-    from seecause.repair._gate import gate as judge
+    from seecause.background._gate import gate as judge
     from seecause.report.gate import write_pack
 
     wanted, replaces = limits.checked(), run.check()
@@ -211,10 +211,10 @@ def audited(
     opened: ImageModel, data: str, transplant: TransplantOptions, run: AskedRun, *, limit: int
 ) -> tuple[ImageModel, BackgroundAudit]:
     """The model as it answers in the classes of the data, and its audit."""
+    from seecause.background.audit import audit
+    from seecause.background.images import model_for
     from seecause.data.batch import take_names
     from seecause.data.registry import open_data
-    from seecause.heads.pictures import model_for
-    from seecause.repair.audit import audit
 
     pictures = open_data(data, limit=limit)
     take_names(opened, pictures)

@@ -33,7 +33,7 @@ from seecause.cli.workers import with_pieces
 from seecause.errors import BadOption
 
 if TYPE_CHECKING:
-    from seecause.heads import Audit, StudyTable
+    from seecause.background import Audit, StudyTable
     from seecause.models.base import ImageModel
     from seecause.models.view import VisionModel
 
@@ -114,8 +114,8 @@ def audit(
     Writes a page (index.html) with a verdict and the worst pictures, and audit.csv with a line for
     each picture.
     """
+    from seecause.background._heads_audit import heads_audit as measure
     from seecause.data.registry import open_data
-    from seecause.heads._audit import audit as measure
 
     replaces, options = run.check(), search.made()
     if search.mask_option and masks is AuditMasks.oracle:
@@ -141,7 +141,7 @@ def audit(
 
 def _write_audit(model: ImageModel, result: Audit, run: AskedRun) -> list[str]:
     """Page, table and manifest; the verdict."""
-    from seecause.heads.pictures import model_for
+    from seecause.background.images import model_for
     from seecause.report.heads_audit import (
         audit_csv,
         audit_gallery,
@@ -203,8 +203,8 @@ def ablation_study(
 
     Writes index.html (table and charts) and table.csv.
     """
+    from seecause.background import ablation_study as measure
     from seecause.data.registry import open_data
-    from seecause.heads import ablation_study as measure
 
     replaces = run.check()
     if guard is GuardChoice.protect:
@@ -266,7 +266,7 @@ def _write_study(
 
 def selectors() -> Facts:
     """The ways to choose heads, what each needs and what it costs."""
-    from seecause.heads.scores import selectors as registered
+    from seecause.background.heads import selectors as registered
 
     entries = sorted(registered().items())
     titles = ("name", "needs", "cost for one picture", "what it scores")

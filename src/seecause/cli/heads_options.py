@@ -15,10 +15,10 @@ from seecause.cli.options import Dtype, ModelName, ModelOptions, ModelRun, value
 from seecause.errors import BadOption, NoClassifier
 
 if TYPE_CHECKING:
+    from seecause.background import AnswerSampling
+    from seecause.background.images import Pictures
+    from seecause.background.prune import Background
     from seecause.data.dataset import Dataset
-    from seecause.heads import AnswerSampling
-    from seecause.heads._pruning import Background
-    from seecause.heads.pictures import Pictures
     from seecause.models.base import ImageModel
 
 BIASED = "builtin:critters-biased"
@@ -208,7 +208,7 @@ class SampledAnswers:
     ] = False
 
     def made(self) -> AnswerSampling:
-        from seecause.heads import AnswerSampling
+        from seecause.background import AnswerSampling
 
         return AnswerSampling(self.share, self.cap, self.stratified)
 
@@ -240,7 +240,7 @@ class SearchOptions:
 
     def made(self) -> dict[str, Any]:
         """Options of the mask search, from its flags and `key=value` words."""
-        from seecause.heads.masks import check_search
+        from seecause.background.masks import check_search
 
         options = _pairs("--mask-option", self.mask_option or [], "rho=0.2", SEARCH_FLAGS)
         check_search(options)
@@ -272,7 +272,7 @@ class ErasedBackground(SearchOptions):
     ] = Filling.grey
 
     def background(self) -> Background:
-        from seecause.heads._pruning import Background
+        from seecause.background.prune import Background
 
         return Background(self.masks.value, self.fill.value, self.made())
 
@@ -324,7 +324,7 @@ class HeadSelector:
         if self.screen is None:
             return options
         from seecause._options import check_options
-        from seecause.heads import Screening
+        from seecause.background import Screening
 
         fields = [name for name in ("verify", "audit", "half") if name in options]
         screening = {name: options.pop(name) for name in fields}

@@ -28,8 +28,8 @@ from seecause.cli.heads_options import (
 from seecause.errors import BadOption
 
 if TYPE_CHECKING:
-    from seecause.heads._pruning import PruneResult, ScoredHeads
-    from seecause.heads.scores import HeadScores
+    from seecause.background.heads import HeadScores
+    from seecause.background.prune import PruneResult, ScoredHeads
     from seecause.models.base import ImageModel
 
 
@@ -67,8 +67,8 @@ def score(
 ) -> None:
     """Score every head. Writes a page with the layer x head grid, and scores.csv with errors and
     what each removal costs."""
+    from seecause.background import score_heads
     from seecause.data.registry import open_data
-    from seecause.heads import score_heads
 
     replaces, options, background = run.check(), selector.options(), erasing.background()
     model = asked.ask(data, run)
@@ -134,8 +134,8 @@ def prune(
     Heads with a score of 0 or less stay. Writes OUT/model (a checkpoint), a page with numbers
     before and after, scores.csv and curve.csv.
     """
+    from seecause.background import prune_and_test
     from seecause.data.registry import open_data
-    from seecause.heads import prune_and_test
 
     replaces, most = run.check(), head_limit(top)
     options, background = selector.options(), erasing.background()
@@ -173,7 +173,7 @@ def _prune_lines(result: PruneResult) -> list[str]:
 
 def _write_pruned(result: PruneResult, form: Form, run: AskedRun) -> None:
     """The checkpoint, the page, the tables and the manifest of a prune."""
-    from seecause.heads.pictures import model_for
+    from seecause.background.images import model_for
     from seecause.report.folder import rows_csv
     from seecause.report.heads import (
         change_section,
@@ -227,7 +227,7 @@ def _export(result: PruneResult, folder: Path, form: Form) -> None:
 
 def _check_form(model: ImageModel, form: str) -> None:
     """Refuse, before anything is measured, a form that the model cannot be written in."""
-    from seecause.heads._export import check_form
+    from seecause.background._export import check_form
     from seecause.models.view import VisionModel
 
     if not isinstance(model, VisionModel):

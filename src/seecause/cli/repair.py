@@ -19,8 +19,8 @@ from seecause.cli.workers import with_pieces
 from seecause.errors import BadOption, NoClassifier, NotDefined
 
 if TYPE_CHECKING:
-    from seecause.repair.discover import Discovery
-    from seecause.repair.result import Repair
+    from seecause.background.discover import Discovery
+    from seecause.background.result import Repair
 
 DataOption = Annotated[str, typer.Option("--data", help=f"Pictures to repair with: {KINDS}")]
 TestOption = Annotated[
@@ -131,10 +131,10 @@ def repair(
     the same command goes on: finished remedies (but iFAM) wait in OUT.work until the end.
     `torchrun --nproc_per_node=8 -m seecause repair ...` fine-tunes on many GPUs.
     """
+    from seecause.background.repair import ASKED_INSTEAD, IN_WORDS, repair as mend
     from seecause.data.batch import take_names
     from seecause.data.registry import open_data
     from seecause.faithful.run import join_processes
-    from seecause.repair._repair import ASKED_INSTEAD, IN_WORDS, repair as mend
 
     replaces, options = run.check(), trying.made()
     try:
@@ -213,8 +213,8 @@ def discover(
     Patches that answers hang on are sorted into kinds; each is pasted into pictures that are
     answered otherwise. Writes a page (index.html), findings.csv, and pairs to repair by.
     """
+    from seecause.background.discover import discover as find
     from seecause.data.registry import open_data
-    from seecause.repair.discover import discover as find
 
     replaces = run.check()
     wanted = whole_numbers("--pairs", pairs) if pairs not in ("best", "none") else None

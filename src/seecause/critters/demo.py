@@ -11,6 +11,8 @@ import torch
 from PIL import Image
 
 from seecause import critters
+from seecause.background.images import critter_pictures
+from seecause.background.repair import repair as sc_repair
 from seecause.critters.demo_classifiers import (
     BIASED,
     DemoSections,
@@ -27,7 +29,6 @@ from seecause.errors import WeakAnswer
 from seecause.faithful.evaluation import part_examples
 from seecause.faithful.interventions import leave_one_out, network
 from seecause.faithful.net import IFAM
-from seecause.heads.pictures import critter_pictures
 from seecause.loading import load
 from seecause.lvlm import (
     LVLM,
@@ -40,7 +41,6 @@ from seecause.lvlm import (
 )
 from seecause.models.base import protocol
 from seecause.models.sources import ZOO
-from seecause.repair._repair import repair as sc_repair
 from seecause.report.faithful import note_of, part_cards, parts_section
 from seecause.report.lvlm import (
     curves_section,

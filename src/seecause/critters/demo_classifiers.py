@@ -21,16 +21,16 @@ from seecause import critters
 from seecause.attribution.attribute import attribute
 from seecause.attribution.explain import top_answers
 from seecause.attribution.result import Attribution
+from seecause.background._heads_audit import heads_audit as audit_model
+from seecause.background._outcomes import curve, examples
+from seecause.background._screen import screen
+from seecause.background.erase import Erasure
+from seecause.background.heads import penalised
+from seecause.background.images import critter_pictures
 from seecause.bench.plan import Request, Store
 from seecause.bench.results import read_results
 from seecause.bench.runner import run as run_bench
 from seecause.bench.tables import table_of
-from seecause.heads._audit import audit as audit_model
-from seecause.heads._outcomes import curve, examples
-from seecause.heads._screen import screen
-from seecause.heads.erase import Erasure
-from seecause.heads.pictures import critter_pictures
-from seecause.heads.scores import penalised
 from seecause.loading import load
 from seecause.models.base import ImageModel, protocol
 from seecause.models.view import VisionModel

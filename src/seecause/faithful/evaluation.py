@@ -13,6 +13,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from seecause.background.images import Progress, no_progress
 from seecause.data.dataset import Dataset
 from seecause.data.registry import open_data
 from seecause.errors import BadOption, MissingWeights
@@ -49,7 +50,6 @@ from seecause.faithful.run import (
     open_run,
     read_evaluations,
 )
-from seecause.heads.pictures import Progress, no_progress
 from seecause.models.sources import ZOO, only_card, saved
 
 # every creature on every background equally often: in its own regime, some groups have hardly a

@@ -22,12 +22,12 @@ from torch import Tensor, nn
 from seecause._files import digest
 from seecause._pictures import read_image
 from seecause.attribution.attribute import attribute
+from seecause.background.audit import BackgroundAudit, audit as run_audit
+from seecause.background.objects import Eye
 from seecause.data.dataset import Sample
 from seecause.errors import DataMissing, MissingExtra
 from seecause.loading import as_view
 from seecause.models.base import ImageModel
-from seecause.repair.audit import BackgroundAudit, audit as run_audit
-from seecause.repair.eye import Eye
 
 SMALLER = 4  # heatmaps have a quarter of the model's resolution: the app stretches them
 WORST = "worst pictures"

@@ -315,8 +315,8 @@ def export(
 ) -> Path:
     """Write the whole model, its processor, a card and a README to `folder`, without `heads` of the
     classifier's scope. Only the weights that change are copied."""
-    from seecause.heads._export import check_place
-    from seecause.heads.scores import checked_heads
+    from seecause.background._export import check_place
+    from seecause.background.heads import checked_heads
 
     removed = checked_heads(model, heads)
     if model.gates is not None:
@@ -351,7 +351,7 @@ def export(
 
 
 def _readme(card: dict[str, Any], kind: str, note: str) -> str:
-    from seecause.heads._export import page
+    from seecause.background._export import page
 
     part = "vision tower" if card["scope"] == "vision" else "language model"
     template = "" if card["template"] is None else f", template={card['template']!r}"

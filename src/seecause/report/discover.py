@@ -12,9 +12,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from seecause.attribution.explain import Answer, top_answers
+from seecause.background.discover import Discovery, Finding
+from seecause.background.patch_kinds import pasted
 from seecause.data.images import to_pil
-from seecause.repair.discover import Discovery, Finding
-from seecause.repair.patch_kinds import pasted
 from seecause.report.cards import Shot, ShotCard
 from seecause.report.overlay import data_uri, picture
 from seecause.report.page import (

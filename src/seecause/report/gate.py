@@ -23,8 +23,8 @@ from xml.etree import ElementTree
 import torch
 
 from seecause._files import digest_file, write_atomic, write_json
+from seecause.background._gate import Gate
 from seecause.models.base import ImageModel, library_versions
-from seecause.repair._gate import Gate
 from seecause.report.folder import rows_csv
 from seecause.report.page import Section, table, title_name, verdict_box, write_page
 from seecause.report.repair import audit_csv, audit_sections

@@ -14,11 +14,11 @@ from markupsafe import Markup
 from torch import Tensor
 
 from seecause import __version__
-from seecause.heads._outcomes import ELSEWHERE, Curve, Examples, Outcome, changes
-from seecause.heads.erase import Erasure
-from seecause.heads.gains import FEW
-from seecause.heads.pictures import Pictures
-from seecause.heads.scores import Head, HeadScores, selectors
+from seecause.background._outcomes import ELSEWHERE, Curve, Examples, Outcome, changes
+from seecause.background.erase import Erasure
+from seecause.background.gains import FEW
+from seecause.background.heads import Head, HeadScores, selectors
+from seecause.background.images import Pictures
 from seecause.models.base import ImageModel
 from seecause.report.cards import WRITTEN, GridCell, HeadGrid, Shot, ShotCard, head_grids
 from seecause.report.charts import COLOURS, DASHES, GREY, Difference, Series, chart, forest
@@ -28,7 +28,7 @@ from seecause.report.page import AGAIN, Section, chart_row, fragment, protocol_t
 from seecause.target import Answer, best_answers, spread
 
 if TYPE_CHECKING:
-    from seecause.heads.studies import StudyTable
+    from seecause.background.studies import StudyTable
 
 MAIN = ("accuracy", "worst group", "flips")  # what charts show beside BIR
 DRAWN = "as many random heads: mean and standard deviation of draws"

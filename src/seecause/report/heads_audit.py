@@ -7,10 +7,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from seecause.heads._audit import ENOUGH, SHOWN, SOME, Audit
-from seecause.heads._outcomes import SWAP
-from seecause.heads.erase import Erasure
-from seecause.heads.gains import FEW
+from seecause.background._heads_audit import ENOUGH, SHOWN, SOME, Audit
+from seecause.background._outcomes import SWAP
+from seecause.background.erase import Erasure
+from seecause.background.gains import FEW
 from seecause.metrics.accuracy import GroupAccuracy
 from seecause.models.base import ImageModel
 from seecause.report.cards import GridCell, Shot, ShotCard

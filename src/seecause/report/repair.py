@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from markupsafe import Markup
 
+from seecause.background.audit import ENOUGH, MOSTLY, SOME, BackgroundAudit
+from seecause.background.result import NOT_TESTED, Repair
+from seecause.background.transplant import Transplants
 from seecause.models.base import ImageModel
-from seecause.repair.audit import ENOUGH, MOSTLY, SOME, BackgroundAudit
-from seecause.repair.result import NOT_TESTED, Repair
-from seecause.repair.transplant import Transplants
 from seecause.report.cards import Shot, ShotCard
 from seecause.report.folder import rows_csv
 from seecause.report.heads import GAINS, shot_answers

@@ -34,13 +34,13 @@ from seecause.app.panels import (
 )
 from seecause.app.state import ActionContext
 from seecause.attribution.attribute import attribute
+from seecause.background._export import export as export_heads
+from seecause.background._score import score as score_heads
+from seecause.background.erase import erase
+from seecause.background.gains import Gains, jensen_shannon, log_probs
+from seecause.background.heads import Head, ablate, gates_without
 from seecause.engine.forks import Content, gated_logits, mean_carried, zeros
 from seecause.errors import BadOption
-from seecause.heads._export import export as export_heads
-from seecause.heads._score import score as score_heads
-from seecause.heads.erase import erase
-from seecause.heads.gains import Gains, jensen_shannon, log_probs
-from seecause.heads.scores import Head, ablate, gates_without
 from seecause.metrics._pixels import spread_out
 
 Operator = Literal["zero", "mean", "other"]
@@ -152,10 +152,10 @@ def copy(context: ActionContext, request: Off) -> Reply:
     lines = [*opening_lines(context, request.picture), f"heads = {heads}"]
     if request.operator == "zero":
         lines += [
-            "with sc.heads.ablate(model, heads):",
+            "with sc.background.ablate(model, heads):",
             "    logits = model(images)[0]",
             f"    maps = sc.attribute(model, images, target={named!r}).maps",
-            'sc.heads.export(model, heads, "without-heads")',
+            'sc.background.export(model, heads, "without-heads")',
         ]
     else:
         lines += _instead_lines(context, request)
@@ -174,7 +174,7 @@ def _instead_lines(context: ActionContext, request: Off) -> list[str]:
         ]
     return [
         "from seecause.engine.forks import gated_logits, mean_carried",
-        "from seecause.heads.scores import gates_without",
+        "from seecause.background.heads import gates_without",
         "",
         f"pictures = [open_picture(name) for name in {context.state.averaged_names()}]",
         "means = mean_carried(model, model.prepare(pictures))",

@@ -35,18 +35,18 @@ from seecause.app.panels import (
 )
 from seecause.app.sessions import Recent
 from seecause.app.state import ActionContext, own_view
+from seecause.background._remedies import Remedy, remedies as all_remedies
+from seecause.background.audit import SOME, BackgroundAudit, audit as audit_background
+from seecause.background.images import Pictures, Progress, model_for, pictures_of
+from seecause.background.repair import repair
+from seecause.background.result import Repair
+from seecause.background.transplant import Transplants
 from seecause.data.dataset import Hole
 from seecause.data.images import to_pil
 from seecause.data.registry import open_data
 from seecause.errors import BadOption
-from seecause.heads.pictures import Pictures, Progress, model_for, pictures_of
 from seecause.models.base import ImageModel
 from seecause.models.view import VisionModel
-from seecause.repair._remedies import Remedy, remedies as all_remedies
-from seecause.repair._repair import repair
-from seecause.repair.audit import SOME, BackgroundAudit, audit as audit_background
-from seecause.repair.result import Repair
-from seecause.repair.transplant import Transplants
 from seecause.report.heads import GAINS
 from seecause.report.overlay import data_uri
 from seecause.report.repair import TERMS, audit_lines

@@ -1,0 +1,22 @@
+"""A toy model and the pictures that its heads are judged by."""
+
+from __future__ import annotations
+
+import pytest
+
+import seecause as sc
+from seecause import critters
+from seecause.background.images import Pictures, critter_pictures
+from tests.background.toys import toy
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    return sc.load(toy(tmp_path_factory.mktemp("toy")), dtype="float64")
+
+
+@pytest.fixture(scope="module")
+def cases(model) -> Pictures:
+    return critter_pictures(
+        model, critters.draw("balanced", "test", 64)[::11], name="critters:balanced:test"
+    )
