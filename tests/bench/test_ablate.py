@@ -26,14 +26,12 @@ from seecause.bench.evaluate import PreparedRun
 from seecause.bench.plan import Store, make_plan
 from seecause.bench.results import read_results
 from seecause.bench.runner import run
-from seecause.bench.tables import table_of
 from seecause.data.batch import to_batch
 from seecause.data.registry import open_data
 from seecause.engine.blanks import Blank
 from seecause.engine.sweep import SweepPlan
 from seecause.errors import BadOption, NotDefined, UnknownName
 from seecause.metrics import rank_correlation
-from seecause.report.ablate import sweep_section
 from tests.bench.toy import REQUEST, model
 from tests.helpers import view
 from tests.reference.depth import attention_by_depth as slow_depth
@@ -104,24 +102,6 @@ def test_the_first_layer_is_swept_only_where_it_has_an_effect(family, swept):
         == swept
         == bool((late - default).abs().max() > 1e-9)
     )
-
-
-@pytest.mark.parametrize(
-    ("fixed", "kind", "told"),
-    [
-        ({}, "", "layers l to the end"),
-        ({"tail": "all"}, "", "layers l to 4 "),
-        ({}, "to", "has no effect"),
-    ],
-)
-def test_the_page_says_which_layers_were_patched(fixed, kind, told):
-    found = settings("layers", model(), fixed)
-    methods = {name: options for name, options in found.items() if name.startswith(kind)}
-    plan = replace(ablation("layers").plan, request=replace(REQUEST, methods=methods))
-    (section,) = sweep_section(
-        table_of({name: {"aupr1": torch.tensor([0.1, 0.2])} for name in methods}), plan
-    )
-    assert told in section.note and ("From l" in section.note) == (kind == "")
 
 
 def test_the_studied_option_cannot_be_fixed_and_every_setting_is_checked_first():

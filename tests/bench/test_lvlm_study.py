@@ -21,15 +21,11 @@ from seecause.lvlm import (
     TokenAttribution,
     TokenTrace,
     attribute_heads,
-    compare_wordings,
-    first_crossing,
     make_bank,
     trace_heads,
 )
-from seecause.lvlm.analysis import cosines
 from seecause.lvlm.trace import rows_of
 from seecause.models.image_tokens import Grid, ImageTokens
-from seecause.report.lvlm_study import ratios_section, text_section, wordings_section
 from tests.lvlm.toy import QUESTION, pictures, toy_engine
 
 OPTIONS = StudyOptions(QUESTION, masks=100, token_masks=60, floor=None)
@@ -109,33 +105,6 @@ def test_finished_samples_are_read_and_not_made_again(ready, tmp_path, monkeypat
     assert len(made) == 1 and to_csv(again) == to_csv(first)
     run_lvlm_study(lvlm, bank, data, replace(HEADS_ONLY, masks=101), tmp_path)
     assert len(made) == 4  # another question is another piece
-
-
-def test_other_wordings_and_ratios_are_pieces_of_their_own(ready, tmp_path, monkeypatch):
-    lvlm, bank, data = ready
-    plain = run_lvlm_study(lvlm, bank, data, HEADS_ONLY, tmp_path)
-    monkeypatch.setattr(
-        lvlm_study, "trace_heads", lambda *words, **options: pytest.fail("heads were finished")
-    )
-    more = replace(HEADS_ONLY, wordings=("What is this creature?",), ratios=(0.5,))
-    heard: list[int] = []
-    study = run_lvlm_study(lvlm, bank, data, more, tmp_path, advance=heard.append)
-    numbers, seed = study.samples[1].numbers, seed_of(f"{data[1].id} variants")
-    picture = to_pil(data[1].image)
-    engine = MaskEngine(lvlm, picture, QUESTION, bank, floor=None)
-    alone = compare_wordings(
-        lvlm, picture, (QUESTION, *more.wordings), bank, answer=[engine.target], masks=100,
-        floor=None, seed=seed,
-    )  # fmt: skip
-    assert numbers["cosine_wording_1"] == pytest.approx(float(alone.cosines[0]))
-    assert numbers["ceiling"] == pytest.approx(alone.ceiling) and sum(heard) == 6
-    other = attribute_heads(engine, masks=100, p=0.5, seed=seed)
-    pair = (other.coefficients[None], plain.samples[1].tensors["coefficients"][None])
-    assert numbers["cosine_p_0.5"] == pytest.approx(float(cosines(*pair)))
-    assert numbers["enough_p_0.5"] == first_crossing(engine, other.order())
-    page = wordings_section(study, more.wordings)[0].body + ratios_section(study)[0].body
-    assert "What is this creature?" in page and '<th scope="row">0.5</th>' in page
-    assert not wordings_section(plain, ()) and not ratios_section(plain)
 
 
 def test_wordings_are_compared_at_the_share_of_the_study(ready, tmp_path, monkeypatch):
@@ -228,26 +197,6 @@ class Torn:
         if index == 1:
             raise BadImage("second.png", "not an image that can be read")
         return self.data[index]
-
-
-def test_an_unreadable_photo_is_a_hole(ready, tmp_path):
-    lvlm, bank, data = ready
-    result = run_lvlm_study(
-        lvlm,
-        bank,
-        Torn(data),
-        HEADS_ONLY,
-        tmp_path,
-    )
-    assert [sample.skipped is None for sample in result.samples] == [
-        True,
-        False,
-        True,
-    ] and "second.png" in to_csv(result)
-    assert (
-        "0 image tokens" not in text_section(result)[0].body
-        and "no image tokens were asked for" in text_section(result)[0].note
-    )
 
 
 def test_too_few_masks_for_image_tokens_are_noticed_before_any_work(ready, tmp_path, monkeypatch):

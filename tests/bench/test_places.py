@@ -13,9 +13,7 @@ from seecause._files import is_local, place
 from seecause.bench.plan import Store
 from seecause.bench.runner import run, status
 from seecause.bench.store import ShardStore
-from seecause.bench.tables import table
 from seecause.errors import BadOption, MissingExtra
-from seecause.report.ablate import write_report
 from tests.bench.toy import worker
 
 pytest.importorskip("upath", reason="universal-pathlib is not installed")
@@ -52,20 +50,6 @@ def url(request, tmp_path):
     if request.param == "s3":
         return f"{request.getfixturevalue('bucket')}/{name}"
     return f"file://{tmp_path}/{name}" if request.param == "file" else f"memory://{name}"
-
-
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
-@pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning")
-def test_a_run_anywhere_is_the_run_here(url, tmp_path):
-    work = worker(**QUICK)
-    here, there = Store(tmp_path / "here"), Store(place(url))
-    assert run(here, work).complete and run(url, work).complete
-    for shard in work.plan.shards:
-        for kind in ("parquet", "safetensors"):
-            assert there.file(shard.id, kind).read_bytes() == here.file(shard.id, kind).read_bytes()
-    assert table(url) == table(tmp_path / "here")
-    assert {file.name for file in write_report(there)} >= {"index.html", "table.csv"}
-    assert there.plan().shards == work.plan.shards
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")

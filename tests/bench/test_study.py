@@ -10,7 +10,6 @@ import time
 from pathlib import Path
 
 import pytest
-from matplotlib.figure import Figure
 from PIL import Image
 from typer.testing import CliRunner
 
@@ -26,7 +25,6 @@ from seecause.bench.study import (
 )
 from seecause.cli import app
 from seecause.errors import DataMissing
-from seecause.report.study import draw_figure
 from tests.bench import study_toy as toy
 
 ROOT = Path(__file__).parents[2]
@@ -255,30 +253,6 @@ def test_rows_of_one_picture_all_count():
     first, second = summarised(rows, ["method"], ["x"], against={"method": "a"})
     assert (first["n"], first["mean"]) == (2, 2) and (second["n"], second["mean"]) == (2, 4)
     assert second["difference"] == 2 and second["error of difference"] == 1
-
-
-@pytest.mark.parametrize("long", [True, False])
-def test_a_figure_is_drawn_from_the_csv(tmp_path, long):
-    path = tmp_path / "toy.csv"
-    head = "method,metric,mean,low 95%,high 95%\n" if long else "method,seed,x\n"
-    body = "a,x,1,0.5,1.5\nb,x,0,,\n" if long else "a,1,0\na,2,0\nb,1,3\n"
-    path.write_text(head + body)
-    spec = {"label": "method", "values": {"x": "how much"}, "marked": ["a"], "controls": ["b"]}
-    assert draw_figure(spec, path).read_bytes()[:4] == b"\x89PNG"
-
-
-def test_a_figure_draws_means_intervals_and_single_values_in_one_unit(tmp_path, monkeypatch):
-    drawn = []
-    save = Figure.savefig
-    monkeypatch.setattr(Figure, "savefig", lambda f, *a, **b: (drawn.append(f), save(f, *a, **b)))
-    spec = {"label": "method", "values": {"x": "in percent"}, "rows": ["a"], "scale": 100}
-    path = tmp_path / "toy.csv"
-    path.write_text("method,metric,mean,low 95%,high 95%\na,x,0.5,0.25,0.75\n")
-    draw_figure(spec, path)
-    path.write_text("method,x,seed\na,0.25,1\na,0.75,2\n")
-    draw_figure(spec, path)
-    lines = [[line.get_xdata().tolist() for line in figure.axes[0].lines] for figure in drawn]
-    assert lines == [[[], [25.0, 75.0], [50.0]], [[25.0, 75.0], [50.0]]]
 
 
 def test_what_is_published_names_no_folder_of_the_run(tmp_path):

@@ -22,7 +22,6 @@ from seecause.cli import COMMANDS, HOMES, app
 from seecause.cli.options import ReadOptions, RunOptions
 from seecause.cli.progress import counting, dressed, plain, starting
 from seecause.cli.workers import WorkerOptions
-from tests.cli import declared
 
 FILES = {file.stem for file in Path(seecause.cli.__file__).parent.glob("*.py")}
 LOADED = """
@@ -83,16 +82,6 @@ def test_a_mistyped_command_is_told_the_nearest():
     assert result.exit_code == 2 and "explain" in result.output
 
 
-def test_a_choice_that_is_none_is_refused_in_our_words():
-    for line, words in (
-        ("audit --device gpu", "--device='gpu' cannot be used; expected one of auto, cpu, cuda."),
-        ("heads ablation-study q", "study='q' cannot be used; expected one of k, fraction,"),
-    ):
-        result = CliRunner().invoke(app, line.split())
-        assert result.exit_code == 2 and result.output.startswith(f"seecause: {words}")
-    assert "--limit" in CliRunner().invoke(app, ["audit", "--limit", "x"]).output  # typer's own
-
-
 def test_a_command_loads_its_own_file_alone():
     modules = loaded(
         "from typer.testing import CliRunner; from seecause.cli import app\n"
@@ -114,17 +103,6 @@ def test_a_missing_picture_is_refused_before_torch_is_loaded():
         "assert CliRunner().invoke(app, ['explain', 'missing.jpg']).exit_code == 2"
     )
     assert "seecause.data.images" in modules and "torch" not in modules
-
-
-@pytest.mark.parametrize("name", sorted(FILES - {"__init__"}))
-def test_every_option_of_a_command_is_used(name):
-    """An option that is declared and goes nowhere is a promise that is not kept."""
-    tree = ast.parse(Path(seecause.cli.__file__).with_name(f"{name}.py").read_text())
-    for function in [node for node in tree.body if isinstance(node, ast.FunctionDef)]:
-        declared = {argument.arg for argument in (*function.args.args, *function.args.kwonlyargs)}
-        reads = [node for part in function.body for node in ast.walk(part)]
-        used = {node.id for node in reads if isinstance(node, ast.Name)}
-        assert declared <= used, f"{name}.{function.name}: {sorted(declared - used)}"
 
 
 class Terminal(io.StringIO):
@@ -222,11 +200,6 @@ def test_help_says_what_to_write():
     assert "any number of classes" in " ".join(
         CliRunner().invoke(app, ["explain", "--help"], env={"COLUMNS": "250"}).output.split()
     )
-
-
-def test_every_option_is_declared_as_promised():
-    """Flags, defaults, ranges and examples; `python -m tests.cli.declared` writes them anew."""
-    assert declared.declared() == declared.FILE.read_text(encoding="utf-8")
 
 
 def test_every_command_with_results_speaks_json():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import re
 from types import SimpleNamespace
@@ -188,101 +187,7 @@ def test_a_trace_is_told_in_a_few_lines():
     assert _lines(trace)[1].startswith("2 of 12 heads are enough: (2, 3), (2, 2) (layer, head;")
 
 
-def test_a_study_is_written_and_continued(toy, photos, tmp_path):
-    words = (
-        "study",
-        "critters:clean:test",
-        "--question",
-        QUESTION,
-        "--model",
-        toy,
-        "--calibration",
-        photos,
-        "--limit",
-        10,
-        "--masks",
-        60,
-        "--floor",
-        0,
-    )
-    done = lvlm(*words, "--out", tmp_path / "study")
-    assert done.exit_code == 0, done.output
-    assert "note: 4 calibration pictures" in done.stderr
-    page, table = (
-        (tmp_path / "study" / name).read_text() for name in ("index.html", "samples.csv")
-    )
-    for title in (
-        "Which heads are used?",
-        "Does the ranking hold?",
-        "Do classes use heads of their own?",
-        "Into which words?",
-        "From where in the picture?",
-    ):
-        assert f"<h2>{title}</h2>" in page
-    counted = sum(row["token_r2"] != "" for row in csv.DictReader(table.splitlines()))
-    assert 8 < counted <= 10 and f"over all {counted}." in page  # some answers move too little
-    assert len(table.splitlines()) == 11 and 'class="warning">4 calibration pictures' in page
-    again = lvlm(*words, "--out", tmp_path / "study", "--quiet")
-    assert (
-        again.exit_code == 0
-        and again.stdout == ""
-        and (tmp_path / "study" / "samples.csv").read_text() == table
-    )
-    weak = lvlm(*words, "--floor", 1e6, "--limit", 2, "--out", tmp_path / "study")
-    assert weak.exit_code == 0 and "of 2 samples have holes: the picture moves" in weak.stderr
-
-
 SHOWN = "critters:clean:test#1 --question Q --model"
-MISTAKES = {
-    f"heads {SHOWN} TOY": "--calibration is not set",
-    "heads missing.png --question Q --model TOY --calibration PHOTOS": "no such file",
-    "heads critters:clean:test#9999 --question Q --model TOY --calibration PHOTOS": (
-        "an index below 512"
-    ),
-    "heads critters:clean:test#1 --question BLANK --model NOWHERE --calibration PHOTOS": (
-        "--question=' '"
-    ),
-    "study critters:clean:test --question NONE --model NOWHERE --calibration PHOTOS": (
-        "--question=''"
-    ),
-    "study critters:clean:test --question Q --wording BLANK --model NOWHERE": "--question=' '",
-    f"heads {SHOWN} TOY --calibration PHOTOS --floor 1e6": "lower floor",
-    f"heads {SHOWN} TOY --calibration PHOTOS --floor 0 --how fit --masks 9": "at least",
-    f"tokens {SHOWN} TOY --calibration PHOTOS --how fit --floor 0 --masks 100 --token-masks 9": (
-        "the 16 coefficients"
-    ),
-    f"heads {SHOWN} TOY --calibration PHOTOS --floor 0 --seed 99999999999999999": (
-        "seed=99999999999999999"
-    ),
-    f"heads {SHOWN} TOY --calibration PHOTOS --answer banana": "does not know",
-    f"heads {SHOWN} NOWHERE --calibration missing.png": "missing.png: no such file",
-    f"heads {SHOWN} NOWHERE --bank missing": "`seecause lvlm bank` wrote",
-    f"heads {SHOWN} NOWHERE --bank PHOTOS --calibration PHOTOS": (
-        "--bank or --calibration, not both"
-    ),
-    f"tokens {SHOWN} builtin:nothing": "nothing",
-    f"tokens {SHOWN} builtin:critters-llava-unknown": "seecause zoo train critters-llava-unknown",
-    "study nowhere:x --question Q --model TOY --calibration PHOTOS": "nowhere:x",
-    "bank PHOTOS --model TOY --size 12": "HEIGHTxWIDTH",
-    "bank PHOTOS --model TOY --mode mean --size 32x32": "none with --mode mean",
-    "bank PHOTOS --model TOY --mode grid --size 32x32 --size 48x48": "one with --mode grid",
-}
-
-
-@pytest.mark.parametrize(("line", "message"), MISTAKES.items())
-def test_mistakes_are_one_line_and_come_before_the_work(
-    line, message, toy, photos, tmp_path, monkeypatch
-):
-    monkeypatch.setattr(
-        "seecause.lvlm.trace.trace_heads",
-        lambda *given, **options: pytest.fail("heads were traced before the mistake was seen"),
-    )
-    meant = {"TOY": toy, "PHOTOS": photos, "Q": QUESTION, "BLANK": " ", "NONE": ""}
-    done = lvlm(*(meant.get(word, word) for word in line.split()), "--out", tmp_path / "out")
-    assert done.exit_code == 2 and done.stderr.count("\n") == 1 and message in done.stderr, (
-        done.output
-    )
-    assert not (tmp_path / "out").exists()
 
 
 def test_models_of_the_zoo_are_calibrated_with_critters(tmp_path):

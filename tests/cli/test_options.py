@@ -99,18 +99,6 @@ def test_only_models_that_transformers_loads_lose_their_bars(opened, monkeypatch
         calls.clear()
 
 
-def test_no_minutes_are_none_and_a_setting_counts_beside_flags_that_are_not_given(called):
-    place = "seecause.bench.study.run_study"
-    assert called("study s.toml --minutes 0", place).options["minutes"] == 0
-    settings = "--option epochs=30 --option batch=4 --option options.gradient=none"
-    reached = called(f"faithful train {settings} --parts 3", "seecause.faithful.read_config")
-    made = {name: value for name, value in reached.options.items() if value is not None}
-    assert made.pop("out") and made == {
-        "epochs": 30, "batch": 4, "options": {"gradient": "none"}, "parts": 3,
-    }  # fmt: skip
-    assert reached.words == (None,)
-
-
 def test_a_training_says_its_losses(capsys, monkeypatch):
     monkeypatch.setattr("seecause.cli.progress.EVERY", 0.0)
     with training(quiet=False) as on_step:

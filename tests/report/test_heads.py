@@ -17,7 +17,6 @@ from seecause.background._outcomes import Outcome
 from seecause.background.erase import Erasure, Masks
 from seecause.background.gains import Gains
 from seecause.background.images import Pictures
-from seecause.background.studies import StudyTable
 from seecause.metrics import group_accuracy
 from seecause.report.folder import rows_csv
 from seecause.report.heads import (
@@ -27,7 +26,6 @@ from seecause.report.heads import (
     scores_section,
     shot_answers,
     spelled,
-    study_section,
 )
 from seecause.report.heads_audit import (
     audit_csv,
@@ -94,23 +92,6 @@ def test_the_csv_has_the_best_first_and_what_must_stay_last():
 
 def test_rows_may_lack_columns():
     assert rows_csv([{"a": 1}, {"b": 2.5}]) == "a,b\n1,\n,2.5\n"
-
-
-def test_a_study_is_drawn_along_its_axis_or_row_by_row():
-    rows = [
-        {"K": k, "accuracy": 0.5 + k / 10, "accuracy, random": 0.4, "accuracy, random sd": 0.1}
-        for k in (0, 2)
-    ]
-    along = study_section(StudyTable("k", "How many?", rows, "K")).body
-    assert along.count("<polyline") == 2 and along.count("<polygon") == 1
-    assert "random sd" not in along
-    rows = [
-        {"blocks": name, "accuracy": value}
-        for name, value in (("none", 0.5), ("all", 0.75), ("some", 0.25))
-    ]
-    dots = study_section(StudyTable("layers", "Where?", rows)).body
-    assert dots.count("<circle") == 2 and "all: +0.25" in dots and "difference to none" in dots
-    assert 'class="clear"' not in dots  # one run has no interval that could leave out zero
 
 
 def test_the_note_says_what_the_selector_scores():

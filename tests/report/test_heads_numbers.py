@@ -16,7 +16,6 @@ from seecause.background._outcomes import Curve, Examples, Outcome
 from seecause.background.erase import Erasure, Masks
 from seecause.background.gains import Gains
 from seecause.background.images import Pictures
-from seecause.background.studies import StudyTable
 from seecause.metrics import group_accuracy
 from seecause.report import heads, heads_audit
 from seecause.report.overlay import thumbnail
@@ -53,18 +52,6 @@ def test_curves_have_the_chosen_heads_and_the_band_of_lots(drawn):
     assert (chosen.name, chosen.x, chosen.y) == ("taylor", [0, 3], [0.5, 0.75])
     assert options["title"] == "accuracy ↑" and options["share"]
     assert "nothing moves it: accuracy in the worst group ↑ stays at 0.25." in section.note
-
-
-def test_studies_are_drawn_along_their_axis_with_what_lots_do(drawn):
-    rows = [
-        {"K": k, "accuracy": right, "accuracy, random": 0.4, "accuracy, random sd": 0.1}
-        for k, right in ((0, 0.5), (4, 0.75))
-    ]
-    heads.study_section(StudyTable("k", "?", rows, "K"))
-    (((random, chosen), options),) = drawn
-    assert (random.x, random.y, random.error) == ([0, 4], [0.4, 0.4], [0.1, 0.1])
-    assert (chosen.x, chosen.y) == ([0, 4], [0.5, 0.75])
-    assert (options["title"], options["x_title"]) == ("accuracy ↑", "K, heads removed at most")
 
 
 def test_the_heads_that_went_are_named_and_outlined():

@@ -15,10 +15,8 @@ from seecause.lvlm import (
     HeadTrace,
     RankingCurves,
     attribute_heads,
-    group_heads,
 )
-from seecause.lvlm.trace import RANKINGS, concerns
-from seecause.report import lvlm_study
+from seecause.lvlm.trace import concerns
 from seecause.report.cards import grid_of
 from seecause.report.lvlm import (
     CURVES_NOTE,
@@ -33,7 +31,6 @@ from seecause.report.lvlm import (
     trace_manifest,
 )
 from seecause.report.lvlm_answer import table_section
-from seecause.report.lvlm_study import heads_heat, scatter, study_curves_section
 from tests.lvlm.test_words import made
 from tests.lvlm.toy import toy_engine
 
@@ -139,30 +136,6 @@ def test_a_word_that_nothing_moves_has_no_r2():
     assert "1.00, 2.00" in body and "nothing moves, 2.00" in body and "nan" not in body
 
 
-def test_heads_over_samples_are_ordered_by_group_and_class(monkeypatch):
-    heats = []
-    inner = lvlm_study.grid_image
-    monkeypatch.setattr(
-        lvlm_study, "grid_image", lambda *both: heats.append(both[0]) or inner(*both)
-    )
-    coefficients = torch.zeros(10, 2, 4)
-    coefficients[:, 0, 1] = coefficients[:, 1, 2] = 0.5
-    coefficients[::5, 0, 3] = 0.3
-    samples = [SimpleNamespace(label="cat" if i % 2 else "dog") for i in range(10)]
-    drawn = str(heads_heat(SimpleNamespace(traced=samples), group_heads(coefficients)))
-    assert drawn.index(">(0, 1)<") < drawn.index(">(0, 3)<") and drawn.index(
-        ">(1, 2)<"
-    ) < drawn.index(">(0, 3)<")
-    assert drawn.index(">cat<") < drawn.index(">dog<") and drawn.count("data:image/png") == 1
-    names = re.findall(r">\((\d), (\d)\)<", drawn)
-    by_class = [1, 3, 5, 7, 9, 0, 2, 4, 6, 8]  # cats, then dogs
-    rows = [coefficients[by_class, int(layer), int(head)] for layer, head in names]
-    assert_close(heats[0], torch.stack(rows).double())
-    rule = float(re.search(r'<line class="base"[^>]*y1="([\d.]+)"', drawn)[1])
-    places = [float(y) - 4 for y in re.findall(r'y="([\d.]+)" text-anchor="end"', drawn)]
-    assert [place < rule for place in places] == [True, True, False]  # two are always used
-
-
 def test_nothing_is_shown_as_minus_zero():
     assert "-0.00" not in prompt_words(
         ["a", "b"], torch.tensor([-1e-4, 1.0]), torch.tensor([False, True]), answer="c", images=9
@@ -208,16 +181,6 @@ def lines_of(charts: str) -> list[str]:
     return re.findall(r'<polyline[^>]* points="([^"]+)"', charts)
 
 
-def test_a_study_has_its_counts_in_the_right_columns():
-    line = torch.linspace(0, 1, 5)[None].double()
-    study = SimpleNamespace(
-        curves=lambda: dict.fromkeys(RANKINGS, RankingCurves(line, 1 - line)),
-        column=lambda name: torch.tensor([2.0, 4.0] if name.startswith("enough") else [7.0, 9.0]),
-    )
-    rows = study_curves_section(study).body.split("<details")[0].split("<tr>")[-1]
-    assert rows.index("3.0") < rows.index("8.0")
-
-
 def test_the_manifest_counts_the_masks_that_were_used():
     engine = toy_engine()
     result = attribute_heads(engine, how="fit", masks=600, adaptive=True, agreement=0.3, step=100)
@@ -226,14 +189,3 @@ def test_the_manifest_counts_the_masks_that_were_used():
     assert trace_manifest(AnswerTrace(engine, traced, []))["options"]["heads"].startswith(
         f"{result.masks} masks of at most 600, p 0.75"
     )
-
-
-def test_every_sample_is_a_dot():
-    drawn = scatter(
-        torch.randn(7, 2, generator=torch.Generator().manual_seed(0)),
-        list("aabbbcc"),
-        title="samples",
-    )
-    assert drawn.count("<circle") == 7 and drawn.count('<g class="series">') == 3
-    groups = str(drawn).split('<g class="series">')[1:]
-    assert [group.count("<circle") for group in groups] == [2, 3, 2]

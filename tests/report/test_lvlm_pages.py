@@ -10,10 +10,10 @@ import pytest
 import torch
 
 import seecause as sc
-from seecause.bench.lvlm_table import LVLMStudy, TokenMaps, TracedSample
+from seecause.bench.lvlm_table import LVLMStudy, TracedSample
 from seecause.lvlm.trace import RANKINGS, trace_answer
 from seecause.models.base import library_versions
-from seecause.report import lvlm as pages, lvlm_answer as answers, lvlm_study as studies
+from seecause.report import lvlm as pages, lvlm_answer as answers
 from seecause.report.overlay import number
 from tests.lvlm.test_words import made
 from tests.lvlm.toy import QUESTION, pictures, toy_engine
@@ -276,84 +276,3 @@ def study(count: int = 3, **more: float) -> LVLMStudy:
 def mean(first: float, digits: int = 3) -> list[str]:
     """Of three numbers that are one apart."""
     return [f"{first + 1:.{digits}f} ± {3**-0.5:.{digits}f}"]
-
-
-def test_every_row_of_a_study():
-    own = study(object_share=0.61, weighted_object_share=0.71, object_area=0.21)
-    body = studies.importance_section(own, ["take care"]).body
-    coefficients, attention = own.stacked("coefficients"), own.stacked("attention")
-    rows = table(body)
-    assert rows["R² on unseen masks"] == mean(0.1) and rows["agreement of two halves"] == mean(0.3)
-    assert rows["correlation on unseen masks"] == mean(0.2)
-    assert rows["standard error of a coefficient"] == mean(0.04, 4)
-    pairs = zip(coefficients.flatten(1), attention.flatten(1), strict=True)
-    r = torch.stack([torch.corrcoef(torch.stack(pair))[0, 1] for pair in pairs])
-    largest = coefficients.flatten(1).amax(dim=1)
-    for name, values in (
-        ("correlation of coefficients with attention", r),
-        ("largest coefficient of any head", largest),
-    ):
-        assert rows[name] == [f"{float(values.mean()):.3f} ± {float(values.std()) / 3**0.5:.3f}"]
-    often = own.stacked("chosen").double().mean(dim=0)
-    grids = (often, coefficients.mean(dim=0).flatten(), attention.mean(dim=0).flatten())
-    shown = [title.split(": ")[1] for title in titles(body)]
-    assert shown == [number(float(value)) for grid in grids for value in grid]
-    assert "take care" in body
-
-    rows = table(studies.wordings_section(own, ("how?", "who?"))[0].body)
-    assert (rows["how?"], rows["who?"]) == (mean(0.5), mean(0.6))
-    assert rows["the first wording again, on fresh masks"] == mean(0.9)
-    rows = table(studies.ratios_section(own)[0].body)
-    assert list(rows)[1:] == ["0.25", "0.5"]
-    assert rows["0.25"] == [*mean(0.8), *mean(0.6), *mean(3, 1), *mean(7, 1)]
-    assert rows["0.5"] == [*mean(1.8), *mean(1.6), *mean(4, 1), *mean(8, 1)]
-
-    (section,) = studies.text_section(own)
-    assert table(section.body) == {"kept words alone bring": mean(0.7)}
-    deltas = own.stacked("deltas").mean(dim=0).tolist()
-    assert re.findall(r"<small>([^<]*)<", section.body) == [f"{delta:.2f}" for delta in deltas]
-    assert "4 image tokens" in section.body and section.note.endswith("kept for image tokens.")
-
-    flat = torch.zeros(2, 2).double()
-    maps = [TokenMaps(f"picture {k}", torch.rand(3, 8, 8), flat + k, flat) for k in range(5)]
-    (section,) = studies.gallery_section(own, maps)
-    rows = table(section.body)
-    for title, value in {
-        "correlation of image tokens with weighted attention": 0.31,
-        "R² on unseen masks": 0.41,
-        "agreement of two halves": 0.51,
-        "share of the positive effect on the object": 0.61,
-        "share of weighted attention on the object": 0.71,
-        "share of the picture that the object is": 0.21,
-    }.items():
-        assert rows[title] == mean(value), title
-    assert "pictures 1 to 4" in section.body and "pictures 5 to 5" in section.body
-    assert "The first 5 pictures" in section.note and "over all 3." in section.note
-    assert "on the object" not in studies.gallery_section(study(), maps)[0].body
-    assert not studies.gallery_section(own, [])
-
-
-def test_holes_of_a_study_are_named_with_their_reason():
-    own = study(2)
-    assert table(studies.holes_section(own).body) == {"nothing is missing": ["2 samples", ""]}
-    own.samples.append(TracedSample(2, "s2", None, skipped="too weak"))
-    assert table(studies.holes_section(own).body) == {"s2": ["", "too weak"]}
-
-
-def test_clusters_of_heads_and_of_samples_are_counted():
-    own = study(12)
-    assert studies._head_groups(study(3)) == [] and studies.groups_section(study(3)) == []
-    ((title, text),) = studies._head_groups(own)
-    groups = own.head_groups()
-    parts = []
-    for k in (0, 1):
-        use = groups.use(k)
-        plural = "heads" if len(use) > 1 else "head"
-        parts.append(f"{len(use)} {plural} in {float(use.mean()):.0%} of the samples")
-    assert title == "coefficients over 0.1, in two clusters of heads" and text == ", ".join(parts)
-    (section,) = studies.groups_section(own)
-    numbers = own.class_groups().grouping
-    assert table(section.body) == {
-        "neighbours of the same class": [f"{numbers.purity:.2f} (by chance {numbers.chance:.2f})"],
-        "silhouette by class": [f"{numbers.silhouette:.2f}"],
-    }

@@ -29,14 +29,12 @@ COMMANDS = {  # their lines in `seecause --help`
         " first."
     ),
     "repair": "Mend a model that answers from the background; writes a checkpoint to ship.",
-    "gate": "May this model ship? Limits on an audit, an exit code, and an evidence pack.",
     "heads": "Which heads answer from the background, and what if they go? (CIGMA)",
     "faithful": (
         "A classifier that cannot look elsewhere (iFAM): train it, test it, change what it sees,"
         " ship it."
     ),
     "lvlm": "Trace a vision-language model's answer: heads, words and image tokens.",
-    "study": "Run what is missing of a study: one CSV, one figure, and where they come from.",
     "zoo": "The embedded Critters models: list them, or train one from its recipe.",
 }
 COMMAND_PANELS = {  # the panel that a command opens in `seecause --help`; others follow in it
@@ -44,14 +42,14 @@ COMMAND_PANELS = {  # the panel that a command opens in `seecause --help`; other
     "explain": "Explain",
     "audit": "Audit and repair",
     "faithful": "Build and trace",
-    "study": "Experiments",
+    "zoo": "Experiments",
 }
 OPTION_PANELS = dict.fromkeys(("model", "weights", "class_names", "mean", "std", "size"), "Model")
 OPTION_PANELS |= dict.fromkeys(
     ("device", "dtype", "seed", "out", "overwrite", "quiet", "as_json"), "Running and writing"
 )
 # files that are read together
-HOMES = {"discover": "repair", "gate": "audit", "methods": "doctor", "zoo": "demo"}
+HOMES = {"discover": "repair", "methods": "doctor", "zoo": "demo"}
 USAGE_ERROR = 2
 SYNONYMS = {"--target": "--class"}  # what Python calls an option -> its name here
 PLACEHOLDERS = {"model": "NAME|FOLDER", "eye": "NAME|given|own"}

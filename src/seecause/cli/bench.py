@@ -1,5 +1,4 @@
-"""`seecause bench`: which attribution method is faithful on my model? And `bench ablate`: do CAAP's
-blank, selection, layers, tail or score decide the result?"""
+"""`seecause bench`: which attribution method is faithful on my model?"""
 
 from __future__ import annotations
 
@@ -37,23 +36,11 @@ EXAMPLE = (
     "Example: seecause bench run --method caap,rollout,random --data critters:clean:test --limit 64"
     " --metric ins-del,aupr1 --out run && seecause bench report run"
 )
-ABLATE_EXAMPLE = (
-    "Example: seecause bench ablate layers --data critters:clean:test --limit 64 --metric-option"
-    " order=patch --out layers"
-)
 
 
 class Explained(StrEnum):
     label = "label"
     predicted = "predicted"
-
-
-class Study(StrEnum):
-    blank = "blank"
-    select = "select"
-    layers = "layers"
-    tail = "tail"
-    score = "score"
 
 
 Methods = Annotated[str, typer.Option("--method", help="Attribution methods, with commas.")]
@@ -63,14 +50,6 @@ MethodOption = Annotated[
         "--option",
         help="caap.tail=patched, or tail=patched for every method that has it; repeat for more.",
         metavar="[METHOD.]KEY=VALUE",
-    ),
-]
-SharedOption = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--option",
-        help="A setting that is the same for all, such as score=logit; repeat for more.",
-        metavar="KEY=VALUE",
     ),
 ]
 Metrics = Annotated[
@@ -84,15 +63,8 @@ Metrics = Annotated[
 Folder = Annotated[
     str,
     typer.Argument(
-        help="The --out of `seecause bench run` or `bench ablate`.",
+        help="The --out of `seecause bench run`.",
         metavar="RUN",
-        show_default=False,
-    ),
-]
-StudyName = Annotated[
-    Study,
-    typer.Argument(
-        help="Which setting of CAAP to change: blank, select, layers, tail or score.",
         show_default=False,
     ),
 ]
@@ -206,7 +178,6 @@ def register(app: typer.Typer) -> None:
         help="Compare attribution methods over a dataset; runs can be stopped and continued.",
     )
     commands.command("run", epilog=EXAMPLE)(run)
-    commands.command("ablate", epilog=ABLATE_EXAMPLE)(ablate)
     commands.command("status")(status)
     commands.command("report")(report)
     app.add_typer(commands, name="bench")
@@ -231,31 +202,6 @@ def run(
     return _left(state, {"out": run.out, **status_facts(state)})
 
 
-def ablate(
-    study: StudyName,
-    model: ModelOptions = ModelOptions(),
-    option: SharedOption = None,
-    run: BenchRun = BenchRun(out="ablation", limit=64),
-) -> Facts:
-    """Change one setting of CAAP at a time: the paper's metrics, paired differences from the
-    default, and how alike the maps are.
-
-    Writes OUT/index.html, table.csv, table.tex, table.md, rows.csv and agreement.csv; the same
-    command again continues where it stopped.
-    """
-    from seecause.bench.ablate import save_depth
-    from seecause.bench.plan import Store
-    from seecause.report.ablate import write_report
-
-    caap = {"methods": {"caap": {}}, "metrics": ("paper",)}
-    worker = run.prepare(model, option, study=study.value, **caap)
-    state, store = run.perform(worker), Store(place(run.out))
-    if study is Study.layers:
-        save_depth(store, worker)
-    facts = tell_report(run.out, write_report(store), quiet=run.quiet)
-    return _left(state, {**facts, **status_facts(state)})
-
-
 def status(folder: Folder) -> Facts:
     """How far a run is, what failed or was damaged and why. Leaves with 1 if anything is
     missing."""
@@ -272,7 +218,7 @@ def report(folder: Folder, against: Against = None) -> Facts:
     number) from what is finished."""
     with starting(f"reading {folder}"):
         from seecause.bench import Store
-        from seecause.report.ablate import write_report
+        from seecause.report.bench import write_report
 
         files = write_report(Store(place(folder)), against=against)
     return tell_report(folder, files)

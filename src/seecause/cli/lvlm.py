@@ -17,25 +17,18 @@ from seecause.cli.lvlm_options import (
     AskedPicture,
     AskedWord,
     BankMode,
-    CalibratedModel,
     Estimation,
-    Floor,
     HeadEdit,
     Length,
     LVLMName,
     LVLMRun,
     Machine,
-    StudyEstimation,
-    StudyFolder,
-    StudySamples,
-    StudyWork,
     open_lvlm,
     read_heads,
     read_size,
 )
-from seecause.cli.options import Output, Overwrite, Quiet, Seed, tell_replaced
+from seecause.cli.options import Output, Overwrite, Quiet, tell_replaced
 from seecause.cli.progress import Facts, counting, spinning
-from seecause.cli.workers import WorkerOptions
 from seecause.errors import BadOption
 
 if TYPE_CHECKING:
@@ -49,10 +42,6 @@ HEADS_EXAMPLE = """Examples:
 """
 TOKENS_EXAMPLE = (
     'Example: seecause lvlm tokens critters:clean:test#3 --question "What colour is the tail?"'
-)
-STUDY_EXAMPLE = (
-    'Example: seecause lvlm study critters:clean:test --question "Which critter is this?"'
-    ' --wording "What is this creature?" --limit 100 --out study'
 )
 ANSWER_EXAMPLE = """Examples:
 
@@ -79,7 +68,6 @@ def register(app: typer.Typer) -> None:
     commands.command("tokens", epilog=TOKENS_EXAMPLE)(tokens)
     commands.command("answer", epilog=ANSWER_EXAMPLE)(answer)
     commands.command("edit", epilog=EDIT_EXAMPLE)(edit)
-    commands.command("study", epilog=STUDY_EXAMPLE)(study)
     commands.command("bank", epilog=BANK_EXAMPLE)(bank)
     app.add_typer(commands, name="lvlm")
 
@@ -282,67 +270,6 @@ def edit(
     if not quiet:
         typer.echo(f"before: {facts['before']}\nafter:  {facts['after']}")
     return facts
-
-
-def study(
-    samples: StudySamples,
-    asked: CalibratedModel = CalibratedModel(),
-    estimation: StudyEstimation = StudyEstimation(),
-    floor: Floor = 1.0,
-    out: StudyFolder = Path("study"),
-    work: StudyWork = None,
-    hands: WorkerOptions = WorkerOptions(),
-    where: Machine = Machine(),
-    seed: Seed = 0,
-    quiet: Quiet = False,
-) -> None:
-    """One question about many pictures: which heads are used, how often, and for what? With
-    --wording and --ratio: do other words, or another share of ablated heads, change that? Can be
-    stopped and continued.
-
-    Writes OUT/index.html and samples.csv. Samples that cannot be traced stay in both with the
-    reason.
-    """
-    from seecause.bench.lvlm_study import StudyOptions, run_lvlm_study, study_store
-    from seecause.data import open_data
-    from seecause.lvlm.trace import engine_concerns
-    from seecause.report.lvlm_study import write_study
-
-    store, question, wordings = work or out, samples.question, tuple(samples.wording or ())
-    study_store(store).check()
-    asked.check(question, *wordings)
-    pictures, lvlm = open_data(samples.data, limit=samples.limit), asked.open(where)
-    masks, count = estimation.counts()
-    options = StudyOptions(
-        question,
-        masks,
-        count,
-        p=estimation.ablated,
-        floor=floor,
-        right_only=samples.right_only,
-        seed=seed,
-        how=estimation.how.value,
-        wordings=wordings,
-        ratios=tuple(samples.ratio or ()),
-    )
-    parts = 1 + bool(count) + options.varies
-    with counting("parts of samples", len(pictures) * parts, quiet=quiet) as advance:
-        means = asked.bank(lvlm)
-        result = run_lvlm_study(
-            lvlm, means, pictures, options, store, workers=hands.made(), advance=advance
-        )
-    out.mkdir(parents=True, exist_ok=True)
-    notes = [*engine_concerns(lvlm, question, len(means)), *result.concerns()]
-    about: dict[str, Any] = {"question": question, "data": pictures, "notes": notes}
-    pages = write_study(out, result, lvlm=lvlm, wordings=wordings, **about)
-    holes = Counter(sample.hole for sample in result.samples if sample.hole)
-    for reason, times in holes.items():
-        typer.echo(f"{times} of {len(result.samples)} samples have holes: {reason}", err=True)
-    if not quiet:
-        for line in notes:
-            typer.echo(f"note: {line}", err=True)
-        for page in pages:
-            typer.echo(str(page))
 
 
 def bank(

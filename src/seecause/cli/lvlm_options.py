@@ -64,21 +64,6 @@ Length = Annotated[int, typer.Option(help="Tokens of the model's own answer, at 
 Floor = Annotated[
     float, typer.Option(help="The least the picture must move the answer, in logits.", min=0)
 ]
-StudyFolder = Annotated[
-    Path,
-    typer.Option(
-        "--out", "-o", help="The folder of the study; the same command again continues in it."
-    ),
-]
-StudyWork = Annotated[
-    str | None,
-    typer.Option(
-        "--work",
-        help="Where finished samples are kept: a folder, or a URL (s3://...).",
-        metavar="DIR|URL",
-        show_default="--out",
-    ),
-]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -243,67 +228,6 @@ class Estimation:
 
     def made(self, seed: int) -> dict[str, Any]:
         return {"how": self.how.value, "masks": self.masks, "p": self.ablated, "seed": seed}
-
-
-@dataclass(frozen=True, kw_only=True)
-class StudyEstimation(Estimation):
-    """The same of heads and of image tokens."""
-
-    token_masks: Annotated[
-        int | None,
-        typer.Option(
-            help="Masked runs for image tokens; 0 leaves them out.",
-            min=0,
-            show_default="as many as --masks",
-        ),
-    ] = None
-
-    def counts(self) -> tuple[int, int]:
-        """Masks for heads, and for image tokens."""
-        from seecause.lvlm.masks import mask_count
-
-        masks = mask_count(self.how.value, self.masks)
-        return masks, masks if self.token_masks is None else self.token_masks
-
-
-@dataclass(frozen=True, kw_only=True)
-class StudySamples:
-    """What a study asks about, and what it asks again in other words or with other masks."""
-
-    data: Annotated[
-        str,
-        typer.Argument(
-            help="critters:REGIME[:SPLIT], folder:PATH and others.",
-            metavar="DATA",
-            show_default=False,
-        ),
-    ]
-    question: QuestionOption
-    limit: Annotated[int, typer.Option(help="Use so many samples, spread evenly.", min=1)] = 100
-    right_only: Annotated[
-        bool,
-        typer.Option(
-            "--right-only", help="Leave out samples whose answer is not the name of their class."
-        ),
-    ] = False
-    wording: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--wording",
-            help="The question in other words: do they use the same heads? Repeat for more.",
-            show_default=False,
-        ),
-    ] = None
-    ratio: Annotated[
-        list[float] | None,
-        typer.Option(
-            "--ratio",
-            help="Another share of ablated heads to compare with. Repeat for more.",
-            min=0.01,
-            max=0.99,
-            show_default=False,
-        ),
-    ] = None
 
 
 @dataclass(frozen=True, kw_only=True)

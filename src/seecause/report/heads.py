@@ -3,14 +3,12 @@ answers before and after, and tables of studies; what the short names on them me
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
-from markupsafe import Markup
 from torch import Tensor
 
 from seecause import __version__
@@ -21,14 +19,11 @@ from seecause.background.heads import Head, HeadScores, selectors
 from seecause.background.images import Pictures
 from seecause.models.base import ImageModel
 from seecause.report.cards import WRITTEN, GridCell, HeadGrid, Shot, ShotCard, head_grids
-from seecause.report.charts import COLOURS, DASHES, GREY, Difference, Series, chart, forest
+from seecause.report.charts import COLOURS, DASHES, GREY, Series, chart
 from seecause.report.folder import rows_csv
 from seecause.report.overlay import number, thumbnail
 from seecause.report.page import AGAIN, Section, chart_row, fragment, protocol_table, table
 from seecause.target import Answer, best_answers, spread
-
-if TYPE_CHECKING:
-    from seecause.background.studies import StudyTable
 
 MAIN = ("accuracy", "worst group", "flips")  # what charts show beside BIR
 DRAWN = "as many random heads: mean and standard deviation of draws"
@@ -213,56 +208,6 @@ def _change(value: float) -> str:
     return f"{value:+.3f}" if round(value, 3) else "none"
 
 
-def study_section(study: StudyTable) -> Section:
-    """Charts of the main columns, along `x` or as differences to the first row, and a table. What
-    random heads do is in the charts and the CSV."""
-    columns = [name for name in study.columns if not name.endswith((RANDOM, SPREAD))]
-    draw = _differences if study.x is None else _along
-    shown = [name for name in columns if name in MAIN or name.startswith(("BIR", "rank"))]
-    charts = [draw(study, name) for name in shown]
-    cells = [
-        (f"{row[columns[0]]}", *(_shown(row.get(name, "")) for name in columns[1:]))
-        for row in study.rows
-    ]
-    keys = LINES if any(name.endswith(RANDOM) for name in study.columns) else {}
-    note = study.note
-    if study.x is None:
-        note = f"{note} Differences are of single runs, without intervals."
-    body = chart_row(charts, keys) + table(cells, head=columns)
-    return Section(study.question, body, note.strip(), outcome_terms(columns))
-
-
-def _differences(study: StudyTable, name: str) -> Markup:
-    """A column as differences to its first row."""
-    first = study.columns[0]
-    rows_with = [row for row in study.rows if name in row]
-    start = float(rows_with[0][name])
-    rows = [
-        Difference(str(row[first]), float(row[name]) - start, math.nan) for row in rows_with[1:]
-    ]
-    return forest(rows, title=spelled(name), x_title=f"difference to {rows_with[0][first]}")
-
-
-def _along(study: StudyTable, name: str) -> Markup:
-    """A column along the study's axis, with what random heads do where that was measured."""
-    assert study.x is not None
-    rows_with = [row for row in study.rows if name in row]
-    along = [float(row[study.x]) for row in rows_with]
-    values = [float(row[name]) for row in rows_with]
-    series = [Series("chosen heads", along, values, (), *LINES["chosen heads"])]
-    if name + RANDOM in study.columns:
-        means = [float(row[name + RANDOM]) for row in rows_with]
-        spreads = [float(row[name + SPREAD]) for row in rows_with]
-        series.insert(0, Series("random heads", along, means, spreads, *LINES[DRAWN]))
-    return chart(
-        series,
-        title=spelled(name),
-        x_title=X.get(study.x, study.x),
-        y_title=name if name.startswith("rank") else "share",
-        share=True,
-    )
-
-
 def settings_section(model: ImageModel, record: Mapping[str, Any]) -> Section:
     """Everything needed to get the same numbers again."""
     about = {
@@ -319,10 +264,6 @@ def _grid_note(by: str, scores: HeadScores) -> str:
     if by not in registered:
         return GRID_NOTE
     return f"{by}: {registered[by].summary} The highest (orange) are removed first. {GRID_NOTE}"
-
-
-def _shown(value: str | float) -> str:
-    return f"{value}" if isinstance(value, str | int) else f"{value:.3f}"
 
 
 def erasure_terms(names: Iterable[str]) -> dict[str, str]:
