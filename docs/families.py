@@ -9,8 +9,8 @@ import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from seecause._files import write_atomic
 from seecause.attribution.registry import methods
+from seecause.files import write_atomic
 from seecause.models import decoder, dense_families, hf_view, staged_families, timm_view
 
 ROOT = Path(__file__).parents[1]

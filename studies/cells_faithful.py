@@ -14,12 +14,12 @@ from typing import Any
 
 import torch
 
-from seecause._files import digest_json
 from seecause.bench.study import Row, StudyContext
 from seecause.critters import REGIMES, Regime
 from seecause.critters.train import ifam
 from seecause.critters.train.ifam_backbone import IfamRecipe, Scenes, build_backbone, pretrain
 from seecause.faithful import LossWeights
+from seecause.files import digest_json
 
 BASE = IfamRecipe("study", pretraining_samples=409_600, samples=122_880, epochs=30)
 SHAPING_OFF = LossWeights(

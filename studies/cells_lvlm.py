@@ -20,7 +20,7 @@ from seecause.bench.lvlm_study import head_numbers, seed_of, token_numbers
 from seecause.bench.study import Row, StudyContext
 from seecause.critters import PARTS, STYLES, answers, wordings
 from seecause.data.images import to_pil
-from seecause.errors import SeecauseError, WeakAnswer
+from seecause.errors import BadInput, SeecauseError
 from seecause.lvlm import (
     MaskEngine,
     attribute_heads,
@@ -88,7 +88,7 @@ def engine_of(lvlm: Any, bank: Any, case: Case, floor: float, subject: str = SUB
     right = case.answer if subject == SUBJECT else case.part_answer
     try:
         engine = MaskEngine(lvlm, case.picture, wordings(subject)[0], bank, floor=floor)
-    except WeakAnswer:
+    except BadInput:
         return "the picture moves the answer too little"
     return engine if engine.answer.strip() == right else "wrong answer"
 
@@ -166,7 +166,7 @@ def tokens(
             )
             row |= token_numbers(trace, case.mask)
             row["tokens_for_80"] = tokens_for(trace.tokens.coefficients, 0.8)
-        except WeakAnswer:  # the rows of the whole set carry nothing in this picture
+        except BadInput:  # the rows of the whole set carry nothing in this picture
             row["sufficiency"] = 0.0
         rows.append({**row, "kept rows": int(text.sum()), "rows": len(text)})
     return rows
@@ -221,7 +221,7 @@ def part_question(question: Asked) -> list[Row]:
     options = {"how": "fit", "masks": masks, "seed": question.seed("part tokens")}
     try:
         tokens = trace_tokens(engine, trace.heads.coefficients, trace.chosen, **options).tokens
-    except WeakAnswer:
+    except BadInput:
         return [{"left_out": "its own rows carry too little"}]
     areas = (case.parts == PARTS.index(PART) + 1, case.mask)
     shares = [object_share(tokens.coefficients, tokens.tokens, area) for area in areas]
@@ -240,7 +240,7 @@ def rewordings(question: Asked) -> list[Row]:
     options |= {"answer": case.answer, "seed": question.seed("words")}
     try:
         compared = compare_wordings(lvlm, case.picture, wordings(SUBJECT), bank, **options)
-    except WeakAnswer:
+    except BadInput:
         return []
     each = {f"cosine_{place}": value for place, value in enumerate(compared.cosines.tolist(), 1)}
     return [{**each, "ceiling": compared.ceiling}]

@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from seecause._files import digest_json
 from seecause.bench.study import StudyContext
 from seecause.critters.train import pace
 from seecause.faithful.config import set_pace
+from seecause.files import digest_json
 
 WARM_UP, DECAY = 0.1, 0.05
 

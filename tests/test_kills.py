@@ -12,7 +12,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from seecause import _files
+from seecause import files
 from seecause.bench.plan import Store
 from seecause.bench.runner import run
 from seecause.cli import app
@@ -117,7 +117,7 @@ def test_a_bench_run_killed_anywhere_comes_out_the_same(places):
 
 def results(place: Path, name: str) -> None:
     with result_folder(place / "out", {"command": name}, overwrite=True) as folder:
-        _files.write_atomic(folder / "page.html", name)
+        files.write_atomic(folder / "page.html", name)
         (folder / "maps").mkdir()
         (folder / "maps" / "a.txt").write_text(name)
 

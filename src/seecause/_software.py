@@ -15,8 +15,8 @@ from typing import Any
 import torch
 
 import seecause
-from seecause._files import digest, digest_file
 from seecause.errors import BadOption
+from seecause.files import digest, digest_file
 
 LIBRARIES = (
     "torch",

@@ -145,7 +145,7 @@ def test_what_cannot_be_is_refused_in_words(context, request_, error):
 
 
 def test_an_unknown_method_is_refused(context):
-    with pytest.raises(UnknownName, match="no method is called"):
+    with pytest.raises(UnknownName, match="method 'magic' not found"):
         explain.draw(context, Draw(**ON, method="magic"))
 
 

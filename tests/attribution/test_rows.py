@@ -12,7 +12,7 @@ from torch.testing import assert_close
 
 import seecause as sc
 from seecause.attribution.mosaic import MaskPlan, draw_masks
-from seecause.errors import BadOption, NotDefined, UnknownClass
+from seecause.errors import BadOption, NotDefined, UnknownName
 from seecause.models.rows import Region
 from tests.families.dense import DENSE, sentence_tokens, tiny_dense, tiny_yolos
 from tests.helpers import hooks
@@ -213,8 +213,8 @@ def test_what_is_asked_is_checked(tmp_path):
     assert sc.Attribution.load(both.save(tmp_path)).regions.shape == (2, 64, 96)
     for wrong, error in {
         "box:9": BadOption,
-        "box:1:dog": UnknownClass,
-        "box:1:no object": UnknownClass,
+        "box:1:dog": UnknownName,
+        "box:1:no object": BadOption,
         sc.Region((1, 2)): NotDefined,
     }.items():
         with pytest.raises(error):

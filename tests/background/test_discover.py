@@ -173,7 +173,7 @@ def test_bad_input_is_one_clear_line(model, pictures):
     for options, line in (
         ({"layers": [9]}, "layers from 0 to 1"),
         ({"kinds": 0}, "a count from 1"),
-        ({"method": "nonsense"}, "no method is called"),
+        ({"method": "nonsense"}, "method .* not found"),
         ({"nonsense": 1}, "option 'nonsense' of caap"),
     ):
         with pytest.raises(sc.SeecauseError, match=line):

@@ -15,7 +15,7 @@ from torch.testing import assert_close
 import seecause as sc
 from seecause.background import ablate, export, prune_heads
 from seecause.background._export import readme
-from seecause.errors import BadOption, MissingWeights, NotDefined
+from seecause.errors import BadOption, DataMissing, NotDefined
 from seecause.models.heads import UnitLinear
 from tests.families.native import TEXT
 from tests.helpers import view
@@ -194,7 +194,7 @@ def test_a_module_of_unknown_making_says_so(tmp_path):
         export(model, HEADS, tmp_path, form="sliced")
     assert not list(tmp_path.iterdir())  # nothing half written
     export(model, HEADS, tmp_path)
-    with pytest.raises(MissingWeights, match="how the module is built"):
+    with pytest.raises(DataMissing, match="how the module is built"):
         sc.load(str(tmp_path))
     expected = ablated(model, images)
     native.module.load_state_dict(load_file(tmp_path / "model.safetensors"))

@@ -124,7 +124,7 @@ def test_bad_eyes_are_refused_in_words(biased, pictures, tmp_path):
         sc.eye("given", model=biased, score="prob")
     with pytest.raises(sc.SeecauseError, match="option 'nonsense' of caap"):
         sc.eye("own", model=biased, nonsense=1)
-    with pytest.raises(sc.SeecauseError, match="no model is called"):
+    with pytest.raises(sc.SeecauseError, match="'nonsense' not found"):
         sc.eye("nonsense", model=biased)
     (tmp_path / "file").write_text("")
     with pytest.raises(sc.SeecauseError, match="a folder; this is a file"):

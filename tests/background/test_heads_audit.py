@@ -25,7 +25,7 @@ from seecause.background.images import (
 )
 from seecause.background.studies import StudySetup, ablation_table
 from seecause.data.dataset import Hole
-from seecause.errors import BadOption, NothingRight
+from seecause.errors import BadInput, BadOption
 from seecause.report.heads_audit import verdict
 
 
@@ -308,11 +308,11 @@ def test_bad_input_is_named(model, cases):
             model, replace(cases, groups=(cases.groups[0], None, *cases.groups[2:])), masks="oracle"
         )
     wrong = replace(cases, labels=(model(cases.images).argmax(dim=1) + 1) % model.n_classes)
-    with pytest.raises(NothingRight, match="none of the 6 photos"):
+    with pytest.raises(BadInput, match="none of the 6 images"):
         answered_right(model, wrong)
     labels = model(cases.images).argmax(dim=1)
     labels[0] = 7 if labels[0] != 7 else 6
-    with pytest.raises(NothingRight, match="no photo of class"):
+    with pytest.raises(BadInput, match="no image of class"):
         answered_right(model, replace(cases, labels=labels), stratified=True)
     with pytest.raises(BadOption, match="masks"):
         outcomes(

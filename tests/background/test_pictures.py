@@ -17,7 +17,7 @@ from seecause.background.erase import Erasure
 from seecause.background.images import critter_pictures, model_for, read_pictures
 from seecause.data import backgrounds, open_data
 from seecause.data.dataset import IGNORE
-from seecause.errors import BadImage, BadOption, DataMissing, SeecauseError, UnknownClass
+from seecause.errors import BadImage, BadOption, DataMissing, SeecauseError, UnknownName
 
 
 def test_critters_come_with_exact_counterfactuals(model):
@@ -189,7 +189,7 @@ def test_labels_follow_class_names(model, names, labels):
 
 
 def test_one_known_name_among_others_is_a_mistake(model):
-    with pytest.raises(UnknownClass, match=r"not data for .*walrus.* Call folders as"):
+    with pytest.raises(UnknownName, match=r"does not fit .*walrus"):
         read_pictures(model, Named(("walrus", *critters.CLASSES[1:])))
 
 

@@ -10,7 +10,6 @@ import torch.nn.functional as F
 from torch.testing import assert_close
 
 import seecause as sc
-from seecause._options import keyword_options
 from seecause.background import (
     AnswerSampling,
     HeadScores,
@@ -28,6 +27,7 @@ from seecause.background.heads import over_images
 from seecause.background.masks import MaskSearch
 from seecause.data.dataset import IGNORE
 from seecause.errors import BadOption, SeecauseError
+from seecause.options import keyword_options
 from tests.helpers import view
 from tests.tiny import pictures, tiny
 
@@ -314,7 +314,7 @@ def test_images_come_to_the_model():
 @pytest.mark.parametrize(
     ("by", "options", "message"),
     [
-        ("taylr", {}, "nearest: taylor"),
+        ("taylr", {}, "Did you mean taylor"),
         ("taylor", {"remove": "some"}, "most, least"),
         ("taylor", {"keep": 3}, "one of remove"),
         ("random", {"labels": torch.tensor([0, 1])}, "each of the 3 images"),

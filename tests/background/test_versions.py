@@ -23,7 +23,7 @@ from seecause.background.versions import (
     split_rows,
     worst_cell,
 )
-from seecause.errors import NothingRight
+from seecause.errors import BadInput
 from seecause.metrics.accuracy import clopper_pearson
 from tests.background.repair_toys import fitted, scenes
 
@@ -269,7 +269,7 @@ def test_an_audit_draws_what_is_asked_for_and_needs_right_answers():
     quick = audit_part(model, part, masks, judged=result.judged, with_gains=False)
     assert quick.gains is None and result.gains is not None
     assert result.protocol["options"] == {"versions": len(expected), "eye": "given masks"}
-    with pytest.raises(NothingRight, match="none of 24"):
+    with pytest.raises(BadInput, match="none of 24"):
         sc.audit(model, replace(cases, labels=1 - answers))
 
 

@@ -10,11 +10,11 @@ from typing import Any, Literal, get_type_hints
 import pytest
 import torch
 
-from seecause._options import accepts
 from seecause.attribution.registry import methods
 from seecause.bench.measures import group_options, measure_options, method_options
 from seecause.errors import BadOption
 from seecause.metrics import metrics
+from seecause.options import accepts
 from tests.bench.toy import model
 from tests.helpers import hooks
 

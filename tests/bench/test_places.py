@@ -8,12 +8,12 @@ import uuid
 import pytest
 import torch
 
-from seecause import _files
-from seecause._files import is_local, place
+from seecause import files
 from seecause.bench.plan import Store
 from seecause.bench.runner import run, status
 from seecause.bench.store import ShardStore
 from seecause.errors import BadOption, MissingExtra
+from seecause.files import is_local, place
 from tests.bench.toy import worker
 
 pytest.importorskip("upath", reason="universal-pathlib is not installed")
@@ -88,7 +88,7 @@ def test_a_place_that_cannot_be_opened_says_what_to_install_or_give(url, monkeyp
     monkeypatch.setitem(__import__("sys").modules, "upath", None)
     with pytest.raises(MissingExtra, match=r"seecause\[cluster\]"):
         place(url)
-    assert _files.place("plain") is not None
+    assert files.place("plain") is not None
 
 
 class StrangeError(Exception):

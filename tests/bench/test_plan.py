@@ -19,7 +19,7 @@ from seecause.bench import plan as plan_module
 from seecause.bench.plan import Plan, canonical, make_plan, shard_id
 from seecause.data.batch import class_places
 from seecause.data.registry import open_data
-from seecause.errors import BadOption, UnknownClass, UnknownName
+from seecause.errors import BadOption, UnknownName
 from tests.bad_files import bad_file
 from tests.bench.toy import REQUEST, model, worker
 
@@ -231,7 +231,7 @@ def test_labels_go_to_classes_by_name(tmp_path):
     data = open_data(f"folder:{tmp_path / 'data'}")
     assert class_places(model(), data) == tuple(names.index(name) for name in data.classes)
     (tmp_path / "data" / names[2]).rename(tmp_path / "data" / "walrus")
-    with pytest.raises(UnknownClass, match="walrus"):
+    with pytest.raises(UnknownName, match="walrus"):
         class_places(model(), open_data(f"folder:{tmp_path / 'data'}"))
 
 
@@ -263,9 +263,9 @@ def test_names_alone_are_methods_with_their_defaults():
 
 
 REFUSED = {
-    "method": ({"methods": {"capp": {}}}, UnknownName, "nearest: caap"),
+    "method": ({"methods": {"capp": {}}}, UnknownName, "Did you mean caap"),
     "method option": ({"methods": {"caap": {"tale": 1}}}, BadOption, "tail"),
-    "metric": ({"metrics": ("apur1",)}, UnknownName, "nearest: aupr1"),
+    "metric": ({"metrics": ("apur1",)}, UnknownName, "Did you mean aupr1"),
     "metric option": ({"measures": {"insertion-deletion": {"stops": 3}}}, BadOption, "steps"),
     "kind of a method option": (
         {"methods": {"rise": {"masks": "many"}}},
@@ -289,7 +289,11 @@ REFUSED = {
         BadOption,
         "pixel, patch",
     ),
-    "options of a column": ({"measures": {"insertion": {"steps": 3}}}, UnknownName, "nearest: ins"),
+    "options of a column": (
+        {"measures": {"insertion": {"steps": 3}}},
+        UnknownName,
+        "Did you mean ins",
+    ),
     "no method": ({"methods": {}}, BadOption, "at least one"),
     "target": ({"target": "lable"}, BadOption, "predicted"),
     "memory": ({"memory": -1}, BadOption, "1 or more"),

@@ -221,10 +221,10 @@ def test_a_bad_picture_ends_the_run_with_one_and_shows_in_the_report(tmp_path):
 
 
 REFUSED = {
-    "unknown method": (("--method", "capp"), "nearest: caap"),
+    "unknown method": (("--method", "capp"), "Did you mean caap"),
     "option of no method": (("--method", "caap,random", "--option", "random.tail=patched"), "tail"),
     "option without value": (("--option", "tail"), "KEY=VALUE"),
-    "unknown metric": (("--metric", "apur1"), "nearest: aupr1"),
+    "unknown metric": (("--metric", "apur1"), "Did you mean aupr1"),
     "unknown metric option": (("--metric-option", "stops=3"), "steps"),
     "kind of an option": (("--method", "rise", "--option", "masks=many"), "a whole number"),
     "choice of a metric option": (("--metric-option", "order=random"), "pixel, patch"),

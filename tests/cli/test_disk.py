@@ -20,7 +20,7 @@ def test_a_write_that_fails_is_one_line(tmp_path, monkeypatch, words, number):
     def full(descriptor: int) -> None:
         raise OSError(number, os.strerror(number))
 
-    monkeypatch.setattr("seecause._files.os.fsync", full)
+    monkeypatch.setattr("seecause.files.os.fsync", full)
     done = CliRunner().invoke(app, [*words, "--out", str(tmp_path / "out")])
     assert done.exit_code == 2 != INCOMPLETE
     assert isinstance(done.exception, SystemExit)

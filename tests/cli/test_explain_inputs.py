@@ -39,9 +39,9 @@ def test_unusual_pictures_are_read_right(tmp_path):
 
 
 REFUSED = {
-    "unknown class": (("--class", "tabbi, tabby cat"), "nearest: tabby, tabby cat"),
+    "unknown class": (("--class", "tabbi, tabby cat"), "Did you mean tabby, tabby cat"),
     "class out of range": (("--class", "1000"), "classes 0-999"),
-    "unknown method": (("--method", "capp"), "nearest: caap"),
+    "unknown method": (("--method", "capp"), "Did you mean caap"),
     "no method": (("--method", ","), "at least one method"),
     "unknown option": (("--option", "tale=source"), "tail"),
     "option without value": (("--option", "tail"), "key=value"),
@@ -101,7 +101,7 @@ def test_names_are_checked_before_a_model_is_loaded(tmp_path, monkeypatch, comma
     picture = ["explain", str(photo(tmp_path / "a.png"))]
     words = picture if command == "explain" else ["bench", "run"]
     for flag, value, message in (
-        ("--method", "capp", "nearest: caap"),
+        ("--method", "capp", "Did you mean caap"),
         ("--method", "caap,no-such", "'no-such'"),
         ("--classes", "missing.txt", "cannot be read"),
         ("--mean", "0.5,x,1", "three numbers"),
@@ -194,7 +194,7 @@ def test_pictures_of_datasets_are_explained_by_index(tmp_path):
     )
     assert "#0 and 2 more means nothing" in done.stderr and done.stderr.count("\n") == 1
     assert "below 512" in explain("critters:clean:test#512", "--out", tmp_path / "no").stderr
-    assert "no dataset is called" in explain("criters:clean#1", "--out", tmp_path / "no").stderr
+    assert "dataset 'criters:" in explain("criters:clean#1", "--out", tmp_path / "no").stderr
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,8 @@ import pytest
 from PIL import Image
 from typer.testing import CliRunner
 
-from seecause._files import safe_cell
 from seecause.cli import app
+from seecause.files import safe_cell
 from seecause.report.folder import rows_csv
 
 NAMES = {

@@ -186,7 +186,7 @@ def test_a_repair_that_is_killed_from_outside_goes_on_and_ends_alike(places, tmp
     [
         ("audit", (), "neither masks nor"),
         ("repair", (), "neither masks nor"),
-        ("repair", ("--eye", "own", "--remedies", "last-layr"), "no remedy is called"),
+        ("repair", ("--eye", "own", "--remedies", "last-layr"), "remedy 'last-layr' not found"),
         ("repair", ("--eye", "own", "--remedies", "dfr"), "groups=True"),
         ("repair", ("--eye", "own", "--option", "epochs=3"), "REMEDY.KEY=VALUE"),
         ("repair", ("--eye", "own", "--option", "last-layer.epochs=3"), "one of strength"),

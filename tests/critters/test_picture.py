@@ -138,7 +138,7 @@ def test_no_creature_is_cut_by_its_window(latents):
 
 
 def test_mistakes_are_named(latents):
-    with pytest.raises(UnknownName, match="nearest: tail"):
+    with pytest.raises(UnknownName, match="Did you mean tail"):
         render(latents, do=Do(without=("tial",)))
     with pytest.raises(UnknownName, match="feet variant"):
         render(latents, do=Do(swap={"feet": "hooves"}))

@@ -52,7 +52,7 @@ def test_an_exam_is_the_same_however_it_is_reached():
 
 
 def test_unknown_subjects_are_refused():
-    with pytest.raises(UnknownName, match="nearest: tail"):
+    with pytest.raises(UnknownName, match="Did you mean tail"):
         critters.ask(critters.draw("clean", "test", 1), "tial")
 
 

@@ -17,7 +17,7 @@ from seecause.data import (
     select_true_positives,
     true_positives,
 )
-from seecause.errors import BadOption, NothingRight
+from seecause.errors import BadInput, BadOption
 from tests.helpers import view
 from tests.tiny import tiny
 
@@ -70,9 +70,9 @@ def test_odd_options_are_refused(options):
 
 
 def test_nothing_right_is_said():
-    with pytest.raises(NothingRight, match="none of the 100 photos right"):
+    with pytest.raises(BadInput, match="none of the 100 images right"):
         true_positives(torch.zeros(100).bool(), LABELS)
-    with pytest.raises(NothingRight, match=r"no photo of class owl \(1 such"):
+    with pytest.raises(BadInput, match=r"no image of class owl right \(1 such"):
         true_positives(LABELS == 0, LABELS, stratified=True, classes=["cat", "owl"])
     assert len(true_positives(LABELS == 0, LABELS)) == 36
     with pytest.raises(BadOption, match="labels"):

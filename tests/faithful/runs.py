@@ -15,10 +15,10 @@ from PIL import Image
 from safetensors.torch import save_file
 from timm.models.vision_transformer import VisionTransformer
 
-from seecause._files import unsealed
 from seecause.faithful import TrainConfig, train
 from seecause.faithful.run import Processes
 from seecause.faithful.training import Run
+from seecause.files import unsealed
 
 CPU = torch.device("cpu")
 SHAPE: dict[str, Any] = dict(

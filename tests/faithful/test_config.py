@@ -13,7 +13,6 @@ import pytest
 import torch
 
 import seecause as sc
-from seecause._options import keyword_options
 from seecause.errors import (
     BadOption,
 )
@@ -28,6 +27,7 @@ from seecause.faithful import (
 from seecause.faithful.config import cosine, normalised_decay, scaled_rate, set_pace, stepped
 from seecause.faithful.training import frame_for, new_net, new_optimizer
 from seecause.models.preprocess import Preprocess
+from seecause.options import keyword_options
 from tests.faithful.runs import tiny_config
 
 

@@ -21,7 +21,6 @@ from seecause.data.registry import open_data
 from seecause.errors import (
     BadOption,
     DataMissing,
-    MissingWeights,
     UnknownName,
 )
 from seecause.faithful import (
@@ -293,7 +292,7 @@ def test_networks_that_are_not_there_are_named_as_what_they_are(tmp_path):
     for name, error, message in (
         ("builtin:nonsense", UnknownName, "builtin model is called 'nonsense'"),
         ("builtin:critters-vit", BadOption, "an iFAM network.*VisionTransformer"),
-        (str(tmp_path), MissingWeights, "no run"),
+        (str(tmp_path), DataMissing, "no run"),
     ):
         with pytest.raises(error, match=message):
             open_network(name)

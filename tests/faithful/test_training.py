@@ -18,8 +18,8 @@ from seecause.data.batch import to_batch
 from seecause.errors import (
     BadImage,
     BadOption,
-    Diverged,
-    MissingWeights,
+    DataMissing,
+    SeecauseError,
     UnsupportedModel,
 )
 from seecause.faithful import IFAM, objective, open_run, train
@@ -195,7 +195,7 @@ def test_losses_are_never_in_half_precision(monkeypatch):
 
 def test_a_run_without_numbers_stops(tmp_path):
     config = tiny_config(tmp_path, learning_rate=1e30, epochs=4, grid=0)
-    with pytest.raises(Diverged, match="step"):
+    with pytest.raises(SeecauseError, match="step"):
         train(config)
 
 
@@ -212,7 +212,7 @@ def test_weights_without_numbers_are_never_kept(tmp_path, log_every, monkeypatch
 
     monkeypatch.setattr(Run, "_step", spoilt)
     config = tiny_config(tmp_path, snapshot_every=1, log_every=log_every, grid=0, ema=False)
-    with pytest.raises(Diverged, match="not finite at step 6"):
+    with pytest.raises(SeecauseError, match="not finite at step 6"):
         train(config)
     assert all(bool(value.isfinite().all()) for value in weights(config).values())
 
@@ -251,7 +251,7 @@ def test_what_cannot_be_trained_says_so(tmp_path):
         train(tiny_config(tmp_path, parts=40))
     with pytest.raises(BadOption, match="precision"):
         tiny_config(tmp_path, precision="half")
-    with pytest.raises(MissingWeights, match="the folder that"):
+    with pytest.raises(DataMissing, match="the folder that"):
         open_run(tmp_path)
     empty = tmp_path / "pictures" / "train" / "neither"
     empty.mkdir()
@@ -287,7 +287,7 @@ def test_damaged_files_of_a_run_are_named(finished, tmp_path):
     flipped = whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :]  # a bit of a weight
     for broken in (b"", b"no zip", whole[: len(whole) // 2], flipped):
         (folder / "last.pt").write_bytes(broken)
-        with pytest.raises(MissingWeights, match=r"last\.pt"):
+        with pytest.raises(DataMissing, match=r"last\.pt"):
             train(dataclasses.replace(config, out=str(folder)))
     for broken in ("{", "[]", '{"data": 3}'):
         (folder / "config.json").write_text(broken)
@@ -373,7 +373,7 @@ def test_thresholds_are_written_beside_what_the_card_tells(finished, tmp_path):
     assert after.pop("thresholds") == json.loads(json.dumps([dataclasses.asdict(made)]))
     assert before.pop("thresholds") == [] and after == before
     shutil.rmtree(folder / "best")
-    with pytest.raises(MissingWeights, match="no epoch of this run is finished"):
+    with pytest.raises(DataMissing, match="no epoch of this run is finished"):
         open_run(folder)
 
 

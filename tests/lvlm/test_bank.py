@@ -9,7 +9,7 @@ from torch.testing import assert_close
 
 from seecause import critters
 from seecause.data.images import to_pil
-from seecause.errors import BadOption, BankMismatch, DataMissing
+from seecause.errors import BadInput, BadOption, DataMissing
 from seecause.lvlm import (
     MaskEngine,
     MeanBank,
@@ -59,7 +59,7 @@ def test_the_explained_picture_is_left_out(mode):
     assert (kept[0] - rest.means(here.lvlm, prompt)[0]).abs().max() > 1e-3
     assert kept[0].shape[2] == prompt.n_image
     alone = make_bank(here.lvlm, pictures[:1], mode=mode, size=size)
-    with pytest.raises(BankMismatch, match="leaves nothing"):
+    with pytest.raises(BadInput, match="leaves nothing"):
         alone.means(here.lvlm, prompt, pictures[0])
 
 
@@ -71,7 +71,7 @@ def test_a_picture_is_left_out_as_often_as_it_is_in():
     assert_close(
         twice.means(here.lvlm, prompt, first), none.means(here.lvlm, prompt), atol=1e-10, rtol=0
     )
-    with pytest.raises(BankMismatch, match="leaves nothing"):
+    with pytest.raises(BadInput, match="leaves nothing"):
         make_bank(here.lvlm, [first, first]).means(here.lvlm, prompt, first)
 
 
@@ -148,7 +148,7 @@ def test_banks_are_saved_and_loaded(tmp_path):
     sized = make_bank(here.lvlm, here.pictures, mode="fixed", size=(64, 64))
     assert MeanBank.load(sized.save(tmp_path / "sized")).size == (64, 64)
     with pytest.raises(
-        BankMismatch, match=r"4 x 4 \+ 6 x 8 with newlines.*this picture has 4 x 4 \+ 8 x 8"
+        BadInput, match=r"4 x 4 \+ 6 x 8 with newlines.*this picture has 4 x 4 \+ 8 x 8"
     ):
         MaskEngine(here.lvlm, photo((70, 70)), QUESTION, read, answer=[TOKEN], floor=None)
     with pytest.raises(DataMissing):
@@ -160,7 +160,7 @@ def test_banks_are_saved_and_loaded(tmp_path):
 
 def test_what_does_not_fit_is_refused():
     here, other = scene("llava"), scene("llava_grouped")
-    with pytest.raises(BankMismatch, match="another model"):
+    with pytest.raises(BadInput, match="another model"):
         MaskEngine(other.lvlm, photo((40, 56)), QUESTION, here.bank)
     for wrong in ({"mode": "nonsense"}, {"mode": "fixed"}, {"size": (32, 32)}):
         with pytest.raises(BadOption):
@@ -169,12 +169,12 @@ def test_what_does_not_fit_is_refused():
         make_bank(here.lvlm, [])
     tiles = scene("internvl")
     bank = make_bank(tiles.lvlm, tiles.pictures, mode="grid", size=(32, 32))
-    with pytest.raises(BankMismatch, match="other grids or at other places"):
+    with pytest.raises(BadInput, match="other grids or at other places"):
         bank.means(tiles.lvlm, tiles.engine.prompt)
     mixed = [here.lvlm.prompt(p, QUESTION) for p in here.pictures] + [other.engine.prompt]
     assert len({p.tokens for p in mixed}) == 1
     shapes = scene("qwen2_vl").lvlm
-    with pytest.raises(BankMismatch, match="calibration picture"):
+    with pytest.raises(BadInput, match="calibration picture"):
         bank_of_prompts(
             shapes, [shapes.prompt(photo(size), QUESTION) for size in ((40, 56), (64, 64))]
         )
@@ -222,7 +222,7 @@ def test_only_a_bank_of_one_size_resizes_the_explained_picture():
         bank = make_bank(lvlm, [photo((40, 56), 1)], mode=mode, size=size)
         assert bank.resized(picture) == (small if mode == "fixed" else picture)
     assert bank.resized(small) is small
-    with pytest.raises(BankMismatch, match=r"a calibration picture.*2 x 3.*expected 2 x 4"):
+    with pytest.raises(BadInput, match=r"a calibration picture.*2 x 3.*expected 2 x 4"):
         bank.means(lvlm, lvlm.prompt(picture, QUESTION))  # not as the bank sees it
     for mode in ("shape", "mean"):
         with pytest.raises(BadOption, match=f"None with mode='{mode}'"):
@@ -241,7 +241,7 @@ def test_pictures_are_resized_to_that_of_the_prompt_which_must_be_known():
     prefix = run_prefix(here.lvlm.decoder, [own])
     for layer, keys in enumerate(bank.means(here.lvlm, prompt)[0]):
         assert_close(keys, prefix[layer][0][0, :, own.image], atol=1e-12, rtol=0)
-    with pytest.raises(BankMismatch, match="does not tell its picture's size"):
+    with pytest.raises(BadInput, match="does not tell its picture's size"):
         fresh = make_bank(here.lvlm, [photo((64, 64), 1)])
         fresh.means(here.lvlm, here.lvlm.read(dict(prompt.inputs)))
 
@@ -310,5 +310,5 @@ def test_tiles_at_other_places_are_not_taken_for_one_another():
     have, want = (ImageTokens((Grid(2, 2, box), Grid(2, 2))) for box in (beside, below))
     values = torch.rand(1, 1, 8, 2)
     assert torch.equal(stretch(values, have, have), values)
-    with pytest.raises(BankMismatch, match="other places"):
+    with pytest.raises(BadInput, match="other places"):
         stretch(values, have, want)

@@ -9,7 +9,7 @@ import torch
 from torch.testing import assert_close
 
 import seecause as sc
-from seecause.errors import BadOption, BadPrompt, NotDefined, UnsupportedModel
+from seecause.errors import BadInput, BadOption, NotDefined, UnsupportedModel
 from seecause.lvlm.class_prompts import ask_labels, ask_names, refuse_pooled, sequence_tree
 from seecause.models.decoder import causal
 from seecause.types import wide
@@ -64,7 +64,7 @@ def test_names_are_read_word_by_word_behind_what_they_share():
         assert query.share.sum(dim=1).tolist() == pytest.approx(share)
         assert query.share.argmax(dim=1).tolist() == [0, 0, 1, 2, 2, 2]
         assert query.metadata == {"by": "name_ll", "question": "what ?", "length": length}
-    with pytest.raises(BadPrompt, match=r"class 'dog  '.*the same tokens"):
+    with pytest.raises(BadInput, match=r"class 'dog  '.*the same tokens"):
         ask_names(("dog", "dog  "), "what ?", words.prompt, words.tokens)
 
 
@@ -103,9 +103,9 @@ def test_labels_are_the_first_kind_that_is_one_token_each():
     first = ask_labels(many[:9], "what ?", *asked, labels="numbers").tokens[:9].tolist()
     assert first == [words.ids[digit] for digit in "123456789"]
     for labels, tried in (("numbers", "numbers"), ("letters", "letters")):
-        with pytest.raises(BadPrompt, match=f"27 options by {tried}"):
+        with pytest.raises(BadInput, match=f"27 options by {tried}"):
             ask_labels(many, "what ?", *asked, labels=labels)
-    with pytest.raises(BadPrompt, match="3 options by letters, numbers or names"):
+    with pytest.raises(BadInput, match="3 options by letters, numbers or names"):
         ask_labels(("a b", "c", "d"), "what ?", words.prompt, lambda q, a: [1, 2])
     with pytest.raises(BadOption, match="one of letters, numbers, names"):
         ask_labels(many[:3], "what ?", *asked, labels="roman")
@@ -115,7 +115,7 @@ def test_labels_are_the_first_kind_that_is_one_token_each():
     def later(question, answer):  # one token each in the first list, two in the others
         return words.split(answer) * (1 if "A. name0" in question else 2)
 
-    with pytest.raises(BadPrompt, match=r"label 'A'.*2 tokens after this question"):
+    with pytest.raises(BadInput, match=r"label 'A'.*2 tokens after this question"):
         ask_labels(many[:3], "what ?", words.prompt, later)
 
 
@@ -241,17 +241,17 @@ def test_what_cannot_be_asked_is_refused(tmp_path):
             lambda: sc.lvlm.classifier(view, NAMES, question=QUESTION, orders=2),
         ),
         "an empty question": (
-            BadPrompt,
+            BadInput,
             lambda: sc.lvlm.classifier(view, ("cat", "dog"), question=" ", by="label_token"),
         ),
-        "^an empty question": (BadPrompt, lambda: sc.lvlm.classifier(view, NAMES, question=" ")),
+        "^an empty question": (BadInput, lambda: sc.lvlm.classifier(view, NAMES, question=" ")),
         "two different names": (BadOption, lambda: sc.lvlm.classifier(view, ["cat"])),
         "words that the model's tokenizer does not know": (
-            BadPrompt,
+            BadInput,
             lambda: sc.lvlm.classifier(view, ["cat", "zebra"], question=QUESTION),
         ),
         "not one token each": (
-            BadPrompt,
+            BadInput,
             lambda: sc.lvlm.classifier(
                 view, NAMES, question=QUESTION, by="label_token", labels="names"
             ),

@@ -7,7 +7,7 @@ import torch
 from torch.testing import assert_close
 
 import seecause as sc
-from seecause.errors import BadOption, BadPrompt, BankMismatch, UnsupportedModel
+from seecause.errors import BadInput, BadOption, UnsupportedModel
 from seecause.lvlm import MaskEngine, blind_logits, edited_heads, make_bank, wrap
 from seecause.lvlm.edit import heads_mask
 from seecause.models.decoder import restrict
@@ -118,7 +118,7 @@ def test_the_picture_tells_its_size_and_tuples_hold_caches_too():
     assert_close(answers[0], answers[1], atol=1e-12, rtol=0)
     with (
         edited_heads(here.lvlm, HEADS, blind=here.bank, size=(32, 32)),
-        pytest.raises((BankMismatch, UnsupportedModel)),
+        pytest.raises((BadInput, UnsupportedModel)),
     ):
         here.lvlm.module(**inputs)
     llava = scene("llava")
@@ -151,7 +151,7 @@ def test_what_cannot_be_edited_is_refused_and_leaves_the_model_as_it_was():
     lvlm = wrap(native.module, native.processor, check=False)
     prompt = lvlm.prompt(photo((40, 56)), QUESTION)
     other = photo((64, 24))
-    with edited_heads(lvlm, HEADS, redirect=other), pytest.raises(BankMismatch, match="one size"):
+    with edited_heads(lvlm, HEADS, redirect=other), pytest.raises(BadInput, match="one size"):
         spoken(lvlm, prompt)
     assert config._attn_implementation == before
     assert not lvlm.module._forward_pre_hooks and not here.lvlm.module._forward_pre_hooks
@@ -187,9 +187,9 @@ def test_every_cache_keeps_its_own_picture():
         module(**elsewhere)
         assert_close(step(here.lvlm, cache), straight, atol=1e-12, rtol=0)
         step(here.lvlm, text)  # there is no picture to edit
-        with pytest.raises(BadPrompt, match="inside this block"):
+        with pytest.raises(BadInput, match="inside this block"):
             step(here.lvlm, before)
-        with pytest.raises(BadPrompt, match="pixel_values behind"):
+        with pytest.raises(BadInput, match="pixel_values behind"):
             module(**inputs, past_key_values=cache)
     assert float((step(here.lvlm, before) - straight).abs().max()) > 1e-4
 
@@ -203,9 +203,9 @@ def test_an_edit_holds_or_refuses_whatever_way_the_model_is_called():
         edited = module(**named).logits
         ids, pixels = named.pop("input_ids"), named.pop("pixel_values")
         assert_close(module(ids, pixels, **named).logits, edited, atol=0, rtol=0)
-        with pytest.raises(BadPrompt, match="embeddings"):
+        with pytest.raises(BadInput, match="embeddings"):
             module(inputs_embeds=prompt.embeddings)
-        with pytest.raises(BadPrompt, match="decoder alone"):
+        with pytest.raises(BadInput, match="decoder alone"):
             module.model(**prompt.inputs)
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from seecause.errors import BadOption, WeakAnswer
+from seecause.errors import BadInput, BadOption
 from seecause.lvlm import LVLM, MaskEngine, _cache, blind_logits, make_bank, wrap
 from seecause.models.decoder import restrict
 from tests.families.lvlm import FAMILIES, photo, tiny_lvlm
@@ -294,7 +294,7 @@ def test_bad_masks_and_weak_answers_are_refused():
     ):
         with pytest.raises(BadOption):
             here.engine.evaluate(**wrong)
-    with pytest.raises(WeakAnswer, match="floor=1000"):
+    with pytest.raises(BadInput, match="floor=1000"):
         MaskEngine(here.lvlm, photo(here.native.size), QUESTION, here.bank, floor=1000)
     signs = [
         MaskEngine(here.lvlm, here.engine.prompt, None, here.bank, answer=[token], floor=None).span
@@ -304,7 +304,7 @@ def test_bad_masks_and_weak_answers_are_refused():
     assert 0 < sum(signs) < 8
     against = signs.index(False)
     for floor in (0, -1000):
-        with pytest.raises(WeakAnswer):  # the picture speaks against it
+        with pytest.raises(BadInput):  # the picture speaks against it
             MaskEngine(
                 here.lvlm, here.engine.prompt, None, here.bank, answer=[against], floor=floor
             )

@@ -8,7 +8,7 @@ import torch
 import transformers as hf
 from torch.testing import assert_close
 
-from seecause.errors import MissingWeights, UnsupportedModel, ViewMismatch
+from seecause.errors import DataMissing, UnsupportedModel, ViewMismatch
 from seecause.lvlm import MaskEngine, bank_of_prompts, edited_heads, load, verify, wrap
 from seecause.models.block import same
 from seecause.models.decoder import FAMILIES, REFUSED
@@ -88,5 +88,5 @@ def test_quantised_weights_without_their_library_are_refused_in_words(tmp_path):
     config = (tmp_path / "config.json").read_text()
     native.module.save_pretrained(tmp_path)
     (tmp_path / "config.json").write_text(config)
-    with pytest.raises(MissingWeights):
+    with pytest.raises(DataMissing):
         load(str(tmp_path))

@@ -14,7 +14,6 @@ from sklearn.metrics import r2_score
 from torch.testing import assert_close
 
 import seecause as sc
-from seecause._options import keyword_options
 from seecause.errors import BadOption, DataMissing
 from seecause.lvlm import (
     HeadAttribution,
@@ -25,6 +24,7 @@ from seecause.lvlm import (
 )
 from seecause.lvlm.fit import Moments, Penalty, _agreement, estimate, regress
 from seecause.lvlm.masks import MASKS, MaskSampling
+from seecause.options import keyword_options
 from tests.helpers import noise
 from tests.lvlm.scenes import GRID, scene
 

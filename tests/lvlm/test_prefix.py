@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from seecause.errors import BadOption, BadPrompt, BankMismatch, UnsupportedModel, ViewMismatch
+from seecause.errors import BadInput, BadOption, UnsupportedModel, ViewMismatch
 from seecause.lvlm import (
     AnswerEngine,
     MaskEngine,
@@ -189,7 +189,7 @@ def test_edits_last_through_generate(family):
 def test_a_bank_has_an_average_for_each_question_and_keeps_it(tmp_path):
     here = scene("paligemma")
     bank = make_bank(here.lvlm, here.pictures)
-    with pytest.raises(BankMismatch, match="no average yet"):
+    with pytest.raises(BadInput, match="no average yet"):
         bank.save(tmp_path)
     picture = photo(here.native.size)
     ask = [here.lvlm.prompt(picture, question) for question in (QUESTION, "a red cat")]
@@ -198,7 +198,7 @@ def test_a_bank_has_an_average_for_each_question_and_keeps_it(tmp_path):
     assert float((first - second).abs().max()) > 1e-6  # also where places are the same
     read = MeanBank.load(bank.save(tmp_path))
     assert_close(read.means(here.lvlm, ask[1])[0], second, atol=0, rtol=0)
-    with pytest.raises(BankMismatch, match="read the question"):
+    with pytest.raises(BadInput, match="read the question"):
         read.means(here.lvlm, here.lvlm.prompt(picture, "what is in the picture ?"))
     inside = here.pictures[0]  # left out of its own average
     prompt = here.lvlm.prompt(inside, QUESTION)
@@ -225,14 +225,14 @@ def test_what_such_a_model_cannot_be_asked_is_refused_in_words():
         make_bank(lvlm, here.pictures, sizes=[(32, 32)])
     inputs = dict(lvlm.prompt(picture, QUESTION).inputs)
     untold = {name: value for name, value in inputs.items() if name != "token_type_ids"}
-    with pytest.raises(BadPrompt, match="token_type_ids"):
+    with pytest.raises(BadInput, match="token_type_ids"):
         lvlm.read(untold)
-    with pytest.raises(BadPrompt, match="picture must come first"):
+    with pytest.raises(BadInput, match="picture must come first"):
         wrap(here.native.module, here.native.processor, template="what {image} {question}")
     with pytest.raises(UnsupportedModel, match="read the question"):
         classifier(lvlm, ["cat", "dog"])
     asked = [lvlm.prompt(picture, question) for question in (QUESTION, "a red cat")]
-    with pytest.raises(BankMismatch, match="several questions"):
+    with pytest.raises(BadInput, match="several questions"):
         bank_of_prompts(lvlm, asked)
 
 
@@ -243,7 +243,7 @@ def test_capped_scores_are_refused_and_windows_cut_answers_only():
     whole = lvlm.prompt(picture, "what is this ? what is this ? a red cat")  # longer than a window
     assert whole.prefix == len(whole.ids) == 28 and lvlm.decoder.window == 24
     assert max(probe.worst for probe in verify(lvlm, whole)) < 1e-12
-    with pytest.raises(BadPrompt, match="sliding window holds 24"):
+    with pytest.raises(BadInput, match="sliding window holds 24"):
         lvlm.prompt(picture, "what is this ? what is this ? a red cat", [TOKEN])
     native.module.set_attn_implementation("eager")
     with pytest.raises(UnsupportedModel, match=r"caps its scores.*attn_implementation='sdpa'"):
@@ -273,5 +273,5 @@ def test_several_pictures_stand_before_the_question():
     masks = (heads[1].view(GRID), None, image[1])
     slow = prefix_hear.blinded(lvlm.module, inputs(0, 9), average, *masks)
     assert_close(engine.adjusted(heads, image=image)[1], adjusted(slow[-1]), atol=1e-10, rtol=0)
-    with pytest.raises(BankMismatch, match="does not tell its picture's size"):
+    with pytest.raises(BadInput, match="does not tell its picture's size"):
         MaskEngine(lvlm, prompt, None, make_bank(lvlm, here.pictures), answer=[TOKEN])

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from seecause.errors import BadOption, BadPrompt, MissingWeights, UnknownName, UnsupportedModel
+from seecause.errors import BadInput, BadOption, DataMissing, UnknownName, UnsupportedModel
 from seecause.lvlm import MaskEngine, load, picture_map, verify, wrap
 from seecause.lvlm.prompt import answer_ids, extended, render
 from tests.families.lvlm import photo, tiny_lvlm
@@ -38,13 +38,13 @@ def test_a_plain_template_serves_where_there_is_no_chat_template():
 
 def test_bad_questions_and_pictures():
     lvlm = scene("llava").lvlm
-    with pytest.raises(BadPrompt, match="empty question"):
+    with pytest.raises(BadInput, match="empty question"):
         lvlm.prompt(photo((32, 32)), "  ")
-    with pytest.raises(BadPrompt, match="one picture"):
+    with pytest.raises(BadInput, match="one picture"):
         lvlm.prompt(photo((32, 32)), "what is <image> this ?")
-    with pytest.raises(BadPrompt, match="one PIL image"):
+    with pytest.raises(BadInput, match="one PIL image"):
         lvlm.prompt([photo((32, 32)), photo((32, 32))], QUESTION)
-    with pytest.raises(BadPrompt, match="answer"):
+    with pytest.raises(BadInput, match="answer"):
         lvlm.prompt(photo((32, 32)), QUESTION, "")
 
 
@@ -52,17 +52,17 @@ def test_sequences_that_cannot_be_traced():
     lvlm = scene("llava").lvlm
     inputs = dict(scene("llava").engine.prompt.inputs)
     ids, token = inputs["input_ids"], lvlm.module.config.image_token_id
-    with pytest.raises(BadPrompt, match="without image tokens"):
+    with pytest.raises(BadInput, match="without image tokens"):
         lvlm.read({**inputs, "input_ids": ids.masked_fill(ids == token, 5)})
-    with pytest.raises(BadPrompt, match="ends with the picture"):
+    with pytest.raises(BadInput, match="ends with the picture"):
         lvlm.read({name: t[:, :17] if name != "pixel_values" else t for name, t in inputs.items()})
-    with pytest.raises(BadPrompt, match="2 sequences"):
+    with pytest.raises(BadInput, match="2 sequences"):
         lvlm.read({name: torch.cat([t, t]) for name, t in inputs.items()})
     wide = scene("qwen2_vl")
     with pytest.raises(UnsupportedModel, match=r"8 image tokens do not make 2 x 4 . 2 x 4"):
         given = dict(wide.engine.prompt.inputs)
         wide.lvlm.read({**given, "image_grid_thw": given["image_grid_thw"].repeat(2, 1)})
-    with pytest.raises(BadPrompt, match="processor"):
+    with pytest.raises(BadInput, match="processor"):
         wrap(lvlm.module, check=False).prompt(photo((32, 32)), QUESTION)
 
 
@@ -71,7 +71,7 @@ def test_padding_is_refused_in_words():
     inputs = dict(scene("llava").engine.prompt.inputs)
     mask = inputs["attention_mask"].clone()
     mask[:, 0] = 0
-    with pytest.raises(BadPrompt, match=r"1 tokens of padding.*without padding"):
+    with pytest.raises(BadInput, match=r"1 tokens of padding.*without padding"):
         scene("llava").lvlm.read({**inputs, "attention_mask": mask})
 
 
@@ -97,13 +97,13 @@ def test_two_pictures_and_the_words_between_them_are_read_as_one_place():
 def test_a_sliding_window_shorter_than_the_prompt_is_refused(monkeypatch):
     lvlm = scene("llava").lvlm
     monkeypatch.setattr(lvlm.decoder, "window", 10)
-    with pytest.raises(BadPrompt, match="sliding window holds 10"):
+    with pytest.raises(BadInput, match="sliding window holds 10"):
         lvlm.prompt(photo((32, 32)), QUESTION)
     length = len(scene("llava").engine.prompt.ids)
     monkeypatch.setattr(lvlm.decoder, "window", length)
     assert len(lvlm.prompt(photo((32, 32)), QUESTION).ids) == length
     monkeypatch.setattr(lvlm.decoder, "window", length - 1)
-    with pytest.raises(BadPrompt, match=f"a prompt of {length} tokens"):
+    with pytest.raises(BadInput, match=f"a prompt of {length} tokens"):
         lvlm.prompt(photo((32, 32)), QUESTION)
 
 
@@ -135,7 +135,7 @@ def test_names_nobody_knows(tmp_path):
         load("nonsense:model")
     with pytest.raises(UnknownName):
         load("builtin:nonsense")
-    with pytest.raises(MissingWeights):
+    with pytest.raises(DataMissing):
         load(f"hf:{tmp_path}")
 
 
@@ -181,7 +181,7 @@ def test_an_answer_stands_one_space_behind_its_prompt(monkeypatch):
     assert seen == ["ASSISTANT : cat", "ASSISTANT : cat", "ASSISTANT :\ncat"]
     assert answer_ids(scene("llava").lvlm, None, "ASSISTANT :", "cat", before=[8, 9]) == [10]
     for before, answer in (([9], "cat"), ([8, 9, 10], "cat"), ([8], "  ")):
-        with pytest.raises(BadPrompt, match="do not continue"):
+        with pytest.raises(BadInput, match="do not continue"):
             answer_ids(scene("llava").lvlm, None, "ASSISTANT :", answer, before=before)
 
 

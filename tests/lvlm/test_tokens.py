@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from seecause.errors import BadOption, WeakAnswer
+from seecause.errors import BadInput, BadOption
 from seecause.lvlm import (
     attribute_heads,
     attribute_tokens,
@@ -107,7 +107,7 @@ def test_rows_are_kept_whose_blocking_costs_more_than_a_twentieth():
 def test_shares_of_less_than_a_twentieth_of_the_effect_are_noise():
     engine = SimpleNamespace(answer="jade", span=4.0)
     assert _substantial(engine, 0.05) == 0.05
-    with pytest.raises(WeakAnswer, match=r"'jade' by 0\.16 only; expected at least floor=0\.2"):
+    with pytest.raises(BadInput, match=r"by 0\.16 only; expected at least floor=0\.2"):
         _substantial(engine, 0.04)
 
 
@@ -136,7 +136,7 @@ def test_weighted_attention_follows_equation_13():
 
 def test_heads_that_carry_nothing_cannot_be_shared_out():
     engine = scene("llava").engine
-    with pytest.raises(WeakAnswer):
+    with pytest.raises(BadInput):
         text_effects(engine, torch.zeros(16, dtype=torch.bool))
 
 

@@ -11,7 +11,7 @@ import torch
 
 import seecause as sc
 from seecause.critters.train.llava_model import RECIPES, build_llava, make_words
-from seecause.errors import BadOption, BadPrompt, UnknownName, WeakAnswer
+from seecause.errors import BadInput, BadOption, UnknownName
 from seecause.lvlm import LVLM, AnswerEngine, MaskEngine, make_bank, model, wrap
 from seecause.models.decoder import restrict
 from tests.families.lvlm import photo, tiny_lvlm
@@ -86,7 +86,7 @@ def test_a_view_says_what_it_is_and_pieces_are_numbers_without_a_tokenizer():
     assert bare.pieces(ids) == ("16", "7") and bare.unknown_words("what is zebra") == []
     assert named.pieces(ids) == ("cat", "ASSISTANT")
     assert named.unknown_words("what zebra is lion zebra") == ["zebra", "lion"]
-    with pytest.raises(BadPrompt, match="without a processor"):
+    with pytest.raises(BadInput, match="without a processor"):
         bare.answer_ids(photo(native.size), QUESTION, [7])
 
 
@@ -158,7 +158,7 @@ def test_a_word_past_the_end_of_the_models_own_answer_is_refused():
 
 def test_an_answer_in_unknown_words_is_refused():
     engine = toy_engine()
-    with pytest.raises(BadPrompt, match=r"'banana'.*does not know"):
+    with pytest.raises(BadInput, match=r"'banana'.*does not know"):
         engine.lvlm.answer_ids(pictures(1)[0], "What colour is the tail?", "banana")
     other = scene("llava")  # in the question they are no hindrance
     assert other.lvlm.answer_ids(photo(other.native.size), "what is zebra ?", "cat") == [16]
@@ -181,7 +181,7 @@ def test_a_planted_model_refuses_a_picture_in_another_place():
     lvlm = wrap(restrict(native.module), native.processor)
     assert lvlm.prompt(photo(native.size), QUESTION).image == image
     lvlm.template = "USER : USER : {image} {question} ASSISTANT :"
-    with pytest.raises(BadPrompt, match=f"expects {image.start} to {image.stop}"):
+    with pytest.raises(BadInput, match=f"expects {image.start} to {image.stop}"):
         lvlm.prompt(photo(native.size), QUESTION)
 
 
@@ -215,7 +215,7 @@ def test_an_answer_without_numbers_is_refused(monkeypatch):
     here = scene("llava")
     nothing = torch.full_like(here.engine.readouts[0], torch.nan)
     monkeypatch.setattr(LVLM, "readout", lambda *_: nothing)
-    with pytest.raises(WeakAnswer):
+    with pytest.raises(BadInput):
         MaskEngine(here.lvlm, here.engine.prompt, None, here.bank, answer=[TOKEN], floor=None)
 
 

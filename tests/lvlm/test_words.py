@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from torch.testing import assert_close
 
 import seecause as sc
-from seecause.errors import BadOption, BadPrompt
+from seecause.errors import BadInput, BadOption
 from seecause.lvlm import (
     AnswerEngine,
     AnswerWords,
@@ -284,11 +284,11 @@ def test_what_is_no_bank_question_or_picture_is_refused():
     for engine in (MaskEngine, AnswerEngine):
         with pytest.raises(BadOption, match=r"bank is not set; expected .*make_bank"):
             engine(here.lvlm, picture, QUESTION, None)
-        with pytest.raises(BadPrompt, match=r"the question 7: .* in words"):
+        with pytest.raises(BadInput, match=r"the question 7: .* in words"):
             engine(here.lvlm, picture, 7, here.bank)
-        with pytest.raises(BadPrompt, match=r"a picture of type str: .*open_picture"):
+        with pytest.raises(BadInput, match=r"a picture of type str: .*open_picture"):
             engine(here.lvlm, "cat.jpg", QUESTION, here.bank)
     with pytest.raises(BadOption, match="bank='x'"):
         MaskEngine(here.lvlm, here.engine.prompt, None, "x", answer=[TOKEN])
-    with pytest.raises(BadPrompt, match="a picture of type str"):
+    with pytest.raises(BadInput, match="a picture of type str"):
         make_bank(here.lvlm, ["cat.jpg"])

@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 import torch
 
-from seecause._options import check_options, keyword_options
 from seecause.data.dataset import IGNORE
 from seecause.errors import BadOption
 from seecause.metrics import MetricInputs, measure, metrics
+from seecause.options import check_options, keyword_options
 from tests.helpers import noise
 from tests.linear import GRID, PATCH, SIZE, contributions, linear_model, patch_sums
 

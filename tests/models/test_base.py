@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 import seecause as sc
-from seecause.errors import BadImage, BadOption, NotDefined, OtherClasses, UnknownClass
+from seecause.errors import BadImage, BadOption, NotDefined, UnknownName
 from seecause.models.base import _as_tensors, library_versions, protocol
 from tests.families.native import HALF
 from tests.helpers import view
@@ -42,12 +42,12 @@ def test_a_class_has_names_and_a_number(model, name, index):
 @pytest.mark.parametrize(
     ("name", "error", "words"),
     [
-        (7, UnknownClass, "index 7 is out of range; this model has classes 0-6"),
-        ("-1", UnknownClass, "index -1 is out of range"),
-        ("7", UnknownClass, "index 7 is out of range"),
-        ("--3", UnknownClass, "no class is called '--3'"),
-        ("²", UnknownClass, "no class is called '²'"),
-        ("tabby, tabby", UnknownClass, "nearest: tabby, tabby cat"),
+        (7, BadOption, "class index=7 .* 0 to 6"),
+        ("-1", BadOption, "class index=-1"),
+        ("7", BadOption, "class index=7"),
+        ("--3", UnknownName, "class '--3' not found"),
+        ("²", UnknownName, "class '²' not found"),
+        ("tabby, tabby", UnknownName, "Did you mean tabby, tabby cat"),
         (1.0, BadOption, "a name or a whole number"),
     ],
 )
@@ -245,9 +245,3 @@ def test_a_deep_copy_of_a_view_is_refused_since_it_would_share_layers(model):
     with pytest.raises(NotDefined, match=r"copy.deepcopy\(model.module\)"):
         copy.deepcopy(model)
     assert copy.copy(model)(model.zeros(model.preprocess.size)).shape == (1, 7)
-
-
-def test_folders_with_ids_of_imagenet_are_sent_to_its_reader():
-    classes = ["tench", "goldfish"]
-    assert "imagenet:PATH" in str(OtherClasses("folder:val", "vit", "n01440764", classes))
-    assert "imagenet:PATH" not in str(OtherClasses("folder:val", "vit", "cat", classes))

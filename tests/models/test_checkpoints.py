@@ -21,7 +21,7 @@ from torch.testing import assert_close
 from transformers import ViTConfig, ViTForImageClassification, ViTModel
 
 import seecause as sc
-from seecause.errors import MissingWeights, SeecauseError
+from seecause.errors import DataMissing, SeecauseError
 from seecause.models.checkpoints import class_list, read_checkpoint
 from tests.tiny import scramble
 
@@ -160,7 +160,7 @@ def test_a_misfit_says_how_much_and_what(tmp_path):
     state["blocks.0.attn.qkv.weight"] = torch.zeros(2, 2)
     state["extra"] = torch.zeros(1)
     torch.save(state, tmp_path / "odd.pt")
-    with pytest.raises(MissingWeights) as caught:
+    with pytest.raises(DataMissing) as caught:
         sc.load("timm:test_vit", weights=tmp_path / "odd.pt")
     words = str(caught.value)
     assert "missing (cls_token)" in words and "not of it (extra)" in words
@@ -172,7 +172,7 @@ def test_a_damaged_file_is_told_in_words(tmp_path, suffix):
     file = tmp_path / f"cut{suffix}"
     torch.save(trained().state_dict(), file)
     file.write_bytes(file.read_bytes()[:5000])
-    with pytest.raises(MissingWeights, match=r"it is cut off, damaged, or no file of weights"):
+    with pytest.raises(DataMissing, match=r"it is cut off, damaged, or no file of weights"):
         sc.load("timm:test_vit", weights=file)
 
 
@@ -180,20 +180,20 @@ def test_a_file_that_holds_itself_is_refused(tmp_path):
     loop: dict[str, object] = {"epoch": 3}
     loop["model"] = loop
     torch.save(loop, tmp_path / "loop.pt")
-    with pytest.raises(MissingWeights, match="no named weights; keys: epoch, model"):
+    with pytest.raises(DataMissing, match="no named weights; keys: epoch, model"):
         read_checkpoint(tmp_path / "loop.pt")
 
 
 def test_a_whole_pickled_module_is_refused_with_what_to_save(tmp_path):
     torch.save(trained(), tmp_path / "whole.pt")
-    with pytest.raises(MissingWeights, match=r"torch\.save\(model\.state_dict"):
+    with pytest.raises(DataMissing, match=r"torch\.save\(model\.state_dict"):
         sc.load("timm:test_vit", weights=tmp_path / "whole.pt")
 
 
 def test_a_file_alone_is_opened_or_explained(tmp_path):
     module = trained()
     torch.save(module.state_dict(), tmp_path / "bare.pth")
-    with pytest.raises(MissingWeights, match=r"--model timm:NAME --weights .*bare\.pth"):
+    with pytest.raises(DataMissing, match=r"--model timm:NAME --weights .*bare\.pth"):
         sc.load(str(tmp_path / "bare.pth"))
     torch.save({"arch": "test_vit", "state_dict": module.state_dict()}, tmp_path / "timm.pth.tar")
     same(sc.load(str(tmp_path / "timm.pth.tar")), module)
@@ -221,18 +221,18 @@ def test_weights_of_another_size_are_interpolated_where_a_size_is_named(tmp_path
         sc.load("timm:test_vit", weights=tmp_path / "96.pt", size=96).module.pos_embed,
         model.module.pos_embed,
     )
-    with pytest.raises(MissingWeights, match=r"pos_embed .* size= \(--size\)"):
+    with pytest.raises(DataMissing, match=r"pos_embed .* size= \(--size\)"):
         sc.load("timm:test_vit", weights=tmp_path / "96.pt")
 
 
 def test_a_folder_without_a_model_says_where_to_look(tmp_path):
-    with pytest.raises(MissingWeights, match="timm, transformers, PEFT"):
+    with pytest.raises(DataMissing, match="timm, transformers, PEFT"):
         sc.load(str(tmp_path))
     torch.save(trained().state_dict(), tmp_path / "best.pth")
-    with pytest.raises(MissingWeights, match=r"--model timm:NAME --weights .*best\.pth"):
+    with pytest.raises(DataMissing, match=r"--model timm:NAME --weights .*best\.pth"):
         sc.load(str(tmp_path))
     ViTForImageClassification(ViTConfig(**VIT)).save_pretrained(tmp_path / "checkpoint-500")
-    with pytest.raises(MissingWeights, match="checkpoint-500"):
+    with pytest.raises(DataMissing, match="checkpoint-500"):
         sc.load(str(tmp_path))
 
 
@@ -295,7 +295,7 @@ def test_an_adapter_of_timm_is_merged_into_the_model_that_is_named(tmp_path, mon
 
 def test_an_adapter_without_a_base_asks_for_it(tmp_path):
     adapter(tmp_path / "lora", trained(), "head", ["qkv"])
-    with pytest.raises(MissingWeights, match="--model timm:NAME"):
+    with pytest.raises(DataMissing, match="--model timm:NAME"):
         sc.load(str(tmp_path / "lora"))
 
 
@@ -304,14 +304,14 @@ def test_a_head_beside_a_backbone_with_its_own_is_not_passed_over(tmp_path):
     width = state["head.weight"].shape[1]
     own = {"classifier.weight": torch.zeros(3, width), "classifier.bias": torch.zeros(3)}
     torch.save(prefixed("backbone.", state) | own, tmp_path / "w.pt")
-    with pytest.raises(MissingWeights, match=r"its head: classifier.weight \[3, "):
+    with pytest.raises(DataMissing, match=r"its head: classifier.weight \[3, "):
         sc.load("timm:test_vit", weights=tmp_path / "w.pt", **HALF)
 
 
 def test_two_models_in_one_file_are_not_guessed_between(tmp_path):
     state = trained().state_dict()
     torch.save(prefixed("student.", state) | prefixed("teacher.", state), tmp_path / "w.pt")
-    with pytest.raises(MissingWeights, match=r"several models: student\.\* and teacher\.\*"):
+    with pytest.raises(DataMissing, match=r"several models: student\.\* and teacher\.\*"):
         sc.load("timm:test_vit", weights=tmp_path / "w.pt", **HALF)
 
 

@@ -16,7 +16,7 @@ from timm.models.vision_transformer import VisionTransformer
 from transformers import ViTConfig, ViTForImageClassification
 
 import seecause as sc
-from seecause.errors import MissingWeights, SeecauseError
+from seecause.errors import DataMissing, SeecauseError
 from tests.tiny import scramble
 
 
@@ -160,5 +160,5 @@ def test_a_card_names_models_only(saved, tmp_path, origin):
     folder = sc.background.export(sc.load(str(saved)), [(0, 1)], tmp_path / "out")
     shutil.copy(saved / "small.json", folder / "config.json")
     edit(folder, "seecause.json", origin=origin)
-    with pytest.raises((MissingWeights, SeecauseError)):
+    with pytest.raises((DataMissing, SeecauseError)):
         sc.load(str(folder))

@@ -9,7 +9,7 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 import seecause as sc
-from seecause.errors import MissingWeights, SeecauseError
+from seecause.errors import DataMissing, SeecauseError
 from seecause.models.sources import fetched
 
 
@@ -28,7 +28,7 @@ def test_an_unreachable_hub_is_noticed_before_a_library_asks_it(model, loader, m
     """The tests run with HF_HUB_OFFLINE."""
     monkeypatch.setattr(loader, asked_in_vain)
     with pytest.raises(
-        MissingWeights,
+        DataMissing,
         match=r"not on this machine, and https://\S+ cannot be reached .*--weights PATH",
     ):
         sc.load(model)
@@ -38,7 +38,7 @@ def test_a_file_is_no_name_of_the_hub(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "model.safetensors").touch()
     with pytest.raises(
-        MissingWeights,
+        DataMissing,
         match=r"model\.safetensors is no folder.*Give a folder that transformers wrote",
     ):
         sc.load("hf:google/vit", weights="model.safetensors")
@@ -48,9 +48,7 @@ def test_what_a_library_says_is_not_cut_in_the_middle():
     def fail() -> None:
         raise OSError("one line of a long message, " * 10 + "\nand the second")
 
-    with pytest.raises(
-        MissingWeights, match=r"OSError: one line .* and the second\)\. Pass weights="
-    ):
+    with pytest.raises(DataMissing, match=r"OSError: one line .* and the second\)\. Pass weights="):
         fetched("timm:x", fail)
 
 
@@ -93,5 +91,5 @@ def test_weights_that_a_checkpoint_lacks_are_not_made_up(tmp_path):
     tensors = load_file(weights)
     del tensors["classifier.weight"]
     save_file(tensors, weights, metadata={"format": "pt"})
-    with pytest.raises(MissingWeights, match=r"lacks classifier\.weight"):
+    with pytest.raises(DataMissing, match=r"lacks classifier\.weight"):
         sc.load(f"hf:{tmp_path}", **OPTIONS)

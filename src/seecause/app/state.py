@@ -18,7 +18,6 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from seecause._files import digest
 from seecause.app.jobs import Job, Progress, Queue
 from seecause.app.public_names import free_name, picture_name, public_spec, short_name
 from seecause.app.sessions import Recent, Session
@@ -27,7 +26,8 @@ from seecause.data.images import decode_image, open_picture, sample_of
 from seecause.data.registry import open_data
 from seecause.engine.blanks import Blank, blank_image
 from seecause.engine.trace import Trace, record
-from seecause.errors import BadImage, BadOption, NoClassifier, NotDefined, SeecauseError
+from seecause.errors import BadImage, BadOption, NotDefined, SeecauseError, UnsupportedModel
+from seecause.files import digest
 from seecause.models.base import ImageModel
 from seecause.models.view import VisionModel
 from seecause.report.overlay import data_uri
@@ -393,6 +393,6 @@ def _load(
 
     try:
         view = (load or load_classifier)(spec)
-    except NoClassifier:
+    except UnsupportedModel:
         return "lvlm", (load_lvlm or lvlm.load)(spec)
     return ("ifam" if type(view.module).__name__ == "IFAM" else "classifier"), view

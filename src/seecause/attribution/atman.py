@@ -25,12 +25,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from seecause._options import Count, Positive
 from seecause.attribution.registry import Maps, method
 from seecause.engine.chunks import plain_logits, run_in_chunks
 from seecause.engine.trace import enter
 from seecause.engine.walk import Step, walk
 from seecause.models.view import VisionModel
+from seecause.options import Count, Positive
 from seecause.target import Score, Target
 
 Suppress = Literal["add", "multiply"]

@@ -14,7 +14,6 @@ from typing import Annotated, Literal
 import torch
 from torch import Tensor
 
-from seecause._options import Count, Limit
 from seecause.attribution.gradients import (
     bind_target,
     differentiate,
@@ -38,6 +37,7 @@ from seecause.engine.attention import (
 from seecause.engine.walk import Step, walk
 from seecause.errors import BadOption
 from seecause.models.view import VisionModel
+from seecause.options import Count, Limit
 from seecause.target import Score, Target
 
 Fusion = Literal["mean", "max", "min"]

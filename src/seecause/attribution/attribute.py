@@ -9,11 +9,11 @@ from typing import Any, overload
 import torch
 from torch import Tensor, nn
 
-from seecause._files import digest
 from seecause.attribution.registry import Maps, Method, find
 from seecause.attribution.result import Attribution, Attributions
 from seecause.engine.chunks import budget, memory, plain_logits
 from seecause.errors import BadOption, NotDefined, ViewMismatch
+from seecause.files import digest
 from seecause.loading import as_view
 from seecause.models.base import Architecture, ImageModel, pixels_digest, protocol
 from seecause.models.inputs import Pictures, as_images, file_names

@@ -9,9 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from seecause._options import Positive
 from seecause.attribution.registry import EVERY_VIEW, Maps, method
 from seecause.models.base import ImageModel
+from seecause.options import Positive
 from seecause.target import Target
 
 _control = partial(

@@ -26,7 +26,6 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from seecause._options import Count, check_options
 from seecause.attribution.attribute import attribute
 from seecause.attribution.registry import find
 from seecause.engine.blanks import Blank, blank_image
@@ -39,6 +38,7 @@ from seecause.models.base import ImageModel, protocol
 from seecause.models.inputs import Pictures, as_images
 from seecause.models.layout import TokenLayout
 from seecause.models.view import VisionModel
+from seecause.options import Count, check_options
 from seecause.target import Spec, Target, parse
 from seecause.types import wide
 

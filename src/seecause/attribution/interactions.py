@@ -25,7 +25,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from seecause._options import check_options
 from seecause.attribution.caap import Layers, Swept, make_plan, sweep
 from seecause.attribution.stages import sweep_features
 from seecause.engine.blanks import Blank, blank_image
@@ -37,6 +36,7 @@ from seecause.models.base import ImageModel, protocol
 from seecause.models.inputs import Pictures, as_images
 from seecause.models.staged_view import StagedModel
 from seecause.models.view import VisionModel
+from seecause.options import check_options
 from seecause.target import Score, Spec, Target, parse
 
 if TYPE_CHECKING:

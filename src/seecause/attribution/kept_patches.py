@@ -19,7 +19,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from seecause._options import Count, Share
 from seecause.attribution.gradients import bind_target, one_block
 from seecause.attribution.registry import Maps, method
 from seecause.engine.attention import attention_probs
@@ -27,6 +26,7 @@ from seecause.engine.chunks import run_in_chunks
 from seecause.engine.trace import kept_logits_each, record
 from seecause.errors import BadOption
 from seecause.models.view import VisionModel
+from seecause.options import Count, Share
 from seecause.target import Score, Target
 
 

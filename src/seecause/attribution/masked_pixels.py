@@ -12,7 +12,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from seecause._options import Count, Share
 from seecause.attribution.caap import ONE_CLASS, Classes, take_classes
 from seecause.attribution.gradients import bind_target, on_cells
 from seecause.attribution.registry import EVERY_VIEW, Maps, method
@@ -21,6 +20,7 @@ from seecause.engine.chunks import fit, in_chunks, plain_logits, run_in_chunks
 from seecause.engine.token_sets import Select, selection
 from seecause.metrics._pixels import spread_out
 from seecause.models.base import ImageModel
+from seecause.options import Count, Share
 from seecause.target import Score, Target, spread
 
 

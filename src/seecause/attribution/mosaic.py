@@ -34,7 +34,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from seecause._options import Limit
 from seecause.attribution.caap import (
     ONE_CLASS,
     Classes,
@@ -65,6 +64,7 @@ from seecause.engine.trace import Trace, record, trace_bytes
 from seecause.errors import BadOption
 from seecause.models.layout import TokenLayout
 from seecause.models.view import VisionModel
+from seecause.options import Limit
 from seecause.target import Score, Target, spread
 from seecause.types import wide, wide_dtype
 

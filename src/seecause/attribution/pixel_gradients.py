@@ -11,7 +11,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from seecause._options import Count, NotNegative
 from seecause.attribution.gradients import (
     bind_target,
     over_copies,
@@ -23,6 +22,7 @@ from seecause.attribution.gradients import (
 from seecause.attribution.registry import EVERY_VIEW, Maps, method
 from seecause.engine.blanks import Blank, blank_image
 from seecause.models.base import ImageModel
+from seecause.options import Count, NotNegative
 from seecause.target import Score, Target
 
 

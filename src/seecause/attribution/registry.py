@@ -6,7 +6,7 @@
 and its name in `FILES`, so that its file alone is imported when it is asked for. It gets a
 normalised batch [B, 3, H, W] and a `Target`, and returns patch scores [B, N]. A method is for
 transformers unless it says otherwise; two functions may share a name if they are for different
-architectures (CAAP). Annotations of options are checked before it runs (`_options.py`). What an
+architectures (CAAP). Annotations of options are checked before it runs (`options.py`). What an
 option is whose default is None, `unset` says in words: unset={"option": "a third of the depth"}.
 """
 
@@ -21,10 +21,10 @@ from typing import Any, TypeVar, cast, get_args
 import torch
 from torch import Tensor
 
-from seecause._options import check_options, keyword_options, summary_of
 from seecause._plugins import load_plugins
 from seecause.errors import NotDefined, UnknownName
 from seecause.models.base import Architecture
+from seecause.options import check_options, keyword_options, summary_of
 from seecause.target import Target
 
 T = TypeVar("T")

@@ -14,9 +14,9 @@ from PIL import Image
 from safetensors.torch import load_file, save
 from torch import Tensor
 
-from seecause._files import write_atomic, write_json
 from seecause.attribution.registry import is_signed, join
 from seecause.errors import BadOption, MissingExtra
+from seecause.files import write_atomic, write_json
 from seecause.models.base import Architecture
 from seecause.target import Answer
 

@@ -18,12 +18,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from seecause._options import NotNegative, Positive
 from seecause.attribution.gradients import on_cells
 from seecause.attribution.registry import Maps, method
 from seecause.engine.chunks import fit, in_chunks, run_in_chunks
 from seecause.engine.trace import record
 from seecause.models.view import VisionModel
+from seecause.options import NotNegative, Positive
 from seecause.target import Score, Target
 
 

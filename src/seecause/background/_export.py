@@ -28,9 +28,9 @@ from safetensors.torch import save
 from torch import nn
 
 from seecause import __version__
-from seecause._files import write_atomic, write_json
 from seecause.background.heads import Head, checked_heads
 from seecause.errors import BadOption, NotDefined, UnsupportedModel
+from seecause.files import write_atomic, write_json
 from seecause.loading import need_own_classes, rewrap
 from seecause.models.folders import CARD, HEAD, PLAIN, SLICED
 from seecause.models.heads import CosineHead, TextHead, UnitLinear

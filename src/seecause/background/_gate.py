@@ -18,7 +18,7 @@ from typing import Literal
 import torch
 
 from seecause.background.audit import ENOUGH, MOSTLY, BackgroundAudit
-from seecause.errors import BadOption, NeedlessOption
+from seecause.errors import BadOption
 from seecause.metrics.accuracy import clopper_pearson
 
 CheckOutcome = Literal["pass", "not shown", "missed"]
@@ -140,7 +140,7 @@ def _flips(audit: BackgroundAudit, limit: float) -> Check:
 def _bir(audit: BackgroundAudit, limit: float) -> Check:
     if audit.gains is None:
         reason = "BIR needs masks and a model whose classes exclude others"
-        raise NeedlessOption("max_bir", limit, reason)
+        raise BadOption("max_bir", limit, f"no value: {reason}")
     meaning = "of what right answers lose without object or background, the background's share"
     interval, value = audit.gains.interval, audit.gains.bir_or_zero
     return Check("BIR", meaning, "at most", limit, value, interval, _doubt(audit))
@@ -159,7 +159,7 @@ def _accuracy(audit: BackgroundAudit, limit: float) -> Check:
 def _worst_group(audit: BackgroundAudit, limit: float) -> Check:
     groups = audit.groups
     if groups is None:
-        raise NeedlessOption("min_worst_group", limit, "the data has no groups")
+        raise BadOption("min_worst_group", limit, "no value: the data has no groups")
     low, high = groups.intervals().min(dim=0).values.tolist()
     meaning = "right answers in the worst group, by the lowest ends over groups"
     return Check(

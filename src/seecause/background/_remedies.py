@@ -27,15 +27,15 @@ import torch
 from safetensors.torch import load, save
 from torch import Tensor, nn
 
-from seecause._files import read_sealed, write_sealed
-from seecause._options import check_options, keyword_options, summary_of
 from seecause.background.baselines import LastLayer, last_layer, with_last_layer
 from seecause.background.images import Progress, no_progress
 from seecause.background.versions import JudgedAnswers, VersionedPictures, VersionLogits
 from seecause.errors import BadOption, NotDefined, UnknownName
+from seecause.files import read_sealed, write_sealed
 from seecause.loading import rewrap
 from seecause.models.heads import TextHead
 from seecause.models.view import VisionModel
+from seecause.options import check_options, keyword_options, summary_of
 
 DONE, EPOCH = "done.sealed", "fine-tune.sealed"  # files of a work folder
 # options that are whole numbers from 1

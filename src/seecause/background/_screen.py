@@ -37,7 +37,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from seecause._options import check_options
 from seecause.background._score import HeadExperiment, score
 from seecause.background.erase import Masks
 from seecause.background.gains import COMPARED, OF_MASKS, log_probs
@@ -49,6 +48,7 @@ from seecause.loading import rewrap
 from seecause.metrics.statistics import rank_correlation
 from seecause.models._settled import settles
 from seecause.models.view import VisionModel
+from seecause.options import check_options
 from seecause.types import wide_dtype
 
 VERIFIED = 3  # heads that are measured for each that is wanted

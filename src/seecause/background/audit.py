@@ -33,7 +33,7 @@ from seecause.background.transplant import on_pixels
 from seecause.background.versions import JudgedAnswers, Material, VersionedPictures
 from seecause.data.dataset import Dataset
 from seecause.data.registry import as_data
-from seecause.errors import BadOption, NothingRight
+from seecause.errors import BadInput, BadOption
 from seecause.metrics.accuracy import GroupAccuracy
 from seecause.metrics.statistics import bootstrap_interval
 from seecause.models._settled import settles
@@ -201,7 +201,11 @@ def audit(
         model, material.test(model, per_picture, seed=seed), material.masks, progress
     )
     if not bool(result.counted.any()):
-        raise NothingRight(f"none of {len(material.pictures)} pictures")
+        raise BadInput(
+            material.pictures.name,
+            f"the model predicts none of {len(material.pictures)} images correctly",
+            "check that model and data have the same classes, or give more images",
+        )
     return result
 
 

@@ -23,7 +23,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from seecause._options import check_options
 from seecause.background._score import HeadExperiment, Operator, Temperature, score
 from seecause.background.erase import Baseline, Masks, Swapped
 from seecause.background.gains import information_gains
@@ -41,6 +40,7 @@ from seecause.background.masks import discover_masks
 from seecause.errors import BadOption
 from seecause.models._settled import settles
 from seecause.models.view import VisionModel
+from seecause.options import check_options
 
 
 @dataclass(frozen=True, kw_only=True)

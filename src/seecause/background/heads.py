@@ -30,13 +30,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from seecause._options import check_options, keyword_options, summary_of
 from seecause.engine.chunks import run_in_chunks
 from seecause.errors import BadImage, BadOption, NotDefined, UnknownName
 from seecause.metrics import standard_error
 from seecause.models.base import ImageModel
 from seecause.models.block import is_silent
 from seecause.models.view import VisionModel
+from seecause.options import check_options, keyword_options, summary_of
 
 Head = tuple[int, int]  # (layer, head), both from 0
 Remove = Literal["most", "least"]

@@ -32,8 +32,6 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 from torch import Tensor
 
-from seecause._files import digest_json, write_atomic
-from seecause._options import Count, Limit, Positive, check_options
 from seecause._pieces import PIECE, in_pieces
 from seecause._software import arithmetic, versions
 from seecause.background.erase import Fill, Masks, OfImages, describe, fill, part
@@ -42,9 +40,11 @@ from seecause.data.dataset import IGNORE
 from seecause.engine.chunks import fit, in_chunks
 from seecause.engine.mixture import need_gradients
 from seecause.errors import BadOption
+from seecause.files import digest_json, write_atomic
 from seecause.models._settled import settles
 from seecause.models.base import ImageModel, pixels_digest, protocol
 from seecause.models.view import VisionModel
+from seecause.options import Count, Limit, Positive, check_options
 from seecause.types import wide_dtype
 
 log = logging.getLogger(__name__)

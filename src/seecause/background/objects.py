@@ -23,7 +23,6 @@ import torch.nn.functional as F
 from safetensors.torch import load as load_tensors, save
 from torch import Tensor
 
-from seecause._files import digest, digest_json, read_sealed, write_sealed
 from seecause._pieces import in_pieces
 from seecause._software import arithmetic, plugin_digest, versions
 from seecause.attribution.attribute import attribute
@@ -31,7 +30,8 @@ from seecause.attribution.registry import find
 from seecause.background.images import Pictures, logits_of, read_pictures
 from seecause.background.masks import iou
 from seecause.data.dataset import IGNORE, Dataset
-from seecause.errors import BadOption, NeedlessOption
+from seecause.errors import BadOption
+from seecause.files import digest, digest_json, read_sealed, write_sealed
 from seecause.loading import load
 from seecause.models.base import ImageModel
 from seecause.types import wide
@@ -246,7 +246,7 @@ def eye(
     if source is None or isinstance(source, Tensor) or source == "given":
         if options or method != "caap":
             asked = ", ".join([method, *options])
-            raise NeedlessOption("method", asked, "given masks have no method")
+            raise BadOption("method", asked, "no value: given masks have no method")
         given = source if isinstance(source, Tensor) else None
         return Eye(model, "given", given=given, cache=folder)
     if weights is not None and (not isinstance(source, str) or source == "own"):

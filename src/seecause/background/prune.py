@@ -14,7 +14,6 @@ from typing import Any, Literal, get_args
 
 import torch
 
-from seecause._options import check_options
 from seecause.background._export import Form, export
 from seecause.background._outcomes import (
     Curve,
@@ -55,6 +54,7 @@ from seecause.errors import BadOption
 from seecause.models._settled import settles
 from seecause.models.base import ImageModel
 from seecause.models.view import VisionModel
+from seecause.options import check_options
 
 Source = Literal["auto", "discovered", "oracle"]
 SHOWN = 6  # pictures

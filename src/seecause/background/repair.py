@@ -27,7 +27,6 @@ import torch
 from torch import Tensor
 
 from seecause import __version__
-from seecause._files import digest, digest_json
 from seecause.background._remedies import (
     Lesson,
     Mended,
@@ -47,6 +46,7 @@ from seecause.data.registry import as_data
 from seecause.engine.verify import verify
 from seecause.errors import BadOption, NotDefined, SeecauseError
 from seecause.faithful.run import joined_processes
+from seecause.files import digest, digest_json
 from seecause.metrics.statistics import bootstrap_interval
 from seecause.models._settled import settles
 from seecause.models.base import ImageModel

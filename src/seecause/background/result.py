@@ -7,10 +7,10 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from seecause._files import write_atomic, write_json
 from seecause.background._export import export as export_model
 from seecause.background.audit import BackgroundAudit
 from seecause.data.dataset import Hole
+from seecause.files import write_atomic, write_json
 from seecause.models.view import VisionModel
 
 CARD = "README.md"

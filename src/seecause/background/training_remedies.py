@@ -29,15 +29,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from seecause._files import read_sealed, write_sealed
 from seecause.background._remedies import EPOCH, Lesson, Mended, remedy
 from seecause.background.last_layer import class_weights
 from seecause.background.versions import Versions
-from seecause.errors import Diverged
+from seecause.errors import SeecauseError
 from seecause.faithful.config import set_pace
 from seecause.faithful.losses import LossWeights, TrainingLosses, parameter_groups
 from seecause.faithful.net import IFAM
 from seecause.faithful.run import joined_processes
+from seecause.files import read_sealed, write_sealed
 from seecause.loading import rewrap, wrap
 from seecause.models.view import VisionModel
 from seecause.types import wide
@@ -176,7 +176,10 @@ def _epoch(
         advance(len(rows))
     run.epoch += 1
     if not all(bool(value.isfinite().all()) for value in run.module.parameters()):
-        raise Diverged(run.epoch * len(rows_of), "weights of fine-tuning are no numbers")
+        raise SeecauseError(
+            f"weights of fine-tuning are not finite after {run.epoch * len(rows_of)} steps; lower"
+            " the learning rate."
+        )
 
 
 @remedy("ifam", cost="about 200 forwards of each picture and setting", needs="labels")

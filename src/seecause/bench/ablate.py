@@ -33,7 +33,6 @@ import torch.nn.functional as F
 from safetensors.torch import load, save
 from torch import Tensor
 
-from seecause._files import write_atomic
 from seecause.attribution.caap import make_plan
 from seecause.attribution.registry import find
 from seecause.bench.evaluate import PreparedRun, read_samples
@@ -46,6 +45,7 @@ from seecause.engine.chunks import budget, run_in_chunks
 from seecause.engine.sweep import SweepPlan, Tail
 from seecause.engine.token_sets import Select
 from seecause.errors import BadOption, NotDefined, UnknownName
+from seecause.files import write_atomic
 from seecause.metrics import rank_correlation, standard_error
 from seecause.models.base import ImageModel
 from seecause.models.view import VisionModel

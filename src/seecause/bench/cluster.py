@@ -24,7 +24,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from seecause._files import digest
 from seecause.bench.workers import (
     ItemResult,
     WorkerJob,
@@ -35,6 +34,7 @@ from seecause.bench.workers import (
     refusal_of,
 )
 from seecause.errors import BadOption, MissingExtra
+from seecause.files import digest
 
 log = logging.getLogger(__name__)
 

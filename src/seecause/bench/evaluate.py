@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from torch import Tensor
 
-from seecause._files import digest
 from seecause._software import arithmetic, check_versions, set_arithmetic, versions
 from seecause.attribution.attribute import attribute
 from seecause.attribution.result import Attribution
@@ -25,6 +24,7 @@ from seecause.data.dataset import Dataset, Sample, has_counterfactuals, sample_d
 from seecause.data.registry import open_data
 from seecause.engine.chunks import budget, plain_logits
 from seecause.errors import BadImage, BadOption, DataMissing
+from seecause.files import digest
 from seecause.loading import load
 from seecause.metrics import MetricInputs, PartTruth, measure_truth
 from seecause.models.base import ImageModel

@@ -16,7 +16,6 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from seecause._files import digest, digest_json, place
 from seecause._software import arithmetic, versions
 from seecause.bench.lvlm_table import LVLMStudy, TracedSample
 from seecause.bench.shard_files import EncodedShard, ShardResult, encoded
@@ -25,13 +24,11 @@ from seecause.bench.workers import SerialPool, WorkerPool, Workers, open_pool, r
 from seecause.data.dataset import Dataset, Sample
 from seecause.data.images import to_pil
 from seecause.errors import (
-    BadImage,
+    BadInput,
     BadOption,
-    BadPrompt,
-    BankMismatch,
     DataMissing,
-    WeakAnswer,
 )
+from seecause.files import digest, digest_json, place
 from seecause.lvlm import (
     LVLM,
     MaskEngine,
@@ -53,7 +50,7 @@ from seecause.lvlm.trace import HeadTrace, TokenTrace, rows_of
 
 COMMAND = "lvlm study"
 # what one sample may do; anything else stops the study
-SKIPPED = (WeakAnswer, BankMismatch, BadPrompt, BadImage, DataMissing)
+SKIPPED = (BadInput, DataMissing)
 
 
 @dataclass(frozen=True)

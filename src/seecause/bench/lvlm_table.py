@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from seecause._files import csv_text
 from seecause.data.dataset import Dataset
 from seecause.data.images import to_pil
+from seecause.files import csv_text
 from seecause.lvlm import (
     LVLM,
     Grouping,

@@ -20,7 +20,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from seecause._options import check_options, keyword_options
 from seecause.attribution.registry import find
 from seecause.data.dataset import Dataset, capabilities
 from seecause.engine.chunks import budget
@@ -28,6 +27,7 @@ from seecause.errors import BadOption, NotDefined, UnknownName
 from seecause.metrics import Curves, Metric, MetricInputs, PartScores, PartTruth, metrics
 from seecause.metrics.registry import find_metric
 from seecause.models.base import ImageModel
+from seecause.options import check_options, keyword_options
 from seecause.target import parse
 
 PAPER = ("insertion", "deletion", "ins-del", "aupr1", "aupr0", "pointing")

@@ -27,7 +27,6 @@ import torch
 from safetensors.torch import load
 from torch import Tensor
 
-from seecause._files import digest, place
 from seecause._pieces import Ended, Piece, Tensors, Work, pieces_run_by
 from seecause._software import (
     arithmetic,
@@ -48,6 +47,7 @@ from seecause.bench.workers import (
 )
 from seecause.engine.chunks import budget, memory
 from seecause.errors import BadOption, MissingExtra, NotDefined, UnknownName
+from seecause.files import digest, place
 from seecause.models.base import ImageModel
 
 MODELS = 3  # that a worker holds: the one that is judged, an eye, and one that was mended

@@ -19,7 +19,6 @@ from typing import Any, Literal, get_args
 
 import pyarrow as pa
 
-from seecause._files import digest
 from seecause._software import model_code_digest, plugin_digest, versions
 from seecause.attribution.registry import find
 from seecause.bench.measures import Options, groups_of, lacking, measure_options, method_options
@@ -27,6 +26,7 @@ from seecause.bench.store import MANIFEST, ShardStore
 from seecause.data.batch import class_places, need_pictures
 from seecause.data.dataset import Dataset, sample_digests, sample_ids
 from seecause.errors import BadOption, SeecauseError
+from seecause.files import digest
 from seecause.metrics.registry import find_metric
 from seecause.models.base import ImageModel
 

@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar
 
-from seecause._files import place
 from seecause.attribution.registry import find
 from seecause.bench.ablate import with_settings
 from seecause.bench.evaluate import PreparedRun, open_model, open_prepared, round_of, run_shard
@@ -30,6 +29,7 @@ from seecause.bench.store import Condition
 from seecause.bench.workers import Workers, open_pool, record_result
 from seecause.data.registry import open_data
 from seecause.errors import SeecauseError
+from seecause.files import place
 
 
 @dataclass(frozen=True)

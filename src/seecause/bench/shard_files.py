@@ -17,8 +17,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save as to_bytes
 from torch import Tensor
 
-from seecause._files import bytes_or_failure, digest, is_local, read_many
 from seecause.errors import SeecauseError
+from seecause.files import bytes_or_failure, digest, is_local, read_many
 
 Files = Mapping[str, bytes | OSError]  # by name
 

@@ -13,7 +13,7 @@ ID is a digest of everything that decides the shard. Every file is written besid
 to the disk and moved, so it is whole or not there. What the disk did to it later is noticed when it
 is read: JSON files carry their own checksum, and a damaged shard counts as not done.
 
-The folder may be a URL (`_files.place`). Object stores put files whole, but cannot append or lock:
+The folder may be a URL (`files.place`). Object stores put files whole, but cannot append or lock:
 there only failures are logged, a file each (failed/), and two runs into one place are not noticed;
 they write the same bytes.
 """
@@ -35,7 +35,6 @@ from typing import Any
 import pyarrow as pa
 from torch import Tensor
 
-from seecause._files import is_local, place, read_many, remote_errors, write_atomic
 from seecause.bench.shard_files import (
     Damaged,
     EncodedShard,
@@ -51,6 +50,7 @@ from seecause.bench.shard_files import (
     sealed_json,
 )
 from seecause.errors import BadOption
+from seecause.files import is_local, place, read_many, remote_errors, write_atomic
 
 try:
     import fcntl

@@ -36,7 +36,13 @@ from typing import Any, ClassVar
 import torch
 
 from seecause import __version__
-from seecause._files import (
+from seecause._software import versions
+from seecause.bench.store import ShardStore
+from seecause.bench.study_file import Row, StudyCell, StudyContext, StudyFile, as_list, read_study
+from seecause.bench.workers import Workers, open_pool
+from seecause.engine.chunks import machine
+from seecause.errors import DataMissing, SeecauseError
+from seecause.files import (
     csv_text,
     digest,
     digest_file,
@@ -46,12 +52,6 @@ from seecause._files import (
     write_atomic,
     write_json,
 )  # fmt: skip
-from seecause._software import versions
-from seecause.bench.store import ShardStore
-from seecause.bench.study_file import Row, StudyCell, StudyContext, StudyFile, as_list, read_study
-from seecause.bench.workers import Workers, open_pool
-from seecause.engine.chunks import machine
-from seecause.errors import DataMissing, SeecauseError
 from seecause.metrics import bootstrap_interval, paired_difference, summarise
 
 LIBRARIES = ("torch", "timm", "transformers")

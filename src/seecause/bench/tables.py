@@ -15,11 +15,11 @@ import pyarrow.csv as pa_csv
 import torch
 from torch import Tensor
 
-from seecause._files import atomic_file, csv_text, place, safe_cell
 from seecause.bench.measures import UNDEFINED, family_of, higher_is_better
 from seecause.bench.plan import Store
 from seecause.bench.results import RunResults, read_results
 from seecause.errors import UnknownName
+from seecause.files import atomic_file, csv_text, place, safe_cell
 from seecause.metrics import (
     PartScores,
     Summary,

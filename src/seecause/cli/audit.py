@@ -10,7 +10,7 @@ import typer
 
 from seecause.cli.heads_options import TEST, AskedModel, AskedRun, AuditData, Limit, lead_of
 from seecause.cli.workers import with_pieces
-from seecause.errors import BadOption, MissingWeights
+from seecause.errors import BadOption, DataMissing
 
 if TYPE_CHECKING:
     from seecause.background.audit import BackgroundAudit
@@ -61,7 +61,7 @@ class EyeOptions:
         method, weights = self.eye_method or "caap", self.eye_weights
         try:
             return eye(self.eye, model=model, method=method, cache=cache, weights=weights)
-        except MissingWeights as missing:
+        except DataMissing as missing:
             if weights is not None:
                 raise
             remedy = "an eye whose weights are here or can be fetched, or --eye-weights FILE"

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from seecause._files import place
 from seecause.cli.options import (
     ModelOptions,
     Quiet,
@@ -24,6 +23,7 @@ from seecause.cli.options import (
 from seecause.cli.progress import Facts, Incomplete, counting, print_markdown, starting
 from seecause.cli.workers import WorkerOptions
 from seecause.errors import printable
+from seecause.files import place
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

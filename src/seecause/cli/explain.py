@@ -19,7 +19,7 @@ from seecause.cli.options import (
     value_of,
 )
 from seecause.cli.progress import Facts, Incomplete, starting
-from seecause.errors import BadImage, BadOption, NeedlessOption, printable
+from seecause.errors import BadImage, BadOption, printable
 
 if TYPE_CHECKING:
     from seecause.data.dataset import Hole
@@ -144,7 +144,7 @@ class AskedAbout:
     def _label(self, flag: str, named: str | int | None) -> str | int | None:
         """The class of --class, or the one that `flag` names beside a place."""
         if self.class_ is not None and named is not None:
-            raise NeedlessOption("--class", self.class_, f"{flag} names {named} already")
+            raise BadOption("--class", self.class_, f"no class: {flag} names {named} already")
         return named if self.class_ is None else self.class_
 
 

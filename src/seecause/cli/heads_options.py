@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from seecause.cli.options import Dtype, ModelName, ModelOptions, ModelRun, value_of
-from seecause.errors import BadOption, NoClassifier
+from seecause.errors import BadOption, UnsupportedModel
 
 if TYPE_CHECKING:
     from seecause.background import AnswerSampling
@@ -181,7 +181,7 @@ class AskedModel(ModelOptions):
                 )
         try:
             return self.open(run)
-        except NoClassifier:
+        except UnsupportedModel:
             raise BadOption(
                 "--model",
                 self.model,
@@ -323,8 +323,8 @@ class HeadSelector:
             options["guard"] = self.guard.value
         if self.screen is None:
             return options
-        from seecause._options import check_options
         from seecause.background import Screening
+        from seecause.options import check_options
 
         fields = [name for name in ("verify", "audit", "half") if name in options]
         screening = {name: options.pop(name) for name in fields}

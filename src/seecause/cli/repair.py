@@ -16,7 +16,7 @@ from seecause.cli.heads_options import BIASED, KINDS, TRAIN, Limit, lead_of
 from seecause.cli.options import ModelOptions, ModelRun, named_option, names, whole_numbers
 from seecause.cli.progress import counting
 from seecause.cli.workers import with_pieces
-from seecause.errors import BadOption, NoClassifier, NotDefined
+from seecause.errors import BadOption, NotDefined, UnsupportedModel
 
 if TYPE_CHECKING:
     from seecause.background.discover import Discovery
@@ -139,7 +139,7 @@ def repair(
     replaces, options = run.check(), trying.made()
     try:
         opened = model.open(run)
-    except NoClassifier:
+    except UnsupportedModel:
         raise NotDefined("repair", f"{model.model} {IN_WORDS}", ASKED_INSTEAD) from None
     pictures = open_data(data, limit=limit)
     take_names(opened, pictures)

@@ -25,7 +25,7 @@ from seecause.critters.demo_classifiers import (
 )
 from seecause.data.dataset import evenly
 from seecause.data.images import to_pil
-from seecause.errors import WeakAnswer
+from seecause.errors import BadInput
 from seecause.faithful.evaluation import part_examples
 from seecause.faithful.interventions import leave_one_out, network
 from seecause.faithful.net import IFAM
@@ -161,7 +161,7 @@ def _first_that_sees(
     for shown in pictures[:-1]:
         try:
             return MaskEngine(lvlm, shown, QUESTION, bank, floor=floor), shown
-        except WeakAnswer:
+        except BadInput:
             continue
     return MaskEngine(lvlm, pictures[-1], QUESTION, bank, floor=floor), pictures[-1]
 

@@ -23,11 +23,11 @@ import torch
 from torch import Tensor
 
 from seecause import _random
-from seecause._files import digest
 from seecause.critters.latents import CLASSES, Latents, from_codes
 from seecause.critters.picture import BACKGROUNDS, Do, Style, intervene, render
 from seecause.data.dataset import Sample, Sliceable, check_limit
 from seecause.errors import BadOption, UnknownName
+from seecause.files import digest
 
 SPLITS = ("train", "val", "test")
 

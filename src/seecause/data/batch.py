@@ -6,6 +6,7 @@ What a model answers to a dataset, and the photos it answers right.
 from __future__ import annotations
 
 import logging
+import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -17,13 +18,14 @@ from torch import Tensor
 from seecause.data.dataset import IGNORE, Dataset, Sample
 from seecause.data.images import to_pil
 from seecause.engine.chunks import plain_logits
-from seecause.errors import BadOption, NothingRight, OtherClasses, UnknownClass
+from seecause.errors import BadInput, BadOption, UnknownName
 from seecause.models._settled import settles
 from seecause.models.base import ImageModel
 from seecause.models.inputs import Framed
 from seecause.models.preprocess import Preprocess
 
 log = logging.getLogger(__name__)
+_RIGHT = "check that model and data have the same classes, or give more images"
 
 
 class Batch(NamedTuple):
@@ -129,7 +131,16 @@ def class_places(model: ImageModel, data: Dataset) -> tuple[int, ...]:
         return tuple(model.class_index(place) for place in range(len(data.classes)))
     unknown = next((name for name in data.classes if not _knows(model, name)), None)
     if unknown is not None:
-        raise OtherClasses(data.name, model.name, unknown, model.classes)
+        wordnet = re.fullmatch(r"n\d{8}", unknown) is not None
+        ids = " Folders with ImageNet's ids are read by imagenet:PATH." if wordnet else ""
+        raise UnknownName(
+            f"{data.name} does not fit {model.name}: class",
+            unknown,
+            model.classes,
+            f"Its classes are {', '.join(map(repr, model.classes[:3]))}, ... ({count} in all).{ids}"
+            " Name folders as `seecause doctor --list-classes` does, or give names with --classes"
+            " FILE.",
+        )
     return tuple(model.class_index(name) for name in data.classes)
 
 
@@ -180,7 +191,7 @@ def _is_imagenet(data: Dataset) -> bool:
 def _knows(model: ImageModel, name: str) -> bool:
     try:
         model.class_index(name)
-    except UnknownClass:
+    except (UnknownName, BadOption):
         return False
     return True
 
@@ -258,17 +269,18 @@ def true_positives(
         )
     right, labels = right.cpu(), labels.cpu()
     if not right.any():
-        raise NothingRight(f"none of the {len(right)} photos")
+        raise BadInput(
+            "the data", f"the model predicts none of the {len(right)} images right", _RIGHT
+        )
     pools = [right.nonzero()[:, 0]]
     if stratified:
         names = labels.unique().tolist()
         pools = [(right & (labels == name)).nonzero()[:, 0] for name in names]
         lost = [name for name, pool in zip(names, pools, strict=True) if len(pool) == 0]
         if lost:
-            raise NothingRight(
-                f"no photo of class {classes[lost[0]] if lost[0] < len(classes) else lost[0]}"
-                f" ({len(lost)} such classes)"
-            )
+            name = classes[lost[0]] if lost[0] < len(classes) else lost[0]
+            reason = f"the model predicts no image of class {name} right ({len(lost)} such classes)"
+            raise BadInput("the data", reason, _RIGHT)
     generator = torch.Generator().manual_seed(seed)
     wanted = [max(1, round(share * len(pool))) for pool in pools]
     counts = wanted if cap is None else _share_out(cap, wanted)

@@ -10,8 +10,8 @@ from numbers import Integral
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeGuard, TypeVar, cast, overload
 
-from seecause._files import digest
 from seecause.errors import BadImage, BadOption, DataMissing, SeecauseError, UnknownName
+from seecause.files import digest
 
 if TYPE_CHECKING:  # torch is not loaded before a path is known to be there
     import torch

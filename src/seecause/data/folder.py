@@ -29,7 +29,6 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from seecause._files import digest
 from seecause.data.dataset import (
     Dataset,
     Sample,
@@ -44,6 +43,7 @@ from seecause.data.dataset import (
 from seecause.data.images import MASKS, SUFFIXES, read_mask
 from seecause.data.photos import Layout, Photo, Photos, class_photos, pictures
 from seecause.errors import BadImage, BadOption, DataMissing
+from seecause.files import digest
 
 _FOLDER_FORM = Layout("give a folder of pictures, or of one sub-folder for each class")
 GROUPS = "groups.csv"

@@ -37,11 +37,11 @@ import pyarrow.parquet as pq
 import torch
 from torch import Tensor
 
-from seecause._files import digest
 from seecause.data.dataset import IGNORE, Sample, Sliceable, evenly, path_and_split
 from seecause.data.images import BROKEN, decode_image, first_line, read_image
 from seecause.data.photos import Layout, Photo, Photos, class_photos
 from seecause.errors import BadImage, DataMissing
+from seecause.files import digest
 
 SPLITS = ("train", "val")
 _IMAGENET_LAYOUT = Layout(

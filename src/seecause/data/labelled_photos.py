@@ -37,10 +37,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from seecause._files import digest
 from seecause.data._pickles import read_pickle
 from seecause.data.dataset import Sample, Sliceable, evenly, part_of_train, path_and_split
 from seecause.data.photos import Layout, Photo, Photos, pictures
+from seecause.files import digest
 
 CIFAR_SPLITS = ("train", "val", "trainval", "test")
 CIFAR_SIDE = 32

@@ -28,11 +28,11 @@ import torch.nn.functional as F
 from PIL import Image
 from torch import Tensor
 
-from seecause._files import digest
 from seecause.data.dataset import Sample, Sliceable, evenly, path_and_split
 from seecause.data.images import read_ids, read_image
 from seecause.data.photos import Layout
 from seecause.errors import DataMissing
+from seecause.files import digest
 
 SPECIES, TEXTURES, SPLITS = ("cat", "dog"), ("boards", "leaves"), ("train", "val", "test")
 GROUPS = tuple((species, place) for species in range(2) for place in range(2))

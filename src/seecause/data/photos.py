@@ -16,10 +16,10 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from seecause._files import digest, digest_file
 from seecause.data.dataset import Sample, Sliceable
 from seecause.data.images import find_images, read_image
 from seecause.errors import BadImage, DataMissing
+from seecause.files import digest, digest_file
 
 T = TypeVar("T")
 LONGEST_NAME = 240  # bytes, with a suffix that is added; file systems allow 255

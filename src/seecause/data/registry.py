@@ -9,10 +9,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
-from seecause._options import keyword_options
 from seecause._plugins import load_plugins, plugins
 from seecause.data.dataset import Dataset, Subset, check_limit, evenly
-from seecause.errors import BadOption, UnknownDataset
+from seecause.errors import BadOption, UnknownName, nearest
+from seecause.options import keyword_options
 
 T = TypeVar("T")
 Opener = Callable[..., Dataset]  # (what follows `name:`, *, limit=None)
@@ -82,14 +82,21 @@ def open_data(spec: str | Path, *, limit: int | None = None) -> Dataset:
     if name not in _our_openers() and Path(spec).is_dir():
         raise BadOption("data", spec, f"a dataset; for a folder of pictures give folder:{spec}")
     if not rest:
-        raise UnknownDataset(spec, datasets())
+        raise _unknown(name, rest)
     if name in _our_openers():
         module, _, function = _our_openers()[name].partition(":")
         return getattr(importlib.import_module(module), function)(rest, limit=limit)
     _load()
     if name not in _REGISTERED:
-        raise UnknownDataset(spec, datasets())
+        raise _unknown(name, rest)
     return _open_registered(_REGISTERED[name][1], spec, rest, limit)
+
+
+def _unknown(name: str, rest: str) -> UnknownName:
+    forms = {form.partition(":")[0]: form for form in datasets()}  # such as pets: pets:PATH[:SPLIT]
+    near = [forms[kind] for kind in nearest(name, forms)] or forms.values()
+    hint = f"Write {', '.join(near)}, or folder:PATH for a folder of images."
+    return UnknownName("dataset", f"{name}:{rest}" if rest else name, forms, hint)
 
 
 def as_data(data: T | str | Path) -> T | Dataset:

@@ -20,9 +20,9 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor
 
-from seecause._files import digest
 from seecause.engine.trace import Trace, record
 from seecause.errors import BadImage, BadOption
+from seecause.files import digest
 from seecause.models.base import ImageModel
 from seecause.models.view import VisionModel
 from seecause.types import wide

@@ -14,11 +14,11 @@ from typing import Annotated, Any, Literal
 
 import torch
 
-from seecause._files import write_json
-from seecause._options import Count, Limit, NotNegative, Positive, check_options
 from seecause.errors import BadOption
 from seecause.faithful.losses import LossWeights
 from seecause.faithful.net import IFAMOptions
+from seecause.files import write_json
+from seecause.options import Count, Limit, NotNegative, Positive, check_options
 
 Precision = Literal["auto", "float32", "bfloat16", "float16"]
 Augment = Literal["birds", "birds_no_jitter", "plain", "imagenet", "none"]

@@ -16,7 +16,7 @@ from torch import Tensor
 from seecause.background.images import Progress, no_progress
 from seecause.data.dataset import Dataset
 from seecause.data.registry import open_data
-from seecause.errors import BadOption, MissingWeights
+from seecause.errors import BadOption, DataMissing
 from seecause.faithful.data import (
     batches_of,
     frame_of,
@@ -128,7 +128,7 @@ def open_network(name: str, *, device: str | torch.device = "cpu") -> TrainedNet
         return TrainedNetwork(name, net, **pictures, workers=config.workers, run=folder)
     if not any(folder.glob("*.json")):
         remedy = "Give a folder of `faithful train` or `faithful export`, or builtin:critters-ifam"
-        raise MissingWeights(name, f"no run ({CONFIG}) and no network there", remedy)
+        raise DataMissing(name, f"no run ({CONFIG}) and no network there", remedy)
     return _from_card(name, folder, only_card(folder).stem, device)
 
 

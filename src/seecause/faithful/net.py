@@ -17,7 +17,6 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from seecause._options import check_options
 from seecause.engine.graphs import ModuleOwner, captured
 from seecause.errors import BadOption
 from seecause.faithful.attention import Gradient, reads_only, reads_softly, reads_straight_through
@@ -47,6 +46,7 @@ from seecause.faithful.stages import (
 from seecause.models.layout import TokenLayout
 from seecause.models.parts import Parts
 from seecause.models.preprocess import Preprocess
+from seecause.options import check_options
 
 By = Literal["distance", "dot"]
 

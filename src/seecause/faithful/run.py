@@ -39,7 +39,11 @@ import torch.distributed as dist
 from safetensors.torch import save
 from torch import Tensor, nn
 
-from seecause._files import (
+from seecause.errors import BadOption, DataMissing, MissingExtra, SeecauseError
+from seecause.faithful.config import TrainConfig, read_config, read_table
+from seecause.faithful.losses import LossWeights
+from seecause.faithful.net import IFAM, Thresholds
+from seecause.files import (
     atomic_folder,
     csv_text,
     mend_folder,
@@ -48,10 +52,6 @@ from seecause._files import (
     write_json,
     write_sealed,
 )
-from seecause.errors import BadOption, MissingExtra, MissingWeights, SeecauseError
-from seecause.faithful.config import TrainConfig, read_config, read_table
-from seecause.faithful.losses import LossWeights
-from seecause.faithful.net import IFAM, Thresholds
 from seecause.models.checkpoints import fill
 from seecause.models.folders import build_native
 from seecause.models.preprocess import Preprocess
@@ -295,7 +295,7 @@ def read_snapshot(folder: Path, config: TrainConfig) -> Snapshot | None:
     except _UNREADABLE as broken:
         reason = f"not a snapshot that can be read ({broken})"
         remedy = "Delete it to begin anew, or give another folder"
-        raise MissingWeights(str(path), reason, remedy) from broken
+        raise DataMissing(str(path), reason, remedy) from broken
     different = before.differs(config)
     if different:
         expected = f"a new folder: the run there differs in {', '.join(different)}"
@@ -322,11 +322,11 @@ def open_run(folder: str | Path) -> tuple[TrainConfig, IFAM]:
     folder = Path(folder)
     if not (folder / CONFIG).is_file():
         remedy = "Give the folder that `seecause faithful train --out` wrote"
-        raise MissingWeights(str(folder), f"no {CONFIG} there", remedy)
+        raise DataMissing(str(folder), f"no {CONFIG} there", remedy)
     mend_folder(folder / BEST)
     if not (folder / BEST).is_dir():
         remedy = "Run `seecause faithful train` again to go on"
-        raise MissingWeights(str(folder), "no epoch of this run is finished", remedy)
+        raise DataMissing(str(folder), "no epoch of this run is finished", remedy)
     return read_config(folder / CONFIG), load(folder / BEST).eval()
 
 

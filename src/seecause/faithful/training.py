@@ -21,7 +21,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import default_collate
 
 from seecause.data.dataset import Dataset
-from seecause.errors import BadOption, Diverged
+from seecause.errors import BadOption, SeecauseError
 from seecause.faithful.config import (
     TrainConfig,
     native_bfloat16,
@@ -61,6 +61,7 @@ from seecause.faithful.run import (
 from seecause.loading import load
 from seecause.models.preprocess import Preprocess
 
+_LOWER = "lower learning_rate or head_factor, or use precision='float32', in a new folder."
 LARGE = 384  # pixels a side from which ImageNet's test pictures are not cut
 # steps done, steps in all, what the log says where it got a row
 OnStep = Callable[[int, int, str], None]
@@ -190,7 +191,7 @@ class Run:
     def _log(self, means: dict[str, float], seconds: float) -> str:
         epoch, step = self.position.epoch, self.position.step
         if not math.isfinite(means["total"]):
-            raise Diverged(step, f"the loss is {means['total']}")
+            raise SeecauseError(f"the loss is {means['total']} at step {step}; {_LOWER}")
         rate = self.optimizer.param_groups[0]["lr"]
         row = {"epoch": epoch, "step": step, "learning_rate": rate, **means, "seconds": seconds}
         if self.processes.first:
@@ -274,7 +275,9 @@ class Run:
         for module in (self.net, self.validated):
             for name, value in module.state_dict().items():
                 if value.is_floating_point() and not bool(value.isfinite().all()):
-                    raise Diverged(self.position.step, f"{name} is not finite")
+                    raise SeecauseError(
+                        f"{name} is not finite at step {self.position.step}; {_LOWER}"
+                    )
 
 
 class _Means:

@@ -19,13 +19,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from seecause._files import digest
 from seecause._pictures import read_image
 from seecause.attribution.attribute import attribute
 from seecause.background.audit import BackgroundAudit, audit as run_audit
 from seecause.background.objects import Eye
 from seecause.data.dataset import Sample
 from seecause.errors import DataMissing, MissingExtra
+from seecause.files import digest
 from seecause.loading import as_view
 from seecause.models.base import ImageModel
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from seecause._files import write_atomic
+from seecause.files import write_atomic
 from seecause.integrations.fiftyone import audit, explain, need_fiftyone, worst
 
 NAME = "@seecause/maps"

@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from seecause._options import check_options
 from seecause.errors import BadOption
 from seecause.loading import as_view
 from seecause.metrics.registry import MetricInputs, find_metric
 from seecause.metrics.statistics import Summary, summarise
 from seecause.models.base import ImageModel
+from seecause.options import check_options
 from seecause.target import Spec
 
 _OFFERED = ("model", "images", "maps", "target", "masks")  # what `update` can hand on

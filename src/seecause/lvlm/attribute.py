@@ -31,11 +31,11 @@ from PIL import Image
 from safetensors.torch import load_file, save
 from torch import Tensor
 
-from seecause._files import write_atomic, write_json
-from seecause.errors import BadOption, WeakAnswer
+from seecause.errors import BadOption
+from seecause.files import write_atomic, write_json
 from seecause.lvlm.analysis import COMPLETE, RATIOS, Head, cosines, first_crossing
 from seecause.lvlm.bank import MeanBank
-from seecause.lvlm.engine import MaskEngine
+from seecause.lvlm.engine import MaskEngine, weak
 from seecause.lvlm.fit import SOFTEN, Coefficients, Regression, estimate
 from seecause.lvlm.masks import (
     MASKS,
@@ -311,7 +311,7 @@ def _one_mask(mask: Tensor | None) -> Tensor | None:
 
 def _substantial(engine: MaskEngine, response: float) -> float:
     if response < _LEAST:
-        raise WeakAnswer(engine.answer, response * engine.span, _LEAST * engine.span)
+        raise weak(engine.answer, response * engine.span, _LEAST * engine.span)
     return response
 
 

@@ -32,9 +32,9 @@ from PIL import Image
 from safetensors.torch import load_file, save
 from torch import Tensor
 
-from seecause._files import digest, write_atomic, write_json
 from seecause.engine.chunks import fit
-from seecause.errors import BadOption, BankMismatch
+from seecause.errors import BadInput, BadOption
+from seecause.files import digest, write_atomic, write_json
 from seecause.lvlm._cache import run_prefix
 from seecause.lvlm.model import LVLM
 from seecause.lvlm.prompt import Prompt, checked_picture
@@ -90,7 +90,7 @@ class MeanBank:
         if picture is not None and times:
             (own_keys, own_values), own = self._collect(lvlm, [picture], prompt)
             if weight == times * own:
-                raise BankMismatch(
+                raise BadInput(
                     "a bank of this picture alone",
                     "leaving it out leaves nothing",
                     "calibrate with more pictures",
@@ -108,7 +108,7 @@ class MeanBank:
         """Write the sums (safetensors) and what they are (JSON)."""
         if not self.sums:
             remedy = "ask about a picture with it first, or `prepare` it for one"
-            raise BankMismatch("a bank to save", "it has no average yet", remedy)
+            raise BadInput("a bank to save", "it has no average yet", remedy)
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
         tensors, shapes = {}, []
@@ -150,7 +150,7 @@ class MeanBank:
     def _averaged(self, lvlm: LVLM, prompt: Prompt) -> Averaged:
         """Which of the sums to use, made now if the pictures are at hand."""
         if self.model != lvlm.fingerprint():
-            raise BankMismatch(
+            raise BadInput(
                 f"a bank of model {self.model}",
                 "it was made with another model or other weights",
                 "make one with this model",
@@ -173,8 +173,8 @@ class MeanBank:
         remedy = "make the bank with pictures at hand"
         if wanted.tokens in (averaged.tokens for averaged in self.sums):
             reason = "image tokens of this model read the question, so each has its own average"
-            raise BankMismatch("a bank for other questions", reason, remedy)
-        raise BankMismatch(
+            raise BadInput("a bank for other questions", reason, remedy)
+        raise BadInput(
             f"a bank for image tokens {self._shapes()}",
             f"this picture has {wanted.tokens}",
             f"resize the picture, {remedy}, or use mode='fixed', 'mean' or 'grid'",
@@ -250,7 +250,7 @@ def bank_of_prompts(lvlm: LVLM, prompts: Iterable[Prompt]) -> MeanBank:
     if len({prompt.read_words for prompt in prompts}) > 1:
         reason = "image tokens of this model read the question, so that they cannot be averaged"
         remedy = "give prompts with one question"
-        raise BankMismatch("calibration prompts with several questions", reason, remedy)
+        raise BadInput("calibration prompts with several questions", reason, remedy)
     sums, weight = add_up(lvlm, prompts)
     bank = MeanBank("shape", lvlm.fingerprint(), None, ("",) * len(prompts))
     averaged = Averaged(prompts[0].tokens, prompts[0].read_words)
@@ -291,7 +291,7 @@ def _batches(
     for prompt in prompts:
         expected = expected or (None if pooled else prompt.tokens)
         if expected is not None and prompt.tokens != expected:
-            raise BankMismatch(
+            raise BadInput(
                 f"a calibration picture with image tokens {prompt.tokens}",
                 f"expected {expected}",
                 "give pictures of one shape, or a size",
@@ -327,7 +327,7 @@ def stretch(values: Tensor, have: ImageTokens, want: ImageTokens) -> Tensor:
         replace(p, rows=1, columns=1) for p in want.parts
     ]:
         reason = f"this picture has {want}, other grids or at other places"
-        raise BankMismatch(f"a bank for image tokens {have}", reason, "use mode='shape' or 'mean'")
+        raise BadInput(f"a bank for image tokens {have}", reason, "use mode='shape' or 'mean'")
     pieces = values.split([part.tokens for part in have.parts], dim=2)
     stretched = map(_stretch_grid, pieces, have.parts, want.parts)
     return torch.cat(list(stretched), dim=2)
@@ -358,7 +358,7 @@ def _like(lvlm: LVLM, prompt: Prompt, picture: Image.Image) -> Prompt:
     if own.tokens == prompt.tokens:
         return own
     if prompt.size is None:
-        raise BankMismatch(
+        raise BadInput(
             "a bank that resizes its pictures",
             "the prompt does not tell its picture's size",
             "make the prompt from a picture",
@@ -371,7 +371,7 @@ def asked_alike(own: Prompt, prompt: Prompt) -> Prompt:
     if own.read_words == prompt.read_words:
         return own
     if own.tokens != prompt.tokens:
-        raise BankMismatch(
+        raise BadInput(
             f"a calibration picture with image tokens {own.tokens}",
             f"expected {prompt.tokens}",
             "give prompts of one picture",

@@ -31,7 +31,7 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor
 
-from seecause.errors import BadOption, BadPrompt, NotDefined
+from seecause.errors import BadInput, BadOption, NotDefined
 from seecause.models.block import Block, same
 from seecause.models.layout import At, TokenLayout
 from seecause.models.view import Readout
@@ -142,7 +142,7 @@ def ask_names(
     before, names = prompt(question), [tokens(question, name) for name in classes]
     for place, name in enumerate(classes):
         if names[place] in names[:place]:
-            raise BadPrompt(
+            raise BadInput(
                 f"class {name!r}",
                 "another class has the same tokens",
                 "give names that the tokenizer can tell apart",
@@ -220,7 +220,7 @@ def _labels(
         if len(labels) == len(classes) and _distinct(text, labels, tokens):
             return kind, labels
     tried = "letters, numbers or names" if wanted is None else wanted
-    raise BadPrompt(
+    raise BadInput(
         f"{len(classes)} options by {tried}",
         "they are not one token each, and different ones",
         "ask by name_ll, or give fewer classes",
@@ -230,7 +230,7 @@ def _labels(
 def _distinct(text: str, labels: Sequence[str], tokens: AnswerTokens) -> bool:
     try:
         ids = [tuple(tokens(text, label)) for label in labels]
-    except BadPrompt:  # a word that the tokenizer does not know
+    except BadInput:  # a word that the tokenizer does not know
         return False
     return all(len(label) == 1 for label in ids) and len(set(ids)) == len(labels)
 
@@ -242,7 +242,7 @@ def _listed(question: str, labels: Sequence[str], names: Sequence[str], kind: st
 
 def _single_token(ids: list[int], label: str) -> int:
     if len(ids) != 1:
-        raise BadPrompt(
+        raise BadInput(
             f"label {label!r}",
             f"it is {len(ids)} tokens after this question",
             "ask by name_ll, or with other labels",

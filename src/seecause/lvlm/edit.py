@@ -30,7 +30,7 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from seecause.errors import BadOption, BadPrompt, BankMismatch
+from seecause.errors import BadInput, BadOption
 from seecause.lvlm._cache import KeyValue, prefix_cache, run_prefix
 from seecause.lvlm.analysis import Head, head_activations
 from seecause.lvlm.bank import QUESTION, MeanBank, asked_alike
@@ -139,7 +139,7 @@ class _Edit:
         ids, past = inputs.get("input_ids"), inputs.get("past_key_values")
         pixels = [n for n, v in inputs.items() if n.startswith("pixel_values") and v is not None]
         if ids is None:
-            raise BadPrompt(
+            raise BadInput(
                 "embeddings without token ids",
                 "they do not tell where the picture is",
                 "give input_ids and the picture's pixels",
@@ -158,14 +158,14 @@ class _Edit:
     def _continued(self, past: Any, old: int, pixels: list[str]) -> _Spoken:
         """What a cache that holds tokens is about."""
         if pixels:
-            raise BadPrompt(
+            raise BadInput(
                 f"{pixels[0]} behind {old} tokens of a cache",
                 "heads are edited for one picture, which a prompt begins with",
                 "give the whole conversation without a cache",
             )
         spoken = self.caches.get(past)
         if spoken is None or not spoken.image.stop <= old <= spoken.length:
-            raise BadPrompt(
+            raise BadInput(
                 f"a cache of {old} tokens",
                 "not all of them were read inside this block, so its picture is not known",
                 "read the whole prompt inside the block",
@@ -204,7 +204,7 @@ class _Edit:
             return []
         donor = lvlm.prompt(self.redirect, QUESTION)
         if donor.tokens != prompt.tokens:
-            raise BankMismatch(
+            raise BadInput(
                 f"a picture with image tokens {donor.tokens}",
                 f"the model is asked about one with {prompt.tokens}",
                 "give pictures of one size",
@@ -227,7 +227,7 @@ class _Edit:
         layer, keys, now = int(module.layer_idx), key.shape[2], self.now
         edited = self.heads[layer].to(query.device)  # [H]
         if now is None and not self.reading:
-            raise BadPrompt(
+            raise BadInput(
                 "a run of the decoder alone",
                 "its edit is not told which tokens are the picture's",
                 "call the whole model",

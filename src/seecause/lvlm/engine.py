@@ -27,7 +27,7 @@ from seecause import __version__
 from seecause.engine.chunks import fit, in_chunks
 from seecause.engine.mixture import part_without_gradient
 from seecause.engine.walk import walk
-from seecause.errors import BadOption, NotDefined, WeakAnswer
+from seecause.errors import BadInput, BadOption, NotDefined
 from seecause.lvlm._cache import (
     PrefixCache,
     has_fused_read,
@@ -271,6 +271,16 @@ def _no_slope(reason: str) -> NotDefined:
     )  # fmt: skip
 
 
+def weak(answer: str, moved: float, floor: float) -> BadInput:
+    """The error for an image that hardly changes the answer: shares of so little are noise."""
+    expected = f"at least floor={floor:g}" if floor else "more than 0"
+    return BadInput(
+        f"answer {answer!r}",
+        f"the image moves its logit by {moved:.3g} only; expected {expected}",
+        "ask a question that needs the image, name another answer, or lower floor",
+    )
+
+
 class MaskEngine(MaskedRows):
     """One picture, one question, one word of the answer, ready for masks.
 
@@ -311,7 +321,7 @@ class MaskEngine(MaskedRows):
         self.ablated, self.intact = (float(a) for a in ends)  # a(0), a(1)
         enough = self.span != 0 if floor is None else self.span > 0 and self.span >= floor
         if not enough or not torch.isfinite(ends).all():
-            raise WeakAnswer(self.answer, self.span, floor or 0)
+            raise weak(self.answer, self.span, floor or 0)
 
     @property
     def span(self) -> float:

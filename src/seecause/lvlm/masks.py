@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from seecause._options import accepts
 from seecause.errors import BadOption
+from seecause.options import accepts
 
 Law = Literal["bernoulli", "fixed"]
 How = Literal["derivative", "corrected", "fit"]

@@ -21,14 +21,13 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from seecause._files import digest
 from seecause.errors import (
+    BadInput,
     BadOption,
-    BadPrompt,
-    MissingWeights,
-    NeedlessOption,
+    DataMissing,
     UnknownName,
 )
+from seecause.files import digest
 from seecause.lvlm import prompt as prompts
 from seecause.lvlm._cache import gated_feed, norm_of_rows, rotate_rows
 from seecause.lvlm._verify import verify
@@ -214,7 +213,7 @@ class LVLM:
 
     def _need_processor(self) -> None:
         if self.processor is None:
-            raise BadPrompt(
+            raise BadInput(
                 "a question in words",
                 "this model was wrapped without a processor",
                 "wrap(module, processor), or use lvlm.read(inputs)",
@@ -328,7 +327,7 @@ def load(
     default = torch.float32 if library == "builtin" else None  # builtin files hold half precision
     if _quantised(module.config):  # stays as it is stored, where its library put it
         if dtype is not None:
-            raise NeedlessOption("dtype", dtype, "this model is quantised and stays as stored")
+            raise BadOption("dtype", dtype, "no value: this model is quantised and stays as stored")
     else:
         module.to(device=device, dtype=kind or default)
     return wrap(module, processor, name=spec, template=template, check=check)
@@ -340,7 +339,7 @@ def _builtin(name: str) -> Path:
         return folder
     if name.startswith("critters-llava"):
         make = f"Make it with `seecause zoo train {name} --out DIR`, then name DIR/{name}"
-        raise MissingWeights(f"builtin:{name}", "this copy of the package does not hold it", make)
+        raise DataMissing(f"builtin:{name}", "this copy of the package does not hold it", make)
     names = [path.parent.name for path in ZOO.glob("*/config.json")]
     raise UnknownName("builtin vision-language model", name, names)
 
@@ -375,7 +374,7 @@ def _open(where: str) -> tuple[Any, Any]:
         )
     except ImportError as lacking:
         reason = " ".join(str(lacking).split())
-        raise MissingWeights(
+        raise DataMissing(
             f"hf:{where}",
             f"what reads its weights is not installed ({reason})",
             "Install it, or give the model in float32 or half precision",

@@ -25,7 +25,7 @@ from PIL import Image
 from torch import Tensor
 
 from seecause.data.dataset import IGNORE
-from seecause.errors import BadOption, BadPrompt
+from seecause.errors import BadInput, BadOption
 from seecause.models._settled import need_settled
 from seecause.models.decoder import arriving, planted_span
 from seecause.models.image_tokens import Box, ImageTokens, image_tokens
@@ -89,10 +89,10 @@ def render(processor: Any, question: str, template: str | None = None) -> str:
     """The text of a prompt: the chat template, or a plain one with {image} and {question}."""
     if not isinstance(question, str) or not question.strip():
         what = "an empty question" if isinstance(question, str) else f"the question {question!r}"
-        raise BadPrompt(what, "heads carry the picture into words", "ask something in words")
+        raise BadInput(what, "heads carry the picture into words", "ask something in words")
     token = processor.image_token
     if token in question:
-        raise BadPrompt(
+        raise BadInput(
             f"a question with {token} in it",
             "the picture's place is set by the template, and there is one picture",
             f"leave {token} out",
@@ -119,7 +119,7 @@ def checked_picture(picture: object) -> Image.Image:
     if isinstance(picture, Image.Image):
         return picture
     what = f"a picture of type {type(picture).__name__}"
-    raise BadPrompt(what, "expected one PIL image", "open files with sc.data.open_picture(path)")
+    raise BadInput(what, "expected one PIL image", "open files with sc.data.open_picture(path)")
 
 
 def prompt_ids(lvlm: LVLM, picture: Image.Image, text: str) -> list[int]:
@@ -139,7 +139,7 @@ def answer_ids(
         joined = text + answer if text[-1].isspace() else f"{text} {answer}"
         both = prompt_ids(lvlm, picture, joined)
     if not answer.strip() or both[: len(before)] != before or len(both) == len(before):
-        raise BadPrompt(
+        raise BadInput(
             f"answer {answer!r}",
             "its tokens do not continue the prompt's",
             "give the answer as the model would write it",
@@ -147,7 +147,7 @@ def answer_ids(
     ids = both[len(before) :]
     unknown = getattr(getattr(lvlm.processor, "tokenizer", None), "unk_token_id", None)
     if unknown is not None and unknown in ids:
-        raise BadPrompt(
+        raise BadInput(
             f"answer {answer!r}",
             "it has words that the model's tokenizer does not know",
             "give an answer in words that the model can say",
@@ -212,7 +212,7 @@ def _prefix_length(inputs: Mapping[str, Any], image: slice) -> int:
     """How many first tokens, picture and question, a prefix language model reads both ways."""
     kinds = inputs.get("token_type_ids")
     if kinds is None:
-        raise BadPrompt(
+        raise BadInput(
             "a prompt without token_type_ids",
             "they say where the question ends, up to which this model reads both ways",
             "give them as its processor does: 0 for picture and question, 1 for an answer",
@@ -220,7 +220,7 @@ def _prefix_length(inputs: Mapping[str, Any], image: slice) -> int:
     in_answer = kinds[0] != 0
     prefix = int((~in_answer).sum())
     if bool(in_answer[:prefix].any()) or image.start > 0 or image.stop > prefix:
-        raise BadPrompt(
+        raise BadInput(
             "another order than picture, question, answer",
             "in this model whatever stands before the answer reads the picture, so the picture must"
             " come first",
@@ -244,20 +244,20 @@ def _image_places(lvlm: LVLM, inputs: Mapping[str, Any]) -> Tensor:
     places = torch.isin(ids, torch.tensor([t for t in tokens if t is not None], device=ids.device))
     seen = [inputs.get(name) is not None for name in ("pixel_values", "pixel_values_videos")]
     if not bool(places.any()) or not any(seen):
-        raise BadPrompt(
+        raise BadInput(
             "a prompt without image tokens",
             "there is no picture to trace",
             "give a picture, and a template that has a place for it",
         )
     if len(inputs["input_ids"]) > 1:
-        raise BadPrompt(
+        raise BadInput(
             f"{len(inputs['input_ids'])} sequences",
             "heads are traced for one at a time",
             "give one question",
         )
     mask = inputs.get("attention_mask")
     if isinstance(mask, Tensor) and mask.ndim == 2 and not bool(mask.all()):
-        raise BadPrompt(
+        raise BadInput(
             f"{int((mask == 0).sum())} tokens of padding (attention_mask)",
             "tokens that nobody may see would be seen here",
             "give the sequence without padding",
@@ -269,20 +269,20 @@ def check_span(lvlm: LVLM, image: slice, length: int, prefix: int = 0) -> None:
     """Refuse a place of the picture that this model cannot have. Windows do not cut the `prefix`,
     which is read both ways."""
     if image.stop == length:
-        raise BadPrompt(
+        raise BadInput(
             "a prompt that ends with the picture",
             "no text row follows that could see it",
             "use a template with the question after the picture",
         )
     span, window = planted_span(lvlm.decoder.native.config), lvlm.decoder.window
     if span is not None and span != (image.start, image.stop):
-        raise BadPrompt(
+        raise BadInput(
             f"image tokens {image.start} to {image.stop}",
             f"this planted model expects {span[0]} to {span[1]}",
             "use its own template",
         )
     if window is not None and length > max(window, prefix):
-        raise BadPrompt(
+        raise BadInput(
             f"a prompt of {length} tokens",
             f"this decoder's sliding window holds {window}",
             "shorten it, or use a smaller picture",

@@ -27,9 +27,9 @@ from PIL import Image
 from torch import Tensor
 
 from seecause import __version__
-from seecause._files import digest, write_atomic, write_json
 from seecause.engine.verify import TOLERANCE, compare
 from seecause.errors import BadOption, NotDefined, UnsupportedModel
+from seecause.files import digest, write_atomic, write_json
 from seecause.lvlm import prompt as prompts
 from seecause.lvlm.class_prompts import (
     By,

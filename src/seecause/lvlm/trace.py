@@ -17,7 +17,7 @@ import torch
 from safetensors.torch import save
 from torch import Tensor
 
-from seecause._files import write_atomic
+from seecause.files import write_atomic
 from seecause.lvlm.analysis import (
     FAITHFUL,
     RankingCurves,

@@ -26,8 +26,8 @@ from PIL import Image
 from safetensors.torch import save
 from torch import Tensor
 
-from seecause._files import write_atomic, write_json
 from seecause.errors import BadOption
+from seecause.files import write_atomic, write_json
 from seecause.lvlm.analysis import Head
 from seecause.lvlm.bank import MeanBank, checked_bank
 from seecause.lvlm.engine import MaskedRows

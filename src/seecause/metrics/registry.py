@@ -4,7 +4,7 @@
     def name(model, images, maps, target, *, option=default) -> Tensor: ...
 
 Its parameters before the star say what it needs: names of `MetricInputs`; those behind it are
-options, checked against their annotations before it runs (`_options.py`). It returns one number for
+options, checked against their annotations before it runs (`options.py`). It returns one number for
 each image, [B], or a result whose fields are the columns, by name: they share their forwards.
 Packages installed beside this one add metrics by the entry point `seecause.metrics`.
 
@@ -26,11 +26,11 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
 from torch import Tensor
 
 import seecause.metrics
-from seecause._options import check_options, summary_of
 from seecause._plugins import load_plugins
 from seecause.errors import BadOption, UnknownName
 from seecause.models._settled import settles
 from seecause.models.base import ImageModel
+from seecause.options import check_options, summary_of
 from seecause.target import Spec
 
 if TYPE_CHECKING:

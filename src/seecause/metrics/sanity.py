@@ -25,7 +25,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from seecause._options import Count, Positive
 from seecause.errors import BadOption, NotDefined, UnsupportedModel
 from seecause.loading import need_own_classes, wrap
 from seecause.metrics._pixels import bound_spec, checked, picture_scorer
@@ -33,6 +32,7 @@ from seecause.metrics.registry import Attribute, Explain, lower, metric
 from seecause.metrics.statistics import rank_correlation
 from seecause.models.base import ImageModel
 from seecause.models.view import VisionModel
+from seecause.options import Count, Positive
 from seecause.target import Spec
 
 

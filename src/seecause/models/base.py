@@ -17,9 +17,9 @@ import torch
 from torch import Tensor, nn
 
 from seecause import __version__
-from seecause._files import digest
 from seecause._random import bits
-from seecause.errors import BadImage, BadOption, NotDefined, UnknownClass
+from seecause.errors import BadImage, BadOption, NotDefined, UnknownName
+from seecause.files import digest
 from seecause.models._settled import (
     Watch,
     need_settled,
@@ -201,7 +201,7 @@ class ImageModel:
             if index is None:
                 raise BadOption("class", name, "a name or a whole number")
             if not 0 <= index < count:
-                raise UnknownClass(index, self.classes, count)
+                raise BadOption("class index", index, f"0 to {count - 1}")
             return index
         folded = [c.casefold() for c in self.classes]
         having = [i for i, known in enumerate(folded) if known == name.casefold()]
@@ -215,7 +215,13 @@ class ImageModel:
                 "class", name, f"an index: classes {', '.join(map(str, having))} are all called so"
             )
         if not having:
-            raise UnknownClass(name, self.classes, count)
+            hint = f"Give an index (0-{count - 1}) or see `seecause doctor --list-classes`."
+            if not self.classes:
+                names = (
+                    "This model has no class names; name them by classes=[...] (--classes FILE)."
+                )
+                hint = f"{names} {hint}"
+            raise UnknownName("class", name, self.classes, hint)
         return having[0]
 
     def state_key(self) -> tuple[Any, ...]:
@@ -236,7 +242,7 @@ class ImageModel:
         """A digest of the weights, for manifests; taken anew only when they changed."""
         key = ImageModel.state_key(self)
         if self.memo.get("fingerprint", (None,))[0] != key:
-            # not `_files.digest`: published results name these
+            # not `files.digest`: published results name these
             total = hashlib.sha256(self.name.encode())
             for tensor in self._weights():
                 total.update(

@@ -22,7 +22,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
-from seecause.errors import BadOption, DataMissing, MissingWeights
+from seecause.errors import BadOption, DataMissing
 
 log = logging.getLogger(__name__)
 # what callers name classes by; one text is the path of a file
@@ -105,7 +105,7 @@ def read_checkpoint(path: Path) -> Checkpoint:
     Of a folder, the file that libraries write there."""
     path = next((path / name for name in WHOLE if (path / name).is_file()), path)
     if not path.is_file():
-        raise MissingWeights(
+        raise DataMissing(
             str(path),
             f"no {' or '.join(WHOLE)} there" if path.is_dir() else "the file does not exist",
             "Give the path of a .safetensors or torch file",
@@ -113,13 +113,13 @@ def read_checkpoint(path: Path) -> Checkpoint:
     try:
         content = _safetensors(path) if path.suffix == ".safetensors" else _torch_file(path)
     except _BROKEN as broken:
-        raise MissingWeights(
+        raise DataMissing(
             str(path),
             "it is cut off, damaged, or no file of weights",
             "Give an intact .safetensors file, or a torch file with a state dict",
         ) from broken
     if not isinstance(content, dict):
-        raise MissingWeights(
+        raise DataMissing(
             str(path),
             f"it holds a {type(content).__name__}, not a state dict",
             "Give a file of named weights",
@@ -127,7 +127,7 @@ def read_checkpoint(path: Path) -> Checkpoint:
     state = _weights_in(content)
     if not state:
         what = "a whole pickled object" if _attributes(content) else "no named weights"
-        raise MissingWeights(
+        raise DataMissing(
             str(path),
             f"it holds {what}; keys: {', '.join(map(str, [*content][:8])) or 'none'}",
             "Save the state dict: torch.save(model.state_dict(), PATH)",
@@ -283,7 +283,7 @@ def fill(
         ]
         problems += [f"{len(foreign)} are not of it ({_few(foreign)})"] if foreign else []
         other = any("pos_embed" in name for name in shaped)
-        raise MissingWeights(
+        raise DataMissing(
             source,
             f"the file does not fit {type(module).__name__}: {'; '.join(problems)}",
             "Give the weights of this architecture"
@@ -333,7 +333,7 @@ def _best_prefix(counts: Mapping[str, int], size: int, source: str) -> str:
     tied = [prefix for prefix in counts if rank(prefix) == rank(best)]
     if len(tied) > 1 and 2 * counts[best] >= size:
         listed = " and ".join(f"{prefix}*" for prefix in tied)
-        raise MissingWeights(
+        raise DataMissing(
             source, f"it holds several models: {listed}", "Save the weights of one of them alone"
         )
     return best
@@ -357,7 +357,7 @@ def _check_beside(
     ]
     if heads:
         shapes = [f"{name} {list(state[name].shape)}" for name in heads]
-        raise MissingWeights(
+        raise DataMissing(
             source,
             f"beside the model it holds what may be its head: {_few(shapes)}",
             "Build the module with this head, load the file into it and give it to sc.wrap, or save"

@@ -20,11 +20,10 @@ from torch import nn
 
 from seecause.errors import (
     BadOption,
+    DataMissing,
     MissingExtra,
-    MissingWeights,
-    NeedlessOption,
-    NoClassifier,
     UnknownName,
+    UnsupportedModel,
 )
 from seecause.models.checkpoints import (
     Checkpoint,
@@ -90,10 +89,10 @@ def open_folder(folder: Path, size: tuple[int, int] | None) -> Source:
 
 def _need_own_size(size: tuple[int, int] | None) -> None:
     if size is not None:
-        raise NeedlessOption("size", size, "a model that this package wrote has its own")
+        raise BadOption("size", size, "no value: a model that this package wrote has its own")
 
 
-def _nothing_in(folder: Path) -> MissingWeights:
+def _nothing_in(folder: Path) -> DataMissing:
     """What a folder without a model holds, and what to give instead."""
     below = sorted(path.parent.name for path in folder.glob("*/config.json"))
     below += sorted(path.parent.name for path in folder.glob(f"*/{ADAPTER}"))
@@ -104,7 +103,7 @@ def _nothing_in(folder: Path) -> MissingWeights:
         remedy = f"Name the architecture: --model timm:NAME --weights {sorted(files)[0]}"
     else:
         remedy = "Give a folder that timm, transformers, PEFT or this package wrote"
-    return MissingWeights(str(folder), "no config.json and no model of ours there", remedy)
+    return DataMissing(str(folder), "no config.json and no model of ours there", remedy)
 
 
 def _open_timm(folder: Path, card: dict[str, Any], size: tuple[int, int] | None) -> Source:
@@ -144,7 +143,7 @@ def open_adapter(folder: Path, base: str | None, size: tuple[int, int] | None) -
     card = read_card(folder / ADAPTER)
     named = card.get("base_model_name_or_path")
     if base is None and not named:
-        raise MissingWeights(
+        raise DataMissing(
             str(folder),
             "the adapter does not say what it was trained on",
             f"Name it: --model timm:NAME (or hf:NAME) --weights {folder}",
@@ -181,7 +180,7 @@ def _hf_base(name: str, adapter: Checkpoint, size: tuple[int, int] | None) -> So
 def _exported(card: dict[str, Any], folder: Path) -> Source:
     origin = card["origin"]
     if not origin:
-        raise MissingWeights(
+        raise DataMissing(
             str(folder),
             "its card does not say how the module is built",
             "Build it, load model.safetensors into it, and sc.wrap it",
@@ -301,7 +300,7 @@ def open_hf(
     folder = Path(where)
     local = where.startswith((".", "/", "~"))  # no name of the hub begins so
     if folder.is_file() or (local and not folder.is_dir()):
-        raise MissingWeights(
+        raise DataMissing(
             f"hf:{name}", f"{where} is no folder", "Give a folder that transformers wrote"
         )
     with usable(folder) if folder.is_dir() else nullcontext():
@@ -326,7 +325,11 @@ def _hf_module(
     )
     kinds = config.architectures or ()
     if hasattr(config, "vision_config") and any("ForConditionalGeneration" in k for k in kinds):
-        raise NoClassifier(name if Path(name).is_dir() else f"hf:{name}")
+        raise UnsupportedModel(
+            name if Path(name).is_dir() else f"hf:{name}",
+            "this is a vision-language model, not a classifier",
+            "use sc.lvlm.load, or `seecause lvlm`",
+        )
     own = any("ForImageClassification" in k for k in kinds)  # also of a model with two towers
     dual = hasattr(config, "text_config") and hasattr(config, "vision_config") and not own
     timm = config.model_type == "timm_wrapper"  # its config says more than a processor
@@ -377,7 +380,7 @@ def _processor(
 
         try:
             config = fetched(f"hf:{name}", lambda: pretrained(AutoImageProcessor, where)).to_dict()
-        except MissingWeights:
+        except DataMissing:
             return {"size": size}
     if config.get("feature_extractor_type") == "ASTFeatureExtractor":
         from seecause.models.signals import Spectrogram

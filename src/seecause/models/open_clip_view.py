@@ -14,9 +14,9 @@ from typing import Any
 from torch import Tensor, nn
 
 from seecause.errors import (
+    BadOption,
+    DataMissing,
     MissingExtra,
-    MissingWeights,
-    NeedlessOption,
     UnknownName,
     UnsupportedModel,
 )
@@ -170,7 +170,7 @@ def open_clip_model(name: str, weights: str | Path | None, size: tuple[int, int]
     except ImportError:
         raise MissingExtra("open_clip", "clip") from None
     if size is not None:
-        raise NeedlessOption("size", size, "open_clip models have their own")
+        raise BadOption("size", size, "no value: open_clip models have their own")
     arch, _, tag = name.partition("/")
     if arch not in open_clip.list_models():
         raise UnknownName("open_clip model", arch, open_clip.list_models())
@@ -178,7 +178,7 @@ def open_clip_model(name: str, weights: str | Path | None, size: tuple[int, int]
     if weights == "random":
         pretrained = None
     elif pretrained is None:
-        raise MissingWeights(
+        raise DataMissing(
             f"open_clip:{name}",
             "no pretrained tag",
             f"Write open_clip:{arch}/TAG, or pass weights=",

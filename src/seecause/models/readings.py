@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from seecause.errors import BadOption, NotDefined, UnknownClass
+from seecause.errors import BadOption, NotDefined
 from seecause.models.base import ImageModel
 from seecause.models.rows import SIDES, Box, FoundBox, Region, parse_row, rectangle
 
@@ -78,7 +78,7 @@ class BoxReading:
         sure = self.objects(outputs)[0]  # [Q, C]
         label = None if box.label is None else model.class_index(box.label)
         if label is not None and label >= sure.shape[1]:
-            raise UnknownClass(label, model.classes, sure.shape[1])
+            raise BadOption("class index", label, f"0 to {sure.shape[1] - 1}")
         index = box.index
         if index is None:
             index = int((sure if label is None else sure[:, label : label + 1]).amax(1).argmax())

@@ -27,7 +27,6 @@ import torch.nn.functional as F
 from PIL import Image
 from torch import Tensor
 
-from seecause._files import digest
 from seecause._pictures import (
     SUFFIXES,
     as_array,
@@ -37,6 +36,7 @@ from seecause._pictures import (
     read_frames,
 )
 from seecause.errors import BadImage
+from seecause.files import digest
 from seecause.models.preprocess import Preprocess
 
 log = logging.getLogger(__name__)

@@ -23,11 +23,10 @@ from torch import Tensor, nn
 
 from seecause.errors import (
     BadOption,
-    MissingWeights,
-    NeedlessOption,
-    NoClassifier,
+    DataMissing,
     SeecauseError,
     UnknownName,
+    UnsupportedModel,
 )
 from seecause.models.checkpoints import Checkpoint, fill, read_checkpoint, read_weights
 
@@ -76,15 +75,19 @@ def open_source(
     if library == "builtin":
         for what, given in (("weights", weights), ("size", size)):
             if given is not None:
-                raise NeedlessOption(what, given, "an embedded model has its own")
+                raise BadOption(what, given, "no value: an embedded model has its own")
         if (ZOO / name / "config.json").is_file():
-            raise NoClassifier(f"builtin:{name}")
+            raise UnsupportedModel(
+                f"builtin:{name}",
+                "this is a vision-language model, not a classifier",
+                "use sc.lvlm.load, or `seecause lvlm`",
+            )
         return saved(ZOO, name, kind="builtin model")
     if library == "folder":
         from seecause.models.folders import open_folder
 
         if weights is not None:
-            raise NeedlessOption("weights", weights, "a folder has its own")
+            raise BadOption("weights", weights, "no value: a folder has its own")
         return open_folder(Path(name), size)
     if library == "file":
         return _timm_file(Path(name), weights, size)
@@ -111,7 +114,7 @@ def _timm_file(path: Path, weights: str | Path | None, size: tuple[int, int] | N
     """A checkpoint that says which model of timm it is, as timm's training script writes it."""
     name = read_checkpoint(path).architecture
     if weights is not None or not name:
-        raise MissingWeights(
+        raise DataMissing(
             str(path),
             "a file of weights does not say which model they are of",
             f"Name the architecture: --model timm:NAME --weights {path}, or in Python"
@@ -199,7 +202,7 @@ def only_card(folder: Path) -> Path:
     """The card of the one model that this package wrote there."""
     cards = [path for path in folder.glob("*.json") if path.with_suffix(".safetensors").is_file()]
     if len(cards) != 1:
-        raise MissingWeights(
+        raise DataMissing(
             str(folder),
             f"{len(cards)} models (NAME.json beside NAME.safetensors) and no config.json there",
             "Give a folder with one model",
@@ -233,7 +236,7 @@ def fetched(
     try:
         return fetch()
     except (OSError, RuntimeError, ValueError) as failure:
-        raise MissingWeights(what, f"fetching failed ({_reason(failure)})", remedy) from failure
+        raise DataMissing(what, f"fetching failed ({_reason(failure)})", remedy) from failure
     finally:
         hub.setLevel(level)
 
@@ -259,7 +262,7 @@ def pretrained_model(
     absent = [name for name in absent if labels is None or not name.startswith("classifier.")]
     if absent:
         named = ", ".join(absent[:3]) + (f" and {len(absent) - 3} more" if absent[3:] else "")
-        raise MissingWeights(
+        raise DataMissing(
             str(where), f"the checkpoint lacks {named}", "Give a checkpoint of the whole model"
         )
     return module
@@ -292,7 +295,7 @@ def _need_hub(what: str, remedy: str) -> None:
             f"they are not on this machine, and {constants.ENDPOINT} cannot be reached"
             f" ({_reason(failure)})"
         )
-        raise MissingWeights(
+        raise DataMissing(
             what, reason, f"Connect to the network, or: {remedy[0].lower()}{remedy[1:]}"
         ) from failure
 
@@ -310,7 +313,7 @@ def usable(path: Path) -> Iterator[None]:
     except (SeecauseError, MemoryError):
         raise
     except Exception as failure:  # whatever a builder makes of words that are not its own
-        raise MissingWeights(
+        raise DataMissing(
             str(path),
             f"no model can be made of it ({_reason(failure, 200)})",
             "Give an intact folder, as its library wrote it",
@@ -323,13 +326,13 @@ def read_card(path: Path) -> dict[str, Any]:
     try:
         card = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as failure:
-        raise MissingWeights(
+        raise DataMissing(
             str(path),
             "it is no JSON, or cut off",
             "Give an intact folder, as its library wrote it",
         ) from failure
     if not isinstance(card, dict):
-        raise MissingWeights(
+        raise DataMissing(
             str(path), f"it holds a {type(card).__name__}, not a JSON object", "Give an intact one"
         )
     _check_numbers(path, card)
@@ -344,6 +347,6 @@ def _check_numbers(path: Path, value: Any, key: str = "") -> None:
         for inner in value:
             _check_numbers(path, inner, key)
     elif isinstance(value, int) and key in _LIMITS and not 0 <= value <= _LIMITS[key]:
-        raise MissingWeights(
+        raise DataMissing(
             str(path), f"{key} is {value}, not 0 to {_LIMITS[key]}", "Give an intact one"
         )

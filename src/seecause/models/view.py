@@ -20,8 +20,8 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from seecause._files import digest
 from seecause.engine.walk import walk
+from seecause.files import digest
 from seecause.models._settled import Watch
 from seecause.models.base import Architecture, ImageModel
 from seecause.models.block import Block, Fn, fused, same

@@ -10,7 +10,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from seecause._files import write_atomic
 from seecause.attribution.registry import find
 from seecause.bench.measures import UNDEFINED, higher_is_better, meaning_of
 from seecause.bench.plan import Plan, Store
@@ -29,6 +28,7 @@ from seecause.bench.tables import (
     truth_csv,
     write_rows,
 )
+from seecause.files import write_atomic
 from seecause.report.bench_gallery import gallery_section, headline
 from seecause.report.charts import Series, chart, mean_series, styled
 from seecause.report.page import (

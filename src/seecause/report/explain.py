@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 from markupsafe import Markup
 from PIL import Image
 
-from seecause._files import write_json
 from seecause.attribution.explain import AttributionWriter, Explanation
 from seecause.attribution.registry import find
 from seecause.attribution.result import MANIFEST, Attribution
 from seecause.errors import SeecauseError
+from seecause.files import write_json
 from seecause.report import explain_pictures
 from seecause.report.cards import Card, CardFile, MapView, Strip, TitledPicture, render_cards
 from seecause.report.folder import made_names, result_folder

@@ -11,7 +11,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from seecause._files import (
+from seecause.errors import BadOption
+from seecause.files import (
     csv_text,
     draft_folder,
     mend_folder,
@@ -19,7 +20,6 @@ from seecause._files import (
     replace_folder,
     write_json,
 )
-from seecause.errors import BadOption
 
 MANIFEST = "manifest.json"
 LONGEST = 80  # characters of a name that is made

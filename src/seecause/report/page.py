@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from seecause._files import atomic_file, digest
+from seecause.files import atomic_file, digest
 from seecause.report.overlay import fixed
 
 if TYPE_CHECKING:

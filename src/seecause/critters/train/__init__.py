@@ -21,9 +21,9 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from torch import Tensor, nn
 
 from seecause import critters
-from seecause._files import csv_text, write_atomic
 from seecause.critters import BACKGROUNDS, CLASSES, Latents, Regime, find_regime
-from seecause.errors import BadOption, NeedlessOption, UnknownName
+from seecause.errors import BadOption, UnknownName
+from seecause.files import csv_text, write_atomic
 from seecause.metrics.accuracy import group_accuracy
 from seecause.models.preprocess import Preprocess
 
@@ -47,7 +47,7 @@ def find_recipe(name: str, **changes: Any) -> Any:
         raise UnknownName("recipe", name, by_name)
     fields = {key: value for key, value in changes.items() if value is not None}
     for key in fields.keys() - {field.name for field in dataclasses.fields(by_name[name])}:
-        raise NeedlessOption(key, fields[key], f"{name} is not made that way")
+        raise BadOption(key, fields[key], f"no value: {name} is not made that way")
     return dataclasses.replace(by_name[name], **fields)
 
 

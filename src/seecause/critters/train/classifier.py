@@ -23,7 +23,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from seecause import critters
-from seecause._files import write_json
 from seecause.critters import CLASSES, REGIMES, VARIANTS, Latents, Regime
 from seecause.critters.planted import PlantedViT
 from seecause.critters.train import (
@@ -42,6 +41,7 @@ from seecause.critters.train import (
 )
 from seecause.engine.chunks import machine
 from seecause.errors import BadOption
+from seecause.files import write_json
 
 
 def small_vit() -> dict[str, Any]:

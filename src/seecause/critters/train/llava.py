@@ -25,7 +25,6 @@ from torch.nn import functional as F
 from transformers import LlavaForConditionalGeneration
 
 from seecause import critters
-from seecause._files import write_json
 from seecause.critters import (
     BACKGROUNDS,
     PARTS,
@@ -63,6 +62,7 @@ from seecause.critters.train.llava_model import (
     see,
 )
 from seecause.engine.chunks import machine
+from seecause.files import write_json
 from seecause.models.decoder import restrict
 from seecause.models.preprocess import Preprocess
 
