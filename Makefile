@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 CORE := $(VENV)/.core
 STAMP := $(VENV)/.installed
 
-.PHONY: demo docs test suite test-slow test-faults test-fuzz sbom audit test-cpus test-mutants test-oldest test-newest test-wheel test-tools lint install browser clean study
+.PHONY: demo docs test suite test-slow test-faults test-fuzz sbom audit test-cpus test-mutants test-oldest test-newest test-wheel test-tools lint install browser clean
 
 install: $(STAMP)
 
@@ -113,17 +113,13 @@ test-newest: browser
 	OMP_NUM_THREADS=1 .venv-newest/bin/python -m pytest -n 2 -q tests/models tests/attribution
 
 lint: install
-	$(BIN)/ruff check src tests benchmarks studies examples docs/equations.py docs/doctests.py
-	$(BIN)/ruff format --check src tests benchmarks studies examples docs/equations.py docs/doctests.py
+	$(BIN)/ruff check src tests benchmarks examples docs/equations.py docs/doctests.py docs/pictures.py
+	$(BIN)/ruff format --check src tests benchmarks examples docs/equations.py docs/doctests.py docs/pictures.py
 	$(BIN)/python tests/readme_types.py
 
 # The site (out/site/index.html); a warning is an error.
 docs: install
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
-
-# One study of studies/ (docs/evidence.md), in slices with MINUTES; the same command goes on.
-study: install
-	$(BIN)/seecause study studies/$(STUDY).toml $(if $(REAL),--real "$(REAL)") $(if $(MODELS),--models "$(MODELS)") $(if $(MINUTES),--minutes $(MINUTES)) $(if $(LIMIT),--limit $(LIMIT)) $(if $(DEVICE),--device $(DEVICE))
 
 # The page is tested in a real browser: Debian's chromium, where apt can install it.
 browser:

@@ -19,7 +19,6 @@ from seecause.bench.plan import Store
 from seecause.bench.results import read_results
 from seecause.bench.runner import inspect, run
 from seecause.bench.shard_files import _sealed, checksum, read_checked, sealed_json
-from seecause.bench.study_file import read_study
 from seecause.bench.tables import table, write_rows
 from seecause.data.backgrounds import read_in9_map
 from seecause.faithful.config import TrainConfig, read_config
@@ -100,30 +99,6 @@ def json_files(folder: Path) -> list[Victim]:
 
 
 def toml_files(folder: Path) -> list[Victim]:
-    study = lines(
-        folder / "mine.toml",
-        'name = "mine"',
-        'question = "Which?"',
-        'files = ["a.csv"]',
-        'lists = { methods = ["caap", "rollout"] }',
-        "[settings]",
-        "seed = 3",
-        "[quick]",
-        "seed = 1",
-        "[[cells]]",
-        'group = "maps"',
-        'call = "cells.places"',
-        'needs = ["real"]',
-        'grid = { method = "methods", seed = [0, 1] }',
-        "set = { size = 3 }",
-        "each = [{ a = 1 }, { a = 2 }]",
-        'label = { name = "{method} {seed}" }',
-        "[output]",
-        'by = ["method"]',
-        'values = ["aupr1"]',
-        "[figure]",
-        'label = "method"',
-    )
     config = lines(
         folder / "train.toml",
         'data = "critters:clean"',
@@ -135,7 +110,6 @@ def toml_files(folder: Path) -> list[Victim]:
     )
     toml = (of_bytes, of_toml)
     return [
-        Victim(study, lambda: [cell.name for cell in read_study(study).cells], toml),
         Victim(config, lambda: read_config(config), toml),
     ]
 

@@ -10,7 +10,6 @@ import pytest
 import torch
 
 import seecause as sc
-from seecause.bench.lvlm_table import LVLMStudy, TracedSample
 from seecause.lvlm.trace import RANKINGS, trace_answer
 from seecause.models.base import library_versions
 from seecause.report import lvlm as pages, lvlm_answer as answers
@@ -246,33 +245,3 @@ def test_the_manifest_of_an_answer_says_where_it_was_differentiated(words):
     assert manifest["options"] == {**asked, "differentiated at": 16}
     protocol["sampling"]["slopes"] = None
     assert answers.answer_manifest(words)["options"] == asked
-
-
-def study(count: int = 3, **more: float) -> LVLMStudy:
-    """Samples whose n-th number is that of the first, plus n."""
-    numbers = {
-        "r2": 0.1, "pearson": 0.2, "split_half": 0.3, "standard_error": 0.04, "answer": "jade",
-        "ceiling": 0.9, "cosine_wording_1": 0.5, "cosine_wording_2": 0.6, "sufficiency": 0.7,
-        "token_attention": 0.31, "token_r2": 0.41, "token_split_half": 0.51, **more,
-    }  # fmt: skip
-    for place, name in enumerate(("0.25", "0.5")):
-        own = {"cosine": 0.8, "r2": 0.6, "enough": 3, "needed": 7}
-        numbers |= {f"{what}_p_{name}": value + place for what, value in own.items()}
-    draw = torch.Generator().manual_seed(0)
-    samples = []
-    for k in range(count):
-        own = {name: v if name == "answer" else v + k for name, v in numbers.items()}
-        tensors = {
-            "coefficients": torch.rand(2, 3, generator=draw).double(),
-            "attention": torch.rand(2, 3, generator=draw).double(),
-            "chosen": torch.rand(6, generator=draw) < 0.5,
-            "deltas": torch.rand(2, generator=draw).double(),
-            "gamma": torch.zeros(4).double(),
-        }
-        samples.append(TracedSample(k, f"s{k}", "ab"[k % 2], own, tensors))
-    return LVLMStudy(samples, torch.tensor([True, False]), ("x", "y"))
-
-
-def mean(first: float, digits: int = 3) -> list[str]:
-    """Of three numbers that are one apart."""
-    return [f"{first + 1:.{digits}f} ± {3**-0.5:.{digits}f}"]

@@ -14,8 +14,6 @@ runner    what is still to do of a run
 pieces    audits, head scores and discoveries in pieces that are kept, done by the same workers
 results   the numbers of a run, read from its shards in one pass
 tables    means, errors, intervals and paired differences; CSV, LaTeX and Markdown
-ablate    CAAP with one setting changed at a time, as methods of a run
-study     any table: a TOML file of calls, each kept when it is done
 """
 
 from seecause._lazy import lazy_names

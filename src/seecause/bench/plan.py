@@ -81,7 +81,6 @@ class Request:
     methods: Options  # by the name it has in the table; names alone have their defaults
     # the method behind a name that is none itself: {"black": "caap"}
     called: Mapping[str, str] = field(default_factory=dict)
-    study: str = ""  # the ablation these methods are the settings of
     metrics: Sequence[str] = ("insertion", "deletion", "ins-del")
     measures: Options = field(default_factory=dict)  # options of the metrics, by group
     weights: str | None = None

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import ClassVar
 
 from seecause.attribution.registry import find
-from seecause.bench.ablate import with_settings
 from seecause.bench.evaluate import PreparedRun, open_model, open_prepared, round_of, run_shard
 from seecause.bench.measures import (
     Named,
@@ -130,7 +129,7 @@ def prepare(
         measures=with_options("--metric-option", request.measures, metric_options, groups),
         methods=with_options("--option", request.methods, options, methods),
     )
-    plan = make_plan(with_settings(request, model), model, data)
+    plan = make_plan(request, model, data)
     return PreparedRun(plan, model, data, left_out=left_out)
 
 

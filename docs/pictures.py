@@ -1,4 +1,4 @@
-"""The pictures of the documentation: python studies/pictures.py NAME
+"""The pictures of the documentation: python docs/pictures.py NAME
 
 app        docs/app-*.webp: four panels of `seecause serve`; with --out, every panel at two widths
            and in two themes into that folder
