@@ -11,7 +11,14 @@ import torch
 
 import seecause as sc
 from seecause.background import Pictures, Swapped, versions
-from seecause.background.audit import BackgroundAudit, _gains, audit_part, material_of, verdict_of
+from seecause.background.audit import (
+    BackgroundAudit,
+    _gains,
+    audit_part,
+    material_of,
+    missed_limits,
+    verdict_of,
+)
 from seecause.background.gains import Gains
 from seecause.background.objects import EyeMasks
 from seecause.background.versions import (
@@ -23,7 +30,7 @@ from seecause.background.versions import (
     split_rows,
     worst_cell,
 )
-from seecause.errors import BadInput
+from seecause.errors import BadInput, BadOption
 from seecause.metrics.accuracy import clopper_pearson
 from tests.background.repair_toys import fitted, scenes
 
@@ -206,37 +213,55 @@ def test_only_right_answers_with_both_kinds_of_versions_count():
     assert replace(result, judged=alone).extra_flips.tolist() == [1, 0]  # the third has no version
 
 
-def test_limits_on_accuracy_groups_and_background_by_their_own_intervals():
-    """Of forty pictures thirty are right: all of one group, ten of the twenty of the other."""
-    plain, moved = [0] * 30 + [1] * 10, [1] * 6 + [0] * 34
+@pytest.fixture(scope="module")
+def thirty_of_forty():
+    """Thirty of forty images are right: all of one group, ten of the twenty of the other."""
     gains = Gains(torch.tensor([3.0, 1.0, 2.0]), torch.tensor([1.0, 2.0, 0.0]), 0.0)
     groups = ((0, 0),) * 20 + ((0, 1),) * 20
-    result = audit_of(plain, moved, [0] * 40, groups=groups, gains=gains)
-    checks = sc.background.gate(
-        result, max_flips=0.5, max_bir=0.5, min_accuracy=0.5, min_worst_group=0.5
-    ).checks
-    intervals = [result.interval, gains.interval]
+    plain, moved = [0] * 30 + [1] * 10, [1] * 6 + [0] * 34
+    return audit_of(plain, moved, [0] * 40, groups=groups, gains=gains)
+
+
+@pytest.mark.parametrize("name", ["max_flips", "max_bir", "min_accuracy", "min_worst_group"])
+def test_a_limit_is_met_if_the_end_of_the_interval_that_is_hard_to_meet_meets_it(
+    thirty_of_forty, name
+):
     whole = clopper_pearson(torch.tensor([30]), torch.tensor([40]))[0]
     worse = clopper_pearson(torch.tensor([10]), torch.tensor([20]))[0]
-    intervals += [tuple(whole.tolist()), tuple(worse.tolist())]
-    for check, interval in zip(checks, intervals, strict=True):
-        assert check.interval == pytest.approx(interval, nan_ok=True), check.name
-    assert [check.value for check in checks] == pytest.approx([0.2, 1 / 3, 0.75, 0.5])
-    random = replace(result, protocol={"random_weights": True})
-    for name in ("max_flips", "max_bir", "min_accuracy", "min_worst_group"):
-        (check,) = sc.background.gate(random, **{name: 0.5}).checks
-        assert check.outcome == "not shown" and "random weights" in check.sentence
+    ends = {
+        "max_flips": thirty_of_forty.interval[1], "max_bir": thirty_of_forty.gains.interval[1],
+        "min_accuracy": float(whole[0]), "min_worst_group": float(worse[0]),
+    }  # fmt: skip
+    if ends[name] != ends[name]:  # BIR of three images has no bounds
+        assert len(missed_limits(thirty_of_forty, **{name: 1.0})) == 1
+        return
+    sign = 1 if name.startswith("max") else -1
+    assert not missed_limits(thirty_of_forty, **{name: ends[name] + sign * 1e-6})
+    assert len(missed_limits(thirty_of_forty, **{name: ends[name] - sign * 1e-6})) == 1
+    random = replace(thirty_of_forty, protocol={"random_weights": True})
+    assert "random weights" in missed_limits(random, **{name: 0.5})[0]
 
 
-def test_a_limit_on_flips_is_not_shown_where_cutting_alone_changes_most_answers():
-    everything = audit_of([0] * 40, [1] * 40, [0] * 40)  # no spread, and no doubt
-    (flips,) = sc.background.gate(everything, max_flips=0.5).checks
-    assert (flips.outcome, flips.interval) == ("missed", (1, 1))
+def test_an_audit_that_cannot_tell_meets_no_limit_on_the_background(thirty_of_forty):
+    own = replace(thirty_of_forty, masks=replace(thirty_of_forty.masks, kind="own"))
     cut = audit_of([0] * 40, [1] * 40, [1] * 21 + [0] * 19)
-    (flips,) = sc.background.gate(cut, max_flips=1.0).checks
-    assert flips.outcome == "not shown" and "cutting alone" in flips.sentence
     few = audit_of([0] * 19 + [1] * 21, [0] * 40, [0] * 40)
-    assert "fewer than 20" in sc.background.gate(few, max_flips=1.0).checks[0].sentence
+    for audit, reason in ((own, "own maps"), (cut, "cutting alone"), (few, "fewer than 20")):
+        assert reason in missed_limits(audit, max_flips=1.0)[0]
+        assert not missed_limits(audit, min_accuracy=0.1)
+
+
+def test_forty_images_without_a_flip_do_not_show_that_fewer_than_a_twentieth_would():
+    still = audit_of([0] * 40, [0] * 40, [0] * 40)
+    assert still.interval == (0.0, 0.0)
+    assert missed_limits(still, max_flips=0.05) and not missed_limits(still, max_flips=3 / 40)
+
+
+def test_limits_need_what_they_are_about(thirty_of_forty):
+    with pytest.raises(BadOption, match="object masks"):
+        missed_limits(replace(thirty_of_forty, gains=None), max_bir=0.2)
+    with pytest.raises(BadOption, match="data with groups"):
+        missed_limits(audit_of([0], [0], [0]), min_worst_group=0.5)
 
 
 def test_gains_are_of_right_answers_by_the_finest_masks_and_grey(monkeypatch):
@@ -280,5 +305,5 @@ def test_known_masks_or_an_eye_count_before_pairs():
     for data, eye, source in (
         (paired, None, "given masks"), (blind, cases.truth, "given masks"), (blind, None, None)
     ):  # fmt: skip
-        masks = material_of(model, data, eye, sc.background.pictures.no_progress).masks
+        masks = material_of(model, data, eye, sc.heads.pictures.no_progress).masks
         assert (masks and masks.source) == source

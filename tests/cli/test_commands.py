@@ -64,7 +64,7 @@ def test_help_has_commands_and_options_in_panels_by_what_they_are_for():
     heads = [line.split()[1] for line in listed.splitlines() if re.match(r"│ [a-z]|╭─ ", line)]
     assert heads[heads.index("Start") :] == [
         "Start", "demo", "doctor", "Explain", "explain", "methods", "bench", "serve", "Audit",
-        "audit", "discover", "repair", "gate", "heads", "Build", "faithful", "lvlm",
+        "audit", "discover", "repair", "heads", "Build", "faithful", "lvlm",
         "Experiments", "study", "zoo",
     ]  # fmt: skip
     many = CliRunner().invoke(app, ["audit", "--help"]).output

@@ -212,7 +212,6 @@ def test_bad_input_is_one_line_and_nothing_is_half_written(places, tmp_path, com
 
 FAST = {
     "audit": ("--eye", "own", "--per-picture", "1"),
-    "gate": ("--eye", "own", "--per-picture", "1", "--min-accuracy", "0.01"),
     "repair": ("--eye", "own", "--per-picture", "1", "--remedies", "directions"),
     "discover": ("--kinds", "2", "--trials", "2", "--layers", "1", "--method", "caap"),
 }
@@ -235,10 +234,18 @@ def test_one_bad_picture_is_named_counted_and_skipped(broken, tmp_path, caplog, 
     assert "a.png" in caplog.text and "Traceback" not in done.output
     page = (tmp_path / "out" / "index.html").read_text()
     assert "Not read" in page and "dark/a.png" in page
-    file = "gate.json" if command == "gate" else "manifest.json"
-    record = json.loads((tmp_path / "out" / file).read_text())
-    (hole,) = record["digests"]["left out"] if command == "gate" else record["left out"]
+    record = json.loads((tmp_path / "out" / "manifest.json").read_text())
+    (hole,) = record["left out"]
     assert hole["name"] == "dark/a.png" and "a.png" in hole["reason"]
+
+
+def test_a_limit_that_is_not_met_leaves_with_3_and_is_filed(places, tmp_path):
+    more = ("--per-picture", "1", "--eye", "own", "--min-accuracy")
+    done = run("audit", places, tmp_path / "out", *more, "0.999")
+    assert done.exit_code == 3 and "Limit not met: accuracy" in done.output
+    manifest = json.loads((tmp_path / "out" / "manifest.json").read_text())
+    assert manifest["limits"] == {"min_accuracy": 0.999} and len(manifest["limits not met"]) == 1
+    assert run("audit", places, tmp_path / "met", *more, "0").exit_code == 0
 
 
 def test_where_no_picture_can_be_read_the_first_is_the_error(places, tmp_path):

@@ -1,5 +1,4 @@
 from seecause.background._export import export as export, prune_heads as prune_heads
-from seecause.background._gate import Check as Check, Gate as Gate, gate as gate
 from seecause.background._heads_audit import Audit as Audit, heads_audit as heads_audit
 from seecause.background._interchange import (
     Interchange as Interchange,
@@ -27,7 +26,11 @@ from seecause.background._screen import (
     screen as screen,
     second_order as second_order,
 )
-from seecause.background.audit import BackgroundAudit as BackgroundAudit, verdict_of as verdict_of
+from seecause.background.audit import (
+    BackgroundAudit as BackgroundAudit,
+    missed_limits as missed_limits,
+    verdict_of as verdict_of,
+)
 from seecause.background.baselines import (
     divprune as divprune,
     retrain_last_layer as retrain_last_layer,

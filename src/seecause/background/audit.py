@@ -34,7 +34,7 @@ from seecause.background.versions import JudgedAnswers, Material, VersionedPictu
 from seecause.data.dataset import Dataset
 from seecause.data.registry import as_data
 from seecause.errors import BadInput, BadOption
-from seecause.metrics.accuracy import GroupAccuracy
+from seecause.metrics.accuracy import GroupAccuracy, clopper_pearson
 from seecause.metrics.statistics import bootstrap_interval
 from seecause.models._settled import settles
 from seecause.models.base import ImageModel, protocol
@@ -43,6 +43,7 @@ Verdict = Literal["yes", "no", "cannot tell", "perhaps", "too few"]
 SOME = 0.1  # extra flips from which the background matters
 MOSTLY = 0.5  # flips by cutting alone, from which nothing can be told
 ENOUGH = 20  # right answers
+RULE_OF_THREE = 3.0  # over n: the 95 % bound on a share of which n draws show none
 PER_PICTURE = 4  # transplants of each kind
 
 
@@ -165,6 +166,75 @@ def verdict_of(
     if low > SOME:
         return "perhaps" if own else "yes"
     return "no" if high < SOME else "cannot tell"
+
+
+def missed_limits(
+    audit: BackgroundAudit,
+    *,
+    max_flips: float | None = None,
+    max_bir: float | None = None,
+    min_accuracy: float | None = None,
+    min_worst_group: float | None = None,
+) -> list[str]:
+    """Check an audit against limits; return one reason for each limit that it does not meet.
+
+    A limit is met if the whole 95 % interval meets it: more images may show it. A model with random
+    weights meets no limit. `max_flips` and `max_bir` are never met where the audit cannot tell (too
+    few correct predictions, the model's own maps as masks, cutting alone changes most).
+
+    Args:
+        audit: A result of `sc.audit`.
+        max_flips: Share of correct predictions that another background changes, beyond those that
+            cutting alone changes.
+        max_bir: Background influence (BIR); needs object masks.
+        min_accuracy: Accuracy on plain images.
+        min_worst_group: Accuracy in the worst group; needs groups.
+
+    Example:
+        >>> import seecause as sc
+        >>> model = sc.load("builtin:critters-biased")
+        >>> data = sc.data.open_data("critters:certified:test", limit=40)
+        >>> len(missed_limits(sc.audit(model, data, per_picture=1), max_flips=0.1))
+        1
+    """
+    doubt = ""
+    if len(audit.extra_flips) < ENOUGH:
+        doubt = f"fewer than {ENOUGH} correct predictions"
+    elif audit.masks is not None and audit.masks.kind == "own":
+        doubt = "the model's own maps show what it looks at, not the object"
+    elif audit.control_flips > MOSTLY:
+        doubt = "cutting alone changes most predictions"
+    checks = list[tuple[str, float, tuple[float, float], float, str]]()  # the last: -1 for at most
+    if max_flips is not None:
+        extra, (low, high) = audit.extra_flips, audit.interval
+        if len(extra) and bool(
+            (extra == extra[0]).all()
+        ):  # an interval without spread is too short
+            high = min(1.0, high + RULE_OF_THREE / len(extra))
+        checks.append(("flips", max_flips, (low, high), -1, doubt))
+    if max_bir is not None:
+        if audit.gains is None:
+            raise BadOption("max_bir", max_bir, "object masks and a model with exclusive classes")
+        checks.append(("BIR", max_bir, audit.gains.interval, -1, doubt))
+    if min_accuracy is not None:
+        right = audit.judged.right
+        total = torch.tensor([len(right)])
+        low, high = clopper_pearson(right.sum().reshape(1), total)[0].tolist()
+        checks.append(("accuracy", min_accuracy, (low, high), 1, ""))
+    if min_worst_group is not None:
+        if audit.groups is None:
+            raise BadOption("min_worst_group", min_worst_group, "data with groups")
+        low, high = audit.groups.intervals().min(dim=0).values.tolist()
+        checks.append(("worst group", min_worst_group, (low, high), 1, ""))
+    missed = []
+    for name, limit, (low, high), sign, reason in checks:
+        if audit.protocol.get("random_weights"):
+            reason = "the model has random weights"
+        if reason or not sign * (low if sign > 0 else high) >= sign * limit:
+            wanted = f"{'at least' if sign > 0 else 'at most'} {limit:g}"
+            why = f"; {reason}" if reason else ""
+            missed.append(f"{name} {low:.3f} to {high:.3f} (95 %), {wanted}{why}")
+    return missed
 
 
 @settles

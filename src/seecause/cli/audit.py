@@ -1,8 +1,8 @@
-"""`seecause audit`: does the model answer from the background?"""
+"""`seecause audit`: does the model answer from the background? With limits, for builds."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from seecause.background.objects import Eye
     from seecause.models.base import ImageModel
 
+FAILED = 3  # exit code: a limit is not met
 AUDIT = "seecause audit --model FOLDER --data folder:PATH --eye timm:vit_base_patch16_224"
 
 
@@ -80,6 +81,30 @@ class TransplantOptions(EyeOptions):
     ] = 4
 
 
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """Limits that the whole 95 % interval must meet; None: no limit."""
+
+    max_flips: Annotated[
+        float | None,
+        typer.Option(
+            help="Share of correct predictions that another background may change, beyond what"
+            " cutting alone changes.",
+            min=0,
+            max=1,
+        ),
+    ] = None
+    max_bir: Annotated[
+        float | None, typer.Option(help="Background influence (BIR).", min=0, max=1)
+    ] = None
+    min_accuracy: Annotated[
+        float | None, typer.Option(help="Accuracy on plain images.", min=0, max=1)
+    ] = None
+    min_worst_group: Annotated[
+        float | None, typer.Option(help="Accuracy in every group of the data.", min=0, max=1)
+    ] = None
+
+
 def register(app: typer.Typer) -> None:
     app.command(epilog=f"Example: {AUDIT}")(with_pieces(audit))
 
@@ -88,6 +113,7 @@ def audit(
     asked: AskedModel = AskedModel(),
     data: AuditData = TEST,
     limit: Limit = 160,
+    limits: Limits = Limits(),
     transplant: TransplantOptions = TransplantOptions(),
     run: AskedRun = AskedRun(out=Path("audit")),
 ) -> None:
@@ -98,9 +124,11 @@ def audit(
     PATH/masks or an --eye that finds the objects.
 
     Writes a page (index.html) with a verdict and the worst pictures, and audit.csv. Pictures that
-    cannot be read are left out and named; the exit code is 1 then.
+    cannot be read are left out and named; the exit code is 1 then. A limit (--max-flips and others)
+    is met if the whole 95 % interval meets it; the exit code is 3 if one is not. `seecause heads
+    audit` erases backgrounds instead, and needs no masks.
     """
-    from seecause.background.audit import ENOUGH
+    from seecause.background.audit import ENOUGH, missed_limits
     from seecause.report.page import title_name
     from seecause.report.repair import audit_csv, audit_lines, audit_sections
 
@@ -110,8 +138,11 @@ def audit(
         typer.echo(note, err=True)
     opened = asked.ask(data, run)
     answering, result = audited(opened, data, transplant, run, limit=limit)
+    asked_limits = {name: limit for name, limit in asdict(limits).items() if limit is not None}
+    missed = missed_limits(result, **asked_limits)
     manifest: dict[str, Any] = {"command": "audit", "table": "audit.csv"}
     manifest |= {"verdict": result.verdict, "numbers": result.numbers(), "run": result.protocol}
+    manifest |= {"limits": asked_limits, "limits not met": missed}
     run.write(
         manifest,
         f"Does {title_name(opened.name)} answer from the background?",
@@ -121,7 +152,10 @@ def audit(
         holes=result.pictures.holes,
     )
     lines = audit_lines(result, notes=False)  # the eye has warned already
-    run.say(lines, replaced=replaces, holes=result.pictures.holes)
+    lines += [f"Limit not met: {reason}." for reason in missed]
+    run.say(lines, replaced=replaces, holes=() if missed else result.pictures.holes)
+    if missed:
+        raise typer.Exit(FAILED)
 
 
 def audited(

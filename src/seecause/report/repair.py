@@ -76,7 +76,7 @@ def audit_lines(audit: BackgroundAudit, *, notes: bool = True) -> list[str]:
     if audit.gains is not None:
         lines.append(
             f"BIR {audit.gains.bir_or_zero:.2f}: the background's share of what right answers lose"
-            " when object or background turns grey (ratio of means, as gate --max-bir takes it;"
+            " when object or background turns grey (ratio of means, as --max-bir takes it;"
             f" mean of ratios {audit.gains.bir_mean_of_ratios:.2f})."
         )
     if audit.masks is not None:
