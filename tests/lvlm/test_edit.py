@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
+
 import pytest
 import torch
+import transformers
 from torch.testing import assert_close
 
 import seecause as sc
@@ -12,7 +15,7 @@ from seecause.lvlm import MaskEngine, blind_logits, edited_heads, make_bank, wra
 from seecause.lvlm.edit import heads_mask
 from seecause.models.decoder import restrict
 from tests.families.lvlm import FAMILIES, photo, tiny_lvlm
-from tests.lvlm.scenes import QUESTION, scene
+from tests.lvlm.scenes import QUESTION, TOKEN, scene
 from tests.reference import hear
 
 HEADS = [(0, 1), (1, 2), (1, 3), (3, 0)]
@@ -51,6 +54,53 @@ def test_blind_heads_speak_as_the_engine_says(family):
     after, plain = spoken(here.lvlm, prompt)
     assert after == before  # nothing is left behind
     assert float((plain[0] - logits[0]).abs().max()) > 1e-4
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("family", ["llava", "qwen2_5_vl"])
+def test_an_edit_moves_what_generate_says_by_what_the_engine_computes(family):
+    here = scene(family)
+    prompt = here.engine.prompt
+    mask = torch.ones(2, 4, 4, dtype=torch.bool)
+    mask[0][tuple(zip(*HEADS, strict=True))] = False
+    expected = here.engine.adjusted(mask.flatten(1))
+
+    def adjusted(heads):
+        with edited_heads(here.lvlm, heads, blind=here.bank, size=here.native.size):
+            logits = spoken(here.lvlm, prompt)[1]
+        return logits, logits[0, TOKEN] - logits[0].mean()
+
+    plain = spoken(here.lvlm, prompt)[1]
+    nothing, full = adjusted([])
+    _, some = adjusted(HEADS)
+    assert torch.equal(nothing, plain)
+    assert_close(some - full, expected[0] - expected[1], atol=1e-10, rtol=0)
+    assert abs(float(some - full)) > 1e-4
+
+
+@torch.no_grad()
+def test_an_edit_that_did_not_run_is_an_error():
+    here = scene("llava")
+    module, inputs = here.lvlm.module, here.lvlm.prompt(photo(here.native.size), QUESTION).inputs
+    version = f"transformers {transformers.__version__}"
+    features = module.get_image_features(inputs["pixel_values"], return_dict=True)
+    with (
+        pytest.raises(BadPrompt, match=f"never ran.*{version}"),
+        edited_heads(here.lvlm, HEADS, boost=0),
+    ):
+        module(input_ids=torch.tensor([[1, 20, 21]]))
+    with edited_heads(here.lvlm, HEADS, boost=0):
+        module(**inputs)
+        text = {name: value for name, value in inputs.items() if name != "pixel_values"}
+        with pytest.raises(BadPrompt, match=f"without an image.*{version}"):
+            module(**text)
+        if "mm_encoder_outputs" in inspect.signature(module.forward).parameters:
+            with pytest.raises(BadPrompt, match=f"encoded elsewhere.*{version}"):
+                module(**text, mm_encoder_outputs={"image": features})
+        # as a library that does not ask the registry of attention functions would
+        module.set_attn_implementation({"text_config": "sdpa"})
+        with pytest.raises(BadPrompt, match=rf"layers \[0, 1, 3\].*{version}"):
+            module(**inputs)
 
 
 @pytest.mark.parametrize("family", ["llava_grouped", "qwen3_vl"])
@@ -253,7 +303,7 @@ def test_a_failed_start_leaves_no_hook(monkeypatch):
     assert not module._forward_pre_hooks and not module._forward_hooks
     monkeypatch.undo()
     with edited_heads(here.lvlm, HEADS, boost=2.0):
-        pass
+        spoken(here.lvlm, here.lvlm.prompt(photo(here.native.size), QUESTION))
 
 
 def test_the_likeliest_word_is_said_whatever_a_checkpoint_sets():

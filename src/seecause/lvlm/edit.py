@@ -17,9 +17,11 @@ and until the block ends. Nothing of the weights changes.
 
 from __future__ import annotations
 
+import functools
 import inspect
 import math
 import operator
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -40,6 +42,8 @@ from seecause.models.layout import At
 from seecause.types import wide
 
 ATTENTION = "seecause_edited"  # in transformers' registry
+FEATURES = "mm_encoder_outputs"
+PIXELS = ("pixel_values", "pixel_values_videos")
 # what `generate` gives a forward beside the processor's inputs
 _RUNNING = (
     *("past_key_values", "use_cache", "cache_position", "position_ids", "return_dict"),
@@ -133,11 +137,18 @@ class _Edit:
     now: _Spoken | None = None  # what the forward that runs is about
     caches: WeakKeyDictionary[Any, _Spoken] = field(default_factory=WeakKeyDictionary)
     reading: bool = False
+    # by modality: features that the native model has made, and the inputs that it made them of
+    encoded: dict[str, tuple[Any, dict[str, Any]]] = field(default_factory=dict)
+    ran: set[int] = field(default_factory=set)  # edited layers whose attention was changed
+    met: bool = False  # whether a prompt with an image came
 
     def meet(self, inputs: Mapping[str, Any]) -> None:
         """Notice what the native forward is given: a prompt, or what is said behind it."""
         ids, past = inputs.get("input_ids"), inputs.get("past_key_values")
-        pixels = [n for n, v in inputs.items() if n.startswith("pixel_values") and v is not None]
+        self.ran.clear()
+        if ids is not None:
+            inputs = self._with_pixels(inputs)
+        pixels = [name for name in PIXELS if inputs.get(name) is not None]
         if ids is None:
             raise BadInput(
                 "embeddings without token ids",
@@ -152,8 +163,37 @@ class _Edit:
             self.now = self._prompted(inputs)
         else:
             self.now = _Spoken(ids.shape[1])
+        if self.now.at is None:
+            self._need_text(ids)
         if past is not None:
             self.caches[past] = self.now
+
+    def _with_pixels(self, inputs: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Native inputs with the image itself. From 5.18 on, transformers' `generate` encodes it
+        first and passes its features (`mm_encoder_outputs`) instead."""
+        features = {n: v for n, v in (inputs.get(FEATURES) or {}).items() if v is not None}
+        found: dict[str, Any] = {}
+        for modality, output in features.items():
+            made, source = self.encoded.get(modality, (None, {}))
+            if made is not output:
+                raise BadPrompt(
+                    f"features of an {modality} that was encoded elsewhere ({_library()})",
+                    "the edit does not know which image they show, and would change nothing",
+                    "pass pixel_values, or call generate inside the block",
+                )
+            found |= source
+        return {**{n: v for n, v in inputs.items() if n != FEATURES}, **found}
+
+    def _need_text(self, ids: Tensor) -> None:
+        """Refuse image tokens whose image was not seen: they would be taken for text."""
+        known = getattr(self.lvlm.module.config, "image_token_id", None)
+        if known is not None and bool((ids == known).any()):
+            raise BadPrompt(
+                f"{int((ids == known).sum())} image tokens without an image ({_library()})",
+                "the forward was called with no inputs of an image that this edit knows, so the"
+                " edit would change nothing",
+                "pass pixel_values; if you did, this version of the library is not supported",
+            )
 
     def _continued(self, past: Any, old: int, pixels: list[str]) -> _Spoken:
         """What a cache that holds tokens is about."""
@@ -173,7 +213,7 @@ class _Edit:
         return spoken
 
     def _prompted(self, inputs: Mapping[str, Any]) -> _Spoken:
-        self.reading = True
+        self.reading = self.met = True
         try:
             native = {n: v for n, v in inputs.items() if n not in _RUNNING and v is not None}
             prompt = read(self.lvlm, self.lvlm.send(native), size=self.size)
@@ -184,7 +224,16 @@ class _Edit:
             self.reading = False
 
     def leave(self, out: Any) -> None:
-        """The forward has ended: remember what the cache that it made is about."""
+        """The forward has ended: check that the edit ran in every layer that it is for, and
+        remember what the cache that it made is about."""
+        missing = set(self.heads.any(dim=1).nonzero()[:, 0].tolist()) - self.ran
+        if self.now is not None and self.now.at is not None and out is not None and missing:
+            self.now = None
+            raise BadPrompt(
+                f"layers {sorted(missing)} that attended without their edit ({_library()})",
+                "the model's output would be reported as edited and is not",
+                "this version of the library is not supported; docs/models.md lists those that are",
+            )
         parts = out.values() if isinstance(out, Mapping) else out if isinstance(out, tuple) else ()
         for part in parts:
             if self.now is not None and hasattr(part, "get_seq_length"):
@@ -233,6 +282,9 @@ class _Edit:
                 "call the whole model",
             )
         if now is None or now.at is None:
+            return out
+        self.ran.add(layer)
+        if not bool(self.heads.any()):
             return out
         heads = (torch.ones_like(edited) if now.own else edited).nonzero()[:, 0]
         edited = edited[heads]
@@ -323,7 +375,7 @@ def edited_heads(
     for known in (picture, redirect):
         if known is not None and size is None:
             size = (known.height, known.width)  # they are alike
-    native, masks = _native(before)
+    native, masks = _native(lvlm.blocks[0].native.self_attn, before)
     if any(edit.masks is not masks for edit in _EDITS.values()):
         raise BadOption("edit", "a second model", "models with one attention, or one at a time")
     edit = _Edit(lvlm, mask, native, masks, blind, redirect, boost, size, picture)
@@ -331,12 +383,49 @@ def edited_heads(
     attentions: list[nn.Module] = [native.self_attn for native in natives]
     with ExitStack() as stack:
         stack.enter_context(_heard(lvlm.module, edit))
+        stack.enter_context(_encoders(lvlm.module, edit))
         stack.callback(lambda: [_EDITS.pop(attention, None) for attention in attentions])
         _EDITS.update(dict.fromkeys(attentions, edit))
         _register(masks)
         stack.callback(lvlm.module.set_attn_implementation, {"text_config": before})
         lvlm.module.set_attn_implementation({"text_config": ATTENTION})
         yield lvlm
+        if not edit.met:
+            raise BadPrompt(
+                "an edit that never ran",
+                f"no forward of {type(lvlm.module).__name__} inside the block was about an image"
+                f" ({_library()})",
+                "call the model, or its generate, inside the block",
+            )
+
+
+@contextmanager
+def _encoders(module: nn.Module, edit: _Edit) -> Iterator[None]:
+    """Notice which inputs the features of an image are made of, since `generate` may call the
+    encoder by itself and hand only its features on."""
+    base: Any = getattr(module, "base_model", module)
+    names = {kind: f"get_{kind}_features" for kind in ("image", "video")}
+    found = {kind: getattr(base, name, None) for kind, name in names.items()}
+
+    def noticed(kind: str, native: Any) -> Any:
+        @functools.wraps(native)
+        def encode(*args: Any, **given: Any) -> Any:
+            out = native(*args, **given)
+            if not edit.reading:
+                inputs = inspect.signature(native).bind_partial(*args, **given).arguments
+                edit.encoded[kind] = (out, {n: v for n, v in inputs.items() if n != "kwargs"})
+            return out
+
+        return encode
+
+    kinds = [kind for kind, native in found.items() if native is not None]
+    for kind in kinds:
+        setattr(base, names[kind], noticed(kind, found[kind]))
+    try:
+        yield
+    finally:
+        for kind in kinds:
+            delattr(base, names[kind])  # the class's own shows again
 
 
 @contextmanager
@@ -365,15 +454,23 @@ def _heard(module: nn.Module, edit: _Edit) -> Iterator[None]:
         after.remove()
 
 
-def _native(name: str) -> tuple[Any, Any]:
-    """An attention function of transformers, and the one that makes its masks. Its eager ones are
-    in no registry: the fused one does the same."""
+def _library() -> str:
+    import transformers
+
+    return f"transformers {transformers.__version__}"
+
+
+def _native(attention: nn.Module, name: str | None) -> tuple[Any, Any]:
+    """The attention function of a native block, and the one that makes its masks. Each modeling
+    file has an eager one of its own."""
     from transformers import AttentionInterface
     from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, sdpa_mask
 
-    plain = name in ("eager", None) or name not in ALL_MASK_ATTENTION_FUNCTIONS
-    attention = AttentionInterface()["sdpa" if name in ("eager", None) else name]
-    return attention, sdpa_mask if plain else ALL_MASK_ATTENTION_FUNCTIONS[name]
+    masks = dict(ALL_MASK_ATTENTION_FUNCTIONS.items())
+    if name in ("eager", None):
+        own = sys.modules[type(attention).__module__]
+        return own.eager_attention_forward, masks["eager"]
+    return AttentionInterface()[name], masks.get(name, sdpa_mask)
 
 
 def _register(masks: Any) -> None:
