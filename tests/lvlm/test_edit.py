@@ -85,21 +85,21 @@ def test_an_edit_that_did_not_run_is_an_error():
     version = f"transformers {transformers.__version__}"
     features = module.get_image_features(inputs["pixel_values"], return_dict=True)
     with (
-        pytest.raises(BadPrompt, match=f"never ran.*{version}"),
+        pytest.raises(BadInput, match=f"never ran.*{version}"),
         edited_heads(here.lvlm, HEADS, boost=0),
     ):
         module(input_ids=torch.tensor([[1, 20, 21]]))
     with edited_heads(here.lvlm, HEADS, boost=0):
         module(**inputs)
         text = {name: value for name, value in inputs.items() if name != "pixel_values"}
-        with pytest.raises(BadPrompt, match=f"without an image.*{version}"):
+        with pytest.raises(BadInput, match=f"without an image.*{version}"):
             module(**text)
         if "mm_encoder_outputs" in inspect.signature(module.forward).parameters:
-            with pytest.raises(BadPrompt, match=f"encoded elsewhere.*{version}"):
+            with pytest.raises(BadInput, match=f"encoded elsewhere.*{version}"):
                 module(**text, mm_encoder_outputs={"image": features})
         # as a library that does not ask the registry of attention functions would
         module.set_attn_implementation({"text_config": "sdpa"})
-        with pytest.raises(BadPrompt, match=rf"layers \[0, 1, 3\].*{version}"):
+        with pytest.raises(UnsupportedModel, match=rf"{version}.*layers \[0, 1, 3\]"):
             module(**inputs)
 
 

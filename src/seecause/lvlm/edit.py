@@ -32,7 +32,7 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from seecause.errors import BadInput, BadOption
+from seecause.errors import BadInput, BadOption, UnsupportedModel
 from seecause.lvlm._cache import KeyValue, prefix_cache, run_prefix
 from seecause.lvlm.analysis import Head, head_activations
 from seecause.lvlm.bank import QUESTION, MeanBank, asked_alike
@@ -176,7 +176,7 @@ class _Edit:
         for modality, output in features.items():
             made, source = self.encoded.get(modality, (None, {}))
             if made is not output:
-                raise BadPrompt(
+                raise BadInput(
                     f"features of an {modality} that was encoded elsewhere ({_library()})",
                     "the edit does not know which image they show, and would change nothing",
                     "pass pixel_values, or call generate inside the block",
@@ -188,7 +188,7 @@ class _Edit:
         """Refuse image tokens whose image was not seen: they would be taken for text."""
         known = getattr(self.lvlm.module.config, "image_token_id", None)
         if known is not None and bool((ids == known).any()):
-            raise BadPrompt(
+            raise BadInput(
                 f"{int((ids == known).sum())} image tokens without an image ({_library()})",
                 "the forward was called with no inputs of an image that this edit knows, so the"
                 " edit would change nothing",
@@ -229,10 +229,10 @@ class _Edit:
         missing = set(self.heads.any(dim=1).nonzero()[:, 0].tolist()) - self.ran
         if self.now is not None and self.now.at is not None and out is not None and missing:
             self.now = None
-            raise BadPrompt(
-                f"layers {sorted(missing)} that attended without their edit ({_library()})",
-                "the model's output would be reported as edited and is not",
-                "this version of the library is not supported; docs/models.md lists those that are",
+            raise UnsupportedModel(
+                f"{type(self.lvlm.module).__name__} of {_library()}",
+                f"layers {sorted(missing)} attended without their edit, so that its output would"
+                " be reported as edited and is not",
             )
         parts = out.values() if isinstance(out, Mapping) else out if isinstance(out, tuple) else ()
         for part in parts:
@@ -391,7 +391,7 @@ def edited_heads(
         lvlm.module.set_attn_implementation({"text_config": ATTENTION})
         yield lvlm
         if not edit.met:
-            raise BadPrompt(
+            raise BadInput(
                 "an edit that never ran",
                 f"no forward of {type(lvlm.module).__name__} inside the block was about an image"
                 f" ({_library()})",
