@@ -14,6 +14,8 @@ import transformers as hf
 from PIL import Image
 from tokenizers import Tokenizer, models, pre_tokenizers
 from torch import nn
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import sdpa_mask
 
 from tests.tiny import scramble
 
@@ -281,11 +283,17 @@ def paligemma() -> NativeLVLM:
     return _paligemma(hf.GemmaConfig(**TEXT, num_key_value_heads=1, head_dim=8))
 
 
-def paligemma2() -> NativeLVLM:
+def paligemma2(cap: float | None = None) -> NativeLVLM:
     text = hf.Gemma2Config(
-        **TEXT, num_key_value_heads=2, head_dim=8, sliding_window=24, query_pre_attn_scalar=6
-    )
-    return _paligemma(text)
+        **TEXT, num_key_value_heads=2, head_dim=8, sliding_window=24, query_pre_attn_scalar=6,
+        attn_logit_softcapping=cap, final_logit_softcapping=cap,
+    )  # fmt: skip
+    native = _paligemma(text)
+    if cap is None:  # its own eager attention takes the softmax in single precision
+        hf.AttentionInterface.register("exact", sdpa_attention_forward)
+        hf.AttentionMaskInterface.register("exact", sdpa_mask)
+        native.module.set_attn_implementation({"text_config": "exact"})
+    return native
 
 
 # prefix language models: image tokens read the question

@@ -26,7 +26,7 @@ from seecause.lvlm import (
 )
 from seecause.lvlm.engine import MaskKind
 from seecause.models.decoder import causal
-from tests.families.lvlm import PREFIX_FAMILIES, photo, tiny_lvlm
+from tests.families.lvlm import PREFIX_FAMILIES, paligemma2, photo, tiny_lvlm
 from tests.lvlm.scenes import GRID, QUESTION, TOKEN, calibration, scene, some
 from tests.lvlm.test_edit import STEPS, spoken
 from tests.reference import prefix_hear
@@ -245,9 +245,9 @@ def test_capped_scores_are_refused_and_windows_cut_answers_only():
     assert max(probe.worst for probe in verify(lvlm, whole)) < 1e-12
     with pytest.raises(BadInput, match="sliding window holds 24"):
         lvlm.prompt(picture, "what is this ? what is this ? a red cat", [TOKEN])
-    native.module.set_attn_implementation("eager")
-    with pytest.raises(UnsupportedModel, match=r"caps its scores.*attn_implementation='sdpa'"):
-        wrap(native.module, native.processor)
+    capped = paligemma2(cap=50.0)
+    with pytest.raises(UnsupportedModel, match="caps attention scores"):
+        wrap(capped.module, capped.processor)
 
 
 def test_several_pictures_stand_before_the_question():

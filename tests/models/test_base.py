@@ -13,7 +13,7 @@ from torch import nn
 
 import seecause as sc
 from seecause.errors import BadImage, BadOption, NotDefined, UnknownName
-from seecause.models.base import _as_tensors, library_versions, protocol
+from seecause.models.base import library_versions, protocol
 from tests.families.native import HALF
 from tests.helpers import view
 from tests.linear import linear_model
@@ -201,12 +201,6 @@ def test_gates_multiply_inside_each_other_follow_edits_and_come_back(model):
             assert model.gate(3).tolist() == [1.0] * 3
             unversioned[3, 0] = 0
             assert model.gate(3).tolist() == [0.0, 1.0, 1.0]
-
-
-def test_packed_and_quantised_weights_count_by_their_values():
-    packed = torch.quantize_per_tensor(torch.tensor([1.0, 2.0]), 0.5, 0, torch.qint8)
-    values = _as_tensors(((packed, None), torch.tensor(3), torch.float32))
-    assert [value.tolist() for value in values] == [[1.0, 2.0], 3]
 
 
 @pytest.mark.parametrize(

@@ -187,19 +187,6 @@ def test_runs_in_training_mode_give_the_verified_values_and_leave_statistics_alo
     assert_close(dict(module.state_dict()), before, atol=0, rtol=0)
 
 
-@torch.no_grad()
-def test_a_native_model_that_draws_numbers_leaves_the_callers_chance_alone():
-    native = tiny_dense("mask2former")
-    images, before = 0.3 * pictures(native), torch.get_rng_state()
-    native.module(pixel_values=images)
-    assert not torch.equal(torch.get_rng_state(), before)  # it does draw, in eval mode too
-    before = torch.get_rng_state()
-    model = sc.wrap(native.module, check=False, **native.options)
-    model.outputs(images)
-    model.outputs_from(model.run_to(model.cells, images))
-    assert torch.equal(torch.get_rng_state(), before)
-
-
 def test_owners_of_a_detector_are_sent_to_what_it_has():
     native = tiny_dense("detr")
     model, images = sc.wrap(native.module, check=False, **native.options), pictures(native)

@@ -191,10 +191,13 @@ def find(module: Any) -> Decoder:
     additive = _both_ways_in_prefix if reads_prefix else causal
     additive = _both_ways if names & set(_BOTH_WAYS) else additive
     attention = getattr(config, "_attn_implementation", None)
-    # Gemma 2 caps its scores, but not where transformers attends by sdpa
+    # transformers up to 5.17 runs Gemma 2 by sdpa, which does not cap scores
     if getattr(config, "attn_logit_softcapping", None) and attention != "sdpa":
-        reason = f"{attention} attention caps its scores (attn_logit_softcapping); no view does"
-        remedy = "load it with attn_implementation='sdpa', which leaves them as they are"
+        reason = "it caps attention scores and logits (Gemma 2), which no view does"
+        remedy = (
+            "load it with attn_logit_softcapping and final_logit_softcapping set to None in its"
+            " text_config, which changes its predictions slightly"
+        )
         raise UnsupportedModel(name, reason, remedy)
     slides = not kinds or "sliding_attention" in kinds
     try:

@@ -212,7 +212,9 @@ def _with_positions(encoder: Any, block: Block, index: int, ordered: Any) -> Blo
         if ("mid", index) not in at.memo:
             patch = encoder.config.patch_size
             size = (at.layout.grid[0] * patch, at.layout.grid[1] * patch)
-            every = encoder.interpolation(encoder.mid_position_embeddings, size)
+            # transformers up to 5.17 keeps the positions in the encoder itself
+            own = getattr(encoder, "mid_position_embeddings", None)
+            every = encoder.interpolation(*([] if own is None else [own]), size)
             at.memo["mid", index] = ordered(every[index])[0]
         return at.memo["mid", index][at.index]
 
