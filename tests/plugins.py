@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from seecause import _plugins
+from seecause import registry
 
 
 def write_package(folder: Path, files: Mapping[str, str], points: Mapping[str, str]) -> Path:
@@ -36,5 +36,5 @@ def installed(folder: Path, patch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def forget() -> None:
-    _plugins.plugins.cache_clear()
-    _plugins.load_plugins.cache_clear()
+    registry.plugins.cache_clear()
+    registry.load_plugins.cache_clear()

@@ -6,10 +6,10 @@ from __future__ import annotations
 import pytest
 from torch import nn
 
-from seecause._plugins import load_plugins, plugins
 from seecause.attribution import registry
 from seecause.attribution.attention_maps import gae
 from seecause.models.parts import find_parts
+from seecause.registry import load_plugins, plugins
 from tests.plugins import installed, write_package
 
 MODULE = "calls = []\ndef register():\n    calls.append('registered')\ndef scores(model): ...\n"

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from seecause._plugins import plugins
 from seecause.engine.verify import compare, random_images, tolerance_of, verify
 from seecause.errors import BadOption, NotDefined, UnknownName, UnsupportedModel, ViewMismatch
 from seecause.models._settled import settled
@@ -30,6 +29,7 @@ from seecause.models.parts import (
 )
 from seecause.models.preprocess import Preprocess, height_and_width
 from seecause.models.view import Kind, VisionModel
+from seecause.registry import plugins
 
 if TYPE_CHECKING:
     from seecause.models.bags import BagModel

@@ -290,7 +290,7 @@ def test_thresholds_are_made_where_they_are_not_those_of_all_pictures_and_kept_i
 
 def test_networks_that_are_not_there_are_named_as_what_they_are(tmp_path):
     for name, error, message in (
-        ("builtin:nonsense", UnknownName, "builtin model is called 'nonsense'"),
+        ("builtin:nonsense", UnknownName, "builtin model 'nonsense' not found"),
         ("builtin:critters-vit", BadOption, "an iFAM network.*VisionTransformer"),
         (str(tmp_path), DataMissing, "no run"),
     ):

@@ -21,10 +21,10 @@ from typing import Any, TypeVar, cast, get_args
 import torch
 from torch import Tensor
 
-from seecause._plugins import load_plugins
 from seecause.errors import NotDefined, UnknownName
 from seecause.models.base import Architecture
 from seecause.options import check_options, keyword_options, summary_of
+from seecause.registry import load_plugins
 from seecause.target import Target
 
 T = TypeVar("T")

@@ -9,10 +9,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
-from seecause._plugins import load_plugins, plugins
 from seecause.data.dataset import Dataset, Subset, check_limit, evenly
 from seecause.errors import BadOption, UnknownName, nearest
 from seecause.options import keyword_options
+from seecause.registry import load_plugins, plugins
 
 T = TypeVar("T")
 Opener = Callable[..., Dataset]  # (what follows `name:`, *, limit=None)

@@ -26,11 +26,11 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
 from torch import Tensor
 
 import seecause.metrics
-from seecause._plugins import load_plugins
 from seecause.errors import BadOption, UnknownName
 from seecause.models._settled import settles
 from seecause.models.base import ImageModel
 from seecause.options import check_options, summary_of
+from seecause.registry import load_plugins
 from seecause.target import Spec
 
 if TYPE_CHECKING:

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
-from seecause._plugins import plugins, warn_of_plugin
 from seecause.errors import BadOption, SeecauseError, UnsupportedModel
 from seecause.models.block import Block, Fn, chain, same
 from seecause.models.heads import (
@@ -33,6 +32,7 @@ from seecause.models.heads import (
 from seecause.models.layout import TokenLayout
 from seecause.models.preprocess import Preprocess, complete, from_timm
 from seecause.models.view import Kind, LatentPool, Readout, VisionModel
+from seecause.registry import plugins, warn_of_plugin
 
 if TYPE_CHECKING:
     from seecause.models.dense_families import DenseParts

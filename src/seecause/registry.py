@@ -1,0 +1,157 @@
+"""Things by name: methods, metrics, selectors, datasets, experiments.
+
+    metrics: Registry[Metric] = Registry("metric", group="seecause.metrics", homes={...})
+    metrics.add("insertion", Metric(...))         # what a decorator does
+    metrics.get("insertion")                      # UnknownName with the nearest names
+
+The package's own entries are imported on first use (`homes`). Other installed packages add theirs
+by entry points:
+
+    [project.entry-points."seecause.methods"]
+    sparkle = "my_package.sparkle"          # a module that registers when imported, or a callable
+
+A plug-in that breaks is skipped with a warning that names it.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import cache
+from importlib.metadata import entry_points
+from types import MappingProxyType, ModuleType
+from typing import Any, Generic, TypeVar
+
+from seecause.errors import UnknownName
+
+T = TypeVar("T")
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+class Registry(Generic[T]):
+    """Entries of one kind by name.
+
+    Args:
+        kind: What an entry is, for messages: "method".
+        group: The group of entry points by which other packages add entries.
+        homes: Where the package's own entries are: by name, a module that adds the entry when it is
+            imported ("seecause.attribution.caap"), or "module:attribute", which is the entry.
+        adopt: Makes an entry of a plug-in's callable that needs arguments and has not registered
+            itself, such as a function that opens a dataset.
+    """
+
+    def __init__(
+        self,
+        kind: str,
+        *,
+        group: str = "",
+        homes: Mapping[str, str] | None = None,
+        adopt: Callable[[str, Any], T] | None = None,
+    ):
+        self.kind, self.group, self.homes, self.adopt = kind, group, dict(homes or {}), adopt
+        self._entries: dict[str, T] = {}
+
+    def add(self, name: str, entry: T) -> None:
+        """Add an entry. One of another package replaces ours, also if ours is imported later."""
+        there = self._entries.get(name)
+        if there is None or _is_ours(there) or not _is_ours(entry):
+            self._entries[name] = entry
+
+    def register(self, name: str) -> Callable[[F], F]:
+        """A decorator that adds a function or class, unchanged."""
+
+        def decorate(thing: F) -> F:
+            self.add(name, thing)  # type: ignore[arg-type]  # a registry of callables
+            return thing
+
+        return decorate
+
+    def get(self, name: str) -> T:
+        """The entry of one name; imports only the file that has it.
+
+        Raises:
+            UnknownName: If there is no such entry; the message has the nearest names.
+        """
+        self._load_plugins()
+        if name not in self._entries and name in self.homes:
+            self._import(name)
+        if name not in self._entries:
+            raise UnknownName(self.kind, name, self.all())
+        return self._entries[name]
+
+    def all(self) -> dict[str, T]:
+        """All entries by name; imports everything."""
+        self._load_plugins()
+        for name in self.homes:
+            if name not in self._entries:
+                self._import(name)
+        return dict(self._entries)
+
+    def names(self) -> list[str]:
+        """The names of all entries, without importing the package's own."""
+        self._load_plugins()
+        return sorted({*self.homes, *self._entries})
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.homes or name in self.names()
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.names())
+
+    def _import(self, name: str) -> None:
+        module, _, attribute = self.homes[name].partition(":")
+        imported = importlib.import_module(module)
+        if attribute:
+            self.add(name, getattr(imported, attribute))
+
+    def _load_plugins(self) -> None:
+        if not self.group:
+            return
+        load_plugins(self.group)
+        for name, plugin in plugins(self.group).items() if self.adopt else ():
+            if callable(plugin) and name not in self._entries and name not in self.homes:
+                self.add(name, self.adopt(name, plugin))
+
+
+def _is_ours(entry: Any) -> bool:
+    module = getattr(getattr(entry, "run", entry), "__module__", "")
+    return str(module).startswith("seecause.")
+
+
+@cache
+def plugins(group: str) -> Mapping[str, Any]:
+    """The loaded entry points of one group by name, sorted."""
+    loaded: dict[str, Any] = {}
+    for entry in sorted(entry_points(group=group), key=lambda entry: entry.name):
+        try:
+            loaded[entry.name] = entry.load()
+        except Exception as error:  # whatever other people's code raises
+            warn_of_plugin(group, entry.name, f"({entry.value}) is skipped", error)
+    return MappingProxyType(loaded)
+
+
+@cache
+def load_plugins(group: str) -> None:
+    """Load every plug-in of a group, once. Modules and decorated functions register as they are
+    imported; a callable that needs no argument is called to register."""
+    for name, plugin in plugins(group).items():
+        if isinstance(plugin, ModuleType) or not callable(plugin):
+            continue
+        try:
+            if not any(_required(inspect.signature(plugin).parameters.values())):
+                plugin()
+        except Exception as error:  # whatever other people's code raises
+            warn_of_plugin(group, name, f"({plugin!r}) is skipped", error)
+
+
+def _required(parameters: Iterable[inspect.Parameter]) -> Iterator[bool]:
+    open_ended = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    return (p.default is p.empty and p.kind not in open_ended for p in parameters)
+
+
+def warn_of_plugin(group: str, name: str, what: str, error: Exception) -> None:
+    """Warn that a plug-in broke, and say what becomes of it."""
+    reason = f"{type(error).__name__}: {error}"
+    warnings.warn(f"the plug-in {name!r} of {group} {what}: {reason}", stacklevel=4)
