@@ -37,8 +37,8 @@ from seecause.data.batch import group_shares
 from seecause.data.dataset import Hole
 from seecause.engine import forks
 from seecause.errors import BadOption, NotDefined
-from seecause.metrics import background_gap, in9_answers, in9_right
-from seecause.metrics.accuracy import calibration, group_accuracy
+from seecause.metrics import background_gap, in9_predictions
+from seecause.metrics.accuracy import calibration, group_accuracy, in9_right
 from seecause.metrics.sanity import copied_view
 from tests.tiny import scramble
 
@@ -202,7 +202,7 @@ def test_nine_answers_are_those_of_the_release(tmp_path):
     ten = imagenet9_model(model, mapping)
     assert ten.memo is not model.memo  # what is kept of its answers is not kept of the others'
     assert (
-        ten(images).argmax(dim=1) == in9_answers(model(images), mapping) % 10
+        ten(images).argmax(dim=1) == in9_predictions(model(images), mapping) % 10
     ).all() and ten.n_classes == 10
     for lacking in (mapping.clamp_min(0), torch.where(mapping == 5, 4, mapping)):
         with pytest.raises(BadOption, match="classes for each of the nine"):

@@ -46,7 +46,7 @@ from seecause.faithful.data import (
 from seecause.faithful.evaluation import _Test
 from seecause.faithful.metrics import Examination, examine, merge
 from seecause.faithful.training import new_net
-from seecause.metrics.segmentation import Overlap
+from seecause.metrics._localization import Overlap
 from tests.faithful.nets import tiny_net
 from tests.faithful.runs import tiny_config, tiny_pictures
 

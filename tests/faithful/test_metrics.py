@@ -42,7 +42,7 @@ from seecause.faithful.metrics import (
 )
 from seecause.metrics import keypoint_error, locate, part_agreement
 from seecause.metrics.accuracy import auroc
-from seecause.metrics.segmentation import Overlap, foreground
+from seecause.metrics._localization import Overlap, foreground
 from seecause.models.preprocess import Preprocess
 from tests.faithful.birds import bird_net, tiny_cub
 from tests.faithful.nets import SIZE, tiny_net

@@ -10,8 +10,8 @@ from torchvision.transforms.functional import gaussian_blur
 
 import seecause as sc
 from seecause.errors import BadOption
-from seecause.metrics._pixels import blurred, importance_ranks, rise_kernel, thresholds
 from seecause.metrics.curves import insertion_deletion
+from seecause.metrics.pixels import blurred, importance_ranks, rise_kernel, thresholds
 from tests.helpers import noise, view
 from tests.reference import insertion_deletion as reference
 from tests.tiny import pictures, tiny
@@ -46,13 +46,19 @@ def test_curves_equal_the_loop(setting, order):
         deletion = reference.curve(ask, images[i], torch.zeros_like(images[i]), places, each)
         insertion = reference.curve(ask, soft, images[i], places, each)
         assert_close(
-            result.deletion[i], torch.tensor(deletion, dtype=torch.float64), atol=1e-10, rtol=0
+            result["deletion curve"][i],
+            torch.tensor(deletion, dtype=torch.float64),
+            atol=1e-10,
+            rtol=0,
         )
         assert_close(
-            result.insertion[i], torch.tensor(insertion, dtype=torch.float64), atol=1e-10, rtol=0
+            result["insertion curve"][i],
+            torch.tensor(insertion, dtype=torch.float64),
+            atol=1e-10,
+            rtol=0,
         )
-        assert result.deletion_area[i].item() == pytest.approx(reference.area(deletion), abs=1e-10)
-        assert result.difference[i].item() == pytest.approx(
+        assert result["deletion"][i].item() == pytest.approx(reference.area(deletion), abs=1e-10)
+        assert result["ins-del"][i].item() == pytest.approx(
             reference.area(insertion) - reference.area(deletion), abs=1e-10
         )
 
@@ -66,7 +72,10 @@ def test_the_ends_are_plain_forwards(setting):
         native.forward(x)[range(2), CLASSES]
         for x in (images, gaussian_blur(images, 11, 5.0), torch.full_like(images, 0.25))
     )
-    for curve, ends in ((result.deletion, (plain, flat)), (result.insertion, (soft, plain))):
+    for curve, ends in (
+        (result["deletion curve"], (plain, flat)),
+        (result["insertion curve"], (soft, plain)),
+    ):
         assert_close(curve[:, 0], ends[0], atol=1e-10, rtol=0)
         assert_close(curve[:, -1], ends[1], atol=1e-10, rtol=0)
 
@@ -75,7 +84,9 @@ def test_ranks_alone_matter(setting):
     _, model, images = setting
     maps = noise(2, *SIZE)
     one, other = (insertion_deletion(model, images, a, 1) for a in (maps, 4 * maps + 8))
-    assert torch.equal(one.deletion, other.deletion) and torch.equal(one.insertion, other.insertion)
+    assert torch.equal(one["deletion curve"], other["deletion curve"]) and torch.equal(
+        one["insertion curve"], other["insertion curve"]
+    )
 
 
 def test_the_predicted_class_is_the_default_and_is_recorded(setting):
@@ -85,7 +96,7 @@ def test_the_predicted_class_is_the_default_and_is_recorded(setting):
         insertion_deletion(model, images, maps),
         insertion_deletion(model, images, maps, predicted),
     )
-    assert torch.equal(result.deletion, named.deletion)
+    assert torch.equal(result["deletion curve"], named["deletion curve"])
     assert result.protocol["target"]["class"] == predicted.tolist()
     assert {result.protocol[k] for k in ("steps", "order", "blur", "score", "ties")} == {
         "rise",
@@ -100,7 +111,7 @@ def test_a_contrast_and_a_function_are_targets_too(setting):
     maps = noise(2, *GRID)
     contrast = insertion_deletion(model, images, maps, (1, 4))
     function = insertion_deletion(model, images, maps, lambda logits: logits[:, 1] - logits[:, 4])
-    assert_close(contrast.insertion, function.insertion, atol=1e-12, rtol=0)
+    assert_close(contrast["insertion curve"], function["insertion curve"], atol=1e-12, rtol=0)
 
 
 def test_batch_and_memory_change_nothing(setting):
@@ -109,8 +120,8 @@ def test_batch_and_memory_change_nothing(setting):
     together = insertion_deletion(model, images, maps, CLASSES)
     with sc.budget(1):
         alone = insertion_deletion(model, images[1:], maps[1:], CLASSES[1])
-    assert_close(alone.deletion[0], together.deletion[1], atol=1e-12, rtol=0)
-    assert_close(alone.insertion[0], together.insertion[1], atol=1e-12, rtol=0)
+    assert_close(alone["deletion curve"][0], together["deletion curve"][1], atol=1e-12, rtol=0)
+    assert_close(alone["insertion curve"][0], together["insertion curve"][1], atol=1e-12, rtol=0)
 
 
 def test_forwards_are_not_wasted(setting):
@@ -122,7 +133,7 @@ def test_forwards_are_not_wasted(setting):
     )
     result = insertion_deletion(model, images, noise(2, *GRID), 0)
     handle.remove()
-    n = result.deletion.shape[1] - 1
+    n = result["deletion curve"].shape[1] - 1
     assert sum(seen) == 2 * (2 * n + 1)
 
 

@@ -9,8 +9,8 @@ import torch
 
 from seecause.data import Sample
 from seecause.errors import BadOption
-from seecause.metrics import Located, keypoint_error, locate, part_agreement
-from seecause.metrics.keypoints import marks_of, part_centers
+from seecause.metrics import keypoint_error, locate, part_agreement
+from seecause.metrics.keypoints import Located, marks_of, part_centers
 from seecause.models.preprocess import Preprocess
 from tests.helpers import noise, view
 from tests.tiny import tiny

@@ -13,9 +13,11 @@ from seecause.errors import BadOption
 from seecause.metrics.parts import (
     REMOVABLE,
     SETS,
+    THRESHOLDS,
     PartTruth,
     measure_truth,
     neighbours,
+    part_completeness,
     part_importances,
     part_truth,
     shared_parts,
@@ -78,8 +80,8 @@ def test_a_map_of_true_drops_is_right_and_a_random_one_is_not(setting):
     exact = part_truth(
         model, latents, lambda _, classes: painted(picture, drops(truth, classes)), truth=truth
     )
-    assert exact.correctness.mean() > 0.9 and exact.contrastivity.nanmean() > 0.9
-    assert exact.contrastivity.nan_to_num(0).max() == 1  # a share of two questions
+    assert exact["correctness"].mean() > 0.9 and exact["contrastivity"].nanmean() > 0.9
+    assert exact["contrastivity"].nan_to_num(0).max() == 1  # a share of two questions
     random = [
         part_truth(
             model, latents, lambda _, classes, s=seed: noise(COUNT, 96, 96, seed=s), truth=truth
@@ -87,17 +89,25 @@ def test_a_map_of_true_drops_is_right_and_a_random_one_is_not(setting):
         for seed in range(6)
     ]
     guessed = torch.stack(
-        [scores.correctness for scores in random]
+        [scores["correctness"] for scores in random]
     )  # 48 correlations of four values each: a standard error of 0.042
     assert abs(guessed.mean() - 0.5) < 0.12
-    assert exact.completeness > max(scores.completeness for scores in random) + 0.1
-    assert exact.overall > 0.8 and 0.01 <= exact.threshold <= 0.5
+    assert (
+        part_completeness(exact.details)["completeness"]
+        > max(part_completeness(scores.details)["completeness"] for scores in random) + 0.1
+    )
+    assert (
+        part_completeness(exact.details)["overall"] > 0.8
+        and 0.01 <= part_completeness(exact.details)["threshold"] <= 0.5
+    )
 
 
 def test_a_map_that_ignores_the_class_has_no_contrast(setting):
     model, latents, picture, truth = setting
     blind = part_truth(model, latents, lambda *_: painted(picture, truth.drops), truth=truth)
-    assert blind.contrastivity.nan_to_num(0).max() == 0 and blind.contrastivity.isfinite().any()
+    assert (
+        blind["contrastivity"].nan_to_num(0).max() == 0 and blind["contrastivity"].isfinite().any()
+    )
 
 
 def test_background_independence_tells_the_models_apart(setting):
@@ -141,7 +151,7 @@ def test_the_completeness_block_by_hand(setting):
     assert truth.drops.tolist() == [[4, 4, 0, 0]]
     other = removed.clone()
     other[:, 1:, 1] = 20  # the answer is that to the whole creature, whatever less of it is called
-    assert PartTruth(other, truth.elsewhere, truth.creature).answer.tolist() == [0]
+    assert PartTruth(other, truth.elsewhere, truth.creature).predicted.tolist() == [0]
     one = latents[:1].replace(creature=torch.tensor([0]))
     far = torch.tensor([[0.5, 0.3, 0.15, 0.05]])  # of the map's sum, all inside the parts
 
@@ -150,7 +160,7 @@ def test_the_completeness_block_by_hand(setting):
         return painted(picture._replace(parts=part_map), far)
 
     scores = part_truth(model, one, explain, truth=truth)
-    at = {bar: int((scores.thresholds - bar).abs().argmin()) for bar in (0.02, 0.22, 0.45)}
+    at = {bar: int((THRESHOLDS - bar).abs().argmin()) for bar in (0.02, 0.22, 0.45)}
     sufficient = [
         {REMOVABLE.index(part) for part in parts} for parts in critters.minimal_sufficient_sets(0)
     ]
@@ -167,16 +177,17 @@ def test_the_completeness_block_by_hand(setting):
         result = [
             values[0, at[bar]].item()
             for values in (
-                scores.csdc,
-                scores.preservation,
-                scores.deletion,
-                scores.distractibility,
+                scores["csdc"],
+                scores["preservation"],
+                scores["deletion"],
+                scores["distractibility"],
             )
         ]
         assert result == pytest.approx([overlap[bar], kept, changed, calm]), bar
     assert (
-        scores.completeness == pytest.approx(((overlap[0.22] + 2) / 3 + 1) / 2)
-        and scores.background_independence.item() == 1
+        part_completeness(scores.details)["completeness"]
+        == pytest.approx(((overlap[0.22] + 2) / 3 + 1) / 2)
+        and scores["background-independence"].item() == 1
     )
 
 
@@ -185,10 +196,10 @@ def test_a_wrong_answer_leaves_holes(setting):
     wrong = PartTruth(truth.removed.roll(1, dims=2), truth.elsewhere, truth.creature)
     scores = part_truth(model, latents, lambda *_: painted(picture, truth.drops), truth=wrong)
     assert (
-        not scores.right.any()
-        and scores.csdc.isnan().all()
-        and scores.preservation.isnan().all()
-        and scores.correctness.isfinite().all()
+        not scores["right"].any()
+        and scores["csdc"].isnan().all()
+        and scores["preservation"].isnan().all()
+        and scores["correctness"].isfinite().all()
     )
 
 

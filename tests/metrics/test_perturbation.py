@@ -10,8 +10,7 @@ from torch.testing import assert_close
 
 import seecause as sc
 from seecause.errors import BadOption
-from seecause.metrics._road import impute, road
-from seecause.metrics.curves import perturbation, removal
+from seecause.metrics.curves import impute, perturbation, removal, road
 from seecause.metrics.fidelity import coefficient, saco
 from tests.helpers import noise, view
 from tests.linear import GRID, SIZE, contributions, linear_model, patch_sums
@@ -40,11 +39,11 @@ def test_curves_equal_the_loop(setting):
         order = reference.descending(maps[i])
         morf = reference.aopc(ask(model, label), images[i], order, GRID, flat)
         lerf = reference.aopc(ask(model, label), images[i], order[::-1], GRID, flat)
-        assert result.aopc_morf[i].item() == pytest.approx(morf, abs=1e-12)
-        assert result.aopc_lerf[i].item() == pytest.approx(lerf, abs=1e-12)
-        assert result.abpc[i].item() == pytest.approx(morf - lerf, abs=1e-12)
-    assert result.morf.shape == (2, 16) and result.shares[[0, -1]].tolist() == [0, 1]
-    assert_close(result.morf[:, [0, -1]], result.lerf[:, [0, -1]], atol=1e-12, rtol=0)
+        assert result["aopc-morf"][i].item() == pytest.approx(morf, abs=1e-12)
+        assert result["aopc-lerf"][i].item() == pytest.approx(lerf, abs=1e-12)
+        assert result["abpc"][i].item() == pytest.approx(morf - lerf, abs=1e-12)
+    assert result["morf"].shape == (2, 16) and result["shares"][[0, -1]].tolist() == [0, 1]
+    assert_close(result["morf"][:, [0, -1]], result["lerf"][:, [0, -1]], atol=1e-12, rtol=0)
 
 
 def test_pixel_flipping_is_deletion():
@@ -53,8 +52,8 @@ def test_pixel_flipping_is_deletion():
     maps = noise(2, 4, 6)
     flipped = perturbation(model, images, maps, CLASSES, steps=6)
     deleted = sc.metrics.insertion_deletion(model, images, maps, CLASSES, steps=6, order="patch")
-    assert_close(flipped.morf, deleted.deletion, atol=1e-12, rtol=0)
-    assert_close(flipped.flipping_area, deleted.deletion_area, atol=1e-12, rtol=0)
+    assert_close(flipped["morf"], deleted["deletion curve"], atol=1e-12, rtol=0)
+    assert_close(flipped["pixel-flipping"], deleted["deletion"], atol=1e-12, rtol=0)
 
 
 def test_comprehensiveness_sufficiency_and_log_odds_equal_the_loop(setting):
@@ -80,15 +79,15 @@ def test_the_exact_map_is_better_than_its_negative_everywhere(setting):
     model, images, _ = setting
     maps = patch_sums(contributions(model, images, CLASSES))
     good, bad = (perturbation(model, images, m, CLASSES, score="logit") for m in (maps, -maps))
-    assert (good.abpc > 0).all() and torch.allclose(good.abpc, -bad.abpc)
+    assert (good["abpc"] > 0).all() and torch.allclose(good["abpc"], -bad["abpc"])
     good, bad = (removal(model, images, m, CLASSES) for m in (maps, -maps))
     assert (
-        (good.comprehensiveness > bad.comprehensiveness).all()
-        and (good.sufficiency < bad.sufficiency).all()
-        and (good.log_odds < bad.log_odds).all()
+        (good["comprehensiveness"] > bad["comprehensiveness"]).all()
+        and (good["sufficiency"] < bad["sufficiency"]).all()
+        and (good["log-odds"] < bad["log-odds"]).all()
     )
     good, bad = (
-        road(model, images, m, CLASSES, shares=(0.3, 0.6), score="logit").combined
+        road(model, images, m, CLASSES, shares=(0.3, 0.6), score="logit")["road"]
         for m in (maps, -maps)
     )
     assert_close(good, -bad, atol=1e-12, rtol=0)
@@ -101,7 +100,7 @@ def test_a_contrast_is_a_target_and_memory_changes_nothing(setting):
         alone = perturbation(
             model, images[1:], maps[1:], lambda logits: logits[:, 1] - logits[:, 3]
         )
-    assert_close(alone.morf[0], together.morf[1], atol=1e-12, rtol=0)
+    assert_close(alone["morf"][0], together["morf"][1], atol=1e-12, rtol=0)
 
 
 # SaCo
@@ -186,11 +185,11 @@ def test_road_removes_whole_patches_and_adds_seeded_noise(setting):
         grain = 0.05 * torch.randn(
             3, *SIZE, generator=torch.Generator().manual_seed(3), dtype=torch.float64
         )
-        assert result.morf[i, 0].item() == pytest.approx(
+        assert result["morf"][i, 0].item() == pytest.approx(
             ask(model, label)(filled + grain * gone), abs=1e-9
         )
     again = road(model, images[1:], maps[1:], CLASSES[1:], shares=(0.4,), noise=0.05, seed=3)
-    assert_close(again.lerf[0], result.lerf[1], atol=1e-12, rtol=0)
+    assert_close(again["lerf"][0], result["lerf"][1], atol=1e-12, rtol=0)
 
 
 @pytest.mark.parametrize(

@@ -15,11 +15,11 @@ from seecause.metrics import (
     background_gap,
     box_mask,
     foreground,
-    in9_answers,
-    in9_right,
+    in9_predictions,
     iou,
     overlap,
 )
+from seecause.metrics.accuracy import in9_right
 
 MASKS = torch.tensor([[[1, 1, 0, 0]], [[1, 0, 0, 0]], [[0, 0, 0, 0]]]).bool()
 TRUTH = torch.tensor([[[1, 0, 0, 0]], [[1, 1, 1, IGNORE]], [[0, 0, IGNORE, 0]]])
@@ -69,7 +69,7 @@ def test_a_box_holds_the_pixels_whose_centre_it_holds():
 def test_a_class_that_belongs_to_none_of_the_nine_is_wrong():
     mapping = torch.tensor([3, -1, 3, 0])
     logits = torch.eye(4)
-    assert in9_answers(logits, mapping).tolist() == [3, -1, 3, 0]
+    assert in9_predictions(logits, mapping).tolist() == [3, -1, 3, 0]
     assert in9_right(logits, torch.tensor([3, 3, 3, 0]), mapping).tolist() == [
         True,
         False,
@@ -78,7 +78,7 @@ def test_a_class_that_belongs_to_none_of_the_nine_is_wrong():
     ]
     assert in9_right(torch.eye(9), torch.arange(9)).all()
     with pytest.raises(BadOption, match=r"\[N, 9\]"):
-        in9_answers(torch.zeros(2, 1000))
+        in9_predictions(torch.zeros(2, 1000))
 
 
 def test_the_gap_is_what_another_background_costs():

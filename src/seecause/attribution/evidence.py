@@ -33,7 +33,7 @@ from seecause.engine.chunks import batched, budget, fit, memory
 from seecause.engine.mixture import special_rows
 from seecause.errors import BadOption
 from seecause.loading import as_view
-from seecause.metrics._pixels import spread_out
+from seecause.metrics.pixels import spread_out
 from seecause.models.base import ImageModel, protocol
 from seecause.models.inputs import Pictures, as_images
 from seecause.models.layout import TokenLayout

@@ -27,7 +27,7 @@ from seecause.data.dataset import IGNORE, Hole
 from seecause.engine.mixture import need_gradients, special_rows
 from seecause.errors import BadOption, DataMissing, NotDefined, SeecauseError
 from seecause.loading import as_view
-from seecause.metrics._pixels import to_pixels
+from seecause.metrics.pixels import to_pixels
 from seecause.models.base import ImageModel, pixels_digest
 from seecause.models.inputs import Picture, Pictures
 from seecause.models.preprocess import Preprocess

@@ -18,7 +18,7 @@ from seecause.attribution.registry import EVERY_VIEW, Maps, method
 from seecause.engine.blanks import Blank, blank_image
 from seecause.engine.chunks import fit, in_chunks, plain_logits, run_in_chunks
 from seecause.engine.token_sets import Select, selection
-from seecause.metrics._pixels import spread_out
+from seecause.metrics.pixels import spread_out
 from seecause.models.base import ImageModel
 from seecause.options import Count, Share
 from seecause.target import Score, Target, spread

@@ -34,7 +34,7 @@ from torch import Tensor
 from seecause.attribution.registry import Maps, find, method
 from seecause.engine.chunks import plain_logits, run_in_chunks
 from seecause.errors import BadOption
-from seecause.metrics._pixels import spread_out
+from seecause.metrics.pixels import spread_out
 from seecause.models.view import VisionModel
 from seecause.options import Count, Limit
 from seecause.target import Score, Target

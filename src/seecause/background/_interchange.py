@@ -36,7 +36,7 @@ from seecause.background.heads import (
 from seecause.engine.chunks import fit, in_chunks
 from seecause.engine.forks import HELD, fork, gated_logits
 from seecause.errors import BadOption
-from seecause.metrics import standard_error
+from seecause.metrics.statistics import standard_error
 from seecause.models._settled import settles
 from seecause.models.base import protocol
 from seecause.models.view import VisionModel

@@ -40,7 +40,7 @@ from seecause.background.heads import Head, HeadScores, all_heads, checked_heads
 from seecause.engine.chunks import fit, in_chunks, plain_logits
 from seecause.engine.forks import HELD, fork, gated_logits, inert, mean_carried, zeros
 from seecause.errors import BadOption
-from seecause.metrics import standard_error
+from seecause.metrics.statistics import standard_error
 from seecause.models._settled import settles
 from seecause.models.base import protocol
 from seecause.models.view import VisionModel

@@ -33,7 +33,7 @@ from seecause.engine.chunks import run_in_chunks
 from seecause.engine.forks import gated_logits
 from seecause.engine.mixture import need_gradients
 from seecause.errors import BadOption
-from seecause.metrics import standard_error
+from seecause.metrics.statistics import standard_error
 from seecause.models._settled import settles
 from seecause.models.view import VisionModel
 from seecause.types import wide, wide_dtype

@@ -32,7 +32,7 @@ from torch import Tensor
 
 from seecause.engine.chunks import run_in_chunks
 from seecause.errors import BadImage, BadOption, NotDefined, UnknownName
-from seecause.metrics import standard_error
+from seecause.metrics.statistics import standard_error
 from seecause.models.base import ImageModel
 from seecause.models.block import is_silent
 from seecause.models.view import VisionModel

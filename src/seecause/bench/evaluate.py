@@ -26,7 +26,8 @@ from seecause.engine.chunks import budget, plain_logits
 from seecause.errors import BadImage, BadOption, DataMissing
 from seecause.files import digest
 from seecause.loading import load
-from seecause.metrics import MetricInputs, PartTruth, measure_truth
+from seecause.metrics import MetricInputs, measure_truth
+from seecause.metrics.parts import PartTruth
 from seecause.models.base import ImageModel
 from seecause.models.preprocess import Preprocess
 from seecause.target import Spec

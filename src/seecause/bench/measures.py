@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -24,8 +24,9 @@ from seecause.attribution.registry import find
 from seecause.data.dataset import Dataset, capabilities
 from seecause.engine.chunks import budget
 from seecause.errors import BadOption, NotDefined, UnknownName
-from seecause.metrics import Curves, Metric, MetricInputs, PartScores, PartTruth, metrics
-from seecause.metrics.registry import find_metric
+from seecause.metrics import MetricInputs, Scores, metrics
+from seecause.metrics.parts import PartTruth
+from seecause.metrics.registry import Metric, find_metric
 from seecause.models.base import ImageModel
 from seecause.options import check_options, keyword_options
 from seecause.target import parse
@@ -73,13 +74,13 @@ def run_group(
     if "masks" in metric.missing(inputs):
         return _nothing(group, count, NO_MASK, protocol)
     try:
-        result = metric.result(inputs, **options, **({"truth": truth} if group == "parts" else {}))
+        result = metric.scores(inputs, **options, **({"truth": truth} if group == "parts" else {}))
     except NotDefined as refused:
         return _nothing(group, count, str(refused), protocol)
-    protocol |= getattr(result, "protocol", {})
+    protocol |= result.protocol
     protocol.pop("target", None)  # rows have a column for it
-    reasons = getattr(result, "reasons", None) or [""] * count
-    return MeasuredMetric(metric.read(result), reasons, protocol, _tensors_of(result))
+    reasons = result.details.get("reasons") or [""] * count
+    return MeasuredMetric(result.columns, reasons, protocol, _tensors_of(group, result))
 
 
 def with_options(
@@ -183,12 +184,13 @@ def _nothing(group: str, count: int, why: str, protocol: dict[str, Any]) -> Meas
     )
 
 
-def _tensors_of(result: Any) -> dict[str, Tensor]:
-    """Curves to draw, and what completeness over all pictures is made of."""
-    if isinstance(result, Curves):
-        return {name: getattr(result, name) for name in ("insertion", "deletion", "shares")}
-    if isinstance(result, PartScores):
-        return {f"parts.{part.name}": getattr(result, part.name) for part in fields(result)}
+def _tensors_of(group: str, result: Scores) -> dict[str, Tensor]:
+    """Curves to draw, and what completeness over all images is made of."""
+    if group == "insertion-deletion":
+        curves = {kind: result[f"{kind} curve"] for kind in ("insertion", "deletion")}
+        return {**curves, "shares": result["shares"]}
+    if group == "parts":
+        return {f"parts.{name}": values for name, values in result.details.items()}
     return {}
 
 
@@ -269,7 +271,7 @@ def _dry_measure(metric: Metric, model: ImageModel, options: Mapping[str, Any]) 
     given = MetricInputs(answers, empty, maps, target, masks, explain=stop, attribute=stop)
     with budget(1):  # one picture at a time is enough to be refused
         try:
-            metric.result(given, **options)
+            metric.scores(given, **options)
         except (_Reached, NotDefined):
             return
 

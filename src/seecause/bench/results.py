@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -19,11 +19,18 @@ from seecause.bench.evaluate import ANSWERS
 from seecause.bench.plan import Plan, Shard, Store
 from seecause.bench.store import Condition, Damaged
 from seecause.data.dataset import evenly
-from seecause.metrics import PartScores
 
 COMPARED = 2000  # pictures whose maps are kept and compared, spread evenly
 CURVES = ("insertion", "deletion")
-PARTS = [part.name for part in fields(PartScores) if part.name != "thresholds"]
+PARTS = (
+    "correctness",
+    "contrastivity",
+    "csdc",
+    "preservation",
+    "deletion",
+    "distractibility",
+    "right",
+)
 BY_SAMPLE = {"maps", *CURVES, *(f"parts.{name}" for name in PARTS)}  # tensors with a row for each
 MISSING = ("holes", "undefined")  # of a shard's metadata, that `runner.inspect` tells
 Arrays = Mapping[str, np.ndarray]
@@ -66,7 +73,7 @@ class RunResults:
     curves: dict[str, dict[str, Tensor]]  # insertion and deletion [images, n + 1] by method
     shares: Tensor  # [n + 1] of the picture, along the curves
     seconds: dict[str, list[float]]  # for one image, by method: one number a shard
-    parts: dict[str, PartScores]  # by method
+    parts: dict[str, dict[str, Tensor]]  # by method
     condition: Condition  # of the shards
     store: Store
     plan: Plan
@@ -125,11 +132,10 @@ class _MethodTensors:
     def curves(self) -> dict[str, Tensor]:
         return {kind: self._known(kind) for kind in CURVES if kind in self.rows}
 
-    def part_scores(self) -> PartScores | None:
-        if "parts.thresholds" not in self.shared:
+    def part_scores(self) -> dict[str, Tensor] | None:
+        if "parts.csdc" not in self.rows:
             return None
-        scores = {name: self._known(f"parts.{name}") for name in PARTS}
-        return PartScores(**scores, thresholds=self.shared["parts.thresholds"])
+        return {name: self._known(f"parts.{name}") for name in PARTS}
 
     def _known(self, name: str) -> Tensor:
         """Rows of the samples that were done."""

@@ -21,14 +21,13 @@ from seecause.bench.results import RunResults, read_results
 from seecause.errors import UnknownName
 from seecause.files import atomic_file, csv_text, place, safe_cell
 from seecause.metrics import (
-    PartScores,
-    Summary,
     bootstrap_interval,
-    error_text,
     paired_difference,
+    part_completeness,
     summarise,
 )
 from seecause.metrics.registry import FAMILIES
+from seecause.metrics.statistics import Summary, error_text
 
 WIDE = 8  # columns that one table can have; with more it is cut by families of metrics
 SATURATED = 1e-3  # share of the largest mean within which means must lie for none to be the best
@@ -295,7 +294,10 @@ def _escaped(text: str) -> str:
 
 def against_truth(results: RunResults) -> Truth:
     """The scores of every method that has some. Empty if the run did not measure them."""
-    return {method: _truth_row(scores) for method, scores in results.parts.items()}
+    return {
+        method: dict(zip(TRUTH_COLUMNS, part_completeness(scores).values(), strict=True))
+        for method, scores in results.parts.items()
+    }
 
 
 def truth_csv(truth: Truth) -> str:
@@ -306,14 +308,3 @@ def truth_csv(truth: Truth) -> str:
 def score_texts(row: dict[str, float]) -> list[str]:
     """Numbers as pages print them; a dash where no picture asks the question."""
     return ["-" if value != value else f"{value:.3f}" for value in row.values()]
-
-
-def _truth_row(scores: PartScores) -> dict[str, float]:
-    numbers = (
-        scores.completeness,
-        scores.threshold,
-        float(scores.correctness.nanmean()),
-        float(scores.contrastivity.nanmean()),
-        scores.overall,
-    )
-    return dict(zip(TRUTH_COLUMNS, numbers, strict=True))

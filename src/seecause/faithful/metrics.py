@@ -30,6 +30,7 @@ from seecause.errors import BadOption
 from seecause.faithful.data import batches_of, chunked, frame_of, read_batches, seeded
 from seecause.faithful.interventions import evaluating, packing
 from seecause.faithful.net import IFAM
+from seecause.metrics._localization import Overlap, foreground, iou, overlap
 from seecause.metrics.accuracy import GroupAccuracy, auroc, group_accuracy, in9_right
 from seecause.metrics.keypoints import (
     Located,
@@ -40,7 +41,6 @@ from seecause.metrics.keypoints import (
     part_agreement,
     together as merge_located,
 )
-from seecause.metrics.segmentation import Overlap, foreground, iou, overlap
 from seecause.models.preprocess import Preprocess
 
 Group = tuple[int, int]

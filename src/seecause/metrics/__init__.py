@@ -1,12 +1,11 @@
-"""How good is a map, and how good is a model? Functions of tensors; none knows a method.
+"""How good is a map, and how good is a model? Metrics are functions of tensors.
 
-    curves = sc.metrics.insertion_deletion(model, images, maps, target)
-    places = sc.metrics.localization(maps, masks)
-    sc.metrics.summarise(curves.difference), sc.metrics.bootstrap_interval(places.aupr1)
+    scores = sc.metrics.insertion_deletion(model, images, maps, target)     # Scores
+    scores["ins-del"]                                                       # [B]
+    sc.metrics.summarise(scores["ins-del"])                                 # mean and its error
 
-Every number is given for each image first; means, errors and intervals come from `statistics`.
-`metrics()` lists what there is: what each needs, and which way is better. Metrics that explain
-again take the method as a function, `explain(images, target) -> maps`. `@metric` adds one.
+`metrics()` lists all of them, what each needs and which direction is better. Metrics that compute
+maps again take the method as a function, `explain(images, target) -> maps`. `@metric` adds one.
 """
 
 from seecause._lazy import lazy_names

@@ -1,4 +1,4 @@
-"""Does the map lie on the object, and how much of the picture does it point at? No model is run.
+"""Does the map lie on the object, and how sparse is it? No model is run.
 
 With pixels P, the object's mask M and the map A, all from 0 to 1, higher is better:
 
@@ -22,41 +22,33 @@ Of the sizes a = |A| of a map's values, whatever it explains, with p = a / sum(a
 
 Gini is 0 for a flat map and 1 - 1/n for one patch (higher is sparser); entropy is ln n and 0 (lower
 is simpler). Simple is not the same as right: read both beside a faithfulness metric.
+
+Overlap of a mask with the object, of each image or of a whole dataset:
+
+    IoU = |mask and object| / |mask or object|
+
+`Overlap` counts pixels over all images first, so large objects weigh more. The foreground mIoU of
+PDiscoFormer and iFAM is the latter, of their part maps (`foreground`).
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from seecause.data.dataset import IGNORE
 from seecause.engine.chunks import run_in_chunks
 from seecause.errors import BadOption
-from seecause.metrics._pixels import Upsampling, checked, patch_centres, to_pixels
-from seecause.metrics.registry import higher, lower, metric
+from seecause.metrics.pixels import Upsampling, checked, patch_centres, to_pixels
+from seecause.metrics.registry import Scores, higher, lower, metric
 from seecause.metrics.statistics import tie_ends
 
 _PIXEL_BYTES = 128  # float64 and int64 values held for each pixel while a map is sorted
-
-
-@dataclass(frozen=True, eq=False)
-class Localization:
-    """Scores of each image, float64 [B]; NaN where an image could not be scored, and `reasons` says
-    why."""
-
-    aupr1: Tensor
-    aupr0: Tensor
-    pointing: Tensor  # 1 hit, 0 miss
-    reasons: tuple[str, ...]  # "" for scored images
-    protocol: dict[str, Any] = field(default_factory=dict)
-
-    @property
-    def skipped(self) -> int:
-        return sum(reason != "" for reason in self.reasons)
 
 
 @metric(
@@ -65,7 +57,7 @@ class Localization:
     columns={
         "aupr1": higher(
             "does the map rank the object's pixels first? Average precision; a random map scores "
-            "the object's share of the picture"
+            "the object's share of the image"
         ),
         "aupr0": higher("does it rank the background's pixels last? Average precision"),
         "pointing": higher("share of images whose highest point lies on the object"),
@@ -78,19 +70,28 @@ def localization(
     *,
     upsample: Upsampling = "bilinear",
     ignore: int | None = IGNORE,
-) -> Localization:
-    """Does the map lie on the object? Average precision of both, and the pointing game.
+) -> Scores:
+    """Does the map lie on the object? Average precision of object and background, and the pointing
+    game.
 
-    Maps are [B, gh, gw] or [B, H, W], masks [B, H, W]: bool, or integers where `ignore` is neither
-    object nor background. Ignored pixels count nowhere. Images without any object or background
-    are skipped: they have no precision and cannot be missed.
+    Args:
+        maps: Attribution maps [B, gh, gw] or [B, H, W].
+        masks: Object masks [B, H, W]: bool, or integers where `ignore` is neither object nor
+            background.
+        upsample: How maps become pixels.
+        ignore: The value of pixels that count nowhere.
 
-    >>> import torch
-    >>> maps = torch.tensor([[[0.9, 0.1], [0.8, 0.0]]])
-    >>> left = torch.tensor([[[True, False], [True, False]]])
-    >>> result = localization(maps, left)
-    >>> result.aupr1, result.pointing
-    (tensor([1.], dtype=torch.float64), tensor([1.], dtype=torch.float64))
+    Returns:
+        `Scores` with "aupr1", "aupr0" and "pointing". Images without any object or background are
+        NaN, and `details["reasons"]` says why ("" for images with a score).
+
+    Example:
+        >>> import torch
+        >>> maps = torch.tensor([[[0.9, 0.1], [0.8, 0.0]]])
+        >>> left = torch.tensor([[[True, False], [True, False]]])
+        >>> result = localization(maps, left)
+        >>> result["aupr1"], result["pointing"]
+        (tensor([1.], dtype=torch.float64), tensor([1.], dtype=torch.float64))
     """
     maps = checked(maps)
     wanted, counted = _object(maps, masks, ignore)
@@ -116,7 +117,8 @@ def localization(
         "ignore": ignore,
         "pointing": "patch centre" if blocks else "first maximum",
     }
-    return Localization(scores[0], scores[1], scores[2], reasons, protocol)
+    columns = dict(zip(("aupr1", "aupr0", "pointing"), scores, strict=True))
+    return Scores(columns, {"reasons": reasons}, protocol)
 
 
 def average_precision(scores: Tensor, positive: Tensor, counted: Tensor) -> Tensor:
@@ -137,36 +139,20 @@ def _reasons(wanted: Tensor, counted: Tensor, spots: Tensor) -> tuple[str, ...]:
         "every patch centre is ignored": ~spots.flatten(1).any(dim=1),
     }
     reasons = [""] * len(wanted)
-    for reason, rows in reversed(unscored.items()):  # the first one that holds is told
+    for reason, rows in reversed(unscored.items()):  # the first one that holds wins
         for image in rows.nonzero()[:, 0].tolist():
             reasons[image] = reason
     return tuple(reasons)
-
-
-@dataclass(frozen=True, eq=False)
-class Energy:
-    """Scores of each image, float64 [B]; NaN where there is no object or no mass."""
-
-    energy: Tensor
-    mass: Tensor
-    rank: Tensor
-    top: Tensor
-    protocol: dict[str, Any] = field(default_factory=dict)
 
 
 @metric(
     "energy",
     family="place of the object",
     columns={
-        "energy-pointing": higher(
-            "share of the positive values that lies on the object", field="energy"
-        ),
-        "relevance-mass": higher(
-            "share of all values, by size, that lies on the object", field="mass"
-        ),
+        "energy-pointing": higher("share of the positive values that lies on the object"),
+        "relevance-mass": higher("share of all values, by size, that lies on the object"),
         "relevance-rank": higher(
             "share of the object that the highest values cover, as many as it has pixels",
-            field="rank",
         ),
         "top-k": higher("share of the k highest values that lies on the object", field="top"),
     },
@@ -179,7 +165,7 @@ def energy(
     k: int = 1000,
     upsample: Upsampling = "bilinear",
     ignore: int | None = IGNORE,
-) -> Energy:
+) -> Scores:
     """How much of the map's mass, and of its highest values, lies on the object?
 
     Maps and masks are those of `localization`. Of equals, the first goes first.
@@ -203,7 +189,8 @@ def energy(
     scores = _over_maps(run_maps, wanted)  # [4, B]
     scores[:, ~wanted.flatten(1).any(dim=1).cpu()] = torch.nan
     protocol = {"metric": "energy", "k": k, "upsample": upsample, "ignore": ignore}
-    return Energy(scores[0], scores[1], scores[2], scores[3], protocol)
+    names = ("energy-pointing", "relevance-mass", "relevance-rank", "top-k")
+    return Scores(dict(zip(names, scores, strict=True)), protocol=protocol)
 
 
 def _share(values: Tensor, on: Tensor, valid: Tensor) -> Tensor:
@@ -233,14 +220,6 @@ def _over_maps(run_maps: Callable[[int, int], Tensor], masks: Tensor) -> Tensor:
     return run_in_chunks(run_maps, len(masks), each, masks.device, what="maps", dim=1).cpu()
 
 
-@dataclass(frozen=True, eq=False)
-class Complexity:
-    """float64 [B] each; NaN of an empty map."""
-
-    gini: Tensor
-    entropy: Tensor
-
-
 @metric(
     "complexity",
     family="the map itself",
@@ -250,18 +229,92 @@ class Complexity:
     },
 )
 @torch.no_grad()
-def complexity(maps: Tensor) -> Complexity:
+def complexity(maps: Tensor) -> Scores:
     """How few patches hold the map (Gini), and how widely it is spread (entropy).
 
     Of maps [B, gh, gw] or [B, H, W], at their own resolution.
 
     >>> import torch
     >>> flat, single = torch.ones(1, 2, 2), torch.eye(4)[0].view(1, 2, 2)
-    >>> complexity(torch.cat([flat, single])).gini.tolist()
+    >>> complexity(torch.cat([flat, single]))["gini"].tolist()
     [0.0, 0.75]
     """
     sizes = checked(maps).abs().flatten(1).cpu()
     shares = (sizes / sizes.sum(dim=1, keepdim=True)).sort(dim=1).values
     count = shares.shape[1]
     below = (count - torch.arange(1, count + 1, dtype=torch.float64) + 0.5) / count
-    return Complexity(1 - 2 * (shares * below).sum(dim=1), torch.special.entr(shares).sum(dim=1))
+    gini = 1 - 2 * (shares * below).sum(dim=1)
+    return Scores({"gini": gini, "entropy": torch.special.entr(shares).sum(dim=1)})
+
+
+@dataclass(frozen=True)
+class Overlap:
+    """Pixels of mask and object, over any number of images; add those of several batches."""
+
+    both: int = 0
+    either: int = 0
+
+    def __add__(self, other: Overlap) -> Overlap:
+        return Overlap(self.both + other.both, self.either + other.either)
+
+    @property
+    def iou(self) -> float:
+        """NaN where there is neither mask nor object."""
+        return self.both / self.either if self.either else math.nan
+
+
+def overlap(masks: Tensor, truth: Tensor, *, ignore: int | None = IGNORE) -> Overlap:
+    """Masks [B, H, W] against objects [B, H, W] (bool, or integers: 1 object, 0 background,
+    `ignore` neither), counted over all images."""
+    both, either = _counts(masks, truth, ignore)
+    return Overlap(int(both.sum()), int(either.sum()))
+
+
+def iou(masks: Tensor, truth: Tensor, *, ignore: int | None = IGNORE) -> Tensor:
+    """[B] float64: IoU of each image, NaN where there is neither mask nor object."""
+    both, either = _counts(masks, truth, ignore)
+    return both.double() / either
+
+
+def foreground(maps: Tensor, size: tuple[int, int]) -> Tensor:
+    """[B, H, W] bool: where a part wins over the background, which is the last channel of the part
+    maps [B, K + 1, h, w].
+
+    Maps are upsampled first, bilinearly with corners aligned, as in the public code.
+    """
+    return part_labels(maps, size) != maps.shape[1] - 1
+
+
+def part_labels(maps: Tensor, size: tuple[int, int]) -> Tensor:
+    """[B, H, W] int64: the channel that wins at each pixel."""
+    if maps.ndim != 4 or maps.shape[1] < 2:
+        raise BadOption(
+            "maps",
+            list(maps.shape),
+            "[B, K + 1, h, w] with at least one part and the background last",
+        )
+    return F.interpolate(maps.detach(), size, mode="bilinear", align_corners=True).argmax(dim=1)
+
+
+def box_mask(box: tuple[float, float, float, float], size: tuple[int, int]) -> Tensor:
+    """[H, W] bool: the pixels whose centre lies in a box x, y, width, height. A box is a coarse
+    stand-in for an object."""
+    x, y, width, height = box
+    rows, columns = (torch.arange(side, dtype=torch.float64) + 0.5 for side in size)
+    return ((rows >= y) & (rows < y + height))[:, None] & ((columns >= x) & (columns < x + width))
+
+
+def _counts(masks: Tensor, truth: Tensor, ignore: int | None) -> tuple[Tensor, Tensor]:
+    """Pixels [B] in both and in either, ignored ones in neither."""
+    if masks.ndim != 3 or masks.shape != truth.shape:
+        raise BadOption(
+            "masks", list(masks.shape), f"[B, H, W] like the objects, {list(truth.shape)}"
+        )
+    truth = truth.to(masks.device)
+    counted = (
+        torch.ones_like(truth, dtype=torch.bool)
+        if ignore is None or truth.dtype == torch.bool
+        else truth != ignore
+    )
+    mask, wanted = (masks != 0) & counted, (truth != 0) & counted
+    return (mask & wanted).sum(dim=(1, 2)), (mask | wanted).sum(dim=(1, 2))

@@ -1,5 +1,5 @@
-"""How good are a model's answers? Accuracy by group: an average hides the groups a shortcut fails
-on.
+"""How good are a model's predictions? Accuracy by group: an average hides the groups
+that a shortcut fails.
 
 Two numbers go by the name "adjusted average" and are told apart here: `train_weighted_average`
 weighs the groups of the test set as the training set has them (Sagawa et al. 2020),
@@ -7,8 +7,7 @@ weighs the groups of the test set as the training set has them (Sagawa et al. 20
 
 The Backgrounds Challenge (Xiao et al. 2020) asks how much accuracy another background costs:
     BG-gap = accuracy(mixed_same) - accuracy(mixed_rand)
-on ImageNet-9, whose nine classes each gather some of ImageNet-1k's. The answer of an ImageNet-1k
-model is the class its largest logit belongs to; 630 of 1,000 classes belong to none (-1) and are
+on ImageNet-9, whose nine classes each gather some of ImageNet-1k's. An ImageNet-1k model predicts the class its largest logit belongs to; 630 of 1,000 classes belong to none (-1) and are
 always wrong.
 
 Does a classifier know how sure it may be?
@@ -40,7 +39,7 @@ NINE = 9  # classes of ImageNet-9
 
 @dataclass(frozen=True, eq=False)
 class GroupAccuracy:
-    """How many of each group's samples were answered right. Only groups that occur are here."""
+    """Correct predictions of each group. Only groups that occur are here."""
 
     groups: tuple[Group, ...]
     right: Tensor  # [G] int64
@@ -112,7 +111,7 @@ class GroupAccuracy:
 def group_accuracy(right: Tensor, groups: Tensor | Sequence[Group | None]) -> GroupAccuracy:
     """Accuracy of each group, of the worst, and on average.
 
-    `right` [N] bool: whether each sample was answered right; `groups`: its group, as a tuple, a
+    `right` [N] bool: whether each prediction is correct; `groups`: its group, as a tuple, a
     number, or a row of [N, k].
 
     >>> import torch
@@ -155,7 +154,7 @@ def clopper_pearson(right: Tensor, total: Tensor, confidence: float = 0.95) -> T
     return torch.stack([low, high], dim=-1)
 
 
-def in9_answers(logits: Tensor, mapping: Tensor | None = None) -> Tensor:
+def in9_predictions(logits: Tensor, mapping: Tensor | None = None) -> Tensor:
     """Classes [N] from 0 to 8, or -1, of logits [N, 1000] with `mapping` [1000] (`read_in9_map`),
     or of the logits [N, 9] of a model with nine classes."""
     expected = NINE if mapping is None else len(mapping)
@@ -165,13 +164,13 @@ def in9_answers(logits: Tensor, mapping: Tensor | None = None) -> Tensor:
             list(logits.shape),
             f"[N, {expected}]; a model with 1000 classes needs a mapping, one with nine has none",
         )
-    answer = logits.argmax(dim=1).cpu()
-    return answer if mapping is None else mapping.cpu()[answer]
+    predicted = logits.argmax(dim=1).cpu()
+    return predicted if mapping is None else mapping.cpu()[predicted]
 
 
 def in9_right(logits: Tensor, labels: Tensor, mapping: Tensor | None = None) -> Tensor:
-    """[N] bool: whether each photo was answered right."""
-    return in9_answers(logits, mapping) == labels.cpu()
+    """[N] bool: whether each prediction is correct."""
+    return in9_predictions(logits, mapping) == labels.cpu()
 
 
 def background_gap(same: Tensor, random: Tensor) -> float:
@@ -220,13 +219,13 @@ def calibration(logits: Tensor, labels: Tensor, *, bins: int = 15) -> Calibratio
     if bins < 1:
         raise BadOption("bins", bins, "at least one bin")
     logits, labels = checked_logits(logits, labels)
-    confidence, answer = logits.softmax(dim=1).max(dim=1)
+    confidence, predicted = logits.softmax(dim=1).max(dim=1)
     edges = torch.linspace(0, 1, bins + 1, dtype=torch.float64)[1:-1]
     member = torch.bucketize(confidence, edges, right=True)  # [N], 0 to bins - 1
     count = torch.bincount(member, minlength=bins)
     sure, right = (
         torch.zeros(bins, dtype=torch.float64).index_add(0, member, values)
-        for values in (confidence, (answer == labels).double())
+        for values in (confidence, (predicted == labels).double())
     )
     return Calibration(count, sure / count, right / count)
 
@@ -255,9 +254,6 @@ def auroc(logits: Tensor, labels: Tensor) -> float:
             f"no sample of class {missing[0] if missing else 1}",
             "samples of every class: the curve needs positives and negatives",
         )
-    probabilities = logits.softmax(dim=1)
-    areas = [
-        float(roc_auc_score((labels == name).numpy(), probabilities[:, name].numpy()))
-        for name in range(logits.shape[1])
-    ]
-    return areas[1] if len(areas) == 2 else float(torch.tensor(areas, dtype=torch.float64).mean())
+    probabilities = logits.softmax(dim=1).numpy()
+    scores = probabilities[:, 1] if logits.shape[1] == 2 else probabilities
+    return float(roc_auc_score(labels.numpy(), scores, multi_class="ovr"))

@@ -12,7 +12,7 @@ faithfulness_estimate  Pearson over single patches, S = {j} (Alvarez-Melis & Jaa
                        is better)
 single_deletion        Spearman over the cells of a coarse grid, S = one cell, of logits (IDSDS:
                        Hesse et al. 2024, arXiv 2407.11910; higher is better). Their models were
-                       fine-tuned on pictures without one cell; on others this is their plain
+                       fine-tuned on images without one cell; on others this is their plain
                        single deletion score
 infidelity             mean (a - d)^2 (Yeh et al. 2019; lower is better), 10 sets as in captum;
                        `scaled` first multiplies the map by the best factor sum a d / sum a^2
@@ -22,7 +22,7 @@ saco                   are groups of patches as influential as the map says, by 
                            w_ij = s_i - s_j if d_i >= d_j else -(s_i - s_j)          i < j
                            SaCo = sum_{i<j} w_ij / sum_{i<j} |w_ij|
 
-Sets are drawn from the seed alone and are the same for every image. A map or answer that never
+Sets are drawn from the seed alone and are the same for every image. A map or score that never
 varies has no correlation: NaN.
 """
 
@@ -36,16 +36,16 @@ import torch
 from torch import Tensor
 
 from seecause.errors import BadOption
-from seecause.metrics._pixels import (
+from seecause.metrics.curves import patch_counts
+from seecause.metrics.pixels import (
     Fill,
-    PictureScorer,
+    ImageScorer,
     Ties,
+    image_scorer,
     importance_ranks,
-    picture_scorer,
     spread_out,
     to_pixels,
 )
-from seecause.metrics.curves import patch_counts
 from seecause.metrics.registry import higher, lower, metric
 from seecause.metrics.statistics import rank_correlation
 from seecause.models.base import ImageModel
@@ -79,7 +79,7 @@ def mu_fidelity(
 
     [B], -1 to 1: their correlation over `subsets` sets of `share` of the patches.
     """
-    scorer = picture_scorer(model, images, target, score=score)
+    scorer = image_scorer(model, images, target, score=score)
     summed, drops = _sums_and_drops(scorer, scorer.cells(maps), [share], subsets, fill, seed)
     return rank_correlation(summed, drops) if correlation == "spearman" else pearson(summed, drops)
 
@@ -107,7 +107,7 @@ def sensitivity_n(
 
     [B], -1 to 1: Pearson's correlation at each of `shares`, averaged over them.
     """
-    scorer = picture_scorer(model, images, target, score=score)
+    scorer = image_scorer(model, images, target, score=score)
     summed, drops = _sums_and_drops(scorer, scorer.cells(maps), shares, subsets, fill, seed)
     each = [
         pearson(a, d)
@@ -133,7 +133,7 @@ def faithfulness_estimate(
 
     [B], -1 to 1: Pearson's correlation over all patches.
     """
-    scorer = picture_scorer(model, images, target, score=score)
+    scorer = image_scorer(model, images, target, score=score)
     cells = scorer.cells(maps)
     single = torch.eye(cells[0].numel(), dtype=torch.bool).unflatten(1, cells.shape[1:])
     return pearson(cells.flatten(1).cpu(), scorer.drops(single[None], fill))
@@ -160,7 +160,7 @@ def single_deletion(
 
     [B], -1 to 1: Spearman's correlation over `cells` x `cells` cells.
     """
-    scorer = picture_scorer(model, images, target, score=score)
+    scorer = image_scorer(model, images, target, score=score)
     if not 2 <= cells <= min(scorer.size):
         raise BadOption("cells", cells, f"2 to {min(scorer.size)}")
     pixels = to_pixels(maps.to(scorer.images.device), scorer.size)
@@ -195,7 +195,7 @@ def infidelity(
     [B], from 0: the mean squared gap over `subsets` sets. The map is taken as contributions in
     units of the score, unless it is `scaled` to fit best; a pixel map is summed.
     """
-    scorer = picture_scorer(model, images, target, score=score)
+    scorer = image_scorer(model, images, target, score=score)
     cells = scorer.cells(maps)
     if tuple(maps.shape[1:]) == scorer.size:  # `cells` averages over the pixels of a patch
         cells = cells * (maps[0].numel() / cells[0].numel())
@@ -229,7 +229,7 @@ def saco(
     [B], -1 to 1. Where the number of patches is no multiple of `groups`, groups differ by one
     patch: salience is therefore their mean, not their sum. A constant map makes no claim: NaN.
     """
-    scorer = picture_scorer(model, images, target, score=score)
+    scorer = image_scorer(model, images, target, score=score)
     cells = scorer.cells(maps)
     grid, count = (cells.shape[1], cells.shape[2]), cells[0].numel()
     if not 2 <= groups <= count:
@@ -274,7 +274,7 @@ def pearson(first: Tensor, second: Tensor) -> Tensor:
 
 
 def _sums_and_drops(
-    scorer: PictureScorer,
+    scorer: ImageScorer,
     cells: Tensor,
     shares: Sequence[float],
     subsets: int,

@@ -13,7 +13,7 @@ is better.
 Agreement: which part wins at each visible key point, against which key point it is: NMI and ARI
 (higher is better; 1 is the same partition).
 
-Both public codes feed pictures that are not normalised by mean and std here, unlike in training;
+Both public codes feed images that are not normalised by mean and std here, unlike in training;
 `locate(normalised=False)` reproduces that.
 """
 
@@ -30,7 +30,7 @@ from torch import Tensor
 from seecause.data.batch import to_batch
 from seecause.data.dataset import Dataset, Sample
 from seecause.errors import BadOption
-from seecause.metrics.segmentation import part_labels
+from seecause.metrics._localization import part_labels
 from seecause.models.base import ImageModel
 from seecause.models.preprocess import Preprocess
 
@@ -96,7 +96,7 @@ def together(parts: Sequence[Located]) -> Located:
 
 
 def part_centers(maps: Tensor, size: tuple[int, int]) -> tuple[Tensor, Tensor]:
-    """Centres x, y [B, K, 2] in pixels of a picture of `size`, and whether each part is there [B,
+    """Centres x, y [B, K, 2] in pixels of an image of `size`, and whether each part is there [B,
     K], from maps [B, K + 1, h, w].
 
     As in the public code a cell stands at its upper left corner. A part with no mass lies at 0, 0.

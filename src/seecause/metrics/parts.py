@@ -1,5 +1,5 @@
 """Maps against the truth: what each part of a Critter is worth to the model is measured by drawing
-the picture again without it.
+the image again without it.
 
 The protocol of FunnyBirds (Hesse et al. 2023), on crest, wings, tail and feet (the body says
 nothing about the class and is always drawn). All 16 sets of visible parts are rendered for each
@@ -15,7 +15,7 @@ latent, so every number below is read from one table of exact counterfactuals.
     completeness                = 1/2 [(CSDC + PC + DC) / 3 + D], with the parts declared important:
     importance > t * sum of the map
       CSDC  the best share of a minimal sufficient set of parts that is declared important
-      PC    keeping only the important parts keeps the answer       DC    removing them changes it
+      PC    keeping only the important parts keeps the prediction    DC    removing them changes it
       D     1 - share of irrelevant parts declared important; irrelevant: without it the logit falls
       by less than 5 % of itself, or rises
 t is the one of 80 values in [0.01, 0.5] with the best completeness over all images. Everything is 0
@@ -24,12 +24,13 @@ to 1, higher is better.
 The background counts as one more part in D: irrelevant if no other background lowers the logit by 5
 %, its pixels those of the background. `background_independence` says that of the model: 1 - share
 of other backgrounds that lower it. The target is the class of the creature shown; CSDC, PC and DC
-are counted where the model answers it (NaN elsewhere), for they speak of the answer.
+are counted where the model predicts it (NaN elsewhere), because they speak of the prediction.
 """
 
 from __future__ import annotations
 
 import itertools
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -48,29 +49,29 @@ from seecause.critters import (
 )
 from seecause.engine.chunks import plain_logits
 from seecause.errors import BadOption
-from seecause.metrics._pixels import to_pixels
-from seecause.metrics.registry import Explain, higher, metric
+from seecause.metrics.pixels import to_pixels
+from seecause.metrics.registry import Explain, Scores, higher, metric
 from seecause.metrics.statistics import rank_correlation
 from seecause.models.base import ImageModel
 
 REMOVABLE = PARTS[1:]
-# of parts removed; the first removes none
 # which parts are removed; the first set removes none
 SETS = tuple(itertools.product((False, True), repeat=len(REMOVABLE)))
 DILATION = 5
 NEGLIGIBLE = 0.05  # of the target logit
+THRESHOLDS = torch.linspace(0.01, 0.5, 80, dtype=torch.float64)
 
 
 @dataclass(frozen=True, eq=False)
 class PartTruth:
-    """What the model answers to every counterfactual, float64 on the CPU."""
+    """The logits of every counterfactual, float64 on the CPU."""
 
     removed: Tensor  # [B, 16, C] logits without each of SETS
     elsewhere: Tensor  # [B, backgrounds - 1, C] logits on every other background
     creature: Tensor  # [B]
 
     @property
-    def answer(self) -> Tensor:
+    def predicted(self) -> Tensor:
         return self.removed[:, 0].argmax(dim=-1)
 
     def logit_without(self, gone: Tensor, classes: Tensor) -> Tensor:
@@ -96,48 +97,30 @@ class PartTruth:
         return logits[torch.arange(len(logits)), :, self.creature]
 
 
-@dataclass(frozen=True, eq=False)
-class PartScores:
-    """For each image, float64, NaN where a question does not arise. Those of the completeness block
-    are [B, 80], one for each threshold."""
+def part_completeness(details: Mapping[str, Tensor]) -> dict[str, float]:
+    """Summarise the metric "parts" over all images, at the threshold with the best completeness.
 
-    correctness: Tensor  # [B]
-    contrastivity: Tensor  # [B]
-    csdc: Tensor
-    preservation: Tensor
-    deletion: Tensor
-    distractibility: Tensor
-    background_independence: Tensor  # [B], of the model
-    right: Tensor  # [B] bool, whether the model answers the creature's class
-    thresholds: Tensor  # [80]
+    Args:
+        details: The details of the metric, of all images (concatenated over batches).
 
-    @property
-    def completeness_at(self) -> Tensor:
-        """[80]: completeness over all images at each threshold."""
-        checks = torch.stack([self.csdc, self.preservation, self.deletion]).nanmean(dim=1)
-        return (checks.mean(dim=0) + self.distractibility.nanmean(dim=0)) / 2
-
-    @property
-    def threshold(self) -> float:
-        """The one with the best completeness; the smallest of equals. NaN like completeness."""
-        completeness = self.completeness_at
-        if completeness.isnan().all():
-            return torch.nan
-        return float(self.thresholds[completeness.nan_to_num(nan=-1.0).argmax()])
-
-    @property
-    def completeness(self) -> float:
-        """At that threshold. NaN if the model answers no picture right."""
-        completeness = self.completeness_at
-        if completeness.isnan().all():
-            return torch.nan
-        return float(completeness.nan_to_num(nan=-1.0).amax())
-
-    @property
-    def overall(self) -> float:
-        """The mean of completeness, correctness and contrastivity."""
-        correctness, contrastivity = self.correctness.nanmean(), self.contrastivity.nanmean()
-        return (self.completeness + float(correctness) + float(contrastivity)) / 3
+    Returns:
+        "completeness", its "threshold" (the smallest of equals), the means "correctness" and
+        "contrastivity", and "overall", the mean of the three. Completeness is NaN if the model
+        predicts no image correctly.
+    """
+    checks = torch.stack([details[name] for name in ("csdc", "preservation", "deletion")])
+    kept = details["distractibility"].nanmean(dim=0)
+    values = (checks.nanmean(dim=1).mean(dim=0) + kept) / 2  # [80]
+    best = values.nan_to_num(nan=-1.0).argmax()
+    known = not values.isnan().all()
+    means = {name: float(details[name].nanmean()) for name in ("correctness", "contrastivity")}
+    completeness = float(values[best])
+    return {
+        "completeness": completeness,
+        "threshold": float(THRESHOLDS[best]) if known else torch.nan,
+        **means,
+        "overall": (completeness + sum(means.values())) / 3,
+    }
 
 
 @metric(
@@ -146,27 +129,30 @@ class PartScores:
     columns={
         "part-correctness": higher(
             "are the creature's parts ranked by what they are worth to the model?",
-            field="correctness",
         ),
-        "part-contrastivity": higher(
-            "does the map follow the class it is asked about?", field="contrastivity"
-        ),
+        "part-contrastivity": higher("does the map follow the class it is asked about?"),
         "background-independence": higher(
             "is the background, where it does not matter, left out?",
-            field="background_independence",
         ),
     },
 )
 def part_truth(
     model: ImageModel, latents: Latents, explain: Explain, *, truth: PartTruth | None = None
-) -> PartScores:
-    """What a map says of a Critter's parts, against what they are worth to the model.
+) -> Scores:
+    """Compare a map of Critters with the measured importance of their parts.
 
-    `explain(images, target) -> maps` is judged. `truth` (`measure_truth`) is worth keeping when
-    several methods are judged on the same latents.
+    Args:
+        model: A classifier of Critters.
+        latents: What was drawn.
+        explain: The method: images, target -> maps.
+        truth: The result of `measure_truth`, to share it between methods.
+
+    Returns:
+        `Scores` with three columns. Details are [B, 80], one value for each of `THRESHOLDS`;
+        `part_completeness` summarises them over all images.
     """
     truth = measure_truth(model, latents) if truth is None else truth
-    part_map, images = _pictures(model, latents)
+    part_map, images = _images(model, latents)
     creature, (first, second) = truth.creature, neighbours(truth.creature)
 
     def importances(classes: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -176,28 +162,32 @@ def part_truth(
         return parts.cpu(), background.cpu(), total.cpu()
 
     parts, background, total = importances(creature)
-    thresholds = torch.linspace(0.01, 0.5, 80, dtype=torch.float64)
-    bar = (total[:, None] * thresholds)[..., None]  # [B, 80, 1]
+    bar = (total[:, None] * THRESHOLDS)[..., None]  # [B, 80, 1]
     important = parts[:, None] > bar  # [B, 80, P]
     background_important = background[:, None, None] > bar  # [B, 80, 1]
-    right = truth.answer == creature
+    right = truth.predicted == creature
     csdc, preserved, changed = (
         values.double().masked_fill(~right[:, None], torch.nan)
         for values in _checks(truth, important)
     )
-    return PartScores(
-        correctness=(1 + rank_correlation(parts, truth.drops)) / 2,
-        contrastivity=_contrast(
+    columns = {
+        "part-correctness": (1 + rank_correlation(parts, truth.drops)) / 2,
+        "part-contrastivity": _contrast(
             truth, importances(first)[0], importances(second)[0], first, second
         ),
-        csdc=csdc,
-        preservation=preserved,
-        deletion=changed,
-        distractibility=_undistracted(truth, torch.cat([important, background_important], dim=2)),
-        background_independence=1 - truth.matters(truth.background_drops).double().mean(dim=1),
-        right=right,
-        thresholds=thresholds,
-    )
+        "background-independence": 1 - truth.matters(truth.background_drops).double().mean(dim=1),
+    }
+    distractibility = _undistracted(truth, torch.cat([important, background_important], dim=2))
+    details = {
+        "correctness": columns["part-correctness"],
+        "contrastivity": columns["part-contrastivity"],
+        "csdc": csdc,
+        "preservation": preserved,
+        "deletion": changed,
+        "distractibility": distractibility,
+        "right": right,
+    }
+    return Scores(columns, details)
 
 
 @torch.no_grad()
@@ -205,7 +195,7 @@ def measure_truth(model: ImageModel, latents: Latents) -> PartTruth:
     """Render and run every counterfactual: 16 sets of parts and all other backgrounds."""
 
     def logits(do: Do) -> Tensor:
-        return plain_logits(model, _pictures(model, latents, do)[1]).double().cpu()
+        return plain_logits(model, _images(model, latents, do)[1]).double().cpu()
 
     removed = [logits(Do(without=tuple(itertools.compress(REMOVABLE, chosen)))) for chosen in SETS]
     if removed[0].shape[1] != len(CLASSES):
@@ -247,9 +237,12 @@ def shared_parts(first: Tensor, second: Tensor) -> Tensor:
 
 def _checks(truth: PartTruth, important: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """CSDC, PC and DC [B, 80] of the parts declared important [B, 80, P]."""
-    batch, answers = torch.arange(len(important))[:, None], truth.removed.argmax(dim=-1)  # [B, 16]
-    preserved = answers[batch, _set_index(~important)] == truth.answer[:, None]
-    changed = answers[batch, _set_index(important)] != truth.answer[:, None]
+    batch, predictions = (
+        torch.arange(len(important))[:, None],
+        truth.removed.argmax(dim=-1),
+    )  # [B, 16]
+    preserved = predictions[batch, _set_index(~important)] == truth.predicted[:, None]
+    changed = predictions[batch, _set_index(important)] != truth.predicted[:, None]
     csdc = torch.stack(
         [
             _best_overlap(rows, int(creature))
@@ -306,12 +299,12 @@ def _set_index(gone: Tensor) -> Tensor:
     return (gone.long() * 2 ** torch.arange(len(REMOVABLE) - 1, -1, -1)).sum(dim=-1)
 
 
-def _pictures(model: ImageModel, latents: Latents, do: Do | None = None) -> tuple[Tensor, Tensor]:
+def _images(model: ImageModel, latents: Latents, do: Do | None = None) -> tuple[Tensor, Tensor]:
     """Part maps [B, H, W], and normalised images as the model takes them."""
     height, width = model.preprocess.size
     if height != width:
         expected = "a square input: Critters are drawn on squares"
         raise BadOption("model", f"input of {height} x {width}", expected)
-    picture = render(latents, size=height, do=do)
-    images = model.preprocess.normalise(picture.image)
-    return picture.parts, images.to(model.device, model.dtype)
+    drawn = render(latents, size=height, do=do)
+    images = model.preprocess.normalise(drawn.image)
+    return drawn.parts, images.to(model.device, model.dtype)

@@ -1,12 +1,12 @@
-"""The list of metrics. A new metric is one file with one decorated function:
+"""The registry of metrics. A new metric is one decorated function:
 
     @metric("name", columns=higher("what a large value means"))
     def name(model, images, maps, target, *, option=default) -> Tensor: ...
 
-Its parameters before the star say what it needs: names of `MetricInputs`; those behind it are
-options, checked against their annotations before it runs (`options.py`). It returns one number for
-each image, [B], or a result whose fields are the columns, by name: they share their forwards.
-Packages installed beside this one add metrics by the entry point `seecause.metrics`.
+Parameters before the star name what the metric needs: fields of `MetricInputs`. Parameters behind
+it are options, checked against their annotations. The function returns one number for each image,
+[B], or `Scores` with several columns that share their forward passes. Packages installed beside
+this one add metrics by the entry point `seecause.metrics`.
 
     inputs = MetricInputs(model, images, maps, target, masks=masks)
     measure("insertion-deletion", inputs)     # {"insertion": [B], "deletion": [B], "ins-del": [B]}
@@ -18,15 +18,15 @@ import importlib
 import inspect
 import pkgutil
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from functools import cache, partial, wraps
-from operator import attrgetter
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from torch import Tensor
 
 import seecause.metrics
 from seecause.errors import BadOption, UnknownName
+from seecause.metrics.statistics import summarise
 from seecause.models._settled import settles
 from seecause.models.base import ImageModel
 from seecause.options import check_options, summary_of
@@ -40,7 +40,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 Explain = Callable[[Tensor, Spec], Tensor]  # images, target -> maps [B, gh, gw] or [B, H, W]
 Attribute = Callable[[ImageModel, Tensor, Spec], Tensor]  # a method that can be given another model
 Direction = Literal["higher", "lower"]  # is better
-FAMILIES = (  # tables with many columns are cut into these, in this order
+FAMILIES = (  # the order of columns; wide tables are cut between families
     "curves",
     "removal",
     "correlation with the drop of the score",
@@ -53,8 +53,30 @@ FAMILIES = (  # tables with many columns are cut into these, in this order
 
 
 @dataclass(frozen=True, eq=False)
+class Scores:
+    """What a metric returns.
+
+    Attributes:
+        columns: One number for each image, [B], by column; NaN for an image that was skipped.
+        details: What the columns were computed from, such as curves [B, n + 1].
+        protocol: The options that decide the numbers.
+    """
+
+    columns: dict[str, Tensor]
+    details: dict[str, Any] = field(default_factory=dict)
+    protocol: dict[str, Any] = field(default_factory=dict)
+
+    def __getitem__(self, name: str) -> Any:
+        return self.columns[name] if name in self.columns else self.details[name]
+
+    def numbers(self) -> dict[str, float]:
+        """The mean of each column over the images that were not skipped."""
+        return {name: summarise(values).mean for name, values in self.columns.items()}
+
+
+@dataclass(frozen=True, eq=False)
 class MetricInputs:
-    """What a runner has. A metric that needs something that is None is refused."""
+    """What metrics may ask for. A metric that needs a field that is None is refused."""
 
     model: ImageModel | None = None
     images: Tensor | None = None
@@ -66,18 +88,16 @@ class MetricInputs:
     latents: Latents | None = None  # of a dataset whose samples can be drawn again
 
 
-_INPUTS = tuple(field.name for field in fields(MetricInputs))
+_INPUTS = tuple(each.name for each in fields(MetricInputs))
 _NEEDS = ("masks", "model", "explain", "attribute", "latents")  # what not every runner has
 
 
 @dataclass(frozen=True)
 class Column:
-    """One number for each image: which way is better, what it means in a line, and the field of
-    the result that holds it, where that is not called as the column is."""
+    """One number for each image: which direction is better, and what it means in one line."""
 
     better: Direction
     meaning: str = ""
-    field: str = ""
 
 
 higher = partial(Column, "higher")  # a column whose large values are good
@@ -86,8 +106,7 @@ lower = partial(Column, "lower")  # a column whose small values are good
 
 @dataclass(frozen=True)
 class Metric:
-    """One entry of the registry. `takes` names the inputs that the function is called with, in
-    order."""
+    """One entry of the registry. `takes` names the inputs that `run` is called with, in order."""
 
     name: str
     run: Callable[..., Any]
@@ -105,24 +124,16 @@ class Metric:
         return summary_of(self.run)
 
     def missing(self, inputs: MetricInputs) -> tuple[str, ...]:
-        """What it takes and `inputs` do not have; without a target the predicted class is meant."""
+        """The inputs it needs and `inputs` lacks. Without a target it uses the predicted class."""
         wanted = [name for name in self.takes if name != "target"]
         return tuple(name for name in wanted if getattr(inputs, name) is None)
 
-    def result(self, inputs: MetricInputs, **options: Any) -> Any:
-        """What the function returns, with everything it knows beside its columns."""
+    def scores(self, inputs: MetricInputs, **options: Any) -> Scores:
+        """Run the metric. A function that returns a tensor has one column."""
         for name in self.missing(inputs):
             raise BadOption(name, None, f"a value: {self.name} needs it")
-        return self.run(*(getattr(inputs, name) for name in self.takes), **options)
-
-    def read(self, result: Any) -> dict[str, Tensor]:
-        """The columns of a result, each [B]."""
-        if isinstance(result, Tensor):
-            return dict.fromkeys(self.columns, result)
-        return {
-            name: attrgetter(column.field or name.replace("-", "_"))(result)
-            for name, column in self.columns.items()
-        }
+        result = self.run(*(getattr(inputs, name) for name in self.takes), **options)
+        return result if isinstance(result, Scores) else Scores(dict.fromkeys(self.columns, result))
 
 
 _METRICS: dict[str, Metric] = {}
@@ -131,7 +142,16 @@ _METRICS: dict[str, Metric] = {}
 def metric(
     name: str, *, columns: Mapping[str, Column] | Column, family: str = "other"
 ) -> Callable[[F], F]:
-    """Register a function under `name`; a single column is called like it."""
+    """Register a function as a metric.
+
+    Args:
+        name: The name of the metric, and of its column where there is only one.
+        columns: The columns of its `Scores`, or one `Column` for a function that returns [B].
+        family: One of `FAMILIES`; tables are sorted by it.
+
+    Raises:
+        BadOption: If a parameter before the star is not a field of `MetricInputs`.
+    """
     named = {name: columns} if isinstance(columns, Column) else dict(columns)
 
     def register(function: F) -> F:
@@ -149,7 +169,7 @@ def metric(
             check_options(name, function, own)
             return function(*inputs, **options)
 
-        run = cast(F, settles(checked) if takes[:1] == ("model",) else checked)
+        run: Any = settles(checked) if takes[:1] == ("model",) else checked
         _METRICS[name] = Metric(name, run, takes, named, family)
         return run
 
@@ -157,12 +177,18 @@ def metric(
 
 
 def metrics() -> dict[str, Metric]:
-    """All metrics by name, family by family."""
+    """All metrics by name, family by family.
+
+    Example:
+        >>> "insertion-deletion" in metrics()
+        True
+    """
     _load()
     return dict(sorted(_METRICS.items(), key=lambda item: FAMILIES.index(item[1].family)))
 
 
 def find_metric(name: str) -> Metric:
+    """The metric of this name; raises `UnknownName` with the nearest names."""
     _load()
     if name not in _METRICS:
         raise UnknownName("metric", name, _METRICS)
@@ -170,14 +196,22 @@ def find_metric(name: str) -> Metric:
 
 
 def measure(name: str, inputs: MetricInputs, **options: Any) -> dict[str, Tensor]:
-    """The columns of one metric, each [B]. `options` are the metric's own.
+    """Compute the columns of one metric.
 
-    >>> import torch
-    >>> measure("complexity", MetricInputs(maps=torch.ones(1, 2, 2)))["gini"]
-    tensor([0.], dtype=torch.float64)
+    Args:
+        name: A name from `metrics()`.
+        inputs: What the metric needs.
+        **options: Options of the metric.
+
+    Returns:
+        The columns by name, each [B].
+
+    Example:
+        >>> import torch
+        >>> measure("complexity", MetricInputs(maps=torch.ones(1, 2, 2)))["gini"]
+        tensor([0.], dtype=torch.float64)
     """
-    entry = find_metric(name)
-    return entry.read(entry.result(inputs, **options))
+    return find_metric(name).scores(inputs, **options).columns
 
 
 @cache

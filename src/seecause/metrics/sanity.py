@@ -1,5 +1,5 @@
-"""Metrics that explain again: another class, another model, or nearly the same picture. Lower is
-better, all of them.
+"""Metrics that compute maps again: for another class, another model, or nearly the same image. For
+all of them lower is better.
 
 random logit              A(x, y) against A(x, y') for another class (Sixt et al. 2020)
 parameter randomisation   A(x) against maps of models whose layers are redrawn one after the other,
@@ -9,7 +9,7 @@ stability                 |A(x + e) - A(x)| / |A(x)|, e uniform in [-radius, rad
                           2019, Bhatt et al. 2020); norms are Euclidean over the map
 
 The first two compare maps by Spearman's correlation, of the signed values and of their sizes. A
-similarity near 1 is bad: the map would be the same for another model, or for another answer. Each
+similarity near 1 is bad: the map would be the same for another model, or for another class. Each
 parameter tensor is redrawn from a normal distribution with its own mean and deviation, so that
 activations keep their scale. Buffers stay. The randomised model is a wrapped deep copy; the model
 itself is not touched.
@@ -19,47 +19,19 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from seecause.errors import BadOption, NotDefined, UnsupportedModel
 from seecause.loading import need_own_classes, wrap
-from seecause.metrics._pixels import bound_spec, checked, picture_scorer
-from seecause.metrics.registry import Attribute, Explain, lower, metric
+from seecause.metrics.pixels import bound_spec, checked, image_scorer
+from seecause.metrics.registry import Attribute, Explain, Scores, lower, metric
 from seecause.metrics.statistics import rank_correlation
 from seecause.models.base import ImageModel
 from seecause.models.view import VisionModel
 from seecause.options import Count, Positive
 from seecause.target import Spec
-
-
-@dataclass(frozen=True, eq=False)
-class MapSimilarity:
-    """Spearman's correlation of two maps, float64 [B]."""
-
-    signed: Tensor
-    absolute: Tensor
-
-
-@dataclass(frozen=True, eq=False)
-class Randomisation:
-    """Similarity to the plain map, float64 [B, steps], after each of `layers` was redrawn, and all
-    above it."""
-
-    layers: tuple[str, ...]
-    signed_steps: Tensor
-    absolute_steps: Tensor
-
-    @property
-    def signed(self) -> Tensor:
-        return self.signed_steps.mean(dim=1)
-
-    @property
-    def absolute(self) -> Tensor:
-        return self.absolute_steps.mean(dim=1)
 
 
 @metric(
@@ -69,9 +41,8 @@ class Randomisation:
         "random-logit": lower(
             "rank correlation with the map of another class: near 1, the map does not depend on "
             "the class",
-            field="signed",
         ),
-        "random-logit-abs": lower("random-logit of the sizes of the values", field="absolute"),
+        "random-logit-abs": lower("random-logit of the sizes of the values"),
     },
 )
 def random_logit(
@@ -82,21 +53,22 @@ def random_logit(
     *,
     other: Spec = None,
     seed: int = 0,
-) -> MapSimilarity:
+) -> Scores:
     """Is the map of another class the same? Then it does not depend on the class.
 
     `other` None: a class drawn once, the same step away from each image's own.
     """
-    scorer = picture_scorer(model, images, target)
+    scorer = image_scorer(model, images, target)
     if other is None:
         if scorer.target.classes is None or model.n_classes < 2:
             what = "a function of logits" if scorer.target.classes is None else "a single class"
             raise NotDefined("random logit", f"{what} has no other class", "Give other=")
         step = torch.randint(1, model.n_classes, (), generator=torch.Generator().manual_seed(seed))
         other = (scorer.target.classes + int(step)) % model.n_classes
-    return _similarity(
+    signed, absolute = _similarity(
         explain(scorer.images, bound_spec(scorer.target, target)), explain(scorer.images, other)
     )
+    return Scores({"random-logit": signed, "random-logit-abs": absolute})
 
 
 @metric(
@@ -106,9 +78,8 @@ def random_logit(
         "mprt": lower(
             "rank correlation with maps of models whose weights are redrawn: near 1, the map does "
             "not depend on what was learned",
-            field="signed",
         ),
-        "mprt-abs": lower("mprt of the sizes of the values", field="absolute"),
+        "mprt-abs": lower("mprt of the sizes of the values"),
     },
 )
 def parameter_randomisation(
@@ -120,15 +91,19 @@ def parameter_randomisation(
     steps: int | None = None,
     seed: int = 0,
     rewrap: Callable[[nn.Module], ImageModel] | None = None,
-) -> Randomisation:
+) -> Scores:
     """Is the map the same where weights are redrawn? Then it does not depend on what was learned.
 
     `attribute(model, images, target)` explains the model and each randomised copy: one for each
     layer, or only `steps` of them, evenly spread, the last with all layers redrawn. `rewrap` makes
     a view of the copied module where `wrap` alone cannot (zero-shot heads).
     """
-    stops = _stops(len(layer_groups(model)), steps)
-    scorer = picture_scorer(model, images, target)
+    layers = len(layer_groups(model))
+    if steps is not None and not 1 <= steps <= layers:
+        raise BadOption("steps", steps, f"1 to {layers} (a step for each layer), or None for all")
+    steps = steps or layers
+    stops = {(step * layers + steps - 1) // steps for step in range(1, steps + 1)}
+    scorer = image_scorer(model, images, target)
     spec = bound_spec(scorer.target, target)
     plain = attribute(model, scorer.images, spec)
     other = copied_view(model) if rewrap is None else rewrap(copy.deepcopy(model.module))
@@ -139,19 +114,11 @@ def parameter_randomisation(
             redraw(parameter, generator)
         if place in stops:
             by_layer[layer] = _similarity(plain, attribute(other, scorer.images, spec))
-    signed, absolute = (
-        torch.stack([getattr(step, kind) for step in by_layer.values()], dim=1)
-        for kind in ("signed", "absolute")
+    signed, absolute = torch.stack(list(by_layer.values()), dim=-1)  # [B, steps] each
+    return Scores(
+        {"mprt": signed.mean(dim=1), "mprt-abs": absolute.mean(dim=1)},
+        {"layers": tuple(by_layer), "signed": signed, "absolute": absolute},
     )
-    return Randomisation(tuple(by_layer), signed, absolute)
-
-
-def _stops(layers: int, steps: int | None) -> set[int]:
-    """After how many redrawn layers a map is made."""
-    if steps is not None and not 1 <= steps <= layers:
-        raise BadOption("steps", steps, f"1 to {layers} (a step for each layer), or None for all")
-    steps = steps or layers
-    return {(step * layers + steps - 1) // steps for step in range(1, steps + 1)}
 
 
 def copied_view(model: ImageModel) -> ImageModel:
@@ -206,25 +173,10 @@ def _layer(name: str) -> str:
     return ".".join(path[:-1] or path) if numbered is None else ".".join(path[: numbered + 1])
 
 
-def _similarity(first: Tensor, second: Tensor) -> MapSimilarity:
+def _similarity(first: Tensor, second: Tensor) -> Tensor:
+    """[2, B] float64: Spearman's correlation of two maps, of signed values and of sizes."""
     x, y = (checked(maps).cpu() for maps in (first, second))
-    return MapSimilarity(rank_correlation(x, y), rank_correlation(x.abs(), y.abs()))
-
-
-@dataclass(frozen=True, eq=False)
-class Stability:
-    """Relative change of the map for each draw, float64 [B, draws]."""
-
-    changes: Tensor
-    protocol: dict[str, Any] = field(default_factory=dict)
-
-    @property
-    def max_sensitivity(self) -> Tensor:
-        return self.changes.amax(dim=1)
-
-    @property
-    def avg_sensitivity(self) -> Tensor:
-        return self.changes.mean(dim=1)
+    return torch.stack([rank_correlation(x, y), rank_correlation(x.abs(), y.abs())])
 
 
 @metric(
@@ -232,11 +184,9 @@ class Stability:
     family="the map itself",
     columns={
         "max-sensitivity": lower(
-            "largest relative change of the map under small noise in the picture"
+            "largest relative change of the map under small noise in the image"
         ),
-        "avg-sensitivity": lower(
-            "mean relative change of the map under small noise in the picture"
-        ),
+        "avg-sensitivity": lower("mean relative change of the map under small noise in the image"),
     },
 )
 def stability(
@@ -248,25 +198,23 @@ def stability(
     radius: Positive = 0.02,
     draws: Count = 10,
     seed: int = 0,
-) -> Stability:
-    """How much does the map change under small noise in the picture?
+) -> Scores:
+    """How much does the map change under small noise in the image?
 
     `explain` runs once on the images and once for each draw, on the whole batch. Defaults are
-    captum's. The class stays that of the plain picture, draws come from the seed alone, the same
+    captum's. The class stays that of the unchanged image, draws come from the seed alone, the same
     for every image, and an empty map has no sensitivity: NaN.
     """
-    scorer = picture_scorer(model, images, target)
+    scorer = image_scorer(model, images, target)
     spec, generator = bound_spec(scorer.target, target), torch.Generator().manual_seed(seed)
-    plain = _flat(explain(scorer.images, spec))
+    plain = checked(explain(scorer.images, spec)).flatten(1).cpu()
     changes = []
     for _ in range(draws):
         drawn = torch.rand(scorer.images.shape[1:], generator=generator, dtype=torch.float64)
         shift = (radius * (2 * drawn - 1)).to(scorer.images)
-        moved = _flat(explain(scorer.images + shift, spec))
+        moved = checked(explain(scorer.images + shift, spec)).flatten(1).cpu()
         changes.append((moved - plain).norm(dim=1) / plain.norm(dim=1))
+    change = torch.stack(changes, dim=1)  # [B, draws]
+    columns = {"max-sensitivity": change.amax(dim=1), "avg-sensitivity": change.mean(dim=1)}
     protocol = scorer.protocol("stability", radius=radius, draws=draws, seed=seed)
-    return Stability(torch.stack(changes, dim=1), protocol)
-
-
-def _flat(maps: Tensor) -> Tensor:
-    return checked(maps).flatten(1).cpu()
+    return Scores(columns, {"changes": change}, protocol)

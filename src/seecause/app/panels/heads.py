@@ -41,7 +41,7 @@ from seecause.background.gains import Gains, jensen_shannon, log_probs
 from seecause.background.heads import Head, ablate, gates_without
 from seecause.engine.forks import Content, gated_logits, mean_carried, zeros
 from seecause.errors import BadOption
-from seecause.metrics._pixels import spread_out
+from seecause.metrics.pixels import spread_out
 
 Operator = Literal["zero", "mean", "other"]
 By = Literal["answer", "background", "object"]

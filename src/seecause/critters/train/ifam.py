@@ -55,8 +55,8 @@ from seecause.faithful.config import cosine, set_pace
 from seecause.faithful.interventions import best_of, try_interventions
 from seecause.faithful.losses import TrainingLosses
 from seecause.faithful.metrics import mask_pixels
+from seecause.metrics._localization import Overlap, overlap
 from seecause.metrics.accuracy import GroupAccuracy, group_accuracy
-from seecause.metrics.segmentation import Overlap, overlap
 
 _NUMBERS = ("loss", "accuracy", "patch_accuracy", "kept")
 _LOSSES = tuple(loss.name for loss in fields(LossWeights))

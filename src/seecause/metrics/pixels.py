@@ -1,12 +1,11 @@
 """From maps to the pixels that metrics compare (upsampling, ranks, the order of pixels, blur), and
-what a model answers when its pictures are changed: the one question behind every perturbation
-metric.
+the model's scores for changed images, which every perturbation metric needs.
 
-What insertion starts from is the picture, blurred:
+Insertion starts from the blurred image:
 rise       RISE's 11 x 11 kernel (Petsiuk et al. 2018): a point filtered with sigma 5 inside an
            11 x 11 window whose borders reflect. The mass folds back, so it is nearly a box: 0.0077
-           to 0.0088. Zeros (the mean colour) beyond the edge of the normalised picture.
-gaussian   the truncated Gaussian of the same size and sigma: 0.0044 to 0.0120. The picture is
+           to 0.0088. Zeros (the mean colour) beyond the edge of the normalised image.
+gaussian   the truncated Gaussian of the same size and sigma: 0.0044 to 0.0120. The image is
            reflected at its edge.
 """
 
@@ -27,6 +26,7 @@ from seecause.errors import BadOption
 from seecause.models.base import ImageModel
 from seecause.models.layout import pixel_cells
 from seecause.target import Score, Spec, Target, parse
+from seecause.types import wide
 
 Upsampling = Literal["bilinear", "nearest", "bicubic"]
 Order = Literal["pixel", "patch"]
@@ -121,7 +121,11 @@ def importance_ranks(
     """
     values = to_pixels(maps, size, upsample) if order == "pixel" else to_grid(maps, size, grid)
     count = values[0].numel()
-    first = _tie_order(count, ties).to(values.device)  # [P]: who goes first among equals
+    generator = None if ties == "raster" else torch.Generator().manual_seed(ties)
+    order_of_equals = (
+        torch.arange(count) if generator is None else torch.randperm(count, generator=generator)
+    )
+    first = order_of_equals.to(values.device)  # [P]
     # [B, P]: the pixel at each place
     places = first[(-values.flatten(1)[:, first]).argsort(dim=1, stable=True)]
     index = torch.arange(count, dtype=torch.int32, device=values.device).expand(len(values), -1)
@@ -146,16 +150,17 @@ def thresholds(
     return (torch.arange(math.ceil(count / each) + 1) * each).clamp(max=count)
 
 
-def _tie_order(count: int, ties: Ties) -> Tensor:
-    if ties == "raster":
-        return torch.arange(count)
-    return torch.randperm(count, generator=torch.Generator().manual_seed(ties))
-
-
 def blurred(images: Tensor, blur: Blur = "rise") -> Tensor:
     """Normalised images [B, C, H, W], blurred in float32 or better, in their own dtype."""
-    wide = images if images.dtype == torch.float64 else images.float()
-    return (rise_blur if blur == "rise" else gaussian_blur)(wide).to(images.dtype)
+    channels = images.shape[1]
+    if blur == "rise":
+        weight = rise_kernel().to(wide(images)).expand(channels, 1, -1, -1)
+        done = F.conv2d(wide(images), weight, padding=WINDOW // 2, groups=channels)
+    else:
+        from torchvision.transforms.functional import gaussian_blur
+
+        done = gaussian_blur(wide(images), [WINDOW, WINDOW], [SIGMA, SIGMA])
+    return done.to(images.dtype)
 
 
 def rise_kernel() -> Tensor:
@@ -167,24 +172,10 @@ def rise_kernel() -> Tensor:
     return torch.from_numpy(gaussian_filter(point, SIGMA, mode="reflect"))
 
 
-def rise_blur(images: Tensor) -> Tensor:
-    """Each channel of [B, C, H, W] with RISE's kernel."""
-    channels = images.shape[1]
-    kernel = rise_kernel().to(images).expand(channels, 1, -1, -1)
-    return F.conv2d(images, kernel, padding=WINDOW // 2, groups=channels)
-
-
-def gaussian_blur(images: Tensor) -> Tensor:
-    """Each channel of [B, C, H, W] with a truncated Gaussian."""
-    from torchvision.transforms.functional import gaussian_blur as truncated_gaussian
-
-    return truncated_gaussian(images, [WINDOW, WINDOW], [SIGMA, SIGMA])
-
-
 @dataclass(frozen=True, eq=False)
-class PictureScorer:
-    """A model, its pictures [B, 3, H, W] and the bound target; `plain` [B] float64 is the score of
-    the pictures as they are."""
+class ImageScorer:
+    """A model, its images [B, 3, H, W] and the bound target; `plain` [B] float64 is the score of
+    the unchanged images."""
 
     model: ImageModel
     images: Tensor
@@ -199,8 +190,8 @@ class PictureScorer:
         return self.images.shape[-2], self.images.shape[-1]
 
     def cells(self, maps: Tensor) -> Tensor:
-        """Maps as patches [B, gh, gw], float64, on the pictures' device: one for each image, or an
-        error."""
+        """Maps by patch [B, gh, gw], float64, on the images' device; raises unless there is one for
+        each image."""
         if len(maps) != len(self.images):
             raise BadOption(
                 "maps", list(maps.shape), f"one map for each of the {len(self.images)} images"
@@ -208,18 +199,18 @@ class PictureScorer:
         return to_grid(maps.to(self.images.device), self.size, self.grid)
 
     @torch.no_grad()
-    def each(self, variants: int, picture: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
-        """Scores [B, variants], float64: `picture(image, variant)` makes a batch [m, 3, H, W] from
+    def each(self, variants: int, changed: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
+        """Scores [B, variants], float64. `changed(image, variant)` makes a batch [m, 3, H, W] from
         two index vectors [m]."""
 
         def run_chunk(a: int, b: int) -> Tensor:
             item = torch.arange(a, b, device=self.images.device)  # of B * variants
             image, variant = item // variants, item % variants
-            logits = self.model(picture(image, variant))
+            logits = self.model(changed(image, variant))
             return self.target.take(image).score(logits, self.score, sigmoid=self.model.sigmoid)
 
         total = len(self.images) * variants
-        scores = torch.cat(list(in_chunks(run_chunk, total, self.chunk, what="changed pictures")))
+        scores = torch.cat(list(in_chunks(run_chunk, total, self.chunk, what="changed images")))
         return scores.double().cpu().view(len(self.images), variants)
 
     def ranks(self, maps: Tensor, **options: Any) -> tuple[Tensor, int]:
@@ -228,26 +219,26 @@ class PictureScorer:
         return importance_ranks(maps.to(self.images.device), self.size, self.grid, **options)
 
     def mixed(self, start: Tensor, goal: Tensor, places: Tensor, taken: Tensor) -> Tensor:
-        """Scores [B, n] of pictures between `start` and `goal` [B, 3, H, W]: pixels at the first
+        """Scores [B, n] of images between `start` and `goal` [B, 3, H, W]: pixels at the first
         `taken` [n] of their places [B, H, W] are the goal's."""
         taken = taken.to(places.device)
 
-        def picture(image: Tensor, step: Tensor) -> Tensor:
-            changed = places[image] < taken[step][:, None, None]  # [m, H, W]
-            return torch.where(changed[:, None], goal[image], start[image])
+        def changed(image: Tensor, step: Tensor) -> Tensor:
+            reached = places[image] < taken[step][:, None, None]  # [m, H, W]
+            return torch.where(reached[:, None], goal[image], start[image])
 
-        return self.each(len(taken), picture)
+        return self.each(len(taken), changed)
 
     def drops(self, gone: Tensor, fill: Fill = 0.0) -> Tensor:
         """How much the score falls, [B, M], when patches `gone` [1|B, M, gh, gw] are `fill`."""
         goal, gone = filled(self.images, fill), gone.to(self.images.device)
 
-        def picture(image: Tensor, variant: Tensor) -> Tensor:
+        def changed(image: Tensor, variant: Tensor) -> Tensor:
             patches = gone[image if len(gone) > 1 else 0, variant]
             pixels = spread_out(patches, self.size)[:, None]
             return torch.where(pixels, goal[image], self.images[image])
 
-        return self.plain[:, None] - self.each(gone.shape[1], picture)
+        return self.plain[:, None] - self.each(gone.shape[1], changed)
 
     def protocol(self, metric: str, **options: Any) -> dict[str, Any]:
         record = self.target.record(self.model)
@@ -255,22 +246,22 @@ class PictureScorer:
 
 
 @torch.no_grad()
-def picture_scorer(
+def image_scorer(
     model: ImageModel, images: Tensor, target: Spec = None, *, score: Score = "prob"
-) -> PictureScorer:
-    """Run the pictures once and bind the target: the predicted class if none is given."""
+) -> ImageScorer:
+    """Run the images once and bind the target; the predicted class if none is given."""
     images = images.to(model.device, model.dtype)
     grid = model.check(images).grid
     chunk = fit(1 << 30, model.forward_bytes(model.check(images)), images.device)
     logits = batched(model, images, chunk)
     bound = parse(model, target, len(images)).bind(logits)
     plain = bound.score(logits, score, sigmoid=model.sigmoid).double().cpu()
-    return PictureScorer(model, images, bound, score, plain, grid, chunk)
+    return ImageScorer(model, images, bound, score, plain, grid, chunk)
 
 
 def filled(images: Tensor, fill: Fill) -> Tensor:
     """What takes the place of removed pixels, [B, 3, H, W]: a constant in normalised units (0 is
-    the mean colour of the model's training data), each picture's own mean colour, or its RISE
+    the mean colour of the model's training data), each image's own mean colour, or its RISE
     blur."""
     if fill == "blur":
         return blurred(images)
@@ -280,6 +271,6 @@ def filled(images: Tensor, fill: Fill) -> Tensor:
 
 
 def bound_spec(target: Target, spec: Spec) -> Spec:
-    """What a method is told when it explains changed pictures: the class the plain picture was
-    given, never a new prediction."""
+    """The target for maps of changed images: the class predicted for the unchanged image, never a
+    new prediction."""
     return target.classes if spec is None else spec
