@@ -80,8 +80,8 @@ def test_a_map_of_true_drops_is_right_and_a_random_one_is_not(setting):
     exact = part_truth(
         model, latents, lambda _, classes: painted(picture, drops(truth, classes)), truth=truth
     )
-    assert exact["correctness"].mean() > 0.9 and exact["contrastivity"].nanmean() > 0.9
-    assert exact["contrastivity"].nan_to_num(0).max() == 1  # a share of two questions
+    assert exact["part-correctness"].mean() > 0.9 and exact["part-contrastivity"].nanmean() > 0.9
+    assert exact["part-contrastivity"].nan_to_num(0).max() == 1  # a share of two questions
     random = [
         part_truth(
             model, latents, lambda _, classes, s=seed: noise(COUNT, 96, 96, seed=s), truth=truth
@@ -89,7 +89,7 @@ def test_a_map_of_true_drops_is_right_and_a_random_one_is_not(setting):
         for seed in range(6)
     ]
     guessed = torch.stack(
-        [scores["correctness"] for scores in random]
+        [scores["part-correctness"] for scores in random]
     )  # 48 correlations of four values each: a standard error of 0.042
     assert abs(guessed.mean() - 0.5) < 0.12
     assert (
@@ -106,7 +106,7 @@ def test_a_map_that_ignores_the_class_has_no_contrast(setting):
     model, latents, picture, truth = setting
     blind = part_truth(model, latents, lambda *_: painted(picture, truth.drops), truth=truth)
     assert (
-        blind["contrastivity"].nan_to_num(0).max() == 0 and blind["contrastivity"].isfinite().any()
+        blind["part-contrastivity"].nan_to_num(0).max() == 0 and blind["part-contrastivity"].isfinite().any()
     )
 
 
@@ -199,7 +199,7 @@ def test_a_wrong_answer_leaves_holes(setting):
         not scores["right"].any()
         and scores["csdc"].isnan().all()
         and scores["preservation"].isnan().all()
-        and scores["correctness"].isfinite().all()
+        and scores["part-correctness"].isfinite().all()
     )
 
 

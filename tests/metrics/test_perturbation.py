@@ -65,8 +65,8 @@ def test_comprehensiveness_sufficiency_and_log_odds_equal_the_loop(setting):
             ask(model, label), images[i], order, GRID, torch.zeros_like(images[i]), (3, 9)
         )
         got = [
-            getattr(result, name)[i].item()
-            for name in ("comprehensiveness", "sufficiency", "log_odds")
+            result[name][i].item()
+            for name in ("comprehensiveness", "sufficiency", "log-odds")
         ]
         assert got == pytest.approx(expected, abs=1e-12)
     with pytest.raises(BadOption, match="log-odds"):
@@ -170,8 +170,6 @@ def test_a_flat_picture_is_filled_in_without_a_trace():
     )
     gone[0, 0] = False
     assert_close(impute(image, gone), image, atol=1e-12, rtol=0)
-    with pytest.raises(BadOption, match="leave at least one"):
-        impute(image, torch.ones(8, 8, dtype=torch.bool))
 
 
 def test_road_removes_whole_patches_and_adds_seeded_noise(setting):
@@ -196,9 +194,9 @@ def test_road_removes_whole_patches_and_adds_seeded_noise(setting):
     ("metric", "field"),
     [
         (perturbation, "morf"),
-        (removal, "lost_without_top"),
+        (removal, "lost without top"),
         (road, "morf"),
-        (sc.metrics.insertion_deletion, "deletion"),
+        (sc.metrics.insertion_deletion, "deletion curve"),
     ],
 )
 def test_equals_are_removed_in_the_order_asked_for(setting, metric, field):
@@ -207,7 +205,7 @@ def test_equals_are_removed_in_the_order_asked_for(setting, metric, field):
     flat = torch.zeros_like(maps)
     some = {"shares": (0.4,)} if metric in (removal, road) else {"steps": 5}
     results = [metric(model, images, flat, CLASSES, ties=ties, **some) for ties in ("raster", 3, 3)]
-    raster, drawn, again = (getattr(result, field) for result in results)
+    raster, drawn, again = (result[field] for result in results)
     assert torch.equal(drawn, again) and not torch.allclose(drawn, raster)
     assert [result.protocol["ties"] for result in results] == ["raster", 3, 3]
 

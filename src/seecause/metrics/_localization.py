@@ -154,7 +154,7 @@ def _reasons(wanted: Tensor, counted: Tensor, spots: Tensor) -> tuple[str, ...]:
         "relevance-rank": higher(
             "share of the object that the highest values cover, as many as it has pixels",
         ),
-        "top-k": higher("share of the k highest values that lies on the object", field="top"),
+        "top-k": higher("share of the k highest values that lies on the object"),
     },
 )
 @torch.no_grad()

@@ -7,8 +7,9 @@ weighs the groups of the test set as the training set has them (Sagawa et al. 20
 
 The Backgrounds Challenge (Xiao et al. 2020) asks how much accuracy another background costs:
     BG-gap = accuracy(mixed_same) - accuracy(mixed_rand)
-on ImageNet-9, whose nine classes each gather some of ImageNet-1k's. An ImageNet-1k model predicts the class its largest logit belongs to; 630 of 1,000 classes belong to none (-1) and are
-always wrong.
+on ImageNet-9, whose nine classes each gather some of ImageNet-1k's. An ImageNet-1k
+model predicts the class its largest logit belongs to; 630 of 1,000 classes belong to none (-1) and
+are always wrong.
 
 Does a classifier know how sure it may be?
 
