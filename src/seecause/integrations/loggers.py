@@ -134,7 +134,7 @@ class MapLogger:
             if self.faithful:
                 with self.view.settled():
                     curves = insertion_deletion(self.view, self.images, result.maps, self.target)
-                values[f"{method}/ins-del"] = float(curves.difference.mean())
+                values[f"{method}/ins-del"] = float(curves["ins-del"].mean())
         self.numbers(self.name, values, step)
         return True
 
