@@ -95,20 +95,12 @@ def test_a_run_without_the_truth_says_nothing_of_it(tmp_path):
 
 
 def test_what_no_picture_asks_is_a_dash():
-    nothing = torch.full((2, 3), torch.nan, dtype=torch.float64)
-    empty = PartScores(
-        nothing[:, 0],
-        nothing[:, 0],
-        nothing,
-        nothing,
-        nothing,
-        nothing,
-        nothing[:, 0],
-        torch.zeros(2).bool(),
-        torch.linspace(0.1, 0.3, 3),
+    names = ("csdc", "preservation", "deletion", "distractibility", "correctness", "contrastivity")
+    empty = part_completeness({name: torch.full((2, 80), torch.nan) for name in names})
+    assert (
+        empty["completeness"] != empty["completeness"] and empty["threshold"] != empty["threshold"]
     )
-    assert empty.completeness != empty.completeness and empty.threshold != empty.threshold
-    assert score_texts({"completeness": empty.completeness, "correctness": 0.5}) == ["-", "0.500"]
+    assert score_texts({"completeness": empty["completeness"], "x": 0.5}) == ["-", "0.500"]
 
 
 def test_a_value_without_end_breaks_no_table():
