@@ -1,0 +1,55 @@
+"""Audit, transplants, repair and discovery on critters-biased."""
+
+from __future__ import annotations
+
+import torch
+
+import seecause as sc
+from tests.golden.record import Named, batch, golden, model
+
+BIASED = "critters-biased"
+
+
+@golden("background")
+def transplants(dtype) -> Named:
+    images, labels, masks = batch(BIASED, dtype, "critters:certified:train", 8)
+    grid = masks[:, 4::8, 4::8] == 1  # one pixel of each patch stands for it
+    moved = sc.transplant(images, grid, labels, per_picture=2, seed=1)
+    yield "images", torch.cat(list(moved.batches(8)))
+
+
+@golden("background")
+def audit(dtype) -> Named:
+    data = sc.data.open("critters:certified:test", limit=16)
+    found = sc.audit(model(BIASED, dtype), data, per_picture=2)
+    for name, value in found.judged.numbers().items():
+        yield name, value
+    yield "interval", found.interval
+    yield "extra", found.extra_flips
+    if found.gains is not None:
+        yield "fig", found.gains.fig
+        yield "big", found.gains.big
+
+
+@golden("background")
+def repair(dtype) -> Named:
+    """The last-layer remedies: numbers before and after, and the new layer."""
+    data = sc.data.open("critters:certified:train", limit=40)
+    found = sc.repair(
+        model(BIASED, dtype), data, per_picture=2, remedies=["last-layer", "directions"]
+    )
+    for when in ("before", "after"):
+        for name, value in getattr(found, when).judged.numbers().items():
+            yield f"{when}/{name}", value
+    images, _, _ = batch(BIASED, dtype, "critters:certified:test", 4)
+    yield "logits", found.model(images)
+
+
+@golden("background", slow=True)
+def discover(dtype) -> Named:
+    data = sc.data.open("critters:certified:train", limit=24)
+    found = sc.discover(model(BIASED, dtype), data, method="gae", kinds=8, top=4, trials=8, most=4)
+    yield "count", len(found.findings)
+    for number, each in enumerate(found.findings):
+        yield f"{number}/flips", each.flips
+        yield f"{number}/control", each.control

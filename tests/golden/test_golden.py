@@ -1,0 +1,22 @@
+"""The outputs of the main flows are those that were stored (`python -m tests.golden`)."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.golden.record import compute, differences, entries, read
+
+CASES = [
+    pytest.param(entry, dtype, marks=[pytest.mark.slow] if entry.slow else [])
+    for entry in entries()
+    for dtype in entry.dtypes
+]
+
+
+@pytest.mark.parametrize(
+    ("entry", "dtype"), CASES, ids=lambda v: v if isinstance(v, str) else f"{v.section}/{v.name}"
+)
+def test_outputs_are_those_that_were_stored(entry, dtype):
+    prefix = f"{entry.section}/{entry.name}/{dtype}/"
+    old = {key: value for key, value in read().items() if key.startswith(prefix)}
+    assert not differences(old, compute(entry, dtype), dtype)
