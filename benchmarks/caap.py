@@ -34,7 +34,7 @@ from seecause.engine import graphs
 from seecause.engine.blanks import blank_image
 from seecause.engine.token_sets import selection
 from seecause.loading import wrap
-from seecause.models.staged_view import StagedModel
+from seecause.models.staged import StagedModel
 from seecause.models.view import VisionModel
 from seecause.target import Target
 from tests.reference import caap as reference

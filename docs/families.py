@@ -11,7 +11,7 @@ from pathlib import Path
 
 from seecause.attribution.registry import methods
 from seecause.files import write_atomic
-from seecause.models import decoder, dense_families, hf_view, staged_families, timm_view
+from seecause.models import decoder, dense, staged, timm, transformers
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "models.md"
@@ -24,18 +24,17 @@ SUFFIXES = re.compile(
 
 def table() -> str:
     """Every family that is read, with what it is read as and the release it was tested with."""
-    staged = [*staged_families.CONVOLUTIONAL, *staged_families.TRANSFORMING]
-    vision = [*staged_families.CONVOLUTIONAL, *staged_families.ALTERNATING]
-    boxes = [*_rows("Detection"), *dense_families.SENTENCES]
+    stages = [*staged.CONVOLUTIONAL, *staged.TRANSFORMING]
+    vision = [*staged.CONVOLUTIONAL, *staged.ALTERNATING]
+    boxes = [*_rows("Detection"), *dense.SENTENCES]
     rows = [
-        ("timm", "tokens", timm_view.CLASSES),
-        ("timm", "stages", staged),
-        ("transformers", "tokens", _families(hf_view.READINGS)),
-        ("transformers", "stages", _families(staged_families.TRANSFORMERS)),
+        ("timm", "tokens", timm.CLASSES),
+        ("timm", "stages", stages),
+        ("transformers", "tokens", _families(transformers.READINGS)),
+        ("transformers", "stages", _families(staged.TRANSFORMERS)),
         ("transformers", "boxes", ["Yolos (tokens)", *_families(boxes)]),
         ("transformers", "pixels", _families(_rows("Segmentation", "Depth", "Sam"))),
         ("transformers", "words", _families(decoder.FAMILIES)),
-        ("transformers", "sound", ["AST (tokens)"]),
         ("transformers", "film", ["VideoMAE (tokens)"]),
         ("torchvision", "tokens", ["VisionTransformer"]),
         ("torchvision", "stages", vision),
@@ -55,11 +54,11 @@ def table() -> str:
 
 def _refusals() -> str:
     """Families of transformers that are known and not read, each with its reason."""
-    reasons = decoder.REFUSED | dense_families.REFUSED
+    reasons = decoder.REFUSED | dense.REFUSED
     listed = [
         f"{', '.join(_families(names))} ({reason})"
         for reason, names in _grouped(reasons).items()
-        if reason != dense_families.BARE
+        if reason != dense.BARE
     ]
     return f"Known to transformers and refused: {'; '.join(listed)}."
 
@@ -71,7 +70,7 @@ def _grouped(reasons: Mapping[str, str]) -> dict[str, list[str]]:
 
 def _rows(*parts: str) -> list[str]:
     """Classes of detectors or of models of pixels, by parts of their names."""
-    return [name for name in dense_families.DENSE_FAMILIES if any(part in name for part in parts)]
+    return [name for name in dense.DENSE_FAMILIES if any(part in name for part in parts)]
 
 
 def _families(names: Iterable[str]) -> list[str]:

@@ -19,7 +19,7 @@ from seecause.background.transplant import transplant as transplant
 from seecause.engine.chunks import budget as budget
 from seecause.engine.patching import Site as Site, patch as patch, run as run
 from seecause.errors import SeecauseError as SeecauseError
-from seecause.loading import load as load, wrap as wrap, wrap_bag as wrap_bag
+from seecause.loading import load as load, wrap as wrap
 from seecause.models.heads import CosineHead as CosineHead, Similarity as Similarity
 from seecause.models.rows import Box as Box, Region as Region
 

@@ -116,6 +116,8 @@ def _decode(
                 _check_size(name, image, max_pixels)
                 image.load()
                 return take(image)
+        except BadImage:  # a ValueError, which would count as damage below
+            raise
         except UnidentifiedImageError:
             raise BadImage(
                 name, "not an image that can be read", f"give one of {kinds()}"

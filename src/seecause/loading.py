@@ -32,11 +32,9 @@ from seecause.models.view import Kind, VisionModel
 from seecause.registry import plugins
 
 if TYPE_CHECKING:
-    from seecause.models.bags import BagModel
     from seecause.models.containers import Container
-    from seecause.models.dense_families import DenseParts
-    from seecause.models.dense_view import DenseModel
-    from seecause.models.staged_view import StagedModel, StagedParts
+    from seecause.models.dense import DenseModel, DenseParts
+    from seecause.models.staged import StagedModel, StagedParts
 
 LIBRARIES = ("builtin", "timm", "hf", "torchvision", "open_clip")
 
@@ -96,58 +94,6 @@ def wrap(
         if container is not None:
             module, options = _inner_model(container, options)
         return _view(module, text, options, check)
-
-
-def wrap_bag(
-    module: nn.Module,
-    *,
-    value: nn.Module,
-    weight: nn.Module,
-    classifier: nn.Module,
-    gate: nn.Module | None = None,
-    encoder: nn.Module | None = None,
-    width: int | None = None,
-    blank: Tensor | None = None,
-    classes: ClassNames | None = None,
-    sigmoid: bool = False,
-    name: str | None = None,
-) -> BagModel:
-    """A verified view of a module that pools a bag of instances [N, D] by attention, such as ABMIL
-    on the patches of a slide: every instance is a patch.
-
-    Its parts: `value` (V, with tanh), `gate` (U, with sigmoid; None without), `weight` (w),
-    `classifier` on the pooled instances, and `encoder`, what instances pass before. `blank` [D] is
-    an instance that says nothing (the mean of normal ones); zeros otherwise.
-
-    >>> import torch, seecause as sc
-    >>> from torch import nn
-    >>> class ABMIL(nn.Module):
-    ...     def __init__(self):
-    ...         super().__init__()
-    ...         self.v, self.w, self.head = nn.Linear(6, 4), nn.Linear(4, 1), nn.Linear(6, 2)
-    ...     def forward(self, bag):
-    ...         share = self.w(self.v(bag).tanh()).softmax(dim=0)
-    ...         return self.head((share * bag).sum(dim=0))
-    >>> net = ABMIL()
-    >>> model = sc.wrap_bag(net, value=net.v, weight=net.w, classifier=net.head)
-    >>> bag = torch.randn(9, 6)
-    >>> sc.attribute(model, bag, target=1).maps.shape, model.without(bag).shape
-    (torch.Size([1, 9, 1]), torch.Size([1, 9, 2]))
-    """
-    from seecause.models.bags import BagModel, bag_parts
-
-    with settled([module], device_of(module), frozen=True):
-        parts = bag_parts(
-            module, value=value, weight=weight, classifier=classifier, gate=gate,
-            encoder=encoder, width=width, blank=blank,
-        )  # fmt: skip
-        name = name or type(module).__name__
-        options = WrapOptions(name, classes=class_names_of(classes), sigmoid=sigmoid)
-        model = assemble(module, parts, options)
-        verify(model)
-        need_names(model)
-    assert isinstance(model, BagModel)
-    return model
 
 
 def _container_of(module: nn.Module) -> Container | None:
@@ -223,11 +169,11 @@ def _view(
 def _other_view(
     module: nn.Module, parts: StagedParts | DenseParts, options: WrapOptions
 ) -> StagedModel | DenseModel:
-    from seecause.models.staged_view import StagedParts, assemble_staged
+    from seecause.models.staged import StagedParts, assemble_staged
 
     if isinstance(parts, StagedParts):
         return assemble_staged(module, parts, options)
-    from seecause.models.dense_view import assemble_dense
+    from seecause.models.dense import assemble_dense
 
     return assemble_dense(module, parts, options)
 

@@ -144,11 +144,11 @@ def test_photos_of_telephones_do_not_vanish(tmp_path, photo):
     assert [path.name for path in find_images([tmp_path])] == ["a.png"]
 
 
-def test_hidden_folders_hold_no_sounds(tmp_path):
+def test_hidden_folders_hold_no_films(tmp_path):
     for folder in (".cache", "birds"):
         (tmp_path / folder).mkdir()
-        (tmp_path / folder / f"{folder}.wav").write_bytes(b"RIFF")
-    assert [path.name for path in find_images([tmp_path], deep=True)] == ["birds.wav"]
+        (tmp_path / folder / f"{folder}.npy").write_bytes(b"x")
+    assert [path.name for path in find_images([tmp_path], deep=True)] == ["birds.npy"]
 
 
 def test_nothing_found_is_an_error(tmp_path):

@@ -20,7 +20,7 @@ from seecause.errors import (
     UnsupportedModel,
     ViewMismatch,
 )
-from seecause.models.dense_view import spliced
+from seecause.models.dense import spliced
 from seecause.models.rows import rectangle
 from tests.families.dense import DENSE, SQUARE, sentence_tokens, tiny_dense
 from tests.reference.rows import output_of, overwritten

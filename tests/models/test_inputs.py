@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader
 
 import seecause as sc
 from seecause.errors import BadImage, BadOption
-from seecause.models.inputs import as_images
+from seecause.models.preprocess import as_images
 
 IMAGENET = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
 

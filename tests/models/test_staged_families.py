@@ -17,7 +17,7 @@ from seecause.engine.blanks import blank_image
 from seecause.engine.verify import verify
 from seecause.errors import BadOption, NotDefined, ViewMismatch
 from seecause.loading import wrap
-from seecause.models.staged_view import StagedModel
+from seecause.models.staged import StagedModel
 from tests.families.staged import SIZE, STAGED_FAMILIES, place, tiny_staged
 from tests.helpers import hooks, view
 from tests.reference.caap import box

@@ -17,7 +17,7 @@ from seecause.engine import verify as probing
 from seecause.engine.verify import verify
 from seecause.errors import BadImage, BadOption, UnknownName, UnsupportedModel, ViewMismatch
 from seecause.loading import wrap
-from seecause.models.staged_view import Stage, StagedModel, StagedParts
+from seecause.models.staged import Stage, StagedModel, StagedParts
 from tests.families.conv import CONV_FAMILIES, OPTIONS, SIZE, tiny_conv
 from tests.families.native import matrix
 from tests.helpers import hooks, noise, view

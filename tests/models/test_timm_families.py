@@ -12,7 +12,7 @@ from torch.testing import assert_close
 import seecause as sc
 from seecause.errors import UnsupportedModel, ViewMismatch
 from seecause.models.parts import find_parts
-from seecause.models.timm_view import REFUSED
+from seecause.models.timm import REFUSED
 from tests.families.native import HALF
 from tests.tiny import scramble
 

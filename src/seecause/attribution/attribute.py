@@ -16,7 +16,7 @@ from seecause.errors import BadOption, NotDefined, ViewMismatch
 from seecause.files import digest
 from seecause.loading import as_view
 from seecause.models.base import Architecture, ImageModel, pixels_digest, protocol
-from seecause.models.inputs import Pictures, as_images, file_names
+from seecause.models.preprocess import Pictures, as_images, file_names
 from seecause.target import Spec, Target, best_answers, parse, spread
 from seecause.types import wide
 
@@ -195,9 +195,9 @@ def _of_picture(value: Any, place: int, count: int) -> Any:
 
 
 def _options(entry: Method, model: ImageModel, options: dict[str, Any]) -> dict[str, Any]:
-    """Those that were given, and what this kind of model or input has instead of defaults: sound
-    has no white, and numbers that are no logits have no probability."""
-    usual = {**model.preprocess.defaults, **({"score": "logit"} if model.values else {})}
+    """The given options; a model whose outputs are no logits has no probability, so its score is
+    the logit."""
+    usual = {"score": "logit"} if model.values else {}
     if model.values and "score" in entry.options and options.get("score", "logit") != "logit":
         raise BadOption("score", options["score"], "logit: what is explained is a number itself")
     return {name: value for name, value in usual.items() if name in entry.options} | options

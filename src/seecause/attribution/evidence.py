@@ -35,8 +35,8 @@ from seecause.errors import BadOption
 from seecause.loading import as_view
 from seecause.metrics.pixels import spread_out
 from seecause.models.base import ImageModel, protocol
-from seecause.models.inputs import Pictures, as_images
 from seecause.models.layout import TokenLayout
+from seecause.models.preprocess import Pictures, as_images
 from seecause.models.view import VisionModel
 from seecause.options import Count, check_options
 from seecause.target import Spec, Target, parse

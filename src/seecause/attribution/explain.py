@@ -29,8 +29,7 @@ from seecause.errors import BadOption, DataMissing, NotDefined, SeecauseError
 from seecause.loading import as_view
 from seecause.metrics.pixels import to_pixels
 from seecause.models.base import ImageModel, pixels_digest
-from seecause.models.inputs import Picture, Pictures
-from seecause.models.preprocess import Preprocess
+from seecause.models.preprocess import Picture, Pictures, Preprocess
 from seecause.models.rows import Region
 from seecause.models.view import VisionModel
 from seecause.target import Answer, Spec, best_answers, need_class, parse, spread

@@ -23,7 +23,7 @@ from seecause.engine.attention import explicit_run, n_attentions, read_rows
 from seecause.engine.trace import record
 from seecause.engine.walk import walk
 from seecause.models.block import Block
-from seecause.models.staged_view import StagedModel
+from seecause.models.staged import StagedModel
 from seecause.models.view import VisionModel
 from seecause.target import Score, Target
 

@@ -21,9 +21,9 @@ from seecause.engine.chunks import fit, in_chunks, plain_logits
 from seecause.engine.mixture import need_gradients
 from seecause.errors import NotDefined
 from seecause.models.base import ImageModel
-from seecause.models.dense_view import DenseModel
+from seecause.models.dense import DenseModel
 from seecause.models.layout import TokenLayout, pixel_cells
-from seecause.models.staged_view import StagedModel
+from seecause.models.staged import StagedModel
 from seecause.models.view import VisionModel
 from seecause.target import Score, Target
 
@@ -106,7 +106,7 @@ def differentiate(
         gradients = torch.autograd.grad(total, list(of), allow_unused=True)
     if any(gradient is None for gradient in gradients):
         raise NotDefined(
-            "a gradient", f"none passes {model.name}, as in quantised layers and pools of bags",
+            "a gradient", f"none passes {model.name}, as in quantised layers",
             "Use method='caap', which takes no gradient",
         )  # fmt: skip
     return bound, tuple(gradient for gradient in gradients if gradient is not None)

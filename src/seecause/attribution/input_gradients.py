@@ -33,7 +33,7 @@ from seecause.engine.attention import probabilities
 from seecause.engine.walk import walk
 from seecause.errors import BadOption
 from seecause.models.heads import CosineHead, TextHead
-from seecause.models.staged_view import StagedModel
+from seecause.models.staged import StagedModel
 from seecause.models.view import VisionModel
 from seecause.target import Score, Target
 

@@ -33,8 +33,8 @@ from seecause.engine.sweep import Tail
 from seecause.errors import BadOption, NotDefined
 from seecause.loading import as_view
 from seecause.models.base import ImageModel, protocol
-from seecause.models.inputs import Pictures, as_images
-from seecause.models.staged_view import StagedModel
+from seecause.models.preprocess import Pictures, as_images
+from seecause.models.staged import StagedModel
 from seecause.models.view import VisionModel
 from seecause.options import check_options
 from seecause.target import Score, Spec, Target, parse
@@ -145,7 +145,7 @@ def interactions(
     (torch.Size([1, 16, 16]), 3)
     """
     model = as_view(model)
-    chosen = model.preprocess.defaults.get("blank", "white") if blank is None else blank
+    chosen = "white" if blank is None else blank
     given = {"regions": regions, "score": score, "blank": chosen, "seed": seed}
     given |= {"tail": tail, "layers": layers}
     check_options("interactions", interactions, given)

@@ -48,8 +48,8 @@ from seecause.engine.chunks import fit, in_chunks, joined
 from seecause.engine.mixture import need_gradients, reaches
 from seecause.engine.token_sets import Select, selection
 from seecause.errors import NotDefined
-from seecause.models.dense_families import Places
-from seecause.models.staged_view import StagedModel
+from seecause.models.dense import Places
+from seecause.models.staged import StagedModel
 from seecause.target import Score, Target
 from seecause.types import wide
 

@@ -20,8 +20,7 @@ from seecause.data.images import PictureFacts, PictureOpener
 from seecause.errors import BadImage, BadOption, DataMissing
 from seecause.loading import as_view
 from seecause.models.base import ImageModel
-from seecause.models.inputs import ENTRIES, Picture, Pictures, as_images
-from seecause.models.preprocess import Preprocess
+from seecause.models.preprocess import ENTRIES, Picture, Pictures, Preprocess, as_images
 from seecause.target import Spec
 
 BATCH = 16

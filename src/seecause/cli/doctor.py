@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
     from seecause.attribution.registry import Method
     from seecause.models.base import Architecture, ImageModel
-    from seecause.models.dense_view import DenseModel
-    from seecause.models.staged_view import StagedModel
+    from seecause.models.dense import DenseModel
+    from seecause.models.staged import StagedModel
     from seecause.models.view import VisionModel
 
 LIBRARIES = (
@@ -182,7 +182,7 @@ def _transformer(model: VisionModel) -> dict[str, dict[str, Any]]:
 def _cells(model: DenseModel | StagedModel) -> dict[str, dict[str, Any]]:
     """What can be patched of a network of stages, or where the rows of a detector or a model of
     pixels read the picture."""
-    from seecause.models.staged_view import StagedModel
+    from seecause.models.staged import StagedModel
 
     (rows, columns), (high, wide) = model.layout.grid, model.patch
     grid = f"{rows} x {columns} cells of {high} x {wide} pixels"

@@ -44,7 +44,7 @@ Images = Annotated[
     typer.Argument(
         help=(
             "Pictures, folders (also of class folders), quoted globs, or samples of a dataset:"
-            " critters:clean:test#3. For a sound model: WAV files. For a video model: folders of"
+            " critters:clean:test#3. For a video model: folders of"
             " frames, animations or arrays (.npy)."
         ),
         metavar="IMAGE",

@@ -33,7 +33,7 @@ from timm.models import VisionTransformer
 from torch import Tensor
 
 from seecause.errors import BadOption
-from seecause.models import timm_view
+from seecause.models import timm as timm_adapter
 from seecause.models.block import HIDDEN
 from seecause.models.checkpoints import fill
 from seecause.models.parts import Parts
@@ -139,7 +139,7 @@ _ASK, _TELL = 32.0, 128.0
 
 def planted_parts(module: PlantedViT) -> Parts:
     """timm's parts, with facts about tokens and restricted blocks."""
-    parts = timm_view.find(module, "VisionTransformer")
+    parts = timm_adapter.find(module, "VisionTransformer")
     blocks = []
     for index, block in enumerate(parts.blocks):
         reads = module.readers.get(index)

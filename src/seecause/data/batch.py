@@ -21,8 +21,7 @@ from seecause.engine.chunks import plain_logits
 from seecause.errors import BadInput, BadOption, UnknownName
 from seecause.models._settled import settles
 from seecause.models.base import ImageModel
-from seecause.models.inputs import Framed
-from seecause.models.preprocess import Preprocess
+from seecause.models.preprocess import Framed, Preprocess
 
 log = logging.getLogger(__name__)
 _RIGHT = "check that model and data have the same classes, or give more images"

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 _PATTERN = frozenset("*?[")
 PHONES = (".heic", ".heif", ".avif")  # photos that are not read, and should not vanish silently
-SIGNALS = (".wav", ".npy")  # sounds and films, of folders without pictures
+FILMS = (".npy",)  # of folders without images
 MASKS = "masks"  # a folder beside pictures that holds masks of the same stems
 LOSSY = (".jpg", ".jpeg")
 FEW = 16  # different numbers of a mask that numbers objects; one with more has soft edges
@@ -43,13 +43,13 @@ FEW = 16  # different numbers of a mask that numbers objects; one with more has 
 
 def find_images(paths: Iterable[str | Path], *, deep: bool = False) -> list[Path]:
     """Files that exist, pictures of folders (sorted) and matches of globs, each once. `deep`: of a
-    folder that holds none itself, those of all its sub-folders, or else sounds and films."""
+    folder that holds none itself, those of all its sub-folders, or else films."""
     files: list[Path] = []
     for path in map(Path, paths):
         if path.is_dir():
             others = PHONES if deep else ()  # named as unreadable, where a picture may be left out
             inside = _pictures_in(path, others) or (_walked(path) if deep else [])
-            inside = inside or (_below(path, SIGNALS) if deep else [])
+            inside = inside or (_below(path, FILMS) if deep else [])
             if not inside:
                 raise BadImage(
                     str(path), "a folder without pictures", f"give a folder with {kinds()}"

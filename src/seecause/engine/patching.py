@@ -17,8 +17,8 @@ from seecause.engine.chunks import run_in_chunks
 from seecause.engine.walk import Step, walk
 from seecause.errors import BadOption, NotDefined
 from seecause.models.base import ImageModel
-from seecause.models.inputs import Pictures, as_images
 from seecause.models.layout import At
+from seecause.models.preprocess import Pictures, as_images
 from seecause.models.rows import whole_number
 from seecause.models.view import VisionModel
 

@@ -45,8 +45,8 @@ from seecause.models.base import ImageModel
 from seecause.models.view import VisionModel
 
 if TYPE_CHECKING:
-    from seecause.models.dense_view import DenseModel
-    from seecause.models.staged_view import StagedModel
+    from seecause.models.dense import DenseModel
+    from seecause.models.staged import StagedModel
 
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 2e-4, torch.bfloat16: 6e-2, torch.float16: 2e-2}
 FAR = 0.25  # of the probed changes of places: encoders mix them
@@ -69,7 +69,7 @@ def verify(model: ImageModel, *, seed: int = 0) -> list[Probe]:
     generator = torch.Generator().manual_seed(seed)
     images, near = random_images(model, generator), tolerance_of(model.dtype)
     if not isinstance(model, VisionModel):
-        from seecause.models.staged_view import StagedModel
+        from seecause.models.staged import StagedModel
 
         if isinstance(model, StagedModel):
             return _verify_stages(model, images, near, generator)

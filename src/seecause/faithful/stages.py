@@ -33,9 +33,9 @@ from seecause.faithful.parts import (
     new_prototypes,
 )
 from seecause.models.block import chain, hiding
-from seecause.models.hf_view import tower_of
 from seecause.models.layout import TokenLayout
 from seecause.models.parts import Parts, find_parts
+from seecause.models.transformers import tower_of
 
 if TYPE_CHECKING:
     from seecause.faithful.net import IFAM

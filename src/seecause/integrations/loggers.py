@@ -26,7 +26,7 @@ from seecause.errors import BadOption, MissingExtra
 from seecause.loading import as_view
 from seecause.metrics.curves import insertion_deletion
 from seecause.models.base import ImageModel
-from seecause.models.inputs import Pictures, as_images
+from seecause.models.preprocess import Pictures, as_images
 from seecause.target import Spec, parse
 
 SHOWN = 8  # pictures in one row

@@ -46,13 +46,12 @@ from seecause.lvlm.class_prompts import (
 )
 from seecause.lvlm.model import LVLM
 from seecause.models.base import Architecture
-from seecause.models.decoder import run
+from seecause.models.decoder import VisionTower, run, vision_tower
 from seecause.models.devices import lie_apart
 from seecause.models.image_tokens import image_tokens
 from seecause.models.layout import At, TokenLayout
 from seecause.models.preprocess import Preprocess, preprocess_from_processor
 from seecause.models.slicing import columns, output_weight
-from seecause.models.tower import VisionTower, vision_tower
 from seecause.models.view import VisionModel
 
 Scope = Literal["vision", "llm"]

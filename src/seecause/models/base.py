@@ -28,9 +28,8 @@ from seecause.models._settled import (
     tensor_key,
     tensors_of,
 )
-from seecause.models.inputs import Pictures, as_images
 from seecause.models.layout import TokenLayout
-from seecause.models.preprocess import Preprocess
+from seecause.models.preprocess import Pictures, Preprocess, as_images
 from seecause.models.rows import Aim, whole_number
 
 Children = dict[str, nn.Module | None]

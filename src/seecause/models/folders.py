@@ -54,7 +54,7 @@ from seecause.models.sources import (
     usable,
 )
 
-SIGNAL_TASKS = ("AudioClassification", "VideoClassification")
+SIGNAL_TASKS = ("VideoClassification",)
 ROW_TASKS = (  # of transformers, whose models answer for boxes or pixels
     *("ObjectDetection", "SemanticSegmentation", "DepthEstimation", "UniversalSegmentation"),
     "InstanceSegmentation",
@@ -382,9 +382,5 @@ def _processor(
             config = fetched(f"hf:{name}", lambda: pretrained(AutoImageProcessor, where)).to_dict()
         except DataMissing:
             return {"size": size}
-    if config.get("feature_extractor_type") == "ASTFeatureExtractor":
-        from seecause.models.signals import Spectrogram
-
-        return {"preprocess": Spectrogram.of_extractor(config), "size": size}
     steps = preprocess_from_processor({**config, **(one_frame(config) if framed else {})})
     return {"preprocess": steps, "size": size}

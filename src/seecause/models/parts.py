@@ -35,14 +35,14 @@ from seecause.models.view import Kind, LatentPool, Readout, VisionModel
 from seecause.registry import plugins, warn_of_plugin
 
 if TYPE_CHECKING:
-    from seecause.models.dense_families import DenseParts
-    from seecause.models.staged_view import StagedParts
+    from seecause.models.dense import DenseParts
+    from seecause.models.staged import StagedParts
 
 ADAPTERS = {
-    "timm": "seecause.models.timm_view",
-    "transformers": "seecause.models.hf_view",
-    "torchvision": "seecause.models.torchvision_view",
-    "open_clip": "seecause.models.open_clip_view",
+    "timm": "seecause.models.timm",
+    "transformers": "seecause.models.transformers",
+    "torchvision": "seecause.models.torchvision",
+    "open_clip": "seecause.models.open_clip",
 }
 SHARDED = ("FullyShardedDataParallel", "DeepSpeedEngine")
 Encode = Callable[[list[str]], Tensor]  # prompts -> embeddings [n, D]
@@ -78,7 +78,7 @@ class Parts:
     extra: nn.Module | None = None
     facts: Callable[[Tensor], Tensor] | None = None  # what blocks may know (block.py)
     native_order: Fn = same  # native sequences [B, T, D] -> in the layout's order
-    # what is known of the preprocessing -> all of it, where inputs are no pictures (signals.py)
+    # what is known of the preprocessing -> all of it, where inputs are films (film.py)
     adapt_preprocess: Callable[[Preprocess], Preprocess] = lambda steps: steps
     view: type[VisionModel] = VisionModel
 
@@ -199,18 +199,16 @@ def _find(
 def _find_other(
     module: nn.Module, library: str, kind: str, text: TextInput | None
 ) -> Parts | StagedParts | DenseParts | None:
-    """Of a network of stages, or a model of sound, film, boxes or pixels."""
-    from seecause.models import staged_families
+    """The parts of a network of stages, or of a model of film, boxes or pixels."""
+    from seecause.models import staged
 
-    staged = staged_families.find(module, library, kind)
-    if staged is not None or library != "transformers":
-        return staged
-    from seecause.models.dense_families import dense_parts
-    from seecause.models.hf_others import FAMILIES
+    parts = staged.find(module, library, kind)
+    if parts is not None or library != "transformers":
+        return parts
+    from seecause.models.dense import dense_parts
+    from seecause.models.transformers import FAMILIES
 
-    if kind in FAMILIES:
-        return FAMILIES[kind](module)
-    return dense_parts(module, text)
+    return FAMILIES[kind](module) if kind in FAMILIES else dense_parts(module, text)
 
 
 def is_known(module: nn.Module) -> bool:

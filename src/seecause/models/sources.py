@@ -102,10 +102,10 @@ def open_source(
 
         return open_hf(name, weights, size)
     if library == "torchvision":
-        from seecause.models.torchvision_view import open_torchvision
+        from seecause.models.torchvision import open_torchvision
 
         return open_torchvision(name, weights, size)
-    from seecause.models.open_clip_view import open_clip_model
+    from seecause.models.open_clip import open_clip_model
 
     return open_clip_model(name, weights, size)
 

@@ -29,14 +29,9 @@ ROWS_NOTE = (
 )
 
 INPUTS = {  # how inputs that are no pictures are drawn
-    "bag": "Instances of a bag are shown row by row, in the order they came.",
     "film": (
         "A film is shown as frames in a row, one for each time that the model reads; columns of"
         " patches count through all of them."
-    ),
-    "spectrogram": (
-        "Sound is shown as its spectrogram: time runs to the right, frequency upwards; rows of"
-        " patches count from the highest."
     ),
 }
 Part = Literal["enough", "needed"]

@@ -46,7 +46,7 @@ from seecause.engine.sweep import Sweep, SweepPlan
 from seecause.engine.trace import Trace
 from seecause.engine.walk import walk
 from seecause.errors import BadOption
-from seecause.models.staged_view import StagedModel
+from seecause.models.staged import StagedModel
 from seecause.models.view import VisionModel
 from seecause.report.overlay import data_uri
 from seecause.types import wide

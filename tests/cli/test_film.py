@@ -1,4 +1,4 @@
-"""`seecause explain` of sounds and films: from a folder of weights and a file to a page."""
+"""`seecause explain` of films: from a folder of weights and a file to a page."""
 
 from __future__ import annotations
 
@@ -9,47 +9,25 @@ import pytest
 import torch
 import transformers
 from PIL import Image
-from scipy.io import wavfile
 from typer.testing import CliRunner
 
 import seecause as sc
 from seecause.cli import app
 from tests.cli.calls import explain
-from tests.families.signals import FRAMES, SIDE, SIGNALS, SOUND
+from tests.families.film import FRAMES, SIDE, videomae
 from tests.tiny import scramble
 
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory):
-    """A model of each kind with its processor, as transformers saves them."""
-    root = tmp_path_factory.mktemp("signals")
-    processors = {
-        "ast": transformers.ASTFeatureExtractor(num_mel_bins=SOUND[1], max_length=SOUND[0]),
-        "videomae": transformers.VideoMAEImageProcessor(
-            size={"shortest_edge": 16}, crop_size={"height": SIDE[0], "width": SIDE[1]}
-        ),
-    }
+    """A film model with its processor, as transformers saves them."""
+    root = tmp_path_factory.mktemp("films")
     torch.manual_seed(0)
-    for family, make in SIGNALS.items():
-        scramble(make().module).save_pretrained(root / family)
-        processors[family].save_pretrained(root / family)
+    scramble(videomae().module).save_pretrained(root / "videomae")
+    transformers.VideoMAEImageProcessor(
+        size={"shortest_edge": 16}, crop_size={"height": SIDE[0], "width": SIDE[1]}
+    ).save_pretrained(root / "videomae")
     return root
-
-
-def test_a_sound_is_explained_from_its_file(tmp_path, folders):
-    wave = np.random.default_rng(0).normal(0, 0.2, 6400).astype(np.float32)
-    wavfile.write(tmp_path / "bark.wav", 16000, wave)
-    out = tmp_path / "out"
-    done = explain(tmp_path / "bark.wav", "--model", f"hf:{folders / 'ast'}", "--out", out)
-    assert done.exit_code == 0, done.output
-    maps = sc.Attribution.load(out / "maps" / "mosaic")
-    assert maps.maps.shape == (1, 6, 3) and maps.manifest["options"]["blank"] == "mean"
-    assert "time runs to the right" in (out / "index.html").read_text()
-    (row,) = json.loads((out / "manifest.json").read_text())["images"]
-    assert row["name"] == "bark.wav" and (out / row["overlay"]).is_file()
-    model = sc.load(f"hf:{folders / 'ast'}")
-    logits = model.module(model.preprocess(tmp_path / "bark.wav")[:, 0]).logits
-    assert int(logits.argmax()) == int(maps.probabilities.argmax())
 
 
 def test_a_folder_of_frames_is_one_film(tmp_path, folders):
@@ -103,16 +81,8 @@ def test_another_version_of_a_film_is_a_film(tmp_path, folders):
 
 
 @pytest.mark.parametrize("command", ["bench run", "audit"])
-@pytest.mark.parametrize("family, kind", [("ast", "spectrogram"), ("videomae", "film")])
-def test_datasets_hold_pictures(tmp_path, folders, family, kind, command):
-    words = ["--model", f"hf:{folders / family}", "--data", "critters:clean:test", "--limit", "2"]
-    call = [*command.split(), *words, "--device", "cpu", "--out", str(tmp_path / "out")]
-    done = CliRunner().invoke(app, call, env={"COLUMNS": "200"})
-    assert done.exit_code == 2 and f"takes a {kind}" in done.output, done.output
-
-
-def test_a_picture_is_no_sound(tmp_path, folders):
-    Image.new("RGB", (30, 20)).save(tmp_path / "a.png")
-    call = ["--model", f"hf:{folders / 'ast'}", "--out", tmp_path / "out"]
-    done = explain(tmp_path / "a.png", *call)
-    assert done.exit_code == 2 and "not a WAV file" in done.output
+def test_datasets_hold_images(tmp_path, folders, command):
+    words = ["--model", f"hf:{folders / 'videomae'}", "--data", "critters:clean:test"]
+    call = [*command.split(), *words, "--limit", "2", "--device", "cpu"]
+    done = CliRunner().invoke(app, [*call, "--out", str(tmp_path / "out")], env={"COLUMNS": "200"})
+    assert done.exit_code == 2 and "takes a film" in done.output, done.output

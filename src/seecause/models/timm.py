@@ -52,7 +52,7 @@ ATTENTIONS = ("Attention", "AttentionRope", "EvaAttention")
 def find(module: Any, kind: str) -> Parts:
     """The parts of a timm vision transformer, of timm's class `kind` or of one derived from it."""
     if kind not in CLASSES:
-        from seecause.models.staged_families import CONVOLUTIONAL, TRANSFORMING
+        from seecause.models.staged import CONVOLUTIONAL, TRANSFORMING
 
         known = ", ".join((*CLASSES, *CONVOLUTIONAL, *TRANSFORMING))
         reason = REFUSED.get(kind, "no view of this class is written")

@@ -1,4 +1,4 @@
-"""Tiny models of sound and film of transformers."""
+"""A tiny film model of transformers."""
 
 from __future__ import annotations
 
@@ -7,20 +7,7 @@ from torch import Tensor
 
 from tests.families.native import Native
 
-SOUND = (40, 24)  # times, mel bands: windows of 8 every 6 make 6 x 3 patches
 FRAMES, TUBELET, SIDE = 6, 2, (16, 24)  # tubelets of 2 x 8 x 8 make 3 x 2 x 3
-
-
-def ast() -> Native:
-    config = transformers.ASTConfig(
-        hidden_size=48, num_hidden_layers=2, num_attention_heads=4, intermediate_size=32,
-        patch_size=8, frequency_stride=6, time_stride=6, max_length=SOUND[0],
-        num_mel_bins=SOUND[1], num_labels=5,
-    )  # fmt: skip
-    module = transformers.ASTForAudioClassification(config)
-    tower = module.audio_spectrogram_transformer
-    blocks = tower.layers if hasattr(tower, "layers") else tower.encoder.layer  # before 5.17
-    return Native(module, blocks, lambda x: module(x[:, 0]).logits, {}, SOUND)
 
 
 def videomae() -> Native:
@@ -43,6 +30,3 @@ def as_frames(strips: Tensor) -> Tensor:
         rows = slice(time * SIDE[0], (time + 1) * SIDE[0])
         frames[:, frame] = strips[:, 3 * inside : 3 * inside + 3, rows]
     return frames
-
-
-SIGNALS = {"ast": ast, "videomae": videomae}

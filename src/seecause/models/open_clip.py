@@ -20,7 +20,7 @@ from seecause.errors import (
     UnknownName,
     UnsupportedModel,
 )
-from seecause.models import timm_view
+from seecause.models import timm
 from seecause.models.block import Block, Constant, Fn, chain, packed, same, silent
 from seecause.models.heads import TextInput, as_inputs, require_text
 from seecause.models.layout import TokenLayout, pair
@@ -101,7 +101,7 @@ def _timm(visual: Any) -> tuple[Parts, Fn]:
     """A timm tower (SigLIP, EVA): timm's view of the trunk, then open_clip's projection."""
     trunk = visual.trunk
     parts = replace(
-        timm_view.find(trunk, type(trunk).__name__),
+        timm.find(trunk, type(trunk).__name__),
         head=None,
         native_logits=None,
         preprocess=_preprocess(visual),

@@ -1,0 +1,164 @@
+"""Films: the view equals its native model, CAAP and mosaic their definitions, and files become what
+the library's own processor makes of them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from PIL import Image
+from torch.testing import assert_close
+
+import seecause as sc
+from seecause.attribution.caap import make_plan, sweep
+from seecause.engine.blanks import blank_image
+from seecause.engine.mixture import Mixture, slopes
+from seecause.engine.token_sets import interpolate, selection
+from seecause.engine.trace import record
+from seecause.engine.verify import verify
+from seecause.errors import BadImage, NotDefined, UnsupportedModel, ViewMismatch
+from seecause.models.film import Film
+from seecause.models.preprocess import Preprocess, from_record
+from tests.families.film import FRAMES, SIDE, as_frames, videomae
+from tests.helpers import noise
+from tests.reference import caap as slow_caap, mosaic as slow_mosaic
+from tests.tiny import scramble
+
+CELLS = (3, 2, 3)
+
+
+@pytest.fixture(scope="module")
+def tiny():
+    """A scrambled model, its view, and two inputs as the view takes them."""
+    torch.manual_seed(0)
+    native = videomae()
+    scramble(native.module).double().requires_grad_(False)
+    model = sc.wrap(native.module, **native.options)
+    return native, model, noise(2, len(model.preprocess.mean), *native.size)
+
+
+def near() -> list[list[int]]:
+    """Neighbours of every patch by loops, in time too."""
+    places = [tuple(map(int, place)) for place in np.ndindex(*CELLS)]
+    return [
+        [i for i, b in enumerate(places) if max(abs(x - y) for x, y in zip(a, b, strict=True)) <= 1]
+        for a in places
+    ]
+
+
+def test_a_view_predicts_like_its_native_model(tiny):
+    native, model, images = tiny
+    assert_close(model(images), native.forward(images), atol=1e-10, rtol=0)
+    assert model.layout.cells == CELLS
+    inputs = as_frames(images)  # as processors return them
+    assert torch.equal(model.prepare(inputs), images)
+    assert torch.equal(model.prepare({"pixel_values": inputs}), images)
+
+
+@pytest.mark.parametrize("tail", ["source", "patched"])
+@torch.no_grad()
+def test_caap_equals_the_slow_twin(tiny, tail):
+    native, model, images = tiny
+    plan = make_plan(model, model.layout, tail=tail, layers=None)
+    blank = blank_image(model, native.size)
+    fast = sweep(model, images, blank, selection(model.layout.cells), plan).interventions
+    for donor, logits in zip(images.split(1), fast, strict=True):
+        slow = slow_caap.caap(
+            native.forward, native.blocks, blank, donor, near(), tail=tail,
+            first=plan.start, last=plan.stop, prefix=model.layout.prefix, live=plan.live,
+        )  # fmt: skip
+        assert_close(logits, slow, atol=1e-10, rtol=0)
+        assert (slow.amax(dim=0) - slow.amin(dim=0)).max() > 1e-3
+    maps = sc.attribute(model, images, 2, tail=tail, score="logit").maps
+    assert_close(maps, fast[..., 2].unflatten(1, CELLS), atol=1e-12, rtol=0)
+
+
+def test_mosaic_equals_the_slow_twin(tiny):
+    native, model, images = tiny
+    blank, every = blank_image(model, native.size), range(model.n_layers + 1)
+    with torch.no_grad():
+        runs = [record(model, x, states=every, kv=every) for x in (blank, images)]
+    run = Mixture(model, *runs, "source", 0)
+    generator = torch.Generator().manual_seed(3)
+    masks = 0.05 + 0.9 * torch.rand(1, 18, generator=generator, dtype=torch.float64)
+    fast = slopes(run, masks, lambda logits: logits[..., 1], together=1)[1, 0]
+    leaf = masks[0].clone().requires_grad_()
+    logits = slow_mosaic.mixed_logits(
+        native.forward, leaf, blank, images[1:], prefix=model.layout.prefix, norm=native.blocks[-1]
+    )
+    (slow,) = torch.autograd.grad(logits[1], leaf)
+    assert_close(fast, slow, atol=1e-10, rtol=0)
+    assert slow.abs().max() > 1e-3
+
+
+def test_a_wrong_layout_is_refused(tiny):
+    _, model, _ = tiny
+    swapped = replace(model.layout, grid=model.layout.grid[::-1])
+    with pytest.raises(ViewMismatch, match="locality"):
+        verify(replace(model, memo={}, layout_at=lambda high, wide: swapped))
+
+
+def test_results_are_saved_drawn_and_measured(tiny, tmp_path):
+    _, model, images = tiny
+    result = sc.attribute(model, images, 1, method=["caap", "smoothgrad"], samples=2)
+    result.save(tmp_path)
+    again = sc.Attribution.load(tmp_path / "caap")
+    assert torch.equal(again.maps, result["caap"].maps)
+    image = again.overlay(1)
+    assert image.width * 16 == image.height * 72  # frames in a row
+    assert "frames in a row" in result.page(tmp_path / "page").read_text()
+    assert from_record(again.manifest["preprocessing"]) == model.preprocess
+    evidence = sc.evidence(model, images[:1], maps=result["caap"].maps[:1])
+    assert evidence.enough.patches.ndim == 3
+    with pytest.raises(NotDefined):
+        sc.background.export(model, [(0, 1)], tmp_path)
+
+
+def test_strides_interpolate_in_time_too():
+    sides = (5, 4, 3)
+    ramp = torch.stack(torch.meshgrid(*map(torch.arange, sides), indexing="ij")).double().sum(dim=0)
+    kept = selection(sides, "none", stride=2).double() @ ramp.flatten()
+    values = interpolate(kept[None], sides, 2).view(sides)
+    inside = (slice(0, 5), slice(0, 3), slice(0, 3))  # beyond the last place values stay
+    assert_close(values[inside], ramp[inside])
+
+
+def test_a_film_is_what_the_processor_makes_of_it(tmp_path):
+    processor = transformers.VideoMAEImageProcessor(
+        size={"shortest_edge": 16}, crop_size={"height": 16, "width": 24}, do_center_crop=True
+    )
+    frame = Preprocess(SIDE, tuple(processor.image_mean), tuple(processor.image_std), squash=True)
+    steps = Film.of_frame(frame, high=SIDE[0], frames=FRAMES, tubelet=2)
+    pixels = np.random.default_rng(0).integers(0, 255, (FRAMES, *SIDE, 3), np.uint8)
+    expected = processor([list(pixels)], return_tensors="pt")["pixel_values"]
+    strip = steps(pixels)
+    assert_close(steps.unfolded(strip), expected, atol=1e-5, rtol=0)
+    folder = tmp_path / "frames"
+    folder.mkdir()
+    for place, image in enumerate(pixels):  # frame 10 comes after frame 9
+        Image.fromarray(image).save(folder / f"f{place + 7}.png")
+    np.save(tmp_path / "film.npy", pixels)
+    frames = [Image.fromarray(image) for image in pixels]
+    frames[0].save(
+        tmp_path / "film.webp", save_all=True, append_images=frames[1:], lossless=True, duration=40
+    )
+    for film in (folder, tmp_path / "film.npy", tmp_path / "film.webp", frames, list(pixels)):
+        assert_close(steps(film), strip)
+    assert_close(steps.unpacked(frames), strip)
+    assert_close(steps(np.repeat(pixels, 3, axis=0))[0, :3, :16], strip[0, :3, :16])
+    (tmp_path / "film.mp4").write_bytes(b"x")
+    for film, words in ((tmp_path / "film.mp4", "ffmpeg"), (pixels[:2], "2 frames"), (3, "a film")):
+        with pytest.raises(BadImage, match=words):
+            steps(film)
+
+
+def test_a_first_tubelet_alone_is_refused_by_name():
+    config = transformers.VideoMAEConfig(
+        hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=8,
+        patch_size=8, image_size=16, num_frames=2, use_mean_pooling=False,
+    )  # fmt: skip
+    with pytest.raises(UnsupportedModel, match="first tubelet"):
+        sc.wrap(transformers.VideoMAEForVideoClassification(config), mean=(0.5,), std=(0.5,))
