@@ -1,8 +1,8 @@
 """Golden outputs: numbers of the main flows, kept in `golden.json`, that a refactoring must not
 change.
 
-    python -m tests.golden                     compare everything (`--only lvlm,faithful`: sections)
-    python -m tests.golden --write             compute and store them (`--only` and `--missing` work)
+    python -m tests.golden                     compare (`--only lvlm,faithful`: these sections)
+    python -m tests.golden --write             store what is computed
 
 A section is a file of this package with functions marked `@golden(...)`; each yields named tensors
 or numbers. Where an API changes, the function is adapted; the stored numbers stay. A tensor is

@@ -31,7 +31,7 @@ def main() -> int:
                 new = compute(entry, dtype)
             except Exception:
                 traceback.print_exc()
-                print(f"{prefix} FAILED", flush=True)
+                say(f"{prefix} FAILED")
                 failures += 1
                 continue
             computed |= new
@@ -40,13 +40,18 @@ def main() -> int:
             failures += bool(lines)
             took = time.process_time() - start
             state = f"{len(lines)} of {len(new)} DIFFER" if lines else f"{len(new)} ok"
-            print(f"{prefix:45} {state}, {took:.1f} s CPU", flush=True)
+            say(f"{prefix:45} {state}, {took:.1f} s CPU")
             for line in lines:
-                print(f"    {line}")
+                say(f"    {line}")
     if asked.write:
         kept = stored if only or asked.missing or asked.fast else {}
         write({**computed, **kept} if asked.missing else {**kept, **computed})
     return 1 if failures else 0
+
+
+def say(line: str) -> None:
+    sys.stdout.write(f"{line}\n")
+    sys.stdout.flush()
 
 
 if __name__ == "__main__":

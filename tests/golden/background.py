@@ -22,8 +22,7 @@ def transplants(dtype) -> Named:
 def audit(dtype) -> Named:
     data = sc.data.open("critters:certified:test", limit=16)
     found = sc.audit(model(BIASED, dtype), data, per_picture=2)
-    for name, value in found.judged.numbers().items():
-        yield name, value
+    yield from found.judged.numbers().items()
     yield "interval", found.interval
     yield "extra", found.extra_flips
     if found.gains is not None:

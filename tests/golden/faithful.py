@@ -54,8 +54,7 @@ def training_step(dtype) -> Named:
     total, named, _ = losses(images, labels, torch.arange(len(images)), 3, 5)
     total.backward()
     yield "total", total
-    for name, value in named.items():
-        yield name, value
+    yield from named.items()
     learning = [p for p in net.parameters() if p.grad is not None]
     yield "gradients", torch.cat([p.grad.flatten() for p in learning])
     optimizer = torch.optim.SGD(learning, lr=0.01)

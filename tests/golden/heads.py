@@ -27,22 +27,22 @@ def scores(dtype) -> Named:
     images, labels, masks = batch(BIASED, dtype, "critters:certified:test", 4)
     for name, options in SELECTORS.items():
         given = {"masks": masks == 1} if name in ("attention-mass", "cigma", "regression") else {}
-        found = sc.heads.selectors()[name].run(view, images, labels, **given, **options)
+        found = sc.background.selectors()[name].run(view, images, labels, **given, **options)
         yield name, found.value
 
 
-@golden("heads")
+@golden("heads", slow=True)
 def cigma(dtype) -> Named:
     """Scores with each response and operator."""
     view = model(BIASED, dtype)
     images, labels, masks = batch(BIASED, dtype, "critters:certified:test", 4)
     for operator in ("zero", "mean", "resample"):
-        found = sc.heads.score(view, images[:3], masks[:3] == 1, operator=operator)
+        found = sc.background.score(view, images[:3], masks[:3] == 1, operator=operator)
         yield f"{operator}/value", found.value
         yield f"{operator}/error", found.error
     for response in ("fig", "prob"):
         given = {"response": response, "target": labels[:2], "guard": False}
-        yield response, sc.heads.score(view, images[:2], masks[:2] == 1, **given).value
+        yield response, sc.background.score(view, images[:2], masks[:2] == 1, **given).value
 
 
 @golden("heads")
@@ -51,7 +51,7 @@ def gains(dtype) -> Named:
     view = model(BIASED, dtype)
     images, _, masks = batch(BIASED, dtype, "critters:certified:test", 4)
     for fill in ("mean", "grey", "blur", "noise"):
-        found = sc.heads.information_gains(view, images, masks == 1, baseline=fill)
+        found = sc.background.information_gains(view, images, masks == 1, baseline=fill)
         yield f"{fill}/fig", found.fig
         yield f"{fill}/big", found.big
 
@@ -60,7 +60,7 @@ def gains(dtype) -> Named:
 def discovered_masks(dtype) -> Named:
     view = model(BIASED, dtype)
     images, _, _ = batch(BIASED, dtype, "critters:certified:test", 4)
-    found = sc.heads.discover_masks(view, images[:2], steps=20)
+    found = sc.background.discover_masks(view, images[:2], steps=20)
     yield "soft", found.soft
     yield "hard", found.hard
 
@@ -71,22 +71,21 @@ def pruning(dtype) -> Named:
     view = model(BIASED, dtype)
     train = sc.data.open("critters:certified:train", limit=8)
     test = sc.data.open("critters:balanced:test", limit=12)
-    background = sc.heads.Background(masks="oracle")
-    found = sc.heads.prune_and_test(
+    background = sc.background.Background(masks="oracle")
+    found = sc.background.prune_and_test(
         view, train, test, selector="cigma", top=4, draws=2, background=background
     )
     yield "heads", torch.tensor(found.heads)
-    for name, values in found.changes().items():
-        yield name, values
+    yield from found.changes().items()
     images, _, _ = batch(BIASED, dtype, "critters:certified:test", 4)
-    with sc.heads.ablate(view, found.heads):
+    with sc.background.ablate(view, found.heads):
         yield "ablated", view(images)
-    yield "pruned", sc.heads.prune(view, found.heads)(images)
+    yield "pruned", sc.background.prune_heads(view, found.heads)(images)
 
 
 @golden("heads")
 def audit(dtype) -> Named:
-    found = sc.heads.audit(
+    found = sc.background.heads_audit(
         model(BIASED, dtype), sc.data.open("critters:certified:test", limit=8), masks="oracle"
     )
     yield "share", found.background_share

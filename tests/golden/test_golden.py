@@ -1,4 +1,5 @@
-"""The outputs of the main flows are those that were stored (`python -m tests.golden`)."""
+"""The outputs of the main flows are those that were stored (`python -m tests.golden`); float64 and
+what takes long is marked slow."""
 
 from __future__ import annotations
 
@@ -7,7 +8,7 @@ import pytest
 from tests.golden.record import compute, differences, entries, read
 
 CASES = [
-    pytest.param(entry, dtype, marks=[pytest.mark.slow] if entry.slow else [])
+    pytest.param(entry, dtype, marks=[pytest.mark.slow] * (entry.slow or dtype == "float64"))
     for entry in entries()
     for dtype in entry.dtypes
 ]
