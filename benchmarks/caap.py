@@ -83,7 +83,7 @@ def main(
                         entries |= mosaics(model, images)
                     else:
                         entries |= contenders(model, images, tails.split(","), way, others)
-                    with model.settled(), torch.no_grad():
+                    with model.eval_mode(), torch.no_grad():
                         timings = race(entries, where, repeats=repeats)
                 report(timings, batch, way, twin)
                 if gpu and way != "eager":

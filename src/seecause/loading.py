@@ -14,10 +14,10 @@ from torch import Tensor, nn
 
 from seecause.engine.verify import compare, random_images, tolerance_of, verify
 from seecause.errors import BadOption, NotDefined, UnknownName, UnsupportedModel, ViewMismatch
-from seecause.models._settled import settled
 from seecause.models.base import ImageModel
 from seecause.models.checkpoints import ClassNames, class_names_of
 from seecause.models.devices import device_of, gather_answers, lie_apart, parse_device, parse_dtype
+from seecause.models.eval_mode import eval_mode
 from seecause.models.heads import TEMPLATES, Similarity, TextHead, TextInput
 from seecause.models.parts import (
     Parts,
@@ -89,7 +89,7 @@ def wrap(
     )
     around, (module, stated) = module, native_model(module)
     options = options.or_else(stated)
-    with settled([around], device_of(around), frozen=True):
+    with eval_mode([around], device_of(around), frozen=True):
         container = None if is_known(module) else _container_of(module)
         if container is not None:
             module, options = _inner_model(container, options)

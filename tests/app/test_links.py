@@ -63,7 +63,7 @@ LINKS = {
 }
 
 
-def settled(page, panel):
+def eval_mode(page, panel):
     """What is on the page, when all is answered."""
     done = {"repair": page.get_by_text("Press Audit"), "runs": page.locator("iframe.run-page")}
     done.get(panel, page.locator(".answer-card li")).first.wait_for()
@@ -77,19 +77,19 @@ def test_links_restore_every_panel(visit, panel):
     if panel == "runs":  # a hostile page tries, and the console names what was forbidden
         visit.expected = "Content Security Policy"
     page = visit(f"#{panel}?{link}")
-    first = settled(page, panel)
+    first = eval_mode(page, panel)
     assert set(page.url.partition("?")[2].split("&")) == set(link.split("&"))
     change(page)
     page.wait_for_url(lambda url: address in url.split("?")[1].split("&"))
-    changed = settled(page, panel)
+    changed = eval_mode(page, panel)
     assert changed != first
     again = visit("#" + page.url.partition("#")[2])
-    assert settled(again, panel) == changed
+    assert eval_mode(again, panel) == changed
     page.evaluate(f"location.hash = '#{panel}?{link}'")  # and in the page that is open
     ends = time.monotonic() + 60
-    while settled(page, panel) != first and time.monotonic() < ends:
+    while eval_mode(page, panel) != first and time.monotonic() < ends:
         page.wait_for_timeout(50)
-    assert settled(page, panel) == first
+    assert eval_mode(page, panel) == first
 
 
 def test_a_sample_that_cannot_be_read_leaves_the_chooser(browser, tmp_path):

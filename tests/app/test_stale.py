@@ -10,7 +10,7 @@ from tests.app.test_browser import EXPLAIN, bars
 HEADS = "#heads?model=critters-vit&heads.picture=s8"
 
 
-def settled(page):
+def eval_mode(page):
     expect(page.locator("html")).to_have_attribute("data-asking", "0", timeout=60_000)
 
 
@@ -28,7 +28,7 @@ def choose(page, picture, within="main .panel:not([hidden])"):
 def test_a_bar_is_named_by_its_newest_answer(visit):
     """Two models may have another class at one place."""
     page = visit(EXPLAIN)
-    settled(page)
+    eval_mode(page)
     names = page.evaluate(
         """async () => {
           const { Answers } = await import("/static/parts.js");
@@ -44,7 +44,7 @@ def test_a_bar_is_named_by_its_newest_answer(visit):
 
 def test_a_slider_says_the_layer_that_is_asked_for(visit):
     page = visit(f"{EXPLAIN}&explain.first=90")
-    settled(page)
+    eval_mode(page)
     slider = page.locator(".slider", has=page.get_by_label("first layer"))
     last = slider.locator("input").get_attribute("max")
     assert slider.locator("output").text_content() == f"block {last}"
@@ -62,7 +62,7 @@ def test_enough_and_needed_are_not_drawn_on_another_picture(visit):
     page = visit(f"{EXPLAIN}&explain.evidence=true")
     stack = page.locator(".stage .stack")
     page.locator(".finding .key.needed").wait_for()
-    settled(page)
+    eval_mode(page)
     assert int(stack.get_attribute("data-enough")) > 0
     held(page, "explain/evidence")
     choose(page, "s2")
@@ -74,7 +74,7 @@ def test_enough_and_needed_are_not_drawn_on_another_picture(visit):
 def test_patches_of_a_larger_grid_are_left_out_of_questions(visit):
     page = visit(f"{EXPLAIN}&explain.patches=52-54.900")
     expect(page.get_by_text("3 of 144 patches")).to_have_count(2)
-    settled(page)
+    eval_mode(page)
     expect(page.locator(".panel .notice:not([hidden])")).to_have_count(0)
 
 
@@ -94,7 +94,7 @@ def test_answers_that_do_not_come_leave_no_older_ones(visit):
 
 def test_scores_and_maps_of_heads_go_with_the_picture(visit):
     page = visit(HEADS)
-    settled(page)
+    eval_mode(page)
     first = page.locator("[data-place='0']")
     assert first.text_content() != ""
     expect(page.locator(".map-card .heat:visible")).to_have_count(2)
@@ -110,24 +110,24 @@ def test_scores_and_maps_of_heads_go_with_the_picture(visit):
 def test_the_shortest_path_goes_with_the_pictures(visit):
     """One that arrives late is not shown under other pictures, nor is an old one."""
     page = visit("#swap?model=critters-vit&swap.a=s0&swap.b=s4")
-    settled(page)
+    eval_mode(page)
     routes = held(page, "swap/path")
     with page.expect_request("**/api/run/swap/path"):
         page.get_by_role("button", name="Where does B").click()
     choose(page, "s5", "[data-side=b]")
     page.locator("[data-side=b] figcaption", has_text="#5").wait_for()
     routes[0].continue_()
-    settled(page)
+    eval_mode(page)
     expect(page.locator(".path-table")).to_have_count(0)
 
 
 def test_a_path_is_shown_at_the_blocks_that_it_was_found_for(visit):
     page = visit("#swap?model=critters-vit&swap.a=s0&swap.b=s4&swap.last=3")
-    settled(page)
+    eval_mode(page)
     page.get_by_role("button", name="Where does B").click()
     page.locator(".path-table").wait_for(timeout=180_000)  # a search of all layers
     page.locator(".path-table .best button").click()
-    settled(page)
+    eval_mode(page)
     assert page.get_by_label("last layer").input_value() == "3"
 
 
@@ -135,7 +135,7 @@ def test_an_old_answer_is_not_the_answer_to_a_new_question(visit):
     visit.expected = "status of 4"
     page = visit("#ask?model=critters-llava&ask.picture=s3")
     page.locator(".spoken .word").first.wait_for()
-    settled(page)
+    eval_mode(page)
     for action in ("answer", "behind", "hear"):
         page.route(
             f"**/api/run/ask/{action}",
@@ -151,7 +151,7 @@ def test_an_old_answer_is_not_the_answer_to_a_new_question(visit):
 def test_a_refused_session_says_why_and_is_not_kept(visit):
     visit.expected = "status of 429"
     page = visit("#runs")
-    settled(page)
+    eval_mode(page)
     words = page.evaluate(
         """async () => {
           sessionStorage.clear();
@@ -172,7 +172,7 @@ def test_questions_that_find_their_session_over_open_one_new_session(visit):
     """Whichever refusal comes later: a second session would not know the jobs of the first."""
     visit.expected = "status of 440"
     page = visit("#runs")
-    settled(page)
+    eval_mode(page)
     opened = page.evaluate(
         """async () => {
           const { ask } = await import("/static/api.js");
@@ -200,7 +200,7 @@ def test_questions_that_find_their_session_over_open_one_new_session(visit):
 def test_a_model_without_blocks_shows_no_numbers_of_another(visit, panel):
     """And its notice goes with it."""
     page = visit()
-    settled(page)
+    eval_mode(page)
 
     def without_blocks(route):
         facts = route.fetch().json()
@@ -212,7 +212,7 @@ def test_a_model_without_blocks_shows_no_numbers_of_another(visit, panel):
     page.reload()
     bar, notice = page.locator(".answer-card li").first, page.get_by_text("transformer")
     expect(bar).to_be_visible(timeout=60_000)
-    settled(page)
+    eval_mode(page)
     page.get_by_label("model").select_option("critters-biased")
     expect(notice).to_be_visible()
     expect(bar).to_be_hidden()

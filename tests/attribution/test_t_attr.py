@@ -73,7 +73,7 @@ def test_relevance_is_conserved_for_every_sample(family):
 
     for block in model.blocks:
         block.norm = heard(block.norm)
-    with model.settled(frozen=True), Rules("t-attr") as rules:
+    with model.eval_mode(frozen=True), Rules("t-attr") as rules:
         logits = explicit_run(
             replace(model, blocks=[t_attr._relevant(b, rules) for b in model.blocks]), images
         ).logits

@@ -151,7 +151,7 @@ def test_models_of_every_architecture_travel(make):
     there = pieces._unpack_model(pack_model(model), "cpu")
     assert there.fingerprint() == model.fingerprint()
     images = torch.rand(1, 3, *model.preprocess.size, dtype=model.dtype)
-    with torch.no_grad(), model.settled(), there.settled():
+    with torch.no_grad(), model.eval_mode(), there.eval_mode():
         assert torch.equal(there(images), model(images))
 
 

@@ -41,8 +41,8 @@ from seecause.faithful.metrics import (
     merge,
 )
 from seecause.metrics import keypoint_error, locate, part_agreement
-from seecause.metrics.accuracy import auroc
 from seecause.metrics._localization import Overlap, foreground
+from seecause.metrics.accuracy import auroc
 from seecause.models.preprocess import Preprocess
 from tests.faithful.birds import bird_net, tiny_cub
 from tests.faithful.nets import SIZE, tiny_net

@@ -331,7 +331,7 @@ class ActionContext:
 
 @torch.no_grad()
 def _record(view: VisionModel, image: Tensor) -> Trace:
-    with view.settled():
+    with view.eval_mode():
         return record(view, image, states=range(view.n_layers + 1), kv=range(view.n_layers))
 
 

@@ -116,7 +116,7 @@ def _attribute(
     entry = find(method, model.architecture)
     options = _options(entry, model, options)
     entry.check(options)
-    with model.settled(frozen=True), budget(memory().limit) as held:
+    with model.eval_mode(frozen=True), budget(memory().limit) as held:
         images = as_images(model, pictures)
         images = images.clone() if images.is_inference() else images
         model.check(images)

@@ -136,7 +136,7 @@ def evidence(
     given |= {"blank": blank, "points": points, "seed": seed}
     check_options("evidence", evidence, given)
     model = as_view(model)
-    with model.settled(frozen=True), budget(memory().limit) as held:
+    with model.eval_mode(frozen=True), budget(memory().limit) as held:
         images = as_images(model, images)
         order = "maps that were given"
         if maps is None:

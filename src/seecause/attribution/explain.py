@@ -262,7 +262,7 @@ def default_methods(model: ImageModel) -> tuple[str, ...]:
         if isinstance(model, VisionModel):
             if not special_rows(model, model.layout):
                 return ("caap",)
-            with model.settled():
+            with model.eval_mode():
                 need_gradients(model, "mosaic")
     except (NotDefined, RuntimeError):  # of inference tensors torch says so
         return ("caap",)

@@ -149,7 +149,7 @@ def interactions(
     given = {"regions": regions, "score": score, "blank": chosen, "seed": seed}
     given |= {"tail": tail, "layers": layers}
     check_options("interactions", interactions, given)
-    with model.settled(frozen=True), budget(memory().limit) as held:
+    with model.eval_mode(frozen=True), budget(memory().limit) as held:
         images = as_images(model, images)
         grid = model.check(images).grid
         sets = pair_sets(grid, regions)

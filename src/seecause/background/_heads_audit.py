@@ -34,8 +34,8 @@ from seecause.data.dataset import Dataset, Hole
 from seecause.data.registry import as_data
 from seecause.errors import BadOption
 from seecause.metrics.accuracy import GroupAccuracy, clopper_pearson
-from seecause.models._settled import settles
 from seecause.models.base import ImageModel, protocol
+from seecause.models.eval_mode import in_eval_mode
 
 MaskSource = Literal["discovered", "oracle", "both"]
 Counted = Literal["right", "all"]
@@ -149,7 +149,7 @@ class Audit:
         return self.erasures[max(masked, key=lambda name: self.gains[name].bir_ratio_of_means)]
 
 
-@settles
+@in_eval_mode
 def heads_audit(
     model: ImageModel,
     data: Dataset | Pictures | str,

@@ -37,8 +37,8 @@ from seecause.engine.chunks import fit, in_chunks
 from seecause.engine.forks import HELD, fork, gated_logits
 from seecause.errors import BadOption
 from seecause.metrics.statistics import standard_error
-from seecause.models._settled import settles
 from seecause.models.base import protocol
+from seecause.models.eval_mode import in_eval_mode
 from seecause.models.view import VisionModel
 
 Cue = Literal["background", "foreground"]
@@ -73,7 +73,7 @@ class Interchange:
         return self.background / (self.background + self.foreground)
 
 
-@settles
+@in_eval_mode
 @torch.no_grad()
 def interchange(
     model: VisionModel,
@@ -125,7 +125,7 @@ def interchange(
     return Interchange(means[0], errors[0], *foreground, total, record, total_error)
 
 
-@settles
+@in_eval_mode
 @torch.no_grad()
 def mediated(
     model: VisionModel,

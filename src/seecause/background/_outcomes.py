@@ -24,8 +24,8 @@ from seecause.metrics.accuracy import (
     calibration,
     nll,
 )
-from seecause.models._settled import settles
 from seecause.models.base import ImageModel
+from seecause.models.eval_mode import in_eval_mode
 from seecause.models.view import VisionModel
 
 log = logging.getLogger(__name__)
@@ -79,7 +79,7 @@ def changes(
     return both if gaps is None else {**both, "BG-gap": gaps}
 
 
-@settles
+@in_eval_mode
 @torch.no_grad()
 def logits_without(model: ImageModel, images: Tensor, sets: Sequence[Sequence[Head]]) -> Tensor:
     """Logits [S, N, C] of images [N, 3, H, W] without each set of heads, on the model's device; of
@@ -91,7 +91,7 @@ def logits_without(model: ImageModel, images: Tensor, sets: Sequence[Sequence[He
     return logits_of_sets(view, images, gates)
 
 
-@settles
+@in_eval_mode
 def outcomes(
     model: VisionModel,
     pictures: Pictures,
@@ -238,7 +238,7 @@ class Curve:
         return band
 
 
-@settles
+@in_eval_mode
 def curve(
     model: VisionModel,
     pictures: Pictures,

@@ -41,8 +41,8 @@ from seecause.engine.chunks import fit, in_chunks, plain_logits
 from seecause.engine.forks import HELD, fork, gated_logits, inert, mean_carried, zeros
 from seecause.errors import BadOption
 from seecause.metrics.statistics import standard_error
-from seecause.models._settled import settles
 from seecause.models.base import protocol
+from seecause.models.eval_mode import in_eval_mode
 from seecause.models.view import VisionModel
 from seecause.target import Spec, parse
 
@@ -52,7 +52,7 @@ Temperature = float | Literal["matched"]
 SCORED = {"cuda": 128, "cpu": 8}  # images of a piece, the same wherever it is done
 
 
-@settles
+@in_eval_mode
 @torch.no_grad()
 def score(
     model: VisionModel,
@@ -185,7 +185,7 @@ def _measured(
     return plain, without
 
 
-@settles
+@in_eval_mode
 @torch.no_grad()
 def score_piece(
     model: VisionModel,

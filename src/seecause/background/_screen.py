@@ -46,7 +46,7 @@ from seecause.engine.mixture import need_gradients
 from seecause.errors import BadOption, NotDefined
 from seecause.loading import rewrap
 from seecause.metrics.statistics import rank_correlation
-from seecause.models._settled import settles
+from seecause.models.eval_mode import in_eval_mode
 from seecause.models.view import VisionModel
 from seecause.options import check_options
 from seecause.types import wide_dtype
@@ -82,7 +82,7 @@ class Screened:
         )
 
 
-@settles
+@in_eval_mode
 def screen(
     model: VisionModel,
     images: Tensor,
@@ -135,7 +135,7 @@ def screen(
     return _judge(scores, guess, verified, audited, top=top, rest=len(rest))
 
 
-@settles
+@in_eval_mode
 def first_order(
     model: VisionModel, images: Tensor, masks: Masks | Tensor | None = None, **options: Any
 ) -> HeadScores:
@@ -145,7 +145,7 @@ def first_order(
     return _described(experiment, _first_order(experiment))
 
 
-@settles
+@in_eval_mode
 def second_order(
     model: VisionModel, images: Tensor, masks: Masks | Tensor | None = None, **options: Any
 ) -> HeadScores:

@@ -36,8 +36,8 @@ from seecause.data.registry import as_data
 from seecause.errors import BadInput, BadOption
 from seecause.metrics.accuracy import GroupAccuracy, clopper_pearson
 from seecause.metrics.statistics import bootstrap_interval
-from seecause.models._settled import settles
 from seecause.models.base import ImageModel, protocol
+from seecause.models.eval_mode import in_eval_mode
 
 Verdict = Literal["yes", "no", "cannot tell", "perhaps", "too few"]
 SOME = 0.1  # extra flips from which the background matters
@@ -237,7 +237,7 @@ def missed_limits(
     return missed
 
 
-@settles
+@in_eval_mode
 def audit(
     model: ImageModel,
     data: Dataset | Pictures | str,

@@ -33,7 +33,7 @@ from seecause.engine.walk import walk
 from seecause.errors import BadOption, NotDefined
 from seecause.loading import rewrap
 from seecause.metrics.accuracy import group_accuracy
-from seecause.models._settled import settles
+from seecause.models.eval_mode import in_eval_mode
 from seecause.models.heads import CosineHead, TextHead, UnitLinear
 from seecause.models.view import VisionModel
 from seecause.types import wide
@@ -47,7 +47,7 @@ class KeptTokens:
     tokens: Tensor  # [B, N] bool, over patches
 
 
-@settles
+@in_eval_mode
 @torch.no_grad()
 def divprune(
     model: VisionModel, images: Tensor, *, keep: float = 0.25, after: int = 0
@@ -119,7 +119,7 @@ class BalancedLayer(LastLayer):
     tried: dict[float, float]
 
 
-@settles
+@in_eval_mode
 def retrain_last_layer(
     model: VisionModel,
     images: Tensor,
@@ -188,7 +188,7 @@ def last_layer(model: VisionModel) -> LastLayer:
     return LastLayer(weight, bias)
 
 
-@settles
+@in_eval_mode
 @torch.no_grad()
 def features(model: VisionModel, images: Tensor) -> Tensor:
     """What enters the last layer, [N, P], float64 on the CPU; of unit length where it reads

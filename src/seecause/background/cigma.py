@@ -38,7 +38,7 @@ from seecause.background.heads import (
 )
 from seecause.background.masks import discover_masks
 from seecause.errors import BadOption
-from seecause.models._settled import settles
+from seecause.models.eval_mode import in_eval_mode
 from seecause.models.view import VisionModel
 from seecause.options import check_options
 
@@ -146,7 +146,7 @@ class Greedy:
     rounds: list[HeadScores]
 
 
-@settles
+@in_eval_mode
 def greedy(
     model: VisionModel,
     images: Tensor,
@@ -210,7 +210,7 @@ def greedy_cigma(
     return HeadScores(value, after=after, before=first.before, protocol=protocol)
 
 
-@settles
+@in_eval_mode
 @torch.no_grad()
 def joint_effect(
     model: VisionModel,
@@ -240,7 +240,7 @@ def _lost(experiment: HeadExperiment, gone: Tensor) -> Tensor:
     return torch.cat(experiment.over_images(run_chunk))
 
 
-@settles
+@in_eval_mode
 def additivity(
     model: VisionModel,
     images: Tensor,
@@ -257,7 +257,7 @@ def additivity(
     return float(together / sum(float(scores.value[head]) for head in heads))
 
 
-@settles
+@in_eval_mode
 @torch.no_grad()
 def regress(
     model: VisionModel,

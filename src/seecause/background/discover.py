@@ -54,8 +54,8 @@ from seecause.data.dataset import Dataset
 from seecause.data.registry import as_data
 from seecause.errors import BadOption, NotDefined
 from seecause.metrics.statistics import bootstrap_interval
-from seecause.models._settled import settles
 from seecause.models.base import ImageModel, protocol
+from seecause.models.eval_mode import in_eval_mode
 from seecause.models.view import VisionModel
 
 QUARTER = 0.25  # of a picture that a paste covers at most, where objects are not known
@@ -149,7 +149,7 @@ class Discovery:
         return Pairs(name, ids, self.pictures.images[here], others, labels.to(others.device)[here])
 
 
-@settles
+@in_eval_mode
 @torch.no_grad()
 def discover(
     model: ImageModel,

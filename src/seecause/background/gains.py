@@ -36,8 +36,8 @@ from seecause.background.erase import Baseline, ErasedView, ErasedViews, Masks, 
 from seecause.engine.chunks import run_in_chunks
 from seecause.errors import BadOption, NotDefined
 from seecause.metrics.statistics import ratio_interval
-from seecause.models._settled import settles
 from seecause.models.base import ImageModel, protocol
+from seecause.models.eval_mode import in_eval_mode
 from seecause.target import Target, need_aimed
 from seecause.types import wide
 
@@ -147,7 +147,7 @@ class Gains(OfImages):
         )
 
 
-@settles
+@in_eval_mode
 @torch.no_grad()
 def information_gains(
     model: ImageModel,
@@ -176,7 +176,7 @@ def information_gains(
     return Gains(fig, big, float(noise.mean()), record)
 
 
-@settles
+@in_eval_mode
 @torch.no_grad()
 def gains_piece(model: ImageModel, images: Tensor, temperature: float) -> dict[str, Tensor]:
     """FIG, BIG and rounding [n, 3], on the CPU, of images [3, n, 3, H, W]: plain, without their

@@ -34,7 +34,7 @@ from seecause.engine.forks import gated_logits
 from seecause.engine.mixture import need_gradients
 from seecause.errors import BadOption
 from seecause.metrics.statistics import standard_error
-from seecause.models._settled import settles
+from seecause.models.eval_mode import in_eval_mode
 from seecause.models.view import VisionModel
 from seecause.types import wide, wide_dtype
 
@@ -156,7 +156,7 @@ def contrastive_gating(
     )
 
 
-@settles
+@in_eval_mode
 def head_gates(
     model: VisionModel,
     keep: Task,

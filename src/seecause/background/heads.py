@@ -192,7 +192,7 @@ def select(
     chosen = find_selector(by)
     check_options(by, chosen.run, options)
     view = need_heads(model, f"choosing heads by {by}")
-    with view.settled(frozen=True):
+    with view.eval_mode(frozen=True):
         images = images.to(view.device, view.dtype)
         view.check(images)
         scores = chosen.run(view, images, checked_labels(view, images, labels), **options)

@@ -28,9 +28,9 @@ from seecause.data.registry import as_data
 from seecause.engine.chunks import plain_logits
 from seecause.errors import BadImage, BadOption, DataMissing, SeecauseError
 from seecause.metrics.accuracy import GroupAccuracy, group_accuracy
-from seecause.models._settled import settles
 from seecause.models.base import ImageModel
 from seecause.models.block import chain
+from seecause.models.eval_mode import in_eval_mode
 from seecause.models.view import VisionModel
 
 if TYPE_CHECKING:
@@ -293,7 +293,7 @@ def model_for(model: ImageModel, data: Dataset | Pictures) -> ImageModel:
     return imagenet9_model(model, read_in9_map(find_in9_map(data.name)))
 
 
-@settles
+@in_eval_mode
 @torch.no_grad()
 def logits_of(model: ImageModel, images: Tensor) -> Tensor:
     """[N, C] on the model's device, as many pictures at a time as fit."""
@@ -315,7 +315,7 @@ class AnswerSampling:
     stratified: bool = False
 
 
-@settles
+@in_eval_mode
 def answered_right(
     model: ImageModel, pictures: Pictures, *, seed: int = 0, **sampling: Any
 ) -> Pictures:

@@ -41,8 +41,8 @@ from seecause.engine.chunks import fit, in_chunks
 from seecause.engine.mixture import need_gradients
 from seecause.errors import BadOption
 from seecause.files import digest_json, write_atomic
-from seecause.models._settled import settles
 from seecause.models.base import ImageModel, pixels_digest, protocol
+from seecause.models.eval_mode import in_eval_mode
 from seecause.models.view import VisionModel
 from seecause.options import Count, Limit, Positive, check_options
 from seecause.types import wide_dtype
@@ -64,7 +64,7 @@ KEPT = ("soft", "losses", "steps")  # what a search gives for each image, and a 
 PIECE_ON_GPU = 128  # fewer pictures take as long there: a step waits for its launches
 
 
-@settles
+@in_eval_mode
 def discover_masks(
     model: ImageModel,
     images: Tensor,
@@ -127,7 +127,7 @@ def discover_masks(
     return Masks(hard, soft, ties, losses, taken, inside, {**about, **protocol(model, images)})
 
 
-@settles
+@in_eval_mode
 def search_piece(
     model: ImageModel, images: Tensor, base: Tensor, inside: Tensor | None, search: MaskSearch
 ) -> dict[str, Tensor]:

@@ -89,7 +89,7 @@ class Eye:
         """Masks of pictures: normalised images [n, 3, H, W] of the model under repair, pictures
         read for it, or a dataset."""
         pictures = self._pictures(data)
-        with self.model.settled():
+        with self.model.eval_mode():
             layout = self.model.check(pictures.images)
         truth = _truth(pictures)
         if self.network is None:

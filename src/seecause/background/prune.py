@@ -51,8 +51,8 @@ from seecause.data.batch import group_shares
 from seecause.data.dataset import Dataset, Hole
 from seecause.data.registry import as_data
 from seecause.errors import BadOption
-from seecause.models._settled import settles
 from seecause.models.base import ImageModel
+from seecause.models.eval_mode import in_eval_mode
 from seecause.models.view import VisionModel
 from seecause.options import check_options
 
@@ -131,7 +131,7 @@ class ScoredHeads:
     record: dict[str, Any]  # everything that decided the scores, for a manifest
 
 
-@settles
+@in_eval_mode
 def score_heads(
     model: ImageModel,
     data: Dataset | Pictures | str,
@@ -254,7 +254,7 @@ class PruneResult:
         return export(self.model, self.heads, folder, form=form, note=self.note)
 
 
-@settles
+@in_eval_mode
 def prune_and_test(
     model: ImageModel,
     train: Dataset | Pictures | str,

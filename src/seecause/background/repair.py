@@ -48,8 +48,8 @@ from seecause.errors import BadOption, NotDefined, SeecauseError
 from seecause.faithful.run import joined_processes
 from seecause.files import digest, digest_json
 from seecause.metrics.statistics import bootstrap_interval
-from seecause.models._settled import settles
 from seecause.models.base import ImageModel
+from seecause.models.eval_mode import in_eval_mode
 from seecause.models.view import VisionModel
 
 log = logging.getLogger(__name__)
@@ -65,7 +65,7 @@ ASKED_INSTEAD = (
 JUDGED = 400  # pictures that the verdict is taken of, at most
 
 
-@settles
+@in_eval_mode
 def repair(
     model: ImageModel,
     data: Dataset | Pictures | str,

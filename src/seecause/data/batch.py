@@ -19,8 +19,8 @@ from seecause.data.dataset import IGNORE, Dataset, Sample
 from seecause.data.images import to_pil
 from seecause.engine.chunks import plain_logits
 from seecause.errors import BadInput, BadOption, UnknownName
-from seecause.models._settled import settles
 from seecause.models.base import ImageModel
+from seecause.models.eval_mode import in_eval_mode
 from seecause.models.preprocess import Framed, Preprocess
 
 log = logging.getLogger(__name__)
@@ -217,7 +217,7 @@ class Answers:
         return self.logits.argmax(dim=1) == self.labels
 
 
-@settles
+@in_eval_mode
 @torch.no_grad()
 def answers(model: ImageModel, data: Dataset) -> Answers:
     """Run the model over a dataset with labels, which are matched to its classes by name

@@ -42,7 +42,7 @@ from typing import Any, Protocol, TypeVar
 import torch
 from torch import Tensor, nn
 
-from seecause.models._settled import Watch, tensor_key, tensors_of
+from seecause.models.eval_mode import Watch, tensor_key, tensors_of
 
 log = logging.getLogger(__name__)
 Out = TypeVar("Out", Tensor, tuple[Tensor, ...])

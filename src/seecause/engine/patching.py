@@ -98,7 +98,7 @@ def run(model: ImageModel, images: Pictures, *, cache: Sequence[str] = ()) -> tu
     if isinstance(cache, str):
         raise BadOption("cache", cache, f"a list of names: [{cache!r}]")
     wanted = {name: _place(model, name) for name in cache if name != "embed"}
-    with model.settled():
+    with model.eval_mode():
         images = as_images(model, images)
         layout = model.check(images)
         steps = walk(model, model.embed(images), model.at(images))
@@ -126,7 +126,7 @@ def patch(
     (True, False)
     """
     model = _with_blocks(model)
-    with model.settled():
+    with model.eval_mode():
         return _patch(model, as_images(model, images), as_images(model, source), site_sets)
 
 

@@ -40,8 +40,8 @@ from seecause.engine.attend import attend
 from seecause.engine.trace import Trace, record
 from seecause.engine.walk import walk
 from seecause.errors import ViewMismatch
-from seecause.models._settled import settles
 from seecause.models.base import ImageModel
+from seecause.models.eval_mode import in_eval_mode
 from seecause.models.view import VisionModel
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ class Probe:
     compared: str
 
 
-@settles
+@in_eval_mode
 @torch.no_grad()
 def verify(model: ImageModel, *, seed: int = 0) -> list[Probe]:
     """Run the probes of a view; raises `ViewMismatch` with the probe and the block, stage or

@@ -121,7 +121,7 @@ class MapLogger:
         """Log if this step is due; whether it was."""
         if step % self.every:
             return False
-        with self.view.settled(), torch.no_grad():
+        with self.view.eval_mode(), torch.no_grad():
             logits = self.view(self.images)
         goal = parse(self.view, self.target, len(self.images)).bind(logits)
         kind = (
@@ -132,7 +132,7 @@ class MapLogger:
             result = attribute(self.view, self.images, self.target, method)
             self.sink.image(f"{self.name}/{method}", row(result), step)
             if self.faithful:
-                with self.view.settled():
+                with self.view.eval_mode():
                     curves = insertion_deletion(self.view, self.images, result.maps, self.target)
                 values[f"{method}/ins-del"] = float(curves["ins-del"].mean())
         self.numbers(self.name, values, step)

@@ -40,8 +40,8 @@ from seecause.lvlm.bank import MeanBank, checked_bank
 from seecause.lvlm.masks import MaskBatch, check_masks
 from seecause.lvlm.model import LVLM
 from seecause.lvlm.prompt import Prompt
-from seecause.models._settled import need_settled
 from seecause.models.decoder import sees_all_before
+from seecause.models.eval_mode import check_eval_mode
 from seecause.types import wide, wide_dtype
 
 # masks at once, when all text rows run; more is not faster, and thousands divide evenly
@@ -176,7 +176,7 @@ class MaskedRows:
         self, masks: MaskBatch, sent: MaskBatch, cache: PrefixCache, read: Read | None = None
     ) -> Tensor:
         """a [B, W] of one block of masks, or what is `read`; `sent` are the same on the device."""
-        need_settled([self.lvlm.module], self.lvlm.device)
+        check_eval_mode([self.lvlm.module], self.lvlm.device)
         text = None if sent.text is None else sent.text[:, cache.start :]  # [1|B, R]
         mixed = None if sent.image is None else cache.mixed(sent.image, self.n_words)
         shared = masks.shared_layers()

@@ -33,10 +33,10 @@ from seecause.lvlm._cache import gated_feed, norm_of_rows, rotate_rows
 from seecause.lvlm._verify import verify
 from seecause.lvlm.prompt import Prompt
 from seecause.models import decoder
-from seecause.models._settled import tensor_key
 from seecause.models.block import Block, chain
 from seecause.models.decoder import Decoder, norms_of
 from seecause.models.devices import at_home, block_at_home, lie_apart, parse_device, parse_dtype
+from seecause.models.eval_mode import tensor_key
 from seecause.models.sources import ZOO, fetched, pretrained, pretrained_model
 from seecause.types import wide_dtype
 

@@ -26,8 +26,8 @@ from torch import Tensor
 
 from seecause.data.dataset import IGNORE
 from seecause.errors import BadInput, BadOption
-from seecause.models._settled import need_settled
 from seecause.models.decoder import arriving, planted_span
+from seecause.models.eval_mode import check_eval_mode
 from seecause.models.image_tokens import Box, ImageTokens, image_tokens
 from seecause.models.layout import At
 
@@ -176,7 +176,7 @@ def extended(
 @torch.no_grad()
 def read(lvlm: LVLM, inputs: Mapping[str, Any], *, size: tuple[int, int] | None = None) -> Prompt:
     """A prompt from native inputs: one sequence."""
-    need_settled([lvlm.module], lvlm.device)
+    check_eval_mode([lvlm.module], lvlm.device)
     ids, places = inputs["input_ids"][0], _image_places(lvlm, inputs)
     image = slice(int(places.nonzero()[0]), int(places.nonzero()[-1]) + 1)
     prefix = _prefix_length(inputs, image) if lvlm.decoder.reads_prefix else 0

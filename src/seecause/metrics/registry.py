@@ -27,8 +27,8 @@ from torch import Tensor
 import seecause.metrics
 from seecause.errors import BadOption, UnknownName
 from seecause.metrics.statistics import summarise
-from seecause.models._settled import settles
 from seecause.models.base import ImageModel
+from seecause.models.eval_mode import in_eval_mode
 from seecause.options import check_options, summary_of
 from seecause.registry import load_plugins
 from seecause.target import Spec
@@ -169,7 +169,7 @@ def metric(
             check_options(name, function, own)
             return function(*inputs, **options)
 
-        run: Any = settles(checked) if takes[:1] == ("model",) else checked
+        run: Any = in_eval_mode(checked) if takes[:1] == ("model",) else checked
         _METRICS[name] = Metric(name, run, takes, named, family)
         return run
 

@@ -20,11 +20,11 @@ from seecause import __version__
 from seecause._random import bits
 from seecause.errors import BadImage, BadOption, NotDefined, UnknownName
 from seecause.files import digest
-from seecause.models._settled import (
+from seecause.models.eval_mode import (
     Watch,
-    need_settled,
+    check_eval_mode,
+    eval_mode,
     parts_of,
-    settled,
     tensor_key,
     tensors_of,
 )
@@ -81,7 +81,7 @@ class ImageModel:
 
     @property
     def aimed(self) -> bool:
-        """Whether it is settled what is answered; a detector is aimed at a box first (rows.py)."""
+        """Whether the view predicts one row; a detector is aimed at a box first (rows.py)."""
         return True
 
     def aim(self, image: Tensor, spec: Any = None) -> Aim:
@@ -125,14 +125,14 @@ class ImageModel:
         """A working estimate of what one image's run holds at its widest."""
         raise NotImplementedError
 
-    def settled(self, *, frozen: bool = False) -> AbstractContextManager[None]:
+    def eval_mode(self, *, frozen: bool = False) -> AbstractContextManager[None]:
         """Eval mode, without autocast and outside of inference mode, and with `frozen` parameters
         that learn nothing; what the caller had set comes back."""
-        return settled(self._modules(), self.device, frozen=frozen)
+        return eval_mode(self._modules(), self.device, frozen=frozen)
 
     def check(self, images: Tensor) -> TokenLayout:
         """The layout for these images, or what is wrong with them, or with how they would run."""
-        need_settled(self._modules(), self.device)
+        check_eval_mode(self._modules(), self.device)
         self._need_same_modules()
         if images.ndim != 4 or images.shape[1] != len(self.preprocess.mean):
             raise BadImage(

@@ -449,7 +449,7 @@ class DenseModel(ImageModel):
 
     def __call__(self, images: Tensor) -> Tensor:
         """Normalised images [B, 3, H, W] -> answers [B, C] of the row."""
-        with self.settled():
+        with self.eval_mode():
             self.check(images)
             if _alone(images):
                 return self._read(self.outputs(images.expand(2, -1, -1, -1)))[:1]
@@ -501,7 +501,7 @@ class DenseModel(ImageModel):
     def aim(self, image: Tensor, spec: Any = None) -> Aim:
         """The question that a target asks about one picture [1, 3, H, W] (rows.py), as a view that
         answers it alone."""
-        with self.settled():
+        with self.eval_mode():
             self.check(image)
             inputs = {**self.inputs, **self.reading.prompt(self, spec)}
             asked = replace(self, inputs=inputs, memo={})
@@ -527,7 +527,7 @@ class DenseModel(ImageModel):
         named = {name: copies_of(value, len(images)) for name, value in self.inputs.items()}
         attached = Attached() if torch.is_grad_enabled() else nullcontext()
         # Mask2Former draws a number for every layer that training might drop, in eval mode too
-        with self.settled(), torch.random.fork_rng(devices=[]), attached:
+        with self.eval_mode(), torch.random.fork_rng(devices=[]), attached:
             module = spliced(self.module, forwards) if forwards else self.module
             return module(pixel_values=images, **named)
 

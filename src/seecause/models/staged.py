@@ -97,28 +97,28 @@ class StagedModel(ImageModel):
 
     def __call__(self, images: Tensor) -> Tensor:
         """Normalised images [B, 3, H, W] -> logits [B, C]."""
-        with self.settled():
+        with self.eval_mode():
             self.check(images)
             return self._run(0, images)
 
     def stage_outputs(self, images: Tensor) -> dict[str, Tensor]:
         """The feature map after every stage, in order; each [B, C, h, w]."""
         features_by_stage, features = {}, images
-        with self.settled():
+        with self.eval_mode():
             for stage in self.stages:
                 features = features_by_stage[stage.name] = stage(features)
         return features_by_stage
 
     def run_to(self, stage: str, images: Tensor) -> Tensor:
         """Images -> the feature map after `stage`."""
-        with self.settled():
+        with self.eval_mode():
             for step in self.stages[: self.after(stage)]:
                 images = step(images)
         return images
 
     def run_from(self, stage: str, features: Tensor) -> Tensor:
         """The feature map after `stage` -> logits: only what comes later runs."""
-        with self.settled():
+        with self.eval_mode():
             return self._run(self.after(stage), features)
 
     def after(self, stage: str) -> int:

@@ -447,7 +447,7 @@ class TokenBoxes(VisionModel):
     def aim(self, image: Tensor, spec: Any = None) -> Aim:
         """The question that a target asks about one picture [1, 3, H, W] (rows.py), as a view whose
         class token is the detection token of its box."""
-        with self.settled():
+        with self.eval_mode():
             self.check(image)
             outputs = self._outputs(image)
             size = (image.shape[-2], image.shape[-1])

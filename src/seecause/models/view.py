@@ -22,9 +22,9 @@ from torch import Tensor
 
 from seecause.engine.walk import walk
 from seecause.files import digest
-from seecause.models._settled import Watch
 from seecause.models.base import Architecture, ImageModel
 from seecause.models.block import Block, Fn, fused, same
+from seecause.models.eval_mode import Watch
 from seecause.models.layout import At, TokenLayout, span
 
 # words: through a language model (lvlm.classifier)
@@ -144,7 +144,7 @@ class VisionModel(ImageModel):
 
     def __call__(self, images: Tensor) -> Tensor:
         """Normalised images [B, 3, H, W] -> logits [B, C]."""
-        with self.settled():
+        with self.eval_mode():
             layout = self.check(images)
             return self.readout(walk(self, self.embed(images), self.at(images)).end(), layout)
 

@@ -289,12 +289,12 @@ def brushed_logits(
         empty = blank_image(model, model.preprocess.size, request.blank)
         image = context.image(request.picture)
         pair = (image, empty) if insert else (empty, image)
-        with model.settled():
+        with model.eval_mode():
             return sweep_features(model, *pair, chosen, model.cells).interventions[0]
     plan = sweep_plan(context, request, registers=True)
     picture, blank = context.run(request.picture), context.blank(request.blank)
     pair = (blank, picture) if insert else (picture, blank)
-    with context.transformer.settled():
+    with context.transformer.eval_mode():
         return Sweep(context.transformer, *pair, plan).logits(chosen)[0]
 
 
@@ -309,7 +309,7 @@ def _only_and_without(
             special = slice(0, picture.layout.prefix)
             begins = torch.cat([t.states[plan.start][:, special] for t in (blank, picture)])
             sets = torch.cat([chosen, ~chosen])
-            with context.model.settled():
+            with context.model.eval_mode():
                 both = mixed_logits(context.model, picture, blank, sets, begins, plan.start)
             return both[0], both[1]
     only, without = (

@@ -75,7 +75,7 @@ def score(context: ActionContext, request: ScoreHeads) -> Reply:
     if request.by != "answer" and mask is None:
         raise BadOption("brushed", "none", NO_OBJECT)
     total = sum(block.heads for block in model.blocks)
-    with model.settled():
+    with model.eval_mode():
         scores = score_heads(
             model,
             image,
@@ -100,7 +100,7 @@ def switch(context: ActionContext, request: Off) -> Reply:
     pictures, content = _versions(context, request), _content(context, request)
     donors = [context.image(_donor(request))] if request.operator == "other" else []
     gates = gates_without(model, heads).to(model.device)
-    with model.settled():
+    with model.eval_mode():
         plain = model(pictures)
         rows = torch.cat([pictures, *donors])
         after = gated_logits(model, rows, gates.expand(len(pictures), -1, -1), content=content)
@@ -120,7 +120,7 @@ def maps(context: ActionContext, request: Off) -> Reply:
     target = checked_target(model, request.target)
     heads = checked_off(context, request.off)
     if target is None:  # by its place: classes may have no names, or one name twice
-        with torch.no_grad(), model.settled():
+        with torch.no_grad(), model.eval_mode():
             target = int(model(image)[0].argmax())
     before = attribute(model, image, target=target)
     context.progress(0.5, "once more without the heads")
@@ -249,7 +249,7 @@ def _means(context: ActionContext) -> list[Tensor]:
     """What heads carry on average over the samples."""
     if "mean heads" not in context.served.memo:
         images = context.averaged_images()
-        with context.transformer.settled():
+        with context.transformer.eval_mode():
             context.served.memo["mean heads"] = mean_carried(context.transformer, images)
     return context.served.memo["mean heads"]
 

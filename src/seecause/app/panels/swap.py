@@ -211,7 +211,7 @@ def _written(
     """Logits [n, C] of states h [n, T, D] that enter the first of `layers`, where
     `write(h, source's states)` gives what enters each of them."""
     rows = model.readout.rows(into.layout)
-    with model.settled():
+    with model.eval_mode():
         steps = walk(model, h, into.at, start=layers.start)
         for step in steps:
             if step.index in layers:

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
 from functools import cache
 
 import pytest
 import timm
 import torch
 from timm.models.vision_transformer import VisionTransformer
-from torch import nn
 
 import seecause as sc
 from seecause.attribution.registry import methods
 from seecause.errors import BadOption, NotDefined
-from seecause.models._settled import Watch, settled
+from seecause.models.eval_mode import Watch
 from seecause.models.view import VisionModel
 from tests.tiny import scramble
 
@@ -68,17 +65,12 @@ def test_a_model_in_training_mode_is_run_in_eval_mode(method):
         module.eval()
 
 
-@pytest.mark.parametrize("method", METHODS)
-def test_autocast_changes_no_map(method):
+@pytest.mark.parametrize("method", ["caap", "gae", "integrated-gradients", "rise", "rollout"])
+def test_autocast_and_inference_mode_change_no_map(method):
     plain = maps(method)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         torch.testing.assert_close(maps(method), plain, rtol=0, atol=0)
         assert torch.is_autocast_enabled("cpu")
-
-
-@pytest.mark.parametrize("method", METHODS)
-def test_inference_mode_changes_no_map(method):
-    plain = maps(method)
     with torch.inference_mode():
         torch.testing.assert_close(maps(method, images().clone()), plain, rtol=0, atol=0)
         assert torch.is_inference_mode_enabled()
@@ -123,7 +115,7 @@ def test_what_is_below_the_public_calls_refuses_in_words():
     "call",
     [
         lambda model, x: sc.background.information_gains(model, x, x[:, 0] > 0).fig,
-        lambda model, x: sc.metrics.insertion_deletion(model, x, x.mean(1), 1).insertion,
+        lambda model, x: sc.metrics.insertion_deletion(model, x, x.mean(1), 1).columns["insertion"],
         lambda model, x: sc.background.select("taylor", model, x, torch.tensor([1, 2])).value,
     ],
     ids=["heads", "metrics", "selectors"],
@@ -194,17 +186,6 @@ def test_explaining_inside_a_training_loop_changes_nothing_of_it():
         torch.testing.assert_close(weight, expected, rtol=0, atol=0)
 
 
-def test_a_view_of_a_model_in_training_follows_its_steps():
-    module = vit().train()
-    model = sc.wrap(module, size=32, **FRAME)
-    optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
-    module(images()).square().sum().backward()
-    optimizer.step()
-    got = sc.attribute(model, images(), 1).maps
-    expected = sc.attribute(sc.wrap(module, size=32, **FRAME), images(), 1).maps
-    torch.testing.assert_close(got, expected, rtol=0, atol=0)
-
-
 def test_a_view_can_be_trained_through():
     """`model(images)` freezes nothing: a loss on it reaches the caller's weights."""
     module = vit().train()
@@ -229,19 +210,6 @@ def test_batch_norm_learns_nothing_from_a_run():
     torch.testing.assert_close(model(x), plain, rtol=0, atol=0)
     assert torch.equal(module.bn1.running_mean, before)
     assert module.training
-
-
-def test_threads_share_a_model_in_training_mode():
-    model, x = view(), images()
-    plain = model(x)
-    try:
-        model.module.train()
-        with ThreadPoolExecutor(4) as pool:
-            for logits in pool.map(lambda _: model(x), range(64)):
-                torch.testing.assert_close(logits, plain, rtol=0, atol=0)
-        assert all(part.training for part in model.module.modules())
-    finally:
-        model.module.eval()
 
 
 def test_an_error_gives_the_flag_back():
@@ -300,25 +268,3 @@ def test_a_watch_notices_every_change(change):
     assert watch.unchanged()
     change(module)
     assert not watch.unchanged()
-
-
-def test_a_watch_notices_gates_edited_in_place():
-    gates = torch.ones(3)
-    watch = Watch([], [gates])
-    gates[0] = 0
-    assert not watch.unchanged()
-
-
-def test_a_part_that_two_modules_share_is_held_until_both_let_go():
-    inner = nn.Linear(2, 2)
-    first, second = nn.Sequential(inner), nn.Sequential(inner, nn.Dropout())
-    device = torch.device("cpu")
-    with settled([first], device, frozen=True):
-        with settled([second], device, frozen=True):
-            pass
-        assert not inner.training and not inner.weight.requires_grad and second.training
-        late = ExitStack()
-        late.enter_context(settled([second, inner], device, frozen=True))
-    assert not inner.training and not inner.weight.requires_grad and first.training
-    late.close()
-    assert inner.training and inner.weight.requires_grad and second[1].training
