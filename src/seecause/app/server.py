@@ -96,7 +96,7 @@ def static_files() -> dict[str, tuple[bytes, str]]:
     disk. The page has the report's own style."""
     here = [*files("seecause.app").joinpath("static").iterdir()]
     report = files("seecause.report").joinpath("templates")
-    here += [report.joinpath(name) for name in ("page.css", "pieces.css")]
+    here += [report.joinpath(name) for name in ("page.css",)]
     typed = [(path, _TYPES.get(Path(path.name).suffix)) for path in here]
     return {path.name: (path.read_bytes(), kind) for path, kind in typed if kind is not None}
 

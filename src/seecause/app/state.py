@@ -30,7 +30,7 @@ from seecause.errors import BadImage, BadOption, NotDefined, SeecauseError, Unsu
 from seecause.files import digest
 from seecause.models.base import ImageModel
 from seecause.models.view import VisionModel
-from seecause.report.overlay import data_uri
+from seecause.report.figures import data_uri
 
 if TYPE_CHECKING:
     from seecause.app.panels.runs import RunFolder

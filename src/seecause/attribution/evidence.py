@@ -85,15 +85,15 @@ class Evidence:
 
     def overlay(self, index: int = 0) -> tuple[Image.Image, Image.Image]:
         """The two sets outlined, on the picture that keeps the answer and on the one without it."""
-        from seecause.report.explain_pictures import outlined
+        from seecause.report.explain import evidence_image
 
-        return outlined(self, index, "enough"), outlined(self, index, "needed")
+        return evidence_image(self, index, "enough"), evidence_image(self, index, "needed")
 
     def sentence(self, index: int = 0) -> tuple[str, str]:
         """Both findings in words."""
-        from seecause.report.explain_pictures import sentences
+        from seecause.report.explain import evidence_sentences
 
-        return sentences(self, index)
+        return evidence_sentences(self, index)
 
     def plot(self, axes: tuple[Axes, Axes], index: int = 0) -> None:
         """Both outlined pictures on two axes of matplotlib."""

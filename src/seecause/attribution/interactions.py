@@ -113,9 +113,10 @@ class Interactions:
     def plot(self, ax: Axes, index: int = 0, count: int = 10) -> None:
         """Lines between the regions of the strongest pairs, over the picture: thicker is stronger,
         red needs both, blue will do with either."""
-        from seecause.report.explain_pictures import draw_pairs
+        from seecause.report.explain import pairs_image
 
-        draw_pairs(ax, self, index, count=count)
+        ax.imshow(pairs_image(self, index, count=count))
+        ax.set_axis_off()
 
 
 @torch.no_grad()

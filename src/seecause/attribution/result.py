@@ -40,17 +40,17 @@ class Looks:
 
     def plot(self, ax: Any = None, **options: Any) -> Figure:
         """Pictures and their maps as a matplotlib figure; a single map also into axes of your own,
-        `ax`. `options` are those of `seecause.report.overlay.overlay`."""
+        `ax`. `options` are those of `seecause.report.figures.overlay`."""
         if isinstance(ax, str | Path):
             file = f"axes of matplotlib; to write a file: att.plot().savefig({str(ax)!r})"
             raise BadOption("ax", str(ax), file)
-        from seecause.report.notebook import plot
+        from seecause.report.explain import plot
 
         return plot(self._runs(), ax, **options)
 
     def show(self) -> None:
         """The same on the screen: in a notebook below the cell, else in a window."""
-        from seecause.report.notebook import show
+        from seecause.report.explain import show
 
         show(self)
 
@@ -72,7 +72,7 @@ class Looks:
 
     def _repr_html_(self) -> str:
         """What notebooks show: the first pictures, each beside its maps."""
-        from seecause.report.notebook import notebook_html
+        from seecause.report.explain import notebook_html
 
         return notebook_html(self._runs())
 
@@ -149,11 +149,11 @@ class Attribution(Looks):
         return is_signed(known.get("method", ""), known.get("architecture", "transformer"))
 
     def overlay(self, index: int = 0, **options: Any) -> Image.Image:
-        """One picture with its map on top; see `seecause.report.overlay.overlay`."""
-        from seecause.report.explain_pictures import drawn
-        from seecause.report.overlay import overlay
+        """One picture with its map on top; see `seecause.report.figures.overlay`."""
+        from seecause.report.explain import upright
+        from seecause.report.figures import overlay
 
-        alone = drawn(self[index])
+        alone = upright(self[index])
         if options.get("scale") is None:
             options.setdefault("signed", self.signed)
         return overlay(alone.images[0], alone.pixels()[0], **options)

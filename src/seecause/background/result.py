@@ -69,8 +69,8 @@ class Repair:
     def export(self, folder: str | Path) -> Path:
         """Write the checkpoint (plain timm, transformers, torchvision or open_clip load it), a page
         with pictures before and after, and a card."""
-        from seecause.report.page import write_page
-        from seecause.report.repair import repair_sections
+        from seecause.report.background import repair_sections
+        from seecause.report.pages import write_page
 
         folder = export_model(self.model, [], folder)
         usage = (folder / CARD).read_text(encoding="utf-8")

@@ -129,8 +129,8 @@ def audit(
     audit` erases backgrounds instead, and needs no masks.
     """
     from seecause.background.audit import ENOUGH, missed_limits
-    from seecause.report.page import title_name
-    from seecause.report.repair import audit_csv, audit_lines, audit_sections
+    from seecause.report.background import audit_csv, audit_lines, audit_sections
+    from seecause.report.pages import title_name
 
     replaces = run.check()
     if limit < ENOUGH and not run.quiet:  # before minutes are spent

@@ -45,7 +45,7 @@ def demo(
     """Run every job on the embedded Critters models and write one page. Needs no download and no
     picture."""
     from seecause.critters.demo import JOBS, DemoSetting, run_job
-    from seecause.report.page import Section, protocol_section
+    from seecause.report.pages import Section, protocol_section
 
     replaces = output.check()
     setting = DemoSetting(device=pick_device(device), seed=seed)

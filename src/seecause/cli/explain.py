@@ -205,7 +205,7 @@ def explain(
         if files != list(named):  # frames, by the film they are of
             others, shown = second_versions(files, without), short_names(files)
         from seecause.attribution.explain import explain_batches
-        from seecause.report.explain import explain_to_folder
+        from seecause.report.explain import write_explanations
 
     if not run.quiet:
         _warn(opened, model.model, files)
@@ -216,9 +216,21 @@ def explain(
             options=options, also=[name for name, wanted in asdict(also).items() if wanted],
             holes=holes,
         )  # fmt: skip
-        facts = explain_to_folder(
-            run.out, parts, files, shown, holes=holes, overwrite=run.overwrite, advance=advance
-        )
+        facts: dict[str, Any] = {}
+        with run.folder(facts) as folder:
+            rows = write_explanations(folder, parts, shown, skipped=holes, progress=advance)
+            maps = sorted(path.name for path in (folder / "maps").iterdir())
+            reasons = {hole.name: hole.reason for hole in holes}
+            facts |= {
+                "command": "explain",
+                "out": str(run.out),
+                "page": "index.html",
+                "maps": {name: f"maps/{name}" for name in maps},
+                "images": [
+                    {"file": file, "name": name, **rows.get(place, {"error": reasons.get(name)})}
+                    for place, (file, name) in enumerate(zip(files, shown, strict=True))
+                ],
+            }
     run.say(map(printable, _lines(facts["images"], opened)), replaced=replaces)
     for hole in holes:
         typer.echo(f"left out: {printable(hole.reason)}", err=True)
@@ -276,7 +288,7 @@ def _options_of(
 
 def _lines(rows: Sequence[Mapping[str, Any]], model: ImageModel) -> list[str]:
     """What the model answers to each picture that could be read."""
-    from seecause.report.explain_pictures import answer_text, box_texts, row_text
+    from seecause.report.explain import answer_text, box_texts, prediction_text as row_text
     from seecause.target import Answer
 
     warning = f"{model.name} has random weights: its answers mean nothing"

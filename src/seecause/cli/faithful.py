@@ -256,8 +256,9 @@ def evaluate(
 
     A run also gets RUN/evaluation.json, with an entry for each dataset it was tested on.
     """
+    from seecause.cli.progress import print_rows
     from seecause.faithful import evaluate as evaluate_network
-    from seecause.report.faithful import print_evaluation
+    from seecause.report.faithful import evaluation_table
 
     shares = _numbers("--quantiles", quantiles) if interventions else []
     evaluation = evaluate_network(
@@ -269,7 +270,10 @@ def evaluate(
         random_cuts=random_cuts,
         **tested.made(),
     )
-    print_evaluation(evaluation)
+    titles, rows, notes = evaluation_table(evaluation)
+    print_rows(titles, rows)
+    for note in notes:
+        typer.echo(note)
 
 
 def intervene(
@@ -283,13 +287,17 @@ def intervene(
     ] = None,
 ) -> None:
     """Test the network with parts left out, with untrusted tokens rejected, or both."""
+    from seecause.cli.progress import print_rows
     from seecause.faithful import evaluate_intervention
-    from seecause.report.faithful import print_evaluation
+    from seecause.report.faithful import evaluation_table
 
     dropped = whole_numbers("--drop", drop) if drop.strip() else []
-    print_evaluation(
+    titles, rows, notes = evaluation_table(
         evaluate_intervention(tested.open(), drop_parts=dropped, quantile=quantile, **tested.made())
     )
+    print_rows(titles, rows)
+    for note in notes:
+        typer.echo(note)
 
 
 def parts(

@@ -91,8 +91,8 @@ def score(
 
 def _write_scores(model: ImageModel, result: ScoredHeads, run: AskedRun) -> None:
     """Page, table and manifest."""
-    from seecause.report.heads import scores_csv, scores_section, settings_section
-    from seecause.report.page import holes_section
+    from seecause.report.background import scores_csv, scores_section, settings_section
+    from seecause.report.pages import skipped_section
 
     scores, by = result.scores, result.selector
     manifest = {
@@ -106,7 +106,7 @@ def _write_scores(model: ImageModel, result: ScoredHeads, run: AskedRun) -> None
         f"{model.name}: heads by {by}",
         [
             scores_section(scores, by=by),
-            *holes_section(result.pictures.holes),
+            *skipped_section(result.pictures.holes),
             settings_section(model, result.record),
         ],
         lead=lead_of(model, result.pictures),
@@ -174,16 +174,15 @@ def _prune_lines(result: PruneResult) -> list[str]:
 def _write_pruned(result: PruneResult, form: Form, run: AskedRun) -> None:
     """The checkpoint, the page, the tables and the manifest of a prune."""
     from seecause.background.images import model_for
-    from seecause.report.folder import rows_csv
-    from seecause.report.heads import (
+    from seecause.report.background import (
+        before_after_section,
         change_section,
         curves_section,
-        repair_gallery,
         scores_csv,
         scores_section,
         settings_section,
     )
-    from seecause.report.page import holes_section
+    from seecause.report.pages import rows_csv, skipped_section
 
     by, scores, model = result.scored.selector, result.scored.scores, result.model
     record = {**result.scored.record, "form": form.value}
@@ -198,8 +197,8 @@ def _write_pruned(result: PruneResult, form: Form, run: AskedRun) -> None:
         change_section(result.before, result.after, result.test, gaps=result.gaps),
         curves_section(result.curve, by=by),
         scores_section(scores, by=by, chosen=result.heads),
-        repair_gallery(model_for(model, result.test), result.examples),
-        *holes_section(result.holes),
+        before_after_section(model_for(model, result.test), result.examples),
+        *skipped_section(result.holes),
         settings_section(model, record),
     ]
     line = zip(result.curve.ks, result.curve.chosen, strict=True)
@@ -241,7 +240,7 @@ def _check_form(model: ImageModel, form: str) -> None:
 def _about_lines(scores: HeadScores) -> list[str]:
     """What heads carry together where two versions were exchanged; how far a screen can be
     trusted, where there was one."""
-    from seecause.report.heads import no_effect
+    from seecause.report.background import no_effect
 
     if nothing := no_effect(scores):
         return [nothing]

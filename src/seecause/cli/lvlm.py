@@ -171,7 +171,7 @@ def answer(
     from seecause.data.images import open_picture
     from seecause.lvlm import AnswerEngine, trace_words
     from seecause.lvlm.words import masked_runs, word_concerns
-    from seecause.report.lvlm_answer import answer_manifest, sentence, write_answer
+    from seecause.report.lvlm import answer_manifest, sentence, write_answer
 
     replaced, image = run.check(), asked.image
     asked.check(asked.question)
@@ -235,10 +235,10 @@ def edit(
 ) -> Facts:
     """What does the model say when some heads see something else? The edit lasts through its own
     `generate`."""
+    from seecause.cli.shared import check_out, result_folder
     from seecause.data.images import open_picture
     from seecause.lvlm import edited_heads
     from seecause.models.base import library_versions
-    from seecause.report.folder import check_out, result_folder
 
     if out is not None:
         check_out(out, overwrite=overwrite)

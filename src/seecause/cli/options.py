@@ -21,7 +21,7 @@ from seecause.errors import BadOption, NotDefined, printable
 if TYPE_CHECKING:
     from seecause.data.dataset import Hole
     from seecause.models.base import ImageModel
-    from seecause.report.page import Section
+    from seecause.report.pages import Section
 
 DEFAULT_MODEL = "builtin:critters-vit"
 
@@ -193,13 +193,13 @@ class Output:
 
     def check(self) -> bool:
         """Refuse a folder with other things in it; whether it holds an earlier result."""
-        from seecause.report.folder import check_out
+        from seecause.cli.shared import check_out
 
         return check_out(self.out, overwrite=self.overwrite)
 
     def folder(self, manifest: dict[str, Any]) -> AbstractContextManager[Path]:
         """A draft that becomes the folder when all of it is there."""
-        from seecause.report.folder import result_folder
+        from seecause.cli.shared import result_folder
 
         return result_folder(self.out, manifest, overwrite=self.overwrite)
 
@@ -216,7 +216,7 @@ class Output:
     ) -> None:
         """The folder with its page, tables by name, and what `more` writes into it; pictures that
         could not be read are in the manifest."""
-        from seecause.report.page import write_page
+        from seecause.report.pages import write_page
 
         manifest = {"page": "index.html", **manifest}
         if holes is not None:

@@ -168,7 +168,7 @@ def repair(
 
 def _write_repair(result: Repair, run: ModelRun) -> None:
     """The page, and the mended model where there is one."""
-    from seecause.report.repair import repair_sections
+    from seecause.report.background import repair_sections
 
     def export(folder: Path) -> None:
         if result.remedy != "nothing":
@@ -239,8 +239,8 @@ def _write_discovery(
     model: str, lead: str, result: Discovery, places: list[int], run: ModelRun
 ) -> list[str]:
     """Page, table, pairs of some findings, and what is said of them."""
-    from seecause.report.discover import discover_sections, findings_rows, write_pairs
-    from seecause.report.folder import rows_csv
+    from seecause.report.background import discover_sections, findings_rows, write_pairs
+    from seecause.report.pages import rows_csv
 
     ranks = [place + 1 for place in places]
     lines = [f"{rank}. {f.sentence()}" for rank, f in enumerate(result.findings[:SAID], 1)]

@@ -41,15 +41,19 @@ from seecause.lvlm import (
 )
 from seecause.models.base import protocol
 from seecause.models.sources import ZOO
+from seecause.report.background import (
+    remedies_section,
+    repair_change_section,
+    worst_section,
+)
 from seecause.report.faithful import note_of, part_cards, parts_section
 from seecause.report.lvlm import (
     curves_section,
+    head_counts,
     heads_section,
-    one_answer_counts,
     tokens_section,
     trace_manifest,
 )
-from seecause.report.repair import change_section, remedies_section, worst_section
 
 BUILT = "builtin:critters-ifam"
 BUILD_PICTURES = 4
@@ -101,7 +105,7 @@ def build(
         "options": {"parts": net.parts, "pictures": count},
         **protocol(view, images(latents)),
     }
-    return DemoSections([parts_section(cards, net.parts, note=note)], [manifest])
+    return DemoSections([parts_section(cards, net, note=note)], [manifest])
 
 
 def _changing(net: IFAM, images: torch.Tensor) -> torch.Tensor:
@@ -116,9 +120,7 @@ CALIBRATION_PICTURES = 32  # in the average picture; elsewhere 100
 # the first picture of the test split that is tried, and how many are: one must move the answer
 # enough
 PLACE, TRIED = 2, 8
-FEWER = (
-    f" For the demo {CALIBRATION_PICTURES} calibration pictures; seecause lvlm tokens takes 100."
-)
+FEWER = f" For the demo {CALIBRATION_PICTURES} calibration pictures; seecause lvlm trace takes 100."
 
 
 def trace(
@@ -146,7 +148,7 @@ def trace(
     sections = [
         replace(first, note=first.note + FEWER),
         heads_section(answer),
-        curves_section(answer.heads.curves, one_answer_counts(answer.heads)),
+        curves_section(answer.heads.curves, head_counts(answer.heads)),
     ]
     return DemoSections(sections, [trace_manifest(answer)])
 
@@ -195,7 +197,7 @@ def repair(
     sections = [
         replace(gallery, note=f"{result.sentence}\n{gallery.note}"),
         replace(
-            change_section(result, title="What changed when it was mended?"),
+            repair_change_section(result, title="What changed when it was mended?"),
             fold="Numbers before and after",
         ),
         replace(remedies_section(result), fold="All that was tried"),

@@ -34,18 +34,16 @@ from seecause.bench.tables import table_of
 from seecause.loading import load
 from seecause.models.base import ImageModel, protocol
 from seecause.models.view import VisionModel
-from seecause.report.bench import curves_section, summaries, table_section
-from seecause.report.bench_gallery import gallery_section
-from seecause.report.cards import Card, MapView, Strip, render_cards
-from seecause.report.heads import (
+from seecause.report.background import (
+    before_after_section,
     change_section,
     curves_section as removal_section,
-    repair_gallery,
     scores_section,
 )
+from seecause.report.bench import curves_section, gallery_section, summaries, table_section
+from seecause.report.figures import scale_of
 from seecause.report.heads_audit import audit_gallery, verdict_section
-from seecause.report.overlay import scale_of
-from seecause.report.page import Section
+from seecause.report.pages import Card, MapView, Section, Strip, cards_html
 from seecause.target import Answer
 
 SceneMaps = Mapping[str, tuple[Attribution, list[list[Answer]]]]  # by scene
@@ -100,7 +98,7 @@ def explain(
     flips = " and ".join(f"{_flips(runs)} answers of {name}" for name, runs in maps.items())
     note = f"The same creature elsewhere: the other background changed {flips}. {EXPLAIN_NOTE}"
     return DemoSections(
-        [Section("Which patches caused the answer?", render_cards(cards), note)], manifests
+        [Section("Which patches caused the answer?", cards_html(cards), note)], manifests
     )
 
 
@@ -271,7 +269,7 @@ def remove_heads(
     first, last = removal.chosen[0], removal.chosen[-1]
     change = change_section(first, last, test, title="What changed when they went?")
     sections = [
-        repair_gallery(opened, examples(opened, shown, None, [[], heads])),
+        before_after_section(opened, examples(opened, shown, None, [[], heads])),
         scores_section(scores, by="cigma", chosen=heads),
         removal_section(removal, by="cigma", title="Would any heads do?"),
         replace(change, fold="Numbers before and after"),

@@ -1,8 +1,9 @@
-"""The page of a benchmark run: table, curves, cost, pictures, protocol and holes. Made from the run
-folder alone, finished or not."""
+"""The page of a benchmark run: table, curves, cost, images, protocol and what is missing. Made from
+the run folder alone, finished or not."""
 
 from __future__ import annotations
 
+import itertools
 import math
 import statistics
 from collections import Counter
@@ -10,13 +11,18 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from seecause.attribution.registry import find
+import torch
+from markupsafe import Markup
+from torch import Tensor
+
+from seecause.attribution.registry import find, is_signed
 from seecause.bench.measures import UNDEFINED, higher_is_better, meaning_of
 from seecause.bench.plan import Plan, Store
 from seecause.bench.results import RunResults, read_results
 from seecause.bench.runner import Status, inspect
 from seecause.bench.tables import (
     TRUTH_COLUMNS,
+    Cell,
     Table,
     Truth,
     against_truth,
@@ -28,25 +34,34 @@ from seecause.bench.tables import (
     truth_csv,
     write_rows,
 )
+from seecause.data.batch import raw_in_frame
+from seecause.data.registry import open_data
+from seecause.errors import BadImage, DataMissing
 from seecause.files import write_atomic
-from seecause.report.bench_gallery import gallery_section, headline
-from seecause.report.charts import Series, chart, mean_series, styled
-from seecause.report.page import (
-    AGAIN,
+from seecause.metrics import rank_correlation
+from seecause.models.preprocess import Preprocess
+from seecause.report.figures import Line, chart, charts, fixed, mean_line, number, scale_of
+from seecause.report.pages import (
+    REPRODUCE,
+    Card,
+    MapView,
     Section,
-    chart_row,
-    fragment,
-    protocol_table,
-    table,
+    Strip,
+    cards_html,
+    part,
+    table as facts,
     write_page,
 )
 
-LISTED = 100  # holes that a page lists
+LISTED = 100  # missing values that a page lists
+SHOWN = 3  # images of each kind
+APART = 0.005  # curves that differ less than this look the same
 
 
 def write_report(store: Store, *, against: str | None = None) -> list[Path]:
-    """index.html, table.csv, table.tex, table.md and rows.csv in the run folder, and truth.csv
-    where the truth was measured."""
+    """Write index.html, table.csv, table.tex, table.md and rows.csv into the run folder, and
+    truth.csv where the truth was measured; `against` is the method that others are compared
+    with."""
     plan = store.plan()
     results = read_results(store, plan)
     status = inspect(store, plan, results.condition)
@@ -58,87 +73,97 @@ def write_report(store: Store, *, against: str | None = None) -> list[Path]:
         *cost_section(results, plan, table),
         gallery_section(results, plan, reference=table.reference),
         run_protocol(plan),
-        holes_section(status, plan),
+        missing_section(status, plan),
     ]
-    opening = (
+    title, folder = f"Which method is faithful on {plan.request.model}?", store.folder
+    page = write_page(folder / "index.html", title, sections, lead=_lead(plan, status))
+    texts = {"csv": to_csv(table), "tex": to_latex(table), "md": to_markdown(table)}
+    files = [page, *(folder / f"table.{suffix}" for suffix in texts), folder / "rows.csv"]
+    for path, text in zip(files[1:], texts.values(), strict=False):
+        write_atomic(path, text)
+    write_rows(results, folder / "rows.csv")
+    if truth:
+        write_atomic(folder / "truth.csv", truth_csv(truth))
+        return [*files, folder / "truth.csv"]
+    (folder / "truth.csv").unlink(missing_ok=True)  # of an earlier command that measured more
+    return files
+
+
+def _lead(plan: Plan, status: Status) -> str:
+    parts = [
         f"{_counted(len(plan.samples), 'image')} of {plan.data['name']},"
         f" {_counted(len(plan.request.methods), 'method')}."
-    )
-    page = write_page(
-        store.folder / "index.html",
-        f"Which method is faithful on {plan.request.model}?",
-        sections,
-        lead=lead(plan, status, opening),
-    )
-    tables = write_tables(store.folder, table, results)
-    return [page, *tables, *write_truth(store.folder, truth)]
-
-
-def write_tables(folder: Path, table: Table, results: RunResults) -> list[Path]:
-    """table.csv, table.tex and table.md; rows.csv with every number behind them."""
-    texts = {
-        "table.csv": to_csv(table),
-        "table.tex": to_latex(table),
-        "table.md": to_markdown(table),
-    }
-    for name, text in texts.items():
-        write_atomic(folder / name, text)
-    write_rows(results, folder / "rows.csv")
-    return [*(folder / name for name in texts), folder / "rows.csv"]
-
-
-def write_truth(folder: Path, truth: Truth) -> list[Path]:
-    """truth.csv; none is left of an earlier command that measured more."""
-    path = folder / "truth.csv"
-    if not truth:
-        path.unlink(missing_ok=True)
-        return []
-    write_atomic(path, truth_csv(truth))
-    return [path]
+    ]
+    if plan.model["random_weights"]:
+        parts.append("The model has random weights: its predictions mean nothing.")
+    if not status.complete:
+        parts.append(
+            f"Not complete: {status.done} of {status.total} cells, {len(status.holes)} values"
+            " missing; see the last section."
+        )
+    return " ".join(parts)
 
 
 def table_section(
     table: Table,
     *,
     title: str = "Which method is best?",
-    what: str = "method",
     methods: Mapping[str, str] | None = None,
 ) -> Section:
-    """Every method by every metric. Below it: what the metrics measure, and what the `methods`
-    are."""
+    """Every method by every metric, and what metrics and `methods` are."""
+    body = Markup("")
+    for name, metrics in table.column_groups():
+        digits = {metric: _digits(table, metric) for metric in metrics}
+        arrows = {metric: "↑" if higher_is_better(metric) else "↓" for metric in metrics}
+        rows = [
+            (method, *(_cell(table, method, metric, digits[metric]) for metric in metrics))
+            for method in table.methods
+        ]
+        head = ("method", *(f"{metric} {arrow}" for metric, arrow in arrows.items()))
+        body += Markup('<h3 class="gallery-head">{}</h3>').format(name) if name else ""
+        body += facts(rows, head=head)
     note = (
         "Mean ± standard error over images, and the 95 % bootstrap interval of the mean under it;"
-        " none where all images are alike in the digits shown, which does not make the mean"
-        " certain. ↑ higher is better, ↓ lower is. ★ marks the best mean, all of them where"
-        " several are equal as shown, none where all are. Intervals that overlap much are no"
-        f" ranking. The last line of a cell is the difference to {table.reference}, image by image:"
-        f" the sharpest comparison of two {what}s."
+        " none where all images have the same value as shown. ↑ higher is better, ↓ lower is. ★"
+        " marks the best mean, all of them where several are equal as shown, none where all are."
+        " Intervals that overlap much are no ranking. The last line of a cell is the difference to"
+        f" {table.reference}, image by image: the sharpest comparison of two methods."
     )
-    higher = {metric: higher_is_better(metric) for metric in table.metrics}
     meanings = {metric: meaning_of(metric) for metric in table.metrics}
     terms = {metric: meaning for metric, meaning in meanings.items() if meaning}
-    terms |= methods or {}
-    return Section(
-        title,
-        fragment(
-            "bench_table.html.j2", table=table, higher=higher, digits=_digits(table), what=what
-        ),
-        note,
-        terms,
-        short="Table",
-    )
+    return Section(title, body, note, {**terms, **(methods or {})}, short="Table")
 
 
-def _digits(table: Table) -> dict[str, int]:
+def _digits(table: Table, metric: str) -> int:
     """Decimals to read: those of the table, but no more than four digits of the largest mean."""
-    digits = {}
-    for metric in table.metrics:
-        cells = [row[metric] for row in table.cells.values()]
-        means = [abs(cell.mean) for cell in cells if cell.n]
-        largest = max((mean for mean in means if mean < math.inf), default=1.0)
-        room = 3 - math.floor(math.log10(largest)) if largest > 0 else 6
-        digits[metric] = max(3, min(table.digits(metric), room))
-    return digits
+    cells = [row[metric] for row in table.cells.values()]
+    means = [abs(cell.mean) for cell in cells if cell.n and math.isfinite(cell.mean)]
+    largest = max(means, default=1.0)
+    room = 3 - math.floor(math.log10(largest)) if largest > 0 else 6
+    return max(3, min(table.digits(metric), room))
+
+
+def _cell(table: Table, method: str, metric: str, digits: int) -> Markup:
+    cell: Cell = table.cells[method][metric]
+    lines, zero = [Markup("no value")], fixed(0.0, digits)
+    if cell.n:
+        low, high = (fixed(end, digits) for end in cell.interval)
+        mean = Markup("<b>{}</b>").format(fixed(cell.mean, digits))
+        if cell.n > 1 and low != high:
+            error = fixed(cell.error, digits)
+            mean += f" ± {f'<{10.0**-digits:g}' if error == zero and cell.error > 0 else error}"
+        star = Markup(' <span class="mark" title="the best mean">★</span>')
+        images = "one image" if cell.n < 2 else f"{cell.n} images alike"
+        lines = [mean + star if cell.best else mean, f"[{low}, {high}]" if low != high else images]
+    if (gap := cell.difference) is not None:
+        mean, error = fixed(gap.mean, digits, "+"), fixed(gap.standard_error, digits)
+        none = fixed(gap.mean, digits) == error == zero
+        lines.append("no difference" if none else f"{mean} ± {error}")
+    if cell.missing:
+        missing = f"{cell.missing} of {cell.n + cell.missing} missing"
+        lines.append(Markup('<span class="mark">{}</span>').format(missing))
+    below = Markup("").join(Markup("<small>{}</small>").format(line) for line in lines[1:])
+    return Markup("{}{}").format(lines[0], below)
 
 
 def summaries(plan: Plan) -> dict[str, str]:
@@ -158,158 +183,200 @@ def truth_section(truth: Truth) -> list[Section]:
     best = [place for place, mean in enumerate(means) if mean == top]
     rows = [(method, *score_texts(row)) for method, row in truth.items()]
     note = (
-        "What each part of a creature is worth to the model is measured by drawing the picture"
-        " again without it. Completeness: are the parts that decide declared important, and no"
-        " others? Correctness: are the parts ranked by what they are worth? Contrastivity: does the"
-        " map follow the class it is asked about? All from 0 to 1, over all pictures; read them"
-        " beside those of a control such as random. The best mean of the three is shaded."
+        "The effect of each part of a creature on the model is measured by drawing the image again"
+        " without it. Completeness: are the parts that decide declared important, and no others?"
+        " Correctness: are the parts ranked by their effects? Contrastivity: does the map follow"
+        " the class it is asked about? All from 0 to 1, over all images; read them beside those of"
+        " a control such as random. The best mean of the three is shaded."
     )
-    body = table(rows, head=("method", *TRUTH_COLUMNS), marked=best)
+    body = facts(rows, head=("method", *TRUTH_COLUMNS), marked=best)
     return [Section("Against the truth", body, note, short="Truth")]
 
 
 def curves_section(results: RunResults, plan: Plan) -> list[Section]:
-    """Mean curves of each method; none if curves were not measured."""
+    """Mean insertion and deletion curves of each method; none if they were not measured."""
     if not len(results.shares):
         return []
-    looks, shares = styled(list(plan.request.methods)), results.shares.tolist()
-    means: dict[str, list[Series]] = {"insertion": [], "deletion": []}
-    for kind, series in means.items():
-        for method, curves in results.curves.items():
-            if kind in curves:
-                series.append(mean_series(method, curves[kind], looks[method], x=shares))
-    insertion, deletion = means.values()
-    # probabilities, unless logits were asked for
-    share = all(0 <= y <= 1 for curve in (*insertion, *deletion) for y in curve.y)
-    same = [kind for kind, curves in means.items() if _tell_nothing(curves)]
-    charts = [
-        chart(
-            curves,
-            title=f"{kind}, mean and standard error",
-            x_title=f"share of the picture {done}",
-            y_title="class score",
-            share=share,
-            beside=others,
-        )
-        for kind, done, curves, others in (
-            ("insertion", "uncovered", insertion, deletion),
-            ("deletion", "covered", deletion, insertion),
-        )
-        if kind not in same
-    ]
+    shares, drawn, same = results.shares.tolist(), [], []
     note = (
         "The most important pixels first. A faithful map makes insertion rise early and deletion"
         " fall early."
     )
+    for kind, done in (("insertion", "uncovered"), ("deletion", "covered")):
+        lines = {
+            method: mean_line(curves[kind], shares, control=_is_control(plan, method))
+            for method, curves in results.curves.items()
+            if kind in curves
+        }
+        steps = list(zip(*(line.y for line in lines.values()), strict=True))
+        compared = steps if len(lines) > 1 else [line.y for line in lines.values()]
+        if lines and all(max(values) - min(values) < APART for values in compared):
+            same.append(kind)
+            first = next(iter(lines.values())).y
+            if kind == "insertion" and first[0] > 0.9 * first[-1]:
+                note += " The image that insertion begins with is predicted like the whole one."
+            continue
+        # probabilities, unless logits were asked for
+        share = all(0 <= y <= 1 for line in lines.values() for y in line.y)
+        titles = {"x": f"share of the image {done}", "y": "class score"}
+        drawn.append(chart(lines, title=f"{kind}, mean and standard error", share=share, **titles))
     if same:
-        note += (
-            f" Not drawn: {' and '.join(same)}, which is one line for all maps, or flat. It tells"
-            " nothing here."
-        )
-    if "insertion" in same and insertion[0].y[0] > 0.9 * insertion[0].y[-1]:
-        note += (
-            " The picture that insertion begins with (blurred, if nothing else was asked for) is"
-            " answered like the whole one."
-        )
-    title = "Does the answer follow the map?"
-    return [Section(title, chart_row(charts, looks), note, short="Curves")]
+        note += f" Not drawn: {' and '.join(same)}, which is one line for all maps, or flat."
+    return [Section("Does the prediction follow the map?", charts(drawn), note, short="Curves")]
+
+
+def _is_control(plan: Plan, name: str) -> bool:
+    return find(plan.request.method(name), plan.model["architecture"]).forwards == "0"
 
 
 def cost_section(results: RunResults, plan: Plan, table: Table) -> list[Section]:
     """Seconds for each image against the headline metric."""
-    metric, looks, spent = headline(plan), styled(list(plan.request.methods)), results.seconds
-    cells = {
-        method: table.cells[method][metric]
-        for method in plan.request.methods
-        if spent[method] and table.cells[method][metric].n
+    metric, spent, request = headline(plan), results.seconds, plan.request
+    cells = {method: table.cells[method][metric] for method in request.methods if spent[method]}
+    lines = {
+        method: Line(
+            [statistics.median(spent[method])], [cell.mean], [cell.error], _is_control(plan, method)
+        )
+        for method, cell in cells.items()
+        if cell.n
     }
-    if not cells:
+    if not lines:
         return []
-    series = [
-        Series(m, [statistics.median(spent[m])], [cell.mean], [cell.error], *looks[m])
-        for m, cell in cells.items()
-    ]
-    drawn = chart(
-        series,
-        title=f"{metric} against cost",
-        x_title="seconds for one image, logarithmic",
-        y_title=metric,
-        log=True,
-    )
-    request = plan.request
+    title, x = f"{metric} against cost", "seconds for one image, logarithmic"
     note = (
-        "Attribution alone, without reading and measuring; the median over shards of"
+        "Attribution alone, without reading and measuring; the median over cells of"
         f" {request.shard_size} images, on {request.device} with"
         f" {_counted(request.threads, 'thread')} in each worker. Bars are standard errors."
     )
-    return [Section("What does faithfulness cost?", chart_row([drawn]), note, short="Cost")]
+    body = charts([chart(lines, title=title, x=x, y=metric, log=True)])
+    return [Section("What does faithfulness cost?", body, note, short="Cost")]
+
+
+def gallery_section(
+    results: RunResults, plan: Plan, *, reference: str, shown: int = SHOWN
+) -> Section:
+    """Cards with the maps of all methods, `shown` of each kind. Images are read again; where they
+    are gone, the section says so."""
+    title, metric = "Which images show most?", headline(plan)
+    higher = higher_is_better(metric)
+    scores = {method: columns[metric] for method, columns in results.values.items()}
+    picked = {
+        f"{reference} does best": _ranked(scores[reference], higher=higher),
+        f"{reference} does worst": _ranked(scores[reference], higher=not higher),
+        "methods disagree most": _disagreed(plan, results.maps),
+    }
+    body = Markup("")
+    try:
+        data = open_data(plan.request.data, limit=plan.request.limit)
+        for kind, indices in picked.items():
+            cards = [_card(index, data[index], plan, results, scores) for index in indices[:shown]]
+            if cards:
+                body += Markup('<h3 class="gallery-head">{}</h3>').format(kind) + cards_html(cards)
+    except (BadImage, DataMissing) as gone:
+        return Section(title, Markup("<p>The images cannot be read any more: {}</p>").format(gone))
+    note = (
+        f"Best and worst by {metric}, the number beside each method. Methods disagree where their"
+        " maps correlate least (ranks), without controls. Dark to bright: low to high; where"
+        " colours run from blue to red, red is for the class and blue against."
+    )
+    body = Markup('<div class="gallery">{}</div>').format(body)
+    return Section(title, body, note, short="Images")
+
+
+def headline(plan: Plan) -> str:
+    """The one metric that orders images and methods."""
+    return "ins-del" if "ins-del" in plan.request.metrics else plan.request.metrics[0]
+
+
+def _ranked(scores: Tensor, *, higher: bool) -> list[int]:
+    filled = scores.nan_to_num(-torch.inf if higher else torch.inf)
+    order = filled.argsort(descending=higher, stable=True).tolist()
+    return [index for index in order if not bool(scores[index].isnan())][:SHOWN]
+
+
+def _disagreed(plan: Plan, maps: Mapping[str, Mapping[int, Tensor]]) -> list[int]:
+    """The samples whose maps correlate least between methods; controls, which do not run the model,
+    only count if nothing else is there."""
+    methods = [method for method in maps if not _is_control(plan, method)]
+    methods = methods if len(methods) > 1 else list(maps)
+    shared = sorted(set.intersection(*(set(maps[method]) for method in methods)))
+    pairs = list(itertools.combinations(methods, 2))
+    if not pairs or not shared:
+        return []
+    stacked = {method: torch.stack([maps[method][index] for index in shared]) for method in methods}
+    alike = [rank_correlation(stacked[a], stacked[b]).nan_to_num() for a, b in pairs]
+    order = torch.stack(alike).mean(dim=0).argsort(stable=True).tolist()
+    return [shared[place] for place in order[:SHOWN]]
+
+
+def _card(
+    index: int, sample: Any, plan: Plan, results: RunResults, scores: Mapping[str, Tensor]
+) -> Card:
+    views = []
+    for method in results.maps:
+        values = results.map_of(method, index)
+        if values is not None:
+            signed = is_signed(plan.request.method(method), plan.model["architecture"])
+            title = f"{method} {number(float(scores[method][index]))}"
+            views.append(MapView(title, values, scale_of(values, signed=signed)))
+    frame = Preprocess(**{**plan.model["frame"], "size": tuple(plan.model["frame"]["size"])})
+    predicted = _named(plan.model["classes"], int(results.answers["predicted"][index]))
+    truth = "" if sample.label is None else f"; it is {_named(plan.data['classes'], sample.label)}"
+    strip = Strip(raw_in_frame(frame, sample.image), views)
+    return Card(plan.samples[index], [strip], caption=f"prediction: {predicted}{truth}")
+
+
+def _named(names: Sequence[str], place: int) -> str:
+    return names[place] if 0 <= place < len(names) else f"class {place}"
 
 
 def run_protocol(plan: Plan) -> Section:
     """Everything needed to get the same numbers again."""
     request, model, data = plan.request, plan.model, plan.data
-    prints = [f"fingerprint {part['fingerprint']}" for part in (model, data)]
-    memory = f"{(request.memory or 0) >> 20} MiB of activations"
-    threads = _counted(request.threads, "thread")
+    threads, memory = _counted(request.threads, "thread"), f"{(request.memory or 0) >> 20} MiB"
     rows = {
         "model": request.model + (" with RANDOM weights" if model["random_weights"] else ""),
-        "weights": f"{request.weights or 'as published'}, {prints[0]}",
-        "data": f"{data['name']}, {len(plan.samples)} images, {prints[1]}",
-        "explained class": "the true one" if request.target == "label" else "the model's answer",
+        "weights": f"{request.weights or 'as published'}, fingerprint {model['fingerprint']}",
+        "data": f"{data['name']}, {len(plan.samples)} images, fingerprint {data['fingerprint']}",
+        "explained class": "the true one" if request.target == "label" else "the predicted one",
     }
     for name, options in request.methods.items():
-        rows[f"method {name}"] = _called(plan, name) + _spelled(options)
-    for name, options in request.measures.items():
-        rows[f"metrics, {name}"] = _spelled(options)
+        method = request.method(name)
+        called = "" if method == name else f"{method} with "
+        rows[f"method {name}"] = called + _spelled(options)
+    rows |= {f"metrics, {name}": _spelled(options) for name, options in request.measures.items()}
     rows |= {
         "seed, dtype, device": f"{request.seed}, {request.dtype}, {request.device}",
-        "shards": f"{request.shard_size} images, {threads}, {memory}",
+        "cells": f"{request.shard_size} images, {threads}, {memory} of activations",
         "versions": ", ".join(f"{name} {version}" for name, version in plan.versions.items()),
     }
-    note = f"{AGAIN}, bit for bit on the same kind of CPU, with any number of workers."
-    return Section("Protocol", protocol_table(rows.items()), note)
+    note = f"{REPRODUCE}, bit for bit on the same kind of CPU, with any number of workers."
+    return Section("Protocol", part("protocol", [{}, rows]), note, fold="Model, data, methods")
 
 
-def holes_section(status: Status, plan: Plan) -> Section:
-    """What is not there, and why."""
-    shards = {
+def missing_section(status: Status, plan: Plan) -> Section:
+    """What is missing, and why."""
+    cells = {
         shard.id: f"{shard.method}, images {shard.start}-{shard.stop - 1}" for shard in plan.shards
     }
     missing = Counter((hole.image, hole.reason) for hole in status.holes)
-    holes = [
-        *((name, "gone", "an earlier run had it; the data has it no more") for name in status.gone),
-        *((shards[shard], "failed", reason) for shard, reason in status.failed.items()),
-        *((shards[shard], "damaged", reason) for shard, reason in status.damaged.items()),
+    rows = [
+        *((name, "gone", "an earlier run had it; the data has not") for name in status.gone),
+        *((cells[name], "failed", reason) for name, reason in status.failed.items()),
+        *((cells[name], "damaged", reason) for name, reason in status.damaged.items()),
         *((image, _counted(count, "value"), reason) for (image, reason), count in missing.items()),
-        *(
-            (metric, _counted(count, "value"), UNDEFINED)
-            for metric, count in status.undefined.items()
-        ),
+        *((metric, _counted(n, "value"), UNDEFINED) for metric, n in status.undefined.items()),
         *(
             (method, _counted(count, "image"), "not run yet: run the same command again")
             for method, count in status.not_run().items()
         ),
     ]
-    counts = {
-        "images": len(plan.samples),
-        "methods": len(plan.request.methods),
-        "metrics": len(plan.request.metrics),
-    }
-    note = f"The first {LISTED} of {len(holes)}; rows.csv has all." if len(holes) > LISTED else ""
-    return Section("Holes", fragment("bench_holes.html.j2", holes=holes[:LISTED], **counts), note)
-
-
-def _tell_nothing(curves: Sequence[Series], apart: float = 0.005) -> bool:
-    """No two differ anywhere by what an eye could see; a curve alone is flat."""
-    steps = zip(*(curve.y for curve in curves), strict=True)
-    compared = [curve.y for curve in curves] if len(curves) == 1 else list(steps)
-    return bool(curves) and all(max(values) - min(values) < apart for values in compared)
-
-
-def _called(plan: Plan, name: str) -> str:
-    """The method behind a name that is none itself."""
-    method = plan.request.method(name)
-    return "" if method == name else f"{method} with "
+    if not rows:
+        counts = [len(plan.samples), len(plan.request.methods), len(plan.request.metrics)]
+        text = "Nothing is missing: {} images x {} methods x {} metrics.".format(*counts)
+        return Section("What is missing", Markup("<p>{}</p>").format(text))
+    note = f"The first {LISTED} of {len(rows)}; rows.csv has all." if len(rows) > LISTED else ""
+    return Section("What is missing", facts(rows[:LISTED]), note)
 
 
 def _spelled(options: Mapping[str, Any]) -> str:
@@ -318,16 +385,3 @@ def _spelled(options: Mapping[str, Any]) -> str:
 
 def _counted(count: int, what: str) -> str:
     return f"{count} {what}{'s' * (count != 1)}"
-
-
-def lead(plan: Plan, status: Status, opening: str) -> str:
-    """The opening, and what a reader must know before any number."""
-    parts = [opening]
-    if plan.model["random_weights"]:
-        parts.append("The model has random weights: its answers mean nothing.")
-    if not status.complete:
-        parts.append(
-            f"Not complete: {status.done} of {status.total} shards, {len(status.holes)} values"
-            " missing; see Holes."
-        )
-    return " ".join(parts)

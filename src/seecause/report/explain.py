@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 from markupsafe import Markup
 from PIL import Image, ImageDraw
 
-from seecause.files import write_json
 from seecause.attribution.explain import AttributionWriter, Explanation
 from seecause.attribution.registry import find
 from seecause.attribution.result import MANIFEST, Attribution, Looks
 from seecause.errors import BadOption, SeecauseError
+from seecause.files import write_json
 from seecause.models.preprocess import from_record
 from seecause.report.figures import (
     LONG,
@@ -83,11 +83,8 @@ WEAKNESSES = {  # what a reader of one good map should know of others (docs/trus
     " on small models and where tokens are averaged.",
 }
 INPUTS = {  # how inputs that are not images are drawn
-    "bag": "Instances of a bag are shown row by row, in the order they came.",
     "film": "A film is shown as frames in a row, one for each time that the model reads; columns of"
     " patches count through all of them.",
-    "spectrogram": "Sound is shown as its spectrogram: time runs to the right, frequency upwards;"
-    " rows of patches count from the highest.",
 }
 ROWS_NOTE = (
     "The line marks the box or the pixels that were asked about; thin lines are other boxes, by"
@@ -371,8 +368,7 @@ def _scale(run: Attribution, index: int) -> Scale:
 
 
 def upright(run: Attribution) -> Attribution:
-    """A result turned as people look at it: frames of a film in a row, sound with time to the right
-    and frequency upwards. Images stay as they are."""
+    """A result turned as people look at it: frames of a film in a row. Images stay as they are."""
     record = run.manifest.get("preprocessing") or {}
     if "kind" not in record or run.manifest.get("drawn"):
         return run
@@ -533,7 +529,7 @@ def notebook_html(runs: Runs) -> str:
     for index in range(count):
         views = [(_small(display_image(first.images[index]), most), _prediction(first, index))]
         for method, run in runs.items():
-            image = overlay(run.images[index], run.pixels()[index])
+            image = overlay(run.images[index], run.pixels()[index], signed=run.signed)
             views.append((_small(image, most), _method_and_class(method, run, index)))
         cards.append((first.name(index), views))
     random = " with RANDOM weights" if first.manifest.get("random_weights") else ""
@@ -554,7 +550,7 @@ def plot(runs: Runs, ax: Axes | None = None, **options: Any) -> Figure:
             given = f"{len(runs)} methods, {len(first)} images"
             raise BadOption("ax", given, "one map: att[0].plot(ax=ax)")
         grid = [[None, ax]]
-    elif is_long(first.images.shape[-1], first.images.shape[-2]):  # films and sounds
+    elif is_long(first.images.shape[-1], first.images.shape[-2]):  # films
         high = INCHES * LONG * first.images.shape[-2] / first.images.shape[-1] + 0.35
         figure = Figure(figsize=(INCHES * LONG, high * count * columns), layout="constrained")
         grid = figure.subplots(count * columns, 1, squeeze=False).reshape(count, columns)
@@ -571,7 +567,9 @@ def plot(runs: Runs, ax: Axes | None = None, **options: Any) -> Figure:
         if ax is None:
             draw(grid[index][0], display_image(first.images[index]), _prediction(first, index))
         for axes, (method, run) in zip(grid[index][1:], runs.items(), strict=True):
-            image = overlay(run.images[index], run.pixels()[index], **options)
+            image = overlay(
+                run.images[index], run.pixels()[index], **{"signed": run.signed, **options}
+            )
             draw(axes, image, _method_and_class(method, run, index))
     return cast("Figure", ax.get_figure()) if ax is not None else figure
 

@@ -1,32 +1,33 @@
-"""A classifier that cannot look elsewhere, on a page: its parts, the mask they make, and what
-changes without one of them."""
+"""Pages of iFAM: parts of images, what the second stage sees, and what changes without a part."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from seecause.faithful.evaluation import Evaluation, PartExamples
 from seecause.faithful.metrics import mask_pixels, part_colours, part_picture, part_sheet
-from seecause.faithful.net import IFAM, IFAMOutput, Intervention
-from seecause.report.cards import Shot, ShotCard
-from seecause.report.overlay import data_uri, picture
-from seecause.report.page import Section, fragment, write_page
+from seecause.report.figures import data_uri, display_image
+from seecause.report.pages import Card, Section, Shot, cards_html, part, write_page
 from seecause.target import Answer
+
+if TYPE_CHECKING:
+    from seecause.faithful.evaluation import Evaluation, PartExamples
+    from seecause.faithful.net import IFAM, IFAMOutput, Intervention
 
 NOTE = (
     "Stage 1 gives every patch to one of its parts or to the background; colours are parts. Stage 2"
-    " answers from the coloured patches alone: with this mask, no dark pixel can change the answer."
-    " Stage 1 sees the whole picture when it chooses the mask."
+    " predicts from the coloured patches alone: with this mask, no dark pixel can change the"
+    " prediction. Stage 1 sees the whole image when it chooses the mask."
 )
 NO_PROMISE = (
     "Every patch goes to one of the parts or to the background; colours are parts. This network"
-    " promises nothing about the dark pixels: {why}."
+    " promises nothing about the dark pixels: {}."
 )
-NUMBERS = {
+NUMBERS = {  # name in results -> name in tables
     "average": "AA",
     "worst": "WGA",
     "worst_public": "WGA*",
@@ -35,7 +36,7 @@ NUMBERS = {
     "auc": "AUC",
     "miou": "mIoU",
     "miou_public": "mIoU*",
-    "miou_pictures": "IoU/picture",
+    "miou_pictures": "IoU/image",
     "mask_iou": "mask IoU",
     "keypoints": "Kp",
     "nmi": "NMI",
@@ -45,99 +46,94 @@ NUMBERS = {
 }
 DIGITS = {"keypoints": ".2f", "empty": ".0f"}  # others have four
 NUMBER_NOTES = {
-    "keypoints": (
-        "Kp: mean distance of key points from where parts put them, in percent of the object's box;"
-        " lower is better"
-    ),
+    "keypoints": "Kp: mean distance of key points from where parts put them, in percent of the"
+    " object's box; lower is better",
     "worst_public": "WGA*: as iFAM's public code has it, over some groups only (docs/faithful.md)",
-    "miou_public": (
-        "mIoU*: as iFAM's public code has it, on random cuts that hold some of the object"
-        " (docs/faithful.md)"
-    ),
+    "miou_public": "mIoU*: as iFAM's public code has it, on random cuts that hold some of the"
+    " object (docs/faithful.md)",
 }
-LAST = " The last pictures have one part taken out of the mask; the network is the same."
 
 
 def write_parts(folder: Path, examples: PartExamples, *, lead: str) -> None:
-    """A page of these pictures, and a sheet of them with their parts as one picture."""
-    net, cards = examples.net, part_cards(examples)
-    section = parts_section(cards, net.parts, title="Parts", note=note_of(net))
+    """Write a page of some images with their parts (index.html), and one sheet (parts.png)."""
+    section = parts_section(part_cards(examples), examples.net, title="Parts")
     write_page(folder / "index.html", "What can it look at?", [section], lead=lead)
-    assert net.preprocess is not None
-    raw = net.preprocess.raw(examples.images)
+    assert examples.net.preprocess is not None
+    raw = examples.net.preprocess.raw(examples.images)
     part_sheet(raw, examples.output.maps).save(folder / "parts.png")
 
 
 def part_lines(data: str, examples: PartExamples) -> list[str]:
-    """How many answers change without each part, and how many pictures it is in."""
+    """How many predictions change without each part, and how many images it is in."""
     output, count = examples.output, len(examples.images)
-    answers = output.logits.argmax(dim=1)
-    there = [set(maps.argmax(dim=0).unique().tolist()) for maps in output.maps]
-    lines = [f"{count} pictures of {data}, {examples.net.parts} parts"]
-    for part, without in examples.without.items():
-        changed = int((without.logits.argmax(dim=1) != answers).sum())
-        held = sum(part in parts for parts in there)
-        lines.append(f"part {part}: in {held} pictures; answers that change without it: {changed}")
+    predicted = output.logits.argmax(dim=1)
+    present = [set(maps.argmax(dim=0).unique().tolist()) for maps in output.maps]
+    lines = [f"{count} images of {data}, {examples.net.parts} parts"]
+    for number, without in examples.without.items():
+        changed = int((without.logits.argmax(dim=1) != predicted).sum())
+        held = sum(number in parts for parts in present)
+        lines.append(f"part {number}: in {held} images; predictions changed without it: {changed}")
     return lines
 
 
-def part_cards(examples: PartExamples) -> list[ShotCard]:
-    """One card for each picture: the picture, its parts, what stage 2 sees, and the answer without
-    each of the parts."""
+def part_cards(examples: PartExamples) -> list[Card]:
+    """One card for each image: its parts, what stage 2 sees, and the prediction without each
+    part."""
     assert examples.net.preprocess is not None
     raw = examples.net.preprocess.raw(examples.images)
     return [_card(examples, raw[index], index) for index in range(len(raw))]
 
 
-def _card(examples: PartExamples, raw: Tensor, index: int) -> ShotCard:
+def _card(examples: PartExamples, raw: Tensor, index: int) -> Card:
     net, output = examples.net, examples.output
     maps, mask = output.maps[index], output.mask[index]
     sees = "stage 2 sees" if note_of(net) == NOTE else "in some part:"
-    share, seen = mask.double().mean().item(), picture(seen_pixels(raw, mask))
+    share = f"{sees} {mask.double().mean().item():.0%}"
+    seen = data_uri(display_image(seen_pixels(raw, mask)), photo=True)
     shots = [
-        Shot("picture", data_uri(picture(raw), photo=True)),
+        Shot("image", data_uri(display_image(raw), photo=True)),
         Shot("parts", data_uri(part_picture(raw, maps))),
-        Shot(f"{sees} {share:.0%}", data_uri(seen, photo=True), _answers(net, output, index)),
+        Shot(share, seen, _predictions(net, output, index)),
     ]
     base, flips = int(output.logits[index].argmax()), []
-    shown = set(maps.argmax(dim=0).unique().tolist())
-    for part, without in examples.without.items():
-        flipped = int(without.logits[index].argmax()) != base
-        if flipped:
-            flips.append(str(part))
+    present = set(maps.argmax(dim=0).unique().tolist())
+    for number, without in examples.without.items():
+        changed = int(without.logits[index].argmax()) != base
+        flips += [str(number)] * changed
         # every card has every column, so that parts can be compared down the page
-        title = f"without part {part}" if part in shown else f"part {part} is not in it"
-        image = data_uri(part_picture(raw, maps, removed=[part]))
-        shots.append(Shot(title, image, _answers(net, without, index), flipped))
-    verdict = f"answer: {_name(net, base)}, whichever part is left out"
-    if flips:
-        verdict = f"answer: {_name(net, base)}; changes without part {', '.join(flips)}"
-    warnings = []
-    if bool(output.empty[index]):
-        warnings = ["no patch is selected: the answer says nothing about the picture"]
-    return ShotCard(examples.titles[index], shots, verdict, warnings)
+        title = f"without part {number}" if number in present else f"part {number} is not in it"
+        image = data_uri(part_picture(raw, maps, removed=[number]))
+        shots.append(Shot(title, image, _predictions(net, without, index), changed))
+    end = f"changes without part {', '.join(flips)}" if flips else "whichever part is removed"
+    empty = "no patch is selected: the prediction says nothing about the image"
+    return Card(
+        examples.titles[index],
+        shots=shots,
+        caption=f"prediction: {_name(net, base)}; {end}",
+        warnings=[empty] if bool(output.empty[index]) else [],
+    )
 
 
 def note_of(net: IFAM) -> str:
     """What the mask of this network promises, and what not."""
     if net.stage2 is None:
-        why = "its parts vote with features that have seen the whole picture"
-        return NO_PROMISE.format(why=why)
+        return NO_PROMISE.format("its parts vote with features that have seen the whole image")
     if net.options.gradient == "soft":
-        return NO_PROMISE.format(why="with gradient='soft', every patch is read a little")
+        return NO_PROMISE.format("with gradient='soft', every patch is read a little")
     return NOTE
 
 
 def parts_section(
-    cards: Sequence[ShotCard], parts: int, *, title: str = "What can it look at?", note: str = NOTE
+    cards: Sequence[Card], net: IFAM, *, title: str = "What can it look at?", note: str = ""
 ) -> Section:
     """Cards under a legend of the parts' colours."""
-    colours = css_colours(parts)
-    return Section(title, fragment("faithful.html.j2", cards=cards, colours=colours), note + LAST)
+    body = part("swatches", css_colours(net.parts)) + cards_html(cards)
+    last = " The last images have one part removed from the mask; the network is the same."
+    return Section(title, body, (note or note_of(net)) + last)
 
 
 def css_colours(parts: int) -> list[str]:
-    """The colours of parts, as a page names them."""
+    """The colours of parts, as CSS names them."""
     return [
         "#" + "".join(f"{round(255 * c):02x}" for c in colour)
         for colour in part_colours(parts).tolist()
@@ -145,56 +141,41 @@ def css_colours(parts: int) -> list[str]:
 
 
 def seen_pixels(raw: Tensor, mask: Tensor) -> Tensor:
-    """The picture [3, H, W] with hidden patches grey."""
+    """The image [3, H, W] with hidden patches grey."""
     return torch.where(mask_pixels(mask[None], (raw.shape[1], raw.shape[2])), raw, 0.5)
 
 
-def _answers(net: IFAM, out: IFAMOutput, index: int) -> list[tuple[str, list[Answer]]]:
-    """The two likeliest, the first marked."""
+def _predictions(net: IFAM, out: IFAMOutput, index: int) -> list[tuple[str, list[Answer]]]:
+    """The two likeliest classes, the first marked."""
     probabilities = out.logits[index].double().softmax(dim=0)
     values, best = probabilities.topk(min(2, len(probabilities)))
-    answers = [
-        Answer(_name(net, int(c)), float(p), rank == 0)
-        for rank, (p, c) in enumerate(zip(values, best, strict=True))
-    ]
-    return [("", answers)]
+    pairs = enumerate(zip(best.tolist(), values.tolist(), strict=True))
+    return [("", [Answer(_name(net, label), p, rank == 0) for rank, (label, p) in pairs])]
 
 
 def _name(net: IFAM, label: int) -> str:
     return net.class_names[label] if net.class_names else f"class {label}"
 
 
-def print_evaluation(evaluation: Evaluation) -> None:
-    """A line for every number, so that all of them fit on a narrow terminal."""
-    from rich import box
-    from rich.console import Console
-    from rich.table import Table
-
+def evaluation_table(evaluation: Evaluation) -> tuple[list[str], list[list[str]], list[str]]:
+    """Column titles, a row for every number, and notes on some of them, for the terminal."""
     columns = {"plain": evaluation.plain}
     if evaluation.changed is not None and evaluation.intervention is not None:
         columns[_in_words(evaluation.intervention)] = evaluation.changed
-    title = f"{evaluation.data}, {evaluation.pictures} pictures"
-    table = Table("", *columns, title=title, box=box.SIMPLE_HEAD, pad_edge=False)
-    shown = [key for key in NUMBERS if any(key in column for column in columns.values())]
-    for key in shown:
+    known = [key for key in NUMBERS if any(key in column for column in columns.values())]
+    rows = []
+    for key in known:
         digits = DIGITS.get(key, ".4f")
-        cells = [
-            f"{numbers[key]:{digits}}" if key in numbers else "-" for numbers in columns.values()
-        ]
-        table.add_row(NUMBERS[key], *cells)
-    console = Console(highlight=False)
-    console.print(table)
-    for key, note in NUMBER_NOTES.items():
-        if key in shown:
-            console.print(note)
+        cells = [f"{column[key]:{digits}}" if key in column else "-" for column in columns.values()]
+        rows.append([NUMBERS[key], *cells])
+    return ["", *columns], rows, [note for key, note in NUMBER_NOTES.items() if key in known]
 
 
 def _in_words(change: Intervention) -> str:
-    """What was changed."""
-    gone = []
+    removed = []
     if change.drop_parts:
-        gone.append(f"part {', '.join(map(str, change.drop_parts))}")
+        removed.append(f"part {', '.join(map(str, change.drop_parts))}")
     if change.quantile is not None:
         by = " by dot product" if change.by == "dot" else ""
-        gone.append(f"tokens beyond {change.quantile:g}{by}")
-    return f"without {' and '.join(gone)}" if gone else "no change: best on validation"
+        removed.append(f"tokens beyond {change.quantile:g}{by}")
+    return f"without {' and '.join(removed)}" if removed else "no change: best on validation"

@@ -182,7 +182,7 @@ def display_image(image: Tensor) -> Image.Image:
 
 
 def is_long(width: int, height: int) -> bool:
-    """Whether an image (frames of a film, a spectrogram) is shown in a row of its own."""
+    """Whether an image (frames of a film) is shown in a row of its own."""
     return width >= LONG * height
 
 
@@ -355,7 +355,7 @@ def chart(
         log: The x axis is logarithmic.
     """
     from matplotlib.figure import Figure
-    from matplotlib.ticker import MaxNLocator
+    from matplotlib.ticker import LogLocator, MaxNLocator
 
     figure = Figure(figsize=(5.6, 3.6), layout="constrained")
     axes = figure.add_subplot()
@@ -380,6 +380,9 @@ def chart(
     axes.set_ylabel(y)
     if log:
         axes.set_xscale("log")
+        axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axes.xaxis.set_major_formatter("{x:g}")
+        axes.xaxis.set_minor_formatter("")
     elif all(float(value).is_integer() for line in lines.values() for value in line.x):
         axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
     if share:

@@ -13,17 +13,25 @@ from seecause.background.erase import Erasure
 from seecause.background.gains import FEW
 from seecause.metrics.accuracy import GroupAccuracy
 from seecause.models.base import ImageModel
-from seecause.report.cards import GridCell, Shot, ShotCard
-from seecause.report.folder import rows_csv
-from seecause.report.heads import (
-    EVIDENCE,
+from seecause.report.background import (
     GAINS,
     erasure_terms,
     version_shots,
     version_terms,
 )
-from seecause.report.overlay import fixed, number, thumbnail
-from seecause.report.page import Section, folded, fragment, table, verdict_box
+from seecause.report.figures import fixed, number, thumbnail
+from seecause.report.pages import (
+    Card,
+    Section,
+    Shot,
+    cards_html,
+    folded,
+    rows_csv,
+    table,
+    verdict_box,
+)
+
+EVIDENCE = "its evidence"
 
 ERASURES_NOTE = (
     "Object or background are taken away, and the answer is compared. Several ways of doing so"
@@ -173,61 +181,6 @@ def verdict_section(
     return Section(title, body, f"{note} Means over {counted}.", terms)
 
 
-def groups_section(audit: Audit) -> list[Section]:
-    """Right answers by group: first code down, second code across, by the data's own names. None
-    without groups."""
-    if audit.groups is None:
-        return []
-    groups = audit.groups
-    columns = (groups.right.tolist(), groups.total.tolist(), groups.intervals().tolist())
-    cells = {
-        group: _right(*numbers) for group, *numbers in zip(groups.groups, *columns, strict=True)
-    }
-    if all(len(group) == 2 for group in cells) and len(cells) > 2:
-        corner = "object"
-        head, rows = _two_codes(cells, audit.pictures.objects, audit.pictures.places)
-    else:
-        corner, head = "group", ["right answers"]
-        rows = [(str(group), [cell]) for group, cell in cells.items()]
-    body = fragment("shaded.html.j2", corner=corner, names=head, rows=rows)
-    note = f"{_groups_note(groups)}. A shortcut fails where object and background disagree."
-    return [Section("Who pays for it?", body, note)]
-
-
-def _two_codes(
-    cells: dict[tuple[int, ...], GridCell], objects: Sequence[str], places: Sequence[str]
-) -> tuple[list[str], list[tuple[str, list[GridCell]]]]:
-    down, across = (sorted({group[code] for group in cells}) for code in (0, 1))
-    head = [places[code] if code < len(places) else f"background {code}" for code in across]
-    nothing = GridCell(0, "none", "", "no picture")
-    rows = []
-    for f in down:
-        name = objects[f] if f < len(objects) else str(f)
-        rows.append((name, [cells.get((f, b), nothing) for b in across]))
-    return head, rows
-
-
-def _groups_note(groups: GroupAccuracy) -> str:
-    fewest, most = int(groups.total.min()), int(groups.total.max())
-    sizes = f"{fewest}" if fewest == most else f"{fewest} to {most}"
-    note = (
-        f"Right answers by group, darker where there are more. Average {groups.average:.3f}, mean"
-        f" of groups {groups.unweighted_average:.3f}"
-    )
-    if fewest < FEW:
-        return (
-            f"{note}. Groups have {sizes} picture{'s' * (most != 1)} each: too few to tell the"
-            " accuracy of one; read rows and columns, or audit more pictures"
-        )
-    worst = f"worst group {groups.worst:.3f}"
-    return f"{note}, {worst}; {sizes} pictures a group, hover for 95 % intervals"
-
-
-def _right(right: int, total: int, span: Sequence[float]) -> GridCell:
-    about = f"accuracy {right / total:.2f}, 95 % interval {span[0]:.2f} to {span[1]:.2f}"
-    return GridCell(round(60 * right / total), "for", f"{right} of {total}", about)
-
-
 def audit_csv(audit: Audit, names: Sequence[str]) -> str:
     """One line for each picture."""
 
@@ -270,12 +223,12 @@ def audit_gallery(model: ImageModel, audit: Audit, *, count: int = SHOWN) -> Sec
             faded = _dimmed(raw[i], discovered.hard[place].to(raw.device))
             shots.insert(1, Shot(EVIDENCE, thumbnail(faded)))
         about = f"BIR {float(gains.bir[place]):.2f} ({audit.trusted})"
-        cards.append(ShotCard(examples.pictures.ids[i], shots, about))
+        cards.append(Card(examples.pictures.ids[i], shots=shots, caption=about))
     versions = list(examples.versions)
     terms = version_terms(
         [EVIDENCE, *versions] if discovered is not None else versions, examples.erasure
     )
-    body = fragment("shots.html.j2", cards=cards)
+    body = cards_html(cards)
     return Section("Where does it happen?", body, AUDIT_NOTE, terms)
 
 

@@ -31,7 +31,6 @@ from seecause.report.figures import (
     colour_bar_uri,
     data_uri,
     display_image,
-    fixed,
     grid_image,
     heat_layer,
     is_long,
@@ -118,13 +117,18 @@ def _generate(title: str, sections: Sequence[Section], lead: str) -> Iterator[st
     script = _environment().get_template("page.js").render()
     script = script if any(section.has_script for section in sections) else ""
     allowed = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    return _environment().get_template("page.html.j2").generate(
-        title=title,
-        lead=lead,
-        sections=sections,
-        contents=chapters or [(section.short or section.title, section) for section in sections],
-        script=Markup(script),
-        script_policy=f"'sha256-{allowed}'" if script else "'none'",
+    return (
+        _environment()
+        .get_template("page.html.j2")
+        .generate(
+            title=title,
+            lead=lead,
+            sections=sections,
+            contents=chapters
+            or [(section.short or section.title, section) for section in sections],
+            script=Markup(script),
+            script_policy=f"'sha256-{allowed}'" if script else "'none'",
+        )
     )
 
 
@@ -346,7 +350,7 @@ class Card:
 
     @property
     def wide(self) -> bool:
-        """Films and spectrograms are long: their maps are shown one below the other."""
+        """Films are long: their maps are shown one below the other."""
         return any(is_long(strip.image.shape[2], strip.image.shape[1]) for strip in self.strips)
 
     @property

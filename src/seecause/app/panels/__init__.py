@@ -26,7 +26,7 @@ from seecause.engine.blanks import Blank
 from seecause.engine.sweep import Tail
 from seecause.errors import BadOption, SeecauseError, UnknownName
 from seecause.models.base import ImageModel
-from seecause.report.overlay import data_uri, heat_layer, number, scale_of
+from seecause.report.figures import data_uri, heat_layer, number, scale_of
 from seecause.target import spread
 from seecause.types import wide
 

@@ -37,7 +37,7 @@ from seecause.lvlm import (
     speak_blind,
     trace_answer,
 )
-from seecause.report.overlay import data_uri
+from seecause.report.figures import data_uri
 from seecause.types import wide
 
 LENGTH = 24  # tokens of an answer

@@ -48,7 +48,7 @@ from seecause.engine.walk import walk
 from seecause.errors import BadOption
 from seecause.models.staged import StagedModel
 from seecause.models.view import VisionModel
-from seecause.report.overlay import data_uri
+from seecause.report.figures import data_uri
 from seecause.types import wide
 
 

@@ -28,7 +28,7 @@ from seecause.faithful.metrics import part_picture
 from seecause.faithful.net import IFAM, IFAMOutput
 from seecause.models.base import ImageModel
 from seecause.report.faithful import css_colours, note_of, seen_pixels
-from seecause.report.overlay import data_uri
+from seecause.report.figures import data_uri
 from seecause.types import wide
 
 TRUSTED = (0.5, 0.6, 0.7, 0.8, 0.9, 0.95)  # fractions that the slider has beside the network's own

@@ -47,9 +47,8 @@ from seecause.data.registry import open_data
 from seecause.errors import BadOption
 from seecause.models.base import ImageModel
 from seecause.models.view import VisionModel
-from seecause.report.heads import GAINS
-from seecause.report.overlay import data_uri
-from seecause.report.repair import TERMS, audit_lines
+from seecause.report.background import GAINS, TERMS, audit_lines
+from seecause.report.figures import data_uri
 from seecause.types import wide
 
 TILES = 6  # transplants on the sheet, and worst pictures

@@ -19,8 +19,8 @@ from typing import Any
 from seecause.app.jobs import Reply
 from seecause.app.panels import Name, Panel, PanelRequest, as_script
 from seecause.app.state import ActionContext
+from seecause.attribution.result import MANIFEST
 from seecause.errors import BadOption
-from seecause.report.folder import MANIFEST
 
 FIRST = ("index.html", "report.html")  # the page that is opened first
 MOST = 200  # folders that are listed

@@ -5,15 +5,13 @@ from __future__ import annotations
 
 import json
 import os
-import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from seecause.errors import BadOption
 from seecause.files import (
-    csv_text,
     draft_folder,
     mend_folder,
     move_files,
@@ -22,7 +20,6 @@ from seecause.files import (
 )
 
 MANIFEST = "manifest.json"
-LONGEST = 80  # characters of a name that is made
 
 
 def check_out(out: Path, *, overwrite: bool = False) -> bool:
@@ -75,32 +72,11 @@ def result_folder(
         ) from failure
 
 
-def made_names(names: Sequence[str], suffix: str) -> list[str]:
-    """A file name for each of some names, whatever they hold: no folders, no odd characters, no two
-    alike on any file system."""
-    taken: set[str] = set()
-    made = []
-    for name in names:
-        plain = re.sub(r"[^\w.]+", "-", name).strip(".-")[:LONGEST] or "picture"
-        unique, count = plain, 1
-        while unique.casefold() in taken:
-            count += 1
-            unique = f"{plain}-{count}"
-        taken.add(unique.casefold())
-        made.append(unique + suffix)
-    return made
-
-
-def rows_csv(rows: Sequence[Mapping[str, str | float]]) -> str:
-    """CSV of rows that may lack columns."""
-    columns = list(dict.fromkeys(key for row in rows for key in row))
-    return csv_text([columns, *([row.get(name, "") for name in columns] for row in rows)])
-
-
-def _is_ours(out: Path) -> bool:
-    """Whether the folder holds nothing but what its manifest lists."""
+def _is_ours(folder: Path) -> bool:
+    """Whether a folder holds nothing but the files that its manifest lists."""
     try:
-        listed = set(json.loads((out / MANIFEST).read_text(encoding="utf-8"))["files"])
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+        files = set(manifest["files"])
+    except (OSError, ValueError, KeyError, TypeError):
         return False
-    return {str(path.relative_to(out)) for path in out.rglob("*") if not path.is_dir()} <= listed
+    return {str(p.relative_to(folder)) for p in folder.rglob("*") if not p.is_dir()} <= files
