@@ -16,7 +16,7 @@ from seecause import files
 from seecause.bench.plan import Store
 from seecause.bench.runner import run
 from seecause.cli import app
-from seecause.report.folder import result_folder
+from seecause.cli.shared import result_folder
 from tests.bench.toy import worker
 
 CALLS = ("fsync", "replace", "rename", "unlink", "mkdir", "rmdir")

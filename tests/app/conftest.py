@@ -15,8 +15,8 @@ from seecause.app.server import create_app
 from seecause.app.sessions import Sessions
 from seecause.app.state import ActionContext, open_state
 from seecause.cli.serve import AUDITED, bound_socket
-from seecause.report.folder import result_folder
-from seecause.report.page import Section, table, write_page
+from seecause.cli.shared import result_folder
+from seecause.report.pages import Section, table, write_page
 
 MODELS = [
     "builtin:critters-vit", "builtin:critters-biased", "builtin:critters-ifam",

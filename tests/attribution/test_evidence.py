@@ -12,7 +12,7 @@ import seecause as sc
 from seecause.attribution.evidence import bisect
 from seecause.engine.blanks import blank_image
 from seecause.errors import BadOption, UnknownName
-from seecause.report.explain_pictures import COLOURS
+from seecause.report.explain import OUTLINES as COLOURS
 from tests.families.conv import CONV_FAMILIES, tiny_conv
 from tests.helpers import view
 from tests.reference import evidence as reference

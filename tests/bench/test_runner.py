@@ -27,7 +27,7 @@ from seecause.bench.workers import LOST, RETRIES, WorkersFailed, attempt
 from seecause.data.batch import to_batch
 from seecause.errors import BadOption, SeecauseError, UnknownName
 from seecause.metrics import insertion_deletion, localization
-from seecause.report.bench import holes_section
+from seecause.report.bench import missing_section
 from tests.bad_files import bad_file
 from tests.bench.toy import values, worker
 
@@ -321,7 +321,7 @@ def test_a_page_lists_some_holes_and_says_where_all_are(whole):
         runner.MissingValue("caap", f"{number}.png", "ins-del", "torn") for number in range(999)
     ]
     status = runner.Status(9, 9, {}, {}, [], [], holes, {})
-    section = holes_section(status, work.plan)
+    section = missing_section(status, work.plan)
     assert str(section.body).count("torn") == 100 and "The first 100 of 999" in section.note
 
 

@@ -10,7 +10,7 @@ from PIL import Image
 from playwright.sync_api import Page
 
 from seecause.report.explain import explain_section
-from seecause.report.page import Section, protocol_section, render_page, write_page
+from seecause.report.pages import Section, protocol_section, render_page, write_page
 from seecause.target import Answer
 from tests.report.examples import MANIFEST, explanation
 

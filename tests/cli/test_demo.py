@@ -12,7 +12,7 @@ from timm.models.vision_transformer import VisionTransformer
 from seecause import critters
 from seecause.critters import demo_classifiers
 from seecause.critters.demo import JOBS, DemoSetting, audit, compare, explain, remove_heads, repair
-from seecause.report.page import render_page
+from seecause.report.pages import render_page
 
 ARCHITECTURE = {
     "img_size": 96,

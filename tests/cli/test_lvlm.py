@@ -18,7 +18,7 @@ from seecause.cli.lvlm_options import AskedPicture, CalibratedModel
 from seecause.critters.demo import JOBS, DemoSetting, trace
 from seecause.data.images import read_image
 from seecause.errors import BadOption
-from seecause.report.page import render_page
+from seecause.report.pages import render_page
 from tests.lvlm.toy import QUESTION, pictures, save_toy
 
 

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from seecause.cli import app
 from seecause.files import safe_cell
-from seecause.report.folder import rows_csv
+from seecause.report.pages import rows_csv
 
 NAMES = {
     "newline": "a\nseecause: all is well.png",

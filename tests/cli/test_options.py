@@ -31,7 +31,7 @@ from seecause.cli.progress import Incomplete, dressed, starting, training
 from seecause.cli.workers import Pieces, with_pieces
 from seecause.data.dataset import Hole
 from seecause.errors import BadOption
-from seecause.report.page import Section
+from seecause.report.pages import Section
 
 
 def test_devices(monkeypatch):

@@ -27,7 +27,7 @@ from seecause.critters.train.ifam_backbone import (
     pretrain,
     view,
 )
-from seecause.report.page import render_page
+from seecause.report.pages import render_page
 
 CPU = torch.device("cpu")
 TINY = backbone_shape() | {"img_size": 48, "embed_dim": 32, "depth": 2, "num_heads": 2}

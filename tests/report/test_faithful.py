@@ -11,10 +11,10 @@ from seecause.faithful.parts import IFAMOutput
 from seecause.report.faithful import (
     NOTE,
     css_colours,
+    evaluation_table,
     note_of,
     part_cards,
     part_lines,
-    print_evaluation,
     seen_pixels,
 )
 from tests.faithful.nets import SIZE, tiny_net
@@ -24,13 +24,13 @@ def test_a_promise_is_made_for_a_fixed_mask_only():
     assert (
         note_of(tiny_net()) == NOTE
         and "with this mask" in NOTE
-        and "sees the whole picture when it chooses the mask" in NOTE
+        and "sees the whole image when it chooses the mask" in NOTE
     )
 
 
 @pytest.mark.parametrize(
     ("options", "why"),
-    [({"stages": 1}, "have seen the whole picture"), ({"gradient": "soft"}, "read a little")],
+    [({"stages": 1}, "have seen the whole image"), ({"gradient": "soft"}, "read a little")],
 )
 def test_networks_that_see_everything_promise_nothing(options, why):
     assert "promises nothing" in note_of(tiny_net(**options)) and why in note_of(
@@ -62,19 +62,19 @@ def made_examples() -> PartExamples:
 
 def test_lines_count_the_pictures_of_a_part_and_the_answers_it_changes():
     assert part_lines("zoo", made_examples()) == [
-        "2 pictures of zoo, 3 parts",
-        "part 0: in 2 pictures; answers that change without it: 1",
-        "part 1: in 1 pictures; answers that change without it: 1",
-        "part 2: in 0 pictures; answers that change without it: 0",
+        "2 images of zoo, 3 parts",
+        "part 0: in 2 images; predictions changed without it: 1",
+        "part 1: in 1 images; predictions changed without it: 1",
+        "part 2: in 0 images; predictions changed without it: 0",
     ]
 
 
 def test_a_card_tells_the_answer_with_and_without_each_part():
     first, second = part_cards(made_examples())
-    assert (first.title, first.caption) == ("one", "answer: bee; changes without part 1")
-    assert (second.title, second.caption) == ("two", "answer: cat; changes without part 0")
+    assert (first.title, first.caption) == ("one", "prediction: bee; changes without part 1")
+    assert (second.title, second.caption) == ("two", "prediction: cat; changes without part 0")
     gone = ["without part 0", "without part 1", "part 2 is not in it"]
-    assert [shot.title for shot in first.shots] == ["picture", "parts", "stage 2 sees 100%", *gone]
+    assert [shot.title for shot in first.shots] == ["image", "parts", "stage 2 sees 100%", *gone]
     gone[1] = "part 1 is not in it"
     assert [shot.title for shot in second.shots[2:]] == ["stage 2 sees 50%", *gone]
     assert [shot.changed for shot in first.shots[3:]] == [False, True, False]
@@ -92,16 +92,15 @@ def test_pixels_that_are_not_read_are_grey():
     assert css_colours(2) == ["#0072b2", "#e69f00"]
 
 
-def test_a_table_shows_plain_and_changed_numbers_with_their_digits(capsys):
+def test_a_table_shows_plain_and_changed_numbers_with_their_digits():
     plain = {"average": 0.75, "worst": 0.5, "keypoints": 7.123, "empty": 2.0}
     changed = {"average": 0.875, "worst": 0.25, "empty": 3.0}
     by = Intervention((0, 2), 0.9, "dot")
-    print_evaluation(Evaluation("zoo", 8, plain, changed, by))
-    text = capsys.readouterr().out
-    rows = {words[0]: words[1:] for line in text.splitlines() if (words := line.split())}
-    assert rows["AA"] == ["0.7500", "0.8750"] and rows["WGA"] == ["0.5000", "0.2500"]
-    assert rows["Kp"] == ["7.12", "-"] and rows["empty"] == ["2", "3"] and "AUC" not in rows
-    assert "zoo, 8 pictures" in text and "lower is better" in text and "WGA*" not in text
-    assert "without part 0, 2 and tokens beyond 0.9 by dot product" in " ".join(text.split())
-    print_evaluation(Evaluation("zoo", 8, plain, plain, Intervention()))
-    assert "no change: best on validation" in capsys.readouterr().out
+    titles, rows, notes = evaluation_table(Evaluation("zoo", 8, plain, changed, by))
+    assert titles[1:] == ["plain", "without part 0, 2 and tokens beyond 0.9 by dot product"]
+    numbers = {row[0]: row[1:] for row in rows}
+    assert numbers["AA"] == ["0.7500", "0.8750"] and numbers["WGA"] == ["0.5000", "0.2500"]
+    assert numbers["Kp"] == ["7.12", "-"] and numbers["empty"] == ["2", "3"]
+    assert "AUC" not in numbers and len(notes) == 1 and "lower is better" in notes[0]
+    titles, _, _ = evaluation_table(Evaluation("zoo", 8, plain, plain, Intervention()))
+    assert titles[2] == "no change: best on validation"

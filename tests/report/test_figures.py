@@ -1,5 +1,4 @@
-"""Drawings scale for the eye only, keep small pictures readable, and never touch the maps or global
-state."""
+"""Only drawings are scaled; small images stay readable; maps and global state are never changed."""
 
 from __future__ import annotations
 
@@ -14,17 +13,17 @@ from PIL import Image
 
 from seecause.attribution.registry import is_signed
 from seecause.errors import BadImage, UnknownName
-from seecause.report.overlay import (
-    MIN_DISPLAY,
+from seecause.report.figures import (
+    Line,
     Scale,
+    chart,
     data_uri,
+    display_image,
     grid_image,
     heat_layer,
-    legend,
     number,
     overlay,
     panel,
-    picture,
     scale_of,
     thumbnail,
 )
@@ -45,8 +44,8 @@ def heat() -> torch.Tensor:
 
 def test_small_pictures_are_enlarged_by_a_whole_factor(image, heat):
     assert overlay(image, heat).size == (384, 384)
-    assert picture(torch.rand(3, 60, 100)).size == (700, 420)
-    assert picture(torch.rand(3, 500, 400)).size == (400, 500)
+    assert display_image(torch.rand(3, 60, 100)).size == (700, 420)
+    assert display_image(torch.rand(3, 500, 400)).size == (400, 500)
 
 
 def test_the_picture_stays_visible_where_nothing_is_shown(image, heat):
@@ -82,7 +81,6 @@ def test_one_extreme_patch_does_not_hide_the_others():
 def test_a_flat_map_shows_nothing_rather_than_its_rounding_errors(image):
     flat = torch.full((12, 12), 0.125) + 1e-9 * torch.rand(12, 12)
     assert np.asarray(heat_layer(flat, scale_of(flat)))[..., 3].max() == 0
-    assert legend(scale_of(flat)).width == MIN_DISPLAY
 
 
 def test_weak_values_tint_a_dark_picture_and_lay_no_fog_on_it():
@@ -95,7 +93,7 @@ def test_weak_values_tint_a_dark_picture_and_lay_no_fog_on_it():
     assert (np.asarray(heat_layer(heat, scale))[0, 2:, :3] == ends).all()
 
 
-def test_drawing_changes_neither_map_nor_picture(image, heat):
+def test_drawing_changes_neither_map_nor_display_image(image, heat):
     before = image.clone(), heat.clone()
     overlay(image, heat, colormap="turbo", alpha=0.5)
     assert torch.equal(image, before[0]) and torch.equal(heat, before[1])
@@ -112,22 +110,19 @@ def test_a_shared_scale_makes_maps_comparable():
     assert (scale.low, scale.high) == (0, 1)
 
 
-def test_panel_puts_pictures_side_by_side_with_titles_and_legends(image, heat):
+def test_panel_puts_images_side_by_side_with_titles_and_colour_bars(image, heat):
     drawn = overlay(image, heat)
-    sheet = panel(
-        [drawn, drawn],
-        titles=["one", "a title far too long for the picture it stands above, so it is cut"],
-        below=[None, legend(scale_of(heat))],
-    )
+    long = "a title far too long for the image it stands above, so it is cut"
+    sheet = panel([drawn, drawn], ["one", long], [None, scale_of(heat)])
     assert sheet.width == 2 * drawn.width + 3 * 16 and sheet.height > drawn.height + 80
-    margin = np.asarray(sheet)[:, -8:]
-    assert (margin == 255).all()
-    assert panel([drawn]).size == (drawn.width + 2 * 16, drawn.height + 2 * 16)
+    assert (np.asarray(sheet)[:, -8:] == 255).all()
+    wide = drawn.resize((1200, 192))
+    assert panel([wide, wide], ["", ""], [None, None]).width == 1200 + 2 * 16
 
 
 @pytest.mark.parametrize("photo", [False, True])
-def test_data_uri_holds_the_picture(image, photo):
-    kind, _, body = data_uri(picture(image), photo=photo).partition(";base64,")
+def test_data_uri_holds_the_display_image(image, photo):
+    kind, _, body = data_uri(display_image(image), photo=photo).partition(";base64,")
     assert kind == ("data:image/jpeg" if photo else "data:image/png")
     assert Image.open(io.BytesIO(base64.b64decode(body))).size == (384, 384)
 
@@ -195,3 +190,26 @@ def test_a_clipped_scale_says_where_values_end():
     assert not scale_of(values).clipped
     values[0] = 9.0
     assert "to 9" in scale_of(values).clipped and "to 8.5" in scale_of(values - 0.5).clipped
+
+
+def test_a_chart_is_inline_svg_in_the_colours_of_the_page():
+    lines = {
+        "caap <i>": Line([0, 1, 2], [0.1, 0.5, 0.7], [0.01, float("nan"), 0.02]),
+        "random": Line([0, 1, 2], [0.1, 0.2, 0.3], control=True),
+    }
+    drawn = chart(lines, title="deletion & more", x="share", y="score", share=True)
+    assert drawn.startswith('<figure class="chart"><figcaption>deletion &amp; more')
+    assert "caap &lt;i&gt;" in drawn and "currentColor" in drawn and "#d55e00" in drawn
+    assert "nan" not in drawn.lower() and drawn == chart(
+        lines, title="deletion & more", x="share", y="score", share=True
+    )
+    dots = {"a": Line([0.03], [0.5], [0.1]), "b": Line([30], [0.7], [0.1])}
+    assert "0.05" in chart(dots, title="cost", x="seconds", y="ins-del", log=True)
+
+
+def test_a_share_is_drawn_from_zero():
+    near = {"a": Line([0, 1], [0.7, 0.71])}
+    assert ">0.0<" in chart(near, title="", x="", y="", share=True)
+    assert ">0.0<" not in chart(near, title="", x="", y="")
+    nothing = {"a": Line([0, 1], [0.0, 0.0])}
+    assert ">1.0<" in chart(nothing, title="", x="", y="", share=True)
