@@ -23,6 +23,7 @@ gains   FIG, BIG and BIR of critters-biased by baseline.
 from __future__ import annotations
 
 import copy
+import dataclasses
 import statistics
 import sys
 from functools import partial
@@ -40,8 +41,7 @@ from benchmarks.timing import heading, race, row, title
 from seecause import critters
 from seecause.background import (
     HeadScores,
-    Masks,
-    Swapped,
+    LabelledImages,
     discover_masks,
     first_order,
     information_gains,
@@ -50,14 +50,17 @@ from seecause.background import (
 )
 from seecause.background.erase import erase
 from seecause.background.gains import jensen_shannon, log_probs
+from seecause.background.images import critter_images
 from seecause.data import open_data
 from seecause.data.batch import to_batch
 from seecause.engine.chunks import budget
 from seecause.engine.forks import HELD
 from seecause.loading import rewrap
+from seecause.metrics.statistics import rank_correlation
 from seecause.models.view import VisionModel
 
 TOP, VERIFIED, HALVES = 4, 12, 50
+FILLS = ("mean", "grey", "blur", "noise", "swap")
 MASKS, MASK_STEPS = 64, 20  # what masks are timed on
 SCREENED = 16 << 30  # bytes for a screen, whose gradients hold every block
 
@@ -92,20 +95,20 @@ def main(
         heading("model", "baseline", f"random {VERIFIED}", *orders, ranks, half)
         biased = sc.load("builtin:critters-biased", device=device)
         count = recall_pictures or (256 if cuda else 24)
-        model, images, masks, baselines = critter_views(biased, count)
-        about = f"critters-biased, {len(images)} pictures"
-        for name, baseline in baselines.items():
-            compare(about, model, images, masks, name, baseline)
+        data = critter_views(biased, count)
+        about = f"critters-biased, {len(data)} pictures"
+        for fill in FILLS:
+            compare(about, biased, data, fill)
         if real is not None:
             photos = real_views(real, where, recall_pictures or (500 if cuda else 16))
             for fill in ("mean", "grey"):
-                compare(*photos, fill, fill)
+                compare(*photos, fill)
         print()
         heading(
             f"{about}, true masks", "FIG", "BIG", "BIR (mean of ratios)", "BIR (ratio of means)"
         )
-        for name, baseline in baselines.items():
-            gains = information_gains(model, images, masks, baseline=baseline)
+        for name in FILLS:
+            gains = information_gains(biased, data, fill=name)
             both = (f"{gains.bir_mean_of_ratios:.3f}", f"{gains.bir_ratio_of_means:.3f}")
             row(name, f"{gains.fig.mean():.4f}", f"{gains.big.mean():.4f}", *both)
 
@@ -115,8 +118,9 @@ Raced = tuple[VisionModel, Tensor, Tensor, int]  # a view, pictures, masks, how 
 
 def _small_models(where: torch.device, count: int, real: Path | None) -> list[Raced]:
     """critters-biased and, where there are photos, the real ViT-Ti."""
-    model, images, masks, _ = critter_views(sc.load("builtin:critters-biased", device=where), count)
-    raced: list[Raced] = [(model, images, masks, 3)]
+    model = sc.load("builtin:critters-biased", device=where)
+    data = critter_views(model, count)
+    raced: list[Raced] = [(model, data.images, data.masks.hard, 3)]
     if real is not None:
         _, model, images, oracle = real_views(real, where, count)
         raced.append((model, images, oracle.hard, 3))
@@ -162,13 +166,14 @@ def speeds(
     def exact(n: int) -> None:
         with budget(int(batch * each / (1 - HELD))):
             slow["exact"] = score(
-                model, images[:n], masks[:n], target=labels[:n], baseline="mean", guard=False
+                model, LabelledImages(images[:n], labels[:n], masks[:n]), fill="mean", guard=False
             ).effects  # type: ignore[assignment]
 
     def screened(n: int, half: bool = False) -> None:
-        options = {"target": labels[:n], "baseline": "mean", "guard": False, "half": half}
+        options = {"fill": "mean", "guard": False, "half": half}
+        data = LabelledImages(images[:n], labels[:n], masks[:n])
         with budget(SCREENED):
-            screen(model, images[:n], masks[:n], top=TOP, verify=VERIFIED, **options)
+            screen(model, data, top=TOP, verify=VERIFIED, **options)
 
     def masked(n: int) -> None:
         discover_masks(model, images[: min(n, MASKS)], steps=MASK_STEPS)
@@ -226,31 +231,16 @@ def naive_effects(
     return torch.stack(effects, dim=1)
 
 
-def critter_views(
-    model: VisionModel, count: int
-) -> tuple[VisionModel, Tensor, Tensor, dict[str, object]]:
-    """Training pictures of `certified` with true masks, and every baseline."""
+def critter_views(model: VisionModel, count: int) -> LabelledImages:
+    """Training images of `certified` with true masks and exact counterfactuals."""
     latents = critters.draw("certified", "train", count, seed=2)
-    plain = critters.render(latents)
-    elsewhere = critters.render(
-        latents, do=critters.Do(background=(latents.background + 1) % len(critters.BACKGROUNDS))
-    ).image
-    others = critters.render(latents.show((latents.creature + 1) % len(critters.CLASSES))).image
-    images, elsewhere, others = (
-        model.preprocess.normalise(x).to(model.device) for x in (plain.image, elsewhere, others)
-    )
-    baselines: dict[str, object] = {name: name for name in ("mean", "grey", "blur", "noise")}
-    return (
-        model,
-        images,
-        plain.mask.to(model.device),
-        {**baselines, "swapped": Swapped(elsewhere, others)},
-    )
+    data = critter_images(model, latents.to(model.device))
+    return dataclasses.replace(data, labels=None, masks=data.truth)
 
 
 def real_views(
     folder: Path, where: torch.device, count: int
-) -> tuple[str, VisionModel, Tensor, Masks]:
+) -> tuple[str, VisionModel, LabelledImages]:
     """A real ViT-Ti/16 on pet photos with their trimaps."""
     model = sc.load(
         "timm:vit_tiny_patch16_224",
@@ -261,32 +251,30 @@ def real_views(
         model, list(open_data(f"pets:{folder / 'pets_small'}:trainval", limit=count))
     )
     assert masks is not None
-    return f"ViT-Ti/16, {len(images)} pet photos", model, images, Masks.oracle(masks)  # type: ignore[return-value]
+    return f"ViT-Ti/16, {len(images)} pet photos", model, LabelledImages(images, masks=masks)
 
 
 def compare(
     name: str,
     model: VisionModel,
-    images: Tensor,
-    masks: Masks | Tensor,
-    said: str,
-    baseline: object,
+    data: LabelledImages,
+    fill: str,
 ) -> None:
     """Does a guess put first what exact scores put first?"""
-    exact = score(model, images, masks, guard=False, baseline=baseline)  # type: ignore[arg-type]
-    cells = [name, said, f"{VERIFIED / exact.value.numel():.2f}"]
+    exact = score(model, data, guard=False, fill=fill)
+    cells = [name, fill, f"{VERIFIED / exact.value.numel():.2f}"]
     ranks = []
-    options = {"top": TOP, "verify": VERIFIED, "guard": False, "baseline": baseline}
-    screened = screen(model, images, masks, half=True, **options)  # type: ignore[arg-type]
-    for guess in (first_order(model, images, masks, baseline=baseline), screened.guess):
+    options = {"top": TOP, "verify": VERIFIED, "guard": False, "fill": fill}
+    screened = screen(model, data, half=True, **options)
+    for guess in (first_order(model, data, fill=fill), screened.guess):
         chance, halves = torch.Generator().manual_seed(0), []
         for _ in range(HALVES):
-            half = torch.randperm(len(images), generator=chance)[: len(images) // 2]
+            half = torch.randperm(len(data), generator=chance)[: len(data) // 2]
             halves.append(recalled(exact, guess, half))
-        whole = recalled(exact, guess, torch.arange(len(images)))
+        whole = recalled(exact, guess, torch.arange(len(data)))
         cells += [f"{whole:.2f}", f"{statistics.mean(halves):.2f}"]
         pair = torch.stack([guess.value.flatten(), exact.value.flatten()])
-        ranks.append(f"{float(sc.metrics.rank_correlation(pair[:1], pair[1:])[0]):.2f}")
+        ranks.append(f"{float(rank_correlation(pair[:1], pair[1:])[0]):.2f}")
     best, chosen = (
         set(scores.value.nan_to_num(-1).flatten().topk(TOP).indices.tolist())
         for scores in (exact, screened.scores)

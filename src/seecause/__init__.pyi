@@ -13,7 +13,7 @@ from seecause.attribution.result import (
 from seecause.attribution.stream import attribute_stream as attribute_stream
 from seecause.background.audit import audit as audit
 from seecause.background.discover import discover as discover
-from seecause.background.objects import eye as eye
+from seecause.background.objects import object_masks as object_masks
 from seecause.background.repair import repair as repair
 from seecause.background.transplant import transplant as transplant
 from seecause.engine.chunks import budget as budget

@@ -71,11 +71,12 @@ def test_heads_at_their_mean_carry_the_samples_mean(context):
 def test_the_backgrounds_share_is_that_of_information_gains(context):
     answer = heads.switch(context, Off(**ON, off=OFF))
     mask = context.picture("s1").masks["critters-vit"]
-    gains = sc.background.information_gains(context.model, context.image("s1"), mask)
+    data = sc.background.LabelledImages(context.image("s1"), masks=mask)
+    gains = sc.background.information_gains(context.model, data)
     before, after = answer["background"]
     assert before["share"] == pytest.approx(float(gains.bir[0]), abs=1e-3)
     with sc.background.ablate(context.model, PAIRS):
-        gains = sc.background.information_gains(context.model, context.image("s1"), mask)
+        gains = sc.background.information_gains(context.model, data)
     assert after["share"] == pytest.approx(float(gains.bir[0]), abs=1e-3)
 
 
@@ -84,10 +85,8 @@ def test_scores_are_the_librarys(context, by):
     answer = heads.score(context, ScoreHeads(**ON, by=by))
     mask = context.picture("s1").masks["critters-vit"]
     response = {"answer": "logit", "background": "big"}[by]
-    options = {} if by == "answer" else {"masks": mask}
-    expected = sc.background.score(
-        context.model, context.image("s1"), response=response, guard=False, **options
-    )
+    data = sc.background.LabelledImages(context.image("s1"), masks=None if by == "answer" else mask)
+    expected = sc.background.score(context.model, data, response=response, guard=False)
     values = torch.tensor(answer["values"], dtype=torch.float64)
     torch.testing.assert_close(values, expected.value, rtol=1e-3, atol=1e-6)
 

@@ -124,11 +124,17 @@ def test_the_wrap_of_a_quantised_model_says_what_its_rows_share():
 @pytest.mark.parametrize("how", ["quantised", "partly", "detached", "weights of inference mode"])
 def test_masks_and_screens_of_heads_are_refused_in_words(how):
     model, images = broken(how)
+    labels = torch.zeros(len(images), dtype=torch.long)
+    data = sc.background.LabelledImages(images, labels, images[:, 0] > 0)
     with pytest.raises(NotDefined, match=r"(quantised|inference).*Give the model"):
         sc.background.discover_masks(model, images, steps=2)
-    with pytest.raises(NotDefined, match=r"(quantised|inference).*heads\.score"):
-        sc.background.screen(model, images, images[:, 0] > 0, top=1)
-    labels = torch.zeros(len(images), dtype=torch.long)
+    with pytest.raises(NotDefined, match=r"(quantised|inference).*background\.score"):
+        sc.background.screen(
+            model, sc.background.LabelledImages(images, masks=images[:, 0] > 0), top=1
+        )
+    data = sc.background.LabelledImages(
+        images, torch.zeros(len(images), dtype=torch.long), images[:, 0] > 0
+    )
     for name in ("taylor", "gating"):
-        with pytest.raises(NotDefined, match=r"(quantised|inference).*heads\.score"):
-            sc.background.select(name, model, images, labels)
+        with pytest.raises(NotDefined, match=r"(quantised|inference).*background\.score"):
+            sc.background.select(name, model, data)

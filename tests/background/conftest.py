@@ -6,7 +6,7 @@ import pytest
 
 import seecause as sc
 from seecause import critters
-from seecause.background.images import Pictures, critter_pictures
+from seecause.background.images import LabelledImages, critter_images
 from tests.background.toys import toy
 
 
@@ -16,7 +16,7 @@ def model(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def cases(model) -> Pictures:
-    return critter_pictures(
+def cases(model) -> LabelledImages:
+    return critter_images(
         model, critters.draw("balanced", "test", 64)[::11], name="critters:balanced:test"
     )

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import timm
 import torch
 from torch import Tensor
 
 import seecause as sc
-from seecause.background import Pictures
+from seecause.background import LabelledImages, Masks
+from seecause.background._remedies import Lesson
 from seecause.background.baselines import features, with_last_layer
 from seecause.background.last_layer import new_layer
+from seecause.background.versions import split_rows, versions_to_learn, versions_to_test
 from tests.families.native import tokenize
 
 SIDE, PATCH, CLASSES = 32, 8, ("dark", "light")
 
 
-def scenes(count: int, *, usual: float = 1.0, seed: int = 0) -> Pictures:
+def scenes(count: int, *, usual: float = 1.0, seed: int = 0) -> LabelledImages:
     """A square of two by two patches, dark or light, on green or red; `usual` is the share of
     pictures whose background is that of the class."""
     draw = torch.Generator().manual_seed(seed)
@@ -33,7 +37,9 @@ def scenes(count: int, *, usual: float = 1.0, seed: int = 0) -> Pictures:
         masks[place][box] = True
     groups = tuple(zip(labels.tolist(), places.tolist(), strict=True))
     ids = tuple(f"scene {place}" for place in range(count))
-    return Pictures("scenes", ids, images, labels, masks, groups)
+    return LabelledImages(
+        images, labels, name="scenes", ids=ids, truth=Masks.given(masks), groups=groups
+    )
 
 
 def plain_vit(seed: int = 0) -> torch.nn.Module:
@@ -48,7 +54,7 @@ def wrapped(module: torch.nn.Module, **options):
     return sc.wrap(module, mean=(0.5,) * 3, std=(0.5,) * 3, **{"classes": CLASSES, **options})
 
 
-def fitted(pictures: Pictures, seed: int = 0, module: torch.nn.Module | None = None):
+def fitted(pictures: LabelledImages, seed: int = 0, module: torch.nn.Module | None = None):
     """A model whose last layer was fitted on pictures, hardly held back: it takes the easiest."""
     model = wrapped(plain_vit(seed) if module is None else module)
     assert pictures.labels is not None
@@ -56,7 +62,7 @@ def fitted(pictures: Pictures, seed: int = 0, module: torch.nn.Module | None = N
     return with_last_layer(model, layer)
 
 
-def biased_clip(pictures: Pictures, tokenizer=tokenize, templates=("a {}",)):
+def biased_clip(pictures: LabelledImages, tokenizer=tokenize, templates=("a {}",)):
     """A tiny CLIP whose picture projection brings the backgrounds of pictures [n] to the texts of
     their classes."""
     import transformers as hf
@@ -89,3 +95,12 @@ def biased_clip(pictures: Pictures, tokenizer=tokenize, templates=("a {}",)):
 def numbers(seed: int, *shape: int) -> Tensor:
     draw = torch.Generator().manual_seed(seed)
     return torch.randn(*shape, generator=draw, dtype=torch.float64)
+
+
+def made_lesson(model, **options):
+    """What remedies learn from and choose by."""
+    cases = scenes(64, usual=0.8, seed=1)
+    cases = dataclasses.replace(cases, images=cases.images.to(model.dtype), masks=cases.truth)
+    learn, choose = (cases.take(rows) for rows in split_rows(cases.labels, (0.6, 0.4), seed=0))
+    held_out = versions_to_test(model, choose, 4, seed=0)
+    return Lesson(versions_to_learn(learn, 4, seed=0), held_out, **options)

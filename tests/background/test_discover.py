@@ -14,7 +14,7 @@ import torch
 from typer.testing import CliRunner
 
 import seecause as sc
-from seecause.background import Pictures
+from seecause.background import LabelledImages, Masks
 from seecause.background.patch_kinds import (
     KindPlan,
     ObjectPatches,
@@ -83,7 +83,7 @@ def model():
 def pictures(model):
     raw, labels, _ = scenes()
     ids = tuple(map(str, range(len(raw))))
-    return Pictures("scenes", ids, model.preprocess.normalise(raw), labels)
+    return LabelledImages(model.preprocess.normalise(raw), labels, name="scenes", ids=ids)
 
 
 @pytest.fixture(scope="module")
@@ -123,7 +123,7 @@ def test_known_objects_are_told_and_spared(model, pictures, found):
     assert found.findings[0].on_object is None
     truth = torch.zeros(len(pictures), SIDE, SIDE, dtype=torch.bool)
     truth[:, :8] = True  # the upper row of patches
-    masked = replace(pictures, truth=truth)
+    masked = replace(pictures, truth=Masks.given(truth))
     told = sc.discover(model, masked, layers=[0], kinds=4, top=2, trials=8)
     first = next(finding for finding in told.findings if finding.answer == RED)
     upper = (first.tokens[:, 1] < 4).double().mean()  # of a spot, its middle counts
@@ -161,7 +161,7 @@ def test_pairs_are_pictures_with_and_without_the_kind_under_their_own_label(mode
     covered = model(pairs.others[count:]).argmax(dim=1)
     assert (with_it == RED).double().mean() > 0.9 and (covered == RED).double().mean() < 0.1
     assert not (pairs.labels[:count] == RED).any() and (pairs.labels[count:] == RED).all()
-    assert pairs.pictures.swapped.background.equal(pairs.others)
+    assert pairs.labelled.other_background.equal(pairs.others)
 
 
 def test_the_same_seed_finds_the_same(model, pictures, found):
@@ -267,7 +267,7 @@ def test_a_patch_with_a_pixel_of_the_object_shows_it():
     truth = torch.zeros(1, 8, 8, dtype=torch.uint8)
     truth[0, 3, 4], truth[0, 7, 7] = 1, 255  # 255: not known
     truth[0, 4:, :2] = 1
-    patches = object_patches(truth, (2, 2))
+    patches = object_patches(Masks.given(truth), (2, 2))
     assert patches.shown.tolist() == [[False, True, True, False]]
     assert patches.covered.tolist() == [[False, False, True, False]]  # by half
 

@@ -12,7 +12,7 @@ import torch
 from torch.testing import assert_close
 
 import seecause as sc
-from seecause.background import Pictures
+from seecause.background import LabelledImages
 from seecause.background.discover import Discovery, Finding
 from seecause.background.patch_kinds import Kind, Trials
 from seecause.errors import BadOption
@@ -140,7 +140,7 @@ def test_half_of_the_places_are_for_kinds_off_the_object():
 
 def test_pastes_are_answered_beside_their_controls(monkeypatch):
     images = torch.arange(6.0)[:, None, None, None].expand(6, 3, 4, 4)
-    pictures = Pictures("scenes", tuple("abcdef"), images)
+    pictures = LabelledImages(images, name="scenes", ids=tuple("abcdef"))
     parts = [trials([0, 1], [2, 3], [4, 5], patches=(1,)), trials([5], [4], [3], patches=(0, 3))]
     shown = []
 
@@ -163,7 +163,7 @@ def test_pastes_are_answered_beside_their_controls(monkeypatch):
 @pytest.mark.parametrize("labels", [None, torch.tensor([5, 6, 7, 8, 9, 4])])
 def test_pairs_are_recipients_with_the_kind_and_sources_without_it(labels):
     images = torch.arange(6.0)[:, None, None, None].expand(6, 3, 4, 4)
-    pictures = Pictures("scenes", tuple("abcdef"), images, labels)
+    pictures = LabelledImages(images, labels, name="scenes", ids=tuple("abcdef"))
     answers = torch.tensor([10, 11, 12, 13, 14, 15])
     one, two = finding(9, 0, 0), finding(9, 0, 1)
     one = replace(one, trials=trials([0], [2], [4], patches=(1,)))

@@ -123,7 +123,7 @@ def test_methods_and_regions_work_on_the_view(model):
 
 def test_heads_can_be_scored(model):
     masks = render(critters.draw("matted", "test", 2), size=48).mask
-    scores = sc.background.score(model, pictures(2), masks)
+    scores = sc.background.score(model, sc.background.LabelledImages(pictures(2), masks=masks))
     assert (
         scores.value.shape == (3, 4)
         and scores.value.isfinite().all()

@@ -13,8 +13,7 @@ from torch.utils.data import default_collate
 from seecause.background._remedies import find_remedy
 from seecause.faithful import train, training
 from seecause.faithful.run import join_processes
-from tests.background.repair_toys import fitted, scenes
-from tests.background.test_remedies import made_lesson
+from tests.background.repair_toys import fitted, made_lesson, scenes
 from tests.faithful.runs import snapshot, tiny_config
 
 

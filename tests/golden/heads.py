@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 
 import seecause as sc
@@ -10,7 +12,6 @@ from tests.golden.record import Named, batch, golden, model
 BIASED = "critters-biased"
 SELECTORS = {
     "weight-norm": {},
-    "output-norm": {},
     "taylor": {},
     "attention-mass": {},
     "loss-gain": {},
@@ -20,38 +21,40 @@ SELECTORS = {
 }
 
 
+def labelled(dtype) -> sc.background.LabelledImages:
+    images, labels, masks = batch(BIASED, dtype, "critters:certified:test", 4)
+    return sc.background.LabelledImages(images, labels, masks == 1)
+
+
 @golden("heads")
 def scores(dtype) -> Named:
     """Scores [L, H] of each selector."""
-    view = model(BIASED, dtype)
-    images, labels, masks = batch(BIASED, dtype, "critters:certified:test", 4)
+    data = labelled(dtype)
     for name, options in SELECTORS.items():
-        given = {"masks": masks == 1} if name in ("attention-mass", "cigma", "regression") else {}
-        found = sc.background.selectors()[name].run(view, images, labels, **given, **options)
+        found = sc.background.selectors()[name].run(model(BIASED, dtype), data, **options)
         yield name, found.value
 
 
 @golden("heads", slow=True)
 def cigma(dtype) -> Named:
     """Scores with each response and operator."""
-    view = model(BIASED, dtype)
-    images, labels, masks = batch(BIASED, dtype, "critters:certified:test", 4)
+    view, data = model(BIASED, dtype), replace(labelled(dtype), labels=None)
+    labels = labelled(dtype).labels[:2]
     for operator in ("zero", "mean", "resample"):
-        found = sc.background.score(view, images[:3], masks[:3] == 1, operator=operator)
+        found = sc.background.score(view, data.take(torch.arange(3)), operator=operator)
         yield f"{operator}/value", found.value
         yield f"{operator}/error", found.error
     for response in ("fig", "prob"):
-        given = {"response": response, "target": labels[:2], "guard": False}
-        yield response, sc.background.score(view, images[:2], masks[:2] == 1, **given).value
+        given = {"response": response, "target": labels, "guard": False}
+        yield response, sc.background.score(view, data.take(torch.arange(2)), **given).value
 
 
 @golden("heads")
 def gains(dtype) -> Named:
     """FIG and BIG by fill."""
-    view = model(BIASED, dtype)
-    images, _, masks = batch(BIASED, dtype, "critters:certified:test", 4)
+    view, data = model(BIASED, dtype), labelled(dtype)
     for fill in ("mean", "grey", "blur", "noise"):
-        found = sc.background.information_gains(view, images, masks == 1, baseline=fill)
+        found = sc.background.information_gains(view, data, fill=fill)
         yield f"{fill}/fig", found.fig
         yield f"{fill}/big", found.big
 
@@ -71,10 +74,7 @@ def pruning(dtype) -> Named:
     view = model(BIASED, dtype)
     train = sc.data.open("critters:certified:train", limit=8)
     test = sc.data.open("critters:balanced:test", limit=12)
-    background = sc.background.Background(masks="oracle")
-    found = sc.background.prune_and_test(
-        view, train, test, selector="cigma", top=4, draws=2, background=background
-    )
+    found = sc.background.prune_and_test(view, train, test, top=4, draws=2, masks="given")
     yield "heads", torch.tensor(found.heads)
     yield from found.changes().items()
     images, _, _ = batch(BIASED, dtype, "critters:certified:test", 4)
@@ -85,11 +85,14 @@ def pruning(dtype) -> Named:
 
 @golden("heads")
 def audit(dtype) -> Named:
-    found = sc.background.heads_audit(
-        model(BIASED, dtype), sc.data.open("critters:certified:test", limit=8), masks="oracle"
-    )
-    yield "share", found.background_share
-    yield "flips", found.flips
-    for name, each in found.means.items():
+    """FIG and BIG of correct predictions by every erasure, and flips by exact swaps."""
+    view, data = model(BIASED, dtype), sc.data.open("critters:certified:test", limit=8)
+    data = sc.background.read_images(view, data)
+    data, predicted = data.with_masks(data.truth), view(data.images).argmax(dim=1)
+    yield "flips", view(data.other_background).argmax(dim=1) != predicted
+    correct = data.take(predicted == data.labels)
+    names = {"mean": "true masks, mean", "grey": "true masks, grey", "swap": "exact swap"}
+    for fill, name in names.items():
+        each = sc.background.information_gains(view, correct, fill=fill)
         yield f"{name}/fig", each.fig
         yield f"{name}/big", each.big

@@ -37,7 +37,8 @@ def photographs(dtype) -> Named:
         found = sc.attribute(view, images, target, method=name, **options).maps
         yield name, found
         if name in ("caap", "mosaic"):
-            yield f"{name}/aupr1", sc.metrics.localization(found, masks)["aupr1"]
+            yield f"{name}/aupr1", sc.metrics.localization(found, masks).aupr1
             curves = sc.metrics.insertion_deletion(view, images, found, target, steps=8)
-            yield f"{name}/insertion", curves["insertion"]
-    yield "scores", sc.background.score(view, images, masks == 1, heads=[(3, 1), (11, 2)]).value
+            yield f"{name}/insertion", curves.insertion
+    data = sc.background.LabelledImages(images, masks=masks == 1)
+    yield "scores", sc.background.score(view, data, heads=[(3, 1), (11, 2)]).value

@@ -136,7 +136,8 @@ def test_a_model_on_two_devices_answers_as_on_one(family, place):
     ):  # fmt: skip
         both = [sc.attribute(m, images, target=1, **options).maps.cpu() for m in (here, there)]
         assert (both[0] - both[1]).abs().max() < 1e-10, options
-    both = [sc.background.score(m, images, masks, target=1).value.cpu() for m in (here, there)]
+    data = sc.background.LabelledImages(images, masks=masks)
+    both = [sc.background.score(m, data, target=1).value.cpu() for m in (here, there)]
     assert (both[0] - both[1]).abs().max() < 1e-10
     assert "graphs" not in there.memo
 

@@ -111,12 +111,16 @@ def test_what_is_below_the_public_calls_refuses_in_words():
         model.check(images())
 
 
+def labelled(x):
+    return sc.background.LabelledImages(x, torch.tensor([1, 2]), x[:, 0] > 0)
+
+
 @pytest.mark.parametrize(
     "call",
     [
-        lambda model, x: sc.background.information_gains(model, x, x[:, 0] > 0).fig,
+        lambda model, x: sc.background.information_gains(model, labelled(x)).fig,
         lambda model, x: sc.metrics.insertion_deletion(model, x, x.mean(1), 1).columns["insertion"],
-        lambda model, x: sc.background.select("taylor", model, x, torch.tensor([1, 2])).value,
+        lambda model, x: sc.background.select("taylor", model, labelled(x)).value,
     ],
     ids=["heads", "metrics", "selectors"],
 )
@@ -134,7 +138,7 @@ def test_jobs_over_a_model_in_training_mode_run_in_eval_mode(call):
 
 def test_what_is_no_view_is_refused_in_words():
     with pytest.raises(BadOption, match=r"sc\.wrap\(module\)"):
-        sc.background.information_gains(view().module, images(), images()[:, 0] > 0)
+        sc.background.information_gains(view().module, labelled(images()))
 
 
 def flags(module: torch.nn.Module) -> tuple:

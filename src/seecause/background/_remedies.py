@@ -73,7 +73,7 @@ class Lesson:
 
     @property
     def group_codes(self) -> Tensor:
-        groups = self.learn.pictures.groups
+        groups = self.learn.data.groups
         if not self.groups or not groups or None in groups:
             raise BadOption(
                 "remedies",

@@ -1,36 +1,50 @@
-"""Does a model answer from the background? Its own pictures with the background exchanged say so.
+"""Does a model predict from the background? The background of each image is exchanged, and
+predictions that change are counted.
 
-    flips     answers that change when the object stands on the background of a picture that is
-              answered otherwise, less those that change on the background of one that is answered
-              the same: what cutting alone does
-    FIG, BIG  how far answers move without the object, and without the background (`heads.gains`)
+    flips     predictions that change when the object stands on the background of an image with
+              another prediction, less those that change on the background of an image with the same
+              prediction: what cutting alone does
+    FIG, BIG  how far predictions move without the object, and without the background (`gains`), by
+              the masks with each fill, and by exact counterfactuals where the data has them
     groups    accuracy by group, where groups are known
     worst     transplant-worst, the lowest accuracy over class x donor class
 
-The verdict heeds its interval (95 %, bootstrap over pictures that are answered right):
+The verdict follows from the 95 % interval of extra flips (bootstrap over correct predictions):
 
-    yes           the whole interval of extra flips is above `SOME`
+    yes           the whole interval is above `SOME`
     no            the whole interval is below it
-    cannot tell   it holds `SOME`, or cutting alone changes most answers
-    perhaps       a yes by the model's own masks, which cannot be trusted alone
-    too few       fewer than `ENOUGH` right answers
+    cannot tell   it contains `SOME`, or cutting alone changes most predictions
+    perhaps       a yes by masks of the model's own (its maps, or discovered ones)
+    too few       fewer than `ENOUGH` correct predictions
+
+Each measurement can mislead alone: the mean colour of an image reveals its background, discovered
+masks keep the model's own evidence, grey images look like no other. An exact swap is the one to
+believe.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from seecause.background.erase import Masks
+from seecause.background.erase import Erased, Fill
 from seecause.background.gains import Gains, information_gains
-from seecause.background.images import Pictures, Progress, model_for, no_progress, pictures_of
-from seecause.background.objects import Eye, EyeMasks, eye as open_eye
-from seecause.background.transplant import on_pixels
-from seecause.background.versions import JudgedAnswers, Material, VersionedPictures
+from seecause.background.images import (
+    LabelledImages,
+    Masks,
+    Progress,
+    images_of,
+    model_for,
+    no_progress,
+)
+from seecause.background.objects import MaskSource, find_masks
+from seecause.background.prune import background_gaps
+from seecause.background.versions import JudgedAnswers, VersionedPictures, versions_to_test
 from seecause.data.dataset import Dataset
 from seecause.data.registry import as_data
 from seecause.errors import BadInput, BadOption
@@ -38,60 +52,64 @@ from seecause.metrics.accuracy import GroupAccuracy, clopper_pearson
 from seecause.metrics.statistics import bootstrap_interval
 from seecause.models.base import ImageModel, protocol
 from seecause.models.eval_mode import in_eval_mode
+from seecause.options import Count, Fraction, check_options, checked
+from seecause.results import Result
 
 Verdict = Literal["yes", "no", "cannot tell", "perhaps", "too few"]
 SOME = 0.1  # extra flips from which the background matters
 MOSTLY = 0.5  # flips by cutting alone, from which nothing can be told
-ENOUGH = 20  # right answers
+ENOUGH = 20  # correct predictions
 RULE_OF_THREE = 3.0  # over n: the 95 % bound on a share of which n draws show none
 PER_PICTURE = 4  # transplants of each kind
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class BackgroundAudit:
-    """Answers to pictures and their versions, and what they say."""
+class BackgroundAudit(Result):
+    """Predictions on images and on versions of them with other backgrounds."""
 
     judged: JudgedAnswers
-    masks: EyeMasks | None  # None: pairs
-    gains: Gains | None = None  # of pictures that are answered right
+    masks: Masks | None  # None: pairs
+    gains: Gains | None = None  # of correct predictions, by the first fill
+    erasures: dict[str, Gains] = field(default_factory=dict)  # by every fill, and exact swaps
+    # BG-gap (ImageNet-9), and images of mixed_same and mixed_rand that it is of
+    gap: tuple[float, int, int] | None = None
     protocol: dict[str, Any] = field(default_factory=dict)
 
     def __repr__(self) -> str:
         low, high = self.interval
         flips = f"extra flips {self.extra_flips.mean():+.0%} ({low:+.0%} to {high:+.0%})"
-        of = f"{len(self.pictures)} pictures of {self.pictures.name}"
+        of = f"{len(self.data)} images of {self.data.name}"
         return f"BackgroundAudit({self.verdict}: {flips}, {of})"
 
     @property
-    def pictures(self) -> Pictures:
-        return self.judged.versioned.pictures
+    def data(self) -> LabelledImages:
+        return self.judged.versioned.data
 
     @cached_property
     def counted(self) -> Tensor:
-        """[n] bool: pictures whose flips count, those that are answered right. Of pairs, in either
-        version: a mark flips just those answers that are wrong with it."""
+        """[n] bool: images whose flips count, those with a correct prediction. Of pairs, in either
+        version: a mark flips just those predictions that are wrong with it."""
         return self.judged.right if self.masks is not None else self.judged.right_somewhere
 
     @cached_property
     def extra_flips(self) -> Tensor:
-        """Of right answers with versions of both kinds: the share that flips on backgrounds of
-        pictures answered otherwise, less that on those answered the same. Without a control, the
+        """Of correct predictions with versions of both kinds: the share that flips on backgrounds
+        of images predicted otherwise, less that on those predicted the same. Without a control, the
         share that becomes the donor's class."""
-        right, moved = self.counted, self.judged.flips_of()
-        control = self.judged.flips_of(control=True)
-        if bool(control.isnan().all()):
-            return _known(self.judged.pulled()[right])
-        return _known((moved - control)[right])
+        moved, control = self.judged.flips_of(), self.judged.flips_of(control=True)
+        extra = self.judged.pulled() if bool(control.isnan().all()) else moved - control
+        extra = extra[self.counted]
+        return extra[~extra.isnan()]
 
     @property
     def flips(self) -> float:
-        """Of right answers, on backgrounds of pictures that are answered otherwise."""
+        """Of correct predictions, on backgrounds of images that are predicted otherwise."""
         return float(self.judged.flips_of()[self.counted].nanmean())
 
     @property
     def control_flips(self) -> float:
-        """Of right answers, on backgrounds of pictures that are answered the same; NaN where there
-        are none."""
+        """Of correct predictions, on backgrounds of images that are predicted the same; NaN where
+        there are none."""
         return float(self.judged.flips_of(control=True)[self.counted].nanmean())
 
     @cached_property
@@ -101,8 +119,8 @@ class BackgroundAudit:
 
     @property
     def verdict(self) -> Verdict:
-        """Does the model answer from the background?"""
-        own = self.masks is not None and self.masks.kind == "own"
+        """Does the model predict from the background?"""
+        own = self.masks is not None and self.masks.kind in ("own", "discovered")
         control = self.control_flips
         return verdict_of(self.extra_flips, control=control, own=own, interval=self.interval)
 
@@ -119,35 +137,41 @@ class BackgroundAudit:
         return self.judged.groups
 
     def worst(self, count: int) -> list[tuple[int, int]]:
-        """Pictures that are answered right and most of whose versions are not: their place, and
-        that of a version that is answered otherwise."""
+        """Correctly predicted images most of whose versions are not: their place, and that of a
+        version that is predicted otherwise."""
         shares = self.judged.flips_of().nan_to_num(nan=-1.0)
         shares = torch.where(self.counted, shares, -1.0)
         order = shares.argsort(descending=True, stable=True)[:count]
         order = order[shares[order] >= 0].tolist()
-        answers = self.judged.logits.moved.argmax(dim=1)
+        moved = self.judged.logits.moved.argmax(dim=1)
         source = self.judged.versioned.moved.source_index.cpu()
         plain = self.judged.logits.plain.argmax(dim=1)
         places = []
-        for picture in order:
-            rows = (source == picture).nonzero()[:, 0]
-            changed = rows[answers[rows] != plain[picture]]
-            places.append((picture, int((changed if len(changed) else rows)[0])))
+        for place in order:
+            rows = (source == place).nonzero()[:, 0]
+            changed = rows[moved[rows] != plain[place]]
+            places.append((place, int((changed if len(changed) else rows)[0])))
         return places
 
     def numbers(self) -> dict[str, float]:
-        """By name, for tables and files."""
+        """By name, for tables and files, without what the data does not tell."""
         low, high = self.interval
         numbers = self.judged.numbers(groups=True)
         numbers |= {"extra flips": float(self.extra_flips.mean()), "low 95%": low, "high 95%": high}
         numbers |= {"right answers": int(self.counted.sum())}
         if self.gains is not None:
-            numbers |= {
-                "FIG": float(self.gains.fig.mean()),
-                "BIG": float(self.gains.big.mean()),
-                "BIR": self.gains.bir_or_zero,
-            }
+            numbers |= _gain_numbers(self.gains, "")
+        for name, gains in self.erasures.items():
+            if gains is not self.gains:
+                numbers |= _gain_numbers(gains, f", {name}")
+        if self.gap is not None:
+            numbers["BG-gap"] = self.gap[0]
         return {name: value for name, value in numbers.items() if value == value}
+
+
+def _gain_numbers(gains: Gains, by: str) -> dict[str, float]:
+    fig, big = float(gains.fig.mean()), float(gains.big.mean())
+    return {f"FIG{by}": fig, f"BIG{by}": big, f"BIR{by}": gains.bir_or_zero}
 
 
 def verdict_of(
@@ -157,7 +181,8 @@ def verdict_of(
     own: bool = False,
     interval: tuple[float, float] | None = None,
 ) -> Verdict:
-    """From extra flips [n] of right answers; `control`: flips by cutting alone."""
+    """From extra flips [n] of correct predictions; `control`: flips by cutting alone; `own`: masks
+    of the model's own."""
     if len(extra) < ENOUGH:
         return "too few"
     low, high = bootstrap_interval(extra) if interval is None else interval
@@ -168,19 +193,20 @@ def verdict_of(
     return "no" if high < SOME else "cannot tell"
 
 
+@checked
 def missed_limits(
     audit: BackgroundAudit,
     *,
-    max_flips: float | None = None,
-    max_bir: float | None = None,
-    min_accuracy: float | None = None,
-    min_worst_group: float | None = None,
+    max_flips: Fraction | None = None,
+    max_bir: Fraction | None = None,
+    min_accuracy: Fraction | None = None,
+    min_worst_group: Fraction | None = None,
 ) -> list[str]:
     """Check an audit against limits; return one reason for each limit that it does not meet.
 
     A limit is met if the whole 95 % interval meets it: more images may show it. A model with random
     weights meets no limit. `max_flips` and `max_bir` are never met where the audit cannot tell (too
-    few correct predictions, the model's own maps as masks, cutting alone changes most).
+    few correct predictions, masks of the model's own, cutting alone changes most).
 
     Args:
         audit: A result of `sc.audit`.
@@ -200,21 +226,19 @@ def missed_limits(
     doubt = ""
     if len(audit.extra_flips) < ENOUGH:
         doubt = f"fewer than {ENOUGH} correct predictions"
-    elif audit.masks is not None and audit.masks.kind == "own":
-        doubt = "the model's own maps show what it looks at, not the object"
+    elif audit.masks is not None and audit.masks.kind in ("own", "discovered"):
+        doubt = "masks of the model's own show what it uses, not the object"
     elif audit.control_flips > MOSTLY:
         doubt = "cutting alone changes most predictions"
     checks = list[tuple[str, float, tuple[float, float], float, str]]()  # the last: -1 for at most
     if max_flips is not None:
         extra, (low, high) = audit.extra_flips, audit.interval
-        if len(extra) and bool(
-            (extra == extra[0]).all()
-        ):  # an interval without spread is too short
+        if len(extra) and bool((extra == extra[0]).all()):  # without spread, it is too short
             high = min(1.0, high + RULE_OF_THREE / len(extra))
         checks.append(("flips", max_flips, (low, high), -1, doubt))
     if max_bir is not None:
         if audit.gains is None:
-            raise BadOption("max_bir", max_bir, "object masks and a model with exclusive classes")
+            raise BadOption("max_bir", max_bir, "no limit: BIR needs masks and exclusive classes")
         checks.append(("BIR", max_bir, audit.gains.interval, -1, doubt))
     if min_accuracy is not None:
         right = audit.judged.right
@@ -223,7 +247,7 @@ def missed_limits(
         checks.append(("accuracy", min_accuracy, (low, high), 1, ""))
     if min_worst_group is not None:
         if audit.groups is None:
-            raise BadOption("min_worst_group", min_worst_group, "data with groups")
+            raise BadOption("min_worst_group", min_worst_group, "no limit: the data has no groups")
         low, high = audit.groups.intervals().min(dim=0).values.tolist()
         checks.append(("worst group", min_worst_group, (low, high), 1, ""))
     missed = []
@@ -240,111 +264,120 @@ def missed_limits(
 @in_eval_mode
 def audit(
     model: ImageModel,
-    data: Dataset | Pictures | str,
+    data: Dataset | LabelledImages | str,
     *,
-    eye: Eye | ImageModel | Tensor | str | None = None,
-    per_picture: int = PER_PICTURE,
+    masks: MaskSource = None,
+    fills: Sequence[Fill] = ("grey",),
+    per_picture: Count = PER_PICTURE,
+    same: Dataset | LabelledImages | str | None = None,
     seed: int = 0,
     progress: Progress = no_progress,
 ) -> BackgroundAudit:
-    """Does the model answer from the background? Objects are put on the backgrounds of pictures
-    that are answered otherwise, and right answers that change are counted, less those that change
-    on backgrounds of pictures answered the same.
+    """Does the model predict from the background?
 
-    `data`: labelled pictures of two classes at least, or their name (`"folder:PATH"`). `eye` finds
-    the objects: another network (`"timm:NAME"`, or a model), `"own"` maps, masks, or None for masks
-    or pairs that the data brings (`sc.eye`). `per_picture`: transplants of each kind.
+    Objects are put on the backgrounds of images that are predicted otherwise, and correct
+    predictions that change are counted, less those that change on backgrounds of images predicted
+    the same.
 
-    The result has a `verdict` ("yes", "no", "cannot tell", "perhaps", "too few"), the `interval`
-    that it heeds, `flips`, `accuracy`, `transplant_worst`, and all of them as `numbers()`.
+    Args:
+        model: A classifier.
+        data: Labelled images of at least two classes, or the name of a dataset ("folder:PATH").
+        masks: A source of `sc.object_masks`: another network ("timm:NAME", or a model), "own" or
+            "discovered" masks, masks, or None for the masks or pairs that the data brings.
+        fills: FIG, BIG and BIR are measured with each of these fills; the first counts.
+        per_picture: Transplants of each image and kind.
+        same: Where `data` is ImageNet-9's mixed_rand, the variant mixed_same, for the BG-gap.
+        seed: Draws the transplants.
+        progress: Shows what is done.
 
-    >>> import seecause as sc
-    >>> model = sc.load("builtin:critters-biased")
-    >>> data = sc.data.open_data("critters:certified:test", limit=40)
-    >>> sc.audit(model, data, per_picture=1).verdict
-    'yes'
+    Returns:
+        An audit with a `verdict` ("yes", "no", "cannot tell", "perhaps", "too few"), the `interval`
+        that decides it, `flips`, `accuracy`, `transplant_worst`, and all of them as `numbers()`.
+
+    Raises:
+        BadInput: If the model predicts no image correctly.
+
+    Example:
+        >>> import seecause as sc
+        >>> model = sc.load("builtin:critters-biased")
+        >>> data = sc.data.open_data("critters:certified:test", limit=40)
+        >>> sc.audit(model, data, per_picture=1).verdict
+        'yes'
     """
+    given = {"fills": fills, "per_picture": per_picture, "seed": seed}
+    check_options("audit", audit, given)
     data = as_data(data)
     model = model_for(model, data)
-    material = material_of(model, data, eye, progress)
-    result = audit_part(
-        model, material.test(model, per_picture, seed=seed), material.masks, progress
-    )
+    labelled = masked_or_paired(model, data, masks, progress)
+    part = versions_to_test(model, labelled, per_picture, seed=seed)
+    result = audit_part(model, part, progress, fills=fills)
     if not bool(result.counted.any()):
         raise BadInput(
-            material.pictures.name,
-            f"the model predicts none of {len(material.pictures)} images correctly",
+            labelled.name,
+            f"the model predicts none of {len(labelled)} images correctly",
             "check that model and data have the same classes, or give more images",
         )
-    return result
+    if same is None:
+        return result
+    twin = images_of(model, same, progress)
+    (gap,), (first, second) = background_gaps(model, twin, labelled)
+    return replace(result, gap=(gap, first, second))
 
 
-def material_of(
+def masked_or_paired(
     model: ImageModel,
-    data: Dataset | Pictures,
-    eye: Eye | ImageModel | Tensor | str | None,
+    data: Dataset | LabelledImages,
+    masks: MaskSource,
     progress: Progress,
-) -> Material:
-    """Labelled pictures of two classes or more, with masks by the eye; pairs where no eye is given
-    and the data has no masks."""
-    pictures = pictures_of(model, data, progress)
-    if pictures.labels is None:
-        raise BadOption("data", pictures.name, "labels: of folder:PATH a folder for each class")
-    if eye is None and pictures.truth is None and pictures.swapped is not None:
-        return Material(pictures, None)
-    if len(pictures.labels.unique()) < 2:
+) -> LabelledImages:
+    """Labelled images of two classes or more with object masks in use; pairs, without masks, where
+    no source is given and the data has none."""
+    labelled = images_of(model, data, progress)
+    labels = labelled.need_labels()
+    if masks is None and labelled.masks is not None:
+        return labelled
+    if masks is None and labelled.truth is None and labelled.other_background is not None:
+        return labelled
+    if len(labels.unique()) < 2:
         raise BadOption(
             "data",
-            f"{pictures.name}: one class only",
-            "pictures of two classes at least: backgrounds of one class tell nothing apart",
+            f"{labelled.name}: one class only",
+            "images of two classes at least: backgrounds of one class tell nothing apart",
         )
-    if eye is None and pictures.truth is None:
+    if masks is None and labelled.truth is None:
         raise BadOption(
-            "eye",
+            "masks",
             None,
-            "an eye that finds the objects (--eye timm:NAME, builtin:NAME, own), or masks (of"
-            f" folder:PATH in PATH/masks): {pictures.name} has neither masks nor pairs",
+            "a source of masks (timm:NAME, builtin:NAME, own), or data with masks (of folder:PATH"
+            f" in PATH/masks): {labelled.name} has neither masks nor pairs",
         )
-    look = open_eye(eye, model=model)
-    with progress("finding objects", len(pictures)) as advance:
-        return Material(pictures, look.masks(pictures, progress=advance))
+    return find_masks(model, labelled, masks, progress)
 
 
 def audit_part(
     model: ImageModel,
     part: VersionedPictures,
-    masks: EyeMasks | None,
     progress: Progress = no_progress,
     judged: JudgedAnswers | None = None,
     *,
-    with_gains: bool = True,
+    fills: Sequence[Fill] = ("grey",),
 ) -> BackgroundAudit:
-    """The audit of pictures whose versions are drawn already, or even answered. Verdicts need no
-    gains, which cost four more answers to each picture."""
+    """The audit of images whose versions are drawn already, or even predicted. A verdict needs no
+    `fills`, which cost four more predictions of each image."""
     if judged is None:
-        with progress("answering versions", 1) as advance:
+        with progress("predicting versions", 1) as advance:
             judged = JudgedAnswers(part, part.logits(model))
             advance(1)
-    gains = _gains(model, part, masks, judged.right) if with_gains else None
-    options = {"versions": len(part.moved), "eye": "pairs" if masks is None else masks.source}
-    record = {"method": "audit", "options": options, **protocol(model, part.pictures.images)}
-    return BackgroundAudit(judged, masks, gains, record)
-
-
-def _gains(
-    model: ImageModel, part: VersionedPictures, masks: EyeMasks | None, right: Tensor
-) -> Gains | None:
-    """FIG and BIG with the eye's masks and grey; None for pairs, where classes answer
-    independently, and where no answer is right."""
-    if masks is None or model.sigmoid or not bool(right.any()):
-        return None
-    images = part.pictures.images
-    rows = right.to(images.device).nonzero()[:, 0]
-    hard = masks.cut.to(images.device)[rows]
-    pixels = on_pixels(hard, (images.shape[-2], images.shape[-1]))
-    region = Masks(pixels, protocol={"source": masks.source})
-    return information_gains(model, images[rows], region, baseline="grey")
-
-
-def _known(values: Tensor) -> Tensor:
-    return values[~values.isnan()]
+    data = part.data
+    erasures = dict[str, Gains]()
+    if not model.sigmoid and bool(judged.right.any()):
+        correct = data.take(judged.right)
+        asked = [*fills] if data.masks is not None else []
+        for fill in [*asked, *(["swap"] if data.swaps and fills else [])]:
+            name = Erased(model, correct, fill).name
+            erasures[name] = information_gains(model, correct, fill=fill)
+    gains = next(iter(erasures.values()), None) if data.masks is not None else None
+    options = {"versions": len(part.moved)}
+    options |= {"masks": "pairs" if data.masks is None else data.masks.source}
+    record = {"method": "audit", "options": options, **protocol(model, data.images)}
+    return BackgroundAudit(judged, data.masks, gains, erasures, protocol=record)

@@ -1,12 +1,5 @@
 """What removing heads is compared with.
 
-DivPrune (Alvar et al. 2025, 2503.02175) keeps the patch tokens that differ most from one another,
-by max-min diversity over cosine distance d = 1 - cos, solved greedily:
-    first   the token whose nearest neighbour is farthest
-    then    argmax_j min_{s in S} d(j, s), until round(keep * N) tokens are in S
-It knows nothing of a label: the cheap token-level baseline. Here it acts after `after` blocks of a
-vision transformer; in the paper, before the first layer of a language model.
-
 Last-layer retraining, DFR (Kirichenko et al. 2023, 2204.02937): frozen features, a new linear head
 fitted on data in which all groups are equally frequent.
     standardise -> L1 logistic regression on group-balanced subsets -> C by worst-group accuracy on
@@ -27,74 +20,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from seecause.background.heads import checked_labels, need_heads, over_images
-from seecause.engine.trace import kept_logits
-from seecause.engine.walk import walk
+from seecause.background.heads import need_heads, over_images
+from seecause.background.images import checked_labels
 from seecause.errors import BadOption, NotDefined
 from seecause.loading import rewrap
 from seecause.metrics.accuracy import group_accuracy
 from seecause.models.eval_mode import in_eval_mode
 from seecause.models.heads import CosineHead, TextHead, UnitLinear
 from seecause.models.view import VisionModel
-from seecause.types import wide
-
-
-@dataclass(frozen=True, eq=False)
-class KeptTokens:
-    """What a model answers from some of its patches."""
-
-    logits: Tensor  # [B, C]
-    tokens: Tensor  # [B, N] bool, over patches
-
-
-@in_eval_mode
-@torch.no_grad()
-def divprune(
-    model: VisionModel, images: Tensor, *, keep: float = 0.25, after: int = 0
-) -> KeptTokens:
-    """Answer from the `keep` share of patch tokens that differ most after `after` blocks."""
-    need_heads(model, "divprune")
-    images = images.to(model.device, model.dtype)
-    layout = model.check(images)
-    if model.architecture != "transformer":
-        reason = "this model's tokens are read by a language model"
-        raise NotDefined("divprune", reason, "Use a vision transformer")
-    if not 0 < keep <= 1:
-        raise BadOption("keep", keep, "a share above 0, up to 1")
-    if not 0 <= after < model.n_layers:
-        raise BadOption("after", after, f"0-{model.n_layers - 1} blocks")
-    count = max(1, round(keep * layout.n_patches))
-
-    def run_chunk(start: int, stop: int) -> Tensor:
-        at = model.at(images[start:stop])
-        h = walk(model, model.embed(images[start:stop]), at, stop=after).end()
-        tokens = most_diverse(h[:, layout.patches], count)
-        return torch.cat(
-            [kept_logits(model, h, tokens, at, start=after), tokens.to(h.dtype)], dim=1
-        )
-
-    columns = over_images(run_chunk, model, images, holds=1)
-    return KeptTokens(columns[:, : -layout.n_patches], columns[:, -layout.n_patches :].bool())
-
-
-def most_diverse(features: Tensor, count: int) -> Tensor:
-    """Which `count` of the tokens features [B, N, D] the greedy rule keeps, [B, N] bool. Ties go to
-    the first token."""
-    unit = F.normalize(wide(features), dim=-1)
-    distance = 1 - unit @ unit.mT  # [B, N, N]
-    itself = torch.eye(distance.shape[-1], dtype=torch.bool, device=features.device)
-    apart = distance.masked_fill(itself, torch.inf)  # no token is its own neighbour
-    rows = torch.arange(len(features), device=features.device)
-    nearest = apart.amin(dim=-1)  # [B, N], to the nearest of those chosen; at first, to any other
-    taken = torch.zeros(nearest.shape, dtype=torch.bool, device=features.device)
-    for step in range(count):
-        chosen = nearest.masked_fill(taken, -torch.inf).argmax(dim=-1)
-        taken[rows, chosen] = True
-        nearest = (
-            distance[rows, chosen] if step == 0 else torch.minimum(nearest, distance[rows, chosen])
-        )
-    return taken
-
 
 # of the likelihood against the L1 penalty: scikit-learn's C
 STRENGTHS = (1.0, 0.7, 0.3, 0.1, 0.07, 0.03, 0.01)

@@ -29,12 +29,11 @@ from torch import Tensor
 from seecause._pieces import PIECE, Ended, in_pieces
 from seecause.attribution.registry import find
 from seecause.background.images import (
-    Pictures,
+    LabelledImages,
     Progress,
+    images_of,
     logits_of,
-    logits_piece,
     no_progress,
-    pictures_of,
 )
 from seecause.background.patch_kinds import (
     FEWEST,
@@ -51,7 +50,6 @@ from seecause.background.patch_kinds import (
 )
 from seecause.background.transplant import Pairs
 from seecause.data.dataset import Dataset
-from seecause.data.registry import as_data
 from seecause.errors import BadOption, NotDefined
 from seecause.metrics.statistics import bootstrap_interval
 from seecause.models.base import ImageModel, protocol
@@ -121,7 +119,7 @@ class Discovery:
     """Kinds of patches, the strongest first."""
 
     model: ImageModel
-    pictures: Pictures
+    pictures: LabelledImages
     answers: Tensor  # [n] what the model says
     findings: tuple[Finding, ...]
     protocol: dict[str, Any] = field(default_factory=dict)
@@ -153,7 +151,7 @@ class Discovery:
 @torch.no_grad()
 def discover(
     model: ImageModel,
-    data: Dataset | Pictures | str,
+    data: Dataset | LabelledImages | str,
     *,
     method: str = "caap+mosaic",
     layers: Sequence[int] | None = None,
@@ -188,7 +186,7 @@ def discover(
     if "score" not in known.options:
         options.pop("score")
     known.check(options)
-    pictures = pictures_of(view, as_data(data), progress)
+    pictures = images_of(view, data, progress)
     answers = logits_of(view, pictures.images).argmax(dim=1).cpu()
     _need_answers(view, pictures, answers)
     scores = _evidence(view, pictures, method, chosen, options, progress)
@@ -238,7 +236,7 @@ def _layers(model: VisionModel, layers: Sequence[int] | None) -> tuple[int, ...]
     return tuple(dict.fromkeys([1, *quarters]))
 
 
-def _need_answers(model: VisionModel, pictures: Pictures, answers: Tensor) -> None:
+def _need_answers(model: VisionModel, pictures: LabelledImages, answers: Tensor) -> None:
     if len(answers.unique()) < 2:
         name = model.class_name(int(answers[0]))
         raise BadOption(
@@ -250,7 +248,7 @@ def _need_answers(model: VisionModel, pictures: Pictures, answers: Tensor) -> No
 
 def _evidence(
     model: VisionModel,
-    pictures: Pictures,
+    pictures: LabelledImages,
     method: str,
     layers: Sequence[int],
     options: dict[str, Any],
@@ -271,7 +269,7 @@ def _evidence(
 
 def _screened(
     model: VisionModel,
-    pictures: Pictures,
+    pictures: LabelledImages,
     candidates: Sequence[Kind],
     count: int,
     progress: Progress,
@@ -312,18 +310,22 @@ def _spread_over(kinds: Sequence[Kind], count: int) -> list[Kind]:
 
 
 def _pasted_logits(
-    model: VisionModel, pictures: Pictures, trials: Sequence[Trials], ended: Ended
+    model: VisionModel, pictures: LabelledImages, trials: Sequence[Trials], ended: Ended
 ) -> list[tuple[Tensor, Tensor]]:
     """Answers [n, C] to the pastes of each, and to their controls."""
     pieces = (
         {"images": torch.cat([pasted(pictures.images, x) for x in (t, t.pasting_controls)])}
         for t in trials
     )
-    answers = in_pieces(logits_piece, model, pieces, ended=ended)
+    answers = in_pieces(_logits_piece, model, pieces, ended=ended)
     return [
         (both["logits"][: len(t)], both["logits"][len(t) :])
         for both, t in zip(answers, trials, strict=True)
     ]
+
+
+def _logits_piece(model: VisionModel, images: Tensor) -> dict[str, Tensor]:
+    return {"logits": logits_of(model, images).cpu()}
 
 
 def _log_odds(model: VisionModel, logits: Tensor, answers: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""How much of an answer hangs on the foreground, and how much on the background (CIGMA, phase 2).
+"""How much a prediction depends on the object, and how much on the background (CIGMA, phase 2).
 
     FIG = JS(p(I), p(I_-fg)),   BIG = JS(p(I), p(I_-bg)),   BIR = BIG / (FIG + BIG)
     (eq. 41 averages BIR over images)
@@ -12,13 +12,13 @@ s = sqrt(p q), so that p = s exp(-u) and q = s exp(u), each class adds
     u (q - p) / 2 - m log cosh u,       log cosh u = |u| + log1p(exp(-2|u|)) - ln 2   for large |u|
 which is never negative and loses no digits; the same in exact arithmetic.
 
-`Measure` takes these and other responses from logits, for every estimator of head scores:
+`Measure` computes these and other responses from logits, for every estimator of head scores:
     big, fig            as above (need masks)
     prob, logit, nll    of the target class
     callable            any function of logits [M, C] -> [M]
 
-With masks the model found itself, BIG measures evidence outside the model's own evidence, not
-outside the object: see `masks`.
+With discovered masks, BIG measures evidence outside the model's own evidence, not outside the
+object: see `masks`.
 """
 
 from __future__ import annotations
@@ -31,23 +31,25 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from seecause._pieces import PIECE, in_pieces
-from seecause.background.erase import Baseline, ErasedView, ErasedViews, Masks, OfImages
-from seecause.engine.chunks import run_in_chunks
+from seecause.background.erase import Erased, ErasedView, Fill
+from seecause.background.images import LabelledImages, PerImage, as_labelled
+from seecause.engine.chunks import fit, in_chunks
 from seecause.errors import BadOption, NotDefined
 from seecause.metrics.statistics import ratio_interval
 from seecause.models.base import ImageModel, protocol
 from seecause.models.eval_mode import in_eval_mode
+from seecause.options import Positive, check_options
 from seecause.target import Target, need_aimed
 from seecause.types import wide
 
 Response = Literal["big", "fig", "prob", "logit", "nll"]
 View = Literal["plain"] | ErasedView
-# responses that compare answers, and the version of a picture that each compares with
-COMPARED: Mapping[str, ErasedView] = {"big": "no_background", "fig": "no_foreground"}
-OF_MASKS = tuple(COMPARED)  # to be asked by equality: a response may be a callable without a hash
-FEW = 5  # pictures: fewer give no interval, and no accuracy of a group, that could be believed
-DEGENERATE = 1e-8  # FIG + BIG below this: nothing was lost either way, and BIR says nothing
+# responses that compare predictions, and the version of an image that each compares with
+COMPARED: Mapping[str, ErasedView] = {"big": "no_background", "fig": "no_object"}
+OF_MASKS = tuple(COMPARED)  # compared by equality: a response may be a callable without a hash
+AT_ONCE = 32  # images whose erased versions are made together
+FEW = 5  # images: fewer give no useful interval, and no useful accuracy of a group
+DEGENERATE = 1e-8  # FIG + BIG below this: nothing was lost either way, and BIR is undefined
 SMALL = 1.0  # of |u|, where the two forms meet; both are good there
 
 
@@ -78,7 +80,7 @@ def entropy(log_p: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True, eq=False)
-class Gains(OfImages):
+class Gains(PerImage):
     """Per image, float64 on the CPU."""
 
     fig: Tensor  # [B]
@@ -110,21 +112,20 @@ class Gains(OfImages):
 
     @property
     def bir_or_zero(self) -> float:
-        """The same, 0 where nothing matters anywhere."""
+        """`bir_ratio_of_means`, 0 where nothing matters anywhere."""
         ratio = self.bir_ratio_of_means
         return ratio if ratio == ratio else 0.0
 
     @property
     def interval(self) -> tuple[float, float]:
-        """The 95 % bootstrap interval of the ratio of means, over images; NaN for one image, which
-        says nothing of others."""
+        """The 95 % bootstrap interval of the ratio of means, over images; NaN for one image."""
         if len(self.big) < 2:
             return torch.nan, torch.nan
         return ratio_interval(self.big, self.fig + self.big)
 
     def interval_text(self, digits: int = 3) -> str:
-        """The interval as it may be shown: none for few images or where nothing matters, and never
-        one without width, which would look certain."""
+        """The interval in words: none for few images or where nothing matters, and never one
+        without width, which would look certain."""
         count, (low, high) = len(self.big), self.interval
         if count < FEW:
             return f"too few for an interval ({count})"
@@ -134,11 +135,11 @@ class Gains(OfImages):
         if shown[0] != shown[1]:
             return " to ".join(shown)
         nothing = f"below {10**-digits:.{digits}f}"
-        return nothing if float(shown[1]) == 0 else f"no spread over {count} pictures"
+        return nothing if float(shown[1]) == 0 else f"no spread over {count} images"
 
     def __repr__(self) -> str:
         ratios = (
-            f"BIR {self.bir_ratio_of_means:.3f} (ratio of means, which gates judge),"
+            f"BIR {self.bir_ratio_of_means:.3f} (ratio of means),"
             f" {self.bir_mean_of_ratios:.3f} (mean of ratios)"
         )
         return (
@@ -151,70 +152,63 @@ class Gains(OfImages):
 @torch.no_grad()
 def information_gains(
     model: ImageModel,
-    images: Tensor,
-    masks: Masks | Tensor | None = None,
+    data: LabelledImages,
     *,
-    temperature: float = 1.0,
-    baseline: Baseline = "grey",
+    fill: Fill | Tensor = "grey",
+    temperature: Positive = 1.0,
 ) -> Gains:
-    """FIG and BIG of normalised images [B, 3, H, W], with masks (a tensor counts as true masks) and
-    a baseline, or with `Swapped` pictures."""
+    """FIG and BIG of images, erased by their masks and a fill, or swapped.
+
+    Args:
+        model: A classifier whose classes exclude each other.
+        data: Images with `masks`, or with both other versions for fill="swap".
+        fill: What replaces the erased part ("mean", "grey", "blur", "noise", images), or "swap".
+        temperature: Of the predictions that are compared.
+
+    Example:
+        >>> import seecause as sc
+        >>> model = sc.load("builtin:critters-biased")
+        >>> data = sc.data.open_data("critters:certified:test", limit=4)
+        >>> data = sc.background.read_images(model, data)
+        >>> sc.background.information_gains(model, data.with_masks(data.truth)).fig.shape
+        torch.Size([4])
+    """
+    check_options("information_gains", information_gains, {"temperature": temperature})
     need_distribution(model, "information_gains")
-    images = images.to(model.device, model.dtype)
-    views = ErasedViews(model, images, masks, baseline)
-    model.check(images)
+    data = as_labelled(model, data)
+    erased = Erased(model, data, fill)
 
-    def piece(start: int) -> dict[str, Any]:
-        rows = slice(start, start + PIECE)
-        versions = torch.stack([images[rows], *views.erased(rows)])
-        return {"images": versions, "temperature": temperature}
+    def run_chunk(a: int, b: int) -> Tensor:
+        rows = slice(a, b)
+        images = data.images[rows]
+        versions = torch.cat([images, *erased.versions(rows)])
+        plain, no_background, no_object = log_probs(model(versions), temperature).chunk(3)
+        again = log_probs(model(images.flip(0)), temperature).flip(0)  # in another packing
+        others = (no_object, no_background, again)
+        return torch.stack([jensen_shannon(plain, other) for other in others], dim=1).cpu()
 
-    pieces = map(piece, range(0, len(images), PIECE))
-    parts = [part["gains"] for part in in_pieces(gains_piece, model, pieces)]
+    each = 3 * model.forward_bytes(model.check(data.images))
+    size = min(AT_ONCE, fit(len(data), each, data.images.device))
+    parts = list(in_chunks(run_chunk, len(data), size, what="images"))
     fig, big, noise = torch.cat(parts).double().unbind(1)
-    record = {"temperature": temperature, **views.record(), **protocol(model, images)}
+    record = {"temperature": temperature, **erased.record(), **protocol(model, data.images)}
     return Gains(fig, big, float(noise.mean()), record)
 
 
-@in_eval_mode
-@torch.no_grad()
-def gains_piece(model: ImageModel, images: Tensor, temperature: float) -> dict[str, Tensor]:
-    """FIG, BIG and rounding [n, 3], on the CPU, of images [3, n, 3, H, W]: plain, without their
-    background, without their foreground."""
-    images = images.to(model.device)
-
-    def answers(pictures: Tensor) -> Tensor:
-        return log_probs(model(pictures), temperature)
-
-    def run_chunk(a: int, b: int) -> Tensor:
-        versions = images[:, a:b]
-        plain, no_background, no_foreground = answers(versions.flatten(0, 1)).unflatten(
-            0, (3, b - a)
-        )
-        again = answers(versions[0].flip(0)).flip(0)  # another packing
-        return torch.stack(
-            [jensen_shannon(plain, other) for other in (no_foreground, no_background, again)], dim=1
-        )
-
-    count, each = images.shape[1], 3 * model.forward_bytes(model.check(images[0]))
-    return {"gains": run_in_chunks(run_chunk, count, each, images.device, what="images").cpu()}
-
-
 def need_distribution(model: ImageModel, what: str) -> None:
-    """Refuse a model whose answers are no probabilities that sum to one."""
+    """Refuse a model whose predictions are no probabilities that sum to one."""
     need_aimed(model)
     if model.sigmoid:
         raise NotDefined(
             what,
-            f"the classes of {model.name} answer independently, so there is no distribution to"
-            " compare",
+            f"the classes of {model.name} are independent, so there is no distribution to compare",
             "Wrap the model with sigmoid=False",
         )
 
 
 @dataclass(frozen=True, eq=False)
 class Measure:
-    """How logits become numbers. `erased` are the versions of each image that run beside it."""
+    """How logits become numbers; `erased` versions of each image run beside it."""
 
     response: Response | Callable[[Tensor], Tensor]
     erased: tuple[ErasedView, ...]
@@ -249,11 +243,11 @@ class Measure:
             "nll": -of_target("logprob", Target(classes=self.labels)),
         }
         if not self.sigmoid:
-            answers = {view: log_probs(value, self.temperature) for view, value in logits.items()}
-            values["entropy"] = entropy(answers["plain"])
+            log_p = {view: log_probs(value, self.temperature) for view, value in logits.items()}
+            values["entropy"] = entropy(log_p["plain"])
             for name, view in COMPARED.items():
-                if view in answers:
-                    values[name] = jensen_shannon(answers["plain"], answers[view])
+                if view in log_p:
+                    values[name] = jensen_shannon(log_p["plain"], log_p[view])
         if callable(self.response):
             values["response"] = self.response(wide(plain).flatten(0, -2)).unflatten(
                 0, plain.shape[:-1]

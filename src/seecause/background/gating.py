@@ -27,15 +27,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from seecause.background.erase import Baseline, ErasedViews, Masks
-from seecause.background.heads import HeadScores, absent, checked_labels, need_heads, selector
+from seecause.background.erase import Erased, Fill
+from seecause.background.heads import HeadScores, absent, need_heads, selector
+from seecause.background.images import LabelledImages, checked_labels
 from seecause.engine.chunks import run_in_chunks
 from seecause.engine.forks import gated_logits
 from seecause.engine.mixture import need_gradients
-from seecause.errors import BadOption
 from seecause.metrics.statistics import standard_error
 from seecause.models.eval_mode import in_eval_mode
 from seecause.models.view import VisionModel
+from seecause.options import Count, Positive, check_options
 from seecause.types import wide, wide_dtype
 
 ROLES = ("facilitating", "irrelevant", "interfering", "unclear")
@@ -74,8 +75,8 @@ class Gating:
         return torch.where((opened <= threshold) & (shut <= threshold), 1 - opened, -opened)
 
     def roles(self, threshold: float = OPEN) -> list[list[str | None]]:
-        """The role of every head, layer by layer; None where there is no such head. Shut when
-        pushed open, open when pushed shut: "unclear"."""
+        """The role of every head, layer by layer; None where there is no such head. "unclear" is
+        shut when pushed open and open when pushed shut."""
         opened, shut = self.opened.mean(dim=0), self.shut.mean(dim=0)
         code = torch.where(
             opened > threshold,
@@ -91,22 +92,52 @@ class Gating:
 )
 def gating(
     model: VisionModel,
-    images: Tensor,
-    labels: Tensor,
+    data: LabelledImages,
     *,
-    suppress: Task | None = None,
-    fits: int = 10,
-    steps: int = 500,
-    strength: float = 0.1,
-    rate: float = 1.0,
-    batch: int = 32,
+    fits: Count = 10,
+    steps: Count = 500,
+    strength: Positive = 0.1,
+    rate: Positive = 1.0,
+    batch: Count = 32,
     seed: int = 0,
 ) -> HeadScores:
-    """Interference under Causal Head Gating. Above 0 are only heads that it calls interfering: shut
+    """Interference under Causal Head Gating. Only heads that it calls interfering are above 0: shut
     even when all are pushed open."""
     options: dict[str, Any] = {"fits": fits, "steps": steps, "strength": strength, "rate": rate}
     options |= {"batch": batch, "seed": seed}
-    gates = head_gates(model, (images, labels), suppress=suppress, **options)
+    return _gating_scores(model, (data.images, data.need_labels()), None, options)
+
+
+@selector(
+    "contrastive-gating",
+    cost="6 * steps * fits forwards and backwards of a batch, in all",
+    needs="labels, and masks or other versions",
+)
+def contrastive_gating(
+    model: VisionModel,
+    data: LabelledImages,
+    *,
+    fill: Fill | Tensor = "grey",
+    fits: Count = 10,
+    steps: Count = 500,
+    strength: Positive = 0.1,
+    rate: Positive = 1.0,
+    batch: Count = 32,
+    seed: int = 0,
+) -> HeadScores:
+    """Interference where the class must be predicted from the object alone, and must not be
+    predicted from the background alone."""
+    options: dict[str, Any] = {"fits": fits, "steps": steps, "strength": strength, "rate": rate}
+    options |= {"batch": batch, "seed": seed}
+    labels = data.need_labels()
+    shown, hidden = Erased(model, data, fill).versions(slice(None))
+    return _gating_scores(model, (shown, labels), (hidden, labels), options)
+
+
+def _gating_scores(
+    model: VisionModel, keep: Task, suppress: Task | None, options: dict[str, Any]
+) -> HeadScores:
+    gates = head_gates(model, keep, suppress=suppress, **options)
     roles = {
         "facilitation": gates.facilitation,
         "irrelevance": gates.irrelevance,
@@ -120,61 +151,35 @@ def gating(
     )
 
 
-@selector(
-    "contrastive-gating",
-    cost="6 * steps * fits forwards and backwards of a batch, in all",
-    needs="labels, and masks",
-)
-def contrastive_gating(
-    model: VisionModel,
-    images: Tensor,
-    labels: Tensor,
-    *,
-    masks: Masks | Tensor | None = None,
-    baseline: Baseline = "grey",
-    fits: int = 10,
-    steps: int = 500,
-    strength: float = 0.1,
-    rate: float = 1.0,
-    batch: int = 32,
-    seed: int = 0,
-) -> HeadScores:
-    """Interference where the class must be told from the object alone, and must not be told from
-    the background alone."""
-    shown, hidden = ErasedViews(model, images, masks, baseline).erased(slice(None))
-    return gating(
-        model,
-        shown,
-        labels,
-        suppress=(hidden, labels),
-        fits=fits,
-        steps=steps,
-        strength=strength,
-        rate=rate,
-        batch=batch,
-        seed=seed,
-    )
-
-
 @in_eval_mode
 def head_gates(
     model: VisionModel,
     keep: Task,
     *,
     suppress: Task | None = None,
-    fits: int = 10,
-    steps: int = 500,
-    strength: float = 0.1,
-    rate: float = 1.0,
-    batch: int = 32,
+    fits: Count = 10,
+    steps: Count = 500,
+    strength: Positive = 0.1,
+    rate: Positive = 1.0,
+    batch: Count = 32,
     seed: int = 0,
 ) -> Gating:
-    """Fit `fits` sets of gates at once, each from its own start: (1) free, (2) pushed open, (3)
-    pushed shut, `steps` updates of Adam each."""
+    """Fit gates of all heads under opposite pressures.
+
+    Args:
+        model: A vision transformer.
+        keep: Images [N, 3, H, W] and labels [N] of the task that the gates keep.
+        suppress: A task that they are to bring to chance.
+        fits: Sets of gates that are fitted at once, each from its own start: (1) free, (2) pushed
+            open, (3) pushed shut.
+        steps: Updates of Adam in each of the three.
+        strength: Of the pressure.
+        rate: Learning rate.
+        batch: Images of a step.
+        seed: Draws starts and batches.
+    """
     sizes = {"fits": fits, "steps": steps, "batch": batch, "strength": strength, "rate": rate}
-    for name, value in sizes.items():
-        if value <= 0:
-            raise BadOption(name, value, "a number above 0")
+    check_options("head_gates", head_gates, sizes)
     need_heads(model, "gating")
     need_gradients(model, "gating", remedy="Measure every head: sc.background.score")
     tasks = []

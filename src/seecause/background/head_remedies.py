@@ -18,14 +18,13 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from seecause.background._export import edited_copy, zero
-from seecause.background._interchange import interchange
 from seecause.background._remedies import Lesson, Mended, remedy
-from seecause.background._score import score
-from seecause.background.erase import Swapped
 from seecause.background.heads import Head, HeadScores, penalised
+from seecause.background.images import LabelledImages, on_pixels
 from seecause.background.last_layer import Directions, change_directions
-from seecause.background.transplant import Transplants, on_pixels
+from seecause.background.prune import edited_copy, zero
+from seecause.background.scoring import interchange, score
+from seecause.background.transplant import Transplants
 from seecause.engine.attention import read_rows
 from seecause.engine.forks import mean_carried
 from seecause.engine.walk import walk
@@ -53,7 +52,7 @@ def remove_heads(
     versions."""
     scores = head_scores(model, lesson, by, pairs)
     order = scores.order()
-    images, means = lesson.learn.pictures.images, list[Tensor]()
+    images, means = lesson.learn.data.images, list[Tensor]()
     if operator == "mean":
         sampled = images[_spread(len(images), pairs).to(images.device)]
         means = [by_token.mean(dim=0) for by_token in mean_carried(model, sampled)]  # [H, dh] each
@@ -99,16 +98,18 @@ def head_scores(model: VisionModel, lesson: Lesson, by: HeadScore, pairs: int) -
     """[L, H] on pictures beside one version of each."""
     part = lesson.learn
     source, last = _last_versions(part.moved.source_index, pairs)
-    images, others = part.pictures.images[source], part.moved[last]
+    images, others = part.data.images[source], part.moved[last]
     with lesson.progress("scoring heads", len(images)) as advance:
         if by == "interchange":
-            moved = interchange(model, images, Swapped(others), progress=advance)
+            moved = interchange(
+                model, LabelledImages(images, other_background=others), progress=advance
+            )
             return HeadScores(moved.background, moved.background_error)
         if not isinstance(part.moved, Transplants):
-            swapped = Swapped(others)
-            return score(model, images, None, baseline=swapped, guard=False)
+            pairs_of = LabelledImages(images, other_background=others)
+            return score(model, pairs_of, fill="swap", guard=False)
         masks = on_pixels(part.moved.shapes[source], (images.shape[-2], images.shape[-1]))
-        return penalised(score(model, images, masks, target=part.labels[source]))
+        return penalised(score(model, LabelledImages(images, part.labels[source], masks)))
 
 
 def _last_versions(source: Tensor, pairs: int) -> tuple[Tensor, Tensor]:

@@ -1,14 +1,26 @@
-"""A score for every head: the ways to choose heads, what they return, and what they share. A new
-way is a decorated function in a file that `_FILES` names:
+"""A score for every head: the registry of selectors, what they return, and guards on scores.
+
+A selector is a decorated function in one of `FILES`, or of a plug-in:
 
     @selector("name", cost="1 forward", needs="labels")
-    def name(model, images, labels, *, option=default) -> HeadScores: ...
+    def name(model, data, *, option=default) -> HeadScores: ...
 
-It gets normalised images [N, 3, H, W] and class indices [N] on the model's device. Higher scores
-mean more worth removing.
+`data` is a `LabelledImages` on the model's device with labels (where the data has none, the model's
+predictions). A higher score means more worth removing.
 
-A score may be fooled: a head whose removal makes all answers alike gets the highest CIGMA score
-there is. Each rule takes scores and returns scores.
+Here are the short selectors, which CIGMA is compared with (section 1.9); the others are in
+`scoring` and `gating`.
+
+    random          every order of heads is as likely: the control for all others
+    weight-norm     |W_O[:, S_h]|_F: how much a head can write, whatever it writes
+    taylor          |g_h dL/dg_h| at g = 1, the first-order change of the loss without the head
+                    (Michel et al. 2019; the head term of MDP, 2504.02168). Pruning removes what
+                    matters least, so `remove="least"` is the default; `"most"` is the control
+    attention-mass  how much of a head's attention, in the rows that are read out, falls on
+                    background patches
+
+A score can mislead: a head whose removal makes all predictions alike gets the highest CIGMA score.
+Guards take scores and return scores:
 
     penalised    score - alpha max(0, mean(FIG - FIG^(-h)))
     protected    heads whose removal costs more than a share of FIG, or more than some accuracy,
@@ -30,13 +42,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from seecause.background.images import LabelledImages, as_labelled, logits_of
+from seecause.engine.attention import attention_probs, read_rows
 from seecause.engine.chunks import run_in_chunks
-from seecause.errors import BadImage, BadOption, NotDefined, UnknownName
+from seecause.engine.forks import gated_logits
+from seecause.engine.mixture import need_gradients
+from seecause.errors import BadOption, NotDefined, UnknownName
 from seecause.metrics.statistics import standard_error
 from seecause.models.base import ImageModel
-from seecause.models.block import is_silent
+from seecause.models.block import Block, is_silent
 from seecause.models.view import VisionModel
-from seecause.options import check_options, keyword_options, summary_of
+from seecause.options import Count, check_options, keyword_options, summary_of
 
 Head = tuple[int, int]  # (layer, head), both from 0
 Remove = Literal["most", "least"]
@@ -45,8 +61,8 @@ Guard = Literal["penalty", "protect", "none"]
 
 @dataclass(frozen=True, eq=False, repr=False)
 class HeadScores:
-    """Higher means more worth removing. A head that a block does not have, or that was not scored,
-    is NaN; one that must stay is -inf."""
+    """A score for each head; higher means more worth removing. A head that a block does not have,
+    or that was not scored, is NaN; one that must stay is -inf."""
 
     value: Tensor  # [L, H] float64, on the CPU
     error: Tensor | None = None  # [L, H], standard error of the mean over images
@@ -77,10 +93,10 @@ class HeadScores:
 
 
 def penalised(scores: HeadScores, *, alpha: float = 1.0) -> HeadScores:
-    """Subtract what the foreground loses.
+    """Subtract what the object loses without each head.
 
-    Errors and effects become those of the penalised score where scores know what each image
-    loses; else errors of penalised heads are NaN, since they are not known.
+    Errors and effects become those of the penalised score where scores know what each image loses;
+    otherwise errors of penalised heads are NaN, since they are not known.
     """
     drop = _fig_drop(scores)
     cost, protocol = drop.clamp_min(0), {**scores.protocol, "penalty": alpha}
@@ -100,11 +116,8 @@ def protected(scores: HeadScores, *, fig: float = 0.05, accuracy: float = 0.01) 
     harmed = _fig_drop(scores) > fig * scores.before["fig"]
     harmed |= scores.before["accuracy"] - scores.after["accuracy"] > accuracy
     value = torch.where(harmed & ~scores.value.isnan(), -torch.inf, scores.value)
-    return replace(
-        scores,
-        value=value,
-        protocol={**scores.protocol, "protected": {"fig": fig, "accuracy": accuracy}},
-    )
+    about = {**scores.protocol, "protected": {"fig": fig, "accuracy": accuracy}}
+    return replace(scores, value=value, protocol=about)
 
 
 def above_noise(scores: HeadScores, floor: float) -> HeadScores:
@@ -122,9 +135,8 @@ GUARDS: Mapping[str, Callable[[HeadScores], HeadScores]] = {
 
 def _fig_drop(scores: HeadScores) -> Tensor:
     if "fig_drop" not in scores.after:
-        raise NotDefined(
-            "the guard", "FIG without each head was not measured", "Score with masks and guard=True"
-        )
+        reason = "FIG without each head was not measured"
+        raise NotDefined("the guard", reason, "Score with masks and guard=True")
     return scores.after["fig_drop"]
 
 
@@ -144,12 +156,12 @@ class Selector:
         return keyword_options(self.run, leave_out=("progress",))
 
     @property
-    def tells_progress(self) -> bool:
+    def takes_progress(self) -> bool:
         return "progress" in keyword_options(self.run)
 
 
 _SELECTORS: dict[str, Selector] = {}
-_FILES = ("cigma", "_interchange", "other_selectors", "gating")
+FILES = ("heads", "scoring", "gating")
 
 
 def selector(
@@ -165,56 +177,53 @@ def selector(
 
 
 def selectors() -> dict[str, Selector]:
-    """All ways to choose heads, by name."""
-    for file in _FILES:
+    """All ways to choose heads, by name.
+
+    Example:
+        >>> sorted(selectors())[:3]
+        ['attention-mass', 'cigma', 'contrastive-gating']
+    """
+    for file in FILES:
         importlib.import_module(f"seecause.background.{file}")
     return dict(_SELECTORS)
 
 
 def find_selector(name: str) -> Selector:
-    """The one of that name; files are imported until one of them has it."""
-    for file in _FILES:
-        if name not in _SELECTORS:
-            importlib.import_module(f"seecause.background.{file}")
-    if name not in _SELECTORS:
+    """The selector of that name."""
+    if name not in selectors():
         raise UnknownName("head selector", name, _SELECTORS)
     return _SELECTORS[name]
 
 
-def select(
-    by: str, model: ImageModel, images: Tensor, labels: Tensor, **options: Any
-) -> HeadScores:
-    """Scores of all heads by a selector; `scores.top(k)` gives those to remove first.
+def select(by: str, model: ImageModel, data: LabelledImages, **options: Any) -> HeadScores:
+    """Score all heads by a selector; `scores.top(k)` are those to remove first.
 
-    `by` is its name, `options` its own (`sc.background.selectors()` lists both; CIGMA takes `masks`).
-    `images` [N, 3, H, W] are normalised, `labels` [N] their classes.
+    Args:
+        by: A name of `selectors()`.
+        model: A vision transformer.
+        data: Images, with labels, masks or other versions as the selector needs them.
+        **options: Options of the selector.
+
+    Example:
+        >>> import seecause as sc
+        >>> model = sc.load("builtin:critters-biased")
+        >>> data = sc.data.open_data("critters:certified:test", limit=4)
+        >>> data = sc.background.read_images(model, data)
+        >>> select("taylor", model, data).top(2)[0]
+        (5, 3)
     """
     chosen = find_selector(by)
     check_options(by, chosen.run, options)
     view = need_heads(model, f"choosing heads by {by}")
     with view.eval_mode(frozen=True):
-        images = images.to(view.device, view.dtype)
-        view.check(images)
-        scores = chosen.run(view, images, checked_labels(view, images, labels), **options)
+        data = as_labelled(view, data)
+        view.check(data.images)
+        if data.labels is None:
+            if "labels" in chosen.needs:
+                raise BadOption("data", data.name, f"data with labels: {by} needs them")
+            data = replace(data, labels=logits_of(view, data.images).argmax(dim=1))
+        scores = chosen.run(view, data, **options)
     return replace(scores, protocol={**scores.protocol, "selector": by})
-
-
-def checked_labels(model: ImageModel, images: Tensor, labels: Tensor) -> Tensor:
-    """Class indices [N] on the model's device, one for each image."""
-    labels = torch.as_tensor(labels)
-    if labels.shape != images.shape[:1] or labels.dtype.is_floating_point:
-        raise BadImage(
-            f"labels of shape {list(labels.shape)}",
-            f"expected a class index for each of the {len(images)} images",
-            "give whole numbers [N]",
-        )
-    if not bool(((labels >= 0) & (labels < model.n_classes)).all()):
-        raise BadOption(
-            "labels",
-            f"{int(labels.min())} to {int(labels.max())}",
-            f"class indices 0-{model.n_classes - 1}",
-        )
-    return labels.long().to(images.device)
 
 
 def head_count(k: int | float, total: int) -> int:
@@ -226,7 +235,7 @@ def head_count(k: int | float, total: int) -> int:
 
 
 def need_heads(model: ImageModel, what: str) -> VisionModel:
-    """The model, or a refusal where it is not read by its heads."""
+    """The model, if it is a vision transformer; other models are refused."""
     if not isinstance(model, VisionModel):
         raise NotDefined(
             what,
@@ -237,34 +246,40 @@ def need_heads(model: ImageModel, what: str) -> VisionModel:
 
 
 def all_heads(model: VisionModel) -> list[Head]:
-    """Every head there is; a block that lost all of its own has none."""
-    heads = []
-    for layer, block in enumerate(model.blocks):
-        if not is_silent(block):
-            heads += [(layer, head) for head in range(block.heads)]
-    return heads
+    """Every head of the model; a block whose attention was removed has none."""
+    return [
+        (layer, head)
+        for layer, block in enumerate(model.blocks)
+        for head in range(0 if is_silent(block) else block.heads)
+    ]
 
 
 def gates_without(model: VisionModel, heads: Iterable[Head]) -> Tensor:
     """Ones [L, H], zero at `heads`."""
-    removed = checked_heads(model, heads)
     gates = torch.ones(model.n_layers, model.n_heads)
-    for head in removed:
+    for head in checked_heads(model, heads):
         gates[head] = 0
     return gates
 
 
 @contextmanager
 def ablate(model: VisionModel, heads: Iterable[Head]) -> Iterator[VisionModel]:
-    """Inside the block, `model` answers without `heads`, pairs (layer, head) from 0: in
-    `model(images)` and in every method."""
+    """Inside the block, `model` runs without `heads`, pairs (layer, head) from 0: in
+    `model(images)` and in every method.
+
+    Example:
+        >>> import seecause as sc
+        >>> model = sc.load("builtin:critters-vit")
+        >>> with sc.background.ablate(model, [(2, 1)]):
+        ...     logits = model(model.zeros((96, 96)))
+    """
     gates = gates_without(model, heads)
     with model.gated(gates):
         yield model
 
 
 def checked_heads(model: ImageModel, heads: Iterable[Head]) -> list[Head]:
-    """`heads` in order and without repeats, or which of them the model does not have."""
+    """`heads` in order and without repeats; heads that the model does not have are refused."""
     view, unique = need_heads(model, "head ablation"), set[Head]()
     for pair in heads:
         if not (
@@ -311,8 +326,8 @@ def over_images(
 def mean_scores(
     model: VisionModel, per_image: Tensor, *, remove: Remove | None = None
 ) -> HeadScores:
-    """Means over images of per_image [N, L, H], with their standard errors. `remove="least"` turns
-    them round: the largest gets 0."""
+    """Means over images of per_image [N, L, H], with their standard errors. `remove="least"`
+    reverses them: the largest gets 0."""
     values, missing = per_image.detach().double().cpu(), absent(model)
     mean, error = values.mean(dim=0), standard_error(values)
     mean = mean[~missing].max() - mean if remove == "least" else mean
@@ -324,9 +339,7 @@ def mean_scores(
 
 
 @selector("random", cost="none", needs="nothing")
-def random_heads(
-    model: VisionModel, images: Tensor, labels: Tensor, *, seed: int = 0
-) -> HeadScores:
+def random_heads(model: VisionModel, data: LabelledImages, *, seed: int = 0) -> HeadScores:
     """Every order of heads is as likely as any other: the control for all others."""
     missing, generator = absent(model), torch.Generator().manual_seed(seed)
     value = torch.rand(missing.shape, generator=generator, dtype=torch.float64) + 1e-9
@@ -334,13 +347,76 @@ def random_heads(
 
 
 def random_sets(
-    model: VisionModel, k: int | float, *, draws: int = 20, seed: int = 0
+    model: VisionModel, k: int | float, *, draws: Count = 20, seed: int = 0
 ) -> list[list[Head]]:
     """`draws` independent sets of `k` heads (a count, or a share of all)."""
-    if draws < 1:
-        raise BadOption("draws", draws, "a count above 0")
-    nothing = torch.empty(0)
+    check_options("random_sets", random_sets, {"draws": draws, "seed": seed})
+    none = LabelledImages(torch.empty(0, 3, 1, 1))
     return [
-        sorted(random_heads(model, nothing, nothing, seed=seed * 1_000_003 + draw).top(k))
+        sorted(random_heads(model, none, seed=seed * 1_000_003 + draw).top(k))
         for draw in range(draws)
     ]
+
+
+@selector("weight-norm", cost="none", needs="nothing")
+@torch.no_grad()
+def weight_norm(model: VisionModel, data: LabelledImages, *, remove: Remove = "most") -> HeadScores:
+    """Frobenius norm of each head's columns of the output projection."""
+    norms = [_output_weights(block, model).flatten(1).norm(dim=1) for block in model.blocks]
+    return mean_scores(model, padded(model, norms)[None], remove=remove)
+
+
+def _output_weights(block: Block, model: VisionModel) -> Tensor:
+    """W_O' head by head, [H, dh, D], read through the block, so that it is right for every
+    library."""
+    width = block.heads * block.head_dim
+    rows = torch.cat([torch.zeros(1, width), torch.eye(width)]).to(model.device, model.dtype)[None]
+    mixed = block.mix(rows)[0]  # a bias is in every row
+    return (mixed[1:] - mixed[:1]).unflatten(0, (block.heads, block.head_dim))
+
+
+@selector("taylor", cost="1 forward, 1 backward", needs="labels")
+def taylor(model: VisionModel, data: LabelledImages, *, remove: Remove = "least") -> HeadScores:
+    """First-order change of the loss without each head; the least important go first."""
+    labels = data.need_labels()
+
+    def run_chunk(start: int, stop: int) -> Tensor:
+        return gate_gradients(model, data.images[start:stop], labels[start:stop]).abs()
+
+    per_image = over_images(run_chunk, model, data.images, holds=2 * model.n_layers)
+    return mean_scores(model, per_image, remove=remove)
+
+
+def gate_gradients(model: VisionModel, images: Tensor, labels: Tensor) -> Tensor:
+    """dNLL / dg at g = 1, image by image: [B, L, H]."""
+    need_gradients(model, "a gradient of gates", remedy="Measure every head: sc.background.score")
+    gates = images.new_ones(len(images), model.n_layers, model.n_heads, requires_grad=True)
+    with torch.enable_grad():
+        loss = F.cross_entropy(gated_logits(model, images, gates), labels, reduction="sum")
+        (gradient,) = torch.autograd.grad(loss, gates)
+    return gradient
+
+
+@selector("attention-mass", cost="1 forward", needs="masks")
+@torch.no_grad()
+def attention_mass(model: VisionModel, data: LabelledImages) -> HeadScores:
+    """Share of attention on the background. Pixels of which nothing is known do not count."""
+    if data.masks is None:
+        raise BadOption("masks", None, "object masks: data.with_masks(sc.object_masks(...))")
+    layout = model.check(data.images)
+    background = ~data.masks.hard
+    if data.masks.inside is not None:
+        background &= data.masks.inside
+    pixels = background.to(data.images.device, data.images.dtype)
+    share = F.adaptive_avg_pool2d(pixels[:, None], layout.grid).flatten(1)  # [N, patches]
+
+    def run_chunk(start: int, stop: int) -> Tensor:
+        masses = []
+        every = attention_probs(model, data.images[start:stop])  # [B, H, T, T] each
+        for _, probs in zip(model.blocks, every, strict=False):
+            row = read_rows(model, layout, probs)  # [B, H, T]
+            masses.append((row[..., layout.patches] * share[start:stop, None]).sum(dim=-1))
+        return padded(model, masses)
+
+    per_image = over_images(run_chunk, model, data.images, holds=2 + layout.tokens // 64)
+    return mean_scores(model, per_image)

@@ -1,19 +1,26 @@
-"""Pictures with everything that is known about them, in a model's frame: what audits, repairs and
-studies start from."""
+"""Labelled images with their object masks, groups and other versions, in a model's own frame.
+
+Everything in this package starts from one `LabelledImages`:
+
+    data = sc.background.read_images(model, "critters:certified:test")
+    data = data.with_masks(sc.object_masks(model, data, source="timm:NAME"))
+    sc.background.score(model, data)
+
+An image and its `other_background` are a pair: two versions that should get the same prediction.
+"""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from seecause.background.erase import Erasure, Masks, OfImages, Swapped
-from seecause.background.heads import checked_labels
 from seecause.data.batch import Group, class_places, sample_in_frame, to_batch, true_positives
 from seecause.data.dataset import (
     IGNORE,
@@ -37,121 +44,270 @@ if TYPE_CHECKING:
     from seecause.critters import Latents
 
 log = logging.getLogger(__name__)
-NONE = "none of the nine"
-_READ = 64  # pictures held at once before they have the model's size
+READ = 64  # samples held at once before they have the model's size
+COVERED = 0.5  # share of a patch that an object must cover
+NONE_OF_NINE = "none of the nine"
 
-
+MaskKind = Literal["given", "discovered", "network", "own"]
+MASK_NAMES = {"given": "true masks", "own": "own masks"}
 Progress = Callable[[str, int], AbstractContextManager[Callable[[int], None]]]
 
 
 @contextmanager
 def no_progress(what: str, total: int) -> Iterator[Callable[[int], None]]:
-    """Where nobody watches. Others show `what` they are at, and are told how much of `total` is
-    done, each time some is."""
+    """A `progress` that shows nothing. Others show `what` is done, and how much of `total`."""
     yield lambda done: None
 
 
-@dataclass(frozen=True, eq=False, repr=False)
-class Pictures(OfImages):
-    """On the model's device. What a dataset does not know is None."""
+@dataclass(frozen=True, eq=False)
+class PerImage:
+    """Facts about images: every tensor field has one row for each image."""
 
-    name: str
-    ids: tuple[str, ...]
-    images: Tensor  # [N, 3, H, W], normalised
-    labels: Tensor | None = None  # [N] classes of the model
-    truth: Tensor | None = None  # [N, H, W]: 1 object, 0 background, IGNORE neither
-    groups: tuple[Group | None, ...] = ()
-    swapped: Swapped | None = None  # exact counterfactuals: Critters, and data of pairs
-    objects: tuple[str, ...] = ()  # names of the first code of groups: the data's own classes
-    places: tuple[str, ...] = ()  # names of the second code of groups
-    holes: tuple[Hole, ...] = ()  # what else the data has, and could not be read
+    def take(self, rows: Tensor) -> Self:
+        """The rows of some images, by index or by a boolean mask."""
+        taken: dict[str, Any] = {}
+        for name, value in vars(self).items():
+            if isinstance(value, Tensor):
+                taken[name] = value[rows.to(value.device)]
+            elif isinstance(value, PerImage):
+                taken[name] = value.take(rows)
+        return replace(self, **taken)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Masks(PerImage):
+    """Where the object of each image is: on its pixels, or on the model's patches."""
+
+    hard: Tensor  # [N, h, w] bool, True on the object
+    kind: MaskKind = "given"
+    source: str = "given masks"  # what made them, for reports
+    inside: Tensor | None = None  # [N, h, w] bool: False on padding and where nothing is known
+    confidence: Tensor | None = None  # [N] in [0, 1]: of the network that found the objects
+    overlap: Tensor | None = None  # [N] float64: IoU with masks of the data; NaN without one
+    soft: Tensor | None = None  # [N, g, g] in [0, 1], of discovered masks, like the next three
+    ties: Tensor | None = None  # [N], share of pixels that tie with the last one kept
+    losses: Tensor | None = None  # [N, 3]: JS, area and TV before the last step, unweighted
+    steps: Tensor | None = None  # [N] int64
+    notes: tuple[str, ...] = ()  # what a reader of results must know
+    protocol: dict[str, Any] = field(default_factory=dict)
 
     def __repr__(self) -> str:
-        return f"Pictures({len(self)} of {self.name})"
+        share = float(self.hard.double().mean())
+        return f"Masks({len(self.hard)}, {self.source}, {share:.0%} foreground)"
+
+    def __len__(self) -> int:
+        return len(self.hard)
+
+    @property
+    def name(self) -> str:
+        """In tables: "true masks", "discovered masks" ..."""
+        return MASK_NAMES.get(self.kind, f"{self.kind} masks")
+
+    @property
+    def known(self) -> Tensor:
+        """[N] bool: images of which anything is known."""
+        if self.inside is None:
+            return torch.ones(len(self), dtype=torch.bool, device=self.hard.device)
+        return self.inside.flatten(1).any(dim=1)
+
+    @classmethod
+    def given(cls, truth: Tensor, *, inside: Tensor | None = None) -> Masks:
+        """Masks [N, h, w] that come with the data: bool, or integers with 1 on the object and
+        IGNORE where it is not known."""
+        if truth.dtype != torch.bool:
+            marked = truth != IGNORE
+            inside = marked if inside is None else marked & inside
+        if inside is not None and bool(inside.all()):
+            inside = None
+        return cls(truth == 1, inside=inside, protocol={"source": "given"})
+
+    def on_pixels(self, size: tuple[int, int]) -> Tensor:
+        """[N, H, W] bool on the pixels of images of `size`."""
+        return on_pixels(self.hard, size)
+
+    def on_patches(self, grid: tuple[int, int]) -> Tensor:
+        """[N, gh, gw] bool: patches of which the object covers at least half of what is known."""
+        known = torch.ones_like(self.hard) if self.inside is None else self.inside
+        parts = torch.stack([self.hard.float(), known.float()], dim=1)
+        covered, counted = F.adaptive_avg_pool2d(parts, grid).unbind(dim=1)
+        return (covered >= COVERED * counted) & (covered > 0)
+
+
+def on_pixels(masks: Tensor, size: tuple[int, int]) -> Tensor:
+    """Masks [.., gh, gw] of patches as masks [.., H, W] of their pixels."""
+    high, wide = size[0] // masks.shape[-2], size[1] // masks.shape[-1]
+    return masks.repeat_interleave(high, dim=-2).repeat_interleave(wide, dim=-1)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class LabelledImages(PerImage):
+    """Images of a dataset in a model's frame, with everything that is known about them.
+
+    Args:
+        images: [N, 3, H, W], normalised.
+        labels: [N] classes of the model.
+        masks: Object masks in use: a `Masks`, or a tensor [N, H, W] that is True (or 1) on the
+            object.
+        truth: Masks that come with the data; of images without one, nothing is `known`.
+        groups: A (object, background) code for each image, or None.
+        other_background: [N, 3, H, W], the same objects on other backgrounds, or the other version
+            of each pair.
+        other_object: [N, 3, H, W], other objects on the same backgrounds.
+        objects: Names of the first code of groups.
+        places: Names of the second code of groups.
+        skipped: Images of the data that could not be read.
+    """
+
+    images: Tensor
+    labels: Tensor | None = None
+    masks: Masks | None = None
+    name: str = "images"
+    ids: tuple[str, ...] = ()
+    truth: Masks | None = None
+    groups: tuple[Group | None, ...] = ()
+    other_background: Tensor | None = None
+    other_object: Tensor | None = None
+    objects: tuple[str, ...] = ()
+    places: tuple[str, ...] = ()
+    skipped: tuple[Hole, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not self.ids:
+            object.__setattr__(self, "ids", tuple(map(str, range(len(self.images)))))
+        if isinstance(self.masks, Tensor):
+            object.__setattr__(self, "masks", Masks.given(self.masks))
+        for name, masks in (("masks", self.masks), ("truth", self.truth)):
+            if masks is not None and (
+                masks.hard.ndim != 3
+                or len(masks) != len(self)
+                or self.images.shape[2] % masks.hard.shape[1]
+                or self.images.shape[3] % masks.hard.shape[2]
+            ):
+                expected = f"one for each image of {list(self.images.shape)}, on pixels or patches"
+                raise BadOption(name, list(masks.hard.shape), expected)
+        for name in ("other_background", "other_object"):
+            other = getattr(self, name)
+            if other is not None and other.shape != self.images.shape:
+                expected = f"one for each image: {list(self.images.shape)}"
+                raise BadOption(name, list(other.shape), expected)
+
+    def __repr__(self) -> str:
+        return f"LabelledImages({len(self)} of {self.name})"
 
     def __len__(self) -> int:
         return len(self.images)
 
     @property
-    def oracle(self) -> Masks | None:
-        """True masks, where every picture has one."""
-        if self.truth is None or bool((self.truth == IGNORE).flatten(1).all(dim=1).any()):
-            return None
-        return Masks.oracle(self.truth)
-
-    def true_masks(self) -> Masks:
-        """The same, or a refusal where some picture has none."""
-        if (masks := self.oracle) is None:
-            raise BadOption(
-                "masks",
-                "oracle",
-                f"data with a mask for every picture; {self.name} has none, so give"
-                " masks='discovered'",
-            )
-        return masks
+    def size(self) -> tuple[int, int]:
+        """Height and width in pixels."""
+        return self.images.shape[-2], self.images.shape[-1]
 
     @property
-    def exact_swaps(self) -> list[Erasure]:
-        """The erasure by counterfactuals, where both kinds are known."""
-        known = self.swapped is not None and self.swapped.foreground is not None
-        return [Erasure(None, self.swapped)] if known else []  # type: ignore[arg-type]
+    def swaps(self) -> bool:
+        """Whether exact counterfactuals of both kinds are known."""
+        return self.other_background is not None and self.other_object is not None
 
     @property
     def grouped(self) -> bool:
         return any(group is not None for group in self.groups)
 
-    def by_group(self, right: Tensor) -> GroupAccuracy | None:
-        """Accuracy by group, from which answers are right [N]; None where there are no groups."""
-        return group_accuracy(right, self.groups) if self.grouped else None
+    def need_labels(self) -> Tensor:
+        """The labels; data without labels is refused."""
+        if self.labels is None:
+            expected = "data with labels: folder:PATH has a folder for each class"
+            raise BadOption("data", self.name, expected)
+        return self.labels
 
-    def to(self, model: ImageModel) -> Pictures:
-        """On the model's device, in its type."""
+    def given_masks(self) -> Masks | None:
+        """The masks that come with the data, if every image has one."""
+        complete = self.truth is not None and bool(self.truth.known.all())
+        return self.truth if complete else None
+
+    def with_masks(self, masks: Masks | Tensor | None) -> LabelledImages:
+        """These images with other masks in use."""
+        return replace(self, masks=masks)
+
+    def by_group(self, correct: Tensor) -> GroupAccuracy | None:
+        """Accuracy by group from which predictions are correct [N]; None without groups."""
+        return group_accuracy(correct, self.groups) if self.grouped else None
+
+    def to(self, model: ImageModel) -> LabelledImages:
+        """On the model's device and in its dtype."""
         device, dtype = model.device, model.dtype
-        if self.images.device == device and self.images.dtype == dtype:
-            return self
-        return replace(
-            self,
-            images=self.images.to(device, dtype),
-            labels=None if self.labels is None else self.labels.to(device),
-            truth=None if self.truth is None else self.truth.to(device),
-            swapped=None if self.swapped is None else self.swapped.to(device, dtype),
+        moved: dict[str, Any] = {}
+        for name in ("images", "other_background", "other_object"):
+            value = getattr(self, name)
+            moved[name] = None if value is None else value.to(device, dtype)
+        labels = None if self.labels is None else self.labels.to(device)
+        return replace(self, **moved, labels=labels)
+
+    def take(self, rows: Tensor) -> LabelledImages:
+        """Some of the images, by index or by a boolean mask."""
+        at = (rows.nonzero()[:, 0] if rows.dtype == torch.bool else rows).tolist()
+        ids = tuple(self.ids[i] for i in at)
+        groups = tuple(self.groups[i] for i in at) if self.groups else ()
+        return replace(super().take(rows), ids=ids, groups=groups)
+
+
+def as_labelled(model: ImageModel, data: LabelledImages | Tensor) -> LabelledImages:
+    """Images with what is known of them, or a plain tensor of images, on the model's device."""
+    data = LabelledImages(data) if isinstance(data, Tensor) else data
+    if data.labels is not None:
+        data = replace(data, labels=checked_labels(model, data.images, data.labels))
+    return data.to(model)
+
+
+def checked_labels(model: ImageModel, images: Tensor, labels: Tensor) -> Tensor:
+    """Class indices [N] on the images' device, one for each image."""
+    labels = torch.as_tensor(labels)
+    if labels.shape != images.shape[:1] or labels.dtype.is_floating_point:
+        raise BadImage(
+            f"labels of shape {list(labels.shape)}",
+            f"expected a class index for each of the {len(images)} images",
+            "give whole numbers [N]",
         )
-
-    def take(self, rows: Tensor) -> Pictures:
-        """Some of them, by place."""
-        places = rows.tolist()
-        return replace(
-            super().take(rows),
-            ids=tuple(self.ids[i] for i in places),
-            groups=tuple(self.groups[i] for i in places) if self.groups else (),
-            swapped=None if self.swapped is None else self.swapped.take(rows),
-        )
+    if not bool(((labels >= 0) & (labels < model.n_classes)).all()):
+        given = f"{int(labels.min())} to {int(labels.max())}"
+        raise BadOption("labels", given, f"class indices 0-{model.n_classes - 1}")
+    return labels.long().to(images.device)
 
 
-def read_pictures(
+def read_images(
     model: ImageModel, data: Dataset | str, *, progress: Callable[[int], None] | None = None
-) -> Pictures:
-    """All pictures of a dataset, or of the one of that name; those that cannot be read are left
-    out and named (`holes`). Critters bring exact counterfactuals: the same creature elsewhere, and
-    another creature in the same place."""
+) -> LabelledImages:
+    """Read all images of a dataset into the model's frame.
+
+    Images that cannot be read are skipped and listed in `skipped`. Critters bring exact
+    counterfactuals: the same creature elsewhere, and another creature in the same place.
+
+    Args:
+        model: The model whose size, normalisation and classes are used.
+        data: A dataset, or its name, such as "folder:PATH".
+        progress: Called with the number of images after each part that is read.
+
+    Example:
+        >>> import seecause as sc
+        >>> model = sc.load("builtin:critters-vit")
+        >>> data = sc.data.open_data("critters:clean:test", limit=2)
+        >>> sc.background.read_images(model, data)
+        LabelledImages(2 of critters:clean:test)
+    """
     data = as_data(data)
     if data.classes:
         class_places(model, data)  # a dataset of other classes is refused before it is read
+    if len(data) == 0:
+        raise BadOption("data", data.name, "at least one image")
     if has_counterfactuals(data) and model.preprocess.size == (96, 96):
         latents = data.latents(0, len(data), device=model.device)
-        pictures = critter_pictures(model, latents, name=data.name)
+        labelled = critter_images(model, latents, name=data.name)
         if progress is not None:
             progress(len(data))
-        return _with_labels(model, data, pictures)
-    if len(data) == 0:
-        raise BadOption("data", data.name, "at least one picture")
-    images, labels, truth = list[Tensor](), list[Tensor](), list[Tensor]()
-    groups, ids = list[Group | None](), list[str]()
-    others = list[Tensor]()
-    holes = list[Hole]()
-    for start in range(0, len(data), _READ):
-        places = range(start, min(start + _READ, len(data)))
-        samples, seconds = _read(model, data, places, holes)
+        return _among_classes(model, data, labelled)
+    images, labels, truth, others = list[Tensor](), list[Tensor](), list[Tensor](), list[Tensor]()
+    groups, ids, skipped = list[Group | None](), list[str](), list[Hole]()
+    for start in range(0, len(data), READ):
+        places = range(start, min(start + READ, len(data)))
+        samples, seconds = _read(model, data, places, skipped)
         if progress is not None:
             progress(len(places))
         if not samples:
@@ -166,28 +322,27 @@ def read_pictures(
         groups += [sample.group for sample in samples]
         ids += [sample.id or str(len(ids) + row) for row, sample in enumerate(samples)]
     if not images:
-        raise SeecauseError(holes[0].reason)
+        raise SeecauseError(skipped[0].reason)
     masked = any(bool((part != IGNORE).any()) for part in truth)
-    pictures = Pictures(
-        data.name,
-        tuple(ids),
-        torch.cat(images),
-        torch.cat(labels) if labels else None,
-        torch.cat(truth) if masked else None,
-        tuple(groups),
-        swapped=Swapped(torch.cat(others)) if others else None,
+    labelled = LabelledImages(
+        images=torch.cat(images),
+        labels=torch.cat(labels) if labels else None,
+        name=data.name,
+        ids=tuple(ids),
+        truth=Masks.given(torch.cat(truth)) if masked else None,
+        groups=tuple(groups),
+        other_background=torch.cat(others) if others else None,
         objects=tuple(data.classes),
         places=tuple(getattr(data, "places", ())),
-        holes=tuple(holes),
+        skipped=tuple(skipped),
     )
-    return _with_labels(model, data, pictures)
+    return _among_classes(model, data, labelled)
 
 
 def _read(
-    model: ImageModel, data: Dataset, places: range, holes: list[Hole]
+    model: ImageModel, data: Dataset, places: range, skipped: list[Hole]
 ) -> tuple[list[Sample], list[Sample]]:
-    """Samples in the model's frame, and their second versions where there are such. What cannot be
-    read is named and left out."""
+    """Samples in the model's frame, and their second versions if the data has pairs."""
     samples, seconds, frame = list[Sample](), list[Sample](), model.preprocess
     paired = has_pairs(data)
     for place in places:
@@ -195,28 +350,41 @@ def _read(
             sample = sample_in_frame(frame, data[place])
             second = [sample_in_frame(frame, data.other(place))] if paired else []
         except (BadImage, DataMissing) as bad:
-            log.warning("left out: %s", bad)
-            holes.append(Hole(sample_ids(data)[place], str(bad)))
+            log.warning("skipped: %s", bad)
+            skipped.append(Hole(sample_ids(data)[place], str(bad)))
             continue
         samples.append(sample)
         seconds += second
     return samples, seconds
 
 
-def pictures_of(model: ImageModel, data: Dataset | Pictures, progress: Progress) -> Pictures:
-    """A dataset's pictures in the model's frame, or those that were read before, brought to the
-    model's device and type."""
-    if isinstance(data, Pictures):
+def _among_classes(model: ImageModel, data: Dataset, labelled: LabelledImages) -> LabelledImages:
+    """Labels as indices of the model's classes."""
+    if labelled.labels is None:
+        return labelled
+    labels = labelled.labels
+    if data.classes:
+        labels = torch.tensor(class_places(model, data), device=labels.device)[labels]
+    return replace(labelled, labels=checked_labels(model, labelled.images, labels))
+
+
+def images_of(
+    model: ImageModel, data: Dataset | LabelledImages | str, progress: Progress = no_progress
+) -> LabelledImages:
+    """A dataset read into the model's frame; images that were read before are moved to its
+    device."""
+    if isinstance(data, LabelledImages):
         return data.to(model)
-    with progress("reading pictures", len(data)) as advance:
-        return read_pictures(model, data, progress=advance)
+    data = as_data(data)
+    with progress("reading images", len(data)) as advance:
+        return read_images(model, data, progress=advance)
 
 
-def critter_pictures(
+def critter_images(
     model: ImageModel, latents: Latents, *, name: str = "critters", swaps: bool = True
-) -> Pictures:
-    """Scenes with their masks, groups (creature, background) and exact counterfactuals; where they
-    go is decided by their place in the batch."""
+) -> LabelledImages:
+    """Scenes with their masks, groups (creature, background) and exact counterfactuals; the other
+    background and creature of each are decided by its place in the batch."""
     from seecause import critters
 
     def normalised(raw: Tensor) -> Tensor:
@@ -226,45 +394,42 @@ def critter_pictures(
     places, creatures = len(critters.BACKGROUNDS), len(critters.CLASSES)
     elsewhere = (latents.background + 1 + turn % (places - 1)) % places
     another = (latents.creature + 1 + turn % (creatures - 1)) % creatures
-    scene, swapped = critters.render(latents), None
+    scene = critters.render(latents)
+    others: dict[str, Tensor] = {}
     if swaps:
         moved = critters.render(latents.replace(background=elsewhere))
-        swapped = Swapped(
-            normalised(moved.image), normalised(critters.render(latents.show(another)).image)
-        )
+        others["other_background"] = normalised(moved.image)
+        others["other_object"] = normalised(critters.render(latents.show(another)).image)
     codes = torch.stack([latents.creature, latents.background], dim=1).tolist()
-    return Pictures(
+    return LabelledImages(
+        images=normalised(scene.image),
+        labels=latents.label.to(model.device),
         name=name,
         ids=tuple(
             f"{place}, {critters.CLASSES[creature]} on {critters.BACKGROUNDS[background]}"
             for place, (creature, background) in enumerate(codes)
         ),
-        images=normalised(scene.image),
-        labels=latents.label.to(model.device),
-        truth=scene.mask.to(model.device),
+        truth=Masks.given(scene.mask.to(model.device)),
         groups=tuple((creature, background) for creature, background in codes),
-        swapped=swapped,
         objects=tuple(critters.CLASSES),
         places=tuple(critters.BACKGROUNDS),
+        **others,
     )
 
 
 def imagenet9_model(model: VisionModel, mapping: Tensor) -> VisionModel:
-    """The same view with the nine answers of the Backgrounds Challenge (Xiao et al. 2020), and a
-    tenth for none of them, which is always wrong.
+    """The view with the nine classes of the Backgrounds Challenge (Xiao et al. 2020), and a tenth
+    for none of them, which is always wrong.
 
-    `mapping` [1000] (`read_in9_map`) says which of the nine each ImageNet class is, -1 for none.
-    The logit of an answer is the largest of its classes, so the answer is the release's own.
+    `mapping` [1000] (`read_in9_map`) is the class among the nine of each ImageNet class, -1 for
+    none. The logit of a class is the largest of its ImageNet classes', as in the release.
     """
     from seecause.data.backgrounds import CLASSES
 
     members = [(mapping == place).nonzero()[:, 0] for place in (*range(len(CLASSES)), -1)]
     if any(len(classes) == 0 for classes in members):
-        raise BadOption(
-            "mapping",
-            mapping.unique().tolist(),
-            "classes for each of the nine, and some that are none of them (-1)",
-        )
+        expected = "classes for each of the nine, and some that are none of them (-1)"
+        raise BadOption("mapping", mapping.unique().tolist(), expected)
 
     def best(logits: Tensor) -> Tensor:
         columns = [logits[..., classes.to(logits.device)].amax(dim=-1) for classes in members]
@@ -274,16 +439,16 @@ def imagenet9_model(model: VisionModel, mapping: Tensor) -> VisionModel:
     changed: dict[str, Any] = {
         "readout": replace(model.readout, head=chain(model.readout.head, best)),
         "native": lambda images: best(native(images)),
-        "classes": (*CLASSES, NONE),
+        "classes": (*CLASSES, NONE_OF_NINE),
         "merged": tuple(mapping.tolist()),
         "memo": {},
     }
     return replace(model, **changed)
 
 
-def model_for(model: ImageModel, data: Dataset | Pictures) -> ImageModel:
-    """The model, or for ImageNet-9 and a model with ImageNet's classes, the one that gives the nine
-    answers."""
+def model_for(model: ImageModel, data: Dataset | LabelledImages) -> ImageModel:
+    """The model, or for ImageNet-9 and a model with ImageNet's classes, its view with nine
+    classes."""
     if not data.name.startswith("imagenet9:") or not isinstance(model, VisionModel):
         return model
     from seecause.data.backgrounds import IMAGENET_CLASSES, find_in9_map, read_in9_map
@@ -296,49 +461,22 @@ def model_for(model: ImageModel, data: Dataset | Pictures) -> ImageModel:
 @in_eval_mode
 @torch.no_grad()
 def logits_of(model: ImageModel, images: Tensor) -> Tensor:
-    """[N, C] on the model's device, as many pictures at a time as fit."""
+    """[N, C] on the model's device, as many images at a time as fit."""
     return plain_logits(model, images.to(model.device, model.dtype), what="images")
 
 
-def logits_piece(model: ImageModel, images: Tensor) -> dict[str, Tensor]:
-    """The same on the CPU, for `in_pieces`."""
-    return {"logits": logits_of(model, images).cpu()}
-
-
-@dataclass(frozen=True)
-class AnswerSampling:
-    """Which right answers heads are scored on (CIGMA, section 1.1): a share of them, at most `cap`;
-    `stratified` takes as many from every class."""
-
-    share: float = 0.4
-    cap: int | None = 512
-    stratified: bool = False
-
-
 @in_eval_mode
-def answered_right(
-    model: ImageModel, pictures: Pictures, *, seed: int = 0, **sampling: Any
-) -> Pictures:
-    """The pictures that the model answers right, or some of them: keywords are those of
-    `AnswerSampling`. Without labels, all."""
-    if pictures.labels is None:
-        return pictures
-    right = logits_of(model, pictures.images).argmax(dim=1) == pictures.labels
-    places = true_positives(
-        right,
-        pictures.labels,
-        seed=seed,
-        classes=model.classes,
-        **asdict(AnswerSampling(**sampling)),
-    )
-    return pictures.take(places)
+def correct_images(
+    model: ImageModel, data: LabelledImages, *, seed: int = 0, **sampling: Any
+) -> LabelledImages:
+    """The images that the model predicts correctly, or a sample of them; all without labels.
 
-
-def _with_labels(model: ImageModel, data: Dataset, pictures: Pictures) -> Pictures:
-    """Labels as places among the model's classes."""
-    if pictures.labels is None:
-        return pictures
-    labels = pictures.labels
-    if data.classes:
-        labels = torch.tensor(class_places(model, data), device=labels.device)[labels]
-    return replace(pictures, labels=checked_labels(model, pictures.images, labels))
+    Args:
+        **sampling: As `sc.data.true_positives` takes them: `share` (0.4) of the correct images, at
+            most `cap` (512), `stratified` by class (CIGMA, section 1.1).
+    """
+    if data.labels is None:
+        return data
+    correct = logits_of(model, data.images).argmax(dim=1) == data.labels
+    sampling = {"seed": seed, "classes": model.classes, **sampling}
+    return data.take(true_positives(correct, data.labels, **sampling))

@@ -1,11 +1,10 @@
-"""Which pixels a model answers from, found by optimisation (CIGMA, phase 1; after Fong & Vedaldi
-2017).
+"""Which pixels keep a prediction, by optimisation (CIGMA, phase 1; after Fong & Vedaldi 2017).
 
-For each image a mask M in [0, 1] on a coarse grid is fitted so that what it shows keeps the answer,
-and little is shown:
+For each image a mask M in [0, 1] on a coarse grid is fitted so that what it shows keeps the
+prediction, and little is shown:
     L(M) = a JS(p(I), p(U(M) I + (1 - U(M)) B)) + b mean(M) + c TV(M),
     TV(M) = mean |M_{i+1,j} - M_{ij}| + mean |M_{i,j+1} - M_{ij}|
-by Adam on M, clamped to [0, 1] after each step; U enlarges, B is the baseline picture. Then the rho
+by Adam on M, clamped to [0, 1] after each step; U enlarges, B is the fill. Then the rho
 largest pixels are the foreground S. Area and TV are means: as sums they would outweigh JS, which is
 at most ln 2, and the empty mask would win.
 
@@ -14,8 +13,8 @@ topk        keeps exactly round(rho H W) pixels, in order of their value, then o
 percentile  those above the (1 - rho) percentile, strictly: the paper's rule. It keeps none when
             more than rho of the pixels saturate at 1, and fewer when more than 1 - rho are 0
 
-Read with care: M keeps the model's own answer. If the model reads the background, S may well be
-background. Where true masks exist, compare: `iou`.
+Read with care: M keeps the model's own prediction. If the model reads the background, S may well
+be background. Where true masks exist, compare: `iou`.
 """
 
 from __future__ import annotations
@@ -32,11 +31,10 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 from torch import Tensor
 
-from seecause._pieces import PIECE, in_pieces
 from seecause._software import arithmetic, versions
-from seecause.background.erase import Fill, Masks, OfImages, describe, fill, part
+from seecause.background.erase import Fill, describe, fill_images, fill_of
 from seecause.background.gains import jensen_shannon, log_probs, need_distribution
-from seecause.data.dataset import IGNORE
+from seecause.background.images import Masks, PerImage
 from seecause.engine.chunks import fit, in_chunks
 from seecause.engine.mixture import need_gradients
 from seecause.errors import BadOption
@@ -61,7 +59,7 @@ CHECK_EVERY = 25  # steps, for the early stop
 BETAS, EPSILON = (0.9, 0.999), 1e-8  # Adam's own
 DIGITS = 1e6  # values closer than one part of this are ties: a flat mask stays flat when enlarged
 KEPT = ("soft", "losses", "steps")  # what a search gives for each image, and a cache keeps
-PIECE_ON_GPU = 128  # fewer pictures take as long there: a step waits for its launches
+AT_ONCE = {"cuda": 128, "cpu": 32}  # images searched together: on a GPU, fewer take as long
 
 
 @in_eval_mode
@@ -69,17 +67,31 @@ def discover_masks(
     model: ImageModel,
     images: Tensor,
     *,
-    baseline: Fill | Tensor = "mean",
+    fill: Fill | Tensor = "mean",
     inside: Tensor | None = None,
     cache: str | Path | None = None,
     progress: Callable[[int], None] | None = None,
     **search: Any,
 ) -> Masks:
-    """Masks of normalised images [B, 3, H, W]; the defaults are the paper's.
+    """Find the pixels that keep each prediction, by optimisation; the defaults are the paper's.
 
-    `search` are options of `MaskSearch`: `steps`, `grid`, `rate`, `weights`, `param`, `init`,
-    `rho`, `binarise`, `temperature`, `early_stop`. `inside` [B, H, W] is False on padding. `cache`:
-    a folder where masks are kept, by weights, image and options. `progress` hears how many are new.
+    Args:
+        model: A classifier whose classes exclude each other.
+        images: [N, 3, H, W], normalised.
+        fill: What replaces the hidden pixels ("mean", "grey", "blur", "noise", or images).
+        inside: [N, H, W], False on padding.
+        cache: A folder where masks are kept, by weights, pixels and options. A search that was
+            stopped goes on from there.
+        progress: Called with the number of images that are finished.
+        **search: Options of `MaskSearch`: `steps`, `grid`, `rate`, `weights`, `param`, `init`,
+            `rho`, `binarise`, `temperature`, `early_stop`.
+
+    Example:
+        >>> import seecause as sc
+        >>> model = sc.load("builtin:critters-biased")
+        >>> images, _, truth = sc.data.to_batch(model, sc.data.open_data("critters:clean", limit=2))
+        >>> sc.background.discover_masks(model, images, steps=2).hard.shape
+        torch.Size([2, 96, 96])
     """
     need_distribution(model, "discover_masks")
     check_search(search)
@@ -89,67 +101,62 @@ def discover_masks(
     size = (images.shape[-2], images.shape[-1])
     if inside is not None:
         if inside.shape != (shape := (len(images), *size)):
-            raise BadOption("inside", list(inside.shape), f"True where the picture is, {shape}")
+            raise BadOption(
+                "inside", list(inside.shape), f"True on the image, False off it, {shape}"
+            )
         inside = inside.to(model.device)
-    if isinstance(baseline, Tensor):  # as many as there are images, or one
-        baseline = fill(model, images, baseline)
-    record = {**options.record(), "baseline": describe(baseline)}
+    if isinstance(fill, Tensor):
+        fill = fill_images(model, images, fill)
+    record = {**options.record(), "fill": describe(fill)}
     files = list[Path]()
     if cache is not None:
-        files = mask_files(Path(cache), model, record, images, inside, baseline)
+        files = mask_files(Path(cache), model, record, images, inside, fill)
     read = ((place, _read(file, model.device)) for place, file in enumerate(files))
-    by_place = {place: masks for place, masks in read if masks is not None}
-    if progress is not None and by_place:
-        progress(len(by_place))
-    todo = [place for place in range(len(images)) if place not in by_place]
-    count = PIECE_ON_GPU if images.is_cuda else PIECE
-    parts = [todo[start : start + count] for start in range(0, len(todo), count)]
+    found = {place: masks for place, masks in read if masks is not None}
+    if progress is not None and found:
+        progress(len(found))
+    todo = [place for place in range(len(images)) if place not in found]
+    graph = (model.n_layers + 1) if isinstance(model, VisionModel) else 4  # what gradients keep
+    each = graph * model.forward_bytes(model.check(images))
+    together = AT_ONCE["cuda" if images.is_cuda else "cpu"]
 
-    def piece(rows: list[int]) -> dict[str, Any]:
-        padding, own = None if inside is None else inside[rows], part(baseline, len(images), rows)
-        base = fill(model, images[rows], own, inside=padding).expand(len(rows), -1, -1, -1)
-        return {"images": images[rows], "base": base, "inside": padding, "search": options}
-
-    def ended(number: int, tensors: dict[str, Tensor]) -> None:
-        columns = (tensors[name].to(model.device) for name in KEPT)
-        masks = dict(zip(parts[number], zip(*columns, strict=True), strict=True))
-        by_place.update(masks)
-        for place in masks if files else ():
-            _write(files[place], masks[place])
+    def run_chunk(a: int, b: int) -> None:
+        rows = todo[a:b]
+        padding = None if inside is None else inside[rows]
+        own = fill_of(fill, len(images), rows)
+        base = fill_images(model, images[rows], own, inside=padding)
+        columns = options.run(model, images[rows], base, padding)
+        for place, masks in zip(rows, zip(*columns, strict=True), strict=True):
+            found[place] = masks
+            if files:
+                named = zip(KEPT, masks, strict=True)
+                tensors = {name: value.cpu().contiguous() for name, value in named}
+                write_atomic(files[place], save(tensors))
         if progress is not None:
-            progress(len(masks))
+            progress(len(rows))
 
-    in_pieces(search_piece, model, map(piece, parts), ended=ended)
-    rows = [by_place[place] for place in range(len(images))]
+    at_once = min(together, fit(len(todo), each, images.device))
+    list(in_chunks(run_chunk, len(todo), at_once, what="masks"))
+    rows = [found[place] for place in range(len(images))]
     soft, losses, taken = (torch.stack(parts) for parts in zip(*rows, strict=True))
     hard, ties = harden(soft, size, rho=options.rho, rule=options.binarise, inside=inside)
     about = {"source": "discovered", "rho": options.rho, "binarise": options.binarise, **record}
-    return Masks(hard, soft, ties, losses, taken, inside, {**about, **protocol(model, images)})
-
-
-@in_eval_mode
-def search_piece(
-    model: ImageModel, images: Tensor, base: Tensor, inside: Tensor | None, search: MaskSearch
-) -> dict[str, Tensor]:
-    """Soft masks, losses and steps of pictures whose baselines are `base`, on the CPU."""
-    images, base = images.to(model.device), base.to(model.device)
-    padding = None if inside is None else inside.to(model.device)
-    graph = (model.n_layers + 1) if isinstance(model, VisionModel) else 4  # what gradients keep
-    each = graph * model.forward_bytes(model.check(images))
-
-    def run_chunk(a: int, b: int) -> tuple[Tensor, ...]:
-        hidden = None if padding is None else padding[a:b]
-        return search.run(model, images[a:b], base[a:b], hidden)
-
-    size = fit(len(images), each, images.device)
-    chunks = list(in_chunks(run_chunk, len(images), size, what="masks"))
-    columns = (torch.cat(parts).cpu() for parts in zip(*chunks, strict=True))
-    return dict(zip(KEPT, columns, strict=True))
+    return Masks(
+        hard=hard,
+        kind="discovered",
+        source=f"discovered masks of {model.name}",
+        inside=inside,
+        soft=soft,
+        ties=ties,
+        losses=losses,
+        steps=taken,
+        protocol={**about, **protocol(model, images)},
+    )
 
 
 def check_search(options: Mapping[str, Any]) -> None:
-    """Refuse options that the mask search does not have, before any picture is read."""
-    search = {n: value for n, value in options.items() if n not in ("baseline", "cache")}
+    """Refuse options that the mask search does not have, before any image is read."""
+    search = {n: value for n, value in options.items() if n not in ("fill", "cache")}
     check_options("the mask search", MaskSearch, search)
     MaskSearch(**search)
 
@@ -159,18 +166,17 @@ def mask_options(search: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in search.items() if name not in ("steps", "cache")}
 
 
-def iou(masks: Masks | Tensor, truth: Tensor) -> Tensor:
-    """Intersection over union of masks [B, H, W] with true ones, [B] float64; NaN where both are
-    empty. Pixels marked IGNORE do not count."""
+def iou(masks: Masks | Tensor, truth: Masks | Tensor) -> Tensor:
+    """Intersection over union of masks [N, h, w] with true ones, [N] float64; NaN where both are
+    empty. Pixels of which nothing is known do not count."""
     hard = masks.hard if isinstance(masks, Masks) else masks
-    if hard.shape != truth.shape:
-        raise BadOption(
-            "truth", list(truth.shape), f"masks of the same pictures, {list(hard.shape)}"
-        )
-    truth = truth.to(hard.device)
-    counted = torch.ones_like(hard) if truth.dtype == torch.bool else truth != IGNORE
-    real = truth == 1
-    both, either = (hard & real & counted), ((hard | real) & counted)
+    truth = truth if isinstance(truth, Masks) else Masks.given(truth)
+    if hard.shape != truth.hard.shape:
+        expected = f"masks of the same images, {list(hard.shape)}"
+        raise BadOption("truth", list(truth.hard.shape), expected)
+    real = truth.hard.to(hard.device)
+    known = torch.ones_like(hard) if truth.inside is None else truth.inside.to(hard.device)
+    both, either = (hard & real & known), ((hard | real) & known)
     return both.flatten(1).sum(dim=1).double() / either.flatten(1).sum(dim=1)
 
 
@@ -180,13 +186,13 @@ def mask_files(
     options: Mapping[str, Any],
     images: Tensor,
     inside: Tensor | None,
-    baseline: Fill | Tensor,
+    fill: Fill | Tensor,
 ) -> list[Path]:
     """Where the mask of each image is kept: soft [g, g], losses [3] and steps [] in a small
     safetensors file.
 
-    The name holds everything that decides the mask: weights (and gates) of the model, pixels,
-    padding, baseline, options and software. What is derived from a soft mask (rho, the rule) is
+    The name is a digest of everything that decides the mask: weights (and gates) of the model,
+    pixels, padding, fill, options and software. What is derived from a soft mask (rho, the rule) is
     not part of it, so changing those costs nothing.
     """
     if folder.exists() and not folder.is_dir():
@@ -197,7 +203,7 @@ def mask_files(
     files = []
     for place in range(len(images)):
         rows = slice(place, place + 1)
-        own = part(baseline, len(images), rows)
+        own = fill_of(fill, len(images), rows)
         key = [
             stem,
             pixels_digest(images[rows]),
@@ -208,13 +214,8 @@ def mask_files(
     return files
 
 
-def _write(file: Path, masks: tuple[Tensor, ...]) -> None:
-    named = zip(KEPT, masks, strict=True)
-    write_atomic(file, save({name: value.cpu().contiguous() for name, value in named}))
-
-
 def _read(file: Path, device: torch.device) -> tuple[Tensor, ...] | None:
-    """What is kept of an image; None where nothing is, or a damaged file, which is written anew."""
+    """What is kept of an image; None where nothing is, or for a damaged file, which is replaced."""
     if not file.is_file():
         return None
     try:
@@ -227,8 +228,8 @@ def _read(file: Path, device: torch.device) -> tuple[Tensor, ...] | None:
 
 @dataclass(frozen=True, kw_only=True)
 class MaskSearch:
-    """The optimisation of a batch of masks. Images do not see each other, so the batch does not
-    matter. The defaults are the paper's.
+    """The optimisation of a batch of masks. Images are independent, so the batch does not matter.
+    The defaults are the paper's.
 
     `weights` are those of JS, area and TV. `early_stop`: finish an image when less than this share
     of its pixels changed sides in 25 steps (0.005 is a good choice).
@@ -262,7 +263,7 @@ class MaskSearch:
     def run(
         self, model: ImageModel, images: Tensor, base: Tensor, inside: Tensor | None
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Images and their baselines -> soft masks [B, g, g], losses [B, 3], steps taken [B]."""
+        """Images and their fills -> soft masks [B, g, g], losses [B, 3], steps taken [B]."""
         need_gradients(model, "discover_masks", remedy="Give the model that it was quantised from")
         kind = wide_dtype(model.dtype)
         images, base = images.clone(), base.expand(len(images), -1, -1, -1).clone()
@@ -325,8 +326,8 @@ class MaskSearch:
 
 
 @dataclass(frozen=True, eq=False)
-class _Search(OfImages):
-    """Everything that goes with an image while its mask is looked for."""
+class _Search(PerImage):
+    """Everything that goes with an image while its mask is searched."""
 
     images: Tensor
     base: Tensor
@@ -344,7 +345,7 @@ def total_variation(masks: Tensor) -> Tensor:
 
 
 def enlarge(soft: Tensor, size: tuple[int, int]) -> Tensor:
-    """Masks [B, g, g] at picture size, [B, H, W]."""
+    """Masks [B, g, g] at image size, [B, H, W]."""
     return F.interpolate(soft[:, None], size=size, mode="bilinear", align_corners=False)[:, 0]
 
 

@@ -1,284 +1,272 @@
-"""Eyes: where is the object of a picture? In order of trust:
+"""Where is the object of each image? `object_masks` takes masks from one of four sources:
 
-    given      masks that came with the data
-    network    another model than the one under repair (the backbone it was tuned from, any model
-               that can be loaded): a map of what it sees, cut by Otsu's threshold
-    own        the model's own maps, with a warning: a biased model shows the background
+    given       masks that came with the data
+    network     another model (the backbone that the model was fine-tuned from, or any other): its
+                attribution maps, binarised by Otsu's threshold
+    own         the model's own maps: a biased model marks the background, so this warns
+    discovered  the model's own evidence by optimisation (`masks.discover_masks`)
 
-Masks are on the grid of patches of the model under repair, whatever grid the eye has. Each comes
-with a confidence: the eye's probability of what it sees. Where pictures have masks of their own,
-`overlap` is the intersection over union with them.
+Maps of a network are brought to the patches of the model under study. Their confidence is the
+network's probability of its predicted class. Where images have masks of their own, `overlap` is the
+intersection over union with these.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 import torch.nn.functional as F
-from safetensors.torch import load as load_tensors, save
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save
 from torch import Tensor
 
-from seecause._pieces import in_pieces
 from seecause._software import arithmetic, plugin_digest, versions
 from seecause.attribution.attribute import attribute
 from seecause.attribution.registry import find
-from seecause.background.images import Pictures, logits_of, read_pictures
-from seecause.background.masks import iou
-from seecause.data.dataset import IGNORE, Dataset
+from seecause.background.images import (
+    LabelledImages,
+    Masks,
+    Progress,
+    as_labelled,
+    images_of,
+    logits_of,
+    no_progress,
+)
+from seecause.background.masks import discover_masks, iou
+from seecause.data.dataset import Dataset
 from seecause.errors import BadOption
-from seecause.files import digest, digest_json, read_sealed, write_sealed
+from seecause.files import digest, digest_json, write_atomic
 from seecause.loading import load
 from seecause.models.base import ImageModel
 from seecause.types import wide
 
 log = logging.getLogger(__name__)
+TOGETHER = 64  # images whose maps are kept in one file
 
-EyeKind = Literal["given", "network", "own"]
-AT_ONCE = 64  # pictures whose maps are kept in one file
-COVERED = 0.5  # share of a patch that a given mask must cover
-
-
-@dataclass(frozen=True, eq=False)
-class EyeMasks:
-    """Of n pictures, on the device of the model under repair."""
-
-    masks: Tensor  # [n, gh, gw] bool, on its patches
-    confidence: Tensor  # [n] in [0, 1]: the eye's probability of what it sees; 1 for given masks
-    source: str  # what made them, for people
-    kind: EyeKind
-    fine: Tensor | None = None  # [n, H, W] bool, where masks were given by pixels
-    overlap: Tensor | None = None  # [n] float64: IoU with given masks, by patches
-    notes: tuple[str, ...] = ()  # what a reader must know
-
-    @property
-    def cut(self) -> Tensor:
-        """The finest masks there are: what `transplant` takes."""
-        return self.masks if self.fine is None else self.fine
+# "given", "own", "discovered", the name of a network, a network, masks, or a function of the images
+MaskSource = str | ImageModel | Tensor | Masks | Callable[[LabelledImages], Masks] | None
 
 
-@dataclass(frozen=True, eq=False)
-class Eye:
-    """What finds objects for one model under repair; see `sc.eye`."""
-
-    model: ImageModel  # under repair: masks are on its patches
-    kind: EyeKind
-    network: ImageModel | None = None
-    given: Tensor | None = None
-    method: str = "caap"
-    options: dict[str, Any] = field(default_factory=dict)
-    cache: Path | None = None
-
-    @property
-    def source(self) -> str:
-        if self.network is None:
-            return "given masks"
-        whose = "own maps of" if self.kind == "own" else "maps of"
-        return f"{whose} {self.network.name} ({self.method}, Otsu's threshold)"
-
-    def masks(
-        self,
-        data: Tensor | Pictures | Dataset,
-        *,
-        progress: Callable[[int], None] = lambda count: None,
-    ) -> EyeMasks:
-        """Masks of pictures: normalised images [n, 3, H, W] of the model under repair, pictures
-        read for it, or a dataset."""
-        pictures = self._pictures(data)
-        with self.model.eval_mode():
-            layout = self.model.check(pictures.images)
-        truth = _truth(pictures)
-        if self.network is None:
-            return self._of_given(pictures, layout.grid)
-        maps, sure = self._maps(pictures.images, layout.grid, progress)
-        masks = otsu(maps)
-        overlap = None
-        if truth is not None:
-            overlap = iou(masks, by_patches(truth, layout.grid)).cpu()
-            known = (truth != IGNORE).flatten(1).any(dim=1).cpu()
-            overlap = torch.where(known, overlap, torch.nan)  # of a picture without a mask
-        notes = self._notes(sure)
-        for note in notes:
-            log.warning("%s", note)
-        return EyeMasks(masks, sure, self.source, self.kind, None, overlap, notes)
-
-    def _pictures(self, data: Tensor | Pictures | Dataset) -> Pictures:
-        if isinstance(data, Pictures):
-            return data
-        if isinstance(data, Tensor):
-            images = data.to(self.model.device, self.model.dtype)
-            return Pictures("images", tuple(map(str, range(len(images)))), images)
-        return read_pictures(self.model, data)
-
-    def _of_given(self, pictures: Pictures, grid: tuple[int, int]) -> EyeMasks:
-        truth = self.given if self.given is not None else _truth(pictures)
-        if truth is None:
-            raise BadOption(
-                "eye",
-                f"given masks, and {pictures.name} has none",
-                "data with masks, masks=..., or another network as eye, such as timm:NAME",
-            )
-        truth = truth.to(self.model.device)
-        size = tuple(pictures.images.shape[-2:])
-        if len(truth) != len(pictures) or tuple(truth.shape[1:]) not in (size, grid):
-            raise BadOption(
-                "masks",
-                list(truth.shape),
-                f"one for each picture, of its size [{len(pictures)}, {size[0]}, {size[1]}] or on"
-                f" its patches [{len(pictures)}, {grid[0]}, {grid[1]}]",
-            )
-        fine = None
-        if tuple(truth.shape[1:]) == size:
-            fine, truth = truth == 1, by_patches(truth, grid)
-        masks = truth == 1
-        sure = masks.flatten(1).any(dim=1).float()
-        empty = int((sure == 0).sum())
-        notes = ()
-        if empty:
-            notes = (f"{empty} of {len(masks)} masks are empty: no object to transplant",)
-            log.warning("%s", notes[0])
-        return EyeMasks(masks, sure, self.source, "given", fine, None, notes)
-
-    def _maps(
-        self, images: Tensor, grid: tuple[int, int], progress: Callable[[int], None]
-    ) -> tuple[Tensor, Tensor]:
-        """The eye's maps on the grid of the model under repair, and its confidence, in pieces that
-        are kept on disk."""
-        assert self.network is not None
-        pieces = images.split(AT_ONCE)
-        files = [self._file(piece, grid) for piece in pieces]
-        parts = {place: _read(file) for place, file in enumerate(files) if file is not None}
-        todo = [place for place in range(len(pieces)) if parts.get(place) is None]
-        progress(sum(len(piece) for place, piece in enumerate(pieces) if place not in todo))
-        about = {"grid": grid, "method": self.method, "options": self.options}
-
-        def ended(number: int, held: dict[str, Tensor]) -> None:
-            parts[todo[number]] = held
-            if (file := files[todo[number]]) is not None:
-                write_sealed(file, save({name: v.contiguous() for name, v in held.items()}))
-            progress(len(pieces[todo[number]]))
-
-        looks = ({"images": self._framed(pieces[place]), **about} for place in todo)
-        in_pieces(look_piece, self.network, looks, ended=ended)
-        every = [parts[place] or {} for place in range(len(pieces))]
-        maps, sure = (torch.cat([part[name] for part in every]) for name in ("maps", "confidence"))
-        return maps.to(self.model.device), sure.to(self.model.device)
-
-    def _framed(self, images: Tensor) -> Tensor:
-        """Pictures of the model under repair as the eye takes them."""
-        assert self.network is not None
-        frame = self.network.preprocess
-        raw = wide(self.model.preprocess.raw(images)).clamp(0, 1)
-        if raw.shape[-2:] != frame.size:
-            how: Any = {"mode": "bilinear", "antialias": True, "align_corners": False}
-            raw = F.interpolate(raw, frame.size, **how)
-        return frame.normalise(raw).to(self.network.dtype)
-
-    def _file(self, images: Tensor, grid: tuple[int, int]) -> Path | None:
-        if self.cache is None or self.network is None:
-            return None
-        facts = [self.network.fingerprint(), str(self.network.dtype), self.method, self.options]
-        facts += [grid, self.model.preprocess.mean, self.model.preprocess.std]
-        facts += [self.network.preprocess.record(), self.network.device.type]
-        run = find(self.method, self.network.architecture).run
-        facts += [versions(), arithmetic(), plugin_digest(run)]
-        pixels = images.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes()
-        name = digest(digest_json(facts), repr(list(images.shape)), pixels, length=32)
-        return self.cache / f"{name}.sealed"
-
-    def _notes(self, sure: Tensor) -> tuple[str, ...]:
-        """What a reader must know of masks that the eye found, with a mean confidence."""
-        assert self.network is not None
-        if self.kind == "own":
-            note = (
-                f"the eye is {self.network.name} itself: a model that answers from the background"
-                " shows the background; give masks or another network"
-            )
-            return (note,)
-        known, wanted = set(self.network.classes), set(self.model.classes)
-        if not known or not wanted or known & wanted:
-            return ()
-        note = (
-            f"the eye {self.network.name} knows none of the {len(wanted)} classes of"
-            f" {self.model.name}; its mean confidence in what it sees instead is"
-            f" {float(sure.mean()):.2f}. Look at the sheet of transplants, or check it"
-            " against pictures with masks"
-        )
-        return (note,)
-
-
-def eye(
-    source: str | ImageModel | Tensor | Eye | None = None,
-    *,
+def object_masks(
     model: ImageModel,
+    data: LabelledImages | Dataset | Tensor,
+    source: MaskSource = None,
+    *,
     method: str = "caap",
     cache: str | Path | None = None,
     weights: str | Path | None = None,
+    progress: Callable[[int], None] | None = None,
     **options: Any,
-) -> Eye:
-    """What finds objects for `model`.
+) -> Masks:
+    """Find the object of each image.
 
-    `source`: `"given"` for masks that data brings, or masks themselves ([n, H, W] or on patches);
-    another network, loaded or by name (`timm:NAME`, `hf:NAME`, `builtin:NAME`, a folder; `weights`
-    as `sc.load` takes them); `"own"` for the model's own maps. None: given masks.
+    Args:
+        model: The model under study; masks are on its pixels or patches.
+        data: Images, a dataset, or a tensor of normalised images [N, 3, H, W].
+        source: "given" (or None) for masks that the data brings, masks themselves ([N, H, W] or on
+            patches), a network, loaded or by name ("timm:NAME", "hf:NAME", "builtin:NAME", a
+            folder), "own" for the model's own maps, or "discovered".
+        method: Attribution method of a network's maps.
+        cache: A folder where maps or discovered masks are kept, by weights, pixels and options.
+        weights: A weights file for a network that is loaded by name.
+        progress: Called with the number of images that are finished.
+        **options: Options of the attribution method, or of `discover_masks`.
 
-    `method` and `options` are those of `sc.attribute`; CAAP reads logits unless told otherwise.
-    `cache`: a folder where maps are kept by weights, pixels and options.
+    Raises:
+        BadOption: If the data has no masks, or an option has no use with this source.
 
-    >>> import seecause as sc
-    >>> model = sc.load("builtin:critters-biased")
-    >>> pictures = sc.data.open_data("critters:certified:test", limit=4)
-    >>> seen = sc.eye("builtin:critters-vit", model=model).masks(pictures)
-    >>> seen.masks.shape, seen.overlap.shape
-    (torch.Size([4, 12, 12]), torch.Size([4]))
+    Example:
+        >>> import seecause as sc
+        >>> model = sc.load("builtin:critters-biased")
+        >>> data = sc.data.open_data("critters:certified:test", limit=4)
+        >>> masks = sc.object_masks(model, data, "builtin:critters-vit")
+        >>> masks.hard.shape, masks.overlap.shape
+        (torch.Size([4, 12, 12]), torch.Size([4]))
     """
-    if isinstance(source, Eye):
-        return source
-    folder = None if cache is None else Path(cache)
-    if folder is not None:
-        if folder.exists() and not folder.is_dir():
-            raise BadOption("cache", str(folder), "a folder; this is a file")
-        folder.mkdir(parents=True, exist_ok=True)
-    if source is None or isinstance(source, Tensor) or source == "given":
-        if options or method != "caap":
-            asked = ", ".join([method, *options])
-            raise BadOption("method", asked, "no value: given masks have no method")
-        given = source if isinstance(source, Tensor) else None
-        return Eye(model, "given", given=given, cache=folder)
-    if weights is not None and (not isinstance(source, str) or source == "own"):
+    if isinstance(data, Tensor):
+        data = as_labelled(model, data)
+    data = images_of(model, data)
+    by_name = isinstance(source, str) and source not in ("given", "own", "discovered")
+    if weights is not None and not by_name:
         raise BadOption("weights", str(weights), "a network that is loaded by name")
-    network = model if source == "own" else source
-    if isinstance(network, str):
-        network = load(network, weights=weights, device=model.device)
-    same = network.module is model.module or network.has_weights_of(model)
-    kind: EyeKind = "own" if same else "network"
-    if method == "caap":
-        options = {"score": "logit", **options}
+    if callable(source) and not isinstance(source, ImageModel):
+        source = source(data)
+    if source is None or source == "given" or isinstance(source, Tensor | Masks):
+        if options or method != "caap":
+            unused = ", ".join([method, *options])
+            raise BadOption("method", unused, "no value: given masks have no method")
+        return _given(data, source if isinstance(source, Tensor | Masks) else data.truth)
+    if isinstance(source, str) and source == "discovered":
+        found = discover_masks(model, data.images, cache=cache, progress=progress, **options)
+        overlap = None if data.truth is None else iou(found, data.truth).cpu()
+        return replace(found, overlap=overlap)
+    if isinstance(source, str):
+        network = model if source == "own" else load(source, weights=weights, device=model.device)
+    else:
+        assert isinstance(source, ImageModel)
+        network = source
+    options = {"score": "logit", **options} if method == "caap" else options
     find(method, network.architecture).check(options)
-    return Eye(model, kind, network, None, method, options, folder)
+    return _by_network(model, network, data, method, options, cache, progress)
 
 
-def look_piece(
-    network: ImageModel, images: Tensor, grid: tuple[int, int], method: str, options: dict[str, Any]
+def find_masks(
+    model: ImageModel,
+    data: LabelledImages,
+    source: MaskSource,
+    progress: Progress = no_progress,
+) -> LabelledImages:
+    """The images with object masks in use, from a source of `object_masks`."""
+    with progress("finding objects", len(data)) as advance:
+        return data.with_masks(object_masks(model, data, source, progress=advance))
+
+
+def _given(data: LabelledImages, masks: Tensor | Masks | None) -> Masks:
+    if masks is None:
+        raise BadOption(
+            "masks",
+            f"given, and {data.name} has none",
+            "data with masks, or another network, such as masks='timm:NAME'",
+        )
+    masks = Masks.given(masks) if isinstance(masks, Tensor) else masks
+    found = data.with_masks(masks.take(torch.arange(len(masks)))).masks  # checks the shape
+    assert found is not None
+    if masks.kind != "given":
+        return masks
+    some = masks.hard.flatten(1).any(dim=1)
+    if bool(some.all()):
+        return replace(masks, confidence=some.float())
+    note = f"{int((~some).sum())} of {len(masks)} masks are empty: no object to transplant"
+    log.warning("%s", note)
+    return replace(masks, confidence=some.float(), notes=(note,))
+
+
+def _by_network(
+    model: ImageModel,
+    network: ImageModel,
+    data: LabelledImages,
+    method: str,
+    options: dict[str, Any],
+    cache: str | Path | None,
+    progress: Callable[[int], None] | None,
+) -> Masks:
+    """Otsu's masks of a network's maps, on the patches of the model."""
+    with model.eval_mode():
+        grid = model.check(data.images).grid
+    parts = []
+    for images in data.images.split(TOGETHER):
+        file = None
+        if cache is not None:
+            file = _cache_file(Path(cache), model, network, images, grid, method, options)
+        kept = None if file is None else _read(file)
+        if kept is None:
+            kept = network_maps(model, network, images, grid, method, options)
+            if file is not None:
+                write_atomic(file, save({name: v.contiguous() for name, v in kept.items()}))
+        parts.append(kept)
+        if progress is not None:
+            progress(len(images))
+    maps, sure = (torch.cat([part[name] for part in parts]) for name in ("maps", "confidence"))
+    hard, overlap = otsu(maps.to(model.device)), None
+    if data.truth is not None:
+        overlap = iou(hard, data.truth.on_patches(grid)).cpu()
+        overlap = torch.where(data.truth.known.cpu(), overlap, torch.nan)
+    same = network.module is model.module or network.has_weights_of(model)
+    note = _doubt(model, network, same, float(sure.mean()))
+    if note:
+        log.warning("%s", note)
+    whose = "own maps of" if same else "maps of"
+    source = f"{whose} {network.name} ({method}, Otsu's threshold)"
+    return Masks(
+        hard=hard,
+        kind="own" if same else "network",
+        source=source,
+        confidence=sure.to(model.device),
+        overlap=overlap,
+        notes=(note,) if note else (),
+        protocol={"source": source},
+    )
+
+
+def network_maps(
+    model: ImageModel,
+    network: ImageModel,
+    images: Tensor,
+    grid: tuple[int, int],
+    method: str,
+    options: dict[str, Any],
 ) -> dict[str, Tensor]:
-    """What a network sees in pictures of its own frame, on another grid: maps [n, gh, gw] and
-    confidence [n], on the CPU."""
-    seen = images.to(network.device)
+    """A network's maps [n, gh, gw] of the model's images, and its confidence [n], on the CPU."""
+    frame = network.preprocess
+    raw = wide(model.preprocess.raw(images)).clamp(0, 1)
+    smooth: Any = {"mode": "bilinear", "antialias": True, "align_corners": False}
+    if raw.shape[-2:] != frame.size:
+        raw = F.interpolate(raw, frame.size, **smooth)
+    seen = frame.normalise(raw).to(network.device, network.dtype)
     maps = wide(attribute(network, seen, method=method, **options).maps)[:, None]
     logits = wide(logits_of(network, seen))
     chances = logits.sigmoid() if network.sigmoid else logits.softmax(dim=1)
     if maps.shape[-2:] != grid:
-        maps = F.interpolate(maps, grid, mode="bilinear", antialias=True, align_corners=False)
+        maps = F.interpolate(maps, grid, **smooth)
     return {"maps": maps[:, 0].cpu(), "confidence": chances.amax(dim=1).cpu()}
 
 
+def _cache_file(
+    folder: Path,
+    model: ImageModel,
+    network: ImageModel,
+    images: Tensor,
+    grid: tuple[int, int],
+    method: str,
+    options: dict[str, Any],
+) -> Path:
+    """Named by a digest of everything that decides the maps."""
+    if folder.exists() and not folder.is_dir():
+        raise BadOption("cache", str(folder), "a folder; this is a file")
+    folder.mkdir(parents=True, exist_ok=True)
+    facts = [network.fingerprint(), str(network.dtype), network.device.type, method, options]
+    facts += [grid, model.preprocess.mean, model.preprocess.std]
+    run = find(method, network.architecture).run
+    facts += [versions(), arithmetic(), plugin_digest(run)]
+    pixels = images.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes()
+    name = digest(digest_json(facts), repr(list(images.shape)), pixels, length=32)
+    return folder / f"{name}.safetensors"
+
+
+def _read(file: Path) -> dict[str, Tensor] | None:
+    """None for a file that is missing or damaged, which is made again."""
+    try:
+        return load_file(file) if file.is_file() else None
+    except SafetensorError as damage:
+        log.warning("%s is damaged and will be written again: %s", file, damage)
+        return None
+
+
+def _doubt(model: ImageModel, network: ImageModel, same: bool, confidence: float) -> str:
+    """What a reader must know of masks that a network found; empty if nothing."""
+    if same:
+        return (
+            f"masks are the own maps of {network.name}: a model that relies on the background marks"
+            " the background; give masks or another network"
+        )
+    known, wanted = set(network.classes), set(model.classes)
+    if not known or not wanted or known & wanted:
+        return ""
+    return (
+        f"{network.name} knows none of the {len(wanted)} classes of {model.name}; its mean"
+        f" confidence in what it predicts instead is {confidence:.2f}. Look at the sheet of"
+        " transplants, or check it on images with masks"
+    )
+
+
 def otsu(maps: Tensor) -> Tensor:
-    """Maps [n, gh, gw] cut where their two parts differ most (Otsu 1979): True above the threshold
-    that makes the variance between parts largest. A constant map gives an empty mask."""
+    """Maps [n, gh, gw] -> masks, True above the threshold that maximises the variance between the
+    two parts (Otsu 1979). A constant map gives an empty mask."""
     values = maps.flatten(1).double()
     ordered = values.sort(dim=1).values
     count = ordered.shape[1]
@@ -291,28 +279,3 @@ def otsu(maps: Tensor) -> Tensor:
     threshold = ordered.gather(1, between.argmax(dim=1, keepdim=True))
     masks = (values > threshold) & (ordered[:, :1] < ordered[:, -1:])
     return masks.unflatten(1, maps.shape[1:])
-
-
-def by_patches(truth: Tensor, grid: tuple[int, int]) -> Tensor:
-    """Given masks [n, H, W] (bool, or integers with IGNORE) on a grid of patches [n, gh, gw]: True
-    where the object covers half of what is known of a patch."""
-    known = torch.ones_like(truth, dtype=torch.bool)
-    if truth.dtype != torch.bool:
-        known = truth != IGNORE
-    parts = torch.stack([(truth == 1).float(), known.float()], dim=1)
-    inside, counted = F.adaptive_avg_pool2d(parts, grid).unbind(dim=1)
-    return (inside >= COVERED * counted) & (inside > 0)
-
-
-def _truth(pictures: Pictures) -> Tensor | None:
-    """Given masks, where some picture has one."""
-    truth = pictures.truth
-    if truth is None or (truth.dtype != torch.bool and bool((truth == IGNORE).all())):
-        return None
-    return truth
-
-
-def _read(file: Path) -> dict[str, Tensor] | None:
-    """None for a file that is not there or damaged: the eye looks again."""
-    content = read_sealed(file)
-    return None if content is None else load_tensors(content)

@@ -27,7 +27,7 @@ from torch import Tensor
 from seecause._random import bits
 from seecause.attribution.attribute import attribute
 from seecause.attribution.registry import find
-from seecause.background.objects import by_patches
+from seecause.background.images import Masks
 from seecause.background.transplant import on_pixels
 from seecause.engine.chunks import fit, in_chunks
 from seecause.engine.trace import record
@@ -151,10 +151,10 @@ class ObjectPatches:
     covered: Tensor
 
 
-def object_patches(truth: Tensor, grid: tuple[int, int]) -> ObjectPatches:
-    """Of masks [n, H, W] (1: object)."""
-    shown = F.adaptive_max_pool2d((truth == 1).float()[:, None], grid).flatten(1) > 0
-    return ObjectPatches(shown.cpu(), by_patches(truth, grid).flatten(1).cpu())
+def object_patches(truth: Masks, grid: tuple[int, int]) -> ObjectPatches:
+    """Of the masks that come with the data."""
+    shown = F.adaptive_max_pool2d(truth.hard.float()[:, None], grid).flatten(1) > 0
+    return ObjectPatches(shown.cpu(), truth.on_patches(grid).flatten(1).cpu())
 
 
 def kinds_at(

@@ -36,11 +36,16 @@ from seecause.background._remedies import (
     remedies as all_remedies,
     write_remedy,
 )
-from seecause.background.audit import PER_PICTURE, BackgroundAudit, audit_part, material_of
-from seecause.background.images import Pictures, Progress, no_progress
-from seecause.background.objects import Eye, eye as open_eye
+from seecause.background.audit import PER_PICTURE, BackgroundAudit, audit_part, masked_or_paired
+from seecause.background.images import LabelledImages, Masks, Progress, no_progress
+from seecause.background.objects import MaskSource
 from seecause.background.result import Candidate, Repair
-from seecause.background.versions import Material, origins, split_rows
+from seecause.background.versions import (
+    origins,
+    split_rows,
+    versions_to_learn,
+    versions_to_test,
+)
 from seecause.data.dataset import Dataset, evenly
 from seecause.data.registry import as_data
 from seecause.engine.verify import verify
@@ -68,10 +73,10 @@ JUDGED = 400  # pictures that the verdict is taken of, at most
 @in_eval_mode
 def repair(
     model: ImageModel,
-    data: Dataset | Pictures | str,
+    data: Dataset | LabelledImages | str,
     *,
-    eye: Eye | ImageModel | Tensor | str | None = None,
-    test: Dataset | Pictures | str | None = None,
+    masks: MaskSource = None,
+    test: Dataset | LabelledImages | str | None = None,
     remedies: Sequence[str] | str = CHEAP,
     options: Mapping[str, Mapping[str, Any]] | None = None,
     groups: bool = False,
@@ -84,9 +89,8 @@ def repair(
     """Mend a model that answers from the background: try remedies on its own pictures with the
     backgrounds exchanged, choose on held-out ones, and report on others. Needs no group label.
 
-    `data` and `eye`: as `sc.audit` takes them. `test`: pictures to report on, instead of a fifth of
-    `data`. `remedies`: names (`sc.background.remedies()` lists them), or "all"; `options` of each, by
-    its name. `groups`: remedies may learn from group labels, and the worst group chooses. `force`:
+    `data` and `masks`: as `sc.audit` takes them. `test`: images to report on, instead of a fifth of
+    `data`. `remedies`: names of `sc.background.remedies()`, or "all"; `options` of each, by name. `groups`: remedies may learn from group labels, and the worst group chooses. `force`:
     repair also where there is nothing to repair. `per_picture`: transplants to learn from. `work`:
     a folder from which a repair that was killed goes on.
 
@@ -102,17 +106,19 @@ def repair(
     view = _view(model)
     entries = _entries(remedies, options or {}, groups=groups)
     folder = None if work is None else work_folder(Path(work))
-    if isinstance(eye, str):  # once for both data and test
-        eye = open_eye(eye, model=view, cache=None if folder is None else folder / "eye")
-    material = material_of(view, as_data(data), eye, progress)
+    material = masked_or_paired(view, as_data(data), masks, progress)
     if groups:
         _need_groups(material)
-    tested = None if test is None else material_of(view, as_data(test), _again(eye), progress)
+    tested = (
+        None if test is None else masked_or_paired(view, as_data(test), _again(masks), progress)
+    )
     learn, choose, report, both = _split(material, tested, seed)
-    held_out = choose.test(view, PER_PICTURE, seed=seed)
-    lesson = Lesson(learn.lesson(per_picture, seed=seed), held_out, seed, groups, progress=progress)
-    judged = both.test(view, PER_PICTURE, seed=seed)
-    verdict = audit_part(view, judged, both.masks, progress, with_gains=False).verdict
+    held_out = versions_to_test(view, choose, PER_PICTURE, seed=seed)
+    lesson = Lesson(
+        versions_to_learn(learn, per_picture, seed=seed), held_out, seed, groups, progress=progress
+    )
+    judged = versions_to_test(view, both, PER_PICTURE, seed=seed)
+    verdict = audit_part(view, judged, progress, fills=()).verdict
     key = [view.fingerprint(), per_picture, seed, groups]
     if folder is not None:
         key += [content_key(each, groups=groups) for each in (material, choose)]
@@ -123,7 +129,7 @@ def repair(
     candidates, before, after = _reported(view, report, candidates, mended, name, seed)
     return Repair(
         mended[name].model, view, name, verdict, before, after, candidates, chosen_by, record,
-        holes=(*material.pictures.holes, *(() if tested is None else tested.pictures.holes)),
+        skipped=(*material.skipped, *(() if tested is None else tested.skipped)),
     )  # fmt: skip
 
 
@@ -134,19 +140,19 @@ def work_folder(work: Path) -> Path:
     return work
 
 
-def content_key(material: Material, *, groups: bool) -> str:
+def content_key(material: LabelledImages, *, groups: bool) -> str:
     """A digest of pixels, labels and masks, and of group labels where they are used."""
-    labels = material.pictures.labels
-    tensors = [material.pictures.images, labels]
-    tensors += [] if material.masks is None else [material.masks.cut]
-    if material.masks is None and material.pictures.swapped is not None:
-        tensors.append(material.pictures.swapped.background)
+    labels = material.labels
+    tensors = [material.images, labels]
+    tensors += [] if material.masks is None else [material.masks.hard]
+    if material.masks is None and material.other_background is not None:
+        tensors.append(material.other_background)
     bytes_of = [
         t.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes()
         for t in tensors
         if t is not None
     ]
-    return digest(*bytes_of, repr(material.pictures.groups if groups else ()))
+    return digest(*bytes_of, repr(material.groups if groups else ()))
 
 
 def remedy_name(entry: Remedy, settings: Mapping[str, Any], key: list[Any]) -> str:
@@ -175,7 +181,7 @@ def _try_all(
 
 def _reported(
     model: VisionModel,
-    report: Material,
+    report: LabelledImages,
     candidates: Mapping[str, Candidate],
     mended: Mapping[str, Mended],
     name: str,
@@ -183,17 +189,17 @@ def _reported(
 ) -> tuple[dict[str, Candidate], BackgroundAudit, BackgroundAudit]:
     """Candidates with their numbers on pictures that chose nothing, and the audits of the model
     before and after."""
-    part = report.test(model, PER_PICTURE, seed=seed + 1)
+    part = versions_to_test(model, report, PER_PICTURE, seed=seed + 1)
     judged = {known: result.judge(part) for known, result in mended.items()}
     numbers = {known: each.numbers(groups=True) for known, each in judged.items()}
     shown = {
         known: replace(candidate, report=numbers.get(known, {}))
         for known, candidate in candidates.items()
     }
-    before = after = audit_part(model, part, report.masks, judged=judged["nothing"])
+    before = after = audit_part(model, part, judged=judged["nothing"])
     if name != "nothing":
         verify(mended[name].model)
-        after = audit_part(mended[name].model, part, report.masks, judged=judged[name])
+        after = audit_part(mended[name].model, part, judged=judged[name])
     return shown, before, after
 
 
@@ -227,14 +233,13 @@ def _entries(
     return [(entry, dict(options.get(entry.name, {}))) for entry in entries]
 
 
-def _again(eye: Any) -> Any:
-    """An eye for other pictures: given masks belong to theirs."""
-    of_pictures = isinstance(eye, Tensor) or (isinstance(eye, Eye) and eye.given is not None)
-    return None if of_pictures else eye
+def _again(masks: MaskSource) -> MaskSource:
+    """A source of masks for other images: given masks belong to theirs."""
+    return None if isinstance(masks, Tensor | Masks) else masks
 
 
-def _need_groups(material: Material) -> None:
-    pictures = material.pictures
+def _need_groups(material: LabelledImages) -> None:
+    pictures = material
     lacking = len(pictures) - sum(group is not None for group in pictures.groups)
     if lacking:
         raise BadOption(
@@ -246,19 +251,19 @@ def _need_groups(material: Material) -> None:
 
 
 def _split(
-    material: Material, test: Material | None, seed: int
-) -> tuple[Material, Material, Material, Material]:
+    material: LabelledImages, test: LabelledImages | None, seed: int
+) -> tuple[LabelledImages, LabelledImages, LabelledImages, LabelledImages]:
     """To learn from, to choose by, to report on; and what the verdict is taken of: pictures that
     are not reported on, spread."""
-    assert material.pictures.labels is not None
+    assert material.labels is not None
     shares = SHARES if test is None else SHARES[:2]
-    pictures = origins(material.pictures.ids)  # versions of a picture are not torn apart
-    rows = split_rows(material.pictures.labels, shares, seed=seed, pictures=pictures)
+    pictures = origins(material.ids)  # versions of a picture are not torn apart
+    rows = split_rows(material.labels, shares, seed=seed, pictures=pictures)
     for part in rows:
-        if len(part) < 2 or len(material.pictures.labels[part].unique()) < 2:
+        if len(part) < 2 or len(material.labels[part].unique()) < 2:
             raise BadOption(
                 "data",
-                f"{len(material.pictures)} pictures of {material.pictures.name}",
+                f"{len(material)} pictures of {material.name}",
                 "at least five of each class: three parts learn, choose and report",
             )
     unreported = torch.cat(rows[:2]).sort().values.tolist()
@@ -318,10 +323,10 @@ def _choice(
     return best if key(best) > key("nothing") and low > 0 else "nothing"
 
 
-def _lacking(model: VisionModel, material: Material) -> list[str]:
+def _lacking(model: VisionModel, material: LabelledImages) -> list[str]:
     """A warning where a repair can make the model forget classes that it saw no picture of."""
-    assert material.pictures.labels is not None
-    occurring, known = len(material.pictures.labels.unique()), model.n_classes
+    assert material.labels is not None
+    occurring, known = len(material.labels.unique()), model.n_classes
     if occurring == known:
         return []
     return [
@@ -332,10 +337,10 @@ def _lacking(model: VisionModel, material: Material) -> list[str]:
 
 def _record(
     model: VisionModel,
-    material: Material,
-    learn: Material,
-    choose: Material,
-    report: Material,
+    material: LabelledImages,
+    learn: LabelledImages,
+    choose: LabelledImages,
+    report: LabelledImages,
     per_picture: int,
     seed: int,
 ) -> dict[str, Any]:
@@ -344,13 +349,13 @@ def _record(
     return {
         "model": model.name,
         "fingerprint": model.fingerprint(),
-        "data": material.pictures.name,
-        "learn": len(learn.pictures),
-        "choose": len(choose.pictures),
-        "report": len(report.pictures),
-        "report data": report.pictures.name,
+        "data": material.name,
+        "learn": len(learn),
+        "choose": len(choose),
+        "report": len(report),
+        "report data": report.name,
         "versions of each picture": per_picture,
-        "eye": "pairs" if masks is None else masks.source,
+        "masks": "pairs" if masks is None else masks.source,
         "mask IoU": None if overlap is None else float(overlap[~overlap.isnan()].mean()),
         "notes": [*([] if masks is None else masks.notes), *_lacking(model, material)],
         "seed": seed,

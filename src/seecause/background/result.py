@@ -7,8 +7,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from seecause.background._export import export as export_model
 from seecause.background.audit import BackgroundAudit
+from seecause.background.prune import export as export_model
 from seecause.data.dataset import Hole
 from seecause.files import write_atomic, write_json
 from seecause.models.view import VisionModel
@@ -47,7 +47,7 @@ class Repair:
     candidates: Mapping[str, Candidate]
     chosen_by: str
     record: dict[str, Any] = field(default_factory=dict)
-    holes: tuple[Hole, ...] = ()  # pictures that could not be read
+    skipped: tuple[Hole, ...] = ()  # pictures that could not be read
 
     def __repr__(self) -> str:
         return f"Repair({self.sentence})"
@@ -91,7 +91,7 @@ class Repair:
             "after": self.after.numbers(),
             "candidates": [_plain(vars(candidate)) for candidate in self.candidates.values()],
             "run": self.record,
-            "left out": [asdict(hole) for hole in self.holes],
+            "left out": [asdict(hole) for hole in self.skipped],
         }
 
 
@@ -121,7 +121,7 @@ def model_card(result: Repair, usage: str) -> str:
         for c in result.candidates.values()
     ]
     iou = record.get("mask IoU")
-    eye = f"Objects were found by: {record['eye']}"
+    eye = f"Objects were found by: {record['masks']}"
     eye += "." if iou is None else f" (IoU with known masks {iou:.2f})."
     lost = first["accuracy"] - second["accuracy"]
     return "\n\n".join(

@@ -229,7 +229,7 @@ def _trained(
     factors = {"prototype_factor": PROTOTYPE_RATE / rate, "head_factor": HEADS_RATE / rate}
     groups = parameter_groups(net, rate, DECAY, **factors)
     optimizer = torch.optim.AdamW(groups, weight_decay=DECAY)
-    images, labels = lesson.learn.pictures.images, lesson.learn.labels
+    images, labels = lesson.learn.data.images, lesson.learn.labels
     draw = torch.Generator().manual_seed(lesson.seed)
     step, steps = 0, epochs * -(-len(images) // batch)
     for _ in range(epochs):

@@ -28,8 +28,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from seecause._random import bits, lattice
-from seecause.background.erase import Swapped
-from seecause.background.images import Pictures, logits_of, read_pictures
+from seecause.background.images import LabelledImages, logits_of, on_pixels, read_images
 from seecause.data.dataset import Dataset
 from seecause.errors import BadOption
 from seecause.models.base import ImageModel
@@ -164,10 +163,11 @@ class Pairs:
         )
 
     @property
-    def pictures(self) -> Pictures:
-        """As what audits and repairs read: pictures whose other versions are known."""
-        swapped = Swapped(self.others)
-        return Pictures(self.name, self.ids, self.images, self.labels, swapped=swapped)
+    def labelled(self) -> LabelledImages:
+        """As what audits and repairs read: images whose other versions are known."""
+        return LabelledImages(
+            self.images, self.labels, name=self.name, ids=self.ids, other_background=self.others
+        )
 
     def flips(self, model: ImageModel) -> Tensor:
         """[n] bool on the CPU: another version, another answer."""
@@ -177,7 +177,7 @@ class Pairs:
 
 def pairs_of(
     model: ImageModel,
-    data: Dataset | Pictures | Pairs,
+    data: Dataset | LabelledImages | Pairs,
     *,
     progress: Callable[[int], None] | None = None,
 ) -> Pairs:
@@ -185,9 +185,9 @@ def pairs_of(
     if isinstance(data, Pairs):
         return data
     pictures = data
-    if not isinstance(pictures, Pictures):
-        pictures = read_pictures(model, pictures, progress=progress)
-    if pictures.swapped is None:
+    if not isinstance(pictures, LabelledImages):
+        pictures = read_images(model, pictures, progress=progress)
+    if pictures.other_background is None:
         raise BadOption(
             "data",
             pictures.name,
@@ -195,7 +195,7 @@ def pairs_of(
             " masks or an eye to transplant by",
         )
     return Pairs(
-        pictures.name, pictures.ids, pictures.images, pictures.swapped.background, pictures.labels
+        pictures.name, pictures.ids, pictures.images, pictures.other_background, pictures.labels
     )
 
 
@@ -303,12 +303,6 @@ def _render(rows: Transplants) -> Tensor:
         share = _softened(shapes.to(pictures.dtype))
         return share * pictures + (1 - share) * background
     return torch.where(on_pixels(shapes, (height, width)), pictures, background)
-
-
-def on_pixels(masks: Tensor, size: tuple[int, int]) -> Tensor:
-    """Masks [.., gh, gw] of patches as masks [.., H, W] of their pixels."""
-    high, wide = size[0] // masks.shape[-2], size[1] // masks.shape[-1]
-    return masks.repeat_interleave(high, dim=-2).repeat_interleave(wide, dim=-1)
 
 
 def _filled(pictures: Tensor, holes: Tensor, seed: int, source: Tensor, number: Tensor) -> Tensor:

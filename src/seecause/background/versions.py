@@ -16,7 +16,7 @@ alike.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Any, Protocol
@@ -24,13 +24,10 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from seecause._pieces import Work, in_pieces
 from seecause._random import bits
 from seecause.background.baselines import LastLayer, features
-from seecause.background.images import Pictures, logits_of, logits_piece
-from seecause.background.objects import EyeMasks
+from seecause.background.images import LabelledImages, logits_of
 from seecause.background.transplant import Donors, transplant
-from seecause.errors import BadOption
 from seecause.metrics.accuracy import GroupAccuracy
 from seecause.models.base import ImageModel
 from seecause.models.view import VisionModel
@@ -88,43 +85,37 @@ class PairVersions:
 class VersionedPictures:
     """Some pictures and their versions; features of one model are kept."""
 
-    pictures: Pictures
+    data: LabelledImages
     moved: Versions
     control: Versions | None = None
     memo: dict[str, Any] = field(default_factory=dict)
 
     @property
     def labels(self) -> Tensor:
-        assert self.pictures.labels is not None
-        return self.pictures.labels
+        return self.data.need_labels()
 
     def features(self, model: VisionModel) -> VersionLogits:
         """What enters the last layer, of pictures and versions."""
         key = model.fingerprint()
         if self.memo.get("model") != key:
-            self.memo.update(model=key, features=self._over(_features_piece, model))
+            self.memo.update(model=key, features=self._over(features, model))
         return self.memo["features"]
 
     def logits(self, model: ImageModel) -> VersionLogits:
-        return self._over(logits_piece, model)
+        return self._over(logits_of, model)
 
     def under(self, model: VisionModel, layer: LastLayer) -> VersionLogits:
         """Logits of the model with another last layer: only that layer runs."""
         return self.features(model).under(layer)
 
-    def _over(self, work: Work, model: ImageModel) -> VersionLogits:
-        """What `work` gives for pictures and versions, `AT_ONCE` at a time."""
-        groups = [self.pictures.images.split(AT_ONCE), self.moved.batches(AT_ONCE)]
+    def _over(self, run: Callable[[Any, Tensor], Tensor], model: ImageModel) -> VersionLogits:
+        """What `run` gives for images and versions, `AT_ONCE` at a time."""
+        groups = [self.data.images.split(AT_ONCE), self.moved.batches(AT_ONCE)]
         groups += [] if self.control is None else [self.control.batches(AT_ONCE)]
-        pieces = ({"images": batch} for batch in chain(*groups))
-        rows = torch.cat([next(iter(p.values())) for p in in_pieces(work, model, pieces)])
-        counts = [len(self.pictures), len(self.moved)]
+        rows = torch.cat([run(model, batch).cpu() for batch in chain(*groups)])
+        counts = [len(self.data), len(self.moved)]
         plain, moved, control = rows.tensor_split([counts[0], sum(counts)])
         return VersionLogits(plain, moved, None if self.control is None else control)
-
-
-def _features_piece(model: VisionModel, images: Tensor) -> dict[str, Tensor]:
-    return {"features": features(model, images.to(model.device, model.dtype))}
 
 
 @dataclass(frozen=True, eq=False)
@@ -200,12 +191,12 @@ class JudgedAnswers:
 
     @property
     def transplant_worst(self) -> float:
-        pictures = origins(self.versioned.pictures.ids)[self._sources()]
+        pictures = origins(self.versioned.data.ids)[self._sources()]
         return worst_cell(*self._versions(), pictures)
 
     @property
     def groups(self) -> GroupAccuracy | None:
-        return self.versioned.pictures.by_group(self.right)
+        return self.versioned.data.by_group(self.right)
 
     def numbers(self, *, groups: bool = False) -> dict[str, float]:
         """By name, for tables; NaN where the data does not tell."""
@@ -311,80 +302,55 @@ def split_rows(
     return [(part_of[which] == part).nonzero()[:, 0] for part in range(len(shares))]
 
 
-@dataclass(frozen=True, eq=False)
-class Material:
-    """Labelled pictures with masks of their objects; or with another version of each."""
+def versions_to_learn(data: LabelledImages, per_picture: int, *, seed: int) -> VersionedPictures:
+    """To learn from: objects on any background; of pairs (no masks in use), both versions."""
+    if data.masks is None:
+        return VersionedPictures(data, _pair_versions(data, 0, 1))
+    return VersionedPictures(data, _moved(data, "any", per_picture, seed))
 
-    pictures: Pictures
-    masks: EyeMasks | None  # None: pairs
 
-    def take(self, rows: Tensor) -> Material:
-        pictures = self.pictures.take(rows)
-        if self.masks is None:
-            return Material(pictures, None)
-        here = rows.to(self.masks.masks.device)
-        fine, overlap = self.masks.fine, self.masks.overlap
-        masks = replace(
-            self.masks,
-            masks=self.masks.masks[here],
-            confidence=self.masks.confidence[here.to(self.masks.confidence.device)],
-            fine=None if fine is None else fine[here],
-            overlap=None if overlap is None else overlap[rows],
-        )
-        return Material(pictures, masks)
+def versions_to_test(
+    model: ImageModel, data: LabelledImages, per_picture: int, *, seed: int
+) -> VersionedPictures:
+    """To be judged by: backgrounds of images that `model` predicts otherwise, and as control of
+    those that it predicts the same; of pairs (no masks in use), the other and the same version."""
+    if data.masks is None:
+        return VersionedPictures(data, _pair_versions(data, 1), _pair_versions(data, 0))
+    predicted = logits_of(model, data.images).argmax(dim=1)
+    if len(predicted.unique()) < 2:
+        predicted = data.need_labels()  # a model that predicts one class tells no donors apart
+    moved = _moved(data, "other-class", per_picture, seed, predicted)
+    repeated = torch.bincount(predicted).max() > 1
+    control = _moved(data, "same-class", per_picture, seed, predicted) if repeated else None
+    return VersionedPictures(data, moved, control)
 
-    def lesson(self, per_picture: int, *, seed: int) -> VersionedPictures:
-        """To learn from: objects on any background; of pairs, both versions."""
-        if self.masks is None:
-            return VersionedPictures(self.pictures, self._pair_versions(0, 1))
-        return VersionedPictures(self.pictures, self._moved("any", per_picture, seed))
 
-    def test(self, model: ImageModel, per_picture: int, *, seed: int) -> VersionedPictures:
-        """To be judged by: backgrounds of pictures that `model` answers otherwise, and as control
-        of those that it answers the same."""
-        if self.masks is None:
-            return VersionedPictures(self.pictures, self._pair_versions(1), self._pair_versions(0))
-        answers = logits_of(model, self.pictures.images).argmax(dim=1)
-        if len(answers.unique()) < 2:
-            answers = self._labels  # a model that says one thing only tells no donors apart
-        moved = self._moved("other-class", per_picture, seed, answers)
-        repeated = torch.bincount(answers).max() > 1
-        control = self._moved("same-class", per_picture, seed, answers) if repeated else None
-        return VersionedPictures(self.pictures, moved, control)
+def _moved(
+    data: LabelledImages,
+    donors: Donors,
+    per_picture: int,
+    seed: int,
+    predicted: Tensor | None = None,
+) -> Versions:
+    """Transplants by classes, or by the predictions of a model [n]."""
+    assert data.masks is not None
+    labels = data.need_labels()
+    kinds = labels if predicted is None else predicted
+    options: Any = {"per_picture": per_picture, "donors": donors, "seed": seed}
+    moved = transplant(data.images, data.masks.hard, kinds, **options)
+    source, donor = moved.source_index, moved.donor_index
+    return replace(moved, labels=labels[source], donor_labels=labels[donor])
 
-    @property
-    def _labels(self) -> Tensor:
-        if self.pictures.labels is None:
-            raise BadOption("data", self.pictures.name, "data with labels")
-        return self.pictures.labels
 
-    def _moved(
-        self, donors: Donors, per_picture: int, seed: int, answers: Tensor | None = None
-    ) -> Versions:
-        """Transplants by classes, or by the answers of a model [n]."""
-        assert self.masks is not None
-        labels = self._labels
-        kinds = labels if answers is None else answers
-        moved = transplant(
-            self.pictures.images,
-            self.masks.cut,
-            kinds,
-            per_picture=per_picture,
-            donors=donors,
-            seed=seed,
-        )
-        source, donor = moved.source_index, moved.donor_index
-        return replace(moved, labels=labels[source], donor_labels=labels[donor])
-
-    def _pair_versions(self, *which: int) -> PairVersions:
-        """The pictures themselves (0), their other versions (1), or both."""
-        swapped, labels = self.pictures.swapped, self._labels
-        assert swapped is not None
-        both = (self.pictures.images, swapped.background)
-        places = torch.arange(len(labels), device=labels.device)
-        return PairVersions(
-            torch.cat([both[version] for version in which]),
-            labels.repeat(len(which)),
-            torch.cat([torch.full_like(labels, version) for version in which]),
-            places.repeat(len(which)),
-        )
+def _pair_versions(data: LabelledImages, *which: int) -> PairVersions:
+    """The images themselves (0), their other versions (1), or both."""
+    labels = data.need_labels()
+    assert data.other_background is not None
+    both = (data.images, data.other_background)
+    places = torch.arange(len(labels), device=labels.device)
+    return PairVersions(
+        torch.cat([both[version] for version in which]),
+        labels.repeat(len(which)),
+        torch.cat([torch.full_like(labels, version) for version in which]),
+        places.repeat(len(which)),
+    )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,68 +15,75 @@ from seecause.errors import BadOption, DataMissing
 
 if TYPE_CHECKING:
     from seecause.background.audit import BackgroundAudit
-    from seecause.background.objects import Eye
+    from seecause.background.objects import MaskSource
     from seecause.models.base import ImageModel
 
 FAILED = 3  # exit code: a limit is not met
-AUDIT = "seecause audit --model FOLDER --data folder:PATH --eye timm:vit_base_patch16_224"
+AUDIT = "seecause audit --model FOLDER --data folder:PATH --masks-from timm:vit_base_patch16_224"
 
 
 @dataclass(frozen=True, kw_only=True)
-class EyeOptions:
-    """What finds the objects."""
+class MaskOptions:
+    """Where object masks come from."""
 
-    eye: Annotated[
+    masks_from: Annotated[
         str | None,
         typer.Option(
             help=(
-                "What finds the objects: another network than the audited one (timm:NAME, hf:NAME,"
-                " builtin:NAME, a folder; fetched unless --eye-weights), given (masks of the data),"
-                " or own (the model's maps, not to be trusted)."
+                "Where object masks come from: another network (timm:NAME, hf:NAME, builtin:NAME, a"
+                " folder; fetched unless --masks-weights), given (masks of the data), own (the"
+                " model's maps, not to be trusted) or discovered."
             ),
             show_default="masks or pairs of the data",
         ),
     ] = None
-    eye_weights: Annotated[
-        str | None, typer.Option(help="A weights file for the eye.", show_default="pretrained")
+    masks_weights: Annotated[
+        str | None,
+        typer.Option(help="A weights file for the network.", show_default="pretrained"),
     ] = None
-    eye_method: Annotated[
+    masks_method: Annotated[
         str | None,
         typer.Option(
-            help="Method of the eye's maps: caap, mosaic and others.", show_default="caap"
+            help="Attribution method of the network's maps: caap, mosaic and others.",
+            show_default="caap",
         ),
     ] = None
 
-    def open(self, model: ImageModel, cache: Path | None = None) -> Eye | str | None:
-        """The eye, or None for what the data brings."""
-        from seecause.background.objects import eye
+    def source(self, model: ImageModel, cache: Path | None = None) -> MaskSource:
+        """What `sc.audit` and `sc.repair` take as `masks`."""
+        from seecause.background.objects import object_masks
+        from seecause.loading import load
 
-        looks = self.eye not in (None, "given")  # masks of the data are not looked for
-        weighs = looks and self.eye != "own"
-        unused = {"--eye-weights": None if weighs else self.eye_weights}
-        unused |= {} if looks else {"--eye-method": self.eye_method, "--eye-cache": cache}
+        name = self.masks_from
+        plain = name in (None, "given")  # masks of the data are not computed
+        by_name = not plain and name not in ("own", "discovered")
+        unused = {"--masks-weights": None if by_name else self.masks_weights}
+        unused |= {"--masks-method": self.masks_method, "--masks-cache": cache} if plain else {}
         for option, value in unused.items():
             if value is not None:
-                raise BadOption(option, str(value), "--eye NAME of another network beside it")
-        if self.eye is None or not looks:
-            return self.eye
-        method, weights = self.eye_method or "caap", self.eye_weights
-        try:
-            return eye(self.eye, model=model, method=method, cache=cache, weights=weights)
-        except DataMissing as missing:
-            if weights is not None:
-                raise
-            remedy = "an eye whose weights are here or can be fetched, or --eye-weights FILE"
-            raise BadOption("--eye", self.eye, f"{remedy} beside it: {missing.reason}") from None
+                raise BadOption(option, str(value), "--masks-from NAME of a network beside it")
+        if plain:
+            return name
+        found: Any = name
+        if by_name:
+            try:
+                found = load(str(name), weights=self.masks_weights, device=model.device)
+            except DataMissing as missing:
+                if self.masks_weights is not None:
+                    raise
+                remedy = "a network whose weights are here or can be fetched, or --masks-weights"
+                raise BadOption("--masks-from", name, f"{remedy}: {missing.reason}") from None
+        method = {} if self.masks_method is None else {"method": self.masks_method}
+        return partial(object_masks, model, source=found, cache=cache, **method)
 
 
 @dataclass(frozen=True, kw_only=True)
-class TransplantOptions(EyeOptions):
+class TransplantOptions(MaskOptions):
     """What objects are cut out by, and how often they are put elsewhere."""
 
-    eye_cache: Annotated[Path | None, typer.Option(help="Keep the eye's maps in this folder.")] = (
-        None
-    )
+    masks_cache: Annotated[
+        Path | None, typer.Option(help="Keep masks and maps in this folder.")
+    ] = None
     per_picture: Annotated[
         int, typer.Option(help="Transplants of each picture and kind.", min=1)
     ] = 4
@@ -121,12 +129,11 @@ def audit(
     that change are counted, beside those that cutting alone changes.
 
     Pictures of your own lie in class folders (folder:PATH, with PATH/cat/1.jpg), with masks in
-    PATH/masks or an --eye that finds the objects.
+    PATH/masks or --masks-from a network.
 
     Writes a page (index.html) with a verdict and the worst pictures, and audit.csv. Pictures that
     cannot be read are left out and named; the exit code is 1 then. A limit (--max-flips and others)
-    is met if the whole 95 % interval meets it; the exit code is 3 if one is not. `seecause heads
-    audit` erases backgrounds instead, and needs no masks.
+    is met if the whole 95 % interval meets it; the exit code is 3 if one is not.
     """
     from seecause.background.audit import ENOUGH, missed_limits
     from seecause.report.background import audit_csv, audit_lines, audit_sections
@@ -147,13 +154,13 @@ def audit(
         manifest,
         f"Does {title_name(opened.name)} answer from the background?",
         audit_sections(answering, result),
-        lead=lead_of(opened, result.pictures),
+        lead=lead_of(opened, result.data),
         tables={"audit.csv": audit_csv(result, answering.classes)},
-        holes=result.pictures.holes,
+        holes=result.data.skipped,
     )
-    lines = audit_lines(result, notes=False)  # the eye has warned already
+    lines = audit_lines(result, notes=False)  # warnings have been shown already
     lines += [f"Limit not met: {reason}." for reason in missed]
-    run.say(lines, replaced=replaces, holes=() if missed else result.pictures.holes)
+    run.say(lines, replaced=replaces, holes=() if missed else result.data.skipped)
     if missed:
         raise typer.Exit(FAILED)
 
@@ -173,7 +180,7 @@ def audited(
     return model, audit(
         model,
         pictures,
-        eye=transplant.open(model, transplant.eye_cache),
+        masks=transplant.source(model, transplant.masks_cache),
         per_picture=transplant.per_picture,
         seed=run.seed,
         progress=run.counting,

@@ -15,9 +15,7 @@ from seecause.cli.options import Dtype, ModelName, ModelOptions, ModelRun, value
 from seecause.errors import BadOption, UnsupportedModel
 
 if TYPE_CHECKING:
-    from seecause.background import AnswerSampling
-    from seecause.background.images import Pictures
-    from seecause.background.prune import Background
+    from seecause.background.images import LabelledImages
     from seecause.data.dataset import Dataset
     from seecause.models.base import ImageModel
 
@@ -43,7 +41,7 @@ SEARCH_FLAGS = {"steps": "--steps", "cache": "--mask-cache"}
 class MaskChoice(StrEnum):
     auto = "auto"
     discovered = "discovered"
-    oracle = "oracle"
+    given = "given"
 
 
 class Filling(StrEnum):
@@ -207,10 +205,8 @@ class SampledAnswers:
         bool, typer.Option("--stratified", help="The same number from every class.")
     ] = False
 
-    def made(self) -> AnswerSampling:
-        from seecause.background import AnswerSampling
-
-        return AnswerSampling(self.share, self.cap, self.stratified)
+    def made(self) -> dict[str, Any]:
+        return {"share": self.share, "cap": self.cap, "stratified": self.stratified}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -256,7 +252,7 @@ class ErasedBackground(SearchOptions):
         MaskChoice,
         typer.Option(
             help=(
-                "Masks from the data (oracle) or from the model (discovered); auto takes the"
+                "Masks from the data (given) or from the model (discovered); auto takes the"
                 " data's if it has them."
             )
         ),
@@ -271,10 +267,9 @@ class ErasedBackground(SearchOptions):
         ),
     ] = Filling.grey
 
-    def background(self) -> Background:
-        from seecause.background.prune import Background
-
-        return Background(self.masks.value, self.fill.value, self.made())
+    def background(self) -> dict[str, Any]:
+        """Arguments of `score_heads`."""
+        return {"masks": self.masks.value, "fill": self.fill.value, "mask_options": self.made()}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -370,10 +365,10 @@ def _pairs(flag: str, pairs: Sequence[str], example: str, flags: dict[str, str])
     return options
 
 
-def lead_of(model: ImageModel, pictures: Pictures) -> str:
+def lead_of(model: ImageModel, pictures: LabelledImages) -> str:
     lead = f"{len(pictures)} pictures of {pictures.name}."
-    if pictures.holes:
-        lead += f" {len(pictures.holes)} could not be read."
+    if pictures.skipped:
+        lead += f" {len(pictures.skipped)} could not be read."
     if model.random_weights:
         lead += " The model has random weights: its answers mean nothing."
     return lead

@@ -78,7 +78,7 @@ def score(
         selector=selector.by,
         options=options,
         sampling=sampling.made(),
-        background=background,
+        **background,
         seed=run.seed,
         progress=run.counting,
     )
@@ -86,7 +86,7 @@ def score(
     scores = result.scores
     best = [f"{head} {float(scores.value[head]):.3g}" for head in scores.order()[:5]]
     highest = f"highest (layer, head): {', '.join(best) or 'no head has a score above 0'}"
-    run.say([*_about_lines(scores), highest], replaced=replaces, holes=result.pictures.holes)
+    run.say([*_about_lines(scores), highest], replaced=replaces, holes=result.data.skipped)
 
 
 def _write_scores(model: ImageModel, result: ScoredHeads, run: AskedRun) -> None:
@@ -106,12 +106,12 @@ def _write_scores(model: ImageModel, result: ScoredHeads, run: AskedRun) -> None
         f"{model.name}: heads by {by}",
         [
             scores_section(scores, by=by),
-            *skipped_section(result.pictures.holes),
+            *skipped_section(result.data.skipped),
             settings_section(model, result.record),
         ],
-        lead=lead_of(model, result.pictures),
+        lead=lead_of(model, result.data),
         tables={"scores.csv": scores_csv(scores)},
-        holes=result.pictures.holes,
+        holes=result.data.skipped,
     )
 
 
@@ -151,13 +151,13 @@ def prune(
         draws=draws,
         seed=run.seed,
         sampling=sampling.made(),
-        background=background,
+        **background,
         same=same_backgrounds(test, test_limit),
         progress=run.counting,
     )
     _write_pruned(result, form, run)
     lines = [*_prune_lines(result), f"checkpoint: {run.out / 'model'}"]
-    run.say(lines, replaced=replaces, holes=result.holes)
+    run.say(lines, replaced=replaces, holes=result.skipped)
 
 
 def _prune_lines(result: PruneResult) -> list[str]:
@@ -198,7 +198,7 @@ def _write_pruned(result: PruneResult, form: Form, run: AskedRun) -> None:
         curves_section(result.curve, by=by),
         scores_section(scores, by=by, chosen=result.heads),
         before_after_section(model_for(model, result.test), result.examples),
-        *skipped_section(result.holes),
+        *skipped_section(result.skipped),
         settings_section(model, record),
     ]
     line = zip(result.curve.ks, result.curve.chosen, strict=True)
@@ -209,7 +209,7 @@ def _write_pruned(result: PruneResult, form: Form, run: AskedRun) -> None:
         sections,
         lead=lead_of(model, result.test),
         tables={"scores.csv": scores_csv(scores), "curve.csv": rows_csv(rows)},
-        holes=result.holes,
+        holes=result.skipped,
         more=lambda folder: _export(result, folder / "model", form),
     )
 
@@ -226,7 +226,7 @@ def _export(result: PruneResult, folder: Path, form: Form) -> None:
 
 def _check_form(model: ImageModel, form: str) -> None:
     """Refuse, before anything is measured, a form that the model cannot be written in."""
-    from seecause.background._export import check_form
+    from seecause.background.prune import check_form
     from seecause.models.view import VisionModel
 
     if not isinstance(model, VisionModel):

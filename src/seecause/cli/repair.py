@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from seecause.cli.audit import EyeOptions
+from seecause.cli.audit import MaskOptions
 from seecause.cli.heads_options import BIASED, KINDS, TRAIN, Limit, lead_of
 from seecause.cli.options import ModelOptions, ModelRun, named_option, names, whole_numbers
 from seecause.cli.progress import counting
@@ -72,7 +72,7 @@ class RemedyOptions:
 
 
 REPAIR_EXAMPLE = (
-    "Example: seecause repair --model FOLDER --data folder:PATH --eye timm:NAME"
+    "Example: seecause repair --model FOLDER --data folder:PATH --masks-from timm:NAME"
     " --remedies last-layer,fine-tune --out repaired"
 )
 SAID = 5  # findings on the terminal
@@ -120,7 +120,7 @@ def repair(
     data: DataOption = TRAIN,
     test: TestOption = None,
     limit: Limit = 256,
-    eye: EyeOptions = EyeOptions(),
+    masks: MaskOptions = MaskOptions(),
     trying: RemedyOptions = RemedyOptions(),
     run: ModelRun = ModelRun(out=Path("repaired")),
 ) -> None:
@@ -144,12 +144,12 @@ def repair(
     pictures = open_data(data, limit=limit)
     take_names(opened, pictures)
     work = run.out.with_name(f"{run.out.name}.work")
-    look = eye.open(opened, None if eye.eye in (None, "given") else work / "eye")
+    look = masks.source(opened, None if masks.masks_from in (None, "given") else work / "masks")
     with join_processes(str(opened.device)) as processes:
         result = mend(
             opened,
             pictures,
-            eye=look,
+            masks=look,
             test=None if test is None else open_data(test, limit=limit),
             seed=run.seed,
             work=work,
@@ -163,7 +163,7 @@ def repair(
     shutil.rmtree(work, ignore_errors=True)
     lines = [result.sentence, *_lines(result)]
     lines += [] if result.remedy == "nothing" else [f"checkpoint: {run.out / 'model'}"]
-    run.say(lines, replaced=replaces, holes=result.holes)
+    run.say(lines, replaced=replaces, holes=result.skipped)
 
 
 def _write_repair(result: Repair, run: ModelRun) -> None:
@@ -232,7 +232,7 @@ def discover(
     )
     places = [] if pairs == "none" else _places(result, wanted)
     lines = _write_discovery(opened.name, lead_of(opened, result.pictures), result, places, run)
-    run.say(lines, replaced=replaces, holes=result.pictures.holes)
+    run.say(lines, replaced=replaces, holes=result.pictures.skipped)
 
 
 def _write_discovery(
@@ -261,7 +261,7 @@ def _write_discovery(
         discover_sections(result),
         lead=lead,
         tables={"findings.csv": rows_csv(findings_rows(result))},
-        holes=result.pictures.holes,
+        holes=result.pictures.skipped,
         more=pairs,
     )
     return lines

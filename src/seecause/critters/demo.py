@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 
 from seecause import critters
-from seecause.background.images import critter_pictures
+from seecause.background.images import critter_images
 from seecause.background.repair import repair as sc_repair
 from seecause.critters.demo_classifiers import (
     BIASED,
@@ -188,7 +188,7 @@ def repair(
         "critters:balanced:test": balanced_scenes(setting, tested),
     }
     cases, test = (
-        critter_pictures(view, latents, name=name, swaps=False) for name, latents in drawn.items()
+        critter_images(view, latents, name=name, swaps=False) for name, latents in drawn.items()
     )
     result = sc_repair(view, cases, test=test, per_picture=3, seed=setting.seed)
     pair, models = [result.before, result.after], [result.original, result.model]

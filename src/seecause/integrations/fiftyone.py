@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from seecause._pictures import read_image
 from seecause.attribution.attribute import attribute
 from seecause.background.audit import BackgroundAudit, audit as run_audit
-from seecause.background.objects import Eye
+from seecause.background.objects import MaskSource
 from seecause.data.dataset import Sample
 from seecause.errors import DataMissing, MissingExtra
 from seecause.files import digest
@@ -80,7 +80,7 @@ def audit(
     *,
     labels: str = "ground_truth",
     masks: str | None = None,
-    eye: Eye | ImageModel | str | None = None,
+    masks_from: MaskSource = None,
     **options: Any,
 ) -> BackgroundAudit:
     """`sc.audit` on the dataset. Fields: `flips` and `flips_control`, the shares of a picture's
@@ -90,7 +90,7 @@ def audit(
     Pictures that cannot be read have no values.
     """
     view, data = as_view(model), FiftyOneData(dataset, labels, masks)
-    result = run_audit(view, data, eye=eye, **options)
+    result = run_audit(view, data, masks=masks_from, **options)
     columns = {"flips": result.judged.flips_of(), "flips_control": result.judged.flips_of(True)}
     if result.gains is not None:
         shares = torch.full_like(columns["flips"], torch.nan)
@@ -98,7 +98,7 @@ def audit(
         columns["background"] = shares
     for name, values in columns.items():
         known = [value if value == value else None for value in values.tolist()]
-        by_id = dict(zip(result.pictures.ids, known, strict=True))
+        by_id = dict(zip(result.data.ids, known, strict=True))
         dataset.set_values(name, [by_id.get(id) for id in data.ids])
     return result
 

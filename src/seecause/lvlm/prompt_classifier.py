@@ -314,8 +314,8 @@ def export(
 ) -> Path:
     """Write the whole model, its processor, a card and a README to `folder`, without `heads` of the
     classifier's scope. Only the weights that change are copied."""
-    from seecause.background._export import check_place
     from seecause.background.heads import checked_heads
+    from seecause.background.prune import check_place
 
     removed = checked_heads(model, heads)
     if model.gates is not None:
@@ -350,7 +350,7 @@ def export(
 
 
 def _readme(card: dict[str, Any], kind: str, note: str) -> str:
-    from seecause.background._export import page
+    from seecause.background.prune import readme
 
     part = "vision tower" if card["scope"] == "vision" else "language model"
     template = "" if card["template"] is None else f", template={card['template']!r}"
@@ -363,4 +363,4 @@ def _readme(card: dict[str, Any], kind: str, note: str) -> str:
     )
     more = [f"It came from weights {card['fingerprint']} (seecause {card['seecause']})."]
     heads = f"the {sum(card['layers'])} attention heads of its {part}"
-    return page(card, note, of=heads, how=how, more=more)
+    return readme(card, note, of=heads, how=how, more=more)

@@ -46,12 +46,11 @@ from seecause.report.pages import (
 from seecause.target import Answer, best_answers, spread
 
 if TYPE_CHECKING:
-    from seecause.background._outcomes import Curve, Examples, Outcome
     from seecause.background.audit import BackgroundAudit
     from seecause.background.discover import Discovery, Finding
-    from seecause.background.erase import Erasure
     from seecause.background.heads import Head, HeadScores
-    from seecause.background.images import Pictures
+    from seecause.background.images import LabelledImages
+    from seecause.background.prune import Curve, Examples, Outcome
     from seecause.background.result import Candidate, Repair
     from seecause.models.base import ImageModel
 
@@ -167,7 +166,7 @@ def audit_sections(
         *sheet_section(model, audit),
         Section("Numbers", numbers),
         *groups_section(audit),
-        *skipped_section(audit.pictures.holes),
+        *skipped_section(audit.data.skipped),
         protocol_section([audit.protocol]),
     ]
 
@@ -191,7 +190,7 @@ def worst_section(
         donor = model.class_name(int(versions.moved.donor_labels[version]))
         name = f"background: {donor}" if audit.masks is not None else "its other version"
         shown = [
-            ("as it is", audit.pictures.images[place], [a.judged.logits.plain for a in audits]),
+            ("as it is", audit.data.images[place], [a.judged.logits.plain for a in audits]),
             (name, image, [a.judged.logits.moved for a in audits]),
         ]
         shots = [
@@ -202,7 +201,7 @@ def worst_section(
             )
             for (what, pixels, logits), index in zip(shown, (place, version), strict=True)
         ]
-        cards.append(Card(audit.pictures.ids[place], shots=shots))
+        cards.append(Card(audit.data.ids[place], shots=shots))
     note = (
         "Each object as it is, and on the background of an image of another class. The bold class"
         " is the true one. Bad cuts are seen here at a glance: where the object is not what was cut"
@@ -247,7 +246,7 @@ def groups_section(audit: Any) -> list[Section]:
     head, rows = ["group", "correct"], [(str(group), cell) for group, cell in cells.items()]
     if all(len(group) == 2 for group in cells) and len(cells) > 2:
         down, across = (sorted({group[code] for group in cells}) for code in (0, 1))
-        objects, places = audit.pictures.objects, audit.pictures.places
+        objects, places = audit.data.objects, audit.data.places
         head = ["object", *(places[b] if b < len(places) else f"background {b}" for b in across)]
         rows = [
             (objects[f] if f < len(objects) else f"{f}", *(cells.get((f, b), "") for b in across))
@@ -268,7 +267,7 @@ def groups_section(audit: Any) -> list[Section]:
 
 def audit_csv(audit: BackgroundAudit, names: Sequence[str]) -> str:
     """One line for each image."""
-    judged, pictures = audit.judged, audit.pictures
+    judged, pictures = audit.judged, audit.data
     answers, labels = judged.logits.plain.argmax(dim=1), judged.versioned.labels
     moved, control = judged.flips_of(), judged.flips_of(control=True)
     rows = []
@@ -301,7 +300,7 @@ def repair_sections(result: Repair) -> list[Section]:
         remedies_section(result),
         *sheet_section(result.original, result.before),
         Section("What was not tested", table([(line,) for line in NOT_TESTED])),
-        *skipped_section(result.holes),
+        *skipped_section(result.skipped),
         protocol_section([{**result.before.protocol, "options": settings}]),
     ]
 
@@ -444,14 +443,14 @@ def curves_section(
 def change_section(
     before: Outcome,
     after: Outcome,
-    images: Pictures,
+    images: LabelledImages,
     *,
     gaps: tuple[float, float] | None = None,
     title: str = "What changed?",
 ) -> Section:
     """Numbers before and after on the same `images`; `gaps` are the BG-gaps."""
-    from seecause.background._outcomes import changes
     from seecause.background.gains import FEW
+    from seecause.background.prune import changes
 
     numbers = changes(before, after, gaps)
     rows = [
@@ -501,7 +500,7 @@ def before_after_section(model: ImageModel, examples: Examples) -> Section:
     """Each version of each image with the predictions before and after heads are removed."""
     cards = [
         Card(identity, shots=version_shots(model, examples, place, ["before", "after"]))
-        for place, identity in enumerate(examples.pictures.ids)
+        for place, identity in enumerate(examples.data.ids)
     ]
     note = "The bold class is the true one: a repair keeps it whatever the background."
     terms = version_terms(examples.versions, examples.erasure)
@@ -512,7 +511,7 @@ def version_shots(
     model: ImageModel, examples: Examples, place: int, when: Sequence[str]
 ) -> list[Shot]:
     """Every version of an image, with the predictions of each model."""
-    labels = examples.pictures.labels
+    labels = examples.data.labels
     truth = None if labels is None else model.class_name(int(labels[place]))
     shots = []
     for name, images in examples.versions.items():
@@ -534,14 +533,14 @@ def shot_answers(
     return answers
 
 
-def version_terms(versions: Iterable[str], erasure: Erasure | None) -> dict[str, str]:
+def version_terms(versions: Iterable[str], erasure: str) -> dict[str, str]:
     """What the versions that are shown are."""
     terms, names = {}, " ".join(versions)
     if "its evidence" in names:
         terms["its evidence"] = "the discovered mask: what the model keeps its prediction with"
-    if "no background" in names and erasure is not None and erasure.masks is not None:
-        source, fill = erasure.masks.source, erasure.name.rpartition(", ")[2]
-        terms["no background, no object"] = f"cut out with {source} masks and filled ({fill})"
+    if "no background" in names and erasure:
+        masks, _, fill = erasure.rpartition(", ")
+        terms["no background, no object"] = f"cut out with {masks} and filled ({fill})"
     if "elsewhere" in names:
         terms["elsewhere"] = "the same object drawn with another background"
     return terms
@@ -596,7 +595,7 @@ def discover_sections(result: Discovery) -> list[Section]:
         "on the object": "share of the kind's patches that known masks count as object",
     }
     title = "Which kinds of patches turn images into which class?"
-    skipped = skipped_section(result.pictures.holes)
+    skipped = skipped_section(result.pictures.skipped)
     return [Section(title, body, note, terms), *skipped, protocol_section([result.protocol])]
 
 

@@ -34,11 +34,12 @@ from seecause.app.panels import (
 )
 from seecause.app.state import ActionContext
 from seecause.attribution.attribute import attribute
-from seecause.background._export import export as export_heads
-from seecause.background._score import score as score_heads
 from seecause.background.erase import erase
 from seecause.background.gains import Gains, jensen_shannon, log_probs
 from seecause.background.heads import Head, ablate, gates_without
+from seecause.background.images import LabelledImages
+from seecause.background.prune import export as export_heads
+from seecause.background.scoring import score as score_heads
 from seecause.engine.forks import Content, gated_logits, mean_carried, zeros
 from seecause.errors import BadOption
 from seecause.metrics.pixels import spread_out
@@ -78,8 +79,7 @@ def score(context: ActionContext, request: ScoreHeads) -> Reply:
     with model.eval_mode():
         scores = score_heads(
             model,
-            image,
-            None if request.by == "answer" else mask,
+            LabelledImages(image, masks=None if request.by == "answer" else mask),
             response=RESPONSES[request.by],  # type: ignore[arg-type]
             target=checked_target(model, request.target),
             guard=False,

@@ -37,7 +37,7 @@ from seecause.app.sessions import Recent
 from seecause.app.state import ActionContext, own_view
 from seecause.background._remedies import Remedy, remedies as all_remedies
 from seecause.background.audit import SOME, BackgroundAudit, audit as audit_background
-from seecause.background.images import Pictures, Progress, model_for, pictures_of
+from seecause.background.images import LabelledImages, Progress, images_of, model_for
 from seecause.background.repair import repair
 from seecause.background.result import Repair
 from seecause.background.transplant import Transplants
@@ -94,14 +94,14 @@ def audit(context: ActionContext, request: OnData) -> Reply:
 def _audited(context: ActionContext, request: OnData) -> Reply:
     model, pictures = read(context, request.data, request.limit)
     result = audit_background(
-        model, pictures, eye=_eye(context, request), progress=telling(context)
+        model, pictures, masks=_eye(context, request), progress=telling(context)
     )
     (low, high), numbers = result.interval, result.numbers()
     return {
         "verdict": result.verdict,
         "words": audit_lines(result),
-        "pictures": len(result.pictures),
-        "left_out": [asdict(hole) for hole in result.pictures.holes],
+        "pictures": len(result.data),
+        "left_out": [asdict(hole) for hole in result.data.skipped],
         "right": int(result.counted.sum()),
         "flips": _or_none(result.flips),
         "control": _or_none(result.control_flips),
@@ -111,7 +111,7 @@ def _audited(context: ActionContext, request: OnData) -> Reply:
         "rows": [_row(name, value) for name, value in numbers.items()],
         "sheet": _tiles(model, [result], _spread(result)),
         "worst": _tiles(model, [result], [version for _, version in result.worst(TILES)]),
-        "remedies": fitting_remedies(context.model, grouped=result.pictures.grouped),
+        "remedies": fitting_remedies(context.model, grouped=result.data.grouped),
     }
 
 
@@ -139,7 +139,7 @@ def _repair(context: ActionContext, request: Mend) -> tuple[Repair, Reply]:
     result = repair(
         model,
         read(context, request.lesson, request.limit, merge=False)[1],
-        eye=_eye(context, request),
+        masks=_eye(context, request),
         test=read(context, request.data, request.limit, merge=False)[1]
         if request.held_out
         else None,
@@ -165,7 +165,7 @@ def _repair(context: ActionContext, request: Mend) -> tuple[Repair, Reply]:
             if after.get(name, torch.nan) == after.get(name, torch.nan)
         ],
         "notes": list(result.record["notes"]),
-        "left_out": [asdict(hole) for hole in result.holes],
+        "left_out": [asdict(hole) for hole in result.skipped],
         "worst": _tiles(model, pair if taken else pair[:1], worst),
     }
 
@@ -194,7 +194,7 @@ def _remedy(name: str) -> Remedy:
 
 def read(
     context: ActionContext, name: str, limit: int, *, merge: bool = True
-) -> tuple[ImageModel, Pictures]:
+) -> tuple[ImageModel, LabelledImages]:
     """Pictures of a dataset that the server was started with, called as the page calls it: what
     is written about them names no folder of this machine. With `merge`, and the model as it
     answers in the data's classes."""
@@ -204,9 +204,9 @@ def read(
         )
     data = open_data(context.state.data[name], limit=limit)
     model = model_for(context.model, data) if merge else context.model
-    pictures = pictures_of(model, data, telling(context))
-    holes = tuple(_without_folders(hole, context.state.data[name]) for hole in pictures.holes)
-    return model, replace(pictures, name=name, holes=holes)
+    pictures = images_of(model, data, telling(context))
+    holes = tuple(_without_folders(hole, context.state.data[name]) for hole in pictures.skipped)
+    return model, replace(pictures, name=name, skipped=holes)
 
 
 def _without_folders(hole: Hole, spec: str) -> Hole:
@@ -279,8 +279,8 @@ def _tiles(
         truth = int(labels[place])
         tiles.append(
             {
-                "picture": part.pictures.ids[place],
-                "object": _uri(model, part.pictures.images[place]),
+                "picture": part.data.ids[place],
+                "object": _uri(model, part.data.images[place]),
                 "background": donor,
                 "moved": _uri(model, image),
                 "truth": model.class_name(truth),
@@ -313,7 +313,7 @@ def copy(context: ActionContext, request: Mend) -> Reply:
     eye = None if request.eye == GIVEN else OWN
     if request.eye not in (GIVEN, OWN, context.served.key):
         eye = context.state.served(request.eye).spec
-    looking: dict[str, Any] = {} if eye is None else {"eye": eye}
+    looking: dict[str, Any] = {} if eye is None else {"masks": eye}
     mending: dict[str, Any] = {**looking, "remedies": (request.remedy,)}
     mending |= {"groups": True} if groups else {}
     mending |= {"force": True} if request.force else {}
@@ -330,7 +330,7 @@ def copy(context: ActionContext, request: Mend) -> Reply:
         "print(mended.sentence)",
         'mended.export("repaired")',
     ]
-    common = ["--limit", str(limit), *([] if eye is None else ["--eye", eye])]
+    common = ["--limit", str(limit), *([] if eye is None else ["--masks-from", eye])]
     served = model_words(context.served)
     auditing = ["seecause", "audit", *served, "--data", request.data, *common]
     repairing = ["seecause", "repair", *served, "--data", request.lesson, *common]

@@ -1,4 +1,4 @@
-"""Head scores for the price of a few forwards: guess them all, measure the likeliest.
+"""Head scores at the price of a few forwards: guess them all, measure the likeliest.
 
 Put a gate g_h on every head. The slope of the response at g = 1 guesses what removal (g = 0) does,
 
@@ -6,11 +6,11 @@ Put a gate g_h on every head. The slope of the response at g = 1 guesses what re
 
 and one backward pass gives it for all heads. A divergence bends where a head matters: images with
 BIG near 0 have no slope although removals can only raise BIG there. So BIG and FIG are guessed to
-second order. With d = log p - log q at the two answers and m = (p + q) / 2, the divergence is
+second order. With d = log p - log q at the two predictions and m = (p + q) / 2, the divergence is
 
     JS ~ ln 2 (1 - exp(-x / ln 2)),    x = |d|^2 / 8,    |d|^2 = sum_y m_y (d_y - sum_z m_z d_z)^2
 
-exactly so for small d, and bounded by ln 2 as it must be. Removing head h moves d by -e_h, to first
+exact for small d, and bounded by ln 2. Removing head h moves d by -e_h, to first
 order in its gate, and x to
 
     x'(h) = max(0, x - <d, e_h> / 4 + c |e_h|^2 / 8)
@@ -18,11 +18,11 @@ order in its gate, and x to
 <d, e_h> / 4 is the slope of x, which that of JS gives: dJS / dg = (1 - JS / ln 2) dx / dg. For
 |e_h|^2 one random probe is enough: with random signs s_y, the square of
 sum_y s_y sqrt(m_y) (e_h - m.e_h)_y has that mean, and a second backward pass gives it for all
-heads; images average its noise away. Its weight c would be 1 if answers moved in a straight line
-and the probe had no noise; 0.6 served best on the pictures that chose it (docs/decisions.md).
+heads; images average its noise away. Its weight c would be 1 if predictions moved in a straight
+line and the probe had no noise; 0.6 served best on the images that chose it (docs/decisions.md).
 
 The `verify` heads with the largest guess are then measured exactly, and a random few of the rest,
-to tell how many good ones the guess may have missed. Guesses of a float32 model on a GPU are made
+to estimate how many good ones the guess missed. Guesses of a float32 model on a GPU are made
 in bfloat16; what is measured is measured in float32, unless `half` allows otherwise.
 """
 
@@ -32,15 +32,15 @@ import copy
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor
 
-from seecause.background._score import HeadExperiment, score
-from seecause.background.erase import Masks
 from seecause.background.gains import COMPARED, OF_MASKS, log_probs
 from seecause.background.heads import Head, HeadScores, absent, mean_scores, padded
+from seecause.background.images import LabelledImages
+from seecause.background.scoring import HeadExperiment, score
 from seecause.engine.forks import carried_logits
 from seecause.engine.mixture import need_gradients
 from seecause.errors import BadOption, NotDefined
@@ -48,9 +48,10 @@ from seecause.loading import rewrap
 from seecause.metrics.statistics import rank_correlation
 from seecause.models.eval_mode import in_eval_mode
 from seecause.models.view import VisionModel
-from seecause.options import check_options
+from seecause.options import Count, Limit, check_options
 from seecause.types import wide_dtype
 
+AuditShare = Annotated[float, Limit(lambda share: 0 <= share <= 1, "a share between 0 and 1")]
 VERIFIED = 3  # heads that are measured for each that is wanted
 MOST = math.log(2)  # no divergence is larger
 BENT = 0.6  # c, the weight of |e_h|^2
@@ -85,37 +86,46 @@ class Screened:
 @in_eval_mode
 def screen(
     model: VisionModel,
-    images: Tensor,
-    masks: Masks | Tensor | None = None,
+    data: LabelledImages | Tensor,
     *,
-    top: int = 4,
-    verify: int | None = None,
-    audit: float = 0.02,
+    top: Count = 4,
+    verify: Count | None = None,
+    audit: AuditShare = 0.02,
     half: bool = False,
     seed: int = 0,
     **options: Any,
 ) -> Screened:
-    """Find the `top` heads: guess all, verify 3 * top (or `verify`) exactly and audit a share of
-    all heads. Options are `score`'s. With `half`, a float32 model on a GPU is measured in bfloat16:
-    several times as fast, and scores are off by much less than their standard error.
+    """Find the `top` heads at the price of a few forwards.
 
-    >>> import seecause as sc
-    >>> model = sc.load("builtin:critters-biased")
-    >>> data = list(sc.data.open_data("critters:certified:train", limit=4))
-    >>> images, labels, masks = sc.data.to_batch(model, data)
-    >>> screened = sc.background.screen(model, images, masks == 1, top=2)
-    >>> len(screened.verified), len(screened.audited)
-    (6, 1)
+    Args:
+        model: A vision transformer.
+        data: As `score` takes it.
+        top: Heads to find.
+        verify: Heads with the largest guess that are measured exactly; None: 3 * top.
+        audit: Share of all heads that are drawn at random from the rest and measured too.
+        half: Measure a float32 model on a GPU in bfloat16: several times as fast, and scores are
+            off by much less than their standard error.
+        seed: Draws the audited heads and the probes.
+        **options: Options of `score`.
+
+    Example:
+        >>> import seecause as sc
+        >>> model = sc.load("builtin:critters-biased")
+        >>> data = sc.data.open_data("critters:certified:train", limit=4)
+        >>> data = sc.background.read_images(model, data)
+        >>> screened = sc.background.screen(model, data.with_masks(data.truth), top=2)
+        >>> len(screened.verified), len(screened.audited)
+        (6, 1)
     """
+    given = {"top": top, "verify": verify, "audit": audit, "half": half}
+    check_options("screen", screen, given)
     check_options("screen", score, options, leave_out=("heads",))
-    if not 0 <= audit <= 1:
-        raise BadOption("audit", audit, "a share between 0 and 1")
     guessing = {k: v for k, v in options.items() if k not in ("guard", "progress")}
     if options.get("temperature") == "matched":
         guessing["temperature"] = 1.0  # a slope has no ablated model to match
     need_gradients(model, "screen", remedy="Measure every head: sc.background.score")
     quick = _half_twin(model)
-    experiment = _experiment("screen", quick, images, masks, {"seed": seed, **guessing})
+    experiment = _experiment("screen", quick, data, {"seed": seed, **guessing})
     make = _second_order if experiment.measure.response in OF_MASKS else _first_order
     guess = make(experiment, seed)
     heads = [(int(layer), int(head)) for layer, head in guess.value.isfinite().nonzero()]
@@ -129,32 +139,28 @@ def screen(
     order = torch.randperm(len(rest), generator=torch.Generator().manual_seed(seed)).tolist()
     audited = sorted(rest[i] for i in order[: math.ceil(audit * len(heads))])
     measured = quick if half else model
-    scores = score(measured, images, masks, heads=[*verified, *audited], seed=seed, **options)
+    scores = score(measured, data, heads=[*verified, *audited], seed=seed, **options)
     if measured is not model:
         scores.protocol["model_fingerprint"] = model.fingerprint()
     return _judge(scores, guess, verified, audited, top=top, rest=len(rest))
 
 
 @in_eval_mode
-def first_order(
-    model: VisionModel, images: Tensor, masks: Masks | Tensor | None = None, **options: Any
-) -> HeadScores:
+def first_order(model: VisionModel, data: LabelledImages | Tensor, **options: Any) -> HeadScores:
     """The slope of the response in every head's gate, averaged over images. Options are those of
     `score`."""
-    experiment = _experiment("first_order", model, images, masks, options)
+    experiment = _experiment("first_order", model, data, options)
     return _described(experiment, _first_order(experiment))
 
 
 @in_eval_mode
-def second_order(
-    model: VisionModel, images: Tensor, masks: Masks | Tensor | None = None, **options: Any
-) -> HeadScores:
+def second_order(model: VisionModel, data: LabelledImages | Tensor, **options: Any) -> HeadScores:
     """What BIG (or FIG, by `response`) would lose without each head, guessed as this file says.
     Options are those of `score`; `seed` draws the probes."""
     response = options.get("response", "big")
     if response not in OF_MASKS:
         raise BadOption("response", response, "big or fig; first_order takes the others")
-    experiment = _experiment("second_order", model, images, masks, options)
+    experiment = _experiment("second_order", model, data, options)
     return _described(experiment, _second_order(experiment, options.get("seed", 0)))
 
 
@@ -170,7 +176,7 @@ def _first_order(experiment: HeadExperiment, seed: int = 0) -> HeadScores:
 def _second_order(experiment: HeadExperiment, seed: int) -> HeadScores:
     other = COMPARED[str(experiment.measure.response)]
     chance = torch.Generator().manual_seed(seed)
-    shape = (PROBES, len(experiment.images), experiment.model.n_classes)
+    shape = (PROBES, len(experiment.data), experiment.model.n_classes)
     signs = torch.randint(0, 2, shape, generator=chance) * 2.0 - 1
 
     @torch.enable_grad()
@@ -246,13 +252,12 @@ class _TracedImages:
 def _experiment(
     what: str,
     model: VisionModel,
-    images: Tensor,
-    masks: Masks | Tensor | None,
+    data: LabelledImages | Tensor,
     options: Mapping[str, Any],
 ) -> HeadExperiment:
     check_options(what, HeadExperiment, options, leave_out=("guard",))
     with torch.no_grad():
-        return HeadExperiment(model, images, masks, guard=False, **options)
+        return HeadExperiment(model, data, guard=False, **options)
 
 
 def _described(experiment: HeadExperiment, guess: HeadScores) -> HeadScores:
