@@ -9,8 +9,8 @@ import torch
 
 import seecause as sc
 from seecause.background import HeadScores
-from seecause.background._outcomes import Curve, Outcome
-from seecause.background.images import Pictures
+from seecause.background.images import LabelledImages
+from seecause.background.prune import Curve, Outcome
 from seecause.report import background as pages
 from tests.tiny import tiny
 
@@ -28,7 +28,7 @@ def test_curves_have_the_chosen_heads_and_the_band_of_random_ones():
 
 
 def test_removed_heads_are_named_and_small_groups_are_mentioned():
-    cases = Pictures("test", tuple("ab"), torch.zeros(2, 3, 2, 2), groups=((0, 0), (0, 1)))
+    cases = LabelledImages(torch.zeros(2, 3, 2, 2), name="test", groups=((0, 0), (0, 1)))
     after = outcome(0.75, [(2, 1), (0, 3)])
     section = pages.change_section(outcome(0.5), after, cases, gaps=(0.3, 0.1))
     assert section.note.startswith("Heads removed (layer, head): (2, 1), (0, 3). 2 images of test")
