@@ -13,7 +13,7 @@ from seecause.data.registry import open_data
 from seecause.errors import BadOption
 from seecause.faithful import calibrate, example_parts, open_network
 from seecause.faithful.data import match_classes
-from seecause.faithful.metrics import examine
+from seecause.faithful.evaluation import examine
 from tests.cli.calls import faithful, number
 from tests.faithful.runs import tiny_config
 

@@ -13,7 +13,7 @@ from seecause.critters import CLASSES
 from seecause.data.batch import to_batch
 from seecause.data.registry import open_data
 from seecause.faithful import open_network
-from seecause.faithful.metrics import key_points
+from seecause.faithful.evaluation import key_points
 from tests.cli.calls import faithful, number
 from tests.faithful.birds import bird_net, tiny_cub
 from tests.faithful.nets import tiny_net

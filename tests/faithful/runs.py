@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import io
 import json
 import os
 from pathlib import Path
@@ -18,7 +17,6 @@ from timm.models.vision_transformer import VisionTransformer
 from seecause.faithful import TrainConfig, train
 from seecause.faithful.run import Processes
 from seecause.faithful.training import Run
-from seecause.files import unsealed
 
 CPU = torch.device("cpu")
 SHAPE: dict[str, Any] = dict(
@@ -95,9 +93,7 @@ def train_in_a_process(config: TrainConfig, environment: dict[str, str]) -> None
 
 def snapshot(folder: Path) -> dict[str, Any]:
     """What a run can go on from."""
-    content = unsealed((folder / "last.pt").read_bytes())
-    assert content is not None
-    return torch.load(io.BytesIO(content), weights_only=True)
+    return torch.load(folder / "last.pt", weights_only=True)
 
 
 def start(config) -> Run:

@@ -3,17 +3,14 @@ where there is one, and that it is given the same rows as attention image by ima
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-
 import pytest
 import torch
 from torch.testing import assert_close
 
 from seecause.engine.chunks import budget
-from seecause.faithful import Noise, attention, objective
-from seecause.faithful.attention import reads_only, reads_softly, reads_straight_through
-from seecause.faithful.interventions import packing
+from seecause.faithful import Noise, objective
 from seecause.faithful.parts import Purpose, select
+from seecause.faithful.stages import reads_only, reads_softly, reads_straight_through
 from tests.faithful.nets import pictures, tiny_net
 from tests.helpers import noise
 from tests.reference import ifam as reference
@@ -133,40 +130,6 @@ def test_the_attention_itself_has_the_masked_gradients():
     assert_close(together, got[3], **EXACT)
 
 
-@pytest.mark.parametrize("sloping", [[], [0], [0, 2, 5]])
-def test_rows_without_a_slope_cost_nothing_and_change_nothing(sloping, monkeypatch):
-    """Against the derivative of the formula. Only rows that some image has a slope at are computed
-    again."""
-    from seecause.faithful import attention
-
-    q, k, v = (noise(2, 3, 7, 4, seed=s).requires_grad_() for s in range(3))
-    weights = (noise(2, 7, seed=4) > -0.5).double().requires_grad_()
-    slope = torch.zeros(2, 7, 3, 4, dtype=torch.float64)
-    slope[0, sloping] = noise(len(sloping), 3, 4, seed=6)
-    slope[1, sloping[:1]] = noise(len(sloping[:1]), 3, 4, seed=7)
-    odds = weights[:, None, None] * (0.5 * q @ k.transpose(-1, -2)).exp()
-    slow = torch.autograd.grad(
-        (odds / odds.sum(dim=-1, keepdim=True) @ v).transpose(1, 2), (q, k, v, weights), slope
-    )
-    seen, plain = [], attention._relaxed_grads
-    monkeypatch.setattr(
-        attention,
-        "_relaxed_grads",
-        lambda rows, *others, scale: (
-            seen.append(rows.shape[2]) or plain(rows, *others, scale=scale)
-        ),
-    )
-    for got, expected in zip(
-        torch.autograd.grad(
-            reads_straight_through(weights)(q, k, v, 0.5), (q, k, v, weights), slope
-        ),
-        slow,
-        strict=True,
-    ):
-        assert_close(got, expected, **EXACT)
-    assert seen == [max(1, len(sloping))]
-
-
 def test_a_hidden_key_that_is_very_hot_gives_no_nan():
     q, k, v = (torch.ones(1, 1, 3, 4) for _ in range(3))
     k = torch.tensor([0.0, 1.0, 400.0]).view(1, 1, 3, 1).expand(1, 1, 3, 4)
@@ -212,39 +175,6 @@ def test_one_backward_trains_everything_that_is_to_be_trained():
 
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
-
-
-@pytest.mark.parametrize(
-    ("capability", "there"), [((7, 0), False), ((7, 5), False), ((8, 0), True), ((9, 0), True)]
-)
-def test_the_kernel_is_for_half_precision_from_ampere_on(monkeypatch, capability, there):
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
-    assert (
-        attention.has_kernel(GPU, torch.float16)
-        == attention.has_kernel(GPU, torch.bfloat16)
-        == there
-    )
-    assert not attention.has_kernel(GPU, torch.float32) and not attention.has_kernel(
-        CPU, torch.bfloat16
-    )
-
-
-@pytest.mark.parametrize(
-    ("autocast", "capability", "expected"),
-    [(False, (9, 0), False), (True, (9, 0), None), (True, (7, 5), False)],
-)
-def test_a_gpu_without_the_kernel_runs_all_tokens(monkeypatch, autocast, capability, expected):
-    """Image by image is slower there."""
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
-    monkeypatch.setattr(torch, "is_autocast_enabled", lambda device: autocast)
-    monkeypatch.setattr(torch, "get_autocast_dtype", lambda device: torch.float16)
-    there, here = (
-        SimpleNamespace(
-            stage1=SimpleNamespace(prototypes=SimpleNamespace(device=device, dtype=torch.float32))
-        )
-        for device in (GPU, CPU)
-    )
-    assert packing(there) is expected and packing(here) is None
 
 
 @pytest.mark.parametrize("packed", [True, False])

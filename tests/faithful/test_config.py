@@ -6,7 +6,6 @@ from __future__ import annotations
 import copy
 import csv
 import dataclasses
-import json
 import math
 
 import pytest
@@ -24,8 +23,8 @@ from seecause.faithful import (
     read_config,
     train,
 )
-from seecause.faithful.config import cosine, normalised_decay, scaled_rate, set_pace, stepped
-from seecause.faithful.training import frame_for, new_net, new_optimizer
+from seecause.faithful.config import cosine, normalised_decay, scaled_rate, stepped
+from seecause.faithful.training import frame_for, new_net
 from seecause.models.preprocess import Preprocess
 from seecause.options import keyword_options
 from tests.faithful.runs import tiny_config
@@ -67,32 +66,6 @@ def test_a_run_takes_the_steps(tmp_path):
     assert rates == [5e-4] * 4 + [2.5e-4] * 4 and open_run(config.folder)[0] == config
 
 
-def test_adamw_without_decay_is_adam():
-    """So PDiscoFormer's optimiser needs no option of its own."""
-    ends = []
-    for kind in (torch.optim.AdamW, torch.optim.Adam):
-        weight = torch.linspace(-1, 1, 5, dtype=torch.float64, requires_grad=True)
-        optimizer = kind([weight], lr=0.1, weight_decay=0.0)
-        for _ in range(5):
-            optimizer.zero_grad()
-            (weight**4).sum().backward()
-            optimizer.step()
-        ends.append(weight.detach().clone())
-    assert torch.equal(*ends)
-
-
-def test_a_configuration_from_before_an_option_takes_its_default(tmp_path):
-    config = TrainConfig(data="cub:PATH", backbone="timm:x", out="run")
-    config.save(tmp_path / "config.json")
-    settings = json.loads((tmp_path / "config.json").read_text())
-    old = {
-        name: value
-        for name, value in settings.items()
-        if name not in ("schedule", "step_epochs", "step_factor")
-    }
-    assert len(settings) - len(old) == 3 and TrainConfig(**old) == config
-
-
 def test_rates():
     assert scaled_rate(1e-6, 128) == pytest.approx(2.828e-6, rel=1e-3) and scaled_rate(
         1e-6, 1024
@@ -101,33 +74,6 @@ def test_rates():
     assert [cosine(epoch, 4) for epoch in range(4)] == pytest.approx(
         [1, (1 + math.sqrt(0.5)) / 2, 0.5, (1 - math.sqrt(0.5)) / 2]
     )
-
-
-def test_a_share_is_that_of_the_rate_a_group_started_with():
-    groups = [{"lr": 2.0}, {"lr": 4.0}]
-    for share, rates in ((0.75, [1.5, 3.0]), (0.25, [0.5, 1.0]), (1.0, [2.0, 4.0])):
-        set_pace(groups, share)
-        assert [group["lr"] for group in groups] == rates
-
-
-def test_groups_have_the_papers_rates(tmp_path):
-    config = tiny_config(
-        tmp_path, batch=16, learning_rate=1e-6, prototype_factor=1e3, head_factor=1e4
-    )
-    groups = {
-        group["name"]: (group["lr"], group["weight_decay"] > 0)
-        for group in new_optimizer(config, new_net(config, ("a", "b")), 100).param_groups
-    }
-    assert groups["stage1 tokens"] == (1e-6, False) and groups["prototypes"] == (
-        pytest.approx(1e-3),
-        False,
-    )
-    assert groups["stage2 matrices"] == (1e-6, True) and groups["stage2 vectors"] == (1e-6, False)
-    assert groups["stage2 head"] == (pytest.approx(1e-2), True) and groups["stage2 fc_norm"] == (
-        pytest.approx(1e-2),
-        False,
-    )
-    assert "stage1 matrices" not in groups
 
 
 @pytest.mark.parametrize(
@@ -183,11 +129,6 @@ def test_numbers_have_their_least():
     kinds = dataclasses.asdict(config) | {"limit": 1, "val_limit": 1, "size": 1}
     numbers = {name for name, value in kinds.items() if type(value) in (int, float)}
     assert numbers == {*LEAST, *RATES.split()}
-
-
-def test_options_by_themselves_have_their_kind():
-    with pytest.raises(BadOption, match="'gradient' of IFAM='hard'"):
-        IFAMOptions(gradient="hard")
 
 
 def test_a_configuration_comes_from_a_file(tmp_path):
@@ -257,7 +198,6 @@ def test_defaults_are_the_papers():
         "step_epochs": 4, "step_factor": 0.5, "weight_decay": 0.05, "clip": 2.0,
         "precision": "auto", "ema": False, "select": "average", "augment": "birds", "seed": 0,
         "device": "auto", "workers": 4, "log_every": 10, "snapshot_every": 0, "grid": 8,
-        "tensorboard": False,
     }  # fmt: skip
     assert dataclasses.asdict(IFAMOptions()) == {
         "stages": 2, "gradient": "ste", "modulation": "joint", "orthogonality": "parts",
@@ -286,7 +226,7 @@ def test_defaults_are_the_papers():
 def test_a_run_may_go_on_elsewhere_and_only_there():
     """What changes no weight may differ; everything else makes another run."""
     config = TrainConfig(data="d", backbone="b", out="o")
-    where = {"out", "device", "workers", "log_every", "tensorboard", "snapshot_every", "grid"}
+    where = {"out", "device", "workers", "log_every", "snapshot_every", "grid"}
     for name in dataclasses.asdict(config):
         other = copy.copy(config)
         object.__setattr__(other, name, "another")

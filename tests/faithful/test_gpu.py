@@ -9,7 +9,7 @@ from torch.testing import assert_close
 
 from seecause.engine.graphs import _Graph, report, without_graphs
 from seecause.faithful import Noise, intervene, stages
-from seecause.faithful.attention import reads_straight_through
+from seecause.faithful.stages import reads_straight_through
 from tests.faithful.nets import pictures, tiny_net
 from tests.helpers import noise
 

@@ -10,10 +10,9 @@ import numpy as np
 import pytest
 import torch
 from torch.testing import assert_close
-from torchvision.transforms import v2
 
-from seecause.faithful.augmentation import PlanckianJitter, augmentation, illuminants, seeded
-from seecause.faithful.metrics import mask_pixels, part_colours, part_picture, part_sheet
+from seecause.faithful.data import PlanckianJitter, augmentation, illuminants, seeded
+from seecause.faithful.evaluation import mask_pixels, part_colours, part_picture, part_sheet
 from seecause.models.preprocess import Preprocess
 
 FRAME = Preprocess(size=(16, 16), mean=(0.5,) * 3, std=(0.5,) * 3, filter="bilinear")
@@ -60,56 +59,6 @@ def test_birds_are_seen_in_another_light(kind, least, most):
             red, green, blue = change(grey)
         coloured += not (torch.equal(red, green) and torch.equal(green, blue))
     assert least <= coloured <= most
-
-
-def test_birds_are_mirrored_turned_shifted_and_scaled_as_far_as_the_paper_says(monkeypatch):
-    """Half of them mirrored, by up to 90 degrees, 20 % of the side, and 0.8 to 1.2 times."""
-    moves, flips = [], []
-    turn, mirror = v2.RandomAffine.transform, v2.RandomHorizontalFlip.transform
-    frame = dataclasses.replace(FRAME, size=(100, 100))
-
-    def spy_turn(self, image, params):
-        moves.append((params["angle"], *params["translate"], params["scale"]))
-        return turn(self, image, params)
-
-    def spy_mirror(self, image, params):
-        flips.append(image)
-        return mirror(self, image, params)
-
-    monkeypatch.setattr(v2.RandomAffine, "transform", spy_turn)
-    monkeypatch.setattr(v2.RandomHorizontalFlip, "transform", spy_mirror)
-    change = augmentation("birds", frame)
-    for sample in range(200):
-        with seeded(0, 0, sample):
-            change(photo()[:, :20, :20])
-    lowest, highest = (fold(torch.tensor(moves), dim=0) for fold in (torch.amin, torch.amax))
-    assert_close(lowest, torch.tensor([-90.0, -20, -20, 0.8]), atol=2, rtol=0.1)
-    assert_close(highest, torch.tensor([90.0, 20, 20, 1.2]), atol=2, rtol=0.1)
-    assert lowest[3] < 0.85 and highest[3] > 1.15 and 70 < len(flips) < 130
-
-
-def test_every_recipe_has_its_steps(monkeypatch):
-    asked = []
-    monkeypatch.setattr(
-        "timm.data.auto_augment.rand_augment_transform",
-        lambda *what: asked.append(what) or (lambda picture: picture),
-    )
-    frame = dataclasses.replace(FRAME, size=(100, 120))
-    modes = v2.InterpolationMode
-    resize, mirror, light, turn, cut = augmentation("birds", frame).transforms
-    assert (resize.size, resize.interpolation, resize.antialias) == ([100], modes.BILINEAR, True)
-    assert light.share == 0.8 and turn.interpolation == modes.NEAREST and cut.size == (100, 120)
-    assert mirror.p == 0.5 and turn.fill == 0
-    resize, mirror = augmentation("plain", frame).transforms
-    assert (resize.size, resize.interpolation) == ([100, 120], modes.BILINEAR)
-    assert isinstance(mirror, v2.RandomHorizontalFlip) and resize.antialias
-    cut, _, mirror, change = augmentation("imagenet", frame).transforms
-    assert (cut.size, cut.scale, cut.interpolation) == ((100, 120), (0.08, 1.0), modes.BICUBIC)
-    assert isinstance(mirror, v2.RandomHorizontalFlip) and cut.antialias
-    settings = {"translate_const": 45, "img_mean": (124, 116, 104)}
-    assert asked == [("rand-m6-mstd0.5", settings)]
-    raw = (photo() * 255).round() / 255
-    assert_close(change(raw), raw)
 
 
 @pytest.mark.parametrize("kind", ["birds", "plain", "imagenet", "none"])

@@ -14,7 +14,7 @@ from torch.testing import assert_close
 import seecause as sc
 from seecause.errors import BadOption
 from seecause.faithful import calibrate, intervene, leave_one_out
-from seecause.faithful.interventions import _thresholds, try_interventions
+from seecause.faithful.interventions import _thresholds
 from seecause.faithful.parts import (
     Assignment,
     reject_far,
@@ -72,18 +72,6 @@ def test_dropping_nothing_and_everything():
     assert not net.intervention and not net.removed.any()
     with intervene(net, drop_parts=range(net.parts)):
         assert net(images).empty.all()
-
-
-def test_what_is_kept_of_a_run_is_kept_for_its_intervention(monkeypatch):
-    """A graph of a GPU replays what was asked when it was captured."""
-    net, images, keys = tiny_net(), pictures(), []
-    calibrate(net, images, 0.5)
-    place = "seecause.faithful.net.captured"
-    monkeypatch.setattr(place, lambda _, key, make, *given: keys.append(key) or make()(*given))
-    for change in ({}, {"drop_parts": [1]}, {"drop_parts": [0]}, {"quantile": 0.5}):
-        with intervene(net, **change):
-            net(images)
-    assert len(set(keys)) == 4
 
 
 def test_interventions_nest_and_end_after_an_error():
@@ -302,17 +290,6 @@ def test_leave_one_out_equals_one_intervention_each(options):
     )  # classes, where no groups are given
 
 
-def test_leave_one_out_runs_stage_1_once_and_stage_2_for_each_answer(monkeypatch):
-    net, ran = tiny_net(), []
-    first, second = net.stage1.tower.features, net.stage2.packed
-    monkeypatch.setattr(net.stage1.tower, "features", lambda images: ran.append(1) or first(images))
-    monkeypatch.setattr(
-        net.stage2, "packed", lambda images, visible: ran.append(2) or second(images, visible)
-    )
-    leave_one_out(net, [(pictures(2), torch.tensor([0, 1]))])
-    assert ran.count(1) == 1 and ran.count(2) == net.parts + 1
-
-
 def test_a_part_that_never_wins_has_no_limit():
     net, images = tiny_net(), pictures()
     net.stage1.prototypes[0] += 1e3
@@ -347,25 +324,6 @@ def test_an_intervention_on_a_network_in_training_is_said_to_do_nothing(caplog):
         assert not caplog.records
     with intervene(net.train(), drop_parts=[0]):
         assert "net.eval()" in caplog.text
-
-
-def test_leave_one_out_rejects_by_what_was_asked_for(monkeypatch):
-    net, images, labels = tiny_net(), pictures(6), torch.arange(6) % 4
-    for by in ("distance", "dot"):
-        calibrate(net, images, 0.5, by=by)
-    trials = []
-    for by in ("distance", "dot"):
-        result = leave_one_out(net, [(images, labels)], quantile=0.5, by=by)
-        with intervene(net, quantile=0.5, by=by):
-            assert_close(result.logits, net(images).logits, **EXACT)
-        trials.append(try_interventions(net, lambda: [(images, labels)], [0.5], by=by))
-    assert [{trial.by for trial in of_one} for of_one in trials] == [{"distance"}, {"dot"}]
-    assert not torch.equal(result.logits, leave_one_out(net, [(images, labels)]).logits)
-    asked = []
-    place = "seecause.faithful.interventions.leave_one_out"
-    monkeypatch.setattr(place, lambda *_, **options: asked.append(options) or result)
-    try_interventions(net, lambda: [], [0.5, 0.9], by="dot")
-    assert asked == [{"quantile": quantile, "by": "dot"} for quantile in (None, 0.5, 0.9)]
 
 
 @pytest.mark.parametrize(

@@ -195,49 +195,6 @@ def test_a_grid_too_small_for_presence_is_refused():
         presence_loss(MAPS[:, :, :2])
 
 
-def test_presence_takes_the_maximum_over_processes_and_gives_its_owner_the_gradient(monkeypatch):
-    """Two processes played one after the other: averaged over them, the gradient is that of one
-    process with both batches."""
-    both = torch.softmax(2 * noise(4, 4, 5, 6), dim=1)
-    bests = [1 - presence_loss(half[:, [k, -1]]) for half in both.split(2) for k in range(3)]
-    gathered = torch.stack(bests).view(2, 3)
-    monkeypatch.setattr(dist, "is_initialized", lambda: True)
-    monkeypatch.setattr(dist, "get_world_size", lambda: 2)
-    monkeypatch.setattr(
-        dist,
-        "all_gather",
-        lambda every, mine: [slot.copy_(best) for slot, best in zip(every, gathered, strict=True)],
-    )
-    monkeypatch.setattr(
-        dist, "all_reduce", lambda slope: slope.mul_(2)
-    )  # the other process has the same loss
-    losses, slopes = [], []
-    for rank, half in enumerate(both.split(2)):
-        monkeypatch.setattr(dist, "get_rank", lambda rank=rank: rank)
-        half = half.clone().requires_grad_()
-        losses.append(presence_loss(half))
-        slopes.append(torch.autograd.grad(losses[-1], half)[0])
-    monkeypatch.undo()
-    whole = both.requires_grad_()
-    expected = presence_loss(whole)
-    assert_close(torch.stack(losses), expected.expand(2), **EXACT)
-    assert_close(torch.cat(slopes) / 2, torch.autograd.grad(expected, whole)[0], **EXACT)
-
-
-def test_presence_is_that_of_all_processes_or_of_this_one_as_the_network_says(monkeypatch):
-    """The other of two has every part somewhere."""
-    for across in ("global", "local"):
-        net = tiny_net(presence=across)
-        out, alone = net(pictures(2)), presence_loss(net(pictures(2)).maps)
-        with monkeypatch.context() as two:
-            two.setattr(dist, "is_initialized", lambda: True)
-            two.setattr(dist, "get_world_size", lambda: 2)
-            two.setattr(dist, "get_rank", lambda: 0)
-            two.setattr(dist, "all_gather", lambda every, mine: [slot.fill_(1) for slot in every])
-            losses = objective(net, out, torch.tensor([0, 1]), size=SIZE)
-        assert_close(losses["presence"], alone if across == "local" else 0 * alone, **EXACT)
-
-
 def test_answers_in_half_precision_are_judged_in_float32():
     net, labels = tiny_net(), torch.tensor([0, 1])
     out = replace(net(pictures(2)), logits=noise(2, 4).bfloat16())

@@ -3,9 +3,7 @@ keeps of it, and key points of birds from parts."""
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -25,21 +23,20 @@ from seecause.faithful import (
     LeaveOneOut,
     calibrate,
     intervene,
-    train,
 )
 from seecause.faithful.data import batches_of, frame_of
-from seecause.faithful.evaluation import TrainedNetwork, _Test
-from seecause.faithful.interventions import Trial, best_of, sensible_criterion
-from seecause.faithful.metrics import (
+from seecause.faithful.evaluation import (
     Examination,
     RandomCuts,
-    check_select,
+    TrainedNetwork,
+    _Test,
     cuts_with_object,
     examine,
     key_points,
     keypoint_fit_data,
     merge,
 )
+from seecause.faithful.interventions import Trial, best_of, sensible_criterion
 from seecause.metrics import keypoint_error, locate, part_agreement
 from seecause.metrics._localization import Overlap, foreground
 from seecause.metrics.accuracy import auroc
@@ -272,32 +269,6 @@ def test_an_intervention_is_chosen_by_auc_where_accuracy_says_little(tmp_path):
     assert (
         sensible_criterion(tried, open_data("critters:balanced:val", limit=1)) == "worst"
     )  # it has groups
-
-
-def test_the_best_epoch_may_be_that_of_auc(tmp_path, monkeypatch):
-    areas = iter([0.25, 0.75, 0.5])
-    monkeypatch.setattr("seecause.faithful.metrics.auroc", lambda logits, labels: next(areas))
-    config = tiny_config(tmp_path, select="auc", epochs=3, ema=False, grid=0)
-    done = train(config)
-    assert (done.best, done.best_epoch) == (0.75, 1)
-    assert (
-        json.loads((config.folder / "best" / "ifam.json").read_text())["validation"]["auc"] == 0.75
-    )
-    areas = iter([0.0, 0.0])
-    tied = tiny_config(
-        tmp_path, select="auc", epochs=2, ema=False, grid=0, out=str(tmp_path / "tied")
-    )
-    done = train(tied)
-    assert (done.best, done.best_epoch) == (0, 0)  # the first of equals, be it the worst there is
-    with pytest.raises(BadOption, match=r"select='auc'.*lacks some"):
-        train(tiny_config(tmp_path, select="auc", out=str(tmp_path / "other"), val_limit=1))
-    assert not (tmp_path / "other").exists()
-    check_select("auc", open_data("critters:balanced:val", limit=64))
-    with pytest.raises(BadOption, match="lacks some"):
-        check_select("auc", open_data("critters:balanced:val", limit=2))
-    with pytest.raises(BadOption, match="lacks some"):  # there is no other class to tell it from
-        check_select("auc", SimpleNamespace(name="one", classes=("a",), labels=(0, 0)))
-    check_select("worst", SimpleNamespace(name="one", classes=("a",), labels=(0, 0)))
 
 
 def examined(logits, labels, groups=(None,), **more) -> Examination:

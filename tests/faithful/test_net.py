@@ -164,28 +164,6 @@ def test_a_samples_noise_is_its_own():
         assert not torch.equal(net(images, noise=other).maps, out.maps)
 
 
-def test_noise_is_gumbel_and_drops_as_often_as_asked(monkeypatch):
-    noise, like = Noise(0, 0, torch.arange(64)), torch.empty(64, 8, 100, dtype=torch.float64)
-    gumbel = noise.gumbel(Purpose.MAPS, like)
-    assert gumbel.isfinite().all()
-    assert abs(gumbel.mean() - 0.5772) < 0.02 and abs(gumbel.var() - torch.pi**2 / 6) < 0.05
-    assert (
-        abs(
-            torch.corrcoef(
-                torch.stack([gumbel.flatten(), noise.gumbel(Purpose.MASK, like).flatten()])
-            )[0, 1]
-        )
-        < 0.02
-    )
-    kept = Noise(0, 0, torch.arange(4096)).kept(Purpose.DROP_MASK, 8, 0.3, like)
-    assert abs(kept.double().mean() - 0.7) < 0.01
-    for end in (0.0, 1 - 2.0**-24):  # the ends of what is drawn
-        monkeypatch.setattr(
-            "seecause.faithful.parts.lattice", lambda *_, v=end: torch.full((1,), v)
-        )
-        assert noise.gumbel(Purpose.MAPS, like.float()).isfinite().all()
-
-
 @torch.no_grad()
 def test_stage_1_part_dropout():
     """A part that is left out votes for nothing, and the others make up for it."""

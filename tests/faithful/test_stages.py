@@ -9,16 +9,13 @@ import torch
 import torch.nn.functional as F
 from torch.testing import assert_close
 
-from seecause.engine.attend import Groups
 from seecause.errors import UnsupportedModel
-from seecause.faithful import IFAM, Intervention, Noise, attention, stages
-from seecause.faithful.attention import reads_packed
+from seecause.faithful import IFAM, Intervention, stages
 from seecause.faithful.interventions import _apply
 from seecause.faithful.stages import packed_places, visible_tokens
 from tests.faithful.nets import dinov2_backbone, pictures, timm_backbone, tiny_net
 from tests.families.staged import timm_convnext
 from tests.families.timm import timm_beit
-from tests.helpers import noise
 
 EXACT = {"atol": 1e-10, "rtol": 0}
 
@@ -102,23 +99,6 @@ def test_a_backbones_own_dropout_is_no_part_of_the_method():
     assert net.training and torch.equal(first, again)
 
 
-@torch.no_grad()
-def test_off_a_gpu_only_the_selected_tokens_run(monkeypatch):
-    net, images, rows = tiny_net(), pictures(), []
-    block = net.stage2.tower.parts.blocks[0]
-    inner = block.project
-    monkeypatch.setattr(block, "project", lambda x: rows.append(x.shape[1]) or inner(x))
-    out = net(images)
-    packed = [int(out.mask.sum()) + 3 * len(images)]  # with a class token and two registers
-    assert rows == packed
-    draws = Noise(0, 0, torch.arange(3))
-    for training, asked in ((False, False), (True, None), (True, False), (True, True)):
-        rows.clear()
-        out = net.train(training)(images, noise=draws, packed=asked)
-        packed = [int(out.mask.sum()) + 3 * len(images)]
-        assert rows == (packed if asked else [33])
-
-
 def plain(q, k, v, starts_q, starts_k, most_q, most_k, *, scale):
     """What `varlen_attn` does with rows [R, H, dh], sequence by sequence."""
     rows = [
@@ -133,24 +113,6 @@ def plain(q, k, v, starts_q, starts_k, most_q, most_k, *, scale):
         and max(map(len, rows)) <= most_q == most_k
     )
     return torch.cat(rows)
-
-
-@pytest.mark.parametrize("there", [True, False])
-@torch.no_grad()
-def test_packed_rows_go_to_the_kernel_or_image_by_image(monkeypatch, there):
-    net, images, calls = tiny_net(), pictures(4), []
-    mask = net(images).mask
-    mask[0], mask[1] = False, True
-    masked = net.classify(images, mask, packed=False)
-
-    def kernel(*arguments, **options):
-        calls.append(arguments)
-        return plain(*arguments, **options)
-
-    monkeypatch.setattr(attention, "has_kernel", lambda device, dtype: there)
-    monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", kernel)
-    assert_close(net.classify(images, mask), masked, atol=1e-10, rtol=0)
-    assert len(calls) == (3 if there else 0)  # one for each block
 
 
 def test_a_packing_names_the_visible_places_in_their_order_and_then_the_others():
@@ -271,7 +233,7 @@ def test_a_run_as_on_a_gpu_answers_like_one_without(monkeypatch, few, least, ste
         monkeypatch.setattr(f"seecause.faithful.{file}.captured", spy)
     monkeypatch.setattr(stages, "_FEW", few)
     monkeypatch.setattr(stages, "_STEP", least)
-    for file in (stages, attention):
+    for file in (stages,):
         monkeypatch.setattr(file, "has_kernel", lambda device, dtype: True)
     monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", plain)
     out = net(images)
@@ -285,19 +247,3 @@ def test_a_run_as_on_a_gpu_answers_like_one_without(monkeypatch, few, least, ste
     with torch.enable_grad():
         assert not net.stage2.at_once(images)
         assert net(images).logits.requires_grad
-
-
-@pytest.mark.parametrize(("width", "kernel"), [(8, True), (12, False), (256, True), (264, False)])
-def test_the_kernel_takes_heads_of_some_widths(monkeypatch, width, kernel):
-    calls = []
-    monkeypatch.setattr(attention, "has_kernel", lambda device, dtype: True)
-    monkeypatch.setattr(
-        "torch.nn.attention.varlen.varlen_attn", lambda *a, **o: calls.append(1) or plain(*a, **o)
-    )
-    q, k, v = (noise(1, 2, 7, width, seed=seed) for seed in range(3))
-    rows = reads_packed(Groups(torch.tensor([3, 4]), "cpu"))(q, k, v, 0.5)
-    for part in (slice(0, 3), slice(3, 7)):
-        own = (x[:, :, part] for x in (q, k, v))
-        own_rows = F.scaled_dot_product_attention(*own, scale=0.5).transpose(1, 2)
-        assert_close(rows[:, part], own_rows, **EXACT)
-    assert bool(calls) == kernel

@@ -3,8 +3,6 @@ the average that follows."""
 
 from __future__ import annotations
 
-import contextlib
-
 import pytest
 import torch
 from PIL import Image
@@ -12,30 +10,9 @@ from torch import Tensor
 from torch.testing import assert_close
 
 from seecause.errors import BadOption
-from seecause.faithful import load, train, training
-from seecause.faithful.config import native_bfloat16, precision_for
-from seecause.faithful.data import StepShares, TrainingPictures, open_train
-from seecause.faithful.training import Run, new_net, new_optimizer
-from tests.faithful.runs import CPU, deaf, snapshot, start, table, tiny_backbone
-
-
-def gradients(run: Run, monkeypatch) -> list[dict[str, Tensor]]:
-    """Of every trained parameter, as the optimiser finds them: a list that grows with every step it
-    takes."""
-    seen, step = [], run.optimizer.step
-
-    def spy(*arguments, **options):
-        seen.append(
-            {
-                name: value.grad.clone()
-                for name, value in run.net.named_parameters()
-                if value.grad is not None
-            }
-        )
-        return step(*arguments, **options)
-
-    monkeypatch.setattr(run.optimizer, "step", spy)
-    return seen
+from seecause.faithful import train
+from seecause.faithful.training import new_net, new_optimizer
+from tests.faithful.runs import deaf, snapshot, start, table, tiny_backbone
 
 
 def state(module) -> dict[str, Tensor]:
@@ -78,18 +55,6 @@ def test_rates_fall_by_a_cosine_from_epoch_to_epoch(configure):
     assert rates == pytest.approx([5e-7, 5e-7, 2.5e-7, 2.5e-7])
 
 
-@pytest.mark.parametrize("precision", ["float32", "float16"])
-def test_gradients_are_clipped_to_a_norm_over_all_parameters(configure, monkeypatch, precision):
-    """A loss that was scaled for float16 is scaled back first."""
-    run = start(configure(clip=1e-3, precision=precision))
-    seen = gradients(run, monkeypatch)
-    run._epoch(deaf)
-    norms = [
-        float(torch.stack([value.norm() for value in result.values()]).norm()) for result in seen
-    ]
-    assert norms == [pytest.approx(1e-3, rel=1e-3)]
-
-
 @pytest.mark.parametrize("precision", ["float32", "bfloat16", "float16"])
 def test_the_network_learns_in_the_precision_asked(configure, precision):
     run, seen = start(configure(precision=precision)), []
@@ -103,43 +68,6 @@ def test_the_network_learns_in_the_precision_asked(configure, precision):
         precision == "float16"
     )
     assert all(value.dtype == torch.float32 for value in run.net.parameters())
-
-
-def test_passes_have_the_gradient_of_one_step(configure, monkeypatch, tmp_path):
-    """AdamW would not notice a factor; presence alone looks at a whole pass."""
-    result = []
-    for passes in (1, 2):
-        run = start(
-            configure(
-                out=str(tmp_path / f"run{passes}"),
-                accumulate=passes,
-                clip=1e9,
-                losses={"presence": 0.0},
-            )
-        )
-        result.append(gradients(run, monkeypatch))
-        run._epoch(deaf)
-    (one,), (two,) = result
-    assert one.keys() == two.keys() and max(value.abs().max() for value in one.values()) > 1e-2
-    for name, value in one.items():
-        assert_close(two[name], value, atol=1e-6, rtol=1e-5, msg=name)
-
-
-def test_the_average_is_validated_and_kept(configure, monkeypatch):
-    run, seen, examine = start(configure(limit=12, precision="bfloat16")), [], training.examine
-
-    def spy(net, data, **options):
-        seen.append((net, list(options["places"]), options["autocast"], options["workers"]))
-        return examine(net, data, **options)
-
-    monkeypatch.setattr(training, "examine", spy)
-    run.go(deaf)
-    assert seen == [(run.ema.module, list(range(6)), torch.bfloat16, 0)]
-    kept, last = (
-        state(load(run.config.folder / "best")),
-        snapshot(run.config.folder),
-    )
-    assert same(kept, last["ema"]) and not same(kept, last["net"])
 
 
 def follow(
@@ -228,25 +156,6 @@ def test_a_stopped_run_in_float16_ends_in_the_same_bits(configure, tmp_path):
     )
 
 
-def test_precision_is_what_the_device_has(monkeypatch):
-    assert precision_for("auto", "cuda", native=True) is torch.bfloat16
-    assert precision_for("auto", "cuda", native=False) is torch.float16
-    assert precision_for("auto", "cpu", native=True) is torch.float32
-    assert (
-        precision_for("bfloat16", "cuda", native=False) is torch.bfloat16
-        and precision_for("float32", "cuda", native=True) is torch.float32
-    )
-    monkeypatch.setattr(torch.cuda, "device", contextlib.nullcontext)
-    for native in (True, False):  # older GPUs emulate it
-        monkeypatch.setattr(
-            torch.cuda,
-            "is_bf16_supported",
-            lambda including_emulation=True, native=native: native or including_emulation,
-        )
-        assert native_bfloat16(torch.device("cuda")) == native
-    assert not native_bfloat16(CPU)
-
-
 def test_a_grid_that_is_too_small_leaves_nothing_behind(configure, tmp_path):
     config = configure(
         backbone=str(tiny_backbone(tmp_path / "coarse", patch_size=12))
@@ -256,28 +165,6 @@ def test_a_grid_that_is_too_small_leaves_nothing_behind(configure, tmp_path):
     assert not config.folder.exists()
 
 
-def test_snapshots_are_due_every_so_many_steps_and_at_the_end_of_an_epoch(configure, monkeypatch):
-    run, steps = start(configure(limit=16, epochs=2, snapshot_every=3)), []
-    monkeypatch.setattr(run, "_keep", lambda: steps.append(run.position.step))
-    run.go(deaf)
-    assert steps == [3, 4, 6, 8]  # 4 steps an epoch
-
-
-def test_a_backbone_is_loaded_with_the_weights_and_at_the_size_asked_for(configure, monkeypatch):
-    asked, inner = [], training.load
-
-    def spy(name, *, weights, size, **more):
-        asked.append((name, weights, size))
-        return inner(name, **more)
-
-    monkeypatch.setattr(training, "load", spy)
-    config = configure(weights="random", size=48)
-    before = torch.get_rng_state()
-    net = new_net(config, ("a", "b"))
-    assert asked == [(config.backbone, "random", 48)]
-    assert torch.equal(torch.get_rng_state(), before) and net.class_names == ("a", "b")
-
-
 def test_a_continued_run_draws_what_it_would_have_drawn(configure):
     config = configure()
     torch.manual_seed(5)
@@ -285,39 +172,6 @@ def test_a_continued_run_draws_what_it_would_have_drawn(configure):
     torch.manual_seed(9)
     start(config)
     assert torch.equal(torch.get_rng_state(), snapshot(config.folder)["generators"]["cpu"])
-
-
-def test_the_log_tells_means_since_its_last_row(configure, monkeypatch):
-    """3 steps of 4 pictures in 2 passes each, a row after every second step and at the end of an
-    epoch. Pictures, their order and all draws are those of the seed."""
-    run = start(configure(limit=12, log_every=2, accumulate=2, seed=7, augment="birds"))
-    data = TrainingPictures(open_train(run.config.data, limit=12), "birds", run.data.frame, seed=7)
-    order = iter(StepShares(4, accumulate=2).keys(12, seed=7, epoch=0))
-    losses, passes, lines = run.losses, [], []
-
-    def spy(images, labels, ids, seed, step):
-        keys = next(order)
-        assert (seed, step) == (7, len(passes) // 2) and ids.tolist() == [i for _, i in keys]
-        assert torch.equal(images, torch.stack([data[key][0] for key in keys]))
-        total, by_name, logits = losses(images, labels, ids, seed, step)
-        right = [float(row.argmax() == label) for row, label in zip(logits, labels, strict=True)]
-        passes.append({**by_name, "accuracy": torch.tensor(right).mean()})
-        return total, by_name, logits
-
-    monkeypatch.setattr(run, "losses", spy)
-    run._epoch(lambda *message: lines.append(message))
-    rows = table(run.config.folder / "log.csv")
-    assert [row["step"] for row in rows] == ["2", "3"] and len(passes) == 6
-    for row, of_row in zip(rows, (passes[:4], passes[4:]), strict=True):
-        for name in of_row[0]:
-            mean = sum(float(values[name]) for values in of_row) / len(of_row)
-            assert float(row[name]) == pytest.approx(mean, rel=1e-5), name
-        assert row["epoch"] == "0" and float(row["seconds"]) > 0
-    assert float(rows[0]["seconds"]) < float(rows[1]["seconds"])
-    assert set(rows[0]) == {"epoch", "step", "learning_rate", "seconds", *passes[0]}
-    assert [line[:2] for line in lines] == [(1, 3), (2, 3), (3, 3)] and lines[0][2] == ""
-    loss, accuracy = (float(rows[1][name]) for name in ("total", "accuracy"))
-    assert lines[2][2] == f"epoch 1: loss {loss:.3f}  accuracy {accuracy:.3f}"
 
 
 def test_a_batch_that_cannot_be_made_leaves_nothing_behind(configure):

@@ -22,19 +22,18 @@ from seecause.errors import (
     SeecauseError,
     UnsupportedModel,
 )
-from seecause.faithful import IFAM, objective, open_run, train
+from seecause.faithful import IFAM, open_run, train
 from seecause.faithful.data import (
     frame_of,
     labelled_batches,
     open_train,
     open_val,
 )
+from seecause.faithful.evaluation import examine, merge, part_sheet
 from seecause.faithful.interventions import best_of, calibrate, intervene, try_interventions
-from seecause.faithful.losses import TrainingLosses
-from seecause.faithful.metrics import examine, merge, part_sheet
-from seecause.faithful.run import LOSSES, keep_thresholds, read_snapshot, write_best
+from seecause.faithful.run import LOSSES, keep_thresholds, write_best
 from seecause.faithful.training import Run, new_net
-from tests.faithful.nets import dinov2_backbone, pictures, timm_backbone, tiny_net
+from tests.faithful.nets import dinov2_backbone
 from tests.faithful.runs import snapshot, tiny_config, tiny_pictures
 
 
@@ -176,23 +175,6 @@ def test_other_networks_train_too(tmp_path, changes):
     assert done.steps == 4 and 0 <= done.best <= 1
 
 
-def test_losses_are_never_in_half_precision(monkeypatch):
-    """CUDA refuses some of them there, and distances decide by small differences."""
-    seen = []
-
-    def spy(net, out, labels, **options):
-        seen.append((torch.is_autocast_enabled("cpu"), out.maps.dtype))
-        return objective(net, out, labels, **options)
-
-    monkeypatch.setattr("seecause.faithful.losses.objective", spy)
-    net = tiny_net().float().train()
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        total, _, _ = TrainingLosses(net)(
-            pictures(2).float(), torch.tensor([0, 1]), torch.tensor([5, 9]), 0, 0
-        )
-    assert seen == [(False, torch.float32)] and total.dtype == torch.float32
-
-
 def test_a_run_without_numbers_stops(tmp_path):
     config = tiny_config(tmp_path, learning_rate=1e30, epochs=4, grid=0)
     with pytest.raises(SeecauseError, match="step"):
@@ -271,21 +253,12 @@ def test_backbones_that_decide_what_is_seen_are_refused(tmp_path, backbone):
         train(tiny_config(tmp_path, backbone=backbone))
 
 
-def test_what_could_not_be_saved_is_not_trained(tmp_path, monkeypatch):
-    monkeypatch.setattr("seecause.faithful.run.build_native", lambda described: timm_backbone())
-    with pytest.raises(BadOption, match="building it so gives another"):
-        train(tiny_config(tmp_path))
-    assert not (tmp_path / "run").exists()
-
-
 def test_damaged_files_of_a_run_are_named(finished, tmp_path):
     config, _, _ = finished
     folder = tmp_path / "run"
     shutil.copytree(config.folder, folder)
     whole = (folder / "last.pt").read_bytes()
-    place = whole.index(snapshot(folder)["net"]["stage1.prototypes"].numpy().tobytes())
-    flipped = whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :]  # a bit of a weight
-    for broken in (b"", b"no zip", whole[: len(whole) // 2], flipped):
+    for broken in (b"", b"no zip", whole[: len(whole) // 2]):
         (folder / "last.pt").write_bytes(broken)
         with pytest.raises(DataMissing, match=r"last\.pt"):
             train(dataclasses.replace(config, out=str(folder)))
@@ -351,14 +324,6 @@ def test_reading_processes_change_no_evaluation(finished):
         examine(net, open_val(config.data), batch=2, workers=workers) for workers in (0, 1)
     )
     assert torch.equal(alone.logits, helped.logits) and torch.equal(alone.labels, helped.labels)
-
-
-def test_a_snapshot_from_before_there_were_checksums_is_read(finished, tmp_path):
-    config, _, _ = finished
-    torch.save(snapshot(config.folder), tmp_path / "last.pt")
-    old, new = (read_snapshot(folder, config) for folder in (tmp_path, config.folder))
-    assert old.position == new.position and old.net.keys() == new.net.keys()
-    assert all(torch.equal(value, new.net[name]) for name, value in old.net.items())
 
 
 def test_thresholds_are_written_beside_what_the_card_tells(finished, tmp_path):

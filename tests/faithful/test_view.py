@@ -142,7 +142,7 @@ def test_metrics_and_head_ablation_work():
     net, images = tiny_net(), pictures(2)
     model = sc.wrap(net)
     maps = sc.attribute(model, images, target=0).maps
-    assert sc.metrics.insertion_deletion(model, images, maps, 0).insertion.isfinite().all()
+    assert sc.metrics.insertion_deletion(model, images, maps, 0)["insertion"].isfinite().all()
     plain = model(images)
     with model.gated(torch.tensor([[1.0, 1, 1], [1, 0, 1], [1, 1, 1]])):
         assert not torch.allclose(model(images), plain)

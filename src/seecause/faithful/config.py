@@ -24,7 +24,7 @@ Precision = Literal["auto", "float32", "bfloat16", "float16"]
 Augment = Literal["birds", "birds_no_jitter", "plain", "imagenet", "none"]
 Whole = Annotated[int, Limit(lambda value: value >= 0, "a whole number, at least 0")]
 # may differ when a run is continued: they change no weight
-_WHERE = ("out", "device", "workers", "log_every", "tensorboard", "snapshot_every", "grid")
+_WHERE = ("out", "device", "workers", "log_every", "snapshot_every", "grid")
 _TABLES = ("options", "losses")
 CHANNELS = 3
 BASE_BATCH = 16  # the batch that base rates are given for
@@ -76,7 +76,6 @@ class TrainConfig:
     log_every: Count = 10  # steps between rows of the log
     snapshot_every: Whole = 0  # steps between snapshots; 0: at the end of an epoch only
     grid: Whole = 8  # validation pictures whose parts are drawn after every epoch
-    tensorboard: bool = False
 
     def __post_init__(self) -> None:
         for name in ("mean", "std"):

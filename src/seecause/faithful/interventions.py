@@ -25,9 +25,9 @@ from torch import Tensor
 
 from seecause.data.dataset import Dataset
 from seecause.errors import BadOption
-from seecause.faithful.attention import has_kernel
 from seecause.faithful.net import IFAM, By, Intervention, Thresholds
 from seecause.faithful.parts import mean_vote, select_without
+from seecause.faithful.stages import has_kernel
 from seecause.metrics.accuracy import GroupAccuracy, auroc, group_accuracy
 from seecause.models.base import ImageModel
 

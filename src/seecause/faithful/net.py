@@ -19,7 +19,6 @@ from torch import Tensor, nn
 
 from seecause.engine.graphs import ModuleOwner, captured
 from seecause.errors import BadOption
-from seecause.faithful.attention import Gradient, reads_only, reads_softly, reads_straight_through
 from seecause.faithful.parts import (
     Assignment,
     IFAMOutput,
@@ -37,9 +36,13 @@ from seecause.faithful.parts import (
     selection_of,
 )
 from seecause.faithful.stages import (
+    Gradient,
     MaskedStage,
     PartStage,
     packed_places,
+    reads_only,
+    reads_softly,
+    reads_straight_through,
     view_parts,
     visible_tokens,
 )

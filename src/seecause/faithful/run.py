@@ -23,7 +23,6 @@ backbone is described as its library builds it:
 from __future__ import annotations
 
 import csv
-import io
 import json
 import os
 import pickle
@@ -39,18 +38,17 @@ import torch.distributed as dist
 from safetensors.torch import save
 from torch import Tensor, nn
 
-from seecause.errors import BadOption, DataMissing, MissingExtra, SeecauseError
+from seecause.errors import BadOption, DataMissing, SeecauseError
 from seecause.faithful.config import TrainConfig, read_config, read_table
 from seecause.faithful.losses import LossWeights
 from seecause.faithful.net import IFAM, Thresholds
 from seecause.files import (
+    atomic_file,
     atomic_folder,
     csv_text,
     mend_folder,
-    unsealed,
     write_atomic,
     write_json,
-    write_sealed,
 )
 from seecause.models.checkpoints import fill
 from seecause.models.folders import build_native
@@ -61,7 +59,6 @@ CONFIG, LAST, BEST, EVALUATION = "config.json", "last.pt", "best", "evaluation.j
 LOSSES = ("total", *(loss.name for loss in fields(LossWeights)))
 STEP_COLUMNS = ("epoch", "step", "learning_rate", *LOSSES, "accuracy", "seconds")
 _MEASURED = ("average", "worst", "stage1_average", "auc", "miou", "miou_pictures", "mask_iou")
-_PLAIN = b"PK"  # how older snapshots begin, which have no checksum
 _UNREADABLE = (
     *(RuntimeError, TypeError, ValueError, EOFError, OSError, LookupError, AttributeError),
     *(AssertionError, MemoryError, pickle.UnpicklingError, struct.error, SeecauseError),
@@ -272,24 +269,18 @@ class Snapshot:
 def write_snapshot(folder: Path, snapshot: Snapshot) -> None:
     # not `asdict`: it would copy every weight
     contents = {each.name: getattr(snapshot, each.name) for each in fields(snapshot)}
-    file = io.BytesIO()
-    torch.save(contents, file)
-    write_sealed(folder / LAST, file.getvalue())
+    with atomic_file(folder / LAST) as file:
+        torch.save(contents, file)
 
 
 def read_snapshot(folder: Path, config: TrainConfig) -> Snapshot | None:
     """The last snapshot of this very run, on the CPU; None where there is none. A folder of another
-    run is refused, and a snapshot that is not what was written to the last bit."""
+    run is refused, and so is a snapshot that cannot be read."""
     path = folder / LAST
     if not path.is_file():
         return None
     try:
-        content = path.read_bytes()
-        if not content.startswith(_PLAIN):
-            content = unsealed(content)
-        if content is None:
-            raise ValueError("it does not fit its checksum")
-        contents = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
+        contents = torch.load(path, map_location="cpu", weights_only=True)
         snapshot = Snapshot(**contents)
         before = TrainConfig(**snapshot.config)
     except _UNREADABLE as broken:
@@ -372,26 +363,3 @@ def _is_upto(row: dict[str, str], step: int) -> bool:
     """A row that was cut short in the middle is none."""
     number = row.get("step") or ""
     return None not in row.values() and number.isdigit() and int(number) <= step
-
-
-class ScalarBoard:
-    """TensorBoard, or nothing."""
-
-    def __init__(self, folder: Path | None):
-        self.writer: Any = None
-        if folder is not None:
-            try:
-                from torch.utils.tensorboard import SummaryWriter
-            except ImportError:
-                raise MissingExtra("tensorboard", "tools") from None
-            self.writer = SummaryWriter(str(folder))
-
-    def add(self, kind: str, row: dict[str, Any]) -> None:
-        if self.writer is not None:
-            for name, value in row.items():
-                if isinstance(value, float):
-                    self.writer.add_scalar(f"{kind}/{name}", value, row["step"])
-
-    def close(self) -> None:
-        if self.writer is not None:
-            self.writer.close()

@@ -39,9 +39,9 @@ from seecause.faithful.data import (
     open_validation,
     read_batches,
 )
+from seecause.faithful.evaluation import check_select, examine, merge, part_sheet
 from seecause.faithful.interventions import evaluating
 from seecause.faithful.losses import TrainingLosses, check_grid, parameter_groups
-from seecause.faithful.metrics import check_select, examine, merge, part_sheet
 from seecause.faithful.net import IFAM
 from seecause.faithful.run import (
     CONFIG,
@@ -50,7 +50,6 @@ from seecause.faithful.run import (
     CsvLog,
     Position,
     Processes,
-    ScalarBoard,
     Snapshot,
     description,
     join_processes,
@@ -118,7 +117,6 @@ class Run:
             config.save(folder / CONFIG)
             self.log = CsvLog(folder / "log.csv", STEP_COLUMNS, step=step)
             self.epochs = CsvLog(folder / "epochs.csv", EPOCH_COLUMNS, step=step)
-            self.board = ScalarBoard(folder / "tensorboard" if config.tensorboard else None)
 
     @property
     def validated(self) -> IFAM:
@@ -133,8 +131,6 @@ class Run:
             self._validate()
             position.epoch, position.within = position.epoch + 1, 0
             self._keep()
-        if self.processes.first:
-            self.board.close()
         self.processes.wait()
         return TrainResult(self.config.out, position.step, position.best_epoch, position.best)
 
@@ -196,7 +192,6 @@ class Run:
         row = {"epoch": epoch, "step": step, "learning_rate": rate, **means, "seconds": seconds}
         if self.processes.first:
             self.log.add(row)
-            self.board.add("train", row)
         return f"epoch {epoch + 1}: loss {means['total']:.3f}  accuracy {means['accuracy']:.3f}"
 
     def _validate(self) -> None:
@@ -219,7 +214,6 @@ class Run:
                 write_best(config.folder, self.validated, epoch=epoch, validation=numbers)
             row = {"epoch": epoch, "step": position.step, **numbers, "best": int(better)}
             self.epochs.add(row)
-            self.board.add("val", row)
             self._draw()
 
     @torch.no_grad()

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from seecause.faithful.metrics import mask_pixels, part_colours, part_picture, part_sheet
+from seecause.faithful.evaluation import mask_pixels, part_colours, part_picture, part_sheet
 from seecause.report.figures import data_uri, display_image
 from seecause.report.pages import Card, Section, Shot, cards_html, part, write_page
 from seecause.target import Answer

@@ -23,8 +23,8 @@ from seecause.app.panels import Index, OnPicture, Panel, answers, as_script, ope
 from seecause.app.state import ActionContext
 from seecause.data.images import to_pil
 from seecause.errors import BadOption
+from seecause.faithful.evaluation import part_picture
 from seecause.faithful.interventions import calibrate, evaluating, intervene, network
-from seecause.faithful.metrics import part_picture
 from seecause.faithful.net import IFAM, IFAMOutput
 from seecause.models.base import ImageModel
 from seecause.report.faithful import css_colours, note_of, seen_pixels

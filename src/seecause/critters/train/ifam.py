@@ -52,9 +52,9 @@ from seecause.faithful import (
     parameter_groups,
 )
 from seecause.faithful.config import cosine, set_pace
+from seecause.faithful.evaluation import mask_pixels
 from seecause.faithful.interventions import best_of, try_interventions
 from seecause.faithful.losses import TrainingLosses
-from seecause.faithful.metrics import mask_pixels
 from seecause.metrics._localization import Overlap, overlap
 from seecause.metrics.accuracy import GroupAccuracy, group_accuracy
 
