@@ -23,8 +23,8 @@ BLOCKS = re.findall(
 def left_as_it_was(monkeypatch):
     """What the examples register is gone afterwards, and nothing else: all is loaded before."""
     registry.methods(), metrics.metrics(), datasets.datasets()
-    transformers = registry._METHODS["transformer"]
-    monkeypatch.setitem(registry._METHODS, "transformer", dict(transformers))
+    transformers = registry.METHODS["transformer"]
+    monkeypatch.setattr(transformers, "entries", dict(transformers.entries))
     monkeypatch.setattr(metrics, "_METRICS", dict(metrics._METRICS))
     monkeypatch.setattr(datasets, "_REGISTERED", dict(datasets._REGISTERED))
 

@@ -7,7 +7,7 @@ import pytest
 from torch import nn
 
 from seecause.attribution import registry
-from seecause.attribution.attention_maps import gae
+from seecause.attribution.attention import gae
 from seecause.models.parts import find_parts
 from seecause.registry import load_plugins, plugins
 from tests.plugins import installed, write_package
@@ -65,7 +65,7 @@ def test_a_method_of_a_plugin_keeps_its_name(tmp_path, monkeypatch):
         "def other_gae(model, images, target): ...\n"
     )
     write_package(tmp_path, {"gae_beside.py": text}, {"seecause.methods:gae": "gae_beside"})
-    registered = registry._METHODS["transformer"]
+    registered = registry.METHODS["transformer"].entries
     monkeypatch.setitem(registered, "gae", registry.find("gae"))
     with installed(tmp_path, monkeypatch):
         assert registry.find("gae").run.__name__ == "other_gae"

@@ -51,13 +51,13 @@ class Registry(Generic[T]):
         adopt: Callable[[str, Any], T] | None = None,
     ):
         self.kind, self.group, self.homes, self.adopt = kind, group, dict(homes or {}), adopt
-        self._entries: dict[str, T] = {}
+        self.entries: dict[str, T] = {}
 
     def add(self, name: str, entry: T) -> None:
         """Add an entry. One of another package replaces ours, also if ours is imported later."""
-        there = self._entries.get(name)
+        there = self.entries.get(name)
         if there is None or _is_ours(there) or not _is_ours(entry):
-            self._entries[name] = entry
+            self.entries[name] = entry
 
     def register(self, name: str) -> Callable[[F], F]:
         """A decorator that adds a function or class, unchanged."""
@@ -75,24 +75,24 @@ class Registry(Generic[T]):
             UnknownName: If there is no such entry; the message has the nearest names.
         """
         self._load_plugins()
-        if name not in self._entries and name in self.homes:
+        if name not in self.entries and name in self.homes:
             self._import(name)
-        if name not in self._entries:
+        if name not in self.entries:
             raise UnknownName(self.kind, name, self.all())
-        return self._entries[name]
+        return self.entries[name]
 
     def all(self) -> dict[str, T]:
         """All entries by name; imports everything."""
         self._load_plugins()
         for name in self.homes:
-            if name not in self._entries:
+            if name not in self.entries:
                 self._import(name)
-        return dict(self._entries)
+        return dict(self.entries)
 
     def names(self) -> list[str]:
         """The names of all entries, without importing the package's own."""
         self._load_plugins()
-        return sorted({*self.homes, *self._entries})
+        return sorted({*self.homes, *self.entries})
 
     def __contains__(self, name: object) -> bool:
         return name in self.homes or name in self.names()
@@ -111,7 +111,7 @@ class Registry(Generic[T]):
             return
         load_plugins(self.group)
         for name, plugin in plugins(self.group).items() if self.adopt else ():
-            if callable(plugin) and name not in self._entries and name not in self.homes:
+            if callable(plugin) and name not in self.entries and name not in self.homes:
                 self.add(name, self.adopt(name, plugin))
 
 

@@ -7,7 +7,7 @@ import torch
 from torch.testing import assert_close
 
 import seecause as sc
-from seecause.attribution.attention_maps import rollout_matrix
+from seecause.attribution.attention import rollout_matrix
 from seecause.engine.attention import attention_probs, explicit_run, n_attentions, read_rows
 from seecause.errors import BadOption
 from tests.helpers import view

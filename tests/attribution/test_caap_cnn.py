@@ -191,7 +191,9 @@ class TestRefusals:
             sc.attribute(small[1], small[2], direction="up")
 
     def test_a_method_for_transformers_says_so(self, small, monkeypatch):
-        monkeypatch.setitem(registry._METHODS["transformer"], "tokens only", registry.find("caap"))
+        monkeypatch.setitem(
+            registry.METHODS["transformer"].entries, "tokens only", registry.find("caap")
+        )
         with pytest.raises(NotDefined, match="caap, center"):
             sc.attribute(small[1], small[2], method="tokens only")
         with pytest.raises(UnknownName):

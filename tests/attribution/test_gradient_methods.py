@@ -8,7 +8,7 @@ import torch
 from torch.testing import assert_close
 
 import seecause as sc
-from seecause.attribution.input_gradients import usual_score
+from seecause.attribution.gradients import usual_score
 from seecause.engine.trace import record, suffix
 from seecause.errors import BadOption
 from tests.helpers import hooks, view

@@ -9,7 +9,7 @@ import torch
 from torch.testing import assert_close
 
 import seecause as sc
-from seecause.attribution.libra import libra_rules
+from seecause.attribution.gradients import libra_rules
 from seecause.engine.trace import record, suffix
 from tests.helpers import view
 from tests.tiny import FAMILIES, pictures, scramble, tiny

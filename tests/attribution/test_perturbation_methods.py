@@ -10,7 +10,7 @@ from scipy import stats
 from torch.testing import assert_close
 
 import seecause as sc
-from seecause.attribution import atman, kept_patches, masked_pixels, vit_cx
+from seecause.attribution import attention, perturbation
 from seecause.engine.trace import kept_logits, record
 from seecause.errors import BadOption
 from tests.helpers import hooks, noise, view
@@ -112,7 +112,7 @@ def test_no_more_pictures_run_together_than_the_budget_allows(name):
 def test_rise_is_the_weighted_mean_of_its_masks():
     native = tiny("timm_deit3")
     model, images = view(native, check=False), pictures(native)
-    masks = masked_pixels.random_masks(5, 3, 0.4, native.size, seed=7)(0, 5)
+    masks = perturbation.random_masks(5, 3, 0.4, native.size, seed=7)(0, 5)
     assert masks.shape == (5, 32, 48) and masks.min() >= 0 and masks.max() <= 1 + 1e-12
     expected, total = torch.zeros(2, 32, 48, dtype=torch.float64), masks.sum(dim=0)
     for mask in masks:
@@ -136,11 +136,11 @@ def test_rise_is_the_weighted_mean_of_its_masks():
 
 
 def test_rise_masks_are_open_as_often_as_asked():
-    masks = masked_pixels.random_masks(3000, 4, 0.3, (24, 36), seed=0)(0, 3000)
+    masks = perturbation.random_masks(3000, 4, 0.3, (24, 36), seed=0)(0, 3000)
     assert_close(
         masks.mean(dim=0), torch.full((24, 36), 0.3, dtype=torch.float64), atol=0.04, rtol=0
     )
-    assert torch.equal(masked_pixels.random_masks(3000, 4, 0.3, (24, 36), seed=0)(7, 9), masks[7:9])
+    assert torch.equal(perturbation.random_masks(3000, 4, 0.3, (24, 36), seed=0)(7, 9), masks[7:9])
 
 
 def test_rise_finds_the_only_pixels_that_count():
@@ -198,15 +198,16 @@ def test_atman_neighbours():
     tokens = torch.tensor([[[1.0, 0], [1, 0], [1, 1], [-1, 0]]], dtype=torch.float64)
     half = 0.5**0.5
     assert_close(
-        atman.neighbours(tokens, 0.1, kappa=0.6)[0, 0],
+        attention.neighbours(tokens, 0.1, kappa=0.6)[0, 0],
         torch.tensor([0.1, 0.1, 0.9 * (1 - half) + 0.1, 1], dtype=torch.float64),
     )
     assert_close(
-        atman.neighbours(tokens, 0.1, kappa=-1.0)[0, 0, 3], torch.tensor(1.0, dtype=torch.float64)
+        attention.neighbours(tokens, 0.1, kappa=-1.0)[0, 0, 3],
+        torch.tensor(1.0, dtype=torch.float64),
     )  # never the opposite
     alone = torch.full((4, 4), 1.0, dtype=torch.float64).fill_diagonal_(0.1)
-    assert_close(atman.neighbours(tokens, 0.1, kappa=2.0)[0], alone)
-    assert_close(atman.neighbours(tokens, 0.1, kappa=0.6, most=1)[0], alone)
+    assert_close(attention.neighbours(tokens, 0.1, kappa=2.0)[0], alone)
+    assert_close(attention.neighbours(tokens, 0.1, kappa=0.6, most=1)[0], alone)
 
 
 def test_atman_with_factor_one_changes_nothing():
@@ -225,7 +226,7 @@ def test_tis_is_the_mean_score_over_choices_that_had_the_patch():
     layout = model.layout
     states = record(model, images, states=range(1, 5)).states
     channels = torch.cat([states[i][0, layout.patches].T for i in range(1, 5)])  # [4 * 24, 24]
-    masks = kept_patches.top(kept_patches.centres(channels, 6, seed=0), [12])
+    masks = perturbation.top(perturbation.centres(channels, 6, seed=0), [12])
     assert masks.shape == (6, 24) and (masks.sum(dim=1) == int(0.5 * 24)).all()
     total, count = torch.zeros(24, dtype=torch.float64), torch.zeros(24, dtype=torch.float64)
     for mask in masks:
@@ -240,8 +241,8 @@ def test_tis_is_the_mean_score_over_choices_that_had_the_patch():
 
 def test_tis_keeps_98_of_196_and_takes_several_shares():
     values = noise(5, 196)
-    assert (kept_patches.top(values, [int(0.5 * 196)]).sum(dim=1) == 98).all()
-    assert kept_patches.top(values, [98, 20]).sum(dim=1).tolist() == [98] * 5 + [20] * 5
+    assert (perturbation.top(values, [int(0.5 * 196)]).sum(dim=1) == 98).all()
+    assert perturbation.top(values, [98, 20]).sum(dim=1).tolist() == [98] * 5 + [20] * 5
     native = tiny("timm_deit3")
     assert sc.attribute(
         view(native, check=False), pictures(native), 0, "tis", masks=3, keep=[0.5, 0.25]
@@ -252,16 +253,16 @@ def test_tis_keeps_98_of_196_and_takes_several_shares():
 
 
 def test_mutex_has_54_masks_and_keeps_99_of_196():
-    values = kept_patches.statistics(noise(1, 3, 2, 5, 196).abs()).flatten(1, 3)
-    kept = kept_patches.upper(values, 0.5).sum(dim=-1)
+    values = perturbation.statistics(noise(1, 3, 2, 5, 196).abs()).flatten(1, 3)
+    kept = perturbation.upper(values, 0.5).sum(dim=-1)
     assert kept.shape == (1, 54) and (kept == 99).all()
     tied = torch.tensor([[1.0, 1, 1, 2]])
-    assert kept_patches.upper(tied, 0.5).all()
+    assert perturbation.upper(tied, 0.5).all()
 
 
 def test_mutex_statistics_equal_scipy():
     table = noise(6, 4).abs()
-    found = kept_patches.statistics(table)
+    found = perturbation.statistics(table)
     points = table.numpy()
     expected = [
         stats.entropy(points), points.max(0), points.min(0), points.sum(0), points.std(0, ddof=1),
@@ -269,7 +270,7 @@ def test_mutex_statistics_equal_scipy():
         np.sort(points, axis=0)[2], stats.skew(points), stats.kurtosis(points),
     ]  # fmt: skip
     assert_close(found, torch.from_numpy(np.stack(expected)), atol=1e-12, rtol=0)
-    assert torch.isfinite(kept_patches.statistics(torch.zeros(1, 4))).all()
+    assert torch.isfinite(perturbation.statistics(torch.zeros(1, 4))).all()
 
 
 # ViT-CX
@@ -286,15 +287,17 @@ def test_vit_cx_equals_its_equations(faint):
         .norm1(record(model, images, states=[3]).states[3])[0, 1:]
         .T.unflatten(1, (4, 6))
     )
-    masks = vit_cx.scaled(
+    masks = perturbation.scaled(
         torch.nn.functional.interpolate(
-            vit_cx.cluster(normed, native.size, threshold=0.3)[None], native.size, mode="bilinear"
+            perturbation.cluster(normed, native.size, threshold=0.3)[None],
+            native.size,
+            mode="bilinear",
         )[0]
     )
     assert found.manifest["used"]["masks"] == [len(masks)] and 1 < len(masks) < 24
     assert_close(masks.amax(dim=(1, 2)), torch.ones(len(masks), dtype=torch.float64))
     seeds = torch.randint(2**31, (24,), generator=torch.Generator().manual_seed(5)).tolist()
-    behind = faint * (1 - masks[:, None]) * vit_cx._noise(seeds[: len(masks)], images)
+    behind = faint * (1 - masks[:, None]) * perturbation._noise(seeds[: len(masks)], images)
     shown, disturbed, plain = (
         model(x).softmax(-1)[:, 3]
         for x in (images * masks[:, None] + behind, images + behind, images)
@@ -309,7 +312,7 @@ def test_vit_cx_clusters_are_sums_of_alike_channels():
     doubled = torch.cat(
         [channels, 2 * channels + 1, torch.ones(1, 4, 6, dtype=torch.float64)]
     )  # alike after scaling; the last is flat
-    sums = vit_cx.cluster(doubled, (8, 12), threshold=1e-6)
+    sums = perturbation.cluster(doubled, (8, 12), threshold=1e-6)
     assert len(sums) == 4
     large = torch.nn.functional.interpolate(channels[None], (8, 12), mode="bilinear")[0]
     low, high = large.amin(dim=(1, 2), keepdim=True), large.amax(dim=(1, 2), keepdim=True)

@@ -8,7 +8,7 @@ import torch
 from torch.testing import assert_close
 
 import seecause as sc
-from seecause.attribution.grad_cam import channel_weights
+from seecause.attribution.gradients import channel_weights
 from seecause.attribution.registry import methods
 from seecause.errors import BadOption, UnknownName
 from tests.families.conv import tiny_conv

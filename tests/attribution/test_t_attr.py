@@ -11,8 +11,7 @@ from torch import nn
 from torch.testing import assert_close
 
 import seecause as sc
-from seecause.attribution import t_attr
-from seecause.attribution.t_attr import Rules, unchanged
+from seecause.attribution.attention import Rules, _relevant, unchanged
 from seecause.engine.attention import explicit_run
 from seecause.errors import NotDefined
 from tests.helpers import hooks, noise, view
@@ -75,7 +74,7 @@ def test_relevance_is_conserved_for_every_sample(family):
         block.norm = heard(block.norm)
     with model.eval_mode(frozen=True), Rules("t-attr") as rules:
         logits = explicit_run(
-            replace(model, blocks=[t_attr._relevant(b, rules) for b in model.blocks]), images
+            replace(model, blocks=[_relevant(b, rules) for b in model.blocks]), images
         ).logits
     assert_close(logits, native.forward(images), atol=1e-10, rtol=0)  # values are the model's own
     seed = torch.zeros_like(logits)

@@ -3,28 +3,59 @@ theirs.
 
 A run with a graph holds the activations of every block, so it is done on as many images at a time
 as memory allows.
+
+Input x gradient (Shrikumar et al. 2016), where the input is pixels, the tokens entering blocks,
+or the feature map of a stage.
+
+    r_j = sum_c x_jc g_jc,   g = d score / dx
+
+is a linear estimate of what is lost when the input j becomes 0: one gradient, no baseline, and sums
+that are complete only where the network is linear or its gradients are made to balance (Libra).
+`mixer="relu"` cuts negative products before they are summed over channels. On pixels, positions and
+biases of the embedding count for nothing; on tokens they do. The score of tokens is the probability
+for classifiers and the logit for cosine heads (CLIP), as in the presets of LibraGrad's authors.
+
+Gradients of pixels, averaged over copies of the picture: along a path, or under noise. Pixels
+are summed over colours and patches. Copies leave the data: what is differentiated are answers to
+faded or noisy pictures.
+
+Grad-CAM (Selvaraju et al. 2017) and its relatives: activations X, weighted by their gradient
+G = d score / dX. Libraries scale maps to 0..1; ours are not scaled. Nothing before the activations
+is held in memory.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
-from functools import reduce, wraps
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial, reduce, wraps
+from typing import Any, Literal
 
+import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.functional import adaptive_avg_pool2d, one_hot
+from torch.overrides import TorchFunctionMode
+from torch.utils.weak import WeakTensorKeyDictionary
 
-from seecause.attribution.registry import Maps, join
+from seecause.attribution.registry import EVERY_VIEW, Maps, join, method
+from seecause.engine.attention import explicit_run, n_attentions, probabilities, read_rows
+from seecause.engine.blanks import Blank, blank_image
 from seecause.engine.chunks import fit, in_chunks, plain_logits
 from seecause.engine.mixture import need_gradients
-from seecause.errors import NotDefined
+from seecause.engine.trace import record
+from seecause.engine.walk import walk
+from seecause.errors import BadOption, NotDefined
 from seecause.models.base import ImageModel
+from seecause.models.block import Block
 from seecause.models.dense import DenseModel
+from seecause.models.heads import CosineHead, TextHead
 from seecause.models.layout import TokenLayout, pixel_cells
 from seecause.models.staged import StagedModel
 from seecause.models.view import VisionModel
+from seecause.options import Count, NotNegative
 from seecause.target import Score, Target
 
 log = logging.getLogger(__name__)
@@ -200,3 +231,543 @@ def patch_sums(model: ImageModel, pixels: Tensor) -> Tensor:
         for side, cells in zip(size, grid, strict=True)
     )
     return torch.einsum("bhw,hr,wc->brc", pixels, down, across).flatten(1)
+
+
+Mixer = Literal["sum", "relu"]
+Start = int | Literal["all", "half"]
+USUAL_SCORE = "prob; logit for a cosine head (CLIP)"
+
+
+@method(
+    "ixg", forwards="1 + 1 backward", needs="gradients", unset={"score": USUAL_SCORE}, signed=True
+)
+@over_images(every_block)
+def ixg(
+    model: VisionModel,
+    images: Tensor,
+    target: Target,
+    *,
+    space: Literal["token", "pixel"] = "token",
+    mixer: Mixer = "sum",
+    score: Score | None = None,
+) -> Maps:
+    """Input x gradient of the first tokens, or of pixels."""
+    if space == "pixel":
+        return _of_pixels(model, images, target, score or usual_score(model), mixer)
+    bound, _, (term,) = relevances(model, images, target, score, last=1, mixer=mixer)
+    return Maps(term[:, model.check(images).patches], bound)
+
+
+@method(
+    "ixg+",
+    forwards="1 + 1 backward",
+    needs="activations, gradients",
+    unset={"score": USUAL_SCORE},
+    signed=True,
+)
+@over_images(every_block)
+def ixg_plus(
+    model: VisionModel,
+    images: Tensor,
+    target: Target,
+    *,
+    start: Start = "all",
+    mixer: Mixer = "sum",
+    score: Score | None = None,
+) -> Maps:
+    """Input x gradient of the tokens entering every block.
+
+    map = sum_{l = start}^{L-1} r^l of h^l (SkipPLUS, Mehri et al. 2024): h^0 is the embedding with
+    its positions, and the last block's output h^L is never included. `start="half"` is SkipPLUS
+    itself, from floor(L/2); a number starts there. Attention takes part through the gradient only.
+    """
+    layout, first = model.check(images), first_layer(model, start)
+    bound, _, terms = relevances(model, images, target, score, first=first, mixer=mixer)
+    return Maps(torch.stack(terms).sum(dim=0)[:, layout.patches], bound)
+
+
+@method("attcat", forwards="1 + 1 backward", needs="attention, activations, gradients", signed=True)
+@over_images(every_block)
+def attcat(
+    model: VisionModel,
+    images: Tensor,
+    target: Target,
+    *,
+    pairing: Literal["input", "output"] = "input",
+    score: Score = "logit",
+) -> Maps:
+    """Input x gradient of every block's tokens, weighted by the attention they receive.
+
+    map_j = sum_l a^l_j r^l_j, a^l_j the mean over heads and query rows of A^l_ij (AttCAT, Qiang et
+    al., NeurIPS 2022). The authors' code pairs A^l with the states entering its block
+    (`pairing="input"`); LibraGrad's port pairs it with those leaving it and drops the last block
+    (`pairing="output"`). Attention is a weight here, not a path: it has no gradient of its own, and
+    query rows are all alike, whichever tokens the model reads. A latent pool's is not used.
+    """
+    bound, states, terms = relevances(model, images, target, score)
+    if pairing == "output":
+        states, terms = states[:-1], terms[1:]
+    total = torch.zeros_like(terms[0])  # [B, T]
+    with torch.no_grad():
+        for step in walk(model, states[0], model.at(images), stop=len(states)):
+            step.h = step.out = states[step.index]  # recorded: nothing runs again
+            total = total + probabilities(step).mean(dim=(1, 2)) * terms[step.index]
+    return Maps(total[:, model.check(images).patches], bound)
+
+
+@method(
+    "ixg",
+    forwards="1 + 1 backward",
+    needs="gradients",
+    architectures=("staged",),
+    unset={"stage": "the one at two thirds of the depth"},
+    signed=True,
+)
+@over_images(every_stage)
+def ixg_staged(
+    model: StagedModel,
+    images: Tensor,
+    target: Target,
+    *,
+    space: Literal["stage", "pixel"] = "stage",
+    stage: str | None = None,
+    score: Score = "prob",
+) -> Maps:
+    """Input x gradient of a stage's features, or of pixels.
+
+    A cell has the sum over the features it covers, or its share of the feature that it lies in.
+    """
+    if space == "pixel":
+        return _of_pixels(model, images, target, score, "sum")
+    stage = stage or model.cells
+    bound, features, slope = features_and_slope(model, images, target, stage, score)
+    product = feature_products(model, features, slope, stage)  # [B, h, w]
+    layout = model.check(images)
+    features_of_a_cell = product[0].numel() / layout.n_patches
+    return Maps(on_cells(product, layout) * features_of_a_cell, bound, used={"stage": stage})
+
+
+def _of_pixels(
+    model: VisionModel | StagedModel, images: Tensor, target: Target, score: Score, mixer: Mixer
+) -> Maps:
+    """Input x gradient of the normalised picture."""
+    bound, slope = pixel_slope(model, images, target, score)
+    product = images * slope
+    pixels = (product.relu() if mixer == "relu" else product).sum(dim=1)  # [B, H, W]
+    return Maps(patch_sums(model, pixels), bound, native=pixels)
+
+
+def relevances(
+    model: VisionModel,
+    images: Tensor,
+    target: Target,
+    score: Score | None = None,
+    *,
+    first: int = 0,
+    last: int | None = None,
+    mixer: Mixer = "sum",
+) -> tuple[Target, list[Tensor], list[Tensor]]:
+    """The bound target, the states entering blocks `first` to `last` [B, T, D], and input x
+    gradient of each [B, T]."""
+    steps = walk(model, model.embed(images.detach().requires_grad_()), model.at(images))
+    states = [step.h for step in steps][first:last]
+    logits, score = model.readout(steps.h, model.check(images)), score or usual_score(model)
+    bound, slopes = differentiate(model, logits, target, score, states, start=first)
+    products = [(h * slope).detach() for h, slope in zip(states, slopes, strict=True)]
+    return bound, states, [(p.relu() if mixer == "relu" else p).sum(dim=-1) for p in products]
+
+
+def first_layer(model: VisionModel, start: Start) -> int:
+    """The first block whose input counts."""
+    if isinstance(start, str):
+        return 0 if start == "all" else model.n_layers // 2
+    if not 0 <= start < model.n_layers:
+        raise BadOption("start", start, f"'all', 'half' or a block 0-{model.n_layers - 1}")
+    return start
+
+
+def usual_score(model: VisionModel) -> Score:
+    """Probability, but the logit where it is a cosine: its softmax depends on which texts were
+    asked for."""
+    return "logit" if isinstance(model.extra, CosineHead | TextHead) else "prob"
+
+
+Unit = Literal["plain", "constant"]
+
+
+def _both_paths(model: VisionModel, layout: TokenLayout) -> int:
+    """Norms and gates keep their value and their rule."""
+    return every_block(model, layout) * 3 // 2
+
+
+@method(
+    "libra-ixg+",
+    forwards="1 + 1 backward",
+    needs="activations, gradients",
+    unset={"score": USUAL_SCORE},
+    signed=True,
+)
+@over_images(_both_paths)
+def libra_ixg_plus(
+    model: VisionModel,
+    images: Tensor,
+    target: Target,
+    *,
+    start: Start = "all",
+    mixer: Mixer = "sum",
+    unit: Unit = "plain",
+    score: Score | None = None,
+) -> Maps:
+    """Input x gradient of the tokens entering every block, with balanced gradients.
+
+    Libra IxG+ (LibraGrad, Mehri et al., CVPR 2025): IxG+ with gradients that balance.
+
+        map = sum_{l = start}^{L-1} r^l,   r^l_j = sum_c h^l_jc dh^l_jc,   dh by Libra's rules
+
+    Plain gradients of attention, norms and gates make input x gradient add up to anything. Libra's
+    rules make every block locally linear:
+
+        attention       softmax(q k^T) is constant: the gradient flows through v
+        LayerNorm, RMS  the standard deviation is constant; the mean is not
+        GELU, SiLU      x * constant gate; QuickGELU and sigmoid gates the same (tanh, as in
+                        pre-logit layers, is plain)
+        gated MLP       gradient of the product of its two branches, halved
+        L2 norm         of cosine heads: plain, or the norm constant (`unit="constant"`)
+
+    Then sum_j h^l_j dh^l_j + bias terms (b db for every bias from block l on) = logit at every
+    depth l. Dissent suppression, the paper's rule for patch embeddings, touches only pixel maps and
+    is left out. The bias terms belong to no patch and are not part of the map. Softmax or sigmoid
+    of the score keep their plain gradient. Other options and the usual score are those of `ixg+`.
+    """
+    layout, first = model.check(images), first_layer(model, start)
+    with libra_rules(model, unit=unit):
+        bound, _, terms = relevances(model, images, target, score, first=first, mixer=mixer)
+    return Maps(torch.stack(terms).sum(dim=0)[:, layout.patches], bound)
+
+
+@contextmanager
+def libra_rules(model: VisionModel, *, unit: Unit = "plain") -> Iterator[VisionModel]:
+    """Inside the block, graphs of the view are built by Libra's rules; values are what they were.
+
+    Functions are intercepted where they are called, in this thread: no module is changed. Compiled
+    blocks run uncompiled meanwhile.
+    """
+    before = model.blocks
+    model.blocks = [Block(**vars(block)) for block in before]
+    try:
+        with _Rules(unit):
+            yield model
+    finally:
+        model.blocks = before
+
+
+class _Rules(TorchFunctionMode):
+    def __init__(self, unit: Unit):
+        super().__init__()
+        self.gated = WeakTensorKeyDictionary()  # outputs of activations: a product is a gated MLP
+        self.rules = {
+            **RULES,
+            **dict.fromkeys((F.gelu, F.silu), self._constant_gate),
+            **dict.fromkeys((torch.Tensor.mul, torch.Tensor.__mul__, torch.mul), self._half),
+        }
+        if unit == "constant":
+            self.rules[F.normalize] = _constant_length
+
+    def __torch_function__(
+        self,
+        function: Any,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        rule = self.rules.get(function)
+        call = function if rule is None else partial(rule, function)
+        return call(*args, **kwargs or {})
+
+    def _constant_gate(self, activation: Any, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        """f(x) = x * g(x) for a gate g with g(0) = 1/2."""
+        kwargs.pop("inplace", None)
+        with torch.no_grad():
+            value = activation(x.detach(), *args, **kwargs)
+            gate = torch.where(x == 0, 0.5, value / x)
+        gated = _through(value, x * gate)
+        self.gated[gated] = True
+        return gated
+
+    def _half(self, multiply: Any, a: Any, b: Any, **kwargs: Any) -> Tensor:
+        product = multiply(a, b, **kwargs)
+        both = isinstance(a, Tensor) and isinstance(b, Tensor) and a.shape == b.shape
+        gated = both and (a in self.gated or b in self.gated)
+        return _through(product, product / 2) if gated else product
+
+
+def _through(value: Tensor, path: Tensor) -> Tensor:
+    """The value of one tensor, bit for bit, with the gradient of another."""
+    return value.detach() + (path - path.detach())
+
+
+def _constant_weights(attend: Any, q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
+    return attend(q.detach(), k.detach(), v, **options)
+
+
+def _constant_deviation(
+    norm: Any,
+    x: Tensor,
+    shape: list[int],
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+    **options: Any,
+) -> Tensor:
+    axes = tuple(range(-len(shape), 0))
+    centred = x - x.mean(dim=axes, keepdim=True)
+    path = centred * (centred.square().mean(dim=axes, keepdim=True) + eps).rsqrt().detach()
+    path = path if weight is None else path * weight
+    path = path if bias is None else path + bias
+    return _through(norm(x, shape, weight, bias, eps, **options), path)
+
+
+def _constant_rms(
+    norm: Any, x: Tensor, shape: list[int], weight: Tensor | None = None, eps: float | None = None
+) -> Tensor:
+    floor = torch.finfo(x.dtype).eps if eps is None else eps
+    square = x.square().mean(dim=tuple(range(-len(shape), 0)), keepdim=True)
+    path = x * (square + floor).rsqrt().detach()
+    return _through(norm(x, shape, weight, eps), path if weight is None else path * weight)
+
+
+def _constant(gate: Any, x: Tensor) -> Tensor:
+    return gate(x.detach())
+
+
+def _constant_length(
+    normalize: Any, x: Tensor, p: float = 2.0, dim: int = 1, **options: Any
+) -> Tensor:
+    value = normalize(x, p, dim, **options)
+    return _through(value, x / x.norm(p, dim, keepdim=True).detach())
+
+
+RULES: dict[Callable[..., Any], Callable[..., Any]] = {
+    F.scaled_dot_product_attention: _constant_weights,
+    F.layer_norm: _constant_deviation,
+    F.rms_norm: _constant_rms,
+    torch.rsqrt: _constant,  # norms written out by hand
+    torch.sigmoid: _constant,
+    torch.Tensor.sigmoid: _constant,
+}
+
+
+@method(
+    "integrated-gradients",
+    forwards="steps + steps backward",
+    needs="gradients",
+    architectures=EVERY_VIEW,
+    signed=True,
+)
+@over_images(whole_graph)
+def integrated_gradients(
+    model: ImageModel,
+    images: Tensor,
+    target: Target,
+    *,
+    baseline: Blank | Tensor = "mean",
+    steps: Count = 50,
+    score: Score = "logit",
+    seed: int = 0,
+) -> Maps:
+    """Gradients along the straight path from a baseline to the picture, times the difference.
+
+        phi = (x - b) * integral_0^1 grad f(b + t (x - b)) dt,   sum phi = f(x) - f(b)
+
+    (Sundararajan, Taly & Yan 2017). The integral is a Gauss-Legendre sum (captum's default), exact
+    for polynomials of degree 2 * steps - 1; completeness holds up to its error. The baseline b is
+    the mean colour, which is 0 after normalisation, unless another blank or a normalised picture is
+    given.
+    """
+    target = bind_target(model, images, target)
+    base = blank_image(model, (images.shape[-2], images.shape[-1]), baseline, seed=seed)
+    nodes, weights = np.polynomial.legendre.leggauss(steps)  # on [-1, 1]
+    t, weight = (torch.from_numpy(x / 2).to(images) for x in (1 + nodes, weights))
+
+    def faded(a: int, b: int) -> Tensor:  # [B, n, 3, H, W]
+        return base[:, None] + t[a:b, None, None, None] * (images - base)[:, None]
+
+    slope = _mean_slope(model, images, target, score, faded, weight)
+    pixels = ((images - base) * slope).sum(dim=1)  # [B, H, W]
+    return Maps(patch_sums(model, pixels), target, native=pixels)
+
+
+@method(
+    "smoothgrad",
+    forwards="samples + samples backward",
+    needs="gradients",
+    architectures=EVERY_VIEW,
+)
+@over_images(whole_graph)
+def smoothgrad(
+    model: ImageModel,
+    images: Tensor,
+    target: Target,
+    *,
+    samples: Count = 50,
+    noise: NotNegative = 0.15,
+    show: Literal["magnitude", "signed", "input"] = "magnitude",
+    score: Score = "logit",
+    seed: int = 0,
+) -> Maps:
+    """The gradient of pixels, averaged over noisy copies of the picture.
+
+        g = mean_k d score / dx (x + sigma n_k),   n_k ~ N(0, 1),   sigma = noise (max x - min x)
+
+    (Smilkov et al. 2017), and the map sums |g| (`magnitude`, the paper's pictures), g (`signed`) or
+    x * g (`input`). A gradient says what a small change would do, not what the patch did; only
+    `input` estimates a contribution. Noise is drawn once from `seed` and is the same for every
+    picture, so a map does not depend on the batch. It is drawn on the device: millions of numbers
+    from a CPU would take longer than the passes.
+    """
+    target = bind_target(model, images, target)
+    generator = torch.Generator(images.device).manual_seed(seed)
+    shape, device = (samples, *images.shape[1:]), images.device
+    drawn = torch.randn(shape, generator=generator, device=device, dtype=torch.float32)
+    sigma = noise * (images.amax(dim=(1, 2, 3)) - images.amin(dim=(1, 2, 3)))  # [B]
+
+    def noisy(a: int, b: int) -> Tensor:  # [B, n, 3, H, W]
+        return images[:, None] + sigma[:, None, None, None, None] * drawn[a:b].to(images)
+
+    equal = torch.full((samples,), 1 / samples, dtype=torch.float64, device=images.device)
+    slope = _mean_slope(model, images, target, score, noisy, equal)
+    shown = {"magnitude": slope.abs(), "signed": slope, "input": images * slope}
+    pixels = shown[show].sum(dim=1)  # [B, H, W]
+    return Maps(patch_sums(model, pixels), target, native=pixels)
+
+
+def _mean_slope(
+    model: ImageModel,
+    images: Tensor,
+    target: Target,
+    score: Score,
+    copies: Callable[[int, int], Tensor],
+    weights: Tensor,
+) -> Tensor:
+    """The weighted sum over copies of every image of the gradient of pixels, [B, 3, H, W]."""
+
+    def slope_at(pictures: Tensor, aims: Target) -> Tensor:
+        return pixel_slope(model, pictures, aims, score)[1]
+
+    each = len(images) * whole_graph(model, model.check(images))
+    return over_copies(copies, weights, target, slope_at, bytes_each=each)
+
+
+Weighing = Literal["mean", "hires", "layer", "x", "++"]
+EPS = 1e-7  # as in pytorch-grad-cam
+
+
+@method("grad-cam", forwards="1, backward through the last block", needs="activations, gradients")
+@over_images(one_block)
+def grad_cam(
+    model: VisionModel,
+    images: Tensor,
+    target: Target,
+    *,
+    variant: Literal["a", "b", "c"] = "a",
+    score: Score = "logit",
+) -> Maps:
+    """Activations of the last block, weighted by their mean gradient.
+
+    Three conventions are in use, with p over patches, c over channels and h over heads:
+
+        a   pytorch-grad-cam: X = normed input of the last attention,
+            map_p = ReLU(sum_c w_c X_pc),   w_c = mean_p G_pc
+        b   Chefer's baseline: X = last attention, class row,
+            map_p = ReLU(mean_h w_h X_hp),   w_h = mean_p G_hp
+        c   LibraGrad's code: X = residual input of the last block,
+            map_p = sum_c w_c X_pc, signed,   w_c = mean of G_c over all tokens
+
+    Whatever follows the last attention has no patch gradient in class-token models, which is why
+    none of them looks there. In post-norm blocks the normed input is the input. With a latent pool,
+    b uses the pool's attention; averaging readouts mean their rows.
+    """
+    layout = model.check(images)
+    patches = layout.patches
+    if variant == "b":
+        last = n_attentions(model) - 1
+        run = explicit_run(model, images, start=last)
+        bound, slopes = differentiate(model, run.logits, target, score, run.probs, start=last)
+        slope, probs = (
+            read_rows(model, layout, t)[..., patches] for t in (slopes[0], run.probs[0])
+        )  # [B, H, N]
+        return Maps((slope.mean(dim=2, keepdim=True) * probs).mean(dim=1).relu(), bound)
+    x, logits = _last_block(model, images, normed=variant == "a")  # [B, T, D]
+    last = model.n_layers - 1
+    bound, (slope,) = differentiate(model, logits, target, score, [x], start=last)
+    weight = slope[:, patches].mean(dim=1) if variant == "a" else slope.mean(dim=1)  # [B, D]
+    scores = (x[:, patches] @ weight[..., None])[..., 0]
+    return Maps(scores.relu() if variant == "a" else scores, bound)
+
+
+def _last_block(model: VisionModel, images: Tensor, *, normed: bool) -> tuple[Tensor, Tensor]:
+    """The (normed) input of the last block, free of what came before, and the logits as a function
+    of it."""
+    last, block = model.n_layers - 1, model.blocks[-1]
+    with torch.no_grad():
+        h = record(model, images, states={last}, until=last).states[last]
+        x = (block.norm(h) if normed else h).detach()
+    x.requires_grad_()
+    steps = walk(model, h if normed else x, model.at(images), start=last)
+    for step in steps:
+        if normed:  # the residual path keeps h: x is what the attention reads, and nothing else
+            step.block = Block(**{**vars(block), "norm": lambda _: x})
+    return x, model.readout(steps.h, model.check(images))
+
+
+@method(
+    "grad-cam",
+    forwards="1, backward from the stage on",
+    needs="activations, gradients",
+    architectures=("staged",),
+    unset={"stage": "the last one"},
+)
+@over_images(every_stage)
+def grad_cam_staged(
+    model: StagedModel,
+    images: Tensor,
+    target: Target,
+    *,
+    variant: Weighing = "mean",
+    stage: str | None = None,
+    score: Score = "logit",
+) -> Maps:
+    """Features of a stage, weighted by their gradient: Grad-CAM and its relatives.
+
+    map_p = ReLU(sum_c w_c X_cp), with weights by `variant` (p over places of the feature map):
+
+        mean    w_c = mean_p G_cp                      Grad-CAM
+        hires   w_cp = G_cp                            HiResCAM (Draelos & Carin 2020)
+        layer   w_cp = ReLU(G_cp)                      LayerCAM (Jiang et al. 2021)
+        x       w_c = sum_p X_cp G_cp / sum_p X_cp     XGrad-CAM (Fu et al. 2020)
+        ++      w_c = sum_p a_cp ReLU(G_cp),           Grad-CAM++ (Chattopadhay et al. 2018)
+                a_cp = G^2 / (2 G^2 + G^3 sum_p X_cp)
+    """
+    stage = stage or model.stages[-1].name
+    bound, features, slope = features_and_slope(model, images, target, stage, score)
+    if variant == "hires":
+        scores = feature_products(model, features, slope, stage).relu()
+    else:
+        scores = (channel_weights(features, slope, variant) * features).sum(dim=1).relu()
+    return Maps(on_cells(scores, model.check(images)), bound, used={"stage": stage})
+
+
+def channel_weights(features: Tensor, slope: Tensor, variant: Weighing) -> Tensor:
+    """Weights [B, C, 1 or h, 1 or w] of features [B, C, h, w] with their gradient."""
+    places = (2, 3)
+    if variant == "mean":
+        return slope.mean(dim=places, keepdim=True)
+    if variant == "hires":
+        return slope
+    if variant == "layer":
+        return slope.relu()
+    total = features.sum(dim=places, keepdim=True)
+    if variant == "x":
+        return (features * slope).sum(dim=places, keepdim=True) / (total + EPS)
+    share = slope**2 / (2 * slope**2 + slope**3 * total + 10 * EPS)
+    return (share.where(slope != 0, 0) * slope.relu()).sum(dim=places, keepdim=True)
