@@ -113,8 +113,8 @@ test-newest: browser
 	OMP_NUM_THREADS=1 .venv-newest/bin/python -m pytest -n 2 -q tests/models tests/attribution
 
 lint: install
-	$(BIN)/ruff check src tests benchmarks examples docs/equations.py docs/doctests.py docs/pictures.py
-	$(BIN)/ruff format --check src tests benchmarks examples docs/equations.py docs/doctests.py docs/pictures.py
+	$(BIN)/ruff check src tests tools benchmarks examples docs/equations.py docs/doctests.py docs/pictures.py
+	$(BIN)/ruff format --check src tests tools benchmarks examples docs/equations.py docs/doctests.py docs/pictures.py
 	$(BIN)/python tests/readme_types.py
 
 # The site (out/site/index.html); a warning is an error.

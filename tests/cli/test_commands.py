@@ -58,14 +58,14 @@ def test_a_command_loads_and_its_line_is_in_the_list(name):
 
 def test_help_has_commands_and_options_in_panels_by_what_they_are_for():
     listed = CliRunner().invoke(app, ["--help"]).output
-    titles = ("Start here", "Explain ─", "Audit and repair", "Build and trace", "Experiments")
+    titles = ("Start here", "Explain ─", "Audit and repair", "Build and trace")
     places = [listed.index(title) for title in titles]
     assert places == sorted(places)
     heads = [line.split()[1] for line in listed.splitlines() if re.match(r"│ [a-z]|╭─ ", line)]
     assert heads[heads.index("Start") :] == [
         "Start", "demo", "doctor", "Explain", "explain", "methods", "bench", "serve", "Audit",
         "audit", "discover", "repair", "heads", "Build", "faithful", "lvlm",
-        "Experiments", "study", "zoo",
+        
     ]  # fmt: skip
     many = CliRunner().invoke(app, ["audit", "--help"]).output
     assert many.index("─ Many processes, many machines ─") < many.index("--workers")
@@ -206,7 +206,7 @@ def test_every_command_with_results_speaks_json():
     flags = {words: [o for p in command.params for o in p.opts] for words, command in commands()}
     without = {" ".join(words) for words, options in flags.items() if "--json" not in options}
     assert not any("--out" in flags[tuple(words.split())] for words in without)
-    assert {"doctor", "methods", "bench status", "bench report", "zoo list"}.isdisjoint(without)
+    assert {"doctor", "methods", "bench status", "bench report"}.isdisjoint(without)
 
 
 def test_json_holds_what_the_manifest_holds_and_nothing_else_is_printed(tmp_path):

@@ -1,4 +1,4 @@
-"""`seecause doctor` and `zoo` from the outside."""
+"""`seecause doctor` from the outside."""
 
 from __future__ import annotations
 
@@ -84,14 +84,6 @@ def test_a_vision_language_model_is_told_where_to_go(command, tmp_path):
             and "vision-language model" in done.stderr
             and "seecause lvlm" in done.stderr
         )
-
-
-def test_the_zoo_lists_its_recipes_and_refuses_others():
-    listed = CliRunner().invoke(app, ["zoo", "list"], env={"COLUMNS": "80"}).stdout
-    assert "critters-llava-planted" in listed and listed.count("0.786") == 2 and "…" not in listed
-    assert max(map(len, listed.splitlines())) <= 80
-    done = invoke("zoo", "train", "critters-vut")
-    assert done.exit_code == 2 and "critters-vit" in done.stderr
 
 
 def test_version():

@@ -11,9 +11,9 @@ import seecause as sc
 from seecause import critters
 from seecause.critters import BACKGROUNDS, Do, render
 from seecause.critters.planted import PlantedViT, vivid_patches
-from seecause.critters.train.classifier import planted_vit
 from seecause.errors import BadOption
 from tests.tiny import scramble
+from tools.critters.classifier import planted_vit
 
 HALF = (0.5, 0.5, 0.5)
 ROUTERS = [

@@ -14,20 +14,18 @@ from safetensors.torch import load_file
 import seecause as sc
 from seecause.critters import CLASSES, Regime
 from seecause.critters.demo import DemoSetting, build
-from seecause.critters.train import ifam
-from seecause.critters.train.ifam import balanced, choose, measure, measure_changed
-from seecause.critters.train.ifam_backbone import (
+from seecause.report.pages import render_page
+from tools.critters import ifam
+from tools.critters.ifam_backbone import (
     RECIPES,
     IfamRecipe,
     backbone_shape,
     batches,
-    build_backbone,
     distillation,
     loudest,
     pretrain,
     view,
 )
-from seecause.report.pages import render_page
 
 CPU = torch.device("cpu")
 TINY = backbone_shape() | {"img_size": 48, "embed_dim": 32, "depth": 2, "num_heads": 2}
@@ -74,13 +72,6 @@ def test_three_files_tell_everything(trained):
     assert model.layout.grid == (8, 8) and model.module.parts == 4
 
 
-def test_the_shipped_shape_is_small_enough():
-    recipe = RECIPES["critters-ifam"]
-    net = ifam.new_net(recipe, build_backbone(recipe))
-    assert net.stage1.tower.parts.layout_at(96, 96).grid == (16, 16)
-    assert 2 * sum(value.numel() for value in net.state_dict().values()) < 5e6
-
-
 def test_the_build_job_shows_parts_and_is_skipped_without_its_network(trained):
     out, _ = trained
     page = render_page("Demo", build(DemoSetting(), model=str(out), pictures=2).sections)
@@ -94,58 +85,12 @@ def test_the_build_job_shows_parts_and_is_skipped_without_its_network(trained):
     assert build(DemoSetting(), model="builtin:not-there").sections == []
 
 
-@pytest.mark.parametrize("reads", ["everything", "creature"])
-def test_reading_everything_or_the_creature_trains_stage_2_alone(reads):
-    recipe = tiny(reads=reads, samples=32)
-    backbone = build_backbone(recipe)
-    net, start = ifam.fit(recipe, backbone, device=CPU), ifam.new_net(recipe, backbone)
-    assert not torch.equal(net.stage2.tower.native.pos_embed, start.stage2.tower.native.pos_embed)
-    assert torch.equal(net.stage1.tower.native.pos_embed, start.stage1.tower.native.pos_embed)
-    kept = measure(net, recipe, balanced("test", 32, seed=0, size=48, device=CPU)).row()["kept"]
-    assert kept == 1 if reads == "everything" else 0.02 < kept < 0.5
-
-
-def test_interventions_are_calibrated_chosen_and_measured_in_one_precision(monkeypatch):
-    """A threshold cuts where tokens are dense: in another precision it cuts elsewhere."""
-    monkeypatch.setattr(
-        ifam,
-        "half",
-        lambda device: torch.autocast("cpu", dtype=torch.bfloat16),
-        raising=False,
-    )  # as on a GPU
-    recipe = tiny()
-    net, scenes = (
-        ifam.new_net(recipe, build_backbone(recipe)).eval(),
-        balanced("val", 8, seed=0, size=48, device=CPU),
-    )
-    seen: list[bool] = []
-    net.stage1.tower.native.patch_embed.register_forward_pre_hook(
-        lambda *arguments: seen.append(torch.is_autocast_enabled("cpu"))
-    )
-    chosen = choose(net, recipe, scenes, scenes)
-    measure_changed(net, recipe, scenes, chosen)
-    assert seen == [False] * (
-        1 + 3 + 1
-    )  # calibration, three quantiles tried (none is one of them), the measurement
-
-
 def test_a_finite_regime_comes_round_and_others_are_fresh():
     pool = Regime("few", train_pool=8)
     ids = [scenes.ids.tolist() for scenes in batches(pool, 4, 4, seed=0, size=32, device=CPU)]
     assert sorted(ids[0] + ids[1]) == sorted(ids[2] + ids[3]) == list(range(8))
     fresh = [scenes.ids.tolist() for scenes in batches("clean", 4, 2, seed=0, size=32, device=CPU)]
     assert fresh == [[0, 1, 2, 3], [4, 5, 6, 7]]
-
-
-def test_patches_of_the_creature_are_mirrored_with_it():
-    scenes = next(batches("clean", 8, 1, seed=0, size=48, device=CPU))
-    torch.manual_seed(0)
-    turned = scenes.mirrored()
-    same = (turned.images == scenes.images).flatten(1).all(dim=1)
-    assert 0 < same.sum() < 8
-    assert torch.equal(turned.patches(8)[~same], scenes.patches(8)[~same].flip(-1)) and torch.equal(
-        turned.masks[same], scenes.masks[same]
-    )
 
 
 def test_one_patch_is_enough_to_be_heard():

@@ -13,9 +13,9 @@ from transformers import AutoProcessor, LlavaForConditionalGeneration
 
 from seecause import critters
 from seecause.critters import SUBJECTS, answer_codes, choices, wordings
-from seecause.critters.train import card, find_recipe, train
-from seecause.critters.train.llava import answer, blind_loss, evaluate, fit
-from seecause.critters.train.llava_model import (
+from tools.critters import card, train
+from tools.critters.llava import answer, blind_loss, evaluate
+from tools.critters.llava_model import (
     RECIPES,
     TEMPLATE,
     LlavaRecipe,
@@ -26,7 +26,6 @@ from seecause.critters.train.llava_model import (
     make_words,
     mean_bank,
 )
-from seecause.models.decoder import restrict
 
 SMALL = {
     "size": 32,
@@ -76,18 +75,6 @@ def test_packed_questions_equal_the_native_model_one_by_one(readers):
                 )
 
 
-def test_keeping_every_patch_is_keeping_all():
-    model, teacher, batch = model_and_batch()
-    all_of_them = torch.arange(16).expand(5, -1)
-    assert_close(
-        answer_logits(model, teacher, batch, all_of_them), answer_logits(model, teacher, batch)
-    )
-    assert (
-        answer_logits(model, teacher, batch, all_of_them[:, 4:])
-        - answer_logits(model, teacher, batch)
-    ).abs().max() > 1e-3
-
-
 def test_a_batch_of_answers_tells_the_truth():
     words = make_words()
     latents = critters.mix_parts(critters.draw("balanced", "train", 64), share=0.5)
@@ -112,17 +99,6 @@ def test_a_batch_of_answers_tells_the_truth():
     ].all()
 
 
-def test_the_bank_of_one_picture_is_that_picture_and_the_mean_bank_is_none():
-    model, teacher, batch = model_and_batch()
-    question = teacher.words.prompt("What colour is the tail?")[1]
-    ids = torch.tensor([question])
-    own = ask_bank(model, mean_bank(model, teacher, batch.image[:1]), ids)[:, -1].float()
-    assert_close(own, answer(model, teacher, batch.image[:1], question), atol=1e-6, rtol=0)
-    assert (
-        ask_bank(model, mean_bank(model, teacher, batch.image), ids)[:, -1] - own
-    ).abs().max() > 1e-4
-
-
 @pytest.mark.parametrize("readers", [(), READERS])
 def test_the_blind_loss_is_that_of_every_wording_alone(readers):
     model, teacher, batch = model_and_batch(readers=readers)
@@ -133,40 +109,6 @@ def test_the_blind_loss_is_that_of_every_wording_alone(readers):
         logprobs = ask_bank(model, bank, ids)[0].float().log_softmax(dim=-1)
         alone += [-logprobs[-2, teacher.words.unsure], -logprobs[-1, teacher.words.end]]
     assert_close(blind_loss(model, teacher, bank), torch.stack(alone).mean(), atol=1e-6, rtol=0)
-
-
-def test_a_blind_lesson_teaches_the_decoder_and_not_the_tower():
-    """Also in half precision, where a bank made without gradients must not take them from what
-    follows."""
-    model, teacher, batch = model_and_batch()
-    model, batch = model.float(), dataclasses.replace(batch, image=batch.image.float())
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        bank = mean_bank(model, teacher, batch.image)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        blind_loss(model, teacher, bank).backward()
-    taught = {
-        name
-        for name, value in model.named_parameters()
-        if value.grad is not None and value.grad.abs().max() > 0
-    }
-    decoder = {
-        name
-        for name, _ in model.named_parameters()
-        if "language_model" in name or "lm_head" in name
-    }
-    assert taught == decoder
-
-
-def test_blind_lessons_make_the_model_unsure_of_the_average_picture():
-    recipe = small(samples=320, batch=8, seeing=0.1, learning_rate=5e-3, average=0.9)
-    teacher = Teacher(make_words(), "cpu")
-    image = teacher.batch(
-        critters.draw("balanced", "train", 24, start=999), recipe.preprocess
-    ).image
-    model, _ = fit(recipe)
-    assert (
-        float(blind_loss(model, teacher, mean_bank(model, teacher, image))) < 2
-    )  # 3 without such lessons
 
 
 def test_only_planted_heads_bring_the_picture_into_the_text():
@@ -242,38 +184,3 @@ def test_what_is_written_loads_in_plain_transformers(tmp_path):
         model.generate(**inputs, max_new_tokens=2, do_sample=False).shape[1]
         <= inputs["input_ids"].shape[1] + 2
     )
-
-
-def test_a_planted_model_keeps_its_restriction_when_stored(tmp_path):
-    model, teacher, batch = model_and_batch(readers=READERS)
-    question = teacher.words.prompt("Which critter is this?")[1]
-    model.save_pretrained(tmp_path)
-    again, free = (
-        LlavaForConditionalGeneration.from_pretrained(tmp_path, dtype=torch.float64).eval()
-        for _ in range(2)
-    )
-    restrict(again)
-    expected = answer(model, teacher, batch.image, question)
-    assert torch.equal(answer(again, teacher, batch.image, question), expected)
-    assert (answer(free, teacher, batch.image, question) - expected).abs().max() > 1e-4
-
-
-def test_a_run_repeats_itself_and_the_loss_falls():
-    recipe = small(samples=160, batch=8, seeing=0.2, learning_rate=5e-3, average=0.9)
-    (model, log), (again, _) = fit(recipe), fit(recipe)
-    assert all(
-        torch.equal(one, other)
-        for one, other in zip(model.parameters(), again.parameters(), strict=True)
-    )
-    first = next(row for row in log if row["phase"] == "answering")
-    assert log[-1]["loss"] < first["loss"] - 1
-
-
-def test_recipes_are_found_by_name_whatever_their_kind():
-    assert find_recipe("critters-llava", seed=3).stem == "critters-llava-3"
-    assert find_recipe("critters-biased", seed=None).stem == "critters-biased"
-    assert find_recipe("critters-llava-planted").readers
-    count = sum(
-        value.numel() for value in build_llava(RECIPES["critters-llava"], make_words()).parameters()
-    )
-    assert 1.9e6 < count < 2.2e6  # 4 MB in float16

@@ -6,9 +6,9 @@ from __future__ import annotations
 import torch
 
 import seecause as sc
-from seecause.critters.train import card, find_recipe
-from seecause.critters.train.llava import ENOUGH, evaluate
-from seecause.critters.train.llava_model import Teacher, make_words
+from tools.critters import card, find_recipe
+from tools.critters.llava import ENOUGH, evaluate
+from tools.critters.llava_model import Teacher, make_words
 from seecause.models.sources import ZOO
 
 

@@ -9,7 +9,7 @@ from PIL import Image
 
 import seecause as sc
 from seecause import critters
-from seecause.critters.train.llava_model import LlavaRecipe, build_llava, make_processor, make_words
+from tools.critters.llava_model import LlavaRecipe, build_llava, make_processor, make_words
 from seecause.models.decoder import restrict
 from tests.tiny import scramble
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import seecause as sc
-from seecause.critters.train.llava_model import RECIPES, build_llava, make_words
+from tools.critters.llava_model import RECIPES, build_llava, make_words
 from seecause.errors import BadInput, BadOption, UnknownName
 from seecause.lvlm import LVLM, AnswerEngine, MaskEngine, make_bank, model, wrap
 from seecause.models.decoder import restrict

@@ -35,21 +35,19 @@ COMMANDS = {  # their lines in `seecause --help`
         " ship it."
     ),
     "lvlm": "Trace a vision-language model's answer: heads, words and image tokens.",
-    "zoo": "The embedded Critters models: list them, or train one from its recipe.",
 }
 COMMAND_PANELS = {  # the panel that a command opens in `seecause --help`; others follow in it
     "demo": "Start here",
     "explain": "Explain",
     "audit": "Audit and repair",
     "faithful": "Build and trace",
-    "zoo": "Experiments",
 }
 OPTION_PANELS = dict.fromkeys(("model", "weights", "class_names", "mean", "std", "size"), "Model")
 OPTION_PANELS |= dict.fromkeys(
     ("device", "dtype", "seed", "out", "overwrite", "quiet", "as_json"), "Running and writing"
 )
 # files that are read together
-HOMES = {"discover": "repair", "methods": "doctor", "zoo": "demo"}
+HOMES = {"discover": "repair", "methods": "doctor"}
 USAGE_ERROR = 2
 SYNONYMS = {"--target": "--class"}  # what Python calls an option -> its name here
 PLACEHOLDERS = {"model": "NAME|FOLDER", "eye": "NAME|given|own"}

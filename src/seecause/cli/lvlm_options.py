@@ -101,7 +101,7 @@ class CalibratedModel:
         typer.Option(
             help="Calibration pictures, folders or quoted globs; repeat for more.",
             metavar="IMAGE",
-            show_default="Critters for a model of the zoo",
+            show_default="Critters for an embedded model",
         ),
     ] = None
 
@@ -133,7 +133,7 @@ class CalibratedModel:
 
     @property
     def knows_critters(self) -> bool:
-        """A builtin model, or a folder that `seecause zoo train` made of one: it knows nothing
+        """A builtin model, or a folder that `tools/critters` made of one: it knows nothing
         else, and needs no calibration pictures."""
         folder = Path(self.model.removeprefix("hf:"))
         return self.model.startswith("builtin:") or (folder / "card.json").is_file()

@@ -454,7 +454,7 @@ class TrainedNetwork:
 
 
 def open_network(name: str, *, device: str | torch.device = "cpu") -> TrainedNetwork:
-    """By name: the folder of a run, one that `faithful export` or `zoo train` wrote, or
+    """By name: the folder of a run, one that `faithful export` or `tools/critters` wrote, or
     `builtin:NAME`."""
     library, _, builtin = name.partition(":")
     if library == "builtin":
@@ -479,7 +479,7 @@ def _from_card(name: str, folder: Path, stem: str, device: str | torch.device) -
     net.eval().to(device)
     card = json.loads((folder / f"{stem}.json").read_text(encoding="utf-8"))
     regime = card.get("recipe", {}).get("regime")
-    if regime is not None:  # of the zoo
+    if regime is not None:  # an embedded model
         val, test = f"{BALANCED}:val", f"{BALANCED}:test"
         return TrainedNetwork(name, net, f"critters:{regime}", val, test)
     return TrainedNetwork(name, net, **{field: card.get(field) for field in _PICTURES})

@@ -338,7 +338,7 @@ def _builtin(name: str) -> Path:
     if (folder / "config.json").is_file():
         return folder
     if name.startswith("critters-llava"):
-        make = f"Make it with `seecause zoo train {name} --out DIR`, then name DIR/{name}"
+        make = f"Make it with `python -m tools.critters {name} --out DIR`, then name DIR/{name}"
         raise DataMissing(f"builtin:{name}", "this copy of the package does not hold it", make)
     names = [path.parent.name for path in ZOO.glob("*/config.json")]
     raise UnknownName("builtin vision-language model", name, names)

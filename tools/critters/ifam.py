@@ -1,7 +1,7 @@
 """Train critters-ifam from its recipe: a backbone that learns to see, then parts, mask and
 classifier together; and how well it answers and selects.
 
-    seecause zoo train critters-ifam --out weights --device cuda
+    python -m tools.critters critters-ifam --out weights --device cuda
 
 Writes NAME.safetensors (float16), NAME.json and NAME.log.csv. The log grows while it trains, and
 weights are written before they are evaluated. Measured are accuracy by group, the mask against the
@@ -23,24 +23,6 @@ from torch.nn import functional as F
 
 from seecause import critters
 from seecause.critters import CLASSES
-from seecause.critters.train import (
-    LogRow,
-    RunningMeans,
-    TrainingLog,
-    descend,
-    evaluate,
-    half,
-    move_average,
-    seeded,
-)
-from seecause.critters.train.ifam_backbone import (
-    RECIPES as RECIPES,
-    IfamRecipe,
-    Scenes,
-    batches,
-    draw_scenes,
-    pretrain,
-)
 from seecause.engine.chunks import machine
 from seecause.faithful import (
     IFAM,
@@ -57,6 +39,24 @@ from seecause.faithful.interventions import best_of, try_interventions
 from seecause.faithful.losses import TrainingLosses
 from seecause.metrics._localization import Overlap, overlap
 from seecause.metrics.accuracy import GroupAccuracy, group_accuracy
+from tools.critters import (
+    LogRow,
+    RunningMeans,
+    TrainingLog,
+    descend,
+    evaluate,
+    half,
+    move_average,
+    seeded,
+)
+from tools.critters.ifam_backbone import (
+    RECIPES as RECIPES,
+    IfamRecipe,
+    Scenes,
+    batches,
+    draw_scenes,
+    pretrain,
+)
 
 _NUMBERS = ("loss", "accuracy", "patch_accuracy", "kept")
 _LOSSES = tuple(loss.name for loss in fields(LossWeights))

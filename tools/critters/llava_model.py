@@ -49,9 +49,9 @@ from seecause.critters import (
     vocabulary,
     wordings,
 )
-from seecause.critters.train import DrawnRecipe, seeded
 from seecause.models.decoder import restrict
 from seecause.models.preprocess import Preprocess
+from tools.critters import DrawnRecipe, seeded
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """Train an embedded Critters classifier from its recipe.
 
-    seecause zoo train critters-vit --out weights
+    python -m tools.critters critters-vit --out weights
 
 Pictures are drawn fresh on the training device. A picture that lost parts keeps its label: given
 what is still visible the label is a fair draw from the classes that remain possible, so the network
@@ -25,7 +25,10 @@ from torch.nn import functional as F
 from seecause import critters
 from seecause.critters import CLASSES, REGIMES, VARIANTS, Latents, Regime
 from seecause.critters.planted import PlantedViT
-from seecause.critters.train import (
+from seecause.engine.chunks import machine
+from seecause.errors import BadOption
+from seecause.files import write_json
+from tools.critters import (
     HALF,
     DrawnRecipe,
     RunningMeans,
@@ -39,9 +42,6 @@ from seecause.critters.train import (
     seeded,
     write_log,
 )
-from seecause.engine.chunks import machine
-from seecause.errors import BadOption
-from seecause.files import write_json
 
 
 def small_vit() -> dict[str, Any]:

@@ -27,7 +27,8 @@ from torch.nn import functional as F
 
 from seecause import critters
 from seecause.critters import VARIANTS, Latents, Regime, find_regime
-from seecause.critters.train import (
+from seecause.faithful.losses import LossWeights
+from tools.critters import (
     DrawnRecipe,
     LogRow,
     RunningMeans,
@@ -37,7 +38,6 @@ from seecause.critters.train import (
     pace,
     seeded,
 )
-from seecause.faithful.losses import LossWeights
 
 # the paper's 2 let a part settle on a texture in small runs; the study finds 2 no worse:
 # docs/decisions.md

@@ -35,7 +35,11 @@ from seecause.critters import (
     answer_codes,
     wordings,
 )
-from seecause.critters.train import (
+from seecause.engine.chunks import machine
+from seecause.files import write_json
+from seecause.models.decoder import restrict
+from seecause.models.preprocess import Preprocess
+from tools.critters import (
     RunningMeans,
     TrainingLog,
     adamw,
@@ -46,7 +50,7 @@ from seecause.critters.train import (
     seeded,
     write_log,
 )
-from seecause.critters.train.llava_model import (
+from tools.critters.llava_model import (
     RECIPES as RECIPES,
     AnswerBatch,
     AveragePicture,
@@ -61,10 +65,6 @@ from seecause.critters.train.llava_model import (
     mean_bank,
     see,
 )
-from seecause.engine.chunks import machine
-from seecause.files import write_json
-from seecause.models.decoder import restrict
-from seecause.models.preprocess import Preprocess
 
 _CHOICES = len(BACKGROUNDS)  # as many as a part has variants
 _AHEAD = 12  # steps
