@@ -75,11 +75,7 @@ def test_three_files_tell_everything(trained):
 def test_the_build_job_shows_parts_and_is_skipped_without_its_network(trained):
     out, _ = trained
     page = render_page("Demo", build(DemoSetting(), model=str(out), pictures=2).sections)
-    assert (
-        page.count('<article class="card') == 2
-        and page.count("<figcaption>stage 2 sees") == 2
-        and "of 16 answers" in page
-    )
+    assert page.count('<article class="card') == 2 and "of 16 answers" in page
     match = re.search(r"Of 16 creatures drawn, (\d+) get another answer", page)
     assert page.count("; changes without part") == min(2, int(match[1]))  # those come first
     assert build(DemoSetting(), model="builtin:not-there").sections == []
