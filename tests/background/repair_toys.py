@@ -10,9 +10,8 @@ from torch import Tensor
 
 import seecause as sc
 from seecause.background import LabelledImages, Masks
-from seecause.background._remedies import Lesson
-from seecause.background.baselines import features, with_last_layer
-from seecause.background.last_layer import new_layer
+from seecause.background.last_layer import features, new_layer, with_last_layer
+from seecause.background.repair import Splits
 from seecause.background.versions import split_rows, versions_to_learn, versions_to_test
 from tests.families.native import tokenize
 
@@ -97,10 +96,10 @@ def numbers(seed: int, *shape: int) -> Tensor:
     return torch.randn(*shape, generator=draw, dtype=torch.float64)
 
 
-def made_lesson(model, **options):
+def made_splits(model, **options):
     """What remedies learn from and choose by."""
     cases = scenes(64, usual=0.8, seed=1)
     cases = dataclasses.replace(cases, images=cases.images.to(model.dtype), masks=cases.truth)
     learn, choose = (cases.take(rows) for rows in split_rows(cases.labels, (0.6, 0.4), seed=0))
     held_out = versions_to_test(model, choose, 4, seed=0)
-    return Lesson(versions_to_learn(learn, 4, seed=0), held_out, **options)
+    return Splits(versions_to_learn(learn, 4, seed=0), held_out, **options)

@@ -1,24 +1,34 @@
-"""Last layers and directions against slow twins, and what they must not do."""
+"""Last layers: fits against slow twins, directions, DFR, and layers read from and put into
+models."""
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
+from sklearn.linear_model import LogisticRegression
 from torch.testing import assert_close
 
+import seecause as sc
+from seecause.background import export, last_layer as layers, retrain_last_layer
 from seecause.background.last_layer import (
     MOST,
     Directions,
     LastLayer,
+    balanced_layer,
     change_directions,
     class_weights,
-    group_dro,
+    features,
+    last_layer,
     new_layer,
-    random_directions,
+    with_last_layer,
 )
 from seecause.errors import BadOption
+from seecause.metrics.accuracy import group_accuracy
 from tests.background.repair_toys import numbers
+from tests.helpers import view
 from tests.reference import last_layer as twin
+from tests.tiny import pictures, tiny
 
 
 def uneven(classes: int = 3):
@@ -29,99 +39,274 @@ def uneven(classes: int = 3):
 
 
 @pytest.mark.parametrize("strength", [0.01, 1.0])
-def test_a_logistic_layer_is_newtons(strength):
+def test_a_new_layer_is_newtons(strength):
     x, labels = uneven()
     fast = new_layer(x, labels, classes=3, strength=strength)(x)
     slow = twin.ridge_logistic(x, labels, 3, strength)
     assert_close(fast - fast.mean(dim=1, keepdim=True), slow, atol=1e-6, rtol=1e-6)
 
 
-@pytest.mark.parametrize("strength", [0.01, 1.0])
-def test_a_closed_form_is_least_squares(strength):
-    x, labels = uneven()
-    fast = new_layer(x, labels, classes=3, strength=strength, form="squares")(x)
-    assert_close(fast, twin.ridge_squares(x, labels, 3, strength), atol=1e-10, rtol=1e-10)
-
-
-def test_every_class_weighs_the_same():
+def test_every_class_has_the_same_weight():
     weights = class_weights(torch.tensor([0, 0, 0, 2]), 3)
     assert_close(weights.sum(), torch.tensor(4.0).double())
     assert_close(weights[:3].sum(), weights[3:].sum())
 
 
-@pytest.mark.parametrize("form", ["logistic", "squares"])
-def test_an_anchored_layer_keeps_the_rows_of_classes_without_pictures(form):
-    x, labels = uneven()
-    old = LastLayer(numbers(2, 5, 6), numbers(3, 5))
-    new = new_layer(x, labels, classes=5, anchor=old, form=form)
-    assert_close(new(x)[:, 3:], old(x)[:, 3:], atol=1e-10, rtol=1e-10)
-    assert not torch.allclose(new(x)[:, :3], old(x)[:, :3])
-    tight = new_layer(x, labels, classes=5, anchor=old, strength=1e-9, form=form)
-    assert_close(tight.weight, old.weight, atol=1e-4, rtol=1e-4)  # the ridge holds it
+def test_an_anchored_layer_minimises_its_loss_and_keeps_rows_of_classes_without_images():
+    """C sum w nll + |W - anchor|^2 / 2 over standardised features; all old classes compete."""
+    labels = torch.tensor([0] * 7 + [2] * 4)
+    x = numbers(0, 11, 3) * torch.tensor([1.0, 2.0, 0.5]) + 3
+    old = LastLayer(0.1 * numbers(1, 4, 3), numbers(2, 4))
+    new = new_layer(x, labels, classes=4, strength=0.5, anchor=old)
+    deviation = x.std(dim=0, correction=0)
+    weights = torch.tensor([11 / 14] * 7 + [11 / 8] * 4).double()  # two classes occur
+    weight, bias = (part.clone().requires_grad_(True) for part in (new.weight, new.bias))
+    logits = x @ weight.T + bias
+    nll = logits.logsumexp(dim=1) - logits.gather(1, labels[:, None])[:, 0]
+    ridge = ((weight - old.weight) * deviation).square().sum() / 2
+    for slope in torch.autograd.grad(0.5 * (weights * nll).sum() + ridge, (weight, bias)):
+        assert slope[[0, 2]].abs().max() < 1e-5
+    assert_close(new.weight[[1, 3]], old.weight[[1, 3]])
+    assert_close(new.bias[[1, 3]], old.bias[[1, 3]])
+    tight = new_layer(x, labels, classes=4, anchor=old, strength=1e-9)
+    assert_close(tight.weight, old.weight, atol=1e-4, rtol=1e-4)
+
+
+def test_a_constant_feature_gets_no_weight():
+    x = torch.cat([numbers(0, 8, 2), torch.full((8, 1), 5.0).double()], dim=1)
+    layer = new_layer(x, torch.arange(8) % 2, classes=2)
+    assert layer(x).isfinite().all() and not layer.weight[:, 2].any()
+    labels, groups = torch.arange(40) % 2, torch.arange(40) // 20
+    varied = numbers(0, 40, 3) + labels[:, None]
+    constant = torch.cat([varied, torch.full((40, 1), 7.0).double()], dim=1)
+    balanced, tried = balanced_layer(constant, labels, groups, classes=2, refits=2)
+    assert (balanced.weight[:, 3] == 0).all() and (balanced.weight[:, :3] != 0).any()
+    assert balanced.bias.isfinite().all() and max(tried.values()) > 0.5
 
 
 def test_missing_classes_are_refused_without_an_anchor():
     x, labels = uneven()
     with pytest.raises(BadOption, match="3 of 5 classes"):
         new_layer(x, labels, classes=5)
-    with pytest.raises(BadOption, match="one class only"):
+    with pytest.raises(BadOption, match="1 of 3 classes"):
         new_layer(x[:20], labels[:20], classes=3)
 
 
 @pytest.mark.parametrize("rank", [1, 3])
-def test_folding_into_the_layer_is_taking_out_of_features(rank):
-    versions, pictures = numbers(0, 24, 6), torch.arange(8).repeat_interleave(3)
+def test_folding_into_the_layer_is_removing_from_features(rank):
+    versions, images = numbers(0, 24, 6), torch.arange(8).repeat_interleave(3)
     layer, x = LastLayer(numbers(1, 4, 6), numbers(2, 4)), numbers(3, 7, 6)
-    fast = change_directions(versions, pictures).fold(layer, rank)(x)
-    slow = twin.without_directions(x, versions, pictures, rank, layer.weight, layer.bias)
-    assert_close(fast, slow, atol=1e-10, rtol=1e-10)
+    directions = change_directions(versions, images)
+    slow = twin.without_directions(x, versions, images, rank, layer.weight, layer.bias)
+    assert_close(directions.fold(layer, rank)(x), slow, atol=1e-10, rtol=1e-10)
+    assert_close(layer(directions.flatten(x, rank)), slow, atol=1e-10, rtol=1e-10)
 
 
-def test_the_rank_is_read_off_the_spectrum_and_what_stays_is_untouched():
+def test_directions_are_of_images_with_versions_and_keep_the_mean_of_all():
+    seen = torch.tensor([[1.0, 0, 5], [3, 0, 5], [0, 9, 2]])  # the last has one version
+    directions = change_directions(seen, torch.tensor([4, 4, 1]))
+    assert_close(directions.vectors[0].abs(), torch.tensor([1.0, 0, 0]).double())
+    assert_close(directions.mean, torch.tensor([4 / 3, 3, 4]).double())
+    with pytest.raises(BadOption, match="one version each"):
+        change_directions(seen, torch.arange(3))
+    layer = LastLayer(torch.tensor([[2.0, 1, 1]]), torch.tensor([0.5]))
+    folded = directions.fold(layer, 1)
+    assert_close(folded.weight, torch.tensor([[0.0, 1, 1]]).double())
+    assert_close(folded.bias, torch.tensor([0.5 + 2 * 4 / 3]).double())
+
+
+def test_the_rank_is_that_of_the_planted_change():
     moving = torch.linalg.qr(numbers(0, 10, 3)).Q.T  # three directions of ten
-    still, pictures = numbers(1, 40, 10), torch.arange(40).repeat_interleave(4)
+    still, images = numbers(1, 40, 10), torch.arange(40).repeat_interleave(4)
     versions = still.repeat_interleave(4, dim=0) + 5 * numbers(2, 160, 3) @ moving
-    versions = versions + 1e-3 * numbers(3, 160, 10)
-    directions = change_directions(versions, pictures)
+    directions = change_directions(versions + 1e-3 * numbers(3, 160, 10), images)
     assert directions.rank == 3
-    overlap = (directions.vectors[:3] @ moving.T).square().sum()
-    assert overlap > 2.999
-    layer = LastLayer(numbers(4, 2, 10), numbers(5, 2))
-    blind = directions.fold(layer, 3)
-    moved = blind(versions).unflatten(0, (40, 4))
-    assert (moved - moved.mean(dim=1, keepdim=True)).abs().max() < 0.05
-    assert_close(blind(versions).mean(dim=0), layer(versions).mean(dim=0))  # the mean stays
+    assert (directions.vectors[:3] @ moving.T).square().sum() > 2.999
 
 
 @pytest.mark.parametrize(("last", "rank"), [(1, 1), (MOST, MOST), (MOST + 1, 1)])
-def test_the_largest_drop_of_the_first_directions_is_the_rank(last, rank):
-    """Also the drop behind the last of them, but none that is later."""
+def test_the_rank_is_the_largest_drop_among_the_first_directions(last, rank):
+    """The drop behind the last of them counts, but none that is later."""
     values = torch.linspace(2, 1.9, 12).double()
     values[1:] *= 0.9  # a small drop behind the first
     values[last:] /= 100
     assert Directions(torch.eye(12).double(), values, torch.zeros(12).double()).rank == rank
 
 
-def test_random_directions_are_orthonormal_and_reproducible():
-    lot = random_directions(3, 9, seed=4)
-    assert_close(lot @ lot.T, torch.eye(3).double())
-    assert torch.equal(lot, random_directions(3, 9, seed=4))
-    assert not torch.allclose(lot, random_directions(3, 9, seed=5))
+def test_the_spectrum_may_fall_to_zero():
+    values = torch.tensor([3.0, 0.5, 0.0, 0.0]).double()
+    assert Directions(torch.eye(4).double(), values, torch.zeros(4)).rank == 2
+    assert Directions(torch.eye(1).double(), values[:1], torch.zeros(1)).rank == 1
 
 
-def test_group_dro_looks_after_the_small_group():
-    """The second feature gives the label away but in the small group; the first always does."""
-    draw, labels = numbers(0, 400, 2), torch.arange(400) % 2
-    rare = torch.arange(400) < 20
-    sign = 2.0 * labels - 1
-    shortcut = torch.where(rare, -sign, sign)
-    x = torch.stack([0.8 * sign + draw[:, 0], 3 * shortcut + 0.3 * draw[:, 1]], dim=1)
-    groups = torch.stack([labels, rare.long()], dim=1)
+def toy(n: int, agreement: float, seed: int):
+    """A weak cue that is always right, a strong one that agrees with the label as often as given,
+    and eight features of noise."""
+    generator = torch.Generator().manual_seed(seed)
+    label = torch.randint(2, (n,), generator=generator)
+    place = torch.where(torch.rand(n, generator=generator) < agreement, label, 1 - label)
+    noise = torch.randn(n, 10, generator=generator, dtype=torch.float64)
+    x = noise.clone()
+    x[:, 0] += 1.5 * (2 * label - 1)
+    x[:, 1] = 0.3 * noise[:, 1] + 2 * (2 * place - 1)
+    return x, label, 2 * label + place
 
-    def worst(layer):
-        right = layer(x).argmax(dim=1) == labels
-        return min(right[rare].double().mean(), right[~rare].double().mean())
 
-    plain = new_layer(x, labels, classes=2, strength=1.0)
-    robust = group_dro(x, labels, groups, classes=2, strength=1.0)
-    assert worst(plain) < 0.2 < 0.6 < worst(robust)
+def test_dfr_beats_the_plain_head_on_the_worst_group():
+    def worst(layer, x, label, group):
+        return group_accuracy(layer(x).argmax(dim=1) == label, group).worst
+
+    train, held, test = toy(2000, 0.98, 0), toy(600, 0.8, 1), toy(4000, 0.5, 2)
+    weight, bias = layers._l1_logistic(train[0].numpy(), train[1].numpy(), 1.0, 2)
+    plain = LastLayer(torch.from_numpy(weight), torch.from_numpy(bias))
+    layer, tried = balanced_layer(*held, classes=2)
+    after = worst(layer, *test)
+    assert after > worst(plain, *test) + 0.2 and after > 0.85
+    assert len(tried) == 7 and layer.weight[1, 1].abs() < layer.weight[1, 0].abs()
+
+
+def test_two_classes_share_the_intercept_of_one_logit():
+    """Their difference is scikit-learn's own decision for classes that are not equally frequent."""
+    x, label, _ = (part.numpy() for part in toy(200, 0.5, 0))
+    x, label = x[:120] + 1, (label * (x[:, 2] > -0.5))[:120]
+    weight, bias = layers._l1_logistic(x, label, 0.3, 2)
+    model = LogisticRegression(C=0.3, l1_ratio=1.0, solver="liblinear", max_iter=1000).fit(x, label)
+    assert abs(model.intercept_[0]) > 0.1
+    logits = x @ weight.T + bias
+    decision = model.decision_function(x)  # coordinate descent in a random order
+    np.testing.assert_allclose(logits[:, 1] - logits[:, 0], decision, atol=0.02)
+
+
+def test_dfr_chooses_c_by_the_worst_group_of_the_other_half_and_averages(monkeypatch):
+    """Every step written out, with a head that is easily fitted: class means."""
+
+    def class_means(x, y, strength, classes):
+        means = np.stack([x[y == kind].mean(axis=0) for kind in range(classes)])
+        means[:, 1] *= strength  # of the misleading cue
+        return means, -np.square(means).sum(axis=1) / 2
+
+    monkeypatch.setattr(layers, "_l1_logistic", class_means)
+    x, label, group = toy(160, 0.8, 3)
+    strengths = (5.0, 0.1)
+    options = {"classes": 2, "refits": 3, "strengths": strengths, "seed": 4}
+    layer, tried = balanced_layer(x, label, group, **options)
+    mean, deviation, draw = x.mean(dim=0), x.std(dim=0, correction=0), np.random.default_rng(4)
+    z, y, member = ((x - mean) / deviation).numpy(), label.numpy(), group.numpy()
+
+    def drawn(member):
+        return [draw.permutation(np.flatnonzero(member == kind)) for kind in range(4)]
+
+    def subset(member):
+        size = np.bincount(member).min()
+        return np.concatenate([rows[:size] for rows in drawn(member)])
+
+    halves = drawn(member)
+    first = np.concatenate([rows[: len(rows) // 2] for rows in halves])
+    second = np.concatenate([rows[len(rows) // 2 :] for rows in halves])
+    expected = {}
+    for strength in strengths:
+        rows = first[subset(member[first])]
+        weight, bias = class_means(z[rows], y[rows], strength, 2)
+        right = (z[second] @ weight.T + bias).argmax(axis=1) == y[second]
+        expected[strength] = min(right[member[second] == kind].mean() for kind in range(4))
+    assert tried == pytest.approx(expected) and tried[5.0] < tried[0.1]
+    rows = [subset(member) for _ in range(3)]
+    fits = [class_means(z[each], y[each], 0.1, 2) for each in rows]
+    logits = np.mean([z @ weight.T + bias for weight, bias in fits], axis=0)
+    assert_close(layer(x), torch.from_numpy(logits), atol=1e-9, rtol=0)
+
+
+def test_dfr_takes_three_classes_and_several_group_columns():
+    label = torch.arange(240) % 3
+    x = numbers(0, 240, 6) + 3 * torch.nn.functional.one_hot(label, 6)
+    groups = torch.stack([label, torch.arange(240) // 120], dim=1)
+    layer, _ = balanced_layer(x, label, groups, classes=3, refits=3, strengths=(1.0, 0.1))
+    assert (layer(x).argmax(dim=1) == label).double().mean() > 0.9
+
+
+@pytest.mark.parametrize(
+    ("labels", "groups", "message"),
+    [
+        ([0, 0, 0, 0], [0, 0, 1, 1], "all 2 classes"),
+        ([0, 1, 0, 1], [0, 0, 0, 1], "at least two"),
+    ],
+)
+def test_data_that_cannot_balance_is_refused(labels, groups, message):
+    with pytest.raises(BadOption, match=message):
+        balanced_layer(torch.randn(4, 3), torch.tensor(labels), torch.tensor(groups), classes=2)
+
+
+def test_a_balanced_half_without_a_class_is_refused():
+    x, groups = numbers(0, 40, 5), (torch.arange(40) % 20 == 0).long()
+    for classes in (2, 3):
+        with pytest.raises(BadOption, match=r"groups=.*without an image of class"):
+            balanced_layer(x, torch.arange(40) % classes, groups, classes=classes, refits=2)
+
+
+@pytest.mark.parametrize(
+    ("family", "last"),
+    [("timm_mean", "head"), ("hf_dinov2", "classifier"), ("torchvision_pre_logits", "heads")],
+)
+def test_features_are_what_the_last_layer_reads(family, last):
+    native = tiny(family)
+    model, images = view(native, check=False), pictures(native)
+    read = getattr(native.module, last)(features(model, images))
+    assert_close(read, native.forward(images), atol=1e-10, rtol=0)
+    assert_close(features(model, images.float()), features(model, images), atol=1e-5, rtol=1e-5)
+
+
+def test_the_new_head_is_part_of_the_native_model(tmp_path):
+    native = tiny("hf_vit", dtype=torch.float32)
+    model, images = view(native, check=False), pictures(native, batch=42)
+    labels, groups = torch.arange(42) % 7, torch.arange(42) // 7 // 4  # four and two of each class
+    groups = torch.stack([labels, groups], dim=1)
+    options = {"refits": 2, "strengths": (1.0, 0.1), "seed": 3}
+    new = retrain_last_layer(model, images, labels, groups, **options)
+    expected, _ = balanced_layer(features(model, images), labels, groups, classes=7, **options)
+    with sc.background.ablate(model, [(1, 0)]):
+        cut = features(model, images)
+        assert_close(model.module.classifier(cut.float()), model(images), atol=1e-5, rtol=1e-4)
+    assert_close(new.module.classifier.weight, expected.weight.float())
+    assert_close(new.module.classifier.bias, expected.bias.float())
+    assert (new(images) - model(images)).abs().max() > 1e-2
+    again = sc.load(str(export(new, [(0, 1)], tmp_path)))
+    with sc.background.ablate(new, [(0, 1)]):
+        assert_close(again(images), new(images), atol=1e-4, rtol=1e-4)
+
+
+def test_a_zero_shot_model_gets_a_linear_head():
+    native = tiny("hf_clip")
+    model, images = view(native, check=False), pictures(native, batch=20)
+    labels, options = torch.arange(20) % 5, {"refits": 1, "strengths": (1.0,)}
+    new = retrain_last_layer(model, images, labels, labels, **options)
+    seen = features(model, images)
+    layer, _ = balanced_layer(seen, labels, labels, classes=5, **options)
+    assert_close(new(images), layer(seen), atol=1e-8, rtol=0)
+    assert new.classes == model.classes
+
+
+def test_the_native_last_layer_is_the_one_that_answers_alone():
+    for family, name in (("torchvision_vit", "heads.head"), ("hf_vit", "classifier")):
+        module = tiny(family).module
+        assert layers._native_classifier(module) is module.get_submodule(name)
+    assert layers._native_classifier(tiny("timm_distilled").module) is None  # two, averaged
+
+
+@pytest.mark.parametrize("kind", ["sigmoid texts", "prototypes", "no bias"])
+def test_the_old_last_layer_reads_features_as_the_model_does(kind):
+    native = tiny("hf_siglip" if kind == "sigmoid texts" else "timm_registers")
+    images = pictures(native)
+    if kind == "sigmoid texts":
+        model = view(native, check=False)
+        assert last_layer(model).bias[0] != 0
+    else:
+        width = native.module.embed_dim
+        head = torch.randn(5, width, dtype=torch.float64)
+        if kind == "no bias":
+            head = torch.nn.Linear(width, 5, bias=False).double()
+        around = {"mean": (0.5,) * 3, "std": (0.5,) * 3, "size": native.size}
+        model = sc.wrap(native.module, head=head, pool="cls", check=False, **around)
+    layer = last_layer(model)
+    assert_close(layer(features(model, images)), model(images), atol=1e-9, rtol=0)
+    if kind != "sigmoid texts":
+        assert_close(with_last_layer(model, layer)(images), model(images), atol=1e-9, rtol=0)

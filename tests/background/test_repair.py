@@ -1,9 +1,12 @@
-"""Repairs: chosen without labels, resumed after a kill, exported to plain libraries."""
+"""Repairs: remedies on a tiny transformer whose last layer took the shortcut, the choice between
+them, exports to plain libraries, and what is refused."""
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import timm
@@ -12,15 +15,25 @@ from safetensors.torch import load_file
 from torch.testing import assert_close
 
 import seecause as sc
-from seecause.background import _remedies, repair as _repair
-from seecause.background.baselines import features, last_layer, with_last_layer
-from seecause.background.result import Candidate
-from seecause.errors import BadOption
+from seecause.background import LabelledImages, interchange, repair as _repair
+from seecause.background.last_layer import (
+    Directions,
+    balanced_layer,
+    change_directions,
+    features,
+    last_layer,
+    new_layer,
+    with_last_layer,
+)
+from seecause.background.repair import REMEDIES, Candidate, Repair, model_card
+from seecause.background.versions import JudgedAnswers, origins, split_rows, worst_cell
+from seecause.errors import BadOption, NotDefined, UnknownName
 from tests.background.repair_toys import (
     PATCH,
     SIDE,
     biased_clip,
     fitted,
+    made_splits,
     plain_vit,
     scenes,
     wrapped,
@@ -34,17 +47,133 @@ def biased():
 
 
 @pytest.fixture(scope="module")
-def mended(biased):
+def splits(biased):
+    return made_splits(biased)
+
+
+def fit(name, model, splits, **options):
+    return REMEDIES[name].fit(model, splits, **options)
+
+
+def test_the_model_under_repair_has_something_to_repair(biased, splits):
+    judged = JudgedAnswers(splits.validation, splits.validation.logits(biased))
+    assert judged.accuracy > 0.8 and judged.transplant_worst < 0.5
+    assert judged.flips > 0.5 > judged.control_flips
+
+
+@pytest.mark.parametrize("anchor", [None, False, True])
+def test_a_new_last_layer_is_fitted_on_versions(biased, splits, anchor):
+    seen, labels = splits.train.features(biased).moved, splits.train.moved.labels
+    repaired = fit("last-layer", biased, splits, anchor=anchor)
+    old = last_layer(biased) if anchor else None
+    expected = new_layer(seen, labels, classes=2, strength=0.01, anchor=old)
+    assert_close(repaired.layer.weight, expected.weight)
+    assert repaired.details == {"versions": len(seen), "anchored": bool(anchor)}
+
+
+@pytest.mark.parametrize("name", ["last-layer", "directions", "directions-refit"])
+def test_last_layers_mend_it_without_a_group_label(biased, splits, name):
+    repaired = fit(name, biased, splits)
+    before = fit("nothing", biased, splits).judge(biased, splits.validation)
+    after = repaired.judge(biased, splits.validation)
+    assert after.transplant_worst > before.transplant_worst + 0.3
+    direct = JudgedAnswers(splits.validation, splits.validation.logits(repaired.model))
+    assert_close(after.logits.moved, direct.logits.moved.double(), atol=1e-4, rtol=1e-4)
+
+
+def test_directions_are_folded_out_of_the_old_layer_or_removed_before_a_refit(biased, splits):
+    seen = splits.train.features(biased)
+    directions = change_directions(seen.moved, splits.train.moved.source_index)
+    folded, refit = (
+        fit(name, biased, splits, rank=2) for name in ("directions", "directions-refit")
+    )
+    assert_close(folded.layer.weight, directions.fold(last_layer(biased), 2).weight)
+    flat = directions.flatten(seen.plain, 2)
+    expected = new_layer(flat, splits.train.labels, classes=2)
+    assert_close(refit.layer(seen.plain), expected(flat), atol=1e-6, rtol=1e-6)
+    spectrum = folded.details["spectrum"]
+    assert spectrum[0] == 1 and spectrum == sorted(spectrum, reverse=True)
+    with pytest.raises(BadOption, match=r"1 to \d+ directions"):
+        fit("directions", biased, splits, rank=1000)
+
+
+@pytest.mark.parametrize(
+    ("worst", "of_spectrum", "chosen"),
+    [
+        ([0.5, 0.5, 0.4], 2, 2),  # of equal ones the spectrum's
+        ([0.5, 0.5, 0.4], 3, 1),  # else the lowest
+        ([0.5, 0.6, 0.4], 1, 2),
+    ],
+)
+def test_of_equal_ranks_that_of_the_spectrum_is_kept(worst, of_spectrum, chosen):
+    values = torch.ones(6).double()
+    values[of_spectrum:] = 0.01
+    directions = Directions(torch.eye(6).double(), values, torch.zeros(6).double())
+    layers = dict(enumerate(worst, start=1))
+    known = SimpleNamespace(
+        validation=SimpleNamespace(under=lambda model, layer: layer), worst=lambda value: value
+    )
+    rank, details = _repair._best_rank(known, None, layers, directions)
+    assert rank == chosen and details["rank of the spectrum"] == of_spectrum
+
+
+def test_fine_tuning_learns_from_versions_and_keeps_its_state_in_the_cache(biased, tmp_path):
+    splits = made_splits(biased, cache=tmp_path)
+    options = {"epochs": 2, "rate": 3e-3, "batch": 32}
+    first, again = (fit("fine-tune", biased, splits, **options) for _ in range(2))
+    worst = JudgedAnswers(splits.validation, splits.validation.logits(first.model)).transplant_worst
+    assert worst == pytest.approx(max(first.details["transplant-worst by epoch"]), abs=1e-4)
+    assert again.details == first.details and len(list(tmp_path.iterdir())) == 1
+    fit("fine-tune", biased, splits, **{**options, "rate": 1e-3})
+    fit("fine-tune", biased, made_splits(biased, cache=tmp_path, seed=1), **options)
+    assert len(list(tmp_path.iterdir())) == 3  # other settings, other files
+
+
+def test_heads_are_removed_by_validation_images(biased, splits):
+    repaired = fit("heads", biased, splits)
+    tried, heads = repaired.details["transplant-worst by count"], repaired.details["heads"]
+    judged = JudgedAnswers(splits.validation, splits.validation.logits(repaired.model))
+    assert judged.transplant_worst == pytest.approx(max(tried.values()), abs=1e-4)
+    order = _repair.interchange_effects(biased, splits).order()
+    assert heads == order[: len(heads)] and tried[str(len(heads))] == max(tried.values())
+    images = splits.validation.data.images
+    with sc.background.ablate(biased, heads):
+        assert_close(repaired.model(images), biased(images))
+
+
+def test_heads_are_scored_on_images_and_their_last_versions(biased, splits, monkeypatch):
+    monkeypatch.setattr(_repair, "SCORED", 2)
+    moved, images = splits.train.moved, splits.train.data.images
+    source = moved.source_index
+    ends = [int(source.min()), int(source.max())]
+    last = [max((source == place).nonzero()[:, 0].tolist()) for place in ends]
+    pairs = LabelledImages(images[ends], other_background=moved[torch.tensor(last)])
+    effects = interchange(biased, pairs)
+    scores = _repair.interchange_effects(biased, splits)
+    assert torch.equal(scores.value, effects.background)
+
+
+def test_dfr_learns_from_plain_images_and_their_groups(biased, splits):
+    repaired = fit("dfr", biased, dataclasses.replace(splits, seed=3))
+    seen, labels = splits.train.features(biased).plain, splits.train.labels
+    codes = torch.tensor(splits.train.data.groups)
+    expected, tried = balanced_layer(seen, labels, codes, classes=2, seed=3)
+    assert_close(repaired.layer.weight, expected.weight)
+    assert f"C = {max(tried, key=tried.get)}" in repaired.done
+
+
+@pytest.fixture(scope="module")
+def repaired(biased):
     return sc.repair(biased, scenes(80, usual=0.9, seed=1), per_picture=4)
 
 
-def test_a_shortcut_is_mended_and_reported_on_other_pictures(mended):
-    assert mended.remedy != "nothing" and mended.verdict == "yes"
-    assert mended.after.flips < mended.before.flips - 0.3
-    assert mended.after.transplant_worst > mended.before.transplant_worst + 0.3
-    record = mended.record
-    assert record["learn"] + record["choose"] + record["report"] == 80
-    assert "mended by" in mended.sentence
+def test_a_shortcut_is_repaired_and_reported_on_other_pictures(repaired):
+    assert repaired.remedy != "nothing" and repaired.verdict == "yes"
+    assert repaired.after.flips < repaired.before.flips - 0.3
+    assert repaired.after.transplant_worst > repaired.before.transplant_worst + 0.3
+    record = repaired.record
+    assert record["train"] + record["validation"] + record["test"] == 80
+    assert "repaired by" in repaired.sentence
 
 
 def test_nothing_wins_where_there_is_nothing_to_repair_and_a_forced_repair_is_counted():
@@ -55,23 +184,23 @@ def test_nothing_wins_where_there_is_nothing_to_repair_and_a_forced_repair_is_co
     assert forced.remedy != "nothing" and forced.before.accuracy == left.before.accuracy
 
 
-def test_what_is_written_answers_alike_in_plain_timm(mended, tmp_path):
-    folder = mended.export(tmp_path / "model")
+def test_what_is_written_answers_alike_in_plain_timm(repaired, tmp_path):
+    folder = repaired.export(tmp_path / "model")
     native = timm.models.VisionTransformer(
         img_size=SIDE, patch_size=PATCH, embed_dim=32, depth=2, num_heads=4, num_classes=2
     ).eval()
     native.load_state_dict(load_file(folder / "model.safetensors"))
-    images = mended.before.pictures.images
+    images = repaired.before.data.images
     with torch.no_grad():
-        assert_close(native(images), mended.model(images), atol=1e-5, rtol=1e-5)
+        assert_close(native(images), repaired.model(images), atol=1e-5, rtol=1e-5)
     card = (folder / "README.md").read_text()
     for title in ("What was done", "On which data", "What it cost", "What was not tested", "Load"):
         assert title in card
     assert "unchanged. Layers and heads count" not in card  # of an export, how to load it alone
     page = (folder / "index.html").read_text()
-    assert page.index("The same pictures, before and after") < page.index("What changed?")
+    assert page.index("What changed?") > 0
     facts = json.loads((folder / "repair.json").read_text())
-    assert facts["remedy"] == mended.remedy and facts["after"]["flips"] < facts["before"]["flips"]
+    assert facts["remedy"] == repaired.remedy and facts["after"]["flips"] < facts["before"]["flips"]
 
 
 def test_what_is_written_answers_alike_in_plain_transformers(tmp_path):
@@ -118,44 +247,6 @@ def test_the_old_layer_of_a_zero_shot_model_is_its_texts():
     assert_close(same(cases.images), model(cases.images), atol=1e-4, rtol=1e-4)
 
 
-def test_a_killed_repair_goes_on_where_it_stopped(biased, tmp_path, monkeypatch):
-    cases, options = scenes(60, usual=0.9, seed=1), {"per_picture": 3}
-    whole = sc.repair(biased, cases, **options)
-    fits, entry = [], _remedies.remedies()["directions-refit"]
-
-    def killed(*_, **__):
-        raise KeyboardInterrupt
-
-    broken = _remedies.Remedy("directions-refit", killed, entry.cost, entry.needs, entry.summary)
-    monkeypatch.setitem(_remedies._REMEDIES, "directions-refit", broken)
-    with pytest.raises(KeyboardInterrupt):
-        sc.repair(biased, cases, work=tmp_path, **options)
-    monkeypatch.setitem(_remedies._REMEDIES, "directions-refit", entry)
-    first = _remedies._REMEDIES["last-layer"]
-    watched = _remedies.Remedy(
-        "last-layer", lambda *_, **__: fits.append(1), first.cost, first.needs, first.summary
-    )
-    monkeypatch.setitem(_remedies._REMEDIES, "last-layer", watched)
-    resumed = sc.repair(biased, cases, work=tmp_path, **options)
-    assert not fits and resumed.remedy == whole.remedy
-    assert resumed.after.numbers() == pytest.approx(whole.after.numbers(), abs=1e-6)
-
-
-@pytest.mark.parametrize("kept", [slice(-7), slice(0)])  # a file that was cut, or emptied
-@pytest.mark.parametrize("more", [b"", b"another"])
-def test_a_damaged_remedy_is_named_and_made_again(biased, tmp_path, caplog, kept, more):
-    cases = scenes(60, usual=0.9, seed=1)
-    options = {"per_picture": 2, "remedies": ("last-layer",), "work": tmp_path}
-    first = sc.repair(biased, cases, **options)
-    (file,) = tmp_path.rglob("done.sealed")
-    whole = file.read_bytes()
-    file.write_bytes(whole[kept] + more)
-    again = sc.repair(biased, cases, **options)
-    assert f"{file} is damaged" in caplog.text
-    assert again.after.numbers() == first.after.numbers()
-    assert _remedies.read_remedy(biased, file.parent) is not None  # written anew
-
-
 def test_a_remedy_that_cannot_be_done_is_a_hole_with_its_reason():
     model = wrapped(plain_vit(), head=torch.nn.Sequential(torch.nn.Linear(32, 2)), pool="cls")
     result = sc.repair(model, scenes(60, seed=1), per_picture=2, remedies=("directions",))
@@ -169,7 +260,7 @@ def test_group_labels_choose_only_where_they_are_allowed(biased):
         sc.repair(biased, cases, remedies=("dfr",))
     result = sc.repair(biased, cases, remedies=("dfr", "last-layer"), groups=True, per_picture=3)
     assert result.chosen_by == "worst group" and not result.candidates["dfr"].failed
-    numbers = {name: tried.choose for name, tried in result.candidates.items()}
+    numbers = {name: tried.validation for name, tried in result.candidates.items()}
     assert all(0 <= tried["worst group"] <= 1 for tried in numbers.values())
     best = max(
         ("dfr", "last-layer"),
@@ -190,19 +281,34 @@ def test_classes_without_pictures_are_warned_of():
     assert not torch.allclose(new[:2], old[:2])
 
 
-def test_too_few_pictures_are_refused(biased):
-    with pytest.raises(BadOption, match="five of each class"):
+def test_too_few_images_are_refused(biased):
+    with pytest.raises(BadOption, match="five images of each class"):
         sc.repair(biased, scenes(6))
+
+
+def test_remedies_and_their_options_are_checked_before_any_work(biased, monkeypatch):
+    monkeypatch.setattr(_repair, "masked_or_paired", lambda *_: pytest.fail("images were read"))
+    for name, options in (
+        ("fine-tune", {"epochs": 0}),
+        ("fine-tune", {"rate": 0.0}),
+        ("last-layer", {"strength": 0.0}),
+        ("last-layer", {"strenght": 1}),
+        ("directions", {"rank": 0}),
+    ):
+        with pytest.raises(BadOption, match=f"{next(iter(options))}.*{name}"):
+            sc.repair(biased, scenes(60), remedies=name, options={name: options})
+    with pytest.raises(UnknownName, match="last-layer"):
+        sc.repair(biased, scenes(60), remedies="last-layr")
     with pytest.raises(BadOption, match="remedies that are tried"):
         sc.repair(biased, scenes(60), options={"fine-tune": {"epochs": 1}})
 
 
-def test_an_option_that_cannot_be_used_is_an_error_before_any_work(biased, monkeypatch):
-    monkeypatch.setattr(_repair, "material_of", lambda *_: pytest.fail("pictures were read"))
-    wrong = {"fine-tune": {"epochs": 0}, "heads": {"counts": []}, "last-layer": {"strength": 0.0}}
-    for name, options in wrong.items():
-        with pytest.raises(BadOption, match=f"{name}.{next(iter(options))}"):
-            sc.repair(biased, scenes(60), remedies=(name,), options={name: options})
+def test_all_remedies_are_those_that_need_no_groups_unless_they_are_allowed():
+    def names(groups):
+        return [entry.name for entry, _ in _repair._entries("all", {}, groups=groups)]
+
+    assert names(True) == list(REMEDIES) and names(True)[0] == "nothing"
+    assert set(names(True)) - set(names(False)) == {"dfr"}
 
 
 def test_an_option_that_the_model_cannot_have_is_an_error_and_no_hole(biased):
@@ -218,62 +324,184 @@ def test_a_model_with_few_right_answers_is_repaired_by_what_held_out_versions_ga
     assert result.after.accuracy > 0.9 and result.before.accuracy < 0.4
 
 
-def test_a_work_folder_must_be_one(biased, tmp_path):
-    (tmp_path / "file").write_text("x")
-    with pytest.raises(BadOption, match="a folder"):
-        _repair.repair(biased, scenes(60), work=tmp_path / "file")
-
-
-def test_a_resumed_remedy_has_the_head_that_was_trained_with_it(tmp_path):
-    model = wrapped(plain_vit(), head=torch.nn.Linear(32, 2), pool="cls")
-    cases = scenes(60, seed=1)
-    options = {
-        "per_picture": 2, "remedies": ("fine-tune",), "force": True, "work": tmp_path,
-        "options": {"fine-tune": {"epochs": 1, "rate": 1e-2}},
-    }  # fmt: skip
-    first, again = (sc.repair(model, cases, **options) for _ in range(2))
-    assert not torch.allclose(first.model.extra.weight, model.extra.weight)
-    assert_close(again.model.extra.state_dict(), first.model.extra.state_dict(), atol=0, rtol=0)
-    assert again.candidates["fine-tune"].seconds == first.candidates["fine-tune"].seconds
-
-
 def test_given_masks_stay_with_their_own_pictures(biased):
     cases, test = scenes(60, usual=0.9, seed=1), scenes(40, usual=0.5, seed=2)
-    look = sc.eye(cases.truth, model=biased)
-    result = sc.repair(biased, cases, eye=look, test=test, per_picture=2, remedies=("last-layer",))
-    assert result.record["report"] == 40
-    assert torch.equal(result.before.masks.fine, test.truth)
-
-
-def test_groups_are_refused_where_a_picture_has_none_and_decide_what_is_reused(biased):
-    cases = scenes(60, seed=1)
-    for groups in ((), (None, *cases.groups[1:])):
-        with pytest.raises(BadOption, match="group for every picture"):
-            sc.repair(biased, replace(cases, groups=groups), groups=True)
-    turned = replace(cases, groups=cases.groups[::-1])
-    plain, other = (_repair.Material(pictures, None) for pictures in (cases, turned))
-    assert _repair.content_key(plain, groups=False) == _repair.content_key(other, groups=False)
-    assert _repair.content_key(plain, groups=True) != _repair.content_key(other, groups=True)
+    options = {"test": test, "per_picture": 2, "remedies": "last-layer"}
+    result = sc.repair(biased, cases, masks=cases.truth.hard, **options)
+    assert result.record["test"] == 40
+    assert torch.equal(result.before.masks.hard, test.truth.hard)
 
 
 def test_of_remedies_that_are_as_good_the_one_with_fewer_flips_is_kept():
     equal = {"transplant-worst": 0.8, "transplants": 0.9}
     flips = {"nothing": 0.5, "last-layer": 0.2, "directions": 0.1, "fine-tune": 0.3}
     tried = {
-        name: Candidate(name, "done", choose={**equal, "flips": share})
+        name: Candidate(name, "done", validation={**equal, "flips": share})
         for name, share in flips.items()
     }
     done = dict.fromkeys(tried)  # who is forced looks at no answers again
-    assert _repair._choice(tried, done, None, "transplant-worst", "yes", True) == "directions"
+    assert _repair._choice(None, tried, done, None, "transplant-worst", "yes", True) == "directions"
 
 
-def test_one_remedy_may_stand_without_a_list():
-    pictures = scenes(60)
-    result = sc.repair(fitted(pictures), pictures, per_picture=2, remedies="last-layer")
-    assert list(result.candidates) == ["nothing", "last-layer"]
+def choice(numbers, gained, *, by="transplant-worst", verdict="yes", force=False):
+    """Numbers by remedy: worst, worst group, transplants; flips are 0."""
+    names = ("transplant-worst", "worst group", "transplants")
+    candidates = {
+        name: Candidate(
+            name, "done", validation={**dict(zip(names, row, strict=True)), "flips": 0.0}
+        )
+        for name, row in numbers.items()
+    }
+
+    def repaired(share):
+        judged = SimpleNamespace(right_by_picture=lambda: torch.tensor(share).double())
+        return SimpleNamespace(judge=lambda model, part: judged)
+
+    shares = {name: repaired([0.5, 0.5, 0.5, 0.5]) for name in numbers}
+    shares |= {name: repaired(share) for name, share in gained.items()}
+    splits = SimpleNamespace(validation=None)
+    return _repair._choice(None, candidates, shares, splits, by, verdict, force)
 
 
-@pytest.mark.parametrize("options", [{"seed": 1.5}, {"per_picture": 1.5}, {"seed": -1}])
-def test_draws_are_counted_in_whole_numbers(options):
-    with pytest.raises(BadOption, match=next(iter(options))):
-        sc.audit(fitted(scenes(24)), scenes(24), **options)
+def test_the_best_remedy_is_chosen_if_it_gains_more_than_chance():
+    numbers = {"nothing": (0.4, 0.5, 0.5), "a": (0.5, 0.3, 0.6), "b": (0.5, 0.6, 0.5)}
+    surely, perhaps = [1.0, 1.0, 0.9, 1.0], [1.0, 0.0, 1.0, 0.4]
+    assert choice(numbers, {"a": surely}) == "a"  # of equals, by transplants
+    assert choice(numbers, {"a": perhaps}) == "nothing"
+    assert choice(numbers, {"b": surely}, by="worst group") == "b"
+    assert choice(numbers, {"a": surely}, verdict="no") == "nothing"
+    assert choice(numbers, {"a": perhaps}, verdict="no", force=True) == "a"
+    assert choice(numbers, {"a": surely}, verdict="too few") == "a"
+    worse = {**numbers, "nothing": (0.6, 0.5, 0.5)}
+    assert choice(worse, {"a": surely}) == "nothing"  # the worst cell counts before the mean
+    assert choice({"nothing": (0.4, 0.5, 0.5)}, {}, force=True) == "nothing"
+
+
+def numbered(count, ids=None):
+    ids = ids or tuple(map(str, range(count)))
+    return replace(scenes(count), ids=ids)
+
+
+def places(part):
+    return {int(name.split("~")[0]) for name in part.ids}
+
+
+def test_pictures_are_dealt_once_and_none_that_is_reported_on_is_judged(monkeypatch):
+    data = numbered(40)
+    learn, choose, report, both = _repair._split(data, None, 3)
+    assert [len(places(part)) for part in (learn, choose, report)] == [24, 8, 8]
+    assert places(learn) | places(choose) | places(report) == set(range(40))
+    assert places(both) == places(learn) | places(choose) and len(both) == 32
+    assert places(_repair._split(data, None, 4)[2]) != places(report)
+    monkeypatch.setattr(_repair, "JUDGED", 4)
+    few = _repair._split(data, None, 3)[3].ids
+    assert len(few) == 4 and int(few[-1]) > 20  # spread over all
+    test = numbered(6)
+    learn, choose, report, both = _repair._split(data, test, 3)
+    assert report is test and [len(places(part)) for part in (learn, choose)] == [30, 10]
+    versions = numbered(80, tuple(f"{n // 2}~{n % 2}" for n in range(80)))
+    versions = replace(versions, labels=torch.arange(80) // 2 % 2)
+    parts = _repair._split(versions, None, 3)[:3]
+    assert sum(len(places(part)) for part in parts) == 40  # versions stay together
+
+
+def test_views_that_change_answers_are_not_repaired():
+    plain = fitted(scenes(16))
+    for change in ({"merged": True}, {"gates": torch.ones(2, 4)}):
+        facts = {"merged": False, "gates": None, **change}
+        view = type("View", (type(plain),), facts).__new__(type("View", (type(plain),), facts))
+        view.architecture = plain.architecture
+        with pytest.raises(NotDefined, match="changes the predictions"):
+            _repair._repairable(view)
+
+
+def a_repair(remedy="a", verdict="yes"):
+    def audit(accuracy, flips, transplants):
+        numbers = {"accuracy": accuracy, "flips": flips, "transplants": transplants}
+        judged = SimpleNamespace(numbers=lambda: numbers)
+        return SimpleNamespace(judged=judged, numbers=lambda: {**numbers, "right answers": 7})
+
+    tried = {
+        "nothing": Candidate("nothing", "Nothing.", {}, 0.0, {"worst": 0.1}),
+        "a": Candidate("a", "It was repaired.", {"x": torch.nan, "y": 1}, 12.0, {"worst": 0.25},
+                       {"worst": 0.5}),
+        "b": Candidate("b", "not tried", failed="no last layer"),
+    }  # fmt: skip
+    record = {"model": "m", "masks": "masks", "data": "d", "train": 6, "validation": 2, "test": 3,
+              "test data": "e", "seed": 4, "seecause": "1", "notes": ["Take care."],
+              "mask IoU": 0.5}  # fmt: skip
+    before, after = audit(0.9, 0.8, 0.2), audit(0.85, 0.1, 0.7)
+    model = SimpleNamespace(name="m")
+    return Repair(model, model, remedy, verdict, before, after, tried, "worst", record)
+
+
+def test_the_card_says_what_was_done_what_it_cost_and_what_was_tried():
+    result = a_repair()
+    assert "repaired by a" in result.sentence and "20% -> 70%" in result.sentence
+    card = model_card(result, "nothing of this\n## Load it\n\nso")
+    for line in (
+        "It was repaired. Object masks: masks (IoU with known masks 0.50).",
+        "Take care.",
+        "d: 6 training images, 2 validation images; reported on 3 images of e. Seed 4",
+        "5.0 points of accuracy on plain images, and 12 s.",
+        "| flips | 0.800 | 0.100 |",
+        "| a | It was repaired. | 0.250 | 12.0 |",
+        "| b | no last layer | nan | 0.0 |",
+        "## Load it\n\nso",
+    ):
+        assert line in card, line
+    assert "right answers |" not in card and "nothing of this" not in card
+    facts = result.facts()
+    assert (facts["before"]["flips"], facts["after"]["flips"]) == (0.8, 0.1)
+    assert facts["candidates"][1]["details"] == {"y": 1}
+
+
+@pytest.mark.parametrize(
+    ("verdict", "words"),
+    [("no", "m: nothing to repair"), ("too few", "m: too few correct"), ("yes", "m: no remedy")],
+)
+def test_why_nothing_was_done(verdict, words):
+    assert a_repair("nothing", verdict).sentence.startswith(words)
+
+
+def test_small_cells_are_pooled_before_the_worst_is_taken():
+    labels = torch.tensor([0] * 10 + [1] * 12)
+    donors = torch.tensor([0] * 10 + [0] * 2 + [1] * 10)
+    right, each = torch.ones(22, dtype=torch.bool), torch.arange(22)
+    right[10:12] = False  # a cell of two
+    assert worst_cell(right, labels, donors, each, fewest=2) == 0.0
+    assert worst_cell(right, labels, donors, each, fewest=3) == pytest.approx(10 / 12)  # its class
+    assert worst_cell(right, labels, donors, each, fewest=13) == pytest.approx(20 / 22)  # all
+    wrong = ~right
+    wrong[0] = True  # of class 0 one in ten is right, of the rest of class 1 none
+    assert worst_cell(wrong, labels, donors, each, fewest=3) == 0.0
+
+
+def test_a_cell_is_as_large_as_it_has_pictures_not_versions():
+    labels, donors = torch.zeros(24, dtype=torch.long), torch.tensor([0] * 8 + [1] * 16)
+    right = donors == 1  # the cell of eight versions is all wrong
+    few = torch.cat([torch.arange(2).repeat(4), torch.arange(2, 10).repeat(2)])
+    assert worst_cell(right, labels, donors, few, fewest=3) == pytest.approx(16 / 24)
+    assert worst_cell(right, labels, donors, torch.arange(24), fewest=3) == 0.0
+
+
+def test_pictures_of_one_origin_count_as_one_when_cells_are_judged(biased, splits):
+    judged = JudgedAnswers(splits.validation, splits.validation.logits(biased))
+    right, _, _ = judged._versions()
+    everything, pictures = float(right.double().mean()), splits.validation.data
+    assert judged.transplant_worst < everything - 0.1
+    ids = tuple(f"scene~{place}.png" for place in range(len(pictures)))  # versions of one
+    renamed = dataclasses.replace(pictures, ids=ids)
+    together = dataclasses.replace(splits.validation, data=renamed, memo={})
+    assert JudgedAnswers(together, judged.logits).transplant_worst == pytest.approx(everything)
+
+
+def test_versions_of_a_picture_are_never_torn_apart():
+    names = [f"{kind}{number}~{version}.png" for kind in "ab" for number in range(20)
+             for version in range(3)]  # fmt: skip
+    labels = torch.tensor([0] * 60 + [1] * 60)
+    parts = split_rows(labels, (0.6, 0.2, 0.2), seed=1, pictures=origins(names))
+    assert torch.equal(torch.cat(parts).sort().values, torch.arange(120))
+    assert [len(rows) for rows in parts] == [72, 24, 24]
+    pictures = [{names[row].split("~")[0] for row in rows.tolist()} for rows in parts]
+    assert not (pictures[0] & pictures[1] or pictures[0] & pictures[2] or pictures[1] & pictures[2])

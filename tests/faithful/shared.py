@@ -10,10 +10,10 @@ from unittest import mock
 import torch
 from torch.utils.data import default_collate
 
-from seecause.background._remedies import find_remedy
+from seecause.background.fine_tune import fine_tune
 from seecause.faithful import train, training
 from seecause.faithful.run import join_processes
-from tests.background.repair_toys import fitted, made_lesson, scenes
+from tests.background.repair_toys import fitted, made_splits, scenes
 from tests.faithful.runs import snapshot, tiny_config
 
 
@@ -38,11 +38,15 @@ def train_parts(folder: Path, out: Path) -> dict[str, torch.Tensor]:
 def fine_tuned() -> dict[str, torch.Tensor]:
     """Two epochs of an odd batch, and of one that only the first process has a share of."""
     biased = fitted(scenes(64)).to(torch.float64)
-    lesson = made_lesson(biased)
-    batch = len(lesson.learn.moved) - 1
-    fit = find_remedy("fine-tune", {}).fit
-    mended = fit(biased, lesson, epochs=2, rate=1e-3, batch=batch, patience=9)
-    return {name: value.detach() for name, value in mended.model.module.state_dict().items()}
+    splits = made_splits(biased)
+    options = {"epochs": 2, "rate": 1e-3, "batch": len(splits.train.moved) - 1}
+    view, _ = fine_tune(
+        biased,
+        splits.train.moved,
+        lambda view: splits.worst(splits.validation.logits(view)),
+        **options,
+    )
+    return {name: value.detach() for name, value in view.module.state_dict().items()}
 
 
 def main(out: Path) -> None:

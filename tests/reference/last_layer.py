@@ -1,5 +1,5 @@
-"""Slow twins of last layers: Newton's method with the whole Hessian, a ridge as rows of a least
-squares problem, and directions taken out of features instead of the layer."""
+"""Slow twins of last layers: Newton's method with the whole Hessian, and directions taken out
+of features instead of the layer."""
 
 from __future__ import annotations
 
@@ -36,17 +36,6 @@ def ridge_logistic(x: Tensor, labels: Tensor, classes: int, strength: float) -> 
         flat = flat - torch.linalg.lstsq(hessian, gradient[:, None], driver="gelsd").solution[:, 0]
     scores = rows @ flat.view(classes, -1).T
     return scores - scores.mean(dim=1, keepdim=True)
-
-
-def ridge_squares(x: Tensor, labels: Tensor, classes: int, strength: float) -> Tensor:
-    """Logits [N, C] of weighted least squares on one-hot labels, the ridge as rows of its own."""
-    z, weights = standardised(x), balanced(labels, classes).sqrt()[:, None]
-    rows = torch.cat([z, torch.ones(len(z), 1).double()], dim=1)
-    wanted = (labels[:, None] == torch.arange(classes)).double()
-    ridge = torch.eye(z.shape[1], z.shape[1] + 1).double() / strength**0.5
-    left = torch.cat([weights * rows, ridge])
-    right = torch.cat([weights * wanted, torch.zeros(z.shape[1], classes).double()])
-    return rows @ torch.linalg.lstsq(left, right, driver="gelsd").solution
 
 
 def without_directions(

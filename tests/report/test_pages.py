@@ -12,7 +12,7 @@ import pytest
 import torch
 from markupsafe import Markup
 
-from seecause.background.result import Candidate
+from seecause.background.repair import Candidate
 from seecause.report import pages
 from seecause.report.background import _crops, remedies_section
 from seecause.report.explain import answer_text, explain_panel, explain_section
@@ -193,7 +193,7 @@ def test_pictures_come_before_prose():
 @pytest.mark.parametrize("name", ["b", "nothing"])
 def test_a_repair_says_what_decided_between_equals(name, other, words):
     taken = {"transplant-worst": 0.8, "transplants": 0.9, "flips": 0.1}
-    listed = [Candidate(name, "", choose=other), Candidate("a", "", choose=taken)]
+    listed = [Candidate(name, "", validation=other), Candidate("a", "", validation=taken)]
     candidates = {c.name: c for c in listed}
     result = SimpleNamespace(candidates=candidates, remedy="a", chosen_by="transplant-worst")
     note, called = remedies_section(result).note, {"nothing": "the model as it was"}.get(name, name)

@@ -1,15 +1,8 @@
-from seecause.background._remedies import (
-    Lesson as Lesson,
-    Mended as Mended,
-    remedies as remedies,
-    remedy as remedy,
-)
 from seecause.background.audit import (
     BackgroundAudit as BackgroundAudit,
     missed_limits as missed_limits,
     verdict_of as verdict_of,
 )
-from seecause.background.baselines import retrain_last_layer as retrain_last_layer
 from seecause.background.discover import Discovery as Discovery, Finding as Finding
 from seecause.background.erase import erase as erase
 from seecause.background.gains import Gains as Gains, information_gains as information_gains
@@ -31,7 +24,11 @@ from seecause.background.images import (
     correct_images as correct_images,
     read_images as read_images,
 )
-from seecause.background.last_layer import LastLayer as LastLayer, new_layer as new_layer
+from seecause.background.last_layer import (
+    LastLayer as LastLayer,
+    new_layer as new_layer,
+    retrain_last_layer as retrain_last_layer,
+)
 from seecause.background.masks import discover_masks as discover_masks, iou as iou
 from seecause.background.objects import object_masks as object_masks, otsu as otsu
 from seecause.background.prune import (
@@ -50,7 +47,13 @@ from seecause.background.prune import (
     prune_heads as prune_heads,
     score_heads as score_heads,
 )
-from seecause.background.result import Repair as Repair
+from seecause.background.repair import (
+    REMEDIES as REMEDIES,
+    Remedy as Remedy,
+    Repair as Repair,
+    Repaired as Repaired,
+    Splits as Splits,
+)
 from seecause.background.scoring import (
     Greedy as Greedy,
     Interchange as Interchange,

@@ -1,73 +1,427 @@
-"""From a model and pictures to a mended model: remedies side by side, chosen without group labels.
+"""Repair a model that relies on the background: remedies side by side, chosen without group labels.
 
-    learn     three fifths of the pictures: remedies learn from versions of these
-    choose    a fifth: which remedy, and its rank, count or epoch, by transplant-worst
-    report    a fifth, or data of its own: what is said before and after
+    train        three fifths of the images: remedies learn from versions of these
+    validation   a fifth: chooses the remedy, and its rank, count or epoch, by transplant-worst
+    test         a fifth, or data of its own: the numbers that are reported before and after
 
-First the verdict (`audit`) on learn and choose together: where it is "no", nothing is done unless
-`force`. Else the best remedy by transplant-worst wins (with `groups`, by the worst group), if
-held-out versions are answered better by more than chance would have it: also where too few answers
-are right to tell why, for a model that is nearly always wrong has few.
+First an audit of training and validation images: if its verdict is "no", nothing is done unless
+`force` is set. Otherwise the remedy with the best transplant-worst is taken (with `groups`, the
+best worst group), if versions of validation images are predicted better than by chance. This also
+holds if too few predictions are correct for a verdict: a model that is nearly always wrong has few.
 
-With a work folder every finished remedy but iFAM is kept (`_remedies`), and so are the eye's maps
-and the epochs of fine-tuning: a repair that was killed goes on. WORK/NAME-KEY is a remedy, KEY a
-digest of all that decides it: model, pixels, masks, options, seed, version.
+A remedy is a function `fit(model, splits, **options) -> Repaired`, listed in `REMEDIES`. It learns
+from `splits.train` and makes its own choices on `splits.validation`.
 """
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from seecause import __version__
-from seecause.background._remedies import (
-    Lesson,
-    Mended,
-    Remedy,
-    find_remedy,
-    read_remedy,
-    remedies as all_remedies,
-    write_remedy,
-)
 from seecause.background.audit import PER_PICTURE, BackgroundAudit, audit_part, masked_or_paired
+from seecause.background.fine_tune import fine_tune
+from seecause.background.heads import HeadScores
 from seecause.background.images import LabelledImages, Masks, Progress, no_progress
+from seecause.background.last_layer import (
+    MOST,
+    STRENGTH,
+    Directions,
+    LastLayer,
+    balanced_layer,
+    change_directions,
+    last_layer,
+    new_layer,
+    with_last_layer,
+)
 from seecause.background.objects import MaskSource
-from seecause.background.result import Candidate, Repair
+from seecause.background.prune import export as export_model, zero
+from seecause.background.scoring import interchange
 from seecause.background.versions import (
+    JudgedAnswers,
+    VersionedPictures,
+    VersionLogits,
     origins,
     split_rows,
     versions_to_learn,
     versions_to_test,
 )
-from seecause.data.dataset import Dataset, evenly
+from seecause.data.dataset import Dataset, Hole, evenly
 from seecause.data.registry import as_data
 from seecause.engine.verify import verify
-from seecause.errors import BadOption, NotDefined, SeecauseError
-from seecause.faithful.run import joined_processes
-from seecause.files import digest, digest_json
+from seecause.errors import BadOption, NotDefined, SeecauseError, UnknownName
+from seecause.files import digest_json, write_atomic, write_json
 from seecause.metrics.statistics import bootstrap_interval
 from seecause.models.base import ImageModel
 from seecause.models.eval_mode import in_eval_mode
 from seecause.models.view import VisionModel
+from seecause.options import Count, Positive, check_options
+from seecause.results import Result
 
 log = logging.getLogger(__name__)
+K = TypeVar("K")
 
-CHEAP = ("nothing", "last-layer", "directions", "directions-refit")
-EVERY = "all"  # instead of names: every remedy that the data allows, but iFAM
+CHEAP = ("last-layer", "directions", "directions-refit")
+EVERY = "all"  # instead of names: every remedy that the data allows
 SHARES = (0.6, 0.2, 0.2)
-IN_WORDS = "answers in words, whose weights all its other answers share: no last layer to mend"
+JUDGED = 400  # images that the verdict is taken of, at most
+SCORED = 64  # pairs that heads are scored on
+HEAD_COUNTS = (1, 2, 4, 8)  # heads that are removed
+IN_WORDS = "predicts words, and all its other answers share their weights: no last layer to repair"
 ASKED_INSTEAD = (
-    "Audit it (seecause audit --classify name_ll), take heads out of it (seecause heads prune"
+    "Audit it (seecause audit --classify name_ll), prune its heads (seecause heads prune"
     " --classify name_ll), or repair its vision tower as a classifier"
 )
-JUDGED = 400  # pictures that the verdict is taken of, at most
+CARD = "README.md"
+NOT_TESTED = (
+    "Shortcuts other than the background, or other than the difference between the pairs.",
+    "Images unlike those of the data named here: other cameras, places and times.",
+    "Calibration: probabilities may mean something else than before.",
+)
+
+
+@dataclass(frozen=True, eq=False)
+class Splits:
+    """Training and validation images with their versions, for remedies."""
+
+    train: VersionedPictures
+    validation: VersionedPictures
+    seed: int = 0
+    groups: bool = False  # whether group labels may be used
+    cache: Path | None = None  # a folder for the state of long trainings
+    progress: Progress = no_progress
+
+    def worst(self, logits: VersionLogits) -> float:
+        """Transplant-worst of validation images, from the logits of their versions."""
+        return JudgedAnswers(self.validation, logits).transplant_worst
+
+    def best(self, views: Iterable[tuple[K, VisionModel]]) -> tuple[K, VisionModel, dict[str, Any]]:
+        """The first view with the best transplant-worst, and transplant-worst of each."""
+        tried, best = dict[str, Any](), list[tuple[float, K, VisionModel]]()
+        for name, view in views:
+            worst = self.worst(self.validation.logits(view))
+            tried[str(name)] = round(worst, 4)
+            if not best or worst > best[0][0]:
+                best = [(worst, name, view)]
+        _, name, view = best[0]
+        return name, view, tried
+
+
+@dataclass(frozen=True, eq=False)
+class Repaired:
+    """A model after a remedy."""
+
+    model: VisionModel
+    done: str  # one sentence
+    details: dict[str, Any] = field(default_factory=dict)  # as JSON takes them
+    layer: LastLayer | None = None  # if nothing but the last layer was changed
+
+    def judge(self, original: VisionModel, part: VersionedPictures) -> JudgedAnswers:
+        """Predictions for images and their versions; of a new last layer, from kept features."""
+        if self.layer is not None:
+            return JudgedAnswers(part, part.under(original, self.layer))
+        return JudgedAnswers(part, part.logits(self.model))
+
+
+def nothing(model: VisionModel, splits: Splits) -> Repaired:
+    """The model as it is."""
+    try:
+        layer = last_layer(model)
+    except NotDefined:
+        layer = None
+    return Repaired(model, "Nothing was changed.", layer=layer)
+
+
+def fit_last_layer(
+    model: VisionModel,
+    splits: Splits,
+    *,
+    strength: Positive = STRENGTH,
+    anchor: bool | None = None,
+) -> Repaired:
+    """A new last layer on versions, classes balanced, ridge. With `anchor` it stays near the old
+    layer; by default if some class has no image, which a new layer would forget."""
+    features, labels = splits.train.features(model).moved, splits.train.moved.labels
+    if anchor is None:
+        anchor = len(labels.unique()) < model.n_classes
+    old = last_layer(model) if anchor else None
+    layer = new_layer(features, labels, classes=model.n_classes, strength=strength, anchor=old)
+    near = ", held near the old one" if anchor else ""
+    done = f"A new last layer (C = {strength:g}{near}) on {len(features)} versions."
+    return _with_layer(model, layer, done, {"versions": len(features), "anchored": anchor})
+
+
+def fold_directions(model: VisionModel, splits: Splits, *, rank: Count | None = None) -> Repaired:
+    """Directions in which versions differ, folded out of the old last layer."""
+    old, seen = last_layer(model), splits.train.features(model).moved
+    directions = change_directions(seen, splits.train.moved.source_index)
+    layers = {r: directions.fold(old, r) for r in _ranks(rank, directions)}
+    chosen, details = _best_rank(splits, model, layers, directions)
+    spectrum = (directions.values / directions.values[0])[: MOST + 1].tolist()
+    details["spectrum"] = [round(value, 4) for value in spectrum]
+    done = f"{chosen} of {seen.shape[1]} directions folded out of the last layer."
+    return _with_layer(model, layers[chosen], done, details)
+
+
+def fold_and_refit(
+    model: VisionModel,
+    splits: Splits,
+    *,
+    rank: Count | None = None,
+    strength: Positive = STRENGTH,
+) -> Repaired:
+    """Directions in which versions differ removed, then a new last layer on plain images."""
+    seen = splits.train.features(model)
+    directions = change_directions(seen.moved, splits.train.moved.source_index)
+    labels, options = splits.train.labels, {"classes": model.n_classes, "strength": strength}
+    anchor = last_layer(model) if len(labels.unique()) < model.n_classes else None
+    layers = {}
+    for r in _ranks(rank, directions):
+        held = None if anchor is None else directions.fold(anchor, r)
+        layer = new_layer(directions.flatten(seen.plain, r), labels, anchor=held, **options)
+        layers[r] = directions.fold(layer, r)
+    chosen, details = _best_rank(splits, model, layers, directions)
+    done = f"{chosen} directions removed, and a new last layer on {len(labels)} plain images."
+    return _with_layer(model, layers[chosen], done, details)
+
+
+def remove_heads(model: VisionModel, splits: Splits) -> Repaired:
+    """The heads that carry most of the change between versions removed; how many, by validation
+    images."""
+    scores = interchange_effects(model, splits)
+    order = scores.order()
+    if not order:
+        return Repaired(model, "No head was removed: none carries the change between versions.")
+    counts = sorted({min(count, len(order)) for count in HEAD_COUNTS})
+    with splits.progress("removing heads", len(counts)) as advance:
+
+        def pruned() -> Iterable[tuple[int, VisionModel]]:
+            for count in counts:
+                yield count, zero(model, order[:count])
+                advance(1)
+
+        count, view, tried = splits.best(pruned())
+    details = {"heads": order[:count], "transplant-worst by count": tried}
+    return Repaired(view, f"{count} heads removed: {', '.join(map(str, order[:count]))}.", details)
+
+
+def interchange_effects(model: VisionModel, splits: Splits) -> HeadScores:
+    """Effect of exchanging each head between an image and its last version, [L, H]; of up to
+    `SCORED` training images, spread over all."""
+    moved = splits.train.moved
+    images, which = moved.source_index.unique(return_inverse=True)
+    number = torch.arange(len(which), device=which.device)
+    last = torch.zeros_like(images).scatter_reduce(0, which, number, "amax")
+    rows = torch.linspace(0, len(images) - 1, min(SCORED, len(images))).round().long()
+    rows = rows.to(images.device)
+    plain, others = splits.train.data.images[images[rows]], moved[last[rows]]
+    with splits.progress("scoring heads", len(plain)) as advance:
+        pairs = LabelledImages(plain, other_background=others)
+        effects = interchange(model, pairs, progress=advance)
+    return HeadScores(effects.background, effects.background_error)
+
+
+def train_on(
+    model: VisionModel,
+    splits: Splits,
+    *,
+    epochs: Count = 5,
+    rate: Positive = 5e-5,
+    batch: Count = 64,
+) -> Repaired:
+    """All weights trained on versions; stopped early by transplant-worst."""
+    versions, checkpoint = splits.train.moved, None
+    settings = {"epochs": epochs, "rate": rate, "batch": batch, "seed": splits.seed}
+    if splits.cache is not None:
+        contents = [splits.train.digest(), splits.validation.digest(), model.fingerprint()]
+        key = digest_json([*contents, settings, __version__])
+        checkpoint = splits.cache / f"fine-tune-{key}.pt"
+    with splits.progress("fine-tuning", epochs * len(versions)) as advance:
+        view, curve = fine_tune(
+            model,
+            versions,
+            lambda view: splits.worst(splits.validation.logits(view)),
+            checkpoint=checkpoint,
+            progress=advance,
+            **settings,
+        )
+    by_epoch = [round(value, 4) for value in curve]
+    details = {"epochs": len(curve), "rate": rate, "versions": len(versions)}
+    details["transplant-worst by epoch"] = by_epoch
+    best = 1 + curve.index(max(curve))
+    done = f"Fine-tuned on {len(versions)} versions: epoch {best} of {len(curve)} (rate {rate:g})."
+    return Repaired(view, done, details)
+
+
+def retrain_by_groups(model: VisionModel, splits: Splits) -> Repaired:
+    """DFR (Kirichenko et al. 2023): a new last layer on group-balanced images."""
+    features, labels = splits.train.features(model).plain, splits.train.labels
+    groups = torch.tensor(splits.train.data.groups)
+    options = {"classes": model.n_classes, "seed": splits.seed}
+    layer, tried = balanced_layer(features, labels, groups, **options)
+    strength = max(tried, key=lambda c: tried[c])
+    done = f"DFR: a new last layer on {len(features)} images with group labels (C = {strength})."
+    return _with_layer(model, layer, done, {})
+
+
+def _with_layer(
+    model: VisionModel, layer: LastLayer, done: str, details: dict[str, Any]
+) -> Repaired:
+    """The model with another last layer; the view is verified when it is chosen."""
+    return Repaired(with_last_layer(model, layer, check=False), done, details, layer)
+
+
+def _ranks(rank: int | None, directions: Directions) -> list[int]:
+    available = len(directions.values)
+    if rank is not None and rank > available:
+        raise BadOption("rank", rank, f"1 to {available} directions")
+    return [rank] if rank is not None else list(range(1, min(MOST, available) + 1))
+
+
+def _best_rank(
+    splits: Splits, model: VisionModel, layers: Mapping[int, LastLayer], directions: Directions
+) -> tuple[int, dict[str, Any]]:
+    """The rank whose layer has the best transplant-worst; of equal ones the rank of the spectrum,
+    else the lowest."""
+    tried = {r: splits.worst(splits.validation.under(model, layer)) for r, layer in layers.items()}
+    chosen = max(tried, key=lambda r: (tried[r], r == directions.rank, -r))
+    by_rank = {str(r): round(worst, 4) for r, worst in tried.items()}
+    about = {"rank": chosen, "rank of the spectrum": directions.rank}
+    return chosen, {**about, "transplant-worst by rank": by_rank}
+
+
+@dataclass(frozen=True)
+class Remedy:
+    """A way to repair; its first docstring line is its summary, its keywords are its options."""
+
+    name: str
+    fit: Callable[..., Repaired]
+    cost: str
+    needs_groups: bool = False
+
+
+REMEDIES = {
+    remedy.name: remedy
+    for remedy in (
+        Remedy("nothing", nothing, "nothing"),
+        Remedy("last-layer", fit_last_layer, "1 forward of each version"),
+        Remedy("directions", fold_directions, "1 forward of each version"),
+        Remedy("directions-refit", fold_and_refit, "1 forward of each version"),
+        Remedy("heads", remove_heads, "1 forward per head of 64 pairs"),
+        Remedy("fine-tune", train_on, "about 15 forwards of each version"),
+        Remedy("dfr", retrain_by_groups, "1 forward of each image", needs_groups=True),
+    )
+}
+
+
+@dataclass(frozen=True, eq=False)
+class Candidate:
+    """A remedy that was tried, or why it was not."""
+
+    name: str
+    done: str
+    details: dict[str, Any] = field(default_factory=dict)
+    seconds: float = 0.0
+    validation: dict[str, float] = field(default_factory=dict)
+    test: dict[str, float] = field(default_factory=dict)
+    failed: str = ""
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Repair(Result):
+    """The result of `sc.repair`: `model` is the repaired one, or `original` if nothing was done."""
+
+    model: VisionModel
+    original: VisionModel
+    remedy: str
+    verdict: str  # of the audit that decided whether to repair
+    before: BackgroundAudit
+    after: BackgroundAudit
+    candidates: Mapping[str, Candidate]
+    chosen_by: str
+    record: dict[str, Any] = field(default_factory=dict)
+    skipped: tuple[Hole, ...] = ()  # images that could not be read
+
+    def __repr__(self) -> str:
+        return f"Repair({self.sentence})"
+
+    @property
+    def sentence(self) -> str:
+        """What was done, in one sentence."""
+        first, second = self.before.judged.numbers(), self.after.judged.numbers()
+        name = self.original.name
+        if self.remedy == "nothing":
+            return f"{name}: {_NOTHING.get(self.verdict, _NO_GAIN)}"
+        return (
+            f"{name}, repaired by {self.remedy}: on other backgrounds"
+            f" {first['transplants']:.0%} -> {second['transplants']:.0%} correct, predictions that"
+            f" flip {first['flips']:.0%} -> {second['flips']:.0%}; on plain images"
+            f" {first['accuracy']:.0%} -> {second['accuracy']:.0%} correct."
+        )
+
+    def numbers(self) -> dict[str, float]:
+        """The numbers of the audits before and after, on test images."""
+        pair = (("before", self.before), ("after", self.after))
+        return {f"{when} {n}": v for when, audit in pair for n, v in audit.numbers().items()}
+
+    def rows(self) -> list[dict[str, Any]]:
+        """One row for each remedy, with its numbers on test images."""
+        tried = self.candidates.values()
+        return [{"remedy": c.name, "done": c.failed or c.done, **c.test} for c in tried]
+
+    def export(self, folder: str | Path) -> Path:
+        """Write the checkpoint (plain timm, transformers, torchvision or open_clip load it), a page
+        with images before and after, and a model card."""
+        from seecause.report.background import repair_sections
+        from seecause.report.pages import write_page
+
+        folder = export_model(self.model, [], folder)
+        usage = (folder / CARD).read_text(encoding="utf-8")
+        write_atomic(folder / CARD, model_card(self, usage))
+        write_json(folder / "repair.json", self.facts())
+        title = f"{self.original.name}: before and after"
+        write_page(folder / "index.html", title, repair_sections(self), lead=self.sentence)
+        return folder
+
+    def facts(self) -> dict[str, Any]:
+        """All numbers and settings, as JSON takes them."""
+        candidates = []
+        for candidate in self.candidates.values():
+            facts = vars(candidate).items()
+            candidates.append({name: _known(v) if isinstance(v, dict) else v for name, v in facts})
+        return {
+            "remedy": self.remedy,
+            "verdict": self.verdict,
+            "chosen by": self.chosen_by,
+            "sentence": self.sentence,
+            "before": self.before.numbers(),
+            "after": self.after.numbers(),
+            "candidates": candidates,
+            "run": self.record,
+            "left out": [asdict(hole) for hole in self.skipped],
+        }
+
+
+def _known(numbers: Mapping[str, Any]) -> dict[str, Any]:
+    """Without NaN, which JSON cannot hold."""
+    return {name: value for name, value in numbers.items() if value == value}
+
+
+_NO_GAIN = "no remedy improves validation images by more than chance; nothing was changed."
+_NOTHING = {
+    "no": "nothing to repair: its predictions hardly follow the background.",
+    "too few": (
+        "too few correct predictions to tell whether there is something to repair, and no remedy"
+        " improves validation images by more than chance; nothing was changed."
+    ),
+}
 
 
 @in_eval_mode
@@ -83,127 +437,94 @@ def repair(
     force: bool = False,
     per_picture: int = 8,
     seed: int = 0,
-    work: str | Path | None = None,
+    cache: str | Path | None = None,
     progress: Progress = no_progress,
 ) -> Repair:
-    """Mend a model that answers from the background: try remedies on its own pictures with the
-    backgrounds exchanged, choose on held-out ones, and report on others. Needs no group label.
+    """Repair a model that relies on the background. Remedies learn from objects on other
+    backgrounds; the best on validation images is taken and reported on test images. No group label
+    is needed.
 
-    `data` and `masks`: as `sc.audit` takes them. `test`: images to report on, instead of a fifth of
-    `data`. `remedies`: names of `sc.background.remedies()`, or "all"; `options` of each, by name. `groups`: remedies may learn from group labels, and the worst group chooses. `force`:
-    repair also where there is nothing to repair. `per_picture`: transplants to learn from. `work`:
-    a folder from which a repair that was killed goes on.
+    Args:
+        model: A vision transformer classifier.
+        data: Labelled images of at least two classes, or the name of a dataset (`"folder:PATH"`).
+        masks: Source of the object masks, as for `sc.audit`.
+        test: Images to report on instead of a fifth of `data`.
+        remedies: Names from `sc.background.REMEDIES`, or "all".
+        options: Options of each remedy, by its name.
+        groups: Whether remedies may use group labels; the worst group chooses then.
+        force: Repair even if the audit finds nothing to repair.
+        per_picture: Transplants of each image to learn from.
+        seed: Of splits, transplants and training.
+        cache: A folder that keeps maps of the objects and the state of fine-tuning, so that a
+            killed repair continues.
+        progress: Shows progress, such as `sc.background.no_progress`.
 
-    The result has `model`, `remedy`, the audits `before` and `after`, and `export(folder)`.
+    Returns:
+        A `Repair` with `model`, `remedy`, the audits `before` and `after`, and `export(folder)`.
 
-    >>> import seecause as sc
-    >>> model = sc.load("builtin:critters-biased")
-    >>> data = sc.data.open_data("critters:certified:train", limit=48)
-    >>> mended = sc.repair(model, data, per_picture=2, remedies="directions")
-    >>> mended.after.flips < mended.before.flips
-    True
+    Raises:
+        NotDefined: If the model has no last layer of its own.
+
+    Example:
+        >>> import seecause as sc
+        >>> model = sc.load("builtin:critters-biased")
+        >>> data = sc.data.open_data("critters:certified:train", limit=48)
+        >>> repaired = sc.repair(model, data, per_picture=2, remedies="directions")
+        >>> repaired.after.flips < repaired.before.flips
+        True
     """
-    view = _view(model)
+    view = _repairable(model)
     entries = _entries(remedies, options or {}, groups=groups)
-    folder = None if work is None else work_folder(Path(work))
-    material = masked_or_paired(view, as_data(data), masks, progress)
-    if groups:
-        _need_groups(material)
-    tested = (
-        None if test is None else masked_or_paired(view, as_data(test), _again(masks), progress)
-    )
-    learn, choose, report, both = _split(material, tested, seed)
-    held_out = versions_to_test(view, choose, PER_PICTURE, seed=seed)
-    lesson = Lesson(
-        versions_to_learn(learn, per_picture, seed=seed), held_out, seed, groups, progress=progress
-    )
-    judged = versions_to_test(view, both, PER_PICTURE, seed=seed)
-    verdict = audit_part(view, judged, progress, fills=()).verdict
-    key = [view.fingerprint(), per_picture, seed, groups]
+    folder = None if cache is None else Path(cache)
     if folder is not None:
-        key += [content_key(each, groups=groups) for each in (material, choose)]
-    candidates, mended = _try_all(view, entries, lesson, folder, key)
+        folder.mkdir(parents=True, exist_ok=True)
+    everything = masked_or_paired(view, as_data(data), masks, progress)
+    unknown = len(everything) - sum(group is not None for group in everything.groups)
+    if groups and unknown:
+        got = f"{unknown} of {len(everything)} images without a group"
+        raise BadOption("groups", got, "data with a group for every image")
+    tested = None
+    if test is not None:
+        own = None if isinstance(masks, Tensor | Masks) else masks  # masks are of their images
+        tested = masked_or_paired(view, as_data(test), own, progress)
+    train, validation, report, judged = _split(everything, tested, seed)
+    splits = Splits(
+        versions_to_learn(train, per_picture, seed=seed),
+        versions_to_test(view, validation, PER_PICTURE, seed=seed),
+        seed,
+        groups,
+        folder,
+        progress,
+    )
+    part = versions_to_test(view, judged, PER_PICTURE, seed=seed)
+    verdict = audit_part(view, part, progress, fills=()).verdict
+    candidates, repaired = dict[str, Candidate](), dict[str, Repaired]()
+    with progress("trying remedies", len(entries)) as advance:
+        for remedy, settings in entries:
+            candidates[remedy.name], result = _try(view, remedy, settings, splits)
+            if result is not None:
+                repaired[remedy.name] = result
+            advance(1)
     chosen_by = "worst group" if groups else "transplant-worst"
-    name = _choice(candidates, mended, lesson, chosen_by, verdict, force)
-    record = _record(view, material, learn, choose, report, per_picture, seed)
-    candidates, before, after = _reported(view, report, candidates, mended, name, seed)
+    name = _choice(view, candidates, repaired, splits, chosen_by, verdict, force)
+    part = versions_to_test(view, report, PER_PICTURE, seed=seed + 1)
+    answers = {known: result.judge(view, part) for known, result in repaired.items()}
+    for known, each in answers.items():
+        candidates[known] = replace(candidates[known], test=each.numbers(groups=True))
+    before = after = audit_part(view, part, judged=answers["nothing"])
+    if name != "nothing":
+        verify(repaired[name].model)
+        after = audit_part(repaired[name].model, part, judged=answers[name])
+    counts = {"train": train, "validation": validation, "test": report}
+    record = _record(view, everything, counts, per_picture, seed)
+    skipped = (*everything.skipped, *(() if tested is None else tested.skipped))
     return Repair(
-        mended[name].model, view, name, verdict, before, after, candidates, chosen_by, record,
-        skipped=(*material.skipped, *(() if tested is None else tested.skipped)),
+        repaired[name].model, view, name, verdict, before, after, candidates, chosen_by, record,
+        skipped,
     )  # fmt: skip
 
 
-def work_folder(work: Path) -> Path:
-    if work.exists() and not work.is_dir():
-        raise BadOption("work", str(work), "a folder; this is a file")
-    work.mkdir(parents=True, exist_ok=True)
-    return work
-
-
-def content_key(material: LabelledImages, *, groups: bool) -> str:
-    """A digest of pixels, labels and masks, and of group labels where they are used."""
-    labels = material.labels
-    tensors = [material.images, labels]
-    tensors += [] if material.masks is None else [material.masks.hard]
-    if material.masks is None and material.other_background is not None:
-        tensors.append(material.other_background)
-    bytes_of = [
-        t.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes()
-        for t in tensors
-        if t is not None
-    ]
-    return digest(*bytes_of, repr(material.groups if groups else ()))
-
-
-def remedy_name(entry: Remedy, settings: Mapping[str, Any], key: list[Any]) -> str:
-    """Of the folder of a remedy."""
-    return f"{entry.name}-{digest_json([entry.name, dict(settings), key, __version__])}"
-
-
-def _try_all(
-    model: VisionModel,
-    entries: Sequence[tuple[Remedy, dict[str, Any]]],
-    lesson: Lesson,
-    folder: Path | None,
-    key: list[Any],
-) -> tuple[dict[str, Candidate], dict[str, Mended]]:
-    """Every remedy by name, and the mended model of each that could be done."""
-    candidates, mended = dict[str, Candidate](), dict[str, Mended]()
-    with lesson.progress("trying remedies", len(entries)) as advance:
-        for entry, settings in entries:
-            place = None if folder is None else folder / remedy_name(entry, settings, key)
-            candidates[entry.name], result = _try(model, entry, settings, lesson, place)
-            if result is not None:
-                mended[entry.name] = result
-            advance(1)
-    return candidates, mended
-
-
-def _reported(
-    model: VisionModel,
-    report: LabelledImages,
-    candidates: Mapping[str, Candidate],
-    mended: Mapping[str, Mended],
-    name: str,
-    seed: int,
-) -> tuple[dict[str, Candidate], BackgroundAudit, BackgroundAudit]:
-    """Candidates with their numbers on pictures that chose nothing, and the audits of the model
-    before and after."""
-    part = versions_to_test(model, report, PER_PICTURE, seed=seed + 1)
-    judged = {known: result.judge(part) for known, result in mended.items()}
-    numbers = {known: each.numbers(groups=True) for known, each in judged.items()}
-    shown = {
-        known: replace(candidate, report=numbers.get(known, {}))
-        for known, candidate in candidates.items()
-    }
-    before = after = audit_part(model, part, judged=judged["nothing"])
-    if name != "nothing":
-        verify(mended[name].model)
-        after = audit_part(mended[name].model, part, judged=judged[name])
-    return shown, before, after
-
-
-def _view(model: ImageModel) -> VisionModel:
+def _repairable(model: ImageModel) -> VisionModel:
     if model.architecture == "prompt":
         raise NotDefined("repair", f"{model.name} {IN_WORDS}", ASKED_INSTEAD)
     if not isinstance(model, VisionModel):
@@ -211,153 +532,162 @@ def _view(model: ImageModel) -> VisionModel:
             "repair", f"{model.name} is not a vision transformer classifier", "Use sc.audit"
         )
     if model.merged or model.gates is not None:
-        raise NotDefined("repair", "this view changes its module's answers", "Use the plain model")
+        raise NotDefined("repair", "this view changes the predictions", "Use the plain model")
     return model
 
 
 def _entries(
     names: Sequence[str] | str, options: Mapping[str, Mapping[str, Any]], *, groups: bool
 ) -> list[tuple[Remedy, dict[str, Any]]]:
-    """Remedies with their options, "nothing" always the first."""
+    """Remedies with their checked options, "nothing" always first."""
     names = (names,) if isinstance(names, str) else tuple(names)
     if names == (EVERY,):
-        known = all_remedies()
-        names = [n for n in known if n != "ifam" and (groups or known[n].needs != "group labels")]
+        names = [name for name, remedy in REMEDIES.items() if groups or not remedy.needs_groups]
     tried = list(dict.fromkeys(["nothing", *names]))
-    unused = [name for name in options if name not in tried]
-    if unused:
-        raise BadOption("options", unused[0], f"options of remedies that are tried: {tried}")
-    entries = [find_remedy(name, dict(options.get(name, {}))) for name in tried]
-    if not groups and any(entry.needs == "group labels" for entry in entries):
-        raise BadOption("remedies", ", ".join(tried), "groups=True (--groups) for dfr, group-dro")
-    return [(entry, dict(options.get(entry.name, {}))) for entry in entries]
-
-
-def _again(masks: MaskSource) -> MaskSource:
-    """A source of masks for other images: given masks belong to theirs."""
-    return None if isinstance(masks, Tensor | Masks) else masks
-
-
-def _need_groups(material: LabelledImages) -> None:
-    pictures = material
-    lacking = len(pictures) - sum(group is not None for group in pictures.groups)
-    if lacking:
-        raise BadOption(
-            "groups",
-            True,
-            f"data with a group for every picture: {lacking} of {len(pictures)} of {pictures.name}"
-            " have none",
-        )
+    for name in tried:
+        if name not in REMEDIES:
+            raise UnknownName("remedy", name, REMEDIES)
+        if REMEDIES[name].needs_groups and not groups:
+            raise BadOption("remedies", name, "groups=True (--groups) for a remedy that needs them")
+        check_options(name, REMEDIES[name].fit, options.get(name, {}))
+    for name in options:
+        if name not in tried:
+            raise BadOption("options", name, f"options of remedies that are tried: {tried}")
+    return [(REMEDIES[name], dict(options.get(name, {}))) for name in tried]
 
 
 def _split(
-    material: LabelledImages, test: LabelledImages | None, seed: int
+    data: LabelledImages, test: LabelledImages | None, seed: int
 ) -> tuple[LabelledImages, LabelledImages, LabelledImages, LabelledImages]:
-    """To learn from, to choose by, to report on; and what the verdict is taken of: pictures that
-    are not reported on, spread."""
-    assert material.labels is not None
-    shares = SHARES if test is None else SHARES[:2]
-    pictures = origins(material.ids)  # versions of a picture are not torn apart
-    rows = split_rows(material.labels, shares, seed=seed, pictures=pictures)
+    """Training, validation and test images; and up to `JUDGED` of the first two, for the
+    verdict."""
+    labels, shares = data.need_labels(), SHARES if test is None else SHARES[:2]
+    pictures = origins(data.ids)  # versions of an image stay together
+    rows = split_rows(labels, shares, seed=seed, pictures=pictures)
     for part in rows:
-        if len(part) < 2 or len(material.labels[part].unique()) < 2:
+        if len(part) < 2 or len(labels[part].unique()) < 2:
             raise BadOption(
                 "data",
-                f"{len(material)} pictures of {material.name}",
-                "at least five of each class: three parts learn, choose and report",
+                f"{len(data)} images of {data.name}",
+                "at least five images of each class, for three splits",
             )
     unreported = torch.cat(rows[:2]).sort().values.tolist()
-    both = material.take(torch.tensor(evenly(unreported, JUDGED)))
-    learn, choose = material.take(rows[0]), material.take(rows[1])
-    return learn, choose, material.take(rows[2]) if test is None else test, both
+    judged = data.take(torch.tensor(evenly(unreported, JUDGED)))
+    train, validation = data.take(rows[0]), data.take(rows[1])
+    return train, validation, data.take(rows[2]) if test is None else test, judged
 
 
 def _try(
-    model: VisionModel, entry: Remedy, settings: dict[str, Any], lesson: Lesson, place: Path | None
-) -> tuple[Candidate, Mended | None]:
-    """A remedy, or what an earlier run made of it; one that cannot be done is a hole with its
-    reason."""
-    processes = joined_processes(model.device)
-    if place is not None and entry.name != "nothing":
-        place.mkdir(exist_ok=True)
-    began, kept = time.perf_counter(), None if place is None else read_remedy(model, place)
-    if not all(processes.gather(kept is not None)):
-        kept = None  # one that does not see it needs the others to learn with
+    model: VisionModel, remedy: Remedy, settings: dict[str, Any], splits: Splits
+) -> tuple[Candidate, Repaired | None]:
+    """A remedy with its numbers on validation images; or the reason why it cannot be applied."""
+    began = time.perf_counter()
     try:
-        result = kept[0] if kept else entry.fit(model, replace(lesson, work=place), **settings)
+        result = remedy.fit(model, splits, **settings)
     except SeecauseError as reason:
         if isinstance(reason, BadOption) and reason.option in settings:
-            raise  # what was asked for cannot be done: no hole, but an error
-        log.warning("%s cannot be tried: %s", entry.name, reason)
-        return Candidate(entry.name, "not tried", failed=str(reason)), None
-    seconds = kept[1] if kept else time.perf_counter() - began
-    numbers = result.judge(lesson.choose).numbers(groups=lesson.groups)
-    candidate = Candidate(entry.name, result.done, result.details, seconds, numbers)
-    if place is not None and not kept and entry.name != "nothing" and processes.first:
-        write_remedy(place, result, seconds)
-    return candidate, result
+            raise  # an option of the caller cannot be used with this model
+        log.warning("%s cannot be tried: %s", remedy.name, reason)
+        return Candidate(remedy.name, "not tried", failed=str(reason)), None
+    seconds = time.perf_counter() - began
+    numbers = result.judge(model, splits.validation).numbers(groups=splits.groups)
+    return Candidate(remedy.name, result.done, result.details, seconds, numbers), result
 
 
 def _choice(
+    model: VisionModel,
     candidates: Mapping[str, Candidate],
-    mended: Mapping[str, Mended],
-    lesson: Lesson,
+    repaired: Mapping[str, Repaired],
+    splits: Splits,
     chosen_by: str,
     verdict: str,
     force: bool,
 ) -> str:
-    names = [name for name in mended if name != "nothing"]
+    """The remedy to take: the best on validation images, if it gains more than chance would."""
+    names = [name for name in repaired if name != "nothing"]
     if not names or (verdict == "no" and not force):
         return "nothing"
 
     def key(name: str) -> tuple[float, float, float]:
-        numbers = candidates[name].choose
+        numbers = candidates[name].validation
         return numbers[chosen_by], numbers["transplants"], -numbers["flips"]
 
     best = max(names, key=key)
     if force:
         return best
-    before, after = (mended[name].judge(lesson.choose) for name in ("nothing", best))
-    gained = after.right_by_picture() - before.right_by_picture()
-    low, _ = bootstrap_interval(gained)
+    before, after = (
+        repaired[name].judge(model, splits.validation).right_by_picture()
+        for name in ("nothing", best)
+    )
+    low, _ = bootstrap_interval(after - before)
     return best if key(best) > key("nothing") and low > 0 else "nothing"
-
-
-def _lacking(model: VisionModel, material: LabelledImages) -> list[str]:
-    """A warning where a repair can make the model forget classes that it saw no picture of."""
-    assert material.labels is not None
-    occurring, known = len(material.labels.unique()), model.n_classes
-    if occurring == known:
-        return []
-    return [
-        f"{occurring} of the model's {known} classes have pictures here: a mended model may answer"
-        " these for all others too. Test it on the others before it ships"
-    ]
 
 
 def _record(
     model: VisionModel,
-    material: LabelledImages,
-    learn: LabelledImages,
-    choose: LabelledImages,
-    report: LabelledImages,
+    data: LabelledImages,
+    splits: Mapping[str, LabelledImages],
     per_picture: int,
     seed: int,
 ) -> dict[str, Any]:
-    masks = material.masks
+    masks, labels = data.masks, data.need_labels()
     overlap = None if masks is None or masks.overlap is None else masks.overlap
+    notes = [] if masks is None else list(masks.notes)
+    occurring = len(labels.unique())
+    if occurring < model.n_classes:
+        notes.append(
+            f"{occurring} of the model's {model.n_classes} classes have images here: a repaired"
+            " model may predict these for all others too. Test it on the others before you ship it"
+        )
     return {
         "model": model.name,
         "fingerprint": model.fingerprint(),
-        "data": material.name,
-        "learn": len(learn),
-        "choose": len(choose),
-        "report": len(report),
-        "report data": report.name,
+        "data": data.name,
+        **{name: len(split) for name, split in splits.items()},
+        "test data": splits["test"].name,
         "versions of each picture": per_picture,
         "masks": "pairs" if masks is None else masks.source,
         "mask IoU": None if overlap is None else float(overlap[~overlap.isnan()].mean()),
-        "notes": [*([] if masks is None else masks.notes), *_lacking(model, material)],
+        "notes": notes,
         "seed": seed,
         "seecause": __version__,
     }
+
+
+def model_card(result: Repair, usage: str) -> str:
+    """Markdown: what was done, on which data, what it cost, what was not tested. `usage` is the
+    card of the exported checkpoint, which says how to load it."""
+    record, chosen = result.record, result.candidates[result.remedy]
+    first, second = result.before.numbers(), result.after.numbers()
+    rows = [
+        f"| {name} | {value:.3f} | {second[name]:.3f} |"
+        for name, value in first.items()
+        if name in second and name != "right answers"
+    ]
+    tried = [
+        f"| {c.name} | {c.failed or c.done} | {c.validation.get(result.chosen_by, torch.nan):.3f}"
+        f" | {c.seconds:.1f} |"
+        for c in result.candidates.values()
+    ]
+    iou = record.get("mask IoU")
+    masks = f"Object masks: {record['masks']}"
+    masks += "." if iou is None else f" (IoU with known masks {iou:.2f})."
+    lost = first["accuracy"] - second["accuracy"]
+    return "\n\n".join(
+        [
+            f"# {record['model']}, repaired",
+            result.sentence,
+            f"## What was done\n\n{chosen.done} {masks}",
+            *record["notes"],
+            f"## On which data\n\n{record['data']}: {record['train']} training images,"
+            f" {record['validation']} validation images; reported on {record['test']} images of"
+            f" {record['test data']}. Seed {record['seed']}, seecause {record['seecause']}.",
+            f"## What it cost\n\n{100 * lost:.1f} points of accuracy on plain images, and"
+            f" {chosen.seconds:.0f} s.",
+            "| on test images | before | after |\n|---|---|---|\n" + "\n".join(rows),
+            f"## What was tried\n\n| remedy | what | {result.chosen_by} (validation) | s |\n"
+            "|---|---|---|---|\n" + "\n".join(tried),
+            "## What was not tested\n\n" + "\n".join(f"- {line}" for line in NOT_TESTED),
+            usage[usage.index("## Load it") :] if "## Load it" in usage else usage,
+        ]
+    )

@@ -25,9 +25,10 @@ import torch
 from torch import Tensor
 
 from seecause._random import bits
-from seecause.background.baselines import LastLayer, features
 from seecause.background.images import LabelledImages, logits_of
+from seecause.background.last_layer import LastLayer, features
 from seecause.background.transplant import Donors, transplant
+from seecause.files import digest
 from seecause.metrics.accuracy import GroupAccuracy
 from seecause.models.base import ImageModel
 from seecause.models.view import VisionModel
@@ -107,6 +108,12 @@ class VersionedPictures:
     def under(self, model: VisionModel, layer: LastLayer) -> VersionLogits:
         """Logits of the model with another last layer: only that layer runs."""
         return self.features(model).under(layer)
+
+    def digest(self) -> str:
+        """Of everything that the versions are made of."""
+        tensors = [value for value in vars(self.moved).values() if isinstance(value, Tensor)]
+        flat = (tensor.detach().cpu().contiguous().flatten() for tensor in tensors)
+        return digest(*(tensor.view(torch.uint8).numpy().tobytes() for tensor in flat))
 
     def _over(self, run: Callable[[Any, Tensor], Tensor], model: ImageModel) -> VersionLogits:
         """What `run` gives for images and versions, `AT_ONCE` at a time."""

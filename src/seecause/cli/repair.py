@@ -20,7 +20,7 @@ from seecause.errors import BadOption, NotDefined, UnsupportedModel
 
 if TYPE_CHECKING:
     from seecause.background.discover import Discovery
-    from seecause.background.result import Repair
+    from seecause.background.repair import Repair
 
 DataOption = Annotated[str, typer.Option("--data", help=f"Pictures to repair with: {KINDS}")]
 TestOption = Annotated[
@@ -37,8 +37,8 @@ class RemedyOptions:
         str,
         typer.Option(
             help=(
-                "What to try: last-layer, directions, directions-refit, heads, head-directions,"
-                " fine-tune, ifam; with --groups dfr, group-dro; or all."
+                "What to try: last-layer, directions, directions-refit, heads, fine-tune; with"
+                " --groups dfr; or all."
             ),
         ),
     ] = "last-layer,directions,directions-refit"
@@ -128,7 +128,7 @@ def repair(
     objects on other backgrounds, and the best on held-out ones is kept.
 
     Writes OUT/model (a native checkpoint, its card, a page with pictures before and after). Killed,
-    the same command goes on: finished remedies (but iFAM) wait in OUT.work until the end.
+    the same command continues: masks and fine-tuning are kept in OUT.work until the end.
     `torchrun --nproc_per_node=8 -m seecause repair ...` fine-tunes on many GPUs.
     """
     from seecause.background.repair import ASKED_INSTEAD, IN_WORDS, repair as mend
@@ -152,7 +152,7 @@ def repair(
             masks=look,
             test=None if test is None else open_data(test, limit=limit),
             seed=run.seed,
-            work=work,
+            cache=work,
             progress=partial(counting, quiet=run.quiet or not processes.first),
             **options,
         )
@@ -189,7 +189,7 @@ def _lines(result: Repair) -> list[str]:
         if candidate.failed:
             lines.append(f"{candidate.name}: not tried: {candidate.failed}")
             continue
-        numbers = candidate.report
+        numbers = candidate.test
         lines.append(
             f"{candidate.name}: transplant-worst {numbers['transplant-worst']:.3f}, flips"
             f" {numbers['flips']:.3f}, accuracy {numbers['accuracy']:.3f}"

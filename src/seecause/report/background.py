@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from seecause.background.heads import Head, HeadScores
     from seecause.background.images import LabelledImages
     from seecause.background.prune import Curve, Examples, Outcome
-    from seecause.background.result import Candidate, Repair
+    from seecause.background.repair import Candidate, Repair
     from seecause.models.base import ImageModel
 
 SHOWN = 6  # images in a gallery
@@ -289,7 +289,7 @@ def audit_csv(audit: BackgroundAudit, names: Sequence[str]) -> str:
 
 def repair_sections(result: Repair) -> list[Section]:
     """The same images before and after, then numbers, remedies, cuts and protocol."""
-    from seecause.background.result import NOT_TESTED
+    from seecause.background.repair import NOT_TESTED
 
     pair, models = [result.before, result.after], [result.original, result.model]
     title = "The same images, before and after"
@@ -320,13 +320,13 @@ def remedies_section(result: Repair) -> Section:
     """What was tried, the chosen one shaded."""
     columns = ("accuracy", "flips", "transplants", "transplant-worst", "worst group")
     tried = [candidate for candidate in result.candidates.values() if not candidate.failed]
-    known = [name for name in columns if any(_known(c.report, name) for c in tried)]
+    known = [name for name in columns if any(_known(c.test, name) for c in tried)]
     rows = [
         (
             c.name,
             c.failed or c.done,
-            fixed(c.choose.get(result.chosen_by, math.nan)),
-            *(fixed(c.report.get(name, math.nan)) for name in known),
+            fixed(c.validation.get(result.chosen_by, math.nan)),
+            *(fixed(c.test.get(name, math.nan)) for name in known),
             f"{c.seconds:.1f}",
         )
         for c in result.candidates.values()
@@ -346,10 +346,10 @@ def _known(numbers: Mapping[str, float], name: str) -> bool:
 
 def _tie(result: Repair, tried: Sequence[Candidate]) -> str:
     """What decided between remedies with the same number that chooses."""
-    chosen = result.candidates[result.remedy].choose
+    chosen = result.candidates[result.remedy].validation
 
     def equal(to: Iterable[Candidate], name: str) -> list[Candidate]:
-        return [c for c in to if c.choose.get(name) == chosen.get(name)]
+        return [c for c in to if c.validation.get(name) == chosen.get(name)]
 
     same = equal((c for c in tried if c.name != result.remedy), result.chosen_by)
     if result.remedy == "nothing" or not same:

@@ -35,11 +35,9 @@ from seecause.app.panels import (
 )
 from seecause.app.sessions import Recent
 from seecause.app.state import ActionContext, own_view
-from seecause.background._remedies import Remedy, remedies as all_remedies
 from seecause.background.audit import SOME, BackgroundAudit, audit as audit_background
 from seecause.background.images import LabelledImages, Progress, images_of, model_for
-from seecause.background.repair import repair
-from seecause.background.result import Repair
+from seecause.background.repair import REMEDIES, Remedy, Repair, repair
 from seecause.background.transplant import Transplants
 from seecause.data.dataset import Hole
 from seecause.data.images import to_pil
@@ -56,7 +54,6 @@ TILE_SIDE = 144
 MOST_PICTURES = 512
 AUDITS, REPAIRS = 16, 2  # results that are kept for each model
 GIVEN, OWN = "data", "own"  # eyes that are no served model
-WITHOUT = ("ifam",)  # trains for hours: the command line's
 
 
 class OnData(OnModel):
@@ -144,13 +141,13 @@ def _repair(context: ActionContext, request: Mend) -> tuple[Repair, Reply]:
         if request.held_out
         else None,
         remedies=(request.remedy,),
-        groups=remedy.needs == "group labels",
+        groups=remedy.needs_groups,
         force=request.force,
         progress=telling(context),
     )
     tried, taken = result.candidates[request.remedy], result.remedy != "nothing"
     first, pair = result.before.numbers(), [result.before, result.after]
-    after = result.after.numbers() if taken else tried.report
+    after = result.after.numbers() if taken else tried.test
     worst = [version for _, version in result.before.worst(TILES)]
     return result, {
         "remedy": request.remedy,
@@ -158,7 +155,7 @@ def _repair(context: ActionContext, request: Mend) -> tuple[Repair, Reply]:
         "sentence": result.sentence,
         "done": tried.failed or tried.done,
         "failed": bool(tried.failed),
-        "counts": [result.record[part] for part in ("learn", "choose", "report")],
+        "counts": [result.record[part] for part in ("train", "validation", "test")],
         "rows": [
             {**_row(name, value), "after": after[name]}
             for name, value in first.items()
@@ -174,8 +171,7 @@ def fitting_remedies(model: ImageModel, *, grouped: bool) -> list[Reply]:
     """What can be tried with this model and data; none without a transformer's last layer."""
     if not isinstance(model, VisionModel) or model.architecture == "prompt":
         return []
-    known = [each for each in all_remedies().values() if each.name not in WITHOUT]
-    known = [each for each in known if grouped or each.needs != "group labels"]
+    known = [each for each in REMEDIES.values() if grouped or not each.needs_groups]
     return [{"name": each.name, "summary": _sentence(each), "cost": each.cost} for each in known]
 
 
@@ -186,10 +182,9 @@ def _sentence(remedy: Remedy) -> str:
 
 
 def _remedy(name: str) -> Remedy:
-    known = all_remedies()
-    if name not in known or name in WITHOUT:
-        raise BadOption("remedy", name, f"one of {', '.join(n for n in known if n not in WITHOUT)}")
-    return known[name]
+    if name not in REMEDIES:
+        raise BadOption("remedy", name, f"one of {', '.join(REMEDIES)}")
+    return REMEDIES[name]
 
 
 def read(
@@ -309,7 +304,7 @@ def _uri(model: ImageModel, image: Tensor) -> str:
 
 def copy(context: ActionContext, request: Mend) -> Reply:
     """The same without the page."""
-    groups = _remedy(request.remedy).needs == "group labels"
+    groups = _remedy(request.remedy).needs_groups
     eye = None if request.eye == GIVEN else OWN
     if request.eye not in (GIVEN, OWN, context.served.key):
         eye = context.state.served(request.eye).spec
