@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-from PIL import Image
 
 import seecause as sc
 from seecause.app.panels import BadRequest, ask
@@ -124,16 +123,3 @@ def test_the_copied_python_says_the_same(context, capsys):
     assert lines[-1] == " ".join(w.strip() for w in ask.hear(context, request)["words"])
     plain = ask.copy(context, Blind(**ON))["command"]
     assert plain.startswith("seecause lvlm tokens") and "'Which critter is this?'" in plain
-
-
-def test_the_copied_python_shrinks_a_large_picture_as_the_page_does(context, tmp_path, monkeypatch):
-    drawn = context.picture("s3").shown.resize((1100, 900), Image.Resampling.NEAREST)
-    drawn.save(tmp_path / "large.png")
-    own = context.state.upload((tmp_path / "large.png").read_bytes(), "large.png")
-    context.session.add_picture(own)
-    copied = ask.copy(context, Blind(**{**ON, "picture": own.id}))["python"]
-    monkeypatch.chdir(tmp_path)
-    names: dict = {}
-    exec(copied.partition("bank = ")[0], names)
-    assert own.shown.size == (768, 628) and names["picture"].size == own.shown.size
-    assert names["picture"].tobytes() == own.shown.tobytes()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 
 import pytest
 
@@ -81,23 +80,6 @@ def test_what_waits_is_limited_for_each_session_and_for_all(held):
     assert len(queue) == 6
 
 
-def holding(let_go):
-    """A job that runs until it is let go, or stopped."""
-
-    def run(progress):
-        while not let_go.wait(0.01):
-            may_stop()
-        return {"name": "long"}
-
-    return run
-
-
-def begun(job):
-    while job.began is None:
-        time.sleep(0.001)
-    return job
-
-
 def test_a_long_job_goes_on_beside_the_queue(held, monkeypatch):
     queue, let_go = held
     order: list[str] = []
@@ -111,34 +93,6 @@ def test_a_long_job_goes_on_beside_the_queue(held, monkeypatch):
     let_go.set()
     assert queue.submit(Job("holder", noting(order, "last"))).future.result(SOON)
     assert order == ["waiting", "next", "last"]
-
-
-def test_a_long_job_beside_the_queue_is_cancelled_and_superseded(monkeypatch):
-    monkeypatch.setattr(jobs, "MOMENT", 0.0)
-    queue, never = Queue("toy"), threading.Event()
-    first, second = Job("a", holding(never), slot="map"), Job("b", holding(never))
-    for job in (first, second):
-        begun(queue.submit(job))
-    queue.submit(Job("a", noting([], "newer"), slot="map")).future.result(SOON)
-    assert isinstance(first.future.exception(SOON), Stopped)
-    queue.cancel(second)
-    assert isinstance(second.future.exception(SOON), Stopped)
-    queue.close()
-
-
-def test_who_has_many_long_jobs_waits_for_them_and_others_do_not(monkeypatch):
-    monkeypatch.setattr(jobs, "MOMENT", 0.0)
-    queue, let_go = Queue("toy"), threading.Event()
-    for _ in range(jobs.OWN_BESIDE):
-        begun(queue.submit(Job("greedy", holding(let_go))))
-    others = queue.submit(Job("modest", noting([], "modest")))  # the last one goes beside, too
-    assert others.future.result(SOON)
-    own = queue.submit(Job("greedy", noting([], "own")))
-    assert queue.submit(Job("modest", noting([], "again"))).future.result(SOON)
-    assert own.began is None
-    let_go.set()
-    assert own.future.result(SOON)
-    queue.close()
 
 
 def test_a_cancelled_job_ends_at_its_next_block_and_frees_the_queue():

@@ -10,7 +10,6 @@ from seecause.app.panels import parts
 from seecause.app.panels.parts import TRUSTED, Masked
 from seecause.app.state import ActionContext
 from seecause.errors import BadOption
-from seecause.faithful.interventions import network
 
 ON = {"model": "critters-ifam", "picture": "s3"}
 
@@ -69,12 +68,3 @@ def test_the_copied_python_gives_the_same_answer(context, capsys, changes):
     name, chance = capsys.readouterr().out.splitlines()[0].rsplit(" ", 1)
     leader = next(a for a in parts.look(context, request)["after"] if a["leads"])
     assert (name, float(chance)) == (leader["name"], pytest.approx(leader["probability"], abs=1e-5))
-
-
-def test_a_copy_calibrates_only_what_did_not_come_with_the_network(context, monkeypatch):
-    net = network(context.model)
-    own = next(iter(net.thresholds.values()))
-    request = {**ON, "trusted": 0.9}
-    assert "calibrate" in parts.copy(context, Masked(**request))["python"]
-    monkeypatch.setitem(net.thresholds, (0.9, "distance"), own)
-    assert "calibrate" not in parts.copy(context, Masked(**request))["python"]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import gc
 import io
 import json
 import random
@@ -14,12 +12,10 @@ import pytest
 from PIL import Image
 
 from seecause.app import server
-from seecause.app.jobs import Job, Queue
 from seecause.app.panels import repair
 from seecause.app.public_names import named_data, picture_name, public_spec
 from seecause.app.server import create_app, error_words
-from seecause.app.sessions import Sessions
-from seecause.errors import BadImage, SeecauseError
+from seecause.errors import BadImage
 from tests.app.conftest import serving
 
 ON = {"model": "critters-vit", "picture": "s1"}
@@ -75,33 +71,6 @@ def test_a_picture_that_does_not_arrive_gives_up(client, headers, monkeypatch):
 
     answer = client.post("/api/pictures", content=slowly(), headers=headers)
     assert answer.status_code == 408 and "did not arrive" in answer.json()["error"]
-
-
-def test_no_picture_is_read_while_as_many_as_may_are(state, monkeypatch):
-    """Those that wait hold no byte here."""
-    monkeypatch.setattr(server, "UPLOADING", 1)
-    read, busy, most = server._body, 0, 0
-
-    async def counted(request, limit, what):
-        nonlocal busy, most
-        busy += 1
-        most = max(most, busy)
-        await asyncio.sleep(0.02)
-        content = await read(request, limit, what)
-        busy -= 1
-        return content
-
-    monkeypatch.setattr(server, "_body", counted)
-
-    async def send(where):
-        async with httpx.AsyncClient(base_url=where) as client:
-            own = {"x-seecause-session": (await client.post("/api/session")).json()["session"]}
-            sent = [client.post("/api/pictures", content=png(), headers=own) for _ in range(4)]
-            return [answer.status_code for answer in await asyncio.gather(*sent)]
-
-    with serving(create_app(state)) as where:
-        assert asyncio.run(send(where)) == [200] * 4
-    assert most == 1
 
 
 def test_the_page_may_load_nothing_from_elsewhere(client):
@@ -210,45 +179,9 @@ def test_words_of_errors_hold_no_path():
     assert status == 500 and "/home" not in words and "RuntimeError" not in words
 
 
-@pytest.mark.parametrize(
-    ("words", "left"),
-    [
-        ("folder:/home/me/secret/data holds no pictures", "folder:data holds no pictures"),
-        ("/home/me/my photos/cat.png: no such file", "cat.png: no such file"),
-        ("photos/disc/broken.jpg: damaged", "broken.jpg: damaged"),
-        ("photos/broken.jpg: damaged", "broken.jpg: damaged"),
-        ("'../private/x.png' and C:\\me\\x\\y.png", "'x.png' and y.png"),
-        ("/home/me/a.png and /home/me/b.png", "a.png and b.png"),
-        (
-            "hf:google/vit-base-patch16-224 and/or more",
-            "hf:google/vit-base-patch16-224 and/or more",
-        ),
-        ("see https://example.org/a/b.html", "see https://example.org/a/b.html"),
-    ],
-)
-def test_paths_of_every_kind_are_cut(words, left):
-    assert error_words(SeecauseError(words))[0] == left
-
-
 def test_data_is_named_without_folders(tmp_path):
     specs = ["folder:/home/me/secret", f"folder:{tmp_path}", "critters:clean:test"]
     assert list(named_data(specs)) == ["folder:secret", f"folder:{tmp_path.name}", specs[2]]
-
-
-def test_a_job_that_fails_later_leaves_no_word_in_the_log(caplog, monkeypatch):
-    monkeypatch.setattr(server, "WAIT", 0.01)
-    job, queue, own = Job("me", lambda progress: {}), Queue("toy"), Sessions().open()
-
-    async def ask_and_leave():
-        assert b"waiting" in (await server._state(own, job, queue)).body
-        job.future.set_exception(BadImage("x", "broken"))
-        await asyncio.sleep(0.02)
-        gc.collect()
-
-    asyncio.run(ask_and_leave())
-    gc.collect()
-    queue.close()
-    assert "never retrieved" not in caplog.text
 
 
 def test_models_and_pictures_are_named_without_folders(tmp_path):

@@ -85,20 +85,6 @@ def test_only_the_latest_pictures_of_a_session_stay():
     assert list(session.pictures) == [f"u{place}" for place in range(3, PICTURES + 3)]
 
 
-def test_a_picture_that_comes_once_more_is_never_away():
-    session, gone = Sessions().open(), []
-
-    class Held(dict):
-        def pop(self, key, *default):
-            gone.append(key)
-            return super().pop(key, *default)
-
-    session.pictures = Held()
-    for _ in range(2):
-        session.add_picture(picture("u0"))
-    assert gone == [] and list(session.pictures) == ["u0"]
-
-
 def test_pictures_of_all_sessions_share_one_budget():
     size = picture("").bytes
     sessions = Sessions(storage=Storage(pictures=3 * size))
@@ -149,18 +135,3 @@ def test_sessions_in_use_are_not_ended_by_new_ones():
     assert sessions.get(first.id) and sessions.get(third.id) and len(sessions) == 2
     with pytest.raises(NoSession):
         sessions.get(second.id)
-
-
-def test_what_comes_after_the_end_of_a_session_is_not_kept(tmp_path):
-    """A job may be packing its file when its session ends."""
-    storage = Storage()
-    session = Sessions(storage=storage).open()
-    session.end()
-    file = tmp_path / "late.zip"
-    file.write_bytes(b"late")
-    with pytest.raises(NoSession):
-        session.add_file("late.zip", file)
-    with pytest.raises(NoSession):
-        session.add_picture(picture("late"))
-    assert storage.files.held == storage.pictures.held == 0
-    assert not session.files and not session.pictures

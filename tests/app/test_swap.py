@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from torch.testing import assert_close
 
 import seecause as sc
 from seecause.app.panels import swap
 from seecause.app.panels.swap import Swap
-from seecause.engine.chunks import budget
 from seecause.errors import BadOption
 
 ON = {"model": "critters-vit", "a": "s0", "b": "s4"}
@@ -69,18 +67,6 @@ def test_the_path_turns_the_answer_and_none_of_its_patches_can_be_spared(context
         assert answered([other for other in best["patches"] if other != patch]) != goal
     assert len(answer["steps"]) == best["count"] + 1
     assert answer["steps"][0]["contrast"] < 0 < answer["steps"][-1]["contrast"]
-
-
-def test_sets_run_in_parts_that_the_memory_holds(context, monkeypatch):
-    model, runs = context.transformer, (context.run("s4"), context.run("s0"))
-    sets = [list(range(count)) for count in range(7)]
-    whole = swap.swapped_logits(model, *runs, sets, range(1, 4))
-    written, sizes = swap._written, []
-    monkeypatch.setattr(swap, "_written", lambda *a: (sizes.append(len(a[3])), written(*a))[1])
-    with budget(3 * model.forward_bytes(model.layout)):
-        parts = swap.swapped_logits(model, *runs, sets, range(1, 4))
-    assert sizes == [3, 3, 1]
-    assert_close(parts, whole, atol=1e-5, rtol=1e-5)
 
 
 def test_two_pictures_with_one_answer_have_no_path(context):

@@ -173,18 +173,6 @@ def test_the_kernel_equals_the_explicit_form(case, choose, dtype):
     assert_close(fast_lse, slow_lse.detach(), atol=2e-5 if dtype == torch.float32 else 3e-2, rtol=0)
 
 
-def test_a_mask_as_words_and_as_a_list_of_blocks_that_each_tile_needs():
-    keep = torch.zeros(1, 2, kernel.ROWS + 2, 70, dtype=torch.bool)
-    keep[0, 0, 3, 33] = keep[0, 1, 3, 69] = keep[0, 1, -1, 0] = keep[0, 1, -1, 31] = True
-    words = Mask(keep).words
-    assert words.shape == (1, 2, kernel.ROWS + 2, 3) and words.dtype == torch.int32
-    assert words[0, 0, 3].tolist() == [0, 2, 0] and words[0, 1, 3].tolist() == [0, 0, 1 << 5]
-    assert words[0, 1, -1].tolist() == [1 - (1 << 31), 0, 0]
-    counts, *order = Mask(keep).worklist.T.tolist()
-    assert counts == [2, 1]  # tiles of rows, over images and heads
-    assert [blocks[0] for blocks in order[:2]] == [1, 2] and order[0][1] == 0
-
-
 def test_what_the_kernel_does_not_compute_is_left_to_the_explicit_form():
     def tensor(width=64, dtype=torch.float16, grad=False, cuda=True):
         shape = (1, 2, 5, width)
@@ -209,17 +197,6 @@ def test_what_the_kernel_does_not_compute_is_left_to_the_explicit_form():
     with torch.no_grad():
         assert usable(tensor(grad=True))
     assert not kernel.usable(tensor(), [], None) or kernel.triton_kernels() is not None
-
-
-def test_a_kernel_gets_all_that_it_computes(monkeypatch):
-    q, banks, own = banks_of("own keys", torch.float64)
-    plain = attend(q, banks, own, scale=0.3)
-    for name, usable in (("attend_soft", "soft_usable"), ("attend", "usable")):
-        with monkeypatch.context() as patch:
-            patch.setattr(kernel, usable, lambda *given: given == (q, banks, own))
-            patch.setattr(kernel, name, lambda *given: given)
-            assert attend(q, banks, own, scale=0.3) == (q, banks, own, 0.3)
-            assert_close(attend(q, banks, own, scale=0.3, fused=False), plain)
 
 
 def test_a_bias_of_groups_goes_with_the_tokens_of_rows_and_of_their_keys():

@@ -53,15 +53,6 @@ def test_blanks_of_other_shapes_steps_and_precision_are_others():
         assert blank_image(model, (32, 48), kind).dtype == torch.float32
 
 
-def test_eight_blanks_are_kept_and_the_newest_stay():
-    model = view(tiny("timm_deit3"), check=False)
-    blanks = [blank_image(model, (32, 48), "noise", seed=seed) for seed in range(9)]
-    assert len(model.memo["blank images"]) == 8
-    for seed in range(1, 9):
-        assert blank_image(model, (32, 48), "noise", seed=seed) is blanks[seed]
-    assert blank_image(model, (32, 48), "noise", seed=0) is not blanks[0]
-
-
 def test_a_kept_run_is_reused_until_the_model_or_the_blank_changes():
     native = tiny("timm_deit3")
     model = view(native)
@@ -79,14 +70,6 @@ def test_a_kept_run_is_reused_until_the_model_or_the_blank_changes():
     again = blank_trace(model, blank, states={0}, kv={1})
     blank += 1
     assert blank_trace(model, blank, states={0}, kv={1}) is not again
-
-
-def test_at_most_four_runs_are_kept_and_the_newest_stay():
-    model = view(tiny("timm_deit3"))
-    blanks = [blank_image(model, (32, 48), "noise", seed=seed) for seed in range(6)]
-    for blank in blanks:
-        blank_trace(model, blank, states={0}, kv=())
-    assert [held.blank for held in model.memo["blanks"]] == blanks[-4:]
 
 
 def test_blanks_of_single_pictures_are_run_and_let_go():

@@ -2,17 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 import torch
 
 from seecause._pieces import Stopped, stoppable
-from seecause.background.heads import gates_without
-from seecause.engine import graphs
 from seecause.engine.chunks import (
-    CPU_BUDGET,
-    GPU_SHARE,
     batched,
     budget,
     fit,
@@ -22,13 +16,9 @@ from seecause.engine.chunks import (
     plain_logits,
     run_in_chunks,
 )
-from seecause.engine.forks import fork, logits_of_sets, mean_carried
-from seecause.engine.patching import Site, patch
-from seecause.engine.trace import enter, kept_logits_each
 from seecause.errors import BadOption
-from tests.helpers import noise, view
+from tests.helpers import noise
 from tests.linear import SIZE, linear_model
-from tests.tiny import pictures, tiny
 
 CPU = torch.device("cpu")
 
@@ -60,39 +50,6 @@ def test_out_of_memory_halves_the_chunk_and_goes_on(caplog):
         "out of memory; rows reduced to 4",
         "out of memory; rows reduced to 2",
     ]
-
-
-def test_the_share_of_a_gpu_that_is_free_counts_without_what_graphs_hold(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (100, 500))
-    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 60)
-    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 10)
-    monkeypatch.setattr(graphs, "pool_bytes", lambda device: 20)
-    assert memory().bytes(torch.device("cuda")) == (100 + 60 - 10 - 20) * GPU_SHARE
-    monkeypatch.setattr(graphs, "pool_bytes", lambda device: 90)  # more than torch has unused
-    assert memory().bytes(torch.device("cuda")) == 100 * GPU_SHARE
-    assert memory().bytes(CPU) == CPU_BUDGET
-    with budget(7) as held:
-        assert held.bytes(torch.device("cuda")) == 7
-    assert fit(1, 1 << 60, torch.device("cuda:99")) == 1  # nobody is asked
-
-
-def test_a_gpu_gives_back_what_it_holds_before_a_part_is_repeated(monkeypatch):
-    calls = []
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
-    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: calls.append("cache"))
-    monkeypatch.setattr(graphs, "clear", lambda: calls.append("graphs"))
-
-    def run(start, stop):
-        if stop - start > 1:
-            raise torch.cuda.OutOfMemoryError("too large")
-        calls.append(start)
-        return start
-
-    assert list(in_chunks(run, 2, 2)) == [0, 1] and calls == ["graphs", "cache", 0, 1]
-    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
-    with pytest.raises(torch.cuda.OutOfMemoryError):  # a recording cannot go on with less
-        list(in_chunks(run, 2, 2))
 
 
 def test_work_can_be_stopped_between_two_chunks():
@@ -149,41 +106,6 @@ def test_plain_answers_of_as_many_pictures_as_fit(what):
     assert sizes == [2, 1, 1, 1, 1, 1] and not logits.requires_grad
     assert held.halvings == [f"{what or 'batch'}: 1"]
     assert torch.equal(logits, torch.cat([model(image[None]) for image in images]))
-
-
-@torch.no_grad()
-def test_what_is_halved_is_named():
-    native = tiny("timm_deit3")
-    model, images = view(native, check=False), pictures(native)
-    embed, feed = model.embed, model.blocks[1].feed
-
-    def one_by_one(run):
-        def narrow(x):
-            if len(x) > 1:
-                raise torch.cuda.OutOfMemoryError("too large")
-            return run(x)
-
-        return narrow
-
-    def halved(run) -> list[str]:
-        with budget() as held:
-            run()
-        return held.halvings
-
-    one, heads = images[:1], [(0, 0), (0, 1)]
-    gates = torch.stack([gates_without(model, [head]) for head in heads])
-    keep = torch.ones(1, 2, 24, dtype=torch.bool)
-    sets = [[Site(0, "heads", heads=[head])] for _, head in heads]
-    model.blocks[1] = replace(model.blocks[1], feed=one_by_one(feed))
-    assert halved(lambda: fork(model, one, heads, lambda *given: None)) == ["heads: 1"]
-    assert halved(lambda: logits_of_sets(model, one, gates)) == ["sets of heads: 1"]
-    assert halved(lambda: kept_logits_each(model, one, keep)) == ["choices of patches: 1"]
-    assert halved(lambda: patch(model, one, one, sets)) == ["site sets: 1"]
-    model.blocks[1] = replace(model.blocks[1], feed=feed)
-    model.embed = one_by_one(embed)
-    assert halved(lambda: enter(model, images)) == ["images: 1"]
-    assert halved(lambda: mean_carried(model, images)) == ["images: 1"]
-    assert halved(lambda: logits_of_sets(model, images, gates)) == ["images: 1"]
 
 
 def test_a_budget_hears_of_halvings_under_one_inside_it():

@@ -7,24 +7,17 @@ from dataclasses import replace
 
 import pytest
 import torch
-from torch.testing import assert_close
 
-import seecause as sc
-from seecause.engine.blanks import blank_image
 from seecause.engine.mixture import (
-    Mixture,
-    class_slopes,
     mask_bytes,
     need_gradients,
     reaches,
-    slopes,
     special_rows,
 )
-from seecause.engine.trace import record
 from seecause.errors import NotDefined
 from seecause.models.block import Block
 from tests.helpers import view
-from tests.tiny import pictures, tiny
+from tests.tiny import tiny
 
 
 def losing(block: Block, part: str) -> Block:
@@ -77,48 +70,6 @@ def test_a_gradient_reaches_what_its_result_is_made_of():
     leaf, other = torch.ones(2, requires_grad=True), torch.ones(2, requires_grad=True)
     assert reaches(2 * leaf, leaf)
     assert not reaches(2 * other, leaf) and not reaches(2 * leaf.detach(), leaf)
-
-
-@pytest.fixture
-def run():
-    native = tiny("timm_registers")
-    model = view(native, check=False)
-    both = blank_image(model, native.size), pictures(native)
-    blank, picture = (record(model, x, states={0}, kv=range(model.n_layers)) for x in both)
-    return Mixture(model, blank, picture)
-
-
-def test_running_out_of_memory_takes_fewer_masks_and_fewer_classes(run, monkeypatch):
-    masks = torch.rand(4, 24, generator=torch.Generator().manual_seed(0)).double()
-    weights = torch.tensor([1.0, 2, 3, 4]).double()
-    one_by_one = [
-        torch.einsum("n,bnp->bp", weights, slopes(run, masks, lambda x, c=c: x[..., c], together=3))
-        for c in range(3)
-    ]
-    logits, grad = Mixture.logits, torch.autograd.grad
-
-    def narrow(mixture, masks):
-        if masks.shape[1] > 1:
-            raise torch.cuda.OutOfMemoryError("masks")
-        return logits(mixture, masks)
-
-    def few(out, leaf, unit=None, **options):
-        if unit is not None and len(unit) > 1:
-            raise torch.cuda.OutOfMemoryError("classes")
-        return grad(out, leaf, unit, **options)
-
-    def together():
-        return class_slopes(run, masks, weights, lambda x: x[..., :3], bytes_each=1)
-
-    assert_close(together(), torch.stack(one_by_one, dim=-1), atol=1e-12, rtol=0)
-    monkeypatch.setattr(Mixture, "logits", narrow)
-    monkeypatch.setattr(torch.autograd, "grad", few)
-    with sc.budget() as held:
-        assert_close(together(), torch.stack(one_by_one, dim=-1), atol=1e-12, rtol=0)
-    assert held.halvings == ["masks: 2", "masks: 1", *["classes: 1"] * 4]
-    with sc.budget() as held:
-        slopes(run, masks, lambda x: x[..., 0], together=4)
-    assert held.halvings == ["masks: 2", "masks: 1"]
 
 
 def test_rows_that_are_computed_for_a_mask_and_what_they_take():

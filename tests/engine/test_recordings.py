@@ -1,8 +1,5 @@
 """When a recording is made, kept and thrown away, with stand-ins for CUDA."""
 
-import copy
-import gc
-import weakref
 from contextlib import contextmanager, nullcontext
 from itertools import count
 from types import SimpleNamespace
@@ -147,108 +144,12 @@ def test_results_stay_and_replays_take_turns(stand_ins):
     assert stand_ins.turns == ["record", "wait", "record", "wait", "record"]
 
 
-def test_graphs_share_their_memory_until_all_of_them_are_gone(stand_ins):
-    run = Runs()
-    for key in "aabb":
-        run(key)
-    run.model.forget()
-    run("a"), run("a")
-    first, second, third = stand_ins.handles
-    assert first is second and third is not first  # torch refuses a pool that nobody uses
-
-
-def test_a_recording_that_failed_gives_the_stream_back_and_spoils_the_pool_for_others(stand_ins):
-    run, long = Runs(), "x" * 100
-    run("a"), run("a")
-    stand_ins.spoiled.append("waits for the device\nat great length")
-    run(long), run(long)
-    assert stand_ins.streams == ["the caller's"]
-    assert graphs.report()[-1] == f"cpu: plain runs of {'x' * 80}: waits for the device"
-    run("c"), run("c")
-    first, failed, next_one = stand_ins.handles
-    assert first is failed and next_one is not first
-
-
-def test_a_graph_keeps_what_it_was_prepared_from(stand_ins):
-    """Keys may name things by their id, which nothing else may take."""
-    model, x = view(tiny("timm_deit3"), check=False), torch.ones(2)
-
-    class Named:
-        def __call__(self):
-            return torch.neg
-
-    named = Named()
-    alive = weakref.ref(named)
-    with torch.no_grad():
-        captured(model, id(named), named, x), captured(model, id(named), named, x)
-    del named
-    assert alive() is not None
-    model.forget()
-    assert alive() is None
-
-
-def test_a_call_is_ready_once_it_is_recorded(stand_ins):
-    run = Runs()
-    for expected in (False, False, True):
-        assert graphs.ready(run.model, "a", run.images) is expected
-        run("a")
-    assert not graphs.ready(run.model, "b", run.images)
-    assert not graphs.ready(run.model, "a", run.images[:1])
-    graphs.clear(torch.device("cuda:7"))
-    assert graphs.ready(run.model, "a", run.images)
-    graphs.clear(CPU)
-    assert not graphs.ready(run.model, "a", run.images) and graphs.pool_bytes(CPU) == 0
-
-
-def test_recordings_that_take_too_much_memory_go(stand_ins, monkeypatch):
-    monkeypatch.setattr(graphs, "SHARE", 0.02)  # two bytes
-    run = Runs()
-    for key in "abc":
-        run(key), run(key)
-    assert not stand_ins.pool.living() and graphs.pool_bytes(CPU) == 0  # the third was too many
-    assert not stand_ins.pool.failures
-    run("c"), run("c")
-    assert len(stand_ins.pool.living()) == 1
-    monkeypatch.setattr(graphs, "SHARE", 0.0)
-    run("d"), run("d")
-    assert graphs.report()[-1] == "cpu: plain runs of d: larger than 0 MiB"
-
-
-def test_graphs_of_a_device_hold_a_quarter_of_its_memory_and_are_thirty_two(stand_ins, monkeypatch):
-    model, x, living = view(tiny("timm_deit3"), check=False), torch.ones(2), []
-
-    def record(key):
-        for _ in range(2):
-            with torch.no_grad():
-                captured(model, key, lambda: torch.neg, x)
-        living.append(len(stand_ins.pool.living()))
-
-    for key in range(26):
-        record(key)
-    assert living == [*range(1, 26), 0]  # 25 bytes of a hundred, and one too many
-    monkeypatch.setattr(graphs, "SHARE", 1.0)
-    for key in range(34):
-        record(key)
-    assert living[26:] == [*range(1, 33), 32, 32] and graphs.pool_bytes(CPU) == 34
-    graphs.clear()
-    assert not stand_ins.pool.living() and graphs.pool_bytes(CPU) == 0
-
-
 def test_a_model_on_several_devices_runs_plainly(stand_ins):
     run = Runs()
     run.model.apart = True
     for _ in range(4):
         run("a")
     assert run.prepared == ["a"] * 4 and "graphs" not in run.model.memo
-
-
-@torch.no_grad()
-def test_any_module_may_own_recordings(stand_ins):
-    owner, prepared = graphs.ModuleOwner(torch.nn.Linear(2, 2)), []
-    prepare = lambda: prepared.append("a") or owner.module  # noqa: E731
-    for _ in range(4):
-        captured(owner, "a", prepare, torch.ones(1, 2))
-    assert len(prepared) == 2  # the second call is recorded, and later ones replay it
 
 
 def test_graphs_have_a_part_in_plain_runs_on_cuda_only(monkeypatch):
@@ -302,45 +203,3 @@ def test_a_recording_is_good_for_one_key_shape_order_and_setting():
         assert changed != before and graphs._settings() == before, switch
     with torch.backends.cudnn.flags(allow_tf32=not torch.backends.cudnn.allow_tf32):
         assert graphs._settings() != before
-
-
-def test_a_module_owns_recordings_and_its_copy_makes_its_own():
-    owner = graphs.ModuleOwner(torch.nn.Linear(2, 2))
-    owner.memo["graphs"] = {"a": None}
-    before, watch = owner.state_key(), owner.watch()
-    assert copy.deepcopy(owner).memo == {} and owner.memo and watch.unchanged()
-    with torch.no_grad():
-        owner.module.weight.add_(1)
-    assert owner.state_key() != before and not watch.unchanged()
-
-
-def test_the_graph_that_was_used_last_stays_longest(stand_ins, monkeypatch):
-    monkeypatch.setattr(graphs, "MOST", 2)
-    run = Runs()
-    for key in "aabba":
-        run(key)
-    run("c"), run("c")
-    ready = [graphs.ready(run.model, key, run.images) for key in "abc"]
-    assert ready == [True, False, True]
-    for key in "defghijk":  # calls that ran once
-        run(key)
-    assert len(run.model.memo["graphs"]) == 4 * graphs.MOST
-
-
-def test_the_newest_failures_are_told(stand_ins, monkeypatch):
-    monkeypatch.setattr(graphs, "MOST", 2)
-    run = Runs()
-    for key in "abc":
-        stand_ins.spoiled.append(f"no {key}")
-        run(key), run(key)
-    assert [why for _, why in stand_ins.pool.failures] == ["no b", "no c"]
-
-
-def test_the_garbage_collector_waits_and_goes_on_as_it_was():
-    assert gc.isenabled()
-    with graphs._no_collection():
-        assert not gc.isenabled()
-        with graphs._no_collection():
-            pass
-        assert not gc.isenabled()
-    assert gc.isenabled()

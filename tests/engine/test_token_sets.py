@@ -57,13 +57,6 @@ def test_rows_behind_the_special_ones_are_seen_where_there_are_any():
     assert both.seen_rows(both.class_rows, 2) is None
 
 
-def test_parts_and_groups_are_made_once():
-    chosen = sets()
-    assert chosen.part(0, 3) is chosen and chosen.part(1, 3) is chosen.part(1, 3)
-    assert torch.equal(chosen.part(1, 3).sets, chosen.sets[1:]) and len(chosen.part(1, 3)) == 2
-    assert chosen.even_groups(2) is chosen.even_groups(2) is not chosen.even_groups(1)
-
-
 def test_sets_of_a_selection_are_known_until_it_changes():
     model, chosen = view(tiny("timm_deit3"), check=False), torch.zeros(2, 24, dtype=torch.bool)
     first = token_sets(model, chosen, model.layout, (0,))

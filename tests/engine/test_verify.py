@@ -71,45 +71,6 @@ def test_what_is_refused_hangs_on_the_precision(dtype, small, large):
     assert probes.tolerance_of(torch.float8_e5m2) == probes.tolerance_of(torch.float32)
 
 
-def test_probes_say_what_they_compared():
-    seen = {probe.name: probe for probe in verify(view(tiny("timm_registers"), check=False))}
-    assert {name: probe.compared for name, probe in seen.items()} == {
-        "logits": "cls readout, 7 classes",
-        "blocks": "4 block outputs",
-        "attention": "9 of 28 rows against recorded keys, every block",
-        "locality": "4 x 6 patches after 4 special tokens",
-    }
-    assert all(probe.worst < 1e-9 for probe in seen.values())
-
-
-def test_the_worst_of_all_blocks_is_told(monkeypatch):
-    off = {"blocks.1": 0.4, "blocks.3": 0.3}
-    monkeypatch.setattr(
-        probes, "compare", lambda probe, where, *_: Probe(probe, off.get(where, 0.1), where)
-    )
-    seen = {probe.name: probe.worst for probe in verify(view(tiny("timm_deit3"), check=False))}
-    assert seen.pop("locality") < 1e-9
-    assert seen == {"logits": 0.1, "blocks": 0.4, "attention": 0.4}
-
-
-def test_pictures_of_noise_are_the_same_for_every_model_of_a_size():
-    model = view(tiny("timm_deit3", torch.float32), check=False)
-    drawn = torch.randn(2, 3, 32, 48, generator=torch.Generator().manual_seed(0))
-    assert torch.equal(probes.random_images(model), drawn)
-    other = probes.random_images(model, torch.Generator().manual_seed(1))
-    assert other.dtype == torch.float32 and not torch.equal(other, drawn)
-
-
-def test_the_corners_and_some_places_between_are_probed_once_each():
-    corners = [(0, 0), (0, 6), (3, 0), (3, 6)]
-    places = probes.probe_places((4, 7), torch.Generator().manual_seed(0))
-    assert places[:4] == corners and 4 < len(places) <= 8
-    assert all(0 <= r < 4 and 0 <= c < 7 for r, c in places) and len(set(places)) == len(places)
-    more = probes.probe_places((4, 7), torch.Generator().manual_seed(0), inside=200)
-    assert {r for r, _ in more} == set(range(4)) and {c for _, c in more} == set(range(7))
-    assert probes.probe_places((1, 1), torch.Generator()) == [(0, 0)]
-
-
 def test_locality_is_the_smallest_share_of_its_own_token_and_names_the_token_that_moved():
     layout, width = TokenLayout(grid=(3, 4), prefix=2), 12
     leak = torch.arange(width) / 20.0  # what the next token has of each: most of the last one
@@ -219,20 +180,6 @@ def test_the_share_that_moves_further_than_a_cell_is_that_of_the_worst_place(pla
     assert probe.compared.startswith("12 x 9 cells of 2 x 3 pixels at stage2;")
 
 
-@pytest.mark.parametrize(
-    ("dtype", "by"), [(torch.float64, 0.05), (torch.float32, 0.05), (torch.bfloat16, 1.0)]
-)
-def test_pixels_move_by_little_where_little_is_above_rounding(places, dtype, by):
-    places([(0, 0), (4, 2), (11, 8)])
-    seen = []
-    model = staged(GRID, lambda image: seen.append(image) or cells_of(image))
-    model.dtype = dtype
-    probes._near_cells(model, picture(GRID), torch.Generator())
-    assert [float(image.max()) for image in seen] == [0, by, by, by]
-    row, column = (slice(4 * 2, 5 * 2), slice(2 * 3, 3 * 3))
-    assert float(seen[2][..., row, column].min()) == by and int(seen[2].count_nonzero()) == 18
-
-
 def test_features_of_another_shape_than_the_layout_are_refused(places):
     with pytest.raises(ViewMismatch, match="6 x 9 features, but the layout has 12 x 9 cells"):
         near_cells(GRID, lambda image: cells_of(image)[:, :, ::2])
@@ -293,16 +240,6 @@ def test_in_a_small_grid_places_may_be_one_away_and_no_more(places, axis):
             near_places(features, SMALL)
 
 
-def test_every_level_counts_alike_for_where_places_move():
-    grid, before = (2, 3), torch.zeros(1, 2, 2, 3)
-    after = before.clone()
-    after[0, :, 1, 2], after[0, 0, 0, 0] = torch.tensor([3.0, -3.0]), 2.0
-    moved = probes._moved(after, before, grid)
-    assert moved.tolist() == [[0.25, 0, 0], [0, 0, 0.75]]
-    fine = F.interpolate(1000 * after, scale_factor=2)
-    assert torch.equal(probes._moved(fine, torch.zeros_like(fine), grid), moved)
-
-
 def test_one_change_in_four_may_move_places_far_from_it(places):
     places(EIGHT)
     far = near_places(moving(GRID, {}, {4: 8}))  # two of eight
@@ -326,20 +263,6 @@ def test_native_blocks_are_heard_and_no_hook_stays():
     with pytest.raises(ZeroDivisionError), probes.listening([linear]):
         raise ZeroDivisionError
     assert hooks(linear) == hooks(norm) == hooks(attention) == 0
-
-
-def test_a_seed_draws_the_pictures(monkeypatch):
-    model, drawn = view(tiny("timm_deit3"), check=False), []
-    draw = probes.random_images
-
-    def noted(model, generator):
-        drawn.append(draw(model, generator))
-        return drawn[-1]
-
-    monkeypatch.setattr(probes, "random_images", noted)
-    for seed in (0, 3, 3):
-        verify(model, seed=seed)
-    assert torch.equal(drawn[1], drawn[2]) and not torch.equal(drawn[0], drawn[1])
 
 
 class Rows:

@@ -4,7 +4,6 @@ light."""
 from __future__ import annotations
 
 import copy
-import csv
 import dataclasses
 import math
 
@@ -19,9 +18,7 @@ from seecause.faithful import (
     IFAMOptions,
     LossWeights,
     TrainConfig,
-    open_run,
     read_config,
-    train,
 )
 from seecause.faithful.config import cosine, normalised_decay, scaled_rate, stepped
 from seecause.faithful.training import frame_for, new_net
@@ -45,25 +42,6 @@ def test_the_rate_is_halved_after_every_fourth_epoch():
     for wrong in ({"schedule": "linear"}, {"step_epochs": 0}, {"step_factor": 0.0}):
         with pytest.raises(BadOption, match=next(iter(wrong))):
             dataclasses.replace(config, **wrong)
-
-
-def test_a_run_takes_the_steps(tmp_path):
-    config = tiny_config(
-        tmp_path,
-        schedule="step",
-        step_epochs=1,
-        weight_decay=0.0,
-        augment="birds_no_jitter",
-        options={"stages": 1},
-        ema=False,
-        grid=0,
-    )
-    train(config)
-    rates = [
-        float(row["learning_rate"])
-        for row in csv.DictReader((config.folder / "log.csv").read_text().splitlines())
-    ]
-    assert rates == [5e-4] * 4 + [2.5e-4] * 4 and open_run(config.folder)[0] == config
 
 
 def test_rates():
@@ -113,22 +91,6 @@ LEAST = {
         ["snapshot_every", "workers", "grid", "seed", "weight_decay"], (0, "at least 0")
     ),
 }
-
-
-def test_numbers_have_their_least():
-    """Of all numbers of a configuration."""
-    config = TrainConfig(data="d", backbone="b", out="o")
-    for name, (least, words) in LEAST.items():
-        assert getattr(dataclasses.replace(config, **{name: least}), name) == least
-        with pytest.raises(BadOption, match=f"'{name}' of TrainConfig=.*{words}"):
-            dataclasses.replace(config, **{name: least - 1})
-    for name in RATES.split():
-        assert getattr(dataclasses.replace(config, **{name: 1e-9}), name) == 1e-9
-        with pytest.raises(BadOption, match=f"'{name}' of TrainConfig=.*above 0"):
-            dataclasses.replace(config, **{name: 0.0})
-    kinds = dataclasses.asdict(config) | {"limit": 1, "val_limit": 1, "size": 1}
-    numbers = {name for name, value in kinds.items() if type(value) in (int, float)}
-    assert numbers == {*LEAST, *RATES.split()}
 
 
 def test_a_configuration_comes_from_a_file(tmp_path):

@@ -120,13 +120,6 @@ def test_hidden_patches_are_dark_and_parts_have_their_colour():
     )
 
 
-def test_a_part_has_its_colour_whatever_it_covers():
-    red, blue = (
-        torch.zeros(3, 96, 96).index_fill(0, torch.tensor(channel), 0.9) for channel in (0, 2)
-    )
-    assert np.array_equal(*(np.asarray(part_picture(image, maps()))[:96] for image in (red, blue)))
-
-
 def test_pictures_and_grids_that_are_no_squares():
     """A 2 x 3 grid of a 4 x 9 picture: patches of 2 x 3 pixels, each 48 times larger."""
     owner = torch.tensor([[0, 1, 2], [1, 2, 0]])
@@ -140,19 +133,6 @@ def test_pictures_and_grids_that_are_no_squares():
             part = owner[row // 2, column // 3]
             assert np.allclose(shown[48 * row + 5, 48 * column + 5], colours[part], atol=3e-3)
             assert bool(mask[row, column]) == bool(part != 2)
-
-
-@pytest.mark.parametrize(("side", "shown"), [(96, 192), (100, 200), (191, 382), (192, 192)])
-def test_a_picture_of_parts_is_enlarged_until_it_is_large_enough(side, shown):
-    wide = torch.zeros(3, side, side + 4)
-    assert part_picture(wide, maps()).size[1] == shown
-    assert part_picture(wide.transpose(1, 2), maps()).size[0] == shown
-
-
-def test_no_two_parts_share_a_colour():
-    assert (part_colours(3)[0] * 255).round().tolist() == [0, 0x72, 0xB2]
-    for parts in (4, 8, 12):
-        assert len(part_colours(parts).unique(dim=0)) == parts
 
 
 def test_a_sheet_has_every_picture_above_its_parts():

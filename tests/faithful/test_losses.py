@@ -12,13 +12,11 @@ import torch.multiprocessing as mp
 import torch.nn.functional as F
 from torch.testing import assert_close
 
-from seecause.errors import BadOption
 from seecause.faithful import Affine, LossWeights, Noise, objective, parameter_groups
 from seecause.faithful.losses import (
     TrainingLosses,
     background_loss,
     border,
-    check_grid,
     entropy_loss,
     equivariance_loss,
     orthogonality_loss,
@@ -190,11 +188,6 @@ def test_every_loss_counts_by_its_weight():
         assert_close(own[name], losses[name], **EXACT)
 
 
-def test_a_grid_too_small_for_presence_is_refused():
-    with pytest.raises(BadOption, match="3 x 3"):
-        presence_loss(MAPS[:, :, :2])
-
-
 def test_answers_in_half_precision_are_judged_in_float32():
     net, labels = tiny_net(), torch.tensor([0, 1])
     out = replace(net(pictures(2)), logits=noise(2, 4).bfloat16())
@@ -298,11 +291,3 @@ def test_a_step_learns_from_its_pictures_moved_and_noised_by_seed_step_and_id(we
     assert torch.equal(total.detach(), losses["total"]) and total.requires_grad
     assert_close(logits, out.logits.detach(), **EXACT)
     assert not logits.requires_grad
-
-
-def test_three_patches_a_side_are_enough():
-    check_grid((3, 3))
-    for grid in ((2, 3), (3, 2)):
-        with pytest.raises(BadOption, match="3 x 3"):
-            check_grid(grid)
-    assert background_loss(MAPS * torch.nan) == 100  # the other losses show it by their name

@@ -200,11 +200,6 @@ def test_a_frame_that_is_no_square_is_covered():
     assert (cuts.name, cuts.classes, len(cuts)) == ("strip", ("a",), 2)
 
 
-def test_every_picture_is_cut_at_a_place_of_its_own():
-    cuts = RandomCuts(Strips(), FRAME)
-    assert len({float(cuts[index].image.sum()) for index in range(20)}) == 2
-
-
 def test_every_cut_with_object_is_found():
     mask = torch.zeros(6, 9, dtype=torch.int32)
     mask[5, 2], mask[0, 8] = 1, IGNORE
@@ -353,16 +348,3 @@ def test_maps_that_follow_the_bird_find_its_points(birds):
     assert key_points(net, open_data(keypoint_fit_data(test.name)), test)["keypoints"] < min(
         15, blind
     )
-
-
-def test_what_has_none_gets_none(birds, tmp_path):
-    assert (
-        keypoint_fit_data("waterbirds:x:test") is None
-        and keypoint_fit_data("cub:x:val") is None
-        and keypoint_fit_data("cub:C:/x:test") == "cub:C:/x:trainval"
-    )
-    hidden, net = tiny_cub(tmp_path / "CUB_200_2011", visible=False), bird_net(birds)
-    for fitted, tested in ((hidden, hidden), (birds, hidden), (hidden, birds)):
-        assert (
-            key_points(net, open_data(f"cub:{fitted}:trainval"), open_data(f"cub:{tested}")) == {}
-        )

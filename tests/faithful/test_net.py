@@ -234,25 +234,6 @@ def test_pdiscoformer_is_the_parts_alone():
         net.classify(images, out.mask)
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"parts": 0}, "parts=0"),
-        ({"parts": 31}, "at most 30"),
-        ({"classes": 0}, "classes=0"),
-        ({"gradient": "hard"}, "ste, none, soft"),
-        ({"stages": 3}, "'stages' of IFAM=3 .* 1, 2"),
-        ({"mask_noise": "mask"}, "own, maps"),
-        ({"orthogonality": "columns"}, "parts, ifam_code, prototypes"),
-        ({"part_dropout": 1.0}, "part_dropout"),
-        ({"part_dropout2": 1.5}, "part_dropout2"),
-    ],
-)
-def test_options_that_cannot_be_used(options, message):
-    with pytest.raises(BadOption, match=message):
-        IFAM(timm_backbone(), **{"parts": 3, "classes": 4, **options})
-
-
 def test_bad_input_is_named():
     net, images = tiny_net(), pictures()
     for wrong in (images[..., :40], images[0], images[..., :45]):
@@ -347,13 +328,3 @@ def test_a_network_takes_the_preparation_of_its_backbone_unless_another_is_given
     fixed = IFAM(timm_backbone(), 2, 2, preprocess=other).preprocess
     assert fixed == STEPS  # a backbone of one size takes no other
     assert IFAM(backbone, 2, ["a", "b", "c"]).classes == 3
-
-
-@pytest.mark.parametrize(
-    ("seed", "step", "ids"),
-    [(-1, 0, [1]), (2**32, 0, [1]), (0, -1, [1]), (0, 2**30, [1]), (0, 0, [[1]]), (0, 0, [1.0])],
-)
-def test_noise_has_a_seed_a_step_and_whole_ids(seed, step, ids):
-    with pytest.raises(BadOption):
-        Noise(seed, step, torch.tensor(ids))
-    Noise(2**32 - 1, 2**30 - 1, torch.tensor([1]))

@@ -163,18 +163,6 @@ def test_a_seed_repeats_a_run_and_another_does_not(tmp_path):
     assert not torch.equal(first["stage1.prototypes"], other["stage1.prototypes"])
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"options": {"stages": 1}, "precision": "bfloat16"},
-        {"options": {"gradient": "soft"}, "select": "worst", "augment": "imagenet"},
-    ],
-)
-def test_other_networks_train_too(tmp_path, changes):
-    done = train(tiny_config(tmp_path, epochs=1, **changes))
-    assert done.steps == 4 and 0 <= done.best <= 1
-
-
 def test_a_run_without_numbers_stops(tmp_path):
     config = tiny_config(tmp_path, learning_rate=1e30, epochs=4, grid=0)
     with pytest.raises(SeecauseError, match="step"):
@@ -315,15 +303,6 @@ def test_a_run_tells_what_it_was_trained_on(finished, tmp_path):
     assert (network.workers, network.run) == (3, tmp_path / "run") and not network.net.training
     own = {"data": config.data, "val": "folder:elsewhere", "limit": 7, "val_limit": 5}
     assert network.card_fields() == own | {"test": None}
-
-
-def test_reading_processes_change_no_evaluation(finished):
-    config, _, _ = finished
-    _, net = open_run(config.folder)
-    alone, helped = (
-        examine(net, open_val(config.data), batch=2, workers=workers) for workers in (0, 1)
-    )
-    assert torch.equal(alone.logits, helped.logits) and torch.equal(alone.labels, helped.labels)
 
 
 def test_thresholds_are_written_beside_what_the_card_tells(finished, tmp_path):

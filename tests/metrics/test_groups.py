@@ -25,10 +25,6 @@ def test_groups_by_hand():
     )
 
 
-def test_groups_may_be_numbers():
-    assert group_accuracy(RIGHT, torch.tensor([0] * 5 + [7] * 5)).groups == ((0,), (7,))
-
-
 def test_a_group_that_was_never_tested_has_no_weight_to_give():
     with pytest.raises(BadOption, match=r"\(1, 1\)"):
         group_accuracy(RIGHT, GROUPS).train_weighted_average({(0, 0): 1, (1, 1): 1})
@@ -76,14 +72,3 @@ def test_groups_of_a_class_count_as_one():
     result = group_accuracy(RIGHT, GROUPS).by_class
     assert result.groups == ((0,), (1,)) and result.total.tolist() == [6, 4]
     assert result.accuracy.tolist() == pytest.approx([5 / 6, 1 / 4]) and result.worst == 0.25
-
-
-def test_samples_without_a_group_are_named():
-    with pytest.raises(BadOption, match="none for sample 4"):
-        group_accuracy(RIGHT, [*GROUPS[:4], None, *GROUPS[5:]])
-
-
-def test_answers_may_be_a_list_and_odd_groups_are_named():
-    assert group_accuracy([True, False], [0, 0]).average == 0.5
-    with pytest.raises(BadOption, match="as many numbers each"):
-        group_accuracy(torch.tensor([True, False]), [(0, 1), (0,)])

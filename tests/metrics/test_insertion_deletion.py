@@ -124,19 +124,6 @@ def test_batch_and_memory_change_nothing(setting):
     assert_close(alone["insertion curve"][0], together["insertion curve"][1], atol=1e-12, rtol=0)
 
 
-def test_forwards_are_not_wasted(setting):
-    """The plain picture is shared by both curves, which have n pictures beside it."""
-    _, model, images = setting
-    seen = []
-    handle = model.module.patch_embed.register_forward_pre_hook(
-        lambda _, inputs: seen.append(len(inputs[0]))
-    )
-    result = insertion_deletion(model, images, noise(2, *GRID), 0)
-    handle.remove()
-    n = result["deletion curve"].shape[1] - 1
-    assert sum(seen) == 2 * (2 * n + 1)
-
-
 def test_rise_takes_eight_rows_a_step():
     taken = thresholds(224 * 224, (224, 224), (14, 14))
     assert len(taken) == 29 and (taken.diff() == 8 * 224).all()
@@ -194,23 +181,6 @@ def test_blur_pads_with_zeros_and_keeps_the_dtype():
     soft = blurred(torch.ones(1, 3, 24, 24, dtype=torch.bfloat16))
     assert soft.dtype == torch.bfloat16 and soft[0, 0, 12, 12] == 1
     assert 0.2 < soft[0, 0, 0, 0] < 0.4  # three quarters of the window lie outside
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"steps": 1}, "2 to"),
-        ({"steps": "all"}, "rise, patch or a whole number"),
-        ({"order": "segment"}, "pixel, patch"),
-        ({"blur": "box"}, "rise, gaussian"),
-        ({"ties": "random"}, "raster or a whole number"),
-        ({"score": "loss"}, "logprob"),
-    ],
-)
-def test_unknown_options_are_refused(setting, options, message):
-    _, model, images = setting
-    with pytest.raises(BadOption, match=message):
-        insertion_deletion(model, images, noise(2, *GRID), 0, **options)
 
 
 def test_one_map_for_each_image(setting):

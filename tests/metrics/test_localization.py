@@ -173,8 +173,3 @@ def test_maps_of_a_film_lie_one_below_the_other(upsample):
     assert torch.equal(result["pointing"], plain["pointing"]) and torch.equal(
         result["aupr1"], plain["aupr1"]
     )
-
-
-def test_a_dataset_without_masks_is_said():
-    with pytest.raises(BadOption, match="has some"):
-        localization(torch.zeros(1, 2, 2), None)

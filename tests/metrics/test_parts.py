@@ -106,7 +106,8 @@ def test_a_map_that_ignores_the_class_has_no_contrast(setting):
     model, latents, picture, truth = setting
     blind = part_truth(model, latents, lambda *_: painted(picture, truth.drops), truth=truth)
     assert (
-        blind["part-contrastivity"].nan_to_num(0).max() == 0 and blind["part-contrastivity"].isfinite().any()
+        blind["part-contrastivity"].nan_to_num(0).max() == 0
+        and blind["part-contrastivity"].isfinite().any()
     )
 
 

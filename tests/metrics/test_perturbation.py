@@ -64,10 +64,7 @@ def test_comprehensiveness_sufficiency_and_log_odds_equal_the_loop(setting):
         expected = reference.eraser(
             ask(model, label), images[i], order, GRID, torch.zeros_like(images[i]), (3, 9)
         )
-        got = [
-            result[name][i].item()
-            for name in ("comprehensiveness", "sufficiency", "log-odds")
-        ]
+        got = [result[name][i].item() for name in ("comprehensiveness", "sufficiency", "log-odds")]
         assert got == pytest.approx(expected, abs=1e-12)
     with pytest.raises(BadOption, match="log-odds"):
         removal(model, images, maps, (1, 2))
@@ -217,9 +214,3 @@ def test_what_cannot_be_measured_is_refused(setting, metric):
         metric(model, images, noise(3, *GRID), CLASSES)
     with pytest.raises(BadOption, match="finite"):
         metric(model, images, maps.clone().fill_(np.nan), CLASSES)
-
-
-def test_unknown_fills_are_refused(setting):
-    model, images, maps = setting
-    with pytest.raises(BadOption, match="a number or mean, blur"):
-        perturbation(model, images, maps, CLASSES, fill="black")

@@ -10,7 +10,7 @@ import torch
 from seecause.data.dataset import IGNORE
 from seecause.errors import BadOption
 from seecause.metrics import MetricInputs, measure, metrics
-from seecause.options import check_options, keyword_options
+from seecause.options import keyword_options
 from tests.helpers import noise
 from tests.linear import GRID, PATCH, SIZE, contributions, linear_model, patch_sums
 
@@ -67,14 +67,6 @@ def test_every_option_reaches_the_arithmetic(inputs, name, option):
 def test_what_a_metric_does_not_have_is_refused_in_words(inputs, name):
     with pytest.raises(BadOption, match="option 'colour'"):
         measure(name, inputs, colour="red")
-
-
-def test_options_of_a_plug_in_may_be_annotated_for_type_checkers_only():
-    def shine(model: OnlyForCheckers, *, width: int = 3) -> None: ...  # noqa: F821
-
-    check_options("shine", shine, {"width": 5})
-    with pytest.raises(BadOption, match="option 'colour' of shine"):
-        check_options("shine", shine, {"colour": "red"})
 
 
 BY_MEANING = {  # columns that a map and its opposite share, or that explain again

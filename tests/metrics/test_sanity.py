@@ -15,10 +15,8 @@ from seecause.errors import BadOption, NotDefined, UnknownName
 from seecause.metrics import MetricInputs, measure, metrics
 from seecause.metrics.sanity import (
     copied_view,
-    layer_groups,
     parameter_randomisation,
     random_logit,
-    redraw,
     stability,
 )
 from tests.helpers import hooks, noise, view
@@ -101,26 +99,6 @@ def test_randomisation_leaves_the_model_as_it_was():
     assert (result["absolute"].abs() <= 1).all()
 
 
-def test_weights_are_drawn_anew_with_their_own_mean_and_spread():
-    weight = torch.nn.Parameter(5 + 0.1 * noise(100, 50))
-    before, single = weight.detach().clone(), torch.nn.Parameter(torch.tensor([3.0]))
-    for parameter in (weight, single):
-        redraw(parameter, torch.Generator().manual_seed(1))
-    assert abs(weight.mean() - 5) < 0.01 and abs(weight.std() - 0.1) < 0.005
-    drawn = torch.corrcoef(torch.stack([weight.detach().flatten(), before.flatten()]))[0, 1]
-    assert abs(drawn) < 0.1 and single.item() == 3
-
-
-def test_layers_go_from_the_head_to_the_embedding():
-    model = view(tiny("timm_deit3"), check=False)
-    groups = layer_groups(model)
-    names = list(groups)
-    blocks = [name for name in names if name.startswith("blocks.")]
-    assert blocks == [f"blocks.{i}" for i in reversed(range(model.n_layers))]
-    assert names.index("head") < names.index(blocks[0]) < names.index("patch_embed.proj")
-    assert sum(map(len, groups.values())) == len(list(model.module.parameters()))
-
-
 def test_every_step_changes_the_model_further(setting):
     model = view(tiny("timm_deit3"), check=False)
     images, answers = noise(2, 3, 32, 48), []
@@ -163,13 +141,6 @@ def test_a_copy_computes_the_same_and_shares_nothing(family):
         for m in (model, other)
     )
     assert not mine & theirs
-
-
-def test_a_zero_shot_head_cannot_be_copied_alone():
-    native = tiny("hf_clip")
-    model, images = view(native, check=False), pictures(native)
-    with pytest.raises(NotDefined, match="rewrap="):
-        parameter_randomisation(model, images, gradient_map, [0, 1])
 
 
 def test_what_cannot_be_wrapped_again_says_so(setting):
