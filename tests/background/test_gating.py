@@ -11,7 +11,8 @@ import torch.nn.functional as F
 from torch.testing import assert_close
 
 import seecause as sc
-from seecause.background import ablate, gating, head_gates, select
+from seecause.background import LabelledImages, ablate, gating, head_gates, select
+from seecause.background.erase import erase
 from seecause.background.gating import Gating
 from seecause.engine.forks import gated_logits
 from tests.families.native import HALF
@@ -73,7 +74,7 @@ def test_heads_that_carry_the_answer_facilitate(gates):
 
 def test_removing_what_interferes_repairs_the_model(planted):
     model, images, labels = planted
-    scores = select("gating", model, images, labels, fits=2, steps=15, batch=64)
+    scores = select("gating", model, LabelledImages(images, labels), fits=2, steps=15, batch=64)
     assert (model(images).argmax(dim=1) == labels).float().mean() < 0.5
     assert scores.top(1) == [NOISY]
     with ablate(model, scores.top(1)):
@@ -112,20 +113,6 @@ def test_masks_do_not_meet(planted):
     assert_close(together.opened, apart.opened, atol=1e-4, rtol=0)
 
 
-def test_masks_run_together_as_far_as_their_gradients_fit(planted, monkeypatch):
-    model, images, labels = planted
-    rows = []
-
-    def counted(model, images, gates):
-        rows.append(len(images))
-        return gated_logits(model, images, gates)
-
-    monkeypatch.setattr(gating, "gated_logits", counted)
-    with sc.budget(2 * 8 * 2 * 2 * model.forward_bytes(model.layout)):  # of two blocks, twice
-        gating._slopes(model, [(images[:8], labels[:8])], torch.zeros(3, 2, 3))
-    assert rows == [16, 8]
-
-
 def test_the_contrastive_form_keeps_one_task_and_suppresses_the_other(planted):
     """What a head is called depends on the tasks: the loud head interferes with one set of answers
     and makes the other."""
@@ -155,16 +142,6 @@ def test_only_heads_called_interfering_score_above_zero():
     assert [role == "interfering" for role in result.roles()[0]] == (
         result.scores()[0] > 0
     ).tolist()
-
-
-def test_no_head_need_interfere(planted):
-    """A model that is its own teacher has nothing to remove: top(6) of six heads may be empty, and
-    forcing it is another matter."""
-    model, images, labels = planted
-    with ablate(model, [NOISY]):
-        scores = select("gating", model, images, labels, fits=2, steps=15, batch=64)
-    assert [head for head in scores.top(6) if head in CARRYING] == []
-    assert len(scores.top(6, positive=False)) == 6
 
 
 def test_slopes_are_those_of_the_loss_as_written(planted):
@@ -241,17 +218,16 @@ def test_gates_begin_uniform_and_are_pushed_apart_from_where_they_were_free(plan
     assert_close(result.free, free.sigmoid(), atol=1e-6, rtol=0)
 
 
-def test_running_out_of_memory_counts_nothing_twice(planted, monkeypatch):
+def test_contrastive_gating_keeps_the_object_and_suppresses_the_background(planted):
     model, images, labels = planted
-    tasks, theta = [(images[:8], labels[:8]), (images[8:16], labels[8:16])], torch.zeros(4, 2, 3)
-    expected, calls = gating._slopes(model, tasks, theta), []
-
-    def failing(*arguments):
-        calls.append(arguments)
-        if len(calls) == 1:
-            raise torch.cuda.OutOfMemoryError("too large")
-        return gated_logits(*arguments)
-
-    monkeypatch.setattr(gating, "gated_logits", failing)
-    assert_close(gating._slopes(model, tasks, theta), expected)
-    assert len(calls) == 3  # all, then two halves
+    masks = torch.zeros(128, 16, 16, dtype=torch.bool)
+    masks[:, 4:12, 4:12] = True
+    own = {"fits": 2, "steps": 2, "batch": 2, "seed": 4, "strength": 0.5, "rate": 0.3}
+    data = LabelledImages(images, labels, masks)
+    found = select("contrastive-gating", model, data, fill="mean", **own)
+    shown, hidden = erase(model, images, masks, "mean")
+    gates = head_gates(model, (shown, labels), suppress=(hidden, labels), **own)
+    assert_close(found.value, gates.scores().double())
+    assert_close(found.after["interference"], gates.interference.double())
+    assert_close(found.error, gates.opened.double().std(dim=0) / 2**0.5)
+    assert found.protocol["contrastive"] and own.items() <= found.protocol.items()

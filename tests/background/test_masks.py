@@ -36,7 +36,7 @@ def test_masks_are_those_of_a_plain_optimiser(param, init):
             native.forward, image, weights=weights, init=init, sigmoid=param == "sigmoid", **OPTIONS
         )
         assert_close(soft, expected, atol=1e-9, rtol=0)
-    assert result.soft.std() > 0.01 and result.source == "discovered"
+    assert result.soft.std() > 0.01 and result.kind == "discovered"
 
 
 def test_the_batch_does_not_matter():
@@ -46,25 +46,6 @@ def test_the_batch_does_not_matter():
         single = discover_masks(model, images, **OPTIONS)
     assert_close(whole.soft, single.soft, atol=1e-9, rtol=0)
     assert torch.equal(whole.hard, single.hard)
-
-
-def test_pieces_do_not_matter(monkeypatch, tmp_path):
-    """Each picture has its own padding and baseline, in whichever piece it is, and its own file."""
-    _, model, images = case(3)
-    inside = torch.ones(3, *images.shape[-2:], dtype=torch.bool)
-    inside[0, :8], inside[2, :, :8] = False, False
-    options = {**OPTIONS, "inside": inside, "baseline": images.flip(0)}
-    whole, done = discover_masks(model, images, **options), []
-    monkeypatch.setattr(masks, "PIECE", 2)
-    for _ in range(2):
-        parts = discover_masks(model, images, cache=tmp_path, progress=done.append, **options)
-        assert_close(parts.soft, whole.soft, atol=1e-9, rtol=0)
-        assert torch.equal(parts.hard, whole.hard) and torch.equal(parts.steps, whole.steps)
-        assert_close(parts.losses, whole.losses, atol=1e-9, rtol=0)
-        files = sorted(tmp_path.iterdir())
-        assert len(files) == 3
-        files[0].unlink()
-    assert done == [2, 1, 2, 1]  # then two were known
 
 
 def test_the_answer_is_kept_and_less_is_shown():
@@ -78,7 +59,7 @@ def test_the_answer_is_kept_and_less_is_shown():
     first = jensen_shannon(log_probs(model(images)), log_probs(model(half)))
     assert_close(short.losses, torch.tensor([[first.item(), 0.5, 0.0]]).double())
     assert short.steps.tolist() == [1] and long.steps.tolist() == [25]
-    assert long.protocol["rho"] == 0.35 and long.protocol["baseline"] == "mean"
+    assert long.protocol["rho"] == 0.35 and long.protocol["fill"] == "mean"
 
 
 def test_a_mask_keeps_the_answers_at_its_temperature():
@@ -148,7 +129,7 @@ def test_padding_is_never_kept():
     assert not result.hard[:, :8].any()
     assert result.hard.sum(dim=(1, 2)).tolist() == [round(0.35 * 24 * 48)] * 2
     colour = images[:, :, 8:].mean(dim=(2, 3), keepdim=True).expand_as(images)  # of the picture
-    same = discover_masks(model, images, inside=inside, baseline=colour, **OPTIONS)
+    same = discover_masks(model, images, inside=inside, fill=colour, **OPTIONS)
     assert_close(result.soft, same.soft, atol=1e-9, rtol=0)
 
 
@@ -159,7 +140,7 @@ def test_padding_is_shown_as_it_is_while_masks_are_searched():
     here = torch.zeros_like(images)
     elsewhere = here.masked_fill(~inside[:, None], 3.0)  # another baseline, on padding alone
     first, second = (
-        discover_masks(model, images, inside=inside, baseline=baseline, **OPTIONS)
+        discover_masks(model, images, inside=inside, fill=baseline, **OPTIONS)
         for baseline in (here, elsewhere)
     )
     assert torch.equal(first.soft, second.soft) and torch.equal(first.losses, second.losses)
@@ -180,53 +161,6 @@ def test_an_early_stop_finishes_images_one_by_one(monkeypatch):
         model, images[stopped : stopped + 1], steps=int(early.steps.min()), grid=6, rate=0.01
     )
     assert_close(early.soft[stopped], alone.soft[0], atol=1e-9, rtol=0)
-
-
-def test_an_early_stop_judges_the_pixels_that_will_be_kept(monkeypatch):
-    monkeypatch.setattr(masks, "CHECK_EVERY", 2)
-    _, model, images = case(2)
-    inside = torch.ones(2, *images.shape[-2:], dtype=torch.bool)
-    inside[:, :8] = False
-    asked, honest = [], masks.harden
-
-    def recorded(soft, size, *, inside, **rule):
-        asked.append((*rule.values(), int(inside.sum()) if inside is not None else None))
-        return honest(soft, size, inside=inside, **rule)
-
-    monkeypatch.setattr(masks, "harden", recorded)
-    rule = {"rho": 0.2, "binarise": "percentile", "early_stop": 1e-6, "steps": 2, "grid": 4}
-    discover_masks(model, images, inside=inside, **rule)
-    assert asked == [(0.2, "percentile", 2 * 24 * 48)] * 2  # while searching, and at the end
-
-
-@pytest.mark.parametrize(("early_stop", "steps"), [(0.25, 5), (0.26, 2)])
-def test_an_image_is_finished_when_less_than_the_share_changed(monkeypatch, early_stop, steps):
-    kept = torch.zeros(1, 32, 48, dtype=torch.bool)
-
-    def turned(soft, size, **rule):
-        kept[0, :8] = ~kept[0, :8]  # the first quarter of the rows changes sides
-        return kept.clone(), torch.zeros(1)
-
-    monkeypatch.setattr(masks, "CHECK_EVERY", 1)
-    monkeypatch.setattr(masks, "harden", turned)
-    _, model, images = case(1)
-    result = discover_masks(model, images, steps=5, grid=4, early_stop=early_stop)
-    assert result.steps.tolist() == [steps]
-
-
-def test_gradients_of_every_block_are_held_at_once(monkeypatch):
-    _, model, images = case(3)
-    rows, honest = [], masks.MaskSearch.run
-    monkeypatch.setattr(
-        masks.MaskSearch,
-        "run",
-        lambda self, model, images, *rest: (
-            rows.append(len(images)) or honest(self, model, images, *rest)
-        ),
-    )
-    with sc.budget(2 * 5 * model.forward_bytes(model.layout)):
-        discover_masks(model, images, steps=1, grid=4)
-    assert rows == [2, 1]
 
 
 def test_masks_are_kept_by_weights_pixels_and_options(tmp_path, monkeypatch):
@@ -256,14 +190,14 @@ def test_masks_are_kept_by_weights_pixels_and_options(tmp_path, monkeypatch):
     inside = torch.ones(2, *images.shape[-2:], dtype=torch.bool)
     inside[:, :8] = False
     assert files_after(inside=inside, steps=3) == 8
-    assert files_after(baseline=torch.zeros(1, 3, 32, 48), steps=3) == 10
-    assert files_after(baseline=torch.ones(1, 3, 32, 48), steps=3) == 12
+    assert files_after(fill=torch.zeros(1, 3, 32, 48), steps=3) == 10
+    assert files_after(fill=torch.ones(1, 3, 32, 48), steps=3) == 12
     with model.gated(torch.full((4, 3), 0.5)):
         assert files_after(steps=3) == 14
     with torch.no_grad():
         native.module.head.bias += torch.arange(7)
     assert files_after(steps=3) == 16
-    assert files_after(baseline="grey", steps=3) == 18
+    assert files_after(fill="grey", steps=3) == 18
     assert files_after(early_stop=0.5, steps=3) == 20
     assert files_after(early_stop=0.5, rho=0.2, steps=3) == 22  # it decides when to stop
     monkeypatch.setattr(masks, "versions", lambda: {"torch": "another"})
@@ -284,28 +218,6 @@ def test_masks_work_without_gradients_and_for_convolutional_models():
     assert result.hard.shape == (1, *model.preprocess.size)
 
 
-def test_overlap_with_true_masks():
-    hard = torch.zeros(2, 4, 4, dtype=torch.bool)
-    hard[0, :2] = True
-    truth = torch.zeros(2, 4, 4, dtype=torch.int32)
-    truth[0, 1:3] = 1
-    assert_close(
-        iou(Masks.oracle(hard), truth),
-        torch.tensor([4 / 12, torch.nan], dtype=torch.float64),
-        equal_nan=True,
-    )
-    truth[0, 0] = IGNORE
-    assert iou(hard, truth)[0] == 0.5
-    known = Masks.oracle(truth)
-    assert known.source == "oracle" and not known.inside[0, 0].any() and known.hard.sum() == 8
-    inside = torch.ones(2, 4, 4, dtype=torch.bool)
-    inside[1, :, 0] = False
-    both = Masks.oracle(truth, inside=inside)
-    assert torch.equal(both.inside, inside & known.inside)
-    with pytest.raises(BadOption, match="same pictures"):
-        iou(hard, truth[:, :2])
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -320,21 +232,16 @@ def test_overlap_with_true_masks():
         ({"init": 1.5}, "a value in"),
         ({"early_stop": 0.0}, "share of the pixels"),
         ({"binarise": "otsu"}, "topk, percentile"),
-        ({"baseline": "white"}, "mean, grey, blur, noise"),
-        ({"baseline": torch.zeros(2, 3, 8, 8)}, "one picture"),
+        ({"fill": "white"}, "mean, grey, blur, noise"),
+        ({"fill": torch.zeros(2, 3, 8, 8)}, "one image"),
         ({"early_stop": 2.0}, "share of the pixels"),
-        ({"inside": torch.ones(1, 2, 2, dtype=torch.bool)}, "where the picture is"),
+        ({"inside": torch.ones(1, 2, 2, dtype=torch.bool)}, "True on the image"),
     ],
 )
 def test_impossible_options_are_refused(options, message):
     _, model, images = case(1)
     with pytest.raises(BadOption, match=message):
         discover_masks(model, images, **options)
-
-
-def test_a_clamped_search_may_begin_at_its_ends():
-    assert masks.MaskSearch(init=1.0).init == 1 and masks.MaskSearch(init=0.0).init == 0
-    assert masks.MaskSearch(grid=2, steps=1).grid == 2
 
 
 def test_no_images_and_independent_classes_are_refused():
@@ -360,5 +267,23 @@ def test_a_damaged_file_of_the_cache_is_searched_again(tmp_path):
 
 def test_baselines_are_one_or_as_many_as_images():
     _, model, images = case(3)
-    with pytest.raises(BadOption, match="one for each image"):
-        discover_masks(model, images, baseline=images[:2], **OPTIONS)
+    with pytest.raises(BadOption, match="one for each"):
+        discover_masks(model, images, fill=images[:2], **OPTIONS)
+
+
+def test_overlap_with_true_masks():
+    hard = torch.zeros(2, 4, 4, dtype=torch.bool)
+    hard[0, :2] = True
+    truth = torch.zeros(2, 4, 4, dtype=torch.int32)
+    truth[0, 1:3] = 1
+    expected = torch.tensor([4 / 12, torch.nan], dtype=torch.float64)
+    assert_close(iou(Masks.given(hard), truth), expected, equal_nan=True)
+    truth[0, 0] = IGNORE
+    assert iou(hard, truth)[0] == 0.5
+    known = Masks.given(truth)
+    assert known.kind == "given" and not known.inside[0, 0].any() and known.hard.sum() == 8
+    inside = torch.ones(2, 4, 4, dtype=torch.bool)
+    inside[1, :, 0] = False
+    assert torch.equal(Masks.given(truth, inside=inside).inside, inside & known.inside)
+    with pytest.raises(BadOption, match="same images"):
+        iou(hard, truth[:, :2])

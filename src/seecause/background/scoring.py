@@ -115,7 +115,7 @@ class HeadExperiment:
     ):
         need_heads(model, "head scores")
         given = {"operator": operator, "guard": guard, "temperature": temperature, "seed": seed}
-        check_options("score", HeadExperiment, given)
+        check_options("score", HeadExperiment.__init__, given)
         self.model = model
         self.operator: Operator = operator
         self.data = as_labelled(model, data)
@@ -514,7 +514,7 @@ def joint_effect(
 ) -> Tensor:
     """What the response of each image loses when all of `heads` are removed together, [B] float64.
     Options are those of `score`."""
-    check_options("joint_effect", HeadExperiment, options)
+    check_options("joint_effect", HeadExperiment.__init__, options)
     experiment = HeadExperiment(model, data, **{"guard": False, **options})
     gone = gates_without(model, heads) == 0
     return _lost(experiment, gone.expand(len(experiment.data), 1, -1, -1))[:, 0]
@@ -568,7 +568,7 @@ def regress(
     """
     given = {"draws": draws, "rate": rate, "ridge": ridge, "seed": seed}
     check_options("regress", regress, given)
-    check_options("regress", HeadExperiment, options)
+    check_options("regress", HeadExperiment.__init__, options)
     experiment = HeadExperiment(model, data, seed=seed, **{"guard": False, **options})
     exists, heads, count = ~absent(model), len(experiment.heads), len(experiment.data)
     if ridge == 0 and count * draws < 2 * heads:

@@ -255,7 +255,7 @@ def _experiment(
     data: LabelledImages | Tensor,
     options: Mapping[str, Any],
 ) -> HeadExperiment:
-    check_options(what, HeadExperiment, options, leave_out=("guard",))
+    check_options(what, HeadExperiment.__init__, options, leave_out=("guard",))
     with torch.no_grad():
         return HeadExperiment(model, data, guard=False, **options)
 

@@ -1,0 +1,227 @@
+"""FIG, BIG and BIR, by every baseline."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.testing import assert_close
+
+import seecause as sc
+from seecause.background import Gains, LabelledImages, gains as gains_file, information_gains
+from seecause.background.erase import Erased, erase, fill_images
+from seecause.background.gains import jensen_shannon, log_probs
+from seecause.data.dataset import IGNORE
+from seecause.errors import BadImage, BadOption, NotDefined
+from tests.helpers import noise, view
+from tests.reference import cigma as reference
+from tests.tiny import pictures, tiny
+
+
+def case(batch=3, family="timm_registers"):
+    native = tiny(family)
+    masks = torch.rand(batch, *native.size, generator=torch.Generator().manual_seed(3)) < 0.4
+    return native, view(native, check=False), pictures(native, batch), masks
+
+
+@pytest.mark.parametrize(("temperature", "fill"), [(1.0, "grey"), (2.0, "grey"), (1.0, "mean")])
+def test_gains_are_those_of_native_forwards(temperature, fill):
+    native, model, images, masks = case()
+    result = information_gains(
+        model, LabelledImages(images, masks=masks), temperature=temperature, fill=fill
+    )
+    expected = torch.tensor(
+        [
+            reference.gains(native.forward, x, m, temperature, fill)
+            for x, m in zip(images, masks, strict=True)
+        ],
+        dtype=torch.float64,
+    )
+    assert_close(torch.stack([result.fig, result.big], dim=1), expected, atol=1e-10, rtol=0)
+    assert_close(result.bir, result.big / (result.fig + result.big))
+    assert result.protocol["masks"] == {"source": "given"} and result.noise_floor < 1e-12
+    with sc.budget(1):
+        assert_close(
+            information_gains(
+                model, LabelledImages(images, masks=masks), temperature=temperature, fill=fill
+            ).big,
+            result.big,
+            atol=1e-12,
+            rtol=0,
+        )
+
+
+def test_the_noise_floor_is_what_another_place_in_the_batch_changes(monkeypatch):
+    """Answers that depend on their place, as rounding does: the middle one of three stays."""
+    _, model, images, masks = case()
+    honest = log_probs
+
+    def placed(logits, temperature):
+        logits = logits.clone()
+        logits[:, 0] += torch.arange(len(logits)) % 3
+        return honest(logits, temperature)
+
+    monkeypatch.setattr(gains_file, "log_probs", placed)
+    floor = information_gains(model, LabelledImages(images, masks=masks)).noise_floor
+    here, there = model(images), model(images)
+    here[:, 0] += torch.arange(3)
+    there[:, 0] += torch.arange(3).flip(0)
+    expected = jensen_shannon(honest(here), honest(there))
+    assert expected[1] == 0 and floor == pytest.approx(float(expected.mean()))
+
+
+def test_both_ratios_and_degenerate_images():
+    gains = Gains(
+        fig=torch.tensor([0.3, 0.0, 0.1]).double(),
+        big=torch.tensor([0.1, 0.0, 0.0]).double(),
+        noise_floor=0.0,
+    )
+    assert gains.bir.tolist() == pytest.approx([0.25, 0.5, 0.0])
+    assert gains.degenerate.tolist() == [False, True, False]
+    assert gains.bir_mean_of_ratios == pytest.approx(0.25)
+    assert gains.bir_ratio_of_means == gains.bir_or_zero == pytest.approx(0.2)
+    assert gains.take(torch.tensor([True, False, True])).bir.tolist() == pytest.approx([0.25, 0.0])
+    said = "FIG 0.1333, BIG 0.0333, BIR 0.200 (ratio of means), 0.250 (mean"
+    assert said in repr(gains) and "1 degenerate" in repr(gains)
+    faint = Gains(torch.tensor([3e-8]).double(), torch.tensor([1e-8]).double(), 0.0)
+    assert faint.bir.tolist() == pytest.approx([0.25]) and not faint.degenerate.any()
+    nothing = Gains(torch.zeros(2).double(), torch.zeros(2).double(), 0.0)
+    assert nothing.bir_ratio_of_means != nothing.bir_ratio_of_means and nothing.bir_or_zero == 0.0
+
+
+@pytest.mark.parametrize(
+    ("fig", "big", "text"),
+    [
+        ([0.3] * 4, [0.1] * 4, "too few for an interval (4)"),
+        ([0.0] * 5, [0.0] * 5, "not defined"),
+        ([0.3] * 5, [0.0] * 5, "below 0.001"),
+        ([0.3] * 5, [0.1] * 5, "no spread over 5 images"),
+    ],
+)
+def test_an_interval_that_would_look_certain_is_put_in_words(fig, big, text):
+    gains = Gains(torch.tensor(fig).double(), torch.tensor(big).double(), 0.0)
+    assert gains.interval_text() == text
+
+
+def test_an_interval_is_that_of_the_ratio_of_means():
+    fig, big = (
+        torch.tensor([0.3, 0.2, 0.5, 0.1, 0.3, 0.4]),
+        torch.tensor([0.1, 0, 0, 0.3, 0.2, 0.1]),
+    )
+    gains = Gains(fig.double(), big.double(), 0.0)
+    low, high = gains.interval
+    assert 0 < low < gains.bir_ratio_of_means < high < 1
+    assert gains.interval_text() == f"{low:.3f} to {high:.3f}"
+    assert gains.interval_text(1) == f"{low:.1f} to {high:.1f}"
+    alone = gains.take(torch.tensor([0]))
+    assert alone.interval[0] != alone.interval[0]
+    low, high = gains.take(torch.tensor([0, 3])).interval  # two tell something: 0.25 and 0.75
+    assert (low, high) == pytest.approx((0.25, 0.75))
+
+
+def test_an_empty_mask_makes_the_background_everything():
+    _, model, images, masks = case()
+    gains = information_gains(model, LabelledImages(images, masks=torch.zeros_like(masks)))
+    assert gains.fig.max() == 0 and gains.big.min() > 0 and gains.bir.tolist() == [1, 1, 1]
+
+
+@pytest.mark.parametrize(
+    "baseline",
+    ["mean", "grey", "blur", "noise", torch.full((1, 3, 32, 48), 0.3), noise(2, 3, 32, 48)],
+)
+def test_erased_pictures_keep_what_the_mask_says(baseline):
+    _, model, images, masks = case(2)
+    inside = torch.ones_like(masks)
+    inside[:, -8:] = False
+    no_background, no_object = erase(model, images, masks, baseline, inside=inside)
+    base = fill_images(model, images, baseline, inside=inside).expand_as(images)
+    for i in range(2):
+        for picture, kept in (
+            (no_background, masks[i] | ~inside[i]),
+            (no_object, ~masks[i] | ~inside[i]),
+        ):
+            assert torch.equal(picture[i][:, kept], images[i][:, kept])
+            assert_close(picture[i][:, ~kept], base[i][:, ~kept])
+
+
+def test_fills_are_what_they_are_called():
+    _, model, images, _ = case(2)
+    blurred, sigma = fill_images(model, images, "blur"), 10 / 224 * 48
+    x = torch.arange(-4, 5, dtype=torch.float64)  # two deviations to each side
+    bell = (-0.5 * (x / sigma).square()).exp()
+    kernel = (bell[:, None] * bell / bell.sum() ** 2).expand(3, 1, 9, 9)
+    padded = torch.nn.functional.pad(images, [4] * 4, mode="reflect")
+    assert_close(blurred, torch.nn.functional.conv2d(padded, kernel, groups=3))
+    narrow = fill_images(model, images[:, :, :4], "blur")  # no wider than can be reflected
+    assert narrow.shape == (2, 3, 4, 48) and narrow.isfinite().all()
+    noisy = fill_images(model, images, "noise")
+    assert noisy.shape == (1, 3, 32, 48) and 0.5 < noisy.std() < 1.5 and noisy.dtype == images.dtype
+    assert (fill_images(model, images, "grey") == 0).all() and fill_images(model, images).shape == (
+        1,
+        3,
+        1,
+        1,
+    )
+
+
+def test_pixels_of_which_nothing_is_known_stay_in_both_versions():
+    _, model, images, masks = case()
+    truth = masks.int()
+    truth[1, :, :8] = IGNORE
+    data = LabelledImages(images, masks=truth)
+    shown = Erased(model, data).versions(slice(1, 3))
+    for erased, known in zip(shown, (1, 0), strict=True):
+        keep = (truth[1:] == known) | (truth[1:] == IGNORE)
+        assert torch.equal(erased, torch.where(keep[:, None], images[1:], 0.0))
+    colour = images[1][:, truth[1] != IGNORE].mean(dim=1)  # of the rest alone
+    mean = Erased(model, data, "mean").versions(slice(1, 2))[1][0]
+    assert_close(mean[:, truth[1] == 1], colour[:, None].expand(-1, int(masks[1, :, 8:].sum())))
+
+
+def test_each_image_has_its_own_fill_and_mask():
+    """In whichever part of the images it is; masks may be on patches."""
+    _, model, images, masks = case(3)
+    fill = noise(3, 3, 32, 48)
+    for given in (masks, masks[:, ::8, ::8]):
+        erased = Erased(model, LabelledImages(images, masks=given), fill)
+        high, wide = 32 // given.shape[1], 48 // given.shape[2]
+        pixels = given.repeat_interleave(high, 1).repeat_interleave(wide, 2)
+        for rows in (slice(0, 2), slice(2, 3)):
+            no_background, no_object = erased.versions(rows)
+            keep = pixels[rows, None]
+            assert_close(no_background, torch.where(keep, images[rows], fill[rows]))
+            assert_close(no_object, torch.where(keep, fill[rows], images[rows]))
+    data = LabelledImages(images, other_background=fill, other_object=-fill)
+    both = Erased(model, data, "swap").versions(slice(1, 3))
+    assert torch.equal(both[0], fill[1:]) and torch.equal(both[1], -fill[1:])
+
+
+def test_other_versions_are_used_as_they_are():
+    native, model, images, _ = case()
+    elsewhere, others = images + noise(*images.shape, seed=5), images.flip(0)
+    data = LabelledImages(images, other_background=elsewhere, other_object=others)
+    gains = information_gains(model, data, fill="swap")
+    for i in range(3):
+        whole, moved, changed = (
+            reference.answer(native.forward, x[i]) for x in (images, elsewhere, others)
+        )
+        assert gains.big[i].item() == pytest.approx(reference.js(whole, moved), abs=1e-10)
+        assert gains.fig[i].item() == pytest.approx(reference.js(whole, changed), abs=1e-10)
+    assert gains.protocol["fill"] == "swap"
+    with pytest.raises(BadOption, match="other objects on the same backgrounds"):
+        information_gains(model, LabelledImages(images, other_background=elsewhere), fill="swap")
+
+
+def test_bad_input_is_refused():
+    _, model, images, masks = case()
+    with pytest.raises(BadOption, match="masks of the images"):
+        information_gains(model, LabelledImages(images))
+    with pytest.raises(BadOption, match="one for each"):
+        information_gains(model, LabelledImages(images, masks=masks), fill=images[:2])
+    with pytest.raises(BadImage, match="empty batch"):
+        information_gains(model, LabelledImages(images[:0], masks=masks[:0]))
+    for temperature in (0, -1.0):
+        with pytest.raises(BadOption, match="a number above 0"):
+            information_gains(model, LabelledImages(images, masks=masks), temperature=temperature)
+    model.sigmoid = True
+    with pytest.raises(NotDefined, match=r"classes of .* are independent"):
+        information_gains(model, LabelledImages(images, masks=masks))

@@ -1,0 +1,332 @@
+"""Suffix scores are the naive ones, and say what else a removal does."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch.testing import assert_close
+
+import seecause as sc
+from seecause.background import LabelledImages, penalised, score, scoring
+from seecause.background.scoring import derangement
+from seecause.errors import BadImage, BadOption, NotDefined
+from tests.families.conv import OPTIONS as CONV, tiny_conv
+from tests.helpers import hooks, noise, view
+from tests.reference import cigma as reference
+from tests.tiny import pictures, tiny
+
+FAMILIES = [
+    "timm_deit3",
+    "timm_clip",
+    "timm_parallel",
+    "timm_post_norm",
+    "timm_map",
+    "timm_mean",
+    "timm_distilled",
+    "timm_eva",
+    "timm_eva_registers",
+]
+FAMILIES += [
+    "hf_vit",
+    "hf_clip",
+    "hf_dinov2",
+    "hf_siglip_tower",
+    "torchvision_vit",
+    "open_clip_clip",
+]
+HEADS, WIDTH, BIG = 3, 8, 1
+
+
+def case(family="timm_registers", batch=2):
+    native = tiny(family)
+    images = pictures(native, batch)
+    masks = torch.rand(batch, *native.size, generator=torch.Generator().manual_seed(3)) < 0.4
+    return native, view(native, check=False), images, masks
+
+
+@torch.no_grad()
+def naive(native, images, measure, changed=None):
+    """Effects [B, L, H] on measure(i)."""
+    return reference.head_effects(len(images), native.blocks, HEADS, WIDTH, measure, changed)
+
+
+def big(native, images, masks):
+    return lambda i: reference.gains(native.forward, images[i], masks[i])[BIG]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_suffix_scores_are_naive_scores(family):
+    native, model, images, masks = case(family)
+    expected = naive(native, images, big(native, images, masks))
+    result = score(model, LabelledImages(images, masks=masks))
+    assert_close(result.effects, expected, atol=1e-10, rtol=0)
+    assert_close(result.value, expected.mean(dim=0), atol=1e-10, rtol=0)
+    assert_close(result.error, expected.std(dim=0) / 2**0.5, atol=1e-10, rtol=0)
+    assert expected.abs().max() > 1e-4 and hooks(native.module) == 0
+
+
+def test_the_paper_fills_with_the_mean_colour():
+    native, model, images, masks = case()
+    expected = naive(
+        native,
+        images,
+        lambda i: reference.gains(native.forward, images[i], masks[i], fill="mean")[BIG],
+    )
+    assert_close(
+        score(model, LabelledImages(images, masks=masks), fill="mean").effects,
+        expected,
+        atol=1e-10,
+        rtol=0,
+    )
+    default = score(model, LabelledImages(images, masks=masks)).protocol
+    assert default["fill"] == "grey"  # see test_known_models
+    assert [default[name] for name in ("response", "operator", "temperature", "guard", "seed")] == [
+        "big", "zero", 1.0, True, 0,
+    ]  # fmt: skip
+    expected = naive(
+        native, images, lambda i: reference.gains(native.forward, images[i], masks[i], 2.0)[BIG]
+    )
+    warm = score(model, LabelledImages(images, masks=masks), temperature=2.0)
+    assert_close(warm.effects, expected, atol=1e-10, rtol=0)
+
+
+@pytest.mark.parametrize("family", ["timm_registers", "timm_clip", "hf_vit"])
+def test_mean_and_resampled_heads_are_what_hooks_put_there(family):
+    native, model, images, masks = case(family, batch=3)
+    seen = [
+        torch.stack([reference.carried(native.forward, block, image) for image in images])
+        for block in native.blocks
+    ]  # [B, T, H * dh]
+
+    def put(contents):
+        def changed(i, layer, head):
+            return reference.carrying(
+                native.blocks[layer],
+                head,
+                WIDTH,
+                contents(i, layer)[:, head * WIDTH : (head + 1) * WIDTH],
+            )
+
+        return changed
+
+    donors = derangement(3, seed=4).tolist()
+    assert donors != derangement(3, seed=0).tolist()
+    for operator, contents in (
+        ("mean", lambda i, layer: seen[layer].mean(dim=0)),
+        ("resample", lambda i, layer: seen[layer][donors[i]]),
+    ):
+        expected = naive(native, images, big(native, images, masks), put(contents))
+        result = score(
+            model, LabelledImages(images, masks=masks), operator=operator, seed=4, guard=False
+        )
+        assert_close(result.effects, expected, atol=1e-10, rtol=0)
+
+
+@pytest.mark.parametrize("family", ["timm_registers", "hf_vit", "torchvision_vit"])
+def test_heads_without_output_columns_score_exactly_zero(family):
+    native, model, images, masks = case(family)
+    with torch.no_grad():
+        reference.projection(native.blocks[1]).weight[:, WIDTH : 2 * WIDTH] = 0
+    done = []
+    result = score(model, LabelledImages(images, masks=masks), progress=done.append)
+    assert sum(done) == 2 * 12  # also what need not run is done
+    assert (result.effects[:, 1, 1] == 0).all() and result.error[1, 1] == 0
+    assert (result.value == 0).sum() == 1 and result.protocol["heads_run"] == 11
+    assert result.after["nll"][1, 1] == result.before["nll"]
+
+
+def test_removed_heads_stay_removed():
+    native, model, images, masks = case()
+    gates = torch.ones(4, HEADS)
+    gates[2, 0] = 0
+    with model.gated(gates):
+        result = score(model, LabelledImages(images, masks=masks))
+    with reference.without(native.blocks[2], 0, WIDTH):
+        expected = naive(native, images, big(native, images, masks))
+    assert_close(result.effects, expected, atol=1e-10, rtol=0)
+    assert (result.effects[:, 2, 0] == 0).all()
+
+
+@pytest.mark.parametrize("temperature", [1.0, "matched"])
+def test_pieces_do_not_matter(temperature, monkeypatch):
+    """Each picture has its own mask, baseline, label and donor, in whichever piece it is."""
+    _, model, images, masks = case(batch=5)
+    options = {"operator": "resample", "fill": noise(*images.shape), "target": [0, 4, 2, 1, 6]}
+    options |= {"temperature": temperature, "seed": 1}
+    whole, done = score(model, LabelledImages(images, masks=masks), **options), []
+    monkeypatch.setattr(scoring, "SCORED", {"cpu": 2})
+    parts = score(model, LabelledImages(images, masks=masks), **options, progress=done.append)
+    assert_close(parts.effects, whole.effects, atol=1e-12, rtol=0)
+    for name, value in whole.after.items():
+        assert_close(parts.after[name], value, atol=1e-9, rtol=0)
+    assert parts.before == pytest.approx(whole.before) and done == [24, 24, 12]
+    asked = {"seed": 1, "operator": "resample", "temperature": temperature, "guard": True}
+    assert asked.items() <= parts.protocol.items()
+
+
+def test_blocks_may_have_fewer_heads():
+    _, model, images, masks = case()
+    smaller = sc.background.prune_heads(model, [(1, 0), (1, 2)])
+    result = score(smaller, LabelledImages(images, masks=masks))
+    assert result.value.isnan().nonzero().tolist() == [[1, 1], [1, 2]]
+    with sc.background.ablate(model, [(1, 0), (1, 2)]):
+        ablated = score(model, LabelledImages(images, masks=masks)).value
+    assert_close(result.value[[0, 2, 3]], ablated[[0, 2, 3]], atol=1e-10, rtol=0)
+    assert_close(result.value[1, 0], ablated[1, 1], atol=1e-10, rtol=0)
+    bare = score(
+        sc.background.prune_heads(model, [(2, head) for head in range(HEADS)]),
+        LabelledImages(images, masks=masks),
+    )
+    assert bare.value[2].isnan().all() and bare.value[[0, 1, 3]].isfinite().all()
+
+
+def test_what_else_a_removal_does():
+    native, model, images, masks = case(batch=3)
+    labels = [native.forward(images[:1]).argmax().item(), 0, 1]
+    result = score(model, LabelledImages(images, masks=masks), target=labels)
+    with torch.no_grad(), reference.without(native.blocks[2], 1, WIDTH):
+        p = torch.softmax(native.forward(images), dim=-1)
+        gains = torch.tensor(
+            [reference.gains(native.forward, x, m) for x, m in zip(images, masks, strict=True)]
+        )
+    assert result.after["accuracy"][2, 1].item() == pytest.approx(
+        (p.argmax(dim=-1) == torch.tensor(labels)).double().mean().item()
+    )
+    assert result.after["nll"][2, 1].item() == pytest.approx(
+        -p[range(3), labels].log().mean().item()
+    )
+    assert result.after["entropy"][2, 1].item() == pytest.approx(
+        -(p * p.log()).sum(dim=-1).mean().item()
+    )
+    assert result.after["fig"][2, 1].item() == pytest.approx(gains[:, 0].mean().item())
+    assert result.before["fig"] - result.after["fig"][2, 1].item() == pytest.approx(
+        result.after["fig_drop"][2, 1].item()
+    )
+    assert_close(result.fig_drops.mean(dim=0), result.after["fig_drop"])
+    assert "fig" not in score(model, LabelledImages(images, masks=masks), guard=False).after
+
+
+def test_matched_entropy_is_matched():
+    native, model, images, masks = case(batch=3)
+    done = []
+    plain = score(model, LabelledImages(images, masks=masks))
+    matched = score(
+        model, LabelledImages(images, masks=masks), temperature="matched", progress=done.append
+    )
+    assert sum(done) == 3 * 12 and matched.protocol["temperature"] == "matched"
+    warm = float(matched.after["temperature"][2, 1])
+    with torch.no_grad(), reference.without(native.blocks[2], 1, WIDTH):
+        cut = [reference.gains(native.forward, images[i], masks[i], warm) for i in range(3)]
+    fig, big = torch.tensor(cut, dtype=torch.float64).T
+    assert_close(matched.after["fig"][2, 1], fig.mean(), atol=1e-9, rtol=0)
+    assert_close(matched.value[2, 1], plain.before["big"] - big.mean(), atol=1e-9, rtol=0)
+    assert_close(
+        matched.after["entropy"],
+        torch.full((4, HEADS), plain.before["entropy"], dtype=torch.float64),
+        atol=1e-9,
+        rtol=0,
+    )
+    assert_close(matched.after["accuracy"], plain.after["accuracy"])
+    assert (matched.value - plain.value).abs().max() > 1e-5
+    cold = matched.after["temperature"] < 1
+    assert torch.equal(cold, plain.after["entropy"] > plain.before["entropy"])
+
+
+def test_a_derangement_leaves_none_in_place():
+    for seed in range(5):
+        donors = derangement(7, seed)
+        assert sorted(donors.tolist()) == list(range(7)) and (donors != torch.arange(7)).all()
+
+
+def test_other_responses_need_no_masks():
+    native, model, images, masks = case()
+    labels = [2, 5]
+    measures = {
+        "prob": lambda i: reference.answer(native.forward, images[i])[labels[i]].item(),
+        "nll": lambda i: -reference.answer(native.forward, images[i])[labels[i]].log().item(),
+        "logit": lambda i: native.forward(images[i : i + 1])[0, labels[i]].item(),
+    }
+    for response, measure in measures.items():
+        result = score(model, images, response=response, target=labels)
+        assert_close(result.effects, naive(native, images, measure), atol=1e-10, rtol=0)
+        assert "fig" not in result.after
+    known = LabelledImages(images, torch.tensor(labels))
+    assert torch.equal(score(model, known, response="logit").effects, result.effects)
+    contrast = score(model, images, response=lambda logits: logits[:, 1] - logits[:, 4])
+    pair = score(model, images, response="logit", target=(1, 4))
+    assert_close(pair.value, contrast.value, atol=1e-10, rtol=0)
+    p = torch.softmax(native.forward(images), dim=-1).amax(dim=-1)
+    assert pair.before["accuracy"] == 1  # of two classes neither is a label: the predictions are
+    assert pair.before["nll"] == pytest.approx(-float(p.log().mean()))
+    figs = score(model, LabelledImages(images, masks=masks), response="fig")
+    assert_close(figs.value, figs.after["fig_drop"])
+
+
+def test_other_versions_need_no_masks():
+    native, model, images, _ = case()
+    elsewhere = images + noise(*images.shape, seed=5)
+    pairs = LabelledImages(images, other_background=elsewhere)
+    result = score(model, pairs, fill="swap", guard=False)
+
+    def measure(i):
+        return reference.js(*(reference.answer(native.forward, x[i]) for x in (images, elsewhere)))
+
+    assert_close(result.effects, naive(native, images, measure), atol=1e-10, rtol=0)
+    both = replace(pairs, other_object=images.flip(0))
+    beside = score(model, both, response="prob", target=1, fill="swap")
+    gains = score(model, both, fill="swap")
+    assert_close(beside.after["fig_drop"], gains.after["fig_drop"])  # for the guard
+    assert_close(beside.after["big"], gains.after["response"])
+
+
+def test_penalised_scores_have_errors_and_effects_of_their_own():
+    _, model, images, masks = case(batch=3)
+    result = score(model, LabelledImages(images, masks=masks))
+    guarded = penalised(result, alpha=0.5)
+    assert_close(guarded.effects.mean(dim=0), guarded.value)
+    assert_close(guarded.error, guarded.effects.std(dim=0) / 3**0.5)
+    bare = penalised(replace(result, effects=None, fig_drops=None), alpha=0.5)
+    assert torch.equal(bare.error.isnan(), result.after["fig_drop"] > 0) and bare.effects is None
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"response": "bigger"}, "big, fig, prob, logit, nll"),
+        ({"operator": "shuffle"}, "zero, mean, resample"),
+        ({"heads": [(4, 0)]}, "layers 0-3"),
+        ({"heads": []}, "at least one"),
+        ({"temperature": 0}, "above 0"),
+        ({"response": "prob", "temperature": "matched"}, "compare predictions"),
+        ({"target": [1]}, "each of the 2 images"),
+        ({"fill": "white"}, "mean, grey, blur, noise, swap"),
+        ({"fill": "swap"}, "no other versions"),
+    ],
+)
+def test_bad_options_are_refused(options, message):
+    _, model, images, masks = case()
+    with pytest.raises(BadOption, match=message):
+        score(model, LabelledImages(images, masks=masks), **options)
+
+
+def test_bad_data_and_models_are_refused():
+    _, model, images, masks = case()
+    data = LabelledImages(images, masks=masks)
+    one = data.take(torch.tensor([0]))
+    assert score(model, one).error.isnan().all()  # one image says nothing of others
+    with pytest.raises(BadOption, match="no other to take from"):
+        score(model, one, operator="resample")
+    with pytest.raises(BadOption, match="masks of the images"):
+        score(model, images)
+    with pytest.raises(BadImage, match="empty batch"):
+        score(model, data.take(torch.tensor([], dtype=torch.long)))
+    conv = sc.wrap(tiny_conv("timm_resnet").module, check=False, **CONV)
+    with pytest.raises(NotDefined, match="not by heads"):
+        score(conv, torch.zeros(1, 3, *conv.preprocess.size, dtype=torch.float64), response="prob")
+    model.sigmoid = True
+    with pytest.raises(NotDefined, match=r"response='big' with masks .*sigmoid=False"):
+        score(model, data)
+    with pytest.raises(NotDefined, match="the guard"):
+        score(model, data, response="prob")
