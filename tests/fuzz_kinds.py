@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import random
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -15,11 +14,8 @@ from transformers import ViTConfig, ViTForImageClassification
 
 import seecause as sc
 from seecause.app.panels.runs import find_runs
-from seecause.bench.plan import Store
-from seecause.bench.results import read_results
-from seecause.bench.runner import inspect, run
-from seecause.bench.shard_files import _sealed, checksum, read_checked, sealed_json
-from seecause.bench.tables import table, write_rows
+from seecause.bench.runner import cell_file, run, status
+from seecause.bench.tables import read_results, table, write_rows
 from seecause.data.backgrounds import read_in9_map
 from seecause.faithful.config import TrainConfig, read_config
 from seecause.faithful.run import Snapshot, read_evaluations, read_snapshot, write_snapshot
@@ -40,7 +36,6 @@ from tests.files import lines
 from tests.fuzz import Mutation, Victim
 from tests.tiny import scramble
 
-HEAD = len(_sealed(b""))  # of a checked JSON file: what the checksum stands in
 TINY = {"img_size": 16, "patch_size": 8, "embed_dim": 8, "depth": 1, "num_heads": 2}
 TINY |= {"num_classes": 3}
 JSON: Sequence[Mutation] = (of_bytes, of_json)
@@ -152,44 +147,19 @@ def attributions(folder: Path) -> list[Victim]:
 
 
 def run_folders(folder: Path) -> list[Victim]:
-    """A disk's damage, and a stranger's files whose checksums are right."""
-    from tests.bench.toy import worker
+    from tests.bench.toy import prepared
 
-    store = Store(folder / "run")
-    work = worker(methods={"center": {}}, metrics=("aupr1",), measures={}, limit=2)
-    assert run(store, work).complete
-    (store.folder / "manifest.copy").unlink()  # it would hide damage
-    (shard,) = store.ids()
-    mark = read_checked(store.file(shard, "json"))
+    work = prepared(methods={"center": {}}, metrics=("aupr1",), measures={}, limit=2)
+    assert run(folder / "run", work).complete
 
     def read() -> None:
-        plan = store.plan()
-        results = read_results(store, plan)
-        inspect(store, plan, results.condition)
-        write_rows(results, folder / "rows.csv")
-        store.rows(plan), table(store.folder)
+        write_rows(results := read_results(folder / "run"), folder / "rows.csv")
+        table(folder / "run"), status(folder / "run"), results.details("center", "map")
 
-    def of_sealed(content: bytes, draw: random.Random) -> bytes:
-        body = json.dumps({"checksum": "", **json.loads(b"{" + content[HEAD:])})
-        changed = of_json(body.encode(), draw)
-        return _sealed(b"\n" + changed[1:])
-
-    def forged(kind: str) -> Callable[[bytes], None]:
-        def put(content: bytes) -> None:
-            store.file(shard, kind).write_bytes(content)
-            sums = {**mark["checksums"], kind: checksum(content)}
-            store.file(shard, "json").write_bytes(sealed_json({**mark, "checksums": sums}))
-
-        return put
-
-    manifest, log = store.folder / "manifest.json", store.folder / "log.jsonl"
-    rows, maps = store.file(shard, "parquet"), store.file(shard, "safetensors")
+    (cell,) = work.plan.cells
     return [
-        Victim(manifest, read, (of_bytes, of_sealed, of_sealed)),
-        Victim(store.file(shard, "json"), read, (of_bytes, of_sealed)),
-        Victim(log, read, (of_bytes,)),
-        Victim(rows, read, (of_bytes, of_parquet), forged("parquet")),
-        Victim(maps, read, WEIGHTS, forged("safetensors")),
+        Victim(folder / "run" / "run.json", read, JSON),
+        Victim(cell_file(folder / "run", cell.name), read, (of_bytes, of_parquet)),
     ]
 
 

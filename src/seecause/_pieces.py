@@ -1,10 +1,4 @@
-"""Long work that somebody else may keep, have done elsewhere, or stop.
-
-    scores = in_pieces(score_piece, model, ({"images": part} for part in images.split(64)))
-
-A long computation calls its expensive part through `in_pieces`. Alone that is a loop. Inside
-`pieces_run_by` somebody else does it: `bench.pieces` keeps finished pieces in a store, so that a
-killed job goes on, and gives the others to processes or to a cluster.
+"""Work in pieces, and work that can be stopped.
 
     with stoppable(check):      # check() raises when it is time to stop
         sc.attribute(model, images)
@@ -27,20 +21,8 @@ Tensors = dict[str, Tensor]
 Work = Callable[..., Tensors]  # (model, **piece) -> tensors on the CPU; a function of a module
 Piece = Mapping[str, Any]
 Ended = Callable[[int, Tensors], None]
-RunPieces = Callable[[Work, Any, Iterable[Piece], Ended], list[Tensors]]
 
-_run_pieces: ContextVar[RunPieces | None] = ContextVar("seecause_pieces", default=None)
 _check: ContextVar[Callable[[], None] | None] = ContextVar("seecause_stop", default=None)
-
-
-@contextmanager
-def pieces_run_by(run: RunPieces) -> Iterator[None]:
-    """Let `run` do the pieces of all work inside the block."""
-    token = _run_pieces.set(run)
-    try:
-        yield
-    finally:
-        _run_pieces.reset(token)
 
 
 def in_pieces(
@@ -50,11 +32,7 @@ def in_pieces(
     *,
     ended: Ended = lambda number, result: None,
 ) -> list[Tensors]:
-    """`work(model, **piece)` of every piece, in their order. Pieces are asked for as they are
-    needed; `ended` hears the number and the result of each that is done."""
-    run = _run_pieces.get()
-    if run is not None:
-        return run(work, model, pieces, ended)
+    """`work(model, **piece)` of every piece; `ended` is called with the number and the result."""
     results = []
     for number, piece in enumerate(pieces):
         results.append(work(model, **piece))

@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from seecause.bench.cluster import SETTINGS
+from seecause.bench.runner import RAY_SETTINGS
 
 
 @pytest.fixture(scope="session")
@@ -15,7 +15,7 @@ def cluster():
     ray = pytest.importorskip(
         "ray", reason="the cluster extra is not installed: pip install 'seecause[cluster]'"
     )
-    os.environ.update(SETTINGS)
+    os.environ.update(RAY_SETTINGS)
     quiet = {"include_dashboard": False, "log_to_driver": False, "logging_level": "error"}
     ray.init(address="local", num_cpus=4, **quiet)
     yield "local"

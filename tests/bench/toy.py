@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cache
+from pathlib import Path
 
-import pytest
-import torch
-from torch import Tensor
+import pyarrow as pa
 
-from seecause.bench.evaluate import PreparedRun, open_model
-from seecause.bench.plan import Plan, Request, Store, make_plan
-from seecause.bench.store import ShardStore
+from seecause.bench.cells import Prepared, Request, make_plan, open_model
 from seecause.data.registry import open_data
+from seecause.errors import BadOption
 
 REQUEST = Request(
     model="builtin:critters-vit",
@@ -25,7 +21,7 @@ REQUEST = Request(
     metrics=("ins-del", "aupr1"),
     measures={"insertion-deletion": {"order": "patch", "steps": 2}},
     limit=6,
-    shard_size=2,
+    cell_size=2,
 )
 
 
@@ -34,37 +30,40 @@ def model():
     return open_model(REQUEST)
 
 
-def worker(**changes) -> PreparedRun:
-    """Ready to work on `REQUEST` with some changes; the model is opened once."""
+def prepared(**changes) -> Prepared:
+    """`REQUEST` with some changes, ready to run; the model is opened once."""
     request = replace(REQUEST, **changes)
     data = open_data(request.data, limit=request.limit)
-    return PreparedRun(make_plan(request, model(), data), model(), data)
+    return Prepared(make_plan(request, model(), data), model(), data)
 
 
-@contextmanager
-def killing(count: int) -> Iterator[set[int]]:
-    """Kill so many workers, each when its first shard is done and it is at the next."""
-    victims: set[int] = set()
-    honest = ShardStore.log
+@dataclass(frozen=True)
+class ToyCell:
+    """A cell without a model: `do` says what happens to its worker."""
 
-    def log(store, event, shard, **more):
-        honest(store, event, shard, **more)
-        process = more.get("process", os.getpid())
-        if event == "done" and process not in {*victims, os.getpid()} and len(victims) < count:
-            victims.add(process)
-            os.kill(process, signal.SIGKILL)
+    name: str
+    do: str = ""  # "", "fail", "die", or a file: die unless it is there
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ShardStore, "log", log)
-        yield victims
+    def __len__(self) -> int:
+        return 1
 
 
-def values(store: Store, plan: Plan) -> dict[str, dict[str, Tensor]]:
-    """Values [images] by method and metric from the rows, one by one: what `read_results` tells
-    from the tensors."""
-    blank = torch.full((len(plan.samples),), torch.nan, dtype=torch.float64)
-    metrics = plan.request.metrics
-    by_name = {m: {metric: blank.clone() for metric in metrics} for m in plan.request.methods}
-    for row in store.rows(plan).to_pylist():
-        by_name[row["method"]][row["metric"]][row["index"]] = row["value"]
-    return by_name
+@dataclass(frozen=True)
+class ToyJob:
+    key: str = "toy"
+    refuses: bool = False
+
+    def open(self):
+        if self.refuses:
+            raise BadOption("torch", "another version", "that of the plan")
+        return toy_rows
+
+
+def toy_rows(cell: ToyCell) -> pa.Table:
+    if cell.do == "fail":
+        raise RuntimeError(f"{cell.name} cannot be computed")
+    if cell.do == "die" or (cell.do and not Path(cell.do).exists()):
+        if cell.do != "die":
+            Path(cell.do).touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+    return pa.table({"image": [cell.name], "reasons": ["{}"]})

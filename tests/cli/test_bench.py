@@ -1,23 +1,15 @@
-"""`seecause bench` from the outside: killed and continued, complete or with its holes told."""
+"""`seecause bench` as a command: complete, or with its holes listed."""
 
 from __future__ import annotations
 
-import os
 import re
-import signal
-import subprocess
-import sys
-import time
-from collections import Counter
-from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
 from typer.testing import CliRunner
 
-from seecause._software import source_digest
-from seecause.bench.plan import Store
+from seecause.bench.runner import read_plan
 from seecause.cli import app
 from tests.bad_files import bad_file
 
@@ -26,7 +18,7 @@ SMALL = (
     "order=patch",
     "--metric-option",
     "steps=2",
-    "--shard-size",
+    "--cell-size",
     "2",
     "--device",
     "cpu",
@@ -43,17 +35,6 @@ RUN = (
     *SMALL,
     "--out",
 )
-# The command, told which code it is: shards are named by a digest of the sources, and an edit while
-# the tests run must not make another run of it.
-TOLD = """
-import sys
-from seecause import _software as inputs
-from seecause.cli import main
-
-digest = sys.argv.pop(1)
-inputs.source_digest = lambda: digest
-main()
-"""
 
 
 def bench(*words: object):
@@ -62,78 +43,11 @@ def bench(*words: object):
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
-    """An uninterrupted run of 18 shards."""
+    """An uninterrupted run of 18 cells."""
     out = tmp_path_factory.mktemp("bench") / "run"
     done = bench(*RUN, out)
     assert done.exit_code == 0 and done.output == "", done.output
     return out
-
-
-def start(out: Path, workers: int) -> subprocess.Popen:
-    """The command in a process group of its own, when its first shard is finished."""
-    words = [
-        sys.executable,
-        "-c",
-        TOLD,
-        source_digest(),
-        "bench",
-        *RUN,
-        str(out),
-        "--workers",
-        str(workers),
-    ]
-    process = subprocess.Popen(
-        words, start_new_session=True, env={**os.environ, "OMP_NUM_THREADS": "1"}
-    )
-    until = time.monotonic() + 120
-    while not list((out / "shards").glob("*.parquet")):
-        assert process.poll() is None and time.monotonic() < until, (
-            "the run ended before it could be killed"
-        )
-        time.sleep(0.002)
-    return process
-
-
-def kill_in_the_middle(out: Path, workers: int) -> None:
-    """kill -9 for the command and all its workers."""
-    process = start(out, workers)
-    os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
-
-
-@pytest.mark.slow
-def test_killed_and_continued_by_one_worker_the_rows_are_the_same_to_the_bit(whole, tmp_path):
-    """`tests/test_kills.py` kills at every write; here two workers are killed with the command."""
-    out = tmp_path / "run"
-    kill_in_the_middle(out, 2)
-    assert len(list((out / "shards").glob("*.parquet"))) < 18
-    halted = bench("status", out)
-    assert halted.exit_code == 1 and "sobel: not run on 12 images" in halted.stderr
-    done = bench(*RUN, out)
-    assert done.exit_code == 0, done.output
-
-    killed, straight = Store(out), Store(whole)
-    assert killed.rows(killed.plan()).equals(straight.rows(straight.plan()))
-    for shard in straight.plan().shards:
-        assert (
-            killed.file(shard.id, "parquet").read_bytes()
-            == straight.file(shard.id, "parquet").read_bytes()
-        )
-    events = Counter((event["event"], event["shard"]) for event in killed.events())
-    assert max(count for (event, _), count in events.items() if event == "done") == 1
-    assert not list(killed.shards.glob(".*"))
-
-
-@pytest.mark.slow
-def test_workers_leave_when_the_command_is_killed(tmp_path):
-    process = start(tmp_path / "run", 2)
-    process.kill()
-    process.wait()
-    workers = {event["process"] for event in Store(tmp_path / "run").events()}
-    until = time.monotonic() + 20
-    while any(Path(f"/proc/{worker}").exists() for worker in workers):
-        assert time.monotonic() < until, "a worker outlived the command"
-        time.sleep(0.01)
 
 
 def test_what_decides_a_run_stands_in_its_plan(tmp_path):
@@ -141,15 +55,9 @@ def test_what_decides_a_run_stands_in_its_plan(tmp_path):
     sobel = ("run", "--method", "sobel", "--metric", "aupr1", *words)
     done = bench(*sobel, *SMALL[4:], "--out", tmp_path / "run")
     assert done.exit_code == 0, done.output
-    request = Store(tmp_path / "run").plan().request
+    request = read_plan(tmp_path / "run").request
     assert request.memory == 3 << 20  # MiB
     assert (request.threads, request.seed, request.limit, request.target) == (1, 5, 2, "predicted")
-
-
-def test_status_tells_where_a_run_stands(whole):
-    done = bench("status", whole)
-    assert done.exit_code == 0
-    assert done.stdout == "18 of 18 shards done, 0 pending, 0 failed, 0 kept from other commands\n"
 
 
 def test_the_report_is_one_file_with_everything_in_it(whole):
@@ -217,7 +125,6 @@ def test_a_bad_picture_ends_the_run_with_one_and_shows_in_the_report(tmp_path):
     assert "1 of 3 missing" in page and str(bad) in page and "Not complete" in page
     bad.unlink()
     assert bench(*words).exit_code == 0
-    assert "2 kept from other commands" in bench("status", out).stdout
 
 
 REFUSED = {
@@ -228,10 +135,6 @@ REFUSED = {
     "unknown metric option": (("--metric-option", "stops=3"), "steps"),
     "kind of an option": (("--method", "rise", "--option", "masks=many"), "a whole number"),
     "choice of a metric option": (("--metric-option", "order=random"), "pixel, patch"),
-    "range of a metric option": (
-        ("--metric", "saco", "--metric-option", "groups=1"),
-        "the number of patches",
-    ),
     "unknown data": (("--data", "criters:clean"), "critters:REGIME"),
     "no labels": (("--data", "folder:{tmp}/data"), "predicted"),
 }
@@ -255,8 +158,7 @@ def test_an_out_that_is_no_run_is_left_alone(tmp_path):
     (tmp_path / "thesis.txt").write_text("years of work")
     assert bench("run", "--out", tmp_path).exit_code == 2
     assert (
-        bench("status", tmp_path).exit_code == 2
-        and bench("report", tmp_path / "nowhere").exit_code == 2
+        bench("report", tmp_path).exit_code == bench("report", tmp_path / "nowhere").exit_code == 2
     )
     assert [file.name for file in tmp_path.iterdir()] == ["thesis.txt"]
 
@@ -277,7 +179,7 @@ def test_how_a_model_is_read_decides_a_run(tmp_path):
     data = ("--data", f"folder:{tmp_path / 'photos'}", "--metric", "ins-del", "--workers", 2)
     done = bench("run", *own, *data, *SMALL, "--out", tmp_path / "run")
     assert done.exit_code == 0, done.output
-    plan = Store(tmp_path / "run").plan()
+    plan = read_plan(tmp_path / "run")
     assert plan.model["classes"] == ["bee", "ant"] and list(plan.places) == [1, 0]
     assert plan.model["frame"]["mean"] == [0.25] * 3
 

@@ -206,7 +206,7 @@ def test_every_command_with_results_speaks_json():
     flags = {words: [o for p in command.params for o in p.opts] for words, command in commands()}
     without = {" ".join(words) for words, options in flags.items() if "--json" not in options}
     assert not any("--out" in flags[tuple(words.split())] for words in without)
-    assert {"doctor", "methods", "bench status", "bench report"}.isdisjoint(without)
+    assert {"doctor", "methods", "bench report"}.isdisjoint(without)
 
 
 def test_json_holds_what_the_manifest_holds_and_nothing_else_is_printed(tmp_path):

@@ -6,8 +6,7 @@ import pytest
 from typer.testing import CliRunner
 
 import seecause as sc
-from seecause.bench.plan import Store
-from seecause.bench.results import read_results
+from seecause.bench.tables import read_results
 from seecause.cli import app
 from seecause.critters import CLASSES
 from seecause.data.batch import to_batch
@@ -68,8 +67,7 @@ def test_a_shipped_network_goes_through_the_other_commands(tmp_path):
     ):
         done = CliRunner().invoke(app, [*command, *flags, str(tmp_path / command[1])])
         assert done.exit_code == 0, done.output
-    store = Store(tmp_path / "run")
-    table = read_results(store, store.plan()).values
+    table = read_results(tmp_path / "run").values
     model = sc.load(str(tmp_path / "shipped"))
     batch = to_batch(model, list(open_data("critters:balanced:test", limit=8)))
     for method in ("caap", "gae"):

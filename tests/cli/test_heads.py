@@ -359,7 +359,3 @@ def test_a_picture_that_cannot_be_read_is_in_page_manifest_and_exit_code(tmp_pat
     assert "Not read" in page and hole["name"] in page and "1 could not be read." in page
 
 
-def test_a_refused_work_folder_is_told_the_whole_command(tmp_path):
-    (tmp_path / "notes.txt").write_text("mine")
-    done = heads("score", "--work", tmp_path, "--out", tmp_path / "out")
-    assert done.exit_code == 2 and "seecause heads score --work" in " ".join(done.output.split())

@@ -28,7 +28,6 @@ from seecause.cli.options import (
     whole_numbers,
 )
 from seecause.cli.progress import Incomplete, dressed, starting, training
-from seecause.cli.workers import Pieces, with_pieces
 from seecause.data.dataset import Hole
 from seecause.errors import BadOption
 from seecause.report.pages import Section
@@ -151,18 +150,6 @@ def test_warnings_are_silent_while_a_quiet_command_runs_and_no_longer():
     assert levels == [logging.ERROR, before] and log.level == before
 
 
-def test_pieces_stay_where_they_were_asked_for(tmp_path):
-    @with_pieces
-    def toy(*, out: Path) -> str:
-        (tmp_path / "own" / "piece").touch()
-        return out.name
-
-    (tmp_path / "own").mkdir()
-    (tmp_path / "result.work").mkdir()
-    assert toy(out=tmp_path / "result", pieces=Pieces(work=str(tmp_path / "own"))) == "result"
-    assert (tmp_path / "own" / "piece").exists() and (tmp_path / "result.work").exists()
-    assert toy(out=tmp_path / "result") == "result"
-    assert (tmp_path / "own").exists() and not (tmp_path / "result.work").exists()
 
 
 def test_pictures_that_a_model_does_not_know_are_counted(capsys):

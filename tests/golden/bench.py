@@ -21,7 +21,7 @@ def table(dtype) -> Named:
             methods=METHODS,
             metrics=METRICS,
             limit=6,
-            shard_size=4,
+            cell_size=4,
         )
         place = Path(folder, "run")
         sc.bench.run(place, request)

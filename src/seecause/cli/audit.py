@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from seecause.cli.heads_options import TEST, AskedModel, AskedRun, AuditData, Limit, lead_of
-from seecause.cli.workers import with_pieces
 from seecause.errors import BadOption, DataMissing
 
 if TYPE_CHECKING:
@@ -114,7 +113,7 @@ class Limits:
 
 
 def register(app: typer.Typer) -> None:
-    app.command(epilog=f"Example: {AUDIT}")(with_pieces(audit))
+    app.command(epilog=f"Example: {AUDIT}")(audit)
 
 
 def audit(

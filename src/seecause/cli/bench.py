@@ -23,12 +23,11 @@ from seecause.cli.options import (
 from seecause.cli.progress import Facts, Incomplete, counting, print_markdown, starting
 from seecause.cli.workers import WorkerOptions
 from seecause.errors import printable
-from seecause.files import place
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from seecause.bench.evaluate import PreparedRun
+    from seecause.bench.cells import Prepared
     from seecause.bench.runner import Status
 
 LISTED = 20  # holes named one by one; the rows have them all
@@ -106,7 +105,7 @@ class BenchRun:
         typer.Option(
             "--out",
             "-o",
-            help="The run folder, or a URL (s3://...); the same command again continues in it.",
+            help="The run folder; the same command again continues in it.",
         ),
     ]
     hands: WorkerOptions = WorkerOptions()
@@ -121,20 +120,21 @@ class BenchRun:
             show_default="64, GPU 8192",
         ),
     ] = None
-    shard_size: Annotated[int, typer.Option(help="Images that are finished together.", min=1)] = 16
+    cell_size: Annotated[int, typer.Option(help="Images that are finished together.", min=1)] = 16
     where: RunOptions = RunOptions()
     quiet: Quiet = False
 
     def prepare(
         self, model: ModelOptions, option: Sequence[str] | None, **request: Any
-    ) -> PreparedRun:
+    ) -> Prepared:
         """Check the folder, then open model and data. `request` is what is compared."""
         with starting(f"loading {model.model} and {self.data}", quiet=self.quiet):
             reading = model.reading.made()
             check_methods(request["methods"])
             from seecause import bench
+            from seecause.bench.runner import check_folder
 
-            bench.Store(place(self.out)).check()
+            check_folder(Path(self.out))
             worker = bench.prepare(
                 bench.Request(
                     model=model.model,
@@ -143,7 +143,7 @@ class BenchRun:
                     data=self.data,
                     limit=self.limit,
                     target=self.target.value,
-                    shard_size=self.shard_size,
+                    cell_size=self.cell_size,
                     threads=self.threads,
                     memory=None if self.memory is None else self.memory << 20,
                     seed=self.where.seed,
@@ -160,14 +160,15 @@ class BenchRun:
             typer.echo(f"left out: {', '.join(metrics)}: {reason}", err=True)
         return worker
 
-    def perform(self, worker: PreparedRun) -> Status:
+    def perform(self, worker: Prepared) -> Status:
         """Run what is not finished and tell how it went."""
         from seecause import bench
+        from seecause.bench.runner import read_cell
 
-        done = {shard.id for shard in bench.Store(place(self.out)).finished(worker.plan)}
-        todo = sum(len(shard) for shard in worker.plan.shards if shard.id not in done)
-        with counting("images x methods", todo, quiet=self.quiet, rate="images/s") as advance:
-            state = bench.run(self.out, worker, workers=self.hands.made(), advance=advance)
+        cells = worker.plan.cells
+        todo = sum(len(cell) for cell in cells if read_cell(Path(self.out), cell.name) is None)
+        with counting("images x methods", todo, quiet=self.quiet, rate="images/s") as progress:
+            state = bench.run(self.out, worker, progress=progress, **self.hands.made())
         tell_status(state, quiet=self.quiet)
         return state
 
@@ -178,7 +179,6 @@ def register(app: typer.Typer) -> None:
         help="Compare attribution methods over a dataset; runs can be stopped and continued.",
     )
     commands.command("run", epilog=EXAMPLE)(run)
-    commands.command("status")(status)
     commands.command("report")(report)
     app.add_typer(commands, name="bench")
 
@@ -202,31 +202,19 @@ def run(
     return _left(state, {"out": run.out, **status_facts(state)})
 
 
-def status(folder: Folder) -> Facts:
-    """How far a run is, what failed or was damaged and why. Leaves with 1 if anything is
-    missing."""
-    with starting(f"reading {folder}"):
-        from seecause import bench
-
-        state = bench.status(folder)
-    tell_status(state)
-    return _left(state, status_facts(state))
-
-
 def report(folder: Folder, against: Against = None) -> Facts:
     """Print the table, and write RUN/index.html, table.csv, table.tex, table.md and rows.csv (every
     number) from what is finished."""
     with starting(f"reading {folder}"):
-        from seecause.bench import Store
         from seecause.report.bench import write_report
 
-        files = write_report(Store(place(folder)), against=against)
+        files = write_report(folder, against=against)
     return tell_report(folder, files)
 
 
 def tell_report(out: str | Path, files: Sequence[Path], *, quiet: bool = False) -> Facts:
     """The table, and where everything is."""
-    folder = place(out)
+    folder = Path(out)
     if not quiet:
         print_markdown((folder / "table.md").read_text(encoding="utf-8"))
         typer.echo(f"also: {', '.join(path.name for path in files[1:])}")
@@ -240,15 +228,12 @@ def status_facts(state: Status) -> Facts:
     """Where a run stands, for programs."""
     return {
         "complete": state.complete,
-        "shards": state.total,
+        "cells": state.total,
         "done": state.done,
         "pending": len(state.pending),
         "failed": state.failed,
-        "damaged": state.damaged,
         "not run": state.not_run(),
         "holes": [{"picture": hole.image, "reason": hole.reason} for hole in state.holes],
-        "gone": list(state.gone),
-        "stopped": state.stopped,
     }
 
 
@@ -263,26 +248,17 @@ def tell_status(state: Status, *, quiet: bool = False) -> None:
     """Where the run stands, on standard output; what is missing, on standard error, also when
     quiet."""
     if not quiet:
-        parts = [
-            f"{state.done} of {state.total} shards done",
-            f"{len(state.pending)} pending",
-            f"{len(state.failed)} failed",
-            f"{len(state.stale)} kept from other commands",
-        ]
-        if state.damaged:
-            parts.insert(3, f"{len(state.damaged)} damaged")
-        typer.echo(", ".join(parts))
+        typer.echo(
+            f"{state.done} of {state.total} cells done, {len(state.failed)} failed,"
+            f" {len(state.pending)} pending"
+        )
     holes = Counter((hole.image, hole.reason) for hole in state.holes)
     missing = [
-        *(f"{name}: gone from the data since an earlier run" for name in state.gone),
-        *(f"shard {shard} is to be done again: {why}" for shard, why in state.damaged.items()),
+        *(f"cell {name} failed:\n{error.rstrip()}" for name, error in state.failed.items()),
         *(f"{method}: not run on {count} images" for method, count in state.not_run().items()),
-        *(f"shard {shard} failed: {reason}" for shard, reason in state.failed.items()),
         *(f"{image}: {count} values missing: {reason}" for (image, reason), count in holes.items()),
     ]
     for line in missing[:LISTED]:
-        typer.echo(printable(line), err=True)
+        typer.echo("\n".join(map(printable, line.splitlines())), err=True)
     if len(missing) > LISTED:
         typer.echo(f"and {len(missing) - LISTED} more", err=True)
-    if state.stopped:
-        typer.echo(f"seecause: {state.stopped}", err=True)

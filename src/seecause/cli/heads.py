@@ -9,7 +9,6 @@ import typer
 
 from seecause.cli.heads_prune import prune, score
 from seecause.cli.progress import Facts, print_rows
-from seecause.cli.workers import with_pieces
 
 if TYPE_CHECKING:
     pass
@@ -27,7 +26,7 @@ def register(app: typer.Typer) -> None:
     for command, example in examples.items():
         name = command.__name__.replace("_", "-")
         listed = commands.command(name, epilog=f"Example: seecause heads {name} {example}")
-        listed(with_pieces(command, f"heads {name}"))
+        listed(command)
     commands.command()(selectors)
     app.add_typer(commands, name="heads")
 

@@ -15,7 +15,6 @@ from seecause.cli.audit import MaskOptions
 from seecause.cli.heads_options import BIASED, KINDS, TRAIN, Limit, lead_of
 from seecause.cli.options import ModelOptions, ModelRun, named_option, names, whole_numbers
 from seecause.cli.progress import counting
-from seecause.cli.workers import with_pieces
 from seecause.errors import BadOption, NotDefined, UnsupportedModel
 
 if TYPE_CHECKING:
@@ -112,7 +111,7 @@ PairChoice = Annotated[
 
 def register(app: typer.Typer) -> None:
     app.command(epilog=REPAIR_EXAMPLE)(repair)
-    app.command(epilog=DISCOVER_EXAMPLES)(with_pieces(discover))
+    app.command(epilog=DISCOVER_EXAMPLES)(discover)
 
 
 def repair(

@@ -11,7 +11,6 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -26,10 +25,9 @@ from seecause.background.heads import penalised
 from seecause.background.images import critter_images
 from seecause.background.prune import curve, examples
 from seecause.background.screening import screen
-from seecause.bench.plan import Request, Store
-from seecause.bench.results import read_results
+from seecause.bench.cells import Request
 from seecause.bench.runner import run as run_bench
-from seecause.bench.tables import table_of
+from seecause.bench.tables import read_results, table_of
 from seecause.loading import load
 from seecause.models.base import ImageModel, protocol
 from seecause.models.view import VisionModel
@@ -183,9 +181,8 @@ def compare(
     )
     with tempfile.TemporaryDirectory() as folder:
         run_bench(folder, request)
-        store = Store(Path(folder))
-        plan = store.plan()
-        results = read_results(store, plan)
+        results = read_results(folder)
+        plan = results.plan
         pictures_first = gallery_section(results, plan, reference=methods[0], shown=1)
         table = table_section(table_of(results.values), methods=summaries(plan))
         sections = [

@@ -16,28 +16,25 @@ from markupsafe import Markup
 from torch import Tensor
 
 from seecause.attribution.registry import find, is_signed
+from seecause.bench.cells import Plan
 from seecause.bench.measures import UNDEFINED, higher_is_better, meaning_of
-from seecause.bench.plan import Plan, Store
-from seecause.bench.results import RunResults, read_results
-from seecause.bench.runner import Status, inspect
+from seecause.bench.runner import Status
 from seecause.bench.tables import (
-    TRUTH_COLUMNS,
-    Cell,
+    Results,
     Table,
-    Truth,
-    against_truth,
-    score_texts,
+    TableCell,
+    read_results,
     table_of,
     to_csv,
     to_latex,
     to_markdown,
-    truth_csv,
     write_rows,
 )
 from seecause.data.batch import raw_in_frame
+from seecause.data.dataset import evenly
 from seecause.data.registry import open_data
 from seecause.errors import BadImage, DataMissing
-from seecause.files import write_atomic
+from seecause.files import csv_text, write_atomic
 from seecause.metrics import rank_correlation
 from seecause.models.preprocess import Preprocess
 from seecause.report.figures import Line, chart, charts, fixed, mean_line, number, scale_of
@@ -55,17 +52,25 @@ from seecause.report.pages import (
 
 LISTED = 100  # missing values that a page lists
 SHOWN = 3  # images of each kind
+COMPARED = 2000  # images whose maps are compared, spread evenly
 APART = 0.005  # curves that differ less than this look the same
+TRUTH = {  # columns of the truth, and their titles
+    "completeness": "completeness",
+    "threshold": "at threshold",
+    "correctness": "correctness",
+    "contrastivity": "contrastivity",
+    "overall": "mean of the three",
+}
 
 
-def write_report(store: Store, *, against: str | None = None) -> list[Path]:
+def write_report(folder: str | Path, *, against: str | None = None) -> list[Path]:
     """Write index.html, table.csv, table.tex, table.md and rows.csv into the run folder, and
     truth.csv where the truth was measured; `against` is the method that others are compared
     with."""
-    plan = store.plan()
-    results = read_results(store, plan)
-    status = inspect(store, plan, results.condition)
-    table, truth = table_of(results.values, against=against), against_truth(results)
+    folder = Path(folder)
+    results = read_results(folder)
+    plan, status, truth = results.plan, results.status, results.truth()
+    table = table_of(results.values, against=against)
     sections = [
         table_section(table, methods=summaries(plan)),
         *truth_section(truth),
@@ -75,7 +80,7 @@ def write_report(store: Store, *, against: str | None = None) -> list[Path]:
         run_protocol(plan),
         missing_section(status, plan),
     ]
-    title, folder = f"Which method is faithful on {plan.request.model}?", store.folder
+    title = f"Which method is faithful on {plan.request.model}?"
     page = write_page(folder / "index.html", title, sections, lead=_lead(plan, status))
     texts = {"csv": to_csv(table), "tex": to_latex(table), "md": to_markdown(table)}
     files = [page, *(folder / f"table.{suffix}" for suffix in texts), folder / "rows.csv"]
@@ -83,7 +88,8 @@ def write_report(store: Store, *, against: str | None = None) -> list[Path]:
         write_atomic(path, text)
     write_rows(results, folder / "rows.csv")
     if truth:
-        write_atomic(folder / "truth.csv", truth_csv(truth))
+        rows = [[method, *row.values()] for method, row in truth.items()]
+        write_atomic(folder / "truth.csv", csv_text([["method", *TRUTH.values()], *rows]))
         return [*files, folder / "truth.csv"]
     (folder / "truth.csv").unlink(missing_ok=True)  # of an earlier command that measured more
     return files
@@ -91,7 +97,7 @@ def write_report(store: Store, *, against: str | None = None) -> list[Path]:
 
 def _lead(plan: Plan, status: Status) -> str:
     parts = [
-        f"{_counted(len(plan.samples), 'image')} of {plan.data['name']},"
+        f"{_counted(plan.data['images'], 'image')} of {plan.data['name']},"
         f" {_counted(len(plan.request.methods), 'method')}."
     ]
     if plan.model["random_weights"]:
@@ -144,7 +150,7 @@ def _digits(table: Table, metric: str) -> int:
 
 
 def _cell(table: Table, method: str, metric: str, digits: int) -> Markup:
-    cell: Cell = table.cells[method][metric]
+    cell: TableCell = table.cells[method][metric]
     lines, zero = [Markup("no value")], fixed(0.0, digits)
     if cell.n:
         low, high = (fixed(end, digits) for end in cell.interval)
@@ -174,14 +180,17 @@ def summaries(plan: Plan) -> dict[str, str]:
     }
 
 
-def truth_section(truth: Truth) -> list[Section]:
+def truth_section(truth: Mapping[str, Mapping[str, float]]) -> list[Section]:
     """The FunnyBirds scores; none if they were not measured."""
     if not truth:
         return []
-    means = [row["mean of the three"] for row in truth.values()]
+    means = [row["overall"] for row in truth.values()]
     top = max((mean for mean in means if mean == mean), default=None)
     best = [place for place, mean in enumerate(means) if mean == top]
-    rows = [(method, *score_texts(row)) for method, row in truth.items()]
+    rows = [
+        (method, *("-" if value != value else f"{value:.3f}" for value in row.values()))
+        for method, row in truth.items()
+    ]
     note = (
         "The effect of each part of a creature on the model is measured by drawing the image again"
         " without it. Completeness: are the parts that decide declared important, and no others?"
@@ -189,15 +198,16 @@ def truth_section(truth: Truth) -> list[Section]:
         " the class it is asked about? All from 0 to 1, over all images; read them beside those of"
         " a control such as random. The best mean of the three is shaded."
     )
-    body = facts(rows, head=("method", *TRUTH_COLUMNS), marked=best)
+    body = facts(rows, head=("method", *TRUTH.values()), marked=best)
     return [Section("Against the truth", body, note, short="Truth")]
 
 
-def curves_section(results: RunResults, plan: Plan) -> list[Section]:
+def curves_section(results: Results, plan: Plan) -> list[Section]:
     """Mean insertion and deletion curves of each method; none if they were not measured."""
-    if not len(results.shares):
+    shares, by_method = results.shares().tolist(), results.curves()
+    if not shares or not by_method:
         return []
-    shares, drawn, same = results.shares.tolist(), [], []
+    drawn, same = [], []
     note = (
         "The most important pixels first. A faithful map makes insertion rise early and deletion"
         " fall early."
@@ -205,7 +215,7 @@ def curves_section(results: RunResults, plan: Plan) -> list[Section]:
     for kind, done in (("insertion", "uncovered"), ("deletion", "covered")):
         lines = {
             method: mean_line(curves[kind], shares, control=_is_control(plan, method))
-            for method, curves in results.curves.items()
+            for method, curves in by_method.items()
             if kind in curves
         }
         steps = list(zip(*(line.y for line in lines.values()), strict=True))
@@ -229,9 +239,9 @@ def _is_control(plan: Plan, name: str) -> bool:
     return find(plan.request.method(name), plan.model["architecture"]).forwards == "0"
 
 
-def cost_section(results: RunResults, plan: Plan, table: Table) -> list[Section]:
+def cost_section(results: Results, plan: Plan, table: Table) -> list[Section]:
     """Seconds for each image against the headline metric."""
-    metric, spent, request = headline(plan), results.seconds, plan.request
+    metric, spent, request = headline(plan), results.seconds(), plan.request
     cells = {method: table.cells[method][metric] for method in request.methods if spent[method]}
     lines = {
         method: Line(
@@ -245,16 +255,14 @@ def cost_section(results: RunResults, plan: Plan, table: Table) -> list[Section]
     title, x = f"{metric} against cost", "seconds for one image, logarithmic"
     note = (
         "Attribution alone, without reading and measuring; the median over cells of"
-        f" {request.shard_size} images, on {request.device} with"
+        f" {request.cell_size} images, on {request.device} with"
         f" {_counted(request.threads, 'thread')} in each worker. Bars are standard errors."
     )
     body = charts([chart(lines, title=title, x=x, y=metric, log=True)])
     return [Section("What does faithfulness cost?", body, note, short="Cost")]
 
 
-def gallery_section(
-    results: RunResults, plan: Plan, *, reference: str, shown: int = SHOWN
-) -> Section:
+def gallery_section(results: Results, plan: Plan, *, reference: str, shown: int = SHOWN) -> Section:
     """Cards with the maps of all methods, `shown` of each kind. Images are read again; where they
     are gone, the section says so."""
     title, metric = "Which images show most?", headline(plan)
@@ -263,7 +271,7 @@ def gallery_section(
     picked = {
         f"{reference} does best": _ranked(scores[reference], higher=higher),
         f"{reference} does worst": _ranked(scores[reference], higher=not higher),
-        "methods disagree most": _disagreed(plan, results.maps),
+        "methods disagree most": _disagreed(plan, results),
     }
     body = Markup("")
     try:
@@ -294,9 +302,11 @@ def _ranked(scores: Tensor, *, higher: bool) -> list[int]:
     return [index for index in order if not bool(scores[index].isnan())][:SHOWN]
 
 
-def _disagreed(plan: Plan, maps: Mapping[str, Mapping[int, Tensor]]) -> list[int]:
+def _disagreed(plan: Plan, results: Results) -> list[int]:
     """The samples whose maps correlate least between methods; controls, which do not run the model,
     only count if nothing else is there."""
+    compared = evenly(range(plan.data["images"]), COMPARED)
+    maps = {method: results.details(method, "map", compared) for method in results.rows}
     methods = [method for method in maps if not _is_control(plan, method)]
     methods = methods if len(methods) > 1 else list(maps)
     shared = sorted(set.intersection(*(set(maps[method]) for method in methods)))
@@ -310,11 +320,11 @@ def _disagreed(plan: Plan, maps: Mapping[str, Mapping[int, Tensor]]) -> list[int
 
 
 def _card(
-    index: int, sample: Any, plan: Plan, results: RunResults, scores: Mapping[str, Tensor]
+    index: int, sample: Any, plan: Plan, results: Results, scores: Mapping[str, Tensor]
 ) -> Card:
     views = []
-    for method in results.maps:
-        values = results.map_of(method, index)
+    for method in results.rows:
+        values = results.details(method, "map", [index]).get(index)
         if values is not None:
             signed = is_signed(plan.request.method(method), plan.model["architecture"])
             title = f"{method} {number(float(scores[method][index]))}"
@@ -323,7 +333,7 @@ def _card(
     predicted = _named(plan.model["classes"], int(results.answers["predicted"][index]))
     truth = "" if sample.label is None else f"; it is {_named(plan.data['classes'], sample.label)}"
     strip = Strip(raw_in_frame(frame, sample.image), views)
-    return Card(plan.samples[index], [strip], caption=f"prediction: {predicted}{truth}")
+    return Card(sample.id, [strip], caption=f"prediction: {predicted}{truth}")
 
 
 def _named(names: Sequence[str], place: int) -> str:
@@ -337,7 +347,7 @@ def run_protocol(plan: Plan) -> Section:
     rows = {
         "model": request.model + (" with RANDOM weights" if model["random_weights"] else ""),
         "weights": f"{request.weights or 'as published'}, fingerprint {model['fingerprint']}",
-        "data": f"{data['name']}, {len(plan.samples)} images, fingerprint {data['fingerprint']}",
+        "data": f"{data['name']}, {data['images']} images, fingerprint {data['fingerprint']}",
         "explained class": "the true one" if request.target == "label" else "the predicted one",
     }
     for name, options in request.methods.items():
@@ -347,7 +357,7 @@ def run_protocol(plan: Plan) -> Section:
     rows |= {f"metrics, {name}": _spelled(options) for name, options in request.measures.items()}
     rows |= {
         "seed, dtype, device": f"{request.seed}, {request.dtype}, {request.device}",
-        "cells": f"{request.shard_size} images, {threads}, {memory} of activations",
+        "cells": f"{request.cell_size} images, {threads}, {memory} of activations",
         "versions": ", ".join(f"{name} {version}" for name, version in plan.versions.items()),
     }
     note = f"{REPRODUCE}, bit for bit on the same kind of CPU, with any number of workers."
@@ -356,14 +366,10 @@ def run_protocol(plan: Plan) -> Section:
 
 def missing_section(status: Status, plan: Plan) -> Section:
     """What is missing, and why."""
-    cells = {
-        shard.id: f"{shard.method}, images {shard.start}-{shard.stop - 1}" for shard in plan.shards
-    }
+    cells = {c.name: f"{c.method}, images {c.start}-{c.stop - 1}" for c in plan.cells}
     missing = Counter((hole.image, hole.reason) for hole in status.holes)
     rows = [
-        *((name, "gone", "an earlier run had it; the data has not") for name in status.gone),
-        *((cells[name], "failed", reason) for name, reason in status.failed.items()),
-        *((cells[name], "damaged", reason) for name, reason in status.damaged.items()),
+        *((cells[name], "failed", text.rstrip()) for name, text in status.failed.items()),
         *((image, _counted(count, "value"), reason) for (image, reason), count in missing.items()),
         *((metric, _counted(n, "value"), UNDEFINED) for metric, n in status.undefined.items()),
         *(
@@ -372,7 +378,7 @@ def missing_section(status: Status, plan: Plan) -> Section:
         ),
     ]
     if not rows:
-        counts = [len(plan.samples), len(plan.request.methods), len(plan.request.metrics)]
+        counts = [plan.data["images"], len(plan.request.methods), len(plan.request.metrics)]
         text = "Nothing is missing: {} images x {} methods x {} metrics.".format(*counts)
         return Section("What is missing", Markup("<p>{}</p>").format(text))
     note = f"The first {LISTED} of {len(rows)}; rows.csv has all." if len(rows) > LISTED else ""

@@ -1,0 +1,329 @@
+"""A cell is named by everything that decides its rows, and by nothing else; its rows are what the
+library computes."""
+
+from __future__ import annotations
+
+import importlib
+import json
+from dataclasses import replace
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import timm
+import torch
+from PIL import Image
+from torch import nn
+
+import seecause as sc
+from seecause import _software as software
+from seecause.attribution.attribute import attribute
+from seecause.attribution.registry import methods
+from seecause.bench import cells
+from seecause.bench.cells import Plan, cell_name, make_plan
+from seecause.bench.measures import (
+    UNDEFINED,
+    group_options,
+    method_options,
+    metric_options,
+    metric_sets,
+    pick_metrics,
+    run_group,
+)
+from seecause.data.batch import class_places, to_batch
+from seecause.data.registry import open_data
+from seecause.errors import BadOption, NotDefined, UnknownName
+from seecause.metrics import MetricInputs, insertion_deletion, localization, metrics, part_truth
+from seecause.metrics.registry import FAMILIES
+from seecause.options import accepts
+from tests.bad_files import bad_file
+from tests.bench.toy import REQUEST, model, prepared
+
+PLAN = prepared().plan
+QUICK = {  # every group, with as little work as it allows
+    "insertion-deletion": {"order": "patch", "steps": 2},
+    "perturbation": {"steps": 2},
+    "removal": {"shares": (0.5,)},
+    "mu-fidelity": {"subsets": 4},
+    "sensitivity-n": {"shares": (0.5,), "subsets": 4},
+    "infidelity": {"subsets": 2},
+    "saco": {"groups": 2},
+    "road": {"shares": (0.5,)},
+    "stability": {"draws": 1},
+}
+
+
+def names(plan: Plan, method: str = "") -> list[str]:
+    return [cell.name for cell in plan.cells if method in ("", cell.method)]
+
+
+CHANGES = {
+    "an option of the method": {"methods": {**REQUEST.methods, "caap": {"tail": "patched"}}},
+    "an option of a metric": {"measures": {"insertion-deletion": {"steps": 3}}},
+    "metrics": {"metrics": ("aupr1",), "measures": {}},
+    "the explained class": {"target": "predicted"},
+    "the seed": {"seed": 1},
+    "dtype": {"dtype": "float64"},
+    "precision": {"precision": "high"},
+    "memory": {"memory": 1 << 20},
+    "threads": {"threads": 2},
+    "the size of cells": {"cell_size": 3},
+    "data": {"data": "critters:balanced:test"},
+}
+
+
+@pytest.mark.parametrize("what", CHANGES)
+def test_what_decides_the_rows_renames_the_cells(what):
+    assert not set(names(prepared(**CHANGES[what]).plan, "caap")) & set(names(PLAN, "caap"))
+
+
+def test_defaults_that_are_spelled_out_rename_nothing():
+    said = {"caap": {"blank": PLAN.request.methods["caap"]["blank"]}, "random": {"seed": 0}}
+    assert names(prepared(methods={**said, "sobel": {}}).plan) == names(PLAN)
+
+
+def test_other_methods_and_more_images_rename_nothing():
+    assert set(names(prepared(limit=10).plan)) > set(names(PLAN))
+    assert names(prepared(methods={"sobel": {}}).plan) == names(PLAN, "sobel")
+
+
+def test_other_weights_rename_every_cell():
+    one = next(model().module.parameters())
+    before = one.clone()
+    try:
+        one.add_(1e-3)
+        changed = prepared().plan
+    finally:
+        one.copy_(before)
+    assert not set(names(changed)) & set(names(PLAN))
+
+
+@pytest.mark.parametrize("what", ["source", "scikit-learn", "pillow"])
+def test_other_code_renames_every_cell(what, monkeypatch):
+    known = cells.versions()
+    monkeypatch.setattr(cells, "versions", lambda: {**known, what: "another"})
+    assert not set(names(prepared().plan)) & set(names(PLAN))
+
+
+def folder_plan(folder) -> Plan:
+    request = prepared(target="predicted", metrics=("ins-del",), methods={"sobel": {}}).plan.request
+    return make_plan(request, model(), open_data(f"folder:{folder}"))
+
+
+def test_changed_bytes_rename_the_cell_that_holds_them(tmp_path):
+    files = [tmp_path / f"{name}.png" for name in "abcd"]
+    for place, file in enumerate(files):
+        Image.new("RGB", (96, 96), (place, 0, 0)).save(file)
+    first, second = names(folder_plan(tmp_path))
+    changed = bytearray(files[3].read_bytes())
+    changed[-1] ^= 1  # the same name and size
+    files[3].write_bytes(changed)
+    again = names(folder_plan(tmp_path))
+    assert again[0] == first and again[1] != second
+
+
+def test_the_digest_of_the_code_changes_with_the_code(tmp_path, monkeypatch):
+    for name in ("__init__.py", "metrics.py", "cli/__init__.py"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("x = 1")
+    monkeypatch.setattr(software.seecause, "__file__", str(tmp_path / "__init__.py"))
+    before = software.source_digest.__wrapped__()
+    (tmp_path / "cli" / "__init__.py").write_text("x = 2")  # prints and parses, computes nothing
+    assert software.source_digest.__wrapped__() == before
+    (tmp_path / "metrics.py").write_text("x = 2")
+    assert software.source_digest.__wrapped__() != before
+
+
+PLUGIN = """
+from my_plugin.strength import STRENGTH
+
+
+def my_method(model, images, target, *, strength: float = STRENGTH): ...
+"""
+
+
+def test_an_edited_plug_in_renames_its_own_cells_only(tmp_path, monkeypatch):
+    package = tmp_path / "my_plugin"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    (package / "strength.py").write_text("STRENGTH = 1.0")
+    (package / "method.py").write_text(PLUGIN)
+    monkeypatch.syspath_prepend(tmp_path)
+    my_method = importlib.import_module("my_plugin.method").my_method
+    assert software.plugin_digest(make_plan) == ""  # ours: `versions` has it
+    first = software.plugin_digest(my_method)
+    (package / "strength.py").write_text("STRENGTH = 2.0")  # not the file of the method itself
+    second = software.plugin_digest(my_method)
+    assert first and second and first != second
+    plans = [replace(PLAN, plugins={"method caap": each}) for each in (first, second)]
+    for method, same in (("caap", False), ("random", True)):
+        one, other = (cell_name(plan, method, 0, ["a"], "digest") for plan in plans)
+        assert (one == other) == same
+
+
+class Own(nn.Module):
+    """A module of neither this package nor a library."""
+
+
+def test_the_code_of_a_users_model_is_part_of_the_name():
+    """Weights may stay while the forward changes."""
+    assert software.model_code_digest(model()) == ""
+    own = software.model_code_digest(SimpleNamespace(module=nn.Sequential(Own())))
+    other, cell = replace(PLAN, plugins={"code": own}), ("caap", 0, ["a"], "digest")
+    assert own and cell_name(PLAN, *cell) != cell_name(other, *cell)
+
+
+def test_the_manifest_holds_the_whole_plan():
+    again = Plan.read(json.loads(json.dumps(PLAN.record())))
+    assert again.cells == PLAN.cells and again.request.memory == 64 << 20
+    assert again.model["fingerprint"] == PLAN.model["fingerprint"]
+
+
+@pytest.mark.parametrize("name", ["../../outside", "", 7])
+def test_a_cell_of_a_stranger_is_no_path(name):
+    record = json.loads(json.dumps(PLAN.record()))
+    record["cells"][0]["name"] = name
+    with pytest.raises((ValueError, AttributeError)):
+        Plan.read(record)
+
+
+def test_labels_are_matched_to_classes_by_name():
+    nine = SimpleNamespace(name="imagenet9:bg_challenge:original", classes=tuple("abcdefghi"))
+    native = timm.create_model("test_vit", num_classes=9).eval()
+    named = sc.wrap(native, mean=(0.5,) * 3, std=(0.5,) * 3, classes=list("ihgfedcba"))
+    assert class_places(named, nine) == (8, 7, 6, 5, 4, 3, 2, 1, 0)
+
+
+def test_names_alone_are_methods_with_their_defaults():
+    named = replace(REQUEST, methods=["caap", "center"], metrics="aupr1")
+    assert named.methods == {"caap": {}, "center": {}} and named.metrics == ("aupr1",)
+
+
+REFUSED = {
+    "method": ({"methods": {"capp": {}}}, UnknownName, "Did you mean caap"),
+    "method option": ({"methods": {"caap": {"tale": 1}}}, BadOption, "tail"),
+    "metric": ({"metrics": ("apur1",)}, UnknownName, "Did you mean aupr1"),
+    "metric option": ({"measures": {"insertion-deletion": {"stops": 3}}}, BadOption, "steps"),
+    "kind": ({"methods": {"rise": {"masks": "many"}}}, BadOption, "a whole number"),
+    "choice": ({"methods": {"caap": {"score": "x"}}}, BadOption, "prob, logprob, logit"),
+    "kind of a metric": (
+        {"measures": {"insertion-deletion": {"steps": 2.5}}}, BadOption, "a whole number",
+    ),
+    "options of a column": ({"measures": {"insertion": {"steps": 3}}}, UnknownName, "insertion-"),
+    "no method": ({"methods": {}}, BadOption, "at least one"),
+    "target": ({"target": "lable"}, BadOption, "predicted"),
+    "memory": ({"memory": -1}, BadOption, "1 or more"),
+    "cell size": ({"cell_size": 0}, BadOption, "1 or more"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_a_mistake_is_noticed_before_anything_runs(what):
+    change, error, said = REFUSED[what]
+    with pytest.raises(error, match=said):
+        prepared(**change)
+
+
+def test_defaults_of_every_method_and_metric_are_accepted():
+    for name, entry in methods().items():
+        assert method_options(name, entry.options, 0, model()) == entry.options
+    for group in metrics():
+        assert metric_options(group, {}, 0) == group_options(group)
+    assert "truth" not in group_options("parts") and group_options("road")["noise"] == 0.01
+    assert accepts(float, 3) and not accepts(float, True)
+
+
+def test_the_rows_are_what_the_library_computes():
+    work = prepared()
+    table = work.run(PLAN.cells[0])
+    batch = to_batch(work.model, [work.data[index] for index in range(2)])
+    found = attribute(work.model, batch.images, batch.labels, "caap")
+    options = {"order": "patch", "steps": 2}
+    curves = insertion_deletion(work.model, batch.images, found.maps, batch.labels, **options)
+    expected = {
+        "ins-del": curves["ins-del"],
+        "aupr1": localization(found.maps, batch.masks)["aupr1"],
+    }
+    for metric, values in expected.items():
+        np.testing.assert_allclose(table[metric].to_numpy(), values, rtol=1e-4, atol=1e-6)
+    first = table.to_pylist()[0]
+    assert first["image"] == "critters:clean:test:0" and first["reasons"] == "{}"
+    assert first["target"] == first["label"] == first["predicted"]
+    np.testing.assert_allclose(first["map"], found.maps[0].flatten(), rtol=1e-5)
+    about = json.loads(table.schema.metadata[b"seecause"])
+    assert about["metrics"]["insertion-deletion"]["steps"] == 2 and "select" in about["method"]
+    assert about["shapes"]["map"] == list(found.maps.shape[1:])
+
+
+def test_a_bad_image_is_a_row_with_its_reason(tmp_path):
+    for name in ("a.png", "z.png"):
+        noise = np.random.default_rng(0).integers(0, 255, (60, 90, 3), np.uint8)
+        Image.fromarray(noise).save(tmp_path / name)
+    bad_file(tmp_path, "truncated")
+    plan = folder_plan(tmp_path)
+    work = cells.Prepared(plan, model(), open_data(f"folder:{tmp_path}"))
+    rows = [row for cell in plan.cells for row in work.run(cell).to_pylist()]
+    assert [row["image"] for row in rows] == ["a.png", "truncated.jpg", "z.png"]
+    assert "truncated" in json.loads(rows[1]["reasons"])["ins-del"]
+    assert np.isnan(rows[1]["ins-del"]) and np.isnan(rows[1]["map"]).all()
+    assert rows[1]["predicted"] is None and rows[2]["predicted"] is not None
+
+
+def test_every_metric_can_be_measured():
+    sets = metric_sets()
+    work = prepared(limit=1, methods={"sobel": {}}, metrics=sets["all"], measures=QUICK)
+    (row,) = work.run(work.plan.cells[0]).to_pylist()
+    reasons = json.loads(row["reasons"])
+    for metric in sets["all"]:
+        assert (row[metric] != row[metric]) == (reasons.get(metric) == UNDEFINED)
+    assert all(entry.family in FAMILIES[:-1] for entry in metrics().values())
+
+
+def test_truth_is_measured_once_and_is_that_of_the_library():
+    options = {"methods": {"attn-grad": {}, "sobel": {}}, "metrics": ("part-correctness",)}
+    work = prepared(limit=2, measures={}, **options)
+    table = work.run(work.plan.cells[0])
+
+    def explain(images, target):
+        return attribute(model(), images, target, "attn-grad").maps
+
+    truth = part_truth(model(), work.data.latents(0, 2), explain)
+    known = table["part-correctness"].to_numpy()
+    np.testing.assert_allclose(known, truth["part-correctness"], rtol=1e-4, atol=1e-6)
+    kept = torch.tensor(table["parts: csdc"].to_pylist())
+    torch.testing.assert_close(kept, truth["csdc"].float(), equal_nan=True)
+    first = work.read(work.plan.cells[0]).truth
+    work.run(work.plan.cells[1])
+    assert first is not None and work.read(work.plan.cells[1]).truth is first
+
+
+def test_sets_leave_out_what_the_data_cannot_give_and_names_do_not(tmp_path):
+    bad_file(tmp_path, "text")
+    data = open_data(f"folder:{tmp_path}")
+    picked, left_out = pick_metrics(["paper"], model(), data)
+    assert picked == ("insertion", "deletion", "ins-del")
+    assert set(left_out) == {"aupr1", "aupr0", "pointing"}
+    for name, why in (("aupr1", "masks"), ("part-correctness", "rendered")):
+        with pytest.raises(BadOption, match=why):
+            pick_metrics([name], model(), data)
+
+
+def test_what_a_method_does_not_define_is_a_reason():
+    def refuse(*_):
+        raise NotDefined("random logit", "this method has no classes", "Leave it out")
+
+    given = MetricInputs(model(), torch.zeros(2, 3, 96, 96), torch.zeros(2, 2, 2), explain=refuse)
+    found = run_group("random-logit", given, {})
+    assert found["random-logit"].isnan().all() and "no classes" in found["reasons"][1]
+
+
+def test_small_numbers_do_not_win_infidelity():
+    images = torch.rand(2, 3, 96, 96, generator=torch.Generator().manual_seed(0))
+    maps = torch.rand(2, 4, 4, generator=torch.Generator().manual_seed(1))
+    options = {**group_options("infidelity"), "subsets": 3}
+    small, large = (
+        run_group("infidelity", MetricInputs(model(), images, scale * maps, 0), options)
+        for scale in (1e-6, 10.0)
+    )
+    assert options["scaled"] and (small["infidelity"] > 0).all()
+    torch.testing.assert_close(small["infidelity"], large["infidelity"], rtol=1e-4, atol=1e-12)

@@ -1,0 +1,164 @@
+"""Tables of a run: means, errors, paired differences, what is best, and what is missing."""
+
+from __future__ import annotations
+
+import csv
+import re
+from dataclasses import replace
+
+import pytest
+import torch
+from PIL import Image
+
+from seecause.attribution.attribute import attribute
+from seecause.bench.measures import metric_groups
+from seecause.bench.runner import MissingValue, run
+from seecause.bench.tables import (
+    WIDE,
+    read_results,
+    table,
+    table_of,
+    to_csv,
+    to_latex,
+    to_markdown,
+    write_rows,
+)
+from seecause.errors import UnknownName
+from seecause.metrics import part_completeness, part_truth
+from seecause.report.bench import missing_section, table_section, truth_section, write_report
+from tests.bad_files import bad_file
+from tests.bench.toy import model, prepared
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("run")
+    assert run(folder, prepared(metrics=("ins-del", "aupr1", "pointing"))).complete
+    return read_results(folder)
+
+
+def test_the_table_marks_the_best_and_compares_image_by_image(results):
+    found = table(results.folder, against="random")
+    values = {method: columns["ins-del"] for method, columns in results.values.items()}
+    cell = found.cells["caap"]["ins-del"]
+    assert cell.difference.mean == pytest.approx(float((values["caap"] - values["random"]).mean()))
+    assert found.cells["random"]["ins-del"].difference is None
+    assert cell.interval[0] <= cell.mean <= cell.interval[1]
+    means = {method: row["ins-del"] for method, row in found.numbers().items()}
+    best = [method for method in means if found.cells[method]["ins-del"].best]
+    assert best == [max(means, key=means.get)]
+    assert len(to_csv(found).splitlines()) == 1 + 3 * 3 == 1 + len(found.to_pandas())
+    with pytest.raises(UnknownName, match="of this run"):
+        table(results.folder, against="rollout")
+
+
+def test_every_number_is_in_a_csv_with_the_reason_where_it_is_missing(results, tmp_path):
+    write_rows(results, tmp_path / "rows.csv")
+    lines = list(csv.DictReader((tmp_path / "rows.csv").read_text().splitlines()))
+    assert len(lines) == 6 * 3 * 3
+    for line in lines:
+        row = results.rows[line["method"]].filter(
+            [name == line["image"] for name in results.rows[line["method"]]["image"].to_pylist()]
+        )
+        assert float(line["value"]) == row[line["metric"]][0].as_py() and line["reason"] == ""
+        for name in ("label", "target", "predicted"):
+            assert int(line[name]) == row[name][0].as_py()
+    (tmp_path / "data").mkdir()
+    for name in ("=1+1.png", "z.png"):
+        Image.new("RGB", (96, 96), "red").save(tmp_path / "data" / name)
+    bad_file(tmp_path / "data", "truncated")
+    options = {"metrics": ("ins-del",), "methods": {"sobel": {}}, "target": "predicted"}
+    run(tmp_path / "run", prepared(data=f"folder:{tmp_path / 'data'}", **options))
+    write_rows(read_results(tmp_path / "run"), tmp_path / "rows.csv")
+    first, broken, last = csv.DictReader((tmp_path / "rows.csv").read_text().splitlines())
+    assert first["image"] == "'=1+1.png" and last["value"]
+    assert broken["value"] == broken["predicted"] == "" and "truncated" in broken["reason"]
+    write_report(tmp_path / "run")
+    page = (tmp_path / "run" / "index.html").read_text()
+    assert "1 of 3 missing" in page and "Not complete" in page
+
+
+def test_a_page_lists_some_holes_and_says_where_all_are(results):
+    holes = [MissingValue("caap", f"{number}.png", "ins-del", "torn") for number in range(999)]
+    section = missing_section(replace(results.status, missing=holes), results.plan)
+    assert str(section.body).count("torn") == 100 and "The first 100 of 999" in section.note
+
+
+def test_maps_and_curves_are_read_by_image(results):
+    work = prepared()
+    found = work.run(work.plan.cells[0])["map"].to_pylist()
+    maps = results.details("caap", "map", [1, 3])
+    assert sorted(maps) == [1, 3]
+    torch.testing.assert_close(maps[1].flatten(), torch.tensor(found[1]))
+    curves, shares = results.curves()["caap"]["insertion"], results.shares()
+    assert curves.shape == (6, 3) and shares.tolist() == [0, 0.5, 1]
+    assert all(len(seconds) == 3 for seconds in results.seconds().values())
+
+
+def test_truth_is_joined_over_all_images(tmp_path):
+    options = {"methods": {"sobel": {}, "center": {}}, "metrics": ("part-correctness",)}
+    work = prepared(limit=3, measures={}, **options)
+    assert run(tmp_path, work).failed == {}
+
+    def explain(images, target):
+        return attribute(model(), images, target, "sobel").native
+
+    whole = part_completeness(part_truth(model(), work.data.latents(0, 3), explain).details)
+    row = read_results(tmp_path).truth()["sobel"]
+    assert row == pytest.approx(whole, abs=1e-6, nan_ok=True)
+    assert "truth.csv" in [path.name for path in write_report(tmp_path)]
+    with (tmp_path / "truth.csv").open() as file:
+        assert [row["method"] for row in csv.DictReader(file)] == ["sobel", "center"]
+    assert "<h2>Against the truth</h2>" in (tmp_path / "index.html").read_text()
+
+
+def test_without_the_truth_nothing_is_said_of_it(results):
+    (results.folder / "truth.csv").write_text("of an earlier command")
+    assert results.truth() == {} and truth_section({}) == []
+    assert "truth.csv" not in [path.name for path in write_report(results.folder)]
+    assert not (results.folder / "truth.csv").exists()
+
+
+def test_a_wide_table_is_cut_by_families():
+    columns = {metric: torch.tensor([0.1, 0.2]) for metric in metric_groups()}
+    wide = table_of({"caap": columns, "random": {m: v + 1 for m, v in columns.items()}})
+    groups = wide.column_groups()
+    assert sorted(m for _, metrics in groups for m in metrics) == sorted(metric_groups())
+    assert all(title and len(metrics) <= WIDE for title, metrics in groups)
+    assert to_markdown(wide).count("| caap |") == to_latex(wide).count(r"\toprule") == len(groups)
+
+
+def best(metric: str, unranked=(), **found) -> list[str]:
+    columns = {method: {metric: torch.tensor(values)} for method, values in found.items()}
+    made = table_of(columns, unranked=unranked)
+    marked = [method for method, cells in made.cells.items() if cells[metric].best]
+    assert to_markdown(made).count("**") == 2 * len(marked)
+    return marked
+
+
+def test_the_best_is_marked_where_there_is_one():
+    found = best("pointing", caap=[1.0, 0.0, 1.0], gae=[0.0, 1.0, 1.0], random=[0.0, 0.0, 1.0])
+    assert found == ["caap", "gae"]
+    # the digits shown do not tell these apart
+    found = best("pointing", caap=[1.0, 0.5], gae=[1.0, 0.5 + 1e-9], random=[0.1, 0.5])
+    assert found == ["caap", "gae"]
+    assert best("pointing", caap=[1.0, 0.5], gae=[1.0, 0.6], random=[0.1, 0.5]) == ["gae"]
+    assert best("pointing", caap=[1.0, 1.0], gae=[1.0, 1.0 - 1e-9]) == []
+    assert best("pointing", caap=[0.3, 0.4]) == ["caap"]
+    assert best("gini", caap=[0.5, 0.5], random=[0.5, 0.5]) == []
+    assert best("insertion", caap=[0.99974, 0.99975], random=[0.99976, 0.99977]) == []
+    assert best("infidelity", caap=[1e-6, 2e-6], random=[3e-6, 4e-6]) == ["caap"]
+    found = best("gini", ["mda"], caap=[0.5, 0.6], random=[0.1, 0.2], mda=[0.9, float("nan")])
+    assert found == ["caap"]
+
+
+def test_odd_names_and_values_break_no_table():
+    endless = {"a": {"ins-del": torch.tensor([torch.inf, 0.5])}, "b": {"ins-del": torch.ones(2)}}
+    assert "inf" in to_csv(table_of(endless)) and table_section(table_of(endless)).body
+    values = {"ins-del": torch.tensor([0.25, 0.5])}
+    assert to_csv(table_of({"=cmd()": values})).splitlines()[1].startswith("'=cmd(),ins-del,0.375,")
+    latex = to_latex(table_of({r"50%_of#x$y&z{}~^\end": values}))
+    assert r"50\%\_of\#x\$y\&z\{\}\textasciitilde{}\textasciicircum{}\textbackslash{}end &" in latex
+    truth = {m: {"overall": mean} for m, mean in {"a": 0.2, "b": 0.6, "c": float("nan")}.items()}
+    (section,) = truth_section(truth)
+    assert re.findall(r'class="best"><th scope="row">(.)<', section.body) == ["b"]
