@@ -41,7 +41,7 @@ test-slow: install
 
 # Processes killed at twenty random moments (SEECAUSE_SEED draws others), signals, disks, workers.
 test-faults: install
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m 'slow or not slow' tests/test_faults.py tests/test_kills.py tests/test_determinism.py
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m 'slow or not slow' tests/test_faults.py tests/test_determinism.py
 
 # Ten thousand damaged files of every kind that is read, 17 kinds (about a quarter of an hour of one core).
 test-fuzz: install

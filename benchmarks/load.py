@@ -1,12 +1,12 @@
-"""Does a benchmark of 50,000 pictures stay quick to plan, to ask about and to read, in flat memory?
+"""Does a benchmark of 50,000 pictures stay quick to plan and to read, in flat memory?
 
     python benchmarks/load.py --folder LOAD --figure docs/load.png
 
 Draws critters of 32 pixels (one in 500 is cut off: holes are part of a large run) and a model of
-one block, then plans, runs, asks for the status and reports as a user would, each in a process of
-its own. Prints seconds of a processor and on the clock, the peak memory of each, and the size of
-what was written, and draws the memory of the run and of its largest worker. Stopped and given
-again, it goes on; the memory of all parts is drawn.
+one block, then plans, runs and reports as a user would, each in a process of its own. Prints
+seconds of a processor and on the clock, the peak memory of each, and the size of what was written,
+and draws the memory of the run and of its largest worker. Stopped and given again, it continues;
+the memory of all parts is drawn.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from seecause.critters import samples
 from seecause.critters.latents import CLASSES
 
 SIZE, BROKEN, EVERY = 32, 500, 1.0  # pixels; one picture in so many; seconds between two looks
-PART, SHARD = 1000, 16  # pictures that a process draws at a time; pictures of a shard
+PART, CELL = 1000, 16  # images that a process draws at a time; images of a cell
 METHODS = "gae,rollout,sobel,random"
 OPTIONS = ("--metric", "insertion,deletion,ins-del", "--metric-option", "order=patch")
 OPTIONS += ("--metric-option", "steps=4", "--device", "cpu", "--quiet")
@@ -42,7 +42,7 @@ request = bench.Request(
     sys.argv[1], sys.argv[2], methods={name: {} for name in sys.argv[3].split(",")},
     metrics=("insertion", "deletion", "ins-del"),
 )
-assert bench.prepare(request).plan.shards
+assert bench.prepare(request).plan.cells
 """
 
 
@@ -61,8 +61,7 @@ def main() -> None:
     words = ["run", "--model", str(model), "--data", f"folder:{data}", "--method", METHODS]
     words += [*OPTIONS, "--workers", str(chosen.workers), "--out", str(run)]
     memory = chosen.folder / "memory.csv"
-    tell("run", *watch([*command, *words], log=memory, done=run / "shards"))
-    tell("status", *watch([*command, "status", str(run)]))
+    tell("run", *watch([*command, *words], log=memory, done=run / "cells"))
     tell("report", *watch([*command, "report", str(run)]))
     for name in ("index.html", "table.csv", "rows.csv"):
         if (run / name).is_file():
@@ -116,7 +115,7 @@ def watch(
     words: list[str], *, log: Path | None = None, done: Path | None = None
 ) -> tuple[float, float, float, int]:
     """Seconds of a processor and on the clock, peak MiB (of the process and its workers together)
-    and exit code of a command. The `log` gets a line at every look: the time, finished shards, MiB
+    and exit code of a command. The `log` gets a line at every look: the time, finished cells, MiB
     of all and MiB of the largest process."""
     began, peak, spent = time.monotonic(), 0.0, os.times()
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
@@ -125,9 +124,9 @@ def watch(
         held = resident(process)
         peak = max(peak, sum(held))
         if log and done and held:
-            shards = sum(1 for _ in done.glob("*.json"))
+            cells = sum(1 for _ in done.glob("*.parquet"))
             with log.open("a") as file:
-                file.write(f"{time.time():.1f},{shards},{sum(held):.1f},{max(held):.1f}\n")
+                file.write(f"{time.time():.1f},{cells},{sum(held):.1f},{max(held):.1f}\n")
         time.sleep(EVERY if log else 0.05)
     now = os.times()
     seconds = now.children_user + now.children_system - spent.children_user - spent.children_system
@@ -156,7 +155,7 @@ def draw_memory(log: Path, figure: Path, pictures: int) -> None:
     from matplotlib import pyplot
 
     rows = np.loadtxt(log, delimiter=",", ndmin=2)  # [looks, 4]
-    maps, total, largest = rows[:, 1] * SHARD / 1000, rows[:, 2], rows[:, 3]
+    maps, total, largest = rows[:, 1] * CELL / 1000, rows[:, 2], rows[:, 3]
     axes = pyplot.figure(figsize=(6, 2.6), layout="constrained").gca()
     axes.plot(maps, total, lw=1, label="all processes")
     if (total > largest + 1).any():

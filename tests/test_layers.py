@@ -19,7 +19,7 @@ from seecause.cli import app
 ROOT = Path(seecause.__file__).parent
 LAYERS = (  # a module imports from its own row and from rows above it
     ("errors", "options", "files", "registry", "results", "types", "_lazy", "_random", "_software"),
-    ("models", "target", "_pictures", "_pieces"),
+    ("models", "target", "_pictures", "_stop"),
     ("engine", "loading"),
     ("data",),
     ("metrics",),

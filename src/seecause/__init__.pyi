@@ -27,6 +27,7 @@ from . import (
     background as background,
     bench as bench,
     data as data,
+    experiments as experiments,
     faithful as faithful,
     integrations as integrations,
     lvlm as lvlm,

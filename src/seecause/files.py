@@ -2,9 +2,6 @@
 
 A file is written beside its place, synced and moved into it. A folder is drafted beside its place;
 replacing an earlier one takes two renames, and `mend_folder` undoes a kill between them.
-
-A store may also be a URL that fsspec knows (s3://BUCKET/RUN, memory://RUN): `place` opens it as a
-path. There a file is put whole by the store itself, and nothing can be appended or locked.
 """
 
 from __future__ import annotations
@@ -20,106 +17,22 @@ import logging
 import os
 import re
 import shutil
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
-from urllib.request import url2pathname
-
-from seecause.errors import BadOption, MissingExtra, SeecauseError
 
 log = logging.getLogger(__name__)
 
-_URL = re.compile(r"^[a-z][a-z0-9+.-]+://", re.IGNORECASE)
-READ_ONLY = ("http://", "https://", "zip://", "tar://", "data://", "github://")  # for a store
 _NUMBER = re.compile(r"[+-]?[\d.]+(e[+-]?\d+)?$", re.IGNORECASE)
 PIECE = 1 << 18  # bytes of a file that are read at once
 _DRAFT = re.compile(r"^\..+\.(\d+)\.partial$")
-
-
-def place(where: str | Path) -> Path:
-    """A folder by its path, or by a URL that fsspec knows; the latter has a path's methods.
-
-    >>> place("file:///tmp/run")
-    PosixPath('/tmp/run')
-    """
-    if not isinstance(where, str) or not _URL.match(where):
-        return Path(where) if isinstance(where, str) else where
-    if where.lower().startswith("file://"):
-        local = where[len("file://") :].removeprefix("localhost")
-        if not local.startswith("/"):
-            raise BadOption("URL", where, "file:// and a whole path, as file:///tmp/run")
-        return Path(url2pathname(local))
-    if where.lower().startswith(READ_ONLY):
-        raise BadOption("URL", where, "a place that can be written to, as s3://BUCKET/RUN")
-    try:
-        from upath import UPath
-    except ImportError:
-        raise MissingExtra("universal-pathlib", "cluster") from None
-    try:
-        path: Any = UPath(where, use_listings_cache=False)  # others may write there, too
-        path.exists()
-    except Exception as failure:  # every store has errors of its own: no credentials, no host
-        reason = " ".join(str(failure).split())
-        raise BadOption(
-            "URL", where, f"a place that fsspec can open ({type(failure).__name__}: {reason})"
-        ) from None
-    return path
-
-
-def is_local(path: Path) -> bool:
-    """Whether files can be appended to, locked and moved there."""
-    return isinstance(path, Path)
-
-
-def read_many(paths: Sequence[Path]) -> list[bytes | OSError]:
-    """Contents, or why there are none; from a remote place all at once."""
-    if paths and not is_local(paths[0]):
-        remote: Any = paths
-        with remote_errors(paths[0].parent):
-            contents = remote[0].fs.cat([path.path for path in remote], on_error="return")
-            by_name = {name.lstrip("/"): content for name, content in contents.items()}
-            for content in by_name.values():
-                if isinstance(content, Exception) and not isinstance(content, FileNotFoundError):
-                    raise content  # what cannot be reached is not what was never made
-        return [by_name[path.path.lstrip("/")] for path in remote]
-    return [bytes_or_failure(path) for path in paths]
-
-
-@contextmanager
-def remote_errors(path: Path) -> Iterator[None]:
-    """What a store of objects raises of its own, as an error of files that says where."""
-    try:
-        yield
-    except (FileNotFoundError, SeecauseError):
-        raise
-    except Exception as failure:
-        if is_local(path) or (isinstance(failure, OSError) and failure.strerror):
-            raise
-        reason = f"{type(failure).__name__}: {' '.join(str(failure).split())}"
-        raise OSError(errno.EIO, reason, str(path)) from failure
-
-
-def bytes_or_failure(path: Path | str) -> bytes | OSError:
-    """What a file holds, or why that is not known. Who reads tens of thousands gives strings, which
-    take half the time."""
-    try:
-        with open(path, "rb", buffering=0) as file:  # noqa: PTH123
-            return file.read()
-    except OSError as failure:
-        return failure
 
 
 @contextmanager
 def atomic_file(path: Path) -> Iterator[BinaryIO]:
     """A file to write into, which becomes `path` when the block ends well, also across a power
     cut."""
-    if not is_local(path):
-        whole = io.BytesIO()
-        yield whole
-        with remote_errors(path):
-            path.write_bytes(whole.getvalue())
-        return
     draft = _draft_of(path)
     try:
         with draft.open("wb") as file:

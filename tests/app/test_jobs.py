@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from seecause._pieces import Stopped, may_stop
+from seecause._stop import Stopped, may_stop
 from seecause.app import jobs
 from seecause.app.jobs import Job, Queue, TooBusy
 from seecause.errors import BadOption
@@ -143,7 +143,7 @@ def test_a_failing_job_does_not_end_the_worker():
 
 
 def test_a_run_of_a_model_stops_between_two_blocks(state):
-    from seecause._pieces import stoppable
+    from seecause._stop import stoppable
 
     model, calls = state.models["critters-vit"].view, []
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from PIL import Image
 
-from seecause._pieces import Stopped
+from seecause._stop import Stopped
 from seecause.app.jobs import Job, Queue
 from seecause.app.sessions import (
     FILES,

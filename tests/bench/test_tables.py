@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import re
 from dataclasses import replace
 
 import pytest
@@ -159,6 +158,3 @@ def test_odd_names_and_values_break_no_table():
     assert to_csv(table_of({"=cmd()": values})).splitlines()[1].startswith("'=cmd(),ins-del,0.375,")
     latex = to_latex(table_of({r"50%_of#x$y&z{}~^\end": values}))
     assert r"50\%\_of\#x\$y\&z\{\}\textasciitilde{}\textasciicircum{}\textbackslash{}end &" in latex
-    truth = {m: {"overall": mean} for m, mean in {"a": 0.2, "b": 0.6, "c": float("nan")}.items()}
-    (section,) = truth_section(truth)
-    assert re.findall(r'class="best"><th scope="row">(.)<', section.body) == ["b"]

@@ -357,5 +357,3 @@ def test_a_picture_that_cannot_be_read_is_in_page_manifest_and_exit_code(tmp_pat
     assert hole["name"] == f"{bad.parent.name}/a.png" and "a.png" in hole["reason"]
     page = (tmp_path / "out" / "index.html").read_text()
     assert "Not read" in page and hole["name"] in page and "1 could not be read." in page
-
-

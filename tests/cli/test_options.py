@@ -150,8 +150,6 @@ def test_warnings_are_silent_while_a_quiet_command_runs_and_no_longer():
     assert levels == [logging.ERROR, before] and log.level == before
 
 
-
-
 def test_pictures_that_a_model_does_not_know_are_counted(capsys):
     tell_outside("m", ["a.png", "critters:clean#1", "b.png", "c.png"], suggest="timm:x")
     told = capsys.readouterr().err

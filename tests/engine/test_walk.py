@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from seecause._pieces import Stopped, stoppable
+from seecause._stop import Stopped, stoppable
 from seecause.engine.walk import walk
 from seecause.models.block import fused
 from tests.helpers import view

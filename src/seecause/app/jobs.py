@@ -21,7 +21,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
 
-from seecause._pieces import Stopped, stoppable
+from seecause._stop import Stopped, stoppable
 from seecause.errors import SeecauseError
 
 log = logging.getLogger(__name__)

@@ -26,7 +26,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import FileResponse, JSONResponse, Response
 
 from seecause import __version__
-from seecause._pieces import Stopped
+from seecause._stop import Stopped
 from seecause.app.jobs import MOMENT, Job, Progress, Queue, Reply, TooBusy
 from seecause.app.middleware import AccessMiddleware
 from seecause.app.panels import Action, find_panel, panels

@@ -19,14 +19,13 @@ be answered alike: what a repair needs.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from seecause._pieces import PIECE, Ended, in_pieces
 from seecause.attribution.registry import find
 from seecause.background.images import (
     LabelledImages,
@@ -63,6 +62,7 @@ MOSTLY = 0.5  # share on the object from which a kind counts as part of it
 TRIED = 3  # kinds that are put to the trial for each finding that may come of it
 SCREENED = 24  # kinds that a few trials sort out, for each finding likewise
 TOGETHER = 16  # kinds whose pictures are answered together
+PIECE = 32  # pictures whose evidence is computed together
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -203,7 +203,7 @@ def discover(
     likely = _screened(view, pictures, candidates, TRIED * most, progress)
     with progress("pasting", len(likely)) as advance:
         trials_of = [kind.trials for kind in likely]
-        logits = _pasted_logits(view, pictures, trials_of, lambda number, _: advance(1))
+        logits = _pasted_logits(view, pictures, trials_of, lambda number: advance(1))
     tried = [_tried(view, kind, *both) for kind, both in zip(likely, logits, strict=True)]
     options |= {"kinds": kinds, "top": top, "trials": trials, "area": share, "seed": seed}
     about = {"method": f"discover ({method})", "options": {**options, "layers": list(chosen)}}
@@ -258,13 +258,11 @@ def _evidence(
     parts = pictures.images.split(PIECE)
     about = {"method": method, "layers": tuple(layers), "options": options}
     with progress("looking for evidence", len(pictures)) as advance:
-        maps = in_pieces(
-            evidence_piece,
-            model,
-            ({"images": images, **about} for images in parts),
-            ended=lambda number, _: advance(len(parts[number])),
-        )
-    return torch.cat([piece["evidence"] for piece in maps])
+        maps = []
+        for images in parts:
+            maps.append(evidence_piece(model, images, **about))
+            advance(len(images))
+    return torch.cat(maps)
 
 
 def _screened(
@@ -279,7 +277,7 @@ def _screened(
     groups = [candidates[at : at + TOGETHER] for at in range(0, len(candidates), TOGETHER)]
     first = [join([kind.trials.take(slice(SCREEN)) for kind in kinds]) for kinds in groups]
     with progress("sorting out", len(candidates)) as advance:
-        logits = _pasted_logits(model, pictures, first, lambda at, _: advance(len(groups[at])))
+        logits = _pasted_logits(model, pictures, first, lambda at: advance(len(groups[at])))
     gains = list[float]()
     for kinds, (with_kind, control) in zip(groups, logits, strict=True):
         answers = torch.tensor([kind.answer for kind in kinds]).repeat_interleave(SCREEN)
@@ -310,22 +308,19 @@ def _spread_over(kinds: Sequence[Kind], count: int) -> list[Kind]:
 
 
 def _pasted_logits(
-    model: VisionModel, pictures: LabelledImages, trials: Sequence[Trials], ended: Ended
+    model: VisionModel,
+    pictures: LabelledImages,
+    trials: Sequence[Trials],
+    ended: Callable[[int], None],
 ) -> list[tuple[Tensor, Tensor]]:
     """Answers [n, C] to the pastes of each, and to their controls."""
-    pieces = (
-        {"images": torch.cat([pasted(pictures.images, x) for x in (t, t.pasting_controls)])}
-        for t in trials
-    )
-    answers = in_pieces(_logits_piece, model, pieces, ended=ended)
-    return [
-        (both["logits"][: len(t)], both["logits"][len(t) :])
-        for both, t in zip(answers, trials, strict=True)
-    ]
-
-
-def _logits_piece(model: VisionModel, images: Tensor) -> dict[str, Tensor]:
-    return {"logits": logits_of(model, images).cpu()}
+    answers = []
+    for number, each in enumerate(trials):
+        both = [pasted(pictures.images, x) for x in (each, each.pasting_controls)]
+        logits = logits_of(model, torch.cat(both)).cpu()
+        answers.append((logits[: len(each)], logits[len(each) :]))
+        ended(number)
+    return answers
 
 
 def _log_odds(model: VisionModel, logits: Tensor, answers: Tensor) -> Tensor:

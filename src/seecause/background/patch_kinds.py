@@ -120,9 +120,9 @@ def evidence_of(
 
 
 @torch.no_grad()
-def evidence_piece(model: VisionModel, images: Tensor, **how: Any) -> dict[str, Tensor]:
-    """The same on the CPU, for `in_pieces`."""
-    return {"evidence": evidence_of(model, images.to(model.device), **how).cpu()}
+def evidence_piece(model: VisionModel, images: Tensor, **how: Any) -> Tensor:
+    """`evidence_of` on the CPU."""
+    return evidence_of(model, images.to(model.device), **how).cpu()
 
 
 def tokens_at(model: VisionModel, images: Tensor, layer: int) -> Tensor:

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from seecause.bench.cells import ANSWERS, Cell, Plan
-from seecause.bench.measures import PARTS, group_of, higher_is_better
+from seecause.bench.measures import PARTS, group_of, metric_groups
 from seecause.bench.runner import (
     MissingValue,
     Status,
@@ -31,7 +31,7 @@ from seecause.bench.runner import (
 from seecause.errors import UnknownName
 from seecause.files import atomic_file, csv_text, safe_cell
 from seecause.metrics import bootstrap_interval, paired_difference, part_completeness, summarise
-from seecause.metrics.registry import FAMILIES, find_metric
+from seecause.metrics.registry import FAMILIES, Direction, find_metric
 from seecause.metrics.statistics import Summary, error_text
 
 WIDE = 8  # columns of a table; one with more is cut by families of metrics
@@ -72,6 +72,7 @@ class Table:
     metrics: Sequence[str]
     reference: str
     cells: dict[str, dict[str, TableCell]]
+    better: Mapping[str, Direction]  # by metric
 
     def numbers(self) -> dict[str, dict[str, float]]:
         """Means by method and metric."""
@@ -115,7 +116,8 @@ class Table:
         """Columns that stand together, under a title: all if they are few, else by family."""
         if len(self.metrics) <= WIDE:
             return [("", list(self.metrics))]
-        family = {metric: find_metric(group_of(metric)).family for metric in self.metrics}
+        known = metric_groups()
+        family = {m: find_metric(known[m]).family if m in known else "other" for m in self.metrics}
         groups = [(name, [m for m in self.metrics if family[m] == name]) for name in FAMILIES]
         return [(name, metrics) for name, metrics in groups if metrics]
 
@@ -288,10 +290,12 @@ def table_of(
     *,
     against: str | None = None,
     unranked: Collection[str] = (),
+    better: Mapping[str, Direction] | None = None,
 ) -> Table:
     """The table of values [images] by method and metric.
 
-    Methods that saw other images than the rest are `unranked`: never marked as the best.
+    Methods that saw other images than the rest are `unranked`: never marked as the best. `better`
+    says which direction of each column is good; None looks it up in the metrics.
     """
     methods = list(columns)
     metrics = list(columns[methods[0]])
@@ -308,7 +312,9 @@ def table_of(
             cells[method][metric] = TableCell(
                 total.mean, total.standard_error, interval, total.n, total.skipped, gap
             )
-    plain = Table(methods, metrics, reference, cells)
+    if better is None:
+        better = {m: find_metric(group_of(m)).columns[m].better for m in metrics}
+    plain = Table(methods, metrics, reference, cells, better)
     for metric in metrics:
         for method in _best(plain, metric, [m for m in methods if m not in unranked]):
             cells[method][metric] = replace(cells[method][metric], best=True)
@@ -356,7 +362,8 @@ def to_latex(table: Table) -> str:
     """Booktabs tables, mean and standard error, the best in bold; one for each group of columns."""
     lines = ["% needs \\usepackage{booktabs}; mean and standard error over images"]
     for title, metrics in table.column_groups():
-        up = {m: r"$\uparrow$" if higher_is_better(m) else r"$\downarrow$" for m in metrics}
+        arrows = {"higher": r"$\uparrow$", "lower": r"$\downarrow$"}
+        up = {metric: arrows[table.better[metric]] for metric in metrics}
         head = ["method", *(f"{_escaped(metric)} {up[metric]}" for metric in metrics)]
         lines += [f"% {title}"] if title else []
         lines += [rf"\begin{{tabular}}{{l{'r' * len(metrics)}}}", r"\toprule"]
@@ -374,7 +381,7 @@ def to_markdown(table: Table) -> str:
     """Tables for a page: mean and standard error, the best in bold; one for each column group."""
     lines = []
     for title, metrics in table.column_groups():
-        head = [f"{metric} {'↑' if higher_is_better(metric) else '↓'}" for metric in metrics]
+        head = [f"{m} {'↑' if table.better[m] == 'higher' else '↓'}" for m in metrics]
         lines += [f"**{title[0].upper()}{title[1:]}**", ""] if title else []
         lines += ["| method | " + " | ".join(head) + " |", "|---|" + "---|" * len(head)]
         for method in table.methods:
@@ -412,7 +419,7 @@ def _best(table: Table, metric: str, ranked: Sequence[str]) -> set[str]:
         and max(shown.values()) - min(shown.values()) <= SATURATED * max(map(abs, shown.values()))
     ):
         return set()
-    top = (max if higher_is_better(metric) else min)(shown.values())
+    top = (max if table.better[metric] == "higher" else min)(shown.values())
     return {method for method, mean in shown.items() if mean == top}
 
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 from torch import Tensor
 
-from seecause._pieces import may_stop
+from seecause._stop import may_stop
 from seecause.engine import graphs
 from seecause.errors import BadOption
 

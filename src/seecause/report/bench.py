@@ -120,7 +120,7 @@ def table_section(
     body = Markup("")
     for name, metrics in table.column_groups():
         digits = {metric: _digits(table, metric) for metric in metrics}
-        arrows = {metric: "↑" if higher_is_better(metric) else "↓" for metric in metrics}
+        arrows = {metric: "↑" if table.better[metric] == "higher" else "↓" for metric in metrics}
         rows = [
             (method, *(_cell(table, method, metric, digits[metric]) for metric in metrics))
             for method in table.methods

@@ -1,0 +1,225 @@
+"""Experiments: a function that computes rows, the grid of arguments it is called with, and the
+table that is made of all rows.
+
+    @experiment(
+        "places",
+        question="Which method finds small creatures?",
+        cells=[{"method": "caap"}, {"method": "rollout"}],
+        by="method",
+        values={"aupr1": "higher"},
+    )
+    def places(*, method: str, limit: int | None, device: str) -> list[Row]:
+        ...       # one row for each image: {"image": ..., "aupr1": ...}
+
+Other packages add theirs by the entry point `seecause.experiments`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pyarrow as pa
+import torch
+from torch import Tensor
+
+from seecause._software import plugin_digest, versions
+from seecause.bench.runner import Evaluate, Status, read_cell, run_cells, state_of
+from seecause.bench.tables import Table, table_of, to_csv, to_latex, to_markdown
+from seecause.engine.chunks import machine
+from seecause.errors import BadOption
+from seecause.files import digest_json, write_atomic, write_json
+from seecause.metrics.registry import Direction
+from seecause.registry import Registry
+
+F = TypeVar("F", bound=Callable[..., Any])
+Row = dict[str, Any]
+HOMES = {
+    "caap": "seecause.experiments.caap",
+    "methods-critters": "seecause.experiments.caap",
+}
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """One table: what it asks, how its rows are computed and how they are summed up.
+
+    Attributes:
+        name: What `run` is called with.
+        question: What the table answers, in one sentence.
+        run: A function of keywords: those of a cell, `limit` and `device`. It returns rows.
+        cells: Keywords of each call, which must be JSON.
+        by: The column of the rows, or keyword of the cells, that names the lines of the table.
+        values: Columns of numbers, and which direction is better.
+        against: The line that others are compared with, image by image. None is the first.
+        pair: The column that says which rows of two lines belong together.
+    """
+
+    name: str
+    question: str
+    run: Callable[..., list[Row]]
+    cells: Sequence[Mapping[str, Any]]
+    by: str
+    values: Mapping[str, Direction]
+    against: str | None = None
+    pair: str = "image"
+
+
+_registry: Registry[Experiment] = Registry("experiment", group="seecause.experiments", homes=HOMES)
+
+
+def experiment(name: str, **about: Any) -> Callable[[F], F]:
+    """Register a function as an experiment; `about` are fields of `Experiment`."""
+
+    def register(function: F) -> F:
+        _registry.add(name, Experiment(name=name, run=function, **about))
+        return function
+
+    return register
+
+
+def experiments() -> dict[str, Experiment]:
+    """All experiments by name, those of other packages included.
+
+    Example:
+        >>> experiments()["caap"].by
+        'method'
+    """
+    return _registry.all()
+
+
+def find_experiment(name: str) -> Experiment:
+    """The experiment of this name; raises `UnknownName` with the nearest names."""
+    return _registry.get(name)
+
+
+def run(
+    name: str,
+    folder: str | Path,
+    *,
+    limit: int | None = None,
+    device: str = "cpu",
+    workers: int | None = None,
+    ray: str | None = None,
+    resources: Mapping[str, float] | None = None,
+    progress: Callable[[int], None] = lambda cells: None,
+) -> Status:
+    """Run what is missing of an experiment, and write its table from what is finished.
+
+    Args:
+        name: An experiment of `experiments()`.
+        folder: Where finished cells are kept, and table.csv, table.md, table.tex and
+            experiment.json are written. The same call again goes on.
+        limit: Use this many images in each cell: a quick look. None uses all.
+        device: Where models run.
+        workers: Processes, as for `sc.bench.run`; likewise `ray` and `resources`.
+        progress: Called with 1 after each cell.
+
+    Returns:
+        A `Status`; `failed` has the traceback of each cell that failed.
+
+    Raises:
+        UnknownName: If there is no such experiment.
+    """
+    if limit is not None and limit < 1:
+        raise BadOption("limit", limit, "1 or more")
+    found, folder = find_experiment(name), Path(folder)
+    job, cells = ExperimentJob(name, limit, device), cells_of(found, limit, device)
+    where: dict[str, Any] = {"workers": workers, "ray": ray, "resources": resources}
+    run_cells(folder, cells, job, progress=progress, **where)
+    tables = {cell.name: read_cell(folder, cell.name) for cell in cells}
+    rows = [row for table in tables.values() if table is not None for row in table.to_pylist()]
+    status = state_of(folder, cells, {name for name, table in tables.items() if table is not None})
+    if rows:
+        table = table_of_rows(found, rows)
+        texts = {"csv": to_csv(table), "tex": to_latex(table), "md": to_markdown(table)}
+        for suffix, text in texts.items():
+            write_atomic(folder / f"table.{suffix}", text)
+    record = {"experiment": name, "question": found.question, "limit": limit, "device": device}
+    record |= {"machine": machine(device), "versions": versions(), "cells": len(cells)}
+    record |= {"done": status.done, "failed": len(status.failed)}
+    write_json(folder / "experiment.json", record)
+    return status
+
+
+def read_table(folder: str | Path) -> Table:
+    """The table of an experiment in a folder that `run` made, from what is finished."""
+    folder = Path(folder)
+    try:
+        record = json.loads((folder / "experiment.json").read_text(encoding="utf-8"))
+        found = find_experiment(record["experiment"])
+        cells = cells_of(found, record["limit"], record["device"])
+    except (OSError, ValueError, KeyError, TypeError):
+        raise BadOption("folder", str(folder), "a folder that an experiment was run in") from None
+    tables = [read_cell(folder, cell.name) for cell in cells]
+    rows = [row for table in tables if table is not None for row in table.to_pylist()]
+    if not rows:
+        raise BadOption("folder", str(folder), "one with finished cells of this version")
+    return table_of_rows(found, rows)
+
+
+def table_of_rows(experiment: Experiment, rows: Sequence[Row]) -> Table:
+    """Means, errors, intervals and paired differences of rows."""
+    places: dict[Any, int] = {}
+    lines: dict[str, list[Row]] = {}
+    for row in rows:
+        lines.setdefault(str(row[experiment.by]), []).append(row)
+        places.setdefault(row[experiment.pair], len(places))
+    columns: dict[str, dict[str, Tensor]] = {}
+    for name, members in lines.items():
+        index = torch.tensor([places[row[experiment.pair]] for row in members])
+        columns[name] = {}
+        for value in experiment.values:
+            numbers = [torch.nan if row.get(value) is None else row[value] for row in members]
+            column = torch.full((len(places),), torch.nan, dtype=torch.float64)
+            column[index] = torch.tensor(numbers, dtype=torch.float64)
+            columns[name][value] = column
+    against = experiment.against if experiment.against in columns else None
+    return table_of(columns, against=against, better=experiment.values)
+
+
+@dataclass(frozen=True)
+class ExperimentCell:
+    """One call of an experiment, named by a digest of all that decides its rows."""
+
+    name: str
+    arguments: Mapping[str, Any]
+
+    def __len__(self) -> int:
+        return 1
+
+
+def cells_of(experiment: Experiment, limit: int | None, device: str) -> list[ExperimentCell]:
+    """The cells of an experiment: their order is that of its grid."""
+    kind, code = device.partition(":")[0], plugin_digest(experiment.run)
+    common = [experiment.name, limit, kind, versions(), code]
+    return [
+        ExperimentCell(digest_json([*common, arguments], length=24), arguments)
+        for arguments in experiment.cells
+    ]
+
+
+@dataclass(frozen=True)
+class ExperimentJob:
+    """Cells of an experiment, in a worker."""
+
+    name: str
+    limit: int | None
+    device: str
+
+    @property
+    def key(self) -> str:
+        return f"{self.name} {self.limit} {self.device}"
+
+    def open(self) -> Evaluate:
+        found = find_experiment(self.name)
+
+        def evaluate(cell: ExperimentCell) -> pa.Table:
+            rows = found.run(**cell.arguments, limit=self.limit, device=self.device)
+            named = {found.by: cell.arguments[found.by]} if found.by in cell.arguments else {}
+            return pa.Table.from_pylist([{**named, **row} for row in rows])
+
+        return evaluate

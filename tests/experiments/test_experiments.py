@@ -1,0 +1,97 @@
+"""Experiments: cells that are kept, a table from what is finished, failures that are listed."""
+
+from __future__ import annotations
+
+import csv
+import json
+
+import pytest
+import torch
+
+import seecause as sc
+from seecause.errors import BadOption, UnknownName
+from seecause.experiments import base
+from seecause.experiments.base import Experiment, table_of_rows
+from seecause.experiments.caap import chosen
+
+CELLS = [{"method": "a"}, {"method": "b"}, {"method": "broken"}]
+CALLS: list[str] = []
+
+
+def measured(*, method: str, limit: int | None, device: str) -> list[base.Row]:
+    CALLS.append(method)
+    if method == "broken":
+        raise ValueError("it cannot be measured")
+    shift = 0.5 if method == "b" else 0.0
+    return [{"image": f"{n}.png", "score": n + shift} for n in range(limit or 4)]
+
+
+@pytest.fixture
+def toy(monkeypatch) -> Experiment:
+    registry = base.Registry("experiment")
+    monkeypatch.setattr(base, "_registry", registry)
+    about = {"question": "Which?", "cells": CELLS, "by": "method", "values": {"score": "lower"}}
+    base.experiment("toy", **about)(measured)
+    CALLS.clear()
+    return base.find_experiment("toy")
+
+
+def test_an_experiment_is_run_once_and_its_table_written(toy, tmp_path):
+    heard = []
+    status = sc.experiments.run("toy", tmp_path, progress=heard.append)
+    assert (status.done, status.total, heard) == (2, 3, [1, 1, 1]) and not status.complete
+    (error,) = status.failed.values()
+    assert "Traceback" in error and "it cannot be measured" in error
+    rows = list(csv.DictReader((tmp_path / "table.csv").read_text().splitlines()))
+    assert [row["method"] for row in rows] == ["a", "b"] and rows[0]["best"] == "1"
+    assert float(rows[1]["difference to a"]) == 0.5
+    record = json.loads((tmp_path / "experiment.json").read_text())
+    assert record["question"] == "Which?" and record["failed"] == 1
+    sc.experiments.run("toy", tmp_path)
+    assert CALLS == ["a", "b", "broken", "broken"]
+    assert sc.experiments.read_table(tmp_path).cells["b"]["score"].mean == 2.0
+    assert sc.experiments.run("toy", tmp_path, limit=2).done == 2  # other cells
+    assert sc.experiments.read_table(tmp_path).cells["b"]["score"].mean == 1.0
+
+
+def test_mistakes_are_refused(toy, tmp_path):
+    with pytest.raises(UnknownName, match="Did you mean toy"):
+        sc.experiments.run("toi", tmp_path)
+    with pytest.raises(BadOption, match="limit"):
+        sc.experiments.run("toy", tmp_path, limit=0)
+    with pytest.raises(BadOption, match="folder"):
+        sc.experiments.read_table(tmp_path)
+
+
+def test_rows_are_paired_by_image(toy):
+    rows = [{"method": "a", "image": "x", "score": 1.0}, {"method": "a", "image": "y", "score": 3}]
+    rows += [{"method": "b", "image": "y", "score": 2.0}, {"method": "b", "image": "z"}]
+    cell = table_of_rows(toy, rows).cells["b"]["score"]
+    assert (cell.n, cell.difference.mean, cell.difference.n) == (1, -1.0, 1)
+
+
+def test_every_experiment_can_be_asked():
+    found = sc.experiments.experiments()
+    assert {"caap", "methods-critters"} <= set(found)
+    for name, entry in found.items():
+        assert entry.name == name and entry.question.endswith("?") and entry.values
+        json.dumps(list(entry.cells))
+    methods = set(sc.attribution.methods()) if hasattr(sc, "attribution") else set(sc.methods())
+    table = {cell["asked"]["method"] for cell in found["methods-critters"].cells}
+    assert table <= methods
+
+
+def test_a_cell_of_caap_is_what_the_library_measures():
+    (cell,) = [c for c in sc.experiments.find_experiment("caap").cells if c["method"] == "center"]
+    rows = sc.experiments.find_experiment("caap").run(**cell, limit=2, device="cpu")
+    model, data = sc.load("builtin:critters-vit"), sc.data.open_data("critters:clean:test")
+    images, labels, masks = sc.data.to_batch(model, [data[place] for place in chosen(512, None, 2)])
+    maps = sc.attribute(model, images, labels, method="center").maps
+    expected = sc.metrics.localization(maps, masks)["aupr1"]
+    torch.testing.assert_close(torch.tensor([row["aupr1"] for row in rows]).double(), expected)
+    assert [row["image"] for row in rows] == ["critters:clean:test:0", "critters:clean:test:256"]
+
+
+def test_images_are_drawn_alike_for_all_methods():
+    assert len(chosen(512, 64, None)) == 64 and chosen(512, 64, None) == chosen(512, 64, None)
+    assert set(chosen(512, 64, 8)) <= set(chosen(512, 64, None)) and len(chosen(512, 64, 8)) == 8
