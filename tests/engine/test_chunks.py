@@ -5,13 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-<<<<<<< HEAD
 from seecause._stop import Stopped, stoppable
-=======
-from seecause._stop import Stopped, stoppable
-from seecause.background.heads import gates_without
-from seecause.engine import graphs
->>>>>>> c7f46a8f (Experiments: a registry of named tables on the one runner; URLs and work in pieces go with their libraries)
 from seecause.engine.chunks import (
     batched,
     budget,
