@@ -21,8 +21,8 @@ from seecause.faithful.config import TrainConfig, read_config
 from seecause.faithful.run import Snapshot, read_evaluations, read_snapshot, write_snapshot
 from seecause.lvlm import HeadAttribution, MeanBank
 from seecause.lvlm.bank import Averaged
-from seecause.models.checkpoints import read_class_names, read_weights
 from seecause.models.image_tokens import Grid, ImageTokens
+from seecause.models.load import read_checkpoint, read_class_names
 from tests import fuzz_data
 from tests.data.mutations import (
     of_bytes,
@@ -61,7 +61,7 @@ def safetensors(folder: Path) -> list[Victim]:
     path = folder / "a.safetensors"
     notes = {"classes": '["a", "b"]'}
     save_file({"head.weight": torch.zeros(3, 4), "head.bias": torch.zeros(3)}, path, notes)
-    weights = Victim(path, lambda: read_weights(path), WEIGHTS)
+    weights = Victim(path, lambda: read_checkpoint(path), WEIGHTS)
     return [
         weights,
         weights,
@@ -173,8 +173,8 @@ def checkpoints(folder: Path) -> list[Victim]:
     write_snapshot(folder, Snapshot(asdict(config), {"epoch": 1}, net, {}, {}))
     (last,) = set(folder.glob("*.pt")) - {path, other}
     return [
-        Victim(path, lambda: read_weights(path), (of_bytes, of_zip)),
-        Victim(other, lambda: read_weights(other), (of_bytes,)),
+        Victim(path, lambda: read_checkpoint(path), (of_bytes, of_zip)),
+        Victim(other, lambda: read_checkpoint(other), (of_bytes,)),
         Victim(last, lambda: read_snapshot(folder, config), (of_bytes, of_zip)),
     ]
 

@@ -13,7 +13,7 @@ from torchvision.models import get_model_weights
 import seecause as sc
 from seecause.data.imagenet import imagenet_classes
 from seecause.errors import BadImage, BadOption, UnknownName, UnsupportedModel
-from seecause.models.sources import open_source
+from seecause.models.load import open_source
 from tests.families.native import HALF
 from tests.tiny import scramble
 
@@ -50,7 +50,7 @@ def test_broken_weight_files_are_named(tmp_path):
         with pytest.raises(sc.SeecauseError, match=name):
             sc.load("timm:test_vit", weights=tmp_path / name)
     torch.save(torch.zeros(3), tmp_path / "c.pth")
-    with pytest.raises(sc.SeecauseError, match="not a state dict"):
+    with pytest.raises(sc.SeecauseError, match="without named weights"):
         sc.load("timm:test_vit", weights=tmp_path / "c.pth")
     save_file({"head.weight": torch.zeros(3, 4)}, tmp_path / "d.safetensors")
     with pytest.raises(sc.SeecauseError, match="does not fit"):

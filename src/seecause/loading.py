@@ -3,38 +3,29 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
-from seecause.engine.verify import compare, random_images, tolerance_of, verify
-from seecause.errors import BadOption, NotDefined, UnknownName, UnsupportedModel, ViewMismatch
+from seecause.engine.verify import verify
+from seecause.errors import BadOption, NotDefined, UnknownName, UnsupportedModel
 from seecause.models.base import ImageModel
-from seecause.models.checkpoints import ClassNames, class_names_of
 from seecause.models.devices import device_of, gather_answers, lie_apart, parse_device, parse_dtype
 from seecause.models.eval_mode import eval_mode
 from seecause.models.heads import TEMPLATES, Similarity, TextHead, TextInput
-from seecause.models.parts import (
-    Parts,
-    WrapOptions,
-    assemble,
-    find_parts,
-    is_known,
-    native_model,
-)
+from seecause.models.load import ClassNames, Source, class_names_of, open_source, reading
+from seecause.models.parts import Parts, WrapOptions, find_parts, native_model
 from seecause.models.preprocess import Preprocess, height_and_width
 from seecause.models.view import Kind, VisionModel
 from seecause.registry import plugins
 
 if TYPE_CHECKING:
-    from seecause.models.containers import Container
-    from seecause.models.dense import DenseModel, DenseParts
-    from seecause.models.staged import StagedModel, StagedParts
+    from seecause.models.dense import DenseModel
+    from seecause.models.staged import StagedModel
 
 LIBRARIES = ("builtin", "timm", "hf", "torchvision", "open_clip")
 
@@ -55,25 +46,42 @@ def wrap(
     tokenizer: Callable[[list[str]], Any] | None = None,
     check: bool = True,
 ) -> VisionModel | StagedModel | DenseModel:
-    """A view of a module of timm, transformers, torchvision or open_clip, or of one that holds such
-    a module, compared with it before you get it (`check`). `model(images)` gives logits [B, C].
+    """Make a view of a native module and verify it.
 
-    Give what the module does not tell:
-        mean, std, size    how pictures are normalised; or all of it, `preprocess`
-        classes            names in the order of the outputs, {index: name}, or a file of names
-        head, pool         on a bare backbone: a matrix [classes, width], a module or
-                           `sc.Similarity`, on the "cls" token, the "mean" or "cls+mean"
-        sigmoid            whether classes answer independently (multi-label)
-        tokenizer          of a model with a text tower, which reads `classes` in `templates`
+    `model(images)` returns logits [B, C]. The module stays yours: it is run in eval mode, and its
+    flags are restored afterwards. Wrap it again after replacing one of its layers; new weights are
+    noticed.
 
-    The module stays yours: it is run in eval mode, and what was set comes back. Wrap it again after
-    replacing one of its layers; new weights are noticed.
+    Args:
+        module: A module of timm, transformers, torchvision or open_clip, compiled, parallel,
+            averaged or adapted by PEFT, or one with a method `view_parts`.
+        name: The model's name in results.
+        mean: Mean of each channel, where the module does not tell it.
+        std: Standard deviation of each channel.
+        size: Height and width of images.
+        classes: Names in the order of the outputs, {index: name}, or a file of names.
+        head: The classifier of a bare backbone: a matrix [classes, width], a module or
+            `sc.Similarity`.
+        pool: What the head reads: "cls", "mean" or "cls+mean".
+        sigmoid: Whether classes are independent (multi-label).
+        preprocess: All of the preprocessing, in place of `mean`, `std` and `size`.
+        templates: Prompts with {} for the class name, for a model with a text tower.
+        tokenizer: What turns prompts into tokens, for a model with a text tower.
+        check: Whether the view is compared with the module.
 
-    >>> import seecause as sc, timm, torch
-    >>> module = timm.create_model("test_vit", num_classes=3)
-    >>> model = sc.wrap(module, classes=["cat", "dog", "frog"])
-    >>> model.layout.grid, model.class_index("frog"), model(torch.zeros(1, 3, 160, 160)).shape
-    ((10, 10), 2, torch.Size([1, 3]))
+    Returns:
+        A `VisionModel`, or a `StagedModel` (networks of stages), or a `DenseModel` (boxes, pixels).
+
+    Raises:
+        UnsupportedModel: If no adapter knows the module.
+        ViewMismatch: If the view does not compute what the module computes.
+
+    Example:
+        >>> import seecause as sc, timm, torch
+        >>> module = timm.create_model("test_vit", num_classes=3)
+        >>> model = sc.wrap(module, classes=["cat", "dog", "frog"])
+        >>> model.layout.grid, model.class_index("frog"), model(torch.zeros(1, 3, 160, 160)).shape
+        ((10, 10), 2, torch.Size([1, 3]))
     """
     if not isinstance(module, nn.Module):
         raise BadOption("module", type(module).__name__, "an nn.Module; sc.load takes names")
@@ -90,92 +98,21 @@ def wrap(
     around, (module, stated) = module, native_model(module)
     options = options.or_else(stated)
     with eval_mode([around], device_of(around), frozen=True):
-        container = None if is_known(module) else _container_of(module)
-        if container is not None:
-            module, options = _inner_model(container, options)
-        return _view(module, text, options, check)
-
-
-def _container_of(module: nn.Module) -> Container | None:
-    """The model in a module of somebody's own, unless an adapter knows the module itself."""
-    try:
-        find_parts(module)
-    except UnsupportedModel:
-        from seecause.models.containers import container_of
-
-        return container_of(module)
-    return None
-
-
-@torch.no_grad()
-def _inner_model(container: Container, options: WrapOptions) -> tuple[nn.Module, WrapOptions]:
-    """The inner model, and what is on top of it as options of `wrap`: the first reading that gives
-    the outer module's own answer."""
-    from seecause.models.containers import answer_of
-
-    inner, stated = native_model(container.inner)
-    known = options.or_else(stated)
-    if known.head is not None:
-        return inner, known
-    readings, expected = list(container.readings()), None
-    for reading in readings:
-        tried = replace(known, **reading)
-        model = _view(inner, None, tried, check=False)
-        if expected is None:
-            images = random_images(model)
-            expected = answer_of(container.outer, images)
-        if expected is None and len(readings) == 1 and not reading:
-            return inner, known  # nothing else in it can answer
-        if expected is None:
-            raise container.refusal("its own answer to a batch of images cannot be had")
-        if _agree(answer_of(model, images), expected):
-            return inner, tried
-    raise container.refusal("neither the model in it nor the layers beside that give its answer")
-
-
-def _agree(got: Tensor | None, expected: Tensor) -> bool:
-    if got is None:
-        return False
-    try:
-        compare("answer", "", got, expected, tolerance_of(expected.dtype))
-    except ViewMismatch:
-        return False
-    return True
-
-
-def _view(
-    module: nn.Module, text: TextInput | None, options: WrapOptions, check: bool
-) -> VisionModel | StagedModel | DenseModel:
-    apart, parts = lie_apart(module), find_parts(module, text=text)
-    if isinstance(parts, Parts):
-        model = assemble(module, parts, options)
-        if apart:
+        parts, sharded = find_parts(module, text=text), lie_apart(module)
+        if sharded and not isinstance(parts, Parts):
+            reason = "its weights lie on several devices, and it is not split into blocks"
+            raise UnsupportedModel(type(module).__name__, reason, "load it onto one device")
+        model = parts.assemble(module, options)
+        if sharded:
             gather_answers(model)
-        if text is not None:
+        if text is not None and isinstance(parts, Parts):
             model.texts = {"templates": text.templates, "tokenizer": text.tokenize}
-    elif apart:
-        reason = "its weights lie on several devices, and it is not split into blocks"
-        raise UnsupportedModel(type(module).__name__, reason, "load it onto one device")
-    else:
-        model = _other_view(module, parts, options)
-    if check:  # else it may end in anything, and names are not those of its outputs
-        verify(model)
-        need_names(model)
-        if options.sigmoid is None and model.n_classes == 1 and not model.values:
-            model.sigmoid = True  # a softmax over one class is 1 whatever is in the picture
+        if check:  # without it, the number of classes is not known
+            verify(model)
+            need_names(model)
+            if options.sigmoid is None and model.n_classes == 1 and not model.values:
+                model.sigmoid = True  # a softmax over one class is always 1
     return model
-
-
-def _other_view(
-    module: nn.Module, parts: StagedParts | DenseParts, options: WrapOptions
-) -> StagedModel | DenseModel:
-    from seecause.models.staged import StagedParts, assemble_staged
-
-    if isinstance(parts, StagedParts):
-        return assemble_staged(module, parts, options)
-    from seecause.models.dense import assemble_dense
-
-    return assemble_dense(module, parts, options)
 
 
 def need_names(model: ImageModel) -> None:
@@ -189,8 +126,8 @@ def need_names(model: ImageModel) -> None:
 
 
 def as_view(model: ImageModel | nn.Module) -> ImageModel:
-    """A view as it is; a module is wrapped, which takes a few runs: wrap it yourself for many
-    calls."""
+    """The view of a model: itself if it is one, otherwise `sc.wrap(model)`, which takes a few
+    runs."""
     if isinstance(model, ImageModel):
         return model
     if isinstance(model, nn.Module):
@@ -244,16 +181,6 @@ def need_own_classes(model: VisionModel, what: str) -> None:
         raise NotDefined(what, counted, "Use the model with its own classes")
 
 
-def _model_names(spec: str) -> list[str]:
-    """What could have been meant where no model is called `spec`: timm's names are often typed
-    without the library before them."""
-    import timm
-
-    names = [f"{library}:NAME" for library in (*LIBRARIES, *_openers())]
-    names.append("the path of a saved folder or of a checkpoint that names its architecture")
-    return [f"timm:{spec}", *names] if timm.is_model(spec) else names
-
-
 def load(
     spec: str | Path,
     *,
@@ -264,48 +191,61 @@ def load(
     classes: ClassNames | None = None,
     **options: Any,
 ) -> VisionModel | StagedModel | DenseModel:
-    """A model by its name or path, verified: `sc.attribute(model, pictures)` explains it. `spec`:
+    """Load a model by its name or path, and verify its view.
 
-        builtin:critters-vit    embedded, and small
-        timm:NAME               hf:NAME or hf:FOLDER     torchvision:NAME     open_clip:NAME/TAG
-        FOLDER                  that timm, transformers, PEFT or this package wrote
-        FILE                    a checkpoint that names its architecture, as timm's script writes it
+    Args:
+        spec: One of
 
-    weights     a file or folder that training left; None: the library's own, fetched; "random" is
-                the only way to random ones, and every result then says so
-    device      such as "cuda"; dtype: such as "bfloat16". None: as the library loads it
-    size        height and width in pixels, of a model that can be built for others
-    classes     as in `sc.wrap`; options: all others of it (mean, std, head, pool ...)
+            - `builtin:critters-vit`: embedded, and small
+            - `timm:NAME`, `hf:NAME`, `hf:FOLDER`, `torchvision:NAME`, `open_clip:NAME/TAG`
+            - a folder that timm, transformers, PEFT or this package wrote
+            - a checkpoint that names its architecture, as timm's training script writes it
 
-    >>> import seecause as sc
-    >>> model = sc.load("builtin:critters-vit")
-    >>> model.layout.grid, model.layout.registers, len(model.blocks)
-    ((12, 12), (1, 2, 3, 4), 6)
+        weights: A file or folder that a training wrote; None for the library's own, which are
+            fetched; "random" for random ones, which every result then mentions.
+        device: A device such as "cuda"; None leaves the model where the library loads it.
+        dtype: A dtype such as "bfloat16"; None keeps the library's.
+        size: Height and width in pixels, for a model that can be built for others.
+        classes: Class names, as in `sc.wrap`.
+        **options: Other options of `sc.wrap` (mean, std, head, pool ...).
+
+    Returns:
+        A verified view, as `sc.wrap` returns it.
+
+    Raises:
+        UnknownName: If no library has a model of that name.
+        DataMissing: If weights are missing, damaged, or of another architecture.
+
+    Example:
+        >>> import seecause as sc
+        >>> model = sc.load("builtin:critters-vit")
+        >>> model.layout.grid, model.layout.registers, len(model.blocks)
+        ((12, 12), (1, 2, 3, 4), 6)
     """
-    from seecause.models import sources
-
     if not isinstance(spec, str | Path):
         raise BadOption("spec", type(spec).__name__, "a name or a path; sc.wrap takes modules")
-    # what cannot be had is refused before weights are read
+    # options are checked before weights are read
     spec, classes = str(spec), class_names_of(classes)
     device, dtype = parse_device(device), parse_dtype(dtype)
     library, _, name = spec.partition(":")
-    reading = nullcontext()
-    if name and library not in LIBRARIES and library in _openers():
-        module = _openers()[library](name, weights=weights)
-        source = sources.Source(module, {"size": size})
+    openers = {
+        name: family.open_model
+        for name, family in plugins("seecause.models").items()
+        if hasattr(family, "open_model")
+    }
+    if name and library in openers and library not in LIBRARIES:
+        source = Source(openers[library](name, weights=weights), {"size": size})
     else:
         if library not in LIBRARIES or not name:
+            library, name = "path", spec
             if not Path(spec).exists():
-                raise UnknownName("model", spec, _model_names(spec))
-            library, name = "folder" if Path(spec).is_dir() else "file", spec
-        source = sources.open_source(library, name, weights=weights, size=height_and_width(size))
-        reading = sources.usable(Path(name)) if Path(name).is_dir() else reading
+                raise UnknownName("model", spec, _model_names(spec, openers))
+        source = open_source(library, name, weights=weights, size=height_and_width(size))
     source.module.to(device=device, dtype=dtype).eval().requires_grad_(False)
     wrap_options = {**source.wrap_options, **options}
     if classes is not None or options.get("head") is not None:  # names are the old head's
         wrap_options["classes"] = classes
-    with reading:
+    with reading(Path(name)) if Path(name).is_dir() else nullcontext():
         model = wrap(source.module, name=spec, **wrap_options)
     model.random_weights, model.origin = weights == "random", source.origin
     if model.extra is not None:
@@ -314,7 +254,10 @@ def load(
     return model
 
 
-def _openers() -> dict[str, Any]:
-    """What opens models of packages installed beside this one, by their prefix."""
-    families = plugins("seecause.models").items()
-    return {name: family.open_model for name, family in families if hasattr(family, "open_model")}
+def _model_names(spec: str, openers: Iterable[str]) -> list[str]:
+    """Names that may have been meant where no model is called `spec`; "timm:" is often omitted."""
+    import timm
+
+    names = [f"{library}:NAME" for library in (*LIBRARIES, *openers)]
+    names.append("the path of a saved folder or of a checkpoint that names its architecture")
+    return [f"timm:{spec}", *names] if timm.is_model(spec) else names

@@ -10,7 +10,7 @@ import torch
 import seecause as sc
 from seecause import critters
 from seecause.metrics import localization, paired_difference
-from seecause.models.sources import ZOO
+from seecause.models.load import ZOO
 
 CONTROLS = ("random", "center", "sobel")
 

@@ -14,8 +14,8 @@ from seecause.cli import app
 from seecause.cli.options import _sides
 from seecause.data.batch import class_places, take_names
 from seecause.errors import BadOption, DataMissing
-from seecause.models import sources
-from seecause.models.checkpoints import read_class_names
+from seecause.models import load as sources
+from seecause.models.load import read_class_names
 from seecause.models.preprocess import Preprocess
 
 MODEL = ("--model", "timm:test_vit", "--weights", "random", "--device", "cpu")

@@ -9,7 +9,7 @@ import seecause as sc
 from tools.critters import card, find_recipe
 from tools.critters.llava import ENOUGH, evaluate
 from tools.critters.llava_model import Teacher, make_words
-from seecause.models.sources import ZOO
+from seecause.models.load import ZOO
 
 
 def test_critters_llava_meets_its_bar():

@@ -96,8 +96,6 @@ ODD: dict[str, Callable[[Path], object]] = {
     "index odd": lambda f: (f / "model.safetensors").rename(f / "model.safetensors.index.json"),
     "wider": lambda f: edit(f, hidden_size=16),
     "deeper": lambda f: edit(f, num_hidden_layers=3),
-    "for ever": lambda f: edit(f, num_hidden_layers=10**20),
-    "huge": lambda f: edit(f, hidden_size=1 << 40),
     "width 0": lambda f: edit(f, hidden_size=0),
     "below 0": lambda f: edit(f, num_attention_heads=-2),
     "heads 0": lambda f: edit(f, num_attention_heads=0),

@@ -211,10 +211,10 @@ class Attribution(Looks):
     @classmethod
     def load(cls, folder: str | Path) -> Attribution:
         """Read what `save` wrote."""
-        from seecause.models.checkpoints import reading_saved
+        from seecause.models.load import reading
 
         folder = Path(folder)
-        with reading_saved(folder, MAPS, MANIFEST, writer="Attribution.save"):
+        with reading(folder, MAPS, MANIFEST, writer="Attribution.save"):
             manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
             lists = {name: manifest.pop(name, []) for name in LISTS}
             tensors: dict[str, Any] = load_file(folder / MAPS)

@@ -130,7 +130,7 @@ class ReadOptions:
         """As options of `load`: only what was given."""
         made: dict[str, Any] = {}
         if self.class_names is not None:
-            from seecause.models.checkpoints import read_class_names
+            from seecause.models.load import read_class_names
 
             made["classes"] = read_class_names(self.class_names)
         if self.mean is not None:

@@ -40,7 +40,7 @@ from seecause.lvlm import (
     trace_answer,
 )
 from seecause.models.base import protocol
-from seecause.models.sources import ZOO
+from seecause.models.load import ZOO
 from seecause.report.background import (
     remedies_section,
     repair_change_section,

@@ -35,9 +35,8 @@ from torch import Tensor
 from seecause.errors import BadOption
 from seecause.models import timm as timm_adapter
 from seecause.models.block import HIDDEN
-from seecause.models.checkpoints import fill
+from seecause.models.load import Source, fill
 from seecause.models.parts import Parts
-from seecause.models.sources import Source
 
 CLASS, OBJECT, BACKGROUND = 0, 1, 2  # kinds of tokens; a head's role is the kind it reads
 ROLES = ("self", "object", "background")

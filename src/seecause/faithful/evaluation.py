@@ -73,7 +73,7 @@ from seecause.metrics.keypoints import (
     together as merge_located,
 )
 from seecause.models.preprocess import Preprocess
-from seecause.models.sources import ZOO, only_card, saved
+from seecause.models.load import ZOO, only_card, saved
 
 Group = tuple[int, int]
 Advance = Callable[[int], None]  # so many pictures more are done

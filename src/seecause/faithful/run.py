@@ -50,10 +50,8 @@ from seecause.files import (
     write_atomic,
     write_json,
 )
-from seecause.models.checkpoints import fill
-from seecause.models.folders import build_native
+from seecause.models.load import Source, build_native, fill, saved
 from seecause.models.preprocess import Preprocess
-from seecause.models.sources import Source, saved
 
 CONFIG, LAST, BEST, EVALUATION = "config.json", "last.pt", "best", "evaluation.json"
 LOSSES = ("total", *(loss.name for loss in fields(LossWeights)))
@@ -186,7 +184,7 @@ def load(folder: str | Path, name: str = "ifam") -> IFAM:
 
 
 def from_card(card: dict[str, Any], state: dict[str, Tensor], source: str) -> Source:
-    """A network from its card and its weights (`models/sources.py` calls this)."""
+    """A network from its card and its weights (`models/load.py` calls this)."""
     architecture, frame = card["architecture"], card["preprocess"]
     backbone, arguments = architecture["backbone"], dict(architecture["arguments"])
     if card["classes"]:

@@ -47,8 +47,8 @@ from seecause.lvlm.masks import (
     mask_count,
 )
 from seecause.lvlm.model import LVLM
-from seecause.models.checkpoints import reading_saved
 from seecause.models.image_tokens import Grid, ImageTokens
+from seecause.models.load import reading
 
 VALUES, CARD = "coefficients.safetensors", "attribution.json"
 TENSORS = ("coefficients", "standard_error", "unseen")
@@ -96,7 +96,7 @@ class HeadAttribution(Coefficients):
     @classmethod
     def load(cls, folder: str | Path) -> HeadAttribution:
         folder = Path(folder)
-        with reading_saved(folder, VALUES, CARD, writer="HeadAttribution.save"):
+        with reading(folder, VALUES, CARD, writer="HeadAttribution.save"):
             card = json.loads((folder / CARD).read_text(encoding="utf-8"))
             values = load_file(folder / VALUES)
             if "standard_error" not in values:  # written by a version that had none

@@ -38,8 +38,8 @@ from seecause.files import digest, write_atomic, write_json
 from seecause.lvlm._cache import run_prefix
 from seecause.lvlm.model import LVLM
 from seecause.lvlm.prompt import Prompt, checked_picture
-from seecause.models.checkpoints import reading_saved
 from seecause.models.image_tokens import Grid, ImageTokens
+from seecause.models.load import reading
 from seecause.types import wide_dtype
 
 Mode = Literal["shape", "fixed", "mean", "grid"]
@@ -127,7 +127,7 @@ class MeanBank:
         """Read what `save` wrote. Without the pictures, only the shapes (and, in a prefix language
         model, questions) it has can be served."""
         folder = Path(folder)
-        with reading_saved(folder, FILE, CARD, writer="`seecause lvlm bank` or MeanBank.save"):
+        with reading(folder, FILE, CARD, writer="`seecause lvlm bank` or MeanBank.save"):
             card = json.loads((folder / CARD).read_text(encoding="utf-8"))
             tensors = load_file(folder / FILE)
             size = tuple(card["size"]) if card["size"] else None

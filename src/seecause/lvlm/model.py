@@ -37,7 +37,7 @@ from seecause.models.block import Block, chain
 from seecause.models.decoder import Decoder, norms_of
 from seecause.models.devices import at_home, block_at_home, lie_apart, parse_device, parse_dtype
 from seecause.models.eval_mode import tensor_key
-from seecause.models.sources import ZOO, fetched, pretrained, pretrained_model
+from seecause.models.load import ZOO, fetched, pretrained, pretrained_model
 from seecause.types import wide_dtype
 
 _SAMPLED = 1024  # values of each weight that the fingerprint reads
@@ -369,7 +369,6 @@ def _open(where: str) -> tuple[Any, Any]:
                 pretrained_model(AutoModelForImageTextToText, where, dtype="auto"),
                 pretrained(AutoProcessor, where),
             ),
-            repo=None if Path(where).is_dir() else where,
             remedy="Give a name or folder of transformers",
         )
     except ImportError as lacking:

@@ -412,6 +412,35 @@ class DenseParts:
     classifies: bool = True
     extra: nn.Module | None = None
 
+    @torch.no_grad()
+    def assemble(self, module: nn.Module, options: WrapOptions) -> DenseModel:
+        """A view of the self, with the options of the caller."""
+        for name in ("head", "pool", "sigmoid"):
+            if getattr(options, name) is not None:
+                reads = f"None: {type(module).__name__} reads its own rows"
+                raise BadOption(name, getattr(options, name), reads)
+        steps = options.preprocess_for(self, type(module).__name__)
+        model = DenseModel(
+            module=module,
+            name=options.name,
+            family=self.family,
+            preprocess=steps,
+            layout_at=TokenLayout.of_cells((1, 1)),
+            patch=(1, 1),
+            native=lambda images: model.reading.unaimed(model._native(images, {})),
+            classes=options.class_names(self),
+            sigmoid=self.reading.sigmoid,
+            values=self.reading.values,
+            fixed_size=self.fixed_size,
+            seam=self.seam,
+            reading=self.reading,
+            inputs=self.inputs,
+        )
+        grids = [_size(level) for level in model._blank_places(steps.size).maps]
+        model.patch = _cell(steps.size, grids)
+        model.layout_at = TokenLayout.of_cells(model.patch)
+        return model
+
 
 MOST_STRIDE = 32  # pixels of a cell, where levels can be chosen from
 
@@ -573,36 +602,6 @@ def _alone(batch: Sized) -> bool:
 
 def _size(images: Tensor) -> tuple[int, int]:
     return images.shape[-2], images.shape[-1]
-
-
-@torch.no_grad()
-def assemble_dense(module: nn.Module, parts: DenseParts, options: WrapOptions) -> DenseModel:
-    """A view from what the adapter found and what the caller adds."""
-    for name in ("head", "pool", "sigmoid"):
-        if getattr(options, name) is not None:
-            reads = f"None: {type(module).__name__} reads its own rows"
-            raise BadOption(name, getattr(options, name), reads)
-    steps = options.preprocess_for(parts, type(module).__name__)
-    model = DenseModel(
-        module=module,
-        name=options.name,
-        family=parts.family,
-        preprocess=steps,
-        layout_at=TokenLayout.of_cells((1, 1)),
-        patch=(1, 1),
-        native=lambda images: model.reading.unaimed(model._native(images, {})),
-        classes=options.class_names(parts),
-        sigmoid=parts.reading.sigmoid,
-        values=parts.reading.values,
-        fixed_size=parts.fixed_size,
-        seam=parts.seam,
-        reading=parts.reading,
-        inputs=parts.inputs,
-    )
-    grids = [_size(level) for level in model._blank_places(steps.size).maps]
-    model.patch = _cell(steps.size, grids)
-    model.layout_at = TokenLayout.of_cells(model.patch)
-    return model
 
 
 def _cell(size: tuple[int, int], grids: Sequence[tuple[int, int]]) -> tuple[int, int]:

@@ -24,9 +24,9 @@ from seecause.models import timm
 from seecause.models.block import Block, Constant, Fn, chain, packed, same, silent
 from seecause.models.heads import TextInput, as_inputs, require_text
 from seecause.models.layout import TokenLayout, pair
+from seecause.models.load import Source, fetched
 from seecause.models.parts import Parts
 from seecause.models.preprocess import Preprocess
-from seecause.models.sources import Source, fetched
 from seecause.models.view import Kind
 
 DUAL = ("CLIP", "CustomTextCLIP")
@@ -183,12 +183,8 @@ def open_clip_model(name: str, weights: str | Path | None, size: tuple[int, int]
             "no pretrained tag",
             f"Write open_clip:{arch}/TAG, or pass weights=",
         )
-    known = (open_clip.get_pretrained_cfg(arch, tag) or {}) if pretrained == tag else {}
-    repo = known.get("hf_hub", "").rpartition("/")[0]
     module = fetched(
-        f"open_clip:{name}",
-        lambda: open_clip.create_model(arch, pretrained=pretrained),
-        repo=repo or None,
+        f"open_clip:{name}", lambda: open_clip.create_model(arch, pretrained=pretrained)
     )
     origin = {"library": "open_clip", "name": arch}
     return Source(module, {"tokenizer": open_clip.get_tokenizer(arch)}, origin)

@@ -93,6 +93,49 @@ class Parts:
         self.native_logits = lambda images: head(pictures(images))
         self.classes, self.sigmoid = text.classes, head.bias is not None
 
+    def assemble(self, module: nn.Module, options: WrapOptions) -> VisionModel:
+        """A view of the self, with the options of the caller."""
+        steps = self.adapt_preprocess(options.preprocess_for(self, type(module).__name__))
+        kind, like = _checked_pool(module, self, options), next(module.parameters())
+        head, sigmoid = options.head, options.sigmoid
+        readout = Readout(
+            kind=kind,
+            head=self.head or same,
+            norm=self.norm,
+            over_prefix=self.over_prefix,
+            latent=self.latent if kind == "latent" else None,
+        )
+        native = _Native(self, readout)
+        if isinstance(head, Tensor):
+            head = linear(head)
+        elif isinstance(head, Similarity):
+            sigmoid = True if sigmoid is None else sigmoid
+            head = head.head(lambda images: native.pooled(images.to(like.device, like.dtype)))
+        extra = self.extra
+        if head is not None:
+            extra = head = head_like(head, like)
+            native.head, readout.head = head, chain(self.after_pool, head)
+        elif extra is not None:
+            extra.to(like.device, like.dtype).eval()
+        return self.view(
+            module=module,
+            name=options.name,
+            family=self.family,
+            embed=self.embed,
+            layout_at=self.layout_at,
+            blocks=self.blocks,
+            readout=readout,
+            preprocess=steps,
+            patch=self.patch,
+            native=native,
+            classes=options.class_names(self),
+            sigmoid=self.sigmoid if sigmoid is None else sigmoid,
+            fixed_size=self.fixed_size,
+            extra=extra,
+            facts=self.facts,
+            native_order=self.native_order,
+        )
+
 
 @dataclass(frozen=True, eq=False)
 class WrapOptions:
@@ -156,11 +199,13 @@ def find_parts(
                     "tokenizer", text.tokenize, f"None: {type(module).__name__} has no text tower"
                 )
             return parts
-    raise UnsupportedModel(
-        f"{type(module).__module__}.{type(module).__name__}",
-        f"no adapter knows it (adapters: {', '.join(ADAPTERS)})",
-        "wrap a model of one of these libraries; docs/models.md says which, and what an adapter is",
-    )
+    reason, remedy = f"no adapter knows it (adapters: {', '.join(ADAPTERS)})", "see docs/models.md"
+    inside = [n for n, part in module.named_modules() if is_known(part) and "." not in n]
+    if inside:
+        reason = f"it is no model of {', '.join(ADAPTERS)}, but holds one"
+        place = f"module.{inside[0]}"
+        remedy = f"wrap that: sc.wrap({place}), or sc.wrap({place}, head=module.HEAD, pool='cls')"
+    raise UnsupportedModel(f"{type(module).__module__}.{type(module).__name__}", reason, remedy)
 
 
 def _find_in_plugins(module: nn.Module) -> Parts | StagedParts | DenseParts | None:
@@ -307,47 +352,3 @@ class _Native:
         if self.parts.native_logits is not None:
             return self.parts.native_logits(images)
         return self.tokens(images, self.readout.head)
-
-
-def assemble(module: nn.Module, parts: Parts, options: WrapOptions) -> VisionModel:
-    """A view from what the adapter found and what the caller adds."""
-    steps = parts.adapt_preprocess(options.preprocess_for(parts, type(module).__name__))
-    kind, like = _checked_pool(module, parts, options), next(module.parameters())
-    head, sigmoid = options.head, options.sigmoid
-    readout = Readout(
-        kind=kind,
-        head=parts.head or same,
-        norm=parts.norm,
-        over_prefix=parts.over_prefix,
-        latent=parts.latent if kind == "latent" else None,
-    )
-    native = _Native(parts, readout)
-    if isinstance(head, Tensor):
-        head = linear(head)
-    elif isinstance(head, Similarity):
-        sigmoid = True if sigmoid is None else sigmoid
-        head = head.head(lambda images: native.pooled(images.to(like.device, like.dtype)))
-    extra = parts.extra
-    if head is not None:
-        extra = head = head_like(head, like)
-        native.head, readout.head = head, chain(parts.after_pool, head)
-    elif extra is not None:
-        extra.to(like.device, like.dtype).eval()
-    return parts.view(
-        module=module,
-        name=options.name,
-        family=parts.family,
-        embed=parts.embed,
-        layout_at=parts.layout_at,
-        blocks=parts.blocks,
-        readout=readout,
-        preprocess=steps,
-        patch=parts.patch,
-        native=native,
-        classes=options.class_names(parts),
-        sigmoid=parts.sigmoid if sigmoid is None else sigmoid,
-        fixed_size=parts.fixed_size,
-        extra=extra,
-        facts=parts.facts,
-        native_order=parts.native_order,
-    )

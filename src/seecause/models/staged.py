@@ -168,51 +168,50 @@ class StagedParts:
     size: tuple[int, int] | None = None
     extra: nn.Module | None = None
 
-
-def assemble_staged(module: nn.Module, parts: StagedParts, options: WrapOptions) -> StagedModel:
-    """A view from what the adapter found and what the caller adds; a head is for networks whose own
-    classifier was taken off."""
-    kind, head = type(module).__name__, options.head
-    if options.pool is not None:
-        raise BadOption(
-            "pool",
-            options.pool,
-            f"None: {kind} pools by itself; it is a network of stages, not a vision transformer"
-            " with a class token",
+    def assemble(self, module: nn.Module, options: WrapOptions) -> StagedModel:
+        """A view of the self, with the options of the caller; a head is for networks whose own
+        classifier was removed."""
+        kind, head = type(module).__name__, options.head
+        if options.pool is not None:
+            raise BadOption(
+                "pool",
+                options.pool,
+                f"None: {kind} pools by itself; it is a network of stages, not a vision transformer"
+                " with a class token",
+            )
+        if head is None and not self.classifies:
+            raise UnsupportedModel(
+                kind, "it has no classifier", "pass head= (a matrix [classes, width] or a module)"
+            )
+        if head is not None and self.classifies:
+            raise BadOption(
+                "head",
+                type(head).__name__,
+                f"None: {kind} has a classifier of its own; replace that by nn.Identity() first",
+            )
+        if isinstance(head, Similarity):
+            raise BadOption("head", "Similarity", f"a matrix or a module, which {kind} can end in")
+        added = linear(head) if isinstance(head, Tensor) else head
+        if added is not None:
+            added = head_like(added, next(module.parameters()))
+        steps = options.preprocess_for(self, kind)
+        cell = _cell(module, self, (len(steps.mean), *steps.size))
+        return StagedModel(
+            module=module,
+            name=options.name,
+            family=self.family,
+            stages=self.stages,
+            rest=self.rest if added is None else chain(self.rest, added),
+            cells=self.cells,
+            preprocess=steps,
+            layout_at=TokenLayout.of_cells(cell),
+            patch=cell,
+            native=chain(self.native, *([] if added is None else [partial(read_features, added)])),
+            classes=options.class_names(self),
+            sigmoid=self.sigmoid if options.sigmoid is None else options.sigmoid,
+            fixed_size=self.fixed_size,
+            extra=added,
         )
-    if head is None and not parts.classifies:
-        raise UnsupportedModel(
-            kind, "it has no classifier", "pass head= (a matrix [classes, width] or a module)"
-        )
-    if head is not None and parts.classifies:
-        raise BadOption(
-            "head",
-            type(head).__name__,
-            f"None: {kind} has a classifier of its own; replace that by nn.Identity() first",
-        )
-    if isinstance(head, Similarity):
-        raise BadOption("head", "Similarity", f"a matrix or a module, which {kind} can end in")
-    added = linear(head) if isinstance(head, Tensor) else head
-    if added is not None:
-        added = head_like(added, next(module.parameters()))
-    steps = options.preprocess_for(parts, kind)
-    cell = _cell(module, parts, (len(steps.mean), *steps.size))
-    return StagedModel(
-        module=module,
-        name=options.name,
-        family=parts.family,
-        stages=parts.stages,
-        rest=parts.rest if added is None else chain(parts.rest, added),
-        cells=parts.cells,
-        preprocess=steps,
-        layout_at=TokenLayout.of_cells(cell),
-        patch=cell,
-        native=chain(parts.native, *([] if added is None else [partial(read_features, added)])),
-        classes=options.class_names(parts),
-        sigmoid=parts.sigmoid if options.sigmoid is None else options.sigmoid,
-        fixed_size=parts.fixed_size,
-        extra=added,
-    )
 
 
 @torch.no_grad()

@@ -13,11 +13,10 @@ from torch import Tensor, nn
 
 from seecause.errors import BadOption, UnknownName, UnsupportedModel
 from seecause.models.block import Block, Constant, chain, packed, silent
-from seecause.models.checkpoints import fill
 from seecause.models.layout import TokenLayout
+from seecause.models.load import Source, chosen_checkpoint, fetched, fill
 from seecause.models.parts import Parts
 from seecause.models.preprocess import Preprocess
-from seecause.models.sources import Source, chosen_checkpoint, fetched
 
 CLASSES = ("VisionTransformer",)
 
@@ -81,11 +80,9 @@ def open_torchvision(name: str, weights: str | Path | None, size: tuple[int, int
     if name not in known:
         raise UnknownName("torchvision model", name, known)
     default: Any = getattr(models.get_model_weights(name), "DEFAULT")  # noqa: B009  an enum's own
-    options: dict[str, Any] = {}
     checkpoint = chosen_checkpoint(weights)
     heads = ("heads.head.weight", "fc.weight", "classifier.weight", "classifier.6.weight")
-    count = None if checkpoint is None else checkpoint.count_classes(heads)
-    options |= {} if count is None else {"num_classes": count}
+    options: dict[str, Any] = {} if checkpoint is None else checkpoint.class_count(heads)
     if size is not None and name.startswith("vit_"):
         if size[0] != size[1]:
             raise BadOption(

@@ -1,0 +1,818 @@
+"""From a name, a file or a folder to a native module: the one way that `sc.load` opens models.
+
+Libraries fetch and read their own weights; checkpoints of trainings are read by torch and
+safetensors, in whatever dictionary and under whatever prefix the training saved them. Nothing in a
+file runs, weights are never random unless asked for, and damage is one `DataMissing` that names the
+file.
+
+Folders of `background.export` hold a card (`seecause.json`) beside weights:
+
+    zeroed   the library's own checkpoint; the card adds class names, preprocessing and a head that
+             is not part of the native module, if there is one
+    sliced   smaller weights; the module is built whole, loses the same heads, and is then filled
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import logging
+import re
+import textwrap
+import zipfile
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from safetensors import safe_open
+from torch import Tensor, nn
+
+from seecause.errors import (
+    BadOption,
+    DataMissing,
+    MissingExtra,
+    SeecauseError,
+    UnknownName,
+    UnsupportedModel,
+)
+from seecause.models.heads import CosineHead, UnitLinear
+from seecause.models.preprocess import Preprocess, from_timm, one_frame, preprocess_from_processor
+from seecause.models.slicing import slice_heads
+
+log = logging.getLogger(__name__)
+ZOO = Path(__file__).parents[1] / "critters" / "checkpoints"  # what `builtin:` names
+# classes of this package, by the module whose `from_card` builds them
+BUILDERS = {"IFAM": "seecause.faithful.run", "PlantedViT": "seecause.critters.planted"}
+CARD = "seecause.json"
+PLAIN, SLICED, HEAD = "model.safetensors", "sliced.safetensors", "head.safetensors"
+ADAPTER = "adapter_config.json"  # of PEFT
+REMEDY = "pass weights=PATH (--weights PATH), or 'random' to use random ones"
+# modules of timm whose models take images of any size
+ANY_SIZE = ("resnet", "densenet", "vgg", "convnext", "pvt_v2", "efficientvit_mit")
+
+
+@dataclass
+class Source:
+    """A native module, options of `wrap` that its source tells, and how its library builds it."""
+
+    module: nn.Module
+    wrap_options: dict[str, Any] = field(default_factory=dict)
+    origin: dict[str, Any] = field(default_factory=dict)
+
+
+def open_source(
+    library: str,
+    name: str,
+    *,
+    weights: str | Path | None = None,
+    size: tuple[int, int] | None = None,
+) -> Source:
+    """The native module behind `library:name`, where `library` may be "path"."""
+    path = Path(name)
+    if weights is not None and (library == "builtin" or (library == "path" and path.is_dir())):
+        raise BadOption("weights", weights, "no value: this model has its own")
+    if weights not in (None, "random") and (Path(str(weights)) / ADAPTER).is_file():
+        return _adapter(Path(str(weights)), f"{library}:{name}", size)
+    if library == "path":
+        return _folder(path, size) if path.is_dir() else _file(path, weights, size)
+    if library == "builtin":
+        if (ZOO / name / "config.json").is_file():
+            raise _language_model(f"builtin:{name}")
+        source = saved(ZOO, name, kind="builtin model")
+        return Source(source.module, {**source.wrap_options, "size": size}, source.origin)
+    if library == "timm":
+        return _timm(name, weights, size)
+    if library == "torchvision":
+        from seecause.models.torchvision import open_torchvision
+
+        return open_torchvision(name, weights, size)
+    if library == "open_clip":
+        from seecause.models.open_clip import open_clip_model
+
+        return open_clip_model(name, weights, size)
+    return _transformers(name, weights, size)
+
+
+def fetched(what: str, fetch: Callable[[], Any], *, remedy: str = REMEDY) -> Any:
+    """What a library's own loader returns; its failure is raised as `DataMissing`."""
+    try:
+        return fetch()
+    except (OSError, RuntimeError, ValueError) as failure:
+        raise DataMissing(what, f"fetching failed ({_reason(failure, 600)})", remedy) from failure
+
+
+@contextmanager
+def reading(folder: Path, *files: str, writer: str = "its library") -> Iterator[None]:
+    """Report a missing or damaged file in the block as one `DataMissing`.
+
+    Args:
+        folder: What is being read.
+        *files: Names of files that must be in the folder.
+        writer: What wrote the folder, for the error.
+    """
+    if not all((folder / name).is_file() for name in files):
+        absent = f"no {' and '.join(files)} there"
+        raise DataMissing(str(folder), absent, f"give a folder that {writer} wrote")
+    try:
+        yield
+    except SeecauseError:
+        raise
+    except Exception as damage:  # other libraries raise anything on a damaged file
+        reason = f"{' or '.join(files) or 'it'} is damaged ({_reason(damage, 200)})"
+        raise DataMissing(str(folder), reason, f"give it intact, as {writer} wrote it") from damage
+
+
+def _reason(failure: Exception, longest: int) -> str:
+    return textwrap.shorten(f"{type(failure).__name__}: {failure}", longest, placeholder=" ...")
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A card or config: an object of JSON."""
+    with reading(path):
+        card = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(card, dict):
+            raise ValueError(f"it holds a {type(card).__name__}, not an object")
+        return card
+
+
+# ---------------------------------------------------------------- files and folders
+
+
+def _file(path: Path, weights: str | Path | None, size: tuple[int, int] | None) -> Source:
+    """A checkpoint that names its timm model, as timm's training script writes it."""
+    name = read_checkpoint(path).architecture
+    if weights is not None or not name:
+        remedy = f"name the architecture: --model timm:NAME --weights {path}"
+        raise DataMissing(str(path), "a file of weights does not say which model it is of", remedy)
+    return _timm(name, path, size)
+
+
+def _folder(folder: Path, size: tuple[int, int] | None) -> Source:
+    """The model in a folder, whichever library wrote it."""
+    if (folder / CARD).is_file():
+        with reading(folder):
+            return _exported(read_json(folder / CARD), folder)
+    if (folder / ADAPTER).is_file():
+        return _adapter(folder, None, size)
+    if (folder / "config.json").is_file():
+        config = read_json(folder / "config.json")
+        if "architecture" in config and "model_type" not in config:
+            return _timm_folder(folder, config, size)
+        return _transformers(str(folder), None, size)
+    if any(path.with_suffix(".safetensors").is_file() for path in folder.glob("*.json")):
+        return saved(folder, only_card(folder).stem)
+    below = sorted(path.parent for path in folder.glob("*/config.json"))
+    files = sorted(p for p in folder.iterdir() if p.suffix in (".safetensors", ".pth", ".ckpt"))
+    remedy = "give a folder that timm, transformers, PEFT or this package wrote"
+    if below:
+        remedy = f"give one of the models below it: {below[-1]}"
+    elif files:
+        remedy = f"name the architecture: --model timm:NAME --weights {files[0]}"
+    raise DataMissing(str(folder), "no config.json and no model of this package there", remedy)
+
+
+def saved(folder: Path, name: str, *, kind: str = "saved model") -> Source:
+    """A model that this package wrote: NAME.json (architecture, classes, normalisation) and
+    NAME.safetensors."""
+    path = folder / f"{name}.json"
+    if not path.is_file():
+        known = [card.stem for card in folder.glob("*.json")]
+        raise UnknownName(kind, name, known + [c.parent.name for c in folder.glob("*/config.json")])
+    with reading(path):
+        card, state = read_json(path), read_checkpoint(path.with_suffix(".safetensors")).state
+        architecture = card["architecture"]
+        builder = BUILDERS.get(architecture["class"])
+        if builder is not None:
+            return importlib.import_module(builder).from_card(card, state, name)
+        origin = {"library": "timm", **architecture}
+        module = build_native(origin)
+        fill(module, state, name)
+        return Source(module, {key: card[key] for key in ("classes", "mean", "std")}, origin)
+
+
+def only_card(folder: Path) -> Path:
+    """The card of the one model that this package wrote to a folder."""
+    cards = [path for path in folder.glob("*.json") if path.with_suffix(".safetensors").is_file()]
+    if len(cards) != 1:
+        found = f"{len(cards)} models (NAME.json beside NAME.safetensors) and no config.json there"
+        raise DataMissing(str(folder), found, "give a folder with one model")
+    return cards[0]
+
+
+def _exported(card: dict[str, Any], folder: Path) -> Source:
+    """What `background.export` wrote."""
+    origin = card["origin"]
+    if not origin:
+        remedy = "build it, load model.safetensors into it, and pass it to sc.wrap"
+        raise DataMissing(str(folder), "its card does not say how the module is built", remedy)
+    if card["form"] == "sliced":
+        module = build_native(origin, folder)
+        for place, keep in zip(card["blocks"], card["kept"], strict=True):
+            if keep is not None:
+                slice_heads(module.get_submodule(place), keep)
+        fill(module, read_checkpoint(folder / SLICED).state, str(folder))
+        origin = {**origin, "kept": card["kept"]}
+    elif origin["library"] == "transformers":
+        module = pretrained_model(_model_class(origin["class"]), folder)
+    else:
+        module = build_native(origin, folder)
+        fill(module, read_checkpoint(folder / PLAIN).state, str(folder))
+    options: dict[str, Any] = {
+        "preprocess": Preprocess(**card["preprocess"]),
+        "classes": card["classes"],
+        "sigmoid": card["sigmoid"],
+    }
+    if card["head"] is not None:
+        options |= {"head": _head(card["head"], folder), "pool": card["pool"]}
+    if card["templates"]:
+        options["templates"] = card["templates"]
+        if (folder / "tokenizer_config.json").is_file():
+            from transformers import AutoTokenizer
+
+            options["tokenizer"] = pretrained(AutoTokenizer, folder)
+        elif origin["library"] == "open_clip":
+            import open_clip
+
+            options["tokenizer"] = open_clip.get_tokenizer(origin["name"])
+    return Source(module, options, origin)
+
+
+def _head(card: dict[str, Any], folder: Path) -> nn.Module:
+    state = read_checkpoint(folder / HEAD).state
+    if card["kind"] == "cosine":
+        return CosineHead(state["matrix"], scale=card["scale"])
+    kind = UnitLinear if card["kind"] == "unit-linear" else nn.Linear
+    head = kind(state["weight"].shape[1], state["weight"].shape[0], bias="bias" in state)
+    head.load_state_dict(state)
+    return head
+
+
+def build_native(origin: dict[str, Any], folder: Path | None = None) -> Any:
+    """The whole module with random weights, from a `Source.origin`. A model of transformers has its
+    configuration in `origin`, or in the folder."""
+    library, name = origin["library"], origin.get("name", "")
+    if library == "transformers":
+        import transformers
+
+        kind = _model_class(origin["class"])
+        if folder is None:
+            return kind(kind.config_class.from_dict(origin["config"]))
+        return kind(pretrained(transformers.AutoConfig, folder))
+    if library == "torchvision":
+        from torchvision import models
+
+        return models.get_model(name, weights=None, **origin["options"])
+    if library == "open_clip":
+        import open_clip
+
+        _need_known("open_clip model", name, open_clip.list_models())
+        return open_clip.create_model(name, pretrained=None)
+    if library == "seecause":
+        from seecause.critters.planted import PlantedViT
+
+        return PlantedViT(**origin["arguments"])
+    if "arguments" in origin:
+        from timm.models.vision_transformer import VisionTransformer
+
+        return VisionTransformer(**origin["arguments"])
+    import timm
+
+    _need_known("timm model", name, timm.list_models())
+    return timm.create_model(name, pretrained=False, **origin["options"])
+
+
+def _model_class(name: str) -> Any:
+    """A model class of transformers; a card may not name anything else."""
+    import transformers
+
+    kind = getattr(transformers, name, None)
+    if not (isinstance(kind, type) and issubclass(kind, transformers.PreTrainedModel)):
+        raise UnknownName("model class of transformers", str(name), ())
+    return kind
+
+
+def _need_known(kind: str, name: str, known: Sequence[str]) -> None:
+    """Refuse the address of a hub: a card may name only models that the library builds itself."""
+    if str(name).partition(".")[0] not in known:
+        raise UnknownName(kind, str(name), known)
+
+
+# ---------------------------------------------------------------- timm
+
+
+def _timm(name: str, weights: str | Path | None, size: tuple[int, int] | None) -> Source:
+    import timm
+
+    bare = name.partition(".")[0]
+    if not timm.is_model(bare):
+        raise UnknownName("timm model", name, timm.list_models())
+    options = _timm_size(bare, size)
+    checkpoint = chosen_checkpoint(weights)
+    if checkpoint is not None:
+        heads = ("head.weight", "head.fc.weight", "fc.weight", "classifier.weight")
+        options |= checkpoint.class_count(heads)
+    module = fetched(
+        f"timm:{name}", lambda: timm.create_model(name, pretrained=weights is None, **options)
+    )
+    classes: Sequence[str] = ()
+    if checkpoint is not None:
+        fill(module, checkpoint.state, str(weights), resized="img_size" in options)
+        classes = checkpoint.names_for(module.num_classes)
+    origin = {**options, "num_classes": module.num_classes}
+    return Source(
+        module,
+        {"size": size, "classes": classes or imagenet_names(module.num_classes)},
+        {"library": "timm", "name": name, "options": origin},
+    )
+
+
+def _timm_folder(folder: Path, card: dict[str, Any], size: tuple[int, int] | None) -> Source:
+    """What timm's `save_for_hf` and `push_to_hf_hub` wrote."""
+    import timm
+
+    name = str(card["architecture"])
+    if not timm.is_model(name):
+        raise UnknownName("timm model", name, timm.list_models())
+    options = _timm_size(name, size)
+    with reading(folder):
+        module = timm.create_model(f"local-dir:{folder}", pretrained=True, **options)
+    options |= {**card.get("model_args", {}), "num_classes": module.num_classes}
+    names, words = class_list(card.get("label_names")), card.get("label_descriptions") or {}
+    wrap_options: dict[str, Any] = {"size": size, "classes": [words.get(n, n) for n in names]}
+    steps = card.get("pretrained_cfg") or {}
+    if {"input_size", "mean", "std"} <= set(steps):
+        wrap_options["preprocess"] = from_timm(steps)
+    return Source(module, wrap_options, {"library": "timm", "name": name, "options": options})
+
+
+def _timm_size(name: str, size: tuple[int, int] | None) -> dict[str, Any]:
+    """The option that builds a model of timm for images of a size; convolutional networks take
+    any."""
+    import timm
+
+    if size is None or timm.models.is_model_in_modules(name, ANY_SIZE):
+        return {}
+    if not timm.models.is_model_in_modules(name, ("efficientvit_msra",)):
+        return {"img_size": size}
+    if size[0] != size[1]:
+        raise BadOption("size", size, f"a square: timm's {name} takes no other")
+    return {"img_size": size[0]}
+
+
+def imagenet_names(count: int) -> tuple[str, ...]:
+    """Class names of ImageNet-1k, from timm; empty for other numbers of classes."""
+    if count != 1000:
+        return ()
+    from timm.data import ImageNetInfo
+
+    info = ImageNetInfo()
+    return tuple(info.index_to_description(i) for i in range(1000))
+
+
+# ---------------------------------------------------------------- transformers and PEFT
+
+# tasks whose models need another loader than AutoModelForImageClassification, with the loader
+TASKS = {
+    "ForVideoClassification": "AutoModelForVideoClassification",
+    "ForObjectDetection": "AutoModelForObjectDetection",
+    "ForSemanticSegmentation": "AutoModelForSemanticSegmentation",
+    "ForDepthEstimation": "AutoModelForDepthEstimation",
+    "ForUniversalSegmentation": "AutoModelForUniversalSegmentation",
+    "ForInstanceSegmentation": "AutoModelForInstanceSegmentation",
+    "GroundingDinoForObjectDetection": "AutoModelForZeroShotObjectDetection",
+    "SamModel": "AutoModelForMaskGeneration",
+    "Sam2Model": "AutoModelForMaskGeneration",
+}
+_UNREAD = re.compile(r"(^|\.)(pooler|mask_token)(\.|$)")  # no prediction is read through these
+
+
+def pretrained(loader: Any, where: str | Path, **options: Any) -> Any:
+    """`loader.from_pretrained` that never runs code of a repository."""
+    return loader.from_pretrained(where, trust_remote_code=False, **options)
+
+
+def pretrained_model(
+    loader: Any, where: str | Path, *, labels: int | None = None, **options: Any
+) -> Any:
+    """`loader.from_pretrained` of a model; weights that the checkpoint lacks are an error. Only the
+    classifier may be new, of so many `labels`, where an adapter brings its weights."""
+    if labels is not None:
+        options |= {"num_labels": labels, "ignore_mismatched_sizes": True}
+    module, info = pretrained(loader, where, output_loading_info=True, **options)
+    mismatched = [entry[0] for entry in info.get("mismatched_keys") or ()]
+    absent = [name for name in [*info["missing_keys"], *mismatched] if not _UNREAD.search(name)]
+    absent = sorted(n for n in absent if labels is None or not n.startswith("classifier."))
+    if absent:
+        lacking = f"the checkpoint lacks {_few(absent)}"
+        raise DataMissing(str(where), lacking, "give a checkpoint of the whole model")
+    return module
+
+
+def _language_model(name: str) -> UnsupportedModel:
+    reason = "this is a vision-language model, not a classifier"
+    return UnsupportedModel(name, reason, "use sc.lvlm.load, or `seecause lvlm`")
+
+
+def _transformers(
+    name: str,
+    weights: str | Path | None,
+    size: tuple[int, int] | None,
+    *,
+    labels: int | None = None,
+) -> Source:
+    """A model of transformers; with `labels`, a classifier of so many classes."""
+    import transformers
+
+    where = name if weights in (None, "random") else str(weights)
+    folder, what = Path(where), f"hf:{name}"
+    if folder.is_file() or (where.startswith((".", "/", "~")) and not folder.is_dir()):
+        raise DataMissing(what, f"{where} is no folder", "give a folder that transformers wrote")
+    with reading(folder):
+        config = fetched(what, lambda: pretrained(transformers.AutoConfig, where))
+        kinds = [kind for kind in config.architectures or () if isinstance(kind, str)]
+        if hasattr(config, "vision_config") and "ForConditionalGeneration" in str(kinds):
+            raise _language_model(what)
+        own = any("ForImageClassification" in kind for kind in kinds)
+        dual = hasattr(config, "text_config") and hasattr(config, "vision_config") and not own
+        timm = config.model_type == "timm_wrapper"  # its config says more than a processor
+        ends = [end for kind in kinds for end in (kind, f"For{kind.rpartition('For')[2]}")]
+        task = next((end for end in ends if end in TASKS), "")
+        classifies = (timm or own or labels is not None) and not dual
+        plain = "AutoModelForImageClassification" if classifies else "AutoModel"
+        loader = getattr(transformers, TASKS.get(task, plain))
+        if weights == "random":
+            module = loader.from_config(config, trust_remote_code=False)
+        else:
+            module = fetched(what, lambda: pretrained_model(loader, where, labels=labels))
+        if module.dtype in (torch.float16, torch.bfloat16):
+            module = module.float()  # `load` narrows it again where dtype= asks for it
+        rows = bool(task) and task != "ForVideoClassification"
+        options = {} if timm else _processor(what, where, size, rows=rows)
+        if dual or task.startswith("GroundingDino"):
+            tokenizer = transformers.AutoTokenizer
+            options["tokenizer"] = fetched(what, lambda: pretrained(tokenizer, where))
+    return Source(module, options)
+
+
+def _processor(
+    what: str, where: str, size: tuple[int, int] | None, *, rows: bool
+) -> dict[str, Any]:
+    """The preprocessing beside a model; where there is none, `wrap` asks for it."""
+    card = Path(where) / "preprocessor_config.json"
+    if card.is_file():
+        config = read_json(card)
+    elif Path(where).is_dir():
+        return {"size": size}
+    else:
+        from transformers import AutoImageProcessor
+
+        try:
+            config = fetched(what, lambda: pretrained(AutoImageProcessor, where)).to_dict()
+        except DataMissing:
+            return {"size": size}
+    steps = preprocess_from_processor({**config, **(one_frame(config) if rows else {})})
+    return {"preprocess": steps, "size": size}
+
+
+def _adapter(folder: Path, base: str | None, size: tuple[int, int] | None) -> Source:
+    """A base model with the adapter of a PEFT folder merged into it. `base` is timm:NAME or
+    hf:NAME; without it, the folder names a model of transformers."""
+    try:
+        import peft
+    except ImportError:
+        raise MissingExtra("peft", "adapters") from None
+    named = read_json(folder / ADAPTER).get("base_model_name_or_path")
+    if base is None and not named:
+        remedy = f"name it: --model timm:NAME (or hf:NAME) --weights {folder}"
+        raise DataMissing(str(folder), "the adapter does not name its base model", remedy)
+    files = (folder / name for name in ("adapter_model.safetensors", "adapter_model.bin"))
+    adapter = read_checkpoint(next(filter(Path.is_file, files), folder))
+    library, _, name = (base or f"hf:{named}").partition(":")
+    if library == "timm":
+        source = _timm(name, None, size)
+        count = adapter.class_count(("head.weight", "head.modules_to_save.weight"))
+        if count and count["num_classes"] != source.module.num_classes:
+            cast(Any, source.module).reset_classifier(count["num_classes"])
+            source.wrap_options["classes"] = ()
+            source.origin["options"] |= count
+    elif library == "hf":
+        count = adapter.class_count(("classifier.weight", "classifier.modules_to_save.weight"))
+        source = _transformers(name, None, size, labels=count.get("num_classes"))
+    else:
+        raise BadOption("model", base, "timm:NAME or hf:NAME, which an adapter can be merged into")
+    with reading(folder, writer="PEFT"):
+        adapted = peft.PeftModel.from_pretrained(source.module, str(folder))
+        source.module = adapted.merge_and_unload()
+    return source
+
+
+# ---------------------------------------------------------------- checkpoints of trainings
+
+# where a file keeps its weights; averages first, as timm's own loader takes them
+AVERAGES = ("state_dict_ema", "model_ema", "ema_state_dict", "ema_model", "ema")
+PLACES = (*AVERAGES, "state_dict", "model_state_dict", "model", "net", "module", "weights")
+RECORDS = ("meta", "hyper_parameters", "hparams", "config", "args", "datamodule_hyper_parameters")
+NAMES = (
+    *("classes", "class_names", "label_names", "labels", "categories"),
+    *("idx_to_class", "id2label", "class_to_idx", "label2id"),
+)
+LOSSES = ("criterion", "loss", "optim", "metric")  # how parts begin that no prediction needs
+
+
+class _Inert:
+    """Stands for a class in a file that is no tensor: an ordered dictionary, which torch's reader
+    fills with the object's items and attributes, and which does nothing."""
+
+    def __new__(cls, *args: Any, **options: Any) -> Any:
+        return OrderedDict()
+
+
+class _Nothing:
+    """Stands for numpy's arrays and scalars, whose state is no dictionary."""
+
+    def __init__(self, *args: Any):
+        pass
+
+    def __setstate__(self, state: Any) -> None:
+        pass
+
+
+@dataclass(frozen=True, eq=False)
+class Checkpoint:
+    """Named weights, and the class names and timm architecture that a file may name."""
+
+    state: dict[str, Tensor]
+    classes: tuple[str, ...] = ()
+    architecture: str = ""
+
+    def names_for(self, count: int) -> tuple[str, ...]:
+        """Class names, if there are as many as the model has classes."""
+        return self.classes if len(self.classes) == count else ()
+
+    def class_count(self, heads: Sequence[str]) -> dict[str, int]:
+        """Rows of the classifier, whose weight is called like one of `heads`, as the option
+        `num_classes`."""
+        for head in heads:
+            named = [name for name in self.state if f".{name}".endswith(f".{head}")]
+            if named:
+                return {"num_classes": len(self.state[min(named, key=len)])}
+        return {}
+
+
+def chosen_checkpoint(weights: str | Path | None) -> Checkpoint | None:
+    """The checkpoint that an option `weights` names; None for pretrained and random weights."""
+    return None if weights in (None, "random") else read_checkpoint(Path(str(weights)))
+
+
+def read_checkpoint(path: Path) -> Checkpoint:
+    """A safetensors file or a torch file of weights, or the one in a folder."""
+    whole = (path / name for name in ("model.safetensors", "pytorch_model.bin"))
+    path = next(filter(Path.is_file, whole), path)
+    if not path.is_file():
+        reason = "no model.safetensors there" if path.is_dir() else "the file does not exist"
+        raise DataMissing(str(path), reason, "give the path of a .safetensors or torch file")
+    with reading(path, writer="the training"):
+        if path.suffix == ".safetensors":
+            content = _safetensors(path)
+        else:
+            content = _torch_file(path)
+        state = _weights_in(content) if isinstance(content, dict) else {}
+    if not state:
+        keys = ", ".join(map(str, [*content][:8])) if isinstance(content, dict) else "none"
+        reason = f"it holds a {type(content).__name__} without named weights (keys: {keys})"
+        raise DataMissing(str(path), reason, "save torch.save(model.state_dict(), PATH)")
+    averages = [place for place in AVERAGES if place in content]
+    if averages and any(place in content for place in PLACES[len(AVERAGES) :]):
+        log.warning("%s: the averaged weights (%s) are taken", path.name, averages[0])
+    architecture = content.get("arch")
+    return Checkpoint(
+        {name.replace("_orig_mod.", ""): tensor for name, tensor in state.items()},
+        _names_in(content),
+        architecture if isinstance(architecture, str) else "",
+    )
+
+
+def _safetensors(path: Path) -> dict[str, Any]:
+    with safe_open(path, framework="pt") as file:
+        notes = file.metadata() or {}
+        state = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  no iterator
+    content: dict[str, Any] = {"state_dict": state}
+    for key in notes.keys() & set(NAMES):
+        try:
+            content[key] = json.loads(notes[key])
+        except ValueError:
+            continue
+    return content
+
+
+def _torch_file(path: Path) -> Any:
+    """`torch.load(weights_only=True)`, in which classes of trainings are inert."""
+    # files older than torch 1.6 are no archives, and may hold tensors only
+    foreign = (
+        torch.serialization.get_unsafe_globals_in_checkpoint(path)
+        if zipfile.is_zipfile(path)
+        else ()
+    )
+    inert = [(_Nothing if name.startswith("numpy") else _Inert, name) for name in foreign]
+    with torch.serialization.safe_globals(cast(Any, inert)):
+        return torch.load(path, map_location="cpu", weights_only=True)
+
+
+def _weights_in(content: Mapping[Any, Any], depth: int = 3) -> dict[str, Tensor]:
+    """The state dict inside of what a training saved."""
+    for place in PLACES if depth else ():
+        inner = content.get(place)
+        if isinstance(inner, Mapping):
+            state = _weights_in(inner, depth - 1)
+            if state:
+                return state
+    return {str(name): value for name, value in content.items() if isinstance(value, Tensor)}
+
+
+def _names_in(content: Mapping[Any, Any]) -> tuple[str, ...]:
+    """Class names in a file or in a record inside of it; empty where there are none."""
+    records = [content, *(content.get(record) for record in RECORDS)]
+    for record in records:
+        if isinstance(record, Mapping):
+            entries = {**record, **getattr(record, "__dict__", {})}  # attributes of an `_Inert`
+            for names in map(class_list, map(entries.get, NAMES)):
+                if names:
+                    return names
+    return ()
+
+
+def fill(
+    module: nn.Module, state: Mapping[str, Tensor], source: str, *, resized: bool = False
+) -> None:
+    """Load weights into a module, or raise `DataMissing` with what does not fit.
+
+    A prefix that a wrapper put in front of all names is removed (`module.`, `model.`,
+    `backbone.`), and a head beside the backbone is found.
+
+    Args:
+        module: The module to fill.
+        state: Named weights.
+        source: The file, for errors.
+        resized: Whether a timm module was built for another size, so that the positions of the
+            checkpoint are interpolated.
+    """
+    own = module.state_dict()
+    prefix, copies = _prefixes(state, own, source)
+    fitting = {name[len(prefix) :]: v for name, v in state.items() if name.startswith(prefix)}
+    beside = [name for name in state if not name.startswith(prefix)]
+    head = _head_beside(fitting, beside, state, own)
+    if head:
+        fitting |= head
+        beside = [name for name in beside if not any(state[name] is v for v in head.values())]
+    if resized and "pos_embed" in fitting:
+        fitting["pos_embed"] = _interpolated(module, fitting["pos_embed"])
+    shaped = [name for name in fitting if name in own and own[name].shape != fitting[name].shape]
+    problems = {
+        "are missing": [name for name in own if name not in fitting],
+        "have another shape": [
+            f"{n} {list(fitting[n].shape)}, not {list(own[n].shape)}" for n in shaped
+        ],
+        "are not of it": [name for name in fitting if name not in own],
+        "beside the model may be its head": _heads_in(
+            [n for n in beside if not any(n.removeprefix(c) in own for c in copies if c)],
+            state,
+            own,
+        ),
+    }
+    if any(problems.values()):
+        listed = (f"{len(n)} weights {what} ({_few(n)})" for what, n in problems.items() if n)
+        remedy = "give the weights of this architecture"
+        if any("pos_embed" in name for name in shaped):
+            remedy += ", or the size they are for: size= (--size)"
+        reason = f"the file does not fit {type(module).__name__}: {'; '.join(listed)}"
+        raise DataMissing(source, reason, remedy)
+    if beside:
+        unused = (source, len(beside), _few(beside))
+        log.warning("%s: %d weights beside the model are not used (%s)", *unused)
+    module.load_state_dict(fitting)
+
+
+def _few(names: Sequence[str]) -> str:
+    return ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
+
+
+def _prefixes(
+    state: Mapping[str, Tensor], own: Mapping[str, Tensor], source: str
+) -> tuple[str, list[str]]:
+    """The prefix below which a checkpoint holds most names of the module (averages before others),
+    and all prefixes below which it holds at least half of them."""
+    counts = {"": 0}
+    for name in state:
+        parts = name.split(".")
+        for level in range(len(parts)):
+            if ".".join(parts[level:]) in own:
+                prefix = "".join(f"{part}." for part in parts[:level])
+                counts[prefix] = counts.get(prefix, 0) + 1
+    best = max(counts, key=lambda prefix: (counts[prefix], "ema" in prefix, -len(prefix)))
+    whole = [prefix for prefix, count in counts.items() if 2 * count >= len(own)]
+    tied = [p for p in whole if (counts[p], "ema" in p) == (counts[best], "ema" in best)]
+    if len(tied) > 1:
+        listed = " and ".join(f"{prefix}*" for prefix in tied)
+        raise DataMissing(source, f"it holds several models: {listed}", "save one of them alone")
+    return best, whole
+
+
+def _head_beside(
+    fitting: Mapping[str, Tensor],
+    beside: Sequence[str],
+    state: Mapping[str, Tensor],
+    own: Mapping[str, Tensor],
+) -> dict[str, Tensor]:
+    """The classifier of a `Wrapper(backbone, head)`: the one layer beside the backbone with the
+    shapes of the only layer that the backbone lacks."""
+    absent = [name for name in own if name not in fitting]
+    layers = {name.rpartition(".")[0] for name in absent}
+    if len(layers) != 1:
+        return {}
+    (layer,) = layers
+    found = []
+    for candidate in dict.fromkeys(name.rpartition(".")[0] for name in beside):
+        names = {name: f"{candidate}{name[len(layer) :]}" for name in absent}
+        if all(n in state and state[n].shape == own[name].shape for name, n in names.items()):
+            found.append({name: state[n] for name, n in names.items()})
+    return found[0] if len(found) == 1 else {}
+
+
+def _heads_in(
+    beside: Sequence[str], state: Mapping[str, Tensor], own: Mapping[str, Tensor]
+) -> list[str]:
+    """Weights beside the model that read as many features as its classifier, so that they may be
+    the head which really predicts."""
+    flat = [weight for name, weight in own.items() if weight.ndim == 2 and "weight" in name]
+    return [
+        f"{name} {list(state[name].shape)}"
+        for name in beside
+        if flat and state[name].ndim == 2 and state[name].shape[1] == flat[-1].shape[1]
+        if not any(part.startswith(LOSSES) for part in name.split("."))
+    ]
+
+
+def _interpolated(module: Any, positions: Tensor) -> Tensor:
+    from timm.layers import resample_abs_pos_embed
+
+    prefix = 0 if getattr(module, "no_embed_class", False) else module.num_prefix_tokens
+    grid = list(module.patch_embed.grid_size)
+    if positions.shape[1] == grid[0] * grid[1] + prefix:
+        return positions
+    return resample_abs_pos_embed(positions, new_size=grid, num_prefix_tokens=prefix)
+
+
+# ---------------------------------------------------------------- class names
+
+# what callers name classes by; one text is the path of a file
+ClassNames = Sequence[str] | Mapping[int, str] | Mapping[str, int] | str | Path
+
+
+def class_list(value: Any) -> tuple[str, ...]:
+    """Names in the order of their indices, from a list or from a mapping either way; empty for
+    anything else."""
+    if isinstance(value, Mapping):
+        pairs = list(value.items())
+        if pairs and all(isinstance(name, int) for _, name in pairs):
+            pairs = [(name, key) for key, name in pairs]
+        try:
+            by_index = {int(index): name for index, name in pairs}
+        except (TypeError, ValueError):
+            return ()
+        value = [by_index.get(index) for index in range(len(by_index))]
+    if not isinstance(value, list | tuple) or not all(isinstance(name, str) for name in value):
+        return ()
+    return tuple(value)
+
+
+def class_names_of(classes: ClassNames | None) -> tuple[str, ...] | None:
+    """Names in the order of the outputs, from the option `classes`."""
+    if classes is None:
+        return None
+    if isinstance(classes, str | Path):
+        return read_class_names(classes)
+    given = classes if isinstance(classes, Mapping) else list(classes)
+    names = class_list(given)
+    if len(names) != len(given):
+        expected = "names in the order of the outputs, {index: name}, or a file of them"
+        raise BadOption("classes", classes, expected)
+    return names
+
+
+def read_class_names(path: str | Path) -> tuple[str, ...]:
+    """Names in a file: one a line, or a JSON list or mapping (index to name, or name to index)."""
+    names: tuple[str, ...] = ()
+    with reading(Path(path), writer="a text editor"):
+        text = Path(path).read_text(encoding="utf-8-sig")
+        if text.lstrip().startswith(("[", "{")):
+            names = class_list(json.loads(text))
+        else:
+            names = tuple(line.strip() for line in text.splitlines() if line.strip())
+    if not names:
+        remedy = "give a list, or a file with one name a line or a JSON list"
+        raise DataMissing(str(path), "it holds no class names", remedy)
+    return names
