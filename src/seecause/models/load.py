@@ -576,10 +576,7 @@ def read_checkpoint(path: Path) -> Checkpoint:
         reason = "no model.safetensors there" if path.is_dir() else "the file does not exist"
         raise DataMissing(str(path), reason, "give the path of a .safetensors or torch file")
     with reading(path, writer="the training"):
-        if path.suffix == ".safetensors":
-            content = _safetensors(path)
-        else:
-            content = _torch_file(path)
+        content = _safetensors(path) if path.suffix == ".safetensors" else _torch_file(path)
         state = _weights_in(content) if isinstance(content, dict) else {}
     if not state:
         keys = ", ".join(map(str, [*content][:8])) if isinstance(content, dict) else "none"
@@ -650,8 +647,7 @@ def fill(
 ) -> None:
     """Load weights into a module, or raise `DataMissing` with what does not fit.
 
-    A prefix that a wrapper put in front of all names is removed (`module.`, `model.`,
-    `backbone.`), and a head beside the backbone is found.
+    A prefix that a wrapper put in front of all names is removed (`module.`, `model.`).
 
     Args:
         module: The module to fill.
@@ -661,13 +657,9 @@ def fill(
             checkpoint are interpolated.
     """
     own = module.state_dict()
-    prefix, copies = _prefixes(state, own, source)
+    prefix = _best_prefix(state, own, source)
     fitting = {name[len(prefix) :]: v for name, v in state.items() if name.startswith(prefix)}
     beside = [name for name in state if not name.startswith(prefix)]
-    head = _head_beside(fitting, beside, state, own)
-    if head:
-        fitting |= head
-        beside = [name for name in beside if not any(state[name] is v for v in head.values())]
     if resized and "pos_embed" in fitting:
         fitting["pos_embed"] = _interpolated(module, fitting["pos_embed"])
     shaped = [name for name in fitting if name in own and own[name].shape != fitting[name].shape]
@@ -676,12 +668,10 @@ def fill(
         "have another shape": [
             f"{n} {list(fitting[n].shape)}, not {list(own[n].shape)}" for n in shaped
         ],
-        "are not of it": [name for name in fitting if name not in own],
-        "beside the model may be its head": _heads_in(
-            [n for n in beside if not any(n.removeprefix(c) in own for c in copies if c)],
-            state,
-            own,
-        ),
+        "are not of it": [
+            *(name for name in fitting if name not in own),
+            *(name for name in beside if not _is_needless(name, own)),
+        ],
     }
     if any(problems.values()):
         listed = (f"{len(n)} weights {what} ({_few(n)})" for what, n in problems.items() if n)
@@ -700,11 +690,9 @@ def _few(names: Sequence[str]) -> str:
     return ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
 
 
-def _prefixes(
-    state: Mapping[str, Tensor], own: Mapping[str, Tensor], source: str
-) -> tuple[str, list[str]]:
-    """The prefix below which a checkpoint holds most names of the module (averages before others),
-    and all prefixes below which it holds at least half of them."""
+def _best_prefix(state: Mapping[str, Tensor], own: Mapping[str, Tensor], source: str) -> str:
+    """The prefix below which a checkpoint holds most names of the module; averages before others.
+    Two whole models that nothing tells apart are refused."""
     counts = {"": 0}
     for name in state:
         parts = name.split(".")
@@ -712,48 +700,21 @@ def _prefixes(
             if ".".join(parts[level:]) in own:
                 prefix = "".join(f"{part}." for part in parts[:level])
                 counts[prefix] = counts.get(prefix, 0) + 1
-    best = max(counts, key=lambda prefix: (counts[prefix], "ema" in prefix, -len(prefix)))
-    whole = [prefix for prefix, count in counts.items() if 2 * count >= len(own)]
-    tied = [p for p in whole if (counts[p], "ema" in p) == (counts[best], "ema" in best)]
-    if len(tied) > 1:
+    ranks = {prefix: (count, "ema" in prefix) for prefix, count in counts.items()}
+    best = max(ranks, key=lambda prefix: (ranks[prefix], -len(prefix)))
+    tied = [prefix for prefix, rank in ranks.items() if rank == ranks[best]]
+    if len(tied) > 1 and 2 * counts[best] >= len(own):
         listed = " and ".join(f"{prefix}*" for prefix in tied)
         raise DataMissing(source, f"it holds several models: {listed}", "save one of them alone")
-    return best, whole
+    return best
 
 
-def _head_beside(
-    fitting: Mapping[str, Tensor],
-    beside: Sequence[str],
-    state: Mapping[str, Tensor],
-    own: Mapping[str, Tensor],
-) -> dict[str, Tensor]:
-    """The classifier of a `Wrapper(backbone, head)`: the one layer beside the backbone with the
-    shapes of the only layer that the backbone lacks."""
-    absent = [name for name in own if name not in fitting]
-    layers = {name.rpartition(".")[0] for name in absent}
-    if len(layers) != 1:
-        return {}
-    (layer,) = layers
-    found = []
-    for candidate in dict.fromkeys(name.rpartition(".")[0] for name in beside):
-        names = {name: f"{candidate}{name[len(layer) :]}" for name in absent}
-        if all(n in state and state[n].shape == own[name].shape for name, n in names.items()):
-            found.append({name: state[n] for name, n in names.items()})
-    return found[0] if len(found) == 1 else {}
-
-
-def _heads_in(
-    beside: Sequence[str], state: Mapping[str, Tensor], own: Mapping[str, Tensor]
-) -> list[str]:
-    """Weights beside the model that read as many features as its classifier, so that they may be
-    the head which really predicts."""
-    flat = [weight for name, weight in own.items() if weight.ndim == 2 and "weight" in name]
-    return [
-        f"{name} {list(state[name].shape)}"
-        for name in beside
-        if flat and state[name].ndim == 2 and state[name].shape[1] == flat[-1].shape[1]
-        if not any(part.startswith(LOSSES) for part in name.split("."))
-    ]
+def _is_needless(name: str, own: Mapping[str, Tensor]) -> bool:
+    """Whether a weight beside the model belongs to a loss, or to another version of the model, such
+    as the one before averaging."""
+    parts = name.split(".")
+    copied = any(".".join(parts[level:]) in own for level in range(1, len(parts)))
+    return copied or any(part.startswith(LOSSES) for part in parts)
 
 
 def _interpolated(module: Any, positions: Tensor) -> Tensor:
