@@ -277,19 +277,19 @@ def test_an_audit_is_read_and_a_remedy_gives_a_checkpoint(visit, state, sessions
     assert [low, high] == pytest.approx(answer["interval"])
     assert page.locator(".audit-result .tile").count() == 2 * repair.TILES
     page.get_by_role("button", name="Try it").click()
-    page.locator(".mend-result [data-row=flips] td").first.wait_for()
-    cells = page.locator(".mend-result [data-row=flips] td").all_text_contents()
+    page.locator(".repair-result [data-row=flips] td").first.wait_for()
+    cells = page.locator(".repair-result [data-row=flips] td").all_text_contents()
     before, after = map(float, cells)
     assert after < before
     with page.expect_download() as waiting:
         page.get_by_role("button", name="Download the checkpoint").click()
-    assert waiting.value.suggested_filename == "critters-biased-mended-by-directions.zip"
+    assert waiting.value.suggested_filename == "critters-biased-repaired-by-directions.zip"
     page.get_by_label("how many pictures").fill("32")  # going back computes nothing
     page.get_by_label("how many pictures").blur()
     page.get_by_text("Press Audit").wait_for()
     page.get_by_label("how many pictures").fill("16")
     page.get_by_label("how many pictures").blur()
-    page.locator(".mend-result [data-row=flips]").wait_for()
+    page.locator(".repair-result [data-row=flips]").wait_for()
 
 
 def test_a_cancelled_audit_can_be_run_again(visit):

@@ -40,10 +40,10 @@ LINKS = {
         "heads.off=4.8.43",
     ),
     "repair": (
-        "model=critters-biased&repair.data=critters%3Acertified%3Atrain&repair.eye=critters-vit"
+        "model=critters-biased&repair.data=critters%3Acertified%3Atrain&repair.masks=critters-vit"
         "&repair.limit=16&repair.learn=critters%3Acertified%3Atrain",
         lambda page: page.get_by_label("objects are found by").select_option("own"),
-        "repair.eye=own",
+        "repair.masks=own",
     ),
     "parts": (
         "model=critters-ifam&parts.picture=s5&parts.out=1-2&parts.trusted=0.9",

@@ -11,7 +11,7 @@ import pytest
 import seecause as sc
 from seecause.app.jobs import Job
 from seecause.app.panels import repair
-from seecause.app.panels.repair import Mend, OnData
+from seecause.app.panels.repair import OnData, RepairRequest
 from seecause.app.public_names import named_data
 from seecause.app.state import ActionContext, ServerState
 from seecause.data.images import to_pil
@@ -19,7 +19,7 @@ from seecause.errors import BadOption
 
 TEST, TRAIN = "critters:certified:test", "critters:certified:train"
 ON = {"model": "critters-biased", "data": TEST, "limit": 16}
-FORCED = Mend(**ON, learn=TRAIN, remedy="directions", force=True)
+FORCED = RepairRequest(**ON, learn=TRAIN, remedy="directions", force=True)
 
 
 @pytest.fixture
@@ -34,13 +34,13 @@ def pictures(name):
 
 
 @pytest.mark.parametrize(
-    "eye",
-    ["data", *(pytest.param(eye, marks=pytest.mark.slow) for eye in ("critters-vit", "own"))],
+    "source",
+    ["data", *(pytest.param(source, marks=pytest.mark.slow) for source in ("critters-vit", "own"))],
 )
-def test_an_audit_has_the_numbers_of_sc_audit(context, eye):
-    answer = repair.audit(context, OnData(**ON, eye=eye))
-    given = {"data": None, "critters-vit": "builtin:critters-vit", "own": "own"}[eye]
-    result = sc.audit(sc.load("builtin:critters-biased"), pictures(TEST), eye=given)
+def test_an_audit_has_the_numbers_of_sc_audit(context, source):
+    answer = repair.audit(context, OnData(**ON, masks=source))
+    given = {"data": None, "critters-vit": "builtin:critters-vit", "own": "own"}[source]
+    result = sc.audit(sc.load("builtin:critters-biased"), pictures(TEST), masks=given)
     assert answer["verdict"] == result.verdict
     assert (answer["flips"], answer["control"]) == (result.flips, result.control_flips)
     assert tuple(answer["interval"]) == result.interval
@@ -52,7 +52,7 @@ def test_tiles_show_the_answers_to_object_and_transplant(context):
     answer = repair.audit(context, OnData(**ON))
     result = sc.audit(context.model, pictures(TEST))
     for tile, (place, version) in zip(answer["worst"], result.worst(repair.TILES), strict=True):
-        assert tile["picture"] == result.pictures.ids[place]
+        assert tile["picture"] == result.data.ids[place]
         rows = (result.judged.logits.plain[place], result.judged.logits.moved[version])
         names = [context.model.class_name(int(row.argmax())) for row in rows]
         assert [each["name"] for each in tile["answers"][0]] == names
@@ -63,7 +63,7 @@ def test_tiles_show_the_answers_to_object_and_transplant(context):
 
 @pytest.mark.slow
 def test_a_repair_has_the_numbers_of_sc_repair_and_gives_a_checkpoint(context, tmp_path):
-    answer = repair.mend(context, FORCED)
+    answer = repair.run_repair(context, FORCED)
     result = sc.repair(
         sc.load("builtin:critters-biased"), pictures(TRAIN), test=pictures(TEST),
         remedies=("directions",), force=True,
@@ -74,24 +74,24 @@ def test_a_repair_has_the_numbers_of_sc_repair_and_gives_a_checkpoint(context, t
     assert {row["name"]: row["after"] for row in answer["rows"]} == pytest.approx(after)
     packed = repair.export(context, FORCED)
     name, path = context.session.files[packed["file"]]
-    assert name == "critters-biased-mended-by-directions.zip"
-    zipfile.ZipFile(path).extractall(tmp_path / "mended")
+    assert name == "critters-biased-repaired-by-directions.zip"
+    zipfile.ZipFile(path).extractall(tmp_path / "repaired")
     images = context.image("s9")
-    loaded, mended = sc.load(str(tmp_path / "mended"))(images), result.model(images)
-    assert loaded.flatten().tolist() == pytest.approx(mended.flatten().tolist(), abs=1e-4)
+    loaded, repaired = sc.load(str(tmp_path / "repaired"))(images), result.model(images)
+    assert loaded.flatten().tolist() == pytest.approx(repaired.flatten().tolist(), abs=1e-4)
     assert loaded.sub(context.model(images)).abs().max() > 0.01
 
 
 def test_what_was_computed_is_not_computed_again(context, monkeypatch):
-    before = repair.audit(context, OnData(**ON)), repair.mend(context, FORCED)
+    before = repair.audit(context, OnData(**ON)), repair.run_repair(context, FORCED)
     monkeypatch.setattr(repair, "audit_background", None)
     monkeypatch.setattr(repair, "repair", None)
-    assert (repair.audit(context, OnData(**ON)), repair.mend(context, FORCED)) == before
+    assert (repair.audit(context, OnData(**ON)), repair.run_repair(context, FORCED)) == before
 
 
 def test_doing_nothing_is_a_remedy_without_a_checkpoint(context):
-    request = Mend(**ON, learn=TRAIN, remedy="nothing")
-    answer = repair.mend(context, request)
+    request = RepairRequest(**ON, learn=TRAIN, remedy="nothing")
+    answer = repair.run_repair(context, request)
     assert not answer["taken"]
     assert all(row["value"] == row["after"] for row in answer["rows"])
     with pytest.raises(BadOption, match="nothing was changed"):
@@ -110,8 +110,8 @@ def test_remedies_are_those_that_fit_the_model_and_the_data(context):
     [
         {"data": "folder:/etc"},
         {"data": "critters:clean:test"},
-        {"eye": "timm:resnet50"},
-        {"eye": "critters-ifam"},
+        {"masks": "timm:resnet50"},
+        {"masks": "critters-ifam"},
     ],
 )
 def test_only_what_the_server_was_started_with_can_be_named(context, wrong):
@@ -157,14 +157,18 @@ def test_a_cancelled_audit_frees_the_queue(context):
     [
         ({}, "sc.repair(model, learn, test=data, remedies=('last-layer',))", "--test"),
         ({"learn": TEST}, "sc.repair(model, learn, remedies=('last-layer',))", "--data"),
-        ({"eye": "critters-vit"}, "eye='builtin:critters-vit'", "--eye builtin:critters-vit"),
-        ({"eye": "critters-biased"}, "eye='own'", "--eye own"),
+        (
+            {"masks": "critters-vit"},
+            "masks='builtin:critters-vit'",
+            "--masks-from builtin:critters-vit",
+        ),
+        ({"masks": "critters-biased"}, "masks='own'", "--masks-from own"),
         ({"remedy": "dfr"}, "groups=True", "--groups"),
         ({"force": True}, "force=True", "--force"),
     ],
 )
 def test_copies_name_the_settings(context, changes, python, command):
-    copied = repair.copy(context, Mend(**{**ON, "learn": TRAIN, **changes}))
+    copied = repair.copy(context, RepairRequest(**{**ON, "learn": TRAIN, **changes}))
     assert python in copied["python"] and command in copied["command"]
     compile(copied["python"], "copied", "exec")
 
@@ -176,7 +180,7 @@ def test_the_copied_python_gives_the_same_answer(context, capsys, tmp_path, monk
     first, sentence = capsys.readouterr().out.splitlines()
     answer = repair.audit(context, OnData(**ON))
     assert first.startswith(f"{answer['verdict']} {answer['flips']} {answer['control']}")
-    assert sentence == repair.mend(context, FORCED)["sentence"]
+    assert sentence == repair.run_repair(context, FORCED)["sentence"]
 
 
 def test_pictures_that_cannot_be_read_are_named_without_folders_of_this_machine(
@@ -188,7 +192,7 @@ def test_pictures_that_cannot_be_read_are_named_without_folders_of_this_machine(
     context = ActionContext(
         opened, sessions.open(), state.models["critters-biased"], lambda *_: None
     )
-    request = {"model": "critters-biased", "data": "folder:pictures", "limit": 40, "eye": "own"}
+    request = {"model": "critters-biased", "data": "folder:pictures", "limit": 40, "masks": "own"}
     answer = repair.audit(context, OnData(**request))
     (hole,) = answer["left_out"]
     assert hole["name"] == bad and bad.rpartition("/")[2] in hole["reason"]

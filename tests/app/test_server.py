@@ -215,7 +215,7 @@ def bad_requests(count, seed=0):
     ]  # fmt: skip
     fields = ["model", "picture", "patches", "method", "target", "blank", "tail", "first", "last"]
     fields += ["methods", "one", "other", "extra", "__proto__", "a", "b", "down", "off", "operator"]
-    fields += ["data", "eye", "limit", "remedy", "out", "trusted", "question", "blind", "run"]
+    fields += ["data", "masks", "limit", "remedy", "out", "trusted", "question", "blind", "run"]
     for _ in range(count):
         request = {**ON, **{draw.choice(fields): draw.choice(values) for _ in range(3)}}
         body = json.dumps(request).encode()

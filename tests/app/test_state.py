@@ -181,7 +181,7 @@ def test_the_checkpoint_is_named_in_the_copied_audit():
     context = ActionContext(
         state, Sessions().open(), state.models["toy"], lambda share, words="": None
     )
-    texts = repair.copy(context, repair.Mend(model="toy", data="folder:mine"))
+    texts = repair.copy(context, repair.RepairRequest(model="toy", data="folder:mine"))
     assert "sc.load('mine:toy', weights='w.pt')" in texts["python"]
     assert [line.count("--weights w.pt") for line in texts["command"].splitlines()] == [1, 1]
     assert "secret" not in str(texts)

@@ -1,4 +1,4 @@
-"""Audit and repair: does the model answer from the background, and can that be mended?
+"""Audit and repair: does the model predict from the background, and can that be repaired?
 
 Objects are put on backgrounds of other pictures (`sc.audit`); answers that change are counted,
 beside those that cutting alone changes. A remedy learns from such pictures (`sc.repair`) and is
@@ -53,19 +53,19 @@ TILES = 6  # transplants on the sheet, and worst pictures
 TILE_SIDE = 144
 MOST_PICTURES = 512
 AUDITS, REPAIRS = 16, 2  # results that are kept for each model
-GIVEN, OWN = "data", "own"  # eyes that are no served model
+GIVEN, OWN = "data", "own"  # sources of object masks that are no served model
 
 
 class OnData(OnModel):
-    """`eye`: what finds the objects: what the data brings ("data"), the model's own maps ("own"),
+    """`masks`: the source of object masks: those of the dataset ("data"), the model's own maps ("own"),
     or another served model."""
 
     data: Name
-    eye: Name = GIVEN
+    masks: Name = GIVEN
     limit: Annotated[int, Field(ge=8, le=MOST_PICTURES)] = 64
 
 
-class Mend(OnData):
+class RepairRequest(OnData):
     """`learn`: data that the remedy learns from, and `data` what is reported on; where both are the
     same (None), a fifth of it. `force`: take the remedy also where it is not better."""
 
@@ -74,24 +74,24 @@ class Mend(OnData):
     force: bool = False
 
     @property
-    def lesson(self) -> str:
+    def training(self) -> str:
         return self.learn or self.data
 
     @property
     def held_out(self) -> bool:
-        return self.lesson != self.data
+        return self.training != self.data
 
 
 def audit(context: ActionContext, request: OnData) -> Reply:
     """The verdict, how many answers flip, and pictures of it."""
-    key = (request.data, request.eye, request.limit)
+    key = (request.data, request.masks, request.limit)
     return _recent(context, "audits", AUDITS).get_or_make(key, lambda: _audited(context, request))
 
 
 def _audited(context: ActionContext, request: OnData) -> Reply:
     model, pictures = read(context, request.data, request.limit)
     result = audit_background(
-        model, pictures, masks=_eye(context, request), progress=telling(context)
+        model, pictures, masks=_mask_source(context, request), progress=telling(context)
     )
     (low, high), numbers = result.interval, result.numbers()
     return {
@@ -112,31 +112,38 @@ def _audited(context: ActionContext, request: OnData) -> Reply:
     }
 
 
-def mend(context: ActionContext, request: Mend) -> Reply:
+def run_repair(context: ActionContext, request: RepairRequest) -> Reply:
     """What the remedy does to pictures that it has not learned from."""
     return _repaired(context, request)[1]
 
 
-def export(context: ActionContext, request: Mend) -> Reply:
-    """The mended model as a zip file: a native checkpoint, its card, and a page."""
+def export(context: ActionContext, request: RepairRequest) -> Reply:
+    """The repaired model as a zip file: a native checkpoint, its card, and a page."""
     result, answer = _repaired(context, request)
     if not answer["taken"]:
         raise BadOption("remedy", request.remedy, "one that was taken: nothing was changed")
     context.progress(0.3, "writing the checkpoint")
-    return offered(context, f"{context.served.key}-mended-by-{request.remedy}.zip", result.export)
+    return offered(context, f"{context.served.key}-repaired-by-{request.remedy}.zip", result.export)
 
 
-def _repaired(context: ActionContext, request: Mend) -> tuple[Repair, Reply]:
-    key = (request.data, request.eye, request.limit, request.lesson, request.remedy, request.force)
+def _repaired(context: ActionContext, request: RepairRequest) -> tuple[Repair, Reply]:
+    key = (
+        request.data,
+        request.masks,
+        request.limit,
+        request.training,
+        request.remedy,
+        request.force,
+    )
     return _recent(context, "repairs", REPAIRS).get_or_make(key, lambda: _repair(context, request))
 
 
-def _repair(context: ActionContext, request: Mend) -> tuple[Repair, Reply]:
+def _repair(context: ActionContext, request: RepairRequest) -> tuple[Repair, Reply]:
     model, remedy = context.transformer, _remedy(request.remedy)
     result = repair(
         model,
-        read(context, request.lesson, request.limit, merge=False)[1],
-        masks=_eye(context, request),
+        read(context, request.training, request.limit, merge=False)[1],
+        masks=_mask_source(context, request),
         test=read(context, request.data, request.limit, merge=False)[1]
         if request.held_out
         else None,
@@ -224,16 +231,16 @@ def telling(context: ActionContext) -> Progress:
     return progress
 
 
-def _eye(context: ActionContext, request: OnData) -> ImageModel | str | None:
+def _mask_source(context: ActionContext, request: OnData) -> ImageModel | str | None:
     """What `sc.audit` takes. Another model's own jobs may switch its heads meanwhile, so it is a
     view of its own."""
-    if request.eye == GIVEN:
+    if request.masks == GIVEN:
         return None
-    if request.eye in (OWN, context.served.key):
+    if request.masks in (OWN, context.served.key):
         return OWN
-    other = context.state.served(request.eye)
+    other = context.state.served(request.masks)
     if other.kind != "classifier" or not isinstance(other.view, VisionModel):
-        raise BadOption("eye", request.eye, "a vision transformer that is served")
+        raise BadOption("masks", request.masks, "a vision transformer that is served")
     return own_view(other.view)
 
 
@@ -302,16 +309,16 @@ def _uri(model: ImageModel, image: Tensor) -> str:
     return data_uri(shown, photo=True)
 
 
-def copy(context: ActionContext, request: Mend) -> Reply:
+def copy(context: ActionContext, request: RepairRequest) -> Reply:
     """The same without the page."""
     groups = _remedy(request.remedy).needs_groups
-    eye = None if request.eye == GIVEN else OWN
-    if request.eye not in (GIVEN, OWN, context.served.key):
-        eye = context.state.served(request.eye).spec
-    looking: dict[str, Any] = {} if eye is None else {"masks": eye}
-    mending: dict[str, Any] = {**looking, "remedies": (request.remedy,)}
-    mending |= {"groups": True} if groups else {}
-    mending |= {"force": True} if request.force else {}
+    source = None if request.masks == GIVEN else OWN
+    if request.masks not in (GIVEN, OWN, context.served.key):
+        source = context.state.served(request.masks).spec
+    looking: dict[str, Any] = {} if source is None else {"masks": source}
+    repairing_options: dict[str, Any] = {**looking, "remedies": (request.remedy,)}
+    repairing_options |= {"groups": True} if groups else {}
+    repairing_options |= {"force": True} if request.force else {}
     limit, test = request.limit, ["test=data"] if request.held_out else []
     python = [
         "import seecause as sc",
@@ -320,15 +327,15 @@ def copy(context: ActionContext, request: Mend) -> Reply:
         f"data = sc.data.open_data({request.data!r}, limit={limit})",
         f"result = {call('sc.audit', 'model', 'data', **looking)}",
         "print(result.verdict, result.flips, result.control_flips, result.interval)",
-        f"learn = sc.data.open_data({request.lesson!r}, limit={limit})",
-        f"mended = {call('sc.repair', 'model', 'learn', *test, **mending)}",
-        "print(mended.sentence)",
-        'mended.export("repaired")',
+        f"learn = sc.data.open_data({request.training!r}, limit={limit})",
+        f"repaired = {call('sc.repair', 'model', 'learn', *test, **repairing_options)}",
+        "print(repaired.sentence)",
+        'repaired.export("repaired")',
     ]
-    common = ["--limit", str(limit), *([] if eye is None else ["--masks-from", eye])]
+    common = ["--limit", str(limit), *([] if source is None else ["--masks-from", source])]
     served = model_words(context.served)
     auditing = ["seecause", "audit", *served, "--data", request.data, *common]
-    repairing = ["seecause", "repair", *served, "--data", request.lesson, *common]
+    repairing = ["seecause", "repair", *served, "--data", request.training, *common]
     repairing += ["--test", request.data] if request.held_out else []
     repairing += ["--remedies", request.remedy]
     repairing += [*(["--groups"] if groups else []), *(["--force"] if request.force else [])]
@@ -341,7 +348,7 @@ def copy(context: ActionContext, request: Mend) -> Reply:
 PANEL = Panel(
     "repair",
     "Audit",
-    "Does it answer from the background, and can that be mended?",
-    actions=(audit, mend, export),
+    "Does it predict from the background, and can that be repaired?",
+    actions=(audit, run_repair, export),
     copy=copy,
 )

@@ -8,7 +8,7 @@ const VERDICTS = {
   perhaps: "Perhaps: by the model’s own maps it does.", "cannot tell": "It cannot be told from these pictures.",
   "too few": "Too few right answers to tell.",
 };
-const defaults = { data: "", eye: "data", limit: 64, learn: "", remedy: "last-layer", force: false };
+const defaults = { data: "", masks: "data", limit: 64, learn: "", remedy: "last-layer", force: false };
 const percent = (value) => (value === null || value === undefined ? "–" : `${(100 * value).toFixed(0)} %`);
 const points = (value) => (100 * value).toFixed(0).replace("-", "−");
 
@@ -19,7 +19,7 @@ function mount(root, tools) {
     return { update() {} };
   }
   const mine = () => tools.state().repair;
-  const onData = () => ({ model: tools.state().model, data: known(mine().data, sets[0]), eye: mine().eye, limit: mine().limit });
+  const onData = () => ({ model: tools.state().model, data: known(mine().data, sets[0]), masks: mine().masks, limit: mine().limit });
   const request = () => ({ ...onData(), learn: known(mine().learn, sets.find((name) => name !== onData().data) ?? sets[0]), remedy: mine().remedy, force: mine().force });
   const known = (name, other) => (sets.includes(name) ? name : other);
 
@@ -30,7 +30,7 @@ function mount(root, tools) {
 
   const named = sets.map((name) => [name, name]);
   const data = select(named, { onchange: (value) => tools.set({ data: value }) });
-  const eye = select([], { onchange: (value) => tools.set({ eye: value }) });
+  const maskSource = select([], { onchange: (value) => tools.set({ masks: value }) });
   const limit = h("input", { type: "number", min: "8", max: "512", step: "8", onchange: () => tools.set({ limit: Math.min(512, Math.max(8, Math.round(+limit.value) || 64)) }) });
   const start = h("button", { type: "button", class: "go", onclick: auditing }, "Audit");
   const job = new JobBar();
@@ -40,19 +40,19 @@ function mount(root, tools) {
   const remedy = select([], { onchange: (value) => tools.set({ remedy: value }) });
   const summary = h("p", { class: "small" });
   const force = h("input", { type: "checkbox", onchange: () => tools.set({ force: force.checked }) });
-  const attempt = h("button", { type: "button", class: "go", onclick: mending }, "Try it");
-  const mendJob = new JobBar();
-  const outcome = h("div", { class: "mend-result", hidden: true });
-  const heading = uid("mend");
-  const mendPart = h("section", { class: "mend", hidden: true, "aria-labelledby": heading },
-    h("h2", { id: heading }, "Can it be mended?"),
-    h("div", { class: "mend-settings" }, field("remedy", remedy), field("learns from", learn),
+  const attempt = h("button", { type: "button", class: "go", onclick: runRepair }, "Try it");
+  const repairJob = new JobBar();
+  const outcome = h("div", { class: "repair-result", hidden: true });
+  const heading = uid("repair");
+  const repairPart = h("section", { class: "repair", hidden: true, "aria-labelledby": heading },
+    h("h2", { id: heading }, "Can it be repaired?"),
+    h("div", { class: "repair-settings" }, field("remedy", remedy), field("learns from", learn),
       h("label", { class: "tick" }, force, "take it even if it is not better"), attempt),
-    summary, mendJob.error, mendJob.element, outcome);
+    summary, repairJob.error, repairJob.element, outcome);
 
   root.append(h("div", { class: "layout" },
-    h("aside", { class: "side", "aria-label": "Settings" }, field("pictures", data), field("objects are found by", eye), field("how many pictures, at most", limit), start),
-    h("div", { class: "work" }, job.error, job.element, result, mendPart, copyButtons(() => tools.ask("copy", request())))));
+    h("aside", { class: "side", "aria-label": "Settings" }, field("pictures", data), field("objects are found by", maskSource), field("how many pictures, at most", limit), start),
+    h("div", { class: "work" }, job.error, job.element, result, repairPart, copyButtons(() => tools.ask("copy", request())))));
 
   async function auditing() {
     const text = JSON.stringify(onData());
@@ -64,10 +64,10 @@ function mount(root, tools) {
     update();
   }
 
-  async function mending() {
+  async function runRepair() {
     const text = JSON.stringify(request());
     attempt.disabled = true;
-    const answer = await mendJob.watch((progress) => tools.ask("mend", request(), { slot: "mend", progress }));
+    const answer = await repairJob.watch((progress) => tools.ask("run_repair", request(), { slot: "repair", progress }));
     attempt.disabled = false;
     if (answer) repairs.set(text, answer);
     if (answer) tools.say(answer.sentence);
@@ -75,7 +75,7 @@ function mount(root, tools) {
   }
 
   async function exporting(saved) {
-    const answer = await mendJob.watch((progress) => tools.ask("export", request(), { slot: "export", progress }));
+    const answer = await repairJob.watch((progress) => tools.ask("export", request(), { slot: "export", progress }));
     if (!answer) return;
     saved.textContent = `${await saveFile(answer)}: the checkpoint, its card and a page; sc.load opens the unpacked folder.`;
   }
@@ -114,26 +114,26 @@ function mount(root, tools) {
 
   function update() {
     const { key } = tools.model();
-    const eyes = tools.hello.models.filter((model) => model.kind === "classifier" && model.layers !== undefined && model.key !== key);
-    eye.replaceChildren(...[["data", "masks (or pairs) of the data"], ...eyes.map((model) => [model.key, `maps of ${model.key}`]), ["own", "its own maps (not to be trusted)"]].map(([value, words]) => h("option", { value }, words)));
-    if (![...eye.options].some((option) => option.value === mine().eye)) mine().eye = "data";
+    const sources = tools.hello.models.filter((model) => model.kind === "classifier" && model.layers !== undefined && model.key !== key);
+    maskSource.replaceChildren(...[["data", "masks (or pairs) of the data"], ...sources.map((model) => [model.key, `maps of ${model.key}`]), ["own", "its own maps (not to be trusted)"]].map(([value, words]) => h("option", { value }, words)));
+    if (![...maskSource.options].some((option) => option.value === mine().masks)) mine().masks = "data";
     data.value = onData().data;
-    eye.value = mine().eye;
+    maskSource.value = mine().masks;
     limit.value = mine().limit;
     learn.value = request().learn;
     force.checked = mine().force;
     const answer = audits.get(JSON.stringify(onData()));
     if (!("audit" in shown) || shown.audit !== answer) showAudit(answer);
     remedies = answer?.remedies ?? [];
-    mendPart.hidden = !answer || !remedies.length;
+    repairPart.hidden = !answer || !remedies.length;
     remedy.replaceChildren(...remedies.map(({ name }) => h("option", { value: name }, name === "nothing" ? "do nothing" : name)));
     if (remedies.length && !remedies.some(({ name }) => name === mine().remedy)) mine().remedy = remedies[0].name;
     remedy.value = mine().remedy;
     const chosen = remedies.find(({ name }) => name === mine().remedy);
     summary.textContent = chosen ? `${chosen.summary} Cost: ${chosen.cost}.` : "";
-    const mended = repairs.get(JSON.stringify(request()));
-    if (shown.repair !== mended) showRepair(mended);
-    shown = { audit: answer, repair: mended };
+    const done = repairs.get(JSON.stringify(request()));
+    if (shown.repair !== done) showRepair(done);
+    shown = { audit: answer, repair: done };
   }
 
   return { update };
