@@ -10,7 +10,6 @@ from seecause.attribution.result import (
     Attribution as Attribution,
     Attributions as Attributions,
 )
-from seecause.attribution.stream import attribute_stream as attribute_stream
 from seecause.background.audit import audit as audit
 from seecause.background.discover import discover as discover
 from seecause.background.objects import object_masks as object_masks

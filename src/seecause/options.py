@@ -153,10 +153,11 @@ def accepts(hint: Any, value: Any) -> bool:
     if kind is tuple and ... not in parts:
         right_length = isinstance(value, tuple | list) and len(value) == len(parts)
         return right_length and all(map(accepts, parts, value))
-    if kind is not None and isinstance(kind, type) and issubclass(kind, Sequence):
-        return isinstance(value, tuple | list) and all(accepts(parts[0], item) for item in value)
     if isinstance(kind, type) and issubclass(kind, Mapping):
         return isinstance(value, kind)
+    if isinstance(kind, type) and issubclass(kind, Collection):
+        one = isinstance(value, str | bytes | Mapping) or not isinstance(value, Collection)
+        return not one and all(accepts(parts[0], item) for item in value)
     if hint in (None, type(None)):
         return value is None
     if hint in (int, float):
@@ -187,7 +188,7 @@ def _words(hint: Any) -> Iterator[str]:
         yield "a table"
     elif kind is tuple and ... not in parts:
         yield f"{len(parts)} values such as 1,8"
-    elif isinstance(kind, type) and issubclass(kind, Sequence):
+    elif isinstance(kind, type) and issubclass(kind, Collection):
         yield "several values, separated by commas"
     elif hint in (None, type(None)):
         yield "None"

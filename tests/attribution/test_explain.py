@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from PIL import Image
 
 import seecause as sc
+from seecause.attribution.attribute import ImageBatch
 from seecause.attribution.explain import (
-    AttributionWriter,
-    _area_outside,
-    _rows_of,
+    _outside,
     default_methods,
     explain_batches,
     top_answers,
 )
-from seecause.attribution.stream import PictureBatch
+from seecause.attribution.result import AttributionWriter
 from seecause.data.dataset import IGNORE, Hole
 from seecause.errors import BadOption, DataMissing
 from tests.families.conv import tiny_conv
@@ -34,11 +35,12 @@ def images():
     return torch.randn(3, 3, 160, 160, generator=torch.Generator().manual_seed(0))
 
 
-def test_a_batch_is_asked_about_the_rows_of_its_own_pictures():
-    part = PictureBatch(torch.zeros(2, 3, 4, 4), [1, 3], ["b", "d"], [])
-    assert _rows_of(["box:0", "box:1", "box:2", "box:3"], part, None) == (part, ["box:1", "box:3"])
+def test_a_batch_is_asked_about_the_rows_of_its_own_images():
+    part = ImageBatch(torch.zeros(2, 3, 4, 4), [1, 3], ["b", "d"], [])
+    assert part.targets(["box:0", "box:1", "box:2", "box:3"]) == ["box:1", "box:3"]
+    assert part.targets(torch.tensor([4, 5, 6, 7])) == [5, 7] and part.targets((1, 2)) == (1, 2)
     with pytest.raises(BadOption, match="a list of 2"):
-        _rows_of(["box:0", "box:1"], part, None)
+        part.targets(["box:0", "box:1"])
 
 
 def test_what_cannot_be_one_result_is_refused_in_words():
@@ -47,15 +49,15 @@ def test_what_cannot_be_one_result_is_refused_in_words():
     with pytest.raises(BadOption, match=r"methods=.*at least one method"):
         sc.explain(model, picture, methods=[])
     both = [picture, torch.cat([picture, picture], dim=2)]
-    with pytest.raises(BadOption, match=r"pictures='32 x 48, 32 x 96'.*one size"):
+    with pytest.raises(BadOption, match=r"images='32 x 48, 32 x 96'.*one size"):
         sc.explain(model, both, methods=["rollout"])
-    sizes = [part.maps.shape[2] for part in sc.attribute_stream(model, both, method="rollout")]
-    assert sizes == [6, 12]
 
 
 def test_pixels_that_are_neither_object_nor_background_have_no_area():
     mask = torch.tensor([[1, 0, IGNORE, IGNORE]])
-    assert _area_outside(mask) == 0.5 and _area_outside(torch.full_like(mask, IGNORE)) is None
+    run = SimpleNamespace(maps=torch.ones(1, 1, 4), native=None)
+    assert _outside(run, 0, mask)[1] == 0.5
+    assert _outside(run, 0, torch.full_like(mask, IGNORE)) == (None, None)
 
 
 @pytest.mark.parametrize("method", ["caap", "simple-insertion", "simple-deletion"])
@@ -73,12 +75,12 @@ def test_batches_join_to_one_result(model, images, target):
     explanation = sc.explain(
         model,
         images,
-        names="abc",
+        names=list("abc"),
         methods=("caap", "sobel"),
         target=target,
         options=options,
         batch=2,
-        advance=heard.append,
+        progress=heard.append,
     )
     whole = sc.attribute(model, images, target, classes=[1, 2])
     torch.testing.assert_close(explanation.runs["caap"].maps, whole.maps, rtol=1e-4, atol=1e-8)
@@ -98,8 +100,8 @@ def test_batches_join_to_one_result(model, images, target):
 
 def test_pictures_of_which_none_can_be_read_are_refused_in_words(model, tmp_path):
     holes: list[Hole] = []
-    with pytest.raises(DataMissing, match="none that can be read"):
-        sc.explain(model, [str(tmp_path / "missing.png")], methods=("center",), holes=holes)
+    with pytest.raises(DataMissing, match="none can be read"):
+        sc.explain(model, [str(tmp_path / "missing.png")], methods=("center",), skipped=holes)
     assert [hole.name for hole in holes] == [str(tmp_path / "missing.png")]
 
 
@@ -115,7 +117,7 @@ def test_what_is_asked_for_beside_maps_joins_too(model, images):
     for one in (joined, whole):
         assert one.evidence.manifest["data_fingerprint"] == one.first.manifest["data_fingerprint"]
         assert one.interactions.manifest["images"][0] == 2
-    with pytest.raises(BadOption, match="evidence, interactions"):
+    with pytest.raises(BadOption, match="also="):
         sc.explain(model, images, also=("miracles",))
 
 
@@ -153,7 +155,7 @@ def test_pictures_are_read_one_batch_ahead_at_most(model):
 
     parts = explain_batches(model, pictures(), methods=("center",), batch=2)
     first = next(parts)
-    assert len(read) == 2 and first.names == ["picture 0", "picture 1"]
+    assert len(read) == 2 and first.names == ["image 0", "image 1"]
     assert [len(part.names) for part in parts] == [2, 1]
 
 

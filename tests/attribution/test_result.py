@@ -18,7 +18,7 @@ from PIL import Image
 from torch.utils.data import DataLoader, TensorDataset
 
 import seecause as sc
-from seecause.attribution.result import TENSORS
+from seecause.attribution.result import TENSORS, AttributionWriter
 from seecause.data.dataset import Hole
 from seecause.errors import BadImage, BadOption, MissingExtra
 from tests.bad_files import bad_file
@@ -100,14 +100,14 @@ def test_a_contrast_says_both_classes(model, images):
 
 
 def test_a_frame_has_a_row_for_each_picture(att):
-    frame = att.to_frame()
+    frame = att.to_pandas()
     assert len(frame) == 8
     row = frame.iloc[3]
-    assert row["answer"] == att.answers[3][0].name and row["explained"] == att.labels[3]
+    assert row["prediction"] == att.answers[3][0].name and row["explained"] == att.labels[3]
     top = att.maps[3].flatten().argmax()
     assert (row["row of highest"], row["column of highest"]) == (top // 12, top % 12)
     assert row["completeness gap"] == att.manifest["checks"]["completeness gap"][3]
-    both = sc.Attributions({"mosaic": att, "again": att}).to_frame()
+    both = sc.Attributions({"mosaic": att, "again": att}).to_pandas()
     assert len(both) == 16
 
 
@@ -116,9 +116,9 @@ def test_a_frame_names_the_files(model, tmp_path):
     for path in paths:
         Image.new("RGB", (96, 96), "green").save(path)
     pictures = [*paths, Image.open(paths[0]), Image.new("RGB", (96, 96))]
-    frame = sc.attribute(model, pictures, method=["rollout", "raw-attention"]).to_frame()
-    files = [str(paths[0]), str(paths[1]), str(paths[0]), "picture 3"]
-    assert list(frame["picture"]) == files * 2
+    frame = sc.attribute(model, pictures, method=["rollout", "raw-attention"]).to_pandas()
+    files = [str(paths[0]), str(paths[1]), str(paths[0]), "image 3"]
+    assert list(frame["image"]) == files * 2
     assert sc.attribute(model, paths[0], method="rollout").names == files[:1]
 
 
@@ -132,7 +132,7 @@ def test_without_pandas_a_frame_is_refused_in_words(att, monkeypatch):
 
     monkeypatch.setattr(builtins, "__import__", without)
     with pytest.raises(MissingExtra, match="pandas is not installed; run: pip install"):
-        att.to_frame()
+        att.to_pandas()
 
 
 def test_plots_are_figures_with_the_picture_beside_its_map(att):
@@ -206,7 +206,7 @@ def test_everything_survives_being_saved(att, model, images, tmp_path):
     assert sc.Attribution.load(tmp_path / "two" / "sobel").native is not None
 
 
-def test_a_stream_takes_what_people_have(model, images, tmp_path):
+def test_attribute_takes_what_people_have(model, images, tmp_path):
     data = sc.data.open_data("critters:clean:test", limit=8)
     files = []
     for place in range(5):
@@ -218,40 +218,40 @@ def test_a_stream_takes_what_people_have(model, images, tmp_path):
     arrays = np.stack([np.asarray(picture) for picture in pictures])
     for source in (
         *(images[:5], loader, ({"pixel_values": x} for x, _ in loader), pictures, arrays),
-        *(images[:5, None].split(2), [pictures[:3], pictures[3:]], [(p, 0) for p in pictures]),
-        files,
+        *(iter(images[:5, None].split(2)), iter([pictures[:3], pictures[3:]])),
+        *(((p, 0) for p in pictures), str(tmp_path), str(tmp_path / "*.png"), files),
     ):
-        parts = list(sc.attribute_stream(model, source, method="center", batch=3))
-        assert [len(part) for part in parts] == [3, 2]
-        torch.testing.assert_close(torch.cat([part.maps for part in parts]), expected.maps)
-        shown = torch.cat([part.images for part in parts])
-        torch.testing.assert_close(shown, expected.images, atol=1 / 200, rtol=0)
-    assert parts[0].names == [str(file) for file in files[:3]]
-    both = next(sc.attribute_stream(model, files, method=["center", "sobel"]))
-    assert list(both) == ["center", "sobel"] and both["sobel"].names[4] == str(files[4])
+        found = sc.attribute(model, source, method="center", batch=3)
+        torch.testing.assert_close(found.maps, expected.maps)
+        torch.testing.assert_close(found.images, expected.images, atol=1 / 200, rtol=0)
+    assert found.names == [str(file) for file in files]
+    assert found.manifest["images"][0] == 5 and len(found.manifest["target"]["class"]) == 5
+    both = sc.attribute(model, files, [1, 2, 3, 4, 5], ["center", "ixg"])
+    assert list(both) == ["center", "ixg"] and both["center"].names[4] == str(files[4])
+    assert both["ixg"].manifest["target"]["class"] == [1, 2, 3, 4, 5]
 
 
-def test_a_bad_file_of_a_stream_is_named_and_the_others_go_on(model, tmp_path):
+def test_a_bad_file_is_named_and_the_others_go_on(model, tmp_path):
     Image.new("RGB", (90, 60)).save(tmp_path / "good.png")
     bad, good = bad_file(tmp_path, "truncated"), tmp_path / "good.png"
-    holes: list[Hole] = []
-    parts = list(
-        sc.attribute_stream(model, [good, bad, good], method="center", batch=2, holes=holes)
-    )
-    assert [part.names for part in parts] == [[str(good)] * 2]
-    assert [hole.name for hole in holes] == [str(bad)] and "truncated" in holes[0].reason
+    skipped: list[Hole] = []
+    found = sc.attribute(model, [good, bad, good], method="center", batch=2, skipped=skipped)
+    assert found.names == [str(good)] * 2
+    assert [hole.name for hole in skipped] == [str(bad)] and "truncated" in skipped[0].reason
     with pytest.raises(BadImage):
-        list(sc.attribute_stream(model, [good, bad], method="center"))
-    assert [len(part) for part in sc.attribute_stream(model, str(good), method="center")] == [1]
-    with pytest.raises(BadOption, match="one for all"):
-        list(sc.attribute_stream(model, [good], [1]))
+        sc.attribute(model, [good, bad], method="center")
+    with pytest.raises(BadOption, match="a list of 1"):
+        sc.attribute(model, [good, good], [1], "center")
+    with pytest.raises(BadOption, match="batch=0"):
+        sc.attribute(model, [good], batch=0)
 
 
-@pytest.mark.parametrize(
-    "target", [np.array([1, 2]), (1, 2, 3), torch.tensor([1, 2])], ids=["array", "tuple", "tensor"]
-)
-def test_a_stream_refuses_one_target_for_each_picture(model, images, target):
-    with pytest.raises(BadOption, match="one for all"):
-        list(sc.attribute_stream(model, images, target, "center"))
-    for whole in (torch.tensor(1), np.int64(1), (1, 2)):
-        assert len(list(sc.attribute_stream(model, images[:1], whole, "center"))) == 1
+def test_many_images_are_written_in_several_files(att, tmp_path, monkeypatch):
+    monkeypatch.setattr("seecause.attribution.result.SHARD", 4)
+    writer = AttributionWriter(tmp_path)
+    for start in range(0, 8, 3):
+        writer.add(att[start : start + 3])
+    writer.close(att.manifest)
+    loaded = sc.Attribution.load(tmp_path)
+    assert len(list(tmp_path.glob("*.safetensors"))) == 2 and torch.equal(loaded.maps, att.maps)
+    assert loaded.labels == att.labels and loaded.answers == att.answers

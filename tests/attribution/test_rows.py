@@ -274,7 +274,7 @@ def test_what_needs_one_answer_is_aimed_first():
         aim.model, images[:1], torch.rand(1, 4, 6), target=aim.target
     )
     mine = native.module(pixel_values=images[:1]).logits[0, 2].softmax(dim=-1)[aim.target]
-    assert_close(curve.deletion[0, 0], mine)
+    assert_close(curve["deletion curve"][0, 0], mine)
 
 
 @pytest.mark.parametrize(

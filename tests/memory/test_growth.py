@@ -11,6 +11,7 @@ import torch
 from PIL import Image
 
 import seecause as sc
+from seecause.attribution.explain import explain_batches
 from tests.helpers import view
 from tests.tiny import pictures, tiny
 
@@ -55,8 +56,8 @@ def test_a_stream_of_files_holds_one_batch_at_a_time(tmp_path):
     count = 0
     tracemalloc.start()
     try:
-        for part in sc.attribute_stream(model, iter(files), batch=10):
-            count += len(part)
+        for part in explain_batches(model, iter(files), methods=["caap"], batch=10):
+            count += len(part.names)
             if count % 20 == 0:
                 held.append((live_tensor_bytes(), tracemalloc.get_traced_memory()[0]))
     finally:

@@ -1,58 +1,56 @@
-"""`sc.explain`: pictures in; answers and maps out, batch by batch where there are many."""
+"""`sc.explain`: predictions and maps of images, with evidence and interactions where asked for."""
 
 from __future__ import annotations
 
-import json
 import math
-import shutil
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor, nn
 
-from seecause.attribution.attribute import attribute
-from seecause.attribution.registry import find, join
-from seecause.attribution.result import (
-    MANIFEST,
-    MAPS,
-    Attribution,
-    joined_manifest,
-    saved_lists,
+from seecause.attribution.attribute import (
+    BATCH,
+    ImageBatch,
+    attribute_batch,
+    check_one_size,
+    image_batches,
 )
-from seecause.attribution.stream import BATCH, PictureBatch, picture_batches
+from seecause.attribution.registry import find, join
+from seecause.attribution.result import Attribution, Viewable, joined_manifest
 from seecause.data.dataset import IGNORE, Hole
 from seecause.engine.mixture import need_gradients, special_rows
-from seecause.errors import BadOption, DataMissing, NotDefined, SeecauseError
+from seecause.errors import BadOption, NotDefined, SeecauseError
 from seecause.loading import as_view
 from seecause.metrics.pixels import to_pixels
 from seecause.models.base import ImageModel, pixels_digest
-from seecause.models.preprocess import Picture, Pictures, Preprocess
+from seecause.models.preprocess import Pictures, Preprocess
 from seecause.models.rows import Region
 from seecause.models.view import VisionModel
+from seecause.options import Count, checked
 from seecause.target import Answer, Spec, best_answers, need_class, parse, spread
 
 if TYPE_CHECKING:
     from seecause.attribution.evidence import Evidence
     from seecause.attribution.interactions import Interactions
 
-ALSO = ("evidence", "interactions")
-_DTYPES = {torch.float32: "F32", torch.float64: "F64", torch.uint8: "U8"}  # as safetensors says
+Also = Collection[Literal["evidence", "interactions"]]
 
 
 @dataclass(frozen=True, eq=False)
-class PictureRegion:
-    """A region in pixels of pictures as files have them, each of its own size."""
+class FileRegion:
+    """A region in the pixels of files, each of its own size."""
 
     region: Region
     steps: Preprocess
 
     def framed(self, size: tuple[int, int] | None) -> Region:
-        """In the model's frame of a picture of `size`, of which it holds a pixel or more."""
+        """The part of the region that lies inside the model's input crop of an image of `size`;
+        raises if it is empty."""
         if size is None:
-            raise BadOption("target", "a region of files", "pictures that are files or samples")
+            raise BadOption("target", "a region of files", "images that are files or samples")
         region = self.region.framed(self.steps, *size)
         if region.where is not None:
             region.mask(self.steps.size)
@@ -60,154 +58,188 @@ class PictureRegion:
 
 
 @dataclass(frozen=True, eq=False)
-class Explanation:
-    """Answers and maps of some pictures. `runs` holds one attribution for each method, all over the
-    same pictures."""
+class Explanation(Viewable):
+    """Predictions and maps of some images."""
 
     names: Sequence[str]
-    # the most probable classes of each picture, and the explained one
-    answers: Sequence[Sequence[Answer]]
-    runs: Mapping[str, Attribution]
-    fingerprint: str = ""  # of these pictures and all that were explained before them
-    evidence: Evidence | None = None  # by the order of the first method's maps
+    answers: Sequence[Sequence[Answer]]  # the most probable classes, and the explained one
+    runs: Mapping[str, Attribution]  # by method, all over the same images
+    fingerprint: str = ""  # of these images and all that were explained before them
+    evidence: Evidence | None = None  # in the order of the first method's maps
     interactions: Interactions | None = None
-    places: Sequence[int] = ()  # among all pictures that came in: some cannot be read
-    truths: Sequence[str | None] = ()  # the class each picture is of, where it is known
+    places: Sequence[int] = ()  # among all images that came in: some cannot be read
+    truths: Sequence[str | None] = ()  # the class of each image, where it is known
     # share of the first method's map outside of the object, where there are masks
     background: Sequence[float | None] = ()
     background_area: Sequence[float | None] = ()  # the same of an even map
 
     @property
     def first(self) -> Attribution:
+        """The attribution of the first method."""
         return next(iter(self.runs.values()))
 
+    def save(self, folder: str | Path) -> Path:
+        """Write a folder with the page (index.html), overlays (PNG) and maps (safetensors)."""
+        from seecause.report.explain import write_explanations
 
+        folder = Path(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        write_explanations(folder, [self], self.names)
+        return folder
+
+    def _runs(self) -> Mapping[str, Attribution]:
+        return self.runs
+
+
+@checked
 def explain(
     model: ImageModel | nn.Module,
-    pictures: Pictures | Iterable[Picture],
+    images: Pictures | Iterable[Any],
     *,
-    names: Sequence[str] | None = None,
     methods: Sequence[str] | None = None,
     target: Spec = None,
-    others: Pictures | Iterable[Picture] | None = None,
+    also: Also = (),
+    others: Pictures | Iterable[Any] | None = None,
     options: Mapping[str, Mapping[str, Any]] | None = None,
-    also: Collection[str] = (),
-    batch: int = BATCH,
-    holes: list[Hole] | None = None,
-    advance: Callable[[int], None] = lambda done: None,
+    names: Sequence[str] | None = None,
+    batch: Count = BATCH,
+    skipped: list[Hole] | None = None,
+    progress: Callable[[int], None] = lambda done: None,
 ) -> Explanation:
-    """What does the model answer, and which patches caused it?
+    """Explain predictions: what does the model predict, and which patches caused it?
 
-    `pictures`: any number of what `sc.attribute` takes, a generator too; one that cannot be read is
-    an error, or goes into the list `holes`. `target` None explains each predicted class (of a
-    detector the surest box); of boxes and pixels it may be `sc.Box` or `sc.Region`, or a list with
-    one for each picture. Without `methods`, `default_methods` are meant. `others`: another version
-    of each picture that should be answered alike (without a mark, for one); it is the picture's
-    blank, so maps show what of the difference caused the answer. `options` are by method; `also`
-    may hold "evidence" (in the order of the first method's maps) and "interactions";
-    `advance` hears of every finished map.
+    Args:
+        model: A model returned by `sc.load` or `sc.wrap`, or an `nn.Module` that `sc.wrap` takes.
+        images: Any number of what `sc.attribute` takes.
+        methods: Names from `sc.methods()`. None means CAAP, and mosaic where it is defined.
+        target: The class to explain, as for `sc.attribute`. None explains the predicted class (of a
+            detector the box with the highest score).
+        also: "evidence" (in the order of the first method's maps) and "interactions".
+        others: A second version of each image that should get the same prediction, for instance
+            without a mark. It is used as the image's blank, so maps show what of the difference
+            caused the prediction.
+        options: Options by method.
+        names: Names of the images.
+        batch: Images that are explained at once.
+        skipped: A list that receives the images that cannot be read; without it they are errors.
+        progress: Called after each map with the number of maps finished since the last call.
+
+    Returns:
+        An `Explanation`; `.page(path)` writes one HTML file, `.save(folder)` page, overlays and
+        maps.
+
+    Example:
+        >>> import seecause as sc
+        >>> model = sc.load("builtin:critters-vit")
+        >>> found = sc.explain(model, "critters:clean:test#0", also=["evidence"])
+        >>> list(found.runs), found.answers[0][0].name, int(found.evidence.enough.count)
+        (['caap', 'mosaic'], 'quillow', 1)
     """
-    parts = explain_batches(
-        model, pictures, names=names, methods=methods, target=target, others=others,
-        options=options, also=also, batch=batch, holes=holes, advance=advance,
+    parts = list(
+        explain_batches(
+            model, images, names=names, methods=methods, target=target, others=others,
+            options=options, also=also, batch=batch, skipped=skipped, progress=progress,
+        )
     )  # fmt: skip
-    return _joined(list(parts))
+    check_one_size([part.first for part in parts])
+    if len(parts) == 1:
+        return parts[0]
+    last = parts[-1]
+    runs = {
+        method: Attribution.join([part.runs[method] for part in parts], last.fingerprint)
+        for method in last.runs
+    }
+    beside: dict[str, Any] = {}
+    for name in ("evidence", "interactions"):
+        found = [getattr(part, name) for part in parts]
+        if found[0] is not None:
+            manifest = joined_manifest([one.manifest for one in found], last.fingerprint)
+            beside[name] = replace(join(found), manifest=manifest)
+    return replace(join(parts), runs=runs, fingerprint=last.fingerprint, **beside)
 
 
 def explain_batches(
     model: ImageModel | nn.Module,
-    pictures: Pictures | Iterable[Picture],
+    images: Pictures | Iterable[Any],
     *,
-    names: Sequence[str] | None = None,
     methods: Sequence[str] | None = None,
     target: Spec = None,
-    others: Pictures | Iterable[Picture] | None = None,
+    also: Also = (),
+    others: Pictures | Iterable[Any] | None = None,
     options: Mapping[str, Mapping[str, Any]] | None = None,
-    also: Collection[str] = (),
+    names: Sequence[str] | None = None,
     batch: int = BATCH,
-    holes: list[Hole] | None = None,
-    advance: Callable[[int], None] = lambda done: None,
+    skipped: list[Hole] | None = None,
+    progress: Callable[[int], None] = lambda done: None,
 ) -> Iterator[Explanation]:
-    """The same, a few pictures at a time: memory does not grow with their number."""
-    unknown = set(also) - set(ALSO)
-    if unknown:
-        raise BadOption("also", sorted(unknown), f"some of {', '.join(ALSO)}")
+    """The explanations of `explain`, one for each batch: memory does not grow with the number of
+    images."""
     model = as_view(model)
     if also and not model.aimed:
-        raise NotDefined(
-            " and ".join(sorted(also)), f"{model.name} answers for many rows", "Leave it away"
-        )
-    explained = _explained(model, target)
+        reason = f"{model.name} predicts many rows"
+        raise NotDefined(" and ".join(sorted(also)), reason, "Omit this option")
+    if model.aimed:
+        where = target.region if isinstance(target, FileRegion) else target
+        need_class(model, where)
+        if isinstance(where, str | int):  # an unknown class is an error before images are read
+            model.class_index(where)
     methods = default_methods(model) if methods is None else methods
     if not methods:
         raise BadOption("methods", [], "at least one method, or None for the usual ones")
-    if others is not None:
-        _need_blanks(model, methods)
+    for method in methods if others is not None else ():
+        if "blank" not in find(method, model.architecture).options:
+            expected = "methods with a blank, such as caap: the other version is the image's blank"
+            raise BadOption("others", f"other versions for {method}", expected)
     total = ""
-    for part in picture_batches(
-        model, pictures, batch=batch, names=names, others=others, holes=holes, facts=True
+    for part in image_batches(
+        model, images, batch=batch, names=names, others=others, skipped=skipped, facts=True
     ):
-        part, rows = _rows_of(explained, part, holes)
+        part, rows = _targets(target, part, skipped)
         if not part.places:
             continue
-        images = part.images.to(model.device, model.dtype)
-        total = pixels_digest(images, total)
-        other = {} if part.others is None else {"blank": part.others.to(images)}
+        tensor = part.images.to(model.device, model.dtype)
+        total = pixels_digest(tensor, total)
+        other = {} if part.others is None else {"blank": part.others.to(tensor)}
         runs = {}
         for method in methods:
             own = {**(options or {}).get(method, {}), **other}
-            run = attribute(model, images, rows, method, **own)
+            run = attribute_batch(model, tensor, rows, method, own)
             runs[method] = replace(run, names=part.names)
-            advance(len(images))
+            progress(len(tensor))
         first = runs[methods[0]]
+        shares = [_outside(first, i, known.mask) for i, known in enumerate(part.facts)]
         yield Explanation(
             part.names,
             first.answers,
             runs,
             total,
-            *_beside(model, images, explained, first.maps, also),
+            *_beside(model, tensor, rows, first.maps, also),
             places=part.places,
             truths=[_truth(model, known.label) for known in part.facts],
-            background=[_outside(first, i, known.mask) for i, known in enumerate(part.facts)],
-            background_area=[_area_outside(known.mask) for known in part.facts],
+            background=[share for share, _ in shares],
+            background_area=[area for _, area in shares],
         )
 
 
-def _explained(model: ImageModel, target: Spec) -> Any:
-    """A class, or of a detector or a model of pixels a row, or a list with one for each picture."""
-    if not model.aimed:
-        return target.tolist() if getattr(target, "ndim", 0) > 0 else target
-    spec: Spec = target.region if isinstance(target, PictureRegion) else target
-    need_class(model, spec)
-    return None if spec is None else model.class_index(spec)
-
-
-def _rows_of(
-    explained: Any, part: PictureBatch, holes: list[Hole] | None
-) -> tuple[PictureBatch, Any]:
-    """What is explained in the pictures of a batch, some of those that came in. Of a region of
-    files, those that do not reach so far are holes."""
-    if isinstance(explained, list):
-        if max(part.places) >= len(explained):
-            raise BadOption("target", f"a list of {len(explained)}", "one for each picture")
-        return part, [explained[place] for place in part.places]
-    if not isinstance(explained, PictureRegion):
-        return part, explained
+def _targets(target: Any, part: ImageBatch, skipped: list[Hole] | None) -> tuple[ImageBatch, Any]:
+    """The targets of the images of a batch. Images that a region of files does not reach are
+    skipped."""
+    if not isinstance(target, FileRegion):
+        return part, part.targets(target)
     rows, inside = [], []
     for index, known in enumerate(part.facts):
         try:
-            rows.append(explained.framed(known.size))
-        except BadOption as outside:
-            if holes is None:
-                raise
-            holes.append(Hole(part.names[index], f"{part.names[index]}: {outside}"))
-        else:
+            rows.append(target.framed(known.size))
             inside.append(index)
+        except BadOption as outside:
+            if skipped is None:
+                raise
+            skipped.append(Hole(part.names[index], f"{part.names[index]}: {outside}"))
     return part.take(inside), rows
 
 
 def _truth(model: ImageModel, label: str | None) -> str | None:
-    """The model's name of a class that a folder or a dataset names; None if it has none such."""
+    """The model's name of the class that a folder or a dataset names; None if it has none."""
     if label is None or label.isdigit():  # a folder called 7 need not be class 7
         return None
     try:
@@ -216,31 +248,26 @@ def _truth(model: ImageModel, label: str | None) -> str | None:
         return None
 
 
-def _area_outside(mask: Tensor | None) -> float | None:
-    """What an even map would have outside of the object, of the pixels that are one or the other;
-    None without any."""
+def _outside(
+    run: Attribution, index: int, mask: Tensor | None
+) -> tuple[float | None, float | None]:
+    """The share of a map, above its lowest value, that lies outside of the object, and the share of
+    the pixels; None without a mask, and the first None without an object or values above 0."""
     if mask is None or not (mask != IGNORE).any():
-        return None
-    return float((mask[mask != IGNORE] == 0).double().mean())
-
-
-def _outside(run: Attribution, index: int, mask: Tensor | None) -> float | None:
-    """How much of a map, above its lowest value, lies outside of its object; None without a mask,
-    an object or values above 0."""
-    if mask is None or not ((mask != 0) & (mask != IGNORE)).any():
-        return None
+        return None, None
+    area = float((mask[mask != IGNORE] == 0).double().mean())
     values = (run.maps if run.native is None else run.native)[index]
     above = values - values.min().clamp(min=0)
     pixels = to_pixels(above[None], (mask.shape[0], mask.shape[1]))[0].clamp(min=0).to(mask.device)
     counted = pixels * (mask != IGNORE)
     on_object = float((counted * (mask != 0)).sum() / counted.sum())
-    return None if math.isnan(on_object) else 1 - on_object
+    return None if area == 1 or math.isnan(on_object) else 1 - on_object, area
 
 
 def _beside(
-    model: ImageModel, images: Tensor, target: int | None, maps: Tensor, also: Collection[str]
+    model: ImageModel, images: Tensor, target: Any, maps: Tensor, also: Also
 ) -> tuple[Evidence | None, Interactions | None]:
-    """What is wanted beside the maps, imported where it is."""
+    """Evidence and interactions, where asked for."""
     enough, pairs = None, None
     if "evidence" in also:
         from seecause.attribution.evidence import evidence
@@ -255,8 +282,8 @@ def _beside(
 
 @torch.no_grad()
 def default_methods(model: ImageModel) -> tuple[str, ...]:
-    """Where is it (CAAP), and what does the answer hang on (mosaic)? CAAP alone where mosaic is not
-    defined or does no good (no class token is read), or no gradient passes the model."""
+    """CAAP (where is it?) and mosaic (what does the prediction depend on?). CAAP alone where mosaic
+    is not defined or is known to be poor (no class token is read), or where no gradient passes."""
     try:
         find("mosaic", model.architecture)
         if isinstance(model, VisionModel):
@@ -264,101 +291,16 @@ def default_methods(model: ImageModel) -> tuple[str, ...]:
                 return ("caap",)
             with model.eval_mode():
                 need_gradients(model, "mosaic")
-    except (NotDefined, RuntimeError):  # of inference tensors torch says so
+    except (NotDefined, RuntimeError):  # torch raises the latter for inference tensors
         return ("caap",)
     return ("caap", "mosaic")
-
-
-def _need_blanks(model: ImageModel, methods: Sequence[str]) -> None:
-    """Refuse other versions where a method reads no blank."""
-    for method in methods:
-        if "blank" not in find(method, model.architecture).options:
-            raise BadOption(
-                "others",
-                f"other versions for {method}",
-                "methods that read a blank, such as caap: the other version is the picture's blank",
-            )
 
 
 @torch.no_grad()
 def top_answers(
     model: ImageModel, images: Tensor, *, target: int | None = None, count: int = 3
 ) -> list[list[Answer]]:
-    """The `count` most probable classes of each picture, then `target` if it is not among them."""
+    """The `count` most probable classes of each image, then `target` if it is not among them."""
     probabilities = spread(model(images).double(), "prob", sigmoid=model.sigmoid)
     goal = None if target is None else parse(model, target, len(images))
     return best_answers(model, probabilities, goal, count=count)
-
-
-class AttributionWriter:
-    """`Attribution.save` for results that come in batches: each is written and let go. The files
-    are the same."""
-
-    def __init__(self, folder: Path):
-        self.folder = folder
-        self.manifests: list[dict[str, Any]] = []
-        self.lists: dict[str, list[Any]] = {}
-        self._files: dict[str, BinaryIO] = {}
-        self._header: dict[str, dict[str, Any]] = {}  # of the whole file, as safetensors has it
-        folder.mkdir(parents=True, exist_ok=True)
-
-    def add(self, part: Attribution) -> None:
-        for name, tensor in part.saved_tensors().items():
-            if name not in self._files:
-                self._files[name] = (self.folder / f".{name}.partial").open("w+b")
-                shape = [0, *tensor.shape[1:]]
-                self._header[name] = {"dtype": _DTYPES[tensor.dtype], "shape": shape}
-            self._header[name]["shape"][0] += len(tensor)
-            self._files[name].write(tensor.flatten().view(torch.uint8).numpy().data)
-        self.manifests.append(part.manifest)
-        for name, values in saved_lists([part]).items():
-            self.lists.setdefault(name, []).extend(values)
-
-    def close(self, fingerprint: str) -> None:
-        """Join the pieces; the manifest comes last, so a folder that has one is complete."""
-        place = 0
-        for name, file in self._files.items():
-            end = place + file.tell()
-            self._header[name]["data_offsets"] = [place, end]
-            place = end
-        text = json.dumps(self._header).encode()
-        text += b" " * (-len(text) % 8)
-        with (self.folder / MAPS).open("wb") as whole:
-            whole.write(len(text).to_bytes(8, "little") + text)
-            for file in self._files.values():
-                file.seek(0)
-                shutil.copyfileobj(file, whole)
-        self.discard()
-        manifest = joined_manifest(self.manifests, self._header["images"]["shape"], fingerprint)
-        written = json.dumps({**manifest, **self.lists}, indent=2)
-        (self.folder / MANIFEST).write_text(written + "\n", encoding="utf-8")
-
-    def discard(self) -> None:
-        """Let go of the pieces."""
-        for name, file in self._files.items():
-            file.close()
-            (self.folder / f".{name}.partial").unlink(missing_ok=True)
-
-
-def _joined(parts: Sequence[Explanation]) -> Explanation:
-    if not parts:
-        raise DataMissing("pictures", "there is none that can be read", "give at least one")
-    if len(parts) == 1:
-        return parts[0]
-    last = parts[-1]
-    sizes = {tuple(part.first.images.shape[2:]) for part in parts}
-    if len(sizes) > 1:
-        listed = ", ".join(f"{height} x {width}" for height, width in sorted(sizes))
-        raise BadOption("pictures", listed, "one size; `sc.attribute_stream` takes several")
-    runs = {
-        method: Attribution.join([part.runs[method] for part in parts], last.fingerprint)
-        for method in last.runs
-    }
-    beside: dict[str, Any] = {}
-    for name in ALSO:
-        if (joined := join([getattr(part, name) for part in parts])) is not None:
-            manifests = [getattr(part, name).manifest for part in parts]
-            shape = [len(joined), *manifests[0]["images"][1:]]
-            manifest = joined_manifest(manifests, shape, last.fingerprint)
-            beside[name] = replace(joined, manifest=manifest)
-    return replace(join(parts), runs=runs, fingerprint=last.fingerprint, **beside)

@@ -111,6 +111,7 @@ FILES: dict[Architecture, dict[str, tuple[str, ...]]] = {  # of this folder, wit
         "perturbation": (
             *("simple-insertion", "simple-deletion", "rise", "random", "center", "sobel"),
         ),
+        "stages": ("caap", "mosaic"),
     },
     "prompt": {},
 }

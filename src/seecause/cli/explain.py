@@ -121,7 +121,7 @@ class AskedAbout:
     def target(self, model: ImageModel) -> Any:
         """The target that --class, --box and --region name together."""
         from seecause._pictures import read_grey
-        from seecause.attribution.explain import PictureRegion
+        from seecause.attribution.explain import FileRegion
         from seecause.models.rows import Box, Region
 
         label, box, region = self.class_, self.box, self.region
@@ -139,7 +139,7 @@ class AskedAbout:
         else:
             where = Region.parse(f"region:{region}")
             where = Region(where.where, self._label("--region", where.label))
-        return PictureRegion(where, model.preprocess)
+        return FileRegion(where, model.preprocess)
 
     def _label(self, flag: str, named: str | int | None) -> str | int | None:
         """The class of --class, or the one that `flag` names beside a place."""
@@ -214,7 +214,7 @@ def explain(
         parts = explain_batches(
             opened, files, names=shown, methods=methods, target=target, others=others,
             options=options, also=[name for name, wanted in asdict(also).items() if wanted],
-            holes=holes,
+            skipped=holes,
         )  # fmt: skip
         facts: dict[str, Any] = {}
         with run.folder(facts) as folder:

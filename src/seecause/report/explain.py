@@ -15,12 +15,13 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
 
+import numpy as np
 from markupsafe import Markup
 from PIL import Image, ImageDraw
 
-from seecause.attribution.explain import AttributionWriter, Explanation
+from seecause.attribution.explain import Explanation
 from seecause.attribution.registry import find
-from seecause.attribution.result import MANIFEST, Attribution, Looks
+from seecause.attribution.result import MANIFEST, Attribution, AttributionWriter, Viewable
 from seecause.errors import BadOption, SeecauseError
 from seecause.files import write_json
 from seecause.models.preprocess import from_record
@@ -574,7 +575,7 @@ def plot(runs: Runs, ax: Axes | None = None, **options: Any) -> Figure:
     return cast("Figure", ax.get_figure()) if ax is not None else figure
 
 
-def show(result: Looks) -> None:
+def show(result: Viewable) -> None:
     """In a notebook below the cell, else in a window."""
     if "IPython" in sys.modules:
         from IPython import get_ipython  # pyright: ignore[reportMissingImports]
@@ -587,7 +588,7 @@ def show(result: Looks) -> None:
 
     canvas = FigureCanvasAgg(result.plot())
     canvas.draw()
-    Image.fromarray(canvas.buffer_rgba()).show()
+    Image.fromarray(np.asarray(canvas.buffer_rgba())).show()
 
 
 def _prediction(run: Attribution, index: int) -> str:
