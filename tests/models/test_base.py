@@ -15,8 +15,6 @@ import seecause as sc
 from seecause.errors import BadImage, BadOption, NotDefined, UnknownName
 from seecause.models.base import library_versions, protocol
 from tests.families.native import HALF
-from tests.helpers import view
-from tests.linear import linear_model
 from tests.tiny import pictures, tiny
 
 NAMES = ("tabby, tabby cat", "Tiger cat, tiger", "crane", "old crane, crane", "3", "tiger", "Frog")
@@ -63,12 +61,6 @@ def test_several_classes_of_one_name_are_told_by_their_numbers(model):
     assert model.class_name(2) == "d" and model.class_name(3) == "class 3"
 
 
-def test_what_a_view_does_not_say_is_the_usual():
-    model = linear_model()
-    unusual = (model.sigmoid, model.values, model.random_weights, model.apart)
-    assert not any(unusual) and model.fixed_size and model.aimed and model.classes == ()
-
-
 @pytest.mark.parametrize(
     ("shape", "words"),
     [
@@ -82,21 +74,6 @@ def test_pictures_that_do_not_fit_are_refused(model, shape, words):
     with pytest.raises(BadImage, match=words):
         model.check(torch.zeros(shape))
     assert model.check(torch.zeros(2, 3, 32, 48, dtype=model.dtype)).grid == (4, 6)
-
-
-def test_pictures_of_another_dtype_are_refused_before_torch_does(model):
-    for dtype in (torch.float32, torch.uint8):
-        kind = str(dtype).removeprefix("torch.")
-        with pytest.raises(BadImage, match=rf"dtype {kind}: .* in float64; .*to\(model\.dtype\)"):
-            model(torch.zeros(1, 3, 32, 48, dtype=dtype))
-
-
-def test_a_view_of_any_size_takes_whole_patches():
-    model = view(tiny("timm_dynamic"), check=False)
-    assert model.check(torch.zeros(1, 3, 40, 16, dtype=model.dtype)).grid == (5, 2)
-    for size in ((36, 16), (40, 20)):
-        with pytest.raises(BadImage, match=r"not a multiple of the patch \(8, 8\)"):
-            model.check(torch.zeros(1, 3, *size))
 
 
 def test_a_result_says_how_it_came_about(model):
@@ -221,18 +198,6 @@ def test_a_view_whose_module_got_other_layers_is_refused_not_run_with_the_old_on
     for run in (model, lambda x: sc.attribute(model, x, target=1), lambda x: sc.run(model, x)):
         with pytest.raises(NotDefined, match="was replaced, added or removed after it was wrapped"):
             run(images)
-
-
-def test_what_is_put_beside_the_layers_changes_no_answer():
-    module = tiny("timm_registers").module
-    model = sc.wrap(module, **HALF)
-    images = model.zeros(model.preprocess.size)
-    before = model(images)
-    module.loss, module.adapters = torch.nn.CrossEntropyLoss(), torch.nn.ModuleDict()
-    assert torch.equal(model(images), before)
-    module.blocks.append(module.blocks[0])
-    with pytest.raises(NotDefined, match="Wrap the module again"):
-        model(images)
 
 
 def test_a_deep_copy_of_a_view_is_refused_since_it_would_share_layers(model):

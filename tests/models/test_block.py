@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-
 import pytest
 import torch
 from torch import nn
@@ -13,37 +11,15 @@ from seecause.errors import UnsupportedModel
 from seecause.models.block import (
     Block,
     Constant,
-    chain,
-    first_or_none,
     fused,
     is_silent,
     mix_packed,
     packed,
     project_packed,
     silent,
-    times,
 )
 from seecause.models.layout import TokenLayout
 from tests.helpers import noise
-
-
-def test_parts_are_found_under_any_of_their_names():
-    module = SimpleNamespace(a=None, b=SimpleNamespace(c=3, d=None), e=4)
-    assert first_or_none(module, "a", "x", "b.d", "b.c", "e") == 3
-    assert first_or_none(module, "e", "b.c") == 4 and first_or_none(module, "a", "b.x.y") is None
-
-
-def test_steps_that_do_nothing_are_left_out_and_others_run_in_order():
-    steps = chain(nn.Identity(), lambda x: x + 1, nn.Identity(), lambda x: 2 * x)
-    assert steps(3) == 8
-
-
-def test_a_factor_is_read_when_it_is_used():
-    owner = SimpleNamespace(gamma=None)
-    scale = times(owner, "gamma")
-    assert scale(3.0) == 3.0
-    owner.gamma = 2.0
-    assert scale(3.0) == 6.0
 
 
 @pytest.mark.parametrize("bias", [True, False])
@@ -71,16 +47,6 @@ def test_attention_of_other_keys_or_axes_is_refused(options):
     attention = nn.MultiheadAttention(6, 2, **{"batch_first": True, **options})
     with pytest.raises(UnsupportedModel, match=r"MultiheadAttention \(here\).*without extra keys"):
         packed(attention, "here")
-
-
-def test_in_place_of_attention_stands_its_bias():
-    for pair in (False, True):
-        constant = Constant(torch.tensor([1.0, 2.0]), pair=pair)
-        assert not constant.bias.requires_grad
-        for given in (constant(torch.zeros(3, 4, 2)), constant(hidden_states=torch.zeros(3, 4, 2))):
-            rows = given[0] if pair else given
-            assert rows.shape == (3, 4, 2) and rows[2, 3].tolist() == [1, 2]
-            assert not pair or given[1] is None
 
 
 def test_a_silent_block_adds_what_its_projection_adds_to_nothing():

@@ -20,7 +20,6 @@ from transformers import ViTConfig, ViTForImageClassification, ViTModel
 
 import seecause as sc
 from seecause.errors import DataMissing
-from seecause.models.load import read_checkpoint
 from tests.tiny import scramble
 
 NAMES = ["ant", "bee", "cat", "dog", "eel"]
@@ -139,14 +138,6 @@ def test_a_damaged_file_is_told_in_words(tmp_path, suffix):
     file.write_bytes(file.read_bytes()[:5000])
     with pytest.raises(DataMissing, match="is damaged"):
         sc.load("timm:test_vit", weights=file)
-
-
-def test_a_file_that_holds_itself_is_refused(tmp_path):
-    loop: dict[str, object] = {"epoch": 3}
-    loop["model"] = loop
-    torch.save(loop, tmp_path / "loop.pt")
-    with pytest.raises(DataMissing, match="without named weights"):
-        read_checkpoint(tmp_path / "loop.pt")
 
 
 def test_a_whole_pickled_module_is_refused_with_what_to_save(tmp_path):

@@ -13,16 +13,13 @@ from torch.testing import assert_close
 import seecause as sc
 from seecause.engine.verify import verify
 from seecause.errors import (
-    BadImage,
     BadOption,
-    NotDefined,
     UnknownName,
     UnsupportedModel,
     ViewMismatch,
 )
-from seecause.models.dense import spliced
 from seecause.models.rows import rectangle
-from tests.families.dense import DENSE, SQUARE, sentence_tokens, tiny_dense
+from tests.families.dense import DENSE, sentence_tokens, tiny_dense
 from tests.reference.rows import output_of, overwritten
 from tests.tiny import pictures
 
@@ -79,16 +76,6 @@ def test_a_sentence_that_reads_pixels_elsewhere_is_refused():
         sc.wrap(wrong, **native.options)
 
 
-@torch.no_grad()
-def test_a_spliced_module_shares_weights_and_leaves_the_module_alone():
-    module = tiny_dense("detr").module
-    copy = spliced(module, {"model.encoder": lambda **named: None})
-    assert copy.model.encoder is not module.model.encoder
-    assert copy.model.decoder is module.model.decoder
-    assert "forward" not in vars(module.model.encoder)
-    assert {id(p) for p in copy.parameters()} == {id(p) for p in module.parameters()}
-
-
 class Peeking(hf.DetrForObjectDetection):
     """Its classifier also reads pixels, around encoder and decoder."""
 
@@ -114,27 +101,6 @@ def test_planted_mistakes_are_refused(kind, probe):
         sc.wrap(wrong, mean=(0.5,) * 3, std=(0.5,) * 3, size=(96, 96))
     if probe == "places":  # the first corner is named
         assert "pixels of cell (0, 0) most those at cell" in str(refusal.value)
-
-
-def test_what_does_not_fit_is_refused_in_words():
-    module = tiny_dense("detr").module
-    with pytest.raises(BadOption, match="head"):
-        sc.wrap(module, head=torch.eye(4), mean=(0.5,) * 3, std=(0.5,) * 3, size=(64, 96))
-    with pytest.raises(BadOption, match="size"):
-        sc.wrap(module, mean=(0.5,) * 3, std=(0.5,) * 3, size=(64, 90))
-    with pytest.raises(UnsupportedModel, match="wrap the whole model"):
-        sc.wrap(module.model, mean=(0.5,) * 3, std=(0.5,) * 3)
-
-
-@pytest.mark.parametrize("family", SQUARE)
-def test_a_model_of_one_size_takes_no_other(family):
-    native = tiny_dense(family)
-    with pytest.raises(BadOption, match=r"64 x 64, which .* is built for"):
-        sc.wrap(native.module, **{**native.options, "size": (96, 96)})
-    model = sc.wrap(native.module, check=False, **{**native.options, "size": None})
-    assert model.fixed_size and model.preprocess.size == (64, 64)
-    with pytest.raises(BadImage, match="64 x 64 only"):
-        model(torch.zeros(1, 3, 96, 96, dtype=torch.float64))
 
 
 def test_places_of_one_picture_have_the_slope_that_they_have_in_a_batch():
@@ -185,14 +151,6 @@ def test_runs_in_training_mode_give_the_verified_values_and_leave_statistics_alo
     assert_close(model.run_from(model.cells, places), answers, atol=0, rtol=0)
     assert module.training
     assert_close(dict(module.state_dict()), before, atol=0, rtol=0)
-
-
-def test_owners_of_a_detector_are_sent_to_what_it_has():
-    native = tiny_dense("detr")
-    model, images = sc.wrap(native.module, check=False, **native.options), pictures(native)
-    with pytest.raises(NotDefined, match="run_to") as refusal:
-        sc.run(model, images)
-    assert "stage_outputs" not in str(refusal.value)
 
 
 @pytest.mark.parametrize(

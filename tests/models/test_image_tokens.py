@@ -8,7 +8,6 @@ import torch
 from torch.testing import assert_close
 
 from seecause.models.image_tokens import Grid, ImageTokens, image_tokens
-from seecause.models.layout import pixel_cells, span
 
 NAN = [float("nan")] * 4
 
@@ -78,8 +77,3 @@ def test_rows_that_are_cut_lie_where_they_lay():
     assert (upper.rows, lower.rows) == (1, 3) and upper.picture == lower.picture == 2
     assert upper.box == (0.2, 0.1, 0.4, 0.9) and lower.box == (0.4, 0.1, 1.0, 0.9)
     assert Grid(4, 3, box=None).cut(3) == (Grid(3, 3, box=None), Grid(1, 3, box=None))
-
-
-def test_pixels_lie_in_cells_of_nearly_one_size():
-    assert pixel_cells(7, 3).tolist() == [0, 0, 0, 1, 1, 2, 2]
-    assert span([2, 3, 4]) == slice(2, 5) and span([2, 4]) == [2, 4] and span(()) == slice(0, 0)

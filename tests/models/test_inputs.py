@@ -14,7 +14,7 @@ from torch.testing import assert_close
 from torch.utils.data import DataLoader
 
 import seecause as sc
-from seecause.errors import BadImage, BadOption
+from seecause.errors import BadImage
 from seecause.models.preprocess import as_images
 
 IMAGENET = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
@@ -66,13 +66,6 @@ def test_one_photo_has_one_map_in_every_form(tmp_path):
         assert_close(got, expected, msg=lambda text, form=form: f"{form}: {text}")
 
 
-def test_a_list_mixes_forms(tmp_path):
-    several = list(forms(tmp_path).values())[:5]
-    batch = as_images(view(), several)
-    assert batch.shape == (5, 3, 32, 32)
-    assert_close(batch, batch[:1].expand(5, -1, -1, -1))
-
-
 def test_a_raw_module_is_wrapped_for_the_call():
     module = view().module
     module.pretrained_cfg = {"input_size": (3, 32, 32), **IMAGENET}
@@ -81,16 +74,6 @@ def test_a_raw_module_is_wrapped_for_the_call():
     finally:
         del module.pretrained_cfg
     assert got.shape == (1, 4, 4)
-
-
-def test_every_call_takes_pictures():
-    logits, _ = sc.run(view(), PHOTO)
-    (patched,) = sc.patch(view(), PHOTO, PHOTO, [[]])
-    assert_close(patched, logits)
-    assert len(sc.explain(view(), Image.fromarray(PHOTO)).names) == 1
-    assert len(sc.explain(view(), (PHOTO for _ in range(3)), batch=2).names) == 3
-    assert len(sc.evidence(view(), PHOTO, method="caap").maps) == 1
-    assert len(sc.interactions(view(), [PHOTO, PHOTO], regions=2).values) == 2
 
 
 @pytest.mark.parametrize(
@@ -116,13 +99,6 @@ def test_every_call_takes_pictures():
 def test_what_is_no_picture_is_refused_in_words(wrong, words):
     with pytest.raises(BadImage, match=words):
         sc.attribute(view(), wrong, 1)
-
-
-def test_what_is_no_model_is_refused_in_words():
-    with pytest.raises(BadOption, match=r"sc\.wrap"):
-        sc.attribute("vit", PHOTO)
-    with pytest.raises(BadOption, match=r"sc\.wrap"):
-        sc.run(view().module, PHOTO)
 
 
 @pytest.mark.parametrize(
@@ -172,12 +148,3 @@ def test_preprocessing_composes_with_a_data_loader(workers):
     assert len(sc.attribute(view(), batches[0], 1)) == 2
     (single,) = DataLoader(Photos(frame), batch_size=4)
     assert_close(as_images(view(), single), torch.cat(batches))
-
-
-def test_a_turned_photo_is_upright_however_it_comes(tmp_path):
-    exif = Image.Exif()
-    exif[0x0112] = 6
-    Image.fromarray(PHOTO).save(tmp_path / "turned.png", exif=exif)
-    with Image.open(tmp_path / "turned.png") as opened:
-        direct = as_images(view(), opened)
-    assert_close(direct, as_images(view(), tmp_path / "turned.png"))

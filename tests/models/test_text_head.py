@@ -10,9 +10,9 @@ from torch.testing import assert_close
 from seecause.errors import BadOption, UnsupportedModel
 from seecause.loading import wrap
 from seecause.models.heads import text_matrix
-from tests.families.native import CLASSES, HALF, TEXT, tokenize
+from tests.families.native import CLASSES, HALF, tokenize
 from tests.helpers import noise, view
-from tests.tiny import FAMILIES, pictures, tiny
+from tests.tiny import FAMILIES, tiny
 
 ZERO_SHOT = [
     family
@@ -32,18 +32,6 @@ def test_templates_are_averaged_on_the_sphere_whatever_the_batch():
     for row, name in zip(rows, "pqr", strict=True):
         mean = (F.normalize(codes[f"{name} a"], dim=0) + F.normalize(codes[f"{name} b"], dim=0)) / 2
         assert_close(row, mean / mean.norm())
-
-
-@pytest.mark.parametrize("family", ZERO_SHOT)
-def test_two_templates_make_another_head_over_the_same_pictures(family):
-    native = tiny(family)
-    images = pictures(native)
-    one, two = (
-        wrap(native.module, **{**native.options, "templates": t})
-        for t in (["a {}"], ["a {}", "no {} here"])
-    )
-    assert one.classes == tuple(CLASSES) and one.n_classes == len(CLASSES)
-    assert not torch.allclose(one(images), two(images))
 
 
 @pytest.mark.parametrize("family", ZERO_SHOT)
@@ -70,12 +58,6 @@ def test_a_transformers_tokenizer_pads_to_the_full_length():
     with_ids.remove()
     assert seen["input_ids"].shape == (len(CLASSES), 8)
     assert model.n_classes == len(CLASSES)
-
-
-def test_a_classifier_takes_no_tokenizer():
-    native = tiny("hf_vit")
-    with pytest.raises(BadOption, match="no text tower"):
-        wrap(native.module, **HALF, **TEXT)
 
 
 def test_a_template_without_a_place_for_the_name_is_refused():

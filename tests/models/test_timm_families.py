@@ -48,13 +48,6 @@ def test_what_is_not_read_is_refused_by_name(name, words):
         find_parts(module)
 
 
-def test_a_module_without_weights_is_refused_in_words():
-    with torch.device("meta"):
-        module = timm.create_model("test_vit")
-    with pytest.raises(UnsupportedModel, match="its weights are not loaded"):
-        sc.wrap(module)
-
-
 def smallest(names: list[str]) -> str:
     """The model whose name promises the least work."""
 

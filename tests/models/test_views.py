@@ -13,7 +13,6 @@ from torch.testing import assert_close
 
 from seecause.errors import UnsupportedModel, ViewMismatch
 from seecause.loading import wrap
-from seecause.models.parts import WrapOptions
 from tests.families.hf import hf_siglip2, hf_siglip2_classifier, hf_siglip2_zero_shot, packed
 from tests.families.native import HALF, SIZE, matrix
 from tests.helpers import hooks, noise, view
@@ -208,17 +207,6 @@ class TestBackbones:
         parts = {"cls": tokens[:, 0], "mean": tokens[:, 3:].mean(dim=1)}
         pooled = torch.cat([parts[part] for part in pool.split("+")], dim=-1)
         assert_close(model(images), pooled @ weight.double().T, atol=1e-10, rtol=0)
-
-
-def test_what_the_caller_says_goes_before_what_is_stated_elsewhere():
-    own = WrapOptions("mine", mean=(0.1,) * 3, sigmoid=False)
-    both = own.or_else({"mean": (0.5,) * 3, "sigmoid": True, "std": (0.2,) * 3})
-    assert (both.mean, both.sigmoid, both.std) == ((0.1,) * 3, False, (0.2,) * 3)
-
-
-def test_names_are_read_unless_they_are_placeholders():
-    assert view(tiny("hf_vit_other_size")).classes == tuple("abcdefg")
-    assert view(tiny("hf_vit")).classes == ()
 
 
 @pytest.mark.parametrize(
