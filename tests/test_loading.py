@@ -156,7 +156,7 @@ def test_a_path_a_device_and_a_dtype_are_looked_at_before_weights_are(tmp_path):
 
 @pytest.mark.parametrize("name", ["raft_small", "fcn_resnet50", "fasterrcnn_resnet50_fpn"])
 def test_models_of_torchvision_that_are_no_classifiers_are_told_apart_from_typos(name):
-    with pytest.raises(UnsupportedModel, match="no classifier of pictures"):
+    with pytest.raises(UnsupportedModel, match="no classifier of images"):
         sc.load(f"torchvision:{name}", weights="random")
 
 

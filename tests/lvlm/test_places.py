@@ -142,9 +142,9 @@ def test_a_video_before_a_picture_keeps_its_own_grid():
 def test_padded_pictures_and_videos_of_onevision_are_refused_in_words():
     bare, places = llava_onevision(), torch.ones(34, dtype=torch.bool)
     several = {"image_sizes": torch.tensor([[32, 64]] * 2), "batch_num_images": torch.tensor([2])}
-    with pytest.raises(UnsupportedModel, match="give one picture"):
+    with pytest.raises(UnsupportedModel, match="give one image"):
         image_tokens(bare.module.config, several, places)
-    with pytest.raises(UnsupportedModel, match="give pictures"):
+    with pytest.raises(UnsupportedModel, match="give images"):
         image_tokens(bare.module.config, {"pixel_values_videos": torch.zeros(1)}, places)
 
 

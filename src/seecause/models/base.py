@@ -1,4 +1,4 @@
-"""What every model view has: a native module, how pictures enter it, and what its answers are
+"""What every model view has: a native module, how images enter it, and what its answers are
 called."""
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class ImageModel:
         return True
 
     def aim(self, image: Tensor, spec: Any = None) -> Aim:
-        """The question that a target asks about one picture [1, 3, H, W], as a view of its own."""
+        """The question that a target asks about one image [1, 3, H, W], as a view of its own."""
         raise NotImplementedError
 
     @property
@@ -108,7 +108,7 @@ class ImageModel:
         return self.memo["n_classes"]
 
     def zeros(self, size: tuple[int, int]) -> Tensor:
-        """One picture [1, 3, H, W] of zeros, where shapes are all that is asked for."""
+        """One image [1, 3, H, W] of zeros, where shapes are all that is asked for."""
         channels = len(self.preprocess.mean)
         return torch.zeros(1, channels, *size, device=self.device, dtype=self.dtype)
 
@@ -138,7 +138,7 @@ class ImageModel:
             raise BadImage(
                 f"images of shape {list(images.shape)}",
                 f"expected [B, {len(self.preprocess.mean)}, H, W], normalised",
-                "use model.preprocess(picture), or sc.attribute, which takes pictures",
+                "use model.preprocess(image), or sc.attribute, which takes images",
             )
         if len(images) == 0:
             raise BadImage(
@@ -150,7 +150,7 @@ class ImageModel:
             raise BadImage(
                 f"images of {height} x {width}",
                 f"this model takes {self.preprocess.size[0]} x {self.preprocess.size[1]} only",
-                "give pictures (PIL, paths, uint8), which are brought to size, or resize the tensor"
+                "give images (PIL, paths, uint8), which are brought to size, or resize the tensor"
                 + (", or load the model with size=(height, width) (--size)" if resizable else ""),
             )
         if not self.fixed_size and (height % self.patch[0] or width % self.patch[1]):
@@ -164,7 +164,7 @@ class ImageModel:
             raise BadImage(
                 f"images of dtype {str(images.dtype).removeprefix('torch.')}",
                 f"this model computes in {own}",
-                "give images.to(model.dtype), or pictures to model.prepare",
+                "give images.to(model.dtype), or images to model.prepare",
             )
         return self.layout_at(height, width)
 
@@ -176,7 +176,7 @@ class ImageModel:
         )
 
     def prepare(self, pictures: Pictures) -> Tensor:
-        """Pictures of any kind -> one normalised batch on the model's device and in its dtype."""
+        """Images of any kind -> one normalised batch on the model's device and in its dtype."""
         return as_images(self, pictures)
 
     def to(self, target: torch.device | torch.dtype | str) -> ImageModel:
@@ -328,8 +328,8 @@ _version = lru_cache(version)  # a file for each
 
 
 def pixels_digest(images: Tensor, before: str = "") -> str:
-    """A short name for the exact pixels, picture by picture, so that `before` can be the name of
-    those that came before them. Pictures are folded to a few words where they are: a GPU sends
+    """A short name for the exact pixels, image by image, so that `before` can be the name of
+    those that came before them. Images are folded to a few words where they are: a GPU sends
     those, not its pixels."""
     pictures = images.detach().contiguous()
     kind = f"{pictures.dtype} {list(pictures.shape[1:])}"
@@ -339,13 +339,13 @@ def pixels_digest(images: Tensor, before: str = "") -> str:
     return before
 
 
-_FOLDED = 64  # pictures at once
+_FOLDED = 64  # images at once
 _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def _folded(pixels: Tensor) -> Tensor:
     """The bits of pixels [B, P] as four sums [B, 4] of int64 with random weights. Wrapped sums of
-    integers do not depend on their order, so every device has the same; two pictures that nobody
+    integers do not depend on their order, so every device has the same; two images that nobody
     made for it share all four with a probability below 2^-100."""
     numbers = pixels.view(_INTEGERS[pixels.element_size()]).long()
     weights = _weights(pixels.shape[1], pixels.device).unbind()

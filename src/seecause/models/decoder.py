@@ -1,14 +1,14 @@
 """The language decoder of a transformers vision-language model, as blocks: Llama, Qwen, Gemma, GLM
 and their like.
 
-    embeddings (words and picture) -> blocks, causal, rotary -> norm -> vocabulary
+    embeddings (words and image) -> blocks, causal, rotary -> norm -> vocabulary
 
 A head is a query head; grouped queries share keys. Positions may have one axis or three: the native
 rotary module turns them into a table per sequence and kind of block, and rows take theirs from it.
 
-Planted truth for head attribution: a LLaVA whose text may read the picture through a few heads
+Planted truth for head attribution: a LLaVA whose text may read the image through a few heads
 only, `config.text_config.image_readers` as [layer, head], with image tokens at `image_span` [start,
-stop). In every other head, rows after the picture see no image key at all, so ablating such a head
+stop). In every other head, rows after the image see no image key at all, so ablating such a head
 does nothing, exactly. The class is transformers' own; `restrict(model)` switches its attention
 function.
 """
@@ -116,8 +116,8 @@ FAMILIES = {
     "Mistral3ForConditionalGeneration": "Mistral 3",
     "Ovis2ForConditionalGeneration": "Ovis 2",
 }
-_CROSS = "words read its picture by cross-attention, not as tokens of the sequence"
-_DISCRETE = "its picture is words of a code book, not image tokens"
+_CROSS = "words read its image by cross-attention, not as tokens of the sequence"
+_DISCRETE = "its image is words of a code book, not image tokens"
 # known and refused, and why
 REFUSED = {
     "MllamaForConditionalGeneration": _CROSS,
@@ -133,7 +133,7 @@ REFUSED = {
 _SIDE_BY_SIDE = ("Glm4vForConditionalGeneration",)
 # whose image tokens see each other both ways
 _BOTH_WAYS = ("Gemma3ForConditionalGeneration",)
-# prefix language models: picture and question see each other both ways, answers look back
+# prefix language models: image and question see each other both ways, answers look back
 _PREFIX_MODELS = ("PaliGemmaForConditionalGeneration",)
 
 
@@ -155,7 +155,7 @@ class Decoder:
         self, positions: Tensor, like: Tensor, pictures: Tensor | None = None, prefix: int = 0
     ) -> At:
         """All tokens of a sequence; positions [1, S] or [axes, 1, S] are where the native model
-        puts them. `pictures` [S] numbers the image tokens' pictures, -1 for words; the first
+        puts them. `images` [S] numbers the image tokens' images, -1 for words; the first
         `prefix` tokens see each other both ways."""
         tokens, width, pairs = positions.shape[-1], self.blocks[0].head_dim, self.side_by_side
         memo: dict[Any, Tensor] = {PREFIX: torch.tensor(prefix, device=like.device)}
@@ -259,7 +259,7 @@ def _block(native: Any, index: int, config: Any, table: str, additive: Additive)
 
 
 def planted_span(config: Any) -> tuple[int, int] | None:
-    """Where a decoder whose text may read the picture through a few heads only expects it; None for
+    """Where a decoder whose text may read the image through a few heads only expects it; None for
     all other decoders."""
     few = getattr(config, "_attn_implementation", None) == ATTENTION
     return tuple(config.image_span) if few else None
@@ -301,7 +301,7 @@ def causal(rows: At, keys: At) -> Tensor:
 
 
 def _both_ways(rows: At, keys: At) -> Tensor:
-    """Causal, but image tokens see all of their own picture."""
+    """Causal, but image tokens see all of their own image."""
     hidden = keys.index > rows.index[:, None]
     pictures = rows.memo.get(PICTURES)
     if pictures is not None:
@@ -311,7 +311,7 @@ def _both_ways(rows: At, keys: At) -> Tensor:
 
 
 def _both_ways_in_prefix(rows: At, keys: At) -> Tensor:
-    """Causal, but the first tokens, picture and question, see all of each other."""
+    """Causal, but the first tokens, image and question, see all of each other."""
     hidden = (keys.index > rows.index[:, None]) & (keys.index >= rows.memo[PREFIX])
     return _hide(hidden, rows)[None, None]
 
@@ -322,7 +322,7 @@ def sees_all_before(block: Block) -> bool:
 
 
 def _causal_for_readers(config: Any, layer: int, rows: At, keys: At) -> Tensor:
-    """The same, and only a few heads let text look at the picture: [1, H, R, K]."""
+    """The same, and only a few heads let text look at the image: [1, H, R, K]."""
     return causal(rows, keys) + _hide(~may_read(config, layer, rows.index, keys.index), rows)[None]
 
 
@@ -352,7 +352,7 @@ NATIVE_RUN = threading.RLock()
 
 
 def arriving(module: nn.Module, decoder: nn.Module, inputs: dict[str, Any]) -> dict[str, Any]:
-    """What the native model hands to its decoder: embeddings with the picture in them, positions,
+    """What the native model hands to its decoder: embeddings with the image in them, positions,
     deepstack features. The decoder itself does not run. One thread at a time: the hook would stop
     the others, too."""
 
@@ -419,16 +419,16 @@ SPEAKING = ("LlavaForConditionalGeneration", "InternVLForConditionalGeneration")
 class VisionTower:
     """A vision tower in native parts, and what turns its states into image tokens."""
 
-    embed: Fn  # pictures [B, 3, H, W] -> [B, T, D]
+    embed: Fn  # images [B, 3, H, W] -> [B, T, D]
     blocks: list[Block]
     features: Fn  # states behind the last block [B, T, D] -> image tokens of the decoder [B, N, D']
     layout_at: Callable[[int, int], TokenLayout]
     patch: tuple[int, int]
-    size: tuple[int, int]  # of pictures: height, width
+    size: tuple[int, int]  # of images: height, width
     read: int  # blocks that matter; those behind them are not read
 
     def tokens(self, images: Tensor) -> Tensor:
-        """Pictures [B, 3, H, W] -> image tokens [B, N, D']."""
+        """Images [B, 3, H, W] -> image tokens [B, N, D']."""
         at = self.layout_at(images.shape[-2], images.shape[-1]).at(images.device)
         return self.features(walk(self, self.embed(images), at, stop=self.read).end())
 
@@ -439,7 +439,7 @@ def vision_tower(module: Any) -> VisionTower:
     if name is None:
         raise UnsupportedModel(
             type(module).__name__,
-            "its pictures are tiled or packed; masks need one in one piece",
+            "its images are tiled or packed; masks need one in one piece",
             f"use {' or '.join(SPEAKING)}",
         )
     config, inner = module.config, module.model

@@ -109,7 +109,7 @@ class BoxReading:
         return {}
 
     def ask(self, model: ImageModel, outputs: Any, spec: Any, size: tuple[int, int]) -> RowQuestion:
-        """The question that a target asks about one picture, whose native outputs these are."""
+        """The question that a target asks about one image, whose native outputs these are."""
         box = self._box(model, spec)
         sure = self.objects(outputs)[0]  # [Q, C]
         label = None if box.label is None else model.class_index(box.label)
@@ -145,7 +145,7 @@ class BoxReading:
         )
 
     def _found(self, model: ImageModel, outputs: Any, size: tuple[int, int]) -> list[FoundBox]:
-        """Boxes of the first picture that are objects more likely than not, the surest first."""
+        """Boxes of the first image that are objects more likely than not, the surest first."""
         best = self.objects(outputs)[0].max(dim=-1)
         corners = corners_of(outputs.pred_boxes, size)[0, :, :4]
         order = best.values.argsort(descending=True)[:MOST_BOXES]
@@ -170,7 +170,7 @@ class BoxReading:
 
 
 def corners_of(boxes: Tensor, size: tuple[int, int]) -> Tensor:
-    """Centre, width and height [.., 4] in shares of the picture -> left, top, right, bottom, width,
+    """Centre, width and height [.., 4] in shares of the image -> left, top, right, bottom, width,
     height [.., 6] in pixels."""
     x, y, wide, high = (boxes * boxes.new_tensor([size[1], size[0]] * 2)).unbind(dim=-1)
     ends = (x - wide / 2, y - high / 2, x + wide / 2, y + high / 2)
@@ -224,11 +224,11 @@ class PixelReading:
         where the class has none."""
         whole = torch.ones(size, dtype=torch.bool)
         if answers.shape[1] == 1:
-            return whole, "the picture"
+            return whole, "the image"
         best = F.interpolate(answers, size=size, mode="bilinear").argmax(dim=1)[0].cpu()
         label = int(best.flatten().mode().values) if label is None else label
         mine = best == label
-        return (mine, "its pixels") if mine.any() else (whole, "the picture")
+        return (mine, "its pixels") if mine.any() else (whole, "the image")
 
 
 def shares_of(pixels: Tensor, answers: Tensor) -> Tensor:
@@ -241,7 +241,7 @@ def shares_of(pixels: Tensor, answers: Tensor) -> Tensor:
 @dataclass(frozen=True)
 class PromptReading(PixelReading):
     """Segment Anything: a place or a rectangle is the prompt, and the region is the mask that it
-    gives on the picture; of several masks, the one whose score is highest there."""
+    gives on the image; of several masks, the one whose score is highest there."""
 
     answers: Callable[[Any], Tensor] = lambda outputs: outputs.pred_masks[:, 0]  # [B, masks, h, w]
     sigmoid: bool = True
@@ -279,7 +279,7 @@ RowReading = BoxReading | PixelReading
 
 @dataclass(frozen=True, eq=False)
 class Places:
-    """What rows read of pictures of `size`: maps [B, C, h, w], one for each level. `others` [B, ..]
+    """What rows read of images of `size`: maps [B, C, h, w], one for each level. `others` [B, ..]
     lie at no place (a class token): in mixtures they stay the context's."""
 
     maps: tuple[Tensor, ...]
@@ -290,14 +290,14 @@ class Places:
         return len(self.maps[0])
 
     def repeated(self, count: int) -> Places:
-        """Those of one picture, `count` times."""
+        """Those of one image, `count` times."""
         maps, others = (
             tuple(x.expand(count, *x.shape[1:]) for x in part) for part in (self.maps, self.others)
         )
         return Places(maps, others, self.size)
 
     def over(self, context: Places, mix: Callable[[Tensor, Tensor], Tensor]) -> Places:
-        """Mixtures with the places of another run: `mix` makes n of every picture's map and the
+        """Mixtures with the places of another run: `mix` makes n of every image's map and the
         context's, [B * n, C, h, w], for each level."""
         maps = tuple(mix(*both) for both in zip(self.maps, context.maps, strict=True))
         batch = max(len(self), len(context))
@@ -329,7 +329,7 @@ class Seam:
     entering: str = ""
 
     def take(self, call: Call, size: tuple[int, int]) -> Places:
-        """The places in what `at` gave for pictures of `size`."""
+        """The places in what `at` gave for images of `size`."""
         maps, others = [], []
         for tensor in [call.named[self.entering]] if self.entering else self._tensors(call.output):
             if tensor.ndim == 4:
@@ -385,11 +385,11 @@ class Seam:
         return tuple(range(len(value))) if self.entries is None else self.entries
 
     def _grid(self, tokens: Tensor, size: tuple[int, int]) -> tuple[int, int]:
-        """Rows and columns of places that have the picture's shape."""
+        """Rows and columns of places that have the image's shape."""
         count = tokens.shape[1] - self.prefix
         rows = max(1, round(math.sqrt(count * size[0] / size[1])))
         if count % rows:
-            raise BadOption("size", size, f"pictures that {count} places of {self.at} can tile")
+            raise BadOption("size", size, f"images that {count} places of {self.at} can tile")
         return rows, count // rows
 
 
@@ -454,9 +454,9 @@ class DenseModel(ImageModel):
 
     seam: Seam
     reading: RowReading
-    inputs: Mapping[str, Tensor] = field(default_factory=dict)  # beside pictures, [1, ..] each
+    inputs: Mapping[str, Tensor] = field(default_factory=dict)  # beside images, [1, ..] each
     question: RowQuestion | None = None
-    held: Mapping[str, Any] = field(default_factory=dict)  # outputs in the explained picture's run
+    held: Mapping[str, Any] = field(default_factory=dict)  # outputs in the explained image's run
 
     @property
     def aimed(self) -> bool:
@@ -464,7 +464,7 @@ class DenseModel(ImageModel):
 
     @property
     def n_classes(self) -> int:
-        """Of a row: a blank of the usual size cannot be asked, a region is one of its picture."""
+        """Of a row: a blank of the usual size cannot be asked, a region is one of its image."""
         return super().n_classes if self.question is None else self.question.count
 
     @property
@@ -528,7 +528,7 @@ class DenseModel(ImageModel):
 
     @torch.no_grad()
     def aim(self, image: Tensor, spec: Any = None) -> Aim:
-        """The question that a target asks about one picture [1, 3, H, W] (rows.py), as a view that
+        """The question that a target asks about one image [1, 3, H, W] (rows.py), as a view that
         answers it alone."""
         with self.eval_mode():
             self.check(image)
@@ -581,11 +581,11 @@ class DenseModel(ImageModel):
         return outputs, calls
 
     def _blank_places(self, size: tuple[int, int]) -> Places:
-        """What rows read of one empty picture."""
+        """What rows read of one empty image."""
         return self.seam.take(self._stand_ins(size)[self.seam.at], size)
 
     def _stand_ins(self, size: tuple[int, int]) -> dict[str, Call]:
-        """What the modules up to the seam give for one empty picture: shapes, masks and grids."""
+        """What the modules up to the seam give for one empty image: shapes, masks and grids."""
         key = ("stand-ins", size)
         if key not in self.memo:
             with torch.no_grad(), torch.inference_mode(False):
@@ -605,7 +605,7 @@ def _size(images: Tensor) -> tuple[int, int]:
 
 
 def _cell(size: tuple[int, int], grids: Sequence[tuple[int, int]]) -> tuple[int, int]:
-    """Pixels of one cell: of the coarsest level that tiles the picture, up to 32 pixels."""
+    """Pixels of one cell: of the coarsest level that tiles the image, up to 32 pixels."""
     tiling = [grid for grid in grids if not size[0] % grid[0] and not size[1] % grid[1]]
     cells = [(size[0] // h, size[1] // w) for h, w in tiling if size[0] // h == size[1] // w]
     if not cells:
@@ -648,7 +648,7 @@ class Attached(TorchFunctionMode):
 
 
 def copies_of(value: Any, count: int) -> Any:
-    """What a module gave for one picture, as for `count` of them; nothing is copied."""
+    """What a module gave for one image, as for `count` of them; nothing is copied."""
 
     def copies(x: Tensor) -> Tensor:
         return x.expand(count, *x.shape[1:]) if x.ndim and len(x) == 1 else x
@@ -761,7 +761,7 @@ def _log(mean: Tensor) -> Tensor:
 
 
 def _prompted(module: Any, config: Any, places: str) -> DenseParts:
-    """Asked about the middle of a picture, until it is aimed."""
+    """Asked about the middle of an image, until it is aimed."""
     size = pair(config.image_size)
     middle = torch.tensor([[[[size[1] / 2, size[0] / 2]]]]).to(next(module.parameters()))
     seam, inputs = Seam("vision_encoder", (places,)), {"input_points": middle}

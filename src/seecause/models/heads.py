@@ -1,9 +1,9 @@
 """Heads for backbones that have none: a matrix, texts or prototypes by cosine, or likeness to
-reference pictures.
+reference images.
 
 Zero-shot heads: class names in prompt templates, read once by a native text tower.
 
-    logits = exp(scale) * cos(picture, text) (+ bias)
+    logits = exp(scale) * cos(image, text) (+ bias)
 
 Each class is the mean of its prompts' unit embeddings, brought back to unit length. The matrix is
 made when the model is wrapped: wrap again after changing the text tower.
@@ -41,7 +41,7 @@ class CosineHead(nn.Module):
 
 @dataclass(frozen=True, eq=False)
 class Similarity:
-    """Likeness to reference pictures, one "class" each: normalised images [K, 3, H, W], embedded by
+    """Likeness to reference images, one "class" each: normalised images [K, 3, H, W], embedded by
     the backbone itself when it is wrapped.
 
     Each is judged by itself (`prob` is a sigmoid), so that one reference is enough.
@@ -153,7 +153,7 @@ def require_text(module: nn.Module, text: TextInput | None) -> TextInput:
     if text is None or not text.classes:
         raise UnsupportedModel(
             f"{type(module).__name__} without class names",
-            "it compares pictures with texts and has no classes of its own",
+            "it compares images with texts and has no classes of its own",
             "pass classes=[...] and tokenizer= (templates= too, if not 'a photo of a {}.'), or wrap"
             " its vision tower with head=",
         )

@@ -1,18 +1,18 @@
-"""Where the image tokens of a vision-language model come from in the picture.
+"""Where the image tokens of a vision-language model come from in the image.
 
 LLaVA-1.5, VipLLaVA, Gemma 3,    one grid
 PaliGemma
-LLaVA-NeXT, LLaVA-OneVision      a grid of the whole picture, then a finer one whose rows end with a
+LLaVA-NeXT, LLaVA-OneVision      a grid of the whole image, then a finer one whose rows end with a
                                  newline token
-InternVL, Idefics 3, SmolVLM     tiles, then a grid of the whole picture, for each picture
-Ovis 2                           a grid of the whole picture, then tiles, for each picture
-Qwen2-VL ..., GLM-4V             one grid of merged patches, of the picture's own shape, for each
-                                 picture or frame
+InternVL, Idefics 3, SmolVLM     tiles, then a grid of the whole image, for each image
+Ovis 2                           a grid of the whole image, then tiles, for each image
+Qwen2-VL ..., GLM-4V             one grid of merged patches, of the image's own shape, for each
+                                 image or frame
 Pixtral, Mistral 3               one grid whose rows end with a break, but the last
 
 What else stands between the first image token and the last (row and tile marks, words between two
-pictures) has seen a part of the picture, so it belongs to the picture, without a place in it. The
-marks of Idefics 3 and Ovis 2 also say which picture a tile is of, and where it lies in it.
+images) has seen a part of the image, so it belongs to the image, without a place in it. The
+marks of Idefics 3 and Ovis 2 also say which image a tile is of, and where it lies in it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from torch import Tensor
 
 from seecause.errors import UnsupportedModel
 
-# top, left, bottom, right, in shares of the picture's height and width
+# top, left, bottom, right, in shares of the image's height and width
 Box = tuple[float, float, float, float]
 WHOLE: Box = (0.0, 0.0, 1.0, 1.0)
 
@@ -42,7 +42,7 @@ class Grid:
     columns: int
     box: Box | None = WHOLE
     newline: bool = False
-    picture: int = 0  # which picture or frame it shows, where there are several
+    picture: int = 0  # which image or frame it shows, where there are several
 
     @property
     def tokens(self) -> int:
@@ -63,7 +63,7 @@ class Grid:
 
 @dataclass(frozen=True)
 class ImageTokens:
-    """All image tokens of a prompt, in order. Two pictures with equal `parts` have comparable
+    """All image tokens of a prompt, in order. Two images with equal `parts` have comparable
     tokens."""
 
     parts: tuple[Grid, ...]
@@ -80,7 +80,7 @@ class ImageTokens:
 
     def maps(self, values: Tensor) -> list[tuple[Grid, Tensor]]:
         """Values [..., N] of image tokens as maps [..., rows, columns], one for each grid that
-        shows the picture; newlines are left out."""
+        shows the image; newlines are left out."""
         shown = []
         pieces = values.split([part.tokens for part in self.parts], dim=-1)
         for part, piece in zip(self.parts, pieces, strict=True):
@@ -90,7 +90,7 @@ class ImageTokens:
         return shown
 
     def boxes(self) -> Tensor:
-        """[N, 4]: the box of the picture each token stands for; NaN where it stands for none."""
+        """[N, 4]: the box of the image each token stands for; NaN where it stands for none."""
         places = []
         for part in self.parts:
             shape = (part.rows, part.columns + part.newline, 4)
@@ -113,8 +113,8 @@ def image_tokens(
     tiling: Any = None,
 ) -> ImageTokens:
     """The tokens of native inputs from the first image token to the last; `places` [N] bool says
-    which of them are image tokens. `size` (height, width) of the picture and the image processor
-    place tiles that have no marks, where there is one picture."""
+    which of them are image tokens. `size` (height, width) of the image and the image processor
+    place tiles that have no marks, where there is one image."""
     _refuse_unplaced(config, inputs)
     count = int(places.sum())
     merge = getattr(config.vision_config, "spatial_merge_size", 1)
@@ -148,18 +148,18 @@ def image_tokens(
 
 
 def _refuse_unplaced(config: Any, inputs: Mapping[str, Any]) -> None:
-    """Refuse pictures and frames whose tokens stand where nothing here says."""
+    """Refuse images and frames whose tokens stand where nothing here says."""
     if inputs.get("pixel_values_videos") is not None and "video_grid_thw" not in inputs:
         raise UnsupportedModel(
-            type(config).__name__, "the places of its video tokens are not known", "give pictures"
+            type(config).__name__, "the places of its video tokens are not known", "give images"
         )
     together = inputs.get("batch_num_images")  # of LLaVA-OneVision
     if together is not None and int(torch.as_tensor(together).max()) > 1:
         raise UnsupportedModel(
             type(config).__name__,
-            "several pictures of one prompt are padded to squares, so the places of their tokens"
+            "several images of one prompt are padded to squares, so the places of their tokens"
             " are not known",
-            "give one picture",
+            "give one image",
         )
 
 
@@ -218,7 +218,7 @@ def _with_newlines(parts: list[Grid]) -> tuple[Grid, ...]:
 
 
 def _frames(config: Any, inputs: Mapping[str, Any], merge: int) -> ImageTokens:
-    """A grid for each picture, and for each frame of a video, in the order of the sequence."""
+    """A grid for each image, and for each frame of a video, in the order of the sequence."""
     waiting = {
         kind: [
             Grid(rows // merge, columns // merge)
@@ -278,8 +278,8 @@ def _next(config: Any, size: Tensor, picture: int) -> tuple[Grid, Grid]:
 def _tiles(
     config: Any, places: list[bool], size: tuple[int, int] | None, tiling: Any
 ) -> ImageTokens:
-    """InternVL's tiles row by row, then the whole picture; marks stand between pictures and frames.
-    Without the picture's size the tiles have no known place."""
+    """InternVL's tiles row by row, then the whole image; marks stand between images and frames.
+    Without the image's size the tiles have no known place."""
     from transformers.models.got_ocr2.image_processing_got_ocr2 import get_optimal_tiled_canvas
 
     side = int(_side(config) * config.downsample_ratio)
@@ -309,8 +309,8 @@ def _gaps(ids: list[int], image: int) -> list[list[int]]:
 
 
 def _split(config: Any, ids: list[int], size: tuple[int, int] | None, tiling: Any) -> ImageTokens:
-    """The tiles of Idefics 3 row by row, then the whole picture. A fence stands before the mark of
-    every view and behind a picture, a line's end behind each row of tiles; all whole pictures have
+    """The tiles of Idefics 3 row by row, then the whole image. A fence stands before the mark of
+    every view and behind an image, a line's end behind each row of tiles; all whole images have
     the same mark."""
     *gaps, behind = _gaps(ids, config.image_token_id)
     fence = behind[0]
@@ -335,7 +335,7 @@ def _after_last(ids: list[int], mark: int) -> list[int]:
 
 
 def _ovis(config: Any, ids: list[int]) -> ImageTokens:
-    """The whole picture, then the tiles of Ovis 2 row by row, after marks of their own."""
+    """The whole image, then the tiles of Ovis 2 row by row, after marks of their own."""
     start, first, _, row, _ = config.visual_indicator_token_ids
     pictures: list[list[bool | None]] = []
     for gap in _gaps(ids, config.image_token_id)[:-1]:
@@ -350,7 +350,7 @@ def _ovis(config: Any, ids: list[int]) -> ImageTokens:
 def _views(
     side: int, pictures: list[list[bool | None]], shape: tuple[int, int] = (0, 0)
 ) -> tuple[Grid, ...]:
-    """Grids of the views of pictures: None is the whole picture, the others are tiles and say
+    """Grids of the views of images: None is the whole image, the others are tiles and say
     whether they begin a row. `shape`: rows and columns where they do not."""
     parts: list[Grid] = []
     for picture, begins in enumerate(pictures):

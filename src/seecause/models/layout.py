@@ -63,7 +63,7 @@ class TokenLayout:
 
     @staticmethod
     def of_cells(cell: tuple[int, int]) -> Callable[[int, int], TokenLayout]:
-        """`layout_at` of pictures that are cut into cells of so many pixels."""
+        """`layout_at` of images that are cut into cells of so many pixels."""
         return lambda height, width: TokenLayout((height // cell[0], width // cell[1]), prefix=0)
 
     def at(self, device: torch.device | str = "cpu") -> At:

@@ -85,7 +85,7 @@ class Parts:
     def add_text(
         self, module: Any, text: TextInput, *, encode: Encode, pictures: Fn, project: Fn = same
     ) -> None:
-        """The zero-shot head of a module with two towers: `encode` reads prompts, `pictures` gives
+        """The zero-shot head of a module with two towers: `encode` reads prompts, `images` gives
         embeddings of images, `project` brings pooled tokens there."""
         matrix = text_matrix(encode, text.classes, text.templates)
         head = TextHead(matrix, module.logit_scale, getattr(module, "logit_bias", None))

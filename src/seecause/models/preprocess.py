@@ -345,7 +345,7 @@ def as_images(model: FramedModel, pictures: Pictures) -> Tensor:
 
     Args:
         model: The model whose preprocessing, device and dtype are used.
-        pictures: One image or several, in any form that the module's docstring lists.
+        images: One image or several, in any form that the module's docstring lists.
 
     Returns:
         A tensor [B, 3, H, W].

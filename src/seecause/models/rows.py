@@ -75,7 +75,7 @@ class Box:
 
 @dataclass(frozen=True, eq=False)
 class Region:
-    """Pixels of the picture: corners (x0, y0, x1, y1), one place (x, y), a mask [H, W], or None for
+    """Pixels of the image: corners (x0, y0, x1, y1), one place (x, y), a mask [H, W], or None for
     those that the largest class has."""
 
     where: Sequence[float] | Tensor | None = None
@@ -115,7 +115,7 @@ class Region:
         return tuple(float(number) for number in self.where)
 
     def framed(self, steps: Preprocess, height: int, width: int) -> Region:
-        """The same of a picture of height x width, in the frame that a model's `steps` make of it;
+        """The same of an image of height x width, in the frame that a model's `steps` make of it;
         what lies outside of the frame is cut."""
         if isinstance(self.where, Tensor):
             return Region(steps.mask(self.where.cpu().numpy()), self.label)
@@ -191,19 +191,19 @@ class FoundBox:
 
 @dataclass(frozen=True, eq=False)
 class Aim:
-    """A question about one picture: a view that answers it alone, the class that is explained, and
+    """A question about one image: a view that answers it alone, the class that is explained, and
     the pixels it is about, to be drawn."""
 
     model: Any  # ImageModel
     target: int
     name: str
     pixels: Tensor  # [H, W] bool
-    value: float  # what the picture's own run says of the target
+    value: float  # what the image's own run says of the target
     boxes: Sequence[FoundBox] = ()  # all boxes that a detector is sure of
 
     @property
     def record(self) -> dict[str, list[Any]]:
-        """For manifests: one entry a picture."""
+        """For manifests: one entry an image."""
         rows, columns = self.pixels.any(dim=1).nonzero(), self.pixels.any(dim=0).nonzero()
         ends = [columns[0], rows[0], columns[-1] + 1, rows[-1] + 1] if len(rows) else []
         place = [int(end) for end in ends]

@@ -354,7 +354,7 @@ class Where:
     norm: str = ""
     last: bool = False
     stem_last: bool = False
-    fixed: bool = False  # built for one size of pictures
+    fixed: bool = False  # built for one size of images
 
 
 TIMM = {
@@ -551,7 +551,7 @@ def _is_fixed(module: Any, kind: str) -> bool:
 
 
 def _built_for(module: Any) -> tuple[int, int] | None:
-    """The size of pictures that a timm module was built for, where it says so."""
+    """The size of images that a timm module was built for, where it says so."""
     if hasattr(module, "tokens_spatial_shape"):
         sides = zip(module.tokens_spatial_shape, module.patch_stride, strict=True)
         height, width = (count * stride for count, stride in sides)

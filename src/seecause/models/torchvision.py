@@ -75,7 +75,7 @@ def open_torchvision(name: str, weights: str | Path | None, size: tuple[int, int
 
     known = models.list_models(module=models)
     if name not in known and name in models.list_models():  # of detection, segmentation, video ...
-        reason, remedy = "it is no classifier of pictures", "name one: vit_b_16, resnet50, swin_t"
+        reason, remedy = "it is no classifier of images", "name one: vit_b_16, resnet50, swin_t"
         raise UnsupportedModel(f"torchvision {name}", reason, remedy)
     if name not in known:
         raise UnknownName("torchvision model", name, known)

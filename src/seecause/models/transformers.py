@@ -334,7 +334,7 @@ def _layout(embeddings: Any, patch: tuple[int, int], height: int, width: int) ->
 
 
 def _resize(embeddings: Any, size: tuple[int, int], images: Tensor) -> dict[str, Any]:
-    """What a tower is given: pictures, and where it wants to be asked and they have another size,
+    """What a tower is given: images, and where it wants to be asked and they have another size,
     the wish for interpolated positions."""
     asks = "interpolate_pos_encoding" in inspect.signature(embeddings.forward).parameters
     other = asks and tuple(images.shape[-2:]) != size
@@ -342,7 +342,7 @@ def _resize(embeddings: Any, size: tuple[int, int], images: Tensor) -> dict[str,
 
 
 def _packed(patch: tuple[int, int], images: Tensor) -> dict[str, Any]:
-    """What NaFlex is given: patches [B, N, P * P * 3], all of them real, and their grid. Pictures
+    """What NaFlex is given: patches [B, N, P * P * 3], all of them real, and their grid. Images
     of one batch have one size, so nothing is padded."""
     rows = images.unfold(2, patch[0], patch[0]).unfold(3, patch[1], patch[1])
     patches = rows.permute(0, 2, 3, 4, 5, 1).flatten(3).flatten(1, 2)
@@ -445,7 +445,7 @@ class TokenBoxes(VisionModel):
 
     @torch.no_grad()
     def aim(self, image: Tensor, spec: Any = None) -> Aim:
-        """The question that a target asks about one picture [1, 3, H, W] (rows.py), as a view whose
+        """The question that a target asks about one image [1, 3, H, W] (rows.py), as a view whose
         class token is the detection token of its box."""
         with self.eval_mode():
             self.check(image)
