@@ -1,5 +1,4 @@
-"""What every model view has: a native module, how images enter it, and what its answers are
-called."""
+"""The base class of model views: a native module with its preprocessing and class names."""
 
 from __future__ import annotations
 
@@ -53,8 +52,8 @@ class ImageModel:
     # the module's own way to logits; the verified wrap compares with it
     native: Callable[[Tensor], Tensor]
     classes: tuple[str, ...] = ()
-    sigmoid: bool = False  # classes answer independently (multi-label): `prob` is the sigmoid
-    values: bool = False  # answers are numbers in units of their own (a coordinate), not logits
+    sigmoid: bool = False  # classes are independent (multi-label): `prob` is the sigmoid
+    values: bool = False  # outputs are numbers with a unit (a coordinate), not logits
     fixed_size: bool = True  # only `preprocess.size` can be fed
     random_weights: bool = False
     apart: bool = False  # weights lie on several devices (devices.py)
@@ -75,7 +74,8 @@ class ImageModel:
         )
 
     def __deepcopy__(self, memo: dict[int, Any]) -> ImageModel:
-        """Parts of a view are functions that hold modules, which a copy would go on to share."""
+        """Refused: the parts of a view are functions that hold modules, which a copy would
+        share."""
         remedy = "Wrap a copy of its module: sc.wrap(copy.deepcopy(model.module), ...)"
         raise NotDefined("a deep copy", f"the parts of {self.name} belong to its module", remedy)
 
@@ -85,7 +85,7 @@ class ImageModel:
         return True
 
     def aim(self, image: Tensor, spec: Any = None) -> Aim:
-        """The question that a target asks about one image [1, 3, H, W], as a view of its own."""
+        """The row of a prediction that a target names in one image [1, 3, H, W], as a view."""
         raise NotImplementedError
 
     @property
@@ -108,7 +108,7 @@ class ImageModel:
         return self.memo["n_classes"]
 
     def zeros(self, size: tuple[int, int]) -> Tensor:
-        """One image [1, 3, H, W] of zeros, where shapes are all that is asked for."""
+        """One image [1, 3, H, W] of zeros, for runs that only need shapes."""
         channels = len(self.preprocess.mean)
         return torch.zeros(1, channels, *size, device=self.device, dtype=self.dtype)
 
@@ -176,7 +176,7 @@ class ImageModel:
         )
 
     def prepare(self, pictures: Pictures) -> Tensor:
-        """Images of any kind -> one normalised batch on the model's device and in its dtype."""
+        """Images of any kind as one normalised batch on the model's device and in its dtype."""
         return as_images(self, pictures)
 
     def to(self, target: torch.device | torch.dtype | str) -> ImageModel:
@@ -224,17 +224,17 @@ class ImageModel:
         return having[0]
 
     def state_key(self) -> tuple[Any, ...]:
-        """Changes whenever a weight or buffer is changed, moved or replaced. Edits through `.data`
-        leave no trace: call `forget` after them."""
+        """A key that changes when a weight or buffer is changed, moved or replaced. Edits through
+        `.data` leave no trace: call `forget` after them."""
         tensors = [tensor for module in self._modules() for tensor in tensors_of(module)]
         return tuple(map(tensor_key, tensors))
 
     def watch(self) -> Watch:
-        """Notices changes as `state_key` does, from now on and faster."""
+        """A faster detector of the changes that `state_key` detects, from now on."""
         return Watch(self._modules())
 
     def forget(self) -> None:
-        """Drop everything that is kept between calls (runs of blank images, the fingerprint)."""
+        """Drop what is cached between calls (runs of blank images, the fingerprint)."""
         self.memo.clear()
 
     def fingerprint(self) -> str:
@@ -251,7 +251,7 @@ class ImageModel:
         return self.memo["fingerprint"][1]
 
     def has_weights_of(self, other: ImageModel) -> bool:
-        """Whether both answer by equal tensors, whatever the models are called."""
+        """Whether both models have equal weights, whatever their names."""
         ours, theirs = self._weights(), other._weights()
         kinds = [[(tensor.shape, tensor.dtype) for tensor in part] for part in (ours, theirs)]
         return kinds[0] == kinds[1] and all(
@@ -262,8 +262,8 @@ class ImageModel:
         return [self.module] if self.extra is None else [self.module, self.extra]
 
     def _need_same_modules(self) -> None:
-        """Refuse a module in which one was replaced: the view would go on to run the old one. What
-        was put beside them (a loss, say) does not count, except in a list that is run through."""
+        """Refuse a module in which a layer was replaced, since the view still runs the old one.
+        Layers that were added (a loss, say) do not matter, except in a sequence of layers."""
         if not all(
             then.items() <= now.items() and (len(then) == len(now) or not listed)
             for now, then, listed in self.wrapped
@@ -275,7 +275,7 @@ class ImageModel:
             )
 
     def _weights(self) -> list[Tensor]:
-        """Everything that decides an answer: what is saved, and buffers that are not."""
+        """All tensors that decide predictions: the state dict, and buffers that it leaves out."""
         saved = [module.state_dict() for module in self._modules()]
         unsaved = [
             {name: b for name, b in module.named_buffers() if name not in state}
@@ -295,7 +295,7 @@ def _as_tensors(value: Any) -> list[Tensor]:
 
 
 def protocol(model: ImageModel, images: Tensor) -> dict[str, Any]:
-    """What every result says about how it came about."""
+    """The part of a result's manifest that describes model, preprocessing, images and versions."""
     layout = model.layout_at(images.shape[-2], images.shape[-1])
     return {
         "model": model.name,
@@ -328,9 +328,8 @@ _version = lru_cache(version)  # a file for each
 
 
 def pixels_digest(images: Tensor, before: str = "") -> str:
-    """A short name for the exact pixels, image by image, so that `before` can be the name of
-    those that came before them. Images are folded to a few words where they are: a GPU sends
-    those, not its pixels."""
+    """A digest of the exact pixels, image by image, so that `before` can be the digest of earlier
+    images. Images are hashed to a few words on their device, so that a GPU transfers little."""
     pictures = images.detach().contiguous()
     kind = f"{pictures.dtype} {list(pictures.shape[1:])}"
     parts = [_folded(part) for part in pictures.flatten(1).split(_FOLDED)]
@@ -345,8 +344,8 @@ _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 def _folded(pixels: Tensor) -> Tensor:
     """The bits of pixels [B, P] as four sums [B, 4] of int64 with random weights. Wrapped sums of
-    integers do not depend on their order, so every device has the same; two images that nobody
-    made for it share all four with a probability below 2^-100."""
+    integers do not depend on their order, so every device has the same; two images share all four
+    by chance with a probability below 2^-100."""
     numbers = pixels.view(_INTEGERS[pixels.element_size()]).long()
     weights = _weights(pixels.shape[1], pixels.device).unbind()
     return torch.stack([(numbers * weight).sum(dim=1) for weight in weights], dim=1)

@@ -6,7 +6,7 @@ Nothing is re-implemented: every field holds a native module, or a short chain o
 Both halves work on any set of rows (tokens), so an engine can run a few rows against keys that come
 from another run.
 
-A block may know facts about tokens beside their states (`At.facts`) and hide keys by them, token by
+A block may read facts about tokens beside their states (`At.facts`) and hide keys by them, token by
 token and head by head. Keys get one more lane that holds 0 or a large negative number, and queries
 a 1 there, so hidden keys weigh exactly nothing:
 
@@ -36,7 +36,7 @@ LANES = 8  # fused kernels want head widths in eights
 
 
 def same(x: Tensor) -> Tensor:
-    """Nothing happens at this joint."""
+    """The identity, for steps that a block lacks."""
     return x
 
 
@@ -123,7 +123,7 @@ class Block:
         return q, k, v
 
     def unrotated(self, h: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """The same before rotation, where keys of different positions can be averaged."""
+        """`qkv` before rotation, where keys of different positions can be averaged."""
         q, k, v = self.project(self.norm(h))
         return self.q_norm(q).transpose(1, 2), self.k_norm(k).transpose(1, 2), v.transpose(1, 2)
 
@@ -213,8 +213,8 @@ class Constant(nn.Module):
 
 
 def silent(mix: Fn) -> dict[str, Any]:
-    """What a `Block` needs for such an attention. One head of width one stays, which says nothing:
-    engines and methods need no special case."""
+    """The fields of a `Block` whose attention is a `Constant`. One head of width one stays, which
+    contributes nothing, so that engines and methods need no special case."""
     return {
         "heads": 1,
         "head_dim": 1,

@@ -97,7 +97,7 @@ def restrict(model: Any) -> Any:
 
 Additive = Callable[[At, At], Tensor]  # what `rows` add to their scores of `keys`
 
-# classes that work, and what people call them
+# classes that work, and their common names
 FAMILIES = {
     "LlavaForConditionalGeneration": "LLaVA-1.5, Pixtral",
     "LlavaNextForConditionalGeneration": "LLaVA-NeXT",
@@ -133,7 +133,7 @@ REFUSED = {
 _SIDE_BY_SIDE = ("Glm4vForConditionalGeneration",)
 # whose image tokens see each other both ways
 _BOTH_WAYS = ("Gemma3ForConditionalGeneration",)
-# prefix language models: image and question see each other both ways, answers look back
+# prefix language models: image and question attend to each other both ways, the answer is causal
 _PREFIX_MODELS = ("PaliGemmaForConditionalGeneration",)
 
 
@@ -176,7 +176,7 @@ class Decoder:
 
 
 def find(module: Any) -> Decoder:
-    """The decoder of a vision-language model, or why it cannot be split."""
+    """The decoder of a vision-language model; raises `UnsupportedModel` if it cannot be split."""
     name = type(module).__name__
     text: Any = module.get_decoder() if hasattr(module, "get_decoder") else None
     config: Any = getattr(text, "config", None)
@@ -259,8 +259,8 @@ def _block(native: Any, index: int, config: Any, table: str, additive: Additive)
 
 
 def planted_span(config: Any) -> tuple[int, int] | None:
-    """Where a decoder whose text may read the image through a few heads only expects it; None for
-    all other decoders."""
+    """The span of image tokens in a decoder whose text reads the image through a few heads only;
+    None for all other decoders."""
     few = getattr(config, "_attn_implementation", None) == ATTENTION
     return tuple(config.image_span) if few else None
 
@@ -322,7 +322,7 @@ def sees_all_before(block: Block) -> bool:
 
 
 def _causal_for_readers(config: Any, layer: int, rows: At, keys: At) -> Tensor:
-    """The same, and only a few heads let text look at the image: [1, H, R, K]."""
+    """The causal bias where only a few heads let text read the image: [1, H, R, K]."""
     return causal(rows, keys) + _hide(~may_read(config, layer, rows.index, keys.index), rows)[None]
 
 
@@ -352,9 +352,9 @@ NATIVE_RUN = threading.RLock()
 
 
 def arriving(module: nn.Module, decoder: nn.Module, inputs: dict[str, Any]) -> dict[str, Any]:
-    """What the native model hands to its decoder: embeddings with the image in them, positions,
-    deepstack features. The decoder itself does not run. One thread at a time: the hook would stop
-    the others, too."""
+    """The inputs that the native model passes to its decoder: embeddings with the image in them,
+    positions, deepstack features. The decoder itself does not run. One thread at a time, since the
+    hook would stop other threads, too."""
 
     def stop(_: nn.Module, __: tuple[Any, ...], given: dict[str, Any]) -> None:
         raise _Arrived(given)
@@ -434,7 +434,7 @@ class VisionTower:
 
 
 def vision_tower(module: Any) -> VisionTower:
-    """The tower of a vision-language model, or why it cannot be split."""
+    """The tower of a vision-language model; raises `UnsupportedModel` if it cannot be split."""
     name = next((cls.__name__ for cls in type(module).__mro__ if cls.__name__ in SPEAKING), None)
     if name is None:
         raise UnsupportedModel(

@@ -59,8 +59,8 @@ SURE, MOST_BOXES = 0.5, 30  # probability of boxes that are listed, and how many
 
 @dataclass(frozen=True, eq=False)
 class RowQuestion:
-    """One row of an answer: how it is read off native outputs, which entry of it is explained, and
-    the pixels that it is about."""
+    """One row of the outputs: how it is read from native outputs, which entry of it is explained,
+    and the pixels that it is about."""
 
     read: Callable[[Any], Tensor]  # native outputs -> [B, C]
     target: int
@@ -91,7 +91,7 @@ class BoxReading:
         return torch.stack([logits.amax(dim=-1) for logits in tokens], dim=-1)
 
     def compared(self, outputs: Any) -> dict[str, Tensor]:
-        """All that is answered, for the verified wrap."""
+        """All outputs, for the verified wrap."""
         return {"classes": self.scores(outputs), "boxes": outputs.pred_boxes}
 
     def unaimed(self, outputs: Any) -> Tensor:
@@ -105,11 +105,11 @@ class BoxReading:
         return scores.sigmoid() if self.sigmoid else scores.softmax(dim=-1)[..., :-1]
 
     def prompt(self, model: ImageModel, spec: Any) -> Mapping[str, Tensor]:
-        """What the module must be given to answer for this row."""
+        """Inputs that the module needs to predict this row."""
         return {}
 
     def ask(self, model: ImageModel, outputs: Any, spec: Any, size: tuple[int, int]) -> RowQuestion:
-        """The question that a target asks about one image, whose native outputs these are."""
+        """The row that a target names in one image, whose native outputs these are."""
         box = self._box(model, spec)
         sure = self.objects(outputs)[0]  # [Q, C]
         label = None if box.label is None else model.class_index(box.label)
@@ -220,8 +220,8 @@ class PixelReading:
     def _largest(
         self, answers: Tensor, label: int | None, size: tuple[int, int]
     ) -> tuple[Tensor, str]:
-        """The pixels of a class, or of the one that has most; all where there is but one answer, or
-        where the class has none."""
+        """The pixels of a class, or of the one that has most; all where there is one output only,
+        or where the class has none."""
         whole = torch.ones(size, dtype=torch.bool)
         if answers.shape[1] == 1:
             return whole, "the image"
@@ -232,7 +232,7 @@ class PixelReading:
 
 
 def shares_of(pixels: Tensor, answers: Tensor) -> Tensor:
-    """How much each answer [.., h, w] counts in the mean over pixels [H, W]; they sum to 1."""
+    """Weights of outputs [.., h, w] in the mean over pixels [H, W]; they sum to 1."""
     size = (answers.shape[-2], answers.shape[-1])
     shares = F.adaptive_avg_pool2d(pixels[None, None].to(answers), size)[0, 0]
     return shares / shares.sum()
@@ -349,7 +349,7 @@ class Seam:
         return lambda **named: native(**{**named, self.entering: tokens})
 
     def put(self, call: Call, places: Places) -> Any:
-        """The same output with other places in it."""
+        """The output of `at` with other places in it."""
         maps, others = iter(places.maps), iter(places.others)
 
         def tensor_like(tensor: Tensor) -> Tensor:
@@ -399,7 +399,7 @@ def answering(answer: Any) -> Callable[..., Any]:
 
 @dataclass
 class DenseParts:
-    """What an adapter says of one native model of boxes or pixels."""
+    """What an adapter finds in a native model of boxes or pixels."""
 
     seam: Seam
     reading: RowReading
@@ -447,8 +447,8 @@ MOST_STRIDE = 32  # pixels of a cell, where levels can be chosen from
 
 @dataclass(eq=False, kw_only=True, repr=False)
 class DenseModel(ImageModel):
-    """A view of a native detector or model of pixels. `model(images)` gives the answers of the row
-    that it is aimed at, [B, C], through the native modules."""
+    """A view of a native detector or model of pixels. `model(images)` returns the outputs of the
+    row that it is aimed at, [B, C], through the native modules."""
 
     architecture: ClassVar[Architecture] = "dense"
 
@@ -477,7 +477,7 @@ class DenseModel(ImageModel):
         return "a row" if self.question is None else self.question.name
 
     def __call__(self, images: Tensor) -> Tensor:
-        """Normalised images [B, 3, H, W] -> answers [B, C] of the row."""
+        """Normalised images [B, 3, H, W] -> outputs [B, C] of the row."""
         with self.eval_mode():
             self.check(images)
             if _alone(images):
@@ -485,7 +485,7 @@ class DenseModel(ImageModel):
             return self._read(self.outputs(images))
 
     def outputs(self, images: Tensor) -> Any:
-        """What the native module answers to images; what is held stays so."""
+        """Native outputs for images, with the outputs of held modules replaced."""
         held = {path: answering(copies_of(value, len(images))) for path, value in self.held.items()}
         return self._native(images, held)
 
@@ -495,7 +495,7 @@ class DenseModel(ImageModel):
         return self.seam.take(self._record(images, (stage,))[1][stage], _size(images))
 
     def run_from(self, stage: str, places: Places) -> Tensor:
-        """Places -> answers of the row: only what reads them runs."""
+        """Places -> outputs of the row; only the part of the model that reads places runs."""
         self.after(stage)
         if _alone(places):
             return self._read(self.outputs_from(places.repeated(2)))[:1]
@@ -638,8 +638,8 @@ def _shell(module: nn.Module | None) -> nn.Module:
 
 
 class Attached(TorchFunctionMode):
-    """In it, `detach` cuts nothing. Detectors detach the boxes that one layer hands to the next,
-    which steadies their training; the answer hangs on them all the same."""
+    """A mode in which `detach` does nothing. Detectors detach the boxes that one layer passes to
+    the next, which stabilises training; predictions depend on them nevertheless."""
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
@@ -708,14 +708,15 @@ def _grounding_dino(module: Any, text: TextInput | None) -> DenseParts:
 
 
 def _tensors_of(tokenize: Any) -> dict[str, Any]:
-    """What a tokenizer of transformers must be told."""
+    """The options that a tokenizer of transformers needs to return tensors."""
     from transformers import PreTrainedTokenizerBase
 
     return {"return_tensors": "pt"} if isinstance(tokenize, PreTrainedTokenizerBase) else {}
 
 
 def _phrases(ids: list[int]) -> tuple[tuple[int, int], ...]:
-    """Where each phrase of a sentence begins and ends: between tokens that nobody reads beyond."""
+    """Where each phrase of a sentence begins and ends: at the tokens that attention does not
+    cross."""
     from transformers.models.grounding_dino.modeling_grounding_dino import SPECIAL_TOKENS
 
     ends = [place for place, token in enumerate(ids) if token in (*SPECIAL_TOKENS, 0)]

@@ -1,9 +1,9 @@
 """Where a model computes: devices and dtypes by name, and models whose weights lie on several
 devices, by accelerate's `device_map` or moved by hand.
 
-Every part of a view of such a model computes where its weights are and answers at home, the model's
-own device. So rows, keys, masks and caches are in one place, kernels run there, and no method has
-to know. The price: rows travel to each block that lies elsewhere, and back.
+Every part of a view of such a model computes where its weights are and returns its result to the
+model's own device. So rows, keys, masks and caches are in one place, kernels run there, and methods
+need no special case. The price: rows travel to each block that lies elsewhere, and back.
 """
 
 from __future__ import annotations
@@ -89,8 +89,8 @@ class _Meeting(TorchFunctionMode):
 
 
 def at_home(part: Callable[..., Any], home: Where, there: Where | None = None) -> Any:
-    """The same function, of tensors at `home`, whose weights may lie elsewhere: all of them
-    `there`, or wherever each of them is."""
+    """`part` as a function of tensors on the device `home`, whose weights may lie elsewhere: all of
+    them `there`, or wherever each of them is."""
 
     def run(*given: Any) -> Any:
         with _Meeting():
@@ -100,7 +100,8 @@ def at_home(part: Callable[..., Any], home: Where, there: Where | None = None) -
 
 
 def block_at_home(block: Block, home: Where, *, places: bool = True) -> Block:
-    """A block that is asked at `home`. Without `places`, its positions need no weights."""
+    """A block that takes and returns tensors at `home`. Without `places`, its positions need no
+    weights."""
 
     def there() -> torch.device:
         return next(block.owner.parameters()).device
@@ -118,8 +119,8 @@ def block_at_home(block: Block, home: Where, *, places: bool = True) -> Block:
 
 
 def gather_answers(model: VisionModel) -> None:
-    """Make every part of a view answer on the model's own device; nothing is recorded as a CUDA
-    graph any more."""
+    """Make every part of a view return tensors on the model's own device. CUDA graphs are not
+    recorded for such a model."""
 
     def home() -> torch.device:
         return model.device

@@ -1,5 +1,5 @@
-"""Heads for backbones that have none: a matrix, texts or prototypes by cosine, or likeness to
-reference images.
+"""Classifier heads for backbones that have none: a matrix, texts or prototypes by cosine, or
+similarity to reference images.
 
 Zero-shot heads: class names in prompt templates, read once by a native text tower.
 
@@ -41,7 +41,7 @@ class CosineHead(nn.Module):
 
 @dataclass(frozen=True, eq=False)
 class Similarity:
-    """Likeness to reference images, one "class" each: normalised images [K, 3, H, W], embedded by
+    """Similarity to reference images, one "class" each: normalised images [K, 3, H, W], embedded by
     the backbone itself when it is wrapped.
 
     Each is judged by itself (`prob` is a sigmoid), so that one reference is enough.
@@ -57,7 +57,7 @@ class Similarity:
 
 
 class UnitLinear(nn.Linear):
-    """A linear layer on features of unit length: what a mended zero-shot head is."""
+    """A linear layer on features of unit length: a repaired zero-shot head."""
 
     def forward(self, input: Tensor) -> Tensor:
         return super().forward(F.normalize(input, dim=-1))
@@ -85,7 +85,7 @@ def head_like(head: nn.Module, like: Tensor) -> nn.Module:
 
 
 def read_features(head: nn.Module, features: Tensor) -> Tensor:
-    """Logits of a head that was given; one that does not fit is named."""
+    """Logits of the caller's head; raises `BadOption` if it does not take these features."""
     try:
         return head(features)
     except torch.OutOfMemoryError:  # smaller chunks are the remedy
@@ -149,7 +149,7 @@ def text_matrix(
 
 
 def require_text(module: nn.Module, text: TextInput | None) -> TextInput:
-    """The text input of a model that has no classes of its own, or what to pass."""
+    """The text input of a model that has no classes of its own; raises if it was not given."""
     if text is None or not text.classes:
         raise UnsupportedModel(
             f"{type(module).__name__} without class names",
@@ -174,5 +174,5 @@ def class_names(config: Any) -> tuple[str, ...]:
 
 
 def is_multi_label(config: Any) -> bool:
-    """Whether a config of transformers says that classes answer independently."""
+    """Whether a config of transformers says that classes are independent."""
     return getattr(config, "problem_type", None) == "multi_label_classification"

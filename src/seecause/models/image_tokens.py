@@ -148,7 +148,7 @@ def image_tokens(
 
 
 def _refuse_unplaced(config: Any, inputs: Mapping[str, Any]) -> None:
-    """Refuse images and frames whose tokens stand where nothing here says."""
+    """Refuse images and frames whose tokens have unknown places."""
     if inputs.get("pixel_values_videos") is not None and "video_grid_thw" not in inputs:
         raise UnsupportedModel(
             type(config).__name__, "the places of its video tokens are not known", "give images"

@@ -98,15 +98,15 @@ class At:
         return self.facts[images[:, None], self.index]
 
     def with_facts(self, change: Callable[[Tensor], Tensor]) -> At:
-        """The same rows with other facts, where there are any."""
+        """These rows with other facts, if there are any."""
         return self if self.facts is None else replace(self, facts=change(self.facts))
 
     def of(self, images: Tensor | slice) -> At:
-        """The same rows of some of the images."""
+        """These rows of some of the images."""
         return self.with_facts(lambda facts: facts if len(facts) == 1 else facts[images])
 
     def copies(self, count: int) -> At:
-        """The same rows of `count` copies of all images, one copy after the other."""
+        """These rows of `count` copies of all images, one copy after the other."""
         return self.with_facts(lambda facts: facts.repeat(count, 1, 1))
 
     def where(self, mark: Tensor, other: At) -> At:

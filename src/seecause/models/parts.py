@@ -139,7 +139,7 @@ class Parts:
 
 @dataclass(frozen=True, eq=False)
 class WrapOptions:
-    """What the caller of `wrap` says of a module; None: what the module or its library tells.
+    """Options of `wrap`; None stands for what the module or its library tells.
     `head` is a module on pooled features, a matrix [C, D] or a `Similarity`."""
 
     name: str
@@ -153,11 +153,11 @@ class WrapOptions:
     preprocess: Preprocess | None = None
 
     def or_else(self, stated: Mapping[str, Any]) -> WrapOptions:
-        """The same with what is `stated` elsewhere, where the caller says nothing."""
+        """These options, completed by what is `stated` elsewhere."""
         return replace(self, **{n: v for n, v in stated.items() if getattr(self, n) is None})
 
     def preprocess_for(self, parts: Parts | StagedParts | DenseParts, of: str) -> Preprocess:
-        """The whole preprocessing; what nobody tells is asked for."""
+        """The whole preprocessing; raises if the mean, std or size is unknown."""
         known, size = self.preprocess or parts.preprocess, self.size
         if parts.fixed_size and parts.size is not None:
             if size is not None and tuple(size) != parts.size:
@@ -209,13 +209,13 @@ def find_parts(
 
 
 def _find_in_plugins(module: nn.Module) -> Parts | StagedParts | DenseParts | None:
-    """The parts that the first plug-in knows; one that breaks is named, and the next is asked."""
+    """The parts that the first fitting plug-in returns; a warning names plug-ins that fail."""
     for name, plugin in plugins("seecause.models").items():
         try:
             parts = plugin.find_parts(module) if hasattr(plugin, "find_parts") else None
         except SeecauseError:
             raise  # it knows the module, and says what is wrong with it
-        except Exception as error:  # whatever a stranger's code raises
+        except Exception as error:  # a plug-in may raise anything
             warn_of_plugin(
                 "seecause.models", name, f"could not look at {type(module).__name__}", error
             )
@@ -262,7 +262,7 @@ def is_known(module: nn.Module) -> bool:
 
 
 def unwrapped(module: Any) -> nn.Module:
-    """The module below everything that changes how it is run and not what it answers."""
+    """The module inside of wrappers that change how it runs, not what it predicts."""
     kind, inner = type(module).__name__, None
     if kind in SHARDED:
         raise UnsupportedModel(
@@ -293,7 +293,7 @@ def native_model(module: Any) -> tuple[nn.Module, dict[str, Any]]:
 
 
 def readable_pools(parts: Parts) -> list[Kind]:
-    """How the tokens of a backbone can be pooled."""
+    """The ways in which the tokens of a backbone can be pooled."""
     layout = parts.layout_at(*(parts.size or parts.patch))
     present: dict[Kind, bool] = {
         "cls": layout.class_index is not None,
@@ -331,7 +331,7 @@ def _checked_pool(module: nn.Module, parts: Parts, options: WrapOptions) -> Kind
 
 @dataclass
 class _Native:
-    """The module's own way from images to logits, with the head that was given, if any."""
+    """The module's own way from images to logits, with the caller's head, if any."""
 
     parts: Parts
     readout: Readout

@@ -1,5 +1,4 @@
-"""Which row of an answer is explained, where a model gives many: a box of a detector, a region of
-pixels.
+"""Targets of models with many outputs: a box of a detector, a region of pixels.
 
     Box(3)                          query 3 and its best class
     Box(3, label="cat")             the score of a class
@@ -115,8 +114,8 @@ class Region:
         return tuple(float(number) for number in self.where)
 
     def framed(self, steps: Preprocess, height: int, width: int) -> Region:
-        """The same of an image of height x width, in the frame that a model's `steps` make of it;
-        what lies outside of the frame is cut."""
+        """The region of an image of height x width, in the frame of a model's preprocessing
+        `steps`; what lies outside of the frame is cut off."""
         if isinstance(self.where, Tensor):
             return Region(steps.mask(self.where.cpu().numpy()), self.label)
         corners = self.corners
@@ -191,14 +190,14 @@ class FoundBox:
 
 @dataclass(frozen=True, eq=False)
 class Aim:
-    """A question about one image: a view that answers it alone, the class that is explained, and
-    the pixels it is about, to be drawn."""
+    """A row of one image: a view that predicts this row alone, the class that is explained, and the
+    pixels it is about, to be drawn."""
 
     model: Any  # ImageModel
     target: int
     name: str
     pixels: Tensor  # [H, W] bool
-    value: float  # what the image's own run says of the target
+    value: float  # of the target, in the run of the image itself
     boxes: Sequence[FoundBox] = ()  # all boxes that a detector is sure of
 
     @property

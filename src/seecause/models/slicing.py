@@ -81,8 +81,8 @@ def slice_heads(block: nn.Module, keep: Sequence[int]) -> None:
 
 
 def zero_heads(block: Any, heads: Sequence[int], *, of: int) -> None:
-    """Zero the columns of the output projection that read `heads`, of as many as the block has: the
-    architecture stays, the bias of O too."""
+    """Zero the columns of the output projection that read `heads`; `of` is how many heads the block
+    has. The architecture stays, and so does the bias of O."""
     if not heads or any(isinstance(part, Constant) for part in block.modules()):
         return  # what is left of a block without heads says nothing already
     weight = output_weight(block)  # [D, H * dh]
@@ -140,8 +140,8 @@ def _slice_fused(attention: Any, keep: Sequence[int]) -> None:
 
 
 def _free_width(eva: Any) -> nn.Module:
-    """The same function as timm's `EvaAttention`, whose forward fixes the width of all heads
-    together, as an `AttentionRope`, whose does not."""
+    """timm's `EvaAttention`, whose forward fixes the width of all heads together, as an
+    `AttentionRope` that computes the same, and whose forward does not."""
     from timm.layers import AttentionRope
 
     fused = eva.qkv is not None

@@ -68,13 +68,13 @@ class Stage:
 
     @property
     def listened(self) -> nn.Module:
-        """Where the verified wrap listens."""
+        """The module whose output the verified wrap compares."""
         module = self.modules[-1] if self.native is None else self.native
         assert isinstance(module, nn.Module)
         return module
 
     def heard(self, output: Tensor, size: tuple[int, int]) -> Tensor:
-        """What was listened to, as a feature map of a size; as it is where it cannot be one."""
+        """The output of `listened` as a feature map of a size; unchanged where it cannot be one."""
         if self.flat and output.shape[1] != size[0] * size[1]:
             return output
         return self.leave(output.unflatten(1, size) if self.flat else output)
@@ -157,10 +157,10 @@ class StagedParts:
 
     family: str
     stages: list[Stage]
-    rest: Fn  # the last feature map -> the module's own answer
+    rest: Fn  # the last feature map -> the module's own output
     cells: str
-    classifies: bool  # False: the module's answer is pooled features
-    native: Callable[[Tensor], Tensor]  # the module's own answer [B, classes]
+    classifies: bool  # False: the module returns pooled features
+    native: Callable[[Tensor], Tensor]  # the module's own output [B, classes]
     preprocess: Preprocess | None = None
     classes: Sequence[str] = ()
     sigmoid: bool = False
@@ -401,8 +401,8 @@ def _hiera(module: Any) -> Split:
 
 
 def _unrolled(reroll: Fn, features: Tensor) -> Tensor:
-    """A map [B, C, h, w] -> tokens [B, h * w, C] in the order that `reroll` undoes: it is asked
-    where each token goes."""
+    """A map [B, C, h, w] -> tokens [B, h * w, C] in the order that `reroll` undoes, which
+    is found by rerolling token numbers."""
     rows = features.flatten(2).transpose(1, 2)
     places = reroll(torch.arange(rows.shape[1], device=rows.device)[None, :, None]).flatten()
     return rows[:, places.argsort()]
@@ -418,7 +418,7 @@ def _first(output: Any) -> Tensor:
 
 
 def _on_grid(block: Any, features: Tensor, *, stride: int = 1) -> Tensor:
-    """A block or patch merging that reads a sequence and is told its grid, on features
+    """A block or patch merging that reads a sequence and its grid, applied to features
     [B, h, w, C]."""
     grid = (features.shape[1], features.shape[2])
     rows = _first(block(features.flatten(1, 2), grid))
@@ -545,13 +545,13 @@ READ: dict[str, Callable[[Any], list[Fn]]] = {  # torchvision has no method for 
 
 
 def _is_fixed(module: Any, kind: str) -> bool:
-    """Swin's patch embedding refuses other sizes unless it was told not to."""
+    """Whether images must have one size: Swin's patch embedding is strict unless configured."""
     strict = getattr(getattr(module, "patch_embed", None), "strict_img_size", False)
     return bool(strict) or kind == "Hiera" or (kind in TIMM and TIMM[kind].fixed)
 
 
 def _built_for(module: Any) -> tuple[int, int] | None:
-    """The size of images that a timm module was built for, where it says so."""
+    """The size of images that a timm module was built for, if it tells."""
     if hasattr(module, "tokens_spatial_shape"):
         sides = zip(module.tokens_spatial_shape, module.patch_stride, strict=True)
         height, width = (count * stride for count, stride in sides)

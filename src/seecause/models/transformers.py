@@ -384,7 +384,7 @@ def _add_text(module: Any, parts: Parts, text: TextInput, enter: Any) -> None:
 
 
 def _tokens(text: TextInput, prompts: list[str], length: int) -> Any:
-    """Tokens of prompts. A transformers tokenizer is asked to pad to the full length, which SigLIP
+    """Tokens of prompts. A transformers tokenizer pads to the full length, which SigLIP
     was trained on."""
     from transformers import PreTrainedTokenizerBase
 

@@ -1,4 +1,4 @@
-"""What users hold: a native vision transformer, named and split.
+"""The view of a native vision transformer, split into named parts.
 
     embed -> blocks -> readout
 
@@ -52,7 +52,7 @@ class Readout:
     latent: LatentPool | None = None
 
     def read_prefix(self, layout: TokenLayout) -> tuple[int, ...]:
-        """The special tokens the answer is read from, in the order `head` expects."""
+        """The special tokens that the head reads, in the order it expects."""
         if self.kind in ("cls", "cls+mean"):
             return (_index(layout.class_index),)
         if self.kind == "cls+dist":
@@ -65,8 +65,7 @@ class Readout:
 
     @property
     def reads_rows(self) -> bool:
-        """Whether a few rows are read, each for itself: the last block need not compute the
-        others."""
+        """Whether only a few rows are read, so that the last block need not compute the others."""
         return not self.has_mean and self.latent is None
 
     def rows(self, layout: TokenLayout) -> slice | list[int] | None:
@@ -118,7 +117,7 @@ class VisionModel(ImageModel):
     blocks: list[Block]
     readout: Readout
     gates: Tensor | None = None
-    # which answer each class of the module counts for, where several are one (heads.backgrounds)
+    # the class that each class of the module is merged into (background)
     merged: tuple[int, ...] = ()
     # images [B, 3, H, W] -> what blocks may know about each token [B, T, F] (block.py)
     facts: Callable[[Tensor], Tensor] | None = None
@@ -134,7 +133,7 @@ class VisionModel(ImageModel):
         return max(block.heads for block in self.blocks)
 
     def at(self, images: Tensor) -> At:
-        """Which tokens all rows of these images are, and what blocks may know about them."""
+        """The positions of all tokens of these images, with the facts that blocks may read."""
         at = self.layout_at(images.shape[-2], images.shape[-1]).at(images.device)
         return at if self.facts is None else replace(at, facts=self.facts(images).detach())
 
