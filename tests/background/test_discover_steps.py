@@ -102,7 +102,7 @@ def test_kinds_are_sorted_out_by_how_far_they_raise_their_answer_above_the_contr
             for row, number in enumerate(numbers):
                 both[:, row, answers[number]] = torch.tensor(raised[number])
             results.append((both[0], both[1]))
-            ended(at, {})
+            ended(at)
         return results
 
     monkeypatch.setattr(steps, "_pasted_logits", answered)
@@ -146,9 +146,9 @@ def test_pastes_are_answered_beside_their_controls(monkeypatch):
 
     def mean_colour(model, images):
         shown.append(images[:, 0, ::2, ::2].flatten(1).tolist())
-        return {"logits": images.mean(dim=(2, 3))}
+        return images.mean(dim=(2, 3))
 
-    monkeypatch.setattr(steps, "logits_piece", mean_colour)
+    monkeypatch.setattr(steps, "logits_of", mean_colour)
     first, second = steps._pasted_logits(None, pictures, parts, lambda *_: None)
     assert shown[0] == [[2, 0, 2, 2], [3, 1, 3, 3], [2, 4, 2, 2], [3, 5, 3, 3]]
     assert shown[1] == [[5, 4, 4, 5], [3, 4, 4, 3]]

@@ -173,6 +173,12 @@ def test_the_code_of_a_users_model_is_part_of_the_name():
     assert own and cell_name(PLAN, *cell) != cell_name(other, *cell)
 
 
+def test_labels_that_mean_other_classes_rename_every_cell():
+    other = replace(PLAN, places=list(reversed(PLAN.places)))
+    one, two = (cell_name(plan, "caap", 0, ["a"], "digest") for plan in (PLAN, other))
+    assert one != two
+
+
 def test_the_manifest_holds_the_whole_plan():
     again = Plan.read(json.loads(json.dumps(PLAN.record())))
     assert again.cells == PLAN.cells and again.request.memory == 64 << 20
