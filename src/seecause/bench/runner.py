@@ -33,7 +33,7 @@ import pyarrow.parquet as pq
 from seecause.bench.cells import Cell, Plan, Prepared, Request, open_prepared, prepare
 from seecause.bench.measures import UNDEFINED
 from seecause.errors import BadOption, MissingExtra
-from seecause.files import digest, write_atomic, write_json
+from seecause.files import digest, digest_json, write_atomic, write_json
 
 log = logging.getLogger(__name__)
 
@@ -159,7 +159,8 @@ def run(
     plan = prepared.plan
     folder.mkdir(parents=True, exist_ok=True)
     write_json(folder / MANIFEST, plan.record())
-    job = BenchJob(replace(plan, cells=()), plan.cells[0].name)
+    shared = replace(plan, cells=())
+    job = BenchJob(shared, digest_json(shared.record()))
     if plan.request.device.startswith("cuda"):
         resources = {"num_gpus": 1, **(resources or {})}
     options: dict[str, Any] = {"ray": ray, "resources": resources, "progress": progress}
@@ -303,7 +304,7 @@ Result = tuple[Any, bytes | None, str]  # a cell, its Parquet file, or why there
 
 @dataclass(frozen=True)
 class BenchJob:
-    """Cells of a benchmark, in a worker. The name of a cell stands for the whole plan."""
+    """Cells of a benchmark, in a worker; `key` is a digest of the plan."""
 
     plan: Plan
     key: str
