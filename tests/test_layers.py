@@ -29,7 +29,7 @@ LAYERS = (  # a module imports from its own row and from rows above it
     ("experiments",),
     ("report",),
     ("critters",),
-    ("integrations", "app", "cli"),
+    ("app", "cli"),
 )
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
 WALK = "engine.walk"  # runs blocks only, and views run by it: it counts as models
@@ -81,7 +81,7 @@ def test_no_package_that_is_compared_with_is_imported():
     """Quantus is under the GPL; captum's classes are extended in one file."""
     for path in sorted(ROOT.rglob("*.py")):
         peers = {"quantus", "captum", "pytorch_grad_cam"}
-        peers -= {"captum"} if path == ROOT / "integrations" / "captum.py" else set()
+        peers -= {"captum"} if path == ROOT / "attribution" / "captum.py" else set()
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
             names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []

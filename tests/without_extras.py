@@ -33,7 +33,7 @@ def main() -> int:
             importlib.import_module(name)
             imported += 1
         except MissingExtra:
-            if name != "seecause.integrations.captum" and not name.startswith("seecause.app"):
+            if name != "seecause.attribution.captum" and not name.startswith("seecause.app"):
                 raise
         except ModuleNotFoundError as missing:
             if not name.startswith("seecause.app.") or missing.name not in ("fastapi", "starlette"):

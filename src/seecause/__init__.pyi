@@ -28,7 +28,6 @@ from . import (
     data as data,
     experiments as experiments,
     faithful as faithful,
-    integrations as integrations,
     lvlm as lvlm,
     metrics as metrics,
 )

@@ -14,6 +14,7 @@ from tests.tiny import pictures, tiny
 captum = pytest.importorskip(
     "captum", reason="captum is not installed; run: pip install 'seecause[tools]'"
 )
+from seecause.attribution import captum as ours_for_captum  # noqa: E402
 
 
 @pytest.fixture(scope="module")
@@ -25,7 +26,7 @@ def case():
 def test_attributions_have_the_shape_of_the_images_and_the_sum_of_the_map(case):
     model, images = case
     maps = sc.attribute(model, images, target=[1, 2]).maps
-    ours = sc.integrations.captum.CAAP(model).attribute(images, target=[1, 2])
+    ours = ours_for_captum.CAAP(model).attribute(images, target=[1, 2])
     assert ours.shape == images.shape and ours.dtype == images.dtype
     high, wide = (images.shape[2] // maps.shape[1], images.shape[3] // maps.shape[2])
     patches = ours.sum(dim=1).unfold(1, high, high).unfold(2, wide, wide).sum(dim=(-1, -2))
@@ -35,7 +36,7 @@ def test_attributions_have_the_shape_of_the_images_and_the_sum_of_the_map(case):
 @pytest.mark.parametrize("name", ["CAAP", "Mosaic"])
 def test_a_noise_tunnel_without_noise_changes_nothing(case, name):
     model, images = case
-    ours = getattr(sc.integrations.captum, name)(model)
+    ours = getattr(ours_for_captum, name)(model)
     tunnel = captum.attr.NoiseTunnel(ours)
     smooth = tunnel.attribute(images, nt_samples=3, stdevs=0.0, target=torch.tensor([1, 2]))
     assert_close(smooth, ours.attribute(images, target=[1, 2]), atol=1e-10, rtol=0)
@@ -43,7 +44,7 @@ def test_a_noise_tunnel_without_noise_changes_nothing(case, name):
 
 def test_infidelity_of_captum_is_that_of_its_definition(case):
     model, images = case
-    attributions = sc.integrations.captum.CAAP(model).attribute(images, target=1)
+    attributions = ours_for_captum.CAAP(model).attribute(images, target=1)
     noise = torch.randn(images.shape, generator=torch.Generator().manual_seed(3)).to(images) / 10
 
     theirs = captum.metrics.infidelity(
@@ -57,14 +58,14 @@ def test_infidelity_of_captum_is_that_of_its_definition(case):
 
 def test_sensitivity_of_captum_runs_our_attribute(case):
     model, images = case
-    ours = sc.integrations.captum.ByMethod(model, "rollout")
+    ours = ours_for_captum.ByMethod(model, "rollout")
     most = captum.metrics.sensitivity_max(ours.attribute, images, target=1, n_perturb_samples=2)
     assert most.shape == (2,) and bool((most > 0).all())
 
 
 def test_targets_and_tuples_as_captum_has_them(case):
     model, images = case
-    caap = sc.integrations.captum.CAAP(model, score="logit")
+    caap = ours_for_captum.CAAP(model, score="logit")
     plain = caap.attribute(images, target=1)
     for same in (torch.tensor(1), torch.tensor([1]), [1, 1], [(1,), (1,)], (1,)):
         assert torch.equal(caap.attribute(images, target=same), plain)
@@ -76,7 +77,7 @@ def test_targets_and_tuples_as_captum_has_them(case):
 
 def test_what_captum_may_ask_and_a_view_cannot_answer_is_refused(case):
     model, images = case
-    caap = sc.integrations.captum.CAAP(model)
+    caap = ours_for_captum.CAAP(model)
     with pytest.raises(BadOption, match="one class"):
         caap.attribute(images, target=(1, 2))
     with pytest.raises(BadOption, match="one: a batch"):
@@ -84,14 +85,14 @@ def test_what_captum_may_ask_and_a_view_cannot_answer_is_refused(case):
     with pytest.raises(BadOption, match="additional_forward_args"):
         caap.attribute(images, target=1, additional_forward_args=(3,))
     with pytest.raises(BadOption, match="tial"):
-        sc.integrations.captum.CAAP(model, tial="patched")
+        ours_for_captum.CAAP(model, tial="patched")
 
 
 def test_sums_are_kept_where_patches_do_not_divide_the_picture():
     """A network of stages has 3 x 3 cells for 100 pixels: some have 33 rows, one has 34."""
     maps = torch.rand(2, 3, 3, dtype=torch.float64)
     like = torch.zeros(2, 3, 100, 70, dtype=torch.float64)
-    each = sc.integrations.captum.shares(maps, like)
+    each = ours_for_captum.shares(maps, like)
     assert each.shape == like.shape
     assert_close(each.sum(dim=(1, 2, 3)), maps.sum(dim=(1, 2)))
     cells = each[:, :, :33, :23].sum(dim=(1, 2, 3))

@@ -1,7 +1,9 @@
-"""Attribution classes for captum: what takes an `Attribution` of captum takes these.
+"""Attribution classes for captum: whatever takes an `Attribution` of captum takes these.
 
     from captum.attr import NoiseTunnel
-    caap = sc.integrations.captum.CAAP(model)
+    from seecause.attribution.captum import CAAP
+
+    caap = CAAP(model)
     caap.attribute(images, target=3)                           # [B, 3, H, W], like the images
     NoiseTunnel(caap).attribute(images, nt_samples=4, stdevs=0.1, target=3)
 
@@ -65,11 +67,11 @@ class ByMethod(Attribution):
 
 
 class CAAP(ByMethod):
-    """Which patches carry the answer into a blank picture? One sweep, no gradient.
+    """CAAP: which patches carry the prediction into a blank image? One sweep, no gradient.
 
     >>> import torch
     >>> import seecause as sc
-    >>> caap = sc.integrations.captum.CAAP(sc.load("builtin:critters-vit"))
+    >>> caap = CAAP(sc.load("builtin:critters-vit"))
     >>> caap.attribute(torch.zeros(1, 3, 96, 96), target=2).shape
     torch.Size([1, 3, 96, 96])
     """
@@ -79,7 +81,7 @@ class CAAP(ByMethod):
 
 
 class Mosaic(ByMethod):
-    """What does the answer hang on? Slopes over mixtures of the picture and a blank one."""
+    """Mosaic: what does the prediction depend on? Slopes over mixtures of the image and a blank."""
 
     def __init__(self, model: ImageModel | nn.Module, **options: Any) -> None:
         super().__init__(model, "mosaic", **options)
@@ -96,7 +98,7 @@ def shares(maps: Tensor, like: Tensor) -> Tensor:
     channels, height, width = like.shape[1:]
     places = torch.arange(maps[0].numel(), device=maps.device).view(1, 1, *maps.shape[1:]).float()
     patch = F.interpolate(places, size=(height, width), mode="nearest")[0, 0].long()  # [H, W]
-    # [N], not all alike where patches do not divide the picture
+    # [N], not all alike where patches do not divide the image
     pixels = patch.flatten().bincount(minlength=maps[0].numel())
     each = (maps.flatten(1) / (pixels * channels))[:, None, patch]
     return each.expand(-1, channels, -1, -1).to(like).contiguous()
