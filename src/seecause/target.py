@@ -128,21 +128,21 @@ def parse(model: ImageModel, spec: Spec, batch: int) -> Target:
 
 
 def need_aimed(model: ImageModel) -> None:
-    """Refuse a model that answers for many rows until one of them is chosen: unaimed it would
+    """Refuse a model that predicts many rows until one of them is chosen: unaimed it would
     answer for another row than a map explains, or for another one at each step."""
     if not model.aimed:
         raise NotDefined(
-            "one answer for a picture",
-            f"{model.name} answers for many rows",
+            "one prediction for an image",
+            f"{model.name} predicts many rows",
             "Aim first: model.aim(image, row).model, where a row is sc.Box(3) or sc.Region((x, y))",
         )
 
 
 def need_class(model: ImageModel, spec: Spec) -> None:
-    """Refuse a box or a region of a model that gives one answer for a picture."""
+    """Refuse a box or a region of a model that gives one prediction for an image."""
     if parse_row(spec) is not None:
         raise NotDefined(
-            "a box or a region", f"{model.name} gives one answer for a picture", "Name a class"
+            "a box or a region", f"{model.name} gives one prediction for an image", "Name a class"
         )
 
 
@@ -150,7 +150,7 @@ def need_class(model: ImageModel, spec: Spec) -> None:
 def best_answers(
     model: ImageModel, probabilities: Tensor, target: Target | None = None, *, count: int = 3
 ) -> list[list[Answer]]:
-    """The `count` most probable classes of each picture [B, C], then the explained ones that are
+    """The `count` most probable classes of each image [B, C], then the explained ones that are
     not among them. Without a target the first is the explained one."""
     best = probabilities.topk(min(count, probabilities.shape[-1])).indices
     explained = best[:, :1] if target is None else _explained(target, best)
@@ -164,7 +164,7 @@ def best_answers(
 
 
 def _explained(target: Target, best: Tensor) -> Tensor:
-    """The explained class of each picture, [B, 1], or the two of a contrast; [B, 0] for a function
+    """The explained class of each image, [B, 1], or the two of a contrast; [B, 0] for a function
     of logits."""
     columns = [classes.to(best)[:, None] for classes in target.tensors]
     return torch.cat(columns, dim=1) if columns else best[:, :0]

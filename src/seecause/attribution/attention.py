@@ -1,7 +1,7 @@
 """Attention as the explanation, from the last block's row to gradient-weighted products of all.
 
 A is a block's attention, mean_h a mean over its heads, dA = d score / dA, L the last block. A map
-is read from the rows that the answer is read from: the class token's, written [class] below, or
+is read from the rows that the prediction is read from: the class token's, written [class] below, or
 the mean of an averaging readout's. A latent pool is one more attention on top, without an identity
 beside it: its query is no token. What values and MLPs do counts through gradients only, or not at
 all. Rollout and raw attention know no class: `target` is recorded, not used.
@@ -252,7 +252,7 @@ def mean_slope(
     model: VisionModel, images: Tensor, target: Target, steps: int, score: Score
 ) -> Tensor:
     """mean_k dA^L(alpha_k x) [B, H, T, T], alpha = linspace(0, 1, steps). Both ends are used, and
-    pictures are scaled towards 0 in normalised space, as in the code of TAM's authors."""
+    images are scaled towards 0 in normalised space, as in the code of TAM's authors."""
     alphas = torch.linspace(0, 1, steps, dtype=images.dtype, device=images.device)
     last = n_attentions(model) - 1
 

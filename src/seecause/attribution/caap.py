@@ -1,16 +1,16 @@
 """CAAP: patch attribution by activation patching (arXiv 2603.13652).
 
-For every patch i, the source picture's activations at S(i) (i and its neighbours) are put into a
-blank picture's run for layers l_s..l_e; the class score that comes out is the attribution of i (eq.
+For every patch i, the source image's activations at S(i) (i and its neighbours) are put into a
+blank image's run for layers l_s..l_e; the class score that comes out is the attribution of i (eq.
 1-3). Only the class token is propagated, one copy per patch, so that all patches cost about one
 more forward pass. `tail` says what the patched tokens do after l_e, where the paper contradicts
 itself: Algorithm 1 computes them again (`patched`), its section 3.3.1 keeps the source's keys
 (`source`) and claims both are equal; they are not, but they rank patches nearly alike
 (docs/results), and `source` costs half as much. `direction="delete"` swaps the roles: the blank's
-tokens are put into the picture's run, and the drop of the score is the attribution.
+tokens are put into the image's run, and the drop of the score is the attribution.
 
 E-CAAP (appendix B.1, `approx`) reads the blank context through its own class token, once, instead
-of by every copy: that part of the softmax does not depend on the picture.
+of by every copy: that part of the softmax does not depend on the image.
 
     z_i = [Z_0 v_0 + sum_{S(i)} e^{s_ij} v_j + e^{s_self} v_self]
           / [Z_0 + sum_{S(i)} e^{s_ij} + e^{s_self}]
@@ -245,11 +245,11 @@ def sweep_pictures(
     *,
     bytes_each: int,
 ) -> Swept:
-    """Logits of all interventions `chosen`, as many pictures at a time as fit.
+    """Logits of all interventions `chosen`, as many images at a time as fit.
 
-    `prepare(count, blank)` does all that no picture changes. The function it gives turns `count`
-    pictures, and a blank for each where they do not share one (`blank` is None then), into logits
-    of all interventions, of pictures and of blanks; on a GPU it is recorded by `settings`.
+    `prepare(count, blank)` does all that no image changes. The function it gives turns `count`
+    images, and a blank for each where they do not share one (`blank` is None then), into logits
+    of all interventions, of images and of blanks; on a GPU it is recorded by `settings`.
     """
     shared = blank if len(blank) == 1 else None
     key = (*settings, id(chosen), chosen._version, *one_blank(blank))
@@ -269,7 +269,8 @@ def sweep_pictures(
 
 
 def one_blank(blank: Tensor) -> tuple[int, ...]:
-    """What a recording hangs on where one blank serves all images; others come with the images."""
+    """What a recording depends on where one blank serves all images; others come with the
+    images."""
     return (id(blank), blank._version) if len(blank) == 1 else ()
 
 
@@ -320,7 +321,7 @@ def _summarise(
     approx: Approx,
     direction: Direction,
 ) -> Callable[[int, int], BlankSummary] | None:
-    """E-CAAP's part of the blank for any range of patches, or None for exact CAAP. No picture
+    """E-CAAP's part of the blank for any range of patches, or None for exact CAAP. No image
     changes them: they stay in the model's memo."""
     if approx == "none":
         return None

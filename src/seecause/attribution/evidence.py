@@ -1,19 +1,20 @@
-"""Enough, and needed: how much of the picture does the answer hang on?
+"""Enough, and needed: how much of the image does the prediction depend on?
 
 Patches are taken in the order of a map, the highest first: S_k are the first k. Everything else is
 replaced by the pixels of a blank, and the model itself answers:
 
-    enough   the shortest S_k that, alone on the blank, keeps the answer
+    enough   the shortest S_k that, alone on the blank, keeps the prediction
     needed   the shortest S_k that, replaced by the blank, breaks it
 
-The answer is kept while the explained class has the highest logit (of a pair: a higher one than the
-other class; of a function of logits: while it is above 0).
+The prediction is kept while the explained class has the highest logit (of a pair: a higher one than
+the other class; of a function of logits: while it is above 0).
 
 Both are found by bisection, `points` lengths at a time: about 2 points log N / log(points + 1)
 forwards instead of 2 N. What it promises: the set it returns was run and keeps (or breaks) the
 answer, and the same set without its last patch was run and does not. What it does not promise: that
-no shorter S_k does. Adding a patch can undo an answer, so the answer may come and go along the
-order; more `points` make a shorter one harder to miss (docs/explain.md: how often one is missed).
+no shorter S_k does. Adding a patch can undo a prediction, so the prediction may come and go along
+the order; more `points` make a shorter one harder to miss (docs/explain.md: how often one is
+missed).
 """
 
 from __future__ import annotations
@@ -51,9 +52,9 @@ class PatchSet:
     """One set of patches of each image, and what the model said when it was run."""
 
     patches: Tensor  # [B, gh, gw] bool; none where no set that does it was found
-    exists: Tensor  # [B] bool: the picture below was run, and does what the set is for
+    exists: Tensor  # [B] bool: the image below was run, and does what the set is for
     probability: Tensor  # [B] of the explained class there (a pair or function: its value)
-    labels: list[str]  # what the model answers there
+    labels: list[str]  # the model's prediction there
     pictures: Tensor  # [B, 3, H, W] raw pixels that were run
 
     @property
@@ -64,14 +65,14 @@ class PatchSet:
 
 @dataclass(frozen=True, eq=False)
 class Evidence:
-    """What is enough for the answers of some images, and what they need."""
+    """What is enough for the predictions of some images, and what they need."""
 
     images: Tensor  # [B, 3, H, W] raw pixels in [0, 1]
     maps: Tensor  # [B, gh, gw] whose order was taken
     enough: PatchSet
     needed: PatchSet
-    probability: Tensor  # [B] of the explained class in the whole picture
-    answered: Tensor  # [B] bool: the whole picture gets the explained answer
+    probability: Tensor  # [B] of the explained class in the whole image
+    answered: Tensor  # [B] bool: the whole image gets the explained class
     labels: list[str]  # the explained classes; none for a function
     manifest: dict[str, Any]
 
@@ -84,7 +85,8 @@ class Evidence:
         return f"Evidence(of {total} patches, enough: {enough}, needed: {needed})"
 
     def overlay(self, index: int = 0) -> tuple[Image.Image, Image.Image]:
-        """The two sets outlined, on the picture that keeps the answer and on the one without it."""
+        """The two sets outlined, on the image that keeps the prediction and on the one without
+        it."""
         from seecause.report.explain import evidence_image
 
         return evidence_image(self, index, "enough"), evidence_image(self, index, "needed")
@@ -96,7 +98,7 @@ class Evidence:
         return evidence_sentences(self, index)
 
     def plot(self, axes: tuple[Axes, Axes], index: int = 0) -> None:
-        """Both outlined pictures on two axes of matplotlib."""
+        """Both outlined images on two axes of matplotlib."""
         shown = zip(axes, self.overlay(index), self.sentence(index), strict=True)
         for axis, picture, words in shown:
             axis.imshow(picture)
@@ -117,13 +119,14 @@ def evidence(
     points: Count = 7,
     seed: int = 0,
 ) -> Evidence:
-    """The shortest sets of patches, in the order of a map, that keep the answer and that break it.
+    """The shortest sets of patches, in the order of a map, that keep the prediction and that break
+    it.
 
     `model`, `images` and `target` are as in `sc.attribute`. The order is that of
     `maps` [B, gh, gw], or of `method` with its `options`; where none is named, of mosaic, where no
     class token is read of libra-ixg+, and of CAAP where these are not defined. Patches that are not
     shown have the pixels of `blank`, one for all or one for each. `seed` is also the method's,
-    unless its options name one. Every view that answers works: only its forward is used.
+    unless its options name one. Every view with a prediction works: only its forward is used.
 
     >>> import seecause as sc
     >>> model = sc.load("builtin:critters-vit")
@@ -202,8 +205,8 @@ class _Chain:
         self.target: Target = parse(model, target, len(images)).bind(self.whole)
 
     def shortest(self, *, keep: bool, points: int) -> PatchSet:
-        """The shortest beginning of the order that keeps the answer alone, or breaks it when it is
-        hidden."""
+        """The shortest beginning of the order that keeps the prediction alone, or breaks it when it
+        is hidden."""
         points = min(points, self.patches)
         none, every = (self.blank, self.whole) if keep else (self.whole, self.blank)
         begins = self.kept(none) == keep  # with no patch at all
@@ -240,7 +243,7 @@ class _Chain:
         return self.target.score(logits, "prob", sigmoid=self.model.sigmoid)
 
     def _mixed(self, rows: Tensor, lengths: Tensor, keep: bool) -> Tensor:
-        """Pictures [m, 3, H, W] with the first patches shown on the blank, or hidden by it."""
+        """Images [m, 3, H, W] with the first patches shown on the blank, or hidden by it."""
         first = self.ranks[rows] < lengths[:, None, None]  # [m, gh, gw]
         height, width = self.images.shape[-2:]
         shown = spread_out(first == keep, (height, width))[:, None]
@@ -248,7 +251,7 @@ class _Chain:
         return torch.where(shown, self.images[rows], empty)
 
     def _run(self, rows: Tensor, lengths: Tensor, keep: bool) -> Tensor:
-        """Logits [m, C] of those pictures, as many at a time as fit."""
+        """Logits [m, C] of those images, as many at a time as fit."""
 
         def run_items(items: Tensor) -> Tensor:
             return self.model(self._mixed(rows[items], lengths[items], keep))

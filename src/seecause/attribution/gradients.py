@@ -15,9 +15,9 @@ that are complete only where the network is linear or its gradients are made to 
 biases of the embedding count for nothing; on tokens they do. The score of tokens is the probability
 for classifiers and the logit for cosine heads (CLIP), as in the presets of LibraGrad's authors.
 
-Gradients of pixels, averaged over copies of the picture: along a path, or under noise. Pixels
-are summed over colours and patches. Copies leave the data: what is differentiated are answers to
-faded or noisy pictures.
+Gradients of pixels, averaged over copies of the image: along a path, or under noise. Pixels
+are summed over colours and patches. Copies leave the data: what is differentiated are predictions
+to faded or noisy images.
 
 Grad-CAM (Selvaraju et al. 2017) and its relatives: activations X, weighted by their gradient
 G = d score / dX. Libraries scale maps to 0..1; ours are not scaled. Nothing before the activations
@@ -350,7 +350,7 @@ def ixg_staged(
 def _of_pixels(
     model: VisionModel | StagedModel, images: Tensor, target: Target, score: Score, mixer: Mixer
 ) -> Maps:
-    """Input x gradient of the normalised picture."""
+    """Input x gradient of the normalised image."""
     bound, slope = pixel_slope(model, images, target, score)
     product = images * slope
     pixels = (product.relu() if mixer == "relu" else product).sum(dim=1)  # [B, H, W]
@@ -575,13 +575,13 @@ def integrated_gradients(
     score: Score = "logit",
     seed: int = 0,
 ) -> Maps:
-    """Gradients along the straight path from a baseline to the picture, times the difference.
+    """Gradients along the straight path from a baseline to the image, times the difference.
 
         phi = (x - b) * integral_0^1 grad f(b + t (x - b)) dt,   sum phi = f(x) - f(b)
 
     (Sundararajan, Taly & Yan 2017). The integral is a Gauss-Legendre sum (captum's default), exact
     for polynomials of degree 2 * steps - 1; completeness holds up to its error. The baseline b is
-    the mean colour, which is 0 after normalisation, unless another blank or a normalised picture is
+    the mean colour, which is 0 after normalisation, unless another blank or a normalised image is
     given.
     """
     target = bind_target(model, images, target)
@@ -615,14 +615,14 @@ def smoothgrad(
     score: Score = "logit",
     seed: int = 0,
 ) -> Maps:
-    """The gradient of pixels, averaged over noisy copies of the picture.
+    """The gradient of pixels, averaged over noisy copies of the image.
 
         g = mean_k d score / dx (x + sigma n_k),   n_k ~ N(0, 1),   sigma = noise (max x - min x)
 
-    (Smilkov et al. 2017), and the map sums |g| (`magnitude`, the paper's pictures), g (`signed`) or
+    (Smilkov et al. 2017), and the map sums |g| (`magnitude`, the paper's images), g (`signed`) or
     x * g (`input`). A gradient says what a small change would do, not what the patch did; only
     `input` estimates a contribution. Noise is drawn once from `seed` and is the same for every
-    picture, so a map does not depend on the batch. It is drawn on the device: millions of numbers
+    image, so a map does not depend on the batch. It is drawn on the device: millions of numbers
     from a CPU would take longer than the passes.
     """
     target = bind_target(model, images, target)

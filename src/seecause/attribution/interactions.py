@@ -1,6 +1,6 @@
 """Pairs of places: what two regions cause together that neither causes alone.
 
-CAAP puts one place into a blank picture, so evidence that needs two places is invisible to it. Here
+CAAP puts one place into a blank image, so evidence that needs two places is invisible to it. Here
 the grid is cut into `regions` x `regions` regions, and every pair of them is put into the blank at
 once, by the same sweep of class rows. With f(S) the class score when the regions of S are put in,
 
@@ -111,7 +111,7 @@ class Interactions:
         ]
 
     def plot(self, ax: Axes, index: int = 0, count: int = 10) -> None:
-        """Lines between the regions of the strongest pairs, over the picture: thicker is stronger,
+        """Lines between the regions of the strongest pairs, over the image: thicker is stronger,
         red needs both, blue will do with either."""
         from seecause.report.explain import pairs_image
 
@@ -215,7 +215,7 @@ def _effects(
 def _sweeper(
     model: ImageModel, images: Tensor, tail: Tail | None, layers: Layers
 ) -> Callable[[Tensor, Tensor, Tensor], Swept]:
-    """What puts sets of patches of pictures into blanks."""
+    """What puts sets of patches of images into blanks."""
     if isinstance(model, VisionModel):
         plan = make_plan(model, model.check(images), tail=tail, layers=layers)
         return partial(sweep, model, plan=plan)

@@ -1,8 +1,8 @@
-"""Mosaic: derivatives over mixtures of the picture and a blank (ours).
+"""Mosaic: derivatives over mixtures of the image and a blank (ours).
 
-CAAP asks what a patch does alone in a blank picture, deletion what it does in the whole one; the
-answer hangs on a patch at every stage between. A mask m in [0, 1]^N mixes the two banks of keys
-that CAAP's `source` tail reads (engine/mixture.py); f(m) is the score of the class, and
+CAAP asks what a patch does alone in a blank image, deletion what it does in the whole one; the
+prediction depends on a patch at every stage between. A mask m in [0, 1]^N mixes the two banks of
+keys that CAAP's `source` tail reads (engine/mixture.py); f(m) is the score of the class, and
 
     a_i = mean over masks of df / dm_i
 
@@ -14,8 +14,8 @@ that CAAP's `source` tail reads (engine/mixture.py); f(m) is the score of the cl
              of u in t = u^3 (10 - 15 u + 6 u^2): crowded at both ends, where one run's keys take
              over from the other's
 
-`caap+mosaic` is both in one map: CAAP finds where the object is, mosaic what the answer hangs on,
-and the sum stays near the better of the two in both (docs/results/mosaic.md).
+`caap+mosaic` is both in one map: CAAP finds where the object is, mosaic what the prediction depends
+on, and the sum stays near the better of the two in both (docs/results/mosaic.md).
 
 A row is a special token under one mask: a mask costs as much as p of the T tokens, three times with
 its derivative. Where no special token is read, the average or the latent query is the row and reads
@@ -76,8 +76,8 @@ Near = Annotated[
 ]
 Seed = Annotated[int, Limit(lambda seed: 0 <= seed < 2**63, "a whole number from 0 to 2^63 - 1")]
 NEAREST = 2**-23  # to 0 and 1: what float32 still tells from them
-Read = Callable[[Trace, Trace, Target], tuple[Tensor, ...]]  # of blank, picture and target
-SHARES = (0.05, 0.95)  # of patches that are the picture's, in a drawn mask
+Read = Callable[[Trace, Trace, Target], tuple[Tensor, ...]]  # of blank, image and target
+SHARES = (0.05, 0.95)  # of patches that are the image's, in a drawn mask
 
 
 @dataclass(frozen=True)
@@ -138,7 +138,8 @@ def mosaic(
     classes: Classes = None,
     seed: Seed = 0,
 ) -> Maps:
-    """What the answer hangs on: slopes of the class score over mixtures of picture and blank."""
+    """What the prediction depends on: slopes of the class score over mixtures of image and
+    blank."""
     plan = MaskPlan(masks, law, cells, eps, antithetic, seed)
     start, size = first_layer(model, layers), (images.shape[-2], images.shape[-1])
     empty = blank_image(model, size, blank, seed=seed, count=len(images))
@@ -176,11 +177,11 @@ def caap_mosaic(
     blank: Blank | Tensor = "white",
     seed: Seed = 0,
 ) -> Maps:
-    """Where it is and what the answer hangs on: z-scored CAAP (logit) plus z-scored mosaic.
+    """Where it is and what the prediction depends on: z-scored CAAP (logit) plus z-scored mosaic.
 
         a = z(CAAP's logits) + z(mosaic),   z(x) = (x - mean over patches) / deviation over patches
 
-    Both read the same recorded run of the picture. Values are deviations, not scores: compare
+    Both read the same recorded run of the image. Values are deviations, not scores: compare
     places within a map.
     """
     plan = MaskPlan(masks, law, cells, eps, antithetic, seed)
@@ -225,11 +226,11 @@ def against_blank(
     key: tuple[Hashable, ...] | None,
     runs: tuple[Recorded, Recorded],
 ) -> Maps:
-    """Maps from recorded runs of pictures and of a blank, or of one for each; as many pictures at a
+    """Maps from recorded runs of images and of a blank, or of one for each; as many images at a
     time as fit.
 
-    `prepare(count)` does what no picture changes, `runs` says what is kept of the blank's run and
-    of a picture's, and `to_maps` gets the scores that are read of them, the bound target and what
+    `prepare(count)` does what no image changes, `runs` says what is kept of the blank's run and
+    of an image's, and `to_maps` gets the scores that are read of them, the bound target and what
     else was read. On a GPU all of it is recorded by `key`, unless that is None or the target is a
     function.
     """
@@ -331,7 +332,7 @@ def first_layer(model: VisionModel, layers: Layers) -> int:
 
 def mixed_runs(model: VisionModel, tail: MixedTail, start: int) -> tuple[Recorded, Recorded]:
     """What is kept of the blank's run (where rows start, keys, and final states that are read), and
-    of a picture's, whose rows start as the blank's do."""
+    of an image's, whose rows start as the blank's do."""
     if tail == "all":
         return {"states": {start}, "kv": set()}, {"states": {start}, "kv": set()}
     kv, final = set(range(start, model.n_layers)), {model.n_layers}

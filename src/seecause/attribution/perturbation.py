@@ -225,7 +225,7 @@ def tis(
     """The mean score of runs on half of the patches, over those runs that had the patch.
 
     Transformer input sampling (Englebert et al. 2023): the channels of all block outputs, each seen
-    as a picture of N patches, are clustered by k-means, and each centre keeps the share `keep` of
+    as an image of N patches, are clustered by k-means, and each centre keeps the share `keep` of
     the patches where it is highest. k-means is seeded anew for each image, so the place in a batch
     does not matter. Not done: no min-max scaling.
     """
@@ -370,7 +370,7 @@ def _mean_over_choices(
     return Maps((scores[..., None] * there).sum(dim=1) / there.sum(dim=1).clamp_min(1), bound)
 
 
-@method("vit-cx", forwards="1 + 2 M (M masks, by picture)", needs="activations")
+@method("vit-cx", forwards="1 + 2 M (M masks, by image)", needs="activations")
 @torch.no_grad()
 def vit_cx(
     model: VisionModel,
@@ -392,7 +392,7 @@ def vit_cx(
     again:
         c_k = f(x m_k + e_k) - f(x + e_k) + f(x),     S = (1 / M) sum_k c_k m_k / sum_k m_k
         (pixel by pixel)
-    M depends on the picture. A flat channel makes an empty mask, and a pixel no mask shows gets 0.
+    M depends on the image. A flat channel makes an empty mask, and a pixel no mask shows gets 0.
     Noise comes from `seed` alone.
     """
     layout, size = model.check(images), (images.shape[-2], images.shape[-1])
@@ -483,7 +483,7 @@ def _enlarge(maps: Tensor, size: tuple[int, int]) -> Tensor:
 
 
 def _noise(seeds: Sequence[int], like: Tensor) -> Tensor:
-    """One draw of N(0, 1) for each seed, shaped like a picture: [m, 3, H, W]. Pictures share their
+    """One draw of N(0, 1) for each seed, shaped like an image: [m, 3, H, W]. Images share their
     seeds, so each is drawn once."""
     drawn: dict[int, Tensor] = {}
     for seed in dict.fromkeys(seeds):
@@ -495,7 +495,7 @@ def _noise(seeds: Sequence[int], like: Tensor) -> Tensor:
 KERNELS = range(31, 102, 2)  # px
 HEAVY = 1e4
 Blend = Annotated[float, Limit(lambda share: 0 <= share <= 1, "a share from 0 to 1")]
-# pictures [m, 3, H, W] and which image each is of -> scores [m]
+# images [m, 3, H, W] and which image each is of -> scores [m]
 ScorePictures = Callable[[Tensor, Tensor], Tensor]
 
 
@@ -536,7 +536,7 @@ def mda(
             dense_i = (n - i) / n  where sparse_i >= kappa, up to the sparse maximum
        and the map is (1 - gamma) sparse + gamma dense.
 
-    The blur is a box of 31 px upwards, until the blurred picture scores at most `faint`. Unlike the
+    The blur is a box of 31 px upwards, until the blurred image scores at most `faint`. Unlike the
     authors' code, no image is dropped: one whose blur never gets faint keeps the widest, one that
     never reaches 90 % is ordered by insertion alone (both are said in the manifest). Curves move
     whole patches, so they depend on the order only and are measured once. Every image takes N
@@ -576,7 +576,7 @@ def mda(
 
 @dataclass(frozen=True, eq=False)
 class Scene:
-    """Pictures [B, 3, H, W] whose patches are shown or hidden. `each`: bytes of one run."""
+    """Images [B, 3, H, W] whose patches are shown or hidden. `each`: bytes of one run."""
 
     images: Tensor
     high: int  # patches
@@ -606,7 +606,7 @@ class Scene:
 
 
 def blur(scene: Scene, answer: ScorePictures, faint: float) -> tuple[Tensor, Tensor]:
-    """Pictures behind the narrowest box that makes their score faint (else the widest), and whether
+    """Images behind the narrowest box that makes their score faint (else the widest), and whether
     it did, [B]."""
     batch = len(scene.images)
     item = torch.arange(len(KERNELS) * batch, device=scene.images.device)
@@ -655,7 +655,7 @@ def search(
         shown = shown.scatter(1, chosen, True)
         beginning = beginning + inserting.long()
         done = inserting & ((value - start) >= reach * (goal - start).abs())
-        shown = shown & ~done[:, None]  # from here on, on the empty picture
+        shown = shown & ~done[:, None]  # from here on, on the empty image
         inserting = inserting & ~done
     return places, beginning
 
@@ -705,7 +705,7 @@ _control = partial(
 
 @_control("random")
 def random(model: ImageModel, images: Tensor, target: Target, *, seed: int = 0) -> Maps:
-    """Uniform noise, drawn for each picture from its pixels and `seed`: the place in the batch
+    """Uniform noise, drawn for each image from its pixels and `seed`: the place in the batch
     never matters."""
     n = model.check(images).n_patches
     raw = model.preprocess.raw(images).detach().cpu().float()
@@ -730,7 +730,7 @@ def center(model: ImageModel, images: Tensor, target: Target, *, width: Positive
 
 @_control("sobel")
 def sobel(model: ImageModel, images: Tensor, target: Target) -> Maps:
-    """Mean edge strength of the grey picture in each patch."""
+    """Mean edge strength of the grey image in each patch."""
     grey = model.preprocess.raw(images).float().mean(dim=1, keepdim=True)
     kernel = grey.new_tensor([[1.0, 0, -1], [2, 0, -2], [1, 0, -1]])
     padded = F.pad(grey, (1, 1, 1, 1), mode="replicate")

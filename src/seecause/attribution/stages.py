@@ -162,7 +162,7 @@ def mosaic_staged(
     stage: str | None = None,
     seed: Seed = 0,
 ) -> Maps:
-    """What the answer hangs on: slopes of the class score over mixtures of feature maps."""
+    """What the prediction depends on: slopes of the class score over mixtures of feature maps."""
     need_gradients(model, "mosaic")
     plan = MaskPlan(masks, law, cells, eps, antithetic, seed)
     layout, stage = model.check(images), stage or model.cells
@@ -219,7 +219,7 @@ def _slopes(
 
 
 def mixtures(masks: Tensor, blank: Any, picture: Any) -> Any:
-    """Feature maps [B * n, C, h, w] between those of blanks [1 or B, C, h, w] and of pictures
+    """Feature maps [B * n, C, h, w] between those of blanks [1 or B, C, h, w] and of images
     [B, C, h, w], by masks [B, n, gh, gw] of cells; of every level, where rows read several."""
     if isinstance(picture, Places):
         return picture.over(blank, lambda theirs, ground: mixtures(masks, ground, theirs))
