@@ -163,7 +163,9 @@ def accepts(hint: Any, value: Any) -> bool:
     if hint in (int, float):
         number = numbers.Real if hint is float else numbers.Integral
         return not isinstance(value, bool) and isinstance(value, number)
-    return isinstance(value, hint) if isinstance(hint, type) and hint is not Any else True
+    if hint is Any or not isinstance(hint, type) or getattr(hint, "_is_protocol", False):
+        return True
+    return isinstance(value, hint)
 
 
 def _expected(hint: Any) -> str:

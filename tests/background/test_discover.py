@@ -1,32 +1,40 @@
-"""Discover: kinds of patches that turn pictures into a class, without anybody naming them."""
+"""Discover: kinds of patches that turn images into a class, from a planted shortcut, and each step
+against loops over images and patches."""
 
 from __future__ import annotations
 
 import csv
 import importlib
 import json
+import math
 from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 import timm
 import torch
+from torch.testing import assert_close
 from typer.testing import CliRunner
 
 import seecause as sc
+from seecause._random import bits
 from seecause.background import LabelledImages, Masks
-from seecause.background.patch_kinds import (
-    KindPlan,
+from seecause.background.discover import (
+    Discovery,
+    Finding,
+    Kind,
     ObjectPatches,
-    kinds_at,
-    object_patches,
-    pasted,
+    Search,
+    Trials,
+    tokens_at,
 )
+from seecause.background.images import no_progress
 from seecause.background.versions import origins
 from seecause.cli import app
-from seecause.errors import BadOption
+from tests.background.repair_toys import plain_vit, scenes as squares, wrapped
 
-RED, SIDE = 2, 32  # a class, and pixels of a picture
+steps = importlib.import_module("seecause.background.discover")
+RED, SIDE, COUNT, SEED = 2, 32, 40, 3  # a class, pixels of an image, trials of a finding
 
 
 def planted():
@@ -72,6 +80,11 @@ def scenes(n=24):
             patch = raw[place, :, 8 * row : 8 * row + 8, 8 * column : 8 * column + 8]
             patch[0], patch[1:] = 1.0, 0.0
     return raw, labels, spots
+
+
+def a_search(scores, answers, grid, objects=None, **options):
+    given = {"kinds": 3, "top": 6, "trials": 20, "most": 9, "seed": SEED, **options}
+    return Search(scores, answers, grid, objects, **given)
 
 
 @pytest.fixture(scope="module")
@@ -143,7 +156,7 @@ def test_a_paste_is_a_quarter_at_most_where_objects_are_not_known(model, picture
 
 def test_pastes_are_the_sources_patches_in_the_recipient(pictures, found):
     trials = found.findings[0].trials
-    mixed = pasted(pictures.images, trials)
+    mixed = trials.into(pictures.images)
     shown = trials.sets.repeat_interleave(8, dim=1).repeat_interleave(8, dim=2)[:, None]
     shown = shown.expand_as(mixed)
     assert mixed[shown].equal(pictures.images[trials.sources][shown])
@@ -157,11 +170,10 @@ def test_pairs_are_pictures_with_and_without_the_kind_under_their_own_label(mode
     first = found.findings[0]
     count = sum(map(len, (first.trials, *first.alike)))
     assert len(pairs) == 2 * count and len(set(pairs.ids)) == 2 * count
-    with_it = model(pairs.others[:count]).argmax(dim=1)
-    covered = model(pairs.others[count:]).argmax(dim=1)
+    with_it = model(pairs.other_background[:count]).argmax(dim=1)
+    covered = model(pairs.other_background[count:]).argmax(dim=1)
     assert (with_it == RED).double().mean() > 0.9 and (covered == RED).double().mean() < 0.1
     assert not (pairs.labels[:count] == RED).any() and (pairs.labels[count:] == RED).all()
-    assert pairs.labelled.other_background.equal(pairs.others)
 
 
 def test_the_same_seed_finds_the_same(model, pictures, found):
@@ -172,22 +184,24 @@ def test_the_same_seed_finds_the_same(model, pictures, found):
 def test_bad_input_is_one_clear_line(model, pictures):
     for options, line in (
         ({"layers": [9]}, "layers from 0 to 1"),
-        ({"kinds": 0}, "a count from 1"),
+        ({"kinds": 0}, "at least 1"),
+        ({"seed": -1}, "seed"),
+        ({"seed": 2**32}, "seed"),
+        ({"layers": []}, "layers from 0"),
         ({"method": "nonsense"}, "method .* not found"),
         ({"nonsense": 1}, "option 'nonsense' of caap"),
     ):
         with pytest.raises(sc.SeecauseError, match=line):
             sc.discover(model, pictures, **options)
     alike = pictures.take((pictures.labels == 0).nonzero()[:, 0])
-    with pytest.raises(sc.SeecauseError, match="all answered 'green'"):
+    with pytest.raises(sc.SeecauseError, match="all predicted 'green'"):
         sc.discover(model, alike)
 
 
 @pytest.mark.slow
 def test_the_command_writes_a_page_a_table_and_pairs(tmp_path, monkeypatch):
-    few = importlib.import_module("seecause.background.discover")
-    monkeypatch.setattr(few, "SCREENED", 3)
-    monkeypatch.setattr(few, "TRIED", 1)
+    monkeypatch.setattr(steps, "SCREENED", 3)
+    monkeypatch.setattr(steps, "TRIED", 1)
     words = ["discover", "--limit", "16", "--kinds", "4", "--trials", "8", "--layers", "4"]
     done = CliRunner().invoke(app, [*words, "--out", str(tmp_path / "out"), "--pairs", "1"])
     assert done.exit_code == 0, done.output
@@ -209,7 +223,7 @@ def test_the_command_writes_a_page_a_table_and_pairs(tmp_path, monkeypatch):
 
 def test_an_area_is_a_share_and_the_smallest_pastes_one_patch(model, pictures):
     for area in (0.0, -1.0, 1.5):
-        with pytest.raises(BadOption, match="share of the picture"):
+        with pytest.raises(sc.SeecauseError, match="a share above 0"):
             sc.discover(model, pictures, area=area)
     findings = sc.discover(model, pictures, area=1e-6, top=16, trials=16, layers=[1]).findings
     assert findings and all(finding.patches <= 1 for finding in findings)
@@ -218,17 +232,17 @@ def test_an_area_is_a_share_and_the_smallest_pastes_one_patch(model, pictures):
 def test_a_kind_that_no_picture_lends_is_left_out():
     draw = torch.Generator().manual_seed(0)
     tokens, scores = torch.randn(12, 16, 8, generator=draw), torch.rand(12, 16, generator=draw)
-    answers, plan = torch.arange(12) % 3, KindPlan(4, 8, 4, 0, 0)  # no patch is typical
-    assert not list(kinds_at(tokens, scores, answers, None, (4, 4), 1, plan))
-    kinds = list(kinds_at(tokens, scores, answers, None, (4, 4), 1, replace(plan, most=4)))
+    search = a_search(scores, torch.arange(12) % 3, (4, 4), most=0)  # no patch is typical
+    assert not list(search.kinds_at(tokens, 1))
+    kinds = list(replace(search, most=4).kinds_at(tokens, 1))
     assert kinds and all(kind.extent == "all" for kind in kinds)  # nine patches are too many
 
 
 def test_a_spot_is_a_pictures_most_typical_example_and_what_is_around_it():
     draw = torch.Generator().manual_seed(0)
     tokens, scores = torch.randn(12, 25, 8, generator=draw), torch.rand(12, 25, generator=draw)
-    plan = KindPlan(2, 8, 4, 9, 0)
-    kinds = list(kinds_at(tokens, scores, torch.arange(12) % 2, None, (5, 5), 1, plan))
+    search = a_search(scores, torch.arange(12) % 2, (5, 5), kinds=2, top=8)
+    kinds = list(search.kinds_at(tokens, 1))
     for kind in kinds:
         if kind.extent != "spot":
             continue
@@ -249,10 +263,10 @@ def test_a_mark_beside_the_object_is_not_crowded_out_by_it():
     scores[:, :8] += 5  # objects are evidence by right
     marked = answers == 0
     tokens[marked, 12], scores[:, 12] = torch.full((8,), 9.0), torch.where(marked, 2.0, -1.0)
-    plan = KindPlan(4, 4, 4, 16, 0)
 
     def kinds_with(known):
-        kinds = list(kinds_at(tokens, scores, answers, known, (4, 4), 1, plan))
+        search = a_search(scores, answers, (4, 4), known, kinds=4, top=4, most=16, seed=0)
+        kinds = list(search.kinds_at(tokens, 1))
         return [kind for kind in kinds if (kind.tokens[:, 1] == 12).any()], kinds
 
     assert not kinds_with(None)[0]
@@ -267,7 +281,7 @@ def test_a_patch_with_a_pixel_of_the_object_shows_it():
     truth = torch.zeros(1, 8, 8, dtype=torch.uint8)
     truth[0, 3, 4], truth[0, 7, 7] = 1, 255  # 255: not known
     truth[0, 4:, :2] = 1
-    patches = object_patches(Masks.given(truth), (2, 2))
+    patches = ObjectPatches.of(Masks.given(truth), (2, 2))
     assert patches.shown.tolist() == [[False, True, True, False]]
     assert patches.covered.tolist() == [[False, False, True, False]]  # by half
 
@@ -276,7 +290,7 @@ def test_no_answer_takes_the_places_of_another():
     strong = [SimpleNamespace(answer=1, on_object=1.0, evidence=9.0 - n) for n in range(5)]
     weak = SimpleNamespace(answer=1, on_object=0.0, evidence=0.5)
     other = SimpleNamespace(answer=0, on_object=None, evidence=0.1)
-    dealt = importlib.import_module("seecause.background.discover")._in_turn([*strong, weak, other])
+    dealt = steps._in_turn([*strong, weak, other])
     assert dealt == [strong[0], weak, other, *strong[1:]]
 
 
@@ -291,7 +305,7 @@ def test_no_answer_takes_the_places_of_another():
     ],
 )
 def test_kinds_of_mostly_the_same_patches_are_one(mine, theirs, extents, same):
-    is_same = importlib.import_module("seecause.background.discover")._is_same
+    is_same = steps._is_same
     sets = torch.zeros(2, 4, 9, dtype=torch.bool)
     sets[0, :3, mine], sets[1, :3, theirs] = True, True
     first, second = (
@@ -309,3 +323,309 @@ def test_pairs_of_one_picture_stay_together_when_they_are_dealt(found):
     assert len(set(pictures)) < len(pictures)  # a picture gets several pastes
     numbers = origins(pairs.ids).tolist()
     assert len(set(zip(pictures, numbers, strict=True))) == len(set(pictures)) == len(set(numbers))
+
+
+def trials(sources, recipients, controls, patches=(0,)):
+    sets = torch.zeros(len(sources), 4, dtype=torch.bool)
+    sets[:, list(patches)] = True
+    roles = (torch.tensor(part) for part in (sources, recipients, controls))
+    return Trials(*roles, sets.unflatten(1, (2, 2)))
+
+
+def kind(number, answer=0, **facts):
+    """A kind whose trials carry its number."""
+    own = trials([number] * 8, [0] * 8, list(range(8)))
+    given = {"extent": "all", "evidence": 0.0, "on_object": None, **facts}
+    sets = torch.zeros(3, 4, dtype=torch.bool)
+    return Kind(answer, 1, tokens=torch.zeros(1, 2), sets=sets, trials=own, **given)
+
+
+def finding(flips, control, patch, answer=0):
+    """Of `COUNT` trials so many flip, and so many by the control; one patch of three pictures."""
+    done = trials([patch] * COUNT, [0] * COUNT, [0] * COUNT)
+    place = torch.arange(COUNT)
+    done = replace(done, flipped=place < flips, control_flipped=place < control)
+    sets = torch.zeros(3, 16, dtype=torch.bool)
+    sets[:, patch] = True
+    return Finding(answer, 1, "all", torch.zeros(1, 2), sets, done, 0.0, None, name="cat")
+
+
+def test_a_finding_says_what_its_trials_came_to():
+    half = finding(30, 10, 0)
+    assert (half.flips, half.control, half.effect, half.patches) == (0.75, 0.25, 0.5, 1)
+    low, high = half.interval
+    assert 0.3 < low < 0.5 < high < 0.7  # of the difference
+    for share, is_object in ((None, False), (0.49, False), (0.5, True)):
+        assert replace(half, on_object=share).is_object is is_object
+
+
+def test_the_best_findings_by_effect_and_those_that_are_the_same_lend_their_trials():
+    strong, loud, again = finding(30, 0, 1), finding(40, 15, 2), finding(28, 0, 1)
+    third, other = finding(27, 0, 1), finding(26, 0, 1, answer=1)
+    chance, harmful = finding(2, 1, 3), finding(0, 9, 4)
+    tried = [chance, loud, third, again, harmful, strong, other]
+    best = steps._ranked(tried, 2)
+    assert [found.effect for found in best] == [0.75, 0.65]  # not by flips, which are louder
+    assert best[0].trials is strong.trials
+    assert best[0].alike == (again.trials, third.trials) and best[1].answer == 1
+    every = steps._ranked(tried, 9)
+    assert [found.effect for found in every] == [0.75, 0.65, 0.625]  # none that may be chance
+    assert every[2].trials is loud.trials and not every[2].alike
+
+
+def test_log_odds_are_against_all_other_classes_together():
+    logits, answers = torch.tensor([[1.0, 2.0, 4.0], [3.0, 0.0, 1.0]]), torch.tensor([0, 2])
+    plain = steps._log_odds(SimpleNamespace(sigmoid=False), logits, answers)
+    against = (1 - math.log(math.exp(2) + math.exp(4)), 1 - math.log(math.exp(3) + math.exp(0)))
+    assert_close(plain, torch.tensor(against, dtype=torch.float64))
+    alone = steps._log_odds(SimpleNamespace(sigmoid=True), logits, answers)
+    assert alone.tolist() == [1, 1]
+
+
+def test_kinds_are_screened_by_how_far_they_raise_their_class_above_the_control(monkeypatch):
+    raised = {0: (5.0, 5.5), 1: (3.0, 1.0), 2: (2.0, 1.0), 3: (4.0, 0.0), 4: (1.0, 1.0)}
+    answers = {0: 0, 1: 1, 2: 0, 3: 1, 4: 0}
+    kinds = [kind(number, answers[number]) for number in raised]
+
+    def logits_of(model, images):  # images are the numbers of kinds; of controls, less 100
+        logits = torch.zeros(len(images), 2)
+        for row, number in enumerate(images.tolist()):
+            control = number < 0
+            number = number + 100 if control else number
+            logits[row, answers[number]] = raised[number][control]
+        return logits
+
+    monkeypatch.setattr(steps, "logits_of", logits_of)
+    monkeypatch.setattr(steps.Trials, "into", lambda self, _: self.sources)
+    monkeypatch.setattr(
+        steps.Trials, "pasting_controls",
+        property(lambda self: replace(self, sources=self.sources - 100)),
+    )  # fmt: skip
+    model = SimpleNamespace(sigmoid=False)
+    likely = steps._screened(model, None, kinds, 9, no_progress)
+    assert [each.trials.sources[0].item() for each in likely] == [3, 1, 2]  # by 4, 2 and 1
+    assert [each.trials.controls.tolist() for each in likely] == [[6, 7]] * 3  # the others are new
+    few = steps._screened(model, None, kinds, 2, no_progress)
+    assert [each.trials.sources[0].item() for each in few] == [3, 1]
+
+
+def test_half_of_the_places_are_for_kinds_off_the_object():
+    kinds = [kind(n, on_object=share) for n, share in enumerate([1, 1, 0.5, 0.49, 1, 0, None])]
+
+    def chosen(count):
+        return [each.trials.sources[0].item() for each in steps._spread_over(kinds, count)]
+
+    assert chosen(2) == [3, 0] and chosen(4) == [3, 5, 0, 1] and chosen(5) == [3, 5, 0, 1, 2]
+    assert chosen(99) == [3, 5, 6, 0, 1, 2, 4]
+
+
+def test_pastes_are_predicted_beside_their_controls(monkeypatch):
+    images = torch.arange(6.0)[:, None, None, None].expand(6, 3, 4, 4)
+    part, shown = trials([0, 1, 5], [2, 3, 4], [4, 5, 3], patches=(1,)), []
+
+    def logits_of(model, images):
+        shown.append(images[:, 0, ::2, ::2].flatten(1).tolist())
+        return images.mean(dim=(2, 3))
+
+    monkeypatch.setattr(steps, "logits_of", logits_of)
+    monkeypatch.setattr(steps, "PASTED", 2)
+    done = []
+    with_kind, control = steps._pasted_logits(None, images, part, done.append)
+    assert shown[0] == [[2, 0, 2, 2], [3, 1, 3, 3], [2, 4, 2, 2], [3, 5, 3, 3]]
+    assert shown[1] == [[4, 5, 4, 4], [4, 3, 4, 4]] and done == [2, 1]
+    assert with_kind[:, 0].tolist() == [1.5, 2.5, 4.25] and control[:, 0].tolist() == [
+        2.5,
+        3.5,
+        3.75,
+    ]
+
+
+@pytest.mark.parametrize("labels", [None, torch.tensor([5, 6, 7, 8, 9, 4])])
+def test_pairs_are_recipients_with_the_kind_and_sources_without_it(labels):
+    images = torch.arange(6.0)[:, None, None, None].expand(6, 3, 4, 4)
+    data = LabelledImages(images, labels, name="scenes", ids=tuple("abcdef"))
+    answers = torch.tensor([10, 11, 12, 13, 14, 15])
+    one, two = finding(9, 0, 0), finding(9, 0, 1)
+    one = replace(one, trials=trials([0], [2], [4], patches=(1,)))
+    two = replace(two, trials=trials([1], [3], [5]), alike=(trials([0], [3], [2]),))
+    pairs = Discovery(None, data, answers, (one, two)).pairs([1])
+    assert pairs.ids == ("d~0", "d~1", "b~2", "a~3") and pairs.name == "discovered in scenes"
+    assert pairs.images[:, 0, 0, 0].tolist() == [3, 3, 1, 0]
+    corners = pairs.other_background[:, 0, ::2, ::2].flatten(1).tolist()
+    assert corners == [[1, 3, 3, 3], [0, 3, 3, 3], [5, 1, 1, 1], [2, 0, 0, 0]]
+    known = answers if labels is None else labels
+    assert pairs.labels.tolist() == known[[3, 3, 1, 0]].tolist()
+    assert len(Discovery(None, data, answers, (one, two)).pairs()) == 6
+
+
+def random_bools(*shape, seed=0, share=0.5):
+    return torch.rand(*shape, generator=torch.Generator().manual_seed(seed)) < share
+
+
+def lot(number, purpose, among):
+    return among[int(bits(torch.tensor(number), 4 * SEED + purpose)) % len(among)]
+
+
+def lent_one_by_one(best, distance, answers, side, whole, most):
+    """What `Search.lent` gives, on a grid of four by five."""
+    nearest = distance.argmin(dim=2).tolist()
+    examples = [tuple(row) for row in best.tolist()]
+    for kind in range(distance.shape[2]):
+        far = distance[..., kind].tolist()
+        for answer in sorted(set(answers)):
+            rows = [(n, p) for n, p in examples if nearest[n][p] == kind and answers[n] == answer]
+            if len({n for n, _ in rows}) < 3:
+                continue
+            rows.sort(key=lambda row: far[row[0]][row[1]])
+            every, spots = torch.zeros(2, *whole.shape, dtype=torch.bool)
+            for n in range(len(answers)):
+                if answers[n] != answer:
+                    continue
+                typical = sorted((far[n][p], p) for p in range(20) if whole[n, p])[:most]
+                every[n, [p for _, p in typical if nearest[n][p] == kind]] = True
+                middle = next((p for picture, p in rows if picture == n), None)
+                if middle is not None:
+                    near = [p for p in range(20) if abs(p // 5 - middle // 5) <= 1
+                            and abs(p % 5 - middle % 5) <= 1 and side[n, p]]  # fmt: skip
+                    spots[n, near] = True
+            yield rows, every, "all", answer
+            yield rows, spots, "spot", answer
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_pastes_go_where_the_recipients_object_is_covered_least_and_spare_it(known):
+    """Every draw again, one at a time: the lender's own object plays no part."""
+    answers = torch.tensor([1, 0, 1, 0, 2, 0, 1, 2])
+    sets = random_bools(8, 12, seed=1) & (answers == 1)[:, None]
+    sets[6] = False  # answered 1, and lends nothing
+    objects = random_bools(8, 12, seed=2)
+    search = a_search(torch.zeros(8, 12), answers, (3, 4))
+    trials = search.drawn(sets, 1, objects if known else None)
+    assert len(trials) == 6 + 20  # those that sort out, and those that count
+    lenders, others = [0, 2], [1, 3, 4, 5, 7]
+    for place in range(26):
+        number = (1 << 32) + place
+        source, control = lot(number, 11, lenders), lot(number, 13, others)
+        recipients = [lot(4 * number + draw, 12, others) for draw in range(4)]
+        left = [sets[source] & ~objects[recipient] for recipient in recipients]
+        best = max(range(4), key=lambda draw: (int(left[draw].sum()), -draw))
+        if not known:
+            best, left = 0, [sets[source]]
+        assert int(trials.sources[place]) == source
+        assert int(trials.recipients[place]) == recipients[best]
+        assert int(trials.controls[place]) == control
+        assert trials.sets[place].flatten().equal(left[best])
+
+
+def test_what_images_lend_is_as_if_searched_one_by_one():
+    answers = [0] * 5 + [1] * 3 + [2] * 2 + [0] * 2  # of class 2 there are too few
+    distance = torch.rand(12, 20, 3, generator=torch.Generator().manual_seed(0))
+    side = random_bools(12, 20, seed=4)
+    whole = side | random_bools(12, 20, seed=5)
+    side[0, 6:] = whole[0, 6:] = False  # fewer than a paste may have
+    search = a_search(torch.zeros(12, 20), torch.tensor(answers), (4, 5))
+    lent = list(search.lent(side.nonzero(), distance, side, whole))
+    slow = list(lent_one_by_one(side.nonzero(), distance, answers, side, whole, search.most))
+    assert len(lent) == len(slow) == 12  # three kinds of two classes, in two ways
+    for (rows, sets, extent, answer), expected in zip(lent, slow, strict=True):
+        assert ([tuple(row) for row in rows.tolist()], extent, answer) == (
+            expected[0],
+            *expected[2:],
+        )
+        assert sets.equal(expected[1])
+
+
+def test_clusters_are_of_the_highest_patches_of_each_image_on_one_side():
+    tokens = torch.zeros(2, 4, 2)
+    tokens[0, :2], tokens[0, 2:], tokens[1] = torch.tensor([3.0, 0]), torch.tensor([0, 4.0]), 9.0
+    scores = torch.tensor([[1.0, 2, 3, 4], [4, 3, 2, 1]])
+    side = torch.tensor([[True, True, True, False], [False, False, True, False]])
+    search = a_search(scores, torch.arange(2), (2, 2), top=2)
+    best, distance = search.clusters(tokens, side)
+    assert best.tolist() == [[0, 2], [0, 1], [1, 2]]
+    assert_close(distance[0, 0].sort().values, torch.tensor([0.0, 5.0, 117**0.5]))
+    assert_close(distance[1].amin(dim=1), torch.zeros(4), atol=1e-3, rtol=0)
+    assert replace(search, kinds=9).clusters(tokens, side)[1].shape[2] == 3
+
+
+def test_kinds_on_objects_and_off_them_spare_what_is_shown_or_covered():
+    """A whole background reaches up to what objects cover by half; a spot spares all of them."""
+    draw = torch.Generator().manual_seed(0)
+    tokens, scores = torch.randn(12, 20, 8, generator=draw), torch.rand(12, 20, generator=draw)
+    shown = random_bools(12, 20, seed=6, share=0.6)
+    covered = shown & random_bools(12, 20, seed=7)
+    answers = torch.arange(12) % 2
+    search = a_search(scores, answers, (4, 5), ObjectPatches(shown, covered))
+    kinds = list(search.kinds_at(tokens, 1))
+    reaching = 0
+    for kind in kinds:
+        on_side = shown[kind.tokens[:, 0], kind.tokens[:, 1]]
+        assert on_side.all() or not on_side.any()
+        assert kind.evidence == pytest.approx(
+            sum(float(scores[n, p]) for n, p in kind.tokens.tolist()) / len(kind.tokens)
+        )
+        share = (kind.sets & shown).sum() / kind.sets.sum()
+        if kind.extent == "spot":
+            share = on_side.float().mean()
+            assert not (kind.sets & (~shown if on_side.all() else shown)).any()
+        elif not on_side.any():
+            assert not (kind.sets & covered).any()
+            reaching += int((kind.sets & shown).sum())
+        assert kind.on_object == pytest.approx(float(share))
+        spared = (covered if kind.extent == "all" else shown)[kind.trials.recipients]
+        assert kind.trials.sets.flatten(1).equal(kind.sets[kind.trials.sources] & ~spared)
+    assert reaching and {kind.extent for kind in kinds} == {"all", "spot"}
+
+
+@pytest.mark.parametrize("layer", [0, 1, 2])
+def test_tokens_are_what_a_patch_shows_less_what_its_place_does(layer):
+    module = plain_vit().eval()
+    model, images = wrapped(module), squares(5).images
+    entered = []
+    for block in module.blocks:
+        block.register_forward_pre_hook(lambda _, x: entered.append(x[0]))
+    module.blocks[-1].register_forward_hook(lambda _, x, out: entered.append(out))
+    with torch.no_grad():
+        module(images)
+        states = entered[layer][:, 1:]  # without the class token
+        tokens = tokens_at(model, images, layer)
+    rest = states - states.mean(dim=0)
+    expected = rest / rest.norm(dim=-1, keepdim=True)
+    assert_close(tokens, expected, atol=1e-5, rtol=1e-5)
+
+
+def test_evidence_is_the_mean_of_maps_by_their_own_spread(monkeypatch):
+    """Two pictures of four patches; maps from the start on, and from the layers between."""
+    maps = {None: [[0.0, 0, 0, 2], [5, 7, 5, 7]], (1, None): [[0.0, 4, 0, 0], [3, 3, 1, 1]]}
+    calls = []
+
+    def attribute(model, images, *, method, layers=None, **options):
+        calls.append((method, layers, options))
+        return SimpleNamespace(maps=torch.tensor(maps[layers]).unflatten(1, (2, 2)))
+
+    monkeypatch.setattr(steps, "attribute", attribute)
+    model = wrapped(plain_vit())  # of two blocks
+    evidence = steps.evidence(model, None, "caap", (0, 1, 2), {"score": "logit"})
+    assert calls == [("caap", start, {"score": "logit"}) for start in maps]
+    spikes = torch.tensor([[-0.5, -0.5, -0.5, 1.5], [-0.5, 1.5, -0.5, -0.5]]).double()
+    waves = torch.tensor([[-0.5, 0.5, -0.5, 0.5], [0.5, 0.5, -0.5, -0.5]]).double() * 3**0.5
+    assert_close(evidence, torch.stack([spikes.mean(dim=0), waves.mean(dim=0)]))
+    calls.clear()
+    steps.evidence(model, None, "caap", (1,), {"layers": (1, None)})
+    assert calls == [("caap", (1, None), {})]  # who asks for a start gets that one
+
+
+def test_trials_and_what_is_turned_round_in_them():
+    parts = (torch.tensor([n, n + 1]) for n in (10, 20, 30))
+    trials = Trials(*parts, random_bools(2, 2, 2))
+
+    def roles(some):
+        return [part.tolist() for part in (some.sources, some.recipients, some.controls)]
+
+    assert roles(trials.covering) == [[30, 31], [10, 11], [20, 21]]  # sources are covered
+    assert roles(trials.pasting_controls) == [[30, 31], [20, 21], [10, 11]]
+    assert roles(steps._join([trials, trials.take(torch.tensor([1]))])) == [
+        [10, 11, 11], [20, 21, 21], [30, 31, 31]
+    ]  # fmt: skip
+    for other in (trials.covering, trials.pasting_controls):
+        assert other.sets.equal(trials.sets)

@@ -208,7 +208,7 @@ def test_examples_of_a_kind_are_nine_pictures_at_most_each_once():
         patch=(4, 4), layout=SimpleNamespace(grid=(4, 4)),
         preprocess=SimpleNamespace(raw=lambda image: image),
     )  # fmt: skip
-    result = SimpleNamespace(model=model, pictures=SimpleNamespace(images=images))
+    result = SimpleNamespace(model=model, data=SimpleNamespace(images=images))
     tokens = [[place // 2, 5] for place in range(24)]
     sheet = _crops(result, SimpleNamespace(tokens=torch.tensor(tokens)))
     assert sheet.shape == (3, 42, 42)  # three by three: a patch, its neighbours and a line

@@ -1,85 +1,146 @@
-"""Shortcuts nobody named: which kinds of patches turn pictures into which class?
+"""Find shortcuts that nobody named: which kinds of patches turn images into which class?
 
-1. Kinds: patches that answers hang on, sorted by their tokens (`kinds`).
-2. Trial: what a picture has of a kind is pasted, patch on patch, into pictures that are answered
-   otherwise. How many are answered C now? Objects are spared where masks are known, else a paste
-   is a quarter of a picture at most: whole pictures would turn anything. The control pastes, in
-   the same places, patches of pictures that are not answered C either.
-3. A few trials sort out the kinds that do nothing, by how far they raise the log odds of C more
-   than their control does: a weak cue is seen there before it flips anything. New trials tell how
-   much the others do. They are ranked by flips less control. Kinds that are mostly the same patches
-   (a mark's corners) count as one: the best of them stands for all.
+    evidence   attribution maps of each image's own prediction, z-scored; its highest patches
+    tokens     tokens of these patches at several layers, less the mean token of their position
+    kinds      clusters of tokens, each within one predicted class C
 
-Parts of the object are kinds, too, and rightly so: a cat's face turns pictures into cats. Where the
-data has masks, kinds on objects and off them are found apart (`on_object`), and half of the places
-are for those off them; else the crops tell. A kind pasted in, or covered, makes pairs that should
-be answered alike: what a repair needs.
+1. A kind is pasted in two ways: all patches of it that an image has (a background), and the image's
+   most typical patch with those around it (a mark is small, and its tokens cluster by its parts).
+2. Patches are pasted, in their own places, into images with another prediction. How many are
+   predicted as C now? As a control, patches of images that are not predicted as C either are pasted
+   in the same places. Objects are spared where masks are known; otherwise a paste covers at most a
+   quarter of an image: whole images would turn anything.
+3. A few trials screen the kinds by how far they raise the log odds of C more than their control: a
+   weak cue shows there before it flips a prediction. New trials measure the rest. Findings are
+   ranked by flips less control. Kinds that are mostly the same patches count as one.
+
+Parts of the object are kinds, too, and rightly so. Where masks are known, kinds on objects and off
+them are found separately (an object would leave a mark beside it no place among the highest
+patches), and half of the places are for those off them. A kind pasted in, or covered, makes pairs
+that should get the same prediction: what a repair needs.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
+from seecause._random import bits
+from seecause.attribution.attribute import attribute
 from seecause.attribution.registry import find
 from seecause.background.images import (
     LabelledImages,
+    Masks,
+    PerImage,
     Progress,
     images_of,
     logits_of,
     no_progress,
+    on_pixels,
 )
-from seecause.background.patch_kinds import (
-    FEWEST,
-    SCREEN,
-    Kind,
-    KindPlan,
-    Trials,
-    evidence_piece,
-    join,
-    kinds_at,
-    object_patches,
-    pasted,
-    tokens_at,
-)
-from seecause.background.transplant import Pairs
 from seecause.data.dataset import Dataset
+from seecause.engine.chunks import fit, in_chunks
+from seecause.engine.trace import record
 from seecause.errors import BadOption, NotDefined
 from seecause.metrics.statistics import bootstrap_interval
 from seecause.models.base import ImageModel, protocol
 from seecause.models.eval_mode import in_eval_mode
 from seecause.models.view import VisionModel
+from seecause.options import Count, Limit, Share, checked
+from seecause.results import Result
 
-QUARTER = 0.25  # of a picture that a paste covers at most, where objects are not known
+SklearnSeed = Annotated[int, Limit(lambda s: 0 <= s < 2**32, "a whole number from 0 to 2^32 - 1")]
+Extent = Literal["all", "spot"]
+MAPPED = 32  # images whose maps are made together
+PASTED = 96  # pastes that are predicted together
+QUARTER = 0.25  # of an image that a paste covers at most, where objects are not known
 SAME = 0.5  # overlap (IoU) of patches from which two kinds are one
-TOUCHING = 0.25  # share of the smaller that both have, from which they are, in pictures with both
+TOUCHING = 0.25  # share of the smaller kind that both have, from which they are one
 MOSTLY = 0.5  # share on the object from which a kind counts as part of it
-TRIED = 3  # kinds that are put to the trial for each finding that may come of it
-SCREENED = 24  # kinds that a few trials sort out, for each finding likewise
-TOGETHER = 16  # kinds whose pictures are answered together
-PIECE = 32  # pictures whose evidence is computed together
+TRIED = 3  # kinds that are measured for each finding that may come of it
+SCREENED = 24  # kinds that are screened for each finding
+SCREEN = 6  # trials of the screening; they are not counted afterwards
+FEWEST = 3  # images that show a kind
+DRAWS = 4  # recipients of which the one whose object is covered least is taken
+AROUND = 1  # patches around a spot that are pasted with it
+_SOURCE, _RECIPIENT, _CONTROL = 11, 12, 13  # purposes of a hash
+
+
+@dataclass(frozen=True, eq=False)
+class Trials(PerImage):
+    """n pastes of `sets` from images `sources` into images `recipients`; the control of each pastes
+    the same places of `controls`."""
+
+    sources: Tensor  # [n]
+    recipients: Tensor  # [n]
+    controls: Tensor  # [n]
+    sets: Tensor  # [n, gh, gw] bool
+    flipped: Tensor | None = None  # [n] bool: predicted as C with the paste
+    control_flipped: Tensor | None = None  # [n] bool: predicted as C with the control
+
+    def __len__(self) -> int:
+        return len(self.sources)
+
+    @property
+    def covering(self) -> Trials:
+        """The reverse: sources whose patches of the kind are covered by those of the controls."""
+        return Trials(self.controls, self.sources, self.recipients, self.sets)
+
+    @property
+    def pasting_controls(self) -> Trials:
+        """The controls of these pastes, as pastes."""
+        return Trials(self.controls, self.recipients, self.sources, self.sets)
+
+    def into(self, images: Tensor) -> Tensor:
+        """Recipients [n, 3, H, W] with patches of their sources, from images [N, 3, H, W]."""
+        size = (images.shape[-2], images.shape[-1])
+        shown = on_pixels(self.sets.to(images.device)[:, None], size)
+        sources, recipients = (x.to(images.device) for x in (self.sources, self.recipients))
+        return torch.where(shown, images[sources], images[recipients])
+
+
+def _join(parts: Sequence[Trials]) -> Trials:
+    """Trials without results, concatenated."""
+    names = ("sources", "recipients", "controls", "sets")
+    return Trials(*(torch.cat([getattr(part, name) for part in parts]) for name in names))
+
+
+@dataclass(frozen=True, eq=False)
+class Kind:
+    """A candidate: a cluster of tokens within one predicted class, and how it is pasted."""
+
+    answer: int  # C
+    layer: int  # whose tokens were clustered
+    extent: Extent  # all patches of it that an image has are pasted, or a spot
+    tokens: Tensor  # [m, 2] image and patch of its examples, the most typical first
+    sets: Tensor  # [n, N] bool: patches that each image lends
+    trials: Trials
+    evidence: float  # mean z-score of its examples
+    on_object: float | None  # share of its patches on the object, where masks are known
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Finding(Kind):
-    """A kind of patch, and what it does to pictures that are answered otherwise."""
+    """A kind of patch with measured trials: what it does to images with another prediction."""
 
-    name: str  # of the answer
+    name: str  # of the class
     alike: tuple[Trials, ...] = ()  # of kinds that are the same patches: more pairs
 
     @property
     def flips(self) -> float:
-        """Share of pictures that are answered C once the kind is pasted in."""
+        """Share of images that are predicted as C with the kind pasted in."""
         assert self.trials.flipped is not None
         return float(self.trials.flipped.double().mean())
 
     @property
     def control(self) -> float:
+        """Share of images that are predicted as C with the control pasted in."""
         assert self.trials.control_flipped is not None
         return float(self.trials.control_flipped.double().mean())
 
@@ -89,14 +150,14 @@ class Finding(Kind):
 
     @property
     def interval(self) -> tuple[float, float]:
-        """Of the effect, 95 %, by the bootstrap over trials."""
+        """95 % interval of the effect, by the bootstrap over trials."""
         flipped, control = self.trials.flipped, self.trials.control_flipped
         assert flipped is not None and control is not None
         return bootstrap_interval(flipped.double() - control.double())
 
     @property
     def patches(self) -> float:
-        """How many patches a paste has, on average."""
+        """Mean number of patches of a paste."""
         return float(self.trials.sets.flatten(1).sum(dim=1).double().mean())
 
     @property
@@ -105,48 +166,80 @@ class Finding(Kind):
         return self.on_object is not None and self.on_object >= MOSTLY
 
     def sentence(self) -> str:
-        """In words."""
         low, high = self.interval
         return (
-            f"{self.patches:.0f} patches of this kind turn {self.flips:.0%} of other pictures into"
+            f"{self.patches:.0f} patches of this kind turn {self.flips:.0%} of other images into"
             f" {self.name!r}; other patches in the same places {self.control:.0%}"
             f" (difference {self.effect:+.0%}, 95 %: {low:+.0%} to {high:+.0%})"
         )
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Discovery:
-    """Kinds of patches, the strongest first."""
+class Discovery(Result):
+    """Kinds of patches that turn images into a class, the strongest first."""
 
     model: ImageModel
-    pictures: LabelledImages
-    answers: Tensor  # [n] what the model says
+    data: LabelledImages
+    answers: Tensor  # [n] predicted classes
     findings: tuple[Finding, ...]
     protocol: dict[str, Any] = field(default_factory=dict)
 
     def __repr__(self) -> str:
-        count = f"{len(self.findings)} kinds of patches in {len(self.pictures)} pictures"
+        count = f"{len(self.findings)} kinds of patches in {len(self.data)} images"
         first = f"; first: {self.findings[0].sentence()}" if self.findings else ""
-        return f"Discovery({count} of {self.pictures.name}{first})"
+        return f"Discovery({count} of {self.data.name}{first})"
 
-    def pairs(self, places: Sequence[int] | None = None) -> Pairs:
-        """Findings (all, or those at `places`) as pairs of equal label: pictures with the kind
-        pasted in, and pictures answered C in which other patches cover it."""
+    def numbers(self) -> dict[str, float]:
+        """Number of findings, and the largest effect."""
+        largest = {"largest effect": self.findings[0].effect} if self.findings else {}
+        return {"findings": len(self.findings), **largest}
+
+    def rows(self) -> list[dict[str, Any]]:
+        """One row for each finding."""
+        rows = []
+        for rank, finding in enumerate(self.findings, 1):
+            low, high = finding.interval
+            rows.append(
+                {
+                    "rank": rank, "class": finding.name, "flips": finding.flips,
+                    "control": finding.control, "low": low, "high": high,
+                    "patches": finding.patches, "extent": finding.extent,
+                    "layer": finding.layer, "on the object": finding.on_object,
+                    "evidence": finding.evidence, "trials": len(finding.trials),
+                }
+            )  # fmt: skip
+        return rows
+
+    def pairs(self, places: Sequence[int] | None = None) -> LabelledImages:
+        """Findings as pairs that should get the same prediction.
+
+        Args:
+            places: Indices of the findings; all of them by default.
+
+        Returns:
+            Images whose `other_background` has the kind pasted in; and images predicted as C in
+            whose `other_background` other patches cover it. Ids end in ~NUMBER, so that a repair
+            keeps pairs of one image together.
+        """
         chosen = self.findings if places is None else [self.findings[place] for place in places]
         if not chosen:
             raise BadOption("places", places, "findings; there are none to make pairs of")
         pastes = [part for finding in chosen for part in (finding.trials, *finding.alike)]
         trials = [*pastes, *(part.covering for part in pastes)]
-        others = torch.cat([pasted(self.pictures.images, part) for part in trials])
+        others = torch.cat([part.into(self.data.images) for part in trials])
         rows = torch.cat([part.recipients for part in trials])
-        labels = self.answers if self.pictures.labels is None else self.pictures.labels
-        numbered = enumerate(rows.tolist())  # pairs of one picture are told by their ids
-        ids = tuple(f"{self.pictures.ids[row]}~{number}" for number, row in numbered)
+        labels = self.answers if self.data.labels is None else self.data.labels
         here = rows.to(others.device)
-        name = f"discovered in {self.pictures.name}"
-        return Pairs(name, ids, self.pictures.images[here], others, labels.to(others.device)[here])
+        return LabelledImages(
+            self.data.images[here],
+            labels.to(others.device)[here],
+            name=f"discovered in {self.data.name}",
+            ids=tuple(f"{self.data.ids[row]}~{n}" for n, row in enumerate(rows.tolist())),
+            other_background=others,
+        )
 
 
+@checked
 @in_eval_mode
 @torch.no_grad()
 def discover(
@@ -155,143 +248,246 @@ def discover(
     *,
     method: str = "caap+mosaic",
     layers: Sequence[int] | None = None,
-    kinds: int = 24,
-    top: int = 8,
-    trials: int = 32,
-    area: float | None = None,
-    most: int = 12,
-    seed: int = 0,
+    kinds: Count = 24,
+    top: Count = 8,
+    trials: Count = 32,
+    area: Share | None = None,
+    most: Count = 12,
+    seed: SklearnSeed = 0,
     progress: Progress = no_progress,
     **options: Any,
 ) -> Discovery:
-    """Kinds of patches that turn pictures into a class.
+    """Find kinds of patches that turn images into a class.
 
-    `method` and `options` make the maps (of logits). `layers`: whose tokens are clustered, and from
-    which on maps are made where the method can; the first, a quarter, half and three quarters of
-    the depth unless given. `kinds` clusters at each layer of the `top` highest patches of each
-    picture, on its object and off it where the data has masks; `trials` pastes of each, of at most
-    `area` of a picture (a quarter; without limit where the data has masks, whose objects are
-    spared); at most `most` findings.
+    Args:
+        model: A vision transformer classifier.
+        data: Images with different predictions, or the name of a dataset (`"folder:PATH"`).
+        method: Attribution method of the maps, which explain logits.
+        layers: Layers whose tokens are clustered, and from which maps start if the method can; by
+            default the first, and those at a quarter, half and three quarters of the depth.
+        kinds: Clusters at each layer, on objects and off them if the data has masks.
+        top: Highest patches of each image that are clustered.
+        trials: Pastes of each kind.
+        area: Largest share of an image that a paste covers; by default a quarter, or without limit
+            if the data has masks.
+        most: Largest number of findings.
+        seed: Of clusters and pastes.
+        progress: Shows progress.
+        **options: Options of the method.
 
-    >>> import seecause as sc
-    >>> model = sc.load("builtin:critters-biased")
-    >>> data = sc.data.open_data("critters:certified:test", limit=16)
-    >>> findings = sc.discover(model, data, kinds=4, trials=4, layers=[2]).findings
-    >>> all(0 <= finding.flips <= 1 for finding in findings)
-    True
+    Returns:
+        A `Discovery` with `findings` and `pairs()`.
+
+    Example:
+        >>> import seecause as sc
+        >>> model = sc.load("builtin:critters-biased")
+        >>> data = sc.data.open_data("critters:certified:test", limit=16)
+        >>> findings = sc.discover(model, data, kinds=4, trials=4, layers=[2]).findings
+        >>> all(0 <= finding.flips <= 1 for finding in findings)
+        True
     """
-    view = _checked(model, layers, area, seed, kinds=kinds, top=top, trials=trials, most=most)
-    chosen, options = _layers(view, layers), {"score": "logit", **options}
-    known = find(method, view.architecture)
+    if not isinstance(model, VisionModel):
+        raise NotDefined("discover", f"{model.family} has no tokens", "Use a vision transformer")
+    if layers is None:
+        layers = [1, *(round(model.n_layers * quarter / 4) for quarter in (1, 2, 3))]
+    layers = tuple(dict.fromkeys(layers))
+    if not layers or not all(0 <= layer <= model.n_layers for layer in layers):
+        raise BadOption("layers", list(layers), f"layers from 0 to {model.n_layers}")
+    options = {"score": "logit", **options}
+    known = find(method, model.architecture)
     if "score" not in known.options:
         options.pop("score")
     known.check(options)
-    pictures = images_of(view, data, progress)
-    answers = logits_of(view, pictures.images).argmax(dim=1).cpu()
-    _need_answers(view, pictures, answers)
-    scores = _evidence(view, pictures, method, chosen, options, progress)
-    objects = None
-    if pictures.truth is not None:
-        objects = object_patches(pictures.truth, view.layout.grid)
-    share = area or (QUARTER if objects is None else 1.0)
-    plan = KindPlan(kinds, top, trials, max(1, round(share * scores.shape[1])), seed)
-    candidates = list[Kind]()
-    for layer in chosen:
-        tokens = tokens_at(view, pictures.images, layer)
-        candidates += kinds_at(tokens, scores, answers, objects, view.layout.grid, layer, plan)
-    candidates = _spread_over(_in_turn(candidates), SCREENED * most)
-    likely = _screened(view, pictures, candidates, TRIED * most, progress)
-    with progress("pasting", len(likely)) as advance:
-        trials_of = [kind.trials for kind in likely]
-        logits = _pasted_logits(view, pictures, trials_of, lambda number: advance(1))
-    tried = [_tried(view, kind, *both) for kind, both in zip(likely, logits, strict=True)]
-    options |= {"kinds": kinds, "top": top, "trials": trials, "area": share, "seed": seed}
-    about = {"method": f"discover ({method})", "options": {**options, "layers": list(chosen)}}
-    about |= protocol(view, pictures.images)
-    return Discovery(view, pictures, answers, _ranked(tried, most), about)
-
-
-def _checked(
-    model: ImageModel, layers: Sequence[int] | None, area: float | None, seed: int, **counts: int
-) -> VisionModel:
-    if not isinstance(model, VisionModel):
-        raise NotDefined("discover", f"{model.family} has no tokens", "Use a vision transformer")
-    for name, count in counts.items():
-        if count < 1:
-            raise BadOption(name, count, "a count from 1")
-    if not 0 <= seed < 2**32:
-        raise BadOption("seed", seed, "a whole number from 0 to 4294967295")
-    if area is not None and not 0 < area <= 1:
-        raise BadOption("area", area, "a share of the picture: above 0, at most 1")
-    wrong = [layer for layer in layers or () if not 0 <= layer <= model.n_layers]
-    if wrong or layers == []:
-        raise BadOption("layers", list(layers or ()), f"layers from 0 to {model.n_layers}")
-    return model
-
-
-def _layers(model: VisionModel, layers: Sequence[int] | None) -> tuple[int, ...]:
-    if layers is not None:
-        return tuple(dict.fromkeys(layers))
-    quarters = (round(model.n_layers * quarter / 4) for quarter in (1, 2, 3))
-    return tuple(dict.fromkeys([1, *quarters]))
-
-
-def _need_answers(model: VisionModel, pictures: LabelledImages, answers: Tensor) -> None:
+    data = images_of(model, data, progress)
+    answers = logits_of(model, data.images).argmax(dim=1).cpu()
     if len(answers.unique()) < 2:
         name = model.class_name(int(answers[0]))
-        raise BadOption(
-            "data",
-            f"{len(answers)} pictures of {pictures.name}, all answered {name!r}",
-            "pictures with different answers: nothing can be turned into another",
-        )
-
-
-def _evidence(
-    model: VisionModel,
-    pictures: LabelledImages,
-    method: str,
-    layers: Sequence[int],
-    options: dict[str, Any],
-    progress: Progress,
-) -> Tensor:
-    """[n, N] on the CPU."""
-    parts = pictures.images.split(PIECE)
-    about = {"method": method, "layers": tuple(layers), "options": options}
-    with progress("looking for evidence", len(pictures)) as advance:
-        maps = []
-        for images in parts:
-            maps.append(evidence_piece(model, images, **about))
+        got = f"{len(data)} images of {data.name}, all predicted {name!r}"
+        raise BadOption("data", got, "images with different predictions")
+    parts = []
+    with progress("looking for evidence", len(data)) as advance:
+        for images in data.images.split(MAPPED):
+            parts.append(evidence(model, images, method, layers, options).cpu())
             advance(len(images))
-    return torch.cat(maps)
+    share = area or (QUARTER if data.truth is None else 1.0)
+    search = Search(
+        torch.cat(parts),
+        answers,
+        model.layout.grid,
+        None if data.truth is None else ObjectPatches.of(data.truth, model.layout.grid),
+        kinds=kinds,
+        top=top,
+        trials=trials,
+        most=max(1, round(share * parts[0].shape[1])),
+        seed=seed,
+    )
+    candidates = list[Kind]()
+    for layer in layers:
+        candidates += search.kinds_at(tokens_at(model, data.images, layer), layer)
+    candidates = _spread_over(_in_turn(candidates), SCREENED * most)
+    likely = _screened(model, data.images, candidates, TRIED * most, progress)
+    findings = _measured(model, data.images, likely, progress)
+    options |= {"kinds": kinds, "top": top, "trials": trials, "area": share, "seed": seed}
+    about = {"method": f"discover ({method})", "options": {**options, "layers": list(layers)}}
+    about |= protocol(model, data.images)
+    return Discovery(model, data, answers, _ranked(findings, most), about)
 
 
-def _screened(
-    model: VisionModel,
-    pictures: LabelledImages,
-    candidates: Sequence[Kind],
-    count: int,
-    progress: Progress,
-) -> list[Kind]:
-    """The `count` kinds that raise the log odds of their answer most in a few trials, with the
-    trials that are left; half of the places for kinds off the object, where that is known."""
-    groups = [candidates[at : at + TOGETHER] for at in range(0, len(candidates), TOGETHER)]
-    first = [join([kind.trials.take(slice(SCREEN)) for kind in kinds]) for kinds in groups]
-    with progress("sorting out", len(candidates)) as advance:
-        logits = _pasted_logits(model, pictures, first, lambda at: advance(len(groups[at])))
-    gains = list[float]()
-    for kinds, (with_kind, control) in zip(groups, logits, strict=True):
-        answers = torch.tensor([kind.answer for kind in kinds]).repeat_interleave(SCREEN)
-        gain = _log_odds(model, with_kind, answers) - _log_odds(model, control, answers)
-        gains += gain.unflatten(0, (-1, SCREEN)).mean(dim=1).tolist()
-    order = sorted(range(len(candidates)), key=lambda place: -gains[place])
-    likely = _spread_over([candidates[place] for place in order if gains[place] > 0], count)
-    rest = slice(SCREEN, None)
-    return [replace(kind, trials=kind.trials.take(rest)) for kind in likely]
+def evidence(
+    model: VisionModel, images: Tensor, method: str, layers: Sequence[int], options: dict[str, Any]
+) -> Tensor:
+    """Mean over starting layers of z-scored maps of each image's own prediction, [b, N]."""
+    starts = [None]
+    if "layers" in find(method, model.architecture).options and "layers" not in options:
+        starts = [None, *((layer, None) for layer in layers if 0 < layer < model.n_layers)]
+    total = torch.zeros(())
+    for start in starts:
+        own = options if start is None else {**options, "layers": start}
+        maps = attribute(model, images, method=method, **own).maps.flatten(1).double()
+        spread = maps.std(dim=1, keepdim=True).clamp_min(1e-12)
+        total = total.to(maps) + (maps - maps.mean(dim=1, keepdim=True)) / spread
+    return total / len(starts)
+
+
+def tokens_at(model: VisionModel, images: Tensor, layer: int) -> Tensor:
+    """Patch tokens of every image at one layer, [n, N, D] float32 on the CPU, less the mean token
+    of their position and of unit length."""
+    layout = model.check(images)
+
+    def run_chunk(a: int, b: int) -> Tensor:
+        until = None if layer == model.n_layers else layer
+        states = record(model, images[a:b], states={layer}, until=until).states[layer]
+        return states[:, layout.patches].float().cpu()
+
+    size = fit(len(images), model.forward_bytes(layout), images.device)
+    tokens = torch.cat(list(in_chunks(run_chunk, len(images), size, what="images")))
+    tokens -= tokens.mean(dim=0)
+    return F.normalize(tokens, dim=-1)
+
+
+@dataclass(frozen=True, eq=False)
+class ObjectPatches:
+    """Patches [n, N] bool that show some of the object, and those that it covers by half. The first
+    tell kinds on objects from others. A background that is pasted whole reaches up to the second:
+    around the outline the old background would still be seen."""
+
+    shown: Tensor
+    covered: Tensor
+
+    @classmethod
+    def of(cls, masks: Masks, grid: tuple[int, int]) -> ObjectPatches:
+        shown = F.adaptive_max_pool2d(masks.hard.float()[:, None], grid).flatten(1) > 0
+        return cls(shown.cpu(), masks.on_patches(grid).flatten(1).cpu())
+
+
+@dataclass(frozen=True, eq=False)
+class Search:
+    """Images with their evidence, and how kinds are clustered and tried."""
+
+    scores: Tensor  # [n, N]
+    answers: Tensor  # [n]
+    grid: tuple[int, int]
+    objects: ObjectPatches | None
+    kinds: int
+    top: int
+    trials: int
+    most: int  # patches of a paste
+    seed: int
+
+    def kinds_at(self, tokens: Tensor, layer: int) -> Iterator[Kind]:
+        """Kinds of high-evidence tokens [n, N, D] of one layer: clusters, each within one predicted
+        class, and where objects are known, on them or off them."""
+        every = torch.ones_like(self.scores, dtype=torch.bool)
+        sides, shown, covered = [(every, every)], None, None
+        if self.objects is not None:
+            shown, covered = self.objects.shown, self.objects.covered
+            sides = [(shown, shown), (~shown, ~covered)]
+        for side, whole in sides:
+            if not bool(side.any()):
+                continue
+            for rows, sets, extent, answer in self.lent(*self.clusters(tokens, side), side, whole):
+                trials = self.drawn(sets, answer, covered if extent == "all" else shown)
+                evidence = float(self.scores[rows[:, 0], rows[:, 1]].mean())
+                on_object = None
+                if shown is not None:
+                    on_object = float((sets & shown).sum() / sets.sum())
+                    if extent == "spot":  # its middle counts
+                        on_object = float(shown[rows[:, 0], rows[:, 1]].double().mean())
+                yield Kind(answer, layer, extent, rows, sets, trials, evidence, on_object)
+
+    def clusters(self, tokens: Tensor, side: Tensor) -> tuple[Tensor, Tensor]:
+        """The highest patches of each image on one side [n, N] as (image, patch) [m, 2], and the
+        distance of every patch from each cluster of these, [n, N, kinds]."""
+        from sklearn.cluster import KMeans
+
+        scores = self.scores.masked_fill(~side, -torch.inf)
+        best = scores.topk(min(self.top, scores.shape[1]), dim=1)
+        image = torch.arange(len(scores))[:, None].expand_as(best.indices)
+        there = best.values > -torch.inf
+        rows = torch.stack([image[there], best.indices[there]], dim=1)
+        chosen = tokens[rows[:, 0], rows[:, 1]].numpy()
+        count = min(self.kinds, len(chosen))
+        clusters = KMeans(count, n_init="auto", random_state=self.seed).fit(chosen)
+        flat = torch.from_numpy(clusters.transform(tokens.flatten(0, 1).numpy()))
+        return rows, flat.unflatten(0, tokens.shape[:2])
+
+    def lent(
+        self, best: Tensor, distance: Tensor, side: Tensor, whole: Tensor
+    ) -> Iterator[tuple[Tensor, Tensor, Extent, int]]:
+        """Examples of each kind [m, 2], the patches [n, N] that images lend of it, in which way,
+        and for which predicted class. Patches of a kind that is lent whole may be anywhere in
+        `whole` [n, N], those of a spot in `side` [n, N]."""
+        nearest = distance.argmin(dim=2)
+        for kind in range(distance.shape[2]):
+            far = distance[..., kind]
+            rank = far.masked_fill(~whole, torch.inf).argsort(dim=1).argsort(dim=1)
+            typical = (nearest == kind) & whole & (rank < self.most)  # [n, N]
+            own = best[nearest[best[:, 0], best[:, 1]] == kind]
+            for answer in self.answers.unique().tolist():
+                rows = own[self.answers[own[:, 0]] == answer]
+                if len(rows[:, 0].unique()) < FEWEST:
+                    continue
+                rows = rows[far[rows[:, 0], rows[:, 1]].argsort(stable=True)]
+                every = typical & (self.answers == answer)[:, None]
+                spots = self.spots(rows) & side
+                if bool(every.any()):
+                    yield rows, every, "all", answer
+                if bool(spots.any()):
+                    yield rows, spots, "spot", answer
+
+    def spots(self, rows: Tensor) -> Tensor:
+        """[n, N] bool: the most typical example of each image and the patches around it; none if
+        that is more than a paste may have."""
+        sets, side = torch.zeros(self.scores.shape, dtype=torch.bool), 1 + 2 * AROUND
+        if self.most < side**2:
+            return sets
+        by_image = rows[rows[:, 0].argsort(stable=True)]
+        middle = by_image[by_image[:, 0].diff(prepend=torch.tensor([-1])) != 0]
+        sets[middle[:, 0], middle[:, 1]] = True
+        planes = sets.float().unflatten(1, self.grid)[:, None]
+        return F.max_pool2d(planes, side, stride=1, padding=AROUND)[:, 0].flatten(1) > 0
+
+    def drawn(self, sets: Tensor, answer: int, spared: Tensor | None) -> Trials:
+        """Who lends `sets` [n, N] and who receives, by a hash of (seed, class, number of the
+        trial). What is `spared` [n, N] of a recipient is not covered."""
+        number = torch.arange(SCREEN + self.trials) + (answer << 32)
+        lenders = sets.any(dim=1).nonzero()[:, 0]
+        others = (self.answers != answer).nonzero()[:, 0]
+        source = lenders[bits(number, 4 * self.seed + _SOURCE) % len(lenders)]
+        draws = (number << 2)[:, None] + torch.arange(DRAWS)  # [m, DRAWS]
+        recipients = others[bits(draws, 4 * self.seed + _RECIPIENT) % len(others)]
+        control = others[bits(number, 4 * self.seed + _CONTROL) % len(others)]
+        chosen, recipient = sets[source], recipients[:, 0]
+        if spared is not None:
+            left = (chosen[:, None] & ~spared[recipients]).sum(dim=2)  # [m, DRAWS]
+            recipient = recipients.gather(1, left.argmax(dim=1, keepdim=True))[:, 0]
+            chosen = chosen & ~spared[recipient]
+        return Trials(source, recipient, control, chosen.unflatten(1, self.grid))
 
 
 def _in_turn(kinds: Sequence[Kind]) -> list[Kind]:
-    """Kinds with the most evidence first, those of each answer on and off the object in turn: no
-    answer takes the places of another, and no object those of a mark beside it."""
+    """Kinds with the most evidence first, those of each class on and off the object in turn: no
+    class takes the places of another, and no object those of a mark beside it."""
     turns, dealt = Counter[tuple[int, bool]](), list[tuple[int, Kind]]()
     for kind in sorted(kinds, key=lambda kind: -kind.evidence):
         group = (kind.answer, (kind.on_object or 0.0) < MOSTLY)
@@ -307,43 +503,69 @@ def _spread_over(kinds: Sequence[Kind], count: int) -> list[Kind]:
     return [kinds[place] for place in list(places)[:count]]
 
 
+def _screened(
+    model: VisionModel, images: Tensor, kinds: Sequence[Kind], count: int, progress: Progress
+) -> list[Kind]:
+    """The `count` kinds that raise the log odds of their class most in the first `SCREEN` trials,
+    with the trials that are left."""
+    if not kinds:
+        return []
+    trials = _join([kind.trials.take(torch.arange(SCREEN)) for kind in kinds])
+    with progress("screening", len(trials)) as advance:
+        with_kind, control = _pasted_logits(model, images, trials, advance)
+    answers = torch.tensor([kind.answer for kind in kinds]).repeat_interleave(SCREEN)
+    gain = _log_odds(model, with_kind, answers) - _log_odds(model, control, answers)
+    gains = gain.unflatten(0, (-1, SCREEN)).mean(dim=1).tolist()
+    order = sorted(range(len(kinds)), key=lambda place: -gains[place])
+    likely = _spread_over([kinds[place] for place in order if gains[place] > 0], count)
+    rest = torch.arange(SCREEN, len(kinds[0].trials))
+    return [replace(kind, trials=kind.trials.take(rest)) for kind in likely]
+
+
+def _measured(
+    model: VisionModel, images: Tensor, kinds: Sequence[Kind], progress: Progress
+) -> list[Finding]:
+    """Kinds with the results of their trials."""
+    if not kinds:
+        return []
+    trials, each = _join([kind.trials for kind in kinds]), len(kinds[0].trials)
+    with progress("pasting", len(trials)) as advance:
+        logits = _pasted_logits(model, images, trials, advance)
+    predicted = [part.argmax(dim=1).split(each) for part in logits]
+    findings = []
+    for kind, with_kind, control in zip(kinds, *predicted, strict=True):
+        results = {"flipped": with_kind == kind.answer, "control_flipped": control == kind.answer}
+        facts = {**vars(kind), "trials": replace(kind.trials, **results)}
+        findings.append(Finding(**facts, name=model.class_name(kind.answer)))
+    return findings
+
+
 def _pasted_logits(
-    model: VisionModel,
-    pictures: LabelledImages,
-    trials: Sequence[Trials],
-    ended: Callable[[int], None],
-) -> list[tuple[Tensor, Tensor]]:
-    """Answers [n, C] to the pastes of each, and to their controls."""
-    answers = []
-    for number, each in enumerate(trials):
-        both = [pasted(pictures.images, x) for x in (each, each.pasting_controls)]
-        logits = logits_of(model, torch.cat(both)).cpu()
-        answers.append((logits[: len(each)], logits[len(each) :]))
-        ended(number)
-    return answers
+    model: VisionModel, images: Tensor, trials: Trials, advance: Callable[[int], None]
+) -> tuple[Tensor, Tensor]:
+    """Logits [n, C] of the pastes, and of their controls."""
+    parts = []
+    for rows in torch.arange(len(trials)).split(PASTED):
+        some = trials.take(rows)
+        both = torch.cat([some.into(images), some.pasting_controls.into(images)])
+        parts.append(logits_of(model, both).cpu().split(len(some)))
+        advance(len(some))
+    with_kind, control = zip(*parts, strict=True)
+    return torch.cat(with_kind), torch.cat(control)
 
 
 def _log_odds(model: VisionModel, logits: Tensor, answers: Tensor) -> Tensor:
-    """[n] float64: of each picture's answer [n] against all others, by logits [n, C]."""
+    """[n] float64: of each class `answers` [n] against all others, from logits [n, C]."""
     logits, answers = logits.double(), answers[:, None]
-    if model.sigmoid:
-        return logits.gather(1, answers)[:, 0]
     own = logits.gather(1, answers)[:, 0]
+    if model.sigmoid:
+        return own
     return own - logits.scatter(1, answers, -torch.inf).logsumexp(dim=1)
 
 
-def _tried(model: VisionModel, kind: Kind, with_kind: Tensor, control: Tensor) -> Finding:
-    """What the trials of a kind come to, by answers [n, C]."""
-    flipped, control_flipped = (
-        logits.argmax(dim=1) == kind.answer for logits in (with_kind, control)
-    )
-    done = replace(kind.trials, flipped=flipped, control_flipped=control_flipped)
-    return Finding(**{**vars(kind), "trials": done}, name=model.class_name(kind.answer))
-
-
 def _ranked(tried: Sequence[Finding], most: int) -> tuple[Finding, ...]:
-    """The best of all kinds, without those whose effect may be nothing; one that is another one
-    again lends that its trials."""
+    """The best findings whose effect is above chance; those that are the same patches as a better
+    one lend it their trials."""
     best = list[Finding]()
     for finding in sorted(tried, key=lambda finding: -finding.effect):
         if finding.effect <= 0 or finding.interval[0] <= 0:
@@ -357,8 +579,8 @@ def _ranked(tried: Sequence[Finding], most: int) -> tuple[Finding, ...]:
 
 
 def _is_same(first: Finding, second: Finding) -> bool:
-    """Whether two kinds are mostly the same patches: of all that they lend, or, pasted alike, where
-    a picture lends both."""
+    """Whether two kinds are mostly the same patches: of all that they lend, or, if they are pasted
+    alike, where an image lends both."""
     if first.answer != second.answer:
         return False
     mine, theirs = first.sets, second.sets

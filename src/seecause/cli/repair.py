@@ -230,15 +230,15 @@ def discover(
         progress=run.counting,
     )
     places = [] if pairs == "none" else _places(result, wanted)
-    lines = _write_discovery(opened.name, lead_of(opened, result.pictures), result, places, run)
-    run.say(lines, replaced=replaces, holes=result.pictures.skipped)
+    lines = _write_discovery(opened.name, lead_of(opened, result.data), result, places, run)
+    run.say(lines, replaced=replaces, holes=result.data.skipped)
 
 
 def _write_discovery(
     model: str, lead: str, result: Discovery, places: list[int], run: ModelRun
 ) -> list[str]:
     """Page, table, pairs of some findings, and what is said of them."""
-    from seecause.report.background import discover_sections, findings_rows, write_pairs
+    from seecause.report.background import discover_sections, write_pairs
     from seecause.report.pages import rows_csv
 
     ranks = [place + 1 for place in places]
@@ -259,8 +259,8 @@ def _write_discovery(
         f"What turns pictures into another class for {model}?",
         discover_sections(result),
         lead=lead,
-        tables={"findings.csv": rows_csv(findings_rows(result))},
-        holes=result.pictures.skipped,
+        tables={"findings.csv": rows_csv(result.rows())},
+        holes=result.data.skipped,
         more=pairs,
     )
     return lines

@@ -595,20 +595,19 @@ def discover_sections(result: Discovery) -> list[Section]:
         "on the object": "share of the kind's patches that known masks count as object",
     }
     title = "Which kinds of patches turn images into which class?"
-    skipped = skipped_section(result.pictures.skipped)
+    skipped = skipped_section(result.data.skipped)
     return [Section(title, body, note, terms), *skipped, protocol_section([result.protocol])]
 
 
 def _finding(result: Discovery, rank: int, finding: Finding) -> Card:
     from seecause.attribution.explain import top_answers
-    from seecause.background.patch_kinds import pasted
 
     assert finding.trials.flipped is not None
     trial = int(finding.trials.flipped.double().argmax())  # the first that flipped
-    shown = finding.trials.take(slice(trial, trial + 1))
+    shown = finding.trials.take(torch.tensor([trial]))
     source, recipient = int(shown.sources[0]), int(shown.recipients[0])
-    images, raw = result.pictures.images, result.model.preprocess.raw
-    before, after = images[recipient : recipient + 1], pasted(images, shown)
+    images, raw = result.data.images, result.model.preprocess.raw
+    before, after = images[recipient : recipient + 1], shown.into(images)
     predicted = [
         [("", [replace(answer, explained=answer.name == finding.name) for answer in answers])]
         for answers in top_answers(result.model, torch.cat([before, after]))
@@ -635,7 +634,7 @@ def _crops(result: Discovery, finding: Finding, *, count: int = 9, around: int =
         if place in crops or len(crops) == count:
             continue
         row, column = divmod(patch, model.layout.grid[1])
-        image = model.preprocess.raw(result.pictures.images[place]).float().cpu().clamp(0, 1)
+        image = model.preprocess.raw(result.data.images[place]).float().cpu().clamp(0, 1)
         image = F.pad(image, [edge] * 4, value=1.0)
         top, left = row * high, column * wide
         crop = image[:, top : top + high + 2 * edge, left : left + wide + 2 * edge]
@@ -659,20 +658,6 @@ def _uri(image: Tensor) -> str:
     return data_uri(display_image(image.float().cpu().clamp(0, 1)), photo=True)
 
 
-def findings_rows(result: Discovery) -> list[dict[str, Any]]:
-    """A line for each finding."""
-    return [
-        {
-            "rank": rank, "class": finding.name, "flips": finding.flips,
-            "control": finding.control, "low": finding.interval[0], "high": finding.interval[1],
-            "patches": finding.patches, "extent": finding.extent, "layer": finding.layer,
-            "on the object": finding.on_object, "evidence": finding.evidence,
-            "trials": len(finding.trials),
-        }
-        for rank, finding in enumerate(result.findings, 1)
-    ]  # fmt: skip
-
-
 def write_pairs(result: Discovery, places: Sequence[int], folder: Path) -> int:
     """Write the pairs of some findings as two folders, `with` and `without`, as
     `pairs:WITH:WITHOUT` takes them; returns their number. NAME~1.png and NAME~2.png are pairs of
@@ -680,11 +665,12 @@ def write_pairs(result: Discovery, places: Sequence[int], folder: Path) -> int:
     from seecause.data.images import to_pil
 
     pairs, model = result.pairs(places), result.model
-    assert pairs.labels is not None
+    others = pairs.other_background
+    assert pairs.labels is not None and others is not None
     for place, label in enumerate(pairs.labels.tolist()):
         plain = re.sub(r"[^\w~-]+", "-", pairs.ids[place])[-80:]
         name = Path(model.class_name(label).replace("/", "-")) / f"{plain}.png"
-        for version, images in (("with", pairs.others), ("without", pairs.images)):
+        for version, images in (("with", others), ("without", pairs.images)):
             file = folder / version / name
             file.parent.mkdir(parents=True, exist_ok=True)
             to_pil(model.preprocess.raw(images[place])).save(file)
