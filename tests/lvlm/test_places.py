@@ -122,7 +122,7 @@ def test_tiles_of_several_pictures_belong_to_their_own(tiled):
         pair[number] = Image.new("RGB", pair[number].size, "white")
         after = _read(tiled, *pair)[1]
         moved = (after - before).abs().amax(dim=(1, 2, 3)) > 0.5
-        assert moved.tolist() == [view.picture == number for view in views]
+        assert moved.tolist() == [view.image == number for view in views]
     assert sum(view.box == (0, 0, 1, 1) for view in views) == 2
 
 
@@ -136,7 +136,7 @@ def test_a_video_before_a_picture_keeps_its_own_grid():
     }
     places = torch.isin(torch.tensor(ids), torch.tensor([7, config.image_token_id]))[1:-1]
     shown = [p for p in image_tokens(config, inputs, places).parts if p.box is not None]
-    assert [(p.rows, p.columns, p.picture) for p in shown] == [(1, 4, 0), (1, 4, 1), (4, 1, 2)]
+    assert [(p.rows, p.columns, p.image) for p in shown] == [(1, 4, 0), (1, 4, 1), (4, 1, 2)]
 
 
 def test_padded_pictures_and_videos_of_onevision_are_refused_in_words():

@@ -84,7 +84,7 @@ def test_two_pictures_and_the_words_between_them_are_read_as_one_place():
     }
     prompt = here.lvlm.read(twice)
     between = len(inputs["input_ids"][0]) - 16
-    assert [part.picture for part in prompt.tokens.parts if part.box] == [0, 1]
+    assert [part.image for part in prompt.tokens.parts if part.box] == [0, 1]
     assert prompt.n_image == 16 + between + 16 and str(prompt.tokens).startswith("4 x 4 + 1 x ")
     assert prompt.n_text == here.engine.prompt.n_text
     values = torch.arange(prompt.n_image)

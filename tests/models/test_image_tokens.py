@@ -41,7 +41,7 @@ def test_one_grid_a_picture_and_a_class_token_without_a_place():
 
     assert parts(4) == (Grid(2, 2),)
     assert parts(5) == (Grid(1, 1, box=None), Grid(2, 2))
-    assert parts(12) == tuple(Grid(2, 2, picture=i) for i in range(3))
+    assert parts(12) == tuple(Grid(2, 2, image=i) for i in range(3))
 
 
 def test_pictures_and_frames_keep_the_order_of_the_sequence():
@@ -53,7 +53,7 @@ def test_pictures_and_frames_keep_the_order_of_the_sequence():
         "input_ids": torch.tensor([[1] * 4 + [2] * 8 + [1] * 8]),
     }
     parts = image_tokens(config, inputs, torch.ones(20, dtype=torch.bool)).parts
-    assert parts == (Grid(2, 2), Grid(2, 4, picture=1), Grid(4, 2, picture=2))
+    assert parts == (Grid(2, 2), Grid(2, 4, image=1), Grid(4, 2, image=2))
 
 
 def test_merged_patches_are_one_token_and_rows_of_two_pictures_are_not_joined():
@@ -62,7 +62,7 @@ def test_merged_patches_are_one_token_and_rows_of_two_pictures_are_not_joined():
     flat = {"image_sizes": torch.tensor([[16, 64], [16, 64]])}
     places = torch.tensor([True] * 4 + [False] + [True] * 4)
     mark = Grid(1, 1, box=None)
-    assert image_tokens(config, flat, places).parts == (Grid(1, 4), mark, Grid(1, 4, picture=1))
+    assert image_tokens(config, flat, places).parts == (Grid(1, 4), mark, Grid(1, 4, image=1))
     high = {"image_sizes": torch.tensor([[48, 32]])}
     rows = torch.tensor([True, True, False] * 2 + [True, True])
     upper, last = image_tokens(config, high, rows).parts
@@ -73,7 +73,7 @@ def test_merged_patches_are_one_token_and_rows_of_two_pictures_are_not_joined():
 
 
 def test_rows_that_are_cut_lie_where_they_lay():
-    upper, lower = Grid(4, 3, (0.2, 0.1, 1.0, 0.9), picture=2).cut(1)
-    assert (upper.rows, lower.rows) == (1, 3) and upper.picture == lower.picture == 2
+    upper, lower = Grid(4, 3, (0.2, 0.1, 1.0, 0.9), image=2).cut(1)
+    assert (upper.rows, lower.rows) == (1, 3) and upper.image == lower.image == 2
     assert upper.box == (0.2, 0.1, 0.4, 0.9) and lower.box == (0.4, 0.1, 1.0, 0.9)
     assert Grid(4, 3, box=None).cut(3) == (Grid(3, 3, box=None), Grid(1, 3, box=None))

@@ -347,7 +347,7 @@ def object_share(values: Tensor, tokens: ImageTokens, mask: Tensor) -> ObjectSha
 def picture_map(tokens: ImageTokens, values: Tensor, *, picture: int = 0) -> Tensor:
     """Values [N] of all grids of a picture as one map [gh, gw] of the finest grid: a coarse token's
     value is shared out over its box. One grid stays as it is."""
-    shown = [pair for pair in tokens.maps(values.double().cpu()) if pair[0].picture == picture]
+    shown = [pair for pair in tokens.maps(values.double().cpu()) if pair[0].image == picture]
     if not shown:
         raise BadOption("tokens", str(tokens), "image tokens with known places")
     boxes = [part.box for part, _ in shown if part.box is not None]

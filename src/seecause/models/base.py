@@ -175,9 +175,9 @@ class ImageModel:
             f" {str(self.dtype).removeprefix('torch.')})"
         )
 
-    def prepare(self, pictures: Pictures) -> Tensor:
+    def prepare(self, images: Pictures) -> Tensor:
         """Images of any kind as one normalised batch on the model's device and in its dtype."""
-        return as_images(self, pictures)
+        return as_images(self, images)
 
     def to(self, target: torch.device | torch.dtype | str) -> ImageModel:
         """Move the native module, in place."""
@@ -330,9 +330,9 @@ _version = lru_cache(version)  # a file for each
 def pixels_digest(images: Tensor, before: str = "") -> str:
     """A digest of the exact pixels, image by image, so that `before` can be the digest of earlier
     images. Images are hashed to a few words on their device, so that a GPU transfers little."""
-    pictures = images.detach().contiguous()
-    kind = f"{pictures.dtype} {list(pictures.shape[1:])}"
-    parts = [_folded(part) for part in pictures.flatten(1).split(_FOLDED)]
+    images = images.detach().contiguous()
+    kind = f"{images.dtype} {list(images.shape[1:])}"
+    parts = [_folded(part) for part in images.flatten(1).split(_FOLDED)]
     for words in torch.cat(parts).cpu().numpy():
         before = digest(before, kind, words.tobytes())
     return before

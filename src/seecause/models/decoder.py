@@ -33,7 +33,7 @@ from seecause.models.layout import At, TokenLayout, pair
 
 ATTENTION = "few_image_readers"
 # what positions remember
-TABLE, SWAP, PICTURES, PREFIX = "rope", "swap", "pictures", "prefix"
+TABLE, SWAP, IMAGES, PREFIX = "rope", "swap", "images", "prefix"
 
 
 def may_read(
@@ -152,7 +152,7 @@ class Decoder:
     reads_prefix: bool = False  # image tokens also see the question
 
     def at(
-        self, positions: Tensor, like: Tensor, pictures: Tensor | None = None, prefix: int = 0
+        self, positions: Tensor, like: Tensor, images: Tensor | None = None, prefix: int = 0
     ) -> At:
         """All tokens of a sequence; positions [1, S] or [axes, 1, S] are where the native model
         puts them. `images` [S] numbers the image tokens' images, -1 for words; the first
@@ -169,8 +169,8 @@ class Decoder:
             memo[name] = table
             if table.shape[-1] < width or pairs:
                 memo[name], memo[SWAP] = _paired(table, width, side_by_side=pairs)
-        if pictures is not None:
-            memo[PICTURES] = pictures
+        if images is not None:
+            memo[IMAGES] = images
         layout = TokenLayout(grid=(0, 0), prefix=tokens)
         return At(torch.arange(tokens, device=like.device), layout, memo)
 
@@ -303,9 +303,9 @@ def causal(rows: At, keys: At) -> Tensor:
 def _both_ways(rows: At, keys: At) -> Tensor:
     """Causal, but image tokens see all of their own image."""
     hidden = keys.index > rows.index[:, None]
-    pictures = rows.memo.get(PICTURES)
-    if pictures is not None:
-        mine, theirs = (pictures[x.index.clamp(max=len(pictures) - 1)] for x in (rows, keys))
+    images = rows.memo.get(IMAGES)
+    if images is not None:
+        mine, theirs = (images[x.index.clamp(max=len(images) - 1)] for x in (rows, keys))
         hidden &= (mine[:, None] != theirs) | (theirs < 0)
     return _hide(hidden, rows)[None, None]
 
@@ -400,8 +400,8 @@ def with_deepstack(h: Tensor, features: Sequence[Tensor], index: int, image: sli
     """States h [B, R, D] behind a block, with what is added to image rows there."""
     if index >= len(features):
         return h
-    picture = h[:, image] + features[index].to(h)
-    return torch.cat([h[:, : image.start], picture, h[:, image.stop :]], dim=1)
+    image_rows = h[:, image] + features[index].to(h)
+    return torch.cat([h[:, : image.start], image_rows, h[:, image.stop :]], dim=1)
 
 
 # The vision tower of a vision-language model (LLaVA's CLIP or SigLIP, InternVL's own) as blocks:
@@ -475,9 +475,11 @@ def _internvl(inner: Any, layer: int, drop: int) -> VisionTower:
     norm = tower.layernorm if layer == -1 else same  # earlier layers are read as they are
 
     def features(states: Tensor) -> Tensor:
-        picture = norm(states)[:, drop:].unflatten(1, grid).contiguous()
+        image_rows = norm(states)[:, drop:].unflatten(1, grid).contiguous()
         return inner.multi_modal_projector(
-            inner.pixel_shuffle(picture, scale_factor=inner.config.downsample_ratio).flatten(1, 2)
+            inner.pixel_shuffle(image_rows, scale_factor=inner.config.downsample_ratio).flatten(
+                1, 2
+            )
         )
 
     def layout_at(height: int, width: int) -> TokenLayout:

@@ -414,7 +414,7 @@ class DenseParts:
 
     @torch.no_grad()
     def assemble(self, module: nn.Module, options: WrapOptions) -> DenseModel:
-        """A view of the self, with the options of the caller."""
+        """A view of these parts, with the options of the caller."""
         for name in ("head", "pool", "sigmoid"):
             if getattr(options, name) is not None:
                 reads = f"None: {type(module).__name__} reads its own rows"

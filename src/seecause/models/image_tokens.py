@@ -42,7 +42,7 @@ class Grid:
     columns: int
     box: Box | None = WHOLE
     newline: bool = False
-    picture: int = 0  # which image or frame it shows, where there are several
+    image: int = 0  # which image or frame it shows, where there are several
 
     @property
     def tokens(self) -> int:
@@ -121,16 +121,16 @@ def image_tokens(
     if "image_grid_thw" in inputs or "video_grid_thw" in inputs:
         tokens = _frames(config, inputs, merge)
     elif "image_sizes" in inputs and hasattr(config, "image_grid_pinpoints"):
-        pairs = (_next(config, picture, i) for i, picture in enumerate(inputs["image_sizes"]))
+        pairs = (_next(config, image, i) for i, image in enumerate(inputs["image_sizes"]))
         tokens = ImageTokens(tuple(grid for pair in pairs for grid in pair))
     elif "image_sizes" in inputs and hasattr(config.vision_config, "patch_size"):
         step = config.vision_config.patch_size * getattr(config, "spatial_merge_size", 1)
         grids = [(int(high) // step, int(wide) // step) for high, wide in inputs["image_sizes"]]
-        tokens = ImageTokens(tuple(Grid(*g, picture=i) for i, g in enumerate(grids)))
+        tokens = ImageTokens(tuple(Grid(*g, image=i) for i, g in enumerate(grids)))
     elif hasattr(config, "mm_tokens_per_image"):
         side = math.isqrt(config.mm_tokens_per_image)
         many = range(count // max(1, side**2))
-        tokens = ImageTokens(tuple(Grid(side, side, picture=i) for i in many))
+        tokens = ImageTokens(tuple(Grid(side, side, image=i) for i in many))
     elif hasattr(config, "downsample_ratio"):
         tokens = _tiles(config, places.tolist(), size, tiling)
     elif hasattr(config, "scale_factor") and "pixel_values" in inputs:
@@ -238,7 +238,7 @@ def _frames(config: Any, inputs: Mapping[str, Any], merge: int) -> ImageTokens:
                 left[kind] = parts[-1].tokens
             if kind is not None:
                 left[kind] -= 1
-    return ImageTokens(tuple(replace(part, picture=i) for i, part in enumerate(parts)))
+    return ImageTokens(tuple(replace(part, image=i) for i, part in enumerate(parts)))
 
 
 def _side(config: Any) -> int:
@@ -252,10 +252,10 @@ def _one(config: Any, count: int) -> ImageTokens:
     if count == side**2 + 1:  # "full" keeps the class token
         return ImageTokens((Grid(1, 1, box=None), Grid(side, side)))
     many = range(max(1, count // side**2))
-    return ImageTokens(tuple(Grid(side, side, picture=index) for index in many))
+    return ImageTokens(tuple(Grid(side, side, image=index) for index in many))
 
 
-def _next(config: Any, size: Tensor, picture: int) -> tuple[Grid, Grid]:
+def _next(config: Any, size: Tensor, image: int) -> tuple[Grid, Grid]:
     """LLaVA-NeXT's base view and its tiles put together, without the padding."""
     from transformers.models.llava_next.modeling_llava_next import (
         get_anyres_image_grid_shape,
@@ -272,7 +272,7 @@ def _next(config: Any, size: Tensor, picture: int) -> tuple[Grid, Grid]:
         ratio = math.sqrt(rows * columns / (int(most.removeprefix("anyres_max_")) * side**2))
         if ratio > 1.1:
             rows, columns = int(rows // ratio), int(columns // ratio)
-    return Grid(side, side, picture=picture), Grid(rows, columns, newline=True, picture=picture)
+    return Grid(side, side, image=image), Grid(rows, columns, newline=True, image=image)
 
 
 def _tiles(
@@ -291,9 +291,9 @@ def _tiles(
             size, shape, tiling.min_patches, tiling.max_patches
         )
     parts: list[Grid] = []
-    for picture, length in enumerate(runs):
-        parts += _known(side, length // side**2 - 1, (rows, columns), picture)
-        parts.append(Grid(side, side, picture=picture))
+    for image, length in enumerate(runs):
+        parts += _known(side, length // side**2 - 1, (rows, columns), image)
+        parts.append(Grid(side, side, image=image))
     return ImageTokens(tuple(parts))
 
 
@@ -314,20 +314,20 @@ def _split(config: Any, ids: list[int], size: tuple[int, int] | None, tiling: An
     the same mark."""
     *gaps, behind = _gaps(ids, config.image_token_id)
     fence = behind[0]
-    pictures: list[list[bool | None]] = [[]]
+    images: list[list[bool | None]] = [[]]
     for gap in gaps:
         if _after_last(gap, fence) != _after_last(gaps[-1], fence):
-            begins = fence in gap and (not pictures[-1] or gap[0] != fence)
-            pictures[-1].append(begins)
+            begins = fence in gap and (not images[-1] or gap[0] != fence)
+            images[-1].append(begins)
             continue
         if gap[:1] == [fence]:  # no line's end behind the tiles: the tokenizer keeps none
-            pictures[-1] = [False] * len(pictures[-1])
-        pictures[-1].append(None)
-        pictures.append([])
+            images[-1] = [False] * len(images[-1])
+        images[-1].append(None)
+        images.append([])
     shape = (0, 0)
-    if size is not None and tiling is not None and len(pictures) == 2:
+    if size is not None and tiling is not None and len(images) == 2:
         shape = tiling.get_number_of_image_patches(*size, {})[1:]  # optional since 5.9
-    return ImageTokens(_views(_side(config) // config.scale_factor, pictures[:-1], shape))
+    return ImageTokens(_views(_side(config) // config.scale_factor, images[:-1], shape))
 
 
 def _after_last(ids: list[int], mark: int) -> list[int]:
@@ -337,40 +337,40 @@ def _after_last(ids: list[int], mark: int) -> list[int]:
 def _ovis(config: Any, ids: list[int]) -> ImageTokens:
     """The whole image, then the tiles of Ovis 2 row by row, after marks of their own."""
     start, first, _, row, _ = config.visual_indicator_token_ids
-    pictures: list[list[bool | None]] = []
+    images: list[list[bool | None]] = []
     for gap in _gaps(ids, config.image_token_id)[:-1]:
-        if not pictures or start in gap:
-            pictures.append([None])
+        if not images or start in gap:
+            images.append([None])
         else:
-            pictures[-1].append(first in gap or row in gap)
+            images[-1].append(first in gap or row in gap)
     side = _side(config) // config.vision_config.hidden_stride
-    return ImageTokens(_views(side, pictures))
+    return ImageTokens(_views(side, images))
 
 
 def _views(
-    side: int, pictures: list[list[bool | None]], shape: tuple[int, int] = (0, 0)
+    side: int, images: list[list[bool | None]], shape: tuple[int, int] = (0, 0)
 ) -> tuple[Grid, ...]:
     """Grids of the views of images: None is the whole image, the others are tiles and say
     whether they begin a row. `shape`: rows and columns where they do not."""
     parts: list[Grid] = []
-    for picture, begins in enumerate(pictures):
+    for image, begins in enumerate(images):
         starts = [begin for begin in begins if begin is not None]
         columns = len(starts) // max(1, sum(starts))
         even = any(starts) and starts == [i % columns == 0 for i in range(len(starts))]
         known = (sum(starts), columns) if even else (0, 0) if any(starts) else shape
-        tiles = _known(side, len(starts), known, picture)
-        tiles.insert(begins.index(None), Grid(side, side, picture=picture))
+        tiles = _known(side, len(starts), known, image)
+        tiles.insert(begins.index(None), Grid(side, side, image=image))
         parts += tiles
     return tuple(parts)
 
 
-def _known(side: int, tiles: int, shape: tuple[int, int], picture: int) -> list[Grid]:
+def _known(side: int, tiles: int, shape: tuple[int, int], image: int) -> list[Grid]:
     """Tiles in rows and columns, row by row; without a place where these are not known."""
     rows, columns = shape
     if rows * columns != tiles:
-        return [Grid(side, side, box=None, picture=picture) for _ in range(tiles)]
+        return [Grid(side, side, box=None, image=image) for _ in range(tiles)]
     return [
-        Grid(side, side, (r / rows, c / columns, (r + 1) / rows, (c + 1) / columns), False, picture)
+        Grid(side, side, (r / rows, c / columns, (r + 1) / rows, (c + 1) / columns), False, image)
         for r in range(rows)
         for c in range(columns)
     ]

@@ -53,7 +53,7 @@ def find(module: Any, kind: str, *, text: TextInput | None = None) -> Parts:
         def encode(prompts: list[str]) -> Tensor:
             return module.encode_text(as_inputs(given.tokenize(prompts), device)["input_ids"])
 
-        parts.add_text(module, given, encode=encode, pictures=module.encode_image, project=project)
+        parts.add_text(module, given, encode=encode, embed=module.encode_image, project=project)
     elif project is not same:
         raise UnsupportedModel(
             f"open_clip {kind} alone",

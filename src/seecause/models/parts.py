@@ -83,18 +83,18 @@ class Parts:
     view: type[VisionModel] = VisionModel
 
     def add_text(
-        self, module: Any, text: TextInput, *, encode: Encode, pictures: Fn, project: Fn = same
+        self, module: Any, text: TextInput, *, encode: Encode, embed: Fn, project: Fn = same
     ) -> None:
-        """The zero-shot head of a module with two towers: `encode` reads prompts, `images` gives
+        """The zero-shot head of a module with two towers: `encode` reads prompts, `embed` gives
         embeddings of images, `project` brings pooled tokens there."""
         matrix = text_matrix(encode, text.classes, text.templates)
         head = TextHead(matrix, module.logit_scale, getattr(module, "logit_bias", None))
         self.extra, self.head = head, head if project is same else chain(project, head)
-        self.native_logits = lambda images: head(pictures(images))
+        self.native_logits = lambda images: head(embed(images))
         self.classes, self.sigmoid = text.classes, head.bias is not None
 
     def assemble(self, module: nn.Module, options: WrapOptions) -> VisionModel:
-        """A view of the self, with the options of the caller."""
+        """A view of these parts, with the options of the caller."""
         steps = self.adapt_preprocess(options.preprocess_for(self, type(module).__name__))
         kind, like = _checked_pool(module, self, options), next(module.parameters())
         head, sigmoid = options.head, options.sigmoid

@@ -337,7 +337,7 @@ class FramedModel(Framed, Protocol):
     def memo(self) -> dict[Any, Any]: ...
 
 
-def as_images(model: FramedModel, pictures: Pictures) -> Tensor:
+def as_images(model: FramedModel, images: Pictures) -> Tensor:
     """Images of any kind as one normalised batch on the model's device and in its dtype.
 
     Gradients of a tensor pass through. Values outside of the range of normalised pixels are
@@ -359,26 +359,26 @@ def as_images(model: FramedModel, pictures: Pictures) -> Tensor:
         >>> as_images(model, np.zeros((2, 120, 200, 3), np.uint8)).shape
         torch.Size([2, 3, 96, 96])
     """
-    if isinstance(pictures, Mapping):
-        key = next((key for key in ENTRIES if key in pictures), None)
+    if isinstance(images, Mapping):
+        key = next((key for key in ENTRIES if key in images), None)
         if key is None:
             raise BadImage(
-                f"a mapping of {', '.join(map(str, pictures)) or 'nothing'}",
+                f"a mapping of {', '.join(map(str, images)) or 'nothing'}",
                 "expected pixel_values, as processors of transformers name them",
                 "give images, or a tensor [B, 3, H, W]",
             )
-        pictures = pictures[key]
-    pictures = model.preprocess.unpacked(pictures)
-    if isinstance(pictures, list | tuple):
-        batch = _joined([_one_or_more(model, image) for image in pictures])
+        images = images[key]
+    images = model.preprocess.unpacked(images)
+    if isinstance(images, list | tuple):
+        batch = _joined([_one_or_more(model, image) for image in images])
     else:
-        batch = _one_or_more(model, pictures)
+        batch = _one_or_more(model, images)
     return batch.to(model.device, model.dtype)
 
 
-def file_names(pictures: Pictures) -> list[str]:
+def file_names(images: Pictures) -> list[str]:
     """Names of images by their paths; an empty list if no image comes from a file."""
-    items: Any = pictures if isinstance(pictures, list | tuple) else [pictures]
+    items: Any = images if isinstance(images, list | tuple) else [images]
     paths = [
         str(getattr(item, "filename", ""))  # PIL keeps it for an image that was not changed
         if isinstance(item, Image.Image)

@@ -169,7 +169,7 @@ class StagedParts:
     extra: nn.Module | None = None
 
     def assemble(self, module: nn.Module, options: WrapOptions) -> StagedModel:
-        """A view of the self, with the options of the caller; a head is for networks whose own
+        """A view of these parts, with the options of the caller; a head is for networks whose own
         classifier was removed."""
         kind, head = type(module).__name__, options.head
         if options.pool is not None:

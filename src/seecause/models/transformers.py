@@ -377,10 +377,10 @@ def _add_text(module: Any, parts: Parts, text: TextInput, enter: Any) -> None:
             **as_inputs(_tokens(text, prompts, length), device), return_dict=True
         ).pooler_output
 
-    def pictures(images: Tensor) -> Tensor:
+    def embed(images: Tensor) -> Tensor:
         return module.get_image_features(return_dict=True, **enter(images)).pooler_output
 
-    parts.add_text(module, text, encode=encode, pictures=pictures)
+    parts.add_text(module, text, encode=encode, embed=embed)
 
 
 def _tokens(text: TextInput, prompts: list[str], length: int) -> Any:
