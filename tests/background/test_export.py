@@ -1,0 +1,322 @@
+"""Exported folders load in plain libraries (zeroed) or by `sc.load` (both), and answer like the
+ablated model."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch.testing import assert_close
+
+import seecause as sc
+from seecause.background import ablate, export, prune_heads
+from seecause.errors import BadOption, DataMissing, NotDefined
+from seecause.models.heads import UnitLinear
+from tests.families.native import TEXT
+from tests.helpers import view
+from tests.tiny import pictures, scramble, tiny
+
+FORMS = ["zeroed", "sliced"]
+HEADS = [(0, 1), (1, 0), (1, 2), (3, 0), (3, 1), (3, 2)]
+
+
+def ablated(model, images, heads=HEADS):
+    with ablate(model, heads):
+        return model(images)
+
+
+def close(got, expected):
+    assert_close(got, expected, atol=1e-4, rtol=1e-4)
+
+
+@pytest.fixture(scope="module")
+def biased():
+    return sc.load("builtin:critters-biased")
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_an_embedded_model_comes_back_without_its_heads(biased, form, tmp_path):
+    heads = [(0, 0), (2, 5), *((4, head) for head in range(8))]
+    images = torch.randn(2, 3, 96, 96)
+    expected = ablated(biased, images, heads)
+    assert (expected - biased(images)).abs().max() > 0.1
+    again = sc.load(str(export(biased, heads, tmp_path, form=form)))
+    close(again(images), expected)
+    assert (
+        again.classes == biased.classes
+        and again.preprocess == biased.preprocess
+        and not again.random_weights
+    )
+    page = (tmp_path / "README.md").read_text()
+    assert (
+        "without 10 of its 48 attention heads" in page
+        and "| 4 | 8 | 0, 1, 2, 3, 4, 5, 6, 7 |" in page
+    )
+
+
+def test_an_embedded_module_of_our_own_is_loaded_by_sc_load(tmp_path):
+    model, images = sc.load("builtin:critters-planted"), torch.randn(2, 3, 96, 96)
+    heads = [(4, 3), (4, 5)]
+    again = sc.load(str(export(model, heads, tmp_path)))
+    close(again(images), ablated(model, images, heads))
+    assert (
+        again.module.roles == model.module.roles
+        and "sc.load(FOLDER)" in (tmp_path / "README.md").read_text()
+    )
+
+
+def by_its_card(folder, monkeypatch):
+    """What the README's own lines load."""
+    monkeypatch.chdir(folder)
+    code = re.search(r"```python\n(.+?)```", (folder / "README.md").read_text(), re.DOTALL)[1]
+    space = {"FOLDER": str(folder)}
+    exec(code.split("# or, with")[0], space)
+    return space["model"]
+
+
+def test_an_embedded_model_ships_in_plain_timm(biased, tmp_path, monkeypatch):
+    export(biased, HEADS, tmp_path)
+    images = torch.randn(2, 3, 96, 96)
+    close(by_its_card(tmp_path, monkeypatch)(images), ablated(biased, images))
+
+
+def test_timm_loads_what_it_knows_by_name(tmp_path, monkeypatch):
+    model = sc.load("timm:test_vit", weights="random")
+    scramble(model.module)
+    heads, images = [(0, 0), (3, 1)], torch.randn(2, 3, 160, 160)
+    expected = ablated(model, images, heads)
+    export(model, heads, tmp_path / "zeroed")
+    close(by_its_card(tmp_path / "zeroed", monkeypatch)(images), expected)
+    page = (tmp_path / "zeroed" / "README.md").read_text()
+    assert "timm.create_model('test_vit', num_classes=1000" in page and "were random" in page
+    export(model, heads, tmp_path / "sliced", form="sliced")
+    again = sc.load(str(tmp_path / "sliced"))
+    close(again(images), expected)
+    assert again.preprocess == model.preprocess and again.preprocess.crop < 1
+    size = {
+        form: sum(f.stat().st_size for f in (tmp_path / form).glob("*.safetensors"))
+        for form in FORMS
+    }
+    assert size["sliced"] < size["zeroed"]
+
+
+def test_a_head_of_its_own_and_rotary_attention_come_back(tmp_path):
+    matrix = torch.randn(5, 192, generator=torch.Generator().manual_seed(0))
+    model = sc.load("timm:eva02_tiny_patch14_224", weights="random", size=56, head=matrix)
+    scramble(model.module)
+    images = torch.randn(1, 3, 56, 56)
+    again = sc.load(
+        str(
+            export(model, [(0, 0), (3, 1), (3, 2), (5, 0), (5, 1), (5, 2)], tmp_path, form="sliced")
+        )
+    )
+    close(again(images), ablated(model, images, [(0, 0), (3, 1), (3, 2), (5, 0), (5, 1), (5, 2)]))
+
+
+@pytest.mark.parametrize("kind", ["cosine", "unit-linear", "linear"])
+def test_a_head_that_reads_angles_comes_back_as_what_it_is(kind, tmp_path):
+    native = tiny("hf_dinov3", dtype=torch.float32)
+    width = native.module.config.hidden_size
+    matrix = torch.randn(4, width, generator=torch.Generator().manual_seed(0))
+    layer = UnitLinear(width, 4) if kind == "unit-linear" else torch.nn.Linear(width, 4)
+    head = sc.CosineHead(matrix, scale=3.0) if kind == "cosine" else layer
+    model = sc.wrap(native.module, **{**native.options, "head": head, "pool": "mean"})
+    images = pictures(native)
+    again = sc.load(str(export(model, HEADS, tmp_path)))
+    close(again(images), ablated(model, images))
+    assert json.loads((tmp_path / "seecause.json").read_text())["head"]["kind"] == kind
+
+
+@pytest.mark.parametrize(
+    "family", ["hf_vit", "hf_vit_other_size", "hf_dinov2", "hf_clip_tower", "hf_clip_classifier"]
+)
+def test_transformers_loads_what_it_saved(family, tmp_path, monkeypatch):
+    native = tiny(family, dtype=torch.float32)
+    model, images = view(native, check=False), pictures(native)
+    expected = ablated(model, images)
+    export(model, HEADS, tmp_path / "zeroed")
+    plain = by_its_card(tmp_path / "zeroed", monkeypatch).eval()
+    assert type(plain) is type(native.module)
+    native.module.load_state_dict(plain.state_dict())
+    close(native.forward(images), expected)
+    for form in FORMS:
+        folder = (
+            tmp_path / form
+            if form == "zeroed"
+            else export(model, HEADS, tmp_path / form, form=form)
+        )
+        close(sc.load(str(folder))(images), expected)
+    assert not (
+        tmp_path / "sliced" / "model.safetensors"
+    ).exists()  # from_pretrained would fill it wrongly
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_zero_shot_model_keeps_its_text_tower(form, tmp_path):
+    native = tiny("hf_clip", dtype=torch.float32)
+    model, images = view(native, check=False), pictures(native)
+    export(model, HEADS, tmp_path, form=form)
+    again = sc.load(str(tmp_path), tokenizer=TEXT["tokenizer"])
+    assert again.classes == model.classes
+    close(again(images), ablated(model, images))
+
+
+def test_pruned_models_can_be_exported_and_pruned_again(biased, tmp_path):
+    images = torch.randn(1, 3, 96, 96)
+    once = prune_heads(biased, [(0, 0), (1, 3)])
+    left = [[2, 3, 4, 5, 6, 7], [0, 1, 2, 4, 5, 6, 7], None]  # of two prunings, as first numbered
+    assert prune_heads(once, [(0, 0)]).origin["kept"][:3] == left
+    with pytest.raises(NotDefined, match="sliced"):
+        export(once, [], tmp_path)
+    again = sc.load(
+        str(export(once, [(0, 0)], tmp_path / "a", form="sliced"))
+    )  # head 1 of the original
+    twice = sc.load(
+        str(export(again, [(1, 6)], tmp_path / "b", form="sliced"))
+    )  # head 7 of the original
+    close(twice(images), ablated(biased, images, [(0, 0), (0, 1), (1, 3), (1, 7)]))
+    kept = [list(range(block.heads)) for block in biased.blocks[:2]]
+    left = [[head for head in kept[0] if head > 1], [h for h in kept[1] if h not in (3, 7)]]
+    assert twice.origin["kept"][:2] == left  # by their numbers in the first model
+    card = json.loads((tmp_path / "b" / "seecause.json").read_text())
+    assert card["kept"][:2] == left and "kept" not in card["origin"]
+
+
+def test_a_module_of_unknown_making_says_so(tmp_path):
+    native = tiny("timm_registers", dtype=torch.float32)
+    model, images = view(native, check=False), pictures(native)
+    with pytest.raises(NotDefined, match="Load the model"):
+        export(model, HEADS, tmp_path, form="sliced")
+    assert not list(tmp_path.iterdir())  # nothing half written
+    export(model, HEADS, tmp_path)
+    with pytest.raises(DataMissing, match="how the module is built"):
+        sc.load(str(tmp_path))
+    expected = ablated(model, images)
+    native.module.load_state_dict(load_file(tmp_path / "model.safetensors"))
+    close(native.forward(images), expected)
+
+
+def test_a_model_with_heads_switched_off_is_not_written(biased, tmp_path):
+    with ablate(biased, [(0, 1)]), pytest.raises(NotDefined, match="Leave the `ablate` block"):
+        export(biased, [(0, 2)], tmp_path)
+
+
+def test_a_form_that_is_none_is_refused(tmp_path):
+    with pytest.raises(BadOption, match="zeroed or sliced"):
+        export(view(tiny("hf_vit"), check=False), [], tmp_path, form="smaller")
+
+
+def test_a_processor_says_what_the_model_was_told(tmp_path):
+    from seecause.background.prune import _save_processor
+    from seecause.models.preprocess import Preprocess, preprocess_from_processor
+
+    frame = Preprocess(
+        size=(224, 224),
+        mean=(0.1, 0.2, 0.3),
+        std=(0.4, 0.5, 0.6),
+        crop=224 / 354,  # which a division does not give back
+        filter="bilinear",
+    )
+    _save_processor(frame, tmp_path)
+    assert (
+        preprocess_from_processor(json.loads((tmp_path / "preprocessor_config.json").read_text()))
+        == frame
+    )
+
+
+def test_a_folder_with_other_things_is_left_alone(biased, tmp_path):
+    (tmp_path / "README.md").write_text("mine")
+    with pytest.raises(BadOption, match="other files"):
+        export(biased, [(0, 1)], tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["README.md"] and (
+        tmp_path / "README.md"
+    ).read_text() == "mine"
+    export(biased, [(0, 1)], tmp_path / "new")
+    export(biased, [(0, 2)], tmp_path / "new")  # an earlier export is replaced
+    assert "| 0 | 8 | 2 |" in (tmp_path / "new" / "README.md").read_text()
+    (tmp_path / "ours").mkdir()
+    (tmp_path / "ours" / "ifam.json").write_text("{}")  # what iFAM writes, which saves itself
+    assert export(biased, [(0, 1)], tmp_path / "ours") == tmp_path / "ours"
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_folder_holds_one_form_only(biased, form, tmp_path):
+    export(biased, [(0, 0)], tmp_path, form=form)
+    export(biased, [(0, 1)], tmp_path, form=form)
+    with pytest.raises(BadOption, match="weights of the other form"):
+        export(biased, [(0, 0)], tmp_path, form="sliced" if form == "zeroed" else "zeroed")
+
+
+def test_the_card_says_what_was_done_and_how_to_load_the_rest(biased, tmp_path):
+    heads = [(0, 1), (2, 0), (2, 5)]
+    export(biased, heads, tmp_path / "zeroed", note="Chosen by lot.")
+    card = json.loads((tmp_path / "zeroed" / "seecause.json").read_text())
+    assert card["removed"] == [[0, 1], [2, 0], [2, 5]] and card["kept"] is None
+    assert card["layers"] == [8] * 6 and card["form"] == "zeroed" and card["head"] is None
+    assert card["fingerprint"] != biased.fingerprint() and not card["random_weights"]
+    assert tuple(card["classes"]) == biased.classes and card["pool"] == biased.readout.kind
+    page = (tmp_path / "zeroed" / "README.md").read_text()
+    assert "without 3 of its 48 attention heads" in page and "Chosen by lot." in page
+    assert "| 0 | 8 | 1 |\n| 2 | 8 | 0, 5 |" in page and "were random" not in page
+    assert "projection are zero. The architecture is the original one." in page
+    assert "96 x 96 pixels" in page and card["fingerprint"] in page
+    assert "VisionTransformer(" in page and "model = sc.load(FOLDER)" in page
+    assert "head.safetensors" not in page
+    export(biased, heads, tmp_path / "sliced", form="sliced")
+    card = json.loads((tmp_path / "sliced" / "seecause.json").read_text())
+    assert card["kept"][:3] == [[0, 2, 3, 4, 5, 6, 7], None, [1, 2, 3, 4, 6, 7]]
+    page = (tmp_path / "sliced" / "README.md").read_text()
+    assert "were cut out" in page and "VisionTransformer" not in page
+    export(biased, [], tmp_path / "whole")
+    assert "No head was removed." in (tmp_path / "whole" / "README.md").read_text()
+
+
+def test_a_tokenizer_goes_with_its_model(tmp_path):
+    class Tokenizer:
+        def __call__(self, prompts, *words, **options):
+            return TEXT["tokenizer"](prompts, *words, **options)
+
+        def save_pretrained(self, folder):
+            (folder / "words.txt").write_text("a b")
+
+    native = tiny("hf_siglip", dtype=torch.float32)
+    model = view(native, check=False)
+    model.texts = {**model.texts, "tokenizer": Tokenizer(), "templates": ("a {}.", "the {}")}
+    export(model, [(0, 1)], tmp_path)
+    assert (tmp_path / "words.txt").read_text() == "a b"
+    card = json.loads((tmp_path / "seecause.json").read_text())
+    assert card["templates"] == ["a {}.", "the {}"] and card["family"] == model.family
+    assert card["pool"] == model.readout.kind != "cls"
+    assert card["model"] == model.name and card["sigmoid"]
+
+
+def test_a_head_that_no_file_describes_is_refused(tmp_path):
+    native = tiny("hf_vit", dtype=torch.float32)
+    width = native.module.config.hidden_size
+    model = sc.wrap(native.module, head=torch.nn.Sequential(torch.nn.Linear(width, 2)), pool="cls",
+                    mean=(0.5,) * 3, std=(0.5,) * 3, check=False)  # fmt: skip
+    with pytest.raises(NotDefined, match="a Sequential, which no file describes"):
+        export(model, [], tmp_path / "model")
+    assert not (tmp_path / "model").exists()
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(BadOption, match="this is a file"):
+        export(view(native, check=False), [], tmp_path / "file")
+
+
+def test_a_processor_of_squashed_pictures_has_two_sides_and_one_of_unequal_sides_is_not_written(
+    tmp_path,
+):
+    from seecause.background.prune import _save_processor
+    from seecause.models.preprocess import Preprocess
+
+    around = {"mean": (0.5,) * 3, "std": (0.5,) * 3, "crop": 1.0, "filter": "bicubic"}
+    _save_processor(Preprocess(size=(64, 96), squash=True, **around), tmp_path)
+    written = json.loads((tmp_path / "preprocessor_config.json").read_text())
+    assert written["size"] == {"height": 64, "width": 96} and written["resample"] == 3
+    assert written["crop_size"] == {"height": 64, "width": 96} and written["do_center_crop"]
+    (tmp_path / "preprocessor_config.json").unlink()
+    _save_processor(Preprocess(size=(64, 96), squash=False, **around), tmp_path)
+    assert not list(tmp_path.iterdir())
