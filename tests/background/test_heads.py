@@ -14,7 +14,6 @@ import seecause as sc
 from seecause.background import (
     HeadScores,
     LabelledImages,
-    Screening,
     ablate,
     above_noise,
     information_gains,
@@ -42,7 +41,6 @@ NAMES = [
     "interchange",
     "loss-gain",
     "random",
-    "regression",
     "taylor",
 ]
 NAMES += ["weight-norm"]
@@ -50,7 +48,6 @@ QUICK = {
     "gating": {"fits": 2, "steps": 2},
     "contrastive-gating": {"fits": 2, "steps": 2},
     "greedy": {"top": 2},
-    "regression": {"draws": 24},
 }
 
 
@@ -204,8 +201,7 @@ def test_options_of_cigma_reach_the_score_and_the_screen(model, cases):
     chosen = select("cigma", model, data, **common, guard="none", fill="mean")
     assert_close(chosen.value, score(model, data, **common, fill="mean").value)
     assert chosen.protocol["masks"] == "given"
-    options = Screening(top=1, verify=3, audit=0.2)
-    screened = select("cigma", model, data, screen=options, guard="none")
+    screened = select("cigma", model, data, screen=1, verify=3, audit=0.2, guard="none")
     alone = screen(model, data, top=1, verify=3, audit=0.2)
     assert_close(screened.value, alone.scores.value, equal_nan=True)
     assert screened.protocol["screen"] == {
@@ -227,10 +223,6 @@ def test_greedy_heads_come_in_the_order_of_their_removal():
     assert [float(found.value[head]) for head in chosen.heads] == [3, 2, 1][: len(chosen.heads)]
     for head, gain in zip(chosen.heads, chosen.gains, strict=True):
         assert found.after["score when chosen"][head] == pytest.approx(gain)
-    shrunk = select("regression", model, data, draws=3, ridge=0.5, seed=2)
-    expected = sc.background.regress(model, data, draws=3, ridge=0.5, seed=2)
-    assert_close(shrunk.value, expected.value)
-    assert_close(shrunk.error, expected.error)
 
 
 @pytest.mark.parametrize("name", NAMES)

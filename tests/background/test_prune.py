@@ -15,7 +15,6 @@ from seecause.background import (
     Gains,
     HeadScores,
     Masks,
-    Screening,
     ablate,
     correct_images,
     discover_masks,
@@ -300,8 +299,7 @@ def test_greedy_may_remove_as_many_as_were_asked_for(model, train, test):
 
 
 def test_a_curve_ends_where_no_more_heads_were_measured(model, train):
-    screening = Screening(top=2, verify=3, audit=0.0)
-    options = {"screen": screening, "guard": "none"}
+    options = {"screen": 2, "verify": 3, "audit": 0.0, "guard": "none"}
     sampling = {"share": 1.0, "cap": 4}
     found = prune_and_test(
         model, train, train.take(torch.arange(4)), options=options, top=2, draws=1,
@@ -309,7 +307,7 @@ def test_a_curve_ends_where_no_more_heads_were_measured(model, train):
     )  # fmt: skip
     assert int(found.scored.scores.value.isfinite().sum()) == 3
     assert max(found.curve.ks) <= 3 and len(found.heads) <= 2
-    assert found.scored.record["screen"]["verify"] == 3
+    assert found.scored.record["verify"] == 3
 
 
 def test_a_dataset_is_read_by_the_job(model):
@@ -349,7 +347,8 @@ def test_what_cannot_be_used_is_named(model, train, test, options, message):
 
 def test_data_must_have_what_is_asked_of_it(model, train):
     partly = train.truth.hard.int()
-    partly[0] = 255
+    partly[:] = 255
+    partly[0, 0, 0] = 0  # known of one image only
     bare = replace(train, truth=None, other_background=None)
     for data, options, message in (
         (replace(train, truth=Masks.given(partly)), {"masks": "given"}, "a mask for every image"),

@@ -9,7 +9,7 @@ import torch
 from torch.testing import assert_close
 
 import seecause as sc
-from seecause.background import LabelledImages, penalised, score, scoring
+from seecause.background import LabelledImages, penalised, score
 from seecause.background.scoring import derangement
 from seecause.errors import BadImage, BadOption, NotDefined
 from tests.families.conv import OPTIONS as CONV, tiny_conv
@@ -43,7 +43,7 @@ def case(family="timm_registers", batch=2):
     native = tiny(family)
     images = pictures(native, batch)
     masks = torch.rand(batch, *native.size, generator=torch.Generator().manual_seed(3)) < 0.4
-    return native, view(native, check=False), images, masks
+    return native, view(native, check=False), LabelledImages(images, masks=masks)
 
 
 @torch.no_grad()
@@ -58,9 +58,10 @@ def big(native, images, masks):
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_suffix_scores_are_naive_scores(family):
-    native, model, images, masks = case(family)
+    native, model, data = case(family)
+    images, masks = data.images, data.masks.hard
     expected = naive(native, images, big(native, images, masks))
-    result = score(model, LabelledImages(images, masks=masks))
+    result = score(model, data)
     assert_close(result.effects, expected, atol=1e-10, rtol=0)
     assert_close(result.value, expected.mean(dim=0), atol=1e-10, rtol=0)
     assert_close(result.error, expected.std(dim=0) / 2**0.5, atol=1e-10, rtol=0)
@@ -68,19 +69,20 @@ def test_suffix_scores_are_naive_scores(family):
 
 
 def test_the_paper_fills_with_the_mean_colour():
-    native, model, images, masks = case()
+    native, model, data = case()
+    images, masks = data.images, data.masks.hard
     expected = naive(
         native,
         images,
         lambda i: reference.gains(native.forward, images[i], masks[i], fill="mean")[BIG],
     )
     assert_close(
-        score(model, LabelledImages(images, masks=masks), fill="mean").effects,
+        score(model, data, fill="mean").effects,
         expected,
         atol=1e-10,
         rtol=0,
     )
-    default = score(model, LabelledImages(images, masks=masks)).protocol
+    default = score(model, data).protocol
     assert default["fill"] == "grey"  # see test_known_models
     assert [default[name] for name in ("response", "operator", "temperature", "guard", "seed")] == [
         "big", "zero", 1.0, True, 0,
@@ -88,13 +90,14 @@ def test_the_paper_fills_with_the_mean_colour():
     expected = naive(
         native, images, lambda i: reference.gains(native.forward, images[i], masks[i], 2.0)[BIG]
     )
-    warm = score(model, LabelledImages(images, masks=masks), temperature=2.0)
+    warm = score(model, data, temperature=2.0)
     assert_close(warm.effects, expected, atol=1e-10, rtol=0)
 
 
 @pytest.mark.parametrize("family", ["timm_registers", "timm_clip", "hf_vit"])
 def test_mean_and_resampled_heads_are_what_hooks_put_there(family):
-    native, model, images, masks = case(family, batch=3)
+    native, model, data = case(family, batch=3)
+    images, masks = data.images, data.masks.hard
     seen = [
         torch.stack([reference.carried(native.forward, block, image) for image in images])
         for block in native.blocks
@@ -118,19 +121,17 @@ def test_mean_and_resampled_heads_are_what_hooks_put_there(family):
         ("resample", lambda i, layer: seen[layer][donors[i]]),
     ):
         expected = naive(native, images, big(native, images, masks), put(contents))
-        result = score(
-            model, LabelledImages(images, masks=masks), operator=operator, seed=4, guard=False
-        )
+        result = score(model, data, operator=operator, seed=4, guard=False)
         assert_close(result.effects, expected, atol=1e-10, rtol=0)
 
 
 @pytest.mark.parametrize("family", ["timm_registers", "hf_vit", "torchvision_vit"])
 def test_heads_without_output_columns_score_exactly_zero(family):
-    native, model, images, masks = case(family)
+    native, model, data = case(family)
     with torch.no_grad():
         reference.projection(native.blocks[1]).weight[:, WIDTH : 2 * WIDTH] = 0
     done = []
-    result = score(model, LabelledImages(images, masks=masks), progress=done.append)
+    result = score(model, data, progress=done.append)
     assert sum(done) == 2 * 12  # also what need not run is done
     assert (result.effects[:, 1, 1] == 0).all() and result.error[1, 1] == 0
     assert (result.value == 0).sum() == 1 and result.protocol["heads_run"] == 11
@@ -138,54 +139,39 @@ def test_heads_without_output_columns_score_exactly_zero(family):
 
 
 def test_removed_heads_stay_removed():
-    native, model, images, masks = case()
+    native, model, data = case()
+    images, masks = data.images, data.masks.hard
     gates = torch.ones(4, HEADS)
     gates[2, 0] = 0
     with model.gated(gates):
-        result = score(model, LabelledImages(images, masks=masks))
+        result = score(model, data)
     with reference.without(native.blocks[2], 0, WIDTH):
         expected = naive(native, images, big(native, images, masks))
     assert_close(result.effects, expected, atol=1e-10, rtol=0)
     assert (result.effects[:, 2, 0] == 0).all()
 
 
-@pytest.mark.parametrize("temperature", [1.0, "matched"])
-def test_pieces_do_not_matter(temperature, monkeypatch):
-    """Each picture has its own mask, baseline, label and donor, in whichever piece it is."""
-    _, model, images, masks = case(batch=5)
-    options = {"operator": "resample", "fill": noise(*images.shape), "target": [0, 4, 2, 1, 6]}
-    options |= {"temperature": temperature, "seed": 1}
-    whole, done = score(model, LabelledImages(images, masks=masks), **options), []
-    monkeypatch.setattr(scoring, "SCORED", {"cpu": 2})
-    parts = score(model, LabelledImages(images, masks=masks), **options, progress=done.append)
-    assert_close(parts.effects, whole.effects, atol=1e-12, rtol=0)
-    for name, value in whole.after.items():
-        assert_close(parts.after[name], value, atol=1e-9, rtol=0)
-    assert parts.before == pytest.approx(whole.before) and done == [24, 24, 12]
-    asked = {"seed": 1, "operator": "resample", "temperature": temperature, "guard": True}
-    assert asked.items() <= parts.protocol.items()
-
-
 def test_blocks_may_have_fewer_heads():
-    _, model, images, masks = case()
+    _, model, data = case()
     smaller = sc.background.prune_heads(model, [(1, 0), (1, 2)])
-    result = score(smaller, LabelledImages(images, masks=masks))
+    result = score(smaller, data)
     assert result.value.isnan().nonzero().tolist() == [[1, 1], [1, 2]]
     with sc.background.ablate(model, [(1, 0), (1, 2)]):
-        ablated = score(model, LabelledImages(images, masks=masks)).value
+        ablated = score(model, data).value
     assert_close(result.value[[0, 2, 3]], ablated[[0, 2, 3]], atol=1e-10, rtol=0)
     assert_close(result.value[1, 0], ablated[1, 1], atol=1e-10, rtol=0)
     bare = score(
         sc.background.prune_heads(model, [(2, head) for head in range(HEADS)]),
-        LabelledImages(images, masks=masks),
+        data,
     )
     assert bare.value[2].isnan().all() and bare.value[[0, 1, 3]].isfinite().all()
 
 
 def test_what_else_a_removal_does():
-    native, model, images, masks = case(batch=3)
+    native, model, data = case(batch=3)
+    images, masks = data.images, data.masks.hard
     labels = [native.forward(images[:1]).argmax().item(), 0, 1]
-    result = score(model, LabelledImages(images, masks=masks), target=labels)
+    result = score(model, data, target=labels)
     with torch.no_grad(), reference.without(native.blocks[2], 1, WIDTH):
         p = torch.softmax(native.forward(images), dim=-1)
         gains = torch.tensor(
@@ -205,33 +191,7 @@ def test_what_else_a_removal_does():
         result.after["fig_drop"][2, 1].item()
     )
     assert_close(result.fig_drops.mean(dim=0), result.after["fig_drop"])
-    assert "fig" not in score(model, LabelledImages(images, masks=masks), guard=False).after
-
-
-def test_matched_entropy_is_matched():
-    native, model, images, masks = case(batch=3)
-    done = []
-    plain = score(model, LabelledImages(images, masks=masks))
-    matched = score(
-        model, LabelledImages(images, masks=masks), temperature="matched", progress=done.append
-    )
-    assert sum(done) == 3 * 12 and matched.protocol["temperature"] == "matched"
-    warm = float(matched.after["temperature"][2, 1])
-    with torch.no_grad(), reference.without(native.blocks[2], 1, WIDTH):
-        cut = [reference.gains(native.forward, images[i], masks[i], warm) for i in range(3)]
-    fig, big = torch.tensor(cut, dtype=torch.float64).T
-    assert_close(matched.after["fig"][2, 1], fig.mean(), atol=1e-9, rtol=0)
-    assert_close(matched.value[2, 1], plain.before["big"] - big.mean(), atol=1e-9, rtol=0)
-    assert_close(
-        matched.after["entropy"],
-        torch.full((4, HEADS), plain.before["entropy"], dtype=torch.float64),
-        atol=1e-9,
-        rtol=0,
-    )
-    assert_close(matched.after["accuracy"], plain.after["accuracy"])
-    assert (matched.value - plain.value).abs().max() > 1e-5
-    cold = matched.after["temperature"] < 1
-    assert torch.equal(cold, plain.after["entropy"] > plain.before["entropy"])
+    assert "fig" not in score(model, data, guard=False).after
 
 
 def test_a_derangement_leaves_none_in_place():
@@ -241,7 +201,8 @@ def test_a_derangement_leaves_none_in_place():
 
 
 def test_other_responses_need_no_masks():
-    native, model, images, masks = case()
+    native, model, data = case()
+    images = data.images
     labels = [2, 5]
     measures = {
         "prob": lambda i: reference.answer(native.forward, images[i])[labels[i]].item(),
@@ -260,12 +221,13 @@ def test_other_responses_need_no_masks():
     p = torch.softmax(native.forward(images), dim=-1).amax(dim=-1)
     assert pair.before["accuracy"] == 1  # of two classes neither is a label: the predictions are
     assert pair.before["nll"] == pytest.approx(-float(p.log().mean()))
-    figs = score(model, LabelledImages(images, masks=masks), response="fig")
+    figs = score(model, data, response="fig")
     assert_close(figs.value, figs.after["fig_drop"])
 
 
 def test_other_versions_need_no_masks():
-    native, model, images, _ = case()
+    native, model, data = case()
+    images = data.images
     elsewhere = images + noise(*images.shape, seed=5)
     pairs = LabelledImages(images, other_background=elsewhere)
     result = score(model, pairs, fill="swap", guard=False)
@@ -282,8 +244,8 @@ def test_other_versions_need_no_masks():
 
 
 def test_penalised_scores_have_errors_and_effects_of_their_own():
-    _, model, images, masks = case(batch=3)
-    result = score(model, LabelledImages(images, masks=masks))
+    _, model, data = case(batch=3)
+    result = score(model, data)
     guarded = penalised(result, alpha=0.5)
     assert_close(guarded.effects.mean(dim=0), guarded.value)
     assert_close(guarded.error, guarded.effects.std(dim=0) / 3**0.5)
@@ -299,21 +261,20 @@ def test_penalised_scores_have_errors_and_effects_of_their_own():
         ({"heads": [(4, 0)]}, "layers 0-3"),
         ({"heads": []}, "at least one"),
         ({"temperature": 0}, "above 0"),
-        ({"response": "prob", "temperature": "matched"}, "compare predictions"),
         ({"target": [1]}, "each of the 2 images"),
         ({"fill": "white"}, "mean, grey, blur, noise, swap"),
         ({"fill": "swap"}, "no other versions"),
     ],
 )
 def test_bad_options_are_refused(options, message):
-    _, model, images, masks = case()
+    _, model, data = case()
     with pytest.raises(BadOption, match=message):
-        score(model, LabelledImages(images, masks=masks), **options)
+        score(model, data, **options)
 
 
 def test_bad_data_and_models_are_refused():
-    _, model, images, masks = case()
-    data = LabelledImages(images, masks=masks)
+    _, model, data = case()
+    images = data.images
     one = data.take(torch.tensor([0]))
     assert score(model, one).error.isnan().all()  # one image says nothing of others
     with pytest.raises(BadOption, match="no other to take from"):

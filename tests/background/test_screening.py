@@ -12,21 +12,17 @@ from torch.testing import assert_close
 import seecause as sc
 from seecause.background import (
     LabelledImages,
-    additivity,
     first_order,
     greedy,
-    joint_effect,
     penalised,
-    regress,
     score,
     screen,
     screening,
     second_order,
 )
-from seecause.background.scoring import HeadExperiment, fit_removals
 from seecause.background.screening import _half_twin, _judge, saturated
 from seecause.errors import BadOption
-from tests.helpers import noise, view
+from tests.helpers import view
 from tests.reference import cigma as reference
 from tests.tiny import pictures, tiny
 
@@ -37,13 +33,15 @@ ALL = [(layer, head) for layer in range(4) for head in range(HEADS)]
 def case(family="timm_registers", batch=2):
     native = tiny(family)
     masks = torch.rand(batch, *native.size, generator=torch.Generator().manual_seed(3)) < 0.4
-    return native, view(native, check=False), pictures(native, batch), masks
+    data = LabelledImages(pictures(native, batch), masks=masks)
+    return native, view(native, check=False), data
 
 
 @torch.no_grad()
 def test_the_guess_is_the_slope_of_scaled_weights():
-    native, model, images, masks = case()
-    result = first_order(model, LabelledImages(images, masks=masks))
+    native, model, data = case()
+    images, masks = data.images, data.masks.hard
+    result = first_order(model, data)
     step = 1e-5
     for layer, head in [(0, 1), (2, 0), (3, 2)]:
         weight = reference.projection(native.blocks[layer]).weight[
@@ -83,8 +81,9 @@ def test_the_guess_is_exact_where_the_response_is_linear():
 
 
 def test_the_bent_guess_is_that_of_the_slow_twin():
-    native, model, images, masks = case(batch=3)
-    guess = second_order(model, LabelledImages(images, masks=masks), seed=5)
+    native, model, data = case(batch=3)
+    images, masks = data.images, data.masks.hard
+    guess = second_order(model, data, seed=5)
     turned = second_order(model, LabelledImages(images, masks=~masks), seed=5, response="fig")
     assert_close(turned.value, guess.value, atol=1e-12, rtol=0)
     assert guess.protocol["estimator"] == "second order" and guess.protocol["operator"] == "zero"
@@ -95,35 +94,23 @@ def test_the_bent_guess_is_that_of_the_slow_twin():
         for one in zip(images, masks, signs.double(), strict=True)
     ]
     assert_close(guess.value, torch.stack(slow).mean(dim=0), atol=1e-10, rtol=0)
-    assert (
-        guess.value - first_order(model, LabelledImages(images, masks=masks)).value
-    ).abs().max() > 1e-4
+    assert (guess.value - first_order(model, data).value).abs().max() > 1e-4
 
 
 def test_a_guess_knows_operators_and_chunks():
-    _, model, images, masks = case(batch=4)
+    _, model, data = case(batch=4)
     for operator in ("zero", "mean", "resample"):
-        whole = first_order(
-            model, LabelledImages(images, masks=masks), operator=operator, response="fig"
-        )
+        whole = first_order(model, data, operator=operator, response="fig")
         with sc.budget(1):
-            parts = first_order(
-                model, LabelledImages(images, masks=masks), operator=operator, response="fig"
-            )
+            parts = first_order(model, data, operator=operator, response="fig")
         assert_close(whole.value, parts.value, atol=1e-12, rtol=0)
-        experiment = HeadExperiment(
-            model, LabelledImages(images, masks=masks), operator=operator, response="fig"
-        )
-        gates = torch.ones(4, model.n_layers, model.n_heads, dtype=torch.float64)
-        total = experiment.gated(slice(0, 4), gates.requires_grad_())["response"].mean()
-        assert_close(whole.value, torch.autograd.grad(total, gates)[0].sum(dim=0))
 
 
 def test_heads_that_are_not_there_have_no_guess():
-    _, model, images, masks = case()
+    _, model, data = case()
     smaller = sc.background.prune_heads(model, [(1, 0), (1, 2)])
     for guess in (first_order, second_order):
-        result = guess(smaller, LabelledImages(images, masks=masks))
+        result = guess(smaller, data)
         assert result.effects is not None
         assert result.effects.isnan().all(dim=0).nonzero().tolist() == [[1, 1], [1, 2]]
         assert result.value.isnan().nonzero().tolist() == [[1, 1], [1, 2]]
@@ -137,13 +124,13 @@ def test_no_guess_of_a_divergence_leaves_its_range_and_small_ones_are_the_quadra
     small = saturated(at[1:2], at[1:2] / 4, at[1:2] / 2)
     assert small.item() == pytest.approx(1e-6 * (1 - 1 / 4 + 0.6 / 16), rel=1e-4)
     with pytest.raises(BadOption, match="big or fig"):
-        second_order(*case()[1:3], response="logit")
+        second_order(*case()[1:], response="logit")
 
 
 def test_a_screen_measures_the_likeliest_exactly():
-    _, model, images, masks = case()
-    exact = score(model, LabelledImages(images, masks=masks))
-    result = screen(model, LabelledImages(images, masks=masks), top=2, verify=4, audit=0.2)
+    _, model, data = case()
+    exact = score(model, data)
+    result = screen(model, data, top=2, verify=4, audit=0.2)
     assert (
         len(result.verified) == 4
         and len(result.audited) == 3
@@ -160,13 +147,8 @@ def test_a_screen_measures_the_likeliest_exactly():
     assert result.verified == best and -1 <= result.agreement <= 1
     exactly, guessed = ([s.value[head] for head in measured] for s in (exact, result.guess))
     assert result.agreement == pytest.approx(spearmanr(exactly, guessed).statistic)
-    assert (
-        len(screen(model, LabelledImages(images, masks=masks), top=1, audit=0.01).verified) == 3
-    )  # for each, three
-    others = {
-        tuple(screen(model, LabelledImages(images, masks=masks), audit=0.2, top=1, seed=s).audited)
-        for s in (1, 2)
-    }
+    assert len(screen(model, data, top=1, audit=0.01).verified) == 3  # for each, three
+    others = {tuple(screen(model, data, audit=0.2, top=1, seed=s).audited) for s in (1, 2)}
     assert len(others) == 2
     assert "4 verified + 3 audited of 12 heads;" in repr(result)
     assert "fig_drop" in result.scores.after
@@ -174,50 +156,40 @@ def test_a_screen_measures_the_likeliest_exactly():
 
 
 def test_a_screen_that_measures_all_misses_none_and_a_blind_one_is_told_off():
-    _, model, images, masks = case()
-    whole = screen(model, LabelledImages(images, masks=masks), top=2, verify=12)
+    _, model, data = case()
+    whole = screen(model, data, top=2, verify=12)
     assert whole.recall == 1 and whole.missed == 0 and whole.audited == []
-    exact = score(model, LabelledImages(images, masks=masks))
-    worst = screen(model, LabelledImages(images, masks=masks), top=1, verify=1, audit=1.0)
+    exact = score(model, data)
+    worst = screen(model, data, top=1, verify=1, audit=1.0)
     beaten = sum(float(exact.value[head]) > float(exact.value[worst.verified[0]]) for head in ALL)
     assert worst.missed == pytest.approx(beaten / 11) and worst.recall == max(0, 1 - beaten)
-    assert math.isnan(
-        screen(model, LabelledImages(images, masks=masks), top=2, verify=4, audit=0.0).recall
-    )
+    assert math.isnan(screen(model, data, top=2, verify=4, audit=0.0).recall)
 
 
 def test_a_screen_guesses_with_the_options_that_it_measures_with(monkeypatch):
-    _, model, images, masks = case(batch=4)
+    _, model, data = case(batch=4)
+    images = data.images
     options = {"temperature": 2.0, "fill": "mean", "operator": "resample", "seed": 3}
-    result = screen(model, LabelledImages(images, masks=masks), **options)
-    guess = second_order(model, LabelledImages(images, masks=masks), **options)
+    result = screen(model, data, **options)
+    guess = second_order(model, data, **options)
     assert_close(result.guess.value, guess.value)
     assert_close(result.guess.error, guess.effects.std(dim=0) / 4**0.5)
-    exact = score(model, LabelledImages(images, masks=masks), **options)
+    exact = score(model, data, **options)
     assert_close(result.scores.value[result.verified[0]], exact.value[result.verified[0]])
-    matched = screen(model, LabelledImages(images, masks=masks), temperature="matched")
-    assert_close(
-        matched.guess.value, second_order(model, LabelledImages(images, masks=masks)).value
-    )  # of temperature 1
     first = screen(model, images, response="logit", target=3)
     assert_close(first.guess.value, first_order(model, images, response="logit", target=3).value)
     twin = view(tiny("timm_registers", seed=1), check=False)  # as if in half precision
     monkeypatch.setattr(screening, "_half_twin", lambda model: twin)
     for half, measured in ((False, model), (True, twin)):
-        result = screen(model, LabelledImages(images, masks=masks), half=half)
+        result = screen(model, data, half=half)
         head = result.verified[0]
-        assert_close(
-            result.guess.value, second_order(twin, LabelledImages(images, masks=masks)).value
-        )
-        assert (
-            result.scores.value[head]
-            == score(measured, LabelledImages(images, masks=masks)).value[head]
-        )
+        assert_close(result.guess.value, second_order(twin, data).value)
+        assert result.scores.value[head] == score(measured, data).value[head]
         assert result.scores.protocol["model_fingerprint"] == model.fingerprint()
 
 
 def test_impossible_screens_are_refused():
-    _, model, images, masks = case()
+    _, model, data = case()
     for options, message in (
         ({"top": 13}, "1 to 12"),
         ({"top": 2, "verify": 1}, "at least as many"),
@@ -225,105 +197,14 @@ def test_impossible_screens_are_refused():
         ({"by": "luck"}, "option 'by' of screen"),
     ):
         with pytest.raises(BadOption, match=message):
-            screen(model, LabelledImages(images, masks=masks), **options)
-
-
-def test_the_fit_finds_the_truth_and_knows_its_error():
-    truth = noise(6, seed=1)
-    inside, tries = 0, 40
-    for seed in range(tries):
-        gone = (torch.rand(50, 8, 6, generator=torch.Generator().manual_seed(seed)) < 0.3).double()
-        own = noise(50, 1, seed=seed + 1000)  # each image is off by something of its own
-        lost = gone @ truth + 0.3 * own + 0.1 * noise(50, 8, seed=seed + 2000)
-        value, error, explained = fit_removals(gone, lost)
-        inside += int(((value - truth).abs() < 1.96 * error).sum())
-        assert_close(value, truth, atol=0.3, rtol=0)
-    assert 0.88 < inside / (6 * tries) < 0.99 and 0.5 < explained < 1
-    shrunk, _, _ = fit_removals(gone, gone @ truth, ridge=1e6)
-    assert shrunk.abs().max() < 1e-2
-
-
-def test_a_ridge_shrinks_slopes_and_leaves_the_intercept():
-    from sklearn.linear_model import Ridge
-
-    gone = (noise(6, 20, 4) > 0).double()
-    lost = gone @ noise(4, seed=1) + 0.1 * noise(6, 20, seed=2) + 7
-    slopes, _, _ = fit_removals(gone, lost, ridge=5.0)
-    theirs = Ridge(alpha=5.0).fit(gone.flatten(0, 1).numpy(), lost.flatten().numpy())
-    assert_close(slopes, torch.from_numpy(theirs.coef_), atol=1e-9, rtol=0)
-
-
-@pytest.mark.parametrize("seed", range(3))
-def test_heads_that_removals_cannot_tell_apart_are_refused(seed):
-    one = torch.randint(0, 3, (40, 7), generator=torch.Generator().manual_seed(seed))
-    other = torch.rand(40, 7, 5, generator=torch.Generator().manual_seed(seed + 10)) < 0.3
-    gone = torch.cat(
-        [torch.nn.functional.one_hot(one, 3), other], dim=-1
-    ).double()  # always exactly one of the first three: they add up to the intercept
-    lost = noise(40, 7, seed=seed)
-    with pytest.raises(BadOption, match="cannot tell all heads apart"):
-        fit_removals(gone, lost)
-    assert (
-        fit_removals(gone, lost, ridge=1e-3)[0].isfinite().all()
-        and fit_removals(gone[..., 1:], lost)[0].isfinite().all()
-    )
-
-
-def test_regression_is_a_fit_to_random_removals():
-    native, model, images, masks = case(batch=3)
-    result = regress(model, LabelledImages(images, masks=masks), draws=16, rate=0.2, seed=5)
-    gone = (
-        torch.rand(3, 16, 4, HEADS, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
-        < 0.2
-    )
-    lost = torch.zeros(3, 16, dtype=torch.float64)
-    for i in range(3):
-        whole = reference.gains(native.forward, images[i], masks[i])[1]
-        for draw in range(16):
-            weights = {}
-            with torch.no_grad():
-                for layer, head in gone[i, draw].nonzero().tolist():
-                    weight = reference.projection(native.blocks[layer]).weight
-                    weights.setdefault(layer, weight.clone())
-                    weight[:, head * WIDTH : (head + 1) * WIDTH] = 0
-                lost[i, draw] = whole - reference.gains(native.forward, images[i], masks[i])[1]
-                for layer, before in weights.items():
-                    reference.projection(native.blocks[layer]).weight.copy_(before)
-    ones = torch.ones(48, 1, dtype=torch.float64)
-    x = torch.cat([ones, gone.flatten(0, 1).flatten(1).double()], dim=1)
-    expected = torch.linalg.lstsq(x, lost.flatten()[:, None]).solution[1:, 0]
-    assert_close(result.value.flatten(), expected, atol=1e-9, rtol=0)
-    assert 0 < result.before["r2"] < 1 and (result.error > 0).all()
-    known = {"estimator": "regression", "draws": 16, "rate": 0.2, "ridge": 0.0, "seed": 5}
-    assert known.items() <= result.protocol.items() and result.protocol["operator"] == "zero"
-    with pytest.raises(BadOption, match="8 or more, or ridge"):
-        regress(model, LabelledImages(images, masks=masks), draws=4)
-    for wrong in ({"rate": 1.0}, {"rate": 0.0}, {"ridge": -1.0}, {"draws": 0}):
-        with pytest.raises(BadOption, match="cannot be used"):
-            regress(model, LabelledImages(images, masks=masks), **wrong)
-
-
-def test_a_shrunk_regression_puts_in_what_its_own_donors_carry():
-    _, model, images, masks = case(batch=3)
-    donors = {"operator": "resample", "seed": 5}
-    result = regress(
-        model, LabelledImages(images, masks=masks), draws=2, rate=0.3, ridge=0.5, **donors
-    )
-    chance = torch.Generator().manual_seed(5)
-    gone = torch.rand(3, 2, 4, HEADS, generator=chance, dtype=torch.float64) < 0.3
-    lost = torch.zeros(3, 2, dtype=torch.float64)
-    for i, draw in torch.cartesian_prod(torch.arange(3), torch.arange(2)).tolist():
-        heads = [(layer, head) for layer, head in gone[i, draw].nonzero().tolist()]
-        lost[i, draw] = joint_effect(model, LabelledImages(images, masks=masks), heads, **donors)[i]
-    slopes, errors, _ = fit_removals(gone.flatten(2).double(), lost, ridge=0.5)
-    assert_close(result.value.flatten(), slopes, atol=1e-9, rtol=0)
-    assert_close(result.error.flatten(), errors, atol=1e-9, rtol=0)
+            screen(model, data, **options)
 
 
 def test_greedy_scores_again_after_each_removal():
-    native, model, images, masks = case()
-    result = greedy(model, LabelledImages(images, masks=masks), top=2, guard=False)
-    first = score(model, LabelledImages(images, masks=masks), guard=False)
+    native, model, data = case()
+    images, masks = data.images, data.masks.hard
+    result = greedy(model, data, top=2, guard=False)
+    first = score(model, data, guard=False)
     assert result.heads[0] == first.order()[0] and result.gains[0] == float(
         first.value[result.heads[0]]
     )
@@ -338,21 +219,15 @@ def test_greedy_scores_again_after_each_removal():
         )
     assert_close(result.rounds[1].value, expected.mean(dim=0), atol=1e-10, rtol=0)
     assert model.gates is None
-    assert_close(
-        joint_effect(model, LabelledImages(images, masks=masks), result.heads).mean().item(),
-        sum(result.gains),
-        atol=1e-10,
-        rtol=0,
-    )
-    assert greedy(model, LabelledImages(images, masks=masks), guard=False).heads[:2] == result.heads
+    assert greedy(model, data, guard=False).heads[:2] == result.heads
     with pytest.raises(BadOption, match="at least 1"):
-        greedy(model, LabelledImages(images, masks=masks), top=0)
+        greedy(model, data, top=0)
     with sc.background.ablate(model, [head for head in ALL if first.value[head] > 0]):
         assert (
             len(
                 greedy(
                     model,
-                    LabelledImages(images, masks=masks),
+                    data,
                     top=12,
                     rule=lambda s: penalised(s, alpha=1e6),
                 ).heads
@@ -361,30 +236,8 @@ def test_greedy_scores_again_after_each_removal():
         )
 
 
-def test_one_head_adds_up_with_itself():
-    _, model, images, masks = case()
-    for operator in ("zero", "mean", "resample"):
-        scores = score(model, LabelledImages(images, masks=masks), operator=operator)
-        assert additivity(
-            model, LabelledImages(images, masks=masks), [(1, 2)], scores, operator=operator
-        ) == pytest.approx(1)
-    assert additivity(
-        model, LabelledImages(images, masks=masks), [(1, 2), (2, 0)], scores
-    ) != pytest.approx(1)
-    assert math.isnan(additivity(model, images[:0], [], scores))  # nothing has to run
-
-
-def test_options_that_do_not_exist_are_named():
-    _, model, images, masks = case()
-    for run in (screen, first_order, greedy, regress):
-        with pytest.raises(BadOption, match="option 'stpes' of"):
-            run(model, LabelledImages(images, masks=masks), stpes=3)
-    with pytest.raises(BadOption, match="option 'stpes' of joint_effect"):
-        joint_effect(model, LabelledImages(images, masks=masks), [(0, 0)], stpes=3)
-
-
 def test_only_a_float32_model_on_a_gpu_is_guessed_in_half_precision():
-    _, model, _, _ = case()
+    _, model, _ = case()
     assert _half_twin(model) is model
 
 

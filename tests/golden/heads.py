@@ -16,7 +16,6 @@ SELECTORS = {
     "attention-mass": {},
     "loss-gain": {},
     "cigma": {"guard": "none"},
-    "regression": {"draws": 24},
     "random": {},
 }
 

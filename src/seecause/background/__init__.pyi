@@ -57,13 +57,9 @@ from seecause.background.repair import (
 from seecause.background.scoring import (
     Greedy as Greedy,
     Interchange as Interchange,
-    Screening as Screening,
-    additivity as additivity,
     greedy as greedy,
     interchange as interchange,
-    joint_effect as joint_effect,
     mediated as mediated,
-    regress as regress,
     score as score,
 )
 from seecause.background.screening import (

@@ -123,20 +123,6 @@ class Gains(PerImage):
             return torch.nan, torch.nan
         return ratio_interval(self.big, self.fig + self.big)
 
-    def interval_text(self, digits: int = 3) -> str:
-        """The interval in words: none for few images or where nothing matters, and never one
-        without width, which would look certain."""
-        count, (low, high) = len(self.big), self.interval
-        if count < FEW:
-            return f"too few for an interval ({count})"
-        if low != low:
-            return "not defined"
-        shown = [f"{end:.{digits}f}" for end in (low, high)]
-        if shown[0] != shown[1]:
-            return " to ".join(shown)
-        nothing = f"below {10**-digits:.{digits}f}"
-        return nothing if float(shown[1]) == 0 else f"no spread over {count} images"
-
     def __repr__(self) -> str:
         ratios = (
             f"BIR {self.bir_ratio_of_means:.3f} (ratio of means),"
@@ -260,19 +246,3 @@ class Measure:
                 -of_target("logprob", target) if nll else of_target(self.response, target)  # type: ignore[arg-type]
             )
         return values
-
-
-def matched_temperature(logits: Tensor, wanted: Tensor, *, rounds: int = 60) -> Tensor:
-    """The temperature [...] at which the mean entropy of logits [..., B, C] is `wanted` (in nats):
-    entropy grows with it, so by bisection."""
-    low, high = (
-        torch.full(logits.shape[:-2], t, dtype=torch.float64, device=logits.device)
-        for t in (-7.0, 7.0)
-    )  # logarithms
-    for _ in range(rounds):
-        middle = (low + high) / 2
-        flat = (
-            entropy(log_probs(logits.double(), middle.exp()[..., None, None])).mean(dim=-1) > wanted
-        )
-        low, high = torch.where(flat, low, middle), torch.where(flat, middle, high)
-    return ((low + high) / 2).exp()

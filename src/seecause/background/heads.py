@@ -1,6 +1,7 @@
 """A score for every head: the registry of selectors, what they return, and guards on scores.
 
-A selector is a decorated function in one of `FILES`, or of a plug-in:
+A selector is a decorated function here, in `scoring`, in `gating`, or of a plug-in (entry points
+`seecause.selectors`):
 
     @selector("name", cost="1 forward", needs="labels")
     def name(model, data, *, option=default) -> HeadScores: ...
@@ -31,7 +32,6 @@ Guards take scores and return scores:
 
 from __future__ import annotations
 
-import importlib
 import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -47,12 +47,13 @@ from seecause.engine.attention import attention_probs, read_rows
 from seecause.engine.chunks import run_in_chunks
 from seecause.engine.forks import gated_logits
 from seecause.engine.mixture import need_gradients
-from seecause.errors import BadOption, NotDefined, UnknownName
+from seecause.errors import BadOption, NotDefined
 from seecause.metrics.statistics import standard_error
 from seecause.models.base import ImageModel
 from seecause.models.block import Block, is_silent
 from seecause.models.view import VisionModel
 from seecause.options import Count, check_options, keyword_options, summary_of
+from seecause.registry import Registry
 
 Head = tuple[int, int]  # (layer, head), both from 0
 Remove = Literal["most", "least"]
@@ -160,8 +161,10 @@ class Selector:
         return "progress" in keyword_options(self.run)
 
 
-_SELECTORS: dict[str, Selector] = {}
-FILES = ("heads", "scoring", "gating")
+_SCORING = ("cigma", "greedy", "interchange", "loss-gain")
+_HOMES = {name: "seecause.background.scoring" for name in _SCORING}
+_HOMES |= {name: "seecause.background.gating" for name in ("gating", "contrastive-gating")}
+SELECTORS: Registry[Selector] = Registry("head selector", group="seecause.selectors", homes=_HOMES)
 
 
 def selector(
@@ -170,7 +173,7 @@ def selector(
     """Register a function under `name`."""
 
     def register(run: Callable[..., HeadScores]) -> Callable[..., HeadScores]:
-        _SELECTORS[name] = Selector(name, run, cost, needs, summary_of(run))
+        SELECTORS.add(name, Selector(name, run, cost, needs, summary_of(run)))
         return run
 
     return register
@@ -183,16 +186,7 @@ def selectors() -> dict[str, Selector]:
         >>> sorted(selectors())[:3]
         ['attention-mass', 'cigma', 'contrastive-gating']
     """
-    for file in FILES:
-        importlib.import_module(f"seecause.background.{file}")
-    return dict(_SELECTORS)
-
-
-def find_selector(name: str) -> Selector:
-    """The selector of that name."""
-    if name not in selectors():
-        raise UnknownName("head selector", name, _SELECTORS)
-    return _SELECTORS[name]
+    return SELECTORS.all()
 
 
 def select(by: str, model: ImageModel, data: LabelledImages, **options: Any) -> HeadScores:
@@ -212,7 +206,7 @@ def select(by: str, model: ImageModel, data: LabelledImages, **options: Any) -> 
         >>> select("taylor", model, data).top(2)[0]
         (5, 3)
     """
-    chosen = find_selector(by)
+    chosen = SELECTORS.get(by)
     check_options(by, chosen.run, options)
     view = need_heads(model, f"choosing heads by {by}")
     with view.eval_mode(frozen=True):
@@ -256,8 +250,9 @@ def all_heads(model: VisionModel) -> list[Head]:
 
 def gates_without(model: VisionModel, heads: Iterable[Head]) -> Tensor:
     """Ones [L, H], zero at `heads`."""
+    removed = checked_heads(model, heads)
     gates = torch.ones(model.n_layers, model.n_heads)
-    for head in checked_heads(model, heads):
+    for head in removed:
         gates[head] = 0
     return gates
 

@@ -45,12 +45,12 @@ from seecause import __version__
 from seecause.background.erase import SWAP, Erased, Fill
 from seecause.background.gains import Gains, jensen_shannon, log_probs
 from seecause.background.heads import (
+    SELECTORS,
     Head,
     HeadScores,
     Selector,
     all_heads,
     checked_heads,
-    find_selector,
     gates_without,
     head_count,
     need_heads,
@@ -69,7 +69,6 @@ from seecause.background.images import (
 )
 from seecause.background.masks import check_search, mask_options as deciding
 from seecause.background.objects import MaskSource, object_masks
-from seecause.background.scoring import Screening
 from seecause.data.batch import Group, group_shares
 from seecause.data.dataset import Dataset, Hole
 from seecause.data.registry import as_data
@@ -446,10 +445,7 @@ def score_heads(
         record["masks"] = chosen.masks.source
     flags = [name for name in ("operator", "guard") if name in entry.options]
     record |= {name: scores.protocol[name] for name in flags}
-    plain = str | int | float | bool | list | dict | None
-    for name, value in options.items():
-        value = asdict(value) if isinstance(value, Screening) else value
-        record[name] = value if isinstance(value, plain) else str(value)
+    record |= options
     record |= {"mask options": others} if (others := deciding(mask_options or {})) else {}
     shares = group_shares(everything.groups)
     return ScoredHeads(entry.name, scores, chosen, shares, record)
@@ -465,14 +461,14 @@ def check_selector(
 ) -> Selector:
     """A selector by name, if its options, the masks and the fill can be used: before images are
     read."""
-    entry, total = find_selector(name), len(all_heads(model))
+    entry, total = SELECTORS.get(name), len(all_heads(model))
     check_options(name, entry.run, options, leave_out=("fill", "seed", "progress"))
     if fill not in get_args(Fill):
         raise BadOption("fill", fill, f"one of {', '.join(get_args(Fill))}")
     if "fill" not in entry.options and fill != "grey":
         raise BadOption("fill", fill, f"'grey', the default: {name} fills no background")
-    screen = _screened(options.get("screen"))
-    if screen > total:
+    screen = options.get("screen")
+    if screen is not None and screen > total:
         expected = f"1 to {total}, as many heads as {model.name} has, or none to measure all"
         raise BadOption("screen", screen, expected)
     if isinstance(masks, str) and masks in ("auto", "discovered"):
@@ -481,10 +477,6 @@ def check_selector(
         expected = f"masks that are searched: not selector={name!r}, fill={fill!r}"
         raise BadOption("mask_options", others, expected)
     return entry
-
-
-def _screened(screen: int | Screening | None) -> int:
-    return screen.top if isinstance(screen, Screening) else screen or 0
 
 
 def _with_masks(
@@ -641,7 +633,7 @@ def prune_and_test(
     return PruneResult(view, heads, scored, data, removals, shown, gaps, skipped)
 
 
-def _checked_top(model: VisionModel, top: int | float, screen: int | Screening | None) -> int:
+def _checked_top(model: VisionModel, top: int | float, screen: int | None) -> int:
     """How many heads may go."""
     total = len(all_heads(model))
     count = head_count(top, total) if isinstance(top, float) else top
@@ -652,9 +644,9 @@ def _checked_top(model: VisionModel, top: int | float, screen: int | Screening |
             f"a count from 1 to {total}, as many heads as {model.name} has, or a share of them from"
             f" {1 / total:.2g} to 1.0",
         )
-    if screen is not None and count > _screened(screen):
+    if screen is not None and count > screen:
         expected = f"{count} or more, the number of heads that may go"
-        raise BadOption("screen", _screened(screen), expected)
+        raise BadOption("screen", screen, expected)
     return count
 
 

@@ -14,15 +14,8 @@ accuracy, NLL, entropy and (with `guard`) FIG without the head come along.
     resample   what it carries in another image (a seeded derangement); the same donor for all
                versions of an image
 
-One-shot scores add up only where heads do not replace each other. `greedy` scores again after each
-removal; `additivity` is how far one-shot scores are from adding up:
-    gap = (R - R^(-set)) / sum of score(h) over the set     1: they add up; below 1: they overlap;
-                                                            above 1: they back each other up
-`regress` removes `draws` random sets of heads from every image, each head with probability `rate`,
-and explains the loss of response by which heads were removed:
-    R_i - R_i^(-S) = sum over h in S of beta_h + error,         score(h) = beta_h
-by least squares (`ridge` > 0 shrinks). Errors are clustered by image: the draws of one image are
-not independent.
+One-shot scores add up only where heads do not replace each other: `greedy` scores again after each
+removal.
 
 `interchange` is the gold score where exact counterfactuals exist. x = (f, b), x' = (f, b') has
 another background, x'' = (f', b) another object. One head of the run on x is given what it carries
@@ -40,9 +33,9 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
-from typing import Annotated, Any, Literal, TypeVar, get_args
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, TypeVar, get_args
 
 import torch
 from torch import Tensor
@@ -53,11 +46,9 @@ from seecause.background.gains import (
     OF_MASKS,
     Measure,
     Response,
-    View,
     information_gains,
     jensen_shannon,
     log_probs,
-    matched_temperature,
     need_distribution,
 )
 from seecause.background.heads import (
@@ -66,7 +57,6 @@ from seecause.background.heads import (
     Head,
     HeadScores,
     above_noise,
-    absent,
     all_heads,
     checked_heads,
     gates_without,
@@ -82,14 +72,12 @@ from seecause.metrics.statistics import standard_error
 from seecause.models.base import protocol
 from seecause.models.eval_mode import in_eval_mode
 from seecause.models.view import VisionModel
-from seecause.options import Count, Limit, NotNegative, Positive, check_options
+from seecause.options import Count, Fraction, Positive, check_options
 from seecause.target import Spec, parse
 
 T = TypeVar("T")
 Operator = Literal["zero", "mean", "resample"]
-Temperature = Positive | Literal["matched"]
 Answering = Response | Callable[[Tensor], Tensor]
-Rate = Annotated[float, Limit(lambda rate: 0 < rate < 1, "a probability between 0 and 1")]
 SCORED = {"cuda": 128, "cpu": 8}  # images scored together at most
 TOGETHER = (1, 2, 4, 8)  # heads that are exchanged together
 UNMOVED = 1e-9  # nats: versions that differ by less have the same prediction
@@ -172,13 +160,6 @@ class HeadExperiment:
             return carried[-donors:].repeat(self.copies, 1, 1, 1)
         return zeros(layer, carried, tokens)
 
-    def gated(self, part: slice, gates: Tensor) -> dict[str, Tensor]:
-        """Everything that is measured on some images whose heads have gates [b, L, H]: [b] each.
-        Differentiable in the gates."""
-        spread = gates.repeat(self.copies, 1, 1)
-        logits = gated_logits(self.model, self.rows(part), spread, content=self.content)
-        return self.measure.take(part)(self.measure.split(logits))
-
     def over_images(
         self, run: Callable[[slice], T], *, depth: float = 1.0, most: int | None = None
     ) -> list[T]:
@@ -221,7 +202,7 @@ def score(
     operator: Operator = "zero",
     fill: Fill | Tensor = "grey",
     guard: bool = True,
-    temperature: Temperature = 1.0,
+    temperature: Positive = 1.0,
     heads: Sequence[Head] | None = None,
     seed: int = 0,
     progress: Callable[[int], None] | None = None,
@@ -237,9 +218,7 @@ def score(
         operator: What a removed head carries: "zero", "mean" or "resample".
         fill: What replaces the background (`erase`).
         guard: Also measure FIG without each head, for half as much again.
-        temperature: Of the predictions that are compared; "matched" gives each ablated model the
-            whole model's mean entropy, so that flatter predictions do not count as fewer
-            background cues.
+        temperature: Of the predictions that are compared.
         heads: Score these alone; the others are NaN.
         seed: Draws the donors of operator="resample".
         progress: Called with the number of (image, head) pairs that are finished.
@@ -256,10 +235,6 @@ def score(
         >>> scores.value.shape, len(scores.top(3))
         (torch.Size([6, 8]), 3)
     """
-    matched = temperature == "matched"
-    if matched and not (isinstance(response, str) and response in OF_MASKS):
-        expected = "a number: only response='big' and 'fig' compare predictions at a temperature"
-        raise BadOption("temperature", "matched", expected)
     experiment = HeadExperiment(
         model,
         data,
@@ -268,7 +243,7 @@ def score(
         operator=operator,
         fill=fill,
         guard=guard,
-        temperature=1.0 if temperature == "matched" else temperature,
+        temperature=temperature,
         seed=seed,
     )
     chosen = experiment.heads if heads is None else checked_heads(model, heads)
@@ -276,7 +251,7 @@ def score(
         raise BadOption("heads", [], "at least one (layer, head)")
     silent = inert(model).intersection(chosen)
     running = [head for head in chosen if head not in silent]
-    plain, without = _measured(experiment, running, matched=matched, progress=progress)
+    plain, without = _measured(experiment, running, progress)
     for layer, head in silent:  # its removal changes nothing
         for name, value in plain.items():
             without[name][:, layer, head] = value
@@ -302,25 +277,19 @@ def score(
 def _measured(
     experiment: HeadExperiment,
     heads: Sequence[Head],
-    *,
-    matched: bool,
     progress: Callable[[int], None] | None,
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """Everything that is measured, by name, float64 on the CPU: [B] of the whole model, and
-    [B, L, H] without each of `heads`, NaN elsewhere; `matched` at the temperature that gives the
-    ablated model the whole model's entropy."""
+    [B, L, H] without each of `heads`, NaN elsewhere."""
     model, measure, count = experiment.model, experiment.measure, len(experiment.data)
 
     def run_chunk(rows: slice) -> dict[tuple[int, str], Tensor]:
-        """[b] of the whole model (layer -1) and [k, b] without each head of a layer; if matched,
-        logits of each version instead, [C, b] and [k, C, b]."""
+        """[b] of the whole model (layer -1) and [k, b] without each head of a layer."""
         part, values = measure.take(rows), defaultdict[tuple[int, str], list[Tensor]](list)
         size = rows.stop - rows.start
 
         def keep(layer: int, logits: Tensor) -> None:
-            by_view = measure.split(logits)
-            measured = {v: each.mT for v, each in by_view.items()} if matched else part(by_view)
-            for name, value in measured.items():
+            for name, value in part(measure.split(logits)).items():
                 values[layer, name].append(value)
 
         plain = fork(
@@ -342,12 +311,9 @@ def _measured(
     by_layer: dict[int, dict[str, Tensor]] = {}
     for (layer, name), values in joined.items():
         by_layer.setdefault(layer, {})[name] = values
-    if matched:
-        by_layer = _at_matched_temperature(measure, by_layer, model.device)
     plain = {name: value.double().cpu() for name, value in by_layer.pop(-1).items()}
     shape = (count, model.n_layers, model.n_heads)
-    names = [*plain, "temperature"] if matched else [*plain]
-    without = {name: torch.full(shape, torch.nan, dtype=torch.float64) for name in names}
+    without = {name: torch.full(shape, torch.nan, dtype=torch.float64) for name in plain}
     for layer, measured in by_layer.items():
         at = [head for block, head in heads if block == layer]
         for name, value in measured.items():
@@ -355,40 +321,10 @@ def _measured(
     return plain, without
 
 
-def _at_matched_temperature(
-    measure: Measure, logits: Mapping[int, Mapping[str, Tensor]], device: torch.device
-) -> dict[int, dict[str, Tensor]]:
-    """What is measured, by layer and name, from logits [.., C, B] by layer and version."""
-
-    def by_view(layer: int) -> dict[View, Tensor]:
-        return {view: logits[layer][view].mT.to(device) for view in measure.views}
-
-    values = {-1: measure(by_view(-1))}
-    wanted = values[-1]["entropy"].double().mean()
-    for layer in logits:
-        if layer != -1:
-            without = by_view(layer)
-            matched = matched_temperature(without["plain"], wanted)  # [k]
-            values[layer] = replace(measure, temperature=matched[:, None, None])(without)
-            values[layer]["temperature"] = matched[:, None].expand_as(values[layer]["nll"])
-    return values
-
-
 @selector("loss-gain", cost="about L * H / 2 forwards", needs="labels")
 def loss_gain(model: VisionModel, data: LabelledImages) -> HeadScores:
     """How much the loss falls without each head, by exact ablation."""
     return score(model, data, response="nll", guard=False)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Screening:
-    """Options of `screen`: find the `top` heads, verify 3 * top (or `verify`), audit a share of
-    all, measure in bfloat16 (`half`)."""
-
-    top: Count
-    verify: Count | None = None
-    audit: float = 0.02
-    half: bool = False
 
 
 @selector("cigma", cost="about L * H forwards", needs="masks, or other versions")
@@ -399,16 +335,20 @@ def cigma(
     fill: Fill | Tensor = "grey",
     operator: Operator = "zero",
     guard: Guard = "penalty",
-    temperature: Temperature = 1.0,
-    screen: Count | Screening | None = None,
+    temperature: Positive = 1.0,
+    screen: Count | None = None,
+    verify: Count | None = None,
+    audit: Fraction = 0.02,
+    half: bool = False,
     seed: int = 0,
     progress: Callable[[int], None] | None = None,
 ) -> HeadScores:
     """How much less predictions depend on the background without each head, less what the object
     loses.
 
-    Scores below the noise floor are 0, then the guard applies. `screen` measures only the likeliest
-    heads.
+    Scores below the noise floor are 0, then the guard applies. With `screen`, only the heads that a
+    guess finds likeliest are measured; `verify`, `audit` and `half` are options of
+    `sc.background.screen`, which finds so many.
     """
     swap = isinstance(fill, str) and fill == "swap"
     complete = not swap or data.other_object is not None
@@ -421,8 +361,8 @@ def cigma(
     else:
         from seecause.background.screening import screen as run_screen
 
-        settings = screen if isinstance(screen, Screening) else Screening(top=screen)
-        screened = run_screen(model, data, **asdict(settings), **options)
+        settings: dict[str, Any] = {"verify": verify, "audit": audit, "half": half}
+        screened = run_screen(model, data, top=screen, **settings, **options)
         about = {
             "verified": len(screened.verified),
             "audited": len(screened.audited),
@@ -433,8 +373,7 @@ def cigma(
         about = {**screened.scores.protocol, "screen": about}
         scores = replace(screened.scores, protocol=about)
     both = data if complete else replace(data, other_object=data.other_background)
-    plain = 1.0 if temperature == "matched" else temperature
-    gains = information_gains(model, both, fill=fill, temperature=plain)
+    gains = information_gains(model, both, fill=fill, temperature=temperature)
     scores = GUARDS[guard](above_noise(scores, gains.noise_floor))
     source = "none" if swap or data.masks is None else data.masks.kind
     return replace(scores, protocol={**scores.protocol, "masks": source, "guard": guard})
@@ -505,122 +444,6 @@ def greedy_cigma(
     protocol = {**first.protocol, "top": top, "guard": guard}
     after = {"score when chosen": gain}
     return HeadScores(value, after=after, before=first.before, protocol=protocol)
-
-
-@in_eval_mode
-@torch.no_grad()
-def joint_effect(
-    model: VisionModel, data: LabelledImages | Tensor, heads: Sequence[Head], **options: Any
-) -> Tensor:
-    """What the response of each image loses when all of `heads` are removed together, [B] float64.
-    Options are those of `score`."""
-    check_options("joint_effect", HeadExperiment.__init__, options)
-    experiment = HeadExperiment(model, data, **{"guard": False, **options})
-    gone = gates_without(model, heads) == 0
-    return _lost(experiment, gone.expand(len(experiment.data), 1, -1, -1))[:, 0]
-
-
-def _lost(experiment: HeadExperiment, gone: Tensor) -> Tensor:
-    """What the response of each image loses by each of its removals gone [B, n, L, H] (bool):
-    [B, n] float64 on the CPU."""
-
-    def run_chunk(part: slice) -> Tensor:
-        gates = (~gone[part]).float().to(experiment.model.device)
-        whole = experiment.gated(part, torch.ones_like(gates[:, 0]))["response"]
-        lost = [whole - experiment.gated(part, each)["response"] for each in gates.unbind(1)]
-        return torch.stack(lost, dim=1).double().cpu()
-
-    return torch.cat(experiment.over_images(run_chunk))
-
-
-@in_eval_mode
-def additivity(
-    model: VisionModel,
-    data: LabelledImages | Tensor,
-    heads: Sequence[Head],
-    scores: HeadScores,
-    **options: Any,
-) -> float:
-    """The additivity gap of a set of heads with one-shot `scores`, measured with the options they
-    were made with. NaN for an empty set."""
-    if not heads:  # else 0 / 0 only as long as two runs agree to the last bit
-        return math.nan
-    together = joint_effect(model, data, heads, **options).mean()
-    return float(together / sum(float(scores.value[head]) for head in heads))
-
-
-@in_eval_mode
-@torch.no_grad()
-def regress(
-    model: VisionModel,
-    data: LabelledImages | Tensor,
-    *,
-    draws: Count = 32,
-    rate: Rate = 0.1,
-    ridge: NotNegative = 0.0,
-    seed: int = 0,
-    **options: Any,
-) -> HeadScores:
-    """Scores [L, H] by least squares on random removals; costs `draws` forwards for each version of
-    each image. Other options are those of `score`.
-
-    `before["r2"]` is the share of the variance between removals that the fit explains.
-    """
-    given = {"draws": draws, "rate": rate, "ridge": ridge, "seed": seed}
-    check_options("regress", regress, given)
-    check_options("regress", HeadExperiment.__init__, options)
-    experiment = HeadExperiment(model, data, seed=seed, **{"guard": False, **options})
-    exists, heads, count = ~absent(model), len(experiment.heads), len(experiment.data)
-    if ridge == 0 and count * draws < 2 * heads:
-        enough = f"{-(-2 * heads // count)} or more"
-        raise BadOption("draws", draws, f"enough for {heads} heads: {enough}, or ridge above 0")
-    generator = torch.Generator().manual_seed(seed)
-    shape = (count, draws, *exists.shape)
-    gone = (torch.rand(shape, generator=generator, dtype=torch.float64) < rate) & exists
-    lost = _lost(experiment, gone)
-    value, error, explained = fit_removals(gone[:, :, exists].double(), lost, ridge=ridge)
-    table = torch.full((2, *exists.shape), torch.nan, dtype=torch.float64)
-    table[:, exists] = torch.stack([value, error])
-    about = {"estimator": "regression", **given, "operator": experiment.operator}
-    about |= experiment.record()
-    return HeadScores(table[0], table[1], before={"r2": explained}, protocol=about)
-
-
-@selector("regression", cost="2 * draws forwards", needs="masks, or other versions")
-def regression(
-    model: VisionModel,
-    data: LabelledImages,
-    *,
-    fill: Fill | Tensor = "grey",
-    operator: Operator = "zero",
-    draws: Count = 32,
-    rate: Rate = 0.1,
-    ridge: NotNegative = 0.0,
-    seed: int = 0,
-) -> HeadScores:
-    """What each head adds to BIG while random others are missing too, by least squares, without a
-    guard."""
-    options: dict[str, Any] = {"draws": draws, "rate": rate, "ridge": ridge, "seed": seed}
-    return regress(model, data, fill=fill, operator=operator, **options)
-
-
-def fit_removals(gone: Tensor, lost: Tensor, *, ridge: float = 0.0) -> tuple[Tensor, Tensor, float]:
-    """Least squares of lost [B, n] on gone [B, n, P], with an intercept -> slopes [P], their errors
-    clustered by image [P], and R^2."""
-    x = torch.cat([torch.ones_like(gone[..., :1]), gone], dim=-1)  # [B, n, 1 + P]
-    penalty = ridge * torch.eye(x.shape[-1], dtype=x.dtype)
-    penalty[0, 0] = 0
-    gram = torch.einsum("bnp,bnq->pq", x, x) + penalty
-    if torch.linalg.matrix_rank(gram, hermitian=True) < len(gram):  # some always went together
-        expected = "more of them, or ridge above 0: these removals cannot tell all heads apart"
-        raise BadOption("draws", x.shape[1], expected)
-    inverse = torch.linalg.inv(gram)
-    slopes = inverse @ torch.einsum("bnp,bn->p", x, lost)
-    residual = lost - x @ slopes
-    scores = torch.einsum("bnp,bn->bp", x, residual)  # summed within each image
-    variance = inverse @ (scores.T @ scores) @ inverse
-    explained = 1 - float(residual.square().sum() / (lost - lost.mean()).square().sum())
-    return slopes[1:], variance.diagonal().clamp_min(0).sqrt()[1:], explained
 
 
 @dataclass(frozen=True, eq=False)

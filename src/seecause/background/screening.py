@@ -121,8 +121,6 @@ def screen(
     check_options("screen", screen, given)
     check_options("screen", score, options, leave_out=("heads",))
     guessing = {k: v for k, v in options.items() if k not in ("guard", "progress")}
-    if options.get("temperature") == "matched":
-        guessing["temperature"] = 1.0  # a slope has no ablated model to match
     need_gradients(model, "screen", remedy="Measure every head: sc.background.score")
     quick = _half_twin(model)
     experiment = _experiment("screen", quick, data, {"seed": seed, **guessing})

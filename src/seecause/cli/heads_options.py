@@ -316,15 +316,7 @@ class HeadSelector:
             options["operator"] = self.operator.value
         if self.guard is not GuardChoice.penalty:
             options["guard"] = self.guard.value
-        if self.screen is None:
-            return options
-        from seecause.background import Screening
-        from seecause.options import check_options
-
-        fields = [name for name in ("verify", "audit", "half") if name in options]
-        screening = {name: options.pop(name) for name in fields}
-        check_options(f"the screen of {self.by}", Screening, {"top": self.screen, **screening})
-        return {**options, "screen": Screening(top=self.screen, **screening)}
+        return options if self.screen is None else {**options, "screen": self.screen}
 
 
 def same_backgrounds(data: str, limit: int) -> Dataset | None:

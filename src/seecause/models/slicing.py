@@ -239,7 +239,9 @@ def _finish_slicing(
     if isinstance(getattr(attention, "gate", None), nn.Linear):
         _keep_rows(attention.gate, kept)
     shared = None if groups is None else len(keep) // groups
-    for name, count in (("num_key_value_heads", groups), ("num_key_value_groups", shared)):
+    own = {"num_key_value_heads": groups, "num_key_value_groups": shared}  # transformers
+    own |= {"num_kv_heads": groups or len(keep), "num_kv_groups": shared or 1}  # timm
+    for name, count in own.items():
         if hasattr(attention, name):
             setattr(attention, name, count)
     for name in COUNTS:
