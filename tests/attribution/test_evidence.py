@@ -112,7 +112,7 @@ def test_an_answer_that_is_not_given_has_no_evidence_and_a_blank_that_gives_it_n
     answer = int(native.forward(images[:1]).argmax())
     other = (answer + 1) % 5
     result = sc.evidence(model, images[:1], other, method="sobel")
-    assert not result.answered[0] and "does not answer" in result.sentence()[0]
+    assert not result.answered[0] and "does not predict" in result.sentence()[0]
     assert bool(result.needed.exists[0]) and int(result.needed.count[0]) == 0
     constant = sc.evidence(model, images, lambda logits: logits[:, 0] * 0 + 1, method="sobel")
     assert constant.enough.count.tolist() == [0] * 3 and constant.enough.exists.all()
