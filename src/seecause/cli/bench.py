@@ -1,231 +1,194 @@
-"""`seecause bench`: which attribution method is faithful on my model?"""
+"""`seecause bench` and `seecause reproduce`: which attribution method is faithful on my model, and
+the tables of the papers again."""
 
 from __future__ import annotations
 
-import csv
 from collections import Counter
-from dataclasses import dataclass
-from enum import StrEnum
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-import typer
+from cyclopts import Parameter
 
-from seecause.cli.options import (
-    ModelOptions,
-    Quiet,
-    RunOptions,
+from seecause.cli.shared import (
+    INCOMPLETE,
+    VIT,
+    Count,
+    Data,
+    Device,
+    Limit,
+    ModelName,
+    Output,
+    Reading,
+    Values,
     check_methods,
-    named_option,
+    counting,
+    loading,
+    named_value,
     names,
-    value_of,
+    pick_device,
+    tell,
 )
-from seecause.cli.progress import Facts, Incomplete, counting, print_markdown, starting
-from seecause.cli.workers import WorkerOptions
-from seecause.errors import printable
+from seecause.errors import BadOption
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
+    from seecause.bench import Status
     from seecause.bench.cells import Prepared
-    from seecause.bench.runner import Status
 
-LISTED = 20  # holes named one by one; the rows have them all
-EXAMPLE = (
-    "Example: seecause bench run --method caap,rollout,random --data critters:clean:test --limit 64"
-    " --metric ins-del,aupr1 --out run && seecause bench report run"
-)
-
-
-class Explained(StrEnum):
-    label = "label"
-    predicted = "predicted"
-
-
-Methods = Annotated[str, typer.Option("--method", help="Attribution methods, with commas.")]
-MethodOption = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--option",
-        help="caap.tail=patched, or tail=patched for every method that has it; repeat for more.",
-        metavar="[METHOD.]KEY=VALUE",
-    ),
-]
-Metrics = Annotated[
-    str,
-    typer.Option(
-        "--metric",
-        help="Metrics, separated by commas, or paper (insertion, deletion, ins-del, aupr1, aupr0,"
-        " pointing), or all.",
-    ),
-]
-Folder = Annotated[
-    str,
-    typer.Argument(
-        help="The --out of `seecause bench run`.",
-        metavar="RUN",
-        show_default=False,
-    ),
-]
-Against = Annotated[
-    str | None,
-    typer.Option(
-        help="Compare every method with this one, image by image.", show_default="the first"
-    ),
+LISTED = 20  # missing values that are named one by one; the rows have them all
+RUN = ("threads", "memory", "cell_size", "precision")  # of a request, without flags of their own
+RAY = {"cpus": "num_cpus", "gpus": "num_gpus", "memory": "memory"}
+RunFolder = Annotated[
+    Path,
+    Parameter(name=["--out", "-o"], help="The run folder; the same command again continues in it."),
 ]
 
 
+@Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
-class BenchRun:
-    """What is measured on which pictures, where the run lies and what it takes."""
+class Workers:
+    """Who computes the cells.
 
-    data: Annotated[
-        str,
-        typer.Option(
-            help="critters:REGIME[:SPLIT], folder:PATH, imagenet-s:PATH, pets:PATH and others.",
-        ),
-    ] = "critters:clean:test"
-    limit: Annotated[
-        int | None,
-        typer.Option(help="Use so many images, spread evenly.", min=1, show_default="all"),
-    ] = None
-    metric_option: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="insertion-deletion.steps=16, localization.upsample=nearest, or order=patch;"
-            " repeat for more.",
-            metavar="[GROUP.]KEY=VALUE",
-        ),
-    ] = None
-    target: Annotated[
-        Explained, typer.Option(help="The class to explain: the true one or the model's answer.")
-    ] = Explained.label
-    out: Annotated[
-        str,
-        typer.Option(
-            "--out",
-            "-o",
-            help="The run folder; the same command again continues in it.",
-        ),
-    ]
-    hands: WorkerOptions = WorkerOptions()
-    threads: Annotated[
-        int, typer.Option(help="Threads of one worker; part of the protocol.", min=1)
-    ] = 1
-    memory: Annotated[
-        int | None,
-        typer.Option(
-            help="MiB of activations in one worker; part of the protocol.",
-            min=1,
-            show_default="64, GPU 8192",
-        ),
-    ] = None
-    cell_size: Annotated[int, typer.Option(help="Images that are finished together.", min=1)] = 16
-    where: RunOptions = RunOptions()
-    quiet: Quiet = False
+    Attributes:
+        workers: Processes; any number gives the same results. Default: this process; with --ray,
+            as many as the cluster holds.
+        ray: Work on a Ray cluster: auto for the one that is running, local, or HOST:PORT.
+    """
 
-    def prepare(
-        self, model: ModelOptions, option: Sequence[str] | None, **request: Any
-    ) -> Prepared:
-        """Check the folder, then open model and data. `request` is what is compared."""
-        with starting(f"loading {model.model} and {self.data}", quiet=self.quiet):
-            reading = model.reading.made()
-            check_methods(request["methods"])
-            from seecause import bench
-            from seecause.bench.runner import check_folder
-
-            check_folder(Path(self.out))
-            worker = bench.prepare(
-                bench.Request(
-                    model=model.model,
-                    weights=model.weights,
-                    reading=reading,
-                    data=self.data,
-                    limit=self.limit,
-                    target=self.target.value,
-                    cell_size=self.cell_size,
-                    threads=self.threads,
-                    memory=None if self.memory is None else self.memory << 20,
-                    seed=self.where.seed,
-                    **self.where.made(),
-                    **request,
-                ),
-                options=[named_option("--option", word) for word in option or ()],
-                metric_options=[
-                    named_option("--metric-option", word) for word in self.metric_option or ()
-                ],
-            )
-        for reason in {} if self.quiet else dict.fromkeys(worker.left_out.values()):
-            metrics = [metric for metric, why in worker.left_out.items() if why == reason]
-            typer.echo(f"left out: {', '.join(metrics)}: {reason}", err=True)
-        return worker
-
-    def perform(self, worker: Prepared) -> Status:
-        """Run what is not finished and tell how it went."""
-        from seecause import bench
-        from seecause.bench.runner import read_cell
-
-        cells = worker.plan.cells
-        todo = sum(len(cell) for cell in cells if read_cell(Path(self.out), cell.name) is None)
-        with counting("images x methods", todo, quiet=self.quiet, rate="images/s") as progress:
-            state = bench.run(self.out, worker, progress=progress, **self.hands.made())
-        tell_status(state, quiet=self.quiet)
-        return state
-
-
-def register(app: typer.Typer) -> None:
-    commands = typer.Typer(
-        no_args_is_help=True,
-        help="Compare attribution methods over a dataset; runs can be stopped and continued.",
-    )
-    commands.command("run", epilog=EXAMPLE)(run)
-    commands.command("report")(report)
-    app.add_typer(commands, name="bench")
+    workers: Count | None = None
+    ray: str | None = None
 
 
 def run(
-    model: ModelOptions = ModelOptions(),
-    method: Methods = "caap",
-    option: MethodOption = None,
-    metric: Metrics = "paper",
-    run: BenchRun = BenchRun(out="bench"),
-) -> Facts:
-    """Run methods over a dataset and measure them. The same command again continues where it
-    stopped.
+    *,
+    model: ModelName = VIT,
+    reading: Reading = Reading(),
+    data: Data = "critters:clean:test",
+    limit: Limit | None = None,
+    method: str = "caap",
+    metric: str = "paper",
+    target: Literal["label", "predicted"] = "label",
+    option: Values = None,
+    workers: Workers = Workers(),
+    out: RunFolder = Path("bench"),
+    output: Output = Output(),
+) -> int:
+    """Run attribution methods over a dataset and measure them. The same command again continues
+    where it stopped; the exit code is 1 if any number is missing.
 
-    Leaves with 1 if any number is missing, and says which.
+    For example: seecause bench run --method caap,rollout,random --data folder:PATH --limit 64
+    --metric ins-del,aupr1 --out run && seecause bench report run
+
+    Args:
+        method: Attribution methods, separated by commas.
+        metric: Metrics, separated by commas, or paper (insertion, deletion, ins-del, aupr1, aupr0,
+            pointing), or all.
+        target: The class to explain: the true one or the predicted one.
+        option: An option of a method (caap.tail=patched, or tail=patched for every method that has
+            it), of a metric (insertion-deletion.steps=16), of the run (run.threads=2,
+            run.memory=64 (MiB), run.cell_size=16) or of a Ray task (ray.gpus=0.5, ray.cpus=2,
+            ray.memory=4 (GiB)); repeat for more.
     """
-    methods: dict[str, Any] = {name: {} for name in names(method)}
-    state = run.perform(run.prepare(model, option, methods=methods, metrics=names(metric)))
-    if not run.quiet and state.complete:
-        typer.echo(f"next: seecause bench report {run.out}")
-    return _left(state, {"out": run.out, **status_facts(state)})
+    methods = names(method)
+    check_methods(methods)
+    with loading(f"{model} and {data}", quiet=output.quiet):
+        prepared, resources = _prepare(model, reading, option, {
+            "data": data, "limit": limit, "methods": {name: {} for name in methods},
+            "metrics": names(metric), "target": target,
+        }, out)  # fmt: skip
+        from seecause import bench
+        from seecause.bench.runner import read_cell
+
+    for reason in {} if output.quiet else dict.fromkeys(prepared.left_out.values()):
+        metrics = [name for name, why in prepared.left_out.items() if why == reason]
+        tell(f"left out: {', '.join(metrics)}: {reason}")
+    cells = prepared.plan.cells
+    todo = sum(len(cell) for cell in cells if read_cell(out, cell.name) is None)
+    with counting("images x methods", todo, quiet=output.quiet, rate="images/s") as progress:
+        options = {**asdict(workers), "resources": resources, "progress": progress}
+        state = bench.run(out, prepared, **options)
+    for line in _missing(state):
+        tell(line)
+    lines = [
+        f"{state.done} of {state.total} cells done, {len(state.failed)} failed,"
+        f" {len(state.pending)} pending"
+    ]
+    lines += [f"next: seecause bench report {out}"] if state.complete else []
+    facts = {"out": str(out), **_facts(state)}
+    return output.finish(facts, lines, code=0 if state.complete else INCOMPLETE)
 
 
-def report(folder: Folder, against: Against = None) -> Facts:
+def _prepare(
+    model: str, reading: Reading, words: list[str] | None, request: dict[str, Any], out: Path
+) -> tuple[Prepared, dict[str, Any]]:
+    """The request with model and data opened, and resources of a Ray task."""
+    from seecause import bench
+    from seecause.bench.runner import check_folder
+    from seecause.metrics.registry import metrics
+
+    check_folder(out)
+    method_words: list[tuple[str, str, Any]] = []
+    metric_words: list[tuple[str, str, Any]] = []
+    settings: dict[str, Any] = {}
+    resources: dict[str, Any] = {}
+    for word in words or ():
+        name, key, value = named_value("--option", word)
+        if name == "run" and key in RUN:
+            settings[key] = value << 20 if key == "memory" else value
+        elif name == "ray" and key in RAY:
+            resources[RAY[key]] = value * (1 << 30) if key == "memory" else value
+        elif name in ("run", "ray"):
+            known = RUN if name == "run" else RAY
+            raise BadOption("--option", word, f"one of {', '.join(f'{name}.{k}' for k in known)}")
+        else:
+            (metric_words if name in metrics() else method_words).append((name, key, value))
+    made = bench.Request(
+        model=model,
+        weights=reading.weights,
+        reading=reading.options(),
+        seed=reading.seed,
+        device=pick_device(reading.device),
+        dtype=reading.dtype or "float32",
+        **request,
+        **settings,
+    )
+    prepared = bench.prepare(made, options=method_words, metric_options=metric_words)
+    return prepared, resources
+
+
+def report(
+    folder: Annotated[Path, Parameter(name="RUN")],
+    /,
+    *,
+    against: str | None = None,
+    output: Output = Output(),
+) -> int:
     """Print the table, and write RUN/index.html, table.csv, table.tex, table.md and rows.csv (every
-    number) from what is finished."""
-    with starting(f"reading {folder}"):
+    number) from what is finished. The exit code is 1 while anything is missing.
+
+    Args:
+        folder: The --out of `seecause bench run`.
+        against: Compare every method with this one, image by image. Default: the first.
+    """
+    with loading(str(folder), quiet=output.quiet):
+        from seecause import bench
         from seecause.report.bench import write_report
 
         files = write_report(folder, against=against)
-    return tell_report(folder, files)
+        state = bench.status(folder)
+    if not output.silent:
+        _print_markdown((folder / "table.md").read_text(encoding="utf-8"))
+    for line in _missing(state):
+        tell(line)
+    table = bench.table(folder, against=against)
+    facts = {"out": str(folder), "files": [path.name for path in files], "table": table.records()}
+    lines = [f"also: {', '.join(path.name for path in files[1:])}", f"page: {files[0]}"]
+    code = 0 if state.complete else INCOMPLETE
+    return output.finish({**facts, **_facts(state)}, lines, code=code)
 
 
-def tell_report(out: str | Path, files: Sequence[Path], *, quiet: bool = False) -> Facts:
-    """The table, and where everything is."""
-    folder = Path(out)
-    if not quiet:
-        print_markdown((folder / "table.md").read_text(encoding="utf-8"))
-        typer.echo(f"also: {', '.join(path.name for path in files[1:])}")
-        typer.echo(f"page: {files[0]}")
-    table = csv.DictReader((folder / "table.csv").read_text(encoding="utf-8").splitlines())
-    rows = [{key: value_of(text) for key, text in row.items()} for row in table]
-    return {"out": str(out), "files": [path.name for path in files], "table": rows}
-
-
-def status_facts(state: Status) -> Facts:
-    """Where a run stands, for programs."""
+def _facts(state: Status) -> dict[str, Any]:
+    """How far a run is, for programs."""
     return {
         "complete": state.complete,
         "cells": state.total,
@@ -233,32 +196,72 @@ def status_facts(state: Status) -> Facts:
         "pending": len(state.pending),
         "failed": state.failed,
         "not run": state.not_run(),
-        "holes": [{"picture": hole.image, "reason": hole.reason} for hole in state.holes],
+        "missing": [{"image": hole.image, "reason": hole.reason} for hole in state.holes],
     }
 
 
-def _left(state: Status, facts: Facts) -> Facts:
-    """The facts; an exit code says that something is missing."""
-    if not state.complete:
-        raise Incomplete(facts)
-    return facts
-
-
-def tell_status(state: Status, *, quiet: bool = False) -> None:
-    """Where the run stands, on standard output; what is missing, on standard error, also when
-    quiet."""
-    if not quiet:
-        typer.echo(
-            f"{state.done} of {state.total} cells done, {len(state.failed)} failed,"
-            f" {len(state.pending)} pending"
-        )
+def _missing(state: Status) -> list[str]:
+    """What is missing and why, also when quiet."""
     holes = Counter((hole.image, hole.reason) for hole in state.holes)
-    missing = [
-        *(f"cell {name} failed:\n{error.rstrip()}" for name, error in state.failed.items()),
+    lines = [
+        *(f"cell {name} failed: {_last(error)}" for name, error in state.failed.items()),
         *(f"{method}: not run on {count} images" for method, count in state.not_run().items()),
         *(f"{image}: {count} values missing: {reason}" for (image, reason), count in holes.items()),
     ]
-    for line in missing[:LISTED]:
-        typer.echo("\n".join(map(printable, line.splitlines())), err=True)
-    if len(missing) > LISTED:
-        typer.echo(f"and {len(missing) - LISTED} more", err=True)
+    more = [f"and {len(lines) - LISTED} more"] if len(lines) > LISTED else []
+    return lines[:LISTED] + more
+
+
+def _last(error: str) -> str:
+    """The last line of a traceback; the file beside the cell has all of it."""
+    return error.strip().splitlines()[-1] if error.strip() else "for no known reason"
+
+
+def _print_markdown(text: str) -> None:
+    """Tables with columns of one width; what is bold has a star."""
+    import re
+
+    from rich.console import Console
+    from rich.markdown import Markdown
+
+    console = Console()
+    console = console if console.is_terminal else Console(width=240)  # a file has room
+    console.print(Markdown(re.sub(r"\*\*([-\d][^*]*)\*\*", r"\1 ★", text)))
+
+
+def reproduce(
+    name: Annotated[str, Parameter(name="EXPERIMENT")],
+    /,
+    *,
+    limit: Limit | None = None,
+    device: Device = "auto",
+    workers: Workers = Workers(),
+    out: Annotated[Path | None, Parameter(name=["--out", "-o"])] = None,
+    output: Output = Output(),
+) -> int:
+    """Compute a table of the papers, or of this project's own evidence, again. The same command
+    continues where it stopped; the exit code is 1 while anything is missing.
+
+    For example: seecause reproduce caap --limit 8 --device cpu
+
+    Args:
+        name: An experiment (`seecause list experiments`).
+        limit: Use this many images in each cell: a quick look. Default: all.
+        device: Where to compute; auto takes the GPU if there is one.
+        out: The folder of the experiment. Default: experiments/EXPERIMENT.
+    """
+    with loading(name, quiet=output.quiet):
+        from seecause.experiments import find_experiment, run as run_experiment
+
+    folder, cells = out or Path("experiments") / name, len(find_experiment(name).cells)
+    with output.progress("cells", cells) as progress:
+        options: dict[str, Any] = {"limit": limit, "device": pick_device(device)}
+        state = run_experiment(name, folder, progress=progress, **options, **asdict(workers))
+    for line in _missing(state):
+        tell(line)
+    text = folder / "table.md"
+    if text.is_file() and not output.silent:
+        _print_markdown(text.read_text(encoding="utf-8"))
+    lines = [f"{state.done} of {state.total} cells done", f"table: {folder / 'table.csv'}"]
+    code = 0 if state.complete else INCOMPLETE
+    return output.finish({"out": str(folder), **_facts(state)}, lines, code=code)

@@ -1,305 +1,226 @@
-"""`seecause explain`: which patches caused the answer?"""
+"""`seecause explain`: which patches caused the prediction?"""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
+from cyclopts import Parameter
 
-from seecause.cli.options import (
-    ModelOptions,
-    ModelRun,
+from seecause.cli.shared import (
+    VIT,
+    ModelName,
+    Out,
+    Output,
+    Reading,
+    Values,
+    by_name,
     check_methods,
+    check_out,
+    ending,
+    loading,
     names,
-    tell_outside,
-    value_of,
+    refuse,
+    result_folder,
+    tell,
+    warn_outside,
 )
-from seecause.cli.progress import Facts, Incomplete, starting
-from seecause.errors import BadImage, BadOption, printable
+from seecause.errors import BadImage, BadOption
 
 if TYPE_CHECKING:
     from seecause.data.dataset import Hole
-    from seecause.models.base import Architecture, ImageModel
-
-EXAMPLES = """Examples:
-
-  seecause explain cat.jpg --model timm:deit3_small_patch16_224
-
-  seecause explain critters:clean:test#3 --evidence --interactions
-
-  seecause explain photos/ --model timm:vit_base_patch16_224 --class tabby --method caap,sobel
-
-  seecause explain marked/ --without clean/ --out marks
-
-  seecause explain street.jpg --model hf:facebook/detr-resnet-50 --box 3
-
-  seecause explain street.jpg --model hf:SEGFORMER --region 40,60,200,180 --class road
-"""
-Images = Annotated[
-    list[str],
-    typer.Argument(
-        help=(
-            "Pictures, folders (also of class folders), quoted globs, or samples of a dataset:"
-            " critters:clean:test#3. For a video model: folders of"
-            " frames, animations or arrays (.npy)."
-        ),
-        metavar="IMAGE",
-        show_default=False,
-    ),
-]
-Methods = Annotated[
-    str | None,
-    typer.Option(
-        "--method",
-        help="Attribution methods, separated by commas.",
-        show_default="caap,mosaic; caap where no gradient passes, and with --option",
-    ),
-]
-MethodOption = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--option",
-        help="An option of the method, such as tail=patched; repeat for more.",
-        metavar="KEY=VALUE",
-    ),
-]
-Without = Annotated[
-    Path | None,
-    typer.Option(
-        "--without",
-        help=(
-            "A folder with another version of each picture under the same name (without a mark, for"
-            " one): the maps show what of the difference caused the answer. Samples of"
-            " pairs:WITH:WITHOUT need no folder."
-        ),
-        metavar="FOLDER",
-    ),
-]
+    from seecause.models.base import ImageModel
 
 
+@Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
-class AskedAbout:
-    """What of the answer is explained."""
+class Asked:
+    """What is explained.
 
-    class_: Annotated[
-        str | None,
-        typer.Option(
-            "--class",
-            "-c",
-            help="The class to explain, by name or index.",
-            metavar="NAME|INDEX",
-            show_default="the predicted one",
-        ),
-    ] = None
-    box: Annotated[
-        str | None,
-        typer.Option(
-            help=(
-                "For a detector: which box, by the number of its query. Explained is the score"
-                " of its class (or of --class), or with a colon a side: 3:left, 3:width."
-            ),
-            metavar="K[:SIDE]",
-            show_default="the surest box, or that of --class",
-        ),
-    ] = None
-    region: Annotated[
-        str | None,
-        typer.Option(
-            help=(
-                "For segmentation: where, in pixels of the picture: two corners, one place, or"
-                " a mask file. To Segment Anything it is the prompt."
-            ),
-            metavar="X0,Y0,X1,Y1|X,Y|FILE",
-            show_default="the pixels of the largest class",
-        ),
-    ] = None
+    Attributes:
+        class_: The class to explain, by name or index. Default: the predicted one.
+        box: For a detector: which box, by the number of its query. Explained is the score of its
+            class (or of --class), or after a colon a side: 3:left, 3:width. Default: the surest
+            box, or that of --class.
+        region: For segmentation: where, in pixels of the image: two corners X0,Y0,X1,Y1, one place
+            X,Y, or a mask file. To Segment Anything it is the prompt. Default: the pixels of the
+            largest class.
+    """
+
+    class_: Annotated[str | None, Parameter(name=["--class", "-c"])] = None
+    box: str | None = None
+    region: str | None = None
 
     def target(self, model: ImageModel) -> Any:
         """The target that --class, --box and --region name together."""
         from seecause._pictures import read_grey
-        from seecause.attribution.explain import FileRegion
+        from seecause.attribution.explain import PictureRegion
         from seecause.models.rows import Box, Region
 
-        label, box, region = self.class_, self.box, self.region
-        if box is not None and region is not None:
-            raise BadOption("--region", region, "--box or --region, not both")
-        if box is not None:
-            named = Box.parse(f"box:{box}")
+        if self.box is not None and self.region is not None:
+            raise BadOption("--region", self.region, "--box or --region, not both")
+        if self.box is not None:
+            named = Box.parse(f"box:{self.box}")
             return Box(named.index, self._label("--box", named.label), named.side)
-        if region is None:
-            return label if label is None or not model.aimed else model.class_index(label)
-        if Path(region).is_file():
+        if self.region is None:
+            by_index = model.aimed and self.class_ is not None
+            return model.class_index(self.class_) if by_index else self.class_
+        if Path(self.region).is_file():
             import torch
 
-            where = Region(torch.from_numpy(read_grey(region)), label)
+            where = Region(torch.from_numpy(read_grey(self.region)), self.class_)
         else:
-            where = Region.parse(f"region:{region}")
+            where = Region.parse(f"region:{self.region}")
             where = Region(where.where, self._label("--region", where.label))
-        return FileRegion(where, model.preprocess)
+        return PictureRegion(where, model.preprocess)
 
     def _label(self, flag: str, named: str | int | None) -> str | int | None:
         """The class of --class, or the one that `flag` names beside a place."""
         if self.class_ is not None and named is not None:
-            raise BadOption("--class", self.class_, f"no class: {flag} names {named} already")
+            raise BadOption("--class", self.class_, f"no value: {flag} names {named} already")
         return named if self.class_ is None else self.class_
 
 
-@dataclass(frozen=True, kw_only=True)
-class Also:
-    """What is shown beside the maps."""
-
-    evidence: Annotated[
-        bool,
-        typer.Option(
-            "--evidence",
-            help="Also the patches that are enough for the answer, and those that it needs.",
-        ),
-    ] = False
-    interactions: Annotated[
-        bool,
-        typer.Option(
-            "--interactions",
-            help="Also the pairs of places that cause together what neither causes alone.",
-        ),
-    ] = False
-
-
-def register(app: typer.Typer) -> None:
-    app.command(epilog=EXAMPLES)(explain)
-
-
 def explain(
-    images: Images,
-    model: ModelOptions = ModelOptions(),
-    about: AskedAbout = AskedAbout(),
-    method: Methods = None,
-    option: MethodOption = None,
-    without: Without = None,
-    also: Also = Also(),
-    run: ModelRun = ModelRun(out=Path("explained")),
-) -> Facts:
-    """Which patches of each picture caused the model's answer?
+    *images: str,
+    model: ModelName = VIT,
+    reading: Reading = Reading(),
+    asked: Asked = Asked(),
+    method: str | None = None,
+    option: Values = None,
+    without: Path | None = None,
+    evidence: bool = False,
+    interactions: bool = False,
+    out: Out = Path("explained"),
+    output: Output = Output(),
+) -> int:
+    """Which patches of each image caused the model's prediction?
 
-    Writes a page (index.html), overlays (PNG), the raw maps (safetensors) and a manifest. Pictures
-    that cannot be read are left out and named; the exit code is 1 then.
+    Writes a page (index.html), overlays (PNG), the raw maps (safetensors) and a manifest. Images
+    that cannot be read are skipped and named; the exit code is 1 then.
+
+    For example:
+
+    seecause explain cat.jpg --model timm:deit3_small_patch16_224
+
+    seecause explain critters:clean:test#3 --evidence --interactions
+
+    seecause explain photos/ --model timm:vit_base_patch16_224 --class tabby --method caap,sobel
+
+    seecause explain marked/ --without clean/ --out marks
+
+    seecause explain street.jpg --model hf:facebook/detr-resnet-50 --box 3
+
+    Args:
+        images: Images, folders (also of class folders), quoted globs, or samples of a dataset:
+            critters:clean:test#3. For a video model: folders of frames, animations or arrays
+            (.npy).
+        method: Attribution methods, separated by commas. Default: caap,mosaic; caap where no
+            gradient passes, and with --option.
+        option: An option of the method, as KEY=VALUE such as tail=patched; repeat for more.
+        without: A folder with another version of each image under the same name (without a mark,
+            for one): the maps show what of the difference caused the prediction. Samples of
+            pairs:WITH:WITHOUT need no folder.
+        evidence: Also show the patches that are enough for the prediction, and those it needs.
+        interactions: Also show the pairs of regions that cause together what neither causes alone.
     """
     from seecause.data.images import find_pictures, second_versions
 
-    replaces = run.check()
+    replaced = check_out(out, overwrite=output.overwrite)
     if method is not None and not names(method):
-        raise BadOption("--method", method, "at least one method; `seecause methods` lists them")
-    files = find_pictures(images)
+        raise BadOption("--method", method, "at least one method (see `seecause list methods`)")
+    if not images:
+        raise BadOption("IMAGES", None, "at least one image, folder or sample of a dataset")
+    files = find_pictures(list(images))
     others, shown = second_versions(files, without), short_names(files)
-    with starting(f"loading {model.model}", quiet=run.quiet):  # after what is quickly refused
-        check_methods(names(method or ""))
-        opened = model.open(run)
-        methods, pairs = _methods(method, opened, bool(option)), option or []
-        kind = opened.architecture
-        options = _options_of(methods, pairs, seed=run.seed, architecture=kind)
-        target = about.target(opened)
-        named, files = files, opened.preprocess.inputs(files)
-        if files != list(named):  # frames, by the film they are of
-            others, shown = second_versions(files, without), short_names(files)
-        from seecause.attribution.explain import explain_batches
+    check_methods(names(method or ""))
+    opened = reading.load(model, quiet=output.quiet)
+    with loading("methods", quiet=output.quiet):
+        from seecause.attribution.explain import default_methods, explain_batches
         from seecause.report.explain import write_explanations
 
-    if not run.quiet:
-        _warn(opened, model.model, files)
-    holes: list[Hole] = []
-    with run.counting(f"explaining with {', '.join(methods)}", len(files)) as advance:
+        if method is not None:
+            methods: Sequence[str] = names(method)
+        else:
+            methods = ["caap"] if option else list(default_methods(opened))
+        options = method_options(methods, option, reading.seed, opened)
+        target = asked.target(opened)
+    inputs = opened.preprocess.inputs(files)
+    if inputs != list(files):  # frames, by the film they are of
+        files = inputs
+        others, shown = second_versions(files, without), short_names(files)
+    if not output.quiet:
+        _warn(opened, model, files)
+    also = [*(["evidence"] * evidence), *(["interactions"] * interactions)]
+    skipped: list[Hole] = []
+    facts: dict[str, Any] = {"command": "explain", "out": str(out), "page": "index.html"}
+    with output.progress(f"explaining with {', '.join(methods)}", len(files)) as progress:
         parts = explain_batches(
             opened, files, names=shown, methods=methods, target=target, others=others,
-            options=options, also=[name for name, wanted in asdict(also).items() if wanted],
-            skipped=holes,
+            options=options, also=also, holes=skipped,
         )  # fmt: skip
-        facts: dict[str, Any] = {}
-        with run.folder(facts) as folder:
-            rows = write_explanations(folder, parts, shown, skipped=holes, progress=advance)
+        with result_folder(out, facts, overwrite=output.overwrite) as folder:
+            rows = write_explanations(folder, parts, shown, skipped=skipped, progress=progress)
             maps = sorted(path.name for path in (folder / "maps").iterdir())
-            reasons = {hole.name: hole.reason for hole in holes}
-            facts |= {
-                "command": "explain",
-                "out": str(run.out),
-                "page": "index.html",
-                "maps": {name: f"maps/{name}" for name in maps},
-                "images": [
-                    {"file": file, "name": name, **rows.get(place, {"error": reasons.get(name)})}
-                    for place, (file, name) in enumerate(zip(files, shown, strict=True))
-                ],
-            }
-    run.say(map(printable, _lines(facts["images"], opened)), replaced=replaces)
-    for hole in holes:
-        typer.echo(f"left out: {printable(hole.reason)}", err=True)
-    if holes:
-        raise Incomplete(facts)
-    return facts
+            facts["maps"] = {name: f"maps/{name}" for name in maps}
+            reasons = {hole.name: hole.reason for hole in skipped}
+            facts["images"] = [
+                {"file": file, "name": name, **rows.get(place, {"error": reasons.get(name)})}
+                for place, (file, name) in enumerate(zip(files, shown, strict=True))
+            ]
+    for hole in skipped:
+        tell(f"skipped: {hole.reason}")
+    lines = [*_lines(facts["images"], opened), *ending(out, replaced)]
+    return output.finish(facts, lines, skipped=skipped)
 
 
-def _warn(opened: ImageModel, model: str, files: Sequence[str]) -> None:
-    """Of pictures that the model does not know, and of answers without names."""
-    from seecause.critters import CLASSES
-
-    if tuple(opened.classes) == tuple(CLASSES):  # it knows the generated world, and nothing else
-        tell_outside(model, files, suggest="timm:deit3_small_patch16_224")
-    if not opened.classes:
-        typer.echo(f"note: {model} has no class names here; --classes FILE names them", err=True)
-
-
-def _methods(text: str | None, model: ImageModel, with_options: bool) -> Sequence[str]:
-    """Those that are named, or the usual ones; options are CAAP's where nothing is named."""
-    from seecause.attribution.explain import default_methods
-
-    if text is not None:
-        return names(text)
-    return ["caap"] if with_options else list(default_methods(model))
-
-
-def _options_of(
-    methods: Sequence[str], pairs: Sequence[str], *, seed: int, architecture: Architecture
+def method_options(
+    methods: Sequence[str], words: Sequence[str] | None, seed: int, model: ImageModel
 ) -> dict[str, dict[str, Any]]:
-    """`key=value` words -> options by method. An option goes to every method that has it; one that
-    none has is an error."""
+    """Options by method: each goes to every method that has it; one that none has is refused."""
     from seecause.attribution.registry import find
 
-    entries = {method: find(method, architecture) for method in methods}
+    entries = {method: find(method, model.architecture) for method in methods}
     options: dict[str, dict[str, Any]] = {
-        m: {"seed": seed} if "seed" in entry.options else {} for m, entry in entries.items()
+        method: {"seed": seed} if "seed" in entry.options else {}
+        for method, entry in entries.items()
     }
-    for pair in pairs:
-        key, equals, text = pair.partition("=")
-        if not equals or not key:
-            raise BadOption("--option", pair, "key=value, such as tail=patched or layers=1,8")
+    given = by_name(words)
+    for key, value in given.pop("", {}).items():
         takers = [method for method, entry in entries.items() if key in entry.options]
         if not takers:
             known = sorted({option for entry in entries.values() for option in entry.options})
-            raise BadOption(
-                "--option",
-                pair,
-                f"an option of {', '.join(methods)}: {', '.join(known) or 'there are none'}",
-            )
+            listed = f"an option of {', '.join(methods)}: {', '.join(known) or 'there are none'}"
+            raise BadOption("--option", f"{key}={value}", listed)
         for method in takers:
-            options[method][key] = value_of(text)
+            options[method][key] = value
+    refuse(given, "KEY=VALUE, such as tail=patched or layers=1,8")
     return options
 
 
-def _lines(rows: Sequence[Mapping[str, Any]], model: ImageModel) -> list[str]:
-    """What the model answers to each picture that could be read."""
-    from seecause.report.explain import answer_text, box_texts, prediction_text as row_text
-    from seecause.target import Answer
+def _warn(opened: ImageModel, model: str, files: Sequence[str]) -> None:
+    """Warn about images outside the model's domain and about missing class names."""
+    from seecause.critters import CLASSES
 
-    warning = f"{model.name} has random weights: its answers mean nothing"
-    lines = [warning] if model.random_weights else []
+    if tuple(opened.classes) == tuple(CLASSES):  # it knows the generated world, and nothing else
+        warn_outside(model, files, suggest="timm:deit3_small_patch16_224")
+    if not opened.classes:
+        tell(f"note: {model} has no class names here; --classes FILE names them")
+
+
+def _lines(rows: Sequence[Mapping[str, Any]], model: ImageModel) -> list[str]:
+    """The prediction for each image that could be read."""
+    from seecause.report.explain import box_texts, prediction_text
+
+    random = f"{model.name} has random weights: its predictions mean nothing"
+    lines = [random] if model.random_weights else []
     for row in rows:
-        if "row" in row:
-            lines.append(f"{row['name']}: {row_text(row)}")
+        if "row" in row or "answers" in row:
+            lines.append(f"{row['name']}: {prediction_text(row)}")
             lines += [f"  {words}" for words in box_texts(row)]
-        elif "answers" in row:
-            answers = [Answer(**answer) for answer in row["answers"]]
-            lines.append(f"{row['name']}: {answer_text(answers)}")
     return lines
 
 

@@ -1,326 +1,451 @@
-"""`seecause lvlm`: which heads carry the picture into the words of a vision-language model?"""
+"""`seecause lvlm`: which heads bring the image into the words of a vision-language model?"""
 
 from __future__ import annotations
 
+import re
 from collections import Counter
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-import typer
+from cyclopts import Parameter
+from cyclopts.validators import Number
 
-from seecause.cli.lvlm_options import (
-    DEFAULT_LVLM,
-    HEADS_HELP,
-    OPENING,
-    AnswerOption,
-    AskedPicture,
-    AskedWord,
-    BankMode,
-    Estimation,
-    HeadEdit,
-    Length,
-    LVLMName,
-    LVLMRun,
-    Machine,
-    open_lvlm,
-    read_heads,
-    read_size,
+from seecause.cli.shared import (
+    Count,
+    Out,
+    Output,
+    Values,
+    Where,
+    by_name,
+    check_out,
+    ending,
+    loading,
+    only_downloads_have_bars,
+    pick_device,
+    refuse,
+    result_folder,
+    tell,
+    warn_outside,
 )
-from seecause.cli.options import Output, Overwrite, Quiet, tell_replaced
-from seecause.cli.progress import Facts, counting, spinning
 from seecause.errors import BadOption
 
 if TYPE_CHECKING:
-    from seecause.lvlm import AnswerTrace, AnswerWords
+    from seecause.lvlm import LVLM, AnswerTrace, AnswerWords, MeanBank
 
-HEADS_EXAMPLE = """Examples:
-
-  seecause lvlm heads critters:clean:test#3 --question "What is the name of this creature?"
-
-  seecause lvlm heads cat.jpg --question "What is this?" --model hf:FOLDER --calibration photos/
-"""
-TOKENS_EXAMPLE = (
-    'Example: seecause lvlm tokens critters:clean:test#3 --question "What colour is the tail?"'
-)
-ANSWER_EXAMPLE = """Examples:
-
-  seecause lvlm answer critters:clean:test#3 --question "What colour is the tail?"
-
-  seecause lvlm answer cat.jpg --question "Describe it." --model hf:FOLDER --calibration photos/
-"""
-EDIT_EXAMPLE = (
-    'Example: seecause lvlm edit critters:clean:test#3 --question "Which critter is this?"'
-    ' --heads "(0, 4), (1, 1)" --redirect critters:clean:test#5'
-)
-BANK_EXAMPLE = (
-    "Example: seecause lvlm bank photos/ --model hf:llava-hf/llava-1.5-7b-hf --size 336x336"
-    " --out bank"
-)
-
-
-def register(app: typer.Typer) -> None:
-    commands = typer.Typer(
-        no_args_is_help=True,
-        help="Trace a vision-language model's answer: heads, words and image tokens.",
-    )
-    commands.command("heads", epilog=HEADS_EXAMPLE)(heads)
-    commands.command("tokens", epilog=TOKENS_EXAMPLE)(tokens)
-    commands.command("answer", epilog=ANSWER_EXAMPLE)(answer)
-    commands.command("edit", epilog=EDIT_EXAMPLE)(edit)
-    commands.command("bank", epilog=BANK_EXAMPLE)(bank)
-    app.add_typer(commands, name="lvlm")
+LLAVA = "builtin:critters-llava"
+LVLMName = Annotated[
+    str,
+    Parameter(
+        name=["--model", "-m"],
+        help="builtin:critters-llava, hf:NAME-OR-FOLDER, or a folder that transformers wrote.",
+    ),
+]
+Image = Annotated[
+    str, Parameter(name="IMAGE", help="An image, or one of a dataset: critters:clean:test#3.")
+]
+Question = Annotated[str, Parameter(help="What to ask about the image.")]
+Answer = Annotated[str | None, Parameter(help="The answer to explain. Default: the model's own.")]
+How = Annotated[
+    Literal["derivative", "corrected", "fit"],
+    Parameter(
+        help="How coefficients are estimated. derivative: its mean over masks, in seconds;"
+        " corrected: with a fit of what it leaves unexplained; fit: the paper's, thousands of"
+        " masks."
+    ),
+]
+Masks = Annotated[
+    int | None,
+    Parameter(
+        validator=Number(gte=4),
+        help="Masked runs. Default: 64; with corrected 1000; with fit 10000.",
+    ),
+]
 
 
-def heads(
-    asked: AskedWord,
-    estimation: Estimation = Estimation(),
-    adaptive: Annotated[
-        bool, typer.Option("--adaptive", help="Stop a fit before --masks once two halves agree.")
-    ] = False,
-    run: LVLMRun = LVLMRun(out=Path("traced")),
-) -> None:
-    """Which heads carry the picture into the answer?
+@Parameter(name="*")
+@dataclass(frozen=True, kw_only=True)
+class Bank:
+    """What heads see that may not see the image.
+
+    Attributes:
+        bank: A folder that `seecause lvlm bank` wrote.
+        calibration: Calibration images, folders or quoted globs, whose average such heads see;
+            repeat for more. Default: Critters, for a model of Critters.
+    """
+
+    bank: Path | None = None
+    calibration: Values = None
+
+    def check(self, model: str) -> None:
+        """Refuse, before a model is loaded, what no bank can be made of."""
+        from seecause.data.images import find_images
+
+        if self.bank is not None and self.calibration:
+            raise BadOption("--calibration", self.calibration[0], "--bank or --calibration")
+        if self.bank is None and not self.calibration and not knows_critters(model):
+            expected = (
+                "about a hundred images like those the model is asked about (or --bank), whose"
+                " average ablated heads see"
+            )
+            raise BadOption("--calibration", None, expected)
+        if self.bank is not None and not self.bank.is_dir():
+            raise BadOption("--bank", str(self.bank), "a folder that `seecause lvlm bank` wrote")
+        find_images(self.calibration or [], deep=True)
+
+    def load(self, lvlm: LVLM) -> MeanBank:
+        """A saved bank, or one made now."""
+        from seecause.data.images import find_images, read_image
+        from seecause.lvlm import MeanBank, calibration_critters, make_bank
+
+        if self.bank is not None:
+            return MeanBank.load(self.bank)
+        if not self.calibration:
+            return make_bank(lvlm, calibration_critters())
+        return make_bank(lvlm, [read_image(f) for f in find_images(self.calibration, deep=True)])
+
+
+def trace(
+    image: Image,
+    /,
+    *,
+    question: Question,
+    model: LVLMName = LLAVA,
+    bank: Bank = Bank(),
+    answer: Answer = None,
+    position: Annotated[int, Parameter(validator=Number(gte=0))] = 0,
+    how: How = "derivative",
+    masks: Masks = None,
+    heads_only: bool = False,
+    option: Values = None,
+    where: Where = Where(),
+    out: Out = Path("traced"),
+    output: Output = Output(),
+) -> int:
+    """From where in the image, through which heads, into which words?
 
     Writes a page (index.html), the coefficients (heads/), curves and other rankings
-    (trace.safetensors) and a manifest.
+    (trace.safetensors), those of words and image tokens (tokens.safetensors, overlay.png) and a
+    manifest.
+
+    For example:
+
+    seecause lvlm trace critters:clean:test#3 --question "What is the name of this creature?"
+
+    seecause lvlm trace cat.jpg --question "What is this?" --model hf:FOLDER --calibration photos/
+
+    Args:
+        position: Which token of the answer, from 0 on; those before it are taken as said.
+        heads_only: Leave out words and image tokens, which takes half the time.
+        option: ablated=0.75 (share of heads, or image tokens, that a mask ablates), token_masks=N
+            (masked runs for image tokens), floor=1 (the least the image must move the answer, in
+            logits) or adaptive=true (stop once two halves of the masks agree); repeat for more.
     """
-    _trace(asked, {**estimation.made(run.seed), "adaptive": adaptive}, run)
-
-
-def tokens(
-    asked: AskedWord,
-    estimation: Estimation = Estimation(),
-    token_masks: Annotated[
-        int | None,
-        typer.Option(
-            help="Masked runs for image tokens.", min=4, show_default="as many as --masks"
-        ),
-    ] = None,
-    run: LVLMRun = LVLMRun(out=Path("traced")),
-) -> None:
-    """From where in the picture, through which heads, into which words?
-
-    Does what `lvlm heads` does, then words and image tokens: also writes an overlay (overlay.png)
-    and their numbers (tokens.safetensors).
-    """
-    fit = {**estimation.made(run.seed), "token_masks": token_masks or estimation.masks}
-    _trace(asked, fit, run)
-
-
-def _trace(asked: AskedWord, fit: dict[str, Any], run: LVLMRun) -> None:
-    """Open the engine, trace with `fit`, write the folder."""
-    from seecause.lvlm import trace_answer
+    from seecause.data.images import open_picture
+    from seecause.lvlm import MaskEngine, trace_answer
     from seecause.lvlm.trace import concerns, masked_runs
     from seecause.report.lvlm import trace_manifest, write_trace
 
-    replaced = run.check()
-    kind = "lvlm tokens" if "token_masks" in fit else "lvlm heads"
-    with spinning(OPENING, quiet=run.quiet):
-        picture, engine = asked.engine(run)
-    asked.warn(quiet=run.quiet)
-    token_masks = fit.get("token_masks", 0)
-    runs = masked_runs(engine, how=fit["how"], masks=fit["masks"], token_masks=token_masks)
-    with run.counting("masked runs", runs) as engine.progress:
-        trace = trace_answer(engine, **fit)
-    manifest = {"command": kind, "page": "index.html", "image": asked.image}
-    manifest |= {"answer": engine.answer, "run": trace_manifest(trace)}
-    with run.folder(manifest) as folder:
-        trace.save(folder)
-        write_trace(folder, trace, picture, name=asked.image)
-    if not run.quiet:
-        for line in concerns(trace):
-            typer.echo(f"note: {line}", err=True)
-    run.say(_lines(trace), replaced=replaced)
+    replaced = check_out(out, overwrite=output.overwrite)
+    given = _settings(option, ablated=0.75, token_masks=None, floor=1.0, adaptive=False)
+    check_question(question)
+    bank.check(model)
+    with loading(model, quiet=output.quiet):
+        picture, lvlm = open_picture(image), load_lvlm(model, where.device, where.dtype)
+        word = {"answer": answer, "position": position, "floor": given["floor"]}
+        engine = MaskEngine(lvlm, picture, question, bank.load(lvlm), **word)
+    _warn(model, image, output)
+    token_masks = 0 if heads_only else given["token_masks"] or masks
+    count: dict[str, Any] = {"how": how, "masks": masks, "token_masks": token_masks}
+    with output.progress("masked runs", masked_runs(engine, **count)) as engine.progress:
+        fit = {"p": given["ablated"], "adaptive": given["adaptive"], "seed": where.seed}
+        result = trace_answer(engine, **count, **fit)
+    facts = {"command": "lvlm trace", "out": str(out), "page": "index.html", "image": image}
+    facts |= {"model": model, "answer": engine.answer, "run": trace_manifest(result)}
+    with result_folder(out, facts, overwrite=output.overwrite) as folder:
+        result.save(folder)
+        write_trace(folder, result, picture, name=image)
+    for line in () if output.quiet else concerns(result):
+        tell(f"note: {line}")
+    return output.finish(facts, [*_trace_lines(result), *ending(out, replaced)])
 
 
-def _lines(trace: AnswerTrace) -> list[str]:
+def _trace_lines(trace: AnswerTrace) -> list[str]:
     from seecause.report.lvlm import needed_text
 
     engine, chosen, tokens = trace.engine, trace.heads.chosen, trace.tokens
     fit, enough = trace.heads.heads, int(chosen.sum())
     top = f"{', '.join(map(str, fit.top(min(enough, 8))))}{' ...' * (enough > 8)}"
     lines = [
-        f"answer: {engine.answer}; the picture moves its logit by {engine.span:.2f}",
+        f"answer: {engine.answer}; the image moves its logit by {engine.span:.2f}",
         f"{enough} of {chosen.numel()} heads are enough: {top} (layer, head; R2 {fit.r2:.2f},"
         f" standard error {float(fit.standard_error.median()):.4f})",
         f"needed? {needed_text(trace.heads.left())}",
     ]
     if tokens is not None:
         pairs = zip(tokens.effects.pieces, tokens.text.tolist(), strict=True)
-        words = " ".join(f"'{piece.strip() or 'newline'}'" for piece, receives in pairs if receives)
-        lines.append(
-            f"words that receive the picture: {words}"
-            f" (alone {tokens.sufficiency:.0%} of the effect of those heads)"
-        )
+        words = " ".join(f"'{piece.strip() or 'newline'}'" for piece, kept in pairs if kept)
+        alone = f"(alone {tokens.sufficiency:.0%} of the effect of those heads)"
+        lines.append(f"words that receive the image: {words} {alone}")
     return lines
 
 
 def answer(
-    asked: AskedPicture,
-    answer: AnswerOption = None,
-    length: Length = 24,
-    estimation: Estimation = Estimation(),
-    run: LVLMRun = LVLMRun(out=Path("answered")),
-) -> None:
-    """Every word of an answer: does it come from the picture, through which heads, from where?
+    image: Image,
+    /,
+    *,
+    question: Question,
+    model: LVLMName = LLAVA,
+    bank: Bank = Bank(),
+    answer: Answer = None,
+    length: Count = 24,
+    how: How = "derivative",
+    masks: Masks = None,
+    option: Values = None,
+    where: Where = Where(),
+    out: Out = Path("answered"),
+    output: Output = Output(),
+) -> int:
+    """Every word of an answer: does it come from the image, through which heads, from where?
 
-    Writes a page (index.html: the sentence; touch a word), its numbers (words.safetensors,
+    Writes a page (index.html: the sentence; click a word), its numbers (words.safetensors,
     words.json) and a manifest.
+
+    For example:
+
+    seecause lvlm answer critters:clean:test#3 --question "What colour is the tail?"
+
+    seecause lvlm answer cat.jpg --question "Describe it." --model hf:FOLDER --calibration photos/
+
+    Args:
+        length: Tokens of the model's own answer, at most.
+        option: ablated=0.75, the share of heads (or image tokens) that a mask ablates.
     """
     from seecause.data.images import open_picture
     from seecause.lvlm import AnswerEngine, trace_words
     from seecause.lvlm.words import masked_runs, word_concerns
     from seecause.report.lvlm import answer_manifest, sentence, write_answer
 
-    replaced, image = run.check(), asked.image
-    asked.check(asked.question)
-    with spinning(OPENING, quiet=run.quiet):
-        picture, lvlm = open_picture(image), asked.open(run)
-        bank, question = asked.bank(lvlm), asked.question
-        engine = AnswerEngine(lvlm, picture, question, bank, answer=answer, length=length)
-    asked.warn(quiet=run.quiet)
-    fit = estimation.made(run.seed)
-    runs = masked_runs(engine, how=fit["how"], masks=fit["masks"])
-    with run.counting("masked runs", runs) as engine.progress:
-        words = trace_words(engine, **fit)
-    facts = {"image": image, "answer": sentence(engine), "words": _facts(words)}
-    manifest = {"command": "lvlm answer", "page": "index.html", **facts}
-    with run.folder({**manifest, "run": answer_manifest(words)}) as folder:
+    replaced = check_out(out, overwrite=output.overwrite)
+    given = _settings(option, ablated=0.75)
+    check_question(question)
+    bank.check(model)
+    with loading(model, quiet=output.quiet):
+        picture, lvlm = open_picture(image), load_lvlm(model, where.device, where.dtype)
+        said: dict[str, Any] = {"answer": answer, "length": length}
+        engine = AnswerEngine(lvlm, picture, question, bank.load(lvlm), **said)
+    _warn(model, image, output)
+    count: dict[str, Any] = {"how": how, "masks": masks}
+    with output.progress("masked runs", masked_runs(engine, **count)) as engine.progress:
+        words = trace_words(engine, **count, p=given["ablated"], seed=where.seed)
+    facts = {"command": "lvlm answer", "out": str(out), "page": "index.html", "image": image}
+    facts |= {"model": model, "answer": sentence(engine), "words": _word_rows(words)}
+    facts |= {"run": answer_manifest(words)}
+    with result_folder(out, facts, overwrite=output.overwrite) as folder:
         words.save(folder)
         write_answer(folder, engine, words, picture, name=image)
-    if not run.quiet:
-        for line in word_concerns(engine, words):
-            typer.echo(f"note: {line}", err=True)
+    for line in () if output.quiet else word_concerns(engine, words):
+        tell(f"note: {line}")
     lines = [
-        f"  {row['word']:<14} {row['source']:<9} {row['probability']:.3f} with the picture,"
+        f"  {row['word']:<14} {row['source']:<9} {row['probability']:.3f} with the image,"
         f" {row['without']:.3f} without; heads {row['heads']}"
         for row in facts["words"]
     ]
-    run.say([f"answer: {facts['answer']}", *lines], replaced=replaced)
+    return output.finish(facts, [f"answer: {facts['answer']}", *lines, *ending(out, replaced)])
 
 
-def _facts(words: AnswerWords) -> list[dict[str, Any]]:
-    """One row for each word."""
-    chances = zip(words.log_seen.exp().tolist(), words.log_unseen.exp().tolist(), strict=True)
+def _word_rows(words: AnswerWords) -> list[dict[str, Any]]:
+    seen, unseen = words.log_seen.exp().tolist(), words.log_unseen.exp().tolist()
     return [
         {
-            "word": words.pieces[word].strip(),
+            "word": words.pieces[place].strip(),
             "source": source,
-            "probability": seen,
-            "without": unseen,
-            "heads": ", ".join(map(str, words.top(word, 3))),
+            "probability": seen[place],
+            "without": unseen[place],
+            "heads": ", ".join(map(str, words.top(place, 3))),
         }
-        for word, (source, (seen, unseen)) in enumerate(zip(words.sources(), chances, strict=True))
+        for place, source in enumerate(words.sources())
     ]
 
 
+@Parameter(name="*")
+@dataclass(frozen=True, kw_only=True)
+class Change:
+    """What some heads see instead.
+
+    Attributes:
+        blind: These heads see the average image.
+        redirect: They see this image.
+        boost: The image weighs this many times as much for them.
+    """
+
+    blind: bool = False
+    redirect: str | None = None
+    boost: Annotated[float | None, Parameter(validator=Number(gte=0))] = None
+
+
 def edit(
-    asked: AskedPicture,
-    heads: Annotated[str, typer.Option("--heads", help=HEADS_HELP, show_default=False)],
-    change: HeadEdit = HeadEdit(),
-    length: Length = 24,
-    out: Annotated[
-        Path | None,
-        typer.Option(
-            "--out",
-            "-o",
-            help="Folder for a manifest: what was changed and said.",
-            show_default=False,
-        ),
-    ] = None,
-    overwrite: Overwrite = False,
-    where: Machine = Machine(),
-    quiet: Quiet = False,
-) -> Facts:
+    image: Image,
+    /,
+    *,
+    question: Question,
+    heads: str,
+    change: Change = Change(),
+    model: LVLMName = LLAVA,
+    bank: Bank = Bank(),
+    length: Count = 24,
+    where: Where = Where(),
+    out: Annotated[Path | None, Parameter(name=["--out", "-o"])] = None,
+    output: Output = Output(),
+) -> int:
     """What does the model say when some heads see something else? The edit lasts through its own
-    `generate`."""
-    from seecause.cli.shared import check_out, result_folder
+    `generate`.
+
+    For example: seecause lvlm edit critters:clean:test#3 --question "What is it?" --heads
+    "(0, 4), (1, 1)" --redirect critters:clean:test#5
+
+    Args:
+        heads: Heads to change, as `lvlm trace` names them: '(0, 4), (1, 1)', or 0.4,1.1.
+        length: Tokens of the model's own answer, at most.
+        out: Folder for a manifest: what was changed and said.
+    """
     from seecause.data.images import open_picture
     from seecause.lvlm import edited_heads
     from seecause.models.base import library_versions
 
     if out is not None:
-        check_out(out, overwrite=overwrite)
-    change.check()
-    asked.check(asked.question, bank=change.blind)
+        check_out(out, overwrite=output.overwrite)
+    asked = asdict(change)
+    flags = [
+        f"--{name}" for name, value in asked.items() if value is not None and value is not False
+    ]
+    if len(flags) != 1:
+        expected = "one of --blind, --redirect and --boost"
+        raise BadOption("edit", " ".join(flags) or None, expected)
+    check_question(question)
+    if change.blind:
+        bank.check(model)
     pairs = read_heads(heads)
-    with counting("speaking", 2, quiet=quiet) as advance:
-        picture, lvlm = open_picture(asked.image), asked.open(where)
-        seen, bank = picture, None
-        if change.blind:
-            bank = asked.bank(lvlm)
-            seen = bank.resized(picture)
+    with output.progress("generating", 2) as progress:
+        picture, lvlm = open_picture(image), load_lvlm(model, where.device, where.dtype)
+        average = bank.load(lvlm) if change.blind else None
+        seen = picture if average is None else average.resized(picture)
         other = None if change.redirect is None else open_picture(change.redirect)
-        prompt = lvlm.prompt(seen, asked.question)
+        prompt = lvlm.prompt(seen, question)
         before = lvlm.speak(prompt, length)
-        advance(1)
-        about = {"size": (seen.height, seen.width), "picture": picture}
-        with edited_heads(lvlm, pairs, blind=bank, redirect=other, boost=change.boost, **about):
+        progress(1)
+        about: dict[str, Any] = {"size": (seen.height, seen.width), "picture": picture}
+        instead = {"blind": average, "redirect": other, "boost": change.boost}
+        with edited_heads(lvlm, pairs, **instead, **about):
             after = lvlm.speak(prompt, length)
-        advance(1)
+        progress(1)
     decode = lvlm.processor.tokenizer.decode
-    facts = {"before": decode(before).strip(), "after": decode(after).strip(), "heads": pairs}
+    facts = {"command": "lvlm edit", "image": image, "question": question, "model": model}
+    facts |= {"before": decode(before).strip(), "after": decode(after).strip(), "heads": pairs}
+    facts |= {"options": {**asked, "length": length}, "model_fingerprint": lvlm.fingerprint()}
+    facts |= {"versions": library_versions()}
     if out is not None:
-        manifest = {"command": "lvlm edit", "image": asked.image, "question": asked.question}
-        manifest |= {"model": asked.model, "options": {**asdict(change), "length": length}, **facts}
-        manifest |= {"model_fingerprint": lvlm.fingerprint(), "versions": library_versions()}
-        with result_folder(out, manifest, overwrite=overwrite):
+        with result_folder(out, facts, overwrite=output.overwrite):
             pass
-    if not quiet:
-        typer.echo(f"before: {facts['before']}\nafter:  {facts['after']}")
-    return facts
+    return output.finish(facts, [f"before: {facts['before']}", f"after:  {facts['after']}"])
 
 
 def bank(
-    images: Annotated[
-        list[str],
-        typer.Argument(
-            help="Calibration pictures, folders or quoted globs.",
-            metavar="IMAGE",
-            show_default=False,
-        ),
-    ],
-    model: LVLMName = DEFAULT_LVLM,
-    mode: Annotated[
-        BankMode, typer.Option(help="How pictures of different shapes are averaged.")
-    ] = BankMode.shape,
-    size: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="Sizes of pictures to be asked about; repeat for more (one for fixed and grid).",
-            metavar="HxW",
-            show_default="the most frequent",
-        ),
-    ] = None,
-    output: Output = Output(out=Path("bank")),
-    where: Machine = Machine(),
-) -> None:
-    """Average calibration pictures once, for `--bank` of the other commands: what a head sees that
-    may not see the picture."""
+    *images: Annotated[str, Parameter(name="IMAGE")],
+    model: LVLMName = LLAVA,
+    mode: Literal["shape", "fixed", "mean", "grid"] = "shape",
+    size: Values = None,
+    where: Where = Where(),
+    out: Out = Path("bank"),
+    output: Output = Output(),
+) -> int:
+    """Average calibration images once, for --bank of the other commands: what a head sees that may
+    not see the image.
+
+    For example: seecause lvlm bank photos/ --model hf:llava-hf/llava-1.5-7b-hf --size 336x336
+
+    Args:
+        images: Calibration images, folders or quoted globs.
+        mode: How images of different shapes are averaged.
+        size: HEIGHTxWIDTH of images to be asked about; repeat for more (one for fixed and grid).
+            Default: the most frequent.
+    """
     from seecause.data.images import find_images, read_image
     from seecause.lvlm import make_bank
 
-    replaced = output.check()
+    replaced = check_out(out, overwrite=output.overwrite)
+    if not images:
+        raise BadOption("IMAGES", None, "at least one image or folder")
     sizes = [read_size(text) for text in size or []]
     if (mode == "mean" and sizes) or (mode in ("fixed", "grid") and len(sizes) > 1):
         expected = f"{'none' if mode == 'mean' else 'one'} with --mode {mode}"
         raise BadOption("--size", " ".join(size or []), expected)
-    files = find_images(images, deep=True)
-    with output.counting("averaging", len(files)) as advance:
+    files = find_images(list(images), deep=True)
+    with output.progress("averaging", len(files)) as progress:
         pictures = [read_image(file) for file in files]
         shapes = Counter((picture.height, picture.width) for picture in pictures)
         sizes = sizes or [shapes.most_common(1)[0][0]]
         options: dict[str, Any] = {"sizes": sizes} if mode == "shape" else {}
-        if mode in ("fixed", "grid"):
-            options = {"size": sizes[0]}
-        result = make_bank(
-            open_lvlm(model, where.device, where.dtype), pictures, mode=mode.value, **options
-        )
-        advance(len(files))
-    manifest = {"command": "lvlm bank", "model": model, "pictures": len(files), "mode": mode.value}
-    with output.folder(manifest) as folder:
+        options |= {"size": sizes[0]} if mode in ("fixed", "grid") else {}
+        lvlm = load_lvlm(model, where.device, where.dtype)
+        result = make_bank(lvlm, pictures, mode=mode, **options)
+        progress(len(files))
+    facts = {"command": "lvlm bank", "out": str(out), "model": model, "images": len(files)}
+    facts |= {"mode": mode}
+    with result_folder(out, facts, overwrite=output.overwrite) as folder:
         result.save(folder)
-    if not output.quiet:
-        tell_replaced(output.out, replaced)
-        typer.echo(f"bank: {output.out} ({result!r})")
+    return output.finish(facts, [*ending(out, replaced)[:-1], f"bank: {out} ({result!r})"])
+
+
+def _settings(words: list[str] | None, **usual: Any) -> dict[str, Any]:
+    """Options that have no flag, on top of their defaults."""
+    options = by_name(words)
+    given = options.pop("", {})
+    known = ", ".join(f"{key}=..." for key in usual)
+    refuse({**options, **{key: v for key, v in given.items() if key not in usual}}, known)
+    return {**usual, **given}
+
+
+def check_question(question: str) -> None:
+    if not question.strip():
+        raise BadOption("--question", question, "a question about the image")
+
+
+def knows_critters(model: str) -> bool:
+    """A builtin model, or a folder that its training wrote: it needs no calibration images."""
+    folder = Path(model.removeprefix("hf:"))
+    return model.startswith("builtin:") or (folder / "card.json").is_file()
+
+
+def _warn(model: str, image: str, output: Output) -> None:
+    if knows_critters(model) and not output.quiet:
+        warn_outside(model, [image], suggest="hf:llava-hf/llava-1.5-7b-hf")
+
+
+def load_lvlm(name: str, device: Any, dtype: str | None) -> LVLM:
+    """Load and verify a vision-language model."""
+    from seecause.lvlm import load
+
+    only_downloads_have_bars()
+    picked = pick_device(device) if device in ("auto", "cuda") else device
+    default = "float32" if picked == "cpu" else None  # half precision is slow on a CPU
+    return load(name, device=picked, dtype=default if dtype is None else dtype)
+
+
+def read_size(text: str) -> tuple[int, int]:
+    """(height, width) of HEIGHTxWIDTH."""
+    height, _, width = text.partition("x")
+    if not (height.isdigit() and width.isdigit() and int(height) and int(width)):
+        raise BadOption("--size", text, "HEIGHTxWIDTH, such as 336x336")
+    return int(height), int(width)
+
+
+def read_heads(text: str) -> list[tuple[int, int]]:
+    """Pairs of (0, 4), (1, 1) or of 0.4,1.1."""
+    pairs = []
+    for word in re.sub(r"\((\d+),(\d+)\)", r"\1.\2", text.replace(" ", "")).split(","):
+        layer, _, head = word.partition(".")
+        if not (layer.isdigit() and head.isdigit()):
+            raise BadOption("--heads", text, "pairs of layer and head, such as (0, 4), (1, 1)")
+        pairs.append((int(layer), int(head)))
+    return pairs

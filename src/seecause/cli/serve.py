@@ -1,132 +1,150 @@
-"""`seecause serve`: look, touch, change, and see what happens."""
+"""`seecause demo`, and `seecause serve`: a page on which patches, heads and parts can be
+touched."""
 
 from __future__ import annotations
 
 import secrets
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
+from cyclopts import Parameter
+from cyclopts.validators import Number
 
-from seecause.cli.options import (
-    DEFAULT_MODEL,
-    ModelOptions,
-    Quiet,
-    ReadOptions,
-    RunOptions,
-    Weights,
+from seecause.cli.shared import (
+    BIASED,
+    VIT,
+    Device,
+    Out,
+    Output,
+    Reading,
+    Seed,
+    Values,
+    check_out,
+    ending,
+    loading,
+    pick_device,
 )
-from seecause.cli.progress import starting
 from seecause.errors import BadOption
 
 if TYPE_CHECKING:
     from seecause.app.state import ServerState
     from seecause.models.base import ImageModel
 
-EXAMPLES = """Examples:
-
-  seecause serve
-
-  seecause serve --model timm:deit3_small_patch16_224 --picture photos/
-
-  seecause serve --model repaired --data folder:photos
-
-  seecause serve --model builtin:critters-vit --model builtin:critters-biased --port 9000
-"""
-Models = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--model",
-        "-m",
-        help="A model to serve, as in the other commands; repeat for more.",
-        show_default=f"{DEFAULT_MODEL} and other embedded ones",
-    ),
-]
-Samples = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--picture",
-        help="Pictures, folders, quoted globs or samples to choose from; repeat for more.",
-        metavar="IMAGE",
-        show_default="Critters",
-    ),
-]
-Data = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--data",
-        help="A dataset that may be audited; repeat for more.",
-        metavar="DATA",
-        show_default="Critters, for embedded models",
-    ),
-]
-Runs = Annotated[
-    list[Path] | None,
-    typer.Option(
-        "--runs", help="A folder of results that may be opened; repeat for more.", metavar="FOLDER"
-    ),
-]
-Host = Annotated[
-    str, typer.Option(help="Address to listen at. Beyond this machine, the page needs a token.")
-]
-Port = Annotated[int, typer.Option(help="Port to listen at; 0 takes a free one.", min=0, max=65535)]
-Browser = Annotated[bool, typer.Option("--open", help="Open the page in a browser.")]
-EMBEDDED = (
-    DEFAULT_MODEL, "builtin:critters-biased", "builtin:critters-ifam", "builtin:critters-llava",
-)  # fmt: skip
-CONNECTIONS = 512  # at once
+EMBEDDED = (VIT, BIASED, "builtin:critters-ifam", "builtin:critters-llava")
 AUDITED = ("critters:certified:test", "critters:certified:train")
+CONNECTIONS = 512  # at once
 
 
-def register(app: typer.Typer) -> None:
-    app.command(epilog=EXAMPLES)(serve)
+def demo(
+    *,
+    open: bool = False,
+    device: Device = "auto",
+    seed: Seed = 0,
+    out: Out = Path("demo"),
+    output: Output = Output(),
+) -> int:
+    """Run every job on the embedded Critters models and write one page. Needs no download and no
+    images.
+
+    For example: seecause demo --out demo --open
+
+    Args:
+        open: Open the page in a browser at the end.
+        device: Where to compute; auto takes the GPU if there is one.
+        seed: Seed of everything random.
+    """
+    from seecause.critters.demo import JOBS, DemoSetting, run_job
+    from seecause.report.pages import Section, protocol_section
+
+    replaced = check_out(out, overwrite=output.overwrite)
+    setting = DemoSetting(device=pick_device(device), seed=seed)
+    sections: list[Section] = []
+    manifests: list[dict[str, Any]] = []
+    lines: list[str] = []
+    with output.progress("running jobs", len(JOBS)) as progress:
+        for chapter in JOBS:
+            shown = run_job(chapter, setting)
+            sections += shown.sections
+            manifests += shown.manifests
+            lines += shown.lines
+            progress(1)
+    lead = (
+        "Small generated creatures on textured backgrounds, so that every prediction can be"
+        " checked. critters-vit learned the creatures; critters-biased learned their usual"
+        " backgrounds too."
+    )
+    sections.append(replace(protocol_section(manifests), chapter="Protocol"))
+    facts = {"command": "demo", "runs": manifests}
+    facts = output.write(out, facts, "seecause on Critters", sections, lead=lead)
+    if open:
+        import webbrowser
+
+        webbrowser.open((out / "index.html").absolute().as_uri())
+    return output.finish(facts, [*lines, *ending(out, replaced)])
 
 
 def serve(
-    model: Models = None,
-    weights: Weights = None,
-    reading: ReadOptions = ReadOptions(),
-    picture: Samples = None,
-    data: Data = None,
-    runs: Runs = None,
-    host: Host = "127.0.0.1",
-    port: Port = 8321,
-    browser: Browser = False,
-    where: RunOptions = RunOptions(),
-    quiet: Quiet = False,
-) -> None:
+    *,
+    model: Annotated[Values, Parameter(name=["--model", "-m"])] = None,
+    reading: Reading = Reading(),
+    image: Values = None,
+    data: Values = None,
+    runs: Annotated[list[Path] | None, Parameter(consume_multiple=False)] = None,
+    host: str = "127.0.0.1",
+    port: Annotated[int, Parameter(validator=Number(gte=0, lte=65535))] = 8321,
+    open: bool = False,
+    quiet: Annotated[bool, Parameter(name=["--quiet", "-q"])] = False,
+) -> int:
     """A page on which patches, heads and parts can be touched. Nothing leaves this machine.
 
     Models are chosen here and never by who opens the page; several people may use it at once.
+
+    For example:
+
+    seecause serve --model timm:deit3_small_patch16_224 --image photos/
+
+    seecause serve --model repaired --data folder:photos
+
+    Args:
+        model: A model to serve, as in the other commands; repeat for more. Default: the embedded
+            ones.
+        image: Images, folders, quoted globs or samples to choose from; repeat for more. Default:
+            Critters.
+        data: A dataset that may be audited; repeat for more. Default: Critters, for embedded
+            models.
+        runs: A folder of results that may be opened; repeat for more.
+        host: Address to listen at. Beyond this machine, the page needs a token.
+        port: Port to listen at; 0 takes a free one.
+        open: Open the page in a browser.
+        quiet: Print nothing but errors.
     """
     from seecause.app.middleware import is_local  # says what is missing, if it is
     from seecause.app.public_names import name_folders
     from seecause.data.images import find_pictures
 
-    samples, folders = find_pictures(picture or []), name_folders(runs or [])
-    missing = [path for path in runs or [] if not path.is_dir()]
-    if missing:
-        raise BadOption("--runs", str(missing[0]), "a folder that is there")
-    read_as = reading.made()
-    given = {"--weights": weights} if weights is not None else {}
-    given |= {f"--{name}": value for name, value in read_as.items()}
+    samples, folders = find_pictures(list(image or [])), name_folders(runs or [])
+    for path in runs or []:
+        if not path.is_dir():
+            raise BadOption("--runs", str(path), "a folder that is there")
+    read_as = reading.options()
+    given = [*(["--weights"] * (reading.weights is not None)), *(f"--{name}" for name in read_as)]
     if given and len(model or ()) != 1:
-        flag, value = next(iter(given.items()))
-        raise BadOption(flag, value, "one --model beside it")
+        raise BadOption(given[0], "for several models", "one --model beside it")
     if not data and any(spec.startswith("builtin:") for spec in model or EMBEDDED):
         data = list(AUDITED)
     bound_socket(host, port).close()  # a port that is taken is named before models are loaded
 
     def load(spec: str) -> ImageModel:
-        return ModelOptions(model=spec, weights=weights, reading=reading).open(where)
+        return reading.load(spec, quiet=True)
 
     token = None if is_local(host) else secrets.token_urlsafe(16)
-    with starting("loading models", quiet=quiet):
+    with loading("models", quiet=quiet):
         import torch
 
         from seecause.app.public_names import named_data
         from seecause.app.state import open_state
-        from seecause.cli.lvlm_options import open_lvlm
+        from seecause.cli.lvlm import load_lvlm
 
         state = open_state(
             list(model or EMBEDDED),
@@ -134,19 +152,20 @@ def serve(
             data=named_data(data or []),
             runs=folders,
             load=load,
-            load_lvlm=lambda spec: open_lvlm(spec, where.device, where.dtype),
-            weights=weights,
+            load_lvlm=lambda spec: load_lvlm(spec, reading.device, reading.dtype),
+            weights=reading.weights,
             reading=read_as,
         )
-        if torch.get_num_threads() > 1:  # one processor talks while the others compute
+        if torch.get_num_threads() > 1:  # one processor answers requests while the others compute
             torch.set_num_threads(torch.get_num_threads() - 1)
-    _listen(state, host, port, token=token, browser=browser, quiet=quiet)
+    _listen(state, host, port, token=token, browser=open, quiet=quiet)
+    return 0
 
 
 def _listen(
     state: ServerState, host: str, port: int, *, token: str | None, browser: bool, quiet: bool
 ) -> None:
-    """Say where the page is, and answer until somebody ends it."""
+    """Print where the page is, and serve until the user stops it."""
     import uvicorn
 
     from seecause.app.server import create_app
@@ -158,7 +177,7 @@ def _listen(
     shown = "[::1]" if host == "::1" else host
     address = f"http://{shown}:{port}/" + (f"?token={token}" if token else "")
     if not quiet:
-        typer.echo(f"open {address} (Ctrl+C ends it)")
+        print(f"open {address} (Ctrl+C ends it)", flush=True)
     if browser:
         import webbrowser
 
@@ -186,7 +205,6 @@ def bound_socket(host: str, port: int):  # noqa: ANN201
     except (OSError, OverflowError) as failure:
         listener.close()
         reason = getattr(failure, "strerror", None) or str(failure)
-        raise BadOption(
-            "--host and --port", f"{host}:{port}", f"an address that is free ({reason})"
-        ) from None
+        expected = f"an address that is free ({reason})"
+        raise BadOption("--host and --port", f"{host}:{port}", expected) from None
     return listener

@@ -1,36 +1,323 @@
-"""Result folders that are whole or not there: written beside their place and moved into it at the
-end; names of files in them, and tables."""
+"""What commands share: their options, the folder they write, what they print, and progress."""
 
 from __future__ import annotations
 
-import json
+import ast
+import gc
+import json as json_text
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from seecause.errors import BadOption
-from seecause.files import (
-    draft_folder,
-    mend_folder,
-    move_files,
-    replace_folder,
-    write_json,
-)
+from cyclopts import Parameter
+from cyclopts.validators import Number
+
+from seecause.errors import BadOption, NotDefined, printable
+
+if TYPE_CHECKING:
+    from seecause.data.dataset import Hole
+    from seecause.models.base import ImageModel
+    from seecause.report.pages import Section
 
 MANIFEST = "manifest.json"
+EVERY = 10.0  # seconds between two lines of progress where there is no terminal
+INCOMPLETE, FAILED = 1, 3  # exit codes: something is missing; a limit is not met
+WRITING = "Writing and printing"  # a panel of the help
+VIT, BIASED = "builtin:critters-vit", "builtin:critters-biased"
+TRAIN, TEST = "critters:certified:train", "critters:balanced:test"
+
+ModelName = Annotated[
+    str,
+    Parameter(
+        name=["--model", "-m"],
+        group="Model",
+        help="builtin:NAME, timm:NAME, hf:NAME-OR-FOLDER, torchvision:NAME, open_clip:NAME/TAG, or"
+        " a folder that timm, transformers, PEFT or seecause wrote.",
+    ),
+]
+Data = Annotated[
+    str,
+    Parameter(
+        help="folder:PATH, critters:REGIME[:SPLIT], waterbirds:PATH, imagenet9:PATH[:VARIANT],"
+        " pairs:WITH:WITHOUT and others (`seecause list datasets`)."
+    ),
+]
+Count = Annotated[int, Parameter(validator=Number(gte=1))]
+Limit = Annotated[
+    Count, Parameter(help="Read at most this many images of a dataset, spread evenly.")
+]
+Out = Annotated[
+    Path,
+    Parameter(
+        name=["--out", "-o"],
+        group=WRITING,
+        help="Folder for the results; it appears when all is finished.",
+    ),
+]
+Values = Annotated[list[str] | None, Parameter(consume_multiple=False)]  # KEY=VALUE, repeated
+Share = Annotated[float | None, Parameter(validator=Number(gte=0, lte=1))]
+Device = Literal["auto", "cpu", "cuda"]
+Dtype = Literal["float32", "float64", "bfloat16", "float16"]
+Seed = Annotated[int, Parameter(validator=Number(gte=0))]
+MasksFrom = Annotated[
+    str | None,
+    Parameter(
+        help="Where object masks come from: another network (timm:NAME, hf:NAME, builtin:NAME, a"
+        " folder), given (masks of the data), own (the model's maps, not to be trusted) or"
+        " discovered. Default: masks or pairs of the data."
+    ),
+]
+
+
+@Parameter(name="*", group="Model")
+@dataclass(frozen=True, kw_only=True)
+class Where:
+    """Where a model runs.
+
+    Attributes:
+        device: Where to compute; auto takes the GPU if there is one.
+        dtype: Precision of the model. Default: float32; of a vision-language model on a GPU, as
+            stored.
+        seed: Seed of everything random.
+    """
+
+    device: Device = "auto"
+    dtype: Dtype | None = None
+    seed: Seed = 0
+
+
+@Parameter(name="*", group="Model")
+@dataclass(frozen=True, kw_only=True)
+class Reading(Where):
+    """How a model is read, and where it runs.
+
+    Attributes:
+        weights: Your checkpoint (.pth, .ckpt, .safetensors; any number of classes) or an adapter
+            folder instead of the pretrained weights, or 'random'.
+        classes: A file with class names in the model's order: one a line, or JSON.
+        input: How images are prepared, where the model's own values are wrong: mean=R,G,B,
+            std=R,G,B or size=H[,W]; repeat for more.
+    """
+
+    weights: str | None = None
+    classes: Path | None = None
+    input: Values = None
+
+    def options(self) -> dict[str, Any]:
+        """Options of `sc.load` beside weights, device and dtype: only what was given."""
+        options: dict[str, Any] = {}
+        for word in self.input or ():
+            _, key, value = named_value("--input", word)
+            values = value if isinstance(value, tuple) else (value,)
+            sizes = {"mean": (1, 3), "std": (1, 3), "size": (1, 2)}
+            kind = int if key == "size" else (int, float)
+            if len(values) not in sizes.get(key, ()) or not all(
+                isinstance(v, kind) for v in values
+            ):
+                raise BadOption("--input", word, "mean=R,G,B, std=R,G,B or size=H[,W]")
+            most = sizes[key][1]
+            options[key] = values * most if len(values) == 1 else values
+        if self.classes is not None:
+            from seecause.models.checkpoints import read_class_names
+
+            options["classes"] = read_class_names(self.classes)
+        return options
+
+    def load(self, model: str, *, check: bool = True, quiet: bool = False) -> ImageModel:
+        """Load a model; the seed decides random weights."""
+        options = self.options()  # what is wrong in them is reported before anything is loaded
+        with loading(model, quiet=quiet):
+            import torch
+
+            from seecause.loading import load
+
+            torch.manual_seed(self.seed)
+            if model.partition(":")[0] not in ("builtin", "timm", "torchvision", "open_clip"):
+                only_downloads_have_bars()
+            options |= {"device": pick_device(self.device), "dtype": self.dtype or "float32"}
+            return load(model, weights=self.weights, check=check, **options)
+
+
+@Parameter(name="*", group=WRITING)
+@dataclass(frozen=True, kw_only=True)
+class Output:
+    """What a command prints, and what it may overwrite.
+
+    Attributes:
+        overwrite: Write into --out even if it holds other things; files of the same names are
+            replaced.
+        quiet: Print nothing but errors.
+        json: Print one JSON object, for programs, instead of text.
+    """
+
+    overwrite: bool = False
+    quiet: Annotated[bool, Parameter(name=["--quiet", "-q"])] = False
+    json: bool = False
+
+    @property
+    def silent(self) -> bool:
+        return self.quiet or self.json
+
+    def say(self, *lines: str) -> None:
+        """Print lines, unless only JSON or nothing is asked for."""
+        for line in () if self.silent else lines:
+            print(printable(line))
+
+    def progress(self, what: str, total: int) -> Any:
+        """A progress bar, as the library's `progress` arguments take it."""
+        return counting(what, total, quiet=self.quiet)
+
+    def finish(
+        self,
+        facts: Mapping[str, Any],
+        lines: Iterable[str] = (),
+        *,
+        skipped: Sequence[Hole] = (),
+        code: int = 0,
+    ) -> int:
+        """Print the result, as lines or as JSON; returns the exit code, 1 if images were
+        skipped."""
+        self.say(*lines)
+        if self.json:
+            print(json_text.dumps(plain(facts), indent=2))
+        return code or (INCOMPLETE if skipped else 0)
+
+    def write(
+        self,
+        out: Path,
+        manifest: dict[str, Any],
+        title: str,
+        sections: Sequence[Section],
+        *,
+        lead: str = "",
+        tables: Mapping[str, str] | None = None,
+        skipped: Sequence[Hole] = (),
+        more: Callable[[Path], object] = lambda folder: None,
+    ) -> dict[str, Any]:
+        """Write a folder with a page, tables by name, and what `more` writes; returns its
+        manifest."""
+        from seecause.report.pages import write_page
+
+        manifest = {"out": str(out), "page": "index.html", **manifest}
+        manifest["skipped"] = [asdict(hole) for hole in skipped]
+        with result_folder(out, manifest, overwrite=self.overwrite) as folder:
+            write_page(folder / "index.html", title, sections, lead=lead)
+            for name, text in (tables or {}).items():
+                (folder / name).write_text(text, encoding="utf-8")
+            more(folder)
+        return manifest
+
+
+# Values of options.
+
+
+def value_of(text: str) -> Any:
+    """A number, tuple, True, False or None where the text reads as one, else the text itself."""
+    try:  # `none` is a word: select=none
+        return ast.literal_eval({"true": "True", "false": "False"}.get(text, text))
+    except (ValueError, SyntaxError):
+        return text
+
+
+def named_value(flag: str, word: str) -> tuple[str, str, Any]:
+    """`[name.]key=value` -> name ("" if there is none), key and value."""
+    path, equals, text = word.partition("=")
+    name, _, key = path.rpartition(".")
+    if not equals or not key:
+        raise BadOption(flag, word, "[NAME.]KEY=VALUE, such as caap.tail=patched or steps=16")
+    return name, key, value_of(text)
+
+
+def by_name(words: Sequence[str] | None, flag: str = "--option") -> dict[str, dict[str, Any]]:
+    """Options by the name before the dot ("" if there is none)."""
+    options: dict[str, dict[str, Any]] = {}
+    for word in words or ():
+        name, key, value = named_value(flag, word)
+        options.setdefault(name, {})[key] = value
+    return options
+
+
+def refuse(options: Mapping[str, Any], known: str) -> None:
+    """Refuse what is left of options by name after the known ones were taken."""
+    if options:
+        raise BadOption("--option", ", ".join(options), known)
+
+
+def names(text: str) -> tuple[str, ...]:
+    """Words with commas between them, each once."""
+    return tuple(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
+
+
+def whole_numbers(flag: str, text: str) -> list[int]:
+    """Whole numbers with commas between them, each once."""
+    words = names(text)
+    if not words or not all(word.isdecimal() for word in words):
+        raise BadOption(flag, text, "whole numbers with commas between them, such as 1,3")
+    return [int(word) for word in words]
+
+
+def check_methods(methods: Sequence[str]) -> None:
+    """Refuse unknown attribution methods before a model is loaded."""
+    from seecause.attribution.registry import find
+
+    for name in methods:
+        with suppress(NotDefined):  # it may be for the kind of model that is loaded
+            find(name)
+
+
+def pick_device(device: Device) -> str:
+    """The torch device; asking for a GPU that is not there is an error, not a slow run."""
+    import torch
+
+    available = torch.cuda.is_available()
+    if device == "cuda" and not available:
+        expected = "a GPU that torch can use; here there is none, so give --device cpu"
+        raise BadOption("--device", device, expected)
+    if device == "cpu" or not available:
+        return "cpu"
+    rank = os.environ.get("LOCAL_RANK")  # each process of torchrun has its own
+    return "cuda" if rank is None else f"cuda:{rank}"
+
+
+def only_downloads_have_bars() -> None:
+    """Switch off transformers' bars over weights on the disk, but not those of downloads."""
+    from huggingface_hub.utils import are_progress_bars_disabled, enable_progress_bars
+    from transformers.utils import logging
+
+    silent = are_progress_bars_disabled()
+    logging.disable_progress_bar()  # downloads' as well
+    if not silent:
+        enable_progress_bars()
+
+
+def warn_outside(model: str, images: Sequence[str], *, suggest: str) -> None:
+    """Warn that a model of the generated world is asked about images of another."""
+    outside = [image for image in images if not image.startswith("critters:")]
+    if outside:
+        others = f" and {len(outside) - 1} more" if len(outside) > 1 else ""
+        tell(
+            f"warning: {model} knows only Critters images, so what it says about"
+            f" {outside[0]}{others} means nothing. For photos give another --model, such as"
+            f" {suggest}"
+        )
+
+
+# Folders of results, which are whole or not there.
 
 
 def check_out(out: Path, *, overwrite: bool = False) -> bool:
-    """Refuse, before any work is done, a place that cannot be written or holds something that is
-    not ours. What an earlier command that was killed left behind is put right.
+    """Refuse, before any work is done, a place that cannot be written or holds other things.
+    Returns whether an earlier result is there, which the new one will replace."""
+    from seecause.files import mend_folder
 
-    Whether an earlier result is there, which the new one will replace.
-    """
     there = next(place for place in (out.absolute(), *out.absolute().parents) if place.exists())
     if out.absolute().parent.is_dir() and os.access(out.absolute().parent, os.W_OK):
-        mend_folder(out)
+        mend_folder(out)  # after a command that was killed
     if out.exists() and not out.is_dir():
         raise BadOption("--out", str(out), "a folder; this is a file")
     occupied = out.is_dir() and any(out.iterdir())
@@ -57,26 +344,159 @@ def result_folder(
     Earlier results of ours are replaced as a whole. In a folder with other things, `overwrite`
     replaces files of the same names and leaves the rest.
     """
+    from seecause.files import draft_folder, move_files, replace_folder, write_json
+
     check_out(out, overwrite=overwrite)
     beside = out.is_dir() and any(out.iterdir()) and not _is_ours(out)
     try:
         with draft_folder(out) as draft:
             yield draft
             files = [path for path in draft.rglob("*") if path.is_file()]
-            names = sorted(str(path.relative_to(draft)) for path in files)
-            write_json(draft / MANIFEST, {**manifest, "files": [*names, MANIFEST]})
+            listed = sorted(str(path.relative_to(draft)) for path in files)
+            write_json(draft / MANIFEST, {**plain(manifest), "files": [*listed, MANIFEST]})
             (move_files if beside else replace_folder)(draft, out)
     except OSError as failure:
-        raise BadOption(
-            "--out", str(out), f"a place that can be written ({failure.strerror or failure})"
-        ) from failure
+        expected = f"a place that can be written ({failure.strerror or failure})"
+        raise BadOption("--out", str(out), expected) from failure
 
 
 def _is_ours(folder: Path) -> bool:
     """Whether a folder holds nothing but the files that its manifest lists."""
     try:
-        manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
-        files = set(manifest["files"])
-    except (OSError, ValueError, KeyError, TypeError):
+        listed = json_text.loads((folder / MANIFEST).read_text(encoding="utf-8"))["files"]
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return False
-    return {str(p.relative_to(folder)) for p in folder.rglob("*") if not p.is_dir()} <= files
+    return {str(p.relative_to(folder)) for p in folder.rglob("*") if not p.is_dir()} <= set(listed)
+
+
+def plain(value: Any) -> Any:
+    """What JSON can hold: numbers that are none become null, paths and other things text."""
+    if isinstance(value, Mapping):
+        return {str(key): plain(entry) for key, entry in value.items()}
+    if isinstance(value, list | tuple | set | frozenset):
+        return [plain(entry) for entry in value]
+    if isinstance(value, float):
+        return value if value - value == 0 else None
+    return value if value is None or isinstance(value, bool | int | str) else str(value)
+
+
+def lead_of(model: ImageModel, data: Any) -> str:
+    """The sentence under the title of a page about labelled images."""
+    lead = f"{len(data)} images of {data.name}."
+    lead += f" {len(data.skipped)} could not be read." if data.skipped else ""
+    random = " The model has random weights: its predictions mean nothing."
+    return lead + (random if model.random_weights else "")
+
+
+def ending(out: Path, replaced: bool) -> list[str]:
+    """The last lines of a command that writes a page."""
+    first = [f"replaced the earlier result in {out}"] if replaced else []
+    return [*first, f"page: {out / 'index.html'}"]
+
+
+# What is shown meanwhile, on standard error.
+
+
+def tell(line: str) -> None:
+    """Print a line to standard error."""
+    print(printable(line), file=sys.stderr)
+
+
+@contextmanager
+def loading(what: str, *, quiet: bool = False) -> Iterator[None]:
+    """A spinner on terminals while libraries are imported and weights are read. Garbage collection
+    is paused meanwhile, which saves a sixth of the time."""
+    first = "torch" not in sys.modules
+    if first:
+        gc.disable()
+    try:
+        if quiet or not sys.stderr.isatty():
+            yield
+        else:
+            from rich.console import Console
+
+            with Console(stderr=True).status(f"loading {what}"):
+                yield
+    finally:
+        if first:
+            gc.freeze()
+            gc.enable()
+
+
+@contextmanager
+def counting(
+    what: str, total: int, *, quiet: bool = False, rate: str = ""
+) -> Iterator[Callable[[int], None]]:
+    """Yields `advance(done)`: a bar on terminals, with its speed in the unit `rate`; in logs a line
+    now and then, and none for what is quickly done."""
+    columns = ["{task.fields[note]}"] if rate else []
+    count, due, began = 0, _clock(), time.monotonic()
+    with _bar(columns, quiet=quiet) as bar:
+        task = bar.add_task(what, total=total, note="")
+
+        def advance(done: int) -> None:
+            nonlocal count
+            count += done
+            speed = count / max(time.monotonic() - began, 1e-9)
+            bar.update(task, advance=done, note=f"{speed:.1f} {rate}")
+            if not quiet and not bar.console.is_terminal and due():
+                tell(f"{what}: {count} of {total}")
+
+        yield advance
+
+
+@contextmanager
+def training(*, quiet: bool) -> Iterator[Callable[[int, int, str], None]]:
+    """Yields `on_step(done, total, losses)`: a bar with the last losses, or lines in logs."""
+    due = _clock()
+    with _bar(["{task.fields[note]}"], quiet=quiet) as bar:
+        task = bar.add_task("training", total=None, note="")
+
+        def on_step(done: int, total: int, losses: str) -> None:
+            bar.update(task, completed=done, total=total, **({"note": losses} if losses else {}))
+            lines = losses and not quiet and not bar.console.is_terminal
+            if lines and (done == total or due()):
+                tell(f"step {done} of {total}, {losses}")
+
+        yield on_step
+
+
+def _bar(columns: Sequence[str], *, quiet: bool) -> Any:
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
+
+    console = Console(stderr=True)
+    return Progress(
+        "{task.description}", BarColumn(), MofNCompleteColumn(), *columns, TimeRemainingColumn(),
+        console=console, transient=True, disable=quiet or not console.is_terminal,
+        speed_estimate_period=600,
+    )  # fmt: skip
+
+
+def _clock() -> Callable[[], bool]:
+    """Whether it is time for another line."""
+    last = time.monotonic()
+
+    def due() -> bool:
+        nonlocal last
+        if time.monotonic() - last < EVERY:
+            return False
+        last = time.monotonic()
+        return True
+
+    return due
+
+
+def print_table(titles: Sequence[str], rows: Iterable[Sequence[str]], *, title: str = "") -> None:
+    """Print rows under the titles of their columns."""
+    from rich import box
+    from rich.console import Console
+    from rich.table import Column, Table
+
+    look: dict[str, Any] = {"title_justify": "left", "title_style": "bold", "header_style": "dim"}
+    first = Column(titles[0], no_wrap=True)
+    shown = Table(first, *titles[1:], title=title, box=box.SIMPLE_HEAD, pad_edge=False, **look)
+    shown.show_header = any(titles)
+    for row in rows:
+        shown.add_row(*row)
+    Console(highlight=False).print(shown)
