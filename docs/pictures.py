@@ -24,7 +24,6 @@ import torch
 import typer
 from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
-from typer.testing import CliRunner
 
 from seecause.critters import BACKGROUNDS, CLASSES, PARTS, Do, Latents, draw, render
 
@@ -114,7 +113,7 @@ def app(out: Path | None) -> None:
     from seecause.app.public_names import name_folders
     from seecause.app.server import create_app
     from seecause.app.state import open_state
-    from seecause.cli import app as command
+    from seecause.cli import run as command
     from tests.app.conftest import DATA, MODELS, serving
     from tests.conftest import CHROMIUM, CHROMIUM_ARGUMENTS
 
@@ -123,7 +122,7 @@ def app(out: Path | None) -> None:
         if out is not None:
             out.mkdir(parents=True, exist_ok=True)
             explained = str(Path(results) / "explained")
-            CliRunner().invoke(command, ["explain", "critters:clean:test#9", "--out", explained])
+            command(["explain", "critters:clean:test#9", "--out", str(explained)])
         runs = name_folders([Path(results)])
         state = open_state(MODELS, data=DATA, runs=runs)
         with serving(create_app(state)) as address:
@@ -221,12 +220,12 @@ def repair(out: Path) -> None:
 
 
 def discover(out: Path) -> None:
-    from seecause.cli import app
+    from seecause.cli import run
 
     def make(folder: Path) -> Path:
-        done = CliRunner().invoke(app, ["discover", "--out", str(folder / "kinds")])
-        if done.exit_code:
-            raise typer.Exit(done.exit_code)
+        code = run(["discover", "--out", str(folder / "kinds")])
+        if code:
+            raise typer.Exit(code)
         return folder / "kinds" / "index.html"
 
     def shoot(page: Any) -> None:

@@ -19,14 +19,14 @@ from pathlib import Path
 import psutil
 import pytest
 import torch
-from seecause.cli.shared import result_folder
-from typer.testing import CliRunner
 
 from seecause import files
 from seecause.bench.runner import run
 from seecause.bench.tables import read_results
-from seecause.cli import app, main
+from seecause.cli import main
+from seecause.cli.shared import result_folder
 from tests.bench.toy import prepared
+from tests.cli.calls import invoke
 
 SEED = int(os.environ.get("SEECAUSE_SEED", "0"))
 KILLS = {"driver": 4, "worker": 3, "actor": 3}  # moments of `make test-faults`
@@ -247,7 +247,7 @@ def command(folder: Path) -> Callable[[], None]:
 
 def completes(folder: Path) -> object:
     """The same command again."""
-    assert CliRunner().invoke(app, [*COMMAND, str(folder)]).exit_code == 0
+    assert invoke(*COMMAND, str(folder)).exit_code == 0
     return outcome(folder)
 
 
@@ -288,7 +288,7 @@ def test_a_disk_that_is_full_or_read_only_is_one_line_and_costs_nothing(disk, tm
         mount(place, "size=40m" if disk == "read-only" else disk)
         if disk == "read-only":
             mount(place, "size=40m", REMOUNT | READ_ONLY)
-        refused = CliRunner().invoke(app, [*COMMAND, str(place / "run")])
+        refused = invoke(*COMMAND, str(place / "run"))
         assert refused.exit_code == 2 and isinstance(refused.exception, SystemExit), refused.output
         word = "Read-only file system" if disk == "read-only" else "No space left on device"
         assert refused.stderr.startswith("seecause: ") and word in refused.stderr

@@ -9,12 +9,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-import click
 import pytest
-import typer
 
 import seecause
-from seecause.cli import app
 
 ROOT = Path(seecause.__file__).parent
 LAYERS = (  # a module imports from its own row and from rows above it
@@ -36,7 +33,6 @@ WALK = "engine.walk"  # runs blocks only, and views run by it: it counts as mode
 LAZY = {"report", "critters"}  # imported inside functions: a result shows itself, a world is drawn
 DRAWS = {("metrics.parts", "critters")}  # judges maps by counterfactuals that only this world has
 LIMITS = {"files": 268, "lines": 66_000, "nodes": 495_000, "public names": 356}
-MOST_COMMANDS, MOST_FLAGS = 32, 42
 
 
 def level(module: str) -> int:
@@ -106,24 +102,3 @@ def test_the_source_stays_within_its_budget():
         "public names": len(public_names()),
     }
     assert {name: size for name, size in sizes.items() if size > LIMITS[name]} == {}
-
-
-def commands(group: click.Command, name: str = "") -> dict[str, click.Command]:
-    if not isinstance(group, click.Group):
-        return {name: group}
-    context = click.Context(group)
-    found: dict[str, click.Command] = {}
-    for part in group.list_commands(context):
-        command = group.get_command(context, part)
-        found |= commands(command, f"{name} {part}".strip()) if command else {}
-    return found
-
-
-def test_commands_and_their_flags_stay_within_their_budget():
-    found = commands(typer.main.get_command(app))
-    flags = {
-        name: sum(isinstance(option, click.Option) for option in command.params)
-        for name, command in found.items()
-    }
-    assert len(flags) <= MOST_COMMANDS
-    assert {name: count for name, count in flags.items() if count > MOST_FLAGS} == {}

@@ -9,12 +9,13 @@ import tomllib
 from pathlib import Path
 
 import pytest
-import typer
 
-from seecause.cli import app
+from tests.cli.calls import flags_of
 
 README = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
 COMMANDS = re.findall(r"^seecause .*$", README, flags=re.MULTILINE)
+DOCS = Path(__file__).parents[1] / "docs"
+PAGES = [path for path in sorted(DOCS.glob("*.md")) if path.name != "decisions.md"]
 
 
 def test_the_snippet_runs_without_any_file(tmp_path, monkeypatch):
@@ -29,14 +30,22 @@ def test_the_snippet_runs_without_any_file(tmp_path, monkeypatch):
     )
 
 
+def unknown_flags(line):
+    """Options of a command line that its command does not have."""
+    words = shlex.split(re.sub(r"\s+# .*", "", line))[1:]
+    return {word.partition("=")[0] for word in words if word.startswith("--")} - flags_of(words)
+
+
 @pytest.mark.parametrize("line", COMMANDS)
 def test_every_command_has_the_options_it_is_given(line):
-    words = shlex.split(re.sub(r"\s+# .*", "", line))[1:]
-    command = typer.main.get_command(app)
-    while hasattr(command, "get_command"):
-        command = command.get_command(None, words.pop(0))
-    known = {flag for option in command.params for flag in (*option.opts, *option.secondary_opts)}
-    assert {word for word in words if word.startswith("--")} <= known
+    assert unknown_flags(line) == set()
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_commands_of_the_docs_have_the_options_they_are_given(page):
+    text = page.read_text(encoding="utf-8").replace("\\\n", " ")
+    for line in re.findall(r"^    (seecause [a-z].*)$", text, flags=re.MULTILINE):
+        assert unknown_flags(line) == set(), line
 
 
 def test_it_is_short_and_names_every_extra():

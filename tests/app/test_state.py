@@ -7,16 +7,16 @@ from collections import OrderedDict
 import pytest
 import torch
 from PIL import Image
-from typer.testing import CliRunner
 
 from seecause.app.panels import OnPicture, explain, heads, parts, repair, swap
 from seecause.app.panels.explain import Brush, Draw
 from seecause.app.sessions import Recent, Sessions
 from seecause.app.state import AVERAGED, OPENED, ActionContext, ServerState, open_state
 from seecause.background import ablate
-from seecause.cli import app, serve
+from seecause.cli import serve
 from seecause.errors import BadImage, BadOption, NotDefined
 from seecause.faithful import intervene
+from tests.cli.calls import invoke
 from tests.families.conv import CONV_FAMILIES, tiny_conv
 from tests.helpers import view
 from tests.tiny import tiny
@@ -153,9 +153,9 @@ def test_serve_reads_pictures_as_it_is_told_and_copies_say_so(monkeypatch, tmp_p
     threads = torch.get_num_threads()
     names = tmp_path / "names.txt"
     names.write_text("\n".join(f"kind {number}" for number in range(1000)))
-    words = "serve --model timm:test_vit --weights random --mean 0.25 --std 0.5,0.25,0.5 --size 160"
+    words = "serve --model timm:test_vit --weights random --input mean=0.25 --input std=0.5,0.25,0.5 --input size=160"
     words += " --device cpu --port 0"
-    done = CliRunner().invoke(app, [*words.split(), "--classes", str(names)])
+    done = invoke(*words.split(), "--classes", names)
     torch.set_num_threads(threads)
     assert done.exit_code == 0, done.output
     (state,) = opened

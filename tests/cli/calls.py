@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Sequence
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +11,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from seecause.cli import run
+from seecause.cli import app, run
 
 # timm ships it: 6 blocks of width 64 at 160 pixels
 MODEL = ("--model", "timm:test_vit", "--weights", "random")
@@ -45,3 +46,15 @@ def photo(path: Path, mode: str = "RGB", **options: object) -> Path:
     noise = np.random.default_rng(0).integers(0, 255, (60, 90, 3), np.uint8)
     Image.fromarray(noise).convert(mode).save(path, **options)
     return path
+
+
+def flags_of(words: Sequence[str]) -> set[str]:
+    """All options of the command that some words begin with."""
+    command, flags = app, set[str]()
+    for word in words:
+        if command.default_command is not None:
+            break
+        command = command[word]
+    for argument in command.assemble_argument_collection():
+        flags |= {name for name in argument.names if name.startswith("-")}
+    return flags | {"--help", "--version"}

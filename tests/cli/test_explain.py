@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -12,10 +10,8 @@ import pytest
 import torch
 from PIL import Image
 from safetensors.torch import save_file
-from typer.testing import CliRunner
 
 import seecause as sc
-from seecause.cli import app
 from seecause.data.images import open_picture, read_image
 from seecause.data.registry import open_data
 from tests.bad_files import bad_file
@@ -63,7 +59,7 @@ def test_evidence_and_pairs_are_on_the_page_and_in_a_file(tmp_path):
     assert (
         "Enough: " in page
         and "Needed: without these" in page
-        and "red places need each other" in page
+        and "red regions need each other" in page
     )
     (finding,) = json.loads((out / "findings.json").read_text())
     model = sc.load("builtin:critters-vit")
@@ -149,20 +145,11 @@ def test_json_is_all_that_is_printed(tmp_path):
     words = (*MODEL, "--method", "center", "--out", tmp_path / "out", "--json")
     done = explain(picture, bad, *words)
     facts = json.loads(done.stdout)
-    assert done.exit_code == 1 and "left out: " in done.stderr
+    assert done.exit_code == 1 and "skipped: " in done.stderr
     assert facts["page"] == "index.html" and facts["out"] == str(tmp_path / "out")
     assert facts["images"][0]["answers"][0]["probability"] > 0 and "error" in facts["images"][1]
     refused_too = explain(tmp_path / "nowhere.png", *words)
     assert refused_too.exit_code == 2 and refused_too.stdout == ""
-
-
-def test_an_out_that_is_not_ours_is_left_alone(tmp_path):
-    picture = photo(tmp_path / "a.png")
-    occupied = explain(picture, *MODEL, "--out", tmp_path)
-    assert occupied.exit_code == 2 and "--overwrite" in occupied.stderr
-    file = explain(picture, *MODEL, "--out", picture)
-    assert file.exit_code == 2 and "this is a file" in file.stderr
-    assert [p.name for p in tmp_path.iterdir()] == ["a.png"]
 
 
 def test_output_names_are_made_so_nothing_is_written_elsewhere_or_twice(tmp_path, monkeypatch):
@@ -206,26 +193,23 @@ def test_an_earlier_result_is_replaced_and_that_is_said(tmp_path):
     assert explain(picture, *MODEL, "--method", "center", "--out", out, "--quiet").output == ""
 
 
-def test_critters_and_models_of_photos_are_explained_without_a_warning(tmp_path):
-    for picture, model in (("critters:clean:test#3", ()), (photo(tmp_path / "a.png"), MODEL)):
-        assert (
-            explain(picture, *model, "--method", "center", "--out", tmp_path / "out").stderr == ""
-        )
+@pytest.mark.parametrize("kind", ["text", "truncated"])
+def test_a_bad_image_among_good_ones_is_skipped_and_named(tmp_path, kind):
+    bad, out = bad_file(tmp_path, kind), tmp_path / "out"
+    good = [photo(tmp_path / "first.png"), photo(tmp_path / "last.png")]
+    done = explain(good[0], bad, good[1], *MODEL, "--method", "center", "--out", out)
+    assert done.exit_code == 1, done.output
+    assert done.stderr.startswith(f"skipped: {bad}: ") and done.stderr.count("\n") == 1
+    assert "first.png: " in done.stdout and "last.png: " in done.stdout
+    rows = json.loads((out / "manifest.json").read_text())["images"]
+    assert [sorted(row) for row in rows][1] == ["error", "file", "name"]
+    page = (out / "index.html").read_text()
+    assert "Skipped images" in page and "1 could not be read" in page and bad.name in page
+    assert sc.Attribution.load(out / "maps" / "center").names == ["first.png", "last.png"]
 
 
-def test_usage_mistakes_leave_with_two():
-    assert explain().exit_code == 2
-    assert explain("a.png", "--device", "tpu").exit_code == 2
-    assert CliRunner().invoke(app, ["explian"]).exit_code == 2
-
-
-def test_help_is_quick_because_it_loads_no_torch():
-    done = subprocess.run(
-        [sys.executable, "-X", "importtime", "-m", "seecause", "--help"],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert "Usage: seecause " in done.stdout and "doctor" in done.stdout
-    loaded = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
-    assert not loaded & {"torch", "numpy", "timm", "transformers", "matplotlib", "PIL", "jinja2"}
+def test_a_model_of_critters_warns_about_other_images(tmp_path):
+    done = explain(photo(tmp_path / "a.png"), "--method", "center", "--out", tmp_path / "out")
+    assert done.exit_code == 0 and "knows only Critters images" in done.stderr
+    words = (*MODEL, "--method", "center", "--out", tmp_path / "out")
+    assert explain(photo(tmp_path / "a.png"), *words).stderr == ""

@@ -9,11 +9,9 @@ import pytest
 import torch
 import transformers
 from PIL import Image
-from typer.testing import CliRunner
 
 import seecause as sc
-from seecause.cli import app
-from tests.cli.calls import explain
+from tests.cli.calls import explain, invoke
 from tests.families.film import FRAMES, SIDE, videomae
 from tests.tiny import scramble
 
@@ -84,5 +82,5 @@ def test_another_version_of_a_film_is_a_film(tmp_path, folders):
 def test_datasets_hold_images(tmp_path, folders, command):
     words = ["--model", f"hf:{folders / 'videomae'}", "--data", "critters:clean:test"]
     call = [*command.split(), *words, "--limit", "2", "--device", "cpu"]
-    done = CliRunner().invoke(app, [*call, "--out", str(tmp_path / "out")], env={"COLUMNS": "200"})
+    done = invoke(*call, "--out", str(tmp_path / "out"))
     assert done.exit_code == 2 and "takes a film" in done.output, done.output

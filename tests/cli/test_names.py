@@ -9,9 +9,7 @@ import re
 import numpy as np
 import pytest
 from PIL import Image
-from typer.testing import CliRunner
 
-from seecause.cli import app
 from seecause.files import safe_cell
 from seecause.report.pages import rows_csv
 
@@ -23,6 +21,7 @@ NAMES = {
     "formula": "=HYPERLINK(1).png",
     "bytes": os.fsdecode(b"a\xff\xfe.png"),
 }
+from tests.cli.calls import invoke
 
 
 @pytest.mark.parametrize("kind", NAMES)
@@ -34,7 +33,7 @@ def test_a_name_is_only_a_name(tmp_path, kind, whole):
     content = (tmp_path / "data" / "plain.png").read_bytes()
     place.write_bytes(content if whole else content[:60])
     words = ["explain", str(place.parent), "--method", "center", "--out", str(tmp_path / "out")]
-    done = CliRunner().invoke(app, words)
+    done = invoke(*words)
     refused = kind == "bytes"  # no page can hold such a name: refused before any work
     assert done.exit_code == (2 if refused else 0 if whole else 1), done.output
     assert not re.search("[\x00-\x09\x0b-\x1f\u202a-\u202e\u2066-\u2069\ud800-\udfff]", done.output)

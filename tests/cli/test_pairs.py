@@ -8,11 +8,10 @@ import json
 import pytest
 import torch
 from PIL import Image
-from typer.testing import CliRunner
 
 import seecause as sc
-from seecause.cli import app
 from seecause.data import to_pil
+from tests.cli.calls import invoke
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +31,7 @@ def folders(tmp_path_factory):
 
 
 def run(*words):
-    return CliRunner().invoke(app, [str(word) for word in words])
+    return invoke(str(word) for word in words)
 
 
 def test_explain_takes_the_other_version_as_blank(folders, tmp_path):
@@ -82,7 +81,7 @@ def test_heads_are_exchanged_between_the_versions(folders, tmp_path):
     assert done.exit_code == 0, done.output
     assert "the highest heads carry" in done.output
     manifest = json.loads((tmp_path / "d" / "manifest.json").read_text())
-    assert manifest["pictures"] == 4 and set(manifest["run"]["mediated"]) == {"1", "2", "4", "8"}
+    assert manifest["images"] == 4 and set(manifest["run"]["mediated"]) == {"1", "2", "4", "8"}
     with (tmp_path / "d" / "scores.csv").open() as file:
         assert len(list(csv.DictReader(file))) == 48
 
@@ -98,8 +97,8 @@ def test_an_effect_that_cannot_be_told_from_none_is_told_without_shares(folders,
     done = run("heads", "score", "--data", spec, "--by", "interchange", "--out", tmp_path / "e")
     assert done.exit_code == 0, done.output
     told = " ".join(done.output.split())
-    assert "there is no effect to share out: the other versions of 4 pictures move" in told
+    assert "there is no effect to divide: the other versions of 4 images move" in told
     assert "%" not in told and "carry" not in told
     page = (tmp_path / "e" / "index.html").read_text()
-    assert "there is no effect to share out" in page and "Share of what" not in page
+    assert "there is no effect to divide" in page and "Share of what" not in page
     assert json.loads((tmp_path / "e" / "manifest.json").read_text())["run"]["mediated"] == {}

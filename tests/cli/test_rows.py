@@ -88,7 +88,7 @@ def test_a_file_that_cannot_be_read_is_a_hole(tmp_path, folders):
     files = [tmp_path / name for name in ("a.png", *sizes)]
     call = ["--model", folders / "segformer", "--method", "sobel", "--out", tmp_path / "out"]
     done = explain(*files, *call, "--region", "20,40,60,60")
-    assert done.exit_code == 1 and "left out: " in done.output, done.output
+    assert done.exit_code == 1 and "skipped: " in done.output, done.output
     places = [row["place"] for row in manifest_of(tmp_path / "out")["images"] if "place" in row]
     assert places == [[10, 20, 30, 30], [20, 40, 60, 60]]  # by the size of each
 
@@ -100,7 +100,7 @@ def test_a_picture_that_does_not_reach_the_region_is_a_hole(tmp_path, folders, r
         Image.new("RGB", size).save(tmp_path / name)
     call = ["--model", folders / "segformer", "--method", "sobel", "--out", tmp_path / "out"]
     done = explain(*(tmp_path / name for name in sizes), *call, "--region", region)
-    assert done.exit_code == 1 and "left out: small.png: region=" in done.output, done.output
+    assert done.exit_code == 1 and "skipped: small.png: region=" in done.output, done.output
     assert "place" in manifest_of(tmp_path / "out")["images"][1]
     done = explain(tmp_path / "small.png", *call, "--overwrite", "--region", region)
     assert done.exit_code == 2 and "small.png: region=" in done.output, done.output

@@ -8,11 +8,9 @@ import pytest
 import timm
 import torch
 from timm.models import save_for_hf
-from typer.testing import CliRunner
 
 import seecause as sc
-from seecause.cli import app
-from tests.cli.calls import explain, photo
+from tests.cli.calls import explain, invoke, photo
 from tests.tiny import scramble
 
 SWIN = dict(
@@ -57,7 +55,7 @@ def test_what_needs_tokens_is_refused_and_says_what_works(models, tmp_path):
 
 
 def test_doctor_says_what_was_verified_and_what_works(models):
-    done = CliRunner().invoke(app, ["doctor", *map(str, models["swin"]), "--json"])
+    done = invoke("doctor", *models["swin"], "--json")
     assert done.exit_code == 0, done.output
     facts = json.loads(done.stdout)
     assert list(facts["verified"]) == ["logits", "stages", "resume", "locality"]

@@ -9,9 +9,9 @@ from PIL import Image
 
 import seecause as sc
 from seecause import critters
-from tools.critters.llava_model import LlavaRecipe, build_llava, make_processor, make_words
 from seecause.models.decoder import restrict
 from tests.tiny import scramble
+from tools.critters.llava_model import LlavaRecipe, build_llava, make_processor, make_words
 
 READERS = ((0, 1), (1, 3), (2, 0))
 RECIPE = LlavaRecipe(

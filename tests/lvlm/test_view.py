@@ -10,13 +10,13 @@ import pytest
 import torch
 
 import seecause as sc
-from tools.critters.llava_model import RECIPES, build_llava, make_words
 from seecause.errors import BadInput, BadOption, UnknownName
 from seecause.lvlm import LVLM, AnswerEngine, MaskEngine, make_bank, model, wrap
 from seecause.models.decoder import restrict
 from tests.families.lvlm import photo, tiny_lvlm
 from tests.lvlm.scenes import QUESTION, TOKEN, scene
 from tests.lvlm.toy import pictures, toy_engine
+from tools.critters.llava_model import RECIPES, build_llava, make_words
 
 
 def test_removing_any_head_changes_the_fingerprint():
