@@ -130,7 +130,7 @@ def test_a_tree_of_classes_is_walked_and_compared_with_the_answers(tmp_path):
     batch = sc.data.to_batch(model, [data[int(Path(rows[0]["file"]).stem)]])
     att = sc.attribute(model, model.preprocess(read_image(rows[0]["file"])))
     above = att.maps - att.maps.min()
-    share = 1 - float(sc.metrics.energy(above, batch.masks).energy)
+    share = 1 - float(sc.metrics.energy(above, batch.masks)["energy-pointing"])
     assert rows[0]["background"] == pytest.approx(share, abs=1e-5)
     assert rows[0]["background_area"] == pytest.approx(
         1 - float(batch.masks.double().mean()), abs=0.02

@@ -31,7 +31,7 @@ def folders(tmp_path_factory):
 
 
 def run(*words):
-    return invoke(str(word) for word in words)
+    return invoke(*words)
 
 
 def test_explain_takes_the_other_version_as_blank(folders, tmp_path):
@@ -70,7 +70,7 @@ def test_what_has_no_other_version_is_refused(folders, tmp_path):
     assert done.exit_code == 2 and "another version of each picture" in done.output
     spec = f"pairs:{folders}/with:{folders}/without"
     done = run("explain", f"{spec}#0", "--method", "rollout", "--out", tmp_path / "c")
-    assert done.exit_code == 2 and "methods that read a blank" in done.output
+    assert done.exit_code == 2 and "methods with a blank" in done.output
     assert not (tmp_path / "c").exists()
 
 

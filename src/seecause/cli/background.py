@@ -192,7 +192,7 @@ def repair(
     objects on other backgrounds, and the best on held-out ones is kept.
 
     Writes OUT/model (a native checkpoint, its card, a page with images before and after). Killed,
-    the same command goes on: finished remedies (but iFAM) wait in OUT.work until the end.
+    the same command goes on: maps of objects and the state of fine-tuning wait in OUT.work.
     `torchrun --nproc_per_node=8 -m seecause repair ...` fine-tunes on many GPUs.
 
     For example: seecause repair --model FOLDER --data folder:PATH --masks-from timm:NAME --remedies
@@ -239,7 +239,7 @@ def repair(
             force=force,
             per_picture=per_picture,
             seed=reading.seed,
-            work=work,
+            cache=work,
             progress=partial(counting, quiet=output.quiet or not processes.first),
         )
         processes.wait()  # before the others' files are removed
@@ -264,7 +264,7 @@ def repair(
     lines = [result.sentence]
     lines += [f"note: {note}" for note in result.record["notes"] if note not in shown]
     for candidate in result.candidates.values():
-        numbers = candidate.report
+        numbers = candidate.test
         lines.append(
             f"{candidate.name}: not tried: {candidate.failed}"
             if candidate.failed

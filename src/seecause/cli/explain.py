@@ -57,7 +57,7 @@ class Asked:
     def target(self, model: ImageModel) -> Any:
         """The target that --class, --box and --region name together."""
         from seecause._pictures import read_grey
-        from seecause.attribution.explain import PictureRegion
+        from seecause.attribution.explain import FileRegion
         from seecause.models.rows import Box, Region
 
         if self.box is not None and self.region is not None:
@@ -75,7 +75,7 @@ class Asked:
         else:
             where = Region.parse(f"region:{self.region}")
             where = Region(where.where, self._label("--region", where.label))
-        return PictureRegion(where, model.preprocess)
+        return FileRegion(where, model.preprocess)
 
     def _label(self, flag: str, named: str | int | None) -> str | int | None:
         """The class of --class, or the one that `flag` names beside a place."""
@@ -160,7 +160,7 @@ def explain(
     with output.progress(f"explaining with {', '.join(methods)}", len(files)) as progress:
         parts = explain_batches(
             opened, files, names=shown, methods=methods, target=target, others=others,
-            options=options, also=also, holes=skipped,
+            options=options, also=also, skipped=skipped,
         )  # fmt: skip
         with result_folder(out, facts, overwrite=output.overwrite) as folder:
             rows = write_explanations(folder, parts, shown, skipped=skipped, progress=progress)

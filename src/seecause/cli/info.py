@@ -339,7 +339,7 @@ def _metrics(staged: bool) -> Listed:
 
 
 def _models(staged: bool) -> Listed:
-    from seecause.models.sources import ZOO
+    from seecause.models.load import ZOO
 
     cards = {path.stem: path for path in ZOO.glob("*.json")}
     cards |= {path.parent.name: path for path in ZOO.glob("*/card.json")}

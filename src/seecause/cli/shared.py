@@ -123,7 +123,7 @@ class Reading(Where):
             most = sizes[key][1]
             options[key] = values * most if len(values) == 1 else values
         if self.classes is not None:
-            from seecause.models.checkpoints import read_class_names
+            from seecause.models.load import read_class_names
 
             options["classes"] = read_class_names(self.classes)
         return options
