@@ -307,7 +307,7 @@ def discover(
     """
     from seecause.background.discover import discover as search
     from seecause.data.registry import open_data
-    from seecause.report.background import discover_sections, findings_rows, write_pairs
+    from seecause.report.background import discover_sections, write_pairs
     from seecause.report.pages import rows_csv
 
     replaced = check_out(out, overwrite=output.overwrite)
@@ -338,13 +338,13 @@ def discover(
         {**manifest, "pairs": [place + 1 for place in places]},
         f"What turns images into another class for {opened.name}?",
         discover_sections(result),
-        lead=lead_of(opened, result.pictures),
-        tables={"findings.csv": rows_csv(findings_rows(result))},
-        skipped=result.pictures.skipped,
+        lead=lead_of(opened, result.data),
+        tables={"findings.csv": rows_csv(result.rows())},
+        skipped=result.data.skipped,
         more=export,
     )
     lines += ending(out, replaced)
-    return output.finish(facts, lines, skipped=result.pictures.skipped)
+    return output.finish(facts, lines, skipped=result.data.skipped)
 
 
 def _places(result: Discovery, wanted: list[int] | None) -> list[int]:
