@@ -17,8 +17,8 @@ import sys, torch, seecause as sc
 torch.set_num_threads(1)
 torch.backends.cudnn.allow_tf32 = False
 path, device, dtype = sys.argv[1:]
-torch.set_default_dtype(getattr(torch, dtype))
 model = sc.load("builtin:critters-vit", device=device)
+torch.set_default_dtype(getattr(torch, dtype))
 data = sc.data.open_data("critters:clean:test", limit=4)
 images, _, masks = sc.data.to_batch(model, [data[place] for place in range(4)])
 results = {"logits": model(images).detach(), "masks": masks, "heads": sc.lvlm.draw_masks(8, 12)}

@@ -39,13 +39,6 @@ def test_a_folder_that_is_a_result_itself_is_listed(results):
     assert run.name == "mine" and [page.name for page in run.pages] == ["index.html"]
 
 
-def test_pieces_of_a_command_that_has_not_ended_are_no_result(tmp_path):
-    for name, command in (("done", "audit"), ("done.work", "audit --work")):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "manifest.json").write_text(json.dumps({"command": command}))
-    assert [run.name for run in find_runs({"mine": tmp_path}).values()] == ["mine/done"]
-
-
 def test_links_that_lead_elsewhere_are_not_pages(tmp_path):
     (tmp_path / "secret.html").write_text("secret")
     folder = tmp_path / "run"

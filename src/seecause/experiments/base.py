@@ -188,6 +188,11 @@ class ExperimentCell:
     name: str
     arguments: Mapping[str, Any]
 
+    @property
+    def method(self) -> str:
+        """What a status calls the cell."""
+        return ", ".join(f"{name}={value}" for name, value in self.arguments.items())
+
     def __len__(self) -> int:
         return 1
 

@@ -107,7 +107,7 @@ def _places(name: str, folder: Path) -> Iterator[tuple[str, Path]]:
     except OSError:
         return
     for child in below:
-        if not child.is_symlink() and _mark(child) is not None and not _unfinished(child):
+        if not child.is_symlink() and _mark(child) is not None:
             yield f"{name}/{child.name}", child
 
 
@@ -117,11 +117,6 @@ def _mark(folder: Path) -> Path | None:
         if _plain_file(folder / name):
             return folder / name
     return None
-
-
-def _unfinished(folder: Path) -> bool:
-    """Whether it holds the pieces of a command that has not ended: its result is not there yet."""
-    return (_word(_manifest(folder).get("command")) or "").endswith(" --work")
 
 
 def _plain_file(path: Path) -> bool:
