@@ -20,7 +20,7 @@ from tests.tiny import pictures, tiny
 
 EVERY_KIND = [  # of readout, norm, MLP, rotation and block
     "timm_registers", "timm_clip", "timm_mean", "timm_mean_with_class", "timm_map",
-    "timm_distilled", "timm_post_norm", "timm_parallel", "timm_eva",
+    "timm_distilled", "timm_post_norm", "timm_eva",
     "timm_eva_registers", "hf_dinov2_swiglu", "hf_dinov3", "hf_clip", "hf_siglip",
     "torchvision_pre_logits",
 ]  # fmt: skip

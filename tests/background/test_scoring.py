@@ -20,7 +20,6 @@ from tests.tiny import pictures, tiny
 FAMILIES = [
     "timm_deit3",
     "timm_clip",
-    "timm_parallel",
     "timm_post_norm",
     "timm_map",
     "timm_mean",

@@ -28,18 +28,6 @@ def open_clip_scaled() -> Native:
     return _clip(ls_init_value=1e-5, pool_type="avg", final_ln_after_pool=True, bias=-2.0)
 
 
-def open_clip_norms() -> Native:
-    return _clip(
-        qk_norm=True,
-        scale_heads=True,
-        scale_attn_inner=True,
-        scale_attn=True,
-        scale_fc=True,
-        pool_type="avg",
-        no_ln_pre=True,
-    )
-
-
 def open_clip_tower() -> Native:
     from open_clip.transformer import VisionTransformer
 
@@ -87,6 +75,5 @@ def open_clip_timm() -> Native:
 
 
 FAMILIES = {
-    f.__name__: f
-    for f in (open_clip_clip, open_clip_scaled, open_clip_norms, open_clip_tower, open_clip_timm)
+    f.__name__: f for f in (open_clip_clip, open_clip_scaled, open_clip_tower, open_clip_timm)
 }

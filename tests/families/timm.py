@@ -62,12 +62,6 @@ def timm_post_norm() -> Native:
     return _timm(block_fn=ResPostBlock, init_values=1e-5)
 
 
-def timm_parallel() -> Native:
-    from timm.models.vision_transformer import ParallelScalingBlock
-
-    return _timm(block_fn=ParallelScalingBlock, qkv_bias=False, init_values=1e-5)
-
-
 def _eva(**options: object) -> Native:
     from timm.models.eva import Eva
 
@@ -114,6 +108,6 @@ FAMILIES = {
     for f in (
         timm_deit3, timm_registers, timm_swiglu, timm_clip, timm_mean, timm_mean_with_class,
         timm_map, timm_dynamic, timm_distilled,
-        timm_post_norm, timm_parallel, timm_eva, timm_eva_registers, timm_beit,
+        timm_post_norm, timm_eva, timm_eva_registers, timm_beit,
     )
 }  # fmt: skip

@@ -55,8 +55,6 @@ def test_a_silent_block_adds_what_its_projection_adds_to_nothing():
     h, at = torch.ones(1, 3, 2), TokenLayout(grid=(1, 3), prefix=0).at()
     assert is_silent(block) and block.owner is constant
     assert block(h, at)[0].tolist() == [[22.0, 33.0]] * 3  # 11 (1 + 1), 11 (1 + 2)
-    beside = Block("b", constant, **silent(constant.rows), feed=lambda x: 10 * x, parallel=True)
-    assert beside(h, at)[0].tolist() == [[12.0, 13.0]] * 3
     behind = Block(
         "b", constant, **silent(constant.rows), feed=lambda x: 0 * x,
         behind=lambda at: at.index[:, None].float(), holder=nn.Identity(),

@@ -99,7 +99,6 @@ class Block:
     branch: Fn = same  # LayerScale or post-norm of the attention branch
     # what is added behind the block, by token: [R, D] or [B, R, D]
     behind: Callable[[At], Tensor] | None = None
-    parallel: bool = False  # the MLP reads the block's input, not the attention's sum
     # the native block with the weights, where `native` is only a place to listen
     holder: nn.Module | None = None
 
@@ -153,7 +152,7 @@ class Block:
         output [B, R, D]."""
         carried = carried if gate is None else carried * gate[..., None]
         middle = h + self.branch(self.mix(carried.flatten(2)))
-        return middle + self.feed(h if self.parallel else middle)
+        return middle + self.feed(middle)
 
     def leave(self, states: Tensor, at: At) -> Tensor:
         """Finished rows [B, R, D] as they enter the next block."""

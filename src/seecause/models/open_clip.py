@@ -27,6 +27,7 @@ from seecause.models.layout import TokenLayout, pair
 from seecause.models.load import Source, fetched
 from seecause.models.parts import Parts
 from seecause.models.preprocess import Preprocess
+from seecause.models.slicing import Packed
 from seecause.models.view import Kind
 
 DUAL = ("CLIP", "CustomTextCLIP")
@@ -120,34 +121,19 @@ def _times(visual: Any, x: Tensor) -> Tensor:
 
 def _block(native: Any, name: str) -> Block:
     attention = native.attn
-    branch = chain(getattr(native, "ln_attn", same), native.ls_1)
     shared: dict[str, Any] = {
         "name": name,
         "native": native,
         "norm": native.ln_1,
-        "branch": branch,
+        "branch": native.ls_1,
         "feed": chain(native.ln_2, native.mlp, native.ls_2),
     }
     if isinstance(attention, Constant):
         return Block(**shared, **silent(attention.rows))
-    if getattr(attention, "scaled_cosine", False):
-        raise UnsupportedModel(
-            f"open_clip {type(native).__name__} ({name})", "its attention is a scaled cosine"
-        )
-    return Block(
-        **shared,
-        **packed(attention, name),
-        q_norm=getattr(attention, "ln_q", same),
-        k_norm=getattr(attention, "ln_k", same),
-        sub_norm=partial(_scaled_heads, attention) if hasattr(attention, "ln_inner") else same,
-    )
-
-
-def _scaled_heads(attention: Any, x: Tensor) -> Tensor:
-    """A learnt factor per head and a norm over all heads (NormFormer), [B, R, H*dh]."""
-    if attention.head_scale is not None:
-        x = (x.unflatten(-1, (attention.num_heads, -1)) * attention.head_scale[:, 0]).flatten(-2)
-    return attention.ln_inner(x)
+    if not isinstance(attention, nn.MultiheadAttention | Packed):
+        kind = type(attention).__name__
+        raise UnsupportedModel(f"open_clip {type(native).__name__} ({name})", f"it has a {kind}")
+    return Block(**shared, **packed(attention, name))
 
 
 def _preprocess(visual: Any) -> Preprocess | None:

@@ -114,21 +114,15 @@ def kept_groups(keep: Sequence[int], heads: int, kv_heads: int) -> list[int]:
 
 def output_weight(block: Any) -> Tensor:
     """The weights [D, H * dh] that read a native block's heads."""
-    if hasattr(block, "in_split"):  # timm's parallel block
-        if block.out_proj is None:
-            return block.attn_out_proj.weight
-        return block.out_proj.weight[:, : block.in_split[1]]  # behind it come the MLP's
     return find_output(find_attention(block)[1]).weight
 
 
 def _refuse_what_sees_all_heads(attention: Any) -> None:
     """A norm over all heads' outputs would see other numbers, and a table of its own for each head
     would not fit."""
-    norm = getattr(attention, "norm", getattr(attention, "ln_inner", None))
+    norm = getattr(attention, "norm", None)
     if isinstance(norm, nn.Module) and not isinstance(norm, nn.Identity):
         raise _uncut(attention, "a norm before its output projection sees all heads at once")
-    if any(getattr(attention, name, None) is not None for name in ("head_scale", "ln_q")):
-        raise _uncut(attention, "its forward fixes the width of all heads together")
 
 
 def _slice_fused(attention: Any, keep: Sequence[int]) -> None:

@@ -131,8 +131,6 @@ def _block(
 ) -> Block:
     native = unwrapped(native)  # blocks may be compiled one by one
     kind = type(native).__name__
-    if kind == "ParallelScalingBlock":
-        return _parallel_block(native, name)
     attention = getattr(native, "attn", None)
     constant = isinstance(attention, Constant)
     if attention is None or not (constant or type(attention).__name__ in ATTENTIONS):
@@ -204,48 +202,6 @@ def _project(attention: Any, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         )
     q, k, v = packed.unflatten(-1, (3, *shape)).unbind(2)
     return q, k, v
-
-
-def _parallel_block(native: Any, name: str) -> Block:
-    """Attention and MLP side by side (ViT-22B): one input projection feeds both."""
-    hidden, width = native.in_split[0], native.in_split[1]
-    fused = native.out_proj
-
-    def project(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        weight, bias = native.in_proj.weight[hidden:], native.in_proj.bias
-        packed = F.linear(x, weight, None if bias is None else bias[hidden:])
-        q, k, v = packed.unflatten(-1, (3, native.num_heads, native.head_dim)).unbind(2)
-        return q, k, v
-
-    def mix(x: Tensor) -> Tensor:
-        return (
-            F.linear(x, fused.weight[:, :width], fused.bias)
-            if fused is not None
-            else native.attn_out_proj(x)
-        )
-
-    def feed(h: Tensor) -> Tensor:
-        bias = native.mlp_bias if native.in_proj.bias is None else native.in_proj.bias[:hidden]
-        x = native.mlp_act(F.linear(native.in_norm(h), native.in_proj.weight[:hidden], bias))
-        return native.ls(
-            F.linear(x, fused.weight[:, width:]) if fused is not None else native.mlp_out_proj(x)
-        )
-
-    return Block(
-        name=name,
-        native=native,
-        heads=native.num_heads,
-        head_dim=native.head_dim,
-        scale=native.scale,
-        project=project,
-        q_norm=native.q_norm,
-        k_norm=native.k_norm,
-        norm=native.in_norm,
-        mix=mix,
-        branch=native.ls,
-        feed=feed,
-        parallel=True,
-    )
 
 
 def _rotate(module: Any, layer: int, x: Tensor, at: At) -> Tensor:
