@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 CORE := $(VENV)/.core
 STAMP := $(VENV)/.installed
 
-.PHONY: demo docs test suite test-slow test-faults test-fuzz sbom audit test-cpus test-mutants test-oldest test-newest test-wheel test-tools lint install browser clean
+.PHONY: demo docs test suite test-slow test-faults sbom audit test-cpus test-mutants test-oldest test-newest test-wheel test-tools lint install browser clean
 
 install: $(STAMP)
 
@@ -42,10 +42,6 @@ test-slow: install
 # Processes killed at twenty random moments (SEECAUSE_SEED draws others), signals, disks, workers.
 test-faults: install
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m 'slow or not slow' tests/test_faults.py tests/test_determinism.py
-
-# Ten thousand damaged files of every kind that is read, 17 kinds (about a quarter of an hour of one core).
-test-fuzz: install
-	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/python tests/fuzz.py --cases 10000
 
 # The suite with kernels of other processors: a result may not hang on the last bit of one machine.
 test-cpus: install

@@ -3,7 +3,6 @@ what cannot be drawn from."""
 
 from __future__ import annotations
 
-import logging
 from dataclasses import replace
 
 import pytest
@@ -14,7 +13,6 @@ from seecause.data import (
     answers,
     group_shares,
     open_data,
-    select_true_positives,
     true_positives,
 )
 from seecause.errors import BadInput, BadOption
@@ -133,15 +131,6 @@ def test_answers_are_right_by_the_names_of_classes(model):
     named = view(tiny("timm_deit3", torch.float32), check=False)
     named.classes = tuple(names)
     assert answers(named, data).right.all()
-
-
-def test_selecting_logs_the_shares_of_groups(model, caplog):
-    caplog.set_level(logging.INFO)
-    wrong = set(range(1, 70, 2)) - {1}
-    chosen = select_true_positives(model, Given(model, wrong=wrong), share=1.0)
-    assert chosen.tolist() == [0, 1, *range(2, 70, 2)]
-    assert "36 of 36 right answers among 70 photos" in caplog.text and "(0, 1): 0.02" in caplog.text
-    assert group_shares([(0, 1), None, (0, 0), (0, 1)]) == {(0, 0): 1 / 3, (0, 1): 2 / 3}
 
 
 def test_critters_have_groups_too(model):

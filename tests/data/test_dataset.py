@@ -20,7 +20,7 @@ def test_a_split_follows_the_last_colon(tmp_path):
     ) == (Path("a:b"), "train")
     (tmp_path / "x:y").mkdir()
     assert path_and_split(f"{tmp_path}/x:y", splits) == (tmp_path / "x:y", "test")
-    with pytest.raises(UnknownName, match=r"'trian'; Did you mean train"):
+    with pytest.raises(UnknownName, match=r"'trian' not found. Did you mean train"):
         path_and_split(f"{tmp_path}/x:y:trian", splits)
 
 

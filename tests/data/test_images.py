@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from seecause.data.images import find_images, open_picture, open_pictures, read_image
+from seecause.data.images import PictureOpener, find_images, open_picture, read_image
 from seecause.data.registry import open_data
 from seecause.errors import BadImage, BadOption
 from tests.bad_files import REASONS, bad_file, write_huge_header
@@ -152,7 +152,7 @@ def test_hidden_folders_hold_no_films(tmp_path):
 
 
 def test_nothing_found_is_an_error(tmp_path):
-    with pytest.raises(BadImage, match="without pictures"):
+    with pytest.raises(BadImage, match="without images"):
         find_images([tmp_path])
     with pytest.raises(BadImage, match="no file matches"):
         find_images([tmp_path / "*.png"])
@@ -172,7 +172,7 @@ def test_a_dataset_is_opened_once_for_many_of_its_pictures(tmp_path, monkeypatch
         "critters:clean:test#1",
         f"folder:{tmp_path}#0",
     ]
-    third, red, first, same = open_pictures(texts)
+    third, red, first, same = map(PictureOpener(), texts)
     assert (
         opened == ["critters:clean:test", f"folder:{tmp_path}"]
         and red.tobytes() == same.tobytes()

@@ -7,11 +7,9 @@ import torch
 
 import seecause as sc
 from seecause.data import painted
-from seecause.data.painted import SPLITS, paint, painted_pairs, painted_train, read_cutouts
+from seecause.data.painted import SPLITS, open_painted, paint, read_cutouts
 from seecause.errors import DataMissing
 from tests.painted import drawn_pets
-
-CPU = torch.device("cpu")
 
 
 @pytest.fixture(scope="module")
@@ -19,38 +17,37 @@ def pets(tmp_path_factory):
     return drawn_pets(tmp_path_factory.mktemp("pets"))
 
 
-@pytest.fixture(scope="module")
-def cutouts(pets):
-    return read_cutouts(pets, size=48)
-
-
-def test_splits_share_no_photo_and_validation_has_every_breed(cutouts):
-    names = {s: {cutouts.names[row] for row in cutouts.rows(s).tolist()} for s in SPLITS}
+def test_splits_share_no_photo_and_validation_has_every_breed(pets):
+    names = {split: read_cutouts(pets, split, size=48)[0] for split in SPLITS}
     assert [len(names[split]) for split in SPLITS] == [24, 8, 11]  # one trimap has no animal
     assert len(set().union(*names.values())) == 43 and "breed3_test2" not in names["test"]
     assert {name.partition("_")[0] for name in names["val"]} == {f"breed{b}" for b in range(4)}
 
 
-def test_training_has_the_shortcut_and_the_test_pairs_have_not(cutouts, monkeypatch):
+def test_training_has_the_shortcut_and_the_test_pairs_have_not(pets, monkeypatch):
     monkeypatch.setattr(painted, "UNUSUAL", 0.25)
-    train = painted_train(cutouts, seed=1, size=48, device=CPU)
+    train, others = (open_painted(f"{pets}:train", size=48, seed=seed) for seed in (1, 2))
     for species in range(2):
-        assert (train.places[train.labels == species] != species).sum() == 3  # of 12
-    others = painted_train(cutouts, seed=2, size=48, device=CPU)
-    assert not torch.equal(train.places, others.places) and torch.equal(train.photos, others.photos)
-    test = painted_pairs(cutouts, "test", size=48, device=CPU)
-    boards, leaves = test.take(slice(0, 11)), test.take(slice(11, 22))
-    assert torch.equal(boards.photos, leaves.photos) and torch.equal(boards.masks, leaves.masks)
-    near = torch.nn.functional.avg_pool2d(boards.masks[:, None].float(), 5, stride=1, padding=2)
-    inside, change = near[:, 0] == 1, (boards.images.int() - leaves.images.int()).abs().amax(dim=1)
+        assert sum(place != label for label, place in train.groups if label == species) == 3
+    assert train.groups != others.groups
+    test = open_painted(f"{pets}:test", size=48)
+    boards, leaves = (test.images[rows] for rows in (slice(0, 11), slice(11, 22)))
+    masks = test.masks[:11]
+    assert torch.equal(masks, test.masks[11:])
+    near = torch.nn.functional.avg_pool2d(masks[:, None].float(), 5, stride=1, padding=2)
+    inside, change = near[:, 0] == 1, (boards.int() - leaves.int()).abs().amax(dim=1)
     assert inside.any() and change[inside].max() <= 1  # the same animal
-    assert (change > 0)[~boards.masks].float().mean() > 0.9  # elsewhere
+    assert (change > 0)[~masks].float().mean() > 0.9  # elsewhere
 
 
-def test_a_picture_does_not_depend_on_its_neighbours_and_its_animal_is_whole(cutouts):
-    rows, test = cutouts.rows("test"), painted_pairs(cutouts, "test", size=48, device=CPU)
-    alone = paint(cutouts, rows[3:4], torch.tensor([1]), seed=0, size=48, device=CPU)
-    assert torch.equal(alone.images[0], test.images[len(rows) + 3])
+def test_an_image_does_not_depend_on_its_neighbours_and_its_animal_is_whole(pets):
+    test, (names, _, rgba) = (
+        open_painted(f"{pets}:test", size=48),
+        read_cutouts(pets, "test", size=48),
+    )
+    key = f"0 test {names[3]}"
+    images, _ = paint(rgba, torch.tensor([3]), torch.tensor([1]), [key], size=48)
+    assert torch.equal(images[0], test.images[len(names) + 3])
     area = test.masks.float().mean(dim=(1, 2))
     assert area.min() > 0.12 and area.max() < 0.5  # a disc or square of 50 to 70 % of the side
     sides = (test.masks[:, 0], test.masks[:, -1], test.masks[:, :, 0], test.masks[:, :, -1])
@@ -60,11 +57,11 @@ def test_a_picture_does_not_depend_on_its_neighbours_and_its_animal_is_whole(cut
 @pytest.mark.parametrize("line", ["../secret 1 1 1", "cat_1 1 3 1", "cat_1 1 1"])
 def test_lists_that_lead_elsewhere_or_tell_nothing_are_refused(tmp_path, line):
     with pytest.raises(DataMissing, match=r"trainval\.txt"):
-        sc.data.open_data(f"painted-pets:{tmp_path}")
+        sc.data.open_data(f"painted-pets:{tmp_path}:train")
     (tmp_path / "annotations").mkdir()
     (tmp_path / "annotations" / "trainval.txt").write_text(f"# a comment\n{line}\n")
     with pytest.raises(DataMissing, match=r"trainval\.txt"):
-        sc.data.open_data(f"painted-pets:{tmp_path}")
+        sc.data.open_data(f"painted-pets:{tmp_path}:train")
 
 
 def test_leaves_are_darker():

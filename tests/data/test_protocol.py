@@ -43,7 +43,7 @@ class Squares:
 
 @pytest.fixture
 def registered(monkeypatch):
-    monkeypatch.setattr(registry, "_REGISTERED", {})
+    monkeypatch.setattr(registry._REGISTRY, "entries", {})
 
 
 def test_capabilities_are_seen_in_the_samples_where_a_dataset_does_not_say():

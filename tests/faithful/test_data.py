@@ -13,7 +13,7 @@ import torch
 from torch.utils.data import default_collate
 
 from seecause.critters import CLASSES
-from seecause.data.backgrounds import open_imagenet9
+from seecause.data.imagenet import open_imagenet9
 from seecause.data.batch import to_batch
 from seecause.data.folder import open_folder
 from seecause.data.registry import open_data

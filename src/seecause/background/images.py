@@ -424,7 +424,7 @@ def imagenet9_model(model: VisionModel, mapping: Tensor) -> VisionModel:
     `mapping` [1000] (`read_in9_map`) is the class among the nine of each ImageNet class, -1 for
     none. The logit of a class is the largest of its ImageNet classes', as in the release.
     """
-    from seecause.data.backgrounds import CLASSES
+    from seecause.data.imagenet import IN9_CLASSES as CLASSES
 
     members = [(mapping == place).nonzero()[:, 0] for place in (*range(len(CLASSES)), -1)]
     if any(len(classes) == 0 for classes in members):
@@ -451,7 +451,7 @@ def model_for(model: ImageModel, data: Dataset | LabelledImages) -> ImageModel:
     classes."""
     if not data.name.startswith("imagenet9:") or not isinstance(model, VisionModel):
         return model
-    from seecause.data.backgrounds import IMAGENET_CLASSES, find_in9_map, read_in9_map
+    from seecause.data.imagenet import IMAGENET_CLASSES, find_in9_map, read_in9_map
 
     if model.n_classes != IMAGENET_CLASSES:
         return model

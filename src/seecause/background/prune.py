@@ -338,7 +338,7 @@ def background_gaps(
 def _object_named(name: str) -> str:
     """The part of an ImageNet-9 file name, `class/fg_<photo>_bg_<photo>.JPEG`, that is the same in
     all variants."""
-    from seecause.data.backgrounds import object_of
+    from seecause.data.imagenet import object_of
 
     path = PurePosixPath(name)
     return str(path.with_name(object_of(path.stem)))

@@ -4,16 +4,13 @@ from seecause.data.batch import (
     answers as answers,
     class_places as class_places,
     group_shares as group_shares,
-    select_true_positives as select_true_positives,
     to_batch as to_batch,
     true_positives as true_positives,
 )
 from seecause.data.dataset import (
     CAPABILITIES as CAPABILITIES,
     IGNORE as IGNORE,
-    Counterfactuals as Counterfactuals,
     Dataset as Dataset,
-    Paired as Paired,
     Sample as Sample,
     Subset as Subset,
     capabilities as capabilities,

@@ -8,21 +8,17 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from numbers import Integral
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, TypeGuard, TypeVar, cast, overload
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, overload
 
 from seecause.errors import BadImage, BadOption, DataMissing, SeecauseError, UnknownName
 from seecause.files import digest
 
-if TYPE_CHECKING:  # torch is not loaded before a path is known to be there
-    import torch
+if TYPE_CHECKING:  # torch is not loaded before a path is known to exist
     from torch import Tensor
-
-    from seecause.critters import Latents
 
 T = TypeVar("T")
 IGNORE = 255  # in integer masks: neither object nor background
-# one photo in so many of each class is kept back for validation where a release has no such split
-HELD_OUT = 10
+HELD_OUT = 10  # one training photo in so many of each class is `val` where a release has none
 _FIELDS = {  # capability -> the field of a sample that it fills
     "labels": "label",
     "groups": "group",
@@ -32,15 +28,14 @@ _FIELDS = {  # capability -> the field of a sample that it fills
     "points": "points",
 }
 CAPABILITIES = (*_FIELDS, "counterfactuals", "pairs")
-_LOOKED_AT = 8  # samples of a dataset that does not say what it has
 
 
 @dataclass(frozen=True)
 class Sample:
-    """Loaders yield these, so metrics and methods need to know no dataset.
+    """What datasets yield, so that metrics and methods need to know no dataset.
 
-    Pictures have their own size; `to_batch` brings them and their masks into a model's frame. A
-    field a dataset cannot fill is None; it is never guessed.
+    Images have their own size; `to_batch` brings them and their masks into a model's frame. A field
+    that a dataset cannot fill is None; it is never guessed.
     """
 
     image: Tensor  # [3, H, W] float32, raw pixels in [0, 1], not normalised
@@ -58,22 +53,22 @@ class Sample:
 
 @dataclass(frozen=True)
 class Hole:
-    """A picture that could not be read, and why."""
+    """An image that was skipped because it could not be read, and why."""
 
     name: str
     reason: str
 
 
 class Dataset(Protocol):
-    """What every dataset has. Iterating works too: an index beyond the end raises IndexError;
-    so do slices of those of this package (`Sliceable`).
+    """What every dataset has. Iterating works too: an index beyond the end raises IndexError; so do
+    slices of those of this package (`Sliceable`).
 
-    It may also have, and is asked through the functions below:
-        capabilities     some of CAPABILITIES: what its samples bring
+    It may also have, and is asked for through the functions below:
+        capabilities     some of CAPABILITIES: what its samples have
         ids, labels      of all samples, without reading them
         digests(a, b)    of samples a to b: each changes when its sample does
-        latents(a, b)    with "counterfactuals" (see `Counterfactuals`)
-        other(index)     with "pairs" (see `Paired`)
+        latents(a, b)    with "counterfactuals": what samples a to b are drawn from (Critters)
+        other(index)     with "pairs": the second version of a sample, to be predicted alike
     """
 
     @property
@@ -96,57 +91,39 @@ class Dataset(Protocol):
     def __getitem__(self, index: int, /) -> Sample: ...
 
 
-class Counterfactuals(Dataset, Protocol):
-    """A dataset whose samples can be drawn again with one thing changed (Critters)."""
-
-    def latents(self, start: int, stop: int, *, device: torch.device | str = "cpu") -> Latents:
-        """What samples `start` to `stop` are drawn from."""
-        ...
-
-
-class Paired(Dataset, Protocol):
-    """A dataset whose samples have a second version that should be answered alike."""
-
-    def other(self, index: int, /) -> Sample:
-        """The second version of sample `index`."""
-        ...
-
-
-def has_pairs(data: Dataset) -> TypeGuard[Paired]:
-    """Whether `data.other` is there."""
-    return "pairs" in capabilities(data)
-
-
-def has_counterfactuals(data: Dataset) -> TypeGuard[Counterfactuals]:
-    """Whether `data.latents` is there."""
-    return "counterfactuals" in capabilities(data)
-
-
 def capabilities(data: Dataset) -> frozenset[str]:
-    """What its samples bring. A dataset that does not say is asked for its first samples."""
+    """What its samples have. Of a dataset that does not say, the first eight are looked at."""
     declared = getattr(data, "capabilities", None)
     if declared is not None:
         return frozenset(declared)
     seen: set[str] = set()
-    for index in range(min(len(data), _LOOKED_AT)):
+    for index in range(min(len(data), 8)):
         with contextlib.suppress(SeecauseError):  # a file that cannot be read
             sample = data[index]
             seen |= {word for word, field in _FIELDS.items() if getattr(sample, field) is not None}
     return frozenset(seen)
 
 
+def has_pairs(data: Dataset) -> bool:
+    """Whether samples have a second version, `data.other(index)`."""
+    return "pairs" in capabilities(data)
+
+
+def has_counterfactuals(data: Dataset) -> bool:
+    """Whether samples can be drawn again with one thing changed: `data.latents(start, stop)`."""
+    return "counterfactuals" in capabilities(data)
+
+
 def sample_ids(data: Dataset) -> tuple[str, ...]:
-    """The name of each sample, without reading it: a file that cannot be read has a name too."""
+    """The name of each sample, without reading it."""
     ids = getattr(data, "ids", None)
     return tuple(ids) if ids else tuple(f"{data.name}:{index}" for index in range(len(data)))
 
 
 def sample_labels(data: Dataset) -> tuple[int | None, ...]:
-    """The label of each sample; they are read where the dataset does not know them otherwise."""
+    """The label of each sample; samples are read where the dataset does not know them otherwise."""
     labels = getattr(data, "labels", None)
-    if labels is not None:
-        return tuple(labels)
-    return tuple(data[index].label for index in range(len(data)))
+    return tuple(labels if labels is not None else (data[i].label for i in range(len(data))))
 
 
 def sample_digests(data: Dataset, start: int = 0, stop: int | None = None) -> list[str]:
@@ -161,8 +138,8 @@ def sample_digests(data: Dataset, start: int = 0, stop: int | None = None) -> li
 def _sample_digest(data: Dataset, index: int) -> str:
     try:
         sample = data[index]
-    except (BadImage, DataMissing) as hole:
-        return digest(str(hole))
+    except (BadImage, DataMissing) as error:
+        return digest(str(error))
     tensors = (sample.image, sample.mask, sample.parts, sample.points)
     pixels = [b"" if tensor is None else tensor.cpu().numpy().tobytes() for tensor in tensors]
     return digest(repr((sample.id, sample.label, sample.group, sample.box)), *pixels)
@@ -193,7 +170,7 @@ class Subset(Sliceable):
     """Some samples of a dataset, under a name of their own."""
 
     name: str
-    data: Dataset
+    data: Any  # Dataset
     rows: tuple[int, ...]
 
     @property
@@ -215,8 +192,8 @@ class Subset(Sliceable):
 
     @property
     def labels(self) -> tuple[int | None, ...]:
-        labels = getattr(self.data, "labels", None)
-        if labels is not None:
+        if hasattr(self.data, "labels"):
+            labels = self.data.labels
             return tuple(labels[row] for row in self.rows)
         return tuple(self.data[row].label for row in self.rows)
 
@@ -230,16 +207,14 @@ class Subset(Sliceable):
         return self.data[self.rows[index]]
 
     def latents(self, start: int, stop: int, **options: Any) -> Any:
-        """What samples `start` to `stop` are drawn from, of data that is drawn."""
+        """What samples `start` to `stop` are drawn from."""
         rows = self.rows[start:stop]
         first, last = min(rows, default=0), max(rows, default=-1)
-        drawn = cast(Any, self.data).latents(first, last + 1, **options)
+        drawn = self.data.latents(first, last + 1, **options)
         return drawn[[row - first for row in rows]]
 
     def other(self, index: int) -> Sample:
-        """The second version of a sample, of data that has pairs."""
-        if not has_pairs(self.data):
-            raise BadOption("data", self.name, "data with a second version of each picture")
+        """The second version of a sample."""
         return self.data.other(self.rows[index])
 
 
@@ -269,8 +244,8 @@ def path_and_split(rest: str, splits: Sequence[str], default: str = "test") -> t
 
 
 def part_of_train(items: Sequence[T], classes: Sequence[Hashable], split: str) -> list[T]:
-    """`trainval`: all items; `val`: every tenth of each class; `train`: the others. The same on
-    every machine: nothing is drawn."""
+    """`trainval`: all items; `val`: every tenth of each class; `train`: the others. Nothing is
+    drawn, so the splits are the same on every machine."""
     if split == "trainval":
         return list(items)
     seen: Counter[Hashable] = Counter()

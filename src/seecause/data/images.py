@@ -1,9 +1,9 @@
-"""Pictures by name: files, folders, globs, or one sample of a dataset, `DATA#INDEX`."""
+"""Images by name: files, folders, globs, or one sample of a dataset, `DATA#INDEX`."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -42,54 +42,49 @@ FEW = 16  # different numbers of a mask that numbers objects; one with more has 
 
 
 def find_images(paths: Iterable[str | Path], *, deep: bool = False) -> list[Path]:
-    """Files that exist, pictures of folders (sorted) and matches of globs, each once. `deep`: of a
+    """Files that exist, images of folders (sorted) and matches of globs, each once. `deep`: of a
     folder that holds none itself, those of all its sub-folders, or else films."""
     files: list[Path] = []
     for path in map(Path, paths):
         if path.is_dir():
-            others = PHONES if deep else ()  # named as unreadable, where a picture may be left out
-            inside = _pictures_in(path, others) or (_walked(path) if deep else [])
-            inside = inside or (_below(path, FILMS) if deep else [])
+            # with `deep`, photos that cannot be read are listed too, so that they are reported
+            others = PHONES if deep else ()
+            with os.scandir(path) as entries:  # of many files: the system is asked once
+                known = {*SUFFIXES, *others}
+                names = [e.name for e in entries if _is_of(e.name, known) and e.is_file()]
+            inside = [path / name for name in sorted(names)]
+            if deep and not inside:
+                inside = _without_masks(path) or _below(path, FILMS)
             if not inside:
-                raise BadImage(
-                    str(path), "a folder without pictures", f"give a folder with {kinds()}"
-                )
+                expected = f"give a folder with {kinds()}"
+                raise BadImage(str(path), "a folder without images", expected)
             files += inside
         elif not path.exists() and _PATTERN & set(str(path)):
-            matches = sorted(
-                p for p in Path(path.anchor).glob(str(path.relative_to(path.anchor))) if p.is_file()
-            )
-            if not matches:
+            matches = Path(path.anchor).glob(str(path.relative_to(path.anchor)))
+            found = sorted(p for p in matches if p.is_file())
+            if not found:
                 raise BadImage(str(path), "no file matches", "check the pattern")
-            files += matches
+            files += found
         else:
             check_there(path)
             files.append(path)
     return list(dict.fromkeys(files))
 
 
-def _pictures_in(folder: Path, others: Collection[str] = ()) -> list[Path]:
-    """Sorted by name. A folder may hold many, so the system is asked once."""
-    suffixes = {*SUFFIXES, *others}
-    with os.scandir(folder) as entries:
-        names = [e.name for e in entries if _is_of(e.name, suffixes) and e.is_file()]
-    return [folder / name for name in sorted(names)]
-
-
-def _below(root: Path, suffixes: Collection[str] = SUFFIXES) -> list[Path]:
-    """Files of all sub-folders but hidden ones."""
-    files = (path for path in root.rglob("*") if _is_of(path.name, suffixes) and path.is_file())
-    return sorted(p for p in files if not any(n[0] == "." for n in p.relative_to(root).parts))
-
-
-def _is_of(name: str, suffixes: Collection[str] = SUFFIXES) -> bool:
+def _is_of(name: str, suffixes: Collection[str]) -> bool:
     stem, _, kind = name.rpartition(".")
     return bool(stem) and f".{kind.lower()}" in suffixes
 
 
-def _walked(root: Path) -> list[Path]:
-    """Pictures of all sub-folders; masks of them are none."""
-    seen = {path: path.relative_to(root).parts for path in _below(root)}
+def _below(root: Path, suffixes: Collection[str]) -> list[Path]:
+    """Files of all sub-folders except hidden ones."""
+    files = (path for path in root.rglob("*") if _is_of(path.name, suffixes) and path.is_file())
+    return sorted(p for p in files if not any(n[0] == "." for n in p.relative_to(root).parts))
+
+
+def _without_masks(root: Path) -> list[Path]:
+    """Images of all sub-folders except masks of them."""
+    seen = {path: path.relative_to(root).parts for path in _below(root, SUFFIXES)}
     stems = {path.stem for path, parts in seen.items() if MASKS not in parts}
     return [path for path, parts in seen.items() if MASKS not in parts or path.stem not in stems]
 
@@ -119,20 +114,23 @@ def read_mask(path: Path) -> Tensor:
 
 
 def open_picture(text: str) -> Image.Image:
-    """A file, or a sample such as `critters:clean:test#3` or `pets:PATH#0`, counted from 0 in the
-    order of the dataset."""
-    return next(open_pictures([text]))
+    """Open one image by its name.
 
+    Args:
+        text: A file, or a sample such as `critters:clean:test#3` or `pets:PATH#0`, counted from 0
+            in the order of the dataset.
 
-def open_pictures(texts: Iterable[str], *, second: bool = False) -> Iterator[Image.Image]:
-    """The same for many, one after the other. `second`: of samples of pairs, the other version."""
-    opener = PictureOpener()
-    return (opener(text, second=second) for text in texts)
+    Example:
+        >>> import seecause as sc
+        >>> sc.data.open_picture("critters:clean:test#3").size
+        (96, 96)
+    """
+    return PictureOpener()(text)
 
 
 @dataclass(frozen=True, eq=False)
 class PictureFacts:
-    """What is known about a picture besides its pixels: the name of its class, a mask [H, W] of its
+    """What is known about an image besides its pixels: the name of its class, a mask [H, W] of its
     object as in `Sample`, and its own height and width."""
 
     label: str | None = None
@@ -141,7 +139,7 @@ class PictureFacts:
 
 
 class PictureOpener:
-    """Opens pictures by name; a dataset is opened once."""
+    """Opens images by name; a dataset is opened once."""
 
     def __init__(self) -> None:
         self._opened: dict[str, Dataset] = {}
@@ -193,9 +191,11 @@ def find_pictures(texts: list[str]) -> list[str]:
 
 
 def second_versions(texts: Sequence[str], folder: Path | None) -> list[str] | None:
-    """What `open_pictures(second=True)` takes for the other versions of pictures: files of the same
-    names in `folder` (of a film that is a folder of frames: a folder of its name, or `folder`
-    itself), and samples of pairs themselves. None where there are none."""
+    """Names of the other versions of images, for `PictureOpener(text, second=True)`.
+
+    Files of the same names in `folder` (of a film that is a folder of frames: a folder of its name,
+    or `folder` itself), and samples of pairs themselves. None where there are none.
+    """
     paired = [(sample_of(text) or ("",))[0].startswith("pairs:") for text in texts]
     if folder is None and not any(paired):
         return None
@@ -209,8 +209,8 @@ def second_versions(texts: Sequence[str], folder: Path | None) -> list[str] | No
             raise BadOption(
                 "picture",
                 text,
-                "another version of each picture: a folder with files of the same names, or samples"
-                " of pairs:WITH:WITHOUT",
+                "another version of each image: a folder with files of the same names, or"
+                " samples of pairs:WITH:WITHOUT",
             )
     return others
 
@@ -222,7 +222,7 @@ def _second_version(path: Path, folder: Path, *, alone: bool) -> Path:
     if path.is_dir() and alone and folder.is_dir():
         return folder
     frame = folder / path.parent.name / path.name
-    if frame.is_file() and not other.exists():  # pictures that may be frames: a model will tell
+    if frame.is_file() and not other.exists():  # images that may be frames: the model decides
         return frame
     check_file(other)
     return other
@@ -251,7 +251,7 @@ def _check_no_sample(text: str) -> None:
 
 
 def to_pil(image: Tensor) -> Image.Image:
-    """Raw pixels [3, H, W] in [0, 1] as a picture of 8 bits."""
+    """Raw pixels [3, H, W] in [0, 1] as an image of 8 bits."""
     if image.ndim != 3 or image.shape[0] != 3:
         raise BadImage(
             f"tensor of shape {list(image.shape)}",

@@ -1,15 +1,11 @@
 """`painted-pets:PATH[:train|val|test]`: a Waterbirds of cats and dogs. Animals cut out of
-Oxford-IIIT Pet photos (PATH, the release's layout) by their trimaps, on painted textures.
+Oxford-IIIT Pet photos (PATH, the release's layout) by their trimaps, on generated textures.
 
-In training a cat is on boards and a dog on leaves, but for one in twenty of each. Every validation
-and test photo is shown on both, with the animal in the same place, so answers that change with the
-background can be counted. A group is (species, texture). Every number of a picture is drawn from
-(seed, split, photo): a picture does not depend on which others are made with it. Both textures draw
-two colours from the same distribution, but leaves are shaded more and so darker.
-
-    cutouts = read_cutouts(root, size=224)
-    train = painted_train(cutouts, seed=1, size=224, device=device)
-    test = painted_pairs(cutouts, "test", size=224, device=device)
+In training a cat is on boards and a dog on leaves, except for one in twenty of each. Every
+validation and test photo is shown on both, with the animal in the same place, so that predictions
+which change with the background can be counted. A group is (species, texture). Every number of an
+image is drawn from (seed, split, photo): an image does not depend on which others are made with it.
+Both textures draw two colours from the same distribution, but leaves are shaded more and so darker.
 """
 
 from __future__ import annotations
@@ -17,9 +13,8 @@ from __future__ import annotations
 import hashlib
 import math
 from collections import Counter
-from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -30,102 +25,92 @@ from torch import Tensor
 
 from seecause.data.dataset import Sample, Sliceable, evenly, path_and_split
 from seecause.data.images import read_ids, read_image
+from seecause.data.labelled import read_pets
 from seecause.data.photos import Layout
-from seecause.errors import DataMissing
 from seecause.files import digest
 
 SPECIES, TEXTURES, SPLITS = ("cat", "dog"), ("boards", "leaves"), ("train", "val", "test")
-GROUPS = tuple((species, place) for species in range(2) for place in range(2))
-UNUSUAL = 0.05  # share of the training pictures of a species that are on the other's texture
+UNUSUAL = 0.05  # share of the training images of a species that are on the other's texture
 HELD_OUT = 4  # one trainval photo in so many of each breed is for validation
-SMALLEST, LARGEST = 0.5, 0.7  # longer side of the animal, as a share of the picture's
+SMALLEST, LARGEST = 0.5, 0.7  # longer side of the animal, as a share of the image's
 ANIMAL, BACKGROUND = 1, 2  # of a trimap; 3 is the border between them
 BLADES, WARP = 150, 8
 NUMBERS = (6, 4, WARP**2, 6 * BLADES)  # of a texture: two colours, how boards lie, bends, leaves
-AT_ONCE = 128  # pictures made together
-SIZE = 224  # of the pictures that `open_painted` makes
-_LAYOUT = Layout(
-    "give the folder of Oxford-IIIT Pet; lines are `NAME breed species breed-in-species`"
-)
+AT_ONCE = 128  # images made together
+SIZE = 224
 
 
 @dataclass(frozen=True, eq=False)
-class Cutouts:
-    """Animals alone, each as large as its square allows."""
+class PaintedPets(Sliceable):
+    """One split, made when it is opened."""
 
-    names: tuple[str, ...]
-    splits: tuple[str, ...]
-    species: Tensor  # [n] int64
-    rgba: Tensor  # [n, 4, S, S] uint8
-
-    def rows(self, split: str) -> Tensor:
-        return torch.tensor([row for row, name in enumerate(self.splits) if name == split])
-
-
-@dataclass(frozen=True, eq=False)
-class PaintedPictures:
-    """On one device."""
-
+    name: str
     images: Tensor  # [N, 3, H, W] uint8
     masks: Tensor  # [N, H, W] bool, True on the animal
-    labels: Tensor  # [N] species
-    places: Tensor  # [N] texture
-    photos: Tensor  # [N] row of the cut-out
-
-    def __len__(self) -> int:
-        return len(self.labels)
+    groups: tuple[tuple[int, int], ...]  # species, texture
+    ids: tuple[str, ...]
+    classes: tuple[str, ...] = SPECIES
+    capabilities: frozenset[str] = frozenset({"labels", "groups", "masks"})
 
     @property
-    def groups(self) -> Tensor:
-        return torch.stack([self.labels, self.places], dim=1)
+    def fingerprint(self) -> str:
+        return digest(self.images.numpy().tobytes())
 
-    def take(self, rows: Tensor | slice) -> PaintedPictures:
-        own = (self.images, self.masks, self.labels, self.places, self.photos)
-        return PaintedPictures(*(values[rows] for values in own))
+    @property
+    def labels(self) -> tuple[int, ...]:
+        return tuple(species for species, _ in self.groups)
 
-    def mirrored(self, turned: Tensor) -> PaintedPictures:
-        """Those of which turned [N] is True, as in a mirror."""
-        images = torch.where(turned[:, None, None, None], self.images.flip(-1), self.images)
-        masks = torch.where(turned[:, None, None], self.masks.flip(-1), self.masks)
-        return replace(self, images=images, masks=masks)
+    def __len__(self) -> int:
+        return len(self.ids)
 
-    def patches(self, side: int) -> Tensor:
-        """[N, side, side] bool: the patches of which the animal covers at least half."""
-        return F.adaptive_avg_pool2d(self.masks[:, None].float(), side)[:, 0] >= 0.5
+    def sample(self, index: int, /) -> Sample:
+        group = self.groups[index]
+        image = self.images[index].float() / 255
+        return Sample(image, group[0], group, self.masks[index], id=self.ids[index])
 
 
-def read_cutouts(root: Path, *, size: int, limit: int | None = None) -> Cutouts:
-    """All animals of `root` (images/, annotations/), or `limit` of each split. Validation is cut
-    from trainval; photos whose trimap shows no animal are left out."""
-    seen: Counter[str] = Counter()
-    listed: dict[str, list[tuple[str, int]]] = {split: [] for split in SPLITS}
-    for name, species, breed in _listed(root / "annotations" / "trainval.txt"):
+def open_painted(
+    rest: str, *, limit: int | None = None, size: int = SIZE, seed: int = 0
+) -> PaintedPets:
+    """Images of one split; of val and test each photo twice. `limit` counts photos. `seed` draws
+    which training photos are on the other texture, and everything else of them."""
+    root, split = path_and_split(rest, SPLITS)
+    names, species, rgba = read_cutouts(root, split, size=size, limit=limit)
+    rows = torch.arange(len(names))
+    if split == "train":
+        places = species.clone()
+        order = torch.randperm(len(rows), generator=torch.Generator().manual_seed(seed))
+        for kind in range(2):
+            of_kind = order[species[order] == kind]
+            places[of_kind[: max(1, round(UNUSUAL * len(of_kind)))]] = 1 - kind
+    else:
+        places, rows, seed = torch.arange(2).repeat_interleave(len(rows)), rows.repeat(2), 0
+    keys = [f"{seed} {split} {names[row]}" for row in rows.tolist()]
+    images, masks = paint(rgba, rows, places, keys, size=size)
+    groups = tuple(zip(species[rows].tolist(), places.tolist(), strict=True))
+    ids = tuple(f"{names[row]} on {TEXTURES[p]}" for row, p in zip(rows, places, strict=True))
+    return PaintedPets(f"painted-pets:{root}:{split}", images, masks, groups, ids)
+
+
+def read_cutouts(
+    root: Path, split: str, *, size: int, limit: int | None = None
+) -> tuple[list[str], Tensor, Tensor]:
+    """Names [n], species [n] and cut-outs [n, 4, S, S] uint8 of a split. Validation is cut from
+    trainval; photos whose trimap shows no animal are skipped."""
+    listed, seen = [], Counter[int]()
+    for name, _, breed, kind in read_pets(root, "test" if split == "test" else "trainval"):
         seen[breed] += 1
-        listed["train" if seen[breed] % HELD_OUT else "val"].append((name, species))
-    listed["test"] = [(name, kind) for name, kind, _ in _listed(root / "annotations" / "test.txt")]
-    wanted = [(split, *photo) for split in SPLITS for photo in evenly(listed[split], limit)]
+        if split == "test" or (seen[breed] % HELD_OUT == 0) == (split == "val"):
+            listed.append((name, kind - 1))
+    wanted = evenly(listed, limit)
     with ThreadPoolExecutor(8) as pool:
-        cut = list(pool.map(lambda photo: _cut(root, photo[1], round(LARGEST * size)), wanted))
+        cut = list(pool.map(lambda photo: _cut(root, photo[0], round(LARGEST * size)), wanted))
     kept = [(*photo, rgba) for photo, rgba in zip(wanted, cut, strict=True) if rgba is not None]
-    for split in SPLITS:
-        if {species for where, _, species, _ in kept if where == split} != {0, 1}:
-            raise DataMissing(str(root), f"{split} photos of one species only",
-                              "give cats and dogs, four of a breed for validation")  # fmt: skip
-    splits, names, species, rgba = zip(*kept, strict=True)
-    return Cutouts(names, splits, torch.tensor(species), torch.stack(rgba))
-
-
-def _listed(path: Path) -> list[tuple[str, int, str]]:
-    """`NAME breed-id species breed-id-in-species` -> name, species from 0, breed."""
-
-    def take(fields: list[str]) -> tuple[str, int, str] | None:
-        if fields[0].startswith("#"):
-            return None
-        name, breed, species, _ = fields
-        _LAYOUT.inside(path.parent, name, path)
-        return name, ("1", "2").index(species), breed
-
-    return [pet for pet in _LAYOUT.fields(path, take) if pet is not None]
+    if {kind for _, kind, _ in kept} != {0, 1}:
+        layout = Layout("give cats and dogs, four of a breed for validation")
+        raise layout.refusal(root, f"{split} photos of one species only")
+    names, species, rgba = zip(*kept, strict=True)
+    return list(names), torch.tensor(species), torch.stack(rgba)
 
 
 def _cut(root: Path, name: str, side: int) -> Tensor | None:
@@ -154,53 +139,28 @@ def _cut(root: Path, name: str, side: int) -> Tensor | None:
     return torch.from_numpy(np.array(square)).permute(2, 0, 1).contiguous()
 
 
-def painted_train(
-    cutouts: Cutouts, *, seed: int, size: int, device: torch.device
-) -> PaintedPictures:
-    """Each photo once; `seed` draws which ones are on the other texture, and everything else."""
-    rows = cutouts.rows("train")
-    species = cutouts.species[rows]
-    places = species.clone()
-    order = torch.randperm(len(rows), generator=torch.Generator().manual_seed(seed))
-    for kind in range(2):
-        of_kind = order[species[order] == kind]
-        places[of_kind[: max(1, round(UNUSUAL * len(of_kind)))]] = 1 - kind
-    return paint(cutouts, rows, places, seed=seed, size=size, device=device)
-
-
-def painted_pairs(
-    cutouts: Cutouts, split: str, *, size: int, device: torch.device
-) -> PaintedPictures:
-    """Every photo of a split on boards, then every photo on leaves, in the same order."""
-    rows = cutouts.rows(split)
-    places = torch.arange(2).repeat_interleave(len(rows))
-    return paint(cutouts, rows.repeat(2), places, seed=0, size=size, device=device)
-
-
 def paint(
-    cutouts: Cutouts, rows: Tensor, places: Tensor, *, seed: int, size: int, device: torch.device
-) -> PaintedPictures:
-    """Cut-outs `rows` [N] on textures `places` [N]."""
+    rgba: Tensor, rows: Tensor, places: Tensor, keys: list[str], *, size: int
+) -> tuple[Tensor, Tensor]:
+    """Cut-outs `rows` [N] on textures `places` [N]: images [N, 3, H, W] uint8 and masks."""
     images, masks = [], []
-    for row, place in zip(rows.split(AT_ONCE), places.split(AT_ONCE), strict=True):
-        keys = [(seed, cutouts.splits[i], cutouts.names[i]) for i in row.tolist()]
-        numbers = torch.stack([_numbers(*key) for key in keys]).to(device)
-        behind = torch.empty(len(row), 3, size, size, device=device)
+    numbers = torch.stack([_numbers(key) for key in keys])
+    for row, place, drawn in zip(
+        rows.split(AT_ONCE), places.split(AT_ONCE), numbers.split(AT_ONCE), strict=True
+    ):
+        behind = torch.empty(len(row), 3, size, size)
         for family in place.unique().tolist():
-            chosen = (place == family).to(device)
-            behind[chosen] = texture(family, numbers[chosen, 3:], size)
-        colour, alpha = _placed(cutouts.rgba[row].to(device), numbers[:, :3], size)
+            chosen = place == family
+            behind[chosen] = texture(family, drawn[chosen, 3:], size)
+        colour, alpha = _placed(rgba[row], drawn[:, :3], size)
         images.append(((colour + behind * (1 - alpha)).clamp(0, 1) * 255).round().byte())
         masks.append(alpha[:, 0] > 0.5)
-    labels = cutouts.species[rows].to(device)
-    return PaintedPictures(
-        torch.cat(images), torch.cat(masks), labels, places.to(device), rows.to(device)
-    )
+    return torch.cat(images), torch.cat(masks)
 
 
-def _numbers(seed: int, split: str, name: str) -> Tensor:
-    key = hashlib.blake2b(f"{seed} {split} {name}".encode(), digest_size=7).digest()
-    generator = torch.Generator().manual_seed(int.from_bytes(key))
+def _numbers(key: str) -> Tensor:
+    seed = hashlib.blake2b(key.encode(), digest_size=7).digest()
+    generator = torch.Generator().manual_seed(int.from_bytes(seed))
     return torch.rand(3 + sum(NUMBERS), generator=generator, dtype=torch.float32)
 
 
@@ -220,7 +180,7 @@ def _placed(rgba: Tensor, numbers: Tensor, size: int) -> tuple[Tensor, Tensor]:
 
 
 def texture(family: int, numbers: Tensor, size: int) -> Tensor:
-    """Raw pictures [n, 3, size, size] in [0, 1] from uniform numbers [n, sum(NUMBERS)]: boards (0)
+    """Raw images [n, 3, size, size] in [0, 1] from uniform numbers [n, sum(NUMBERS)]: boards (0)
     or leaves (1)."""
     colours, shape, warp, blades = numbers.split(NUMBERS, dim=1)
     first, second = _rgb(colours[:, :3]), _rgb(colours[:, 3:])
@@ -282,48 +242,3 @@ def _rgb(numbers: Tensor) -> Tensor:
     turn = (numbers.new_tensor([5.0, 3.0, 1.0]) + 6 * hue) % 6
     depth = (0.15 + 0.5 * saturation) * torch.minimum(turn, 4 - turn).clamp(0, 1)
     return (0.4 + 0.55 * value) * (1 - depth)
-
-
-def group_name(group: Sequence[int]) -> str:
-    return f"{SPECIES[group[0]]} on {TEXTURES[group[1]]}"
-
-
-@dataclass(frozen=True, eq=False)
-class PaintedPets(Sliceable):
-    """A split as a dataset: pictures are painted when it is opened."""
-
-    name: str
-    fingerprint: str
-    pictures: PaintedPictures
-    ids: tuple[str, ...]
-    classes: tuple[str, ...] = SPECIES
-    capabilities: frozenset[str] = frozenset({"labels", "groups", "masks"})
-
-    @property
-    def labels(self) -> tuple[int, ...]:
-        return tuple(self.pictures.labels.tolist())
-
-    def __len__(self) -> int:
-        return len(self.ids)
-
-    def sample(self, index: int, /) -> Sample:
-        if not 0 <= index < len(self):
-            raise IndexError(index)
-        label, place = self.pictures.groups[index].tolist()
-        image = self.pictures.images[index].float() / 255
-        mask = self.pictures.masks[index]
-        return Sample(image, label, (label, place), mask, id=self.ids[index])
-
-
-def open_painted(rest: str, *, limit: int | None = None) -> PaintedPets:
-    """Photos of one split; of val and test each twice, `limit` counts photos."""
-    root, split = path_and_split(rest, SPLITS)
-    cutouts, cpu = read_cutouts(root, size=SIZE, limit=limit), torch.device("cpu")
-    if split == "train":
-        pictures = painted_train(cutouts, seed=0, size=SIZE, device=cpu)
-    else:
-        pictures = painted_pairs(cutouts, split, size=SIZE, device=cpu)
-    pairs = zip(pictures.photos.tolist(), pictures.places.tolist(), strict=True)
-    ids = tuple(f"{cutouts.names[photo]} on {TEXTURES[place]}" for photo, place in pairs)
-    content = pictures.images.numpy().tobytes()
-    return PaintedPets(f"painted-pets:{root}:{split}", digest(content), pictures, ids)

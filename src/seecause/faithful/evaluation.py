@@ -26,7 +26,7 @@ from torchvision.transforms.functional import pil_to_tensor
 
 from seecause.background.images import Progress, no_progress
 from seecause.data.batch import raw_in_frame
-from seecause.data.birds import MINORITY
+from seecause.data.shortcuts import MINORITY
 from seecause.data.dataset import IGNORE, Dataset, Sample, sample_labels
 from seecause.data.images import to_pil
 from seecause.data.registry import open_data
