@@ -15,7 +15,7 @@ from seecause import critters
 from seecause.background import LabelledImages, Masks, images as images_file, read_images
 from seecause.background.images import critter_images, imagenet9_model, model_for
 from seecause.background.prune import background_gaps
-from seecause.data import backgrounds, open_data
+from seecause.data import imagenet, open_data
 from seecause.data.dataset import IGNORE, Hole
 from seecause.errors import BadImage, BadOption, DataMissing, NotDefined, SeecauseError, UnknownName
 from seecause.metrics import background_gap, in9_predictions
@@ -221,9 +221,9 @@ def test_the_gap_is_of_objects_that_both_variants_show(model, cases):
 
 def test_only_a_model_with_imagenets_classes_gets_the_nine(model, monkeypatch):
     thousand = nine_classes(1000)
-    monkeypatch.setattr(backgrounds, "find_in9_map", lambda name: name.partition(":")[2])
+    monkeypatch.setattr(imagenet, "find_in9_map", lambda name: name.partition(":")[2])
     maps = {"p:original": torch.arange(1000) % 10 - 1}
-    monkeypatch.setattr(backgrounds, "read_in9_map", maps.get)
+    monkeypatch.setattr(imagenet, "read_in9_map", maps.get)
     nine, birds = (SimpleNamespace(name=name) for name in ("imagenet9:p:original", "folder:p"))
     assert model_for(model, nine) is model and model_for(thousand, birds) is thousand
-    assert model_for(thousand, nine).classes == (*backgrounds.CLASSES, "none of the nine")
+    assert model_for(thousand, nine).classes == (*imagenet.IN9_CLASSES, "none of the nine")
