@@ -53,7 +53,7 @@ def test_tiles_show_the_answers_to_object_and_transplant(context):
     result = sc.audit(context.model, pictures(TEST))
     for tile, (place, version) in zip(answer["worst"], result.worst(repair.TILES), strict=True):
         assert tile["picture"] == result.data.ids[place]
-        rows = (result.judged.logits.plain[place], result.judged.logits.moved[version])
+        rows = (result.judged.plain[place], result.judged.moved[version])
         names = [context.model.class_name(int(row.argmax())) for row in rows]
         assert [each["name"] for each in tile["answers"][0]] == names
         assert tile["truth"] != tile["donor"] or names[0] != names[1]

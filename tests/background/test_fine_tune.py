@@ -11,7 +11,7 @@ from torch import nn
 from torch.testing import assert_close
 
 from seecause.background.fine_tune import fine_tune
-from seecause.background.versions import PairVersions
+from seecause.background.transplant import Versions
 from seecause.errors import SeecauseError
 from tests.background.repair_toys import numbers, plain_vit, wrapped
 
@@ -19,7 +19,8 @@ from tests.background.repair_toys import numbers, plain_vit, wrapped
 def five_versions(labels=(0, 0, 1, 0, 0)):
     labels = torch.tensor(labels)
     images = numbers(0, len(labels), 3, 32, 32)
-    return PairVersions(images, labels, labels, torch.arange(len(labels)))
+    place = torch.arange(len(labels))
+    return Versions(images, labels, labels, place, place)
 
 
 def scores(*curve):

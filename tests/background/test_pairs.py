@@ -1,13 +1,21 @@
-"""Pairs: two versions of a picture that should be answered alike."""
+"""Pairs: two versions of an image that should get the same prediction, and versions to test by."""
 
 from __future__ import annotations
+
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 import seecause as sc
-from seecause.background import pairs_of, transplant_pairs
-from seecause.background.versions import origins
+from seecause.background import LabelledImages, read_images, versions
+from seecause.background.transplant import Versions
+from seecause.background.versions import (
+    VersionedImages,
+    origins,
+    versions_to_learn,
+    versions_to_test,
+)
 from tests.files import photo
 
 
@@ -63,45 +71,105 @@ def test_bad_folders_are_refused_in_words(folders):
         data.other(1)
 
 
-def test_a_function_of_a_picture_makes_the_second_version(model):
+def test_a_function_of_an_image_makes_the_second_version(model):
     data = sc.data.open_data("critters:clean:test", limit=3)
-    pairs = pairs_of(model, sc.data.paired(data, lambda image: 1 - image))
+    pairs = read_images(model, sc.data.paired(data, lambda image: 1 - image))
     raw = model.preprocess.raw
-    assert torch.allclose(raw(pairs.others), 1 - raw(pairs.images), atol=1e-6)
+    assert torch.allclose(raw(pairs.other_background), 1 - raw(pairs.images), atol=1e-6)
     assert pairs.labels is not None and pairs.labels.tolist() == [s.label for s in data]
     for change in (lambda image: image[:1], lambda image: 3, lambda image: image / 0):
         with pytest.raises(sc.SeecauseError, match="the changed version of"):
-            pairs_of(model, sc.data.paired(data, change))
+            read_images(model, sc.data.paired(data, change))
 
 
 def test_a_subset_of_pairs_is_pairs(model):
     data = sc.data.paired(sc.data.open_data("critters:clean:test", limit=3), lambda x: x.flip(0))
     part = sc.data.Subset("part", data, (2, 0))
     assert part.other(0).image.equal(data.other(2).image)
-    assert len(pairs_of(model, part)) == 2
+    assert len(read_images(model, part).other_background) == 2
     alone = sc.data.Subset("alone", data.data, (0,))
     with pytest.raises(sc.SeecauseError, match="a second version of each picture"):
         alone.other(0)
 
 
-def test_critters_are_pairs_by_their_exact_swaps_and_others_are_not(model, folders):
-    data = sc.data.open_data("critters:clean:test", limit=4)
-    pairs = pairs_of(model, data)
-    assert pairs.others.shape == pairs.images.shape and not pairs.flips(model).any()
-    part = pairs.take(torch.tensor([2, 1]))
-    assert part.ids == (pairs.ids[2], pairs.ids[1]) and part.others.equal(pairs.others[[2, 1]])
-    pictures = sc.background.Pictures("plain", ("a",), pairs.images[:1])
-    with pytest.raises(sc.SeecauseError, match="two versions of each picture"):
-        pairs_of(model, pictures)
-
-
 def test_transplants_are_pairs(model):
-    pictures = sc.background.read_pictures(model, sc.data.open_data("critters:clean:test", limit=6))
-    seen = sc.eye(model=model).masks(pictures)
-    moved = sc.transplant(pictures.images, seen.cut, pictures.labels, per_picture=2)
-    pairs = transplant_pairs(moved)
-    assert len(pairs) == 12 and pairs.others.equal(moved[:])
-    assert pairs.images[3].equal(pictures.images[1])
-    ids = pairs.pictures.ids
-    assert len(set(ids)) == 12
-    assert origins(ids).tolist() == moved.source_index.tolist()  # no repair tears them apart
+    images = read_images(model, sc.data.open_data("critters:clean:test", limit=6))
+    masks = images.truth.hard
+    moved = sc.transplant(images.images, masks, images.labels, per_picture=2)
+    pairs = moved.pairs()
+    assert len(pairs) == 12 and pairs.other_background.equal(moved[:])
+    assert pairs.images[3].equal(images.images[1])
+    assert len(set(pairs.ids)) == 12
+    assert (
+        origins(pairs.ids).tolist() == moved.source_index.tolist()
+    )
+
+
+def test_pairs_are_learned_from_both_versions_and_tested_by_the_other():
+    images = torch.arange(3.0)[:, None, None, None].expand(3, 3, 2, 2)
+    labels = torch.tensor([0, 1, 0])
+    pairs = LabelledImages(images, labels, ids=tuple("abc"), other_background=images + 10)
+
+    def facts(made):
+        columns = (made.labels, made.donor_labels, made.source_index)
+        return [made[:][:, 0, 0, 0].tolist(), *(column.tolist() for column in columns)]
+
+    train, test = versions_to_learn(pairs, 8, seed=0), versions_to_test(None, pairs, 8, seed=0)
+    both = [[0, 1, 2, 10, 11, 12], [0, 1, 0] * 2, [0] * 3 + [1] * 3, [0, 1, 2] * 2]
+    assert facts(train.moved) == both and train.control is None
+    assert facts(test.moved) == [[10, 11, 12], [0, 1, 0], [1] * 3, [0, 1, 2]]
+    assert facts(test.control) == [[0, 1, 2], [0, 1, 0], [0] * 3, [0, 1, 2]]
+
+
+@pytest.mark.parametrize(
+    ("answers", "kinds", "control"),
+    [
+        ([0, 0, 0, 0, 2, 2, 2, 2], [0, 0, 0, 0, 2, 2, 2, 2], True),
+        ([0, 0, 0, 0, 0, 0, 0, 2], [0, 0, 0, 0, 0, 0, 0, 2], True),  # 2 has no other
+        ([5] * 8, [0, 1] * 4, True),  # one prediction tells no donors apart: labels do
+        (list(range(8)), list(range(8)), False),  # no two predictions are the same
+    ],
+)
+def test_backgrounds_are_told_apart_by_predictions_and_versions_by_labels(
+    monkeypatch, answers, kinds, control
+):
+    images = torch.rand(8, 3, 8, 8, generator=torch.Generator().manual_seed(0))
+    masks, labels = torch.zeros(8, 4, 4, dtype=torch.bool), torch.arange(8) % 2
+    masks[:, 1:3, 1] = True
+    monkeypatch.setattr(versions, "logits_of", lambda *_: torch.eye(8)[answers])
+    part = versions_to_test(None, LabelledImages(images, labels, masks), 3, seed=5)
+    for made, donors in ((part.moved, "other-class"), (part.control, "same-class")):
+        if donors == "same-class" and not control:
+            assert made is None
+            continue
+        options = {"per_picture": 3, "donors": donors, "seed": 5}
+        expected = sc.transplant(images, masks, torch.tensor(kinds), **options)
+        assert made.donor_index.equal(expected.donor_index) and made[:].equal(expected[:])
+        assert made.labels.equal(labels[expected.source_index])
+        assert made.donor_labels.equal(labels[expected.donor_index])
+
+
+def test_predictions_are_split_by_kind_and_features_kept_for_one_model(monkeypatch):
+    monkeypatch.setattr(versions, "AT_ONCE", 2)
+    images = torch.arange(3.0)[:, None, None, None].expand(3, 3, 2, 2)
+    place, one = torch.arange(6), torch.zeros(1, dtype=torch.long)
+    moved = Versions(torch.cat([images, images]) + 10, place, place, place, place)
+    control, sizes = Versions(images[:1] + 20, one, one, one, one), []
+
+    def features(model, images):
+        sizes.append(len(images))
+        return model.factor * images[:, 0, 0, :1]
+
+    monkeypatch.setattr(versions, "features", features)
+    models = [SimpleNamespace(factor=n, fingerprint=lambda n=n: str(n)) for n in (1, 2)]
+    part = VersionedImages(LabelledImages(images), moved, control)
+    for model in (models[0], models[0], models[1]):
+        rows = [each[:, 0].tolist() for each in part.features(model)]
+        expected = [[0, 1, 2], [10, 11, 12] * 2, [20]]
+        assert rows == [[model.factor * value for value in each] for each in expected]
+    assert sizes == [2, 1, 2, 2, 2, 1] * 2  # once for each model
+    under = part.predict_under(models[1], lambda values: values + 1)
+    assert under.moved[:, 0].tolist() == [21, 23, 25] * 2 and under.control[0, 0] == 41
+    assert (
+        VersionedImages(LabelledImages(images), moved).predict_under(models[0], abs).control is None
+    )

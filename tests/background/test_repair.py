@@ -26,7 +26,7 @@ from seecause.background.last_layer import (
     with_last_layer,
 )
 from seecause.background.repair import REMEDIES, Candidate, Repair, model_card
-from seecause.background.versions import JudgedAnswers, origins, split_rows, worst_cell
+from seecause.background.versions import origins, split_rows, worst_cell
 from seecause.errors import BadOption, NotDefined, UnknownName
 from tests.background.repair_toys import (
     PATCH,
@@ -56,14 +56,15 @@ def fit(name, model, splits, **options):
 
 
 def test_the_model_under_repair_has_something_to_repair(biased, splits):
-    judged = JudgedAnswers(splits.validation, splits.validation.logits(biased))
+    judged = splits.validation.predict(biased)
     assert judged.accuracy > 0.8 and judged.transplant_worst < 0.5
-    assert judged.flips > 0.5 > judged.control_flips
+    numbers = judged.numbers()
+    assert numbers["flips"] > 0.5 > numbers["flips, control"]
 
 
 @pytest.mark.parametrize("anchor", [None, False, True])
 def test_a_new_last_layer_is_fitted_on_versions(biased, splits, anchor):
-    seen, labels = splits.train.features(biased).moved, splits.train.moved.labels
+    seen, labels = splits.train.features(biased)[1], splits.train.moved.labels
     repaired = fit("last-layer", biased, splits, anchor=anchor)
     old = last_layer(biased) if anchor else None
     expected = new_layer(seen, labels, classes=2, strength=0.01, anchor=old)
@@ -77,20 +78,20 @@ def test_last_layers_mend_it_without_a_group_label(biased, splits, name):
     before = fit("nothing", biased, splits).judge(biased, splits.validation)
     after = repaired.judge(biased, splits.validation)
     assert after.transplant_worst > before.transplant_worst + 0.3
-    direct = JudgedAnswers(splits.validation, splits.validation.logits(repaired.model))
-    assert_close(after.logits.moved, direct.logits.moved.double(), atol=1e-4, rtol=1e-4)
+    direct = splits.validation.predict(repaired.model)
+    assert_close(after.moved, direct.moved.double(), atol=1e-4, rtol=1e-4)
 
 
 def test_directions_are_folded_out_of_the_old_layer_or_removed_before_a_refit(biased, splits):
-    seen = splits.train.features(biased)
-    directions = change_directions(seen.moved, splits.train.moved.source_index)
+    plain, moved = splits.train.features(biased)
+    directions = change_directions(moved, splits.train.moved.source_index)
     folded, refit = (
         fit(name, biased, splits, rank=2) for name in ("directions", "directions-refit")
     )
     assert_close(folded.layer.weight, directions.fold(last_layer(biased), 2).weight)
-    flat = directions.flatten(seen.plain, 2)
+    flat = directions.flatten(plain, 2)
     expected = new_layer(flat, splits.train.labels, classes=2)
-    assert_close(refit.layer(seen.plain), expected(flat), atol=1e-6, rtol=1e-6)
+    assert_close(refit.layer(plain), expected(flat), atol=1e-6, rtol=1e-6)
     spectrum = folded.details["spectrum"]
     assert spectrum[0] == 1 and spectrum == sorted(spectrum, reverse=True)
     with pytest.raises(BadOption, match=r"1 to \d+ directions"):
@@ -110,9 +111,10 @@ def test_of_equal_ranks_that_of_the_spectrum_is_kept(worst, of_spectrum, chosen)
     values[of_spectrum:] = 0.01
     directions = Directions(torch.eye(6).double(), values, torch.zeros(6).double())
     layers = dict(enumerate(worst, start=1))
-    known = SimpleNamespace(
-        validation=SimpleNamespace(under=lambda model, layer: layer), worst=lambda value: value
+    validation = SimpleNamespace(
+        predict_under=lambda model, worst: SimpleNamespace(transplant_worst=worst)
     )
+    known = SimpleNamespace(validation=validation)
     rank, details = _repair._best_rank(known, None, layers, directions)
     assert rank == chosen and details["rank of the spectrum"] == of_spectrum
 
@@ -121,7 +123,7 @@ def test_fine_tuning_learns_from_versions_and_keeps_its_state_in_the_cache(biase
     splits = made_splits(biased, cache=tmp_path)
     options = {"epochs": 2, "rate": 3e-3, "batch": 32}
     first, again = (fit("fine-tune", biased, splits, **options) for _ in range(2))
-    worst = JudgedAnswers(splits.validation, splits.validation.logits(first.model)).transplant_worst
+    worst = splits.validation.predict(first.model).transplant_worst
     assert worst == pytest.approx(max(first.details["transplant-worst by epoch"]), abs=1e-4)
     assert again.details == first.details and len(list(tmp_path.iterdir())) == 1
     fit("fine-tune", biased, splits, **{**options, "rate": 1e-3})
@@ -132,7 +134,7 @@ def test_fine_tuning_learns_from_versions_and_keeps_its_state_in_the_cache(biase
 def test_heads_are_removed_by_validation_images(biased, splits):
     repaired = fit("heads", biased, splits)
     tried, heads = repaired.details["transplant-worst by count"], repaired.details["heads"]
-    judged = JudgedAnswers(splits.validation, splits.validation.logits(repaired.model))
+    judged = splits.validation.predict(repaired.model)
     assert judged.transplant_worst == pytest.approx(max(tried.values()), abs=1e-4)
     order = _repair.interchange_effects(biased, splits).order()
     assert heads == order[: len(heads)] and tried[str(len(heads))] == max(tried.values())
@@ -155,7 +157,7 @@ def test_heads_are_scored_on_images_and_their_last_versions(biased, splits, monk
 
 def test_dfr_learns_from_plain_images_and_their_groups(biased, splits):
     repaired = fit("dfr", biased, dataclasses.replace(splits, seed=3))
-    seen, labels = splits.train.features(biased).plain, splits.train.labels
+    seen, labels = splits.train.features(biased)[0], splits.train.labels
     codes = torch.tensor(splits.train.data.groups)
     expected, tried = balanced_layer(seen, labels, codes, classes=2, seed=3)
     assert_close(repaired.layer.weight, expected.weight)
@@ -354,7 +356,7 @@ def choice(numbers, gained, *, by="transplant-worst", verdict="yes", force=False
     }
 
     def repaired(share):
-        judged = SimpleNamespace(right_by_picture=lambda: torch.tensor(share).double())
+        judged = SimpleNamespace(accuracy_by_image=lambda: torch.tensor(share).double())
         return SimpleNamespace(judge=lambda model, part: judged)
 
     shares = {name: repaired([0.5, 0.5, 0.5, 0.5]) for name in numbers}
@@ -486,21 +488,21 @@ def test_a_cell_is_as_large_as_it_has_pictures_not_versions():
 
 
 def test_pictures_of_one_origin_count_as_one_when_cells_are_judged(biased, splits):
-    judged = JudgedAnswers(splits.validation, splits.validation.logits(biased))
-    right, _, _ = judged._versions()
+    judged = splits.validation.predict(biased)
+    right = judged._versions()[0]
     everything, pictures = float(right.double().mean()), splits.validation.data
     assert judged.transplant_worst < everything - 0.1
     ids = tuple(f"scene~{place}.png" for place in range(len(pictures)))  # versions of one
     renamed = dataclasses.replace(pictures, ids=ids)
     together = dataclasses.replace(splits.validation, data=renamed, memo={})
-    assert JudgedAnswers(together, judged.logits).transplant_worst == pytest.approx(everything)
+    assert replace(judged, versioned=together).transplant_worst == pytest.approx(everything)
 
 
 def test_versions_of_a_picture_are_never_torn_apart():
     names = [f"{kind}{number}~{version}.png" for kind in "ab" for number in range(20)
              for version in range(3)]  # fmt: skip
     labels = torch.tensor([0] * 60 + [1] * 60)
-    parts = split_rows(labels, (0.6, 0.2, 0.2), seed=1, pictures=origins(names))
+    parts = split_rows(labels, (0.6, 0.2, 0.2), seed=1, images=origins(names))
     assert torch.equal(torch.cat(parts).sort().values, torch.arange(120))
     assert [len(rows) for rows in parts] == [72, 24, 24]
     pictures = [{names[row].split("~")[0] for row in rows.tolist()} for rows in parts]

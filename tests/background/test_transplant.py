@@ -7,7 +7,7 @@ import torch
 from torch.testing import assert_close
 
 import seecause as sc
-from seecause.background.transplant import Transplants
+from seecause.background.transplant import Versions
 from tests.reference import transplant as twin
 
 
@@ -88,8 +88,8 @@ def test_pictures_without_object_or_background_are_left_out_and_listed(caplog):
     images, masks, labels = scene()
     masks[1], masks[4] = False, True
     moved = sc.transplant(images, masks, labels)
-    assert moved.left_out == (1, 4)
-    assert "2 of 7 pictures are not transplanted (donors: any)" in caplog.text
+    assert moved.skipped == (1, 4)
+    assert "2 of 7 images are not transplanted (donors: any)" in caplog.text
     assert 4 not in moved.donor_index.tolist()
 
 
@@ -110,11 +110,11 @@ def test_the_sheet_shows_object_background_and_transplant():
         (dict(masks=torch.ones(6, 6, 6, dtype=torch.bool)), r"bool \[7, rows, columns\]"),
         (dict(masks=torch.ones(7, 6, 6)), "float32"),
         (dict(masks=torch.zeros(7, 6, 6, dtype=torch.bool)), "0 of 7 with an object"),
-        (dict(labels=torch.zeros(7, dtype=torch.long)), "one class only"),
-        (dict(labels=torch.zeros(3, dtype=torch.long)), "one for each picture"),
-        (dict(images=torch.full((7, 3, 24, 24), torch.nan)), "finite pixels"),
+        (dict(labels=torch.zeros(7, dtype=torch.long)), "two classes"),
+        (dict(labels=torch.zeros(3, dtype=torch.long)), "one for each image"),
+        (dict(images=torch.full((7, 3, 24, 24), torch.nan)), "finite floating-point"),
         (dict(donors="nobody"), "any, same-class, other-class"),
-        (dict(per_picture=0), "at least one"),
+        (dict(per_picture=0), "at least 1"),
         (dict(seed=-1), "a whole number from 0"),
     ],
 )
@@ -128,11 +128,11 @@ def test_bad_input_is_one_clear_line(change, line):
 def test_memory_is_that_of_the_pictures_alone():
     moved = sc.transplant(*scene(), per_picture=1000)
     held = sum(x.numel() * x.element_size() for x in vars(moved).values() if torch.is_tensor(x))
-    assert isinstance(moved, Transplants) and len(moved) == 7000
+    assert isinstance(moved, Versions) and len(moved) == 7000
     assert held < moved.images.nbytes + 7000 * 5 * 8 + 1000
 
 
 def test_what_is_no_picture_is_refused_in_words():
     masks, labels = torch.zeros(3, 1, 1, dtype=torch.bool), torch.arange(3)
-    with pytest.raises(sc.SeecauseError, match=r"pictures .n, 3, H, W. of decimal numbers"):
+    with pytest.raises(sc.SeecauseError, match=r"floating-point images .n, 3, H, W."):
         sc.transplant(torch.rand(3), masks, labels)

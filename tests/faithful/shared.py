@@ -43,7 +43,7 @@ def fine_tuned() -> dict[str, torch.Tensor]:
     view, _ = fine_tune(
         biased,
         splits.train.moved,
-        lambda view: splits.worst(splits.validation.logits(view)),
+        lambda view: splits.validation.predict(view).transplant_worst,
         **options,
     )
     return {name: value.detach() for name, value in view.module.state_dict().items()}

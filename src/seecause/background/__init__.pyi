@@ -68,9 +68,4 @@ from seecause.background.screening import (
     screen as screen,
     second_order as second_order,
 )
-from seecause.background.transplant import (
-    Pairs as Pairs,
-    Transplants as Transplants,
-    pairs_of as pairs_of,
-    transplant_pairs as transplant_pairs,
-)
+from seecause.background.transplant import Versions as Versions

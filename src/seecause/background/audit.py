@@ -44,7 +44,7 @@ from seecause.background.images import (
 )
 from seecause.background.objects import MaskSource, find_masks
 from seecause.background.prune import background_gaps
-from seecause.background.versions import JudgedAnswers, VersionedPictures, versions_to_test
+from seecause.background.versions import Predictions, VersionedImages, versions_to_test
 from seecause.data.dataset import Dataset
 from seecause.data.registry import as_data
 from seecause.errors import BadInput, BadOption
@@ -67,7 +67,7 @@ PER_PICTURE = 4  # transplants of each kind
 class BackgroundAudit(Result):
     """Predictions on images and on versions of them with other backgrounds."""
 
-    judged: JudgedAnswers
+    judged: Predictions
     masks: Masks | None  # None: pairs
     gains: Gains | None = None  # of correct predictions, by the first fill
     erasures: dict[str, Gains] = field(default_factory=dict)  # by every fill, and exact swaps
@@ -89,28 +89,28 @@ class BackgroundAudit(Result):
     def counted(self) -> Tensor:
         """[n] bool: images whose flips count, those with a correct prediction. Of pairs, in either
         version: a mark flips just those predictions that are wrong with it."""
-        return self.judged.right if self.masks is not None else self.judged.right_somewhere
+        return self.judged.correct if self.masks is not None else self.judged.correct_somewhere
 
     @cached_property
     def extra_flips(self) -> Tensor:
         """Of correct predictions with versions of both kinds: the share that flips on backgrounds
         of images predicted otherwise, less that on those predicted the same. Without a control, the
         share that becomes the donor's class."""
-        moved, control = self.judged.flips_of(), self.judged.flips_of(control=True)
-        extra = self.judged.pulled() if bool(control.isnan().all()) else moved - control
+        moved, control = self.judged.flips_by_image(), self.judged.flips_by_image(control=True)
+        extra = self.judged.pulled_by_image() if bool(control.isnan().all()) else moved - control
         extra = extra[self.counted]
         return extra[~extra.isnan()]
 
     @property
     def flips(self) -> float:
         """Of correct predictions, on backgrounds of images that are predicted otherwise."""
-        return float(self.judged.flips_of()[self.counted].nanmean())
+        return float(self.judged.flips_by_image()[self.counted].nanmean())
 
     @property
     def control_flips(self) -> float:
         """Of correct predictions, on backgrounds of images that are predicted the same; NaN where
         there are none."""
-        return float(self.judged.flips_of(control=True)[self.counted].nanmean())
+        return float(self.judged.flips_by_image(control=True)[self.counted].nanmean())
 
     @cached_property
     def interval(self) -> tuple[float, float]:
@@ -139,13 +139,13 @@ class BackgroundAudit(Result):
     def worst(self, count: int) -> list[tuple[int, int]]:
         """Correctly predicted images most of whose versions are not: their place, and that of a
         version that is predicted otherwise."""
-        shares = self.judged.flips_of().nan_to_num(nan=-1.0)
+        shares = self.judged.flips_by_image().nan_to_num(nan=-1.0)
         shares = torch.where(self.counted, shares, -1.0)
         order = shares.argsort(descending=True, stable=True)[:count]
         order = order[shares[order] >= 0].tolist()
-        moved = self.judged.logits.moved.argmax(dim=1)
+        moved = self.judged.moved.argmax(dim=1)
         source = self.judged.versioned.moved.source_index.cpu()
-        plain = self.judged.logits.plain.argmax(dim=1)
+        plain = self.judged.plain.argmax(dim=1)
         places = []
         for place in order:
             rows = (source == place).nonzero()[:, 0]
@@ -241,7 +241,7 @@ def missed_limits(
             raise BadOption("max_bir", max_bir, "no limit: BIR needs masks and exclusive classes")
         checks.append(("BIR", max_bir, audit.gains.interval, -1, doubt))
     if min_accuracy is not None:
-        right = audit.judged.right
+        right = audit.judged.correct
         total = torch.tensor([len(right)])
         low, high = clopper_pearson(right.sum().reshape(1), total)[0].tolist()
         checks.append(("accuracy", min_accuracy, (low, high), 1, ""))
@@ -356,9 +356,9 @@ def masked_or_paired(
 
 def audit_part(
     model: ImageModel,
-    part: VersionedPictures,
+    part: VersionedImages,
     progress: Progress = no_progress,
-    judged: JudgedAnswers | None = None,
+    judged: Predictions | None = None,
     *,
     fills: Sequence[Fill] = ("grey",),
 ) -> BackgroundAudit:
@@ -366,12 +366,12 @@ def audit_part(
     `fills`, which cost four more predictions of each image."""
     if judged is None:
         with progress("predicting versions", 1) as advance:
-            judged = JudgedAnswers(part, part.logits(model))
+            judged = part.predict(model)
             advance(1)
     data = part.data
     erasures = dict[str, Gains]()
-    if not model.sigmoid and bool(judged.right.any()):
-        correct = data.take(judged.right)
+    if not model.sigmoid and bool(judged.correct.any()):
+        correct = data.take(judged.correct)
         asked = [*fills] if data.masks is not None else []
         for fill in [*asked, *(["swap"] if data.swaps and fills else [])]:
             name = Erased(model, correct, fill).name

@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from seecause.background.last_layer import class_weights
-from seecause.background.versions import Versions
+from seecause.background.transplant import Versions
 from seecause.errors import BadInput
 from seecause.faithful.run import joined_processes
 from seecause.files import write_atomic

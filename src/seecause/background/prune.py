@@ -81,8 +81,8 @@ from seecause.loading import need_own_classes, rewrap
 from seecause.metrics.accuracy import GroupAccuracy, background_gap, calibration, nll
 from seecause.models.base import ImageModel
 from seecause.models.eval_mode import in_eval_mode
-from seecause.models.load import CARD, HEAD, PLAIN, SLICED
 from seecause.models.heads import CosineHead, TextHead, UnitLinear
+from seecause.models.load import CARD, HEAD, PLAIN, SLICED
 from seecause.models.preprocess import Preprocess
 from seecause.models.slicing import ZEROED, slice_heads, zero_heads
 from seecause.models.view import VisionModel

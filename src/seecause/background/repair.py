@@ -19,6 +19,7 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -41,13 +42,12 @@ from seecause.background.last_layer import (
     new_layer,
     with_last_layer,
 )
-from seecause.background.objects import MaskSource
+from seecause.background.objects import MaskSource, object_masks
 from seecause.background.prune import export as export_model, zero
 from seecause.background.scoring import interchange
 from seecause.background.versions import (
-    JudgedAnswers,
-    VersionedPictures,
-    VersionLogits,
+    Predictions,
+    VersionedImages,
     origins,
     split_rows,
     versions_to_learn,
@@ -91,22 +91,18 @@ NOT_TESTED = (
 class Splits:
     """Training and validation images with their versions, for remedies."""
 
-    train: VersionedPictures
-    validation: VersionedPictures
+    train: VersionedImages
+    validation: VersionedImages
     seed: int = 0
     groups: bool = False  # whether group labels may be used
     cache: Path | None = None  # a folder for the state of long trainings
     progress: Progress = no_progress
 
-    def worst(self, logits: VersionLogits) -> float:
-        """Transplant-worst of validation images, from the logits of their versions."""
-        return JudgedAnswers(self.validation, logits).transplant_worst
-
     def best(self, views: Iterable[tuple[K, VisionModel]]) -> tuple[K, VisionModel, dict[str, Any]]:
         """The first view with the best transplant-worst, and transplant-worst of each."""
         tried, best = dict[str, Any](), list[tuple[float, K, VisionModel]]()
         for name, view in views:
-            worst = self.worst(self.validation.logits(view))
+            worst = self.validation.predict(view).transplant_worst
             tried[str(name)] = round(worst, 4)
             if not best or worst > best[0][0]:
                 best = [(worst, name, view)]
@@ -123,11 +119,11 @@ class Repaired:
     details: dict[str, Any] = field(default_factory=dict)  # as JSON takes them
     layer: LastLayer | None = None  # if nothing but the last layer was changed
 
-    def judge(self, original: VisionModel, part: VersionedPictures) -> JudgedAnswers:
-        """Predictions for images and their versions; of a new last layer, from kept features."""
+    def judge(self, original: VisionModel, part: VersionedImages) -> Predictions:
+        """Predictions on images and their versions; of a new last layer, from kept features."""
         if self.layer is not None:
-            return JudgedAnswers(part, part.under(original, self.layer))
-        return JudgedAnswers(part, part.logits(self.model))
+            return part.predict_under(original, self.layer)
+        return part.predict(self.model)
 
 
 def nothing(model: VisionModel, splits: Splits) -> Repaired:
@@ -148,7 +144,7 @@ def fit_last_layer(
 ) -> Repaired:
     """A new last layer on versions, classes balanced, ridge. With `anchor` it stays near the old
     layer; by default if some class has no image, which a new layer would forget."""
-    features, labels = splits.train.features(model).moved, splits.train.moved.labels
+    features, labels = splits.train.features(model)[1], splits.train.moved.labels
     if anchor is None:
         anchor = len(labels.unique()) < model.n_classes
     old = last_layer(model) if anchor else None
@@ -160,7 +156,7 @@ def fit_last_layer(
 
 def fold_directions(model: VisionModel, splits: Splits, *, rank: Count | None = None) -> Repaired:
     """Directions in which versions differ, folded out of the old last layer."""
-    old, seen = last_layer(model), splits.train.features(model).moved
+    old, seen = last_layer(model), splits.train.features(model)[1]
     directions = change_directions(seen, splits.train.moved.source_index)
     layers = {r: directions.fold(old, r) for r in _ranks(rank, directions)}
     chosen, details = _best_rank(splits, model, layers, directions)
@@ -178,14 +174,14 @@ def fold_and_refit(
     strength: Positive = STRENGTH,
 ) -> Repaired:
     """Directions in which versions differ removed, then a new last layer on plain images."""
-    seen = splits.train.features(model)
-    directions = change_directions(seen.moved, splits.train.moved.source_index)
+    plain, moved = splits.train.features(model)
+    directions = change_directions(moved, splits.train.moved.source_index)
     labels, options = splits.train.labels, {"classes": model.n_classes, "strength": strength}
     anchor = last_layer(model) if len(labels.unique()) < model.n_classes else None
     layers = {}
     for r in _ranks(rank, directions):
         held = None if anchor is None else directions.fold(anchor, r)
-        layer = new_layer(directions.flatten(seen.plain, r), labels, anchor=held, **options)
+        layer = new_layer(directions.flatten(plain, r), labels, anchor=held, **options)
         layers[r] = directions.fold(layer, r)
     chosen, details = _best_rank(splits, model, layers, directions)
     done = f"{chosen} directions removed, and a new last layer on {len(labels)} plain images."
@@ -247,7 +243,7 @@ def train_on(
         view, curve = fine_tune(
             model,
             versions,
-            lambda view: splits.worst(splits.validation.logits(view)),
+            lambda view: splits.validation.predict(view).transplant_worst,
             checkpoint=checkpoint,
             progress=advance,
             **settings,
@@ -262,7 +258,7 @@ def train_on(
 
 def retrain_by_groups(model: VisionModel, splits: Splits) -> Repaired:
     """DFR (Kirichenko et al. 2023): a new last layer on group-balanced images."""
-    features, labels = splits.train.features(model).plain, splits.train.labels
+    features, labels = splits.train.features(model)[0], splits.train.labels
     groups = torch.tensor(splits.train.data.groups)
     options = {"classes": model.n_classes, "seed": splits.seed}
     layer, tried = balanced_layer(features, labels, groups, **options)
@@ -290,7 +286,10 @@ def _best_rank(
 ) -> tuple[int, dict[str, Any]]:
     """The rank whose layer has the best transplant-worst; of equal ones the rank of the spectrum,
     else the lowest."""
-    tried = {r: splits.worst(splits.validation.under(model, layer)) for r, layer in layers.items()}
+    tried = {
+        r: splits.validation.predict_under(model, layer).transplant_worst
+        for r, layer in layers.items()
+    }
     chosen = max(tried, key=lambda r: (tried[r], r == directions.rank, -r))
     by_rank = {str(r): round(worst, 4) for r, worst in tried.items()}
     about = {"rank": chosen, "rank of the spectrum": directions.rank}
@@ -478,6 +477,8 @@ def repair(
     folder = None if cache is None else Path(cache)
     if folder is not None:
         folder.mkdir(parents=True, exist_ok=True)
+    if folder is not None and isinstance(masks, str) and masks != "given":
+        masks = partial(object_masks, view, source=masks, cache=folder / "masks")
     everything = masked_or_paired(view, as_data(data), masks, progress)
     unknown = len(everything) - sum(group is not None for group in everything.groups)
     if groups and unknown:
@@ -562,8 +563,7 @@ def _split(
     """Training, validation and test images; and up to `JUDGED` of the first two, for the
     verdict."""
     labels, shares = data.need_labels(), SHARES if test is None else SHARES[:2]
-    pictures = origins(data.ids)  # versions of an image stay together
-    rows = split_rows(labels, shares, seed=seed, pictures=pictures)
+    rows = split_rows(labels, shares, seed=seed, images=origins(data.ids))
     for part in rows:
         if len(part) < 2 or len(labels[part].unique()) < 2:
             raise BadOption(
@@ -616,7 +616,7 @@ def _choice(
     if force:
         return best
     before, after = (
-        repaired[name].judge(model, splits.validation).right_by_picture()
+        repaired[name].judge(model, splits.validation).accuracy_by_image()
         for name in ("nothing", best)
     )
     low, _ = bootstrap_interval(after - before)

@@ -190,8 +190,8 @@ def worst_section(
         donor = model.class_name(int(versions.moved.donor_labels[version]))
         name = f"background: {donor}" if audit.masks is not None else "its other version"
         shown = [
-            ("as it is", audit.data.images[place], [a.judged.logits.plain for a in audits]),
-            (name, image, [a.judged.logits.moved for a in audits]),
+            ("as it is", audit.data.images[place], [a.judged.plain for a in audits]),
+            (name, image, [a.judged.moved for a in audits]),
         ]
         shots = [
             Shot(
@@ -268,8 +268,8 @@ def groups_section(audit: Any) -> list[Section]:
 def audit_csv(audit: BackgroundAudit, names: Sequence[str]) -> str:
     """One line for each image."""
     judged, pictures = audit.judged, audit.data
-    answers, labels = judged.logits.plain.argmax(dim=1), judged.versioned.labels
-    moved, control = judged.flips_of(), judged.flips_of(control=True)
+    answers, labels = judged.plain.argmax(dim=1), judged.versioned.labels
+    moved, control = judged.flips_by_image(), judged.flips_by_image(control=True)
     rows = []
     for place, identity in enumerate(pictures.ids):
         row: dict[str, str | float] = {"image": identity}

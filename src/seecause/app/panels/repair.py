@@ -38,7 +38,6 @@ from seecause.app.state import ActionContext, own_view
 from seecause.background.audit import SOME, BackgroundAudit, audit as audit_background
 from seecause.background.images import LabelledImages, Progress, images_of, model_for
 from seecause.background.repair import REMEDIES, Remedy, Repair, repair
-from seecause.background.transplant import Transplants
 from seecause.data.dataset import Hole
 from seecause.data.images import to_pil
 from seecause.data.registry import open_data
@@ -259,7 +258,7 @@ def _or_none(value: float) -> float | None:
 def _spread(audit: BackgroundAudit) -> list[int]:
     """Transplants over all pictures; none of pairs, which are not cut."""
     moved = audit.judged.versioned.moved
-    if not isinstance(moved, Transplants):
+    if moved.shapes is None:
         return []
     return torch.linspace(0, len(moved) - 1, min(TILES, len(moved))).round().long().tolist()
 
@@ -275,7 +274,7 @@ def _tiles(
     for version in versions:
         place = int(moved.source_index[version])
         donor = None
-        if isinstance(moved, Transplants):
+        if moved.shapes is not None:
             donor = _uri(model, moved.images[int(moved.donor_index[version])])
         image = moved[torch.tensor([version], device=moved.labels.device)][0]
         truth = int(labels[place])
@@ -297,7 +296,7 @@ def _both(
     model: ImageModel, audit: BackgroundAudit, place: int, version: int, truth: int
 ) -> list[Reply]:
     """The answer to the picture, and to its version."""
-    rows = (audit.judged.logits.plain[place], audit.judged.logits.moved[version])
+    rows = (audit.judged.plain[place], audit.judged.moved[version])
     places = [int(row.argmax()) for row in rows]
     return [{"name": model.class_name(best), "right": best == truth} for best in places]
 
