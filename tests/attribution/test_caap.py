@@ -189,15 +189,6 @@ def test_an_empty_selection_gives_the_blank_answer():
         assert_close(maps, expected.expand(2, 24).unflatten(1, (4, 6)), atol=1e-12, rtol=0)
 
 
-def test_a_blank_picture_gives_the_blank_answer():
-    native = tiny("timm_deit3")
-    model = view(native)
-    blank = blank_image(model, native.size)
-    for tail in TAILS:
-        maps = sc.attribute(model, blank, target=3, tail=tail, score="logit").maps
-        assert_close(maps, model(blank)[0, 3].expand(1, 4, 6), atol=1e-12, rtol=0)
-
-
 def test_everything_selected_from_the_embedding_on_gives_the_plain_answer():
     native = tiny("timm_deit3")
     model, images = view(native), pictures(native)
@@ -267,23 +258,6 @@ def test_gates_are_seen_by_the_model_and_by_the_maps():
     assert_close(gated, sc.attribute(view(native), images, target=1).maps, atol=1e-12, rtol=0)
 
 
-@pytest.mark.parametrize("family", ["timm_deit3", "hf_vit", "torchvision_vit"])
-def test_fused_attention_stays_on(family, monkeypatch):
-    native = tiny(family, dtype=torch.float32)
-    model, images = view(native), pictures(native)
-    calls = []
-    real = torch.nn.functional.scaled_dot_product_attention
-    monkeypatch.setattr(
-        torch.nn.functional,
-        "scaled_dot_product_attention",
-        lambda *a, **k: calls.append(1) or real(*a, **k),
-    )
-    sc.attribute(model, images)
-    assert len(calls) == 2 * model.n_layers  # one run of the picture, one of the blank
-    sc.attribute(model, images)
-    assert len(calls) == 3 * model.n_layers  # the blank's run was kept
-
-
 def test_gates_at_the_same_address_are_told_apart():
     native = tiny("timm_deit3")
     model, images = view(native), pictures(native)
@@ -312,39 +286,3 @@ def test_inference_mode_works_and_leaves_nothing_that_breaks_later_calls():
         sc.attribute(model, images.clone(), target=1, blank=torch.zeros(3, 32, 48))
     assert_close(sc.attribute(model, images, target=1).maps, inside.clone())
     sc.attribute(model, images, target=1, blank=torch.zeros(3, 32, 48))
-
-
-def test_a_given_blank_is_run_once(monkeypatch):
-    native = tiny("timm_deit3", dtype=torch.float32)
-    model, images = view(native), pictures(native)
-    calls = []
-    real = torch.nn.functional.scaled_dot_product_attention
-    monkeypatch.setattr(
-        torch.nn.functional,
-        "scaled_dot_product_attention",
-        lambda *a, **k: calls.append(1) or real(*a, **k),
-    )
-    sc.attribute(model, images, target=1, blank=torch.zeros(3, 32, 48))
-    before = len(calls)
-    sc.attribute(model, images, target=1, blank=torch.zeros(3, 32, 48))
-    assert len(calls) - before == model.n_layers  # the picture's run alone
-
-
-def test_halvings_reach_the_manifest(monkeypatch):
-    from seecause.engine.sweep import Sweep
-
-    native = tiny("timm_deit3")
-    model, images = view(native), pictures(native)
-    real, whole = Sweep.logits, sc.attribute(model, images, target=1).maps
-
-    def small_memory(self, chosen, summary=None):
-        if len(chosen) > 6:
-            raise torch.cuda.OutOfMemoryError("too large")
-        return real(self, chosen, summary)
-
-    monkeypatch.setattr(Sweep, "logits", small_memory)
-    found = sc.attribute(model, images, target=1)
-    assert found.manifest["memory_halvings"] == ["patches: 12", "patches: 6"]
-    assert_close(found.maps, whole, atol=1e-12, rtol=0)
-    monkeypatch.setattr(Sweep, "logits", real)
-    assert sc.attribute(model, images, target=1).manifest["memory_halvings"] == []

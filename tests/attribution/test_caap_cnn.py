@@ -8,11 +8,10 @@ import torch
 from torch.testing import assert_close
 
 import seecause as sc
-from seecause.attribution import registry
 from seecause.attribution.stages import sweep_features
 from seecause.engine.blanks import blank_image
 from seecause.engine.token_sets import selection
-from seecause.errors import BadOption, NotDefined, UnknownName
+from seecause.errors import BadOption, UnknownName
 from tests.families.conv import CONV_FAMILIES, SIZE, tiny_conv
 from tests.helpers import hooks, view
 from tests.reference.caap import box
@@ -162,12 +161,6 @@ def test_simple_insertion_and_deletion_paste_pixels(small):
     )
 
 
-@pytest.mark.parametrize("control", ["random", "center", "sobel"])
-def test_controls_work_on_cells(small, control):
-    _, model, images = small
-    assert sc.attribute(model, images, method=control).maps.shape == (2, *GRID)
-
-
 class TestRefusals:
     @pytest.mark.parametrize(
         "option",
@@ -185,16 +178,3 @@ class TestRefusals:
     def test_an_unknown_stage_names_the_known_ones(self, small):
         with pytest.raises(UnknownName, match="layer4"):
             sc.attribute(small[1], small[2], stage="layer5")
-
-    def test_an_unknown_direction(self, small):
-        with pytest.raises(BadOption, match="insert, delete"):
-            sc.attribute(small[1], small[2], direction="up")
-
-    def test_a_method_for_transformers_says_so(self, small, monkeypatch):
-        monkeypatch.setitem(
-            registry.METHODS["transformer"].entries, "tokens only", registry.find("caap")
-        )
-        with pytest.raises(NotDefined, match="caap, center"):
-            sc.attribute(small[1], small[2], method="tokens only")
-        with pytest.raises(UnknownName):
-            sc.attribute(small[1], small[2], method="capp")

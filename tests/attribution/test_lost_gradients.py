@@ -11,7 +11,7 @@ from torch import nn
 
 import seecause as sc
 from seecause.attribution.registry import methods
-from seecause.errors import NotDefined, ViewMismatch
+from seecause.errors import NotDefined
 from tests.families.staged import tiny_staged
 from tests.helpers import view
 from tests.tiny import pictures, tiny
@@ -113,28 +113,3 @@ def test_a_layer_without_gradients_is_named_and_caap_is_the_way_out(part):
     with pytest.raises(NotDefined, match=r"blocks\.2.*caap"):
         sc.attribute(model, images, 0, "mosaic")
     assert sc.attribute(model, images, 0, "caap").maps.isfinite().all()
-
-
-def test_the_wrap_of_a_quantised_model_says_what_its_rows_share():
-    native = tiny("timm_deit3", dtype=torch.float32)
-    with pytest.raises(ViewMismatch, match=r"quantised layers.*caap"):
-        sc.wrap(quantised(native.module, {nn.Linear}), **native.options)
-
-
-@pytest.mark.parametrize("how", ["quantised", "partly", "detached", "weights of inference mode"])
-def test_masks_and_screens_of_heads_are_refused_in_words(how):
-    model, images = broken(how)
-    labels = torch.zeros(len(images), dtype=torch.long)
-    data = sc.background.LabelledImages(images, labels, images[:, 0] > 0)
-    with pytest.raises(NotDefined, match=r"(quantised|inference).*Give the model"):
-        sc.background.discover_masks(model, images, steps=2)
-    with pytest.raises(NotDefined, match=r"(quantised|inference).*background\.score"):
-        sc.background.screen(
-            model, sc.background.LabelledImages(images, masks=images[:, 0] > 0), top=1
-        )
-    data = sc.background.LabelledImages(
-        images, torch.zeros(len(images), dtype=torch.long), images[:, 0] > 0
-    )
-    for name in ("taylor", "gating"):
-        with pytest.raises(NotDefined, match=r"(quantised|inference).*background\.score"):
-            sc.background.select(name, model, data)

@@ -16,7 +16,6 @@ from seecause.engine.mixture import Mixture, slopes
 from seecause.engine.sweep import Sweep, SweepPlan
 from seecause.engine.token_sets import token_sets
 from seecause.engine.trace import record
-from seecause.errors import BadOption
 from tests.helpers import view
 from tests.reference import mosaic as reference
 from tests.tiny import FAMILIES, pictures, scramble, tiny
@@ -231,48 +230,6 @@ def test_drawn_masks_hold_every_share_of_the_picture(law):
 def test_masks_of_a_long_path_are_what_float32_tells_from_its_ends():
     masks = draw_masks(MaskPlan(masks=1000, law="path"), (1, 1)).float()
     assert masks.min() > 0 and masks.max() < 1
-
-
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ({"masks": 0}, "masks"),
-        ({"masks": 3, "antithetic": True}, "even"),
-        ({"law": "path", "antithetic": True}, "even"),
-        ({"law": "grid"}, "smooth, iid, path"),
-        ({"eps": 0.0}, "above 0"),
-        ({"eps": 0.5}, "below 0.5"),
-        ({"cells": 0}, "cells"),
-        ({"tail": "patched"}, "source, all"),
-        ({"layers": (1, 2)}, "first"),
-        ({"layers": (9, None)}, "first"),
-        ({"blank": "grey"}, "white"),
-        ({"score": "odds"}, "prob"),
-        ({"mask": 3}, "masks"),
-        ({"masks": 2**70}, "1 to 100,000"),
-        ({"cells": 2**70}, "1 to 1,000"),
-        ({"seed": -1}, "from 0"),
-        ({"seed": 2**63}, "from 0"),
-        ({"eps": float("nan")}, "above 0"),
-        ({"classes": []}, "at least one class"),
-    ],
-)
-def test_bad_options_are_refused_in_words(options, words):
-    native = tiny("timm_deit3")
-    with pytest.raises(BadOption, match=words):
-        sc.attribute(view(native), pictures(native), 0, "mosaic", **options)
-
-
-def test_results_keep_errors_and_checks(tmp_path):
-    native = tiny("timm_deit3")
-    model, images = view(native), pictures(native, batch=3)
-    drawn = sc.attribute(model, images, 0, "mosaic", masks=4)
-    assert_close(sc.Attribution.load(drawn.save(tmp_path)).errors, drawn.errors)
-    options = {"mosaic": {"law": "path", "masks": 2}}
-    parts = sc.explain(model, images, methods=["mosaic"], options=options, target=0, batch=2)
-    whole = sc.attribute(model, images, 0, "mosaic", law="path", masks=2)
-    gaps = [run.manifest["checks"]["completeness gap"] for run in (parts.runs["mosaic"], whole)]
-    assert_close(*map(torch.tensor, gaps))
 
 
 @pytest.mark.parametrize("family", ["timm_registers", "timm_mean", "timm_map", "timm_distilled"])

@@ -11,7 +11,6 @@ import seecause as sc
 from seecause.attribution.mosaic import MaskPlan, draw_masks
 from seecause.attribution.stages import largest_weights, mixtures, sweep_features
 from seecause.engine.blanks import blank_image
-from seecause.errors import BadOption, NotDefined
 from tests.families.conv import CONV_FAMILIES, tiny_conv
 from tests.helpers import view
 from tests.tiny import pictures
@@ -114,13 +113,3 @@ def test_a_blank_for_each_picture_is_the_blank_of_each(law):
     with sc.budget(1):
         again = sc.attribute(model, images, 1, blank=blanks, **options).maps
     assert_close(again, maps, atol=1e-10, rtol=0)
-
-
-def test_what_cannot_be_done_is_said():
-    model, images, _ = setting()
-    with pytest.raises(BadOption, match="masks"):
-        sc.attribute(model, images, 1, "mosaic", masks=0)
-    run = model.rest
-    model.rest = lambda features: run(features.detach())
-    with pytest.raises(NotDefined, match="caap"):
-        sc.attribute(model, images, 1, "mosaic")

@@ -27,7 +27,7 @@ def scores(count, **options):
 
 
 def in_errors(found, control, metric):
-    gap = paired_difference(getattr(found["caap"], metric), getattr(found[control], metric))
+    gap = paired_difference(found["caap"][metric], found[control][metric])
     return gap.mean / gap.standard_error
 
 

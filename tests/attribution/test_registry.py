@@ -11,6 +11,7 @@ import torch
 import seecause as sc
 from seecause.attribution import registry
 from seecause.attribution.registry import Maps, find, join, methods
+from seecause.errors import BadOption, NotDefined, UnknownName
 from seecause.target import Target
 from tests.families.conv import tiny_conv
 from tests.helpers import view
@@ -130,3 +131,45 @@ def test_parts_join_to_one_batch_with_all_they_have():
         assert torch.equal(getattr(joined.target, name), getattr(whole.target, name))
     assert torch.equal(joined.checks["gap"], whole.checks["gap"]) and joined.used == whole.used
     assert join([Maps(torch.zeros(1, 1), Target())]).class_maps is None
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "words"),
+    [
+        ("rollout", {"start": 4}, "0-3"),
+        ("rollout", {"fusion": "sum"}, "mean, max, min"),
+        ("rollout", {"discard": 1.0}, "below 1"),
+        ("legrad", {"start": 4}, "0-3"),
+        ("tam", {"steps": 0}, "at least 1"),
+        ("ixg+", {"start": 4}, "0-3"),
+        ("ixg+", {"mixer": "max"}, "sum, relu"),
+        ("mosaic", {"masks": 3, "antithetic": True}, "even"),
+        ("mosaic", {"eps": 0.5}, "below 0.5"),
+        ("mosaic", {"eps": float("nan")}, "above 0"),
+        ("mosaic", {"layers": (1, 2)}, "first"),
+        ("mosaic", {"blank": "grey"}, "white"),
+        ("mosaic", {"mask": 3}, "masks"),
+        ("mosaic", {"seed": 2**63}, "from 0"),
+        ("mosaic", {"classes": []}, "at least one class"),
+        ("rise", {"masks": 0}, "at least 1"),
+        ("tis", {"keep": []}, "shares above 0"),
+        ("mutex", {"start": 9}, "0-3"),
+        ("mda", {"guide": torch.zeros(1, 3, 3)}, "4 x 6"),
+        ("mda", {"gamma": 2.0}, "from 0 to 1"),
+        ("caap", {"tail": "none"}, "source"),
+    ],
+)
+def test_bad_options_say_what_was_expected(name, options, words):
+    native = tiny("timm_deit3")
+    with pytest.raises(BadOption, match=words):
+        sc.attribute(view(native, check=False), pictures(native, batch=1), 0, name, **options)
+
+
+def test_a_method_for_another_architecture_says_so():
+    model, images = setting("timm_resnet")
+    with pytest.raises(NotDefined, match=r"not for networks of stages.*caap, center"):
+        sc.attribute(model, images, method="rollout")
+    with pytest.raises(UnknownName, match="caap"):
+        sc.attribute(model, images, method="capp")
+    with pytest.raises(BadOption, match="mean"):
+        sc.attribute(model, images, 1, "grad-cam", variant="best")

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import builtins
 import json
-import sys
 
 import matplotlib
 
@@ -20,7 +18,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import seecause as sc
 from seecause.attribution.result import TENSORS, AttributionWriter
 from seecause.data.dataset import Hole
-from seecause.errors import BadImage, BadOption, MissingExtra
+from seecause.errors import BadImage, BadOption
 from tests.bad_files import bad_file
 
 
@@ -122,19 +120,6 @@ def test_a_frame_names_the_files(model, tmp_path):
     assert sc.attribute(model, paths[0], method="rollout").names == files[:1]
 
 
-def test_without_pandas_a_frame_is_refused_in_words(att, monkeypatch):
-    plain = builtins.__import__
-
-    def without(name, *rest):
-        if name == "pandas":
-            raise ImportError(name)
-        return plain(name, *rest)
-
-    monkeypatch.setattr(builtins, "__import__", without)
-    with pytest.raises(MissingExtra, match="pandas is not installed; run: pip install"):
-        att.to_pandas()
-
-
 def test_plots_are_figures_with_the_picture_beside_its_map(att):
     figure = att[:2].plot()
     assert len(figure.axes) == 4 and figure.axes[0].get_title().startswith(att.answers[0][0].name)
@@ -145,14 +130,6 @@ def test_plots_are_figures_with_the_picture_beside_its_map(att):
     with pytest.raises(BadOption, match=r"savefig\('a.png'\)"):
         att.plot("a.png")
     pyplot.close("all")
-
-
-def test_show_opens_a_window_outside_of_notebooks(att, monkeypatch):
-    opened = []
-    monkeypatch.delitem(sys.modules, "IPython", raising=False)
-    monkeypatch.setattr(Image.Image, "show", lambda image: opened.append(image))
-    att[0].show()
-    assert len(opened) == 1 and opened[0].width > 300
 
 
 def test_the_page_of_a_result_is_one_file(att, tmp_path):

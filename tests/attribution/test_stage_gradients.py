@@ -9,8 +9,6 @@ from torch.testing import assert_close
 
 import seecause as sc
 from seecause.attribution.gradients import channel_weights
-from seecause.attribution.registry import methods
-from seecause.errors import BadOption, UnknownName
 from tests.families.conv import tiny_conv
 from tests.families.staged import tiny_staged
 from tests.helpers import hooks, view
@@ -198,13 +196,3 @@ def test_weights_of_grad_cam_by_hand():
         for variant, weight in expected.items():
             ours = channel_weights(f, g, variant)[0, channel, 0, 0]
             assert_close(ours, weight, atol=1e-12, rtol=0)
-
-
-def test_what_is_asked_for_wrongly_is_said():
-    native = tiny_staged("timm_convnext")
-    model, images = view(native, check=False), pictures(native)
-    with pytest.raises(BadOption, match="mean"):
-        sc.attribute(model, images, TARGET, "grad-cam", variant="best")
-    with pytest.raises(UnknownName, match="stage4"):
-        sc.attribute(model, images, TARGET, "grad-cam", stage="stage5")
-    assert {"caap", "mosaic", *GRADIENTS} <= set(methods("staged"))

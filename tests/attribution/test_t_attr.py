@@ -14,7 +14,7 @@ import seecause as sc
 from seecause.attribution.attention import Rules, _relevant, unchanged
 from seecause.engine.attention import explicit_run
 from seecause.errors import NotDefined
-from tests.helpers import hooks, noise, view
+from tests.helpers import noise, view
 from tests.reference import t_attr as reference
 from tests.tiny import pictures, tiny
 
@@ -105,34 +105,6 @@ def test_chunks_do_not_change_the_maps_or_the_target():
         parts = sc.attribute(model, images, method="t-attr")
     assert_close(parts.maps, whole.maps, rtol=1e-7, atol=1e-10)
     assert parts.manifest["target"] == whole.manifest["target"]
-
-
-def test_eight_images_take_as_many_calls_as_one():
-    native = tiny("timm_registers", dtype=torch.float32)
-    model, images = view(native, check=False), pictures(native, batch=8)
-    calls: list[int] = []
-    native.module.blocks[0].attn.qkv.register_forward_hook(
-        lambda module, inputs, output: calls.append(1)
-    )
-    counts = []
-    for part in (images[:1], images[:1], images):  # the first looks whether gradients pass
-        sc.attribute(model, part, method="t-attr")
-        counts.append(len(calls))
-        calls.clear()
-    assert counts[1:] == [2, 2]  # gradients and relevance
-
-
-def test_nothing_is_left_on_the_model():
-    native = tiny("timm_registers")
-    model, images = view(native, check=False), pictures(native)
-    native.module.requires_grad_(True)
-    trained = sc.attribute(model, images, 1, "t-attr").maps
-    assert hooks(native.module) == 0
-    assert all(p.grad is None and p.requires_grad for p in native.module.parameters())
-    native.module.requires_grad_(False)
-    assert torch.equal(sc.attribute(model, images, 1, "t-attr").maps, trained)
-    with torch.no_grad():
-        assert torch.equal(sc.attribute(model, images, 1, "t-attr").maps, trained)
 
 
 def test_an_operator_without_a_rule_is_named():
