@@ -39,7 +39,8 @@ from seecause.models.base import ImageModel, protocol
 from seecause.models.layout import TokenLayout
 from seecause.models.preprocess import Pictures, as_images
 from seecause.models.view import VisionModel
-from seecause.options import Count, check_options
+from seecause.options import Count, checked
+from seecause.results import Result
 from seecause.target import Spec, Target, parse
 from seecause.types import wide
 
@@ -64,7 +65,7 @@ class PatchSet:
 
 
 @dataclass(frozen=True, eq=False)
-class Evidence:
+class Evidence(Result):
     """What is enough for the predictions of some images, and what they need."""
 
     images: Tensor  # [B, 3, H, W] raw pixels in [0, 1]
@@ -83,6 +84,28 @@ class Evidence:
         total = self.maps[0].numel()
         enough, needed = self.enough.count.tolist(), self.needed.count.tolist()
         return f"Evidence(of {total} patches, enough: {enough}, needed: {needed})"
+
+    def rows(self) -> list[dict[str, Any]]:
+        """One row for each image: how many patches are enough and needed, of how many."""
+        enough, needed = self.enough.count.tolist(), self.needed.count.tolist()
+        return [
+            {
+                "explained": self.labels[place] if self.labels else "",
+                "probability": float(self.probability[place]),
+                "patches": self.maps[0].numel(),
+                "enough": count if self.enough.exists[place] else None,
+                "needed": needed[place] if self.needed.exists[place] else None,
+            }
+            for place, count in enumerate(enough)
+        ]
+
+    def numbers(self) -> dict[str, float]:
+        """Mean numbers of patches, over the images that have such a set."""
+        found = {}
+        for name, sets in (("enough", self.enough), ("needed", self.needed)):
+            found[f"images with {name}"] = float(sets.exists.sum())
+            found[f"mean patches {name}"] = float(sets.count[sets.exists].double().mean())
+        return found
 
     def overlay(self, index: int = 0) -> tuple[Image.Image, Image.Image]:
         """The two sets outlined, on the image that keeps the prediction and on the one without
@@ -106,6 +129,7 @@ class Evidence:
             axis.axis("off")
 
 
+@checked
 @torch.no_grad()
 def evidence(
     model: ImageModel | nn.Module,
@@ -122,22 +146,28 @@ def evidence(
     """The shortest sets of patches, in the order of a map, that keep the prediction and that break
     it.
 
-    `model`, `images` and `target` are as in `sc.attribute`. The order is that of
-    `maps` [B, gh, gw], or of `method` with its `options`; where none is named, of mosaic, where no
-    class token is read of libra-ixg+, and of CAAP where these are not defined. Patches that are not
-    shown have the pixels of `blank`, one for all or one for each. `seed` is also the method's,
-    unless its options name one. Every view with a prediction works: only its forward is used.
+    Args:
+        model: A model returned by `sc.load` or `sc.wrap`, or an `nn.Module` that `sc.wrap` takes.
+        images: What `sc.attribute` takes in memory: a normalised tensor, PIL images, or paths.
+        target: The class, as for `sc.attribute`. None means the predicted class.
+        maps: Maps [B, gh, gw] whose order is taken.
+        method: Otherwise, the method whose maps are taken, with its `options`. None means mosaic;
+            libra-ixg+ where no class token is read; CAAP where these are not defined.
+        blank: What stands in place of hidden patches; one image for all, or one for each.
+        points: Lengths that are tried at once.
+        seed: Of the blank, and of the method unless its options name one.
 
-    >>> import seecause as sc
-    >>> model = sc.load("builtin:critters-vit")
-    >>> images = sc.data.to_batch(model, list(sc.data.open_data("critters:clean", limit=2))).images
-    >>> sets = sc.evidence(model, images)
-    >>> sets.enough.exists.all(), sets.enough.patches.shape
-    (tensor(True), torch.Size([2, 12, 12]))
+    Returns:
+        An `Evidence` with `enough` and `needed`, a `PatchSet` each.
+
+    Example:
+        >>> import seecause as sc
+        >>> model = sc.load("builtin:critters-vit")
+        >>> data = sc.data.open_data("critters:clean", limit=2)
+        >>> sets = sc.evidence(model, sc.data.to_batch(model, list(data)).images)
+        >>> sets.enough.exists.all(), sets.enough.patches.shape
+        (tensor(True), torch.Size([2, 12, 12]))
     """
-    given = {"maps": maps, "method": method, "options": options}
-    given |= {"blank": blank, "points": points, "seed": seed}
-    check_options("evidence", evidence, given)
     model = as_view(model)
     with model.eval_mode(frozen=True), budget(memory().limit) as held:
         images = as_images(model, images)

@@ -18,7 +18,7 @@ pair is left out or estimated. Sets of three and more are not looked at.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any
 
@@ -36,7 +36,8 @@ from seecause.models.base import ImageModel, protocol
 from seecause.models.preprocess import Pictures, as_images
 from seecause.models.staged import StagedModel
 from seecause.models.view import VisionModel
-from seecause.options import check_options
+from seecause.options import checked
+from seecause.results import Result
 from seecause.target import Score, Spec, Target, parse
 
 if TYPE_CHECKING:
@@ -57,7 +58,7 @@ class Pair:
 
 
 @dataclass(frozen=True, eq=False)
-class Interactions:
+class Interactions(Result):
     """Effects of all regions and of all pairs of them, for each image. Signed, never normalised."""
 
     singles: Tensor  # [B, R] e_a, region by region, row by row
@@ -93,6 +94,23 @@ class Interactions:
         """How much each region takes part in pairs, sum_b I_ab, at its patches: [B, gh, gw]."""
         return self.values.sum(dim=2)[:, region_of(self.grid, self.regions)]
 
+    def rows(self) -> list[dict[str, Any]]:
+        """One row for each pair of regions and image."""
+        every = self.values.shape[-1] ** 2
+        return [
+            {"image": place, **asdict(pair)}
+            for place in range(len(self))
+            for pair in self.pairs(place, every)
+        ]
+
+    def numbers(self) -> dict[str, float]:
+        """Mean sizes of the effects, over regions, pairs and images."""
+        first, second = torch.triu_indices(*self.values.shape[1:], offset=1)
+        return {
+            "mean single effect": float(self.singles.mean()),
+            "mean size of interactions": float(self.values[:, first, second].abs().mean()),
+        }
+
     def pairs(self, index: int = 0, count: int = 10) -> list[Pair]:
         """The pairs of one image, the largest interaction of either sign first."""
         values = self.values[index]
@@ -119,6 +137,7 @@ class Interactions:
         ax.set_axis_off()
 
 
+@checked
 @torch.no_grad()
 def interactions(
     model: ImageModel | nn.Module,
@@ -127,36 +146,43 @@ def interactions(
     *,
     regions: int = 7,
     score: Score = "logit",
-    blank: Blank | Tensor | None = None,
+    blank: Blank | Tensor = "white",
     tail: Tail | None = None,
     layers: Layers = None,
     seed: int = 0,
 ) -> Interactions:
     """Exact effects of all pairs of regions, beside those of single ones.
 
-    `model`, `images`, `target`, `blank`, `tail` and `layers` are those of `sc.attribute` with
-    CAAP, also the blank where none is given. Networks of stages are patched at two thirds of their
-    depth and have neither `tail` nor `layers`.
+    Args:
+        model: A model returned by `sc.load` or `sc.wrap`, or an `nn.Module` that `sc.wrap` takes.
+        images: What `sc.attribute` takes in memory: a normalised tensor, PIL images, or paths.
+        target: The class, as for `sc.attribute`. None means the predicted class.
+        regions: Regions in each direction.
+        score: The scale on which effects add up.
+        blank: The context, as for CAAP.
+        tail: As for CAAP; networks of stages have none.
+        layers: As for CAAP; networks of stages are patched at two thirds of their depth.
+        seed: Of the blank.
 
-    >>> import seecause as sc
-    >>> model = sc.load("builtin:critters-vit")
-    >>> images = sc.data.to_batch(model, list(sc.data.open_data("critters:clean", limit=1))).images
-    >>> pairs = sc.interactions(model, images, regions=4)
-    >>> pairs.values.shape, len(pairs.pairs(0, count=3))
-    (torch.Size([1, 16, 16]), 3)
+    Returns:
+        `Interactions` with `singles`, `joint` and `values`.
+
+    Example:
+        >>> import seecause as sc
+        >>> model = sc.load("builtin:critters-vit")
+        >>> data = sc.data.open_data("critters:clean", limit=1)
+        >>> pairs = sc.interactions(model, sc.data.to_batch(model, list(data)).images, regions=4)
+        >>> pairs.values.shape, len(pairs.pairs(0, count=3))
+        (torch.Size([1, 16, 16]), 3)
     """
     model = as_view(model)
-    chosen = "white" if blank is None else blank
-    given = {"regions": regions, "score": score, "blank": chosen, "seed": seed}
-    given |= {"tail": tail, "layers": layers}
-    check_options("interactions", interactions, given)
     with model.eval_mode(frozen=True), budget(memory().limit) as held:
         images = as_images(model, images)
         grid = model.check(images).grid
         sets = pair_sets(grid, regions)
         goal = parse(model, target, len(images))
         size = (images.shape[-2], images.shape[-1])
-        empty = blank_image(model, size, chosen, seed=seed, count=len(images))
+        empty = blank_image(model, size, blank, seed=seed, count=len(images))
         put_in = _sweeper(model, images, tail, layers)
         effects, bound = _effects(model, images, empty, sets, goal, score, put_in)
     count = regions * regions
@@ -173,7 +199,14 @@ def interactions(
         labels=list(record.get("name", [])),
         manifest={
             "method": "interactions",
-            "options": {**given, "blank": chosen if isinstance(chosen, str) else "given"},
+            "options": {
+                "regions": regions,
+                "score": score,
+                "blank": blank if isinstance(blank, str) else "given",
+                "seed": seed,
+                "tail": tail,
+                "layers": layers,
+            },
             "target": record,
             **protocol(model, images),
             "memory_halvings": list(held.halvings),
