@@ -120,6 +120,21 @@ def test_every_picture_keeps_its_own_blank_in_chunks():
         assert_close(together[row], alone, atol=1e-10, rtol=0)
 
 
+def test_the_drawing_has_a_line_for_each_pair_in_two_colours():
+    from matplotlib.figure import Figure
+
+    native = tiny("timm_registers")
+    model, images = view(native, check=False), pictures(native)
+    result = sc.interactions(model, images, regions=3)
+    axes = Figure().add_subplot()
+    result.plot(axes, 1, count=6)
+    drawn = torch.from_numpy(np.array(axes.images[0].get_array())).flatten(0, 1).int()
+    signs = {pair.interaction > 0 for pair in result.pairs(1, 6)}
+    for positive, colour in ((True, (0xD6, 0x28, 0x39)), (False, (0x1D, 0x6F, 0xD1))):
+        near = (drawn - torch.tensor(colour)).abs().amax(dim=1) < 8
+        assert bool(near.any()) is (positive in signs)
+
+
 def test_what_cannot_be_done_is_said():
     native = tiny("timm_registers")
     model, images = view(native, check=False), pictures(native)
