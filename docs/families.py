@@ -42,10 +42,10 @@ def table() -> str:
     ]
     lines = ["| library | read as | families |", "|---|---|---|"]
     for library, kind, names in rows:
-        lines.append(f"| {library} {_tested(library)} | {kind} | {', '.join(names)} |")
+        lines.append(f"| {f'{library} {_tested(library)}'.strip()} | {kind} | {', '.join(names)} |")
     works = (
         f"**Tokens**: all {len(methods())} [methods](methods.md), heads, audits, repair."
-        f" **Stages**: {len(methods('staged'))} of them (`seecause methods --staged`), no heads."
+        f" **Stages**: {len(methods('staged'))} of them (`seecause list methods --staged`), no heads."
         f" **Boxes**, **pixels**: {len(methods('dense'))}, for the row that is asked about."
         " **Words**: [vision-language models](lvlm.md)."
     )

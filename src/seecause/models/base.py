@@ -151,7 +151,11 @@ class ImageModel:
                 f"images of {height} x {width}",
                 f"this model takes {self.preprocess.size[0]} x {self.preprocess.size[1]} only",
                 "give images (PIL, paths, uint8), which are brought to size, or resize the tensor"
-                + (", or load the model with size=(height, width) (--size)" if resizable else ""),
+                + (
+                    ", or load the model with size=(height, width) (--input size=H,W)"
+                    if resizable
+                    else ""
+                ),
             )
         if not self.fixed_size and (height % self.patch[0] or width % self.patch[1]):
             raise BadImage(

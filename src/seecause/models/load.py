@@ -677,7 +677,7 @@ def fill(
         listed = (f"{len(n)} weights {what} ({_few(n)})" for what, n in problems.items() if n)
         remedy = "give the weights of this architecture"
         if any("pos_embed" in name for name in shaped):
-            remedy += ", or the size they are for: size= (--size)"
+            remedy += ", or the size they are for: size= (--input size=H,W)"
         reason = f"the file does not fit {type(module).__name__}: {'; '.join(listed)}"
         raise DataMissing(source, reason, remedy)
     if beside:

@@ -190,7 +190,7 @@ def complete(
     absent = [n for n, value in {"mean": mean, "std": std, "size": size}.items() if value is None]
     if mean is None or std is None or size is None:
         options = ", ".join(f"{name}=" for name in absent)
-        flags = " ".join(f"--{name}" for name in absent)
+        flags = " ".join(f"--input {name}=..." for name in absent)
         raise BadOption(
             absent[0],
             None,
