@@ -33,8 +33,8 @@ from seecause.critters.latents import CLASSES
 SIZE, BROKEN, EVERY = 32, 500, 1.0  # pixels; one picture in so many; seconds between two looks
 PART, CELL = 1000, 16  # images that a process draws at a time; images of a cell
 METHODS = "gae,rollout,sobel,random"
-OPTIONS = ("--metric", "insertion,deletion,ins-del", "--metric-option", "order=patch")
-OPTIONS += ("--metric-option", "steps=4", "--device", "cpu", "--quiet")
+OPTIONS = ("--metric", "insertion,deletion,ins-del", "--option", "insertion-deletion.order=patch")
+OPTIONS += ("--option", "insertion-deletion.steps=4", "--device", "cpu", "--quiet")
 PLANNING = """
 import sys
 from seecause import bench
