@@ -18,8 +18,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+import cyclopts
 import torch
-import typer
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
@@ -71,4 +71,4 @@ def brushing(context: ActionContext, model: str, strokes: int) -> list[float]:
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    cyclopts.run(main)

@@ -19,9 +19,9 @@ from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 
+import cyclopts
 import timm
 import torch
-import typer
 from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -193,4 +193,4 @@ def report(timings: dict[str, Timing], batch: int, way: str, twin: float | None)
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    cyclopts.run(main)

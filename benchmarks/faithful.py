@@ -20,9 +20,9 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
+import cyclopts
 import timm
 import torch
-import typer
 from torch import Tensor, nn
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -171,4 +171,4 @@ def report(timings: dict[str, Timing], batch: int) -> None:
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    cyclopts.run(main)

@@ -29,9 +29,9 @@ import sys
 from functools import partial
 from pathlib import Path
 
+import cyclopts
 import timm
 import torch
-import typer
 from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -295,4 +295,4 @@ def recalled(exact: HeadScores, guess: HeadScores, rows: Tensor) -> float:
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    cyclopts.run(main)

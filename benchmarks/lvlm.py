@@ -21,8 +21,8 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import cyclopts
 import torch
-import typer
 from scipy.stats import spearmanr
 from torch import Tensor
 
@@ -303,4 +303,4 @@ def measured_ceiling(where: torch.device) -> float | None:
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    cyclopts.run(main)

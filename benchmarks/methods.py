@@ -31,9 +31,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import cyclopts
 import timm
 import torch
-import typer
 from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -236,4 +236,4 @@ def curves(model: VisionModel, images: Tensor, rules: dict[str, Any], *, sizes: 
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    cyclopts.run(main)

@@ -18,10 +18,10 @@ from collections.abc import Callable
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
+import cyclopts
 import torch
-import typer
 from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
@@ -225,7 +225,7 @@ def discover(out: Path) -> None:
     def make(folder: Path) -> Path:
         code = run(["discover", "--out", str(folder / "kinds")])
         if code:
-            raise typer.Exit(code)
+            raise SystemExit(code)
         return folder / "kinds" / "index.html"
 
     def shoot(page: Any) -> None:
@@ -241,12 +241,10 @@ PICTURES = {
 }  # fmt: skip
 
 
-def main(
-    name: Annotated[str, typer.Argument(help=", ".join(PICTURES))],
-    out: Annotated[Path | None, typer.Option(help="The PNG to write; of app, a folder.")] = None,
-) -> None:
+def main(name: str, out: Path | None = None) -> None:
+    """Write one picture of the list above; `out` is its PNG, or for "app" a folder."""
     PICTURES[name](out if name == "app" else out or Path("docs") / f"{name}.png")
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    cyclopts.run(main)
