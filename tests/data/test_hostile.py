@@ -4,7 +4,6 @@ raises an exception that is not ours."""
 from __future__ import annotations
 
 import pickle
-import re
 import struct
 import zlib
 from pathlib import Path
@@ -16,15 +15,12 @@ import pydicom
 import pytest
 from PIL import Image
 
-import seecause
 from seecause.data import open_data
 from seecause.data._pickles import read_pickle
-from seecause.data.imagenet import read_in9_map
-from seecause.data.images import FORMATS, decode_image, find_images, read_image
+from seecause.data.images import read_image
 from seecause.data.photos import Layout
 from seecause.data.siim import read_xray, xray_size
 from seecause.errors import BadImage, DataMissing
-from tests.data.test_labelled import python2
 from tests.data.test_siim import xray
 from tests.files import lines, photo
 
@@ -80,13 +76,6 @@ def test_a_hostile_pickle_ends_in_our_error_or_in_plain_values(tmp_path, content
         assert type(value) is dict
 
 
-def test_columns_may_lie_in_either_order(tmp_path):
-    pixels = np.arange(12, dtype=np.uint8).reshape(3, 4)
-    (tmp_path / "p").write_bytes(python2({b"rows": pixels, b"columns": np.asfortranarray(pixels)}))
-    arrays = read_pickle(tmp_path / "p", Layout(""), encoding="bytes")
-    assert np.array_equal(arrays[b"rows"], pixels) and np.array_equal(arrays[b"columns"], pixels)
-
-
 # pictures
 
 
@@ -106,16 +95,6 @@ def test_rare_formats_are_refused_whatever_their_name(tmp_path, kind):
         pytest.skip(f"this pillow cannot write {kind}")
     with pytest.raises(BadImage, match="not an image"):
         read_image(path)
-
-
-def test_pictures_are_opened_in_one_place_and_by_a_list_of_formats():
-    root = Path(seecause.__file__).parent
-    calls = {}
-    for path in root.rglob("*.py"):
-        for call in re.findall(r"Image\.open\([^)]*\)", path.read_text(encoding="utf-8")):
-            calls[path.relative_to(root).as_posix()] = call
-    assert calls == {"_pictures.py": "Image.open(source, formats=FORMATS)"}
-    assert "EPS" not in FORMATS
 
 
 @pytest.mark.parametrize("pixels", [False, True])
@@ -198,7 +177,7 @@ def cub_list(root: Path, name: str) -> str:
 )
 @pytest.mark.parametrize("name", ["../../secret", "/etc/secret"])
 def test_no_list_leads_out_of_its_folder(tmp_path, listing, name):
-    with pytest.raises(DataMissing, match="secret|/etc"):
+    with pytest.raises(DataMissing, match=r"secret|/etc"):
         open_data(listing(tmp_path / "data", name))
 
 
@@ -237,14 +216,6 @@ def test_a_mask_cannot_announce_more_than_it_holds(tmp_path, side):
         open_data(f"imagenet9:{tmp_path}")[0]
 
 
-def test_damaged_maps_to_nine_classes(tmp_path):
-    path = tmp_path / "in_to_in9.json"
-    for text in ("[" * 100_000, '{"0": ' * 2000, "\0", "9" * 5000):
-        path.write_text(text)
-        with pytest.raises(DataMissing):
-            read_in9_map(path)
-
-
 @pytest.mark.parametrize(("rows", "columns"), [(65535, 65535), (0, 3), (4, 60000)])
 def test_an_xray_cannot_announce_more_than_it_holds(tmp_path, rows, columns):
     from seecause.data.siim import read_xray, xray_size
@@ -266,13 +237,3 @@ def test_an_xray_cannot_announce_more_than_it_holds(tmp_path, rows, columns):
     if rows * columns > 1 << 30 or not rows:
         with pytest.raises(BadImage):
             xray_size(path)
-
-
-def test_a_picture_in_bytes_is_named(tmp_path):
-    with pytest.raises(BadImage, match="row 3"):
-        decode_image(b"nothing", "row 3")
-
-
-def test_folders_with_odd_names_are_one_error(tmp_path):
-    with pytest.raises(BadImage):
-        find_images([tmp_path / "*nothing*"])

@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from seecause.data.images import PictureOpener, find_images, open_picture, read_image
-from seecause.data.registry import open_data
-from seecause.errors import BadImage, BadOption
+from seecause.data.images import find_images, read_image
+from seecause.errors import BadImage
 from tests.bad_files import REASONS, bad_file, write_huge_header
 
 
@@ -112,22 +111,6 @@ def test_a_huge_picture_is_refused_before_it_takes_memory(tmp_path):
     assert peak < 10_000_000
 
 
-def test_a_picture_above_pillows_first_limit_is_read_without_a_warning(
-    tmp_path, photo, monkeypatch
-):
-    monkeypatch.setattr(
-        Image, "MAX_IMAGE_PIXELS", 500
-    )  # pillow warns above it; warnings are errors here
-    photo.save(tmp_path / "large.png")
-    assert read_image(tmp_path / "large.png").size == photo.size
-
-
-def test_the_limit_is_an_option(tmp_path, photo):
-    photo.save(tmp_path / "a.png")
-    with pytest.raises(BadImage, match="40 x 24 pixels, more than the limit"):
-        read_image(tmp_path / "a.png", max_pixels=900)
-
-
 def test_folders_and_globs_are_expanded_in_order_and_once(tmp_path, photo):
     for name in ("b.png", "a.JPG", "notes.txt"):
         photo.save(tmp_path / name, format="PNG")
@@ -158,28 +141,6 @@ def test_nothing_found_is_an_error(tmp_path):
         find_images([tmp_path / "*.png"])
     with pytest.raises(BadImage, match="no such file"):
         find_images([tmp_path / "missing.png"])
-
-
-def test_a_dataset_is_opened_once_for_many_of_its_pictures(tmp_path, monkeypatch):
-    Image.new("RGB", (8, 8), "red").save(tmp_path / "a.png")
-    opened = []
-    monkeypatch.setattr(
-        "seecause.data.images.open_data", lambda name: (opened.append(name), open_data(name))[1]
-    )
-    texts = [
-        "critters:clean:test#3",
-        str(tmp_path / "a.png"),
-        "critters:clean:test#1",
-        f"folder:{tmp_path}#0",
-    ]
-    third, red, first, same = map(PictureOpener(), texts)
-    assert (
-        opened == ["critters:clean:test", f"folder:{tmp_path}"]
-        and red.tobytes() == same.tobytes()
-        and third.size == first.size == (96, 96)
-    )
-    with pytest.raises(BadOption, match=r"sample='critters:clean:test#512'.*an index below 512"):
-        open_picture("critters:clean:test#512")
 
 
 def test_half_a_megabyte_that_unpacks_to_gigabytes_is_refused_before_it_does(tmp_path):

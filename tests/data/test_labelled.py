@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from seecause.data import open_data
-from seecause.errors import BadImage, DataMissing, UnknownName
+from seecause.errors import DataMissing, UnknownName
 from tests.files import lines, photo
 
 # cifar
@@ -174,21 +174,6 @@ def test_tiny_imagenet_tests_on_the_labelled_folder(tiny_imagenet):
     )
 
 
-def test_odd_tiny_imagenet_files_are_named(tiny_imagenet):
-    lines(tiny_imagenet / "val" / "val_annotations.txt", "val_0.JPEG\tn09999999\t1\t0\t4\t3")
-    with pytest.raises(DataMissing, match="n09999999"):
-        open_data(f"tiny-imagenet:{tiny_imagenet}")
-    lines(tiny_imagenet / "val" / "val_annotations.txt", "val_0.JPEG\tn02124075\t1\t0\t4")
-    with pytest.raises(DataMissing, match="line 1"):
-        open_data(f"tiny-imagenet:{tiny_imagenet}")
-    for path in (tiny_imagenet / "train" / "n02124075" / "images").iterdir():
-        path.unlink()
-    with pytest.raises(BadImage, match="n02124075"):
-        open_data(f"tiny-imagenet:{tiny_imagenet}:train")
-    with pytest.raises(DataMissing, match="wnids"):
-        open_data(f"tiny-imagenet:{tiny_imagenet / 'train'}")
-
-
 # celeba
 
 FACES = {
@@ -248,7 +233,7 @@ def test_celeba_lists_that_do_not_match_are_named(celeba):
     with pytest.raises(DataMissing, match=r"000009\.jpg"):
         open_data(f"celeba:{celeba}")
     lines(celeba / f"list_eval_partition.{kind}", *header, f"000001.jpg{gap}7")
-    with pytest.raises(DataMissing, match="000001.jpg.7"):
+    with pytest.raises(DataMissing, match=r"000001\.jpg.7"):
         open_data(f"celeba:{celeba}")
     lines(celeba / f"list_eval_partition.{kind}", *header, f"000001.jpg{gap}0")
     with pytest.raises(DataMissing, match="no photo of the split test"):

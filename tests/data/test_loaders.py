@@ -94,20 +94,6 @@ def test_a_flat_folder_has_no_labels(tmp_path):
     ] and data.classes == ()
 
 
-def test_a_picture_beside_class_folders_is_named(tmp_path):
-    photo(tmp_path / "cat" / "a.png")
-    photo(tmp_path / "stray.png")
-    with pytest.raises(DataMissing, match=r"stray\.png"):
-        open_data(f"folder:{tmp_path}")
-
-
-def test_an_empty_class_is_named(tmp_path):
-    photo(tmp_path / "cat" / "a.png")
-    (tmp_path / "owl").mkdir()
-    with pytest.raises(BadImage, match="owl"):
-        open_data(f"folder:{tmp_path}")
-
-
 def test_a_broken_photo_is_one_hole(tmp_path):
     photo(tmp_path / "a.png")
     (tmp_path / "b.png").write_text("no picture")

@@ -10,12 +10,10 @@ import pytest
 import torch
 
 import seecause as sc
-from seecause.bench.measures import lacking
 from seecause.data import registry
 from seecause.data.dataset import part_of_train
 from seecause.errors import BadImage, BadOption, UnknownName
 from tests.files import grey, lines, photo
-from tests.linear import linear_model
 
 
 class Squares:
@@ -49,13 +47,6 @@ def registered(monkeypatch):
 def test_capabilities_are_seen_in_the_samples_where_a_dataset_does_not_say():
     assert sc.data.capabilities(Squares()) == {"labels", "masks"}  # sample 0 is broken
     assert sc.data.capabilities(Squares(masks=False)) == {"labels"}
-
-
-@pytest.mark.parametrize("masks", [True, False])
-def test_masks_of_any_dataset_open_the_localization_metrics(masks):
-    why = lacking("localization", linear_model(), Squares(masks=masks))
-    assert bool(why) != masks
-    assert "rendered again" in lacking("parts", linear_model(), Squares())
 
 
 def test_our_datasets_say_what_they_have_without_reading(tmp_path):
@@ -114,15 +105,6 @@ def test_a_slice_of_a_dataset_is_a_dataset(tmp_path):
     backwards = critters[::-1]  # with the same counterfactuals
     assert torch.equal(backwards.latents(0, 2).centre, critters.latents(2, 4).centre.flip(0))
     assert len(backwards.latents(1, 1)) == 0
-
-
-def test_a_batch_reads_each_sample_once(monkeypatch):
-    data, read = Squares(), []
-    monkeypatch.setattr(Squares, "sample", Squares.__getitem__, raising=False)
-    monkeypatch.setattr(Squares, "__getitem__", lambda s, i: read.append(i) or s.sample(i))
-    images, labels, masks = sc.data.to_batch(linear_model(), sc.data.Subset("few", data, (1, 2, 3)))
-    assert labels.tolist() == [1, 0, 1] and len(images) == len(masks) == 3
-    assert read == [1, 2, 3]
 
 
 def test_an_unknown_dataset_is_answered_by_what_was_meant():
