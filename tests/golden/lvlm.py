@@ -1,8 +1,4 @@
-"""Head attribution on the embedded LLaVA: coefficients, words, tokens and blind answers.
-
-Edits that go through the native `generate` (`edited_heads`) are left out: with transformers 5.23
-they change nothing, which no stored number should freeze.
-"""
+"""Head attribution on the embedded LLaVA: coefficients, words, tokens, blind answers and edits."""
 
 from __future__ import annotations
 
@@ -76,6 +72,23 @@ def words(dtype) -> Named:
     found = sc.lvlm.trace_words(engine, masks=16)
     for name in ("log_seen", "log_unseen", "spans", "heads", "heads_error", "image", "heads_r2"):
         yield name, getattr(found, name)
+
+
+@golden("lvlm")
+def edits(dtype) -> Named:
+    """Logits of the first generated token while heads are edited inside the native forward."""
+    lvlm, picture, bank, _ = setting(dtype)
+    other = sc.data.open_picture("critters:clean:test#5")
+    prompt, seen = lvlm.prompt(picture, QUESTION), []
+    handle = lvlm.decoder.head.register_forward_hook(lambda _, __, out: seen.append(out[0, -1]))
+    given = {"blind": {"blind": bank}, "redirect": {"redirect": other}, "boost": {"boost": 2.0}}
+    try:
+        for name, options in given.items():
+            with sc.lvlm.edited_heads(lvlm, [(0, 4), (1, 1)], **options):
+                lvlm.speak(prompt, 1)
+            yield name, seen.pop()
+    finally:
+        handle.remove()
 
 
 @golden("lvlm", slow=True)
