@@ -26,7 +26,7 @@ def left_as_it_was(monkeypatch):
     transformers = registry.METHODS["transformer"]
     monkeypatch.setattr(transformers, "entries", dict(transformers.entries))
     monkeypatch.setattr(metrics, "_METRICS", dict(metrics._METRICS))
-    monkeypatch.setattr(datasets, "_REGISTERED", dict(datasets._REGISTERED))
+    monkeypatch.setattr(datasets._REGISTRY, "entries", dict(datasets._REGISTRY.entries))
 
 
 def test_the_examples_run_one_after_the_other(left_as_it_was):
