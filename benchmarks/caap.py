@@ -32,7 +32,7 @@ from seecause.attribution.mosaic import caap_mosaic, mosaic as mosaic_maps
 from seecause.attribution.stages import sweep_features
 from seecause.engine import graphs
 from seecause.engine.blanks import blank_image
-from seecause.engine.token_sets import selection
+from seecause.engine.sweep import selection
 from seecause.loading import wrap
 from seecause.models.staged import StagedModel
 from seecause.models.view import VisionModel
@@ -148,17 +148,16 @@ def contenders(
             )
         return runs
 
-    def patched(tail: str, *, stride: int = 1, start: int = 0, **options: str) -> Run:
+    def patched(tail: str, *, start: int = 0, **options: str) -> Run:
         layers = (start, None) if start else None
         plan = make_plan(model, layout, tail=tail, layers=layers)  # type: ignore[arg-type]
-        chosen = selection(layout.grid, stride=stride)
+        chosen = selection(layout.grid)
         return partial(sweep, model, images, blank, chosen, plan, **options)  # type: ignore[arg-type]
 
     runs |= {f"CAAP {tail}": patched(tail) for tail in tails}
     if others and way == "captured":
         third = model.n_layers // 3
         runs["CAAP source, delete"] = patched("source", direction="delete")
-        runs["CAAP source, every 2nd patch"] = patched("source", stride=2)
         runs[f"CAAP source, from block {third}"] = patched("source", start=third)
         runs["E-CAAP source"] = patched("source", approx="e-caap")
     return runs

@@ -8,7 +8,7 @@ from torch.testing import assert_close
 
 import seecause as sc
 from seecause.attribution.attention import rollout_matrix
-from seecause.engine.attention import attention_probs, explicit_run, n_attentions, read_rows
+from seecause.engine.trace import attention_probs, explicit_run, n_attentions, read_rows
 from tests.helpers import view
 from tests.tiny import FAMILIES, pictures, tiny
 

@@ -10,8 +10,7 @@ from torch.testing import assert_close
 import seecause as sc
 from seecause.attribution.caap import make_plan, sweep
 from seecause.engine.blanks import blank_image
-from seecause.engine.sweep import live_tokens
-from seecause.engine.token_sets import selection
+from seecause.engine.sweep import live_tokens, selection
 from seecause.errors import BadImage, BadOption, NotDefined
 from tests.helpers import hooks, view
 from tests.reference import caap as reference

@@ -1,4 +1,4 @@
-"""CAAP's settings: targets, classes, strides, the cheaper E-CAAP, and what is refused."""
+"""CAAP's settings: targets, classes, the cheaper E-CAAP, and what is refused."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import seecause as sc
 from seecause.engine.blanks import blank_image
 from seecause.errors import BadOption, NotDefined
 from tests.helpers import view
-from tests.tiny import FAMILIES, pictures, tiny
+from tests.tiny import pictures, tiny
 
 
 def test_e_caap_without_a_selection_gives_the_blank_answer_and_the_printed_formula_does_not():
@@ -125,7 +125,6 @@ def test_defaults_depend_on_the_readout():
 
 
 def test_targets_come_in_many_types():
-    import numpy as np
 
     native = tiny("timm_deit3")
     model, images = view(native), pictures(native)
@@ -143,28 +142,6 @@ def test_targets_come_in_many_types():
             sc.attribute(model, images, target=target)
     with pytest.raises(sc.SeecauseError, match="empty batch"):
         sc.attribute(model, images[:0], target=3)
-
-
-@pytest.mark.parametrize("stride", [2, 3])
-def test_a_stride_is_exact_where_it_computes_and_linear_between(stride):
-    native = tiny(next(iter(FAMILIES)))
-    model, images = view(native, check=False), pictures(native)
-    options = {"target": 2, "score": "logit", "classes": "all"}
-    exact = sc.attribute(model, images, **options)
-    thin = sc.attribute(model, images, stride=stride, **options)
-    rows, columns = model.check(images).grid
-    down, across = (np.arange((side - 1) % stride // 2, side, stride) for side in (rows, columns))
-    for picture, computed in enumerate(exact.maps.numpy()[:, down][:, :, across]):
-        lines = np.stack([np.interp(range(columns), across, line) for line in computed])
-        expected = np.stack([np.interp(range(rows), down, line) for line in lines.T]).T
-        assert_close(thin.maps[picture].numpy(), expected, atol=1e-10, rtol=0)
-    assert_close(thin.class_maps[..., 2], thin.maps, atol=1e-10, rtol=0)
-
-
-def test_a_stride_larger_than_the_grid_is_refused():
-    native = tiny(next(iter(FAMILIES)))
-    with pytest.raises(BadOption, match="stride"):
-        sc.attribute(view(native, check=False), pictures(native), stride=50)
 
 
 @pytest.mark.parametrize(

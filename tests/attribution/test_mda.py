@@ -9,7 +9,7 @@ from torch.testing import assert_close
 
 import seecause as sc
 from seecause.attribution import perturbation as mda
-from seecause.engine.attention import explicit_run
+from seecause.engine.trace import explicit_run
 from tests.helpers import noise, view
 from tests.tiny import pictures, tiny
 

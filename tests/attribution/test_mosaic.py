@@ -13,8 +13,7 @@ from seecause.attribution.caap import make_plan
 from seecause.attribution.mosaic import MaskPlan, draw_masks
 from seecause.engine.blanks import blank_image
 from seecause.engine.mixture import Mixture, slopes
-from seecause.engine.sweep import Sweep, SweepPlan
-from seecause.engine.token_sets import token_sets
+from seecause.engine.sweep import Sweep, SweepPlan, token_sets
 from seecause.engine.trace import record
 from tests.helpers import view
 from tests.reference import mosaic as reference

@@ -21,7 +21,7 @@ from tests.tiny import pictures, tiny
 OTHERS = {
     **{"start": 2, "stage": None, "steps": 3, "samples": 3, "masks": 6, "cells": 3, "p": 0.3},
     **{"select": "none", "blank": "noise", "baseline": "black", "tail": "all"},
-    **{"layers": (2, None), "direction": "delete", "approx": "e-caap", "stride": 2, "law": "iid"},
+    **{"layers": (2, None), "direction": "delete", "approx": "e-caap", "law": "iid"},
     **{"propagate_registers": True, "eps": 0.2, "antithetic": True, "space": "pixel"},
     **{"mixer": "relu", "unit": "constant", "pairing": "output", "fusion": "max", "discard": 0.5},
     **{"compat": True, "noise": 0.5, "show": "signed", "normalise": "mask", "keep": 0.3},

@@ -12,7 +12,7 @@ from torch.testing import assert_close
 
 import seecause as sc
 from seecause.attribution.attention import Rules, _relevant, unchanged
-from seecause.engine.attention import explicit_run
+from seecause.engine.trace import explicit_run
 from seecause.errors import NotDefined
 from tests.helpers import noise, view
 from tests.reference import t_attr as reference

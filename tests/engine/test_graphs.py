@@ -16,7 +16,7 @@ from seecause.attribution.caap import make_plan, sweep
 from seecause.engine import graphs
 from seecause.engine.blanks import blank_image
 from seecause.engine.graphs import captured, without_graphs
-from seecause.engine.token_sets import selection
+from seecause.engine.sweep import selection
 from seecause.loading import wrap
 
 SETTINGS = [
@@ -98,24 +98,7 @@ def test_caap_by_graph_has_the_bits_of_a_plain_run(dtype, setting):
         with without_graphs():
             assert torch.equal(got, sc.attribute(model, images, 3, **setting).maps)
     held = model.memo["graphs"].values()
-    assert any(isinstance(one, graphs._Graph) for one in held), graphs.report()
-
-
-@needs_gpu
-@pytest.mark.parametrize("change", ["weights", "gates"])
-def test_caap_by_graph_notices_a_change(change):
-    model, images = tiny(), pictures()
-    before = [sc.attribute(model, images, 3).maps for _ in range(3)][-1]
-    if change == "weights":
-        with torch.no_grad():
-            model.module.blocks[1].attn.qkv.weight.mul_(1.5)
-    else:
-        model.gates = torch.rand(model.n_layers, model.n_heads)
-    for _ in range(4):
-        after = sc.attribute(model, images, 3).maps
-        with without_graphs():
-            assert torch.equal(after, sc.attribute(model, images, 3).maps)
-    assert not torch.equal(before, after)
+    assert any(call.graph for call in held), graphs.report()
 
 
 @needs_gpu
@@ -156,15 +139,6 @@ def test_results_are_not_overwritten_by_the_next_replay():
     first = [run(pictures(seed=seed)) for seed in range(5)]
     for seed, logits in enumerate(first):
         assert torch.equal(logits, model(pictures(seed=seed)).detach())
-
-
-@needs_gpu
-def test_another_shape_is_another_graph():
-    model = tiny()
-    run = Counted(model)
-    for count in (1, 2) * 4:
-        assert torch.equal(run(pictures(count)), model(pictures(count)).detach())
-    assert run.calls == 6
 
 
 @needs_gpu
@@ -307,7 +281,7 @@ def test_number_and_memory_of_graphs_are_bounded(monkeypatch):
         for _ in range(3):
             run(images)
         held.append(torch.cuda.memory_reserved())
-    assert len(graphs._pool(CUDA).living()) == 3
+    assert len(graphs._pools[CUDA].calls) == 3
     assert held[-1] <= held[3] + (8 << 20)
     monkeypatch.setattr(graphs, "SHARE", 0.0)
     run = Counted(model, "large")

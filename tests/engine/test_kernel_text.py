@@ -1,4 +1,4 @@
-"""The text-row kernels, interpreted where there is no GPU, against the plain functions."""
+"""The kernels for text rows, interpreted where there is no GPU, against the plain functions."""
 
 from __future__ import annotations
 
@@ -8,9 +8,8 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from seecause.engine import kernel_text
+from seecause.engine import kernel
 from seecause.engine.attend import Bank, attend
-from seecause.engine.kernel import triton_kernels
 from seecause.lvlm._cache import with_own_text
 from seecause.models.decoder import rotate
 from seecause.models.layout import At, TokenLayout
@@ -20,7 +19,7 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 CLOSE = {torch.float32: 1e-5, torch.bfloat16: 4e-2}
 # Triton's interpreter has no bfloat16 products
 DTYPES = list(CLOSE) if torch.cuda.is_available() else [torch.float32]
-pytestmark = pytest.mark.skipif(triton_kernels() is None, reason="needs triton")
+pytestmark = pytest.mark.skipif(kernel.triton_kernels() is None, reason="needs triton")
 
 
 def rows_of(dtype: torch.dtype, *shape: int, seed: int) -> torch.Tensor:
@@ -38,7 +37,7 @@ def test_rotating_rows_equals_the_plain_way(dtype):
     table = rows_of(dtype, 2, 9, 32, seed=2)
     rows = torch.tensor([2, 3, 5, 6, 8], device=DEVICE)
     at = At(rows, TokenLayout(grid=(0, 0), prefix=9), {"rope": table.float()})
-    fast = kernel_text.rotate(x, table[:, rows])
+    fast = kernel.rotate(x, table[:, rows])
     assert_close(fast.float(), rotate(x.float(), at), atol=CLOSE[dtype], rtol=0)
 
 
@@ -63,26 +62,15 @@ def test_own_text_and_what_was_seen_equal_the_plain_way(dtype, share, shared):
     choose = choose.to(DEVICE)[: 1 if shared == "mask" else batch]
     plain = (*single(q, k, v), tuple(single(*picture)), tuple(single(*average)), choose)
     expected = with_own_text(*plain, scale=0.3)
-    fast = kernel_text.own_text(q, k, v, picture, average, choose, scale=0.3)
+    fast = kernel.own_text(q, k, v, picture, average, choose, scale=0.3)
     assert_close(fast.float(), expected.expand_as(fast), atol=CLOSE[dtype], rtol=0)
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_a_norm_of_rows_equals_the_native_one(dtype):
-    from transformers.models.llama.modeling_llama import LlamaRMSNorm
-
-    native = LlamaRMSNorm(48, eps=1e-2).to(DEVICE, dtype)  # no power of two, and an eps that counts
-    native.weight.data = rows_of(dtype, 48, seed=1)
-    x = rows_of(dtype, 3, 5, 48, seed=2)[:, 1:]  # rows that do not follow one another
-    fast = kernel_text.rms_norm(x, native.weight, native.variance_epsilon)
-    assert_close(fast.float(), native.float()(x.float()), atol=CLOSE[dtype], rtol=1e-2)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_a_gate_of_states_equals_the_plain_one(dtype):
     gate, value = (rows_of(dtype, 3, 7, 130, seed=seed)[..., 1:] for seed in (1, 2))
     expected = torch.nn.functional.silu(gate.float()) * value.float()
-    assert_close(kernel_text.gated(gate, value).float(), expected, atol=CLOSE[dtype], rtol=1e-2)
+    assert_close(kernel.gated(gate, value).float(), expected, atol=CLOSE[dtype], rtol=1e-2)
 
 
 def assert_same_slopes(fast, plain, leaves, dtype):
@@ -99,24 +87,17 @@ def assert_same_slopes(fast, plain, leaves, dtype):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_slopes_of_a_rotation_a_norm_and_a_gate_equal_the_plain_ones(dtype):
+def test_slopes_of_a_rotation_and_a_gate_equal_the_plain_ones(dtype):
     table = rows_of(dtype, 2, 5, 32, seed=2)  # no rotation at all: halves have sines of their own
     layout = TokenLayout(grid=(0, 0), prefix=5)
     at = At(torch.arange(5, device=DEVICE), layout, {"rope": table.float()})
     x = rows_of(dtype, 3, 5, 6, 32, seed=1).transpose(1, 2)
     assert_same_slopes(
-        lambda x: kernel_text.rotate(x, table), lambda x: rotate(x, at), [x], dtype
+        lambda x: kernel.rotate(x, table), lambda x: rotate(x, at), [x], dtype
     )  # fmt: skip
-    weight, eps = rows_of(dtype, 48, seed=3), 1e-2
-    x = rows_of(dtype, 3, 5, 48, seed=4)[:, 1:]
-
-    def norm(x):
-        return weight.float() * x * torch.rsqrt(x.square().mean(dim=-1, keepdim=True) + eps)
-
-    assert_same_slopes(lambda x: kernel_text.rms_norm(x, weight, eps), norm, [x], dtype)
     gates = [rows_of(dtype, 3, 7, 130, seed=seed)[..., 1:] for seed in (5, 6)]
     assert_same_slopes(
-        kernel_text.gated, lambda g, v: torch.nn.functional.silu(g) * v, gates, dtype
+        kernel.gated, lambda g, v: torch.nn.functional.silu(g) * v, gates, dtype
     )  # fmt: skip
 
 
@@ -138,7 +119,7 @@ def test_soft_masks_of_own_text_have_the_plain_values_and_slopes(dtype, share, s
         return read(q, k, v, picture, average, choose, scale=0.3)
 
     def fast(*leaves):
-        return run(kernel_text.soft_text, *leaves)
+        return run(kernel.soft_text, *leaves)
 
     def plain(*leaves):
         return run(with_own_text, *leaves)
@@ -158,21 +139,18 @@ def test_the_slope_of_rows_that_read_shared_keys_equals_the_explicit_one(dtype, 
     (expected,) = torch.autograd.grad(read, leaf, slopes)
     o, lse = (x.detach() for x in read)
     given = (o.to(dtype), lse), (slopes[0].to(dtype), slopes[1])
-    fast = kernel_text.shared_read_slope(q, k, v, *given, scale=0.3)
+    fast = kernel.shared_read_slope(q, k, v, *given, scale=0.3)
     assert_close(fast.float(), expected, atol=2 * CLOSE[dtype], rtol=2e-2)
 
 
 def test_only_half_precision_on_a_gpu():
     x = torch.zeros(1, 2, 3, 32)
-    assert not kernel_text.usable(x) and not kernel_text.usable(x.bfloat16())
+    assert not kernel.fits_rows(x) and not kernel.fits_rows(x.bfloat16())
 
     def there(width, dtype=torch.bfloat16):
         return SimpleNamespace(is_cuda=True, dtype=dtype, shape=(1, 2, 3, width))
 
-    assert [kernel_text.usable(there(w)) for w in (16, 32, 48, 256, 512)] == [
+    assert [kernel.fits_rows(there(width)) for width in (16, 32, 48, 256, 512)] == [
         False, True, False, True, False,
     ]  # fmt: skip
-    widest = kernel_text.WIDEST
-    assert kernel_text.usable_for_states(there(widest)) and kernel_text.usable_for_states(there(48))
-    assert not kernel_text.usable_for_states(there(widest + 1))
-    assert not kernel_text.usable_for_states(there(48, torch.float32))
+    assert kernel.fits_states(there(48)) and not kernel.fits_states(there(48, torch.float32))

@@ -19,23 +19,20 @@ CPU = torch.device("cpu")
 def stand_ins(monkeypatch):
     """What CUDA does, on a CPU: a recording runs the function, a replay runs it again and writes
     over its results. Every recording takes one byte of a hundred."""
-    pool, spoiled, turns, handles, reserved = graphs._Pool(CPU), [], [], [], count(10)
-    streams: list[str] = []
-    capture = graphs._Pool._capture
+    pool, spoiled, turns, reserved = graphs._Pool(CPU), [], [], count(10)
+    record = graphs._Pool.record
 
     @contextmanager
     def recording(graph, **options):
-        handles.append(options["pool"])
-        assert options["stream"] is pool._stream is not None
         yield
         if spoiled:
             raise RuntimeError(spoiled.pop())
 
-    def captured_by(pool, graph):
-        grown = capture(pool, graph)
-        function, inputs, outputs = graph.function, graph.inputs, graph.outputs
-        graph.graph.replay = lambda: outputs.copy_(function(*inputs))
-        return grown
+    def recorded(pool, call, key, made, tensors):
+        record(pool, call, key, made, tensors)
+        if call.graph is not None:
+            inputs, outputs = call.inputs, call.outputs
+            call.graph.replay = lambda: outputs.copy_(made[1](*inputs))
 
     class Event:
         def wait(self):
@@ -44,13 +41,13 @@ def stand_ins(monkeypatch):
         def record(self):
             turns.append("record")
 
-    monkeypatch.setattr(graphs._Pool, "_capture", captured_by)
+    monkeypatch.setattr(graphs._Pool, "record", recorded)
     monkeypatch.setattr(graphs, "_pools", {CPU: pool})
     monkeypatch.setattr(graphs, "usable", lambda tensors: not graphs._off.get())
     for name, value in {
         "device": lambda device: nullcontext(),
-        "current_stream": lambda: "the caller's",
-        "set_stream": streams.append,
+        "current_stream": object,
+        "set_stream": lambda stream: None,
         "get_device_properties": lambda device: SimpleNamespace(total_memory=100),
         "memory_reserved": lambda device: next(reserved),
         "graph_pool_handle": object,
@@ -60,8 +57,7 @@ def stand_ins(monkeypatch):
         "CUDAGraph": SimpleNamespace,
     }.items():
         monkeypatch.setattr(torch.cuda, name, value)
-    made = {"pool": pool, "spoiled": spoiled, "turns": turns, "handles": handles}
-    return SimpleNamespace(**made, streams=streams)
+    return SimpleNamespace(pool=pool, spoiled=spoiled, turns=turns)
 
 
 class Runs:
@@ -84,43 +80,37 @@ class Runs:
         assert torch.equal(got, self.model(images))
         return got
 
-    @property
-    def held(self):
-        return [x for x in self.model.memo["graphs"].values() if isinstance(x, graphs._Graph)]
-
 
 def test_recordings_are_made_once_kept_while_nothing_changes_and_bounded(stand_ins, monkeypatch):
-    pool, spoiled = stand_ins.pool, stand_ins.spoiled
-    run = Runs()
+    pool, run = stand_ins.pool, Runs()
     prepared = run.prepared
     for _ in range(5):
         run("a")
-    assert prepared == ["a", "a"] and len(pool.living()) == 1 and pool.bytes == 1
-    (old,) = run.held
+    assert prepared == ["a", "a"] and len(pool.calls) == 1 and pool.bytes() == 1
     with torch.no_grad():
         run.model.module.head.weight.mul_(2)
     for _ in range(4):
         run("a")
-    assert prepared == ["a"] * 4 and len(pool.living()) == 1
-    assert old.graph is old.outputs is old.function is old.watch is None and not old.inputs
-    spoiled += ["first", "second"]
-    for _ in range(6):
+    assert prepared == ["a"] * 4 and len(pool.calls) == 1
+    stand_ins.spoiled.append("no room")
+    for _ in range(4):
         run("b")
-    assert prepared[4:] == ["b"] * 6 and [why for _, why in pool.failures] == ["second", "first"]
-    assert graphs.report() == [
-        "cpu: 1 graphs, 0 MiB",
-        "cpu: plain runs of b: second",
-        "cpu: plain runs of b: first",
-    ]
-    pool.bytes = 3 << 20
-    assert graphs.report()[0] == "cpu: 1 graphs, 3 MiB"
+    assert prepared[4:] == ["b"] * 4
+    assert graphs.report() == ["cpu: 1 graphs, 0 MiB", "cpu: plain runs of b: no room"]
     monkeypatch.setattr(graphs, "MOST", 2)
-    monkeypatch.setattr(graphs, "SHARE", 1 << 20)
     for key in "cdefg":
         run(key), run(key)
-    assert len(pool.living()) == 2
+    assert len(pool.calls) == 2
+    monkeypatch.setattr(graphs, "SHARE", 0.0)
+    for _ in range(4):
+        run("large")
+    assert prepared[-4:] == ["large"] * 4 and not pool.calls
+    assert graphs.report()[-1] == "cpu: plain runs of large: larger than 0 MiB"
+    monkeypatch.setattr(graphs, "SHARE", 1.0)
+    run("h"), run("h")
+    assert graphs.pool_bytes(CPU) == 1
     run.model.forget()
-    assert not pool.living() and pool.bytes == graphs.pool_bytes(CPU) == 0
+    assert not pool.calls and graphs.pool_bytes(CPU) == 0
 
 
 def test_only_a_call_that_ran_in_this_state_of_the_model_is_recorded(stand_ins):
@@ -130,7 +120,7 @@ def test_only_a_call_that_ran_in_this_state_of_the_model_is_recorded(stand_ins):
             if factor > 1:
                 run.model.module.head.weight.mul_(factor)
         run("a")
-        recorded.append(len(stand_ins.pool.living()))
+        recorded.append(len(stand_ins.pool.calls))
     assert recorded == [0, 0, 1, 1]
 
 

@@ -87,4 +87,3 @@ def test_what_the_kernels_do_not_compute_is_left_to_the_explicit_form():
     assert kernel.soft_fits(*setting(kernel.MOST_EACH, 1, torch.float32)[:3])
     assert kernel.soft_fits(*setting(1, 3, torch.float32, width=128)[:3])
     assert not kernel.soft_fits(*setting(1, 3, torch.float32, width=129)[:3])
-    assert kernel.soft_usable(q, banks, own) is q.is_cuda

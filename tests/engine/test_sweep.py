@@ -1,5 +1,5 @@
-"""Sweeps where special tokens are pooled, too, or live in another order than theirs: no family
-of ours does it by default."""
+"""Sweeps where special tokens are pooled, too, or live in another order than theirs (no family of
+ours does it by default), and token sets: what follows from a selection is worked out once."""
 
 from __future__ import annotations
 
@@ -9,12 +9,14 @@ from timm.models.vision_transformer import VisionTransformer
 from torch.testing import assert_close
 
 from seecause.engine.mixture import Mixture
-from seecause.engine.sweep import Sweep, SweepPlan
+from seecause.engine.sweep import Sweep, SweepPlan, TokenSets, selection, token_sets
 from seecause.engine.trace import record
+from seecause.errors import BadOption
+from seecause.models.layout import TokenLayout
 from tests.families.native import HALF, SIZE, Native
 from tests.helpers import view
 from tests.reference import caap as reference
-from tests.tiny import pictures, scramble
+from tests.tiny import pictures, scramble, tiny
 
 SETS = [[0, 1, 7], [], [23], [5, 6, 11, 12, 13]]
 
@@ -64,3 +66,84 @@ def test_masks_of_zeros_and_ones_are_token_sets_from_any_layer_on(pooled, tail, 
     masks = chosen.double().expand(2, -1, -1)
     mixed = Mixture(model, blank, picture, tail, start).logits(masks)
     assert_close(mixed, sweep.logits(chosen), atol=1e-10, rtol=0)
+
+
+LAYOUT = TokenLayout(grid=(2, 3), prefix=3, class_index=0, registers=(1, 2))
+CHOSEN = torch.tensor([[1, 0, 0, 1, 0, 0], [0, 0, 0, 0, 0, 1], [0, 0, 0, 0, 0, 0]]).bool()
+
+
+def sets(special: tuple[int, ...] = (0,)) -> TokenSets:
+    return TokenSets(CHOSEN, LAYOUT, special, torch.device("cpu"))
+
+
+def test_rows_are_packed_set_by_set_special_tokens_first():
+    rows = sets((0, 2)).grouped_rows
+    assert rows.tokens.tolist() == [0, 2, 3, 6, 0, 2, 8, 0, 2]
+    assert rows.groups.sizes.tolist() == [4, 3, 2]
+    assert rows.special_rows.tolist() == [0, 1, 4, 5, 7, 8]
+    # the donor's tokens, and behind all nine of them the special rows
+    assert sets((0, 2)).origin.tolist() == [9, 10, 3, 6, 11, 12, 8, 13, 14]
+    assert sets((0, 2)).class_rows.tokens.tolist() == [0, 2] * 3
+
+
+def test_every_row_sees_the_context_or_the_donor_and_no_special_token():
+    chosen = sets((0, 2))
+    context, donor = chosen.context_mask.keep[0, 0], chosen.donor_mask.keep[0, 0]
+    assert not (context & donor).any() and torch.equal(
+        context | donor, chosen.whole_mask.keep[0, 0]
+    )
+    assert donor[:2].nonzero()[:, 1].tolist() == [3, 6, 3, 6]
+    assert chosen.whole_mask.keep[0, 0].sum(dim=1).tolist() == [7] * 6
+    outside = chosen.outside_masks[0].keep[0, 0]
+    assert outside.sum(dim=1).tolist() == [5] * 4 + [6] * 3 + [7] * 2
+    special = chosen.outside_masks[1].keep[0, 0]
+    assert torch.equal(outside[chosen.grouped_rows.special_rows], special)
+
+
+def test_chosen_rows_are_those_behind_the_special_ones():
+    for special, expected in (((0,), [1, 2, 4]), ((0, 2), [2, 3, 6])):
+        rows, groups = sets(special).chosen_rows
+        assert rows.tolist() == expected and groups.sizes.tolist() == [2, 1, 0]
+
+
+def test_sets_of_a_selection_are_known_until_it_changes():
+    model, chosen = view(tiny("timm_deit3"), check=False), torch.zeros(2, 24, dtype=torch.bool)
+    first = token_sets(model, chosen, model.layout, (0,))
+    assert token_sets(model, chosen, model.layout, (0,)) is first
+    assert token_sets(model, chosen, model.layout, ()) is not first
+    assert token_sets(model, chosen.clone(), model.layout, (0,)) is not first
+    chosen[0, 3] = True
+    again = token_sets(model, chosen, model.layout, (0,))
+    assert again is not first and again.sets[0].nonzero().tolist() == [[4]]
+    others = [chosen.clone() for _ in range(7)]
+    for other in others:
+        token_sets(model, other, model.layout, (0,))
+    assert token_sets(model, chosen, model.layout, (0,)) is again  # eight are kept
+    assert len(model.memo["token sets"]) == 8
+
+
+def test_neighbours_are_those_within_the_border():
+    def chosen(select: str, patch: int) -> list[int]:
+        assert selection((3, 4), select) is selection((3, 4), select)  # so that rows are known
+        return selection((3, 4), select)[patch].nonzero()[:, 0].tolist()
+
+    assert chosen("none", 5) == [5]
+    assert chosen("manhattan1", 5) == [1, 4, 5, 6, 9] and chosen("manhattan1", 3) == [2, 3, 7]
+    assert chosen("box1", 5) == [0, 1, 2, 4, 5, 6, 8, 9, 10] and chosen("box1", 11) == [
+        6,
+        7,
+        10,
+        11,
+    ]
+    assert chosen("box2", 8) == [0, 1, 2, 4, 5, 6, 8, 9, 10]
+    film = selection((2, 2, 2), "manhattan1")
+    assert film[0].nonzero()[:, 0].tolist() == [0, 1, 2, 4]
+
+
+def test_any_matrix_may_be_a_selection_and_nothing_else_is():
+    mine = torch.zeros(12, 12)
+    mine[8, 3], mine[2, 0] = 0.25, -1
+    assert selection((3, 4), mine).nonzero().tolist() == [[2, 0], [8, 3]]
+    for wrong, words in ((mine[:3], r"\[12, 12\] for a 3 x 4 grid"), ("box3", "box1, box2")):
+        with pytest.raises(BadOption, match=words):
+            selection((3, 4), wrong)

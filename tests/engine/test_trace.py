@@ -9,20 +9,18 @@ import torch
 from torch.testing import assert_close
 
 import seecause as sc
-from seecause.engine.attention import (
+from seecause.engine.trace import (
     attention_probs,
     check_start,
-    n_attentions,
-    read_rows,
-    walk_back,
-)
-from seecause.engine.trace import (
     enter,
     kept_logits,
     kept_logits_each,
+    n_attentions,
+    read_rows,
     record,
     suffix,
     trace_bytes,
+    walk_back,
 )
 from seecause.errors import BadOption
 from tests.helpers import noise, view

@@ -46,7 +46,6 @@ CAAP = {
     "blank": {"tail": "blank", "score": "logit"},
     "all": {"tail": "all", "score": "logprob"},
     "delete": {"direction": "delete"},
-    "stride": {"stride": 2, "select": "box2"},
     "layers": {"layers": (1, None), "blank": "mean"},
     "layers-patched": {"layers": (1, 4), "tail": "patched"},
     "e-caap": {"approx": "e-caap"},

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from seecause.engine import kernel_text
+from seecause.engine import kernel
 from seecause.lvlm import MaskEngine, draw_masks, make_bank, wrap
 from tests.families.lvlm import _llava, photo, tiny_lvlm
 from tests.lvlm.scenes import QUESTION, TOKEN, calibration, scene, some
@@ -55,7 +55,7 @@ def test_slopes_by_kernels_are_as_exact_as_plain_ones(grouped, monkeypatch):
 
     exact = slopes("cpu", torch.float32)
     fast = slopes("cuda", torch.float16)
-    monkeypatch.setattr(kernel_text, "usable_for_states", lambda x: False)
+    monkeypatch.setattr(kernel, "fits_states", lambda x: False)
     plain = slopes("cuda", torch.float16)
     assert not torch.equal(fast, plain)  # other kernels, other roundings
     assert (fast - exact).norm() < 2 * (plain - exact).norm() + 1e-3 * exact.norm()

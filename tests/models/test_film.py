@@ -16,7 +16,7 @@ import seecause as sc
 from seecause.attribution.caap import make_plan, sweep
 from seecause.engine.blanks import blank_image
 from seecause.engine.mixture import Mixture, slopes
-from seecause.engine.token_sets import interpolate, selection
+from seecause.engine.sweep import selection
 from seecause.engine.trace import record
 from seecause.engine.verify import verify
 from seecause.errors import BadImage, NotDefined, UnsupportedModel, ViewMismatch
@@ -115,15 +115,6 @@ def test_results_are_saved_drawn_and_measured(tiny, tmp_path):
     assert evidence.enough.patches.ndim == 3
     with pytest.raises(NotDefined):
         sc.background.export(model, [(0, 1)], tmp_path)
-
-
-def test_strides_interpolate_in_time_too():
-    sides = (5, 4, 3)
-    ramp = torch.stack(torch.meshgrid(*map(torch.arange, sides), indexing="ij")).double().sum(dim=0)
-    kept = selection(sides, "none", stride=2).double() @ ramp.flatten()
-    values = interpolate(kept[None], sides, 2).view(sides)
-    inside = (slice(0, 5), slice(0, 3), slice(0, 3))  # beyond the last place values stay
-    assert_close(values[inside], ramp[inside])
 
 
 def test_a_film_is_what_the_processor_makes_of_it(tmp_path):

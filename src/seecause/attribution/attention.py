@@ -28,8 +28,10 @@ from seecause.attribution.gradients import (
     over_images,
 )
 from seecause.attribution.registry import Maps, method
-from seecause.engine.attention import (
+from seecause.engine.chunks import plain_logits, run_in_chunks
+from seecause.engine.trace import (
     attention_probs,
+    enter,
     explicit_run,
     n_attentions,
     pool_logits,
@@ -39,8 +41,6 @@ from seecause.engine.attention import (
     walk_back,
     weigh,
 )
-from seecause.engine.chunks import plain_logits, run_in_chunks
-from seecause.engine.trace import enter
 from seecause.engine.walk import Step, walk
 from seecause.errors import BadOption, NotDefined
 from seecause.models.block import Block

@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal, get_args
 
@@ -36,8 +36,17 @@ from seecause.engine.attend import attend
 from seecause.engine.blanks import Blank, blank_image, blank_trace
 from seecause.engine.chunks import fit, in_chunks, joined
 from seecause.engine.graphs import captured, ready
-from seecause.engine.sweep import BlankSummary, Sweep, SweepPlan, Tail, live_tokens
-from seecause.engine.token_sets import Select, TokenSets, interpolate, selection, token_sets
+from seecause.engine.sweep import (
+    BlankSummary,
+    Select,
+    Sweep,
+    SweepPlan,
+    Tail,
+    TokenSets,
+    live_tokens,
+    selection,
+    token_sets,
+)
 from seecause.engine.trace import Trace, record, trace_bytes
 from seecause.engine.walk import walk
 from seecause.errors import BadOption, NotDefined
@@ -91,30 +100,21 @@ def caap(
     approx: Approx = "none",
     direction: Direction = "insert",
     propagate_registers: bool = False,
-    stride: int = 1,
     classes: Classes = None,
     seed: int = 0,
 ) -> Maps:
-    """Activation patching into a blank context: the class score each patch causes on its own.
-
-    `stride=2` does so for every second patch each way and interpolates the others.
-    """
+    """Activation patching into a blank context: the class score each patch causes on its own."""
     layout, size = model.check(images), (images.shape[-2], images.shape[-1])
     plan = make_plan(
         model, layout, tail=tail, layers=layers, propagate_registers=propagate_registers
     )
-    grid = layout.cells
-    chosen = selection(grid, select, stride=stride)
+    chosen = selection(layout.cells, select)
     empty = blank_image(model, size, blank, seed=seed, count=len(images))
     swept = sweep(model, images, empty, chosen, plan, approx=approx, direction=direction)
     used = {"tail": plan.tail, "layers": [plan.start, plan.stop]}
-    maps = to_maps(
+    return to_maps(
         model, swept, target, score=score, direction=direction, classes=classes, used=used
     )
-    if stride == 1:
-        return maps
-    every = None if maps.class_maps is None else interpolate(maps.class_maps, grid, stride)
-    return replace(maps, scores=interpolate(maps.scores, grid, stride), class_maps=every)
 
 
 def to_maps(

@@ -58,8 +58,7 @@ from seecause.engine.mixture import (
     need_gradients,
     slopes,
 )
-from seecause.engine.sweep import Sweep
-from seecause.engine.token_sets import Select, selection, token_sets
+from seecause.engine.sweep import Select, Sweep, selection, token_sets
 from seecause.engine.trace import Trace, record, trace_bytes
 from seecause.errors import BadOption
 from seecause.models.layout import TokenLayout

@@ -32,11 +32,10 @@ from torch import Tensor
 from seecause.attribution.caap import ONE_CLASS, Classes, take_classes
 from seecause.attribution.gradients import bind_target, on_cells, one_block
 from seecause.attribution.registry import EVERY_VIEW, Maps, find, method
-from seecause.engine.attention import attention_probs
 from seecause.engine.blanks import Blank, blank_image
 from seecause.engine.chunks import fit, in_chunks, plain_logits, run_in_chunks
-from seecause.engine.token_sets import Select, selection
-from seecause.engine.trace import kept_logits_each, record
+from seecause.engine.sweep import Select, selection
+from seecause.engine.trace import attention_probs, kept_logits_each, record
 from seecause.errors import BadOption
 from seecause.metrics.pixels import spread_out
 from seecause.models.base import ImageModel

@@ -46,7 +46,7 @@ from seecause.attribution.registry import Maps, join, method
 from seecause.engine.blanks import Blank, blank_image
 from seecause.engine.chunks import fit, in_chunks, joined
 from seecause.engine.mixture import need_gradients, reaches
-from seecause.engine.token_sets import Select, selection
+from seecause.engine.sweep import Select, selection
 from seecause.errors import NotDefined
 from seecause.models.dense import Places
 from seecause.models.staged import StagedModel

@@ -208,7 +208,11 @@ def _caap_cost(model: VisionModel) -> dict[str, Any]:
     live = len(plan.live)
     rows = max(1, live) if plan.tail == "source" else live + 9  # a patch and its eight neighbours
     probe = torch.empty(1, block.heads, 1, block.head_dim, device=model.device, dtype=model.dtype)
-    patched = "one Triton kernel" if kernel.usable(probe, [], None) else "explicit, in chunks,"
+    patched = (
+        "one Triton kernel"
+        if kernel.usable(probe) and kernel.fits(probe, [], None)
+        else "explicit, in chunks,"
+    )
     together = layout.n_patches * rows * row_bytes(model, layout)
     return {
         "default tail": plan.tail,

@@ -21,8 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from seecause.engine import kernel
-from seecause.models.block import Block
-from seecause.models.layout import At
+from seecause.engine.walk import Step
 from seecause.types import wide
 
 Part = tuple[Tensor, Tensor]  # an output over some keys and its log-sum-exp, float32 or float64
@@ -169,16 +168,6 @@ class Own:
     bias: Tensor | None = None
 
 
-def own_bias(block: Block, rows: At, keys: At, queries: Groups, groups: Groups) -> Tensor | None:
-    """What a block adds to the scores of rows (in groups `queries`) against keys (in as many
-    `groups`): [1, H, R, keys of the largest group], or None."""
-    if block.additive is None:
-        return None
-    theirs = keys.index[groups.padded][queries.owner.long()]  # of each row [R, keys]
-    bias = block.bias(rows.take(rows.index[:, None]), keys.take(theirs))  # [R, H, 1, keys]
-    return None if bias is None else bias[:, :, 0].transpose(0, 1)[None]
-
-
 def attend(
     q: Tensor,
     banks: Sequence[Bank],
@@ -194,15 +183,32 @@ def attend(
     log-weights; the explicit form below is their exact, differentiable twin (always, unless
     `fused`).
     """
-    if fused and own is not None and kernel.soft_usable(q, banks, own):
-        return kernel.attend_soft(q, banks, own, scale)
-    if fused and kernel.usable(q, banks, own):
-        return kernel.attend(q, banks, own, scale)
+    if fused and kernel.usable(q):
+        if own is not None and kernel.soft_fits(q, banks, own):
+            return kernel.attend_soft(q, banks, own, scale)
+        if kernel.fits(q, banks, own):
+            return kernel.attend(q, banks, own, scale)
     parts = [_softmax_part(_bank_scores(q, bank, scale), bank.v) for bank in banks]
     if own is not None:
         parts.append(_own_part(q, own, scale))
     o, lse = merge([o for o, _ in parts], [lse for _, lse in parts])
     return o.to(q.dtype).transpose(1, 2), lse.transpose(1, 2)
+
+
+def attend_groups(
+    step: Step, banks: Sequence[Bank], queries: Groups, keys: Groups, *, fused: bool = True
+) -> Tensor:
+    """Set `step.o`: its rows (in groups `queries`) over all banks and the keys of their own group
+    (in as many groups `keys`), with what the block adds to the scores. Returns the lse."""
+    block, beside = step.block, None
+    if block.additive is not None:
+        theirs = step.keys_at.index[keys.padded][queries.owner.long()]  # of each row [R, keys]
+        rows = step.at.take(step.at.index[:, None])
+        beside = block.bias(rows, step.keys_at.take(theirs))  # [R, H, 1, keys]
+        beside = None if beside is None else beside[:, :, 0].transpose(0, 1)[None]
+    own = Own(step.k, step.v, queries, keys, beside)
+    step.o, lse = attend(step.q, banks, own, scale=block.scale, fused=fused)
+    return lse
 
 
 def merge(outputs: Sequence[Tensor], lses: Sequence[Tensor]) -> tuple[Tensor, Tensor]:

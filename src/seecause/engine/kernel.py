@@ -1,11 +1,18 @@
-"""Banked attention as GPU kernels (Triton): every bank in one pass over its keys, no scores in
-memory. The same functions as the explicit form in `attend.py`, which stays the reference.
+"""GPU kernels (Triton) and when they apply. The plain functions in `attend.py` and `lvlm/_cache.py`
+compute the same; they are the reference, and what runs on a CPU or without Triton.
+
+Banked attention, every bank in one pass over its keys, no scores in memory:
 
     attend        without a gradient, at most two banks with masks. A key block that no row of a
                   tile keeps is skipped, so a bank of which each row sees nine keys costs little
     attend_soft   two banks whose keys have log-weights, differentiable in the rows and in the
-                  weights, not in the banks; the step back computes scores again (mosaic: special
-                  tokens under many masks)
+                  weights, not in the banks; the backward pass computes scores again (mosaic:
+                  special tokens under many masks)
+
+Text rows of a vision-language model, a few rows of thousands of copies, where a plain run spends
+its time on reading and writing the same rows: `rotate`, `gated`, `own_text` (without a derivative),
+`soft_text` and `shared_read_slope`. They have derivatives with respect to rows and soft masks;
+weights, tables and shared keys have none.
 """
 
 from __future__ import annotations
@@ -18,9 +25,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+from torch.autograd import Function
 
 if TYPE_CHECKING:
-    from seecause.engine.attend import Bank, Own
+    from seecause.engine.attend import Bank, Own, Part
 
 # a tile of rows, a block of keys: the fastest of fourteen pairs tried on an H200
 ROWS, KEYS = 64, 32  # masks are words of 32 bits
@@ -28,7 +36,11 @@ WARPS, STAGES = 4, 2
 SOFT_ROWS, SOFT_KEYS = 32, 64
 MOST_EACH = 16  # rows of a group of `attend_soft`
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
-LOG2_E = 1.4426950408889634  # the kernels work in powers of two
+HALF_PRECISION = (torch.float16, torch.bfloat16)
+LOG2_E = 1.4426950408889634  # the attention kernels work in powers of two
+MOST_ROWS = 64  # text rows that one program holds
+SHARED_TILE = 64  # rows and keys of a tile in the backward pass of shared keys
+SIZE = 2048  # entries of a gate that one program has
 
 
 @cache
@@ -40,15 +52,22 @@ def triton_kernels() -> Any:
         return None
 
 
-def usable(q: Tensor, banks: Sequence[Bank], own: Own | None) -> bool:
-    """Whether `attend` computes this: on CUDA, no gradient, at most two banks, no bias."""
+def usable(x: Tensor) -> bool:
+    """Whether kernels can run where x is."""
+    return x.is_cuda and triton_kernels() is not None
+
+
+def has_slope(*tensors: Tensor) -> bool:
+    """Whether a derivative with respect to one of the tensors is asked for."""
+    return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
+
+
+def fits(q: Tensor, banks: Sequence[Bank], own: Own | None) -> bool:
+    """Whether `attend` computes this: no gradient, at most two banks, no bias."""
     parts = (*banks, *([] if own is None else [own]))
-    tensors = [q, *(tensor for part in parts for tensor in (part.k, part.v))]
-    differentiable = torch.is_grad_enabled() and any(t.requires_grad for t in tensors)
-    plain = all(part.bias is None for part in parts)
-    simple = len(banks) <= 2 and plain and q.shape[-1] <= 256
-    fits = q.is_cuda and q.dtype in DTYPES and simple and not differentiable
-    return fits and triton_kernels() is not None
+    differentiable = has_slope(q, *(tensor for part in parts for tensor in (part.k, part.v)))
+    simple = len(banks) <= 2 and all(part.bias is None for part in parts) and q.shape[-1] <= 256
+    return q.dtype in DTYPES and simple and not differentiable
 
 
 def attend(
@@ -85,16 +104,14 @@ def _bank_arguments(bank: Bank | None, q: Tensor) -> list[Any]:
     """Pointers and strides; whatever is absent is passed as q and never read."""
     if bank is None:
         return [q, 0, 0, 0, q, 0, 0, 0, 0, q, 0, 0, 0, q, 0, q, 0]
-    arguments = [*strided(lanes_last(bank.k)), *strided(lanes_last(bank.v)), bank.k.shape[2]]
-    if bank.keep is None:
-        arguments += [q, 0, 0, 0, q, 0]
-    else:
-        keep, work = bank.keep.words, bank.keep.worklist
-        by_head = 0 if keep.shape[1] == 1 else keep.stride(1)
-        arguments += [keep, strided(keep)[1], by_head, keep.stride(2), work, work.stride(0)]
-    if bank.choose is None:
-        return [*arguments, q, 0]
-    return [*arguments, bank.choose.contiguous().view(torch.uint8), bank.choose.shape[1]]
+    keep, choose = [q, 0, 0, 0, q, 0], [q, 0]
+    if bank.keep is not None:
+        words, work = bank.keep.words, bank.keep.worklist
+        by_head = 0 if words.shape[1] == 1 else words.stride(1)
+        keep = [words, strided(words)[1], by_head, words.stride(2), work, work.stride(0)]
+    if bank.choose is not None:
+        choose = [bank.choose.contiguous().view(torch.uint8), bank.choose.shape[1]]
+    return [*strided(bank.k), *strided(bank.v), bank.k.shape[2], *keep, *choose]
 
 
 def _own_arguments(own: Own | None, q: Tensor) -> list[Any]:
@@ -104,36 +121,27 @@ def _own_arguments(own: Own | None, q: Tensor) -> list[Any]:
     return [k, *k.stride()[:3], v, *v.stride()[:3], own.queries.owner, own.keys.starts]
 
 
-def soft_usable(q: Tensor, banks: Sequence[Bank], own: Own | None) -> bool:
-    """Whether `attend_soft` computes this: on CUDA, two weighted banks that need no gradient,
-    groups of one size."""
-    return q.is_cuda and soft_fits(q, banks, own) and triton_kernels() is not None
-
-
 def soft_fits(q: Tensor, banks: Sequence[Bank], own: Own | None) -> bool:
-    """The same, wherever it runs."""
+    """Whether `attend_soft` computes this: two banks that need no gradient, whose keys have a
+    log-weight for every image and row and nothing else, and groups of one size."""
     if own is None or len(banks) != 2 or q.dtype not in DTYPES or q.shape[-1] > 128:
         return False
     each = own.queries.each
     if own.bias is not None or each is None or each != own.keys.each or each > MOST_EACH:
         return False
     heads = {q.shape[1], own.k.shape[1], *(bank.k.shape[1] for bank in banks)}
-    learning = torch.is_grad_enabled() and any(
-        b.k.requires_grad or b.v.requires_grad for b in banks
-    )
-    return len(heads) == 1 and not learning and all(_weighted(q, bank) for bank in banks)
-
-
-def _weighted(q: Tensor, bank: Bank) -> bool:
-    """Whether all that a bank has are log-weights for every image and row, the same for all
-    heads."""
-    shape = (len(q), 1, q.shape[2], bank.k.shape[2])
+    learning = has_slope(*(tensor for bank in banks for tensor in (bank.k, bank.v)))
     return (
-        bank.bias is not None
-        and bank.bias.shape == shape
-        and bank.bias.dtype == torch.float32
-        and bank.keep is None
-        and bank.choose is None
+        len(heads) == 1
+        and not learning
+        and all(
+            bank.keep is None
+            and bank.choose is None
+            and bank.bias is not None
+            and bank.bias.dtype == torch.float32
+            and bank.bias.shape == (len(q), 1, q.shape[2], bank.k.shape[2])
+            for bank in banks
+        )
     )
 
 
@@ -147,23 +155,22 @@ def attend_soft(q: Tensor, banks: Sequence[Bank], own: Own, scale: float) -> tup
     return o, lse.transpose(1, 2) / LOG2_E
 
 
-class _Soft(torch.autograd.Function):
+class _Soft(Function):
     @staticmethod
     def forward(
         ctx: Any, q: Tensor, w0: Tensor, w1: Tensor, ko: Tensor, vo: Tensor,
         k0: Tensor, v0: Tensor, k1: Tensor, v1: Tensor, scale: float, each: int,
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
         batch, heads, rows, width = q.shape
-        q, ko, vo, k0, v0, k1, v1 = map(lanes_last, (q, ko, vo, k0, v0, k1, v1))
-        w0, w1 = w0.contiguous(), w1.contiguous()
+        q, w0, w1 = lanes_last(q), w0.contiguous(), w1.contiguous()
         o = q.new_empty(batch, rows, heads, width)
         lse = torch.empty(batch, heads, rows, dtype=torch.float32, device=q.device)
         used = SOFT_ROWS // each * each
+        banks = [*_soft_bank(k0, v0, w0), *_soft_bank(k1, v1, w1), *strided(ko), *strided(vo)]
         with device_of(q):
             triton_kernels().forward[(-(-rows // used), heads, batch)](
                 q, *q.stride()[:3], o, *o.stride()[:3], lse, rows, heads, scale * LOG2_E,
-                *_soft_bank(k0, v0, w0), *_soft_bank(k1, v1, w1), *strided(ko), *strided(vo),
-                EACH=each, USED=used, **_soft_shape(q),
+                *banks, EACH=each, USED=used, **_soft_shape(q),
             )  # fmt: skip
         ctx.save_for_backward(q, w0, w1, ko, vo, k0, v0, k1, v1, o, lse)
         ctx.scale, ctx.each = scale, each
@@ -180,18 +187,17 @@ class _Soft(torch.autograd.Function):
         slopes = [torch.empty_like(w0), torch.empty_like(w1)]
         used = SOFT_ROWS // ctx.each * ctx.each
         read = (q, *q.stride()[:3], do, *do.stride()[:3], lse, delta, rows, heads)
+        read = (*read, ctx.scale * LOG2_E)
         kernels, shape = triton_kernels(), _soft_shape(q)
+        banks = [_soft_bank(k0, v0, w0), _soft_bank(k1, v1, w1)]
         with device_of(q):
             kernels.back_rows[(-(-rows // used), heads, batch)](
-                *read, ctx.scale * LOG2_E, ctx.scale, o, *o.stride()[:3],
-                *_soft_bank(k0, v0, w0), *_soft_bank(k1, v1, w1), *strided(ko), *strided(vo),
-                dq, dk, dv, EACH=ctx.each, USED=used, **shape,
+                *read, ctx.scale, o, *o.stride()[:3], *banks[0], *banks[1],
+                *strided(ko), *strided(vo), dq, dk, dv, EACH=ctx.each, USED=used, **shape,
             )  # fmt: skip
-            for k, v, w, dw in ((k0, v0, w0, slopes[0]), (k1, v1, w1, slopes[1])):
-                tiles = (-(-k.shape[2] // SOFT_KEYS), -(-rows // SOFT_ROWS), batch)
-                kernels.back_weights[tiles](
-                    *read, ctx.scale * LOG2_E, *_soft_bank(k, v, w), dw, **shape
-                )
+            for bank, slope in zip(banks, slopes, strict=True):
+                tiles = (-(-slope.shape[-1] // SOFT_KEYS), -(-rows // SOFT_ROWS), batch)
+                kernels.back_weights[tiles](*read, *bank, slope, **shape)
         return dq, *slopes, dk, dv, None, None, None, None, None, None
 
 
@@ -208,8 +214,160 @@ def _soft_bank(k: Tensor, v: Tensor, w: Tensor) -> list[Any]:
     return [*strided(k), *strided(v), w, k.shape[2]]
 
 
+def fits_rows(x: Tensor) -> bool:
+    """Whether the kernels for text rows take rows of heads [.., dh]: on CUDA in half precision."""
+    width = x.shape[-1]
+    return 32 <= width <= 256 and not width & (width - 1) and fits_states(x)
+
+
+def fits_states(x: Tensor) -> bool:
+    """Whether the kernel for gates takes states [.., D]: on CUDA in half precision, outside of a
+    compiler, which fuses the plain way."""
+    return x.dtype in HALF_PRECISION and usable(x) and not torch.compiler.is_compiling()
+
+
+def rotate(x: Tensor, table: Tensor) -> Tensor:
+    """Rows x [B, H, R, dh] by cosines and sines [2, R, dh], in the layout [B, R, H, dh]."""
+    return _Rotated.apply(x, table)
+
+
+def gated(gate: Tensor, value: Tensor) -> Tensor:
+    """silu(gate) value, of equal shapes."""
+    return _Gated.apply(gate, value)
+
+
+def own_text(
+    q: Tensor, k: Tensor, v: Tensor, picture: Part, average: Part, choose: Tensor, *, scale: float
+) -> Tensor:
+    """Rows q [1|B, H, R, dh] over their own k, v [1|B, Hkv, R, dh], looking back, merged with what
+    they saw of the image or of the average, [1|B, R, H, dh] each, whichever `choose` [1|B, R, H]
+    says: [B, R, H, dh]."""
+    flags = choose.contiguous().view(torch.uint8)
+    return _text_rows((q, k, v, *picture, *average, flags), scale, hard=True)
+
+
+def soft_text(
+    q: Tensor, k: Tensor, v: Tensor, picture: Part, average: Part, choose: Tensor, *, scale: float
+) -> Tensor:
+    """`own_text` for a soft `choose` [1|B, R, H] in float32, the share of the image; the rest is
+    the average's. Differentiable in everything."""
+    return _SoftText.apply(q, k, v, *picture, *average, choose, scale)
+
+
+def shared_read_slope(
+    q: Tensor, k: Tensor, v: Tensor, read: Part, slopes: Part, *, scale: float
+) -> Tensor:
+    """The gradient of rows q [1, H, R, dh] that read keys and values [1, Hkv, K, dh], from the
+    gradients of what they `read`: of outputs [1, R, H, dh] and of their log-sum-exp [1, R, H]."""
+    _, heads, rows, width = q.shape
+    dq = torch.empty(1, rows, heads, width, dtype=q.dtype, device=q.device).transpose(1, 2)
+    q, k, v, o, d_o = map(lanes_last, (q, k, v, read[0], slopes[0]))
+    tensors = (q, k, v, o, read[1], d_o, slopes[1], dq)
+    arguments = [a for t in tensors for a in (t, t.stride(1), t.stride(2))]
+    with device_of(q):
+        triton_kernels().shared_read_back[(-(-rows // SHARED_TILE), heads)](
+            *arguments, rows, k.shape[2], scale, SHARE=heads // k.shape[1],
+            ROWS=SHARED_TILE, KEYS=SHARED_TILE, WIDTH=width, EXACT=q.dtype == torch.float32,
+            num_warps=4, num_stages=2,
+        )  # fmt: skip
+    return dq
+
+
+class _Rotated(Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, table: Tensor) -> Tensor:
+        ctx.save_for_backward(table)
+        return _rotated(x, table)
+
+    @staticmethod
+    def backward(ctx: Any, slope: Tensor) -> Any:  # pyright: ignore
+        return _rotated(slope, *ctx.saved_tensors, back=True), None
+
+
+def _rotated(x: Tensor, table: Tensor, *, back: bool = False) -> Tensor:
+    batch, heads, rows, width = x.shape
+    out = torch.empty(batch, rows, heads, width, dtype=x.dtype, device=x.device).transpose(1, 2)
+    x, table = lanes_last(x), lanes_last(table)
+    with device_of(x):
+        triton_kernels().rotated[(batch * rows,)](
+            x, *x.stride()[:3], out, *out.stride()[:3], table, table.stride(1), table.stride(0),
+            rows, heads, HEADS=_power_of_two(heads), HALF=width // 2, BACK=back, num_warps=4,
+        )  # fmt: skip
+    return out
+
+
+class _Gated(Function):
+    @staticmethod
+    def forward(ctx: Any, gate: Tensor, value: Tensor) -> Tensor:
+        ctx.save_for_backward(gate, value)
+        return _over_entries("gated", [gate, value], 1)[0]
+
+    @staticmethod
+    def backward(ctx: Any, slope: Tensor) -> Any:  # pyright: ignore
+        return tuple(_over_entries("gated_back", [*ctx.saved_tensors, slope], 2))
+
+
+def _over_entries(kernel: str, given: list[Tensor], made: int) -> list[Tensor]:
+    """Run a kernel that computes `made` tensors from others of the same shape, entry by entry."""
+    given = [x.contiguous() for x in given]
+    out = [torch.empty_like(given[0]) for _ in range(made)]
+    count = given[0].numel()
+    with device_of(given[0]):
+        getattr(triton_kernels(), kernel)[(-(-count // SIZE),)](*given, *out, count, SIZE=SIZE)
+    return out
+
+
+class _SoftText(Function):
+    @staticmethod
+    def forward(ctx: Any, *arguments: Any) -> Tensor:
+        *tensors, ctx.scale = arguments
+        ctx.save_for_backward(*tensors)
+        return _text_rows(tensors, ctx.scale, hard=False)
+
+    @staticmethod
+    def backward(ctx: Any, slope: Tensor) -> Any:  # pyright: ignore
+        tensors, (batch, rows, heads, width) = ctx.saved_tensors, slope.shape
+        q, k = tensors[:2]
+        made = [torch.empty_like(slope, memory_format=torch.contiguous_format) for _ in range(5)]
+        made += [torch.empty(batch, rows, heads, device=q.device) for _ in range(3)]
+        with device_of(q):
+            triton_kernels().text_rows_back[(heads, batch)](
+                *_all_strided((*tensors, slope)), *made, rows, heads, ctx.scale,
+                **_text_shape(rows, heads, k, width),
+            )  # fmt: skip
+        dq, dk, dv, d_seen, d_blind, d_seen_lse, d_blind_lse, d_choose = made
+        dk, dv = (x.unflatten(2, (k.shape[1], -1)).sum(dim=3) for x in (dk, dv))
+        by_head = [x.transpose(1, 2) for x in (dq, dk, dv)]
+        # autograd itself adds up the gradients of what served all copies
+        return *by_head, d_seen, d_seen_lse, d_blind, d_blind_lse, d_choose, None
+
+
+def _text_rows(tensors: Sequence[Tensor], scale: float, *, hard: bool) -> Tensor:
+    """The kernel over q, k, v, both parts and `choose`: [B, R, H, dh]."""
+    q, k = tensors[:2]
+    batch, (_, heads, rows, width) = max(map(len, tensors)), q.shape
+    out = torch.empty(batch, rows, heads, width, dtype=q.dtype, device=q.device)
+    with device_of(q):
+        triton_kernels().text_rows[(heads, batch)](
+            *_all_strided((*tensors, out)), rows, scale,
+            HARD=hard, **_text_shape(rows, heads, k, width),
+        )  # fmt: skip
+    return out
+
+
+def _text_shape(rows: int, heads: int, k: Tensor, width: int) -> dict[str, Any]:
+    exact, tile = k.dtype == torch.float32, max(16, _power_of_two(rows))
+    sizes = {"SHARE": heads // k.shape[1], "ROWS": tile, "WIDTH": width, "EXACT": exact}
+    return {**sizes, "num_warps": 4}
+
+
+def _all_strided(tensors: Sequence[Tensor]) -> list[Any]:
+    return [argument for x in tensors for argument in strided(x)]
+
+
 def strided(x: Tensor) -> list[Any]:
-    """A pointer and the strides of its first three axes; one image may serve all."""
+    """A pointer and the strides of the first three axes; a single image or copy serves all."""
+    x = lanes_last(x) if x.ndim == 4 else x
     return [x, 0 if len(x) == 1 else x.stride(0), x.stride(1), x.stride(2)]
 
 
@@ -217,13 +375,13 @@ def lanes_last(x: Tensor) -> Tensor:
     return x if x.stride(-1) == 1 else x.contiguous()
 
 
-def power_of_two(count: int) -> int:
+def _power_of_two(count: int) -> int:
     """The next one."""
     return 1 << (count - 1).bit_length()
 
 
 def _lanes(width: int) -> int:
-    return max(16, power_of_two(width))
+    return max(16, _power_of_two(width))
 
 
 def device_of(x: Tensor) -> Any:

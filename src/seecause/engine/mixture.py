@@ -24,7 +24,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from seecause.engine.attend import Bank, Groups, Own, attend, own_bias
+from seecause.engine.attend import Bank, Groups, Own, attend, attend_groups
 from seecause.engine.blanks import blank_image
 from seecause.engine.chunks import fit, in_chunks
 from seecause.engine.trace import Trace, suffix
@@ -79,9 +79,7 @@ class Mixture:
                 _weighted(trace.kv[step.index], weight if bias is None else weight + bias, first)
                 for trace, weight in zip((self.blank, self.picture), weights, strict=True)
             ]
-            beside = own_bias(step.block, step.at, step.at, groups, groups)
-            own = Own(step.k, step.v, groups, groups, beside)
-            step.o, _ = attend(step.q, banks, own, scale=step.block.scale, fused=self.fused)
+            attend_groups(step, banks, groups, groups, fused=self.fused)
         return steps.h.unflatten(1, (count, p))
 
     def _read(self, masks: Tensor, special: Tensor) -> Tensor:

@@ -12,8 +12,8 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor
 
-from seecause.engine.attention import probabilities
 from seecause.engine.chunks import run_in_chunks
+from seecause.engine.trace import probabilities
 from seecause.engine.walk import Step, walk
 from seecause.errors import BadOption, NotDefined
 from seecause.models.base import ImageModel

@@ -7,50 +7,204 @@ i; all copies run together. What happens to the chosen tokens after layer `stop`
     source    they keep the donor's keys and values to the end (stop has no effect)
     blank     they fall back to the context's
     patched   they become live rows themselves: group i = {class_i} + S(i), each group sees the
-    context and itself
+              context and itself
     all       every token of every copy is computed again
 
 States are named as in the paper: l = 0 is the embedding, l = 1..L the block outputs. Block b
 (0-based) turns state b into b + 1.
+
+Which sets there are is a `selection`: S(i) is patch i and some around it, clipped at the border.
+Everything that follows from the sets alone (rows, groups, masks, the kernel's work lists) is worked
+out on the CPU when it is first asked for, sent to the device once, and stays in the model's memo: a
+sweep itself copies nothing from the host.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
-from typing import Literal
+from functools import cached_property, lru_cache
+from typing import Literal, NamedTuple, get_args
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from seecause.engine.attend import Bank, Mask, Own, attend, merge, own_bias
-from seecause.engine.token_sets import RowGroups, TokenSets, token_sets
+from seecause.engine.attend import Bank, Groups, Mask, Own, attend, attend_groups, merge
 from seecause.engine.trace import Trace, suffix
 from seecause.engine.walk import Step, walk
+from seecause.errors import BadOption
 from seecause.models.layout import TokenLayout
 from seecause.models.view import VisionModel
 from seecause.types import wide, wide_dtype
 
-
-@dataclass(frozen=True, eq=False)
-class LiveRows:
-    """Rows that are computed anew for each of n token sets, packed set by set: its special tokens
-    first, then (perhaps) its chosen ones."""
-
-    sets: TokenSets
-    groups: RowGroups
-    z: Tensor  # [B, R, D]
-
-    @property
-    def tokens(self) -> Tensor:
-        """Which token each row is, [R]."""
-        return self.groups.tokens
-
-    @property
-    def has_chosen(self) -> bool:
-        return len(self.tokens) > len(self.groups.special_rows)
-
-
 Tail = Literal["patched", "blank", "source", "all"]
+Select = Literal["none", "box1", "box2", "manhattan1"]
+BlankSummary = dict[int, tuple[Tensor, Tensor]]
+"""A context that is the same for every query (E-CAAP): its output o [1, R, H, dh] and lse [1, R, H]
+by block."""
+_KEPT = 8
+
+
+class RowGroups(NamedTuple):
+    """Rows packed set by set: which token each is [R], where the special ones are [n * p]."""
+
+    groups: Groups
+    tokens: Tensor
+    special_rows: Tensor
+
+
+class TokenSets:
+    """Sets chosen [n, N] (bool, over patches, on the CPU) beside the special tokens that are alive
+    in every set."""
+
+    def __init__(
+        self, chosen: Tensor, layout: TokenLayout, special: tuple[int, ...], device: torch.device
+    ):
+        self.layout, self.special, self.device = layout, special, device
+        self.sets = F.pad(chosen, (layout.prefix, 0))  # [n, T], on the CPU
+        self._parts: dict[tuple[int, int], TokenSets] = {(0, len(chosen)): self}
+        self._even: dict[int, Groups] = {}
+
+    def __len__(self) -> int:
+        return len(self.sets)
+
+    def part(self, start: int, stop: int) -> TokenSets:
+        """Some of the sets, one after the other."""
+        if (start, stop) not in self._parts:
+            chosen = self.sets[start:stop, self.layout.prefix :]
+            self._parts[start, stop] = TokenSets(chosen, self.layout, self.special, self.device)
+        return self._parts[start, stop]
+
+    def even_groups(self, size: int) -> Groups:
+        """As many groups as sets, all of one size."""
+        if size not in self._even:
+            self._even[size] = Groups.even(len(self), size, self.device)
+        return self._even[size]
+
+    @cached_property
+    def marked(self) -> Tensor:
+        """The chosen tokens of each set, [n, T]."""
+        return self._send(self.sets)
+
+    @cached_property
+    def is_special(self) -> Tensor:
+        """[T]."""
+        mark = torch.zeros(self.sets.shape[1], dtype=torch.bool)
+        mark[list(self.special)] = True
+        return self._send(mark)
+
+    @cached_property
+    def class_rows(self) -> RowGroups:
+        """The special tokens alone, set by set."""
+        n, p = len(self), len(self.special)
+        tokens = torch.tensor(self.special, dtype=torch.long).repeat(n)
+        return RowGroups(self.even_groups(p), self._send(tokens), self._send(torch.arange(n * p)))
+
+    @cached_property
+    def _columns(self) -> Tensor:
+        """What each grouped row is, [R], on the CPU: one of the special tokens, or the chosen token
+        by its number behind them."""
+        special = torch.ones(len(self), len(self.special), dtype=torch.bool)
+        return torch.cat([special, self.sets], dim=1).nonzero()[:, 1]
+
+    @cached_property
+    def grouped_rows(self) -> RowGroups:
+        """The special tokens, then the chosen ones, set by set."""
+        p, column = len(self.special), self._columns
+        named = [torch.tensor(self.special, dtype=torch.long), torch.arange(self.sets.shape[1])]
+        return RowGroups(
+            Groups(self.sets.sum(dim=1) + p, self.device),
+            self._send(torch.cat(named)[column]),
+            self._send((column < p).nonzero()[:, 0]),
+        )
+
+    @cached_property
+    def chosen_rows(self) -> tuple[Tensor, Groups]:
+        """Where the chosen tokens are among the grouped rows, and their groups."""
+        places = (self._columns >= len(self.special)).nonzero()[:, 0]
+        return self._send(places), Groups(self.sets.sum(dim=1), self.device)
+
+    @cached_property
+    def origin(self) -> Tensor:
+        """Where each grouped row comes from, [R]: the donor's tokens, or behind all of those the
+        special rows."""
+        rows = self.grouped_rows
+        origin = rows.tokens.clone()
+        special = torch.arange(len(rows.special_rows), device=self.device)
+        origin[rows.special_rows] = self.sets.shape[1] + special
+        return origin
+
+    @cached_property
+    def donor_mask(self) -> Mask:
+        """Class rows on the donor's tokens: those of their set."""
+        return Mask(self._class_keep)
+
+    @cached_property
+    def context_mask(self) -> Mask:
+        """Class rows on the context's tokens, beside the donor's."""
+        return Mask(~self.is_special & ~self._class_keep)
+
+    @cached_property
+    def whole_mask(self) -> Mask:
+        """Class rows on all of the context's tokens, special ones aside."""
+        return Mask((~self.is_special).expand_as(self._class_keep))
+
+    @cached_property
+    def outside_masks(self) -> tuple[Mask, Mask]:
+        """Grouped rows on the context's tokens outside their group; and their special rows."""
+        outside = ~(self.marked | self.is_special)  # [n, T]
+        every, special = (
+            Mask(outside[rows.groups.owner.long()][None, None])
+            for rows in (self.grouped_rows, self.class_rows)
+        )
+        return every, special
+
+    @property
+    def _class_keep(self) -> Tensor:
+        return self.marked.repeat_interleave(len(self.special), dim=0)[None, None]  # [1, 1, n*p, T]
+
+    def _send(self, x: Tensor) -> Tensor:
+        return x.to(self.device, non_blocking=True)
+
+
+def token_sets(
+    model: VisionModel, chosen: Tensor, layout: TokenLayout, special: tuple[int, ...]
+) -> TokenSets:
+    """The sets of a selection [n, N] on the model's device: the same object as long as neither
+    changes."""
+    known: dict[object, tuple[Tensor, TokenSets]] = model.memo.setdefault("token sets", {})
+    key = (id(chosen), chosen._version, layout, special, model.device)
+    if key not in known:
+        while len(known) >= _KEPT:
+            known.pop(next(iter(known)))
+        known[key] = (chosen, TokenSets(chosen, layout, special, model.device))
+    return known[key][1]
+
+
+def selection(grid: tuple[int, ...], select: Select | Tensor = "box1") -> Tensor:
+    """Row i marks S(i): bool [N, N], or any given matrix of that shape (all false selects nothing).
+    In a film, times are neighbours as rows and columns are."""
+    n = math.prod(grid)
+    if isinstance(select, Tensor):
+        if select.shape != (n, n):
+            expected = f"bool [{n}, {n}] for a {' x '.join(map(str, grid))} grid"
+            raise BadOption("select", f"tensor {list(select.shape)}", expected)
+        return select.bool().cpu()
+    if select not in get_args(Select):
+        names = ", ".join(get_args(Select))
+        raise BadOption("select", select, f"one of {names}, or a bool tensor [N, N]")
+    return _around(grid, select)
+
+
+@lru_cache(maxsize=32)
+def _around(grid: tuple[int, ...], select: Select) -> Tensor:
+    """The same object for the same grid: what follows from it is kept."""
+    places = torch.cartesian_prod(*map(torch.arange, grid))  # [N, 2 or 3]
+    apart = (places[:, None] - places).abs()
+    if select == "manhattan1":
+        return apart.sum(dim=-1) <= 1
+    return apart.amax(dim=-1) <= {"none": 0, "box1": 1, "box2": 2}[select]
 
 
 @dataclass(frozen=True)
@@ -99,14 +253,6 @@ def live_tokens(layout: TokenLayout, *, registers: bool = False) -> tuple[int, .
 
 
 @dataclass(eq=False)
-class BlankSummary:
-    """A context that is the same for every query: its output o [1, R, H, dh] and lse [1, R, H] per
-    block (E-CAAP)."""
-
-    parts: dict[int, tuple[Tensor, Tensor]]
-
-
-@dataclass(eq=False)
 class Sweep:
     """Runs a plan on recorded runs. Batches of `context` and `donor` are equal, or one of them is
     1."""
@@ -122,47 +268,49 @@ class Sweep:
         if isinstance(sets, Tensor):
             sets = token_sets(self.model, sets, self.context.layout, plan.live)
         unfinished = plan.unfinished(layers)
-        rows = self._class_rows(sets, plan.stop if unfinished else layers, summary)
+        rows, z = (
+            sets.class_rows,
+            self._class_rows(sets, plan.stop if unfinished else layers, summary),
+        )
         if unfinished and plan.tail == "all":
-            return self._recompute(rows)
+            return self._recompute(sets, z)
         if unfinished:
-            rows = self._grouped_rows(rows)
-        # the chosen tokens are no longer the context's when the answer is read
+            rows, z = self._grouped_rows(sets, z)
+        # the chosen tokens are no longer the context's when the prediction is read
         replaced = plan.tail != "blank" or plan.stop >= layers
-        return self._read(rows, rows.sets.marked & replaced)
+        return self._read(sets, rows, z, sets.marked & replaced)
 
-    def _read(self, rows: LiveRows, gone: Tensor) -> Tensor:
-        """Logits [B, n, C]. Tokens that are `gone` [n, T] are not the context's: they are live, or
-        else the donor's."""
-        readout, special = self.model.readout, rows.sets.special
-        live = readout.norm(rows.z)
+    def _read(self, sets: TokenSets, rows: RowGroups, z: Tensor, gone: Tensor) -> Tensor:
+        """Logits [B, n, C] of live rows z [B, R, D]. Tokens that are `gone` [n, T] are not the
+        context's: they are live, or else the donor's."""
+        readout, special = self.model.readout, sets.special
+        live = readout.norm(z)
         if readout.latent is not None:
-            return self._read_latent(rows, live, gone)
-        first = live[:, rows.groups.special_rows] if rows.has_chosen else live
-        copies = first.unflatten(1, (len(rows.sets), len(special))) if special else first
+            return self._read_latent(sets, rows, live, gone)
+        first = live if rows is sets.class_rows else live[:, rows.special_rows]
+        copies = first.unflatten(1, (len(sets), len(special))) if special else first
         parts = [copies[:, :, special.index(t)] for t in readout.read_prefix(self.context.layout)]
         if readout.has_mean:
-            parts.append(self._mean(rows, live, gone).to(live.dtype))
+            parts.append(self._mean(sets, rows, live, gone).to(live.dtype))
         return readout.head(torch.cat(parts, dim=-1))
 
-    def _mean(self, rows: LiveRows, live: Tensor, gone: Tensor) -> Tensor:
+    def _mean(self, sets: TokenSets, rows: RowGroups, live: Tensor, gone: Tensor) -> Tensor:
         """The average over tokens with the chosen and the special ones replaced: [B, n, D], summed
         in float32 or better."""
-        readout, is_special = self.model.readout, rows.sets.is_special
-        averaged = torch.zeros_like(is_special)
-        averaged[readout.averaged(self.context.layout)] = True
+        averaged = torch.zeros_like(sets.is_special)
+        averaged[self.model.readout.averaged(self.context.layout)] = True
         kind = wide_dtype(live.dtype)
-        staying = (averaged & ~is_special & ~gone).to(kind)  # [n, T]
+        staying = (averaged & ~sets.is_special & ~gone).to(kind)  # [n, T]
         total = staying @ wide(self._final(self.context))  # [b, n, D]
-        if not rows.has_chosen:
+        if rows is sets.class_rows:
             total = total + (averaged & gone).to(kind) @ wide(self._final(self.donor))
         counted = wide(live) * averaged[rows.tokens, None]
-        total = total.expand(len(live), -1, -1).index_add(1, rows.groups.groups.owner, counted)
+        total = total.expand(len(live), -1, -1).index_add(1, rows.groups.owner, counted)
         return total / averaged.sum()
 
-    def _read_latent(self, rows: LiveRows, live: Tensor, gone: Tensor) -> Tensor:
+    def _read_latent(self, sets: TokenSets, rows: RowGroups, live: Tensor, gone: Tensor) -> Tensor:
         """A latent query per set reads frozen, replaced and live tokens."""
-        readout, pool, n = self.model.readout, self.model.readout.latent, len(rows.sets)
+        readout, pool, n = self.model.readout, self.model.readout.latent, len(sets)
         assert pool is not None
         part = readout.averaged(self.context.layout)
         queries = pool.query()
@@ -173,15 +321,16 @@ class Sweep:
             seen = keep[:, part].repeat_interleave(per_set, dim=0)[None, None]
             return Bank(*pool.kv(self._final(trace)[:, part]), Mask(seen))
 
-        banks = [bank(self.context, ~rows.sets.is_special & ~gone)]
-        if not rows.has_chosen:
+        banks = [bank(self.context, ~sets.is_special & ~gone)]
+        if rows is sets.class_rows:
             banks.append(bank(self.donor, gone))
-        # special tokens that the pool does not see
-        skipped = 0 if readout.over_prefix else len(rows.sets.special)
-        seen = rows.sets.seen_rows(rows.groups, skipped)
+        groups = rows.groups
+        if not readout.over_prefix:  # special tokens are not pooled
+            seen, groups = sets.chosen_rows
+            live = live[:, :0] if rows is sets.class_rows else live[:, seen]
         own = None
-        if seen is not None:
-            own = Own(*pool.kv(live[:, seen[0]]), rows.sets.even_groups(per_set), seen[1])
+        if live.shape[1]:
+            own = Own(*pool.kv(live), sets.even_groups(per_set), groups)
         o, _ = attend(q, banks, own, scale=pool.scale)
         pooled = pool.finish(o.unflatten(1, (n, per_set)).flatten(0, 1))
         return readout.head(pooled).unflatten(0, (-1, n))
@@ -190,14 +339,14 @@ class Sweep:
         """Normed states behind the last block, [b, T, D]."""
         return self.model.readout.norm(trace.states[self.model.n_layers])
 
-    def _class_rows(self, sets: TokenSets, until: int, summary: BlankSummary | None) -> LiveRows:
-        """The live special tokens from state `start` to state `until`."""
+    def _class_rows(self, sets: TokenSets, until: int, summary: BlankSummary | None) -> Tensor:
+        """The live special tokens [B, n * p, D] from state `start` to state `until`."""
         plan, n, p, rows = self.plan, len(sets), len(self.plan.live), sets.class_rows
         states = self.context.states[plan.start]
         first = torch.cat([states[:, :0], *(states[:, t : t + 1] for t in plan.live)], dim=1)
         z = _copies(first, n).expand(self._batch(), n * p, -1)  # all sets begin alike
         if not plan.live:
-            return LiveRows(sets, rows, z)
+            return z
         donor_blocks = plan.donor_blocks(self.model.n_layers)
         steps = walk(self.model, z, self.context.at.take(rows.tokens), start=plan.start, stop=until)
         for step in steps:
@@ -209,18 +358,16 @@ class Sweep:
             if summary is None:
                 keep = sets.context_mask if mixed else sets.whole_mask
                 banks.insert(0, self.context.bank(step.index, keep, bias))
-            beside = own_bias(step.block, step.at, step.at, rows.groups, rows.groups)
-            own = Own(step.k, step.v, rows.groups, rows.groups, beside)
-            step.o, lse = attend(step.q, banks, own, scale=step.block.scale)
+            lse = attend_groups(step, banks, rows.groups, rows.groups)
             if summary is not None:
-                o, blank_lse = summary.parts[step.index]
+                o, blank_lse = summary[step.index]
                 parts = [step.o.to(lse.dtype), o], [lse, blank_lse.expand_as(lse)]
                 step.o = merge(*parts)[0].to(z.dtype)
-        return LiveRows(sets, rows, steps.h)
+        return steps.h
 
     def _share(self, step: Step, first: Tensor, tokens: Tensor) -> None:
-        """In the first block all copies ask and tell the same: projected once from the special
-        tokens `first` [b, p, D]."""
+        """In the first block all copies have the same queries, keys and values: projected once from
+        the special tokens `first` [b, p, D]."""
         n, batch = len(step.at.index) // len(tokens), self._batch()
         projected = step.block.qkv(first, self.context.at.take(tokens))
         step.q, step.k, step.v = (
@@ -228,32 +375,30 @@ class Sweep:
             for x in projected
         )
 
-    def _grouped_rows(self, special: LiveRows) -> LiveRows:
-        """Live special tokens and chosen tokens together from state `stop` to the end (in the last
-        block only the special ones, where no other row is read)."""
-        stop, last, sets = self.plan.stop, self.model.n_layers - 1, special.sets
-        rows, keep = sets.grouped_rows, sets.outside_mask
+    def _grouped_rows(self, sets: TokenSets, special: Tensor) -> tuple[RowGroups, Tensor]:
+        """Live special tokens [B, n * p, D] and chosen tokens together from state `stop` to the end
+        (in the last block only the special ones, where no other row is read)."""
+        stop, last = self.plan.stop, self.model.n_layers - 1
+        rows, keep = sets.grouped_rows, sets.outside_masks[0]
         keys, donor = rows.groups, self.donor.states[stop]
         at = self.context.at.where(~sets.is_special, self.donor.at).take(rows.tokens)
-        steps = walk(self.model, self._gather(donor, special.z, sets, dim=1), at, start=stop)
+        steps = walk(self.model, self._gather(donor, special, sets, dim=1), at, start=stop)
         for step in steps:
-            if step.index == stop:  # chosen tokens ask and tell as in the donor's own run
+            if step.index == stop:  # chosen tokens have the projections of the donor's own run
                 theirs = step.block.qkv(donor, self.donor.at)
-                own_at = self.context.at.take(special.tokens)
-                ours = step.block.qkv(special.z, own_at) if sets.special else theirs
+                own_at = self.context.at.take(sets.class_rows.tokens)
+                ours = step.block.qkv(special, own_at) if sets.special else theirs
                 step.q, step.k, step.v = (
                     self._gather(x, y if sets.special else y[:, :, :0], sets, dim=2)
                     for x, y in zip(theirs, ours, strict=True)
                 )
             if step.index == last and self.model.readout.reads_rows:
                 step.take(rows.special_rows)
-                rows, keep = special.groups, sets.special_outside_mask
-            beside = own_bias(step.block, step.at, step.keys_at, rows.groups, keys)
-            own = Own(step.k, step.v, rows.groups, keys, beside)
+                rows, keep = sets.class_rows, sets.outside_masks[1]
             bias = step.block.bias(step.at, self.context.at)
             banks = [self.context.bank(step.index, keep, bias)]
-            step.o, _ = attend(step.q, banks, own, scale=step.block.scale)
-        return LiveRows(sets, rows, steps.h)
+            attend_groups(step, banks, rows.groups, keys)
+        return rows, steps.h
 
     def _gather(self, donor: Tensor, special: Tensor, sets: TokenSets, *, dim: int) -> Tensor:
         """Grouped rows along `dim`, from those of the donor's tokens and the special ones."""
@@ -264,23 +409,21 @@ class Sweep:
         taken = rows.flatten(0, 1).index_select(0, (first + sets.origin).flatten())
         return taken.unflatten(0, (len(rows), -1)).movedim(1, dim)
 
-    def _recompute(self, rows: LiveRows) -> Tensor:
-        """Every token of every copy from state `stop` on."""
-        marked, stop = rows.sets.marked, self.plan.stop
-        theirs, ours = self.donor.states[stop][:, None], self.context.states[stop][:, None]
-        state = torch.where(marked[None, :, :, None], theirs, ours)  # [B, n, T, D]
-        state = state.expand(self._batch(), -1, -1, -1).clone()
-        for place, token in enumerate(self.plan.live):
-            state[:, :, token] = rows.z.unflatten(1, (len(marked), -1))[:, :, place]
-        at = self.context.at.with_facts(lambda facts: self._mixed(facts, marked))
-        logits = suffix(self.model, state.flatten(0, 1), at, stop)
-        return logits.unflatten(0, (self._batch(), len(marked)))
+    def _recompute(self, sets: TokenSets, z: Tensor) -> Tensor:
+        """Logits of every token of every copy from state `stop` on, with special tokens z."""
+        marked, stop, batch = sets.marked[None, :, :, None], self.plan.stop, self._batch()
 
-    def _mixed(self, facts: Tensor, marked: Tensor) -> Tensor:
-        """Facts [B * n, T, F] of every copy: the donor's where tokens are marked [n, T]."""
-        assert self.donor.at.facts is not None
-        mixed = torch.where(marked[None, :, :, None], self.donor.at.facts[:, None], facts[:, None])
-        return mixed.expand(self._batch(), -1, -1, -1).flatten(0, 1)
+        def mixed(ours: Tensor, theirs: Tensor) -> Tensor:  # [b, T, ..] each -> [B, n, T, ..]
+            both = torch.where(marked, theirs[:, None], ours[:, None])
+            return both.expand(batch, -1, -1, -1)
+
+        state = mixed(self.context.states[stop], self.donor.states[stop]).clone()
+        for place, token in enumerate(self.plan.live):
+            state[:, :, token] = z.unflatten(1, (len(sets), -1))[:, :, place]
+        theirs = self.donor.at.facts
+        at = self.context.at.with_facts(lambda ours: mixed(ours, theirs).flatten(0, 1))
+        logits = suffix(self.model, state.flatten(0, 1), at, stop)
+        return logits.unflatten(0, (batch, len(sets)))
 
     def _batch(self) -> int:
         return max(self.context.batch, self.donor.batch)

@@ -27,7 +27,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from seecause.engine import kernel_text
+from seecause.engine import kernel
 from seecause.engine.attend import Bank, Mask, Part, attend, merge_pair
 from seecause.engine.walk import HasBlocks, walk
 from seecause.lvlm.prompt import Prompt
@@ -55,7 +55,7 @@ def read_shared(
     if has_fused_read(q):
         o, lse = (
             _SharedRead.apply(folded, k, v, scale)
-            if kernel_text.has_slope(q)
+            if kernel.has_slope(q)
             else _flash(folded, k, v, scale)
         )
     else:
@@ -68,7 +68,7 @@ def read_own(q: Tensor, k: Tensor, v: Tensor, *, scale: float, keep: Tensor | No
     looking back only, or at what `keep` [R, K] says."""
     rows, keys = q.shape[2], k.shape[2]
     if keep is None:
-        if has_fused_read(q) and not kernel_text.has_slope(q) and rows in (1, keys):
+        if has_fused_read(q) and not kernel.has_slope(q) and rows in (1, keys):
             return _flash(q, k, v, scale, causal=rows == keys)
         keep = torch.ones(rows, keys, dtype=torch.bool, device=q.device).tril(keys - rows)
     return attend(q, [Bank(k, v, Mask(keep[None, None]))], scale=scale)
@@ -97,17 +97,17 @@ def blend(own: Part, picture: Part | None, average: Part | None, choose: Tensor)
 
 def rotate_rows(x: Tensor, at: At, *, table: str = TABLE) -> Tensor:
     """The decoder's rotation of rows x [B, H, R, dh], in one kernel where there is one."""
-    if SWAP not in at.memo and kernel_text.usable(x):
-        return kernel_text.rotate(x, at.memo[table][:, at.index])
+    if SWAP not in at.memo and kernel.fits_rows(x):
+        return kernel.rotate(x, at.memo[table][:, at.index])
     return rotate(x, at, table=table)
 
 
 def norm_of_rows(native: Any) -> Fn:
-    """A native RMS norm, in one kernel where there is one."""
+    """A native RMS norm, in torch's one kernel on a GPU."""
 
     def run(x: Tensor) -> Tensor:
-        if x.dtype == native.weight.dtype and kernel_text.usable_for_states(x):
-            return kernel_text.rms_norm(x, native.weight, native.variance_epsilon)
+        if x.is_cuda and x.dtype == native.weight.dtype:
+            return F.rms_norm(x, native.weight.shape, native.weight, native.variance_epsilon)
         return native(x)
 
     return run if hasattr(native, "variance_epsilon") else native
@@ -118,9 +118,9 @@ def gated_feed(native: Any) -> Fn:
     one."""
 
     def run(x: Tensor) -> Tensor:
-        if not kernel_text.usable_for_states(x):
+        if not kernel.fits_states(x):
             return native(x)
-        return native.down_proj(kernel_text.gated(native.gate_proj(x), native.up_proj(x)))
+        return native.down_proj(kernel.gated(native.gate_proj(x), native.up_proj(x)))
 
     parts = all(hasattr(native, f"{name}_proj") for name in ("gate", "up", "down"))
     return run if parts and type(native.act_fn).__name__ in ("SiLU", "SiLUActivation") else native
@@ -139,12 +139,12 @@ def with_own_text(
 ) -> Tensor:
     """`blend` with what rows q [1|B, H, R, dh] read of their own text, k and v [1|B, Hkv, K, dh],
     as in `read_own`; one kernel where there is one."""
-    few = q.shape[2] == k.shape[2] <= kernel_text.MOST_ROWS and keep is None
-    if few and picture is not None and average is not None and kernel_text.usable(q):
+    few = q.shape[2] == k.shape[2] <= kernel.MOST_ROWS and keep is None
+    if few and picture is not None and average is not None and kernel.fits_rows(q):
         if choose.dtype == torch.float32:
-            return kernel_text.soft_text(q, k, v, picture, average, choose, scale=scale)
-        if not kernel_text.has_slope(q, k, v):
-            return kernel_text.own_text(q, k, v, picture, average, choose, scale=scale)
+            return kernel.soft_text(q, k, v, picture, average, choose, scale=scale)
+        if not kernel.has_slope(q, k, v):
+            return kernel.own_text(q, k, v, picture, average, choose, scale=scale)
     return blend(read_own(q, k, v, scale=scale, keep=keep), picture, average, choose)
 
 
@@ -166,9 +166,9 @@ class _SharedRead(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None]:
         q, k, v, o, lse = ctx.saved_tensors
         d_o, d_lse = grads
-        if kernel_text.usable(q):
+        if kernel.fits_rows(q):
             read, scale = (o, lse), ctx.scale
-            d_q = kernel_text.shared_read_slope(q, k, v, read, (d_o, d_lse), scale=scale)
+            d_q = kernel.shared_read_slope(q, k, v, read, (d_o, d_lse), scale=scale)
             return d_q, None, None, None
         share = (k.shape[1], q.shape[1] // k.shape[1])  # key heads, queries that share one
         level = (wide(d_o) * wide(o)).sum(dim=-1) - d_lse  # [1, R, H]
