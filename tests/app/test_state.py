@@ -153,8 +153,8 @@ def test_serve_reads_pictures_as_it_is_told_and_copies_say_so(monkeypatch, tmp_p
     threads = torch.get_num_threads()
     names = tmp_path / "names.txt"
     names.write_text("\n".join(f"kind {number}" for number in range(1000)))
-    words = "serve --model timm:test_vit --weights random --input mean=0.25 --input std=0.5,0.25,0.5 --input size=160"
-    words += " --device cpu --port 0"
+    words = "serve --model timm:test_vit --weights random --input mean=0.25"
+    words += " --input std=0.5,0.25,0.5 --input size=160 --device cpu --port 0"
     done = invoke(*words.split(), "--classes", names)
     torch.set_num_threads(threads)
     assert done.exit_code == 0, done.output

@@ -65,7 +65,7 @@ def test_an_audit_writes_a_page_a_table_and_a_verdict(places, tmp_path):
     assert manifest["verdict"] in ("perhaps", "no", "cannot tell", "too few")  # never yes
     page = (out / "index.html").read_text()
     assert "How were they cut?" in page and "Where does it happen?" in page
-    rows = rows_of((out / "audit.csv"))
+    rows = rows_of(out / "audit.csv")
     assert len(rows) == 60 and {"image", "prediction", "label", "flips"} <= set(rows[0])
     facts = json.loads(run("audit", places, out, "--masks-from", "own", *option, "--json").stdout)
     assert facts["numbers"] == manifest["numbers"]
@@ -134,7 +134,7 @@ def test_heads_are_scored(places, tmp_path):
     out = tmp_path / "scores"
     done = run("heads score", places, out, *SMALL, "--option", "temperature=2")
     assert done.exit_code == 0, done.output
-    rows = rows_of((out / "scores.csv"))
+    rows = rows_of(out / "scores.csv")
     assert len(rows) == 8 and {"layer", "head", "score"} <= set(rows[0])
     assert 'class="head-grid"' in (out / "index.html").read_text()
     manifest = json.loads((out / "manifest.json").read_text())
@@ -157,4 +157,4 @@ def test_pruned_heads_leave_a_checkpoint_that_predicts_like_the_ablated_model(
         expected = model(images)
     torch.testing.assert_close(pruned(images), expected, atol=1e-4, rtol=1e-4)
     assert "What changed?" in (out / "index.html").read_text()
-    assert len(rows_of((out / "curve.csv"))) >= 2
+    assert len(rows_of(out / "curve.csv")) >= 2

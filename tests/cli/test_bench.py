@@ -1,4 +1,4 @@
-"""`seecause bench` and `seecause reproduce`: complete, continued, or with what is missing listed."""
+"""`seecause bench` and `seecause reproduce`: complete, continued, or listing what is missing."""
 
 from __future__ import annotations
 

@@ -12,6 +12,7 @@ from PIL import Image
 
 from seecause.files import safe_cell
 from seecause.report.pages import rows_csv
+from tests.cli.calls import invoke
 
 NAMES = {
     "newline": "a\nseecause: all is well.png",
@@ -21,7 +22,6 @@ NAMES = {
     "formula": "=HYPERLINK(1).png",
     "bytes": os.fsdecode(b"a\xff\xfe.png"),
 }
-from tests.cli.calls import invoke
 
 
 @pytest.mark.parametrize("kind", NAMES)

@@ -6,10 +6,10 @@ from __future__ import annotations
 import torch
 
 import seecause as sc
+from seecause.models.load import ZOO
 from tools.critters import card, find_recipe
 from tools.critters.llava import ENOUGH, evaluate
 from tools.critters.llava_model import Teacher, make_words
-from seecause.models.load import ZOO
 
 
 def test_critters_llava_meets_its_bar():

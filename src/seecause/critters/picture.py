@@ -20,8 +20,8 @@ from typing import Literal, NamedTuple, get_args
 import torch
 from torch import Tensor
 
-from seecause._stop import may_stop
 from seecause._random import lattice, sine, smooth_noise, uniform
+from seecause._stop import may_stop
 from seecause.critters import creature
 from seecause.critters.latents import PARTS, REACH, VARIANTS, Latents
 from seecause.errors import BadOption, UnknownName

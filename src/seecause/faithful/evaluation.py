@@ -26,10 +26,10 @@ from torchvision.transforms.functional import pil_to_tensor
 
 from seecause.background.images import Progress, no_progress
 from seecause.data.batch import raw_in_frame
-from seecause.data.shortcuts import MINORITY
 from seecause.data.dataset import IGNORE, Dataset, Sample, sample_labels
 from seecause.data.images import to_pil
 from seecause.data.registry import open_data
+from seecause.data.shortcuts import MINORITY
 from seecause.errors import BadOption, DataMissing
 from seecause.faithful.data import (
     batches_of,
@@ -72,8 +72,8 @@ from seecause.metrics.keypoints import (
     part_agreement,
     together as merge_located,
 )
-from seecause.models.preprocess import Preprocess
 from seecause.models.load import ZOO, only_card, saved
+from seecause.models.preprocess import Preprocess
 
 Group = tuple[int, int]
 Advance = Callable[[int], None]  # so many pictures more are done

@@ -56,8 +56,8 @@ GIVEN, OWN = "data", "own"  # sources of object masks that are no served model
 
 
 class OnData(OnModel):
-    """`masks`: the source of object masks: those of the dataset ("data"), the model's own maps ("own"),
-    or another served model."""
+    """`masks`: the source of object masks: those of the dataset ("data"), the model's own maps
+    ("own"), or another served model."""
 
     data: Name
     masks: Name = GIVEN
