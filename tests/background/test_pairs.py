@@ -100,9 +100,7 @@ def test_transplants_are_pairs(model):
     assert len(pairs) == 12 and pairs.other_background.equal(moved[:])
     assert pairs.images[3].equal(images.images[1])
     assert len(set(pairs.ids)) == 12
-    assert (
-        origins(pairs.ids).tolist() == moved.source_index.tolist()
-    )
+    assert origins(pairs.ids).tolist() == moved.source_index.tolist()
 
 
 def test_pairs_are_learned_from_both_versions_and_tested_by_the_other():

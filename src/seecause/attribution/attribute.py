@@ -376,9 +376,7 @@ def _singles(model: ImageModel, images: Any) -> Iterator[Any]:
     items: Any = model.preprocess.unpacked(images)
     if isinstance(items, str | Path) and model.preprocess.kind == "images":
         items = find_pictures([str(items)])
-    elif items is None or (
-        isinstance(items, Picture | Mapping) and getattr(items, "ndim", 0) < 4
-    ):
+    elif items is None or (isinstance(items, Picture | Mapping) and getattr(items, "ndim", 0) < 4):
         items = [items]
     return chain.from_iterable(_rows_of(model, item) for item in items)
 
