@@ -56,7 +56,7 @@ def test_equations_are_drawn_without_a_script(site):
     assert "$$" not in page and "merror" not in page
 
 
-def test_examples_of_docstrings_are_code_and_errors_stay_with_their_numbers(site):
+def test_examples_of_docstrings_are_code_and_spreads_stay_with_their_numbers(site):
     page = (site / "api.html").read_text(encoding="utf-8")
     assert page.count("&gt;&gt;&gt;") > 20 and "<blockquote>" not in page
     assert "± 0" not in (site / "results" / "caap.html").read_text(encoding="utf-8")
