@@ -38,12 +38,11 @@ from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-import seecause as sc
 from benchmarks.peers import Entry, captum, grad_cam, quantus_regions
 from benchmarks.timing import Timing, heading, race, row, short, title, usual_dtype
 from seecause.attribution.registry import find, methods
 from seecause.engine import graphs
-from seecause.engine.chunks import fit
+from seecause.engine.chunks import budget, fit
 from seecause.loading import load, wrap
 from seecause.metrics.curves import insertion_deletion, perturbation
 from seecause.models.view import VisionModel
@@ -105,7 +104,7 @@ def main(
     # what pytorch-grad-cam's hooks differentiate, and no more
     module.blocks[-1].norm1.requires_grad_()
     title(where, short(dtype), name, "contenders interleaved")
-    with sc.budget(BUDGET[where.type]):
+    with budget(BUDGET[where.type]):
         seconds: dict[str, float] = {}  # for one image, at the last batch
         for batch in sizes:
             images = torch.rand(batch, 3, 224, 224, device=where, dtype=dtype) * 2 - 1

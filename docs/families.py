@@ -24,20 +24,18 @@ SUFFIXES = re.compile(
 
 def table() -> str:
     """Every family that is read, with what it is read as and the release it was tested with."""
-    stages = [*staged.CONVOLUTIONAL, *staged.TRANSFORMING]
-    vision = [*staged.CONVOLUTIONAL, *staged.ALTERNATING]
     boxes = [*_rows("Detection"), *dense.SENTENCES]
     rows = [
         ("timm", "tokens", timm.CLASSES),
-        ("timm", "stages", stages),
+        ("timm", "stages", staged.SPLITS["timm"]),
         ("transformers", "tokens", _families(transformers.READINGS)),
-        ("transformers", "stages", _families(staged.TRANSFORMERS)),
+        ("transformers", "stages", _families(staged.SPLITS["transformers"])),
         ("transformers", "boxes", ["Yolos (tokens)", *_families(boxes)]),
         ("transformers", "pixels", _families(_rows("Segmentation", "Depth", "Sam"))),
         ("transformers", "words", _families(decoder.FAMILIES)),
         ("transformers", "film", ["VideoMAE (tokens)"]),
         ("torchvision", "tokens", ["VisionTransformer"]),
-        ("torchvision", "stages", vision),
+        ("torchvision", "stages", staged.SPLITS["torchvision"]),
         ("open_clip_torch", "tokens", ["CLIP", "CustomTextCLIP"]),
     ]
     lines = ["| library | read as | families |", "|---|---|---|"]

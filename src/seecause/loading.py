@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,13 +12,28 @@ import torch
 from torch import Tensor, nn
 
 from seecause.engine.verify import verify
-from seecause.errors import BadOption, NotDefined, UnknownName, UnsupportedModel
+from seecause.errors import BadOption, NotDefined, UnknownName
 from seecause.models.base import ImageModel
-from seecause.models.devices import device_of, gather_answers, lie_apart, parse_device, parse_dtype
 from seecause.models.eval_mode import eval_mode
-from seecause.models.heads import TEMPLATES, Similarity, TextHead, TextInput
-from seecause.models.load import ClassNames, Source, class_names_of, open_source, reading
-from seecause.models.parts import Parts, WrapOptions, find_parts, native_model
+from seecause.models.load import (
+    ClassNames,
+    Source,
+    class_names_of,
+    device_of,
+    open_source,
+    parse_device,
+    parse_dtype,
+    reading,
+)
+from seecause.models.parts import (
+    TEMPLATES,
+    CosineHead,
+    Parts,
+    TextInput,
+    WrapOptions,
+    find_parts,
+    native_model,
+)
 from seecause.models.preprocess import Preprocess, height_and_width
 from seecause.models.view import Kind, VisionModel
 from seecause.registry import plugins
@@ -38,7 +53,7 @@ def wrap(
     std: Sequence[float] | None = None,
     size: tuple[int, int] | int | None = None,
     classes: ClassNames | None = None,
-    head: nn.Module | Tensor | Similarity | None = None,
+    head: nn.Module | Tensor | None = None,
     pool: Kind | None = None,
     sigmoid: bool | None = None,
     preprocess: Preprocess | None = None,
@@ -60,8 +75,8 @@ def wrap(
         std: Standard deviation of each channel.
         size: Height and width of images.
         classes: Names in the order of the outputs, {index: name}, or a file of names.
-        head: The classifier of a bare backbone: a matrix [classes, width], a module or
-            `sc.Similarity`.
+        head: The classifier of a bare backbone: a matrix [classes, width] or a module, such as
+            a `seecause.models.parts.CosineHead` of embeddings.
         pool: What the head reads: "cls", "mean" or "cls+mean".
         sigmoid: Whether classes are independent (multi-label).
         preprocess: All of the preprocessing, in place of `mean`, `std` and `size`.
@@ -92,25 +107,21 @@ def wrap(
     elif templates is not None:
         raise BadOption("templates", templates, "None without tokenizer=, which reads them")
     name = name or type(module).__name__
-    options = WrapOptions(
-        name, mean, std, height_and_width(size), classes, head, pool, sigmoid, preprocess
-    )
     around, (module, stated) = module, native_model(module)
-    options = options.or_else(stated)
+    given = {
+        **{"mean": mean, "std": std, "size": height_and_width(size), "classes": classes},
+        **{"head": head, "pool": pool, "sigmoid": sigmoid, "preprocess": preprocess},
+    }
+    options = WrapOptions(name, **stated | {n: v for n, v in given.items() if v is not None})
     with eval_mode([around], device_of(around), frozen=True):
-        parts, sharded = find_parts(module, text=text), lie_apart(module)
-        if sharded and not isinstance(parts, Parts):
-            reason = "its weights lie on several devices, and it is not split into blocks"
-            raise UnsupportedModel(type(module).__name__, reason, "load it onto one device")
+        parts = find_parts(module, text=text)
         model = parts.assemble(module, options)
-        if sharded:
-            gather_answers(model)
         if text is not None and isinstance(parts, Parts):
             model.texts = {"templates": text.templates, "tokenizer": text.tokenize}
         if check:  # without it, the number of classes is not known
             verify(model)
             need_names(model)
-            if options.sigmoid is None and model.n_classes == 1 and not model.values:
+            if sigmoid is None and model.n_classes == 1 and not model.values:
                 model.sigmoid = True  # a softmax over one class is always 1
     return model
 
@@ -118,11 +129,8 @@ def wrap(
 def need_names(model: ImageModel) -> None:
     """Refuse names that are not one for each class."""
     if model.classes and len(model.classes) != model.n_classes:
-        raise BadOption(
-            "classes",
-            f"{len(model.classes)} names",
-            f"{model.n_classes}, one for each class of {model.name} in its order",
-        )
+        expected = f"{model.n_classes}, one for each class of {model.name} in its order"
+        raise BadOption("classes", f"{len(model.classes)} names", expected)
 
 
 def as_view(model: ImageModel | nn.Module) -> ImageModel:
@@ -146,25 +154,23 @@ def rewrap(
     """The same view of an edited copy of its module, which is put into eval mode and frozen, unless
     it is the caller's (`freeze`); `head` replaces a head that is not part of it."""
     if model.architecture == "prompt":
-        raise NotDefined(
-            "an edited copy",
-            f"{model.name} answers through a language model",
-            "Use heads.ablate, or lvlm.export for zeroed heads",
-        )
+        reason = f"{model.name} answers through a language model"
+        raise NotDefined("an edited copy", reason, "Use heads.ablate, or lvlm.export")
     need_own_classes(model, "an edited copy")
-    wrap_options: dict[str, Any] = {
-        "name": model.name,
-        "preprocess": model.preprocess,
-        "classes": model.classes,
-        "sigmoid": model.sigmoid,
-        "check": check,
-    }
-    if head is None and not isinstance(model.extra, TextHead):
-        head = copy.deepcopy(model.extra)
-    wrap_options |= (
-        model.texts if head is None else {**model.texts, "head": head, "pool": model.readout.kind}
+    own = model.extra  # a head that a text tower made is made again
+    if head is None and not (isinstance(own, CosineHead) and own.from_text):
+        head = copy.deepcopy(own)
+    other = wrap(
+        module.eval().requires_grad_(False) if freeze else module,
+        name=model.name,
+        preprocess=model.preprocess,
+        classes=model.classes,
+        sigmoid=model.sigmoid,
+        head=head,
+        pool=None if head is None else model.readout.kind,
+        check=check,
+        **model.texts,
     )
-    other = wrap(module.eval().requires_grad_(False) if freeze else module, **wrap_options)
     assert isinstance(other, VisionModel)
     other.random_weights, other.origin = model.random_weights, model.origin
     return other
@@ -239,7 +245,8 @@ def load(
         if library not in LIBRARIES or not name:
             library, name = "path", spec
             if not Path(spec).exists():
-                raise UnknownName("model", spec, _model_names(spec, openers))
+                names = [f"timm:{spec}", *(f"{library}:NAME" for library in (*LIBRARIES, *openers))]
+                raise UnknownName("model", spec, [*names, "the path of a model"])
         source = open_source(library, name, weights=weights, size=height_and_width(size))
     source.module.to(device=device, dtype=dtype).eval().requires_grad_(False)
     wrap_options = {**source.wrap_options, **options}
@@ -252,12 +259,3 @@ def load(
         model.extra.eval()
     need_names(model)
     return model
-
-
-def _model_names(spec: str, openers: Iterable[str]) -> list[str]:
-    """Names that may have been meant where no model is called `spec`; "timm:" is often omitted."""
-    import timm
-
-    names = [f"{library}:NAME" for library in (*LIBRARIES, *openers)]
-    names.append("the path of a saved folder or of a checkpoint that names its architecture")
-    return [f"timm:{spec}", *names] if timm.is_model(spec) else names

@@ -10,6 +10,7 @@ from torch.testing import assert_close
 import seecause as sc
 from seecause.attribution.caap import make_plan, sweep
 from seecause.engine.blanks import blank_image
+from seecause.engine.chunks import budget
 from seecause.engine.sweep import live_tokens, selection
 from seecause.errors import BadImage, BadOption, NotDefined
 from tests.helpers import hooks, view
@@ -99,7 +100,7 @@ def test_blanks_of_pictures_do_not_depend_on_chunks_and_must_fit():
     model, images = view(native), pictures(native, batch=3)
     others = pictures(native, batch=3, seed=7)
     whole = sc.attribute(model, images, target=2, blank=others).maps
-    with sc.budget(1):
+    with budget(1):
         part = sc.attribute(model, images, target=2, blank=others).maps
     assert_close(part, whole, atol=1e-12, rtol=0)
     singles = [
@@ -132,7 +133,7 @@ def test_chunks_and_batches_do_not_change_the_maps(tail):
     native = tiny("timm_registers")
     model, images = view(native), pictures(native, batch=3)
     whole = sc.attribute(model, images, target=2, tail=tail).maps
-    with sc.budget(1):  # one patch of one image at a time
+    with budget(1):  # one patch of one image at a time
         assert_close(
             sc.attribute(model, images, target=2, tail=tail).maps, whole, atol=1e-12, rtol=0
         )

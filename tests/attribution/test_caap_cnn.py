@@ -10,6 +10,7 @@ from torch.testing import assert_close
 import seecause as sc
 from seecause.attribution.stages import sweep_features
 from seecause.engine.blanks import blank_image
+from seecause.engine.chunks import budget
 from seecause.engine.sweep import selection
 from seecause.errors import BadOption, UnknownName
 from tests.families.conv import CONV_FAMILIES, SIZE, tiny_conv
@@ -137,7 +138,7 @@ def test_degenerate_selections(family):
 def test_neither_the_batch_nor_the_memory_budget_changes_a_map(small):
     _, model, images = small
     together = sc.attribute(model, images, target=1).maps
-    with sc.budget(1):  # one image and one cell at a time
+    with budget(1):  # one image and one cell at a time
         assert_close(sc.attribute(model, images, target=1).maps, together, atol=1e-12, rtol=0)
     assert_close(sc.attribute(model, images[1:], target=1).maps, together[1:], atol=1e-12, rtol=0)
 

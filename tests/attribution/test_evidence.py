@@ -11,6 +11,7 @@ from torch.testing import assert_close
 import seecause as sc
 from seecause.attribution.evidence import bisect
 from seecause.engine.blanks import blank_image
+from seecause.engine.chunks import budget
 from seecause.errors import BadOption, UnknownName
 from seecause.report.explain import OUTLINES as COLOURS
 from tests.families.conv import CONV_FAMILIES, tiny_conv
@@ -127,7 +128,7 @@ def test_pairs_functions_and_batches():
     same = sc.evidence(model, images, lambda logits: logits[:, 1] - logits[:, 2], maps=maps)
     assert pair.enough.count.tolist() == same.enough.count.tolist()
     singles = [sc.evidence(model, images[i : i + 1], maps=maps[i : i + 1]) for i in range(3)]
-    with sc.budget(1):
+    with budget(1):
         whole = sc.evidence(model, images, maps=maps)
     assert whole.enough.count.tolist() == [int(one.enough.count) for one in singles]
     assert whole.needed.count.tolist() == [int(one.needed.count) for one in singles]

@@ -16,7 +16,7 @@ from seecause.attribution.explain import (
     explain_batches,
     top_answers,
 )
-from seecause.attribution.result import AttributionWriter
+from seecause.attribution.result import Attribution, AttributionWriter
 from seecause.data.dataset import IGNORE, Hole
 from seecause.errors import BadOption, DataMissing
 from tests.families.conv import tiny_conv
@@ -134,7 +134,7 @@ def test_batches_written_one_by_one_are_what_save_writes(images, tmp_path, dtype
             writer.add(part.runs[method])
         writer.close(part.fingerprint)
         whole.runs[method].save(tmp_path / "whole")
-        mine, other = (sc.Attribution.load(tmp_path / name) for name in (method, "whole"))
+        mine, other = (Attribution.load(tmp_path / name) for name in (method, "whole"))
         assert mine.manifest == other.manifest and mine.labels == other.labels
         for name in ("maps", "images", "native", "class_maps"):
             first, second = getattr(mine, name), getattr(other, name)

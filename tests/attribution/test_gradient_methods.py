@@ -9,6 +9,7 @@ from torch.testing import assert_close
 
 import seecause as sc
 from seecause.attribution.gradients import usual_score
+from seecause.engine.chunks import budget
 from seecause.engine.trace import record, suffix
 from tests.helpers import hooks, view
 from tests.tiny import pictures, tiny
@@ -68,7 +69,7 @@ def test_a_batch_is_its_images_one_by_one(name, family):
         s.manifest["target"]["class"][0] for s in single
     ]
     assert_close(whole.maps, torch.cat([s.maps for s in single]), atol=1e-10, rtol=1e-10)
-    with sc.budget(1):  # one image, one step at a time
+    with budget(1):  # one image, one step at a time
         assert_close(explain(model, images, name).maps, whole.maps, atol=1e-10, rtol=1e-10)
     assert name in MAY_BE_CUT or (whole.maps.flatten(1).std(dim=1) > 1e-9).all()
 

@@ -13,6 +13,7 @@ import seecause as sc
 from seecause.attribution.caap import make_plan
 from seecause.attribution.interactions import pair_sets, region_of
 from seecause.engine.blanks import blank_image
+from seecause.engine.chunks import budget
 from seecause.errors import BadOption
 from tests.families.conv import tiny_conv
 from tests.helpers import view
@@ -99,7 +100,7 @@ def test_chunks_batches_and_targets_do_not_change_effects():
     whole = sc.interactions(model, images, regions=3, score="prob")
     classes = model(images).argmax(dim=-1)
     assert whole.labels == [model.class_name(c) for c in classes.tolist()]
-    with sc.budget(1):
+    with budget(1):
         small = sc.interactions(model, images, classes, regions=3, score="prob")
     assert_close(small.joint, whole.joint, atol=1e-12, rtol=0)
     assert whole.joint.shape == (3, 9, 9) and whole.maps.shape == (3, 4, 6)
@@ -112,7 +113,7 @@ def test_every_picture_keeps_its_own_blank_in_chunks():
     native = tiny("timm_registers")
     model, images = view(native, check=False), pictures(native, batch=3)
     blanks = pictures(native, batch=3, seed=7)
-    with sc.budget(1):
+    with budget(1):
         together = sc.interactions(model, images, 3, regions=2, blank=blanks).joint
     for index in range(3):
         row = slice(index, index + 1)

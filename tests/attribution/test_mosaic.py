@@ -12,6 +12,7 @@ import seecause as sc
 from seecause.attribution.caap import make_plan
 from seecause.attribution.mosaic import MaskPlan, draw_masks
 from seecause.engine.blanks import blank_image
+from seecause.engine.chunks import budget
 from seecause.engine.mixture import Mixture, slopes
 from seecause.engine.sweep import Sweep, SweepPlan, token_sets
 from seecause.engine.trace import record
@@ -207,7 +208,7 @@ def test_chunks_and_batches_do_not_change_the_maps(family):
     native = tiny(family)
     model, images = view(native), pictures(native, batch=3)
     whole = sc.attribute(model, images, target=2, method="mosaic", masks=4)
-    with sc.budget(1):  # one mask of one image at a time
+    with budget(1):  # one mask of one image at a time
         parts = sc.attribute(model, images, target=2, method="mosaic", masks=4)
     single = [sc.attribute(model, x[None], target=2, method="mosaic", masks=4) for x in images]
     assert_close(parts.maps, whole.maps, atol=1e-12, rtol=0)
@@ -243,7 +244,7 @@ def test_a_blank_for_each_picture_is_the_blank_of_each(family, method):
         for one, other in zip(images, others, strict=True)
     ]
     assert_close(whole, torch.cat(singles), atol=1e-10, rtol=0)
-    with sc.budget(1):
+    with budget(1):
         part = sc.attribute(model, images, 2, method, masks=4, blank=others).maps
     assert_close(part, whole, atol=1e-10, rtol=0)
 

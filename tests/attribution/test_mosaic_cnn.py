@@ -11,6 +11,7 @@ import seecause as sc
 from seecause.attribution.mosaic import MaskPlan, draw_masks
 from seecause.attribution.stages import largest_weights, mixtures, sweep_features
 from seecause.engine.blanks import blank_image
+from seecause.engine.chunks import budget
 from tests.families.conv import CONV_FAMILIES, tiny_conv
 from tests.helpers import view
 from tests.tiny import pictures
@@ -67,7 +68,7 @@ def test_a_path_is_complete_and_chunks_do_not_matter():
     checks = {name: torch.tensor(values) for name, values in maps.manifest["checks"].items()}
     assert_close(checks["difference"].to(total), difference)
     assert_close(checks["completeness gap"].to(total), total - difference)
-    with sc.budget(1):
+    with budget(1):
         assert_close(sc.attribute(model, images, 1, **options).maps, maps.maps)
 
 
@@ -110,6 +111,6 @@ def test_a_blank_for_each_picture_is_the_blank_of_each(law):
     ]
     maps = sc.attribute(model, images, 1, blank=blanks, **options).maps
     assert_close(maps, torch.stack(singles), atol=1e-10, rtol=0)
-    with sc.budget(1):
+    with budget(1):
         again = sc.attribute(model, images, 1, blank=blanks, **options).maps
     assert_close(again, maps, atol=1e-10, rtol=0)

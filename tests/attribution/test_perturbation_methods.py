@@ -11,6 +11,7 @@ from torch.testing import assert_close
 
 import seecause as sc
 from seecause.attribution import attention, perturbation
+from seecause.engine.chunks import budget
 from seecause.engine.trace import kept_logits, record
 from tests.helpers import hooks, noise, view
 from tests.tiny import pictures, tiny
@@ -61,7 +62,7 @@ def test_chunks_do_not_change_the_maps_and_nothing_is_left_behind(name):
     model, images = view(native, check=False), pictures(native)
     before = model(images)
     whole = sc.attribute(model, images, target=2, method=name, **FEW[name]).maps
-    with sc.budget(4 * model.forward_bytes(model.layout)):  # a few runs at a time
+    with budget(4 * model.forward_bytes(model.layout)):  # a few runs at a time
         assert_close(
             sc.attribute(model, images, target=2, method=name, **FEW[name]).maps,
             whole,

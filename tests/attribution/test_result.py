@@ -16,8 +16,9 @@ from PIL import Image
 from torch.utils.data import DataLoader, TensorDataset
 
 import seecause as sc
-from seecause.attribution.result import TENSORS, AttributionWriter
+from seecause.attribution.result import TENSORS, Attribution, Attributions, AttributionWriter
 from seecause.data.dataset import Hole
+from seecause.engine.chunks import budget
 from seecause.errors import BadImage, BadOption
 from tests.bad_files import bad_file
 
@@ -84,7 +85,7 @@ def test_probabilities_are_those_of_the_model(model, images, method):
 
 
 def test_chunks_of_one_picture_keep_their_probabilities(model, images):
-    with sc.budget(1):
+    with budget(1):
         result = sc.attribute(model, images[:3], 3, "ixg")
     torch.testing.assert_close(result.probabilities, model(images[:3]).softmax(dim=-1))
 
@@ -105,7 +106,7 @@ def test_a_frame_has_a_row_for_each_picture(att):
     top = att.maps[3].flatten().argmax()
     assert (row["row of highest"], row["column of highest"]) == (top // 12, top % 12)
     assert row["completeness gap"] == att.manifest["checks"]["completeness gap"][3]
-    both = sc.Attributions({"mosaic": att, "again": att}).to_pandas()
+    both = Attributions({"mosaic": att, "again": att}).to_pandas()
     assert len(both) == 16
 
 
@@ -143,7 +144,7 @@ def test_a_notebook_of_eight_pictures_is_small_and_has_the_pictures(model):
     """On photos, which no file format packs well."""
     noise = torch.rand(8, 3, 112, 112, generator=torch.Generator().manual_seed(0))
     photos = torch.nn.functional.interpolate(noise, size=(224, 224), mode="bicubic")
-    result = sc.Attribution(
+    result = Attribution(
         maps=torch.randn(8, 14, 14),
         images=photos.clamp(0, 1),
         manifest={"method": "caap", "model": "<timm>"},
@@ -156,7 +157,7 @@ def test_a_notebook_of_eight_pictures_is_small_and_has_the_pictures(model):
     assert html.count("<img") == 16 and "tabby &amp; cat" in html and "0&lt;.jpg" in html
     assert "&lt;timm&gt;" in html and "<timm>" not in html
     assert result.answers[0][0].name in html
-    more = sc.Attribution(**{**vars(result), "maps": torch.randn(9, 14, 14),
+    more = Attribution(**{**vars(result), "maps": torch.randn(9, 14, 14),
                              "images": photos[[0, *range(8)]]})  # fmt: skip
     assert "1 more" in more._repr_html_()
 
@@ -175,12 +176,12 @@ def test_several_methods_give_a_dictionary(model, images):
 
 
 def test_everything_survives_being_saved(att, model, images, tmp_path):
-    loaded = sc.Attribution.load(att.save(tmp_path / "one"))
+    loaded = Attribution.load(att.save(tmp_path / "one"))
     assert loaded.answers == att.answers and loaded.manifest == json.loads(json.dumps(att.manifest))
     assert torch.equal(loaded.probabilities, att.probabilities)
     assert loaded[2:4].labels == att.labels[2:4]
     sc.attribute(model, images[:1], method=["center", "sobel"]).save(tmp_path / "two")
-    assert sc.Attribution.load(tmp_path / "two" / "sobel").native is not None
+    assert Attribution.load(tmp_path / "two" / "sobel").native is not None
 
 
 def test_attribute_takes_what_people_have(model, images, tmp_path):
@@ -229,6 +230,6 @@ def test_many_images_are_written_in_several_files(att, tmp_path, monkeypatch):
     for start in range(0, 8, 3):
         writer.add(att[start : start + 3])
     writer.close(att.manifest)
-    loaded = sc.Attribution.load(tmp_path)
+    loaded = Attribution.load(tmp_path)
     assert len(list(tmp_path.glob("*.safetensors"))) == 2 and torch.equal(loaded.maps, att.maps)
     assert loaded.labels == att.labels and loaded.answers == att.answers

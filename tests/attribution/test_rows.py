@@ -12,6 +12,7 @@ from torch.testing import assert_close
 
 import seecause as sc
 from seecause.attribution.mosaic import MaskPlan, draw_masks
+from seecause.attribution.result import Attribution
 from seecause.errors import BadOption, NotDefined, UnknownName
 from seecause.models.rows import Region
 from tests.families.dense import DENSE, sentence_tokens, tiny_dense, tiny_yolos
@@ -209,7 +210,7 @@ def test_what_is_asked_is_checked(tmp_path):
     assert train.labels == [f"train of box {int(logits[:, 2].argmax())}"]
     both = sc.attribute(model, picture.repeat(2, 1, 1, 1), [sc.Box(0), sc.Box(1, label=1)])
     assert [label.split()[-1] for label in both.labels] == ["0", "1"]
-    assert sc.Attribution.load(both.save(tmp_path)).regions.shape == (2, 64, 96)
+    assert Attribution.load(both.save(tmp_path)).regions.shape == (2, 64, 96)
     for wrong, error in {
         "box:9": BadOption,
         "box:1:dog": UnknownName,

@@ -9,6 +9,7 @@ from torch.testing import assert_close
 
 import seecause as sc
 from seecause.attribution.gradients import channel_weights
+from seecause.engine.chunks import budget
 from tests.families.conv import tiny_conv
 from tests.families.staged import tiny_staged
 from tests.helpers import hooks, view
@@ -88,7 +89,7 @@ def test_a_batch_is_its_images_and_nothing_is_left(small, name):
     whole = sc.attribute(model, images, TARGET, name, **options).maps
     single = [sc.attribute(model, one[None], TARGET, name, **options).maps for one in images]
     assert_close(whole, torch.cat(single), atol=1e-10, rtol=1e-10)
-    with sc.budget(1):
+    with budget(1):
         again = sc.attribute(model, images, TARGET, name, **options).maps
     assert_close(again, whole, atol=1e-10, rtol=1e-10)
     assert hooks(native.module) == 0 and images.grad is None and not whole.requires_grad
@@ -168,7 +169,7 @@ def test_features_times_gradient_are_nothing_before_a_norm():
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("family", ["timm_convnext", "hf_hiera", "timm_swin"])
+@pytest.mark.parametrize("family", ["timm_convnext", "timm_hiera", "timm_swin"])
 def test_a_map_of_rounding_says_so_once(family, dtype, caplog):
     """ConvNeXt and Hiera norm what a stage gives and read it in no other way; Swin adds to it."""
     native = tiny_staged(family, dtype=dtype)

@@ -12,6 +12,7 @@ from torch.testing import assert_close
 
 import seecause as sc
 from seecause.attribution.attention import Rules, _relevant, unchanged
+from seecause.engine.chunks import budget
 from seecause.engine.trace import explicit_run
 from seecause.errors import NotDefined
 from tests.helpers import noise, view
@@ -101,7 +102,7 @@ def test_chunks_do_not_change_the_maps_or_the_target():
     native = tiny("timm_map")
     model, images = view(native, check=False), pictures(native, batch=3)
     whole = sc.attribute(model, images, method="t-attr")
-    with sc.budget(1):  # one image at a time
+    with budget(1):  # one image at a time
         parts = sc.attribute(model, images, method="t-attr")
     assert_close(parts.maps, whole.maps, rtol=1e-7, atol=1e-10)
     assert parts.manifest["target"] == whole.manifest["target"]

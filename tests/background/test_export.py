@@ -14,7 +14,7 @@ from torch.testing import assert_close
 import seecause as sc
 from seecause.background import ablate, export, prune_heads
 from seecause.errors import BadOption, DataMissing, NotDefined
-from seecause.models.heads import UnitLinear
+from seecause.models.parts import CosineHead, UnitLinear
 from tests.families.native import TEXT
 from tests.helpers import view
 from tests.tiny import pictures, scramble, tiny
@@ -122,7 +122,7 @@ def test_a_head_that_reads_angles_comes_back_as_what_it_is(kind, tmp_path):
     width = native.module.config.hidden_size
     matrix = torch.randn(4, width, generator=torch.Generator().manual_seed(0))
     layer = UnitLinear(width, 4) if kind == "unit-linear" else torch.nn.Linear(width, 4)
-    head = sc.CosineHead(matrix, scale=3.0) if kind == "cosine" else layer
+    head = CosineHead(matrix, scale=3.0) if kind == "cosine" else layer
     model = sc.wrap(native.module, **{**native.options, "head": head, "pool": "mean"})
     images = pictures(native)
     again = sc.load(str(export(model, HEADS, tmp_path)))

@@ -6,11 +6,11 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-import seecause as sc
 from seecause.background import Gains, LabelledImages, gains as gains_file, information_gains
 from seecause.background.erase import Erased, erase, fill_images
 from seecause.background.gains import jensen_shannon, log_probs
 from seecause.data.dataset import IGNORE
+from seecause.engine.chunks import budget
 from seecause.errors import BadImage, BadOption, NotDefined
 from tests.helpers import noise, view
 from tests.reference import cigma as reference
@@ -39,7 +39,7 @@ def test_gains_are_those_of_native_forwards(temperature, fill):
     assert_close(torch.stack([result.fig, result.big], dim=1), expected, atol=1e-10, rtol=0)
     assert_close(result.bir, result.big / (result.fig + result.big))
     assert result.protocol["masks"] == {"source": "given"} and result.noise_floor < 1e-12
-    with sc.budget(1):
+    with budget(1):
         assert_close(
             information_gains(model, data, temperature=temperature, fill=fill).big,
             result.big,

@@ -14,6 +14,7 @@ import seecause as sc
 from seecause.background import LabelledImages, ablate, gating, head_gates, select
 from seecause.background.erase import erase
 from seecause.background.gating import Gating
+from seecause.engine.chunks import budget
 from seecause.engine.forks import gated_logits
 from tests.families.native import HALF
 from tests.tiny import scramble
@@ -108,7 +109,7 @@ def test_masks_do_not_meet(planted):
     """As many fits at once as fit in memory are the same fits one by one."""
     model, images, labels = planted
     together = head_gates(model, (images, labels), fits=3, steps=3, batch=8)
-    with sc.budget(1):
+    with budget(1):
         apart = head_gates(model, (images, labels), fits=3, steps=3, batch=8)
     assert_close(together.opened, apart.opened, atol=1e-4, rtol=0)
 

@@ -8,6 +8,7 @@ from torch.testing import assert_close
 
 import seecause as sc
 from seecause.background import LabelledImages, interchange, mediated, select
+from seecause.engine.chunks import budget
 from seecause.errors import BadOption, NotDefined
 from tests.helpers import noise, view
 from tests.reference import cigma as reference
@@ -64,7 +65,7 @@ def test_exchanged_heads_are_what_hooks_put_there(family):
     interchange(model, data, progress=done.append)
     assert sum(done) == 2
     assert_close(result.selectivity, result.background / (result.background + result.foreground))
-    with sc.budget(1):
+    with budget(1):
         assert_close(interchange(model, data).foreground, result.foreground, atol=1e-12, rtol=0)
 
 

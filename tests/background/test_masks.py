@@ -13,6 +13,7 @@ from seecause.background import Masks, discover_masks, iou, masks
 from seecause.background.gains import jensen_shannon, log_probs
 from seecause.background.masks import harden
 from seecause.data.dataset import IGNORE
+from seecause.engine.chunks import budget
 from seecause.errors import BadImage, BadOption, NotDefined
 from tests.helpers import view
 from tests.reference import cigma as reference
@@ -42,7 +43,7 @@ def test_masks_are_those_of_a_plain_optimiser(param, init):
 def test_the_batch_does_not_matter():
     _, model, images = case()
     whole = discover_masks(model, images, **OPTIONS)
-    with sc.budget(1):  # one image at a time
+    with budget(1):  # one image at a time
         single = discover_masks(model, images, **OPTIONS)
     assert_close(whole.soft, single.soft, atol=1e-9, rtol=0)
     assert torch.equal(whole.hard, single.hard)
@@ -151,7 +152,7 @@ def test_an_early_stop_finishes_images_one_by_one(monkeypatch):
     _, model, images = case()
     options = {"steps": 20, "grid": 6, "rate": 0.01, "early_stop": 0.03}
     early = discover_masks(model, images, **options)
-    with sc.budget(1):
+    with budget(1):
         single = discover_masks(model, images, **options)
     assert early.steps.tolist() == single.steps.tolist()
     assert early.steps.min() < early.steps.max() and set(early.steps.tolist()) <= {8, 12, 16, 20}

@@ -9,7 +9,7 @@ import torch
 
 import seecause as sc
 from seecause.background import LabelledImages, read_images, versions
-from seecause.background.transplant import Versions
+from seecause.background.transplant import Versions, transplant
 from seecause.background.versions import (
     VersionedImages,
     origins,
@@ -95,7 +95,7 @@ def test_a_subset_of_pairs_is_pairs(model):
 def test_transplants_are_pairs(model):
     images = read_images(model, sc.data.open_data("critters:clean:test", limit=6))
     masks = images.truth.hard
-    moved = sc.transplant(images.images, masks, images.labels, per_picture=2)
+    moved = transplant(images.images, masks, images.labels, per_picture=2)
     pairs = moved.pairs()
     assert len(pairs) == 12 and pairs.other_background.equal(moved[:])
     assert pairs.images[3].equal(images.images[1])
@@ -141,7 +141,7 @@ def test_backgrounds_are_told_apart_by_predictions_and_versions_by_labels(
             assert made is None
             continue
         options = {"per_picture": 3, "donors": donors, "seed": 5}
-        expected = sc.transplant(images, masks, torch.tensor(kinds), **options)
+        expected = transplant(images, masks, torch.tensor(kinds), **options)
         assert made.donor_index.equal(expected.donor_index) and made[:].equal(expected[:])
         assert made.labels.equal(labels[expected.source_index])
         assert made.donor_labels.equal(labels[expected.donor_index])

@@ -42,6 +42,7 @@ from seecause.data import open_data
 from seecause.data.batch import group_shares
 from seecause.data.dataset import Hole
 from seecause.engine import forks
+from seecause.engine.chunks import budget
 from seecause.engine.trace import kept_logits
 from seecause.errors import BadOption, UnknownName
 from seecause.metrics.accuracy import calibration, group_accuracy
@@ -91,7 +92,7 @@ def test_equal_sets_run_once_and_memory_decides_chunks_only(model, cases, monkey
             rows.append((start, len(h))) or rest(m, h, at, gates, start, content)
         ),
     )
-    with sc.budget(2 * model.forward_bytes(model.layout)):
+    with budget(2 * model.forward_bytes(model.layout)):
         assert_close(logits_without(model, cases.images, sets), whole, atol=1e-12, rtol=0)
     begun = {layer: sum(count for at, count in rows if at == layer) for layer in (1, 2)}
     assert begun == {1: 2 * len(cases), 2: len(cases)}  # two different sets begin in block 1

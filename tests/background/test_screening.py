@@ -21,6 +21,7 @@ from seecause.background import (
     second_order,
 )
 from seecause.background.screening import _half_twin, _judge, saturated
+from seecause.engine.chunks import budget
 from seecause.errors import BadOption
 from tests.helpers import view
 from tests.reference import cigma as reference
@@ -101,7 +102,7 @@ def test_a_guess_knows_operators_and_chunks():
     _, model, data = case(batch=4)
     for operator in ("zero", "mean", "resample"):
         whole = first_order(model, data, operator=operator, response="fig")
-        with sc.budget(1):
+        with budget(1):
             parts = first_order(model, data, operator=operator, response="fig")
         assert_close(whole.value, parts.value, atol=1e-12, rtol=0)
 

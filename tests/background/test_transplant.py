@@ -7,7 +7,7 @@ import torch
 from torch.testing import assert_close
 
 import seecause as sc
-from seecause.background.transplant import Versions
+from seecause.background.transplant import Versions, transplant
 from tests.reference import transplant as twin
 
 
@@ -31,7 +31,7 @@ def test_transplants_equal_the_slow_twin(donors, fine):
         masks = masks.repeat_interleave(4, dim=1).repeat_interleave(4, dim=2)
         masks[:5, 3:9, 1:6] = torch.rand(5, 6, 5, generator=torch.Generator().manual_seed(1)) < 0.6
         side = 2  # 12 patches a side fill holes where masks are by pixels
-    moved = sc.transplant(images, masks, labels, per_picture=3, donors=donors, seed=5)
+    moved = transplant(images, masks, labels, per_picture=3, donors=donors, seed=5)
     slow = twin.transplant(images, masks, labels.tolist(), 3, donors, 5, side=side)
     assert moved.source_index.tolist() == [i for i, _, _ in slow]
     assert moved.donor_index.tolist() == [j for _, j, _ in slow]
@@ -41,7 +41,7 @@ def test_transplants_equal_the_slow_twin(donors, fine):
 def test_every_pixel_is_of_the_source_inside_and_of_the_donor_outside_its_mask():
     images, masks, labels = scene()
     images = torch.arange(7.0).view(7, 1, 1, 1).expand(7, 3, 24, 24).contiguous()
-    moved = sc.transplant(images, masks, labels, per_picture=4)
+    moved = transplant(images, masks, labels, per_picture=4)
     shown = masks.repeat_interleave(4, dim=1).repeat_interleave(4, dim=2)[moved.source_index]
     source, donor = (x[:, None, None].float() for x in (moved.source_index, moved.donor_index))
     assert moved[:][:, 0].equal(torch.where(shown, source, donor))
@@ -51,32 +51,32 @@ def test_nothing_of_the_donors_object_stays_and_its_rest_does():
     images, masks, labels = scene()
     images = masks.repeat_interleave(4, dim=1).repeat_interleave(4, dim=2)[:, None].float()
     images = images.expand(-1, 3, -1, -1).contiguous()  # 1 on objects, 0 elsewhere
-    moved = sc.transplant(images, masks, labels, per_picture=4)
+    moved = transplant(images, masks, labels, per_picture=4)
     shown = images[moved.source_index]
     assert moved[:].equal(shown)
 
 
 def test_the_first_transplants_do_not_depend_on_how_many_there_are():
     images, masks, labels = scene()
-    few = sc.transplant(images, masks, labels, per_picture=2, seed=3)
-    many = sc.transplant(images, masks, labels, per_picture=5, seed=3)
+    few = transplant(images, masks, labels, per_picture=2, seed=3)
+    many = transplant(images, masks, labels, per_picture=5, seed=3)
     first = many.take((many.number < 2).nonzero()[:, 0])
     assert few.donor_index.equal(first.donor_index)
     assert few[:].equal(first[:])
-    other = sc.transplant(images, masks, labels, per_picture=5, seed=4)
+    other = transplant(images, masks, labels, per_picture=5, seed=4)
     assert not other.donor_index.equal(many.donor_index)
 
 
 def test_batches_are_the_whole_in_order():
-    moved = sc.transplant(*scene(), per_picture=3)
+    moved = transplant(*scene(), per_picture=3)
     assert torch.cat(list(moved.batches(4))).equal(moved[:])
     assert [len(batch) for batch in moved.batches(8)] == [8, 8, 5]
 
 
 def test_donors_of_the_same_or_another_class():
     images, masks, labels = scene(n=9)
-    same = sc.transplant(images, masks, labels, donors="same-class")
-    other = sc.transplant(images, masks, labels, donors="other-class")
+    same = transplant(images, masks, labels, donors="same-class")
+    other = transplant(images, masks, labels, donors="other-class")
     assert same.labels.equal(same.donor_labels)
     assert not (other.labels == other.donor_labels).any()
     for moved in (same, other):
@@ -87,7 +87,7 @@ def test_donors_of_the_same_or_another_class():
 def test_pictures_without_object_or_background_are_left_out_and_listed(caplog):
     images, masks, labels = scene()
     masks[1], masks[4] = False, True
-    moved = sc.transplant(images, masks, labels)
+    moved = transplant(images, masks, labels)
     assert moved.skipped == (1, 4)
     assert "2 of 7 images are not transplanted (donors: any)" in caplog.text
     assert 4 not in moved.donor_index.tolist()
@@ -95,7 +95,7 @@ def test_pictures_without_object_or_background_are_left_out_and_listed(caplog):
 
 def test_the_sheet_shows_object_background_and_transplant():
     images, masks, labels = scene()
-    moved = sc.transplant(images.float(), masks, labels)
+    moved = transplant(images.float(), masks, labels)
     sheet = moved.sheet(5)
     assert sheet.shape == (3, 5 * 28, 3 * 28)
     assert sheet[:, 2:26, 2:26].equal(images.float()[moved.source_index[0]])
@@ -122,11 +122,11 @@ def test_bad_input_is_one_clear_line(change, line):
     images, masks, labels = scene()
     given = {"images": images, "masks": masks, "labels": labels, **change}
     with pytest.raises(sc.SeecauseError, match=line):
-        sc.transplant(given.pop("images"), given.pop("masks"), given.pop("labels"), **given)
+        transplant(given.pop("images"), given.pop("masks"), given.pop("labels"), **given)
 
 
 def test_memory_is_that_of_the_pictures_alone():
-    moved = sc.transplant(*scene(), per_picture=1000)
+    moved = transplant(*scene(), per_picture=1000)
     held = sum(x.numel() * x.element_size() for x in vars(moved).values() if torch.is_tensor(x))
     assert isinstance(moved, Versions) and len(moved) == 7000
     assert held < moved.images.nbytes + 7000 * 5 * 8 + 1000
@@ -135,4 +135,4 @@ def test_memory_is_that_of_the_pictures_alone():
 def test_what_is_no_picture_is_refused_in_words():
     masks, labels = torch.zeros(3, 1, 1, dtype=torch.bool), torch.arange(3)
     with pytest.raises(sc.SeecauseError, match=r"floating-point images .n, 3, H, W."):
-        sc.transplant(torch.rand(3), masks, labels)
+        transplant(torch.rand(3), masks, labels)

@@ -12,6 +12,7 @@ from PIL import Image
 from safetensors.torch import save_file
 
 import seecause as sc
+from seecause.attribution.result import Attribution
 from seecause.data.images import open_picture, read_image
 from seecause.data.registry import open_data
 from tests.bad_files import bad_file
@@ -44,7 +45,7 @@ def test_everything_is_written_and_said(tmp_path):
     )
     assert [row["file"] for row in manifest["images"]] == [str(first), str(second)]
     assert all(read_image(out / row["overlay"]).width > 1000 for row in manifest["images"])
-    maps = sc.Attribution.load(out / manifest["maps"]["caap"])
+    maps = Attribution.load(out / manifest["maps"]["caap"])
     assert maps.maps.shape == (2, 10, 10)
     assert maps.manifest["options"]["tail"] == "patched" and maps.manifest["random_weights"] is True
     assert "random weights" in (out / "index.html").read_text()
@@ -92,7 +93,7 @@ def test_the_maps_are_those_of_the_library(tmp_path):
     assert done.output == ""
     expected = sc.attribute(model, model.preprocess(read_image(picture)))
     torch.testing.assert_close(
-        sc.Attribution.load(tmp_path / "out" / "maps" / "caap").maps, expected.maps
+        Attribution.load(tmp_path / "out" / "maps" / "caap").maps, expected.maps
     )
 
 
@@ -107,7 +108,7 @@ def test_the_seed_reaches_the_methods(tmp_path, words):
     model = sc.load("builtin:critters-vit")
     image = model.preprocess(open_picture(sample))
     expected = sc.attribute(model, image, method="random", seed=3 if words else 0).maps
-    torch.testing.assert_close(sc.Attribution.load(out / "maps" / "random").maps, expected)
+    torch.testing.assert_close(Attribution.load(out / "maps" / "random").maps, expected)
 
 
 def test_a_tree_of_classes_is_walked_and_compared_with_the_answers(tmp_path):
@@ -205,7 +206,7 @@ def test_a_bad_image_among_good_ones_is_skipped_and_named(tmp_path, kind):
     assert [sorted(row) for row in rows][1] == ["error", "file", "name"]
     page = (out / "index.html").read_text()
     assert "Skipped images" in page and "1 could not be read" in page and bad.name in page
-    assert sc.Attribution.load(out / "maps" / "center").names == ["first.png", "last.png"]
+    assert Attribution.load(out / "maps" / "center").names == ["first.png", "last.png"]
 
 
 def test_a_model_of_critters_warns_about_other_images(tmp_path):

@@ -11,6 +11,7 @@ import transformers
 from PIL import Image
 
 import seecause as sc
+from seecause.attribution.result import Attribution
 from tests.cli.calls import explain, invoke
 from tests.families.film import FRAMES, SIDE, videomae
 from tests.tiny import scramble
@@ -38,7 +39,7 @@ def test_a_folder_of_frames_is_one_film(tmp_path, folders):
     out, call = tmp_path / "out", ["--model", f"hf:{folders / 'videomae'}", "--method", "caap"]
     done = explain(tmp_path / "films", tmp_path / "c.npy", *call, "--out", out)
     assert done.exit_code == 0, done.output
-    maps = sc.Attribution.load(out / "maps" / "caap")
+    maps = Attribution.load(out / "maps" / "caap")
     assert maps.maps.shape == (3, 3, 2, 3)
     assert torch.equal(maps.maps[0], maps.maps[2])
     manifest = json.loads((out / "manifest.json").read_text())
@@ -63,13 +64,13 @@ def test_another_version_of_a_film_is_a_film(tmp_path, folders):
     call = ["--model", f"hf:{folders / 'videomae'}", "--method", "caap", "--out"]
     done = explain(marked, "--without", clean, *call, tmp_path / "both")
     assert done.exit_code == 0, done.output
-    both = sc.Attribution.load(tmp_path / "both" / "maps" / "caap").maps
+    both = Attribution.load(tmp_path / "both" / "maps" / "caap").maps
     model = sc.load(f"hf:{folders / 'videomae'}")
     for film in "ab":
         done = explain(marked / film, "--without", clean / film, *call, tmp_path / film)
         assert done.exit_code == 0, done.output
     for got, film in zip(both, "ab", strict=True):
-        (single,) = sc.Attribution.load(tmp_path / film / "maps" / "caap").maps
+        (single,) = Attribution.load(tmp_path / film / "maps" / "caap").maps
         blank = model.preprocess(clean / film)
         expected = sc.attribute(model, [str(marked / film)], blank=blank).maps[0]
         assert torch.allclose(got, single) and torch.allclose(got, expected, atol=1e-5)

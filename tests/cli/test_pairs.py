@@ -10,6 +10,7 @@ import torch
 from PIL import Image
 
 import seecause as sc
+from seecause.attribution.result import Attribution
 from seecause.data import to_pil
 from tests.cli.calls import invoke
 
@@ -38,7 +39,7 @@ def test_explain_takes_the_other_version_as_blank(folders, tmp_path):
     spec = f"pairs:{folders}/with:{folders}/without"
     done = run("explain", f"{spec}#0", f"{spec}#2", "--out", tmp_path / "a", "--quiet")
     assert done.exit_code == 0, done.output
-    attribution = sc.Attribution.load(tmp_path / "a" / "maps" / "caap")
+    attribution = Attribution.load(tmp_path / "a" / "maps" / "caap")
     model, data = sc.load("builtin:critters-vit"), sc.data.open_data(spec)
     images = sc.data.to_batch(model, [data[0], data[2]]).images
     others = sc.data.to_batch(model, [data.other(0), data.other(2)]).images
@@ -59,7 +60,7 @@ def test_explain_takes_a_folder_of_other_versions(folders, tmp_path):
     model = sc.load("builtin:critters-vit")
     both = [model.preprocess(Image.open(path)) for path in (file, plain / file.name)]
     maps = sc.attribute(model, both[0], blank=both[1]).maps
-    assert torch.allclose(sc.Attribution.load(out / "maps" / "caap").maps[:1], maps, atol=1e-6)
+    assert torch.allclose(Attribution.load(out / "maps" / "caap").maps[:1], maps, atol=1e-6)
 
 
 def test_what_has_no_other_version_is_refused(folders, tmp_path):

@@ -11,6 +11,7 @@ from PIL import Image
 from transformers import SamImageProcessor
 
 import seecause as sc
+from seecause.attribution.result import Attribution
 from tests.cli.calls import MODEL, explain, photo
 from tests.families.dense import tiny_dense
 
@@ -43,7 +44,7 @@ def test_a_box_is_explained_and_drawn(tmp_path, folders):
     (row,) = manifest_of(out)["images"]
     assert row["row"] == "box 3" and row["explained"] == "frog of box 3"
     assert 'class="outline"' in (out / "index.html").read_text()
-    maps = sc.Attribution.load(out / "maps" / "caap")
+    maps = Attribution.load(out / "maps" / "caap")
     assert maps.regions.any() and maps.maps.shape == (1, 6, 8)  # 96 x 128 pixels, cells of 16
     done = explain(picture, *call, "--box", "3:left")
     assert done.exit_code == 0 and "left of box 3: " in done.stdout

@@ -9,7 +9,7 @@ import timm
 import torch
 from timm.models import save_for_hf
 
-import seecause as sc
+from seecause.attribution.result import Attribution
 from tests.cli.calls import explain, invoke, photo
 from tests.tiny import scramble
 
@@ -41,7 +41,7 @@ def test_explain_draws_caap_and_mosaic_and_gradients(models, kind, tmp_path):
     assert done.exit_code == 0, done.output
     manifest = json.loads((out / "manifest.json").read_text())
     assert set(manifest["maps"]) == {"caap", "mosaic", "grad-cam", "ixg"}
-    maps = sc.Attribution.load(out / manifest["maps"]["caap"])
+    maps = Attribution.load(out / manifest["maps"]["caap"])
     assert maps.manifest["architecture"] == "staged" and maps.maps.std() > 0
     assert maps.manifest["used"]["stage"] == "stage3"
     assert (out / "index.html").stat().st_size > 10_000

@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-import seecause as sc
 from seecause.background import ablate
 from seecause.background.heads import gates_without
+from seecause.engine.chunks import budget
 from seecause.engine.forks import (
     carried_logits,
     fork,
@@ -105,7 +105,7 @@ def test_replaced_heads_carry_what_another_picture_carries(limit):
         seen.update({(layer, head): row for head, row in zip(chosen, logits, strict=True)})
 
     model.gates = 0.5 + torch.rand(model.n_layers, 3, generator=torch.Generator().manual_seed(0))
-    with sc.budget(limit):
+    with budget(limit):
         plain = fork(model, images, heads, each, content=from_the_last, forking=2)
     assert_close(plain, model(images), atol=1e-12, rtol=0)
     assert sorted(seen) == sorted(heads)
@@ -177,7 +177,7 @@ def test_the_mean_of_what_heads_carry_does_not_hang_on_chunks():
     steps = walk(model, model.embed(images), model.at(images))
     expected = [step.carried.mean(dim=0) for step in steps]
     for limit in (None, 1):
-        with sc.budget(limit):
+        with budget(limit):
             assert_close(mean_carried(model, images), expected, atol=1e-12, rtol=0)
     half = mean_carried(view(tiny("timm_deit3", torch.bfloat16), check=False), images.bfloat16())
     assert {x.dtype for x in half} == {torch.bfloat16}
@@ -195,7 +195,7 @@ def test_heads_that_run_one_by_one_keep_their_own_answers():
         def note(layer: int, some: list[int], logits: torch.Tensor) -> None:
             seen.update({(layer, h): x for h, x in zip(some, logits, strict=True)})
 
-        with sc.budget(limit):
+        with budget(limit):
             fork(model, images, heads, note)
         return seen
 

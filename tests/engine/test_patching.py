@@ -9,6 +9,7 @@ import torch
 from torch.testing import assert_close
 
 import seecause as sc
+from seecause.engine.chunks import budget
 from seecause.errors import BadOption
 from tests.helpers import view
 from tests.reference import caap as reference
@@ -222,7 +223,7 @@ def test_sets_run_together_or_in_chunks():
     model, (base, source) = view(native), pictures(native).split(1)
     sets = [[sc.Site(3, "kv", heads=[1])], [], [sc.Site(1, tokens=[2]), sc.Site(2, "heads")]]
     together = sc.patch(model, base, source, sets)
-    with sc.budget(1):
+    with budget(1):
         assert_close(sc.patch(model, base, source, sets), together, atol=1e-12, rtol=0)
     each = torch.cat([sc.patch(model, base, source, [sites]) for sites in sets])
     assert_close(each, together, atol=1e-12, rtol=0)

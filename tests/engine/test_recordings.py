@@ -134,14 +134,6 @@ def test_results_stay_and_replays_take_turns(stand_ins):
     assert stand_ins.turns == ["record", "wait", "record", "wait", "record"]
 
 
-def test_a_model_on_several_devices_runs_plainly(stand_ins):
-    run = Runs()
-    run.model.apart = True
-    for _ in range(4):
-        run("a")
-    assert run.prepared == ["a"] * 4 and "graphs" not in run.model.memo
-
-
 def test_graphs_have_a_part_in_plain_runs_on_cuda_only(monkeypatch):
     there, here = SimpleNamespace(is_cuda=True), SimpleNamespace(is_cuda=False)
     with torch.no_grad():

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-import seecause as sc
+from seecause.engine.chunks import budget
 from seecause.engine.trace import (
     attention_probs,
     check_start,
@@ -121,7 +121,7 @@ def test_many_choices_run_together_or_in_chunks():
         atol=1e-12,
         rtol=0,
     )
-    with sc.budget(1):
+    with budget(1):
         assert_close(kept_logits_each(model, images, keep), together, atol=1e-12, rtol=0)
 
 
@@ -159,7 +159,7 @@ def test_entering_in_chunks_keeps_every_picture_and_its_facts():
     model.facts = lambda images: images.mean(dim=(1, 2, 3), keepdim=True)[..., 0] > 0
     images = pictures(tiny("timm_registers"), batch=3)
     h, at = enter(model, images)
-    with sc.budget(1):
+    with budget(1):
         chunked, chunked_at = enter(model, images)
     assert_close(chunked, h, atol=1e-12, rtol=0)
     assert_close(h, model.embed(images), atol=0, rtol=0)

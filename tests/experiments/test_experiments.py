@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import seecause as sc
+from seecause.attribution.registry import methods
 from seecause.errors import BadOption, UnknownName
 from seecause.experiments import base
 from seecause.experiments.base import Experiment, table_of_rows
@@ -77,7 +78,7 @@ def test_every_experiment_can_be_asked():
         assert entry.name == name and entry.question.endswith("?") and entry.values
         json.dumps(list(entry.cells))
     table = {cell["asked"]["method"] for cell in found["methods-critters"].cells}
-    assert table <= set(sc.methods())
+    assert table <= set(methods())
 
 
 def test_a_cell_of_caap_is_what_the_library_measures():

@@ -201,43 +201,13 @@ def hf_convnext_v2() -> StagedNative:
     return _hf_convnext(module, module.convnextv2)
 
 
-def hf_hiera() -> StagedNative:
-    config = hf.HieraConfig(**{**HF, "image_size": list(SIZE)}, embed_dim=8, num_heads=list(HEADS))
-    module = hf.HieraForImageClassification(config)
-    encoder = module.hiera.encoder
-    rolls = [partial(encoder.reroll, stage_idx=index) for index in range(4)]
-    places = [_places(roll, s) for roll, s in zip(rolls, STRIDES[1:], strict=True)]
-    return _hf_native(module, [module.hiera.embeddings, *encoder.stages], ["flat", *places])
-
-
-HF_PVT: dict[str, Any] = dict(
-    num_labels=7, depths=[1] * 4, hidden_sizes=[8] * 4, num_attention_heads=list(HEADS)
-)
-
-
-def hf_pvt() -> StagedNative:
-    config = hf.PvtConfig(image_size=64, **HF_PVT, mlp_ratios=[2] * 4)
-    config.num_labels = HF_PVT["num_labels"]  # transformers 5.8 does not listen
-    module = hf.PvtForImageClassification(config)
-    ends = [blocks[-1] for blocks in module.pvt.encoder.block][:3]
-    return _hf_native(
-        module, ends, ["flat"] * 3, size=(64, 64), grid=(4, 4), cells=2, strides=(4, 8, 16)
-    )
-
-
-def hf_pvt_v2() -> StagedNative:
-    module = hf.PvtV2ForImageClassification(hf.PvtV2Config(**HF_PVT, mlp_ratios=[2] * 4))
-    ends = [layer.layer_norm for layer in module.pvt_v2.encoder.layers]
-    return _hf_native(module, ends, ["flat"] * 4, cells=2, strides=(4, 8, 16, 32))
-
-
 STAGED_FAMILIES: dict[str, Callable[[], StagedNative]] = {
     make.__name__: make
     for make in (
         timm_swin, timm_swin_v2, timm_swin_v2_cr, timm_convnext, timm_convnext_v2, timm_maxvit,
         timm_hiera, timm_pvt_v2, timm_efficientvit, timm_efficientvit_large,
         timm_efficientvit_msra, torchvision_swin, torchvision_convnext, hf_swin, hf_swin_v2,
-        hf_convnext, hf_convnext_v2, hf_hiera, hf_pvt, hf_pvt_v2,
+        hf_convnext, hf_convnext_v2,
     )
 }  # fmt: skip
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import seecause as sc
+from seecause.attribution.registry import methods as known_methods
 from tests.golden.record import Named, batch, golden, model
 
 FEWER = {  # so that the expensive methods stay cheap
@@ -20,7 +21,7 @@ COSTLY = {"mda", "simple-insertion", "simple-deletion", "atman", "vit-cx", "mute
 def maps(dtype, names: set[str] | None, count: int) -> Named:
     view = model("critters-vit", dtype)
     images, labels, _ = batch("critters-vit", dtype)
-    for name in sorted(sc.methods()):
+    for name in sorted(known_methods()):
         if (name in COSTLY) if names is None else (name in names):
             found = sc.attribute(
                 view, images[:count], labels[:count], method=name, **FEWER.get(name, {})
@@ -32,7 +33,7 @@ def maps(dtype, names: set[str] | None, count: int) -> Named:
 def methods(dtype) -> Named:
     """Maps of 8 images by the cheap methods."""
     yield "logits", model("critters-vit", dtype)(batch("critters-vit", dtype)[0])
-    yield from maps(dtype, set(sc.methods()) - COSTLY, 8)
+    yield from maps(dtype, set(known_methods()) - COSTLY, 8)
 
 
 @golden("attribution", slow=True)

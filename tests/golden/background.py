@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 import seecause as sc
+from seecause.background.transplant import transplant
 from tests.golden.record import Named, batch, golden, model
 
 BIASED = "critters-biased"
@@ -14,7 +15,7 @@ BIASED = "critters-biased"
 def transplants(dtype) -> Named:
     images, labels, masks = batch(BIASED, dtype, "critters:certified:train", 8)
     grid = masks[:, 4::8, 4::8] == 1  # one pixel of each patch stands for it
-    moved = sc.transplant(images, grid, labels, per_picture=2, seed=1)
+    moved = transplant(images, grid, labels, per_picture=2, seed=1)
     yield "images", torch.cat(list(moved.batches(8)))
 
 

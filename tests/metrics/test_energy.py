@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-import seecause as sc
+from seecause.engine.chunks import budget
 from seecause.errors import BadOption
 from seecause.metrics._localization import complexity, energy
 from tests.helpers import noise
@@ -71,7 +71,7 @@ def test_what_cannot_be_scored_is_a_hole():
 
 def test_small_memory_changes_nothing():
     maps, masks = noise(4, 3, 5), noise(4, 12, 20, seed=1) > 0.5
-    with sc.budget(1):
+    with budget(1):
         alone = energy(maps, masks, k=10)
     assert torch.equal(alone["relevance-rank"], energy(maps, masks, k=10)["relevance-rank"])
 

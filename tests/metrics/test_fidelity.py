@@ -10,7 +10,7 @@ import torch
 from scipy.stats import pearsonr, spearmanr
 from torch.testing import assert_close
 
-import seecause as sc
+from seecause.engine.chunks import budget
 from seecause.errors import BadOption
 from seecause.metrics.fidelity import (
     exact_sums,
@@ -183,7 +183,7 @@ def test_place_in_the_batch_and_memory_change_nothing(setting):
     maps = noise(2, *GRID, seed=8)
     for metric in (mu_fidelity, sensitivity_n, faithfulness_estimate, infidelity):
         together = metric(model, images, maps, CLASSES)
-        with sc.budget(1):
+        with budget(1):
             assert_close(
                 metric(model, images[1:], maps[1:], CLASSES[1]), together[1:], atol=1e-12, rtol=0
             )

@@ -8,7 +8,7 @@ import torch
 from torch.testing import assert_close
 from torchvision.transforms.functional import gaussian_blur
 
-import seecause as sc
+from seecause.engine.chunks import budget
 from seecause.errors import BadOption
 from seecause.metrics.curves import insertion_deletion
 from seecause.metrics.pixels import blurred, importance_ranks, rise_kernel, thresholds
@@ -118,7 +118,7 @@ def test_batch_and_memory_change_nothing(setting):
     _, model, images = setting
     maps = noise(2, *GRID)
     together = insertion_deletion(model, images, maps, CLASSES)
-    with sc.budget(1):
+    with budget(1):
         alone = insertion_deletion(model, images[1:], maps[1:], CLASSES[1])
     assert_close(alone["deletion curve"][0], together["deletion curve"][1], atol=1e-12, rtol=0)
     assert_close(alone["insertion curve"][0], together["insertion curve"][1], atol=1e-12, rtol=0)

@@ -11,6 +11,7 @@ from sklearn.metrics import average_precision_score
 from torch.testing import assert_close
 
 import seecause as sc
+from seecause.engine.chunks import budget
 from seecause.errors import BadOption
 from seecause.metrics._localization import average_precision, localization
 from seecause.metrics.pixels import to_pixels
@@ -146,7 +147,7 @@ def test_images_that_cannot_be_scored_stay_as_holes():
 
 def test_small_memory_changes_nothing():
     maps = noise(5, 3, 5)
-    with sc.budget(1):
+    with budget(1):
         alone = localization(maps, masks())
     assert torch.equal(alone["aupr1"], localization(maps, masks())["aupr1"])
 

@@ -9,6 +9,7 @@ import torch
 from torch.testing import assert_close
 
 import seecause as sc
+from seecause.engine.chunks import budget
 from seecause.errors import BadOption
 from seecause.metrics.curves import impute, perturbation, removal, road
 from seecause.metrics.fidelity import coefficient, saco
@@ -93,7 +94,7 @@ def test_the_exact_map_is_better_than_its_negative_everywhere(setting):
 def test_a_contrast_is_a_target_and_memory_changes_nothing(setting):
     model, images, maps = setting
     together = perturbation(model, images, maps, (1, 3))
-    with sc.budget(1):
+    with budget(1):
         alone = perturbation(
             model, images[1:], maps[1:], lambda logits: logits[:, 1] - logits[:, 3]
         )

@@ -65,8 +65,7 @@ def test_several_classes_of_one_name_are_told_by_their_numbers(model):
     ("shape", "words"),
     [
         ((3, 32, 48), r"images of shape \[3, 32, 48\]: expected \[B, 3, H, W\]"),
-        ((1, 4, 32, 48), r"images of shape \[1, 4, 32, 48\]"),
-        ((0, 3, 32, 48), "an empty batch"),
+        ((0, 3, 32, 48), "at least one image"),
         ((1, 3, 48, 32), "images of 48 x 32.*takes 32 x 48 only"),
     ],
 )
@@ -156,15 +155,15 @@ def test_gates_multiply_inside_each_other_follow_edits_and_come_back(model):
     without[1, 2] = 0
     plain = model.state_key()
     with model.gated(half):
-        watch, key = model.watch(), model.state_key()
-        assert key != plain and watch.unchanged()
+        key = model.state_key()
+        assert key != plain
         with pytest.raises(ZeroDivisionError), model.gated(without):
             assert model.gate(1).tolist() == [0.5, 0.5, 0.0] and model.gate(1).dtype == model.dtype
             raise ZeroDivisionError
         assert model.gates is half and model.gate(1).tolist() == [0.5] * 3
         half[0, 1] = 0.25
         assert model.gate(0).tolist() == [0.5, 0.25, 0.5]
-        assert model.state_key() not in (key, plain) and not watch.unchanged()
+        assert model.state_key() not in (key, plain)
         model.module.float()
         assert model.gate(0).dtype == torch.float32
         model.blocks = [replace(model.blocks[0], heads=2, kv_heads=2), *model.blocks[1:]]

@@ -1,4 +1,4 @@
-"""Joints of a block: native parts by name, packed attention, what stays where attention is gone."""
+"""Joints of a block: native parts by name, packed attention."""
 
 from __future__ import annotations
 
@@ -9,16 +9,11 @@ from torch.testing import assert_close
 
 from seecause.errors import UnsupportedModel
 from seecause.models.block import (
-    Block,
-    Constant,
     fused,
-    is_silent,
     mix_packed,
     packed,
     project_packed,
-    silent,
 )
-from seecause.models.layout import TokenLayout
 from tests.helpers import noise
 
 
@@ -47,17 +42,3 @@ def test_attention_of_other_keys_or_axes_is_refused(options):
     attention = nn.MultiheadAttention(6, 2, **{"batch_first": True, **options})
     with pytest.raises(UnsupportedModel, match=r"MultiheadAttention \(here\).*without extra keys"):
         packed(attention, "here")
-
-
-def test_a_silent_block_adds_what_its_projection_adds_to_nothing():
-    constant = Constant(torch.tensor([1.0, 2.0]), pair=False)
-    block = Block("blocks.0", constant, **silent(constant.rows), feed=lambda x: 10 * x)
-    h, at = torch.ones(1, 3, 2), TokenLayout(grid=(1, 3), prefix=0).at()
-    assert is_silent(block) and block.owner is constant
-    assert block(h, at)[0].tolist() == [[22.0, 33.0]] * 3  # 11 (1 + 1), 11 (1 + 2)
-    behind = Block(
-        "b", constant, **silent(constant.rows), feed=lambda x: 0 * x,
-        behind=lambda at: at.index[:, None].float(), holder=nn.Identity(),
-    )  # fmt: skip
-    assert behind(h, at)[0].tolist() == [[2.0, 3.0], [3.0, 4.0], [4.0, 5.0]]
-    assert behind.owner is behind.holder

@@ -181,14 +181,9 @@ def test_weights_of_another_size_are_interpolated_where_a_size_is_named(tmp_path
         sc.load("timm:test_vit", weights=tmp_path / "96.pt")
 
 
-def test_a_folder_without_a_model_says_where_to_look(tmp_path):
-    with pytest.raises(DataMissing, match="timm, transformers, PEFT"):
-        sc.load(str(tmp_path))
-    torch.save(trained().state_dict(), tmp_path / "best.pth")
-    with pytest.raises(DataMissing, match=r"--model timm:NAME --weights .*best\.pth"):
-        sc.load(str(tmp_path))
-    ViTForImageClassification(ViTConfig(**VIT)).save_pretrained(tmp_path / "checkpoint-500")
-    with pytest.raises(DataMissing, match="checkpoint-500"):
+def test_a_folder_without_a_model_says_what_is_in_it(tmp_path):
+    (tmp_path / "checkpoint-500").mkdir()
+    with pytest.raises(DataMissing, match=r"checkpoint-500.*timm, transformers, PEFT"):
         sc.load(str(tmp_path))
 
 

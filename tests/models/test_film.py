@@ -14,6 +14,7 @@ from torch.testing import assert_close
 
 import seecause as sc
 from seecause.attribution.caap import make_plan, sweep
+from seecause.attribution.result import Attribution
 from seecause.engine.blanks import blank_image
 from seecause.engine.mixture import Mixture, slopes
 from seecause.engine.sweep import selection
@@ -105,7 +106,7 @@ def test_results_are_saved_drawn_and_measured(tiny, tmp_path):
     _, model, images = tiny
     result = sc.attribute(model, images, 1, method=["caap", "smoothgrad"], samples=2)
     result.save(tmp_path)
-    again = sc.Attribution.load(tmp_path / "caap")
+    again = Attribution.load(tmp_path / "caap")
     assert torch.equal(again.maps, result["caap"].maps)
     image = again.overlay(1)
     assert image.width * 16 == image.height * 72  # frames in a row

@@ -104,7 +104,7 @@ class TestChangedModels:
         with pytest.raises(ViewMismatch):
             view(native)
 
-    @pytest.mark.parametrize("family", ["timm_swin", "timm_convnext", "hf_pvt_v2"])
+    @pytest.mark.parametrize("family", ["timm_swin", "timm_convnext", "timm_pvt_v2"])
     def test_a_block_that_does_more(self, family):
         native = tiny_staged(family)
         native.blocks[2].register_forward_hook(lambda module, args, out: out * 1.01)

@@ -196,10 +196,6 @@ class TestHeads:
         native = tiny_conv("timm_resnet")
         with pytest.raises(BadOption, match="classifier of its own"):
             wrap(native.module, head=matrix(8), **OPTIONS)
-        with pytest.raises(BadOption, match="a matrix or a module"):
-            headless = tiny_conv("timm_resnet").module
-            headless.fc = nn.Identity()
-            wrap(headless, head=sc.Similarity(pictures(native)), **OPTIONS)
         with pytest.raises(BadOption, match="pools by itself"):
             wrap(native.module, pool="mean", **OPTIONS)
 

@@ -9,7 +9,7 @@ from torch.testing import assert_close
 
 from seecause.errors import BadOption, UnsupportedModel
 from seecause.loading import wrap
-from seecause.models.heads import text_matrix
+from seecause.models.parts import text_matrix
 from tests.families.native import CLASSES, HALF, tokenize
 from tests.helpers import noise, view
 from tests.tiny import FAMILIES, tiny

@@ -68,7 +68,7 @@ def attribute(
         target: The class to explain: an index, a name, one for each image, a pair `(a, b)` for the
             difference of two logits, or a function of logits. `sc.Box` or `sc.Region` for detectors
             and models of pixels. None explains the predicted class.
-        method: A name from `sc.methods()`, or several.
+        method: A name from `seecause list methods`, or several.
         batch: Images that are read at once, where they are read one by one.
         skipped: A list that receives the images that cannot be read; without it they are errors.
         **options: Options of the method, such as `tail="patched"`. With several methods each option
@@ -111,7 +111,7 @@ def by_method(
     """Options that several methods share, for each method that has them."""
     entries = {name: find(name, model.architecture) for name in methods}
     if not entries:
-        raise BadOption("method", [], "at least one method; `sc.methods()` lists them")
+        raise BadOption("method", [], "at least one method; `seecause list methods` lists them")
     known = sorted({key for entry in entries.values() for key in entry.options})
     for key in options.keys() - known:
         expected = f"an option of {', '.join(entries)}: {', '.join(known) or 'there are none'}"

@@ -33,7 +33,7 @@ except ImportError:
 
 
 class ByMethod(Attribution):
-    """Any method of `sc.methods()` as an attribution of captum; `options` are the method's own."""
+    """Any attribution method as one of captum; `options` are the method's own."""
 
     def __init__(self, model: ImageModel | nn.Module, method: str, **options: Any) -> None:
         self.view, self.method, self.options = as_view(model), method, options

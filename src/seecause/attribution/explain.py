@@ -111,7 +111,7 @@ def explain(
     Args:
         model: A model returned by `sc.load` or `sc.wrap`, or an `nn.Module` that `sc.wrap` takes.
         images: Any number of what `sc.attribute` takes.
-        methods: Names from `sc.methods()`. None means CAAP, and mosaic where it is defined.
+        methods: Names of methods. None means CAAP, and mosaic where it is defined.
         target: The class to explain, as for `sc.attribute`. None explains the predicted class (of a
             detector the box with the highest score).
         also: "evidence" (in the order of the first method's maps) and "interactions".

@@ -50,8 +50,8 @@ from seecause.errors import BadOption, NotDefined
 from seecause.models.base import ImageModel
 from seecause.models.block import Block
 from seecause.models.dense import DenseModel
-from seecause.models.heads import CosineHead, TextHead
 from seecause.models.layout import TokenLayout, pixel_cells
+from seecause.models.parts import CosineHead
 from seecause.models.staged import StagedModel
 from seecause.models.view import VisionModel
 from seecause.options import Count, NotNegative
@@ -388,7 +388,7 @@ def first_layer(model: VisionModel, start: Start) -> int:
 def usual_score(model: VisionModel) -> Score:
     """Probability, but the logit where it is a cosine: its softmax depends on which texts were
     asked for."""
-    return "logit" if isinstance(model.extra, CosineHead | TextHead) else "prob"
+    return "logit" if isinstance(model.extra, CosineHead) else "prob"
 
 
 Unit = Literal["plain", "constant"]

@@ -166,8 +166,7 @@ def methods(architecture: Architecture = "transformer") -> dict[str, Method]:
         The methods by name, each with `summary`, `options`, `forwards` (its cost) and `needs`.
 
     Example:
-        >>> import seecause as sc
-        >>> sc.methods()["rollout"].options["fusion"]
+        >>> methods()["rollout"].options["fusion"]
         'mean'
     """
     return METHODS[architecture].all()

@@ -282,7 +282,7 @@ def audit(
     Args:
         model: A classifier.
         data: Labelled images of at least two classes, or the name of a dataset ("folder:PATH").
-        masks: A source of `sc.object_masks`: another network ("timm:NAME", or a model), "own" or
+        masks: A source of `object_masks`: another network ("timm:NAME", or a model), "own" or
             "discovered" masks, masks, or None for the masks or pairs that the data brings.
         fills: FIG, BIG and BIR are measured with each of these fills; the first counts.
         per_picture: Transplants of each image and kind.

@@ -111,7 +111,7 @@ class Erased:
                     " as Critters and pairs:WITH:WITHOUT have",
                 )
         elif data.masks is None:
-            expected = "masks of the images: sc.object_masks(model, data), or data with fill='swap'"
+            expected = "masks of the images: object_masks(model, data), or data with fill='swap'"
             raise BadOption("masks", None, expected)
 
     @property

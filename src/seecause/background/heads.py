@@ -50,7 +50,7 @@ from seecause.engine.trace import attention_probs, read_rows
 from seecause.errors import BadOption, NotDefined
 from seecause.metrics.statistics import standard_error
 from seecause.models.base import ImageModel
-from seecause.models.block import Block, is_silent
+from seecause.models.block import Block
 from seecause.models.view import VisionModel
 from seecause.options import Count, check_options, keyword_options, summary_of
 from seecause.registry import Registry
@@ -240,11 +240,9 @@ def need_heads(model: ImageModel, what: str) -> VisionModel:
 
 
 def all_heads(model: VisionModel) -> list[Head]:
-    """Every head of the model; a block whose attention was removed has none."""
+    """Every head of the model."""
     return [
-        (layer, head)
-        for layer, block in enumerate(model.blocks)
-        for head in range(0 if is_silent(block) else block.heads)
+        (layer, head) for layer, block in enumerate(model.blocks) for head in range(block.heads)
     ]
 
 
@@ -397,7 +395,7 @@ def gate_gradients(model: VisionModel, images: Tensor, labels: Tensor) -> Tensor
 def attention_mass(model: VisionModel, data: LabelledImages) -> HeadScores:
     """Share of attention on the background. Pixels of which nothing is known do not count."""
     if data.masks is None:
-        raise BadOption("masks", None, "object masks: data.with_masks(sc.object_masks(...))")
+        raise BadOption("masks", None, "object masks: data.with_masks(object_masks(...))")
     layout = model.check(data.images)
     background = ~data.masks.hard
     if data.masks.inside is not None:

@@ -3,7 +3,7 @@
 Everything in this package starts from one `LabelledImages`:
 
     data = sc.background.read_images(model, "critters:certified:test")
-    data = data.with_masks(sc.object_masks(model, data, source="timm:NAME"))
+    data = data.with_masks(object_masks(model, data, source="timm:NAME"))
     sc.background.score(model, data)
 
 An image and its `other_background` are a pair: two versions that should get the same prediction.

@@ -32,7 +32,7 @@ from seecause.errors import BadOption, NotDefined
 from seecause.loading import rewrap
 from seecause.metrics.accuracy import group_accuracy
 from seecause.models.eval_mode import in_eval_mode
-from seecause.models.heads import CosineHead, TextHead, UnitLinear
+from seecause.models.parts import CosineHead, UnitLinear
 from seecause.models.view import VisionModel
 
 STRENGTH = 0.01  # C of the ridge
@@ -59,11 +59,9 @@ def last_layer(model: VisionModel) -> LastLayer:
         NotDefined: If the model ends in something else than one linear layer or a text head.
     """
     own = _native_classifier(model.module) if model.extra is None else model.extra
-    if isinstance(own, TextHead | CosineHead):
-        scale = own.scale.exp() if isinstance(own, TextHead) else own.scale
-        weight = (scale * own.matrix).detach().double().cpu()
-        bias = getattr(own, "bias", None)
-        shift = 0.0 if bias is None else float(bias.detach())
+    if isinstance(own, CosineHead):
+        weight = (own.factor * own.matrix).detach().double().cpu()
+        shift = 0.0 if own.bias is None else float(own.bias.detach())
         return LastLayer(weight, weight.new_full((len(weight),), shift))
     if not isinstance(own, nn.Linear):
         raise NotDefined(
@@ -108,7 +106,7 @@ def features(model: VisionModel, images: Tensor) -> Tensor:
 
 def _by_angle(model: VisionModel) -> bool:
     """Whether the head reads features of unit length: texts, prototypes, or their replacement."""
-    return isinstance(model.extra, TextHead | CosineHead | UnitLinear)
+    return isinstance(model.extra, CosineHead | UnitLinear)
 
 
 def _native_classifier(module: Any) -> nn.Linear | None:

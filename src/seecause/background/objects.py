@@ -84,7 +84,7 @@ def object_masks(
         >>> import seecause as sc
         >>> model = sc.load("builtin:critters-biased")
         >>> data = sc.data.open_data("critters:certified:test", limit=4)
-        >>> masks = sc.object_masks(model, data, "builtin:critters-vit")
+        >>> masks = object_masks(model, data, "builtin:critters-vit")
         >>> masks.hard.shape, masks.overlap.shape
         (torch.Size([4, 12, 12]), torch.Size([4]))
     """

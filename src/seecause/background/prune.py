@@ -81,8 +81,8 @@ from seecause.loading import need_own_classes, rewrap
 from seecause.metrics.accuracy import GroupAccuracy, background_gap, calibration, nll
 from seecause.models.base import ImageModel
 from seecause.models.eval_mode import in_eval_mode
-from seecause.models.heads import CosineHead, TextHead, UnitLinear
 from seecause.models.load import CARD, HEAD, PLAIN, SLICED
+from seecause.models.parts import CosineHead, UnitLinear
 from seecause.models.preprocess import Preprocess
 from seecause.models.slicing import ZEROED, slice_heads, zero_heads
 from seecause.models.view import VisionModel
@@ -405,9 +405,9 @@ def score_heads(
         data: A dataset, or its name.
         selector: A name of `sc.background.selectors()`.
         options: Options of the selector.
-        masks: A source of `sc.object_masks`; "auto": the data's masks where it has them, else
+        masks: A source of `object_masks`; "auto": the data's masks where it has them, else
             discovered ones.
-        mask_options: Options of `sc.object_masks`, such as `steps` or `cache`.
+        mask_options: Options of `object_masks`, such as `steps` or `cache`.
         fill: What replaces the background; "swap" takes the data's other versions.
         sampling: Which correct images: `share` (0.4), `cap` (512), `stratified`.
         seed: Draws the sample, and what the selector draws.
@@ -905,10 +905,10 @@ def _save_processor(frame: Preprocess, folder: Path) -> None:
 def _head_card(head: nn.Module | None) -> dict[str, Any] | None:
     """A head that is not part of the native module; a zero-shot head is made again from its
     texts."""
-    if head is None or isinstance(head, TextHead):
-        return None
     if isinstance(head, CosineHead):
-        return {"kind": "cosine", "scale": head.scale}
+        return None if head.from_text else {"kind": "cosine", "scale": head.scale}
+    if head is None:
+        return None
     if isinstance(head, nn.Linear):
         return {"kind": "unit-linear" if isinstance(head, UnitLinear) else "linear"}
     reason = f"the head is a {type(head).__name__}, which no file describes"

@@ -23,7 +23,8 @@ and `torch.autograd.grad` on tensors made inside, and returns what carries no gr
 A graph is dropped when a weight, a gate or a device changed, when the model goes or forgets, and
 when newer ones need its place. All graphs of a device share one memory pool, so they run one after
 the other, whichever thread asks. Where recording fails, the plain run stays and `report` says why.
-The model is anything with a `memo`, in which its graphs live, and a `watch` for changes.
+The model is anything with a `memo`, in which its graphs live, `tensors()`, and a
+`state_key()` that changes with them.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ import logging
 import os
 import threading
 from collections import deque
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -43,7 +44,7 @@ from weakref import WeakValueDictionary
 import torch
 from torch import Tensor, nn
 
-from seecause.models.eval_mode import Watch
+from seecause.models.eval_mode import tensors_of, weights_key
 
 log = logging.getLogger(__name__)
 Out = TypeVar("Out", Tensor, tuple[Tensor, ...])
@@ -61,7 +62,7 @@ def captured(
     model: Any, key: Hashable, prepare: Callable[[], Callable[..., Out]], *tensors: Tensor
 ) -> Out:
     """`prepare()(*tensors)`; from the third call on, the replay of its recording."""
-    if not usable(tensors) or getattr(model, "apart", False):
+    if not usable(tensors):
         return prepare()(*tensors)
     device = tensors[0].device
     pool = _pools.get(device) or _pools.setdefault(device, _Pool(device))
@@ -69,14 +70,15 @@ def captured(
     place = _place(model, key, tensors)
     call = calls.get(place)
     if call is not None and call.graph is not None:
-        results, watch = pool.launch(call, tensors), call.watch
-        if results is not None and watch is not None and watch.unchanged():  # beside the replay
+        results, state = pool.launch(call, tensors), call.state
+        if results is not None and state == model.state_key():  # beside the replay
             return results
         pool.drop(call)
     function = prepare()
     results = function(*tensors)
-    if call is None or call.watch is None or not call.watch.unchanged():
-        calls[place] = _Call(model.watch())
+    state = model.state_key()
+    if call is None or call.state != state:
+        calls[place] = _Call(state, [tensor.detach() for tensor in model.tensors()])
         while len(calls) > 4 * MOST:
             calls.pop(next(iter(calls)))
     elif not call.failed:
@@ -148,8 +150,11 @@ class ModuleOwner:
     module: nn.Module
     memo: dict[Any, Any] = field(default_factory=dict)
 
-    def watch(self) -> Watch:
-        return Watch([self.module])
+    def state_key(self) -> tuple[Any, ...]:
+        return weights_key(self.tensors())
+
+    def tensors(self) -> list[Tensor]:
+        return tensors_of([self.module])
 
     def __getstate__(self) -> dict[str, Any]:
         return {"module": self.module, "memo": {}}  # copies make graphs of their own
@@ -159,9 +164,10 @@ class ModuleOwner:
 class _Call:
     """A call that has run in one state of the model, and its recording, if there is one. What the
     recording reads stays alive with it: inputs, the function and what that closes over, what it
-    was prepared from, and (by the watch) the memory of weights that are replaced."""
+    was prepared from, and the weights, whose addresses no other tensor can have meanwhile."""
 
-    watch: Watch | None
+    state: tuple[Any, ...] | None
+    weights: Sequence[Tensor]
     failed: bool = False
     graph: torch.cuda.CUDAGraph | None = None
     inputs: tuple[Tensor, ...] = ()
@@ -231,18 +237,19 @@ class _Pool:
             call.graph, call.inputs, call.outputs, call.keeps = graph, inputs, outputs, made
             self.calls[id(call)] = call
             limit = int(SHARE * torch.cuda.get_device_properties(self.device).total_memory)
-            watch = call.watch
+            state = call.state
             for oldest in list(self.calls.values())[: None if self.bytes() > limit else -MOST]:
                 self.drop(oldest)
             if call.bytes > limit:
-                call.watch = watch
+                call.state = state
                 self._fail(call, key, f"larger than {limit >> 20} MiB")
 
     def drop(self, call: _Call) -> None:
         """Free a recording; its next call is a first one."""
         with _lock:
             self.calls.pop(id(call), None)
-            call.watch = call.graph = call.outputs = call.keeps = None
+            call.state = call.graph = call.outputs = call.keeps = None
+            call.weights = ()
             call.inputs = ()
 
     def _fail(self, call: _Call, key: Hashable, why: str) -> None:

@@ -28,11 +28,10 @@ from seecause.engine.attend import Bank, Groups, Own, attend, attend_groups
 from seecause.engine.blanks import blank_image
 from seecause.engine.chunks import fit, in_chunks
 from seecause.engine.trace import Trace, suffix
-from seecause.engine.verify import quantised_layers
 from seecause.engine.walk import walk
 from seecause.errors import NotDefined
 from seecause.models.base import ImageModel
-from seecause.models.block import Block, is_silent
+from seecause.models.block import Block
 from seecause.models.layout import At, TokenLayout
 from seecause.models.view import VisionModel
 from seecause.types import wide
@@ -215,9 +214,6 @@ def need_gradients(
     """Refuse a model of which some part from block `start` on returns what has no gradient: results
     would be wrong, and nothing else would tell. Looked at once for each state of the model."""
     if not isinstance(model, VisionModel):
-        if quantised := quantised_layers(model.module):
-            reason = f"no gradient passes quantised layers ({', '.join(quantised[:2])}, ...)"
-            raise NotDefined(name, reason, remedy)
         return
     key = model.state_key()
     known, least = model.memo.get("passes gradients", (None, 0))
@@ -249,11 +245,10 @@ def part_without_gradient(blocks: Sequence[Block], state: Tensor, at: At) -> str
         for block in blocks:
             h = state.detach().clone().requires_grad_()
             parts: dict[str, tuple[Callable[[Tensor], Tensor], Tensor]] = {"MLP": (block.feed, h)}
-            if not is_silent(block):
-                for place, name in enumerate(("queries", "keys", "values")):
-                    parts[name] = (partial(_projected, block, at, place), h)
-                v = block.qkv(h, at)[2].detach().repeat_interleave(block.heads // block.kv_heads, 1)
-                parts["output"] = (partial(block.finish, h.detach()), v.transpose(1, 2).clone())
+            for place, name in enumerate(("queries", "keys", "values")):
+                parts[name] = (partial(_projected, block, at, place), h)
+            v = block.qkv(h, at)[2].detach().repeat_interleave(block.heads // block.kv_heads, 1)
+            parts["output"] = (partial(block.finish, h.detach()), v.transpose(1, 2).clone())
             for part, (run, leaf) in parts.items():
                 if _loses(run, leaf.detach().requires_grad_()):
                     return f"{part} of {block.name}"

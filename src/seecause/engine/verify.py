@@ -74,30 +74,12 @@ def verify(model: ImageModel, *, seed: int = 0) -> list[Probe]:
         if isinstance(model, StagedModel):
             return _verify_stages(model, images, near, generator)
         return _verify_rows(cast("DenseModel", model), images, near, generator)
-    try:
-        return _verify_tokens(model, images, near, generator)
-    except ViewMismatch as mismatch:
-        quantised = quantised_layers(model.module)
-        if not quantised:
-            raise
-        raise ViewMismatch(
-            mismatch.probe,
-            mismatch.where,
-            f"quantised layers ({', '.join(quantised[:2])}, ...) scale all rows that run together"
-            " alike, so a row alone comes out as another one",
-            "Wrap the model it was quantised from, or give check=False and take method='caap',"
-            " which needs no gradient: its maps are then as rough as those scales",
-        ) from mismatch
+    return _verify_tokens(model, images, near, generator)
 
 
 def tolerance_of(dtype: torch.dtype) -> float:
     """The largest relative difference that counts as none."""
     return TOLERANCE.get(dtype, 2e-4)
-
-
-def quantised_layers(module: nn.Module) -> list[str]:
-    """Names of layers that torch.ao made, which round what they read."""
-    return [name for name, m in module.named_modules() if ".quantized." in type(m).__module__]
 
 
 def random_images(model: ImageModel, generator: torch.Generator | None = None) -> Tensor:

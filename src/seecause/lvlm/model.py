@@ -35,9 +35,16 @@ from seecause.lvlm.prompt import Prompt
 from seecause.models import decoder
 from seecause.models.block import Block, chain
 from seecause.models.decoder import Decoder, norms_of
-from seecause.models.devices import at_home, block_at_home, lie_apart, parse_device, parse_dtype
-from seecause.models.eval_mode import tensor_key
-from seecause.models.load import ZOO, fetched, pretrained, pretrained_model
+from seecause.models.eval_mode import weights_key
+from seecause.models.load import (
+    ZOO,
+    device_of,
+    fetched,
+    parse_device,
+    parse_dtype,
+    pretrained,
+    pretrained_model,
+)
 from seecause.types import wide_dtype
 
 _SAMPLED = 1024  # values of each weight that the fingerprint reads
@@ -201,7 +208,7 @@ class LVLM:
         """A digest of the weights, for manifests: values of each, spread evenly over its rows and
         columns, since a whole model takes too long to read. Taken anew only when they changed."""
         named = list(self.module.named_parameters())
-        state = tuple(tensor_key(tensor) for _, tensor in named)
+        state = weights_key(tensor for _, tensor in named)
         if self._named is not None and self._named[0] == state:
             return self._named[1]
         sampled = [
@@ -266,7 +273,7 @@ def wrap(
     inputs      native inputs to verify with, where there is no processor
     check       whether to verify that the view computes what the module computes
     """
-    apart = lie_apart(module)
+    device_of(module)
     module.eval().requires_grad_(False)
     if template is not None:
         prompts.check_template(template)
@@ -285,10 +292,6 @@ def wrap(
         block.rotate = partial(rotate_rows, table=table)
         block.norm = norm_of_rows(native.input_layernorm)
         block.feed = chain(norm_of_rows(before), gated_feed(native.mlp), behind)
-    if apart:  # all runs of the view are where its vocabulary is
-        parts = view.decoder
-        parts.blocks = [block_at_home(b, lambda: view.device, places=False) for b in parts.blocks]
-        parts.norm = at_home(parts.norm, lambda: view.device)
     if check:
         verify(view, None if inputs is None else view.read(inputs))
     return view

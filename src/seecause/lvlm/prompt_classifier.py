@@ -47,7 +47,6 @@ from seecause.lvlm.class_prompts import (
 from seecause.lvlm.model import LVLM
 from seecause.models.base import Architecture
 from seecause.models.decoder import VisionTower, run, vision_tower
-from seecause.models.devices import lie_apart
 from seecause.models.image_tokens import image_tokens
 from seecause.models.layout import At, TokenLayout
 from seecause.models.preprocess import Preprocess, preprocess_from_processor
@@ -159,9 +158,6 @@ def _tower(lvlm: LVLM) -> VisionTower:
     if lvlm.decoder.reads_prefix:
         reason = "its image tokens read the question, so one run cannot serve several questions"
         raise UnsupportedModel(lvlm.name, reason, "use LLaVA-1.5 or InternVL")
-    if lie_apart(lvlm.module):
-        reason = "its weights lie on several devices, where it is not asked for classes"
-        raise UnsupportedModel(lvlm.name, reason, "load it onto one device")
     return vision_tower(lvlm.module)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import platform
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -20,18 +20,16 @@ from seecause._random import bits
 from seecause.errors import BadImage, BadOption, NotDefined, UnknownName
 from seecause.files import digest
 from seecause.models.eval_mode import (
-    Watch,
     check_eval_mode,
     eval_mode,
     parts_of,
-    tensor_key,
     tensors_of,
+    weights_key,
 )
 from seecause.models.layout import TokenLayout
 from seecause.models.preprocess import Pictures, Preprocess, as_images
 from seecause.models.rows import Aim, whole_number
 
-Children = dict[str, nn.Module | None]
 _NUMBER = re.compile(r"-?\d+")
 # prompt: a vision-language model that is asked for classes
 Architecture = Literal["transformer", "staged", "dense", "prompt"]
@@ -56,22 +54,16 @@ class ImageModel:
     values: bool = False  # outputs are numbers with a unit (a coordinate), not logits
     fixed_size: bool = True  # only `preprocess.size` can be fed
     random_weights: bool = False
-    apart: bool = False  # weights lie on several devices (devices.py)
     extra: nn.Module | None = None  # a head that is not part of the native module
     # templates and tokenizer that a zero-shot head was made with
     texts: dict[str, Any] = field(default_factory=dict)
     # how its library builds the module, if `sc.load` did
     origin: dict[str, Any] = field(default_factory=dict)
     memo: dict[Any, Any] = field(default_factory=dict)  # caches, keyed by `state_key`
-    # children of every part of `module`, now and when the view was made; whether all of them run
-    wrapped: tuple[tuple[Children, Children, bool], ...] = ()
+    wrapped: Sequence[nn.Module] = ()  # all modules when the view was made
 
     def __post_init__(self) -> None:
-        self.wrapped = self.wrapped or tuple(
-            (part._modules, dict(part._modules), isinstance(part, nn.Sequential | nn.ModuleList))
-            for module in self._modules()
-            for part in parts_of(module)
-        )
+        self.wrapped = self.wrapped or parts_of(self._modules())
 
     def __deepcopy__(self, memo: dict[int, Any]) -> ImageModel:
         """Refused: the parts of a view are functions that hold modules, which a copy would
@@ -133,43 +125,29 @@ class ImageModel:
     def check(self, images: Tensor) -> TokenLayout:
         """The layout for these images, or what is wrong with them, or with how they would run."""
         check_eval_mode(self._modules(), self.device)
-        self._need_same_modules()
-        if images.ndim != 4 or images.shape[1] != len(self.preprocess.mean):
-            raise BadImage(
-                f"images of shape {list(images.shape)}",
-                f"expected [B, {len(self.preprocess.mean)}, H, W], normalised",
-                "use model.preprocess(image), or sc.attribute, which takes images",
+        if list(map(id, self.wrapped)) != list(map(id, parts_of(self._modules()))):
+            raise NotDefined(  # the view would still run the old layer
+                f"this view of {self.name}",
+                "a layer of the module was replaced, added or removed after it was wrapped",
+                "Wrap the module again: sc.wrap(module)",
             )
-        if len(images) == 0:
-            raise BadImage(
-                "an empty batch", "there is nothing to explain", "give at least one image"
-            )
+        shape, channels = list(images.shape), len(self.preprocess.mean)
         height, width = images.shape[-2:]
-        resizable = self.origin.get("library") == "timm" and "name" in self.origin
+        remedy = "use model.preprocess(image), or sc.attribute, which takes images"
+        if images.ndim != 4 or shape[1] != channels or not shape[0]:
+            expected = f"expected [B, {channels}, H, W], normalised, with at least one image"
+            raise BadImage(f"images of shape {shape}", expected, remedy)
         if self.fixed_size and (height, width) != self.preprocess.size:
-            raise BadImage(
-                f"images of {height} x {width}",
-                f"this model takes {self.preprocess.size[0]} x {self.preprocess.size[1]} only",
-                "give images (PIL, paths, uint8), which are brought to size, or resize the tensor"
-                + (
-                    ", or load the model with size=(height, width) (--input size=H,W)"
-                    if resizable
-                    else ""
-                ),
-            )
-        if not self.fixed_size and (height % self.patch[0] or width % self.patch[1]):
-            raise BadImage(
-                f"images of {height} x {width}",
-                f"not a multiple of the patch {self.patch}",
-                "resize them",
-            )
+            own = f"this model takes {self.preprocess.size[0]} x {self.preprocess.size[1]} only"
+            remedy += ", or load the model with another size= (--input size=H,W)"
+            raise BadImage(f"images of {height} x {width}", own, remedy)
+        if height % self.patch[0] or width % self.patch[1]:
+            reason = f"not a multiple of the patch {self.patch}"
+            raise BadImage(f"images of {height} x {width}", reason, "resize them")
         if images.dtype != self.dtype:
-            own = str(self.dtype).removeprefix("torch.")
-            raise BadImage(
-                f"images of dtype {str(images.dtype).removeprefix('torch.')}",
-                f"this model computes in {own}",
-                "give images.to(model.dtype), or images to model.prepare",
-            )
+            own = f"this model computes in {self.dtype}"
+            remedy = "give images.to(model.dtype), or images to model.prepare"
+            raise BadImage(f"images of dtype {images.dtype}", own, remedy)
         return self.layout_at(height, width)
 
     def __repr__(self) -> str:
@@ -206,36 +184,29 @@ class ImageModel:
             if not 0 <= index < count:
                 raise BadOption("class index", index, f"0 to {count - 1}")
             return index
-        folded = [c.casefold() for c in self.classes]
-        having = [i for i, known in enumerate(folded) if known == name.casefold()]
-        having = having or [
-            i
-            for i, known in enumerate(folded)
-            if name.casefold() in (part.strip() for part in known.split(","))
-        ]
+        wanted, folded = name.casefold(), [c.casefold() for c in self.classes]
+        having = [i for i, known in enumerate(folded) if known == wanted]
+        if not having:
+            synonyms = [[part.strip() for part in known.split(",")] for known in folded]
+            having = [i for i, known in enumerate(synonyms) if wanted in known]
         if len(having) > 1:
-            raise BadOption(
-                "class", name, f"an index: classes {', '.join(map(str, having))} are all called so"
-            )
+            listed = ", ".join(map(str, having))
+            raise BadOption("class", name, f"an index: classes {listed} are all called so")
         if not having:
             hint = f"Give an index (0-{count - 1}) or see `seecause doctor --list-classes`."
             if not self.classes:
-                names = (
-                    "This model has no class names; name them by classes=[...] (--classes FILE)."
-                )
-                hint = f"{names} {hint}"
+                hint = f"This model has no class names; pass classes=[...] (--classes FILE). {hint}"
             raise UnknownName("class", name, self.classes, hint)
         return having[0]
 
-    def state_key(self) -> tuple[Any, ...]:
-        """A key that changes when a weight or buffer is changed, moved or replaced. Edits through
-        `.data` leave no trace: call `forget` after them."""
-        tensors = [tensor for module in self._modules() for tensor in tensors_of(module)]
-        return tuple(map(tensor_key, tensors))
+    def tensors(self) -> list[Tensor]:
+        """All parameters and buffers, as they are now."""
+        return tensors_of(self._modules())
 
-    def watch(self) -> Watch:
-        """A faster detector of the changes that `state_key` detects, from now on."""
-        return Watch(self._modules())
+    def state_key(self) -> tuple[Any, ...]:
+        """A key that differs when a weight or buffer was changed, moved or replaced. Edits through
+        `.data` leave no trace: call `forget` after them."""
+        return weights_key(self.tensors())
 
     def forget(self) -> None:
         """Drop what is cached between calls (runs of blank images, the fingerprint)."""
@@ -257,26 +228,12 @@ class ImageModel:
     def has_weights_of(self, other: ImageModel) -> bool:
         """Whether both models have equal weights, whatever their names."""
         ours, theirs = self._weights(), other._weights()
-        kinds = [[(tensor.shape, tensor.dtype) for tensor in part] for part in (ours, theirs)]
-        return kinds[0] == kinds[1] and all(
-            torch.equal(mine, its.to(mine.device)) for mine, its in zip(ours, theirs, strict=True)
+        return [w.shape for w in ours] == [w.shape for w in theirs] and all(
+            torch.equal(mine, its.to(mine)) for mine, its in zip(ours, theirs, strict=True)
         )
 
     def _modules(self) -> list[nn.Module]:
         return [self.module] if self.extra is None else [self.module, self.extra]
-
-    def _need_same_modules(self) -> None:
-        """Refuse a module in which a layer was replaced, since the view still runs the old one.
-        Layers that were added (a loss, say) do not matter, except in a sequence of layers."""
-        if not all(
-            then.items() <= now.items() and (len(then) == len(now) or not listed)
-            for now, then, listed in self.wrapped
-        ):
-            raise NotDefined(
-                f"this view of {self.name}",
-                "a layer of the module was replaced, added or removed after it was wrapped",
-                "Wrap the module again: sc.wrap(module)",
-            )
 
     def _weights(self) -> list[Tensor]:
         """All tensors that decide predictions: the state dict, and buffers that it leaves out."""
@@ -285,17 +242,7 @@ class ImageModel:
             {name: b for name, b in module.named_buffers() if name not in state}
             for module, state in zip(self._modules(), saved, strict=True)
         ]
-        values = [value for state in (*saved, *unsaved) for value in state.values()]
-        return [tensor for value in values for tensor in _as_tensors(value)]
-
-
-def _as_tensors(value: Any) -> list[Tensor]:
-    """A saved value as plain tensors. Quantised layers save packed pairs, and types beside them."""
-    if isinstance(value, tuple):
-        return [tensor for part in value for tensor in _as_tensors(part)]
-    if not isinstance(value, Tensor):
-        return []
-    return [value.dequantize() if value.is_quantized else value]
+        return [tensor for state in (*saved, *unsaved) for tensor in state.values()]
 
 
 def protocol(model: ImageModel, images: Tensor) -> dict[str, Any]:

@@ -48,9 +48,8 @@ from torch.utils._pytree import tree_map_only
 
 from seecause.errors import BadOption, NotDefined, UnknownName, UnsupportedModel
 from seecause.models.base import Architecture, ImageModel
-from seecause.models.heads import TextInput, as_inputs, class_names, require_text
 from seecause.models.layout import TokenLayout, pair
-from seecause.models.parts import WrapOptions
+from seecause.models.parts import TextInput, WrapOptions, as_inputs, class_names, require_text
 from seecause.models.preprocess import Preprocess
 from seecause.models.rows import SIDES, Aim, Box, FoundBox, Region, parse_row, rectangle
 

@@ -20,7 +20,7 @@ import logging
 import re
 import textwrap
 import zipfile
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
-from safetensors import safe_open
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from seecause.errors import (
@@ -39,7 +39,7 @@ from seecause.errors import (
     UnknownName,
     UnsupportedModel,
 )
-from seecause.models.heads import CosineHead, UnitLinear
+from seecause.models.parts import CosineHead, UnitLinear
 from seecause.models.preprocess import Preprocess, from_timm, one_frame, preprocess_from_processor
 from seecause.models.slicing import slice_heads
 
@@ -50,7 +50,6 @@ BUILDERS = {"IFAM": "seecause.faithful.run", "PlantedViT": "seecause.critters.pl
 CARD = "seecause.json"
 PLAIN, SLICED, HEAD = "model.safetensors", "sliced.safetensors", "head.safetensors"
 ADAPTER = "adapter_config.json"  # of PEFT
-REMEDY = "pass weights=PATH (--weights PATH), or 'random' to use random ones"
 # modules of timm whose models take images of any size
 ANY_SIZE = ("resnet", "densenet", "vgg", "convnext", "pvt_v2", "efficientvit_mit")
 
@@ -77,8 +76,15 @@ def open_source(
         raise BadOption("weights", weights, "no value: this model has its own")
     if weights not in (None, "random") and (Path(str(weights)) / ADAPTER).is_file():
         return _adapter(Path(str(weights)), f"{library}:{name}", size)
-    if library == "path":
-        return _folder(path, size) if path.is_dir() else _file(path, weights, size)
+    if library == "path" and path.is_dir():
+        return _folder(path, size)
+    if library == "path":  # a checkpoint that names its timm model, as timm's script writes it
+        architecture = read_checkpoint(path)[1].get("arch")
+        if weights is not None or not isinstance(architecture, str):
+            reason = "a file of weights does not say which model it is of"
+            remedy = f"name the architecture: --model timm:NAME --weights {path}"
+            raise DataMissing(str(path), reason, remedy)
+        return _timm(architecture, path, size)
     if library == "builtin":
         if (ZOO / name / "config.json").is_file():
             raise _language_model(f"builtin:{name}")
@@ -97,11 +103,50 @@ def open_source(
     return _transformers(name, weights, size)
 
 
-def fetched(what: str, fetch: Callable[[], Any], *, remedy: str = REMEDY) -> Any:
+def parse_device(device: str | torch.device | None) -> torch.device | None:
+    """A device that torch can use here, by name."""
+    if device is None:
+        return None
+    try:
+        return torch.empty(0, device=device).device
+    except (RuntimeError, AssertionError, NotImplementedError):
+        expected = "cpu, or cuda or cuda:N where torch can use such a GPU"
+        raise BadOption("device", str(device), expected) from None
+
+
+def parse_dtype(dtype: torch.dtype | str | None) -> torch.dtype | None:
+    """A floating-point dtype, by name."""
+    kind = getattr(torch, dtype, None) if isinstance(dtype, str) else dtype
+    if dtype is not None and not (isinstance(kind, torch.dtype) and kind.is_floating_point):
+        raise BadOption("dtype", dtype, "float32, bfloat16, float16 or float64")
+    return kind
+
+
+def device_of(module: nn.Module) -> torch.device:
+    """Where all weights of a module lie; raises if they cannot be computed with in one place."""
+    devices = {parameter.device for parameter in module.parameters()}
+    quantised = any(".quantized." in type(part).__module__ for part in module.modules())
+    reason = ""
+    if quantised:
+        reason = "its layers are quantised by torch.ao, which loses gradients"
+    elif not devices:
+        reason = "it has no parameters"
+    elif torch.device("meta") in devices:
+        reason = "some of its weights are not in memory (offloaded, or not loaded)"
+    elif len(devices) > 1:
+        reason = "its weights lie on several devices"
+    if reason:
+        remedy = "load all of the plain model onto one device"
+        raise UnsupportedModel(type(module).__name__, reason, remedy)
+    return devices.pop()
+
+
+def fetched(what: str, fetch: Callable[[], Any]) -> Any:
     """What a library's own loader returns; its failure is raised as `DataMissing`."""
     try:
         return fetch()
     except (OSError, RuntimeError, ValueError) as failure:
+        remedy = "pass weights=PATH (--weights PATH), or 'random' to use random ones"
         raise DataMissing(what, f"fetching failed ({_reason(failure, 600)})", remedy) from failure
 
 
@@ -142,15 +187,6 @@ def read_json(path: Path) -> dict[str, Any]:
 # ---------------------------------------------------------------- files and folders
 
 
-def _file(path: Path, weights: str | Path | None, size: tuple[int, int] | None) -> Source:
-    """A checkpoint that names its timm model, as timm's training script writes it."""
-    name = read_checkpoint(path).architecture
-    if weights is not None or not name:
-        remedy = f"name the architecture: --model timm:NAME --weights {path}"
-        raise DataMissing(str(path), "a file of weights does not say which model it is of", remedy)
-    return _timm(name, path, size)
-
-
 def _folder(folder: Path, size: tuple[int, int] | None) -> Source:
     """The model in a folder, whichever library wrote it."""
     if (folder / CARD).is_file():
@@ -163,16 +199,15 @@ def _folder(folder: Path, size: tuple[int, int] | None) -> Source:
         if "architecture" in config and "model_type" not in config:
             return _timm_folder(folder, config, size)
         return _transformers(str(folder), None, size)
-    if any(path.with_suffix(".safetensors").is_file() for path in folder.glob("*.json")):
+    if _cards(folder):
         return saved(folder, only_card(folder).stem)
-    below = sorted(path.parent for path in folder.glob("*/config.json"))
-    files = sorted(p for p in folder.iterdir() if p.suffix in (".safetensors", ".pth", ".ckpt"))
-    remedy = "give a folder that timm, transformers, PEFT or this package wrote"
-    if below:
-        remedy = f"give one of the models below it: {below[-1]}"
-    elif files:
-        remedy = f"name the architecture: --model timm:NAME --weights {files[0]}"
-    raise DataMissing(str(folder), "no config.json and no model of this package there", remedy)
+    below = sorted(str(path.name) for path in folder.iterdir())
+    reason = f"no config.json and no model of this package there, but {_few(below) or 'nothing'}"
+    remedy = (
+        "give a folder that timm, transformers, PEFT or this package wrote; for a file of weights"
+        " name the architecture: --model timm:NAME --weights FILE"
+    )
+    raise DataMissing(str(folder), reason, remedy)
 
 
 def saved(folder: Path, name: str, *, kind: str = "saved model") -> Source:
@@ -183,7 +218,7 @@ def saved(folder: Path, name: str, *, kind: str = "saved model") -> Source:
         known = [card.stem for card in folder.glob("*.json")]
         raise UnknownName(kind, name, known + [c.parent.name for c in folder.glob("*/config.json")])
     with reading(path):
-        card, state = read_json(path), read_checkpoint(path.with_suffix(".safetensors")).state
+        card, (state, _) = read_json(path), read_checkpoint(path.with_suffix(".safetensors"))
         architecture = card["architecture"]
         builder = BUILDERS.get(architecture["class"])
         if builder is not None:
@@ -196,11 +231,15 @@ def saved(folder: Path, name: str, *, kind: str = "saved model") -> Source:
 
 def only_card(folder: Path) -> Path:
     """The card of the one model that this package wrote to a folder."""
-    cards = [path for path in folder.glob("*.json") if path.with_suffix(".safetensors").is_file()]
+    cards = _cards(folder)
     if len(cards) != 1:
         found = f"{len(cards)} models (NAME.json beside NAME.safetensors) and no config.json there"
         raise DataMissing(str(folder), found, "give a folder with one model")
     return cards[0]
+
+
+def _cards(folder: Path) -> list[Path]:
+    return [path for path in folder.glob("*.json") if path.with_suffix(".safetensors").is_file()]
 
 
 def _exported(card: dict[str, Any], folder: Path) -> Source:
@@ -209,18 +248,16 @@ def _exported(card: dict[str, Any], folder: Path) -> Source:
     if not origin:
         remedy = "build it, load model.safetensors into it, and pass it to sc.wrap"
         raise DataMissing(str(folder), "its card does not say how the module is built", remedy)
-    if card["form"] == "sliced":
-        module = build_native(origin, folder)
-        for place, keep in zip(card["blocks"], card["kept"], strict=True):
-            if keep is not None:
-                slice_heads(module.get_submodule(place), keep)
-        fill(module, read_checkpoint(folder / SLICED).state, str(folder))
-        origin = {**origin, "kept": card["kept"]}
-    elif origin["library"] == "transformers":
+    if card["form"] == "zeroed" and origin["library"] == "transformers":
         module = pretrained_model(_model_class(origin["class"]), folder)
     else:
-        module = build_native(origin, folder)
-        fill(module, read_checkpoint(folder / PLAIN).state, str(folder))
+        module, kept = build_native(origin, folder), card["kept"] or []
+        for place, keep in zip(card["blocks"] if kept else (), kept, strict=True):
+            if keep is not None:
+                slice_heads(module.get_submodule(place), keep)
+        file = SLICED if card["form"] == "sliced" else PLAIN
+        fill(module, read_checkpoint(folder / file)[0], str(folder))
+        origin = {**origin, "kept": kept} if kept else origin
     options: dict[str, Any] = {
         "preprocess": Preprocess(**card["preprocess"]),
         "classes": card["classes"],
@@ -242,7 +279,7 @@ def _exported(card: dict[str, Any], folder: Path) -> Source:
 
 
 def _head(card: dict[str, Any], folder: Path) -> nn.Module:
-    state = read_checkpoint(folder / HEAD).state
+    state, _ = read_checkpoint(folder / HEAD)
     if card["kind"] == "cosine":
         return CosineHead(state["matrix"], scale=card["scale"])
     kind = UnitLinear if card["kind"] == "unit-linear" else nn.Linear
@@ -310,24 +347,17 @@ def _timm(name: str, weights: str | Path | None, size: tuple[int, int] | None) -
     bare = name.partition(".")[0]
     if not timm.is_model(bare):
         raise UnknownName("timm model", name, timm.list_models())
-    options = _timm_size(bare, size)
-    checkpoint = chosen_checkpoint(weights)
-    if checkpoint is not None:
-        heads = ("head.weight", "head.fc.weight", "fc.weight", "classifier.weight")
-        options |= checkpoint.class_count(heads)
+    options, (state, content) = _timm_size(bare, size), chosen_checkpoint(weights)
+    options |= class_count(state, "head", "head.fc", "fc", "classifier")
     module = fetched(
         f"timm:{name}", lambda: timm.create_model(name, pretrained=weights is None, **options)
     )
-    classes: Sequence[str] = ()
-    if checkpoint is not None:
-        fill(module, checkpoint.state, str(weights), resized="img_size" in options)
-        classes = checkpoint.names_for(module.num_classes)
-    origin = {**options, "num_classes": module.num_classes}
-    return Source(
-        module,
-        {"size": size, "classes": classes or imagenet_names(module.num_classes)},
-        {"library": "timm", "name": name, "options": origin},
-    )
+    if state:
+        fill(module, state, str(weights), resized="img_size" in options)
+    count = module.num_classes
+    classes = names_in(content, count) or imagenet_names(count)
+    origin = {"library": "timm", "name": name, "options": {**options, "num_classes": count}}
+    return Source(module, {"size": size, "classes": classes}, origin)
 
 
 def _timm_folder(folder: Path, card: dict[str, Any], size: tuple[int, int] | None) -> Source:
@@ -395,17 +425,19 @@ def pretrained(loader: Any, where: str | Path, **options: Any) -> Any:
     return loader.from_pretrained(where, trust_remote_code=False, **options)
 
 
-def pretrained_model(
-    loader: Any, where: str | Path, *, labels: int | None = None, **options: Any
-) -> Any:
+def pretrained_model(loader: Any, where: str | Path, *, labels: int = 0, **options: Any) -> Any:
     """`loader.from_pretrained` of a model; weights that the checkpoint lacks are an error. Only the
     classifier may be new, of so many `labels`, where an adapter brings its weights."""
-    if labels is not None:
+    if labels:
         options |= {"num_labels": labels, "ignore_mismatched_sizes": True}
     module, info = pretrained(loader, where, output_loading_info=True, **options)
     mismatched = [entry[0] for entry in info.get("mismatched_keys") or ()]
-    absent = [name for name in [*info["missing_keys"], *mismatched] if not _UNREAD.search(name)]
-    absent = sorted(n for n in absent if labels is None or not n.startswith("classifier."))
+    new = ("classifier.",) if labels else ()
+    absent = sorted(
+        name
+        for name in [*info["missing_keys"], *mismatched]
+        if not _UNREAD.search(name) and not name.startswith(new)
+    )
     if absent:
         lacking = f"the checkpoint lacks {_few(absent)}"
         raise DataMissing(str(where), lacking, "give a checkpoint of the whole model")
@@ -418,11 +450,7 @@ def _language_model(name: str) -> UnsupportedModel:
 
 
 def _transformers(
-    name: str,
-    weights: str | Path | None,
-    size: tuple[int, int] | None,
-    *,
-    labels: int | None = None,
+    name: str, weights: str | Path | None, size: tuple[int, int] | None, *, labels: int = 0
 ) -> Source:
     """A model of transformers; with `labels`, a classifier of so many classes."""
     import transformers
@@ -441,7 +469,7 @@ def _transformers(
         timm = config.model_type == "timm_wrapper"  # its config says more than a processor
         ends = [end for kind in kinds for end in (kind, f"For{kind.rpartition('For')[2]}")]
         task = next((end for end in ends if end in TASKS), "")
-        classifies = (timm or own or labels is not None) and not dual
+        classifies = (timm or own or labels) and not dual
         plain = "AutoModelForImageClassification" if classifies else "AutoModel"
         loader = getattr(transformers, TASKS.get(task, plain))
         if weights == "random":
@@ -451,31 +479,29 @@ def _transformers(
         if module.dtype in (torch.float16, torch.bfloat16):
             module = module.float()  # `load` narrows it again where dtype= asks for it
         rows = bool(task) and task != "ForVideoClassification"
-        options = {} if timm else _processor(what, where, size, rows=rows)
+        options: dict[str, Any] = {"size": size}
+        if not timm:
+            options |= _processor(where, rows=rows)
         if dual or task.startswith("GroundingDino"):
             tokenizer = transformers.AutoTokenizer
             options["tokenizer"] = fetched(what, lambda: pretrained(tokenizer, where))
     return Source(module, options)
 
 
-def _processor(
-    what: str, where: str, size: tuple[int, int] | None, *, rows: bool
-) -> dict[str, Any]:
+def _processor(where: str, *, rows: bool) -> dict[str, Any]:
     """The preprocessing beside a model; where there is none, `wrap` asks for it."""
-    card = Path(where) / "preprocessor_config.json"
-    if card.is_file():
-        config = read_json(card)
+    if (Path(where) / "preprocessor_config.json").is_file():
+        config = read_json(Path(where) / "preprocessor_config.json")
     elif Path(where).is_dir():
-        return {"size": size}
+        return {}
     else:
         from transformers import AutoImageProcessor
 
         try:
-            config = fetched(what, lambda: pretrained(AutoImageProcessor, where)).to_dict()
-        except DataMissing:
-            return {"size": size}
-    steps = preprocess_from_processor({**config, **(one_frame(config) if rows else {})})
-    return {"preprocess": steps, "size": size}
+            config = pretrained(AutoImageProcessor, where).to_dict()
+        except (OSError, ValueError):
+            return {}
+    return {"preprocess": preprocess_from_processor(config | (one_frame(config) if rows else {}))}
 
 
 def _adapter(folder: Path, base: str | None, size: tuple[int, int] | None) -> Source:
@@ -490,18 +516,18 @@ def _adapter(folder: Path, base: str | None, size: tuple[int, int] | None) -> So
         remedy = f"name it: --model timm:NAME (or hf:NAME) --weights {folder}"
         raise DataMissing(str(folder), "the adapter does not name its base model", remedy)
     files = (folder / name for name in ("adapter_model.safetensors", "adapter_model.bin"))
-    adapter = read_checkpoint(next(filter(Path.is_file, files), folder))
+    state, _ = read_checkpoint(next(filter(Path.is_file, files), folder))
     library, _, name = (base or f"hf:{named}").partition(":")
     if library == "timm":
         source = _timm(name, None, size)
-        count = adapter.class_count(("head.weight", "head.modules_to_save.weight"))
+        count = class_count(state, "head", "head.modules_to_save")
         if count and count["num_classes"] != source.module.num_classes:
             cast(Any, source.module).reset_classifier(count["num_classes"])
             source.wrap_options["classes"] = ()
             source.origin["options"] |= count
     elif library == "hf":
-        count = adapter.class_count(("classifier.weight", "classifier.modules_to_save.weight"))
-        source = _transformers(name, None, size, labels=count.get("num_classes"))
+        count = class_count(state, "classifier", "classifier.modules_to_save")
+        source = _transformers(name, None, size, labels=count.get("num_classes", 0))
     else:
         raise BadOption("model", base, "timm:NAME or hf:NAME, which an adapter can be merged into")
     with reading(folder, writer="PEFT"):
@@ -515,7 +541,6 @@ def _adapter(folder: Path, base: str | None, size: tuple[int, int] | None) -> So
 # where a file keeps its weights; averages first, as timm's own loader takes them
 AVERAGES = ("state_dict_ema", "model_ema", "ema_state_dict", "ema_model", "ema")
 PLACES = (*AVERAGES, "state_dict", "model_state_dict", "model", "net", "module", "weights")
-RECORDS = ("meta", "hyper_parameters", "hparams", "config", "args", "datamodule_hyper_parameters")
 NAMES = (
     *("classes", "class_names", "label_names", "labels", "categories"),
     *("idx_to_class", "id2label", "class_to_idx", "label2id"),
@@ -541,69 +566,30 @@ class _Nothing:
         pass
 
 
-@dataclass(frozen=True, eq=False)
-class Checkpoint:
-    """Named weights, and the class names and timm architecture that a file may name."""
-
-    state: dict[str, Tensor]
-    classes: tuple[str, ...] = ()
-    architecture: str = ""
-
-    def names_for(self, count: int) -> tuple[str, ...]:
-        """Class names, if there are as many as the model has classes."""
-        return self.classes if len(self.classes) == count else ()
-
-    def class_count(self, heads: Sequence[str]) -> dict[str, int]:
-        """Rows of the classifier, whose weight is called like one of `heads`, as the option
-        `num_classes`."""
-        for head in heads:
-            named = [name for name in self.state if f".{name}".endswith(f".{head}")]
-            if named:
-                return {"num_classes": len(self.state[min(named, key=len)])}
-        return {}
+def chosen_checkpoint(weights: str | Path | None) -> tuple[dict[str, Tensor], Mapping[Any, Any]]:
+    """What `read_checkpoint` returns for an option `weights`; nothing for pretrained and random
+    weights."""
+    return ({}, {}) if weights in (None, "random") else read_checkpoint(Path(str(weights)))
 
 
-def chosen_checkpoint(weights: str | Path | None) -> Checkpoint | None:
-    """The checkpoint that an option `weights` names; None for pretrained and random weights."""
-    return None if weights in (None, "random") else read_checkpoint(Path(str(weights)))
-
-
-def read_checkpoint(path: Path) -> Checkpoint:
-    """A safetensors file or a torch file of weights, or the one in a folder."""
+def read_checkpoint(path: Path) -> tuple[dict[str, Tensor], Mapping[Any, Any]]:
+    """Named weights in a safetensors file or a torch file, or the one in a folder, and all that the
+    file holds."""
     whole = (path / name for name in ("model.safetensors", "pytorch_model.bin"))
     path = next(filter(Path.is_file, whole), path)
     if not path.is_file():
         reason = "no model.safetensors there" if path.is_dir() else "the file does not exist"
         raise DataMissing(str(path), reason, "give the path of a .safetensors or torch file")
     with reading(path, writer="the training"):
-        content = _safetensors(path) if path.suffix == ".safetensors" else _torch_file(path)
-        state = _weights_in(content) if isinstance(content, dict) else {}
+        content = load_file(path) if path.suffix == ".safetensors" else _torch_file(path)
+        state = _weights_in(content) if isinstance(content, Mapping) else {}
     if not state:
-        keys = ", ".join(map(str, [*content][:8])) if isinstance(content, dict) else "none"
-        reason = f"it holds a {type(content).__name__} without named weights (keys: {keys})"
+        reason = f"it holds a {type(content).__name__} without named weights"
         raise DataMissing(str(path), reason, "save torch.save(model.state_dict(), PATH)")
     averages = [place for place in AVERAGES if place in content]
     if averages and any(place in content for place in PLACES[len(AVERAGES) :]):
         log.warning("%s: the averaged weights (%s) are taken", path.name, averages[0])
-    architecture = content.get("arch")
-    return Checkpoint(
-        {name.replace("_orig_mod.", ""): tensor for name, tensor in state.items()},
-        _names_in(content),
-        architecture if isinstance(architecture, str) else "",
-    )
-
-
-def _safetensors(path: Path) -> dict[str, Any]:
-    with safe_open(path, framework="pt") as file:
-        notes = file.metadata() or {}
-        state = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  no iterator
-    content: dict[str, Any] = {"state_dict": state}
-    for key in notes.keys() & set(NAMES):
-        try:
-            content[key] = json.loads(notes[key])
-        except ValueError:
-            continue
-    return content
+    return {name.replace("_orig_mod.", ""): tensor for name, tensor in state.items()}, content
 
 
 def _torch_file(path: Path) -> Any:
@@ -630,15 +616,24 @@ def _weights_in(content: Mapping[Any, Any], depth: int = 3) -> dict[str, Tensor]
     return {str(name): value for name, value in content.items() if isinstance(value, Tensor)}
 
 
-def _names_in(content: Mapping[Any, Any]) -> tuple[str, ...]:
-    """Class names in a file or in a record inside of it; empty where there are none."""
-    records = [content, *(content.get(record) for record in RECORDS)]
+def class_count(state: Mapping[str, Tensor], *heads: str) -> dict[str, int]:
+    """Rows of the classifier, a module called like one of `heads`, as the option `num_classes`."""
+    for head in heads:
+        named = [name for name in state if f".{name}".endswith(f".{head}.weight")]
+        if named:
+            return {"num_classes": len(state[min(named, key=len)])}
+    return {}
+
+
+def names_in(content: Mapping[Any, Any], count: int) -> tuple[str, ...]:
+    """Names of `count` classes in a file or in a record inside of it; empty where there are
+    none."""
+    records = [content, *(inner for inner in content.values() if isinstance(inner, Mapping))]
     for record in records:
-        if isinstance(record, Mapping):
-            entries = {**record, **getattr(record, "__dict__", {})}  # attributes of an `_Inert`
-            for names in map(class_list, map(entries.get, NAMES)):
-                if names:
-                    return names
+        entries = {**record, **getattr(record, "__dict__", {})}  # attributes of an `_Inert`
+        for names in map(class_list, map(entries.get, NAMES)):
+            if names and len(names) == count:
+                return names
     return ()
 
 
@@ -675,14 +670,13 @@ def fill(
     }
     if any(problems.values()):
         listed = (f"{len(n)} weights {what} ({_few(n)})" for what, n in problems.items() if n)
+        reason = f"the file does not fit {type(module).__name__}: {'; '.join(listed)}"
         remedy = "give the weights of this architecture"
         if any("pos_embed" in name for name in shaped):
             remedy += ", or the size they are for: size= (--input size=H,W)"
-        reason = f"the file does not fit {type(module).__name__}: {'; '.join(listed)}"
         raise DataMissing(source, reason, remedy)
     if beside:
-        unused = (source, len(beside), _few(beside))
-        log.warning("%s: %d weights beside the model are not used (%s)", *unused)
+        log.warning("%s: weights beside the model are not used (%s)", source, _few(beside))
     module.load_state_dict(fitting)
 
 
@@ -690,18 +684,20 @@ def _few(names: Sequence[str]) -> str:
     return ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
 
 
+def _tails(name: str) -> list[str]:
+    """A dotted name without its first parts, the longest first."""
+    parts = name.split(".")
+    return [".".join(parts[level:]) for level in range(len(parts))]
+
+
 def _best_prefix(state: Mapping[str, Tensor], own: Mapping[str, Tensor], source: str) -> str:
     """The prefix below which a checkpoint holds most names of the module; averages before others.
     Two whole models that nothing tells apart are refused."""
-    counts = {"": 0}
-    for name in state:
-        parts = name.split(".")
-        for level in range(len(parts)):
-            if ".".join(parts[level:]) in own:
-                prefix = "".join(f"{part}." for part in parts[:level])
-                counts[prefix] = counts.get(prefix, 0) + 1
+    counts = Counter(
+        name.removesuffix(tail) for name in state for tail in _tails(name) if tail in own
+    )
     ranks = {prefix: (count, "ema" in prefix) for prefix, count in counts.items()}
-    best = max(ranks, key=lambda prefix: (ranks[prefix], -len(prefix)))
+    best = max(ranks, key=lambda prefix: (ranks[prefix], -len(prefix)), default="")
     tied = [prefix for prefix, rank in ranks.items() if rank == ranks[best]]
     if len(tied) > 1 and 2 * counts[best] >= len(own):
         listed = " and ".join(f"{prefix}*" for prefix in tied)
@@ -712,9 +708,8 @@ def _best_prefix(state: Mapping[str, Tensor], own: Mapping[str, Tensor], source:
 def _is_needless(name: str, own: Mapping[str, Tensor]) -> bool:
     """Whether a weight beside the model belongs to a loss, or to another version of the model, such
     as the one before averaging."""
-    parts = name.split(".")
-    copied = any(".".join(parts[level:]) in own for level in range(1, len(parts)))
-    return copied or any(part.startswith(LOSSES) for part in parts)
+    copied = any(tail in own for tail in _tails(name)[1:])
+    return copied or any(part.startswith(LOSSES) for part in name.split("."))
 
 
 def _interpolated(module: Any, positions: Tensor) -> Tensor:

@@ -21,11 +21,10 @@ from seecause.errors import (
     UnsupportedModel,
 )
 from seecause.models import timm
-from seecause.models.block import Block, Constant, Fn, chain, packed, same, silent
-from seecause.models.heads import TextInput, as_inputs, require_text
+from seecause.models.block import Block, Fn, chain, packed, same
 from seecause.models.layout import TokenLayout, pair
 from seecause.models.load import Source, fetched
-from seecause.models.parts import Parts
+from seecause.models.parts import Parts, TextInput, as_inputs, require_text
 from seecause.models.preprocess import Preprocess
 from seecause.models.slicing import Packed
 from seecause.models.view import Kind
@@ -128,8 +127,6 @@ def _block(native: Any, name: str) -> Block:
         "branch": native.ls_1,
         "feed": chain(native.ln_2, native.mlp, native.ls_2),
     }
-    if isinstance(attention, Constant):
-        return Block(**shared, **silent(attention.rows))
     if not isinstance(attention, nn.MultiheadAttention | Packed):
         kind = type(attention).__name__
         raise UnsupportedModel(f"open_clip {type(native).__name__} ({name})", f"it has a {kind}")

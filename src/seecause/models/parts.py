@@ -2,35 +2,36 @@
 
 Adapters are found by where a class is defined, so that nothing is imported in vain. A module that
 knows its own parts brings its adapter with it: a method `view_parts() -> Parts`. Packages installed
-beside this one add families by the entry point `seecause.models`: an object with
-    find_parts(module) -> Parts | None                      the adapter; None for what it is not for
-    open_model(name, *, weights=None) -> nn.Module          what `sc.load("ENTRY:NAME")` opens
-either of which it may lack.
+beside this one add families by the entry point `seecause.models`: an object with one or both of
+    find_parts(module) -> Parts | None                the adapter; None for modules of other kinds
+    open_model(name, *, weights=None) -> nn.Module    what `sc.load("ENTRY:NAME")` opens
+
+A backbone without a classifier takes a linear head or a `CosineHead`. Zero-shot heads are class
+names in prompt templates, read once by a native text tower:
+
+    logits = exp(scale) * cos(image, text) (+ bias)
+
+Each class is the mean of its prompts' unit embeddings, brought back to unit length. The matrix is
+made when the model is wrapped: wrap again after changing the text tower.
 """
 
 from __future__ import annotations
 
+import copy
 import importlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from seecause.errors import BadOption, SeecauseError, UnsupportedModel
 from seecause.models.block import Block, Fn, chain, same
-from seecause.models.heads import (
-    Similarity,
-    TextHead,
-    TextInput,
-    class_names,
-    head_like,
-    linear,
-    read_features,
-    text_matrix,
-)
 from seecause.models.layout import TokenLayout
-from seecause.models.preprocess import Preprocess, complete, from_timm
+from seecause.models.preprocess import Preprocess, from_timm
 from seecause.models.view import Kind, LatentPool, Readout, VisionModel
 from seecause.registry import plugins, warn_of_plugin
 
@@ -44,9 +45,81 @@ ADAPTERS = {
     "torchvision": "seecause.models.torchvision",
     "open_clip": "seecause.models.open_clip",
 }
-SHARDED = ("FullyShardedDataParallel", "DeepSpeedEngine")
-Encode = Callable[[list[str]], Tensor]  # prompts -> embeddings [n, D]
 WITH_TEXT = ("transformers", "open_clip")  # libraries whose models may have a text tower
+TEMPLATES = ("a photo of a {}.",)
+
+
+class CosineHead(nn.Module):
+    """`scale * cos(pooled, row) (+ bias)` for each row of `matrix` [C, D]: embeddings of texts,
+    prototypes or reference images.
+
+    `scale` is a number, or a native parameter that holds its logarithm: then the head was made by
+    a text tower.
+    """
+
+    matrix: Tensor
+
+    def __init__(
+        self,
+        matrix: Tensor,
+        *,
+        scale: float | nn.Parameter = 100.0,
+        bias: nn.Parameter | None = None,
+    ):
+        super().__init__()
+        self.register_buffer("matrix", F.normalize(matrix.detach(), dim=-1))
+        self.scale, self.bias = scale, bias
+
+    @property
+    def from_text(self) -> bool:
+        """Whether a text tower made this head."""
+        return isinstance(self.scale, nn.Parameter)
+
+    @property
+    def factor(self) -> float | Tensor:
+        """What the cosines are multiplied by."""
+        return self.scale.exp() if isinstance(self.scale, nn.Parameter) else self.scale
+
+    def forward(self, pooled: Tensor) -> Tensor:
+        logits = self.factor * F.normalize(pooled, dim=-1) @ self.matrix.T
+        return logits if self.bias is None else logits + self.bias
+
+
+class UnitLinear(nn.Linear):
+    """A linear layer on features of unit length: a repaired zero-shot head."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return super().forward(F.normalize(input, dim=-1))
+
+
+def head_for(head: nn.Module | Tensor, like: Tensor) -> nn.Module:
+    """The caller's head, a module or a matrix [C, D], on the device and in the dtype of `like`;
+    copied where it is not, since it belongs to the caller."""
+    if isinstance(head, Tensor):
+        if head.ndim != 2:
+            raise BadOption("head", f"tensor {list(head.shape)}", "a matrix [classes, width]")
+        layer = nn.Linear(head.shape[1], head.shape[0], bias=False, dtype=head.dtype)
+        layer.load_state_dict({"weight": head})
+        head = layer.eval().requires_grad_(False)
+    tensors = [*head.parameters(), *head.buffers()]
+    if all((t.device, t.dtype) == (like.device, like.dtype) for t in tensors):
+        return head
+    return copy.deepcopy(head).to(like.device, like.dtype)
+
+
+@dataclass(frozen=True)
+class TextInput:
+    """Class names, prompt templates with `{}` for the name, and what turns prompts into tokens for
+    the text tower."""
+
+    classes: tuple[str, ...]
+    templates: tuple[str, ...]
+    tokenize: Callable[..., Any]
+
+    def __post_init__(self) -> None:
+        for template in self.templates:
+            if "{}" not in template:
+                raise BadOption("templates", template, "texts with {} where the class name goes")
 
 
 @dataclass
@@ -83,12 +156,19 @@ class Parts:
     view: type[VisionModel] = VisionModel
 
     def add_text(
-        self, module: Any, text: TextInput, *, encode: Encode, embed: Fn, project: Fn = same
+        self,
+        module: Any,
+        text: TextInput,
+        *,
+        encode: Callable[[list[str]], Tensor],
+        embed: Fn,
+        project: Fn = same,
     ) -> None:
         """The zero-shot head of a module with two towers: `encode` reads prompts, `embed` gives
         embeddings of images, `project` brings pooled tokens there."""
         matrix = text_matrix(encode, text.classes, text.templates)
-        head = TextHead(matrix, module.logit_scale, getattr(module, "logit_bias", None))
+        bias = getattr(module, "logit_bias", None)
+        head = CosineHead(matrix, scale=module.logit_scale, bias=bias)
         self.extra, self.head = head, head if project is same else chain(project, head)
         self.native_logits = lambda images: head(embed(images))
         self.classes, self.sigmoid = text.classes, head.bias is not None
@@ -96,27 +176,22 @@ class Parts:
     def assemble(self, module: nn.Module, options: WrapOptions) -> VisionModel:
         """A view of these parts, with the options of the caller."""
         steps = self.adapt_preprocess(options.preprocess_for(self, type(module).__name__))
-        kind, like = _checked_pool(module, self, options), next(module.parameters())
-        head, sigmoid = options.head, options.sigmoid
+        kind, like = self._pool_for(module, options), next(module.parameters())
+        extra = self.extra if options.head is None else head_for(options.head, like)
+        if options.head is None and extra is not None:
+            extra.to(like.device, like.dtype).eval()
         readout = Readout(
             kind=kind,
-            head=self.head or same,
+            head=(self.head or same) if options.head is None else chain(self.after_pool, extra),
             norm=self.norm,
             over_prefix=self.over_prefix,
             latent=self.latent if kind == "latent" else None,
         )
-        native = _Native(self, readout)
-        if isinstance(head, Tensor):
-            head = linear(head)
-        elif isinstance(head, Similarity):
-            sigmoid = True if sigmoid is None else sigmoid
-            head = head.head(lambda images: native.pooled(images.to(like.device, like.dtype)))
-        extra = self.extra
-        if head is not None:
-            extra = head = head_like(head, like)
-            native.head, readout.head = head, chain(self.after_pool, head)
-        elif extra is not None:
-            extra.to(like.device, like.dtype).eval()
+        native = self.native_logits
+        if options.head is not None and self.native_pooled is not None and kind == self.pool:
+            native = chain(self.native_pooled, extra)
+        elif options.head is not None or native is None:
+            native = partial(self._native, replace(readout, norm=same))
         return self.view(
             module=module,
             name=options.name,
@@ -129,44 +204,81 @@ class Parts:
             patch=self.patch,
             native=native,
             classes=options.class_names(self),
-            sigmoid=self.sigmoid if sigmoid is None else sigmoid,
+            sigmoid=self.sigmoid if options.sigmoid is None else options.sigmoid,
             fixed_size=self.fixed_size,
             extra=extra,
             facts=self.facts,
             native_order=self.native_order,
         )
 
+    def _native(self, readout: Readout, images: Tensor) -> Tensor:
+        """Logits of a readout without norm on the module's own tokens."""
+        layout = self.layout_at(images.shape[-2], images.shape[-1])
+        return readout(self.native_tokens(images), layout)
+
+    def _pool_for(self, module: nn.Module, options: WrapOptions) -> Kind:
+        """How tokens are pooled; raises if this backbone cannot be read so."""
+        if options.head is None and self.head is None:
+            raise UnsupportedModel(
+                type(module).__name__,
+                "it has no classifier",
+                "pass head= (a matrix [classes, width] or a module)",
+            )
+        kind, layout = options.pool or self.pool, self.layout_at(*(self.size or self.patch))
+        present: dict[Kind, bool] = {
+            "cls": layout.class_index is not None,
+            "cls+dist": layout.distill_index is not None,
+            "mean": True,
+            "cls+mean": layout.class_index is not None,
+            "latent": self.latent is not None,
+        }
+        if options.head is None:  # the module's own classifier reads one pooling
+            present = {known: known == self.pool for known in present}
+        readable = [known for known, there in present.items() if there]
+        if kind not in readable:
+            how = f"{' or '.join(readable)}, which this model's tokens can be read by"
+            raise BadOption("pool", kind, f"{how}; other pools need head=")
+        return kind
+
 
 @dataclass(frozen=True, eq=False)
 class WrapOptions:
-    """Options of `wrap`; None stands for what the module or its library tells.
-    `head` is a module on pooled features, a matrix [C, D] or a `Similarity`."""
+    """Options of `wrap`; None stands for what the module or its library tells."""
 
     name: str
     mean: Sequence[float] | None = None
     std: Sequence[float] | None = None
     size: tuple[int, int] | None = None
     classes: Sequence[str] | None = None
-    head: nn.Module | Tensor | Similarity | None = None
+    head: nn.Module | Tensor | None = None  # a module on pooled features, or a matrix [C, D]
     pool: Kind | None = None
     sigmoid: bool | None = None
     preprocess: Preprocess | None = None
-
-    def or_else(self, stated: Mapping[str, Any]) -> WrapOptions:
-        """These options, completed by what is `stated` elsewhere."""
-        return replace(self, **{n: v for n, v in stated.items() if getattr(self, n) is None})
 
     def preprocess_for(self, parts: Parts | StagedParts | DenseParts, of: str) -> Preprocess:
         """The whole preprocessing; raises if the mean, std or size is unknown."""
         known, size = self.preprocess or parts.preprocess, self.size
         if parts.fixed_size and parts.size is not None:
             if size is not None and tuple(size) != parts.size:
-                built = f"{parts.size[0]} x {parts.size[1]}, which {of} is built for"
-                raise BadOption("size", tuple(size), built)
+                raise BadOption("size", tuple(size), f"{parts.size}, which {of} is built for")
             size = parts.size
-        elif known is None:
-            size = size or parts.size
-        return complete(known, mean=self.mean, std=self.std, size=size, of=of)
+        size = size or (parts.size if known is None else known.size)
+        mean = self.mean or (known and known.mean)
+        std = self.std or (known and known.std)
+        if mean is None or std is None or size is None:
+            values = {"mean": mean, "std": std, "size": size}
+            absent = [name for name, value in values.items() if value is None]
+            options = ", ".join(f"{name}=" for name in absent)
+            flags = " ".join(f"--input {name}=..." for name in absent)
+            raise BadOption(
+                absent[0],
+                None,
+                f"a value: {of} does not tell its {' and '.join(absent)}, so pass {options}"
+                f" ({flags}) as in training; often mean and std are both 0.5,0.5,0.5, or"
+                " 0.485,0.456,0.406 and 0.229,0.224,0.225 (ImageNet)",
+            )
+        base = known or Preprocess(size=size, mean=tuple(mean), std=tuple(std))
+        return replace(base, size=size, mean=tuple(mean), std=tuple(std))
 
     def class_names(self, parts: Parts | StagedParts | DenseParts) -> tuple[str, ...]:
         """Names of classes; those that the module tells are of its own head."""
@@ -194,18 +306,22 @@ def find_parts(
         if library in ADAPTERS:
             parts = _find(module, library, cls.__name__, text)
             asked = "input_ids" in getattr(parts, "inputs", ())  # a detector's
-            if text is not None and not asked and not isinstance(parts.extra, TextHead):
-                raise BadOption(
-                    "tokenizer", text.tokenize, f"None: {type(module).__name__} has no text tower"
-                )
+            if text is not None and not asked and not isinstance(parts.extra, CosineHead):
+                reason = f"None: {type(module).__name__} has no text tower"
+                raise BadOption("tokenizer", text.tokenize, reason)
             return parts
     reason, remedy = f"no adapter knows it (adapters: {', '.join(ADAPTERS)})", "see docs/models.md"
-    inside = [n for n, part in module.named_modules() if is_known(part) and "." not in n]
+    inside = [n for n, part in module.named_children() if is_known(part)]
     if inside:
         reason = f"it is no model of {', '.join(ADAPTERS)}, but holds one"
         place = f"module.{inside[0]}"
         remedy = f"wrap that: sc.wrap({place}), or sc.wrap({place}, head=module.HEAD, pool='cls')"
     raise UnsupportedModel(f"{type(module).__module__}.{type(module).__name__}", reason, remedy)
+
+
+def is_known(module: nn.Module) -> bool:
+    """Whether the module's own class comes from a library with an adapter, or brings one along."""
+    return type(module).__module__.split(".")[0] in ADAPTERS or hasattr(module, "view_parts")
 
 
 def _find_in_plugins(module: nn.Module) -> Parts | StagedParts | DenseParts | None:
@@ -216,9 +332,8 @@ def _find_in_plugins(module: nn.Module) -> Parts | StagedParts | DenseParts | No
         except SeecauseError:
             raise  # it knows the module, and says what is wrong with it
         except Exception as error:  # a plug-in may raise anything
-            warn_of_plugin(
-                "seecause.models", name, f"could not look at {type(module).__name__}", error
-            )
+            what = f"could not look at {type(module).__name__}"
+            warn_of_plugin("seecause.models", name, what, error)
             continue
         if parts is not None:
             return parts
@@ -228,56 +343,38 @@ def _find_in_plugins(module: nn.Module) -> Parts | StagedParts | DenseParts | No
 def _find(
     module: nn.Module, library: str, kind: str, text: TextInput | None
 ) -> Parts | StagedParts | DenseParts:
-    """Of an instance of a library's class `kind`: a vision transformer by the library's adapter,
-    which also says why any other class is refused."""
+    """Of an instance of a library's class `kind`: a vision transformer by the library's adapter
+    (which also says why any other class is refused), a network of stages, or a model of film, boxes
+    or pixels."""
     adapter = importlib.import_module(ADAPTERS[library])
     names = (cls.__name__ for cls in type(module).__mro__)
     kind = next((name for name in names if name in adapter.CLASSES), kind)
     if kind not in adapter.CLASSES:
-        parts = _find_other(module, library, kind, text)
+        from seecause.models import staged
+
+        parts = staged.find(module, library, kind)
+        if parts is None and library == "transformers":
+            from seecause.models.dense import dense_parts
+
+            special = adapter.FAMILIES.get(kind)
+            parts = special(module) if special is not None else dense_parts(module, text)
         if parts is not None:
             return parts
     options = {"text": text} if library in WITH_TEXT else {}
     return adapter.find(module, kind, **options)
 
 
-def _find_other(
-    module: nn.Module, library: str, kind: str, text: TextInput | None
-) -> Parts | StagedParts | DenseParts | None:
-    """The parts of a network of stages, or of a model of film, boxes or pixels."""
-    from seecause.models import staged
-
-    parts = staged.find(module, library, kind)
-    if parts is not None or library != "transformers":
-        return parts
-    from seecause.models.dense import dense_parts
-    from seecause.models.transformers import FAMILIES
-
-    return FAMILIES[kind](module) if kind in FAMILIES else dense_parts(module, text)
-
-
-def is_known(module: nn.Module) -> bool:
-    """Whether the module's own class comes from a library with an adapter, or brings one along."""
-    return type(module).__module__.split(".")[0] in ADAPTERS or hasattr(module, "view_parts")
-
-
 def unwrapped(module: Any) -> nn.Module:
     """The module inside of wrappers that change how it runs, not what it predicts."""
-    kind, inner = type(module).__name__, None
-    if kind in SHARDED:
-        raise UnsupportedModel(
-            kind,
-            "no process holds all of its weights",
-            "gather them (a full state dict) and load that into the plain model",
-        )
+    kind = type(module).__name__
     parallel = isinstance(module, nn.DataParallel | nn.parallel.DistributedDataParallel)
     if kind == "OptimizedModule":  # torch.compile
-        inner = module._orig_mod
-    elif parallel or kind.startswith(("ModelEma", "AveragedModel")):  # of timm and torch
-        inner = module.module
-    elif type(module).__module__.startswith("peft.") and hasattr(module, "get_base_model"):
-        inner = module.get_base_model()
-    return module if inner is None else unwrapped(inner)
+        return unwrapped(module._orig_mod)
+    if parallel or kind.startswith(("ModelEma", "AveragedModel")):  # of timm and torch
+        return unwrapped(module.module)
+    if type(module).__module__.startswith("peft.") and hasattr(module, "get_base_model"):
+        return unwrapped(module.get_base_model())
+    return module
 
 
 def native_model(module: Any) -> tuple[nn.Module, dict[str, Any]]:
@@ -287,68 +384,52 @@ def native_model(module: Any) -> tuple[nn.Module, dict[str, Any]]:
     if not type(module).__name__.startswith("TimmWrapper"):
         return module, {}
     card = getattr(module.config, "pretrained_cfg", None)
-    wrap_options = {"preprocess": from_timm(card)} if card else {}
     names = class_names(module.config) if "Classification" in type(module).__name__ else ()
-    return module.timm_model, wrap_options | ({"classes": names} if names else {})
+    steps = {"preprocess": from_timm(card)} if card else {}
+    return module.timm_model, steps | ({"classes": names} if names else {})
 
 
-def readable_pools(parts: Parts) -> list[Kind]:
-    """The ways in which the tokens of a backbone can be pooled."""
-    layout = parts.layout_at(*(parts.size or parts.patch))
-    present: dict[Kind, bool] = {
-        "cls": layout.class_index is not None,
-        "cls+dist": layout.distill_index is not None,
-        "mean": True,
-        "cls+mean": layout.class_index is not None,
-        "latent": parts.latent is not None,
-    }
-    return [kind for kind, there in present.items() if there]
+@torch.no_grad()
+def text_matrix(
+    encode: Callable[[list[str]], Tensor],
+    classes: Sequence[str],
+    templates: Sequence[str] = TEMPLATES,
+    *,
+    batch: int = 256,
+) -> Tensor:
+    """Unit rows [C, D], one per class. `encode` turns prompts into embeddings [n, D]."""
+    prompts = [template.format(name) for name in classes for template in templates]
+    rows = [
+        F.normalize(encode(prompts[i : i + batch]), dim=-1) for i in range(0, len(prompts), batch)
+    ]
+    per_class = torch.cat(rows).unflatten(0, (len(classes), len(templates)))
+    return F.normalize(per_class.mean(dim=1), dim=-1)
 
 
-def _checked_pool(module: nn.Module, parts: Parts, options: WrapOptions) -> Kind:
-    """How tokens are pooled; refuses a backbone that cannot be read so."""
-    head, pool = options.head, options.pool
-    if head is None and parts.head is None:
+def require_text(module: nn.Module, text: TextInput | None) -> TextInput:
+    """The text input of a model that has no classes of its own; raises if it was not given."""
+    if text is None or not text.classes:
         raise UnsupportedModel(
-            type(module).__name__,
-            "it has no classifier",
-            "pass head= (a matrix [classes, width], a module, or sc.Similarity(images))",
+            f"{type(module).__name__} without class names",
+            "it compares images with texts and has no classes of its own",
+            "pass classes=[...] and tokenizer=, or wrap its vision tower with head=",
         )
-    kind = pool or parts.pool
-    readable = readable_pools(parts)
-    if kind not in readable:
-        how = f"how {type(module).__name__} can be read: {', '.join(readable)}"
-        raise BadOption("pool", kind, how)
-    if pool is not None and head is None and pool != parts.pool:
-        raise BadOption(
-            "pool",
-            pool,
-            f"{parts.pool!r}, which this model's own classifier reads; pass head= with another"
-            " pool",
-        )
-    return kind
+    return text
 
 
-@dataclass
-class _Native:
-    """The module's own way from images to logits, with the caller's head, if any."""
+def as_inputs(tokens: Any, device: torch.device) -> dict[str, Tensor]:
+    """What a tokenizer gave (ids [n, L], or a mapping of tensors) as keyword arguments on a
+    device."""
+    named = tokens if isinstance(tokens, Mapping) else {"input_ids": tokens}
+    return {name: torch.as_tensor(value, device=device) for name, value in named.items()}
 
-    parts: Parts
-    readout: Readout
-    head: nn.Module | None = None
 
-    def tokens(self, images: Tensor, last: Fn) -> Tensor:
-        layout = self.parts.layout_at(images.shape[-2], images.shape[-1])
-        read = replace(self.readout, norm=same, head=last)
-        return read(self.parts.native_tokens(images), layout)
+def class_names(config: Any) -> tuple[str, ...]:
+    """Class names in a config of transformers, unless they are placeholders: LABEL_0 ..."""
+    names = tuple(str(config.id2label[index]) for index in sorted(config.id2label or ()))
+    return () if names == tuple(f"LABEL_{i}" for i in range(len(names))) else names
 
-    def pooled(self, images: Tensor) -> Tensor:
-        own = self.parts.native_pooled if self.readout.kind == self.parts.pool else None
-        return own(images) if own is not None else self.tokens(images, self.parts.after_pool)
 
-    def __call__(self, images: Tensor) -> Tensor:
-        if self.head is not None:
-            return read_features(self.head, self.pooled(images))
-        if self.parts.native_logits is not None:
-            return self.parts.native_logits(images)
-        return self.tokens(images, self.readout.head)
+def is_multi_label(config: Any) -> bool:
+    """Whether a config of transformers says that classes are independent."""
+    return getattr(config, "problem_type", None) == "multi_label_classification"

@@ -15,7 +15,7 @@ import logging
 import math
 import operator
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Protocol, SupportsIndex, TypeAlias
 
@@ -174,32 +174,6 @@ class Preprocess:
             scale = max(high / height, wide / width)
             high, wide = max(high, int(height * scale + 1e-6)), max(wide, int(width * scale + 1e-6))
         return high, wide, round((high - self.size[0]) / 2), round((wide - self.size[1]) / 2)
-
-
-def complete(
-    known: Preprocess | None,
-    *,
-    mean: Sequence[float] | None,
-    std: Sequence[float] | None,
-    size: tuple[int, int] | None,
-    of: str,
-) -> Preprocess:
-    """The preprocessing that a library tells, completed or replaced by what the caller gives."""
-    if known is not None:
-        mean, std, size = mean or known.mean, std or known.std, size or known.size
-    absent = [n for n, value in {"mean": mean, "std": std, "size": size}.items() if value is None]
-    if mean is None or std is None or size is None:
-        options = ", ".join(f"{name}=" for name in absent)
-        flags = " ".join(f"--input {name}=..." for name in absent)
-        raise BadOption(
-            absent[0],
-            None,
-            f"a value: {of} does not tell its {' and '.join(absent)}, so pass {options} ({flags})"
-            " as in training; often mean and std are both 0.5,0.5,0.5, or"
-            " 0.485,0.456,0.406 and 0.229,0.224,0.225 (ImageNet)",
-        )
-    base = known or Preprocess(size=size, mean=tuple(mean), std=tuple(std))
-    return replace(base, size=size, mean=tuple(mean), std=tuple(std))
 
 
 def height_and_width(size: Sequence[int] | SupportsIndex | None) -> tuple[int, int] | None:

@@ -1,8 +1,8 @@
 """Attention with fewer heads: rows of Q, K and V and columns of O are cut out of native modules, in
 place.
 
-The bias of O belongs to no head and stays. A block that loses its last head adds that bias and
-nothing else: `Constant`. Projections are found by structure, since releases rename them:
+The bias of O belongs to no head and stays. A block that would lose its last head keeps one whose
+columns of O are zero. Projections are found by structure, since releases rename them:
 
     packed qkv        timm
     q, k, v apart     transformers, timm without fusion; grouped keys and values go with their whole
@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from seecause.errors import UnsupportedModel
-from seecause.models.block import Constant, first_or_none, project_packed
+from seecause.models.block import first_or_none, project_packed
 
 PLACES = ("attn", "attention", "self_attn", "self_attention")
 QUERY, KEY, VALUE = ("q_proj", "query"), ("k_proj", "key"), ("v_proj", "value")
@@ -52,39 +52,30 @@ def find_output(attention: nn.Module) -> Any:
 
 
 def slice_heads(block: nn.Module, keep: Sequence[int]) -> None:
-    """Leave only the heads `keep` (in this order) in the attention of a native block."""
+    """Leave only the heads `keep` (in this order) in the attention of a native block; one that does
+    nothing where none is left."""
     name, attention = find_attention(block)
-    if isinstance(attention, Constant):
-        return
-    _refuse_what_sees_all_heads(attention)
+    norm = getattr(attention, "norm", None)
+    if isinstance(norm, nn.Module) and not isinstance(norm, nn.Identity):
+        raise _uncut(attention, "a norm before its output projection sees all heads at once")
     if type(attention).__name__ == "EvaAttention":
         attention = _free_width(attention)
         setattr(block, name, attention)
     inner = getattr(attention, "attention", attention)  # DINOv2 keeps the output outside of it
-    if isinstance(inner, Constant):
-        return
-    out = find_output(attention)
-    if not keep:
-        nested = inner is not attention
-        bias = out.bias if out.bias is not None else out.weight.new_zeros(out.out_features)
-        if nested:  # nothing enters the output projection, and its bias comes out
-            _keep_columns(out, torch.tensor([], dtype=torch.long))
-            attention.attention = Constant(bias[:0], pair=True)
-        else:  # timm returns rows alone
-            setattr(block, name, Constant(bias, pair=not hasattr(attention, "qkv")))
-    elif hasattr(inner, "in_proj_weight"):
-        setattr(block, name, _packed(inner, keep))
+    left = keep or [0]
+    if hasattr(inner, "in_proj_weight"):
+        setattr(block, name, _packed(inner, left))
     elif getattr(inner, "qkv", None) is not None:
-        _slice_fused(inner, keep)
+        _slice_fused(inner, left)
     else:
-        _slice_apart(inner, out, keep)
+        _slice_apart(inner, find_output(attention), left)
+    if not keep:
+        zero_heads(block, [0], of=1)
 
 
 def zero_heads(block: Any, heads: Sequence[int], *, of: int) -> None:
     """Zero the columns of the output projection that read `heads`; `of` is how many heads the block
     has. The architecture stays, and so does the bias of O."""
-    if not heads or any(isinstance(part, Constant) for part in block.modules()):
-        return  # what is left of a block without heads says nothing already
     weight = output_weight(block)  # [D, H * dh]
     with torch.no_grad():
         weight[:, columns(heads, weight.shape[1] // of).to(weight.device)] = 0
@@ -115,14 +106,6 @@ def kept_groups(keep: Sequence[int], heads: int, kv_heads: int) -> list[int]:
 def output_weight(block: Any) -> Tensor:
     """The weights [D, H * dh] that read a native block's heads."""
     return find_output(find_attention(block)[1]).weight
-
-
-def _refuse_what_sees_all_heads(attention: Any) -> None:
-    """A norm over all heads' outputs would see other numbers, and a table of its own for each head
-    would not fit."""
-    norm = getattr(attention, "norm", None)
-    if isinstance(norm, nn.Module) and not isinstance(norm, nn.Identity):
-        raise _uncut(attention, "a norm before its output projection sees all heads at once")
 
 
 def _slice_fused(attention: Any, keep: Sequence[int]) -> None:

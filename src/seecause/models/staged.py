@@ -13,10 +13,9 @@ become a map [B, C, h, w] and back; nothing else changes.
     VGG        conv1 ... conv5, each with its pooling
     others     stem, stage1 ... stage4: a stage begins where the map gets smaller
 
-transformers' blocks read sequences and are given the grid; here features stand as [B, h, w, C]
-between them. Its PVT (not v2) reads a class token of the last stage, which is therefore in the
-rest. Shifted windows are undone by the blocks themselves: between stages the features of Swin are a
-grid, and the verified wrap checks that changed pixels move the cells they should.
+transformers' Swin blocks read sequences and are given the grid; here features stand as [B, h, w, C]
+between them. Shifted windows are undone by the blocks themselves: between stages the features of
+Swin are a grid, and the verified wrap checks that changed pixels move the cells they should.
 """
 
 from __future__ import annotations
@@ -34,16 +33,8 @@ from torch import Tensor, nn
 from seecause.errors import BadOption, UnknownName, UnsupportedModel
 from seecause.models.base import Architecture, ImageModel
 from seecause.models.block import Fn, chain, same
-from seecause.models.heads import (
-    Similarity,
-    class_names,
-    head_like,
-    is_multi_label,
-    linear,
-    read_features,
-)
 from seecause.models.layout import TokenLayout, pair
-from seecause.models.parts import WrapOptions
+from seecause.models.parts import WrapOptions, class_names, head_for, is_multi_label
 from seecause.models.preprocess import Preprocess, from_timm
 
 
@@ -174,26 +165,16 @@ class StagedParts:
         kind, head = type(module).__name__, options.head
         if options.pool is not None:
             raise BadOption(
-                "pool",
-                options.pool,
-                f"None: {kind} pools by itself; it is a network of stages, not a vision transformer"
-                " with a class token",
+                "pool", options.pool, f"None: {kind} is a network of stages, which pools"
             )
         if head is None and not self.classifies:
             raise UnsupportedModel(
                 kind, "it has no classifier", "pass head= (a matrix [classes, width] or a module)"
             )
         if head is not None and self.classifies:
-            raise BadOption(
-                "head",
-                type(head).__name__,
-                f"None: {kind} has a classifier of its own; replace that by nn.Identity() first",
-            )
-        if isinstance(head, Similarity):
-            raise BadOption("head", "Similarity", f"a matrix or a module, which {kind} can end in")
-        added = linear(head) if isinstance(head, Tensor) else head
-        if added is not None:
-            added = head_like(added, next(module.parameters()))
+            own = f"None: {kind} has a classifier of its own; replace that by nn.Identity() first"
+            raise BadOption("head", type(head).__name__, own)
+        added = None if head is None else head_for(head, next(module.parameters()))
         steps = options.preprocess_for(self, kind)
         cell = _cell(module, self, (len(steps.mean), *steps.size))
         return StagedModel(
@@ -206,7 +187,7 @@ class StagedParts:
             preprocess=steps,
             layout_at=TokenLayout.of_cells(cell),
             patch=cell,
-            native=chain(self.native, *([] if added is None else [partial(read_features, added)])),
+            native=self.native if added is None else chain(self.native, added),
             classes=options.class_names(self),
             sigmoid=self.sigmoid if options.sigmoid is None else options.sigmoid,
             fixed_size=self.fixed_size,
@@ -242,17 +223,21 @@ Split = tuple[list[Stage], list[Fn]]  # stages, and what follows the last of the
 
 def find(module: Any, library: str, kind: str) -> StagedParts | None:
     """The parts of a network of stages; None for what is none."""
-    if library == "transformers" and kind in TRANSFORMERS:
-        return _find_hf(module, kind)
-    stages, steps = _split(module, library, kind)
-    if not stages:
+    split = SPLITS.get(library, {}).get(kind)
+    if split is None:
         return None
+    if library == "transformers":
+        return _find_hf(module, kind, split)
+    stages, behind = split(module)
+    steps = [module.forward_head] if library == "timm" else READ[kind](module)
+    head = steps[-1]
+    if library == "timm":  # some heads that were never made cannot be asked for
+        head = module.get_classifier() if module.num_classes else nn.Identity()
     config = getattr(module, "pretrained_cfg", None) if library == "timm" else None
-    head = steps[-1] if library == "torchvision" else _timm_head(module)
     return StagedParts(
         family=f"{library}.{kind}",
         stages=stages,
-        rest=chain(*steps),
+        rest=chain(*behind, *steps),
         cells=_two_thirds(stages),
         classifies=_classifies(head),
         native=module,
@@ -262,39 +247,21 @@ def find(module: Any, library: str, kind: str) -> StagedParts | None:
     )
 
 
-def _find_hf(module: Any, kind: str) -> StagedParts:
-    config = module.config
-    stages, steps = TRANSFORMERS[kind](getattr(module, module.base_model_prefix))
-    fixed = not kind.startswith(("ConvNext", "PvtV2"))
-    size = getattr(config, "image_size", None) if fixed else None
+def _find_hf(module: Any, kind: str, split: Callable[[Any], Split]) -> StagedParts:
+    stages, steps = split(getattr(module, module.base_model_prefix))
+    fixed = kind.startswith("Swin")
     return StagedParts(
         family=f"transformers.{kind}",
         stages=stages,
         rest=chain(*steps, module.classifier),
-        cells=_two_thirds(stages, beyond=int(kind.startswith("PvtFor"))),
+        cells=_two_thirds(stages),
         classifies=_classifies(module.classifier),
         native=lambda images: module(images, return_dict=True).logits,
-        classes=class_names(config),
-        sigmoid=is_multi_label(config),
+        classes=class_names(module.config),
+        sigmoid=is_multi_label(module.config),
         fixed_size=fixed,
-        size=None if size is None else pair(size),
+        size=pair(module.config.image_size) if fixed else None,
     )
-
-
-def _timm_head(module: Any) -> nn.Module:
-    """Some heads that were never made cannot be asked for."""
-    return module.get_classifier() if module.num_classes else nn.Identity()
-
-
-def _split(module: Any, library: str, kind: str) -> Split:
-    """The stages of a module, and all that follows them; nothing for what has none."""
-    splits = CONVOLUTIONAL | (ALTERNATING if library == "torchvision" else TRANSFORMING)
-    if library not in ("timm", "torchvision") or kind not in splits:
-        return [], []
-    stages, behind = splits[kind](module)
-    if library == "timm":
-        return stages, [*behind, module.forward_head]
-    return stages, [*behind, *READ[kind](module)]
 
 
 def _resnet(module: Any) -> Split:
@@ -413,15 +380,12 @@ def _flat(name: str, step: Fn, native: nn.Module, enter: Fn = same) -> Stage:
     return Stage(name, (step,), enter=enter, leave=_to_map, native=native, flat=True)
 
 
-def _first(output: Any) -> Tensor:
-    return output[0] if isinstance(output, tuple) else output
-
-
 def _on_grid(block: Any, features: Tensor, *, stride: int = 1) -> Tensor:
     """A block or patch merging that reads a sequence and its grid, applied to features
     [B, h, w, C]."""
     grid = (features.shape[1], features.shape[2])
-    rows = _first(block(features.flatten(1, 2), grid))
+    rows = block(features.flatten(1, 2), grid)
+    rows = rows[0] if isinstance(rows, tuple) else rows
     return rows.unflatten(1, [math.ceil(side / stride) for side in grid])
 
 
@@ -449,66 +413,7 @@ def _swin_hf(tower: Any) -> Split:
 def _convnext_hf(tower: Any) -> Split:
     stem = Stage("stem", (tower.embeddings,))
     stages = [Stage(f"stage{n}", (stage,)) for n, stage in enumerate(tower.encoder.stages, start=1)]
-    return [stem, *stages], [_spatial_mean, tower.layernorm]
-
-
-def _hiera_hf(tower: Any) -> Split:
-    """transformers' Hiera embeds a grid row by row, which is _unrolled before the first stage."""
-    from transformers.models.hiera.modeling_hiera import unroll
-
-    config, encoder = tower.config, tower.encoder
-    grid = tuple(encoder.schedule[0][1])
-
-    def embedded(images: Tensor) -> Tensor:
-        return tower.embeddings(images)[0].unflatten(1, grid)
-
-    def enter_first(features: Tensor) -> Tensor:
-        height, width = (n * stride for n, stride in zip(grid, config.patch_stride, strict=True))
-        rows = features.flatten(2).transpose(1, 2)
-        return unroll(rows, (height, width), config.patch_stride, tower.unroll_schedule)
-
-    stages, enter = [_flat("stem", embedded, tower.embeddings)], enter_first
-    for index, stage in enumerate(encoder.stages):
-        reroll = partial(encoder.reroll, stage_idx=index)
-        steps, leave = (stage, _first), chain(reroll, _to_map)
-        stages.append(Stage(f"stage{index + 1}", steps, enter=enter, leave=leave, native=stage))
-        enter = partial(_unrolled, reroll)
-    return stages, [enter, tower.pooler]
-
-
-def _pvt_rows(embed: Any, blocks: Any, features: Tensor) -> tuple[Tensor, tuple[int, int]]:
-    """A map [B, C, h, w] -> rows [B, h' * w', C'] behind the blocks, and their grid."""
-    rows, height, width = embed(features.contiguous())
-    for block in blocks:
-        rows = block(rows, height, width, False)[0]
-    return rows, (height, width)
-
-
-def _pvt_stage(embed: Any, blocks: Any, norm: Fn, features: Tensor) -> Tensor:
-    rows, grid = _pvt_rows(embed, blocks, features)
-    return norm(rows).unflatten(1, grid)
-
-
-def _pvt(tower: Any) -> Split:
-    encoder = tower.encoder
-    *pairs, (embed, blocks) = zip(encoder.patch_embeddings, encoder.block, strict=True)
-    stages = [
-        _flat(f"stage{number}", partial(_pvt_stage, *pair, same), pair[1][-1])
-        for number, pair in enumerate(pairs, start=1)
-    ]
-
-    def pooled(features: Tensor) -> Tensor:
-        return encoder.layer_norm(_pvt_rows(embed, blocks, features)[0])[:, 0]
-
-    return stages, [pooled]
-
-
-def _pvt_v2(tower: Any) -> Split:
-    stages = []
-    for number, layer in enumerate(tower.encoder.layers, start=1):
-        step = partial(_pvt_stage, layer.patch_embedding, layer.blocks, layer.layer_norm)
-        stages.append(_flat(f"stage{number}", step, layer.layer_norm))
-    return stages, [_spatial_mean]
+    return [stem, *stages], [partial(torch.mean, dim=(-2, -1)), tower.layernorm]
 
 
 CONVOLUTIONAL: dict[str, Callable[[Any], Split]] = {
@@ -516,22 +421,23 @@ CONVOLUTIONAL: dict[str, Callable[[Any], Split]] = {
     "DenseNet": _densenet,
     "VGG": _vgg,
 }
-ALTERNATING: dict[str, Callable[[Any], Split]] = {
-    "SwinTransformer": partial(_alternating, True),
-    "ConvNeXt": partial(_alternating, False),
-}
-TRANSFORMING: dict[str, Callable[[Any], Split]] = {
-    "Hiera": _hiera,
-    **{kind: partial(_timm, where) for kind, where in TIMM.items()},
-}
-TRANSFORMERS: dict[str, Callable[[Any], Split]] = {
-    "SwinForImageClassification": _swin_hf,
-    "Swinv2ForImageClassification": _swin_hf,
-    "ConvNextForImageClassification": _convnext_hf,
-    "ConvNextV2ForImageClassification": _convnext_hf,
-    "HieraForImageClassification": _hiera_hf,
-    "PvtForImageClassification": _pvt,
-    "PvtV2ForImageClassification": _pvt_v2,
+SPLITS: dict[str, dict[str, Callable[[Any], Split]]] = {
+    "timm": {
+        **CONVOLUTIONAL,
+        "Hiera": _hiera,
+        **{kind: partial(_timm, where) for kind, where in TIMM.items()},
+    },
+    "torchvision": {
+        **CONVOLUTIONAL,
+        "SwinTransformer": partial(_alternating, True),
+        "ConvNeXt": partial(_alternating, False),
+    },
+    "transformers": {
+        "SwinForImageClassification": _swin_hf,
+        "Swinv2ForImageClassification": _swin_hf,
+        "ConvNextForImageClassification": _convnext_hf,
+        "ConvNextV2ForImageClassification": _convnext_hf,
+    },
 }
 READ: dict[str, Callable[[Any], list[Fn]]] = {  # torchvision has no method for it
     "ResNet": lambda module: [module.avgpool, _pooled, module.fc],
@@ -560,12 +466,11 @@ def _built_for(module: Any) -> tuple[int, int] | None:
     return None if size is None else tuple(size)
 
 
-def _two_thirds(stages: Sequence[Stage], beyond: int = 0) -> str:
-    """The stage at two thirds of the depth; the stem and transitions do not count, and `beyond`
-    stages are in the rest."""
+def _two_thirds(stages: Sequence[Stage]) -> str:
+    """The stage at two thirds of the depth; the stem and transitions do not count."""
     names = [stage.name for stage in stages]
     blocks = [name for name in names if name != "stem" and not name.startswith("transition")]
-    return blocks[math.ceil(2 * (len(blocks) + beyond) / 3) - 1]
+    return blocks[math.ceil(2 * len(blocks) / 3) - 1]
 
 
 def _classifies(head: Any) -> bool:
@@ -580,7 +485,3 @@ def _relu_mean(features: Tensor) -> Tensor:
 
 def _pooled(features: Tensor) -> Tensor:
     return features.flatten(1)
-
-
-def _spatial_mean(features: Tensor) -> Tensor:
-    return features.mean(dim=(-2, -1))

@@ -14,14 +14,12 @@ from torch import Tensor, nn
 from seecause.errors import UnsupportedModel
 from seecause.models.block import (
     Block,
-    Constant,
     Fn,
     Table,
     apart,
     chain,
     relative_bias,
     same,
-    silent,
     times,
 )
 from seecause.models.layout import At, TokenLayout
@@ -52,9 +50,9 @@ ATTENTIONS = ("Attention", "AttentionRope", "EvaAttention")
 def find(module: Any, kind: str) -> Parts:
     """The parts of a timm vision transformer, of timm's class `kind` or of one derived from it."""
     if kind not in CLASSES:
-        from seecause.models.staged import CONVOLUTIONAL, TRANSFORMING
+        from seecause.models.staged import SPLITS
 
-        known = ", ".join((*CLASSES, *CONVOLUTIONAL, *TRANSFORMING))
+        known = ", ".join((*CLASSES, *SPLITS["timm"]))
         reason = REFUSED.get(kind, "no view of this class is written")
         raise UnsupportedModel(f"timm {kind}", reason, f"classes of timm that are read: {known}")
     rope = getattr(module, "rope", None)
@@ -132,8 +130,7 @@ def _block(
     native = unwrapped(native)  # blocks may be compiled one by one
     kind = type(native).__name__
     attention = getattr(native, "attn", None)
-    constant = isinstance(attention, Constant)
-    if attention is None or not (constant or type(attention).__name__ in ATTENTIONS):
+    if type(attention).__name__ not in ATTENTIONS:
         raise UnsupportedModel(
             f"timm {kind} ({name})", f"its attention is {type(attention).__name__}"
         )
@@ -153,8 +150,6 @@ def _block(
         "branch": branch,
         "feed": feed,
     }
-    if constant:
-        return Block(**shared, **silent(attention.rows))
     return Block(
         **shared,
         heads=attention.num_heads,

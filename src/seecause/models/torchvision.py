@@ -3,7 +3,6 @@ with either stem)."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,9 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from seecause.errors import BadOption, UnknownName, UnsupportedModel
-from seecause.models.block import Block, Constant, chain, packed, silent
+from seecause.models.block import Block, chain, packed
 from seecause.models.layout import TokenLayout
-from seecause.models.load import Source, chosen_checkpoint, fetched, fill
+from seecause.models.load import Source, chosen_checkpoint, class_count, fetched, fill, names_in
 from seecause.models.parts import Parts
 from seecause.models.preprocess import Preprocess
 
@@ -65,8 +64,6 @@ def _block(native: Any, name: str) -> Block:
         "norm": native.ln_1,
         "feed": chain(native.ln_2, native.mlp),
     }
-    if isinstance(attention, Constant):
-        return Block(**shared, **silent(attention.rows))
     return Block(**shared, **packed(attention, name))
 
 
@@ -80,9 +77,8 @@ def open_torchvision(name: str, weights: str | Path | None, size: tuple[int, int
     if name not in known:
         raise UnknownName("torchvision model", name, known)
     default: Any = getattr(models.get_model_weights(name), "DEFAULT")  # noqa: B009  an enum's own
-    checkpoint = chosen_checkpoint(weights)
-    heads = ("heads.head.weight", "fc.weight", "classifier.weight", "classifier.6.weight")
-    options: dict[str, Any] = {} if checkpoint is None else checkpoint.class_count(heads)
+    state, content = chosen_checkpoint(weights)
+    options: dict[str, Any] = class_count(state, "heads.head", "fc", "classifier", "classifier.6")
     if size is not None and name.startswith("vit_"):
         if size[0] != size[1]:
             raise BadOption(
@@ -93,12 +89,10 @@ def open_torchvision(name: str, weights: str | Path | None, size: tuple[int, int
         f"torchvision:{name}",
         lambda: models.get_model(name, weights=default if weights is None else None, **options),
     )
-    names: Sequence[str] = ()
-    if checkpoint is not None:
-        fill(module, checkpoint.state, str(weights))
-        names = checkpoint.names_for(options.get("num_classes", 1000))
-    if not names and options.get("num_classes", 1000) == 1000:
-        names = default.meta["categories"]
+    if state:
+        fill(module, state, str(weights))
+    count = options.get("num_classes", 1000)
+    names = names_in(content, count) or (default.meta["categories"] if count == 1000 else ())
     steps = default.transforms()
     side = steps.crop_size[0]
     frame = Preprocess(

@@ -30,7 +30,6 @@ from seecause.engine.walk import walk
 from seecause.errors import UnsupportedModel
 from seecause.models.block import (
     Block,
-    Constant,
     Fn,
     Table,
     apart,
@@ -41,20 +40,20 @@ from seecause.models.block import (
     project_packed,
     relative_bias,
     same,
-    silent,
     times,
 )
 from seecause.models.dense import BoxReading, corners_of
 from seecause.models.film import Film
-from seecause.models.heads import (
+from seecause.models.layout import At, TokenLayout, pair
+from seecause.models.parts import (
+    Parts,
     TextInput,
     as_inputs,
     class_names,
     is_multi_label,
     require_text,
+    unwrapped,
 )
-from seecause.models.layout import At, TokenLayout, pair
-from seecause.models.parts import Parts, unwrapped
 from seecause.models.preprocess import Preprocess
 from seecause.models.rows import Aim
 from seecause.models.view import Kind, LatentPool, VisionModel
@@ -120,13 +119,6 @@ def _block(native: Any, name: str, rotate: Rotate | None, shared_bias: Table | N
             _layer_scale(native, 2),
         ),
     }
-    mix = (
-        outer.rows
-        if isinstance(outer, Constant)
-        else first(outer, "o_proj", "out_proj", "output.dense")
-    )
-    if isinstance(attention, Constant):
-        return Block(**shared, **silent(mix))
     q, k, v = (
         first(attention, *names)
         for names in (("q_proj", "query"), ("k_proj", "key"), ("v_proj", "value"))
@@ -141,7 +133,7 @@ def _block(native: Any, name: str, rotate: Rotate | None, shared_bias: Table | N
         project=apart(q, k, v, width),
         rotate=rotate,
         additive=relative_bias(_native_table(native, *OWN_BIAS), shared_bias),
-        mix=mix,
+        mix=first(outer, "o_proj", "out_proj", "output.dense"),
     )
 
 

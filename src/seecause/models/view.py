@@ -24,7 +24,6 @@ from seecause.engine.walk import walk
 from seecause.files import digest
 from seecause.models.base import Architecture, ImageModel
 from seecause.models.block import Block, Fn, fused, same
-from seecause.models.eval_mode import Watch
 from seecause.models.layout import At, TokenLayout, span
 
 # words: through a language model (lvlm.classifier)
@@ -173,9 +172,6 @@ class VisionModel(ImageModel):
     def state_key(self) -> tuple[Any, ...]:
         """Gates count by value: the next one may well live at the same address."""
         return (*super().state_key(), self._gate_values())
-
-    def watch(self) -> Watch:
-        return Watch(self._modules(), [] if self.gates is None else [self.gates])
 
     def fingerprint(self) -> str:
         """Of the weights, of the gates, and of which classes count as one."""
