@@ -164,9 +164,7 @@ class StagedParts:
         classifier was removed."""
         kind, head = type(module).__name__, options.head
         if options.pool is not None:
-            raise BadOption(
-                "pool", options.pool, f"None: {kind} is a network of stages, which pools"
-            )
+            raise BadOption("pool", options.pool, f"None: {kind} pools by itself")
         if head is None and not self.classifies:
             raise UnsupportedModel(
                 kind, "it has no classifier", "pass head= (a matrix [classes, width] or a module)"
