@@ -65,7 +65,7 @@ def test_a_shortcut_is_found_also_where_backgrounds_tell_nothing_of_the_class(mo
     numbers = found.numbers()
     assert numbers["worst group"] < 0.5 and numbers["BIR"] > 0.1
     image, version = found.worst(3)[0]
-    assert found.judged.right[image]
+    assert found.judged.correct[image]
     assert int(found.judged.versioned.moved.source_index[version]) == image
     places = [place for place, _ in found.worst(80)]  # however many are asked for
     assert 0 < len(places) < 80 and bool(found.counted[places].all())
@@ -73,7 +73,7 @@ def test_a_shortcut_is_found_also_where_backgrounds_tell_nothing_of_the_class(mo
 
 
 def test_gains_are_those_of_correct_predictions_by_every_fill(models, found):
-    data = found.data.take(found.judged.right)
+    data = found.data.take(found.judged.correct)
     for fill in ("grey", "mean"):
         expected = information_gains(models["biased"], data, fill=fill)
         assert torch.equal(found.erasures[f"true masks, {fill}"].big, expected.big)

@@ -119,7 +119,7 @@ def test_a_repair_writes_a_checkpoint_that_loads(places, tmp_path):
     done = run("repair", places, out, *words, *options, "--test", f"folder:{places / 'images'}")
     assert done.exit_code == 0, done.output
     record = json.loads((out / "manifest.json").read_text())["run"]
-    assert (record["learn"] + record["choose"], record["report"]) == (40, 40)
+    assert (record["train"] + record["validation"], record["test"]) == (40, 40)
     assert "last-layer" in done.stdout
     native = ViTForImageClassification.from_pretrained(out / "model")
     assert native.config.num_labels == 2
