@@ -192,10 +192,10 @@ def test_odd_waterbird_lists_are_named(cub):
     with pytest.raises(DataMissing, match="no column place"):
         open_data(f"waterbirds:{cub}")
     lines(table, "img_id,img_filename,y,split,place", "1,a.jpg,0")
-    with pytest.raises(DataMissing, match="line 2: .* cannot be read"):
+    with pytest.raises(DataMissing, match=r"line 2: .* cannot be read"):
         open_data(f"waterbirds:{cub}")
     lines(table, "img_id,img_filename,y,split,place", f"1,{'a' * 140_000},0,0,0")
-    with pytest.raises(DataMissing, match="line 2: .* cannot be read"):
+    with pytest.raises(DataMissing, match=r"line 2: .* cannot be read"):
         open_data(f"waterbirds:{cub}")
     table.write_bytes(b"\xff\xfe\x00")
     with pytest.raises(DataMissing, match="cannot be read"):
