@@ -372,7 +372,7 @@ def _open(where: str) -> tuple[Any, Any]:
                 pretrained_model(AutoModelForImageTextToText, where, dtype="auto"),
                 pretrained(AutoProcessor, where),
             ),
-            remedy="Give a name or folder of transformers",
+            remedy="give a name or folder of transformers",
         )
     except ImportError as lacking:
         reason = " ".join(str(lacking).split())

@@ -141,12 +141,15 @@ def device_of(module: nn.Module) -> torch.device:
     return devices.pop()
 
 
-def fetched(what: str, fetch: Callable[[], Any]) -> Any:
+def fetched(
+    what: str,
+    fetch: Callable[[], Any],
+    remedy: str = "pass weights=PATH (--weights PATH), or 'random' to use random ones",
+) -> Any:
     """What a library's own loader returns; its failure is raised as `DataMissing`."""
     try:
         return fetch()
     except (OSError, RuntimeError, ValueError) as failure:
-        remedy = "pass weights=PATH (--weights PATH), or 'random' to use random ones"
         raise DataMissing(what, f"fetching failed ({_reason(failure, 600)})", remedy) from failure
 
 
