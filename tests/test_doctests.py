@@ -11,7 +11,7 @@ import pytest
 import seecause
 
 ROOT = Path(seecause.__file__).parent
-WITH_EXAMPLES = [path for path in sorted(ROOT.rglob("*.py")) if "\n    >>> " in path.read_text()]
+WITH_EXAMPLES = [path for path in sorted(ROOT.rglob("*.py")) if "    >>> " in path.read_text()]
 
 
 @pytest.mark.parametrize("path", WITH_EXAMPLES, ids=lambda path: path.relative_to(ROOT).as_posix())

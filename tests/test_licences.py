@@ -12,7 +12,7 @@ from packaging.requirements import Requirement
 # as SPDX and classifiers begin; NVIDIA's own libraries come with torch for Linux, under its terms
 PERMISSIVE = re.compile(
     r"(OSI Approved :: )?(LicenseRef-)?"
-    r"(MIT|BSD|0BSD|Apache|Python|PSF|ISC|MPL|Mozilla|HPND|Unlicense|CC0|CNRI|Zlib|NVIDIA)\b"
+    r"(MIT|BSD|0BSD|Apache|Python|PSF|ISC|MPL|Mozilla|HPND|BSL|Unlicense|CC0|CNRI|Zlib|NVIDIA)\b"
 )
 UNSAID = {"cuda-toolkit"}  # NVIDIA's list of its libraries, which holds nothing itself
 
