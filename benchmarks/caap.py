@@ -27,9 +27,8 @@ from torch import Tensor
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from benchmarks.timing import CompiledBlock, Timing, heading, race, row, short, title, usual_dtype
-from seecause.attribution.caap import caap, make_plan, sweep
+from seecause.attribution.caap import caap, make_plan, sweep, sweep_features
 from seecause.attribution.mosaic import caap_mosaic, mosaic as mosaic_maps
-from seecause.attribution.stages import sweep_features
 from seecause.engine import graphs
 from seecause.engine.blanks import blank_image
 from seecause.engine.sweep import selection

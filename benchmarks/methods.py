@@ -80,7 +80,7 @@ LEFT_OUT = ("mda",)  # on a CPU: 5600 forwards, of which no part can be timed
 ALWAYS = {"plain forward", "caap"}  # what the others are divided by
 STEPS = 50  # of integrated gradients, samples of SmoothGrad
 COMPARED = ALWAYS | {"mosaic", "caap+mosaic", "grad-cam", "integrated-gradients", "smoothgrad"}
-COMPARED |= {"ixg (pixels)", "simple-deletion (one patch)"}  # with --peers, beside the peers
+COMPARED |= {"simple-deletion (one patch)"}  # with --peers, beside the peers
 
 
 def main(
@@ -145,7 +145,6 @@ def contenders(model: VisionModel, images: Tensor, *, skip: set[str]) -> dict[st
 
     found: dict[str, Callable[[], Entry]] = {"plain forward": lambda: Entry(plain)}
     found |= {name: partial(ours, name) for name in methods() if cuda or name not in LEFT_OUT}
-    found["ixg (pixels)"] = partial(ours, "ixg", space="pixel")
     found["simple-deletion (one patch)"] = partial(ours, "simple-deletion", select="none")
     copies = STEPS if cuda else PARTS["smoothgrad"]["samples"]
     found |= captum(

@@ -46,8 +46,7 @@ def captum(
     warnings.filterwarnings("ignore", "Input Tensor", UserWarning)
     where, batch, whole = images.device, len(images), usual / copies
     each = sorted({max(1, size // batch) for size in sizes})  # copies of the batch in one forward
-    path, product = attr.IntegratedGradients(module), attr.InputXGradient(module)
-    ablation = attr.FeatureAblation(module)
+    path, ablation = attr.IntegratedGradients(module), attr.FeatureAblation(module)
     saliency = attr.Saliency(lambda pictures: module(pictures.to(images.dtype)))
     noise = attr.NoiseTunnel(saliency)  # it draws float32
     patches = _patches(images.shape[-1], 16).to(where)
@@ -70,9 +69,6 @@ def captum(
 
     tried = each if images.is_cuda else each[-1:]  # a call takes minutes on a CPU
     return {
-        "captum InputXGradient": lambda: Entry(
-            lambda: product.attribute(images, target=classes), like="ixg (pixels)"
-        ),
         "captum IntegratedGradients": lambda: Entry(
             integrated(fastest(integrated, each, where)), whole, "integrated-gradients"
         ),

@@ -8,7 +8,7 @@ import torch
 from torch.testing import assert_close
 
 import seecause as sc
-from seecause.attribution.stages import sweep_features
+from seecause.attribution.caap import sweep_features
 from seecause.engine.blanks import blank_image
 from seecause.engine.chunks import budget
 from seecause.engine.sweep import selection
@@ -127,7 +127,7 @@ def test_degenerate_selections(family):
         assert_close(
             swept.interventions, native.forward(blank).expand(2, 15, -1), atol=1e-12, rtol=0
         )
-        assert_close(swept.picture, native.forward(images), atol=1e-12, rtol=0)
+        assert_close(swept.source, native.forward(images), atol=1e-12, rtol=0)
         assert_close(swept.blank, native.forward(blank), atol=1e-12, rtol=0)
         full = sweep_features(model, images, blank, everything, stage).interventions
         assert_close(full, native.forward(images)[:, None].expand_as(full), atol=1e-12, rtol=0)

@@ -42,14 +42,15 @@ def slow_order(answer, guide, start, reach, tries):
 def test_mda_searches_like_the_slow_twin_and_drops_no_image(reach):
     native = tiny("timm_deit3")
     model, images = view(native, check=False), pictures(native, batch=3)
-    scene, guide = mda.Scene(images, 4, 6, each=1), noise(3, 24)
-    soft = torch.stack([mda.box(image, 31) for image in images])
-    assert_close(
-        soft, torch.nn.functional.avg_pool2d(images, 31, stride=1, padding=15), atol=1e-12, rtol=0
-    )
-    places, beginning = mda.search(
-        scene, lambda x, rows: model(x).softmax(-1)[:, 2], soft, guide, tries=3, reach=reach
-    )
+    guide, soft = noise(3, 24), mda.box(images, 31)
+    blurred = torch.nn.functional.avg_pool2d(images, 31, stride=1, padding=15)
+    assert_close(soft, blurred, atol=1e-12, rtol=0)
+
+    def scores(rows, shown, behind):
+        pixels = shown.view(-1, 1, 4, 6).repeat_interleave(8, dim=2).repeat_interleave(8, dim=3)
+        return model(torch.where(pixels, images[rows], behind[rows])).softmax(-1)[:, 2]
+
+    places, beginning = mda.search(scores, soft, guide, tries=3, reach=reach)
     assert torch.equal(
         places.sort(dim=1).values, torch.arange(24).expand(3, -1)
     )  # a permutation, for every image
@@ -93,13 +94,22 @@ def test_the_guide_equals_its_equations():
 def test_mda_maps_follow_the_order_and_say_what_failed():
     native = tiny("timm_registers")
     model, images = view(native, check=False), pictures(native)
-    found = sc.attribute(
-        model, images, 1, "mda", candidates=2, reach=9.0, faint=-1.0, guide=noise(2, 4, 6)
-    )
+    options = {"candidates": 2, "guide": "caap"}
+    found = sc.attribute(model, images, 1, "mda", reach=9.0, faint=-1.0, **options)
     assert found.manifest["used"] == {"beginning": [24, 24], "blur is faint": [False, False]}
     assert (found.maps >= 0).all() and (found.maps.amax(dim=(1, 2)) > 0).all()
-    dense = sc.attribute(model, images, 1, "mda", candidates=2, gamma=1.0, guide="caap").maps
-    assert (dense > 0).any() and dense.shape == (2, 4, 6)
+    faint = sc.attribute(model, images, 1, "mda", faint=1.0, **options)
+    assert faint.manifest["used"]["blur is faint"] == [True, True]
+
+
+def test_the_blur_is_the_narrowest_that_makes_the_score_faint():
+    images = torch.rand(2, 3, 40, 40, generator=torch.Generator().manual_seed(0)).double()
+    spread = lambda x: (x - x.mean(dim=(2, 3), keepdim=True)).abs().mean(dim=(1, 2, 3))  # noqa: E731
+    limits = torch.stack([spread(mda.box(images[:1], 31))[0], spread(mda.box(images[1:], 61))[0]])
+    soft, hidden = mda.blur(lambda rows, shown, x: spread(x) - limits, images, 4, 0.0)
+    assert hidden.all()
+    assert torch.equal(soft[0], mda.box(images, 31)[0])
+    assert spread(soft)[1] <= limits[1] < spread(mda.box(images, 31))[1]
 
 
 def test_mda_fits_the_best_convex_curve():

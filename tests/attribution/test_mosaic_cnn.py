@@ -8,8 +8,8 @@ import torch.nn.functional as F
 from torch.testing import assert_close
 
 import seecause as sc
-from seecause.attribution.mosaic import MaskPlan, draw_masks
-from seecause.attribution.stages import largest_weights, mixtures, sweep_features
+from seecause.attribution.caap import sweep_features
+from seecause.attribution.mosaic import MaskPlan, draw_masks, largest_weights, mixtures
 from seecause.engine.blanks import blank_image
 from seecause.engine.chunks import budget
 from tests.families.conv import CONV_FAMILIES, tiny_conv
@@ -57,21 +57,6 @@ def test_maps_are_mean_slopes_of_the_native_network(family):
     assert_close(maps.errors[1].flatten(), expected, atol=1e-10, rtol=0)
 
 
-def test_a_path_is_complete_and_chunks_do_not_matter():
-    model, images, blank = setting()
-    options = {"method": "mosaic", "law": "path", "masks": 256, "score": "logit"}
-    maps = sc.attribute(model, images, 1, **options)
-    with torch.no_grad():
-        difference = model(images)[:, 1] - model(blank)[:, 1]
-    total = maps.maps.sum(dim=(1, 2))
-    assert_close(total, difference, atol=0, rtol=0.01)
-    checks = {name: torch.tensor(values) for name, values in maps.manifest["checks"].items()}
-    assert_close(checks["difference"].to(total), difference)
-    assert_close(checks["completeness gap"].to(total), total - difference)
-    with budget(1):
-        assert_close(sc.attribute(model, images, 1, **options).maps, maps.maps)
-
-
 @pytest.mark.parametrize("size", [(3, 5), (1, 2), (2, 3), (4, 7), (6, 10)])
 def test_features_have_the_largest_weight_and_equal_cells_share_its_slope(size):
     masks = torch.rand(2, 3, *GRID, generator=torch.Generator().manual_seed(0)).double()
@@ -93,18 +78,10 @@ def test_features_have_the_largest_weight_and_equal_cells_share_its_slope(size):
     assert_close(slopes[0, 0], expected, atol=1e-12, rtol=0)
 
 
-def test_a_stage_coarser_than_the_cells_leaves_no_cell_out_of_a_path():
-    model, images, _ = setting()
-    coarsest = model.stages[-1].name
-    maps = sc.attribute(model, images, 1, "mosaic", law="path", masks=4, stage=coarsest)
-    assert maps.maps.ne(0).all()
-
-
-@pytest.mark.parametrize("law", ["smooth", "path"])
-def test_a_blank_for_each_picture_is_the_blank_of_each(law):
+def test_a_blank_for_each_picture_is_the_blank_of_each():
     model, images, _ = setting()
     blanks = images.flip(0, 3) * 0.5
-    options = {"method": "mosaic", "law": law, "masks": 3}
+    options = {"method": "mosaic", "masks": 3}
     singles = [
         sc.attribute(model, images[i : i + 1], 1, blank=blanks[i : i + 1], **options).maps[0]
         for i in range(len(images))

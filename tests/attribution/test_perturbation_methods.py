@@ -82,25 +82,13 @@ def test_rise_is_the_weighted_mean_of_its_masks():
     model, images = view(native, check=False), pictures(native)
     masks = perturbation.random_masks(5, 3, 0.4, native.size, seed=7)(0, 5)
     assert masks.shape == (5, 32, 48) and masks.min() >= 0 and masks.max() <= 1 + 1e-12
-    expected, total = torch.zeros(2, 32, 48, dtype=torch.float64), masks.sum(dim=0)
+    expected = torch.zeros(2, 32, 48, dtype=torch.float64)
     for mask in masks:
-        expected += model(images * mask).softmax(dim=-1)[:, 3, None, None] * mask
-    options = {"masks": 5, "cells": 3, "p": 0.4, "seed": 7}
-    assert_close(
-        sc.attribute(model, images, 3, "rise", **options).native,
-        expected / (5 * 0.4),
-        atol=1e-12,
-        rtol=0,
-    )
-    found = sc.attribute(model, images, 3, "rise", normalise="mask", classes="all", **options)
-    assert_close(found.native, torch.where(total > 0, expected / total, 0.0), atol=1e-12, rtol=0)
-    assert_close(
-        found.maps,
-        found.native.unflatten(1, (4, 8)).unflatten(3, (6, 8)).mean(dim=(2, 4)),
-        atol=1e-12,
-        rtol=0,
-    )
-    assert_close(found.class_maps[..., 3], found.maps, atol=1e-12, rtol=0)
+        expected += model(images * mask).softmax(dim=-1)[:, 3, None, None] * mask / (5 * 0.4)
+    found = sc.attribute(model, images, 3, "rise", masks=5, cells=3, p=0.4, seed=7)
+    assert_close(found.native, expected, atol=1e-12, rtol=0)
+    cells = expected.unflatten(1, (4, 8)).unflatten(3, (6, 8)).mean(dim=(2, 4))
+    assert_close(found.maps, cells, atol=1e-12, rtol=0)
 
 
 def test_rise_masks_are_open_as_often_as_asked():
@@ -130,14 +118,11 @@ def test_rise_finds_the_only_pixels_that_count():
 # AtMan
 
 
-@pytest.mark.parametrize("suppress", ["add", "multiply"])
 @torch.no_grad()
-def test_atman_equals_a_native_run_with_biased_scores(suppress):
+def test_atman_equals_a_native_run_with_biased_scores():
     native = tiny("timm_registers")
     model, images = view(native, check=False), pictures(native, batch=1)
-    found = sc.attribute(
-        model, images, 3, "atman", suppress=suppress, kappa=0.2, factor=0.3
-    ).maps.flatten()
+    found = sc.attribute(model, images, 3, "atman", kappa=0.2, factor=0.3).maps.flatten()
     module, patch, layout = native.module, 8, model.layout
     h = module._pos_embed(module.patch_embed(images))
     tokens = h[0, layout.prefix :]
@@ -147,12 +132,7 @@ def test_atman_equals_a_native_run_with_biased_scores(suppress):
     assert (down < 1).sum() > 1
     for block in module.blocks:
         q, k, v = block.attn.qkv(block.norm1(h)).unflatten(-1, (3, 3, 8)).permute(2, 0, 3, 1, 4)
-        scores = q @ k.transpose(-1, -2) / 8**0.5
-        scores = (
-            scores + down.log()
-            if suppress == "add"
-            else (scores - scores.min(dim=-1, keepdim=True).values) * down
-        )
+        scores = q @ k.transpose(-1, -2) / 8**0.5 + down.log()
         h = h + block.ls1(block.attn.proj((scores.softmax(-1) @ v).transpose(1, 2).flatten(2)))
         h = h + block.ls2(block.mlp(block.norm2(h)))
     lost = (
@@ -175,7 +155,6 @@ def test_atman_neighbours():
     )  # never the opposite
     alone = torch.full((4, 4), 1.0, dtype=torch.float64).fill_diagonal_(0.1)
     assert_close(attention.neighbours(tokens, 0.1, kappa=2.0)[0], alone)
-    assert_close(attention.neighbours(tokens, 0.1, kappa=0.6, most=1)[0], alone)
 
 
 def test_atman_with_factor_one_changes_nothing():
@@ -194,7 +173,7 @@ def test_tis_is_the_mean_score_over_choices_that_had_the_patch():
     layout = model.layout
     states = record(model, images, states=range(1, 5)).states
     channels = torch.cat([states[i][0, layout.patches].T for i in range(1, 5)])  # [4 * 24, 24]
-    masks = perturbation.top(perturbation.centres(channels, 6, seed=0), [12])
+    masks = perturbation.top(perturbation.centres(channels, 6, seed=0), 12)
     assert masks.shape == (6, 24) and (masks.sum(dim=1) == int(0.5 * 24)).all()
     total, count = torch.zeros(24, dtype=torch.float64), torch.zeros(24, dtype=torch.float64)
     for mask in masks:
@@ -207,14 +186,8 @@ def test_tis_is_the_mean_score_over_choices_that_had_the_patch():
     assert_close(found, torch.where(count > 0, total / count, 0.0), atol=1e-10, rtol=0)
 
 
-def test_tis_keeps_98_of_196_and_takes_several_shares():
-    values = noise(5, 196)
-    assert (perturbation.top(values, [int(0.5 * 196)]).sum(dim=1) == 98).all()
-    assert perturbation.top(values, [98, 20]).sum(dim=1).tolist() == [98] * 5 + [20] * 5
-    native = tiny("timm_deit3")
-    assert sc.attribute(
-        view(native, check=False), pictures(native), 0, "tis", masks=3, keep=[0.5, 0.25]
-    ).maps.shape == (2, 4, 6)
+def test_tis_keeps_98_of_196():
+    assert (perturbation.top(noise(5, 196), int(0.5 * 196)).sum(dim=1) == 98).all()
 
 
 # MUTEX

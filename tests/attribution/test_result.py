@@ -36,7 +36,7 @@ def images(model):
 
 @pytest.fixture(scope="module")
 def att(model, images):
-    return sc.attribute(model, images, method="mosaic", masks=4, law="path")
+    return sc.attribute(model, images, method="mosaic", masks=4)
 
 
 @pytest.mark.parametrize("which", [slice(2, 5), [4, 1], torch.tensor([4, 1]), np.array([4, 1]), -1])
@@ -49,10 +49,9 @@ def test_a_part_is_a_result_of_its_own(att, which):
     assert part.labels == [att.labels[row] for row in rows.tolist()]
     assert part.answers == [att.answers[row] for row in rows.tolist()]
     assert part.manifest["rows"] == rows.tolist()
-    for name in ("target", "checks"):
-        for key, values in att.manifest[name].items():
-            picked = values and [values[row] for row in rows.tolist()]
-            assert part.manifest[name][key] == picked
+    for key, values in att.manifest["target"].items():
+        picked = values and [values[row] for row in rows.tolist()]
+        assert part.manifest["target"][key] == picked
     assert part.manifest["images"][0] == len(part) == len(rows)
     assert part[0].manifest["rows"] == [rows.tolist()[0]]
     assert part.pixels().shape == (len(rows), 96, 96)
@@ -105,7 +104,6 @@ def test_a_frame_has_a_row_for_each_picture(att):
     assert row["prediction"] == att.answers[3][0].name and row["explained"] == att.labels[3]
     top = att.maps[3].flatten().argmax()
     assert (row["row of highest"], row["column of highest"]) == (top // 12, top % 12)
-    assert row["completeness gap"] == att.manifest["checks"]["completeness gap"][3]
     both = Attributions({"mosaic": att, "again": att}).to_pandas()
     assert len(both) == 16
 

@@ -73,7 +73,7 @@ def test_relevance_is_conserved_for_every_sample(family):
 
     for block in model.blocks:
         block.norm = heard(block.norm)
-    with model.eval_mode(frozen=True), Rules("t-attr") as rules:
+    with model.eval_mode(frozen=True), Rules() as rules:
         logits = explicit_run(
             replace(model, blocks=[_relevant(b, rules) for b in model.blocks]), images
         ).logits
@@ -123,7 +123,7 @@ def test_an_operator_without_a_rule_is_named():
 def test_rules_of_single_operators():
     x, relevance = noise(2, 3, 32).requires_grad_(), noise(2, 3, 32, seed=2)
     layer = nn.Linear(32, 32, dtype=torch.float64).requires_grad_(False)
-    with Rules("test"):
+    with Rules():
         y, mean = layer(x), x.mean(dim=1)
         turned, gated = unchanged(torch.flip)(x, (1,)), x * nn.functional.silu(x)
     found = torch.autograd.grad(y, x, relevance)[0]

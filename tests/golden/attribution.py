@@ -51,7 +51,6 @@ CAAP = {
     "layers-patched": {"layers": (1, 4), "tail": "patched"},
     "e-caap": {"approx": "e-caap"},
 }
-MOSAIC = {"all": {"tail": "all"}, "antithetic": {"antithetic": True, "masks": 8, "seed": 3}}
 
 
 @golden("attribution")
@@ -62,8 +61,6 @@ def caap_options(dtype) -> Named:
         yield name, sc.attribute(view, images[:4], labels[:4], **options).maps
     both = sc.attribute(view, images[:4], (1, 2), tail="source", score="logit")
     yield "difference", both.maps
-    for name, options in MOSAIC.items():
-        yield f"mosaic-{name}", sc.attribute(view, images[:4], method="mosaic", **options).maps
 
 
 @golden("attribution")

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import replace
-from typing import Annotated, Any, Literal
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -42,16 +42,12 @@ from seecause.engine.trace import (
     weigh,
 )
 from seecause.engine.walk import Step, walk
-from seecause.errors import BadOption, NotDefined
+from seecause.errors import NotDefined
 from seecause.models.block import Block
 from seecause.models.layout import TokenLayout
 from seecause.models.view import VisionModel
-from seecause.options import Count, Limit, Positive
+from seecause.options import Count, Positive
 from seecause.target import Score, Target
-
-Fusion = Literal["mean", "max", "min"]
-FUSE = {"mean": Tensor.mean, "max": Tensor.amax, "min": Tensor.amin}
-Discarded = Annotated[float, Limit(lambda share: 0 <= share < 1, "a share from 0 to below 1")]
 
 
 @method("raw-attention", forwards="1", needs="attention", class_specific=False)
@@ -69,66 +65,24 @@ def raw_attention(model: VisionModel, images: Tensor, target: Target) -> Maps:
 @method("rollout", forwards="1", needs="attention", class_specific=False)
 @over_images(one_block)
 @torch.no_grad()
-def rollout(
-    model: VisionModel,
-    images: Tensor,
-    target: Target,
-    *,
-    start: int = 0,
-    fusion: Fusion = "mean",
-    discard: Discarded = 0.0,
-    compat: bool = False,
-) -> Maps:
+def rollout(model: VisionModel, images: Tensor, target: Target, *, start: int = 0) -> Maps:
     """Attention of all blocks multiplied through, as if values did not matter.
 
-    Information that reaches the class token if every block mixed tokens by its fused attention and
+    Information that reaches the class token if every block mixed tokens by its mean attention and
     passed half of them on unchanged (Abnar & Zuidema 2020, eq. 1):
 
-        A~ = normalise(fuse_h A + I),   R = A~_L ... A~_start,   map = R[class, patches]
-
-    `normalise` makes rows sum to one; with mean fusion it is (A + I) / 2. `discard` first sets the
-    smallest entries of each fused matrix to zero. `compat` repeats vit-explain's slip, which
-    divides column j by the sum of row j, so that rows no longer sum to one.
+        A~ = (mean_h A + I) / 2,   R = A~_L ... A~_start,   map = R[class, patches]
     """
-    reach = rollout_matrix(
-        model, images, start=start, fusion=fusion, discard=discard, compat=compat
+    reach: Tensor | None = (
+        None  # [B, T, T], one block's matrix at a time; of a latent pool [B, Q, T]
     )
-    return Maps(_read(model, images, reach), target)
-
-
-@torch.no_grad()
-def rollout_matrix(
-    model: VisionModel,
-    images: Tensor,
-    *,
-    start: int = 0,
-    fusion: Fusion = "mean",
-    discard: float = 0.0,
-    compat: bool = False,
-) -> Tensor:
-    """The product R [B, T, T], streamed: one block's matrix at a time. With a latent pool, its rows
-    alone: [B, Q, T]."""
-    reach: Tensor | None = None
     for layer, probs in enumerate(attention_probs(model, images, start=start), start):
-        step = drop_smallest(FUSE[fusion](probs, dim=1), discard)  # [B, T, T]
-        is_block = layer < model.n_layers
-        if is_block:
-            step = step + torch.eye(step.shape[-1], dtype=step.dtype, device=step.device)
-        total = step.sum(dim=-1)
-        step = step / (total[:, None, :] if compat and is_block else total[..., None])
+        step = probs.mean(dim=1)
+        if layer < model.n_layers:
+            step = (step + torch.eye(step.shape[-1], dtype=step.dtype, device=step.device)) / 2
         reach = step if reach is None else step @ reach
     assert reach is not None
-    return reach
-
-
-def drop_smallest(attention: Tensor, share: float) -> Tensor:
-    """Zero the smallest `share` of each image's entries [B, R, T]; the very first one, of the class
-    token to itself, stays."""
-    flat = attention.flatten(1)
-    lowest = flat.topk(int(flat.shape[1] * share), dim=1, largest=False).indices
-    kept = torch.ones_like(flat).scatter(1, lowest, 0)
-    kept[:, 0] = 1
-    return (flat * kept).view_as(attention)
+    return Maps(_read(model, images, reach), target)
 
 
 @method("attn-grad", forwards="1, backward through the last block", needs="attention, gradients")
@@ -259,8 +213,8 @@ def mean_slope(
     def scaled(a: int, b: int) -> Tensor:
         return images[:, None] * alphas[a:b, None, None, None]  # [B, n, 3, H, W]
 
-    def slope_at(pictures: Tensor, aims: Target) -> Tensor:
-        run = explicit_run(model, pictures, start=last)
+    def slope_at(made: Tensor, aims: Target) -> Tensor:
+        run = explicit_run(model, made, start=last)
         return differentiate(model, run.logits, aims, score, run.probs, start=last)[1][0]
 
     equal = torch.full_like(alphas, 1 / steps, dtype=torch.float64)
@@ -274,9 +228,7 @@ def mean_slope(
     needs="attention, gradients",
 )
 @over_images(one_block)
-def legrad(
-    model: VisionModel, images: Tensor, target: Target, *, start: int = 0, score: Score = "logit"
-) -> Maps:
+def legrad(model: VisionModel, images: Tensor, target: Target, *, score: Score = "logit") -> Maps:
     """Positive gradient of every block's own readout with respect to its attention.
 
     LeGrad (Bousselham et al., ICCV 2025), s^l the score of the readout applied to block l's output:
@@ -286,19 +238,16 @@ def legrad(
     Every block is read by the model's own final norm, pool and head; the authors' CLIP code reads
     the mean of all tokens instead of the class token. With a latent pool A^l is the pool's
     attention to block l's output, as in the paper. s^l depends on A^l through block l alone, so
-    nothing is held but one block. `start` leaves out earlier blocks.
+    nothing is held but one block.
     """
-    if not 0 <= start < model.n_layers:
-        raise BadOption("start", start, f"0-{model.n_layers - 1}, the first block that counts")
     target, layout = bind_target(model, images, target), model.check(images)
     total = images.new_zeros(len(images), layout.tokens)
     for step in walk(model, model.embed(images), model.at(images)):
         step.h = step.h.detach().requires_grad_()
         probs, logits = _read_after(model, step)
-        if step.index >= start:
-            _, (slope,) = differentiate(model, logits, target, score, [probs])  # [B, H, T, T]
-            total = total + slope.relu().mean(dim=(1, 2))
-    return Maps(total[:, layout.patches] / (model.n_layers - start), target)
+        _, (slope,) = differentiate(model, logits, target, score, [probs])  # [B, H, T, T]
+        total = total + slope.relu().mean(dim=(1, 2))
+    return Maps(total[:, layout.patches] / model.n_layers, target)
 
 
 def _read_after(model: VisionModel, step: Step) -> tuple[Tensor, Tensor]:
@@ -345,8 +294,7 @@ def t_attr(
 ) -> Maps:
     """Attention weighed by its gradient and its relevance, multiplied over blocks.
 
-    T-Attr, transformer attribution (Chefer et al. CVPR 2021): attention weighed by its gradient and
-    its relevance.
+    T-Attr, transformer attribution (Chefer et al., CVPR 2021).
 
     Relevance R starts as one at the class logit and is handed down operator by operator; with the
     probabilities A of block l,
@@ -393,15 +341,14 @@ def relevance(
 ) -> tuple[Tensor, ...]:
     """Relevance of the probabilities, [B, H, T, T] each, from relevance `seed` [B, C] at the
     logits."""
-    rules = Rules("t-attr")
-    with rules:
+    with Rules() as rules:
         blocks = [_relevant(block, rules) for block in model.blocks]
         run = explicit_run(replace(model, blocks=blocks), images, start=start)
     return torch.autograd.grad(run.logits, run.probs, seed)
 
 
 def _relevant(block: Block, rules: Rules) -> Block:
-    """The same block; what only scales or turns its rows passes relevance on unchanged."""
+    """The block with relevance: parts that only scale or rotate its rows pass it on unchanged."""
     turned = ("norm", "q_norm", "k_norm", "sub_norm", "branch")
     fields: dict[str, Any] = {name: unchanged(getattr(block, name)) for name in turned}
     for name in ("project", "mix", "feed"):
@@ -412,15 +359,13 @@ def _relevant(block: Block, rules: Rules) -> Block:
 
 
 class Rules(TorchFunctionMode):
-    """Inside the block, operators on tensors that require a gradient record a rule of relevance.
-    `method` is named when one has none."""
+    """Inside this context, operators on tensors that require a gradient record a rule of relevance;
+    an operator without one is an error that names the `part` of the model."""
 
-    def __init__(self, method: str):
-        super().__init__()
-        self.method, self.part = method, "readout"
+    part = "readout"
 
     def inside(self, part: str, step: Callable[..., Any]) -> Callable[..., Any]:
-        """`step`, named in complaints about its operators."""
+        """`step`, whose name errors about its operators give."""
 
         def run(*args: Any) -> Any:
             outside, self.part = self.part, part
@@ -461,7 +406,7 @@ class Rules(TorchFunctionMode):
             return _share(_whole, y, live[0])
         shapes = ", ".join(str(list(x.shape)) for x in live)
         raise NotDefined(
-            self.method,
+            "t-attr",
             f"relevance has no rule for `{name}` of {shapes} in {self.part}",
             "Use a method without relevance, such as gae",
         )
@@ -573,10 +518,7 @@ def _tensors(values: Iterable[Any]) -> list[Tensor]:
     ]
 
 
-Suppress = Literal["add", "multiply"]
-
-
-@method("atman", forwards="N + 1", needs="attention", unset={"most": "no limit"}, signed=True)
+@method("atman", forwards="N + 1", needs="attention", signed=True)
 @torch.no_grad()
 def atman(
     model: VisionModel,
@@ -584,48 +526,42 @@ def atman(
     target: Target,
     *,
     factor: Positive = 0.1,
-    suppress: Suppress = "add",
     kappa: float = 0.6,
-    most: Count | None = None,
     score: Score = "logprob",
 ) -> Maps:
     """What the class score loses when a patch's attention is turned down in every block.
 
-    AtMan (Deiseroth et al. 2023): turn a patch's attention down in every block and see what the
-    answer loses.
-
-    For patch i the scores of all heads and rows towards it are suppressed by a factor f; with the
+    AtMan (Deiseroth et al. 2023): for patch i the attention of all heads and rows towards it is
+    multiplied by a factor f before rows are normalised (log f is added to the scores); with the
     class log-probability,
 
         A_i = log p(x) - log p(x | i suppressed)
 
-    `suppress="add"` adds log f to the scores before softmax: attention weights shrink by f, then
-    rows are normalised again. `suppress="multiply"` is the original: scores less their row's
-    minimum, times f, which depends on the range of each row and needs attention in its explicit
-    form. Patches whose embedding (position included) is like i's are suppressed too, less so the
-    less they are alike:
+    Patches whose embedding (position included) is like i's are suppressed too, less so the less
+    they are alike:
 
         f_ij = (1 - f) (1 - cos_ij) + f   where cos_ij >= kappa and cos_ij >= 0,   else 1
 
-    A `kappa` above 1 suppresses i alone. No gradient is used, and nothing is removed: a suppressed
-    patch still lives in its own row.
+    A `kappa` above 1 suppresses i alone. The authors multiply scores less their row's minimum
+    instead, which depends on the range of each row. No gradient is used, and nothing is removed: a
+    suppressed patch still lives in its own row.
     """
     layout = model.check(images)
     h0, at = enter(model, images)
-    n, prefix = layout.n_patches, layout.prefix
-    factors = neighbours(h0[:, layout.patches], factor, kappa=kappa, most=most)  # [B, N, N]
-    explicit = model.blocks[0].heads * layout.tokens**2 * 4 * 4 if suppress == "multiply" else 0
+    n = layout.n_patches
+    factors = neighbours(h0[:, layout.patches], factor, kappa=kappa)  # [B, N, N]
 
     def run_chunk(a: int, b: int) -> Tensor:
         item = torch.arange(a, b, device=images.device)  # of B * N
         image, patch = item // n, item % n
-        columns = F.pad(factors[image, patch], (prefix, 0), value=1)[:, None, None]  # [m, 1, 1, T]
+        columns = F.pad(factors[image, patch], (layout.prefix, 0), value=1)[:, None, None]
         steps = walk(model, h0[image], at.of(image))
         for step in steps:
-            turn_down(step, columns, suppress)
+            down = columns.log().to(step.q.dtype)  # [m, 1, 1, T]
+            step.bias = down if step.bias is None else down + step.bias
         return model.readout(steps.h, layout)
 
-    each = model.forward_bytes(layout) + explicit
+    each = model.forward_bytes(layout)
     logits = run_in_chunks(run_chunk, len(images) * n, each, images.device, what="patches")
     plain = plain_logits(model, images)
     bound = target.bind(plain)
@@ -633,31 +569,11 @@ def atman(
     return Maps(bound.score(plain, score, sigmoid=model.sigmoid)[:, None] - lost, bound)
 
 
-def neighbours(tokens: Tensor, factor: float, *, kappa: float, most: int | None = None) -> Tensor:
-    """What the scores towards each patch are multiplied by when patch i is suppressed, [B, N, N]
-    (row i), from tokens [B, N, D].
-
-    `most` limits how many patches go down together; i itself always does.
-    """
+def neighbours(tokens: Tensor, factor: float, *, kappa: float) -> Tensor:
+    """What the attention towards each patch is multiplied by when patch i is suppressed, [B, N, N]
+    (row i), from tokens [B, N, D]."""
     unit = F.normalize(tokens, dim=-1)
     own = torch.eye(tokens.shape[1], dtype=torch.bool, device=tokens.device)
     alike = (unit @ unit.transpose(1, 2)).masked_fill(own, 1)
     near = own | (alike >= max(kappa, 0))
-    if most is not None:
-        order = alike.masked_fill(own, 2).argsort(dim=-1, descending=True, stable=True)
-        near = near & (order.argsort(dim=-1) < most)
     return torch.where(near, (1 - factor) * (1 - alike) + factor, 1)
-
-
-def turn_down(step: Step, columns: Tensor, suppress: Suppress) -> None:
-    """Turn down a block's scores towards each key by columns [m, 1, 1, T]."""
-    q, block, bias = step.q, step.block, step.bias
-    if suppress == "add":
-        down = columns.log().to(q.dtype)
-        step.bias = down if bias is None else down + bias
-        return
-    k, v = (t.repeat_interleave(block.heads // block.kv_heads, dim=1) for t in (step.k, step.v))
-    scores = q @ k.transpose(-1, -2) * block.scale  # [m, H, T, T]
-    scores = scores if bias is None else scores + bias
-    scores = (scores - scores.amin(dim=-1, keepdim=True)) * columns.to(q.dtype)
-    step.o = (scores.softmax(dim=-1) @ v).transpose(1, 2)

@@ -18,6 +18,16 @@ of by every copy: that part of the softmax does not depend on the image.
 `e-caap` keeps Z_0 per patch (S(i) left out) and weights v_0 by the blank's attention: an empty
 selection gives back f(blank) exactly. `e-caap-printed` is the paper's formula, with the plain mean
 of the blank's values; it does not have that property.
+
+Networks of stages, convolutional ones (appendix B.3), Swin and others, have no class token that
+could see earlier layers, so that patching stages l_s..l_e is the same as patching the map after
+l_e alone:
+
+    F*_i = F(blank), with the cells S(i) taken from F(source);   a_i = score(rest on F*_i)
+
+The default l_e is the stage at two thirds of the depth. Sets are of layout cells: at another stage,
+every feature that overlaps a chosen cell is taken. The blank's features come from a real run: zero
+padding makes them differ at the borders. Each cell costs a run of the part after l_e.
 """
 
 from __future__ import annotations
@@ -29,6 +39,7 @@ from functools import partial
 from typing import Any, Literal, get_args
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from seecause.attribution.registry import Maps, method
@@ -51,7 +62,9 @@ from seecause.engine.trace import Trace, record, trace_bytes
 from seecause.engine.walk import walk
 from seecause.errors import BadOption, NotDefined
 from seecause.models.base import ImageModel
+from seecause.models.dense import Places
 from seecause.models.layout import TokenLayout, span
+from seecause.models.staged import StagedModel
 from seecause.models.view import VisionModel
 from seecause.target import Score, Target, spread
 from seecause.types import wide
@@ -62,6 +75,7 @@ Layers = tuple[int, int | None] | None
 Classes = Literal["all"] | Sequence[int | str] | None
 Recorded = dict[str, Any]  # sets of states, and of blocks whose keys and values a run keeps
 ONE_CLASS = "only the explained one"
+TWO_THIRDS = "the one at two thirds of the depth"
 _SUMMARIES = 4  # of blanks, that are kept
 
 
@@ -70,7 +84,7 @@ class Swept:
     """Logits of every intervention [B, N, C] and of the two plain runs [B, C], [1|B, C]."""
 
     interventions: Tensor
-    picture: Tensor
+    source: Tensor
     blank: Tensor
 
 
@@ -128,12 +142,12 @@ def to_maps(
     used: dict[str, Any],
 ) -> Maps:
     """Maps of the target, and of other classes on request, from the logits of all interventions."""
-    bound = target.bind(swept.picture)
+    bound = target.bind(swept.source)
 
     def attribution(values: Tensor, plain: Tensor) -> Tensor:  # a drop when something is taken away
         return values if direction == "insert" else plain[:, None] - values
 
-    both = (swept.interventions, swept.picture)
+    both = (swept.interventions, swept.source)
     scores = attribution(*(bound.score(x, score, sigmoid=model.sigmoid) for x in both))
     if classes is None:
         return Maps(scores, bound, used=used)
@@ -210,9 +224,9 @@ def sweep(
     each = traces + min(len(chosen), 32) * _intervention_bytes(model, layout, chosen, plan)
 
     def prepare(count: int, one_for_all: Tensor | None) -> Callable[..., tuple[Tensor, ...]]:
-        of_blank, of_picture = recorded(plan, model)
+        of_blank, of_image = recorded(plan, model)
         if direction == "delete":
-            of_blank, of_picture = of_picture, of_blank
+            of_blank, of_image = of_image, of_blank
         if approx != "none":
             of_blank["states"] |= of_blank["kv"]
         sets, summary, shared = token_sets(model, chosen, layout, plan.live), None, None
@@ -221,8 +235,8 @@ def sweep(
             summary = _summarise(model, shared, sets, plan, approx, direction)
         together = patches_at_once(model, layout, chosen, plan, count)
 
-        def run(pictures: Tensor, *blanks: Tensor) -> tuple[Tensor, ...]:
-            source = record(model, pictures, **of_picture)
+        def run(sources: Tensor, *blanks: Tensor) -> tuple[Tensor, ...]:
+            source = record(model, sources, **of_image)
             empty = shared or record(model, blanks[0], **of_blank)
             context, donor = (empty, source) if direction == "insert" else (source, empty)
             assert source.logits is not None and empty.logits is not None
@@ -232,10 +246,10 @@ def sweep(
         return run
 
     settings = ("caap", plan, approx, direction)
-    return sweep_pictures(model, images, blank, prepare, settings, chosen, bytes_each=each)
+    return sweep_images(model, images, blank, prepare, settings, chosen, bytes_each=each)
 
 
-def sweep_pictures(
+def sweep_images(
     model: ImageModel,
     images: Tensor,
     blank: Tensor,
@@ -365,3 +379,85 @@ def _blank_parts(
             o = blank.kv[index][1][:, :, ~sets.is_special].mean(dim=2)[:, None].expand_as(o)
         parts[index] = (o.to(lse.dtype), lse)
     return BlankSummary(parts)
+
+
+@method(
+    "caap",
+    forwards="2 + N x the part after the stage",
+    needs="activations",
+    architectures=("staged", "dense"),
+    unset={"stage": TWO_THIRDS, "classes": ONE_CLASS},
+)
+@torch.no_grad()
+def caap_staged(
+    model: StagedModel,
+    images: Tensor,
+    target: Target,
+    *,
+    stage: str | None = None,
+    select: Select | Tensor = "box1",
+    blank: Blank | Tensor = "white",
+    score: Score = "prob",
+    direction: Direction = "insert",
+    classes: Classes = None,
+    seed: int = 0,
+) -> Maps:
+    """Feature patching into a blank context: the class score each cell causes on its own."""
+    stage = stage or model.cells
+    chosen = selection(model.check(images).grid, select)
+    size = (images.shape[-2], images.shape[-1])
+    empty = blank_image(model, size, blank, seed=seed, count=len(images))
+    swept = sweep_features(model, images, empty, chosen, stage, direction=direction)
+    used = {"stage": stage}
+    return to_maps(
+        model, swept, target, score=score, direction=direction, classes=classes, used=used
+    )
+
+
+def sweep_features(
+    model: StagedModel,
+    images: Tensor,
+    blank: Tensor,
+    chosen: Tensor,
+    stage: str,
+    *,
+    direction: Direction = "insert",
+) -> Swept:
+    """Logits of all interventions chosen [N, N], in chunks of images and of cells that fit the
+    memory budget."""
+    layout = model.check(images)
+
+    def prepare(count: int, one_for_all: Tensor | None) -> Callable[..., tuple[Tensor, ...]]:
+        shared = None if one_for_all is None else model.run_to(stage, one_for_all)  # [1, C, h, w]
+        cells = chosen.to(model.device).unflatten(1, layout.grid)  # [N, gh, gw]
+        after = count * model.forward_bytes(layout, after=stage)
+        together = fit(len(cells), after, model.device, share=0.8)
+
+        def run(sources: Tensor, *blanks: Tensor) -> tuple[Tensor, ...]:
+            features = model.run_to(stage, sources)  # [b, C, h, w]
+            empty = model.run_to(stage, blanks[0]) if shared is None else shared
+            context, donor = (empty, features) if direction == "insert" else (features, empty)
+
+            def some_cells(a: int, b: int) -> Tensor:
+                mixed = patched(cells[a:b], donor, context)
+                return model.run_from(stage, mixed).unflatten(0, (len(sources), b - a))
+
+            logits = list(in_chunks(some_cells, len(cells), together, what="cells"))
+            plain, bare = model.run_from(stage, features), model.run_from(stage, empty)
+            return joined(logits, dim=1), plain, bare
+
+        return run
+
+    settings = ("conv caap", stage, direction)
+    each = 2 * model.forward_bytes(layout)
+    return sweep_images(model, images, blank, prepare, settings, chosen, bytes_each=each)
+
+
+def patched(cells: Tensor, donor: Any, context: Any) -> Any:
+    """Features [B * n, C, h, w] of contexts (or one for all) in which sets of cells [n, gh, gw] are
+    the donors'; of every level, where rows read several."""
+    if isinstance(donor, Places):
+        return donor.over(context, partial(patched, cells))
+    size = (donor.shape[-2], donor.shape[-1])
+    marks = F.adaptive_max_pool2d(cells.float()[:, None], size)[:, 0] > 0  # [n, h, w]
+    return torch.where(marks[None, :, None], donor[:, None], context[:, None]).flatten(0, 1)

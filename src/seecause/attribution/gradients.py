@@ -1,36 +1,27 @@
-"""What methods that take gradients share. Parameters never get any: only activations are asked for
-theirs.
+"""Methods that take gradients, and what they share.
 
-A run with a graph holds the activations of every block, so it is done on as many images at a time
-as memory allows.
+Gradients are taken with respect to activations and pixels, never parameters. A run with a graph
+holds the activations of every block, so it is done on as many images at a time as memory allows.
 
-Input x gradient (Shrikumar et al. 2016), where the input is pixels, the tokens entering blocks,
-or the feature map of a stage.
+Input x gradient (Shrikumar et al. 2016) of the tokens that enter blocks:
 
     r_j = sum_c x_jc g_jc,   g = d score / dx
 
-is a linear estimate of what is lost when the input j becomes 0: one gradient, no baseline, and sums
-that are complete only where the network is linear or its gradients are made to balance (Libra).
-`mixer="relu"` cuts negative products before they are summed over channels. On pixels, positions and
-biases of the embedding count for nothing; on tokens they do. The score of tokens is the probability
-for classifiers and the logit for cosine heads (CLIP), as in the presets of LibraGrad's authors.
+is a linear estimate of what is lost when the input j becomes 0. Sums are complete only where the
+network is linear or its gradients are made to balance (Libra). The score is the probability for
+classifiers and the logit for cosine heads (CLIP), as in the presets of LibraGrad's authors.
 
-Gradients of pixels, averaged over copies of the image: along a path, or under noise. Pixels
-are summed over colours and patches. Copies leave the data: what is differentiated are predictions
-to faded or noisy images.
-
-Grad-CAM (Selvaraju et al. 2017) and its relatives: activations X, weighted by their gradient
-G = d score / dX. Libraries scale maps to 0..1; ours are not scaled. Nothing before the activations
-is held in memory.
+Integrated gradients and SmoothGrad average gradients of pixels over copies of the image; pixels are
+summed over colours and patches. Grad-CAM (Selvaraju et al. 2017) weighs activations by their mean
+gradient; libraries scale its maps to 0..1, this package does not.
 """
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial, reduce, wraps
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -44,7 +35,7 @@ from seecause.attribution.registry import EVERY_VIEW, Maps, join, method
 from seecause.engine.blanks import Blank, blank_image
 from seecause.engine.chunks import fit, in_chunks, plain_logits
 from seecause.engine.mixture import need_gradients
-from seecause.engine.trace import explicit_run, n_attentions, probabilities, read_rows, record
+from seecause.engine.trace import probabilities, record
 from seecause.engine.walk import walk
 from seecause.errors import BadOption, NotDefined
 from seecause.models.base import ImageModel
@@ -57,9 +48,7 @@ from seecause.models.view import VisionModel
 from seecause.options import Count, NotNegative
 from seecause.target import Score, Target
 
-log = logging.getLogger(__name__)
 Run = Callable[..., Maps]
-CANCELLED = 1e-3  # of the sum without signs: what is below it is rounding
 
 
 def over_images(bytes_each: Callable[[Any, TokenLayout], int]) -> Callable[[Run], Run]:
@@ -147,47 +136,6 @@ def bind_target(model: ImageModel, images: Tensor, target: Target) -> Target:
     return target.bind(plain_logits(model, images)) if target.open else target
 
 
-def pixel_slope(
-    model: ImageModel, images: Tensor, target: Target, score: Score
-) -> tuple[Target, Tensor]:
-    """The bound target and the gradient of its score with respect to pixels [B, 3, H, W]."""
-    images = images.detach().requires_grad_()
-    bound, (slope,) = differentiate(model, model(images), target, score, [images])
-    return bound, slope
-
-
-def features_and_slope(
-    model: StagedModel, images: Tensor, target: Target, stage: str, score: Score
-) -> tuple[Target, Tensor, Tensor]:
-    """The bound target, the features [B, C, h, w] after a stage and the gradient of its score.
-    Nothing before the stage is held in memory."""
-    with torch.no_grad():
-        features = model.run_to(stage, images)
-    features.requires_grad_()
-    logits = model.run_from(stage, features.clone())  # activations behind it may be in place
-    bound, (slope,) = differentiate(model, logits, target, score, [features])
-    return bound, features.detach(), slope
-
-
-def feature_products(model: StagedModel, features: Tensor, slope: Tensor, stage: str) -> Tensor:
-    """Features times gradient, summed over channels: [B, h, w]. Where a norm over channels reads
-    the stage (ConvNeXt, Hiera) they add up to 0 at every place but for its eps, and that is said:
-    the map would be rounding, drawn as if it were evidence."""
-    terms = features * slope
-    total = terms.sum(dim=1)
-    share = max(CANCELLED, torch.finfo(terms.dtype).eps)
-    cancelled = bool(total.abs().max() < share * terms.abs().sum(dim=1).max())
-    if cancelled and ("cancelled", stage) not in model.memo:
-        model.memo["cancelled", stage] = True
-        log.warning(
-            "features times gradient add up to nothing after %s of %s, because a norm over channels"
-            " follows: the map is rounding. Take method='grad-cam', another stage or space='pixel'",
-            stage,
-            model.name,
-        )
-    return total
-
-
 def on_cells(values: Tensor, layout: TokenLayout) -> Tensor:
     """Features [B, h, w] -> means over cells [B, N]; where features are larger than cells, each
     cell has the value of those it lies in."""
@@ -221,19 +169,14 @@ def over_copies(
 
 def patch_sums(model: ImageModel, pixels: Tensor) -> Tensor:
     """Pixel maps [B, H, W] -> sums over each patch [B, N]."""
-    grid, size = model.layout_at(*pixels.shape[-2:]).grid, pixels.shape[-2:]
-    high, wide = size[0] // grid[0], size[1] // grid[1]
-    if (grid[0] * high, grid[1] * wide) == tuple(size):
-        return pixels.unflatten(2, (-1, wide)).unflatten(1, (-1, high)).sum(dim=(2, 4)).flatten(1)
-    down, across = (  # [side, cells], where patches overlap and pixels have no patch of their own
+    size = (pixels.shape[-2], pixels.shape[-1])
+    down, across = (  # [side, cells]: which patch each pixel belongs to
         one_hot(pixel_cells(side, cells, pixels.device), cells).to(pixels)
-        for side, cells in zip(size, grid, strict=True)
+        for side, cells in zip(size, model.layout_at(*size).grid, strict=True)
     )
     return torch.einsum("bhw,hr,wc->brc", pixels, down, across).flatten(1)
 
 
-Mixer = Literal["sum", "relu"]
-Start = int | Literal["all", "half"]
 USUAL_SCORE = "prob; logit for a cosine head (CLIP)"
 
 
@@ -241,19 +184,9 @@ USUAL_SCORE = "prob; logit for a cosine head (CLIP)"
     "ixg", forwards="1 + 1 backward", needs="gradients", unset={"score": USUAL_SCORE}, signed=True
 )
 @over_images(every_block)
-def ixg(
-    model: VisionModel,
-    images: Tensor,
-    target: Target,
-    *,
-    space: Literal["token", "pixel"] = "token",
-    mixer: Mixer = "sum",
-    score: Score | None = None,
-) -> Maps:
-    """Input x gradient of the first tokens, or of pixels."""
-    if space == "pixel":
-        return _of_pixels(model, images, target, score or usual_score(model), mixer)
-    bound, _, (term,) = relevances(model, images, target, score, last=1, mixer=mixer)
+def ixg(model: VisionModel, images: Tensor, target: Target, *, score: Score | None = None) -> Maps:
+    """Input x gradient of the first tokens, positions included."""
+    bound, _, (term,) = relevances(model, images, target, score, last=1)
     return Maps(term[:, model.check(images).patches], bound)
 
 
@@ -270,90 +203,36 @@ def ixg_plus(
     images: Tensor,
     target: Target,
     *,
-    start: Start = "all",
-    mixer: Mixer = "sum",
+    start: int = 0,
     score: Score | None = None,
 ) -> Maps:
     """Input x gradient of the tokens entering every block.
 
     map = sum_{l = start}^{L-1} r^l of h^l (SkipPLUS, Mehri et al. 2024): h^0 is the embedding with
-    its positions, and the last block's output h^L is never included. `start="half"` is SkipPLUS
-    itself, from floor(L/2); a number starts there. Attention takes part through the gradient only.
+    its positions, and the last block's output h^L is never included. SkipPLUS itself starts at
+    floor(L/2). Attention takes part through the gradient only.
     """
-    layout, first = model.check(images), first_layer(model, start)
-    bound, _, terms = relevances(model, images, target, score, first=first, mixer=mixer)
-    return Maps(torch.stack(terms).sum(dim=0)[:, layout.patches], bound)
+    bound, _, terms = relevances(model, images, target, score, first=start)
+    return Maps(torch.stack(terms).sum(dim=0)[:, model.check(images).patches], bound)
 
 
 @method("attcat", forwards="1 + 1 backward", needs="attention, activations, gradients", signed=True)
 @over_images(every_block)
-def attcat(
-    model: VisionModel,
-    images: Tensor,
-    target: Target,
-    *,
-    pairing: Literal["input", "output"] = "input",
-    score: Score = "logit",
-) -> Maps:
+def attcat(model: VisionModel, images: Tensor, target: Target, *, score: Score = "logit") -> Maps:
     """Input x gradient of every block's tokens, weighted by the attention they receive.
 
     map_j = sum_l a^l_j r^l_j, a^l_j the mean over heads and query rows of A^l_ij (AttCAT, Qiang et
-    al., NeurIPS 2022). The authors' code pairs A^l with the states entering its block
-    (`pairing="input"`); LibraGrad's port pairs it with those leaving it and drops the last block
-    (`pairing="output"`). Attention is a weight here, not a path: it has no gradient of its own, and
-    query rows are all alike, whichever tokens the model reads. A latent pool's is not used.
+    al., NeurIPS 2022). A^l is paired with the states entering its block, as in the authors' code.
+    Attention is a weight here, not a path: it has no gradient of its own, and all query rows count
+    alike, whichever tokens the model reads. A latent pool's attention is not used.
     """
     bound, states, terms = relevances(model, images, target, score)
-    if pairing == "output":
-        states, terms = states[:-1], terms[1:]
     total = torch.zeros_like(terms[0])  # [B, T]
     with torch.no_grad():
-        for step in walk(model, states[0], model.at(images), stop=len(states)):
+        for step in walk(model, states[0], model.at(images)):
             step.h = step.out = states[step.index]  # recorded: nothing runs again
             total = total + probabilities(step).mean(dim=(1, 2)) * terms[step.index]
     return Maps(total[:, model.check(images).patches], bound)
-
-
-@method(
-    "ixg",
-    forwards="1 + 1 backward",
-    needs="gradients",
-    architectures=("staged",),
-    unset={"stage": "the one at two thirds of the depth"},
-    signed=True,
-)
-@over_images(every_stage)
-def ixg_staged(
-    model: StagedModel,
-    images: Tensor,
-    target: Target,
-    *,
-    space: Literal["stage", "pixel"] = "stage",
-    stage: str | None = None,
-    score: Score = "prob",
-) -> Maps:
-    """Input x gradient of a stage's features, or of pixels.
-
-    A cell has the sum over the features it covers, or its share of the feature that it lies in.
-    """
-    if space == "pixel":
-        return _of_pixels(model, images, target, score, "sum")
-    stage = stage or model.cells
-    bound, features, slope = features_and_slope(model, images, target, stage, score)
-    product = feature_products(model, features, slope, stage)  # [B, h, w]
-    layout = model.check(images)
-    features_of_a_cell = product[0].numel() / layout.n_patches
-    return Maps(on_cells(product, layout) * features_of_a_cell, bound, used={"stage": stage})
-
-
-def _of_pixels(
-    model: VisionModel | StagedModel, images: Tensor, target: Target, score: Score, mixer: Mixer
-) -> Maps:
-    """Input x gradient of the normalised image."""
-    bound, slope = pixel_slope(model, images, target, score)
-    product = images * slope
-    pixels = (product.relu() if mixer == "relu" else product).sum(dim=1)  # [B, H, W]
-    return Maps(patch_sums(model, pixels), bound, native=pixels)
 
 
 def relevances(
@@ -364,34 +243,23 @@ def relevances(
     *,
     first: int = 0,
     last: int | None = None,
-    mixer: Mixer = "sum",
 ) -> tuple[Target, list[Tensor], list[Tensor]]:
     """The bound target, the states entering blocks `first` to `last` [B, T, D], and input x
     gradient of each [B, T]."""
+    if not 0 <= first < model.n_layers:
+        raise BadOption("start", first, f"a block, 0-{model.n_layers - 1}")
     steps = walk(model, model.embed(images.detach().requires_grad_()), model.at(images))
     states = [step.h for step in steps][first:last]
     logits, score = model.readout(steps.h, model.check(images)), score or usual_score(model)
     bound, slopes = differentiate(model, logits, target, score, states, start=first)
-    products = [(h * slope).detach() for h, slope in zip(states, slopes, strict=True)]
-    return bound, states, [(p.relu() if mixer == "relu" else p).sum(dim=-1) for p in products]
-
-
-def first_layer(model: VisionModel, start: Start) -> int:
-    """The first block whose input counts."""
-    if isinstance(start, str):
-        return 0 if start == "all" else model.n_layers // 2
-    if not 0 <= start < model.n_layers:
-        raise BadOption("start", start, f"'all', 'half' or a block 0-{model.n_layers - 1}")
-    return start
+    terms = [(h * slope).detach().sum(dim=-1) for h, slope in zip(states, slopes, strict=True)]
+    return bound, states, terms
 
 
 def usual_score(model: VisionModel) -> Score:
     """Probability, but the logit where it is a cosine: its softmax depends on which texts were
     asked for."""
     return "logit" if isinstance(model.extra, CosineHead) else "prob"
-
-
-Unit = Literal["plain", "constant"]
 
 
 def _both_paths(model: VisionModel, layout: TokenLayout) -> int:
@@ -412,9 +280,7 @@ def libra_ixg_plus(
     images: Tensor,
     target: Target,
     *,
-    start: Start = "all",
-    mixer: Mixer = "sum",
-    unit: Unit = "plain",
+    start: int = 0,
     score: Score | None = None,
 ) -> Maps:
     """Input x gradient of the tokens entering every block, with balanced gradients.
@@ -431,22 +297,21 @@ def libra_ixg_plus(
         GELU, SiLU      x * constant gate; QuickGELU and sigmoid gates the same (tanh, as in
                         pre-logit layers, is plain)
         gated MLP       gradient of the product of its two branches, halved
-        L2 norm         of cosine heads: plain, or the norm constant (`unit="constant"`)
 
     Then sum_j h^l_j dh^l_j + bias terms (b db for every bias from block l on) = logit at every
-    depth l. Dissent suppression, the paper's rule for patch embeddings, touches only pixel maps and
-    is left out. The bias terms belong to no patch and are not part of the map. Softmax or sigmoid
-    of the score keep their plain gradient. Other options and the usual score are those of `ixg+`.
+    depth l, but for cosine heads, whose L2 norm keeps its plain gradient. Dissent suppression, the
+    paper's rule for patch embeddings, touches only pixel maps and is not implemented. The bias
+    terms belong to no patch and are not part of the map. Softmax or sigmoid of the score keep their
+    plain gradient. The default of `score` is that of `ixg+`.
     """
-    layout, first = model.check(images), first_layer(model, start)
-    with libra_rules(model, unit=unit):
-        bound, _, terms = relevances(model, images, target, score, first=first, mixer=mixer)
-    return Maps(torch.stack(terms).sum(dim=0)[:, layout.patches], bound)
+    with libra_rules(model):
+        bound, _, terms = relevances(model, images, target, score, first=start)
+    return Maps(torch.stack(terms).sum(dim=0)[:, model.check(images).patches], bound)
 
 
 @contextmanager
-def libra_rules(model: VisionModel, *, unit: Unit = "plain") -> Iterator[VisionModel]:
-    """Inside the block, graphs of the view are built by Libra's rules; values are what they were.
+def libra_rules(model: VisionModel) -> Iterator[None]:
+    """Inside this context, graphs of the view are built by Libra's rules; values do not change.
 
     Functions are intercepted where they are called, in this thread: no module is changed. Compiled
     blocks run uncompiled meanwhile.
@@ -454,14 +319,14 @@ def libra_rules(model: VisionModel, *, unit: Unit = "plain") -> Iterator[VisionM
     before = model.blocks
     model.blocks = [Block(**vars(block)) for block in before]
     try:
-        with _Rules(unit):
-            yield model
+        with _Rules():
+            yield
     finally:
         model.blocks = before
 
 
 class _Rules(TorchFunctionMode):
-    def __init__(self, unit: Unit):
+    def __init__(self) -> None:
         super().__init__()
         self.gated = WeakTensorKeyDictionary()  # outputs of activations: a product is a gated MLP
         self.rules = {
@@ -469,8 +334,6 @@ class _Rules(TorchFunctionMode):
             **dict.fromkeys((F.gelu, F.silu), self._constant_gate),
             **dict.fromkeys((torch.Tensor.mul, torch.Tensor.__mul__, torch.mul), self._half),
         }
-        if unit == "constant":
-            self.rules[F.normalize] = _constant_length
 
     def __torch_function__(
         self,
@@ -539,13 +402,6 @@ def _constant(gate: Any, x: Tensor) -> Tensor:
     return gate(x.detach())
 
 
-def _constant_length(
-    normalize: Any, x: Tensor, p: float = 2.0, dim: int = 1, **options: Any
-) -> Tensor:
-    value = normalize(x, p, dim, **options)
-    return _through(value, x / x.norm(p, dim, keepdim=True).detach())
-
-
 RULES: dict[Callable[..., Any], Callable[..., Any]] = {
     F.scaled_dot_product_attention: _constant_weights,
     F.layer_norm: _constant_deviation,
@@ -610,7 +466,6 @@ def smoothgrad(
     *,
     samples: Count = 50,
     noise: NotNegative = 0.15,
-    show: Literal["magnitude", "signed", "input"] = "magnitude",
     score: Score = "logit",
     seed: int = 0,
 ) -> Maps:
@@ -618,11 +473,10 @@ def smoothgrad(
 
         g = mean_k d score / dx (x + sigma n_k),   n_k ~ N(0, 1),   sigma = noise (max x - min x)
 
-    (Smilkov et al. 2017), and the map sums |g| (`magnitude`, the paper's images), g (`signed`) or
-    x * g (`input`). A gradient says what a small change would do, not what the patch did; only
-    `input` estimates a contribution. Noise is drawn once from `seed` and is the same for every
-    image, so a map does not depend on the batch. It is drawn on the device: millions of numbers
-    from a CPU would take longer than the passes.
+    (Smilkov et al. 2017), and the map sums |g|, as the paper's images do. A gradient says what a
+    small change would do, not what the patch did. Noise is drawn once from `seed` and is the same
+    for every image, so a map does not depend on the batch. It is drawn on the device: millions of
+    numbers from a CPU would take longer than the passes.
     """
     target = bind_target(model, images, target)
     generator = torch.Generator(images.device).manual_seed(seed)
@@ -634,9 +488,7 @@ def smoothgrad(
         return images[:, None] + sigma[:, None, None, None, None] * drawn[a:b].to(images)
 
     equal = torch.full((samples,), 1 / samples, dtype=torch.float64, device=images.device)
-    slope = _mean_slope(model, images, target, score, noisy, equal)
-    shown = {"magnitude": slope.abs(), "signed": slope, "input": images * slope}
-    pixels = shown[show].sum(dim=1)  # [B, H, W]
+    pixels = _mean_slope(model, images, target, score, noisy, equal).abs().sum(dim=1)  # [B, H, W]
     return Maps(patch_sums(model, pixels), target, native=pixels)
 
 
@@ -650,73 +502,38 @@ def _mean_slope(
 ) -> Tensor:
     """The weighted sum over copies of every image of the gradient of pixels, [B, 3, H, W]."""
 
-    def slope_at(pictures: Tensor, aims: Target) -> Tensor:
-        return pixel_slope(model, pictures, aims, score)[1]
+    def slope_at(made: Tensor, aims: Target) -> Tensor:
+        made = made.detach().requires_grad_()
+        return differentiate(model, model(made), aims, score, [made])[1][0]
 
     each = len(images) * whole_graph(model, model.check(images))
     return over_copies(copies, weights, target, slope_at, bytes_each=each)
 
 
-Weighing = Literal["mean", "hires", "layer", "x", "++"]
-EPS = 1e-7  # as in pytorch-grad-cam
-
-
 @method("grad-cam", forwards="1, backward through the last block", needs="activations, gradients")
 @over_images(one_block)
-def grad_cam(
-    model: VisionModel,
-    images: Tensor,
-    target: Target,
-    *,
-    variant: Literal["a", "b", "c"] = "a",
-    score: Score = "logit",
-) -> Maps:
+def grad_cam(model: VisionModel, images: Tensor, target: Target, *, score: Score = "logit") -> Maps:
     """Activations of the last block, weighted by their mean gradient.
 
-    Three conventions are in use, with p over patches, c over channels and h over heads:
+    As in pytorch-grad-cam, X is the normed input of the last attention and G = d score / dX:
 
-        a   pytorch-grad-cam: X = normed input of the last attention,
-            map_p = ReLU(sum_c w_c X_pc),   w_c = mean_p G_pc
-        b   Chefer's baseline: X = last attention, class row,
-            map_p = ReLU(mean_h w_h X_hp),   w_h = mean_p G_hp
-        c   LibraGrad's code: X = residual input of the last block,
-            map_p = sum_c w_c X_pc, signed,   w_c = mean of G_c over all tokens
+        map_p = ReLU(sum_c w_c X_pc),   w_c = mean_p G_pc     (p over patches, c over channels)
 
-    Whatever follows the last attention has no patch gradient in class-token models, which is why
-    none of them looks there. In post-norm blocks the normed input is the input. With a latent pool,
-    b uses the pool's attention; averaging readouts mean their rows.
+    Whatever follows the last attention has no patch gradient in class-token models. In post-norm
+    blocks the normed input is the input. Nothing before the last block is held in memory.
     """
-    layout = model.check(images)
-    patches = layout.patches
-    if variant == "b":
-        last = n_attentions(model) - 1
-        run = explicit_run(model, images, start=last)
-        bound, slopes = differentiate(model, run.logits, target, score, run.probs, start=last)
-        slope, probs = (
-            read_rows(model, layout, t)[..., patches] for t in (slopes[0], run.probs[0])
-        )  # [B, H, N]
-        return Maps((slope.mean(dim=2, keepdim=True) * probs).mean(dim=1).relu(), bound)
-    x, logits = _last_block(model, images, normed=variant == "a")  # [B, T, D]
-    last = model.n_layers - 1
-    bound, (slope,) = differentiate(model, logits, target, score, [x], start=last)
-    weight = slope[:, patches].mean(dim=1) if variant == "a" else slope.mean(dim=1)  # [B, D]
-    scores = (x[:, patches] @ weight[..., None])[..., 0]
-    return Maps(scores.relu() if variant == "a" else scores, bound)
-
-
-def _last_block(model: VisionModel, images: Tensor, *, normed: bool) -> tuple[Tensor, Tensor]:
-    """The (normed) input of the last block, free of what came before, and the logits as a function
-    of it."""
-    last, block = model.n_layers - 1, model.blocks[-1]
+    layout, last, block = model.check(images), model.n_layers - 1, model.blocks[-1]
     with torch.no_grad():
         h = record(model, images, states={last}, until=last).states[last]
-        x = (block.norm(h) if normed else h).detach()
+        x = block.norm(h).detach()  # [B, T, D]
     x.requires_grad_()
-    steps = walk(model, h if normed else x, model.at(images), start=last)
-    for step in steps:
-        if normed:  # the residual path keeps h: x is what the attention reads, and nothing else
-            step.block = Block(**{**vars(block), "norm": lambda _: x})
-    return x, model.readout(steps.h, model.check(images))
+    steps = walk(model, h, model.at(images), start=last)
+    for step in steps:  # the residual path keeps h: only the attention reads x
+        step.block = Block(**{**vars(block), "norm": lambda _: x})
+    logits = model.readout(steps.h, layout)
+    bound, (slope,) = differentiate(model, logits, target, score, [x], start=last)
+    weight = slope[:, layout.patches].mean(dim=1)  # [B, D]
+    return Maps((x[:, layout.patches] @ weight[..., None])[..., 0].relu(), bound)
 
 
 @method(
@@ -732,41 +549,19 @@ def grad_cam_staged(
     images: Tensor,
     target: Target,
     *,
-    variant: Weighing = "mean",
     stage: str | None = None,
     score: Score = "logit",
 ) -> Maps:
-    """Features of a stage, weighted by their gradient: Grad-CAM and its relatives.
+    """Features of a stage, weighted by their mean gradient.
 
-    map_p = ReLU(sum_c w_c X_cp), with weights by `variant` (p over places of the feature map):
-
-        mean    w_c = mean_p G_cp                      Grad-CAM
-        hires   w_cp = G_cp                            HiResCAM (Draelos & Carin 2020)
-        layer   w_cp = ReLU(G_cp)                      LayerCAM (Jiang et al. 2021)
-        x       w_c = sum_p X_cp G_cp / sum_p X_cp     XGrad-CAM (Fu et al. 2020)
-        ++      w_c = sum_p a_cp ReLU(G_cp),           Grad-CAM++ (Chattopadhay et al. 2018)
-                a_cp = G^2 / (2 G^2 + G^3 sum_p X_cp)
+    map_p = ReLU(sum_c w_c X_cp), w_c = mean_p G_cp, p over places of the feature map. Nothing
+    before the stage is held in memory.
     """
     stage = stage or model.stages[-1].name
-    bound, features, slope = features_and_slope(model, images, target, stage, score)
-    if variant == "hires":
-        scores = feature_products(model, features, slope, stage).relu()
-    else:
-        scores = (channel_weights(features, slope, variant) * features).sum(dim=1).relu()
+    with torch.no_grad():
+        features = model.run_to(stage, images)  # [B, C, h, w]
+    features.requires_grad_()
+    logits = model.run_from(stage, features.clone())  # activations behind it may be in place
+    bound, (slope,) = differentiate(model, logits, target, score, [features])
+    scores = (slope.mean(dim=(2, 3), keepdim=True) * features.detach()).sum(dim=1).relu()
     return Maps(on_cells(scores, model.check(images)), bound, used={"stage": stage})
-
-
-def channel_weights(features: Tensor, slope: Tensor, variant: Weighing) -> Tensor:
-    """Weights [B, C, 1 or h, 1 or w] of features [B, C, h, w] with their gradient."""
-    places = (2, 3)
-    if variant == "mean":
-        return slope.mean(dim=places, keepdim=True)
-    if variant == "hires":
-        return slope
-    if variant == "layer":
-        return slope.relu()
-    total = features.sum(dim=places, keepdim=True)
-    if variant == "x":
-        return (features * slope).sum(dim=places, keepdim=True) / (total + EPS)
-    share = slope**2 / (2 * slope**2 + slope**3 * total + 10 * EPS)
-    return (share.where(slope != 0, 0) * slope.relu()).sum(dim=places, keepdim=True)

@@ -25,8 +25,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from seecause.attribution.caap import Layers, Swept, make_plan, sweep
-from seecause.attribution.stages import sweep_features
+from seecause.attribution.caap import Layers, Swept, make_plan, sweep, sweep_features
 from seecause.engine.blanks import Blank, blank_image
 from seecause.engine.chunks import budget, memory, run_in_chunks
 from seecause.engine.sweep import Tail
@@ -231,10 +230,10 @@ def _effects(
     def run_images(a: int, b: int) -> Tensor:
         own_blank = empty if len(empty) == 1 else empty[a:b]
         swept = put_in(images[a:b], own_blank, sets)
-        own = (goal if goal.open else goal.take(slice(a, b))).bind(swept.picture)
+        own = (goal if goal.open else goal.take(slice(a, b))).bind(swept.source)
         alone, none = (
             own.score(logits, score, sigmoid=model.sigmoid)
-            for logits in (swept.interventions, swept.blank.expand_as(swept.picture))
+            for logits in (swept.interventions, swept.blank.expand_as(swept.source))
         )
         if own.classes is not None:
             classes.append(own.classes)

@@ -4,23 +4,24 @@ CAAP asks what a patch does alone in a blank image, deletion what it does in the
 prediction depends on a patch at every stage between. A mask m in [0, 1]^N mixes the two banks of
 keys that CAAP's `source` tail reads (engine/mixture.py); f(m) is the score of the class, and
 
-    a_i = mean over masks of df / dm_i
+    a_i = mean over masks of df / dm_i,   m = eps + (1 - 2 eps) S
 
-    smooth   m = eps + (1 - 2 eps) S: uniform noise on cells x cells, bilinear to the grid, the
-             largest entries of it, share drawn from U(0.05, 0.95)
-    iid      S of independent patches, with such a share
-    path     m = t from 0 to 1: sum_i a_i = f(1) - f(0) (integrated gradients over patching) up to
-             the steps' error, which the result reports as `completeness gap`. Steps are midpoints
-             of u in t = u^3 (10 - 15 u + 6 u^2): crowded at both ends, where one run's keys take
-             over from the other's
+S are smooth random sets of patches: uniform noise on cells x cells, bilinear to the grid, the
+largest entries of it, share drawn from U(0.05, 0.95).
 
 `caap+mosaic` is both in one map: CAAP finds where the object is, mosaic what the prediction depends
 on, and the sum stays near the better of the two in both (docs/results/mosaic.md).
 
 A row is a special token under one mask: a mask costs as much as p of the T tokens, three times with
 its derivative. Where no special token is read, the average or the latent query is the row and reads
-final states mixed alike: far less faithful (docs/results/mosaic.md), so prefer CAAP there. tail=all
-runs every token, one whole run with its derivative for each mask, and was worse still.
+final states mixed alike: far less faithful (docs/results/mosaic.md), so prefer CAAP there.
+
+Networks of stages mix the feature map after one stage instead of keys:
+
+    F(m) = F(blank) + m (F(source) - F(blank))
+
+where every feature has the largest weight of the cells it overlaps. Nothing after the stage is
+shared between masks, so each costs a run of that part of the network and its derivative.
 """
 
 from __future__ import annotations
@@ -28,15 +29,14 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
-from typing import Annotated, Literal
+from typing import Annotated, Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from seecause.attribution.caap import (
-    ONE_CLASS,
-    Classes,
+    TWO_THIRDS,
     Layers,
     Recorded,
     make_plan,
@@ -44,79 +44,47 @@ from seecause.attribution.caap import (
     patches_at_once,
     recorded,
     swept_logits,
-    take_classes,
 )
 from seecause.attribution.registry import Maps, join, method
 from seecause.engine.blanks import Blank, blank_image, blank_trace
 from seecause.engine.chunks import fit, in_chunks
 from seecause.engine.graphs import captured, ready
-from seecause.engine.mixture import (
-    MixedTail,
-    Mixture,
-    class_slopes,
-    mask_bytes,
-    need_gradients,
-    slopes,
-)
+from seecause.engine.mixture import Mixture, mask_bytes, need_gradients, reaches, slopes
 from seecause.engine.sweep import Select, Sweep, selection, token_sets
 from seecause.engine.trace import Trace, record, trace_bytes
-from seecause.errors import BadOption
+from seecause.errors import BadOption, NotDefined
+from seecause.models.dense import Places
 from seecause.models.layout import TokenLayout
+from seecause.models.staged import StagedModel
 from seecause.models.view import VisionModel
-from seecause.options import Limit
-from seecause.target import Score, Target, spread
+from seecause.options import Limit, Seed
+from seecause.target import Score, Target
 from seecause.types import wide, wide_dtype
 
-Law = Literal["smooth", "iid", "path"]
 Masks = Annotated[int, Limit(lambda count: 1 <= count <= 100_000, "1 to 100,000")]
 Cells = Annotated[int, Limit(lambda count: 1 <= count <= 1_000, "1 to 1,000 along a side")]
 Near = Annotated[
     float, Limit(lambda eps: 0 < eps < 0.5, "above 0 and below 0.5: at 0 no mask has a slope")
 ]
-Seed = Annotated[int, Limit(lambda seed: 0 <= seed < 2**63, "a whole number from 0 to 2^63 - 1")]
-NEAREST = 2**-23  # to 0 and 1: what float32 still tells from them
 Read = Callable[[Trace, Trace, Target], tuple[Tensor, ...]]  # of blank, image and target
 SHARES = (0.05, 0.95)  # of patches that are the image's, in a drawn mask
 
 
 @dataclass(frozen=True)
 class MaskPlan:
-    """How masks are made."""
+    """How masks are drawn."""
 
     masks: int = 24
-    law: Law = "smooth"
     cells: int = 7
     eps: float = 0.02
-    antithetic: bool = False
     seed: int = 0
-
-    def __post_init__(self) -> None:
-        if self.antithetic and (self.law == "path" or self.masks % 2):
-            raise BadOption(
-                "antithetic", True, "an even number of drawn masks: law smooth or iid, masks even"
-            )
-
-    @property
-    def weights(self) -> Tensor:
-        """Of the masks in a mean, [n] in float64: alike, or the path's dt / du."""
-        u = _midpoints(self.masks)
-        weights = u**2 * (1 - u) ** 2 if self.law == "path" else torch.ones_like(u)
-        return weights / weights.sum()
-
-    @property
-    def draws(self) -> int:
-        """Independent ones."""
-        return 0 if self.law == "path" else self.masks // (2 if self.antithetic else 1)
 
 
 @method(
     "mosaic",
-    forwards="1.8 (24 masks); 1 + 3 x masks with tail=all",
+    forwards="1.8 (24 masks)",
     needs="gradients",
-    unset={
-        "layers": "0 (embedding) to the last block",
-        "classes": ONE_CLASS,
-    },
+    unset={"layers": "0 (embedding) to the last block"},
     signed=True,
 )
 @torch.no_grad()
@@ -126,37 +94,32 @@ def mosaic(
     target: Target,
     *,
     masks: Masks = 24,
-    law: Law = "smooth",
     cells: Cells = 7,
     eps: Near = 0.02,
-    antithetic: bool = False,
     score: Score = "prob",
     blank: Blank | Tensor = "white",
     layers: Layers = None,
-    tail: MixedTail = "source",
-    classes: Classes = None,
     seed: Seed = 0,
 ) -> Maps:
     """What the prediction depends on: slopes of the class score over mixtures of image and
     blank."""
-    plan = MaskPlan(masks, law, cells, eps, antithetic, seed)
-    start, size = first_layer(model, layers), (images.shape[-2], images.shape[-1])
+    plan, start = MaskPlan(masks, cells, eps, seed), first_layer(model, layers)
+    layout, size = model.check(images), (images.shape[-2], images.shape[-1])
     empty = blank_image(model, size, blank, seed=seed, count=len(images))
-    runs = mixed_runs(model, tail, start)
-    key = None if classes is not None else ("mosaic", plan, tail, start, score)
 
     def prepare(count: int) -> Read:
-        planned = PlannedMasks.on(plan, model.check(images), model, tail, count)
+        values, together = masks_on(model, layout, plan, count)
 
-        def read(context: Trace, picture: Trace, bound: Target) -> tuple[Tensor, ...]:
-            mixture = Mixture(model, context, picture, tail, start)
-            return mean_slopes(mixture, bound, planned, score, classes)
+        def read(context: Trace, source: Trace, bound: Target) -> tuple[Tensor, ...]:
+            mixture = Mixture(model, context, source, start=start)
+            slope = mixture_slopes(mixture, bound, values, score, together)  # [B, n, N]
+            return slope.mean(dim=1), *standard_errors(slope)
 
         return read
 
-    to_maps = partial(_to_maps, plan)
-    maps = against_blank(model, images, empty, target, prepare, to_maps, key, runs)
-    return replace(maps, used={"tail": tail, "layers": [start, model.n_layers]})
+    key, runs = ("mosaic", plan, start, score), mixed_runs(model, start)
+    maps = against_blank(model, images, empty, target, prepare, key, runs)
+    return replace(maps, used={"layers": [start, model.n_layers]})
 
 
 @method("caap+mosaic", forwards="2.8 (24 masks)", needs="activations, gradients", signed=True)
@@ -167,10 +130,8 @@ def caap_mosaic(
     target: Target,
     *,
     masks: Masks = 24,
-    law: Law = "smooth",
     cells: Cells = 7,
     eps: Near = 0.02,
-    antithetic: bool = False,
     score: Score = "prob",
     select: Select | Tensor = "box1",
     blank: Blank | Tensor = "white",
@@ -183,30 +144,30 @@ def caap_mosaic(
     Both read the same recorded run of the image. Values are deviations, not scores: compare
     places within a map.
     """
-    plan = MaskPlan(masks, law, cells, eps, antithetic, seed)
+    plan = MaskPlan(masks, cells, eps, seed)
     layout, size = model.check(images), (images.shape[-2], images.shape[-1])
     sweep = make_plan(model, layout, tail=None, layers=None)
     chosen = selection(layout.cells, select)
     empty = blank_image(model, size, blank, seed=seed, count=len(images))
-    both = zip(recorded(sweep, model), mixed_runs(model, "source", 0), strict=True)
-    of_blank, of_picture = ({name: a[name] | b[name] for name in a} for a, b in both)
+    both = zip(recorded(sweep, model), mixed_runs(model, 0), strict=True)
+    of_blank, of_image = ({name: a[name] | b[name] for name in a} for a, b in both)
     key = ("caap+mosaic", plan, score, id(chosen), chosen._version)
 
     def prepare(count: int) -> Read:
         sets = token_sets(model, chosen, layout, sweep.live)
-        together = patches_at_once(model, layout, chosen, sweep, count)
-        planned = PlannedMasks.on(plan, layout, model, "source", count)
+        at_once = patches_at_once(model, layout, chosen, sweep, count)
+        values, together = masks_on(model, layout, plan, count)
 
-        def read(context: Trace, picture: Trace, bound: Target) -> tuple[Tensor, ...]:
-            logits = swept_logits(Sweep(model, context, picture, sweep), sets, together)
+        def read(context: Trace, source: Trace, bound: Target) -> tuple[Tensor, ...]:
+            logits = swept_logits(Sweep(model, context, source, sweep), sets, at_once)
             place = bound.score(logits, "logit", sigmoid=model.sigmoid)
-            slope = mean_slopes(Mixture(model, context, picture), bound, planned, score)[0]
+            mixture = Mixture(model, context, source)
+            slope = mixture_slopes(mixture, bound, values, score, together).mean(dim=1)
             return (standardised(place) + standardised(slope),)
 
         return read
 
-    runs = (of_blank, of_picture)
-    return against_blank(model, images, empty, target, prepare, Maps, key, runs)
+    return against_blank(model, images, empty, target, prepare, key, (of_blank, of_image))
 
 
 def standardised(scores: Tensor) -> Tensor:
@@ -221,47 +182,44 @@ def against_blank(
     empty: Tensor,
     target: Target,
     prepare: Callable[[int], Read],
-    to_maps: Callable[..., Maps],
-    key: tuple[Hashable, ...] | None,
+    key: tuple[Hashable, ...],
     runs: tuple[Recorded, Recorded],
 ) -> Maps:
     """Maps from recorded runs of images and of a blank, or of one for each; as many images at a
     time as fit.
 
-    `prepare(count)` does what no image changes, `runs` says what is kept of the blank's run and
-    of an image's, and `to_maps` gets the scores that are read of them, the bound target and what
-    else was read. On a GPU all of it is recorded by `key`, unless that is None or the target is a
-    function.
+    `prepare(count)` does what does not depend on an image and returns a function of the recorded
+    runs and the bound target, which returns scores [B, N] and perhaps their standard errors. `runs`
+    says what is kept of the blank's run and of an image's. On a GPU all of it is recorded by `key`,
+    unless the target is a function.
     """
-    of_blank, of_picture = runs
+    of_blank, of_image = runs
     shared, own = (empty, []) if len(empty) == 1 else (None, [empty])
-    name = "mosaic" if key is None else str(key[0])
-    key = None if key is None or target.function is not None else (*key, *one_blank(empty))
-    again = key is not None and ready(model, key, images, *own, *target.tensors)
+    key, by_function = (*key, *one_blank(empty)), target.function is not None
+    again = not by_function and ready(model, key, images, *own, *target.tensors)
     if not again:  # a recording was made of what follows, with gradients
-        need_gradients(model, name)
+        need_gradients(model, str(key[0]))
 
     def prepare_run(part: Target, count: int) -> Callable[..., tuple[Tensor, ...]]:
         read = prepare(count)
         held = None if shared is None else blank_trace(model, shared, **of_blank)
 
-        def run(pictures: Tensor, *others: Tensor) -> tuple[Tensor, ...]:
-            picture = record(model, pictures, **of_picture)
+        def run(sources: Tensor, *others: Tensor) -> tuple[Tensor, ...]:
+            source = record(model, sources, **of_image)
             context = held or record(model, others[0], **of_blank)
-            assert picture.logits is not None
-            bound = part.given(*others[len(own) :]).bind(picture.logits)
-            return picture.logits, *read(context, picture, bound)
+            assert source.logits is not None
+            bound = part.given(*others[len(own) :]).bind(source.logits)
+            return source.logits, *read(context, source, bound)
 
         return run
 
     def some_images(a: int, b: int) -> Maps:
         part = target.take(slice(a, b))
         tensors = [images[a:b], *(blanks[a:b] for blanks in own), *part.tensors]
-        ready_run = partial(prepare_run, part, b - a)
-        logits, scores, *more = (
-            ready_run()(*tensors) if key is None else captured(model, key, ready_run, *tensors)
-        )
-        return to_maps(scores, part.bind(logits), *more)
+        run = partial(prepare_run, part, b - a)
+        found = run()(*tensors) if by_function else captured(model, key, run, *tensors)
+        logits, scores, *errors = found
+        return Maps(scores, part.bind(logits), errors=errors[0] if errors else None)
 
     together = len(images)
     if not again:  # with a few masks each
@@ -272,50 +230,22 @@ def against_blank(
     return join(list(in_chunks(some_images, len(images), together, what="images")))
 
 
-def _to_maps(plan: MaskPlan, values: Tensor, bound: Target, *more: Tensor) -> Maps:
-    """What `mean_slopes` returns, by name."""
-    rest, errors, checks = list(more), None, {}
-    if plan.law == "path":
-        checks = {"completeness gap": rest.pop(0), "difference": rest.pop(0)}
-    elif plan.draws > 1:
-        errors = rest.pop(0)
-    every = rest.pop(0) if rest else None
-    return Maps(values, bound, class_maps=every, errors=errors, checks=checks)
-
-
-def mean_slopes(
-    run: Mixture, bound: Target, masks: PlannedMasks, score: Score, classes: Classes = None
-) -> tuple[Tensor, ...]:
-    """Mean slopes [B, N] over masks; then of a path its gap and difference [B], of draws the
-    standard errors [B, N], where there are several; then maps of `classes` [B, N, C']."""
-    model, plan = run.model, masks.plan
+def mixture_slopes(
+    mixture: Mixture, bound: Target, masks: Tensor, score: Score, together: int
+) -> Tensor:
+    """Slopes [B, n, N] of the class score at masks [n, N], `together` at a time."""
+    sigmoid = mixture.model.sigmoid
 
     def scores(logits: Tensor) -> Tensor:
-        return bound.score(logits, score, sigmoid=model.sigmoid)
+        return bound.score(logits, score, sigmoid=sigmoid)
 
-    slope = slopes(run, masks.values, scores, together=masks.together)  # [B, n, N]
-    outputs = [torch.einsum("n,bnp->bp", masks.weights, slope)]
-    if plan.law == "path":
-        ends = torch.stack([torch.zeros_like(masks.values[0]), torch.ones_like(masks.values[0])])
-        first, last = scores(run.logits(ends.expand(len(slope), -1, -1))).unbind(dim=1)
-        outputs += [outputs[0].sum(dim=1) - (last - first), last - first]
-    elif plan.draws > 1:
-        outputs.append(standard_error(slope, plan))
-    if classes is not None:
-
-        def wanted(logits: Tensor) -> Tensor:
-            return take_classes(model, spread(wide(logits), score, sigmoid=model.sigmoid), classes)
-
-        weighted = masks.values, masks.weights
-        outputs.append(class_slopes(run, *weighted, wanted, bytes_each=masks.bytes_each))
-    return tuple(outputs)
+    return slopes(mixture, masks, scores, together=together)
 
 
-def standard_error(slope: Tensor, plan: MaskPlan) -> Tensor:
-    """Of the mean over masks of slopes [B, n, N]; pairs of antithetic masks count as one draw."""
-    if plan.antithetic:
-        slope = slope.unflatten(1, (-1, 2)).mean(dim=2)
-    return slope.std(dim=1) / slope.shape[1] ** 0.5
+def standard_errors(slope: Tensor) -> list[Tensor]:
+    """The standard errors [B, N] of means over masks of slopes [B, n, N]; none of one mask."""
+    count = slope.shape[1]
+    return [slope.std(dim=1) / count**0.5] if count > 1 else []
 
 
 def first_layer(model: VisionModel, layers: Layers) -> int:
@@ -329,67 +259,134 @@ def first_layer(model: VisionModel, layers: Layers) -> int:
     return layers[0]
 
 
-def mixed_runs(model: VisionModel, tail: MixedTail, start: int) -> tuple[Recorded, Recorded]:
+def mixed_runs(model: VisionModel, start: int) -> tuple[Recorded, Recorded]:
     """What is kept of the blank's run (where rows start, keys, and final states that are read), and
     of an image's, whose rows start as the blank's do."""
-    if tail == "all":
-        return {"states": {start}, "kv": set()}, {"states": {start}, "kv": set()}
     kv, final = set(range(start, model.n_layers)), {model.n_layers}
     final = set() if model.readout.reads_rows else final
     return {"states": {start} | final, "kv": kv}, {"states": final, "kv": kv}
 
 
-@dataclass(frozen=True, eq=False)
-class PlannedMasks:
-    """A plan's masks [n, N] and their weights [n] on a device, and how many of them run at once."""
-
-    plan: MaskPlan
-    values: Tensor
-    weights: Tensor
-    bytes_each: int
-    together: int
-
-    @classmethod
-    def on(
-        cls, plan: MaskPlan, layout: TokenLayout, model: VisionModel, tail: MixedTail, count: int
-    ) -> PlannedMasks:
-        """For `count` images together."""
-        values, weights = _made(plan, layout.grid, wide_dtype(model.dtype), model.device)
-        each = mask_bytes(model, layout, tail)
-        together = fit(plan.masks, count * each, model.device, share=0.6)
-        return cls(plan, values, weights, each, together)
+def masks_on(
+    model: VisionModel, layout: TokenLayout, plan: MaskPlan, count: int
+) -> tuple[Tensor, int]:
+    """A plan's masks [n, N] on the model's device, and how many run at once for `count` images."""
+    values = _made(plan, layout.grid, wide_dtype(model.dtype), model.device)
+    each = mask_bytes(model, layout, "source")
+    return values, fit(plan.masks, count * each, model.device, share=0.6)
 
 
 @lru_cache(maxsize=32)
 def _made(
     plan: MaskPlan, grid: tuple[int, int], dtype: torch.dtype, device: torch.device
-) -> tuple[Tensor, Tensor]:
-    """The same for every image and every machine."""
+) -> Tensor:
+    """The same tensor for every image: what is captured for it is found again."""
     with torch.inference_mode(False):
-        return draw_masks(plan, grid).to(device, dtype), plan.weights.to(device, dtype)
-
-
-def _midpoints(count: int) -> Tensor:
-    return (torch.arange(count, dtype=torch.float64) + 0.5) / count
+        return draw_masks(plan, grid).to(device, dtype)
 
 
 def draw_masks(plan: MaskPlan, grid: tuple[int, int]) -> Tensor:
-    """Masks [n, N] in float64, on the CPU."""
-    count = plan.masks // 2 if plan.antithetic else plan.masks
-    patches = grid[0] * grid[1]
-    if plan.law == "path":
-        u = _midpoints(count)
-        t = (u**3 * (10 - 15 * u + 6 * u**2)).clamp(NEAREST, 1 - NEAREST)
-        return t[:, None].repeat(1, patches)
+    """Masks [n, N] in float64, on the CPU; the same on every machine."""
+    patches, (low, high) = grid[0] * grid[1], SHARES
     generator = torch.Generator().manual_seed(plan.seed)
-    low, high = SHARES
-    share = low + (high - low) * torch.rand(count, generator=generator, dtype=torch.float64)
-    side = (plan.cells, plan.cells) if plan.law == "smooth" else grid
-    noise = torch.rand(count, 1, *side, generator=generator, dtype=torch.float64)
-    if plan.law == "smooth":
-        noise = F.interpolate(noise, size=grid, mode="bilinear", align_corners=False)
+    share = low + (high - low) * torch.rand(plan.masks, generator=generator, dtype=torch.float64)
+    side = (plan.masks, 1, plan.cells, plan.cells)
+    noise = torch.rand(side, generator=generator, dtype=torch.float64)
+    noise = F.interpolate(noise, size=grid, mode="bilinear", align_corners=False)
     rank = noise.flatten(1).argsort(dim=1).argsort(dim=1)  # the largest entries rank last
     chosen = (rank >= patches - (share * patches).round()[:, None]).double()
-    if plan.antithetic:
-        chosen = torch.stack([chosen, 1 - chosen], dim=1).flatten(0, 1)
     return plan.eps + (1 - 2 * plan.eps) * chosen
+
+
+@method(
+    "mosaic",
+    forwards="1 + 3 x masks x the part after the stage",
+    needs="gradients",
+    architectures=("staged", "dense"),
+    unset={"stage": TWO_THIRDS},
+    signed=True,
+)
+@torch.no_grad()
+def mosaic_staged(
+    model: StagedModel,
+    images: Tensor,
+    target: Target,
+    *,
+    masks: Masks = 24,
+    cells: Cells = 7,
+    eps: Near = 0.02,
+    score: Score = "prob",
+    blank: Blank | Tensor = "white",
+    stage: str | None = None,
+    seed: Seed = 0,
+) -> Maps:
+    """What the prediction depends on: slopes of the class score over mixtures of feature maps."""
+    need_gradients(model, "mosaic")
+    layout, stage = model.check(images), stage or model.cells
+    drawn = draw_masks(MaskPlan(masks, cells, eps, seed), layout.grid).to(images)
+    size = (images.shape[-2], images.shape[-1])
+    empty = blank_image(model, size, blank, seed=seed, count=len(images))
+    shared = model.run_to(stage, empty) if len(empty) == 1 else None  # [1, C, h, w]
+
+    def some_images(a: int, b: int) -> Maps:
+        features = model.run_to(stage, images[a:b])
+        ground = model.run_to(stage, empty[a:b]) if shared is None else shared
+        bound = target.take(slice(a, b)).bind(model.run_from(stage, features))
+
+        @torch.enable_grad()
+        def some_masks(c: int, d: int) -> Tensor:
+            m = drawn[c:d].expand(b - a, -1, -1).clone().requires_grad_()  # [b, n, N]
+            between = mixtures(m.unflatten(2, layout.grid), ground, features)
+            logits = model.run_from(stage, between).unflatten(0, m.shape[:2])
+            total = bound.score(logits, score, sigmoid=model.sigmoid).sum()
+            if not reaches(total, m):
+                raise NotDefined(
+                    "mosaic",
+                    f"no gradient passes {model.name}, as in quantised layers",
+                    "Use method='caap', which takes no gradient",
+                )
+            return torch.autograd.grad(total, m)[0]
+
+        # with what the step back needs
+        each = 4 * (b - a) * model.forward_bytes(layout, after=stage)
+        together = fit(len(drawn), each, images.device, share=0.8)
+        slope = wide(torch.cat(list(in_chunks(some_masks, len(drawn), together)), dim=1))
+        errors = standard_errors(slope)
+        used = {"stage": stage}
+        return Maps(slope.mean(dim=1), bound, errors=errors[0] if errors else None, used=used)
+
+    at_once = fit(len(images), model.forward_bytes(layout), images.device, share=0.5)
+    return join(list(in_chunks(some_images, len(images), at_once, what="images")))
+
+
+def mixtures(masks: Tensor, blank: Any, source: Any) -> Any:
+    """Feature maps [B * n, C, h, w] between those of blanks [1 or B, C, h, w] and of images
+    [B, C, h, w], by masks [B, n, gh, gw] of cells; of every level, where rows read several."""
+    if isinstance(source, Places):
+        return source.over(blank, lambda theirs, ground: mixtures(masks, ground, theirs))
+    size = (source.shape[-2], source.shape[-1])
+    share = largest_weights(masks, size)[:, :, None].to(source.dtype)
+    return (blank[:, None] + share * (source - blank)[:, None]).flatten(0, 1)
+
+
+def largest_weights(masks: Tensor, size: tuple[int, int]) -> Tensor:
+    """Weights [B, n, h, w] of features, each the largest of the cells [B, n, gh, gw] it overlaps.
+    Cells of equal weight share its slope, which `adaptive_max_pool2d` gives to one of them."""
+    if masks.shape[-2:] == size:
+        return masks
+    (rows, tall), (columns, broad) = (
+        _overlaps(cells, features, masks.device)
+        for cells, features in zip(masks.shape[-2:], size, strict=True)
+    )
+    windows = masks[:, :, rows[:, None, :, None], columns[None, :, None, :]]  # [B, n, h, w, kh, kw]
+    inside = tall[:, None, :, None] & broad[None, :, None, :]
+    return windows.masked_fill(~inside, -torch.inf).amax(dim=(-2, -1))
+
+
+def _overlaps(cells: int, features: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Which cells [features, k] each feature of one axis overlaps; k is the most any does, and the
+    second tensor says which of them are real."""
+    index = torch.arange(features)[:, None]
+    first, end = index * cells // features, -((-(index + 1) * cells) // features)
+    which = first + torch.arange(int((end - first).max()))
+    return which.clamp(max=cells - 1).to(device), (which < end).to(device)

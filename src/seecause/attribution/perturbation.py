@@ -1,47 +1,45 @@
-"""Pixels shown or hidden, and the class score that is left: one neighbourhood at a time, or random
-masks. Nothing but the forward is used.
+"""Perturbation methods: parts of the image are shown or hidden, and the class score that is left is
+read. Only forward passes are used.
 
-Which patches are there when half of them are enough? Choices M_m of patches are run, the others
-dropped after the position embedding, and a patch has the mean class score of the choices that kept
-it:
+Simple insertion and deletion move one neighbourhood of pixels; RISE and ViT-CX weigh masks of
+pixels by the score that they leave; MDA searches for an order of patches. TIS and MUTEX run choices
+M_m of patches, the others dropped after the position embedding, and a patch has the mean class
+score of the choices that kept it:
 
     S_j = sum_m f_m M_mj / max(1, sum_m M_mj)
 
 Prefix tokens stay in every run; means and latent pools read kept patches only. A patch that no
-choice keeps gets 0. No gradient is used.
+choice keeps gets 0.
 
-Controls that know nothing of the model: a method that does not beat them has shown nothing.
+Random, center and sobel are controls that know nothing of the model: a method that does not beat
+them has shown nothing.
 """
 
 from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from collections.abc import Callable
 from functools import partial, reduce
 from itertools import islice
-from typing import Annotated, Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from seecause.attribution.caap import ONE_CLASS, Classes, take_classes
 from seecause.attribution.gradients import bind_target, on_cells, one_block
 from seecause.attribution.registry import EVERY_VIEW, Maps, find, method
 from seecause.engine.blanks import Blank, blank_image
 from seecause.engine.chunks import fit, in_chunks, plain_logits, run_in_chunks
 from seecause.engine.sweep import Select, selection
 from seecause.engine.trace import attention_probs, kept_logits_each, record
-from seecause.errors import BadOption
 from seecause.metrics.pixels import spread_out
 from seecause.models.base import ImageModel
 from seecause.models.view import VisionModel
-from seecause.options import Count, Limit, NotNegative, Positive, Share
-from seecause.target import Score, Target, spread
+from seecause.options import Count, NotNegative, Positive, Share
+from seecause.target import Score, Target
 
 
 @method("simple-insertion", forwards="N", needs="logits", architectures=EVERY_VIEW)
@@ -115,13 +113,7 @@ def _pasted(
     return scores.view(-1, len(marks))
 
 
-@method(
-    "rise",
-    forwards="4000",
-    needs="logits",
-    architectures=EVERY_VIEW,
-    unset={"classes": ONE_CLASS},
-)
+@method("rise", forwards="4000", needs="logits", architectures=EVERY_VIEW)
 @torch.no_grad()
 def rise(
     model: ImageModel,
@@ -131,9 +123,7 @@ def rise(
     masks: Count = 4000,
     cells: Count = 7,
     p: Share = 0.5,
-    normalise: Literal["expected", "mask"] = "expected",
     score: Score = "prob",
-    classes: Classes = None,
     seed: int = 0,
 ) -> Maps:
     """The mean of random masks, weighted by the class score of what they leave visible.
@@ -143,9 +133,8 @@ def rise(
 
         S = sum_k f(x * m_k) m_k / (n p)
 
-    or, with `normalise="mask"`, divided by sum_k m_k at each pixel, which is steadier for few
-    masks. Covered pixels are 0 in normalised space. Masks come from `seed` alone, so every image
-    meets the same ones. Not done: no early stop, and no estimate of the error (try two seeds).
+    Covered pixels are 0 in normalised space. Masks come from `seed` alone and are the same for
+    every image.
     """
     layout, size = model.check(images), (images.shape[-2], images.shape[-1])
     each = model.forward_bytes(layout)
@@ -153,34 +142,20 @@ def rise(
     together = fit(masks, fitting * each, images.device)
     bound = bind_target(model, images, target)
     draw = random_masks(masks, cells, p, size, seed=seed, device=images.device)
-    weight: Tensor | float = masks * p
-    if normalise == "mask":
-        sums = in_chunks(lambda a, b: draw(a, b).sum(dim=0), masks, together)
-        weight = reduce(torch.add, sums).clamp_min(torch.finfo(torch.float64).tiny)  # [H, W]
 
-    def run_masks(shown: Tensor, goal: Target, a: int, b: int) -> list[Tensor]:
+    def run_masks(shown: Tensor, goal: Target, a: int, b: int) -> Tensor:
         chosen = draw(a, b)  # [m, H, W]
-        pictures = (shown[:, None] * chosen.to(shown)[None, :, None]).flatten(0, 1)
-        logits = model(pictures).unflatten(0, (len(shown), b - a))  # [B, m, C]
+        mixed = (shown[:, None] * chosen.to(shown)[None, :, None]).flatten(0, 1)
+        logits = model(mixed).unflatten(0, (len(shown), b - a))  # [B, m, C]
         scores = goal.score(logits, score, sigmoid=model.sigmoid)
-        weighted = (chosen / weight).to(scores)
-        native = torch.einsum("bm,mhw->bhw", scores, weighted)
-        if classes is None:
-            return [native]
-        answers = spread(logits.to(scores.dtype), score, sigmoid=model.sigmoid)
-        answers = take_classes(model, answers, classes)
-        return [native, torch.einsum("bmc,mn->bnc", answers, on_cells(weighted, layout))]
+        return torch.einsum("bm,mhw->bhw", scores, (chosen / (masks * p)).to(scores))
 
-    def over_masks(first: int, last: int) -> list[Tensor]:
+    def over_masks(first: int, last: int) -> Tensor:
         run = partial(run_masks, images[first:last], bound.take(slice(first, last)))
-        parts = in_chunks(run, masks, together, what="masks")
-        return reduce(lambda total, part: list(map(torch.add, total, part)), parts)
+        return reduce(torch.add, in_chunks(run, masks, together, what="masks"))
 
-    parts = in_chunks(over_masks, len(images), fitting, what="images")
-    native, *every = (torch.cat(tensors) for tensors in zip(*parts, strict=True))
-    return Maps(
-        on_cells(native, layout), bound, native=native, class_maps=every[0] if every else None
-    )
+    native = torch.cat(list(in_chunks(over_masks, len(images), fitting, what="images")))
+    return Maps(on_cells(native, layout), bound, native=native)
 
 
 def random_masks(
@@ -217,7 +192,7 @@ def tis(
     target: Target,
     *,
     masks: Count = 1024,
-    keep: float | Sequence[float] = (0.5,),
+    keep: Share = 0.5,
     score: Score = "prob",
     seed: int = 0,
 ) -> Maps:
@@ -226,19 +201,17 @@ def tis(
     Transformer input sampling (Englebert et al. 2023): the channels of all block outputs, each seen
     as an image of N patches, are clustered by k-means, and each centre keeps the share `keep` of
     the patches where it is highest. k-means is seeded anew for each image, so the place in a batch
-    does not matter. Not done: no min-max scaling.
+    does not matter. Maps are not scaled to 0..1.
     """
-    layout, shares = model.check(images), [keep] if isinstance(keep, int | float) else list(keep)
-    counts = [int(share * layout.n_patches) for share in shares]
-    if not counts or not all(0 < count <= layout.n_patches for count in counts):
-        raise BadOption("keep", keep, "shares above 0 and up to 1 that keep a patch")
+    layout = model.check(images)
+    count = max(1, int(keep * layout.n_patches))
 
     def choose(a: int, b: int) -> tuple[Tensor, ...]:
         trace = record(model, images[a:b], states=range(1, model.n_layers + 1))
         assert trace.logits is not None
         outputs = [h[:, layout.patches] for h in trace.states.values()]
         channels = torch.cat(outputs, dim=-1).transpose(1, 2)  # [b, L*D, N]
-        choices = [top(rows, counts) for rows in centres_each(channels, masks, seed=seed)]
+        choices = [top(centres(own, masks, seed=seed), count) for own in channels]
         return torch.stack(choices).to(images.device), trace.logits
 
     width = model.blocks[0].heads * model.blocks[0].head_dim
@@ -249,26 +222,9 @@ def tis(
     return _mean_over_choices(model, images, chosen, target.bind(logits), score)
 
 
-def centres_each(channels: Tensor, count: int, *, seed: int) -> list[Tensor]:
-    """`centres` of every image [b, L*D, N], on the CPU. Beside a GPU k-means would be nearly all of
-    the time, so each of torch's threads takes an image; within one nothing is shared out, so their
-    number does not change a bit."""
-    import sklearn.cluster  # noqa: F401  its libraries must be there when threads are limited
-    from threadpoolctl import threadpool_limits
-
-    def one_thread() -> None:  # for what OpenMP does in this thread, and in no other
-        threadpool_limits(1, user_api="openmp")
-
-    with (
-        threadpool_limits(1, user_api="blas"),
-        ThreadPoolExecutor(torch.get_num_threads(), initializer=one_thread) as pool,
-    ):
-        return list(pool.map(lambda own: centres(own, count, seed=seed), channels.cpu()))
-
-
 def centres(channels: Tensor, count: int, *, seed: int) -> Tensor:
-    """k-means centres [k, N] of one image's channels [L*D, N]; there are no more centres than
-    channels."""
+    """k-means centres [k, N] of one image's channels [L*D, N], at most one for each channel; on the
+    CPU."""
     from sklearn.cluster import KMeans
 
     points = channels.to(torch.promote_types(channels.dtype, torch.float32)).cpu().numpy()
@@ -277,11 +233,12 @@ def centres(channels: Tensor, count: int, *, seed: int) -> Tensor:
     return torch.from_numpy(clusters.cluster_centers_)
 
 
-def top(values: Tensor, counts: Sequence[int]) -> Tensor:
-    """For each row of values [k, N] and each count, its highest patches: bool [k * len(counts),
-    N]."""
-    ranks = values.argsort(dim=1, descending=True, stable=True).argsort(dim=1)
-    return torch.cat([ranks < count for count in counts])
+def top(values: Tensor, count: int) -> Tensor:
+    """The `count` highest patches of each row of values [k, N], as bool [k, N]."""
+    return values.argsort(dim=1, descending=True, stable=True).argsort(dim=1) < count
+
+
+EDGE = 0.01  # of a block's largest weight: edges of the attention graph below it are cut
 
 
 @method("mutex", forwards="1 + 54 on half of the patches", needs="attention, token removal")
@@ -292,8 +249,6 @@ def mutex(
     target: Target,
     *,
     keep: Share = 0.5,
-    edge: float = 0.01,
-    start: int = 0,
     score: Score = "prob",
 ) -> Maps:
     """The mean score of runs on half of the patches, chosen by 54 statistics of the attention
@@ -304,27 +259,25 @@ def mutex(
     blocks is summarised by nine statistics: 3 fusions x 2 degrees x 9 = 54 vectors. Each keeps the
     nodes at or above its lower median. The map is coarse: few masks, many ties.
     """
-    if not 0 <= start < model.n_layers:
-        raise BadOption("start", start, f"a block 0-{model.n_layers - 1}")
 
     def choose(a: int, b: int) -> Tensor:
-        degrees = _degrees(model, images[a:b], edge=edge, start=start)
-        return upper(statistics(degrees).flatten(1, 3), keep)
+        return upper(statistics(_degrees(model, images[a:b])).flatten(1, 3), keep)
 
     each = one_block(model, model.check(images))
     chosen = run_in_chunks(choose, len(images), each, images.device, what="images")  # [B, 54, N]
     return _mean_over_choices(model, images, chosen, bind_target(model, images, target), score)
 
 
-def _degrees(model: VisionModel, images: Tensor, *, edge: float, start: int) -> Tensor:
-    """Degrees [B, 3 fusions, 2 (in, out), L', N] of every patch in the blocks from `start` on."""
+def _degrees(model: VisionModel, images: Tensor) -> Tensor:
+    """Degrees [B, 3 fusions, 2 (in, out), L, N] of every patch in every block."""
     patches, degrees = model.check(images).patches, []
-    blocks = islice(attention_probs(model, images, start=start), model.n_layers - start)
-    for probs in blocks:  # each [B, H, T, T]; a latent pool is no block
-        between = probs[..., patches, patches]
+    for probs in islice(
+        attention_probs(model, images), model.n_layers
+    ):  # a latent pool is no block
+        between = probs[..., patches, patches]  # [B, H, N, N]
         fused = [between.amin(dim=1), between.amax(dim=1), between.sum(dim=1)]
         graph = torch.stack(fused, dim=1)  # [B, 3, N, N]
-        graph = graph.masked_fill(graph < edge * graph.amax(dim=(-1, -2), keepdim=True), 0)
+        graph = graph.masked_fill(graph < EDGE * graph.amax(dim=(-1, -2), keepdim=True), 0)
         degrees.append(torch.stack([graph.sum(dim=-2), graph.sum(dim=-1)], dim=2))  # [B, 3, 2, N]
     return torch.stack(degrees, dim=3)
 
@@ -383,68 +336,48 @@ def vit_cx(
 ) -> Maps:
     """The model's own features as masks, weighted by the score they cause.
 
-    ViT-CX (Xie et al. 2023): masks made of the model's own features, weighted by what they cause.
-
-    The channels of the last block's normed input, enlarged to pixels and scaled to [0, 1], are
-    clustered (cosine distance, complete linkage); the sum of a cluster, scaled again, is a mask
-    m_k. What it covers gets faint noise e_k ~ N(0, 0.1^2) (1 - m_k), whose own effect is taken off
-    again:
+    ViT-CX (Xie et al. 2023): the channels of the last block's normed input, enlarged to pixels and
+    scaled to [0, 1], are clustered (cosine distance, complete linkage); the sum of a cluster,
+    scaled again, is a mask m_k. What it covers gets faint noise e_k ~ N(0, 0.1^2) (1 - m_k), whose
+    own effect is subtracted:
         c_k = f(x m_k + e_k) - f(x + e_k) + f(x),     S = (1 / M) sum_k c_k m_k / sum_k m_k
         (pixel by pixel)
     M depends on the image. A flat channel makes an empty mask, and a pixel no mask shows gets 0.
     Noise comes from `seed` alone.
     """
-    layout, size = model.check(images), (images.shape[-2], images.shape[-1])
-    channels, plain = _features(model, images)  # [B, D, gh, gw], [B, C]
-    bound = target.bind(plain)
-    clusters = [cluster(own, size, threshold=threshold) for own in channels]  # [M, gh, gw] each
-    counts = torch.tensor([len(own) for own in clusters])
-    owner = torch.arange(len(images)).repeat_interleave(counts).to(images.device)
-    number = torch.cat([torch.arange(len(own)) for own in clusters]).tolist()
-    coarse = torch.cat(clusters)
-    generator = torch.Generator().manual_seed(seed)
-    seeds = torch.randint(2**31, (channels.shape[1],), generator=generator).tolist()
-
-    def run_masks(a: int, b: int) -> tuple[Tensor, Tensor]:
-        mine, pictures = owner[a:b], images[owner[a:b]]
-        masks = scaled(_enlarge(coarse[a:b], size))[:, None]  # [m, 1, H, W]
-        faint = noise * (1 - masks) * _noise([seeds[k] for k in number[a:b]], pictures)
-        logits = model(torch.cat([pictures * masks + faint, pictures + faint]))
-        goal = bound.take(mine)
-        shown, disturbed = (
-            goal.score(part, score, sigmoid=model.sigmoid) for part in logits.split(b - a)
-        )
-        return shown - disturbed, masks[:, 0]
-
-    whole = bound.score(plain, score, sigmoid=model.sigmoid)
-    total, cover = whole.new_zeros(2, len(images), *size)
-    together = fit(len(owner), 2 * model.forward_bytes(layout), images.device)
-    start = 0
-    for change, masks in in_chunks(run_masks, len(owner), together, what="masks"):
-        mine = owner[start : start + len(masks)]
-        cause = change + whole[mine]
-        total.index_add_(0, mine, cause[:, None, None] * masks.to(total.dtype))
-        cover.index_add_(0, mine, masks.to(total.dtype))
-        start += len(masks)
-    count = torch.bincount(owner, minlength=len(images))[:, None, None]
-    native = total / (count * cover.clamp_min(torch.finfo(cover.dtype).tiny))
-    scores = on_cells(native, layout)
-    return Maps(scores, bound, native=native, used={"masks": count.flatten().tolist()})
-
-
-def _features(model: VisionModel, images: Tensor) -> tuple[Tensor, Tensor]:
-    """The channels of the last block's normed input [B, D, gh, gw], and the logits [B, C]."""
     layout, last = model.check(images), model.n_layers - 1
+    size, each = (images.shape[-2], images.shape[-1]), 2 * model.forward_bytes(layout)
 
-    def run_images(a: int, b: int) -> tuple[Tensor, ...]:
-        trace = record(model, images[a:b], states=[last])
+    def one_image(place: int) -> tuple[Tensor, Tensor, int]:
+        image = images[place : place + 1]
+        trace = record(model, image, states=[last])
         assert trace.logits is not None
-        normed = model.blocks[last].norm(trace.states[last])[:, layout.patches]  # [b, N, D]
-        return normed.transpose(1, 2).unflatten(2, layout.grid), trace.logits
+        normed = model.blocks[last].norm(trace.states[last])[0, layout.patches]  # [N, D]
+        coarse = cluster(normed.T.unflatten(1, layout.grid), size, threshold=threshold)
+        generator = torch.Generator().manual_seed(seed)
+        seeds = torch.randint(2**31, (normed.shape[1],), generator=generator).tolist()
+        goal = target.take(slice(place, place + 1)).bind(trace.logits)
+        whole = goal.score(trace.logits, score, sigmoid=model.sigmoid)
 
-    each = model.forward_bytes(layout)
-    channels, logits = run_in_chunks(run_images, len(images), each, images.device, what="images")
-    return channels, logits
+        def run_masks(a: int, b: int) -> tuple[Tensor, Tensor]:
+            masks = scaled(_enlarge(coarse[a:b], size))[:, None]  # [m, 1, H, W]
+            faint = noise * (1 - masks) * _noise(seeds[a:b], image)
+            mixed = torch.cat([image * masks + faint, image + faint])
+            rows = torch.zeros(len(mixed), dtype=torch.long, device=image.device)
+            scores = goal.take(rows).score(model(mixed), score, sigmoid=model.sigmoid)
+            shown, disturbed = scores.split(b - a)
+            cause, pixels = shown - disturbed + whole, masks[:, 0].to(scores)
+            return torch.einsum("m,mhw->hw", cause, pixels), pixels.sum(dim=0)
+
+        together = fit(len(coarse), each, image.device)
+        parts = in_chunks(run_masks, len(coarse), together, what="masks")
+        total, cover = (reduce(torch.add, sums) for sums in zip(*parts, strict=True))
+        tiny = torch.finfo(cover.dtype).tiny
+        return total / (len(coarse) * cover.clamp_min(tiny)), trace.logits, len(coarse)
+
+    maps, logits, counts = zip(*map(one_image, range(len(images))), strict=True)
+    native, bound = torch.stack(maps), target.bind(torch.cat(logits))
+    return Maps(on_cells(native, layout), bound, native=native, used={"masks": list(counts)})
 
 
 def cluster(channels: Tensor, size: tuple[int, int], *, threshold: float) -> Tensor:
@@ -481,21 +414,21 @@ def _enlarge(maps: Tensor, size: tuple[int, int]) -> Tensor:
     return F.interpolate(maps[None], size=size, mode="bilinear")[0]
 
 
-def _noise(seeds: Sequence[int], like: Tensor) -> Tensor:
-    """One draw of N(0, 1) for each seed, shaped like an image: [m, 3, H, W]. Images share their
-    seeds, so each is drawn once."""
-    drawn: dict[int, Tensor] = {}
-    for seed in dict.fromkeys(seeds):
-        generator = torch.Generator().manual_seed(seed)
-        drawn[seed] = torch.randn(like.shape[1:], generator=generator, dtype=torch.float32).to(like)
-    return torch.stack([drawn[seed] for seed in seeds])
+def _noise(seeds: list[int], like: Tensor) -> Tensor:
+    """One draw of N(0, 1) for each seed, of the shape of the image `like` [1, 3, H, W]."""
+    draws = [
+        torch.randn(
+            like.shape[1:], generator=torch.Generator().manual_seed(seed), dtype=torch.float32
+        )
+        for seed in seeds
+    ]
+    return torch.stack(draws).to(like)
 
 
 KERNELS = range(31, 102, 2)  # px
 HEAVY = 1e4
-Blend = Annotated[float, Limit(lambda share: 0 <= share <= 1, "a share from 0 to 1")]
-# images [m, 3, H, W] and which image each is of -> scores [m]
-ScorePictures = Callable[[Tensor, Tensor], Tensor]
+# images by index [m], the patches shown [m, N], what is behind each image [B, 3, H, W] -> scores
+ScoreShown = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
 @method(
@@ -510,132 +443,87 @@ def mda(
     images: Tensor,
     target: Target,
     *,
-    guide: str | Tensor = "bt",
+    guide: str = "bt",
     candidates: Count | None = None,
     reach: float = 0.9,
     faint: float = 0.01,
-    gamma: Blend = 0.0,
-    kappa: float = 0.005,
     score: Score = "prob",
 ) -> Maps:
     """The order of patches that insertion and deletion reward most, found by search.
 
-    MDA, metric-driven attributions (Walker et al.): search for the order of patches that insertion
-    and deletion reward, then read a map off it.
+    MDA, metric-driven attributions (Walker et al.):
 
-    1. Insertion search. From the blurred image, try the s best patches left by a guide map and
-       show the one that gives the highest score, until
+    1. Insertion search. From the blurred image, try the s best patches left by the map of the
+       method `guide` and show the one that gives the highest score, until
             (p - p_blur) / |p_image - p_blur| >= reach: an ordered beginning of m patches.
     2. Deletion search. From the empty image (0 in normalised space), try the s worst patches left
        and show the one that gives the lowest score, until only the beginning is left out. Read
        backwards, this is the rest of the order.
     3. With the drops d_i of a convex curve fitted to the mean of the deletion curve and one minus
-       the insertion curve, each normalised to fall from 1 to 0,
-            sparse_i = d_i / |patch| + d_i (n - i) / n
-            dense_i = (n - i) / n  where sparse_i >= kappa, up to the sparse maximum
-       and the map is (1 - gamma) sparse + gamma dense.
+       the insertion curve, each normalised to fall from 1 to 0, the map is the sparse one,
+            S_i = d_i / |patch| + d_i (n - i) / n
 
     The blur is a box of 31 px upwards, until the blurred image scores at most `faint`. Unlike the
     authors' code, no image is dropped: one whose blur never gets faint keeps the widest, one that
-    never reaches 90 % is ordered by insertion alone (both are said in the manifest). Curves move
-    whole patches, so they depend on the order only and are measured once. Every image takes N
-    steps, whatever its m, so that all advance together. Note what it optimises: metrics that it is
-    then scored on.
+    never reaches 90 % is ordered by insertion alone (both are recorded in the manifest). Curves
+    move whole patches, so they depend on the order only and are measured once. Every image takes N
+    steps, whatever its m, so that all advance together. MDA optimises metrics that it is then
+    scored on.
     """
-    layout = model.check(images)
+    layout, size = model.check(images), (images.shape[-2], images.shape[-1])
     n, tries = layout.n_patches, candidates or min(28, 2 * math.isqrt(layout.n_patches))
     bound = target.bind(plain_logits(model, images))
-    hints = (
-        find(guide).run(model, images, bound).scores
-        if isinstance(guide, str)
-        else guide.to(images.device).flatten(1)
-    )
-    if hints.shape != (len(images), n):
-        expected = f"a map of {layout.grid[0]} x {layout.grid[1]} for each image"
-        raise BadOption("guide", list(hints.shape), f"a method's name, or {expected}")
-    scene = Scene(images, *layout.grid, each=model.forward_bytes(layout))
+    hints = find(guide).run(model, images, bound).scores
 
-    def answer(pictures: Tensor, rows: Tensor) -> Tensor:
-        return bound.take(rows).score(model(pictures), score, sigmoid=model.sigmoid)
+    def scores(rows: Tensor, shown: Tensor, behind: Tensor) -> Tensor:
+        def run(a: int, b: int) -> Tensor:
+            pixels = spread_out(shown[a:b].unflatten(1, layout.grid), size)[:, None]
+            mixed = torch.where(pixels, images[rows[a:b]], behind[rows[a:b]])
+            return bound.take(rows[a:b]).score(model(mixed), score, sigmoid=model.sigmoid)
 
-    soft, is_faint = blur(scene, answer, faint)
-    places, beginning = search(scene, answer, soft, hints, tries=tries, reach=reach)
-    fallen = curves(scene, answer, soft, places)
+        each = model.forward_bytes(layout)
+        return run_in_chunks(run, len(rows), each, images.device, what="images")
+
+    soft, is_faint = blur(scores, images, n, faint)
+    places, beginning = search(scores, soft, hints, tries=tries, reach=reach)
+    fallen = curves(scores, soft, places)
     by_image = [convex_drops(curve) for curve in fallen.double().cpu().numpy()]
     drops = torch.from_numpy(np.stack(by_image)).to(fallen)  # [B, N], by place
     height = torch.arange(n, 0, -1).to(drops) / n  # (n - i) / n
     sparse = drops / (images[0, 0].numel() / n) + drops * height
-    dense = torch.where(sparse >= kappa, height, 0)
-    highest = dense.amax(dim=1, keepdim=True).clamp_min(torch.finfo(dense.dtype).tiny)
-    dense = dense * sparse.amax(dim=1, keepdim=True) / highest
-    scores = ((1 - gamma) * sparse + gamma * dense).gather(1, places)  # from places to patches
     used = {"beginning": beginning.tolist(), "blur is faint": is_faint.tolist()}
-    return Maps(scores, bound, used=used)
+    return Maps(sparse.gather(1, places), bound, used=used)  # from places to patches
 
 
-@dataclass(frozen=True, eq=False)
-class Scene:
-    """Images [B, 3, H, W] whose patches are shown or hidden. `each`: bytes of one run."""
-
-    images: Tensor
-    high: int  # patches
-    wide: int
-    each: int
-
-    def scores(self, answer: ScorePictures, rows: Tensor, shown: Tensor, behind: Tensor) -> Tensor:
-        """Scores [m] of images `rows` [m] with patches shown [m, N], in front of `behind` [B, 3, H,
-        W]."""
-
-        def picture(a: int, b: int) -> Tensor:
-            patches = shown[a:b].view(-1, self.high, self.wide)
-            pixels = spread_out(patches, (self.images.shape[-2], self.images.shape[-1]))
-            return torch.where(pixels[:, None], self.images[rows[a:b]], behind[rows[a:b]])
-
-        return self.run(answer, rows, picture)
-
-    def run(
-        self, answer: ScorePictures, rows: Tensor, picture: Callable[[int, int], Tensor]
-    ) -> Tensor:
-        """Scores [m] of `picture(a, b)`, which shows images rows[a:b]; as many at a time as fit."""
-
-        def run_pictures(a: int, b: int) -> Tensor:
-            return answer(picture(a, b), rows[a:b])
-
-        return run_in_chunks(run_pictures, len(rows), self.each, rows.device, what="pictures")
-
-
-def blur(scene: Scene, answer: ScorePictures, faint: float) -> tuple[Tensor, Tensor]:
+def blur(scores: ScoreShown, images: Tensor, n: int, faint: float) -> tuple[Tensor, Tensor]:
     """Images behind the narrowest box that makes their score faint (else the widest), and whether
     it did, [B]."""
-    batch = len(scene.images)
-    item = torch.arange(len(KERNELS) * batch, device=scene.images.device)
-
-    def boxed(items: Tensor) -> Tensor:
-        pairs = [(i % batch, i // batch) for i in items.tolist()]
-        return torch.stack([box(scene.images[own], KERNELS[kernel]) for own, kernel in pairs])
-
-    scores = scene.run(answer, item % batch, lambda a, b: boxed(item[a:b]))
-    hidden = scores.view(-1, batch) <= faint  # [kernels, B]
-    first = torch.where(hidden.any(dim=0), hidden.byte().argmax(dim=0), len(KERNELS) - 1)
-    return boxed(first * batch + item[:batch]), hidden.any(dim=0)
+    every = torch.arange(len(images), device=images.device)
+    nothing = torch.zeros(len(images), n, dtype=torch.bool, device=images.device)
+    soft, hidden = images, torch.zeros_like(every, dtype=torch.bool)
+    for side in KERNELS:
+        soft = torch.where(hidden[:, None, None, None], soft, box(images, side))
+        hidden = hidden | (scores(every, nothing, soft) <= faint)
+        if hidden.all():
+            break
+    return soft, hidden
 
 
-def box(image: Tensor, side: int) -> Tensor:
-    """The mean over side x side pixels of [3, H, W], one axis after the other; zeros beyond the
-    edge."""
-    across = F.avg_pool2d(image, (1, side), stride=1, padding=(0, side // 2))
+def box(images: Tensor, side: int) -> Tensor:
+    """The mean over side x side pixels, one axis after the other; zeros beyond the edge."""
+    across = F.avg_pool2d(images, (1, side), stride=1, padding=(0, side // 2))
     return F.avg_pool2d(across, (side, 1), stride=1, padding=(side // 2, 0))
 
 
 def search(
-    scene: Scene, answer: ScorePictures, soft: Tensor, hints: Tensor, *, tries: int, reach: float
+    scores: ScoreShown, soft: Tensor, hints: Tensor, *, tries: int, reach: float
 ) -> tuple[Tensor, Tensor]:
     """The place [B, N] of each patch (0 = most important) and the length m [B] of the beginning.
     Each image is in one of the two searches."""
     (batch, n), device = hints.shape, hints.device
     every = torch.arange(batch, device=device)
     shown = torch.zeros_like(hints, dtype=torch.bool)
-    start, goal = (scene.scores(answer, every, patches, soft) for patches in (shown, ~shown))
+    start, goal = (scores(every, patches, soft) for patches in (shown, ~shown))
     places = torch.full((batch, n), -1, device=device)
     inserting = torch.ones(batch, dtype=torch.bool, device=device)
     beginning = torch.zeros(batch, dtype=torch.long, device=device)
@@ -646,7 +534,7 @@ def search(
         rows = every.repeat_interleave(patch.shape[1])
         trial = shown[rows].scatter(1, patch.flatten()[:, None], True)
         behind = torch.where(inserting[:, None, None, None], soft, 0)
-        values = scene.scores(answer, rows, trial, behind).view_as(patch)
+        values = scores(rows, trial, behind).view_as(patch)
         best = torch.where(inserting[:, None], values, -values).argmax(dim=1, keepdim=True)
         chosen, value = patch.gather(1, best), values.gather(1, best)[:, 0]
         later = n - 1 - (step - beginning)  # the deletion search fills the order from its end
@@ -659,22 +547,22 @@ def search(
     return places, beginning
 
 
-def curves(scene: Scene, answer: ScorePictures, soft: Tensor, places: Tensor) -> Tensor:
+def curves(scores: ScoreShown, soft: Tensor, places: Tensor) -> Tensor:
     """The mean of the deletion curve and one minus the insertion curve, [B, N + 1], each from 1 to
     0."""
     batch, n = places.shape
     rows = torch.arange(batch, device=places.device).repeat_interleave(n + 1)
     taken = torch.arange(n + 1, device=places.device).repeat(batch)[:, None]
     first = places[rows] < taken  # [B * (N + 1), N]
-    back = scene.scores(answer, rows, first, soft)
-    gone = scene.scores(answer, rows, ~first, torch.zeros_like(soft))
+    back = scores(rows, first, soft)
+    gone = scores(rows, ~first, torch.zeros_like(soft))
     line = torch.linspace(1, 0, n + 1, dtype=back.dtype, device=back.device)
 
     def falling(values: Tensor) -> Tensor:  # [B, N + 1], signs and range taken off
         values = values.view(batch, n + 1)
         span = values[:, :1] - values[:, -1:]
-        scaled = (values - values[:, -1:]) / span.masked_fill(span == 0, 1)
-        return torch.where(span == 0, line, scaled)
+        fallen = (values - values[:, -1:]) / span.masked_fill(span == 0, 1)
+        return torch.where(span == 0, line, fallen)
 
     return (falling(back) + falling(gone)) / 2
 

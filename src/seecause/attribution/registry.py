@@ -100,18 +100,20 @@ FILES: dict[Architecture, dict[str, tuple[str, ...]]] = {  # of this folder, wit
         ),
     },
     "staged": {
-        "gradients": ("ixg", "grad-cam", "integrated-gradients", "smoothgrad"),
+        "gradients": ("grad-cam", "integrated-gradients", "smoothgrad"),
         "perturbation": (
             *("simple-insertion", "simple-deletion", "rise", "random", "center", "sobel"),
         ),
-        "stages": ("caap", "mosaic"),
+        "caap": ("caap",),
+        "mosaic": ("mosaic",),
     },
     "dense": {
         "gradients": ("integrated-gradients", "smoothgrad"),
         "perturbation": (
             *("simple-insertion", "simple-deletion", "rise", "random", "center", "sobel"),
         ),
-        "stages": ("caap", "mosaic"),
+        "caap": ("caap",),
+        "mosaic": ("mosaic",),
     },
     "prompt": {},
 }
@@ -166,8 +168,8 @@ def methods(architecture: Architecture = "transformer") -> dict[str, Method]:
         The methods by name, each with `summary`, `options`, `forwards` (its cost) and `needs`.
 
     Example:
-        >>> methods()["rollout"].options["fusion"]
-        'mean'
+        >>> methods()["rollout"].options
+        {'start': 0}
     """
     return METHODS[architecture].all()
 

@@ -36,10 +36,9 @@ from seecause.app.panels import (
 )
 from seecause.app.state import ActionContext
 from seecause.attribution.attribute import attribute
-from seecause.attribution.caap import make_plan
+from seecause.attribution.caap import make_plan, sweep_features
 from seecause.attribution.evidence import PatchSet, evidence as find_evidence
 from seecause.attribution.registry import find
-from seecause.attribution.stages import sweep_features
 from seecause.data.images import to_pil
 from seecause.engine.blanks import blank_image
 from seecause.engine.sweep import Sweep, SweepPlan
@@ -266,7 +265,6 @@ def method_options(context: ActionContext, request: Draw) -> dict[str, Any]:
         options |= {"tail": plan.tail, "layers": (plan.start, last)}
     elif request.method == "mosaic":
         options |= {"layers": (request.first, None)}
-        options |= {"tail": "all"} if request.tail == "all" else {}
     return options
 
 
