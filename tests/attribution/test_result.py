@@ -11,7 +11,6 @@ matplotlib.use("Agg")
 import numpy as np
 import pytest
 import torch
-from matplotlib import pyplot
 from PIL import Image
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -93,7 +92,7 @@ def test_a_contrast_says_both_classes(model, images):
     att = sc.attribute(model, images[:2], ("mossling", "quillow"))
     assert att.labels == ["mossling against quillow"] * 2
     assert {a.name for a in att.answers[0] if a.explained} == {"mossling", "quillow"}
-    assert "caap: mossling against quillow" in att._repr_html_()
+    assert att.plot().axes[1].get_title() == "caap: mossling against quillow"
     assert att.rows()[0]["explained"] == "mossling against quillow"
 
 
@@ -122,13 +121,8 @@ def test_a_frame_names_the_files(model, tmp_path):
 def test_plots_are_figures_with_the_picture_beside_its_map(att):
     figure = att[:2].plot()
     assert len(figure.axes) == 4 and figure.axes[0].get_title().startswith(att.answers[0][0].name)
-    _, ax = pyplot.subplots()
-    assert att[0].plot(ax=ax) is ax.get_figure() and ax.get_title() == f"mosaic: {att.labels[0]}"
-    with pytest.raises(BadOption, match=r"att\[0\]"):
-        att.plot(ax=ax)
-    with pytest.raises(BadOption, match=r"savefig\('a.png'\)"):
-        att.plot("a.png")
-    pyplot.close("all")
+    assert figure.axes[1].get_title() == f"mosaic: {att.labels[0]}"
+    assert att._repr_html_().startswith('<img alt="maps" src="data:image/jpeg')
 
 
 def test_the_page_of_a_result_is_one_file(att, tmp_path):
@@ -138,35 +132,13 @@ def test_the_page_of_a_result_is_one_file(att, tmp_path):
     assert att[0].page(tmp_path / "folder") == tmp_path / "folder" / "index.html"
 
 
-def test_a_notebook_of_eight_pictures_is_small_and_has_the_pictures(model):
-    """On photos, which no file format packs well."""
-    noise = torch.rand(8, 3, 112, 112, generator=torch.Generator().manual_seed(0))
-    photos = torch.nn.functional.interpolate(noise, size=(224, 224), mode="bicubic")
-    result = Attribution(
-        maps=torch.randn(8, 14, 14),
-        images=photos.clamp(0, 1),
-        manifest={"method": "caap", "model": "<timm>"},
-        labels=["tabby & cat"] * 8,
-        answers=sc.attribute(model, torch.randn(8, 3, 96, 96), method="center").answers,
-        names=[f"{place}<.jpg" for place in range(8)],
-    )
-    html = result._repr_html_()
-    assert len(html) < 200_000
-    assert html.count("<img") == 16 and "tabby &amp; cat" in html and "0&lt;.jpg" in html
-    assert "&lt;timm&gt;" in html and "<timm>" not in html
-    assert result.answers[0][0].name in html
-    more = Attribution(**{**vars(result), "maps": torch.randn(9, 14, 14),
-                             "images": photos[[0, *range(8)]]})  # fmt: skip
-    assert "1 more" in more._repr_html_()
-
-
 def test_several_methods_give_a_dictionary(model, images):
     both = sc.attribute(model, images[:2], method=["caap", "rollout"], score="logit")
     assert list(both) == ["caap", "rollout"] and isinstance(both, dict)
     assert both["caap"].manifest["options"]["score"] == "logit"
     alone = sc.attribute(model, images[:2], score="logit")
     assert torch.equal(both["caap"].maps, alone.maps)
-    assert both._repr_html_().count("<img") == 6 and len(both.plot().axes) == 6
+    assert len(both.plot().axes) == 6
     with pytest.raises(BadOption, match="an option of caap, rollout"):
         sc.attribute(model, images, method=["caap", "rollout"], tale="source")
     with pytest.raises(BadOption, match="at least one method"):

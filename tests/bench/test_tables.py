@@ -24,7 +24,7 @@ from seecause.bench.tables import (
 )
 from seecause.errors import UnknownName
 from seecause.metrics import part_completeness, part_truth
-from seecause.report.bench import missing_section, table_section, truth_section, write_report
+from seecause.report.bench import missing_section, write_report
 from tests.bad_files import bad_file
 from tests.bench.toy import model, prepared
 
@@ -79,7 +79,7 @@ def test_every_number_is_in_a_csv_with_the_reason_where_it_is_missing(results, t
 
 def test_a_page_lists_some_holes_and_says_where_all_are(results):
     holes = [MissingValue("caap", f"{number}.png", "ins-del", "torn") for number in range(999)]
-    section = missing_section(replace(results.status, missing=holes), results.plan)
+    section = missing_section(replace(results.status, missing=holes))
     assert str(section.body).count("torn") == 100 and "The first 100 of 999" in section.note
 
 
@@ -113,7 +113,7 @@ def test_truth_is_joined_over_all_images(tmp_path):
 
 def test_without_the_truth_nothing_is_said_of_it(results):
     (results.folder / "truth.csv").write_text("of an earlier command")
-    assert results.truth() == {} and truth_section({}) == []
+    assert results.truth() == {}
     assert "truth.csv" not in [path.name for path in write_report(results.folder)]
     assert not (results.folder / "truth.csv").exists()
 
@@ -153,7 +153,7 @@ def test_the_best_is_marked_where_there_is_one():
 
 def test_odd_names_and_values_break_no_table():
     endless = {"a": {"ins-del": torch.tensor([torch.inf, 0.5])}, "b": {"ins-del": torch.ones(2)}}
-    assert "inf" in to_csv(table_of(endless)) and table_section(table_of(endless)).body
+    assert "inf" in to_csv(table_of(endless))
     values = {"ins-del": torch.tensor([0.25, 0.5])}
     assert to_csv(table_of({"=cmd()": values})).splitlines()[1].startswith("'=cmd(),ins-del,0.375,")
     latex = to_latex(table_of({r"50%_of#x$y&z{}~^\end": values}))

@@ -63,8 +63,7 @@ def test_the_compare_job_shows_a_table_and_curves_of_every_method():
     page = render_page(
         "Demo", compare(DemoSetting(), methods=("caap", "random"), pictures=2).sections
     )
-    assert page.count('<th scope="row">') == 2 and "Not drawn: insertion" in page
-    assert "insertion begins with (blurred" in page  # why it tells nothing
+    assert page.count('<th scope="row">') == 2
     assert page.index('<article class="card') < page.index('<th scope="row">')  # pictures first
     assert "ins-del" in page and "no value" not in page
 
@@ -78,21 +77,16 @@ def test_the_audit_job_gives_a_verdict_on_each_model(folder):
 
 
 def test_the_heads_job_shows_which_heads_went_and_what_changed(folder):
-    page = render_page(
-        "Demo", remove_heads(DemoSetting(), model=folder, pictures=3, top=2, draws=2).sections
-    )
-    assert (
-        "What changed when they went?" in page
-        and "outlined: removed" in page
-        and page.count('<p class="when">after</p>') == 6
-        and page.index('<p class="when">after</p>') < page.index("outlined: removed")
-    )
+    job = remove_heads(DemoSetting(), model=folder, pictures=3, top=2, draws=2)
+    page = render_page("Demo", job.sections)
+    assert "What changed?" in page and "Removed heads are outlined" in page
+    assert "as many random heads" in page
 
 
 def test_the_repair_job_mends_a_model_and_says_one_sentence(folder):
     assert list(JOBS)[2:4] == ["Audit", "Repair"]
     shown = repair(DemoSetting(), model=folder, pictures=40, tested=8)
     page = render_page("Demo", shown.sections)
-    assert "before and after the repair" in page and "Which remedy?" in page
+    assert "before and after" in page and "Which remedy?" in page
     (sentence,) = shown.lines
     assert sentence in page or sentence.replace(">", "&gt;") in page

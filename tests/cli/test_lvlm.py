@@ -66,13 +66,13 @@ def test_a_word_is_traced_by_a_saved_bank(toy, photos, tmp_path):
     manifest, page = manifest_of(out), (out / "index.html").read_text()
     assert manifest["command"] == "lvlm trace" and f"answer: {manifest['answer']};" in done.stdout
     assert page.count('class="head-grid"') == 2 and 'class="prompt"' in page
-    assert page.count('<figure class="chart">') == 4
+    assert page.count('<figure class="chart">') == 2
     assert read_image(out / "overlay.png").width > 1000
     assert load_file(out / "tokens.safetensors")["coefficients"].shape == (16,)
     more = ("--heads-only", "--option", "ablated=0.6", "--seed", 3, "--quiet")
     quiet = lvlm("trace", *asked, *more)
     assert quiet.exit_code == 0 and quiet.output == "" and not (out / "overlay.png").exists()
-    assert "p 0.6" in manifest_of(out)["run"]["options"]["heads"]
+    assert manifest_of(out)["run"]["sampling"]["p"] == 0.6
 
 
 def test_edited_heads_speak(toy, photos, tmp_path):

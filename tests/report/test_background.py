@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import csv
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -11,6 +11,7 @@ import seecause as sc
 from seecause.background import HeadScores
 from seecause.background.images import LabelledImages
 from seecause.background.prune import Curve, Outcome
+from seecause.background.repair import Candidate
 from seecause.report import background as pages
 from tests.tiny import tiny
 
@@ -22,36 +23,36 @@ def outcome(accuracy: float, removed=()) -> Outcome:
 def test_curves_have_the_chosen_heads_and_the_band_of_random_ones():
     random = [[outcome(0.5), outcome(0.5)], [outcome(0.2), outcome(0.6)]]
     section = pages.curves_section(Curve([0, 3], [outcome(0.5), outcome(0.75)], random), by="cigma")
-    assert section.body.count("<figure") == 1 and "accuracy ↑" in section.body
+    assert section.body.count("<figure") == 2 and "accuracy" in section.body
     assert "chosen by cigma" in section.body and "as many random heads" in section.body
-    assert "nothing moves it: worst group stays at 0.25." in section.note
+    assert "worst group" in section.body and "NLL" not in section.body
 
 
-def test_removed_heads_are_named_and_small_groups_are_mentioned():
+def test_removed_heads_are_named_with_what_changed():
     cases = LabelledImages(torch.zeros(2, 3, 2, 2), name="test", groups=((0, 0), (0, 1)))
     after = outcome(0.75, [(2, 1), (0, 3)])
     section = pages.change_section(outcome(0.5), after, cases, gaps=(0.3, 0.1))
     assert section.note.startswith("Heads removed (layer, head): (2, 1), (0, 3). 2 images of test")
-    assert "The smallest group has 1 image," in section.note
-    assert "-0.200" in section.body and "BG-gap" in section.terms and "+0.000" not in section.body
+    assert "-0.200" in section.body and "BG-gap" in section.body and "+0.250" in section.body
 
 
 def test_every_column_of_scores_has_its_own_numbers():
     value = torch.tensor([[0.5, -0.25], [0.75, -torch.inf]])
     scores = HeadScores(value, value + 1, after={"accuracy": value + 2, "response": value})
-    rows = list(csv.DictReader(pages.scores_csv(scores).splitlines()))
+    rows = pages.scores_rows(scores)
     assert list(rows[0]) == ["layer", "head", "score", "standard error", "accuracy without it"]
-    assert [[float(number) for number in row.values()] for row in rows[:3]] == [
+    assert [list(row.values()) for row in rows[:3]] == [
         [1, 0, 0.75, 1.75, 2.75], [0, 0, 0.5, 1.5, 2.5], [0, 1, -0.25, 0.75, 1.75],
     ]  # fmt: skip
-    assert rows[3]["score"] == "-inf"  # must stay: the last
+    assert rows[3]["score"] == -torch.inf  # must stay: the last
 
 
-def test_an_effect_that_is_none_is_told_with_its_error_and_images():
+def test_scores_by_exchange_say_what_heads_carry_or_that_there_is_no_effect():
     about = {"mediated": {}, "effect": 0.01, "effect error": 0.02, "images": [5, 3, 16, 16]}
-    told = pages.no_effect(HeadScores(torch.zeros(1, 1), protocol=about))
+    told = pages.scores_sentence(HeadScores(torch.zeros(1, 1), protocol=about))
     assert "other versions of 5 images move predictions by 0.01 ± 0.02 nats" in told
-    assert pages.no_effect(HeadScores(torch.zeros(1, 1), protocol={"mediated": {1: 0.5}})) == ""
+    shared = pages.scores_sentence(HeadScores(torch.zeros(1, 1), protocol={"mediated": {1: 0.5}}))
+    assert "50% by 1" in shared and pages.scores_sentence(HeadScores(torch.zeros(1, 1))) == ""
 
 
 def test_the_likeliest_classes_come_first_with_their_probabilities():
@@ -65,3 +66,34 @@ def test_the_likeliest_classes_come_first_with_their_probabilities():
         assert word == "now" and [a.explained for a in answers] == [False, True]
         assert [a.name for a in answers] == [model.class_name(1), model.class_name(2)]
         assert [a.probability for a in answers] == pytest.approx(chances[1:3].tolist())
+
+
+def test_remedies_are_listed_with_the_chosen_one_shaded():
+    taken = {"transplant-worst": 0.8}
+    tried = [
+        Candidate("a", "fitted", validation=taken, test={"flips": 0.25}),
+        Candidate("b", "", failed="no masks"),
+    ]
+    result = SimpleNamespace(
+        candidates={c.name: c for c in tried}, remedy="a", chosen_by="transplant-worst"
+    )
+    section = pages.remedies_section(result)
+    assert section.body.count('class="best"') == 1 and "no masks" in section.body
+    assert "0.800" in section.body and "0.250" in section.body and "worst group" not in section.body
+    result.candidates["nothing"], result.remedy = Candidate("nothing", ""), "nothing"
+    assert "None was taken" in pages.remedies_section(result).note
+
+
+def test_examples_of_a_kind_are_nine_images_at_most_each_once():
+    images = torch.arange(12.0).view(12, 1, 1, 1).expand(12, 3, 16, 16) / 12
+    model = SimpleNamespace(
+        patch=(4, 4), layout=SimpleNamespace(grid=(4, 4)),
+        preprocess=SimpleNamespace(raw=lambda image: image),
+    )  # fmt: skip
+    result = SimpleNamespace(model=model, data=SimpleNamespace(images=images))
+    tokens = [[place // 2, 5] for place in range(24)]
+    sheet = pages.example_sheet(result, SimpleNamespace(tokens=torch.tensor(tokens)))
+    assert sheet.shape == (3, 40, 40)  # three by three: a patch, its neighbours and a line
+    torch.testing.assert_close(sheet[0, 7::13, 7::13].flatten(), torch.arange(9.0) / 12)
+    one = pages.example_sheet(result, SimpleNamespace(tokens=torch.tensor([[3, 0]])))
+    assert one.shape[0] == 3

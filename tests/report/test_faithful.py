@@ -5,27 +5,22 @@ from __future__ import annotations
 import pytest
 import torch
 
-from seecause.faithful import Evaluation, Intervention
 from seecause.faithful.evaluation import PartExamples
 from seecause.faithful.parts import IFAMOutput
-from seecause.report.faithful import (
-    NOTE,
+from seecause.report.background import (
     css_colours,
-    evaluation_table,
+    known_rows,
     note_of,
-    part_cards,
-    part_lines,
+    part_sentences,
+    parts_section,
     seen_pixels,
 )
 from tests.faithful.nets import SIZE, tiny_net
 
 
 def test_a_promise_is_made_for_a_fixed_mask_only():
-    assert (
-        note_of(tiny_net()) == NOTE
-        and "with this mask" in NOTE
-        and "sees the whole image when it chooses the mask" in NOTE
-    )
+    assert "with this mask" in note_of(tiny_net())
+    assert "sees the whole image when it chooses the mask" in note_of(tiny_net())
 
 
 @pytest.mark.parametrize(
@@ -33,13 +28,12 @@ def test_a_promise_is_made_for_a_fixed_mask_only():
     [({"stages": 1}, "have seen the whole image"), ({"gradient": "soft"}, "read a little")],
 )
 def test_networks_that_see_everything_promise_nothing(options, why):
-    assert "promises nothing" in note_of(tiny_net(**options)) and why in note_of(
-        tiny_net(**options)
-    )
+    note = note_of(tiny_net(**options))
+    assert "promises nothing" in note and why in note
 
 
 def answered(classes, owners) -> IFAMOutput:
-    """Two pictures that are answered so; patches [2] belong to these parts, 3 is the background."""
+    """Two images with these predictions; patches [2] belong to these parts, 3 is the background."""
     logits = 2 * torch.eye(4)[classes]
     maps = torch.eye(4)[torch.tensor(owners)].permute(0, 2, 1)[:, :, None]  # [2, 4, 1, 2]
     none = torch.empty(0)
@@ -48,7 +42,7 @@ def answered(classes, owners) -> IFAMOutput:
 
 
 def made_examples() -> PartExamples:
-    """Part 0 is in both pictures, part 1 in the first, part 2 in none. Without part 0 the second
+    """Part 0 is in both images, part 1 in the first, part 2 in none. Without part 0 the second
     is called otherwise, without part 1 the first."""
     output = answered([1, 2], [[0, 1], [0, 3]])
     without = {
@@ -60,30 +54,23 @@ def made_examples() -> PartExamples:
     return PartExamples(net, torch.zeros(2, 3, *SIZE), output, without, ["one", "two"])
 
 
-def test_lines_count_the_pictures_of_a_part_and_the_answers_it_changes():
-    assert part_lines("zoo", made_examples()) == [
-        "2 images of zoo, 3 parts",
-        "part 0: in 2 images; predictions changed without it: 1",
-        "part 1: in 1 images; predictions changed without it: 1",
-        "part 2: in 0 images; predictions changed without it: 0",
+def test_predictions_that_change_without_a_part_are_counted():
+    assert part_sentences(made_examples()) == [
+        "part 0: 1 of 2 predictions change without it",
+        "part 1: 1 of 2 predictions change without it",
+        "part 2: 0 of 2 predictions change without it",
     ]
 
 
-def test_a_card_tells_the_answer_with_and_without_each_part():
-    first, second = part_cards(made_examples())
-    assert (first.title, first.caption) == ("one", "prediction: bee; changes without part 1")
-    assert (second.title, second.caption) == ("two", "prediction: cat; changes without part 0")
-    gone = ["without part 0", "without part 1", "part 2 is not in it"]
-    assert [shot.title for shot in first.shots] == ["image", "parts", "stage 2 sees 100%", *gone]
-    gone[1] = "part 1 is not in it"
-    assert [shot.title for shot in second.shots[2:]] == ["stage 2 sees 50%", *gone]
-    assert [shot.changed for shot in first.shots[3:]] == [False, True, False]
-    assert [shot.changed for shot in second.shots[3:]] == [True, False, False]
-    answers = [shot.answers[0][1] for shot in second.shots[2:4]]
-    assert [two[0].name for two in answers] == ["cat", "dog"] and answers[0][0].explained
+def test_a_card_tells_the_prediction_with_and_without_each_part():
+    body = parts_section(made_examples()).body
+    first, second = body.split("<article")[1:]
+    assert "prediction: bee; changes without part 1" in first
+    assert "prediction: cat; changes without part 0" in second
+    assert "<b>without part 1 ≠</b>" in first and "<b>without part 0 ≠</b>" not in first
+    assert "selected: 100%" in first and "selected: 50%" in second
     best = torch.tensor([2.0, 0, 0, 0]).softmax(dim=0)[0].item()
-    assert answers[0][0].probability == pytest.approx(best) and len(answers[0]) == 2
-    assert not answers[0][1].explained and not second.warnings
+    assert f"{best:.2f}" in second and "no patch is selected" not in body
 
 
 def test_pixels_that_are_not_read_are_grey():
@@ -92,15 +79,6 @@ def test_pixels_that_are_not_read_are_grey():
     assert css_colours(2) == ["#0072b2", "#e69f00"]
 
 
-def test_a_table_shows_plain_and_changed_numbers_with_their_digits():
-    plain = {"average": 0.75, "worst": 0.5, "keypoints": 7.123, "empty": 2.0}
-    changed = {"average": 0.875, "worst": 0.25, "empty": 3.0}
-    by = Intervention((0, 2), 0.9, "dot")
-    titles, rows, notes = evaluation_table(Evaluation("zoo", 8, plain, changed, by))
-    assert titles[1:] == ["plain", "without part 0, 2 and tokens beyond 0.9 by dot product"]
-    numbers = {row[0]: row[1:] for row in rows}
-    assert numbers["AA"] == ["0.7500", "0.8750"] and numbers["WGA"] == ["0.5000", "0.2500"]
-    assert numbers["Kp"] == ["7.12", "-"] and numbers["empty"] == ["2", "3"]
-    assert "AUC" not in numbers and len(notes) == 1 and "lower is better" in notes[0]
-    titles, _, _ = evaluation_table(Evaluation("zoo", 8, plain, plain, Intervention()))
-    assert titles[2] == "no change: best on validation"
+def test_numbers_that_only_one_column_has_are_dashes_in_the_other():
+    rows = known_rows({"plain": {"average": 0.75, "keypoints": 7.1}, "changed": {"average": 0.5}})
+    assert rows == [["average", "0.7500", "0.5000"], ["keypoints", "7.1000", "-"]]

@@ -52,25 +52,12 @@ class Viewable(Result):
         """One row for each method and image: the prediction, and where the map is highest."""
         return [row for run in self._runs().values() for row in run.rows()]
 
-    def plot(self, ax: Any = None, **options: Any) -> Figure:
-        """Draw images and their maps with matplotlib.
-
-        Args:
-            ax: Axes of your own, for a single map.
-            **options: Options of `seecause.report.figures.overlay`.
-        """
-        if isinstance(ax, str | Path):
-            file = f"axes of matplotlib; to write a file: att.plot().savefig({str(ax)!r})"
-            raise BadOption("ax", str(ax), file)
+    def plot(self) -> Figure:
+        """Draw images beside their maps with matplotlib; `plot().savefig("maps.pdf")` writes a
+        file."""
         from seecause.report.explain import plot
 
-        return plot(self._runs(), ax, **options)
-
-    def show(self) -> None:
-        """Display images and maps below a notebook's cell, or in a window."""
-        from seecause.report.explain import show
-
-        show(self)
+        return plot(self._runs())
 
     def page(self, path: str | Path) -> Path:
         """Write one HTML file, like the page of `seecause explain`; `path` may be a folder."""

@@ -41,7 +41,6 @@ from seecause.errors import BadOption, DataMissing, NotDefined, UnsupportedModel
 
 if TYPE_CHECKING:
     from seecause.background.discover import Discovery
-    from seecause.background.heads import HeadScores
     from seecause.background.objects import MaskSource
     from seecause.background.prune import PruneResult
     from seecause.models.base import ImageModel
@@ -121,8 +120,8 @@ def audit(
     from seecause.background.images import model_for
     from seecause.data.batch import take_names
     from seecause.data.registry import open_data
-    from seecause.report.background import audit_csv, audit_lines, audit_sections
-    from seecause.report.pages import title_name
+    from seecause.report.background import audit_lines, audit_rows, audit_sections
+    from seecause.report.pages import rows_csv
 
     replaced = check_out(out, overwrite=output.overwrite)
     given = by_name(option)
@@ -163,13 +162,13 @@ def audit(
             "limits": limits,
             "limits not met": missed,
         },
-        f"Does {title_name(opened.name)} predict from the background?",
+        f"Does {Path(opened.name).name} predict from the background?",
         audit_sections(answering, result, limits=missed),
         lead=lead_of(opened, result.data),
-        tables={"audit.csv": audit_csv(result, answering.classes)},
+        tables={"audit.csv": rows_csv(audit_rows(result, answering.classes))},
         skipped=skipped,
     )
-    lines = [*audit_lines(result, notes=False), *missed, *ending(out, replaced)]
+    lines = [*audit_lines(result), *missed, *ending(out, replaced)]
     return output.finish(facts, lines, skipped=skipped, code=FAILED if missed else 0)
 
 
@@ -379,8 +378,13 @@ def score(
     """
     from seecause.background import score_heads
     from seecause.data.registry import open_data
-    from seecause.report.background import scores_csv, scores_section, settings_section
-    from seecause.report.pages import skipped_section
+    from seecause.report.background import (
+        heads_protocol,
+        scores_rows,
+        scores_section,
+        scores_sentence,
+    )
+    from seecause.report.pages import rows_csv, skipped_section
 
     replaced = check_out(out, overwrite=output.overwrite)
     settings, question = head_settings(by, fill, masks_from, option)
@@ -403,15 +407,15 @@ def score(
         [
             scores_section(scores, by=by),
             *skipped_section(skipped),
-            settings_section(opened, result.record),
+            heads_protocol(opened, result),
         ],
         lead=lead_of(opened, result.data),
-        tables={"scores.csv": scores_csv(scores)},
+        tables={"scores.csv": rows_csv(scores_rows(scores))},
         skipped=skipped,
     )
     best = [f"{head} {float(scores.value[head]):.3g}" for head in scores.order()[:5]]
     highest = f"highest (layer, head): {', '.join(best) or 'no head has a score above 0'}"
-    lines = [*_about(scores), highest, *ending(out, replaced)]
+    lines = [*filter(None, [scores_sentence(scores)]), highest, *ending(out, replaced)]
     return output.finish(facts, lines, skipped=skipped)
 
 
@@ -445,15 +449,14 @@ def prune(
         top: Heads to remove at most: a count such as 16, or a share such as 0.1.
     """
     from seecause.background import prune_and_test
-    from seecause.background.images import model_for
     from seecause.data.registry import open_data
     from seecause.report.background import (
-        before_after_section,
         change_section,
         curves_section,
-        scores_csv,
+        heads_protocol,
+        scores_rows,
         scores_section,
-        settings_section,
+        scores_sentence,
     )
     from seecause.report.pages import rows_csv, skipped_section
 
@@ -490,16 +493,15 @@ def prune(
             change_section(result.before, result.after, result.test, gaps=result.gaps),
             curves_section(result.curve, by=by),
             scores_section(scores, by=by, chosen=result.heads),
-            before_after_section(model_for(result.model, result.test), result.examples),
             *skipped_section(result.skipped),
-            settings_section(result.model, record),
+            heads_protocol(result.model, result.scored, form=form),
         ],
         lead=lead_of(result.model, result.test),
-        tables={"scores.csv": scores_csv(scores), "curve.csv": rows_csv(curve)},
+        tables={"scores.csv": rows_csv(scores_rows(scores)), "curve.csv": rows_csv(curve)},
         skipped=result.skipped,
         more=lambda folder: _export(result, folder / "model", form),
     )
-    lines = _about(scores)
+    lines = [*filter(None, [scores_sentence(scores)])]
     lines += [] if result.heads else ["nothing is removed: no head has a score above 0"]
     lines.append(f"removed {len(result.heads)} heads: {result.heads}")
     for name, (before, after) in result.changes().items():
@@ -639,22 +641,3 @@ def _export(result: PruneResult, folder: Path, form: Any) -> None:
     from seecause.lvlm.prompt_classifier import PromptClassifier, export
 
     export(cast(PromptClassifier, result.model), result.heads, folder, note=result.note)
-
-
-def _about(scores: HeadScores) -> list[str]:
-    """What heads carry together where two versions were exchanged; how far a screen can be
-    trusted, where there was one."""
-    from seecause.report.background import no_effect
-
-    if nothing := no_effect(scores):
-        return [nothing]
-    if shares := scores.protocol.get("mediated"):
-        listed = ", ".join(f"{share:.0%} by {count}" for count, share in shares.items())
-        return [f"of what the other version changes, the highest heads carry {listed}"]
-    about = scores.protocol.get("screen")
-    if about is None:
-        return []
-    return [
-        f"{about['verified']} verified + {about['audited']} audited of {about['heads']} heads:"
-        f" agreement {about['agreement']:.2f}, estimated recall {about['recall']:.2f}"
-    ]

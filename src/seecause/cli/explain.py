@@ -213,14 +213,17 @@ def _warn(opened: ImageModel, model: str, files: Sequence[str]) -> None:
 
 def _lines(rows: Sequence[Mapping[str, Any]], model: ImageModel) -> list[str]:
     """The prediction for each image that could be read."""
-    from seecause.report.explain import box_texts, prediction_text
+    from seecause.report.explain import prediction_text
 
     random = f"{model.name} has random weights: its predictions mean nothing"
     lines = [random] if model.random_weights else []
     for row in rows:
         if "row" in row or "answers" in row:
             lines.append(f"{row['name']}: {prediction_text(row)}")
-            lines += [f"  {words}" for words in box_texts(row)]
+            lines += [
+                f"  box {box['index']}: {box['name']}, probability {box['probability']:.3f}"
+                for box in row.get("boxes", ())
+            ]
     return lines
 
 

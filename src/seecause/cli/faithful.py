@@ -228,14 +228,16 @@ def intervene(
 
 
 def _print_evaluation(result: Evaluation, output: Output) -> int:
-    from seecause.report.faithful import evaluation_table
+    from seecause.report.background import known_rows
 
-    titles, rows, notes = evaluation_table(result)
+    columns = {"plain": result.plain}
+    if result.changed is not None:
+        columns[str(result.intervention)] = result.changed
     if not output.silent:
-        print_table(titles, rows, title=f"{result.data}, {result.pictures} images")
+        title = f"{result.data}, {result.pictures} images"
+        print_table(["", *columns], known_rows(columns), title=title)
     facts = {"data": result.data, "images": result.pictures, "plain": result.plain}
-    facts |= {"changed": result.changed, "intervention": titles[2] if len(titles) > 2 else None}
-    return output.finish(facts, notes)
+    return output.finish({**facts, "changed": result.changed, "intervention": [*columns][1:]})
 
 
 def parts(
@@ -258,7 +260,9 @@ def parts(
         device: Where to compute; auto takes the GPU if there is one.
     """
     from seecause.faithful import example_parts, open_network
-    from seecause.report.faithful import part_lines, write_parts
+    from seecause.faithful.evaluation import part_sheet
+    from seecause.report.background import part_sentences, parts_section
+    from seecause.report.pages import write_page
 
     replaced = check_out(out, overwrite=output.overwrite)
     opened = open_network(network, device=pick_device(device))
@@ -266,8 +270,11 @@ def parts(
     facts = {"command": "faithful parts", "out": str(out), "page": "index.html"}
     facts |= {"network": network, "data": name}
     with result_folder(out, facts, overwrite=output.overwrite) as folder:
-        write_parts(folder, examples, lead=f"{network}, on {name}")
-    return output.finish(facts, [*part_lines(name, examples), *ending(out, replaced)])
+        sections, lead = [parts_section(examples)], f"{network}, on {name}"
+        write_page(folder / "index.html", "What can it look at?", sections, lead=lead)
+        raw = opened.net.preprocess.raw(examples.images)
+        part_sheet(raw, examples.output.maps).save(folder / "parts.png")
+    return output.finish(facts, [*part_sentences(examples), *ending(out, replaced)])
 
 
 def export(network: Network, folder: Path, /, *, output: Output = Output()) -> int:

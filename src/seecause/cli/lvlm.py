@@ -144,7 +144,7 @@ def trace(
     from seecause.data.images import open_picture
     from seecause.lvlm import MaskEngine, trace_answer
     from seecause.lvlm.trace import concerns, masked_runs
-    from seecause.report.lvlm import trace_manifest, write_trace
+    from seecause.report.lvlm import write_trace
 
     replaced = check_out(out, overwrite=output.overwrite)
     given = _settings(option, ablated=0.75, token_masks=None, floor=1.0, adaptive=False)
@@ -161,7 +161,7 @@ def trace(
         fit = {"p": given["ablated"], "adaptive": given["adaptive"], "seed": where.seed}
         result = trace_answer(engine, **count, **fit)
     facts = {"command": "lvlm trace", "out": str(out), "page": "index.html", "image": image}
-    facts |= {"model": model, "answer": engine.answer, "run": trace_manifest(result)}
+    facts |= {"model": model, "answer": engine.answer, "run": result.heads.heads.protocol}
     with result_folder(out, facts, overwrite=output.overwrite) as folder:
         result.save(folder)
         write_trace(folder, result, picture, name=image)
@@ -224,7 +224,7 @@ def answer(
     from seecause.data.images import open_picture
     from seecause.lvlm import AnswerEngine, trace_words
     from seecause.lvlm.words import masked_runs, word_concerns
-    from seecause.report.lvlm import answer_manifest, sentence, write_answer
+    from seecause.report.lvlm import sentence, write_answer
 
     replaced = check_out(out, overwrite=output.overwrite)
     given = _settings(option, ablated=0.75)
@@ -240,7 +240,7 @@ def answer(
         words = trace_words(engine, **count, p=given["ablated"], seed=where.seed)
     facts = {"command": "lvlm answer", "out": str(out), "page": "index.html", "image": image}
     facts |= {"model": model, "answer": sentence(engine), "words": _word_rows(words)}
-    facts |= {"run": answer_manifest(words)}
+    facts |= {"run": words.protocol}
     with result_folder(out, facts, overwrite=output.overwrite) as folder:
         words.save(folder)
         write_answer(folder, engine, words, picture, name=image)

@@ -42,18 +42,12 @@ from seecause.lvlm import (
 from seecause.models.base import protocol
 from seecause.models.load import ZOO
 from seecause.report.background import (
+    before_after_section,
+    parts_section,
     remedies_section,
     repair_change_section,
-    worst_section,
 )
-from seecause.report.faithful import note_of, part_cards, parts_section
-from seecause.report.lvlm import (
-    curves_section,
-    head_counts,
-    heads_section,
-    tokens_section,
-    trace_manifest,
-)
+from seecause.report.lvlm import curves_section, heads_section, tokens_section
 
 BUILT = "builtin:critters-ifam"
 BUILD_PICTURES = 4
@@ -85,7 +79,6 @@ def build(
         f"{critters.CLASSES[c]} on {critters.BACKGROUNDS[b]}"
         for c, b in zip(shown.creature.tolist(), shown.background.tolist(), strict=True)
     ]
-    cards = part_cards(part_examples(net, images(shown), titles))
     elsewhere = (latents.background + 1) % len(critters.BACKGROUNDS)
     with torch.no_grad():
         before, after = (
@@ -93,9 +86,10 @@ def build(
             for do in (None, critters.Do(background=elsewhere))
         )
     flips = int((before != after).sum())
+    section = parts_section(part_examples(net, images(shown), titles))
     count = len(latents)
     note = (
-        f"{note_of(net)}\nOf {count} creatures drawn, {int(changing.sum())} get another answer when"
+        f"{section.note}\nOf {count} creatures drawn, {int(changing.sum())} get another answer when"
         f" some part is taken out; those are shown first. Another background changed {flips} of"
         f" {count} answers. It can: stage 1 sees it when it chooses, and patches at the creature's"
         " border show some of both."
@@ -105,7 +99,7 @@ def build(
         "options": {"parts": net.parts, "pictures": count},
         **protocol(view, images(latents)),
     }
-    return DemoSections([parts_section(cards, net, note=note)], [manifest])
+    return DemoSections([replace(section, note=note)], [manifest])
 
 
 def _changing(net: IFAM, images: torch.Tensor) -> torch.Tensor:
@@ -148,9 +142,9 @@ def trace(
     sections = [
         replace(first, note=first.note + FEWER),
         heads_section(answer),
-        curves_section(answer.heads.curves, head_counts(answer.heads)),
+        curves_section(answer.heads),
     ]
-    return DemoSections(sections, [trace_manifest(answer)])
+    return DemoSections(sections, [answer.heads.heads.protocol])
 
 
 def _first_that_sees(
@@ -191,15 +185,10 @@ def repair(
         critter_images(view, latents, name=name, swaps=False) for name, latents in drawn.items()
     )
     result = sc_repair(view, cases, test=test, per_picture=3, seed=setting.seed)
-    pair, models = [result.before, result.after], [result.original, result.model]
-    title = "The same pictures, before and after the repair"
-    gallery = worst_section(models, pair, ["before", "after"], title=title, count=shown)
+    gallery = before_after_section(result, count=shown)
     sections = [
         replace(gallery, note=f"{result.sentence}\n{gallery.note}"),
-        replace(
-            repair_change_section(result, title="What changed when it was mended?"),
-            fold="Numbers before and after",
-        ),
+        replace(repair_change_section(result), fold="Numbers before and after"),
         replace(remedies_section(result), fold="All that was tried"),
     ]
     manifest = {**result.before.protocol, "method": "repair"}

@@ -23,7 +23,7 @@ from seecause.attribution.result import Attribution
 from seecause.background.audit import audit as audit_model
 from seecause.background.heads import penalised
 from seecause.background.images import critter_images
-from seecause.background.prune import curve, examples
+from seecause.background.prune import curve
 from seecause.background.screening import screen
 from seecause.bench.cells import Request
 from seecause.bench.runner import run as run_bench
@@ -33,13 +33,12 @@ from seecause.models.base import ImageModel, protocol
 from seecause.models.view import VisionModel
 from seecause.report.background import (
     audit_lines,
-    before_after_section,
     change_section,
     curves_section as removal_section,
     scores_section,
     worst_section,
 )
-from seecause.report.bench import curves_section, gallery_section, summaries, table_section
+from seecause.report.bench import curves_section, gallery_section, table_section
 from seecause.report.figures import scale_of
 from seecause.report.pages import Card, MapView, Section, Strip, cards_html, verdict_box
 from seecause.target import Answer
@@ -183,8 +182,8 @@ def compare(
         run_bench(folder, request)
         results = read_results(folder)
         plan = results.plan
-        pictures_first = gallery_section(results, plan, reference=methods[0], shown=1)
-        table = table_section(table_of(results.values), methods=summaries(plan))
+        pictures_first = gallery_section(results, methods[0], shown=1)
+        table = table_section(table_of(results.values), plan)
         sections = [
             pictures_first,
             replace(table, note=COMPARE_NOTE + table.note),
@@ -223,7 +222,7 @@ def audit(
 
 
 BIASED = TWO_MODELS[-1]
-HEADS_PICTURES, HEADS_TOP, HEADS_DRAWS, HEADS_SHOWN = 8, 6, 3, 3
+HEADS_PICTURES, HEADS_TOP, HEADS_DRAWS = 8, 6, 3
 
 
 def remove_heads(
@@ -256,13 +255,11 @@ def remove_heads(
     heads = scores.top(min(top, int(scores.value.isfinite().sum())))
     counts = sorted({0, len(heads) // 2, len(heads)})
     removal = curve(opened, test, scores, counts, ["swap"], draws=draws, seed=setting.seed)
-    shown = test.take(torch.arange(min(HEADS_SHOWN, len(test))))
     first, last = removal.chosen[0], removal.chosen[-1]
-    change = change_section(first, last, test, title="What changed when they went?")
+    change = change_section(first, last, test)
     sections = [
-        before_after_section(opened, examples(opened, shown, sets=[[], heads])),
         scores_section(scores, by="cigma", chosen=heads),
-        removal_section(removal, by="cigma", title="Would any heads do?"),
+        removal_section(removal, by="cigma"),
         replace(change, fold="Numbers before and after"),
     ]
     options = {"top": top, "pictures": pictures, "fill": "grey"}

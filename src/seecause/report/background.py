@@ -1,4 +1,5 @@
-"""Pages about the background: audits, repairs, scores and removal of heads, discovered shortcuts.
+"""Pages about the background: audits, repairs, scores and removal of heads, discovered shortcuts,
+and parts that a network reads (iFAM).
 
 Each function returns sections: images first, then numbers, then the protocol.
 """
@@ -7,18 +8,17 @@ from __future__ import annotations
 
 import math
 import re
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
-from markupsafe import Markup
 from torch import Tensor
 
-from seecause import __version__
+from seecause.faithful.evaluation import mask_pixels, part_colours, part_picture
+from seecause.models.base import protocol
 from seecause.report.figures import (
     Line,
     chart,
@@ -30,7 +30,6 @@ from seecause.report.figures import (
     thumbnail,
 )
 from seecause.report.pages import (
-    REPRODUCE,
     Card,
     Section,
     Shot,
@@ -38,10 +37,10 @@ from seecause.report.pages import (
     head_grid,
     part,
     protocol_section,
-    rows_csv,
     skipped_section,
     table,
     verdict_box,
+    warnings,
 )
 from seecause.target import Answer, best_answers, spread
 
@@ -50,22 +49,17 @@ if TYPE_CHECKING:
     from seecause.background.discover import Discovery, Finding
     from seecause.background.heads import Head, HeadScores
     from seecause.background.images import LabelledImages
-    from seecause.background.prune import Curve, Examples, Outcome
-    from seecause.background.repair import Candidate, Repair
+    from seecause.background.prune import Curve, Outcome, ScoredHeads
+    from seecause.background.repair import Repair
+    from seecause.faithful.evaluation import PartExamples
+    from seecause.faithful.net import IFAM
     from seecause.models.base import ImageModel
 
 SHOWN = 6  # images in a gallery
-GAINS = {
-    "FIG": "foreground information gain: how far the prediction moves without the object"
-    " (Jensen-Shannon divergence in nats: 0 not at all, 0.69 at most)",
-    "BIG": "background information gain: how far the prediction moves without the background",
-    "BIR": "background influence, BIG / (FIG + BIG): 0 predicts from the object, 1 from the"
-    " background; ratio of means, or mean of ratios where it says so",
-}
-TERMS = {
+TERMS = {  # numbers of audits, repairs and pruning
     "accuracy": "correct predictions on plain images",
     "flips": "of all predictions, those that change on the background of an image that is predicted"
-    " otherwise",
+    " otherwise; after pruning, on another version of the image",
     "flips, control": "flips on backgrounds of images predicted the same: what cutting alone does",
     "transplants": "correct predictions on backgrounds of images that are predicted otherwise",
     "transplant-worst": "the lowest accuracy over class x class of the background (few: pooled)",
@@ -74,41 +68,27 @@ TERMS = {
     "low 95%": "lower end of the 95 % interval of extra flips (bootstrap over images)",
     "high 95%": "its upper end",
     "right answers": "images that the verdict is taken of",
-    **GAINS,
+    "NLL": "negative log-likelihood of the true class in nats",
+    "ECE": "expected calibration error: how far confidence is from accuracy",
+    "BG-gap": "accuracy lost when the background is one of another class",
+    "FIG": "foreground information gain: how far the prediction moves without the object"
+    " (Jensen-Shannon divergence in nats: 0 not at all, 0.69 at most)",
+    "BIG": "background information gain: how far the prediction moves without the background",
+    "BIR": "background influence, BIG / (FIG + BIG), a ratio of means: 0 predicts from the object,"
+    " 1 from the background",
 }
-OUTCOMES = {  # numbers before and after heads are removed: meaning, and which is better
-    "accuracy": ("", "↑"),
-    "worst group": ("accuracy in the worst group", "↑"),
-    "worst of groups (0, 1) and (1, 0)": ("", "↑"),
-    "mean of groups": ("accuracy, mean over groups", "↑"),
-    "groups weighted as in training": ("accuracy, groups weighted as in training", "↑"),
-    "NLL": ("negative log-likelihood of the true class in nats", "↓"),
-    "ECE": ("expected calibration error: how far confidence is from accuracy", "↓"),
-    "flips": ("predictions that change when the same object is drawn on another background", "↓"),
-    "FIG": (GAINS["FIG"], ""),
-    "BIG": (GAINS["BIG"], "↓"),
-    "BIR": (GAINS["BIR"], "↓"),
-    "BG-gap": ("accuracy lost when the background is one of another class", "↓"),
-}
-ERASURES = {  # ways to erase the background, each by what its name contains
-    "discovered masks": "found by search: the part of the image that the model keeps its prediction"
-    " with, which need not be the object",
-    "true masks": "come with the data and are the object",
-    "mean": "the gap is filled with the image's own mean colour",
-    "grey": "the gap is filled with the mean colour of the training set",
-    "blur": "the gap is filled with the image, blurred",
-    "noise": "the gap is filled with noise",
-    "exact swap": "the same image drawn again with another background, or with another object:"
-    " nothing is cut out",
-}
+
+
+def meaning(name: str) -> str:
+    """What a number means; what it was measured with is after a comma."""
+    return TERMS.get(name, TERMS.get(name.partition(", ")[0], ""))
 
 
 # Audits.
 
 
-def audit_lines(audit: BackgroundAudit, *, notes: bool = True) -> list[str]:
-    """The verdict in words, the conclusion first; without the `notes` of the masks where they were
-    printed already."""
+def audit_lines(audit: BackgroundAudit) -> list[str]:
+    """The verdict in words, the conclusion first."""
     from seecause.background.audit import ENOUGH, MOSTLY, SOME
 
     conclusions = {
@@ -118,53 +98,37 @@ def audit_lines(audit: BackgroundAudit, *, notes: bool = True) -> list[str]:
         "perhaps": "Perhaps: it looks so, but only by the model's own masks.",
         "too few": f"Too few: fewer than {ENOUGH} correct predictions show nothing.",
     }
-    numbers, (low, high) = audit.numbers(), audit.interval
-    lines, few = [conclusions[audit.verdict]], audit.verdict == "too few"
-    if low == low and not few:
+    lines, (low, high) = [conclusions[audit.verdict]], audit.interval
+    if low == low and audit.verdict != "too few":
         control = f"on that of one with the same prediction {audit.control_flips:.0%}"
         if math.isnan(audit.control_flips):
             control = "and no two images have the same prediction, to show what cutting alone does"
         lines.append(
             f"On the background of an image with another prediction {audit.flips:.0%} of correct"
-            f" predictions change, {control}. Difference {numbers.get('extra flips', 0):+.0%} (95 %"
-            f" interval {low:+.0%} to {high:+.0%}, {len(audit.extra_flips)} images; yes from"
+            f" predictions change, {control}. Difference {float(audit.extra_flips.mean()):+.0%}"
+            f" (95 % interval {low:+.0%} to {high:+.0%}, {len(audit.extra_flips)} images; yes from"
             f" {SOME:+.0%} on)."
         )
     if audit.verdict == "cannot tell" and audit.control_flips > MOSTLY:
         lines.append("Cutting alone changes most predictions: check the cuts, or use other masks.")
-    worst = f"; {audit.transplant_worst:.0%} in the worst class on the worst background"
-    lines.append(f"Accuracy {audit.accuracy:.0%} on plain images{'' if few else worst}.")
-    if audit.gains is not None:
-        lines.append(
-            f"BIR {audit.gains.bir_or_zero:.2f}: the background's share of what correct predictions"
-            " lose when object or background turns grey (ratio of means, which --max-bir limits;"
-            f" mean of ratios {audit.gains.bir_mean_of_ratios:.2f})."
-        )
+    lines.append(f"Accuracy {audit.accuracy:.0%} on plain images.")
     if audit.masks is not None:
-        overlap = audit.masks.overlap
-        known = "" if overlap is None else f" (IoU with true masks {float(overlap.nanmean()):.2f})"
-        lines.append(f"Object masks: {audit.masks.source}{known}.")
-        shown = audit.masks.notes if notes else ()
-        lines += [f"{note[:1].upper()}{note[1:].removesuffix('.')}." for note in shown]
+        lines.append(f"Object masks: {audit.masks.source}.")
     return lines
 
 
 def audit_sections(
     model: ImageModel, audit: BackgroundAudit, *, limits: Sequence[str] = ()
 ) -> list[Section]:
-    """Verdict, the worst images, how objects were cut, numbers, groups and protocol. `limits` are
-    sentences about limits that are not met."""
-    rows = [
-        (name, f"{value:.{0 if name == 'right answers' else 3}f}", TERMS.get(name, ""))
-        for name, value in audit.numbers().items()
-    ]
-    numbers = table(rows, head=("on these images", "", "what it is"))
-    verdict = verdict_box([*audit_lines(audit), *limits])
+    """Verdict, the worst images, numbers, groups and protocol. `limits` are sentences about limits
+    that are not met."""
+    notes = () if audit.masks is None else audit.masks.notes
+    verdict = verdict_box([*audit_lines(audit), *limits]) + warnings(notes)
+    rows = [(name, fixed(value), meaning(name)) for name, value in audit.numbers().items()]
     return [
-        Section("Does it predict from the background?", verdict, short="Verdict"),
+        Section("Verdict", verdict),
         worst_section([model], [audit], [""]),
-        *sheet_section(model, audit),
-        Section("Numbers", numbers),
+        Section("Numbers", table(rows)),
         *groups_section(audit),
         *skipped_section(audit.data.skipped),
         protocol_section([audit.protocol]),
@@ -176,353 +140,40 @@ def worst_section(
     audits: Sequence[BackgroundAudit],
     when: Sequence[str],
     *,
-    title: str = "Where does it happen?",
     count: int = SHOWN,
 ) -> Section:
     """Correct predictions that the background changes, with the predictions of every model: the
     images that are worst for the first."""
     model, audit = models[0], audits[0]
-    versions = audit.judged.versioned
-    cards = []
+    versions, cards = audit.judged.versioned, []
     for place, version in audit.worst(count):
         truth = model.class_name(int(versions.labels[place]))
         image = versions.moved[torch.tensor([version], device=versions.moved.labels.device)][0]
         donor = model.class_name(int(versions.moved.donor_labels[version]))
         name = f"background: {donor}" if audit.masks is not None else "its other version"
-        shown = [
-            ("as it is", audit.data.images[place], [a.judged.plain for a in audits]),
-            (name, image, [a.judged.moved for a in audits]),
-        ]
+        plain = [each.judged.plain[place] for each in audits]
+        moved = [each.judged.moved[version] for each in audits]
         shots = [
             Shot(
-                what,
+                title,
                 thumbnail(model.preprocess.raw(pixels[None])[0]),
-                shot_answers(model, [rows[index] for rows in logits], truth, when),
+                shot_answers(model, logits, truth, when),
             )
-            for (what, pixels, logits), index in zip(shown, (place, version), strict=True)
+            for title, pixels, logits in (
+                ("as it is", audit.data.images[place], plain),
+                (name, image, moved),
+            )
         ]
         cards.append(Card(audit.data.ids[place], shots=shots))
     note = (
-        "Each object as it is, and on the background of an image of another class. The bold class"
-        " is the true one. Bad cuts are seen here at a glance: where the object is not what was cut"
-        " out, the numbers mean little."
+        "Each object as it is, and on the background of an image of another class; the true class"
+        " is bold. Where the object is not what was cut out, the numbers mean little."
     )
-    return Section(title, _gallery(cards), note)
-
-
-def _gallery(cards: Sequence[Card]) -> Markup:
-    return cards_html(cards) if cards else Markup("<p>There is no such image.</p>")
-
-
-def sheet_section(model: ImageModel, audit: BackgroundAudit) -> list[Section]:
-    """Object, background and transplant side by side; none where the data brings pairs."""
-    if audit.masks is None:
-        return []
-    moved: Any = audit.judged.versioned.moved
-    rows = moved.sheet(SHOWN, raw=model.preprocess.raw)
-    body = Markup("")
-    for sheet in map(display_image, rows.chunk(2 - min(SHOWN, len(moved)) % 2, dim=1)):
-        sheet.thumbnail((620, 2000))
-        image = Markup('<img alt="objects, backgrounds, transplants" src="{}">')
-        body += image.format(data_uri(sheet, photo=True))
-    note = "In each three: the object, the image whose background it gets, and the transplant."
-    body = Markup('<div class="sheets">{}</div>').format(body)
-    return [Section("How were they cut?", body, note)]
-
-
-def groups_section(audit: Any) -> list[Section]:
-    """Correct predictions by group: first code down, second code across. None without groups."""
-    from seecause.background.gains import FEW
-
-    groups = audit.groups
-    if groups is None:
-        return []
-    cells = {}
-    columns = groups.right.tolist(), groups.total.tolist(), groups.intervals().tolist()
-    for group, right, total, (low, high) in zip(groups.groups, *columns, strict=True):
-        about = f"accuracy {right / total:.2f}, 95 % interval {low:.2f} to {high:.2f}"
-        shade = round(60 * right / total)
-        cells[group] = {"text": f"{right} of {total}", "title": about, "strength": shade}
-    head, rows = ["group", "correct"], [(str(group), cell) for group, cell in cells.items()]
-    if all(len(group) == 2 for group in cells) and len(cells) > 2:
-        down, across = (sorted({group[code] for group in cells}) for code in (0, 1))
-        objects, places = audit.data.objects, audit.data.places
-        head = ["object", *(places[b] if b < len(places) else f"background {b}" for b in across)]
-        rows = [
-            (objects[f] if f < len(objects) else f"{f}", *(cells.get((f, b), "") for b in across))
-            for f in down
-        ]
-    fewest, most = int(groups.total.min()), int(groups.total.max())
-    sizes = f"{fewest}" if fewest == most else f"{fewest} to {most}"
-    size = f"worst group {groups.worst:.3f}; {sizes} images a group, hover for 95 % intervals"
-    if fewest < FEW:
-        size = f"groups have {sizes} image{'s' * (most != 1)} each, too few for an accuracy of one"
-    note = (
-        f"Correct predictions by group. Average {groups.average:.3f}, mean of groups"
-        f" {groups.unweighted_average:.3f}, {size}. A shortcut fails where object and background"
-        " disagree."
-    )
-    return [Section("Accuracy by group", table(rows, head=head), note, short="Groups")]
-
-
-def audit_csv(audit: BackgroundAudit, names: Sequence[str]) -> str:
-    """One line for each image."""
-    judged, pictures = audit.judged, audit.data
-    answers, labels = judged.plain.argmax(dim=1), judged.versioned.labels
-    moved, control = judged.flips_by_image(), judged.flips_by_image(control=True)
-    rows = []
-    for place, identity in enumerate(pictures.ids):
-        row: dict[str, str | float] = {"image": identity}
-        for column, label in (("prediction", int(answers[place])), ("label", int(labels[place]))):
-            row[column] = names[label] if label < len(names) else str(label)
-        if pictures.grouped:
-            row["group"] = " ".join(map(str, pictures.groups[place] or ()))
-        row["flips"], row["flips, control"] = float(moved[place]), float(control[place])
-        if audit.masks is not None:
-            row["mask confidence"] = float(audit.masks.confidence[place])
-        rows.append(row)
-    return rows_csv(rows)
-
-
-# Repairs.
-
-
-def repair_sections(result: Repair) -> list[Section]:
-    """The same images before and after, then numbers, remedies, cuts and protocol."""
-    from seecause.background.repair import NOT_TESTED
-
-    pair, models = [result.before, result.after], [result.original, result.model]
-    title = "The same images, before and after"
-    settings = {k: v for k, v in result.record.items() if v not in (None, [], "")}
-    return [
-        worst_section(models, pair, ["before", "after"], title=title),
-        repair_change_section(result),
-        remedies_section(result),
-        *sheet_section(result.original, result.before),
-        Section("What was not tested", table([(line,) for line in NOT_TESTED])),
-        *skipped_section(result.skipped),
-        protocol_section([{**result.before.protocol, "options": settings}]),
-    ]
-
-
-def repair_change_section(result: Repair, *, title: str = "What changed?") -> Section:
-    first, second = result.before.numbers(), result.after.numbers()
-    rows = [
-        (name, fixed(value), fixed(second[name]), TERMS.get(name, ""))
-        for name, value in first.items()
-        if name in second and name != "right answers"
-    ]
-    head = ("on images nothing was chosen by", "before", "after", "what it is")
-    return Section(title, table(rows, head=head))
-
-
-def remedies_section(result: Repair) -> Section:
-    """What was tried, the chosen one shaded."""
-    columns = ("accuracy", "flips", "transplants", "transplant-worst", "worst group")
-    tried = [candidate for candidate in result.candidates.values() if not candidate.failed]
-    known = [name for name in columns if any(_known(c.test, name) for c in tried)]
-    rows = [
-        (
-            c.name,
-            c.failed or c.done,
-            fixed(c.validation.get(result.chosen_by, math.nan)),
-            *(fixed(c.test.get(name, math.nan)) for name in known),
-            f"{c.seconds:.1f}",
-        )
-        for c in result.candidates.values()
-    ]
-    head = ("remedy", "what was done", f"{result.chosen_by}, choosing", *known, "seconds")
-    note = f"The shaded one was taken, by {result.chosen_by} on images that are not reported."
-    if result.remedy == "nothing":
-        note = "None was taken: the first sentence of this page says why."
-    note = f"{note} The other numbers are of images that chose nothing.{_tie(result, tried)}"
-    marked = [list(result.candidates).index(result.remedy)]
-    return Section("Which remedy?", table(rows, head=head, marked=marked), note)
-
-
-def _known(numbers: Mapping[str, float], name: str) -> bool:
-    return not math.isnan(numbers.get(name, math.nan))
-
-
-def _tie(result: Repair, tried: Sequence[Candidate]) -> str:
-    """What decided between remedies with the same number that chooses."""
-    chosen = result.candidates[result.remedy].validation
-
-    def equal(to: Iterable[Candidate], name: str) -> list[Candidate]:
-        return [c for c in to if c.validation.get(name) == chosen.get(name)]
-
-    same = equal((c for c in tried if c.name != result.remedy), result.chosen_by)
-    if result.remedy == "nothing" or not same:
-        return ""
-    names = ["the model as it was" if c.name == "nothing" else c.name for c in same]
-    shared = f" The same {result.chosen_by} there: {', '.join(names)}"
-    for name, words in (("transplants", "more correct transplants"), ("flips", "fewer flips")):
-        same = equal(same, name)
-        if not same:
-            return f"{shared}; {words} decided."
-    return f"{shared}; no number told them apart, and the first remedy was taken."
-
-
-# Heads: scores, and what their removal changes.
-
-
-def scores_section(scores: HeadScores, *, by: str, chosen: Sequence[Head] = ()) -> Section:
-    """The grid of layer x head of the selector `by`; `chosen` heads are outlined."""
-    from seecause.background.heads import selectors
-
-    key = [*(["outlined: removed"] * bool(chosen))]
-    key += ["hatched: not measured"] * bool(scores.value.isnan().any())
-    grid = head_grid(
-        f"score of each head, by {by}",
-        scores.value,
-        chosen=chosen,
-        errors=scores.error,
-        without={name: values for name, values in scores.after.items() if name != "response"},
-        key="; ".join(key),
-    )
-    note = "Hover for standard errors and for what else the head's removal does."
-    if by == "cigma":
-        note = (
-            "Orange heads make the prediction depend on the background: without them it depends"
-            f" less. Blue heads do the opposite. {note}"
-        )
-    elif nothing := no_effect(scores):
-        note = f"{by}: {nothing}. {note}"
-    elif by in selectors():
-        summary = selectors()[by].summary
-        note = f"{by}: {summary} The highest (orange) are removed first. {note}"
-    title = "Which heads carry the background?" if by == "cigma" else "Which heads go first?"
-    return Section(title, grid, note, short="Heads")
-
-
-def no_effect(scores: HeadScores) -> str:
-    """Why scores by exchange are not shares: the effect cannot be told from none. Empty where it
-    can."""
-    if scores.protocol.get("mediated") != {}:
-        return ""
-    effect, error = (scores.protocol[name] for name in ("effect", "effect error"))
-    count = scores.protocol["images"][0]
-    interval = "" if error is None else f" ± {number(error)}"
-    return (
-        f"there is no effect to divide: the other versions of {count} image{'s' * (count != 1)}"
-        f" move predictions by {number(effect)}{interval} nats, which cannot be told from none."
-        " Scores are in nats"
-    )
-
-
-def curves_section(
-    line: Curve, *, by: str, title: str = "What do more removed heads do?"
-) -> Section:
-    """Accuracy, worst group, flips and BIR against the number of removed heads, each with the band
-    of as many random heads."""
-    numbers = [outcome.numbers() for outcome in line.chosen]
-    drawn, still = [], []
-    for name in numbers[0]:
-        if name not in ("accuracy", "worst group", "flips") and not name.startswith("BIR"):
-            continue
-        means, spreads = zip(*line.band(name), strict=True)
-        values = [row[name] for row in numbers]
-        if len({*means, *values}) == 1:  # one number says what a flat line shows
-            still.append(f"{name} stays at {means[0]:.2f}")
-            continue
-        lines = {
-            f"chosen by {by}": Line(line.ks, values),
-            "as many random heads": Line(line.ks, means, spreads, control=True),
-        }
-        drawn.append(chart(lines, title=_spelled(name), x="heads removed", y="share", share=True))
-    note = (
-        "A repair raises the worst group and lowers BIR and flips more than random removals do, at"
-        " no cost in accuracy. Heads with scores of 0 or less stay. Bands are the standard"
-        " deviation over draws. BIR here is of all test images; an audit takes correct predictions"
-        " only."
-    )
-    note += f" Not drawn, because nothing moves it: {'; '.join(still)}." if still else ""
-    return Section(title, charts(drawn), note, short="Curves")
-
-
-def change_section(
-    before: Outcome,
-    after: Outcome,
-    images: LabelledImages,
-    *,
-    gaps: tuple[float, float] | None = None,
-    title: str = "What changed?",
-) -> Section:
-    """Numbers before and after on the same `images`; `gaps` are the BG-gaps."""
-    from seecause.background.gains import FEW
-    from seecause.background.prune import changes
-
-    numbers = changes(before, after, gaps)
-    rows = [
-        (
-            _spelled(name),
-            f"{first:.3f}",
-            f"{second:.3f}",
-            f"{second - first:+.3f}" if round(second - first, 3) else "none",
-        )
-        for name, (first, second) in numbers.items()
-    ]
-    heads = ", ".join(f"({layer}, {head})" for layer, head in after.heads) or "none"
-    note = (
-        f"Heads removed (layer, head): {heads}. {len(images)} images of {images.name}, with the"
-        " same masks before and after. Arrows show which is better."
-    )
-    fewest = min(Counter(images.groups).values(), default=FEW) if images.grouped else FEW
-    if fewest < FEW:
-        note += f" The smallest group has {fewest} image{'s' * (fewest != 1)}, too few for its"
-        note += " accuracy to mean much."
-    return Section(
-        title, table(rows, head=("", "before", "after", "change")), note, outcome_terms(numbers)
-    )
-
-
-def outcome_terms(names: Iterable[str]) -> dict[str, str]:
-    """What the numbers in `names` mean, and what they were measured with."""
-    kinds, how = zip(*(name.partition(", ")[::2] for name in names), strict=True)
-    meanings = {name: meaning for name, (meaning, _) in OUTCOMES.items() if meaning}
-    terms = {name: meaning for name, meaning in meanings.items() if name in kinds}
-    return terms | erasure_terms(how)
-
-
-def erasure_terms(names: Iterable[str]) -> dict[str, str]:
-    """What the ways to erase a background are, of those that occur in `names`."""
-    there = " ".join(names)
-    return {word: meaning for word, meaning in ERASURES.items() if word in there}
-
-
-def _spelled(name: str) -> str:
-    """A number with an arrow to where it is better; what it was measured with is after a comma."""
-    kind = name if name in OUTCOMES else name.partition(", ")[0]
-    return f"{name} {OUTCOMES.get(kind, ('', ''))[1]}".strip()
-
-
-def before_after_section(model: ImageModel, examples: Examples) -> Section:
-    """Each version of each image with the predictions before and after heads are removed."""
-    cards = [
-        Card(identity, shots=version_shots(model, examples, place, ["before", "after"]))
-        for place, identity in enumerate(examples.data.ids)
-    ]
-    note = "The bold class is the true one: a repair keeps it whatever the background."
-    terms = version_terms(examples.versions, examples.erasure)
-    return Section("The same images, before and after", cards_html(cards), note, terms)
-
-
-def version_shots(
-    model: ImageModel, examples: Examples, place: int, when: Sequence[str]
-) -> list[Shot]:
-    """Every version of an image, with the predictions of each model."""
-    labels = examples.data.labels
-    truth = None if labels is None else model.class_name(int(labels[place]))
-    shots = []
-    for name, images in examples.versions.items():
-        logits = [each[place] for each in examples.logits[name]]
-        answers = shot_answers(model, logits, truth, when)
-        shots.append(Shot(name, thumbnail(model.preprocess.raw(images)[place]), answers))
-    return shots
+    return Section("Where does it happen?", cards_html(cards), note)
 
 
 def shot_answers(
-    model: ImageModel, logits: Sequence[Tensor], truth: str | None, when: Sequence[str]
+    model: ImageModel, logits: Sequence[Tensor], truth: str, when: Sequence[str]
 ) -> list[tuple[str, Sequence[Answer]]]:
     """The two likeliest classes of each model by its logits [C]; the true class is marked."""
     answers: list[tuple[str, Sequence[Answer]]] = []
@@ -533,47 +184,193 @@ def shot_answers(
     return answers
 
 
-def version_terms(versions: Iterable[str], erasure: str) -> dict[str, str]:
-    """What the versions that are shown are."""
-    terms, names = {}, " ".join(versions)
-    if "its evidence" in names:
-        terms["its evidence"] = "the discovered mask: what the model keeps its prediction with"
-    if "no background" in names and erasure:
-        masks, _, fill = erasure.rpartition(", ")
-        terms["no background, no object"] = f"cut out with {masks} and filled ({fill})"
-    if "elsewhere" in names:
-        terms["elsewhere"] = "the same object drawn with another background"
-    return terms
+def groups_section(audit: BackgroundAudit) -> list[Section]:
+    """Correct predictions by group. None without groups."""
+    groups = audit.groups
+    if groups is None:
+        return []
+    columns = groups.right.tolist(), groups.total.tolist(), groups.intervals().tolist()
+    rows = [
+        (str(group), f"{right} of {total}", fixed(right / total, 2), f"{low:.2f} to {high:.2f}")
+        for group, right, total, (low, high) in zip(groups.groups, *columns, strict=True)
+    ]
+    head = ("group (object, background)", "correct", "accuracy", "95 % interval")
+    return [Section("Accuracy by group", table(rows, head=head))]
 
 
-def settings_section(model: ImageModel, record: Mapping[str, Any]) -> Section:
-    """Everything needed to get the same numbers again."""
-    about = {
-        "model": model.name,
-        "fingerprint": model.fingerprint(),
-        "readout": getattr(model, "readout_name", None),
-        **record,
-        "device, dtype": f"{model.device}, {str(model.dtype).removeprefix('torch.')}",
-        "seecause": __version__,
-    }
-    rows = {key: str(value) for key, value in about.items() if value is not None}
-    return Section("Protocol", part("protocol", [{}, rows]), f"{REPRODUCE}.")
+def audit_rows(audit: BackgroundAudit, names: Sequence[str]) -> list[dict[str, Any]]:
+    """One row for each image."""
+    judged, data = audit.judged, audit.data
+    predictions, labels = judged.plain.argmax(dim=1), judged.versioned.labels
+    moved, control = judged.flips_by_image(), judged.flips_by_image(control=True)
+    rows = []
+    for place, identity in enumerate(data.ids):
+        row: dict[str, Any] = {"image": identity}
+        for column, label in (("prediction", predictions[place]), ("label", labels[place])):
+            row[column] = names[int(label)] if int(label) < len(names) else str(int(label))
+        if data.grouped:
+            row["group"] = " ".join(map(str, data.groups[place] or ()))
+        rows.append({**row, "flips": float(moved[place]), "flips, control": float(control[place])})
+    return rows
 
 
-def scores_csv(scores: HeadScores) -> str:
-    """One line for each scored head, the best first, and what the model is like without it."""
+# Repairs.
+
+
+def repair_sections(result: Repair) -> list[Section]:
+    """The same images before and after, then numbers, remedies and protocol."""
+    from seecause.background.repair import NOT_TESTED
+
+    settings = {k: v for k, v in result.record.items() if v not in (None, [], "")}
+    return [
+        before_after_section(result),
+        repair_change_section(result),
+        remedies_section(result),
+        Section("What was not tested", table([(line,) for line in NOT_TESTED])),
+        *skipped_section(result.skipped),
+        protocol_section([{**result.before.protocol, "options": settings}]),
+    ]
+
+
+def before_after_section(result: Repair, *, count: int = SHOWN) -> Section:
+    """Images whose predictions the background changed, before and after the repair."""
+    pair, models = [result.before, result.after], [result.original, result.model]
+    section = worst_section(models, pair, ["before", "after"], count=count)
+    return replace(section, title="The same images, before and after")
+
+
+def repair_change_section(result: Repair) -> Section:
+    """Numbers before and after, on images that nothing was chosen by."""
+    first, second = result.before.numbers(), result.after.numbers()
+    rows = [
+        (name, fixed(value), fixed(second[name]), meaning(name))
+        for name, value in first.items()
+        if name in second and name != "right answers"
+    ]
+    head = ("on images nothing was chosen by", "before", "after", "what it is")
+    return Section("What changed?", table(rows, head=head))
+
+
+def remedies_section(result: Repair) -> Section:
+    """What was tried, the chosen one shaded."""
+    names = ("accuracy", "flips", "transplants", "transplant-worst", "worst group")
+    tested = [candidate.test for candidate in result.candidates.values()]
+    known = [name for name in names if any(name in numbers for numbers in tested)]
+    rows = [
+        (
+            candidate.name,
+            candidate.failed or candidate.done,
+            fixed(candidate.validation.get(result.chosen_by, math.nan)),
+            *(fixed(candidate.test.get(name, math.nan)) for name in known),
+            f"{candidate.seconds:.1f}",
+        )
+        for candidate in result.candidates.values()
+    ]
+    head = ("remedy", "what was done", f"{result.chosen_by}, choosing", *known, "seconds")
+    note = f"The shaded one was taken, by {result.chosen_by} on images that are not reported."
+    if result.remedy == "nothing":
+        note = "None was taken: the first sentence of this page says why."
+    marked = [list(result.candidates).index(result.remedy)]
+    return Section("Which remedy?", table(rows, head=head, marked=marked), note)
+
+
+# Heads: scores, and what their removal changes.
+
+
+def scores_section(scores: HeadScores, *, by: str, chosen: Sequence[Head] = ()) -> Section:
+    """The grid of layer x head of the selector `by`; `chosen` heads are outlined."""
+    grid = head_grid(
+        f"score of each head, by {by}", scores.value, chosen=chosen, errors=scores.error
+    )
+    note = "Without an orange head, predictions depend less on the background; blue: more."
+    if by != "cigma":
+        note = "The highest scores (orange) are removed first."
+    outlined = "Removed heads are outlined." if chosen else ""
+    note = " ".join(filter(None, [note, outlined, scores_sentence(scores)]))
+    return Section("Which heads?", grid, note)
+
+
+def scores_sentence(scores: HeadScores) -> str:
+    """What heads carry together where two versions were exchanged, or how far a screen can be
+    trusted; empty where neither was done."""
+    about = scores.protocol
+    if about.get("mediated"):
+        shares = [f"{share:.0%} by {count}" for count, share in about["mediated"].items()]
+        return f"Of what the other version changes, the highest heads carry {', '.join(shares)}."
+    if "mediated" in about:
+        error = "" if about["effect error"] is None else f" ± {number(about['effect error'])}"
+        return (
+            f"There is no effect to divide: the other versions of {about['images'][0]} images move"
+            f" predictions by {number(about['effect'])}{error} nats, which cannot be told from"
+            " none. Scores are in nats."
+        )
+    if (screen := about.get("screen")) is None:
+        return ""
+    return (
+        f"{screen['verified']} of {screen['heads']} heads were verified after a screen, with"
+        f" agreement {screen['agreement']:.2f} and an estimated recall of {screen['recall']:.2f}."
+    )
+
+
+def curves_section(curve: Curve, *, by: str) -> Section:
+    """Accuracy, worst group, flips and BIR against the number of removed heads, each with the band
+    of as many random heads."""
+    numbers, drawn = [outcome.numbers() for outcome in curve.chosen], []
+    for name in numbers[0]:
+        if name in ("accuracy", "worst group", "flips") or name.startswith("BIR"):
+            means, deviations = zip(*curve.band(name), strict=True)
+            lines = {
+                f"chosen by {by}": Line(curve.ks, [row[name] for row in numbers]),
+                "as many random heads": Line(curve.ks, means, deviations, control=True),
+            }
+            drawn.append(chart(lines, title=name, x="heads removed", y="share"))
+    note = (
+        "A repair raises the worst group and lowers BIR and flips more than random removals do, at"
+        " no cost in accuracy. Bands are standard deviations over draws."
+    )
+    return Section("What do more removed heads do?", charts(drawn), note)
+
+
+def change_section(
+    before: Outcome,
+    after: Outcome,
+    images: LabelledImages,
+    *,
+    gaps: tuple[float, float] | None = None,
+) -> Section:
+    """Numbers before and after on the same `images`; `gaps` are the BG-gaps."""
+    from seecause.background.prune import changes
+
+    rows = [
+        (name, fixed(first), fixed(second), fixed(second - first, sign="+"), meaning(name))
+        for name, (first, second) in changes(before, after, gaps).items()
+    ]
+    heads = ", ".join(f"({layer}, {head})" for layer, head in after.heads) or "none"
+    note = f"Heads removed (layer, head): {heads}. {len(images)} images of {images.name}."
+    head = ("", "before", "after", "change", "what it is")
+    return Section("What changed?", table(rows, head=head), note)
+
+
+def heads_protocol(model: ImageModel, scored: ScoredHeads, **more: Any) -> Section:
+    """How heads were scored, and removed with `more` options."""
+    options = {**scored.record, **more}
+    record = {"method": scored.selector, "options": options, **protocol(model, scored.data.images)}
+    return protocol_section([record])
+
+
+def scores_rows(scores: HeadScores) -> list[dict[str, float]]:
+    """One row for each scored head, the best first, and what the model is like without it."""
     stay = [(int(layer), int(head)) for layer, head in (scores.value == -torch.inf).nonzero()]
     rows = []
     for layer, head in [*scores.order(positive=False), *stay]:
-        row: dict[str, float] = {"layer": layer, "head": head}
-        row["score"] = float(scores.value[layer, head])
+        row = {"layer": layer, "head": head, "score": float(scores.value[layer, head])}
         if scores.error is not None:
             row["standard error"] = float(scores.error[layer, head])
         for name, values in scores.after.items():
             if name != "response":
                 row[f"{name} without it"] = float(values[layer, head])
         rows.append(row)
-    return rows_csv(rows)
+    return rows
 
 
 # Discovered shortcuts.
@@ -585,18 +382,15 @@ def discover_sections(result: Discovery) -> list[Section]:
     if result.findings:
         body = cards_html([_finding(result, *place) for place in enumerate(result.findings, 1)])
     note = (
-        "Each card is a kind of patch: its examples; all of it in one image of that prediction, the"
-        " rest faded; and what happens when it is pasted into an image that is predicted otherwise."
-        " A part of the object does that rightly; anything else is a shortcut."
+        "Each card is a kind of patch: examples of it, and what happens when it is pasted into an"
+        " image that is predicted otherwise, beside a control (patches of other images in the same"
+        " places). A part of the object does that rightly; anything else is a shortcut."
     )
-    terms = {
-        "flips": "images that are predicted so with the patches pasted in",
-        "control": "the same with patches of images that are not predicted so, in the same places",
-        "on the object": "share of the kind's patches that known masks count as object",
-    }
-    title = "Which kinds of patches turn images into which class?"
-    skipped = skipped_section(result.data.skipped)
-    return [Section(title, body, note, terms), *skipped, protocol_section([result.protocol])]
+    return [
+        Section("Which kinds of patches turn images into which class?", body, note),
+        *skipped_section(result.data.skipped),
+        protocol_section([result.protocol]),
+    ]
 
 
 def _finding(result: Discovery, rank: int, finding: Finding) -> Card:
@@ -605,57 +399,32 @@ def _finding(result: Discovery, rank: int, finding: Finding) -> Card:
     assert finding.trials.flipped is not None
     trial = int(finding.trials.flipped.double().argmax())  # the first that flipped
     shown = finding.trials.take(torch.tensor([trial]))
-    source, recipient = int(shown.sources[0]), int(shown.recipients[0])
-    images, raw = result.data.images, result.model.preprocess.raw
-    before, after = images[recipient : recipient + 1], shown.into(images)
-    predicted = [
-        [("", [replace(answer, explained=answer.name == finding.name) for answer in answers])]
-        for answers in top_answers(result.model, torch.cat([before, after]))
-    ]
-    shots = [
-        Shot("examples", _uri(_crops(result, finding))),
-        Shot("in an image", _uri(_faded(raw(images[source]), shown.sets[0]))),
-        Shot("before", _uri(raw(before)[0]), predicted[0]),
-        Shot("with it", _uri(raw(after)[0]), predicted[1]),
-    ]
+    images, recipient = result.data.images, int(shown.recipients[0])
+    pair = torch.cat([images[recipient : recipient + 1], shown.into(images)])
+    shots = [Shot("examples", thumbnail(example_sheet(result, finding)))]
+    raw, answers = result.model.preprocess.raw(pair), top_answers(result.model, pair)
+    for title, image, row in zip(("before", "with it"), raw, answers, strict=True):
+        marked = [replace(answer, explained=answer.name == finding.name) for answer in row]
+        shots.append(Shot(title, thumbnail(image), [("", marked)]))
     title = f"{rank}. {finding.name}: {finding.flips:.0%}, control {finding.control:.0%}"
-    on_object = finding.on_object
-    known = "" if on_object is None else f" {on_object:.0%} of these patches are on the object."
-    return Card(title, shots=shots, caption=f"{finding.sentence()}.{known}")
+    return Card(title, shots=shots, caption=f"{finding.sentence()}.")
 
 
-def _crops(result: Discovery, finding: Finding, *, count: int = 9, around: int = 1) -> Tensor:
-    """Examples with `around` patches around them in a square sheet [3, h, w]; of an image only the
-    best one."""
+def example_sheet(result: Discovery, finding: Finding, *, count: int = 9) -> Tensor:
+    """Patches of a kind, each with its neighbours, in a sheet [3, h, w]; of an image the best."""
+    from torchvision.utils import make_grid
+
     model, crops = result.model, dict[int, Tensor]()
     high, wide = model.patch
-    edge = around * max(high, wide)
     for place, patch in finding.tokens.tolist():
-        if place in crops or len(crops) == count:
-            continue
-        row, column = divmod(patch, model.layout.grid[1])
-        image = model.preprocess.raw(result.data.images[place]).float().cpu().clamp(0, 1)
-        image = F.pad(image, [edge] * 4, value=1.0)
-        top, left = row * high, column * wide
-        crop = image[:, top : top + high + 2 * edge, left : left + wide + 2 * edge]
-        crops[place] = F.pad(crop, [1] * 4, value=1.0)
-    side = math.ceil(math.sqrt(len(crops)))
-    sheet = [*crops.values()]
-    sheet += [torch.ones_like(sheet[0])] * (side * side - len(sheet))
-    rows = [torch.cat(sheet[start : start + side], dim=2) for start in range(0, side * side, side)]
-    return torch.cat(rows, dim=1)
-
-
-def _faded(image: Tensor, chosen: Tensor) -> Tensor:
-    """Raw pixels [3, H, W] whose patches outside chosen [gh, gw] are nearly white."""
-    image = image.float().cpu().clamp(0, 1)
-    high, wide = (size // cells for size, cells in zip(image.shape[1:], chosen.shape, strict=True))
-    shown = chosen.repeat_interleave(high, dim=0).repeat_interleave(wide, dim=1)
-    return torch.where(shown, image, image + (1 - image) * 0.8)
-
-
-def _uri(image: Tensor) -> str:
-    return data_uri(display_image(image.float().cpu().clamp(0, 1)), photo=True)
+        if place not in crops and len(crops) < count:
+            row, column = divmod(patch, model.layout.grid[1])
+            image = model.preprocess.raw(result.data.images[place]).float().cpu().clamp(0, 1)
+            image = F.pad(image, [wide, wide, high, high], value=1.0)
+            top, left = row * high, column * wide
+            crops[place] = image[:, top : top + 3 * high, left : left + 3 * wide]
+    across = math.ceil(math.sqrt(len(crops)))
+    return make_grid(list(crops.values()), nrow=across, padding=1, pad_value=1.0)
 
 
 def write_pairs(result: Discovery, places: Sequence[int], folder: Path) -> int:
@@ -675,3 +444,99 @@ def write_pairs(result: Discovery, places: Sequence[int], folder: Path) -> int:
             file.parent.mkdir(parents=True, exist_ok=True)
             to_pil(model.preprocess.raw(images[place])).save(file)
     return len(pairs)
+
+
+# Parts of images that a network reads (iFAM).
+
+
+def parts_section(examples: PartExamples) -> Section:
+    """One card for each image: its parts, what stage 2 sees, and the prediction without each
+    part."""
+    net = examples.net
+    assert net.preprocess is not None
+    raw = net.preprocess.raw(examples.images)
+    cards = [_part_card(examples, raw[index], index) for index in range(len(raw))]
+    body = part("swatches", css_colours(net.parts)) + cards_html(cards)
+    return Section("What can it look at?", body, note_of(net))
+
+
+def _part_card(examples: PartExamples, raw: Tensor, index: int) -> Card:
+    output, classes = examples.output, examples.net.class_names
+    maps, mask = output.maps[index], output.mask[index]
+
+    def answers(logits: Tensor) -> list[tuple[str, list[Answer]]]:
+        values, best = logits[index].double().softmax(dim=0).topk(min(2, logits.shape[1]))
+        names = [classes[label] if classes else f"class {label}" for label in best.tolist()]
+        pairs = enumerate(zip(names, values.tolist(), strict=True))
+        return [("", [Answer(name, value, place == 0) for place, (name, value) in pairs])]
+
+    seen = data_uri(display_image(seen_pixels(raw, mask)), photo=True)
+    shots = [
+        Shot("image", data_uri(display_image(raw), photo=True)),
+        Shot("parts", data_uri(part_picture(raw, maps))),
+        Shot(f"selected: {float(mask.double().mean()):.0%}", seen, answers(output.logits)),
+    ]
+    base, flips = int(output.logits[index].argmax()), []
+    for number_, without in examples.without.items():
+        changed = int(without.logits[index].argmax()) != base
+        flips += [str(number_)] * changed
+        image = data_uri(part_picture(raw, maps, removed=[number_]))
+        shots.append(Shot(f"without part {number_}", image, answers(without.logits), changed))
+    end = f"changes without part {', '.join(flips)}" if flips else "whichever part is removed"
+    empty = "no patch is selected: the prediction says nothing about the image"
+    return Card(
+        examples.titles[index],
+        shots=shots,
+        caption=f"prediction: {answers(output.logits)[0][1][0].name}; {end}",
+        warnings=[empty] if bool(output.empty[index]) else [],
+    )
+
+
+def note_of(net: IFAM) -> str:
+    """What the mask of this network promises, and what not."""
+    promise = (
+        "Stage 2 predicts from the coloured patches alone: with this mask, no dark pixel can change"
+        " the prediction. Stage 1 sees the whole image when it chooses the mask."
+    )
+    if net.stage2 is None:
+        promise = (
+            "This network promises nothing about the dark pixels: its parts vote with features that"
+            " have seen the whole image."
+        )
+    elif net.options.gradient == "soft":
+        promise = (
+            "This network promises nothing about the dark pixels: with gradient='soft', every patch"
+            " is read a little."
+        )
+    return (
+        f"Every patch goes to one of the parts or to the background; colours are parts. {promise}"
+    )
+
+
+def css_colours(parts: int) -> list[str]:
+    """The colours of parts, as CSS names them."""
+    from matplotlib.colors import to_hex
+
+    return [to_hex(colour) for colour in part_colours(parts).tolist()]
+
+
+def seen_pixels(raw: Tensor, mask: Tensor) -> Tensor:
+    """The image [3, H, W] with hidden patches grey."""
+    return torch.where(mask_pixels(mask[None], (raw.shape[1], raw.shape[2])), raw, 0.5)
+
+
+def part_sentences(examples: PartExamples) -> list[str]:
+    """How many predictions change without each part."""
+    predicted = examples.output.logits.argmax(dim=1)
+    changed = {
+        number_: int((without.logits.argmax(dim=1) != predicted).sum())
+        for number_, without in examples.without.items()
+    }
+    count = len(predicted)
+    return [f"part {k}: {n} of {count} predictions change without it" for k, n in changed.items()]
+
+
+def known_rows(columns: Mapping[str, Mapping[str, float]]) -> list[list[str]]:
+    """Numbers by name, one column for each mapping; a dash where one is not known."""
+    names = dict.fromkeys(name for column in columns.values() for name in column)
+    return [[n, *(fixed(c.get(n, math.nan), 4) for c in columns.values())] for n in names]

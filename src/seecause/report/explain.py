@@ -1,61 +1,54 @@
 """The page of `seecause explain`, and results as notebooks show them.
 
-A card for each image has its maps, and beside them what else is known: the box or region asked
-about, the patches that are enough for the prediction and those it needs, pairs of regions that act
-together. `write_explanations` writes cards while images are explained, so that any number of them
-fits into memory.
+A card for each image has its maps, and beside them what else is known: the box or region that was
+asked about, the patches that are enough for the prediction and those it needs, pairs of regions
+that act together. `write_explanations` writes cards while images are explained, so that any number
+of them fits into memory.
 """
 
 from __future__ import annotations
 
 import json
-import sys
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal
 
-import numpy as np
 from markupsafe import Markup
-from PIL import Image, ImageDraw
+from PIL import Image
 
 from seecause.attribution.explain import Explanation
 from seecause.attribution.registry import find
-from seecause.attribution.result import MANIFEST, Attribution, AttributionWriter, Viewable
-from seecause.errors import BadOption, SeecauseError
+from seecause.attribution.result import MANIFEST, Attribution, AttributionWriter
+from seecause.errors import SeecauseError
 from seecause.files import write_json
 from seecause.models.preprocess import from_record
 from seecause.report.figures import (
-    LONG,
-    Scale,
     data_uri,
     display_image,
-    is_long,
+    figure_image,
     number,
     outline_layer,
     overlay,
-    panel,
     scale_of,
+    side_by_side,
 )
 from seecause.report.pages import (
     Card,
-    CardFile,
     MapView,
     Section,
     Shot,
     Strip,
     cards_html,
-    file_names,
     part,
     protocol_section,
     skipped_section,
-    title_name,
     write_page,
 )
 from seecause.target import Answer
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
     from seecause.attribution.evidence import Evidence, PatchSet
@@ -63,62 +56,30 @@ if TYPE_CHECKING:
     from seecause.data.dataset import Hole
 
 Runs = Mapping[str, Attribution]
-HOW_TO_READ = (
-    "Where colours run from dark to bright, bright patches speak for the explained class; where"
-    " they run from blue to red around 0, red ones speak for it and blue ones against. CAAP puts"
-    " each patch, with its neighbours, into a blank image, and its value is the class score that"
-    " comes out; other methods have units of their own. Colours run over the range written under"
-    " each map, without its most extreme patches; a map that is nearly the same everywhere is pale."
-    " Compare places within a map, and numbers between maps. Move over an image to read a patch by"
-    " its row and column, counted from 0 at the top left; the same patch lights up in every map of"
-    " its card."
+NOTE = (
+    "Bright patches, or red ones where colours run from blue to red around 0, speak for the class"
+    " above the map; blue ones speak against it. Move over an image to read the values of a patch."
+    " Compare places within a map, and numbers between maps of one method."
 )
-BOTH = (
-    "Two questions: caap asks where it is (what a patch causes alone), mosaic what the prediction"
-    " depends on (how the score changes with a patch, over many half-shown images; patches below 0"
-    " speak against the class)."
-)
+NOTES = {  # what is said of the parts of a page that are there
+    "film": "A film is shown as frames in a row, one for each time that the model reads.",
+    "regions": "The thick line marks the box or the pixels that were asked about; thin lines are"
+    " other boxes, by number.",
+    "evidence": "Patches were taken in the order of the first map. Enough: shown alone on a blank,"
+    " the outlined patches keep the prediction. Needed: without them, it is gone. The model was run"
+    " on exactly these two images.",
+    "interactions": "Lines join regions whose joint effect is not the sum of their effects alone:"
+    " red pairs need each other, of blue pairs one region is enough.",
+}
 WEAKNESSES = {  # what a reader of one good map should know of others (docs/trust.md)
     "caap": "CAAP finds objects; of what the score depends on it is in the middle of 21 methods.",
     "mosaic": "Mosaic misses parts of the object that the prediction does not depend on, and loses"
     " on small models and where tokens are averaged.",
 }
-INPUTS = {  # how inputs that are not images are drawn
-    "film": "A film is shown as frames in a row, one for each time that the model reads; columns of"
-    " patches count through all of them.",
-}
-ROWS_NOTE = (
-    "The line marks the box or the pixels that were asked about; thin lines are other boxes, by"
-    " number. Maps are over the places that a row reads (encoder tokens, feature maps), which have"
-    " seen their surroundings."
-)
-EVIDENCE_NOTE = (
-    "Patches were taken in the order of the first map. Enough: shown alone on a blank, the outlined"
-    " patches keep the prediction. Needed: without the outlined patches, which are blank then, it"
-    " is gone. The model was run on exactly these two images, and one patch less was not enough; a"
-    " smaller set in this order may exist where the prediction comes and goes."
-)
-PAIRS_TITLE = "Pairs, in logits: red regions need each other, of blue ones one is enough"
-PAIRS_NOTE = (
-    "The image is cut into {0} x {0} regions, named by row and column from 0. Lines join two"
-    " regions that cause together what they do not cause one by one: both were put into a blank"
-    " image at once, and their effects alone subtracted. The thickest line is the strongest pair of"
-    " its image."
-)
-MANY = 4  # images from which on they can be sorted and searched
-ORDERS = {  # what cards are sorted by -> titles
-    "confidence up": "least confident first",
-    "confidence down": "most confident first",
-    "error down": "worst errors first",
-    "background down": "most on the background first",
-}
-UNITS = {"mosaic": "slope of the {}", "caap+mosaic": "deviations in {} and logit"}
-SCORES = {"prob": "probability", "logprob": "log probability", "logit": "logit"}
 OUTLINES = {"enough": "#1a7f37", "needed": "#d62839"}
 NEED, EITHER = "#d62839", "#1d6fd1"  # the colours of maps: red for, blue against
 LINES = 8  # pairs that are drawn
-SHOWN = 8  # images in a notebook
-BYTES = 180_000  # of all images of a notebook's cell, as text
+SHOWN = 8  # images of a figure
 INCHES = 2.6  # one image of a figure
 
 
@@ -130,7 +91,7 @@ def write_explanations(
     skipped: Sequence[Hole] = (),
     progress: Callable[[int], None] = lambda done: None,
 ) -> dict[int, dict[str, Any]]:
-    """Write page, maps and an overlay for each image, while images are explained.
+    """Write page, maps and overlays, while images are explained.
 
     Args:
         folder: An empty folder.
@@ -146,40 +107,41 @@ def write_explanations(
         SeecauseError: If no image could be read, with the first reason.
     """
     (folder / "overlays").mkdir()
-    overlays, rows = file_names(shown, ".png"), dict[int, dict[str, Any]]()
-    numbers: list[dict[str, Any]] = []
+    rows = dict[int, dict[str, Any]]()
+    findings: list[dict[str, Any]] = []
     writers: dict[str, AttributionWriter] = {}
     last: Explanation | None = None
-    with CardFile(folder / ".cards.partial") as cards:
+    cards = folder / ".cards.partial"
+    with cards.open("w", encoding="utf-8") as file:
         for explained in parts:
             for method, run in explained.runs.items():
                 writers.setdefault(method, AttributionWriter(folder / "maps" / method)).add(run)
             last = _upright(explained)
             for index, place in enumerate(last.places):
-                cards.add(_card(last, index))
-                explain_panel(last, index).save(folder / "overlays" / overlays[place])
-                rows[place] = {"overlay": f"overlays/{overlays[place]}", **_row(last, index)}
-                numbers.append({"image": last.names[index], **_findings(last, index)})
+                card = _card(last, index)
+                if not rows:
+                    begin = Markup('<div class="cards" style="--columns: {}">\n')
+                    file.write(part("sorter") + begin.format(card.columns))
+                file.write(part("card", card))
+                name = re.sub(r"[^\w.]+", "-", shown[place])[-60:]
+                drawn = f"overlays/{place + 1}-{name}.png"
+                overlays(last, index).save(folder / drawn)
+                rows[place] = {"overlay": drawn, **_row(last, index)}
+                findings.append({"image": last.names[index], **_findings(last, index)})
                 progress(1)
-        if last is None:
-            raise SeecauseError(skipped[0].reason if skipped else "there is no image to explain")
-        for writer in writers.values():
-            writer.close(last.fingerprint)
-        if any(len(row) > 1 for row in numbers):
-            write_json(folder / "findings.json", numbers)
-        files = [folder / "maps" / method / MANIFEST for method in last.runs]
-        manifests = [json.loads(file.read_text(encoding="utf-8")) for file in files]
-        for result in (last.evidence, last.interactions):
-            if result is not None:
-                manifests.append({**result.manifest, "data_fingerprint": last.fingerprint})
-        sections = [
-            _section(last, cards.finish(), list(rows.values())),
-            *skipped_section(skipped),
-            protocol_section(manifests),
-        ]
-        lead = _lead(len(rows), writers)
-        lead += f" {len(skipped)} could not be read." if skipped else ""
-        write_page(folder / "index.html", _page_title(last.first), sections, lead=lead)
+        file.write("</div>\n")
+    if last is None:
+        raise SeecauseError(skipped[0].reason if skipped else "there is no image to explain")
+    for writer in writers.values():
+        writer.close(last.fingerprint)
+    if last.evidence is not None or last.interactions is not None:
+        write_json(folder / "findings.json", findings)
+    files = [folder / "maps" / method / MANIFEST for method in last.runs]
+    manifests = [json.loads(file.read_text(encoding="utf-8")) for file in files]
+    sections = [_section(last, cards), *skipped_section(skipped), protocol_section(manifests)]
+    missing = f" {len(skipped)} could not be read." if skipped else ""
+    _write(folder / "index.html", last.first, len(rows), writers, sections, missing)
+    cards.unlink()
     return rows
 
 
@@ -193,97 +155,76 @@ def write_runs_page(path: Path, runs: Runs) -> Path:
         protocol_section([run.manifest for run in runs.values()]),
     ]
     file.parent.mkdir(parents=True, exist_ok=True)
-    return write_page(file, _page_title(first), sections, lead=_lead(len(first), runs))
+    return _write(file, first, len(first), runs, sections)
+
+
+def _write(
+    file: Path,
+    first: Attribution,
+    count: int,
+    methods: Iterable[str],
+    sections: Sequence[Section],
+    missing: str = "",
+) -> Path:
+    title = f"What {Path(first.manifest['model']).name} saw"
+    lead = f"{count} image{'s' * (count != 1)}, explained with {', '.join(methods)}.{missing}"
+    return write_page(file, title, sections, lead=lead)
 
 
 def explain_section(explanation: Explanation) -> Section:
     """One card for each image, one column for each method."""
     explanation = _upright(explanation)
-    indices = range(len(explanation.names))
-    cards = cards_html([_card(explanation, index) for index in indices])
-    return _section(explanation, cards, [_row(explanation, index) for index in indices])
+    cards = [_card(explanation, index) for index in range(len(explanation.names))]
+    return _section(explanation, part("sorter") + cards_html(cards))
 
 
-def _page_title(first: Attribution) -> str:
-    return f"What {title_name(first.manifest['model'])} saw"
-
-
-def _lead(count: int, methods: Iterable[str]) -> str:
-    return f"{count} image{'s' * (count != 1)}, explained with {', '.join(methods)}."
-
-
-def _section(
-    explanation: Explanation, body: Markup | Path, rows: Sequence[Mapping[str, Any]]
-) -> Section:
-    """Cards of all `rows`, how to read them, and controls where there are many."""
+def _section(explanation: Explanation, body: Markup | Path) -> Section:
+    """Cards, how to read them, and what methods are."""
     manifest = explanation.first.manifest
     entries = {method: find(method, manifest["architecture"]) for method in explanation.runs}
     terms = {method: entry.summary.replace("`", "") for method, entry in entries.items()}
-    weak = [WEAKNESSES[method] for method in explanation.runs if method in WEAKNESSES]
-    if weak:
-        weak.append("A bright patch of a deep layer also carries what it read elsewhere.")
-        terms["weaknesses"] = " ".join(weak)
-    kind = manifest.get("preprocessing", {}).get("kind")
-    notes = [
-        HOW_TO_READ,
-        BOTH if {"caap", "mosaic"} <= set(explanation.runs) else "",
-        INPUTS[kind] if kind else "",
-        ROWS_NOTE if explanation.first.regions is not None else "",
-        EVIDENCE_NOTE if explanation.evidence else "",
-        PAIRS_NOTE.format(explanation.interactions.regions) if explanation.interactions else "",
-    ]
-    tools = Markup()
-    if len(rows) >= MANY:
-        truths = any(row.get("truth") for row in rows)
-        masks = any(row.get("background") is not None for row in rows)
-        known = {"confidence", *(["error"] * truths), *(["background"] * masks)}
-        orders = [(key, title) for key, title in ORDERS.items() if key.split()[0] in known]
-        tools = part("sorter", orders, truths)
-    title = "Which patches caused the prediction?"
-    return Section(title, body, " ".join(filter(None, notes)), terms, tools=tools)
+    for method in WEAKNESSES.keys() & terms.keys():
+        terms[method] += f" {WEAKNESSES[method]}"
+    there = {
+        "film": manifest.get("preprocessing", {}).get("kind") == "film",
+        "regions": explanation.first.regions is not None,
+        "evidence": explanation.evidence is not None,
+        "interactions": explanation.interactions is not None,
+    }
+    notes = [NOTE, *(NOTES[name] for name, known in there.items() if known)]
+    return Section("Which patches caused the prediction?", body, "\n".join(notes), terms)
 
 
-def explain_panel(explanation: Explanation, index: int) -> Image.Image:
+def overlays(explanation: Explanation, index: int) -> Image.Image:
     """An image and the overlay of each method side by side, for slides and papers."""
-    first = explanation.first
-    images, scales = [display_image(first.images[index])], list[Scale | None]([None])
-    titles = [answer_text(explanation.answers[index]) if explanation.answers else ""]
-    for method, run in explanation.runs.items():
-        scale = _scale(run, index)
-        images.append(overlay(run.images[index], run.pixels()[index], scale=scale))
-        scales.append(scale)
-        remark = f"{scale.remark.partition(':')[0]}; " if scale.remark else ""
-        titles.append(remark + _map_title(method, run, index))
-    if (outline := asked_outline(first, index, images[0].size)) is not None:
+    images = [display_image(explanation.first.images[index])]
+    for run in explanation.runs.values():
+        images.append(overlay(run.images[index], run.pixels()[index], signed=run.signed))
+    if (outline := asked_outline(explanation.first, index)) is not None:
         for image in images:
             image.paste(outline, mask=outline)
-    return panel(images, titles, scales)
+    return side_by_side(images)
 
 
 def _card(explanation: Explanation, index: int) -> Card:
-    first, row = explanation.first, _row(explanation, index)
-    maps = [
-        MapView(
-            _map_title(method, run, index),
-            run.maps[index],
-            _scale(run, index),
-            None if run.native is None else run.native[index],
-        )
-        for method, run in explanation.runs.items()
-    ]
+    first, row, maps = explanation.first, _row(explanation, index), []
+    for method, run in explanation.runs.items():
+        native = None if run.native is None else run.native[index]
+        values = run.maps[index]
+        scale = scale_of(values if native is None else native, signed=run.signed)
+        maps.append(MapView(_map_title(method, run, index), values, scale, native))
     answers = explanation.answers[index] if explanation.answers else []
-    outline = asked_outline(first, index, display_image(first.images[index]).size)
     shots = []
     if (both := explanation.evidence) is not None:
-        pairs = zip(evidence_sentences(both, index), _evidence_images(both, index), strict=True)
-        shots += [Shot(words, data_uri(image, photo=True)) for words, image in pairs]
+        for words, which in zip(evidence_sentences(both, index), ("enough", "needed"), strict=True):
+            shots.append(Shot(words, data_uri(evidence_image(both, index, which), photo=True)))
     if (result := explanation.interactions) is not None:
-        image = data_uri(pairs_image(result, index), photo=True)
-        shots.append(Shot(PAIRS_TITLE, image, rows=pair_rows(result, index)))
+        title = "Pairs: red regions need each other, of blue ones one is enough"
+        shots.append(Shot(title, data_uri(pairs_image(result, index), photo=True)))
     random = f"{first.manifest['model']} has random weights: its predictions mean nothing"
     return Card(
         explanation.names[index],
-        [Strip(first.images[index], maps, answers=answers, outline=outline)],
+        [Strip(first.images[index], maps, answers=answers, outline=asked_outline(first, index))],
         shots,
         caption=_caption(row),
         warnings=[random] if first.manifest["random_weights"] else [],
@@ -305,21 +246,17 @@ def _row(explanation: Explanation, index: int) -> dict[str, Any]:
         row |= {"truth": truth, "right": bool(answers) and answers[0].name == truth}
     if explanation.background and explanation.background[index] is not None:
         row["background"] = explanation.background[index]
-        if explanation.background_area:
-            row["background_area"] = explanation.background_area[index]
+        row["background_area"] = explanation.background_area[index]
     return row
 
 
 def _caption(row: Mapping[str, Any]) -> str:
-    words = []
-    if row["answers"] or "row" in row:
-        words.append(prediction_text(row))
+    words = [prediction_text(row)] if row["answers"] or "row" in row else []
     if "truth" in row:
         words.append("right" if row["right"] else f"wrong: it is {row['truth']}")
     if "background" in row:
-        share, even = row["background"], row.get("background_area")
-        words.append(f"{share:.0%} of the map on the background")
-        words[-1] += "" if even is None else f" (an even map: {even:.0%})"
+        share, even = row["background"], row["background_area"]
+        words.append(f"{share:.0%} of the map on the background (an even map: {even:.0%})")
     return "; ".join(words)
 
 
@@ -355,17 +292,10 @@ def _findings(explanation: Explanation, index: int) -> dict[str, Any]:
 
 
 def _map_title(method: str, run: Attribution, index: int) -> str:
-    """The method and what its values are values of."""
-    if not find(method, run.manifest["architecture"]).class_specific:
+    """The method, and the class that its values are about."""
+    if not find(method, run.manifest.get("architecture", "transformer")).class_specific:
         return f"{method}: the same for every class"
-    score = SCORES.get(run.manifest["options"].get("score"), "score")
-    score = "value" if run.manifest.get("target", {}).get("values") else score
-    values = UNITS.get(method, "{}").format(score)
-    return f"{method}: {values} of {run.labels[index]}" if run.labels else method
-
-
-def _scale(run: Attribution, index: int) -> Scale:
-    return scale_of((run.maps if run.native is None else run.native)[index], signed=run.signed)
+    return f"{method}: {run.labels[index]}" if run.labels else method
 
 
 def upright(run: Attribution) -> Attribution:
@@ -413,14 +343,6 @@ def prediction_text(row: Mapping[str, Any]) -> str:
     return f"{row['explained']}: {number(row['value'])}"
 
 
-def box_texts(row: Mapping[str, Any]) -> list[str]:
-    """All boxes that a detector is sure of."""
-    return [
-        f"box {box['index']}: {box['name']}, probability {box['probability']:.3f}"
-        for box in row.get("boxes", ())
-    ]
-
-
 def evidence_sentences(evidence: Evidence, index: int) -> tuple[str, str]:
     """What is enough and what is needed, in words."""
     total, enough, needed = evidence.maps[index].numel(), evidence.enough, evidence.needed
@@ -444,7 +366,7 @@ def evidence_sentences(evidence: Evidence, index: int) -> tuple[str, str]:
 # Images with lines: what was asked about, evidence, pairs.
 
 
-def asked_outline(run: Attribution, index: int, size: tuple[int, int]) -> Image.Image | None:
+def asked_outline(run: Attribution, index: int) -> Image.Image | None:
     """A layer with the box or region that was asked about and, thinly, the other boxes; None where
     the whole image was asked about."""
     if run.regions is None:
@@ -453,7 +375,7 @@ def asked_outline(run: Attribution, index: int, size: tuple[int, int]) -> Image.
     asked = target["row"][index].removeprefix("box ")
     boxes = {str(box["index"]): box["place"] for box in target["boxes"][index]}
     others = {name: place for name, place in boxes.items() if name != asked}
-    return outline_layer(size, run.regions[index], others)
+    return outline_layer(display_image(run.images[index]).size, run.regions[index], others)
 
 
 def evidence_image(
@@ -473,141 +395,60 @@ def evidence_image(
     return image
 
 
-def _evidence_images(evidence: Evidence, index: int) -> list[Image.Image]:
-    return [evidence_image(evidence, index, "enough"), evidence_image(evidence, index, "needed")]
-
-
 def pairs_image(result: Interactions, index: int, *, count: int = LINES) -> Image.Image:
     """The image with a line for each of the strongest pairs: thicker is stronger, red needs both,
     blue needs either."""
-    from seecause.attribution.interactions import region_of
+    from matplotlib.figure import Figure
+    from matplotlib.patheffects import Stroke, withStroke
 
     shown = display_image(result.images[index])
-    size = (2 * shown.width, 2 * shown.height)  # lines are drawn large and shrunk: smooth edges
-    grey = Image.blend(shown, shown.convert("L").convert("RGB"), 0.6).resize(size)
-    image = Image.blend(grey, Image.new("RGB", size, "white"), 0.25)
-    draw, cells = ImageDraw.Draw(image), region_of(result.grid, result.regions)
-
-    def centre(region: tuple[int, int]) -> tuple[float, float]:
-        inside = cells == region[0] * result.regions + region[1]
-        down, across = ((p.double() + 0.5).mean() for p in inside.nonzero(as_tuple=True))
-        return float(across / result.grid[1]) * size[0], float(down / result.grid[0]) * size[1]
-
+    figure = Figure(figsize=(shown.width / 100, shown.height / 100), dpi=100)
+    axes = figure.add_axes((0, 0, 1, 1))
+    axes.imshow(shown.convert("L"), cmap="gray", vmin=-120, extent=(0, 1, 1, 0), aspect="auto")
+    axes.set_axis_off()
     pairs = result.pairs(index, count)
     strongest = max((abs(pair.interaction) for pair in pairs), default=0.0)
     for pair in reversed(pairs if strongest else []):  # the strongest on top
-        ends, width = (centre(pair.first), centre(pair.second)), abs(pair.interaction) / strongest
+        down, across = (
+            [(place + 0.5) / result.regions for place in ends]
+            for ends in zip(pair.first, pair.second, strict=True)
+        )
+        width = 1.5 + 6 * abs(pair.interaction) / strongest
         colour = NEED if pair.interaction > 0 else EITHER
-        for fill, more in (("white", 6), (colour, 0)):
-            draw.line(ends, fill=fill, width=round(3 + 15 * width) + more)
-            for x, y in ends:
-                draw.circle((x, y), round(6 + 9 * width) + more / 2, fill=fill)
-    return image.resize(shown.size, Image.Resampling.LANCZOS)
-
-
-def pair_rows(result: Interactions, index: int) -> list[dict[str, str]]:
-    """The strongest pairs in numbers, for a table."""
-    return [
-        {
-            "regions": f"{pair.first} + {pair.second}",
-            "together": f"{pair.joint:#.3g}",
-            "alone": " + ".join(f"{value:#.3g}" for value in pair.singles),
-            "interaction": f"{pair.interaction:+#.3g}",
-        }
-        for pair in result.pairs(index, 5)
-    ]
+        edge: list[Stroke] = [withStroke(linewidth=width + 2, foreground="white")]
+        axes.plot(across, down, "o-", color=colour, linewidth=width, ms=6, path_effects=edge)
+    return figure_image(figure)
 
 
 # Notebooks.
 
 
-def notebook_html(runs: Runs) -> str:
-    """The first images, each beside its maps, with the predictions below."""
-    runs = {method: upright(run) for method, run in runs.items()}
-    first = next(iter(runs.values()))
-    count = min(len(first), SHOWN)
-    most, cards = BYTES // (count * (1 + len(runs))), []
-    for index in range(count):
-        views = [(_small(display_image(first.images[index]), most), _prediction(first, index))]
-        for method, run in runs.items():
-            image = overlay(run.images[index], run.pixels()[index], signed=run.signed)
-            views.append((_small(image, most), _method_and_class(method, run, index)))
-        cards.append((first.name(index), views))
-    random = " with RANDOM weights" if first.manifest.get("random_weights") else ""
-    remark = f"{', '.join(runs)} on {first.manifest.get('model', '')}{random}"
-    more = f"; {len(first) - count} more, see .page(path)" if len(first) > count else ""
-    return part("notebook", cards, remark + more)
-
-
-def plot(runs: Runs, ax: Axes | None = None, **options: Any) -> Figure:
-    """Rows of images and their maps; one map into `ax`, where axes are given."""
+def plot(runs: Runs) -> Figure:
+    """Rows of images and their maps."""
     from matplotlib.figure import Figure
 
     runs = {method: upright(run) for method, run in runs.items()}
     first = next(iter(runs.values()))
     count, columns = min(len(first), SHOWN), 1 + len(runs)
-    if ax is not None:
-        if len(runs) * len(first) != 1:
-            given = f"{len(runs)} methods, {len(first)} images"
-            raise BadOption("ax", given, "one map: att[0].plot(ax=ax)")
-        grid = [[None, ax]]
-    elif is_long(first.images.shape[-1], first.images.shape[-2]):  # films
-        high = INCHES * LONG * first.images.shape[-2] / first.images.shape[-1] + 0.35
-        figure = Figure(figsize=(INCHES * LONG, high * count * columns), layout="constrained")
-        grid = figure.subplots(count * columns, 1, squeeze=False).reshape(count, columns)
-    else:
-        figure = Figure(figsize=(INCHES * columns, (INCHES + 0.35) * count), layout="constrained")
-        grid = figure.subplots(count, columns, squeeze=False)
-
-    def draw(axes: Axes, image: Image.Image, title: str) -> None:
-        axes.imshow(image)
-        axes.set_title(title, fontsize=8)
-        axes.set_axis_off()
-
-    for index in range(count):
-        if ax is None:
-            draw(grid[index][0], display_image(first.images[index]), _prediction(first, index))
-        for axes, (method, run) in zip(grid[index][1:], runs.items(), strict=True):
-            image = overlay(
-                run.images[index], run.pixels()[index], **{"signed": run.signed, **options}
-            )
-            draw(axes, image, _method_and_class(method, run, index))
-    return cast("Figure", ax.get_figure()) if ax is not None else figure
+    figure = Figure(figsize=(INCHES * columns, (INCHES + 0.35) * count), layout="constrained")
+    for index, axes in enumerate(figure.subplots(count, columns, squeeze=False)):
+        title = first.name(index)
+        if first.answers:
+            best = first.answers[index][0]
+            title = f"{best.name}, {best.probability:.2f}"
+        views = [(title, display_image(first.images[index]))]
+        for method, run in runs.items():
+            image = overlay(run.images[index], run.pixels()[index], signed=run.signed)
+            views.append((_map_title(method, run, index), image))
+        for axis, (words, image) in zip(axes, views, strict=True):
+            axis.imshow(image)
+            axis.set_title(words, fontsize=8)
+            axis.set_axis_off()
+    return figure
 
 
-def show(result: Viewable) -> None:
-    """In a notebook below the cell, else in a window."""
-    if "IPython" in sys.modules:
-        from IPython import get_ipython  # pyright: ignore[reportMissingImports]
-        from IPython.display import display  # pyright: ignore[reportMissingImports]
-
-        if get_ipython() is not None:
-            display(result)
-            return
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-
-    canvas = FigureCanvasAgg(result.plot())
-    canvas.draw()
-    Image.fromarray(np.asarray(canvas.buffer_rgba())).show()
-
-
-def _prediction(run: Attribution, index: int) -> str:
-    if not run.answers:
-        return run.name(index)
-    best = run.answers[index][0]
-    return f"{best.name}, {best.probability:.2f}"
-
-
-def _method_and_class(method: str, run: Attribution, index: int) -> str:
-    return f"{method}: {run.labels[index]}" if run.labels else method
-
-
-def _small(image: Image.Image, most: int) -> str:
-    """A JPEG in a data URI of `most` characters or little more."""
-    factor = 192 / min(image.size)
-    image = image.resize((round(image.width * factor), round(image.height * factor)))
-    for quality in (80, 70, 60, 45, 30, 15):
-        uri = data_uri(image, photo=True, quality=quality)
-        if len(uri) <= most:
-            break
-    return uri
+def notebook_html(runs: Runs) -> str:
+    """The figure of `plot`, as an image."""
+    return Markup('<img alt="maps" src="{}">').format(
+        data_uri(figure_image(plot(runs)), photo=True)
+    )

@@ -26,26 +26,24 @@ from torch import Tensor
 
 from seecause.files import atomic_file, csv_text
 from seecause.report.figures import (
-    LONG,
     Scale,
-    colour_bar_uri,
+    colour_bar,
     data_uri,
     display_image,
-    grid_image,
     heat_layer,
-    is_long,
     number,
-    scale_of,
 )
 from seecause.target import Answer
 
 if TYPE_CHECKING:
     from seecause.data.dataset import Hole
 
-REPRODUCE = "Everything needed to get the same numbers again"
-SHORT_NOTE = 180  # characters of a note that are shown without folding
-WRITTEN = 16  # heads in a layer up to which a grid writes its numbers
-LONGEST = 80  # characters of a file name that is made
+LONGEST = 1000  # characters of a value in a protocol; the manifest has longer ones
+PROTOCOL = (  # what a page shows of a manifest
+    *("method", "options", "used", "question", "answer", "bank", "sampling", "model"),
+    *("model_fingerprint", "fingerprint", "random_weights", "grid", "image_tokens", "readout"),
+    *("preprocessing", "device", "dtype", "versions", "torch", "data", "data_fingerprint"),
+)
 
 
 @dataclass(frozen=True)
@@ -55,11 +53,9 @@ class Section:
     Attributes:
         title: The heading.
         body: HTML, or a file that holds it where it is too large for memory.
-        note: How to read it: the first sentence stands above, the rest is folded.
-        terms: What short names mean, listed below.
+        note: How to read it.
+        terms: What short names mean, folded below.
         chapter: Opens a chapter; navigation then lists chapters only.
-        short: The name in the navigation, instead of the title.
-        tools: Controls for the cards.
         fold: Folds the body under these words.
     """
 
@@ -68,8 +64,6 @@ class Section:
     note: str = ""
     terms: Mapping[str, str] = field(default_factory=dict)
     chapter: str = ""
-    short: str = ""
-    tools: Markup = field(default=Markup())
     fold: str = ""
 
     @property
@@ -77,22 +71,12 @@ class Section:
         return re.sub(r"[^a-z0-9]+", "-", self.title.lower()).strip("-")
 
     @property
-    def opening(self) -> str:
-        """The sentence that stands above the body; the whole note where that is short."""
-        if len(self.note) <= SHORT_NOTE:
-            return self.note
-        return re.split(r"(?<=[.!?])\s+(?=[A-Z0-9↑])", self.note, maxsplit=1)[0]
-
-    @property
-    def rest(self) -> str:
-        return self.note[len(self.opening) :].strip()
-
-    @property
     def has_script(self) -> bool:
         """Whether the body has maps or words that the page's script makes interactive."""
         return isinstance(self.body, Path) or 'class="heat"' in self.body
 
     def pieces(self) -> Iterator[Markup]:
+        """The body, piece by piece."""
         if isinstance(self.body, Path):
             with self.body.open(encoding="utf-8") as file:
                 yield from map(Markup, iter(lambda: file.read(1 << 20), ""))
@@ -109,39 +93,35 @@ def write_page(path: Path, title: str, sections: Sequence[Section], *, lead: str
 
 
 def render_page(title: str, sections: Sequence[Section], *, lead: str = "") -> str:
+    """A page as text."""
     return "".join(_generate(title, sections, lead))
 
 
 def _generate(title: str, sections: Sequence[Section], lead: str) -> Iterator[str]:
     chapters = [(section.chapter, section) for section in sections if section.chapter]
-    script = _environment().get_template("page.js").render()
-    script = script if any(section.has_script for section in sections) else ""
+    interactive = any(section.has_script for section in sections)
+    script = _environment().get_template("page.js").render() if interactive else ""
     allowed = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    return (
-        _environment()
-        .get_template("page.html.j2")
-        .generate(
-            title=title,
-            lead=lead,
-            sections=sections,
-            contents=chapters
-            or [(section.short or section.title, section) for section in sections],
-            script=Markup(script),
-            script_policy=f"'sha256-{allowed}'" if script else "'none'",
-        )
+    page = _environment().get_template("page.html.j2")
+    return page.generate(
+        title=title,
+        lead=lead,
+        sections=sections,
+        contents=chapters or [(section.title, section) for section in sections],
+        script=Markup(script),
+        script_policy=f"'sha256-{allowed}'" if script else "'none'",
     )
 
 
 @cache
 def _environment() -> Environment:
-    environment = Environment(
+    return Environment(
         loader=PackageLoader("seecause.report"),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    return environment
 
 
 def part(name: str, *values: Any, **options: Any) -> Markup:
@@ -150,42 +130,18 @@ def part(name: str, *values: Any, **options: Any) -> Markup:
     return Markup(getattr(macros, name)(*values, **options))
 
 
-def title_name(model: str) -> str:
-    """A model's name for the title of a page: of a folder's path the end.
-
-    >>> title_name("/home/me/runs/seed-1/best"), title_name("../swin"), title_name("timm:test_vit")
-    ('seed-1/best', 'swin', 'timm:test_vit')
-    """
-    _, colon, path = model.rpartition(":")
-    if colon and not path.startswith(("/", ".", "~")):
-        return model
-    ends = [name for name in Path(path).parts if name not in ("/", "..", "~")][-2:]
-    return "/".join(ends) or model
-
-
 # Text, tables and protocol.
 
 
 def table(
     rows: Iterable[Sequence[Any]], *, head: Sequence[str] = (), marked: Sequence[int] = ()
 ) -> Markup:
-    """A table of text.
-
-    Args:
-        rows: Cells are text, `Markup`, or a dict with "text" and optional "title" (shown when
-            pointed at) and "strength" (percent of shading).
-        head: Titles of the columns.
-        marked: Rows that are shaded.
-    """
+    """A table of text or `Markup` with titles of columns; `marked` rows are shaded."""
     return part("table", [list(row) for row in rows], head, marked)
 
 
-def folded(summary: str, body: Markup) -> Markup:
-    """HTML that is shown when its summary is clicked."""
-    return Markup('<details class="fold"><summary>{}</summary>{}</details>').format(summary, body)
-
-
-def warnings(lines: Sequence[str]) -> Markup:
+def warnings(lines: Iterable[str]) -> Markup:
+    """Lines that a reader must not miss."""
     return Markup("").join(Markup('<p class="warning">{}</p>').format(line) for line in lines)
 
 
@@ -201,70 +157,30 @@ def skipped_section(skipped: Sequence[Hole]) -> list[Section]:
     return [Section("Skipped images", table((hole.name, hole.reason) for hole in skipped))]
 
 
-def protocol_section(manifests: Sequence[Mapping[str, Any]]) -> Section:
-    """How each result was computed: what all manifests share, then the rest of each."""
-    tables = [_protocol(manifest) for manifest in manifests]
-    shared: dict[str, str] = {}
-    if len(tables) > 1:
-        common = set.intersection(*(set(rows.items()) for rows in tables))
-        shared = {key: value for key, value in tables[0].items() if (key, value) in common}
-    own = [{key: value for key, value in rows.items() if key not in shared} for rows in tables]
-    note = f"{REPRODUCE}. The fingerprint names the exact weights."
-    fold = "Model, options, versions, fingerprints"
-    return Section("Protocol", part("protocol", [shared, *own]), note, fold=fold)
+def protocol_section(records: Sequence[Mapping[str, Any]]) -> Section:
+    """How each result was computed, from its manifest: one table a record."""
+    tables = []
+    for record in records:
+        texts = {key: _spelled(record[key]) for key in PROTOCOL if key in record}
+        rows = [(key.replace("_", " "), text) for key, text in texts.items() if text]
+        tables.append(table((key, text) for key, text in rows if len(text) <= LONGEST))
+    body = Markup('<div class="protocols">{}</div>').format(Markup("").join(tables))
+    fold = "Everything needed to get the same numbers again"
+    return Section("Protocol", body, fold=fold)
 
 
-def _protocol(manifest: Mapping[str, Any]) -> dict[str, str]:
-    def text(name: str) -> str:
-        return str(manifest.get(name, ""))
-
-    options = {**manifest.get("options", {}), **manifest.get("used", {})}
-    preprocessing = manifest.get("preprocessing")
-    rows = {
-        "method": text("method"),
-        "options": ", ".join(f"{key}={value}" for key, value in options.items()) or "none",
-        "model": text("model") + (" with RANDOM weights" if manifest.get("random_weights") else ""),
-        "fingerprint": text("model_fingerprint"),
-        "patch grid": " x ".join(map(str, manifest.get("grid", ()))),
-        "readout": text("readout"),
-        **({} if preprocessing is None else _preprocessing(preprocessing)),
-        "device, dtype": f"{text('device')}, {text('dtype').removeprefix('torch.')}".strip(", "),
-        "versions": ", ".join(f"{name} {v}" for name, v in manifest.get("versions", {}).items()),
-        "data fingerprint": text("data_fingerprint"),
-    }
-    return {key: value for key, value in rows.items() if value}
-
-
-def _preprocessing(record: Mapping[str, Any]) -> dict[str, str]:
-    from seecause.models.preprocess import from_record
-
-    rows = {record.get("kind", "images"): from_record(record).geometry()}
-    if "mean" in record:
-        mean, std = (", ".join(f"{value:.4g}" for value in record[key]) for key in ("mean", "std"))
-        rows["normalised by"] = f"mean {mean}; std {std}"
-    return rows
+def _spelled(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return ", ".join(f"{key}={entry}" for key, entry in value.items())
+    if isinstance(value, list | tuple):
+        return ", ".join(map(str, value))
+    return "" if value is None or value is False else str(value)
 
 
 def rows_csv(rows: Sequence[Mapping[str, Any]]) -> str:
     """CSV of rows that may lack columns."""
     columns = list(dict.fromkeys(key for row in rows for key in row))
     return csv_text([columns, *([row.get(name, "") for name in columns] for row in rows)])
-
-
-def file_names(names: Sequence[str], suffix: str) -> list[str]:
-    """A file name for each of some names: without folders or unusual characters, and no two equal
-    on any file system."""
-    taken: set[str] = set()
-    made = []
-    for name in names:
-        plain = re.sub(r"[^\w.]+", "-", name).strip(".-")[:LONGEST] or "image"
-        unique, count = plain, 1
-        while unique.casefold() in taken:
-            count += 1
-            unique = f"{plain}-{count}"
-        taken.add(unique.casefold())
-        made.append(unique + suffix)
-    return made
 
 
 # Cards: one for each image, with its maps, versions and predictions.
@@ -286,25 +202,13 @@ class MapView:
         return data_uri(heat_layer(self.values if self.native is None else self.native, self.scale))
 
     @property
-    def grid(self) -> str:
-        own = self.native is not None
-        scale = scale_of(self.values, signed=self.scale.signed) if own else self.scale
-        return data_uri(grid_image(self.values, scale))
-
-    @property
     def bar(self) -> str:
-        return colour_bar_uri(self.scale.colormap, self.scale.signed)
+        return colour_bar(self.scale.colormap)
 
     @property
     def numbers(self) -> str:
         """All values row by row, for the read-out under the pointer."""
         return json.dumps([number(value) for value in self.values.flatten().tolist()])
-
-    def top(self, count: int = 5) -> list[tuple[int, int, str]]:
-        """Row, column and value of the patches with the highest values."""
-        values, order = self.values.flatten().topk(min(count, self.values.numel()))
-        places = [divmod(place, self.values.shape[1]) for place in order.tolist()]
-        return [(*at, number(value)) for at, value in zip(places, values.tolist(), strict=True)]
 
 
 @dataclass(frozen=True, eq=False)
@@ -318,7 +222,7 @@ class Strip:
     outline: Image.Image | None = None  # drawn over the image and over every map
 
     @property
-    def picture(self) -> str:
+    def photo(self) -> str:
         return data_uri(display_image(self.image), photo=True)
 
     @property
@@ -328,13 +232,12 @@ class Strip:
 
 @dataclass(frozen=True)
 class Shot:
-    """A finished image (a data URI) under a title, with predictions and rows of a table below."""
+    """A finished image (a data URI) under a title, with predictions below."""
 
     title: str
     uri: str
     answers: Sequence[tuple[str, Sequence[Answer]]] = ()  # for each model, under its name
     changed: bool = False  # another prediction than for the whole image
-    rows: Sequence[Mapping[str, str]] = ()
 
 
 @dataclass(frozen=True)
@@ -350,46 +253,19 @@ class Card:
 
     @property
     def wide(self) -> bool:
-        """Films are long: their maps are shown one below the other."""
-        return any(is_long(strip.image.shape[2], strip.image.shape[1]) for strip in self.strips)
+        """Whether images are long, as films are: maps are shown one below the other."""
+        return any(strip.image.shape[2] >= 4 * strip.image.shape[1] for strip in self.strips)
 
     @property
     def columns(self) -> int:
-        if not self.strips:
-            return len(self.shots)
-        return LONG if self.wide else 1 + max(len(strip.maps) for strip in self.strips)
+        if self.wide:
+            return 4
+        return max([len(self.shots), *(1 + len(strip.maps) for strip in self.strips)])
 
 
 def cards_html(cards: Sequence[Card]) -> Markup:
-    return part("cards", cards)
-
-
-class CardFile:
-    """Cards written to a file one by one, for pages with any number of images. The file is deleted
-    when the block ends."""
-
-    def __init__(self, path: Path):
-        self.path, self._begun = path, False
-
-    def __enter__(self) -> CardFile:
-        self._file = self.path.open("w", encoding="utf-8")
-        return self
-
-    def add(self, card: Card) -> None:
-        if not self._begun:
-            self._file.write(f'<div class="cards" style="--columns: {card.columns}">\n')
-            self._begun = True
-        self._file.write(part("card", card) + "\n")
-
-    def finish(self) -> Path:
-        """The file, as the body of a section."""
-        self._file.write("</div>\n" if self._begun else "")
-        self._file.flush()
-        return self.path
-
-    def __exit__(self, *_: object) -> None:
-        self._file.close()
-        self.path.unlink(missing_ok=True)
+    """Cards in a grid; a sentence where there are none."""
+    return part("cards", cards) if cards else Markup("<p>There is no such image.</p>")
 
 
 # Grids of heads.
@@ -401,50 +277,31 @@ def head_grid(
     *,
     chosen: Iterable[tuple[int, int]] = (),
     errors: Tensor | None = None,
-    without: Mapping[str, Tensor] | None = None,
     most: float = 0.0,
-    key: str = "",
 ) -> Markup:
-    """A coloured cell for each layer (down) and head (across).
+    """A coloured cell for each layer (down) and head (across); its value is shown when it is
+    pointed at.
 
     Args:
         title: Stands above the grid.
         values: [L, H]; NaN: not measured; minus infinity: the head must stay.
         chosen: Heads that are outlined.
-        errors: Standard errors [L, H], shown when a cell is pointed at.
-        without: What the model is like without each head [L, H] by name, shown likewise.
+        errors: Standard errors [L, H].
         most: The value of full colour; 0 takes the largest.
-        key: A remark below the grid.
     """
-    finite = values[values.isfinite()].abs()
-    most = most or (float(finite.max()) if len(finite) else 0.0) or 1.0
-    power = min(0, math.floor(math.log10(most)) - 1)
-    written, outlined = values.shape[1] <= WRITTEN, set(chosen)
-    rows = []
+    outlined, rows = set(chosen), []
+    most = most or float(values.nan_to_num(0, 0, 0).abs().max()) or 1.0
     for layer, row in enumerate(values.tolist()):
         rows.append([])
         for head, value in enumerate(row):
-            where = f"layer {layer}, head {head}"
-            if not math.isfinite(value):
-                stays = value == -math.inf
-                title_text = "must stay, its removal costs too much" if stays else "not measured"
-                cell = ("none", 0, "stays" if stays and written else "", title_text)
-            else:
-                about = number(value)
-                if errors is not None and not math.isnan(float(errors[layer, head])):
+            sign, strength, about = "for" if value >= 0 else "against", 0, "not measured"
+            if math.isfinite(value):
+                strength, about = min(90, round(90 * abs(value) / most)), number(value)
+                if errors is not None:
                     about += f" ± {number(float(errors[layer, head]))}"
-                costs = [f"{n} {number(float(v[layer, head]))}" for n, v in (without or {}).items()]
-                about += f"; without it: {', '.join(costs)}" if costs else ""
-                text = f"{value * 10**-power:z.0f}" if written else ""
-                strength = min(90, round(90 * abs(value) / most))
-                cell = ("for" if value >= 0 else "against", strength, text, about)
-            sign, strength, text, about = cell
-            classes = f"{sign} chosen" if (layer, head) in outlined else sign
-            rows[-1].append((classes, strength, text, f"{where}: {about}"))
-    unit = f"numbers are multiples of {number(10.0**power)}" if power and written else ""
-    remarks = ["rows: layers, columns: heads", key, unit]
-    return part("head_grid", title, rows, "; ".join(filter(None, remarks)))
-
-
-def side_by_side(grids: Iterable[Markup]) -> Markup:
-    return Markup('<div class="head-grids">{}</div>').format(Markup("").join(grids))
+            else:
+                sign = "none"
+                about = "must stay" if value == -math.inf else about
+            sign += " chosen" if (layer, head) in outlined else ""
+            rows[-1].append((sign, strength, f"layer {layer}, head {head}: {about}"))
+    return part("head_grid", title, rows)

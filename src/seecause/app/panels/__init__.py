@@ -180,7 +180,7 @@ def heat(
         "low": number(scale.low),
         "high": number(scale.high),
         "signed": scale.signed,
-        "clipped": scale.clipped,
+        "remark": scale.remark,
     }
 
 

@@ -27,7 +27,7 @@ from seecause.faithful.evaluation import part_picture
 from seecause.faithful.interventions import calibrate, evaluating, intervene, network
 from seecause.faithful.net import IFAM, IFAMOutput
 from seecause.models.base import ImageModel
-from seecause.report.faithful import css_colours, note_of, seen_pixels
+from seecause.report.background import css_colours, note_of, seen_pixels
 from seecause.report.figures import data_uri
 from seecause.types import wide
 

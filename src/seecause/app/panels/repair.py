@@ -44,7 +44,7 @@ from seecause.data.registry import open_data
 from seecause.errors import BadOption
 from seecause.models.base import ImageModel
 from seecause.models.view import VisionModel
-from seecause.report.background import GAINS, TERMS, audit_lines
+from seecause.report.background import audit_lines, meaning
 from seecause.report.figures import data_uri
 from seecause.types import wide
 
@@ -248,7 +248,7 @@ def _recent(context: ActionContext, what: str, most: int) -> Recent:
 
 
 def _row(name: str, value: float) -> Reply:
-    return {"name": name, "value": value, "meaning": TERMS.get(name, GAINS.get(name, ""))}
+    return {"name": name, "value": value, "meaning": meaning(name)}
 
 
 def _or_none(value: float) -> float | None:

@@ -224,7 +224,7 @@ function mount(root, tools) {
       picture.caption.textContent = answer.label ? `for ${answer.label}` : "";
       picture.stack.title = answer.summary;
       seconds.textContent = `${answer.seconds.toFixed(2)} s`;
-      scale.replaceChildren(...scaleOf(answer, answer.clipped));
+      scale.replaceChildren(...scaleOf(answer, answer.remark));
     });
     return drawn;
   }

@@ -38,19 +38,16 @@ for (const card of document.querySelectorAll(".card")) {
     });
     stack.addEventListener("pointerleave", () => leave(card));
   }
-  for (const button of card.querySelectorAll(".top button")) {
-    const { rows, columns } = button.closest(".map").dataset;
-    const show = () => point(card, +rows, +columns, +button.dataset.row, +button.dataset.column);
-    for (const event of ["pointerenter", "focus", "click"]) button.addEventListener(event, show);
-    for (const event of ["pointerleave", "blur"]) button.addEventListener(event, () => leave(card));
-  }
 }
 
-// Pages of many pictures: cards are sorted by a number they carry, and hidden where they do not match.
+// Pages of many images: cards are sorted by a number they carry, and hidden where they do not match.
 for (const form of document.querySelectorAll(".sorter")) {
   const list = form.nextElementSibling;
   const cards = [...list.querySelectorAll(":scope > .card")];
   const { sort, show, find, count } = form.elements;
+  const known = (key) => cards.some((card) => card.dataset[key] !== undefined);
+  for (const option of [...sort.options]) if (option.value && !known(option.value.split(" ")[0])) option.remove();
+  show.parentElement.hidden = !known("answer");
   const update = () => {
     const [key, direction] = sort.value.split(" ");
     const value = (card) => (key && card.dataset[key] !== undefined ? +card.dataset[key] : NaN);
@@ -64,7 +61,7 @@ for (const form of document.querySelectorAll(".sorter")) {
     const words = find.value.trim().toLowerCase();
     let shown = 0;
     for (const card of cards) {
-      const right = !show || !show.value || card.dataset.answer === show.value;
+      const right = !show.value || card.dataset.answer === show.value;
       const named = !words || card.querySelector("header").textContent.toLowerCase().includes(words);
       card.hidden = !(right && named);
       shown += !card.hidden;
@@ -73,7 +70,7 @@ for (const form of document.querySelectorAll(".sorter")) {
   };
   form.addEventListener("input", update);
   form.addEventListener("submit", (event) => event.preventDefault());
-  form.hidden = false;
+  form.hidden = cards.length < 4;
   update();
 }
 
