@@ -25,7 +25,7 @@ def whole(tmp_path_factory):
 
 
 def test_options_reach_methods_metrics_and_the_run(tmp_path):
-    options = ("run.memory=3", "run.threads=1", "caap.tail=patched", "stride=2")
+    options = ("run.memory=3", "run.threads=1", "caap.tail=patched", "score=logit")
     words = [word for option in options for word in ("--option", option)]
     words += ["--seed", 5, "--target", "predicted", "--limit", 2, "--device", "cpu"]
     run = ("--method", "caap", "--metric", "aupr1", *words, "--json", "--out", tmp_path / "run")
@@ -34,7 +34,7 @@ def test_options_reach_methods_metrics_and_the_run(tmp_path):
     request = read_plan(tmp_path / "run").request
     assert request.memory == 3 << 20  # MiB
     assert (request.threads, request.seed, request.limit, request.target) == (1, 5, 2, "predicted")
-    assert {"tail": "patched", "stride": 2}.items() <= request.methods["caap"].items()
+    assert {"tail": "patched", "score": "logit"}.items() <= request.methods["caap"].items()
 
 
 def test_the_same_command_continues(whole):

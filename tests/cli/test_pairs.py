@@ -68,7 +68,7 @@ def test_what_has_no_other_version_is_refused(folders, tmp_path):
     done = run("explain", kind, "--without", tmp_path, "--out", tmp_path / "c")
     assert done.exit_code == 2 and "no such file" in done.output
     done = run("explain", "critters:clean:test#0", "--without", tmp_path, "--out", tmp_path / "c")
-    assert done.exit_code == 2 and "another version of each picture" in done.output
+    assert done.exit_code == 2 and "another version of each image" in done.output
     spec = f"pairs:{folders}/with:{folders}/without"
     done = run("explain", f"{spec}#0", "--method", "rollout", "--out", tmp_path / "c")
     assert done.exit_code == 2 and "methods with a blank" in done.output

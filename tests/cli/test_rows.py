@@ -69,8 +69,8 @@ def test_a_region_is_in_pixels_of_the_picture(tmp_path, folders):
 def test_what_has_no_such_row_is_refused(tmp_path, folders):
     picture = photo(tmp_path / "a.jpg")
     for words, call in (
-        ("one answer", [*MODEL, "--box", "1"]),
-        ("one answer", [*MODEL, "--region", "1,2"]),
+        ("one prediction", [*MODEL, "--box", "1"]),
+        ("one prediction", [*MODEL, "--region", "1,2"]),
         ("names cat", ["--model", folders / "detr", "--box", "3:cat", "--class", "frog"]),
         ("not both", ["--model", folders / "detr", "--box", "1", "--region", "1,2"]),
         ("answers for boxes", ["--model", folders / "detr", "--region", "1,2"]),

@@ -56,6 +56,7 @@ if TYPE_CHECKING:
     from seecause.models.base import ImageModel
 
 SHOWN = 6  # images in a gallery
+GROUPS = 12  # of a table, the worst first
 TERMS = {  # numbers of audits, repairs and pruning
     "accuracy": "correct predictions on plain images",
     "flips": "of all predictions, those that change on the background of an image that is predicted"
@@ -124,7 +125,7 @@ def audit_sections(
     that are not met."""
     notes = () if audit.masks is None else audit.masks.notes
     verdict = verdict_box([*audit_lines(audit), *limits]) + warnings(notes)
-    rows = [(name, fixed(value), meaning(name)) for name, value in audit.numbers().items()]
+    rows = [(name, number(value), meaning(name)) for name, value in audit.numbers().items()]
     return [
         Section("Verdict", verdict),
         worst_section([model], [audit], [""]),
@@ -194,8 +195,10 @@ def groups_section(audit: BackgroundAudit) -> list[Section]:
         (str(group), f"{right} of {total}", fixed(right / total, 2), f"{low:.2f} to {high:.2f}")
         for group, right, total, (low, high) in zip(groups.groups, *columns, strict=True)
     ]
+    rows.sort(key=lambda row: row[2])
     head = ("group (object, background)", "correct", "accuracy", "95 % interval")
-    return [Section("Accuracy by group", table(rows, head=head))]
+    note = f"The worst of {len(rows)} groups." if len(rows) > GROUPS else ""
+    return [Section("Accuracy by group", table(rows[:GROUPS], head=head), note)]
 
 
 def audit_rows(audit: BackgroundAudit, names: Sequence[str]) -> list[dict[str, Any]]:
