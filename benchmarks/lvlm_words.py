@@ -34,7 +34,7 @@ def main() -> None:
     torch.set_num_threads(1)
     lvlm = sc.lvlm.load(options.model, device=options.device)
     bank = sc.lvlm.make_bank(lvlm, sc.lvlm.calibration_critters(20))
-    picture = sc.data.open_picture("critters:clean:test#3")
+    picture = sc.data.open_image("critters:clean:test#3")
     given = (lvlm, picture, QUESTION, bank)
     ids = lvlm.answer_ids(picture, QUESTION, ANSWER)
     sc.lvlm.trace_words(sc.lvlm.AnswerEngine(*given, answer=ids[:2]), masks=4)  # warm-up

@@ -17,7 +17,7 @@ from seecause.attribution.explain import (
     top_answers,
 )
 from seecause.attribution.result import Attribution, AttributionWriter
-from seecause.data.dataset import IGNORE, Hole
+from seecause.data.dataset import IGNORE, SkippedImage
 from seecause.errors import BadOption, DataMissing
 from tests.families.conv import tiny_conv
 from tests.helpers import view
@@ -99,7 +99,7 @@ def test_batches_join_to_one_result(model, images, target):
 
 
 def test_pictures_of_which_none_can_be_read_are_refused_in_words(model, tmp_path):
-    holes: list[Hole] = []
+    holes: list[SkippedImage] = []
     with pytest.raises(DataMissing, match="none can be read"):
         sc.explain(model, [str(tmp_path / "missing.png")], methods=("center",), skipped=holes)
     assert [hole.name for hole in holes] == [str(tmp_path / "missing.png")]

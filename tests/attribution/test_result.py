@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import seecause as sc
 from seecause.attribution.result import TENSORS, Attribution, Attributions, AttributionWriter
-from seecause.data.dataset import Hole
+from seecause.data.dataset import SkippedImage
 from seecause.engine.chunks import budget
 from seecause.errors import BadImage, BadOption
 from tests.bad_files import bad_file
@@ -182,7 +182,7 @@ def test_attribute_takes_what_people_have(model, images, tmp_path):
 def test_a_bad_file_is_named_and_the_others_go_on(model, tmp_path):
     Image.new("RGB", (90, 60)).save(tmp_path / "good.png")
     bad, good = bad_file(tmp_path, "truncated"), tmp_path / "good.png"
-    skipped: list[Hole] = []
+    skipped: list[SkippedImage] = []
     found = sc.attribute(model, [good, bad, good], method="center", batch=2, skipped=skipped)
     assert found.names == [str(good)] * 2
     assert [hole.name for hole in skipped] == [str(bad)] and "truncated" in skipped[0].reason

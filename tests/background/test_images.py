@@ -16,7 +16,7 @@ from seecause.background import LabelledImages, Masks, images as images_file, re
 from seecause.background.images import critter_images, imagenet9_model, model_for
 from seecause.background.prune import background_gaps
 from seecause.data import imagenet, open_data
-from seecause.data.dataset import IGNORE, Hole
+from seecause.data.dataset import IGNORE, SkippedImage
 from seecause.errors import BadImage, BadOption, DataMissing, NotDefined, SeecauseError, UnknownName
 from seecause.metrics import background_gap, in9_predictions
 from seecause.metrics.accuracy import in9_right
@@ -213,7 +213,9 @@ def test_nine_classes_are_those_of_the_release(tmp_path):
 
 def test_the_gap_is_of_objects_that_both_variants_show(model, cases):
     names = tuple(f"00_dog/fg_n{i}_bg_{i}.JPEG" for i in range(6))
-    same = replace(cases.take(torch.arange(5)), ids=names[:5], skipped=(Hole(names[5], "cut"),))
+    same = replace(
+        cases.take(torch.arange(5)), ids=names[:5], skipped=(SkippedImage(names[5], "cut"),)
+    )
     elsewhere = tuple(name.replace("_bg_", "_bg_x") for name in names)
     (gap,), counts = background_gaps(model, same, replace(cases, ids=elsewhere))
     assert counts == (5, 5) and gap == 0  # the same images

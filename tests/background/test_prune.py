@@ -40,7 +40,7 @@ from seecause.background.prune import (
 )
 from seecause.data import open_data
 from seecause.data.batch import group_shares
-from seecause.data.dataset import Hole
+from seecause.data.dataset import SkippedImage
 from seecause.engine import forks
 from seecause.engine.chunks import budget
 from seecause.engine.trace import kept_logits
@@ -282,7 +282,7 @@ def test_the_exported_model_is_the_ablated_one(model, test, result, tmp_path):
 
 def test_the_gap_of_two_variants_and_skipped_images(model, train, test):
     ids = tuple(f"00_dog/fg_n{place}_bg_{place}.JPEG" for place in range(len(test)))
-    lost, cut = Hole("a", "empty"), Hole(ids[9], "cut")
+    lost, cut = SkippedImage("a", "empty"), SkippedImage(ids[9], "cut")
     tested = replace(test, ids=ids, skipped=(lost,))
     same = replace(train.take(torch.arange(5)), ids=ids[:5], skipped=(cut, lost))
     options = {"selector": "weight-norm", "options": {"remove": "least"}, "top": 0.25, "draws": 1}

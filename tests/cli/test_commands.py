@@ -82,7 +82,7 @@ def test_a_user_who_stops_a_command_gets_no_traceback(monkeypatch, tmp_path):
     def stop(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("seecause.data.images.find_pictures", stop)
+    monkeypatch.setattr("seecause.data.images.find_images", stop)
     done = invoke("explain", "a.png", "--out", tmp_path / "out")
     assert done.exit_code == 130 and done.output == ""
 

@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 
 import seecause as sc
 from seecause.attribution.result import Attribution
-from seecause.data.images import open_picture, read_image
+from seecause.data.images import open_image, read_image
 from seecause.data.registry import open_data
 from tests.bad_files import bad_file
 from tests.cli.calls import MODEL, explain, photo
@@ -106,7 +106,7 @@ def test_the_seed_reaches_the_methods(tmp_path, words):
     )
     assert done.exit_code == 0 and done.output == ""
     model = sc.load("builtin:critters-vit")
-    image = model.preprocess(open_picture(sample))
+    image = model.preprocess(open_image(sample))
     expected = sc.attribute(model, image, method="random", seed=3 if words else 0).maps
     torch.testing.assert_close(Attribution.load(out / "maps" / "random").maps, expected)
 

@@ -1,15 +1,16 @@
-"""Every kind of picture is read right, and every bad file is one clear line that names it."""
+"""Every kind of image is read right, and every bad file is one clear line that names it."""
 
 from __future__ import annotations
 
 import tracemalloc
+from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
 
-from seecause.data.images import find_images, read_image
-from seecause.errors import BadImage
+from seecause.data.images import find_images, open_image, read_image
+from seecause.errors import BadImage, BadOption
 from tests.bad_files import REASONS, bad_file, write_huge_header
 
 
@@ -116,22 +117,16 @@ def test_folders_and_globs_are_expanded_in_order_and_once(tmp_path, photo):
         photo.save(tmp_path / name, format="PNG")
     (tmp_path / "sub").mkdir()
     photo.save(tmp_path / "sub" / "c.png")
-    names = [p.name for p in find_images([tmp_path / "b.png", tmp_path, str(tmp_path / "*.png")])]
-    assert names == ["b.png", "a.JPG"]
-
-
-def test_photos_of_telephones_do_not_vanish(tmp_path, photo):
-    photo.save(tmp_path / "a.png")
-    (tmp_path / "b.HEIC").write_bytes(b"ftypheic")
-    assert [path.name for path in find_images([tmp_path], deep=True)] == ["a.png", "b.HEIC"]
-    assert [path.name for path in find_images([tmp_path])] == ["a.png"]
+    (tmp_path / "d.HEIC").write_bytes(b"ftypheic")  # listed, so that it is reported
+    found = find_images([tmp_path / "b.png", tmp_path, str(tmp_path / "*.png"), "critters:clean#1"])
+    assert [Path(name).name for name in found] == ["b.png", "a.JPG", "d.HEIC", "critters:clean#1"]
 
 
 def test_hidden_folders_hold_no_films(tmp_path):
     for folder in (".cache", "birds"):
         (tmp_path / folder).mkdir()
         (tmp_path / folder / f"{folder}.npy").write_bytes(b"x")
-    assert [path.name for path in find_images([tmp_path], deep=True)] == ["birds.npy"]
+    assert [Path(name).name for name in find_images([tmp_path])] == ["birds.npy"]
 
 
 def test_nothing_found_is_an_error(tmp_path):
@@ -141,6 +136,22 @@ def test_nothing_found_is_an_error(tmp_path):
         find_images([tmp_path / "*.png"])
     with pytest.raises(BadImage, match="no such file"):
         find_images([tmp_path / "missing.png"])
+    for text in ("critters:clean", "critters:clean#a"):
+        with pytest.raises(BadOption, match="critters:clean#0"):
+            find_images([text])
+    with pytest.raises(BadOption, match="an index below 512"):
+        open_image("critters:clean#512")
+
+
+@pytest.mark.parametrize("kind", ["EPS", "DDS", "AVIF", "TGA", "PCX", "ICO", "JPEG2000", "PDF"])
+def test_rare_formats_are_refused_whatever_their_name(tmp_path, kind):
+    path = tmp_path / "rare.png"
+    try:
+        Image.new("RGB", (16, 16), "red").save(path, format=kind)
+    except (KeyError, OSError):
+        pytest.skip(f"this pillow cannot write {kind}")
+    with pytest.raises(BadImage, match="not an image"):
+        read_image(path)
 
 
 def test_half_a_megabyte_that_unpacks_to_gigabytes_is_refused_before_it_does(tmp_path):

@@ -21,7 +21,7 @@ def transplants(dtype) -> Named:
 
 @golden("background")
 def audit(dtype) -> Named:
-    data = sc.data.open("critters:certified:test", limit=16)
+    data = sc.data.open_data("critters:certified:test", limit=16)
     found = sc.audit(model(BIASED, dtype), data, per_picture=2)
     yield from found.judged.numbers().items()
     yield "interval", found.interval
@@ -34,7 +34,7 @@ def audit(dtype) -> Named:
 @golden("background")
 def repair(dtype) -> Named:
     """The last-layer remedies: numbers before and after, and the new layer."""
-    data = sc.data.open("critters:certified:train", limit=40)
+    data = sc.data.open_data("critters:certified:train", limit=40)
     found = sc.repair(
         model(BIASED, dtype), data, per_picture=2, remedies=["last-layer", "directions"]
     )
@@ -47,7 +47,7 @@ def repair(dtype) -> Named:
 
 @golden("background", slow=True)
 def discover(dtype) -> Named:
-    data = sc.data.open("critters:certified:train", limit=24)
+    data = sc.data.open_data("critters:certified:train", limit=24)
     found = sc.discover(model(BIASED, dtype), data, method="gae", kinds=8, top=4, trials=8, most=4)
     yield "count", len(found.findings)
     for number, each in enumerate(found.findings):

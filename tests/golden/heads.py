@@ -71,8 +71,8 @@ def discovered_masks(dtype) -> Named:
 def pruning(dtype) -> Named:
     """Which heads go, logits without them, and outcomes on other pictures."""
     view = model(BIASED, dtype)
-    train = sc.data.open("critters:certified:train", limit=8)
-    test = sc.data.open("critters:balanced:test", limit=12)
+    train = sc.data.open_data("critters:certified:train", limit=8)
+    test = sc.data.open_data("critters:balanced:test", limit=12)
     found = sc.background.prune_and_test(view, train, test, top=4, draws=2, masks="given")
     yield "heads", torch.tensor(found.heads)
     yield from found.changes().items()
@@ -85,7 +85,7 @@ def pruning(dtype) -> Named:
 @golden("heads")
 def audit(dtype) -> Named:
     """FIG and BIG of correct predictions by every erasure, and flips by exact swaps."""
-    view, data = model(BIASED, dtype), sc.data.open("critters:certified:test", limit=8)
+    view, data = model(BIASED, dtype), sc.data.open_data("critters:certified:test", limit=8)
     data = sc.background.read_images(view, data)
     data, predicted = data.with_masks(data.truth), view(data.images).argmax(dim=1)
     yield "flips", view(data.other_background).argmax(dim=1) != predicted

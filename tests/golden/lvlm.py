@@ -14,7 +14,7 @@ QUESTION = "What is the name of this creature?"
 def setting(dtype):
     """Model, image, bank and mask engine."""
     lvlm = sc.lvlm.load("builtin:critters-llava", device="cpu", dtype=dtype)
-    picture = sc.data.open_picture("critters:clean:test#3")
+    picture = sc.data.open_image("critters:clean:test#3")
     bank = sc.lvlm.make_bank(lvlm, sc.lvlm.calibration_critters(16))
     return lvlm, picture, bank, sc.lvlm.MaskEngine(lvlm, picture, QUESTION, bank)
 
@@ -78,7 +78,7 @@ def words(dtype) -> Named:
 def edits(dtype) -> Named:
     """Logits of the first generated token while heads are edited inside the native forward."""
     lvlm, picture, bank, _ = setting(dtype)
-    other = sc.data.open_picture("critters:clean:test#5")
+    other = sc.data.open_image("critters:clean:test#5")
     prompt, seen = lvlm.prompt(picture, QUESTION), []
     handle = lvlm.decoder.head.register_forward_hook(lambda _, __, out: seen.append(out[0, -1]))
     given = {"blind": {"blind": bank}, "redirect": {"redirect": other}, "boost": {"boost": 2.0}}
@@ -98,6 +98,6 @@ def classifier(dtype) -> Named:
 
     lvlm, *_ = setting(dtype)
     view = sc.lvlm.classifier(lvlm, list(critters.CLASSES)[:4], question=QUESTION)
-    data = sc.data.open("critters:clean:test", limit=2)
+    data = sc.data.open_data("critters:clean:test", limit=2)
     images, _, _ = sc.data.to_batch(view, [data[0], data[1]])
     yield "logits", view(images)

@@ -24,7 +24,7 @@ METHODS = {
 def setting(dtype):
     weights = REAL / "vit_tiny_patch16_224.safetensors"
     view = sc.load("timm:vit_tiny_patch16_224", weights=weights, device="cpu", dtype=dtype)
-    pets = sc.data.open(f"pets:{REAL / 'pets_small'}", limit=2)
+    pets = sc.data.open_data(f"pets:{REAL / 'pets_small'}", limit=2)
     return view, *sc.data.to_batch(view, [pets[0], pets[1]])
 
 

@@ -132,5 +132,5 @@ def batch(name: str, dtype: torch.dtype, data: str = "critters:clean:test", coun
     """Normalised images [B, 3, H, W] of the model's dtype, labels [B], masks [B, H, W]."""
     import seecause as sc
 
-    samples = sc.data.open(data, limit=count)
+    samples = sc.data.open_data(data, limit=count)
     return sc.data.to_batch(model(name, dtype), [samples[i] for i in range(count)])

@@ -209,7 +209,7 @@ def test_what_cannot_be_edited_is_refused_and_leaves_the_model_as_it_was():
 
 def test_the_embedded_model_says_what_its_heads_are_shown():
     lvlm = sc.lvlm.load("builtin:critters-llava")
-    mine, other = (sc.data.open_picture(f"critters:clean:test#{index}") for index in (3, 4))
+    mine, other = (sc.data.open_image(f"critters:clean:test#{index}") for index in (3, 4))
     question = "What is the name of this creature?"
     first, second = (lvlm.speak(lvlm.prompt(each, question), 4) for each in (mine, other))
     assert first != second

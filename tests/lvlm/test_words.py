@@ -271,7 +271,7 @@ def test_an_answer_of_no_words_is_refused():
 def test_the_embedded_model_looks_for_its_answer():
     lvlm = sc.lvlm.load("builtin:critters-llava")
     bank = sc.lvlm.make_bank(lvlm, sc.lvlm.calibration_critters(20))
-    picture = sc.data.open_picture("critters:clean:test#3")
+    picture = sc.data.open_image("critters:clean:test#3")
     assert lvlm.dtype == torch.float32  # its file is in half precision
     words = trace_words(AnswerEngine(lvlm, picture, "What colour is the tail?", bank), masks=8)
     assert len(words) == 1 and words.sources() == ["picture"]
@@ -286,7 +286,7 @@ def test_what_is_no_bank_question_or_picture_is_refused():
             engine(here.lvlm, picture, QUESTION, None)
         with pytest.raises(BadInput, match=r"the question 7: .* in words"):
             engine(here.lvlm, picture, 7, here.bank)
-        with pytest.raises(BadInput, match=r"a picture of type str: .*open_picture"):
+        with pytest.raises(BadInput, match=r"a picture of type str: .*open_image"):
             engine(here.lvlm, "cat.jpg", QUESTION, here.bank)
     with pytest.raises(BadOption, match="bank='x'"):
         MaskEngine(here.lvlm, here.engine.prompt, None, "x", answer=[TOKEN])

@@ -22,7 +22,7 @@ from seecause.app.jobs import Job, Progress, Queue
 from seecause.app.public_names import free_name, picture_name, public_spec, short_name
 from seecause.app.sessions import Recent, Session
 from seecause.data.batch import to_batch
-from seecause.data.images import decode_image, open_picture, sample_of
+from seecause.data.images import decode_image, open_image, sample_of
 from seecause.data.registry import open_data
 from seecause.engine.blanks import Blank, blank_image
 from seecause.engine.trace import Trace, record
@@ -197,7 +197,7 @@ class ServerState:
 
     def _open_sample(self, id: str) -> OpenedPicture:
         text, place = self.samples[id], sample_of(self.samples[id])
-        picture = self._picture(id, picture_name(text), open_picture(text), own=False)
+        picture = self._picture(id, picture_name(text), open_image(text), own=False)
         if place is not None:
             known = replace(open_data(place[0])[place[1]], label=None)
             views = [(key, self.models[key].view) for key in picture.inputs]
@@ -369,7 +369,7 @@ def readable(samples: Sequence[str]) -> list[str]:
     for text in samples[:TRIED]:
         try:
             if sample_of(text) is None:
-                open_picture(text)
+                open_image(text)
         except SeecauseError as failure:
             broken[text] = str(failure)
     if broken and len(broken) == len(samples):

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 
 from seecause.attribution.registry import Maps, Method, find, join
 from seecause.attribution.result import Attribution, Attributions
-from seecause.data.dataset import Hole
-from seecause.data.images import PictureFacts, PictureOpener, find_pictures
+from seecause.data.dataset import SkippedImage
+from seecause.data.images import ImageFacts, ImageOpener, find_images
 from seecause.engine.chunks import budget, memory, plain_logits
 from seecause.errors import BadImage, BadOption, DataMissing, NotDefined, ViewMismatch
 from seecause.files import digest
@@ -55,7 +55,7 @@ def attribute(
     method: str | Sequence[str] = "caap",
     *,
     batch: Count = BATCH,
-    skipped: list[Hole] | None = None,
+    skipped: list[SkippedImage] | None = None,
     **options: Any,
 ) -> Any:
     """Compute an attribution map for each image.
@@ -129,7 +129,7 @@ def _attribute_stream(
     own: Mapping[str, dict[str, Any]],
     *,
     batch: int,
-    skipped: list[Hole] | None,
+    skipped: list[SkippedImage] | None,
 ) -> dict[str, Attribution]:
     """Attributions of images that are read a batch at a time."""
     runs: dict[str, list[Attribution]] = {name: [] for name in own}
@@ -284,7 +284,7 @@ class ImageBatch:
     images: Tensor  # [B, 3, H, W], normalised
     places: list[int]
     names: list[str]
-    facts: list[PictureFacts]
+    facts: list[ImageFacts]
     others: Tensor | None = None  # [B, 3, H, W], a second version of each
 
     def targets(self, target: Spec) -> Spec:
@@ -323,7 +323,7 @@ def image_batches(
     batch: int = BATCH,
     names: Sequence[str] | None = None,
     others: Pictures | Iterable[Any] | None = None,
-    skipped: list[Hole] | None = None,
+    skipped: list[SkippedImage] | None = None,
     facts: bool = False,
 ) -> Iterator[ImageBatch]:
     """Read and normalise images, `batch` at a time; each is released when its batch is made.
@@ -335,7 +335,7 @@ def image_batches(
 
     A batch ends early where images of another size follow.
     """
-    opener = PictureOpener()
+    opener = ImageOpener()
     rows: list[ImageBatch] = []  # of one image each
     seconds = None if others is None else _singles(model, others)
     for place, item in enumerate(_singles(model, images)):
@@ -347,14 +347,14 @@ def image_batches(
         try:
             opened = _opened(model, item, opener)
             image = _prepared(model, opened)
-            known = _facts(model, item, opened, opener) if facts else PictureFacts()
+            known = _facts(model, item, opened, opener) if facts else ImageFacts()
             version = None
             if other is not None:
                 version = _prepared(model, _opened(model, other, opener, second=True))
         except (BadImage, DataMissing) as bad:
             if skipped is None:
                 raise
-            skipped.append(Hole(name, str(bad)))
+            skipped.append(SkippedImage(name, str(bad)))
             continue
         if version is not None and version.shape != image.shape:
             raise BadOption("others", list(version[0].shape), f"images of {list(image[0].shape)}")
@@ -375,7 +375,7 @@ def _singles(model: ImageModel, images: Any) -> Iterator[Any]:
     """One image after the other, whatever batches they come in."""
     items: Any = model.preprocess.unpacked(images)
     if isinstance(items, str | Path) and model.preprocess.kind == "images":
-        items = find_pictures([str(items)])
+        items = find_images([str(items)])
     elif items is None or (isinstance(items, Picture | Mapping) and getattr(items, "ndim", 0) < 4):
         items = [items]
     return chain.from_iterable(_rows_of(model, item) for item in items)
@@ -396,7 +396,7 @@ def _rows_of(model: ImageModel, item: Any) -> Iterable[Any]:
     return item if dimensions == 4 else [item]
 
 
-def _opened(model: ImageModel, item: Any, opener: PictureOpener, *, second: bool = False) -> Any:
+def _opened(model: ImageModel, item: Any, opener: ImageOpener, *, second: bool = False) -> Any:
     if not isinstance(item, str | Path) or model.preprocess.kind != "images":
         return item
     return opener(str(item), second=second)
@@ -409,14 +409,12 @@ def _prepared(model: ImageModel, opened: Any) -> Tensor:
     return as_images(model, opened)[:1]
 
 
-def _facts(
-    model: ImageModel, item: Any, opened: Image.Image, opener: PictureOpener
-) -> PictureFacts:
+def _facts(model: ImageModel, item: Any, opened: Image.Image, opener: ImageOpener) -> ImageFacts:
     """What is known about a file or a sample; its mask in the model's frame."""
     if not isinstance(item, str | Path):
-        return PictureFacts()
+        return ImageFacts()
     if model.preprocess.kind != "images":
-        return PictureFacts(Path(item).absolute().parent.name)
+        return ImageFacts(Path(item).absolute().parent.name)
     height, width = opened.size[::-1]
     known, size = replace(opener.facts(str(item)), size=(height, width)), [height, width]
     if known.mask is None:

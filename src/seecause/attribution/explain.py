@@ -20,7 +20,7 @@ from seecause.attribution.attribute import (
 )
 from seecause.attribution.registry import find, join
 from seecause.attribution.result import Attribution, Viewable, joined_manifest
-from seecause.data.dataset import IGNORE, Hole
+from seecause.data.dataset import IGNORE, SkippedImage
 from seecause.engine.mixture import need_gradients, special_rows
 from seecause.errors import BadOption, NotDefined, SeecauseError
 from seecause.loading import as_view
@@ -103,7 +103,7 @@ def explain(
     options: Mapping[str, Mapping[str, Any]] | None = None,
     names: Sequence[str] | None = None,
     batch: Count = BATCH,
-    skipped: list[Hole] | None = None,
+    skipped: list[SkippedImage] | None = None,
     progress: Callable[[int], None] = lambda done: None,
 ) -> Explanation:
     """Explain predictions: what does the model predict, and which patches caused it?
@@ -169,7 +169,7 @@ def explain_batches(
     options: Mapping[str, Mapping[str, Any]] | None = None,
     names: Sequence[str] | None = None,
     batch: int = BATCH,
-    skipped: list[Hole] | None = None,
+    skipped: list[SkippedImage] | None = None,
     progress: Callable[[int], None] = lambda done: None,
 ) -> Iterator[Explanation]:
     """The explanations of `explain`, one for each batch: memory does not grow with the number of
@@ -221,7 +221,9 @@ def explain_batches(
         )
 
 
-def _targets(target: Any, part: ImageBatch, skipped: list[Hole] | None) -> tuple[ImageBatch, Any]:
+def _targets(
+    target: Any, part: ImageBatch, skipped: list[SkippedImage] | None
+) -> tuple[ImageBatch, Any]:
     """The targets of the images of a batch. Images that a region of files does not reach are
     skipped."""
     if not isinstance(target, FileRegion):
@@ -234,7 +236,7 @@ def _targets(target: Any, part: ImageBatch, skipped: list[Hole] | None) -> tuple
         except BadOption as outside:
             if skipped is None:
                 raise
-            skipped.append(Hole(part.names[index], f"{part.names[index]}: {outside}"))
+            skipped.append(SkippedImage(part.names[index], f"{part.names[index]}: {outside}"))
     return part.take(inside), rows
 
 

@@ -25,10 +25,9 @@ from seecause.data.batch import Group, class_places, sample_in_frame, to_batch, 
 from seecause.data.dataset import (
     IGNORE,
     Dataset,
-    Hole,
     Sample,
-    has_counterfactuals,
-    has_pairs,
+    SkippedImage,
+    capabilities,
     sample_ids,
 )
 from seecause.data.registry import as_data
@@ -169,7 +168,7 @@ class LabelledImages(PerImage):
     other_object: Tensor | None = None
     objects: tuple[str, ...] = ()
     places: tuple[str, ...] = ()
-    skipped: tuple[Hole, ...] = ()
+    skipped: tuple[SkippedImage, ...] = ()
 
     def __post_init__(self) -> None:
         if not self.ids:
@@ -297,14 +296,14 @@ def read_images(
         class_places(model, data)  # a dataset of other classes is refused before it is read
     if len(data) == 0:
         raise BadOption("data", data.name, "at least one image")
-    if has_counterfactuals(data) and model.preprocess.size == (96, 96):
+    if "counterfactuals" in capabilities(data) and model.preprocess.size == (96, 96):
         latents = data.latents(0, len(data), device=model.device)
         labelled = critter_images(model, latents, name=data.name)
         if progress is not None:
             progress(len(data))
         return _among_classes(model, data, labelled)
     images, labels, truth, others = list[Tensor](), list[Tensor](), list[Tensor](), list[Tensor]()
-    groups, ids, skipped = list[Group | None](), list[str](), list[Hole]()
+    groups, ids, skipped = list[Group | None](), list[str](), list[SkippedImage]()
     for start in range(0, len(data), READ):
         places = range(start, min(start + READ, len(data)))
         samples, seconds = _read(model, data, places, skipped)
@@ -340,18 +339,18 @@ def read_images(
 
 
 def _read(
-    model: ImageModel, data: Dataset, places: range, skipped: list[Hole]
+    model: ImageModel, data: Dataset, places: range, skipped: list[SkippedImage]
 ) -> tuple[list[Sample], list[Sample]]:
     """Samples in the model's frame, and their second versions if the data has pairs."""
     samples, seconds, frame = list[Sample](), list[Sample](), model.preprocess
-    paired = has_pairs(data)
+    paired = "pairs" in capabilities(data)
     for place in places:
         try:
             sample = sample_in_frame(frame, data[place])
             second = [sample_in_frame(frame, data.other(place))] if paired else []
         except (BadImage, DataMissing) as bad:
             log.warning("skipped: %s", bad)
-            skipped.append(Hole(sample_ids(data)[place], str(bad)))
+            skipped.append(SkippedImage(sample_ids(data)[place], str(bad)))
             continue
         samples.append(sample)
         seconds += second

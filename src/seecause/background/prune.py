@@ -70,7 +70,7 @@ from seecause.background.images import (
 from seecause.background.masks import check_search, mask_options as deciding
 from seecause.background.objects import MaskSource, object_masks
 from seecause.data.batch import Group, group_shares
-from seecause.data.dataset import Dataset, Hole
+from seecause.data.dataset import Dataset, SkippedImage
 from seecause.data.registry import as_data
 from seecause.engine.forks import logits_of_sets
 from seecause.engine.trace import kept_logits
@@ -513,7 +513,7 @@ class PruneResult:
     curve: Curve  # against how many heads may go, with random sets beside it
     examples: Examples  # before and after
     gaps: tuple[float, float] | None = None  # BG-gap before and after (ImageNet-9)
-    skipped: tuple[Hole, ...] = ()  # images that could not be read, of mixed_same too
+    skipped: tuple[SkippedImage, ...] = ()  # images that could not be read, of mixed_same too
 
     def __repr__(self) -> str:
         shown = ("accuracy", "worst group", "flips")

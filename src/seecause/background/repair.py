@@ -53,7 +53,7 @@ from seecause.background.versions import (
     versions_to_learn,
     versions_to_test,
 )
-from seecause.data.dataset import Dataset, Hole, evenly
+from seecause.data.dataset import Dataset, SkippedImage, evenly
 from seecause.data.registry import as_data
 from seecause.engine.verify import verify
 from seecause.errors import BadOption, NotDefined, SeecauseError, UnknownName
@@ -346,7 +346,7 @@ class Repair(Result):
     candidates: Mapping[str, Candidate]
     chosen_by: str
     record: dict[str, Any] = field(default_factory=dict)
-    skipped: tuple[Hole, ...] = ()  # images that could not be read
+    skipped: tuple[SkippedImage, ...] = ()  # images that could not be read
 
     def __repr__(self) -> str:
         return f"Repair({self.sentence})"

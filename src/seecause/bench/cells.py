@@ -46,11 +46,11 @@ from seecause.bench.measures import (
     run_group,
     with_options,
 )
-from seecause.data.batch import Batch, class_places, need_pictures, sample_in_frame, to_batch
+from seecause.data.batch import Batch, class_places, need_images, sample_in_frame, to_batch
 from seecause.data.dataset import (
     Dataset,
     Sample,
-    has_counterfactuals,
+    capabilities,
     sample_digests,
     sample_ids,
 )
@@ -249,7 +249,7 @@ class Prepared:
             return found.maps if found.native is None else found.native
 
         latents = None
-        if has_counterfactuals(self.data):
+        if "counterfactuals" in capabilities(self.data):
             drawn = cast(Any, self.data).latents
             latents = drawn(cell.start, cell.stop, device=self.model.device)
             if "parts" in request.measures and loaded.truth is None:
@@ -409,7 +409,7 @@ def make_plan(request: Request, model: ImageModel, data: Dataset) -> Plan:
     Cells of the same images stand together, so that images are read once for all methods, and a
     run that was stopped has compared all methods on the same ones.
     """
-    need_pictures(model)
+    need_images(model)
     request = _complete(request, model, data)
     plan = Plan(
         request=request,

@@ -31,7 +31,7 @@ from seecause.cli.shared import (
 from seecause.errors import BadImage, BadOption
 
 if TYPE_CHECKING:
-    from seecause.data.dataset import Hole
+    from seecause.data.dataset import SkippedImage
     from seecause.models.base import ImageModel
 
 
@@ -127,14 +127,14 @@ def explain(
         evidence: Also show the patches that are enough for the prediction, and those it needs.
         interactions: Also show the pairs of regions that cause together what neither causes alone.
     """
-    from seecause.data.images import find_pictures, second_versions
+    from seecause.data.images import find_images, second_versions
 
     replaced = check_out(out, overwrite=output.overwrite)
     if method is not None and not names(method):
         raise BadOption("--method", method, "at least one method (see `seecause list methods`)")
     if not images:
         raise BadOption("IMAGES", None, "at least one image, folder or sample of a dataset")
-    files = find_pictures(list(images))
+    files = find_images(list(images))
     others, shown = second_versions(files, without), short_names(files)
     check_methods(names(method or ""))
     opened = reading.load(model, quiet=output.quiet)
@@ -155,7 +155,7 @@ def explain(
     if not output.quiet:
         _warn(opened, model, files)
     also = [*(["evidence"] * evidence), *(["interactions"] * interactions)]
-    skipped: list[Hole] = []
+    skipped: list[SkippedImage] = []
     facts: dict[str, Any] = {"command": "explain", "out": str(out), "page": "index.html"}
     with output.progress(f"explaining with {', '.join(methods)}", len(files)) as progress:
         parts = explain_batches(

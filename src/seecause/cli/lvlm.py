@@ -91,18 +91,18 @@ class Bank:
             raise BadOption("--calibration", None, expected)
         if self.bank is not None and not self.bank.is_dir():
             raise BadOption("--bank", str(self.bank), "a folder that `seecause lvlm bank` wrote")
-        find_images(self.calibration or [], deep=True)
+        find_images(self.calibration or [])
 
     def load(self, lvlm: LVLM) -> MeanBank:
         """A saved bank, or one made now."""
-        from seecause.data.images import find_images, read_image
+        from seecause.data.images import find_images, open_image
         from seecause.lvlm import MeanBank, calibration_critters, make_bank
 
         if self.bank is not None:
             return MeanBank.load(self.bank)
         if not self.calibration:
             return make_bank(lvlm, calibration_critters())
-        return make_bank(lvlm, [read_image(f) for f in find_images(self.calibration, deep=True)])
+        return make_bank(lvlm, [open_image(f) for f in find_images(self.calibration)])
 
 
 def trace(
@@ -141,7 +141,7 @@ def trace(
             (masked runs for image tokens), floor=1 (the least the image must move the answer, in
             logits) or adaptive=true (stop once two halves of the masks agree); repeat for more.
     """
-    from seecause.data.images import open_picture
+    from seecause.data.images import open_image
     from seecause.lvlm import MaskEngine, trace_answer
     from seecause.lvlm.trace import concerns, masked_runs
     from seecause.report.lvlm import write_trace
@@ -151,7 +151,7 @@ def trace(
     check_question(question)
     bank.check(model)
     with loading(model, quiet=output.quiet):
-        picture, lvlm = open_picture(image), load_lvlm(model, where.device, where.dtype)
+        picture, lvlm = open_image(image), load_lvlm(model, where.device, where.dtype)
         word = {"answer": answer, "position": position, "floor": given["floor"]}
         engine = MaskEngine(lvlm, picture, question, bank.load(lvlm), **word)
     _warn(model, image, output)
@@ -221,7 +221,7 @@ def answer(
         length: Tokens of the model's own answer, at most.
         option: ablated=0.75, the share of heads (or image tokens) that a mask ablates.
     """
-    from seecause.data.images import open_picture
+    from seecause.data.images import open_image
     from seecause.lvlm import AnswerEngine, trace_words
     from seecause.lvlm.words import masked_runs, word_concerns
     from seecause.report.lvlm import sentence, write_answer
@@ -231,7 +231,7 @@ def answer(
     check_question(question)
     bank.check(model)
     with loading(model, quiet=output.quiet):
-        picture, lvlm = open_picture(image), load_lvlm(model, where.device, where.dtype)
+        picture, lvlm = open_image(image), load_lvlm(model, where.device, where.dtype)
         said: dict[str, Any] = {"answer": answer, "length": length}
         engine = AnswerEngine(lvlm, picture, question, bank.load(lvlm), **said)
     _warn(model, image, output)
@@ -309,7 +309,7 @@ def edit(
         length: Tokens of the model's own answer, at most.
         out: Folder for a manifest: what was changed and said.
     """
-    from seecause.data.images import open_picture
+    from seecause.data.images import open_image
     from seecause.lvlm import edited_heads
     from seecause.models.base import library_versions
 
@@ -327,10 +327,10 @@ def edit(
         bank.check(model)
     pairs = read_heads(heads)
     with output.progress("generating", 2) as progress:
-        picture, lvlm = open_picture(image), load_lvlm(model, where.device, where.dtype)
+        picture, lvlm = open_image(image), load_lvlm(model, where.device, where.dtype)
         average = bank.load(lvlm) if change.blind else None
         seen = picture if average is None else average.resized(picture)
-        other = None if change.redirect is None else open_picture(change.redirect)
+        other = None if change.redirect is None else open_image(change.redirect)
         prompt = lvlm.prompt(seen, question)
         before = lvlm.speak(prompt, length)
         progress(1)
@@ -370,7 +370,7 @@ def bank(
         size: HEIGHTxWIDTH of images to be asked about; repeat for more (one for fixed and grid).
             Default: the most frequent.
     """
-    from seecause.data.images import find_images, read_image
+    from seecause.data.images import find_images, open_image
     from seecause.lvlm import make_bank
 
     replaced = check_out(out, overwrite=output.overwrite)
@@ -380,9 +380,9 @@ def bank(
     if (mode == "mean" and sizes) or (mode in ("fixed", "grid") and len(sizes) > 1):
         expected = f"{'none' if mode == 'mean' else 'one'} with --mode {mode}"
         raise BadOption("--size", " ".join(size or []), expected)
-    files = find_images(list(images), deep=True)
+    files = find_images(list(images))
     with output.progress("averaging", len(files)) as progress:
-        pictures = [read_image(file) for file in files]
+        pictures = [open_image(file) for file in files]
         shapes = Counter((picture.height, picture.width) for picture in pictures)
         sizes = sizes or [shapes.most_common(1)[0][0]]
         options: dict[str, Any] = {"sizes": sizes} if mode == "shape" else {}

@@ -121,9 +121,9 @@ def serve(
     """
     from seecause.app.middleware import is_local  # says what is missing, if it is
     from seecause.app.public_names import name_folders
-    from seecause.data.images import find_pictures
+    from seecause.data.images import find_images
 
-    samples, folders = find_pictures(list(image or [])), name_folders(runs or [])
+    samples, folders = find_images(list(image or [])), name_folders(runs or [])
     for path in runs or []:
         if not path.is_dir():
             raise BadOption("--runs", str(path), "a folder that is there")

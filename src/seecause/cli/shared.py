@@ -20,7 +20,7 @@ from cyclopts.validators import Number
 from seecause.errors import BadOption, NotDefined, printable
 
 if TYPE_CHECKING:
-    from seecause.data.dataset import Hole
+    from seecause.data.dataset import SkippedImage
     from seecause.models.base import ImageModel
     from seecause.report.pages import Section
 
@@ -177,7 +177,7 @@ class Output:
         facts: Mapping[str, Any],
         lines: Iterable[str] = (),
         *,
-        skipped: Sequence[Hole] = (),
+        skipped: Sequence[SkippedImage] = (),
         code: int = 0,
     ) -> int:
         """Print the result, as lines or as JSON; returns the exit code, 1 if images were
@@ -196,7 +196,7 @@ class Output:
         *,
         lead: str = "",
         tables: Mapping[str, str] | None = None,
-        skipped: Sequence[Hole] = (),
+        skipped: Sequence[SkippedImage] = (),
         more: Callable[[Path], object] = lambda folder: None,
     ) -> dict[str, Any]:
         """Write a folder with a page, tables by name, and what `more` writes; returns its

@@ -25,7 +25,7 @@ from torch import Tensor
 from seecause import _random
 from seecause.critters.latents import CLASSES, Latents, from_codes
 from seecause.critters.picture import BACKGROUNDS, Do, Style, intervene, render
-from seecause.data.dataset import Sample, Sliceable, check_limit
+from seecause.data.dataset import Sample
 from seecause.errors import BadOption, UnknownName
 from seecause.files import digest
 
@@ -189,13 +189,13 @@ _RENDER_ROWS = 64
 
 
 @dataclass(frozen=True, eq=False)
-class CrittersData(Sliceable):
+class CrittersData:
     """Samples 0 .. length of a regime's split, drawn when they are asked for."""
 
     regime: str
     split: str
     length: int
-    capabilities: ClassVar = frozenset({"labels", "groups", "masks", "parts", "counterfactuals"})
+    capabilities: ClassVar = frozenset({"masks", "counterfactuals"})
 
     @property
     def name(self) -> str:
@@ -209,17 +209,17 @@ class CrittersData(Sliceable):
     def fingerprint(self) -> str:
         """Of the name, the length and the first picture's pixels, so that a change of the renderer
         shows."""
-        return digest(f"{self.name} {self.length}", self.sample(0).image.numpy().tobytes())
+        return digest(f"{self.name} {self.length}", self[0].image.numpy().tobytes())
 
     def digests(self, start: int, stop: int) -> list[str]:
         """A sample is told by its generator: name, place, and the first picture's pixels."""
-        first = self.sample(0).image.numpy().tobytes()
+        first = self[0].image.numpy().tobytes()
         return [digest(f"{self.name} {index}", first) for index in range(start, stop)]
 
     def __len__(self) -> int:
         return self.length
 
-    def sample(self, index: int, /) -> Sample:
+    def __getitem__(self, index: int, /) -> Sample:
         place = range(self.length)[index]
         return next(samples(self.regime, self.split, 1, start=place))
 
@@ -262,7 +262,6 @@ def samples(
 def open_critters(rest: str, *, limit: int | None = None) -> CrittersData:
     """The test split unless another is named."""
     regime, _, split = rest.partition(":")
-    check_limit(limit)
     if split and split not in SPLITS:
         raise UnknownName("split", split, SPLITS)
     return CrittersData(find_regime(regime).name, split or "test", limit or DEFAULT_LENGTH)

@@ -1,11 +1,10 @@
-"""Pictures and what is known about them.
+"""Datasets: images and what is known about them.
 
-    pets = sc.data.open("pets:PATH", limit=100)
-    images, labels, masks = sc.data.to_batch(model, [pets[0], pets[1]])
+    pets = sc.data.open_data("pets:PATH", limit=100)
+    images, labels, masks = sc.data.to_batch(model, pets)
 
-Loaders make samples of any size; `to_batch` brings them into a model's frame. `docs/data.md` lists
-the datasets and says how to add one: `register`. `answers(model, data)` runs a model over one;
-`select_true_positives` draws from what it answers right.
+Samples have images of any size; `to_batch` brings them into a model's frame. `docs/data.md` lists
+the datasets and says how to add one with `register`.
 """
 
 from seecause._lazy import lazy_names

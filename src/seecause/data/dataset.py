@@ -1,4 +1,4 @@
-"""What every dataset is: a sequence of samples that are made when they are asked for."""
+"""Datasets: sequences of samples that are read or generated when they are indexed."""
 
 from __future__ import annotations
 
@@ -6,11 +6,10 @@ import contextlib
 from collections import Counter
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
-from numbers import Integral
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from seecause.errors import BadImage, BadOption, DataMissing, SeecauseError, UnknownName
+from seecause.errors import BadImage, DataMissing, SeecauseError, UnknownName
 from seecause.files import digest
 
 if TYPE_CHECKING:  # torch is not loaded before a path is known to exist
@@ -18,41 +17,40 @@ if TYPE_CHECKING:  # torch is not loaded before a path is known to exist
 
 T = TypeVar("T")
 IGNORE = 255  # in integer masks: neither object nor background
-HELD_OUT = 10  # one training photo in so many of each class is `val` where a release has none
-_FIELDS = {  # capability -> the field of a sample that it fills
-    "labels": "label",
-    "groups": "group",
-    "masks": "mask",
-    "parts": "parts",
-    "boxes": "box",
-    "points": "points",
-}
-CAPABILITIES = (*_FIELDS, "counterfactuals", "pairs")
+HELD_OUT = 10  # every tenth training image of each class is `val` where a release has no such split
 
 
 @dataclass(frozen=True)
 class Sample:
-    """What datasets yield, so that metrics and methods need to know no dataset.
+    """One labelled image of a dataset.
 
     Images have their own size; `to_batch` brings them and their masks into a model's frame. A field
-    that a dataset cannot fill is None; it is never guessed.
+    that a dataset does not know is None.
+
+    Attributes:
+        image: Raw pixels [3, H, W], float32 in [0, 1], not normalised.
+        label: An index of the dataset's classes.
+        group: Codes of (object, attribute) where an attribute is correlated with the class in the
+            training data, such as bird and place.
+        mask: [H, W] bool, True on the object; or integers: 1 object, 0 background, IGNORE neither.
+        parts: [H, W] uint8: 0 background, 1 body, 2 and more other parts.
+        box: x, y, width and height of the object in pixels.
+        points: [P, 3] float32: x and y of each key point in pixels, and 1 where it is visible.
+        id: A name that is unique in the dataset.
     """
 
-    image: Tensor  # [3, H, W] float32, raw pixels in [0, 1], not normalised
+    image: Tensor
     label: int | None
-    # (foreground code, background code): what a shortcut confuses, such as bird and place
     group: tuple[int, int] | None = None
-    # [H, W] bool, True on the object; or integers: 1 object, 0 background, IGNORE neither
     mask: Tensor | None = None
-    parts: Tensor | None = None  # [H, W] uint8: 0 background, 1 body, 2.. parts
-    box: tuple[float, float, float, float] | None = None  # x, y, width, height in pixels
-    # [P, 3] float32: x, y of each key point in pixels, and 1 where it is visible
+    parts: Tensor | None = None
+    box: tuple[float, float, float, float] | None = None
     points: Tensor | None = None
     id: str = ""
 
 
 @dataclass(frozen=True)
-class Hole:
+class SkippedImage:
     """An image that was skipped because it could not be read, and why."""
 
     name: str
@@ -60,15 +58,16 @@ class Hole:
 
 
 class Dataset(Protocol):
-    """What every dataset has. Iterating works too: an index beyond the end raises IndexError; so do
-    slices of those of this package (`Sliceable`).
+    """What every dataset has. An index beyond the end raises IndexError, so that iterating works.
 
-    It may also have, and is asked for through the functions below:
-        capabilities     some of CAPABILITIES: what its samples have
-        ids, labels      of all samples, without reading them
+    Optional attributes, which are read through the functions below:
+        capabilities     some of "masks", "counterfactuals" and "pairs"
+        ids, labels      of all samples, known without reading them
         digests(a, b)    of samples a to b: each changes when its sample does
         latents(a, b)    with "counterfactuals": what samples a to b are drawn from (Critters)
         other(index)     with "pairs": the second version of a sample, to be predicted alike
+        places           names of the second code of groups
+        take(rows)       some samples, as a dataset; `Subset` is used without it
     """
 
     @property
@@ -83,7 +82,7 @@ class Dataset(Protocol):
 
     @property
     def fingerprint(self) -> str:
-        """Changes when the samples do."""
+        """A digest that changes when the samples do."""
         ...
 
     def __len__(self) -> int: ...
@@ -92,46 +91,47 @@ class Dataset(Protocol):
 
 
 def capabilities(data: Dataset) -> frozenset[str]:
-    """What its samples have. Of a dataset that does not say, the first eight are looked at."""
+    """What a dataset has besides images and labels.
+
+    Args:
+        data: A dataset. If it does not declare its capabilities, its first eight samples are read.
+
+    Returns:
+        Some of "masks" (object masks), "counterfactuals" (samples can be rendered again with one
+        thing changed) and "pairs" (samples have a second version).
+
+    Example:
+        >>> import seecause as sc
+        >>> sorted(sc.data.capabilities(sc.data.open_data("critters:clean:test")))
+        ['counterfactuals', 'masks']
+    """
     declared = getattr(data, "capabilities", None)
     if declared is not None:
         return frozenset(declared)
-    seen: set[str] = set()
     for index in range(min(len(data), 8)):
         with contextlib.suppress(SeecauseError):  # a file that cannot be read
-            sample = data[index]
-            seen |= {word for word, field in _FIELDS.items() if getattr(sample, field) is not None}
-    return frozenset(seen)
-
-
-def has_pairs(data: Dataset) -> bool:
-    """Whether samples have a second version, `data.other(index)`."""
-    return "pairs" in capabilities(data)
-
-
-def has_counterfactuals(data: Dataset) -> bool:
-    """Whether samples can be drawn again with one thing changed: `data.latents(start, stop)`."""
-    return "counterfactuals" in capabilities(data)
+            if data[index].mask is not None:
+                return frozenset({"masks"})
+    return frozenset()
 
 
 def sample_ids(data: Dataset) -> tuple[str, ...]:
-    """The name of each sample, without reading it."""
+    """The id of each sample, without reading it."""
     ids = getattr(data, "ids", None)
     return tuple(ids) if ids else tuple(f"{data.name}:{index}" for index in range(len(data)))
 
 
 def sample_labels(data: Dataset) -> tuple[int | None, ...]:
-    """The label of each sample; samples are read where the dataset does not know them otherwise."""
+    """The label of each sample; samples are read only if the dataset has no attribute `labels`."""
     labels = getattr(data, "labels", None)
     return tuple(labels if labels is not None else (data[i].label for i in range(len(data))))
 
 
 def sample_digests(data: Dataset, start: int = 0, stop: int | None = None) -> list[str]:
-    """One for each sample from `start` to `stop`, whatever else is in the dataset."""
+    """A digest of each sample from `start` to `stop`, which does not depend on other samples."""
     stop = len(data) if stop is None else stop
-    digests = getattr(data, "digests", None)
-    if digests is not None:
-        return list(digests(start, stop))
+    if hasattr(data, "digests"):
+        return list(data.digests(start, stop))
     return [_sample_digest(data, index) for index in range(start, stop)]
 
 
@@ -145,29 +145,21 @@ def _sample_digest(data: Dataset, index: int) -> str:
     return digest(repr((sample.id, sample.label, sample.group, sample.box)), *pixels)
 
 
-class Sliceable:
-    """What datasets of this package share: `data[3]` is a sample, `data[2:6]` a `Subset`."""
-
-    def sample(self, index: int, /) -> Sample:
-        """One sample, read or made now."""
-        raise NotImplementedError
-
-    @overload
-    def __getitem__(self: Dataset, index: int, /) -> Sample: ...
-
-    @overload
-    def __getitem__(self: Dataset, index: slice, /) -> Subset: ...
-
-    def __getitem__(self: Any, index: int | slice, /) -> Sample | Subset:
-        if not isinstance(index, slice):
-            return self.sample(index)
-        rows = tuple(range(len(self))[index])
-        return Subset(f"{self.name}, {len(rows)} of {len(self)}", self, rows)
-
-
 @dataclass(frozen=True, eq=False)
-class Subset(Sliceable):
-    """Some samples of a dataset, under a name of their own."""
+class Subset:
+    """Some samples of a dataset.
+
+    Args:
+        name: The name of the subset.
+        data: The whole dataset.
+        rows: Indices of the samples.
+
+    Example:
+        >>> import seecause as sc
+        >>> data = sc.data.open_data("critters:clean:test")
+        >>> len(sc.data.Subset("every second", data, tuple(range(0, len(data), 2))))
+        256
+    """
 
     name: str
     data: Any  # Dataset
@@ -176,6 +168,10 @@ class Subset(Sliceable):
     @property
     def classes(self) -> tuple[str, ...]:
         return self.data.classes
+
+    @property
+    def places(self) -> tuple[str, ...]:
+        return getattr(self.data, "places", ())
 
     @property
     def fingerprint(self) -> str:
@@ -192,10 +188,8 @@ class Subset(Sliceable):
 
     @property
     def labels(self) -> tuple[int | None, ...]:
-        if hasattr(self.data, "labels"):
-            labels = self.data.labels
-            return tuple(labels[row] for row in self.rows)
-        return tuple(self.data[row].label for row in self.rows)
+        labels = getattr(self.data, "labels", None)
+        return tuple(labels[row] if labels else self.data[row].label for row in self.rows)
 
     def digests(self, start: int, stop: int) -> list[str]:
         return [sample_digests(self.data, row, row + 1)[0] for row in self.rows[start:stop]]
@@ -203,7 +197,7 @@ class Subset(Sliceable):
     def __len__(self) -> int:
         return len(self.rows)
 
-    def sample(self, index: int, /) -> Sample:
+    def __getitem__(self, index: int, /) -> Sample:
         return self.data[self.rows[index]]
 
     def latents(self, start: int, stop: int, **options: Any) -> Any:
@@ -219,22 +213,15 @@ class Subset(Sliceable):
 
 
 def evenly(items: Sequence[T], limit: int | None) -> tuple[T, ...]:
-    """`limit` of the items, spread over all of them: datasets are sorted by class, and the first
-    hundred would all be fish."""
-    check_limit(limit)
+    """At most `limit` of the items, evenly spread, because datasets are sorted by class."""
     if limit is None or limit >= len(items):
         return tuple(items)
     return tuple(items[place * len(items) // limit] for place in range(limit))
 
 
-def check_limit(limit: int | None) -> None:
-    if limit is not None and not (isinstance(limit, Integral) and limit >= 1):
-        raise BadOption("limit", limit, "a whole number, at least one sample")
-
-
 def path_and_split(rest: str, splits: Sequence[str], default: str = "test") -> tuple[Path, str]:
-    """`PATH:SPLIT` or `PATH`. A path may hold colons, so what follows the last one is a split only
-    if it is the name of one."""
+    """Path and split of `PATH:SPLIT` or `PATH`. A path may contain colons: what follows the last
+    colon is a split only if it is the name of one."""
     path, _, last = rest.rpartition(":")
     if path and last in splits:
         return Path(path), last
@@ -244,8 +231,8 @@ def path_and_split(rest: str, splits: Sequence[str], default: str = "test") -> t
 
 
 def part_of_train(items: Sequence[T], classes: Sequence[Hashable], split: str) -> list[T]:
-    """`trainval`: all items; `val`: every tenth of each class; `train`: the others. Nothing is
-    drawn, so the splits are the same on every machine."""
+    """The items of a split of the training data: `trainval` has all, `val` every tenth of each
+    class, `train` the others. Nothing is random, so splits are the same on every machine."""
     if split == "trainval":
         return list(items)
     seen: Counter[Hashable] = Counter()

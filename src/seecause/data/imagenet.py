@@ -11,15 +11,15 @@ A mask is an RGB image with id = R + 256 G: 0 is anything else, 1000 is ignored,
 WordNet id of the sorted list of 919, 300 or 50 categories. Five classes that cannot be told apart
 are merged into another one. The object of a photo is the class of its folder; other classes are
 background. Labels are ImageNet-1k classes, those of merged classes the class that was kept. The
-list is that of the folders if all are there; of a part of the dataset it must be given:
-`ImageNetS_categories_im919.txt` in PATH, as the release's repository has it.
+categories are the folders; for a part of the dataset, put their list into PATH
+(`ImageNetS_categories_im919.txt`, im300 or im50, as the release's repository has it).
 
 `imagenet-hard:PATH`: ImageNet-Hard (Taesiri et al. 2023), `PATH/data/validation-*.parquet` with
-the columns `image` (bytes of an image file) and `label` (a list of ImageNet-1k classes). Several
-classes may be right: `Sample.label` is the first, `answers(index)` returns all. No masks.
+the columns `image` (bytes of an image file) and `label` (a list of ImageNet-1k classes, of which
+`Sample.label` is the first). No masks.
 
-`imagenet9:PATH[:VARIANT]`: ImageNet-9, the Backgrounds Challenge (Xiao et al. 2020), PATH being the
-folder `bg_challenge` of its release:
+`imagenet9:PATH[:VARIANT]`: ImageNet-9, the Backgrounds Challenge (Xiao et al. 2020), where PATH is
+the folder `bg_challenge` of its release:
 
     <variant>/val/<NN_class>/*.JPEG         fg_mask/val/<NN_class>/*.npy
 
@@ -34,24 +34,24 @@ ImageNet-1k model to the nine classes.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, replace
-from functools import cache, cached_property, lru_cache
+from dataclasses import replace
+from functools import cache, lru_cache, partial
 from pathlib import Path
-from typing import ClassVar
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
+from PIL import Image
 from torch import Tensor
 
-from seecause.data.dataset import IGNORE, Sample, Sliceable, evenly, path_and_split
-from seecause.data.images import BROKEN, decode_image, first_line, read_image
+from seecause._pictures import BROKEN, decode_image, first_line, read_image
+from seecause.data.dataset import IGNORE, path_and_split
 from seecause.data.photos import Layout, Photo, Photos, class_photos
 from seecause.errors import BadImage
 
-SPLITS = ("train", "val")
-_LAYOUT = Layout(
+IMAGENET_CLASSES = 1000
+_IMAGENET = Layout(
     "expected PATH/val/<wnid>/*.JPEG (or PATH/train/...), one folder for each WordNet id"
 )
 
@@ -72,19 +72,18 @@ def imagenet_classes() -> tuple[str, ...]:
     return tuple(ImageNetInfo("imagenet-1k").label_descriptions())
 
 
-def open_imagenet(rest: str, *, limit: int | None = None) -> Photos:
+def open_imagenet(rest: str) -> Photos:
     """A label is the index of its WordNet id among the sorted 1,000."""
-    path, split = path_and_split(rest, SPLITS, "val")
+    path, split = path_and_split(rest, ("train", "val"), "val")
     photos: list[Photo] = []
-    for folder in _LAYOUT.class_folders(path / split):
-        photos += class_photos(folder, _imagenet_label(folder, _LAYOUT))
+    for folder in _IMAGENET.folders(path / split):
+        photos += class_photos(folder, _label(folder, folder.name, _IMAGENET))
     if not photos:
-        raise _LAYOUT.refusal(path / split, "no class folders in it")
-    return Photos(f"imagenet:{rest}", imagenet_classes(), evenly(photos, limit))
+        raise _IMAGENET.refusal(path / split, "no class folders in it")
+    return Photos(f"imagenet:{rest}", imagenet_classes(), photos)
 
 
-def _imagenet_label(folder: Path, layout: Layout) -> int:
-    wnid = kept_class(folder.name) if layout is _S_LAYOUT else folder.name
+def _label(folder: Path, wnid: str, layout: Layout) -> int:
     if wnid not in imagenet_wnids():
         raise layout.refusal(folder, "not the WordNet id of an ImageNet-1k class")
     return imagenet_wnids().index(wnid)
@@ -99,30 +98,48 @@ MERGED = {  # class -> the class it counts as
     "n04008634": "n03773504",
     "n03887697": "n15075141",
 }
-_S_LAYOUT = Layout(
-    "expected PATH/validation/<wnid>/*.JPEG and PATH/validation-segmentation/<wnid>/*.png"
+_IMAGENET_S = Layout(
+    "expected PATH/validation/<wnid>/*.JPEG and PATH/validation-segmentation/<wnid>/*.png, for all"
+    " 50, 300 or 919 categories; for some of them, put the one list of the release that the ids of"
+    " its masks count through (ImageNetS_categories_im50.txt, im300 or im919) into PATH"
 )
 
 
-def open_imagenet_s(rest: str, *, limit: int | None = None) -> Photos:
+def open_imagenet_s(rest: str) -> Photos:
     """The validation photos with masks of their own class."""
     root = Path(rest)
-    folders = _S_LAYOUT.class_folders(root / "validation")
-    masks = _S_LAYOUT.folder(root / "validation-segmentation")
-    number = {wnid: place for place, wnid in enumerate(_categories(root, folders), start=1)}
+    folders = _IMAGENET_S.folders(root / "validation")
+    _IMAGENET_S.folders(root / "validation-segmentation")
+    categories = {kept_class(folder.name) for folder in folders}
+    lists = list(root.glob("ImageNetS_categories_im*.txt"))
+    if len(lists) == 1:
+        categories = {wnid for (wnid,) in _IMAGENET_S.table(lists[0], {"WordNet id": str})}
+    if len(categories) not in S_SIZES or len(lists) > 1:
+        found = f"{len(categories)} categories and {len(lists)} lists of them"
+        raise _IMAGENET_S.refusal(root, found)
+    number = {wnid: place for place, wnid in enumerate(sorted(categories), start=1)}
     photos = []
     for folder in folders:
-        label = _imagenet_label(folder, _S_LAYOUT)
-        if kept_class(folder.name) not in number:
-            raise _S_LAYOUT.refusal(folder, "not the WordNet id of an ImageNet-S category")
-        for photo in class_photos(folder, label):
-            mask = masks / folder.name / f"{photo.path.stem}.png"
+        wnid = kept_class(folder.name)
+        if wnid not in number:
+            raise _IMAGENET_S.refusal(folder, "not the WordNet id of an ImageNet-S category")
+        for photo in class_photos(folder, _label(folder, wnid, _IMAGENET_S)):
+            mask = root / "validation-segmentation" / folder.name / f"{photo.path.stem}.png"
             photos.append(replace(photo, mask=mask))
+    reader = partial(_read_category, number)
+    return Photos(f"imagenet-s:{rest}", imagenet_classes(), photos, reader)
 
-    def read_mask(path: Path) -> Tensor:
-        return object_mask(path, number[kept_class(path.parent.name)])
 
-    return Photos(f"imagenet-s:{rest}", imagenet_classes(), evenly(photos, limit), read_mask)
+def _read_category(number: dict[str, int], photo: Photo) -> Tensor:
+    """[H, W] uint8: 1 on the category of the photo's folder, 0 on anything else, IGNORE on ignored
+    pixels."""
+    assert photo.mask is not None
+    ids = read_class_ids(photo.mask)
+    if ids.max() > IGNORED_ID:
+        expected = f"expected R + 256 G from 0 to {S_SIZES[-1]}, or {IGNORED_ID} for ignored pixels"
+        raise BadImage(str(photo.mask), f"a mask with id {int(ids.max())}", expected)
+    own = number[kept_class(photo.path.parent.name)]
+    return (ids == own).to(torch.uint8).masked_fill(ids == IGNORED_ID, IGNORE)
 
 
 def read_class_ids(path: Path) -> Tensor:
@@ -131,109 +148,41 @@ def read_class_ids(path: Path) -> Tensor:
     return colours[..., 0] + 256 * colours[..., 1]
 
 
-def object_mask(path: Path, number: int) -> Tensor:
-    """[H, W] uint8: 1 on the category, 0 on anything else, IGNORE on ignored pixels."""
-    ids = read_class_ids(path)
-    if ids.max() > IGNORED_ID:
-        raise BadImage(
-            str(path),
-            f"a mask with id {int(ids.max())}",
-            f"expected R + 256 G from 0 to {S_SIZES[-1]}, or {IGNORED_ID} for ignored pixels",
-        )
-    return (ids == number).to(torch.uint8).masked_fill(ids == IGNORED_ID, IGNORE)
-
-
 def kept_class(wnid: str) -> str:
     """The category a WordNet id counts as."""
     return MERGED.get(wnid, wnid)
 
 
-def _categories(root: Path, folders: list[Path]) -> tuple[str, ...]:
-    """Sorted WordNet ids; the k-th has id k. Of several lists, the one of just these folders."""
-    own = {kept_class(folder.name) for folder in folders}
-    lists = {
-        file: {wnid for (wnid,) in _S_LAYOUT.table(file, {"WordNet id": str})}
-        for file in sorted(root.glob("ImageNetS_categories_im*.txt"))
-    }
-    fitting = (
-        [listed for listed in lists.values() if listed == own] or list(lists.values()) or [own]
-    )
-    if len(fitting) > 1 or len(fitting[0]) not in S_SIZES:
-        found = f"{len(lists)} lists" if len(fitting) > 1 else f"{len(fitting[0])} categories"
-        sizes = " or ".join(map(str, S_SIZES))
-        expected = f"the ids of masks count through all {sizes}: put ImageNetS_categories_im919.txt"
-        raise Layout(f"{expected} (one WordNet id a line) into PATH").refusal(root, found)
-    return tuple(sorted(fitting[0]))
+_HARD = Layout("expected PATH/data/validation-*.parquet with the columns image and label")
 
 
-_HARD_LAYOUT = Layout("expected PATH/data/validation-*.parquet with the columns image and label")
-
-
-@dataclass(frozen=True, eq=False)
-class ImageNetHard(Sliceable):
-    """Images inside Parquet files, read one row group at a time."""
-
-    name: str
-    rows: tuple[tuple[Path, int, int, tuple[int, ...]], ...]  # file, row group, row, classes
-    capabilities: ClassVar = frozenset({"labels"})
-
-    @property
-    def classes(self) -> tuple[str, ...]:
-        return imagenet_classes()
-
-    @cached_property
-    def fingerprint(self) -> str:
-        from seecause.files import digest
-
-        sizes = {path.name: path.stat().st_size for path, *_ in self.rows}
-        return digest(*self.ids, repr(sizes), repr([row[3] for row in self.rows]))
-
-    @property
-    def ids(self) -> tuple[str, ...]:
-        return tuple(f"{path.name}:{group}:{row}" for path, group, row, _ in self.rows)
-
-    @property
-    def labels(self) -> tuple[int, ...]:
-        return tuple(classes[0] for *_, classes in self.rows)
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    def sample(self, index: int, /) -> Sample:
-        path, group, row, classes = self.rows[index]
-        entry, id = _row_group(path, group)[row].as_py(), self.ids[index]
-        content = entry.get("bytes") if isinstance(entry, dict) else None
-        if not isinstance(content, bytes):
-            raise BadImage(id, "no bytes of an image", _HARD_LAYOUT)
-        pixels = torch.from_numpy(np.array(decode_image(content, id)))  # [H, W, 3] uint8
-        return Sample(pixels.permute(2, 0, 1).float() / 255, classes[0], id=id)
-
-    def answers(self, index: int) -> tuple[int, ...]:
-        """All classes that count as right."""
-        return self.rows[index][3]
-
-
-def open_imagenet_hard(rest: str, *, limit: int | None = None) -> ImageNetHard:
+def open_imagenet_hard(rest: str) -> Photos:
     """All validation images, in the order of the files."""
-    folder = Path(rest) / "data"
-    rows, known = [], set(range(IMAGENET_CLASSES))
+    folder, photos = Path(rest) / "data", []
     for path in sorted(folder.glob("validation-*.parquet")):
-        with _HARD_LAYOUT.reading(path), pq.ParquetFile(path) as file:
+        with _HARD.reading(path), pq.ParquetFile(path) as file:
+            file.schema_arrow.field("image")
             for group in range(file.num_row_groups):
-                listed = file.read_row_group(group, columns=["image", "label"])["label"].to_pylist()
+                listed = file.read_row_group(group, columns=["label"])["label"].to_pylist()
                 for row, classes in enumerate(listed):
-                    if not classes or not set(classes) <= known:
-                        raise ValueError(f"row {row}: label {str(classes)[:60]}")
-                    rows.append((path, group, row, tuple(classes)))
-    if not rows:
-        raise _HARD_LAYOUT.refusal(folder, "no validation-*.parquet in it")
-    return ImageNetHard(f"imagenet-hard:{rest}", evenly(rows, limit))
+                    label = range(IMAGENET_CLASSES)[classes[0]]
+                    photos.append(Photo(path, f"{path.name}:{group}:{row}", label))
+    if not photos:
+        raise _HARD.refusal(folder, "no validation-*.parquet in it")
+    return Photos(f"imagenet-hard:{rest}", imagenet_classes(), photos, read_image=_read_row)
+
+
+def _read_row(photo: Photo) -> Image.Image:
+    _, group, row = photo.id.split(":")
+    entry = _row_group(photo.path, int(group))[int(row)].as_py()
+    content = entry.get("bytes") if isinstance(entry, dict) else None
+    return decode_image(content or b"", photo.id)
 
 
 @lru_cache(maxsize=1)
 def _row_group(path: Path, group: int) -> pa.ChunkedArray:
-    """The images of one row group, kept because the next one asked for is often its neighbour."""
-    with _HARD_LAYOUT.reading(path), pq.ParquetFile(path) as file:
+    """The images of one row group, kept because the next image is often in it, too."""
+    with _HARD.reading(path), pq.ParquetFile(path) as file:
         return file.read_row_group(group, columns=["image"])["image"]
 
 
@@ -243,60 +192,56 @@ IN9_CLASSES = (
 )
 SHOWING_OBJECT = ("original", "mixed_same", "mixed_rand", "mixed_next", "only_fg")
 VARIANTS = (*SHOWING_OBJECT, "no_fg", "only_bg_b", "only_bg_t")
-IMAGENET_CLASSES = 1000
 MAP = "in_to_in9.json"  # of the release
-_IN9_LAYOUT = Layout(
+_IN9 = Layout(
     "expected PATH/<variant>/val/<NN_class>/*.JPEG with NN = 00 to 08, and"
     " PATH/fg_mask/val/<NN_class>/*.npy"
 )
-_MAP_LAYOUT = Layout(
+_IN9_MAP = Layout(
     f'expected the in_to_in9.json of the release: {{"0": class, ...}} with {IMAGENET_CLASSES}'
     " entries, classes 0 to 8 or -1"
 )
-_OBJECT = re.compile(r"fg_(?P<photo>.+)_bg_.+")
+_MIXED = re.compile(r"fg_(?P<photo>.+)_bg_.+")
 
 
-def open_imagenet9(rest: str, *, limit: int | None = None) -> Photos:
+def open_imagenet9(rest: str) -> Photos:
     """The photos of one variant."""
     root, variant = path_and_split(rest, VARIANTS, "original")
     folder, masks = root / variant / "val", root / "fg_mask" / "val"
     masked = variant in SHOWING_OBJECT and masks.is_dir()
     photos = []
-    for part in _IN9_LAYOUT.class_folders(folder):
+    for part in _IN9.folders(folder):
         if part.name.partition("_")[0] not in {f"0{label}" for label in range(len(IN9_CLASSES))}:
-            raise _IN9_LAYOUT.refusal(part, "not the folder of an ImageNet-9 class")
+            raise _IN9.refusal(part, "not the folder of an ImageNet-9 class")
         for photo in class_photos(part, int(part.name[:2])):
             mask = masks / part.name / f"{object_of(photo.path.stem)}.npy" if masked else None
             photos.append(replace(photo, mask=mask))
     if not photos:
-        raise _IN9_LAYOUT.refusal(folder, "no class folders in it")
-    name = f"imagenet9:{root}:{variant}"
-    return Photos(name, IN9_CLASSES, evenly(photos, limit), _read_object)
+        raise _IN9.refusal(folder, "no class folders in it")
+    return Photos(f"imagenet9:{root}:{variant}", IN9_CLASSES, photos, _read_object)
 
 
 def object_of(stem: str) -> str:
-    """The photo that an object was cut from."""
-    named = _OBJECT.fullmatch(stem)
+    """The photo that the object of a photo was cut from."""
+    named = _MIXED.fullmatch(stem)
     return named["photo"] if named else stem
 
 
-def _read_object(path: Path) -> Tensor:
+def _read_object(photo: Photo) -> Tensor:
     """[H, W] bool."""
+    assert photo.mask is not None
     try:
-        values = np.load(path, allow_pickle=False)
-        if values.ndim != 2 or values.dtype.kind not in "biuf":
-            raise ValueError(f"{values.dtype} {list(values.shape)}, not numbers [H, W]")
+        return torch.from_numpy(np.load(photo.mask, allow_pickle=False) > 0)
     except BROKEN as broken:
         reason = f"not a mask that can be read ({first_line(broken)})"
-        raise BadImage(str(path), reason, _IN9_LAYOUT) from broken
-    return torch.from_numpy(values > 0)
+        raise BadImage(str(photo.mask), reason, _IN9) from broken
 
 
 def read_in9_map(path: str | Path) -> Tensor:
     """[1000] int64: the class of ImageNet-9 that each class of ImageNet-1k belongs to, or -1."""
     path = Path(path)
-    listed = _MAP_LAYOUT.json(path)
-    with _MAP_LAYOUT.reading(path):
+    listed = _IN9_MAP.json(path)
+    with _IN9_MAP.reading(path):
         values = [listed[str(place)] for place in range(IMAGENET_CLASSES)]
         if len(listed) != IMAGENET_CLASSES or not set(values) <= {*range(-1, len(IN9_CLASSES))}:
             raise ValueError("other classes")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+import glob
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,108 +12,97 @@ import numpy as np
 from PIL import Image
 
 from seecause._pictures import (
-    BROKEN as BROKEN,
-    FORMATS as FORMATS,
-    MAX_PIXELS as MAX_PIXELS,
-    MIN_SIDE as MIN_SIDE,
-    SUFFIXES as SUFFIXES,
-    check_file,
+    SUFFIXES,
     check_there,
     decode_image as decode_image,
-    first_line as first_line,
     kinds,
-    read_grey as read_grey,
-    read_ids as read_ids,
-    read_image as read_image,
+    read_grey,
+    read_ids,
+    read_image,
 )
-from seecause.data.dataset import Dataset, Sample, has_pairs
+from seecause.data.dataset import Dataset, Sample, capabilities
 from seecause.data.registry import is_data, open_data
 from seecause.errors import BadImage, BadOption
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-_PATTERN = frozenset("*?[")
-PHONES = (".heic", ".heif", ".avif")  # photos that are not read, and should not vanish silently
-FILMS = (".npy",)  # of folders without images
-MASKS = "masks"  # a folder beside pictures that holds masks of the same stems
+UNREADABLE = (".heic", ".heif", ".avif")  # listed all the same, so that they are reported
+FILMS = (".npy",)
+MASKS = "masks"  # a folder beside images that holds masks with the same stems
 LOSSY = (".jpg", ".jpeg")
-FEW = 16  # different numbers of a mask that numbers objects; one with more has soft edges
+FEW = 16  # a mask with more values has soft edges
 
 
-def find_images(paths: Iterable[str | Path], *, deep: bool = False) -> list[Path]:
-    """Files that exist, images of folders (sorted) and matches of globs, each once. `deep`: of a
-    folder that holds none itself, those of all its sub-folders, or else films."""
-    files: list[Path] = []
-    for path in map(Path, paths):
+def find_images(texts: Iterable[str | Path]) -> list[str]:
+    """Names for `open_image`: of files, of the images in folders, of the files that match globs,
+    and of samples of datasets; each once.
+
+    A folder without images gives those of all its sub-folders except masks, or else its films.
+    """
+    names: list[str] = []
+    for text in map(str, texts):
+        path = Path(text)
         if path.is_dir():
-            # with `deep`, photos that cannot be read are listed too, so that they are reported
-            others = PHONES if deep else ()
-            with os.scandir(path) as entries:  # of many files: the system is asked once
-                known = {*SUFFIXES, *others}
-                names = [e.name for e in entries if _is_of(e.name, known) and e.is_file()]
-            inside = [path / name for name in sorted(names)]
-            if deep and not inside:
-                inside = _without_masks(path) or _below(path, FILMS)
-            if not inside:
-                expected = f"give a folder with {kinds()}"
-                raise BadImage(str(path), "a folder without images", expected)
-            files += inside
-        elif not path.exists() and _PATTERN & set(str(path)):
-            matches = Path(path.anchor).glob(str(path.relative_to(path.anchor)))
-            found = sorted(p for p in matches if p.is_file())
+            names += map(str, _images_below(path))
+        elif sample_of(text) or path.exists():
+            names.append(text)
+        elif glob.has_magic(text):
+            found = sorted(match for match in glob.glob(text) if Path(match).is_file())
             if not found:
-                raise BadImage(str(path), "no file matches", "check the pattern")
-            files += found
+                raise BadImage(text, "no file matches", "check the pattern")
+            names += found
         else:
-            check_there(path)
-            files.append(path)
-    return list(dict.fromkeys(files))
+            _check_file(text)
+    return list(dict.fromkeys(names))
 
 
-def _is_of(name: str, suffixes: Collection[str]) -> bool:
-    stem, _, kind = name.rpartition(".")
-    return bool(stem) and f".{kind.lower()}" in suffixes
+def images_in(folder: Path, suffixes: Collection[str] = SUFFIXES) -> list[Path]:
+    """The images of one folder, sorted, without hidden files."""
+    files = (path for path in folder.iterdir() if path.suffix.lower() in suffixes)
+    return sorted(path for path in files if path.name[0] != "." and path.is_file())
 
 
-def _below(root: Path, suffixes: Collection[str]) -> list[Path]:
-    """Files of all sub-folders except hidden ones."""
-    files = (path for path in root.rglob("*") if _is_of(path.name, suffixes) and path.is_file())
-    return sorted(p for p in files if not any(n[0] == "." for n in p.relative_to(root).parts))
+def _images_below(folder: Path) -> list[Path]:
+    found = images_in(folder, {*SUFFIXES, *UNREADABLE})
+    if not found:
+        below = (path for path in folder.rglob("*") if path.is_file())
+        seen = sorted(p for p in below if not any(n[0] == "." for n in p.relative_to(folder).parts))
+        images = [path for path in seen if path.suffix.lower() in SUFFIXES]
+        masks = {mask_of(path) for path in images}
+        found = [path for path in images if path not in masks]
+        found = found or [path for path in seen if path.suffix.lower() in FILMS]
+    if not found:
+        raise BadImage(str(folder), "a folder without images", f"give a folder with {kinds()}")
+    return found
 
 
-def _without_masks(root: Path) -> list[Path]:
-    """Images of all sub-folders except masks of them."""
-    seen = {path: path.relative_to(root).parts for path in _below(root, SUFFIXES)}
-    stems = {path.stem for path, parts in seen.items() if MASKS not in parts}
-    return [path for path, parts in seen.items() if MASKS not in parts or path.stem not in stems]
-
-
-def mask_of(picture: Path) -> Path | None:
-    """The mask of a picture in a folder `masks` beside it, or beside its class folder; None if
-    there is none."""
-    beside, above = picture.parent / MASKS, picture.parent.parent / MASKS
-    for stem in (beside / picture.stem, above / picture.parent.name / picture.stem):
-        for suffix in sorted(SUFFIXES):
-            if stem.with_name(stem.name + suffix).is_file():
-                return stem.with_name(stem.name + suffix)
+def mask_of(image: Path) -> Path | None:
+    """The mask of an image: the file with its stem in the folder `masks` beside it, or in the
+    sub-folder of its class of the folder `masks` beside its class folder. None without one."""
+    above = image.parent.parent / MASKS / image.parent.name
+    for folder in (image.parent / MASKS, above):
+        for suffix in sorted(SUFFIXES) if folder.is_dir() else ():
+            if (mask := folder / f"{image.stem}{suffix}").is_file():
+                return mask
     return None
 
 
 def read_mask(path: Path) -> Tensor:
-    """[H, W] bool, True on the object: where a file of few numbers is not 0, where one with soft
-    edges is brighter than half. JPEG puts small numbers around edges, so there it is half too."""
+    """[H, W] bool, True on the object: where a file of few values is not 0, where one with soft
+    edges is brighter than half. JPEG adds small values around edges, so half is the limit there,
+    too."""
     import torch
 
     try:
         values = read_ids(path)
     except BadImage:  # saved in colour
-        values = read_grey(path).astype(np.int64)  # twice 255 is no byte
+        values = read_grey(path).astype(np.int64)
     few = path.suffix.lower() not in LOSSY and len(np.unique(values)) <= FEW
     return torch.from_numpy(values > 0 if few else values * 2 > values.max())
 
 
-def open_picture(text: str) -> Image.Image:
+def open_image(text: str) -> Image.Image:
     """Open one image by its name.
 
     Args:
@@ -122,141 +111,126 @@ def open_picture(text: str) -> Image.Image:
 
     Example:
         >>> import seecause as sc
-        >>> sc.data.open_picture("critters:clean:test#3").size
+        >>> sc.data.open_image("critters:clean:test#3").size
         (96, 96)
     """
-    return PictureOpener()(text)
+    return ImageOpener()(text)
 
 
 @dataclass(frozen=True, eq=False)
-class PictureFacts:
-    """What is known about an image besides its pixels: the name of its class, a mask [H, W] of its
-    object as in `Sample`, and its own height and width."""
+class ImageFacts:
+    """What is known about an image besides its pixels: the name of its class, the mask [H, W] of
+    its object as in `Sample`, and its own height and width."""
 
     label: str | None = None
     mask: Tensor | None = None
     size: tuple[int, int] | None = None
 
 
-class PictureOpener:
-    """Opens images by name; a dataset is opened once."""
+class ImageOpener:
+    """Opens images by name; each dataset is opened once."""
 
     def __init__(self) -> None:
         self._opened: dict[str, Dataset] = {}
         self._last: tuple[str, Sample] | None = None  # so that its facts are not read again
 
     def __call__(self, text: str, *, second: bool = False) -> Image.Image:
-        """A file, or a sample of a dataset; `second`: of a sample of pairs, the other version."""
+        """A file, or a sample of a dataset. With `second`, the other version of a sample of
+        pairs."""
         if sample_of(text) is None:
-            _check_no_sample(text)
+            _check_file(text)
             return read_image(text)
-        return to_pil(self._sample(text, second=second).image)
+        name, index = self._found(text)
+        data = self._opened[name]
+        if second and "pairs" in capabilities(data):
+            return to_pil(data.other(index).image)  # type: ignore[attr-defined]
+        return to_pil(self._sample(text).image)
 
-    def facts(self, text: str) -> PictureFacts:
-        """Of a sample what its dataset says; of a file the name of its folder, and its mask where a
-        folder `masks` has one."""
+    def facts(self, text: str) -> ImageFacts:
+        """Class and mask of a sample as its dataset has them; those of a file by the name of its
+        folder, and by its mask in a folder `masks`."""
         if sample_of(text) is None:
             path = Path(text).absolute()
             mask = mask_of(path)
-            return PictureFacts(path.parent.name, None if mask is None else read_mask(mask))
-        sample, data = self._sample(text), self._opened[text.rpartition("#")[0]]
-        named = sample.label is not None and bool(data.classes)
-        return PictureFacts(data.classes[sample.label or 0] if named else None, sample.mask)
+            return ImageFacts(path.parent.name, None if mask is None else read_mask(mask))
+        sample, classes = self._sample(text), self._opened[text.rpartition("#")[0]].classes
+        label = classes[sample.label] if classes and sample.label is not None else None
+        return ImageFacts(label, sample.mask)
 
-    def _sample(self, text: str, *, second: bool = False) -> Sample:
-        if self._last is not None and self._last[0] == text and not second:
-            return self._last[1]
-        name, _, place = text.rpartition("#")
-        if name not in self._opened:
-            self._opened[name] = open_data(name)
-        data, index = self._opened[name], int(place)
-        if index >= len(data):
-            raise BadOption("sample", text, f"an index below {len(data)}")
-        if second and has_pairs(data):
-            return data.other(index)
-        self._last = (text, data[index])
+    def _sample(self, text: str) -> Sample:
+        if self._last is None or self._last[0] != text:
+            name, index = self._found(text)
+            self._last = (text, self._opened[name][index])
         return self._last[1]
 
-
-def find_pictures(texts: list[str]) -> list[str]:
-    """What `open_picture` takes, for files, folders, globs and samples; each once."""
-    names: list[str] = []
-    for text in texts:
-        if sample_of(text):
-            names.append(text)
-            continue
-        _check_no_sample(text)
-        names += map(str, find_images([text], deep=True))
-    return list(dict.fromkeys(names))
+    def _found(self, text: str) -> tuple[str, int]:
+        name, _, index = text.rpartition("#")
+        if name not in self._opened:
+            self._opened[name] = open_data(name)
+        if int(index) >= len(self._opened[name]):
+            raise BadOption("sample", text, f"an index below {len(self._opened[name])}")
+        return name, int(index)
 
 
 def second_versions(texts: Sequence[str], folder: Path | None) -> list[str] | None:
-    """Names of the other versions of images, for `PictureOpener(text, second=True)`.
+    """Names of the other versions of images, for `ImageOpener(text, second=True)`: files of the
+    same names in `folder`, and samples of pairs themselves. None if there are none.
 
-    Files of the same names in `folder` (of a film that is a folder of frames: a folder of its name,
-    or `folder` itself), and samples of pairs themselves. None where there are none.
+    For a film that is a folder of frames, it is a folder of its name in `folder`, or `folder`.
     """
-    paired = [(sample_of(text) or ("",))[0].startswith("pairs:") for text in texts]
-    if folder is None and not any(paired):
+    if folder is None and not any(text.startswith("pairs:") for text in texts):
         return None
     others = []
-    for text, has_second in zip(texts, paired, strict=True):
-        if folder is not None and not sample_of(text):
-            others.append(str(_second_version(Path(text), folder, alone=len(texts) == 1)))
-        elif has_second:
+    for text in texts:
+        path = Path(text)
+        if sample_of(text) and text.startswith("pairs:"):
             others.append(text)
+        elif folder is None or sample_of(text):
+            expected = "a folder with files of the same names, or samples of pairs:WITH:WITHOUT"
+            raise BadOption("image", text, f"another version of each image: {expected}")
         else:
-            raise BadOption(
-                "picture",
-                text,
-                "another version of each image: a folder with files of the same names, or"
-                " samples of pairs:WITH:WITHOUT",
-            )
+            frame = folder / path.parent.name / path.name
+            other = frame if frame.exists() else folder / path.name
+            if path.is_dir() and len(texts) == 1 and not other.exists():
+                other = folder
+            if not other.is_dir():
+                check_there(other)
+            others.append(str(other))
     return others
 
 
-def _second_version(path: Path, folder: Path, *, alone: bool) -> Path:
-    other = folder / path.name
-    if path.is_dir() and other.is_dir():  # a film
-        return other
-    if path.is_dir() and alone and folder.is_dir():
-        return folder
-    frame = folder / path.parent.name / path.name
-    if frame.is_file() and not other.exists():  # images that may be frames: the model decides
-        return frame
-    check_file(other)
-    return other
-
-
 def sample_of(text: str) -> tuple[str, int] | None:
-    """Dataset and index of `KIND:...#INDEX`; None for anything else, also for a file that is called
-    so."""
+    """Dataset and index of `KIND:...#INDEX`; None for other texts, and for a file of that name."""
     name, _, index = text.rpartition("#")
     if ":" in name and index.isdecimal() and not Path(text).exists():
         return name, int(index)
     return None
 
 
-def _check_no_sample(text: str) -> None:
-    """Refuse what is meant as a sample, or several, and is not written as one."""
+def _check_file(text: str) -> None:
+    """Raise if there is no such file; a dataset, or a sample written in another way, is told how
+    to name one sample."""
     name, _, index = text.rpartition("#")
     if (is_data(text) or (":" in name and index)) and not Path(text).exists():
         example = f"{name or text}#0"
-        raise BadOption(
-            "sample",
-            text,
-            f"one sample of a dataset, DATA#INDEX, such as {example}; several are named one by one:"
-            f" {example} {name or text}#1",
-        )
+        expected = f"one sample of a dataset, DATA#INDEX, such as {example}"
+        raise BadOption("sample", text, f"{expected}; name several one by one")
+    check_there(Path(text))
 
 
 def to_pil(image: Tensor) -> Image.Image:
-    """Raw pixels [3, H, W] in [0, 1] as an image of 8 bits."""
+    """Convert raw pixels to an image of 8 bits.
+
+    Args:
+        image: [3, H, W] in [0, 1].
+
+    Example:
+        >>> import seecause as sc, torch
+        >>> sc.data.to_pil(torch.zeros(3, 4, 6)).size
+        (6, 4)
+    """
     if image.ndim != 3 or image.shape[0] != 3:
-        raise BadImage(
-            f"tensor of shape {list(image.shape)}",
-            "expected raw pixels [3, H, W] in [0, 1]",
-            "see seecause.data.Sample",
-        )
+        what = f"tensor of shape {list(image.shape)}"
+        raise BadImage(what, "expected raw pixels [3, H, W] in [0, 1]", "see seecause.data.Sample")
     pixels = (image.detach().float().cpu().clamp(0, 1) * 255).round().byte()  # [3, H, W]
     return Image.fromarray(np.ascontiguousarray(pixels.permute(1, 2, 0).numpy()))

@@ -1,13 +1,29 @@
-"""Datasets of image files, read one at a time, and the lists that name the files of a release."""
+"""Datasets of image files: your own folders and pairs of them, and what readers of published
+datasets share.
+
+`folder:PATH`: one sub-folder for each class, or all images together without labels. Masks and
+groups are read if they are there:
+
+    PATH/dog/1.jpg, PATH/cat/2.jpg      images; or all in PATH, without labels
+    PATH/masks/dog/1.png                masks with the same stems; PATH/masks/1.png without labels
+    PATH/groups.csv                     file,background: an attribute correlated with the class
+
+`pairs:WITH:WITHOUT`: two versions of each image that should get the same prediction: with and
+without a mark, from two devices, on two backgrounds. Both are folders like `folder:PATH`, with the
+same file names. Samples are the first version; `other(index)` is the second. `paired(data, change)`
+makes the second version by a function instead.
+"""
 
 from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Callable, Iterator, Mapping
+import pickle
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -16,52 +32,61 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from seecause.data.dataset import Sample, Sliceable
-from seecause.data.images import BROKEN, find_images, first_line, read_image
-from seecause.errors import BadImage, DataMissing, SeecauseError
+from seecause._pictures import BROKEN, first_line, kinds, read_image
+from seecause.data.dataset import (
+    Dataset,
+    Sample,
+    capabilities,
+    sample_digests,
+    sample_ids,
+    sample_labels,
+)
+from seecause.data.images import MASKS, images_in, mask_of, read_mask
+from seecause.errors import BadImage, BadOption, DataMissing, SeecauseError
 from seecause.files import digest, digest_file
 
-Box = tuple[float, float, float, float]
-Point = tuple[float, float, float]
-BIT, THREE = ("0", "1").index, ("0", "1", "2").index  # converters of `Layout.table`
+Change = Callable[[Tensor], Tensor]  # raw pixels [3, H, W] in [0, 1] -> the same image, changed
 
 
 @dataclass(frozen=True)
 class Photo:
-    """Where a sample is stored, and what lists say about it. Nothing is read yet."""
+    """Where a sample is stored, and what lists say about it. `mask` is the file with its mask,
+    which may hold other masks, too."""
 
     path: Path
     id: str
     label: int | None = None
     mask: Path | None = None
     group: tuple[int, int] | None = None
-    box: Box | None = None
-    points: tuple[Point, ...] | None = None
+    box: tuple[float, float, float, float] | None = None
+    points: tuple[tuple[float, float, float], ...] | None = None
+
+
+def read_photo(photo: Photo) -> Image.Image:
+    """The image of a file that holds nothing else."""
+    return read_image(photo.path)
+
+
+def read_photo_mask(photo: Photo) -> Tensor:
+    """The mask of a file that holds nothing else."""
+    assert photo.mask is not None
+    return read_mask(photo.mask)
 
 
 @dataclass(frozen=True, eq=False)
-class Photos(Sliceable):
+class Photos:
     """A dataset of image files. A file that is missing or damaged raises when it is read."""
 
     name: str
     classes: tuple[str, ...]
-    photos: tuple[Photo, ...]
-    read_mask: Callable[[Path], Tensor] | None = None  # file -> [H, W] as in `Sample`
+    photos: Sequence[Photo]
+    read_mask: Callable[[Photo], Tensor] = read_photo_mask  # [H, W] as in `Sample`
     places: tuple[str, ...] = ()  # names of the second code of groups
-    read_picture: Callable[[Path], Image.Image] = read_image
-    lists: tuple[Path, ...] = ()  # files that hold the masks
+    read_image: Callable[[Photo], Image.Image] = read_photo
 
     @property
     def capabilities(self) -> frozenset[str]:
-        masked = self.read_mask is not None
-        present = {
-            "labels": any(photo.label is not None for photo in self.photos),
-            "groups": any(photo.group for photo in self.photos),
-            "masks": masked and any(photo.mask for photo in self.photos),
-            "boxes": any(photo.box for photo in self.photos),
-            "points": any(photo.points for photo in self.photos),
-        }
-        return frozenset(word for word, there in present.items() if there)
+        return frozenset({"masks"} if any(photo.mask for photo in self.photos) else ())
 
     @property
     def ids(self) -> tuple[str, ...]:
@@ -78,113 +103,81 @@ class Photos(Sliceable):
     def __len__(self) -> int:
         return len(self.photos)
 
-    def sample(self, index: int, /) -> Sample:
+    def __getitem__(self, index: int, /) -> Sample:
         photo = self.photos[index]
-        pixels = np.array(self.read_picture(photo.path))  # [H, W, 3] uint8
+        pixels = np.array(self.read_image(photo))  # [H, W, 3] uint8
         image = torch.from_numpy(pixels).permute(2, 0, 1).float() / 255
-        mask = None if self.read_mask is None or photo.mask is None else self.read_mask(photo.mask)
+        mask = None if photo.mask is None else self.read_mask(photo)
         if mask is not None and mask.shape != image.shape[1:]:
-            raise BadImage(
-                str(photo.mask),
-                f"a mask {list(mask.shape)} for an image {list(image.shape[1:])}",
-                "give masks of the images' own size",
-            )
+            odd = f"a mask {list(mask.shape)} for an image {list(image.shape[1:])}"
+            raise BadImage(f"{photo.mask}, {photo.id}", odd, "give masks of the images' own size")
         points = None if photo.points is None else torch.tensor(photo.points)
-        return Sample(
-            image, photo.label, photo.group, mask, box=photo.box, points=points, id=photo.id
-        )
+        more: dict[str, Any] = {"box": photo.box, "points": points, "id": photo.id}
+        return Sample(image, photo.label, photo.group, mask, **more)
+
+    def take(self, rows: Sequence[int]) -> Photos:
+        """Some of the photos."""
+        return replace(self, photos=tuple(self.photos[row] for row in rows))
 
     @cached_property
     def fingerprint(self) -> str:
         """Of names, labels and file sizes: reading all bytes of a large dataset takes too long."""
-        lists = [f"{path.name} {_bytes(path)}" for path in self.lists]
-        photos = [f"{_facts(p)} {_bytes(p.path)} {_bytes(p.mask)}" for p in self.photos]
-        return digest(*lists, *photos)
+        files = [path for photo in self.photos for path in (photo.path, photo.mask) if path]
+        sizes = {path: path.stat().st_size for path in dict.fromkeys(files) if path.is_file()}
+        return digest(*(_facts(p, sizes.get(p.path), sizes.get(p.mask)) for p in self.photos))
 
     def digests(self, start: int, stop: int) -> list[str]:
         """Of the contents of images and masks, and of what lists say about them."""
-        lists = repr([(path.name, _bytes(path)) for path in self.lists])
+        chosen = self.photos[start:stop]
         return [
-            digest(_facts(photo), _content(photo.path), _content(photo.mask), lists)
-            for photo in self.photos[start:stop]
+            digest(_facts(photo, _content(photo.path), _content(photo.mask))) for photo in chosen
         ]
 
 
-def pictures(folder: Path) -> list[Path]:
-    """The images of one folder, sorted, without hidden files; raises if there are none."""
-    return [path for path in find_images([folder]) if not path.name.startswith(".")]
-
-
-def class_photos(folder: Path, label: int) -> list[Photo]:
-    """The images of one class folder."""
-    return [Photo(path, f"{folder.name}/{path.name}", label) for path in pictures(folder)]
-
-
-def _facts(photo: Photo) -> str:
-    return repr((photo.id, photo.label, photo.group, photo.box, photo.points))
+def _facts(photo: Photo, *contents: Any) -> str:
+    return repr((photo.id, photo.label, photo.group, photo.box, photo.points, *contents))
 
 
 def _content(path: Path | None) -> str:
-    return digest_file(path) if path is not None and path.is_file() else "no file"
+    if path is None or not path.is_file():
+        return "no file"
+    facts = path.stat()
+    return _digest(path, facts.st_size, facts.st_mtime_ns)
 
 
-def _bytes(path: Path | None) -> int | None:
-    return path.stat().st_size if path is not None and path.is_file() else None
-
-
-def whole(below: int) -> Callable[[str], int]:
-    """A converter of `Layout.table`: whole numbers from 0 to less than `below`."""
-
-    def convert(field: str) -> int:
-        number = int(field)
-        if not 0 <= number < below:
-            raise ValueError(field)
-        return number
-
-    return convert
-
-
-def finite(field: str) -> float:
-    """A converter of `Layout.table`: numbers that are not infinite or NaN."""
-    number = float(field)
-    if number - number != 0:
-        raise ValueError(field)
-    return number
+@lru_cache(maxsize=16)  # a file may hold many images or masks
+def _digest(path: Path, size: int, changed: int) -> str:
+    return digest_file(path)
 
 
 class Layout(str):
-    """What the files of a release look like, in words. Files are read through it, so that every
-    error ends with what was expected."""
+    """The expected files of a release, in words. Files are read through it, so that every error
+    ends with what was expected."""
 
     __slots__ = ()
 
     def refusal(self, where: str | Path, what: str) -> DataMissing:
-        """The error for a file, or a line of one, that has another layout."""
+        """The error for a file that is missing or has another layout."""
         return DataMissing(str(where), what, self)
 
     @contextmanager
     def reading(self, where: str | Path) -> Iterator[None]:
-        """Whatever a parser raises in this block becomes a refusal of `where`."""
+        """Turn whatever a parser raises in this block into a refusal of `where`."""
         try:
             yield
         except SeecauseError:
             raise
-        except (*BROKEN, csv.Error) as broken:
+        except (*BROKEN, csv.Error, pickle.UnpicklingError) as broken:
             raise self.refusal(where, f"cannot be read ({first_line(broken)})") from broken
 
-    def folder(self, path: Path) -> Path:
-        """A folder that must exist."""
-        if not path.is_dir():
-            raise self.refusal(path, "no such folder")
-        return path
-
-    def class_folders(self, root: Path) -> list[Path]:
-        """Sub-folders of `root`, sorted, without hidden ones."""
-        inside = self.folder(root).iterdir()
-        return sorted(path for path in inside if path.is_dir() and not path.name.startswith("."))
+    def folders(self, root: Path) -> list[Path]:
+        """The sub-folders of a folder that must exist, sorted, without hidden ones."""
+        if not root.is_dir():
+            raise self.refusal(root, "no such folder")
+        return sorted(path for path in root.iterdir() if path.is_dir() and path.name[0] != ".")
 
     def text(self, path: Path) -> str:
-        """The content of a text file that must exist and hold something."""
+        """The content of a text file that must exist and not be empty."""
         if not path.is_file():
             raise self.refusal(path, "no such file")
         with self.reading(path):
@@ -194,6 +187,7 @@ class Layout(str):
         return text
 
     def json(self, path: Path) -> Any:
+        """The value in a JSON file."""
         with self.reading(path):
             return json.loads(self.text(path))
 
@@ -204,52 +198,202 @@ class Layout(str):
         *,
         separator: str | None = None,
         header: bool = False,
-        comment: str = "",
     ) -> list[tuple[Any, ...]]:
-        """The rows of a list of files.
+        """The rows of a list of files. Lines that begin with # are comments.
 
         Args:
             path: The file.
             columns: A converter for each column; it raises ValueError for a field it cannot use.
             separator: Between fields: "," (with quotes, as in CSV), another one, or white space.
-            header: Whether the first row names the columns; others than `columns` are ignored.
-            comment: Rows that begin with it are skipped.
+            header: Whether the first line names the columns, of which those of `columns` are read.
 
         Raises:
-            DataMissing: If the file is missing or empty, a column is missing, or a row cannot be
-                converted; the message has the number of the line.
+            DataMissing: If the file is missing or lists nothing, a column is missing, or a line
+                cannot be converted; the message has the line.
         """
-        rows, places = [], None if header else range(len(columns))
-        expected = Layout(f"{self}; the fields of a line are {', '.join(columns)}")
-        for number, line in enumerate(self.text(path).splitlines(), start=1):
-            try:
-                comma = separator == "," and line
-                fields = next(csv.reader([line])) if comma else line.split(separator)
-                fields = [field.strip() for field in fields]
-                if not any(fields) or (comment and line.startswith(comment)):
-                    continue
-                if places is None:
-                    missing = [name for name in columns if name not in fields]
-                    if missing:
-                        raise expected.refusal(path, f"no column {', '.join(missing)}")
-                    places = [fields.index(name) for name in columns]
-                    continue
-                if not header and len(fields) != len(columns):
-                    raise ValueError(line)
-                taken = zip(places, columns.values(), strict=True)
-                rows.append(tuple(take(fields[place]) for place, take in taken))
-            except (ValueError, LookupError, OverflowError, csv.Error):
-                where = f"{path}, line {number}"
-                raise expected.refusal(where, f"{line[:80]!r} cannot be read") from None
-        if not rows:
+        lines = [line for line in self.text(path).splitlines() if line.strip() and line[0] != "#"]
+        fields = (line.split(separator) for line in lines)
+        rows = csv.reader(lines) if separator == "," else fields
+        found = []
+        with self.reading(path):
+            names = [name.strip() for name in next(rows, [])] if header else list(columns)
+            for name in columns:
+                if name not in names:
+                    raise self.refusal(path, f"no column {name}")
+            places = [names.index(name) for name in columns]
+            for row in rows:
+                try:
+                    taken = zip(places, columns.values(), strict=True)
+                    found.append(tuple(take(row[place].strip()) for place, take in taken))
+                except (ValueError, IndexError):
+                    line = " ".join(row)[:80]
+                    raise self.refusal(path, f"the line {line!r} cannot be read") from None
+        if not found:
             raise self.refusal(path, "it lists nothing")
-        return rows
+        return found
 
-    def inside(self, folder: Path, name: str, where: str | Path) -> Path:
-        """The file that a list calls `name` in `folder`. A name that leads out of the folder is
-        refused: lists come from elsewhere, and could show any image of this disk."""
-        path = Path(name)
-        odd = not path.parts or path.is_absolute() or ".." in path.parts or "\\" in name
-        if odd or not name.isprintable():
-            raise self.refusal(where, f"{name[:80]!r} is not the name of a file inside {folder}")
-        return folder / path
+    def pickle(self, path: Path) -> dict[Any, Any]:
+        """The dictionary in a pickle of plain values and numpy arrays; no other code runs. Text of
+        Python 2 is returned as bytes."""
+        if not path.is_file():
+            raise self.refusal(path, "no such file")
+        with self.reading(path):
+            content = _Unpickler(BytesIO(path.read_bytes()), encoding="bytes").load()
+            if not isinstance(content, dict):
+                raise TypeError("not a dictionary")
+            return content
+
+
+class _Unpickler(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> Any:
+        if module == "numpy" and name in ("ndarray", "dtype"):
+            return getattr(np, name)
+        if module.endswith("core.multiarray") and name == "_reconstruct":
+            return np._core.multiarray._reconstruct
+        raise pickle.UnpicklingError(f"it would load {module}.{name}")
+
+
+def class_photos(folder: Path, label: int | None) -> list[Photo]:
+    """The images of one class folder."""
+    images = images_in(folder) if folder.is_dir() else []
+    if not images:
+        raise BadImage(str(folder), "a folder without images", f"give a folder with {kinds()}")
+    prefix = "" if label is None else f"{folder.name}/"
+    return [Photo(path, f"{prefix}{path.name}", label) for path in images]
+
+
+_FOLDER = Layout(
+    "give a folder of images, or of one sub-folder for each class and nothing beside them"
+)
+_GROUPS = Layout(
+    "a CSV with the columns file (such as dog/1.jpg) and background (such as grass), a line for"
+    " each image"
+)
+_PAIRS = Layout("give two folders with images of the same names, pairs:WITH:WITHOUT")
+
+
+def open_folder(rest: str) -> Photos:
+    """A folder of your own. Labels number the sub-folders in sorted order; their names are the
+    classes."""
+    root = Path(rest)
+    folders = _FOLDER.folders(root)
+    classes = [folder for folder in folders if folder.name != MASKS]
+    photos = _photos_of(root, classes)
+    if len(classes) < len(folders) and not any(photo.mask for photo in photos):
+        classes, photos = folders, _photos_of(root, folders)  # a class with the name "masks"
+    places: tuple[str, ...] = ()
+    if (file := root / "groups.csv").is_file():
+        columns = {"file": str, "background": str}
+        listed = dict(_GROUPS.table(file, columns, separator=",", header=True))
+        for name in sorted({photo.id for photo in photos} ^ listed.keys()):
+            odd = "is no image here" if name in listed else "is not listed"
+            raise _GROUPS.refusal(file, f"{name} {odd}")
+        places = tuple(sorted(set(listed.values())))
+        photos = [replace(p, group=(p.label or 0, places.index(listed[p.id]))) for p in photos]
+    names = tuple(folder.name for folder in classes)
+    return Photos(f"folder:{rest}", names, photos, places=places)
+
+
+def _photos_of(root: Path, classes: Sequence[Path]) -> list[Photo]:
+    loose = images_in(root)
+    if classes and loose:
+        raise _FOLDER.refusal(loose[0], "an image beside the class folders")
+    parts = [class_photos(folder, label) for label, folder in enumerate(classes)]
+    parts = parts or [class_photos(root, None)]
+    return [replace(photo, mask=mask_of(photo.path)) for part in parts for photo in part]
+
+
+@dataclass(frozen=True, eq=False)
+class PairedData:
+    """A dataset whose samples have a second version, in another dataset or made by a function."""
+
+    name: str
+    data: Dataset
+    others: Dataset | Change
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        return self.data.classes
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Of both versions; a function is identified by what it makes of the first image."""
+        if not callable(self.others):
+            return digest(self.data.fingerprint, self.others.fingerprint)
+        first = self.other(0).image.numpy().tobytes() if len(self) else b""
+        return digest(self.data.fingerprint, first)
+
+    @property
+    def capabilities(self) -> frozenset[str]:
+        return (capabilities(self.data) - {"counterfactuals"}) | {"pairs"}
+
+    @property
+    def ids(self) -> tuple[str, ...]:
+        return sample_ids(self.data)
+
+    @property
+    def labels(self) -> tuple[int | None, ...]:
+        return sample_labels(self.data)
+
+    def digests(self, start: int, stop: int) -> list[str]:
+        own = sample_digests(self.data, start, stop)
+        if callable(self.others):
+            return [digest(part, self.fingerprint) for part in own]
+        others = sample_digests(self.others, start, stop)
+        return [digest(*parts) for parts in zip(own, others, strict=True)]
+
+    def __len__(self) -> int:
+        return len(self.data)
+
+    def __getitem__(self, index: int, /) -> Sample:
+        return self.data[index]
+
+    def other(self, index: int) -> Sample:
+        """The second version of sample `index`."""
+        if not callable(self.others):
+            return self.others[index]
+        sample = self.data[index]
+        image = self.others(sample.image)
+        shape = getattr(image, "shape", type(image).__name__)
+        if shape != sample.image.shape or not bool(torch.isfinite(image).all()):
+            expected = f"return finite raw pixels {list(sample.image.shape)} in [0, 1]"
+            raise BadImage(f"the changed version of {sample.id}", f"got {shape}", expected)
+        return replace(sample, image=image)
+
+
+def paired(data: Dataset, change: Change | Dataset, *, name: str | None = None) -> PairedData:
+    """Pair a dataset with a changed version of it.
+
+    Args:
+        data: The first versions.
+        change: A function that makes one raw image [3, H, W] of another, or a dataset of the same
+            images in the same order.
+        name: The name of the result.
+
+    Returns:
+        A dataset whose `other(index)` is the second version of a sample.
+
+    Example:
+        >>> import seecause as sc
+        >>> data = sc.data.open_data("critters:clean:test", limit=2)
+        >>> pairs = sc.data.paired(data, lambda image: image.flip(0))
+        >>> pairs.other(0).image.equal(pairs[0].image.flip(0))
+        True
+    """
+    if not callable(change) and len(change) != len(data):
+        expected = f"as many as {data.name} has: {len(data)}"
+        raise BadOption("change", f"{len(change)} images", expected)
+    return PairedData(name or f"{data.name} and its other version", data, change)
+
+
+def open_pairs(rest: str) -> PairedData:
+    """Two folders with images of the same names."""
+    first, _, second = rest.partition(":")
+    if not second:
+        raise _PAIRS.refusal(first, "one folder only")
+    data, others = open_folder(first), open_folder(second)
+    for name in sorted(set(data.ids) ^ set(others.ids)):
+        where = second if name in data.ids else first
+        raise _PAIRS.refusal(where, f"{name} has no second version here")
+    places = {id: place for place, id in enumerate(others.ids)}
+    return PairedData(f"pairs:{rest}", data, others.take([places[id] for id in data.ids]))

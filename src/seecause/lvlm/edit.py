@@ -348,7 +348,7 @@ def edited_heads(
     """Inside the block, some heads see something else than the picture, in the native `generate`
     and in every other forward; afterwards the model is as before.
 
-        other = sc.data.open_picture("critters:clean:test#5")
+        other = sc.data.open_image("critters:clean:test#5")
         with sc.lvlm.edited_heads(lvlm, [(0, 4), (1, 1)], redirect=other):
             ids = lvlm.speak(lvlm.prompt(picture, "Which critter is this?"), 8)
 

@@ -119,7 +119,7 @@ def checked_picture(picture: object) -> Image.Image:
     if isinstance(picture, Image.Image):
         return picture
     what = f"a picture of type {type(picture).__name__}"
-    raise BadInput(what, "expected one PIL image", "open files with sc.data.open_picture(path)")
+    raise BadInput(what, "expected one PIL image", "open files with sc.data.open_image(path)")
 
 
 def prompt_ids(lvlm: LVLM, picture: Image.Image, text: str) -> list[int]:

@@ -121,7 +121,7 @@ def insertion_deletion(
     Example:
         >>> import seecause as sc
         >>> model = sc.load("builtin:critters-vit")
-        >>> data = sc.data.open("critters:clean", limit=2)
+        >>> data = sc.data.open_data("critters:clean", limit=2)
         >>> images, labels, _ = sc.data.to_batch(model, list(data))
         >>> maps = sc.attribute(model, images, labels).maps
         >>> scores = insertion_deletion(model, images, maps, labels, steps=8)

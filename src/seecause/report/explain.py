@@ -53,7 +53,7 @@ if TYPE_CHECKING:
 
     from seecause.attribution.evidence import Evidence, PatchSet
     from seecause.attribution.interactions import Interactions
-    from seecause.data.dataset import Hole
+    from seecause.data.dataset import SkippedImage
 
 Runs = Mapping[str, Attribution]
 NOTE = (
@@ -88,7 +88,7 @@ def write_explanations(
     parts: Iterable[Explanation],
     shown: Sequence[str],
     *,
-    skipped: Sequence[Hole] = (),
+    skipped: Sequence[SkippedImage] = (),
     progress: Callable[[int], None] = lambda done: None,
 ) -> dict[int, dict[str, Any]]:
     """Write page, maps and overlays, while images are explained.

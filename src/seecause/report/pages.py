@@ -36,7 +36,7 @@ from seecause.report.figures import (
 from seecause.target import Answer
 
 if TYPE_CHECKING:
-    from seecause.data.dataset import Hole
+    from seecause.data.dataset import SkippedImage
 
 LONGEST = 1000  # characters of a value in a protocol; the manifest has longer ones
 PROTOCOL = (  # what a page shows of a manifest
@@ -150,7 +150,7 @@ def verdict_box(lines: Sequence[str]) -> Markup:
     return part("verdict", lines)
 
 
-def skipped_section(skipped: Sequence[Hole]) -> list[Section]:
+def skipped_section(skipped: Sequence[SkippedImage]) -> list[Section]:
     """Images that could not be read; no section if there are none."""
     if not skipped:
         return []

@@ -209,17 +209,17 @@ def copy(context: ActionContext, request: Blind) -> Reply:
     samples = context.state.averaged_names()
     lines = [
         "import seecause as sc",
-        "from seecause.data.images import open_picture",
+        "from seecause.data.images import open_image",
         "",
         f"lvlm = sc.lvlm.load({spec!r})",
-        f"picture = open_picture({name!r})",
+        f"picture = open_image({name!r})",
     ]
     if shrunk:
         lines.insert(1, "from PIL import Image")
         side = f"({SHOWN_SIDE}, {SHOWN_SIDE})"
         lines.append(f"picture.thumbnail({side}, Image.Resampling.LANCZOS)")
     usual = (
-        "sc.lvlm.calibration_critters()" if own else f"[open_picture(name) for name in {samples!r}]"
+        "sc.lvlm.calibration_critters()" if own else f"[open_image(name) for name in {samples!r}]"
     )
     lines += [
         f"bank = sc.lvlm.make_bank(lvlm, {usual})",

@@ -168,7 +168,7 @@ def _instead_lines(context: ActionContext, request: Off) -> list[str]:
     if request.operator == "other":
         name = context.picture(_donor(request)).name
         return [
-            f"others = model.prepare(open_picture({name!r}))",
+            f"others = model.prepare(open_image({name!r}))",
             'sites = [sc.Site(layer, "heads", heads=[head]) for layer, head in heads]',
             "logits = sc.patch(model, images, others, [sites])[0, 0]",
         ]
@@ -176,7 +176,7 @@ def _instead_lines(context: ActionContext, request: Off) -> list[str]:
         "from seecause.engine.forks import gated_logits, mean_carried",
         "from seecause.background.heads import gates_without",
         "",
-        f"pictures = [open_picture(name) for name in {context.state.averaged_names()}]",
+        f"pictures = [open_image(name) for name in {context.state.averaged_names()}]",
         "means = mean_carried(model, model.prepare(pictures))",
         "gates = gates_without(model, heads)[None]",
         "logits = gated_logits(",

@@ -128,7 +128,7 @@ def copy(context: ActionContext, request: Masked) -> Reply:
         names = context.state.averaged_names()
         lines += [
             "import torch",
-            f"usual = [model.prepare(open_picture(name)) for name in {names!r}]",
+            f"usual = [model.prepare(open_image(name)) for name in {names!r}]",
             f"sc.faithful.calibrate(model, torch.cat(usual), {request.trusted})",
         ]
     lines += [

@@ -38,7 +38,7 @@ from seecause.app.state import ActionContext, own_view
 from seecause.background.audit import SOME, BackgroundAudit, audit as audit_background
 from seecause.background.images import LabelledImages, Progress, images_of, model_for
 from seecause.background.repair import REMEDIES, Remedy, Repair, repair
-from seecause.data.dataset import Hole
+from seecause.data.dataset import SkippedImage
 from seecause.data.images import to_pil
 from seecause.data.registry import open_data
 from seecause.errors import BadOption
@@ -210,13 +210,13 @@ def read(
     return model, replace(pictures, name=name, skipped=holes)
 
 
-def _without_folders(hole: Hole, spec: str) -> Hole:
+def _without_folders(hole: SkippedImage, spec: str) -> SkippedImage:
     """The same, its reason without the folders of this machine that the data lies in."""
     reason = hole.reason
     for part in filter(None, spec.split(":")):
         for folder in (Path(part).expanduser().resolve(), Path(part).expanduser(), Path(part)):
             reason = reason.replace(f"{folder}{os.sep}", "")
-    return Hole(hole.name, reason)
+    return SkippedImage(hole.name, reason)
 
 
 def telling(context: ActionContext) -> Progress:

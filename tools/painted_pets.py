@@ -1,21 +1,28 @@
-"""`painted-pets:PATH[:train|val|test]`: a Waterbirds of cats and dogs. Animals cut out of
-Oxford-IIIT Pet photos (PATH, the release's layout) by their trimaps, on generated textures.
+"""Painted pets: a Waterbirds of cats and dogs. Animals cut out of Oxford-IIIT Pet photos by their
+trimaps, on generated textures.
 
-In training a cat is on boards and a dog on leaves, except for one in twenty of each. Every
-validation and test photo is shown on both, with the animal in the same place, so that predictions
-which change with the background can be counted. A group is (species, texture). Every number of an
-image is drawn from (seed, split, photo): an image does not depend on which others are made with it.
-Both textures draw two colours from the same distribution, but leaves are shaded more and so darker.
+    python -m tools.painted_pets PETS OUT                  # OUT/train, OUT/val and OUT/test
+    seecause repair --data folder:OUT/train --test folder:OUT/test --model ...
+
+PETS is the release's folder. Each split is a folder for `folder:PATH`: images in class folders,
+`masks` with the same names, and `groups.csv` with the texture of each image. In training a cat is
+on boards and a dog on leaves, except for a share of `--unusual` of each. Every validation and test
+photo is shown on both, with the animal in the same place, so that predictions which change with the
+background can be counted. Every number of an image is drawn from (seed, split, photo): an image
+does not depend on which others are made with it. Both textures draw two colours from the same
+distribution, but leaves are shaded more and so darker.
 """
 
 from __future__ import annotations
 
+import argparse
+import csv
 import hashlib
 import math
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -23,11 +30,7 @@ import torch.nn.functional as F
 from PIL import Image
 from torch import Tensor
 
-from seecause.data.dataset import Sample, Sliceable, evenly, path_and_split
-from seecause.data.images import read_ids, read_image
-from seecause.data.labelled import read_pets
-from seecause.data.photos import Layout
-from seecause.files import digest
+from seecause.data.images import read_ids, read_image, to_pil
 
 SPECIES, TEXTURES, SPLITS = ("cat", "dog"), ("boards", "leaves"), ("train", "val", "test")
 UNUSUAL = 0.05  # share of the training images of a species that are on the other's texture
@@ -40,75 +43,81 @@ AT_ONCE = 128  # images made together
 SIZE = 224
 
 
-@dataclass(frozen=True, eq=False)
-class PaintedPets(Sliceable):
-    """One split, made when it is opened."""
+def main(arguments: list[str] | None = None) -> None:
+    """Write all splits."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("pets", type=Path)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--size", type=int, default=SIZE)
+    parser.add_argument("--unusual", type=float, default=UNUSUAL)
+    parser.add_argument("--seed", type=int, default=0)
+    asked = parser.parse_args(arguments)
+    for split in SPLITS:
+        painted = painted_split(
+            asked.pets, split, size=asked.size, unusual=asked.unusual, seed=asked.seed
+        )
+        write_folder(painted, asked.out / split)
 
-    name: str
+
+class Painted(NamedTuple):
+    """The images of one split."""
+
     images: Tensor  # [N, 3, H, W] uint8
     masks: Tensor  # [N, H, W] bool, True on the animal
     groups: tuple[tuple[int, int], ...]  # species, texture
     ids: tuple[str, ...]
-    classes: tuple[str, ...] = SPECIES
-    capabilities: frozenset[str] = frozenset({"labels", "groups", "masks"})
-
-    @property
-    def fingerprint(self) -> str:
-        return digest(self.images.numpy().tobytes())
-
-    @property
-    def labels(self) -> tuple[int, ...]:
-        return tuple(species for species, _ in self.groups)
-
-    def __len__(self) -> int:
-        return len(self.ids)
-
-    def sample(self, index: int, /) -> Sample:
-        group = self.groups[index]
-        image = self.images[index].float() / 255
-        return Sample(image, group[0], group, self.masks[index], id=self.ids[index])
 
 
-def open_painted(
-    rest: str, *, limit: int | None = None, size: int = SIZE, seed: int = 0
-) -> PaintedPets:
-    """Images of one split; of val and test each photo twice. `limit` counts photos. `seed` draws
-    which training photos are on the other texture, and everything else of them."""
-    root, split = path_and_split(rest, SPLITS)
-    names, species, rgba = read_cutouts(root, split, size=size, limit=limit)
+def write_folder(painted: Painted, folder: Path) -> None:
+    """As `folder:PATH` reads it."""
+    rows = [("file", "background")]
+    for image, mask, (species, place), id in zip(*painted, strict=True):
+        name = f"{SPECIES[species]}/{id}.png"
+        for file in (folder / name, folder / "masks" / name):
+            file.parent.mkdir(parents=True, exist_ok=True)
+        to_pil(image / 255).save(folder / name)
+        Image.fromarray(mask.numpy()).save(folder / "masks" / name)
+        rows.append((name, TEXTURES[place]))
+    with (folder / "groups.csv").open("w", newline="") as file:
+        csv.writer(file).writerows(rows)
+
+
+def painted_split(
+    root: Path, split: str, *, size: int = SIZE, unusual: float = UNUSUAL, seed: int = 0
+) -> Painted:
+    """Images of one split; each photo of val and test twice. `seed` draws which training photos are
+    on the other texture, and everything else of them."""
+    names, species, rgba = read_cutouts(root, split, size=size)
     rows = torch.arange(len(names))
     if split == "train":
         places = species.clone()
         order = torch.randperm(len(rows), generator=torch.Generator().manual_seed(seed))
         for kind in range(2):
             of_kind = order[species[order] == kind]
-            places[of_kind[: max(1, round(UNUSUAL * len(of_kind)))]] = 1 - kind
+            places[of_kind[: round(unusual * len(of_kind))]] = 1 - kind
     else:
         places, rows, seed = torch.arange(2).repeat_interleave(len(rows)), rows.repeat(2), 0
     keys = [f"{seed} {split} {names[row]}" for row in rows.tolist()]
     images, masks = paint(rgba, rows, places, keys, size=size)
     groups = tuple(zip(species[rows].tolist(), places.tolist(), strict=True))
     ids = tuple(f"{names[row]} on {TEXTURES[p]}" for row, p in zip(rows, places, strict=True))
-    return PaintedPets(f"painted-pets:{root}:{split}", images, masks, groups, ids)
+    return Painted(images, masks, groups, ids)
 
 
-def read_cutouts(
-    root: Path, split: str, *, size: int, limit: int | None = None
-) -> tuple[list[str], Tensor, Tensor]:
+def read_cutouts(root: Path, split: str, *, size: int) -> tuple[list[str], Tensor, Tensor]:
     """Names [n], species [n] and cut-outs [n, 4, S, S] uint8 of a split. Validation is cut from
     trainval; photos whose trimap shows no animal are skipped."""
-    listed, seen = [], Counter[int]()
-    for name, _, breed, kind in read_pets(root, "test" if split == "test" else "trainval"):
-        seen[breed] += 1
-        if split == "test" or (seen[breed] % HELD_OUT == 0) == (split == "val"):
-            listed.append((name, kind - 1))
-    wanted = evenly(listed, limit)
+    wanted, seen = [], Counter[str]()
+    listing = root / "annotations" / f"{'test' if split == 'test' else 'trainval'}.txt"
+    for line in listing.read_text().splitlines():
+        if line.strip() and not line.startswith("#"):
+            name, breed, species, _ = line.split()
+            seen[breed] += 1
+            if split == "test" or (seen[breed] % HELD_OUT == 0) == (split == "val"):
+                wanted.append((name, int(species) - 1))
     with ThreadPoolExecutor(8) as pool:
         cut = list(pool.map(lambda photo: _cut(root, photo[0], round(LARGEST * size)), wanted))
     kept = [(*photo, rgba) for photo, rgba in zip(wanted, cut, strict=True) if rgba is not None]
-    if {kind for _, kind, _ in kept} != {0, 1}:
-        layout = Layout("give cats and dogs, four of a breed for validation")
-        raise layout.refusal(root, f"{split} photos of one species only")
     names, species, rgba = zip(*kept, strict=True)
     return list(names), torch.tensor(species), torch.stack(rgba)
 
@@ -242,3 +251,7 @@ def _rgb(numbers: Tensor) -> Tensor:
     turn = (numbers.new_tensor([5.0, 3.0, 1.0]) + 6 * hue) % 6
     depth = (0.15 + 0.5 * saturation) * torch.minimum(turn, 4 - turn).clamp(0, 1)
     return (0.4 + 0.55 * value) * (1 - depth)
+
+
+if __name__ == "__main__":
+    main()
