@@ -329,5 +329,5 @@ def test_tiny_imagenet_tests_on_the_labelled_folder(tiny_imagenet):
     with pytest.raises(BadImage, match="n0"):
         lines(tiny_imagenet / "wnids.txt", "n0")
         open_data(f"tiny-imagenet:{tiny_imagenet}:train")
-    with pytest.raises(DataMissing, match="'n02124075' cannot|cannot be read"):
+    with pytest.raises(DataMissing, match="cannot be read"):
         open_data(f"tiny-imagenet:{tiny_imagenet}")

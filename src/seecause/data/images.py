@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import glob
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -47,11 +46,12 @@ def find_images(texts: Iterable[str | Path]) -> list[str]:
             names += map(str, _images_below(path))
         elif sample_of(text) or path.exists():
             names.append(text)
-        elif glob.has_magic(text):
-            found = sorted(match for match in glob.glob(text) if Path(match).is_file())
+        elif set(text) & set("*?["):
+            matches = Path(path.anchor).glob(str(path.relative_to(path.anchor)))
+            found = sorted(match for match in matches if match.is_file())
             if not found:
                 raise BadImage(text, "no file matches", "check the pattern")
-            names += found
+            names += map(str, found)
         else:
             _check_file(text)
     return list(dict.fromkeys(names))
