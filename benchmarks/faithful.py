@@ -29,7 +29,9 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from benchmarks.timing import Timing, heading, race, row, short, title, usual_dtype
 from seecause.engine import graphs
-from seecause.faithful import IFAM, Affine, Noise, objective, parameter_groups
+from seecause.faithful import IFAM
+from seecause.faithful.losses import Affine, objective, parameter_groups
+from seecause.faithful.parts import Noise
 
 LEAST, MOST = 0.15, 0.60  # share of patches that a picture keeps
 PARTS, CLASSES = 8, 200

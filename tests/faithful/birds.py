@@ -12,7 +12,6 @@ from PIL import Image
 from seecause.data.batch import to_batch
 from seecause.data.registry import open_data
 from seecause.faithful import IFAM
-from seecause.faithful.data import frame_of
 from tests.faithful.nets import tiny_net
 from tests.files import lines
 
@@ -60,9 +59,7 @@ def bird_net(root: Path) -> IFAM:
     """Three parts and a background that split the photos: prototypes are tokens of one of them, on
     the bird and off it."""
     net = tiny_net(classes=KINDS)
-    result = net.stage1.tower.features(
-        to_batch(frame_of(net), [open_data(f"cub:{root}:train")[0]]).images
-    )[0]
+    result = net.stage1.tower.features(to_batch(net, [open_data(f"cub:{root}:train")[0]]).images)[0]
     net.stage1.prototypes.copy_(
         result[[7, 8, 14, 29]]
     )  # of a 5 x 6 grid; the bird covers rows 0-2 and columns 0-2

@@ -25,7 +25,6 @@ def configure(place, tmp_path):
             "out": str(tmp_path / "run"),
             "epochs": 1,
             "limit": 4,
-            "grid": 0,
             "augment": "none",
             **changes,
         },

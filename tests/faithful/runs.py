@@ -15,8 +15,7 @@ from safetensors.torch import save_file
 from timm.models.vision_transformer import VisionTransformer
 
 from seecause.faithful import TrainConfig, train
-from seecause.faithful.run import Processes
-from seecause.faithful.training import Run
+from seecause.faithful.training import Processes, Run
 
 CPU = torch.device("cpu")
 SHAPE: dict[str, Any] = dict(
@@ -77,7 +76,6 @@ def tiny_config(folder: Path, **changes: Any) -> TrainConfig:
         head_factor=10.0,
         workers=0,
         log_every=1,
-        grid=2,
         device="cpu",
         ema=True,
     )

@@ -12,7 +12,7 @@ from torch.utils.data import default_collate
 
 from seecause.background.fine_tune import fine_tune
 from seecause.faithful import train, training
-from seecause.faithful.run import join_processes
+from seecause.faithful.training import join_processes
 from tests.background.repair_toys import fitted, made_splits, scenes
 from tests.faithful.runs import snapshot, tiny_config
 

@@ -1,11 +1,8 @@
-"""PDiscoFormer's own recipe beside iFAM's: steps instead of a cosine, Adam, and no change of
-light."""
+"""Settings of a training run: their defaults, their kinds, and the files they come from."""
 
 from __future__ import annotations
 
-import copy
 import dataclasses
-import math
 
 import pytest
 import torch
@@ -18,40 +15,11 @@ from seecause.faithful import (
     IFAMOptions,
     LossWeights,
     TrainConfig,
-    read_config,
 )
-from seecause.faithful.config import cosine, normalised_decay, scaled_rate, stepped
-from seecause.faithful.training import frame_for, new_net
+from seecause.faithful.training import frame_for, new_net, read_config
 from seecause.models.preprocess import Preprocess
 from seecause.options import keyword_options
 from tests.faithful.runs import tiny_config
-
-
-def test_the_rate_is_halved_after_every_fourth_epoch():
-    """As torch's StepLR has it."""
-    optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0)
-    schedule, expected = torch.optim.lr_scheduler.StepLR(optimizer, 4, 0.5), []
-    for _ in range(28):
-        expected.append(optimizer.param_groups[0]["lr"])
-        optimizer.step()
-        schedule.step()
-    assert [stepped(epoch, every=4, factor=0.5) for epoch in range(28)] == expected
-    config = TrainConfig(data="cub:PATH", backbone="timm:x", out="run", epochs=28, schedule="step")
-    assert [config.pace(epoch) for epoch in range(28)] == expected
-    assert dataclasses.replace(config, schedule="cosine").pace(14) == pytest.approx(0.5)
-    for wrong in ({"schedule": "linear"}, {"step_epochs": 0}, {"step_factor": 0.0}):
-        with pytest.raises(BadOption, match=next(iter(wrong))):
-            dataclasses.replace(config, **wrong)
-
-
-def test_rates():
-    assert scaled_rate(1e-6, 128) == pytest.approx(2.828e-6, rel=1e-3) and scaled_rate(
-        1e-6, 1024
-    ) == pytest.approx(8e-6)
-    assert normalised_decay(0.05, 46 * 90) == pytest.approx(7.8e-4, rel=1e-2)
-    assert [cosine(epoch, 4) for epoch in range(4)] == pytest.approx(
-        [1, (1 + math.sqrt(0.5)) / 2, 0.5, (1 - math.sqrt(0.5)) / 2]
-    )
 
 
 @pytest.mark.parametrize(
@@ -64,10 +32,7 @@ def test_rates():
         ({"batch": 4.5}, "a whole number"),
         ({"ema": "yes"}, "true or false"),
         ({"mean": "grey"}, "several values"),
-        ({"std": 0}, "more than 0"),
-        ({"std": [0.2, 0.0, 0.2]}, "more than 0"),
-        ({"mean": [0.5, 0.5]}, "several values"),
-        ({"mean": True}, "several values"),
+        ({"std": 0.5}, "several values"),
         ({"options": {"part_dropout": "x"}}, "'part_dropout' of options='x'"),
         (
             {"options": {"gradients": "none"}},
@@ -83,14 +48,19 @@ def test_settings_have_their_kind(tmp_path, changes, message):
         tiny_config(tmp_path, **changes)
 
 
-COUNTS = "parts epochs batch accumulate log_every step_epochs limit val_limit size"
-RATES = "learning_rate prototype_factor head_factor clip step_factor"
-LEAST = {
-    **dict.fromkeys(COUNTS.split(), (1, "at least 1")),
-    **dict.fromkeys(
-        ["snapshot_every", "workers", "grid", "seed", "weight_decay"], (0, "at least 0")
-    ),
-}
+def test_the_rate_is_halved_after_every_fourth_epoch_or_follows_a_cosine():
+    """As torch's StepLR has it, with PDiscoFormer's schedule."""
+    optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0)
+    schedule, expected = torch.optim.lr_scheduler.StepLR(optimizer, 4, 0.5), []
+    for _ in range(28):
+        expected.append(optimizer.param_groups[0]["lr"])
+        optimizer.step()
+        schedule.step()
+    config = TrainConfig(data="cub:PATH", backbone="timm:x", out="run", epochs=28, schedule="step")
+    assert [config.pace(epoch) for epoch in range(28)] == expected
+    cosine = dataclasses.replace(config, schedule="cosine", epochs=4)
+    paces = [cosine.pace(epoch) for epoch in range(4)]
+    assert paces == pytest.approx([1, (1 + 0.5**0.5) / 2, 0.5, (1 - 0.5**0.5) / 2])
 
 
 def test_a_configuration_comes_from_a_file(tmp_path):
@@ -108,28 +78,22 @@ def test_a_configuration_comes_from_a_file(tmp_path):
     with pytest.raises(BadOption, match=r"'epoch' of TrainConfig=5 .* epochs"):
         read_config(path, out="run", epoch=5)
     (tmp_path / "run.json").write_text('{"data": "cub:PATH", "backbone": "timm:x", "epochs": 3}')
-    plain = read_config(tmp_path / "run.json", out="run", mean=0.25, std=[0.5, 0.25, 0.125])
+    plain = read_config(tmp_path / "run.json", out="run", std=[0.5, 0.25, 0.125])
     assert (plain.data, plain.epochs) == ("cub:PATH", 3)
-    assert (plain.mean, plain.std) == ((0.25,) * 3, (0.5, 0.25, 0.125))
-    (tmp_path / "list.json").write_text("[]")
-    for name, why in (("list.json", "not a table"), ("no.toml", "a TOML or JSON file")):
-        with pytest.raises(BadOption, match=why):
-            read_config(tmp_path / name)
+    assert (plain.mean, plain.std) == (None, (0.5, 0.25, 0.125))
     for name in ("data", "backbone", "out"):
         settings = {"data": "d", "backbone": "b", "out": "o", name: None}
-        with pytest.raises(BadOption, match=f"{name} has no default"):
+        with pytest.raises(BadOption, match=f"{name} is not set"):
             read_config(None, **settings)
     path.write_text("data =")
     with pytest.raises(BadOption, match="valid TOML"):
         read_config(path)
-    with pytest.raises(BadOption, match="data"):
-        read_config(None, out="run")
 
 
 def test_pictures_are_framed_as_the_paper_has_them(tmp_path):
     """Grey X-rays have a mean of their own; ImageNet's test pictures are cut below 384 pixels."""
     siim = new_net(
-        tiny_config(tmp_path, augment="plain", mean=0.48865, std=[0.24621] * 3), ("a", "b")
+        tiny_config(tmp_path, augment="plain", mean=[0.48865] * 3, std=[0.24621] * 3), ("a", "b")
     ).preprocess
     assert (
         siim.mean == (0.48865,) * 3
@@ -157,9 +121,9 @@ def test_defaults_are_the_papers():
         "data": "d", "backbone": "b", "out": "o", "parts": 8, **dict.fromkeys(nothing),
         "options": {}, "losses": {}, "epochs": 90, "batch": 128, "accumulate": 1,
         "learning_rate": 1e-6, "prototype_factor": 1e3, "head_factor": 1e4, "schedule": "cosine",
-        "step_epochs": 4, "step_factor": 0.5, "weight_decay": 0.05, "clip": 2.0,
+        "weight_decay": 0.05, "clip": 2.0,
         "precision": "auto", "ema": False, "select": "average", "augment": "birds", "seed": 0,
-        "device": "auto", "workers": 4, "log_every": 10, "snapshot_every": 0, "grid": 8,
+        "device": "auto", "workers": 4, "log_every": 10, "snapshot_every": 0,
     }  # fmt: skip
     assert dataclasses.asdict(IFAMOptions()) == {
         "stages": 2, "gradient": "ste", "modulation": "joint", "orthogonality": "parts",
@@ -170,26 +134,13 @@ def test_defaults_are_the_papers():
     assert weights.pop("background") == 2 and set(weights.values()) == {1.0} and len(weights) == 7
     by, both = {"by": "distance"}, {"drop_parts": (), "quantile": None, "by": "distance"}
     tested = {"data": None, "calibration": None, "limit": None, "batch": 32}
-    chosen = {"interventions": True, "quantiles": (0.97, 0.99), "choose": "auto"}
-    measured = {"keypoints": True, "random_cuts": False}
+    chosen = {"intervention": "best", "quantiles": (0.97, 0.99)}
+    measured = {"keypoints": True, "random_crops": False}
     for name, defaults in {
-        "parameter_groups": {"prototype_factor": 1e3, "head_factor": 1e4},
         "calibrate": by,
         "intervene": both,
         "leave_one_out": both,
-        "example_parts": {"data": None, "limit": 12},
         "evaluate": tested | chosen | measured | by,
-        "evaluate_intervention": tested | both,
     }.items():
         options = keyword_options(getattr(sc.faithful, name), leave_out=("progress",))
         assert options == defaults, name
-
-
-def test_a_run_may_go_on_elsewhere_and_only_there():
-    """What changes no weight may differ; everything else makes another run."""
-    config = TrainConfig(data="d", backbone="b", out="o")
-    where = {"out", "device", "workers", "log_every", "snapshot_every", "grid"}
-    for name in dataclasses.asdict(config):
-        other = copy.copy(config)
-        object.__setattr__(other, name, "another")
-        assert config.differs(other) == other.differs(config) == [name] * (name not in where)

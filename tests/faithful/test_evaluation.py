@@ -1,36 +1,42 @@
-"""A trained network, the pictures it is tested on, and its evaluation put together."""
+"""A trained network, the images it is tested on, and what is measured there: accuracies, the
+foreground, key points of birds, and interventions."""
 
 from __future__ import annotations
 
-import json
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import pytest
 import torch
 from torch.testing import assert_close
 
-from seecause.critters import CLASSES
+import seecause as sc
+from seecause.critters.latents import CLASSES
 from seecause.data.batch import to_batch
+from seecause.data.dataset import IGNORE, Sample
 from seecause.data.registry import open_data
-from seecause.errors import BadOption
-from seecause.faithful import (
-    Intervention,
+from seecause.errors import BadOption, DataMissing, UnknownName
+from seecause.faithful import Intervention, calibrate, evaluate, intervene, open_network
+from seecause.faithful.data import batches_of, open_split
+from seecause.faithful.evaluation import (
+    Examination,
+    RandomCrops,
     TrainedNetwork,
-    calibrate,
-    evaluate,
-    evaluate_intervention,
+    examine,
     example_parts,
-    intervene,
-    leave_one_out,
-    open_network,
+    key_points,
+    keypoint_fit_data,
+    merge,
     part_examples,
 )
-from seecause.faithful.data import batches_of, frame_of, open_train
-from seecause.faithful.evaluation import _check_shares, examine
-from seecause.faithful.run import keep_evaluation, read_evaluations
+from seecause.metrics._localization import Overlap, foreground
+from seecause.metrics.keypoints import keypoint_error, locate, part_agreement
+from seecause.models.preprocess import Preprocess
 from tests.faithful.birds import KINDS, bird_net, tiny_cub
-from tests.faithful.nets import pictures, tiny_net
+from tests.faithful.nets import SIZE, pictures, tiny_net
+from tests.faithful.runs import tiny_pictures
+
+FRAME = Preprocess(size=(8, 8), mean=(0.5,) * 3, std=(0.5,) * 3, filter="bilinear")
 
 
 @pytest.fixture(scope="module")
@@ -43,92 +49,201 @@ def birds(tmp_path_factory):
     return tiny_cub(tmp_path_factory.mktemp("birds") / "CUB_200_2011")
 
 
-def hearing():
-    """`progress`, and what it heard: what, of how many, in which steps."""
-    heard: list[tuple[str, int, list[int]]] = []
+def recorded():
+    """A `progress`, and what it was called with: what, of how many, in which steps."""
+    calls: list[tuple[str, int, list[int]]] = []
 
     @contextmanager
     def progress(what, total):
         steps: list[int] = []
         yield steps.append
-        heard.append((what, total, steps))
+        calls.append((what, total, steps))
 
-    return progress, heard
+    return progress, calls
+
+
+@torch.no_grad()
+def test_the_numbers_are_those_of_the_network(scenes):
+    """Parts left out leave the maps as they are, and the mask not."""
+    net, data = scenes
+    result = examine(net, data, batch=2)
+    batch = to_batch(net, list(data))
+    out, truth = net(batch.images), batch.masks == 1
+    assert_close(result.logits, out.logits.float())
+    assert_close(result.stage1, out.stage1_logits.float())
+    parts, plain = foreground(out.maps, SIZE), result.table()
+    assert plain["miou"] == pytest.approx(float((parts & truth).sum() / (parts | truth).sum()))
+    assert plain["kept"] == pytest.approx(float(out.mask.double().mean()))
+    with intervene(net, drop_parts=range(net.parts)):
+        changed = examine(net, data, batch=2).table()
+    assert changed["miou"] == plain["miou"] > 0 and changed["kept"] == 0 < plain["kept"]
+    assert (plain["empty"], changed["empty"]) == (int(out.empty.sum()), 5) and plain["empty"] < 5
+    try:  # a network in training mode is examined as it predicts, and stays in that mode
+        assert examine(net.train(), data, batch=2).table() == plain and net.training
+    finally:
+        net.eval()
+    shares = [examine(net, data, rows=range(start, 5, 2)) for start in (0, 1)]
+    assert merge(shares).table() == pytest.approx(plain, abs=1e-6)  # two processes
+
+
+@torch.no_grad()
+def test_half_precision_is_that_of_the_network_and_pixels_that_are_neither_do_not_count(scenes):
+    net, data = scenes
+    images = to_batch(net, list(data)).images
+    half = examine(net, data, autocast=torch.bfloat16)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert_close(half.logits, net(images).logits.float(), atol=1e-2, rtol=0)
+    assert not torch.equal(half.logits, examine(net, data).logits)
+
+    masks = [sample.mask.to(torch.int32) for sample in data]
+    for mask in masks:
+        mask[:, :40] = IGNORE
+    unsure = [replace(sample, mask=mask) for sample, mask in zip(data, masks, strict=True)]
+    batch = to_batch(net, unsure)
+    counted, truth = batch.masks != IGNORE, batch.masks == 1
+    parts = foreground(net(batch.images).maps, SIZE)
+    both, either = ((parts & truth & counted), ((parts | truth) & counted))
+    table = examine(net, unsure, batch=2).table()
+    assert table["miou"] == pytest.approx(float(both.sum() / either.sum()))
+
+
+def test_numbers_of_both_stages_stand_apart():
+    right, wrong = torch.eye(2)[[0, 1, 0, 1]], torch.eye(2)[[0, 1, 1, 0]]
+    kept = torch.tensor([1.0, 1, 0, 0])
+    made = Examination(right, wrong, torch.tensor([0, 1, 0, 1]), None, kept, Overlap(3, 4))
+    expected = {"average": 1, "worst": 1, "stage1_average": 0.5, "auc": 1, "miou": 0.75}
+    assert made.table() == pytest.approx(expected | {"kept": 0.5, "empty": 2})
+    both = merge([made, replace(made, stage1=right)]).table()
+    assert (both["stage1_average"], both["empty"], both["kept"]) == (0.75, 4, 0.5)
+
+
+def examined(logits, labels, groups=None, mapping=None) -> Examination:
+    groups = None if groups is None else torch.tensor(groups)
+    return Examination(
+        logits, logits, torch.tensor(labels), groups, torch.ones(len(labels)), mapping=mapping
+    )
+
+
+def test_auc_is_of_two_classes_or_more_that_are_the_networks_own():
+    assert "auc" in examined(torch.eye(2), [0, 1]).table()
+    assert "auc" not in examined(torch.ones(2, 1), [0, 0]).table()
+    assert "auc" not in examined(torch.eye(3)[:2], [0, 1]).table()  # a class is missing
+    mapped = examined(torch.eye(2), [1, 0], mapping=torch.tensor([1, 0])).table()
+    assert "auc" not in mapped and mapped["average"] == 1
+
+
+def test_worst_is_that_of_a_class_where_some_image_has_no_group():
+    logits, labels = torch.eye(2)[[0, 0, 0, 1]], [0, 0, 1, 1]  # the third is wrong
+    whole = examined(logits, labels, ((0, 0), (0, 1), (1, 0), (1, 1)))
+    some = merge([whole, examined(logits, labels)])
+    assert (whole.table()["worst"], some.table()["worst"]) == (0, 0.5)
+    assert whole.public_worst("waterbirds:x:test") == {"worst_public": 0}
+    assert some.public_worst("waterbirds:x:test") == some.public_worst("metashift:x:test") == {}
+    half = examined(logits, labels, ((0, 0), (0, 1), (1, 1), (1, 1)))
+    assert half.public_worst("waterbirds:x:test") == {}  # one of the two was not tested
 
 
 def calibrated(birds, limit, quantiles):
-    """The network with thresholds by dot product, of so many training photos as they are tested."""
+    """The network with thresholds by dot product, of so many training images as they are tested."""
     net = bird_net(birds)
-    photos = open_train(f"cub:{birds}", limit=limit)
-    calibrate(net, (images for images, *_ in batches_of(net, photos)), quantiles, by="dot")
+    images = open_split(f"cub:{birds}", "train", limit=limit)
+    calibrate(net, (pixels for pixels, *_ in batches_of(net, images)), quantiles, by="dot")
     return net
 
 
 @torch.no_grad()
-def test_an_intervention_is_tested_on_the_pictures_and_with_the_thresholds_asked_for(birds):
-    (progress, heard), name = hearing(), f"waterbird200:{birds}"
+def test_an_intervention_is_tested_with_the_thresholds_asked_for(birds):
+    (progress, calls), name = recorded(), f"waterbird200:{birds}"
     network = TrainedNetwork("birds", bird_net(birds), f"cub:{birds}")
-    result = evaluate_intervention(
-        network, drop_parts=[2], quantile=0.8, by="dot", data=name, calibration=9, limit=5,
-        batch=2, progress=progress,
+    result = evaluate(
+        network, intervention=Intervention((2,), 0.8, "dot"), keypoints=False, data=name,
+        calibration=9, limit=5, batch=2, progress=progress,
     )  # fmt: skip
     net, test = calibrated(birds, 9, 0.8), open_data(name, limit=5)
     assert result.plain == pytest.approx(examine(net, test).table())
     with intervene(net, drop_parts=[2], quantile=0.8, by="dot"):
         assert result.changed == pytest.approx(examine(net, test).table())
-    assert result.changed["kept"] < result.plain["kept"] and result.pictures == 5
-    assert (result.data, result.intervention) == (test.name, Intervention((2,), 0.8, "dot"))
-    examined = ("examining", 5, [2, 2, 1])
-    assert heard == [("calibrating", 9, [2, 2, 2, 2, 1]), examined, examined]
-    assert result.to_json() == {"data": test.name, "pictures": 5, "plain": result.plain}
+    assert result.changed["kept"] < result.plain["kept"] and result.images == 5
+    assert result.intervention == Intervention((2,), 0.8, "dot")
+    steps = [("calibrating", 9, [2, 2, 2, 2, 1]), *[("examining", 5, [2, 2, 1])] * 2]
+    assert calls == steps
+    with pytest.raises(BadOption, match="parts 0-2"):
+        evaluate(network, intervention=Intervention((3,)), keypoints=False)
 
 
-def test_pictures_without_masks_are_not_cut(birds):
+@torch.no_grad()
+def test_the_best_intervention_is_chosen_on_validation(birds):
+    """Plain numbers, those it changes, and key points where tokens are rejected."""
     network = TrainedNetwork("birds", bird_net(birds), f"cub:{birds}")
-    options = {"interventions": False, "keypoints": False, "limit": 2}
-    plain = evaluate(network, random_cuts=True, **options).plain
+    result = evaluate(network, quantiles=[0.5], keypoints=False)
+    net, val = network.net, network.val_images()
+    every = [trial.intervention for trial in result.trials]
+    assert len(every) == 8 and every[0] == Intervention() and len(set(every)) == 8
+    assert net.thresholds[0.5, "distance"].images == len(network.train_images())
+    for trial in result.trials:
+        with intervene(net, **asdict(trial.intervention)):
+            assert examine(net, val).table()["average"] == pytest.approx(trial.average)
+    with intervene(net, **asdict(result.intervention)):
+        assert result.changed == pytest.approx(examine(net, network.test_images()).table())
+    # a copy without a run brings its thresholds; those of fewer images are not taken for them
+    kept = dict(net.thresholds)
+    evaluate(network, intervention=Intervention((), 0.5), keypoints=False, limit=1)
+    assert net.thresholds == kept
+    evaluate(network, intervention=Intervention((), 0.5), keypoints=False, limit=1, calibration=3)
+    assert net.thresholds[0.5, "distance"].images == 3
+    alone = TrainedNetwork("alone", bird_net(birds), test=f"cub:{birds}:test")
+    with pytest.raises(BadOption, match="names its training data"):
+        evaluate(alone)
+
+
+def test_images_without_masks_are_not_cropped(birds):
+    network = TrainedNetwork("birds", bird_net(birds), f"cub:{birds}")
+    options = {"intervention": None, "keypoints": False, "limit": 2}
+    plain = evaluate(network, random_crops=True, **options).plain
     assert plain == evaluate(network, **options).plain and "miou_public" not in plain
 
 
-def test_parts_that_are_not_there_and_shares_that_are_none(birds):
-    network = TrainedNetwork("birds", bird_net(birds), f"cub:{birds}")
-    for parts in ([3], [-1], [0, 3]):
-        with pytest.raises(BadOption, match="parts 0-2 of birds"):
-            evaluate_intervention(network, drop_parts=parts)
-    _check_shares([1.0, 0.01])
-    for shares in ([0.0], [0.5, 1.01], []):
-        with pytest.raises(BadOption, match="up to 1"):
-            _check_shares(shares)
+def test_a_network_is_tested_on_the_images_it_names(tmp_path):
+    folder = tiny_pictures(tmp_path / "all")
+    network = TrainedNetwork("tiny", tiny_net(), f"folder:{folder}", limit=10, val_limit=4)
+    assert len(network.train_images()) == 10 and len(network.train_images(6)) == 6
+    assert len(network.val_images()) == 4 and len(network.test_images()) == 6
+    other = replace(network, test=f"folder:{folder / 'val'}")
+    assert other.test_images().name.endswith("val")
 
 
 def test_a_network_comes_back_from_its_folder_on_the_device_asked_for(birds, tmp_path):
-    network = replace(TrainedNetwork("birds", bird_net(birds), f"cub:{birds}"), limit=7, test="t:x")
-    card = network.export(tmp_path / "shipped")
-    fields = json.loads(card.read_text())
-    own = {"data": f"cub:{birds}", "val": None, "test": "t:x", "limit": 7, "val_limit": None}
-    assert {name: fields[name] for name in own} == network.card_fields() == own
+    network = TrainedNetwork("birds", bird_net(birds), f"cub:{birds}", test="t:x", limit=7)
+    network.export(tmp_path / "shipped")
     again = open_network(str(tmp_path / "shipped"), device="meta")
-    assert again.card_fields() == own and again.run is None and not again.net.training
-    assert again.net.stage1.prototypes.device.type == "meta" and again.net.class_names == KINDS
+    assert (again.data, again.val, again.test) == (f"cub:{birds}", None, "t:x")
+    assert again.limit == 7 and again.run is None and not again.net.training
+    assert again.net.device.type == "meta" and again.net.class_names == KINDS
     (tmp_path / "file").write_text("")
     for place in (tmp_path / "file", tmp_path / "shipped"):
         with pytest.raises(BadOption, match="a new or empty folder"):
             network.export(place)
-    (tmp_path / "empty").mkdir()
-    assert network.export(tmp_path / "empty") == tmp_path / "empty" / "ifam.json"
+
+
+def test_networks_that_are_not_there_are_named_as_what_they_are(tmp_path):
+    for name, error, message in (
+        ("builtin:nonsense", UnknownName, "builtin model 'nonsense' not found"),
+        ("builtin:critters-vit", BadOption, "an iFAM network.*VisionTransformer"),
+        (str(tmp_path), DataMissing, "0 models"),
+    ):
+        with pytest.raises(error, match=message):
+            open_network(name)
 
 
 @torch.no_grad()
 def test_examples_are_named_by_their_place_and_class(birds):
     network = TrainedNetwork("birds", bird_net(birds), f"cub:{birds}")
-    network.net.class_names = ()  # the pictures have names, be it that the network has none
+    network.net.class_names = ()  # the images have names, even if the network has none
     name, examples = example_parts(network, limit=4)
-    pictures = open_data(f"cub:{birds}:test", limit=4)
-    assert name == pictures.name
-    assert examples.titles == [
-        f"{place}: {KINDS[pictures[place - 1].label]}" for place in (1, 2, 3, 4)
-    ]
-    assert torch.equal(examples.images, to_batch(frame_of(network.net), list(pictures)).images)
+    data = open_data(f"cub:{birds}:test", limit=4)
+    assert name == data.name
+    assert examples.titles == [f"{n}: {KINDS[data[n - 1].label]}" for n in (1, 2, 3, 4)]
+    assert torch.equal(examples.images, to_batch(network.net, list(data)).images)
     other, examples = example_parts(network, data=f"waterbird200:{birds}", limit=2)
     assert other == f"waterbird200:{birds}" and len(examples.images) == 2
     assert list(examples.without) == [0, 1, 2] and examples.net is network.net
@@ -141,65 +256,104 @@ def test_examples_are_as_many_as_asked_for(scenes):
     assert examples.titles[33].startswith("34: ")
 
 
-def test_evaluations_are_kept_by_dataset(tmp_path):
-    assert read_evaluations(tmp_path) == {}
-    path = tmp_path / "evaluation.json"
-    path.write_text(
-        json.dumps({"data": "siim:x:test", "pictures": 3, "plain": {"auc": 0.5}})
-    )  # as it was before
-    keep_evaluation(tmp_path, {"data": "siim:x:robust", "plain": {"auc": 0.25}})
-    keep_evaluation(tmp_path, {"data": "siim:x:robust", "plain": {"auc": 0.75}})
-    result = json.loads(path.read_text())
-    assert result == {
-        "siim:x:test": {"data": "siim:x:test", "pictures": 3, "plain": {"auc": 0.5}},
-        "siim:x:robust": {"data": "siim:x:robust", "plain": {"auc": 0.75}},
-    }
-    assert read_evaluations(tmp_path) == result and [one.name for one in tmp_path.iterdir()] == [
-        "evaluation.json"
-    ]
-    for broken in ("{", "[]"):
-        path.write_text(broken)
-        with pytest.raises(BadOption, match="move it away"):
-            keep_evaluation(tmp_path, {"data": "x"})
-        assert path.read_text() == broken
-    nothing = TrainedNetwork("n", tiny_net(), "no:such", run=tmp_path)  # before a picture is opened
-    with pytest.raises(BadOption, match="move it away"):
-        evaluate(nothing, interventions=False)
-
-
-@torch.no_grad()
-def test_examples_are_what_the_network_makes_of_them_with_and_without_each_part(scenes):
-    net, data = scenes
-    images = to_batch(frame_of(net), list(data)).images
-    examples = part_examples(net, images, "abcde")
+def test_examples_are_outputs_in_eval_mode_with_and_without_each_part():
+    net, images = tiny_net(), pictures()
+    examples = part_examples(net.train(), images, "abc")
+    assert net.training
+    net.eval()
     assert torch.equal(examples.output.mask, net(images).mask)
     for part in range(net.parts):
         with intervene(net, drop_parts=[part]):
-            assert torch.equal(examples.without[part].logits, net(images).logits)
+            assert_close(examples.without[part].logits, net(images).logits)
             assert torch.equal(examples.without[part].mask, net(images).mask)
 
 
-def test_examples_of_a_network_in_training_are_those_of_a_test():
-    net, images = tiny_net(), pictures()
-    expected = part_examples(net, images, "abc")
-    result = part_examples(net.train(), images, "abc")
-    assert net.training
-    for part in range(net.parts):
-        assert torch.equal(result.without[part].mask, expected.without[part].mask)
-        assert_close(result.without[part].logits, expected.without[part].logits)
+def strip(turned: bool = False, masked: bool = True) -> Sample:
+    """An image twice as wide as a square frame, or as high, whose object is at its end."""
+    image = torch.linspace(0, 1, 32).expand(3, 16, 32)
+    mask = torch.zeros(16, 32, dtype=torch.bool)
+    mask[4:12, 28:] = True
+    if turned:
+        image, mask = image.transpose(1, 2), mask.T
+    marked = {"box": (28.0, 4.0, 4.0, 8.0), "points": torch.ones(2, 3), "parts": mask.int()}
+    return Sample(image, 0, mask=mask if masked else None, **marked)
 
 
-def test_groups_of_some_batches_only_are_no_groups():
-    """Classes and group numbers are not mixed up."""
-    net, images, labels = tiny_net(), pictures(3), torch.arange(3)
-    for groups in (torch.tensor([7, 8, 9]), torch.tensor([[7, 8], [8, 9], [9, 9]])):
-        some = leave_one_out(net, [(images, labels, groups), (images, labels)])
-        assert some.groups.tolist() == [0, 1, 2, 0, 1, 2]
+def test_random_crops_hold_some_of_the_object():
+    """Halved to 8 x 16; the object is in columns 14 and 15, so a crop begins at column 7 or 8."""
+    seen = set()
+    for seed in range(30):
+        crop = RandomCrops([strip()], FRAME, seed)[0]
+        assert crop.image.shape == (3, 8, 8) and crop.mask.shape == (8, 8)
+        assert crop.box is crop.points is crop.parts is None  # their places have changed
+        step = torch.full((7,), 2 / 31)
+        assert_close(crop.image[0, 0].diff(), step, atol=0.02, rtol=0)  # shape and scale are kept
+        first = int(crop.mask.any(dim=0).nonzero()[0])
+        seen.add((first, round(float(crop.image[0, 0, 0]), 1)))
+        assert torch.equal(RandomCrops([strip()], FRAME, seed)[0].image, crop.image)
+    assert seen == {(7, 0.5), (6, 0.5)}
+    assert RandomCrops([strip(masked=False)], FRAME)[0].image.shape == (3, 16, 32)
+    for turned in (False, True):  # a frame that is not square
+        crop = RandomCrops([strip(turned)], replace(FRAME, size=(8, 12)), 3)[0]
+        assert crop.image.shape == (3, 8, 12) and crop.mask.shape == (8, 12) and crop.mask.any()
 
 
-def test_no_picture_calibrates_nothing():
-    """A generator that was used up, say: infinite thresholds would reject no token."""
-    net = tiny_net()
-    with pytest.raises(BadOption, match="at least one batch"):
-        calibrate(net, iter(()), 0.9)
-    assert not net.thresholds
+@torch.no_grad()
+def test_miou_on_random_crops_is_another_number(scenes):
+    net, data = scenes
+    network = TrainedNetwork("scenes", net, test="critters:balanced:test")
+    plain = evaluate(network, intervention=None, random_crops=True, limit=5).plain
+    crops = RandomCrops(data, net.preprocess)
+    assert plain["miou_public"] == pytest.approx(examine(net, crops).table()["miou"])
+    assert plain["miou_public"] != plain["miou"]
+
+
+def slow(net, fit, test):
+    """By the metric's own loop, with maps of the whole network."""
+    model = sc.wrap(net)
+    result = [locate(model, data, lambda images: net(images).maps) for data in (fit, test)]
+    return [keypoint_error(*result).mean, *part_agreement(result[1])]
+
+
+@pytest.mark.parametrize("name", ["cub", "waterbird200"])
+def test_key_points_are_those_of_the_metric(birds, name):
+    net, test = bird_net(birds), open_data(f"{name}:{birds}")
+    fit, seen = open_data(keypoint_fit_data(test.name)), []
+    result = key_points(net.train(), fit, test, batch=3, advance=seen.append)  # without noise
+    net.eval()
+    assert fit.name == f"cub:{birds}:trainval" and len(fit) == 20 and sum(seen) == 20 + len(test)
+    assert list(result.values()) == pytest.approx(slow(net, fit, test), abs=1e-9)
+    assert result["keypoints"] > 1 and result["nmi"] > 0.01
+
+
+def test_rejected_tokens_change_key_points_and_parts_left_out_do_not(birds):
+    net, test = bird_net(birds), open_data(f"cub:{birds}")
+    fit = open_data(keypoint_fit_data(test.name))
+    calibrate(net, (images for images, *_ in batches_of(net, fit)), 0.5)
+    plain = key_points(net, fit, test)
+    with intervene(net, drop_parts=[0]):
+        assert key_points(net, fit, test) == plain
+    with intervene(net, quantile=0.5):
+        changed = key_points(net, fit, test)
+        assert list(changed.values()) == pytest.approx(slow(net, fit, test), abs=1e-9)
+    assert abs(changed["keypoints"] - plain["keypoints"]) > 0.01
+    network = TrainedNetwork("birds", net, f"cub:{birds}")
+    result = evaluate(network, intervention=Intervention((), 0.5), calibration=None)
+    assert result.plain["keypoints"] == pytest.approx(plain["keypoints"])
+    assert result.changed["keypoints"] != result.plain["keypoints"]
+
+
+def test_maps_that_follow_the_bird_find_its_points(birds):
+    """A net whose first part is what is bright: centres move with the square, so a linear map finds
+    every point on it."""
+    net, test = bird_net(birds), open_data(f"cub:{birds}")
+
+    def bright(images):
+        grey = net.preprocess.raw(images).mean(dim=1, keepdim=True)
+        light = torch.nn.functional.avg_pool2d(grey, 8) > 0.5
+        return torch.cat([light, 0 * light, 0 * light, ~light], dim=1).to(images.dtype)
+
+    fit = open_data(keypoint_fit_data(test.name))
+    blind = key_points(net, fit, test)["keypoints"]
+    net.maps = bright
+    assert key_points(net, fit, test)["keypoints"] < min(15, blind)

@@ -8,7 +8,8 @@ import torch
 from torch.testing import assert_close
 
 from seecause.engine.graphs import report, without_graphs
-from seecause.faithful import Noise, intervene, stages
+from seecause.faithful import intervene, stages
+from seecause.faithful.parts import Noise
 from seecause.faithful.stages import reads_straight_through
 from tests.faithful.nets import pictures, tiny_net
 from tests.helpers import noise

@@ -12,7 +12,7 @@ import torch
 from torch.testing import assert_close
 
 from seecause.faithful.data import PlanckianJitter, augmentation, illuminants, seeded
-from seecause.faithful.evaluation import mask_pixels, part_colours, part_picture, part_sheet
+from seecause.faithful.evaluation import mask_pixels, part_colours, part_image, part_sheet
 from seecause.models.preprocess import Preprocess
 
 FRAME = Preprocess(size=(16, 16), mean=(0.5,) * 3, std=(0.5,) * 3, filter="bilinear")
@@ -33,19 +33,11 @@ def test_light_runs_from_warm_to_cold():
 def test_jitter_leaves_green_and_clips_at_white():
     image = torch.tensor([0.5, 0.5, 0.9])[:, None, None].expand(3, 2, 2)
     with seeded(0, 0, 0):
-        seen = {tuple(PlanckianJitter(1.0)(image)[:, 0, 0].tolist()) for _ in range(200)}
-    expected = {
-        tuple((torch.tensor([0.5, 0.5, 0.9]) * (one / one[1])).clamp(max=1).tolist())
-        for one in illuminants()
-    }
+        seen = {tuple(PlanckianJitter()(image)[:, 0, 0].tolist()) for _ in range(200)}
+    expected = torch.stack([image[:, 0, 0] * one / one[1] for one in illuminants()]).clamp(max=1)
     assert len(seen) > 15 and all(one[1] == 0.5 and max(one) <= 1 for one in seen)
     for one in seen:
-        assert any(
-            torch.allclose(torch.tensor(one), torch.tensor(other), atol=1e-6) for other in expected
-        )
-    with seeded(0, 0, 1):
-        changed = sum(not torch.equal(PlanckianJitter()(image), image) for _ in range(500))
-    assert 0.7 < changed / 500 < 0.9
+        assert (torch.tensor(one) - expected).abs().amax(dim=1).min() < 1e-6
 
 
 @pytest.mark.parametrize(
@@ -109,12 +101,12 @@ def maps() -> torch.Tensor:
 
 def test_hidden_patches_are_dark_and_parts_have_their_colour():
     image = torch.full((3, 96, 96), 0.8)
-    shown = np.asarray(part_picture(image, maps())) / 255
+    shown = np.asarray(part_image(image, maps())) / 255
     assert shown.shape == (192, 192, 3)
     for part, patch in ((0, shown[:96, :96]), (1, shown[:96, 96:])):
         assert np.allclose(patch, 0.8 * 0.4 + part_colours(2)[part].numpy() * 0.6, atol=3e-3)
     assert np.allclose(shown[96:], 0.8 * 0.35, atol=3e-3)
-    without = np.asarray(part_picture(image, maps(), removed=[1])) / 255
+    without = np.asarray(part_image(image, maps(), removed=[1])) / 255
     assert np.allclose(without[:96, 96:], 0.8 * 0.35, atol=3e-3) and np.array_equal(
         without[:, :96], shown[:, :96]
     )
@@ -124,7 +116,7 @@ def test_pictures_and_grids_that_are_no_squares():
     """A 2 x 3 grid of a 4 x 9 picture: patches of 2 x 3 pixels, each 48 times larger."""
     owner = torch.tensor([[0, 1, 2], [1, 2, 0]])
     its_maps = torch.eye(3)[owner].permute(2, 0, 1)  # [3, 2, 3]
-    shown = np.asarray(part_picture(torch.full((3, 4, 9), 0.5), its_maps)) / 255
+    shown = np.asarray(part_image(torch.full((3, 4, 9), 0.5), its_maps)) / 255
     assert shown.shape == (192, 432, 3)
     colours = [*(0.5 * 0.4 + part_colours(2).numpy() * 0.6), np.full(3, 0.5 * 0.35)]
     mask = mask_pixels(owner[None] != 2, (4, 9))[0]
@@ -144,6 +136,6 @@ def test_a_sheet_has_every_picture_above_its_parts():
         plain, parts = (np.asarray(drawn)[y : y + 192, left : left + 192] for y in (top, top + 192))
         pixels = (images[place] * 255).round().byte().permute(1, 2, 0).numpy()
         assert np.array_equal(plain[::2, ::2], pixels)
-        assert np.array_equal(parts, np.asarray(part_picture(images[place], every[place])))
+        assert np.array_equal(parts, np.asarray(part_image(images[place], every[place])))
     assert part_sheet(images[:1], every[:1]).size == (192, 2 * 192)
     assert part_sheet(images[[0] * 9], every[[0] * 9]).size == (8 * 192, 4 * 192)

@@ -8,15 +8,18 @@ import torch
 from torch.testing import assert_close
 
 import seecause as sc
-from seecause.faithful import calibrate, intervene, leave_one_out
-from seecause.faithful.interventions import _thresholds
+from seecause.errors import BadOption
+from seecause.faithful import Intervention, calibrate, intervene, leave_one_out
+from seecause.faithful.interventions import LeaveOneOut, Trial, _threshold, best_of
 from seecause.faithful.parts import (
     Assignment,
+    Noise,
     reject_far,
     reject_unlike,
     select,
     select_without,
 )
+from seecause.metrics.accuracy import auroc, group_accuracy
 from tests.faithful.nets import pictures, tiny_net
 from tests.reference import ifam as reference
 
@@ -28,6 +31,11 @@ pytestmark = pytest.mark.usefixtures("no_grad")
 def no_grad():
     with torch.no_grad():
         yield
+
+
+def group_numbers(right, groups):
+    accuracy = group_accuracy(right, groups)
+    return {"average": accuracy.average, "worst": accuracy.worst}
 
 
 def _winner(net, images):
@@ -100,7 +108,6 @@ def test_the_calibrated_share_of_tokens_survives(by, stages):
     net, images = tiny_net(stages=stages), pictures(8)
     winner, plain = _winner(net, images), net(images)
     (result,) = calibrate(net, images.split(3), 0.8, by=by)
-    assert result.tokens == tuple(int((winner == k).sum()) for k in range(net.parts))
     values = plain.distances if by == "distance" else plain.dots
     for part in range(net.parts):
         mine = values[:, part][winner == part]
@@ -189,7 +196,7 @@ def test_both_together():
     net, images = tiny_net(), pictures(6)
     limits = calibrate(net, images, [0.5, 0.9])
     assert limits == [net.thresholds[0.5, "distance"], net.thresholds[0.9, "distance"]]
-    assert [limit.pictures for limit in limits] == [6, 6]
+    assert [limit.images for limit in limits] == [6, 6]
     with intervene(net, drop_parts=[2]):
         parts = net(images).mask
     with intervene(net, quantile=0.5):
@@ -228,21 +235,18 @@ def test_leave_one_out_equals_one_intervention_each(options):
         with intervene(net, drop_parts=[2, part], quantile=0.9):
             assert_close(result.without[part], net(images).logits, **EXACT)
     assert torch.equal(result.groups, groups) and torch.equal(result.labels, labels)
-    row = result.table()[0]
-    assert row["average"] == pytest.approx(
-        (result.without[0].argmax(dim=-1) == labels).double().mean().item()
-    )
-    assert result.after(2).average == result.before().average and len(result.before().groups) == 4
-    assert (
-        len(leave_one_out(net, [(images, labels)]).before().groups) == 4
-    )  # classes, where no groups are given
+    right = result.without[0].argmax(dim=-1) == labels
+    row = result.numbers(result.without[0])
+    assert row == group_numbers(right, groups)
+    ungrouped = leave_one_out(net, [(images, labels)])
+    assert torch.equal(ungrouped.groups, labels)  # classes, where no groups are given
 
 
 def test_a_part_that_never_wins_has_no_limit():
     net, images = tiny_net(), pictures()
     net.stage1.prototypes[0] += 1e3
     (result,) = calibrate(net, images, 0.9)
-    assert result.tokens[0] == 0 and result.values[0] == float("inf")
+    assert result.values[0] == float("inf")
 
 
 def test_thresholds_survive_half_precision():
@@ -257,7 +261,7 @@ def test_training_is_not_intervened_on(stages):
     net, images = tiny_net(part_dropout2=0.0, stages=stages), pictures()
     calibrate(net, images, 0.5)
     assert not net.training
-    draws = sc.faithful.Noise(0, 0, torch.arange(3))
+    draws = Noise(0, 0, torch.arange(3))
     plain = net.train()(images, noise=draws)
     for change in ({"drop_parts": [0, 1]}, {"quantile": 0.5}):
         with intervene(net, **change):
@@ -271,12 +275,12 @@ def test_an_intervention_on_a_network_in_training_is_said_to_do_nothing(caplog):
     with intervene(net, drop_parts=[0]):
         assert not caplog.records
     with intervene(net.train(), drop_parts=[0]):
-        assert "net.eval()" in caplog.text
+        assert "training mode" in caplog.text
 
 
 @pytest.mark.parametrize("by", ["distance", "dot"])
 def test_a_part_that_no_calibration_picture_has_rejects_nothing(by):
-    (limit, _) = _thresholds(0.9, by, [np.empty(0), np.array([1.0, 2.0])], 1).values
+    limit = _threshold(0.9, by, np.empty(0))
     assigned = Assignment(torch.randn(1, 2, 5), torch.rand(1, 2, 5))
     if by == "dot":
         logits = reject_unlike(assigned, torch.tensor([limit]))
@@ -284,3 +288,46 @@ def test_a_part_that_no_calibration_picture_has_rejects_nothing(by):
     else:
         maps = torch.tensor([0.9, 0.1])[None, :, None].expand(1, 2, 5)
         assert torch.equal(reject_far(maps, assigned, torch.tensor([limit])), maps)
+
+
+def test_a_trial_is_chosen_by_the_worst_group_or_auc_and_then_by_the_average():
+    tried = [
+        Trial(Intervention(), 0.9, 0.5, 0.7),
+        Trial(Intervention((0,)), 0.8, 0.4, 0.9),
+        Trial(Intervention((1,)), 0.9, 0.4, 0.9),
+    ]
+    assert best_of(tried) is tried[0] and best_of(tried, by="auc") is tried[2]
+    assert best_of([tried[1], tried[2], tried[2]]) is tried[2]
+
+
+def test_auc_is_of_two_classes_that_both_occur():
+    draw = torch.Generator().manual_seed(0)
+    logits, labels = torch.randn(8, 2, generator=draw), torch.tensor([0, 1] * 4)
+    result = LeaveOneOut(logits, logits[None], labels, labels)
+    assert result.numbers(logits)["auc"] == auroc(logits, labels)
+    ones = torch.ones(8, dtype=torch.int64)
+    assert "auc" not in LeaveOneOut(logits, logits[None], ones, ones).numbers(logits)
+    assert "auc" not in result.numbers(torch.randn(8, 3, generator=draw))
+
+
+def test_groups_of_some_batches_only_are_no_groups():
+    """Classes and group numbers are not mixed up."""
+    net, images, labels = tiny_net(), pictures(3), torch.arange(3)
+    for groups in (torch.tensor([7, 8, 9]), torch.tensor([[7, 8], [8, 9], [9, 9]])):
+        some = leave_one_out(net, [(images, labels, groups), (images, labels)])
+        assert some.groups.tolist() == [0, 1, 2, 0, 1, 2]
+
+
+def test_what_cannot_be_calibrated_is_refused():
+    """Infinite thresholds, of a generator that was used up, would reject no token."""
+    net = tiny_net()
+    with pytest.raises(BadOption, match="at least one batch"):
+        calibrate(net, iter(()), 0.9)
+    for quantiles in (0.0, [0.5, 1.01], 1.5):
+        with pytest.raises(BadOption, match="share above 0"):
+            calibrate(net, pictures(), quantiles)
+    assert not net.thresholds
+    with pytest.raises(BadOption, match="parts 0-2"), intervene(net, drop_parts=[3]):
+        pass
+    with pytest.raises(BadOption, match="calibrate"), intervene(net, quantile=0.9):
+        pass

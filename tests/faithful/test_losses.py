@@ -12,17 +12,21 @@ import torch.multiprocessing as mp
 import torch.nn.functional as F
 from torch.testing import assert_close
 
-from seecause.faithful import Affine, LossWeights, Noise, objective, parameter_groups
 from seecause.faithful.losses import (
+    Affine,
+    LossWeights,
     TrainingLosses,
     background_loss,
     border,
     entropy_loss,
     equivariance_loss,
+    objective,
     orthogonality_loss,
+    parameter_groups,
     presence_loss,
     total_variation_loss,
 )
+from seecause.faithful.parts import Noise
 from tests.faithful.nets import SIZE, pictures, tiny_net
 from tests.helpers import noise
 from tests.reference import ifam as reference

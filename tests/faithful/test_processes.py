@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from dataclasses import asdict
+from pathlib import Path
 
 import pytest
 import torch
@@ -49,7 +50,7 @@ def test_a_killed_run_ends_in_the_same_bits(tmp_path):
     whole = tiny_config(tmp_path, out=str(tmp_path / "whole"), epochs=6, snapshot_every=1)
     killed = tiny_config(tmp_path, out=str(tmp_path / "killed"), epochs=6, snapshot_every=1)
     process = start(killed)
-    log = killed.folder / "log.csv"
+    log = Path(killed.out) / "log.csv"
     until = time.monotonic() + PATIENCE
     while (
         not (log.exists() and len(log.read_text().splitlines()) > 2)
@@ -60,11 +61,11 @@ def test_a_killed_run_ends_in_the_same_bits(tmp_path):
     process.kill()
     process.join()
     assert process.exitcode == -signal.SIGKILL
-    stopped = snapshot(killed.folder)["position"]["step"]
+    stopped = snapshot(Path(killed.out))["position"]["step"]
     assert 0 < stopped < 6 * 4
     train(killed)
     train(whole)
-    once, again = snapshot(whole.folder), snapshot(killed.folder)
+    once, again = snapshot(Path(whole.out)), snapshot(Path(killed.out))
     assert once["position"] == again["position"] and once["position"]["step"] == 6 * 4
     for part in ("net", "ema"):
         assert all(torch.equal(value, again[part][name]) for name, value in once[part].items()), (
@@ -76,7 +77,7 @@ def test_a_killed_run_ends_in_the_same_bits(tmp_path):
             for name, value in state.items()
         )
     assert [row.split(",")[:2] for row in log.read_text().splitlines()] == [
-        row.split(",")[:2] for row in (whole.folder / "log.csv").read_text().splitlines()
+        row.split(",")[:2] for row in (Path(whole.out) / "log.csv").read_text().splitlines()
     ]
 
 
@@ -130,18 +131,18 @@ def two_runs(folder):
 
 
 def check_equal_runs(one, two) -> None:
-    alone, shared = snapshot(one.folder), snapshot(two.folder)
+    alone, shared = snapshot(Path(one.out)), snapshot(Path(two.out))
     assert alone["position"] == shared["position"] and alone["position"]["step"] == 3
     for part in ("net", "ema"):
         for name, value in alone[part].items():
             assert_close(shared[part][name], value, atol=1e-5, rtol=0, msg=f"{part} {name}")
     losses = [
         [float(cell) for cell in row.split(",")[3:12]]
-        for row in (one.folder / "log.csv").read_text().splitlines()[1:]
+        for row in (Path(one.out) / "log.csv").read_text().splitlines()[1:]
     ]
     others = [
         [float(cell) for cell in row.split(",")[3:12]]
-        for row in (two.folder / "log.csv").read_text().splitlines()[1:]
+        for row in (Path(two.out) / "log.csv").read_text().splitlines()[1:]
     ]
     assert_close(torch.tensor(others), torch.tensor(losses), atol=1e-4, rtol=0)
-    assert (one.folder / "epochs.csv").read_text() == (two.folder / "epochs.csv").read_text()
+    assert (Path(one.out) / "epochs.csv").read_text() == (Path(two.out) / "epochs.csv").read_text()

@@ -124,10 +124,8 @@ def test_a_packing_names_the_visible_places_in_their_order_and_then_the_others()
     assert places[total:].tolist() == (~visible).flatten().nonzero()[:, 0].tolist()
 
 
-@pytest.mark.parametrize("few", [0, 512], ids=["pixels of kept patches", "whole pictures"])
 @torch.no_grad()
-def test_rows_that_fill_up_a_packed_run_change_nothing(few, monkeypatch):
-    monkeypatch.setattr(stages, "_FEW", few)
+def test_rows_that_fill_up_a_packed_run_change_nothing():
     net, images = tiny_net(), pictures(4)
     mask = net(images).mask
     mask[0] = False
@@ -138,23 +136,6 @@ def test_rows_that_fill_up_a_packed_run_change_nothing(few, monkeypatch):
     for spare in (1, 7, len(places) - int(total)):
         filled = stage.filled(images, places[: int(total) + spare], sizes)
         assert_close(filled, expected, atol=1e-10, rtol=0)
-    assert stage.tower._affine is True
-
-
-@torch.no_grad()
-def test_an_embedding_that_is_not_affine_in_its_pixels_is_noticed(monkeypatch):
-    tower = tiny_net().stage2.tower
-    images = pictures(2)
-    assert tower._is_affine(images)
-    native = tower.parts.embed
-    tower.parts.embed = lambda images: torch.tanh(native(images))
-    assert not tower._is_affine(images)
-    places = torch.tensor([0, 5, 34])
-    monkeypatch.setattr(stages, "_FEW", 0)  # however many rows there are
-    rows = torch.tanh(native(images)).flatten(0, 1)[places]
-    assert_close(tower.embed_rows(images, places), rows, **EXACT)
-    tower.parts.embed, tower._patch_weights = native, lambda: []  # no convolution of patches
-    assert not tower._is_affine(images)
 
 
 def dinov3_backbone():

@@ -2,39 +2,23 @@
 
 from __future__ import annotations
 
-import csv
-import dataclasses
 import json
 import math
 import shutil
+from pathlib import Path
 
 import pytest
 import torch
-from PIL import Image
 from torch.testing import assert_close
 
 import seecause as sc
-from seecause.data.batch import to_batch
-from seecause.errors import (
-    BadImage,
-    BadOption,
-    DataMissing,
-    SeecauseError,
-    UnsupportedModel,
-)
-from seecause.faithful import IFAM, open_run, train
-from seecause.faithful.data import (
-    frame_of,
-    labelled_batches,
-    open_train,
-    open_val,
-)
-from seecause.faithful.evaluation import examine, merge, part_sheet
-from seecause.faithful.interventions import best_of, calibrate, intervene, try_interventions
-from seecause.faithful.run import LOSSES, keep_thresholds, write_best
-from seecause.faithful.training import Run, new_net
+from seecause.errors import BadImage, BadOption, DataMissing, SeecauseError, UnsupportedModel
+from seecause.faithful import IFAM, Intervention, evaluate, open_network, train
+from seecause.faithful.data import open_split
+from seecause.faithful.evaluation import examine, merge
+from seecause.faithful.training import LOSSES, Run, new_net
 from tests.faithful.nets import dinov2_backbone
-from tests.faithful.runs import snapshot, tiny_config, tiny_pictures
+from tests.faithful.runs import snapshot, table, tiny_config, tiny_pictures
 
 
 @pytest.fixture(scope="module")
@@ -49,12 +33,8 @@ def finished(tmp_path_factory):
     return config, done, lines
 
 
-def rows(path):
-    return list(csv.DictReader(path.read_text().splitlines()))
-
-
 def weights(config):
-    return snapshot(config.folder)["net"]
+    return snapshot(Path(config.out))["net"]
 
 
 def test_a_run_leaves_logs_grids_and_a_network(finished):
@@ -62,7 +42,7 @@ def test_a_run_leaves_logs_grids_and_a_network(finished):
     assert [message[:2] for message in lines] == [
         (step, 8) for step in range(1, 9)
     ] and "loss" in lines[-1][2]
-    log = rows(config.folder / "log.csv")
+    log = table(Path(config.out) / "log.csv")
     assert [int(row["step"]) for row in log] == list(range(1, 9))
     terms = [
         float(log[-1][name]) * (2 if name == "background" else 1)
@@ -70,17 +50,14 @@ def test_a_run_leaves_logs_grids_and_a_network(finished):
         if name != "total"
     ]
     assert len(terms) == 8 and math.isclose(sum(terms), float(log[-1]["total"]), abs_tol=1e-4)
-    epochs = rows(config.folder / "epochs.csv")
+    epochs = table(Path(config.out) / "epochs.csv")
     assert [row["epoch"] for row in epochs] == ["0", "1"] and float(
         epochs[done.best_epoch]["average"]
     ) == pytest.approx(done.best, abs=1e-6)
-    assert [path.name for path in sorted((config.folder / "parts").iterdir())] == [
-        "epoch-0001.png",
-        "epoch-0002.png",
-    ]
-    opened, net = open_run(config.folder)
-    assert opened == config and isinstance(net, IFAM) and net.class_names == ("left", "right")
-    model = sc.load(str(config.folder / "best"))
+    network = open_network(config.out)
+    assert isinstance(network.net, IFAM) and network.net.class_names == ("left", "right")
+    assert (network.data, network.workers, network.run) == (config.data, 0, Path(config.out))
+    model = sc.load(str(Path(config.out) / "best"))
     assert model.classes == ("left", "right") and model.preprocess.size == (24, 24)
 
 
@@ -100,32 +77,33 @@ def test_only_other_weights_differ_from_the_start(finished):
 
 def test_the_best_epoch_is_the_average_networks(finished):
     config, done, _ = finished
-    _, net = open_run(config.folder)
-    card = json.loads((config.folder / "best" / "ifam.json").read_text())
+    net = open_network(config.out).net
+    card = json.loads((Path(config.out) / "best" / "ifam.json").read_text())
     assert card["epoch"] == done.best_epoch
-    result = examine(net, open_val(config.data)).table()
+    result = examine(net, open_split(config.data, "val")).table()
     assert result == card["validation"] and result["average"] == done.best
-    row = rows(config.folder / "epochs.csv")[done.best_epoch]
+    row = table(Path(config.out) / "epochs.csv")[done.best_epoch]
     assert {name for name, cell in row.items() if cell} == {"epoch", "step", "best", *result}
     for name, value in result.items():
         assert float(row[name]) == pytest.approx(value, rel=1e-5), name
     assert (row["step"], row["best"]) == (str(4 * (done.best_epoch + 1)), "1")
     assert done.out == config.out and done.steps == 8
-    halves = [examine(net, open_val(config.data), places=range(start, 6, 2)) for start in (0, 1)]
+    val = open_split(config.data, "val")
+    halves = [examine(net, val, rows=range(start, 6, 2)) for start in (0, 1)]
     assert merge(halves).table()["worst"] == result["worst"]
 
 
 def test_a_finished_run_has_nothing_left_to_do(finished):
     config, done, _ = finished
-    before = (config.folder / "last.pt").read_bytes()
+    before = (Path(config.out) / "last.pt").read_bytes()
     assert train(config) == done
-    assert (config.folder / "last.pt").read_bytes() == before
+    assert (Path(config.out) / "last.pt").read_bytes() == before
 
 
 def test_another_run_is_not_continued_in_its_folder(finished):
     config, _, _ = finished
     with pytest.raises(BadOption, match="differs in parts, seed"):
-        train(tiny_config(config.folder.parent, parts=3, seed=1))
+        train(tiny_config(Path(config.out).parent, parts=3, seed=1))
 
 
 def test_passes_add_up_to_a_step(tmp_path):
@@ -151,7 +129,7 @@ def test_passes_add_up_to_a_step(tmp_path):
 
 def test_a_seed_repeats_a_run_and_another_does_not(tmp_path):
     runs = [
-        tiny_config(tmp_path, out=str(tmp_path / name), epochs=1, seed=seed, grid=0)
+        tiny_config(tmp_path, out=str(tmp_path / name), epochs=1, seed=seed)
         for name, seed in (("a", 3), ("b", 3), ("c", 4))
     ]
     torch.manual_seed(11)
@@ -164,7 +142,7 @@ def test_a_seed_repeats_a_run_and_another_does_not(tmp_path):
 
 
 def test_a_run_without_numbers_stops(tmp_path):
-    config = tiny_config(tmp_path, learning_rate=1e30, epochs=4, grid=0)
+    config = tiny_config(tmp_path, learning_rate=1e30, epochs=4)
     with pytest.raises(SeecauseError, match="step"):
         train(config)
 
@@ -174,14 +152,15 @@ def test_weights_without_numbers_are_never_kept(tmp_path, log_every, monkeypatch
     """Also where the log has not noticed yet."""
     step = Run._step
 
-    def spoilt(run, parts, lines):
-        step(run, parts, lines)
+    def spoilt(run, passes):
+        losses = step(run, passes)
         if run.position.step == 5:
             with torch.no_grad():
                 run.net.stage1.prototypes[0, 0] = torch.nan
+        return losses
 
     monkeypatch.setattr(Run, "_step", spoilt)
-    config = tiny_config(tmp_path, snapshot_every=1, log_every=log_every, grid=0, ema=False)
+    config = tiny_config(tmp_path, snapshot_every=1, log_every=log_every, ema=False)
     with pytest.raises(SeecauseError, match="not finite at step 6"):
         train(config)
     assert all(bool(value.isfinite().all()) for value in weights(config).values())
@@ -221,8 +200,6 @@ def test_what_cannot_be_trained_says_so(tmp_path):
         train(tiny_config(tmp_path, parts=40))
     with pytest.raises(BadOption, match="precision"):
         tiny_config(tmp_path, precision="half")
-    with pytest.raises(DataMissing, match="the folder that"):
-        open_run(tmp_path)
     empty = tmp_path / "pictures" / "train" / "neither"
     empty.mkdir()
     with pytest.raises(sc.SeecauseError, match="neither"):
@@ -241,95 +218,27 @@ def test_backbones_that_decide_what_is_seen_are_refused(tmp_path, backbone):
         train(tiny_config(tmp_path, backbone=backbone))
 
 
-def test_damaged_files_of_a_run_are_named(finished, tmp_path):
+def test_a_run_that_was_evaluated_keeps_thresholds_of_all_training_images(finished, tmp_path):
     config, _, _ = finished
     folder = tmp_path / "run"
-    shutil.copytree(config.folder, folder)
-    whole = (folder / "last.pt").read_bytes()
-    for broken in (b"", b"no zip", whole[: len(whole) // 2]):
-        (folder / "last.pt").write_bytes(broken)
-        with pytest.raises(DataMissing, match=r"last\.pt"):
-            train(dataclasses.replace(config, out=str(folder)))
-    for broken in ("{", "[]", '{"data": 3}'):
-        (folder / "config.json").write_text(broken)
-        with pytest.raises(BadOption):
-            open_run(folder)
-
-
-def test_interventions_are_tried_on_validation(finished):
-    config, _, _ = finished
-    _, net = open_run(config.folder)
-    val = open_val(config.data)
-    calibrate(
-        net,
-        torch.cat([batch[0] for batch in labelled_batches(net, open_train(config.data))]),
-        [0.9],
-    )
-    tried = try_interventions(net, lambda: labelled_batches(net, val), [0.9])
-    assert [(one.drop, one.quantile) for one in tried] == [
-        ((), None),
-        ((0,), None),
-        ((1,), None),
-        ((), 0.9),
-        ((0,), 0.9),
-        ((1,), 0.9),
-    ]
-    best = best_of(tried)
-    assert best.worst == max(one.worst for one in tried)
-    with intervene(net, drop_parts=best.drop, quantile=best.quantile):
-        assert examine(net, val).table()["worst"] == best.worst
-
-
-def test_a_replacement_that_was_killed_is_undone(finished, tmp_path):
-    config, _, _ = finished
-    folder = tmp_path / "run"
-    shutil.copytree(config.folder, folder)
-    (folder / "best").rename(folder / ".best.old")  # between the two renames
-    assert isinstance(open_run(folder)[1], IFAM) and not (folder / ".best.old").exists()
-    write_best(folder, open_run(folder)[1], epoch=7)
-    assert json.loads((folder / "best" / "ifam.json").read_text())["epoch"] == 7
-    assert {path.name for path in folder.iterdir()} == {
-        path.name for path in config.folder.iterdir()
-    }
-
-
-def test_a_run_tells_what_it_was_trained_on(finished, tmp_path):
-    config, _, _ = finished
-    shutil.copytree(config.folder, tmp_path / "run")
-    other = dataclasses.replace(config, workers=3, limit=7, val_limit=5, val="folder:elsewhere")
-    other.save(tmp_path / "run" / "config.json")
-    network = sc.faithful.open_network(str(tmp_path / "run"), device="meta")
-    assert network.net.stage1.prototypes.device.type == "meta"
-    assert (network.workers, network.run) == (3, tmp_path / "run") and not network.net.training
-    own = {"data": config.data, "val": "folder:elsewhere", "limit": 7, "val_limit": 5}
-    assert network.card_fields() == own | {"test": None}
-
-
-def test_thresholds_are_written_beside_what_the_card_tells(finished, tmp_path):
-    config, _, _ = finished
-    folder = tmp_path / "run"
-    shutil.copytree(config.folder, folder)
+    shutil.copytree(config.out, folder)
+    (folder / "best").rename(folder / ".best.old")  # a replacement that was killed is undone
+    network = open_network(str(folder))
     before = json.loads((folder / "best" / "ifam.json").read_text())
-    _, net = open_run(folder)
-    (made,) = calibrate(net, torch.randn(3, 3, 24, 24), 0.75)
-    keep_thresholds(folder, net)
-    after = json.loads((folder / "best" / "ifam.json").read_text())
-    assert after.pop("thresholds") == json.loads(json.dumps([dataclasses.asdict(made)]))
-    assert before.pop("thresholds") == [] and after == before
+    change = Intervention((), 0.75)
+    for calibration in (3, None):
+        result = evaluate(network, intervention=change, calibration=calibration)
+        after = json.loads((folder / "best" / "ifam.json").read_text())
+        assert [each["images"] for each in after["thresholds"]] == [16] * (calibration is None)
+    assert before.pop("thresholds") == [] and {**after, "thresholds": 0} == before | {
+        "thresholds": 0
+    }
+    assert open_network(str(folder)).net.thresholds == network.net.thresholds
+    few = evaluate(network, intervention=None, limit=2)
+    kept = json.loads((folder / "evaluation.json").read_text())
+    assert kept.keys() == {result.data, few.data}  # a test of fewer images does not replace it
+    assert kept[result.data]["plain"] == result.plain
+    assert kept[result.data]["intervention"]["quantile"] == 0.75
     shutil.rmtree(folder / "best")
-    with pytest.raises(DataMissing, match="no epoch of this run is finished"):
-        open_run(folder)
-
-
-@torch.no_grad()
-def test_parts_of_validation_pictures_spread_over_the_split_are_drawn(finished):
-    """Two of six, as the network that is validated has them after the last epoch."""
-    config, _, _ = finished
-    net = new_net(config, ("left", "right")).eval()
-    net.load_state_dict(snapshot(config.folder)["ema"])
-    val = open_val(config.data)
-    images = to_batch(frame_of(net), [val[0], val[3]]).images
-    sheet = part_sheet(net.preprocess.raw(images), net(images).maps)
-    with Image.open(config.folder / "parts" / "epoch-0002.png") as drawn:
-        assert drawn.size == sheet.size == (2 * 192, 2 * 192)
-        assert drawn.tobytes() == sheet.tobytes()
+    with pytest.raises(DataMissing, match="best"):
+        open_network(str(folder))

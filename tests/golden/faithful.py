@@ -69,7 +69,7 @@ def training_run(dtype) -> Named:
         config = sc.faithful.TrainConfig(
             data="critters:simplicity", backbone="builtin:critters-vit", parts=4, epochs=1,
             batch=16, limit=32, val_limit=16, workers=0, device="cpu", out=str(Path(folder, "run")),
-            learning_rate=5e-4, prototype_factor=20, head_factor=20, grid=0,
+            learning_rate=5e-4, prototype_factor=20, head_factor=20,
         )  # fmt: skip
         done = sc.faithful.train(config)
         yield "steps", done.steps

@@ -22,21 +22,16 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from seecause import critters
-from seecause.critters import CLASSES
+from seecause.critters.latents import CLASSES
+from seecause.critters.regimes import find_regime
 from seecause.engine.chunks import machine
-from seecause.faithful import (
-    IFAM,
-    IFAMOutput,
-    LossWeights,
-    calibrate,
-    intervene,
-    load,
-    parameter_groups,
-)
-from seecause.faithful.config import cosine, set_pace
+from seecause.faithful import IFAM, calibrate, intervene, load
 from seecause.faithful.evaluation import mask_pixels
 from seecause.faithful.interventions import best_of, try_interventions
-from seecause.faithful.losses import TrainingLosses
+from seecause.faithful.losses import LossWeights, TrainingLosses, parameter_groups
+from seecause.faithful.net import Intervention
+from seecause.faithful.parts import IFAMOutput
+from seecause.faithful.training import cosine, set_pace
 from seecause.metrics._localization import Overlap, overlap
 from seecause.metrics.accuracy import GroupAccuracy, group_accuracy
 from tools.critters import (
@@ -78,6 +73,9 @@ def train(
         backbone = pretrain(recipe, device=device, write_row=log.write_row, every=every)
         net = fit(recipe, backbone, device=device, write_row=log.write_row)
     card = {
+        "data": f"critters:{find_regime(recipe.regime).name}",
+        "val": "critters:balanced:val",
+        "test": "critters:balanced:test",
         "recipe": asdict(recipe),
         "storage": "float16",
         "versions": {"torch": torch.__version__, "timm": timm.__version__},
@@ -109,13 +107,15 @@ def evaluated(
     )
     options: dict[str, Any] = {"seed": recipe.seed, "size": recipe.size, "device": device}
     val = balanced("val", min(samples, _VALIDATION), **options)
-    chosen = choose(net, recipe, seen_in_training(recipe, min(samples, _CALIBRATION), device), val)
+    chosen, tried = choose(
+        net, recipe, seen_in_training(recipe, min(samples, _CALIBRATION), device), val
+    )
     test = balanced("test", samples, **options)
     return numbers | {
         "mask": measure(net, recipe, test).row(),
-        "intervention": {key: chosen[key] for key in ("drop", "quantile")},
+        "intervention": asdict(chosen),
         "after_intervention": measure_changed(net, recipe, test, chosen).row(),
-        "validation": chosen["tried"],
+        "validation": tried,
     }
 
 
@@ -244,7 +244,9 @@ def read(net: IFAM, recipe: IfamRecipe, images: Tensor, scenes: Scenes) -> tuple
 
 
 @torch.no_grad()
-def choose(net: IFAM, recipe: IfamRecipe, train: Scenes, val: Scenes) -> dict[str, Any]:
+def choose(
+    net: IFAM, recipe: IfamRecipe, train: Scenes, val: Scenes
+) -> tuple[Intervention, list[dict[str, Any]]]:
     """The intervention with the best worst-group accuracy on validation pictures: one part left
     out, a quantile, both or neither.
 
@@ -252,15 +254,15 @@ def choose(net: IFAM, recipe: IfamRecipe, train: Scenes, val: Scenes) -> dict[st
     precision in which `measure` applies them.
     """
     calibrate(net, (images for images, _ in _slices(train, recipe)), list(recipe.quantiles))
-    tried = try_interventions(net, lambda: _labelled(val, recipe), recipe.quantiles)
-    return {**asdict(best_of(tried)), "tried": [asdict(trial) for trial in tried]}
+    tried = try_interventions(net, lambda: _labelled(val, recipe), recipe.quantiles, by="distance")
+    return best_of(tried).intervention, [asdict(trial) for trial in tried]
 
 
 def measure_changed(
-    net: IFAM, recipe: IfamRecipe, scenes: Scenes, chosen: dict[str, Any]
+    net: IFAM, recipe: IfamRecipe, scenes: Scenes, chosen: Intervention
 ) -> SceneScores:
     """With the intervention that `choose` found."""
-    with intervene(net, drop_parts=chosen["drop"], quantile=chosen["quantile"]):
+    with intervene(net, **asdict(chosen)):
         return measure(net, recipe, scenes)
 
 

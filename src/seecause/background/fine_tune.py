@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from seecause.background.last_layer import class_weights
 from seecause.background.transplant import Versions
 from seecause.errors import BadInput
-from seecause.faithful.run import joined_processes
+from seecause.faithful.training import joined_processes
 from seecause.files import write_atomic
 from seecause.loading import rewrap
 from seecause.models.view import VisionModel

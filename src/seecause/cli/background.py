@@ -209,7 +209,7 @@ def repair(
     from seecause.background.repair import ASKED_INSTEAD, IN_WORDS, repair as repair_model
     from seecause.data.batch import take_names
     from seecause.data.registry import open_data
-    from seecause.faithful.run import join_processes
+    from seecause.faithful.training import join_processes
     from seecause.report.background import repair_sections
 
     replaced = check_out(out, overwrite=output.overwrite)

@@ -42,6 +42,7 @@ Network = Annotated[
         help="The folder of `faithful train --out` or `faithful export`, or builtin:critters-ifam.",
     ),
 ]
+By = Literal["distance", "dot"]
 TestData = Annotated[
     str | None,
     Parameter(
@@ -87,21 +88,18 @@ class Testing:
 
     Attributes:
         calibration: Training images for thresholds and key points. Default: all.
-        by: What tokens are trusted by: distance to their prototype, or the dot product with it, as
-            the public code has it.
         limit: Use at most this many images, spread evenly. Default: all.
         batch: Images at once.
         device: Where to compute; auto takes the GPU if there is one.
     """
 
     calibration: Count | None = None
-    by: Literal["distance", "dot"] = "distance"
     limit: Count | None = None
     batch: Count = 32
     device: Device = "auto"
 
     def options(self, output: Output) -> dict[str, Any]:
-        """As `evaluate` and `evaluate_intervention` take them."""
+        """As `evaluate` takes them."""
         options = {name: value for name, value in asdict(self).items() if name != "device"}
         return {**options, "progress": partial(counting, quiet=output.quiet)}
 
@@ -128,7 +126,8 @@ def train(
         option: Any other setting, as KEY=VALUE such as learning_rate=0.01, options.gradient=none or
             losses.class1=0; repeat for more.
     """
-    from seecause.faithful import read_config, train as train_network
+    from seecause.faithful import train as train_network
+    from seecause.faithful.training import read_config
 
     given = by_name(option)
     settings = {**asdict(training_), **given.pop("", {})}
@@ -156,10 +155,10 @@ def evaluate(
     data: TestData = None,
     testing: Testing = Testing(),
     quantiles: str = "0.97,0.99",
-    choose: Literal["auto", "worst", "auc"] = "auto",
+    by: By = "distance",
     no_interventions: bool = False,
     no_keypoints: bool = False,
-    random_cuts: bool = False,
+    random_crops: bool = False,
     output: Output = Output(),
 ) -> int:
     """AA, WGA, AUC, mIoU and Kp on the test split, plain and with the intervention that validation
@@ -171,12 +170,12 @@ def evaluate(
 
     Args:
         quantiles: Shares of training tokens that are trusted.
-        choose: What an intervention is chosen by, on validation: WGA (worst), or AUC; auto takes
-            AUC for two classes without groups.
+        by: What tokens are trusted by: distance to their prototype, or the dot product with it, as
+            the public code has it.
         no_interventions: Do not look for interventions.
         no_keypoints: Do not find key points from parts, where the photos have some (cub,
             waterbird200).
-        random_cuts: Also measure mIoU on random cuts with some object, as the public code does.
+        random_crops: Also measure mIoU on random crops with some object, as the public code does.
     """
     from seecause.faithful import evaluate as evaluate_network, open_network
 
@@ -187,11 +186,11 @@ def evaluate(
     result = evaluate_network(
         open_network(network, device=pick_device(testing.device)),
         data=data,
-        interventions=not no_interventions,
-        quantiles=[] if no_interventions else shares,
-        choose=choose,
+        intervention=None if no_interventions else "best",
+        quantiles=shares,
+        by=by,
         keypoints=not no_keypoints,
-        random_cuts=random_cuts,
+        random_crops=random_crops,
         **testing.options(output),
     )
     return _print_evaluation(result, output)
@@ -205,6 +204,7 @@ def intervene(
     testing: Testing = Testing(),
     drop: str = "",
     quantile: float | None = None,
+    by: By = "distance",
     output: Output = Output(),
 ) -> int:
     """Test the network with parts removed, with untrusted tokens rejected, or both.
@@ -214,14 +214,17 @@ def intervene(
     Args:
         drop: Parts to remove, such as 2,5.
         quantile: Reject tokens further from their prototype than this share of training tokens.
+        by: What tokens are trusted by: distance to their prototype, or the dot product with it, as
+            the public code has it.
     """
-    from seecause.faithful import evaluate_intervention, open_network
+    from seecause.faithful import Intervention, evaluate as evaluate_network, open_network
 
-    result = evaluate_intervention(
+    parts = whole_numbers("--drop", drop) if drop.strip() else []
+    result = evaluate_network(
         open_network(network, device=pick_device(testing.device)),
         data=data,
-        drop_parts=whole_numbers("--drop", drop) if drop.strip() else [],
-        quantile=quantile,
+        intervention=Intervention(tuple(parts), quantile, by),
+        keypoints=False,
         **testing.options(output),
     )
     return _print_evaluation(result, output)
@@ -234,9 +237,9 @@ def _print_evaluation(result: Evaluation, output: Output) -> int:
     if result.changed is not None:
         columns[str(result.intervention)] = result.changed
     if not output.silent:
-        title = f"{result.data}, {result.pictures} images"
+        title = f"{result.data}, {result.images} images"
         print_table(["", *columns], known_rows(columns), title=title)
-    facts = {"data": result.data, "images": result.pictures, "plain": result.plain}
+    facts = {"data": result.data, "images": result.images, "plain": result.plain}
     return output.finish({**facts, "changed": result.changed, "intervention": [*columns][1:]})
 
 
@@ -259,8 +262,8 @@ def parts(
         limit: Show this many images, spread evenly.
         device: Where to compute; auto takes the GPU if there is one.
     """
-    from seecause.faithful import example_parts, open_network
-    from seecause.faithful.evaluation import part_sheet
+    from seecause.faithful import open_network
+    from seecause.faithful.evaluation import example_parts, part_sheet
     from seecause.report.background import part_sentences, parts_section
     from seecause.report.pages import write_page
 

@@ -1,20 +1,29 @@
-"""iFAM: a classifier that cannot look elsewhere (arXiv 2506.08915).
+"""iFAM: a classifier that reads selected patches only (arXiv 2506.08915).
 
-Stage 1 discovers parts; their union is a hard mask; stage 2 answers from the selected patches
-alone, so the mask is the explanation, and a guarantee (but for the ablation `gradient="soft"`,
-which reads every patch a little and promises nothing). With `stages=1` this is PDiscoFormer, its
-baseline: the parts' own votes, from features that have seen the whole picture.
+Stage 1 discovers parts; their union is a hard mask; stage 2 predicts from the selected patches
+alone, so the mask is a faithful explanation (except for the ablation `gradient="soft"`, which reads
+every patch a little). With `stages=1` this is PDiscoFormer, its baseline, whose parts vote with
+features that have seen the whole image.
+
+A saved network is NAME.json, a card that says how it is built, and NAME.safetensors, its weights.
+The card describes the backbone as its library builds it:
+
+    {"library": "timm", "name": NAME, "options": {...}}                    timm.create_model
+    {"library": "timm", "class": "VisionTransformer", "arguments": {...}}  the class itself
+    {"library": "transformers", "class": NAME, "config": {...}}            with its configuration
+    {"library": "torchvision", "name": NAME, "options": {...}}             models.get_model
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import torch
+from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from seecause.engine.graphs import ModuleOwner, captured
@@ -39,6 +48,7 @@ from seecause.faithful.stages import (
     Gradient,
     MaskedStage,
     PartStage,
+    has_kernel,
     packed_places,
     reads_only,
     reads_softly,
@@ -46,20 +56,37 @@ from seecause.faithful.stages import (
     view_parts,
     visible_tokens,
 )
-from seecause.models.layout import TokenLayout
+from seecause.files import write_json
+from seecause.models.load import Source, build_native, fill, saved
 from seecause.models.parts import Parts
 from seecause.models.preprocess import Preprocess
-from seecause.options import check_options
+from seecause.options import Fraction, Limit, check_options
 
 By = Literal["distance", "dot"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class IFAMOptions:
-    """Where paper and released code differ, there is an option for each (docs/faithful.md has the
-    table). The default is the paper's rule in `gradient`, `presence` and `eval_noise`; the code's
-    are `"none"`, `"local"` and `True`. The paper writes otherwise in three: `mask_noise="maps"`,
-    `modulation="per_part"` and `orthogonality="prototypes"` (iFAM's code: `"ifam_code"`)."""
+    """Options of `IFAM`. Where the paper and the released code differ, there is a value for each.
+
+    Attributes:
+        stages: 2, or 1 for PDiscoFormer.
+        gradient: How stage 2 trains stage 1: "ste" by straight-through gradients (the paper),
+            "none" not at all (the code), "soft" by a soft mask (an ablation).
+        modulation: Layer normalisation of all part embeddings together ("joint", the code) or of
+            each ("per_part", the paper).
+        orthogonality: What is decorrelated: embeddings of "parts" (PDiscoFormer), their transpose
+            ("ifam_code") or the "prototypes" (the paper).
+        presence: Whether each part must be in the batch of all processes ("global", the paper) or
+            of each process ("local", the code).
+        eval_noise: Draw Gumbel noise in eval mode too (the code).
+        mask_noise: Whether the mask has a draw of its "own" (the code) or that of the "maps" (the
+            paper).
+        part_dropout: Probability that a part has no vote in a training step.
+        part_dropout2: Probability that a part is left out of the mask in a training step.
+        freeze: "stage1" trains special tokens and positions of its backbone only, "both" also of
+            stage 2's backbone, "none" trains everything.
+    """
 
     stages: Literal[1, 2] = 2
     gradient: Gradient = "ste"
@@ -67,19 +94,10 @@ class IFAMOptions:
     orthogonality: Literal["parts", "ifam_code", "prototypes"] = "parts"
     presence: Literal["global", "local"] = "global"
     eval_noise: bool = False
-    # where there is noise, the mask is decided by a draw of its own, or by that of the maps
     mask_noise: Literal["own", "maps"] = "own"
-    part_dropout: float = 0.3  # of votes, in training
-    part_dropout2: float = 0.3  # of the mask, in training
-    # `stage1` trains its special tokens and positions only, `both` does the same to stage 2
+    part_dropout: Annotated[float, Limit(lambda p: 0 <= p < 1, "a share in [0, 1)")] = 0.3
+    part_dropout2: Fraction = 0.3
     freeze: Literal["stage1", "both", "none"] = "stage1"
-
-    def __post_init__(self) -> None:
-        check_options("IFAM", IFAMOptions, asdict(self))
-        if not 0 <= self.part_dropout < 1:
-            raise BadOption("part_dropout", self.part_dropout, "a share in [0, 1)")
-        if not 0 <= self.part_dropout2 <= 1:
-            raise BadOption("part_dropout2", self.part_dropout2, "a share in [0, 1]")
 
 
 @dataclass(frozen=True)
@@ -93,34 +111,46 @@ class Intervention:
     def __bool__(self) -> bool:
         return bool(self.drop_parts) or self.quantile is not None
 
+    def __str__(self) -> str:
+        removed = [f"part {part}" for part in self.drop_parts]
+        if self.quantile is not None:
+            removed.append(f"tokens beyond {self.quantile:g} by {self.by}")
+        return f"without {', '.join(removed)}" if removed else "unchanged"
+
 
 @dataclass(frozen=True)
 class Thresholds:
-    """Per part, how far from its prototype (or how little like it) a token may be; and how many
-    tokens of how many pictures decided it."""
+    """The largest distance from its prototype (or smallest dot product) of a trusted token, for
+    each part, and the number of images that decided it."""
 
     quantile: float
     by: By
-    values: tuple[float, ...]  # K of them; infinite where no token was seen
-    tokens: tuple[int, ...] = field(default=())
-    pictures: int = 0
+    values: tuple[float, ...]  # [K]; infinite where no token was seen
+    images: int = 0
 
 
 class IFAM(nn.Module):
-    """A classifier of two copies of `backbone`, a native vision transformer: the first finds
-    `parts` parts, the second answers from their patches alone. `sc.wrap(net)` is a model for every
-    method here; `sc.faithful.train` trains one.
+    """A classifier of two copies of a vision transformer: the first finds parts, the second
+    predicts from their patches alone.
 
-    `classes`: a count, or their names. `options`: the fields of `IFAMOptions`. `preprocess` and
-    `architecture`: how pictures are prepared and the backbone is built, for wrapping and saving,
-    where the backbone does not tell.
+    `sc.wrap(net)` gives a model for all methods; `sc.faithful.train` trains one.
 
-    >>> import timm, torch, seecause as sc
-    >>> small = {"img_size": 32, "patch_size": 8, "embed_dim": 16, "depth": 1, "num_heads": 2}
-    >>> net = sc.faithful.IFAM(timm.models.VisionTransformer(**small), parts=3, classes=5).eval()
-    >>> out = net(torch.zeros(1, 3, 32, 32))
-    >>> out.logits.shape, out.maps.shape, out.mask.shape
-    (torch.Size([1, 5]), torch.Size([1, 4, 4, 4]), torch.Size([1, 4, 4]))
+    Args:
+        backbone: A native vision transformer.
+        parts: The number of parts K, without the background.
+        classes: The number of classes, or their names.
+        preprocess: How images are prepared, where the backbone does not tell.
+        architecture: How the backbone is built, for saving, where the backbone does not tell.
+        **options: Fields of `IFAMOptions`.
+
+    Example:
+        >>> import timm, torch, seecause as sc
+        >>> small = {"img_size": 32, "patch_size": 8, "embed_dim": 16, "depth": 1, "num_heads": 2}
+        >>> backbone = timm.models.VisionTransformer(**small)
+        >>> net = sc.faithful.IFAM(backbone, parts=3, classes=5).eval()
+        >>> out = net(torch.zeros(1, 3, 32, 32))
+        >>> out.logits.shape, out.maps.shape, out.mask.shape
+        (torch.Size([1, 5]), torch.Size([1, 4, 4, 4]), torch.Size([1, 4, 4]))
     """
 
     removed: Tensor
@@ -141,10 +171,7 @@ class IFAM(nn.Module):
         self.options = IFAMOptions(**options)
         self.class_names = () if isinstance(classes, int) else tuple(classes)
         self.classes = classes if isinstance(classes, int) else len(self.class_names)
-        self.parts = parts  # K, without the background
-        for name, count in (("parts", parts), ("classes", self.classes)):
-            if not isinstance(count, int) or count < 1:
-                raise BadOption(name, count, "a whole number of at least 1")
+        self.parts = parts
         joint = self.options.modulation == "joint"
         self.stage1 = PartStage(backbone, parts=parts, classes=self.classes, joint=joint)
         self.stage2 = None
@@ -155,28 +182,37 @@ class IFAM(nn.Module):
         if self.options.freeze == "both" and self.stage2 is not None:
             self.stage2.tower.freeze()
         view = self.stage1.tower.parts
-        if view.size is not None:
-            self._check_layout(view.layout_at(*view.size))
-        self.preprocess = preprocess or view.preprocess
+        self.preprocess: Any = preprocess or view.preprocess  # None where nothing tells
         if self.preprocess is not None and view.fixed_size and view.size is not None:
             self.preprocess = replace(self.preprocess, size=view.size)
+        size = view.size or (self.preprocess.size if self.preprocess else None)
+        if size is not None and parts > (patches := view.layout_at(*size).n_patches):
+            raise BadOption("parts", parts, f"at most {patches}, the number of patches")
         self.architecture = architecture
         self.thresholds: dict[tuple[float, By], Thresholds] = {}
         self.intervention = Intervention()
         self.graphs = ModuleOwner(self)
-        # buffers, so that kept runs notice them
+        # buffers, so that cached runs notice a change
         self.register_buffer("removed", torch.zeros(parts, dtype=torch.bool), persistent=False)
         self.register_buffer("limit_bits", torch.zeros(parts, dtype=torch.int64), persistent=False)
 
     @property
     def arguments(self) -> dict[str, Any]:
-        """What builds this network again, on the same backbone."""
+        """The arguments that build this network again, on the same backbone."""
         return {"parts": self.parts, "classes": self.classes, **asdict(self.options)}
 
     @property
+    def device(self) -> torch.device:
+        return self.stage1.prototypes.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.stage1.prototypes.dtype
+
+    @property
     def limits(self) -> Tensor:
-        """[K] float64, kept as bits: a threshold must not be rounded when the network is moved to
-        half precision."""
+        """Thresholds in use, [K] float64, kept as bits: a threshold must not be rounded when the
+        network is moved to half precision."""
         return self.limit_bits.view(torch.float64)
 
     def forward(
@@ -188,24 +224,28 @@ class IFAM(nn.Module):
         mask: Tensor | None = None,
         packed: bool | None = None,
     ) -> IFAMOutput:
-        """Normalised images [B, 3, H, W] -> answers, maps and mask, in one pass.
+        """Predictions, part maps and mask of images, in one pass.
 
-        `noise` keys what training draws; without, torch's generator does. `warped` images bring
-        `warped_maps` for the equivariance loss. `mask` [B, gh, gw] replaces the selection. `packed`
-        runs stage 2 on selected tokens only (default: in eval mode).
+        Args:
+            images: Normalised images [B, 3, H, W].
+            noise: Keys of what training draws; by default torch's generator decides.
+            warped: Other images [B, 3, H, W] whose `warped_maps` are wanted, for the equivariance
+                loss.
+            mask: Patches [B, gh, gw] (bool) that replace the selection.
+            packed: Whether stage 2 runs on selected tokens only. By default it does in eval mode
+                where that is faster.
         """
-        layout = self.stage1.tower.layout(images)
-        self._check_layout(layout)
+        grid = self.stage1.tower.layout(images).grid
         noise = self.noise_for(images, noise)
         warped_maps, logits = None, None
-        rows: tuple[Tensor, ...] = ()  # where stage 2 finds the patches, if that is known
-        if noise is None and warped is None:  # nothing is drawn: what repeats can be replayed
+        rows: tuple[Tensor, ...] = ()  # places of the patches for stage 2, where they are known
+        packs = self._packs(packed, constant=mask is not None)
+        if noise is None and warped is None:  # nothing is drawn, so the run can be replayed
             tensors = (images,) if mask is None else (images, mask.to(images.device))
-            stage2 = self.stage2 if self._packs(packed, hard=mask is not None) else None
-            at_once = stage2 is not None and stage2.at_once(images)
-            look = partial(self._look, answer=at_once)
+            at_once = packs and self.stage2 is not None and self.stage2.at_once(images)
+            run = partial(self._both_stages, predict=at_once)
             key = ("both stages" if at_once else "stage 1", self.intervention)
-            seen = captured(self.graphs, key, lambda: look, *tensors)
+            seen = captured(self.graphs, key, lambda: run, *tensors)
             assigned, (maps, embeddings, votes) = Assignment(*seen[:2]), seen[2:5]
             selection, rows = Selection(*seen[5:8]), seen[8:11]
             logits = seen[11] if at_once else None
@@ -216,31 +256,32 @@ class IFAM(nn.Module):
             with torch.autocast(images.device.type, enabled=False):
                 selection = self._select(assigned, maps, noise)
                 if moved:
-                    warped_maps = self.assign(moved[0], noise, Purpose.WARPED)[1]
-                    warped_maps = warped_maps.unflatten(2, layout.grid)
+                    warped_maps = self.assign(moved[0], noise, Purpose.WARPED)[1].unflatten(2, grid)
             if mask is not None:
                 selection = selection_of(mask, maps)
         if self.stage2 is None:
             logits = self.mean_vote(votes)
         elif logits is None:
-            logits = self.answer(images, selection, packed, hard=mask is not None, rows=rows)
+            constant = mask is not None
+            logits = self.predict(images, selection, packs, constant=constant, rows=rows)
         return IFAMOutput(
             logits=logits,
-            maps=maps.unflatten(-1, layout.grid),
-            mask=selection.hard.unflatten(-1, layout.grid),
-            pair=selection.pair.unflatten(-1, layout.grid),
+            maps=maps.unflatten(-1, grid),
+            mask=selection.hard.unflatten(-1, grid),
+            pair=selection.pair.unflatten(-1, grid),
             embeddings=embeddings,
             part_logits=votes,
-            dots=assigned.dots.unflatten(-1, layout.grid),
-            distances=assigned.distances.unflatten(-1, layout.grid),
+            dots=assigned.dots.unflatten(-1, grid),
+            distances=assigned.distances.unflatten(-1, grid),
             warped_maps=warped_maps,
         )
 
-    def _look(
-        self, images: Tensor, mask: Tensor | None = None, *, answer: bool = False
+    def _both_stages(
+        self, images: Tensor, mask: Tensor | None = None, *, predict: bool = False
     ) -> tuple[Tensor, ...]:
-        """Stage 1 without noise: dots, distances, maps, embeddings, votes, the selection's three,
-        where stage 2 would find the selected patches, and its `answer`, if that is wanted."""
+        """Stage 1 without noise: dot products, distances, maps, embeddings, votes, the three
+        tensors of the selection, the places of selected patches for stage 2, and the logits if
+        `predict`."""
         features = self.stage1.tower.features(images)
         assigned, maps, embeddings, votes = self.discover(features, None)
         with torch.autocast(images.device.type, enabled=False):
@@ -252,32 +293,31 @@ class IFAM(nn.Module):
         if self.stage2 is None:
             return seen
         rows = packed_places(visible_tokens(chosen.hard, self.stage2.prefix))
-        logits = (self.stage2.filled(images, *rows[:2]),) if answer else ()
+        logits = (self.stage2.filled(images, *rows[:2]),) if predict else ()
         return *seen, *rows, *logits
 
     def discover(
         self, features: Tensor, noise: Noise | None
     ) -> tuple[Assignment, Tensor, Tensor, Tensor]:
         """Stage 1 from patch features [B, N, D]: distances, maps [B, K + 1, N], modulated
-        embeddings [B, D, K + 1] and votes [B, C, K]. Never under autocast: distances decide by
-        small differences."""
+        embeddings [B, D, K + 1] and votes [B, C, K]. Never under autocast, because small
+        differences of distances decide."""
         with torch.autocast(features.device.type, enabled=False):
-            assigned, maps = self.assign(features, noise, Purpose.MAPS)
+            assigned, maps = self.assign(features, noise)
             embeddings = self.stage1.modulation(part_embeddings(maps, features))
             return assigned, maps, embeddings, self.votes(embeddings, noise)
 
     def classify(self, images: Tensor, mask: Tensor, *, packed: bool = True) -> Tensor:
         """Stage 2 alone: logits [B, C] of images whose patches outside mask [B, gh, gw] (bool) are
-        hidden, whatever `gradient` is."""
+        hidden."""
         if self.stage2 is None:
-            reason = "2: PDiscoFormer has no second stage that a mask could go to"
-            raise BadOption("stages", 1, reason)
+            raise BadOption("stages", 1, "2: PDiscoFormer has no stage that reads a mask")
         expected = [len(images), *self.stage2.tower.layout(images).grid]
         if list(mask.shape) != expected or mask.dtype != torch.bool:
             raise BadOption("mask", f"{mask.dtype} {list(mask.shape)}", f"bool {expected}")
         visible = visible_tokens(mask.flatten(1).to(images.device), self.stage2.prefix)
         if packed:
-            return self.stage2.packed(images, visible)
+            return self.stage2.packed(images, *packed_places(visible))
         return self.stage2.masked(images, reads_only(visible))
 
     @torch.no_grad()
@@ -293,8 +333,7 @@ class IFAM(nn.Module):
         return self.assign_images(images)[1].unflatten(2, self.stage1.tower.layout(images).grid)
 
     def assign_images(self, images: Tensor) -> tuple[Assignment, Tensor, Noise | None]:
-        """Distances and soft maps [B, K + 1, N] of normalised images, and the noise in them. Never
-        under autocast: that is what thresholds are compared with."""
+        """Distances and soft maps [B, K + 1, N] of normalised images, and the noise in them."""
         noise, features = self.noise_for(images), self.stage1.tower.features(images)
         with torch.autocast(images.device.type, enabled=False):
             return *self.assign(features, noise), noise
@@ -302,8 +341,8 @@ class IFAM(nn.Module):
     def assign(
         self, features: Tensor, noise: Noise | None = None, purpose: Purpose = Purpose.MAPS
     ) -> tuple[Assignment, Tensor]:
-        """Patch features [B, N, D] -> distances and soft maps [B, K + 1, N], with what an
-        intervention does to them."""
+        """Patch features [B, N, D] -> distances and soft maps [B, K + 1, N], under the current
+        intervention."""
         assigned = self.stage1.assign(features)
         limited = not self.training and self.intervention.quantile is not None
         by = self.intervention.by if limited else None
@@ -314,7 +353,7 @@ class IFAM(nn.Module):
         return assigned, maps
 
     def votes(self, embeddings: Tensor, noise: Noise | None = None) -> Tensor:
-        """Modulated embeddings [B, D, K + 1] -> what each part votes for [B, C, K]."""
+        """Modulated embeddings [B, D, K + 1] -> the vote of each part [B, C, K]."""
         share, kept = self.options.part_dropout, None
         if self.training and share > 0 and noise is not None:
             kept = noise.kept(Purpose.DROP_EMBEDDINGS, self.parts, share, embeddings)
@@ -326,63 +365,57 @@ class IFAM(nn.Module):
             return votes.mean(dim=-1)
         return mean_vote(votes, self.removed)
 
-    def answer(
+    def predict(
         self,
         images: Tensor,
         selection: Selection,
-        packed: bool | None = None,
+        packed: bool,
         *,
-        hard: bool = False,
+        constant: bool = False,
         rows: tuple[Tensor, ...] = (),
     ) -> Tensor:
-        """Stage 2 on what stage 1 selected: logits [B, C]. `hard` takes the selection as a
-        constant, whatever `gradient` is; `rows` is its `packed_places`, where that was made."""
+        """Stage 2 on the selection of stage 1: logits [B, C]. A `constant` selection gets no
+        gradient; `rows` are its `packed_places`, where they are known."""
         assert self.stage2 is not None
-        stage, gradient = self.stage2, self.options.gradient
-        if self._packs(packed, hard=hard):
-            if rows:
-                return stage.packed_rows(images, *rows)
-            return stage.packed(images, visible_tokens(selection.hard, stage.prefix))
-        if self._constant(hard):
+        stage = self.stage2
+        if packed:
+            visible = visible_tokens(selection.hard, stage.prefix)
+            return stage.packed(images, *(rows or packed_places(visible)))
+        if self._constant(constant):
             return stage.masked(images, reads_only(visible_tokens(selection.hard, stage.prefix)))
         prefix = stage.prefix.to(selection.surrogate.dtype)
-        if gradient == "soft":
+        if self.options.gradient == "soft":
             share = visible_tokens(selection.pair[:, 0], prefix)
             return stage.masked(images, reads_softly(share))
         weights = visible_tokens(selection.relaxed, prefix)
         return stage.masked(images, reads_straight_through(weights))
 
-    def _constant(self, hard: bool) -> bool:
+    def _constant(self, constant: bool) -> bool:
         """Whether no gradient reaches the selection."""
         gradient, learning = self.options.gradient, self.training and torch.is_grad_enabled()
-        return hard or gradient == "none" or (gradient == "ste" and not learning)
+        return constant or gradient == "none" or (gradient == "ste" and not learning)
 
-    def _packs(self, packed: bool | None, *, hard: bool) -> bool:
-        """Whether stage 2 runs on selected tokens only."""
-        if self.stage2 is None:
-            return False
-        constant = self._constant(hard)
+    def _packs(self, packed: bool | None = None, *, constant: bool = False) -> bool:
+        """Whether stage 2 runs on selected tokens only: by default in eval mode, except on a GPU
+        without a kernel for packed rows, where running all tokens is faster."""
+        constant = self._constant(constant)
         if packed and not constant:
             reason = f"False: gradient={self.options.gradient!r} needs the hidden tokens too"
             raise BadOption("packed", packed, reason)
-        return constant and (not self.training if packed is None else packed)
+        if packed is None:
+            kind, dtype = self.device.type, self.dtype
+            if torch.is_autocast_enabled(kind):
+                dtype = torch.get_autocast_dtype(kind)
+            fast = kind != "cuda" or has_kernel(self.device, dtype)
+            packed = not self.training and fast
+        return constant and packed and self.stage2 is not None
 
     def view_parts(self) -> Parts:
         """How `sc.wrap` splits this module."""
         return view_parts(self)
 
-    def save(self, folder: str | Path, name: str = "ifam", **metadata: Any) -> Path:
-        """Write NAME.json and NAME.safetensors, which `sc.load(folder)` reads; returns the card's
-        path. `metadata` is added to the card."""
-        from seecause.faithful.run import save_network
-
-        return save_network(self, Path(folder), name, metadata)
-
     def noise_for(self, images: Tensor, noise: Noise | None = None) -> Noise | None:
-        """The noise of a run on these images: what is given, or what this mode draws by itself."""
-        if noise is not None and len(noise.ids) != len(images):
-            expected = f"one for each of the {len(images)} images"
-            raise BadOption("noise", f"{len(noise.ids)} ids", expected)
+        """The noise of a run on these images: the given one, or what this mode draws itself."""
         if self.training:
             return noise or Noise.fresh(len(images), images.device)
         return noise or Noise.of(images) if self.options.eval_noise else None
@@ -397,7 +430,83 @@ class IFAM(nn.Module):
             kept = noise.kept(Purpose.DROP_MASK, self.parts, share, maps)
         return select(maps, kept)
 
-    def _check_layout(self, layout: TokenLayout) -> None:
-        if self.parts > layout.n_patches:
-            most = f"at most {layout.n_patches}: there is one patch for each part at best"
-            raise BadOption("parts", self.parts, most)
+    def save(self, folder: str | Path, name: str = "ifam", **metadata: Any) -> Path:
+        """Write NAME.json and NAME.safetensors, which `sc.load(folder)` reads.
+
+        `metadata` is added to the card. Returns the path of the card.
+        """
+        folder = Path(folder)
+        # where heads of stage 1 are gone, calibrated distances no longer hold
+        stale = self.options.stages == 1 and metadata.get("removed")
+        card = {
+            "name": name,
+            "architecture": {
+                "library": "seecause",
+                "class": "IFAM",
+                "arguments": self.arguments,
+                "backbone": self.architecture or describe(self.stage1.tower.native),
+            },
+            "classes": list(self.class_names),
+            "preprocess": None if self.preprocess is None else asdict(self.preprocess),
+            "thresholds": [] if stale else [asdict(each) for each in self.thresholds.values()],
+            **metadata,
+        }
+        folder.mkdir(parents=True, exist_ok=True)
+        weights = {key: value.cpu().contiguous() for key, value in self.state_dict().items()}
+        save_file(weights, folder / f"{name}.safetensors")
+        write_json(folder / f"{name}.json", card)
+        return folder / f"{name}.json"
+
+
+def load(folder: str | Path, name: str = "ifam") -> IFAM:
+    """Load the network that `IFAM.save` wrote, to train it or to intervene on it.
+
+    `sc.load(folder)` gives a view of the same network, for attribution methods.
+
+    Args:
+        folder: The folder it was saved to.
+        name: The name it was saved under.
+
+    Returns:
+        The network, in eval mode.
+
+    Example:
+        >>> import seecause as sc
+        >>> net = sc.load("builtin:critters-ifam").module
+        >>> folder = net.save("/tmp/seecause-ifam").parent
+        >>> sc.faithful.load(folder).parts
+        4
+    """
+    net = saved(Path(folder), name).module
+    assert isinstance(net, IFAM)
+    return net
+
+
+def from_card(card: dict[str, Any], state: dict[str, Tensor], source: str) -> Source:
+    """Build a network from its card and its weights (`models/load.py` calls this)."""
+    architecture, frame = card["architecture"], card["preprocess"]
+    backbone, arguments = architecture["backbone"], dict(architecture["arguments"])
+    if card["classes"]:
+        arguments["classes"] = card["classes"]
+    preprocess = Preprocess(**frame) if frame else None
+    net = IFAM(build_native(backbone), **arguments, preprocess=preprocess, architecture=backbone)
+    fill(net, state, source)
+    for each in card["thresholds"]:
+        key = (each["quantile"], each["by"])
+        net.thresholds[key] = Thresholds(*key, tuple(each["values"]), each.get("images", 0))
+    return Source(net.eval(), {}, architecture)
+
+
+def describe(native: Any) -> dict[str, Any]:
+    """How the library builds this backbone, where the module itself tells."""
+    library = type(native).__module__.split(".")[0]
+    if library == "transformers":
+        config = native.config.to_dict()
+        return {"library": library, "class": type(native).__name__, "config": config}
+    pretrained = getattr(native, "pretrained_cfg", None) or {}
+    if library == "timm" and pretrained.get("architecture"):
+        options = {"img_size": list(native.patch_embed.img_size), "num_classes": 0}
+        return {"library": library, "name": pretrained["architecture"], "options": options}
+    example = "{'library': 'timm', 'class': 'VisionTransformer', 'arguments': {...}}"
+    expected = f"how {type(native).__name__} is built, as IFAM(..., architecture={example})"
+    raise BadOption("architecture", None, expected)

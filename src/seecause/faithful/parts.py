@@ -15,9 +15,9 @@ gradient:
 
     hard = [max_k Y_k >= Y_background],    s = hard + S - stop_gradient(S),   S = sum_k Y_k
 
-At test time tokens can be rejected by a limit for every part. A limit is a quantile, as a rule some
-token's own value, and the last bits of that value change with the batch and the processor: a token
-within `TIE` of its limit is at it, and passes.
+At test time tokens can be rejected by a limit for each part. A limit is a quantile, usually the
+value of some token, whose last bits change with the batch and the processor, so a token within
+`TIE` of its limit passes.
 """
 
 from __future__ import annotations
@@ -63,11 +63,8 @@ def part_embeddings(maps: Tensor, features: Tensor) -> Tensor:
 def part_logits(
     embeddings: Tensor, classifier: Tensor, kept: Tensor | None = None, drop: float = 0.0
 ) -> Tensor:
-    """Modulated embeddings [B, D, K + 1] and a shared classifier [C, D] -> what each foreground
-    part votes for, [B, C, K].
-
-    `kept` [B, K] leaves parts out, and the others make up for them: votes are scaled by 1 / (1 -
-    drop).
+    """Modulated embeddings [B, D, K + 1] and a shared classifier [C, D] -> the vote of each
+    foreground part, [B, C, K]. `kept` [B, K] drops parts; the others are scaled by 1 / (1 - drop).
     """
     votes = wide(classifier) @ embeddings[..., :-1]
     return votes if kept is None else votes * kept[:, None] / (1 - drop)
@@ -117,7 +114,7 @@ class Assignment:
 
     @property
     def slack(self) -> Tensor:
-        """How far beyond its limit a token still counts as at it."""
+        """How far beyond its limit a token still passes."""
         return TIE * (self.distances + 2 * self.dots)
 
 
@@ -159,7 +156,7 @@ def select_without(maps: Tensor, removed: Tensor) -> Selection:
 
 
 def selection_of(mask: Tensor, maps: Tensor) -> Selection:
-    """A mask [B, gh, gw] from outside, beside maps [B, K + 1, N]."""
+    """The selection that a given mask [B, gh, gw] is, beside maps [B, K + 1, N]."""
     if mask.dtype != torch.bool or mask.flatten(1).shape != (len(maps), maps.shape[2]):
         expected = f"bool, one value for each of {len(maps)} x {maps.shape[2]} patches"
         raise BadOption("mask", f"{mask.dtype} {list(mask.shape)}", expected)
@@ -203,35 +200,26 @@ class Purpose(IntEnum):
 
 @dataclass(frozen=True, eq=False)
 class Noise:
-    """Training noise as a function: every draw is a hash of (seed, step, sample id, purpose), never
-    the state of a generator. `ids` [B] (int64) say which samples of the dataset the batch holds.
+    """Training noise as a function: each draw is a hash of (seed, step, sample id, purpose), not
+    of the state of a generator. `ids` [B] (int64) are the indices of the samples in the dataset.
 
-    A sample's noise is the same in whatever batch, place or process it is trained, so one process
-    and many with the same global batch take the same steps, and so does a resumed run.
+    The noise of a sample does not depend on its batch or process, so one process and many with the
+    same global batch take the same steps, and so does a resumed run.
     """
 
     seed: int
     step: int
     ids: Tensor
 
-    def __post_init__(self) -> None:
-        if not 0 <= self.seed < 2**32 or not 0 <= self.step < 2**30:
-            expected = "a seed in [0, 2**32) and a step in [0, 2**30)"
-            raise BadOption("noise", (self.seed, self.step), expected)
-        if self.ids.ndim != 1 or self.ids.is_floating_point():
-            shape = f"{self.ids.dtype} {list(self.ids.shape)}"
-            raise BadOption("ids", shape, "one whole number for each image, [B]")
-
     @classmethod
     def fresh(cls, batch: int, device: torch.device) -> Noise:
-        """Noise that nobody keyed: from torch's global generator."""
+        """Noise keyed by torch's global generator."""
         seed, step = torch.randint(2**30, (2,)).tolist()
         return cls(seed, step, torch.arange(batch, device=device))
 
     @classmethod
     def of(cls, images: Tensor) -> Noise:
-        """A draw of its own for every image, by its pixels: the same wherever and whenever it is
-        tested, whatever else is in the batch."""
+        """Noise keyed by the pixels of each image, so that it does not depend on the batch."""
         rows = images.detach().flatten(1).float().cpu().numpy()
         digests = [
             int.from_bytes(hashlib.blake2b(row.tobytes(), digest_size=7).digest()) for row in rows
@@ -240,7 +228,7 @@ class Noise:
 
     @cached_property
     def _sample(self) -> Tensor:
-        """[B] what the draws of a sample in this step hash; made once for all purposes."""
+        """[B] the key of each sample in this step, made once for all purposes."""
         return bits(self.ids, self.seed) | (self.step << 32)
 
     def uniform(self, purpose: Purpose, rows: int, columns: int, like: Tensor) -> Tensor:
@@ -265,12 +253,12 @@ class Noise:
 class IFAMOutput:
     """Grids are [gh, gw]; channel K of K + 1 is the background."""
 
-    logits: Tensor  # [B, C] the answer: of stage 2, or of the parts where there is one stage
+    logits: Tensor  # [B, C] of stage 2, or of the parts where there is one stage
     maps: Tensor  # [B, K + 1, gh, gw] soft part maps, sum to 1
     mask: Tensor  # [B, gh, gw] bool: what stage 2 reads; with one stage, what belongs to some part
     pair: Tensor  # [B, 2, gh, gw] the best part and the background, which the mask compares
     embeddings: Tensor  # [B, D, K + 1] modulated part embeddings
-    part_logits: Tensor  # [B, C, K] what each part votes for
+    part_logits: Tensor  # [B, C, K] the vote of each part
     dots: Tensor  # [B, K + 1, gh, gw] feature . prototype (the released code's "part logits")
     distances: Tensor  # [B, K + 1, gh, gw] squared distance to each prototype
     warped_maps: Tensor | None = None  # [B, K + 1, gh, gw] of the second view that `warped` brought
@@ -282,15 +270,5 @@ class IFAMOutput:
 
     @property
     def empty(self) -> Tensor:
-        """[B] bool: nothing was selected, so the answer comes from the special tokens and says
-        nothing about the picture."""
+        """[B] bool: nothing was selected, so the prediction does not depend on the image."""
         return ~self.mask.flatten(1).any(dim=1)
-
-    @property
-    def notes(self) -> list[str]:
-        """What a reader of the answers should know."""
-        count = int(self.empty.sum())
-        if not count:
-            return []
-        share = f"{count} of {len(self.mask)} images select no patch"
-        return [f"{share}: their answers do not depend on the picture"]

@@ -1,78 +1,67 @@
 """The two stages of iFAM (arXiv 2506.08915) as modules: parts from patch features, and a classifier
 that reads selected patches only. Each has its own copy of a backbone, a native vision transformer
-read through its view, so that any family works.
+that is read through its view, so that any family works.
 
-And networks of them as views, so that every method and metric works on them. Two stages: what stage
-1 decides are facts about tokens (models/block.py). They go into the blocks of stage 2, and with
-them into keys, wherever a method puts those: in a blank's run, a hidden patch stays hidden. The
-mask follows the pixels that a method changes; its gradient is not followed. One stage
-(PDiscoFormer): a patch's share in every part depends on that patch alone, so its features times its
-shares are a row, their mean over patches the part embeddings, and the votes a head.
+Attention of stage 2 reads some keys only. A gradient reaches the selection in one of three ways,
+and in packed rows hidden tokens cost nothing:
 
-Attention of stage 2 reads some keys only. A gradient can reach the choice in three ways, and packed
-rows let hidden tokens cost nothing:
-
-none   hidden keys are masked; the choice is a constant (as in the released code)
+none   hidden keys are masked; the selection is a constant (as in the released code)
 ste    a_ij = s_j e^{q_i.k_j} / sum_l s_l e^{q_i.k_l} with s in {0, 1}: exact, also for hidden keys,
            d out_i / d s_j = e^{q_i.k_j} (v_j - out_i) / Z_i
 soft   bias log(f_j + 1e-10): every key is read a little (an ablation)
+
+`view_parts` makes networks of these stages views, so that every method and metric works on them.
+Two stages: the mask of stage 1 is a fact about tokens (models/block.py), which goes into the blocks
+of stage 2 and hides keys wherever a method puts them. It follows the pixels that a method changes;
+its gradient is not followed. One stage (PDiscoFormer): the shares of a patch in all parts depend on
+that patch alone, so its features times its shares are a row, the mean over patches is the part
+embeddings, and the votes are a head.
 """
 
 from __future__ import annotations
 
 import copy
 import re
-from typing import TYPE_CHECKING, Any, cast
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-
-from seecause.engine.attend import Groups
-from seecause.engine.graphs import ModuleOwner, captured
-from seecause.engine.walk import walk
-from seecause.errors import BadImage, NotDefined, UnsupportedModel
-from seecause.faithful.parts import (
-    Assignment,
-    Modulation,
-    distances,
-    dot_products,
-    new_prototypes,
-)
-from seecause.models.block import chain, hiding
-from seecause.models.layout import TokenLayout
-from seecause.models.parts import Parts, find_parts
-from seecause.models.transformers import tower_of
-
-if TYPE_CHECKING:
-    from seecause.faithful.net import IFAM
-
-
-from collections.abc import Callable
-from typing import Literal
-
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
+from seecause.engine.attend import Groups
 from seecause.engine.chunks import fit
-from seecause.models.block import fused
+from seecause.engine.graphs import ModuleOwner, captured
+from seecause.engine.walk import walk
+from seecause.errors import BadImage, NotDefined, UnsupportedModel
+from seecause.faithful.parts import Assignment, Modulation, distances, dot_products, new_prototypes
+from seecause.models.block import chain, fused, hiding
+from seecause.models.layout import TokenLayout
+from seecause.models.parts import Parts, find_parts
+from seecause.models.transformers import tower_of
 from seecause.types import wide
+
+if TYPE_CHECKING:
+    from seecause.faithful.net import IFAM
 
 Gradient = Literal["ste", "none", "soft"]
 # q, k, v [B, H, T, dh], scale -> [B, T, H, dh]
 Attend = Callable[[Tensor, Tensor, Tensor, float], Tensor]
 
-# log odds of a hidden key that are still told apart; beyond, products with zero would overflow
+# the largest log odds of a hidden key; beyond it, products with zero would overflow
 _HOTTEST = 30.0
 
 
 def reads_only(visible: Tensor) -> Attend:
-    """Keys outside visible [B, T] (bool) are not there."""
+    """Attention to the visible keys [B, T] (bool) only."""
     return lambda q, k, v, scale: fused(q, k, v, scale, visible[:, None, None])
 
 
 def reads_straight_through(weights: Tensor) -> Attend:
-    """The same for weights [B, T] of 0 and 1, which get the gradient of the relaxed attention."""
+    """Attention to the keys with weight 1 of [B, T]; the weights get the gradient of the relaxed
+    attention."""
 
     def attend(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
         q, k = q.to(v.dtype), k.to(v.dtype)  # norms widen them under autocast
@@ -82,14 +71,14 @@ def reads_straight_through(weights: Tensor) -> Attend:
 
 
 def reads_softly(share: Tensor) -> Attend:
-    """Every key j is read in proportion to share [B, T]."""
+    """Attention to every key j in proportion to its share [B, T]."""
     bias = torch.log(share + 1e-10)[:, None, None]
     return lambda q, k, v, scale: fused(q, k, v, scale, bias.to(q.dtype))
 
 
 def reads_packed(groups: Groups) -> Attend:
-    """Rows of all images end to end, [1, H, R, dh]: each image's rows read one another. With a
-    kernel for sequences of different lengths where there is one, image by image elsewhere."""
+    """Attention of rows of all images end to end, [1, H, R, dh], within each image: by a kernel for
+    sequences of different lengths where there is one, image by image elsewhere."""
 
     def attend(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
         q, k = q.to(v.dtype), k.to(v.dtype)  # norms widen them under autocast
@@ -109,8 +98,8 @@ def reads_packed(groups: Groups) -> Attend:
 
 
 def has_kernel(device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether sequences of different lengths have a kernel of their own: half precision, on a GPU
-    from Ampere on."""
+    """Whether there is a kernel for sequences of different lengths: in half precision, on GPUs from
+    Ampere on."""
     return (
         device.type == "cuda"
         and dtype in (torch.float16, torch.bfloat16)
@@ -119,11 +108,9 @@ def has_kernel(device: torch.device, dtype: torch.dtype) -> bool:
 
 
 class _Relaxed(Function):
-    """Forward: the fused kernel with a mask. Backward: probabilities again, a few images at a time,
-    of the rows that have a slope.
-
-    Those are few: nobody reads a hidden token, and of the last block only the class token is read.
-    """
+    """Forward: the fused kernel with a mask. Backward: the probabilities are recomputed, a few
+    images at a time, for the rows that have a gradient. Those are few: no row reads a hidden token,
+    and only the class token of the last block is read."""
 
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, weights: Tensor, scale: float) -> Tensor:
@@ -206,20 +193,19 @@ _TOKENS = re.compile(
     r"|pos(ition|itional)?_embed\w*)(\.weight)?$"
 )
 _STEP = 32  # packed rows come in multiples of at least so many
-_FEW = 512  # rows that take no longer than fewer do: nobody waits to hear how many are needed
-# no path leads from them to a patch or class token
+_FEW = 512  # so few rows take no longer than fewer would: how many are needed is not asked for
+# parameters that no patch or class token depends on
 _UNUSED = re.compile(r"(^|\.)(pooler|mask_token)(\.|$)")
 
 
 class Backbone(nn.Module):
-    """A copy of `backbone` without its classifier, always in eval mode: its own dropout is no part
-    of the method."""
+    """A copy of `backbone` without its classifier, always in eval mode, because its own dropout is
+    not part of the method."""
 
     def __init__(self, backbone: nn.Module):
         super().__init__()
         self.native = _without_classifier(copy.deepcopy(backbone))
         self._parts: Parts | None = None
-        self._affine: bool | None = None  # whether `embed_rows` may leave patches out
         self.train(False)
         for name, parameter in self.native.named_parameters():
             parameter.requires_grad_(_UNUSED.search(name) is None)
@@ -253,11 +239,7 @@ class Backbone(nn.Module):
     @property
     def width(self) -> int:
         """Channels of a token."""
-        native, block = self.native, self.parts.blocks[0]
-        config = getattr(native, "config", None)
-        named = ((native, "num_features"), (native, "hidden_dim"), (config, "hidden_size"))
-        widths = (getattr(owner, name, None) for owner, name in named)
-        return int(next(filter(None, widths), block.heads * block.head_dim))
+        return self.parts.blocks[0].heads * self.parts.blocks[0].head_dim
 
     def layout(self, images: Tensor) -> TokenLayout:
         """The tokens of these images, or what is wrong with them."""
@@ -275,51 +257,10 @@ class Backbone(nn.Module):
         """Patch tokens after the final norm, [B, N, D], by the module's own forward."""
         return self.parts.native_tokens(images)[:, self.layout(images).patches]
 
-    def embed_rows(self, images: Tensor, places: Tensor) -> Tensor:
-        """Tokens places [R] of images that lie end to end, as they enter the first block: [R, D].
-        Other patches cost nothing, where a token is an affine function of its own pixels."""
-        if self._affine is None:
-            self._affine = self._is_affine(images)
-        if not self._affine or len(places) <= _FEW:
-            return self.parts.embed(images).flatten(0, 1)[places]
-        return self._affine_rows(images, places)
-
-    def _affine_rows(self, images: Tensor, places: Tensor) -> Tensor:
-        """What a picture of zeros has there, and weights times pixels."""
-        layout, (high, wide) = self.layout(images), self.parts.patch
-        empty = self.parts.embed(torch.zeros_like(images[:1]))[0]  # [T, D]
-        pixels = images.unflatten(3, (-1, wide)).unflatten(2, (-1, high))
-        pixels = pixels.permute(0, 2, 4, 1, 3, 5).flatten(3).flatten(1, 2)  # [B, N, 3 high wide]
-        pixels = F.pad(pixels, (0, 0, layout.prefix, 0)).flatten(0, 1)[places]
-        (weight,) = self._patch_weights()
-        return empty[places % layout.tokens] + pixels @ weight.T
-
-    def _is_affine(self, images: Tensor) -> bool:
-        """Whether `_affine_rows` gives what the module gives, on a picture like these."""
-        if len(self._patch_weights()) != 1:
-            return False
-        waves = (1.618 * torch.arange(images[0].numel(), device=images.device)).sin()
-        probe = waves.to(images.dtype).view(1, *images.shape[1:])
-        with torch.no_grad():
-            native = self.parts.embed(probe)[0]
-            ours = self._affine_rows(probe, torch.arange(len(native), device=images.device))
-            return float((ours - native).abs().max() / native.abs().max()) < 0.02
-
-    def _patch_weights(self) -> list[Tensor]:
-        """[D, 3 * high * wide] of every convolution that takes each patch by itself."""
-        convolutions = [part for part in self.native.modules() if isinstance(part, nn.Conv2d)]
-        patch = self.parts.patch
-        alone = [c for c in convolutions if c.kernel_size == c.stride == patch and c.groups == 1]
-        return [convolution.weight.flatten(1) for convolution in alone]
-
     def freeze(self) -> None:
         """Only special tokens and positions stay trainable."""
         for name, parameter in self.native.named_parameters():
             parameter.requires_grad_(is_token(name))
-
-    def class_features(self, rows: Tensor) -> Tensor:
-        """Class rows [B, D] of the last block, after the final norm."""
-        return self.parts.norm(rows[:, None])[:, 0]
 
 
 class PartStage(nn.Module):
@@ -354,14 +295,14 @@ class MaskedStage(nn.Module):
             raise UnsupportedModel(type(backbone).__name__, reason, remedy)
         self.fc_norm = nn.LayerNorm(self.tower.width)
         self.head = new_head(self.tower.width, classes)
-        # where a verified view listens
+        # outputs of blocks, for the verification of a view
         self.taps = nn.ModuleList(nn.Identity() for _ in self.tower.parts.blocks)
         self.graphs = ModuleOwner(self)
         # special tokens are always visible
         self.register_buffer("prefix", torch.ones(layout.prefix, dtype=torch.bool))
 
     def tokens(self, images: Tensor, attend: Attend) -> Tensor:
-        """Every token after the last block, [B, T, D]. Hidden tokens read and are not read."""
+        """Every token after the last block, [B, T, D]; hidden tokens are not read."""
         at = self.tower.layout(images).at(images.device)
         steps = walk(self.tower.parts, self.tower.parts.embed(images), at)
         for step, tap in zip(steps, self.taps, strict=True):
@@ -374,13 +315,9 @@ class MaskedStage(nn.Module):
         index = cast(int, self.tower.layout(images).class_index)
         return self.read(self.tokens(images, attend)[:, index])
 
-    def packed(self, images: Tensor, visible: Tensor) -> Tensor:
-        """Logits [B, C] of a run on tokens visible [B, T] (bool) alone, the rows of all images end
-        to end. Same answer as the masked run, whatever else is in the batch."""
-        return self.packed_rows(images, *packed_places(visible))
-
-    def packed_rows(self, images: Tensor, places: Tensor, sizes: Tensor, total: Tensor) -> Tensor:
-        """The same from what `packed_places` tells."""
+    def packed(self, images: Tensor, places: Tensor, sizes: Tensor, total: Tensor) -> Tensor:
+        """Logits [B, C] of a run on visible tokens alone, the rows of all images end to end, from
+        their `packed_places`. Equal to the masked run, whatever else is in the batch."""
         layout = self.tower.layout(images)
         if torch.is_grad_enabled() or not has_kernel(images.device, images.dtype):
             places = places[: int(total)]
@@ -388,24 +325,24 @@ class MaskedStage(nn.Module):
             groups = Groups(sizes, images.device, bound=layout.tokens)
             return self._packed(layout, rows, places, groups, len(images))
         if len(places) > _FEW:
-            # the only time that a GPU is waited for, before anything of this stage runs; rows of no
-            # image fill up the last group, so that totals come again, and their graphs with them
+            # the only synchronisation, before anything of this stage runs; rows of no image fill up
+            # the last group, so that totals repeat and their graphs can be replayed
             step = min(layout.tokens, max(_STEP, len(places) // 64))
             places = places[: -(-int(total) // step) * step]
         return captured(self.graphs, "packed", lambda: self.filled, images, places, sizes)
 
     def at_once(self, images: Tensor) -> bool:
-        """Whether so few tokens run that nobody needs to hear how many are selected."""
+        """Whether so few tokens run that all of them may, without asking how many are selected."""
         few = len(images) * self.tower.layout(images).tokens <= _FEW
         return few and not torch.is_grad_enabled() and has_kernel(images.device, images.dtype)
 
     def filled(self, images: Tensor, places: Tensor, sizes: Tensor) -> Tensor:
-        """A packed run, where more places than the sizes tell are a group of their own."""
+        """A packed run; places beyond the sum of the sizes are a group of their own."""
         layout = self.tower.layout(images)
         rest = len(places) - sizes.sum(dim=0, keepdim=True)
         bound = max(layout.tokens, min(_FEW, len(places)))
         groups = Groups(torch.cat([sizes, rest]), images.device, bound=bound)
-        rows = self.tower.embed_rows(images, places)
+        rows = self.tower.parts.embed(images).flatten(0, 1)[places]
         return self._packed(layout, rows, places, groups, len(images))
 
     def _packed(
@@ -425,7 +362,7 @@ class MaskedStage(nn.Module):
 
     def read(self, rows: Tensor) -> Tensor:
         """Class rows [B, D] of the last block -> logits."""
-        return self.head(self.fc_norm(self.tower.class_features(rows)))
+        return self.head(self.fc_norm(self.tower.parts.norm(rows[:, None])[:, 0]))
 
 
 def new_head(width: int, classes: int) -> nn.Linear:
@@ -441,7 +378,7 @@ def is_token(name: str) -> bool:
 
 
 def _without_classifier(module: Any) -> nn.Module:
-    """The backbone alone: what is never run must not be trained, saved or counted."""
+    """The backbone alone: a classifier that is never run must not be trained, saved or counted."""
     if hasattr(module, "reset_classifier"):  # timm
         module.reset_classifier(0)
     elif hasattr(module, "classifier"):  # transformers
@@ -457,8 +394,8 @@ def visible_tokens(mask: Tensor, prefix: Tensor) -> Tensor:
 
 
 def packed_places(visible: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Of tokens visible [B, T] (bool): all places [B * T], the visible ones first, how many each
-    image has [B], and how many there are. Nothing waits."""
+    """Of visible tokens [B, T] (bool): all places [B * T], the visible ones first, the number of
+    each image [B], and the total. No synchronisation."""
     places = (~visible).flatten().to(torch.uint8).argsort(stable=True)
     sizes = visible.sum(dim=1)
     return places, sizes, sizes.sum()

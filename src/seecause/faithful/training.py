@@ -1,69 +1,254 @@
 """Train iFAM on a dataset (arXiv 2506.08915): on a CPU, a GPU, or many under `torchrun`.
 
 Both stages learn together in one run. What is random depends on (seed, epoch, step, sample) alone,
-so the same weights come out of one process or many with the same batch, and of a run that was
+so one process and many with the same batch end with the same weights, and so does a run that was
 killed and continued.
+
+RUN/config.json      the configuration
+RUN/last.pt          the state from which a run continues
+RUN/best/            the network of the best epoch on validation, for `sc.load("RUN/best")` and
+                     `sc.faithful.load("RUN/best")`
+RUN/log.csv          losses, a row every few steps
+RUN/epochs.csv       validation, a row every epoch
+RUN/evaluation.json  the results of `faithful evaluate`, by dataset
 """
 
 from __future__ import annotations
 
 import contextlib
+import csv
 import dataclasses
+import json
 import math
+import os
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+import tomllib
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import default_collate
 
 from seecause.data.dataset import Dataset
 from seecause.errors import BadOption, SeecauseError
-from seecause.faithful.config import (
-    TrainConfig,
-    native_bfloat16,
-    normalised_decay,
-    precision_for,
-    scaled_rate,
-    set_pace,
-)
 from seecause.faithful.data import (
-    StepShares,
-    TrainingPictures,
-    batches_of,
-    frame_of,
-    open_train,
+    Augment,
+    TrainingImages,
+    epoch_order,
+    open_split,
     open_validation,
+    pass_rows,
     read_batches,
 )
-from seecause.faithful.evaluation import check_select, examine, merge, part_sheet
-from seecause.faithful.interventions import evaluating
-from seecause.faithful.losses import TrainingLosses, check_grid, parameter_groups
-from seecause.faithful.net import IFAM
-from seecause.faithful.run import (
-    CONFIG,
-    EPOCH_COLUMNS,
-    STEP_COLUMNS,
-    CsvLog,
-    Position,
-    Processes,
-    Snapshot,
-    description,
-    join_processes,
-    read_snapshot,
-    write_best,
-    write_snapshot,
-)
+from seecause.faithful.evaluation import BEST, CONFIG, Examination, examine, merge
+from seecause.faithful.losses import LossWeights, TrainingLosses, check_grid, parameter_groups
+from seecause.faithful.net import IFAM, IFAMOptions, describe
+from seecause.files import atomic_file, atomic_folder, write_atomic, write_json
 from seecause.loading import load
 from seecause.models.preprocess import Preprocess
+from seecause.options import Count, NotNegative, Positive, Whole, check_options
 
-_LOWER = "lower learning_rate or head_factor, or use precision='float32', in a new folder."
-LARGE = 384  # pixels a side from which ImageNet's test pictures are not cut
-# steps done, steps in all, what the log says where it got a row
+LAST = "last.pt"
+LOSSES = ("total", *(loss.name for loss in dataclasses.fields(LossWeights)))
+STEP_COLUMNS = ("epoch", "step", "learning_rate", *LOSSES, "accuracy", "seconds")
+_MEASURED = ("average", "worst", "stage1_average", "auc", "miou", "kept", "empty")
+EPOCH_COLUMNS = ("epoch", "step", *_MEASURED, "best")
+# settings that change no weight, and so may differ when a run is continued
+_FREE = ("out", "device", "workers", "log_every", "snapshot_every")
+_REMEDY = "lower learning_rate or head_factor, or use precision='float32', in a new folder."
+LARGE = 384  # pixels of a side from which ImageNet's test images are not cropped
+# called with the steps done, the steps in all, and a line where the log got a row
 OnStep = Callable[[int, int, str], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainConfig:
+    """Settings of a training run; the defaults are the paper's for CUB and Waterbirds.
+
+    Attributes:
+        data: A dataset without its split, such as `waterbirds:PATH`. The best epoch is chosen on
+            its validation split; the test split is never opened.
+        backbone: A plain vision transformer, as `sc.load` takes it.
+        out: The folder of the run.
+        parts: The number of parts.
+        val: Another dataset to validate on, with its split.
+        limit: The number of training images, spread evenly.
+        val_limit: The number of validation images.
+        weights: Weights of the backbone: a file, or "random".
+        size: Pixels of a side of an image; by default the backbone's own.
+        mean: Of each channel of pixels in [0, 1]; by default the backbone's own.
+        std: Likewise.
+        options: Fields of `IFAMOptions`.
+        losses: Weights of losses: fields of `LossWeights`.
+        epochs: The number of epochs.
+        batch: Images in a step, over all processes and passes.
+        accumulate: Forward passes in a step.
+        learning_rate: For a batch of 16; it is scaled by the square root of the batch.
+        prototype_factor: Learning rate of prototypes, relative to backbones.
+        head_factor: Learning rate of classifiers and norms, relative to backbones.
+        schedule: "cosine", or "step" (PDiscoFormer), which halves the rate every four epochs.
+        weight_decay: Is normalised by the number of steps.
+        clip: The largest norm of the gradients.
+        precision: "auto" is bfloat16 on GPUs that compute in it, else float32.
+        ema: Average the weights, as the paper does on ImageNet.
+        select: What is best on validation: "average" or "worst" accuracy, or "auc".
+        augment: See `seecause.faithful.data`.
+        seed: Of everything random.
+        device: "auto" is a GPU if there is one.
+        workers: Processes that read images, for each process that trains.
+        log_every: Steps between rows of the log.
+        snapshot_every: Steps between snapshots; 0: at the end of each epoch only.
+    """
+
+    data: str
+    backbone: str
+    out: str
+    parts: Count = 8
+    val: str | None = None
+    limit: Count | None = None
+    val_limit: Count | None = None
+    weights: str | None = None
+    size: Count | None = None
+    mean: tuple[float, ...] | None = None
+    std: tuple[float, ...] | None = None
+    options: dict[str, Any] = field(default_factory=dict)
+    losses: dict[str, Any] = field(default_factory=dict)
+    epochs: Count = 90
+    batch: Count = 128
+    accumulate: Count = 1
+    learning_rate: Positive = 1e-6
+    prototype_factor: Positive = 1e3
+    head_factor: Positive = 1e4
+    schedule: Literal["cosine", "step"] = "cosine"
+    weight_decay: NotNegative = 0.05
+    clip: Positive = 2.0
+    precision: Literal["auto", "float32", "bfloat16"] = "auto"
+    ema: bool = False
+    select: Literal["average", "worst", "auc"] = "average"
+    augment: Augment = "birds"
+    seed: Whole = 0
+    device: str = "auto"
+    workers: Whole = 4
+    log_every: Count = 10
+    snapshot_every: Whole = 0
+
+    def __post_init__(self) -> None:
+        check_options("TrainConfig", TrainConfig, dataclasses.asdict(self))
+        check_options("losses", LossWeights, self.losses)
+        check_options("options", IFAMOptions, self.options)
+        for name in ("mean", "std"):  # JSON and TOML have lists
+            if (values := getattr(self, name)) is not None:
+                object.__setattr__(self, name, tuple(values))
+
+    def pace(self, epoch: int) -> float:
+        """Share of the learning rate in an epoch, counted from 0."""
+        return cosine(epoch, self.epochs) if self.schedule == "cosine" else 0.5 ** (epoch // 4)
+
+
+def read_config(path: str | Path | None, **settings: Any) -> TrainConfig:
+    """A configuration from a TOML or JSON file; `settings` that are not None win, name by name in
+    `options` and `losses`."""
+    merged: dict[str, Any] = {}
+    if path is not None:
+        text = Path(path).read_text(encoding="utf-8")
+        try:
+            merged = json.loads(text) if Path(path).suffix == ".json" else tomllib.loads(text)
+        except ValueError as broken:
+            raise BadOption("config", str(path), f"valid TOML or JSON ({broken})") from broken
+    for name, value in settings.items():
+        if name in ("options", "losses"):
+            merged[name] = {**merged.get(name, {}), **(value or {})}
+        elif value is not None:
+            merged[name] = value
+    check_options("TrainConfig", TrainConfig, merged)
+    for name in ("data", "backbone", "out"):
+        if name not in merged:
+            raise BadOption(name, None, "a value, on the command line or in the configuration")
+    return TrainConfig(**merged)
+
+
+def cosine(epoch: int, epochs: int) -> float:
+    """Share of the learning rate in an epoch counted from 0: half a cosine to zero, constant inside
+    an epoch, without warm-up."""
+    return (1 + math.cos(math.pi * epoch / epochs)) / 2
+
+
+def set_pace(groups: Iterable[dict[str, Any]], share: float) -> None:
+    """Give every group of an optimiser this share of its first learning rate."""
+    for group in groups:
+        group["lr"] = group.setdefault("initial_lr", group["lr"]) * share
+
+
+@dataclass(frozen=True)
+class Processes:
+    """`world` processes, of which this is `rank`."""
+
+    rank: int
+    world: int
+    device: torch.device
+
+    @property
+    def first(self) -> bool:
+        """Whether this process writes."""
+        return self.rank == 0
+
+    def gather(self, mine: Any) -> list[Any]:
+        """The values of all processes, by rank."""
+        values: list[Any] = [mine] * self.world
+        if self.world > 1:
+            dist.all_gather_object(values, mine)
+        return values
+
+    def from_first(self, mine: Any) -> Any:
+        """The value of the first process, so that all decide alike."""
+        return self.gather(mine)[0]
+
+    def add_gradients(self, parameters: Iterable[Tensor]) -> None:
+        """Sum the gradients of all processes, each of which ran its share of a batch."""
+        if self.world > 1:
+            for parameter in parameters:
+                if parameter.grad is not None:
+                    dist.all_reduce(parameter.grad)
+
+    def mean(self, values: Tensor) -> Tensor:
+        """The mean over processes."""
+        if self.world > 1:
+            dist.all_reduce(values)
+        return values / self.world
+
+
+@contextmanager
+def join_processes(device: str = "auto") -> Iterator[Processes]:
+    """Join the other processes where `torchrun` started some; NCCL between GPUs, gloo between
+    CPUs."""
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    where = torch.device(device)
+    joins = int(os.environ.get("WORLD_SIZE", "1")) > 1 and not dist.is_initialized()
+    if joins and where.type == "cuda":
+        where = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+        torch.cuda.set_device(where)
+        dist.init_process_group("nccl", device_id=where)
+    elif joins:
+        dist.init_process_group("gloo")
+    try:
+        yield joined_processes(where)
+    finally:
+        if joins:
+            dist.destroy_process_group()
+
+
+def joined_processes(device: torch.device) -> Processes:
+    """The processes that were joined already, or this one alone."""
+    if not (dist.is_available() and dist.is_initialized()):
+        return Processes(0, 1, device)
+    return Processes(dist.get_rank(), dist.get_world_size(), device)
 
 
 @dataclass(frozen=True)
@@ -77,46 +262,78 @@ class TrainResult:
 
 
 def train(config: TrainConfig, *, on_step: OnStep = lambda done, total, line: None) -> TrainResult:
-    """Run it, or go on where `RUN/last.pt` stopped. Returns in every process when all are done."""
+    """Train a network, or continue a run that was stopped.
+
+    Under `torchrun` each process calls this with the same configuration.
+
+    Args:
+        config: The configuration; `config.out` is the folder of the run.
+        on_step: Called after each step with the steps done, the steps in all, and a line where the
+            log got a row.
+
+    Returns:
+        A `TrainResult`, when all processes are done.
+
+    Example:
+        >>> import seecause as sc
+        >>> config = sc.faithful.TrainConfig(
+        ...     data="critters:simplicity", backbone="builtin:critters-vit", parts=4, batch=4,
+        ...     out="/tmp/seecause-run", epochs=1, limit=4, val_limit=8, workers=0, device="cpu",
+        ... )
+        >>> sc.faithful.train(config).steps
+        1
+    """
     with join_processes(config.device) as processes:
         return Run(config, processes).go(on_step)
+
+
+@dataclass
+class Position:
+    """How far a run has come: `step` steps in all, `within` of them in this epoch."""
+
+    epoch: int = 0
+    within: int = 0
+    step: int = 0
+    best: float = -1.0
+    best_epoch: int = -1
 
 
 class Run:
     """Everything that changes while training."""
 
     def __init__(self, config: TrainConfig, processes: Processes):
-        self.config, self.processes, device = config, processes, processes.device
-        pictures, self.val = _open_splits(config)
-        self.net = new_net(config, pictures.classes).to(device).train()
-        frame = frame_of(self.net).preprocess
+        self.config, self.processes, self.folder = config, processes, Path(config.out)
+        images, self.val = _open_splits(config)
+        self.net = new_net(config, images.classes).to(processes.device).train()
+        frame = self.net.preprocess
         check_grid(self.net.stage1.tower.parts.layout_at(*frame.size).grid)
-        self.data = TrainingPictures(pictures, config.augment, frame, config.seed)
-        self.shares = StepShares(config.batch, config.accumulate, processes.rank, processes.world)
-        self.shares.check(len(pictures))
-        self.epoch_steps = len(pictures) // config.batch
+        self.data = TrainingImages(images, config.augment, frame, config.seed)
+        shares = config.accumulate * processes.world
+        if config.batch % shares or config.batch > len(images):
+            passes = f"{processes.world} processes of {config.accumulate} passes"
+            expected = f"a multiple of {shares} ({passes}), and at most {len(images)} images"
+            raise BadOption("batch", config.batch, expected)
+        self.epoch_steps = len(images) // config.batch
         self.steps = self.epoch_steps * config.epochs
         self.optimizer = new_optimizer(config, self.net, self.steps)
-        native = native_bfloat16(device)
-        self.precision = precision_for(config.precision, device.type, native=native)
-        self.scaler = torch.amp.GradScaler(device.type, enabled=self.precision is torch.float16)
+        self.precision = autocast_dtype(config.precision, processes.device)
         self.ema = _average(self.net) if config.ema else None
         self.position = Position()
-        config.folder.mkdir(parents=True, exist_ok=True)
-        self._restore(read_snapshot(config.folder, config))
-        self.losses: nn.Module = TrainingLosses(self.net, config.loss_weights)
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self._restore()
+        self.losses: nn.Module = TrainingLosses(self.net, LossWeights(**config.losses))
         if processes.world > 1:
             # a loss of weight 0 may leave parameters without a gradient
-            idle = not all(dataclasses.asdict(config.loss_weights).values())
+            unused = not all(dataclasses.asdict(LossWeights(**config.losses)).values())
             self.losses = DistributedDataParallel(
-                self.losses, broadcast_buffers=False, find_unused_parameters=idle
+                self.losses, broadcast_buffers=False, find_unused_parameters=unused
             )
-        processes.wait()
+        processes.gather(None)  # all have read the snapshot before the first writes
         if processes.first:
-            folder, step = config.folder, self.position.step
-            config.save(folder / CONFIG)
-            self.log = CsvLog(folder / "log.csv", STEP_COLUMNS, step=step)
-            self.epochs = CsvLog(folder / "epochs.csv", EPOCH_COLUMNS, step=step)
+            write_json(self.folder / CONFIG, dataclasses.asdict(config))
+            step = self.position.step
+            self.log = CsvLog(self.folder / "log.csv", STEP_COLUMNS, step=step)
+            self.epochs = CsvLog(self.folder / "epochs.csv", EPOCH_COLUMNS, step=step)
 
     @property
     def validated(self) -> IFAM:
@@ -131,63 +348,64 @@ class Run:
             self._validate()
             position.epoch, position.within = position.epoch + 1, 0
             self._keep()
-        self.processes.wait()
+        self.processes.gather(None)  # the first has written
         return TrainResult(self.config.out, position.step, position.best_epoch, position.best)
 
     def _epoch(self, on_step: OnStep) -> None:
-        config, position = self.config, self.position
+        config, position, processes = self.config, self.position, self.processes
         set_pace(self.optimizer.param_groups, config.pace(position.epoch))
-        keys = self.shares.keys(
-            len(self.data), seed=config.seed, epoch=position.epoch, first=position.within
+        self.data.epoch = position.epoch
+        rows = pass_rows(
+            epoch_order(len(self.data.data), config.seed, position.epoch),
+            config.batch,
+            accumulate=config.accumulate,
+            rank=processes.rank,
+            world=processes.world,
+            first=position.within,
         )
-        pin = self.processes.device.type == "cuda"
-        stream = read_batches(self.data, keys, default_collate, workers=config.workers, pin=pin)
-        began, means = time.perf_counter(), _Means()
+        device, workers = processes.device, config.workers
+        stream = read_batches(self.data, rows, default_collate, workers=workers, device=device)
+        began, passes = time.perf_counter(), list[dict[str, Tensor]]()
         while position.within < self.epoch_steps:
-            self._step([next(stream) for _ in range(config.accumulate)], means)
+            passes += self._step([next(stream) for _ in range(config.accumulate)])
             position.within, position.step = position.within + 1, position.step + 1
             over, line = position.within == self.epoch_steps, ""
             if over or position.step % config.log_every == 0:
-                line = self._log(means.take(self.processes), time.perf_counter() - began)
+                line = self._log(passes, time.perf_counter() - began)
+                passes = []
             on_step(position.step, self.steps, line)
             due = config.snapshot_every and position.step % config.snapshot_every == 0
             if due and not over:
                 self._keep()
 
-    def _step(self, passes: list[tuple[Tensor, Tensor, Tensor]], means: _Means) -> None:
-        """One step of the optimiser, over `accumulate` passes."""
+    def _step(self, passes: list[tuple[Tensor, Tensor, Tensor]]) -> list[dict[str, Tensor]]:
+        """One step of the optimiser, over `accumulate` passes; returns the losses of each."""
+        device, step, every = self.processes.device, self.position.step, []
+        low = self.precision is not torch.float32
         for turn, batch in enumerate(passes, start=1):
-            self._backward(batch, len(passes), means, last=turn == len(passes))
-        self.scaler.unscale_(self.optimizer)
+            images, labels, ids = (tensor.to(device, non_blocking=True) for tensor in batch)
+            sync = contextlib.nullcontext()
+            if isinstance(self.losses, DistributedDataParallel) and turn < len(passes):
+                sync = self.losses.no_sync()  # gradients are exchanged in the last pass
+            with sync:
+                with torch.autocast(device.type, dtype=self.precision, enabled=low):
+                    total, losses, logits = self.losses(images, labels, ids, self.config.seed, step)
+                (total / len(passes)).backward()
+            every.append({**losses, "accuracy": (logits.argmax(dim=1) == labels).float().mean()})
         nn.utils.clip_grad_norm_(self.net.parameters(), self.config.clip)
-        before = _steps_taken(self.optimizer)
-        self.scaler.step(self.optimizer)  # or not: float16 that overflows is skipped
-        self.scaler.update()
+        self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
-        if self.ema is not None and (taken := _steps_taken(self.optimizer)) > before:
-            self.ema.update(self.net, step=taken)
+        if self.ema is not None:
+            self.ema.update(self.net, step=step + 1)
+        return every
 
-    def _backward(
-        self, batch: tuple[Tensor, Tensor, Tensor], passes: int, means: _Means, *, last: bool
-    ) -> None:
-        """Add one pass to the gradients; processes exchange them in the last one."""
-        device, low = self.processes.device, self.precision is not torch.float32
-        images, labels, ids = (tensor.to(device, non_blocking=True) for tensor in batch)
-        sync = contextlib.nullcontext()
-        if isinstance(self.losses, DistributedDataParallel) and not last:
-            sync = self.losses.no_sync()
-        with sync:
-            with torch.autocast(device.type, dtype=self.precision, enabled=low):
-                total, losses, logits = self.losses(
-                    images, labels, ids, self.config.seed, self.position.step
-                )
-            self.scaler.scale(total / passes).backward()
-        means.add({**losses, "accuracy": (logits.argmax(dim=1) == labels).float().mean()})
-
-    def _log(self, means: dict[str, float], seconds: float) -> str:
+    def _log(self, passes: list[dict[str, Tensor]], seconds: float) -> str:
         epoch, step = self.position.epoch, self.position.step
+        values = torch.stack([torch.stack([*losses.values()]).double() for losses in passes])
+        means = self.processes.mean(values.mean(dim=0)).tolist()
+        means = dict(zip(passes[0], means, strict=True))
         if not math.isfinite(means["total"]):
-            raise SeecauseError(f"the loss is {means['total']} at step {step}; {_LOWER}")
+            raise SeecauseError(f"the loss is {means['total']} at step {step}; {_REMEDY}")
         rate = self.optimizer.param_groups[0]["lr"]
         row = {"epoch": epoch, "step": step, "learning_rate": rate, **means, "seconds": seconds}
         if self.processes.first:
@@ -200,109 +418,98 @@ class Run:
         mine = examine(
             self.validated,
             self.val,
-            places=range(processes.rank, len(self.val), processes.world),
+            rows=range(processes.rank, len(self.val), processes.world),
             autocast=None if self.precision is torch.float32 else self.precision,
             workers=config.workers,
         )
-        numbers = merge(processes.gather(mine)).table()
+        everyones: list[Examination] = processes.gather(mine)
+        numbers = merge(everyones).table()
+        if config.select not in numbers:
+            expected = f"average or worst: {self.val.name} lacks images of some class"
+            raise BadOption("select", config.select, expected)
         better = numbers[config.select] > position.best
         if better:
             position.best, position.best_epoch = numbers[config.select], position.epoch
-        if processes.first:
-            epoch = position.epoch
-            if better:
-                write_best(config.folder, self.validated, epoch=epoch, validation=numbers)
-            row = {"epoch": epoch, "step": position.step, **numbers, "best": int(better)}
-            self.epochs.add(row)
-            self._draw()
-
-    @torch.no_grad()
-    def _draw(self) -> None:
-        """The parts of a few validation pictures, always the same, spread over the split."""
-        count = min(self.config.grid, len(self.val))
-        if not count:
+        if not processes.first:
             return
-        places = [index * len(self.val) // count for index in range(count)]
-        images = next(batches_of(self.validated, self.val, batch=count, places=places))[0]
-        with evaluating(self.validated):
-            maps = self.validated(images).maps
-        folder = self.config.folder / "parts"
-        folder.mkdir(exist_ok=True)
-        raw = frame_of(self.validated).preprocess.raw(images)
-        part_sheet(raw, maps).save(folder / f"epoch-{self.position.epoch + 1:04d}.png")
+        if better:
+            facts = ("data", "val", "limit", "val_limit", "workers")
+            card = {name: getattr(config, name) for name in facts}
+            with atomic_folder(self.folder / BEST) as draft:
+                self.validated.save(draft, epoch=position.epoch, validation=numbers, **card)
+        at = {"epoch": position.epoch, "step": position.step}
+        self.epochs.add({**at, **numbers, "best": int(better)})
 
     def _keep(self) -> None:
         self._check_finite()
-        if not self.processes.first:
-            return
-        generators: dict[str, Any] = {"cpu": torch.get_rng_state()}
-        if self.processes.device.type == "cuda":
-            generators["cuda"] = torch.cuda.get_rng_state(self.processes.device)
-        snapshot = Snapshot(
-            config=dataclasses.asdict(self.config),
-            position=dataclasses.asdict(self.position),
-            net=self.net.state_dict(),
-            optimizer=self.optimizer.state_dict(),
-            scaler=self.scaler.state_dict(),
-            ema=None if self.ema is None else self.ema.module.state_dict(),
-            generators=generators,
-        )
-        write_snapshot(self.config.folder, snapshot)
+        if self.processes.first:
+            snapshot = {
+                "config": dataclasses.asdict(self.config),
+                "position": dataclasses.asdict(self.position),
+                "net": self.net.state_dict(),
+                "optimizer": self.optimizer.state_dict(),
+                "ema": None if self.ema is None else self.ema.module.state_dict(),
+            }
+            with atomic_file(self.folder / LAST) as file:
+                torch.save(snapshot, file)
 
-    def _restore(self, snapshot: Snapshot | None) -> None:
-        if snapshot is None:
+    def _restore(self) -> None:
+        """Continue from the snapshot of this very run, if there is one."""
+        path = self.folder / LAST
+        if not path.is_file():
             return
-        self.position = Position(**snapshot.position)
-        self.net.load_state_dict(snapshot.net)
-        self.optimizer.load_state_dict(snapshot.optimizer)
-        self.scaler.load_state_dict(snapshot.scaler)
-        if self.ema is not None and snapshot.ema is not None:
-            self.ema.module.load_state_dict(snapshot.ema)
-        torch.set_rng_state(snapshot.generators["cpu"].cpu())
-        device = self.processes.device
-        if device.type == "cuda" and "cuda" in snapshot.generators:
-            torch.cuda.set_rng_state(snapshot.generators["cuda"].cpu(), device)
+        snapshot = torch.load(path, map_location="cpu", weights_only=True)
+        before = TrainConfig(**snapshot["config"])
+        different = [
+            each.name
+            for each in dataclasses.fields(TrainConfig)
+            if each.name not in _FREE
+            and getattr(before, each.name) != getattr(self.config, each.name)
+        ]
+        if different:
+            expected = f"a new folder: the run there differs in {', '.join(different)}"
+            raise BadOption("out", self.config.out, expected)
+        self.position = Position(**snapshot["position"])
+        self.net.load_state_dict(snapshot["net"])
+        self.optimizer.load_state_dict(snapshot["optimizer"])
+        if self.ema is not None:
+            self.ema.module.load_state_dict(snapshot["ema"])
 
     def _check_finite(self) -> None:
-        """Weights that are no numbers are never kept: a run could not recover from them. The same
-        in every process, since weights are."""
+        """Weights that are not finite are never kept, because a run could not recover from them."""
         for module in (self.net, self.validated):
             for name, value in module.state_dict().items():
                 if value.is_floating_point() and not bool(value.isfinite().all()):
-                    raise SeecauseError(
-                        f"{name} is not finite at step {self.position.step}; {_LOWER}"
-                    )
+                    step = self.position.step
+                    raise SeecauseError(f"{name} is not finite at step {step}; {_REMEDY}")
 
 
-class _Means:
-    """Sums that stay on the device until they are read."""
+class CsvLog:
+    """A CSV file that grows. Opening it again drops rows after `step`, which a continued run writes
+    anew, and a row that a kill cut short."""
 
-    def __init__(self) -> None:
-        self.sums: dict[str, Tensor] = {}
-        self.count = 0
+    def __init__(self, path: Path, columns: tuple[str, ...], *, step: int = 0):
+        self.path, self.columns = path, columns
+        lines = path.read_text().splitlines(keepends=True)[1:] if path.is_file() else []
+        place = columns.index("step")
+        whole = (line for line in lines if line.endswith("\n"))
+        kept = (line for line in whole if int(line.split(",")[place]) <= step)
+        write_atomic(path, ",".join(columns) + "\n" + "".join(kept))
 
-    def add(self, values: dict[str, Tensor]) -> None:
-        for name, value in values.items():
-            self.sums[name] = value.double() + self.sums.get(name, 0.0)
-        self.count += 1
-
-    def take(self, processes: Processes) -> dict[str, float]:
-        means = processes.mean(torch.stack(list(self.sums.values())) / self.count).tolist()
-        named = dict(zip(self.sums, means, strict=True))
-        self.sums, self.count = {}, 0
-        return named
+    def add(self, row: dict[str, Any]) -> None:
+        cells = (row.get(column, "") for column in self.columns)
+        short = [float(f"{cell:.6g}") if isinstance(cell, float) else cell for cell in cells]
+        with self.path.open("a", newline="", encoding="utf-8") as file:
+            csv.writer(file, lineterminator="\n").writerow(short)
 
 
 def _open_splits(config: TrainConfig) -> tuple[Dataset, Dataset]:
-    """Training and validation pictures, of the same classes."""
-    pictures = open_train(config.data, limit=config.limit)
+    """Training and validation images, of the same classes."""
+    images = open_split(config.data, "train", limit=config.limit)
     val = open_validation(config.data, config.val, limit=config.val_limit)
-    if val.classes != pictures.classes:
-        other = ", ".join(sorted(set(val.classes) ^ set(pictures.classes))) or "this order"
-        expected = f"a dataset with the classes of {config.data}; only one of them has {other}"
-        raise BadOption("val", val.name, expected)
-    check_select(config.select, val)
-    return pictures, val
+    if val.classes != images.classes:
+        raise BadOption("val", val.name, f"a dataset with the classes of {config.data}")
+    return images, val
 
 
 def new_net(config: TrainConfig, classes: tuple[str, ...]) -> IFAM:
@@ -313,45 +520,18 @@ def new_net(config: TrainConfig, classes: tuple[str, ...]) -> IFAM:
         # DINOv2 has no classifier of its own
         how: dict[str, Any] = {"weights": config.weights, "size": config.size}
         model = load(config.backbone, **how, head=nn.Identity(), pool="cls")
-        net = IFAM(
+        return IFAM(
             model.module,
             config.parts,
             classes,
             preprocess=frame_for(config, model.preprocess),
-            architecture=model.origin or None,
+            architecture=model.origin or describe(model.module),
             **config.options,
         )
-        description(net)  # what cannot be saved is refused before it is trained
-        return net
-
-
-def new_optimizer(config: TrainConfig, net: IFAM, steps: int) -> torch.optim.AdamW:
-    """AdamW at the paper's rates, scaled for the batch; weight decay is normalised by the length of
-    the run."""
-    groups = parameter_groups(
-        net,
-        scaled_rate(config.learning_rate, config.batch),
-        normalised_decay(config.weight_decay, steps),
-        prototype_factor=config.prototype_factor,
-        head_factor=config.head_factor,
-    )
-    return torch.optim.AdamW(groups, betas=(0.9, 0.999))
-
-
-def _steps_taken(optimizer: torch.optim.Optimizer) -> int:
-    """By its own count, which a snapshot keeps."""
-    return max((int(state["step"]) for state in optimizer.state.values()), default=0)
-
-
-def _average(net: IFAM) -> Any:
-    """Weights averaged with decay min(0.9999, 1 - (1 + t)^(-2/3)); the first update copies."""
-    from timm.utils import ModelEmaV3
-
-    return ModelEmaV3(net, decay=0.9999, use_warmup=True)
 
 
 def frame_for(config: TrainConfig, backbone: Preprocess) -> Preprocess:
-    """How test pictures are prepared: the whole short side (SIIM: both sides; ImageNet below 384
+    """How test images are prepared: the whole short side (SIIM: both sides; ImageNet below 384
     pixels: 1 / 0.875 of the side), the centre."""
     imagenet = config.augment == "imagenet"
     return dataclasses.replace(
@@ -362,3 +542,31 @@ def frame_for(config: TrainConfig, backbone: Preprocess) -> Preprocess:
         squash=config.augment == "plain",
         filter="bicubic" if imagenet else "bilinear",
     )
+
+
+def new_optimizer(config: TrainConfig, net: IFAM, steps: int) -> torch.optim.AdamW:
+    """AdamW at the paper's rates: a batch of 128 learns at sqrt(128 / 16) times the base rate, and
+    weight decay is divided by the square root of the number of steps."""
+    groups = parameter_groups(
+        net,
+        config.learning_rate * math.sqrt(config.batch / 16),
+        config.weight_decay * math.sqrt(1 / steps),
+        prototype_factor=config.prototype_factor,
+        head_factor=config.head_factor,
+    )
+    return torch.optim.AdamW(groups, betas=(0.9, 0.999))
+
+
+def autocast_dtype(precision: str, device: torch.device) -> torch.dtype:
+    """`auto` is bfloat16 on a GPU that computes in it, else float32."""
+    if precision != "auto":
+        return getattr(torch, precision)
+    native = device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
+    return torch.bfloat16 if native else torch.float32
+
+
+def _average(net: IFAM) -> Any:
+    """Weights averaged with decay min(0.9999, 1 - (1 + t)^(-2/3)); the first update copies."""
+    from timm.utils import ModelEmaV3
+
+    return ModelEmaV3(net, decay=0.9999, use_warmup=True)

@@ -46,7 +46,7 @@ from seecause.models.slicing import slice_heads
 log = logging.getLogger(__name__)
 ZOO = Path(__file__).parents[1] / "critters" / "checkpoints"  # what `builtin:` names
 # classes of this package, by the module whose `from_card` builds them
-BUILDERS = {"IFAM": "seecause.faithful.run", "PlantedViT": "seecause.critters.planted"}
+BUILDERS = {"IFAM": "seecause.faithful.net", "PlantedViT": "seecause.critters.planted"}
 CARD = "seecause.json"
 PLAIN, SLICED, HEAD = "model.safetensors", "sliced.safetensors", "head.safetensors"
 ADAPTER = "adapter_config.json"  # of PEFT

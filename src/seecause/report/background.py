@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from seecause.faithful.evaluation import mask_pixels, part_colours, part_picture
+from seecause.faithful.evaluation import mask_pixels, part_colours, part_image
 from seecause.models.base import protocol
 from seecause.report.figures import (
     Line,
@@ -476,14 +476,14 @@ def _part_card(examples: PartExamples, raw: Tensor, index: int) -> Card:
     seen = data_uri(display_image(seen_pixels(raw, mask)), photo=True)
     shots = [
         Shot("image", data_uri(display_image(raw), photo=True)),
-        Shot("parts", data_uri(part_picture(raw, maps))),
+        Shot("parts", data_uri(part_image(raw, maps))),
         Shot(f"selected: {float(mask.double().mean()):.0%}", seen, answers(output.logits)),
     ]
     base, flips = int(output.logits[index].argmax()), []
     for number_, without in examples.without.items():
         changed = int(without.logits[index].argmax()) != base
         flips += [str(number_)] * changed
-        image = data_uri(part_picture(raw, maps, removed=[number_]))
+        image = data_uri(part_image(raw, maps, removed=[number_]))
         shots.append(Shot(f"without part {number_}", image, answers(without.logits), changed))
     end = f"changes without part {', '.join(flips)}" if flips else "whichever part is removed"
     empty = "no patch is selected: the prediction says nothing about the image"

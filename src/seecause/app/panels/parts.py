@@ -23,7 +23,7 @@ from seecause.app.panels import Index, OnPicture, Panel, answers, as_script, ope
 from seecause.app.state import ActionContext
 from seecause.data.images import to_pil
 from seecause.errors import BadOption
-from seecause.faithful.evaluation import part_picture
+from seecause.faithful.evaluation import part_image
 from seecause.faithful.interventions import calibrate, evaluating, intervene, network
 from seecause.faithful.net import IFAM, IFAMOutput
 from seecause.models.base import ImageModel
@@ -56,7 +56,7 @@ def look(context: ActionContext, request: Masked) -> Reply:
     raw = wide(model.preprocess.raw(image))[0].clamp(0, 1).cpu()
     winner = whole.maps[0].argmax(dim=0).cpu()  # [gh, gw]; the background is the last
     return {
-        "picture": data_uri(part_picture(raw, whole.maps[0].cpu(), removed=request.out)),
+        "picture": data_uri(part_image(raw, whole.maps[0].cpu(), removed=request.out)),
         "seen": data_uri(to_pil(seen_pixels(raw, changed.mask[0].cpu())), photo=True),
         "size": list(raw.shape[-2:]),
         "grid": list(winner.shape),
