@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict
+from pathlib import Path
 
 import pytest
 
@@ -25,7 +26,7 @@ def run(tmp_path_factory):
     assert done.exit_code == 0, done.output
     assert "4 steps; best average on validation" in done.stdout
     assert "step 4 of 4, epoch 1: loss" in done.stderr
-    return config.folder
+    return Path(config.out)
 
 
 def test_settings_reach_the_run(run):
@@ -41,7 +42,7 @@ def test_evaluation_prints_what_the_library_measures(run):
     assert facts["plain"] == pytest.approx(result["plain"])
     assert result["data"].endswith("test") and result["chosen_on"].endswith("val")
     network = open_network(str(run))
-    assert result["plain"] == pytest.approx(examine(network.net, network.test_pictures()).table())
+    assert result["plain"] == pytest.approx(examine(network.net, network.test_images()).table())
     text = invoke("faithful", "evaluate", run, "--device", "cpu", "--no-interventions").stdout
     assert "worst" in text and f"{result['plain']['average']:.4f}" in text
 
