@@ -24,14 +24,13 @@ SUFFIXES = re.compile(
 
 def table() -> str:
     """Every family that is read, with what it is read as and the release it was tested with."""
-    boxes = [*_rows("Detection"), *dense.SENTENCES]
     rows = [
         ("timm", "tokens", timm.CLASSES),
         ("timm", "stages", staged.SPLITS["timm"]),
         ("transformers", "tokens", _families(transformers.READINGS)),
         ("transformers", "stages", _families(staged.SPLITS["transformers"])),
-        ("transformers", "boxes", ["Yolos (tokens)", *_families(boxes)]),
-        ("transformers", "pixels", _families(_rows("Segmentation", "Depth", "Sam"))),
+        ("transformers", "boxes", ["Yolos (tokens)", *_families(_rows("Detection"))]),
+        ("transformers", "pixels", _families(_rows("Segmentation"))),
         ("transformers", "words", _families(decoder.FAMILIES)),
         ("transformers", "film", ["VideoMAE (tokens)"]),
         ("torchvision", "tokens", ["VisionTransformer"]),
@@ -52,11 +51,9 @@ def table() -> str:
 
 def _refusals() -> str:
     """Families of transformers that are known and not read, each with its reason."""
-    reasons = decoder.REFUSED | dense.REFUSED
     listed = [
         f"{', '.join(_families(names))} ({reason})"
-        for reason, names in _grouped(reasons).items()
-        if reason != dense.BARE
+        for reason, names in _grouped(decoder.REFUSED).items()
     ]
     return f"Known to transformers and refused: {'; '.join(listed)}."
 

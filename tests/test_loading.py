@@ -50,7 +50,7 @@ def test_broken_weight_files_are_named(tmp_path):
         with pytest.raises(sc.SeecauseError, match=name):
             sc.load("timm:test_vit", weights=tmp_path / name)
     torch.save(torch.zeros(3), tmp_path / "c.pth")
-    with pytest.raises(sc.SeecauseError, match="without named weights"):
+    with pytest.raises(sc.SeecauseError, match=r"c\.pth"):
         sc.load("timm:test_vit", weights=tmp_path / "c.pth")
     save_file({"head.weight": torch.zeros(3, 4)}, tmp_path / "d.safetensors")
     with pytest.raises(sc.SeecauseError, match="does not fit"):
@@ -127,12 +127,6 @@ def test_a_wrap_refuses_what_it_cannot_honour_in_one_line(changes, options, said
     options = {"head": torch.ones(5, 24), **options} if "num_classes" in changes else options
     with pytest.raises(sc.SeecauseError, match=said):
         sc.wrap(vit(**changes), **HALF, **options)
-
-
-def test_class_names_may_be_a_mapping_either_way():
-    names = tuple("abcde")
-    for classes in (dict(enumerate(names)), {name: i for i, name in enumerate(names)}, iter(names)):
-        assert sc.wrap(vit(), classes=classes, **HALF).classes == names
 
 
 def test_a_path_a_device_and_a_dtype_are_looked_at_before_weights_are(tmp_path):

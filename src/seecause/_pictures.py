@@ -52,22 +52,6 @@ def read_image(path: str | Path, *, max_pixels: int = MAX_PIXELS) -> Image.Image
     return _open_image(path, lambda image: as_rgb(str(path), image), max_pixels)
 
 
-def read_frames(path: str | Path, count: int) -> list[Image.Image]:
-    """`count` frames of an animation at even distances, as RGB."""
-    return _open_image(path, lambda image: _frames(str(path), image, count))
-
-
-def _frames(name: str, image: Image.Image, count: int) -> list[Image.Image]:
-    total = getattr(image, "n_frames", 1)
-    if total < count:
-        raise BadImage(name, f"{total} frames, {count} are read", "give a longer film")
-    frames = []
-    for place in even_places(total, count):
-        image.seek(place)
-        frames.append(as_rgb(name, image.copy()))
-    return frames
-
-
 def even_places(total: int, count: int) -> list[int]:
     """`count` of `total` places, the first and the last among them."""
     return [round(place * (total - 1) / max(1, count - 1)) for place in range(count)]

@@ -121,7 +121,7 @@ def wrap(
         if check:  # without it, the number of classes is not known
             verify(model)
             need_names(model)
-            if sigmoid is None and model.n_classes == 1 and not model.values:
+            if sigmoid is None and model.n_classes == 1:
                 model.sigmoid = True  # a softmax over one class is always 1
     return model
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from seecause.errors import BadOption, NotDefined
 from seecause.models.base import ImageModel
-from seecause.models.rows import parse_row
+from seecause.models.dense import parse_row
 from seecause.types import wide
 
 Score = Literal["prob", "logprob", "logit"]

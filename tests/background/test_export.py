@@ -108,11 +108,7 @@ def test_a_head_of_its_own_and_rotary_attention_come_back(tmp_path):
     model = sc.load("timm:eva02_tiny_patch14_224", weights="random", size=56, head=matrix)
     scramble(model.module)
     images = torch.randn(1, 3, 56, 56)
-    again = sc.load(
-        str(
-            export(model, [(0, 0), (3, 1), (3, 2), (5, 0), (5, 1), (5, 2)], tmp_path, form="sliced")
-        )
-    )
+    again = sc.load(str(export(model, [(0, 0), (3, 1), (3, 2), (5, 0), (5, 1), (5, 2)], tmp_path)))
     close(again(images), ablated(model, images, [(0, 0), (3, 1), (3, 2), (5, 0), (5, 1), (5, 2)]))
 
 

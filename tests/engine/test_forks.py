@@ -20,7 +20,7 @@ from seecause.engine.forks import (
     mean_carried,
 )
 from seecause.engine.walk import walk
-from seecause.models.slicing import zero_heads
+from seecause.models.block import zero_heads
 from tests.helpers import hooks, noise, view
 from tests.tiny import FAMILIES, pictures, tiny
 

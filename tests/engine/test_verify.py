@@ -291,9 +291,8 @@ class Rows:
         model = SimpleNamespace(
             run_to=self.run_to,
             run_from=lambda cells, places: self.outputs(places.image)[:, 1] * (1 + self.aimed_off),
-            question=SimpleNamespace(read=lambda answers: answers[:, 1]),
         )
-        return SimpleNamespace(model=model, name="box 1")
+        return SimpleNamespace(model=model, name="box 1", read=lambda answers: answers[:, 1])
 
 
 def verify_rows(model: Rows) -> list[Probe]:

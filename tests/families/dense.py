@@ -125,31 +125,6 @@ def _d_fine() -> Any:
     return hf.DFineForObjectDetection(hf.DFineConfig(backbone_config=backbone, **options, **LABELS))
 
 
-def sentence_tokens(sentences: list[str]) -> dict[str, torch.Tensor]:
-    """Of one sentence, with the ids that BERT has for its beginning, its end and a full stop."""
-    words = sentences[0].replace(".", " . ").split()
-    ids = [1012 if word == "." else 10 + sum(map(ord, word)) % 80 for word in words]
-    return {"input_ids": torch.tensor([[101, *ids, 102]])}
-
-
-def _grounding_dino() -> Any:
-    text = hf.BertConfig(
-        vocab_size=1030, hidden_size=16, num_hidden_layers=1, num_attention_heads=2,
-        intermediate_size=16, max_position_embeddings=32,
-    )  # fmt: skip
-    config = hf.GroundingDinoConfig(
-        backbone_config=_backbone(3, 2, 3),
-        text_config=text,
-        num_feature_levels=3,
-        encoder_n_points=2,
-        decoder_n_points=2,
-        max_text_len=16,
-        disable_custom_kernels=True,
-        **{**WIDTHS, "d_model": 32},  # groups of 32 are normed
-    )
-    return hf.GroundingDinoForObjectDetection(config)
-
-
 def _segformer() -> Any:
     config = hf.SegformerConfig(
         hidden_sizes=[8, 8, 16, 16],
@@ -160,44 +135,6 @@ def _segformer() -> Any:
         **LABELS,
     )
     return hf.SegformerForSemanticSegmentation(config)
-
-
-def _dpt() -> Any:
-    config = hf.DPTConfig(
-        hidden_size=16,
-        num_hidden_layers=4,
-        num_attention_heads=2,
-        intermediate_size=16,
-        image_size=64,
-        patch_size=16,
-        backbone_out_indices=[0, 1, 2, 3],
-        neck_hidden_sizes=[4, 4, 8, 8],
-        fusion_hidden_size=8,
-        is_hybrid=False,
-    )
-    return hf.DPTForDepthEstimation(config)
-
-
-def _depth_anything() -> Any:
-    backbone = hf.Dinov2Config(
-        hidden_size=16,
-        num_hidden_layers=4,
-        num_attention_heads=2,
-        image_size=64,
-        patch_size=16,
-        out_indices=[1, 2, 3, 4],
-        reshape_hidden_states=False,
-        apply_layernorm=True,
-    )
-    config = hf.DepthAnythingConfig(
-        backbone_config=backbone,
-        patch_size=16,
-        reassemble_hidden_size=16,
-        neck_hidden_sizes=[4, 4, 8, 8],
-        fusion_hidden_size=8,
-        head_hidden_size=4,
-    )
-    return hf.DepthAnythingForDepthEstimation(config)
 
 
 def _mask2former() -> Any:
@@ -243,68 +180,6 @@ def _maskformer() -> Any:
     return hf.MaskFormerForInstanceSegmentation(config)
 
 
-def _sam2() -> Any:
-    backbone = hf.Sam2HieraDetConfig(
-        hidden_size=8,
-        image_size=[64, 64],
-        window_positional_embedding_background_size=[4, 4],
-        blocks_per_stage=[1, 1, 2, 1],
-        embed_dim_per_stage=[8, 12, 16, 20],
-        num_attention_heads_per_stage=[1, 1, 2, 2],
-        window_size_per_stage=[4, 4, 4, 2],
-        global_attention_blocks=[3],  # none that begins a stage
-        mlp_ratio=2.0,
-    )
-    vision = hf.Sam2VisionConfig(
-        backbone_config=backbone,
-        backbone_channel_list=[20, 16, 12, 8],
-        backbone_feature_sizes=[[16, 16], [8, 8], [4, 4]],
-        fpn_hidden_size=16,
-    )
-    prompt = hf.Sam2PromptEncoderConfig(
-        hidden_size=16, image_size=64, patch_size=16, mask_input_channels=4
-    )
-    decoder = hf.Sam2MaskDecoderConfig(
-        hidden_size=16, mlp_dim=16, num_hidden_layers=1, num_attention_heads=2,
-        iou_head_hidden_dim=8,
-    )  # fmt: skip
-    return hf.Sam2Model(
-        hf.Sam2Config(
-            vision_config=vision, prompt_encoder_config=prompt, mask_decoder_config=decoder
-        )
-    )
-
-
-def _sam() -> Any:
-    vision = hf.SamVisionConfig(
-        hidden_size=16,
-        output_channels=16,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        image_size=64,
-        patch_size=16,
-        window_size=2,
-        global_attn_indexes=[1],
-        mlp_dim=16,
-        num_pos_feats=8,
-    )
-    prompt = hf.SamPromptEncoderConfig(
-        hidden_size=16, image_size=64, patch_size=16, mask_input_channels=4
-    )
-    decoder = hf.SamMaskDecoderConfig(
-        hidden_size=16,
-        mlp_dim=16,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        iou_head_hidden_dim=8,
-    )
-    return hf.SamModel(
-        hf.SamConfig(
-            vision_config=vision, prompt_encoder_config=prompt, mask_decoder_config=decoder
-        )
-    )
-
-
 def _yolos(middle: bool = True) -> Any:
     config = hf.YolosConfig(
         hidden_size=16,
@@ -328,27 +203,17 @@ DENSE: dict[str, Callable[[], Any]] = {
     "rt_detr": _rt_detr,
     "rt_detr_v2": _rt_detr_v2,
     "d_fine": _d_fine,
-    "grounding_dino": _grounding_dino,
     "segformer": _segformer,
-    "dpt": _dpt,
-    "depth_anything": _depth_anything,
     "mask2former": _mask2former,
     "maskformer": _maskformer,
-    "sam": _sam,
-    "sam2": _sam2,
 }
-SQUARE = ("dpt", "sam", "sam2")  # of 64 pixels
 
 
 def tiny_dense(family: str, dtype: torch.dtype = torch.float64) -> Native:
     """A scrambled model of one family."""
     torch.manual_seed(0)
     module = scramble(DENSE[family]()).to(dtype).requires_grad_(False)
-    size = (64, 64) if family in SQUARE else SIZE
-    options = {**HALF, "size": size}
-    if family == "grounding_dino":
-        options |= {"classes": NAMES, "tokenizer": sentence_tokens}
-    return Native(module, [], module, options, size=size)
+    return Native(module, [], module, {**HALF, "size": SIZE}, size=SIZE)
 
 
 def tiny_yolos(middle: bool = True) -> Native:

@@ -1,4 +1,4 @@
-"""Tiny transformers models: ViT, DeiT, DINOv2 (with registers), DINOv3, CLIP, SigLIP.
+"""Tiny transformers models: ViT, DeiT, BEiT, DINOv2 (with registers), DINOv3, CLIP, SigLIP.
 
 Where a config takes square pictures only, positions are interpolated to `SIZE`.
 """
@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import torch
 import transformers as hf
 from torch import Tensor, nn
 
@@ -109,35 +108,6 @@ def hf_data2vec() -> Native:
     return _classifier(hf.Data2VecVisionForImageClassification(config), OTHER_SIZE)
 
 
-def packed(images: Tensor, padding: int = 0) -> dict[str, Tensor]:
-    """Pictures as SigLIP 2 NaFlex takes them: patches in rows, padded and masked."""
-    from transformers.models.siglip2.image_processing_siglip2 import (
-        convert_image_to_patches,
-        pad_along_first_dim,
-    )
-
-    rows = [convert_image_to_patches(image, 8) for image in images]
-    both = [pad_along_first_dim(row, len(row) + padding) for row in rows]
-    patches, masks = (torch.stack(parts) for parts in zip(*both, strict=True))
-    grid = torch.tensor([[side // 8 for side in images.shape[-2:]]] * len(images))
-    return {"pixel_values": patches, "pixel_attention_mask": masks, "spatial_shapes": grid}
-
-
-def hf_siglip2() -> Native:
-    module, head = hf.Siglip2VisionModel(hf.Siglip2VisionConfig(**BASE, num_patches=16)), matrix(24)
-    return _native(
-        module,
-        {**OTHER_SIZE, "head": head},
-        lambda x: module(**packed(x)).pooler_output @ head.to(x.dtype).T,
-    )
-
-
-def hf_siglip2_classifier() -> Native:
-    config = hf.Siglip2Config(vision_config={**BASE, "num_patches": 16}, **LABELS)
-    module = hf.Siglip2ForImageClassification(config)
-    return _native(module, OTHER_SIZE, lambda x: module(**packed(x)).logits)
-
-
 def _dual(kind: str) -> Any:
     """The config of a model with two towers: vision as in BASE, and a short text tower."""
     text = dict(
@@ -202,24 +172,12 @@ def hf_siglip_classifier() -> Native:
     )
 
 
-def hf_siglip2_zero_shot() -> Native:
-    config = hf.Siglip2Config(
-        text_config=_dual("Siglip").text_config.to_dict(), vision_config={**BASE, "num_patches": 16}
-    )
-    module = hf.Siglip2Model(config)
-    return _native(
-        module,
-        OTHER_SIZE | TEXT,
-        lambda x: module(input_ids=prompts(), **packed(x)).logits_per_image,
-    )
-
-
 FAMILIES = {
     f.__name__: f
     for f in (
         hf_vit, hf_vit_other_size, hf_vit_backbone, hf_deit, hf_deit_distilled, hf_dinov2,
         hf_dinov2_swiglu, hf_dinov2_registers, hf_dinov3,
         hf_clip, hf_clip_tower, hf_clip_classifier, hf_siglip, hf_siglip_tower,
-        hf_siglip_classifier, hf_beit, hf_data2vec, hf_siglip2,
+        hf_siglip_classifier, hf_beit, hf_data2vec,
     )
 }  # fmt: skip

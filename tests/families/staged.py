@@ -3,20 +3,18 @@ statistics.
 
 `ends` are the native modules that give the features of each stage; `order` says how those lie:
 
-    planes [B, C, h, w]    last [B, h, w, C]    flat [B, h * w, C]    or a function (stage number,
-    row, column) -> place in a sequence (Hiera)
+    planes [B, C, h, w]    last [B, h, w, C]    flat [B, h * w, C]
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 import torch
 import transformers as hf
-from torch import Tensor, nn
+from torch import nn
 
 from tests.families.native import HALF, Native
 
@@ -56,15 +54,6 @@ def timm_swin_v2() -> StagedNative:
     return _swin(SwinTransformerV2(SIZE, 4, 3, 7, "avg", 8, DEPTHS, HEADS, window_size=2))
 
 
-def timm_swin_v2_cr() -> StagedNative:
-    from timm.models.swin_transformer_v2_cr import SwinTransformerV2Cr
-
-    module = SwinTransformerV2Cr(
-        SIZE, window_size=2, num_classes=7, embed_dim=8, depths=DEPTHS, num_heads=HEADS
-    )
-    return _native(module, [module.patch_embed, *module.stages], ["planes"] * 5)
-
-
 def _stem_and_stages(module: Any, **more: Any) -> StagedNative:
     return _native(module, [module.stem, *module.stages], ["planes"] * 5, **more)
 
@@ -80,73 +69,6 @@ def timm_convnext_v2() -> StagedNative:
 
     options = dict(depths=(1, 1, 1, 1), dims=(4, 8, 8, 8), kernel_sizes=3, use_grn=True)
     return _stem_and_stages(ConvNeXt(num_classes=7, ls_init_value=None, **options))
-
-
-def timm_maxvit() -> StagedNative:
-    from timm.models.maxxvit import MaxxVit, MaxxVitCfg, MaxxVitTransformerCfg
-
-    config = MaxxVitCfg(
-        embed_dim=(8, 8, 8, 8),
-        depths=(1, 1, 1, 1),
-        block_type=("M",) * 4,
-        stem_width=4,
-        transformer_cfg=MaxxVitTransformerCfg(dim_head=4),
-    )
-    return _stem_and_stages(MaxxVit(config, SIZE, num_classes=7), strides=(2, 4, 8, 16, 32))
-
-
-def timm_hiera() -> StagedNative:
-    from timm.models.hiera import Hiera
-
-    module = Hiera(SIZE, embed_dim=8, num_classes=7, stages=(1, 1, 2, 1))
-    ends = [module.unroll, *(module.blocks[end] for end in module.stage_ends)]
-    rolls = [partial(module.reroll, block_idx=block) for block in (0, *module.stage_ends)]
-    return _native(module, ends, [_places(roll, s) for roll, s in zip(rolls, STRIDES, strict=True)])
-
-
-STRIDES = (4, 4, 8, 16, 32)
-
-
-def _places(reroll: Callable[[Tensor], Tensor], stride: int) -> Callable[[int, int], int]:
-    """Where in the sequence a place of the grid is, by the library's own way back."""
-    rows, columns = SIZE[0] // stride, SIZE[1] // stride
-    places = reroll(torch.arange(rows * columns)[None, :, None])[0, :, :, 0]
-    return lambda row, column: int(places[row, column])
-
-
-def timm_pvt_v2() -> StagedNative:
-    from timm.models.pvt_v2 import PyramidVisionTransformerV2
-
-    module = PyramidVisionTransformerV2(
-        num_classes=7, depths=(1, 1, 1, 1), embed_dims=(8, 8, 8, 8), num_heads=HEADS, mlp_ratios=2
-    )
-    return _native(module, [module.patch_embed, *module.stages], ["last", *["planes"] * 4])
-
-
-WIDTHS = dict(widths=(4, 8, 8, 8, 8), depths=(1,) * 5, head_dim=4, head_widths=(8, 8))
-
-
-def timm_efficientvit() -> StagedNative:
-    from timm.models.efficientvit_mit import EfficientVit
-
-    return _stem_and_stages(EfficientVit(num_classes=7, **WIDTHS), strides=(2, 4, 8, 16, 32))
-
-
-def timm_efficientvit_large() -> StagedNative:
-    from timm.models.efficientvit_mit import EfficientVitLarge
-
-    return _stem_and_stages(EfficientVitLarge(num_classes=7, **WIDTHS), strides=(2, 4, 8, 16, 32))
-
-
-def timm_efficientvit_msra() -> StagedNative:
-    from timm.models.efficientvit_msra import EfficientVitMsra
-
-    module = EfficientVitMsra(
-        192, num_classes=7, embed_dim=(8, 8, 8), key_dim=(4, 4, 4), depth=(1, 1, 1),
-        num_heads=(2, 2, 2), window_size=(4, 4, 4),
-    )  # fmt: skip
-    ends, more = [module.patch_embed, *module.stages], {"grid": (6, 6), "cells": 2}
-    return _native(module, ends, ["planes"] * 4, size=(192, 192), strides=(16, 16, 32, 64), **more)
 
 
 def torchvision_swin() -> StagedNative:
@@ -204,10 +126,8 @@ def hf_convnext_v2() -> StagedNative:
 STAGED_FAMILIES: dict[str, Callable[[], StagedNative]] = {
     make.__name__: make
     for make in (
-        timm_swin, timm_swin_v2, timm_swin_v2_cr, timm_convnext, timm_convnext_v2, timm_maxvit,
-        timm_hiera, timm_pvt_v2, timm_efficientvit, timm_efficientvit_large,
-        timm_efficientvit_msra, torchvision_swin, torchvision_convnext, hf_swin, hf_swin_v2,
-        hf_convnext, hf_convnext_v2,
+        timm_swin, timm_swin_v2, timm_convnext, timm_convnext_v2, torchvision_swin,
+        torchvision_convnext, hf_swin, hf_swin_v2, hf_convnext, hf_convnext_v2,
     )
 }  # fmt: skip
 
@@ -237,6 +157,4 @@ def place(native: StagedNative, stage: int) -> Callable[[int, int], tuple[Any, .
         return lambda row, column: (every, every, row, column)
     if order == "last":
         return lambda row, column: (every, row, column)
-    if order == "flat":
-        return lambda row, column: (every, row * width + column)
-    return lambda row, column: (every, order(row, column))
+    return lambda row, column: (every, row * width + column)

@@ -20,7 +20,7 @@ from seecause.lvlm import (
 )
 from seecause.lvlm._cache import run_prefix
 from seecause.lvlm.bank import Averaged, picture_digest, stretch
-from seecause.models.image_tokens import Grid, ImageTokens
+from seecause.models.decoder import Grid, ImageTokens
 from tests.families.lvlm import photo
 from tests.lvlm.scenes import QUESTION, TOKEN, scene
 from tests.reference import hear
@@ -183,7 +183,7 @@ def test_what_does_not_fit_is_refused():
 def test_a_bank_has_as_many_shapes_as_were_asked_for_and_keeps_them_apart(tmp_path):
     here = scene("qwen2_vl")
     bank = make_bank(here.lvlm, here.pictures, sizes=[(40, 56), (64, 64)])
-    tokens = ImageTokens((Grid(1, 2, box=None), Grid(1, 1, (0.0, 0.5, 1.0, 1.0), True, 1)))
+    tokens = ImageTokens((Grid(1, 2, box=None), Grid(1, 1, (0.0, 0.5, 1.0, 1.0), True)))
     odd = Averaged(tokens, (8, 9))
     bank.sums[odd], bank.weights[odd] = (torch.ones(1, 1, 4, 2), torch.zeros(1, 1, 4, 2)), 7
     read = MeanBank.load(bank.save(tmp_path / "new" / "bank"))

@@ -14,10 +14,9 @@ import transformers as hf
 from PIL import Image
 from tokenizers import pre_tokenizers
 
-from seecause.errors import UnsupportedModel
-from seecause.models.image_tokens import Grid, ImageTokens, image_tokens
+from seecause.models.decoder import Grid, ImageTokens, image_tokens
 from tests.families.lvlm import internvl, photo, tokenizer
-from tests.families.lvlm_more import glm4v, idefics3, llava_onevision, ovis2
+from tests.families.lvlm_more import idefics3, ovis2
 
 SIDE = 32  # pixels of a view; each is 2 x 2 tokens
 TILES = [f"<row_{r}_col_{c}>" for r in range(1, 7) for c in range(1, 7)]
@@ -110,42 +109,6 @@ def test_tiles_lie_where_the_processor_cut_them(tiled, size):
             moved = (after - before).abs().amax(dim=(1, 2, 3)) > 0.5
             expected = [_inside(view.box, x, y) for view in views]
             assert moved.tolist() == expected, (x, y)
-
-
-def test_tiles_of_several_pictures_belong_to_their_own(tiled):
-    wide, high = (Image.fromarray(np.array(photo(size)) // 2) for size in ((64, 96), (96, 64)))
-    tokens, before = _read(tiled, wide, high)
-    views = _views(tokens)
-    assert len(views) == len(before)
-    for number in (0, 1):
-        pair = [wide, high]
-        pair[number] = Image.new("RGB", pair[number].size, "white")
-        after = _read(tiled, *pair)[1]
-        moved = (after - before).abs().amax(dim=(1, 2, 3)) > 0.5
-        assert moved.tolist() == [view.image == number for view in views]
-    assert sum(view.box == (0, 0, 1, 1) for view in views) == 2
-
-
-def test_a_video_before_a_picture_keeps_its_own_grid():
-    config = glm4v().module.config
-    ids = [1, *[config.video_token_id] * 8, 9, *[config.image_token_id] * 4, 10]
-    inputs = {
-        "input_ids": torch.tensor([ids]),
-        "video_grid_thw": torch.tensor([[2, 2, 8]]),
-        "image_grid_thw": torch.tensor([[1, 8, 2]]),
-    }
-    places = torch.isin(torch.tensor(ids), torch.tensor([7, config.image_token_id]))[1:-1]
-    shown = [p for p in image_tokens(config, inputs, places).parts if p.box is not None]
-    assert [(p.rows, p.columns, p.image) for p in shown] == [(1, 4, 0), (1, 4, 1), (4, 1, 2)]
-
-
-def test_padded_pictures_and_videos_of_onevision_are_refused_in_words():
-    bare, places = llava_onevision(), torch.ones(34, dtype=torch.bool)
-    several = {"image_sizes": torch.tensor([[32, 64]] * 2), "batch_num_images": torch.tensor([2])}
-    with pytest.raises(UnsupportedModel, match="give one image"):
-        image_tokens(bare.module.config, several, places)
-    with pytest.raises(UnsupportedModel, match="give images"):
-        image_tokens(bare.module.config, {"pixel_values_videos": torch.zeros(1)}, places)
 
 
 @pytest.mark.parametrize(("most", "side"), [("anyres_max_9", 6), ("anyres_max_30", 12), ("", 12)])

@@ -38,7 +38,7 @@ from seecause.lvlm import (
 )
 from seecause.lvlm.fit import correlation
 from seecause.lvlm.trace import AnswerTrace, check_masks_suffice, concerns, masked_runs, rows_of
-from seecause.models.image_tokens import Grid, ImageTokens
+from seecause.models.decoder import Grid, ImageTokens
 from tests.lvlm.scenes import scene
 from tests.lvlm.toy import QUESTION, pictures, toy_engine
 

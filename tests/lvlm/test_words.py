@@ -28,7 +28,7 @@ from seecause.lvlm import (
 from seecause.lvlm.fit import mean_derivative
 from seecause.lvlm.masks import MaskSampling, check_sampling
 from seecause.lvlm.words import word_concerns, word_sampling
-from seecause.models.image_tokens import Grid, ImageTokens
+from seecause.models.decoder import Grid, ImageTokens
 from tests.families.lvlm import FAMILIES, photo
 from tests.lvlm.scenes import GRID, QUESTION, TOKEN, scene, some
 from tests.reference import hear

@@ -67,14 +67,9 @@ SHAPES: dict[str, Callable[[dict], dict]] = {
     "compiled blocks": lambda s: {n.replace("blocks.0.", "blocks.0._orig_mod."): s[n] for n in s},
     "state_dict": lambda s: {"state_dict": prefixed("model.", s), "epoch": 1},
     "model": lambda s: {"model": s, "optimizer": {"lr": 1}},
-    "model_state_dict": lambda s: {"model_state_dict": prefixed("net.", s)},
-    "deeper": lambda s: {"model": {"state_dict": prefixed("encoder.vit.", s)}},
+    "deeper": lambda s: {"model": prefixed("encoder.vit.", s)},
     "lightning": lightning,
     "averaged": lambda s: {"state_dict": {n: v + 1 for n, v in s.items()}, "state_dict_ema": s},
-    "averaged names": lambda s: {
-        "state_dict": {n: v + 1 for n, v in prefixed("model.", s).items()}
-        | prefixed("ema_model.module.", s)
-    },
 }
 
 
@@ -84,8 +79,7 @@ def test_a_checkpoint_is_read_however_it_was_saved(tmp_path, caplog, shape):
     torch.save(SHAPES[shape](module.state_dict()), tmp_path / "last.ckpt")
     model = sc.load("timm:test_vit", weights=tmp_path / "last.ckpt", **HALF)
     same(model, module)
-    assert ("are not used" in caplog.text) is (shape in ("lightning", "averaged names"))
-    assert ("averaged weights" in caplog.text) is (shape == "averaged")
+    assert ("are not used" in caplog.text) is (shape == "lightning")
 
 
 def test_nothing_of_a_checkpoint_runs(tmp_path):
@@ -98,24 +92,6 @@ def test_nothing_of_a_checkpoint_runs(tmp_path):
     torch.save({"state_dict": trained().state_dict(), "trap": Trap()}, tmp_path / "trap.pt")
     same(sc.load("timm:test_vit", weights=tmp_path / "trap.pt"), trained())
     assert not ran.exists()
-
-
-KEPT = {
-    "classes": {"classes": NAMES},
-    "class_to_idx": {"class_to_idx": {name: place for place, name in enumerate(NAMES)}},
-    "meta": {"meta": {"categories": NAMES}},
-    "hyper_parameters": {"hyper_parameters": AttributeDict(class_names=NAMES)},
-    "args": {"args": argparse.Namespace(id2label=dict(enumerate(NAMES)))},
-}
-
-
-@pytest.mark.parametrize("kind", KEPT)
-def test_class_names_of_a_checkpoint_are_used(tmp_path, kind):
-    torch.save({"state_dict": trained().state_dict(), **KEPT[kind]}, tmp_path / "last.pt")
-    model = sc.load("timm:test_vit", weights=tmp_path / "last.pt")
-    assert model.classes == tuple(NAMES)
-    others = sc.load("timm:test_vit", weights=tmp_path / "last.pt", classes=list("vwxyz"))
-    assert others.classes == tuple("vwxyz")
 
 
 def test_a_misfit_says_how_much_and_what(tmp_path):
@@ -146,13 +122,11 @@ def test_a_whole_pickled_module_is_refused_with_what_to_save(tmp_path):
         sc.load("timm:test_vit", weights=tmp_path / "whole.pt")
 
 
-def test_a_file_alone_is_opened_or_explained(tmp_path):
+def test_a_file_alone_asks_for_its_architecture(tmp_path):
     module = trained()
     torch.save(module.state_dict(), tmp_path / "bare.pth")
     with pytest.raises(DataMissing, match=r"--model timm:NAME --weights .*bare\.pth"):
         sc.load(str(tmp_path / "bare.pth"))
-    torch.save({"arch": "test_vit", "state_dict": module.state_dict()}, tmp_path / "timm.pth.tar")
-    same(sc.load(str(tmp_path / "timm.pth.tar")), module)
 
 
 @pytest.mark.parametrize("safe", [True, False])

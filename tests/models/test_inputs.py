@@ -81,7 +81,6 @@ def test_a_raw_module_is_wrapped_for_the_call():
     [
         (None, "NoneType"),
         ([], "nothing"),
-        ({"input_ids": 3}, "pixel_values"),
         ("missing.png", "no such file"),
         (b"no picture", "not an image"),
         (torch.zeros(2, 2), "expected"),

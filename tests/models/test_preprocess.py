@@ -13,7 +13,6 @@ from seecause.models.base import pixels_digest
 from seecause.models.preprocess import Preprocess, from_timm, preprocess_from_processor
 
 STATS = {"image_mean": [0.4, 0.5, 0.6], "image_std": [0.2, 0.3, 0.25]}
-NUMBERS = {"size": 64, "crop_size": 48, "do_center_crop": True}  # as old configs write them
 
 
 def photo(height: int, width: int) -> Image.Image:
@@ -49,7 +48,6 @@ def test_pixels_equal_those_of_timm(shape, crop):
         ("ConvNext", {"size": {"shortest_edge": 48}, "crop_pct": 0.75}),
         ("ConvNext", {"size": {"shortest_edge": 48}}),
         ("ConvNext", {"size": {"shortest_edge": 384}}),
-        *((kind, NUMBERS) for kind in ("CLIP", "Bit", "ViT", "DeiT", "Beit", "ConvNext")),
     ],
 )
 def test_pixels_are_those_of_transformers_up_to_its_resizing(kind, options):
@@ -76,21 +74,16 @@ def test_the_middle_is_cut_out_as_torchvision_cuts_it(margin):
     assert places.tolist() == [[20.0 - round(margin / 2), 10.0]]
 
 
-def test_old_configs_write_sizes_as_numbers():
-    cut = preprocess_from_processor({"size": 64, "crop_size": 48, "do_center_crop": True, **STATS})
-    assert cut == Preprocess(
-        size=(48, 48), mean=(0.4, 0.5, 0.6), std=(0.2, 0.3, 0.25), crop=0.75, filter="bilinear"
-    )
-    whole = preprocess_from_processor({"size": 64, "resample": 3, "do_normalize": False, **STATS})
-    assert whole == Preprocess(size=(64, 64), mean=(0.0,) * 3, std=(1.0,) * 3, squash=True)
-
-
 @pytest.mark.parametrize(
     "config",
     [
         {"size": {"longest_edge": 64, "shortest_edge": 32}},
-        {"size": 64, "rescale_factor": 1.0},
-        {**NUMBERS, "size": {"height": 64, "width": 64}, "crop_size": {"height": 48, "width": 32}},
+        {"size": {"shortest_edge": 64}, "rescale_factor": 1.0},
+        {
+            "size": {"height": 64, "width": 64},
+            "crop_size": {"height": 48, "width": 32},
+            "do_center_crop": True,
+        },
     ],
 )
 def test_a_processor_that_cannot_be_followed_is_refused(config):
@@ -142,9 +135,3 @@ def test_the_name_of_pixels_is_the_same_on_all_machines():
     assert pixels_digest(images) == "1fcdc35e4af7c9f7"
     if torch.cuda.is_available():
         assert pixels_digest(images.cuda()) == "1fcdc35e4af7c9f7"
-
-
-def test_a_processor_that_fills_patches_means_the_largest_square():
-    card = {"max_num_patches": 256, "patch_size": 16, **STATS}
-    steps = preprocess_from_processor(card)
-    assert steps.size == (256, 256) and not steps.squash and steps.crop == 1

@@ -3,9 +3,6 @@ wrong one is refused."""
 
 from __future__ import annotations
 
-from functools import partial
-from inspect import signature
-
 import pytest
 import torch
 from torch import nn
@@ -13,7 +10,6 @@ from torch.testing import assert_close
 
 from seecause.errors import UnsupportedModel, ViewMismatch
 from seecause.loading import wrap
-from tests.families.hf import hf_siglip2, hf_siglip2_classifier, hf_siglip2_zero_shot, packed
 from tests.families.native import HALF, SIZE, matrix
 from tests.helpers import hooks, noise, view
 from tests.tiny import FAMILIES, pictures, scramble, tiny
@@ -223,33 +219,6 @@ def test_other_sizes_are_taken_where_the_library_takes_them(family, free):
         assert_close(model(images), native.forward(images), atol=1e-10, rtol=0)
 
 
-def test_heads_that_their_own_input_gates_are_those_of_the_native_model():
-    from timm.layers import Attention
-
-    if "gated" not in signature(Attention).parameters:
-        pytest.skip("this timm has no gated attention")
-    native = tiny("timm_registers")
-    for block in native.module.blocks:
-        block.attn = Attention(24, 3, qkv_bias=True, gated=True)
-    scramble(native.module).double().requires_grad_(False)
-    model, images = view(native), pictures(native)
-    assert_close(model(images), native.forward(images), atol=1e-10, rtol=0)
-
-
 def _width(model) -> int:
     block = model.blocks[0]
     return block.heads * block.head_dim
-
-
-@pytest.mark.parametrize("make", [hf_siglip2, hf_siglip2_classifier, hf_siglip2_zero_shot])
-@torch.no_grad()
-def test_padding_of_packed_patches_changes_no_answer(make, monkeypatch):
-    native = make()
-    scramble(native.module).double().requires_grad_(False)
-    model, images = view(native), pictures(native)
-    assert_close(model(images), native.forward(images), atol=1e-10, rtol=0)
-    with monkeypatch.context() as patch:
-        patch.setattr("tests.families.hf.packed", partial(packed, padding=3))
-        assert_close(model(images), native.forward(images), atol=1e-10, rtol=0)
-    tall = pictures(native).transpose(-1, -2)  # another grid of as many patches
-    assert_close(model(tall), native.forward(tall), atol=1e-10, rtol=0)

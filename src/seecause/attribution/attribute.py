@@ -22,7 +22,7 @@ from seecause.errors import BadImage, BadOption, DataMissing, NotDefined, ViewMi
 from seecause.files import digest
 from seecause.loading import as_view
 from seecause.models.base import ImageModel, pixels_digest, protocol
-from seecause.models.preprocess import ENTRIES, Picture, Pictures, as_images, file_names
+from seecause.models.preprocess import Picture, Pictures, as_images, file_names
 from seecause.options import Count, checked
 from seecause.target import Spec, Target, best_answers, parse, spread
 from seecause.types import wide
@@ -161,7 +161,6 @@ def attribute_batch(
     if not model.aimed:
         return _attribute_rows(model, images, spec, method, options)
     entry = find(method, model.architecture)
-    options = _with_model_defaults(entry, model, options)
     entry.check(options)
     with model.eval_mode(frozen=True), budget(memory().limit) as held:
         images = images.clone() if images.is_inference() else images
@@ -214,8 +213,6 @@ def _attribute_rows(
         expected = f"one, or one for each of the {len(images)} images"
         raise BadOption("target", f"{len(specs)} rows", expected)
     aims = [model.aim(image, row) for image, row in zip(images.split(1), specs, strict=True)]
-    if len({aim.model.values for aim in aims}) > 1:
-        raise BadOption("target", spec, "classes for all images, or numbers for all")
     parts = []
     for place, (image, aim) in enumerate(zip(images.split(1), aims, strict=True)):
         own = {
@@ -225,9 +222,6 @@ def _attribute_rows(
         part = attribute_batch(aim.model, image, aim.target, method, own)
         label = f"{aim.model.class_name(aim.target)} of {aim.name}"
         target = {**part.manifest["target"], **aim.record, "name": [label]}
-        if aim.model.values:
-            target["values"] = True
-            part = replace(part, probabilities=None, answers=[])
         manifest = {**part.manifest, "target": target, "readout": model.readout_name}
         regions = aim.pixels.to(torch.uint8)[None]
         parts.append(replace(part, labels=[label], manifest=manifest, regions=regions))
@@ -237,17 +231,6 @@ def _attribute_rows(
 def _one_for_each(value: Any, count: int) -> bool:
     """Whether an option holds images, such as blanks, one for each of `count` images."""
     return isinstance(value, Tensor) and value.ndim == 4 and len(value) == count
-
-
-def _with_model_defaults(
-    entry: Method, model: ImageModel, options: dict[str, Any]
-) -> dict[str, Any]:
-    """Options that this kind of model has other defaults for: a number that is no logit has no
-    probability."""
-    if model.values and "score" in entry.options and options.get("score", "logit") != "logit":
-        raise BadOption("score", options["score"], "logit: what is explained is a number itself")
-    usual = {"score": "logit"} if model.values and "score" in entry.options else {}
-    return usual | options
 
 
 def _run(
@@ -385,7 +368,7 @@ def _rows_of(model: ImageModel, item: Any) -> Iterable[Any]:
     """The images of one element: an image, a list of them, or a batch (alone, first with labels
     behind it, or under the name that processors give it)."""
     if isinstance(item, Mapping):
-        item = next((item[key] for key in ENTRIES if key in item), item)
+        item = item["pixel_values"]
     item = model.preprocess.unpacked(item)
     if isinstance(item, tuple | list) and item:
         is_pair = isinstance(item, tuple) or getattr(item[0], "ndim", 0) >= 4

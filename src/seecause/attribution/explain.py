@@ -26,8 +26,8 @@ from seecause.errors import BadOption, NotDefined, SeecauseError
 from seecause.loading import as_view
 from seecause.metrics.pixels import to_pixels
 from seecause.models.base import ImageModel, pixels_digest
+from seecause.models.dense import Region
 from seecause.models.preprocess import Pictures, Preprocess
-from seecause.models.rows import Region
 from seecause.models.view import VisionModel
 from seecause.options import Count, checked
 from seecause.target import Answer, Spec, best_answers, need_class, parse, spread

@@ -176,7 +176,7 @@ def _by_network(
     if data.truth is not None:
         overlap = iou(hard, data.truth.on_patches(grid)).cpu()
         overlap = torch.where(data.truth.known.cpu(), overlap, torch.nan)
-    same = network.module is model.module or network.has_weights_of(model)
+    same = network.module is model.module or network.weights_digest() == model.weights_digest()
     note = _doubt(model, network, same, float(sure.mean()))
     if note:
         log.warning("%s", note)

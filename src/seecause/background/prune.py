@@ -80,11 +80,11 @@ from seecause.files import write_atomic, write_json
 from seecause.loading import need_own_classes, rewrap
 from seecause.metrics.accuracy import GroupAccuracy, background_gap, calibration, nll
 from seecause.models.base import ImageModel
+from seecause.models.block import ZEROED, slice_heads, zero_heads
 from seecause.models.eval_mode import in_eval_mode
 from seecause.models.load import CARD, HEAD, PLAIN, SLICED
 from seecause.models.parts import CosineHead, UnitLinear
 from seecause.models.preprocess import Preprocess
-from seecause.models.slicing import ZEROED, slice_heads, zero_heads
 from seecause.models.view import VisionModel
 from seecause.options import Count, Share, check_options
 from seecause.types import wide

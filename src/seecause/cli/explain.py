@@ -43,11 +43,9 @@ class Asked:
     Attributes:
         class_: The class to explain, by name or index. Default: the predicted one.
         box: For a detector: which box, by the number of its query. Explained is the score of its
-            class (or of --class), or after a colon a side: 3:left, 3:width. Default: the surest
-            box, or that of --class.
+            class, or of --class. Default: the surest box, or that of --class.
         region: For segmentation: where, in pixels of the image: two corners X0,Y0,X1,Y1, one place
-            X,Y, or a mask file. To Segment Anything it is the prompt. Default: the pixels of the
-            largest class.
+            X,Y, or a mask file. Default: the pixels of the largest class.
     """
 
     class_: Annotated[str | None, Parameter(name=["--class", "-c"])] = None
@@ -58,13 +56,13 @@ class Asked:
         """The target that --class, --box and --region name together."""
         from seecause._pictures import read_grey
         from seecause.attribution.explain import FileRegion
-        from seecause.models.rows import Box, Region
+        from seecause.models.dense import Box, Region
 
         if self.box is not None and self.region is not None:
             raise BadOption("--region", self.region, "--box or --region, not both")
         if self.box is not None:
             named = Box.parse(f"box:{self.box}")
-            return Box(named.index, self._label("--box", named.label), named.side)
+            return Box(named.index, self._label("--box", named.label))
         if self.region is None:
             by_index = model.aimed and self.class_ is not None
             return model.class_index(self.class_) if by_index else self.class_

@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 UNREADABLE = (".heic", ".heif", ".avif")  # listed all the same, so that they are reported
-FILMS = (".npy",)
 MASKS = "masks"  # a folder beside images that holds masks with the same stems
 LOSSY = (".jpg", ".jpeg")
 FEW = 16  # a mask with more values has soft edges
@@ -37,7 +36,7 @@ def find_images(texts: Iterable[str | Path]) -> list[str]:
     """Names for `open_image`: of files, of the images in folders, of the files that match globs,
     and of samples of datasets; each once.
 
-    A folder without images gives those of all its sub-folders except masks, or else its films.
+    A folder without images gives those of all its sub-folders except masks.
     """
     names: list[str] = []
     for text in map(str, texts):
@@ -71,7 +70,6 @@ def _images_below(folder: Path) -> list[Path]:
         images = [path for path in seen if path.suffix.lower() in SUFFIXES]
         masks = {mask_of(path) for path in images}
         found = [path for path in images if path not in masks]
-        found = found or [path for path in seen if path.suffix.lower() in FILMS]
     if not found:
         raise BadImage(str(folder), "a folder without images", f"give a folder with {kinds()}")
     return found

@@ -16,10 +16,9 @@ from seecause.engine.chunks import run_in_chunks
 from seecause.engine.trace import probabilities
 from seecause.engine.walk import Step, walk
 from seecause.errors import BadOption, NotDefined
-from seecause.models.base import ImageModel
+from seecause.models.base import ImageModel, whole_number
 from seecause.models.layout import At
 from seecause.models.preprocess import Pictures, as_images
-from seecause.models.rows import whole_number
 from seecause.models.view import VisionModel
 
 Kind = Literal["resid", "heads", "kv"]

@@ -325,7 +325,7 @@ def _verify_rows(
 
 def _aimed(model: DenseModel, image: Tensor, tolerance: float) -> Probe:
     aim = model.aim(image)
-    row = aim.model.question.read(model.outputs(image))
+    row = aim.read(model.outputs(image))
     got = aim.model.run_from(model.cells, aim.model.run_to(model.cells, image))
     return compare("aimed", aim.name, got, row, tolerance, f"{aim.name}: {row.shape[-1]} answers")
 

@@ -47,7 +47,7 @@ from seecause.lvlm.masks import (
     mask_count,
 )
 from seecause.lvlm.model import LVLM
-from seecause.models.image_tokens import Grid, ImageTokens
+from seecause.models.decoder import Grid, ImageTokens
 from seecause.models.load import reading
 
 VALUES, CARD = "coefficients.safetensors", "attribution.json"

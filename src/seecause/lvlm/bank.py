@@ -38,7 +38,7 @@ from seecause.files import digest, write_atomic, write_json
 from seecause.lvlm._cache import run_prefix
 from seecause.lvlm.model import LVLM
 from seecause.lvlm.prompt import Prompt, checked_picture
-from seecause.models.image_tokens import Grid, ImageTokens
+from seecause.models.decoder import Grid, ImageTokens
 from seecause.models.load import reading
 from seecause.types import wide_dtype
 

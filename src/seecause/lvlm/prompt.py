@@ -26,9 +26,14 @@ from torch import Tensor
 
 from seecause.data.dataset import IGNORE
 from seecause.errors import BadInput, BadOption
-from seecause.models.decoder import arriving, planted_span
+from seecause.models.decoder import (
+    ImageBox as Box,
+    ImageTokens,
+    arriving,
+    image_tokens,
+    planted_span,
+)
 from seecause.models.eval_mode import check_eval_mode
-from seecause.models.image_tokens import Box, ImageTokens, image_tokens
 from seecause.models.layout import At
 
 if TYPE_CHECKING:
@@ -344,10 +349,10 @@ def object_share(values: Tensor, tokens: ImageTokens, mask: Tensor) -> ObjectSha
     )
 
 
-def picture_map(tokens: ImageTokens, values: Tensor, *, picture: int = 0) -> Tensor:
-    """Values [N] of all grids of a picture as one map [gh, gw] of the finest grid: a coarse token's
+def picture_map(tokens: ImageTokens, values: Tensor) -> Tensor:
+    """Values [N] of all grids as one map [gh, gw] of the finest grid: a coarse token's
     value is shared out over its box. One grid stays as it is."""
-    shown = [pair for pair in tokens.maps(values.double().cpu()) if pair[0].image == picture]
+    shown = tokens.maps(values.double().cpu())
     if not shown:
         raise BadOption("tokens", str(tokens), "image tokens with known places")
     boxes = [part.box for part, _ in shown if part.box is not None]

@@ -46,11 +46,10 @@ from seecause.lvlm.class_prompts import (
 )
 from seecause.lvlm.model import LVLM
 from seecause.models.base import Architecture
-from seecause.models.decoder import VisionTower, run, vision_tower
-from seecause.models.image_tokens import image_tokens
+from seecause.models.block import columns, output_weight
+from seecause.models.decoder import VisionTower, image_tokens, run, vision_tower
 from seecause.models.layout import At, TokenLayout
 from seecause.models.preprocess import Preprocess, preprocess_from_processor
-from seecause.models.slicing import columns, output_weight
 from seecause.models.view import VisionModel
 
 Scope = Literal["vision", "llm"]

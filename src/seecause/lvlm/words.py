@@ -35,7 +35,7 @@ from seecause.lvlm.fit import SOFTEN, estimate
 from seecause.lvlm.masks import How, MaskSampling, mask_count
 from seecause.lvlm.model import LVLM
 from seecause.lvlm.trace import LOW_R2, engine_concerns
-from seecause.models.image_tokens import Grid, ImageTokens
+from seecause.models.decoder import Grid, ImageTokens
 from seecause.types import wide
 
 LENGTH = 24  # tokens of an answer, at most

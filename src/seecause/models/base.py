@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import operator
 import platform
 import re
 from collections.abc import Callable, Sequence
@@ -10,7 +11,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import lru_cache
 from importlib.metadata import version
-from typing import Any, ClassVar, Literal, SupportsIndex
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, SupportsIndex
 
 import torch
 from torch import Tensor, nn
@@ -28,9 +29,10 @@ from seecause.models.eval_mode import (
 )
 from seecause.models.layout import TokenLayout
 from seecause.models.preprocess import Pictures, Preprocess, as_images
-from seecause.models.rows import Aim, whole_number
 
-_NUMBER = re.compile(r"-?\d+")
+if TYPE_CHECKING:
+    from seecause.models.dense import Aim
+
 # prompt: a vision-language model that is asked for classes
 Architecture = Literal["transformer", "staged", "dense", "prompt"]
 
@@ -51,7 +53,6 @@ class ImageModel:
     native: Callable[[Tensor], Tensor]
     classes: tuple[str, ...] = ()
     sigmoid: bool = False  # classes are independent (multi-label): `prob` is the sigmoid
-    values: bool = False  # outputs are numbers with a unit (a coordinate), not logits
     fixed_size: bool = True  # only `preprocess.size` can be fed
     random_weights: bool = False
     extra: nn.Module | None = None  # a head that is not part of the native module
@@ -73,7 +74,7 @@ class ImageModel:
 
     @property
     def aimed(self) -> bool:
-        """Whether the view predicts one row; a detector is aimed at a box first (rows.py)."""
+        """Whether the view predicts one row; a detector is aimed at a box first (dense.py)."""
         return True
 
     def aim(self, image: Tensor, spec: Any = None) -> Aim:
@@ -144,10 +145,6 @@ class ImageModel:
         if height % self.patch[0] or width % self.patch[1]:
             reason = f"not a multiple of the patch {self.patch}"
             raise BadImage(f"images of {height} x {width}", reason, "resize them")
-        if images.dtype != self.dtype:
-            own = f"this model computes in {self.dtype}"
-            remedy = "give images.to(model.dtype), or images to model.prepare"
-            raise BadImage(f"images of dtype {images.dtype}", own, remedy)
         return self.layout_at(height, width)
 
     def __repr__(self) -> str:
@@ -175,7 +172,8 @@ class ImageModel:
         """A class by name or index. Names compare without case; one synonym of "tabby, tabby cat"
         is enough if only one class has it."""
         count = self.n_classes
-        if isinstance(name, str) and _NUMBER.fullmatch(name) and name not in self.classes:
+        is_text = isinstance(name, str) and name not in self.classes
+        if is_text and re.fullmatch(r"-?\d+", str(name)):
             name = int(name)
         if not isinstance(name, str):
             index = whole_number(name)
@@ -213,36 +211,38 @@ class ImageModel:
         self.memo.clear()
 
     def fingerprint(self) -> str:
-        """A digest of the weights, for manifests; taken anew only when they changed."""
+        """A digest of name and weights, for manifests; computed again only when they changed."""
         key = ImageModel.state_key(self)
         if self.memo.get("fingerprint", (None,))[0] != key:
-            # not `files.digest`: published results name these
-            total = hashlib.sha256(self.name.encode())
-            for tensor in self._weights():
-                total.update(
-                    tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data
-                )
-            self.memo["fingerprint"] = (key, total.hexdigest()[:16])
+            self.memo["fingerprint"] = (key, self.weights_digest(self.name))
         return self.memo["fingerprint"][1]
 
-    def has_weights_of(self, other: ImageModel) -> bool:
-        """Whether both models have equal weights, whatever their names."""
-        ours, theirs = self._weights(), other._weights()
-        return [w.shape for w in ours] == [w.shape for w in theirs] and all(
-            torch.equal(mine, its.to(mine)) for mine, its in zip(ours, theirs, strict=True)
-        )
-
-    def _modules(self) -> list[nn.Module]:
-        return [self.module] if self.extra is None else [self.module, self.extra]
-
-    def _weights(self) -> list[Tensor]:
-        """All tensors that decide predictions: the state dict, and buffers that it leaves out."""
+    def weights_digest(self, name: str = "") -> str:
+        """A digest of all tensors that decide predictions: the state dict, and buffers that it
+        leaves out."""
+        total = hashlib.sha256(name.encode())  # not `files.digest`: published results name these
         saved = [module.state_dict() for module in self._modules()]
         unsaved = [
             {name: b for name, b in module.named_buffers() if name not in state}
             for module, state in zip(self._modules(), saved, strict=True)
         ]
-        return [tensor for state in (*saved, *unsaved) for tensor in state.values()]
+        for tensor in (tensor for state in (*saved, *unsaved) for tensor in state.values()):
+            raw = tensor.detach().cpu().contiguous().flatten().view(torch.uint8)
+            total.update(raw.numpy().data)
+        return total.hexdigest()[:16]
+
+    def _modules(self) -> list[nn.Module]:
+        return [self.module] if self.extra is None else [self.module, self.extra]
+
+
+def whole_number(value: Any) -> int | None:
+    """A whole number of any library; None for anything else, True and False too."""
+    if isinstance(value, bool):
+        return None
+    try:
+        return operator.index(value)
+    except TypeError:
+        return None
 
 
 def protocol(model: ImageModel, images: Tensor) -> dict[str, Any]:

@@ -13,11 +13,20 @@ a 1 there, so hidden keys weigh exactly nothing:
     q' = [q, 1, 0 ...],    k' = [k, 0 or HIDDEN, 0 ...],    v' = [v, 0 ...]
 
 So visibility goes with the keys wherever another run borrows them, and fused attention stays.
+
+`slice_heads` cuts heads out of the attention of a native block, in place: rows of Q, K and V and
+columns of O. The bias of O belongs to no head and stays. Projections are found by structure, since
+releases rename them:
+
+    packed qkv        timm
+    q, k, v apart     transformers, timm without fusion
+    in_proj_weight    `nn.MultiheadAttention` (torchvision, open_clip), which fixes its own width,
+                      so that `Packed` takes its place
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -94,8 +103,6 @@ class Block:
     # what facts about rows [B, R, F] add to their queries and keys, [1|B, R, 1|H, n] each
     lanes: Callable[[Tensor], tuple[Tensor, Tensor]] | None = None
     sub_norm: Fn = same  # between heads and output projection, [B, R, H*dh]
-    # multiplies the heads, from the normed input: [B, R, D] -> [B, R, H*dh]
-    out_gate: Fn | None = None
     branch: Fn = same  # LayerScale or post-norm of the attention branch
     # what is added behind the block, by token: [R, D] or [B, R, D]
     behind: Callable[[At], Tensor] | None = None
@@ -142,10 +149,7 @@ class Block:
         `finish`. Removing a head is exact here."""
         if self.lanes is not None:
             o = o[..., : self.head_dim]
-        heads = self.sub_norm(o.flatten(2))
-        if self.out_gate is not None:
-            heads = heads * self.out_gate(self.norm(h))
-        return heads.unflatten(2, (self.heads, self.head_dim))
+        return self.sub_norm(o.flatten(2)).unflatten(2, (self.heads, self.head_dim))
 
     def close(self, h: Tensor, carried: Tensor, gate: Tensor | None = None) -> Tensor:
         """The second half: rows h [B, R, D] and what their heads carry [B, R, H, dh] -> the block's
@@ -255,3 +259,142 @@ def relative_bias(*tables: Table | None) -> Callable[[At, At], Tensor] | None:
         return bias[None] if bias.ndim == 3 else bias.transpose(0, 1)
 
     return additive
+
+
+# ---------------------------------------------------------------- attention with fewer heads
+
+PLACES = ("attn", "attention", "self_attn", "self_attention")
+QUERY, KEY, VALUE = ("q_proj", "query"), ("k_proj", "key"), ("v_proj", "value")
+OUTPUT = ("proj", "o_proj", "out_proj", "output.dense", "projection_layer")
+# whichever a module keeps
+COUNTS = ("num_heads", "num_attention_heads", "num_kv_heads", "attn_dim", "all_head_size")
+ZEROED = "zero its columns of the output projection instead: ablate, or export with form='zeroed'"
+
+
+def _uncut(module: nn.Module, reason: str) -> UnsupportedModel:
+    return UnsupportedModel(f"cutting heads out of {type(module).__name__}", reason, ZEROED)
+
+
+def find_attention(block: nn.Module) -> tuple[str, Any]:
+    """The name and the module of a native block's attention."""
+    for name in PLACES:
+        if isinstance(getattr(block, name, None), nn.Module):
+            return name, getattr(block, name)
+    raise _uncut(block, "its attention is not a module of its own")
+
+
+def find_output(attention: nn.Module) -> Any:
+    """The output projection of an attention module."""
+    projection = first_or_none(attention, *OUTPUT)
+    if not isinstance(projection, nn.Linear):
+        raise _uncut(attention, "no linear output projection is in it")
+    return projection
+
+
+def slice_heads(block: nn.Module, keep: Sequence[int]) -> None:
+    """Leave only the heads `keep` (in this order) in the attention of a native block. A block that
+    would lose its last head keeps one whose columns of O are zero."""
+    name, attention = find_attention(block)
+    norm = getattr(attention, "norm", None)
+    if isinstance(norm, nn.Module) and not isinstance(norm, nn.Identity):
+        raise _uncut(attention, "a norm before its output projection sees all heads at once")
+    if type(attention).__name__ == "EvaAttention":
+        raise _uncut(attention, "its forward fixes the width of all heads together")
+    inner = getattr(attention, "attention", attention)  # DINOv2 keeps the output outside of it
+    left, out = keep or [0], find_output(attention)
+    if hasattr(inner, "in_proj_weight"):
+        setattr(block, name, _packed(inner, left))
+    else:
+        _slice(inner, out, left)
+    if not keep:
+        zero_heads(block, [0], of=1)
+
+
+def zero_heads(block: Any, heads: Sequence[int], *, of: int) -> None:
+    """Zero the columns of the output projection that read `heads`; `of` is how many heads the block
+    has. The architecture stays, and so does the bias of O."""
+    weight = output_weight(block)  # [D, H * dh]
+    with torch.no_grad():
+        weight[:, columns(heads, weight.shape[1] // of).to(weight.device)] = 0
+
+
+def columns(heads: Sequence[int], head_dim: int) -> Tensor:
+    """The places of `heads` among H * dh features."""
+    first = torch.tensor(list(heads), dtype=torch.long)[:, None] * head_dim
+    return (first + torch.arange(head_dim)).flatten()
+
+
+def output_weight(block: Any) -> Tensor:
+    """The weights [D, H * dh] that read a native block's heads."""
+    return find_output(find_attention(block)[1]).weight
+
+
+def _slice(attention: Any, out: nn.Linear, keep: Sequence[int]) -> None:
+    """Rows of Q, K and V, columns of O, and the numbers a module keeps about its heads."""
+    heads = int(first_or_none(attention, "num_heads", "num_attention_heads"))
+    head_dim = out.in_features // heads
+    kept = columns(keep, head_dim)
+    if getattr(attention, "qkv", None) is not None:  # timm: rows [Q | K | V], each (H, dh)
+        _keep_rows(attention.qkv, torch.cat([kept + part * out.in_features for part in range(3)]))
+    else:
+        for names in (QUERY, KEY, VALUE):
+            layer = first_or_none(attention, *names)
+            if not isinstance(layer, nn.Linear) or layer.out_features != out.in_features:
+                raise _uncut(attention, "its query, key and value projections are not as expected")
+            _keep_rows(layer, kept)
+    _keep_columns(out, kept)
+    for name in COUNTS:
+        if isinstance(getattr(attention, name, None), int):
+            setattr(attention, name, getattr(attention, name) * len(keep) // heads)
+
+
+class Packed(nn.Module):
+    """`nn.MultiheadAttention` (batch first, self-attention) whose heads need not fill its width."""
+
+    batch_first = True
+
+    def __init__(
+        self, weight: Tensor, bias: Tensor | None, out: nn.Linear, *, heads: int, head_dim: int
+    ) -> None:
+        super().__init__()
+        self.num_heads, self.head_dim, self.out_proj = heads, head_dim, out
+        self.in_proj_weight = nn.Parameter(weight, requires_grad=False)  # [3 * H * dh, D]
+        self.in_proj_bias = None if bias is None else nn.Parameter(bias, requires_grad=False)
+
+    def forward(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        *,
+        attn_mask: Tensor | None = None,
+        need_weights: bool = False,
+    ) -> tuple[Tensor, None]:
+        q, k, v = (part.transpose(1, 2) for part in project_packed(self, 0, 3, query))
+        o = F.scaled_dot_product_attention(q, k, v, attn_mask=attn_mask)
+        return self.out_proj(o.transpose(1, 2).flatten(2)), None
+
+
+def _packed(attention: Any, keep: Sequence[int]) -> Packed:
+    weight, bias, width = attention.in_proj_weight, attention.in_proj_bias, attention.head_dim
+    kept = columns(keep, width)
+    rows = torch.cat([kept + part * attention.num_heads * width for part in range(3)])
+    rows = rows.to(weight.device)
+    _keep_columns(attention.out_proj, kept)
+    kept_bias = None if bias is None else bias[rows].clone()
+    sizes = {"heads": len(keep), "head_dim": width}
+    return Packed(weight[rows].clone(), kept_bias, attention.out_proj, **sizes)
+
+
+def _keep_rows(layer: nn.Linear, rows: Tensor) -> None:
+    rows = rows.to(layer.weight.device)
+    layer.weight = nn.Parameter(layer.weight.detach()[rows].clone(), requires_grad=False)
+    if layer.bias is not None:
+        layer.bias = nn.Parameter(layer.bias.detach()[rows].clone(), requires_grad=False)
+    layer.out_features = len(rows)
+
+
+def _keep_columns(layer: nn.Linear, kept: Tensor) -> None:
+    kept = kept.to(layer.weight.device)
+    layer.weight = nn.Parameter(layer.weight.detach()[:, kept].clone(), requires_grad=False)
+    layer.in_features = len(kept)

@@ -15,10 +15,12 @@ function.
 
 from __future__ import annotations
 
+import math
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import groupby
 from typing import Any, cast
 
 import torch
@@ -521,3 +523,182 @@ def _unread(block: Block, width: int) -> Block:
 
 def _nothing(width: int, x: Tensor) -> Tensor:
     return x.new_zeros(*x.shape[:-1], width)
+
+
+# Where the image tokens of one image come from in it.
+#
+#     LLaVA-1.5, VipLLaVA, Gemma 3,   one grid
+#     PaliGemma
+#     LLaVA-NeXT, LLaVA-OneVision     a grid of the whole image, then a finer one whose rows end
+#                                     with a newline token
+#     InternVL, Idefics 3, SmolVLM    tiles, then a grid of the whole image
+#     Ovis 2                          a grid of the whole image, then tiles
+#     Qwen2-VL ..., GLM-4V            one grid of merged patches, of the image's own shape, for each
+#                                     frame of a video
+#     Pixtral, Mistral 3              one grid whose rows end with a break, but the last
+#
+# What else stands between the first image token and the last (marks of rows and tiles) has seen a
+# part of the image, so it belongs to the image, without a place in it.
+
+# top, left, bottom, right, in shares of the image's height and width
+ImageBox = tuple[float, float, float, float]
+WHOLE: ImageBox = (0.0, 0.0, 1.0, 1.0)
+
+
+@dataclass(frozen=True)
+class Grid:
+    """rows x columns tokens, row by row; with `newline`, each row ends with one token more that
+    belongs to no place. No box: no place at all."""
+
+    rows: int
+    columns: int
+    box: ImageBox | None = WHOLE
+    newline: bool = False
+
+    @property
+    def tokens(self) -> int:
+        return self.rows * (self.columns + self.newline)
+
+
+@dataclass(frozen=True)
+class ImageTokens:
+    """All image tokens of a prompt, in order. Two images with equal `parts` have comparable
+    tokens."""
+
+    parts: tuple[Grid, ...]
+
+    @property
+    def count(self) -> int:
+        return sum(part.tokens for part in self.parts)
+
+    def __str__(self) -> str:
+        return " + ".join(
+            f"{part.rows} x {part.columns}{' with newlines' if part.newline else ''}"
+            for part in self.parts
+        )
+
+    def maps(self, values: Tensor) -> list[tuple[Grid, Tensor]]:
+        """Values [..., N] of image tokens as maps [..., rows, columns], one for each grid that
+        shows the image; newlines are left out."""
+        shown = []
+        pieces = values.split([part.tokens for part in self.parts], dim=-1)
+        for part, piece in zip(self.parts, pieces, strict=True):
+            if part.box is not None:
+                grid = piece.unflatten(-1, (part.rows, part.columns + part.newline))
+                shown.append((part, grid[..., : part.columns]))
+        return shown
+
+
+def image_tokens(
+    config: Any,
+    inputs: Mapping[str, Any],
+    places: Tensor,
+    size: tuple[int, int] | None = None,
+    tiling: Any = None,
+) -> ImageTokens:
+    """The tokens of native inputs with one image, from the first image token to the last; `places`
+    [N] bool says which of them are image tokens. The image's `size` (height, width) and the image
+    processor `tiling` place tiles."""
+    several = any(len(inputs.get(name, ())) > 1 for name in ("image_grid_thw", "image_sizes"))
+    rest, parts = _grids(config, inputs, int(places.sum()), size, tiling), list[Grid]()
+    if not several and sum(grid.tokens for grid in rest) == len(places):  # marks are newlines
+        return ImageTokens(tuple(rest))
+    for is_image, run in groupby(places.tolist()):
+        left = len(list(run))
+        if not is_image:
+            parts.append(Grid(1, left, box=None))
+        while is_image and left > 0 and rest:
+            parts.append(rest.pop(0))
+            left -= parts[-1].tokens
+    tokens = ImageTokens(tuple(parts))
+    if several or rest or tokens.count != len(places):
+        raise UnsupportedModel(
+            type(config).__name__,
+            f"the places of its {len(places)} image tokens are not known: they are not {tokens}",
+            "give one image",
+        )
+    return tokens
+
+
+def _grids(
+    config: Any, inputs: Mapping[str, Any], count: int, size: tuple[int, int] | None, tiling: Any
+) -> list[Grid]:
+    """The grids of `count` image tokens of one image."""
+    vision = config.vision_config
+    frames = inputs.get("image_grid_thw", inputs.get("video_grid_thw"))
+    if frames is not None:
+        count, rows, columns = frames[0].tolist()
+        merge = vision.spatial_merge_size
+        return [Grid(rows // merge, columns // merge)] * count
+    if "image_sizes" in inputs and hasattr(config, "image_grid_pinpoints"):
+        return _next(config, inputs["image_sizes"][0].tolist())
+    if "image_sizes" in inputs:
+        step = vision.patch_size * getattr(config, "spatial_merge_size", 1)
+        rows, columns = (int(side) // step for side in inputs["image_sizes"][0])
+        above = (rows - 1) / rows
+        upper = Grid(rows - 1, columns, (0.0, 0.0, above, 1.0), newline=True)
+        return [*([upper] if rows > 1 else ()), Grid(1, columns, (above, 0.0, 1.0, 1.0))]
+    if hasattr(config, "mm_tokens_per_image"):
+        side = math.isqrt(config.mm_tokens_per_image)
+        return [Grid(side, side)]
+    side, shape, whole_first = _side(config), (0, 0), False
+    if hasattr(config, "downsample_ratio"):  # InternVL
+        side = int(side * config.downsample_ratio)
+        if size is not None and tiling is not None:
+            from transformers.models.got_ocr2.image_processing_got_ocr2 import (
+                get_optimal_tiled_canvas,
+            )
+
+            tile = (tiling.size["height"], tiling.size["width"])
+            most = (tiling.min_patches, tiling.max_patches)
+            shape = get_optimal_tiled_canvas(size, tile, *most)[::-1]  # it gives columns first
+    elif hasattr(config, "scale_factor"):  # Idefics 3, SmolVLM
+        side //= config.scale_factor
+        if size is not None and tiling is not None:
+            shape = tiling.get_number_of_image_patches(*size, {})[1:]  # optional since 5.9
+    elif hasattr(config, "visual_indicator_token_ids"):  # Ovis 2: marks say where rows end
+        side //= vision.hidden_stride
+        marks, whole_first = inputs["input_ids"][0].tolist(), True
+        rows = 1 + marks.count(config.visual_indicator_token_ids[3])
+        shape = (rows, (count // side**2 - 1) // rows)
+    elif count == side**2 + 1:  # "full" keeps the class token
+        return [Grid(1, 1, box=None), Grid(side, side)]
+    whole, tiles = [Grid(side, side)], _tiles(side, count // side**2 - 1, shape)
+    return whole + tiles if whole_first else tiles + whole
+
+
+def _side(config: Any) -> int:
+    """Patches along a side of the tower's images."""
+    return pair(config.vision_config.image_size)[0] // pair(config.vision_config.patch_size)[0]
+
+
+def _next(config: Any, size: Sequence[int]) -> list[Grid]:
+    """LLaVA-NeXT's base view and its tiles put together, without the padding."""
+    from transformers.models.llava_next.modeling_llava_next import (
+        get_anyres_image_grid_shape,
+        unpad_image,
+    )
+
+    side = _side(config)
+    high, wide = get_anyres_image_grid_shape(
+        size, config.image_grid_pinpoints, config.vision_config.image_size
+    )
+    _, rows, columns = unpad_image(torch.empty(1, high * side, wide * side), size).shape
+    most = str(getattr(config, "vision_aspect_ratio", ""))  # of LLaVA-OneVision: anyres_max_9
+    if most.startswith("anyres_max_"):
+        ratio = math.sqrt(rows * columns / (int(most.removeprefix("anyres_max_")) * side**2))
+        if ratio > 1.1:
+            rows, columns = int(rows // ratio), int(columns // ratio)
+    return [Grid(side, side), Grid(rows, columns, newline=True)]
+
+
+def _tiles(side: int, count: int, shape: tuple[int, int]) -> list[Grid]:
+    """Tiles in rows and columns, row by row; without a place where these are not known."""
+    rows, columns = shape
+    if rows * columns != count:
+        return [Grid(side, side, box=None)] * count
+    return [
+        Grid(side, side, (r / rows, c / columns, (r + 1) / rows, (c + 1) / columns))
+        for r in range(rows)
+        for c in range(columns)
+    ]

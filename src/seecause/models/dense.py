@@ -1,399 +1,399 @@
-"""Models of many rows: detectors, and models of pixels (segmentation, depth, Segment Anything).
+"""Models of many rows: detectors and semantic segmentation.
 
     image -> places -> rows -> predictions
 
-Any row that reads the image is a class row: a query of a decoder, a pixel of a head. What it reads
-are places, the encoder's tokens or feature maps, perhaps of several levels; `run_to` returns them,
-and `run_from` continues from them (from those of another run, or from a mixture), as stages do.
+Any row that reads the image can be explained like a class: a query of a decoder, the pixels of a
+region. What rows read are *places*: the encoder's tokens or feature maps, perhaps of several
+levels. `run_to` returns them, and `run_from` continues from them, from those of another run, or
+from a mixture, as with networks of stages (staged.py).
 
-Nothing of the native forward is written again. It runs in a copy of the module that shares every
-weight (`spliced`), in which the module at the `Seam` returns the places that are put in, and the
-modules before it return stand-ins that nobody reads. A detector that chooses its queries by what
-the encoder saw (RT-DETR) keeps those of the explained image: modules that are `held` return what
-they returned there, so query k stays the same question whatever is put in.
+The native forward is not written again. It runs in a copy of the module that shares every weight
+(`spliced`), in which the module `at` returns the places that are put in, and the modules before it
+return stand-ins that nothing reads. A detector that chooses its queries by what the encoder saw
+(RT-DETR) keeps those of the explained image: modules that are `held` return what they returned
+there, so query k stays the same whatever is put in.
 
     DETR, Conditional DETR           the encoder's tokens; queries are learnt
-    Deformable DETR, RT-DETR, D-FINE its places on several levels, which a query samples at a few
-                                     points each; all but plain Deformable DETR choose their queries
-    Grounding-DINO                   the input of its encoder, where image and sentence read each
-                                     other: all of that runs again
+    Deformable DETR, RT-DETR, D-FINE places on several levels, which a query samples at a few points
+                                     each; all but plain Deformable DETR choose their queries
     SegFormer                        the maps of its four stages
-    DPT, Depth Anything              tokens of four blocks of the backbone
-    MaskFormer, Mask2Former          the maps of its pixel decoder (and of its backbone's end)
-    Segment Anything 1 and 2         the maps of its image encoder; the region is the prompt
+    MaskFormer, Mask2Former          the maps of the pixel decoder (and of the backbone's end)
 
 The places of an encoder have already read each other, and feature maps have seen their
 surroundings: a high value says where the row read, and mostly, not only, what lies there.
 
-A view predicts one row at a time: `aim` chooses it in an image. Before that, a detector predicts
-its surest box, a model of pixels the mean over all of them.
+A target names a row. Pixels are those of the model's frame, the size that `preprocess` gives:
+
+    Box(3)                          query 3 and its best class                  box:3
+    Box(3, label="cat")             query 3 and the class cat                   box:3:cat
+    Box(label="cat")                the box with the highest score for cat      box:cat
+    Region((10, 20, 60, 80))        x from 10 to 60, y from 20 to 80, and       region:10,20,60,80
+                                    the class of most of these pixels
+    Region((30, 40), label="sky")   one pixel and a class                       region:30,40:sky
+    Region(mask)                    any pixels [H, W]
+
+`aim` chooses the row in an image and returns a view that predicts it alone. Before that, a detector
+predicts its surest box, and a segmentation model the mean over all pixels.
 """
 
 from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
+import operator
+from collections.abc import Callable, Mapping, Sequence, Sized
 from contextlib import nullcontext
-from dataclasses import dataclass, field, replace
-from functools import partial
-from itertools import pairwise
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_map_only
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from seecause.errors import BadOption, NotDefined, UnknownName, UnsupportedModel
 from seecause.models.base import Architecture, ImageModel
-from seecause.models.layout import TokenLayout, pair
-from seecause.models.parts import TextInput, WrapOptions, as_inputs, class_names, require_text
+from seecause.models.layout import TokenLayout
+from seecause.models.parts import WrapOptions, class_names
 from seecause.models.preprocess import Preprocess
-from seecause.models.rows import SIDES, Aim, Box, FoundBox, Region, parse_row, rectangle
 
 SURE, MOST_BOXES = 0.5, 30  # probability of boxes that are listed, and how many at most
+MOST_STRIDE = 32  # pixels of a cell, where levels can be chosen from
+
+
+# ---------------------------------------------------------------- targets
+
+
+@dataclass(frozen=True)
+class Box:
+    """One box of a detector, as the target of `sc.attribute`.
+
+    Args:
+        index: The number of the query; None for the one with the highest score.
+        label: The class whose score is explained; None for the best class of the box.
+
+    Example:
+        >>> Box.parse("box:3:cat")
+        Box(index=3, label='cat')
+    """
+
+    index: int | None = None
+    label: str | int | None = None
+
+    @classmethod
+    def parse(cls, text: str) -> Box:
+        """`box:INDEX`, `box:INDEX:CLASS`, `box:CLASS`."""
+        _, first, *rest = text.split(":", 2)
+        if not first.isdigit():
+            return cls(label=":".join([first, *rest]))
+        return cls(int(first), label=rest[0] if rest else None)
 
 
 @dataclass(frozen=True, eq=False)
-class RowQuestion:
-    """One row of the outputs: how it is read from native outputs, which entry of it is explained,
-    and the pixels that it is about."""
+class Region:
+    """Pixels of the image, as the target of `sc.attribute`.
 
-    read: Callable[[Any], Tensor]  # native outputs -> [B, C]
+    Args:
+        where: Corners (x0, y0, x1, y1), one place (x, y), a mask [H, W], or None for the pixels of
+            the largest class.
+        label: The class whose score is explained; None for the class of most of these pixels.
+
+    Example:
+        >>> Region.parse("region:10,20,60,80:sky").where
+        (10.0, 20.0, 60.0, 80.0)
+    """
+
+    where: Sequence[float] | Tensor | None = None
+    label: str | int | None = None
+
+    def __post_init__(self) -> None:
+        where: Any = self.where
+        if where is None:
+            return
+        if getattr(where, "ndim", 1) == 2:  # a mask, of torch or numpy
+            object.__setattr__(self, "where", torch.as_tensor(where))
+            return
+        numbers = tuple(float(number) for number in where)
+        if len(numbers) not in (2, 4) or not all(map(math.isfinite, numbers)):
+            raise BadOption("region", where, "(x, y), (x0, y0, x1, y1) or a mask [H, W]")
+        object.__setattr__(self, "where", numbers)
+
+    @classmethod
+    def parse(cls, text: str) -> Region:
+        """`region:X,Y`, `region:X0,Y0,X1,Y1`, each with `:CLASS` or without."""
+        _, corners, *rest = text.split(":", 2)
+        try:
+            where = tuple(float(number) for number in corners.split(","))
+        except ValueError:
+            raise BadOption("region", corners, "X,Y or X0,Y0,X1,Y1 in pixels") from None
+        return cls(where, rest[0] if rest else None)
+
+    def framed(self, steps: Preprocess, height: int, width: int) -> Region:
+        """The region of an image of height x width, in the frame of a model's preprocessing
+        `steps`; what lies outside of the frame is cut off."""
+        if self.where is None:
+            return self
+        if isinstance(self.where, Tensor):
+            return Region(steps.mask(self.where.cpu().numpy()), self.label)
+        points = steps.points(torch.tensor(self.where).view(-1, 2), height, width)
+        most = points.new_tensor([steps.size[1], steps.size[0]])
+        if len(points) == 1 and not ((points >= 0) & (points < most)).all():
+            raise BadOption("region", self.where, "a place that the model sees: it was cut away")
+        ends = points.clamp(torch.zeros_like(most), most)
+        if len(points) == 2:
+            ends = torch.stack([ends[0].floor(), ends[1].ceil()])
+        return Region(tuple(ends.flatten().tolist()), self.label)
+
+    def mask(self, size: tuple[int, int]) -> Tensor:
+        """Its pixels [H, W] in a frame of `size`."""
+        where: Any = self.where
+        if isinstance(where, Tensor):
+            mask = where.detach().cpu() > 0
+            if tuple(mask.shape) != tuple(size) or not mask.any():
+                shape = f"{int(mask.sum())} pixels of a mask {list(mask.shape)}"
+                raise BadOption("region", shape, f"pixels of a mask {list(size)}, at least one")
+            return mask
+        x0, y0 = (int(number) for number in where[:2])
+        x1, y1 = (int(number) for number in where[2:]) if len(where) == 4 else (x0 + 1, y0 + 1)
+        if not (0 <= x0 < x1 <= size[1] and 0 <= y0 < y1 <= size[0]):
+            inside = f"0 <= x0 < x1 <= {size[1]} and 0 <= y0 < y1 <= {size[0]}"
+            raise BadOption("region", where, f"corners in the model's frame: {inside}")
+        return rectangle((x0, y0, x1, y1), size)
+
+
+def rectangle(corners: Sequence[int], size: tuple[int, int]) -> Tensor:
+    """The pixels [H, W] of a box x0, y0, x1, y1, cut to the frame; a box outside of it has none."""
+    x0, y0, x1, y1 = (max(0, corner) for corner in corners)
+    mask = torch.zeros(size, dtype=torch.bool)
+    mask[y0:y1, x0:x1] = True
+    return mask
+
+
+def parse_row(spec: Any) -> Box | Region | None:
+    """The row that a target names; None where it names none."""
+    for kind, start in ((Box, "box:"), (Region, "region:")):
+        if isinstance(spec, str) and spec.startswith(start):
+            return kind.parse(spec)
+    return spec if isinstance(spec, Box | Region) else None
+
+
+@dataclass(frozen=True)
+class FoundBox:
+    """A box that a detector is sure of: its query, class, probability and corners in pixels."""
+
+    index: int
+    name: str
+    probability: float
+    place: tuple[float, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Aim:
+    """One row for one image: how it is read from native outputs, the class that is explained, the
+    pixels that it is about, and (from `aim`) a view that predicts this row alone."""
+
+    read: Callable[[Any], Tensor]  # native outputs -> logits [B, C]
     target: int
     name: str
     pixels: Tensor  # [H, W] bool
-    classes: tuple[str, ...]
-    count: int  # of entries
+    boxes: Sequence[FoundBox] = ()  # all boxes that a detector is sure of
     index: int = 0  # of a box
-    boxes: Sequence[FoundBox] = ()
-    values: bool = False  # numbers in units of their own, not logits
+    model: Any = None  # ImageModel
+    value: float = 0.0  # logit of the target for the image itself
+
+    @property
+    def record(self) -> dict[str, list[Any]]:
+        """For manifests: one entry for each image."""
+        rows, columns = self.pixels.any(dim=1).nonzero(), self.pixels.any(dim=0).nonzero()
+        ends = [columns[0], rows[0], columns[-1] + 1, rows[-1] + 1] if len(rows) else []
+        place = [int(end) for end in ends]
+        boxes = [asdict(box) for box in self.boxes]
+        return {"row": [self.name], "place": [place], "value": [self.value], "boxes": [boxes]}
+
+
+# ---------------------------------------------------------------- rows of native outputs
 
 
 @dataclass(frozen=True)
 class BoxReading:
-    """Class scores and corners of a detector's queries: each class by itself (`sigmoid`), or all
-    together, and then the last one is that there is no object. `spans`: logits are those of tokens,
-    and a class has its highest."""
+    """Class logits [B, Q, C] and boxes of a detector's queries. With `sigmoid` classes are
+    independent; otherwise a softmax runs over them, and the last class is "no object"."""
 
     sigmoid: bool
-    values: bool = False
-    spans: tuple[tuple[int, int], ...] = ()
-
-    def scores(self, outputs: Any) -> Tensor:
-        """Logits [B, Q, C]."""
-        if not self.spans:
-            return outputs.logits
-        tokens = [outputs.logits[..., start:stop] for start, stop in self.spans]
-        return torch.stack([logits.amax(dim=-1) for logits in tokens], dim=-1)
 
     def compared(self, outputs: Any) -> dict[str, Tensor]:
         """All outputs, for the verified wrap."""
-        return {"classes": self.scores(outputs), "boxes": outputs.pred_boxes}
+        return {"classes": outputs.logits, "boxes": outputs.pred_boxes}
 
     def unaimed(self, outputs: Any) -> Tensor:
-        """[B, C], as long as no row is chosen."""
+        """Logits [B, C] of the surest box, as long as no row is chosen."""
         surest = self.objects(outputs).amax(dim=-1).argmax(dim=-1)  # [B]
-        return self.scores(outputs)[torch.arange(len(surest), device=surest.device), surest]
+        return outputs.logits[torch.arange(len(surest), device=surest.device), surest]
 
     def objects(self, outputs: Any) -> Tensor:
         """Probabilities of objects [B, Q, C]."""
-        scores = self.scores(outputs)
-        return scores.sigmoid() if self.sigmoid else scores.softmax(dim=-1)[..., :-1]
+        logits = outputs.logits
+        return logits.sigmoid() if self.sigmoid else logits.softmax(dim=-1)[..., :-1]
 
-    def prompt(self, model: ImageModel, spec: Any) -> Mapping[str, Tensor]:
-        """Inputs that the module needs to predict this row."""
-        return {}
-
-    def ask(self, model: ImageModel, outputs: Any, spec: Any, size: tuple[int, int]) -> RowQuestion:
+    def ask(self, model: ImageModel, outputs: Any, spec: Any, size: tuple[int, int]) -> Aim:
         """The row that a target names in one image, whose native outputs these are."""
-        box = self._box(model, spec)
+        box = parse_row(spec)
+        if isinstance(box, Region):
+            raise NotDefined("a region", f"{model.name} predicts boxes", "Give sc.Box(index)")
+        box = box or Box(label=spec)
         sure = self.objects(outputs)[0]  # [Q, C]
         label = None if box.label is None else model.class_index(box.label)
         if label is not None and label >= sure.shape[1]:
             raise BadOption("class index", label, f"0 to {sure.shape[1] - 1}")
-        index = box.index
-        if index is None:
+        if box.index is None:
             index = int((sure if label is None else sure[:, label : label + 1]).amax(1).argmax())
+        else:
+            index = operator.index(box.index)
         if not 0 <= index < len(sure):
             raise BadOption("box", index, f"a query of {model.name}, 0 to {len(sure) - 1}")
-        boxes = self._found(model, outputs, size)
-        corners = corners_of(outputs.pred_boxes, size)[0, index, :4]
-        pixels = rectangle(corners.cpu(), size)
-        asked: dict[str, Any] = {
-            "name": f"box {index}", "pixels": pixels, "index": index, "boxes": boxes,
-        }  # fmt: skip
-        if box.side is not None:
-            return RowQuestion(
-                lambda given: corners_of(given.pred_boxes, size)[:, index],
-                SIDES.index(box.side),
-                classes=SIDES,
-                count=len(SIDES),
-                values=True,
-                **asked,
+        corners = corners_of(outputs.pred_boxes[0], size)  # [Q, 4]
+        best = sure.max(dim=-1)
+        order = best.values.argsort(descending=True)[:MOST_BOXES].tolist()
+        boxes = [
+            FoundBox(
+                query,
+                model.class_name(int(best.indices[query])),
+                float(best.values[query]),
+                tuple(corners[query].tolist()),
             )
-        target = int(sure[index].argmax()) if label is None else label
-        return RowQuestion(
-            lambda given: self.scores(given)[:, index],
-            target,
-            classes=model.classes,
-            count=self.scores(outputs).shape[-1],
-            **asked,
-        )
-
-    def _found(self, model: ImageModel, outputs: Any, size: tuple[int, int]) -> list[FoundBox]:
-        """Boxes of the first image that are objects more likely than not, the surest first."""
-        best = self.objects(outputs)[0].max(dim=-1)
-        corners = corners_of(outputs.pred_boxes, size)[0, :, :4]
-        order = best.values.argsort(descending=True)[:MOST_BOXES]
-        return [
-            FoundBox(k, model.class_name(c), p, tuple(place))
-            for k, c, p, place in zip(
-                order.tolist(),
-                best.indices[order].tolist(),
-                best.values[order].tolist(),
-                corners[order].tolist(),
-                strict=True,
-            )
-            if p > SURE
+            for query in order
+            if best.values[query] > SURE
         ]
-
-    @staticmethod
-    def _box(model: ImageModel, spec: Any) -> Box:
-        row = parse_row(spec)
-        if isinstance(row, Region):
-            raise NotDefined("a region", f"{model.name} answers for boxes", "Give sc.Box(index)")
-        return row or Box(label=spec)
+        return Aim(
+            lambda given: given.logits[:, index],
+            int(best.indices[index]) if label is None else label,
+            f"box {index}",
+            rectangle([int(corner) for corner in corners[index].round()], size),
+            boxes,
+            index,
+        )
 
 
 def corners_of(boxes: Tensor, size: tuple[int, int]) -> Tensor:
-    """Centre, width and height [.., 4] in shares of the image -> left, top, right, bottom, width,
-    height [.., 6] in pixels."""
+    """Centre, width and height [.., 4] in shares of the image -> x0, y0, x1, y1 in pixels."""
     x, y, wide, high = (boxes * boxes.new_tensor([size[1], size[0]] * 2)).unbind(dim=-1)
-    ends = (x - wide / 2, y - high / 2, x + wide / 2, y + high / 2)
-    return torch.stack([*ends, wide, high], dim=-1)
+    return torch.stack([x - wide / 2, y - high / 2, x + wide / 2, y + high / 2], dim=-1)
 
 
 @dataclass(frozen=True)
 class PixelReading:
-    """Answers of pixels [B, C, h, w], averaged over a region, then `finish`ed into logits."""
+    """Outputs [B, C, h, w], averaged over a region and then `finish`ed into logits [B, C]."""
 
     answers: Callable[[Any], Tensor]
     finish: Callable[[Tensor], Tensor] = lambda mean: mean
-    sigmoid: bool = False
-    values: bool = False
+
+    sigmoid: ClassVar[bool] = False
 
     def compared(self, outputs: Any) -> dict[str, Tensor]:
+        """All outputs, for the verified wrap."""
         return {"pixels": self.answers(outputs)}
 
     def unaimed(self, outputs: Any) -> Tensor:
+        """Logits [B, C] of all pixels, as long as no region is chosen."""
         return self.finish(self.answers(outputs).mean(dim=(2, 3)))
 
-    def prompt(self, model: ImageModel, spec: Any) -> Mapping[str, Tensor]:
-        return {}
-
-    def ask(self, model: ImageModel, outputs: Any, spec: Any, size: tuple[int, int]) -> RowQuestion:
+    def ask(self, model: ImageModel, outputs: Any, spec: Any, size: tuple[int, int]) -> Aim:
+        """The region that a target names in one image, whose native outputs these are."""
         row = parse_row(spec)
         if isinstance(row, Box):
-            raise NotDefined("a box", f"{model.name} answers for pixels", "Give sc.Region(where)")
+            raise NotDefined("a box", f"{model.name} predicts pixels", "Give sc.Region(where)")
         row = row or Region(None, spec)
         answers = self.answers(outputs)  # [1, C, h, w]
         label = None if row.label is None else model.class_index(row.label)
-        if row.where is None:
-            pixels, name = self._largest(answers, label, size)
+        if row.where is None:  # the pixels of a class, or of the one that has most
+            best = F.interpolate(answers, size=size, mode="bilinear").argmax(dim=1)[0].cpu()
+            pixels = best == (best.flatten().mode().values if label is None else label)
+            name = "its pixels" if pixels.any() else "the image"
+            pixels = pixels if pixels.any() else ~pixels
         else:
             pixels, name = row.mask(size), "the region"
-        shares = shares_of(pixels, answers)
-        read = self._mean(shares)
-        means = read(outputs)[0]
-        target = int(means.argmax()) if label is None else label
-        return RowQuestion(
-            read, target, name, pixels, model.classes, len(means), values=self.values
-        )
-
-    def _mean(self, shares: Tensor) -> Callable[[Any], Tensor]:
-        return lambda given: self.finish((self.answers(given) * shares).sum(dim=(2, 3)))
-
-    def _largest(
-        self, answers: Tensor, label: int | None, size: tuple[int, int]
-    ) -> tuple[Tensor, str]:
-        """The pixels of a class, or of the one that has most; all where there is one output only,
-        or where the class has none."""
-        whole = torch.ones(size, dtype=torch.bool)
-        if answers.shape[1] == 1:
-            return whole, "the image"
-        best = F.interpolate(answers, size=size, mode="bilinear").argmax(dim=1)[0].cpu()
-        label = int(best.flatten().mode().values) if label is None else label
-        mine = best == label
-        return (mine, "its pixels") if mine.any() else (whole, "the image")
-
-
-def shares_of(pixels: Tensor, answers: Tensor) -> Tensor:
-    """Weights of outputs [.., h, w] in the mean over pixels [H, W]; they sum to 1."""
-    size = (answers.shape[-2], answers.shape[-1])
-    shares = F.adaptive_avg_pool2d(pixels[None, None].to(answers), size)[0, 0]
-    return shares / shares.sum()
-
-
-@dataclass(frozen=True)
-class PromptReading(PixelReading):
-    """Segment Anything: a place or a rectangle is the prompt, and the region is the mask that it
-    gives on the image; of several masks, the one whose score is highest there."""
-
-    answers: Callable[[Any], Tensor] = lambda outputs: outputs.pred_masks[:, 0]  # [B, masks, h, w]
-    sigmoid: bool = True
-
-    def prompt(self, model: ImageModel, spec: Any) -> Mapping[str, Tensor]:
-        row = parse_row(spec)
-        corners = row.corners if isinstance(row, Region) else None
-        if spec is None:
-            return {}
-        if not isinstance(row, Region) or corners is None:
-            raise BadOption("target", spec, "a place or a rectangle: sc.Region((x, y)), the prompt")
-        if row.label is not None:
-            raise BadOption("label", row.label, f"None: {model.name} knows no classes")
-        row.mask(model.preprocess.size)  # refuses what lies outside of the frame, or is reversed
-        prompt = torch.tensor(corners, device=model.device, dtype=model.dtype)
-        if len(corners) == 2:
-            return {"input_points": prompt[None, None, None]}
-        return {"input_boxes": prompt[None, None], "input_points": None}  # pyright: ignore
-
-    def ask(self, model: ImageModel, outputs: Any, spec: Any, size: tuple[int, int]) -> RowQuestion:
-        best = int(outputs.iou_scores[0, 0].argmax())
-        answers = self.answers(outputs)[:, best : best + 1]
-        mine = (F.interpolate(answers, size=size, mode="bilinear")[0, 0] > 0).cpu()
-        pixels = mine if mine.any() else torch.ones(size, dtype=torch.bool)
-        shares = shares_of(pixels, answers)
+        shares = F.adaptive_avg_pool2d(pixels[None, None].to(answers), answers.shape[-2:])[0, 0]
+        shares = shares / shares.sum()  # [h, w]: weights of outputs in the mean over pixels
 
         def read(given: Any) -> Tensor:
-            return (self.answers(given)[:, best : best + 1] * shares).sum(dim=(2, 3))
+            return self.finish((self.answers(given) * shares).sum(dim=(2, 3)))
 
-        return RowQuestion(read, 0, "the prompt", pixels, ("mask",), 1)
+        target = int(read(outputs)[0].argmax()) if label is None else label
+        return Aim(read, target, name, pixels)
 
 
-RowReading = BoxReading | PixelReading
+# ---------------------------------------------------------------- places
 
 
 @dataclass(frozen=True, eq=False)
 class Places:
-    """What rows read of images of `size`: maps [B, C, h, w], one for each level. `others` [B, ..]
-    lie at no place (a class token): in mixtures they stay the context's."""
+    """What rows read of images of `size`: maps [B, C, h, w], one for each level."""
 
     maps: tuple[Tensor, ...]
-    others: tuple[Tensor, ...]
     size: tuple[int, int]
 
     def __len__(self) -> int:
         return len(self.maps[0])
 
-    def repeated(self, count: int) -> Places:
-        """Those of one image, `count` times."""
-        maps, others = (
-            tuple(x.expand(count, *x.shape[1:]) for x in part) for part in (self.maps, self.others)
-        )
-        return Places(maps, others, self.size)
-
     def over(self, context: Places, mix: Callable[[Tensor, Tensor], Tensor]) -> Places:
         """Mixtures with the places of another run: `mix` makes n of every image's map and the
         context's, [B * n, C, h, w], for each level."""
         maps = tuple(mix(*both) for both in zip(self.maps, context.maps, strict=True))
-        batch = max(len(self), len(context))
-        count = len(maps[0]) // batch
-        others = (x[:, None].expand(batch, count, *x.shape[1:]) for x in context.others)
-        return Places(maps, tuple(x.flatten(0, 1) for x in others), self.size)
+        return Places(maps, self.size)
 
 
-@dataclass(frozen=True, eq=False)
-class Call:
-    """What a native module was given by name, and what it gave."""
-
-    output: Any
-    named: Mapping[str, Any]
+Call = tuple[Any, Mapping[str, Any]]  # what a native module returned, and its named arguments
 
 
 @dataclass(frozen=True)
 class Seam:
     """Where a native run is cut: at the output of module `at`, whose `fields` hold the places: maps
-    [B, C, h, w], tokens [B, prefix + places, D], or lists of these (only `entries` are read). With
-    `entering`, the places are the tokens that it is given under this name, and it runs itself."""
+    [B, C, h, w], tokens [B, places, D], or lists of these."""
 
     at: str
     fields: tuple[str, ...]
     before: tuple[str, ...] = ()  # modules that only lead to it
-    held: tuple[str, ...] = ()  # modules behind it that choose what is asked
-    prefix: int = 0
-    entries: tuple[int, ...] | None = None
-    entering: str = ""
+    held: tuple[str, ...] = ()  # modules behind it that choose the queries
 
     def take(self, call: Call, size: tuple[int, int]) -> Places:
-        """The places in what `at` gave for images of `size`."""
-        maps, others = [], []
-        for tensor in [call.named[self.entering]] if self.entering else self._tensors(call.output):
+        """The places in what `at` returned for images of `size`."""
+        output, named = call
+        maps: list[Tensor] = []
+        for tensor in tree_leaves([getattr(output, name) for name in self.fields]):
             if tensor.ndim == 4:
                 maps.append(tensor)
                 continue
-            grids = call.named.get("spatial_shapes_list") or [self._grid(tensor, size)]
-            others += [tensor[:, : self.prefix]] if self.prefix else []
-            levels = tensor[:, self.prefix :].split([h * w for h, w in grids], dim=1)
+            grids = named.get("spatial_shapes_list") or [self._grid(tensor.shape[1], size)]
+            levels = tensor.split([h * w for h, w in grids], dim=1)
             maps += [x.mT.unflatten(2, grid) for x, grid in zip(levels, grids, strict=True)]
-        return Places(tuple(maps), tuple(others), size)
+        return Places(tuple(maps), size)
 
-    def forward(self, native: nn.Module, call: Call, places: Places) -> Callable[..., Any]:
-        """What runs in place of module `at`, which gave what is in `call` for other places."""
-        if not self.entering:
-            return answering(self.put(call, places))
-        tokens = torch.cat([level.flatten(2).mT for level in places.maps], dim=1)
-        return lambda **named: native(**{**named, self.entering: tokens})
-
-    def put(self, call: Call, places: Places) -> Any:
+    def put(self, output: Any, places: Places) -> Any:
         """The output of `at` with other places in it."""
-        maps, others = iter(places.maps), iter(places.others)
+        maps = iter(places.maps)
 
-        def tensor_like(tensor: Tensor) -> Tensor:
+        def replaced(tensor: Tensor) -> Tensor:
             if tensor.ndim == 4:
                 return next(maps)
-            parts, rows = [next(others)] if self.prefix else [], tensor.shape[1] - self.prefix
-            while rows:
+            parts, left = [], tensor.shape[1]
+            while left:
                 parts.append(next(maps).flatten(2).mT)
-                rows -= parts[-1].shape[1]
+                left -= parts[-1].shape[1]
             return torch.cat(parts, dim=1)
 
-        changed = {}
-        for name in self.fields:
-            value = getattr(call.output, name)
-            if isinstance(value, Tensor):
-                changed[name] = tensor_like(value)
-            else:
-                read = self._entries(value)
-                changed[name] = [
-                    tensor_like(x) if index in read else None for index, x in enumerate(value)
-                ]
-        return type(call.output)(**{**call.output, **changed})
+        changed = {n: tree_map_only(Tensor, replaced, getattr(output, n)) for n in self.fields}
+        return type(output)(**{**output, **changed})
 
-    def _tensors(self, output: Any) -> Iterator[Tensor]:
-        for name in self.fields:
-            value = getattr(output, name)
-            if isinstance(value, Tensor):
-                yield value
-            else:
-                yield from (value[index] for index in self._entries(value))
-
-    def _entries(self, value: Sequence[Tensor]) -> tuple[int, ...]:
-        return tuple(range(len(value))) if self.entries is None else self.entries
-
-    def _grid(self, tokens: Tensor, size: tuple[int, int]) -> tuple[int, int]:
-        """Rows and columns of places that have the image's shape."""
-        count = tokens.shape[1] - self.prefix
+    def _grid(self, count: int, size: tuple[int, int]) -> tuple[int, int]:
+        """Rows and columns of so many places that have the image's shape."""
         rows = max(1, round(math.sqrt(count * size[0] / size[1])))
         if count % rows:
             raise BadOption("size", size, f"images that {count} places of {self.at} can tile")
         return rows, count // rows
 
 
-def answering(answer: Any) -> Callable[..., Any]:
-    return lambda *args, **named: answer
+# ---------------------------------------------------------------- the view
 
 
 @dataclass
@@ -401,15 +401,12 @@ class DenseParts:
     """What an adapter finds in a native model of boxes or pixels."""
 
     seam: Seam
-    reading: RowReading
+    reading: BoxReading | PixelReading
     classes: Sequence[str] = ()
-    inputs: Mapping[str, Tensor] = field(default_factory=dict)
     preprocess: Preprocess | None = None
     size: tuple[int, int] | None = None
     fixed_size: bool = False
     family: str = ""
-    classifies: bool = True
-    extra: nn.Module | None = None
 
     @torch.no_grad()
     def assemble(self, module: nn.Module, options: WrapOptions) -> DenseModel:
@@ -429,11 +426,9 @@ class DenseParts:
             native=lambda images: model.reading.unaimed(model._native(images, {})),
             classes=options.class_names(self),
             sigmoid=self.reading.sigmoid,
-            values=self.reading.values,
             fixed_size=self.fixed_size,
             seam=self.seam,
             reading=self.reading,
-            inputs=self.inputs,
         )
         grids = [_size(level) for level in model._blank_places(steps.size).maps]
         model.patch = _cell(steps.size, grids)
@@ -441,30 +436,21 @@ class DenseParts:
         return model
 
 
-MOST_STRIDE = 32  # pixels of a cell, where levels can be chosen from
-
-
 @dataclass(eq=False, kw_only=True, repr=False)
 class DenseModel(ImageModel):
-    """A view of a native detector or model of pixels. `model(images)` returns the outputs of the
+    """A view of a native detector or segmentation model. `model(images)` returns the logits of the
     row that it is aimed at, [B, C], through the native modules."""
 
     architecture: ClassVar[Architecture] = "dense"
 
     seam: Seam
-    reading: RowReading
-    inputs: Mapping[str, Tensor] = field(default_factory=dict)  # beside images, [1, ..] each
-    question: RowQuestion | None = None
+    reading: BoxReading | PixelReading
+    row: Aim | None = None
     held: Mapping[str, Any] = field(default_factory=dict)  # outputs in the explained image's run
 
     @property
     def aimed(self) -> bool:
-        return self.question is not None
-
-    @property
-    def n_classes(self) -> int:
-        """Of a row: a blank of the usual size cannot be asked, a region is one of its image."""
-        return super().n_classes if self.question is None else self.question.count
+        return self.row is not None
 
     @property
     def cells(self) -> str:
@@ -473,10 +459,10 @@ class DenseModel(ImageModel):
 
     @property
     def readout_name(self) -> str:
-        return "a row" if self.question is None else self.question.name
+        return "a row" if self.row is None else self.row.name
 
     def __call__(self, images: Tensor) -> Tensor:
-        """Normalised images [B, 3, H, W] -> outputs [B, C] of the row."""
+        """Normalised images [B, 3, H, W] -> logits [B, C] of the row."""
         with self.eval_mode():
             self.check(images)
             if _alone(images):
@@ -485,8 +471,7 @@ class DenseModel(ImageModel):
 
     def outputs(self, images: Tensor) -> Any:
         """Native outputs for images, with the outputs of held modules replaced."""
-        held = {path: answering(copies_of(value, len(images))) for path, value in self.held.items()}
-        return self._native(images, held)
+        return self._native(images, _returning(self.held, len(images)))
 
     def run_to(self, stage: str, images: Tensor) -> Places:
         """Images -> places that rows read."""
@@ -494,22 +479,21 @@ class DenseModel(ImageModel):
         return self.seam.take(self._record(images, (stage,))[1][stage], _size(images))
 
     def run_from(self, stage: str, places: Places) -> Tensor:
-        """Places -> outputs of the row; only the part of the model that reads places runs."""
+        """Places -> logits of the row; only the part of the model that reads places runs."""
         self.after(stage)
         if _alone(places):
-            return self._read(self.outputs_from(places.repeated(2)))[:1]
+            twice = Places(tuple(x.expand(2, -1, -1, -1) for x in places.maps), places.size)
+            return self._read(self.outputs_from(twice))[:1]
         return self._read(self.outputs_from(places))
 
     def outputs_from(self, places: Places) -> Any:
         """Native outputs of rows that read these places."""
         count, standing = len(places), self._stand_ins(places.size)
-        like = places.maps[0]
-        images = like.new_zeros(1, len(self.preprocess.mean), *places.size)
-        answers = {path: copies_of(standing[path].output, count) for path in self.seam.before}
-        answers |= {path: copies_of(value, count) for path, value in self.held.items()}
-        forwards = {path: answering(answer) for path, answer in answers.items()}
-        at = self.seam.at
-        forwards[at] = self.seam.forward(self.module.get_submodule(at), standing[at], places)
+        images = places.maps[0].new_zeros(1, len(self.preprocess.mean), *places.size)
+        outputs = {path: standing[path][0] for path in self.seam.before} | {**self.held}
+        forwards = _returning(outputs, count)
+        put = self.seam.put(standing[self.seam.at][0], places)
+        forwards[self.seam.at] = lambda *args, **named: put
         return self._native(images.expand(count, -1, -1, -1), forwards)
 
     def after(self, stage: str) -> int:
@@ -527,40 +511,30 @@ class DenseModel(ImageModel):
 
     @torch.no_grad()
     def aim(self, image: Tensor, spec: Any = None) -> Aim:
-        """The question that a target asks about one image [1, 3, H, W] (rows.py), as a view that
-        answers it alone."""
+        """The row that a target names in one image [1, 3, H, W], with a view that predicts it
+        alone."""
         with self.eval_mode():
             self.check(image)
-            inputs = {**self.inputs, **self.reading.prompt(self, spec)}
-            asked = replace(self, inputs=inputs, memo={})
-            outputs, calls = asked._record(image, self.seam.held)
-            question = self.reading.ask(self, outputs, spec, _size(image))
-        held = {path: call.output for path, call in calls.items()}
-        aimed = replace(
-            asked,
-            question=question,
-            held=held,
-            classes=question.classes,
-            values=question.values,
-            sigmoid=self.sigmoid and not question.values,
-            memo={},
-        )
-        value = float(question.read(outputs)[0, question.target])
-        return Aim(aimed, question.target, question.name, question.pixels, value, question.boxes)
+            unaimed = replace(self, row=None, held={}, memo={})
+            outputs, calls = unaimed._record(image, self.seam.held)
+            row = self.reading.ask(self, outputs, spec, _size(image))
+        logits = row.read(outputs)[0]
+        held = {path: output for path, (output, _) in calls.items()}
+        aimed = replace(self, row=row, held=held, memo={"n_classes": len(logits)})
+        return replace(row, model=aimed, value=float(logits[row.target]))
 
     def _read(self, outputs: Any) -> Tensor:
-        return (self.reading.unaimed if self.question is None else self.question.read)(outputs)
+        return (self.reading.unaimed if self.row is None else self.row.read)(outputs)
 
     def _native(self, images: Tensor, forwards: Mapping[str, Callable[..., Any]]) -> Any:
-        named = {name: copies_of(value, len(images)) for name, value in self.inputs.items()}
         attached = Attached() if torch.is_grad_enabled() else nullcontext()
-        # Mask2Former draws a number for every layer that training might drop, in eval mode too
+        # older releases of Mask2Former draw random numbers in eval mode, too
         with self.eval_mode(), torch.random.fork_rng(devices=[]), attached:
             module = spliced(self.module, forwards) if forwards else self.module
-            return module(pixel_values=images, **named)
+            return module(pixel_values=images)
 
     def _record(self, images: Tensor, paths: Sequence[str]) -> tuple[Any, dict[str, Call]]:
-        """Native outputs, and what modules were given and gave on the way."""
+        """Native outputs, and what modules returned and were given on the way."""
         calls: dict[str, Call] = {}
 
         def listening(path: str) -> Callable[..., Any]:
@@ -568,8 +542,7 @@ class DenseModel(ImageModel):
 
             def forward(*args: Any, **named: Any) -> Any:
                 output = native(*args, **named)
-                # others may put other things into the same output later (SAM 2)
-                calls.setdefault(path, Call(copies_of(output, 1), named))
+                calls.setdefault(path, (output, named))
                 return output
 
             return forward
@@ -584,7 +557,7 @@ class DenseModel(ImageModel):
         return self.seam.take(self._stand_ins(size)[self.seam.at], size)
 
     def _stand_ins(self, size: tuple[int, int]) -> dict[str, Call]:
-        """What the modules up to the seam give for one empty image: shapes, masks and grids."""
+        """What the modules up to the seam return for one empty image: shapes, masks and grids."""
         key = ("stand-ins", size)
         if key not in self.memo:
             with torch.no_grad(), torch.inference_mode(False):
@@ -612,20 +585,30 @@ def _cell(size: tuple[int, int], grids: Sequence[tuple[int, int]]) -> tuple[int,
     return max([cell for cell in cells if max(cell) <= MOST_STRIDE] or [min(cells)])
 
 
+def _returning(outputs: Mapping[str, Any], count: int) -> dict[str, Callable[..., Any]]:
+    """Forwards of modules that return an output for one image, as for `count` of them; nothing is
+    copied."""
+
+    def copies(x: Tensor) -> Tensor:
+        return x.expand(count, *x.shape[1:]) if x.ndim and len(x) == 1 else x
+
+    def forward(output: Any) -> Callable[..., Any]:
+        repeated = tree_map_only(Tensor, copies, output)
+        return lambda *args, **named: repeated
+
+    return {path: forward(output) for path, output in outputs.items()}
+
+
 def spliced(module: nn.Module, forwards: Mapping[str, Callable[..., Any]]) -> nn.Module:
     """A copy of `module` that shares every weight, in which modules run other functions. The module
     itself stays as it is, so that threads may share it."""
     top = _shell(module)
     for path, forward in forwards.items():
-        *way, last = path.split(".")
         here = top
-        for name in way:
-            inner = _shell(here._modules[name])
-            here._modules[name] = inner
+        for name in path.split("."):
+            here._modules[name] = inner = _shell(here._modules[name])
             here = inner
-        leaf = _shell(here._modules[last])
-        leaf.forward = forward
-        here._modules[last] = leaf
+        here.forward = forward
     return top
 
 
@@ -646,40 +629,25 @@ class Attached(TorchFunctionMode):
         return args[0] if func is Tensor.detach else func(*args, **(kwargs or {}))
 
 
-def copies_of(value: Any, count: int) -> Any:
-    """What a module gave for one image, as for `count` of them; nothing is copied."""
-
-    def copies(x: Tensor) -> Tensor:
-        return x.expand(count, *x.shape[1:]) if x.ndim and len(x) == 1 else x
-
-    return tree_map_only(Tensor, copies, value)
+# ---------------------------------------------------------------- families
 
 
 def _detector(module: Any, projections: str, *, held: str = "", sigmoid: bool = True) -> DenseParts:
     """Queries that read the encoder's tokens; `projections` lead to those, one for each level."""
-    names = class_names(module.config)
-    seam = Seam(
-        "model.encoder",
-        ("last_hidden_state",),
-        ("model.backbone", *_levels(module, projections)),
-        (held,) if held else (),
-    )
-    return DenseParts(
-        seam, BoxReading(sigmoid), names if sigmoid or not names else (*names, "no object")
-    )
-
-
-def _levels(module: Any, path: str) -> list[str]:
-    """Where the layers of a list are; of a single layer, where it is."""
-    part = module.get_submodule(path)
-    listed = isinstance(part, nn.ModuleList)
-    return [f"{path}.{level}" for level in range(len(part))] if listed else [path]
+    part, names = module.get_submodule(projections), class_names(module.config)
+    listed = range(len(part)) if isinstance(part, nn.ModuleList) else ()
+    levels = [f"{projections}.{level}" for level in listed] or [projections]
+    before, held_modules = ("model.backbone", *levels), (held,) if held else ()
+    seam = Seam("model.encoder", ("last_hidden_state",), before, held_modules)
+    names = names if sigmoid or not names else (*names, "no object")
+    return DenseParts(seam, BoxReading(sigmoid), names)
 
 
 def _deformable_detr(module: Any) -> DenseParts:
-    last = len(module.model.decoder.class_embed) - 1 if module.config.two_stage else None
-    held = "" if last is None else f"model.decoder.class_embed.{last}"
-    return _detector(module, "model.input_proj", held=held)
+    if not module.config.two_stage:
+        return _detector(module, "model.input_proj")
+    last = len(module.model.decoder.class_embed) - 1
+    return _detector(module, "model.input_proj", held=f"model.decoder.class_embed.{last}")
 
 
 def _rt_detr(module: Any) -> DenseParts:
@@ -690,63 +658,9 @@ def _rt_detr(module: Any) -> DenseParts:
     return parts
 
 
-def _grounding_dino(module: Any, text: TextInput | None) -> DenseParts:
-    text = require_text(module, text)
-    sentence = " ".join(f"{name.lower()}." for name in text.classes)
-    tokens = text.tokenize([sentence], **_tensors_of(text.tokenize))
-    inputs = as_inputs(tokens, next(module.parameters()).device)
-    spans = _phrases(inputs["input_ids"][0].tolist())
-    if len(spans) != len(text.classes) or spans[-1][1] > module.config.max_text_len:
-        expected = f"names without . and ?, of {module.config.max_text_len} tokens in all at most"
-        raise BadOption("classes", sentence[:80], expected)
-    before = ("model.backbone", *_levels(module, "model.input_proj_vision"))
-    held = ("model.encoder_output_class_embed",) if module.config.two_stage else ()
-    seam = Seam("model.encoder", (), before, held, entering="vision_features")
-    reading = BoxReading(sigmoid=True, spans=spans)
-    return DenseParts(seam, reading, text.classes, inputs)
-
-
-def _tensors_of(tokenize: Any) -> dict[str, Any]:
-    """The options that a tokenizer of transformers needs to return tensors."""
-    from transformers import PreTrainedTokenizerBase
-
-    return {"return_tensors": "pt"} if isinstance(tokenize, PreTrainedTokenizerBase) else {}
-
-
-def _phrases(ids: list[int]) -> tuple[tuple[int, int], ...]:
-    """Where each phrase of a sentence begins and ends: at the tokens that attention does not
-    cross."""
-    from transformers.models.grounding_dino.modeling_grounding_dino import SPECIAL_TOKENS
-
-    ends = [place for place, token in enumerate(ids) if token in (*SPECIAL_TOKENS, 0)]
-    return tuple((a + 1, b) for a, b in pairwise(ends) if b > a + 1)
-
-
 def _pixels(module: Any, reading: PixelReading, at: str, *fields: str) -> DenseParts:
-    """Classes of pixels, which read the maps that module `at` gives."""
+    """Classes of pixels, which read the maps that module `at` returns."""
     return DenseParts(Seam(at, fields), reading, class_names(module.config))
-
-
-def _dpt(module: Any) -> DenseParts:
-    config = module.config
-    if config.is_hybrid:
-        raise UnsupportedModel("transformers DPT, hybrid", "it reads a convolutional stem besides")
-    if getattr(module, "backbone", None) is not None:
-        return _depth_anything(module)
-    entries = tuple(index + 1 for index in config.backbone_out_indices)
-    seam = Seam("dpt", ("hidden_states",), prefix=1, entries=entries)
-    return DenseParts(seam, DEPTH, ("depth",), size=pair(config.image_size), fixed_size=True)
-
-
-def _depth_anything(module: Any) -> DenseParts:
-    return DenseParts(Seam("backbone", ("feature_maps",), prefix=1), DEPTH, ("depth",))
-
-
-def _depth(outputs: Any) -> Tensor:
-    return outputs.predicted_depth[:, None]
-
-
-DEPTH = PixelReading(_depth, values=True)
 
 
 def _semantic(outputs: Any) -> Tensor:
@@ -760,14 +674,6 @@ def _log(mean: Tensor) -> Tensor:
     return mean.clamp_min(torch.finfo(mean.dtype).tiny).log()
 
 
-def _prompted(module: Any, config: Any, places: str) -> DenseParts:
-    """Asked about the middle of an image, until it is aimed."""
-    size = pair(config.image_size)
-    middle = torch.tensor([[[[size[1] / 2, size[0] / 2]]]]).to(next(module.parameters()))
-    seam, inputs = Seam("vision_encoder", (places,)), {"input_points": middle}
-    return DenseParts(seam, PromptReading(), inputs=inputs, size=size, fixed_size=True)
-
-
 LOGITS = PixelReading(lambda outputs: outputs.logits)
 MASKS, PIXEL_DECODER = PixelReading(_semantic, _log), "model.pixel_level_module"
 DENSE_FAMILIES: dict[str, Callable[[Any], DenseParts]] = {
@@ -778,51 +684,20 @@ DENSE_FAMILIES: dict[str, Callable[[Any], DenseParts]] = {
     "RTDetrV2ForObjectDetection": _rt_detr,
     "DFineForObjectDetection": _rt_detr,
     "SegformerForSemanticSegmentation": lambda m: _pixels(m, LOGITS, "segformer", "hidden_states"),
-    "DPTForDepthEstimation": _dpt,
-    "DepthAnythingForDepthEstimation": _depth_anything,
     "MaskFormerForInstanceSegmentation": lambda m: _pixels(
         m, MASKS, PIXEL_DECODER, "encoder_last_hidden_state", "decoder_last_hidden_state"
     ),
     "Mask2FormerForUniversalSegmentation": lambda m: _pixels(
         m, MASKS, PIXEL_DECODER, "decoder_last_hidden_state", "decoder_hidden_states"
     ),
-    "SamModel": lambda m: _prompted(m, m.config.vision_config, "last_hidden_state"),
-    "Sam2Model": lambda m: _prompted(m, m.config.prompt_encoder_config, "fpn_hidden_states"),
 }
 
 
-SENTENCES = {"GroundingDinoForObjectDetection": _grounding_dino}  # that boxes are compared with
-BARE = "it has no answers of its own; wrap the whole model (...ForObjectDetection, for one)"
-REFUSED = {  # beginnings of class names, and why
-    "DetrForSegmentation": "its masks are read off attention; DetrForObjectDetection works",
-    "Detr": BARE,
-    "ConditionalDetr": BARE,
-    "DeformableDetr": BARE,
-    "RTDetr": BARE,
-    "DFine": BARE,
-    "Yolos": BARE,
-    "GroundingDino": BARE,
-    "Owl": (
-        "each of its boxes is read off one patch of its tower's end, so that no other place could"
-        " be exchanged there"
-    ),
-    "MaskFormer": BARE,
-    "OneFormer": "it is asked for a task in words; Mask2Former works",
-    "Sam2Video": "it remembers other frames; Sam2Model works",
-}
-
-
-def dense_parts(module: Any, text: TextInput | None = None) -> DenseParts | None:
-    """The parts of a detector or a model of pixels; None for any other module."""
-    makers = DENSE_FAMILIES | {name: partial(make, text=text) for name, make in SENTENCES.items()}
+def dense_parts(module: Any) -> DenseParts | None:
+    """The parts of a detector or a segmentation model; None for any other module."""
     for kind in type(module).__mro__:
-        if kind.__name__ in makers and kind.__module__.startswith("transformers."):
-            parts = makers[kind.__name__](module)
+        if kind.__name__ in DENSE_FAMILIES and kind.__module__.startswith("transformers."):
+            parts = DENSE_FAMILIES[kind.__name__](module)
             parts.family = f"transformers.{type(module).__name__}"
             return parts
-    name = type(module).__name__
-    for start, reason in REFUSED.items():
-        if name.startswith(start):
-            works = ", ".join(("YolosForObjectDetection", *makers))
-            raise UnsupportedModel(f"transformers {name}", reason, f"classes that work: {works}")
     return None

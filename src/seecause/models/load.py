@@ -1,9 +1,8 @@
 """From a name, a file or a folder to a native module: the one way that `sc.load` opens models.
 
-Libraries fetch and read their own weights; checkpoints of trainings are read by torch and
-safetensors, in whatever dictionary and under whatever prefix the training saved them. Nothing in a
-file runs, weights are never random unless asked for, and damage is one `DataMissing` that names the
-file.
+Libraries fetch and read their own weights. Checkpoints of trainings are read by timm's loader with
+`weights_only=True`: no code in a file runs. Weights are never random unless asked for, and a
+damaged or missing file is one `DataMissing` that names it.
 
 Folders of `background.export` hold a card (`seecause.json`) beside weights:
 
@@ -20,7 +19,7 @@ import logging
 import re
 import textwrap
 import zipfile
-from collections import Counter, OrderedDict
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -28,7 +27,6 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
-from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from seecause.errors import (
@@ -39,9 +37,9 @@ from seecause.errors import (
     UnknownName,
     UnsupportedModel,
 )
+from seecause.models.block import slice_heads
 from seecause.models.parts import CosineHead, UnitLinear
 from seecause.models.preprocess import Preprocess, from_timm, one_frame, preprocess_from_processor
-from seecause.models.slicing import slice_heads
 
 log = logging.getLogger(__name__)
 ZOO = Path(__file__).parents[1] / "critters" / "checkpoints"  # what `builtin:` names
@@ -51,7 +49,7 @@ CARD = "seecause.json"
 PLAIN, SLICED, HEAD = "model.safetensors", "sliced.safetensors", "head.safetensors"
 ADAPTER = "adapter_config.json"  # of PEFT
 # modules of timm whose models take images of any size
-ANY_SIZE = ("resnet", "densenet", "vgg", "convnext", "pvt_v2", "efficientvit_mit")
+ANY_SIZE = ("resnet", "densenet", "vgg", "convnext")
 
 
 @dataclass
@@ -78,13 +76,10 @@ def open_source(
         return _adapter(Path(str(weights)), f"{library}:{name}", size)
     if library == "path" and path.is_dir():
         return _folder(path, size)
-    if library == "path":  # a checkpoint that names its timm model, as timm's script writes it
-        architecture = read_checkpoint(path)[1].get("arch")
-        if weights is not None or not isinstance(architecture, str):
-            reason = "a file of weights does not say which model it is of"
-            remedy = f"name the architecture: --model timm:NAME --weights {path}"
-            raise DataMissing(str(path), reason, remedy)
-        return _timm(architecture, path, size)
+    if library == "path":
+        reason = "a file of weights does not say which model it is of"
+        remedy = f"name the architecture: --model timm:NAME --weights {path}"
+        raise DataMissing(str(path), reason, remedy)
     if library == "builtin":
         if (ZOO / name / "config.json").is_file():
             raise _language_model(f"builtin:{name}")
@@ -93,13 +88,9 @@ def open_source(
     if library == "timm":
         return _timm(name, weights, size)
     if library == "torchvision":
-        from seecause.models.torchvision import open_torchvision
-
-        return open_torchvision(name, weights, size)
+        return _torchvision(name, weights, size)
     if library == "open_clip":
-        from seecause.models.open_clip import open_clip_model
-
-        return open_clip_model(name, weights, size)
+        return _open_clip(name, weights, size)
     return _transformers(name, weights, size)
 
 
@@ -221,7 +212,7 @@ def saved(folder: Path, name: str, *, kind: str = "saved model") -> Source:
         known = [card.stem for card in folder.glob("*.json")]
         raise UnknownName(kind, name, known + [c.parent.name for c in folder.glob("*/config.json")])
     with reading(path):
-        card, (state, _) = read_json(path), read_checkpoint(path.with_suffix(".safetensors"))
+        card, state = read_json(path), read_checkpoint(path.with_suffix(".safetensors"))
         architecture = card["architecture"]
         builder = BUILDERS.get(architecture["class"])
         if builder is not None:
@@ -259,7 +250,7 @@ def _exported(card: dict[str, Any], folder: Path) -> Source:
             if keep is not None:
                 slice_heads(module.get_submodule(place), keep)
         file = SLICED if card["form"] == "sliced" else PLAIN
-        fill(module, read_checkpoint(folder / file)[0], str(folder))
+        fill(module, read_checkpoint(folder / file), str(folder))
         origin = {**origin, "kept": kept} if kept else origin
     options: dict[str, Any] = {
         "preprocess": Preprocess(**card["preprocess"]),
@@ -282,7 +273,7 @@ def _exported(card: dict[str, Any], folder: Path) -> Source:
 
 
 def _head(card: dict[str, Any], folder: Path) -> nn.Module:
-    state, _ = read_checkpoint(folder / HEAD)
+    state = read_checkpoint(folder / HEAD)
     if card["kind"] == "cosine":
         return CosineHead(state["matrix"], scale=card["scale"])
     kind = UnitLinear if card["kind"] == "unit-linear" else nn.Linear
@@ -350,7 +341,7 @@ def _timm(name: str, weights: str | Path | None, size: tuple[int, int] | None) -
     bare = name.partition(".")[0]
     if not timm.is_model(bare):
         raise UnknownName("timm model", name, timm.list_models())
-    options, (state, content) = _timm_size(bare, size), chosen_checkpoint(weights)
+    options, state = _timm_size(bare, size), chosen_checkpoint(weights)
     options |= class_count(state, "head", "head.fc", "fc", "classifier")
     module = fetched(
         f"timm:{name}", lambda: timm.create_model(name, pretrained=weights is None, **options)
@@ -358,9 +349,8 @@ def _timm(name: str, weights: str | Path | None, size: tuple[int, int] | None) -
     if state:
         fill(module, state, str(weights), resized="img_size" in options)
     count = module.num_classes
-    classes = names_in(content, count) or imagenet_names(count)
     origin = {"library": "timm", "name": name, "options": {**options, "num_classes": count}}
-    return Source(module, {"size": size, "classes": classes}, origin)
+    return Source(module, {"size": size, "classes": imagenet_names(count)}, origin)
 
 
 def _timm_folder(folder: Path, card: dict[str, Any], size: tuple[int, int] | None) -> Source:
@@ -374,7 +364,7 @@ def _timm_folder(folder: Path, card: dict[str, Any], size: tuple[int, int] | Non
     with reading(folder):
         module = timm.create_model(f"local-dir:{folder}", pretrained=True, **options)
     options |= {**card.get("model_args", {}), "num_classes": module.num_classes}
-    names, words = class_list(card.get("label_names")), card.get("label_descriptions") or {}
+    names, words = card.get("label_names") or (), card.get("label_descriptions") or {}
     wrap_options: dict[str, Any] = {"size": size, "classes": [words.get(n, n) for n in names]}
     steps = card.get("pretrained_cfg") or {}
     if {"input_size", "mean", "std"} <= set(steps):
@@ -389,11 +379,7 @@ def _timm_size(name: str, size: tuple[int, int] | None) -> dict[str, Any]:
 
     if size is None or timm.models.is_model_in_modules(name, ANY_SIZE):
         return {}
-    if not timm.models.is_model_in_modules(name, ("efficientvit_msra",)):
-        return {"img_size": size}
-    if size[0] != size[1]:
-        raise BadOption("size", size, f"a square: timm's {name} takes no other")
-    return {"img_size": size[0]}
+    return {"img_size": size}
 
 
 def imagenet_names(count: int) -> tuple[str, ...]:
@@ -406,20 +392,77 @@ def imagenet_names(count: int) -> tuple[str, ...]:
     return tuple(info.index_to_description(i) for i in range(1000))
 
 
+# ---------------------------------------------------------------- torchvision and open_clip
+
+
+def _torchvision(name: str, weights: str | Path | None, size: tuple[int, int] | None) -> Source:
+    from torchvision import models
+
+    known = models.list_models(module=models)
+    if name not in known and name in models.list_models():  # of detection, segmentation, video ...
+        reason, remedy = "it is no classifier of images", "name one: vit_b_16, resnet50, swin_t"
+        raise UnsupportedModel(f"torchvision {name}", reason, remedy)
+    if name not in known:
+        raise UnknownName("torchvision model", name, known)
+    default: Any = getattr(models.get_model_weights(name), "DEFAULT")  # noqa: B009  an enum's own
+    state = chosen_checkpoint(weights)
+    options: dict[str, Any] = class_count(state, "heads.head", "fc", "classifier", "classifier.6")
+    if size is not None and name.startswith("vit_"):
+        if size[0] != size[1]:
+            raise BadOption(
+                "size", size, "a square: torchvision's VisionTransformer takes no other"
+            )
+        options["image_size"] = size[0]
+    module = fetched(
+        f"torchvision:{name}",
+        lambda: models.get_model(name, weights=default if weights is None else None, **options),
+    )
+    if state:
+        fill(module, state, str(weights))
+    names = () if "num_classes" in options else default.meta["categories"]
+    steps = default.transforms()
+    side = steps.crop_size[0]
+    frame = Preprocess(
+        size or (side, side),
+        steps.mean,
+        steps.std,
+        side / steps.resize_size[0],
+        filter=steps.interpolation.value,
+    )
+    wrap_options = {"preprocess": frame, "classes": tuple(names)}
+    origin = {"library": "torchvision", "name": name, "options": options}
+    return Source(module, wrap_options, origin)
+
+
+def _open_clip(name: str, weights: str | Path | None, size: tuple[int, int] | None) -> Source:
+    try:
+        import open_clip
+    except ImportError:
+        raise MissingExtra("open_clip", "clip") from None
+    if size is not None:
+        raise BadOption("size", size, "no value: open_clip models have their own")
+    arch, _, tag = name.partition("/")
+    if arch not in open_clip.list_models():
+        raise UnknownName("open_clip model", arch, open_clip.list_models())
+    pretrained = (tag or None) if weights is None else str(weights)
+    if weights == "random":
+        pretrained = None
+    elif pretrained is None:
+        raise DataMissing(
+            f"open_clip:{name}",
+            "no pretrained tag",
+            f"Write open_clip:{arch}/TAG, or pass weights=",
+        )
+    module = fetched(
+        f"open_clip:{name}", lambda: open_clip.create_model(arch, pretrained=pretrained)
+    )
+    origin = {"library": "open_clip", "name": arch}
+    return Source(module, {"tokenizer": open_clip.get_tokenizer(arch)}, origin)
+
+
 # ---------------------------------------------------------------- transformers and PEFT
 
-# tasks whose models need another loader than AutoModelForImageClassification, with the loader
-TASKS = {
-    "ForVideoClassification": "AutoModelForVideoClassification",
-    "ForObjectDetection": "AutoModelForObjectDetection",
-    "ForSemanticSegmentation": "AutoModelForSemanticSegmentation",
-    "ForDepthEstimation": "AutoModelForDepthEstimation",
-    "ForUniversalSegmentation": "AutoModelForUniversalSegmentation",
-    "ForInstanceSegmentation": "AutoModelForInstanceSegmentation",
-    "GroundingDinoForObjectDetection": "AutoModelForZeroShotObjectDetection",
-    "SamModel": "AutoModelForMaskGeneration",
-    "Sam2Model": "AutoModelForMaskGeneration",
-}
+TASKS = ("Classification", "Detection", "Segmentation")  # ends of classes that predict
 _UNREAD = re.compile(r"(^|\.)(pooler|mask_token)(\.|$)")  # no prediction is read through these
 
 
@@ -465,27 +508,22 @@ def _transformers(
     with reading(folder):
         config = fetched(what, lambda: pretrained(transformers.AutoConfig, where))
         kinds = [kind for kind in config.architectures or () if isinstance(kind, str)]
+        kind = next((kind for kind in kinds if kind.endswith(TASKS)), "")
         if hasattr(config, "vision_config") and "ForConditionalGeneration" in str(kinds):
             raise _language_model(what)
-        own = any("ForImageClassification" in kind for kind in kinds)
-        dual = hasattr(config, "text_config") and hasattr(config, "vision_config") and not own
-        timm = config.model_type == "timm_wrapper"  # its config says more than a processor
-        ends = [end for kind in kinds for end in (kind, f"For{kind.rpartition('For')[2]}")]
-        task = next((end for end in ends if end in TASKS), "")
-        classifies = (timm or own or labels) and not dual
-        plain = "AutoModelForImageClassification" if classifies else "AutoModel"
-        loader = getattr(transformers, TASKS.get(task, plain))
+        loader: Any = _model_class(kind) if kind else transformers.AutoModel
+        if labels:
+            loader = transformers.AutoModelForImageClassification
         if weights == "random":
-            module = loader.from_config(config, trust_remote_code=False)
+            module = loader(config) if kind else loader.from_config(config)
         else:
             module = fetched(what, lambda: pretrained_model(loader, where, labels=labels))
         if module.dtype in (torch.float16, torch.bfloat16):
             module = module.float()  # `load` narrows it again where dtype= asks for it
-        rows = bool(task) and task != "ForVideoClassification"
         options: dict[str, Any] = {"size": size}
-        if not timm:
-            options |= _processor(where, rows=rows)
-        if dual or task.startswith("GroundingDino"):
+        if config.model_type != "timm_wrapper":  # its config says more than a processor
+            options |= _processor(where, rows=kind.endswith(("Detection", "Segmentation")))
+        if hasattr(config, "text_config") and not kind:
             tokenizer = transformers.AutoTokenizer
             options["tokenizer"] = fetched(what, lambda: pretrained(tokenizer, where))
     return Source(module, options)
@@ -493,17 +531,12 @@ def _transformers(
 
 def _processor(where: str, *, rows: bool) -> dict[str, Any]:
     """The preprocessing beside a model; where there is none, `wrap` asks for it."""
-    if (Path(where) / "preprocessor_config.json").is_file():
-        config = read_json(Path(where) / "preprocessor_config.json")
-    elif Path(where).is_dir():
-        return {}
-    else:
-        from transformers import AutoImageProcessor
+    from transformers import AutoImageProcessor
 
-        try:
-            config = pretrained(AutoImageProcessor, where).to_dict()
-        except (OSError, ValueError):
-            return {}
+    try:
+        config = pretrained(AutoImageProcessor, where).to_dict()
+    except (OSError, ValueError):
+        return {}
     return {"preprocess": preprocess_from_processor(config | (one_frame(config) if rows else {}))}
 
 
@@ -519,7 +552,7 @@ def _adapter(folder: Path, base: str | None, size: tuple[int, int] | None) -> So
         remedy = f"name it: --model timm:NAME (or hf:NAME) --weights {folder}"
         raise DataMissing(str(folder), "the adapter does not name its base model", remedy)
     files = (folder / name for name in ("adapter_model.safetensors", "adapter_model.bin"))
-    state, _ = read_checkpoint(next(filter(Path.is_file, files), folder))
+    state = read_checkpoint(next(filter(Path.is_file, files), folder))
     library, _, name = (base or f"hf:{named}").partition(":")
     if library == "timm":
         source = _timm(name, None, size)
@@ -541,19 +574,12 @@ def _adapter(folder: Path, base: str | None, size: tuple[int, int] | None) -> So
 
 # ---------------------------------------------------------------- checkpoints of trainings
 
-# where a file keeps its weights; averages first, as timm's own loader takes them
-AVERAGES = ("state_dict_ema", "model_ema", "ema_state_dict", "ema_model", "ema")
-PLACES = (*AVERAGES, "state_dict", "model_state_dict", "model", "net", "module", "weights")
-NAMES = (
-    *("classes", "class_names", "label_names", "labels", "categories"),
-    *("idx_to_class", "id2label", "class_to_idx", "label2id"),
-)
 LOSSES = ("criterion", "loss", "optim", "metric")  # how parts begin that no prediction needs
 
 
 class _Inert:
-    """Stands for a class in a file that is no tensor: an ordered dictionary, which torch's reader
-    fills with the object's items and attributes, and which does nothing."""
+    """Stands for a class in a file that is no tensor, such as Lightning's hyper-parameters: an
+    ordered dictionary, which torch fills with the object's items and attributes."""
 
     def __new__(cls, *args: Any, **options: Any) -> Any:
         return OrderedDict()
@@ -569,54 +595,37 @@ class _Nothing:
         pass
 
 
-def chosen_checkpoint(weights: str | Path | None) -> tuple[dict[str, Tensor], Mapping[Any, Any]]:
+def chosen_checkpoint(weights: str | Path | None) -> dict[str, Tensor]:
     """What `read_checkpoint` returns for an option `weights`; nothing for pretrained and random
     weights."""
-    return ({}, {}) if weights in (None, "random") else read_checkpoint(Path(str(weights)))
+    return {} if weights in (None, "random") else read_checkpoint(Path(str(weights)))
 
 
-def read_checkpoint(path: Path) -> tuple[dict[str, Tensor], Mapping[Any, Any]]:
-    """Named weights in a safetensors file or a torch file, or the one in a folder, and all that the
-    file holds."""
+def read_checkpoint(path: Path) -> dict[str, Tensor]:
+    """Named weights in a safetensors or torch file, as timm reads it (averaged weights first, then
+    `state_dict` or `model`), or in the one file of a folder."""
     whole = (path / name for name in ("model.safetensors", "pytorch_model.bin"))
     path = next(filter(Path.is_file, whole), path)
     if not path.is_file():
         reason = "no model.safetensors there" if path.is_dir() else "the file does not exist"
         raise DataMissing(str(path), reason, "give the path of a .safetensors or torch file")
+    from timm.models import load_state_dict
+
     with reading(path, writer="the training"):
-        content = load_file(path) if path.suffix == ".safetensors" else _torch_file(path)
-        state = _weights_in(content) if isinstance(content, Mapping) else {}
+        foreign = (
+            torch.serialization.get_unsafe_globals_in_checkpoint(path)
+            if zipfile.is_zipfile(path)
+            else ()
+        )
+        inert = [(_Nothing if name.startswith("numpy") else _Inert, name) for name in foreign]
+        with torch.serialization.safe_globals(cast(Any, inert)):
+            content = load_state_dict(str(path), weights_only=True)
+    named = content.items() if isinstance(content, Mapping) else ()
+    state = {str(n).replace("_orig_mod.", ""): v for n, v in named if isinstance(v, Tensor)}
     if not state:
         reason = f"it holds a {type(content).__name__} without named weights"
         raise DataMissing(str(path), reason, "save torch.save(model.state_dict(), PATH)")
-    averages = [place for place in AVERAGES if place in content]
-    if averages and any(place in content for place in PLACES[len(AVERAGES) :]):
-        log.warning("%s: the averaged weights (%s) are taken", path.name, averages[0])
-    return {name.replace("_orig_mod.", ""): tensor for name, tensor in state.items()}, content
-
-
-def _torch_file(path: Path) -> Any:
-    """`torch.load(weights_only=True)`, in which classes of trainings are inert."""
-    # files older than torch 1.6 are no archives, and may hold tensors only
-    foreign = (
-        torch.serialization.get_unsafe_globals_in_checkpoint(path)
-        if zipfile.is_zipfile(path)
-        else ()
-    )
-    inert = [(_Nothing if name.startswith("numpy") else _Inert, name) for name in foreign]
-    with torch.serialization.safe_globals(cast(Any, inert)):
-        return torch.load(path, map_location="cpu", weights_only=True)
-
-
-def _weights_in(content: Mapping[Any, Any], depth: int = 3) -> dict[str, Tensor]:
-    """The state dict inside of what a training saved."""
-    for place in PLACES if depth else ():
-        inner = content.get(place)
-        if isinstance(inner, Mapping):
-            state = _weights_in(inner, depth - 1)
-            if state:
-                return state
-    return {str(name): value for name, value in content.items() if isinstance(value, Tensor)}
+    return state
 
 
 def class_count(state: Mapping[str, Tensor], *heads: str) -> dict[str, int]:
@@ -626,18 +635,6 @@ def class_count(state: Mapping[str, Tensor], *heads: str) -> dict[str, int]:
         if named:
             return {"num_classes": len(state[min(named, key=len)])}
     return {}
-
-
-def names_in(content: Mapping[Any, Any], count: int) -> tuple[str, ...]:
-    """Names of `count` classes in a file or in a record inside of it; empty where there are
-    none."""
-    records = [content, *(inner for inner in content.values() if isinstance(inner, Mapping))]
-    for record in records:
-        entries = {**record, **getattr(record, "__dict__", {})}  # attributes of an `_Inert`
-        for names in map(class_list, map(entries.get, NAMES)):
-            if names and len(names) == count:
-                return names
-    return ()
 
 
 def fill(
@@ -655,7 +652,7 @@ def fill(
             checkpoint are interpolated.
     """
     own = module.state_dict()
-    prefix = _best_prefix(state, own, source)
+    prefix = _prefix(state, own, source)
     fitting = {name[len(prefix) :]: v for name, v in state.items() if name.startswith(prefix)}
     beside = [name for name in state if not name.startswith(prefix)]
     if resized and "pos_embed" in fitting:
@@ -668,7 +665,7 @@ def fill(
         ],
         "are not of it": [
             *(name for name in fitting if name not in own),
-            *(name for name in beside if not _is_needless(name, own)),
+            *(name for name in beside if not name.startswith(LOSSES)),
         ],
     }
     if any(problems.values()):
@@ -687,32 +684,14 @@ def _few(names: Sequence[str]) -> str:
     return ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
 
 
-def _tails(name: str) -> list[str]:
-    """A dotted name without its first parts, the longest first."""
-    parts = name.split(".")
-    return [".".join(parts[level:]) for level in range(len(parts))]
-
-
-def _best_prefix(state: Mapping[str, Tensor], own: Mapping[str, Tensor], source: str) -> str:
-    """The prefix below which a checkpoint holds most names of the module; averages before others.
-    Two whole models that nothing tells apart are refused."""
-    counts = Counter(
-        name.removesuffix(tail) for name in state for tail in _tails(name) if tail in own
-    )
-    ranks = {prefix: (count, "ema" in prefix) for prefix, count in counts.items()}
-    best = max(ranks, key=lambda prefix: (ranks[prefix], -len(prefix)), default="")
-    tied = [prefix for prefix, rank in ranks.items() if rank == ranks[best]]
-    if len(tied) > 1 and 2 * counts[best] >= len(own):
-        listed = " and ".join(f"{prefix}*" for prefix in tied)
+def _prefix(state: Mapping[str, Tensor], own: Mapping[str, Tensor], source: str) -> str:
+    """What stands in a checkpoint before the names of the module; two models in it are refused."""
+    longest = max(own, key=len)
+    found = [name.removesuffix(longest) for name in state if f".{name}".endswith(f".{longest}")]
+    if len(found) > 1:
+        listed = " and ".join(f"{prefix}*" for prefix in found)
         raise DataMissing(source, f"it holds several models: {listed}", "save one of them alone")
-    return best
-
-
-def _is_needless(name: str, own: Mapping[str, Tensor]) -> bool:
-    """Whether a weight beside the model belongs to a loss, or to another version of the model, such
-    as the one before averaging."""
-    copied = any(tail in own for tail in _tails(name)[1:])
-    return copied or any(part.startswith(LOSSES) for part in name.split("."))
+    return found[0] if found else ""
 
 
 def _interpolated(module: Any, positions: Tensor) -> Tensor:
@@ -727,25 +706,8 @@ def _interpolated(module: Any, positions: Tensor) -> Tensor:
 
 # ---------------------------------------------------------------- class names
 
-# what callers name classes by; one text is the path of a file
-ClassNames = Sequence[str] | Mapping[int, str] | Mapping[str, int] | str | Path
-
-
-def class_list(value: Any) -> tuple[str, ...]:
-    """Names in the order of their indices, from a list or from a mapping either way; empty for
-    anything else."""
-    if isinstance(value, Mapping):
-        pairs = list(value.items())
-        if pairs and all(isinstance(name, int) for _, name in pairs):
-            pairs = [(name, key) for key, name in pairs]
-        try:
-            by_index = {int(index): name for index, name in pairs}
-        except (TypeError, ValueError):
-            return ()
-        value = [by_index.get(index) for index in range(len(by_index))]
-    if not isinstance(value, list | tuple) or not all(isinstance(name, str) for name in value):
-        return ()
-    return tuple(value)
+# names in the order of the outputs; one text is the path of a file
+ClassNames = Sequence[str] | str | Path
 
 
 def class_names_of(classes: ClassNames | None) -> tuple[str, ...] | None:
@@ -754,23 +716,18 @@ def class_names_of(classes: ClassNames | None) -> tuple[str, ...] | None:
         return None
     if isinstance(classes, str | Path):
         return read_class_names(classes)
-    given = classes if isinstance(classes, Mapping) else list(classes)
-    names = class_list(given)
-    if len(names) != len(given):
-        expected = "names in the order of the outputs, {index: name}, or a file of them"
-        raise BadOption("classes", classes, expected)
+    names = tuple(classes)
+    if isinstance(classes, Mapping) or not all(isinstance(name, str) for name in names):
+        raise BadOption("classes", classes, "names in the order of the outputs, or a file of them")
     return names
 
 
 def read_class_names(path: str | Path) -> tuple[str, ...]:
-    """Names in a file: one a line, or a JSON list or mapping (index to name, or name to index)."""
-    names: tuple[str, ...] = ()
+    """Names in a file: one a line, or a JSON list."""
     with reading(Path(path), writer="a text editor"):
         text = Path(path).read_text(encoding="utf-8-sig")
-        if text.lstrip().startswith(("[", "{")):
-            names = class_list(json.loads(text))
-        else:
-            names = tuple(line.strip() for line in text.splitlines() if line.strip())
+        lines = json.loads(text) if text.lstrip().startswith("[") else text.splitlines()
+        names = tuple(line.strip() for line in lines if line.strip())
     if not names:
         remedy = "give a list, or a file with one name a line or a JSON list"
         raise DataMissing(str(path), "it holds no class names", remedy)

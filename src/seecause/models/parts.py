@@ -28,12 +28,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from seecause.errors import BadOption, SeecauseError, UnsupportedModel
+from seecause.errors import BadOption, UnsupportedModel
 from seecause.models.block import Block, Fn, chain, same
 from seecause.models.layout import TokenLayout
 from seecause.models.preprocess import Preprocess, from_timm
 from seecause.models.view import Kind, LatentPool, Readout, VisionModel
-from seecause.registry import plugins, warn_of_plugin
+from seecause.registry import plugins
 
 if TYPE_CHECKING:
     from seecause.models.dense import DenseParts
@@ -42,8 +42,8 @@ if TYPE_CHECKING:
 ADAPTERS = {
     "timm": "seecause.models.timm",
     "transformers": "seecause.models.transformers",
-    "torchvision": "seecause.models.torchvision",
-    "open_clip": "seecause.models.open_clip",
+    "torchvision": "seecause.models.multihead",
+    "open_clip": "seecause.models.multihead",
 }
 WITH_TEXT = ("transformers", "open_clip")  # libraries whose models may have a text tower
 TEMPLATES = ("a photo of a {}.",)
@@ -290,78 +290,51 @@ def find_parts(
     module: nn.Module, *, text: TextInput | None = None
 ) -> Parts | StagedParts | DenseParts:
     """The parts of a native module, by the adapter of the library it (or a class it derives from)
-    comes from.
-
-    `text` is what a model with a text tower makes its classifier of.
-    """
+    comes from. `text` is what a model with a text tower makes its classifier of."""
     own = getattr(module, "view_parts", None)
     if own is not None:
         return own()
-    if type(module).__module__.split(".")[0] not in ADAPTERS:
-        parts = _find_in_plugins(module)
+    libraries = [cls.__module__.split(".")[0] for cls in type(module).__mro__]
+    for plugin in plugins("seecause.models").values() if libraries[0] not in ADAPTERS else ():
+        parts = plugin.find_parts(module) if hasattr(plugin, "find_parts") else None
         if parts is not None:
             return parts
-    for cls in type(module).__mro__:
-        library = cls.__module__.split(".")[0]
-        if library in ADAPTERS:
-            parts = _find(module, library, cls.__name__, text)
-            asked = "input_ids" in getattr(parts, "inputs", ())  # a detector's
-            if text is not None and not asked and not isinstance(parts.extra, CosineHead):
-                reason = f"None: {type(module).__name__} has no text tower"
-                raise BadOption("tokenizer", text.tokenize, reason)
-            return parts
+    library = next((library for library in libraries if library in ADAPTERS), None)
+    if library is not None:
+        parts = _find(module, library, text)
+        if text is not None and not isinstance(getattr(parts, "extra", None), CosineHead):
+            reason = f"None: {type(module).__name__} has no text tower"
+            raise BadOption("tokenizer", text.tokenize, reason)
+        return parts
     reason, remedy = f"no adapter knows it (adapters: {', '.join(ADAPTERS)})", "see docs/models.md"
-    inside = [n for n, part in module.named_children() if is_known(part)]
-    if inside:
-        reason = f"it is no model of {', '.join(ADAPTERS)}, but holds one"
-        place = f"module.{inside[0]}"
-        remedy = f"wrap that: sc.wrap({place}), or sc.wrap({place}, head=module.HEAD, pool='cls')"
+    for name, part in module.named_children():
+        if type(part).__module__.split(".")[0] in ADAPTERS or hasattr(part, "view_parts"):
+            reason = f"it is no model of {', '.join(ADAPTERS)}, but holds one"
+            place = f"module.{name}"
+            remedy = (
+                f"wrap that: sc.wrap({place}), or sc.wrap({place}, head=module.HEAD, pool='cls')"
+            )
+            break
     raise UnsupportedModel(f"{type(module).__module__}.{type(module).__name__}", reason, remedy)
 
 
-def is_known(module: nn.Module) -> bool:
-    """Whether the module's own class comes from a library with an adapter, or brings one along."""
-    return type(module).__module__.split(".")[0] in ADAPTERS or hasattr(module, "view_parts")
-
-
-def _find_in_plugins(module: nn.Module) -> Parts | StagedParts | DenseParts | None:
-    """The parts that the first fitting plug-in returns; a warning names plug-ins that fail."""
-    for name, plugin in plugins("seecause.models").items():
-        try:
-            parts = plugin.find_parts(module) if hasattr(plugin, "find_parts") else None
-        except SeecauseError:
-            raise  # it knows the module, and says what is wrong with it
-        except Exception as error:  # a plug-in may raise anything
-            what = f"could not look at {type(module).__name__}"
-            warn_of_plugin("seecause.models", name, what, error)
-            continue
-        if parts is not None:
-            return parts
-    return None
-
-
 def _find(
-    module: nn.Module, library: str, kind: str, text: TextInput | None
+    module: nn.Module, library: str, text: TextInput | None
 ) -> Parts | StagedParts | DenseParts:
-    """Of an instance of a library's class `kind`: a vision transformer by the library's adapter
-    (which also says why any other class is refused), a network of stages, or a model of film, boxes
-    or pixels."""
+    """A vision transformer by its library's adapter (which also says why any other class is
+    refused), a network of stages, or a model of boxes or pixels."""
     adapter = importlib.import_module(ADAPTERS[library])
-    names = (cls.__name__ for cls in type(module).__mro__)
-    kind = next((name for name in names if name in adapter.CLASSES), kind)
-    if kind not in adapter.CLASSES:
-        from seecause.models import staged
+    classes = [cls for cls in type(module).__mro__ if cls.__module__.split(".")[0] == library]
+    known = [cls.__name__ for cls in classes if cls.__name__ in adapter.CLASSES]
+    if not known:
+        from seecause.models.dense import dense_parts
+        from seecause.models.staged import staged_parts
 
-        parts = staged.find(module, library, kind)
-        if parts is None and library == "transformers":
-            from seecause.models.dense import dense_parts
-
-            special = adapter.FAMILIES.get(kind)
-            parts = special(module) if special is not None else dense_parts(module, text)
+        parts = staged_parts(module, library, classes[0].__name__) or dense_parts(module)
         if parts is not None:
             return parts
     options = {"text": text} if library in WITH_TEXT else {}
-    return adapter.find(module, kind, **options)
+    return adapter.find(module, (known or [classes[0].__name__])[0], **options)
 
 
 def unwrapped(module: Any) -> nn.Module:

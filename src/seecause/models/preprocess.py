@@ -1,6 +1,11 @@
 """From images to a normalised tensor, and the same geometry for masks and points.
 
-`Preprocess` is the preprocessing of one model. `as_images` takes whatever people have:
+`Preprocess` is the preprocessing of one model, and `Film` that of a model of films. A film is a
+strip [3 * tubelet, times * H, W]: tubelets stand one below the other, and the frames of a tubelet
+are channels, so that a patch of pixels is one tubelet, and blanks, patches and metrics work as for
+images.
+
+`as_images` takes images in many forms:
 
     PIL image, path, bytes of a file        prepared by the model's preprocessing
     whole numbers 0-255, any usual axes     raw pixels: prepared likewise, also [N, H, W, 3]
@@ -15,7 +20,7 @@ import logging
 import math
 import operator
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, ClassVar, Protocol, SupportsIndex, TypeAlias
 
@@ -24,7 +29,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from seecause._pictures import as_array, as_picture
+from seecause._pictures import SUFFIXES, as_array, as_picture, even_places
 from seecause.errors import BadImage, BadOption
 from seecause.types import wide
 
@@ -35,8 +40,7 @@ log = logging.getLogger(__name__)
 class Preprocess:
     """Resize the short side to `size / crop`, crop the centre, normalise by `mean` and `std`.
 
-    `squash` resizes both sides to `size / crop` instead, without keeping the aspect ratio. `pad`
-    resizes the long side and fills up to `size` at the bottom or on the right, with `mean`.
+    `squash` resizes both sides to `size / crop` instead, without keeping the aspect ratio.
     """
 
     size: tuple[int, int]
@@ -45,9 +49,8 @@ class Preprocess:
     crop: float = 1.0
     squash: bool = False
     filter: str = "bicubic"
-    pad: bool = False
 
-    kind: ClassVar[str] = "images"  # films are in film.py
+    kind: ClassVar[str] = "images"
 
     def __post_init__(self) -> None:
         for name in ("size", "mean", "std"):  # lists, as JSON has them
@@ -67,9 +70,6 @@ class Preprocess:
 
     def geometry(self) -> str:
         """Size, crop and interpolation in words."""
-        if self.pad:
-            frame = f"{self.size[0]} x {self.size[1]} pixels"
-            return f"{frame} (long side, padded at the bottom or right, {self.filter})"
         high, wide = self._resized()
         both = f"{high} x {wide}" if self.squash or high != wide else f"short side {high}"
         cut = "" if (high, wide) == self.size and self.squash else ", centre crop"
@@ -77,9 +77,9 @@ class Preprocess:
 
     def record(self) -> dict[str, Any]:
         """The settings for a manifest; `from_record` reads them."""
-        fields = {name: v for name, v in asdict(self).items() if name != "pad" or v}
         kind = {} if self.kind == Preprocess.kind else {"kind": self.kind}
-        return kind | {n: list(v) if isinstance(v, tuple) else v for n, v in fields.items()}
+        values = {n: list(v) if isinstance(v, tuple) else v for n, v in asdict(self).items()}
+        return kind | values
 
     def unpacked(self, value: Any) -> Any:
         """Inputs in the shapes that other libraries use, in the shape used here."""
@@ -112,15 +112,10 @@ class Preprocess:
         if len(self.mean) not in (1, 3):
             channels = f"this model takes {len(self.mean)} channels"
             raise BadImage("an image", channels, "give a tensor [B, channels, H, W], normalised")
-        whole = as_picture(image)
-        framed = self._fit(whole, getattr(Image.Resampling, self.filter.upper()))
+        resample = Image.Resampling[self.filter.upper()]
+        framed = self._fit(as_picture(image), resample)
         seen = np.asarray(framed.convert("L" if len(self.mean) == 1 else "RGB")).copy()
-        raw = torch.from_numpy(seen).view(*self.size, -1).permute(2, 0, 1).float() / 255
-        if self.pad:
-            high, wide, *_ = self._frame(whole.height, whole.width)
-            mean, _ = self._stats(raw)
-            raw[:, high:], raw[:, :, wide:] = mean, mean  # 0 after normalisation
-        return raw
+        return torch.from_numpy(seen).view(*self.size, -1).permute(2, 0, 1).float() / 255
 
     def normalise(self, raw: Tensor) -> Tensor:
         """Raw pixels in [0, 1], [B, 3, H, W] -> normalised."""
@@ -167,13 +162,106 @@ class Preprocess:
     def _frame(self, height: int, width: int) -> tuple[int, int, int, int]:
         """Height and width of the resized image, and the top left corner of the crop in it."""
         high, wide = self._resized()
-        if self.pad:
-            scale = min(high / height, wide / width)
-            return max(1, int(height * scale + 0.5)), max(1, int(width * scale + 0.5)), 0, 0
         if not self.squash:
             scale = max(high / height, wide / width)
             high, wide = max(high, int(height * scale + 1e-6)), max(wide, int(width * scale + 1e-6))
         return high, wide, round((high - self.size[0]) / 2), round((wide - self.size[1]) / 2)
+
+
+FILM = "a film is a folder of frames, a list of images, or pixels [T, H, W, 3]"
+
+
+@dataclass(frozen=True)
+class Film(Preprocess):
+    """Frames -> [1, 3 * tubelet, times * H, W]. From a film with more frames than the model reads,
+    evenly spaced ones are taken. `size`, `mean` and `std` are those of the strip."""
+
+    frames: int = 16
+    tubelet: int = 2
+
+    kind: ClassVar[str] = "film"
+
+    @classmethod
+    def of_frame(cls, steps: Preprocess, *, high: int, frames: int, tubelet: int) -> Film:
+        """The preprocessing of a film, from that of one frame, which is `high` pixels high."""
+        if isinstance(steps, Film):
+            return steps
+        known = {f.name: getattr(steps, f.name) for f in fields(Preprocess)}
+        known |= {"size": (high * frames // tubelet, steps.size[1])}
+        known |= {name: known[name] * tubelet for name in ("mean", "std")}
+        return cls(**known, frames=frames, tubelet=tubelet)
+
+    @property
+    def times(self) -> int:
+        return self.frames // self.tubelet
+
+    @property
+    def frame(self) -> Preprocess:
+        """The preprocessing of one frame."""
+        known = {f.name: getattr(self, f.name) for f in fields(Preprocess)}
+        known |= {"size": (self.size[0] // self.times, self.size[1])}
+        known |= {name: known[name][: len(self.mean) // self.tubelet] for name in ("mean", "std")}
+        return Preprocess(**known)
+
+    def geometry(self) -> str:
+        return f"{self.frames} frames of {self.frame.geometry()}"
+
+    def __call__(self, image: Any) -> Tensor:
+        """One film as a strip: a folder of frames, a list of images, or pixels [T, H, W, 3]."""
+        if isinstance(image, str | Path):
+            if not Path(image).is_dir():
+                remedy = "write its frames into a folder: ffmpeg -i FILM frames/%04d.png"
+                raise BadImage(str(image), FILM, remedy)
+            files = [p for p in Path(image).iterdir() if p.suffix.lower() in SUFFIXES]
+            image = sorted(files, key=lambda p: (len(p.name), p.name))  # frame 10 after frame 9
+        film = image if isinstance(image, list | tuple) else as_array(image)
+        if film is None or (isinstance(film, np.ndarray) and film.ndim != 4):
+            raise BadImage(f"a {type(image).__name__}", FILM, "give one of these")
+        if len(film) < self.frames:
+            read = f"this model reads {self.frames}"
+            raise BadImage(f"a film of {len(film)} frames", read, "give a longer film")
+        places, frame = even_places(len(film), self.frames), self.frame
+        return self._folded(torch.cat([frame(film[place]) for place in places])[None])
+
+    def unpacked(self, value: Any) -> Any:
+        """Frames [B, T, 3, H, W] as the processor returns them, or one film, as strips
+        [B, 3 * tubelet, times * H, W]."""
+        if isinstance(value, list | tuple) and value and isinstance(value[0], Image.Image):
+            return self(value)
+        if not isinstance(value, Tensor | np.ndarray) or value.ndim not in (4, 5):
+            return value
+        array: Any = value
+        if tuple(array.shape[-3:]) == (len(self.mean), *self.size):
+            return value
+        array = array if array.ndim == 5 else array[None]
+        side = (len(self.mean) // self.tubelet, self.size[0] // self.times, self.size[1])
+        tensor = torch.as_tensor(array)
+        if tensor.is_floating_point() and tuple(tensor.shape[1:]) == (self.frames, *side):
+            return self._folded(tensor)
+        return torch.cat([self(film) for film in array])
+
+    def _folded(self, frames: Tensor) -> Tensor:
+        """[B, T, 3, H, W] -> [B, 3 * tubelet, times * H, W]."""
+        tubelets = frames.unflatten(1, (self.times, self.tubelet))  # [B, t, tubelet, 3, H, W]
+        return tubelets.permute(0, 2, 3, 1, 4, 5).flatten(3, 4).flatten(1, 2)
+
+    def unfolded(self, strips: Tensor) -> Tensor:
+        """[B, 3 * tubelet, times * H, W] -> [B, T, 3, H, W], as the native model takes it."""
+        tubelets = strips.unflatten(2, (self.times, -1)).unflatten(1, (self.tubelet, -1))
+        return tubelets.permute(0, 3, 1, 2, 4, 5).flatten(1, 2)
+
+    def inputs(self, files: Sequence[str]) -> list[str]:
+        """Films among files: a frame stands for the folder it lies in."""
+        return list(dict.fromkeys(str(Path(file).parent) for file in files))
+
+    def shown(self, images: Tensor) -> Tensor:
+        """The first frame of each tubelet."""
+        return super().shown(images)[:, : len(self.mean) // self.tubelet]
+
+    def drawn(self, values: Tensor, axis: int) -> Tensor:
+        """Frames in a row."""
+        apart = values.unflatten(axis, (self.times, -1))
+        return apart.movedim(axis, axis + 1).flatten(axis + 1, axis + 2)
 
 
 def height_and_width(size: Sequence[int] | SupportsIndex | None) -> tuple[int, int] | None:
@@ -189,10 +277,8 @@ def height_and_width(size: Sequence[int] | SupportsIndex | None) -> tuple[int, i
 
 def from_record(record: Mapping[str, Any]) -> Preprocess:
     """The preprocessing that `Preprocess.record` wrote."""
-    from seecause.models.film import Film
-
-    fields = {name: value for name, value in record.items() if name != "kind"}
-    return Film(**fields) if record.get("kind") == Film.kind else Preprocess(**fields)
+    values = {name: value for name, value in record.items() if name != "kind"}
+    return Film(**values) if record.get("kind") == Film.kind else Preprocess(**values)
 
 
 def from_timm(config: dict[str, Any]) -> Preprocess:
@@ -208,32 +294,16 @@ def from_timm(config: dict[str, Any]) -> Preprocess:
     )
 
 
-# processors of transformers for which a size of one number is the short side
-SHORT_SIDE = (
-    *("CLIP", "ChineseCLIP", "Bit", "Siglip"),
-    *("ConvNext", "Levit", "MobileViT", "VideoMAE"),
-)
-
-
 def preprocess_from_processor(config: dict[str, Any]) -> Preprocess:
     """The preprocessing of a transformers image processor (`preprocessor_config.json`).
 
     Processors resize (both sides, or the short one) and may crop the centre; where only the short
-    side is given, the centre is cropped here. NaFlex (SigLIP 2) fills a number of patches whatever
-    an image's shape is; here the largest square of so many is taken, unless another size is given.
+    side is given, the centre is cropped here.
     """
     kind = str(config.get("image_processor_type") or config.get("feature_extractor_type") or "")
-    crops = bool(config.get("do_center_crop"))
-    if "max_num_patches" in config:
-        square = math.isqrt(config["max_num_patches"]) * config["patch_size"]
-        config = {**config, "size": {"shortest_edge": square}}
-    resized = config["size"]
-    scaled = _sides(resized)
-    final = _sides(config["crop_size"]) if crops else scaled
-    if isinstance(resized, dict):
-        squash = "height" in resized
-    else:  # one number is both sides, or the short one
-        squash = not kind.startswith(SHORT_SIDE) if kind else not crops
+    scaled = _sides(config["size"])
+    final = _sides(config["crop_size"]) if config.get("do_center_crop") else scaled
+    squash = "height" in config["size"]
     if squash and final[0] * scaled[1] != final[1] * scaled[0]:
         raise BadOption("crop_size", config["crop_size"], f"the aspect ratio of {scaled}")
     crop = final[0] / scaled[0]
@@ -243,43 +313,36 @@ def preprocess_from_processor(config: dict[str, Any]) -> Preprocess:
     factor = config.get("rescale_factor", 1 / 255) if config.get("do_rescale", True) else 1 / 255
     if abs(factor * 255 - 1) > 1e-3:
         raise BadOption("rescale_factor", factor, "1/255: raw pixels are in [0, 1] here")
-    pads, normalises = bool(config.get("padded")), config.get("do_normalize", True)
+    normalises = config.get("do_normalize", True)
     return Preprocess(
         size=final,
         mean=config["image_mean"] if normalises else (0.0, 0.0, 0.0),
         std=config["image_std"] if normalises else (1.0, 1.0, 1.0),
         crop=crop,
-        squash=squash and not pads,
-        pad=pads,
+        squash=squash,
         filter=Image.Resampling(config.get("resample", Image.Resampling.BILINEAR)).name.lower(),
     )
 
 
 def one_frame(config: dict[str, Any]) -> dict[str, Any]:
-    """A fixed size for a processor that keeps the aspect ratio of images (a short side of 800,
-    say): a frame of 4 to 3 to which all images are resized. For a long side alone (Segment
-    Anything) it is a square, padded where the processor pads. Empty where the size is fixed."""
-    size: Any = config.get("size")
-    edges = size if isinstance(size, dict) else {"shortest_edge": size}
-    if "max_size" not in config and "longest_edge" not in edges:
-        return {}
+    """A fixed size for a detector's processor that keeps the aspect ratio of images (a short side
+    of 800, say): a frame of 4 to 3 to which all images are resized. Empty where the size is
+    fixed."""
+    edges = config["size"]
     short = edges.get("shortest_edge")
-    if short is None:
-        square = {"height": edges["longest_edge"], "width": edges["longest_edge"]}
-        return {"size": square, "padded": config.get("do_pad", False)}
+    if short is None or "longest_edge" not in edges:
+        return {}
     return {"size": {"height": short // 32 * 32, "width": round(short / 24) * 32}}
 
 
 def _sides(size: Any) -> tuple[int, int]:
-    """Height and width of a processor's size: a number, both sides, or the short side alone."""
-    if isinstance(size, dict) and {"height", "width"} <= set(size):
+    """Height and width of a processor's size: both sides, or the short side alone."""
+    if {"height", "width"} <= set(size):
         return size["height"], size["width"]
-    if isinstance(size, dict) and "longest_edge" not in size:
-        size = size.get("shortest_edge")
-    if not isinstance(size, int):
-        expected = "a number, height and width, or shortest_edge, which give all images one size"
+    if "shortest_edge" not in size or "longest_edge" in size:
+        expected = "height and width, or shortest_edge, which give all images one size"
         raise BadOption("size", size, expected)
-    return size, size
+    return size["shortest_edge"], size["shortest_edge"]
 
 
 Picture: TypeAlias = Image.Image | str | Path | bytes | np.ndarray | Tensor
@@ -287,7 +350,6 @@ Pictures: TypeAlias = Picture | Sequence[Picture] | Mapping[str, Any]
 
 # beyond black and white, in units of their distance: resizing overshoots by a tenth
 SLACK = 0.25
-ENTRIES = ("pixel_values",)  # of what processors of transformers return
 BYTES = 16.0  # no normalised pixel is as large, many of 0-255 are
 
 
@@ -304,14 +366,7 @@ class Framed(Protocol):
     def dtype(self) -> torch.dtype: ...
 
 
-class FramedModel(Framed, Protocol):
-    """A model whose `memo` remembers that a warning was given."""
-
-    @property
-    def memo(self) -> dict[Any, Any]: ...
-
-
-def as_images(model: FramedModel, images: Pictures) -> Tensor:
+def as_images(model: Any, images: Pictures) -> Tensor:
     """Images of any kind as one normalised batch on the model's device and in its dtype.
 
     Gradients of a tensor pass through. Values outside of the range of normalised pixels are
@@ -333,15 +388,8 @@ def as_images(model: FramedModel, images: Pictures) -> Tensor:
         >>> as_images(model, np.zeros((2, 120, 200, 3), np.uint8)).shape
         torch.Size([2, 3, 96, 96])
     """
-    if isinstance(images, Mapping):
-        key = next((key for key in ENTRIES if key in images), None)
-        if key is None:
-            raise BadImage(
-                f"a mapping of {', '.join(map(str, images)) or 'nothing'}",
-                "expected pixel_values, as processors of transformers name them",
-                "give images, or a tensor [B, 3, H, W]",
-            )
-        images = images[key]
+    if isinstance(images, Mapping):  # what a processor of transformers returns
+        images = images["pixel_values"]
     images = model.preprocess.unpacked(images)
     if isinstance(images, list | tuple):
         batch = _joined([_one_or_more(model, image) for image in images])
@@ -364,7 +412,7 @@ def file_names(images: Pictures) -> list[str]:
     return [path or f"image {place}" for place, path in enumerate(paths)]
 
 
-def _one_or_more(model: FramedModel, value: Any) -> Tensor:
+def _one_or_more(model: Any, value: Any) -> Tensor:
     """[B, 3, H, W], normalised, from one image or from an array of images."""
     steps = model.preprocess
     value = steps.unpacked(value)
@@ -412,10 +460,8 @@ def _joined(batches: Sequence[Tensor]) -> Tensor:
     return torch.cat([batch.to(batches[0].device, batches[0].dtype) for batch in batches])
 
 
-def check_range(model: FramedModel, images: Tensor) -> None:
+def check_range(model: Any, images: Tensor) -> None:
     """Refuse values that no normalised image has, and warn once of values that few have."""
-    if not images.numel():
-        return
     low, high = torch.stack(images.detach().aminmax()).tolist()
     if not math.isfinite(low + high):
         raise BadImage("images", "they hold NaN or infinity", "give finite pixels")

@@ -1,12 +1,12 @@
-"""Networks of stages: ResNet, Swin, ConvNeXt and their like of torchvision, timm, transformers.
+"""Networks of stages: ResNet, DenseNet, VGG, Swin and ConvNeXt of torchvision, timm, transformers.
 
     stem -> stage -> ... -> stage -> rest
 
 A feature map has no tokens; its cells take their place. The layout is the feature grid at one stage
 (`cells`), the one at two thirds of the depth (stride 16 in most, so 14 x 14 at 224 pixels), so that
 maps and pixel interventions use the same cells whatever stage is patched. Where a network keeps its
-features in another order (channels last, a sequence, Hiera's mask units), its stages say how they
-become a map [B, C, h, w] and back; nothing else changes.
+features in another order (channels last, a sequence), its stages say how they become a map
+[B, C, h, w] and back; nothing else changes.
 
     ResNet     stem, layer1 ... layer4
     DenseNet   stem, denseblock1, transition1 ... denseblock4; the last norm belongs to the rest
@@ -219,7 +219,7 @@ def _cell(module: nn.Module, parts: StagedParts, shape: tuple[int, int, int]) ->
 Split = tuple[list[Stage], list[Fn]]  # stages, and what follows the last of them
 
 
-def find(module: Any, library: str, kind: str) -> StagedParts | None:
+def staged_parts(module: Any, library: str, kind: str) -> StagedParts | None:
     """The parts of a network of stages; None for what is none."""
     split = SPLITS.get(library, {}).get(kind)
     if split is None:
@@ -227,11 +227,15 @@ def find(module: Any, library: str, kind: str) -> StagedParts | None:
     if library == "transformers":
         return _find_hf(module, kind, split)
     stages, behind = split(module)
-    steps = [module.forward_head] if library == "timm" else READ[kind](module)
-    head = steps[-1]
     if library == "timm":  # some heads that were never made cannot be asked for
+        steps = [module.forward_head]
         head = module.get_classifier() if module.num_classes else nn.Identity()
-    config = getattr(module, "pretrained_cfg", None) if library == "timm" else None
+    else:
+        steps = READ[kind](module)
+        head = steps[-1]
+    config = getattr(module, "pretrained_cfg", None)
+    embedding = getattr(module, "patch_embed", None)  # of timm's Swin
+    size = getattr(embedding, "img_size", None)
     return StagedParts(
         family=f"{library}.{kind}",
         stages=stages,
@@ -240,8 +244,8 @@ def find(module: Any, library: str, kind: str) -> StagedParts | None:
         classifies=_classifies(head),
         native=module,
         preprocess=from_timm(config) if config else None,
-        fixed_size=_is_fixed(module, kind),
-        size=_built_for(module),
+        fixed_size=bool(getattr(embedding, "strict_img_size", False)),
+        size=None if size is None else tuple(size),
     )
 
 
@@ -309,68 +313,16 @@ def _to_rows(features: Tensor) -> Tensor:
     return features.movedim(1, -1).contiguous()
 
 
-@dataclass(frozen=True)
-class Where:
-    """Attributes of a timm module that are its stem, its list of stages and its last norm, and
-    which of their outputs have channels last."""
-
-    stem: str = "stem"
-    stages: str = "stages"
-    norm: str = ""
-    last: bool = False
-    stem_last: bool = False
-    fixed: bool = False  # built for one size of images
+def _timm_swin(module: Any) -> Split:
+    stages = [Stage("stem", (module.patch_embed,), leave=_to_map)]
+    for number, layer in enumerate(module.layers, start=1):
+        stages.append(Stage(f"stage{number}", (layer,), enter=_to_rows, leave=_to_map))
+    return stages, [_to_rows, module.norm]
 
 
-TIMM = {
-    "SwinTransformer": Where("patch_embed", "layers", "norm", last=True, stem_last=True),
-    "SwinTransformerV2": Where("patch_embed", "layers", "norm", last=True, stem_last=True),
-    "SwinTransformerV2Cr": Where("patch_embed"),
-    "ConvNeXt": Where(norm="norm_pre"),
-    "MaxxVit": Where(norm="norm", fixed=True),
-    "PyramidVisionTransformerV2": Where("patch_embed", stem_last=True),
-    "EfficientVit": Where(),
-    "EfficientVitLarge": Where(),
-    "EfficientVitMsra": Where("patch_embed", fixed=True),
-}
-
-
-def _timm(where: Where, module: Any) -> Split:
-    leave, enter = (_to_map, _to_rows) if where.last else (same, same)
-    stem_leave, enters = (_to_map, _to_rows) if where.stem_last else (same, enter)
-    stages = [Stage("stem", (getattr(module, where.stem),), leave=stem_leave)]
-    for number, stage in enumerate(getattr(module, where.stages), start=1):
-        stages.append(Stage(f"stage{number}", (stage,), enter=enters, leave=leave))
-        enters = enter
-    return stages, [enter, *([getattr(module, where.norm)] if where.norm else [])]
-
-
-def _hiera(module: Any) -> Split:
-    """timm's Hiera runs on tokens that lie in mask units, and can roll them up again."""
-    first = partial(module.reroll, block_idx=0)
-    steps = (module.patch_embed, module._pos_embed, module.unroll)
-    stages, start = [Stage("stem", steps, leave=chain(first, _to_map))], 0
-    reroll = first
-    for number, end in enumerate(module.stage_ends, start=1):
-        before, reroll = reroll, partial(module.reroll, block_idx=end)
-        stages.append(
-            Stage(
-                f"stage{number}",
-                tuple(module.blocks[start : end + 1]),
-                enter=partial(_unrolled, before),
-                leave=chain(reroll, _to_map),
-            )
-        )
-        start = end + 1
-    return stages, [partial(_unrolled, reroll)]
-
-
-def _unrolled(reroll: Fn, features: Tensor) -> Tensor:
-    """A map [B, C, h, w] -> tokens [B, h * w, C] in the order that `reroll` undoes, which
-    is found by rerolling token numbers."""
-    rows = features.flatten(2).transpose(1, 2)
-    places = reroll(torch.arange(rows.shape[1], device=rows.device)[None, :, None]).flatten()
-    return rows[:, places.argsort()]
+def _timm_convnext(module: Any) -> Split:
+    stages = [Stage(f"stage{n}", (stage,)) for n, stage in enumerate(module.stages, start=1)]
+    return [Stage("stem", (module.stem,)), *stages], [module.norm_pre]
 
 
 def _flat(name: str, step: Fn, native: nn.Module, enter: Fn = same) -> Stage:
@@ -422,8 +374,9 @@ CONVOLUTIONAL: dict[str, Callable[[Any], Split]] = {
 SPLITS: dict[str, dict[str, Callable[[Any], Split]]] = {
     "timm": {
         **CONVOLUTIONAL,
-        "Hiera": _hiera,
-        **{kind: partial(_timm, where) for kind, where in TIMM.items()},
+        "SwinTransformer": _timm_swin,
+        "SwinTransformerV2": _timm_swin,
+        "ConvNeXt": _timm_convnext,
     },
     "torchvision": {
         **CONVOLUTIONAL,
@@ -437,31 +390,16 @@ SPLITS: dict[str, dict[str, Callable[[Any], Split]]] = {
         "ConvNextV2ForImageClassification": _convnext_hf,
     },
 }
+FLATTEN = nn.Flatten(1)
 READ: dict[str, Callable[[Any], list[Fn]]] = {  # torchvision has no method for it
-    "ResNet": lambda module: [module.avgpool, _pooled, module.fc],
-    "DenseNet": lambda module: [_relu_mean, _pooled, module.classifier],
-    "VGG": lambda module: [module.avgpool, _pooled, module.classifier],
+    "ResNet": lambda module: [module.avgpool, FLATTEN, module.fc],
+    "DenseNet": lambda module: [_relu_mean, FLATTEN, module.classifier],
+    "VGG": lambda module: [module.avgpool, FLATTEN, module.classifier],
     "SwinTransformer": lambda module: [
         module.norm, module.permute, module.avgpool, module.flatten, module.head,
     ],
     "ConvNeXt": lambda module: [module.avgpool, module.classifier],
 }  # fmt: skip
-
-
-def _is_fixed(module: Any, kind: str) -> bool:
-    """Whether images must have one size: Swin's patch embedding is strict unless configured."""
-    strict = getattr(getattr(module, "patch_embed", None), "strict_img_size", False)
-    return bool(strict) or kind == "Hiera" or (kind in TIMM and TIMM[kind].fixed)
-
-
-def _built_for(module: Any) -> tuple[int, int] | None:
-    """The size of images that a timm module was built for, if it tells."""
-    if hasattr(module, "tokens_spatial_shape"):
-        sides = zip(module.tokens_spatial_shape, module.patch_stride, strict=True)
-        height, width = (count * stride for count, stride in sides)
-        return height, width
-    size = getattr(getattr(module, "patch_embed", None), "img_size", None)
-    return None if size is None else tuple(size)
 
 
 def _two_thirds(stages: Sequence[Stage]) -> str:
@@ -479,7 +417,3 @@ def _classifies(head: Any) -> bool:
 def _relu_mean(features: Tensor) -> Tensor:
     # not in place: the features may be someone's
     return F.adaptive_avg_pool2d(F.relu(features), (1, 1))
-
-
-def _pooled(features: Tensor) -> Tensor:
-    return features.flatten(1)

@@ -161,11 +161,6 @@ def _block(
         rotate=rotate,
         additive=relative_bias(_own_table(attention), shared_bias),
         sub_norm=getattr(attention, "norm", same),
-        out_gate=(
-            None
-            if getattr(attention, "gate", None) is None
-            else chain(attention.gate, torch.sigmoid)
-        ),
         mix=attention.proj,
     )
 

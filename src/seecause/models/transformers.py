@@ -1,8 +1,8 @@
 """Views of transformers' models whose tokens attend to all tokens: vision towers, VideoMAE, YOLOS.
 
-ViT, DeiT, BEiT, Data2Vec, DINOv2 (with registers), DINOv3, CLIP, SigLIP and SigLIP 2 (fixed size
-and NaFlex) differ in what follows the tower, so a table says how each is read (`READINGS`). Blocks
-are found by structure: releases rename modules, but a block keeps its shape,
+ViT, DeiT, BEiT, Data2Vec, DINOv2 (with registers), DINOv3, CLIP and SigLIP differ in what follows
+the tower, so a table says how each is read (`READINGS`). Blocks are found by structure: releases
+rename modules, but a block keeps its shape,
 
     norm -> attention -> [LayerScale] -> + -> norm -> MLP -> [LayerScale] -> +
 
@@ -16,7 +16,6 @@ are found by structure: releases rename modules, but a block keeps its shape,
 from __future__ import annotations
 
 import inspect
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -42,8 +41,7 @@ from seecause.models.block import (
     same,
     times,
 )
-from seecause.models.dense import BoxReading, corners_of
-from seecause.models.film import Film
+from seecause.models.dense import DENSE_FAMILIES, Aim, BoxReading
 from seecause.models.layout import At, TokenLayout, pair
 from seecause.models.parts import (
     Parts,
@@ -54,8 +52,7 @@ from seecause.models.parts import (
     require_text,
     unwrapped,
 )
-from seecause.models.preprocess import Preprocess
-from seecause.models.rows import Aim
+from seecause.models.preprocess import Film, Preprocess
 from seecause.models.view import Kind, LatentPool, VisionModel
 
 Rotate = Callable[[Tensor, At], Tensor]
@@ -223,11 +220,7 @@ READINGS = {
     "SiglipVisionModel": Reading("latent"),
     "SiglipModel": Reading("latent", zero_shot=True),
     "SiglipForImageClassification": Reading("mean", CLASSIFIER),
-    "Siglip2VisionModel": Reading("latent"),
-    "Siglip2Model": Reading("latent", zero_shot=True),
-    "Siglip2ForImageClassification": Reading("mean", CLASSIFIER),
 }
-CLASSES = tuple(READINGS)
 _SPEAKS = (
     "it is a vision-language model; sc.lvlm.classifier (`seecause heads ... --classify name_ll`)"
     " asks it for classes"
@@ -241,12 +234,11 @@ REFUSED = {  # beginnings of class names, and why
 
 def find(module: Any, kind: str, *, text: TextInput | None = None) -> Parts:
     """The parts of a transformers vision model, of its class `kind` or of one derived from it."""
+    if kind in FAMILIES:
+        return FAMILIES[kind](module)
     reading = _reading(kind)
     tower = tower_of(module)
-    patch = pair(tower.config.patch_size)
-    packed = hasattr(tower.config, "num_patches")  # SigLIP 2 NaFlex
-    side = math.isqrt(tower.config.num_patches) if packed else 0
-    size = (side * patch[0], side * patch[1]) if packed else pair(tower.config.image_size)
+    patch, size = pair(tower.config.patch_size), pair(tower.config.image_size)
     norm = (
         chain(
             first(tower, "layernorm", "norm", "post_layernorm"),
@@ -259,12 +251,11 @@ def find(module: Any, kind: str, *, text: TextInput | None = None) -> Parts:
     # transformers interpolates positions of square grids only
     square = size[0] // patch[0] == size[1] // patch[1]
     interpolates = square and isinstance(tower.config.patch_size, int)
-    enter = partial(_packed, patch) if packed else partial(_resize, tower.embeddings, size)
+    enter = partial(_resize, tower.embeddings, size)
     after, pool = _pooler(tower) if reading.pooler else (same, reading.pool)
 
     def embed(images: Tensor) -> Tensor:
-        given = {k: v for k, v in enter(images).items() if k != "pixel_attention_mask"}
-        tokens = tower.embeddings(**given)
+        tokens = tower.embeddings(**enter(images))
         return before(tokens[0] if isinstance(tokens, tuple) else tokens)
 
     def native_tokens(images: Tensor) -> Tensor:
@@ -307,7 +298,7 @@ def _reading(kind: str) -> Reading:
     raise UnsupportedModel(
         f"transformers {kind}",
         reasons[0] if reasons else "no adapter knows it",
-        f"classes that work: {', '.join(READINGS)}",
+        f"classes that work: {', '.join((*CLASSES, *DENSE_FAMILIES))}",
     )
 
 
@@ -331,16 +322,6 @@ def _resize(embeddings: Any, size: tuple[int, int], images: Tensor) -> dict[str,
     asks = "interpolate_pos_encoding" in inspect.signature(embeddings.forward).parameters
     other = asks and tuple(images.shape[-2:]) != size
     return {"pixel_values": images} | ({"interpolate_pos_encoding": True} if other else {})
-
-
-def _packed(patch: tuple[int, int], images: Tensor) -> dict[str, Any]:
-    """What NaFlex is given: patches [B, N, P * P * 3], all of them real, and their grid. Images
-    of one batch have one size, so nothing is padded."""
-    rows = images.unfold(2, patch[0], patch[0]).unfold(3, patch[1], patch[1])
-    patches = rows.permute(0, 2, 3, 4, 5, 1).flatten(3).flatten(1, 2)
-    grid = torch.tensor([rows.shape[2:4]] * len(images))  # on the CPU, where its sizes are read
-    mask = torch.ones(patches.shape[:2], dtype=torch.long, device=images.device)
-    return {"pixel_values": patches, "pixel_attention_mask": mask, "spatial_shapes": grid}
 
 
 def _pooler(tower: Any) -> tuple[Fn, Kind]:
@@ -437,37 +418,20 @@ class TokenBoxes(VisionModel):
 
     @torch.no_grad()
     def aim(self, image: Tensor, spec: Any = None) -> Aim:
-        """The question that a target asks about one image [1, 3, H, W] (rows.py), as a view whose
-        class token is the detection token of its box."""
+        """The row that a target names in one image [1, 3, H, W], with a view whose class token is
+        the detection token of its box."""
+        module: Any = self.module
         with self.eval_mode():
             self.check(image)
-            outputs = self._outputs(image)
+            last = walk(self, self.embed(image), self.at(image)).end()  # with the view's gates
+            tokens = self.readout.norm(last[:, 1 : 1 + module.config.num_detection_tokens])
+            logits, boxes = module.class_labels_classifier(tokens), module.bbox_predictor(tokens)
+            outputs = SimpleNamespace(logits=logits, pred_boxes=boxes.sigmoid())
             size = (image.shape[-2], image.shape[-1])
-            question = BoxReading(sigmoid=False).ask(self, outputs, spec, size)
-        readout = self.readout
-        if question.values:
-            module: Any = self.module
-            head = chain(module.bbox_predictor, torch.sigmoid, partial(corners_of, size=size))
-            readout = replace(readout, head=head)
-        aimed = replace(
-            self,
-            box=question.index,
-            readout=readout,
-            layout_at=partial(_box_layout, self.module, question.index),
-            classes=question.classes,
-            values=question.values,
-            memo={},
-        )
-        value = float(question.read(outputs)[0, question.target])
-        return Aim(aimed, question.target, question.name, question.pixels, value, question.boxes)
-
-    def _outputs(self, images: Tensor) -> SimpleNamespace:
-        """Classes and boxes of all detection tokens, as the view runs: gates count."""
-        module: Any = self.module
-        last = walk(self, self.embed(images), self.at(images)).end()
-        tokens = self.readout.norm(last[:, 1 : 1 + module.config.num_detection_tokens])
-        boxes = module.bbox_predictor(tokens).sigmoid()
-        return SimpleNamespace(logits=module.class_labels_classifier(tokens), pred_boxes=boxes)
+            row = BoxReading(sigmoid=False).ask(self, outputs, spec, size)
+        layout_at = partial(_box_layout, module, row.index)
+        aimed = replace(self, box=row.index, layout_at=layout_at, memo={})
+        return replace(row, model=aimed, value=float(logits[0, row.index, row.target]))
 
 
 def _boxes(module: Any) -> Parts:
@@ -535,3 +499,4 @@ FAMILIES = {
     "VideoMAEForVideoClassification": _film,
     "YolosForObjectDetection": _boxes,
 }
+CLASSES = (*READINGS, *FAMILIES)

@@ -52,11 +52,13 @@ class Readout:
 
     def read_prefix(self, layout: TokenLayout) -> tuple[int, ...]:
         """The special tokens that the head reads, in the order it expects."""
-        if self.kind in ("cls", "cls+mean"):
-            return (_index(layout.class_index),)
-        if self.kind == "cls+dist":
-            return (_index(layout.class_index), _index(layout.distill_index))
-        return ()
+        if self.kind not in ("cls", "cls+mean", "cls+dist"):
+            return ()
+        assert layout.class_index is not None, "this readout needs a class token"
+        if self.kind != "cls+dist":
+            return (layout.class_index,)
+        assert layout.distill_index is not None, "this readout needs a distillation token"
+        return (layout.class_index, layout.distill_index)
 
     def averaged(self, layout: TokenLayout) -> slice:
         """The tokens that mean and latent readouts read."""
@@ -93,12 +95,6 @@ class Readout:
         rows = self.norm(h)
         parts = [rows[:, t] for t in self.read_prefix(layout)]
         return self.head(torch.cat([*parts, rows[:, self.averaged(layout)].mean(dim=1)], dim=-1))
-
-
-def _index(index: int | None) -> int:
-    if index is None:
-        raise ValueError("this readout needs a token that the layout does not have")
-    return index
 
 
 @dataclass(eq=False, kw_only=True, repr=False)
@@ -155,14 +151,12 @@ class VisionModel(ImageModel):
         """The gates of one block, [H], or None."""
         if self.gates is None:
             return None
-        learnt = self.gates.requires_grad
-        gates = self.gates.to(self.device, self.dtype) if learnt else self._held_gates()[0]
-        return gates[layer, : self.blocks[layer].heads]
+        return self.gates[layer, : self.blocks[layer].heads].to(self.device, self.dtype)
 
     @contextmanager
     def gated(self, gates: Tensor) -> Iterator[VisionModel]:
         """Multiply every head by `gates` [L, H] inside the block."""
-        before = self.gates
+        before, gates = self.gates, gates.to(self.device, self.dtype)
         self.gates = gates if before is None else gates * before
         try:
             yield self
@@ -183,18 +177,13 @@ class VisionModel(ImageModel):
         return "-".join([super().fingerprint(), *marks])
 
     def _gate_values(self) -> tuple[float, ...] | None:
-        return None if self.gates is None else self._held_gates()[1]
-
-    def _held_gates(self) -> tuple[Tensor, tuple[float, ...]]:
-        """The gates [L, H] where the model is and in its dtype, and their values: copied when they
-        change, not in every block of every run."""
+        """The gates as numbers, copied to the host when they changed."""
         gates = self.gates
-        assert gates is not None
-        key = (None if gates.is_inference() else gates._version, self.device, self.dtype)
-        held = self.memo.get("gates")
-        if held is None or held[0] is not gates or held[1] != key or key[0] is None:
-            with torch.inference_mode(False), torch.no_grad():
-                there = gates.detach().clone().to(self.device, self.dtype)
+        if gates is None:
+            return None
+        version = None if gates.is_inference() else gates._version
+        known = self.memo.get("gates")
+        if version is None or known is None or known[0] is not gates or known[1] != version:
             values = tuple(gates.detach().flatten().tolist())
-            held = self.memo["gates"] = (gates, key, there, values)
-        return held[2], held[3]
+            known = self.memo["gates"] = (gates, version, values)
+        return known[2]

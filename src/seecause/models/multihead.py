@@ -1,42 +1,91 @@
-"""open_clip's CLIP models by name, and views of them: their own vision transformer, or a timm one,
-with a zero-shot text head.
+"""Views of vision transformers that attend by `nn.MultiheadAttention`: torchvision's, open_clip's.
 
-A bare visual tower takes `head=` on its projected embedding.
+torchvision: `VisionTransformer` (ViT-B/16 ... ViT-H/14, with either stem). open_clip: CLIP models
+with their own vision transformer, or a timm one, and a zero-shot text head; a bare visual tower
+takes `head=` on its projected embedding.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
-from seecause.errors import (
-    BadOption,
-    DataMissing,
-    MissingExtra,
-    UnknownName,
-    UnsupportedModel,
-)
+from seecause.errors import UnsupportedModel
 from seecause.models import timm
-from seecause.models.block import Block, Fn, chain, packed, same
+from seecause.models.block import Block, Fn, Packed, chain, packed, same
 from seecause.models.layout import TokenLayout, pair
-from seecause.models.load import Source, fetched
 from seecause.models.parts import Parts, TextInput, as_inputs, require_text
 from seecause.models.preprocess import Preprocess
-from seecause.models.slicing import Packed
 from seecause.models.view import Kind
 
 DUAL = ("CLIP", "CustomTextCLIP")
 TOWERS = ("VisionTransformer", "TimmModel")
-CLASSES = (*DUAL, *TOWERS)
+CLASSES = (*DUAL, *TOWERS)  # torchvision has a VisionTransformer, too
 POOLS: dict[str, Kind] = {"tok": "cls", "avg": "mean"}
 
 
 def find(module: Any, kind: str, *, text: TextInput | None = None) -> Parts:
-    """The parts of an open_clip model or visual tower."""
+    """The parts of a vision transformer of torchvision, or of an open_clip model or visual
+    tower."""
+    if any(cls.__module__.startswith("torchvision.") for cls in type(module).__mro__):
+        return _torchvision(module, kind)
+    return _open_clip(module, kind, text)
+
+
+def _torchvision(module: Any, kind: str) -> Parts:
+    if kind != "VisionTransformer":
+        raise UnsupportedModel(
+            f"torchvision {kind}",
+            "its rows do not attend to all rows of one token sequence",
+            "torchvision's VisionTransformer works",
+        )
+    patch, size = (module.patch_size,) * 2, (module.image_size,) * 2
+    layout = TokenLayout(grid=(size[0] // patch[0], size[1] // patch[1]), prefix=1, class_index=0)
+    classifies = any(not isinstance(layer, nn.Identity) for layer in module.heads.children())
+    return Parts(
+        family="torchvision.VisionTransformer",
+        embed=partial(_with_positions, module),
+        layout_at=lambda height, width: layout,
+        blocks=[
+            _torchvision_block(native, f"blocks.{i}")
+            for i, native in enumerate(module.encoder.layers)
+        ],
+        norm=module.encoder.ln,
+        patch=patch,
+        native_tokens=lambda images: module.encoder(_with_class(module, images)),
+        pool="cls",
+        head=module.heads if classifies else None,
+        native_logits=module,
+        size=size,
+    )
+
+
+def _with_class(module: Any, images: Tensor) -> Tensor:
+    return torch.cat(
+        [module.class_token.expand(len(images), -1, -1), module._process_input(images)], dim=1
+    )
+
+
+def _with_positions(module: Any, images: Tensor) -> Tensor:
+    return _with_class(module, images) + module.encoder.pos_embedding
+
+
+def _torchvision_block(native: Any, name: str) -> Block:
+    attention = native.self_attention
+    shared: dict[str, Any] = {
+        "name": name,
+        "native": native,
+        "norm": native.ln_1,
+        "feed": chain(native.ln_2, native.mlp),
+    }
+    return Block(**shared, **packed(attention, name))
+
+
+def _open_clip(module: Any, kind: str, text: TextInput | None) -> Parts:
     visual = module.visual if kind in DUAL else module
     tower = type(visual).__name__
     if tower not in TOWERS:
@@ -85,7 +134,8 @@ def _own(visual: Any) -> tuple[Parts, Fn]:
         embed=visual._embeds,
         layout_at=lambda height, width: layout,
         blocks=[
-            _block(native, f"blocks.{i}") for i, native in enumerate(visual.transformer.resblocks)
+            _open_clip_block(native, f"blocks.{i}")
+            for i, native in enumerate(visual.transformer.resblocks)
         ],
         norm=same if late else ending,
         patch=tuple(visual.patch_size),
@@ -118,7 +168,7 @@ def _times(visual: Any, x: Tensor) -> Tensor:
     return x @ visual.proj
 
 
-def _block(native: Any, name: str) -> Block:
+def _open_clip_block(native: Any, name: str) -> Block:
     attention = native.attn
     shared: dict[str, Any] = {
         "name": name,
@@ -145,29 +195,3 @@ def _preprocess(visual: Any) -> Preprocess | None:
         squash=config.get("resize_mode") == "squash",
         filter=config.get("interpolation", "bicubic").replace("random", "bicubic"),
     )
-
-
-def open_clip_model(name: str, weights: str | Path | None, size: tuple[int, int] | None) -> Source:
-    try:
-        import open_clip
-    except ImportError:
-        raise MissingExtra("open_clip", "clip") from None
-    if size is not None:
-        raise BadOption("size", size, "no value: open_clip models have their own")
-    arch, _, tag = name.partition("/")
-    if arch not in open_clip.list_models():
-        raise UnknownName("open_clip model", arch, open_clip.list_models())
-    pretrained = (tag or None) if weights is None else str(weights)
-    if weights == "random":
-        pretrained = None
-    elif pretrained is None:
-        raise DataMissing(
-            f"open_clip:{name}",
-            "no pretrained tag",
-            f"Write open_clip:{arch}/TAG, or pass weights=",
-        )
-    module = fetched(
-        f"open_clip:{name}", lambda: open_clip.create_model(arch, pretrained=pretrained)
-    )
-    origin = {"library": "open_clip", "name": arch}
-    return Source(module, {"tokenizer": open_clip.get_tokenizer(arch)}, origin)
