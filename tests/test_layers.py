@@ -93,6 +93,15 @@ def public_names() -> list[str]:
     return [f"{module.__name__}.{name}" for module, name in names]
 
 
+def test_there_are_few_commands_with_few_flags():
+    from seecause.cli import GROUPS
+    from tests.cli.calls import flags_of
+
+    counts = {name: len(flags_of(name.split())) - 2 for group in GROUPS.values() for name in group}
+    assert len(counts) <= 24
+    assert {name: count for name, count in counts.items() if count > 20} == {}
+
+
 def test_the_source_stays_within_its_budget():
     texts = [path.read_text(encoding="utf-8") for path in ROOT.rglob("*.py")]
     sizes = {

@@ -56,5 +56,6 @@ def flags_of(words: Sequence[str]) -> set[str]:
             break
         command = command[word]
     for argument in command.assemble_argument_collection():
-        flags |= {name for name in argument.names if name.startswith("-")}
-    return flags | {"--help", "--version"}
+        flags |= {name for name in argument.names if name.startswith("--")}
+    negatives = {flag for flag in flags if flag.startswith(("--no-", "--empty-"))}
+    return flags - negatives | {"--help", "--version"}  # the app has no negatives

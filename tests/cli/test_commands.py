@@ -9,17 +9,9 @@ import sys
 import pytest
 
 from seecause.cli import GROUPS, USAGE_ERROR, app, run
-from tests.cli.calls import flags_of, invoke
+from tests.cli.calls import invoke
 
 COMMANDS = [name for commands in GROUPS.values() for name in commands]
-
-
-def test_there_are_few_commands_with_few_flags():
-    assert len(COMMANDS) <= 26
-    counts = {
-        name: sum(flag.startswith("--") for flag in flags_of(name.split())) - 2 for name in COMMANDS
-    }
-    assert {name: count for name, count in counts.items() if count > 20} == {}
 
 
 @pytest.mark.parametrize("name", COMMANDS)
@@ -91,13 +83,13 @@ def test_a_user_who_stops_a_command_gets_no_traceback(monkeypatch, tmp_path):
 def test_names_are_listed(what):
     done = invoke("list", what)
     assert done.exit_code == 0 and len(done.stdout.splitlines()) > 5
-    facts = json.loads(invoke("list", what, "--json").stdout)
-    assert len(facts) >= 1
+    assert len(json.loads(invoke("list", what, "--json").stdout)[what]) >= 4
 
 
 def test_options_of_a_method_are_listed():
-    facts = json.loads(invoke("list", "methods", "caap", "--json").stdout)
-    assert facts["options"]["tail"] is None and facts["options"]["score"] == "prob"
+    rows = json.loads(invoke("list", "methods", "caap", "--json").stdout)["methods"]
+    options = {row["option"]: row["default"] for row in rows}
+    assert options["tail"] is None and options["score"] == "prob"
     assert "resnet" not in invoke("list", "methods", "caap").stdout.lower()
     assert "epochs" not in invoke("list", "selectors", "cigma").stdout
 
@@ -109,7 +101,7 @@ def test_doctor_describes_machine_and_model():
     done = invoke("doctor", *words, "--list-classes")
     assert done.exit_code == 0 and "RANDOM" in done.stdout and "verified" in done.stdout
     facts = json.loads(invoke("doctor", *words, "--json").stdout)
-    assert facts["model"]["classes"] == 1000 and facts["tokens"]["grid"].startswith("10 x 10")
+    assert facts["model"]["classes"] == 1000 and facts["inside"]["grid"].startswith("10 x 10")
     assert set(facts["verified"]) and "caap" in facts["what works"]["methods"]
 
 

@@ -53,12 +53,6 @@ def test_a_region_is_in_pixels_of_the_picture(tmp_path, folders):
     assert done.exit_code == 0, done.output
     corners = manifest_of(out)["images"][0]["place"]
     assert corners == [10, 20, 30, 40]  # the frame has half the size
-    mask = np.zeros((128, 192), np.uint8)
-    mask[40:80, 20:60] = 255
-    Image.fromarray(mask).save(tmp_path / "mask.png")
-    done = explain(picture, *call, "--region", tmp_path / "mask.png")
-    assert done.exit_code == 0, done.output
-    assert manifest_of(out)["images"][0]["place"] == corners
 
 
 def test_what_has_no_such_row_is_refused(tmp_path, folders):
@@ -66,7 +60,6 @@ def test_what_has_no_such_row_is_refused(tmp_path, folders):
     for words, call in (
         ("one prediction", [*MODEL, "--box", "1"]),
         ("one prediction", [*MODEL, "--region", "1,2"]),
-        ("names cat", ["--model", folders / "detr", "--box", "3:cat", "--class", "frog"]),
         ("not both", ["--model", folders / "detr", "--box", "1", "--region", "1,2"]),
         ("predicts boxes", ["--model", folders / "detr", "--region", "1,2"]),
         ("0 to 4", ["--model", folders / "detr", "--box", "9"]),

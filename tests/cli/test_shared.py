@@ -32,7 +32,7 @@ def test_words_become_values():
 
 
 def test_json_holds_no_numbers_that_are_none():
-    value = {1: float("nan"), "a": (float("inf"), True, None), "b": {"x"}}
+    value = {1: float("nan"), "a": (float("inf"), True, None), "b": ("x",)}
     assert plain(value) == {"1": None, "a": [None, True, None], "b": ["x"]}
 
 

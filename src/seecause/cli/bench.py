@@ -3,7 +3,6 @@ the tables of the papers again."""
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -22,7 +21,6 @@ from seecause.cli.shared import (
     Reading,
     Values,
     check_methods,
-    counting,
     loading,
     named_value,
     names,
@@ -33,11 +31,10 @@ from seecause.errors import BadOption
 
 if TYPE_CHECKING:
     from seecause.bench import Status
-    from seecause.bench.cells import Prepared
 
 LISTED = 20  # missing values that are named one by one; the rows have them all
 RUN = ("threads", "memory", "cell_size", "precision")  # of a request, without flags of their own
-RAY = {"cpus": "num_cpus", "gpus": "num_gpus", "memory": "memory"}
+RAY = ("num_cpus", "num_gpus", "memory")
 RunFolder = Annotated[
     Path,
     Parameter(name=["--out", "-o"], help="The run folder; the same command again continues in it."),
@@ -86,74 +83,47 @@ def run(
         target: The class to explain: the true one or the predicted one.
         option: An option of a method (caap.tail=patched, or tail=patched for every method that has
             it), of a metric (insertion-deletion.steps=16), of the run (run.threads=2,
-            run.memory=64 (MiB), run.cell_size=16) or of a Ray task (ray.gpus=0.5, ray.cpus=2,
-            ray.memory=4 (GiB)); repeat for more.
+            run.memory=64000000 (bytes), run.cell_size=16) or of a Ray task (ray.num_gpus=0.5);
+            repeat for more.
     """
     methods = names(method)
     check_methods(methods)
-    with loading(f"{model} and {data}", quiet=output.quiet):
-        prepared, resources = _prepare(model, reading, option, {
-            "data": data, "limit": limit, "methods": {name: {} for name in methods},
-            "metrics": names(metric), "target": target,
-        }, out)  # fmt: skip
-        from seecause import bench
-        from seecause.bench.runner import read_cell
-
-    for reason in {} if output.quiet else dict.fromkeys(prepared.left_out.values()):
-        metrics = [name for name, why in prepared.left_out.items() if why == reason]
-        tell(f"left out: {', '.join(metrics)}: {reason}")
-    cells = prepared.plan.cells
-    todo = sum(len(cell) for cell in cells if read_cell(out, cell.name) is None)
-    with counting("images x methods", todo, quiet=output.quiet, rate="images/s") as progress:
-        options = {**asdict(workers), "resources": resources, "progress": progress}
-        state = bench.run(out, prepared, **options)
-    for line in _missing(state):
-        tell(line)
-    lines = [
-        f"{state.done} of {state.total} cells done, {len(state.failed)} failed,"
-        f" {len(state.pending)} pending"
-    ]
-    lines += [f"next: seecause bench report {out}"] if state.complete else []
-    facts = {"out": str(out), **_facts(state)}
-    return output.finish(facts, lines, code=0 if state.complete else INCOMPLETE)
-
-
-def _prepare(
-    model: str, reading: Reading, words: list[str] | None, request: dict[str, Any], out: Path
-) -> tuple[Prepared, dict[str, Any]]:
-    """The request with model and data opened, and resources of a Ray task."""
-    from seecause import bench
-    from seecause.bench.runner import check_folder
-    from seecause.metrics.registry import metrics
-
-    check_folder(out)
-    method_words: list[tuple[str, str, Any]] = []
-    metric_words: list[tuple[str, str, Any]] = []
-    settings: dict[str, Any] = {}
-    resources: dict[str, Any] = {}
-    for word in words or ():
+    own: dict[str, dict[str, Any]] = {"run": {}, "ray": {}}
+    words: list[tuple[str, str, Any]] = []
+    for word in option or ():
         name, key, value = named_value("--option", word)
-        if name == "run" and key in RUN:
-            settings[key] = value << 20 if key == "memory" else value
-        elif name == "ray" and key in RAY:
-            resources[RAY[key]] = value * (1 << 30) if key == "memory" else value
-        elif name in ("run", "ray"):
-            known = RUN if name == "run" else RAY
-            raise BadOption("--option", word, f"one of {', '.join(f'{name}.{k}' for k in known)}")
+        if name in own and key not in (RUN if name == "run" else RAY):
+            known = [f"{name}.{key}" for key in (RUN if name == "run" else RAY)]
+            raise BadOption("--option", word, f"one of {', '.join(known)}")
+        if name in own:
+            own[name][key] = value
         else:
-            (metric_words if name in metrics() else method_words).append((name, key, value))
-    made = bench.Request(
-        model=model,
-        weights=reading.weights,
-        reading=reading.options(),
-        seed=reading.seed,
-        device=pick_device(reading.device),
-        dtype=reading.dtype or "float32",
-        **request,
-        **settings,
-    )
-    prepared = bench.prepare(made, options=method_words, metric_options=metric_words)
-    return prepared, resources
+            words.append((name, key, value))
+    with loading(f"{model} and {data}", quiet=output.quiet):
+        from seecause import bench
+        from seecause.bench.runner import check_folder, read_cell
+        from seecause.metrics.registry import metrics
+
+        check_folder(out)
+        request = bench.Request(
+            model=model, weights=reading.weights, reading=reading.options(), data=data,
+            limit=limit, methods={name: {} for name in methods}, metrics=names(metric),
+            target=target, seed=reading.seed, device=pick_device(reading.device),
+            dtype=reading.dtype or "float32", **own["run"],
+        )  # fmt: skip
+        prepared = bench.prepare(
+            request,
+            options=[word for word in words if word[0] not in metrics()],
+            metric_options=[word for word in words if word[0] in metrics()],
+        )
+    for name, reason in {} if output.quiet else prepared.left_out.items():
+        tell(f"left out: {name}: {reason}")
+    todo = sum(len(c) for c in prepared.plan.cells if read_cell(out, c.name) is None)
+    with output.progress("images x methods", todo) as progress:
+        options = {**asdict(workers), "resources": own["ray"], "progress": progress}
+        state = bench.run(out, prepared, **options)
+    lines = [f"next: seecause bench report {out}"] if state.complete else []
+    return _finish(state, {"out": str(out)}, lines, output)
 
 
 def report(
@@ -174,59 +144,13 @@ def report(
         from seecause import bench
         from seecause.report.bench import write_report
 
-        files = write_report(folder, against=against)
+        page, *files = write_report(folder, against=against)
         state = bench.status(folder)
-    if not output.silent:
-        _print_markdown((folder / "table.md").read_text(encoding="utf-8"))
-    for line in _missing(state):
-        tell(line)
+    _print_table(folder, output)
     table = bench.table(folder, against=against)
-    facts = {"out": str(folder), "files": [path.name for path in files], "table": table.records()}
-    lines = [f"also: {', '.join(path.name for path in files[1:])}", f"page: {files[0]}"]
-    code = 0 if state.complete else INCOMPLETE
-    return output.finish({**facts, **_facts(state)}, lines, code=code)
-
-
-def _facts(state: Status) -> dict[str, Any]:
-    """How far a run is, for programs."""
-    return {
-        "complete": state.complete,
-        "cells": state.total,
-        "done": state.done,
-        "pending": len(state.pending),
-        "failed": state.failed,
-        "not run": state.not_run(),
-        "missing": [{"image": hole.image, "reason": hole.reason} for hole in state.holes],
-    }
-
-
-def _missing(state: Status) -> list[str]:
-    """What is missing and why, also when quiet."""
-    holes = Counter((hole.image, hole.reason) for hole in state.holes)
-    lines = [
-        *(f"cell {name} failed: {_last(error)}" for name, error in state.failed.items()),
-        *(f"{method}: not run on {count} images" for method, count in state.not_run().items()),
-        *(f"{image}: {count} values missing: {reason}" for (image, reason), count in holes.items()),
-    ]
-    more = [f"and {len(lines) - LISTED} more"] if len(lines) > LISTED else []
-    return lines[:LISTED] + more
-
-
-def _last(error: str) -> str:
-    """The last line of a traceback; the file beside the cell has all of it."""
-    return error.strip().splitlines()[-1] if error.strip() else "for no known reason"
-
-
-def _print_markdown(text: str) -> None:
-    """Tables with columns of one width; what is bold has a star."""
-    import re
-
-    from rich.console import Console
-    from rich.markdown import Markdown
-
-    console = Console()
-    console = console if console.is_terminal else Console(width=240)  # a file has room
-    console.print(Markdown(re.sub(r"\*\*([-\d][^*]*)\*\*", r"\1 ★", text)))
+    facts = {"out": str(folder), "table": table.records()}
+    lines = [f"also: {', '.join(path.name for path in files)}", f"page: {page}"]
+    return _finish(state, facts, lines, output)
 
 
 def reproduce(
@@ -257,11 +181,35 @@ def reproduce(
     with output.progress("cells", cells) as progress:
         options: dict[str, Any] = {"limit": limit, "device": pick_device(device)}
         state = run_experiment(name, folder, progress=progress, **options, **asdict(workers))
-    for line in _missing(state):
-        tell(line)
-    text = folder / "table.md"
-    if text.is_file() and not output.silent:
-        _print_markdown(text.read_text(encoding="utf-8"))
-    lines = [f"{state.done} of {state.total} cells done", f"table: {folder / 'table.csv'}"]
-    code = 0 if state.complete else INCOMPLETE
-    return output.finish({"out": str(folder), **_facts(state)}, lines, code=code)
+    _print_table(folder, output)
+    return _finish(state, {"out": str(folder)}, [f"table: {folder / 'table.csv'}"], output)
+
+
+def _finish(state: Status, facts: dict[str, Any], lines: list[str], output: Output) -> int:
+    """Say what is missing and why, also when quiet, and how far the run is."""
+    from seecause.report.bench import missing_rows
+
+    missing = missing_rows(state)
+    for what, why in missing[:LISTED]:
+        tell(f"{what}: {why.splitlines()[-1]}")
+    if len(missing) > LISTED:
+        tell(f"and {len(missing) - LISTED} more")
+    facts |= {"complete": state.complete, "cells": state.total, "done": state.done}
+    facts["missing"] = [{"what": what, "why": why} for what, why in missing]
+    lines = [f"{state.done} of {state.total} cells done", *lines]
+    return output.finish(facts, lines, code=0 if state.complete else INCOMPLETE)
+
+
+def _print_table(folder: Path, output: Output) -> None:
+    """Print table.md with columns of one width; what is bold has a star."""
+    import re
+
+    from rich.console import Console
+    from rich.markdown import Markdown
+
+    file = folder / "table.md"
+    if file.is_file() and not output.silent:
+        console = Console()
+        console = console if console.is_terminal else Console(width=240)  # a file has room
+        text = file.read_text(encoding="utf-8")
+        console.print(Markdown(re.sub(r"\*\*([-\d][^*]*)\*\*", r"\1 ★", text)))

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
+from cyclopts.validators import Number
 
 from seecause.cli.shared import (
     VIT,
@@ -17,13 +17,12 @@ from seecause.cli.shared import (
     Output,
     Reading,
     Values,
-    by_name,
     check_methods,
     check_out,
     ending,
     loading,
+    named_value,
     names,
-    refuse,
     result_folder,
     tell,
     warn_outside,
@@ -44,42 +43,28 @@ class Asked:
         class_: The class to explain, by name or index. Default: the predicted one.
         box: For a detector: which box, by the number of its query. Explained is the score of its
             class, or of --class. Default: the surest box, or that of --class.
-        region: For segmentation: where, in pixels of the image: two corners X0,Y0,X1,Y1, one place
-            X,Y, or a mask file. Default: the pixels of the largest class.
+        region: For segmentation: where, in pixels of the image: two corners X0,Y0,X1,Y1 or one
+            place X,Y. Default: the pixels of the largest class.
     """
 
     class_: Annotated[str | None, Parameter(name=["--class", "-c"])] = None
-    box: str | None = None
+    box: Annotated[int | None, Parameter(validator=Number(gte=0))] = None
     region: str | None = None
 
     def target(self, model: ImageModel) -> Any:
         """The target that --class, --box and --region name together."""
-        from seecause._pictures import read_grey
         from seecause.attribution.explain import FileRegion
         from seecause.models.dense import Box, Region
 
         if self.box is not None and self.region is not None:
             raise BadOption("--region", self.region, "--box or --region, not both")
         if self.box is not None:
-            named = Box.parse(f"box:{self.box}")
-            return Box(named.index, self._label("--box", named.label))
-        if self.region is None:
-            by_index = model.aimed and self.class_ is not None
-            return model.class_index(self.class_) if by_index else self.class_
-        if Path(self.region).is_file():
-            import torch
-
-            where = Region(torch.from_numpy(read_grey(self.region)), self.class_)
-        else:
-            where = Region.parse(f"region:{self.region}")
-            where = Region(where.where, self._label("--region", where.label))
-        return FileRegion(where, model.preprocess)
-
-    def _label(self, flag: str, named: str | int | None) -> str | int | None:
-        """The class of --class, or the one that `flag` names beside a place."""
-        if self.class_ is not None and named is not None:
-            raise BadOption("--class", self.class_, f"no value: {flag} names {named} already")
-        return named if self.class_ is None else self.class_
+            return Box(self.box, self.class_)
+        if self.region is not None:
+            region = Region.parse(f"region:{self.region}")
+            return FileRegion(Region(region.where, self.class_ or region.label), model.preprocess)
+        by_index = model.aimed and self.class_ is not None
+        return model.class_index(self.class_) if by_index else self.class_
 
 
 def explain(
@@ -118,7 +103,8 @@ def explain(
             (.npy).
         method: Attribution methods, separated by commas. Default: caap,mosaic; caap where no
             gradient passes, and with --option.
-        option: An option of the method, as KEY=VALUE such as tail=patched; repeat for more.
+        option: An option of the methods that have it, as KEY=VALUE such as tail=patched, or of one
+            method, as METHOD.KEY=VALUE; repeat for more.
         without: A folder with another version of each image under the same name (without a mark,
             for one): the maps show what of the difference caused the prediction. Samples of
             pairs:WITH:WITHOUT need no folder.
@@ -128,23 +114,22 @@ def explain(
     from seecause.data.images import find_images, second_versions
 
     replaced = check_out(out, overwrite=output.overwrite)
-    if method is not None and not names(method):
+    chosen = () if method is None else names(method)
+    if method is not None and not chosen:
         raise BadOption("--method", method, "at least one method (see `seecause list methods`)")
     if not images:
         raise BadOption("IMAGES", None, "at least one image, folder or sample of a dataset")
     files = find_images(list(images))
     others, shown = second_versions(files, without), short_names(files)
-    check_methods(names(method or ""))
+    check_methods(chosen)
+    words = [named_value("--option", word) for word in option or ()]
     opened = reading.load(model, quiet=output.quiet)
     with loading("methods", quiet=output.quiet):
         from seecause.attribution.explain import default_methods, explain_batches
         from seecause.report.explain import write_explanations
 
-        if method is not None:
-            methods: Sequence[str] = names(method)
-        else:
-            methods = ["caap"] if option else list(default_methods(opened))
-        options = method_options(methods, option, reading.seed, opened)
+        methods = chosen or (("caap",) if option else default_methods(opened))
+        options = method_options(methods, words, reading.seed, opened)
         target = asked.target(opened)
     inputs = opened.preprocess.inputs(files)
     if inputs != list(files):  # frames, by the film they are of
@@ -162,8 +147,7 @@ def explain(
         )  # fmt: skip
         with result_folder(out, facts, overwrite=output.overwrite) as folder:
             rows = write_explanations(folder, parts, shown, skipped=skipped, progress=progress)
-            maps = sorted(path.name for path in (folder / "maps").iterdir())
-            facts["maps"] = {name: f"maps/{name}" for name in maps}
+            facts["maps"] = {name: f"maps/{name}" for name in methods}
             reasons = {hole.name: hole.reason for hole in skipped}
             facts["images"] = [
                 {"file": file, "name": name, **rows.get(place, {"error": reasons.get(name)})}
@@ -176,27 +160,18 @@ def explain(
 
 
 def method_options(
-    methods: Sequence[str], words: Sequence[str] | None, seed: int, model: ImageModel
+    methods: Sequence[str], words: Sequence[tuple[str, str, Any]], seed: int, model: ImageModel
 ) -> dict[str, dict[str, Any]]:
-    """Options by method: each goes to every method that has it; one that none has is refused."""
+    """Options by method; one that no method has is refused."""
     from seecause.attribution.registry import find
 
-    entries = {method: find(method, model.architecture) for method in methods}
-    options: dict[str, dict[str, Any]] = {
-        method: {"seed": seed} if "seed" in entry.options else {}
-        for method, entry in entries.items()
-    }
-    given = by_name(words)
-    for key, value in given.pop("", {}).items():
-        takers = [method for method, entry in entries.items() if key in entry.options]
-        if not takers:
-            known = sorted({option for entry in entries.values() for option in entry.options})
-            listed = f"an option of {', '.join(methods)}: {', '.join(known) or 'there are none'}"
-            raise BadOption("--option", f"{key}={value}", listed)
-        for method in takers:
-            options[method][key] = value
-    refuse(given, "KEY=VALUE, such as tail=patched or layers=1,8")
-    return options
+    known = {method: find(method, model.architecture).options for method in methods}
+    seeds = {method: {"seed": seed} for method, options in known.items() if "seed" in options}
+    if not words:
+        return seeds
+    from seecause.bench.measures import with_options
+
+    return with_options("--option", seeds, words, known)
 
 
 def _warn(opened: ImageModel, model: str, files: Sequence[str]) -> None:
@@ -210,34 +185,28 @@ def _warn(opened: ImageModel, model: str, files: Sequence[str]) -> None:
 
 
 def _lines(rows: Sequence[Mapping[str, Any]], model: ImageModel) -> list[str]:
-    """The prediction for each image that could be read."""
+    """The prediction for each image that could be read, and the boxes that a detector is sure
+    of."""
     from seecause.report.explain import prediction_text
 
     random = f"{model.name} has random weights: its predictions mean nothing"
     lines = [random] if model.random_weights else []
     for row in rows:
-        if "row" in row or "answers" in row:
+        if "answers" in row:
             lines.append(f"{row['name']}: {prediction_text(row)}")
-            lines += [
-                f"  box {box['index']}: {box['name']}, probability {box['probability']:.3f}"
-                for box in row.get("boxes", ())
-            ]
+        for box in row.get("boxes", ()):
+            named = f"{box['name']}, probability {box['probability']:.3f}"
+            lines.append(f"  box {box['index']}: {named}")
     return lines
 
 
 def short_names(files: Sequence[str]) -> list[str]:
-    """File names, with as much of their folders as tells them apart; samples of datasets keep
-    theirs. A name that no page can hold is refused."""
+    """File names, with their folders where two are equal; samples of datasets keep theirs. A name
+    that no page can hold is refused."""
     from seecause.data.images import sample_of
 
     for file in files:
-        if any("\ud800" <= character <= "\udfff" for character in file):
+        if not file.isascii() and any("\ud800" <= letter <= "\udfff" for letter in file):
             raise BadImage(ascii(file), "its name is not UTF-8", "rename it, or its folder")
-    places = {
-        file: Path(os.path.normpath(Path(file).absolute())) for file in files if not sample_of(file)
-    }
-    short = {file: place.name for file, place in places.items()}
-    if len(set(short.values())) < len(short):
-        shared = os.path.commonpath([place.parent for place in places.values()])
-        short = {file: place.relative_to(shared).as_posix() for file, place in places.items()}
-    return [short.get(file, file) for file in files]
+    short = [file if sample_of(file) else Path(file).name for file in files]
+    return short if len(set(short)) == len(short) else list(files)

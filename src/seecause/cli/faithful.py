@@ -27,7 +27,6 @@ from seecause.cli.shared import (
     print_table,
     refuse,
     result_folder,
-    training,
     whole_numbers,
 )
 from seecause.errors import BadOption
@@ -137,7 +136,14 @@ def train(
         settings["device"] = pick_device(training_.device)
     run = read_config(config, **settings)
     first = os.environ.get("RANK", "0") == "0"  # of many processes the first prints
-    with training(quiet=output.quiet or not first) as on_step:
+    with counting("training", 0, quiet=output.quiet or not first) as advance:
+        seen = 0
+
+        def on_step(done: int, total: int, losses: str) -> None:
+            nonlocal seen
+            advance(done - seen, losses, total=total)
+            seen = done
+
         result = train_network(run, on_step=on_step)
     if not first:
         return 0

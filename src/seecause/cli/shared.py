@@ -110,18 +110,16 @@ class Reading(Where):
 
     def options(self) -> dict[str, Any]:
         """Options of `sc.load` beside weights, device and dtype: only what was given."""
-        options: dict[str, Any] = {}
-        for word in self.input or ():
-            _, key, value = named_value("--input", word)
-            values = value if isinstance(value, tuple) else (value,)
-            sizes = {"mean": (1, 3), "std": (1, 3), "size": (1, 2)}
-            kind = int if key == "size" else (int, float)
-            if len(values) not in sizes.get(key, ()) or not all(
-                isinstance(v, kind) for v in values
-            ):
-                raise BadOption("--input", word, "mean=R,G,B, std=R,G,B or size=H[,W]")
-            most = sizes[key][1]
-            options[key] = values * most if len(values) == 1 else values
+        options = by_name(self.input, "--input").pop("", {})
+        if unknown := options.keys() - {"mean", "std", "size"}:
+            raise BadOption("--input", unknown.pop(), "mean=R,G,B, std=R,G,B or size=H[,W]")
+        for name in options.keys() & {"mean", "std"}:
+            value = options[name]
+            options[name] = value if isinstance(value, tuple) else (value,) * 3
+            if not all(isinstance(part, int | float) for part in options[name]):
+                raise BadOption("--input", f"{name}={value}", f"{name}=R,G,B, three numbers")
+        if isinstance(options.get("size"), str):
+            raise BadOption("--input", f"size={options['size']}", "size=H[,W], whole numbers")
         if self.classes is not None:
             from seecause.models.load import read_class_names
 
@@ -254,9 +252,9 @@ def names(text: str) -> tuple[str, ...]:
 
 
 def whole_numbers(flag: str, text: str) -> list[int]:
-    """Whole numbers with commas between them, each once."""
+    """Whole numbers with commas between them."""
     words = names(text)
-    if not words or not all(word.isdecimal() for word in words):
+    if not all(word.isdecimal() for word in words):
         raise BadOption(flag, text, "whole numbers with commas between them, such as 1,3")
     return [int(word) for word in words]
 
@@ -297,13 +295,10 @@ def only_downloads_have_bars() -> None:
 
 def warn_outside(model: str, images: Sequence[str], *, suggest: str) -> None:
     """Warn that a model of the generated world is asked about images of another."""
-    outside = [image for image in images if not image.startswith("critters:")]
-    if outside:
-        others = f" and {len(outside) - 1} more" if len(outside) > 1 else ""
+    if not all(image.startswith("critters:") for image in images):
         tell(
-            f"warning: {model} knows only Critters images, so what it says about"
-            f" {outside[0]}{others} means nothing. For photos give another --model, such as"
-            f" {suggest}"
+            f"warning: {model} knows only Critters images, so what it says about others means"
+            f" nothing. For photos give another --model, such as {suggest}"
         )
 
 
@@ -315,22 +310,20 @@ def check_out(out: Path, *, overwrite: bool = False) -> bool:
     Returns whether an earlier result is there, which the new one will replace."""
     from seecause.files import mend_folder
 
-    there = next(place for place in (out.absolute(), *out.absolute().parents) if place.exists())
-    if out.absolute().parent.is_dir() and os.access(out.absolute().parent, os.W_OK):
-        mend_folder(out)  # after a command that was killed
+    above = next(place for place in out.absolute().parents if place.exists())
+    if not above.is_dir() or not os.access(above, os.W_OK):
+        raise BadOption("--out", str(out), f"a place that can be written; {above} is not")
+    mend_folder(out)  # after a command that was killed
     if out.exists() and not out.is_dir():
         raise BadOption("--out", str(out), "a folder; this is a file")
     occupied = out.is_dir() and any(out.iterdir())
     ours = occupied and _is_ours(out)
     if occupied and not ours and not overwrite:
-        raise BadOption(
-            "--out",
-            str(out),
+        expected = (
             "a new folder, an empty one, or one that holds only results of seecause; give"
-            " --overwrite to write into it",
+            " --overwrite to write into it"
         )
-    if not there.is_dir() or not os.access(there, os.W_OK):
-        raise BadOption("--out", str(out), f"a place that can be written; {there} is not")
+        raise BadOption("--out", str(out), expected)
     return ours
 
 
@@ -348,16 +341,12 @@ def result_folder(
 
     check_out(out, overwrite=overwrite)
     beside = out.is_dir() and any(out.iterdir()) and not _is_ours(out)
-    try:
-        with draft_folder(out) as draft:
-            yield draft
-            files = [path for path in draft.rglob("*") if path.is_file()]
-            listed = sorted(str(path.relative_to(draft)) for path in files)
-            write_json(draft / MANIFEST, {**plain(manifest), "files": [*listed, MANIFEST]})
-            (move_files if beside else replace_folder)(draft, out)
-    except OSError as failure:
-        expected = f"a place that can be written ({failure.strerror or failure})"
-        raise BadOption("--out", str(out), expected) from failure
+    with draft_folder(out) as draft:
+        yield draft
+        files = [path for path in draft.rglob("*") if path.is_file()]
+        listed = sorted(str(path.relative_to(draft)) for path in files)
+        write_json(draft / MANIFEST, {**plain(manifest), "files": [*listed, MANIFEST]})
+        (move_files if beside else replace_folder)(draft, out)
 
 
 def _is_ours(folder: Path) -> bool:
@@ -370,14 +359,9 @@ def _is_ours(folder: Path) -> bool:
 
 
 def plain(value: Any) -> Any:
-    """What JSON can hold: numbers that are none become null, paths and other things text."""
-    if isinstance(value, Mapping):
-        return {str(key): plain(entry) for key, entry in value.items()}
-    if isinstance(value, list | tuple | set | frozenset):
-        return [plain(entry) for entry in value]
-    if isinstance(value, float):
-        return value if value - value == 0 else None
-    return value if value is None or isinstance(value, bool | int | str) else str(value)
+    """What JSON can hold: NaN and infinity become null, paths and other things text."""
+    text = json_text.dumps(value, default=str)
+    return json_text.loads(text, parse_constant=lambda name: None)
 
 
 def lead_of(model: ImageModel, data: Any) -> str:
@@ -406,85 +390,41 @@ def tell(line: str) -> None:
 def loading(what: str, *, quiet: bool = False) -> Iterator[None]:
     """A spinner on terminals while libraries are imported and weights are read. Garbage collection
     is paused meanwhile, which saves a sixth of the time."""
-    first = "torch" not in sys.modules
-    if first:
-        gc.disable()
+    from rich.console import Console
+
+    console = Console(stderr=True, quiet=quiet or not sys.stderr.isatty())
+    gc.disable()
     try:
-        if quiet or not sys.stderr.isatty():
+        with console.status(f"loading {what}"):
             yield
-        else:
-            from rich.console import Console
-
-            with Console(stderr=True).status(f"loading {what}"):
-                yield
     finally:
-        if first:
-            gc.freeze()
-            gc.enable()
+        gc.enable()
 
 
 @contextmanager
-def counting(
-    what: str, total: int, *, quiet: bool = False, rate: str = ""
-) -> Iterator[Callable[[int], None]]:
-    """Yields `advance(done)`: a bar on terminals, with its speed in the unit `rate`; in logs a line
-    now and then, and none for what is quickly done."""
-    columns = ["{task.fields[note]}"] if rate else []
-    count, due, began = 0, _clock(), time.monotonic()
-    with _bar(columns, quiet=quiet) as bar:
-        task = bar.add_task(what, total=total, note="")
-
-        def advance(done: int) -> None:
-            nonlocal count
-            count += done
-            speed = count / max(time.monotonic() - began, 1e-9)
-            bar.update(task, advance=done, note=f"{speed:.1f} {rate}")
-            if not quiet and not bar.console.is_terminal and due():
-                tell(f"{what}: {count} of {total}")
-
-        yield advance
-
-
-@contextmanager
-def training(*, quiet: bool) -> Iterator[Callable[[int, int, str], None]]:
-    """Yields `on_step(done, total, losses)`: a bar with the last losses, or lines in logs."""
-    due = _clock()
-    with _bar(["{task.fields[note]}"], quiet=quiet) as bar:
-        task = bar.add_task("training", total=None, note="")
-
-        def on_step(done: int, total: int, losses: str) -> None:
-            bar.update(task, completed=done, total=total, **({"note": losses} if losses else {}))
-            lines = losses and not quiet and not bar.console.is_terminal
-            if lines and (done == total or due()):
-                tell(f"step {done} of {total}, {losses}")
-
-        yield on_step
-
-
-def _bar(columns: Sequence[str], *, quiet: bool) -> Any:
+def counting(what: str, total: int, *, quiet: bool = False) -> Iterator[Callable[..., None]]:
+    """Yields `advance(done, note, total)`: a bar on terminals; in logs a line now and then."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
 
-    console = Console(stderr=True)
-    return Progress(
-        "{task.description}", BarColumn(), MofNCompleteColumn(), *columns, TimeRemainingColumn(),
-        console=console, transient=True, disable=quiet or not console.is_terminal,
-        speed_estimate_period=600,
+    console, count, last = Console(stderr=True), 0, time.monotonic()
+    bar = Progress(
+        "{task.description}", BarColumn(), MofNCompleteColumn(), "{task.fields[note]}",
+        TimeRemainingColumn(), console=console, transient=True, speed_estimate_period=600,
+        disable=quiet or not console.is_terminal,
     )  # fmt: skip
+    with bar:
+        task = bar.add_task(what, total=total, note="")
 
+        def advance(done: int, note: str = "", total: int = total) -> None:
+            nonlocal count, last
+            count += done
+            bar.update(task, advance=done, total=total, note=note)
+            if bar.disable and not quiet and time.monotonic() - last >= EVERY:
+                last = time.monotonic()
+                tell(f"{what}: {count} of {total} {note}".rstrip())
 
-def _clock() -> Callable[[], bool]:
-    """Whether it is time for another line."""
-    last = time.monotonic()
-
-    def due() -> bool:
-        nonlocal last
-        if time.monotonic() - last < EVERY:
-            return False
-        last = time.monotonic()
-        return True
-
-    return due
+        yield advance
 
 
 def print_table(titles: Sequence[str], rows: Iterable[Sequence[str]], *, title: str = "") -> None:
@@ -493,10 +433,11 @@ def print_table(titles: Sequence[str], rows: Iterable[Sequence[str]], *, title: 
     from rich.console import Console
     from rich.table import Column, Table
 
-    look: dict[str, Any] = {"title_justify": "left", "title_style": "bold", "header_style": "dim"}
-    first = Column(titles[0], no_wrap=True)
-    shown = Table(first, *titles[1:], title=title, box=box.SIMPLE_HEAD, pad_edge=False, **look)
-    shown.show_header = any(titles)
+    shown = Table(
+        Column(titles[0], no_wrap=True), *titles[1:], title=title, box=box.SIMPLE_HEAD,
+        pad_edge=False, title_justify="left", title_style="bold", header_style="dim",
+        show_header=any(titles),
+    )  # fmt: skip
     for row in rows:
         shown.add_row(*row)
     Console(highlight=False).print(shown)

@@ -17,7 +17,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from seecause.faithful.evaluation import mask_pixels, part_colours, part_image
 from seecause.models.base import protocol
 from seecause.report.figures import (
     Line,
@@ -464,6 +463,8 @@ def parts_section(examples: PartExamples) -> Section:
 
 
 def _part_card(examples: PartExamples, raw: Tensor, index: int) -> Card:
+    from seecause.faithful.evaluation import part_image
+
     output, classes = examples.output, examples.net.class_names
     maps, mask = output.maps[index], output.mask[index]
 
@@ -520,11 +521,15 @@ def css_colours(parts: int) -> list[str]:
     """The colours of parts, as CSS names them."""
     from matplotlib.colors import to_hex
 
+    from seecause.faithful.evaluation import part_colours
+
     return [to_hex(colour) for colour in part_colours(parts).tolist()]
 
 
 def seen_pixels(raw: Tensor, mask: Tensor) -> Tensor:
     """The image [3, H, W] with hidden patches grey."""
+    from seecause.faithful.evaluation import mask_pixels
+
     return torch.where(mask_pixels(mask[None], (raw.shape[1], raw.shape[2])), raw, 0.5)
 
 
