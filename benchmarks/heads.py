@@ -12,7 +12,7 @@ picture and head, columns of the output projection zeroed.
         the time is scaled. Exact runs have equally large batches; a screen, whose gradients hold
         every block, has 16 GiB. Weights of ViT-B are random: the arithmetic is the same. Masks
         are timed on a few steps and scaled to 250.
-        `screen in half` also measures in bfloat16.
+        `screen in half` runs the model in bfloat16.
 recall  of the exact top 4 among the first 12 of a guess, beside what 12 random heads would find: on
 all pictures, and the mean over random halves of them (guess and exact scores of the same half).
         What chose the estimator: photos of pets/, pictures of seed 0 (and 1, one fill). Reported:
@@ -43,14 +43,13 @@ from seecause.background import (
     HeadScores,
     LabelledImages,
     discover_masks,
-    first_order,
     information_gains,
     score,
     screen,
 )
-from seecause.background.erase import erase
-from seecause.background.gains import jensen_shannon, log_probs
+from seecause.background.gains import erase, jensen_shannon, log_probs
 from seecause.background.images import critter_images
+from seecause.background.scoring import guessed
 from seecause.data import open_data
 from seecause.data.batch import to_batch
 from seecause.engine.chunks import budget
@@ -89,9 +88,9 @@ def main(
             speeds(model, images, masks, batch or (256 if cuda else 32), repeats, contenders)
         print()
     if recall:
-        ranks = "rank correlation: first, second order"
+        ranks = "rank correlation"
         half = "measured in half: top 4 in common, off by (of a standard error)"
-        orders = ("first order", "halves", "second order", "halves")
+        orders = ("all pictures", "halves")
         heading("model", "baseline", f"random {VERIFIED}", *orders, ranks, half)
         biased = sc.load("builtin:critters-biased", device=device)
         count = recall_pictures or (256 if cuda else 24)
@@ -169,11 +168,12 @@ def speeds(
                 model, LabelledImages(images[:n], labels[:n], masks[:n]), fill="mean", guard=False
             ).effects  # type: ignore[assignment]
 
-    def screened(n: int, half: bool = False) -> None:
-        options = {"fill": "mean", "guard": False, "half": half}
+    halved = rewrap(model, copy.deepcopy(model.module).to(torch.bfloat16))
+
+    def screened(n: int, view: VisionModel = model) -> None:
         data = LabelledImages(images[:n], labels[:n], masks[:n])
         with budget(SCREENED):
-            screen(model, data, top=TOP, verify=VERIFIED, **options)
+            screen(view, data, top=TOP, verify=VERIFIED, fill="mean", guard=False)
 
     def masked(n: int) -> None:
         discover_masks(model, images[: min(n, MASKS)], steps=MASK_STEPS)
@@ -182,7 +182,7 @@ def speeds(
         "naive": naive,
         "exact suffix": exact,
         "screen": screened,
-        "screen in half": partial(screened, half=True),
+        "screen in half": partial(screened, view=halved),
         "masks": masked,
     }
     runs = {name: run for name, run in runs.items() if name in contenders.split(",")}
@@ -264,22 +264,23 @@ def compare(
     exact = score(model, data, guard=False, fill=fill)
     cells = [name, fill, f"{VERIFIED / exact.value.numel():.2f}"]
     ranks = []
+    halved = rewrap(model, copy.deepcopy(model.module).to(torch.bfloat16))
     options = {"top": TOP, "verify": VERIFIED, "guard": False, "fill": fill}
-    screened = screen(model, data, half=True, **options)
-    for guess in (first_order(model, data, fill=fill), screened.guess):
-        chance, halves = torch.Generator().manual_seed(0), []
-        for _ in range(HALVES):
-            half = torch.randperm(len(data), generator=chance)[: len(data) // 2]
-            halves.append(recalled(exact, guess, half))
-        whole = recalled(exact, guess, torch.arange(len(data)))
-        cells += [f"{whole:.2f}", f"{statistics.mean(halves):.2f}"]
-        pair = torch.stack([guess.value.flatten(), exact.value.flatten()])
-        ranks.append(f"{float(rank_correlation(pair[:1], pair[1:])[0]):.2f}")
+    screened = screen(halved, data, **options)
+    guess = guessed(model, data, fill=fill)
+    chance, halves = torch.Generator().manual_seed(0), []
+    for _ in range(HALVES):
+        half = torch.randperm(len(data), generator=chance)[: len(data) // 2]
+        halves.append(recalled(exact, guess, half))
+    whole = recalled(exact, guess, torch.arange(len(data)))
+    cells += [f"{whole:.2f}", f"{statistics.mean(halves):.2f}"]
+    pair = torch.stack([guess.value.flatten(), exact.value.flatten()])
+    ranks.append(f"{float(rank_correlation(pair[:1], pair[1:])[0]):.2f}")
     best, chosen = (
         set(scores.value.nan_to_num(-1).flatten().topk(TOP).indices.tolist())
-        for scores in (exact, screened.scores)
+        for scores in (exact, screened)
     )
-    off = ((screened.scores.value - exact.value).abs() / exact.error).nan_to_num(0).max()
+    off = ((screened.value - exact.value).abs() / exact.error).nan_to_num(0).max()
     last = f"{len(best & chosen) / TOP:.2f}, {float(off):.2f}"
     row(*cells, ", ".join(ranks), last)
 

@@ -81,7 +81,7 @@ def test_gains_are_those_of_correct_predictions_by_every_fill(models, found):
     numbers = found.numbers()
     assert numbers["FIG"] == float(found.gains.fig.mean())
     mean = found.erasures["true masks, mean"]
-    assert numbers["BIR, true masks, mean"] == mean.bir_or_zero
+    assert numbers["BIR, true masks, mean"] == mean.bir_ratio_of_means
     assert list(found.rows()) == [numbers]
 
 

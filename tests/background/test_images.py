@@ -13,8 +13,8 @@ from torch.testing import assert_close
 import seecause as sc
 from seecause import critters
 from seecause.background import LabelledImages, Masks, images as images_file, read_images
-from seecause.background.images import critter_images, imagenet9_model, model_for
-from seecause.background.prune import background_gaps
+from seecause.background.audit import _background_gap
+from seecause.background.images import critter_images, imagenet9_model, model_for, on_pixels
 from seecause.data import imagenet, open_data
 from seecause.data.dataset import IGNORE, SkippedImage
 from seecause.errors import BadImage, BadOption, DataMissing, NotDefined, SeecauseError, UnknownName
@@ -53,14 +53,14 @@ def test_some_images_are_taken_with_all_that_is_known_of_them(cases, rows):
     at = rows.nonzero()[:, 0] if rows.dtype == torch.bool else rows
     masks = Masks(
         cases.truth.hard, "discovered", inside=~cases.truth.hard,
-        **{name: torch.randn(6, 2) for name in ("soft", "ties", "losses", "steps", "confidence")},
+        **{name: torch.randn(6, 2) for name in ("soft", "confidence", "overlap")},
     )  # fmt: skip
     part = cases.with_masks(masks).take(rows)
     assert part.ids == tuple(cases.ids[i] for i in at) and len(part) == 2
     assert part.groups == tuple(cases.groups[i] for i in at)
     for name in ("images", "labels", "other_background", "other_object"):
         assert torch.equal(getattr(part, name), getattr(cases, name)[at]), name
-    for name in ("hard", "inside", "soft", "ties", "losses", "steps", "confidence"):
+    for name in ("hard", "inside", "soft", "confidence", "overlap"):
         assert torch.equal(getattr(part.masks, name), getattr(masks, name)[at]), name
     assert part.masks.kind == "discovered" and len(repr(part)) < 100
 
@@ -71,12 +71,12 @@ def test_masks_are_on_pixels_or_on_patches():
     masks = Masks.given(truth)
     assert masks.on_patches((1, 1)).item() is False
     assert masks.on_patches((2, 2))[0].tolist() == [[True, False], [False, False]]
-    assert masks.on_pixels((8, 8)).sum() == 4 and masks.on_pixels((8, 8))[0, :2, :2].all()
+    large = on_pixels(masks.hard, (8, 8))
+    assert large.sum() == 4 and large[0, :2, :2].all()
     images = torch.zeros(1, 3, 8, 8)
     assert LabelledImages(images, masks=truth).masks.kind == "given"
     unknown = LabelledImages(images, truth=Masks.given(torch.full_like(truth, IGNORE)))
-    assert unknown.given_masks() is None and not unknown.truth.known.any()
-    assert LabelledImages(images, truth=masks).given_masks() is masks
+    assert not unknown.truth.known.any()
     for wrong in (truth[:, :3], truth.repeat(2, 1, 1)):
         with pytest.raises(BadOption, match="one for each image"):
             LabelledImages(images, masks=wrong)
@@ -126,7 +126,7 @@ def test_images_that_cannot_be_read_are_skipped_and_named(model, monkeypatch):
         known = sample.mask is not None
         assert bool(found.truth.known[place]) == known
         assert not known or torch.equal(found.truth.hard[place], sample.mask == 1)
-    assert found.grouped and found.given_masks() is None and not found.swaps
+    assert found.grouped and not found.swaps
     assert found.objects == data.classes and found.places == ("here", "there")
     monkeypatch.setattr(Broken, "ids", ("",) * 7)
     assert read_images(model, data).ids == tuple("01234")
@@ -202,13 +202,9 @@ def test_nine_classes_are_those_of_the_release(tmp_path):
     labels = torch.arange(40) % 9
     same = LabelledImages(images[:20], labels[:20])
     random = LabelledImages(images[20:], labels[20:])
-    heads = [(0, 1), (1, 2)]
-    with sc.background.ablate(model, heads):
-        without = in9_right(model(images), labels, mapping)
-    whole = in9_right(model(images), labels, mapping)
-    expected = [background_gap(right[:20], right[20:]) for right in (whole, without)]
-    gaps, counts = background_gaps(ten, same, random, [[], heads])
-    assert gaps == pytest.approx(expected) and counts == (20, 20)
+    right = in9_right(model(images), labels, mapping)
+    gap, *counts = _background_gap(ten, same, random)
+    assert gap == pytest.approx(background_gap(right[:20], right[20:])) and counts == [20, 20]
 
 
 def test_the_gap_is_of_objects_that_both_variants_show(model, cases):
@@ -217,8 +213,8 @@ def test_the_gap_is_of_objects_that_both_variants_show(model, cases):
         cases.take(torch.arange(5)), ids=names[:5], skipped=(SkippedImage(names[5], "cut"),)
     )
     elsewhere = tuple(name.replace("_bg_", "_bg_x") for name in names)
-    (gap,), counts = background_gaps(model, same, replace(cases, ids=elsewhere))
-    assert counts == (5, 5) and gap == 0  # the same images
+    gap = _background_gap(model, same, replace(cases, ids=elsewhere))
+    assert gap == (0, 5, 5)  # the same images
 
 
 def test_only_a_model_with_imagenets_classes_gets_the_nine(model, monkeypatch):

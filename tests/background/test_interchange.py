@@ -37,8 +37,8 @@ def test_exchanged_heads_are_what_hooks_put_there(family):
     )
     result = interchange(model, data)
     for others, effects in (
-        (data.other_background, result.background),
-        (data.other_object, result.foreground),
+        (data.other_background, result.value),
+        (data.other_object, result.after["foreground"]),
     ):
         expected = torch.zeros(2, 4, HEADS, dtype=torch.float64)
         for i, layer, head in torch.cartesian_prod(
@@ -53,20 +53,22 @@ def test_exchanged_heads_are_what_hooks_put_there(family):
                 reference.answer(native.forward, images[i]), changed
             )
         assert_close(effects, expected.mean(dim=0), atol=1e-10, rtol=0)
-        which = "background" if others is data.other_background else "foreground"
-        error = getattr(result, f"{which}_error")
+        first = others is data.other_background
+        error = result.error if first else result.after["foreground error"]
         assert_close(error, expected.std(dim=0) / 2**0.5, atol=1e-10, rtol=0)
         whole = [
             reference.js(*(reference.answer(native.forward, x[i]) for x in (images, others)))
             for i in range(2)
         ]
-        assert result.total[which] == pytest.approx(sum(whole) / 2)
+        assert not first or result.protocol["effect"] == pytest.approx(sum(whole) / 2)
     done = []
     interchange(model, data, progress=done.append)
     assert sum(done) == 2
-    assert_close(result.selectivity, result.background / (result.background + result.foreground))
+    both = result.value + result.after["foreground"]
+    assert_close(result.after["selectivity"], result.value / both)
     with budget(1):
-        assert_close(interchange(model, data).foreground, result.foreground, atol=1e-12, rtol=0)
+        again = interchange(model, data)
+        assert_close(again.after["foreground"], result.after["foreground"], atol=1e-12, rtol=0)
 
 
 def test_all_heads_together_carry_everything_to_a_class_token():
@@ -76,10 +78,9 @@ def test_all_heads_together_carry_everything_to_a_class_token():
     assert mediated(model, pair(images, others), []) == pytest.approx(0, abs=1e-12)
     single = interchange(model, pair(images, others))
     assert mediated(model, pair(images, others), [(1, 0)]) == pytest.approx(
-        float(single.background[1, 0]) / single.total["background"]
+        float(single.value[1, 0]) / single.protocol["effect"]
     )
-    with pytest.raises(BadOption, match="selectivity"):
-        _ = single.selectivity
+    assert not single.after  # no other objects, no selectivity
     with pytest.raises(BadOption, match="one for each image"):
         interchange(model, pair(images, others[:1]))
     model.sigmoid = True
@@ -92,16 +93,16 @@ def test_interchange_scores_are_shares_of_what_the_other_versions_change():
     others = pictures(tiny("timm_registers"), 3, seed=10)
     scores = select("interchange", model, pair(images, others))
     effects = interchange(model, pair(images, others))
-    assert_close(scores.value, effects.background / effects.total["background"])
-    assert_close(scores.error, effects.background_error / effects.total["background"])
+    assert_close(scores.value, effects.value / effects.protocol["effect"])
+    assert_close(scores.error, effects.error / effects.protocol["effect"])
     done = []
     options = {"temperature": 3.0, "progress": done.append}
     warm = select("interchange", model, pair(images, others), **options)
     effects = interchange(model, pair(images, others), temperature=3.0)
-    assert_close(warm.value, effects.background / effects.total["background"])
+    assert_close(warm.value, effects.value / effects.protocol["effect"])
     together = mediated(model, pair(images, others), warm.top(2), temperature=3.0)
     assert warm.protocol["mediated"][2] == pytest.approx(together) and sum(done) == 3 * 12
-    assert warm.protocol["effect"] == effects.total["background"]
+    assert warm.protocol["effect"] == effects.protocol["effect"]
     assert warm.total == 12 and list(warm.protocol["mediated"]) == [1, 2, 4, 8]
     (best,) = scores.top(1)
     shares = scores.protocol["mediated"]
@@ -128,11 +129,11 @@ def test_an_effect_within_its_error_is_not_shared_out():
         data = pair(images[:count], others[:count])
         effects = interchange(model, data)
         scores = select("interchange", model, data)
-        assert_close(scores.value, effects.background)
-        assert_close(scores.error, effects.background_error, equal_nan=True)
+        assert_close(scores.value, effects.value)
+        assert_close(scores.error, effects.error, equal_nan=True)
         assert scores.protocol["mediated"] == {}
-        assert scores.protocol["effect"] == effects.total["background"] > 0
+        assert scores.protocol["effect"] == effects.protocol["effect"] > 0
         error = scores.protocol["effect error"]
-        assert error == pytest.approx(effects.total["background"]) if count == 3 else error is None
+        assert error == pytest.approx(effects.protocol["effect"]) if count == 3 else error is None
     everything = pair(images, pictures(tiny("timm_registers"), 3, seed=10))
     assert select("interchange", model, everything).protocol["mediated"]

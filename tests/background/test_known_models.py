@@ -9,8 +9,8 @@ from sklearn.metrics import roc_auc_score
 
 import seecause as sc
 from seecause import critters
-from seecause.background import correct_images, penalised, score
-from seecause.background.images import critter_images
+from seecause.background import penalised, score
+from seecause.background.images import correct_images, critter_images
 from seecause.background.prune import logits_without
 
 

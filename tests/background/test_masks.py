@@ -1,22 +1,27 @@
-"""Masks are found alike alone and in a batch, have the size they should have, and are kept by what
-decides them."""
+"""Object masks: from the data, from another network, from the model itself."""
 
 from __future__ import annotations
 
+import copy
+from dataclasses import replace
+from functools import partial
+
 import pytest
+import timm
 import torch
-from safetensors.torch import save
+import torch.nn.functional as F
 from torch.testing import assert_close
 
 import seecause as sc
-from seecause.background import Masks, discover_masks, iou, masks
-from seecause.background.gains import jensen_shannon, log_probs
-from seecause.background.masks import harden
+from seecause.background import LabelledImages, Masks, discover_masks, masks, object_masks
+from seecause.background.masks import harden, network_maps, otsu
 from seecause.data.dataset import IGNORE
 from seecause.engine.chunks import budget
 from seecause.errors import BadImage, BadOption, NotDefined
+from seecause.metrics._localization import iou
+from tests.background.repair_toys import CLASSES, fitted, plain_vit, scenes, wrapped
 from tests.helpers import view
-from tests.reference import cigma as reference
+from tests.reference import cigma as reference, transplant as twin
 from tests.tiny import pictures, tiny
 
 OPTIONS = {"steps": 6, "grid": 6, "rate": 0.05}
@@ -27,17 +32,15 @@ def case(batch=3, family="timm_registers"):
     return native, view(native, check=False), pictures(native, batch)
 
 
-@pytest.mark.parametrize(("param", "init"), [("clamp", 0.5), ("clamp", 0.97), ("sigmoid", 0.5)])
-def test_masks_are_those_of_a_plain_optimiser(param, init):
+def test_discovered_masks_are_those_of_a_plain_optimiser():
     native, model, images = case()
     weights = (1.0, 0.3, 0.1)
-    result = discover_masks(model, images, weights=weights, param=param, init=init, **OPTIONS)
+    result = discover_masks(model, images, weights=weights, **OPTIONS)
     for image, soft in zip(images, result.soft, strict=True):
-        expected = reference.mask(
-            native.forward, image, weights=weights, init=init, sigmoid=param == "sigmoid", **OPTIONS
-        )
+        expected = reference.mask(native.forward, image, weights=weights, init=0.5, **OPTIONS)
         assert_close(soft, expected, atol=1e-9, rtol=0)
     assert result.soft.std() > 0.01 and result.kind == "discovered"
+    assert result.protocol["rho"] == 0.35 and result.protocol["fill"] == "mean"
 
 
 def test_the_batch_does_not_matter():
@@ -49,21 +52,7 @@ def test_the_batch_does_not_matter():
     assert torch.equal(whole.hard, single.hard)
 
 
-def test_the_answer_is_kept_and_less_is_shown():
-    _, model, images = case(1)
-    short, long = (
-        discover_masks(model, images, steps=n, grid=6, rate=0.05, weights=(1.0, 0.01, 0.0))
-        for n in (1, 25)
-    )
-    assert long.losses[0, 0] < short.losses[0, 0]
-    half = images / 2 + images.mean(dim=(2, 3), keepdim=True) / 2  # what a mask of 0.5 shows
-    first = jensen_shannon(log_probs(model(images)), log_probs(model(half)))
-    assert_close(short.losses, torch.tensor([[first.item(), 0.5, 0.0]]).double())
-    assert short.steps.tolist() == [1] and long.steps.tolist() == [25]
-    assert long.protocol["rho"] == 0.35 and long.protocol["fill"] == "mean"
-
-
-def test_a_mask_keeps_the_answers_at_its_temperature():
+def test_a_mask_keeps_the_prediction_at_its_temperature():
     _, model, images = case(1)
     warm = discover_masks(model, images, temperature=3.0, **OPTIONS)
     model.module.head.weight /= 3
@@ -81,21 +70,18 @@ def test_a_mask_keeps_the_answers_at_its_temperature():
     ],
 )
 def test_topk_keeps_exactly_so_many_pixels(soft, rho):
-    hard, ties = harden(soft, (32, 48), rho=rho)
-    assert hard.sum() == round(rho * 32 * 48)
-    assert ties[0] == 1 or soft.std() > 0
+    assert harden(soft, (32, 48), rho=rho).sum() == round(rho * 32 * 48)
 
 
 def test_ties_are_broken_by_the_neighbourhood_and_a_strict_percentile_keeps_none():
     soft = torch.zeros(1, 8, 8)
     soft[:, :, :4] = 1  # half of the pixels saturate
-    kept, ties = harden(soft, (64, 64), rho=26 / 64)
+    kept = harden(soft, (64, 64), rho=26 / 64)
     assert kept[0, :, :26].all()  # of 28 columns that are 1, the two with lower ones near come last
-    assert ties[0] == 28 / 64
-    none, _ = harden(soft, (64, 64), rho=0.25, rule="percentile")
+    none = harden(soft, (64, 64), rho=0.25, rule="percentile")
     assert not none.any()
     ramp = torch.rand(1, 64, 64, generator=torch.Generator().manual_seed(1))
-    kept, _ = harden(ramp, (64, 64), rho=0.25, rule="percentile")
+    kept = harden(ramp, (64, 64), rho=0.25, rule="percentile")
     level = torch.quantile((ramp * 1e6).round().double() / 1e6, 0.75)
     assert torch.equal(kept, ramp > level) and kept.float().mean() == pytest.approx(0.25, abs=1e-3)
 
@@ -119,92 +105,38 @@ def test_pixels_are_kept_by_value_then_by_neighbourhood_then_row_by_row():
         expected = torch.zeros(high, wide, dtype=torch.bool)
         for row, column in order[: round(rho * high * wide)]:
             expected[row, column] = True
-        assert torch.equal(harden(soft, (high, wide), rho=rho)[0][0], expected)
+        assert torch.equal(harden(soft, (high, wide), rho=rho)[0], expected)
 
 
-def test_padding_is_never_kept():
-    _, model, images = case(2)
-    inside = torch.ones(2, 32, 48, dtype=torch.bool)
-    inside[:, :8] = False
-    result = discover_masks(model, images, inside=inside, **OPTIONS)
-    assert not result.hard[:, :8].any()
-    assert result.hard.sum(dim=(1, 2)).tolist() == [round(0.35 * 24 * 48)] * 2
-    colour = images[:, :, 8:].mean(dim=(2, 3), keepdim=True).expand_as(images)  # of the picture
-    same = discover_masks(model, images, inside=inside, fill=colour, **OPTIONS)
-    assert_close(result.soft, same.soft, atol=1e-9, rtol=0)
-
-
-def test_padding_is_shown_as_it_is_while_masks_are_searched():
-    _, model, images = case(1)
-    inside = torch.ones(1, *images.shape[-2:], dtype=torch.bool)
-    inside[:, :8] = False
-    here = torch.zeros_like(images)
-    elsewhere = here.masked_fill(~inside[:, None], 3.0)  # another baseline, on padding alone
-    first, second = (
-        discover_masks(model, images, inside=inside, fill=baseline, **OPTIONS)
-        for baseline in (here, elsewhere)
-    )
-    assert torch.equal(first.soft, second.soft) and torch.equal(first.losses, second.losses)
-
-
-def test_an_early_stop_finishes_images_one_by_one(monkeypatch):
-    monkeypatch.setattr(masks, "CHECK_EVERY", 4)
-    _, model, images = case()
-    options = {"steps": 20, "grid": 6, "rate": 0.01, "early_stop": 0.03}
-    early = discover_masks(model, images, **options)
-    with budget(1):
-        single = discover_masks(model, images, **options)
-    assert early.steps.tolist() == single.steps.tolist()
-    assert early.steps.min() < early.steps.max() and set(early.steps.tolist()) <= {8, 12, 16, 20}
-    assert_close(early.soft, single.soft, atol=1e-9, rtol=0)
-    stopped = int(early.steps.argmin())
-    alone = discover_masks(
-        model, images[stopped : stopped + 1], steps=int(early.steps.min()), grid=6, rate=0.01
-    )
-    assert_close(early.soft[stopped], alone.soft[0], atol=1e-9, rtol=0)
-
-
-def test_masks_are_kept_by_weights_pixels_and_options(tmp_path, monkeypatch):
+def test_discovered_masks_are_kept_by_weights_pixels_and_options(tmp_path, monkeypatch):
     native, model, images = case(2)
-    done = []
-    first = discover_masks(model, images, cache=tmp_path, progress=done.append, **OPTIONS)
-    assert done == [2] and len(list(tmp_path.iterdir())) == 2
+    folder, done = tmp_path / "kept" / "masks", []  # made with what is above it
+    first = discover_masks(model, images, cache=folder, progress=done.append, **OPTIONS)
+    (file,) = folder.iterdir()
 
     def files_after(**changes):
-        discover_masks(
-            model, changes.pop("images", images), cache=tmp_path, **{**OPTIONS, **changes}
-        )
-        return len(list(tmp_path.iterdir()))
+        given = changes.pop("images", images)
+        discover_masks(model, given, cache=folder, **{**OPTIONS, **changes})
+        return len(list(folder.iterdir()))
 
-    again = discover_masks(
-        model, images.flip(0), cache=tmp_path, rho=0.2, **OPTIONS
-    )  # place and rho do not matter
-    assert len(list(tmp_path.iterdir())) == 2 and torch.equal(again.soft.flip(0), first.soft)
-    assert again.hard.sum() == 2 * round(0.2 * 32 * 48)
-    rule = {"rho": 0.2, "binarise": "percentile"}
-    strict = discover_masks(model, images, cache=tmp_path, **rule, **OPTIONS)
-    hard, _ = harden(first.soft, tuple(images.shape[-2:]), rho=0.2, rule="percentile")
-    assert torch.equal(strict.hard, hard) and strict.protocol["binarise"] == "percentile"
-    assert len(list(tmp_path.iterdir())) == 2
+    strict = discover_masks(model, images, cache=folder, rho=0.2, binarise="percentile", **OPTIONS)
+    hard = harden(first.soft, tuple(images.shape[-2:]), rho=0.2, rule="percentile")
+    assert done == [2] and torch.equal(strict.hard, hard)  # the soft mask is the same
+    assert len(list(folder.iterdir())) == 1 and strict.protocol["binarise"] == "percentile"
+    file.write_bytes(file.read_bytes()[:50])  # a damaged file is written again
+    assert torch.equal(discover_masks(model, images, cache=folder, **OPTIONS).soft, first.soft)
+    with budget(1):
+        assert files_after() == 3  # one image at a time
     assert files_after(steps=3) == 4
-    assert files_after(images=images + 0.1, steps=3) == 6
-    inside = torch.ones(2, *images.shape[-2:], dtype=torch.bool)
-    inside[:, :8] = False
-    assert files_after(inside=inside, steps=3) == 8
-    assert files_after(fill=torch.zeros(1, 3, 32, 48), steps=3) == 10
-    assert files_after(fill=torch.ones(1, 3, 32, 48), steps=3) == 12
+    assert files_after(images=images + 0.1) == 5
     with model.gated(torch.full((4, 3), 0.5)):
-        assert files_after(steps=3) == 14
+        assert files_after() == 6
     with torch.no_grad():
         native.module.head.bias += torch.arange(7)
-    assert files_after(steps=3) == 16
-    assert files_after(fill="grey", steps=3) == 18
-    assert files_after(early_stop=0.5, steps=3) == 20
-    assert files_after(early_stop=0.5, rho=0.2, steps=3) == 22  # it decides when to stop
+    assert files_after() == 7
+    assert files_after(fill="grey") == 8
     monkeypatch.setattr(masks, "versions", lambda: {"torch": "another"})
-    assert files_after(steps=3) == 24
-    monkeypatch.setattr(masks, "arithmetic", lambda: "another")
-    assert files_after(steps=3) == 26
+    assert files_after() == 9
 
 
 def test_masks_work_without_gradients_and_for_convolutional_models():
@@ -222,24 +154,16 @@ def test_masks_work_without_gradients_and_for_convolutional_models():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"param": "tanh"}, "clamp, sigmoid"),
         ({"steps": 0}, "at least 1"),
-        ({"init": 1.0, "param": "sigmoid"}, "inside it"),
         ({"weights": (1.0, -1.0, 0.0)}, "three numbers"),
-        ({"rho": 0.0}, "between 0 and 1"),
         ({"rho": 1.0}, "between 0 and 1"),
         ({"grid": 1}, "at least 2 cells"),
         ({"rate": 0.0}, "a number above 0"),
-        ({"init": 1.5}, "a value in"),
-        ({"early_stop": 0.0}, "share of the pixels"),
         ({"binarise": "otsu"}, "topk, percentile"),
         ({"fill": "white"}, "mean, grey, blur, noise"),
-        ({"fill": torch.zeros(2, 3, 8, 8)}, "one image"),
-        ({"early_stop": 2.0}, "share of the pixels"),
-        ({"inside": torch.ones(1, 2, 2, dtype=torch.bool)}, "True on the image"),
     ],
 )
-def test_impossible_options_are_refused(options, message):
+def test_impossible_searches_are_refused(options, message):
     _, model, images = case(1)
     with pytest.raises(BadOption, match=message):
         discover_masks(model, images, **options)
@@ -247,44 +171,178 @@ def test_impossible_options_are_refused(options, message):
 
 def test_no_images_and_independent_classes_are_refused():
     _, model, images = case(1)
-    with pytest.raises(BadImage, match="empty batch"):
+    with pytest.raises(BadImage, match="at least one image"):
         discover_masks(model, images[:0])
     model.sigmoid = True
     with pytest.raises(NotDefined, match="sigmoid=False"):
         discover_masks(model, images)
 
 
-def test_a_damaged_file_of_the_cache_is_searched_again(tmp_path):
-    folder = tmp_path / "kept" / "masks"  # made with what is above it
-    _, model, images = case(3)
-    first = discover_masks(model, images, cache=folder, **OPTIONS)
-    others = {name: torch.zeros(1) for name in ("soft", "losses", "other")}
-    damages = (b"", b"nonsense that is no header", save(others))
-    for file, damage in zip(sorted(folder.iterdir()), damages, strict=True):
-        file.write_bytes(damage)
-    assert_close(discover_masks(model, images, cache=folder, **OPTIONS).soft, first.soft)
-    assert all(file.stat().st_size > 100 for file in folder.iterdir())
-
-
-def test_baselines_are_one_or_as_many_as_images():
-    _, model, images = case(3)
-    with pytest.raises(BadOption, match="one for each"):
-        discover_masks(model, images, fill=images[:2], **OPTIONS)
-
-
-def test_overlap_with_true_masks():
-    hard = torch.zeros(2, 4, 4, dtype=torch.bool)
-    hard[0, :2] = True
+def test_pixels_that_are_not_known_are_not_inside():
     truth = torch.zeros(2, 4, 4, dtype=torch.int32)
-    truth[0, 1:3] = 1
-    expected = torch.tensor([4 / 12, torch.nan], dtype=torch.float64)
-    assert_close(iou(Masks.given(hard), truth), expected, equal_nan=True)
-    truth[0, 0] = IGNORE
-    assert iou(hard, truth)[0] == 0.5
+    truth[0, 1:3], truth[0, 0] = 1, IGNORE
     known = Masks.given(truth)
     assert known.kind == "given" and not known.inside[0, 0].any() and known.hard.sum() == 8
-    inside = torch.ones(2, 4, 4, dtype=torch.bool)
-    inside[1, :, 0] = False
-    assert torch.equal(Masks.given(truth, inside=inside).inside, inside & known.inside)
-    with pytest.raises(BadOption, match="same images"):
-        iou(hard, truth[:, :2])
+    assert Masks.given(truth == 1).inside is None
+
+
+@pytest.fixture(scope="module")
+def biased():
+    return sc.load("builtin:critters-biased")
+
+
+@pytest.fixture(scope="module")
+def data(biased):
+    return sc.background.read_images(biased, sc.data.open_data("critters:certified:test", limit=6))
+
+
+@pytest.fixture(scope="module")
+def toy():
+    return fitted(scenes(64))
+
+
+def test_otsu_equals_the_slow_twin():
+    generator = torch.Generator().manual_seed(0)
+    maps = torch.randn(20, 5, 7, generator=generator, dtype=torch.float64).exp()
+    maps[10:] = maps[10:].round()  # ties
+    maps[19] = 2.5  # constant
+    found = otsu(maps)
+    for own, scores in zip(found, maps, strict=True):
+        assert own.equal(twin.otsu(scores))
+    assert not found[19].any() and found[:19].flatten(1).any(dim=1).all()
+
+
+def test_given_masks_come_with_the_data_or_as_a_tensor(biased, data, caplog):
+    found = object_masks(biased, data, "given")
+    share = data.truth.hard.float().unflatten(2, (12, 8)).unflatten(1, (12, 8)).mean(dim=(2, 4))
+    assert found.on_patches((12, 12)).equal(share >= 0.5) and found.hard.equal(data.truth.hard)
+    assert found.confidence.eq(1).all() and found.kind == "given"
+    truth = data.truth.hard.clone()
+    truth[2] = False
+    found = object_masks(biased, data, truth)
+    assert found.confidence.tolist() == [1, 1, 0, 1, 1, 1]
+    assert "1 of 6 masks are empty" in found.notes[0] and found.notes[0] in caplog.text
+
+
+def test_another_network_is_compared_with_given_masks(biased, data):
+    found = object_masks(biased, data, "builtin:critters-vit")
+    truth = data.truth.on_patches((12, 12))
+    assert found.kind == "network" and "critters-vit" in found.source and not found.notes
+    assert torch.equal(found.overlap, iou(found.hard, truth)) and found.overlap.mean() > 0.3
+    assert found.confidence.gt(0.5).all() and found.hard.shape == (6, 12, 12)
+    truth = data.truth.hard.int()
+    truth[3:] = IGNORE  # of images without a mask, the overlap is not known
+    some = object_masks(biased, replace(data, truth=Masks.given(truth)), "builtin:critters-vit")
+    assert some.overlap[3:].isnan().all() and not some.overlap[:3].isnan().any()
+    other = partial(object_masks, biased, source="builtin:critters-vit", method="rollout")
+    assert "rollout" in object_masks(biased, data, other).source  # a function of the images
+
+
+def test_the_models_own_maps_come_with_a_warning(biased, data, caplog):
+    for source in ("own", biased, "builtin:critters-biased"):  # the same weights, read again
+        found = object_masks(biased, LabelledImages(data.images), source)
+        assert found.kind == "own" and "marks the background" in found.notes[0]
+    assert "marks the background" in caplog.text and found.overlap is None
+
+
+def test_the_same_weights_under_another_name_are_the_model_itself(toy):
+    images, trained = scenes(4), copy.deepcopy(toy.module)
+    with torch.no_grad():
+        next(trained.parameters()).add_(0.1)
+    again = wrapped(copy.deepcopy(toy.module), name="another name")
+    kinds = [
+        object_masks(toy, images, network, method="rollout").kind
+        for network in (wrapped(toy.module), again, wrapped(trained))
+    ]
+    assert kinds == ["own", "own", "network"]
+
+
+def test_discovered_masks_are_a_source_too(biased, data):
+    found = object_masks(biased, data, "discovered", steps=2, grid=8)
+    assert found.kind == "discovered"
+    assert torch.equal(found.overlap, iou(found.hard, data.truth.hard))
+    expected = sc.background.discover_masks(biased, data.images, steps=2, grid=8)
+    assert torch.equal(found.hard, expected.hard)
+
+
+@pytest.mark.parametrize("side", [16, 32])
+def test_a_network_gets_the_images_in_its_own_frame(toy, side, monkeypatch):
+    module = timm.models.VisionTransformer(
+        img_size=side, patch_size=8, embed_dim=16, depth=1, num_heads=2, num_classes=2
+    ).eval()
+    network = sc.wrap(module, mean=(0.1, 0.2, 0.3), std=(0.4, 0.5, 0.6))
+    images, seen, real = 1.5 * scenes(3).images, [], masks.attribute
+    monkeypatch.setattr(masks, "attribute", lambda m, x, **o: seen.append(x) or real(m, x, **o))
+    found = network_maps(toy, network, images, (2, 4), "rollout", {})
+    raw = (0.5 + 0.5 * images).clamp(0, 1)
+    smooth = {"mode": "bilinear", "antialias": True, "align_corners": False}
+    raw = raw if side == 32 else F.interpolate(raw, (16, 16), **smooth)
+    mean, std = (torch.tensor(x)[:, None, None] for x in ((0.1, 0.2, 0.3), (0.4, 0.5, 0.6)))
+    assert_close(seen[0], (raw - mean) / std)
+    maps = sc.attribute(network, seen[0], method="rollout").maps
+    assert_close(found["maps"], F.interpolate(maps[:, None], (2, 4), **smooth)[:, 0])
+    assert_close(found["confidence"], network(seen[0]).softmax(dim=1).amax(dim=1))
+
+
+def test_maps_are_kept_by_content(biased, data, tmp_path, monkeypatch):
+    def find(**options):
+        return object_masks(biased, data, "builtin:critters-vit", cache=tmp_path, **options)
+
+    first = find()
+    (file,) = tmp_path.iterdir()
+    monkeypatch.setattr(masks, "attribute", None)  # computing would fail
+    again = find()
+    assert again.hard.equal(first.hard) and again.confidence.equal(first.confidence)
+    monkeypatch.undo()
+    content = file.read_bytes()
+    file.write_bytes(content[:50])
+    assert find().hard.equal(first.hard) and file.read_bytes() == content
+    for changes in ({"score": "prob"}, {"method": "rollout"}):
+        find(**changes)
+    brighter = LabelledImages(data.images + 0.1)
+    object_masks(biased, brighter, "builtin:critters-vit", cache=tmp_path)
+    assert len(list(tmp_path.iterdir())) == 4
+
+
+def test_only_maps_that_are_not_kept_are_computed(toy, tmp_path, monkeypatch):
+    monkeypatch.setattr(masks, "TOGETHER", 2)
+    network, images, done = wrapped(plain_vit(1).eval()), scenes(5), []
+    options = {"cache": tmp_path, "method": "rollout"}
+    first = object_masks(toy, images, network, progress=done.append, **options)
+    files = sorted(tmp_path.iterdir())
+    assert done == [2, 2, 1] and len(files) == 3
+    files[1].unlink()
+    again = object_masks(toy, images, network, **options)
+    assert again.hard.equal(first.hard) and sorted(tmp_path.iterdir()) == files
+
+
+@pytest.mark.parametrize(
+    ("known", "wanted", "strange"),
+    [
+        (("dark", "other"), CLASSES, False),  # one that both know
+        (("this", "that"), CLASSES, True),
+        ((), CLASSES, False),  # without names nothing can be compared
+    ],
+)
+def test_a_network_that_knows_no_class_of_the_model_comes_with_a_note(known, wanted, strange):
+    model, network = wrapped(plain_vit().eval()), wrapped(plain_vit(1).eval())
+    model.classes, network.classes = wanted, known
+    notes = object_masks(model, scenes(3), network, method="rollout").notes
+    assert bool(notes) is strange and (not notes or "knows none of the 2 classes" in notes[0])
+
+
+@pytest.mark.parametrize(
+    ("source", "options", "message"),
+    [
+        (None, {}, r"has none.*another network"),
+        (torch.ones(6, 40, 40), {}, "one for each image"),
+        (torch.ones(2, 96, 96), {}, "one for each image"),
+        ("given", {"score": "prob"}, "no method"),
+        ("given", {"method": "rollout"}, "no method"),
+        ("own", {"nonsense": 1}, "option 'nonsense' of caap"),
+        ("nonsense", {}, "'nonsense' not found"),
+    ],
+)
+def test_bad_sources_are_refused(biased, data, source, options, message):
+    with pytest.raises(sc.SeecauseError, match=message):
+        object_masks(biased, LabelledImages(data.images), source, **options)

@@ -15,7 +15,7 @@ SELECTORS = {
     "taylor": {},
     "attention-mass": {},
     "loss-gain": {},
-    "cigma": {"guard": "none"},
+    "cigma": {"guard": False},
     "random": {},
 }
 

@@ -1,21 +1,35 @@
 """How much a prediction depends on the object, and how much on the background (CIGMA, phase 2).
 
+Images without their background, and without their object, for a mask S and a fill B:
+
+    I_-bg = S I + (1 - S) B,      I_-fg = (1 - S) I + S B
+
+    mean     each image's own mean colour (the paper); padding does not count. Most of it is the
+             background's colour, so it can reveal the background: on Critters BIG is near 0 with
+             it and large with any other fill. Compare before trusting a small BIR
+    grey     the mean colour of the training set, which normalisation makes 0: the default here
+    blur     the image blurred by a Gaussian of about 10 pixels at 224
+    noise    pixels with the mean and deviation the model expects, the same for every image
+    swap     no mask: the data's own `other_background` and `other_object`
+
+Fills may be mixed after normalisation: it is affine per channel and commutes with means. Padding
+(`inside` is False) is never touched.
+
     FIG = JS(p(I), p(I_-fg)),   BIG = JS(p(I), p(I_-bg)),   BIR = BIG / (FIG + BIG)
     (eq. 41 averages BIR over images)
 
 JS is the Jensen-Shannon divergence, in nats, from 0 to ln 2:
+
     JS(p, q) = KL(p | m) / 2 + KL(q | m) / 2,     m = (p + q) / 2
+
 Textbook forms subtract numbers that are nearly equal: in float32 they lose every digit below 1e-7
-and turn negative, which is where the effects of single heads live. With u = (log q - log p) / 2 and
+and turn negative, which is where the effects of single heads are. With u = (log q - log p) / 2 and
 s = sqrt(p q), so that p = s exp(-u) and q = s exp(u), each class adds
+
     s (u sinh u - cosh u log cosh u),   log cosh u = log1p(2 sinh(u/2)^2)             for small |u|
     u (q - p) / 2 - m log cosh u,       log cosh u = |u| + log1p(exp(-2|u|)) - ln 2   for large |u|
-which is never negative and loses no digits; the same in exact arithmetic.
 
-`Measure` computes these and other responses from logits, for every estimator of head scores:
-    big, fig            as above (need masks)
-    prob, logit, nll    of the target class
-    callable            any function of logits [M, C] -> [M]
+which is never negative and loses no digits; the same in exact arithmetic.
 
 With discovered masks, BIG measures evidence outside the model's own evidence, not outside the
 object: see `masks`.
@@ -24,39 +38,145 @@ object: see `masks`.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
 
-from seecause.background.erase import Erased, ErasedView, Fill
-from seecause.background.images import LabelledImages, PerImage, as_labelled
+from seecause.background.images import LabelledImages, as_labelled, on_pixels
+from seecause.engine.blanks import blank_image
 from seecause.engine.chunks import fit, in_chunks
 from seecause.errors import BadOption, NotDefined
 from seecause.metrics.statistics import ratio_interval
 from seecause.models.base import ImageModel, protocol
 from seecause.models.eval_mode import in_eval_mode
 from seecause.options import Positive, check_options
-from seecause.target import Target, need_aimed
+from seecause.target import need_aimed
 from seecause.types import wide
 
-Response = Literal["big", "fig", "prob", "logit", "nll"]
-View = Literal["plain"] | ErasedView
-# responses that compare predictions, and the version of an image that each compares with
-COMPARED: Mapping[str, ErasedView] = {"big": "no_background", "fig": "no_object"}
-OF_MASKS = tuple(COMPARED)  # compared by equality: a response may be a callable without a hash
+Fill = Literal["mean", "grey", "blur", "noise", "swap"]
+ErasedView = Literal["no_background", "no_object"]
+ERASED: tuple[ErasedView, ...] = ("no_background", "no_object")
+SWAP = "exact swap"
+BLUR = 10 / 224  # deviation, as a share of the longer side
 AT_ONCE = 32  # images whose erased versions are made together
 FEW = 5  # images: fewer give no useful interval, and no useful accuracy of a group
 DEGENERATE = 1e-8  # FIG + BIG below this: nothing was lost either way, and BIR is undefined
 SMALL = 1.0  # of |u|, where the two forms meet; both are good there
 
 
-def log_probs(logits: Tensor, temperature: float | Tensor = 1.0) -> Tensor:
+def erase(
+    model: ImageModel,
+    images: Tensor,
+    masks: Tensor,
+    fill: Fill = "grey",
+    *,
+    inside: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Erase the background, and the object.
+
+    Args:
+        model: The model whose normalisation the images have.
+        images: [B, 3, H, W], normalised.
+        masks: [B, H, W] bool, True on the object.
+        fill: What replaces the erased pixels: "mean", "grey", "blur" or "noise".
+        inside: [B, H, W] bool, False on padding, which is not changed.
+
+    Returns:
+        Images without their background and images without their object, [B, 3, H, W] each.
+
+    Example:
+        >>> import seecause as sc
+        >>> import torch
+        >>> model = sc.load("builtin:critters-vit")
+        >>> images, masks = torch.randn(2, 3, 96, 96), torch.zeros(2, 96, 96, dtype=torch.bool)
+        >>> no_background, no_object = erase(model, images, masks)
+        >>> bool((no_background == 0).all()), bool((no_object == images).all())
+        (True, True)
+    """
+    base = fill_images(model, images, fill, inside=inside)
+    padding = torch.zeros_like(masks) if inside is None else ~inside
+    no_background = torch.where((masks | padding)[:, None], images, base)
+    return no_background, torch.where((masks & ~padding)[:, None], base, images)
+
+
+def fill_images(
+    model: ImageModel, images: Tensor, fill: Fill, *, inside: Tensor | None = None
+) -> Tensor:
+    """What replaces the erased pixels of each image, [1|B, 3, 1|H, 1|W], in their dtype."""
+    from torchvision.transforms.functional import gaussian_blur
+
+    if fill not in get_args(Fill)[:-1]:
+        raise BadOption("fill", fill, f"one of {', '.join(get_args(Fill)[:-1])}")
+    if fill == "grey":
+        return images.new_zeros(1, 1, 1, 1).expand(1, images.shape[1], 1, 1)
+    if fill == "noise":
+        return blank_image(model, (images.shape[-2], images.shape[-1]), "noise").to(images)
+    pixels = wide(images)
+    if fill == "blur":
+        sigma = BLUR * max(images.shape[-2:])
+        reach = min(2 * round(2 * sigma) + 1, 2 * min(images.shape[-2:]) - 1)  # reflection must fit
+        return gaussian_blur(pixels, [reach, reach], [sigma, sigma]).to(images.dtype)
+    weight = torch.ones_like(pixels[:, :1]) if inside is None else inside[:, None].to(pixels)
+    total, area = (x.sum(dim=(2, 3), keepdim=True) for x in (pixels * weight, weight))
+    return (total / area).to(images.dtype)
+
+
+class Erased:
+    """The erased versions of images, made on demand: by the masks and a fill, or "swap"."""
+
+    def __init__(self, model: ImageModel, data: LabelledImages, fill: Fill = "grey"):
+        self.model, self.data, self.fill = model, data, fill
+        if fill not in get_args(Fill):
+            raise BadOption("fill", fill, f"one of {', '.join(get_args(Fill))}")
+        if fill == "swap" and data.other_background is None:
+            raise BadOption(
+                "fill",
+                "swap",
+                f"mean, grey, blur or noise: {data.name} has no other versions of its images,"
+                " as Critters and pairs:WITH:WITHOUT have",
+            )
+        if fill != "swap" and data.masks is None:
+            expected = "masks of the images: object_masks(model, data), or data with fill='swap'"
+            raise BadOption("masks", None, expected)
+
+    @property
+    def name(self) -> str:
+        """In tables: "true masks, grey", "exact swap" ..."""
+        if self.fill == "swap" or self.data.masks is None:
+            return SWAP
+        return f"{self.data.masks.name}, {self.fill}"
+
+    def versions(self, rows: slice, views: Sequence[ErasedView] = ERASED) -> list[Tensor]:
+        """These versions of some images."""
+        data, masks = self.data, self.data.masks
+        if self.fill == "swap" or masks is None:
+            others = {"no_background": data.other_background, "no_object": data.other_object}
+            chosen = [others[view] for view in views]
+            if any(whole is None for whole in chosen):
+                expected = "data with other objects on the same backgrounds, or guard=False"
+                raise BadOption("fill", "swap", expected)
+            return [whole[rows].to(data.images) for whole in chosen if whole is not None]
+        device = data.images.device
+        inside = None if masks.inside is None else on_pixels(masks.inside[rows], data.size)
+        hard = on_pixels(masks.hard[rows], data.size).to(device)
+        inside = None if inside is None else inside.to(device)
+        erased = erase(self.model, data.images[rows], hard, self.fill, inside=inside)
+        return [erased[ERASED.index(view)] for view in views]
+
+    def record(self) -> dict[str, Any]:
+        """What decided the versions."""
+        masks = self.data.masks
+        return {
+            "masks": None if self.fill == "swap" or masks is None else masks.protocol,
+            "fill": self.fill,
+        }
+
+
+def log_probs(logits: Tensor, temperature: float = 1.0) -> Tensor:
     """log softmax(logits / temperature) over the last axis, in float32 or better."""
-    if not isinstance(temperature, Tensor) and not temperature > 0:
-        raise BadOption("temperature", temperature, "a number above 0")
     return torch.log_softmax(wide(logits) / temperature, dim=-1)
 
 
@@ -74,13 +194,8 @@ def jensen_shannon(log_p: Tensor, log_q: Tensor) -> Tensor:
     return torch.where(size < SMALL, small, large).sum(dim=-1)
 
 
-def entropy(log_p: Tensor) -> Tensor:
-    """Log-probabilities [..., C] -> entropy [...], in nats."""
-    return -(log_p.exp() * log_p).sum(dim=-1)
-
-
 @dataclass(frozen=True, eq=False)
-class Gains(PerImage):
+class Gains:
     """Per image, float64 on the CPU."""
 
     fig: Tensor  # [B]
@@ -107,14 +222,9 @@ class Gains(PerImage):
 
     @property
     def bir_ratio_of_means(self) -> float:
-        """What the paper's tables appear to hold. NaN if nothing matters anywhere."""
-        return float(self.big.mean() / (self.fig.mean() + self.big.mean()))
-
-    @property
-    def bir_or_zero(self) -> float:
-        """`bir_ratio_of_means`, 0 where nothing matters anywhere."""
-        ratio = self.bir_ratio_of_means
-        return ratio if ratio == ratio else 0.0
+        """What the paper's tables appear to hold; one half if nothing matters anywhere."""
+        total = float(self.fig.mean() + self.big.mean())
+        return float(self.big.mean()) / total if total > 0 else 0.5
 
     @property
     def interval(self) -> tuple[float, float]:
@@ -140,7 +250,7 @@ def information_gains(
     model: ImageModel,
     data: LabelledImages,
     *,
-    fill: Fill | Tensor = "grey",
+    fill: Fill = "grey",
     temperature: Positive = 1.0,
 ) -> Gains:
     """FIG and BIG of images, erased by their masks and a fill, or swapped.
@@ -148,7 +258,7 @@ def information_gains(
     Args:
         model: A classifier whose classes exclude each other.
         data: Images with `masks`, or with both other versions for fill="swap".
-        fill: What replaces the erased part ("mean", "grey", "blur", "noise", images), or "swap".
+        fill: What replaces the erased part ("mean", "grey", "blur", "noise"), or "swap".
         temperature: Of the predictions that are compared.
 
     Example:
@@ -190,59 +300,3 @@ def need_distribution(model: ImageModel, what: str) -> None:
             f"the classes of {model.name} are independent, so there is no distribution to compare",
             "Wrap the model with sigmoid=False",
         )
-
-
-@dataclass(frozen=True, eq=False)
-class Measure:
-    """How logits become numbers; `erased` versions of each image run beside it."""
-
-    response: Response | Callable[[Tensor], Tensor]
-    erased: tuple[ErasedView, ...]
-    target: Target
-    labels: Tensor  # [B], for accuracy
-    temperature: float | Tensor
-    sigmoid: bool
-
-    @property
-    def views(self) -> tuple[View, ...]:
-        return "plain", *self.erased
-
-    def split(self, logits: Tensor) -> dict[View, Tensor]:
-        """Logits [..., V * b, C] by version."""
-        parts = logits.unflatten(-2, (len(self.views), -1)).unbind(-3)
-        return dict(zip(self.views, parts, strict=True))
-
-    def take(self, rows: slice) -> Measure:
-        return replace(self, target=self.target.take(rows), labels=self.labels[rows])
-
-    def __call__(self, logits: Mapping[View, Tensor]) -> dict[str, Tensor]:
-        """Logits [..., B, C] of each view -> [..., B] of everything that is measured; the response
-        under `response`."""
-        plain = logits["plain"]
-        by_image = plain.movedim(-2, 0)  # [B, ..., C]
-
-        def of_target(kind: Literal["prob", "logprob", "logit"], target: Target) -> Tensor:
-            return target.score(by_image, kind, sigmoid=self.sigmoid).movedim(0, -1)
-
-        values = {
-            "accuracy": (plain.argmax(dim=-1) == self.labels).to(wide(plain).dtype),
-            "nll": -of_target("logprob", Target(classes=self.labels)),
-        }
-        if not self.sigmoid:
-            log_p = {view: log_probs(value, self.temperature) for view, value in logits.items()}
-            values["entropy"] = entropy(log_p["plain"])
-            for name, view in COMPARED.items():
-                if view in log_p:
-                    values[name] = jensen_shannon(log_p["plain"], log_p[view])
-        if callable(self.response):
-            values["response"] = self.response(wide(plain).flatten(0, -2)).unflatten(
-                0, plain.shape[:-1]
-            )
-        elif self.response in OF_MASKS:
-            values["response"] = values[self.response]
-        else:
-            nll, target = self.response == "nll", self.target
-            values["response"] = (
-                -of_target("logprob", target) if nll else of_target(self.response, target)  # type: ignore[arg-type]
-            )
-        return values

@@ -1,42 +1,45 @@
-"""A score for every head: the registry of selectors, what they return, and guards on scores.
+"""A score for every head: the registry of selectors, what they return, and the short selectors.
 
-A selector is a decorated function here, in `scoring`, in `gating`, or of a plug-in (entry points
+A selector is a decorated function here, in `scoring`, or in another package (entry points
 `seecause.selectors`):
 
     @selector("name", cost="1 forward", needs="labels")
     def name(model, data, *, option=default) -> HeadScores: ...
 
 `data` is a `LabelledImages` on the model's device with labels (where the data has none, the model's
-predictions). A higher score means more worth removing.
+predictions). A higher score means more worth removing. These are compared with CIGMA:
 
-Here are the short selectors, which CIGMA is compared with (section 1.9); the others are in
-`scoring` and `gating`.
-
-    random          every order of heads is as likely: the control for all others
+    random          every order of heads is equally likely: the control for all others
     weight-norm     |W_O[:, S_h]|_F: how much a head can write, whatever it writes
-    taylor          |g_h dL/dg_h| at g = 1, the first-order change of the loss without the head
-                    (Michel et al. 2019; the head term of MDP, 2504.02168). Pruning removes what
-                    matters least, so `remove="least"` is the default; `"most"` is the control
+    taylor          -|g_h dL/dg_h| at g = 1, the first-order change of the loss without the head
+                    (Michel et al. 2019; the head term of MDP, 2504.02168), plus a constant: pruning
+                    removes the heads that matter least
     attention-mass  how much of a head's attention, in the rows that are read out, falls on
                     background patches
+    gating          Causal Head Gating (Nam et al. 2025, 2505.13737)
 
-A score can mislead: a head whose removal makes all predictions alike gets the highest CIGMA score.
-Guards take scores and return scores:
+Causal Head Gating fits soft gates of all heads at once, under opposite pressures:
 
-    penalised    score - alpha max(0, mean(FIG - FIG^(-h)))
-    protected    heads whose removal costs more than a share of FIG, or more than some accuracy,
-                 must stay (-inf)
-    above_noise  scores within the noise floor of the measurement are 0: the error of JS has one
-                 sign and does not average out
+    G = sigmoid(theta),   loss = NLL(G) - strength * mean(clip(theta, -4, 4))
+
+There are three fits: strength 0 from uniform gates, then +strength (G+, gates are pushed up) and
+-strength (G-, pushed down), both from the first and on the same batches.
+
+    facilitating   stays open under either pressure         soft: G-
+    irrelevant     follows the pressure                     soft: G+ (1 - G-)
+    interfering    shut even when pushed open               soft: 1 - G+
+
+"Open" is a mean over fits above 0.5. As scores, only heads called interfering are above 0: 1 - G+
+for them, -G+ for all others. Written from the equations. It learns from labels: on biased data a
+head that reads the background *facilitates*.
 """
 
 from __future__ import annotations
 
-import operator
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, SupportsIndex
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -50,20 +53,21 @@ from seecause.engine.trace import attention_probs, read_rows
 from seecause.errors import BadOption, NotDefined
 from seecause.metrics.statistics import standard_error
 from seecause.models.base import ImageModel
-from seecause.models.block import Block
 from seecause.models.view import VisionModel
-from seecause.options import Count, check_options, keyword_options, summary_of
+from seecause.options import Count, Positive, check_options, keyword_options, summary_of
 from seecause.registry import Registry
+from seecause.types import wide, wide_dtype
 
 Head = tuple[int, int]  # (layer, head), both from 0
-Remove = Literal["most", "least"]
-Guard = Literal["penalty", "protect", "none"]
+OPEN = 0.5  # a gate above this is open
+CLIP = 4.0  # of logits of gates
+NORM = 1.0  # of the gradient of each set of gates
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class HeadScores:
     """A score for each head; higher means more worth removing. A head that a block does not have,
-    or that was not scored, is NaN; one that must stay is -inf."""
+    or that was not scored, is NaN."""
 
     value: Tensor  # [L, H] float64, on the CPU
     error: Tensor | None = None  # [L, H], standard error of the mean over images
@@ -73,6 +77,7 @@ class HeadScores:
     total: int | None = None  # heads of the model, scored or not; None: as many as have a score
     effects: Tensor | None = None  # [B, L, H], of each image; `value` is their mean
     fig_drops: Tensor | None = None  # [B, L, H], what FIG of each image loses, if it was measured
+    data: LabelledImages | None = None  # the images, where `score_heads` chose them
 
     def __repr__(self) -> str:
         scored = int((~self.value.isnan()).sum())
@@ -81,7 +86,7 @@ class HeadScores:
 
     def order(self, *, positive: bool = True) -> list[Head]:
         """Heads from the highest score down; with `positive`, only those above zero."""
-        flat = self.value.flatten().nan_to_num(nan=-torch.inf, neginf=-torch.inf)
+        flat = self.value.flatten().nan_to_num(nan=-torch.inf)
         least = 0 if positive else -torch.inf
         order = flat.argsort(descending=True, stable=True).tolist()
         return [divmod(place, self.value.shape[1]) for place in order if flat[place] > least]
@@ -93,52 +98,18 @@ class HeadScores:
         return self.order(positive=positive)[: head_count(k, total)]
 
 
-def penalised(scores: HeadScores, *, alpha: float = 1.0) -> HeadScores:
-    """Subtract what the object loses without each head.
-
-    Errors and effects become those of the penalised score where scores know what each image loses;
-    otherwise errors of penalised heads are NaN, since they are not known.
-    """
-    drop = _fig_drop(scores)
-    cost, protocol = drop.clamp_min(0), {**scores.protocol, "penalty": alpha}
-    value, error, effects = scores.value - alpha * cost, scores.error, None
-    if scores.effects is not None and scores.fig_drops is not None:
-        # the mean decides whether a head pays
-        effects = scores.effects - alpha * (drop > 0) * scores.fig_drops
-        error = standard_error(effects)
-    elif error is not None:
-        error = torch.where(cost > 0, torch.nan, error)
-    return replace(scores, value=value, error=error, effects=effects, protocol=protocol)
-
-
-def protected(scores: HeadScores, *, fig: float = 0.05, accuracy: float = 0.01) -> HeadScores:
-    """Keep heads without which FIG falls by more than a share `fig` of itself, or accuracy by more
-    than `accuracy`."""
-    harmed = _fig_drop(scores) > fig * scores.before["fig"]
-    harmed |= scores.before["accuracy"] - scores.after["accuracy"] > accuracy
-    value = torch.where(harmed & ~scores.value.isnan(), -torch.inf, scores.value)
-    about = {**scores.protocol, "protected": {"fig": fig, "accuracy": accuracy}}
-    return replace(scores, value=value, protocol=about)
-
-
-def above_noise(scores: HeadScores, floor: float) -> HeadScores:
-    """Scores whose size is below `floor` (`Gains.noise_floor`) become 0."""
-    value = torch.where(scores.value.abs() < floor, 0.0, scores.value)
-    return replace(scores, value=value, protocol={**scores.protocol, "noise_floor": floor})
-
-
-GUARDS: Mapping[str, Callable[[HeadScores], HeadScores]] = {
-    "penalty": penalised,
-    "protect": protected,
-    "none": lambda scores: scores,
-}
-
-
-def _fig_drop(scores: HeadScores) -> Tensor:
-    if "fig_drop" not in scores.after:
+def penalised(scores: HeadScores) -> HeadScores:
+    """Subtract from each score what the object loses without the head:
+    score - max(0, mean(FIG - FIG^(-h))). Without this guard, a head whose removal makes all
+    predictions alike gets the highest CIGMA score."""
+    if scores.effects is None or scores.fig_drops is None:
         reason = "FIG without each head was not measured"
         raise NotDefined("the guard", reason, "Score with masks and guard=True")
-    return scores.after["fig_drop"]
+    drop = scores.after["fig_drop"]
+    # the mean decides whether a head pays: image by image, the penalty would have another mean
+    effects = scores.effects - (drop > 0) * scores.fig_drops
+    value, error = scores.value - drop.clamp_min(0), standard_error(effects)
+    return replace(scores, value=value, error=error, effects=effects)
 
 
 @dataclass(frozen=True)
@@ -156,14 +127,8 @@ class Selector:
         """Keyword options and their defaults."""
         return keyword_options(self.run, leave_out=("progress",))
 
-    @property
-    def takes_progress(self) -> bool:
-        return "progress" in keyword_options(self.run)
 
-
-_SCORING = ("cigma", "greedy", "interchange", "loss-gain")
-_HOMES = {name: "seecause.background.scoring" for name in _SCORING}
-_HOMES |= {name: "seecause.background.gating" for name in ("gating", "contrastive-gating")}
+_HOMES = {name: "seecause.background.scoring" for name in ("cigma", "interchange", "loss-gain")}
 SELECTORS: Registry[Selector] = Registry("head selector", group="seecause.selectors", homes=_HOMES)
 
 
@@ -184,7 +149,7 @@ def selectors() -> dict[str, Selector]:
 
     Example:
         >>> sorted(selectors())[:3]
-        ['attention-mass', 'cigma', 'contrastive-gating']
+        ['attention-mass', 'cigma', 'gating']
     """
     return SELECTORS.all()
 
@@ -273,22 +238,14 @@ def ablate(model: VisionModel, heads: Iterable[Head]) -> Iterator[VisionModel]:
 
 def checked_heads(model: ImageModel, heads: Iterable[Head]) -> list[Head]:
     """`heads` in order and without repeats; heads that the model does not have are refused."""
-    view, unique = need_heads(model, "head ablation"), set[Head]()
-    for pair in heads:
-        if not (
-            isinstance(pair, tuple | list)
-            and len(pair) == 2
-            and all(isinstance(part, SupportsIndex) for part in pair)
-        ):
-            raise BadOption("heads", pair, "pairs (layer, head) of whole numbers from 0")
-        layer, head = (operator.index(part) for part in pair)
-        if not 0 <= layer < view.n_layers:
-            raise BadOption("heads", (layer, head), f"layers 0-{view.n_layers - 1}")
-        count = view.blocks[layer].heads
-        if not 0 <= head < count:
-            raise BadOption("heads", (layer, head), f"heads 0-{count - 1} in layer {layer}")
-        unique.add((layer, head))
-    return sorted(unique)
+    view, chosen = need_heads(model, "head ablation"), set[Head]()
+    known = set(all_heads(view))
+    for head in heads:
+        if not isinstance(head, tuple | list) or tuple(head) not in known:
+            expected = f"layers 0-{view.n_layers - 1}, heads 0-{view.n_heads - 1}"
+            raise BadOption("heads", head, f"pairs (layer, head): {expected}")
+        chosen.add((int(head[0]), int(head[1])))
+    return sorted(chosen)
 
 
 def absent(model: VisionModel) -> Tensor:
@@ -316,18 +273,13 @@ def over_images(
     return run_in_chunks(run, len(images), each, images.device, what="images")
 
 
-def mean_scores(
-    model: VisionModel, per_image: Tensor, *, remove: Remove | None = None
-) -> HeadScores:
-    """Means over images of per_image [N, L, H], with their standard errors. `remove="least"`
-    reverses them: the largest gets 0."""
+def mean_scores(model: VisionModel, per_image: Tensor) -> HeadScores:
+    """Means over images of per_image [N, L, H], with their standard errors."""
     values, missing = per_image.detach().double().cpu(), absent(model)
-    mean, error = values.mean(dim=0), standard_error(values)
-    mean = mean[~missing].max() - mean if remove == "least" else mean
     return HeadScores(
-        mean.masked_fill(missing, torch.nan),
-        error.masked_fill(missing, torch.nan),
-        protocol=({} if remove is None else {"remove": remove}) | {"images": len(values)},
+        values.mean(dim=0).masked_fill(missing, torch.nan),
+        standard_error(values).masked_fill(missing, torch.nan),
+        protocol={"images": len(values)},
     )
 
 
@@ -340,10 +292,9 @@ def random_heads(model: VisionModel, data: LabelledImages, *, seed: int = 0) -> 
 
 
 def random_sets(
-    model: VisionModel, k: int | float, *, draws: Count = 20, seed: int = 0
+    model: VisionModel, k: int | float, *, draws: int = 20, seed: int = 0
 ) -> list[list[Head]]:
     """`draws` independent sets of `k` heads (a count, or a share of all)."""
-    check_options("random_sets", random_sets, {"draws": draws, "seed": seed})
     none = LabelledImages(torch.empty(0, 3, 1, 1))
     return [
         sorted(random_heads(model, none, seed=seed * 1_000_003 + draw).top(k))
@@ -353,41 +304,35 @@ def random_sets(
 
 @selector("weight-norm", cost="none", needs="nothing")
 @torch.no_grad()
-def weight_norm(model: VisionModel, data: LabelledImages, *, remove: Remove = "most") -> HeadScores:
+def weight_norm(model: VisionModel, data: LabelledImages) -> HeadScores:
     """Frobenius norm of each head's columns of the output projection."""
-    norms = [_output_weights(block, model).flatten(1).norm(dim=1) for block in model.blocks]
-    return mean_scores(model, padded(model, norms)[None], remove=remove)
-
-
-def _output_weights(block: Block, model: VisionModel) -> Tensor:
-    """W_O' head by head, [H, dh, D], read through the block, so that it is right for every
-    library."""
-    width = block.heads * block.head_dim
-    rows = torch.cat([torch.zeros(1, width), torch.eye(width)]).to(model.device, model.dtype)[None]
-    mixed = block.mix(rows)[0]  # a bias is in every row
-    return (mixed[1:] - mixed[:1]).unflatten(0, (block.heads, block.head_dim))
+    norms = []
+    for block in model.blocks:  # read through the block, so that it is right for every library
+        width = block.heads * block.head_dim
+        rows = torch.cat([torch.zeros(1, width), torch.eye(width)])[None]
+        mixed = block.mix(rows.to(model.device, model.dtype))[0]  # a bias is in every row
+        norms.append((mixed[1:] - mixed[:1]).unflatten(0, (block.heads, -1)).flatten(1).norm(dim=1))
+    return mean_scores(model, padded(model, norms)[None])
 
 
 @selector("taylor", cost="1 forward, 1 backward", needs="labels")
-def taylor(model: VisionModel, data: LabelledImages, *, remove: Remove = "least") -> HeadScores:
-    """First-order change of the loss without each head; the least important go first."""
+def taylor(model: VisionModel, data: LabelledImages) -> HeadScores:
+    """First-order change of the loss without each head; the least important heads go first."""
+    need_gradients(model, "a gradient of gates", remedy="Measure every head: sc.background.score")
     labels = data.need_labels()
 
+    @torch.enable_grad()
     def run_chunk(start: int, stop: int) -> Tensor:
-        return gate_gradients(model, data.images[start:stop], labels[start:stop]).abs()
+        images = data.images[start:stop]
+        gates = images.new_ones(len(images), model.n_layers, model.n_heads, requires_grad=True)
+        logits = gated_logits(model, images, gates)
+        loss = F.cross_entropy(logits, labels[start:stop], reduction="sum")
+        return torch.autograd.grad(loss, gates)[0].abs()
 
     per_image = over_images(run_chunk, model, data.images, holds=2 * model.n_layers)
-    return mean_scores(model, per_image, remove=remove)
-
-
-def gate_gradients(model: VisionModel, images: Tensor, labels: Tensor) -> Tensor:
-    """dNLL / dg at g = 1, image by image: [B, L, H]."""
-    need_gradients(model, "a gradient of gates", remedy="Measure every head: sc.background.score")
-    gates = images.new_ones(len(images), model.n_layers, model.n_heads, requires_grad=True)
-    with torch.enable_grad():
-        loss = F.cross_entropy(gated_logits(model, images, gates), labels, reduction="sum")
-        (gradient,) = torch.autograd.grad(loss, gates)
-    return gradient
+    scores = mean_scores(model, per_image)
+    most = scores.value[~absent(model)].max()
+    return replace(scores, value=most - scores.value)
 
 
 @selector("attention-mass", cost="1 forward", needs="masks")
@@ -405,11 +350,113 @@ def attention_mass(model: VisionModel, data: LabelledImages) -> HeadScores:
 
     def run_chunk(start: int, stop: int) -> Tensor:
         masses = []
-        every = attention_probs(model, data.images[start:stop])  # [B, H, T, T] each
-        for _, probs in zip(model.blocks, every, strict=False):
+        for probs in attention_probs(model, data.images[start:stop]):  # [B, H, T, T] each
             row = read_rows(model, layout, probs)  # [B, H, T]
             masses.append((row[..., layout.patches] * share[start:stop, None]).sum(dim=-1))
         return padded(model, masses)
 
     per_image = over_images(run_chunk, model, data.images, holds=2 + layout.tokens // 64)
     return mean_scores(model, per_image)
+
+
+@selector(
+    "gating", cost="3 * steps * fits forwards and backwards of a batch, in all", needs="labels"
+)
+def gating(
+    model: VisionModel,
+    data: LabelledImages,
+    *,
+    fits: Count = 10,
+    steps: Count = 500,
+    strength: Positive = 0.1,
+    rate: Positive = 1.0,
+    batch: Count = 32,
+    seed: int = 0,
+) -> HeadScores:
+    """Interference under Causal Head Gating. Only heads that it calls interfering are above 0: shut
+    even when all are pushed open."""
+    schedule: dict[str, Any] = {"steps": steps, "rate": rate, "batch": batch}
+    opened, shut = fitted_gates(model, data, fits=fits, strength=strength, seed=seed, **schedule)
+    interfering = (opened.mean(dim=0) <= OPEN) & (shut.mean(dim=0) <= OPEN)
+    closed = 1 - opened.mean(dim=0)
+    return HeadScores(
+        torch.where(interfering, closed, closed - 1),
+        standard_error(opened),  # over fits
+        after={
+            "facilitation": shut.mean(dim=0),
+            "irrelevance": (opened * (1 - shut)).mean(dim=0),
+            "interference": closed,
+        },
+        protocol={"open": OPEN, "fits": fits, "strength": strength, "seed": seed, **schedule},
+    )
+
+
+def fitted_gates(
+    model: VisionModel,
+    data: LabelledImages,
+    *,
+    fits: int,
+    strength: float,
+    seed: int,
+    **schedule: Any,
+) -> tuple[Tensor, Tensor]:
+    """Gates G+ and G- of Causal Head Gating [fits, L, H], float64 on the CPU; NaN where a block has
+    no such head. Each fit has its own start: (1) free, (2) pushed open and (3) pushed shut."""
+    need_gradients(model, "gating", remedy="Measure every head: sc.background.score")
+    generator = torch.Generator().manual_seed(seed)
+    missing = absent(model)
+    uniform = torch.rand(fits, *missing.shape, generator=generator, dtype=torch.float64)
+    start = uniform.logit().clamp(-CLIP, CLIP).to(model.device, wide_dtype(model.dtype))
+    schedule["generator"] = generator
+    free = fit_gates(model, data, start, start.new_zeros(fits), **schedule)
+    pressure = start.new_tensor([strength, -strength]).repeat_interleave(fits)
+    # side by side, on the same batches
+    pushed = fit_gates(model, data, free.repeat(2, 1, 1), pressure, **schedule)
+    opened, shut = pushed.sigmoid().double().cpu().masked_fill(missing, torch.nan).chunk(2)
+    return opened, shut
+
+
+def fit_gates(
+    model: VisionModel,
+    data: LabelledImages,
+    start: Tensor,
+    strengths: Tensor,
+    *,
+    steps: int,
+    rate: float,
+    batch: int,
+    generator: torch.Generator,
+) -> Tensor:
+    """Logits of gates [M, L, H] after `steps` updates on random batches, the same ones for every
+    set of gates; `strengths` [M] push them open."""
+    theta = start.clone().requires_grad_()
+    adam = torch.optim.Adam([theta], lr=rate)
+    exists = ~absent(model).to(theta.device)
+    # [M, L, H]: the slope of the pressure where it is not clipped
+    push = exists.to(theta.dtype) / exists.sum() * strengths[:, None, None]
+    labels = data.need_labels()
+    for _ in range(steps):
+        rows = torch.randperm(len(labels), generator=generator)[:batch].to(labels.device)
+        adam.zero_grad()
+        within = (theta.detach().abs() <= CLIP).to(theta.dtype)
+        theta.grad = _loss_slopes(model, data.images[rows], labels[rows], theta) - within * push
+        norm = theta.grad.flatten(1).norm(dim=1).clamp_min(1e-12)
+        theta.grad *= (NORM / norm).clamp(max=1.0)[:, None, None]
+        adam.step()
+    return theta.detach()
+
+
+def _loss_slopes(model: VisionModel, images: Tensor, labels: Tensor, theta: Tensor) -> Tensor:
+    """The gradient of the mean NLL in `theta` [M, L, H]; as many sets of gates at once as fit."""
+    count = len(images)
+    each = count * model.forward_bytes(model.check(images)) * model.n_layers * 2
+
+    @torch.enable_grad()
+    def run_chunk(start: int, stop: int) -> Tensor:
+        part = theta[start:stop].detach().requires_grad_()
+        gates = part.sigmoid().to(images.dtype).repeat_interleave(count, dim=0)  # [m * B, L, H]
+        logits = gated_logits(model, images.repeat(stop - start, 1, 1, 1), gates)
+        loss = F.cross_entropy(wide(logits), labels.repeat(stop - start), reduction="sum") / count
+        return torch.autograd.grad(loss, part)[0]
+
+    return run_in_chunks(run_chunk, len(theta), each, images.device, what="gates")

@@ -83,10 +83,7 @@ class Masks(PerImage):
     inside: Tensor | None = None  # [N, h, w] bool: False on padding and where nothing is known
     confidence: Tensor | None = None  # [N] in [0, 1]: of the network that found the objects
     overlap: Tensor | None = None  # [N] float64: IoU with masks of the data; NaN without one
-    soft: Tensor | None = None  # [N, g, g] in [0, 1], of discovered masks, like the next three
-    ties: Tensor | None = None  # [N], share of pixels that tie with the last one kept
-    losses: Tensor | None = None  # [N, 3]: JS, area and TV before the last step, unweighted
-    steps: Tensor | None = None  # [N] int64
+    soft: Tensor | None = None  # [N, g, g] in [0, 1], of discovered masks
     notes: tuple[str, ...] = ()  # what a reader of results must know
     protocol: dict[str, Any] = field(default_factory=dict)
 
@@ -110,19 +107,12 @@ class Masks(PerImage):
         return self.inside.flatten(1).any(dim=1)
 
     @classmethod
-    def given(cls, truth: Tensor, *, inside: Tensor | None = None) -> Masks:
+    def given(cls, truth: Tensor) -> Masks:
         """Masks [N, h, w] that come with the data: bool, or integers with 1 on the object and
         IGNORE where it is not known."""
-        if truth.dtype != torch.bool:
-            marked = truth != IGNORE
-            inside = marked if inside is None else marked & inside
-        if inside is not None and bool(inside.all()):
-            inside = None
+        known = None if truth.dtype == torch.bool else truth != IGNORE
+        inside = None if known is None or bool(known.all()) else known
         return cls(truth == 1, inside=inside, protocol={"source": "given"})
-
-    def on_pixels(self, size: tuple[int, int]) -> Tensor:
-        """[N, H, W] bool on the pixels of images of `size`."""
-        return on_pixels(self.hard, size)
 
     def on_patches(self, grid: tuple[int, int]) -> Tensor:
         """[N, gh, gw] bool: patches of which the object covers at least half of what is known."""
@@ -217,11 +207,6 @@ class LabelledImages(PerImage):
             raise BadOption("data", self.name, expected)
         return self.labels
 
-    def given_masks(self) -> Masks | None:
-        """The masks that come with the data, if every image has one."""
-        complete = self.truth is not None and bool(self.truth.known.all())
-        return self.truth if complete else None
-
     def with_masks(self, masks: Masks | Tensor | None) -> LabelledImages:
         """These images with other masks in use."""
         return replace(self, masks=masks)
@@ -292,8 +277,8 @@ def read_images(
         LabelledImages(2 of critters:clean:test)
     """
     data = as_data(data)
-    if data.classes:
-        class_places(model, data)  # a dataset of other classes is refused before it is read
+    # a dataset of other classes is refused before it is read
+    places = class_places(model, data) if data.classes else None
     if len(data) == 0:
         raise BadOption("data", data.name, "at least one image")
     if "counterfactuals" in capabilities(data) and model.preprocess.size == (96, 96):
@@ -301,12 +286,35 @@ def read_images(
         labelled = critter_images(model, latents, name=data.name)
         if progress is not None:
             progress(len(data))
-        return _among_classes(model, data, labelled)
+    else:
+        labelled = _read_samples(model, data, progress)
+    labels = labelled.labels
+    if labels is None:
+        return labelled
+    labels = labels if places is None else torch.tensor(places, device=labels.device)[labels]
+    return replace(labelled, labels=checked_labels(model, labelled.images, labels))
+
+
+def _read_samples(
+    model: ImageModel, data: Dataset, progress: Callable[[int], None] | None
+) -> LabelledImages:
+    """Samples in the model's frame, with their second versions if the data has pairs."""
     images, labels, truth, others = list[Tensor](), list[Tensor](), list[Tensor](), list[Tensor]()
     groups, ids, skipped = list[Group | None](), list[str](), list[SkippedImage]()
+    frame, paired = model.preprocess, "pairs" in capabilities(data)
     for start in range(0, len(data), READ):
         places = range(start, min(start + READ, len(data)))
-        samples, seconds = _read(model, data, places, skipped)
+        samples, seconds = list[Sample](), list[Sample]()
+        for place in places:
+            try:
+                sample = sample_in_frame(frame, data[place])
+                second = [sample_in_frame(frame, data.other(place))] if paired else []
+            except (BadImage, DataMissing) as bad:
+                log.warning("skipped: %s", bad)
+                skipped.append(SkippedImage(sample_ids(data)[place], str(bad)))
+                continue
+            samples.append(sample)
+            seconds += second
         if progress is not None:
             progress(len(places))
         if not samples:
@@ -322,49 +330,19 @@ def read_images(
         ids += [sample.id or str(len(ids) + row) for row, sample in enumerate(samples)]
     if not images:
         raise SeecauseError(skipped[0].reason)
-    masked = any(bool((part != IGNORE).any()) for part in truth)
-    labelled = LabelledImages(
+    masks = torch.cat(truth)
+    return LabelledImages(
         images=torch.cat(images),
         labels=torch.cat(labels) if labels else None,
         name=data.name,
         ids=tuple(ids),
-        truth=Masks.given(torch.cat(truth)) if masked else None,
+        truth=Masks.given(masks) if bool((masks != IGNORE).any()) else None,
         groups=tuple(groups),
         other_background=torch.cat(others) if others else None,
         objects=tuple(data.classes),
         places=tuple(getattr(data, "places", ())),
         skipped=tuple(skipped),
     )
-    return _among_classes(model, data, labelled)
-
-
-def _read(
-    model: ImageModel, data: Dataset, places: range, skipped: list[SkippedImage]
-) -> tuple[list[Sample], list[Sample]]:
-    """Samples in the model's frame, and their second versions if the data has pairs."""
-    samples, seconds, frame = list[Sample](), list[Sample](), model.preprocess
-    paired = "pairs" in capabilities(data)
-    for place in places:
-        try:
-            sample = sample_in_frame(frame, data[place])
-            second = [sample_in_frame(frame, data.other(place))] if paired else []
-        except (BadImage, DataMissing) as bad:
-            log.warning("skipped: %s", bad)
-            skipped.append(SkippedImage(sample_ids(data)[place], str(bad)))
-            continue
-        samples.append(sample)
-        seconds += second
-    return samples, seconds
-
-
-def _among_classes(model: ImageModel, data: Dataset, labelled: LabelledImages) -> LabelledImages:
-    """Labels as indices of the model's classes."""
-    if labelled.labels is None:
-        return labelled
-    labels = labelled.labels
-    if data.classes:
-        labels = torch.tensor(class_places(model, data), device=labels.device)[labels]
-    return replace(labelled, labels=checked_labels(model, labelled.images, labels))
 
 
 def images_of(

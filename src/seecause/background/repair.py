@@ -27,6 +27,7 @@ import torch
 from torch import Tensor
 
 from seecause import __version__
+from seecause.background._export import export as export_model, zero
 from seecause.background.audit import PER_PICTURE, BackgroundAudit, audit_part, masked_or_paired
 from seecause.background.fine_tune import fine_tune
 from seecause.background.heads import HeadScores
@@ -42,8 +43,7 @@ from seecause.background.last_layer import (
     new_layer,
     with_last_layer,
 )
-from seecause.background.objects import MaskSource, object_masks
-from seecause.background.prune import export as export_model, zero
+from seecause.background.masks import MaskSource, object_masks
 from seecause.background.scoring import interchange
 from seecause.background.versions import (
     Predictions,
@@ -220,8 +220,7 @@ def interchange_effects(model: VisionModel, splits: Splits) -> HeadScores:
     plain, others = splits.train.data.images[images[rows]], moved[last[rows]]
     with splits.progress("scoring heads", len(plain)) as advance:
         pairs = LabelledImages(plain, other_background=others)
-        effects = interchange(model, pairs, progress=advance)
-    return HeadScores(effects.background, effects.background_error)
+        return interchange(model, pairs, progress=advance)
 
 
 def train_on(

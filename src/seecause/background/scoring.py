@@ -1,5 +1,5 @@
-"""What a response loses without each head (CIGMA, Maliha & Hougen, CVPR 2026, phase 3), and its
-variants.
+"""What a response loses without each head (CIGMA, Maliha & Hougen, CVPR 2026, phase 3), how heads
+with large scores are found faster, and heads exchanged between versions of an image.
 
 `score` measures every head, by exact suffix runs:
 
@@ -7,24 +7,45 @@ variants.
 
 A head with a positive CIGMA score made predictions depend on the background. The score alone can
 mislead: a head whose removal makes all predictions alike has BIG^(-h) = 0 and the highest score. So
-accuracy, NLL, entropy and (with `guard`) FIG without the head come along.
+accuracy, NLL, entropy and (with `guard`) FIG without the head are measured too. A removed head
+carries instead:
 
-    zero       a removed head carries nothing (the paper)
+    zero       nothing (the paper)
     mean       what it carries on average over the images, token by token
     resample   what it carries in another image (a seeded derangement); the same donor for all
                versions of an image
 
-One-shot scores add up only where heads do not replace each other: `greedy` scores again after each
-removal.
+`screen` guesses all scores and measures the highest exactly. With a gate g_h on every head, one
+backward pass gives the slope of the response at g = 1 for all heads. A divergence bends where a
+head matters: images with BIG near 0 have no slope although removals can only raise BIG there. So
+BIG and FIG are guessed to second order. With d = log p - log q at the two predictions and
+m = (p + q) / 2, the divergence is
+
+    JS ~ ln 2 (1 - exp(-x / ln 2)),    x = |d|^2 / 8,    |d|^2 = sum_y m_y (d_y - sum_z m_z d_z)^2
+
+exact for small d, and bounded by ln 2. Removing head h moves d by -e_h, to first order in its gate,
+and x to
+
+    x'(h) = max(0, x - <d, e_h> / 4 + c |e_h|^2 / 8)
+
+<d, e_h> / 4 is the slope of x, which that of JS gives: dJS / dg = (1 - JS / ln 2) dx / dg. For
+|e_h|^2 one random probe is enough: with random signs s_y, the square of
+sum_y s_y sqrt(m_y) (e_h - m.e_h)_y has that mean, and a second backward pass gives it for all
+heads; images average its noise away. Its weight c would be 1 if predictions moved in a straight
+line and the probe had no noise; 0.6 served best on the images that chose it (docs/decisions.md).
 
 `interchange` is the gold score where exact counterfactuals exist. x = (f, b), x' = (f, b') has
 another background, x'' = (f', b) another object. One head of the run on x is given what it carries
 in the run on x':
+
     NIE_bg(h) = E JS(p(x), p_{h <- x'}(x)),    NIE_fg(h) = E JS(p(x), p_{h <- x''}(x)),
     selectivity(h) = NIE_bg / (NIE_bg + NIE_fg)
+
 Nothing leaves the distribution, unlike zeros. The share of the whole effect JS(p(x), p(x')) that a
 set of heads mediates:
+
     mediated(set) = E JS(p(x), p_{set <- x'}(x)) / E JS(p(x), p(x'))
+
 Where E JS(p(x), p(x')) is within its own error over pairs there is no such share: a ratio whose
 denominator may be zero has no bounds (Fieller).
 """
@@ -34,96 +55,105 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any, Literal, TypeVar, get_args
+from dataclasses import replace
+from typing import Any, Literal, TypeVar
 
 import torch
 from torch import Tensor
 
-from seecause.background.erase import Erased, ErasedView, Fill
 from seecause.background.gains import (
-    COMPARED,
-    OF_MASKS,
-    Measure,
-    Response,
+    Erased,
+    ErasedView,
+    Fill,
     information_gains,
     jensen_shannon,
     log_probs,
     need_distribution,
 )
 from seecause.background.heads import (
-    GUARDS,
-    Guard,
     Head,
     HeadScores,
-    above_noise,
+    absent,
     all_heads,
     checked_heads,
     gates_without,
+    mean_scores,
     need_heads,
     over_images,
+    padded,
+    penalised,
     selector,
 )
 from seecause.background.images import LabelledImages, as_labelled
 from seecause.engine.chunks import fit, in_chunks, plain_logits
-from seecause.engine.forks import HELD, fork, gated_logits, inert, mean_carried, zeros
+from seecause.engine.forks import (
+    HELD,
+    carried_logits,
+    fork,
+    gated_logits,
+    inert,
+    mean_carried,
+    zeros,
+)
+from seecause.engine.mixture import need_gradients
 from seecause.errors import BadOption
-from seecause.metrics.statistics import standard_error
+from seecause.metrics.statistics import rank_correlation, standard_error
 from seecause.models.base import protocol
 from seecause.models.eval_mode import in_eval_mode
 from seecause.models.view import VisionModel
 from seecause.options import Count, Fraction, Positive, check_options
-from seecause.target import Spec, parse
+from seecause.target import Spec, Target, parse
+from seecause.types import wide, wide_dtype
 
 T = TypeVar("T")
 Operator = Literal["zero", "mean", "resample"]
-Answering = Response | Callable[[Tensor], Tensor]
+Response = Literal["big", "fig", "prob", "logit", "nll"]
+# responses that compare predictions, and the version of an image that each compares with
+COMPARED: dict[str, ErasedView] = {"big": "no_background", "fig": "no_object"}
 SCORED = {"cuda": 128, "cpu": 8}  # images scored together at most
 TOGETHER = (1, 2, 4, 8)  # heads that are exchanged together
 UNMOVED = 1e-9  # nats: versions that differ by less have the same prediction
 BEYOND_ZERO = 1.96  # standard errors: a smaller mean effect cannot be told from none, at 95 %
+VERIFIED = 3  # heads that a screen measures for each that is wanted
+MOST = math.log(2)  # no divergence is larger
+BENT = 0.6  # c, the weight of |e_h|^2
+ROOM = 1e-6  # of MOST, that is always left: the slope of x is that of JS over what is left
 
 
 class HeadExperiment:
     """Images with their erased versions, what is measured on them, and what a removed head carries
-    instead: what all estimators of head scores share. Options are those of `score`."""
+    instead. Options are those of `score`."""
 
     def __init__(
         self,
         model: VisionModel,
         data: LabelledImages | Tensor,
         *,
-        response: Answering = "big",
+        response: Response = "big",
         target: Spec = None,
         operator: Operator = "zero",
-        fill: Fill | Tensor = "grey",
+        fill: Fill = "grey",
         guard: bool = True,
         temperature: Positive = 1.0,
         seed: int = 0,
     ):
         need_heads(model, "head scores")
-        given = {"operator": operator, "guard": guard, "temperature": temperature, "seed": seed}
-        check_options("score", HeadExperiment.__init__, given)
-        self.model = model
+        given = {"response": response, "operator": operator, "guard": guard, "seed": seed}
+        check_options("score", HeadExperiment.__init__, {**given, "temperature": temperature})
+        self.model, self.response, self.temperature = model, response, temperature
         self.operator: Operator = operator
         self.data = as_labelled(model, data)
         images = self.data.images
         self.layout = model.check(images)
         self.heads = all_heads(model)
-        compares = isinstance(response, str) and response in OF_MASKS
+        compares = response in COMPARED
         if compares:
             need_distribution(model, f"response={response!r} with masks")
-        elif not callable(response) and response not in get_args(Response):
-            known = ", ".join(get_args(Response))
-            raise BadOption("response", response, f"one of {known}, or a function of logits")
-        swap = isinstance(fill, str) and fill == "swap"
-        guarded = guard and (compares or self.data.masks is not None or swap)
+        guarded = guard and (compares or self.data.masks is not None or fill == "swap")
         if guarded:
             need_distribution(model, "the guard")
-        views: list[ErasedView] = [
-            view for name, view in COMPARED.items() if guarded or (compares and response == name)
-        ]
-        self.erased = Erased(model, self.data, fill) if views else None
+        self.views = [view for name, view in COMPARED.items() if guarded or response == name]
+        self.erased = Erased(model, self.data, fill) if self.views else None
         if target is None and self.data.labels is not None:
             target = self.data.labels
         bound = parse(model, target, len(images))
@@ -131,8 +161,7 @@ class HeadExperiment:
         if labels is None:  # the model's own predictions
             plain = plain_logits(model, images, what="images")
             bound, labels = bound.bind(plain), plain.argmax(dim=-1)
-        labels = labels.to(model.device)
-        self.measure = Measure(response, tuple(views), bound, labels, temperature, model.sigmoid)
+        self.target, self.labels = bound, labels.to(model.device)
         resample = operator == "resample"
         self.donors = derangement(len(images), seed).to(model.device) if resample else None
         self.means = mean_carried(model, images) if operator == "mean" else []
@@ -140,13 +169,13 @@ class HeadExperiment:
     @property
     def copies(self) -> int:
         """Versions of each image that run."""
-        return len(self.measure.views)
+        return 1 + len(self.views)
 
     def rows(self, part: slice) -> Tensor:
         """All versions of some images, [V * b, 3, H, W], and behind them their donors."""
         images = [self.data.images[part]]
         if self.erased is not None:
-            images += self.erased.versions(part, self.measure.erased)
+            images += self.erased.versions(part, self.views)
         if self.donors is not None:
             images.append(self.data.images[self.donors[part]])
         return torch.cat(images)
@@ -160,6 +189,32 @@ class HeadExperiment:
             return carried[-donors:].repeat(self.copies, 1, 1, 1)
         return zeros(layer, carried, tokens)
 
+    def measure(self, logits: Tensor, part: slice) -> dict[str, Tensor]:
+        """Logits [..., V * b, C] of all versions of some images -> [..., b] of everything that is
+        measured; the response under `response`."""
+        plain, *erased = logits.unflatten(-2, (self.copies, -1)).unbind(-3)
+        labels, target, kind = self.labels[part], self.target.take(part), self.response
+        by_image = plain.movedim(-2, 0)  # [b, ..., C]
+
+        def of(target: Target, kind: Literal["prob", "logprob", "logit"]) -> Tensor:
+            return target.score(by_image, kind, sigmoid=self.model.sigmoid).movedim(0, -1)
+
+        values = {
+            "accuracy": (plain.argmax(dim=-1) == labels).to(wide(plain).dtype),
+            "nll": -of(Target(classes=labels), "logprob"),
+        }
+        if not self.model.sigmoid:
+            log_p = log_probs(plain, self.temperature)
+            values["entropy"] = -(log_p.exp() * log_p).sum(dim=-1)
+            names = {view: name for name, view in COMPARED.items()}
+            for view, other in zip(self.views, erased, strict=True):
+                values[names[view]] = jensen_shannon(log_p, log_probs(other, self.temperature))
+        if kind in COMPARED:
+            values["response"] = values[kind]
+        else:
+            values["response"] = -of(target, "logprob") if kind == "nll" else of(target, kind)  # type: ignore[arg-type]
+        return values
+
     def over_images(
         self, run: Callable[[slice], T], *, depth: float = 1.0, most: int | None = None
     ) -> list[T]:
@@ -171,10 +226,9 @@ class HeadExperiment:
 
     def record(self) -> dict[str, Any]:
         """Everything that decided the measurement, for protocols."""
-        name = self.measure.response
         return {
-            "response": name if isinstance(name, str) else getattr(name, "__name__", "callable"),
-            "target": self.measure.target.record(self.model),
+            "response": self.response,
+            "target": self.target.record(self.model),
             **({} if self.erased is None else self.erased.record()),
             **protocol(self.model, self.data.images),
         }
@@ -197,10 +251,10 @@ def score(
     model: VisionModel,
     data: LabelledImages | Tensor,
     *,
-    response: Answering = "big",
+    response: Response = "big",
     target: Spec = None,
     operator: Operator = "zero",
-    fill: Fill | Tensor = "grey",
+    fill: Fill = "grey",
     guard: bool = True,
     temperature: Positive = 1.0,
     heads: Sequence[Head] | None = None,
@@ -213,7 +267,7 @@ def score(
         model: A vision transformer.
         data: Images with `masks`, or with other versions for fill="swap"; a plain tensor of
             normalised images for responses that compare no versions.
-        response: "big" (CIGMA), "fig", "prob", "logit", "nll", or a function of logits.
+        response: "big" (CIGMA), "fig", "prob", "logit" or "nll".
         target: The class that is meant; None: the labels of the data, or the model's predictions.
         operator: What a removed head carries: "zero", "mean" or "resample".
         fill: What replaces the background (`erase`).
@@ -275,50 +329,35 @@ def score(
 
 
 def _measured(
-    experiment: HeadExperiment,
-    heads: Sequence[Head],
-    progress: Callable[[int], None] | None,
+    experiment: HeadExperiment, heads: Sequence[Head], progress: Callable[[int], None] | None
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """Everything that is measured, by name, float64 on the CPU: [B] of the whole model, and
     [B, L, H] without each of `heads`, NaN elsewhere."""
-    model, measure, count = experiment.model, experiment.measure, len(experiment.data)
+    model, count = experiment.model, len(experiment.data)
+    shape = (count, model.n_layers, model.n_heads)
+    plain = defaultdict[str, Tensor](lambda: torch.empty(count, dtype=torch.float64))
+    without = defaultdict[str, Tensor](lambda: torch.full(shape, torch.nan, dtype=torch.float64))
 
-    def run_chunk(rows: slice) -> dict[tuple[int, str], Tensor]:
-        """[b] of the whole model (layer -1) and [k, b] without each head of a layer."""
-        part, values = measure.take(rows), defaultdict[tuple[int, str], list[Tensor]](list)
-        size = rows.stop - rows.start
+    def run_chunk(part: slice) -> None:
+        size = part.stop - part.start
+        waiting = list[tuple[int, list[int], dict[str, Tensor]]]()  # on the device
 
-        def keep(layer: int, logits: Tensor) -> None:
-            for name, value in part(measure.split(logits)).items():
-                values[layer, name].append(value)
+        def each(layer: int, at: list[int], logits: Tensor) -> None:
+            waiting.append((layer, list(at), experiment.measure(logits, part)))
 
-        plain = fork(
-            model,
-            experiment.rows(rows),
-            heads,
-            lambda layer, at, logits: keep(layer, logits),
-            content=experiment.content,
-            forking=experiment.copies * size,
-        )
-        keep(-1, plain[: experiment.copies * size])
+        rows, forking = experiment.rows(part), experiment.copies * size
+        logits = fork(model, rows, heads, each, content=experiment.content, forking=forking)
+        for name, value in experiment.measure(logits[:forking], part).items():
+            plain[name][part] = value.double().cpu()
+        for layer, at, measured in waiting:
+            for name, value in measured.items():
+                without[name][part, layer, at] = value.T.double().cpu()
         if progress is not None:
             progress(len(heads) * size)
-        return {key: torch.cat(parts).cpu() for key, parts in values.items()}  # waits here only
 
     most = SCORED["cuda" if model.device.type == "cuda" else "cpu"]
-    chunks = experiment.over_images(run_chunk, depth=1 / HELD, most=most)
-    joined = {key: torch.cat([chunk[key] for chunk in chunks], dim=-1) for key in chunks[0]}
-    by_layer: dict[int, dict[str, Tensor]] = {}
-    for (layer, name), values in joined.items():
-        by_layer.setdefault(layer, {})[name] = values
-    plain = {name: value.double().cpu() for name, value in by_layer.pop(-1).items()}
-    shape = (count, model.n_layers, model.n_heads)
-    without = {name: torch.full(shape, torch.nan, dtype=torch.float64) for name in plain}
-    for layer, measured in by_layer.items():
-        at = [head for block, head in heads if block == layer]
-        for name, value in measured.items():
-            without[name][:, layer, at] = value.T.double().cpu()
-    return plain, without
+    experiment.over_images(run_chunk, depth=1 / HELD, most=most)
+    return dict(plain), {name: without[name] for name in plain}
 
 
 @selector("loss-gain", cost="about L * H / 2 forwards", needs="labels")
@@ -332,140 +371,186 @@ def cigma(
     model: VisionModel,
     data: LabelledImages,
     *,
-    fill: Fill | Tensor = "grey",
+    fill: Fill = "grey",
     operator: Operator = "zero",
-    guard: Guard = "penalty",
+    guard: bool = True,
     temperature: Positive = 1.0,
     screen: Count | None = None,
-    verify: Count | None = None,
-    audit: Fraction = 0.02,
-    half: bool = False,
     seed: int = 0,
     progress: Callable[[int], None] | None = None,
 ) -> HeadScores:
     """How much less predictions depend on the background without each head, less what the object
     loses.
 
-    Scores below the noise floor are 0, then the guard applies. With `screen`, only the heads that a
-    guess finds likeliest are measured; `verify`, `audit` and `half` are options of
-    `sc.background.screen`, which finds so many.
+    Scores below the noise floor are 0, then the guard applies (`penalised`). With `screen`, only
+    the heads that a guess finds likeliest are measured.
     """
-    swap = isinstance(fill, str) and fill == "swap"
-    complete = not swap or data.other_object is not None
-    if not complete and guard != "none":
-        raise BadOption("guard", guard, "'none': this data has no other objects to compare with")
+    complete = fill != "swap" or data.other_object is not None
+    if not complete and guard:
+        raise BadOption("guard", guard, "False: this data has no other objects to compare with")
     options: dict[str, Any] = {"fill": fill, "operator": operator, "temperature": temperature}
     options |= {"guard": complete, "seed": seed}
     if screen is None:
         scores = score(model, data, progress=progress, **options)
     else:
-        from seecause.background.screening import screen as run_screen
-
-        settings: dict[str, Any] = {"verify": verify, "audit": audit, "half": half}
-        screened = run_screen(model, data, top=screen, **settings, **options)
-        about = {
-            "verified": len(screened.verified),
-            "audited": len(screened.audited),
-            "heads": int(screened.guess.value.isfinite().sum()),
-            "agreement": screened.agreement,
-            "recall": screened.recall,
-        }
-        about = {**screened.scores.protocol, "screen": about}
-        scores = replace(screened.scores, protocol=about)
+        scores = screened(model, data, top=screen, **options)
     both = data if complete else replace(data, other_object=data.other_background)
     gains = information_gains(model, both, fill=fill, temperature=temperature)
-    scores = GUARDS[guard](above_noise(scores, gains.noise_floor))
-    source = "none" if swap or data.masks is None else data.masks.kind
-    return replace(scores, protocol={**scores.protocol, "masks": source, "guard": guard})
-
-
-@dataclass(frozen=True, eq=False)
-class Greedy:
-    """Removals in order: `gains[i]` is the score of `heads[i]` when it was chosen, `rounds[i]` all
-    scores of that round. If it stopped early, the last round found no head worth removing."""
-
-    heads: list[Head]
-    gains: list[float]
-    rounds: list[HeadScores]
+    small = scores.value.abs() < gains.noise_floor  # the error of JS does not average out
+    scores = replace(scores, value=scores.value.masked_fill(small, 0.0))
+    scores = penalised(scores) if guard else scores
+    source = "none" if fill == "swap" or data.masks is None else data.masks.kind
+    about = {"masks": source, "guard": guard, "noise_floor": gains.noise_floor}
+    return replace(scores, protocol={**scores.protocol, **about})
 
 
 @in_eval_mode
-def greedy(
+def screen(
     model: VisionModel,
     data: LabelledImages | Tensor,
     *,
     top: Count = 4,
-    rule: Callable[[HeadScores], HeadScores] | None = None,
+    verify: Count | None = None,
+    audit: Fraction = 0.02,
+    seed: int = 0,
     **options: Any,
-) -> Greedy:
-    """Remove up to `top` heads one by one, scoring again after each removal.
-
-    It stops early when no head has a positive score. `rule` is a guard applied in each round.
-    Options are those of `score`. Chosen heads are gated to zero for the next round, whatever the
-    operator that scores them.
-    """
-    check_options("greedy", greedy, {"top": top})
-    check_options("greedy", score, options)
-    gates = gates_without(model, ())
-    chosen, gains, rounds = list[Head](), list[float](), list[HeadScores]()
-    for _ in range(top):
-        with model.gated(gates):
-            scores = score(model, data, **options)
-        scores = scores if rule is None else rule(scores)
-        rounds.append(scores)
-        best = scores.order()[:1]
-        if not best:
-            break
-        chosen += best
-        gains.append(float(scores.value[best[0]]))
-        gates[best[0]] = 0
-    return Greedy(chosen, gains, rounds)
-
-
-@selector("greedy", cost="as cigma, for each of `top` heads", needs="masks, or other versions")
-def greedy_cigma(
-    model: VisionModel,
-    data: LabelledImages,
-    *,
-    fill: Fill | Tensor = "grey",
-    operator: Operator = "zero",
-    guard: Guard = "penalty",
-    top: Count = 4,
 ) -> HeadScores:
-    """How soon each head goes when CIGMA scores the others again after each removal; 0 for those
-    that stay."""
-    options: dict[str, Any] = {"fill": fill, "operator": operator, "guard": guard != "none"}
-    chosen = greedy(model, data, top=top, rule=GUARDS[guard], **options)
-    first = chosen.rounds[0]
-    value = torch.zeros_like(first.value).masked_fill(first.value.isnan(), torch.nan)
-    gain = torch.full_like(value, torch.nan)
-    for place, (head, won) in enumerate(zip(chosen.heads, chosen.gains, strict=True)):
-        value[head], gain[head] = len(chosen.heads) - place, won
-    protocol = {**first.protocol, "top": top, "guard": guard}
-    after = {"score when chosen": gain}
-    return HeadScores(value, after=after, before=first.before, protocol=protocol)
+    """Find the `top` heads at the price of a few forwards: guess all scores, measure the highest.
+
+    A model in bfloat16 is screened several times as fast as one in float32.
+
+    Args:
+        model: A vision transformer.
+        data: Images with `masks`, or with other versions for fill="swap".
+        top: Heads to find.
+        verify: Heads with the highest guess that are measured exactly; None: 3 * top.
+        audit: Share of all heads that are drawn at random from the rest and measured too, to
+            estimate how many good ones the guess missed.
+        seed: Draws the audited heads and the probes.
+        **options: Options of `score`, with response "big" or "fig".
+
+    Returns:
+        Exact scores, NaN where nothing was measured. `after["guess"]` has the guess of every head,
+        `protocol["screen"]` the `verified` and `audited` heads, the `agreement` (Spearman's
+        correlation of guess and exact score over the measured heads) and the estimated `recall`
+        (NaN without an audit).
+
+    Example:
+        >>> import seecause as sc
+        >>> model = sc.load("builtin:critters-biased")
+        >>> data = sc.data.open_data("critters:certified:train", limit=4)
+        >>> data = sc.background.read_images(model, data)
+        >>> scores = sc.background.screen(model, data.with_masks(data.truth), top=2)
+        >>> len(scores.protocol["screen"]["verified"])
+        6
+    """
+    check_options("screen", screen, {"top": top, "verify": verify, "audit": audit})
+    check_options("screen", score, options, leave_out=("heads",))
+    guessing = {k: v for k, v in options.items() if k not in ("guard", "progress")}
+    guess = guessed(model, data, seed=seed, **guessing)
+    heads = all_heads(model)
+    count = VERIFIED * top if verify is None else verify
+    if top > len(heads) or count < top:
+        raise BadOption(
+            "top, verify", (top, count), f"1 to {len(heads)} heads, and at least as many verified"
+        )
+    ranked = sorted(heads, key=lambda head: -float(guess.value[head]))
+    verified, rest = ranked[:count], ranked[count:]
+    order = torch.randperm(len(rest), generator=torch.Generator().manual_seed(seed)).tolist()
+    audited = sorted(rest[i] for i in order[: math.ceil(audit * len(heads))])
+    scores = score(model, data, heads=[*verified, *audited], seed=seed, **options)
+    scores.after["guess"] = guess.value
+    scores.protocol["screen"] = _screen_record(scores, verified, audited, top=top, rest=len(rest))
+    return scores
 
 
-@dataclass(frozen=True, eq=False)
-class Interchange:
-    """Effects of exchanging each head, [L, H] float64 on the CPU; NaN where a block has no such
-    head."""
+screened = screen  # in `cigma`, an option has the function's name
 
-    background: Tensor  # NIE_bg
-    background_error: Tensor  # standard error over pairs
-    foreground: Tensor | None = None  # NIE_fg
-    foreground_error: Tensor | None = None
-    # JS between the predictions of the whole images, by cue ("background", "foreground")
-    total: dict[str, float] = field(default_factory=dict)
-    total_error: dict[str, float] = field(default_factory=dict)  # NaN for one pair
-    protocol: dict[str, Any] = field(default_factory=dict)
 
-    @property
-    def selectivity(self) -> Tensor:
-        """NIE_bg / (NIE_bg + NIE_fg), [L, H]; NaN where neither matters."""
-        if self.foreground is None:
-            raise BadOption("data", "no other_object", "images with other_object for selectivity")
-        return self.background / (self.background + self.foreground)
+def _screen_record(
+    scores: HeadScores, verified: list[Head], audited: list[Head], *, top: int, rest: int
+) -> dict[str, Any]:
+    """How far the guess can be trusted. The recall is 1 - (heads among the rest that beat the last
+    of the top, expected from the audit) / top."""
+    exact = {head: float(scores.value[head]) for head in (*verified, *audited)}
+    bar = sorted((exact[head] for head in verified), reverse=True)[top - 1]
+    missed = 0.0 if rest == 0 else math.nan
+    if audited:
+        missed = sum(exact[head] > bar for head in audited) / len(audited)
+    guesses = [float(scores.after["guess"][head]) for head in exact]
+    pair = torch.tensor([list(exact.values()), guesses], dtype=torch.float64)
+    return {
+        "verified": verified,
+        "audited": audited,
+        "agreement": float(rank_correlation(pair[:1], pair[1:])[0]),
+        "recall": missed if math.isnan(missed) else max(0.0, 1 - missed * rest / top),
+    }
+
+
+@in_eval_mode
+def guessed(
+    model: VisionModel, data: LabelledImages | Tensor, *, seed: int = 0, **options: Any
+) -> HeadScores:
+    """What BIG (or FIG, by `response`) would lose without each head, guessed to second order.
+    Options are those of `score`; `seed` draws the probes."""
+    need_gradients(model, "screen", remedy="Measure every head: sc.background.score")
+    if (response := options.get("response", "big")) not in COMPARED:
+        raise BadOption("response", response, "big or fig")
+    with torch.no_grad():
+        experiment = HeadExperiment(model, data, guard=False, seed=seed, **options)
+    draw = torch.Generator().manual_seed(seed)
+    signs = torch.randint(0, 2, (len(experiment.data), model.n_classes), generator=draw) * 2.0 - 1
+
+    @torch.enable_grad()
+    def run_chunk(part: slice) -> Tensor:
+        logits, seen = carried_logits(model, experiment.rows(part))
+        count = experiment.copies * (part.stop - part.start)  # without donors
+        carried = [each for each, _ in seen]
+        with torch.no_grad():  # what each head's gate multiplies
+            removed = [
+                each[:count] - experiment.content(layer, each, tokens)
+                for layer, (each, tokens) in enumerate(seen)
+            ]
+
+        def slopes(values: Tensor, again: bool) -> Tensor:
+            """Of values [b], each of its own image, in the gates that its versions share:
+            [b, L, H]."""
+            grads = torch.autograd.grad(
+                values.sum(), carried, retain_graph=again, materialize_grads=True
+            )  # a model that reads an earlier block's output does not depend on the last heads
+            by_block = [
+                (part * grad[:count]).sum(dim=(1, 3), dtype=wide_dtype(grad.dtype))
+                for part, grad in zip(removed, grads, strict=True)
+            ]  # [V * b, H_l]
+            versions = padded(model, by_block).unflatten(0, (experiment.copies, -1))
+            return versions.sum(dim=0).double().cpu()
+
+        divergence = experiment.measure(logits[:count], part)["response"]
+        first = slopes(divergence, again=True)
+        log_p, log_q = log_probs(logits[:count], experiment.temperature).chunk(2)
+        spread = slopes(_probe(log_p, log_q, signs[part].to(divergence)), again=False).square()
+        at = divergence.detach().double().cpu()[:, None, None]
+        return at - saturated(at, first, spread)
+
+    effects = torch.cat(experiment.over_images(run_chunk, depth=model.n_layers + 1))
+    effects[:, absent(model)] = torch.nan
+    return replace(mean_scores(model, effects), effects=effects)
+
+
+def saturated(divergence: Tensor, slope: Tensor, spread: Tensor) -> Tensor:
+    """The divergence without a head, from the one with it [b, 1, 1], its slope in the head's gate
+    and |e_h|^2 [b, L, H]."""
+    left = (1 - divergence / MOST).clamp_min(ROOM)
+    moved = (-MOST * left.log() - slope / left + BENT * spread / 8).clamp_min(0)
+    return -MOST * torch.expm1(-moved / MOST)
+
+
+def _probe(log_p: Tensor, log_q: Tensor, signs: Tensor) -> Tensor:
+    """sum_y s_y sqrt(m_y) (d - m.d)_y of each image, [b]; m is held fixed."""
+    mean = ((log_p.exp() + log_q.exp()) / 2).detach()
+    apart = log_p - log_q
+    apart = apart - (mean * apart).sum(dim=-1, keepdim=True)
+    return (signs * mean.sqrt() * apart).sum(dim=-1)
 
 
 @in_eval_mode
@@ -476,7 +561,7 @@ def interchange(
     *,
     temperature: Positive = 1.0,
     progress: Callable[[int], None] | None = None,
-) -> Interchange:
+) -> HeadScores:
     """Exchange every head between images and their other versions.
 
     Args:
@@ -484,25 +569,37 @@ def interchange(
         data: Images with `other_background`, and with `other_object` for the selectivity.
         temperature: Of the predictions that are compared.
         progress: Called with the number of images that are finished.
+
+    Returns:
+        NIE_bg of every head in nats. With other objects, `after` has NIE_fg (`foreground`) and the
+        `selectivity`. `protocol["effect"]` is the mean divergence of the whole predictions, and
+        `protocol["effect error"]` its standard error over pairs.
+
+    Example:
+        >>> import seecause as sc
+        >>> model = sc.load("builtin:critters-biased")
+        >>> data = sc.data.open_data("critters:certified:test", limit=2)
+        >>> scores = sc.background.interchange(model, sc.background.read_images(model, data))
+        >>> sorted(scores.after)
+        ['foreground', 'foreground error', 'selectivity']
     """
-    cues, data = _cues(model, data)
-    images = data.images
-    layout, n, kinds = model.check(images), len(images), len(cues)
-    heads = all_heads(model)
+    others, data = _versions(model, data)
+    images, kinds, n = data.images, len(others), len(data)
+    layout, heads = model.check(images), all_heads(model)
     effects = torch.full((n, kinds, model.n_layers, model.n_heads), torch.nan, dtype=torch.float64)
-    totals = torch.empty(n, kinds, dtype=torch.float64)
+    totals = torch.empty(n, dtype=torch.float64)
 
     def run_chunk(a: int, b: int) -> None:
-        # each image for every cue, then its counterfactuals
-        rows = torch.cat([*[images[a:b]] * kinds, *(other[a:b] for other in cues.values())])
+        # each image for every kind of version, then its versions
+        rows = torch.cat([*[images[a:b]] * kinds, *(other[a:b] for other in others)])
         half = kinds * (b - a)
         whole, other = log_probs(model(rows), temperature).split(half)
-        totals[a:b] = jensen_shannon(whole, other).double().cpu().unflatten(0, (kinds, b - a)).T
+        totals[a:b] = jensen_shannon(whole, other)[: b - a].double().cpu()
 
         def each(layer: int, at: list[int], logits: Tensor) -> None:
             moved = jensen_shannon(whole, log_probs(logits, temperature))  # [k, kinds * b]
-            by_cue = moved.double().cpu().unflatten(1, (kinds, b - a))  # [k, kinds, b]
-            effects[a:b, :, layer, at] = by_cue.permute(2, 1, 0)
+            by_kind = moved.double().cpu().unflatten(1, (kinds, b - a))  # [k, kinds, b]
+            effects[a:b, :, layer, at] = by_kind.permute(2, 1, 0)
 
         def content(layer: int, carried: Tensor, tokens: Tensor) -> Tensor:
             return carried[half:]
@@ -514,11 +611,14 @@ def interchange(
     size = fit(n, 2 * kinds * model.forward_bytes(layout), images.device, share=HELD)
     list(in_chunks(run_chunk, n, size, what="images"))
     means, errors = effects.mean(dim=0), standard_error(effects)
-    record = {"temperature": temperature, "cues": list(cues), **protocol(model, images)}
-    total = dict(zip(cues, totals.mean(dim=0).tolist(), strict=True))
-    spread = dict(zip(cues, standard_error(totals).tolist(), strict=True))
-    foreground = (means[1], errors[1]) if kinds == 2 else (None, None)
-    return Interchange(means[0], errors[0], *foreground, total, spread, record)
+    spread = float(standard_error(totals))
+    record = {"temperature": temperature, "effect": float(totals.mean())}
+    record |= {"effect error": None if math.isnan(spread) else spread, **protocol(model, images)}
+    after = dict[str, Tensor]()
+    if kinds == 2:
+        after = {"foreground": means[1], "foreground error": errors[1]}
+        after["selectivity"] = means[0] / (means[0] + means[1])
+    return HeadScores(means[0], errors[0], after, total=len(heads), protocol=record)
 
 
 @in_eval_mode
@@ -536,8 +636,7 @@ def mediated(
     It may exceed 1, since predictions need not move by the same path. NaN if the other versions
     change no prediction.
     """
-    cues, data = _cues(model, data)
-    others = cues["background"]
+    (others, *_), data = _versions(model, data)
     gates = gates_without(model, heads).to(model.device)
 
     def run_chunk(a: int, b: int) -> Tensor:
@@ -557,7 +656,7 @@ def mediated(
 
 
 @selector("interchange", cost="about L * H / 2 forwards for each pair", needs="pairs")
-def interchange_scores(
+def interchange_shares(
     model: VisionModel,
     data: LabelledImages,
     *,
@@ -569,39 +668,36 @@ def interchange_scores(
     The protocol has `mediated`, the share that the 1, 2, 4 and 8 highest carry together. Where the
     whole effect cannot be told from none, scores are nats and nothing is mediated.
     """
-    data = replace(data, other_object=None)
-    heads = all_heads(model)
+    data, heads = replace(data, other_object=None), all_heads(model)
     done = None if progress is None else lambda images: progress(images * len(heads))
-    effects = interchange(model, data, temperature=temperature, progress=done)
-    whole = effects.total["background"]
+    scores = interchange(model, data, temperature=temperature, progress=done)
+    whole, spread = scores.protocol["effect"], scores.protocol["effect error"]
     if whole < UNMOVED:
         raise BadOption(
             "data",
             f"versions that move predictions by {whole:.2g} nats",
             "pairs whose predictions differ: these have the same predictions already",
         )
-    spread = effects.total_error["background"]
-    about = {**effects.protocol, "effect": whole}
-    about["effect error"] = None if math.isnan(spread) else spread
-    value, error = effects.background, effects.background_error
-    if not whole > BEYOND_ZERO * spread:
-        return HeadScores(value, error, total=len(heads), protocol={**about, "mediated": {}})
-    scores = HeadScores(value / whole, error / whole, total=len(heads))
-    shares = {
-        count: mediated(model, data, scores.top(count), temperature=temperature)
-        for count in TOGETHER
-        if count <= len(heads)
-    }
-    return replace(scores, protocol={**about, "mediated": shares})
+    shares = dict[int, float]()
+    if spread is not None and whole > BEYOND_ZERO * spread:
+        assert scores.error is not None
+        scores = replace(scores, value=scores.value / whole, error=scores.error / whole)
+        shares = {
+            count: mediated(model, data, scores.top(count), temperature=temperature)
+            for count in TOGETHER
+            if count <= len(heads)
+        }
+    return replace(scores, protocol={**scores.protocol, "mediated": shares})
 
 
-def _cues(model: VisionModel, data: LabelledImages) -> tuple[dict[str, Tensor], LabelledImages]:
-    """The other versions by what they change, and the images on the model's device."""
+def _versions(model: VisionModel, data: LabelledImages) -> tuple[list[Tensor], LabelledImages]:
+    """Images with another background and, where they exist, with another object; and the data on
+    the model's device."""
     need_heads(model, "interchange")
     need_distribution(model, "interchange")
     data = as_labelled(model, data)
     if data.other_background is None:
         expected = "two versions of each image: pairs:WITH:WITHOUT, or Critters"
         raise BadOption("data", data.name, expected)
-    cues = {"background": data.other_background}
-    return cues if data.other_object is None else {**cues, "foreground": data.other_object}, data
+    others = [data.other_background]
+    return others if data.other_object is None else [*others, data.other_object], data

@@ -41,7 +41,7 @@ from seecause.errors import BadOption, DataMissing, NotDefined, UnsupportedModel
 
 if TYPE_CHECKING:
     from seecause.background.discover import Discovery
-    from seecause.background.objects import MaskSource
+    from seecause.background.masks import MaskSource
     from seecause.background.prune import PruneResult
     from seecause.models.base import ImageModel
 
@@ -64,14 +64,13 @@ Fill = Annotated[
 Selector = Annotated[
     str,
     Parameter(
-        help="How heads are chosen: cigma, regression, taylor and others (`seecause list"
-        " selectors`)."
+        help="How heads are chosen: cigma, taylor, gating and others (`seecause list selectors`)."
     ),
 ]
 HeadValues = Annotated[
     Values,
     Parameter(
-        help="An option of the selector (temperature=2, screen=16, guard=protect), of discovery"
+        help="An option of the selector (temperature=2, screen=16, guard=false), of discovery"
         " (masks.steps=100), of the sample of correct images (sample.share=0.4, sample.cap=512), or"
         " question=TEXT with --classify; repeat for more."
     ),
@@ -387,36 +386,37 @@ def score(
     from seecause.report.pages import rows_csv, skipped_section
 
     replaced = check_out(out, overwrite=output.overwrite)
-    settings, question = head_settings(by, fill, masks_from, option)
+    settings, masks, question = head_settings(by, fill, option)
     opened = load_asked(model, reading, data, classify, question, output)
     with working_folder(out) as work:
-        with_cache(settings, work)
-        result = score_heads(
+        scores = score_heads(
             opened,
             open_data(data, limit=limit),
+            masks=head_masks(opened, masks_from, masks, work),
             seed=reading.seed,
             progress=output.progress,
             **settings,
         )
-    scores, skipped = result.scores, result.data.skipped
-    manifest = {"command": "heads score", "table": "scores.csv", **result.record}
+    images, record = scores.data, scores.protocol["scored"]
+    assert images is not None
+    manifest = {"command": "heads score", "table": "scores.csv", **record}
     facts = output.write(
         out,
         {**manifest, "run": scores.protocol},
         f"{opened.name}: heads by {by}",
         [
             scores_section(scores, by=by),
-            *skipped_section(skipped),
-            heads_protocol(opened, result),
+            *skipped_section(images.skipped),
+            heads_protocol(opened, scores),
         ],
-        lead=lead_of(opened, result.data),
+        lead=lead_of(opened, images),
         tables={"scores.csv": rows_csv(scores_rows(scores))},
-        skipped=skipped,
+        skipped=images.skipped,
     )
     best = [f"{head} {float(scores.value[head]):.3g}" for head in scores.order()[:5]]
     highest = f"highest (layer, head): {', '.join(best) or 'no head has a score above 0'}"
     lines = [*filter(None, [scores_sentence(scores)]), highest, *ending(out, replaced)]
-    return output.finish(facts, lines, skipped=skipped)
+    return output.finish(facts, lines, skipped=images.skipped)
 
 
 def prune(
@@ -462,39 +462,38 @@ def prune(
 
     replaced = check_out(out, overwrite=output.overwrite)
     most = head_limit(top)
-    settings, question = head_settings(by, fill, masks_from, option)
+    settings, masks, question = head_settings(by, fill, option)
     form = settings["options"].pop("form", "zeroed")
     draws = settings["options"].pop("draws", 20)
     opened = load_asked(model, reading, data, classify, question, output)
     _check_form(opened, form)
     with working_folder(out) as work:
-        with_cache(settings, work)
         result = prune_and_test(
             opened,
             open_data(data, limit=limit),
             open_data(test, limit=limit),
             top=most,
             draws=draws,
-            same=same_backgrounds(test, limit),
+            masks=head_masks(opened, masks_from, masks, work),
             seed=reading.seed,
             progress=output.progress,
             **settings,
         )
-    scores = result.scored.scores
-    record = {**result.scored.record, "form": form}
+    scores = result.scores
+    record = {**scores.protocol["scored"], "form": form}
     outcomes = zip(result.curve.ks, result.curve.chosen, strict=True)
-    curve = [{"K": k, **outcome.numbers()} for k, outcome in outcomes]
+    curve = [{"K": k, **outcome.numbers} for k, outcome in outcomes]
     manifest = {"command": "heads prune", "model": "model", "removed": result.heads, **record}
     facts = output.write(
         out,
         {**manifest, "run": scores.protocol},
         f"{result.model.name} without {len(result.heads)} heads",
         [
-            change_section(result.before, result.after, result.test, gaps=result.gaps),
+            change_section(result.before, result.after, result.test),
             curves_section(result.curve, by=by),
             scores_section(scores, by=by, chosen=result.heads),
             *skipped_section(result.skipped),
-            heads_protocol(result.model, result.scored, form=form),
+            heads_protocol(result.model, scores, form=form),
         ],
         lead=lead_of(result.model, result.test),
         tables={"scores.csv": rows_csv(scores_rows(scores)), "curve.csv": rows_csv(curve)},
@@ -512,29 +511,30 @@ def prune(
 
 
 def head_settings(
-    by: str, fill: str, masks_from: str | None, words: Sequence[str] | None
-) -> tuple[dict[str, Any], str]:
-    """Keywords of `score_heads` and `prune_and_test`, and a question for a vision-language
-    model."""
+    by: str, fill: str, words: Sequence[str] | None
+) -> tuple[dict[str, Any], dict[str, Any], str]:
+    """Keywords of `score_heads` and `prune_and_test`, options of the object masks, and a question
+    for a vision-language model."""
     given = by_name(words)
     options, masks, sample = (given.pop(name, {}) for name in ("", "masks", "sample"))
     refuse(given, "KEY=VALUE of the selector, masks.KEY=VALUE or sample.KEY=VALUE")
     question = str(options.pop("question", ""))
-    settings = {"selector": by, "options": options, "fill": fill, "masks": masks_from or "auto"}
-    return {**settings, "mask_options": masks, "sampling": sample}, question
+    settings = {"selector": by, "options": options, "fill": fill, "sampling": sample}
+    return settings, masks, question
 
 
-def with_cache(settings: dict[str, Any], work: Path) -> None:
-    """Keep discovered masks while a command runs, so that it goes on when it was killed."""
-    if settings["masks"] in ("auto", "discovered"):
-        settings["mask_options"] = {"cache": work / "masks", **settings["mask_options"]}
+def head_masks(
+    model: ImageModel, masks_from: str | None, options: dict[str, Any], work: Path
+) -> MaskSource:
+    """Options without a source are those of discovered masks."""
+    return mask_source(model, masks_from or ("discovered" if options else None), options, work)
 
 
 def mask_source(
     model: ImageModel, masks_from: str | None, options: dict[str, Any], work: Path
 ) -> MaskSource:
     """What `sc.audit` and `sc.repair` take as `masks`; maps are kept in `work`."""
-    from seecause.background.objects import object_masks
+    from seecause.background.masks import object_masks
     from seecause.loading import load
 
     if masks_from in (None, "given"):
@@ -623,7 +623,7 @@ def head_limit(text: str) -> int | float:
 
 def _check_form(model: ImageModel, form: str) -> None:
     """Refuse, before anything is measured, a form that the model cannot be written in."""
-    from seecause.background.prune import check_form
+    from seecause.background._export import check_form
     from seecause.models.view import VisionModel
 
     if model.architecture == "prompt" and form != "zeroed":

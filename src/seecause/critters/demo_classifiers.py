@@ -24,7 +24,7 @@ from seecause.background.audit import audit as audit_model
 from seecause.background.heads import penalised
 from seecause.background.images import critter_images
 from seecause.background.prune import curve
-from seecause.background.screening import screen
+from seecause.background.scoring import screen
 from seecause.bench.cells import Request
 from seecause.bench.runner import run as run_bench
 from seecause.bench.tables import read_results, table_of
@@ -244,14 +244,14 @@ def remove_heads(
     )
     latents = balanced_scenes(setting, pictures)
     test = critter_images(opened, latents, name="critters:balanced:test")
-    screened = screen(
+    scores = screen(
         opened,
         train.with_masks(train.truth),
         top=top,
         verify=2 * top,
         seed=setting.seed,
     )
-    scores = penalised(screened.scores)
+    scores = penalised(scores)
     heads = scores.top(min(top, int(scores.value.isfinite().sum())))
     counts = sorted({0, len(heads) // 2, len(heads)})
     removal = curve(opened, test, scores, counts, ["swap"], draws=draws, seed=setting.seed)

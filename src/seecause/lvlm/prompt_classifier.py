@@ -309,8 +309,8 @@ def export(
 ) -> Path:
     """Write the whole model, its processor, a card and a README to `folder`, without `heads` of the
     classifier's scope. Only the weights that change are copied."""
+    from seecause.background._export import check_place
     from seecause.background.heads import checked_heads
-    from seecause.background.prune import check_place
 
     removed = checked_heads(model, heads)
     if model.gates is not None:
@@ -345,7 +345,7 @@ def export(
 
 
 def _readme(card: dict[str, Any], kind: str, note: str) -> str:
-    from seecause.background.prune import readme
+    from seecause.background._export import readme
 
     part = "vision tower" if card["scope"] == "vision" else "language model"
     template = "" if card["template"] is None else f", template={card['template']!r}"
@@ -357,5 +357,5 @@ def _readme(card: dict[str, Any], kind: str, note: str) -> str:
         f"lvlm = sc.lvlm.load(FOLDER{template})"
     )
     more = [f"It came from weights {card['fingerprint']} (seecause {card['seecause']})."]
-    heads = f"the {sum(card['layers'])} attention heads of its {part}"
-    return readme(card, note, of=heads, how=how, more=more)
+    more.insert(0, f"The heads are those of its {part}.")
+    return readme(card, note, how=how, more=more)

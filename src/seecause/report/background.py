@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from seecause.background.discover import Discovery, Finding
     from seecause.background.heads import Head, HeadScores
     from seecause.background.images import LabelledImages
-    from seecause.background.prune import Curve, Outcome, ScoredHeads
+    from seecause.background.prune import Curve, Outcome
     from seecause.background.repair import Repair
     from seecause.faithful.evaluation import PartExamples
     from seecause.faithful.net import IFAM
@@ -309,7 +309,7 @@ def scores_sentence(scores: HeadScores) -> str:
     if (screen := about.get("screen")) is None:
         return ""
     return (
-        f"{screen['verified']} of {screen['heads']} heads were verified after a screen, with"
+        f"{len(screen['verified'])} of {scores.total} heads were verified after a screen, with"
         f" agreement {screen['agreement']:.2f} and an estimated recall of {screen['recall']:.2f}."
     )
 
@@ -317,7 +317,7 @@ def scores_sentence(scores: HeadScores) -> str:
 def curves_section(curve: Curve, *, by: str) -> Section:
     """Accuracy, worst group, flips and BIR against the number of removed heads, each with the band
     of as many random heads."""
-    numbers, drawn = [outcome.numbers() for outcome in curve.chosen], []
+    numbers, drawn = [outcome.numbers for outcome in curve.chosen], []
     for name in numbers[0]:
         if name in ("accuracy", "worst group", "flips") or name.startswith("BIR"):
             means, deviations = zip(*curve.band(name), strict=True)
@@ -333,19 +333,13 @@ def curves_section(curve: Curve, *, by: str) -> Section:
     return Section("What do more removed heads do?", charts(drawn), note)
 
 
-def change_section(
-    before: Outcome,
-    after: Outcome,
-    images: LabelledImages,
-    *,
-    gaps: tuple[float, float] | None = None,
-) -> Section:
-    """Numbers before and after on the same `images`; `gaps` are the BG-gaps."""
+def change_section(before: Outcome, after: Outcome, images: LabelledImages) -> Section:
+    """Numbers before and after on the same `images`."""
     from seecause.background.prune import changes
 
     rows = [
         (name, fixed(first), fixed(second), fixed(second - first, sign="+"), meaning(name))
-        for name, (first, second) in changes(before, after, gaps).items()
+        for name, (first, second) in changes(before, after).items()
     ]
     heads = ", ".join(f"({layer}, {head})" for layer, head in after.heads) or "none"
     note = f"Heads removed (layer, head): {heads}. {len(images)} images of {images.name}."
@@ -353,18 +347,18 @@ def change_section(
     return Section("What changed?", table(rows, head=head), note)
 
 
-def heads_protocol(model: ImageModel, scored: ScoredHeads, **more: Any) -> Section:
+def heads_protocol(model: ImageModel, scores: HeadScores, **more: Any) -> Section:
     """How heads were scored, and removed with `more` options."""
-    options = {**scored.record, **more}
-    record = {"method": scored.selector, "options": options, **protocol(model, scored.data.images)}
-    return protocol_section([record])
+    options = {**scores.protocol["scored"], **more}
+    assert scores.data is not None
+    record = {"method": options.pop("by"), "options": options}
+    return protocol_section([{**record, **protocol(model, scores.data.images)}])
 
 
 def scores_rows(scores: HeadScores) -> list[dict[str, float]]:
     """One row for each scored head, the best first, and what the model is like without it."""
-    stay = [(int(layer), int(head)) for layer, head in (scores.value == -torch.inf).nonzero()]
     rows = []
-    for layer, head in [*scores.order(positive=False), *stay]:
+    for layer, head in scores.order(positive=False):
         row = {"layer": layer, "head": head, "score": float(scores.value[layer, head])}
         if scores.error is not None:
             row["standard error"] = float(scores.error[layer, head])

@@ -34,11 +34,10 @@ from seecause.app.panels import (
 )
 from seecause.app.state import ActionContext
 from seecause.attribution.attribute import attribute
-from seecause.background.erase import erase
-from seecause.background.gains import Gains, jensen_shannon, log_probs
+from seecause.background._export import export as export_heads
+from seecause.background.gains import Gains, erase, jensen_shannon, log_probs
 from seecause.background.heads import Head, ablate, gates_without
 from seecause.background.images import LabelledImages
-from seecause.background.prune import export as export_heads
 from seecause.background.scoring import score as score_heads
 from seecause.engine.forks import Content, gated_logits, mean_carried, zeros
 from seecause.errors import BadOption
