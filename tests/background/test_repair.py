@@ -152,7 +152,7 @@ def test_heads_are_scored_on_images_and_their_last_versions(biased, splits, monk
     pairs = LabelledImages(images[ends], other_background=moved[torch.tensor(last)])
     effects = interchange(biased, pairs)
     scores = _repair.interchange_effects(biased, splits)
-    assert torch.equal(scores.value, effects.background)
+    assert torch.equal(scores.value, effects.value)
 
 
 def test_dfr_learns_from_plain_images_and_their_groups(biased, splits):

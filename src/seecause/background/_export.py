@@ -320,7 +320,8 @@ def readme(card: Mapping[str, Any], note: str, *, how: str, more: Sequence[str])
     sliced = "were cut out, with their queries, keys and values."
     removed = ", ".join(f"({layer}, {head})" for layer, head in card["removed"])
     parts = [
-        f"# {card['model']} without {len(card['removed'])} of {sum(card['layers'])} attention heads",
+        f"# {card['model']} without {len(card['removed'])} of {sum(card['layers'])} attention"
+        " heads",
         "Removed heads have no effect: their columns of the output projection "
         + (zeroed if card["form"] == "zeroed" else sliced),
         "The bias of the output projection belongs to no head and is unchanged.",
