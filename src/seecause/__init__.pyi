@@ -1,7 +1,5 @@
-from seecause.attribution.attribute import attribute as attribute
-from seecause.attribution.evidence import evidence as evidence
-from seecause.attribution.explain import explain as explain
-from seecause.attribution.interactions import interactions as interactions
+from seecause.attribution.attribute import attribute as attribute, explain as explain
+from seecause.attribution.evidence import evidence as evidence, interactions as interactions
 from seecause.background.audit import audit as audit
 from seecause.background.discover import discover as discover
 from seecause.background.repair import repair as repair

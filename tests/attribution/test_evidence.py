@@ -13,7 +13,7 @@ from seecause.attribution.evidence import bisect
 from seecause.engine.blanks import blank_image
 from seecause.engine.chunks import budget
 from seecause.errors import BadOption, UnknownName
-from seecause.report.explain import OUTLINES as COLOURS
+from seecause.report.explain import OUTLINES as COLOURS, evidence_image, evidence_sentences
 from tests.families.conv import CONV_FAMILIES, tiny_conv
 from tests.helpers import view
 from tests.reference import evidence as reference
@@ -103,7 +103,6 @@ def test_the_numbers_are_those_of_the_pictures_that_were_run():
         assert [label for label, ok in zip(part.labels, there, strict=True) if ok] == [
             model.class_name(c) for c in logits.argmax(dim=-1)[there].tolist()
         ]
-        assert_close(part.pictures[there], model.preprocess.raw(run)[there].clamp(0, 1))
     assert_close(result.probability, native.forward(images).softmax(dim=-1).amax(dim=-1).double())
 
 
@@ -113,11 +112,11 @@ def test_an_answer_that_is_not_given_has_no_evidence_and_a_blank_that_gives_it_n
     answer = int(native.forward(images[:1]).argmax())
     other = (answer + 1) % 5
     result = sc.evidence(model, images[:1], other, method="sobel")
-    assert not result.answered[0] and "does not predict" in result.sentence()[0]
+    assert not result.answered[0] and "does not predict" in evidence_sentences(result, 0)[0]
     assert bool(result.needed.exists[0]) and int(result.needed.count[0]) == 0
     constant = sc.evidence(model, images, lambda logits: logits[:, 0] * 0 + 1, method="sobel")
     assert constant.enough.count.tolist() == [0] * 3 and constant.enough.exists.all()
-    assert not constant.needed.exists.any() and "blank alone" in constant.sentence()[1]
+    assert not constant.needed.exists.any() and "blank alone" in evidence_sentences(constant, 0)[1]
 
 
 def test_pairs_functions_and_batches():
@@ -132,9 +131,9 @@ def test_pairs_functions_and_batches():
         whole = sc.evidence(model, images, maps=maps)
     assert whole.enough.count.tolist() == [int(one.enough.count) for one in singles]
     assert whole.needed.count.tolist() == [int(one.needed.count) for one in singles]
-    first, second = whole.overlay(1)
-    assert first.size == second.size and "of 24 patches" in whole.sentence(1)[0]
-    for drawn, part in ((first, "enough"), (second, "needed")):
+    assert "of 24 patches" in evidence_sentences(whole, 1)[0]
+    for part in ("enough", "needed"):
+        drawn = evidence_image(whole, 1, part)
         line = ImageColor.getrgb(COLOURS[part]) in [
             colour for _, colour in drawn.getcolors(1 << 20)
         ]

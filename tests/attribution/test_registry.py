@@ -110,7 +110,6 @@ def test_parts_join_to_one_batch_with_all_they_have():
             class_maps=rows[:, None, None] + torch.arange(4),
             used={"tail": "source"},
             errors=rows[:, None] / 2,
-            checks={"gap": rows * 3},
         )
 
     joined, whole = join([part(0, 2), part(2, 5)]), part(0, 5)
@@ -118,7 +117,7 @@ def test_parts_join_to_one_batch_with_all_they_have():
         assert torch.equal(getattr(joined, name), getattr(whole, name))
     for name in ("classes", "against", "logits"):
         assert torch.equal(getattr(joined.target, name), getattr(whole.target, name))
-    assert torch.equal(joined.checks["gap"], whole.checks["gap"]) and joined.used == whole.used
+    assert joined.used == whole.used
     assert join([Maps(torch.zeros(1, 1), Target())]).class_maps is None
 
 

@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 
 import seecause as sc
-from seecause.attribution.explain import explain_batches
+from seecause.attribution.attribute import explain_batches
 from tests.helpers import view
 from tests.tiny import pictures, tiny
 

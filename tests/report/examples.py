@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from seecause.attribution.explain import Answer, Explanation
+from seecause.attribution.attribute import Answer, Explanation
 from seecause.attribution.result import Attribution
 
 MANIFEST = {

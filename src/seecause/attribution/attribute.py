@@ -1,12 +1,13 @@
-"""`sc.attribute`: attribution maps of images, whatever the images come as."""
+"""`sc.attribute` and `sc.explain`: maps of images, whatever the images come as."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+import math
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from pathlib import Path
-from typing import Any, overload
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
@@ -14,50 +15,54 @@ from PIL import Image
 from torch import Tensor, nn
 
 from seecause.attribution.registry import Maps, Method, find, join
-from seecause.attribution.result import Attribution, Attributions
-from seecause.data.dataset import SkippedImage
+from seecause.attribution.result import Attribution, MapResult, joined_manifest
+from seecause.data.dataset import IGNORE, SkippedImage
 from seecause.data.images import ImageFacts, ImageOpener, find_images
 from seecause.engine.chunks import budget, memory, plain_logits
-from seecause.errors import BadImage, BadOption, DataMissing, NotDefined, ViewMismatch
+from seecause.engine.mixture import need_gradients, special_rows
+from seecause.errors import (
+    BadImage,
+    BadOption,
+    DataMissing,
+    NotDefined,
+    SeecauseError,
+    ViewMismatch,
+)
 from seecause.files import digest
 from seecause.loading import as_view
+from seecause.metrics.pixels import to_pixels
 from seecause.models.base import ImageModel, pixels_digest, protocol
-from seecause.models.preprocess import Picture, Pictures, as_images, file_names
+from seecause.models.dense import Region
+from seecause.models.preprocess import (
+    Picture,
+    Pictures,
+    Preprocess,
+    as_images,
+    file_names,
+)
+from seecause.models.view import VisionModel
 from seecause.options import Count, checked
-from seecause.target import Spec, Target, best_answers, parse, spread
+from seecause.target import Answer, Spec, Target, best_answers, need_class, parse, spread
 from seecause.types import wide
 
+if TYPE_CHECKING:
+    from seecause.attribution.evidence import Evidence, Interactions
+
 BATCH = 16
+Also = Collection[Literal["evidence", "interactions"]]
 
 
-@overload
-def attribute(
-    model: ImageModel | nn.Module,
-    images: Pictures | Iterable[Any],
-    target: Spec = None,
-    method: str = "caap",
-    **options: Any,
-) -> Attribution: ...
-@overload
-def attribute(
-    model: ImageModel | nn.Module,
-    images: Pictures | Iterable[Any],
-    target: Spec = None,
-    *,
-    method: list[str] | tuple[str, ...],
-    **options: Any,
-) -> Attributions: ...
 @checked
 def attribute(
     model: ImageModel | nn.Module,
     images: Pictures | Iterable[Any],
     target: Spec = None,
-    method: str | Sequence[str] = "caap",
+    method: str = "caap",
     *,
     batch: Count = BATCH,
     skipped: list[SkippedImage] | None = None,
     **options: Any,
-) -> Any:
+) -> Attribution:
     """Compute an attribution map for each image.
 
     Args:
@@ -68,15 +73,14 @@ def attribute(
         target: The class to explain: an index, a name, one for each image, a pair `(a, b)` for the
             difference of two logits, or a function of logits. `sc.Box` or `sc.Region` for detectors
             and models of pixels. None explains the predicted class.
-        method: A name from `seecause list methods`, or several.
+        method: A name from `seecause list methods`.
         batch: Images that are read at once, where they are read one by one.
         skipped: A list that receives the images that cannot be read; without it they are errors.
-        **options: Options of the method, such as `tail="patched"`. With several methods each option
-            goes to every method that has it.
+        **options: Options of the method, such as `tail="patched"`.
 
     Returns:
         An `Attribution` with `maps` [B, rows, columns], signed and not normalised, and the protocol
-        that produced them; with several methods a dictionary of them (`Attributions`).
+        that produced them.
 
     Raises:
         UnknownName: If no method or class has that name.
@@ -89,73 +93,20 @@ def attribute(
         >>> att = sc.attribute(model, files, target="mossling", method="rollout")
         >>> att.maps.shape, att[0].maps.shape, att.answers[0][0].name
         (torch.Size([3, 12, 12]), torch.Size([1, 12, 12]), 'quillow')
-        >>> sorted(sc.attribute(model, files, method=["caap", "mosaic"]))
-        ['caap', 'mosaic']
     """
     model = as_view(model)
-    own = {method: options} if isinstance(method, str) else by_method(method, options, model)
-    if read_one_by_one(model, images):
-        runs = _attribute_stream(model, images, target, own, batch=batch, skipped=skipped)
-    else:
+    if not read_one_by_one(model, images):
         names, tensor = file_names(images), as_images(model, images)
-        runs = {
-            name: replace(attribute_batch(model, tensor, target, name, chosen), names=names)
-            for name, chosen in own.items()
-        }
-    return runs[method] if isinstance(method, str) else Attributions(runs)
-
-
-def by_method(
-    methods: Sequence[str], options: Mapping[str, Any], model: ImageModel
-) -> dict[str, dict[str, Any]]:
-    """Options that several methods share, for each method that has them."""
-    entries = {name: find(name, model.architecture) for name in methods}
-    if not entries:
-        raise BadOption("method", [], "at least one method; `seecause list methods` lists them")
-    known = sorted({key for entry in entries.values() for key in entry.options})
-    for key in options.keys() - known:
-        expected = f"an option of {', '.join(entries)}: {', '.join(known) or 'there are none'}"
-        raise BadOption(key, options[key], expected)
-    return {
-        name: {key: value for key, value in options.items() if key in entry.options}
-        for name, entry in entries.items()
-    }
-
-
-def _attribute_stream(
-    model: ImageModel,
-    images: Any,
-    target: Spec,
-    own: Mapping[str, dict[str, Any]],
-    *,
-    batch: int,
-    skipped: list[SkippedImage] | None,
-) -> dict[str, Attribution]:
-    """Attributions of images that are read a batch at a time."""
-    runs: dict[str, list[Attribution]] = {name: [] for name in own}
-    total = ""
-    for part in image_batches(model, images, batch=batch, skipped=skipped):
-        tensor = part.images.to(model.device, model.dtype)
-        total = pixels_digest(tensor, total)
-        for name, options in own.items():
-            run = attribute_batch(model, tensor, part.targets(target), name, options)
-            runs[name].append(replace(run, names=part.names))
-    check_one_size(next(iter(runs.values())))
-    return {name: Attribution.join(parts, total) for name, parts in runs.items()}
-
-
-def check_one_size(parts: Sequence[Attribution]) -> None:
-    """Refuse batches that are not one result: none, or images of several sizes."""
-    if not parts:
-        raise DataMissing("images", "none can be read", "give at least one")
-    sizes = {tuple(part.images.shape[2:]) for part in parts}
-    if len(sizes) > 1:
-        listed = ", ".join(f"{height} x {width}" for height, width in sorted(sizes))
-        raise BadOption("images", listed, "one size; explain images of each size by themselves")
+        return replace(attribute_batch(model, tensor, target, method, options), names=names)
+    parts = explain_batches(
+        model, images, methods=[method], target=target, options={method: options}, batch=batch,
+        skipped=skipped,
+    )  # fmt: skip
+    return _joined(list(parts)).first
 
 
 def attribute_batch(
-    model: ImageModel, images: Tensor, spec: Spec, method: str, options: dict[str, Any]
+    model: ImageModel, images: Tensor, spec: Spec, method: str, options: Mapping[str, Any]
 ) -> Attribution:
     """The attribution of a normalised batch [B, 3, H, W] by one method."""
     if not model.aimed:
@@ -195,7 +146,6 @@ def attribute_batch(
             "options": {name: _for_manifest(value) for name, value in every.items()},
             "target": target.record(model),
             **({"used": maps.used} if maps.used else {}),
-            **({"checks": {n: v.tolist() for n, v in maps.checks.items()}} if maps.checks else {}),
             **protocol(model, images),
             "memory_halvings": list(held.halvings),
         },
@@ -203,20 +153,21 @@ def attribute_batch(
 
 
 def _attribute_rows(
-    model: ImageModel, images: Tensor, spec: Spec, method: str, options: dict[str, Any]
+    model: ImageModel, images: Tensor, spec: Spec, method: str, options: Mapping[str, Any]
 ) -> Attribution:
     """Attributions of a model that predicts many rows: image by image, each for its own row."""
-    if getattr(spec, "ndim", 0) > 0:  # tensors and arrays have one class for each image
-        spec = spec.tolist()
-    specs = list(spec) if isinstance(spec, list) else [spec] * len(images)
+    specs = _listed(spec)
+    specs = specs if isinstance(specs, list) else [specs] * len(images)
     if len(specs) != len(images):
         expected = f"one, or one for each of the {len(images)} images"
         raise BadOption("target", f"{len(specs)} rows", expected)
     aims = [model.aim(image, row) for image, row in zip(images.split(1), specs, strict=True)]
     parts = []
     for place, (image, aim) in enumerate(zip(images.split(1), aims, strict=True)):
-        own = {
-            name: value[place : place + 1] if _one_for_each(value, len(images)) else value
+        own = {  # an option may hold images, such as blanks, one for each image
+            name: value[place : place + 1]
+            if isinstance(value, Tensor) and value.ndim == 4 and len(value) == len(images)
+            else value
             for name, value in options.items()
         }
         part = attribute_batch(aim.model, image, aim.target, method, own)
@@ -228,13 +179,8 @@ def _attribute_rows(
     return Attribution.join(parts, pixels_digest(images))
 
 
-def _one_for_each(value: Any, count: int) -> bool:
-    """Whether an option holds images, such as blanks, one for each of `count` images."""
-    return isinstance(value, Tensor) and value.ndim == 4 and len(value) == count
-
-
 def _run(
-    entry: Method, model: ImageModel, images: Tensor, goal: Target, options: dict[str, Any]
+    entry: Method, model: ImageModel, images: Tensor, goal: Target, options: Mapping[str, Any]
 ) -> Maps:
     try:
         maps = entry.run(model, images, goal, **options)
@@ -260,33 +206,297 @@ def _for_manifest(value: Any) -> Any:
     return list(value) if isinstance(value, tuple) else value
 
 
+# ---------------------------------------------------------------- explanations
+
+
+@dataclass(frozen=True, eq=False)
+class Explanation(MapResult):
+    """Predictions and maps of some images.
+
+    Attributes:
+        names: Names of the images.
+        answers: The most probable classes of each image, and the explained one.
+        runs: Attributions of the same images, by method.
+        fingerprint: A digest of these images and all that were explained before them.
+        evidence: Evidence in the order of the first method's maps, if asked for.
+        interactions: Interactions, if asked for.
+        places: Indices of the images among all that were given; some cannot be read.
+        truths: The class of each image, where it is known.
+        background: The share of the first method's map outside of the object, where there are
+            masks.
+        background_area: The share of an even map outside of the object.
+    """
+
+    names: Sequence[str]
+    answers: Sequence[Sequence[Answer]]
+    runs: Mapping[str, Attribution]
+    fingerprint: str = ""
+    evidence: Evidence | None = None
+    interactions: Interactions | None = None
+    places: Sequence[int] = ()
+    truths: Sequence[str | None] = ()
+    background: Sequence[float | None] = ()
+    background_area: Sequence[float | None] = ()
+
+    @property
+    def first(self) -> Attribution:
+        """The attribution of the first method."""
+        return next(iter(self.runs.values()))
+
+    def save(self, folder: str | Path) -> Path:
+        """Write a folder with the page (index.html), overlays (PNG) and maps (safetensors)."""
+        from seecause.report.explain import write_explanations
+
+        folder = Path(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        write_explanations(folder, [self], self.names)
+        return folder
+
+    def _runs(self) -> Mapping[str, Attribution]:
+        return self.runs
+
+
+@checked
+def explain(
+    model: ImageModel | nn.Module,
+    images: Pictures | Iterable[Any],
+    *,
+    methods: Sequence[str] | None = None,
+    target: Spec = None,
+    also: Also = (),
+    others: Pictures | Iterable[Any] | None = None,
+    options: Mapping[str, Mapping[str, Any]] | None = None,
+    batch: Count = BATCH,
+    skipped: list[SkippedImage] | None = None,
+) -> Explanation:
+    """Explain predictions: what does the model predict, and which patches caused it?
+
+    Args:
+        model: A model returned by `sc.load` or `sc.wrap`, or an `nn.Module` that `sc.wrap` takes.
+        images: Any number of what `sc.attribute` takes.
+        methods: Names of methods. None means CAAP, and mosaic where it is defined.
+        target: The class to explain, as for `sc.attribute`. None explains the predicted class (of a
+            detector the box with the highest score).
+        also: "evidence" (in the order of the first method's maps) and "interactions".
+        others: A second version of each image that should get the same prediction, for instance
+            without a mark. It is used as the image's blank, so maps show what of the difference
+            caused the prediction.
+        options: Options by method.
+        batch: Images that are explained at once.
+        skipped: A list that receives the images that cannot be read; without it they are errors.
+
+    Returns:
+        An `Explanation`; `.page(path)` writes one HTML file, `.save(folder)` page, overlays and
+        maps.
+
+    Example:
+        >>> import seecause as sc
+        >>> model = sc.load("builtin:critters-vit")
+        >>> found = sc.explain(model, "critters:clean:test#0", also=["evidence"])
+        >>> list(found.runs), found.answers[0][0].name, int(found.evidence.enough.count)
+        (['caap', 'mosaic'], 'quillow', 1)
+    """
+    parts = explain_batches(
+        model, images, methods=methods, target=target, others=others, options=options, also=also,
+        batch=batch, skipped=skipped,
+    )  # fmt: skip
+    return _joined(list(parts))
+
+
+def _joined(parts: Sequence[Explanation]) -> Explanation:
+    """Explanations of consecutive batches as one."""
+    if not parts:
+        raise DataMissing("images", "none can be read", "give at least one")
+    sizes = {tuple(part.first.images.shape[2:]) for part in parts}
+    if len(sizes) > 1:
+        listed = ", ".join(f"{height} x {width}" for height, width in sorted(sizes))
+        raise BadOption("images", listed, "one size; explain images of each size by themselves")
+    if len(parts) == 1:
+        return parts[0]
+    last = parts[-1]
+    joined: dict[str, Any] = {"fingerprint": last.fingerprint}
+    joined["runs"] = {
+        method: Attribution.join([part.runs[method] for part in parts], last.fingerprint)
+        for method in last.runs
+    }
+    for name in ("evidence", "interactions"):
+        found = [getattr(part, name) for part in parts]
+        if found[0] is not None:
+            manifest = joined_manifest([one.manifest for one in found], last.fingerprint)
+            joined[name] = replace(join(found), manifest=manifest)
+    return replace(join(parts), **joined)
+
+
+def explain_batches(
+    model: ImageModel | nn.Module,
+    images: Pictures | Iterable[Any],
+    *,
+    methods: Sequence[str] | None = None,
+    target: Spec = None,
+    also: Also = (),
+    others: Pictures | Iterable[Any] | None = None,
+    options: Mapping[str, Mapping[str, Any]] | None = None,
+    names: Sequence[str] | None = None,
+    batch: int = BATCH,
+    skipped: list[SkippedImage] | None = None,
+) -> Iterator[Explanation]:
+    """The explanations of `explain`, one for each batch: memory does not grow with the number of
+    images."""
+    model = as_view(model)
+    if also and not model.aimed:
+        reason = f"{model.name} predicts many rows"
+        raise NotDefined(" and ".join(sorted(also)), reason, "Omit this option")
+    if model.aimed:
+        where = target.region if isinstance(target, FileRegion) else target
+        need_class(model, where)
+        if isinstance(where, str | int):  # an unknown class is an error before images are read
+            model.class_index(where)
+    methods = default_methods(model) if methods is None else methods
+    if not methods:
+        raise BadOption("methods", [], "at least one method, or None for the usual ones")
+    for method in methods if others is not None else ():
+        if "blank" not in find(method, model.architecture).options:
+            expected = "methods with a blank, such as caap: the other version is the image's blank"
+            raise BadOption("others", f"other versions for {method}", expected)
+    total = ""
+    for part in image_batches(
+        model, images, batch=batch, names=names, others=others, skipped=skipped, target=target
+    ):
+        tensor, rows = part.images.to(model.device, model.dtype), part.targets(target)
+        total = pixels_digest(tensor, total)
+        other = {} if part.others is None else {"blank": part.others.to(tensor)}
+        runs = {}
+        for method in methods:
+            own = {**(options or {}).get(method, {}), **other}
+            run = attribute_batch(model, tensor, rows, method, own)
+            runs[method] = replace(run, names=part.names)
+        first = runs[methods[0]]
+        enough, pairs = None, None
+        if "evidence" in also:
+            from seecause.attribution.evidence import evidence
+
+            enough = evidence(model, tensor, rows, maps=first.maps)
+        if "interactions" in also:
+            from seecause.attribution.evidence import interactions
+
+            pairs = interactions(model, tensor, rows)
+        shares = [_outside(first, i, known.mask) for i, known in enumerate(part.facts)]
+        yield Explanation(
+            part.names,
+            first.answers,
+            runs,
+            total,
+            enough,
+            pairs,
+            places=part.places,
+            truths=[_truth(model, known.label) for known in part.facts],
+            background=[share for share, _ in shares],
+            background_area=[area for _, area in shares],
+        )
+
+
+def _truth(model: ImageModel, label: str | None) -> str | None:
+    """The model's name of the class that a folder or a dataset names; None if it has none."""
+    if label is None or label.isdigit():  # a folder called 7 need not be class 7
+        return None
+    try:
+        return model.class_name(model.class_index(label))
+    except SeecauseError:
+        return None
+
+
+def _outside(
+    run: Attribution, index: int, mask: Tensor | None
+) -> tuple[float | None, float | None]:
+    """The share of a map, above its lowest value, that lies outside of the object, and the share of
+    the pixels; None without a mask, and the first None without an object or values above 0."""
+    if mask is None or not (mask != IGNORE).any():
+        return None, None
+    area = float((mask[mask != IGNORE] == 0).double().mean())
+    values = (run.maps if run.native is None else run.native)[index]
+    above = values - values.min().clamp(min=0)
+    pixels = to_pixels(above[None], (mask.shape[0], mask.shape[1]))[0].clamp(min=0).to(mask.device)
+    counted = pixels * (mask != IGNORE)
+    on_object = float((counted * (mask != 0)).sum() / counted.sum())
+    return None if area == 1 or math.isnan(on_object) else 1 - on_object, area
+
+
+@torch.no_grad()
+def default_methods(model: ImageModel) -> tuple[str, ...]:
+    """CAAP (where is it?) and mosaic (what does the prediction depend on?). CAAP alone where mosaic
+    is not defined or is known to be poor (no class token is read), or where no gradient passes."""
+    try:
+        find("mosaic", model.architecture)
+        if isinstance(model, VisionModel):
+            if not special_rows(model, model.layout):
+                return ("caap",)
+            with model.eval_mode():
+                need_gradients(model, "mosaic")
+    except (NotDefined, RuntimeError):  # torch raises the latter for inference tensors
+        return ("caap",)
+    return ("caap", "mosaic")
+
+
+@torch.no_grad()
+def top_answers(
+    model: ImageModel, images: Tensor, *, target: int | None = None, count: int = 3
+) -> list[list[Answer]]:
+    """The `count` most probable classes of each image, then `target` if it is not among them."""
+    probabilities = spread(model(images).double(), "prob", sigmoid=model.sigmoid)
+    goal = None if target is None else parse(model, target, len(images))
+    return best_answers(model, probabilities, goal, count=count)
+
+
+# ---------------------------------------------------------------- reading images
+
+
+@dataclass(frozen=True, eq=False)
+class FileRegion:
+    """A region in the pixels of files, each of its own size."""
+
+    region: Region
+    steps: Preprocess
+
+    def framed(self, size: tuple[int, int] | None) -> Region:
+        """The part of the region that lies inside the model's input crop of an image of `size`;
+        raises if it is empty."""
+        if size is None:
+            raise BadOption("target", "a region of files", "images that are files or samples")
+        region = self.region.framed(self.steps, *size)
+        if region.where is not None:
+            region.mask(self.steps.size)
+        return region
+
+
 @dataclass(frozen=True, eq=False)
 class ImageBatch:
-    """Images that were read: their places among all that came in, and what is known about them."""
+    """Images that were read: their indices among all that were given, and what is known about
+    them."""
 
     images: Tensor  # [B, 3, H, W], normalised
     places: list[int]
     names: list[str]
     facts: list[ImageFacts]
     others: Tensor | None = None  # [B, 3, H, W], a second version of each
+    regions: list[Region] = field(default_factory=list)  # the target, where it is a `FileRegion`
 
     def targets(self, target: Spec) -> Spec:
         """The target of these images: of a list with one for each image, their own."""
-        if getattr(target, "ndim", 0) > 0:
-            target = target.tolist()
-        if isinstance(target, tuple) and len(target) != 2:
-            target = list(target)
+        if self.regions:
+            return self.regions
+        target = _listed(target)
         if not isinstance(target, list):
             return target
         if max(self.places) >= len(target):
             raise BadOption("target", f"a list of {len(target)}", "one for each image")
         return [target[place] for place in self.places]
 
-    def take(self, rows: list[int]) -> ImageBatch:
-        """Some of them."""
-        lists = ([values[row] for row in rows] for values in (self.places, self.names, self.facts))
-        others = None if self.others is None else self.others[rows]
-        return ImageBatch(self.images[rows], *lists, others)
+
+def _listed(target: Spec) -> Spec:
+    """Targets with one class for each image, which may be tensors, arrays or tuples, as a list."""
+    if getattr(target, "ndim", 0) > 0:
+        return target.tolist()
+    return list(target) if isinstance(target, tuple) and len(target) != 2 else target
 
 
 def read_one_by_one(model: ImageModel, images: Any) -> bool:
@@ -303,20 +513,16 @@ def image_batches(
     model: ImageModel,
     images: Pictures | Iterable[Any],
     *,
-    batch: int = BATCH,
-    names: Sequence[str] | None = None,
-    others: Pictures | Iterable[Any] | None = None,
-    skipped: list[SkippedImage] | None = None,
-    facts: bool = False,
+    batch: int,
+    names: Sequence[str] | None,
+    others: Pictures | Iterable[Any] | None,
+    skipped: list[SkippedImage] | None,
+    target: Any,
 ) -> Iterator[ImageBatch]:
     """Read and normalise images, `batch` at a time; each is released when its batch is made.
 
-    Args:
-        others: A second version of each image.
-        skipped: Receives the images that cannot be read.
-        facts: Whether labels, masks and sizes of files and samples are read, too.
-
-    A batch ends early where images of another size follow.
+    A batch ends early where images of another size follow. Images that cannot be read, or that a
+    region of files does not reach, are added to `skipped`, or are errors without it.
     """
     opener = ImageOpener()
     rows: list[ImageBatch] = []  # of one image each
@@ -327,11 +533,10 @@ def image_batches(
             raise BadOption("others", f"fewer than images ({place})", "one for each image")
         file = str(item) if isinstance(item, str | Path) else getattr(item, "filename", "")
         name = names[place] if names else file or f"image {place}"
+        version, regions = None, []
         try:
             opened = _opened(model, item, opener)
-            image = _prepared(model, opened)
-            known = _facts(model, item, opened, opener) if facts else ImageFacts()
-            version = None
+            image, known = _prepared(model, opened), _facts(model, item, opened, opener)
             if other is not None:
                 version = _prepared(model, _opened(model, other, opener, second=True))
         except (BadImage, DataMissing) as bad:
@@ -339,12 +544,20 @@ def image_batches(
                 raise
             skipped.append(SkippedImage(name, str(bad)))
             continue
+        if isinstance(target, FileRegion):
+            try:
+                regions = [target.framed(known.size)]
+            except BadOption as outside:
+                if skipped is None:
+                    raise
+                skipped.append(SkippedImage(name, f"{name}: {outside}"))
+                continue
         if version is not None and version.shape != image.shape:
             raise BadOption("others", list(version[0].shape), f"images of {list(image[0].shape)}")
         if rows and rows[0].images.shape != image.shape:
             yield join(rows)
             rows = []
-        rows.append(ImageBatch(image, [place], [name], [known], version))
+        rows.append(ImageBatch(image, [place], [name], [known], version, regions))
         if len(rows) == batch:
             yield join(rows)
             rows = []
@@ -392,20 +605,20 @@ def _prepared(model: ImageModel, opened: Any) -> Tensor:
     return as_images(model, opened)[:1]
 
 
-def _facts(model: ImageModel, item: Any, opened: Image.Image, opener: ImageOpener) -> ImageFacts:
+def _facts(model: ImageModel, item: Any, opened: Any, opener: ImageOpener) -> ImageFacts:
     """What is known about a file or a sample; its mask in the model's frame."""
     if not isinstance(item, str | Path):
         return ImageFacts()
     if model.preprocess.kind != "images":
         return ImageFacts(Path(item).absolute().parent.name)
     height, width = opened.size[::-1]
-    known, size = replace(opener.facts(str(item)), size=(height, width)), [height, width]
+    known = replace(opener.facts(str(item)), size=(height, width))
     if known.mask is None:
         return known
-    if list(known.mask.shape) != size:
+    if tuple(known.mask.shape) != (height, width):
         raise BadImage(
             f"the mask of {item}",
-            f"{list(known.mask.shape)} pixels for an image of {size}",
+            f"{list(known.mask.shape)} pixels for an image of {[height, width]}",
             "give masks of the images' own size",
         )
     return replace(known, mask=model.preprocess.mask(known.mask))

@@ -35,7 +35,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from typing import Any, Literal, get_args
 
 import torch
@@ -76,7 +76,6 @@ Classes = Literal["all"] | Sequence[int | str] | None
 Recorded = dict[str, Any]  # sets of states, and of blocks whose keys and values a run keeps
 ONE_CLASS = "only the explained one"
 TWO_THIRDS = "the one at two thirds of the depth"
-_SUMMARIES = 4  # of blanks, that are kept
 
 
 @dataclass(frozen=True)
@@ -220,19 +219,28 @@ def sweep(
     layout = model.check(images)
     if approx != "none" and len(blank) > 1:
         raise BadOption("approx", approx, "'none': E-CAAP reads one blank for all images")
+    if approx != "none" and not (
+        plan.tail in ("source", "blank") and direction == "insert" and plan.live
+    ):
+        needs = "E-CAAP exists for direction=insert, tail=source or blank, and a class token"
+        raise BadOption("approx", approx, f"'none': {needs}")
     traces = (1 if len(blank) == 1 else 2) * trace_bytes(model, layout)
     each = traces + min(len(chosen), 32) * _intervention_bytes(model, layout, chosen, plan)
 
-    def prepare(count: int, one_for_all: Tensor | None) -> Callable[..., tuple[Tensor, ...]]:
+    one_for_all = len(blank) == 1
+
+    def prepare(count: int) -> Callable[..., tuple[Tensor, ...]]:
         of_blank, of_image = recorded(plan, model)
         if direction == "delete":
             of_blank, of_image = of_image, of_blank
         if approx != "none":
             of_blank["states"] |= of_blank["kv"]
         sets, summary, shared = token_sets(model, chosen, layout, plan.live), None, None
-        if one_for_all is not None:
-            shared = blank_trace(model, one_for_all, **of_blank)
-            summary = _summarise(model, shared, sets, plan, approx, direction)
+        if one_for_all:
+            shared = blank_trace(model, blank, **of_blank)
+        if shared is not None and approx != "none":
+            printed = approx == "e-caap-printed"
+            summary = cache(partial(_blank_parts, model, shared, sets, plan, printed))
         together = patches_at_once(model, layout, chosen, plan, count)
 
         def run(sources: Tensor, *blanks: Tensor) -> tuple[Tensor, ...]:
@@ -245,41 +253,34 @@ def sweep(
 
         return run
 
-    settings = ("caap", plan, approx, direction)
-    return sweep_images(model, images, blank, prepare, settings, chosen, bytes_each=each)
+    key = ("caap", plan, approx, direction, id(chosen), chosen._version, *one_blank(blank))
+    tensors = [images] if one_for_all else [images, blank]
+    interventions, source, bare = chunked(model, key, prepare, tensors, bytes_each=each)
+    return Swept(interventions, source, bare[: len(blank)])
 
 
-def sweep_images(
+def chunked(
     model: ImageModel,
-    images: Tensor,
-    blank: Tensor,
-    prepare: Callable[[int, Tensor | None], Callable[..., tuple[Tensor, ...]]],
-    settings: tuple[Hashable, ...],
-    chosen: Tensor,
+    key: tuple[Hashable, ...] | None,
+    prepare: Callable[[int], Callable[..., tuple[Tensor, ...]]],
+    tensors: Sequence[Tensor],
     *,
     bytes_each: int,
-) -> Swept:
-    """Logits of all interventions `chosen`, as many images at a time as fit.
+) -> tuple[Tensor, ...]:
+    """Results of the function that `prepare(count)` returns, for as many images at a time as fit.
 
-    `prepare(count, blank)` does all that no image changes. The function it gives turns `count`
-    images, and a blank for each where they do not share one (`blank` is None then), into logits
-    of all interventions, of images and of blanks; on a GPU it is recorded by `settings`.
+    `tensors` have one row for each image, `prepare(count)` does all that does not depend on an
+    image. On a GPU the function is recorded by `key`, unless that is None.
     """
-    shared = blank if len(blank) == 1 else None
-    key = (*settings, id(chosen), chosen._version, *one_blank(blank))
-    tensors = (images,) if shared is not None else (images, blank)
+    total, device = len(tensors[0]), tensors[0].device
 
     def some_images(a: int, b: int) -> tuple[Tensor, ...]:
-        parts = [tensor[a:b] for tensor in tensors]
-        return captured(model, key, partial(prepare, b - a, shared), *parts)
+        parts, ready_run = [tensor[a:b] for tensor in tensors], partial(prepare, b - a)
+        return ready_run()(*parts) if key is None else captured(model, key, ready_run, *parts)
 
-    size = len(images)
-    if not ready(model, key, *tensors):
-        size = fit(size, bytes_each, images.device)
-    parts = in_chunks(some_images, len(images), size, what="images")
-    interventions, plain, bare = zip(*parts, strict=True)
-    bare = bare[0] if shared is not None else joined(bare)
-    return Swept(joined(interventions), joined(plain), bare)
+    known = key is not None and ready(model, key, *tensors)
+    size = total if known else fit(total, bytes_each, device)
+    return joined(list(in_chunks(some_images, total, size, what="images")))
 
 
 def one_blank(blank: Tensor) -> tuple[int, ...]:
@@ -327,40 +328,18 @@ def row_bytes(model: VisionModel, layout: TokenLayout) -> int:
     return width * element * 16 + explicit
 
 
-def _summarise(
+def _blank_parts(
     model: VisionModel,
     blank: Trace,
-    sets: TokenSets,
+    every: TokenSets,
     plan: SweepPlan,
-    approx: Approx,
-    direction: Direction,
-) -> Callable[[int, int], BlankSummary] | None:
-    """E-CAAP's part of the blank for any range of patches, or None for exact CAAP. No image
-    changes them: they stay in the model's memo."""
-    if approx == "none":
-        return None
-    if plan.tail not in ("source", "blank") or direction != "insert" or not plan.live:
-        needs = "E-CAAP exists for direction=insert, tail=source or blank, and a class token"
-        raise BadOption("approx", approx, f"'none': {needs}")
-    known: dict[Hashable, tuple[Any, BlankSummary]] = model.memo.setdefault("blank summaries", {})
-
-    def summary(start: int, stop: int) -> BlankSummary:
-        key = (id(blank), id(sets), plan, approx, start, stop)
-        if key not in known:
-            printed = approx == "e-caap-printed"
-            made = _blank_parts(model, blank, sets.part(start, stop), plan, printed=printed)
-            if len(known) >= _SUMMARIES:
-                known.pop(next(iter(known)))
-            known[key] = ((blank, sets), made)  # kept alive, so that ids mean the same objects
-        return known[key][1]
-
-    return summary
-
-
-def _blank_parts(
-    model: VisionModel, blank: Trace, sets: TokenSets, plan: SweepPlan, *, printed: bool
+    printed: bool,
+    first: int,
+    last: int,
 ) -> BlankSummary:
-    """What the blank's own class query reads of the blank beside each token set, block by block."""
+    """E-CAAP's part of the blank for token sets `first` to `last`: what the blank's own class query
+    reads of the blank beside each set, block by block. It does not depend on an image."""
+    sets = every.part(first, last)
     special, n = span(plan.live), len(sets)
     at = blank.at.take(blank.at.index[special])
     donor_blocks = plan.donor_blocks(model.n_layers)
@@ -427,8 +406,10 @@ def sweep_features(
     memory budget."""
     layout = model.check(images)
 
-    def prepare(count: int, one_for_all: Tensor | None) -> Callable[..., tuple[Tensor, ...]]:
-        shared = None if one_for_all is None else model.run_to(stage, one_for_all)  # [1, C, h, w]
+    one_for_all = len(blank) == 1
+
+    def prepare(count: int) -> Callable[..., tuple[Tensor, ...]]:
+        shared = model.run_to(stage, blank) if one_for_all else None  # [1, C, h, w]
         cells = chosen.to(model.device).unflatten(1, layout.grid)  # [N, gh, gw]
         after = count * model.forward_bytes(layout, after=stage)
         together = fit(len(cells), after, model.device, share=0.8)
@@ -448,9 +429,10 @@ def sweep_features(
 
         return run
 
-    settings = ("conv caap", stage, direction)
-    each = 2 * model.forward_bytes(layout)
-    return sweep_images(model, images, blank, prepare, settings, chosen, bytes_each=each)
+    key = ("staged caap", stage, direction, id(chosen), chosen._version, *one_blank(blank))
+    tensors, each = [images] if one_for_all else [images, blank], 2 * model.forward_bytes(layout)
+    interventions, source, bare = chunked(model, key, prepare, tensors, bytes_each=each)
+    return Swept(interventions, source, bare[: len(blank)])
 
 
 def patched(cells: Tensor, donor: Any, context: Any) -> Any:

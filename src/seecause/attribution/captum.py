@@ -51,16 +51,15 @@ class ByMethod(Attribution):
         """Attributions in the shape of `inputs`, normalised images [B, 3, H, W] or a tuple of one
         such tensor. `target` as in captum: a class, or one for each image; None for the predicted.
         """
-        images = inputs if isinstance(inputs, Tensor) else _only(inputs)
+        images = inputs if isinstance(inputs, Tensor) else inputs[0]
+        if not isinstance(inputs, Tensor) and len(inputs) != 1:
+            raise BadOption("inputs", f"{len(inputs)} tensors", "one: a batch of images")
         if additional_forward_args is not None:
             raise BadOption("additional_forward_args", "values", "None: a view takes images alone")
-        result = attribute(
-            self.view,
-            images.detach(),
-            target=_classes(target),
-            method=self.method,
-            **{**self.options, **options},
-        )
+        if isinstance(target, Tensor) and target.numel() == 1:
+            target = int(target)
+        own = {**self.options, **options}
+        result = attribute(self.view, images.detach(), target, self.method, **own)
         maps = result.maps if result.native is None else result.native
         attributions = shares(maps, images.detach())
         return attributions if isinstance(inputs, Tensor) else (attributions,)
@@ -102,29 +101,3 @@ def shares(maps: Tensor, like: Tensor) -> Tensor:
     pixels = patch.flatten().bincount(minlength=maps[0].numel())
     each = (maps.flatten(1) / (pixels * channels))[:, None, patch]
     return each.expand(-1, channels, -1, -1).to(like).contiguous()
-
-
-def _only(inputs: tuple[Tensor, ...]) -> Tensor:
-    if len(inputs) != 1:
-        raise BadOption("inputs", f"{len(inputs)} tensors", "one: a batch of images")
-    return inputs[0]
-
-
-def _classes(target: Any) -> Any:
-    """A target of captum: a tuple names a place in the output, which has one axis here."""
-    if isinstance(target, tuple):
-        target = [target]
-    if isinstance(target, list):
-        target = [_place(entry) for entry in target]
-        return target[0] if len(target) == 1 else target
-    if isinstance(target, Tensor) and target.numel() == 1:
-        return int(target)
-    return target
-
-
-def _place(entry: Any) -> Any:
-    if not isinstance(entry, tuple):
-        return entry
-    if len(entry) != 1:
-        raise BadOption("target", entry, "one class: logits have one axis beside the batch")
-    return entry[0]

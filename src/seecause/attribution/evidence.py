@@ -1,62 +1,78 @@
-"""Enough, and needed: how much of the image does the prediction depend on?
+"""Sets of patches: which are enough for a prediction, which it needs, and which act together.
 
-Patches are taken in the order of a map, the highest first: S_k are the first k. Everything else is
-replaced by the pixels of a blank, and the model itself answers:
+Evidence takes patches in the order of a map, the highest first: S_k are the first k. Everything
+else is replaced by the pixels of a blank, and the model predicts the class of that image:
 
     enough   the shortest S_k that, alone on the blank, keeps the prediction
     needed   the shortest S_k that, replaced by the blank, breaks it
 
 The prediction is kept while the explained class has the highest logit (of a pair: a higher one than
-the other class; of a function of logits: while it is above 0).
+the other class; of a function of logits: while it is above 0). Both are found by bisection,
+`points` lengths at a time: about 2 points log N / log(points + 1) forwards instead of 2 N. The set
+that is returned was run and keeps (or breaks) the prediction, and the same set without its last
+patch was run and does not. A shorter S_k may exist, since the prediction may come and go along the
+order; more `points` make a shorter one harder to miss (docs/explain.md: how often one is missed).
 
-Both are found by bisection, `points` lengths at a time: about 2 points log N / log(points + 1)
-forwards instead of 2 N. What it promises: the set it returns was run and keeps (or breaks) the
-answer, and the same set without its last patch was run and does not. What it does not promise: that
-no shorter S_k does. Adding a patch can undo a prediction, so the prediction may come and go along
-the order; more `points` make a shorter one harder to miss (docs/explain.md: how often one is
-missed).
+Interactions put regions of patches into a blank image, by the sweep of CAAP. With f(S) the class
+score when the regions of S are put in,
+
+    single       e_a  = f({a}) - f({})
+    joint        e_ab = f({a, b}) - f({})
+    interaction  I_ab = e_ab - e_a - e_b
+
+I > 0: the two need each other. I < 0: each will do without the other. I = 0: they add up. That
+holds on the scale of `score`: evidence that adds up in logits does not in probabilities. All 49
+singles and 1,176 pairs of 7 x 7 regions are 1,225 class rows: six forwards of 197 tokens. No pair
+is left out or estimated.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from dataclasses import asdict, dataclass
+from functools import lru_cache, partial
+from typing import Any
 
 import torch
-from PIL import Image
 from torch import Tensor, nn
 
 from seecause.attribution.attribute import attribute
+from seecause.attribution.caap import Swept, make_plan, sweep, sweep_features
+from seecause.attribution.gradients import bind_target
 from seecause.attribution.registry import find
 from seecause.engine.blanks import Blank, blank_image
-from seecause.engine.chunks import batched, budget, fit, memory
+from seecause.engine.chunks import batched, budget, fit, memory, run_in_chunks
 from seecause.engine.mixture import special_rows
-from seecause.errors import BadOption
+from seecause.errors import BadOption, NotDefined
 from seecause.loading import as_view
 from seecause.metrics.pixels import spread_out
 from seecause.models.base import ImageModel, protocol
-from seecause.models.layout import TokenLayout
 from seecause.models.preprocess import Pictures, as_images
+from seecause.models.staged import StagedModel
 from seecause.models.view import VisionModel
 from seecause.options import Count, checked
 from seecause.results import Result
-from seecause.target import Spec, Target, parse
+from seecause.target import Score, Spec, Target, parse
 from seecause.types import wide
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
+RegionPlace = tuple[int, int]  # row and column among the regions, from 0
 
 
 @dataclass(frozen=True, eq=False)
 class PatchSet:
-    """One set of patches of each image, and what the model said when it was run."""
+    """One set of patches of each image, and what the model predicted when it was run.
 
-    patches: Tensor  # [B, gh, gw] bool; none where no set that does it was found
-    exists: Tensor  # [B] bool: the image below was run, and does what the set is for
-    probability: Tensor  # [B] of the explained class there (a pair or function: its value)
-    labels: list[str]  # the model's prediction there
-    pictures: Tensor  # [B, 3, H, W] raw pixels that were run
+    Attributes:
+        patches: The set [B, rows, columns] bool; empty where no set that does it was found.
+        exists: Whether a set was found, [B] bool.
+        probability: Probability of the explained class, [B] (of a pair or function: its value).
+        labels: The predicted classes.
+    """
+
+    patches: Tensor
+    exists: Tensor
+    probability: Tensor
+    labels: list[str]
 
     @property
     def count(self) -> Tensor:
@@ -64,21 +80,29 @@ class PatchSet:
         return self.patches.flatten(1).sum(dim=1)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Evidence(Result):
-    """What is enough for the predictions of some images, and what they need."""
+    """Which patches are enough for the predictions of some images, and which they need.
 
-    images: Tensor  # [B, 3, H, W] raw pixels in [0, 1]
-    maps: Tensor  # [B, gh, gw] whose order was taken
+    Attributes:
+        images: Raw pixels [B, 3, H, W] in [0, 1].
+        maps: The maps [B, rows, columns] whose order was taken.
+        enough: The sets that keep the prediction alone.
+        needed: The sets without which the prediction changes.
+        probability: Probability [B] of the explained class in the whole image.
+        answered: Whether the explained class is predicted for the whole image, [B] bool.
+        labels: The explained classes; none for a function.
+        manifest: Method, options, target, model, data and versions.
+    """
+
+    images: Tensor
+    maps: Tensor
     enough: PatchSet
     needed: PatchSet
-    probability: Tensor  # [B] of the explained class in the whole image
-    answered: Tensor  # [B] bool: the whole image gets the explained class
-    labels: list[str]  # the explained classes; none for a function
+    probability: Tensor
+    answered: Tensor
+    labels: list[str]
     manifest: dict[str, Any]
-
-    def __len__(self) -> int:
-        return len(self.images)
 
     def __repr__(self) -> str:
         total = self.maps[0].numel()
@@ -107,27 +131,6 @@ class Evidence(Result):
             found[f"mean patches {name}"] = float(sets.count[sets.exists].double().mean())
         return found
 
-    def overlay(self, index: int = 0) -> tuple[Image.Image, Image.Image]:
-        """The two sets outlined, on the image that keeps the prediction and on the one without
-        it."""
-        from seecause.report.explain import evidence_image
-
-        return evidence_image(self, index, "enough"), evidence_image(self, index, "needed")
-
-    def sentence(self, index: int = 0) -> tuple[str, str]:
-        """Both findings in words."""
-        from seecause.report.explain import evidence_sentences
-
-        return evidence_sentences(self, index)
-
-    def plot(self, axes: tuple[Axes, Axes], index: int = 0) -> None:
-        """Both outlined images on two axes of matplotlib."""
-        shown = zip(axes, self.overlay(index), self.sentence(index), strict=True)
-        for axis, picture, words in shown:
-            axis.imshow(picture)
-            axis.set_title(words, fontsize=8, wrap=True)
-            axis.axis("off")
-
 
 @checked
 @torch.no_grad()
@@ -150,9 +153,10 @@ def evidence(
         model: A model returned by `sc.load` or `sc.wrap`, or an `nn.Module` that `sc.wrap` takes.
         images: What `sc.attribute` takes in memory: a normalised tensor, PIL images, or paths.
         target: The class, as for `sc.attribute`. None means the predicted class.
-        maps: Maps [B, gh, gw] whose order is taken.
+        maps: Maps [B, rows, columns] whose order is taken.
         method: Otherwise, the method whose maps are taken, with its `options`. None means mosaic;
             libra-ixg+ where no class token is read; CAAP where these are not defined.
+        options: Options of the method.
         blank: What stands in place of hidden patches; one image for all, or one for each.
         points: Lengths that are tried at once.
         seed: Of the blank, and of the method unless its options name one.
@@ -171,24 +175,34 @@ def evidence(
     model = as_view(model)
     with model.eval_mode(frozen=True), budget(memory().limit) as held:
         images = as_images(model, images)
-        order = "maps that were given"
+        layout, order = model.check(images), "maps that were given"
         if maps is None:
             order = default_order(model) if method is None else method
             drawn = {"seed": seed} if "seed" in find(order, model.architecture).options else {}
             maps = attribute(model, images, target, order, **{**drawn, **(options or {})}).maps
-        maps = _laid_out(maps, images, model.check(images))
+        if tuple(maps.shape[1:]) == layout.cells:  # frames of a film, one below the other
+            maps = maps.flatten(1, -2)
+        if tuple(maps.shape) != (len(images), *layout.grid) or not maps.isfinite().all():
+            expected = f"finite numbers {[len(images), *layout.grid]}: one map an image"
+            raise BadOption("maps", list(maps.shape), expected)
         size = (images.shape[-2], images.shape[-1])
         empty = blank_image(model, size, blank, seed=seed, count=len(images))
-        chain = _Chain(model, images, empty, maps.to(images.device), target)
-        record = chain.target.record(model)
+        chunk = fit(len(images), model.forward_bytes(layout), images.device, share=0.5)
+        whole = batched(model, images, chunk)  # [B, C]
+        bare = batched(model, empty, chunk).expand_as(whole)
+        goal = parse(model, target, len(images)).bind(whole)
+        places = maps.to(images.device).flatten(1).argsort(dim=1, descending=True, stable=True)
+        ranks = places.argsort(dim=1).unflatten(1, layout.grid)  # [B, gh, gw]
+        search = _Search(model, images, empty, ranks, goal, chunk)
+        record = goal.record(model)
         settings = {"order": order, "blank": blank if isinstance(blank, str) else "given"}
         return Evidence(
             images=model.preprocess.shown(images),
             maps=wide(maps).cpu(),
-            enough=chain.shortest(keep=True, points=points),
-            needed=chain.shortest(keep=False, points=points),
-            probability=chain.score(chain.whole).double().cpu(),
-            answered=chain.kept(chain.whole).cpu(),
+            enough=search.shortest(bare, whole, keep=True, points=points),
+            needed=search.shortest(whole, bare, keep=False, points=points),
+            probability=goal.score(whole, "prob", sigmoid=model.sigmoid).double().cpu(),
+            answered=search.kept(whole).cpu(),
             labels=list(record.get("name", [])),
             manifest={
                 "method": "evidence",
@@ -207,84 +221,59 @@ def default_order(model: ImageModel) -> str:
     return "mosaic" if special_rows(model, model.layout) else "libra-ixg+"
 
 
-def _laid_out(maps: Tensor, images: Tensor, layout: TokenLayout) -> Tensor:
-    """Maps on the grid [B, gh, gw]; those of a film one below the other."""
-    grid = layout.grid
-    if tuple(maps.shape[1:]) == layout.cells:
-        maps = maps.flatten(1, -2)
-    if tuple(maps.shape) != (len(images), *grid) or not maps.isfinite().all():
-        expected = f"finite numbers [{len(images)}, {grid[0]}, {grid[1]}]: one map an image"
-        raise BadOption("maps", list(maps.shape), expected)
-    return maps
-
-
-class _Chain:
+@dataclass(frozen=True, eq=False)
+class _Search:
     """Images between a blank and themselves: the first k patches of a map shown, or hidden."""
 
-    def __init__(
-        self, model: ImageModel, images: Tensor, empty: Tensor, maps: Tensor, target: Spec
-    ):
-        self.model, self.images, self.empty = model, images, empty
-        self.grid, self.patches = maps.shape[1:], maps[0].numel()
-        order = maps.flatten(1).argsort(dim=1, descending=True, stable=True)
-        self.ranks = order.argsort(dim=1).unflatten(1, self.grid)  # [B, gh, gw]
-        each = model.forward_bytes(model.check(images))
-        self.chunk = fit(len(images), each, images.device, share=0.5)
-        self.whole = batched(model, images, self.chunk)  # [B, C]
-        self.blank = batched(model, empty, self.chunk).expand_as(self.whole)
-        self.target: Target = parse(model, target, len(images)).bind(self.whole)
+    model: ImageModel
+    images: Tensor
+    empty: Tensor
+    ranks: Tensor  # [B, gh, gw]: the place of each patch in the order
+    goal: Target
+    chunk: int  # images that run at once
 
-    def shortest(self, *, keep: bool, points: int) -> PatchSet:
+    def shortest(self, none: Tensor, every: Tensor, *, keep: bool, points: int) -> PatchSet:
         """The shortest beginning of the order that keeps the prediction alone, or breaks it when it
-        is hidden."""
-        points = min(points, self.patches)
-        none, every = (self.blank, self.whole) if keep else (self.whole, self.blank)
-        begins = self.kept(none) == keep  # with no patch at all
+        is hidden. `none` and `every` are logits [B, C] with no and with all patches taken."""
+        begins, patches = self.kept(none) == keep, self.ranks[0].numel()
 
         def passes(rows: Tensor, lengths: Tensor) -> Tensor:
-            return self.kept(self._run(rows, lengths, keep), rows) == keep
+            return self.kept(self.logits(rows, lengths, keep), rows) == keep
 
         left = (~begins).nonzero()[:, 0]
         ends = (self.kept(every) == keep)[left]
         lengths = torch.zeros_like(begins, dtype=torch.long)
-        lengths[left] = bisect(passes, left, self.patches, ends, points=points)
-        exists = lengths >= 0
-        lengths = lengths.clamp(min=0)
+        lengths[left] = bisect(passes, left, patches, ends, points=min(points, patches))
+        exists, lengths = lengths >= 0, lengths.clamp(min=0)
         rows = torch.arange(len(self.images), device=self.images.device)
-        pictures, logits = self._mixed(rows, lengths, keep), self._run(rows, lengths, keep)
-        shown = exists[:, None, None, None] | torch.tensor(keep, device=exists.device)
+        logits = self.logits(rows, lengths, keep)
+        score = self.goal.score(logits, "prob", sigmoid=self.model.sigmoid)
         return PatchSet(
             patches=(self.ranks < lengths[:, None, None]).cpu(),
             exists=(exists & (self.kept(logits) == keep)).cpu(),
-            probability=self.score(logits).double().cpu(),
+            probability=score.double().cpu(),
             labels=[self.model.class_name(c) for c in logits.argmax(dim=-1).tolist()],
-            pictures=self.model.preprocess.shown(torch.where(shown, pictures, self.images)),
         )
 
     def kept(self, logits: Tensor, rows: Tensor | slice = slice(None)) -> Tensor:
-        """Whether logits [m, C] of some images give the explained answer, [m]."""
-        goal = self.target.take(rows)
+        """Whether logits [m, C] of some images give the explained prediction, [m]."""
+        goal = self.goal.take(rows)
         if goal.function is not None or goal.against is not None:
             return goal.score(logits, "logit") > 0
         assert goal.classes is not None
         return logits.argmax(dim=-1) == goal.classes.to(logits.device)
 
-    def score(self, logits: Tensor) -> Tensor:
-        return self.target.score(logits, "prob", sigmoid=self.model.sigmoid)
-
-    def _mixed(self, rows: Tensor, lengths: Tensor, keep: bool) -> Tensor:
-        """Images [m, 3, H, W] with the first patches shown on the blank, or hidden by it."""
-        first = self.ranks[rows] < lengths[:, None, None]  # [m, gh, gw]
-        height, width = self.images.shape[-2:]
-        shown = spread_out(first == keep, (height, width))[:, None]
-        empty = self.empty if len(self.empty) == 1 else self.empty[rows]
-        return torch.where(shown, self.images[rows], empty)
-
-    def _run(self, rows: Tensor, lengths: Tensor, keep: bool) -> Tensor:
-        """Logits [m, C] of those images, as many at a time as fit."""
+    def logits(self, rows: Tensor, lengths: Tensor, keep: bool) -> Tensor:
+        """Logits [m, C] of images `rows` with their first patches shown on the blank, or hidden by
+        it; as many at a time as fit."""
+        size = (self.images.shape[-2], self.images.shape[-1])
 
         def run_items(items: Tensor) -> Tensor:
-            return self.model(self._mixed(rows[items], lengths[items], keep))
+            own = rows[items]
+            first = self.ranks[own] < lengths[items][:, None, None]  # [m, gh, gw]
+            shown = spread_out(first == keep, size)[:, None]
+            empty = self.empty if len(self.empty) == 1 else self.empty[own]
+            return self.model(torch.where(shown, self.images[own], empty))
 
         return batched(run_items, torch.arange(len(rows), device=rows.device), self.chunk)
 
@@ -313,3 +302,193 @@ def bisect(
         low[left] = between.gather(1, first[:, None])[:, 0]
         high[left] = torch.where(known[left], between.gather(1, first[:, None] + 1)[:, 0], -1)
     return torch.where(known, high, -1)
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Two regions, what they cause together, and how much of that is more than their sum."""
+
+    first: RegionPlace
+    second: RegionPlace
+    interaction: float
+    joint: float
+    singles: tuple[float, float]
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Interactions(Result):
+    """Effects of all regions and of all pairs of them, for each image. Signed, never normalised.
+
+    Attributes:
+        joint: e_ab, [B, R, R], region by region, row by row; its diagonal is the single effects.
+        regions: Regions in each direction: R is its square.
+        grid: The grid of patches.
+        images: Raw pixels [B, 3, H, W] in [0, 1].
+        labels: The explained classes.
+        manifest: Method, options, target, model, data and versions.
+    """
+
+    joint: Tensor
+    regions: int
+    grid: tuple[int, int]
+    images: Tensor
+    labels: list[str]
+    manifest: dict[str, Any]
+
+    def __repr__(self) -> str:
+        return (
+            f"Interactions({self.manifest['model']}, {len(self.joint)} images,"
+            f" {self.regions} x {self.regions} regions, {', '.join(self.labels[:3])})"
+        )
+
+    @property
+    def singles(self) -> Tensor:
+        """Effects of single regions e_a, [B, R]."""
+        return self.joint.diagonal(dim1=1, dim2=2)
+
+    @property
+    def values(self) -> Tensor:
+        """Interactions I_ab, [B, R, R]: symmetric, 0 on the diagonal."""
+        inner = self.joint - self.singles[:, :, None] - self.singles[:, None, :]
+        return inner * ~torch.eye(inner.shape[-1], dtype=torch.bool)
+
+    def rows(self) -> list[dict[str, Any]]:
+        """One row for each pair of regions and image."""
+        every = self.joint.shape[-1] ** 2
+        return [
+            {"image": place, **asdict(pair)}
+            for place in range(len(self.joint))
+            for pair in self.pairs(place, every)
+        ]
+
+    def numbers(self) -> dict[str, float]:
+        """Mean sizes of the effects, over regions, pairs and images."""
+        first, second = torch.triu_indices(*self.joint.shape[1:], offset=1)
+        return {
+            "mean single effect": float(self.singles.mean()),
+            "mean size of interactions": float(self.values[:, first, second].abs().mean()),
+        }
+
+    def pairs(self, index: int = 0, count: int = 10) -> list[Pair]:
+        """The pairs of one image, the largest interaction of either sign first."""
+        values, joint = self.values[index], self.joint[index]
+        first, second = torch.triu_indices(*values.shape, offset=1)
+        order = values[first, second].abs().argsort(descending=True, stable=True)[:count]
+        return [
+            Pair(
+                divmod(a, self.regions),
+                divmod(b, self.regions),
+                float(values[a, b]),
+                float(joint[a, b]),
+                (float(joint[a, a]), float(joint[b, b])),
+            )
+            for a, b in zip(first[order].tolist(), second[order].tolist(), strict=True)
+        ]
+
+
+@checked
+@torch.no_grad()
+def interactions(
+    model: ImageModel | nn.Module,
+    images: Pictures,
+    target: Spec = None,
+    *,
+    regions: int = 7,
+    score: Score = "logit",
+    blank: Blank | Tensor = "white",
+    seed: int = 0,
+) -> Interactions:
+    """Exact effects of all pairs of regions, beside those of single ones.
+
+    Networks of stages are patched at two thirds of their depth.
+
+    Args:
+        model: A model returned by `sc.load` or `sc.wrap`, or an `nn.Module` that `sc.wrap` takes.
+        images: What `sc.attribute` takes in memory: a normalised tensor, PIL images, or paths.
+        target: The class, as for `sc.attribute`. None means the predicted class.
+        regions: Regions in each direction.
+        score: The scale on which effects add up.
+        blank: The context, as for CAAP.
+        seed: Of the blank.
+
+    Returns:
+        `Interactions` with `singles`, `joint` and `values`.
+
+    Example:
+        >>> import seecause as sc
+        >>> model = sc.load("builtin:critters-vit")
+        >>> data = sc.data.open_data("critters:clean", limit=1)
+        >>> pairs = sc.interactions(model, sc.data.to_batch(model, list(data)).images, regions=4)
+        >>> pairs.values.shape, len(pairs.pairs(0, count=3))
+        (torch.Size([1, 16, 16]), 3)
+    """
+    model = as_view(model)
+    with model.eval_mode(frozen=True), budget(memory().limit) as held:
+        images = as_images(model, images)
+        grid = model.check(images).grid
+        if not 2 <= regions <= min(grid):
+            expected = f"2 to {min(grid)}: the grid has {grid[0]} x {grid[1]} patches"
+            raise BadOption("regions", regions, expected)
+        sets = pair_sets(grid, regions)
+        goal = bind_target(model, images, parse(model, target, len(images)))
+        size = (images.shape[-2], images.shape[-1])
+        empty = blank_image(model, size, blank, seed=seed, count=len(images))
+        put_in = _sweeper(model, images)
+
+        def run_images(a: int, b: int) -> Tensor:
+            own_blank = empty if len(empty) == 1 else empty[a:b]
+            swept, own = put_in(images[a:b], own_blank, sets), goal.take(slice(a, b))
+            alone, none = (
+                own.score(logits, score, sigmoid=model.sigmoid)
+                for logits in (swept.interventions, swept.blank.expand_as(swept.source))
+            )
+            return (alone - none[:, None]).cpu()
+
+        each = len(sets) * model.n_classes * 4 * 3  # logits of all sets
+        effects = run_in_chunks(run_images, len(images), each, images.device, what="images")
+    count = regions * regions
+    first, second = torch.triu_indices(count, count)
+    joint = effects.new_zeros(len(images), count, count)
+    joint[:, first, second] = joint[:, second, first] = effects
+    record, given = goal.record(model), blank if isinstance(blank, str) else "given"
+    return Interactions(
+        joint=joint,
+        regions=regions,
+        grid=grid,
+        images=model.preprocess.shown(images),
+        labels=list(record.get("name", [])),
+        manifest={
+            "method": "interactions",
+            "options": {"regions": regions, "score": score, "blank": given, "seed": seed},
+            "target": record,
+            **protocol(model, images),
+            "memory_halvings": list(held.halvings),
+        },
+    )
+
+
+def _sweeper(model: ImageModel, images: Tensor) -> Callable[[Tensor, Tensor, Tensor], Swept]:
+    """The function that puts sets of patches of images into blanks."""
+    if isinstance(model, VisionModel):
+        plan = make_plan(model, model.check(images), tail=None, layers=None)
+        return partial(sweep, model, plan=plan)
+    if not isinstance(model, StagedModel):
+        reason = f"there is no class row to patch in a model of architecture {model.architecture!r}"
+        raise NotDefined("interactions", reason, "Use a classifier, or sc.evidence")
+    return partial(sweep_features, model, stage=model.cells)
+
+
+def region_of(grid: tuple[int, int], regions: int) -> Tensor:
+    """The region of each patch, [gh, gw], counted row by row. Sizes differ by one patch at most."""
+    row, column = (torch.arange(side) * regions // side for side in grid)
+    return row[:, None] * regions + column
+
+
+@lru_cache(maxsize=32)
+def pair_sets(grid: tuple[int, int], regions: int) -> Tensor:
+    """The patches of every pair a <= b of regions, bool [R (R + 1) / 2, N]; a = b is one region
+    alone. The same tensor each time: what is captured for it is found again."""
+    count = regions * regions
+    members = region_of(grid, regions).flatten() == torch.arange(count)[:, None]  # [R, N]
+    first, second = torch.triu_indices(count, count)
+    return members[first] | members[second]

@@ -28,7 +28,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, replace
-from functools import lru_cache, partial
+from functools import lru_cache
 from typing import Annotated, Any
 
 import torch
@@ -39,6 +39,7 @@ from seecause.attribution.caap import (
     TWO_THIRDS,
     Layers,
     Recorded,
+    chunked,
     make_plan,
     one_blank,
     patches_at_once,
@@ -48,7 +49,6 @@ from seecause.attribution.caap import (
 from seecause.attribution.registry import Maps, join, method
 from seecause.engine.blanks import Blank, blank_image, blank_trace
 from seecause.engine.chunks import fit, in_chunks
-from seecause.engine.graphs import captured, ready
 from seecause.engine.mixture import Mixture, mask_bytes, need_gradients, reaches, slopes
 from seecause.engine.sweep import Select, Sweep, selection, token_sets
 from seecause.engine.trace import Trace, record, trace_bytes
@@ -194,40 +194,30 @@ def against_blank(
     unless the target is a function.
     """
     of_blank, of_image = runs
-    shared, own = (empty, []) if len(empty) == 1 else (None, [empty])
-    key, by_function = (*key, *one_blank(empty)), target.function is not None
-    again = not by_function and ready(model, key, images, *own, *target.tensors)
-    if not again:  # a recording was made of what follows, with gradients
-        need_gradients(model, str(key[0]))
+    own = [] if len(empty) == 1 else [empty]
 
-    def prepare_run(part: Target, count: int) -> Callable[..., tuple[Tensor, ...]]:
+    def prepare_run(count: int) -> Callable[..., tuple[Tensor, ...]]:
+        need_gradients(model, str(key[0]))
         read = prepare(count)
-        held = None if shared is None else blank_trace(model, shared, **of_blank)
+        held = None if own else blank_trace(model, empty, **of_blank)
 
         def run(sources: Tensor, *others: Tensor) -> tuple[Tensor, ...]:
             source = record(model, sources, **of_image)
             context = held or record(model, others[0], **of_blank)
             assert source.logits is not None
-            bound = part.given(*others[len(own) :]).bind(source.logits)
-            return source.logits, *read(context, source, bound)
+            goal = Target(function=target.function).given(*others[len(own) :])
+            return source.logits, *read(context, source, goal.bind(source.logits))
 
         return run
 
-    def some_images(a: int, b: int) -> Maps:
-        part = target.take(slice(a, b))
-        tensors = [images[a:b], *(blanks[a:b] for blanks in own), *part.tensors]
-        run = partial(prepare_run, part, b - a)
-        found = run()(*tensors) if by_function else captured(model, key, run, *tensors)
-        logits, scores, *errors = found
-        return Maps(scores, part.bind(logits), errors=errors[0] if errors else None)
-
-    together = len(images)
-    if not again:  # with a few masks each
-        layout = model.check(images)
-        each = trace_bytes(model, layout) + model.forward_bytes(layout)
-        each += 8 * mask_bytes(model, layout, "source")
-        together = fit(len(images), each, images.device)
-    return join(list(in_chunks(some_images, len(images), together, what="images")))
+    layout = model.check(images)
+    each = trace_bytes(model, layout) + model.forward_bytes(layout)
+    each += 8 * mask_bytes(model, layout, "source")  # with a few masks each
+    recorded_by = None if target.function is not None else (*key, *one_blank(empty))
+    tensors = [images, *own, *target.tensors]
+    found = chunked(model, recorded_by, prepare_run, tensors, bytes_each=each)
+    logits, scores, *errors = found
+    return Maps(scores, target.bind(logits), errors=errors[0] if errors else None)
 
 
 def mixture_slopes(

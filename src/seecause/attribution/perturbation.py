@@ -62,8 +62,8 @@ def simple_insertion(
     """
     bound = bind_target(model, images, target)
     size = (images.shape[-2], images.shape[-1])
-    empty = blank_image(model, size, blank, seed=seed, count=len(images))
-    return Maps(_pasted(model, images, empty.expand_as(images), select, bound, score), bound)
+    empty = blank_image(model, size, blank, seed=seed, count=len(images)).expand_as(images)
+    return Maps(_pasted(model, images, empty, select, bound, score), bound)
 
 
 @method("simple-deletion", forwards="N + 1", needs="logits", architectures=EVERY_VIEW, signed=True)
@@ -81,12 +81,10 @@ def simple_deletion(
     """The drop of the class score when one neighbourhood is covered."""
     logits = plain_logits(model, images)
     bound = target.bind(logits)
-    plain = bound.score(logits, score, sigmoid=model.sigmoid)[:, None]
     size = (images.shape[-2], images.shape[-1])
-    empty = blank_image(model, size, blank, seed=seed, count=len(images))
-    return Maps(
-        plain - _pasted(model, empty.expand_as(images), images, select, bound, score), bound
-    )
+    empty = blank_image(model, size, blank, seed=seed, count=len(images)).expand_as(images)
+    plain = bound.score(logits, score, sigmoid=model.sigmoid)[:, None]
+    return Maps(plain - _pasted(model, empty, images, select, bound, score), bound)
 
 
 def _pasted(

@@ -40,7 +40,6 @@ class Maps:
     class_maps: Tensor | None = None  # [B, N, C'], of methods that give several classes
     used: dict[str, Any] | None = None  # options as they were decided, for the manifest
     errors: Tensor | None = None  # [B, N], of methods that average draws
-    checks: Mapping[str, Tensor] = field(default_factory=dict)  # [B] each: how exact the map is
 
 
 def join(parts: Sequence[T]) -> T:

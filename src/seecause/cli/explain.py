@@ -53,7 +53,7 @@ class Asked:
 
     def target(self, model: ImageModel) -> Any:
         """The target that --class, --box and --region name together."""
-        from seecause.attribution.explain import FileRegion
+        from seecause.attribution.attribute import FileRegion
         from seecause.models.dense import Box, Region
 
         if self.box is not None and self.region is not None:
@@ -125,7 +125,7 @@ def explain(
     words = [named_value("--option", word) for word in option or ()]
     opened = reading.load(model, quiet=output.quiet)
     with loading("methods", quiet=output.quiet):
-        from seecause.attribution.explain import default_methods, explain_batches
+        from seecause.attribution.attribute import default_methods, explain_batches
         from seecause.report.explain import write_explanations
 
         methods = chosen or (("caap",) if option else default_methods(opened))

@@ -17,8 +17,7 @@ import torch
 from torch import Tensor
 
 from seecause import critters
-from seecause.attribution.attribute import attribute
-from seecause.attribution.explain import top_answers
+from seecause.attribution.attribute import attribute, top_answers
 from seecause.attribution.result import Attribution
 from seecause.background.audit import audit as audit_model
 from seecause.background.heads import penalised

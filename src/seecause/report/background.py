@@ -390,7 +390,7 @@ def discover_sections(result: Discovery) -> list[Section]:
 
 
 def _finding(result: Discovery, rank: int, finding: Finding) -> Card:
-    from seecause.attribution.explain import top_answers
+    from seecause.attribution.attribute import top_answers
 
     assert finding.trials.flipped is not None
     trial = int(finding.trials.flipped.double().argmax())  # the first that flipped

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from markupsafe import Markup
 from PIL import Image
 
-from seecause.attribution.explain import Explanation
+from seecause.attribution.attribute import Explanation
 from seecause.attribution.registry import find
 from seecause.attribution.result import MANIFEST, Attribution, AttributionWriter
 from seecause.errors import SeecauseError
@@ -51,8 +51,7 @@ from seecause.target import Answer
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from seecause.attribution.evidence import Evidence, PatchSet
-    from seecause.attribution.interactions import Interactions
+    from seecause.attribution.evidence import Evidence, Interactions, PatchSet
     from seecause.data.dataset import SkippedImage
 
 Runs = Mapping[str, Attribution]

@@ -47,6 +47,7 @@ from seecause.engine.walk import walk
 from seecause.errors import BadOption
 from seecause.models.staged import StagedModel
 from seecause.models.view import VisionModel
+from seecause.report.explain import evidence_sentences
 from seecause.report.figures import data_uri
 from seecause.types import wide
 
@@ -178,7 +179,7 @@ def evidence(context: ActionContext, request: Draw) -> Reply:
         "probability": float(sets.probability[0]),
         "enough": _patch_set(sets.enough),
         "needed": _patch_set(sets.needed),
-        "sentences": list(sets.sentence(0)),
+        "sentences": list(evidence_sentences(sets, 0)),
     }
 
 
