@@ -110,7 +110,7 @@ def app(out: Path | None) -> None:
     """Four panels for docs/app.md; with `out`, all of them into that folder, to be looked at."""
     from playwright.sync_api import sync_playwright
 
-    from seecause.app.public_names import name_folders
+    from seecause.app.state import name_folders
     from seecause.app.server import create_app
     from seecause.app.state import open_state
     from seecause.cli import run as command

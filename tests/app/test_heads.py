@@ -10,7 +10,6 @@ import torch
 import seecause as sc
 from seecause.app.panels import heads
 from seecause.app.panels.heads import Off, ScoreHeads
-from seecause.engine.forks import mean_carried
 from seecause.errors import BadOption
 
 ON = {"model": "critters-vit", "picture": "s1"}
@@ -36,36 +35,6 @@ def test_heads_at_zero_are_ablated(context):
     with sc.background.ablate(context.model, PAIRS):
         agree(answer["after"], context.model(image)[0])
     assert answer["heads"] == 4
-
-
-@torch.no_grad()
-def test_heads_of_another_picture_are_patched(context):
-    answer = heads.switch(context, Off(**ON, off=OFF, operator="other", other="s4"))
-    sites = [sc.Site(layer, "heads", heads=[head]) for layer, head in PAIRS]
-    agree(
-        answer["after"],
-        sc.patch(context.model, context.image("s1"), context.image("s4"), [sites])[0, 0],
-    )
-    with pytest.raises(BadOption, match="another picture"):
-        heads.switch(context, Off(**ON, off=OFF, operator="other"))
-
-
-@torch.no_grad()
-def test_heads_at_their_mean_carry_the_samples_mean(context):
-    answer = heads.switch(context, Off(**ON, off=OFF, operator="mean"))
-    means = mean_carried(
-        context.model, torch.cat([context.image(id) for id in context.state.samples])
-    )
-    from seecause.engine.walk import walk
-
-    image = context.image("s1")
-    steps = walk(context.model, context.model.embed(image), context.model.at(image))
-    for step in steps:
-        carried = step.carried.clone()
-        for head in [head for layer, head in PAIRS if layer == step.index]:
-            carried[:, :, head] = means[step.index][:, head]
-        step.carried = carried
-    agree(answer["after"], context.model.readout(steps.h, context.model.layout)[0])
 
 
 def test_the_backgrounds_share_is_that_of_information_gains(context):
@@ -111,7 +80,7 @@ def test_maps_before_and_after_are_the_librarys(context):
 
 def test_the_exported_checkpoint_answers_as_the_page_does(context, tmp_path):
     answer = heads.export(context, Off(**ON, off=OFF))
-    name, path = context.session.files[answer["file"]]
+    name, path = context.session.file(answer["file"])
     assert name == "critters-vit-without-4-heads.zip"
     with zipfile.ZipFile(path) as archive:
         archive.extractall(tmp_path)
@@ -122,10 +91,9 @@ def test_the_exported_checkpoint_answers_as_the_page_does(context, tmp_path):
         heads.export(context, Off(**ON))
 
 
-@pytest.mark.parametrize("operator", ["zero", "mean", "other"])
-def test_copied_python_gives_the_numbers_of_the_page(context, operator, tmp_path, monkeypatch):
+def test_copied_python_gives_the_numbers_of_the_page(context, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    request = Off(**ON, off=OFF, operator=operator, other="s4")
+    request = Off(**ON, off=OFF)
     names: dict = {}
     exec(heads.copy(context, request)["python"].replace("print(", "_ = ("), names)
     agree(heads.switch(context, request)["after"], names["logits"].detach())

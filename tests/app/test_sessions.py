@@ -8,13 +8,10 @@ from PIL import Image
 from seecause._stop import Stopped
 from seecause.app.jobs import Job, Queue
 from seecause.app.sessions import (
-    FILES,
-    PICTURES,
     Full,
     NoJob,
     NoSession,
     Sessions,
-    Storage,
     TooLarge,
 )
 from seecause.app.state import OpenedPicture
@@ -78,29 +75,22 @@ def test_a_job_belongs_to_its_session():
     queue.close()
 
 
-def test_only_the_latest_pictures_of_a_session_stay():
-    session = Sessions().open()
-    for place in range(PICTURES + 3):
-        session.add_picture(picture(f"u{place}"))
-    assert list(session.pictures) == [f"u{place}" for place in range(3, PICTURES + 3)]
-
-
-def test_pictures_of_all_sessions_share_one_budget():
+def test_images_of_all_sessions_share_one_budget():
     size = picture("").bytes
-    sessions = Sessions(storage=Storage(pictures=3 * size))
+    sessions = Sessions(pictures=3 * size)
     one, other = sessions.open(), sessions.open()
     for name in ("u0", "u1"):
         one.add_picture(picture(name))
     one.add_picture(picture("u0"))  # once more: the latest
     for name in ("u0", "u2"):
         other.add_picture(picture(name))
-    assert list(one.pictures) == ["u0"] and list(other.pictures) == ["u0", "u2"]
-    assert sessions.storage.pictures.held == 3 * size
+    assert one.picture("u0") and other.picture("u0") and other.picture("u2")
+    assert one.picture("u1") is None and sessions.pictures.held == 3 * size
 
 
 def test_files_of_all_sessions_share_one_budget_and_leave_the_disk(tmp_path):
     now = [0.0]
-    sessions = Sessions(idle=10, clock=lambda: now[0], storage=Storage(files=100))
+    sessions = Sessions(idle=10, clock=lambda: now[0], files=100)
     one, other = sessions.open(), sessions.open()
 
     def add(session, size):
@@ -108,19 +98,19 @@ def test_files_of_all_sessions_share_one_budget_and_leave_the_disk(tmp_path):
         path.write_bytes(b"x" * size)
         return session.add_file("made.zip", path)
 
-    places = [add(one, 30) for _ in range(FILES + 1)]
-    assert list(one.files) == places[1:] and sessions.storage.files.held == 60
-    paths = [path for _, path in one.files.values()]
+    ids = [add(one, 30) for _ in range(3)]
+    paths = [one.file(id)[1] for id in ids]
     add(other, 60)
-    assert [path.exists() for path in paths] == [False, True] and list(one.files) == places[2:]
-    with pytest.raises(TooLarge, match="as a command"):
+    assert [path.exists() for path in paths] == [False, False, True]
+    assert one.file(ids[0]) is None and other.file(ids[2]) is None
+    with pytest.raises(TooLarge, match="as Python"):
         add(other, 101)
     now[0] = 11
     sessions.open()
-    assert sessions.storage.files.held == 0 and not paths[1].exists()
-    assert not list(paths[1].parent.iterdir())
-    sessions.storage.close()
-    assert not paths[1].parent.exists()
+    assert sessions.files.held == 0 and not paths[2].exists()
+    assert not list(paths[2].parent.iterdir())
+    sessions.close()
+    assert not paths[2].parent.exists()
 
 
 def test_sessions_in_use_are_not_ended_by_new_ones():

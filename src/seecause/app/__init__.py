@@ -1,10 +1,9 @@
 """`seecause serve`: a page that people touch. Everything runs on the models it was started with.
 
     server.py     routes, and what the browser loads; middleware.py who may ask
-    state.py      what is served: models, pictures, recorded runs; and what an action may touch
-    public_names.py   what the page calls things
-    sessions.py   what each user has: pictures, jobs; and how many bytes of it
-    jobs.py       one fair queue for each model, beside which long jobs go on
+    state.py      what is served: models, images, recorded runs; and what an action may touch
+    sessions.py   what each user has: images, files, jobs; and how many bytes of it
+    jobs.py       a fair queue with a few workers for each model
     panels/       one module for each panel; static/ one ES module for each panel, no build step
 
 How a panel is added (`panels/explain.py` and `static/panel-explain.js` are the examples):
@@ -24,7 +23,7 @@ How a panel is added (`panels/explain.py` and `static/panel-explain.js` are the 
    takes long needs nothing else to be stopped: every walk over blocks asks whether it should go on.
    Others may run at the same time: `context.model` is this job's own view of everybody's weights.
    Raise errors of `errors.py`; others reach the user as one sentence without details.
-   `copy(context, request)` gives {"python": ..., "command": ...} that do the same without the page.
+   `copy(context, request)` returns {"python": ...}, lines that do the same without the page.
    A field called `model` names the queue that a request waits in; without one it is the server's.
 
 2. Name it in `PANELS` (panels/__init__.py): its place is its tab.

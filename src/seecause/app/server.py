@@ -27,13 +27,12 @@ from starlette.responses import FileResponse, JSONResponse, Response
 
 from seecause import __version__
 from seecause._stop import Stopped
-from seecause.app.jobs import MOMENT, Job, Progress, Queue, Reply, TooBusy
+from seecause.app.jobs import Job, Progress, Reply, TooBusy
 from seecause.app.middleware import AccessMiddleware
 from seecause.app.panels import Action, find_panel, panels
 from seecause.app.panels.runs import find_pages
-from seecause.app.public_names import picture_name
 from seecause.app.sessions import Full, NoJob, NoSession, Session, Sessions
-from seecause.app.state import UPLOAD_BYTES, ActionContext, ServerState
+from seecause.app.state import UPLOAD_BYTES, ActionContext, ServerState, picture_name
 from seecause.errors import BadImage, SeecauseError, UnknownName
 
 log = logging.getLogger(__name__)
@@ -78,7 +77,7 @@ def create_app(state: ServerState, *, token: str | None = None, port: int = 0) -
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         yield
         state.close()
-        sessions.storage.close()
+        sessions.close()
 
     # the pages that FastAPI makes load scripts from elsewhere
     app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None, lifespan=lifespan)
@@ -171,10 +170,11 @@ def _add_pictures(app: FastAPI, state: ServerState, sessions: Sessions) -> None:
     @app.get("/api/files/{id}")
     async def download(id: str, request: Request) -> Response:
         own = _session(sessions, request)
-        name, path = own.files.get(id, ("", None))
-        if path is None or not path.is_file():
+        file = own.file(id)
+        if file is None or not file[1].is_file():
             raise HTTPException(404)
-        return FileResponse(path, media_type="application/octet-stream", filename=_file_name(name))
+        safe = re.sub(r"[^A-Za-z0-9_.-]+", "-", file[0])
+        return FileResponse(file[1], media_type="application/octet-stream", filename=safe)
 
 
 def _add_jobs(app: FastAPI, state: ServerState, sessions: Sessions) -> None:
@@ -188,13 +188,13 @@ def _add_jobs(app: FastAPI, state: ServerState, sessions: Sessions) -> None:
         async with reading:
             content = await _body(request, REQUEST_BYTES, "the request")
         slot = request.headers.get(SLOT, "")[:64]
-        job, queue = _submit(state, own, function, kind.read(content), slot)
-        return await _state(own, job, queue)
+        job = _submit(state, own, function, kind.read(content), slot)
+        return await _state(own, job)
 
     @app.get("/api/jobs/{id}")
     async def progress(id: str, request: Request) -> Response:
         own = _session(sessions, request)
-        return await _state(own, *own.job(id))
+        return await _state(own, own.job(id)[0])
 
     @app.delete("/api/jobs/{id}")
     async def cancel(id: str, request: Request) -> Response:
@@ -204,9 +204,7 @@ def _add_jobs(app: FastAPI, state: ServerState, sessions: Sessions) -> None:
         return JSONResponse({"job": id, "state": "cancelled"})
 
 
-def _submit(
-    state: ServerState, own: Session, action: Action, request: Any, slot: str
-) -> tuple[Job, Queue]:
+def _submit(state: ServerState, own: Session, action: Action, request: Any, slot: str) -> Job:
     key = getattr(request, "model", None)
     served = None if key is None else state.served(key)
     queue = state.queue if served is None else served.queue
@@ -220,25 +218,22 @@ def _submit(
     job = Job(own.id, work, slot=slot)
     own.add_job(job, queue)
     try:
-        return queue.submit(job), queue
+        return queue.submit(job)
     except TooBusy:
         own.drop_job(job.id)
         raise
 
 
-async def _state(own: Session, job: Job, queue: Queue) -> Response:
-    """Where a job stands; waits a moment for its end. An answer is fetched once. A job that was
-    stopped is over for who asked, though it may still be on its way to the next block."""
+async def _state(own: Session, job: Job) -> Response:
+    """The state of a job, after waiting a moment for its end. A result is fetched once. A job that
+    was stopped is over for the client, though it may still run to its next block."""
     waiting = asyncio.wrap_future(job.future)
-    # a job that fails after this request is over has its failure told by the next one, not logged
+    # the failure of a job that ends after this request is reported by the next one, not logged
     waiting.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
-    await asyncio.wait([waiting], timeout=MOMENT)
-    if not job.done and not job.stopped:
-        queue.relieve()
-        await asyncio.wait([waiting], timeout=WAIT - MOMENT)
+    await asyncio.wait([waiting], timeout=WAIT)
     if not job.done and not job.stopped:
         state = "running" if job.running else "waiting"
-        progress = {"share": job.share, "words": job.words, "ahead": queue.ahead(job)}
+        progress = {"share": job.share, "words": job.words}
         return JSONResponse({"job": job.id, "state": state, **progress})
     own.drop_job(job.id)
     failure = job.future.exception() if job.done else Stopped()
@@ -307,7 +302,3 @@ def _name_of(header: str) -> str:
 
     last = re.split(r"[/\\]", unquote(header))[-1]
     return "".join(letter for letter in last if letter.isprintable())[:80] or "your-picture.png"
-
-
-def _file_name(name: str) -> str:
-    return re.sub(r"[^A-Za-z0-9_.-]+", "-", name)

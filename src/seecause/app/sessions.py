@@ -1,5 +1,5 @@
-"""What each user has: pictures of their own and jobs. Sessions do not see each other, and those
-that nobody uses go. What is kept for a while, of one user or of all, has a number of bytes."""
+"""What each user has: uploaded images, files to download, and jobs. Sessions do not see each other,
+and sessions that nobody uses end. What is kept, of one user or of all, is bounded in bytes."""
 
 from __future__ import annotations
 
@@ -10,9 +10,7 @@ import threading
 import time
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from functools import partial
+from collections.abc import Callable, Hashable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,26 +20,24 @@ from seecause.errors import SeecauseError
 if TYPE_CHECKING:
     from seecause.app.state import OpenedPicture
 
-IDLE = 30 * 60.0  # seconds until an unused session goes
+IDLE = 30 * 60.0  # seconds until an unused session ends
 SESSIONS = 200  # at once; the one that was unused longest makes room
 RECENT = 60.0  # seconds in which a session that was used makes no room
-PICTURES = 12  # of one session
 PICTURE_BYTES = 512 << 20  # in memory, of all sessions
-FILES = 2  # of one session
 FILE_BYTES = 4 << 30  # on disk, of all sessions
 JOBS = 48  # of one session that are remembered
 REMEMBERED = 120.0  # seconds that a finished job waits to be fetched
 
 
 class NoSession(SeecauseError):
-    """A session that is over, or never was."""
+    """A session that has ended, or never was."""
 
     def __init__(self):
-        super().__init__("this session is over; the page opens a new one.")
+        super().__init__("this session has ended; the page opens a new one.")
 
 
 class NoJob(SeecauseError):
-    """A job that another session has, or nobody."""
+    """A job of another session, or of nobody."""
 
     def __init__(self):
         super().__init__("there is no such job; ask again.")
@@ -60,151 +56,113 @@ class TooLarge(SeecauseError):
     def __init__(self, size: int, most: int):
         super().__init__(
             f"this would be {size / 1e6:.0f} MB, and {most / 1e6:.0f} MB are kept here;"
-            " copy it as Python or as a command and run that."
+            " copy it as Python and run that."
         )
 
 
-class Recent(dict[Any, Any]):
-    """The latest values by key, as many as `most` bytes hold. Threads may share it; what two of
-    them need at once is made by both."""
+class Recent:
+    """The latest values by key, as many as `most` bytes hold. Threads may share it. `drop` is
+    called with each value that leaves."""
 
-    def __init__(self, most: int, size: Callable[[Any], int]):
-        super().__init__()
-        self.most, self.size, self.held = most, size, 0
-        self.lock = threading.Lock()
-
-    def get_or_make(self, key: Any, make: Callable[[], Any]) -> Any:
-        with self.lock:
-            if key in self:
-                self[key] = value = self.pop(key)  # to the end: dictionaries are in order
-                return value
-        value = make()
-        with self.lock:
-            if key not in self:
-                self.held += self.size(value)
-                self[key] = value
-            while self.held > self.most and len(self) > 1:
-                self.held -= self.size(self.pop(next(iter(self))))
-            return value
-
-
-class Shelf:
-    """Things of all sessions together, as many as `most` bytes hold: what was put there longest ago
-    makes room, whoever has it; of one session the latest `each`. `drop` is called when a thing
-    goes."""
-
-    def __init__(self, most: int, each: int):
-        self.most, self.each, self.held = most, each, 0
-        self._things: dict[tuple[str, str], tuple[int, Callable[[], object]]] = {}
+    def __init__(self, most: int, drop: Callable[[Any], object] = lambda value: None):
+        self.most, self.drop, self.held = most, drop, 0
+        self._values: OrderedDict[Hashable, tuple[Any, int]] = OrderedDict()
         self._lock = threading.Lock()
 
-    def put(self, session: str, id: str, size: int, drop: Callable[[], object]) -> None:
+    def get(self, key: Hashable) -> Any:
+        """The value, which becomes the latest; None if there is none."""
+        with self._lock:
+            if key not in self._values:
+                return None
+            self._values.move_to_end(key)
+            return self._values[key][0]
+
+    def put(self, key: Hashable, value: Any, size: int) -> None:
         if size > self.most:
-            drop()
+            self.drop(value)
             raise TooLarge(size, self.most)
         with self._lock:
-            if (session, id) in self._things:  # the same once more: it becomes the latest
-                self._pop((session, id))
-            self._things[session, id] = (size, drop)
+            gone = [self._pop(key)] if key in self._values else []
+            self._values[key] = (value, size)
             self.held += size
-            own = [key for key in self._things if key[0] == session]
-            gone = [self._pop(key) for key in own[: -self.each]]
             while self.held > self.most:
-                gone.append(self._pop(next(iter(self._things))))
-        for leave in gone:
-            leave()
+                gone.append(self._pop(next(iter(self._values))))
+        for old in gone:
+            if old is not value:
+                self.drop(old)
 
-    def take(self, session: str) -> None:
-        """All things of a session go."""
+    def get_or_make(
+        self, key: Hashable, make: Callable[[], Any], size: Callable[[Any], int]
+    ) -> Any:
+        """The value, made if there is none; what two threads need at once is made by both."""
+        value = self.get(key)
+        if value is None:
+            value = make()
+            self.put(key, value, min(size(value), self.most))
+        return value
+
+    def discard(self, session: str) -> None:
+        """Drop all values whose key begins with this session."""
         with self._lock:
-            gone = [self._pop(key) for key in list(self._things) if key[0] == session]
-        for leave in gone:
-            leave()
+            keys = [key for key in self._values if isinstance(key, tuple) and key[0] == session]
+            gone = [self._pop(key) for key in keys]
+        for value in gone:
+            self.drop(value)
 
-    def _pop(self, key: tuple[str, str]) -> Callable[[], object]:
-        size, drop = self._things.pop(key)
+    def _pop(self, key: Hashable) -> Any:
+        value, size = self._values.pop(key)
         self.held -= size
-        return drop
+        return value
 
 
-class Storage:
-    """What all sessions keep together: pictures in memory, files in a folder that goes with the
-    server."""
-
-    def __init__(self, pictures: int = PICTURE_BYTES, files: int = FILE_BYTES):
-        self.pictures, self.files = Shelf(pictures, PICTURES), Shelf(files, FILES)
-        self._folder: Path | None = None
-        self._lock = threading.Lock()
-
-    def new_path(self) -> Path:
-        with self._lock:
-            if self._folder is None:
-                self._folder = Path(tempfile.mkdtemp(prefix="seecause-"))
-                self._remove = weakref.finalize(self, shutil.rmtree, self._folder, True)
-            return self._folder / secrets.token_hex(12)
-
-    def close(self) -> None:
-        with self._lock:
-            if self._folder is not None:
-                self._remove()
-            self._folder = None
-
-
-@dataclass(eq=False)
 class Session:
-    """One user. `files` are what panels made for download: name and path by id."""
+    """One user: jobs, and what the storage of all sessions holds for this one."""
 
-    id: str
-    used: float
-    storage: Storage = field(default_factory=Storage)
-    pictures: dict[str, OpenedPicture] = field(default_factory=dict)
-    jobs: dict[str, tuple[Job, Queue]] = field(default_factory=dict)
-    files: dict[str, tuple[str, Path]] = field(default_factory=dict)
-    over: bool = False
-    lock: threading.Lock = field(default_factory=threading.Lock)
+    def __init__(self, sessions: Sessions):
+        self.id, self.used, self.over = secrets.token_urlsafe(18), sessions.clock(), False
+        self.sessions = sessions
+        self.jobs: dict[str, tuple[Job, Queue]] = {}
+        self.lock = threading.Lock()
 
     def add_picture(self, picture: OpenedPicture) -> None:
-        self.pictures[picture.id] = picture
-        drop = partial(self.pictures.pop, picture.id, None)
-        self._put(self.storage.pictures, picture.id, picture.bytes, drop)
+        self._put(self.sessions.pictures, picture.id, picture, picture.bytes)
+
+    def picture(self, id: str) -> OpenedPicture | None:
+        return self.sessions.pictures.get((self.id, id))
 
     def add_file(self, name: str, file: Path) -> str:
-        """Take a file to be downloaded, until newer ones need its place."""
-        place, path = secrets.token_urlsafe(9), self.storage.new_path()
+        """Take a file to be downloaded, until newer ones need its place; returns its id."""
+        id, path = secrets.token_urlsafe(9), self.sessions.folder() / secrets.token_hex(12)
         size = file.stat().st_size
         shutil.move(file, path)
-        self.files[place] = (name, path)
-        self._put(self.storage.files, place, size, partial(self._drop_file, place))
-        return place
+        self._put(self.sessions.files, id, (name, path), size)
+        return id
 
-    def _put(self, shelf: Shelf, id: str, size: int, drop: Callable[[], object]) -> None:
-        """Keep a thing until the session ends; one that ended meanwhile keeps nothing."""
-        shelf.put(self.id, id, size, drop)
-        if self.over:
-            shelf.take(self.id)
+    def file(self, id: str) -> tuple[str, Path] | None:
+        """Name and path of a file."""
+        return self.sessions.files.get((self.id, id))
+
+    def _put(self, storage: Recent, id: str, value: Any, size: int) -> None:
+        storage.put((self.id, id), value, size)
+        if self.over:  # it ended meanwhile
+            storage.discard(self.id)
             raise NoSession
 
-    def _drop_file(self, place: str) -> None:
-        _, path = self.files.pop(place, ("", None))
-        if path is not None:
-            path.unlink(missing_ok=True)
-
     def end(self) -> None:
-        """Everything of it goes."""
-        self.over = True  # first: who puts something there now takes it away again
+        """Cancel its jobs and drop its images and files."""
+        self.over = True  # first, so that nothing is added from now on
         for job, queue in list(self.jobs.values()):
             queue.cancel(job)
-        self.storage.pictures.take(self.id)
-        self.storage.files.take(self.id)
+        self.sessions.pictures.discard(self.id)
+        self.sessions.files.discard(self.id)
 
     def add_job(self, job: Job, queue: Queue) -> None:
         with self.lock:
             now = time.monotonic()
-            old = [id for id, (j, _) in self.jobs.items() if j.ended and now - j.ended > REMEMBERED]
-            for id in old:
-                del self.jobs[id]
-            finished = [id for id, (j, _) in self.jobs.items() if j.done]
-            for id in finished[: max(0, len(self.jobs) - JOBS)]:
+            ended = [id for id, (j, _) in self.jobs.items() if j.ended is not None]
+            old = [id for id in ended if now - (self.jobs[id][0].ended or now) > REMEMBERED]
+            surplus = ended[: max(0, len(self.jobs) - JOBS)]
+            for id in {*old, *surplus}:
                 del self.jobs[id]
             self.jobs[job.id] = (job, queue)
 
@@ -219,34 +177,47 @@ class Session:
 
 
 class Sessions:
-    """All of them, the one used last at the end."""
+    """All sessions, the one used last at the end, and what is kept for them."""
 
     def __init__(
         self,
         *,
         idle: float = IDLE,
         most: int = SESSIONS,
+        pictures: int = PICTURE_BYTES,
+        files: int = FILE_BYTES,
         clock: Callable[[], float] = time.monotonic,
-        storage: Storage | None = None,
     ):
-        self.storage = storage or Storage()
-        self._idle, self._most, self._clock = idle, most, clock
+        self.clock = clock
+        self.pictures = Recent(pictures)
+        self.files = Recent(files, drop=lambda file: file[1].unlink(missing_ok=True))
+        self._idle, self._most = idle, most
         self._sessions: OrderedDict[str, Session] = OrderedDict()
+        self._folder: Path | None = None
         self._lock = threading.Lock()
 
     def __len__(self) -> int:
         return len(self._sessions)
 
+    def folder(self) -> Path:
+        """Where files wait for their download; it is removed with the server."""
+        with self._lock:
+            if self._folder is None:
+                self._folder = Path(tempfile.mkdtemp(prefix="seecause-"))
+                self._remove = weakref.finalize(self, shutil.rmtree, self._folder, True)
+            return self._folder
+
     def open(self) -> Session:
-        session = Session(secrets.token_urlsafe(18), self._clock(), self.storage)
         with self._lock:
             gone = self._expired()
-            full = len(self._sessions) >= self._most
             oldest = next(iter(self._sessions.values()), None)
-            refused = full and oldest is not None and self._clock() - oldest.used < RECENT
+            full = len(self._sessions) >= self._most
+            refused = full and oldest is not None and self.clock() - oldest.used < RECENT
+            if full and not refused:
+                gone.append(self._sessions.popitem(last=False)[1])
+            session = Session(self)
             if not refused:
                 self._sessions[session.id] = session
-                gone += self._expired()
         for other in gone:
             other.end()
         if refused:
@@ -258,7 +229,7 @@ class Sessions:
             gone = self._expired()
             session = self._sessions.get(id)
             if session is not None:
-                session.used = self._clock()
+                session.used = self.clock()
                 self._sessions.move_to_end(id)
         for other in gone:
             other.end()
@@ -266,12 +237,12 @@ class Sessions:
             raise NoSession
         return session
 
+    def close(self) -> None:
+        if self._folder is not None:
+            self._remove()
+
     def _expired(self) -> list[Session]:
-        gone = []
-        while self._sessions:
-            oldest = next(iter(self._sessions.values()))
-            unused = self._clock() - oldest.used > self._idle
-            if not unused and len(self._sessions) <= self._most:
-                break
-            gone.append(self._sessions.pop(oldest.id))
-        return gone
+        """Remove and return the sessions that were not used for too long."""
+        now = self.clock()
+        old = [id for id, session in self._sessions.items() if now - session.used > self._idle]
+        return [self._sessions.pop(id) for id in old]

@@ -1,10 +1,12 @@
-"""What is served: models chosen at the start, sample pictures, and recorded runs of pictures, so
-that an answer costs a few rows instead of a forward."""
+"""What is served: models chosen at the start, sample images, and recorded runs of images, so that a
+reply costs a few rows instead of a forward. The page calls models, datasets, images and results by
+names without the folders of this machine."""
 
 from __future__ import annotations
 
 import copy
 import logging
+import re
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -19,7 +21,6 @@ from PIL import Image
 from torch import Tensor
 
 from seecause.app.jobs import Job, Progress, Queue
-from seecause.app.public_names import free_name, picture_name, public_spec, short_name
 from seecause.app.sessions import Recent, Session
 from seecause.data.batch import to_batch
 from seecause.data.images import decode_image, open_image, sample_of
@@ -87,7 +88,7 @@ class ServedModel:
     queue: Queue
     weights: str | None = None  # the name of the checkpoint, where it is not the model's own
     reading: Mapping[str, Any] = field(default_factory=dict)  # mean, std, size, classes: if given
-    runs: Recent = field(default_factory=lambda: Recent(RUN_BYTES, trace_size))
+    runs: Recent = field(default_factory=lambda: Recent(RUN_BYTES))
     memo: dict[str, Any] = field(default_factory=dict)  # what panels compute once for the model
     lock: threading.Lock = field(default_factory=threading.Lock)
     spare: list[Any] = field(default_factory=list)  # views that no job has
@@ -181,19 +182,10 @@ class ServerState:
             return picture
 
     def averaged(self) -> list[str]:
-        """Ids of the samples that averages are taken over: all, or evenly chosen ones; chosen once,
-        less those that were left out since."""
-        return [id for id in self._averaged if id in self.samples]
-
-    @cached_property
-    def _averaged(self) -> list[str]:
+        """Ids of the samples that averages are taken over: all, or evenly chosen ones."""
         ids = list(self.samples)
         count = min(len(ids), AVERAGED)
         return [ids[place * len(ids) // count] for place in range(count)]
-
-    def averaged_names(self) -> list[str]:
-        """What those are called."""
-        return [picture_name(self.samples[id]) for id in self.averaged()]
 
     def _open_sample(self, id: str) -> OpenedPicture:
         text, place = self.samples[id], sample_of(self.samples[id])
@@ -290,7 +282,7 @@ class ActionContext:
     def picture(self, id: str) -> OpenedPicture:
         if id in self.state.samples:
             return self.state.sample(id)
-        picture = self.session.pictures.get(id)  # once: others' pictures may push it out meanwhile
+        picture = self.session.picture(id)
         if picture is None:
             raise BadImage("your picture", "it is no longer here", "drop it on the page again")
         return picture
@@ -318,14 +310,15 @@ class ActionContext:
         """The recorded run of a picture: all states, keys and values."""
         view, served, picture = self.transformer, self.served, self.picture(id)
         key = (self.session.id if picture.own else "", id)
-        return served.runs.get_or_make(key, lambda: _record(view, picture.inputs[served.key]))
+        image = picture.inputs[served.key]
+        return served.runs.get_or_make(key, lambda: _record(view, image), trace_size)
 
     def blank(self, blank: Blank) -> Trace:
         """The same of a blank. Served models do not change, so nothing is asked of the model."""
         view, served = self.transformer, self.served
         size = view.preprocess.size
         return served.runs.get_or_make(
-            ("blank", blank), lambda: _record(view, blank_image(view, size, blank))
+            ("blank", blank), lambda: _record(view, blank_image(view, size, blank)), trace_size
         )
 
 
@@ -396,3 +389,47 @@ def _load(
     except UnsupportedModel:
         return "lvlm", (load_lvlm or lvlm.load)(spec)
     return ("ifam" if type(view.module).__name__ == "IFAM" else "classifier"), view
+
+
+def public_spec(spec: str) -> str:
+    """What `sc.load` takes, where it names nothing of this machine; else the last folder alone."""
+    library, colon, name = spec.rpartition(":")
+    local = Path(name).is_absolute() or name.startswith((".", "~")) or Path(name).exists()
+    return f"{library}{colon}{Path(name).name}" if local else spec
+
+
+def named_data(specs: Sequence[str]) -> dict[str, str]:
+    """Datasets by what the page calls them: what `open_data` takes, without folders."""
+    names: dict[str, str] = {}
+    for spec in specs:
+        public = ":".join(map(public_spec, spec.split(":")))
+        names[free_name(public, names)] = spec
+    return names
+
+
+def name_folders(folders: Sequence[Path]) -> dict[str, Path]:
+    """Folders of results by their last part, numbered where it is not the only one."""
+    named: dict[str, Path] = {}
+    for folder in map(Path.resolve, folders):
+        named[free_name(folder.name or "results", named)] = folder
+    return named
+
+
+def picture_name(text: str) -> str:
+    """What a file or sample is called, without the folders of this machine."""
+    kind, colon, rest = text.partition(":") if sample_of(text) else ("", "", text)
+    return f"{kind}{colon}{rest.replace(chr(92), '/').rpartition('/')[2]}"
+
+
+def short_name(spec: str) -> str:
+    """`builtin:critters-vit` -> critters-vit: letters that a link can hold."""
+    last = Path(spec.rpartition(":")[2]).name
+    return re.sub(r"[^a-zA-Z0-9_.-]+", "-", last)[:48] or "model"
+
+
+def free_name(name: str, taken: Mapping[str, object]) -> str:
+    """The name, numbered where it is taken."""
+    place, free = 2, name
+    while free in taken:
+        free, place = f"{name}-{place}", place + 1
+    return free

@@ -120,7 +120,7 @@ def serve(
         quiet: Print nothing but errors.
     """
     from seecause.app.middleware import is_local  # says what is missing, if it is
-    from seecause.app.public_names import name_folders
+    from seecause.app.state import name_folders
     from seecause.data.images import find_images
 
     samples, folders = find_images(list(image or [])), name_folders(runs or [])
@@ -142,8 +142,7 @@ def serve(
     with loading("models", quiet=quiet):
         import torch
 
-        from seecause.app.public_names import named_data
-        from seecause.app.state import open_state
+        from seecause.app.state import named_data, open_state
         from seecause.cli.lvlm import load_lvlm
 
         state = open_state(

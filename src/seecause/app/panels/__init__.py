@@ -1,17 +1,15 @@
-"""The panels of the page, and what a panel is: functions from a checked request to an answer, under
-a name. Whatever a request holds beyond its fields, or of another type, is refused in words before
-anything runs.
+"""The panels of the page. A panel is a set of functions, each from a checked request to a reply.
+Requests with unknown fields or values of another type are refused before anything runs.
 
-What panels share stands here: fields of requests, classes as bars, maps as layers, and the lines
-that do the same without the page."""
+This file holds what panels share: fields of requests, classes as bars, maps as layers, and the
+lines of Python that do the same without the page."""
 
 from __future__ import annotations
 
 import importlib
-import shlex
 import shutil
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -231,14 +229,6 @@ def load_line(served: ServedModel) -> str:
     return f"model = {call('sc.load', repr(served.spec), **options)}"
 
 
-def model_words(served: ServedModel) -> list[str]:
-    """The same for a command."""
-    words = ["--model", served.spec, *(["--weights", served.weights] if served.weights else [])]
-    for name, value in served.reading.items():
-        words += [f"--{name}", "FILE" if name == "classes" else ",".join(map(str, value))]
-    return words
-
-
 def answer_lines(model: ImageModel) -> list[str]:
     """Python that prints the most probable class of `logits` [C], and how probable it is."""
     chances = "logits.sigmoid()" if model.sigmoid else "logits.softmax(-1)"
@@ -258,19 +248,6 @@ def call(function: str, *given: str, **options: Any) -> str:
     return f"{function}({', '.join(words)})"
 
 
-def command(words: Sequence[str], options: Mapping[str, Any] | None = None) -> str:
-    """A line for a shell, every word quoted where it must be; `options` become --option."""
-    extra = [f"{name}={_typed(value)}" for name, value in (options or {}).items()]
-    every = [*words, *(word for option in extra for word in ("--option", option))]
-    return " ".join(shlex.quote(word) for word in every)
-
-
 def as_script(lines: Sequence[str]) -> Reply:
-    """Lines of Python, and the shell's line that runs them: for what has no command of its own."""
-    python = "\n".join(lines) + "\n"
-    return {"python": python, "command": f"python - <<'END'\n{python}END"}
-
-
-def _typed(value: Any) -> str:
-    """A value as the command line reads it."""
-    return ",".join(map(str, value)) if isinstance(value, tuple | list) else str(value)
+    """Lines of Python that do the same without the page."""
+    return {"python": "\n".join(lines) + "\n"}

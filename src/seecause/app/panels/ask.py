@@ -17,12 +17,11 @@ from seecause.app.panels import (
     Panel,
     as_script,
     bars,
-    command,
     counting,
     heat,
     rounded,
 )
-from seecause.app.state import SHOWN_SIDE, ActionContext
+from seecause.app.state import SHOWN_SIDE, ActionContext, picture_name
 from seecause.data.images import to_pil
 from seecause.errors import BadOption
 from seecause.lvlm import (
@@ -198,7 +197,7 @@ def _weighed(context: ActionContext, chances: Tensor, whole: Tensor) -> list[dic
 
 
 def copy(context: ActionContext, request: Blind) -> Reply:
-    """The same without the page; what is blind has no command of its own."""
+    """The same without the page."""
     spec, picture, heads = (
         context.served.spec,
         _shown(context, request),
@@ -206,7 +205,7 @@ def copy(context: ActionContext, request: Blind) -> Reply:
     )
     name, shrunk = context.picture(request.picture).name, max(picture.size) == SHOWN_SIDE
     own = spec.startswith("builtin:")
-    samples = context.state.averaged_names()
+    samples = [picture_name(context.state.samples[id]) for id in context.state.averaged()]
     lines = [
         "import seecause as sc",
         "from seecause.data.images import open_image",
@@ -232,12 +231,7 @@ def copy(context: ActionContext, request: Blind) -> Reply:
     if heads:
         blind = f"sc.lvlm.speak_blind(lvlm, picture, question, bank, {heads}, length={LENGTH})"
         lines += [f"ids = {blind}", "print(lvlm.processor.tokenizer.decode(ids))"]
-    script = as_script(lines)
-    if heads or shrunk or not own:
-        return script
-    words = ["seecause", "lvlm", "tokens", name, "--question", request.question, "--model", spec]
-    words += ["--position", str(request.position)] if request.position else []
-    return script | {"command": command([*words, "--out", "traced"])}
+    return as_script(lines)
 
 
 PANEL = Panel(

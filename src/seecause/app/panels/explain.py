@@ -1,15 +1,14 @@
-"""Explain: which patches caused the answer, and what if only these, or all but these, were there?
+"""Explain: which patches caused the prediction, and what if only these, or only others, were there?
 
 Brushed patches are put into the run of a blank ("only these"), or replaced by the blank's in the
-run of the picture ("without these"): rows of special tokens are computed, never a forward. All
-patches brushed give the answer of the whole picture, none gives the blank's.
+run of the image ("without these"): only rows of special tokens are computed. All patches brushed
+give the prediction of the whole image, none gives the blank's.
 """
 
 from __future__ import annotations
 
 import re
 import time
-from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -24,13 +23,12 @@ from seecause.app.panels import (
     Patches,
     Patching,
     answers,
+    as_script,
     call,
     checked_patches,
     checked_target,
     class_word,
-    command,
     heat,
-    model_words,
     opening_lines,
     rounded,
 )
@@ -42,8 +40,6 @@ from seecause.attribution.registry import find
 from seecause.data.images import to_pil
 from seecause.engine.blanks import blank_image
 from seecause.engine.sweep import Sweep, SweepPlan
-from seecause.engine.trace import Trace
-from seecause.engine.walk import walk
 from seecause.errors import BadOption
 from seecause.models.staged import StagedModel
 from seecause.models.view import VisionModel
@@ -130,7 +126,9 @@ def brush(context: ActionContext, request: Brush) -> Reply:
     checked_patches(model, request.patches)
     chosen = _chosen(model.layout.n_patches, [request.patches])
     whole = _plain_logits(context, request)
-    only, without = _only_and_without(context, request, chosen)
+    only, without = (
+        brushed_logits(context, request, chosen, insert=insert)[0] for insert in (True, False)
+    )
     return {
         "patches": len(request.patches),
         "predicted": int(whole.argmax()),
@@ -196,36 +194,7 @@ def copy(context: ActionContext, request: ExplainState) -> Reply:
         )
         lines.append(f"maps_{re.sub(r'[^a-z0-9]+', '_', method)} = {drawn}.maps")
     lines += _brush_lines(context, request) if request.patches else []
-    words = [
-        "seecause",
-        "explain",
-        context.picture(request.picture).name,
-        *model_words(context.served),
-    ]
-    words += [*(["--class", str(named)] if named is not None else [])]
-    words += ["--method", ",".join(request.methods)]
-    python = "\n".join(lines) + "\n"
-    shared = shared_options(context, options)
-    if shared is not None:
-        return {"python": python, "command": command(words, shared)}
-    every = [
-        command([*words[:-1], method, "--out", f"explained-{method}"], options[method])
-        for method in request.methods
-    ]
-    return {"python": python, "command": "\n".join(every)}
-
-
-def shared_options(
-    context: ActionContext, options: Mapping[str, dict[str, Any]]
-) -> dict[str, Any] | None:
-    """Options for one command of several methods, each of which takes all that it knows; None where
-    one would take another's."""
-    every = {name: value for own in options.values() for name, value in own.items()}
-    for method, own in options.items():
-        known = find(method, context.model.architecture).options
-        if own != {name: value for name, value in every.items() if name in known}:
-            return None
-    return every
+    return as_script(lines)
 
 
 def _brush_lines(context: ActionContext, request: ExplainState) -> list[str]:
@@ -295,60 +264,6 @@ def brushed_logits(
     pair = (blank, picture) if insert else (picture, blank)
     with context.transformer.eval_mode():
         return Sweep(context.transformer, *pair, plan).logits(chosen)[0]
-
-
-def _only_and_without(
-    context: ActionContext, request: Brush, chosen: Tensor
-) -> tuple[Tensor, Tensor]:
-    """Logits [C] each of one set of patches [1, N] in the blank, and taken out of the picture."""
-    if isinstance(context.model, VisionModel):
-        plan = sweep_plan(context, request, registers=True)
-        if few_rows(context.model, plan):
-            picture, blank = context.run(request.picture), context.blank(request.blank)
-            special = slice(0, picture.layout.prefix)
-            begins = torch.cat([t.states[plan.start][:, special] for t in (blank, picture)])
-            sets = torch.cat([chosen, ~chosen])
-            with context.model.eval_mode():
-                both = mixed_logits(context.model, picture, blank, sets, begins, plan.start)
-            return both[0], both[1]
-    only, without = (
-        brushed_logits(context, request, chosen, insert=insert) for insert in (True, False)
-    )
-    return only[0], without[0]
-
-
-def few_rows(model: VisionModel, plan: SweepPlan) -> bool:
-    """Whether `mixed_logits` computes what the plan says: patches stay the source's to the end, all
-    special tokens are live, and only they are read."""
-    prefix = tuple(range(model.layout.prefix))
-    return plan.tail == "source" and plan.live == prefix and model.readout.reads_rows
-
-
-def mixed_logits(
-    model: VisionModel, trace: Trace, other: Trace, chosen: Tensor, begins: Tensor, start: int
-) -> Tensor:
-    """Logits [n, C] of mixtures that have the patches chosen [n, N] (bool) of one run, and those of
-    another elsewhere. `begins` [n, p, D] are the special tokens that enter block `start`."""
-    layout = trace.layout
-    prefix, last = layout.prefix, model.n_layers - 1
-    special = torch.arange(prefix, device=begins.device)
-    pick = chosen.to(begins.device)[:, None, :, None]  # [n, 1, N, 1]
-    rows = model.readout.rows(layout)
-    assert rows is not None  # `few_rows`
-    steps = walk(model, begins, trace.at.take(special), start=start)
-    for step in steps:
-        q, own = step.q, (step.k, step.v)  # before keys are those of all tokens
-        step.keys_at = trace.at
-        pairs = zip(own, trace.kv[step.index], other.kv[step.index], strict=True)
-        step.k, step.v = (
-            torch.cat([mine, torch.where(pick, x[:, :, prefix:], y[:, :, prefix:])], dim=2)
-            for mine, x, y in pairs
-        )
-        step.q = q
-        if step.index == last:
-            step.take(rows)
-    h = steps.h if start <= last else steps.h[:, rows]
-    return model.readout.of_rows(h, layout)
 
 
 def _plain_logits(context: ActionContext, request: OnPicture) -> Tensor:

@@ -1,9 +1,8 @@
-"""Heads: which of them carry the answer, which the background, and what if some are off?
+"""Heads: which of them carry the prediction, which the background, and what if some are off?
 
-A head that is off carries zeros, what it carries on average over the sample pictures, or what it
-carries in another picture. The background's share of an answer is BIG / (FIG + BIG): how far the
-answer moves when the background, or the object, becomes grey. The object is what the data knows, or
-patches that the user brushed.
+A head that is off carries zeros. The background's share of a prediction is BIG / (FIG + BIG): how
+far the prediction moves when the background, or the object, becomes grey. The object mask comes
+with the data, or is brushed by the user.
 """
 
 from __future__ import annotations
@@ -16,7 +15,6 @@ from torch import Tensor
 from seecause.app.jobs import Reply
 from seecause.app.panels import (
     Index,
-    Name,
     OnPicture,
     Panel,
     Patches,
@@ -36,14 +34,12 @@ from seecause.app.state import ActionContext
 from seecause.attribution.attribute import attribute
 from seecause.background._export import export as export_heads
 from seecause.background.gains import Gains, erase, jensen_shannon, log_probs
-from seecause.background.heads import Head, ablate, gates_without
+from seecause.background.heads import Head, ablate
 from seecause.background.images import LabelledImages
 from seecause.background.scoring import score as score_heads
-from seecause.engine.forks import Content, gated_logits, mean_carried, zeros
 from seecause.errors import BadOption
 from seecause.metrics.pixels import spread_out
 
-Operator = Literal["zero", "mean", "other"]
 By = Literal["answer", "background", "object"]
 RESPONSES = {"answer": "logit", "background": "big", "object": "fig"}
 NO_OBJECT = "patches of the object: this picture comes without a mask, so brush it"
@@ -64,8 +60,6 @@ class Off(OnHeads):
     """Heads that are off, layer x (heads of the widest block) + head."""
 
     off: Patches = ()
-    operator: Operator = "zero"
-    other: Name | None = None
 
 
 def score(context: ActionContext, request: ScoreHeads) -> Reply:
@@ -96,13 +90,11 @@ def switch(context: ActionContext, request: Off) -> Reply:
     """Answers, and the background's share of them, with all heads and without those that are
     off."""
     model, heads = context.transformer, checked_off(context, request.off)
-    pictures, content = _versions(context, request), _content(context, request)
-    donors = [context.image(_donor(request))] if request.operator == "other" else []
-    gates = gates_without(model, heads).to(model.device)
+    versions = _versions(context, request)
     with model.eval_mode():
-        plain = model(pictures)
-        rows = torch.cat([pictures, *donors])
-        after = gated_logits(model, rows, gates.expand(len(pictures), -1, -1), content=content)
+        plain = model(versions)
+        with ablate(model, heads):
+            after = model(versions)
     target = checked_target(model, request.target)
     return {
         "heads": len(heads),
@@ -148,40 +140,16 @@ def copy(context: ActionContext, request: Off) -> Reply:
     model, heads = context.transformer, checked_off(context, request.off)
     target = checked_target(model, request.target)
     named = None if target is None else class_word(model, target)
-    lines = [*opening_lines(context, request.picture), f"heads = {heads}"]
-    if request.operator == "zero":
-        lines += [
-            "with sc.background.ablate(model, heads):",
-            "    logits = model(images)[0]",
-            f"    maps = sc.attribute(model, images, target={named!r}).maps",
-            'sc.background.export(model, heads, "without-heads")',
-        ]
-    else:
-        lines += _instead_lines(context, request)
-    lines += answer_lines(model)
-    return as_script(lines)
-
-
-def _instead_lines(context: ActionContext, request: Off) -> list[str]:
-    """Python for heads that carry something else than zeros, by the low-level pair."""
-    if request.operator == "other":
-        name = context.picture(_donor(request)).name
-        return [
-            f"others = model.prepare(open_image({name!r}))",
-            'sites = [sc.Site(layer, "heads", heads=[head]) for layer, head in heads]',
-            "logits = sc.patch(model, images, others, [sites])[0, 0]",
-        ]
-    return [
-        "from seecause.engine.forks import gated_logits, mean_carried",
-        "from seecause.background.heads import gates_without",
-        "",
-        f"pictures = [open_image(name) for name in {context.state.averaged_names()}]",
-        "means = mean_carried(model, model.prepare(pictures))",
-        "gates = gates_without(model, heads)[None]",
-        "logits = gated_logits(",
-        "    model, images, gates, content=lambda layer, carried, tokens: means[layer][tokens]",
-        ")[0]",
+    lines = [
+        *opening_lines(context, request.picture),
+        f"heads = {heads}",
+        "with sc.background.ablate(model, heads):",
+        "    logits = model(images)[0]",
+        f"    maps = sc.attribute(model, images, target={named!r}).maps",
+        'sc.background.export(model, heads, "without-heads")',
+        *answer_lines(model),
     ]
+    return as_script(lines)
 
 
 def checked_off(context: ActionContext, off: tuple[int, ...]) -> list[Head]:
@@ -226,31 +194,6 @@ def _share(logits: Tensor) -> dict[str, float | None]:
     share = None if bool(gains.degenerate[0]) else round(float(gains.bir[0]), 4)
     fig, big = float(gains.fig[0]), float(gains.big[0])
     return {"share": share, "object": round(fig, 4), "background": round(big, 4)}
-
-
-def _donor(request: Off) -> str:
-    if request.other is None:
-        raise BadOption("other", None, "another picture, which heads that are off are taken from")
-    return request.other
-
-
-def _content(context: ActionContext, request: Off) -> Content:
-    """What heads that are off carry instead."""
-    if request.operator == "mean":
-        means = _means(context)
-        return lambda layer, carried, tokens: means[layer][tokens]
-    if request.operator == "other":
-        return lambda layer, carried, tokens: carried[-1:]
-    return zeros
-
-
-def _means(context: ActionContext) -> list[Tensor]:
-    """What heads carry on average over the samples."""
-    if "mean heads" not in context.served.memo:
-        images = context.averaged_images()
-        with context.transformer.eval_mode():
-            context.served.memo["mean heads"] = mean_carried(context.transformer, images)
-    return context.served.memo["mean heads"]
 
 
 PANEL = Panel(

@@ -3,7 +3,7 @@ tokens that look unusual are not trusted.
 
 A part that is out of the mask becomes background, and what is background is not read: with this
 mask, no dark pixel can change the answer. A token is unusual where it is further from its part's
-prototype than the chosen fraction of that part's tokens.
+prototype than the chosen fraction of that part's tokens in the sample images.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from torch import Tensor
 
 from seecause.app.jobs import Reply
 from seecause.app.panels import Index, OnPicture, Panel, answers, as_script, opening_lines
-from seecause.app.state import ActionContext
+from seecause.app.state import ActionContext, picture_name
 from seecause.data.images import to_pil
 from seecause.errors import BadOption
 from seecause.faithful.evaluation import part_image
@@ -31,7 +31,7 @@ from seecause.report.background import css_colours, note_of, seen_pixels
 from seecause.report.figures import data_uri
 from seecause.types import wide
 
-TRUSTED = (0.5, 0.6, 0.7, 0.8, 0.9, 0.95)  # fractions that the slider has beside the network's own
+TRUSTED = (0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99)  # fractions that the slider can be set to
 
 
 class Masked(OnPicture):
@@ -47,9 +47,8 @@ def look(context: ActionContext, request: Masked) -> Reply:
     """Parts of the picture, what is read of it, and the answers with all and with these parts."""
     model, image = context.model, context.image(request.picture)
     with own_network(context) as net:
-        fractions = trusted_fractions(context, net)
-        if request.trusted is not None and request.trusted not in fractions:
-            raise BadOption("trusted", request.trusted, f"one of {fractions}")
+        if request.trusted is not None and request.trusted not in TRUSTED:
+            raise BadOption("trusted", request.trusted, f"one of {TRUSTED}")
         whole = net(image)
         with intervene(net, drop_parts=request.out, quantile=request.trusted):
             changed = net(image)
@@ -66,7 +65,7 @@ def look(context: ActionContext, request: Masked) -> Reply:
         "before": answers(model, whole.logits[0], whole.logits[0]),
         "after": answers(model, changed.logits[0], whole.logits[0]),
         "empty": bool(changed.empty[0]),
-        "fractions": fractions,
+        "fractions": list(TRUSTED),
         "note": note_of(net),
     }
 
@@ -82,28 +81,10 @@ def own_network(context: ActionContext) -> Iterator[IFAM]:
         if "parts network" not in served.memo:
             shared = network(context.model)
             weights = {id(weight): weight for weight in shared.parameters()}
-            served.memo["parts network"] = deepcopy(shared, weights)
+            served.memo["parts network"] = net = deepcopy(shared, weights)
+            calibrate(net, context.averaged_images(), TRUSTED)
         with evaluating(served.memo["parts network"]):
             yield served.memo["parts network"]
-
-
-def trusted_fractions(context: ActionContext, net: IFAM) -> list[float]:
-    """What the slider can be set to: the network's own fractions, and those that its tokens in the
-    sample pictures give."""
-    served = context.served
-    if "fractions" not in served.memo:
-        own = _own_fractions(net)
-        missing = [q for q in TRUSTED if q not in own]
-        if missing and context.state.samples:
-            calibrate(net, context.averaged_images(), missing)
-            own.update(missing)
-        served.memo["fractions"] = sorted(own)
-    return served.memo["fractions"]
-
-
-def _own_fractions(net: IFAM) -> set[float]:
-    """Those that came with the network's weights."""
-    return {fraction for fraction, by in net.thresholds if by == "distance"}
 
 
 def _parts(model: ImageModel, net: IFAM, whole: IFAMOutput, winner: Tensor) -> list[Reply]:
@@ -123,13 +104,11 @@ def _parts(model: ImageModel, net: IFAM, whole: IFAMOutput, winner: Tensor) -> l
 def copy(context: ActionContext, request: Masked) -> Reply:
     """The same without the page."""
     lines, out = opening_lines(context, request.picture), sorted(set(request.out))
-    own = _own_fractions(network(context.model))
-    if request.trusted is not None and request.trusted not in own:
-        names = context.state.averaged_names()
+    if request.trusted is not None:
+        names = [picture_name(context.state.samples[id]) for id in context.state.averaged()]
         lines += [
-            "import torch",
-            f"usual = [model.prepare(open_image(name)) for name in {names!r}]",
-            f"sc.faithful.calibrate(model, torch.cat(usual), {request.trusted})",
+            f"usual = model.prepare([open_image(name) for name in {names!r}])",
+            f"sc.faithful.calibrate(model, usual, {request.trusted})",
         ]
     lines += [
         f"with sc.faithful.intervene(model, drop_parts={out}, quantile={request.trusted}) as net:",

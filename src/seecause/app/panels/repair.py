@@ -11,7 +11,7 @@ from __future__ import annotations
 import inspect
 import os
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -26,11 +26,10 @@ from seecause.app.panels import (
     Name,
     OnModel,
     Panel,
+    as_script,
     call,
-    command,
     counting,
     load_line,
-    model_words,
     offered,
 )
 from seecause.app.sessions import Recent
@@ -84,7 +83,7 @@ class RepairRequest(OnData):
 def audit(context: ActionContext, request: OnData) -> Reply:
     """The verdict, how many answers flip, and pictures of it."""
     key = (request.data, request.masks, request.limit)
-    return _recent(context, "audits", AUDITS).get_or_make(key, lambda: _audited(context, request))
+    return _kept(context, "audits", AUDITS, key, lambda: _audited(context, request))
 
 
 def _audited(context: ActionContext, request: OnData) -> Reply:
@@ -134,7 +133,7 @@ def _repaired(context: ActionContext, request: RepairRequest) -> tuple[Repair, R
         request.remedy,
         request.force,
     )
-    return _recent(context, "repairs", REPAIRS).get_or_make(key, lambda: _repair(context, request))
+    return _kept(context, "repairs", REPAIRS, key, lambda: _repair(context, request))
 
 
 def _repair(context: ActionContext, request: RepairRequest) -> tuple[Repair, Reply]:
@@ -243,8 +242,12 @@ def _mask_source(context: ActionContext, request: OnData) -> ImageModel | str | 
     return own_view(other.view)
 
 
-def _recent(context: ActionContext, what: str, most: int) -> Recent:
-    return context.served.memo.setdefault(what, Recent(most, lambda _: 1))
+def _kept(
+    context: ActionContext, what: str, most: int, key: Hashable, make: Callable[[], Any]
+) -> Any:
+    """One of the latest `most` results, made if it is not there."""
+    results = context.served.memo.setdefault(what, Recent(most))
+    return results.get_or_make(key, make, lambda _: 1)
 
 
 def _row(name: str, value: float) -> Reply:
@@ -319,7 +322,7 @@ def copy(context: ActionContext, request: RepairRequest) -> Reply:
     repairing_options |= {"groups": True} if groups else {}
     repairing_options |= {"force": True} if request.force else {}
     limit, test = request.limit, ["test=data"] if request.held_out else []
-    python = [
+    lines = [
         "import seecause as sc",
         "",
         load_line(context.served),
@@ -331,17 +334,7 @@ def copy(context: ActionContext, request: RepairRequest) -> Reply:
         "print(repaired.sentence)",
         'repaired.export("repaired")',
     ]
-    common = ["--limit", str(limit), *([] if source is None else ["--masks-from", source])]
-    served = model_words(context.served)
-    auditing = ["seecause", "audit", *served, "--data", request.data, *common]
-    repairing = ["seecause", "repair", *served, "--data", request.training, *common]
-    repairing += ["--test", request.data] if request.held_out else []
-    repairing += ["--remedies", request.remedy]
-    repairing += [*(["--groups"] if groups else []), *(["--force"] if request.force else [])]
-    return {
-        "python": "\n".join(python) + "\n",
-        "command": f"{command(auditing)}\n{command(repairing)}",
-    }
+    return as_script(lines)
 
 
 PANEL = Panel(

@@ -1,6 +1,5 @@
-"""Runs: results in the folders that the server was started with, and their pages. They are listed
-once, at the start: a request names a page by an id of that list, and nothing in a request becomes a
-path.
+"""Runs: folders of results that the server was started with, and their pages. They are listed once,
+at the start: a request names a page by an id of that list, and nothing in a request becomes a path.
 
 A page may hold a script. It is served into a sandbox of its own (no origin, no request anywhere),
 so that whatever is in a folder, the page cannot speak to the server.
@@ -8,25 +7,19 @@ so that whatever is in a folder, the page cannot speak to the server.
 
 from __future__ import annotations
 
-import json
-import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 from seecause.app.jobs import Reply
 from seecause.app.panels import Name, Panel, PanelRequest, as_script
 from seecause.app.state import ActionContext
-from seecause.attribution.result import MANIFEST
 from seecause.errors import BadOption
 
 FIRST = ("index.html", "report.html")  # the page that is opened first
 MOST = 200  # folders that are listed
 MOST_PAGES = 100  # of one folder
-MANIFEST_BYTES = 4 << 20
-FACTS = ("model", "image", "data", "method", "question", "answer", "seed", "seecause")
 
 
 @dataclass(frozen=True)
@@ -40,13 +33,11 @@ class RunPage:
 
 @dataclass(frozen=True)
 class RunFolder:
-    """One result: what made it, when, and its pages, the main one first."""
+    """One result: its date, and its pages with the main one first."""
 
     id: str
     name: str
-    kind: str
     date: str
-    facts: list[list[str]]
     pages: tuple[RunPage, ...]
 
 
@@ -67,8 +58,8 @@ def listed(context: ActionContext, request: Everything) -> Reply:
 
 def run_facts(run: RunFolder) -> Reply:
     """What the page shows of a result; its folder stays here."""
-    facts = {name: getattr(run, name) for name in ("id", "name", "kind", "date", "facts")}
-    return {**facts, "pages": [{"id": page.id, "name": page.name} for page in run.pages]}
+    pages = [{"id": page.id, "name": page.name} for page in run.pages]
+    return {"id": run.id, "name": run.name, "date": run.date, "pages": pages}
 
 
 def copy(context: ActionContext, request: Opened) -> Reply:
@@ -77,8 +68,6 @@ def copy(context: ActionContext, request: Opened) -> Reply:
     if request.run not in runs:
         raise BadOption("run", request.run, "a result of the list")
     run = runs[request.run]
-    if not run.pages:
-        raise BadOption("run", run.name, "a result with a page")
     place = f"{run.name}/{run.pages[0].name}"
     opening = f"webbrowser.open(Path({place!r}).resolve().as_uri())"
     return as_script(["import webbrowser", "from pathlib import Path", "", opening])
@@ -113,7 +102,7 @@ def _places(name: str, folder: Path) -> Iterator[tuple[str, Path]]:
 
 def _mark(folder: Path) -> Path | None:
     """The file that makes a folder a result."""
-    for name in (*FIRST, MANIFEST):
+    for name in FIRST:
         if _plain_file(folder / name):
             return folder / name
     return None
@@ -130,44 +119,11 @@ def _changed(folder: Path) -> float:
 
 
 def _read_run(id: str, name: str, folder: Path) -> RunFolder:
-    manifest = _manifest(folder)
     html = sorted(path for path in folder.glob("*.html") if _plain_file(path))
     html.sort(key=lambda path: FIRST.index(path.name) if path.name in FIRST else len(FIRST))
     pages = [RunPage(f"{id}p{at}", p.name, p) for at, p in enumerate(html[:MOST_PAGES])]
     date = datetime.fromtimestamp(_changed(folder), UTC).strftime("%Y-%m-%d %H:%M UTC")
-    kind = next((v for key in ("command", "kind", "method") if (v := _word(manifest.get(key)))), "")
-    return RunFolder(
-        id, name, kind or ("page" if pages else "result"), date, _facts(manifest), tuple(pages)
-    )
-
-
-def _manifest(folder: Path) -> dict[str, Any]:
-    """What a result says of itself; nothing where it is damaged, or larger than ours are."""
-    path = folder / MANIFEST
-    try:
-        if not _plain_file(path) or path.stat().st_size > MANIFEST_BYTES:
-            return {}
-        read = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
-        return {}
-    return read if isinstance(read, dict) else {}
-
-
-def _facts(manifest: Mapping[str, Any]) -> list[list[str]]:
-    """What is worth a line, without the folders of this machine."""
-    run = manifest.get("run")
-    every = {**(run if isinstance(run, dict) else {}), **manifest}
-    return [[name, word] for name in FACTS if (word := _word(every.get(name)))]
-
-
-def _word(value: object) -> str:
-    """A value as one short word, a path as its last part; empty for what is none."""
-    if not isinstance(value, str | int | float) or isinstance(value, bool):
-        return ""
-    text = str(value)
-    if os.sep in text and (text.startswith((os.sep, "~", ".")) or f":{os.sep}" in text):
-        text = text.rstrip(os.sep).rpartition(os.sep)[2]
-    return text[:120]
+    return RunFolder(id, name, date, tuple(pages))
 
 
 PANEL = Panel(

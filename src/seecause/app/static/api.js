@@ -67,7 +67,7 @@ export async function download(id) {
 }
 
 // Ask a panel's action. `slot`: a newer question of the same slot takes the place of this one.
-// `progress({state, share, words, ahead, cancel})` is called while the job is not done.
+// `progress({state, share, words, cancel})` is called while the job is not done.
 export async function ask(panel, action, request, options = {}) {
   asking(1);
   try {

@@ -6,28 +6,21 @@ import { HeadButtons, PatchPicture } from "./grid.js";
 import { Answers, Chooser, JobBar, barRow, copyButtons, field, h, inGrid, same, saveFile, scaleOf, select, stroked, toggled, whenChanged } from "./parts.js";
 
 const SCORES = [["answer", "what the answer loses without it"], ["background", "what the background's part loses"], ["object", "what the object's part loses"]];
-const OPERATORS = [["zero", "nothing (zeros)"], ["mean", "their mean over the samples"], ["other", "those of another picture"]];
-const defaults = { picture: "s8", target: null, by: "answer", off: [], operator: "zero", other: "s1", brushed: [], maps: true };
+const defaults = { picture: "s8", target: null, by: "answer", off: [], brushed: [], maps: true };
 
 function mount(root, tools) {
   const mine = () => tools.state().heads;
   const common = () => ({ model: tools.state().model, picture: mine().picture, target: mine().target, brushed: inGrid(mine().brushed, tools.model()) });
   const scored = () => ({ ...common(), brushed: mine().by === "answer" ? [] : common().brushed, by: mine().by });
-  const mapped = () => ({ ...request(), brushed: [], operator: "zero", other: null });
-  const request = () => {
-    const { off, operator, other } = mine();
-    return { ...common(), off: off.filter((place) => place < width() * tools.model().layers), operator, other: operator === "other" ? other : null };
-  };
+  const mapped = () => ({ ...request(), brushed: [] });
+  const request = () => ({ ...common(), off: mine().off.filter((place) => place < width() * tools.model().layers) });
   const width = () => Math.max(...tools.model().heads);
 
   const job = new JobBar();
   const mapJob = new JobBar();
   const chooser = new Chooser(tools.hello, { onchoose: (picture) => tools.set({ picture, brushed: [] }) });
-  const donor = new Chooser(tools.hello, { label: "Other picture", pastes: false, onchoose: (other) => tools.set({ other }) });
-  const donorField = h("div", { class: "field" }, h("span", { class: "small" }, "the other picture"), donor.element);
   const classes = select([], { onchange: (value) => tools.set({ target: value === "" ? null : +value }) });
   const by = select(SCORES, { onchange: (value) => tools.set({ by: value }) });
-  const operator = select(OPERATORS, { onchange: (value) => tools.set({ operator: value }) });
   const picture = new PatchPicture({ label: "The picture. Space brushes patches of the object, if the data does not know it.", onpaint: paint });
   const before = new Answers("All heads on", "as the model is");
   const after = new Answers("Some off", "click heads in the grid");
@@ -46,7 +39,7 @@ function mount(root, tools) {
 
   const missing = h("p", { class: "notice", role: "alert", hidden: true }, "This model has no attention heads; choose a transformer.");
   const layout = h("div", { class: "layout" },
-    h("aside", { class: "side", "aria-label": "Settings" }, chooser.element, field("class explained", classes), field("heads that are off carry", operator), donorField),
+    h("aside", { class: "side", "aria-label": "Settings" }, chooser.element, field("class explained", classes)),
     h("div", { class: "work" },
       h("div", { class: "heads-top" },
         h("section", { class: "heads-grid" }, h("div", { class: "toolbar" }, field("colour", by), clear, worst), h("div", { class: "scroll" }, grid.element), legend),
@@ -140,7 +133,6 @@ function mount(root, tools) {
     picture.setPatches("brush", mine().brushed, { fill: true });
     picture.setPatches("brush-line", mine().brushed);
     unbrush.hidden = mine().brushed.length === 0;
-    donorField.hidden = mine().operator !== "other";
   }
 
   const when = whenChanged();
@@ -157,9 +149,7 @@ function mount(root, tools) {
     });
     classes.value = mine().target === null ? "" : `${mine().target}`;
     by.value = mine().by;
-    operator.value = mine().operator;
     chooser.choose(mine().picture);
-    donor.choose(mine().other);
     marks();
     colour();
     save.disabled = mine().off.length === 0;

@@ -13,7 +13,6 @@ function mount(root, tools) {
   const job = new JobBar();
   const list = h("div", { class: "run-list", role: "radiogroup", "aria-label": "Results" });
   const none = h("p", { class: "notice", hidden: true }, "There are no results here. Start the server with some: ", h("code", {}, "seecause serve --runs FOLDER"), " (a folder that a command wrote, or one that holds such folders).");
-  const facts = h("dl", { class: "run-facts" });
   const pages = select([], { onchange: (page) => tools.set({ page }) });
   const pagesField = field("page", pages);
   const apart = h("a", { target: "_blank", rel: "noopener" }, "Open in a new tab");
@@ -21,7 +20,7 @@ function mount(root, tools) {
   const copying = copyButtons(() => tools.ask("copy", { run: chosen()?.id ?? "" }));
   root.append(h("div", { class: "layout" },
     h("aside", { class: "side", "aria-label": "Results" }, list),
-    h("div", { class: "work" }, job.error, job.element, none, facts, h("div", { class: "toolbar run-tools" }, pagesField, apart), frame, copying)));
+    h("div", { class: "work" }, job.error, job.element, none, h("div", { class: "toolbar run-tools" }, pagesField, apart), frame, copying)));
 
   const chosen = () => runs.find((run) => run.name === mine().run) ?? runs[0];
 
@@ -29,23 +28,21 @@ function mount(root, tools) {
     list.replaceChildren(...runs.map((run) => h("button", {
       type: "button", role: "radio", "data-run": run.name, onclick: () => tools.set({ run: run.name, page: "" }),
       onkeydown: (event) => chooseByArrow(event, list.children),
-    }, h("b", {}, run.name), h("small", {}, `${run.kind}, ${run.date}`))));
+    }, h("b", {}, run.name), h("small", {}, run.date))));
   }
 
   function show() {
     const run = chosen();
     none.hidden = Boolean(run);
-    copying.hidden = !run?.pages.length;
+    copying.hidden = !run;
     pagesField.hidden = (run?.pages.length ?? 0) < 2;
-    apart.hidden = frame.hidden = !run?.pages.length;
+    apart.hidden = frame.hidden = !run;
     if (!run) return;
     for (const button of list.children) {
       const is = button.dataset.run === run.name;
       button.setAttribute("aria-checked", String(is));
       button.tabIndex = is ? 0 : -1;
     }
-    facts.replaceChildren(...run.facts.flatMap(([name, value]) => [h("dt", {}, name), h("dd", {}, value)]), ...(run.pages.length ? [] : [h("dt", {}, "page"), h("dd", {}, "none: this result has numbers only")]));
-    if (!run.pages.length) return;
     const page = run.pages.find(({ name }) => name === mine().page) ?? run.pages[0];
     pages.replaceChildren(...run.pages.map(({ name }) => h("option", { value: name }, name)));
     pages.value = page.name;

@@ -206,9 +206,8 @@ export class JobBar {
     const latest = [...this.jobs.values()].at(-1);
     this.element.hidden = !latest;
     if (!latest) return;
-    const { state, share, words, ahead, cancel } = latest;
-    const waits = ahead ? `waiting, ${ahead} ahead` : "waiting";
-    this.words.textContent = state === "waiting" ? waits : words || "working";
+    const { state, share, words, cancel } = latest;
+    this.words.textContent = state === "waiting" ? "waiting" : words || "working";
     if (share > 0) this.meter.value = share;
     else this.meter.removeAttribute("value");
     this.stop.onclick = () => {
@@ -329,15 +328,15 @@ export class Chooser {
   }
 }
 
-// "Copy as Python" and "Copy as command": `texts()` gives both.
-export function copyButtons(texts) {
+// "Copy as Python" and "Copy link": `script()` gives the lines of Python.
+export function copyButtons(script) {
   const shown = h("pre", { class: "copied", tabindex: "0", hidden: true, "aria-label": "what was copied" });
   const word = h("span", { class: "small", role: "status" });
-  const button = (kind, words) => h("button", {
+  const python = h("button", {
     type: "button", class: "plain",
     onclick: async () => {
       try {
-        const text = (await texts())[kind];
+        const text = (await script()).python;
         shown.textContent = text;
         shown.hidden = false;
         await navigator.clipboard.writeText(text).then(
@@ -348,7 +347,7 @@ export function copyButtons(texts) {
         word.textContent = failure.message;
       }
     },
-  }, words);
+  }, "Copy as Python");
   const link = h("button", {
     type: "button", class: "plain",
     onclick: () => navigator.clipboard.writeText(location.href).then(
@@ -356,5 +355,5 @@ export function copyButtons(texts) {
       () => { word.textContent = "copy the address of this page"; },
     ),
   }, "Copy link");
-  return h("div", { class: "copying" }, h("div", { class: "buttons" }, button("python", "Copy as Python"), button("command", "Copy as command"), link, word), shown);
+  return h("div", { class: "copying" }, h("div", { class: "buttons" }, python, link, word), shown);
 }
