@@ -32,6 +32,7 @@ from seecause.engine import graphs
 from seecause.faithful import IFAM
 from seecause.faithful.losses import Affine, objective, parameter_groups
 from seecause.faithful.parts import Noise
+from seecause.faithful.stages import packed_places, visible_tokens
 
 LEAST, MOST = 0.15, 0.60  # share of patches that a picture keeps
 PARTS, CLASSES = 8, 200
@@ -78,12 +79,13 @@ def inference(backbone: nn.Module, images: Tensor, mask: Tensor) -> dict[str, Ca
     net = IFAM(backbone, PARTS, CLASSES).to(images.device, images.dtype).eval()
     parts = IFAM(backbone, PARTS, CLASSES, stages=1).to(images.device, images.dtype).eval()
     owner = graphs.ModuleOwner(single)
+    visible = visible_tokens(mask.flatten(1), net.stage2.prefix)
     found: dict[str, Callable[[], object]] = {
         SINGLE: lambda: graphs.captured(owner, SINGLE, lambda: single, images),
         "PDiscoFormer (stage 1)": lambda: parts(images),
         "two stages, masked": lambda: net(images, mask=mask, packed=False),
         "two stages, packed": lambda: net(images, mask=mask, packed=True),
-        "stage 2 alone, packed": lambda: net.classify(images, mask),
+        "stage 2 alone, packed": lambda: net.stage2.packed(images, *packed_places(visible)),
     }
     return {name: torch.no_grad()(run) for name, run in found.items()}
 

@@ -180,10 +180,10 @@ def test_unselected_pixels_cannot_change_one_bit(packed):
     hidden = ~mask.repeat_interleave(8, dim=1).repeat_interleave(8, dim=2)[:, None]
     noisy = torch.where(hidden, 100 * torch.randn_like(images), images)
     assert torch.equal(
-        net.classify(noisy, mask, packed=packed), net.classify(images, mask, packed=packed)
+        net(noisy, mask=mask, packed=packed).logits, net(images, mask=mask, packed=packed).logits
     )
     assert not torch.equal(
-        net.classify(noisy, ~mask, packed=packed), net.classify(images, ~mask, packed=packed)
+        net(noisy, mask=~mask, packed=packed).logits, net(images, mask=~mask, packed=packed).logits
     )
 
 

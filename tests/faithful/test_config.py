@@ -133,7 +133,7 @@ def test_defaults_are_the_papers():
     weights = dataclasses.asdict(LossWeights())
     assert weights.pop("background") == 2 and set(weights.values()) == {1.0} and len(weights) == 7
     by, both = {"by": "distance"}, {"drop_parts": (), "quantile": None, "by": "distance"}
-    tested = {"data": None, "calibration": None, "limit": None, "batch": 32}
+    tested = {"data": None, "calibration": None, "limit": None, "batch": 32, "workers": 0}
     chosen = {"intervention": "best", "quantiles": (0.97, 0.99)}
     measured = {"keypoints": True, "random_crops": False}
     for name, defaults in {

@@ -205,19 +205,19 @@ def test_images_without_masks_are_not_cropped(birds):
 
 def test_a_network_is_tested_on_the_images_it_names(tmp_path):
     folder = tiny_pictures(tmp_path / "all")
-    network = TrainedNetwork("tiny", tiny_net(), f"folder:{folder}", limit=10, val_limit=4)
-    assert len(network.train_images()) == 10 and len(network.train_images(6)) == 6
-    assert len(network.val_images()) == 4 and len(network.test_images()) == 6
+    network = TrainedNetwork("tiny", tiny_net(), f"folder:{folder}")
+    assert len(network.train_images()) == 16 and len(network.train_images(6)) == 6
+    assert len(network.val_images()) == 6 and len(network.test_images()) == 6
     other = replace(network, test=f"folder:{folder / 'val'}")
     assert other.test_images().name.endswith("val")
 
 
 def test_a_network_comes_back_from_its_folder_on_the_device_asked_for(birds, tmp_path):
-    network = TrainedNetwork("birds", bird_net(birds), f"cub:{birds}", test="t:x", limit=7)
+    network = TrainedNetwork("birds", bird_net(birds), f"cub:{birds}", test="t:x")
     network.export(tmp_path / "shipped")
     again = open_network(str(tmp_path / "shipped"), device="meta")
     assert (again.data, again.val, again.test) == (f"cub:{birds}", None, "t:x")
-    assert again.limit == 7 and again.run is None and not again.net.training
+    assert again.run is None and not again.net.training
     assert again.net.device.type == "meta" and again.net.class_names == KINDS
     (tmp_path / "file").write_text("")
     for place in (tmp_path / "file", tmp_path / "shipped"):
@@ -318,10 +318,10 @@ def slow(net, fit, test):
 @pytest.mark.parametrize("name", ["cub", "waterbird200"])
 def test_key_points_are_those_of_the_metric(birds, name):
     net, test = bird_net(birds), open_data(f"{name}:{birds}")
-    fit, seen = open_data(keypoint_fit_data(test.name)), []
-    result = key_points(net.train(), fit, test, batch=3, advance=seen.append)  # without noise
+    fit = open_data(keypoint_fit_data(test.name))
+    result = key_points(net.train(), fit, test)  # without noise
     net.eval()
-    assert fit.name == f"cub:{birds}:trainval" and len(fit) == 20 and sum(seen) == 20 + len(test)
+    assert fit.name == f"cub:{birds}:trainval" and len(fit) == 20
     assert list(result.values()) == pytest.approx(slow(net, fit, test), abs=1e-9)
     assert result["keypoints"] > 1 and result["nmi"] > 0.01
 

@@ -22,11 +22,11 @@ def test_packed_equals_masked_on_a_gpu():
     net, images = tiny_net(), pictures(4)
     mask = net(images).mask
     mask[0] = False
-    expected = net.classify(images, mask)
+    expected = net(images, mask=mask).logits
     for dtype, within in ((torch.float32, 1e-5), (torch.bfloat16, 5e-2)):
         net, images = net.to("cuda", dtype), images.to("cuda", dtype)
         packed, masked = (
-            net.classify(images, mask.cuda(), packed=packed).double().cpu()
+            net(images, mask=mask.cuda(), packed=packed).logits.double().cpu()
             for packed in (True, False)
         )
         assert_close(packed, expected, atol=within, rtol=0)

@@ -251,29 +251,39 @@ def test_presence_over_two_processes_equals_one_batch(tmp_path):
     assert result[0]["local"][0] != result[1]["local"][0]
 
 
-def test_parameter_groups_are_those_of_the_paper():
-    net = tiny_net()
-    groups = {group["name"]: group for group in parameter_groups(net, 1e-6, 0.05)}
-    rates = {
-        name: (round(group["lr"] / 1e-6), group["weight_decay"]) for name, group in groups.items()
-    }
-    assert rates == {
-        "stage1 tokens": (1, 0), "prototypes": (1000, 0), "modulation": (10_000, 0),
-        "stage1 classifier": (10_000, 0.05),
-        "stage2 tokens": (1, 0), "stage2 vectors": (1, 0), "stage2 matrices": (1, 0.05),
-        "stage2 fc_norm": (10_000, 0), "stage2 head": (10_000, 0.05),
+def rates(net, base=1e-6):
+    """The rate, relative to the base, and the decay of every parameter that learns."""
+    names = {id(parameter): name for name, parameter in net.named_parameters()}
+    grouped = [
+        (names[id(parameter)], (round(group["lr"] / base), group["weight_decay"]))
+        for group in parameter_groups(net, base, 0.05)
+        for parameter in group["params"]
+    ]
+    found = dict(grouped)
+    assert len(found) == len(grouped)
+    assert set(found) == {n for n, p in net.named_parameters() if p.requires_grad}
+    return found
+
+
+def test_parameters_learn_at_the_rates_of_the_paper():
+    found = rates(tiny_net())
+    first, second = "stage1.tower.native.", "stage2.tower.native."
+    expected = {
+        "stage1.prototypes": (1000, 0), "stage1.classifier.weight": (10_000, 0.05),
+        "stage1.modulation.weight": (10_000, 0), "stage1.modulation.bias": (10_000, 0),
+        "stage2.fc_norm.weight": (10_000, 0), "stage2.fc_norm.bias": (10_000, 0),
+        "stage2.head.weight": (10_000, 0.05),
     }  # fmt: skip
-    grouped = [id(p) for group in groups.values() for p in group["params"]]
-    assert len(grouped) == len(set(grouped)) and set(grouped) == {
-        id(p) for p in net.parameters() if p.requires_grad
-    }
-    assert len(groups["stage1 tokens"]["params"]) == 3  # class token, registers, positions
-    assert {"stage2 tokens", "stage2 head"} <= set(groups) and "stage2 matrices" not in {
-        g["name"] for g in parameter_groups(tiny_net(freeze="both"), 1, 0)
-    }
-    assert "stage1 matrices" in {g["name"] for g in parameter_groups(tiny_net(freeze="none"), 1, 0)}
-    alone = [g["name"] for g in parameter_groups(tiny_net(stages=1), 1, 0)]
-    assert alone == ["stage1 tokens", "prototypes", "modulation", "stage1 classifier"]
+    tokens = ("cls_token", "reg_token", "pos_embed")
+    expected |= {stage + name: (1, 0) for stage in (first, second) for name in tokens}
+    assert {name: found[name] for name in expected} == expected
+    others = {name: rate for name, rate in found.items() if name not in expected}
+    assert others and all(name.startswith(second) for name in others)  # stage 1 is frozen
+    parameters = dict(tiny_net().named_parameters())
+    assert all(rate == (1, 0.05 * (parameters[n].ndim >= 2)) for n, rate in others.items())
+    assert rates(tiny_net(freeze="both")).keys() == expected.keys()
+    assert first + "blocks.0.attn.qkv.weight" in rates(tiny_net(freeze="none"))
+    assert not any(name.startswith("stage2") for name in rates(tiny_net(stages=1)))
 
 
 @pytest.mark.parametrize("weight", [0.5, 0.0])

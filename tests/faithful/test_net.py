@@ -230,8 +230,8 @@ def test_pdiscoformer_is_the_parts_alone():
     net, images = tiny_net(stages=1), pictures()
     out = net(images)
     assert net.stage2 is None and torch.equal(out.logits, out.stage1_logits)
-    with pytest.raises(BadOption, match="stages"):
-        net.classify(images, out.mask)
+    with pytest.raises(BadOption, match="no stage that reads"):
+        net(images, mask=out.mask)
 
 
 def test_bad_input_is_named():
@@ -240,7 +240,7 @@ def test_bad_input_is_named():
         with pytest.raises(BadImage, match="40, 48"):
             net(wrong)
     with pytest.raises(BadOption, match="mask"):
-        net.classify(images, torch.ones(3, 4, 6, dtype=torch.bool))
+        net(images, mask=torch.ones(3, 4, 6, dtype=torch.bool))
     net.train()
     with pytest.raises(BadOption, match="hidden tokens"):
         net(images, packed=True)
@@ -283,7 +283,7 @@ def test_a_mask_from_outside_is_a_constant_in_every_mode(training):
     assert torch.equal(out.maps, plain.maps) and torch.equal(out.warped_maps, plain.warped_maps)
     best = torch.stack([out.maps[:, :-1].amax(dim=1), out.maps[:, -1]], dim=1)
     assert_close(out.pair, best, **EXACT)
-    assert_close(out.logits, net.classify(images, mask, packed=False), **EXACT)
+    assert_close(out.logits, net(images, mask=mask, packed=False).logits, **EXACT)
     out.logits.sum().backward()
     assert net.stage1.prototypes.grad is None and net.stage2.head.weight.grad is not None
     for wrong in (mask.double(), mask[:2], mask[:, :4]):

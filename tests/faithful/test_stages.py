@@ -124,18 +124,33 @@ def test_a_packing_names_the_visible_places_in_their_order_and_then_the_others()
     assert places[total:].tolist() == (~visible).flatten().nonzero()[:, 0].tolist()
 
 
+@pytest.mark.parametrize("few", [0, 512], ids=["pixels of kept patches", "whole images"])
 @torch.no_grad()
-def test_rows_that_fill_up_a_packed_run_change_nothing():
+def test_rows_that_fill_up_a_packed_run_change_nothing(few, monkeypatch):
+    monkeypatch.setattr(stages, "_FEW", few)
     net, images = tiny_net(), pictures(4)
     mask = net(images).mask
     mask[0] = False
     stage = net.stage2
     assert stage is not None
-    expected = net.classify(images, mask, packed=False)
+    expected = net(images, mask=mask, packed=False).logits
     places, sizes, total = packed_places(visible_tokens(mask.flatten(1), stage.prefix))
     for spare in (1, 7, len(places) - int(total)):
         filled = stage.filled(images, places[: int(total) + spare], sizes)
         assert_close(filled, expected, atol=1e-10, rtol=0)
+
+
+@torch.no_grad()
+def test_an_embedding_that_is_not_affine_in_its_pixels_is_noticed(monkeypatch):
+    monkeypatch.setattr(stages, "_FEW", 0)  # however few rows there are
+    images, places = pictures(2), torch.tensor([0, 5, 34])
+    for change in (lambda tokens: tokens, torch.tanh):
+        tower = tiny_net().stage2.tower
+        native = tower.parts.embed
+        tower.parts.embed = lambda images, native=native, change=change: change(native(images))
+        rows = change(native(images)).flatten(0, 1)[places]
+        assert_close(tower.embed_rows(images, places), rows, **EXACT)
+        assert tower._affine == (change is not torch.tanh)
 
 
 def dinov3_backbone():
@@ -156,10 +171,10 @@ def test_packed_equals_masked_whatever_else_is_in_the_batch(backbone):
     net, images = tiny_net(backbone(), size=size), pictures(4, size=size)
     mask = net(images).mask
     mask[0], mask[1] = False, True
-    masked = net.classify(images, mask, packed=False)
-    assert_close(net.classify(images, mask), masked, **EXACT)
+    masked = net(images, mask=mask, packed=False).logits
+    assert_close(net(images, mask=mask).logits, masked, **EXACT)
     for i in range(4):
-        assert_close(net.classify(images[i : i + 1], mask[i : i + 1])[0], masked[i], **EXACT)
+        assert_close(net(images[i : i + 1], mask=mask[i : i + 1]).logits[0], masked[i], **EXACT)
     assert_close(net.float()(images.float(), mask=mask).logits, masked.float(), atol=1e-5, rtol=0)
 
 

@@ -56,7 +56,7 @@ def test_a_run_leaves_logs_grids_and_a_network(finished):
     ) == pytest.approx(done.best, abs=1e-6)
     network = open_network(config.out)
     assert isinstance(network.net, IFAM) and network.net.class_names == ("left", "right")
-    assert (network.data, network.workers, network.run) == (config.data, 0, Path(config.out))
+    assert (network.data, network.run) == (config.data, Path(config.out))
     model = sc.load(str(Path(config.out) / "best"))
     assert model.classes == ("left", "right") and model.preprocess.size == (24, 24)
 

@@ -240,7 +240,7 @@ def read(net: IFAM, recipe: IfamRecipe, images: Tensor, scenes: Scenes) -> tuple
         return out.logits, out.mask
     mask = scenes.patches(recipe.size // recipe.architecture["patch_size"], covered=recipe.covered)
     mask = mask if recipe.reads == "creature" else torch.ones_like(mask)
-    return net.classify(images, mask, packed=False), mask
+    return net(images, mask=mask, packed=False).logits, mask
 
 
 @torch.no_grad()

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
+from cyclopts.validators import Number
 
 from seecause.cli.shared import (
     Count,
@@ -89,12 +90,14 @@ class Testing:
         calibration: Training images for thresholds and key points. Default: all.
         limit: Use at most this many images, spread evenly. Default: all.
         batch: Images at once.
+        workers: Processes that read images.
         device: Where to compute; auto takes the GPU if there is one.
     """
 
     calibration: Count | None = None
     limit: Count | None = None
     batch: Count = 32
+    workers: Annotated[int, Parameter(validator=Number(gte=0))] = 4
     device: Device = "auto"
 
     def options(self, output: Output) -> dict[str, Any]:

@@ -13,7 +13,6 @@ import json
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -25,7 +24,6 @@ from torchvision import tv_tensors
 from torchvision.transforms import v2
 
 from seecause.background.images import Progress, no_progress
-from seecause.data.batch import raw_in_frame
 from seecause.data.dataset import IGNORE, Dataset, Sample
 from seecause.data.images import to_pil
 from seecause.data.registry import open_data
@@ -33,11 +31,9 @@ from seecause.data.shortcuts import MINORITY
 from seecause.errors import BadOption
 from seecause.faithful.data import (
     batches_of,
-    chunked,
     match_classes,
     open_split,
     open_validation,
-    read_batches,
     seeded,
 )
 from seecause.faithful.interventions import (
@@ -52,15 +48,7 @@ from seecause.faithful.net import IFAM, By, IFAMOutput, Intervention
 from seecause.files import mend_folder, write_json
 from seecause.metrics._localization import Overlap, foreground, overlap
 from seecause.metrics.accuracy import GroupAccuracy, auroc, group_accuracy, in9_right
-from seecause.metrics.keypoints import (
-    Located,
-    Marks,
-    keypoint_error,
-    located,
-    marks_of,
-    part_agreement,
-    together as merge_located,
-)
+from seecause.metrics.keypoints import keypoint_error, locate, part_agreement
 from seecause.models.load import ZOO, only_card, read_json, saved
 from seecause.models.preprocess import Preprocess
 
@@ -189,43 +177,15 @@ def keypoint_fit_data(name: str) -> str | None:
     return None
 
 
-def key_points(net: IFAM, fit: Dataset, test: Dataset, **options: Any) -> dict[str, float]:
+def key_points(net: IFAM, fit: Dataset, test: Dataset) -> dict[str, float]:
     """`keypoints`: the mean error in percent of the bird's box, lower is better. `nmi` and `ari`:
-    the agreement of parts and key points.
-
-    Empty where no key point is visible in both sets. `options` are those of `locate_parts`.
-    """
-    fitted, tested = (locate_parts(net, data, **options) for data in (fit, test))
+    the agreement of parts and key points. Empty where no key point is visible in both sets."""
+    with evaluating(net):
+        fitted, tested = (locate(net, data, net.maps) for data in (fit, test))
     if not (fitted.visible.any(dim=0) & tested.visible.any(dim=0)).any():
         return {}
     nmi, ari = part_agreement(tested)
     return {"keypoints": keypoint_error(fitted, tested).mean, "nmi": nmi, "ari": ari}
-
-
-@torch.no_grad()
-def locate_parts(
-    net: IFAM,
-    data: Dataset,
-    *,
-    batch: int = 32,
-    workers: int = 0,
-    advance: Callable[[int], None] = lambda done: None,
-) -> Located:
-    """Parts and key points of every image, by stage 1 under the current intervention."""
-    frame, batches = net.preprocess, []
-    rows, collate = chunked(range(len(data)), batch), partial(_marked_batch, frame)
-    with evaluating(net):
-        for images, marks in read_batches(data, rows, collate, workers=workers, device=net.device):
-            maps = net.maps(images.to(net.device, net.dtype)).double().cpu()
-            batches.append(located(maps, Marks(*marks), frame.size))
-            advance(len(images))
-    return merge_located(batches)
-
-
-def _marked_batch(frame: Preprocess, samples: list[Sample]) -> tuple[Tensor, Marks]:
-    """Normalised images [B, 3, h, w], and their boxes and key points."""
-    images = torch.stack([raw_in_frame(frame, sample.image) for sample in samples])
-    return frame.normalise(images), marks_of(frame, samples)
 
 
 class RandomCrops:
@@ -317,16 +277,13 @@ class TrainedNetwork:
     data: str | None = None  # what it was trained on, without the split
     val: str | None = None  # other images to choose interventions by, with their split
     test: str | None = None  # other images to test on, with their split
-    limit: int | None = None  # training images
-    val_limit: int | None = None
-    workers: int = 0  # processes that read images
     run: Path | None = None  # the folder of its training run
 
     def train_images(self, limit: int | None = None) -> Dataset:
-        return open_split(self._trained_on(), "train", limit=limit or self.limit)
+        return open_split(self._trained_on(), "train", limit=limit)
 
     def val_images(self) -> Dataset:
-        return open_validation(self._trained_on(), self.val, limit=self.val_limit)
+        return open_validation(self._trained_on(), self.val)
 
     def test_images(self, limit: int | None = None) -> Dataset:
         if self.test is not None:
@@ -337,8 +294,7 @@ class TrainedNetwork:
         """Write the network into a new or empty folder, which `sc.load` reads; returns its card."""
         if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
             raise BadOption("folder", str(folder), "a new or empty folder")
-        names = ("data", "val", "test", "limit", "val_limit", "workers")
-        return self.net.save(folder, **{name: getattr(self, name) for name in names})
+        return self.net.save(folder, data=self.data, val=self.val, test=self.test)
 
     def _trained_on(self) -> str:
         if self.data is None:
@@ -378,9 +334,8 @@ def open_network(name: str, *, device: str | torch.device = "cpu") -> TrainedNet
         expected = "an iFAM network, such as builtin:critters-ifam"
         raise BadOption("network", name, f"{expected}; this is a {type(net).__name__}")
     card = read_json(folder / f"{stem}.json")
-    known = ("data", "val", "test", "limit", "val_limit", "workers")
-    facts = {field: card[field] for field in known if field in card}
-    return TrainedNetwork(name, net.eval().to(device), **facts, run=run)
+    data, val, test = (card.get(field) for field in ("data", "val", "test"))
+    return TrainedNetwork(name, net.eval().to(device), data, val, test, run)
 
 
 @dataclass(frozen=True)
@@ -409,6 +364,7 @@ def evaluate(
     random_crops: bool = False,
     limit: int | None = None,
     batch: int = 32,
+    workers: int = 0,
     progress: Progress = no_progress,
 ) -> Evaluation:
     """Measure a trained network on its test images, plain and with an intervention.
@@ -428,6 +384,7 @@ def evaluate(
         random_crops: Also measure mIoU on random crops, as the released code does.
         limit: The number of test images, spread evenly; None: all.
         batch: Images at once.
+        workers: Processes that read images.
         progress: Called with what is done and a total; a context manager that gives a function to
             be called with the number of images done.
 
@@ -443,7 +400,7 @@ def evaluate(
     """
     images = network.test_images(limit) if data is None else open_data(data, limit=limit)
     matched = match_classes(network.net, images)
-    reading: dict[str, Any] = {"batch": batch, "workers": network.workers}
+    reading: dict[str, Any] = {"batch": batch, "workers": workers}
     test = _Test(network, images, matched, reading, calibration, random_crops, progress)
     trials, chosen_on = (), None
     if intervention == "best":
@@ -509,8 +466,7 @@ class _Test:
         if name is None:
             return {}
         fit = open_data(name, limit=self.calibration)
-        with self.progress("key points", len(fit) + len(self.images)) as advance:
-            return key_points(self.network.net, fit, self.images, advance=advance, **self.reading)
+        return key_points(self.network.net, fit, self.images)
 
     def tried(self, quantiles: Sequence[float], by: By) -> list[Trial]:
         """All interventions on validation images."""

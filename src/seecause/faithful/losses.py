@@ -16,7 +16,6 @@ orthogonality    parts say different things (their embeddings, or the prototypes
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
@@ -31,7 +30,7 @@ from torchvision.transforms.functional import affine
 from seecause.errors import BadOption
 from seecause.faithful.net import IFAM, IFAMOutput
 from seecause.faithful.parts import Noise
-from seecause.faithful.stages import Backbone, is_token
+from seecause.faithful.stages import is_token
 from seecause.types import wide
 
 
@@ -233,40 +232,17 @@ def parameter_groups(
 ) -> list[dict[str, Any]]:
     """Groups for an optimiser: what is trainable, at the paper's rates. Only matrices of backbones
     and classifiers are decayed."""
-    stage1, stage2 = net.stage1, net.stage2
-    groups = [
-        *_tower_groups("stage1", stage1.tower, base_lr, weight_decay),
-        _group("prototypes", [stage1.prototypes], base_lr * prototype_factor, 0.0),
-        _group("modulation", list(stage1.modulation.parameters()), base_lr * head_factor, 0.0),
-        _group(
-            "stage1 classifier", [stage1.classifier.weight], base_lr * head_factor, weight_decay
-        ),
-    ]
-    if stage2 is not None:
-        groups += [
-            *_tower_groups("stage2", stage2.tower, base_lr, weight_decay),
-            _group("stage2 fc_norm", list(stage2.fc_norm.parameters()), base_lr * head_factor, 0.0),
-            _group("stage2 head", [stage2.head.weight], base_lr * head_factor, weight_decay),
-        ]
-    return [group for group in groups if group["params"]]
-
-
-def _tower_groups(
-    name: str, tower: Backbone, lr: float, weight_decay: float
-) -> list[dict[str, Any]]:
-    named = [(key, value) for key, value in tower.native.named_parameters() if value.requires_grad]
-    tokens = [value for key, value in named if is_token(key)]
-    vectors = [value for key, value in named if not is_token(key) and value.ndim < 2]
-    matrices = [value for key, value in named if not is_token(key) and value.ndim >= 2]
-    return [
-        _group(f"{name} tokens", tokens, lr, 0.0),
-        _group(f"{name} vectors", vectors, lr, 0.0),
-        _group(f"{name} matrices", matrices, lr, weight_decay),
-    ]
-
-
-def _group(name: str, params: Sequence[Tensor], lr: float, weight_decay: float) -> dict[str, Any]:
-    return {"name": name, "params": list(params), "lr": lr, "weight_decay": weight_decay}
+    groups: dict[tuple[float, float], list[Tensor]] = {}
+    for name, parameter in net.named_parameters():
+        factor, decays = head_factor, name.endswith(("classifier.weight", "head.weight"))
+        if ".tower." in name:
+            factor, decays = 1.0, parameter.ndim >= 2 and not is_token(name)
+        elif name == "stage1.prototypes":
+            factor = prototype_factor
+        if parameter.requires_grad:
+            key = (base_lr * factor, weight_decay if decays else 0.0)
+            groups.setdefault(key, []).append(parameter)
+    return [{"params": each, "lr": lr, "weight_decay": wd} for (lr, wd), each in groups.items()]
 
 
 def _orthogonality(net: IFAM, out: IFAMOutput) -> Tensor:

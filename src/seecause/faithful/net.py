@@ -236,6 +236,8 @@ class IFAM(nn.Module):
                 where that is faster.
         """
         grid = self.stage1.tower.layout(images).grid
+        if mask is not None and self.stage2 is None:
+            raise BadOption("mask", "given", "None: PDiscoFormer has no stage that reads a mask")
         noise = self.noise_for(images, noise)
         warped_maps, logits = None, None
         rows: tuple[Tensor, ...] = ()  # places of the patches for stage 2, where they are known
@@ -306,19 +308,6 @@ class IFAM(nn.Module):
             assigned, maps = self.assign(features, noise)
             embeddings = self.stage1.modulation(part_embeddings(maps, features))
             return assigned, maps, embeddings, self.votes(embeddings, noise)
-
-    def classify(self, images: Tensor, mask: Tensor, *, packed: bool = True) -> Tensor:
-        """Stage 2 alone: logits [B, C] of images whose patches outside mask [B, gh, gw] (bool) are
-        hidden."""
-        if self.stage2 is None:
-            raise BadOption("stages", 1, "2: PDiscoFormer has no stage that reads a mask")
-        expected = [len(images), *self.stage2.tower.layout(images).grid]
-        if list(mask.shape) != expected or mask.dtype != torch.bool:
-            raise BadOption("mask", f"{mask.dtype} {list(mask.shape)}", f"bool {expected}")
-        visible = visible_tokens(mask.flatten(1).to(images.device), self.stage2.prefix)
-        if packed:
-            return self.stage2.packed(images, *packed_places(visible))
-        return self.stage2.masked(images, reads_only(visible))
 
     @torch.no_grad()
     def select(self, images: Tensor) -> Tensor:

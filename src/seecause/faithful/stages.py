@@ -206,6 +206,7 @@ class Backbone(nn.Module):
         super().__init__()
         self.native = _without_classifier(copy.deepcopy(backbone))
         self._parts: Parts | None = None
+        self._affine: bool | None = None  # whether `embed_rows` may leave patches out
         self.train(False)
         for name, parameter in self.native.named_parameters():
             parameter.requires_grad_(_UNUSED.search(name) is None)
@@ -256,6 +257,42 @@ class Backbone(nn.Module):
     def features(self, images: Tensor) -> Tensor:
         """Patch tokens after the final norm, [B, N, D], by the module's own forward."""
         return self.parts.native_tokens(images)[:, self.layout(images).patches]
+
+    def embed_rows(self, images: Tensor, places: Tensor) -> Tensor:
+        """Tokens `places` [R] of images that lie end to end, as they enter the first block: [R, D].
+        Other patches cost nothing where a token is an affine function of its own pixels."""
+        if len(places) <= _FEW or not self._is_affine(images):
+            return self.parts.embed(images).flatten(0, 1)[places]
+        return self._affine_rows(images, places)
+
+    def _affine_rows(self, images: Tensor, places: Tensor) -> Tensor:
+        """The tokens of a black image, and weights times pixels."""
+        layout, (high, wide) = self.layout(images), self.parts.patch
+        black = self.parts.embed(torch.zeros_like(images[:1]))[0]  # [T, D]
+        pixels = images.unflatten(3, (-1, wide)).unflatten(2, (-1, high))
+        pixels = pixels.permute(0, 2, 4, 1, 3, 5).flatten(3).flatten(1, 2)  # [B, N, 3 high wide]
+        pixels = F.pad(pixels, (0, 0, layout.prefix, 0)).flatten(0, 1)[places]
+        weight = self._patch_convolutions()[0].weight.flatten(1)  # [D, 3 high wide]
+        return black[places % layout.tokens] + pixels @ weight.T
+
+    @torch.no_grad()
+    def _is_affine(self, images: Tensor) -> bool:
+        """Whether `_affine_rows` gives what the module gives for a patterned image."""
+        if self._affine is None:
+            self._affine = len(self._patch_convolutions()) == 1
+            if self._affine:
+                waves = (1.618 * torch.arange(images[0].numel(), device=images.device)).sin()
+                probe = waves.to(images.dtype).view(1, *images.shape[1:])
+                native = self.parts.embed(probe)[0]
+                ours = self._affine_rows(probe, torch.arange(len(native), device=images.device))
+                self._affine = bool((ours - native).abs().max() < 0.02 * native.abs().max())
+        return self._affine
+
+    def _patch_convolutions(self) -> list[nn.Conv2d]:
+        """The convolutions that take each patch by itself."""
+        patch, modules = self.parts.patch, self.native.modules()
+        convolutions = [module for module in modules if isinstance(module, nn.Conv2d)]
+        return [c for c in convolutions if c.kernel_size == c.stride == patch and c.groups == 1]
 
     def freeze(self) -> None:
         """Only special tokens and positions stay trainable."""
@@ -342,7 +379,7 @@ class MaskedStage(nn.Module):
         rest = len(places) - sizes.sum(dim=0, keepdim=True)
         bound = max(layout.tokens, min(_FEW, len(places)))
         groups = Groups(torch.cat([sizes, rest]), images.device, bound=bound)
-        rows = self.tower.parts.embed(images).flatten(0, 1)[places]
+        rows = self.tower.embed_rows(images, places)
         return self._packed(layout, rows, places, groups, len(images))
 
     def _packed(

@@ -406,7 +406,7 @@ class Run:
         means = dict(zip(passes[0], means, strict=True))
         if not math.isfinite(means["total"]):
             raise SeecauseError(f"the loss is {means['total']} at step {step}; {_REMEDY}")
-        rate = self.optimizer.param_groups[0]["lr"]
+        rate = min(group["lr"] for group in self.optimizer.param_groups)  # of the backbones
         row = {"epoch": epoch, "step": step, "learning_rate": rate, **means, "seconds": seconds}
         if self.processes.first:
             self.log.add(row)
@@ -433,8 +433,7 @@ class Run:
         if not processes.first:
             return
         if better:
-            facts = ("data", "val", "limit", "val_limit", "workers")
-            card = {name: getattr(config, name) for name in facts}
+            card = {"data": config.data, "val": config.val}
             with atomic_folder(self.folder / BEST) as draft:
                 self.validated.save(draft, epoch=position.epoch, validation=numbers, **card)
         at = {"epoch": position.epoch, "step": position.step}
