@@ -44,7 +44,7 @@ from seecause.attribution.registry import find, methods
 from seecause.engine import graphs
 from seecause.engine.chunks import budget, fit
 from seecause.loading import load, wrap
-from seecause.metrics.curves import insertion_deletion, perturbation
+from seecause.metrics.faithfulness import insertion_deletion, perturbation
 from seecause.models.view import VisionModel
 from seecause.target import parse
 

@@ -25,7 +25,7 @@ def left_as_it_was(monkeypatch):
     registry.methods(), metrics.metrics(), datasets.datasets()
     transformers = registry.METHODS["transformer"]
     monkeypatch.setattr(transformers, "entries", dict(transformers.entries))
-    monkeypatch.setattr(metrics, "_METRICS", dict(metrics._METRICS))
+    monkeypatch.setattr(metrics.METRICS, "entries", dict(metrics.METRICS.entries))
     monkeypatch.setattr(datasets._REGISTRY, "entries", dict(datasets._REGISTRY.entries))
 
 

@@ -24,7 +24,7 @@ from seecause.background.last_layer import (
     with_last_layer,
 )
 from seecause.errors import BadOption
-from seecause.metrics.accuracy import group_accuracy
+from seecause.metrics.statistics import group_accuracy
 from tests.background.repair_toys import numbers
 from tests.helpers import view
 from tests.reference import last_layer as twin

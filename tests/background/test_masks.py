@@ -18,7 +18,7 @@ from seecause.background.masks import harden, network_maps, otsu
 from seecause.data.dataset import IGNORE
 from seecause.engine.chunks import budget
 from seecause.errors import BadImage, BadOption, NotDefined
-from seecause.metrics._localization import iou
+from seecause.metrics.annotations import iou
 from tests.background.repair_toys import CLASSES, fitted, plain_vit, scenes, wrapped
 from tests.helpers import view
 from tests.reference import cigma as reference, transplant as twin

@@ -35,7 +35,7 @@ from seecause.engine import forks
 from seecause.engine.chunks import budget
 from seecause.engine.trace import kept_logits
 from seecause.errors import BadOption, UnknownName
-from seecause.metrics.accuracy import calibration, group_accuracy
+from seecause.metrics.statistics import calibration, group_accuracy
 from tests.helpers import noise, view
 from tests.reference import divprune as reference
 from tests.tiny import pictures, tiny

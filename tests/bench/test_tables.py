@@ -23,7 +23,7 @@ from seecause.bench.tables import (
     write_rows,
 )
 from seecause.errors import UnknownName
-from seecause.metrics import part_completeness, part_truth
+from seecause.metrics.parts import part_completeness, part_truth
 from seecause.report.bench import missing_section, write_report
 from tests.bad_files import bad_file
 from tests.bench.toy import model, prepared
@@ -144,10 +144,10 @@ def test_the_best_is_marked_where_there_is_one():
     assert best("pointing", caap=[1.0, 0.5], gae=[1.0, 0.6], random=[0.1, 0.5]) == ["gae"]
     assert best("pointing", caap=[1.0, 1.0], gae=[1.0, 1.0 - 1e-9]) == []
     assert best("pointing", caap=[0.3, 0.4]) == ["caap"]
-    assert best("gini", caap=[0.5, 0.5], random=[0.5, 0.5]) == []
+    assert best("saco", caap=[0.5, 0.5], random=[0.5, 0.5]) == []
     assert best("insertion", caap=[0.99974, 0.99975], random=[0.99976, 0.99977]) == []
-    assert best("infidelity", caap=[1e-6, 2e-6], random=[3e-6, 4e-6]) == ["caap"]
-    found = best("gini", ["mda"], caap=[0.5, 0.6], random=[0.1, 0.2], mda=[0.9, float("nan")])
+    assert best("deletion", caap=[1e-6, 2e-6], random=[3e-6, 4e-6]) == ["caap"]
+    found = best("saco", ["mda"], caap=[0.5, 0.6], random=[0.1, 0.2], mda=[0.9, float("nan")])
     assert found == ["caap"]
 
 

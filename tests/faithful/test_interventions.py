@@ -19,7 +19,7 @@ from seecause.faithful.parts import (
     select,
     select_without,
 )
-from seecause.metrics.accuracy import auroc, group_accuracy
+from seecause.metrics.statistics import auroc, group_accuracy
 from tests.faithful.nets import pictures, tiny_net
 from tests.reference import ifam as reference
 

@@ -9,7 +9,7 @@ import seecause as sc
 from tests.golden.record import Named, golden
 
 METHODS = {"caap": {}, "rollout": {}, "gae": {}, "random": {}}
-METRICS = ("ins-del", "aupr1", "pointing", "gini", "road")
+METRICS = ("ins-del", "aupr1", "pointing")
 
 
 @golden("bench", dtypes=("float32",))

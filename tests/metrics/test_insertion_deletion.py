@@ -6,11 +6,10 @@ from __future__ import annotations
 import pytest
 import torch
 from torch.testing import assert_close
-from torchvision.transforms.functional import gaussian_blur
 
 from seecause.engine.chunks import budget
 from seecause.errors import BadOption
-from seecause.metrics.curves import insertion_deletion
+from seecause.metrics.faithfulness import insertion_deletion
 from seecause.metrics.pixels import blurred, importance_ranks, rise_kernel, thresholds
 from tests.helpers import noise, view
 from tests.reference import insertion_deletion as reference
@@ -65,12 +64,10 @@ def test_curves_equal_the_loop(setting, order):
 
 def test_the_ends_are_plain_forwards(setting):
     native, model, images = setting
-    result = insertion_deletion(
-        model, images, noise(2, *GRID), CLASSES, blur="gaussian", fill=0.25, score="logit"
-    )
+    result = insertion_deletion(model, images, noise(2, *GRID), CLASSES, fill=0.25, score="logit")
     plain, soft, flat = (
         native.forward(x)[range(2), CLASSES]
-        for x in (images, gaussian_blur(images, 11, 5.0), torch.full_like(images, 0.25))
+        for x in (images, blurred(images), torch.full_like(images, 0.25))
     )
     for curve, ends in (
         (result["deletion curve"], (plain, flat)),
@@ -98,12 +95,7 @@ def test_the_predicted_class_is_the_default_and_is_recorded(setting):
     )
     assert torch.equal(result["deletion curve"], named["deletion curve"])
     assert result.protocol["target"]["class"] == predicted.tolist()
-    assert {result.protocol[k] for k in ("steps", "order", "blur", "score", "ties")} == {
-        "rise",
-        "pixel",
-        "prob",
-        "raster",
-    }
+    assert [result.protocol[k] for k in ("steps", "order", "score")] == ["rise", "pixel", "prob"]
 
 
 def test_a_contrast_and_a_function_are_targets_too(setting):
@@ -140,26 +132,6 @@ def test_a_number_of_steps_is_kept():
     assert len(taken) == 17 and taken[-1] == 196 and set(taken.diff().tolist()) == {12, 13}
 
 
-def test_ties_follow_raster_order_or_a_seed():
-    flat = torch.zeros(2, 4, 6)
-    raster, _ = importance_ranks(flat, GRID, GRID)
-    assert torch.equal(raster[0].flatten(), torch.arange(24, dtype=torch.int32))
-    drawn, again, other = (importance_ranks(flat, GRID, GRID, ties=seed)[0] for seed in (3, 3, 4))
-    assert (
-        torch.equal(drawn, again)
-        and torch.equal(drawn[0], drawn[1])
-        and not torch.equal(drawn, other)
-    )
-    assert sorted(drawn[0].flatten().tolist()) == list(range(24))
-    steps = (
-        torch.arange(24.0).view(1, 4, 6) // 4
-    )  # six runs of equals: the seed moves pixels inside each run only
-    assert torch.equal(
-        importance_ranks(steps, GRID, GRID, ties=3)[0] // 4,
-        importance_ranks(steps, GRID, GRID)[0] // 4,
-    )
-
-
 def test_a_pixel_map_is_averaged_for_patch_order():
     coarse = noise(1, *GRID)
     fine = coarse.repeat_interleave(8, dim=1).repeat_interleave(8, dim=2) + 1e-3 * noise(1, *SIZE)
@@ -187,3 +159,8 @@ def test_one_map_for_each_image(setting):
     _, model, images = setting
     with pytest.raises(BadOption, match="2 images"):
         insertion_deletion(model, images, noise(3, *GRID), 0)
+
+
+def test_equal_values_follow_raster_order():
+    raster, _ = importance_ranks(torch.zeros(2, 4, 6), GRID, GRID)
+    assert torch.equal(raster[1].flatten(), torch.arange(24, dtype=torch.int32))

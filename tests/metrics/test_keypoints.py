@@ -9,11 +9,17 @@ import torch
 
 from seecause.data import Sample
 from seecause.errors import BadOption
-from seecause.metrics import keypoint_error, locate, part_agreement
-from seecause.metrics.keypoints import Located, marks_of, part_centers
+from seecause.metrics.annotations import (
+    Located,
+    Marks,
+    keypoint_error,
+    located,
+    marks_of,
+    part_agreement,
+    part_centers,
+)
 from seecause.models.preprocess import Preprocess
-from tests.helpers import noise, view
-from tests.tiny import tiny
+from tests.helpers import noise
 
 
 def test_centres_by_hand():
@@ -72,68 +78,6 @@ def slow_error(fit: Located, test: Located) -> float:
     return 100 * total / seen
 
 
-def test_the_regression_is_its_definition():
-    fit, test = random_located(40, 0), random_located(25, 50)
-    result = keypoint_error(fit, test)
-    assert (
-        result.mean == pytest.approx(slow_error(fit, test), abs=1e-9)
-        and result.visible.tolist() == test.visible.sum(dim=0).tolist()
-    )
-
-
-def test_key_points_that_sit_on_parts_are_found():
-    """Points are a shifted, scaled copy of two centres: a linear map finds them."""
-    exact = [random_located(n, seed, parts=2) for n, seed in ((30, 0), (20, 9))]
-    exact = [
-        Located(
-            s.centers, torch.ones_like(s.active), 3 * s.centers.flip(1) + 0.5, s.visible, s.winners
-        )
-        for s in exact
-    ]
-    assert keypoint_error(*exact).mean == pytest.approx(0, abs=1e-10)
-
-
-def test_a_key_point_nobody_sees_weighs_nothing():
-    fit, test = random_located(40, 0), random_located(25, 50)
-    hidden = test.visible.clone()
-    hidden[:, 1] = False
-    result = keypoint_error(
-        fit, Located(test.centers, test.active, test.points, hidden, test.winners)
-    )
-    assert result.distance[1].isnan() and result.mean == pytest.approx(
-        100 * float(keypoint_error(fit, test).distance[0])
-    )
-    unfitted = keypoint_error(
-        Located(
-            fit.centers,
-            fit.active,
-            fit.points,
-            fit.visible & torch.tensor([True, False]),
-            fit.winners,
-        ),
-        test,
-    )
-    assert unfitted.distance[1].isnan() and unfitted.mean == pytest.approx(
-        100 * float(unfitted.distance[0])
-    )  # not as if it were found exactly
-    with pytest.raises(BadOption, match="4 parts"):
-        keypoint_error(fit, random_located(5, 1, parts=4))
-
-
-def test_agreement_is_one_for_the_same_partition_under_other_names():
-    located = random_located(30, 0, points=3)
-    names = torch.tensor([2, 0, 1]).expand(30, 3)
-    assert part_agreement(
-        Located(located.centers, located.active, located.points, located.visible, names)
-    ) == (pytest.approx(1), pytest.approx(1))
-    nmi, ari = part_agreement(located)  # everything the same part
-    assert nmi == 0 and ari == 0
-    with pytest.raises(BadOption, match="visible"):
-        part_agreement(
-            Located(located.centers, located.active, located.points, located.visible & False, names)
-        )
-
-
 # from photos to places
 
 
@@ -154,70 +98,56 @@ def test_points_move_with_the_pixels(size, squash):
     assert (whole[0] <= 0).all() and (whole[1] >= torch.tensor([48.0, 32.0])).all()
 
 
-class Birds:
-    """Photos of another size than the model's, each with a white square; box and key points tell
-    where."""
-
-    name, fingerprint, classes = "birds", "x", ()
-
-    def __init__(self, boxes=True):
-        self.samples = []
-        for n in range(20):
-            left, top = 20 + 2 * (n % 7), 8 + 3 * (n % 5)
-            image = torch.zeros(3, 64, 96)
-            image[:, top : top + 24, left : left + 24] = 1
-            points = torch.tensor(
-                [
-                    [left + 4.0, top + 4.0, 1.0],
-                    [left + 20.0, top + 20.0, 1.0],
-                    [1000.0, 0.0, 1.0],
-                    [left, top, 0.0],
-                ]
-            )
-            self.samples.append(
-                Sample(
-                    image,
-                    0,
-                    box=(left, top, 24.0, 24.0) if boxes else None,
-                    points=points,
-                    id=f"bird {n}",
-                )
-            )
-
-    def __len__(self):
-        return len(self.samples)
-
-    def __getitem__(self, index):
-        return self.samples[index]
+def test_the_regression_is_its_definition():
+    fit, test = random_located(40, 0), random_located(25, 50)
+    assert keypoint_error(fit, test) == pytest.approx(slow_error(fit, test), abs=1e-9)
 
 
-def test_locate_works_in_the_models_frame():
-    """32 x 48 pixels from 64 x 96: everything is halved. The part map is the white square itself,
-    pixel by pixel."""
-    model = view(tiny("timm_deit3", torch.float32), check=False)
-    seen = []
+def test_key_points_that_sit_on_parts_are_found():
+    """Points are a shifted, scaled copy of two centres: a linear map finds them."""
+    exact = [random_located(n, seed, parts=2) for n, seed in ((30, 0), (20, 9))]
+    exact = [
+        s._replace(active=torch.ones_like(s.active), points=3 * s.centers.flip(1) + 0.5)
+        for s in exact
+    ]
+    assert keypoint_error(*exact) == pytest.approx(0, abs=1e-10)
 
-    def part_maps(images):
-        seen.append(images)
-        white = (model.preprocess.raw(images) if normalised else images).mean(dim=1, keepdim=True)
-        return torch.cat([white, 1 - white], dim=1)
 
-    normalised = True
-    result = locate(model, Birds(), part_maps)
-    assert result.visible.tolist() == [[True, True, False, False]] * 20 and result.active.all()
-    assert torch.allclose(
-        result.points[:, :2],
-        torch.tensor([[1 / 6] * 2, [5 / 6] * 2], dtype=torch.float64),
-        atol=1e-6,
-    )
+def test_a_key_point_that_is_nowhere_visible_weighs_nothing():
+    fit, test = random_located(40, 0), random_located(25, 50)
+    only = [s._replace(points=s.points[:, :1], visible=s.visible[:, :1]) for s in (fit, test)]
+    first = torch.tensor([True, False])
+    for case in (
+        (fit, test._replace(visible=test.visible & first)),
+        (fit._replace(visible=fit.visible & first), test),
+    ):  # not as if it were found exactly
+        assert keypoint_error(*case) == pytest.approx(keypoint_error(*only))
+    assert np.isnan(keypoint_error(fit, test._replace(visible=test.visible & False)))
+
+
+def test_agreement_is_one_for_the_same_partition_under_other_names():
+    places = random_located(30, 0, points=3)
+    names = torch.tensor([2, 0, 1]).expand(30, 3)
+    assert part_agreement(places._replace(winners=names)) == (pytest.approx(1), pytest.approx(1))
+    assert part_agreement(places) == (0, 0)  # everything the same part
+
+
+def test_places_are_in_units_of_the_box():
+    """One part map is a white square; two key points lie in it, and one outside."""
+    maps = torch.zeros(1, 2, 32, 48, dtype=torch.float64)
+    maps[0, 0, 4:16, 8:20] = 1
+    maps[0, 1] = 1 - maps[0, 0]
+    points = torch.tensor([[[10.0, 6.0], [18.0, 14.0], [30.0, 20.0]]], dtype=torch.float64)
+    box = torch.tensor([[8.0, 4.0, 12.0, 12.0]], dtype=torch.float64)
+    found = located(maps, Marks(box, points, torch.ones(1, 3, dtype=torch.bool)), (32, 48))
+    expected = torch.tensor([[1 / 6] * 2, [5 / 6] * 2], dtype=torch.float64)
+    assert torch.allclose(found.points[0, :2], expected)
     middle = 0.5 - 0.5 / 12  # of twelve pixels, each standing at its corner
-    assert torch.allclose(result.centers, torch.tensor(middle, dtype=torch.float64), atol=0.02)
-    assert (result.winners[:, :2] == 0).all() and keypoint_error(result, result).mean < 1e-6
-    normalised = False
-    raw = locate(model, Birds(), part_maps, normalised=False)
-    assert (
-        torch.allclose(raw.centers, result.centers, atol=1e-3)
-        and seen[0].min() < 0 <= seen[-1].min()
-    )
+    assert torch.allclose(found.centers, torch.tensor(middle, dtype=torch.float64))
+    assert found.winners.tolist() == [[0, 0, 1]] and found.active.all()
+
+
+def test_images_without_a_box_are_refused():
+    frame = Preprocess(size=(4, 8), mean=(0.5,) * 3, std=(0.5,) * 3)
     with pytest.raises(BadOption, match="bird 0"):
-        locate(model, Birds(boxes=False), part_maps)
+        marks_of(frame, [Sample(torch.zeros(3, 4, 8), 0, points=torch.zeros(1, 3), id="bird 0")])

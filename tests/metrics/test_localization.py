@@ -13,7 +13,7 @@ from torch.testing import assert_close
 import seecause as sc
 from seecause.engine.chunks import budget
 from seecause.errors import BadOption
-from seecause.metrics._localization import average_precision, localization
+from seecause.metrics.annotations import average_precision, localization
 from seecause.metrics.pixels import to_pixels
 from tests.helpers import noise
 
@@ -92,34 +92,6 @@ def test_a_constant_map_scores_the_share_of_the_object():
     assert_close(result["aupr0"], 1 - share, atol=1e-12, rtol=0)
 
 
-@pytest.mark.parametrize("upsample", ["bilinear", "nearest"])
-@pytest.mark.parametrize("corner", [(0, 0), (0, -1), (-1, 0), (-1, -1)])
-def test_a_map_of_one_patch_points_into_its_corner(corner, upsample):
-    maps, inside = torch.zeros(1, 3, 5), torch.zeros(1, 3, 5, dtype=torch.bool)
-    maps[(0, *corner)], inside[(0, *corner)] = 1, True
-    mask = inside.repeat_interleave(4, dim=1).repeat_interleave(4, dim=2)  # [1, 12, 20]
-    assert localization(maps, mask, upsample=upsample)["pointing"].item() == 1
-    assert localization(maps, ~mask, upsample=upsample)["pointing"].item() == 0
-
-
-def test_a_block_points_with_its_middle_not_its_corner():
-    maps = torch.zeros(1, 3, 5)
-    maps[0, 1, 2] = 1
-    mask = torch.zeros(1, *SIZE, dtype=torch.bool)
-    mask[0, 6, 10] = True  # the middle of the patch at rows 4-7, columns 8-11
-    assert localization(maps, mask, upsample="nearest")["pointing"].item() == 1
-    every = torch.eye(15).view(15, 3, 5)  # each patch in turn
-    middles = torch.zeros(15, *SIZE, dtype=torch.bool)
-    for row in range(3):
-        for column in range(5):
-            middles[5 * row + column, 4 * row + 2, 4 * column + 2] = True
-    assert (localization(every, middles, upsample="nearest")["pointing"] == 1).all()
-    blocks = maps.repeat_interleave(4, dim=1).repeat_interleave(4, dim=2)
-    assert (
-        localization(blocks, mask)["pointing"].item() == 0
-    )  # given as pixels, the first maximum is the corner
-
-
 def test_the_first_maximum_counts():
     maps = torch.zeros(1, *SIZE)
     maps[0, 2, 3] = maps[0, 9, 9] = 1
@@ -157,7 +129,6 @@ def test_small_memory_changes_nothing():
     [
         (torch.full((2, 3, 5), np.nan), masks(2), {}, "finite"),
         (noise(2, 3, 5), masks(3), {}, "one for each map"),
-        (noise(2, 3, 5), masks(2), {"upsample": "cubic"}, "bicubic"),
         (noise(3, 5), masks(3), {}, r"\[B, gh, gw\]"),
     ],
 )
@@ -166,11 +137,17 @@ def test_what_cannot_be_compared_is_refused(maps, mask, options, message):
         localization(maps, mask, **options)
 
 
-@pytest.mark.parametrize("upsample", ["nearest", "bilinear"])
-def test_maps_of_a_film_lie_one_below_the_other(upsample):
+@pytest.mark.parametrize("corner", [(0, 0), (0, -1), (-1, 0), (-1, -1)])
+def test_a_map_of_one_patch_points_into_its_corner(corner):
+    maps, inside = torch.zeros(1, 3, 5), torch.zeros(1, 3, 5, dtype=torch.bool)
+    maps[(0, *corner)], inside[(0, *corner)] = 1, True
+    mask = inside.repeat_interleave(4, dim=1).repeat_interleave(4, dim=2)  # [1, 12, 20]
+    assert localization(maps, mask)["pointing"].item() == 1
+    assert localization(maps, ~mask)["pointing"].item() == 0
+
+
+def test_maps_of_a_film_lie_one_below_the_other():
     film, mask = noise(3, 2, 2, 3), masks(3)  # [B, t, gh, gw]
-    result = localization(film, mask, upsample=upsample)
-    plain = localization(film.flatten(1, 2), mask, upsample=upsample)
-    assert torch.equal(result["pointing"], plain["pointing"]) and torch.equal(
-        result["aupr1"], plain["aupr1"]
-    )
+    result, plain = localization(film, mask), localization(film.flatten(1, 2), mask)
+    for column in ("pointing", "aupr1"):
+        assert torch.equal(result[column], plain[column])

@@ -8,7 +8,7 @@ import torch
 from torch.testing import assert_close
 
 from seecause.metrics import insertion_deletion
-from seecause.metrics.curves import perturbation
+from seecause.metrics.faithfulness import perturbation
 from tests.helpers import noise, view
 from tests.tiny import pictures, tiny
 
@@ -48,7 +48,7 @@ def test_region_perturbation(setting, order):
     maps = noise(3, 4, 6)
     pixels = maps.repeat_interleave(PATCH, 1).repeat_interleave(PATCH, 2)
     ours = perturbation(model, images, maps, CLASSES, fill=FILL)
-    curve = getattr(ours, order)
+    curve = ours[order]
     lost = theirs(
         quantus.RegionPerturbation(patch_size=PATCH, order=order, regions_evaluation=24, **QUIET),
         module,
@@ -57,7 +57,7 @@ def test_region_perturbation(setting, order):
     )
     assert_close(curve[:, :1] - curve[:, 1:], lost, atol=1e-6, rtol=0)
     assert_close(
-        getattr(ours, f"aopc_{order}"), lost.sum(dim=1) / 25, atol=1e-6, rtol=0
+        ours[f"aopc-{order}"], lost.sum(dim=1) / 25, atol=1e-6, rtol=0
     )  # ours counts the untouched picture, as the paper does
     assert lost.abs().max() > 0.05  # the curve has something to say
 
@@ -70,5 +70,5 @@ def test_pixel_flipping(setting):
     flipped = theirs(
         quantus.PixelFlipping(features_in_step=pixels // 4, **QUIET), module, images, maps
     )  # of 3 channels each: 12 steps
-    assert_close(ours.deletion[:, 1:], flipped, atol=1e-6, rtol=0)
+    assert_close(ours["deletion curve"][:, 1:], flipped, atol=1e-6, rtol=0)
     assert flipped.std(dim=1).max() > 0.05

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -38,26 +36,6 @@ def aopc(
     ) / (len(order) + 1)
 
 
-def eraser(
-    answer: Answer,
-    image: Tensor,
-    order: Sequence[int],
-    grid: tuple[int, int],
-    fill: Tensor,
-    counts: Sequence[int],
-) -> tuple[float, float, float]:
-    """Comprehensiveness, sufficiency and log-odds."""
-    whole = answer(image)
-    cut = [answer(without(image, order[:k], grid, fill)) for k in counts]
-    kept = [answer(without(image, order[k:], grid, fill)) for k in counts]
-    n = len(counts)
-    return (
-        sum(whole - y for y in cut) / n,
-        sum(whole - y for y in kept) / n,
-        sum(math.log(y) - math.log(whole) for y in cut) / n,
-    )
-
-
 def saco(
     answer: Answer, image: Tensor, values: Tensor, grid: tuple[int, int], groups: int
 ) -> float:
@@ -75,37 +53,6 @@ def saco(
             )
             total, absolute = total + weight, absolute + abs(weight)
     return total / absolute
-
-
-def impute(image: np.ndarray, gone: np.ndarray) -> np.ndarray:
-    """Missing pixels [H, W] of a picture [C, H, W] as weighted means of their neighbours, by a
-    dense solve over all pixels."""
-    channels, height, width = image.shape
-    matrix = np.eye(height * width)
-    known = image.reshape(channels, -1).T.copy()
-    for y in range(height):
-        for x in range(width):
-            if not gone[y, x]:
-                continue
-            near = [
-                (y + a, x + b, 1 / 6 if 0 in (a, b) else 1 / 12)
-                for a in (-1, 0, 1)
-                for b in (-1, 0, 1)
-                if (a, b) != (0, 0)
-            ]
-            near = [(v, u, w) for v, u, w in near if 0 <= v < height and 0 <= u < width]
-            total = sum(w for _, _, w in near)
-            known[y * width + x] = 0
-            for v, u, w in near:
-                matrix[y * width + x, v * width + u] -= w / total
-    return np.linalg.solve(matrix, known).T.reshape(image.shape)
-
-
-def gini(values: Sequence[float]) -> float:
-    """Half the relative mean difference of all pairs."""
-    sizes = [abs(value) for value in values]
-    n, mean = len(sizes), sum(sizes) / len(sizes)
-    return sum(abs(a - b) for a in sizes for b in sizes) / (2 * n * n * mean)
 
 
 def softmax_answer(forward: Callable[[Tensor], Tensor], label: int) -> Answer:

@@ -24,7 +24,7 @@ from seecause import critters
 from seecause.critters import BACKGROUNDS, CLASSES, Latents, Regime, find_regime
 from seecause.errors import BadOption, UnknownName
 from seecause.files import csv_text, write_atomic
-from seecause.metrics.accuracy import group_accuracy
+from seecause.metrics.statistics import group_accuracy
 from seecause.models.preprocess import Preprocess
 
 KINDS = ("classifier", "llava", "ifam")

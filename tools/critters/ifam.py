@@ -32,8 +32,8 @@ from seecause.faithful.losses import LossWeights, TrainingLosses, parameter_grou
 from seecause.faithful.net import Intervention
 from seecause.faithful.parts import IFAMOutput
 from seecause.faithful.training import cosine, set_pace
-from seecause.metrics._localization import Overlap, overlap
-from seecause.metrics.accuracy import GroupAccuracy, group_accuracy
+from seecause.metrics.annotations import Overlap, overlap
+from seecause.metrics.statistics import GroupAccuracy, group_accuracy
 from tools.critters import (
     LogRow,
     RunningMeans,

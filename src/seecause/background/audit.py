@@ -48,8 +48,7 @@ from seecause.background.versions import Predictions, VersionedImages, versions_
 from seecause.data.dataset import Dataset
 from seecause.data.registry import as_data
 from seecause.errors import BadInput, BadOption
-from seecause.metrics.accuracy import GroupAccuracy, background_gap, clopper_pearson
-from seecause.metrics.statistics import bootstrap_interval
+from seecause.metrics.statistics import GroupAccuracy, bootstrap_interval, clopper_pearson
 from seecause.models.base import ImageModel, protocol
 from seecause.models.eval_mode import in_eval_mode
 from seecause.options import Count, Fraction, check_options, checked
@@ -333,7 +332,8 @@ def _background_gap(
         kept = [i for i, name in enumerate(data.ids) if _object_named(name) not in missing]
         data = data.take(torch.tensor(kept))
         correct.append((logits_of(model, data.images).argmax(dim=1) == data.need_labels()).cpu())
-    return background_gap(*correct), len(correct[0]), len(correct[1])
+    same_right, random_right = (float(right.double().mean()) for right in correct)
+    return same_right - random_right, len(correct[0]), len(correct[1])
 
 
 def _object_named(name: str) -> str:

@@ -33,7 +33,7 @@ from seecause.data.dataset import (
 from seecause.data.registry import as_data
 from seecause.engine.chunks import plain_logits
 from seecause.errors import BadImage, BadOption, DataMissing, SeecauseError
-from seecause.metrics.accuracy import GroupAccuracy, group_accuracy
+from seecause.metrics.statistics import GroupAccuracy, group_accuracy
 from seecause.models.base import ImageModel
 from seecause.models.block import chain
 from seecause.models.eval_mode import in_eval_mode

@@ -30,7 +30,7 @@ from seecause.background.heads import need_heads, over_images
 from seecause.background.images import checked_labels
 from seecause.errors import BadOption, NotDefined
 from seecause.loading import rewrap
-from seecause.metrics.accuracy import group_accuracy
+from seecause.metrics.statistics import group_accuracy
 from seecause.models.eval_mode import in_eval_mode
 from seecause.models.parts import CosineHead, UnitLinear
 from seecause.models.view import VisionModel

@@ -61,7 +61,7 @@ from seecause.engine.mixture import need_gradients
 from seecause.errors import BadOption
 from seecause.files import digest_json, write_atomic
 from seecause.loading import load
-from seecause.metrics._localization import iou
+from seecause.metrics.annotations import iou
 from seecause.models.base import ImageModel, pixels_digest, protocol
 from seecause.models.eval_mode import in_eval_mode
 from seecause.models.view import VisionModel

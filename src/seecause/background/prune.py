@@ -57,7 +57,7 @@ from seecause.engine.forks import logits_of_sets
 from seecause.engine.trace import kept_logits
 from seecause.engine.walk import walk
 from seecause.errors import BadOption, NotDefined
-from seecause.metrics.accuracy import calibration, nll
+from seecause.metrics.statistics import calibration, nll
 from seecause.models.base import ImageModel
 from seecause.models.eval_mode import in_eval_mode
 from seecause.models.view import VisionModel

@@ -28,7 +28,7 @@ from seecause.background.images import LabelledImages, logits_of
 from seecause.background.last_layer import LastLayer, features
 from seecause.background.transplant import Donors, Versions, transplant
 from seecause.files import digest
-from seecause.metrics.accuracy import GroupAccuracy
+from seecause.metrics.statistics import GroupAccuracy
 from seecause.models.base import ImageModel
 from seecause.models.view import VisionModel
 

@@ -61,7 +61,7 @@ from seecause.files import digest, digest_json
 from seecause.loading import load
 from seecause.metrics import MetricInputs, Scores
 from seecause.metrics.parts import PartTruth, measure_truth
-from seecause.metrics.registry import find_metric
+from seecause.metrics.registry import METRICS
 from seecause.models.base import ImageModel
 from seecause.models.preprocess import Preprocess
 from seecause.target import Spec
@@ -464,7 +464,7 @@ def _plugins(request: Request, model: ImageModel, data: Dataset) -> dict[str, st
     """Digests of the code of methods, metrics, data and models of other packages."""
     sources: dict[str, Any] = {"data": type(data)}
     for group in groups_of(request.metrics):
-        sources[f"metric {group}"] = find_metric(group).run
+        sources[f"metric {group}"] = METRICS.get(group).run
     for name in request.methods:
         sources[f"method {name}"] = find(request.method(name), model.architecture).run
     digests = {name: plugin_digest(source) for name, source in sources.items()}
@@ -489,7 +489,7 @@ def _complete(request: Request, model: ImageModel, data: Dataset) -> Request:
         expected = f"predicted (--target predicted): {data.name} has no labels"
         raise BadOption("target", "label", expected)
     for name in request.measures:
-        find_metric(name)  # raises for a name that is no metric
+        METRICS.get(name)  # raises for a name that is no metric
     groups, seed = groups_of(request.metrics), request.seed
     for group in groups:
         if why := lacking(group, model, data):

@@ -16,13 +16,12 @@ from seecause.data.dataset import Dataset, capabilities
 from seecause.errors import BadOption, NotDefined, UnknownName
 from seecause.metrics import MetricInputs, Scores, metrics
 from seecause.metrics.parts import PartTruth
-from seecause.metrics.registry import find_metric
+from seecause.metrics.registry import METRICS
 from seecause.models.base import ImageModel
 from seecause.options import check_options, keyword_options
 
 PAPER = ("insertion", "deletion", "ins-del", "aupr1", "aupr0", "pointing")
 UNDEFINED = "not defined for this image"  # unlike a value that could not be computed
-DEFAULTS = {"infidelity": {"scaled": True}}  # other than the library's: unscaled, noise wins
 PARTS = (
     "correctness", "contrastivity", "csdc", "preservation", "deletion", "distractibility"
 )  # fmt: skip
@@ -30,7 +29,7 @@ DETAILS = {  # details of a metric that are kept for each image, beside its colu
     "insertion-deletion": ("insertion curve", "deletion curve"),
     "parts": PARTS,
 }
-NOT_OPTIONS = ("truth", "rewrap")  # keywords for callers in Python
+NOT_OPTIONS = ("truth",)  # keywords for callers in Python
 Options = Mapping[str, Mapping[str, Any]]  # by method, or by group of metrics
 Named = tuple[str, str, Any]  # an option: method or group ("" for all that have it), key, value
 
@@ -47,14 +46,13 @@ def method_options(
 def metric_options(group: str, given: Mapping[str, Any], seed: int) -> dict[str, Any]:
     """All options of a group of metrics, defaults filled in; names and kinds are checked."""
     known = group_options(group)
-    check_options(group, find_metric(group).run, given, leave_out=NOT_OPTIONS)
+    check_options(group, METRICS.get(group).run, given, leave_out=NOT_OPTIONS)
     return {**known, **({"seed": seed} if "seed" in known else {}), **given}
 
 
 def group_options(group: str) -> dict[str, Any]:
     """Keyword options of a group and their defaults in a benchmark."""
-    options = keyword_options(find_metric(group).run, leave_out=NOT_OPTIONS)
-    return options | DEFAULTS.get(group, {})
+    return keyword_options(METRICS.get(group).run, leave_out=NOT_OPTIONS)
 
 
 def run_group(
@@ -65,7 +63,7 @@ def run_group(
     What a method or model does not define is a reason, and no error. `truth` is what the metric
     "parts" would compute again for each method.
     """
-    metric, protocol = find_metric(group), {"metric": group, **options}
+    metric, protocol = METRICS.get(group), {"metric": group, **options}
     count = 0 if inputs.images is None else len(inputs.images)
     why = "no object mask: this dataset has none" if "masks" in metric.missing(inputs) else ""
     try:
@@ -129,12 +127,12 @@ def groups_of(names: Iterable[str]) -> list[str]:
 
 def meaning_of(metric: str) -> str:
     """What a column measures, in a line."""
-    return find_metric(group_of(metric)).columns[metric].meaning
+    return METRICS.get(group_of(metric)).columns[metric].meaning
 
 
 def higher_is_better(metric: str) -> bool:
     """Whether a large value of this column is good."""
-    return find_metric(group_of(metric)).columns[metric].better == "higher"
+    return METRICS.get(group_of(metric)).columns[metric].better == "higher"
 
 
 def pick_metrics(
@@ -161,7 +159,7 @@ def pick_metrics(
 
 def lacking(group: str, model: ImageModel, data: Dataset) -> str:
     """What a group of metrics needs and model and data do not have; "" if nothing."""
-    needs = find_metric(group).needs
+    needs = METRICS.get(group).needs
     if "masks" in needs and "masks" not in capabilities(data):
         return f"it needs object masks, and {data.name} has none"
     if "latents" in needs and "counterfactuals" not in capabilities(data):

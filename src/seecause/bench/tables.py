@@ -30,9 +30,15 @@ from seecause.bench.runner import (
 )
 from seecause.errors import UnknownName
 from seecause.files import atomic_file, csv_text, safe_cell
-from seecause.metrics import bootstrap_interval, paired_difference, part_completeness, summarise
-from seecause.metrics.registry import FAMILIES, Direction, find_metric
-from seecause.metrics.statistics import Summary, error_text
+from seecause.metrics.parts import part_completeness
+from seecause.metrics.registry import FAMILIES, METRICS, Direction
+from seecause.metrics.statistics import (
+    Summary,
+    bootstrap_interval,
+    error_text,
+    paired_difference,
+    summarise,
+)
 
 WIDE = 8  # columns of a table; one with more is cut by families of metrics
 SATURATED = 1e-3  # share of the largest mean within which means lie for none to be the best
@@ -117,7 +123,7 @@ class Table:
         if len(self.metrics) <= WIDE:
             return [("", list(self.metrics))]
         known = metric_groups()
-        family = {m: find_metric(known[m]).family if m in known else "other" for m in self.metrics}
+        family = {m: METRICS.get(known[m]).family if m in known else "other" for m in self.metrics}
         groups = [(name, [m for m in self.metrics if family[m] == name]) for name in FAMILIES]
         return [(name, metrics) for name, metrics in groups if metrics]
 
@@ -313,7 +319,7 @@ def table_of(
                 total.mean, total.standard_error, interval, total.n, total.skipped, gap
             )
     if better is None:
-        better = {m: find_metric(group_of(m)).columns[m].better for m in metrics}
+        better = {m: METRICS.get(group_of(m)).columns[m].better for m in metrics}
     plain = Table(methods, metrics, reference, cells, better)
     for metric in metrics:
         for method in _best(plain, metric, [m for m in methods if m not in unranked]):

@@ -46,9 +46,15 @@ from seecause.faithful.interventions import (
 )
 from seecause.faithful.net import IFAM, By, IFAMOutput, Intervention
 from seecause.files import mend_folder, write_json
-from seecause.metrics._localization import Overlap, foreground, overlap
-from seecause.metrics.accuracy import GroupAccuracy, auroc, group_accuracy, in9_right
-from seecause.metrics.keypoints import keypoint_error, locate, part_agreement
+from seecause.metrics.annotations import (
+    Overlap,
+    foreground,
+    keypoint_error,
+    locate,
+    overlap,
+    part_agreement,
+)
+from seecause.metrics.statistics import GroupAccuracy, auroc, group_accuracy, in9_right
 from seecause.models.load import ZOO, only_card, read_json, saved
 from seecause.models.preprocess import Preprocess
 
@@ -185,7 +191,7 @@ def key_points(net: IFAM, fit: Dataset, test: Dataset) -> dict[str, float]:
     if not (fitted.visible.any(dim=0) & tested.visible.any(dim=0)).any():
         return {}
     nmi, ari = part_agreement(tested)
-    return {"keypoints": keypoint_error(fitted, tested).mean, "nmi": nmi, "ari": ari}
+    return {"keypoints": keypoint_error(fitted, tested), "nmi": nmi, "ari": ari}
 
 
 class RandomCrops:

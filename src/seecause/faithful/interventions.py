@@ -25,7 +25,7 @@ from torch import Tensor
 from seecause.errors import BadOption
 from seecause.faithful.net import IFAM, By, Intervention, Thresholds
 from seecause.faithful.parts import mean_vote, select_without
-from seecause.metrics.accuracy import auroc, group_accuracy
+from seecause.metrics.statistics import auroc, group_accuracy
 from seecause.models.base import ImageModel
 from seecause.options import Share, checked
 

@@ -4,8 +4,8 @@
     scores["ins-del"]                                                       # [B]
     sc.metrics.summarise(scores["ins-del"])                                 # mean and its error
 
-`metrics()` lists all of them, what each needs and which direction is better. Metrics that compute
-maps again take the method as a function, `explain(images, target) -> maps`. `@metric` adds one.
+`metrics()` lists all metrics of maps, what each needs and which direction is better, and
+`measure(name, MetricInputs(...))` computes one by its name. `@metric` adds one.
 """
 
 from seecause._lazy import lazy_names

@@ -1,12 +1,10 @@
 """From maps to the pixels that metrics compare (upsampling, ranks, the order of pixels, blur), and
-the model's scores for changed images, which every perturbation metric needs.
+the model's scores for changed images, which every metric of faithfulness needs.
 
-Insertion starts from the blurred image:
-rise       RISE's 11 x 11 kernel (Petsiuk et al. 2018): a point filtered with sigma 5 inside an
-           11 x 11 window whose borders reflect. The mass folds back, so it is nearly a box: 0.0077
-           to 0.0088. Zeros (the mean colour) beyond the edge of the normalised image.
-gaussian   the truncated Gaussian of the same size and sigma: 0.0044 to 0.0120. The image is
-           reflected at its edge.
+Insertion starts from the blurred image. The blur is RISE's (Petsiuk et al. 2018): a point filtered
+with sigma 5 inside an 11 x 11 window whose borders reflect. The mass folds back, so that it is
+nearly a box filter: 0.0077 to 0.0088. Beyond the edge of the normalised image are zeros, the mean
+colour.
 """
 
 from __future__ import annotations
@@ -28,58 +26,24 @@ from seecause.models.layout import pixel_cells
 from seecause.target import Score, Spec, Target, parse
 from seecause.types import wide
 
-Upsampling = Literal["bilinear", "nearest", "bicubic"]
 Order = Literal["pixel", "patch"]
 Steps = Literal["rise", "patch"] | int
-Ties = Literal["raster"] | int
-Blur = Literal["rise", "gaussian"]
-Fill = float | Literal["mean", "blur"]
+Fill = float | Literal["mean"]
 
 RISE_ROWS = 8  # rows of pixels in one of RISE's batched steps
-WINDOW, SIGMA = 11, 5.0  # of both blurs
+WINDOW, SIGMA = 11, 5.0  # of the blur
 
 
-def to_pixels(maps: Tensor, size: tuple[int, int], mode: Upsampling = "bilinear") -> Tensor:
-    """Maps [B, gh, gw] -> [B, H, W] in float64, so that resampling makes no ties; maps that already
-    have `size` keep every value."""
+def to_pixels(maps: Tensor, size: tuple[int, int]) -> Tensor:
+    """Maps [B, gh, gw] enlarged bilinearly to [B, H, W], in float64; maps that already have `size`
+    keep every value.
+
+    Unlike `F.interpolate`, values between equal values are equal to the last bit: rounding would
+    break the ties of flat regions.
+    """
     maps = checked(maps)
     if tuple(maps.shape[1:]) == tuple(size):
         return maps
-    if mode == "bilinear":
-        return _bilinear(maps, size)
-    return F.interpolate(maps[:, None], size=size, mode=mode)[:, 0]
-
-
-def to_grid(maps: Tensor, size: tuple[int, int], grid: tuple[int, int]) -> Tensor:
-    """Maps [B, h, w] by patch, in float64: a pixel map [B, H, W] is averaged over `grid`; a coarser
-    one keeps its own grid."""
-    maps = checked(maps)
-    return F.adaptive_avg_pool2d(maps, grid) if tuple(maps.shape[1:]) == tuple(size) else maps
-
-
-def patch_centres(grid: tuple[int, int], size: tuple[int, int], device: torch.device) -> Tensor:
-    """[H, W] bool: the middle pixel of every patch of the grid."""
-    marks = torch.zeros(size, dtype=torch.bool, device=device)
-    rows, columns = (
-        ((torch.arange(cells, device=device) + 0.5) * side / cells).long()
-        for cells, side in zip(grid, size, strict=True)
-    )
-    marks[rows[:, None], columns] = True
-    return marks
-
-
-def spread_out(patches: Tensor, size: tuple[int, int]) -> Tensor:
-    """Values of patches [m, gh, gw] at their pixels [m, H, W]."""
-    rows, columns = (
-        pixel_cells(side, cells, patches.device)
-        for cells, side in zip(patches.shape[1:], size, strict=True)
-    )
-    return patches[:, rows[:, None], columns]
-
-
-def _bilinear(maps: Tensor, size: tuple[int, int]) -> Tensor:
-    """`F.interpolate(mode="bilinear")` that gives equals between equals, to the last bit: its
-    rounding would break ties of flat regions."""
     for axis, side in enumerate(size, start=1):
         cells = maps.shape[axis]
         centres = torch.arange(side, dtype=maps.dtype, device=maps.device) + 0.5
@@ -91,44 +55,50 @@ def _bilinear(maps: Tensor, size: tuple[int, int]) -> Tensor:
     return maps
 
 
+def to_grid(maps: Tensor, size: tuple[int, int], grid: tuple[int, int]) -> Tensor:
+    """Maps [B, h, w] by patch, in float64: a pixel map [B, H, W] is averaged over `grid`; a coarser
+    map keeps its own grid."""
+    maps = checked(maps)
+    return F.adaptive_avg_pool2d(maps, grid) if tuple(maps.shape[1:]) == tuple(size) else maps
+
+
+def spread_out(patches: Tensor, size: tuple[int, int]) -> Tensor:
+    """Values of patches [m, gh, gw] at their pixels [m, H, W]."""
+    rows, columns = (
+        pixel_cells(side, cells, patches.device)
+        for cells, side in zip(patches.shape[1:], size, strict=True)
+    )
+    return patches[:, rows[:, None], columns]
+
+
 def checked(maps: Tensor) -> Tensor:
-    """Maps in float64, those of a film [B, t, gh, gw] one below the other, or what is wrong with
-    them: NaN has no rank."""
+    """Maps in float64; those of a film [B, t, gh, gw] one below the other.
+
+    Raises:
+        BadOption: If there is not one map for each image, or a value is not finite: NaN has no
+            rank.
+    """
     maps = maps.flatten(1, 2) if maps.ndim == 4 else maps
     if maps.ndim != 3 or len(maps) == 0:
-        raise BadOption(
-            "maps", list(maps.shape), "one map for each image, [B, gh, gw] or [B, H, W]"
-        )
+        expected = "one map for each image, [B, gh, gw] or [B, H, W]"
+        raise BadOption("maps", list(maps.shape), expected)
     if not torch.isfinite(maps).all():
         raise BadOption("maps", "NaN or infinity", "finite values")
     return maps.detach().double()
 
 
 def importance_ranks(
-    maps: Tensor,
-    size: tuple[int, int],
-    grid: tuple[int, int],
-    *,
-    order: Order = "pixel",
-    upsample: Upsampling = "bilinear",
-    ties: Ties = "raster",
+    maps: Tensor, size: tuple[int, int], grid: tuple[int, int], order: Order = "pixel"
 ) -> tuple[Tensor, int]:
     """The place [B, H, W] (int32, 0 = most important) of each pixel, and how many places there are.
 
-    By pixel, or by patch: then all pixels of a patch share its place, and there are no ties inside
-    it. Equal values follow raster order, or a random order drawn from the seed `ties`, the same for
-    every image.
+    By pixel, or by patch: then all pixels of a patch share its place. Equal values follow raster
+    order.
     """
-    values = to_pixels(maps, size, upsample) if order == "pixel" else to_grid(maps, size, grid)
-    count = values[0].numel()
-    generator = None if ties == "raster" else torch.Generator().manual_seed(ties)
-    order_of_equals = (
-        torch.arange(count) if generator is None else torch.randperm(count, generator=generator)
-    )
-    first = order_of_equals.to(values.device)  # [P]
-    # [B, P]: the pixel at each place
-    places = first[(-values.flatten(1)[:, first]).argsort(dim=1, stable=True)]
-    index = torch.arange(count, dtype=torch.int32, device=values.device).expand(len(values), -1)
+    values = to_pixels(maps, size) if order == "pixel" else to_grid(maps, size, grid)
+    places = (-values.flatten(1)).argsort(dim=1, stable=True)  # [B, P]: the pixel at each place
+    count = places.shape[1]
+    index = torch.arange(count, dtype=torch.int32, device=values.device).expand_as(places)
     ranks = torch.empty_like(places, dtype=torch.int32).scatter_(1, places, index)
     return spread_out(ranks.view_as(values), size), count
 
@@ -150,17 +120,12 @@ def thresholds(
     return (torch.arange(math.ceil(count / each) + 1) * each).clamp(max=count)
 
 
-def blurred(images: Tensor, blur: Blur = "rise") -> Tensor:
+def blurred(images: Tensor) -> Tensor:
     """Normalised images [B, C, H, W], blurred in float32 or better, in their own dtype."""
     channels = images.shape[1]
-    if blur == "rise":
-        weight = rise_kernel().to(wide(images)).expand(channels, 1, -1, -1)
-        done = F.conv2d(wide(images), weight, padding=WINDOW // 2, groups=channels)
-    else:
-        from torchvision.transforms.functional import gaussian_blur
-
-        done = gaussian_blur(wide(images), [WINDOW, WINDOW], [SIGMA, SIGMA])
-    return done.to(images.dtype)
+    weight = rise_kernel().to(wide(images)).expand(channels, 1, -1, -1)
+    soft = F.conv2d(wide(images), weight, padding=WINDOW // 2, groups=channels)
+    return soft.to(images.dtype)
 
 
 def rise_kernel() -> Tensor:
@@ -189,14 +154,20 @@ class ImageScorer:
     def size(self) -> tuple[int, int]:
         return self.images.shape[-2], self.images.shape[-1]
 
-    def cells(self, maps: Tensor) -> Tensor:
-        """Maps by patch [B, gh, gw], float64, on the images' device; raises unless there is one for
-        each image."""
+    def _one_each(self, maps: Tensor) -> Tensor:
+        """The maps on the device of the images."""
         if len(maps) != len(self.images):
-            raise BadOption(
-                "maps", list(maps.shape), f"one map for each of the {len(self.images)} images"
-            )
-        return to_grid(maps.to(self.images.device), self.size, self.grid)
+            expected = f"one map for each of the {len(self.images)} images"
+            raise BadOption("maps", list(maps.shape), expected)
+        return maps.to(self.images.device)
+
+    def cells(self, maps: Tensor) -> Tensor:
+        """Maps by patch [B, gh, gw], float64."""
+        return to_grid(self._one_each(maps), self.size, self.grid)
+
+    def ranks(self, maps: Tensor, order: Order) -> tuple[Tensor, int]:
+        """`importance_ranks` of one map for each image."""
+        return importance_ranks(self._one_each(maps), self.size, self.grid, order)
 
     @torch.no_grad()
     def each(self, variants: int, changed: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
@@ -212,11 +183,6 @@ class ImageScorer:
         total = len(self.images) * variants
         scores = torch.cat(list(in_chunks(run_chunk, total, self.chunk, what="changed images")))
         return scores.double().cpu().view(len(self.images), variants)
-
-    def ranks(self, maps: Tensor, **options: Any) -> tuple[Tensor, int]:
-        """`importance_ranks` of one map for each image."""
-        self.cells(maps)
-        return importance_ranks(maps.to(self.images.device), self.size, self.grid, **options)
 
     def mixed(self, start: Tensor, goal: Tensor, places: Tensor, taken: Tensor) -> Tensor:
         """Scores [B, n] of images between `start` and `goal` [B, 3, H, W]: pixels at the first
@@ -251,20 +217,17 @@ def image_scorer(
 ) -> ImageScorer:
     """Run the images once and bind the target; the predicted class if none is given."""
     images = images.to(model.device, model.dtype)
-    grid = model.check(images).grid
-    chunk = fit(1 << 30, model.forward_bytes(model.check(images)), images.device)
+    layout = model.check(images)
+    chunk = fit(1 << 30, model.forward_bytes(layout), images.device)
     logits = batched(model, images, chunk)
     bound = parse(model, target, len(images)).bind(logits)
     plain = bound.score(logits, score, sigmoid=model.sigmoid).double().cpu()
-    return ImageScorer(model, images, bound, score, plain, grid, chunk)
+    return ImageScorer(model, images, bound, score, plain, layout.grid, chunk)
 
 
 def filled(images: Tensor, fill: Fill) -> Tensor:
     """What takes the place of removed pixels, [B, 3, H, W]: a constant in normalised units (0 is
-    the mean colour of the model's training data), each image's own mean colour, or its RISE
-    blur."""
-    if fill == "blur":
-        return blurred(images)
+    the mean colour of the model's training data), or each image's own mean colour."""
     if fill == "mean":
         return images.mean(dim=(-2, -1), keepdim=True).expand_as(images)
     return torch.full_like(images[:1], fill).expand_as(images)

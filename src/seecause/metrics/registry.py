@@ -1,4 +1,4 @@
-"""The registry of metrics. A new metric is one decorated function:
+"""The list of metrics of maps. A new metric is one decorated function:
 
     @metric("name", columns=higher("what a large value means"))
     def name(model, images, maps, target, *, option=default) -> Tensor: ...
@@ -14,23 +14,20 @@ this one add metrics by the entry point `seecause.metrics`.
 
 from __future__ import annotations
 
-import importlib
 import inspect
-import pkgutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
-from functools import cache, partial, wraps
+from functools import partial, wraps
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from torch import Tensor
 
-import seecause.metrics
 from seecause.errors import BadOption, UnknownName
 from seecause.metrics.statistics import summarise
 from seecause.models.base import ImageModel
 from seecause.models.eval_mode import in_eval_mode
 from seecause.options import check_options, summary_of
-from seecause.registry import load_plugins
+from seecause.registry import Registry
 from seecause.target import Spec
 
 if TYPE_CHECKING:
@@ -42,14 +39,23 @@ Attribute = Callable[[ImageModel, Tensor, Spec], Tensor]  # a method that can be
 Direction = Literal["higher", "lower"]  # is better
 FAMILIES = (  # the order of columns; wide tables are cut between families
     "curves",
-    "removal",
     "correlation with the drop of the score",
     "place of the object",
-    "the map itself",
     "sanity checks",
     "truth by re-rendering",
     "other",
 )
+HOMES = {
+    "insertion-deletion": "seecause.metrics.faithfulness",
+    "perturbation": "seecause.metrics.faithfulness",
+    "mu-fidelity": "seecause.metrics.faithfulness",
+    "idsds": "seecause.metrics.faithfulness",
+    "saco": "seecause.metrics.faithfulness",
+    "localization": "seecause.metrics.annotations",
+    "random-logit": "seecause.metrics.sanity",
+    "parameter-randomisation": "seecause.metrics.sanity",
+    "parts": "seecause.metrics.parts",
+}
 
 
 @dataclass(frozen=True, eq=False)
@@ -136,7 +142,7 @@ class Metric:
         return result if isinstance(result, Scores) else Scores(dict.fromkeys(self.columns, result))
 
 
-_METRICS: dict[str, Metric] = {}
+METRICS: Registry[Metric] = Registry("metric", group="seecause.metrics", homes=HOMES)
 
 
 def metric(
@@ -151,6 +157,11 @@ def metric(
 
     Raises:
         BadOption: If a parameter before the star is not a field of `MetricInputs`.
+
+    Example:
+        >>> @metric("largest", columns=higher("the largest value of the map"))
+        ... def largest(maps):
+        ...     return maps.flatten(1).amax(dim=1)
     """
     named = {name: columns} if isinstance(columns, Column) else dict(columns)
 
@@ -170,7 +181,7 @@ def metric(
             return function(*inputs, **options)
 
         run: Any = in_eval_mode(checked) if takes[:1] == ("model",) else checked
-        _METRICS[name] = Metric(name, run, takes, named, family)
+        METRICS.add(name, Metric(name, run, takes, named, family))
         return run
 
     return register
@@ -183,16 +194,7 @@ def metrics() -> dict[str, Metric]:
         >>> "insertion-deletion" in metrics()
         True
     """
-    _load()
-    return dict(sorted(_METRICS.items(), key=lambda item: FAMILIES.index(item[1].family)))
-
-
-def find_metric(name: str) -> Metric:
-    """The metric of this name; raises `UnknownName` with the nearest names."""
-    _load()
-    if name not in _METRICS:
-        raise UnknownName("metric", name, _METRICS)
-    return _METRICS[name]
+    return dict(sorted(METRICS.all().items(), key=lambda item: FAMILIES.index(item[1].family)))
 
 
 def measure(name: str, inputs: MetricInputs, **options: Any) -> dict[str, Tensor]:
@@ -208,14 +210,8 @@ def measure(name: str, inputs: MetricInputs, **options: Any) -> dict[str, Tensor
 
     Example:
         >>> import torch
-        >>> measure("complexity", MetricInputs(maps=torch.ones(1, 2, 2)))["gini"]
-        tensor([0.], dtype=torch.float64)
+        >>> maps, masks = torch.tensor([[[1.0, 0.0]]]), torch.tensor([[[1, 0]]])
+        >>> measure("localization", MetricInputs(maps=maps, masks=masks))["aupr1"]
+        tensor([1.], dtype=torch.float64)
     """
-    return find_metric(name).scores(inputs, **options).columns
-
-
-@cache
-def _load() -> None:
-    for file in pkgutil.iter_modules(seecause.metrics.__path__):
-        importlib.import_module(f"seecause.metrics.{file.name}")
-    load_plugins("seecause.metrics")
+    return METRICS.get(name).scores(inputs, **options).columns

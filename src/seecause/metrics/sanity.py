@@ -1,36 +1,30 @@
-"""Metrics that compute maps again: for another class, another model, or nearly the same image. For
-all of them lower is better.
+"""Metrics that compute maps again, for another class or another model. For both lower is better.
 
 random logit              A(x, y) against A(x, y') for another class (Sixt et al. 2020)
 parameter randomisation   A(x) against maps of models whose layers are redrawn one after the other,
                           from the head down to the embedding (Adebayo et al. 2018)
-stability                 |A(x + e) - A(x)| / |A(x)|, e uniform in [-radius, radius] for each pixel,
-                          in normalised units: its maximum and mean over draws of e (Yeh et al.
-                          2019, Bhatt et al. 2020); norms are Euclidean over the map
 
-The first two compare maps by Spearman's correlation, of the signed values and of their sizes. A
-similarity near 1 is bad: the map would be the same for another model, or for another class. Each
-parameter tensor is redrawn from a normal distribution with its own mean and deviation, so that
-activations keep their scale. Buffers stay. The randomised model is a wrapped deep copy; the model
-itself is not touched.
+Maps are compared by Spearman's correlation, of the signed values and of their sizes. A similarity
+near 1 is bad: the map would be the same for another model, or for another class. Each parameter
+tensor is redrawn from a normal distribution with its own mean and deviation, so that activations
+keep their scale. Buffers stay. The randomised model is a wrapped deep copy; the model itself is not
+touched.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
 
 from seecause.errors import BadOption, NotDefined, UnsupportedModel
-from seecause.loading import need_own_classes, wrap
+from seecause.loading import rewrap, wrap
 from seecause.metrics.pixels import bound_spec, checked, image_scorer
 from seecause.metrics.registry import Attribute, Explain, Scores, lower, metric
 from seecause.metrics.statistics import rank_correlation
 from seecause.models.base import ImageModel
 from seecause.models.view import VisionModel
-from seecause.options import Count, Positive
 from seecause.target import Spec
 
 
@@ -46,25 +40,18 @@ from seecause.target import Spec
     },
 )
 def random_logit(
-    model: ImageModel,
-    images: Tensor,
-    explain: Explain,
-    target: Spec = None,
-    *,
-    other: Spec = None,
-    seed: int = 0,
+    model: ImageModel, images: Tensor, explain: Explain, target: Spec = None, *, seed: int = 0
 ) -> Scores:
     """Is the map of another class the same? Then it does not depend on the class.
 
-    `other` None: a class drawn once, the same step away from each image's own.
+    The other class is drawn once, the same step away from each image's own.
     """
     scorer = image_scorer(model, images, target)
-    if other is None:
-        if scorer.target.classes is None or model.n_classes < 2:
-            what = "a function of logits" if scorer.target.classes is None else "a single class"
-            raise NotDefined("random logit", f"{what} has no other class", "Give other=")
-        step = torch.randint(1, model.n_classes, (), generator=torch.Generator().manual_seed(seed))
-        other = (scorer.target.classes + int(step)) % model.n_classes
+    if scorer.target.classes is None or model.n_classes < 2:
+        what = "a function of logits" if scorer.target.classes is None else "a single class"
+        raise NotDefined("random logit", f"{what} has no other class", "Give a class as target=")
+    step = torch.randint(1, model.n_classes, (), generator=torch.Generator().manual_seed(seed))
+    other = (scorer.target.classes + int(step)) % model.n_classes
     signed, absolute = _similarity(
         explain(scorer.images, bound_spec(scorer.target, target)), explain(scorer.images, other)
     )
@@ -90,13 +77,11 @@ def parameter_randomisation(
     *,
     steps: int | None = None,
     seed: int = 0,
-    rewrap: Callable[[nn.Module], ImageModel] | None = None,
 ) -> Scores:
     """Is the map the same where weights are redrawn? Then it does not depend on what was learned.
 
     `attribute(model, images, target)` explains the model and each randomised copy: one for each
-    layer, or only `steps` of them, evenly spread, the last with all layers redrawn. `rewrap` makes
-    a view of the copied module where `wrap` alone cannot (zero-shot heads).
+    layer, or only `steps` of them, evenly spread, the last with all layers redrawn.
     """
     layers = len(layer_groups(model))
     if steps is not None and not 1 <= steps <= layers:
@@ -105,8 +90,7 @@ def parameter_randomisation(
     stops = {(step * layers + steps - 1) // steps for step in range(1, steps + 1)}
     scorer = image_scorer(model, images, target)
     spec = bound_spec(scorer.target, target)
-    plain = attribute(model, scorer.images, spec)
-    other = copied_view(model) if rewrap is None else rewrap(copy.deepcopy(model.module))
+    plain, other = attribute(model, scorer.images, spec), copied_view(model)
     generator = torch.Generator().manual_seed(seed)
     by_layer = {}
     for place, (layer, parameters) in enumerate(layer_groups(other).items(), start=1):
@@ -123,23 +107,18 @@ def parameter_randomisation(
 
 def copied_view(model: ImageModel) -> ImageModel:
     """A view of a deep copy: no tensor is shared."""
-    if isinstance(model, VisionModel):
-        need_own_classes(model, "a copy")
-    module, head = copy.deepcopy((model.module, model.extra))
-    pool = model.readout.kind if head is not None and isinstance(model, VisionModel) else None
+    module = copy.deepcopy(model.module)
     try:
-        other = wrap(
-            module, name=model.name, preprocess=model.preprocess, classes=model.classes, head=head,
-            pool=pool, sigmoid=model.sigmoid, check=False,
-        )  # fmt: skip
+        if not isinstance(model, VisionModel):
+            return wrap(
+                module, name=model.name, preprocess=model.preprocess, classes=model.classes,
+                head=copy.deepcopy(model.extra), sigmoid=model.sigmoid, check=False,
+            )  # fmt: skip
+        other = rewrap(model, module, check=False)
     except UnsupportedModel as refused:
-        raise NotDefined(
-            "parameter randomisation",
-            f"a copy of {model.name} cannot be wrapped ({refused})",
-            "Give rewrap=",
-        ) from refused
-    if isinstance(model, VisionModel) and model.gates is not None:
-        assert isinstance(other, VisionModel)
+        reason = f"a copy of {model.name} cannot be wrapped ({refused})"
+        raise NotDefined("parameter randomisation", reason, "Use another metric") from refused
+    if model.gates is not None:
         other.gates = model.gates.clone()
     return other
 
@@ -177,44 +156,3 @@ def _similarity(first: Tensor, second: Tensor) -> Tensor:
     """[2, B] float64: Spearman's correlation of two maps, of signed values and of sizes."""
     x, y = (checked(maps).cpu() for maps in (first, second))
     return torch.stack([rank_correlation(x, y), rank_correlation(x.abs(), y.abs())])
-
-
-@metric(
-    "stability",
-    family="the map itself",
-    columns={
-        "max-sensitivity": lower(
-            "largest relative change of the map under small noise in the image"
-        ),
-        "avg-sensitivity": lower("mean relative change of the map under small noise in the image"),
-    },
-)
-def stability(
-    model: ImageModel,
-    images: Tensor,
-    explain: Explain,
-    target: Spec = None,
-    *,
-    radius: Positive = 0.02,
-    draws: Count = 10,
-    seed: int = 0,
-) -> Scores:
-    """How much does the map change under small noise in the image?
-
-    `explain` runs once on the images and once for each draw, on the whole batch. Defaults are
-    captum's. The class stays that of the unchanged image, draws come from the seed alone, the same
-    for every image, and an empty map has no sensitivity: NaN.
-    """
-    scorer = image_scorer(model, images, target)
-    spec, generator = bound_spec(scorer.target, target), torch.Generator().manual_seed(seed)
-    plain = checked(explain(scorer.images, spec)).flatten(1).cpu()
-    changes = []
-    for _ in range(draws):
-        drawn = torch.rand(scorer.images.shape[1:], generator=generator, dtype=torch.float64)
-        shift = (radius * (2 * drawn - 1)).to(scorer.images)
-        moved = checked(explain(scorer.images + shift, spec)).flatten(1).cpu()
-        changes.append((moved - plain).norm(dim=1) / plain.norm(dim=1))
-    change = torch.stack(changes, dim=1)  # [B, draws]
-    columns = {"max-sensitivity": change.amax(dim=1), "avg-sensitivity": change.mean(dim=1)}
-    protocol = scorer.protocol("stability", radius=radius, draws=draws, seed=seed)
-    return Scores(columns, {"changes": change}, protocol)

@@ -1,22 +1,244 @@
-"""Means, errors and intervals over images. NaN marks an image that was skipped: it is left out and
-counted."""
+"""How good are a model's predictions, and how sure is a mean over images?
+
+Accuracy by group: an average hides the groups that a shortcut fails. Two numbers go by the name
+"adjusted average" and are told apart here: `train_weighted_average` weighs the groups of the test
+set as the training set has them (Sagawa et al. 2020), `unweighted_average` weighs them all the same
+(SubpopBench).
+
+The Backgrounds Challenge (Xiao et al. 2020) asks how much accuracy another background costs:
+
+    BG-gap = accuracy(mixed_same) - accuracy(mixed_rand)
+
+on ImageNet-9, whose nine classes each gather some of ImageNet-1k's. An ImageNet-1k model predicts
+the class its largest logit belongs to; 630 of 1,000 classes belong to none (-1) and are always
+wrong.
+
+Does a classifier know how sure it may be? Lower is better:
+
+    NLL = -log p(y | x)
+    ECE = sum_b n_b / n |accuracy_b - confidence_b|          (Naeini et al. 2015; Guo et al. 2017)
+
+The confidence of an image is the largest probability. It is binned into `bins` intervals of equal
+width on [0, 1], each closed on the left; the last one is closed on both sides. 15 bins and L1 as in
+torchmetrics, which differs in one thing: there a confidence of exactly 1 has a bin of its own.
+
+Means, errors and intervals over images leave out and count NaN, which marks a skipped image.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from statistics import NormalDist
 
 import torch
 from torch import Tensor
 
 from seecause.errors import BadOption
 
+Group = tuple[int, ...]
+NINE = 9  # classes of ImageNet-9
+_DRAWS = 10_000  # resamplings of the bootstrap
 _DRAWN_AT_ONCE = 4_000_000  # numbers drawn at once by the bootstrap
 _CACHED = 8_000_000  # weights of its resamplings that are kept for the next column
 _EACH_IMAGE = 10_000  # images up to which they are resampled
+
+
+@dataclass(frozen=True, eq=False)
+class GroupAccuracy:
+    """Correct predictions of each group. Only groups that occur are here."""
+
+    groups: tuple[Group, ...]
+    right: Tensor  # [G] int64
+    total: Tensor  # [G] int64
+
+    @property
+    def accuracy(self) -> Tensor:
+        """[G], float64."""
+        return self.right.double() / self.total
+
+    @property
+    def average(self) -> float:
+        """Over samples, as the test set has them."""
+        return float(self.right.sum()) / float(self.total.sum())
+
+    @property
+    def worst(self) -> float:
+        """The accuracy of the worst group."""
+        return float(self.accuracy.min())
+
+    @property
+    def worst_group(self) -> Group:
+        return self.groups[int(self.accuracy.argmin())]
+
+    def worst_among(self, groups: Iterable[Group]) -> float:
+        """The accuracy of the worst of these groups. iFAM's public code looks at two groups of
+        Waterbirds only, (0, 1) and (1, 0)."""
+        chosen = list(groups)
+        untested = [group for group in chosen if group not in self.groups]
+        if untested or not chosen:
+            tested = ", ".join(map(str, self.groups))
+            raise BadOption("groups", chosen, f"groups that were tested: {tested}")
+        return min(float(self.accuracy[self.groups.index(group)]) for group in chosen)
+
+    @property
+    def by_class(self) -> GroupAccuracy:
+        """Groups with the same first code as one. iFAM's public code calls the worst of these the
+        worst group of MetaShift."""
+        names = sorted({group[:1] for group in self.groups})
+        member = torch.tensor([names.index(group[:1]) for group in self.groups])
+        right, total = (
+            torch.zeros(len(names), dtype=torch.int64).index_add(0, member, counts)
+            for counts in (self.right, self.total)
+        )
+        return GroupAccuracy(tuple(names), right, total)
+
+    @property
+    def unweighted_average(self) -> float:
+        """Over groups, each the same."""
+        return float(self.accuracy.mean())
+
+    def train_weighted_average(self, train: Mapping[Group, float]) -> float:
+        """Over groups, each as often as training met it: `train` holds counts or probabilities. A
+        group met there must have been tested."""
+        untested = [g for g, share in train.items() if share > 0 and g not in self.groups]
+        if untested:
+            raise BadOption("train", f"groups {untested}", "only groups that the test set has too")
+        shares = [float(train.get(group, 0.0)) for group in self.groups]
+        weights = torch.tensor(shares, dtype=torch.float64)
+        return float((weights * self.accuracy).sum() / weights.sum())
+
+    def intervals(self) -> Tensor:
+        """Clopper-Pearson interval of each group, [G, 2]."""
+        return clopper_pearson(self.right, self.total)
+
+
+def group_accuracy(right: Tensor, groups: Tensor | Sequence[Group | None]) -> GroupAccuracy:
+    """Accuracy of each group, of the worst, and on average.
+
+    Args:
+        right: Whether each prediction is correct, [N] bool.
+        groups: The group of each sample: a number, a tuple, or a row of [N, k].
+
+    Returns:
+        A `GroupAccuracy`.
+
+    Example:
+        >>> import torch
+        >>> right = torch.tensor([True, True, True, False])
+        >>> result = group_accuracy(right, [0, 0, 1, 1])
+        >>> result.average, result.worst
+        (0.75, 0.5)
+    """
+    right = torch.as_tensor(right).detach().cpu().bool()
+    if not isinstance(groups, Tensor) and None in groups:
+        without = f"none for sample {list(groups).index(None)}"
+        raise BadOption("groups", without, "a group for every sample; not every dataset has them")
+    codes = torch.as_tensor(groups).cpu()
+    codes = codes[:, None] if codes.ndim == 1 else codes
+    if len(right) == 0 or len(codes) != len(right):
+        expected = f"one for each of the {len(right)} samples, and at least one"
+        raise BadOption("groups", f"{len(codes)} of them", expected)
+    names, member = codes.unique(dim=0, return_inverse=True)
+    return GroupAccuracy(
+        groups=tuple(tuple(name) for name in names.tolist()),
+        right=torch.bincount(member[right], minlength=len(names)),
+        total=torch.bincount(member),
+    )
+
+
+def clopper_pearson(right: Tensor, total: Tensor) -> Tensor:
+    """The exact 95 % interval of a share, [..., 2]: it covers the truth at least as often as
+    promised, also for few samples and none right."""
+    from scipy.stats import beta
+
+    k, n = right.double().cpu().numpy(), total.double().cpu().numpy()
+    low, high = beta.ppf(0.025, k, n - k + 1), beta.ppf(0.975, k + 1, n - k)
+    low = torch.from_numpy(low).nan_to_num(nan=0.0)  # undefined for k = 0
+    high = torch.from_numpy(high).nan_to_num(nan=1.0)  # undefined for k = n
+    return torch.stack([low, high], dim=-1)
+
+
+def in9_right(logits: Tensor, labels: Tensor, mapping: Tensor | None = None) -> Tensor:
+    """[N] bool: whether each prediction is one of the nine classes `labels` [N].
+
+    `logits` are [N, 1000] with `mapping` [1000] to 0 to 8 or -1 (`read_in9_map`), or [N, 9].
+    """
+    expected = NINE if mapping is None else len(mapping)
+    if logits.ndim != 2 or logits.shape[1] != expected:
+        raise BadOption(
+            "logits",
+            list(logits.shape),
+            f"[N, {expected}]; a model with 1000 classes needs a mapping, one with nine has none",
+        )
+    predicted = logits.argmax(dim=1).cpu()
+    return (predicted if mapping is None else mapping.cpu()[predicted]) == labels.cpu()
+
+
+@dataclass(frozen=True, eq=False)
+class Calibration:
+    """What each bin holds: how many images [bins], and their mean confidence and accuracy [bins]
+    float64 (NaN for an empty bin)."""
+
+    count: Tensor
+    confidence: Tensor
+    accuracy: Tensor
+
+    @property
+    def error(self) -> float:
+        """ECE."""
+        gaps = (self.accuracy - self.confidence).abs().nan_to_num(nan=0.0)
+        return float((gaps * self.count).sum() / self.count.sum())
+
+
+def nll(logits: Tensor, labels: Tensor) -> Tensor:
+    """Negative log-likelihood in nats, [N] float64, of logits [N, C] and labels [N]."""
+    losses = torch.nn.functional.cross_entropy(logits.double(), labels, reduction="none")
+    return losses.detach().cpu()
+
+
+def calibration(logits: Tensor, labels: Tensor, *, bins: int = 15) -> Calibration:
+    """Confidence against accuracy in bins.
+
+    Args:
+        logits: Of a classifier, [N, C].
+        labels: The true classes, [N].
+        bins: How many intervals of equal width the confidence is divided into.
+
+    Returns:
+        A `Calibration`; its `error` is the expected calibration error (ECE).
+
+    Example:
+        >>> import torch
+        >>> sure = torch.tensor([[9.0, 0.0], [0.0, 9.0]])
+        >>> round(calibration(sure, torch.tensor([0, 0])).error, 3)  # twice sure, once right
+        0.5
+    """
+    logits, labels = logits.detach().double().cpu(), labels.detach().cpu()
+    confidence, predicted = logits.softmax(dim=1).max(dim=1)
+    edges = torch.linspace(0, 1, bins + 1, dtype=torch.float64)[1:-1]
+    member = torch.bucketize(confidence, edges, right=True)  # [N], 0 to bins - 1
+    count = torch.bincount(member, minlength=bins)
+    sure, right = (
+        torch.zeros(bins, dtype=torch.float64).index_add(0, member, values)
+        for values in (confidence, (predicted == labels).double())
+    )
+    return Calibration(count, sure / count, right / count)
+
+
+def auroc(logits: Tensor, labels: Tensor) -> float:
+    """Area under the ROC curve, of logits [N, C] and labels [N]. Two classes: by the probability of
+    class 1. More: the mean over classes of one against the rest."""
+    from sklearn.metrics import roc_auc_score
+
+    probabilities = logits.detach().double().cpu().softmax(dim=1).numpy()
+    missing = set(range(logits.shape[1])) - set(labels.tolist())
+    if missing:  # scikit-learn returns NaN for two classes
+        expected = "samples of every class: the curve needs positives and negatives"
+        raise BadOption("labels", f"no sample of class {min(missing)}", expected)
+    scores = probabilities[:, 1] if logits.shape[1] == 2 else probabilities
+    return float(roc_auc_score(labels.cpu().numpy(), scores, multi_class="ovr"))
 
 
 @dataclass(frozen=True)
@@ -29,39 +251,37 @@ class Summary:
     n: int
     skipped: int = 0
 
-    def text(self, digits: int = 3, *, scale: float = 1.0, sign: str = "") -> str:
+    def text(self, digits: int = 3, *, sign: str = "") -> str:
         """`0.603 ± 0.017`; a dash stands for an error that is not known."""
-        return (
-            f"{self.mean * scale:{sign}.{digits}f} ±"
-            f" {error_text(self.standard_error * scale, digits)}"
-        )
+        return f"{self.mean:{sign}.{digits}f} ± {error_text(self.standard_error, digits)}"
 
 
 def summarise(values: Tensor) -> Summary:
-    """Mean and standard error of values [B].
+    """Mean and standard error of one number for each image.
 
-    >>> import torch
-    >>> summary = summarise(torch.tensor([1.0, 2.0, 3.0, float("nan")]))
-    >>> summary.mean, summary.n, summary.skipped
-    (2.0, 3, 1)
+    Args:
+        values: [B]; NaN marks an image that was skipped.
+
+    Returns:
+        A `Summary`.
+
+    Example:
+        >>> import torch
+        >>> summary = summarise(torch.tensor([1.0, 2.0, 3.0, float("nan")]))
+        >>> summary.mean, summary.n, summary.skipped
+        (2.0, 3, 1)
     """
     numbers = _numbers(values)
-    return Summary(
-        float(numbers.mean()),
-        float(standard_error(numbers)),
-        len(numbers),
-        len(values) - len(numbers),
-    )
+    error = float(standard_error(numbers))
+    return Summary(float(numbers.mean()), error, len(numbers), len(values) - len(numbers))
 
 
 def standard_error(values: Tensor) -> Tensor:
     """Of the mean over the first dimension of values [B, ...], from the sample deviation; NaN below
     two images."""
-    return (
-        values.std(dim=0, correction=1) / len(values) ** 0.5
-        if len(values) > 1
-        else values.new_full(values.shape[1:], torch.nan)
-    )
+    if len(values) < 2:
+        return values.new_full(values.shape[1:], torch.nan)
+    return values.std(dim=0, correction=1) / len(values) ** 0.5
 
 
 def error_text(error: float, digits: int) -> str:
@@ -70,57 +290,74 @@ def error_text(error: float, digits: int) -> str:
 
 
 def paired_difference(first: Tensor, second: Tensor) -> Summary:
-    """first - second image by image, over the images both have. Images vary far more than methods
-    do, so this is much sharper than comparing two means with their own errors."""
+    """The mean of `first - second`, image by image.
+
+    Images vary far more than methods do, so this is much sharper than comparing two means with
+    their own errors.
+
+    Args:
+        first: One number for each image, [B].
+        second: Numbers of the same images, [B].
+
+    Returns:
+        A `Summary` over the images that have both.
+
+    Example:
+        >>> import torch
+        >>> paired_difference(torch.tensor([3.0, 5.0]), torch.tensor([2.0, 4.0])).mean
+        1.0
+    """
     _check_alike(first, second)
     return summarise(first.double() - second.double())
 
 
-def bootstrap_interval(
-    values: Tensor, *, confidence: float = 0.95, draws: int = 10_000, seed: int = 0
-) -> tuple[float, float]:
-    """The percentile interval of the mean of values [B], over `draws` resamplings of the images.
+def bootstrap_interval(values: Tensor) -> tuple[float, float]:
+    """The 95 % percentile interval of the mean of values [B], over resamplings of the images.
 
     Beyond 10,000 images the normal approximation is used, which is then as good.
     """
-    check_confidence(confidence)
     numbers = _numbers(values)
     if len(numbers) == 0:
         return torch.nan, torch.nan
     if len(numbers) > _EACH_IMAGE:
-        width = NormalDist().inv_cdf((1 + confidence) / 2) * float(standard_error(numbers))
-        return float(numbers.mean()) - width, float(numbers.mean()) + width
-    if len(numbers) * draws <= _CACHED:
-        return _middle(_shares(len(numbers), draws, seed) @ numbers, confidence)
-    means = torch.cat([numbers[rows].mean(dim=1) for rows in _resampled(len(numbers), draws, seed)])
-    return _middle(means, confidence)
+        mean, width = float(numbers.mean()), 1.96 * float(standard_error(numbers))
+        return mean - width, mean + width
+    return _middle(_resampled_means(numbers[:, None])[:, 0])
 
 
-def ratio_interval(
-    first: Tensor, second: Tensor, *, confidence: float = 0.95, draws: int = 10_000, seed: int = 0
-) -> tuple[float, float]:
-    """The percentile interval of mean(first) / mean(second) over the same images. NaN where a
-    resampling divides by zero."""
-    check_confidence(confidence)
-    _check_alike(first, second)
-    both = ~(first.isnan() | second.isnan())
-    top, bottom = _numbers(first[both]), _numbers(second[both])
-    if len(top) == 0:
+def ratio_interval(first: Tensor, second: Tensor) -> tuple[float, float]:
+    """The 95 % percentile interval of mean(first) / mean(second) over resamplings of the images.
+    NaN where a resampling divides by zero."""
+    both = torch.stack([first, second], dim=1).detach().cpu().double()
+    both = both[~both.isnan().any(dim=1)]
+    if len(both) == 0:
         return torch.nan, torch.nan
-    ratios = torch.cat(
-        [
-            top[rows].mean(dim=1) / bottom[rows].mean(dim=1)
-            for rows in _resampled(len(top), draws, seed)
-        ]
-    )
-    return _middle(ratios, confidence)
+    top, bottom = _resampled_means(both).unbind(dim=1)
+    return _middle(top / bottom)
 
 
 def rank_correlation(first: Tensor, second: Tensor) -> Tensor:
-    """Spearman's correlation of two maps for each image: [B, ...] and [B, ...] -> [B]. Ties share
-    their mean rank; NaN for a constant map."""
+    """Spearman's correlation of two maps for each image.
+
+    Args:
+        first: Maps [B, ...].
+        second: Maps of the same shape.
+
+    Returns:
+        [B], from -1 to 1, float64 on the CPU. Ties share their mean rank; NaN for a constant map.
+
+    Example:
+        >>> import torch
+        >>> rank_correlation(torch.tensor([[1.0, 2.0, 3.0]]), torch.tensor([[1.0, 4.0, 9.0]]))
+        tensor([1.], dtype=torch.float64)
+    """
+    from scipy.stats import rankdata
+
     _check_alike(first, second)
-    x, y = (average_ranks(maps.detach().flatten(1)) for maps in (first, second.to(first.device)))
+    x, y = (
+        torch.from_numpy(rankdata(maps.detach().flatten(1).double().cpu().numpy(), axis=1))
+        for maps in (first, second)
+    )
     x, y = x - x.mean(dim=1, keepdim=True), y - y.mean(dim=1, keepdim=True)
     return (x * y).sum(dim=1) / (x.square().sum(dim=1) * y.square().sum(dim=1)).sqrt()
 
@@ -133,21 +370,6 @@ def tie_ends(ordered: Tensor) -> Tensor:
     ends[:, :-1] = ordered[:, 1:] != ordered[:, :-1]
     index = torch.arange(count, device=ordered.device).where(ends, count)
     return index.flip(1).cummin(dim=1).values.flip(1)
-
-
-def average_ranks(values: Tensor) -> Tensor:
-    """Ranks from 0, ascending, of values [B, P]; equals share the mean of their places. float64."""
-    ordered, order = values.sort(dim=1)
-    last = tie_ends(ordered)
-    first = ordered.shape[1] - 1 - tie_ends(ordered.flip(1)).flip(1)
-    return torch.zeros_like(values, dtype=torch.float64).scatter_(
-        1, order, (first + last).double() / 2
-    )
-
-
-def check_confidence(confidence: float) -> None:
-    if not 0 < confidence < 1:
-        raise BadOption("confidence", confidence, "a share between 0 and 1")
 
 
 def _check_alike(first: Tensor, second: Tensor) -> None:
@@ -163,25 +385,32 @@ def _numbers(values: Tensor) -> Tensor:
     return values[~values.isnan()]
 
 
-def _resampled(count: int, draws: int, seed: int) -> Iterator[Tensor]:
-    """Places [n, count] of `draws` resamplings, some at a time."""
-    generator = torch.Generator().manual_seed(seed)
+def _resampled_means(numbers: Tensor) -> Tensor:
+    """Means [draws, k] of numbers [B, k] over resamplings of the images."""
+    count = len(numbers)
+    if count * _DRAWS <= _CACHED:
+        return _shares(count) @ numbers
+    return torch.cat([numbers[rows].mean(dim=1) for rows in _resampled(count)])
+
+
+def _resampled(count: int) -> Iterator[Tensor]:
+    """Places [n, count] of all resamplings, some at a time."""
+    generator = torch.Generator().manual_seed(0)
     rows = max(1, _DRAWN_AT_ONCE // count)
-    for start in range(0, draws, rows):
-        yield torch.randint(count, (min(rows, draws - start), count), generator=generator)
+    for start in range(0, _DRAWS, rows):
+        yield torch.randint(count, (min(rows, _DRAWS - start), count), generator=generator)
 
 
 @lru_cache(maxsize=2)
-def _shares(count: int, draws: int, seed: int) -> Tensor:
+def _shares(count: int) -> Tensor:
     """How much each image weighs in each resampling, [draws, count]: a table has hundreds of cells
     over the same images, and draws them once."""
-    rows = torch.cat(list(_resampled(count, draws, seed)))
-    return torch.zeros(draws, count, dtype=torch.float64).scatter_add_(
+    rows = torch.cat(list(_resampled(count)))
+    return torch.zeros(_DRAWS, count, dtype=torch.float64).scatter_add_(
         1, rows, torch.full_like(rows, 1 / count, dtype=torch.float64)
     )
 
 
-def _middle(values: Tensor, confidence: float) -> tuple[float, float]:
-    tail = (1 - confidence) / 2
-    low, high = values.quantile(torch.tensor([tail, 1 - tail], dtype=torch.float64)).tolist()
+def _middle(values: Tensor) -> tuple[float, float]:
+    low, high = values.quantile(torch.tensor([0.025, 0.975], dtype=torch.float64)).tolist()
     return low, high
