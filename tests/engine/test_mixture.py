@@ -11,7 +11,6 @@ import torch
 from seecause.engine.mixture import (
     mask_bytes,
     need_gradients,
-    reaches,
     special_rows,
 )
 from seecause.errors import NotDefined
@@ -64,12 +63,6 @@ def test_a_readout_without_a_gradient_is_refused_and_a_changed_model_is_looked_a
         model.module.head.bias.add_(1)
     with pytest.raises(NotDefined, match="readout"):
         need_gradients(model, "mosaic", start=2)
-
-
-def test_a_gradient_reaches_what_its_result_is_made_of():
-    leaf, other = torch.ones(2, requires_grad=True), torch.ones(2, requires_grad=True)
-    assert reaches(2 * leaf, leaf)
-    assert not reaches(2 * other, leaf) and not reaches(2 * leaf.detach(), leaf)
 
 
 def test_rows_that_are_computed_for_a_mask_and_what_they_take():

@@ -9,7 +9,7 @@ import torch
 from torch.testing import assert_close
 
 from seecause.engine import kernel
-from seecause.engine.attend import Bank, Groups, Mask, Own, attend
+from seecause.engine.attend import Bank, Groups, Mask, Own, explicit
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 HALF = torch.bfloat16 if DEVICE == "cuda" else torch.float16  # as in test_attend
@@ -47,7 +47,7 @@ def test_values_and_gradients_equal_the_explicit_form(each, count, dtype):
         pytest.skip("triton is not installed")
     q, banks, own, leaves = setting(each, count, dtype)
     assert kernel.soft_fits(q, banks, own)
-    slow, slow_lse = attend(q, banks, own, scale=0.3, fused=False)
+    slow, slow_lse = explicit(q, banks, own, scale=0.3)
     fast, fast_lse = kernel.attend_soft(q, banks, own, 0.3)
     towards = torch.randn(slow.shape, generator=torch.Generator().manual_seed(1)).to(slow)
     expected = torch.autograd.grad((slow * towards).sum(), leaves)

@@ -111,7 +111,7 @@ def test_the_worst_of_all_stages_is_told(monkeypatch):
         stage_outputs=lambda images: {n: torch.full((1, 1, 3, 3), 1 + off[n]) for n in off},
         run_from=lambda name, features: native * (1 + 2 * off[name]),
     )  # fmt: skip
-    monkeypatch.setattr(probing, "_near_cells", lambda *_: None)
+    monkeypatch.setattr(probing, "_feature_locality", lambda *_: None)
     logits, maps, resumed, _ = probing._verify_stages(
         model, torch.zeros(1, 3, 6, 6), 0.01, torch.Generator()
     )

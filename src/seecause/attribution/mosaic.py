@@ -49,7 +49,7 @@ from seecause.attribution.caap import (
 from seecause.attribution.registry import Maps, join, method
 from seecause.engine.blanks import Blank, blank_image, blank_trace
 from seecause.engine.chunks import fit, in_chunks
-from seecause.engine.mixture import Mixture, mask_bytes, need_gradients, reaches, slopes
+from seecause.engine.mixture import Mixture, mask_bytes, need_gradients, slopes
 from seecause.engine.sweep import Select, Sweep, selection, token_sets
 from seecause.engine.trace import Trace, record, trace_bytes
 from seecause.errors import BadOption, NotDefined
@@ -329,7 +329,7 @@ def mosaic_staged(
             between = mixtures(m.unflatten(2, layout.grid), ground, features)
             logits = model.run_from(stage, between).unflatten(0, m.shape[:2])
             total = bound.score(logits, score, sigmoid=model.sigmoid).sum()
-            if not reaches(total, m):
+            if not total.requires_grad:
                 raise NotDefined(
                     "mosaic",
                     f"no gradient passes {model.name}, as in quantised layers",

@@ -174,20 +174,25 @@ def attend(
     own: Own | None = None,
     *,
     scale: float,
-    fused: bool = True,
 ) -> tuple[Tensor, Tensor]:
     """Rows q [B, H, R, dh] over all banks and their own group -> o [B, R, H, dh], lse [B, R, H]
     (float32 or float64).
 
     Uses a fused kernel when no gradient is asked for, and one with a gradient for two banks with
-    log-weights; the explicit form below is their exact, differentiable twin (always, unless
-    `fused`).
+    log-weights; the explicit form below is their exact, differentiable twin.
     """
-    if fused and kernel.usable(q):
+    if kernel.usable(q):
         if own is not None and kernel.soft_fits(q, banks, own):
             return kernel.attend_soft(q, banks, own, scale)
         if kernel.fits(q, banks, own):
             return kernel.attend(q, banks, own, scale)
+    return explicit(q, banks, own, scale=scale)
+
+
+def explicit(
+    q: Tensor, banks: Sequence[Bank], own: Own | None = None, *, scale: float
+) -> tuple[Tensor, Tensor]:
+    """`attend` in plain torch, with all scores in memory; differentiable."""
     parts = [_softmax_part(_bank_scores(q, bank, scale), bank.v) for bank in banks]
     if own is not None:
         parts.append(_own_part(q, own, scale))
@@ -195,9 +200,7 @@ def attend(
     return o.to(q.dtype).transpose(1, 2), lse.transpose(1, 2)
 
 
-def attend_groups(
-    step: Step, banks: Sequence[Bank], queries: Groups, keys: Groups, *, fused: bool = True
-) -> Tensor:
+def attend_groups(step: Step, banks: Sequence[Bank], queries: Groups, keys: Groups) -> Tensor:
     """Set `step.o`: its rows (in groups `queries`) over all banks and the keys of their own group
     (in as many groups `keys`), with what the block adds to the scores. Returns the lse."""
     block, beside = step.block, None
@@ -207,7 +210,7 @@ def attend_groups(
         beside = block.bias(rows, step.keys_at.take(theirs))  # [R, H, 1, keys]
         beside = None if beside is None else beside[:, :, 0].transpose(0, 1)[None]
     own = Own(step.k, step.v, queries, keys, beside)
-    step.o, lse = attend(step.q, banks, own, scale=block.scale, fused=fused)
+    step.o, lse = attend(step.q, banks, own, scale=block.scale)
     return lse
 
 

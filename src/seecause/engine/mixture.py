@@ -15,10 +15,8 @@ between them the answer can be differentiated. What is computed anew for each ma
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import dataclass
 from typing import Literal
 
 import torch
@@ -26,7 +24,7 @@ from torch import Tensor
 
 from seecause.engine.attend import Bank, Groups, Own, attend, attend_groups
 from seecause.engine.blanks import blank_image
-from seecause.engine.chunks import fit, in_chunks
+from seecause.engine.chunks import in_chunks
 from seecause.engine.trace import Trace, suffix
 from seecause.engine.walk import walk
 from seecause.errors import NotDefined
@@ -51,7 +49,6 @@ class Mixture:
     picture: Trace
     tail: MixedTail = "source"
     start: int = 0
-    fused: bool = True  # a step back over many classes at once needs explicit attention
 
     def logits(self, masks: Tensor) -> Tensor:
         """Masks [B, n, N] in [0, 1] -> logits [B, n, C], differentiable in the masks."""
@@ -78,7 +75,7 @@ class Mixture:
                 _weighted(trace.kv[step.index], weight if bias is None else weight + bias, first)
                 for trace, weight in zip((self.blank, self.picture), weights, strict=True)
             ]
-            attend_groups(step, banks, groups, groups, fused=self.fused)
+            attend_groups(step, banks, groups, groups)
         return steps.h.unflatten(1, (count, p))
 
     def _read(self, masks: Tensor, special: Tensor) -> Tensor:
@@ -165,34 +162,6 @@ def slopes(run: Mixture, masks: Tensor, score: Scores, *, together: int) -> Tens
     return torch.cat(list(in_chunks(some_masks, len(masks), together, what="masks")), dim=1)
 
 
-def class_slopes(
-    run: Mixture, masks: Tensor, weights: Tensor, scores: Scores, *, bytes_each: int
-) -> Tensor:
-    """The sum over masks [n, N], by their weights [n], of the derivatives of all scores [B, n, C'],
-    [B, N, C']: one run for all of them, and one batched step back for each."""
-    run = replace(run, fused=False)
-    batch = run.picture.batch
-
-    def some_masks(a: int, b: int) -> Tensor:
-        with torch.enable_grad():
-            mixed = masks[a:b].expand(batch, -1, -1).clone().requires_grad_()
-            total = scores(run.logits(mixed)).sum(dim=(0, 1))  # [C']
-            unit = torch.eye(len(total)).to(total)
-
-            def some_classes(c: int, d: int) -> Tensor:
-                (slope,) = torch.autograd.grad(
-                    total, mixed, unit[c:d], is_grads_batched=True, retain_graph=True
-                )
-                return torch.einsum("n,cbnp->cbp", weights[a:b], slope)
-
-            at_once = fit(len(total), (b - a) * batch * bytes_each, masks.device, share=0.4)
-            return torch.cat(list(in_chunks(some_classes, len(total), at_once, what="classes")))
-
-    together = fit(len(masks), batch * bytes_each, masks.device, share=0.4)
-    parts = list(in_chunks(some_masks, len(masks), together, what="masks"))
-    return torch.stack(parts).sum(dim=0).movedim(0, -1)
-
-
 def mask_bytes(model: VisionModel, layout: TokenLayout, tail: MixedTail) -> int:
     """What one mask of one image holds for its step back: every block's activations of its rows."""
     if tail == "all":
@@ -211,8 +180,9 @@ def need_gradients(
     start: int = 0,
     remedy: str = "Use method='caap', which takes no gradient",
 ) -> None:
-    """Refuse a model of which some part from block `start` on returns what has no gradient: results
-    would be wrong, and nothing else would tell. Looked at once for each state of the model."""
+    """Refuse a model of which some part from block `start` on returns what has no gradient: a
+    residual path passes one around it, so that results would be wrong without an error. Each state
+    of the model is checked once."""
     if not isinstance(model, VisionModel):
         return
     key = model.state_key()
@@ -225,7 +195,7 @@ def need_gradients(
         part = part_without_gradient(model.blocks[start:], state, at)
         with torch.enable_grad():
             h = state.detach().clone().requires_grad_()
-            if part is None and not reaches(model.readout(h, at.layout), h):
+            if part is None and not model.readout(h, at.layout).requires_grad:
                 part = "readout"
     except RuntimeError as failure:
         if "Inference tensors" not in str(failure):
@@ -239,44 +209,18 @@ def need_gradients(
 
 
 def part_without_gradient(blocks: Sequence[Block], state: Tensor, at: At) -> str | None:
-    """The first part of a block that no gradient passes, tried with rows [1, R, D]. Some residual
-    path passes one around it, so the whole would not tell."""
+    """The first part of a block that no gradient passes, tried with rows [1, R, D]."""
     with torch.inference_mode(False), torch.enable_grad():
+        h = state.detach().clone().requires_grad_()
         for block in blocks:
-            h = state.detach().clone().requires_grad_()
-            parts: dict[str, tuple[Callable[[Tensor], Tensor], Tensor]] = {"MLP": (block.feed, h)}
-            for place, name in enumerate(("queries", "keys", "values")):
-                parts[name] = (partial(_projected, block, at, place), h)
-            v = block.qkv(h, at)[2].detach().repeat_interleave(block.heads // block.kv_heads, 1)
-            parts["output"] = (partial(block.finish, h.detach()), v.transpose(1, 2).clone())
-            for part, (run, leaf) in parts.items():
-                if _loses(run, leaf.detach().requires_grad_()):
+            q, k, v = block.qkv(h, at)
+            o = v.detach().repeat_interleave(block.heads // block.kv_heads, dim=1).transpose(1, 2)
+            after = block.finish(h.detach(), o.requires_grad_())
+            parts = {"queries": q, "keys": k, "values": v, "output": after, "MLP": block.feed(h)}
+            for part, result in parts.items():
+                if not result.requires_grad and bool(result.any()):  # zeros lose nothing
                     return f"{part} of {block.name}"
     return None
-
-
-def _projected(block: Block, at: At, place: int, h: Tensor) -> Tensor:
-    return block.qkv(h, at)[place]
-
-
-def _loses(run: Callable[[Tensor], Tensor], leaf: Tensor) -> bool:
-    """Whether no gradient comes back although the result hangs on the input: some blocks add
-    nothing, whatever they read."""
-    if reaches(run(leaf), leaf):
-        return False
-    with torch.no_grad():
-        return not torch.equal(run(leaf), run(2 * leaf + 1))
-
-
-def reaches(result: Tensor, leaf: Tensor) -> bool:
-    """Whether a gradient of `result` comes back to `leaf`. That `result` asks for one says little:
-    layers quantised by torch.ao do, and lose it on the way."""
-    if not result.requires_grad:
-        return False
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch's, that a layer has no derivative
-        back = torch.autograd.grad(result.sum(), leaf, retain_graph=True, allow_unused=True)
-    return back[0] is not None
 
 
 def _log_weights(masks: Tensor) -> tuple[Tensor, Tensor]:

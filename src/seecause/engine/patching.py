@@ -7,7 +7,8 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from functools import partial
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
@@ -16,8 +17,7 @@ from seecause.engine.chunks import run_in_chunks
 from seecause.engine.trace import probabilities
 from seecause.engine.walk import Step, walk
 from seecause.errors import BadOption, NotDefined
-from seecause.models.base import ImageModel, whole_number
-from seecause.models.layout import At
+from seecause.models.base import ImageModel
 from seecause.models.preprocess import Pictures, as_images
 from seecause.models.view import VisionModel
 
@@ -27,11 +27,16 @@ _PLACE = re.compile(r"^blocks\.(\d+)\.(in|out|heads|kv|probs)$")
 
 @dataclass(frozen=True)
 class Site:
-    """One place of an intervention: what enters (`resid`), which heads' outputs, or which keys and
-    values, of block `layer` (0-based).
+    """One place of an intervention in block `layer` (0-based): what enters the block (`resid`),
+    which heads' outputs (`heads`), or which keys and values (`kv`).
 
-    `tokens` and `heads` are indices; None means all. `resid` takes no heads, and it alone may move
-    things: `source_tokens` are the source's tokens that are put there, in the order of `tokens`.
+    `tokens` and `heads` are lists of indices; None means all. `resid` takes no heads, and it alone
+    may move states: `source_tokens` are the source's tokens that are put there, in the order of
+    `tokens`.
+
+    Example:
+        >>> Site(3, "heads", heads=[1]).layer
+        3
     """
 
     layer: int
@@ -39,24 +44,6 @@ class Site:
     tokens: Sequence[int] | None = None
     heads: Sequence[int] | None = None
     source_tokens: Sequence[int] | None = None
-
-    def __post_init__(self) -> None:
-        for name in ("tokens", "heads", "source_tokens"):
-            indices = getattr(self, name)
-            if indices is not None:
-                object.__setattr__(self, name, _indices(name, indices))
-
-
-def _indices(name: str, given: Any) -> tuple[int, ...]:
-    """Whole numbers of a list, range, array or tensor."""
-    try:
-        indices = [whole_number(index) for index in given]
-    except TypeError:  # one number, a slice
-        indices = [None]
-    whole = tuple(index for index in indices if index is not None)
-    if len(whole) != len(indices):
-        raise BadOption(name, given, "a list of whole numbers, such as [3]")
-    return whole
 
 
 def _heads(step: Step) -> Tensor:
@@ -77,21 +64,30 @@ _READ: dict[str, Callable[[Step], Tensor | tuple[Tensor, Tensor]]] = {
 
 
 def run(model: ImageModel, images: Pictures, *, cache: Sequence[str] = ()) -> tuple[Tensor, Cached]:
-    """Logits [B, C], and what the run had at the places that `cache` names:
+    """Run a model and record what it computes on the way. Differentiable.
 
-        embed               tokens that enter the first block [B, T, D]
-        blocks.3.in, .out   states that enter and leave block 3 [B, T, D]
-        blocks.3.heads      head outputs before the output projection and its norm [B, T, H, dh]
-        blocks.3.kv         keys and values, [B, H, T, dh] each
-        blocks.3.probs      attention probabilities [B, H, T, T]; all others keep fused attention
+    Args:
+        model: A vision transformer.
+        images: Normalised images [B, 3, H, W], or what `sc.attribute` takes.
+        cache: Names of places:
 
-    Differentiable.
+            - `embed`: tokens that enter the first block [B, T, D]
+            - `blocks.3.in`, `blocks.3.out`: states that enter and leave block 3 [B, T, D]
+            - `blocks.3.heads`: head outputs before the output projection and its norm
+              [B, T, H, dh]
+            - `blocks.3.kv`: keys and values, [B, H, T, dh] each
+            - `blocks.3.probs`: attention probabilities [B, H, T, T]; all others keep fused
+              attention
 
-    >>> import torch, seecause as sc
-    >>> model = sc.load("builtin:critters-vit")
-    >>> logits, cached = sc.run(model, torch.zeros(1, 3, 96, 96), cache=["blocks.3.heads"])
-    >>> cached["blocks.3.heads"].shape  # pictures, tokens, heads, width of a head
-    torch.Size([1, 149, 8, 16])
+    Returns:
+        Logits [B, C], and a dictionary of what was recorded, by name.
+
+    Example:
+        >>> import torch, seecause as sc
+        >>> model = sc.load("builtin:critters-vit")
+        >>> logits, cached = sc.run(model, torch.zeros(1, 3, 96, 96), cache=["blocks.3.heads"])
+        >>> cached["blocks.3.heads"].shape  # images, tokens, heads, width of a head
+        torch.Size([1, 149, 8, 16])
     """
     model = _with_blocks(model)
     if isinstance(cache, str):
@@ -108,90 +104,93 @@ def run(model: ImageModel, images: Pictures, *, cache: Sequence[str] = ()) -> tu
         return model.readout(steps.h, layout), cached
 
 
+# what each kind of site overwrites, in the order of the computation
+_PARTS: dict[Kind, tuple[str, ...]] = {"resid": ("h",), "kv": ("k", "v"), "heads": ("o",)}
+
+
 def patch(
     model: ImageModel, images: Pictures, source: Pictures, site_sets: Sequence[Sequence[Site]]
 ) -> Tensor:
-    """Activation patching: logits [S, B, C] of `images`, for each of S sets of sites overwritten
-    with what the plain run of `source` (as many pictures) has there.
+    """Activation patching: overwrite some places of a run with what the plain run of other images
+    has there.
 
-    Sets are independent interventions, [[Site, ...], ...], and run together from the first block
-    that any of them touches; nothing before it is computed twice.
+    Sets are independent interventions. They run together from the first block that any of them
+    touches; nothing before it is computed twice.
 
-    >>> import torch, seecause as sc
-    >>> model = sc.load("builtin:critters-vit")
-    >>> here, there = torch.zeros(1, 3, 96, 96), torch.ones(1, 3, 96, 96)
-    >>> logits = sc.patch(model, here, there, [[], [sc.Site(3, "heads", heads=[1])]])
-    >>> bool(torch.allclose(logits[0], model(here))), bool((logits[1] == logits[0]).all())
-    (True, False)
+    Args:
+        model: A vision transformer.
+        images: Normalised images [B, 3, H, W], or what `sc.attribute` takes.
+        source: As many images, from whose runs values are taken.
+        site_sets: S sets of sites: [[Site, ...], ...].
+
+    Returns:
+        Logits [S, B, C].
+
+    Example:
+        >>> import torch, seecause as sc
+        >>> model = sc.load("builtin:critters-vit")
+        >>> here, there = torch.zeros(1, 3, 96, 96), torch.ones(1, 3, 96, 96)
+        >>> logits = sc.patch(model, here, there, [[], [sc.Site(3, "heads", heads=[1])]])
+        >>> bool(torch.allclose(logits[0], model(here))), bool((logits[1] == logits[0]).all())
+        (True, False)
     """
     model = _with_blocks(model)
     with model.eval_mode():
-        return _patch(model, as_images(model, images), as_images(model, source), site_sets)
+        images, source = as_images(model, images), as_images(model, source)
+        layout, batch = model.check(images), len(images)
+        _check_sets(model, site_sets, layout.tokens)
+        if source.shape != images.shape:
+            expected = f"one source for each image, {list(images.shape)}"
+            raise BadOption("source", list(source.shape), expected)
+        at, source_at = model.at(images), model.at(source)
+        places = {(site.layer, site.kind) for sites in site_sets for site in sites}
+        first = min((layer for layer, _ in places), default=0)
+        last = max((layer for layer, _ in places), default=-1)
+        h = walk(model, model.embed(images), at, stop=first).end()
+        other = walk(model, model.embed(source), source_at, stop=first).end()
+        donor: dict[tuple[int, str], list[Tensor]] = {}
+        for step in walk(model, other, source_at, start=first, stop=last + 1):
+            for kind in (kind for kind in _PARTS if (step.index, kind) in places):
+                donor[step.index, kind] = [getattr(step, part) for part in _PARTS[kind]]
+
+        def run_chunk(a: int, b: int) -> Tensor:
+            sets = b - a
+            steps = walk(model, h.repeat(sets, 1, 1), at.copies(sets), start=first)
+            for step in steps:
+                for kind in (kind for kind in _PARTS if (step.index, kind) in places):
+                    mark = _mark(model, site_sets[a:b], step.index, kind, layout.tokens)
+                    mark, values = mark.to(h.device), donor[step.index, kind]
+                    if kind == "resid":
+                        moved = partial(_moved, _origin(site_sets[a:b], step.index, h), batch)
+                        values = [moved(states) for states in values]
+                        theirs = source_at.with_facts(lambda x, m=moved: m(x).flatten(0, 1))
+                    for part, new in zip(_PARTS[kind], values, strict=True):
+                        old = getattr(step, part).unflatten(0, (sets, batch))
+                        setattr(step, part, torch.where(mark, new, old).flatten(0, 1))
+                    if kind == "resid":
+                        tokens = mark[:, 0, :, 0].repeat_interleave(batch, dim=0)  # [S * B, T]
+                        step.at = step.keys_at = step.at.where(tokens, theirs)
+            return model.readout(steps.h, layout).unflatten(0, (sets, batch))
+
+        each = batch * model.forward_bytes(layout)
+        return run_in_chunks(run_chunk, len(site_sets), each, images.device, what="site sets")
 
 
-def _patch(
-    model: VisionModel, images: Tensor, source: Tensor, site_sets: Sequence[Sequence[Site]]
-) -> Tensor:
-    layout = model.check(images)
-    _check_sets(model, site_sets, layout.tokens)
-    if source.shape != images.shape:
-        raise BadOption(
-            "source", list(source.shape), f"one source for each image, {list(images.shape)}"
-        )
-    at, source_at = model.at(images), model.at(source)
-    first = min((site.layer for sites in site_sets for site in sites), default=0)
-    h = walk(model, model.embed(images), at, stop=first).end()
-    other = walk(model, model.embed(source), source_at, stop=first).end()
-    donor = _donor(model, other, source_at, first, site_sets)
-    each = len(images) * model.forward_bytes(layout)
-
-    def run_chunk(a: int, b: int) -> Tensor:
-        chosen, sets, batch = site_sets[a:b], b - a, len(images)
-
-        def mark(step: Step, kind: Kind) -> Tensor:
-            return _mark(model, chosen, step.index, kind, layout.tokens).to(h.device)
-
-        def put(mark: Tensor, new: Tensor, old: Tensor) -> Tensor:
-            return torch.where(mark, new, old.unflatten(0, (sets, batch))).flatten(0, 1)
-
-        steps = walk(model, h.repeat(sets, 1, 1), at.copies(sets), start=first)
-        for step in steps:
-            if (step.index, "resid") in donor:
-                here, origin = mark(step, "resid"), _origin(chosen, step.index, layout.tokens)
-                step.h = put(here, _moved(donor[step.index, "resid"][0], origin), step.h)
-                theirs = source_at.copies(sets)
-                if origin is not None:
-                    theirs = _facts(source_at, origin, batch)
-                tokens = here[:, 0, :, 0].repeat_interleave(batch, dim=0)  # [S * B, T]
-                step.at = step.keys_at = step.at.where(tokens, theirs)
-            if (step.index, "kv") in donor:
-                here, (k, v) = mark(step, "kv"), donor[step.index, "kv"]
-                step.k, step.v = put(here, k, step.k), put(here, v, step.v)
-            if (step.index, "heads") in donor:
-                step.o = put(mark(step, "heads"), donor[step.index, "heads"][0], step.o)
-        return model.readout(steps.h, layout).unflatten(0, (sets, batch))
-
-    return run_in_chunks(run_chunk, len(site_sets), each, images.device, what="site sets")
+def _origin(site_sets: Sequence[Sequence[Site]], index: int, h: Tensor) -> Tensor:
+    """Which of the source's tokens each set puts at each token of states h [B, T, D] that enter
+    block `index`, [S, T]."""
+    origin = torch.arange(h.shape[1]).repeat(len(site_sets), 1)
+    for row, sites in zip(origin, site_sets, strict=True):
+        for site in (s for s in sites if s.layer == index and s.source_tokens is not None):
+            places = range(h.shape[1]) if site.tokens is None else site.tokens
+            row[torch.as_tensor(places)] = torch.as_tensor(site.source_tokens)
+    return origin.to(h.device)
 
 
-Held = dict[tuple[int, str], tuple[Tensor, ...]]
-
-
-def _donor(
-    model: VisionModel, h: Tensor, at: At, first: int, site_sets: Sequence[Sequence[Site]]
-) -> Held:
-    """What the source's run has at every place that some set names."""
-    named = {(site.layer, site.kind) for sites in site_sets for site in sites}
-    held: Held = {}
-    stop = max((layer for layer, _ in named), default=-1) + 1
-    for step in walk(model, h, at, start=first, stop=stop):
-        if (step.index, "resid") in named:
-            held[step.index, "resid"] = (step.h,)
-        if (step.index, "heads") in named:
-            held[step.index, "heads"] = (step.o,)
-        if (step.index, "kv") in named:
-            held[step.index, "kv"] = (step.k, step.v)
-    return held
+def _moved(origin: Tensor, batch: int, states: Tensor) -> Tensor:
+    """States or facts [1|B, T, D] of the source -> [S, B, T, D], tokens where each set puts
+    them."""
+    return states.expand(batch, -1, -1)[:, origin].transpose(0, 1)
 
 
 def _mark(
@@ -203,7 +202,7 @@ def _mark(
     for part, sites in zip(mark, site_sets, strict=True):
         for site in (s for s in sites if (s.layer, s.kind) == (index, kind)):
             rows, columns = (
-                torch.tensor(list(range(count) if indices is None else indices), dtype=torch.long)
+                torch.as_tensor(range(count) if indices is None else indices).long()
                 for indices, count in ((site.tokens, tokens), (site.heads, heads))
             )
             part[rows[:, None], columns] = True
@@ -211,32 +210,6 @@ def _mark(
         return mark[:, None, :, :1]  # [S, 1, T, 1]
     mark = mark.transpose(1, 2) if kind == "kv" else mark
     return mark[:, None, ..., None]  # [S, 1, Hkv, T, 1] or [S, 1, T, H, 1]
-
-
-def _origin(site_sets: Sequence[Sequence[Site]], index: int, tokens: int) -> Tensor | None:
-    """Which of the source's tokens each set puts at each token of block `index`, [S, T]; None where
-    every one stays at its place."""
-    here = (site for sites in site_sets for site in sites if site.layer == index)
-    if all(site.source_tokens is None for site in here):
-        return None
-    origin = torch.arange(tokens).repeat(len(site_sets), 1)
-    for row, sites in zip(origin, site_sets, strict=True):
-        for site in (s for s in sites if s.layer == index and s.source_tokens is not None):
-            places = range(tokens) if site.tokens is None else site.tokens
-            row[list(places)] = torch.tensor(list(site.source_tokens or ()), dtype=torch.long)
-    return origin
-
-
-def _moved(states: Tensor, origin: Tensor | None) -> Tensor:
-    """States [B, T, D] of the source -> [S, B, T, D] with tokens where each set puts them."""
-    if origin is None:
-        return states
-    return states[:, origin.to(states.device)].transpose(0, 1)
-
-
-def _facts(at: At, origin: Tensor, batch: int) -> At:
-    """Facts [S * B, T, F] of the source's tokens where each set puts them."""
-    return at.with_facts(lambda facts: _moved(facts.expand(batch, -1, -1), origin).flatten(0, 1))
 
 
 def _with_blocks(model: ImageModel) -> VisionModel:
@@ -271,13 +244,18 @@ def _check(model: VisionModel, site: Site, tokens: int) -> None:
         places = tokens if site.tokens is None else len(site.tokens)
         if site.kind != "resid" or len(site.source_tokens) != places:
             expected = f"of kind resid, as many as tokens ({places})"
-            raise BadOption("source_tokens", list(site.source_tokens), expected)
+            raise BadOption("source_tokens", site.source_tokens, expected)
     block = model.blocks[site.layer]
-    heads = block.kv_heads if site.kind == "kv" else block.heads
-    indices = (("tokens", site.tokens, tokens), ("heads", site.heads, heads))
-    for what, given, count in (*indices, ("source_tokens", site.source_tokens, tokens)):
-        if given is not None and not all(0 <= i < count for i in given):
-            raise BadOption(what, list(given), f"indices 0-{count - 1}")
+    counts = {"tokens": tokens, "source_tokens": tokens}
+    counts["heads"] = block.kv_heads if site.kind == "kv" else block.heads
+    for name, count in counts.items():
+        given = getattr(site, name)
+        if given is None:
+            continue
+        indices = torch.as_tensor(given)
+        whole = not len(indices) or indices.dtype in (torch.int32, torch.int64)
+        if not whole or not bool(((indices >= 0) & (indices < count)).all()):
+            raise BadOption(name, given, f"a list of indices 0-{count - 1}")
 
 
 def _place(model: VisionModel, name: str) -> tuple[int, str]:

@@ -1,32 +1,32 @@
 """The verified wrap: probes that a view computes what its native model computes. A wrong token
-grid, a missed register or a skipped LayerScale must never give a pretty picture.
+grid, a missed register or a skipped LayerScale must never produce a plausible map.
 
-    logits     the view's answer equals the native one
+    logits     the view's logits equal the native ones
     blocks     so does every block's output
     attention  a random subset of rows, attending to the recorded keys of all rows, gives the native
                rows
     locality   changing the pixels of patch (r, c) changes token prefix + r * columns + c of the
                embedding
 
-A network of stages has those in place of blocks, and `resume` in place of attention: native
-feature maps, put in after their stage, give the native answer. Deep networks spread a change, and
-their zero padding pushes it away from the border: in ResNet-152 with random weights a corner moves
-the cells three away from it most. Some mix all places (ConvNeXt V2's norm, linear attention). So
-its locality compares, over many places, where features move more than they do for other places
-with where the pixels changed: rows and columns must go together, and lie in the same third.
-
-A model of many rows (boxes, pixels) has three:
+A network of stages has `stages` in place of blocks, and `resume` in place of attention: native
+feature maps, put in after their stage, give the native logits. A model of many rows (boxes, pixels)
+has two others:
 
     answers    rows that read the native places, put in again, answer as in the native run: all
-               classes, boxes and pixels. A row that reads the picture in another way is noticed
+               classes, boxes and pixels. A row that reads the image in another way is noticed
                here, since all that leads to the places is a stand-in then
     aimed      a view that is aimed at a row gives that row's native answer
-    places     pixels of cell (r, c) move places near it more than other pixels do
+
+Deep networks and encoders spread a change, and their zero padding pushes it away from the border:
+in ResNet-152 with random weights a corner moves the cells three away from it most. Some mix all
+places (ConvNeXt V2's norm, linear attention). So the locality of feature maps (`places` where rows
+read them) compares, over many changes, where features move more than they do for other changes with
+where the pixels changed: rows and columns must go together, and lie in the same third.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
@@ -49,7 +49,6 @@ if TYPE_CHECKING:
     from seecause.models.staged import StagedModel
 
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 2e-4, torch.bfloat16: 6e-2, torch.float16: 2e-2}
-FAR = 0.25  # of the probed changes of places: encoders mix them
 
 
 @dataclass(frozen=True)
@@ -83,7 +82,7 @@ def tolerance_of(dtype: torch.dtype) -> float:
 
 
 def random_images(model: ImageModel, generator: torch.Generator | None = None) -> Tensor:
-    """Two pictures of noise, the same for every model of a size."""
+    """Two images of noise, the same for every model of a size."""
     shape = (2, len(model.preprocess.mean), *model.preprocess.size)
     generator = generator or torch.Generator().manual_seed(0)
     noise = torch.randn(shape, generator=generator, dtype=torch.float32)
@@ -98,7 +97,7 @@ def _verify_tokens(
     except torch.OutOfMemoryError:
         raise
     except RuntimeError as failure:
-        reason = f"it takes no pictures {list(images.shape)} ({first_line(failure)})"
+        reason = f"it takes no images {list(images.shape)} ({first_line(failure)})"
         remedy = "Give mean= and std= with one number for each channel, and the size= it takes"
         raise ViewMismatch("locality", "the embedding", reason, remedy) from failure
     if tokens != model.layout.tokens:
@@ -157,9 +156,9 @@ def listening(modules: Sequence[nn.Module]) -> Iterator[list[Tensor]]:
 
 
 def need_finite(native: Tensor, probe: str = "logits", where: str = "the native model") -> None:
-    """Refuse a module whose own answer holds NaN or infinity: nothing can be compared with it."""
+    """Refuse a module whose own output holds NaN or infinity: nothing can be compared with it."""
     if not torch.isfinite(native).all():
-        reason = "its answer is not finite (NaN or infinite weights)"
+        reason = "its output is not finite (NaN or infinite weights)"
         raise ViewMismatch(probe, where, reason, "Give intact weights")
 
 
@@ -248,60 +247,65 @@ def _verify_stages(
         for name in reversed(got)
     )
     classes = f"{native.shape[-1]} classes"
+
+    def features(image: Tensor) -> list[Tensor]:
+        return [model.run_to(model.cells, image)]
+
     return [
         compare("logits", "the whole network", model(images), native, near, classes),
         Probe("stages", stages, f"{len(heard)} feature maps"),
         Probe("resume", resume, f"logits from {len(heard)} native feature maps"),
-        _near_cells(model, images[:1], generator),
+        _feature_locality(model, images[:1], generator, features, "locality"),
     ]
 
 
-def _near_cells(model: StagedModel, images: Tensor, generator: torch.Generator) -> Probe:
+def _feature_locality(
+    model: StagedModel | DenseModel,
+    image: Tensor,
+    generator: torch.Generator,
+    levels: Callable[[Tensor], Sequence[Tensor]],
+    probe: str,
+) -> Probe:
+    """Whether feature maps `levels(image)` move near the pixels that changed."""
     grid, (high, wide) = model.layout.grid, model.patch
-    before = model.run_to(model.cells, images)
-    if tuple(before.shape[-2:]) != grid:
-        features = f"{before.shape[-2]} x {before.shape[-1]} features"
-        reason = f"{features}, but the layout has {grid[0]} x {grid[1]} cells"
-        raise ViewMismatch("locality", model.cells, reason)
+    before, places = levels(image), probe_places(grid, generator, inside=12)
+    rows, columns = before[0].shape[-2:]
+    if probe == "locality" and (rows, columns) != grid:
+        features = f"{rows} x {columns} features, but the layout has {grid[0]} x {grid[1]} cells"
+        raise ViewMismatch(probe, model.cells, features)
     little = 0.05 if model.dtype in (torch.float32, torch.float64) else 1.0  # above rounding
-    probed = probe_places(grid, generator, inside=12)
     moved = []
-    for place in probed:
-        after = model.run_to(model.cells, _nudged(images, place, model.patch, little))
-        moved.append((after - before).double().abs().sum(dim=(0, 1)).cpu())
-    shares = torch.stack([cells / cells.sum() for cells in moved])  # [K, gh, gw]
-    near = [
-        float(share[max(0, r - 1) : r + 2, max(0, c - 1) : c + 2].sum())
-        for (r, c), share in zip(probed, shares, strict=True)
-    ]
-    places = torch.tensor(probed)  # [K, 2]
+    for place in places:
+        after = levels(_nudged(image, place, model.patch, little))
+        each = [_moved(*both, grid) for both in zip(after, before, strict=True)]
+        moved.append(torch.stack(each).sum(dim=0).cpu())
+    shares = torch.stack(moved)  # [K, gh, gw]
+    excess = (shares / shares.mean(dim=0).clamp_min(1e-12) - 1).clamp_min(0)
+    worst = 0.0
     for axis, name in enumerate(("row", "column")):
-        at, expected = _centres(shares, axis), places[:, axis].double()
         if grid[axis] < 3:
             continue  # too few to tell
+        along = excess.sum(dim=2 - axis)  # [K, side]
+        at = (along * torch.arange(grid[axis])).sum(dim=1) / along.sum(dim=1)
+        expected = torch.tensor(places)[:, axis].double()
         agreement = float(torch.corrcoef(torch.stack([at, expected]))[0, 1])
         offset = float((at - expected).mean())
+        worst = max(worst, 1 - agreement)
         if not agreement > 0.5 or abs(offset) > max(1, grid[axis] // 3):
-            raise ViewMismatch(
-                "locality",
-                model.cells,
-                f"cells that move are not those of the changed pixels: the {name} where features"
-                f" move has a correlation of {agreement:.2f} with that of the pixels, and is"
-                f" {offset:+.1f} off",
+            reason = (
+                f"the {name} where features move has a correlation of {agreement:.2f} with that of"
+                f" the changed pixels, and is {offset:+.1f} off"
             )
-    return Probe(
-        "locality",
-        1 - min(near),
-        f"{grid[0]} x {grid[1]} cells of {high} x {wide} pixels at {model.cells}; the share that"
-        " moved further than one cell (stages spread it: no fault)",
-    )
+            raise ViewMismatch(probe, model.cells, reason)
+    cells = f"{grid[0]} x {grid[1]} cells of {high} x {wide} pixels at {model.cells}"
+    return Probe(probe, worst, f"{cells}; 1 - correlation of their places with the changed pixels")
 
 
-def _centres(shares: Tensor, axis: int) -> Tensor:
-    """Where along an axis [K] cells move more than they do for other places."""
-    usual = shares.mean(dim=0).clamp_min(1e-12)
-    excess = (shares / usual - 1).clamp_min(0).sum(dim=2 - axis)  # [K, side]
-    return (excess * torch.arange(excess.shape[1])).sum(dim=1) / excess.sum(dim=1)
+def _moved(after: Tensor, before: Tensor, grid: tuple[int, int]) -> Tensor:
+    """How far features [1, C, h, w] moved, by cell [gh, gw]; every level counts alike."""
+    distance = (after - before).double().abs().sum(dim=1, keepdim=True)
+    cells = F.interpolate(distance, size=grid, mode="area")[0, 0]
+    return cells / cells.sum().clamp_min(1e-30)
 
 
 def _verify_rows(
@@ -315,53 +319,16 @@ def _verify_rows(
     places = model.run_to(model.cells, images)
     again = model.reading.compared(model.outputs_from(places))
     worst = max(compare("answers", n, again[n], answers[n], near).worst for n in answers)
-    levels = " and ".join(f"{x.shape[-2]} x {x.shape[-1]}" for x in places.maps)
+    sizes = " and ".join(f"{x.shape[-2]} x {x.shape[-1]}" for x in places.maps)
+    aim = model.aim(images[:1])
+    row = aim.read(model.outputs(images[:1]))
+    got = aim.model.run_from(model.cells, aim.model.run_to(model.cells, images[:1]))
+
+    def levels(image: Tensor) -> Sequence[Tensor]:
+        return model.run_to(model.cells, image).maps
+
     return [
-        Probe("answers", worst, f"{', '.join(answers)} from places {levels} at {model.cells}"),
-        _aimed(model, images[:1], near),
-        _near_places(model, images[:1], generator),
+        Probe("answers", worst, f"{', '.join(answers)} from places {sizes} at {model.cells}"),
+        compare("aimed", aim.name, got, row, near, f"{aim.name}: {row.shape[-1]} answers"),
+        _feature_locality(model, images[:1], generator, levels, "places"),
     ]
-
-
-def _aimed(model: DenseModel, image: Tensor, tolerance: float) -> Probe:
-    aim = model.aim(image)
-    row = aim.read(model.outputs(image))
-    got = aim.model.run_from(model.cells, aim.model.run_to(model.cells, image))
-    return compare("aimed", aim.name, got, row, tolerance, f"{aim.name}: {row.shape[-1]} answers")
-
-
-def _near_places(model: DenseModel, image: Tensor, generator: torch.Generator) -> Probe:
-    grid, (high, wide) = model.layout.grid, model.patch
-    before, probes = model.run_to(model.cells, image).maps, probe_places(grid, generator)
-    moved = []
-    for place in probes:
-        after = model.run_to(model.cells, _nudged(image, place, model.patch, 1)).maps
-        levels = [_moved(*both, grid) for both in zip(after, before, strict=True)]
-        moved.append(torch.stack(levels).sum(dim=0))
-    # places that every change moves tell nothing about where it was
-    share = torch.stack(moved) / torch.stack(moved).sum(dim=0).clamp_min(1e-30)
-    most = [divmod(int(cells.argmax()), grid[1]) for cells in share]
-    far = [
-        (place, other)
-        for place, other in zip(probes, most, strict=True)
-        if abs(place[0] - other[0]) > max(1, grid[0] // 3)
-        or abs(place[1] - other[1]) > max(1, grid[1] // 3)
-    ]
-    if len(far) > FAR * len(probes):
-        (r, c), (row, column) = far[0]
-        moved_far = f"{len(far)} of {len(probes)} changes moved places far from them"
-        reason = f"{moved_far}; pixels of cell ({r}, {c}) most those at cell ({row}, {column})"
-        raise ViewMismatch("places", model.cells, reason)
-    return Probe(
-        "places",
-        len(far) / len(probes),
-        f"{grid[0]} x {grid[1]} cells of {high} x {wide} pixels; the share of {len(probes)} changes"
-        " that moved places far from them most",
-    )
-
-
-def _moved(after: Tensor, before: Tensor, grid: tuple[int, int]) -> Tensor:
-    """How far features [1, C, h, w] moved, by cell [gh, gw]; every level counts alike."""
-    distance = (after - before).double().abs().sum(dim=1, keepdim=True)
-    cells = F.interpolate(distance, size=grid, mode="area")[0, 0]
-    return cells / cells.sum().clamp_min(1e-30)
