@@ -147,12 +147,6 @@ def test_a_path_a_device_and_a_dtype_are_looked_at_before_weights_are(tmp_path):
             sc.wrap(no_module)
 
 
-@pytest.mark.parametrize("name", ["raft_small", "fcn_resnet50", "fasterrcnn_resnet50_fpn"])
-def test_models_of_torchvision_that_are_no_classifiers_are_told_apart_from_typos(name):
-    with pytest.raises(UnsupportedModel, match="no classifier of images"):
-        sc.load(f"torchvision:{name}", weights="random")
-
-
 def test_one_logit_is_read_by_a_sigmoid():
     """A softmax over one class is 1 whatever is seen: every map would be constant."""
     model = sc.wrap(scramble(vit(num_classes=1)), **HALF)

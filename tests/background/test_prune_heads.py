@@ -27,9 +27,6 @@ UNSLICED = {
     "timm_parallel": "not a module of its own",
     "open_clip_norms": "a norm",
     "timm_eva": "width of all heads",
-    "timm_beit": "relative position biases",
-    "hf_beit": "relative position biases",
-    "hf_data2vec": "relative position biases",
 }
 TWINS = ["timm_registers", "hf_vit", "hf_vit_other_size", "hf_dinov2", "hf_clip", "torchvision_vit"]
 

@@ -89,7 +89,6 @@ def test_dropped_tokens_equal_a_native_run_without_them(family):
         "hf_dinov2",
         "hf_dinov3",
         "hf_siglip",
-        "hf_beit",
     ],
 )
 @torch.no_grad()

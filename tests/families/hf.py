@@ -1,4 +1,4 @@
-"""Tiny transformers models: ViT, DeiT, BEiT, DINOv2 (with registers), DINOv3, CLIP, SigLIP.
+"""Tiny transformers models: ViT, DeiT, DINOv2 (with registers), DINOv3, CLIP, SigLIP.
 
 Where a config takes square pictures only, positions are interpolated to `SIZE`.
 """
@@ -94,20 +94,6 @@ def hf_dinov3() -> Native:
     )
 
 
-def hf_beit() -> Native:
-    config = hf.BeitConfig(
-        **BASE, **LABELS, image_size=32, use_relative_position_bias=True, use_mean_pooling=False
-    )
-    return _classifier(hf.BeitForImageClassification(config), OTHER_SIZE)
-
-
-def hf_data2vec() -> Native:
-    config = hf.Data2VecVisionConfig(
-        **BASE, **LABELS, image_size=32, use_shared_relative_position_bias=True
-    )
-    return _classifier(hf.Data2VecVisionForImageClassification(config), OTHER_SIZE)
-
-
 def _dual(kind: str) -> Any:
     """The config of a model with two towers: vision as in BASE, and a short text tower."""
     text = dict(
@@ -178,6 +164,6 @@ FAMILIES = {
         hf_vit, hf_vit_other_size, hf_vit_backbone, hf_deit, hf_deit_distilled, hf_dinov2,
         hf_dinov2_swiglu, hf_dinov2_registers, hf_dinov3,
         hf_clip, hf_clip_tower, hf_clip_classifier, hf_siglip, hf_siglip_tower,
-        hf_siglip_classifier, hf_beit, hf_data2vec,
+        hf_siglip_classifier,
     )
 }  # fmt: skip

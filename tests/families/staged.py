@@ -3,7 +3,7 @@ statistics.
 
 `ends` are the native modules that give the features of each stage; `order` says how those lie:
 
-    planes [B, C, h, w]    last [B, h, w, C]    flat [B, h * w, C]
+    planes [B, C, h, w]    last [B, h, w, C]
 """
 
 from __future__ import annotations
@@ -90,23 +90,6 @@ def _hf_native(module: Any, ends: Sequence[Any], orders: Sequence[Any], **more: 
     return _native(module, ends, orders, forward=lambda images: module(images).logits, **more)
 
 
-def _hf_swin(module: Any, tower: Any) -> StagedNative:
-    ends = [tower.embeddings, *(layer.blocks[-1] for layer in tower.encoder.layers)]
-    return _hf_native(module, ends, ["flat"] * 5)
-
-
-def hf_swin() -> StagedNative:
-    config = hf.SwinConfig(**HF, embed_dim=8, num_heads=list(HEADS), window_size=2)
-    module = hf.SwinForImageClassification(config)
-    return _hf_swin(module, module.swin)
-
-
-def hf_swin_v2() -> StagedNative:
-    config = hf.Swinv2Config(**HF, embed_dim=8, num_heads=list(HEADS), window_size=2)
-    module = hf.Swinv2ForImageClassification(config)
-    return _hf_swin(module, module.swinv2)
-
-
 def _hf_convnext(module: Any, tower: Any) -> StagedNative:
     return _hf_native(module, [tower.embeddings, *tower.encoder.stages], ["planes"] * 5)
 
@@ -127,7 +110,7 @@ STAGED_FAMILIES: dict[str, Callable[[], StagedNative]] = {
     make.__name__: make
     for make in (
         timm_swin, timm_swin_v2, timm_convnext, timm_convnext_v2, torchvision_swin,
-        torchvision_convnext, hf_swin, hf_swin_v2, hf_convnext, hf_convnext_v2,
+        torchvision_convnext, hf_convnext, hf_convnext_v2,
     )
 }  # fmt: skip
 
@@ -151,10 +134,7 @@ def tiny_staged(family: str, dtype: torch.dtype = torch.float64) -> StagedNative
 
 def place(native: StagedNative, stage: int) -> Callable[[int, int], tuple[Any, ...]]:
     """The index of a place of the grid into what the native module of a stage gives."""
-    order, width = native.orders[stage], native.size[1] // native.strides[stage]
-    every = slice(None)
+    order, every = native.orders[stage], slice(None)
     if order == "planes":
         return lambda row, column: (every, every, row, column)
-    if order == "last":
-        return lambda row, column: (every, row, column)
-    return lambda row, column: (every, row * width + column)
+    return lambda row, column: (every, row, column)

@@ -92,22 +92,11 @@ def timm_eva_registers() -> Native:
     )
 
 
-def timm_beit() -> Native:
-    """Relative positions of every block beside those shared by all."""
-    from timm.models.beit import Beit
-
-    module = Beit(
-        img_size=SIZE, patch_size=8, embed_dim=24, depth=4, num_heads=3, num_classes=7,
-        init_values=1e-5, use_rel_pos_bias=True, use_shared_rel_pos_bias=True,
-    )  # fmt: skip
-    return Native(module, module.blocks, module, HALF)
-
-
 FAMILIES = {
     f.__name__: f
     for f in (
         timm_deit3, timm_registers, timm_swiglu, timm_clip, timm_mean, timm_mean_with_class,
         timm_map, timm_dynamic, timm_distilled,
-        timm_post_norm, timm_eva, timm_eva_registers, timm_beit,
+        timm_post_norm, timm_eva, timm_eva_registers,
     )
 }  # fmt: skip

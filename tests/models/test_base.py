@@ -66,7 +66,7 @@ def test_several_classes_of_one_name_are_told_by_their_numbers(model):
     [
         ((3, 32, 48), r"images of shape \[3, 32, 48\]: expected \[B, 3, H, W\]"),
         ((0, 3, 32, 48), "at least one image"),
-        ((1, 3, 48, 32), "images of 48 x 32.*takes 32 x 48 only"),
+        ((1, 3, 48, 32), "takes 32 x 48 only"),
     ],
 )
 def test_pictures_that_do_not_fit_are_refused(model, shape, words):

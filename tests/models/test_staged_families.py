@@ -91,7 +91,7 @@ def test_mosaic_equals_hooks_on_the_native_model(family):
 class TestChangedModels:
     """A model that is not what its class says gives no map."""
 
-    @pytest.mark.parametrize("family", ["timm_swin", "hf_swin", "hf_convnext"])
+    @pytest.mark.parametrize("family", ["timm_swin", "hf_convnext"])
     def test_a_changed_forward(self, family):
         native = tiny_staged(family)
         kind = type(native.module)
@@ -104,16 +104,7 @@ class TestChangedModels:
         with pytest.raises(ViewMismatch):
             view(native)
 
-    @pytest.mark.parametrize("family", ["timm_swin", "timm_convnext"])
-    def test_a_block_that_does_more(self, family):
-        native = tiny_staged(family)
-        native.blocks[2].register_forward_hook(lambda module, args, out: out * 1.01)
-        model = view(native, check=False)
-        model.stages[2] = replace(model.stages[2], native=native.blocks[3])
-        with pytest.raises(ViewMismatch):
-            verify(model)
-
-    @pytest.mark.parametrize("family", ["timm_swin", "hf_swin_v2"])
+    @pytest.mark.parametrize("family", ["timm_swin", "timm_swin_v2"])
     def test_rows_and_columns_exchanged(self, family):
         """Both the native features and what is made of them pass; their place does not."""
         model = view(tiny_staged(family), check=False)
@@ -136,9 +127,8 @@ class TestChangedModels:
             verify(model)
 
 
-@pytest.mark.parametrize("family", ["timm_swin", "hf_swin"])
-def test_the_size_that_a_network_was_built_for_is_taken(family):
-    native = tiny_staged(family)
+def test_the_size_that_a_network_was_built_for_is_taken():
+    native = tiny_staged("timm_swin")
     assert wrap(native.module, **{**native.options, "size": None}).preprocess.size == SIZE
 
 
@@ -151,9 +141,8 @@ def test_a_network_without_classifier_takes_a_head():
     assert_close(model(images), native.module(images) @ matrix.T, **EXACT)
 
 
-@pytest.mark.parametrize("family", ["hf_swin", "hf_convnext"])
-def test_a_folder_of_transformers_is_a_model(family, tmp_path):
-    native = tiny_staged(family, dtype=torch.float32)
+def test_a_folder_of_transformers_is_a_model(tmp_path):
+    native = tiny_staged("hf_convnext", dtype=torch.float32)
     native.module.save_pretrained(tmp_path)
     model = sc.load(str(tmp_path), mean=(0.5,) * 3, std=(0.5,) * 3, size=SIZE)
     images = pictures(native)

@@ -105,7 +105,7 @@ def test_the_worst_of_all_stages_is_told(monkeypatch):
     model = MagicMock(
         return_value=native, memo={}, native=run,
         stages=[
-            SimpleNamespace(name=name, listened=stage, heard=lambda output, size: output)
+            SimpleNamespace(name=name, listened=stage, leave=lambda output: output)
             for name, stage in stages.items()
         ],
         stage_outputs=lambda images: {n: torch.full((1, 1, 3, 3), 1 + off[n]) for n in off},

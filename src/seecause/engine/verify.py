@@ -239,8 +239,7 @@ def _verify_stages(
     native, heard = _native_run(model, images, "stages", listened)
     got, native_maps = model.stage_outputs(images), {}
     for stage, output in zip(model.stages, heard, strict=True):
-        height, width = got[stage.name].shape[-2:]
-        native_maps[stage.name] = stage.heard(output, (height, width))
+        native_maps[stage.name] = stage.leave(output)
     stages = max(compare("stages", n, got[n], native_maps[n], near).worst for n in got)
     resume = max(
         compare("resume", name, model.run_from(name, native_maps[name]), native, near).worst

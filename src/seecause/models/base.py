@@ -132,20 +132,21 @@ class ImageModel:
                 "a layer of the module was replaced, added or removed after it was wrapped",
                 "Wrap the module again: sc.wrap(module)",
             )
-        shape, channels = list(images.shape), len(self.preprocess.mean)
-        height, width = images.shape[-2:]
-        remedy = "use model.preprocess(image), or sc.attribute, which takes images"
-        if images.ndim != 4 or shape[1] != channels or not shape[0]:
-            expected = f"expected [B, {channels}, H, W], normalised, with at least one image"
-            raise BadImage(f"images of shape {shape}", expected, remedy)
-        if self.fixed_size and (height, width) != self.preprocess.size:
-            own = f"this model takes {self.preprocess.size[0]} x {self.preprocess.size[1]} only"
-            remedy += ", or load the model with another size= (--input size=H,W)"
-            raise BadImage(f"images of {height} x {width}", own, remedy)
-        if height % self.patch[0] or width % self.patch[1]:
-            reason = f"not a multiple of the patch {self.patch}"
-            raise BadImage(f"images of {height} x {width}", reason, "resize them")
-        return self.layout_at(height, width)
+        size, channels = tuple(images.shape[-2:]), len(self.preprocess.mean)
+        wrong = ""
+        if images.ndim != 4 or images.shape[1] != channels or not len(images):
+            wrong = f"expected [B, {channels}, H, W], normalised, with at least one image"
+        elif self.fixed_size and size != self.preprocess.size:
+            own = self.preprocess.size
+            wrong = (
+                f"this model takes {own[0]} x {own[1]} only; size= (--input size=H,W) changes it"
+            )
+        elif size[0] % self.patch[0] or size[1] % self.patch[1]:
+            wrong = f"the size is not a multiple of the patch {self.patch}"
+        if wrong:
+            remedy = "use model.preprocess(image), or sc.attribute, which takes images"
+            raise BadImage(f"images of shape {list(images.shape)}", wrong, remedy)
+        return self.layout_at(*size)
 
     def __repr__(self) -> str:
         size = " x ".join(map(str, self.preprocess.size))
@@ -171,17 +172,15 @@ class ImageModel:
     def class_index(self, name: str | SupportsIndex) -> int:
         """A class by name or index. Names compare without case; one synonym of "tabby, tabby cat"
         is enough if only one class has it."""
-        count = self.n_classes
-        is_text = isinstance(name, str) and name not in self.classes
-        if is_text and re.fullmatch(r"-?\d+", str(name)):
+        if isinstance(name, str) and name not in self.classes and re.fullmatch("-?[0-9]+", name):
             name = int(name)
-        if not isinstance(name, str):
-            index = whole_number(name)
-            if index is None:
-                raise BadOption("class", name, "a name or a whole number")
-            if not 0 <= index < count:
-                raise BadOption("class index", index, f"0 to {count - 1}")
+        index = whole_number(name)
+        if index is not None:
+            if not 0 <= index < self.n_classes:
+                raise BadOption("class index", index, f"0 to {self.n_classes - 1}")
             return index
+        if not isinstance(name, str):
+            raise BadOption("class", name, "a name or a whole number")
         wanted, folded = name.casefold(), [c.casefold() for c in self.classes]
         having = [i for i, known in enumerate(folded) if known == wanted]
         if not having:
@@ -191,7 +190,9 @@ class ImageModel:
             listed = ", ".join(map(str, having))
             raise BadOption("class", name, f"an index: classes {listed} are all called so")
         if not having:
-            hint = f"Give an index (0-{count - 1}) or see `seecause doctor --list-classes`."
+            hint = (
+                f"Give an index (0-{self.n_classes - 1}), or see `seecause doctor --list-classes`."
+            )
             if not self.classes:
                 hint = f"This model has no class names; pass classes=[...] (--classes FILE). {hint}"
             raise UnknownName("class", name, self.classes, hint)

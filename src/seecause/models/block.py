@@ -36,11 +36,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from seecause.errors import UnsupportedModel
-from seecause.models.layout import At, TokenLayout
+from seecause.models.layout import At
 
 Fn = Callable[[Tensor], Tensor]
 Project = Callable[[Tensor], tuple[Tensor, Tensor, Tensor]]
-Table = Callable[[TokenLayout], Tensor]  # a native bias of all rows and keys, [1, H, T, T]
 LANES = 8  # fused kernels want head widths in eights
 
 
@@ -240,25 +239,6 @@ def project_packed(attention: Any, start: int, stop: int, x: Tensor) -> tuple[Te
 def mix_packed(attention: Any, x: Tensor) -> Tensor:
     """The output projection, [B, R, H*dh] -> [B, R, D]."""
     return F.linear(x, attention.out_proj.weight, attention.out_proj.bias)
-
-
-def relative_bias(*tables: Table | None) -> Callable[[At, At], Tensor] | None:
-    """`Block.additive` from native tables of relative positions (BEiT, Data2Vec), which are added;
-    None where there is none. They go with tokens, not with states: a key that is borrowed from
-    another run has the bias of its place."""
-    present = [table for table in tables if table is not None]
-    if not present:
-        return None
-    key = ("relative", *map(id, present))
-
-    def additive(rows: At, keys: At) -> Tensor:
-        if key not in rows.memo:  # once a run
-            first, *others = (table(rows.layout)[0] for table in present)
-            rows.memo[key] = sum(others, first)  # [H, T, T]
-        bias = rows.memo[key][:, rows.index[..., :, None], keys.index[..., None, :]]
-        return bias[None] if bias.ndim == 3 else bias.transpose(0, 1)
-
-    return additive
 
 
 # ---------------------------------------------------------------- attention with fewer heads

@@ -427,12 +427,11 @@ class VisionTower:
     layout_at: Callable[[int, int], TokenLayout]
     patch: tuple[int, int]
     size: tuple[int, int]  # of images: height, width
-    read: int  # blocks that matter; those behind them are not read
 
     def tokens(self, images: Tensor) -> Tensor:
         """Images [B, 3, H, W] -> image tokens [B, N, D']."""
         at = self.layout_at(images.shape[-2], images.shape[-1]).at(images.device)
-        return self.features(walk(self, self.embed(images), at, stop=self.read).end())
+        return self.features(walk(self, self.embed(images), at).end())
 
 
 def vision_tower(module: Any) -> VisionTower:
@@ -454,7 +453,7 @@ def vision_tower(module: Any) -> VisionTower:
     parts = _internvl(inner, layer, drop) if name == SPEAKING[1] else _llava(inner, drop)
     read = layer if layer >= 0 else len(parts.blocks) + 1 + layer
     unread = [_unread(b, config.vision_config.hidden_size) for b in parts.blocks[read:]]
-    return replace(parts, read=read, blocks=[*parts.blocks[:read], *unread])
+    return replace(parts, blocks=[*parts.blocks[:read], *unread])
 
 
 def _llava(inner: Any, drop: int) -> VisionTower:
@@ -464,9 +463,8 @@ def _llava(inner: Any, drop: int) -> VisionTower:
     def features(states: Tensor) -> Tensor:
         return inner.multi_modal_projector(states[:, drop:])
 
-    blocks, layout_at = parts.blocks, parts.layout_at
     return VisionTower(
-        parts.embed, blocks, features, layout_at, parts.patch, parts.size, len(blocks)
+        parts.embed, parts.blocks, features, parts.layout_at, parts.patch, parts.size
     )
 
 
@@ -491,7 +489,7 @@ def _internvl(inner: Any, layer: int, drop: int) -> VisionTower:
         _internvl_block(native, f"blocks.{index}")
         for index, native in enumerate(tower.encoder.layer)
     ]
-    return VisionTower(tower.embeddings, blocks, features, layout_at, patch, size, len(blocks))
+    return VisionTower(tower.embeddings, blocks, features, layout_at, patch, size)
 
 
 def _internvl_block(native: Any, name: str) -> Block:
@@ -517,12 +515,11 @@ def _internvl_block(native: Any, name: str) -> Block:
 
 def _unread(block: Block, width: int) -> Block:
     """The block, with nothing to add to its rows."""
-    nothing = partial(_nothing, width)
+
+    def nothing(x: Tensor) -> Tensor:
+        return x.new_zeros(*x.shape[:-1], width)
+
     return replace(block, mix=nothing, branch=same, feed=nothing)
-
-
-def _nothing(width: int, x: Tensor) -> Tensor:
-    return x.new_zeros(*x.shape[:-1], width)
 
 
 # Where the image tokens of one image come from in it.

@@ -39,7 +39,7 @@ from seecause.errors import (
 )
 from seecause.models.block import slice_heads
 from seecause.models.parts import CosineHead, UnitLinear
-from seecause.models.preprocess import Preprocess, from_timm, one_frame, preprocess_from_processor
+from seecause.models.preprocess import Preprocess, one_frame, preprocess_from_processor
 
 log = logging.getLogger(__name__)
 ZOO = Path(__file__).parents[1] / "critters" / "checkpoints"  # what `builtin:` names
@@ -96,10 +96,8 @@ def open_source(
 
 def parse_device(device: str | torch.device | None) -> torch.device | None:
     """A device that torch can use here, by name."""
-    if device is None:
-        return None
     try:
-        return torch.empty(0, device=device).device
+        return None if device is None else torch.empty(0, device=device).device
     except (RuntimeError, AssertionError, NotImplementedError):
         expected = "cpu, or cuda or cuda:N where torch can use such a GPU"
         raise BadOption("device", str(device), expected) from None
@@ -358,18 +356,15 @@ def _timm_folder(folder: Path, card: dict[str, Any], size: tuple[int, int] | Non
     import timm
 
     name = str(card["architecture"])
-    if not timm.is_model(name):
-        raise UnknownName("timm model", name, timm.list_models())
+    _need_known("timm model", name, timm.list_models())
     options = _timm_size(name, size)
     with reading(folder):
         module = timm.create_model(f"local-dir:{folder}", pretrained=True, **options)
     options |= {**card.get("model_args", {}), "num_classes": module.num_classes}
-    names, words = card.get("label_names") or (), card.get("label_descriptions") or {}
-    wrap_options: dict[str, Any] = {"size": size, "classes": [words.get(n, n) for n in names]}
-    steps = card.get("pretrained_cfg") or {}
-    if {"input_size", "mean", "std"} <= set(steps):
-        wrap_options["preprocess"] = from_timm(steps)
-    return Source(module, wrap_options, {"library": "timm", "name": name, "options": options})
+    words = card.get("label_descriptions") or {}
+    classes = [words.get(name, name) for name in card.get("label_names") or ()]
+    origin = {"library": "timm", "name": name, "options": options}
+    return Source(module, {"size": size, "classes": classes}, origin)
 
 
 def _timm_size(name: str, size: tuple[int, int] | None) -> dict[str, Any]:
@@ -398,20 +393,15 @@ def imagenet_names(count: int) -> tuple[str, ...]:
 def _torchvision(name: str, weights: str | Path | None, size: tuple[int, int] | None) -> Source:
     from torchvision import models
 
-    known = models.list_models(module=models)
-    if name not in known and name in models.list_models():  # of detection, segmentation, video ...
-        reason, remedy = "it is no classifier of images", "name one: vit_b_16, resnet50, swin_t"
-        raise UnsupportedModel(f"torchvision {name}", reason, remedy)
+    known = models.list_models(module=models)  # classifiers of images alone
     if name not in known:
-        raise UnknownName("torchvision model", name, known)
+        raise UnknownName("torchvision classifier", name, known)
     default: Any = getattr(models.get_model_weights(name), "DEFAULT")  # noqa: B009  an enum's own
     state = chosen_checkpoint(weights)
     options: dict[str, Any] = class_count(state, "heads.head", "fc", "classifier", "classifier.6")
     if size is not None and name.startswith("vit_"):
         if size[0] != size[1]:
-            raise BadOption(
-                "size", size, "a square: torchvision's VisionTransformer takes no other"
-            )
+            raise BadOption("size", size, "a square: torchvision's vision transformers are square")
         options["image_size"] = size[0]
     module = fetched(
         f"torchvision:{name}",

@@ -93,16 +93,15 @@ class UnitLinear(nn.Linear):
 
 
 def head_for(head: nn.Module | Tensor, like: Tensor) -> nn.Module:
-    """The caller's head, a module or a matrix [C, D], on the device and in the dtype of `like`;
-    copied where it is not, since it belongs to the caller."""
+    """A copy of the caller's head, a module or a matrix [C, D], on the device and in the dtype of
+    `like`."""
     if isinstance(head, Tensor):
         if head.ndim != 2:
             raise BadOption("head", f"tensor {list(head.shape)}", "a matrix [classes, width]")
         layer = nn.Linear(head.shape[1], head.shape[0], bias=False, dtype=head.dtype)
         layer.load_state_dict({"weight": head})
         head = layer.eval().requires_grad_(False)
-    tensors = [*head.parameters(), *head.buffers()]
-    if all((t.device, t.dtype) == (like.device, like.dtype) for t in tensors):
+    elif all((t.device, t.dtype) == (like.device, like.dtype) for t in head.state_dict().values()):
         return head
     return copy.deepcopy(head).to(like.device, like.dtype)
 
@@ -262,23 +261,22 @@ class WrapOptions:
             if size is not None and tuple(size) != parts.size:
                 raise BadOption("size", tuple(size), f"{parts.size}, which {of} is built for")
             size = parts.size
-        size = size or (parts.size if known is None else known.size)
-        mean = self.mean or (known and known.mean)
-        std = self.std or (known and known.std)
-        if mean is None or std is None or size is None:
-            values = {"mean": mean, "std": std, "size": size}
-            absent = [name for name, value in values.items() if value is None]
-            options = ", ".join(f"{name}=" for name in absent)
-            flags = " ".join(f"--input {name}=..." for name in absent)
+        values: dict[str, Any] = {
+            "mean": self.mean or (known and known.mean),
+            "std": self.std or (known and known.std),
+            "size": size or (parts.size if known is None else known.size),
+        }
+        absent = [name for name, value in values.items() if value is None]
+        if absent:
+            options = ", ".join(f"{name}= (--input {name}=...)" for name in absent)
             raise BadOption(
                 absent[0],
                 None,
-                f"a value: {of} does not tell its {' and '.join(absent)}, so pass {options}"
-                f" ({flags}) as in training; often mean and std are both 0.5,0.5,0.5, or"
-                " 0.485,0.456,0.406 and 0.229,0.224,0.225 (ImageNet)",
+                f"a value: {of} does not tell its {' and '.join(absent)}, so pass {options} as in"
+                " training; often mean and std are both 0.5,0.5,0.5, or 0.485,0.456,0.406 and"
+                " 0.229,0.224,0.225 (ImageNet)",
             )
-        base = known or Preprocess(size=size, mean=tuple(mean), std=tuple(std))
-        return replace(base, size=size, mean=tuple(mean), std=tuple(std))
+        return Preprocess(**values) if known is None else replace(known, **values)
 
     def class_names(self, parts: Parts | StagedParts | DenseParts) -> tuple[str, ...]:
         """Names of classes; those that the module tells are of its own head."""

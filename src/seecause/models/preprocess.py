@@ -62,10 +62,8 @@ class Preprocess:
         if self.filter.upper() not in Image.Resampling.__members__:
             known = ", ".join(name.lower() for name in Image.Resampling.__members__)
             raise BadOption("filter", self.filter, f"one of {known}")
-        if not all(map(math.isfinite, self.mean)):
-            raise BadOption("mean", self.mean, "finite numbers")
-        positive = all(math.isfinite(value) and value > 0 for value in self.std)
-        if not positive or len(self.mean) != len(self.std):
+        finite = all(map(math.isfinite, (*self.mean, *self.std)))
+        if not finite or min(self.std) <= 0 or len(self.mean) != len(self.std):
             raise BadOption("std", self.std, "as many finite numbers above 0 as mean has")
 
     def geometry(self) -> str:
@@ -168,9 +166,6 @@ class Preprocess:
         return high, wide, round((high - self.size[0]) / 2), round((wide - self.size[1]) / 2)
 
 
-FILM = "a film is a folder of frames, a list of images, or pixels [T, H, W, 3]"
-
-
 @dataclass(frozen=True)
 class Film(Preprocess):
     """Frames -> [1, 3 * tubelet, times * H, W]. From a film with more frames than the model reads,
@@ -207,38 +202,25 @@ class Film(Preprocess):
         return f"{self.frames} frames of {self.frame.geometry()}"
 
     def __call__(self, image: Any) -> Tensor:
-        """One film as a strip: a folder of frames, a list of images, or pixels [T, H, W, 3]."""
+        """One film as a strip: a folder of frames, or a list of images."""
         if isinstance(image, str | Path):
             if not Path(image).is_dir():
                 remedy = "write its frames into a folder: ffmpeg -i FILM frames/%04d.png"
-                raise BadImage(str(image), FILM, remedy)
+                raise BadImage(str(image), "a film is a folder of frames", remedy)
             files = [p for p in Path(image).iterdir() if p.suffix.lower() in SUFFIXES]
             image = sorted(files, key=lambda p: (len(p.name), p.name))  # frame 10 after frame 9
-        film = image if isinstance(image, list | tuple) else as_array(image)
-        if film is None or (isinstance(film, np.ndarray) and film.ndim != 4):
-            raise BadImage(f"a {type(image).__name__}", FILM, "give one of these")
-        if len(film) < self.frames:
+        if len(image) < self.frames:
             read = f"this model reads {self.frames}"
-            raise BadImage(f"a film of {len(film)} frames", read, "give a longer film")
-        places, frame = even_places(len(film), self.frames), self.frame
-        return self._folded(torch.cat([frame(film[place]) for place in places])[None])
+            raise BadImage(f"a film of {len(image)} frames", read, "give a longer film")
+        places, frame = even_places(len(image), self.frames), self.frame
+        return self._folded(torch.cat([frame(image[place]) for place in places])[None])
 
     def unpacked(self, value: Any) -> Any:
-        """Frames [B, T, 3, H, W] as the processor returns them, or one film, as strips
-        [B, 3 * tubelet, times * H, W]."""
+        """Frames [B, T, 3, H, W] as the processor returns them, or one film as a list of images, as
+        strips [B, 3 * tubelet, times * H, W]."""
         if isinstance(value, list | tuple) and value and isinstance(value[0], Image.Image):
             return self(value)
-        if not isinstance(value, Tensor | np.ndarray) or value.ndim not in (4, 5):
-            return value
-        array: Any = value
-        if tuple(array.shape[-3:]) == (len(self.mean), *self.size):
-            return value
-        array = array if array.ndim == 5 else array[None]
-        side = (len(self.mean) // self.tubelet, self.size[0] // self.times, self.size[1])
-        tensor = torch.as_tensor(array)
-        if tensor.is_floating_point() and tuple(tensor.shape[1:]) == (self.frames, *side):
-            return self._folded(tensor)
-        return torch.cat([self(film) for film in array])
+        return self._folded(value) if isinstance(value, Tensor) and value.ndim == 5 else value
 
     def _folded(self, frames: Tensor) -> Tensor:
         """[B, T, 3, H, W] -> [B, 3 * tubelet, times * H, W]."""
@@ -471,18 +453,18 @@ def check_range(model: Any, images: Tensor) -> None:
             "expected normalised pixels; these look like 0-255",
             "give them as whole numbers (uint8), or use model.preprocess(image)",
         )
-    steps, reason = model.preprocess, ""
-    ends = steps.normalise(torch.tensor([0.0, 1.0]).repeat(len(steps.mean), 1)[None, :, None])
-    black, white = float(ends[..., 0].min()), float(ends[..., 1].max())
+    ends = model.preprocess.normalise(torch.tensor([0.0, 1.0])[:, None, None, None])
+    black, white = float(ends[0].min()), float(ends[1].max())
     slack = SLACK * (white - black)
-    if low < black - slack or high > white + slack:
-        reason = "were they normalised twice, or with another mean and std?"
-    elif low >= 0 and high <= 1 and high - low > 0.5 and (black, white) != (0, 1):
-        reason = "were they normalised at all? Use model.preprocess(image)"
-    if reason and "pixel range" not in model.memo:
+    outside = low < black - slack or high > white + slack
+    raw = low >= 0 and high <= 1 and high - low > 0.5 and (black, white) != (0, 1)
+    if (outside or raw) and "pixel range" not in model.memo:
         model.memo["pixel range"] = True
         log.warning(
             "images with values from %.3g to %.3g: this model's pixels reach from %.3g (black) to"
             " %.3g (white); %s",
-            *(low, high, black, white, reason),
+            *(low, high, black, white),
+            "were they normalised at all? Use model.preprocess(image)"
+            if raw
+            else "were they normalised twice, or with another mean and std?",
         )

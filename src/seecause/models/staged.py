@@ -1,21 +1,20 @@
-"""Networks of stages: ResNet, DenseNet, VGG, Swin and ConvNeXt of torchvision, timm, transformers.
+"""Networks of stages: ResNet, DenseNet, VGG, Swin and ConvNeXt.
 
     stem -> stage -> ... -> stage -> rest
 
 A feature map has no tokens; its cells take their place. The layout is the feature grid at one stage
 (`cells`), the one at two thirds of the depth (stride 16 in most, so 14 x 14 at 224 pixels), so that
 maps and pixel interventions use the same cells whatever stage is patched. Where a network keeps its
-features in another order (channels last, a sequence), its stages say how they become a map
-[B, C, h, w] and back; nothing else changes.
+features with channels last, its stages say how they become a map [B, C, h, w] and back; nothing
+else changes.
 
     ResNet     stem, layer1 ... layer4
     DenseNet   stem, denseblock1, transition1 ... denseblock4; the last norm belongs to the rest
     VGG        conv1 ... conv5, each with its pooling
     others     stem, stage1 ... stage4: a stage begins where the map gets smaller
 
-transformers' Swin blocks read sequences and are given the grid; here features stand as [B, h, w, C]
-between them. Shifted windows are undone by the blocks themselves: between stages the features of
-Swin are a grid, and the verified wrap checks that changed pixels move the cells they should.
+Shifted windows are undone by the blocks themselves: between stages the features of Swin are a grid,
+and the verified wrap checks that changed pixels move the cells they should.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ from torch import Tensor, nn
 from seecause.errors import BadOption, UnknownName, UnsupportedModel
 from seecause.models.base import Architecture, ImageModel
 from seecause.models.block import Fn, chain, same
-from seecause.models.layout import TokenLayout, pair
+from seecause.models.layout import TokenLayout
 from seecause.models.parts import WrapOptions, class_names, head_for, is_multi_label
 from seecause.models.preprocess import Preprocess, from_timm
 
@@ -48,8 +47,6 @@ class Stage:
     modules: tuple[Fn, ...]
     enter: Fn = same
     leave: Fn = same
-    native: nn.Module | None = None  # gives the stage's features; None: the last of `modules`
-    flat: bool = False  # whether it gives them as a sequence [B, h * w, C]
 
     def __call__(self, features: Tensor) -> Tensor:
         features = self.enter(features)
@@ -60,15 +57,9 @@ class Stage:
     @property
     def listened(self) -> nn.Module:
         """The module whose output the verified wrap compares."""
-        module = self.modules[-1] if self.native is None else self.native
+        module = self.modules[-1]
         assert isinstance(module, nn.Module)
         return module
-
-    def heard(self, output: Tensor, size: tuple[int, int]) -> Tensor:
-        """The output of `listened` as a feature map of a size; unchanged where it cannot be one."""
-        if self.flat and output.shape[1] != size[0] * size[1]:
-            return output
-        return self.leave(output.unflatten(1, size) if self.flat else output)
 
 
 @dataclass(eq=False, kw_only=True, repr=False)
@@ -251,7 +242,6 @@ def staged_parts(module: Any, library: str, kind: str) -> StagedParts | None:
 
 def _find_hf(module: Any, kind: str, split: Callable[[Any], Split]) -> StagedParts:
     stages, steps = split(getattr(module, module.base_model_prefix))
-    fixed = kind.startswith("Swin")
     return StagedParts(
         family=f"transformers.{kind}",
         stages=stages,
@@ -261,8 +251,6 @@ def _find_hf(module: Any, kind: str, split: Callable[[Any], Split]) -> StagedPar
         native=lambda images: module(images, return_dict=True).logits,
         classes=class_names(module.config),
         sigmoid=is_multi_label(module.config),
-        fixed_size=fixed,
-        size=pair(module.config.image_size) if fixed else None,
     )
 
 
@@ -325,41 +313,6 @@ def _timm_convnext(module: Any) -> Split:
     return [Stage("stem", (module.stem,)), *stages], [module.norm_pre]
 
 
-def _flat(name: str, step: Fn, native: nn.Module, enter: Fn = same) -> Stage:
-    """A stage that gives features [B, h, w, C]; its last native module gives them as a sequence."""
-    return Stage(name, (step,), enter=enter, leave=_to_map, native=native, flat=True)
-
-
-def _on_grid(block: Any, features: Tensor, *, stride: int = 1) -> Tensor:
-    """A block or patch merging that reads a sequence and its grid, applied to features
-    [B, h, w, C]."""
-    grid = (features.shape[1], features.shape[2])
-    rows = block(features.flatten(1, 2), grid)
-    rows = rows[0] if isinstance(rows, tuple) else rows
-    return rows.unflatten(1, [math.ceil(side / stride) for side in grid])
-
-
-def _swin_hf(tower: Any) -> Split:
-    """transformers merges patches at the end of a stage; here, as in timm, a stage begins so."""
-
-    def embedded(images: Tensor) -> Tensor:
-        rows, grid = tower.embeddings(images)
-        return rows.unflatten(1, grid)
-
-    stages, merge = [_flat("stem", embedded, tower.embeddings)], ()
-    for number, layer in enumerate(tower.encoder.layers, start=1):
-        blocks = (partial(_on_grid, block) for block in layer.blocks)
-        step = chain(*merge, *blocks)
-        stages.append(_flat(f"stage{number}", step, layer.blocks[-1], enter=_to_rows))
-        merge = () if layer.downsample is None else (partial(_on_grid, layer.downsample, stride=2),)
-
-    def pooled(features: Tensor) -> Tensor:
-        rows = tower.layernorm(_to_rows(features).flatten(1, 2))
-        return tower.pooler(rows.transpose(1, 2)).flatten(1)
-
-    return stages, [pooled]
-
-
 def _convnext_hf(tower: Any) -> Split:
     stem = Stage("stem", (tower.embeddings,))
     stages = [Stage(f"stage{n}", (stage,)) for n, stage in enumerate(tower.encoder.stages, start=1)]
@@ -384,8 +337,6 @@ SPLITS: dict[str, dict[str, Callable[[Any], Split]]] = {
         "ConvNeXt": partial(_alternating, False),
     },
     "transformers": {
-        "SwinForImageClassification": _swin_hf,
-        "Swinv2ForImageClassification": _swin_hf,
         "ConvNextForImageClassification": _convnext_hf,
         "ConvNextV2ForImageClassification": _convnext_hf,
     },

@@ -1,5 +1,5 @@
-"""Views of timm's `VisionTransformer` (with its distilled DeiT), `Eva` (rotary: EVA-02, DINOv3,
-PE ...) and `Beit` (relative positions)."""
+"""Views of timm's `VisionTransformer` (with its distilled DeiT) and `Eva` (rotary: EVA-02, DINOv3,
+PE ...)."""
 
 from __future__ import annotations
 
@@ -15,10 +15,8 @@ from seecause.errors import UnsupportedModel
 from seecause.models.block import (
     Block,
     Fn,
-    Table,
     apart,
     chain,
-    relative_bias,
     same,
     times,
 )
@@ -27,8 +25,9 @@ from seecause.models.parts import Parts, unwrapped
 from seecause.models.preprocess import from_timm
 from seecause.models.view import Kind, LatentPool
 
-CLASSES = ("VisionTransformer", "VisionTransformerDistilled", "Eva", "Beit")
+CLASSES = ("VisionTransformer", "VisionTransformerDistilled", "Eva")
 REFUSED = {  # classes that people ask for, and why not
+    "Beit": "its attention carries a relative position bias",
     "Cait": "its heads are mixed with each other before and after the softmax",
     "ConvMixer": "it has no attention",
     "CrossVit": "it has two branches of tokens of different size",
@@ -56,15 +55,8 @@ def find(module: Any, kind: str) -> Parts:
         reason = REFUSED.get(kind, "no view of this class is written")
         raise UnsupportedModel(f"timm {kind}", reason, f"classes of timm that are read: {known}")
     rope = getattr(module, "rope", None)
-    shared = getattr(module, "rel_pos_bias", None)  # Beit's, of all blocks
-    shared_bias = None if shared is None else lambda layout: shared()[None]
     blocks = [
-        _block(
-            native,
-            f"blocks.{i}",
-            None if rope is None else partial(_rotate, module, i),
-            shared_bias,
-        )
+        _block(native, f"blocks.{i}", None if rope is None else partial(_rotate, module, i))
         for i, native in enumerate(module.blocks)
     ]
     distilled = kind == "VisionTransformerDistilled"
@@ -94,10 +86,6 @@ def find(module: Any, kind: str) -> Parts:
 
 
 def _embed(module: Any, images: Tensor) -> Tensor:
-    if not hasattr(module, "_pos_embed"):  # Beit
-        patches = module.patch_embed(images)
-        tokens = torch.cat([module.cls_token.expand(len(images), -1, -1), patches], dim=1)
-        return tokens if module.pos_embed is None else tokens + module.pos_embed
     tokens = module._pos_embed(module.patch_embed(images))
     if isinstance(tokens, tuple):  # Eva also returns its rotary table
         return module.norm_pre(tokens[0])
@@ -121,12 +109,7 @@ def _layout(module: Any, distilled: bool, dynamic: bool, height: int, width: int
     )
 
 
-def _block(
-    native: Any,
-    name: str,
-    rotate: Callable[[Tensor, At], Tensor] | None,
-    shared_bias: Table | None = None,
-) -> Block:
+def _block(native: Any, name: str, rotate: Callable[[Tensor, At], Tensor] | None) -> Block:
     native = unwrapped(native)  # blocks may be compiled one by one
     kind = type(native).__name__
     attention = getattr(native, "attn", None)
@@ -134,52 +117,35 @@ def _block(
         raise UnsupportedModel(
             f"timm {kind} ({name})", f"its attention is {type(attention).__name__}"
         )
-    if kind == "Block" and not hasattr(native, "gamma_1"):
+    if kind == "Block":
         norm, branch, feed = native.norm1, native.ls1, chain(native.norm2, native.mlp, native.ls2)
-    elif kind in ("Block", "EvaBlock"):  # the first is Beit's
+    elif kind == "EvaBlock":
         norm, branch = native.norm1, times(native, "gamma_1")
         feed = chain(native.norm2, native.mlp, times(native, "gamma_2"))
     elif kind in ("ResPostBlock", "EvaBlockPostNorm"):
         norm, branch, feed = same, native.norm1, chain(native.mlp, native.norm2)
     else:
         raise UnsupportedModel(f"timm {kind} ({name})", "no adapter for this kind of block")
-    shared: dict[str, Any] = {
-        "name": name,
-        "native": native,
-        "norm": norm,
-        "branch": branch,
-        "feed": feed,
-    }
     return Block(
-        **shared,
+        name=name,
+        native=native,
+        norm=norm,
+        branch=branch,
+        feed=feed,
         heads=attention.num_heads,
-        head_dim=_head_dim(attention),
+        head_dim=attention.head_dim,
         scale=attention.scale,
         project=partial(_project, attention),
         q_norm=getattr(attention, "q_norm", same),
         k_norm=getattr(attention, "k_norm", same),
         rotate=rotate,
-        additive=relative_bias(_own_table(attention), shared_bias),
         sub_norm=getattr(attention, "norm", same),
         mix=attention.proj,
     )
 
 
-def _head_dim(attention: Any) -> int:
-    """BEiT's attentions do not say it; a `proj` that somebody wrapped has no `in_features`."""
-    known = getattr(attention, "head_dim", None)
-    return known or attention.proj.in_features // attention.num_heads
-
-
-def _own_table(attention: Any) -> Table | None:
-    """The relative biases of one of Beit's attentions."""
-    if getattr(attention, "relative_position_bias_table", None) is None:
-        return None
-    return lambda layout: attention._get_rel_pos_bias()
-
-
 def _project(attention: Any, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    shape = (attention.num_heads, _head_dim(attention))
+    shape = (attention.num_heads, attention.head_dim)
     if attention.qkv is None:
         return apart(attention.q_proj, attention.k_proj, attention.v_proj, shape[1])(x)
     if getattr(attention, "q_bias", None) is None:

@@ -1,8 +1,8 @@
 """Views of transformers' models whose tokens attend to all tokens: vision towers, VideoMAE, YOLOS.
 
-ViT, DeiT, BEiT, Data2Vec, DINOv2 (with registers), DINOv3, CLIP and SigLIP differ in what follows
-the tower, so a table says how each is read (`READINGS`). Blocks are found by structure: releases
-rename modules, but a block keeps its shape,
+ViT, DeiT, DINOv2 (with registers), DINOv3, CLIP and SigLIP differ in what follows the tower, so a
+table says how each is read (`READINGS`). Blocks are found by structure: releases rename modules,
+but a block keeps its shape,
 
     norm -> attention -> [LayerScale] -> + -> norm -> MLP -> [LayerScale] -> +
 
@@ -30,16 +30,13 @@ from seecause.errors import UnsupportedModel
 from seecause.models.block import (
     Block,
     Fn,
-    Table,
     apart,
     chain,
     first_or_none,
     mix_packed,
     packed,
     project_packed,
-    relative_bias,
     same,
-    times,
 )
 from seecause.models.dense import DENSE_FAMILIES, Aim, BoxReading
 from seecause.models.layout import At, TokenLayout, pair
@@ -56,9 +53,6 @@ from seecause.models.preprocess import Film, Preprocess
 from seecause.models.view import Kind, LatentPool, VisionModel
 
 Rotate = Callable[[Tensor, At], Tensor]
-# where relative biases are: in each block, or one for all
-OWN_BIAS = ("relative_position_bias", "attention.attention.relative_position_bias")
-SHARED_BIAS = ("shared_position_bias", "encoder.relative_position_bias")
 
 
 def first(module: Any, *names: str) -> Any:
@@ -91,31 +85,13 @@ def blocks_of(tower: nn.Module) -> list[Block]:
         raise UnsupportedModel(f"transformers {type(tower).__name__}", "it has no list of blocks")
     rope = getattr(tower, "rope_embeddings", None)
     rotate = None if rope is None else partial(_rotate, rope)
-    shared = _native_table(tower, *SHARED_BIAS)
-    return [_block(native, f"blocks.{i}", rotate, shared) for i, native in enumerate(stack)]
+    return [_block(native, f"blocks.{i}", rotate) for i, native in enumerate(stack)]
 
 
-def _native_table(owner: Any, *names: str) -> Table | None:
-    """The module that makes relative biases, as a function of the layout."""
-    native = first_or_none(owner, *names)
-    return None if native is None else lambda layout: native(layout.grid, False, layout.tokens)
-
-
-def _block(native: Any, name: str, rotate: Rotate | None, shared_bias: Table | None) -> Block:
+def _block(native: Any, name: str, rotate: Rotate | None) -> Block:
     native = unwrapped(native)  # blocks may be compiled one by one
     outer = first(native, "attention", "self_attn")
     attention = getattr(outer, "attention", outer)  # some keep the output projection outside
-    shared: dict[str, Any] = {
-        "name": name,
-        "native": native,
-        "norm": first(native, "norm1", "layernorm_before", "layer_norm1"),
-        "branch": _layer_scale(native, 1),
-        "feed": chain(
-            first(native, "norm2", "layernorm_after", "layer_norm2"),
-            _mlp(native),
-            _layer_scale(native, 2),
-        ),
-    }
     q, k, v = (
         first(attention, *names)
         for names in (("q_proj", "query"), ("k_proj", "key"), ("v_proj", "value"))
@@ -123,21 +99,22 @@ def _block(native: Any, name: str, rotate: Rotate | None, shared_bias: Table | N
     heads = first(attention, "num_attention_heads", "num_heads")
     width = q.out_features // heads
     return Block(
-        **shared,
+        name=name,
+        native=native,
         heads=heads,
         head_dim=width,
         scale=first_or_none(attention, "scaling", "scale") or width**-0.5,
         project=apart(q, k, v, width),
+        norm=first(native, "norm1", "layernorm_before", "layer_norm1"),
         rotate=rotate,
-        additive=relative_bias(_native_table(native, *OWN_BIAS), shared_bias),
         mix=first(outer, "o_proj", "out_proj", "output.dense"),
+        branch=getattr(native, "layer_scale1", same),
+        feed=chain(
+            first(native, "norm2", "layernorm_after", "layer_norm2"),
+            _mlp(native),
+            getattr(native, "layer_scale2", same),
+        ),
     )
-
-
-def _layer_scale(native: Any, number: int) -> Fn:
-    if not hasattr(native, f"lambda_{number}"):  # BEiT keeps parameters, or a 1, or nothing
-        return getattr(native, f"layer_scale{number}", same)
-    return times(native, f"lambda_{number}")
 
 
 def _mlp(native: Any) -> Any:
@@ -192,7 +169,6 @@ class Reading:
     zero_shot: bool = False
     raw: bool = False  # the tower's `last_hidden_state` comes before its final norm
     normed: bool = True  # whether the final norm is used at all
-    pooler: bool = False  # the tower's pooler says whether the class token or a mean is read
 
 
 CLASSIFIER = ("classifier",)
@@ -204,10 +180,6 @@ READINGS = {
     "DeiTForImageClassificationWithTeacher": Reading(
         "cls+dist", ("cls_classifier", "distillation_classifier")
     ),
-    "BeitModel": Reading("cls", pooler=True),
-    "BeitForImageClassification": Reading("cls", CLASSIFIER, pooler=True),
-    "Data2VecVisionModel": Reading("cls", pooler=True),
-    "Data2VecVisionForImageClassification": Reading("cls", CLASSIFIER, pooler=True),
     "Dinov2Model": Reading("cls"),
     "Dinov2ForImageClassification": Reading("cls+mean", CLASSIFIER),
     "Dinov2WithRegistersModel": Reading("cls"),
@@ -226,7 +198,8 @@ _SPEAKS = (
     " asks it for classes"
 )
 REFUSED = {  # beginnings of class names, and why
-    "Swin": "its attention is windowed (the classes ...ForImageClassification work, by stages)",
+    "Beit": "its attention carries a relative position bias",
+    "Swin": "its blocks run on sequences; timm's and torchvision's Swin work, by stages",
     "Llava": _SPEAKS,
     "InternVL": _SPEAKS,
 }
@@ -252,7 +225,6 @@ def find(module: Any, kind: str, *, text: TextInput | None = None) -> Parts:
     square = size[0] // patch[0] == size[1] // patch[1]
     interpolates = square and isinstance(tower.config.patch_size, int)
     enter = partial(_resize, tower.embeddings, size)
-    after, pool = _pooler(tower) if reading.pooler else (same, reading.pool)
 
     def embed(images: Tensor) -> Tensor:
         tokens = tower.embeddings(**enter(images))
@@ -270,14 +242,11 @@ def find(module: Any, kind: str, *, text: TextInput | None = None) -> Parts:
         norm=norm,
         patch=patch,
         native_tokens=native_tokens,
-        pool=pool,
-        after_pool=after,
+        pool=reading.pool,
         latent=(
             latent_pool(tower.head) if isinstance(getattr(tower, "head", None), nn.Module) else None
         ),
-        head=_head(
-            [getattr(module, name) for name in reading.heads], tower.config.hidden_size, after
-        ),
+        head=_head([getattr(module, name) for name in reading.heads], tower.config.hidden_size),
         native_logits=lambda images: module(return_dict=True, **enter(images)).logits,
         classes=class_names(module.config) if reading.heads else (),
         sigmoid=is_multi_label(module.config),
@@ -324,18 +293,11 @@ def _resize(embeddings: Any, size: tuple[int, int], images: Tensor) -> dict[str,
     return {"pixel_values": images} | ({"interpolate_pos_encoding": True} if other else {})
 
 
-def _pooler(tower: Any) -> tuple[Fn, Kind]:
-    """BEiT's pooler norms the mean of patches, or takes the class token."""
-    norm = getattr(tower.pooler, "layernorm", None)
-    mean = tower.config.use_mean_pooling
-    return norm if norm is not None else same, "mean" if mean else "cls"
-
-
-def _head(classifiers: Sequence[nn.Module], width: int, after: Fn) -> Fn | None:
+def _head(classifiers: Sequence[nn.Module], width: int) -> Fn | None:
     if not classifiers or any(isinstance(layer, nn.Identity) for layer in classifiers):
         return None
     if len(classifiers) == 1:
-        return chain(after, classifiers[0])
+        return classifiers[0]
     on_class, on_distillation = classifiers
     return lambda pooled: (on_class(pooled[..., :width]) + on_distillation(pooled[..., width:])) / 2
 
