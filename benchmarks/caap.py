@@ -30,8 +30,8 @@ from benchmarks.timing import CompiledBlock, Timing, heading, race, row, short, 
 from seecause.attribution.caap import caap, make_plan, sweep, sweep_features
 from seecause.attribution.mosaic import caap_mosaic, mosaic as mosaic_maps
 from seecause.engine import graphs
-from seecause.engine.blanks import blank_image
 from seecause.engine.sweep import selection
+from seecause.engine.trace import blank_image
 from seecause.loading import wrap
 from seecause.models.staged import StagedModel
 from seecause.models.view import VisionModel

@@ -9,9 +9,9 @@ from torch.testing import assert_close
 
 import seecause as sc
 from seecause.attribution.caap import make_plan, sweep
-from seecause.engine.blanks import blank_image
 from seecause.engine.chunks import budget
 from seecause.engine.sweep import live_tokens, selection
+from seecause.engine.trace import blank_image
 from seecause.errors import BadImage, BadOption, NotDefined
 from tests.helpers import hooks, view
 from tests.reference import caap as reference

@@ -9,9 +9,9 @@ from torch.testing import assert_close
 
 import seecause as sc
 from seecause.attribution.caap import sweep_features
-from seecause.engine.blanks import blank_image
 from seecause.engine.chunks import budget
 from seecause.engine.sweep import selection
+from seecause.engine.trace import blank_image
 from seecause.errors import BadOption, UnknownName
 from tests.families.conv import CONV_FAMILIES, SIZE, tiny_conv
 from tests.helpers import hooks, view

@@ -9,7 +9,7 @@ from scipy.stats import spearmanr
 from torch.testing import assert_close
 
 import seecause as sc
-from seecause.engine.blanks import blank_image
+from seecause.engine.trace import blank_image
 from seecause.errors import BadOption, NotDefined
 from tests.helpers import view
 from tests.tiny import pictures, tiny

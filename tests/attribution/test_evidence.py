@@ -10,8 +10,8 @@ from torch.testing import assert_close
 
 import seecause as sc
 from seecause.attribution.evidence import bisect
-from seecause.engine.blanks import blank_image
 from seecause.engine.chunks import budget
+from seecause.engine.trace import blank_image
 from seecause.errors import BadOption, UnknownName
 from seecause.report.explain import OUTLINES as COLOURS, evidence_image, evidence_sentences
 from tests.families.conv import CONV_FAMILIES, tiny_conv

@@ -12,8 +12,8 @@ from torch.testing import assert_close
 import seecause as sc
 from seecause.attribution.caap import make_plan
 from seecause.attribution.evidence import pair_sets, region_of
-from seecause.engine.blanks import blank_image
 from seecause.engine.chunks import budget
+from seecause.engine.trace import blank_image
 from seecause.errors import BadOption
 from seecause.report.explain import pairs_image
 from tests.families.conv import tiny_conv

@@ -11,11 +11,9 @@ from torch.testing import assert_close
 import seecause as sc
 from seecause.attribution.caap import make_plan
 from seecause.attribution.mosaic import MaskPlan, draw_masks
-from seecause.engine.blanks import blank_image
 from seecause.engine.chunks import budget
-from seecause.engine.mixture import Mixture, slopes
-from seecause.engine.sweep import Sweep, SweepPlan, token_sets
-from seecause.engine.trace import record
+from seecause.engine.sweep import Mixture, Sweep, slopes, token_sets
+from seecause.engine.trace import blank_image, record
 from tests.helpers import view
 from tests.reference import mosaic as reference
 from tests.tiny import FAMILIES, pictures, scramble, tiny
@@ -37,13 +35,13 @@ def reads_class(family):
 ROWS = [name for name in FAMILIES if reads_class(name)]
 
 
-def mixture(native, tail="source", start=0):
+def mixture(native, start=0):
     model, images = view(native, check=False), pictures(native)
     blank = blank_image(model, native.size)
     every = range(model.n_layers + 1)
     with torch.no_grad():
         runs = [record(model, x, states=every, kv=every) for x in (blank, images)]
-    return Mixture(model, *runs, tail, start), blank, images
+    return Mixture(model, *runs, start), blank, images
 
 
 def masks_of(run, count=2):
@@ -76,9 +74,8 @@ def test_values_and_slopes_equal_the_slow_twin(family):
 
 
 @pytest.mark.parametrize("family", ["timm_registers", "timm_distilled", "hf_dinov2", "timm_map"])
-@pytest.mark.parametrize("tail", ["source", "all"])
-def test_slopes_equal_finite_differences(family, tail):
-    run, *_ = mixture(tiny(family), tail)
+def test_slopes_equal_finite_differences(family):
+    run, *_ = mixture(tiny(family))
     masks, step = masks_of(run, 1), 1e-5
     slope = slopes(run, masks, lambda logits: logits[..., 1], together=1)
     for patch in (0, 7, 19):
@@ -104,28 +101,6 @@ def test_binary_masks_are_the_token_sets_of_caap(family):
     assert_close(run.logits(sets.double().expand(2, -1, -1)), expected, atol=1e-10, rtol=0)
     assert_close(expected[:, 1], run.picture.logits, atol=1e-10, rtol=0)  # m = 1: the plain answer
     assert_close(expected[:, 0], run.blank.logits.expand(2, -1), atol=1e-10, rtol=0)
-
-
-@pytest.mark.parametrize("family", ["timm_mean", "hf_siglip_tower", "timm_eva", "hf_vit"])
-def test_all_tokens_equal_the_slow_twin_and_caap(family):
-    native = tiny(family)
-    run, blank, images = mixture(native, "all")
-    masks, prefix = masks_of(run), run.picture.layout.prefix
-    slope = slopes(run, masks, lambda logits: logits[..., 2], together=2)
-    with torch.no_grad():
-        values = run.logits(masks.expand(2, -1, -1))[..., 2]
-    leaf = masks[0].clone().requires_grad_()
-    expected = reference.mixed_states(
-        native.forward, native.blocks, leaf, blank, images[1:], prefix=prefix
-    )
-    assert_close(values[1, 0], expected[2].detach(), atol=1e-10, rtol=0)
-    (expected_slope,) = torch.autograd.grad(expected[2], leaf)
-    assert_close(slope[1, 0], expected_slope, atol=1e-10, rtol=0)
-    sets, plan = masks > 0.5, SweepPlan("all", 0, 0, ())
-    with torch.no_grad():
-        tokens = token_sets(run.model, sets, run.picture.layout, ())
-        swept = Sweep(run.model, run.blank, run.picture, plan).logits(tokens)
-        assert_close(run.logits(sets.double().expand(2, -1, -1)), swept, atol=1e-10, rtol=0)
 
 
 def test_maps_are_means_of_slopes_with_their_errors():

@@ -10,8 +10,8 @@ from torch.testing import assert_close
 import seecause as sc
 from seecause.attribution.caap import sweep_features
 from seecause.attribution.mosaic import MaskPlan, draw_masks, largest_weights, mixtures
-from seecause.engine.blanks import blank_image
 from seecause.engine.chunks import budget
+from seecause.engine.trace import blank_image
 from tests.families.conv import CONV_FAMILIES, tiny_conv
 from tests.helpers import view
 from tests.tiny import pictures

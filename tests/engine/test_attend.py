@@ -56,22 +56,18 @@ CASES = {
 }
 
 
-def banks_of(
-    case: str, dtype: torch.dtype, *, choose: bool = False
-) -> tuple[Tensor, list[Bank], Own | None]:
+def banks_of(case: str, dtype: torch.dtype) -> tuple[Tensor, list[Bank], Own | None]:
     batch, heads, kv, width, k0, k1, per_query, per_key = CASES[case]
     rows, total = sum(per_query), sum(per_key)
     banks = []
     if k0:  # shared by the whole batch, a mask per head, one row that sees nothing
         keep = some(1, heads, rows, k0, share=0.5)
         keep[:, :, 0] = False
-        chosen = some(batch, heads, share=0.5, seed=3) if choose else None
         banks.append(
             Bank(
                 draw(1, kv, k0, width, dtype=dtype),
                 draw(1, kv, k0, width, dtype=dtype, seed=1),
                 Mask(keep),
-                chosen,
             )
         )
     if k1:
@@ -98,14 +94,13 @@ def banks_of(
     return draw(batch, heads, rows, width, dtype=dtype, seed=6), banks, own
 
 
-@pytest.mark.parametrize("choose", [False, True])
 @pytest.mark.parametrize("case", CASES)
-def test_attend_equals_one_softmax_over_all_kept_keys(case, choose):
-    q, banks, own = banks_of(case, torch.float64, choose=choose)
+def test_attend_equals_one_softmax_over_all_kept_keys(case):
+    q, banks, own = banks_of(case, torch.float64)
     o, lse = attend(q, banks, own, scale=0.3)
     expected, total = one_softmax(
         q,
-        [(b.k, b.v, b.keep.keep, b.choose) for b in banks],
+        [(b.k, b.v, b.keep.keep, None) for b in banks],
         own and (own.k, own.v, own.queries.sizes.tolist(), own.keys.sizes.tolist()),
         0.3,
     )
@@ -127,7 +122,7 @@ def test_what_is_added_to_scores_of_groups_is_a_feature_more(case, copies):
     pad = torch.nn.functional.pad
     expected, total = one_softmax(
         torch.cat([q, (of_row / 0.3).expand(len(q), -1, -1, -1)], dim=-1),
-        [(pad(b.k, more), pad(b.v, more), b.keep.keep, b.choose) for b in banks],
+        [(pad(b.k, more), pad(b.v, more), b.keep.keep, None) for b in banks],
         (
             torch.cat([own.k, places.expand(*own.k.shape[:3], 1)], dim=-1),
             pad(own.v, more),
@@ -141,18 +136,17 @@ def test_what_is_added_to_scores_of_groups_is_a_feature_more(case, copies):
 
 
 @pytest.mark.parametrize(
-    ("case", "choose", "dtype"),
+    ("case", "dtype"),
     [
-        *((case, case != "only groups", torch.float32) for case in CASES),
-        ("own keys", False, torch.float32),
-        ("grouped queries", True, HALF),
-        ("uneven groups", False, HALF),
+        *((case, torch.float32) for case in CASES),
+        ("grouped queries", HALF),
+        ("uneven groups", HALF),
     ],
 )
-def test_the_kernel_equals_the_explicit_form(case, choose, dtype):
+def test_the_kernel_equals_the_explicit_form(case, dtype):
     if kernel.triton_kernels() is None:
         pytest.skip("triton is not installed")
-    q, banks, own = banks_of(case, dtype, choose=choose)
+    q, banks, own = banks_of(case, dtype)
     if case == "narrow heads":  # lanes that do not lie side by side
         q, banks = crosswise(q), [replace(b, k=crosswise(b.k), v=crosswise(b.v)) for b in banks]
         assert own is not None
@@ -198,7 +192,7 @@ def test_large_scores_do_not_overflow():
     q, banks, own = banks_of("narrow heads", torch.float64)
     o, lse = attend(q, banks, own, scale=1000.0)
     own_keys = (own.k, own.v, own.queries.sizes.tolist(), own.keys.sizes.tolist())
-    kept = [(b.k, b.v, b.keep.keep, b.choose) for b in banks]
+    kept = [(b.k, b.v, b.keep.keep, None) for b in banks]
     expected, total = one_softmax(q, kept, own_keys, 1000.0)
     assert lse.max() > 1000  # more than any exponential of a float64
     assert_close(o, expected, atol=1e-8, rtol=0)

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from seecause.engine.blanks import blank_image, blank_trace
+from seecause.engine.trace import blank_image, blank_trace
 from seecause.errors import BadImage, BadOption
 from tests.helpers import noise, view
 from tests.tiny import tiny
@@ -72,20 +72,6 @@ def test_a_kept_run_is_reused_until_the_model_or_the_blank_changes():
     assert blank_trace(model, blank, states={0}, kv={1}) is not again
 
 
-def test_blanks_of_single_pictures_are_run_and_let_go():
-    model = view(tiny("timm_deit3"))
-    both = torch.cat([blank_image(model, (32, 48), kind) for kind in ("white", "noise")])
-    blanks = blank_image(model, (32, 48), both, count=2)
-    trace = blank_trace(model, blanks, states={0}, kv={1})
-    assert torch.equal(blanks, both) and trace.batch == 2 and "blanks" not in model.memo
-    assert blank_image(model, (32, 48), both.float(), count=2).dtype == model.dtype
-    for wrong, count in ((both, 3), (both[:, :2], 2), (both[..., :-1], 2)):
-        with pytest.raises(BadImage, match="blank of shape"):
-            blank_image(model, (32, 48), wrong, count=count)
-    with pytest.raises(BadOption, match="white, black"):
-        blank_image(model, (32, 48), "grey")
-
-
 def test_a_picture_as_a_blank_is_the_same_object_while_its_pixels_are():
     model = view(tiny("timm_deit3"))
     picture = torch.rand(3, 32, 48)
@@ -105,3 +91,15 @@ def test_pictures_too_narrow_to_blur_are_refused_in_words():
         with pytest.raises(BadOption, match=f"8 x {wide} pixels are too narrow to blur"):
             blank_image(model, (8, wide), "blur-noise")
     assert blank_image(model, (9, 112), "blur-noise").shape == (1, 3, 9, 112)
+
+
+def test_blanks_may_be_one_for_each_image_and_odd_ones_are_refused():
+    model = view(tiny("timm_deit3"))
+    both = torch.cat([blank_image(model, (32, 48), kind) for kind in ("white", "noise")])
+    assert torch.equal(blank_image(model, (32, 48), both, count=2), both)
+    assert blank_image(model, (32, 48), both.float(), count=2).dtype == model.dtype
+    for wrong, count in ((both, 3), (both[:, :2], 2), (both[..., :-1], 2)):
+        with pytest.raises(BadImage, match="blank of shape"):
+            blank_image(model, (32, 48), wrong, count=count)
+    with pytest.raises(BadOption, match="white, black"):
+        blank_image(model, (32, 48), "grey")

@@ -14,9 +14,9 @@ from torch.testing import assert_close
 import seecause as sc
 from seecause.attribution.caap import make_plan, sweep
 from seecause.engine import graphs
-from seecause.engine.blanks import blank_image
 from seecause.engine.graphs import captured, without_graphs
 from seecause.engine.sweep import selection
+from seecause.engine.trace import blank_image
 from seecause.loading import wrap
 
 SETTINGS = [

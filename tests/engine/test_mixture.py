@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from seecause.engine.mixture import (
+from seecause.engine.sweep import (
     mask_bytes,
     need_gradients,
     special_rows,
@@ -74,6 +74,5 @@ def test_rows_that_are_computed_for_a_mask_and_what_they_take():
     over = replace(model, readout=replace(model.readout, kind="mean", over_prefix=True))
     assert special_rows(over, layout) == range(4)
     row = 24 * 8 * 24 + 3 * 24 * 2 * 8 * 5  # activations, and scores of two banks
-    assert mask_bytes(model, layout, "source") == 4 * 4 * row
-    assert mask_bytes(pooled, layout, "source") == 4 * row
-    assert mask_bytes(model, layout, "all") == 5 * model.forward_bytes(layout)
+    assert mask_bytes(model, layout) == 4 * 4 * row
+    assert mask_bytes(pooled, layout) == 4 * row

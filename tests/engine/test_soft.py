@@ -75,7 +75,6 @@ def test_what_the_kernels_do_not_compute_is_left_to_the_explicit_form():
     bias, mask = banks[1].bias, torch.ones(1, 1, 3, 70, dtype=torch.bool)
     for other in (
         {"keep": Mask(mask)},
-        {"choose": torch.ones(2, 3, dtype=torch.bool)},
         {"bias": bias.double()},
         {"bias": bias[:1]},
         {"bias": bias.expand(-1, 3, -1, -1)},

@@ -8,8 +8,7 @@ import torch
 from timm.models.vision_transformer import VisionTransformer
 from torch.testing import assert_close
 
-from seecause.engine.mixture import Mixture
-from seecause.engine.sweep import Sweep, SweepPlan, TokenSets, selection, token_sets
+from seecause.engine.sweep import Mixture, Sweep, SweepPlan, TokenSets, selection, token_sets
 from seecause.engine.trace import record
 from seecause.errors import BadOption
 from seecause.models.layout import TokenLayout
@@ -58,13 +57,12 @@ def test_a_sweep_equals_the_slow_twin_where_special_tokens_are_pooled(pooled, ta
 
 
 @pytest.mark.parametrize("start", [0, 1])
-@pytest.mark.parametrize("tail", ["source", "all"])
 @torch.no_grad()
-def test_masks_of_zeros_and_ones_are_token_sets_from_any_layer_on(pooled, tail, start):
+def test_masks_of_zeros_and_ones_are_token_sets_from_any_layer_on(pooled, start):
     _, model, _, (blank, picture), chosen = pooled
-    sweep = Sweep(model, blank, picture, SweepPlan(tail, start, start, (0, 1, 2)))
+    sweep = Sweep(model, blank, picture, SweepPlan("source", start, start, (0, 1, 2)))
     masks = chosen.double().expand(2, -1, -1)
-    mixed = Mixture(model, blank, picture, tail, start).logits(masks)
+    mixed = Mixture(model, blank, picture, start).logits(masks)
     assert_close(mixed, sweep.logits(chosen), atol=1e-10, rtol=0)
 
 

@@ -11,8 +11,8 @@ import torch
 from torch.testing import assert_close
 
 import seecause as sc
-from seecause.engine.blanks import blank_image
 from seecause.engine.sweep import selection
+from seecause.engine.trace import blank_image
 from seecause.errors import BadOption, NotDefined, UnsupportedModel, ViewMismatch
 from seecause.faithful import calibrate, intervene
 from tests.faithful.nets import (

@@ -15,10 +15,8 @@ from torch.testing import assert_close
 import seecause as sc
 from seecause.attribution.caap import make_plan, sweep
 from seecause.attribution.result import Attribution
-from seecause.engine.blanks import blank_image
-from seecause.engine.mixture import Mixture, slopes
-from seecause.engine.sweep import selection
-from seecause.engine.trace import record
+from seecause.engine.sweep import Mixture, selection, slopes
+from seecause.engine.trace import blank_image, record
 from seecause.engine.verify import verify
 from seecause.errors import BadImage, NotDefined, UnsupportedModel, ViewMismatch
 from seecause.models.preprocess import Film, Preprocess, from_record
@@ -81,7 +79,7 @@ def test_mosaic_equals_the_slow_twin(tiny):
     blank, every = blank_image(model, native.size), range(model.n_layers + 1)
     with torch.no_grad():
         runs = [record(model, x, states=every, kv=every) for x in (blank, images)]
-    run = Mixture(model, *runs, "source", 0)
+    run = Mixture(model, *runs)
     generator = torch.Generator().manual_seed(3)
     masks = 0.05 + 0.9 * torch.rand(1, 18, generator=generator, dtype=torch.float64)
     fast = slopes(run, masks, lambda logits: logits[..., 1], together=1)[1, 0]

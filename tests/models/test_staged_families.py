@@ -13,7 +13,7 @@ from torch.testing import assert_close
 
 import seecause as sc
 from seecause.attribution.mosaic import MaskPlan, draw_masks
-from seecause.engine.blanks import blank_image
+from seecause.engine.trace import blank_image
 from seecause.engine.verify import verify
 from seecause.errors import ViewMismatch
 from seecause.loading import wrap

@@ -13,12 +13,10 @@ import seecause as sc
 from seecause.background.heads import gates_without
 from seecause.engine.attend import Bank, attend
 from seecause.engine.forks import fork, logits_of_sets
-from seecause.engine.mixture import Mixture
 from seecause.engine.patching import Site
 from seecause.engine.sweep import Sweep, SweepPlan
 from seecause.engine.trace import kept_logits, kept_logits_each, record
 from seecause.engine.walk import walk
-from seecause.errors import NotDefined
 from seecause.models.block import fused, hiding
 from seecause.models.layout import At, TokenLayout
 from tests.helpers import noise, view
@@ -215,8 +213,6 @@ def test_facts_go_with_tokens_of_a_sweep(tail):
     half = noise(layout.n_patches) > 0
     chosen = torch.stack([torch.ones_like(half), torch.zeros_like(half), half])
     plan = SweepPlan(tail, 0, 0, tuple(range(layout.prefix)))
-    with pytest.raises(NotDefined, match="facts about tokens, which cannot be mixed"):
-        Mixture(model, *runs, tail="all").logits(torch.ones(2, 1, layout.n_patches))
     whole, none, part = Sweep(model, *runs, plan).logits(chosen).unbind(1)
     assert_close(whole, model(mine), **EXACT)
     assert_close(none, model(other), **EXACT)

@@ -25,8 +25,7 @@ from seecause.app.sessions import Recent, Session
 from seecause.data.batch import to_batch
 from seecause.data.images import decode_image, open_image, sample_of
 from seecause.data.registry import open_data
-from seecause.engine.blanks import Blank, blank_image
-from seecause.engine.trace import Trace, record
+from seecause.engine.trace import Blank, Trace, blank_image, record
 from seecause.errors import BadImage, BadOption, NotDefined, SeecauseError, UnsupportedModel
 from seecause.files import digest
 from seecause.models.base import ImageModel

@@ -19,7 +19,7 @@ from seecause.attribution.result import Attribution, MapResult, joined_manifest
 from seecause.data.dataset import IGNORE, SkippedImage
 from seecause.data.images import ImageFacts, ImageOpener, find_images
 from seecause.engine.chunks import budget, memory, plain_logits
-from seecause.engine.mixture import need_gradients, special_rows
+from seecause.engine.sweep import need_gradients, special_rows
 from seecause.errors import (
     BadImage,
     BadOption,

@@ -44,7 +44,6 @@ from torch import Tensor
 
 from seecause.attribution.registry import Maps, method
 from seecause.engine.attend import attend
-from seecause.engine.blanks import Blank, blank_image, blank_trace
 from seecause.engine.chunks import fit, in_chunks, joined
 from seecause.engine.graphs import captured, ready
 from seecause.engine.sweep import (
@@ -58,7 +57,7 @@ from seecause.engine.sweep import (
     selection,
     token_sets,
 )
-from seecause.engine.trace import Trace, record, trace_bytes
+from seecause.engine.trace import Blank, Trace, blank_image, blank_trace, record, trace_bytes
 from seecause.engine.walk import walk
 from seecause.errors import BadOption, NotDefined
 from seecause.models.base import ImageModel

@@ -40,9 +40,9 @@ from seecause.attribution.attribute import attribute
 from seecause.attribution.caap import Swept, make_plan, sweep, sweep_features
 from seecause.attribution.gradients import bind_target
 from seecause.attribution.registry import find
-from seecause.engine.blanks import Blank, blank_image
 from seecause.engine.chunks import batched, budget, fit, memory, run_in_chunks
-from seecause.engine.mixture import special_rows
+from seecause.engine.sweep import special_rows
+from seecause.engine.trace import Blank, blank_image
 from seecause.errors import BadOption, NotDefined
 from seecause.loading import as_view
 from seecause.metrics.pixels import spread_out

@@ -32,10 +32,9 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from seecause.attribution.registry import EVERY_VIEW, Maps, join, method
-from seecause.engine.blanks import Blank, blank_image
 from seecause.engine.chunks import fit, in_chunks, plain_logits
-from seecause.engine.mixture import need_gradients
-from seecause.engine.trace import probabilities, record
+from seecause.engine.sweep import need_gradients
+from seecause.engine.trace import Blank, blank_image, probabilities, record
 from seecause.engine.walk import walk
 from seecause.errors import BadOption, NotDefined
 from seecause.models.base import ImageModel

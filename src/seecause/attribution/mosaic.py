@@ -2,7 +2,7 @@
 
 CAAP asks what a patch does alone in a blank image, deletion what it does in the whole one; the
 prediction depends on a patch at every stage between. A mask m in [0, 1]^N mixes the two banks of
-keys that CAAP's `source` tail reads (engine/mixture.py); f(m) is the score of the class, and
+keys that CAAP's `source` tail reads (engine/sweep.py); f(m) is the score of the class, and
 
     a_i = mean over masks of df / dm_i,   m = eps + (1 - 2 eps) S
 
@@ -47,11 +47,18 @@ from seecause.attribution.caap import (
     swept_logits,
 )
 from seecause.attribution.registry import Maps, join, method
-from seecause.engine.blanks import Blank, blank_image, blank_trace
 from seecause.engine.chunks import fit, in_chunks
-from seecause.engine.mixture import Mixture, mask_bytes, need_gradients, slopes
-from seecause.engine.sweep import Select, Sweep, selection, token_sets
-from seecause.engine.trace import Trace, record, trace_bytes
+from seecause.engine.sweep import (
+    Mixture,
+    Select,
+    Sweep,
+    mask_bytes,
+    need_gradients,
+    selection,
+    slopes,
+    token_sets,
+)
+from seecause.engine.trace import Blank, Trace, blank_image, blank_trace, record, trace_bytes
 from seecause.errors import BadOption, NotDefined
 from seecause.models.dense import Places
 from seecause.models.layout import TokenLayout
@@ -212,7 +219,7 @@ def against_blank(
 
     layout = model.check(images)
     each = trace_bytes(model, layout) + model.forward_bytes(layout)
-    each += 8 * mask_bytes(model, layout, "source")  # with a few masks each
+    each += 8 * mask_bytes(model, layout)  # with a few masks each
     recorded_by = None if target.function is not None else (*key, *one_blank(empty))
     tensors = [images, *own, *target.tensors]
     found = chunked(model, recorded_by, prepare_run, tensors, bytes_each=each)
@@ -262,7 +269,7 @@ def masks_on(
 ) -> tuple[Tensor, int]:
     """A plan's masks [n, N] on the model's device, and how many run at once for `count` images."""
     values = _made(plan, layout.grid, wide_dtype(model.dtype), model.device)
-    each = mask_bytes(model, layout, "source")
+    each = mask_bytes(model, layout)
     return values, fit(plan.masks, count * each, model.device, share=0.6)
 
 

@@ -31,10 +31,9 @@ from torch import Tensor
 
 from seecause.attribution.gradients import bind_target, on_cells, one_block
 from seecause.attribution.registry import EVERY_VIEW, Maps, find, method
-from seecause.engine.blanks import Blank, blank_image
 from seecause.engine.chunks import fit, in_chunks, plain_logits, run_in_chunks
 from seecause.engine.sweep import Select, selection
-from seecause.engine.trace import attention_probs, kept_logits_each, record
+from seecause.engine.trace import Blank, attention_probs, blank_image, kept_logits_each, record
 from seecause.metrics.pixels import spread_out
 from seecause.models.base import ImageModel
 from seecause.models.view import VisionModel

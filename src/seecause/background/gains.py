@@ -46,8 +46,8 @@ import torch
 from torch import Tensor
 
 from seecause.background.images import LabelledImages, as_labelled, on_pixels
-from seecause.engine.blanks import blank_image
 from seecause.engine.chunks import fit, in_chunks
+from seecause.engine.trace import blank_image
 from seecause.errors import BadOption, NotDefined
 from seecause.metrics.statistics import ratio_interval
 from seecause.models.base import ImageModel, protocol

@@ -48,7 +48,7 @@ from torch import Tensor
 from seecause.background.images import LabelledImages, as_labelled, logits_of
 from seecause.engine.chunks import run_in_chunks
 from seecause.engine.forks import gated_logits
-from seecause.engine.mixture import need_gradients
+from seecause.engine.sweep import need_gradients
 from seecause.engine.trace import attention_probs, read_rows
 from seecause.errors import BadOption, NotDefined
 from seecause.metrics.statistics import standard_error

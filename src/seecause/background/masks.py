@@ -57,7 +57,7 @@ from seecause.background.gains import (
 from seecause.background.images import LabelledImages, Masks, images_of, logits_of
 from seecause.data.dataset import IGNORE, Dataset
 from seecause.engine.chunks import fit, in_chunks
-from seecause.engine.mixture import need_gradients
+from seecause.engine.sweep import need_gradients
 from seecause.errors import BadOption
 from seecause.files import digest_json, write_atomic
 from seecause.loading import load

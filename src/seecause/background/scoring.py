@@ -95,7 +95,7 @@ from seecause.engine.forks import (
     mean_carried,
     zeros,
 )
-from seecause.engine.mixture import need_gradients
+from seecause.engine.sweep import need_gradients
 from seecause.errors import BadOption
 from seecause.metrics.statistics import rank_correlation, standard_error
 from seecause.models.base import protocol

@@ -142,15 +142,13 @@ class Mask:
 class Bank:
     """Keys and values k, v [1|B, Hkv, K, dh] that many rows read.
 
-    `keep` [1|B, 1|H, R, K] says which keys a row sees; `choose` [B, H] switches the whole bank per
-    image and head; `bias` [1|B, 1|H, R, K] is added to the scores: log-weights of keys, for one,
-    which can be differentiated (mosaic).
+    `keep` [1|B, 1|H, R, K] says which keys a row sees; `bias` [1|B, 1|H, R, K] is added to the
+    scores, such as log-weights of keys, which can be differentiated (mosaic).
     """
 
     k: Tensor
     v: Tensor
     keep: Mask | None = None
-    choose: Tensor | None = None
     bias: Tensor | None = None
 
 
@@ -300,8 +298,6 @@ def _bank_scores(q: Tensor, bank: Bank, scale: float) -> Tensor:
         scores = scores + bank.bias
     if bank.keep is not None:
         scores = scores.masked_fill(~bank.keep.keep, -torch.inf)
-    if bank.choose is not None:
-        scores = scores.masked_fill(~bank.choose[:, :, None, None], -torch.inf)
     return scores
 
 

@@ -86,8 +86,8 @@ def attend(
         triton_kernels().banked[(-(-rows // ROWS), heads, batch)](
             q, *q.stride()[:3], o, *o.stride()[:3], lse, *lse.stride(), rows, scale * LOG2_E,
             *_bank_arguments(first, q), *_bank_arguments(second, q), *_own_arguments(own, q),
-            BANK0=first is not None, KEEP0=_has(first, "keep"), CHOOSE0=_has(first, "choose"),
-            BANK1=second is not None, KEEP1=_has(second, "keep"), CHOOSE1=_has(second, "choose"),
+            BANK0=first is not None, KEEP0=first is not None and first.keep is not None,
+            BANK1=second is not None, KEEP1=second is not None and second.keep is not None,
             ALONE=alone, OWN=own is not None and not alone,
             SHARE=heads // kv_heads,
             WIDTH=width, LANES=_lanes(width), ROWS=ROWS, KEYS=KEYS,
@@ -96,22 +96,16 @@ def attend(
     return o, lse
 
 
-def _has(bank: Bank | None, what: str) -> bool:
-    return bank is not None and getattr(bank, what) is not None
-
-
 def _bank_arguments(bank: Bank | None, q: Tensor) -> list[Any]:
     """Pointers and strides; whatever is absent is passed as q and never read."""
     if bank is None:
-        return [q, 0, 0, 0, q, 0, 0, 0, 0, q, 0, 0, 0, q, 0, q, 0]
-    keep, choose = [q, 0, 0, 0, q, 0], [q, 0]
+        return [q, 0, 0, 0, q, 0, 0, 0, 0, q, 0, 0, 0, q, 0]
+    keep = [q, 0, 0, 0, q, 0]
     if bank.keep is not None:
         words, work = bank.keep.words, bank.keep.worklist
         by_head = 0 if words.shape[1] == 1 else words.stride(1)
         keep = [words, strided(words)[1], by_head, words.stride(2), work, work.stride(0)]
-    if bank.choose is not None:
-        choose = [bank.choose.contiguous().view(torch.uint8), bank.choose.shape[1]]
-    return [*strided(bank.k), *strided(bank.v), bank.k.shape[2], *keep, *choose]
+    return [*strided(bank.k), *strided(bank.v), bank.k.shape[2], *keep]
 
 
 def _own_arguments(own: Own | None, q: Tensor) -> list[Any]:
@@ -136,7 +130,6 @@ def soft_fits(q: Tensor, banks: Sequence[Bank], own: Own | None) -> bool:
         and not learning
         and all(
             bank.keep is None
-            and bank.choose is None
             and bank.bias is not None
             and bank.bias.dtype == torch.float32
             and bank.bias.shape == (len(q), 1, q.shape[2], bank.k.shape[2])

@@ -79,9 +79,9 @@ def _see(
 @triton.jit
 def _read_bank(
     q, rows, n_rows, tile, batch, head, kv_head,
-    k_ptr, k_b, k_h, k_row, v_ptr, v_b, v_h, v_row, n_keys, keep_ptr, keep_b, keep_h, keep_row, work_ptr, work_row, choose_ptr, choose_b,
+    k_ptr, k_b, k_h, k_row, v_ptr, v_b, v_h, v_row, n_keys, keep_ptr, keep_b, keep_h, keep_row, work_ptr, work_row,
     peak, total, acc, scale,
-    KEEP: tl.constexpr, CHOOSE: tl.constexpr, WIDTH: tl.constexpr, LANES: tl.constexpr, KEYS: tl.constexpr, EXACT: tl.constexpr,
+    KEEP: tl.constexpr, WIDTH: tl.constexpr, LANES: tl.constexpr, KEYS: tl.constexpr, EXACT: tl.constexpr,
 ):  # fmt: skip
     """All key blocks of one bank that this tile needs."""
     k_ptr += batch * k_b + kv_head * k_h
@@ -90,8 +90,6 @@ def _read_bank(
     blocks = tl.cdiv(n_keys, KEYS)
     if KEEP:
         blocks = tl.load(work_ptr + tile * work_row)
-    if CHOOSE:
-        blocks = tl.where(tl.load(choose_ptr + batch * choose_b + head) != 0, blocks, 0)
     for step in range(0, blocks):
         start = step * KEYS
         if KEEP:
@@ -135,10 +133,10 @@ def _read_own(
 @triton.jit
 def banked(
     q_ptr, q_b, q_h, q_row, o_ptr, o_b, o_row, o_h, lse_ptr, lse_b, lse_row, lse_h, n_rows, scale,
-    k0, k0_b, k0_h, k0_row, v0, v0_b, v0_h, v0_row, n0, keep0, keep0_b, keep0_h, keep0_row, work0, work0_row, choose0, choose0_b,
-    k1, k1_b, k1_h, k1_row, v1, v1_b, v1_h, v1_row, n1, keep1, keep1_b, keep1_h, keep1_row, work1, work1_row, choose1, choose1_b,
+    k0, k0_b, k0_h, k0_row, v0, v0_b, v0_h, v0_row, n0, keep0, keep0_b, keep0_h, keep0_row, work0, work0_row,
+    k1, k1_b, k1_h, k1_row, v1, v1_b, v1_h, v1_row, n1, keep1, keep1_b, keep1_h, keep1_row, work1, work1_row,
     ko, ko_b, ko_h, ko_row, vo, vo_b, vo_h, vo_row, owner_ptr, starts_ptr,
-    BANK0: tl.constexpr, KEEP0: tl.constexpr, CHOOSE0: tl.constexpr, BANK1: tl.constexpr, KEEP1: tl.constexpr, CHOOSE1: tl.constexpr,
+    BANK0: tl.constexpr, KEEP0: tl.constexpr, BANK1: tl.constexpr, KEEP1: tl.constexpr,
     ALONE: tl.constexpr, OWN: tl.constexpr, SHARE: tl.constexpr, WIDTH: tl.constexpr, LANES: tl.constexpr,
     ROWS: tl.constexpr, KEYS: tl.constexpr, EXACT: tl.constexpr,
 ):  # fmt: skip
@@ -160,14 +158,14 @@ def banked(
     if BANK0:
         peak, total, acc = _read_bank(
             q, rows, n_rows, tile, batch, head, kv_head,
-            k0, k0_b, k0_h, k0_row, v0, v0_b, v0_h, v0_row, n0, keep0, keep0_b, keep0_h, keep0_row, work0, work0_row, choose0, choose0_b,
-            peak, total, acc, scale, KEEP0, CHOOSE0, WIDTH, LANES, KEYS, EXACT,
+            k0, k0_b, k0_h, k0_row, v0, v0_b, v0_h, v0_row, n0, keep0, keep0_b, keep0_h, keep0_row, work0, work0_row,
+            peak, total, acc, scale, KEEP0, WIDTH, LANES, KEYS, EXACT,
         )  # fmt: skip
     if BANK1:
         peak, total, acc = _read_bank(
             q, rows, n_rows, tile, batch, head, kv_head,
-            k1, k1_b, k1_h, k1_row, v1, v1_b, v1_h, v1_row, n1, keep1, keep1_b, keep1_h, keep1_row, work1, work1_row, choose1, choose1_b,
-            peak, total, acc, scale, KEEP1, CHOOSE1, WIDTH, LANES, KEYS, EXACT,
+            k1, k1_b, k1_h, k1_row, v1, v1_b, v1_h, v1_row, n1, keep1, keep1_b, keep1_h, keep1_row, work1, work1_row,
+            peak, total, acc, scale, KEEP1, WIDTH, LANES, KEYS, EXACT,
         )  # fmt: skip
     if OWN:
         peak, total, acc = _read_own(

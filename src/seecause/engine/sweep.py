@@ -1,4 +1,4 @@
-"""Put tokens of one run into another, for many token sets at once.
+"""Put tokens of one run into another, for many token sets at once; or read mixtures of two runs.
 
 The `context` run is frozen, except for *live* rows: the class token (and its distillation twin),
 which sees the context's keys, but the donor's keys at the chosen tokens S(i). One live copy per set
@@ -17,11 +17,22 @@ Which sets there are is a `selection`: S(i) is patch i and some around it, clipp
 Everything that follows from the sets alone (rows, groups, masks, the kernel's work lists) is worked
 out on the CPU when it is first asked for, sent to the device once, and stays in the model's memo: a
 sweep itself copies nothing from the host.
+
+A `Mixture` lies between an image's run and a blank's. A mask m in [0, 1]^N weighs every patch's two
+keys inside one softmax (mosaic):
+
+    scores of the image's key i + log m_i,   scores of the blank's key i + log(1 - m_i)
+
+m = 1 is the image's run, m = 0 the blank's, and m in {0, 1} are the token sets of `Sweep` with the
+tail `source`; between them the logits can be differentiated. Computed anew for each mask are the
+special tokens (class, distillation, registers) and the readout: final patch states enter an average
+as m_i x_i + (1 - m_i) b_i, an attention pool by their two keys.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Literal, NamedTuple, get_args
@@ -31,10 +42,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from seecause.engine.attend import Bank, Groups, Mask, Own, attend, attend_groups, merge
-from seecause.engine.trace import Trace, suffix
-from seecause.engine.walk import Step, walk
-from seecause.errors import BadOption
-from seecause.models.layout import TokenLayout
+from seecause.engine.chunks import in_chunks
+from seecause.engine.trace import Trace, blank_image, suffix
+from seecause.engine.walk import walk
+from seecause.errors import BadOption, NotDefined
+from seecause.models.base import ImageModel
+from seecause.models.block import Block
+from seecause.models.layout import At, TokenLayout
 from seecause.models.view import VisionModel
 from seecause.types import wide, wide_dtype
 
@@ -43,6 +57,7 @@ Select = Literal["none", "box1", "box2", "manhattan1"]
 BlankSummary = dict[int, tuple[Tensor, Tensor]]
 """A context that is the same for every query (E-CAAP): its output o [1, R, H, dh] and lse [1, R, H]
 by block."""
+Scores = Callable[[Tensor], Tensor]  # logits [B, n, C] -> what is differentiated, [B, n]
 _KEPT = 8
 
 
@@ -343,15 +358,13 @@ class Sweep:
         """The live special tokens [B, n * p, D] from state `start` to state `until`."""
         plan, n, p, rows = self.plan, len(sets), len(self.plan.live), sets.class_rows
         states = self.context.states[plan.start]
-        first = torch.cat([states[:, :0], *(states[:, t : t + 1] for t in plan.live)], dim=1)
-        z = _copies(first, n).expand(self._batch(), n * p, -1)  # all sets begin alike
+        # all sets begin alike
+        z = states[:, rows.tokens].expand(self._batch(), n * p, -1)
         if not plan.live:
             return z
         donor_blocks = plan.donor_blocks(self.model.n_layers)
         steps = walk(self.model, z, self.context.at.take(rows.tokens), start=plan.start, stop=until)
         for step in steps:
-            if step.index == plan.start:
-                self._share(step, first, rows.tokens[:p])
             mixed = step.index in donor_blocks
             bias = step.block.bias(step.at, self.context.at)  # tokens have one place in both runs
             banks = [self.donor.bank(step.index, sets.donor_mask, bias)] if mixed else []
@@ -364,16 +377,6 @@ class Sweep:
                 parts = [step.o.to(lse.dtype), o], [lse, blank_lse.expand_as(lse)]
                 step.o = merge(*parts)[0].to(z.dtype)
         return steps.h
-
-    def _share(self, step: Step, first: Tensor, tokens: Tensor) -> None:
-        """In the first block all copies have the same queries, keys and values: projected once from
-        the special tokens `first` [b, p, D]."""
-        n, batch = len(step.at.index) // len(tokens), self._batch()
-        projected = step.block.qkv(first, self.context.at.take(tokens))
-        step.q, step.k, step.v = (
-            _copies(x.flatten(0, 1), n).unflatten(0, x.shape[:2]).expand(batch, -1, -1, -1)
-            for x in projected
-        )
 
     def _grouped_rows(self, sets: TokenSets, special: Tensor) -> tuple[RowGroups, Tensor]:
         """Live special tokens [B, n * p, D] and chosen tokens together from state `stop` to the end
@@ -429,8 +432,176 @@ class Sweep:
         return max(self.context.batch, self.donor.batch)
 
 
-def _copies(x: Tensor, n: int) -> Tensor:
-    """x [b, p, ..], n times in a row along the second axis; a single row is not even copied."""
-    if x.shape[1] == 1:
-        return x.expand(-1, n, *x.shape[2:])
-    return x.repeat(1, n, *[1] * (x.ndim - 2))
+@dataclass(eq=False)
+class Mixture:
+    """Two recorded runs and what lies between them; `blank` may serve all images with batch 1.
+    Needs the blank's state `start`, keys and values from block `start` on, and both final states
+    where more than rows are read."""
+
+    model: VisionModel
+    blank: Trace
+    picture: Trace
+    start: int = 0
+
+    def logits(self, masks: Tensor) -> Tensor:
+        """Masks [B, n, N] in [0, 1] -> logits [B, n, C], differentiable in the masks."""
+        live = special_rows(self.model, self.picture.layout)
+        z = self._special(masks, live) if live else masks.new_zeros(*masks.shape[:2], 0, 0)
+        return self._read(masks, z)
+
+    def _special(self, masks: Tensor, live: range) -> Tensor:
+        """The special tokens under each mask from state `start` to the end, [B, n, p, D]."""
+        batch, count, p = len(masks), masks.shape[1], len(live)
+        z = self.blank.states[self.start][:, live.start : live.stop]
+        z = z.repeat(1, count, 1).expand(batch, -1, -1)  # [B, n * p, D]
+        groups = Groups.even(count, p, z.device)
+        at = self.blank.at.take(torch.arange(p, device=z.device).repeat(count))
+        weights = _log_weights(masks.repeat_interleave(p, dim=1))
+        first = self.picture.layout.prefix
+        steps = walk(self.model, z, at, start=self.start)
+        for step in steps:
+            bias = step.block.bias(step.at, self.blank.at)
+            bias = None if bias is None else bias[..., first:]
+            banks = [
+                _weighted(trace.kv[step.index], weight if bias is None else weight + bias, first)
+                for trace, weight in zip((self.blank, self.picture), weights, strict=True)
+            ]
+            attend_groups(step, banks, groups, groups)
+        return steps.h.unflatten(1, (count, p))
+
+    def _read(self, masks: Tensor, special: Tensor) -> Tensor:
+        """Logits [B, n, C] from special tokens [B, n, p, D] and the final states of both runs."""
+        readout, layout = self.model.readout, self.picture.layout
+        normed = special
+        if special.numel():
+            normed = readout.norm(special.flatten(1, 2)).unflatten(1, special.shape[1:3])
+        if readout.latent is not None:
+            return self._read_latent(masks, normed)
+        parts = [normed[:, :, t] for t in readout.read_prefix(layout)]
+        if readout.has_mean:
+            blank, picture = (wide(x) for x in self._final_patches())
+            total = blank.sum(dim=1, keepdim=True) + masks @ picture - masks @ blank  # [B, n, D]
+            count = layout.n_patches
+            if readout.over_prefix:
+                total, count = total + wide(normed).sum(dim=2), count + layout.prefix
+            parts.append((total / count).to(self.model.dtype))
+        return readout.head(torch.cat(parts, dim=-1))
+
+    def _read_latent(self, masks: Tensor, normed: Tensor) -> Tensor:
+        """The pool's queries are the rows: they read both runs' final keys under every mask."""
+        readout, pool = self.model.readout, self.model.readout.latent
+        assert pool is not None
+        batch, count = masks.shape[:2]
+        queries = pool.query()
+        each = queries.shape[2]
+        weights = _log_weights(masks.repeat_interleave(each, dim=1))
+        banks = [
+            _weighted(pool.kv(states), weight)
+            for states, weight in zip(self._final_patches(), weights, strict=True)
+        ]
+        own = None
+        if readout.over_prefix and normed.numel():
+            asking, telling = (
+                Groups.even(count, size, masks.device) for size in (each, normed.shape[2])
+            )
+            own = Own(*pool.kv(normed.flatten(1, 2)), asking, telling)
+        q = queries.repeat(1, 1, count, 1).expand(batch, -1, -1, -1)
+        o, _ = attend(q, banks, own, scale=pool.scale)
+        pooled = pool.finish(o.unflatten(1, (count, each)).flatten(0, 1))
+        return readout.head(pooled).unflatten(0, (batch, count))
+
+    def _final_patches(self) -> tuple[Tensor, Tensor]:
+        """Normed patch states that the readout reads: the blank's [1, N, D], the picture's."""
+        final, patches = self.model.n_layers, self.picture.layout.patches
+        norm = self.model.readout.norm
+        blank, picture = (norm(run.states[final]) for run in (self.blank, self.picture))
+        return blank[:, patches], picture[:, patches]
+
+
+def special_rows(model: VisionModel, layout: TokenLayout) -> range:
+    """The special tokens that are computed under every mask: all of them, where one is read."""
+    read = bool(model.readout.read_prefix(layout)) or model.readout.over_prefix
+    return range(layout.prefix if read else 0)
+
+
+def slopes(run: Mixture, masks: Tensor, score: Scores, *, together: int) -> Tensor:
+    """Derivatives [B, n, N] of scores [B, n] at masks [n, N], the same for every image; `together`
+    masks at a time."""
+
+    def some_masks(a: int, b: int) -> Tensor:
+        with torch.enable_grad():
+            mixed = masks[a:b].expand(run.picture.batch, -1, -1).clone().requires_grad_()
+            total = score(run.logits(mixed)).sum()  # images do not see each other
+            return torch.autograd.grad(total, mixed)[0]
+
+    return torch.cat(list(in_chunks(some_masks, len(masks), together, what="masks")), dim=1)
+
+
+def mask_bytes(model: VisionModel, layout: TokenLayout) -> int:
+    """What one mask of one image holds for its step back: every block's activations of its rows."""
+    block, element = model.blocks[0], torch.finfo(model.dtype).bits // 8
+    rows = max(1, len(special_rows(model, layout)))
+    scores = block.heads * layout.n_patches * 2 * max(4, element) * 5  # where attention is explicit
+    return model.n_layers * rows * (block.heads * block.head_dim * element * 24 + scores)
+
+
+@torch.no_grad()
+def need_gradients(
+    model: ImageModel,
+    name: str,
+    *,
+    start: int = 0,
+    remedy: str = "Use method='caap', which takes no gradient",
+) -> None:
+    """Refuse a model of which some part from block `start` on returns what has no gradient: a
+    residual path passes one around it, so that results would be wrong without an error. Each state
+    of the model is checked once."""
+    if not isinstance(model, VisionModel):
+        return
+    key = model.state_key()
+    known, least = model.memo.get("passes gradients", (None, 0))
+    if known == key and least <= start:
+        return
+    blank = blank_image(model, model.preprocess.size)
+    state, at = model.embed(blank), model.at(blank)  # hooks of others may expect all rows
+    try:
+        part = part_without_gradient(model.blocks[start:], state, at)
+        with torch.enable_grad():
+            h = state.detach().clone().requires_grad_()
+            if part is None and not model.readout(h, at.layout).requires_grad:
+                part = "readout"
+    except RuntimeError as failure:
+        if "Inference tensors" not in str(failure):
+            raise
+        reason = f"weights of {model.name} were made under torch.inference_mode"
+        raise NotDefined(name, reason, remedy) from failure
+    if part is not None:
+        reason = f"no gradient passes the {part} of {model.name}, as in quantised layers"
+        raise NotDefined(name, reason, remedy)
+    model.memo["passes gradients"] = (key, start)
+
+
+def part_without_gradient(blocks: Sequence[Block], state: Tensor, at: At) -> str | None:
+    """The first part of a block that no gradient passes, tried with rows [1, R, D]."""
+    with torch.inference_mode(False), torch.enable_grad():
+        h = state.detach().clone().requires_grad_()
+        for block in blocks:
+            q, k, v = block.qkv(h, at)
+            o = v.detach().repeat_interleave(block.heads // block.kv_heads, dim=1).transpose(1, 2)
+            after = block.finish(h.detach(), o.requires_grad_())
+            parts = {"queries": q, "keys": k, "values": v, "output": after, "MLP": block.feed(h)}
+            for part, result in parts.items():
+                if not result.requires_grad and bool(result.any()):  # zeros lose nothing
+                    return f"{part} of {block.name}"
+    return None
+
+
+def _log_weights(masks: Tensor) -> tuple[Tensor, Tensor]:
+    """Masks [B, R, N] -> log(1 - m) and log m, [B, 1, R, N] each: of the blank, of the picture."""
+    spread = wide(masks)[:, None]
+    return torch.log1p(-spread), torch.log(spread)
+
+
+def _weighted(kv: tuple[Tensor, Tensor], weight: Tensor, first: int = 0) -> Bank:
+    """Keys and values from token `first` on, with log-weights."""
+    return Bank(kv[0][:, :, first:], kv[1][:, :, first:], bias=weight)

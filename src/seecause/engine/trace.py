@@ -2,6 +2,16 @@
 middle; with explicit attention probabilities, which fused kernels never form; or on some of the
 patches.
 
+Blank images are the neutral context that a patch is put into. Their runs are recorded once per
+model state, size and blank, and reused; any change of a weight or gate is noticed.
+
+    white | black   raw pixels 1 or 0
+    mean            the channel mean the model subtracts
+    noise           independent Gaussian pixels with the mean and deviation the model expects
+    blur-noise      the same noise, blurred by a Gaussian of 1/28 of the side and brought back to
+                    that deviation
+    tensor          any image, or one for each image: its other version, for one (pairs)
+
 Attentions are numbered like blocks, 0 to L-1. A latent pool is one more, number L: its queries are
 no tokens, so its matrix [B, H, Q, T] is not square and nothing is added to it by a residual path.
 Every matrix has one column per token; tokens a pool does not read get 0.
@@ -16,7 +26,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 import torch
 import torch.nn.functional as F
@@ -25,10 +35,16 @@ from torch import Tensor
 from seecause.engine.attend import Bank, Mask, attention_weights
 from seecause.engine.chunks import fit, in_chunks, run_in_chunks
 from seecause.engine.walk import Step, walk
-from seecause.errors import BadOption
+from seecause.errors import BadImage, BadOption
+from seecause.files import digest
+from seecause.models.base import ImageModel
 from seecause.models.block import fused
 from seecause.models.layout import At, TokenLayout
 from seecause.models.view import Readout, VisionModel
+from seecause.types import wide
+
+Blank = Literal["white", "black", "mean", "noise", "blur-noise"]
+_KEPT = 8  # blank images, and half as many of their runs
 
 
 @dataclass(eq=False)
@@ -84,6 +100,88 @@ def record(
     if until is None:
         read = model.readout if narrow is None else model.readout.of_rows
         trace.logits = read(steps.h, layout)
+    return trace
+
+
+def blank_image(
+    model: ImageModel,
+    size: tuple[int, int],
+    blank: Blank | Tensor = "white",
+    *,
+    seed: int = 0,
+    count: int = 1,
+) -> Tensor:
+    """A normalised blank [1, 3, H, W] on the model's device; the same object for the same blank, so
+    that its run can be kept. `blank` may be one for each of `count` images: [count, 3, H, W]."""
+    channels = len(model.preprocess.mean)
+    if isinstance(blank, Tensor):
+        shape = (channels, *size)
+        if blank.shape[-3:] != shape or blank.shape[:-3] not in ((), (1,), (count,)):
+            each = f", or one for each image: {[count, *shape]}" if count > 1 else ""
+            raise BadImage(
+                f"blank of shape {list(blank.shape)}",
+                f"expected {[1, *shape]}, normalised like the images{each}",
+                "resize it",
+            )
+        if blank.ndim == 4 and len(blank) > 1:
+            return blank.detach().to(model.device, model.dtype)
+        pixels = wide(blank).detach().cpu().contiguous()
+        content = digest(pixels.numpy().tobytes())
+        key: tuple[Any, ...] = (content, size, model.dtype, model.device)
+    elif blank in get_args(Blank):
+        key = (blank, size, seed, model.preprocess, model.dtype, model.device)
+    else:
+        raise BadOption("blank", blank, f"one of {', '.join(get_args(Blank))}, or a tensor")
+    made: dict[tuple[Any, ...], Tensor] = model.memo.setdefault("blank images", {})
+    if key not in made:
+        if len(made) >= _KEPT:
+            made.pop(next(iter(made)))
+        shape = (1, channels, *size)
+        with torch.inference_mode(False):  # so that it can be used outside such a block, too
+            drawn = pixels if isinstance(blank, Tensor) else _draw(model, shape, blank, seed)
+            made[key] = drawn.reshape(shape).to(model.device, model.dtype, copy=True)
+    return made[key]
+
+
+def _draw(model: ImageModel, shape: tuple[int, ...], blank: Blank, seed: int) -> Tensor:
+    """A normalised blank in float64 on the CPU."""
+    if blank in ("white", "black"):
+        level = torch.full(shape, float(blank == "white"), dtype=torch.float64)
+        return model.preprocess.normalise(level)
+    if blank == "mean":
+        return torch.zeros(shape, dtype=torch.float64)
+    noise = torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    if blank == "noise":
+        return noise
+    from torchvision.transforms.functional import gaussian_blur  # a second to import
+
+    sigma = max(shape[-2:]) / 28
+    reach = round(2 * sigma)
+    if reach >= min(shape[-2:]):
+        narrow = f"another one: {shape[-2]} x {shape[-1]} pixels are too narrow to blur"
+        raise BadOption("blank", blank, narrow)
+    soft = gaussian_blur(noise, [2 * reach + 1] * 2, [sigma] * 2)
+    return (soft - soft.mean()) / soft.std()
+
+
+@torch.inference_mode(False)
+@torch.no_grad()
+def blank_trace(
+    model: VisionModel, blank: Tensor, *, states: Collection[int], kv: Collection[int]
+) -> Trace:
+    """The recorded run of a blank image [1, 3, H, W], kept in the model's memo while neither the
+    image nor the model changes."""
+    known: dict[Any, tuple[Tensor, Trace]] = model.memo.setdefault("blanks", {})
+    key = (model.state_key(), id(blank), blank._version)
+    _, held = known.get(key, (blank, Trace(model.at(blank), None)))
+    if key in known and set(states) <= set(held.states) and set(kv) <= set(held.kv):
+        return held
+    trace = record(model, blank, states={*states, *held.states}, kv={*kv, *held.kv})
+    for old in [old for old in known if old[0] != key[0]]:  # of other weights
+        del known[old]
+    while key not in known and len(known) >= _KEPT // 2:
+        known.pop(next(iter(known)))
+    known[key] = (blank, trace)  # the blank is kept alive, so that its id means the same pixels
     return trace
 
 

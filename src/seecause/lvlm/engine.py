@@ -25,7 +25,7 @@ from torch import Tensor
 
 from seecause import __version__
 from seecause.engine.chunks import fit, in_chunks
-from seecause.engine.mixture import part_without_gradient
+from seecause.engine.sweep import part_without_gradient
 from seecause.engine.walk import walk
 from seecause.errors import BadInput, BadOption, NotDefined
 from seecause.lvlm._cache import (

@@ -20,8 +20,8 @@ from torch import Tensor
 
 from seecause.app.jobs import Reply
 from seecause.app.state import ActionContext, Kind, ServedModel
-from seecause.engine.blanks import Blank
 from seecause.engine.sweep import Tail
+from seecause.engine.trace import Blank
 from seecause.errors import BadOption, SeecauseError, UnknownName
 from seecause.models.base import ImageModel
 from seecause.report.figures import data_uri, heat_layer, number, scale_of

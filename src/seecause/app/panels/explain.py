@@ -38,8 +38,8 @@ from seecause.attribution.caap import make_plan, sweep_features
 from seecause.attribution.evidence import PatchSet, evidence as find_evidence
 from seecause.attribution.registry import find
 from seecause.data.images import to_pil
-from seecause.engine.blanks import blank_image
 from seecause.engine.sweep import Sweep, SweepPlan
+from seecause.engine.trace import blank_image
 from seecause.errors import BadOption
 from seecause.models.staged import StagedModel
 from seecause.models.view import VisionModel
