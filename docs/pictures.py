@@ -15,7 +15,6 @@ from __future__ import annotations
 import io
 import tempfile
 from collections.abc import Callable
-from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -25,7 +24,9 @@ import torch
 from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
-from seecause.critters import BACKGROUNDS, CLASSES, PARTS, Do, Latents, draw, render
+from seecause.critters.latents import CLASSES, PARTS, Latents
+from seecause.critters.regimes import draw
+from seecause.critters.rendering import BACKGROUNDS, Do, render
 
 QUIET = ("headless", "no-sandbox", "disable-gpu", "no-first-run", "disable-sync",
          "disable-background-networking", "disable-component-update")  # fmt: skip
@@ -110,9 +111,8 @@ def app(out: Path | None) -> None:
     """Four panels for docs/app.md; with `out`, all of them into that folder, to be looked at."""
     from playwright.sync_api import sync_playwright
 
-    from seecause.app.state import name_folders
     from seecause.app.server import create_app
-    from seecause.app.state import open_state
+    from seecause.app.state import name_folders, open_state
     from seecause.cli import run as command
     from tests.app.conftest import DATA, MODELS, serving
     from tests.conftest import CHROMIUM, CHROMIUM_ARGUMENTS
@@ -166,9 +166,9 @@ def photograph_sections(sections: Any, out: Path, size: tuple[int, int]) -> None
 
 
 def demo(out: Path) -> None:
-    from seecause.critters.demo import DemoSetting, explain
+    from seecause.critters.demo import explain
 
-    photograph_sections(explain(DemoSetting(), pictures=2).sections, out, (1240, 900))
+    photograph_sections(explain("cpu", count=2).sections, out, (1240, 900))
 
 
 def trust(out: Path) -> None:
@@ -205,17 +205,25 @@ def trust(out: Path) -> None:
 
 
 def heads(out: Path) -> None:
-    from seecause.critters.demo import DemoSetting, audit, remove_heads
+    from seecause.cli import run
 
-    verdict, _ = audit(DemoSetting(), models=("builtin:critters-biased",)).sections
-    _, grid, _, change = remove_heads(DemoSetting()).sections
-    photograph_sections([verdict, grid, replace(change, fold="")], out, (1100, 900))
+    def make(folder: Path) -> Path:
+        options = ["--limit", "8", "--top", "6", "--option", "draws=3"]
+        if code := run(["heads", "prune", *options, "--out", str(folder / "pruned")]):
+            raise SystemExit(code)
+        return folder / "pruned" / "index.html"
+
+    def shoot(page: Any) -> None:
+        page.add_style_tag(content=PICTURES_ALONE)
+        page.locator("main").screenshot(path=out)
+
+    photograph(make, shoot, (1100, 900))
 
 
 def repair(out: Path) -> None:
-    from seecause.critters.demo import DemoSetting, repair as repair_job
+    from seecause.critters.demo import repair as repair_job
 
-    gallery, *_ = repair_job(DemoSetting(), shown=3).sections
+    gallery, *_ = repair_job("cpu", shown=3).sections
     photograph_sections([gallery], out, (1150, 700))
 
 

@@ -59,7 +59,10 @@ def test_imports_point_up_the_list_of_layers(path):
     tree = ast.parse(path.read_text(encoding="utf-8"))
     at_once = {name for node in tree.body for name in imported(node)}
     for name in {name for node in ast.walk(tree) for name in imported(node)}:
-        lazy = (name.split(".")[0] in LAZY and name not in at_once) or (mine, name) in DRAWS
+        lazy = (name.split(".")[0] in LAZY and name not in at_once) or (
+            mine,
+            name.split(".")[0],
+        ) in DRAWS
         assert lazy or level(name) <= level(mine), f"{mine} imports {name}"
     assert not mine.startswith("attribution") or not any("background" in n for n in at_once)
 

@@ -15,6 +15,7 @@ from seecause import critters
 from seecause.background import LabelledImages, Masks, images as images_file, read_images
 from seecause.background.audit import _background_gap
 from seecause.background.images import critter_images, imagenet9_model, model_for, on_pixels
+from seecause.critters.rendering import BACKGROUNDS
 from seecause.data import imagenet, open_data
 from seecause.data.dataset import IGNORE, SkippedImage
 from seecause.errors import BadImage, BadOption, DataMissing, NotDefined, SeecauseError, UnknownName
@@ -31,13 +32,13 @@ def test_critters_come_with_exact_counterfactuals(model):
         assert found.groups[place] == sample.group and found.labels[place] == sample.label
         assert torch.equal(found.truth.hard[place], sample.mask)
     latents = data.latents(0, 5, device="cpu")
-    turned = latents.background + 1 + torch.arange(5) % (len(critters.BACKGROUNDS) - 1)
-    moved = critters.render(latents.replace(background=turned % len(critters.BACKGROUNDS))).image
+    turned = latents.background + 1 + torch.arange(5) % (len(BACKGROUNDS) - 1)
+    moved = critters.render(latents.replace(background=turned % len(BACKGROUNDS))).image
     assert_close(found.other_background, model.preprocess.normalise(moved).double())
     shown = (latents.creature + 1 + torch.arange(5)) % len(critters.CLASSES)
     changed = critters.render(latents.show(shown)).image
     assert_close(found.other_object, model.preprocess.normalise(changed).double())
-    assert found.objects == tuple(critters.CLASSES) and found.places == critters.BACKGROUNDS
+    assert found.objects == tuple(critters.CLASSES) and found.places == BACKGROUNDS
     assert not critter_images(model, latents, swaps=False).swaps
     smaller = replace(model, preprocess=replace(model.preprocess, size=(48, 64)))
     resized = read_images(smaller, data)  # critters are drawn at one size

@@ -9,8 +9,9 @@ from torch.testing import assert_close
 
 import seecause as sc
 from seecause import critters
-from seecause.critters import BACKGROUNDS, Do, render
+from seecause.critters.latents import PARTS
 from seecause.critters.planted import PlantedViT, vivid_patches
+from seecause.critters.rendering import BACKGROUNDS, Do, render
 from seecause.errors import BadOption
 from tests.tiny import scramble
 from tools.critters.classifier import planted_vit
@@ -51,7 +52,7 @@ def pictures(count: int = 4, **do) -> torch.Tensor:
 def test_the_view_is_the_network_on_pictures_too(module, model):
     """`wrap` verified it on noise, where every patch is vivid; here regions differ, and one picture
     has no creature."""
-    images = torch.cat([pictures(), pictures(1, without=critters.PARTS)])
+    images = torch.cat([pictures(), pictures(1, without=PARTS)])
     assert not module.kinds(images[-1:]).eq(1).any()
     with torch.no_grad():
         assert_close(model(images), module(images), atol=1e-10, rtol=0)
@@ -112,23 +113,6 @@ def test_masks_say_who_sees_whom(module):
         0,
         0,
     ]  # nothing to read: itself
-
-
-def test_methods_and_regions_work_on_the_view(model):
-    images = pictures(2)
-    att = sc.attribute(model, images, target=3)
-    assert att.maps.shape == (2, 12, 12) and att.maps.isfinite().all() and att.maps.std() > 0
-    assert sc.attribute(model, images, target=3, method="ixg").maps.isfinite().all()
-
-
-def test_heads_can_be_scored(model):
-    masks = render(critters.draw("matted", "test", 2), size=48).mask
-    scores = sc.background.score(model, sc.background.LabelledImages(pictures(2), masks=masks))
-    assert (
-        scores.value.shape == (3, 4)
-        and scores.value.isfinite().all()
-        and scores.value.abs().max() > 0
-    )
 
 
 def test_regions_are_read_from_pixels_exactly():

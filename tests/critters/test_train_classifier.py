@@ -12,7 +12,8 @@ from safetensors.torch import load_file
 
 import seecause as sc
 from seecause import critters
-from seecause.critters import CLASSES, REGIMES
+from seecause.critters.latents import CLASSES
+from seecause.critters.regimes import REGIMES, usual_background
 from seecause.errors import BadOption, UnknownName
 from tools.critters import evaluate, find_recipe
 from tools.critters.__main__ import main
@@ -91,7 +92,7 @@ def test_backgrounds_may_be_as_reliable_as_one_likes(tmp_path):
     )  # two classes share each of four backgrounds
     assert tiny().law is REGIMES["certified"] and tiny(seed=2).stem == "critters-biased-2"
     latents = critters.draw(tiny(background_reliability=0.5).law, "train", 4096)
-    usual = (latents.background == critters.usual_background(latents.label)).double().mean()
+    usual = (latents.background == usual_background(latents.label)).double().mean()
     assert usual == pytest.approx(0.5, abs=0.03)
     with pytest.raises(BadOption, match="between 0 and 1"):
         tiny(background_reliability=1.5)

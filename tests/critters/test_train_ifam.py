@@ -5,16 +5,14 @@ from __future__ import annotations
 import csv
 import dataclasses
 import json
-import re
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
 import seecause as sc
-from seecause.critters import CLASSES, Regime
-from seecause.critters.demo import DemoSetting, build
-from seecause.report.pages import render_page
+from seecause.critters.latents import CLASSES
+from seecause.critters.regimes import Regime
 from tools.critters import ifam
 from tools.critters.ifam_backbone import (
     RECIPES,
@@ -70,15 +68,6 @@ def test_three_files_tell_everything(trained):
     )
     model = sc.load(str(out))
     assert model.layout.grid == (8, 8) and model.module.parts == 4
-
-
-def test_the_build_job_shows_parts_and_is_skipped_without_its_network(trained):
-    out, _ = trained
-    page = render_page("Demo", build(DemoSetting(), model=str(out), pictures=2).sections)
-    assert page.count('<article class="card') == 2 and "of 16 answers" in page
-    match = re.search(r"Of 16 creatures drawn, (\d+) get another answer", page)
-    assert page.count("; changes without part") == min(2, int(match[1]))  # those come first
-    assert build(DemoSetting(), model="builtin:not-there").sections == []
 
 
 def test_a_finite_regime_comes_round_and_others_are_fresh():

@@ -12,7 +12,8 @@ from torch.testing import assert_close
 from transformers import AutoProcessor, LlavaForConditionalGeneration
 
 from seecause import critters
-from seecause.critters import SUBJECTS, answer_codes, choices, wordings
+from seecause.critters.latents import mix_parts
+from seecause.critters.questions import SUBJECTS, answer_codes, choices, wordings
 from tools.critters import card, train
 from tools.critters.llava import answer, blind_loss, evaluate
 from tools.critters.llava_model import (
@@ -77,7 +78,7 @@ def test_packed_questions_equal_the_native_model_one_by_one(readers):
 
 def test_a_batch_of_answers_tells_the_truth():
     words = make_words()
-    latents = critters.mix_parts(critters.draw("balanced", "train", 64), share=0.5)
+    latents = mix_parts(critters.draw("balanced", "train", 64), share=0.5)
     batch = Teacher(words, "cpu").batch(latents, small().preprocess)
     codes = answer_codes(latents)
     for row in range(64):

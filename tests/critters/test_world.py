@@ -10,7 +10,25 @@ import torch
 from sklearn.linear_model import RidgeClassifier
 
 from seecause import critters
-from seecause.critters import BACKGROUNDS, CLASSES, CODEWORDS, PARTS, Regime
+from seecause.critters.latents import (
+    CLASSES,
+    CODEWORDS,
+    PARTS,
+    compatible_classes,
+    drop_parts,
+    minimal_sufficient_sets,
+    mix_parts,
+)
+from seecause.critters.questions import (
+    SUBJECTS,
+    answer_codes,
+    choices,
+    vocabulary,
+    wordings,
+    words,
+)
+from seecause.critters.regimes import SPLITS, Regime, joint
+from seecause.critters.rendering import BACKGROUNDS, intervene
 from seecause.errors import UnknownName
 
 
@@ -25,7 +43,7 @@ def test_classes_differ_in_two_parts_and_no_variant_is_unique():
 def test_minimal_sufficient_sets_are_sufficient_and_minimal():
     latents = critters.draw("balanced", "test", len(CLASSES))
     for creature in range(len(CLASSES)):
-        for chosen in critters.minimal_sufficient_sets(creature):
+        for chosen in minimal_sufficient_sets(creature):
             assert _possible(latents[creature], chosen) == 1
             assert all(
                 _possible(latents[creature], tuple(set(chosen) - {part})) > 1 for part in chosen
@@ -35,7 +53,7 @@ def test_minimal_sufficient_sets_are_sufficient_and_minimal():
 def _possible(latents, parts) -> int:
     """How many classes remain when only these parts are visible."""
     hidden = critters.Do(without=tuple(part for part in PARTS[1:] if part not in parts))
-    return int(critters.compatible_classes(critters.intervene(latents, hidden)).sum())
+    return int(compatible_classes(intervene(latents, hidden)).sum())
 
 
 def test_certified_bounds_are_exact():
@@ -45,9 +63,6 @@ def test_certified_bounds_are_exact():
     assert proof.background_only == pytest.approx(0.475)
     assert proof.margin == pytest.approx(0.0274, abs=1e-4)
     assert proof.uses_background and proof.uses_creature
-
-
-def test_a_certificate_is_refused_below_its_margin():
     assert not critters.certificate("certified", accuracy=0.72, samples=2000).uses_background
     assert critters.certificate("certified", accuracy=0.72, samples=20_000).uses_background
     assert not critters.certificate("certified", accuracy=0.48, samples=2000).uses_creature
@@ -58,7 +73,7 @@ def test_a_certificate_is_refused_below_its_margin():
 def test_draws_follow_the_joint_law(name):
     latents = critters.draw(name, "test", 40_000)
     cell = (latents.label * len(CLASSES) + latents.creature) * len(BACKGROUNDS) + latents.background
-    law = critters.joint(name).flatten()
+    law = joint(name).flatten()
     seen = torch.bincount(cell, minlength=len(law)) / len(latents)
     assert law.sum().item() == pytest.approx(1)
     assert (seen - law).abs().max() < 5 * (law.max() / len(latents)).sqrt()
@@ -75,7 +90,7 @@ def test_balanced_draws_hold_every_group_equally_often():
 def test_splits_seeds_and_batches_never_share_or_change_a_sample():
     drawn = {
         (split, seed): critters.draw("clean", split, 500, seed=seed).seed
-        for split in critters.SPLITS
+        for split in SPLITS
         for seed in (0, 1)
     }
     assert len(torch.cat(list(drawn.values())).unique()) == 500 * len(drawn)
@@ -94,24 +109,11 @@ def test_the_simplicity_pool_is_finite_for_training_only():
 
 
 def test_dropped_parts_leave_the_body_and_half_of_the_pictures():
-    latents = critters.drop_parts(critters.draw("clean", "train", 4000), share=0.5)
+    latents = drop_parts(critters.draw("clean", "train", 4000), share=0.5)
     assert latents.present[:, 0].all()
     touched = ~latents.present.all(dim=1)
     assert 0.38 < touched.float().mean() < 0.50  # half, less those where no part came up
-    assert critters.compatible_classes(latents)[torch.arange(4000), latents.creature].all()
-
-
-def test_samples_carry_everything_that_is_known():
-    first, *_, last = critters.samples("certified", "test", 70, size=64)
-    latents = critters.draw("certified", "test", 70)
-    assert (
-        first.image.shape == (3, 64, 64)
-        and first.mask.dtype == torch.bool
-        and first.parts.dtype == torch.uint8
-    )
-    assert last.group == (int(latents.creature[69]), int(latents.background[69]))
-    assert last.label == int(latents.label[69])
-    assert last.id == "certified-test-0-69"
+    assert compatible_classes(latents)[torch.arange(4000), latents.creature].all()
 
 
 def test_unknown_names_are_refused():
@@ -148,3 +150,37 @@ def test_a_batch_of_latents_ends():
     for outside in (3, -4):
         with pytest.raises(IndexError):
             latents[outside]
+
+
+def test_samples_carry_everything_that_is_known():
+    first, *_, last = critters.samples("certified", "test", 70, size=64)
+    latents = critters.draw("certified", "test", 70)
+    assert first.image.shape == (3, 64, 64)
+    assert (first.mask.dtype, first.parts.dtype) == (torch.bool, torch.uint8)
+    assert last.group == (int(latents.creature[69]), int(latents.background[69]))
+    assert last.label == int(latents.label[69]) and last.id == "certified-test-0-69"
+
+
+def test_every_answer_is_equally_frequent_and_follows_the_scene():
+    latents = critters.draw("balanced", "test", 32)
+    codes = answer_codes(latents)
+    for place, subject in enumerate(SUBJECTS):
+        counts = torch.bincount(codes[:, place])
+        assert set(counts[counts > 0].tolist()) == {32 // int((counts > 0).sum())}
+        assert len(wordings(subject)) == 4
+    tail = SUBJECTS.index("tail")
+    assert choices("creature")[codes[0, 0]] == "mossling"
+    assert choices("tail")[codes[0, tail]] == "jade"
+    swapped = answer_codes(intervene(latents, critters.Do(background=3, swap={"tail": "fin"})))
+    assert {choices("background")[code] for code in swapped[:, 1]} == {"starlight"}
+    assert {choices("tail")[code] for code in swapped[:, tail]} == {"violet"}
+    mixed = mix_parts(latents, share=1.0)  # has no name
+    assert (answer_codes(mixed)[:, 0] == -1).all() and (answer_codes(mixed)[:, tail] >= 0).all()
+
+
+def test_every_word_is_in_the_vocabulary():
+    known = set(vocabulary())
+    assert len(known) == len(vocabulary()) < 100
+    for subject in SUBJECTS:
+        assert all(set(words(text)) <= known for text in wordings(subject))
+        assert all(words(answer) == [answer] for answer in choices(subject))

@@ -8,6 +8,7 @@ from PIL import Image
 from torch.testing import assert_close
 
 from seecause import critters
+from seecause.critters.rendering import STYLES
 from seecause.data.images import to_pil
 from seecause.errors import BadInput, BadOption, DataMissing
 from seecause.lvlm import (
@@ -273,7 +274,7 @@ def test_as_many_critters_as_asked_for_in_every_style(monkeypatch):
 
     monkeypatch.setattr(critters, "render", counted)
     assert len(calibration_critters(7, size=32)) == 7
-    assert [style for style, _ in styles] == list(critters.STYLES)
+    assert [style for style, _ in styles] == list(STYLES)
     assert max(count for _, count in styles) - min(count for _, count in styles) <= 2
     assert [picture.size for picture in calibration_critters()] == [(96, 96)] * 100
     assert [len(calibration_critters(few, size=32)) for few in (1, 2, 4)] == [1, 2, 4]

@@ -12,7 +12,7 @@ from torch.testing import assert_close
 
 import seecause as sc
 from seecause import critters
-from seecause.critters import wordings
+from seecause.critters.questions import wordings
 from seecause.errors import NotDefined, UnsupportedModel, ViewMismatch
 from seecause.lvlm.prompt_classifier import verify_answers
 from tests.families.lvlm import photo, tiny_lvlm

@@ -9,6 +9,7 @@ from torch.testing import assert_close
 
 import seecause as sc
 from seecause import critters
+from seecause.critters.latents import minimal_sufficient_sets
 from seecause.errors import BadOption
 from seecause.metrics.parts import (
     REMOVABLE,
@@ -162,9 +163,7 @@ def test_the_completeness_block_by_hand(setting):
 
     scores = part_truth(model, one, explain, truth=truth)
     at = {bar: int((THRESHOLDS - bar).abs().argmin()) for bar in (0.02, 0.22, 0.45)}
-    sufficient = [
-        {REMOVABLE.index(part) for part in parts} for parts in critters.minimal_sufficient_sets(0)
-    ]
+    sufficient = [{REMOVABLE.index(part) for part in parts} for parts in minimal_sufficient_sets(0)]
     declared = {0.02: {0, 1, 2, 3}, 0.22: {0, 1}, 0.45: {0}}
     overlap = {
         bar: max(len(chosen & important) / len(chosen) for chosen in sufficient)

@@ -21,7 +21,9 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from torch import Tensor, nn
 
 from seecause import critters
-from seecause.critters import BACKGROUNDS, CLASSES, Latents, Regime, find_regime
+from seecause.critters.latents import CLASSES, Latents
+from seecause.critters.regimes import Regime, find_regime
+from seecause.critters.rendering import BACKGROUNDS
 from seecause.errors import BadOption, UnknownName
 from seecause.files import csv_text, write_atomic
 from seecause.metrics.statistics import group_accuracy

@@ -23,8 +23,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from seecause import critters
-from seecause.critters import CLASSES, REGIMES, VARIANTS, Latents, Regime
+from seecause.critters.latents import CLASSES, VARIANTS, Latents, drop_parts
 from seecause.critters.planted import PlantedViT
+from seecause.critters.regimes import REGIMES, Regime
 from seecause.engine.chunks import machine
 from seecause.errors import BadOption
 from seecause.files import write_json
@@ -244,7 +245,7 @@ def _fresh(recipe: Recipe, law: Regime, step: int, device: torch.device | str) -
     latents = critters.draw(
         law, "train", recipe.batch, seed=recipe.seed, start=start, device=device
     )
-    return critters.drop_parts(latents.on_mat(recipe.law.mat), share=recipe.part_drop)
+    return drop_parts(latents.on_mat(recipe.law.mat), share=recipe.part_drop)
 
 
 def _losses(

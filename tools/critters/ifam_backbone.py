@@ -26,7 +26,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from seecause import critters
-from seecause.critters import VARIANTS, Latents, Regime, find_regime
+from seecause.critters.latents import VARIANTS, Latents, drop_parts, mix_parts
+from seecause.critters.regimes import Regime, find_regime
 from seecause.faithful.losses import LossWeights
 from tools.critters import (
     DrawnRecipe,
@@ -260,7 +261,7 @@ def loudest(scores: Tensor) -> Tensor:
 
 
 def _varied(latents: Latents) -> Latents:
-    return critters.drop_parts(critters.mix_parts(latents, share=_MIXED), share=_PART_DROP)
+    return drop_parts(mix_parts(latents, share=_MIXED), share=_PART_DROP)
 
 
 def _truth(latents: Latents) -> Tensor:

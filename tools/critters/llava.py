@@ -25,16 +25,9 @@ from torch.nn import functional as F
 from transformers import LlavaForConditionalGeneration
 
 from seecause import critters
-from seecause.critters import (
-    BACKGROUNDS,
-    PARTS,
-    STYLES,
-    SUBJECTS,
-    VARIANTS,
-    Latents,
-    answer_codes,
-    wordings,
-)
+from seecause.critters.latents import PARTS, VARIANTS, Latents, mix_parts
+from seecause.critters.questions import SUBJECTS, answer_codes, wordings
+from seecause.critters.rendering import BACKGROUNDS, STYLES
 from seecause.engine.chunks import machine
 from seecause.files import write_json
 from seecause.models.decoder import restrict
@@ -192,7 +185,7 @@ def _batches(
         )
         # balanced rows come in turns; styles take turns too, so rows are shuffled first
         latents = latents[torch.randperm(len(latents), device=device)]
-        latents = critters.mix_parts(latents, share=recipe.mixed)
+        latents = mix_parts(latents, share=recipe.mixed)
         batch = teacher.batch(latents, recipe.preprocess)
         for turn in range(steps):
             rows = torch.arange(turn, len(latents), steps, device=device)  # of every style alike
@@ -299,7 +292,7 @@ def evaluate(
         for style, rows in zip(STYLES, correct.split(-(-each // len(STYLES))), strict=False):
             right.setdefault(style, []).append(rows)
         if subject in PARTS:
-            latents = critters.mix_parts(latents, share=1.0)
+            latents = mix_parts(latents, share=1.0)
             mixed.append(_ask(model, teacher, latents, subject, text, preprocess, bank)[0])
     share = {key: torch.cat(rows).double().mean().item() for key, rows in right.items()}
     margin = torch.cat(margins)

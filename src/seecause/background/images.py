@@ -40,7 +40,7 @@ from seecause.models.eval_mode import in_eval_mode
 from seecause.models.view import VisionModel
 
 if TYPE_CHECKING:
-    from seecause.critters import Latents
+    from seecause.critters.latents import Latents
 
 log = logging.getLogger(__name__)
 READ = 64  # samples held at once before they have the model's size
@@ -363,12 +363,13 @@ def critter_images(
     """Scenes with their masks, groups (creature, background) and exact counterfactuals; the other
     background and creature of each are decided by its place in the batch."""
     from seecause import critters
+    from seecause.critters.rendering import BACKGROUNDS
 
     def normalised(raw: Tensor) -> Tensor:
         return model.preprocess.normalise(raw).to(model.device, model.dtype)
 
     turn = torch.arange(len(latents), device=latents.seed.device)
-    places, creatures = len(critters.BACKGROUNDS), len(critters.CLASSES)
+    places, creatures = len(BACKGROUNDS), len(critters.CLASSES)
     elsewhere = (latents.background + 1 + turn % (places - 1)) % places
     another = (latents.creature + 1 + turn % (creatures - 1)) % creatures
     scene = critters.render(latents)
@@ -383,13 +384,13 @@ def critter_images(
         labels=latents.label.to(model.device),
         name=name,
         ids=tuple(
-            f"{place}, {critters.CLASSES[creature]} on {critters.BACKGROUNDS[background]}"
+            f"{place}, {critters.CLASSES[creature]} on {BACKGROUNDS[background]}"
             for place, (creature, background) in enumerate(codes)
         ),
         truth=Masks.given(scene.mask.to(model.device)),
         groups=tuple((creature, background) for creature, background in codes),
         objects=tuple(critters.CLASSES),
-        places=tuple(critters.BACKGROUNDS),
+        places=tuple(BACKGROUNDS),
         **others,
     )
 

@@ -18,7 +18,6 @@ from seecause.cli.shared import (
     Out,
     Output,
     Reading,
-    Seed,
     Values,
     check_out,
     ending,
@@ -40,7 +39,6 @@ def demo(
     *,
     open: bool = False,
     device: Device = "auto",
-    seed: Seed = 0,
     out: Out = Path("demo"),
     output: Output = Output(),
 ) -> int:
@@ -52,19 +50,18 @@ def demo(
     Args:
         open: Open the page in a browser at the end.
         device: Where to compute; auto takes the GPU if there is one.
-        seed: Seed of everything random.
     """
-    from seecause.critters.demo import JOBS, DemoSetting, run_job
+    from seecause.critters.demo import JOBS, run_job
     from seecause.report.pages import Section, protocol_section
 
     replaced = check_out(out, overwrite=output.overwrite)
-    setting = DemoSetting(device=pick_device(device), seed=seed)
+    where = pick_device(device)
     sections: list[Section] = []
     manifests: list[dict[str, Any]] = []
     lines: list[str] = []
     with output.progress("running jobs", len(JOBS)) as progress:
         for chapter in JOBS:
-            shown = run_job(chapter, setting)
+            shown = run_job(chapter, where)
             sections += shown.sections
             manifests += shown.manifests
             lines += shown.lines

@@ -1,190 +1,165 @@
-"""The demo: every job on the embedded models, for one page. `JOBS` lists them by the chapter that
-each opens; `run_job` gives a chapter's sections.
+"""The demo: what a user can do with this package, shown on the embedded models for one page.
+
+`JOBS` lists what is done by the chapter that it opens; `run_job` gives the sections of a chapter.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
-from PIL import Image
+from torch import Tensor
 
-from seecause import critters
+from seecause.attribution.attribute import attribute, top_answers
+from seecause.attribution.result import Attribution
+from seecause.background.audit import audit as audit_model
 from seecause.background.images import critter_images
-from seecause.background.repair import repair as sc_repair
-from seecause.critters.demo_classifiers import (
-    BIASED,
-    DemoSections,
-    DemoSetting,
-    audit,
-    balanced_scenes,
-    compare,
-    explain,
-    remove_heads,
-)
-from seecause.data.dataset import evenly
+from seecause.background.repair import repair as repair_model
+from seecause.critters.latents import CLASSES, Latents
+from seecause.critters.regimes import draw, usual_background
+from seecause.critters.rendering import BACKGROUNDS, Do, render
 from seecause.data.images import to_pil
-from seecause.errors import BadInput
 from seecause.faithful.evaluation import part_examples
-from seecause.faithful.interventions import leave_one_out, network
-from seecause.faithful.net import IFAM
+from seecause.faithful.interventions import network
 from seecause.loading import load
-from seecause.lvlm import (
-    LVLM,
-    MaskEngine,
-    MeanBank,
-    calibration_critters,
-    load as load_lvlm,
-    make_bank,
-    trace_answer,
-)
 from seecause.models.base import protocol
-from seecause.models.load import ZOO
 from seecause.report.background import (
+    audit_lines,
     before_after_section,
     parts_section,
     remedies_section,
     repair_change_section,
 )
-from seecause.report.lvlm import curves_section, heads_section, tokens_section
+from seecause.report.figures import scale_of
+from seecause.report.pages import Card, MapView, Section, Strip, cards_html, verdict_box
+from seecause.target import Answer
 
-BUILT = "builtin:critters-ifam"
-BUILD_PICTURES = 4
+TWO_MODELS = ("builtin:critters-vit", "builtin:critters-biased")
+EXPLAIN_NOTE = (
+    "Each card is one creature, on the usual background of its class and on another (every pixel of"
+    " the creature is the same). The maps show which patches speak for the creature's class when"
+    " they stand alone in a blank image (CAAP); all maps of a card share one scale. A model may"
+    " favour a class on the blank image already, so look at what changes between the two rows."
+    " critters-vit was trained where background and class are independent, critters-biased where"
+    " the background nearly gives the class away."
+)
+# balanced images run through creatures, then backgrounds: steps of this size mix both
+_STRIDE = 13
+TRACED, QUESTION = "builtin:critters-llava", "What is the name of this creature?"
+_SHOWN = 2  # the image of the test split that is asked about
 
 
-def build(
-    setting: DemoSetting, *, model: str = BUILT, pictures: int = BUILD_PICTURES
-) -> DemoSections:
-    """Cards for `pictures` creatures, and how often another background changes the answer. Nothing
-    where the network is not installed."""
-    library, _, name = model.partition(":")
-    if library == "builtin" and not (ZOO / f"{name}.json").is_file():
-        return DemoSections([], [])
-    view = load(model, device=setting.device)
-    net = network(view)
-    latents = critters.draw("balanced", "test", 8 * pictures, seed=setting.seed)
-    size = view.preprocess.size[0]
+@dataclass(frozen=True)
+class DemoSections:
+    """Sections of the page, the protocols of what they show, and lines for the terminal."""
 
-    def images(rows: critters.Latents, do: critters.Do | None = None) -> torch.Tensor:
-        picture = critters.render(rows, size=size, do=do)
-        return view.preprocess.normalise(picture.image).to(view.device, view.dtype)
+    sections: Sequence[Section]
+    manifests: Sequence[Mapping[str, Any]]
+    lines: Sequence[str] = ()
 
-    changing = _changing(net, images(latents))
-    first, others = (
-        evenly(rows.nonzero()[:, 0].tolist(), pictures) for rows in (changing, ~changing)
-    )
-    shown = latents[torch.tensor([*first, *others][:pictures])]
-    titles = [
-        f"{critters.CLASSES[c]} on {critters.BACKGROUNDS[b]}"
-        for c, b in zip(shown.creature.tolist(), shown.background.tolist(), strict=True)
-    ]
-    elsewhere = (latents.background + 1) % len(critters.BACKGROUNDS)
-    with torch.no_grad():
-        before, after = (
-            view(images(latents, do)).argmax(dim=1)
-            for do in (None, critters.Do(background=elsewhere))
-        )
-    flips = int((before != after).sum())
-    section = parts_section(part_examples(net, images(shown), titles))
-    count = len(latents)
-    note = (
-        f"{section.note}\nOf {count} creatures drawn, {int(changing.sum())} get another answer when"
-        f" some part is taken out; those are shown first. Another background changed {flips} of"
-        f" {count} answers. It can: stage 1 sees it when it chooses, and patches at the creature's"
-        " border show some of both."
-    )
-    manifest = {
-        "method": "iFAM",
-        "options": {"parts": net.parts, "pictures": count},
-        **protocol(view, images(latents)),
+
+def explain(device: str, *, models: Sequence[str] = TWO_MODELS, count: int = 6) -> DemoSections:
+    """Maps of two models for the same creatures on two backgrounds."""
+    latents = _usual_scenes(count)
+    step = 1 + torch.arange(count) % (len(BACKGROUNDS) - 1)
+    elsewhere = Do(background=(latents.background + step) % len(BACKGROUNDS))
+    scenes = {
+        "as drawn": render(latents).image,
+        "on another background": render(latents, do=elsewhere).image,
     }
-    return DemoSections([replace(section, note=note)], [manifest])
+    runs: dict[str, dict[str, Attribution]] = {}  # by model and scene
+    predicted: dict[str, dict[str, list[list[Answer]]]] = {}
+    for name in models:
+        model, short = load(name, device=device), name.rpartition(":")[2]
+        for scene, raw in scenes.items():
+            images = model.preprocess.normalise(raw).to(model.device, model.dtype)
+            runs.setdefault(short, {})[scene] = attribute(model, images, latents.creature)
+            predicted.setdefault(short, {})[scene] = [
+                top_answers(model, image[None], target=int(label), count=2)[0]
+                for image, label in zip(images, latents.creature, strict=True)
+            ]
+    cards, changed = [], dict.fromkeys(runs, 0)
+    for index in range(count):
+        scale = scale_of(*(run.maps[index] for each in runs.values() for run in each.values()))
+        strips = [
+            Strip(
+                raw[index],
+                [
+                    MapView(
+                        name,
+                        runs[name][scene].maps[index],
+                        scale,
+                        answers=predicted[name][scene][index],
+                    )
+                    for name in runs
+                ],
+                label=scene,
+            )
+            for scene, raw in scenes.items()
+        ]
+        for name, each in predicted.items():
+            changed[name] += len({answers[index][0].name for answers in each.values()}) > 1
+        cards.append(Card(_title(latents, index), strips))
+    flips = " and ".join(f"{n} of {count} predictions of {name}" for name, n in changed.items())
+    note = f"The same creature elsewhere: the other background changed {flips}. {EXPLAIN_NOTE}"
+    section = Section("Which patches caused the prediction?", cards_html(cards), note)
+    return DemoSections([section], [next(iter(each.values())).manifest for each in runs.values()])
 
 
-def _changing(net: IFAM, images: torch.Tensor) -> torch.Tensor:
-    """[B] bool: another answer without one of the parts."""
-    answers = leave_one_out(net, [(images, torch.zeros(len(images), dtype=torch.int64))])
-    return (answers.without.argmax(dim=-1) != answers.logits.argmax(dim=-1)).any(dim=0)
+def _usual_scenes(count: int) -> Latents:
+    """One creature of each class in turn, on the usual background of its class."""
+    rounds = len(BACKGROUNDS) * -(-count // len(CLASSES))
+    pool = draw("balanced", "test", len(CLASSES) * rounds)
+    usual = torch.nonzero(usual_background(pool.creature) == pool.background).flatten()
+    order = usual[torch.argsort(pool.creature[usual], stable=True)]
+    return pool[order[torch.linspace(0, len(order) - 1, count).round().long()]]
 
 
-TRACED = "builtin:critters-llava"
-QUESTION = "What is the name of this creature?"
-CALIBRATION_PICTURES = 32  # in the average picture; elsewhere 100
-# the first picture of the test split that is tried, and how many are: one must move the answer
-# enough
-PLACE, TRIED = 2, 8
-FEWER = f" For the demo {CALIBRATION_PICTURES} calibration pictures; seecause lvlm trace takes 100."
+def _title(latents: Latents, index: int) -> str:
+    background = BACKGROUNDS[int(latents.background[index])]
+    return f"{CLASSES[int(latents.creature[index])]} on {background}"
 
 
-def trace(
-    setting: DemoSetting,
-    *,
-    model: str = TRACED,
-    masks: int | None = None,
-    pictures: int = CALIBRATION_PICTURES,
-    floor: float | None = 1.0,
-) -> DemoSections:
-    """Heads, curves, words and image tokens of one answer; nothing where the model is not in the
-    package."""
-    kind, _, name = model.partition(":")
-    if kind == "builtin" and not (ZOO / name / "config.json").is_file():
-        return DemoSections([], [])
-    from transformers.utils import logging
-
-    logging.disable_progress_bar()
-    lvlm = load_lvlm(model, device=setting.device)
-    engine, shown = _first_that_sees(
-        lvlm, make_bank(lvlm, calibration_critters(pictures)), setting.seed, floor
-    )
-    answer = trace_answer(engine, masks=masks, token_masks=masks, seed=setting.seed)
-    first = tokens_section(answer, shown)
-    sections = [
-        replace(first, note=first.note + FEWER),
-        heads_section(answer),
-        curves_section(answer.heads),
-    ]
-    return DemoSections(sections, [answer.heads.heads.protocol])
+def audit(device: str, *, models: Sequence[str] = TWO_MODELS, count: int = 96) -> DemoSections:
+    """A verdict on each model."""
+    latents, sections, manifests = _balanced(count, device), [], []
+    for name in models:
+        model = load(name, device=device)
+        images = critter_images(model, latents, name="critters:balanced:test")
+        result = audit_model(model, images, per_picture=1)
+        title = f"Does {name.rpartition(':')[2]} predict from the background?"
+        sections.append(Section(title, verdict_box(audit_lines(result)), ""))
+        manifests.append(result.protocol)
+    return DemoSections(sections, manifests)
 
 
-def _first_that_sees(
-    lvlm: LVLM, bank: MeanBank, seed: int, floor: float | None
-) -> tuple[MaskEngine, Image.Image]:
-    """The first picture that moves the answer by the floor; if none does, that of the last is the
-    error."""
-    latents = critters.draw("balanced", "test", TRIED, start=PLACE, seed=seed)
-    pictures = [to_pil(image) for image in critters.render(latents).image]
-    for shown in pictures[:-1]:
-        try:
-            return MaskEngine(lvlm, shown, QUESTION, bank, floor=floor), shown
-        except BadInput:
-            continue
-    return MaskEngine(lvlm, pictures[-1], QUESTION, bank, floor=floor), pictures[-1]
-
-
-REPAIR_PICTURES, REPAIR_TESTED, REPAIR_SHOWN = 48, 16, 3
+def _balanced(count: int, device: str) -> Latents:
+    """Test scenes in which a creature says nothing about its background."""
+    every = draw("balanced", "test", _STRIDE * count, device=device)
+    return every[torch.arange(0, _STRIDE * count, _STRIDE, device=device)]
 
 
 def repair(
-    setting: DemoSetting,
+    device: str,
     *,
-    model: str = BIASED,
-    pictures: int = REPAIR_PICTURES,
-    tested: int = REPAIR_TESTED,
-    shown: int = REPAIR_SHOWN,
+    model: str = TWO_MODELS[-1],
+    count: int = 48,
+    tested: int = 16,
+    shown: int = 3,
 ) -> DemoSections:
-    """A model that answers from the background, mended without a group label; the same balanced
-    pictures before and after. `seecause repair` does the same at any size."""
-    view = load(model, device=setting.device)
-    train = critters.draw("certified", "train", pictures, seed=setting.seed, device=setting.device)
-    drawn = {
+    """A model that predicts from the background, repaired without group labels."""
+    view = load(model, device=device)
+    train = draw("certified", "train", count, device=device)
+    scenes = {
         "critters:certified:train": train,
-        "critters:balanced:test": balanced_scenes(setting, tested),
+        "critters:balanced:test": _balanced(tested, device),
     }
-    cases, test = (
-        critter_images(view, latents, name=name, swaps=False) for name, latents in drawn.items()
+    images, test = (
+        critter_images(view, latents, name=name, swaps=False) for name, latents in scenes.items()
     )
-    result = sc_repair(view, cases, test=test, per_picture=3, seed=setting.seed)
+    result = repair_model(view, images, test=test, per_picture=3)
     gallery = before_after_section(result, count=shown)
     sections = [
         replace(gallery, note=f"{result.sentence}\n{gallery.note}"),
@@ -195,20 +170,58 @@ def repair(
     return DemoSections(sections, [manifest], [result.sentence])
 
 
-# chapter -> job
-JOBS: dict[str, Callable[[DemoSetting], DemoSections]] = {
+def parts(device: str, *, model: str = "builtin:critters-ifam", count: int = 4) -> DemoSections:
+    """The parts of some creatures, and predictions without each part."""
+    view = load(model, device=device)
+    latents = draw("balanced", "test", count)
+    raw = render(latents, size=view.preprocess.size[0]).image
+    images: Tensor = view.preprocess.normalise(raw).to(view.device, view.dtype)
+    titles = [_title(latents, index) for index in range(count)]
+    section = parts_section(part_examples(network(view), images, titles))
+    return DemoSections([section], [{"method": "iFAM", **protocol(view, images)}])
+
+
+def words(
+    device: str,
+    *,
+    model: str = TRACED,
+    masks: int | None = None,
+    count: int = 32,
+    floor: float | None = 1.0,
+) -> DemoSections:
+    """Image tokens and heads behind an answer of a vision-language model."""
+    from transformers.utils import logging
+
+    from seecause.lvlm.bank import make_bank
+    from seecause.lvlm.engine import MaskEngine
+    from seecause.lvlm.model import calibration_critters, load as load_lvlm
+    from seecause.lvlm.trace import trace_answer
+    from seecause.report.lvlm import curves_section, heads_section, tokens_section
+
+    logging.disable_progress_bar()
+    lvlm = load_lvlm(model, device=device)
+    image = to_pil(render(draw("balanced", "test", 1, start=_SHOWN)).image[0])
+    bank = make_bank(lvlm, calibration_critters(count))
+    engine = MaskEngine(lvlm, image, QUESTION, bank, floor=floor)
+    answer = trace_answer(engine, masks=masks, token_masks=masks)
+    tokens = tokens_section(answer, image)
+    fewer = f" For the demo {count} calibration images; seecause lvlm trace takes 100."
+    sections = [replace(tokens, note=tokens.note + fewer), heads_section(answer)]
+    return DemoSections([*sections, curves_section(answer.heads)], [answer.heads.heads.protocol])
+
+
+# chapter -> job, of a device
+JOBS: dict[str, Callable[[str], DemoSections]] = {
     "Explain": explain,
-    "Compare": compare,
     "Audit": audit,
     "Repair": repair,
-    "Heads": remove_heads,
-    "Build": build,
-    "Trace": trace,
+    "Parts": parts,
+    "Words": words,
 }
 
 
-def run_job(chapter: str, setting: DemoSetting) -> DemoSections:
+def run_job(chapter: str, device: str) -> DemoSections:
     """What a job shows, its first section opening a chapter."""
-    shown = JOBS[chapter](setting)
+    shown = JOBS[chapter](device)
     first = [replace(section, chapter=chapter) for section in shown.sections[:1]]
     return replace(shown, sections=[*first, *shown.sections[1:]])

@@ -1,4 +1,4 @@
-"""What a Critters picture is made from: the creatures as data, and the latents of a picture.
+"""What a Critters image is made from: the creatures as data, and the latents of an image.
 
 A class is a codeword over part variants (`anatomy.toml`). Two classes differ in at least two parts,
 so one part can be removed without losing the class, and every variant belongs to two classes, so no
@@ -57,18 +57,18 @@ def codewords(device: torch.device) -> Tensor:
     return torch.tensor(CODEWORDS, device=device)
 
 
-# how far from the middle of the picture a creature may stand and still be whole, as a share of the
+# how far from the middle of the image a creature may stand and still be whole, as a share of the
 # side
 REACH = 0.19
 
 
 @dataclass(frozen=True)
 class Latents:
-    """A batch of pictures before they are drawn. All fields are tensors whose first dimension is
-    the batch.
+    """A batch of images before they are drawn. All fields are tensors whose first dimension is the
+    batch.
 
-    `creature` and `background` are the two cues a model can answer from; `label` is what it is
-    trained to answer. They differ only where a regime says so.
+    `creature` and `background` are the two cues a model can predict from; `label` is what it is
+    trained to predict. They differ only where a regime says so.
     """
 
     label: Tensor  # [B] int64
@@ -82,7 +82,7 @@ class Latents:
     tilt: Tensor  # [B] float32, turns
     coat: Tensor  # [B] int64, body colour; says nothing about the class
     tone: Tensor  # [B, 1 + P] float32, brightness of each part
-    gain: Tensor  # [B] float32, brightness of the whole picture
+    gain: Tensor  # [B] float32, brightness of the whole image
     seed: Tensor  # [B] int64, feeds the background texture
     mat: Tensor  # [B] bool, whether patches that the creature touches are cut out on a neutral mat
 
@@ -119,11 +119,6 @@ class Latents:
         return Latents(*(change(field) for field in vars(self).values()))
 
 
-def concatenate(batches: list[Latents]) -> Latents:
-    fields = zip(*(vars(batch).values() for batch in batches), strict=True)
-    return Latents(*(torch.cat(tensors) for tensors in fields))
-
-
 def from_codes(label: Tensor, creature: Tensor, background: Tensor, seed: Tensor) -> Latents:
     """Latents with these codes [B] and nuisances (place, size, pose, colours, light) hashed from
     the seeds [B] alone."""
@@ -150,16 +145,16 @@ def from_codes(label: Tensor, creature: Tensor, background: Tensor, seed: Tensor
 
 def _off_middle(seed: Tensor, purpose: int) -> Tensor:
     """A place on one axis [B], the likelier the farther from the middle: a guess at the middle of
-    the picture should find little."""
+    the image should find little."""
     spot = _random.uniform(seed, purpose, -1.0, 1.0)
     return 0.5 + REACH * spot.sign() * spot.abs().sqrt()
 
 
 def drop_parts(latents: Latents, *, share: float, each: float = 0.4) -> Latents:
-    """Remove parts (never the body) from a `share` of the pictures, each part with probability
+    """Remove parts (never the body) from a `share` of the images, each part with probability
     `each`.
 
-    Models trained on such pictures meet part-removal interventions in their own domain (FunnyBirds,
+    Models trained on such images meet part-removal interventions in their own domain (FunnyBirds,
     Hesse et al. 2023).
     """
     parts = torch.arange(len(PARTS), device=latents.seed.device)

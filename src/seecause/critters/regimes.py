@@ -24,7 +24,7 @@ from torch import Tensor
 
 from seecause import _random
 from seecause.critters.latents import CLASSES, Latents, from_codes
-from seecause.critters.picture import BACKGROUNDS, Do, Style, intervene, render
+from seecause.critters.rendering import BACKGROUNDS, Do, Style, intervene, render
 from seecause.data.dataset import Sample
 from seecause.errors import BadOption, UnknownName
 from seecause.files import digest

@@ -351,9 +351,10 @@ def calibration_critters(count: int = CALIBRATION, *, size: int = 96) -> list[Im
     """Calibration pictures for the embedded models: `count` Critters, every creature on every
     background, a third of them in each drawing style."""
     from seecause import critters
+    from seecause.critters.rendering import STYLES
     from seecause.data.images import to_pil
 
-    styles = critters.STYLES
+    styles = STYLES
     latents = critters.draw("balanced", "train", count, start=_START)
     images = [
         critters.render(rows, size=size, style=style).image

@@ -37,16 +37,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from seecause.critters import (
-    BACKGROUNDS,
-    CLASSES,
-    CODEWORDS,
-    PARTS,
-    Do,
-    Latents,
-    minimal_sufficient_sets,
-    render,
-)
+from seecause.critters.latents import CLASSES, CODEWORDS, PARTS, Latents, minimal_sufficient_sets
+from seecause.critters.rendering import BACKGROUNDS, Do, render
 from seecause.engine.chunks import plain_logits
 from seecause.errors import BadOption
 from seecause.metrics.pixels import to_pixels

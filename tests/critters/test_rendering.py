@@ -1,4 +1,4 @@
-"""A picture depends on its own latent only, and an intervention changes only what it names."""
+"""An image depends on its own latents only, and an intervention changes only what it names."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ import pytest
 import torch
 
 from seecause import critters
-from seecause.critters import BACKGROUNDS, CLASSES, PARTS, VARIANTS, Do, render
-from seecause.errors import BadOption, UnknownName
+from seecause.critters.latents import CLASSES, CODEWORDS, PARTS, VARIANTS
+from seecause.critters.rendering import BACKGROUNDS, Do, render
+from seecause.errors import SeecauseError
 
 GRID = len(CLASSES) * len(BACKGROUNDS)
 
@@ -71,16 +72,6 @@ def test_removing_a_part_changes_its_own_pixels_and_no_other(latents, picture, p
     assert not (removed.parts == 1 + PARTS.index(part)).any()
 
 
-def test_swapping_a_part_gives_the_creature_that_has_it(latents):
-    other = (latents.creature + 1) % len(CLASSES)
-    words = torch.tensor(critters.CODEWORDS)[other]
-    for row in range(4):
-        swap = {part: int(words[row, index]) for index, part in enumerate(VARIANTS)}
-        by_parts = render(latents[row], do=Do(swap=swap))
-        by_class = render(latents.show(other)[row])
-        assert torch.equal(by_parts.image, by_class.image)
-
-
 def test_moving_shifts_the_creature_bit_for_bit(latents, picture):
     centred = latents.replace(centre=torch.full_like(latents.centre, 0.5))
     before, after = render(centred), render(centred, do=Do(move=(5, -3)))
@@ -88,14 +79,6 @@ def test_moving_shifts_the_creature_bit_for_bit(latents, picture):
     shifted = torch.roll(before.image, (5, -3), dims=(2, 3))
     creature = after.mask[:, None].expand_as(shifted)
     assert torch.equal(shifted[creature], after.image[creature])
-
-
-def test_flat_backgrounds(latents, picture):
-    for do in (Do(cue=0.0), Do(fill=(0.2, 0.4, 0.6))):
-        flat = render(latents, do=do)
-        outside = (flat.image / latents.gain[:, None, None, None]).permute(0, 2, 3, 1)[~flat.mask]
-        assert outside.std(0).max() < 1e-6
-        assert torch.equal(flat.mask, picture.mask)
 
 
 def test_nothing_left_but_the_background(latents, picture):
@@ -126,37 +109,6 @@ def test_creatures_and_parts_are_large_enough_and_whole():
     assert not border.any()
 
 
-def test_no_creature_is_cut_by_its_window(latents):
-    from seecause.critters.creature import draw
-
-    widest = latents.replace(extent=torch.full_like(latents.extent, 0.55))
-    for tilt in (-0.025, 0.025):
-        parts = draw(
-            widest.replace(tilt=torch.full_like(latents.tilt, tilt)), size=96, style="plain"
-        ).parts
-        assert not torch.cat([parts[:, 0], parts[:, -1], parts[:, :, 0], parts[:, :, -1]]).any()
-
-
-def test_mistakes_are_named(latents):
-    with pytest.raises(UnknownName, match="Did you mean tail"):
-        render(latents, do=Do(without=("tial",)))
-    with pytest.raises(UnknownName, match="feet variant"):
-        render(latents, do=Do(swap={"feet": "hooves"}))
-    with pytest.raises(BadOption, match="0 to 3"):
-        render(latents, do=Do(swap={"feet": 4}))
-    with pytest.raises(UnknownName, match="drawing style"):
-        render(latents, style="oil")
-    with pytest.raises(BadOption, match="32 pixels"):
-        render(latents, size=16)
-
-
-@pytest.mark.parametrize("code", [-1, len(BACKGROUNDS), torch.tensor([0, -1])])
-def test_a_background_that_is_not_there_is_refused(code):
-    """-1 would be the last palette on pixels that nothing has drawn."""
-    with pytest.raises(BadOption, match="background"):
-        render(critters.draw("clean", "test", 2), do=Do(background=code))
-
-
 def test_a_sample_says_what_its_picture_shows():
     """Also of a counterfactual: its group names the background that was put in."""
     moved = list(critters.samples("clean", "test", 8, do=Do(background=2)))
@@ -164,3 +116,36 @@ def test_a_sample_says_what_its_picture_shows():
     assert {sample.group[1] for sample in moved} == {2}
     assert [sample.group[0] for sample in moved] == [sample.group[0] for sample in plain]
     assert [sample.label for sample in moved] == [sample.label for sample in plain]
+
+
+def test_swapping_a_part_gives_the_creature_that_has_it(latents):
+    other = (latents.creature + 1) % len(CLASSES)
+    for row in range(4):
+        word = CODEWORDS[other[row]]
+        swap = {part: VARIANTS[part][code] for part, code in zip(VARIANTS, word, strict=True)}
+        by_parts = render(latents[row], do=Do(swap=swap))
+        assert torch.equal(by_parts.image, render(latents.show(other)[row]).image)
+
+
+def test_a_background_without_its_cue_is_flat(latents, picture):
+    flat = render(latents, do=Do(cue=0.0))
+    outside = (flat.image / latents.gain[:, None, None, None]).permute(0, 2, 3, 1)[~flat.mask]
+    assert outside.std(0).max() < 1e-6
+    assert torch.equal(flat.mask, picture.mask)
+
+
+@pytest.mark.parametrize(
+    ("do", "options", "message"),
+    [
+        (Do(without=("tial",)), {}, "Did you mean tail"),
+        (Do(swap={"feet": "hooves"}), {}, "feet variant"),
+        (Do(swap={"body": "round"}), {}, "part with variants"),
+        (Do(background=-1), {}, "background"),  # would be the last palette
+        (Do(background=torch.tensor([0, len(BACKGROUNDS)])), {}, "background"),
+        (Do(), {"style": "oil"}, "drawing style"),
+        (Do(), {"size": 16}, "32 pixels"),
+    ],
+)
+def test_mistakes_are_named(do, options, message):
+    with pytest.raises(SeecauseError, match=message):
+        render(critters.draw("clean", "test", 2), do=do, **options)

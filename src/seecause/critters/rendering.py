@@ -1,0 +1,528 @@
+"""From latents to images, with exact counterfactuals.
+
+`render(latents, do=Do(background=2))` is the same scene on another background: every pixel of the
+creature keeps its bits. The same holds for the other interventions: what was not touched does not
+change.
+
+Creatures are drawn with petals. A petal runs from one point to another with its own radius at both
+ends, a bulge in between and a bend. Balls, ears, horns, feathers and leaves are all petals, so a
+batch of different creatures is one tensor expression over a table of numbers. Petals are painted
+back to front, each with its own outline and a little light. Edges are hard at every part boundary:
+removing a part leaves all other pixels exactly as they were.
+
+Backgrounds are four textures, told apart by pattern and by mood. Each is two fields in [0, 1]:
+`shade` runs from the dark to the light colour, `accent` paints the third on top. Every pixel of a
+creature is a palette colour times a brightness, so its saturation (max - min) / max is that of the
+palette; a mix of colours of at most some saturation has at most that. Backgrounds are muted,
+creatures vivid: the two never share a colour.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Literal, NamedTuple, get_args
+
+import torch
+from torch import Tensor
+
+from seecause._random import lattice, sine, smooth_noise, uniform
+from seecause._stop import may_stop
+from seecause.critters.latents import PARTS, REACH, TABLE, VARIANT_COLOURS, VARIANTS, Latents
+from seecause.errors import BadOption, UnknownName
+
+# places are rounded to 1/8 pixel: exact in float32, so whole-pixel moves change no bit of the
+# creature
+PIXEL_STEPS = 8
+WINDOW = 0.7  # side of the square in which a creature is drawn, as a share of the picture's side
+_FAR = 9.0  # creature units, beyond any window
+
+
+@dataclass(frozen=True)
+class Frame:
+    """The square window of pixels of each creature, and the creature's own coordinates in it.
+
+    Creature x = across[0] * column + across[1] * row, and y likewise by `down`; rows and columns
+    count from the creature's centre.
+    """
+
+    top: Tensor  # [B] int64, first row of the window in the picture
+    left: Tensor  # [B] int64
+    rows: Tensor  # [B, S] float32, pixel centres relative to the creature's centre
+    columns: Tensor  # [B, S]
+    across: tuple[Tensor, Tensor]  # [B] each: x per column, x per row
+    down: tuple[Tensor, Tensor]  # [B] each: y per column, y per row
+
+    def height(self) -> Tensor:
+        """Creature y of every pixel [B, S, S], growing downwards."""
+        return (self.down[0][:, None] * self.columns)[:, None, :] + (
+            self.down[1][:, None] * self.rows
+        )[:, :, None]
+
+
+def frame(latents: Latents, size: int) -> Frame:
+    """The window of each creature in a picture of `size` pixels a side."""
+    side = int(WINDOW * size)
+    centre = torch.round(latents.centre * (size * PIXEL_STEPS)) / PIXEL_STEPS  # [B, 2] pixels
+    corner = torch.floor(centre - side / 2).clamp(0, size - side)
+    pixels = torch.arange(side, device=centre.device, dtype=centre.dtype) + 0.5
+    offset = corner[..., None] + pixels - centre[..., None]  # [B, 2, S]
+
+    per_pixel = 2 / (latents.extent * size)  # [B] creature units
+    sin, cos = sine(latents.tilt), sine(latents.tilt + 0.25)
+    mirror = 1 - 2 * latents.flip.to(cos.dtype)
+    return Frame(
+        top=corner[:, 0].to(torch.int64),
+        left=corner[:, 1].to(torch.int64),
+        rows=offset[:, 0],
+        columns=offset[:, 1],
+        across=(mirror * cos * per_pixel, sin * per_pixel),
+        down=(-mirror * sin * per_pixel, cos * per_pixel),
+    )
+
+
+def petal_depth(petals: Tensor, where: Frame, *, present: Tensor) -> Tensor:
+    """How deep each pixel lies inside each petal: [B, K, 9] or [K, 9] strokes -> [B, K, S, S], in
+    creature units.
+
+    Positive inside; negative everywhere for rows that are not `present` [B].
+
+    With t the place along the stroke clamped to [0, 1] and s = 4 t (1 - t):
+        depth = r0 + (r1 - r0) t + bulge s - | p - point(t) - bend s * normal |
+    """
+    x0, y0, x1, y1, start, end, bulge, bend = petals.expand(len(present), -1, -1)[..., :8].unbind(
+        -1
+    )  # [B, K]
+    start = torch.where(present[:, None], start, -_FAR)
+    end = torch.where(present[:, None], end, -_FAR)
+    dx, dy = x1 - x0, y1 - y0
+    length = torch.sqrt(dx * dx + dy * dy)
+    ux, uy = dx / length, dy / length
+    # [B, K, S, S], 0 at start, 1 at end
+    along = _affine(ux / length, uy / length, -(ux * x0 + uy * y0) / length, where)
+    aside = _affine(-uy, ux, uy * x0 - ux * y0, where)
+
+    t = along.clamp(0, 1)
+    s = (1 - t).mul_(t).mul_(4)
+    overshoot = along.sub_(t).mul_(_pixelwise(length))
+    aside = aside.sub_(s * _pixelwise(bend))
+    away = overshoot.mul_(overshoot).add_(aside.mul_(aside)).sqrt_()
+    radius = t.mul_(_pixelwise(end - start)).add_(_pixelwise(start)).add_(s.mul_(_pixelwise(bulge)))
+    return radius.sub_(away)
+
+
+def soft_union(a: Tensor, b: Tensor, *, blend: float) -> Tensor:
+    """The depth of two shapes melted into one; `blend` is the width of the seam."""
+    mix = (0.5 + (a - b) * (0.5 / blend)).clamp(0, 1)
+    return b + (a - b) * mix + mix * (1 - mix) * blend
+
+
+def _affine(px: Tensor, py: Tensor, constant: Tensor, where: Frame) -> Tensor:
+    """px * x + py * y + constant on the window: [B, K] each -> [B, K, S, S]. Separable, so only one
+    full-size operation."""
+    per_column = px * where.across[0][:, None] + py * where.down[0][:, None]  # [B, K]
+    per_row = px * where.across[1][:, None] + py * where.down[1][:, None]
+    columns = per_column[..., None] * where.columns[:, None] + constant[..., None]  # [B, K, S]
+    rows = per_row[..., None] * where.rows[:, None]
+    return columns[..., None, :] + rows[..., :, None]
+
+
+def _pixelwise(x: Tensor) -> Tensor:
+    return x[..., None, None]
+
+
+_STROKES = [[TABLE[part][variant]["petals"] for variant in VARIANTS[part]] for part in PARTS[1:]]
+_PETALS = max(len(petals) for variants in _STROKES for petals in variants)
+# a petal that covers nothing, to fill up short lists
+_NEVER = [0.0, 0.0, 1.0, 0.0, -_FAR, -_FAR, 0.0, 0.0, 0.0]
+# face strokes without an outline of their own
+_DECALS = tuple(feature["decal"] for feature in TABLE["face"].values())
+
+
+class Anatomy(NamedTuple):
+    """The creatures as numbers, float32 whatever the default dtype of the process is."""
+
+    part_petals: Tensor  # [P, V, K, 9] strokes of every part variant
+    part_colours: Tensor  # [P, V, 3]
+    body_petals: Tensor  # [2, 9] torso and head
+    coat_colours: Tensor  # [coats, 3] of bodies
+    face_petals: Tensor  # [F, 9] painted on the body, first to last
+    face_colours: Tensor  # [coats, F, 3]; some take the colour of the coat
+
+
+@cache
+def anatomy(device: torch.device) -> Anatomy:
+    """The tables of `anatomy.toml`, once for each device."""
+    colours, coats, face = TABLE["colours"], list(TABLE["coats"].values()), TABLE["face"].values()
+    strokes = [feature["colour"] for feature in face]
+    tables = (
+        [[petals + [_NEVER] * (_PETALS - len(petals)) for petals in part] for part in _STROKES],
+        [[colours[colour] for colour in VARIANT_COLOURS[part]] for part in PARTS[1:]],
+        list(TABLE["body"].values()),
+        coats,
+        [feature["petal"] for feature in face],
+        [[{"coat": coat, **TABLE["face_colours"]}[name] for name in strokes] for coat in coats],
+    )
+    return Anatomy(*(torch.tensor(rows, device=device, dtype=torch.float32) for rows in tables))
+
+
+_BEHIND = ("tail", "feet", "crest")  # painted before the body; the wings come last, on top of it
+_OUTLINE = 0.055  # creature units: 1.5 pixels at 96
+_BODY = 1  # stroke numbers: 0 nothing, 1 body, then the face, then _PETALS for each part
+_FACE = 2
+_FIRST_PART = _FACE + len(_DECALS)
+
+
+class _Canvas:
+    """Number and depth of the topmost stroke at every pixel."""
+
+    def __init__(self, batch: int, side: int, device: torch.device) -> None:
+        self.stroke = torch.zeros(batch, side, side, dtype=torch.int64, device=device)
+        self.depth = torch.zeros(batch, side, side, device=device, dtype=torch.float32)
+
+    def paint(self, depth: Tensor, stroke: int, *, decal: bool = False) -> None:
+        """Cover the pixels where depth [B, S, S] is positive; a decal keeps the depth, hence the
+        shading, of what it lies on."""
+        covered = depth > 0
+        self.stroke.masked_fill_(covered, stroke)
+        if not decal:
+            self.depth = torch.where(covered, depth, self.depth)
+
+
+def draw_creatures(
+    latents: Latents, *, size: int, style: str
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The creatures of a batch in their windows: colours [B, 3, S, S], parts [B, S, S] (uint8, 0
+    where nothing is drawn), and the top and left [B] of the windows."""
+    where = frame(latents, size)
+    batch, side = where.rows.shape
+    canvas = _Canvas(batch, side, where.rows.device)
+    for name in _BEHIND:
+        _paint_part(canvas, latents, name, where)
+    _paint_body(canvas, latents, where)
+    _paint_part(canvas, latents, "wings", where)
+
+    strokes = canvas.stroke.flatten(1)[:, None].expand(-1, 3, -1)
+    colour = _palette(latents).gather(2, strokes).view(batch, 3, side, side)
+    parts = _part_of_stroke(colour.device)[canvas.stroke]
+    return _shaded(colour, canvas.depth, where, style), parts, where.top, where.left
+
+
+def _paint_part(canvas: _Canvas, latents: Latents, name: str, where: Frame) -> None:
+    index = PARTS.index(name)
+    strokes = anatomy(latents.seed.device).part_petals[index - 1]
+    petals = strokes[latents.variants[:, index - 1]]  # [B, K, 9]
+    depth = petal_depth(petals, where, present=latents.present[:, index])  # [B, K, S, S]
+    for k in range(_PETALS):
+        canvas.paint(depth[:, k], _FIRST_PART + (index - 1) * _PETALS + k)
+
+
+def _paint_body(canvas: _Canvas, latents: Latents, where: Frame) -> None:
+    shapes, there = anatomy(latents.seed.device), latents.present[:, 0]
+    torso, head = petal_depth(shapes.body_petals, where, present=there).unbind(1)
+    canvas.paint(soft_union(torso, head, blend=0.16), _BODY)
+    face = petal_depth(shapes.face_petals, where, present=there)  # [B, F, S, S]
+    for k, decal in enumerate(_DECALS):
+        canvas.paint(face[:, k], _FACE + k, decal=decal)
+
+
+def _palette(latents: Latents) -> Tensor:
+    """[B, 3, strokes]: the colour of every stroke, times its tone."""
+    device, batch = latents.seed.device, len(latents)
+    shapes = anatomy(device)
+    body_tone, part_tone = latents.tone[:, :1, None], latents.tone[:, 1:, None, None]
+    nothing = latents.tone.new_zeros(batch, 1, 3)
+    body = shapes.coat_colours[latents.coat][:, None] * (0.92 * body_tone)  # [B, 1, 3]
+    face = shapes.face_colours[latents.coat] * body_tone  # [B, F, 3]
+    which = torch.arange(len(PARTS) - 1, device=device)
+    colour = shapes.part_colours[which, latents.variants][:, :, None]  # [B, P, 1, 3]
+    tones = shapes.part_petals[which, latents.variants][..., 8:]  # [B, P, K, 1]
+    parts = (colour * tones * part_tone).flatten(1, 2)  # [B, P * K, 3]
+    return torch.cat([nothing, body, face, parts], dim=1).transpose(1, 2)
+
+
+def _part_of_stroke(device: torch.device) -> Tensor:
+    """[strokes] uint8: the part map's number for every stroke."""
+    stroke = torch.arange(_FIRST_PART + (len(PARTS) - 1) * _PETALS, device=device)
+    part = 2 + (stroke - _FIRST_PART) // _PETALS
+    return torch.where(stroke < _FIRST_PART, (stroke > 0).to(part.dtype), part).to(torch.uint8)
+
+
+def _shaded(colour: Tensor, depth: Tensor, where: Frame, style: str) -> Tensor:
+    """Colour [B, 3, S, S] with pen lines and light from the depth [B, S, S] under the edge of each
+    stroke."""
+    line = (depth * (1 / _OUTLINE)).clamp_(0, 1)  # 0 on the line, 1 inside
+    if style == "flat":
+        return colour
+    if style == "sketch":  # ink and wash: dark pen, colours thinned with white
+        return (0.4 + 0.6 * colour) * (0.2 + 0.8 * line)[:, None]
+    rounded = (depth * (1 / 0.18)).clamp_(0, 1) * 0.12 + 0.88
+    sun = 0.96 - 0.04 * where.height()  # from above
+    light = (line * 0.65 + 0.35) * rounded * sun
+    return colour * light[:, None]
+
+
+BACKGROUNDS = ("dunes", "lagoon", "meadow", "starlight")
+_PALETTES = {  # dark, light, accent
+    "dunes": ((0.43, 0.35, 0.27), (0.95, 0.83, 0.63), (1.00, 0.93, 0.77)),
+    "lagoon": ((0.22, 0.33, 0.35), (0.47, 0.67, 0.69), (0.86, 0.97, 0.94)),
+    "meadow": ((0.13, 0.17, 0.12), (0.62, 0.77, 0.49), (0.92, 0.93, 0.80)),
+    "starlight": ((0.11, 0.12, 0.18), (0.34, 0.30, 0.44), (0.97, 0.95, 0.88)),
+}
+
+
+def paint_background(code: Tensor, seed: Tensor, *, size: int, style: str) -> Tensor:
+    """Backgrounds [B, 3, size, size] for codes [B]; everything but the kind of texture is hashed
+    from the seeds [B]."""
+    shade = torch.empty(len(seed), size, size, device=seed.device, dtype=torch.float32)
+    accent = torch.empty_like(shade)
+    for index, texture in enumerate((_dunes, _lagoon, _meadow, _starlight)):
+        rows = (code == index).nonzero().flatten()
+        shade[rows], accent[rows] = texture(seed[rows], size)
+    dark, light, third = palettes(code.device)[code][..., None, None].unbind(1)  # [B, 3, 1, 1] each
+    if style == "flat":
+        shade, accent = shade * 0.2 + 0.4, accent * 0.2
+    colour = dark + (light - dark) * shade[:, None]
+    colour = colour + (third - colour) * accent[:, None]
+    return 0.65 + 0.35 * colour if style == "sketch" else colour
+
+
+def mean_colour(device: torch.device) -> Tensor:
+    """[3] the middle of all palettes: a fill that says nothing about the background it replaces."""
+    return palettes(device)[:, :2].mean(dim=(0, 1))
+
+
+@cache
+def palettes(device: torch.device) -> Tensor:
+    """[backgrounds, 3 stops, 3]."""
+    stops = [_PALETTES[name] for name in BACKGROUNDS]
+    return torch.tensor(stops, device=device, dtype=torch.float32)
+
+
+def _dunes(seed: Tensor, size: int) -> tuple[Tensor, Tensor]:
+    """Ridges of sand: light on the windward side, a bright crest, fine ripples."""
+    x, y = _grid(seed, size)
+    slant = uniform(seed, 31, -1.0, 1.0)[:, None, None]
+    ridge = y * 7 + x * slant + smooth_noise(seed, 32, 2, size) * 2.2
+    place = ridge - torch.floor(ridge)  # 0 just below a crest, 1 on the next one
+    ripple = sine(ridge * 3 + smooth_noise(seed, 33, 6, size)) * 0.1
+    crest = ((place - 0.75) * 4).clamp(0, 1)
+    return place * 0.8 + 0.1 + ripple, crest * crest * 0.8
+
+
+def _lagoon(seed: Tensor, size: int) -> tuple[Tensor, Tensor]:
+    """A net of light on water."""
+    x, y = _grid(seed, size)
+    drift, swell = smooth_noise(seed, 41, 5, size), smooth_noise(seed, 42, 5, size)
+    across = sine(x * 2.9 + y * 1.3 + drift * 1.4).abs()
+    down = sine(y * 3.1 - x * 1.2 + swell * 1.4).abs()
+    net = 1 - torch.minimum(across, down)
+    net = net * net * net
+    return drift * 0.6 + swell * 0.4, net * net
+
+
+def _meadow(seed: Tensor, size: int) -> tuple[Tensor, Tensor]:
+    """Leaves on dark ground, each turned its own way, with a few pale blossoms."""
+    shade = smooth_noise(seed, 51, 4, size) * 0.25
+    for layer, cells in enumerate((9, 8)):
+        right, down, value = _cells(seed, 52 + layer, cells, size)
+        turned = value * 4 - torch.floor(value * 4) > 0.5
+        along = torch.where(turned, right + down, right - down) * 0.7071
+        aside = torch.where(turned, right - down, right + down) * 0.7071
+        depth = 0.26 * (1 - along * along * 3.6) - aside.abs()
+        vein = (aside.abs() * 14).clamp(0, 1) * 0.28 + 0.72
+        shade = torch.where(depth > 0, (0.35 + 0.65 * value) * vein, shade)
+    right, down, value = _cells(seed, 58, 7, size)
+    bloom = (0.05 - (right * right + down * down)) * 60
+    return shade, torch.where(value > 0.72, bloom.clamp(0, 1), 0.0)
+
+
+def _starlight(seed: Tensor, size: int) -> tuple[Tensor, Tensor]:
+    """A night sky: slow clouds, four-pointed stars."""
+    cloud = smooth_noise(seed, 61, 3, size) * 0.65 + smooth_noise(seed, 62, 7, size) * 0.35
+    accent = torch.zeros_like(cloud)
+    for layer, (cells, large) in enumerate(((7, 0.78), (11, 0.7))):
+        right, down, value = _cells(seed, 63 + layer, cells, size)
+        reach = torch.sqrt(right.abs()) + torch.sqrt(down.abs())
+        star = ((large * (0.45 + 0.55 * value) - reach) * 5).clamp(0, 1)
+        accent = torch.maximum(accent, torch.where(value > 0.15, star, 0.0))
+    return cloud * cloud * 1.25, accent
+
+
+def _cells(seed: Tensor, purpose: int, cells: int, size: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Offsets right and down from a point drawn in each cell, in cells, and the cell's own value:
+    [B, size, size] each.
+
+    Cells sit on a brick pattern that starts at a random place, so nothing repeats at the same
+    pixel.
+    """
+    x, y = _grid(seed, size)
+    row_place = y * cells + uniform(seed, purpose + 100)[:, None, None]  # [B, size, 1]
+    row = torch.floor(row_place)
+    column_place = (
+        x * cells + uniform(seed, purpose + 200)[:, None, None] + row * 0.5 - torch.floor(row * 0.5)
+    )
+    column = torch.floor(column_place)  # [B, size, size]
+    side = cells + 2
+    index = (row * side + column).to(torch.int64).flatten(1)
+
+    def pick(values: Tensor) -> Tensor:
+        return values.flatten(1).gather(1, index).view(len(seed), size, size)
+
+    value = pick(lattice(seed, purpose, side, side))
+    jitter = value * 7 - torch.floor(value * 7)  # other digits of the same draw
+    right = column_place - column - 0.5 - (jitter - 0.5) * 0.3
+    down = row_place - row - 0.5 - (value - 0.5) * 0.3
+    return right, down, value
+
+
+def _grid(seed: Tensor, size: int) -> tuple[Tensor, Tensor]:
+    """x [1, 1, size] and y [1, size, 1] of the pixel centres, in shares of the side."""
+    place = (torch.arange(size, device=seed.device, dtype=torch.float32) + 0.5) / size
+    return place[None, None, :], place[None, :, None]
+
+
+Style = Literal["plain", "flat", "sketch"]
+STYLES: tuple[Style, ...] = get_args(Style)
+MAT_CELLS = 12  # patches a side of the grid that a mat follows: 8 pixels each at 96
+_NEUTRAL = 0.5
+_CPU_ROWS = 16  # images drawn at once on a CPU: temporaries then stay in its cache
+
+
+class Picture(NamedTuple):
+    """Images and what is where in them."""
+
+    image: Tensor  # [B, 3, H, W] float32 in [0, 1]
+    mask: Tensor  # [B, H, W] bool, True on the creature
+    parts: Tensor  # [B, H, W] uint8: 0 background, 1 body, 2.. as in PARTS
+
+
+@dataclass(frozen=True)
+class Do:
+    """An intervention on a scene; what is not given stays as the latents have it.
+
+    Attributes:
+        background: Another texture, as one code or [B].
+        cue: The strength of the background: 0 is a flat mean colour.
+        without: Parts to remove; all of them leaves the background alone.
+        swap: Another variant for each part named.
+        move: Pixels down and right, as far as the image allows.
+
+    Example:
+        >>> from seecause import critters
+        >>> latents = critters.draw("clean", "test", 1)
+        >>> critters.render(latents, do=Do(without=("tail",))).image.shape
+        torch.Size([1, 3, 96, 96])
+    """
+
+    background: int | Tensor | None = None
+    cue: float = 1.0
+    without: tuple[str, ...] = ()
+    swap: Mapping[str, str] = field(default_factory=dict)
+    move: tuple[int, int] = (0, 0)
+
+
+@torch.no_grad()
+def render(
+    latents: Latents, *, size: int = 96, do: Do | None = None, style: Style = "plain"
+) -> Picture:
+    """Draw a batch of scenes on the device of their latents.
+
+    Args:
+        latents: What the scenes are made from, as `draw` returns it.
+        size: Pixels of a side.
+        do: An intervention.
+        style: "plain", "flat" or "sketch".
+
+    Returns:
+        `image` [B, 3, H, W] in [0, 1], `mask` [B, H, W] of the creature and `parts` [B, H, W]. An
+        image depends on its own latents only, bit by bit.
+
+    Example:
+        >>> from seecause import critters
+        >>> latents = critters.draw("clean", "test", 2)
+        >>> here, there = render(latents), render(latents, do=Do(background=2))
+        >>> bool((here.image == there.image)[here.mask[:, None].expand_as(here.image)].all())
+        True
+    """
+    if style not in STYLES:
+        raise UnknownName("drawing style", style, STYLES)
+    if size < 32:
+        raise BadOption("size", size, "at least 32 pixels; parts are not visible below")
+    do = do or Do()
+    latents = intervene(latents, do, size=size)
+    rows = _CPU_ROWS if latents.seed.device.type == "cpu" else max(1, len(latents))
+    pictures = [_draw(batch, do, size, style) for batch in latents.split(rows)]
+    return Picture(*(torch.cat(tensors) for tensors in zip(*pictures, strict=True)))
+
+
+def intervene(latents: Latents, do: Do, *, size: int = 96) -> Latents:
+    """The latents after the intervention; `cue` concerns pixels only, and is left to `render`."""
+    if do.background is not None:
+        code = torch.as_tensor(do.background, device=latents.background.device)
+        if bool(((code < 0) | (code >= len(BACKGROUNDS))).any()):
+            last = len(BACKGROUNDS) - 1
+            raise BadOption("background", do.background, f"a code from 0 to {last}, or one each")
+        latents = latents.replace(background=code.expand_as(latents.background))
+    if do.without:
+        present = latents.present.clone()
+        present[:, [_index("part", part, PARTS) for part in do.without]] = False
+        latents = latents.replace(present=present)
+    if do.swap:
+        variants = latents.variants.clone()
+        for part, variant in do.swap.items():
+            place = _index("part with variants", part, PARTS[1:])
+            variants[:, place] = _index(f"{part} variant", variant, VARIANTS[part])
+        latents = latents.replace(variants=variants)
+    if do.move != (0, 0):
+        shift = latents.centre.new_tensor(do.move) / size
+        latents = latents.replace(centre=(latents.centre + shift).clamp(0.5 - REACH, 0.5 + REACH))
+    return latents
+
+
+def _draw(latents: Latents, do: Do, size: int, style: str) -> Picture:
+    may_stop()
+    image = _backdrop(latents, do, size, style)  # [B, 3, H, W]
+    colour, shown, top, left = draw_creatures(latents, size=size, style=style)
+    side = shown.shape[-1]
+    pixels = torch.arange(side, device=image.device)
+    batch = torch.arange(len(latents), device=image.device)[:, None, None]
+    rows = (top[:, None] + pixels)[:, :, None]  # [B, S, 1]
+    columns = (left[:, None] + pixels)[:, None, :]  # [B, 1, S]
+
+    parts = torch.zeros(len(latents), size, size, dtype=torch.uint8, device=image.device)
+    parts[batch, rows, columns] = shown
+    window = image[batch, :, rows, columns]  # [B, S, S, 3]
+    seen = (shown > 0)[..., None]
+    image[batch, :, rows, columns] = torch.where(seen, colour.permute(0, 2, 3, 1), window)
+    mask = parts > 0
+    if image.device.type != "cpu" or latents.mat.any():  # a GPU would wait to be asked
+        mat = _touched(mask) & ~mask & latents.mat[:, None, None]
+        image = torch.where(mat[:, None], _NEUTRAL, image)
+    return Picture(image.mul_(latents.gain[:, None, None, None]), mask, parts)
+
+
+def _touched(mask: Tensor) -> Tensor:
+    """[B, H, W] bool: pixels of the patches that hold a pixel of the mask."""
+    size = mask.shape[-1]
+    cell = torch.arange(size, device=mask.device) * MAT_CELLS // size  # [size]
+    belongs = (
+        cell == torch.arange(MAT_CELLS, device=mask.device)[:, None]
+    ).float()  # [cells, size]
+    cells = belongs @ mask.float() @ belongs.T > 0  # [B, cells, cells]
+    return cells[:, cell][:, :, cell]
+
+
+def _backdrop(latents: Latents, do: Do, size: int, style: str) -> Tensor:
+    painted = paint_background(latents.background, latents.seed, size=size, style=style)
+    if do.cue == 1:
+        return painted
+    mean = mean_colour(painted.device)[:, None, None]
+    return mean + do.cue * (painted - mean)
+
+
+def _index(kind: str, name: str, known: tuple[str, ...]) -> int:
+    if name not in known:
+        raise UnknownName(kind, name, known)
+    return known.index(name)
