@@ -10,11 +10,10 @@ import torch
 from PIL import Image
 
 from seecause.attribution.attribute import attribute
-from seecause.bench.measures import metric_groups
-from seecause.bench.runner import MissingValue, run
+from seecause.bench.runner import MissingValue
 from seecause.bench.tables import (
-    WIDE,
     read_results,
+    run,
     table,
     table_of,
     to_csv,
@@ -55,13 +54,12 @@ def test_every_number_is_in_a_csv_with_the_reason_where_it_is_missing(results, t
     write_rows(results, tmp_path / "rows.csv")
     lines = list(csv.DictReader((tmp_path / "rows.csv").read_text().splitlines()))
     assert len(lines) == 6 * 3 * 3
+    by_name = {(m, row["image"]): row for m, t in results.rows.items() for row in t.to_pylist()}
     for line in lines:
-        row = results.rows[line["method"]].filter(
-            [name == line["image"] for name in results.rows[line["method"]]["image"].to_pylist()]
-        )
-        assert float(line["value"]) == row[line["metric"]][0].as_py() and line["reason"] == ""
+        row = by_name[line["method"], line["image"]]
+        assert float(line["value"]) == row[line["metric"]] and line["reason"] == ""
         for name in ("label", "target", "predicted"):
-            assert int(line[name]) == row[name][0].as_py()
+            assert int(line[name]) == row[name]
     (tmp_path / "data").mkdir()
     for name in ("=1+1.png", "z.png"):
         Image.new("RGB", (96, 96), "red").save(tmp_path / "data" / name)
@@ -77,9 +75,9 @@ def test_every_number_is_in_a_csv_with_the_reason_where_it_is_missing(results, t
     assert "1 of 3 missing" in page and "Not complete" in page
 
 
-def test_a_page_lists_some_holes_and_says_where_all_are(results):
-    holes = [MissingValue("caap", f"{number}.png", "ins-del", "torn") for number in range(999)]
-    section = missing_section(replace(results.status, missing=holes))
+def test_a_page_lists_some_missing_values_and_says_where_all_are(results):
+    lost = [MissingValue("caap", f"{number}.png", "ins-del", "torn") for number in range(999)]
+    section = missing_section(replace(results.status, missing=lost))
     assert str(section.body).count("torn") == 100 and "The first 100 of 999" in section.note
 
 
@@ -88,10 +86,11 @@ def test_maps_and_curves_are_read_by_image(results):
     found = work.run(work.plan.cells[0])["map"].to_pylist()
     maps = results.details("caap", "map", [1, 2])
     assert sorted(maps) == [1, 2]  # the last of a cell, and the first of the next
-    torch.testing.assert_close(maps[1].flatten(), torch.tensor(found[1]))
-    curves, shares = results.curves()["caap"]["insertion"], results.shares()
-    assert curves.shape == (6, 3) and shares.tolist() == [0, 0.5, 1]
-    assert all(len(seconds) == 3 for seconds in results.seconds().values())
+    torch.testing.assert_close(maps[1], torch.tensor(found[1]))
+    curves = results.curves()["caap"]
+    assert curves["insertion curve"].shape == (6, 3)
+    assert curves["shares"].tolist() == [[0, 0.5, 1]] * 6
+    assert all(len(seconds) == 6 for seconds in results.seconds().values())
 
 
 def test_truth_is_joined_over_all_images(tmp_path):
@@ -118,18 +117,9 @@ def test_without_the_truth_nothing_is_said_of_it(results):
     assert not (results.folder / "truth.csv").exists()
 
 
-def test_a_wide_table_is_cut_by_families():
-    columns = {metric: torch.tensor([0.1, 0.2]) for metric in metric_groups()}
-    wide = table_of({"caap": columns, "random": {m: v + 1 for m, v in columns.items()}})
-    groups = wide.column_groups()
-    assert sorted(m for _, metrics in groups for m in metrics) == sorted(metric_groups())
-    assert all(title and len(metrics) <= WIDE for title, metrics in groups)
-    assert to_markdown(wide).count("| caap |") == to_latex(wide).count(r"\toprule") == len(groups)
-
-
-def best(metric: str, unranked=(), **found) -> list[str]:
+def best(metric: str, **found) -> list[str]:
     columns = {method: {metric: torch.tensor(values)} for method, values in found.items()}
-    made = table_of(columns, unranked=unranked)
+    made = table_of(columns)
     marked = [method for method, cells in made.cells.items() if cells[metric].best]
     assert to_markdown(made).count("**") == 2 * len(marked)
     return marked
@@ -147,8 +137,6 @@ def test_the_best_is_marked_where_there_is_one():
     assert best("saco", caap=[0.5, 0.5], random=[0.5, 0.5]) == []
     assert best("insertion", caap=[0.99974, 0.99975], random=[0.99976, 0.99977]) == []
     assert best("deletion", caap=[1e-6, 2e-6], random=[3e-6, 4e-6]) == ["caap"]
-    found = best("saco", ["mda"], caap=[0.5, 0.6], random=[0.1, 0.2], mda=[0.9, float("nan")])
-    assert found == ["caap"]
 
 
 def test_odd_names_and_values_break_no_table():

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from seecause.bench.cells import Prepared, Request, make_plan, open_model
-from seecause.data.registry import open_data
+from seecause.bench.cells import Prepared, Request, open_model, prepare
+from seecause.bench.runner import Cell
 from seecause.errors import BadOption
 
 REQUEST = Request(
@@ -32,20 +32,13 @@ def model():
 
 def prepared(**changes) -> Prepared:
     """`REQUEST` with some changes, ready to run; the model is opened once."""
-    request = replace(REQUEST, **changes)
-    data = open_data(request.data, limit=request.limit)
-    return Prepared(make_plan(request, model(), data), model(), data)
+    return prepare(replace(REQUEST, **changes), model=model())
 
 
-@dataclass(frozen=True)
-class ToyCell:
-    """A cell without a model: `do` says what happens to its worker."""
-
-    name: str
-    do: str = ""  # "", "fail", "die", or a file: die unless it is there
-
-    def __len__(self) -> int:
-        return 1
+def toy_cell(name: str, do: str = "") -> Cell:
+    """A cell without a model. `do` says what happens to its worker: "", "fail", "die", or a file:
+    die unless it is there."""
+    return Cell(name, name, {"do": do})
 
 
 @dataclass(frozen=True)
@@ -59,11 +52,12 @@ class ToyJob:
         return toy_rows
 
 
-def toy_rows(cell: ToyCell) -> pa.Table:
-    if cell.do == "fail":
+def toy_rows(cell: Cell) -> pa.Table:
+    do = cell.arguments["do"]
+    if do == "fail":
         raise RuntimeError(f"{cell.name} cannot be computed")
-    if cell.do == "die" or (cell.do and not Path(cell.do).exists()):
-        if cell.do != "die":
-            Path(cell.do).touch()
+    if do == "die" or (do and not Path(do).exists()):
+        if do != "die":
+            Path(do).touch()
         os.kill(os.getpid(), signal.SIGKILL)
     return pa.table({"image": [cell.name], "reasons": ["{}"]})

@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from seecause.bench.runner import read_plan
+from seecause.bench.tables import read_plan
 from tests.bad_files import bad_file
 from tests.cli.calls import invoke, photo
 

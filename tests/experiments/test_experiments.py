@@ -82,8 +82,8 @@ def test_every_experiment_can_be_asked():
 
 
 def test_a_cell_of_caap_is_what_the_library_measures():
-    (cell,) = [c for c in sc.experiments.find_experiment("caap").cells if c["method"] == "center"]
-    rows = sc.experiments.find_experiment("caap").run(**cell, limit=2, device="cpu")
+    (cell,) = [c for c in base.find_experiment("caap").cells if c["method"] == "center"]
+    rows = base.find_experiment("caap").run(**cell, limit=2, device="cpu")
     model, data = sc.load("builtin:critters-vit"), sc.data.open_data("critters:clean:test")
     images, labels, masks = sc.data.to_batch(model, [data[place] for place in chosen(512, None, 2)])
     maps = sc.attribute(model, images, labels, method="center").maps

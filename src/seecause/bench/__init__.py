@@ -5,10 +5,9 @@
     sc.bench.run("runs/first", request).complete
     sc.bench.table("runs/first").cells["caap"]["ins-del"].mean
 
-measures  groups of metrics, and their options
-cells     what is asked, cut into cells named by a digest; the rows of one cell
-runner    runs cells here, in processes or on a Ray cluster; one Parquet file for each
-tables    means, errors, intervals and paired differences; CSV, LaTeX and Markdown
+runner    runs grids of cells here, in processes or on a Ray cluster; one Parquet file for each
+cells     a benchmark cut into cells named by a digest; the rows of one cell
+tables    runs a benchmark; means, errors, intervals and paired differences; CSV, LaTeX and Markdown
 """
 
 from seecause._lazy import lazy_names

@@ -4,18 +4,22 @@ A cell is one method on a few neighbouring images. Its name is a digest of all t
 rows (method, metrics, the bytes of its images, model, code, libraries) and of nothing else: not of
 the other images, the folder or the number of workers. So a finished cell can be used for as long
 as its name is asked for, and a longer run uses the cells of a shorter one.
+
+Metrics are columns of groups that share their work. Two words stand for several columns:
+
+paper   insertion, deletion and their difference, AUPR_1, AUPR_0, pointing game
+all     everything; sanity checks and truth explain every image again, some dozens of times
 """
 
 from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any, Literal, cast, get_args
+from functools import cached_property
+from typing import Any, Literal
 
-import numpy as np
 import pyarrow as pa
 import torch
 from torch import Tensor
@@ -30,119 +34,99 @@ from seecause._software import (
 )
 from seecause.attribution.attribute import attribute
 from seecause.attribution.registry import find
-from seecause.bench.measures import (
-    DETAILS,
-    UNDEFINED,
-    Named,
-    Options,
-    group_of,
-    group_options,
-    groups_of,
-    lacking,
-    method_options,
-    metric_options,
-    metric_sets,
-    pick_metrics,
-    run_group,
-    with_options,
-)
+from seecause.bench.runner import Cell, Evaluate
 from seecause.data.batch import Batch, class_places, need_images, sample_in_frame, to_batch
-from seecause.data.dataset import (
-    Dataset,
-    Sample,
-    capabilities,
-    sample_digests,
-    sample_ids,
-)
+from seecause.data.dataset import Dataset, Sample, capabilities, sample_digests, sample_ids
 from seecause.data.registry import open_data
 from seecause.engine.chunks import budget, plain_logits
-from seecause.errors import BadImage, BadOption, DataMissing
+from seecause.errors import BadImage, BadOption, DataMissing, NotDefined, UnknownName
 from seecause.files import digest, digest_json
 from seecause.loading import load
-from seecause.metrics import MetricInputs, Scores
+from seecause.metrics import MetricInputs, Scores, metrics
 from seecause.metrics.parts import PartTruth, measure_truth
 from seecause.metrics.registry import METRICS
 from seecause.models.base import ImageModel
-from seecause.models.preprocess import Preprocess
+from seecause.options import Count, check_options, checked, keyword_options
 from seecause.target import Spec
 
-SCHEMA = 6  # of the rows; another number makes every cell new
+SCHEMA = 7  # of the rows; another number makes every cell new
 # bytes of activations; fixed, because free memory would decide chunks, and so the last bits
 MEMORY = {"cpu": 64 << 20, "cuda": 8 << 30}
-ANSWERS = ("label", "target", "predicted")  # columns; null where not known
-Explained = Literal["label", "predicted"]
-Precision = Literal["highest", "high"]  # of float32 products, as torch calls it; high is TF32
+CLASSES = ("label", "target", "predicted")  # columns; null where not known
+PAPER = ("insertion", "deletion", "ins-del", "aupr1", "aupr0", "pointing")
+UNDEFINED = "not defined for this image"  # unlike a value that could not be computed
+PARTS = (
+    *("correctness", "contrastivity", "csdc"),
+    *("preservation", "deletion", "distractibility"),
+)
+DETAILS = {  # details of a metric that are kept for each image, beside its columns
+    "insertion-deletion": ("insertion curve", "deletion curve", "shares"),
+    "parts": PARTS,
+}
+NOT_OPTIONS = ("truth",)  # keywords for callers in Python
+Options = Mapping[str, Mapping[str, Any]]  # by method, or by group of metrics
+Named = tuple[str, str, Any]  # an option: method or group ("" for all methods that have it), key
 
 
+@checked
 @dataclass(frozen=True)
 class Request:
     """What a benchmark compares: a model, data, methods with their options, and metrics.
 
-    Attributes:
+    Args:
         model: A name that `sc.load` takes.
         data: A dataset, such as "critters:clean:test" or "folder:PATH".
-        methods: Options by method; a list of names means their defaults.
-        called: The method behind a name that is none itself: `{"black": "caap"}` lets "black" be
-            CAAP with the options of `methods["black"]`.
+        methods: Options by method; a list of names means their defaults. With the option "method",
+            the name is free: `{"black": {"method": "caap", "blank": "black"}}`.
         metrics: Names of columns (`sc.metrics.metrics()`) or of sets ("paper", "all").
         measures: Options of metrics: `{"insertion-deletion": {"steps": "patch"}}`.
         weights: A checkpoint, as `sc.load` takes it.
         limit: Use this many images, spread evenly. None uses all.
         target: Explain the true class ("label") or the predicted one.
         seed: Decides random weights and methods that draw.
+        dtype: The dtype of the model.
+        device: Where the model runs.
         cell_size: Images in one cell.
-        memory: Bytes of activations in one worker.
+        memory: Bytes of activations in one worker. None is 64 MiB, and 8 GiB on a GPU.
         threads: Threads of one worker.
         reading: Options of `sc.load`: size, mean, std, classes.
+
+    Example:
+        >>> Request("builtin:critters-vit", "critters:clean", ["caap", "gae"], limit=8).methods
+        {'caap': {}, 'gae': {}}
     """
 
     model: str
     data: str
-    methods: Options
-    called: Mapping[str, str] = field(default_factory=dict)
+    methods: Any
     metrics: Sequence[str] = ("insertion", "deletion", "ins-del")
     measures: Options = field(default_factory=dict)
     weights: str | None = None
     limit: int | None = None
-    target: Explained = "label"
+    target: Literal["label", "predicted"] = "label"
     seed: int = 0
     dtype: str = "float32"
-    precision: Precision = "highest"
     device: str = "cpu"
-    cell_size: int = 16
-    memory: int | None = None
-    threads: int = 1
+    cell_size: Count = 16
+    memory: Count | None = None
+    threads: Count = 1
     reading: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        methods: Any = [self.methods] if isinstance(self.methods, str) else self.methods
-        if not isinstance(methods, Mapping):
-            object.__setattr__(self, "methods", {name: {} for name in methods})
-        if isinstance(self.metrics, str):
-            object.__setattr__(self, "metrics", (self.metrics,))
+        if not isinstance(self.methods, Mapping):
+            object.__setattr__(self, "methods", {name: {} for name in self.methods})
 
     def method(self, name: str) -> str:
         """The registered method behind a name in the table."""
-        return self.called.get(name, name)
-
-
-@dataclass(frozen=True)
-class Cell:
-    """One method on images `start` to `stop`, whose bytes have the digest `data`."""
-
-    name: str
-    method: str
-    start: int
-    stop: int
-    data: str
-
-    def __len__(self) -> int:
-        return self.stop - self.start
+        return self.methods[name].get("method", name)
 
 
 @dataclass(frozen=True)
 class Plan:
-    """A request with nothing left open, what model and data turned out to be, and the cells."""
+    """A request with nothing left open, what model and data turned out to be, and the cells.
+
+    It is the `Job` of its cells: a worker opens model and data with it.
+    """
 
     request: Request
     model: Mapping[str, Any]  # fingerprint, random_weights, architecture, classes, frame
@@ -150,7 +134,7 @@ class Plan:
     places: Sequence[int]  # the model's class of each label; empty if the prediction is explained
     versions: Mapping[str, str]
     plugins: Mapping[str, str]  # digests of code outside this package, by what it is
-    cells: Sequence[Cell]
+    cells: Sequence[Cell] = ()
 
     def record(self) -> dict[str, Any]:
         """The plan as JSON."""
@@ -159,19 +143,36 @@ class Plan:
     @classmethod
     def read(cls, record: Mapping[str, Any]) -> Plan:
         """The plan of `record()`; raises KeyError, TypeError or ValueError if it is none."""
-        known = {key: value for key, value in record.items() if key != "schema"}
-        request = Request(**known["request"])
-        cells = tuple(Cell(**cell) for cell in known["cells"])
-        plan = cls(**{**known, "request": request, "cells": cells})
-        count = plan.data["images"]
-        for cell in cells:
-            if not (cell.name.isalnum() and cell.method in request.methods):
-                raise ValueError(f"cell {cell.name!r}")
-            if not 0 <= cell.start < cell.stop <= count:
-                raise ValueError(f"images of cell {cell.name}")
-        if record["schema"] != SCHEMA or not request.methods or not request.metrics:
+        if record["schema"] != SCHEMA:
             raise ValueError("written by another version")
-        return plan
+        request, cells = Request(**record["request"]), [Cell(**cell) for cell in record["cells"]]
+        known = {name: value for name, value in record.items() if name != "schema"}
+        return cls(**{**known, "request": request, "cells": cells})
+
+    @cached_property
+    def key(self) -> str:
+        """A digest of all but the cells."""
+        return digest_json(replace(self, cells=()).record())
+
+    def open(self) -> Evaluate:
+        """Open model and data in a worker; refused if they are not those of the plan."""
+        check_versions(self.versions)
+        model, data = open_model(self.request), open_data(self.request.data, limit=self.request.limit)
+        facts = {"model": self.model["fingerprint"], "data": self.data["fingerprint"]}
+        here = {"model": model.fingerprint(), "data": data.fingerprint}
+        check_versions(facts | self.plugins, here | _plugins(self.request, model, data))
+        return Prepared(self, model, data).run
+
+
+@dataclass(eq=False)
+class Loaded:
+    """The images of a cell, which are shared by all methods."""
+
+    samples: dict[int, Sample]  # by index; those that could be read
+    reasons: dict[int, str]  # why the others could not
+    batch: Batch | None  # None if nothing could be read
+    predicted: Tensor | None
+    truth: PartTruth | None = None  # of the metric "parts"
 
 
 class Prepared:
@@ -190,68 +191,77 @@ class Prepared:
         """One row for each image; the same numbers in every process on the same kind of machine.
 
         Columns: image, index, label, target, predicted, one for each metric, reasons (JSON by
-        metric), map, and what is kept of the metrics' details. Options, protocols and seconds are
-        in the metadata of the schema.
+        metric), seconds (of attribution), map, and what is kept of the metrics' details. Options
+        and protocols are in the metadata of the schema.
         """
-        request, seconds = self.plan.request, {}
-        with _arithmetic(request.threads, request.precision), budget(request.memory) as memory:
-            with _clock(seconds, "read", self.model):
+        request, kept = self.plan.request, arithmetic()
+        options, measured, maps, target, seconds = request.methods[cell.title], {}, None, None, 0.0
+        # threads and the precision of products change last bits, so the plan fixes them
+        set_arithmetic([request.threads, "highest", False])
+        try:
+            with budget(request.memory), torch.no_grad():
                 loaded = self.read(cell)
-            maps, target, predicted, measured = None, None, None, {}
-            if loaded.batch is not None:
-                images = loaded.batch.images
-                with torch.no_grad():
-                    predicted = plain_logits(self.model, images).argmax(dim=-1)
-                target = predicted if request.target == "predicted" else self._places(loaded.batch)
-                options = request.methods[cell.method]
-                method = request.method(cell.method)
-                with _clock(seconds, "attribute", self.model):
-                    found = attribute(self.model, images, target, method, **options)
-                maps = found.maps  # patches; pixels are measured, and too many to be kept
-                with _clock(seconds, "measure", self.model):
+                if loaded.batch is not None:
+                    target = loaded.predicted
+                    if request.target == "label":
+                        if loaded.batch.labels is None:
+                            expected = "samples with labels; give --target predicted"
+                            raise BadOption("target", "label", expected)
+                        places = torch.tensor(self.plan.places, device=self.model.device)
+                        target = places[loaded.batch.labels]
+                    began = self._now()
+                    found = attribute(self.model, loaded.batch.images, target, **options)
+                    seconds = (self._now() - began) / len(loaded.samples)
+                    maps = found.maps  # patches; pixels are measured, and too many to be kept
                     finest = maps if found.native is None else found.native
                     measured = self._measure(cell, loaded, finest, target)
-            about = {"seconds": seconds, "memory_halvings": list(memory.halvings)}
-            return self._table(cell, loaded, maps, target, predicted, measured, about)
+        finally:
+            set_arithmetic(kept)
+        return self._table(cell, loaded, maps, target, measured, seconds)
+
+    def _now(self) -> float:
+        """The time when everything that was begun is done, also on a GPU."""
+        if self.model.device.type == "cuda":
+            torch.cuda.synchronize(self.model.device)
+        return time.perf_counter()
 
     def read(self, cell: Cell) -> Loaded:
-        """The images of a cell in the model's frame, read once for all methods in turn."""
-        bounds = (cell.start, cell.stop)
+        """The images of a cell in the model's frame and their predictions."""
+        start, stop = bounds = (cell.arguments["start"], cell.arguments["stop"])
         if self.last is not None and self.last[0] == bounds:
             return self.last[1]
-        samples, broken = read_samples(self.data, *bounds, frame=self.model.preprocess)
-        if digest(*sample_digests(self.data, *bounds)) != cell.data:
-            raise DataMissing(
-                f"images {cell.start} to {cell.stop - 1} of {self.data.name}",
-                "they changed after the run began",
-                "run the same command again",
-            )
+        samples, reasons, predicted = dict[int, Sample](), dict[int, str](), None
+        for index in range(start, stop):
+            try:
+                samples[index] = sample_in_frame(self.model.preprocess, self.data[index])
+            except (BadImage, DataMissing) as failure:
+                reasons[index] = str(failure)
+        if digest(*sample_digests(self.data, start, stop)) != cell.arguments["data"]:
+            what = f"images {start} to {stop - 1} of {self.data.name}"
+            raise DataMissing(what, "they changed after the run began", "run the command again")
         batch = to_batch(self.model, list(samples.values())) if samples else None
-        loaded = Loaded(samples, broken, batch)
+        if batch is not None:
+            predicted = plain_logits(self.model, batch.images).argmax(dim=-1)
+        loaded = Loaded(samples, reasons, batch, predicted)
         self.last = (bounds, loaded)
         return loaded
 
-    def _places(self, batch: Batch) -> Tensor:
-        if batch.labels is None:
-            raise BadOption("target", "label", "samples with labels; give --target predicted")
-        return torch.tensor(self.plan.places, device=batch.labels.device)[batch.labels]
-
     def _measure(
-        self, cell: Cell, loaded: Loaded, maps: Tensor, target: Tensor
+        self, cell: Cell, loaded: Loaded, maps: Tensor, target: Tensor | None
     ) -> dict[str, Scores]:
         """Scores by group. Some metrics explain changed images, or a changed model, again."""
         request, batch = self.plan.request, loaded.batch
         assert batch is not None
-        options, method = request.methods[cell.method], request.method(cell.method)
 
         def again(model: ImageModel, images: Tensor, target: Spec) -> Tensor:
-            found = attribute(model, images, target, method, **options)
+            found = attribute(model, images, target, **request.methods[cell.title])
             return found.maps if found.native is None else found.native
 
         latents = None
         if "counterfactuals" in capabilities(self.data):
-            drawn = cast(Any, self.data).latents
-            latents = drawn(cell.start, cell.stop, device=self.model.device)
+            drawn: Any = self.data
+            at = (cell.arguments["start"], cell.arguments["stop"])
+            latents = drawn.latents(*at, device=self.model.device)
             if "parts" in request.measures and loaded.truth is None:
                 loaded.truth = measure_truth(self.model, latents)
         inputs = MetricInputs(
@@ -275,142 +285,81 @@ class Prepared:
         loaded: Loaded,
         maps: Tensor | None,
         target: Tensor | None,
-        predicted: Tensor | None,
         measured: Mapping[str, Scores],
-        about: Mapping[str, Any],
+        seconds: float,
     ) -> pa.Table:
-        request, indices = self.plan.request, range(cell.start, cell.stop)
-        rows = np.array([index - cell.start for index in loaded.samples], int)  # images read
-        names = sample_ids(self.data)[cell.start : cell.stop]
-        labels = [loaded.samples[i].label if i in loaded.samples else None for i in indices]
-        columns: dict[str, Any] = {"image": names, "index": list(indices)}
-        columns["label"] = pa.array(labels, pa.int64())
-        for name, classes in (("target", target), ("predicted", predicted)):
-            known = [] if classes is None else classes.tolist()
-            by_index = dict(zip(loaded.samples, known, strict=True))
-            columns[name] = pa.array([by_index.get(i) for i in indices], pa.int64())
-        reasons = [dict.fromkeys(request.metrics, loaded.broken.get(i, "")) for i in indices]
-        for metric in request.metrics:
-            values = np.full(len(cell), np.nan)
-            scores = measured.get(group_of(metric))
-            if scores is not None:
-                values[rows] = scores.columns[metric].double().cpu().numpy()
-                for row, why in zip(rows, scores.details["reasons"], strict=True):
-                    reasons[row][metric] = why or (UNDEFINED if np.isnan(values[row]) else "")
-            columns[metric] = values
-        columns["reasons"] = [json.dumps({m: r for m, r in why.items() if r}) for why in reasons]
-        tensors: dict[str, Tensor] = {} if maps is None else {"map": maps}
-        shared: dict[str, list[float]] = {}
-        for group, scores in measured.items():
-            kept = [name for name in DETAILS.get(group, ()) if name in scores.details]
-            tensors |= {f"{group}: {name}": scores.details[name] for name in kept}
-            if kept and "shares" in scores.details:
-                shared[f"{group}: shares"] = scores.details["shares"].tolist()
-        for name, tensor in tensors.items():
-            exact = tensor if tensor.dtype == torch.float64 else tensor.float()
-            known = exact.detach().reshape(len(rows), -1).cpu().numpy()
-            whole = np.full((len(cell), known.shape[1]), np.nan, known.dtype)
-            whole[rows] = known
-            columns[name] = pa.FixedSizeListArray.from_arrays(whole.ravel(), whole.shape[1])
-        metadata = {
-            "method": {"name": request.method(cell.method), **request.methods[cell.method]},
-            "metrics": {group: scores.protocol for group, scores in measured.items()},
-            "model": {"name": request.model, "fingerprint": self.plan.model["fingerprint"]},
-            "data": {"name": self.plan.data["name"], "digest": cell.data},
-            "run": {"seed": request.seed, "dtype": request.dtype, "device": request.device},
-            "shapes": {name: list(tensor.shape[1:]) for name, tensor in tensors.items()},
-            "shared": shared,
-            "images": len(loaded.samples),
-            **about,
+        request = self.plan.request
+        indices = range(cell.arguments["start"], cell.arguments["stop"])
+
+        def column(values: Tensor | list[Any] | None, kind: pa.DataType | None) -> pa.Array:
+            """A value for each image that could be read, null for the others."""
+            listed = values.tolist() if isinstance(values, Tensor) else values or []
+            by_index = dict(zip(loaded.samples, listed, strict=values is not None))
+            return pa.array([by_index.get(index) for index in indices], kind)
+
+        columns: dict[str, Any] = {
+            "image": sample_ids(self.data)[indices.start : indices.stop],
+            "index": list(indices),
+            "label": column([sample.label for sample in loaded.samples.values()], pa.int64()),
+            "target": column(target, pa.int64()),
+            "predicted": column(loaded.predicted, pa.int64()),
+            **{metric: column(None, pa.float64()) for metric in request.metrics},
+            "seconds": column([seconds] * len(loaded.samples), pa.float64()),
+            "map": column(maps, None),
         }
-        table = pa.table(columns)
-        return table.replace_schema_metadata({"seecause": json.dumps(metadata)})
-
-
-@dataclass(eq=False)
-class Loaded:
-    """The images of a cell: samples by index, and reasons for those that cannot be read."""
-
-    samples: dict[int, Sample]
-    broken: dict[int, str]
-    batch: Batch | None  # None if nothing could be read
-    truth: PartTruth | None = None  # of the metric "parts": the same for all methods
-
-
-def read_samples(
-    data: Dataset, start: int, stop: int, *, frame: Preprocess
-) -> tuple[dict[int, Sample], dict[int, str]]:
-    """Samples by index, resized to a model's frame one by one; reasons for unreadable ones."""
-    samples, broken = {}, {}
-    for index in range(start, stop):
-        try:
-            samples[index] = sample_in_frame(frame, data[index])
-        except (BadImage, DataMissing) as failure:
-            broken[index] = str(failure)
-    return samples, broken
+        reasons = {i: dict.fromkeys(request.metrics, why) for i, why in loaded.reasons.items()}
+        for group, scores in measured.items():
+            for metric in (metric for metric in scores.columns if metric in request.metrics):
+                values = scores.columns[metric].double()
+                columns[metric] = column(values, pa.float64())
+                why = zip(loaded.samples, values.tolist(), scores.details["reasons"], strict=True)
+                for index, value, reason in why:
+                    if reason or value != value:
+                        reasons.setdefault(index, {})[metric] = reason or UNDEFINED
+            for name in DETAILS.get(group, ()):
+                if (kept := scores.details.get(name)) is not None:
+                    kept = kept.expand(len(loaded.samples), -1) if name == "shares" else kept
+                    columns[f"{group}: {name}"] = column(kept, None)
+        columns["reasons"] = [json.dumps(reasons.get(index, {})) for index in indices]
+        protocols = {group: scores.protocol for group, scores in measured.items()}
+        about = {"method": request.methods[cell.title], "metrics": protocols}
+        return pa.table(columns).replace_schema_metadata({"seecause": json.dumps(about)})
 
 
 def prepare(
-    request: Request,
-    *,
-    options: Sequence[Named] = (),
-    metric_options: Sequence[Named] = (),
+    request: Request, *, options: Sequence[Named] = (), model: ImageModel | None = None
 ) -> Prepared:
     """Open model and data, check the request against them, and cut the work into cells.
 
+    Cells of the same images stand together, so that images are read once for all methods, and a
+    run that was stopped has compared all methods on the same ones.
+
     Args:
         request: What is compared. `metrics` may be names of sets.
-        options: Further options of methods: (method or "" for all that have it, key, value).
-        metric_options: Likewise for groups of metrics.
+        options: Further options: (method or metric, key, value); with the name "", of all methods
+            that have the option.
+        model: The model of the request, if it is open already.
+
+    Returns:
+        A `Prepared` benchmark for `run`; `left_out` has the metrics of a set that model or data
+        cannot have, and why.
 
     Raises:
         UnknownName: If a method or metric does not exist.
         BadOption: If an option does not exist, or model or data cannot have what is asked.
+
+    Example:
+        >>> request = Request("builtin:critters-vit", "critters:clean", ["caap", "gae"], limit=8)
+        >>> len(prepare(request, options=[("caap", "tail", "all")]).plan.cells)
+        2
     """
     for word in request.metrics:
         if word not in metric_sets():
             group_of(word)
-    data = open_data(request.data, limit=request.limit)
-    model = open_model(request)
-    metrics, left_out = pick_metrics(request.metrics, model, data)
-    groups = {group: group_options(group) for group in groups_of(metrics)}
-    entries = {name: find(request.method(name), model.architecture) for name in request.methods}
-    methods = {name: entry.options for name, entry in entries.items()}
-    request = replace(
-        request,
-        metrics=metrics,
-        measures=with_options("--metric-option", request.measures, metric_options, groups),
-        methods=with_options("--option", request.methods, options, methods),
-    )
-    return Prepared(make_plan(request, model, data), model, data, left_out)
-
-
-def open_prepared(plan: Plan) -> Prepared:
-    """Model and data in a worker; refused if they are not those of the plan."""
-    check_versions(plan.versions)
-    model, data = open_model(plan.request), open_data(plan.request.data, limit=plan.request.limit)
-    facts = {"model": plan.model["fingerprint"], "data": plan.data["fingerprint"], **plan.plugins}
-    here = {"model": model.fingerprint(), "data": data.fingerprint}
-    check_versions(facts, here | _plugins(plan.request, model, data))
-    return Prepared(plan, model, data)
-
-
-def open_model(request: Request) -> ImageModel:
-    """The model of a request; the seed decides random weights."""
-    torch.manual_seed(request.seed)
-    reading = {name: tuple(value) for name, value in request.reading.items()}
-    where = {"device": request.device, "dtype": request.dtype}
-    return load(request.model, weights=request.weights, **where, **reading)
-
-
-def make_plan(request: Request, model: ImageModel, data: Dataset) -> Plan:
-    """Check a request against model and data, fill in defaults, and cut it into cells.
-
-    Cells of the same images stand together, so that images are read once for all methods, and a
-    run that was stopped has compared all methods on the same ones.
-    """
+    model, data = model or open_model(request), open_data(request.data, limit=request.limit)
     need_images(model)
-    request = _complete(request, model, data)
+    picked, left_out = pick_metrics(request.metrics, model, data)
+    request = _complete(replace(request, metrics=picked), options, model, data)
     plan = Plan(
         request=request,
         model={
@@ -429,16 +378,24 @@ def make_plan(request: Request, model: ImageModel, data: Dataset) -> Plan:
         places=class_places(model, data) if request.target == "label" else (),
         versions=versions(),
         plugins=_plugins(request, model, data),
-        cells=(),
     )
     digests, names, cells = sample_digests(data), sample_ids(data), []
     for start in range(0, len(data), request.cell_size):
         stop = min(start + request.cell_size, len(data))
-        images, own = digest(*digests[start:stop]), names[start:stop]
+        images = digest(*digests[start:stop])
         for method in request.methods:
-            name = cell_name(plan, method, start, own, images)
-            cells.append(Cell(name, method, start, stop, images))
-    return replace(plan, cells=tuple(cells))
+            name = cell_name(plan, method, start, names[start:stop], images)
+            arguments = {"start": start, "stop": stop, "data": images}
+            cells.append(Cell(name, method, arguments, stop - start))
+    return Prepared(replace(plan, cells=cells), model, data, left_out)
+
+
+def open_model(request: Request) -> ImageModel:
+    """The model of a request; the seed decides random weights."""
+    torch.manual_seed(request.seed)
+    reading = {name: tuple(value) for name, value in request.reading.items()}
+    where = {"device": request.device, "dtype": request.dtype}
+    return load(request.model, weights=request.weights, **where, **reading)
 
 
 def cell_name(plan: Plan, method: str, start: int, names: Sequence[str], data: str) -> str:
@@ -449,12 +406,11 @@ def cell_name(plan: Plan, method: str, start: int, names: Sequence[str], data: s
         "schema": SCHEMA,
         "versions": plan.versions,
         "model": [request.model, plan.model["fingerprint"], plan.model["frame"]],
-        "method": [method, request.method(method), request.methods[method]],
+        "method": [method, request.methods[method]],
         "metrics": [list(request.metrics), request.measures],
         "data": [plan.data["name"], data, start, list(names)],
         "target": [request.target, list(plan.places)],
         "run": [request.seed, request.dtype, request.device, request.memory, request.threads],
-        "precision": request.precision,
         "plugins": [plan.plugins.get(name, "") for name in code],
     }
     return digest_json(decisive, length=24)
@@ -472,62 +428,124 @@ def _plugins(request: Request, model: ImageModel, data: Dataset) -> dict[str, st
     return {name: value for name, value in digests.items() if value}
 
 
-def _complete(request: Request, model: ImageModel, data: Dataset) -> Request:
-    """The same request with nothing left open."""
-    for what, choices in (("target", Explained), ("precision", Precision)):
-        if getattr(request, what) not in get_args(choices):
-            expected = f"one of {', '.join(get_args(choices))}"
-            raise BadOption(what, getattr(request, what), expected)
-    for what in ("cell_size", "threads", "memory"):
-        value = getattr(request, what)
-        if value is not None and value < 1:
-            raise BadOption(what, value, "1 or more")
+def _complete(
+    request: Request, options: Sequence[Named], model: ImageModel, data: Dataset
+) -> Request:
+    """The same request with nothing left open: further options of methods and metrics added, and
+    their defaults."""
     if not request.methods or not request.metrics:
         given = [list(request.methods), list(request.metrics)]
         raise BadOption("methods and metrics", given, "at least one of each")
     if request.target == "label" and not data.classes:
         expected = f"predicted (--target predicted): {data.name} has no labels"
         raise BadOption("target", "label", expected)
-    for name in request.measures:
-        METRICS.get(name)  # raises for a name that is no metric
-    groups, seed = groups_of(request.metrics), request.seed
-    for group in groups:
-        if why := lacking(group, model, data):
-            raise BadOption("metrics", group, f"other metrics: {why}")
-    return replace(
-        request,
-        methods={
-            name: method_options(request.method(name), given, seed, model)
-            for name, given in request.methods.items()
-        },
-        metrics=tuple(dict.fromkeys(request.metrics)),
-        measures={
-            group: metric_options(group, request.measures.get(group, {}), seed) for group in groups
-        },
-        memory=request.memory or MEMORY.get(request.device.partition(":")[0], MEMORY["cpu"]),
-    )
+    entries = {name: find(request.method(name), model.architecture) for name in request.methods}
+    own = {name: dict(given) for name, given in {**request.methods, **request.measures}.items()}
+    for name, key, value in options:
+        takers = [name] if name else [each for each in entries if key in entries[each].options]
+        if not takers:
+            known = sorted({option for entry in entries.values() for option in entry.options})
+            raise BadOption("--option", f"{key}={value}", f"an option of {', '.join(known)}")
+        for taker in takers:
+            own.setdefault(taker, {})[key] = value
+    methods, measures = {}, {}
+    for name, entry in entries.items():
+        given = own.pop(name)
+        method = given.pop("method", name)
+        check_options(method, entry.run, given)
+        seed = {"seed": request.seed} if "seed" in entry.options else {}
+        methods[name] = {"method": method, **entry.options, **seed, **given}
+    for group in [*own, *groups_of(request.metrics)]:
+        known = group_options(group)
+        check_options(group, METRICS.get(group).run, own.get(group, {}), leave_out=NOT_OPTIONS)
+        seed = {"seed": request.seed} if "seed" in known else {}
+        measures[group] = {**known, **seed, **own.get(group, {})}
+    measures = {group: measures[group] for group in groups_of(request.metrics)}
+    memory = request.memory or MEMORY.get(request.device.partition(":")[0], MEMORY["cpu"])
+    return replace(request, methods=methods, measures=measures, memory=memory)
 
 
-@contextmanager
-def _arithmetic(threads: int, precision: Precision) -> Iterator[None]:
-    """Threads and precision of float32 products change last bits, so the plan fixes them."""
-    before = arithmetic()
-    set_arithmetic([threads, precision, precision != "highest"])
+def group_options(group: str) -> dict[str, Any]:
+    """Keyword options of a group of metrics and their defaults in a benchmark."""
+    return keyword_options(METRICS.get(group).run, leave_out=NOT_OPTIONS)
+
+
+def run_group(
+    group: str, inputs: MetricInputs, options: Mapping[str, Any], *, truth: PartTruth | None = None
+) -> Scores:
+    """Measure one group. `details["reasons"]` says why an image has no value, "" elsewhere.
+
+    What a method or model does not define is a reason, and no error. `truth` is what the metric
+    "parts" would compute again for each method.
+    """
+    metric, protocol = METRICS.get(group), {"metric": group, **options}
+    count = 0 if inputs.images is None else len(inputs.images)
+    why = "no object mask: this dataset has none" if "masks" in metric.missing(inputs) else ""
     try:
-        yield
-    finally:
-        set_arithmetic(before)
+        if not why:
+            more = {"truth": truth} if group == "parts" else {}
+            result = metric.scores(inputs, **options, **more)
+            reasons = result.details.get("reasons") or [""] * count
+            details = {**result.details, "reasons": reasons}
+            return Scores(result.columns, details, {**protocol, **result.protocol})
+    except NotDefined as refused:
+        why = str(refused)
+    nothing = torch.full((count,), torch.nan, dtype=torch.float64)
+    return Scores(dict.fromkeys(metric.columns, nothing), {"reasons": [why] * count}, protocol)
 
 
-@contextmanager
-def _clock(seconds: dict[str, float], what: str, model: ImageModel) -> Iterator[None]:
-    """Add the seconds of the block; a GPU works on after a call returns, so it is waited for."""
+def metric_groups() -> dict[str, str]:
+    """The group of every column, those of plug-ins included."""
+    return {column: group for group, entry in metrics().items() for column in entry.columns}
 
-    def now() -> float:
-        if model.device.type == "cuda":
-            torch.cuda.synchronize(model.device)
-        return time.perf_counter()
 
-    began = now()
-    yield
-    seconds[what] = seconds.get(what, 0.0) + now() - began
+def metric_sets() -> dict[str, tuple[str, ...]]:
+    """Columns that one word stands for."""
+    return {"paper": PAPER, "all": tuple(metric_groups())}
+
+
+def group_of(metric: str) -> str:
+    """The group that has this column; raises `UnknownName` with the nearest names."""
+    groups = metric_groups()
+    if metric not in groups:
+        raise UnknownName("metric", metric, (*groups, *metric_sets()))
+    return groups[metric]
+
+
+def groups_of(names: Iterable[str]) -> list[str]:
+    """The groups that some columns need, each once."""
+    return list(dict.fromkeys(group_of(metric) for metric in names))
+
+
+def pick_metrics(
+    words: Iterable[str], model: ImageModel, data: Dataset
+) -> tuple[tuple[str, ...], dict[str, str]]:
+    """The columns that names and words for sets stand for, and why some of a set are left out.
+
+    A metric that is named itself must be possible.
+    """
+    picked: dict[str, None] = {}
+    left_out: dict[str, str] = {}
+    sets = metric_sets()
+    for word in words:
+        for metric in sets.get(word, (word,)):
+            why = lacking(group_of(metric), model, data)
+            if why and word not in sets:
+                raise BadOption("metric", word, f"another metric: {why}")
+            if why:
+                left_out[metric] = why
+            else:
+                picked[metric] = None
+    return tuple(picked), left_out
+
+
+def lacking(group: str, model: ImageModel, data: Dataset) -> str:
+    """What a group of metrics needs and model and data do not have; "" if nothing."""
+    needs, known = METRICS.get(group).needs, capabilities(data)
+    if "masks" in needs and "masks" not in known:
+        return f"it needs object masks, and {data.name} has none"
+    if "latents" in needs and "counterfactuals" not in known:
+        return f"it needs images that can be rendered again (critters:REGIME), not {data.name}"
+    if "latents" in needs and tuple(model.classes) != tuple(data.classes):
+        return f"it needs a classifier of Critters, and {model.name} is none"
+    return ""

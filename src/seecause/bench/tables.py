@@ -1,37 +1,39 @@
-"""The numbers of a run: for each method and metric a mean, its error and interval, and the paired
-difference to a chosen method. Read from the Parquet files of finished cells; CSV, LaTeX, Markdown.
+"""Run a benchmark, and read its numbers: for each method and metric a mean, its error and interval,
+and the paired difference to a chosen method; CSV, LaTeX, Markdown.
+
+    status = run("RUN", Request("builtin:critters-vit", "critters:clean:test", ["caap", "rollout"]))
+    table("RUN", against="caap").to_pandas()
 """
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
-import pyarrow.csv as pa_csv
 import torch
 from torch import Tensor
 
-from seecause.bench.cells import ANSWERS, Cell, Plan
-from seecause.bench.measures import PARTS, group_of, metric_groups
-from seecause.bench.runner import (
-    MissingValue,
-    Status,
-    missing_values,
-    read_cell,
-    read_plan,
-    state_of,
+from seecause.bench.cells import (
+    CLASSES,
+    PARTS,
+    UNDEFINED,
+    Plan,
+    Prepared,
+    Request,
+    group_of,
+    prepare,
 )
-from seecause.errors import UnknownName
-from seecause.files import atomic_file, csv_text, safe_cell
+from seecause.bench.runner import Cell, MissingValue, Status, read_cell, run_cells, state_of
+from seecause.errors import BadOption, UnknownName
+from seecause.files import atomic_file, csv_text, write_json
 from seecause.metrics.parts import part_completeness
-from seecause.metrics.registry import FAMILIES, METRICS, Direction
+from seecause.metrics.registry import METRICS, Direction
 from seecause.metrics.statistics import (
     Summary,
     bootstrap_interval,
@@ -40,17 +42,99 @@ from seecause.metrics.statistics import (
     summarise,
 )
 
-WIDE = 8  # columns of a table; one with more is cut by families of metrics
+MANIFEST = "run.json"
 SATURATED = 1e-3  # share of the largest mean within which means lie for none to be the best
-CURVES = {name: f"insertion-deletion: {name} curve" for name in ("insertion", "deletion")}
-SHARES = "insertion-deletion: shares"
-UNREADABLE = (ValueError, TypeError, KeyError, IndexError, AttributeError, pa.ArrowException)
-LATEX = {
+CURVES = ("insertion curve", "deletion curve", "shares")
+LATEX = str.maketrans({
     "\\": r"\textbackslash{}",
     "~": r"\textasciitilde{}",
     "^": r"\textasciicircum{}",
     **{character: f"\\{character}" for character in "#$%&_{}"},
-}
+})
+
+
+def run(
+    folder: str | Path,
+    request: Request | Prepared,
+    *,
+    workers: int | None = None,
+    ray: str | None = None,
+    resources: Mapping[str, float] | None = None,
+    progress: Callable[[int], None] = lambda images: None,
+) -> Status:
+    """Run a benchmark: every cell of a request that is not finished in `folder`.
+
+    Args:
+        folder: Where finished cells are kept. The same call again continues in it; another
+            request adds its cells.
+        request: What is compared, or `prepare(request)`.
+        workers: Processes, or Ray tasks at a time. None is this process; on a cluster, all it
+            has room for. The number changes no result.
+        ray: A Ray cluster: "auto" for the one that is running, "local", or HOST:PORT.
+        resources: Of each Ray task: num_cpus, num_gpus, memory (bytes).
+        progress: Called with the number of images of each cell that ended.
+
+    Returns:
+        A `Status`. `complete` is False if any number is missing; `failed` and `missing` say why.
+
+    Example:
+        >>> import tempfile
+        >>> import seecause as sc
+        >>> request = sc.bench.Request(
+        ...     "builtin:critters-vit", "critters:clean:test", methods=["rollout", "center"],
+        ...     metrics=("aupr1", "pointing"), limit=4)
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     status = sc.bench.run(folder, request)
+        ...     table = sc.bench.table(folder)
+        >>> status.complete, status.done, table.cells["rollout"]["aupr1"].n
+        (True, 2, 4)
+    """
+    folder = Path(folder)
+    check_folder(folder)
+    prepared = request if isinstance(request, Prepared) else prepare(request)
+    plan = prepared.plan
+    folder.mkdir(parents=True, exist_ok=True)
+    write_json(folder / MANIFEST, plan.record())
+    if plan.request.device.startswith("cuda"):
+        resources = {"num_gpus": 1, **(resources or {})}
+    where: dict[str, Any] = {"workers": workers, "ray": ray, "resources": resources}
+    job = replace(plan, cells=())
+    run_cells(folder, plan.cells, job, progress=progress, evaluate=prepared.run, **where)
+    return status(folder)
+
+
+def status(folder: str | Path) -> Status:
+    """How far the benchmark in a folder is.
+
+    Args:
+        folder: A folder that `run` made.
+
+    Returns:
+        A `Status`: finished, failed and pending cells, and missing values.
+
+    Raises:
+        BadOption: If the folder holds no run of this version.
+    """
+    return read_results(folder).status
+
+
+def check_folder(folder: Path) -> None:
+    """Refuse, before any work, a folder that holds something else than a run."""
+    if folder.exists() and not folder.is_dir():
+        raise BadOption("--out", str(folder), "a folder; this is a file")
+    held = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
+    if held and not held & {MANIFEST, "cells"}:
+        expected = "a new folder, an empty one, or one that `seecause bench run` made"
+        raise BadOption("--out", str(folder), expected)
+
+
+def read_plan(folder: Path) -> Plan:
+    """The plan of the last request that was run in a folder."""
+    try:
+        return Plan.read(json.loads((folder / MANIFEST).read_bytes()))
+    except (OSError, KeyError, TypeError, ValueError) as odd:
+        expected = f"a folder that `seecause bench run --out` made with this version ({odd})"
+        raise BadOption("run", str(folder), expected) from None
 
 
 @dataclass(frozen=True)
@@ -86,7 +170,6 @@ class Table:
 
     def records(self) -> list[dict[str, Any]]:
         """One row for each method and metric, as in table.csv."""
-        compared = f"difference to {self.reference}"
         rows = []
         for method in self.methods:
             for metric, cell in self.cells[method].items():
@@ -100,7 +183,7 @@ class Table:
                     "high 95%": cell.interval[1],
                     "n": cell.n,
                     "missing": cell.missing,
-                    compared: "" if gap is None else gap.mean,
+                    f"difference to {self.reference}": "" if gap is None else gap.mean,
                     "error of difference": "" if gap is None else gap.standard_error,
                     "best": int(cell.best),
                 })  # fmt: skip
@@ -117,165 +200,6 @@ class Table:
         errors = [cells[metric].error for cells in self.cells.values()]
         error = max((error for error in errors if 0 < error < math.inf), default=1.0)
         return min(6, max(3, 1 - math.floor(math.log10(error))))
-
-    def column_groups(self) -> list[tuple[str, list[str]]]:
-        """Columns that stand together, under a title: all if they are few, else by family."""
-        if len(self.metrics) <= WIDE:
-            return [("", list(self.metrics))]
-        known = metric_groups()
-        family = {m: METRICS.get(known[m]).family if m in known else "other" for m in self.metrics}
-        groups = [(name, [m for m in self.metrics if family[m] == name]) for name in FAMILIES]
-        return [(name, metrics) for name, metrics in groups if metrics]
-
-
-@dataclass(frozen=True, eq=False)
-class Results:
-    """The rows of a run by method, without maps and curves, which are read when asked for.
-
-    Attributes:
-        rows: By method, one row for each image of finished cells, in order.
-        info: Metadata of finished cells by name: seconds, images, shapes ...
-        status: What is finished and what is missing.
-    """
-
-    folder: Path
-    plan: Plan
-    rows: dict[str, pa.Table]
-    info: dict[str, dict[str, Any]]
-    status: Status
-
-    @cached_property
-    def values(self) -> dict[str, dict[str, Tensor]]:
-        """Values [images] float64 by method and metric; NaN where there is none."""
-        count, by_name = self.plan.data["images"], dict[str, dict[str, Tensor]]()
-        for method, rows in self.rows.items():
-            index = rows["index"].to_numpy()
-            by_name[method] = {}
-            for metric in self.plan.request.metrics:
-                values = np.full(count, np.nan)
-                values[index] = rows[metric].to_numpy()
-                by_name[method][metric] = torch.from_numpy(values)
-        return by_name
-
-    @cached_property
-    def answers(self) -> dict[str, Tensor]:
-        """Classes [images] by name (label, target, predicted); -1 where not known."""
-        found = {name: np.full(self.plan.data["images"], -1) for name in ANSWERS}
-        for rows in self.rows.values():
-            for name, known in found.items():
-                place = rows["index"].to_numpy()
-                known[place] = np.maximum(known[place], rows[name].fill_null(-1).to_numpy())
-        return {name: torch.from_numpy(known) for name, known in found.items()}
-
-    def details(
-        self, method: str, name: str, samples: Iterable[int] | None = None
-    ) -> dict[int, Tensor]:
-        """Tensors by sample, such as name="map" [gh, gw]; images without one are left out."""
-        wanted = None if samples is None else set(samples)
-        found: dict[int, Tensor] = {}
-        for cell in self._finished(method):
-            inside = wanted is None or any(cell.start <= each < cell.stop for each in wanted)
-            shape = self.info[cell.name]["shapes"].get(name)
-            table = (
-                read_cell(self.folder, cell.name, ["index", name])
-                if inside and shape is not None
-                else None
-            )
-            if table is None:
-                continue
-            values = table[name].combine_chunks().flatten().to_numpy(zero_copy_only=False)
-            values = torch.from_numpy(values.reshape(len(cell), *shape).copy())
-            for sample, value in zip(table["index"].to_pylist(), values, strict=True):
-                if (wanted is None or sample in wanted) and not value.isnan().all():
-                    found[sample] = value
-        return found
-
-    def curves(self) -> dict[str, dict[str, Tensor]]:
-        """Insertion and deletion curves [images, n + 1] by method, where they were measured."""
-        by_method = {}
-        for method in self.rows:
-            found = {kind: self.details(method, name) for kind, name in CURVES.items()}
-            if all(found.values()):
-                by_method[method] = {k: torch.stack(list(c.values())) for k, c in found.items()}
-        return by_method
-
-    def shares(self) -> Tensor:
-        """Share of the image [n + 1] along the curves; empty if there are none."""
-        known = (info["shared"][SHARES] for info in self.info.values() if SHARES in info["shared"])
-        return torch.tensor(next(known, []), dtype=torch.float64)
-
-    def seconds(self) -> dict[str, list[float]]:
-        """Seconds of attribution for one image, by method: one number for each cell."""
-        return {
-            method: [
-                self.info[cell.name]["seconds"]["attribute"] / self.info[cell.name]["images"]
-                for cell in self._finished(method)
-                if self.info[cell.name]["images"]
-            ]
-            for method in self.rows
-        }
-
-    def truth(self) -> dict[str, dict[str, float]]:
-        """Scores against the truth (metric "parts", FunnyBirds), over all images of each method.
-
-        Completeness is at the threshold that is best over all images, so no image has one of its
-        own. Empty if it was not measured.
-        """
-        rows = {}
-        for method in self.rows:
-            found = {name: self.details(method, f"parts: {name}") for name in PARTS}
-            if all(found.values()):
-                details = {name: list(each.values()) for name, each in found.items()}
-                rows[method] = part_completeness({n: torch.stack(v) for n, v in details.items()})
-        return rows
-
-    def _finished(self, method: str) -> list[Cell]:
-        cells = (cell for cell in self.plan.cells if cell.method == method)
-        return [cell for cell in cells if cell.name in self.info]
-
-
-def read_results(folder: str | Path) -> Results:
-    """The results of a run, finished or not."""
-    folder = Path(folder)
-    plan = read_plan(folder)
-    metrics = plan.request.metrics
-    columns = ["image", "index", *ANSWERS, *metrics, "reasons"]
-    parts: dict[str, list[pa.Table]] = {method: [] for method in plan.request.methods}
-    info: dict[str, dict[str, Any]] = {}
-    missing: list[MissingValue] = []
-    for cell in plan.cells:
-        table = read_cell(folder, cell.name, columns)
-        if table is None:
-            continue
-        try:
-            about = _check_cell(cell, table, metrics)
-            missing += missing_values(cell, table)
-        except UNREADABLE:  # a file of somebody else
-            continue
-        info[cell.name] = about
-        parts[cell.method].append(table.replace_schema_metadata(None))
-    kinds = [
-        ("image", pa.string()),
-        ("index", pa.int64()),
-        *((name, pa.int64()) for name in ANSWERS),
-    ]
-    schema = pa.schema([*kinds, *((m, pa.float64()) for m in metrics), ("reasons", pa.string())])
-    rows = {m: pa.concat_tables([schema.empty_table(), *found]) for m, found in parts.items()}
-    status = state_of(folder, plan.cells, set(info))
-    return Results(folder, plan, rows, info, replace(status, missing=missing))
-
-
-def _check_cell(cell: Cell, table: pa.Table, metrics: Sequence[str]) -> dict[str, Any]:
-    """The metadata of a cell; raises one of `UNREADABLE` if the table is not that of the cell."""
-    about = json.loads(table.schema.metadata[b"seecause"])
-    if table["index"].to_pylist() != list(range(cell.start, cell.stop)):
-        raise ValueError("other images")
-    for name in (*ANSWERS, *metrics):
-        if table.schema.field(name).type != (pa.float64() if name in metrics else pa.int64()):
-            raise TypeError(name)
-    float(about["seconds"].get("attribute", 0)), int(about["images"])
-    dict(about["shapes"]), dict(about["shared"])
-    return about
 
 
 def table(folder: str | Path, *, against: str | None = None) -> Table:
@@ -295,14 +219,10 @@ def table_of(
     columns: Mapping[str, Mapping[str, Tensor]],
     *,
     against: str | None = None,
-    unranked: Collection[str] = (),
     better: Mapping[str, Direction] | None = None,
 ) -> Table:
-    """The table of values [images] by method and metric.
-
-    Methods that saw other images than the rest are `unranked`: never marked as the best. `better`
-    says which direction of each column is good; None looks it up in the metrics.
-    """
+    """The table of values [images] by method and metric. `better` says which direction of each
+    column is good; None looks it up in the metrics."""
     methods = list(columns)
     metrics = list(columns[methods[0]])
     reference = against or methods[0]
@@ -314,17 +234,30 @@ def table_of(
         for metric, values in columns[method].items():
             total, other = summarise(values), columns[reference][metric]
             gap = None if method == reference else paired_difference(values, other)
+            counts = (total.n, total.skipped)
             interval = bootstrap_interval(values)
             cells[method][metric] = TableCell(
-                total.mean, total.standard_error, interval, total.n, total.skipped, gap
+                total.mean, total.standard_error, interval, *counts, gap
             )
     if better is None:
         better = {m: METRICS.get(group_of(m)).columns[m].better for m in metrics}
-    plain = Table(methods, metrics, reference, cells, better)
+    found = Table(methods, metrics, reference, cells, better)
     for metric in metrics:
-        for method in _best(plain, metric, [m for m in methods if m not in unranked]):
+        for method in _best(found, metric):
             cells[method][metric] = replace(cells[method][metric], best=True)
-    return plain
+    return found
+
+
+def _best(table: Table, metric: str) -> set[str]:
+    """The methods whose mean is best as shown; none if all are nearly equal, because the metric is
+    saturated or depends on the model alone."""
+    cells = {method: row[metric] for method, row in table.cells.items() if row[metric].n}
+    shown = {method: round(cell.mean, table.digits(metric)) for method, cell in cells.items()}
+    low, high = min(shown.values(), default=0), max(shown.values(), default=0)
+    if len(shown) > 1 and high - low <= SATURATED * max(abs(low), abs(high)):
+        return set()
+    top = high if table.better[metric] == "higher" else low
+    return {method for method, mean in shown.items() if mean == top}
 
 
 def to_csv(table: Table) -> str:
@@ -333,101 +266,179 @@ def to_csv(table: Table) -> str:
     return csv_text([list(records[0]), *(list(record.values()) for record in records)])
 
 
-def write_rows(results: Results, path: Path) -> None:
-    """Every number of a run as CSV, one line for each image, method and metric that was computed,
-    with the reason where there is no number. Written method by method, to save memory."""
-    with atomic_file(path) as file:
-        for place, (method, rows) in enumerate(results.rows.items()):
-            metrics = list(results.plan.request.metrics)
-            lines = np.repeat(np.arange(len(rows)), len(metrics))
-            values = np.stack([rows[m].to_numpy() for m in metrics], axis=1).ravel()
-            reasons = [json.loads(text) for text in rows["reasons"].to_pylist()]
-            columns = {
-                "image": pa.array(
-                    [_cell_text(name) for name in rows["image"].to_pylist()], pa.string()
-                ).take(lines),
-                **{name: rows[name].combine_chunks().take(lines) for name in ANSWERS},
-                "method": pa.array([_cell_text(method)] * len(lines), pa.string()),
-                "metric": pa.array([*map(_cell_text, metrics)] * len(rows), pa.string()),
-                "value": pa.array(values, mask=np.isnan(values)),  # an empty field
-                "reason": pa.array(
-                    [_cell_text(str(why.get(m, ""))) for why in reasons for m in metrics],
-                    pa.string(),
-                ),
-            }
-            header = pa_csv.WriteOptions(include_header=place == 0)
-            pa_csv.write_csv(pa.table(columns), file, header)
-
-
-def _cell_text(text: str) -> str:
-    """As a CSV may hold it: no formula, no bytes that are not UTF-8."""
-    return safe_cell(text.encode("utf-8", "backslashreplace").decode())
-
-
 def to_latex(table: Table) -> str:
-    """Booktabs tables, mean and standard error, the best in bold; one for each group of columns."""
-    lines = ["% needs \\usepackage{booktabs}; mean and standard error over images"]
-    for title, metrics in table.column_groups():
-        arrows = {"higher": r"$\uparrow$", "lower": r"$\downarrow$"}
-        up = {metric: arrows[table.better[metric]] for metric in metrics}
-        head = ["method", *(f"{_escaped(metric)} {up[metric]}" for metric in metrics)]
-        lines += [f"% {title}"] if title else []
-        lines += [rf"\begin{{tabular}}{{l{'r' * len(metrics)}}}", r"\toprule"]
-        lines += [" & ".join(head) + r" \\", r"\midrule"]
-        for method in table.methods:
-            cells = [
-                _latex_cell(table.cells[method][metric], table.digits(metric)) for metric in metrics
-            ]
-            lines.append(" & ".join([_escaped(method), *cells]) + r" \\")
-        lines += [r"\bottomrule", r"\end{tabular}", ""]
+    """A booktabs table, mean and standard error, the best in bold."""
+    arrows = {"higher": r"$\uparrow$", "lower": r"$\downarrow$"}
+    head, *rows = _texts(table, LATEX, arrows, r"${} \pm {}$", r"$\mathbf{{{}}} \pm {}$")
+    lines = [
+        "% needs \\usepackage{booktabs}; mean and standard error over images",
+        rf"\begin{{tabular}}{{l{'r' * len(table.metrics)}}}",
+        r"\toprule",
+        " & ".join(head) + r" \\",
+        r"\midrule",
+        *(" & ".join(row) + r" \\" for row in rows),
+        r"\bottomrule",
+        r"\end{tabular}",
+        "",
+    ]
     return "\n".join(lines)
 
 
 def to_markdown(table: Table) -> str:
-    """Tables for a page: mean and standard error, the best in bold; one for each column group."""
-    lines = []
-    for title, metrics in table.column_groups():
-        head = [f"{m} {'↑' if table.better[m] == 'higher' else '↓'}" for m in metrics]
-        lines += [f"**{title[0].upper()}{title[1:]}**", ""] if title else []
-        lines += ["| method | " + " | ".join(head) + " |", "|---|" + "---|" * len(head)]
-        for method in table.methods:
-            row = table.cells[method]
-            cells = [_plain_cell(row[metric], table.digits(metric)) for metric in metrics]
-            lines.append(f"| {method} | " + " | ".join(cells) + " |")
-        lines.append("")
-    return "\n".join(lines)
+    """A table for a page: mean and standard error, the best in bold."""
+    head, *rows = _texts(table, {}, {"higher": "↑", "lower": "↓"}, "{} ± {}", "**{} ± {}**")
+    lines = [head, ["---"] * len(head), *rows]
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
-def _plain_cell(cell: TableCell, digits: int) -> str:
-    if cell.n == 0:
-        return "no value"
-    text = f"{cell.mean:.{digits}f} ± {error_text(cell.error, digits)}"
-    return f"**{text}**" if cell.best else text
+def _texts(
+    table: Table, escape: dict[int, str], arrows: Mapping[str, str], plain: str, best: str
+) -> list[list[str]]:
+    """The head and a row for each method."""
+    head = [f"{name.translate(escape)} {arrows[table.better[name]]}" for name in table.metrics]
+    rows = [["method", *head]]
+    for method, cells in table.cells.items():
+        rows.append([method.translate(escape)])
+        for metric, cell in cells.items():
+            digits = table.digits(metric)
+            mean, error = f"{cell.mean:.{digits}f}", error_text(cell.error, digits)
+            rows[-1].append((best if cell.best else plain).format(mean, error) if cell.n else "--")
+    return rows
 
 
-def _latex_cell(cell: TableCell, digits: int) -> str:
-    if cell.n == 0:
-        return "--"
-    mean = rf"\mathbf{{{cell.mean:.{digits}f}}}" if cell.best else f"{cell.mean:.{digits}f}"
-    return rf"${mean} \pm {error_text(cell.error, digits)}$"
+@dataclass(frozen=True, eq=False)
+class Results:
+    """The rows of a run by method, without maps and curves, which are read when asked for.
+
+    Attributes:
+        rows: By method, one row for each image of finished cells, in order.
+        finished: The finished cells.
+        status: What is finished and what is missing.
+    """
+
+    folder: Path
+    plan: Plan
+    rows: dict[str, pa.Table]
+    finished: list[Cell]
+    status: Status
+
+    @cached_property
+    def values(self) -> dict[str, dict[str, Tensor]]:
+        """Values [images] float64 by method and metric; NaN where there is none."""
+        by_method: dict[str, dict[str, Tensor]] = {}
+        for method, rows in self.rows.items():
+            index, by_method[method] = torch.tensor(rows["index"].to_pylist(), dtype=torch.long), {}
+            for metric in self.plan.request.metrics:
+                values = torch.full((self.plan.data["images"],), torch.nan, dtype=torch.float64)
+                values[index] = torch.tensor(rows[metric].to_numpy().copy())
+                by_method[method][metric] = values
+        return by_method
+
+    def details(
+        self, method: str, name: str, samples: Iterable[int] | None = None
+    ) -> dict[int, Tensor]:
+        """Tensors by sample, such as name="map" [gh, gw]; images without one are left out."""
+        wanted = None if samples is None else set(samples)
+        found: dict[int, Tensor] = {}
+        for cell in (cell for cell in self.finished if cell.title == method):
+            inside = range(cell.arguments["start"], cell.arguments["stop"])
+            if wanted is not None and wanted.isdisjoint(inside):
+                continue
+            rows = read_cell(self.folder, cell.name)
+            if rows is None or name not in rows.column_names:
+                continue
+            for row in rows.select(["index", name]).to_pylist():
+                if row[name] is not None and (wanted is None or row["index"] in wanted):
+                    found[row["index"]] = torch.tensor(row[name])
+        return found
+
+    def curves(self) -> dict[str, dict[str, Tensor]]:
+        """Insertion and deletion curves [images, n + 1] by method, where they were measured, and
+        "shares" of the image along them."""
+        return self._stacked({name: f"insertion-deletion: {name}" for name in CURVES})
+
+    def seconds(self) -> dict[str, list[float]]:
+        """Seconds of attribution for each image, by method."""
+        return {
+            method: rows["seconds"].drop_null().to_pylist() for method, rows in self.rows.items()
+        }
+
+    def truth(self) -> dict[str, dict[str, float]]:
+        """Scores against the truth (metric "parts", FunnyBirds), over all images of each method.
+
+        Completeness is at the threshold that is best over all images, so no image has one of its
+        own. Empty if it was not measured.
+        """
+        found = self._stacked({name: f"parts: {name}" for name in PARTS})
+        return {method: part_completeness(details) for method, details in found.items()}
+
+    def _stacked(self, names: Mapping[str, str]) -> dict[str, dict[str, Tensor]]:
+        """Details of all images by method, of the methods that have them."""
+        by_method = {}
+        for method in self.rows:
+            found = {key: self.details(method, name).values() for key, name in names.items()}
+            if all(found.values()):
+                by_method[method] = {key: torch.stack([*each]) for key, each in found.items()}
+        return by_method
 
 
-def _best(table: Table, metric: str, ranked: Sequence[str]) -> set[str]:
-    """The methods whose mean is best as shown. None if nothing is known, or if all are nearly
-    equal: the metric is saturated, or depends on the model alone."""
-    shown = {
-        m: round(table.cells[m][metric].mean, table.digits(metric))
-        for m in ranked
-        if table.cells[m][metric].n
-    }
-    if not shown or (
-        len(shown) > 1
-        and max(shown.values()) - min(shown.values()) <= SATURATED * max(map(abs, shown.values()))
-    ):
-        return set()
-    top = (max if table.better[metric] == "higher" else min)(shown.values())
-    return {method for method, mean in shown.items() if mean == top}
+def read_results(folder: str | Path) -> Results:
+    """Read the results of a run, finished or not.
+
+    Args:
+        folder: A folder that `sc.bench.run` made.
+
+    Returns:
+        A `Results` with `rows` and `values` by method, `details(method, "map")`, `curves()`,
+        `seconds()` and `status`.
+
+    Raises:
+        BadOption: If the folder holds no run of this version.
+    """
+    folder = Path(folder)
+    plan = read_plan(folder)
+    kinds = {"image": pa.string(), "index": pa.int64()} | dict.fromkeys(CLASSES, pa.int64())
+    kinds |= dict.fromkeys([*plan.request.metrics, "seconds"], pa.float64())
+    kinds["reasons"] = pa.string()
+    nothing = pa.schema(kinds.items()).empty_table()
+    parts, finished = {method: [nothing] for method in plan.request.methods}, list[Cell]()
+    missing: list[MissingValue] = []
+    for cell in plan.cells:
+        rows = read_cell(folder, cell.name, list(kinds))
+        if rows is not None:
+            finished.append(cell)
+            parts[cell.title].append(rows.replace_schema_metadata(None))
+            missing += missing_values(cell, rows)
+    joined = {method: pa.concat_tables(found) for method, found in parts.items()}
+    state = state_of(folder, plan.cells, {cell.name for cell in finished}, missing)
+    return Results(folder, plan, joined, finished, state)
 
 
-def _escaped(text: str) -> str:
-    return "".join(LATEX.get(character, character) for character in text)
+def missing_values(cell: Cell, rows: pa.Table) -> Iterator[MissingValue]:
+    """The values that a cell should have and has not; those that an image cannot have do not
+    count."""
+    images, reasons = rows["image"].to_pylist(), rows["reasons"].to_pylist()
+    for image, text in zip(images, reasons, strict=True):
+        for metric, reason in json.loads(text).items():
+            if reason != UNDEFINED:
+                yield MissingValue(cell.title, image, metric, reason)
+
+
+def write_rows(results: Results, path: Path) -> None:
+    """Every number of a run as CSV, one line for each image, method and metric that was computed,
+    with the reason where there is no number. Written method by method, to save memory."""
+    head = ["image", *CLASSES, "method", "metric", "value", "reason"]
+
+    def lines(method: str, rows: pa.Table) -> Iterator[list[Any]]:
+        for row in rows.to_pylist():
+            reasons = json.loads(row["reasons"])
+            shared = [row["image"], *(row[name] for name in CLASSES), method]
+            for metric in results.plan.request.metrics:
+                value = row[metric]
+                known = "" if value is None or value != value else value
+                yield [*shared, metric, known, reasons.get(metric, "")]
+
+    with atomic_file(path) as file:
+        file.write(csv_text([head]).encode())
+        for method, rows in results.rows.items():
+            file.write(csv_text(lines(method, rows)).encode("utf-8", "backslashreplace"))

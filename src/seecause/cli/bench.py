@@ -30,10 +30,10 @@ from seecause.cli.shared import (
 from seecause.errors import BadOption
 
 if TYPE_CHECKING:
-    from seecause.bench import Status
+    from seecause.bench.runner import Status
 
 LISTED = 20  # missing values that are named one by one; the rows have them all
-RUN = ("threads", "memory", "cell_size", "precision")  # of a request, without flags of their own
+RUN = ("threads", "memory", "cell_size")  # of a request, without flags of their own
 RAY = ("num_cpus", "num_gpus", "memory")
 RunFolder = Annotated[
     Path,
@@ -101,8 +101,8 @@ def run(
             words.append((name, key, value))
     with loading(f"{model} and {data}", quiet=output.quiet):
         from seecause import bench
-        from seecause.bench.runner import check_folder, read_cell
-        from seecause.metrics.registry import metrics
+        from seecause.bench.runner import read_cell
+        from seecause.bench.tables import check_folder
 
         check_folder(out)
         request = bench.Request(
@@ -111,14 +111,10 @@ def run(
             target=target, seed=reading.seed, device=pick_device(reading.device),
             dtype=reading.dtype or "float32", **own["run"],
         )  # fmt: skip
-        prepared = bench.prepare(
-            request,
-            options=[word for word in words if word[0] not in metrics()],
-            metric_options=[word for word in words if word[0] in metrics()],
-        )
+        prepared = bench.prepare(request, options=words)
     for name, reason in {} if output.quiet else prepared.left_out.items():
         tell(f"left out: {name}: {reason}")
-    todo = sum(len(c) for c in prepared.plan.cells if read_cell(out, c.name) is None)
+    todo = sum(c.images for c in prepared.plan.cells if read_cell(out, c.name) is None)
     with output.progress("images x methods", todo) as progress:
         options = {**asdict(workers), "resources": own["ray"], "progress": progress}
         state = bench.run(out, prepared, **options)
@@ -175,7 +171,7 @@ def reproduce(
         out: The folder of the experiment. Default: experiments/EXPERIMENT.
     """
     with loading(name, quiet=output.quiet):
-        from seecause.experiments import find_experiment, run as run_experiment
+        from seecause.experiments.base import find_experiment, run as run_experiment
 
     folder, cells = out or Path("experiments") / name, len(find_experiment(name).cells)
     with output.progress("cells", cells) as progress:

@@ -19,6 +19,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -27,7 +28,7 @@ import torch
 from torch import Tensor
 
 from seecause._software import plugin_digest, versions
-from seecause.bench.runner import Evaluate, Status, read_cell, run_cells, state_of
+from seecause.bench.runner import Cell, Evaluate, Status, read_cell, run_cells, state_of
 from seecause.bench.tables import Table, table_of, to_csv, to_latex, to_markdown
 from seecause.engine.chunks import machine
 from seecause.errors import BadOption
@@ -130,9 +131,8 @@ def run(
     job, cells = ExperimentJob(name, limit, device), cells_of(found, limit, device)
     where: dict[str, Any] = {"workers": workers, "ray": ray, "resources": resources}
     run_cells(folder, cells, job, progress=progress, **where)
-    tables = {cell.name: read_cell(folder, cell.name) for cell in cells}
-    rows = [row for table in tables.values() if table is not None for row in table.to_pylist()]
-    status = state_of(folder, cells, {name for name, table in tables.items() if table is not None})
+    finished = finished_rows(folder, cells)
+    rows, status = [*chain(*finished.values())], state_of(folder, cells, set(finished))
     if rows:
         table = table_of_rows(found, rows)
         texts = {"csv": to_csv(table), "tex": to_latex(table), "md": to_markdown(table)}
@@ -154,11 +154,15 @@ def read_table(folder: str | Path) -> Table:
         cells = cells_of(found, record["limit"], record["device"])
     except (OSError, ValueError, KeyError, TypeError):
         raise BadOption("folder", str(folder), "a folder that an experiment was run in") from None
-    tables = [read_cell(folder, cell.name) for cell in cells]
-    rows = [row for table in tables if table is not None for row in table.to_pylist()]
-    if not rows:
+    if not (rows := [*chain(*finished_rows(folder, cells).values())]):
         raise BadOption("folder", str(folder), "one with finished cells of this version")
     return table_of_rows(found, rows)
+
+
+def finished_rows(folder: Path, cells: Sequence[Cell]) -> dict[str, list[Row]]:
+    """The rows of finished cells, by their names."""
+    tables = {cell.name: read_cell(folder, cell.name) for cell in cells}
+    return {name: table.to_pylist() for name, table in tables.items() if table is not None}
 
 
 def table_of_rows(experiment: Experiment, rows: Sequence[Row]) -> Table:
@@ -181,30 +185,15 @@ def table_of_rows(experiment: Experiment, rows: Sequence[Row]) -> Table:
     return table_of(columns, against=against, better=experiment.values)
 
 
-@dataclass(frozen=True)
-class ExperimentCell:
-    """One call of an experiment, named by a digest of all that decides its rows."""
-
-    name: str
-    arguments: Mapping[str, Any]
-
-    @property
-    def method(self) -> str:
-        """What a status calls the cell."""
-        return ", ".join(f"{name}={value}" for name, value in self.arguments.items())
-
-    def __len__(self) -> int:
-        return 1
-
-
-def cells_of(experiment: Experiment, limit: int | None, device: str) -> list[ExperimentCell]:
+def cells_of(experiment: Experiment, limit: int | None, device: str) -> list[Cell]:
     """The cells of an experiment: their order is that of its grid."""
     kind, code = device.partition(":")[0], plugin_digest(experiment.run)
     common = [experiment.name, limit, kind, versions(), code]
-    return [
-        ExperimentCell(digest_json([*common, arguments], length=24), arguments)
-        for arguments in experiment.cells
-    ]
+    cells = []
+    for arguments in experiment.cells:
+        title = ", ".join(f"{name}={value}" for name, value in arguments.items())
+        cells.append(Cell(digest_json([*common, arguments], length=24), title, arguments))
+    return cells
 
 
 @dataclass(frozen=True)
@@ -222,7 +211,7 @@ class ExperimentJob:
     def open(self) -> Evaluate:
         found = find_experiment(self.name)
 
-        def evaluate(cell: ExperimentCell) -> pa.Table:
+        def evaluate(cell: Cell) -> pa.Table:
             rows = found.run(**cell.arguments, limit=self.limit, device=self.device)
             named = {found.by: cell.arguments[found.by]} if found.by in cell.arguments else {}
             return pa.Table.from_pylist([{**named, **row} for row in rows])

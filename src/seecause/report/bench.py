@@ -11,8 +11,7 @@ from pathlib import Path
 from markupsafe import Markup
 
 from seecause.attribution.registry import find, is_signed
-from seecause.bench.cells import Plan
-from seecause.bench.measures import higher_is_better, meaning_of
+from seecause.bench.cells import Plan, group_of
 from seecause.bench.runner import Status
 from seecause.bench.tables import (
     Results,
@@ -29,6 +28,7 @@ from seecause.data.batch import raw_in_frame
 from seecause.data.registry import open_data
 from seecause.errors import BadImage, DataMissing
 from seecause.files import write_atomic
+from seecause.metrics.registry import METRICS
 from seecause.models.preprocess import Preprocess
 from seecause.report.figures import chart, charts, fixed, mean_line, number, scale_of
 from seecause.report.pages import (
@@ -88,22 +88,19 @@ def write_report(folder: str | Path, *, against: str | None = None) -> list[Path
 
 def table_section(table: Table, plan: Plan) -> Section:
     """Every method by every metric, and what they are."""
-    body = Markup("")
-    for name, metrics in table.column_groups():
-        arrows = ["↑" if table.better[metric] == "higher" else "↓" for metric in metrics]
-        head = ("method", *map(" ".join, zip(metrics, arrows, strict=True)))
-        rows = [
-            (method, *(_cell(table.cells[method][m], table.digits(m)) for m in metrics))
-            for method in table.methods
-        ]
-        body += Markup('<h3 class="gallery-head">{}</h3>').format(name) if name else ""
-        body += facts(rows, head=head)
+    arrows = ["↑" if table.better[metric] == "higher" else "↓" for metric in table.metrics]
+    head = ("method", *map(" ".join, zip(table.metrics, arrows, strict=True)))
+    rows = [
+        (method, *(_cell(table.cells[method][m], table.digits(m)) for m in table.metrics))
+        for method in table.methods
+    ]
+    body = facts(rows, head=head)
     note = (
         "Mean ± standard error over images, and the 95 % bootstrap interval of the mean; ★ marks"
         " the best mean, ↑ higher is better. The last line of a cell is the difference to"
         f" {table.reference}, image by image: the sharpest comparison of two methods."
     )
-    terms = {metric: meaning_of(metric) for metric in table.metrics}
+    terms = {m: METRICS.get(group_of(m)).columns[m].meaning for m in table.metrics}
     for name in table.methods:
         method = find(plan.request.method(name), plan.model["architecture"])
         terms[name] = method.summary.replace("`", "")
@@ -127,15 +124,16 @@ def _cell(cell: TableCell, digits: int) -> Markup:
 
 def curves_section(results: Results, plan: Plan) -> list[Section]:
     """Mean insertion and deletion curves of each method; none if they were not measured."""
-    shares, by_method, drawn = results.shares().tolist(), results.curves(), []
-    if not shares or not by_method:
+    by_method, drawn = results.curves(), []
+    if not by_method:
         return []
     for kind, done in (("insertion", "uncovered"), ("deletion", "covered")):
         lines = {}
         for method, curves in by_method.items():
             entry = find(plan.request.method(method), plan.model["architecture"])
             control = entry.forwards == "0"
-            lines[method] = mean_line(curves[kind], shares, control=control)
+            shares = curves["shares"][0].tolist()
+            lines[method] = mean_line(curves[f"{kind} curve"], shares, control=control)
         title = f"{kind}, mean and standard error"
         drawn.append(chart(lines, title=title, x=f"share of the image {done}", y="class score"))
     note = "The most important pixels first: insertion should rise early, deletion fall early."
@@ -148,7 +146,7 @@ def cost_section(results: Results) -> Section:
     rows = [(method, number(statistics.median(seconds))) for method, seconds in spent.items()]
     request = results.plan.request
     note = (
-        f"Attribution alone, the median over cells of {request.cell_size} images, on"
+        f"Attribution alone, the median over images, in cells of {request.cell_size}, on"
         f" {request.device} with {request.threads} threads in each worker."
     )
     return Section("What does it cost?", facts(rows, head=("method", "seconds an image")), note)
@@ -162,7 +160,8 @@ def gallery_section(results: Results, reference: str, *, shown: int = SHOWN) -> 
     metric = "ins-del" if "ins-del" in metrics else metrics[0]
     scores = results.values[reference][metric]
     known = scores.isfinite().nonzero()[:, 0]
-    order = scores[known].argsort(descending=higher_is_better(metric), stable=True)
+    better = METRICS.get(group_of(metric)).columns[metric].better
+    order = scores[known].argsort(descending=better == "higher", stable=True)
     ranked, body = known[order].tolist(), Markup("")
     picked = {"best": ranked[:shown], "worst": ranked[::-1][:shown]}
     try:
@@ -186,7 +185,9 @@ def _card(index: int, sample, results: Results, metric: str) -> Card:  # noqa: A
             title = f"{method} {number(float(results.values[method][metric][index]))}"
             views.append(MapView(title, values, scale_of(values, signed=signed)))
     frame = Preprocess(**{**plan.model["frame"], "size": tuple(plan.model["frame"]["size"])})
-    predicted = _named(plan.model["classes"], int(results.answers["predicted"][index]))
+    rows = next(iter(results.rows.values()))
+    place = rows["index"].to_pylist().index(index)
+    predicted = _named(plan.model["classes"], rows["predicted"][place].as_py())
     truth = "" if sample.label is None else f"; it is {_named(plan.data['classes'], sample.label)}"
     strip = Strip(raw_in_frame(frame, sample.image), views)
     return Card(sample.id, [strip], caption=f"prediction: {predicted}{truth}")
@@ -226,9 +227,9 @@ def missing_section(status: Status) -> Section:
 
 def missing_rows(status: Status) -> list[tuple[str, str]]:
     """What is missing of a run, and why."""
-    holes = Counter((hole.image, hole.reason) for hole in status.holes)
+    missing = Counter((value.image, value.reason) for value in status.missing)
     return [
         *((f"cell {name}", f"failed: {text.strip()}") for name, text in status.failed.items()),
         *((method, f"not run on {count} images") for method, count in status.not_run().items()),
-        *((image, f"{count} values missing: {why}") for (image, why), count in holes.items()),
+        *((image, f"{count} values missing: {why}") for (image, why), count in missing.items()),
     ]
