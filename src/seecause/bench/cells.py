@@ -157,7 +157,10 @@ class Plan:
     def open(self) -> Evaluate:
         """Open model and data in a worker; refused if they are not those of the plan."""
         check_versions(self.versions)
-        model, data = open_model(self.request), open_data(self.request.data, limit=self.request.limit)
+        model, data = (
+            open_model(self.request),
+            open_data(self.request.data, limit=self.request.limit),
+        )
         facts = {"model": self.model["fingerprint"], "data": self.data["fingerprint"]}
         here = {"model": model.fingerprint(), "data": data.fingerprint}
         check_versions(facts | self.plugins, here | _plugins(self.request, model, data))

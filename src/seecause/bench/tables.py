@@ -45,12 +45,14 @@ from seecause.metrics.statistics import (
 MANIFEST = "run.json"
 SATURATED = 1e-3  # share of the largest mean within which means lie for none to be the best
 CURVES = ("insertion curve", "deletion curve", "shares")
-LATEX = str.maketrans({
-    "\\": r"\textbackslash{}",
-    "~": r"\textasciitilde{}",
-    "^": r"\textasciicircum{}",
-    **{character: f"\\{character}" for character in "#$%&_{}"},
-})
+LATEX = str.maketrans(
+    {
+        "\\": r"\textbackslash{}",
+        "~": r"\textasciitilde{}",
+        "^": r"\textasciicircum{}",
+        **{character: f"\\{character}" for character in "#$%&_{}"},
+    }
+)
 
 
 def run(
