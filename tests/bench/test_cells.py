@@ -195,7 +195,7 @@ def test_further_options_go_to_the_methods_that_have_them_and_to_metrics():
     )
     assert request.measures["insertion-deletion"]["steps"] == 3
     for wrong in (("", "tale", 1), ("caap", "tale", 1), ("cap", "tail", 1)):
-        with pytest.raises((BadOption, UnknownName), match="option|cap"):
+        with pytest.raises((BadOption, UnknownName), match=r"option|cap"):
             prepare(REQUEST, options=[wrong], model=model())
 
 
