@@ -10,7 +10,7 @@ import functools
 import inspect
 import numbers
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import UnionType
 from typing import (
@@ -89,6 +89,25 @@ def check_options(
             raise BadOption(f"option {name!r} of {what}", value, f"one of {listed}")
         if name in hints and not accepts(hints[name], value):
             raise BadOption(f"option {name!r} of {what}", value, _expected(hints[name]))
+
+
+def with_options(
+    own: Mapping[str, Mapping[str, Any]],
+    words: Iterable[tuple[str, str, Any]],
+    known: Mapping[str, Mapping[str, Any]],
+) -> dict[str, dict[str, Any]]:
+    """`own` options by name, with the options (name, key, value) added. One with the name "" is
+    added to all that have it in `known`; one that none has is refused."""
+    by_name = {name: dict(own.get(name, {})) for name in {**own, **known}}
+    for name, key, value in words:
+        takers = [taker for taker in known if key in known[taker] and name in ("", taker)]
+        if not takers:
+            listed = [f"{taker}: {', '.join(keys) or 'none'}" for taker, keys in known.items()]
+            word = f"{name}.{key}={value}".removeprefix(".")
+            raise BadOption("--option", word, f"[NAME.]KEY=VALUE with one of {'; '.join(listed)}")
+        for taker in takers:
+            by_name[taker][key] = value
+    return by_name
 
 
 def _hints(function: Callable[..., Any]) -> dict[str, Any]:

@@ -46,7 +46,7 @@ from seecause.metrics import MetricInputs, Scores, metrics
 from seecause.metrics.parts import PartTruth, measure_truth
 from seecause.metrics.registry import METRICS
 from seecause.models.base import ImageModel
-from seecause.options import Count, check_options, checked, keyword_options
+from seecause.options import Count, check_options, checked, keyword_options, with_options
 from seecause.target import Spec
 
 SCHEMA = 7  # of the rows; another number makes every cell new
@@ -443,27 +443,21 @@ def _complete(
         expected = f"predicted (--target predicted): {data.name} has no labels"
         raise BadOption("target", "label", expected)
     entries = {name: find(request.method(name), model.architecture) for name in request.methods}
-    own = {name: dict(given) for name, given in {**request.methods, **request.measures}.items()}
-    for name, key, value in options:
-        takers = [name] if name else [each for each in entries if key in entries[each].options]
-        if not takers:
-            known = sorted({option for entry in entries.values() for option in entry.options})
-            raise BadOption("--option", f"{key}={value}", f"an option of {', '.join(known)}")
-        for taker in takers:
-            own.setdefault(taker, {})[key] = value
+    groups = {group: group_options(group) for group in groups_of(request.metrics)}
+    known = {name: entry.options for name, entry in entries.items()}
+    of_metrics = [word for word in options if word[0] in groups]
+    others = [word for word in options if word[0] not in groups]
     methods, measures = {}, {}
-    for name, entry in entries.items():
-        given = own.pop(name)
-        method = given.pop("method", name)
+    for name, given in with_options(request.methods, others, known).items():
+        method, entry = given.pop("method", name), entries[name]
         check_options(method, entry.run, given)
         seed = {"seed": request.seed} if "seed" in entry.options else {}
         methods[name] = {"method": method, **entry.options, **seed, **given}
-    for group in [*own, *groups_of(request.metrics)]:
-        known = group_options(group)
-        check_options(group, METRICS.get(group).run, own.get(group, {}), leave_out=NOT_OPTIONS)
-        seed = {"seed": request.seed} if "seed" in known else {}
-        measures[group] = {**known, **seed, **own.get(group, {})}
-    measures = {group: measures[group] for group in groups_of(request.metrics)}
+    for group, given in with_options(request.measures, of_metrics, groups).items():
+        check_options(group, METRICS.get(group).run, given, leave_out=NOT_OPTIONS)
+        if group in groups:
+            seed = {"seed": request.seed} if "seed" in groups[group] else {}
+            measures[group] = {**groups[group], **seed, **given}
     memory = request.memory or MEMORY.get(request.device.partition(":")[0], MEMORY["cpu"])
     return replace(request, methods=methods, measures=measures, memory=memory)
 

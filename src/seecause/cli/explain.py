@@ -28,6 +28,7 @@ from seecause.cli.shared import (
     warn_outside,
 )
 from seecause.errors import BadImage, BadOption
+from seecause.options import with_options
 
 if TYPE_CHECKING:
     from seecause.data.dataset import SkippedImage
@@ -167,11 +168,7 @@ def method_options(
 
     known = {method: find(method, model.architecture).options for method in methods}
     seeds = {method: {"seed": seed} for method, options in known.items() if "seed" in options}
-    if not words:
-        return seeds
-    from seecause.bench.measures import with_options
-
-    return with_options("--option", seeds, words, known)
+    return with_options(seeds, words, known)
 
 
 def _warn(opened: ImageModel, model: str, files: Sequence[str]) -> None:
