@@ -11,14 +11,13 @@ for a picture), the responses to all masks, the fit, peak memory, the share of t
 ceiling for matrix products; the plain way: every mask with its whole sequence, as many at once
 as fit, on a subset, scaled up; the careful plain way: the same with keys and values of the picture
 computed once (`cached`); mean derivatives of few masks, their time and how near they are to the fit
-of all (`--masks 30000` for a sharp one); and all that `seecause lvlm tokens` computes (`command`).
+of all (`--masks 30000` for a sharp one); and all that `seecause lvlm trace` computes (`command`).
 """
 
 from __future__ import annotations
 
 import gc
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import cyclopts
@@ -34,24 +33,18 @@ from seecause.lvlm import (
     LVLM,
     MaskEngine,
     MeanBank,
-    attention_scores,
     attribute_heads,
-    bank_of_prompts,
-    causal_scores,
-    draw_masks,
-    essential_heads,
-    random_orders,
-    scan,
-    trace_tokens,
+    trace_answer,
     wrap,
 )
-from seecause.lvlm.fit import correlation, elastic_net, regress
-from seecause.lvlm.masks import MaskSampling
-from seecause.lvlm.trace import ORDERS, POINTS
+from seecause.lvlm.analysis import causal_scores, random_orders, scan
+from seecause.lvlm.attribute import ORDERS, POINTS
+from seecause.lvlm.bank import bank_of_prompts
+from seecause.lvlm.fit import correlation, draw_masks, elastic_net, fit
 from tests.reference import hear
 
 PARTS = "ceiling,eager,compiled,plain,cached,derivative,command"
-WAYS = (("derivative", (16, 64, 256)), ("corrected", (1000, 3000)), ("fit", (10_000,)))
+WAYS = (("derivative", (16, 64, 256)), ("fit", (10_000,)))
 TOP = 50  # heads compared
 PLAIN_BATCHES = (256, 128, 64, 32, 16, 8, 4, 2, 1)
 
@@ -123,12 +116,8 @@ def run_model(
         for turn in ("the first time", "again"):  # kernels are compiled the first time
             command(engine, where, turn)
     if found is not None:
-        _, taken = clock(
-            lambda: regress(
-                _recalled(drawn, found[0]), engine.n_components, MaskSampling(masks=masks), where
-            ),
-            where,
-        )
+        answers = found[0].double().cpu()
+        _, taken = clock(lambda: fit(drawn, answers, device=where), where)
         print(f"fit: {taken:.2f} s (three elastic nets: all masks, and two halves)")
         if "derivative" in parts:
             derivative(drawn, found[0], engine, where)
@@ -147,7 +136,7 @@ def responses(
     eager_blocks = lvlm.decoder.blocks
     if mode == "compiled":
         lvlm.decoder.blocks = [CompiledBlock(**vars(block)) for block in eager_blocks]
-    size = engine.at_once(len(drawn))
+    size = engine._at_once(len(drawn), engine.cache, mixed=False)
     _, warm = clock(lambda: engine.evaluate(drawn[: 2 * size]), where)
     if where.type == "cuda":
         torch.cuda.reset_peak_memory_stats(where)
@@ -225,31 +214,23 @@ def plain(
 
 
 def command(engine: MaskEngine, where: torch.device, turn: str) -> None:
-    """What `seecause lvlm tokens` computes behind bank and prefix, part by part: heads by 64
-    derivatives, other rankings, curves (in full, and as the command has them), image tokens."""
+    """What `seecause lvlm trace` computes after bank and prefix, and parts of it."""
+    _, whole = clock(lambda: trace_answer(engine), where)
     heads, estimated = clock(lambda: attribute_heads(engine), where)
-    (causal, attention), others = clock(
-        lambda: (causal_scores(engine), attention_scores(engine)), where
-    )
-    ranked = [x.flatten().argsort(descending=True) for x in (causal, attention)]
-    orders = torch.stack([*ranked, *random_orders(engine, ORDERS)])
-    own, head_curves = clock(lambda: scan(engine, heads.order()), where)
+    _, causal = clock(lambda: causal_scores(engine), where)
+    _, own = clock(lambda: scan(engine, heads.order()), where)
+    orders = random_orders(engine, 2 + ORDERS)
     _, coarse = clock(lambda: scan(engine, orders, points=POINTS), where)
-    _, full = clock(lambda: scan(engine, orders), where)
-    chosen = essential_heads(heads, own)
-    _, tokens = clock(lambda: trace_tokens(engine, heads.coefficients, chosen), where)
-    total = estimated + others + head_curves + coarse + tokens
     print(
-        f"whole command, {turn}: {total:.2f} s: heads {estimated:.2f}, other rankings"
-        f" {others:.2f}, own curves {head_curves:.2f}, others' {coarse:.2f} (in full {full:.2f}:"
-        f" then {total - coarse + full:.2f}), image tokens {tokens:.2f}"
+        f"whole command, {turn}: {whole:.2f} s, of which heads {estimated:.2f}, causal scores"
+        f" {causal:.2f}, own curves {own:.2f}, others' {coarse:.2f}"
     )
 
 
 def derivative(drawn: Tensor, found: Tensor, engine: MaskEngine, where: torch.device) -> None:
     """What a mean derivative costs, and how near each way is to the fit of all responses at hand.
     Its masks are others."""
-    many = elastic_net(drawn, found).coefficients
+    many, _, _ = elastic_net(drawn, found.double().cpu(), where)
     top = min(TOP, max(1, len(many) // 4))
     engine.slopes(drawn[:8])  # warm-up
     for how, counts in WAYS:
@@ -270,19 +251,6 @@ def derivative(drawn: Tensor, found: Tensor, engine: MaskEngine, where: torch.de
                 f" {len(common)} of the largest {top};"
                 f" standard error {float(made.standard_error.median()):.5f}"
             )
-
-
-def _recalled(drawn: Tensor, found: Tensor) -> Callable[[Tensor], Tensor]:
-    """Answers already given, in the order in which they are asked for again."""
-    asked = 0
-
-    def respond(masks: Tensor) -> Tensor:
-        nonlocal asked
-        asked += len(masks)
-        assert torch.equal(masks, drawn[asked - len(masks) : asked])
-        return found[asked - len(masks) : asked]
-
-    return respond
 
 
 def measured_ceiling(where: torch.device) -> float | None:

@@ -14,6 +14,7 @@ import torch
 LIMITS = {"logits": 1e-5, "caap": 1e-4, "mosaic": 1e-4, "gae": 1e-4}  # of the largest value
 PROGRAM = """
 import sys, torch, seecause as sc
+from seecause.lvlm.fit import draw_masks
 torch.set_num_threads(1)
 torch.backends.cudnn.allow_tf32 = False
 path, device, dtype = sys.argv[1:]
@@ -21,7 +22,7 @@ model = sc.load("builtin:critters-vit", device=device)
 torch.set_default_dtype(getattr(torch, dtype))
 data = sc.data.open_data("critters:clean:test", limit=4)
 images, _, masks = sc.data.to_batch(model, [data[place] for place in range(4)])
-results = {"logits": model(images).detach(), "masks": masks, "heads": sc.lvlm.draw_masks(8, 12)}
+results = {"logits": model(images).detach(), "masks": masks, "heads": draw_masks(8, 12)}
 for method, options in {
     "caap": {}, "mosaic": {}, "gae": {}, "random": {}, "sobel": {}, "smoothgrad": {"samples": 2},
 }.items():

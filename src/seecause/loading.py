@@ -155,7 +155,7 @@ def rewrap(
     it is the caller's (`freeze`); `head` replaces a head that is not part of it."""
     if model.architecture == "prompt":
         reason = f"{model.name} answers through a language model"
-        raise NotDefined("an edited copy", reason, "Use heads.ablate, or lvlm.export")
+        raise NotDefined("an edited copy", reason, "Use background.ablate, or model.export")
     need_own_classes(model, "an edited copy")
     own = model.extra  # a head that a text tower made is made again
     if head is None and not (isinstance(own, CosineHead) and own.from_text):

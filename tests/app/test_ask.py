@@ -30,8 +30,7 @@ def context(state, sessions, heard):
 
 @pytest.fixture
 def bank(context):
-    ask.answer(context, Asked(**ON))
-    return context.served.memo["bank"]
+    return ask._bank(context)
 
 
 def test_the_answer_is_the_models_own(context):
@@ -46,18 +45,18 @@ def test_heads_and_tokens_are_those_of_a_traced_answer(context, bank, heard):
     heard.clear()
     answer = ask.behind(context, Word(**ON))
     engine = sc.lvlm.MaskEngine(context.lvlm, context.picture("s3").shown, QUESTION, bank)
-    trace = sc.lvlm.trace_answer(engine, token_masks=None)
+    trace = sc.lvlm.trace_answer(engine)
     assert answer["word"] == engine.answer
-    heads = trace.heads.heads
+    heads = trace.heads
     expected = heads.coefficients.flatten().tolist()
     assert [value for row in answer["heads"] for value in row] == pytest.approx(
         expected, rel=1e-3, abs=1e-6
     )
-    assert answer["enough"] == trace.heads.chosen.flatten().nonzero()[:, 0].tolist()
+    assert answer["enough"] == trace.chosen.nonzero()[:, 0].tolist()
     assert [(top["layer"], top["head"]) for top in answer["top"]] == heads.top(8)
     first = answer["top"][0]
     assert first["error"] == float(heads.standard_error[first["layer"], first["head"]]) > 0
-    tokens = trace.tokens.tokens.coefficients.tolist()
+    tokens = trace.tokens.attribution.coefficients.tolist()
     assert answer["tokens"]["values"] == pytest.approx(tokens, rel=1e-3, abs=1e-6)
     shares = [share for share, _ in heard]
     assert shares == sorted(shares) and len(shares) >= 3
@@ -71,13 +70,12 @@ def test_blind_heads_change_the_words_as_masks_change_the_logit(context, bank):
     mask = torch.ones(engine.n_components, dtype=torch.bool)
     mask[enough] = False
     heads = [divmod(place, context.lvlm.n_heads) for place in enough]
-    logits = sc.lvlm.blind_logits(context.lvlm, picture, QUESTION, bank, heads)
-    centred = float(logits[engine.target] - logits.mean())
-    assert centred == pytest.approx(float(engine.adjusted(mask[None])[0]), abs=1e-3)
-    chances = logits.softmax(dim=0)
+    words = sc.lvlm.AnswerEngine(context.lvlm, picture, QUESTION, bank, answer=[engine.target])
+    chances = words.logits(mask[None])[0, 0].softmax(dim=0)
     for word in answer["after"]:
         assert word["probability"] == pytest.approx(float(chances[word["class"]]), abs=1e-5)
-    ids = sc.lvlm.speak_blind(context.lvlm, picture, QUESTION, bank, heads)
+    with sc.lvlm.edited_heads(context.lvlm, heads, blind=bank, image=picture):
+        ids = context.lvlm.speak(context.lvlm.prompt(picture, QUESTION), 24)
     assert answer["words"] == list(context.lvlm.pieces(torch.tensor(ids)))
     before = {word["class"]: word["probability"] for word in answer["before"]}
     assert float(chances[engine.target]) < before[engine.target]
@@ -86,12 +84,6 @@ def test_blind_heads_change_the_words_as_masks_change_the_logit(context, bank):
 def test_with_no_head_blind_the_answer_stays(context, bank):
     answer = ask.hear(context, Blind(**ON))
     assert answer["same"] and answer["before"] == answer["after"]
-    picture = context.picture("s3").shown
-    ids = sc.lvlm.speak_blind(context.lvlm, picture, QUESTION, bank)
-    assert ids == context.lvlm.speak(context.lvlm.prompt(picture, QUESTION), 12)
-    native = context.lvlm.module(**context.lvlm.prompt(picture, QUESTION).inputs).logits[0, -1]
-    ours = sc.lvlm.blind_logits(context.lvlm, picture, QUESTION, bank)
-    torch.testing.assert_close(ours, native, atol=2e-3, rtol=1e-3)
 
 
 def test_what_is_not_there_is_refused_in_words(context, bank):
@@ -99,8 +91,6 @@ def test_what_is_not_there_is_refused_in_words(context, bank):
         ask.behind(context, Word(**ON, position=20))
     with pytest.raises(BadOption, match="heads 0-47"):
         ask.hear(context, Blind(**ON, blind=(48,)))
-    with pytest.raises(BadOption, match="layer, head"):
-        sc.lvlm.blind_logits(context.lvlm, context.picture("s3").shown, QUESTION, bank, [(6, 0)])
     reader = ask.PANEL.find("answer")[1]
     for question in ("", "x" * 301):
         body = f'{{"model": "critters-llava", "picture": "s3", "question": "{question}"}}'
@@ -122,4 +112,4 @@ def test_the_copied_python_says_the_same(context, capsys):
     assert lines[0].split()[0] == ask.answer(context, Asked(**ON))["words"][0]
     assert lines[-1] == " ".join(w.strip() for w in ask.hear(context, request)["words"])
     plain = ask.copy(context, Blind(**ON))["command"]
-    assert plain.startswith("seecause lvlm tokens") and "'Which critter is this?'" in plain
+    assert plain.startswith("seecause lvlm trace") and "'Which critter is this?'" in plain

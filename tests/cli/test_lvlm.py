@@ -68,7 +68,7 @@ def test_a_word_is_traced_by_a_saved_bank(toy, photos, tmp_path):
     assert page.count('class="head-grid"') == 2 and 'class="prompt"' in page
     assert page.count('<figure class="chart">') == 2
     assert read_image(out / "overlay.png").width > 1000
-    assert load_file(out / "tokens.safetensors")["coefficients"].shape == (16,)
+    assert load_file(out / "trace.safetensors")["tokens.coefficients"].shape == (16,)
     more = ("--heads-only", "--option", "ablated=0.6", "--seed", 3, "--quiet")
     quiet = lvlm("trace", *asked, *more)
     assert quiet.exit_code == 0 and quiet.output == "" and not (out / "overlay.png").exists()
@@ -77,18 +77,27 @@ def test_a_word_is_traced_by_a_saved_bank(toy, photos, tmp_path):
 
 def test_edited_heads_speak(toy, photos, tmp_path):
     asked = (photos / "0.png", "--question", QUESTION, "--model", toy)
-    change = ("--heads", "(0, 1), (2,3)", "--boost", 0, "--length", 3, "-o", tmp_path / "edit")
+    change = (
+        "--heads",
+        "(0, 1), (2,3)",
+        "--redirect",
+        photos / "1.png",
+        "--length",
+        3,
+        "-o",
+        tmp_path / "edit",
+    )
     done = lvlm("edit", *asked, *change, "--json")
     assert done.exit_code == 0, done.output
     facts = json.loads(done.stdout)
     assert facts["heads"] == [[0, 1], [2, 3]]
     manifest = manifest_of(tmp_path / "edit")
     assert {name: manifest[name] for name in facts} == facts
-    assert manifest["options"] == {"blind": False, "redirect": None, "boost": 0, "length": 3}
+    assert manifest["options"] == {"blind": False, "redirect": str(photos / "1.png"), "length": 3}
     model = sc.lvlm.load(toy)
     decode, prompt = model.processor.tokenizer.decode, model.prompt(pictures(1)[0], QUESTION)
     assert facts["before"] == decode(model.speak(prompt, 3)).strip()
-    with sc.lvlm.edited_heads(model, [(0, 1), (2, 3)], boost=0):
+    with sc.lvlm.edited_heads(model, [(0, 1), (2, 3)], redirect=pictures(2)[1]):
         assert facts["after"] == decode(model.speak(prompt, 3)).strip()
     blind = lvlm("edit", *asked, "--heads", "0.1", "--blind", "--calibration", photos)
     assert blind.exit_code == 0 and blind.stdout.startswith("before: "), blind.output

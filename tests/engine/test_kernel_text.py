@@ -10,7 +10,7 @@ from torch.testing import assert_close
 
 from seecause.engine import kernel
 from seecause.engine.attend import Bank, attend
-from seecause.lvlm._cache import with_own_text
+from seecause.lvlm.cache import with_own_text
 from seecause.models.decoder import rotate
 from seecause.models.layout import At, TokenLayout
 from tests.helpers import noise

@@ -1,10 +1,14 @@
-"""Head attribution on the embedded LLaVA: coefficients, words, tokens, blind answers and edits."""
+"""Head attribution on the embedded LLaVA: coefficients, words, tokens, blind heads and edits."""
 
 from __future__ import annotations
 
 from functools import cache
 
+import torch
+
 import seecause as sc
+from seecause.lvlm.analysis import attention_scores, causal_scores
+from seecause.lvlm.fit import draw_masks
 from tests.golden.record import Named, golden
 
 QUESTION = "What is the name of this creature?"
@@ -24,43 +28,49 @@ def responses(dtype) -> Named:
     """Logits, and responses to masks of heads."""
     lvlm, picture, bank, engine = setting(dtype)
     yield "target", engine.target
-    yield "blind", sc.lvlm.blind_logits(lvlm, picture, QUESTION, bank, [(0, 4), (1, 1)])
-    yield "seen", sc.lvlm.blind_logits(lvlm, picture, QUESTION, bank)
-    masks = sc.lvlm.draw_masks(6, engine.n_components, p=0.75, seed=0)
+    whole = torch.ones(2, lvlm.n_layers, lvlm.n_heads, dtype=torch.bool)
+    whole[0, [0, 1], [4, 1]] = False
+    word = sc.lvlm.AnswerEngine(lvlm, picture, QUESTION, bank, answer=[engine.target])
+    blind, seen = word.logits(whole.flatten(1))[:, 0]
+    yield "blind", blind
+    yield "seen", seen
+    masks = draw_masks(6, engine.n_components, p=0.75, seed=0)
     yield "masks", masks.double()
     yield "responses", engine.evaluate(masks)
     yield "adjusted", engine.adjusted(masks)
-    yield "spoken", lvlm.speak(lvlm.prompt(picture, QUESTION), 8)
-    yield "spoken-blind", sc.lvlm.speak_blind(lvlm, picture, QUESTION, bank, [(0, 4)], length=6)
+    prompt = lvlm.prompt(picture, QUESTION)
+    yield "spoken", lvlm.speak(prompt, 8)
+    with sc.lvlm.edited_heads(lvlm, [(0, 4)], blind=bank, image=picture):
+        yield "spoken-blind", lvlm.speak(prompt, 6)
 
 
 @golden("lvlm")
 def heads(dtype) -> Named:
     """Coefficients by each estimator, causal and attention scores."""
     *_, engine = setting(dtype)
-    for how, masks in (("derivative", 16), ("corrected", 64), ("fit", 64)):
+    for how, masks in (("derivative", 16), ("fit", 64)):
         found = sc.lvlm.attribute_heads(engine, how=how, masks=masks)
         yield f"{how}/coefficients", found.coefficients
         yield f"{how}/order", found.order().double()
-    yield "causal", sc.lvlm.causal_scores(engine)
-    yield "attention", sc.lvlm.attention_scores(engine)
+    yield "causal", causal_scores(engine)
+    yield "attention", attention_scores(engine)
 
 
 @golden("lvlm")
 def tokens(dtype) -> Named:
     """Text rows, image tokens and weighted attention, given the heads that are enough."""
     *_, engine = setting(dtype)
-    trace = sc.lvlm.trace_heads(engine, masks=16)
+    trace = sc.lvlm.trace_answer(engine, masks=16)
     yield "chosen", trace.chosen.double()
     for name, counts in trace.counts().items():
         yield f"counts/{name}", counts
-    found = sc.lvlm.trace_tokens(engine, trace.heads.coefficients, trace.chosen, masks=16)
-    yield "deltas", found.effects.deltas
-    yield "rows", found.text.double()
+    found = trace.tokens
+    yield "deltas", found.deltas
+    yield "rows", found.rows.double()
     yield "sufficiency", found.sufficiency
-    yield "gamma", found.tokens.coefficients
+    yield "gamma", found.attribution.coefficients
     yield "weighted", found.weighted
-    for number, each in enumerate(sc.lvlm.head_words(engine, trace.heads, heads=3)):
+    for number, each in enumerate(trace.words[:3]):
         yield f"words/{number}", [each.layer, each.head, each.coefficient]
 
 
@@ -81,7 +91,7 @@ def edits(dtype) -> Named:
     other = sc.data.open_image("critters:clean:test#5")
     prompt, seen = lvlm.prompt(picture, QUESTION), []
     handle = lvlm.decoder.head.register_forward_hook(lambda _, __, out: seen.append(out[0, -1]))
-    given = {"blind": {"blind": bank}, "redirect": {"redirect": other}, "boost": {"boost": 2.0}}
+    given = {"blind": {"blind": bank}, "redirect": {"redirect": other}}
     try:
         for name, options in given.items():
             with sc.lvlm.edited_heads(lvlm, [(0, 4), (1, 1)], **options):

@@ -27,9 +27,9 @@ def lvlm(family: str) -> sc.lvlm.LVLM:
 
 
 @cache
-def asked(family: str, scope: str = "vision", by: str = "name_ll") -> sc.lvlm.PromptClassifier:
+def asked(family: str, by: str = "name_ll") -> sc.lvlm.PromptClassifier:
     names = NAMES if by == "name_ll" else ("cat", "dog", "blue")
-    return sc.lvlm.classifier(lvlm(family), names, question=QUESTION, by=by, scope=scope)
+    return sc.lvlm.classifier(lvlm(family), names, question=QUESTION, by=by)
 
 
 def ids(family: str, text: str = QUESTION) -> list[int]:

@@ -1,143 +1,148 @@
-"""Numbers over many samples, on made-up coefficients whose truth is known."""
+"""What heads do, rankings of heads and their curves: against the native attention and the native
+model with keys and values replaced."""
 
 from __future__ import annotations
 
-import math
-from types import SimpleNamespace
-
-import numpy as np
 import pytest
 import torch
-from sklearn.metrics import silhouette_score
 from torch.testing import assert_close
 
-from seecause.errors import BadOption
-from seecause.lvlm import embed, group_heads, grouping, importance_map
-from seecause.lvlm.analysis import correlations, cosines, depth_of_use
-
-# coefficients of eight heads in two samples, and their groups by average linkage
-PLACES = [
-    *([1.4, 0.2], [0.2, 0.2], [1.0, 0.4], [0.9, 1.2]),
-    *([0.6, 0.5], [1.1, 0.8], [0.4, 0.3], [1.1, 1.3]),
-]
-TOGETHER = [0, 1, 0, 0, 1, 0, 1, 0]
-
-
-def blobs(each: int = 8, kinds: int = 3, noise: float = 0.05):
-    centres = torch.eye(kinds, 12)
-    made = centres.repeat_interleave(each, dim=0) + noise * torch.randn(
-        each * kinds, 12, generator=torch.Generator().manual_seed(0)
-    )
-    return made.double(), [f"kind {i}" for i in range(kinds) for _ in range(each)]
+from seecause.lvlm import HeadAttribution, attribute_heads
+from seecause.lvlm.analysis import (
+    LEVELS,
+    RankingCurves,
+    attention_scores,
+    causal_scores,
+    curve_counts,
+    random_orders,
+    scan,
+    threshold_study,
+)
+from seecause.lvlm.attribute import head_words
+from tests.lvlm.scenes import GRID, QUESTION, scene
+from tests.lvlm.toy import toy_engine
+from tests.reference import hear
 
 
-def test_groups_are_told_from_chance():
-    vectors, labels = blobs()
-    own, other = grouping(vectors, labels), grouping(vectors, [i % 4 for i in range(24)])
-    assert own.purity == 1 and own.silhouette > 0.8
-    assert own.chance == pytest.approx(7 / 23)
-    assert abs(other.purity - other.chance) < 0.2 and other.silhouette < 0.1
+# transformers' PaliGemma processor with numpy 2
+@pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
+# transformers' PaliGemma processor with numpy 2
+@pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
+@pytest.mark.parametrize("family", ["llava_grouped", "qwen3_vl", "paligemma"])
+def test_attention_on_the_image_is_that_of_the_native_model(family):
+    here = scene(family)
+    engine, prompt = here.engine, here.engine.prompt
+    here.lvlm.module.set_attn_implementation({"text_config": "eager"})
+    native = here.lvlm.module(**prompt.inputs, output_attentions=True).attentions
+    here.lvlm.module.set_attn_implementation({"text_config": "sdpa"})
+    seen, scores = engine.activations(), attention_scores(engine)
+    assert seen.attention.shape == (*GRID, engine.n_text, engine.n_image) and scores.shape == GRID
+    for layer, weights in enumerate(native):  # the native softmax is in float32
+        rows = weights[0, :, prompt.text, prompt.image].double()  # [H, T, N]
+        assert_close(seen.attention[layer], rows, atol=1e-6, rtol=0)
+        assert_close(scores[layer], rows.sum(dim=-1).mean(dim=-1), atol=1e-6, rtol=0)
 
 
-def test_a_sample_is_not_its_own_neighbour():
-    vectors = torch.tensor([[0.0], [0.1], [5.0], [5.1]])
-    assert grouping(vectors, ["a", "b", "a", "b"], neighbours=1).purity == 0
+def test_the_lens_reads_a_head_through_the_final_norm_and_the_vocabulary():
+    here = scene("llava")
+    heard = []
+    projection = here.lvlm.module.get_decoder().layers[2].self_attn.o_proj
+    handle = projection.register_forward_pre_hook(lambda _, given: heard.append(given[0]))
+    here.lvlm.next_logits(here.engine.prompt)
+    handle.remove()
+    outputs = heard[0][0, -1].unflatten(0, (4, -1))  # [H, dh]
+    alone = torch.zeros_like(outputs)
+    alone[3] = outputs[3]
+    decoder = here.lvlm.decoder
+    expected = decoder.head(decoder.norm(projection(alone.flatten()[None])))[0]
+    assert_close(here.engine.activations().lens(2, 3), expected, atol=1e-10, rtol=0)
 
 
-def test_neighbours_and_chance_of_uneven_groups():
-    points = [0.0, 1.0, 2.1, 3.3, 4.6, 7.0]
-    own = grouping(torch.tensor(points)[:, None], ["x", "x", "y", "y", "y", "y"], neighbours=2)
-    nearest = [[1, 2], [0, 2], [1, 3], [2, 4], [3, 2], [4, 3]]
-    labels = [0, 0, 1, 1, 1, 1]
-    shares = [sum(labels[i] == labels[k] for i in two) / 2 for k, two in enumerate(nearest)]
-    assert own.purity == pytest.approx(sum(shares) / 6)
-    chance = (2 * 1 / 5 + 4 * 3 / 5) / 6  # of the five others
-    assert own.chance == pytest.approx(chance)
-    assert own.silhouette == pytest.approx(silhouette_score(np.array(points)[:, None], labels))
-    for neighbours in (0, 6):
-        with pytest.raises(BadOption, match=f"more than neighbours={neighbours}"):
-            grouping(torch.tensor(points)[:, None], labels, neighbours=neighbours)
-    assert grouping(torch.tensor(points)[:, None], labels).purity == pytest.approx(chance)  # all 5
+def test_the_heads_that_bring_most_are_named_with_the_words_they_would_say():
+    engine = toy_engine()
+    coefficients = torch.arange(12.0).sin().double().reshape(3, 4)
+    heads = HeadAttribution(coefficients, 0.0, 1.0, 1.0, 8, 1.0, coefficients.abs())
+    found = head_words(engine, heads)
+    best = [(2, 0), (0, 2), (0, 1), (1, 3), (2, 1)]
+    assert [(each.layer, each.head) for each in found] == best == heads.top(5)
+    assert [each.coefficient for each in found] == [float(coefficients[place]) for place in best]
+    ids = engine.activations().lens(2, 0).topk(10).indices
+    assert found[0].words == tuple(piece.strip() for piece in engine.lvlm.pieces(ids))
 
 
-@pytest.mark.parametrize("labels", [["a"] * 24, list(range(24)), ["a", "b"]])
-def test_labels_that_make_no_groups_are_refused(labels):
-    with pytest.raises(BadOption, match="labels"):
-        grouping(blobs()[0], labels)
+def shares(here, masks: torch.Tensor) -> torch.Tensor:
+    """F of masks [M, P] by the plain way: every mask runs its whole sequence."""
+    prompts = [dict(here.lvlm.prompt(p, QUESTION).inputs) for p in here.pictures]
+    means = hear.average_picture(here.lvlm.module, prompts)
+    ends = torch.stack([torch.zeros(16), torch.ones(16)]).bool()
+    inputs = dict(here.engine.prompt.inputs)
+    every = torch.cat([ends, masks]).view(-1, *GRID)
+    states = hear.blinded_batch(here.lvlm.module, inputs, means, every)
+    low, high, *result = states @ here.engine.readouts[0]
+    return (torch.stack(result) - low) / (high - low)
 
 
-def test_the_map_of_samples_keeps_groups_together():
-    vectors, labels = blobs()
-    points = embed(vectors)
-    assert points.shape == (24, 2) and torch.equal(points, embed(vectors))
-    assert not torch.equal(points, embed(vectors, perplexity=3))
-    assert grouping(points, labels).purity > 0.9
-    with pytest.raises(BadOption, match="vectors"):
-        embed(vectors[:3])
+@pytest.mark.parametrize("family", ["llava_grouped", "qwen2_vl"])
+def test_curves_and_single_heads_equal_the_slow_twin(family):
+    here = scene(family)
+    order = torch.randperm(16, generator=torch.Generator().manual_seed(3))
+    on = torch.zeros(17, 16, dtype=torch.bool)
+    for k in range(17):
+        on[k, order[:k]] = True
+    slow = shares(here, torch.cat([on, ~on, ~torch.eye(16, dtype=torch.bool)]))
+    curves = scan(here.engine, order)
+    both = scan(here.engine, torch.stack([order.flip(0), order])).rows(slice(1, 2))
+    assert_close(both.faithfulness, curves.faithfulness, atol=1e-10, rtol=0)
+    assert_close(both.completeness, curves.completeness, atol=1e-10, rtol=0)
+    assert_close(curves.faithfulness[0], slow[:17], atol=1e-9, rtol=0)
+    assert_close(curves.completeness[0], slow[17:34], atol=1e-9, rtol=0)
+    assert_close(causal_scores(here.engine).flatten(), 1 - slow[34:], atol=1e-9, rtol=0)
 
 
-def test_few_samples_have_a_lower_perplexity(monkeypatch):
-    asked = []
-
-    def made(**options):
-        asked.append(options)
-        return SimpleNamespace(fit_transform=lambda points: points[:, :2])
-
-    monkeypatch.setattr("sklearn.manifold.TSNE", made)
-    vectors = torch.arange(400.0).reshape(100, 2, 2)
-    assert_close(embed(vectors), vectors[:, 0].double())
-    embed(vectors[:4], seed=7)
-    usual = {"perplexity": 30, "init": "pca", "random_state": 0}
-    assert asked == [usual, {**usual, "perplexity": 1, "random_state": 7}]
+def test_counts_are_first_crossings_from_one_head_on():
+    falling = torch.tensor([[0.0, 0.3, 0.85, 0.5, 0.9, 1.0], [0.9, 0.1, 0.2, 0.3, 0.4, 0.5]])
+    curves = RankingCurves(falling, 1 - falling)
+    # the second never crosses: all heads; k = 0 does not count
+    assert curves.enough().tolist() == curves.needed().tolist() == [2, 5]
+    assert curves.enough(0.25).tolist() == [1, 3]
+    expected = torch.tensor([(2 + 5) / 2, (5 + 5) / 2], dtype=torch.float64)
+    assert_close(threshold_study(curves, [0.5, 0.9])[:, 0], expected)
+    assert float(threshold_study(curves, [0.8])[0, 1]) == (2 + 5) / 2  # until a fifth is left
 
 
-def test_heads_fall_into_always_used_and_sometimes_used():
-    coefficients = torch.zeros(10, 2, 4)
-    coefficients[:, 0, 1] = 0.5
-    coefficients[:, 1, 2] = 0.6
-    coefficients[::5, 0, 3] = 0.3
-    coefficients[1, 1, 0] = 0.2
-    coefficients[:, 1, 3] = 0.05  # never strong
-    coefficients[3, 0, 3], coefficients[2, 1, 0] = 0.05, -0.05  # here they are not
-    result = group_heads(coefficients)
-    assert result.heads == ((0, 1), (0, 3), (1, 0), (1, 2))
-    assert_close(result.vectors, coefficients.flatten(1).T[[1, 3, 4, 6]].double())
-    assert result.groups.tolist() == [0, 1, 1, 0]
-    assert_close(result.use(0), torch.ones(2, dtype=torch.float64))
-    assert_close(result.use(1), torch.tensor([0.2, 0.1], dtype=torch.float64))
-    assert sorted(result.order.tolist()) == [0, 1, 2, 3]
-    with pytest.raises(BadOption, match="threshold"):
-        group_heads(coefficients, threshold=0.9)
-    assert group_heads(coefficients, threshold=0.04).heads[-1] == (1, 3)
-    assert sorted(group_heads(coefficients, groups=3).groups.tolist()) == [0, 0, 1, 2]
-    with pytest.raises(BadOption, match="more than 4 heads pass; 4 do"):
-        group_heads(coefficients, groups=4)
+def test_the_thresholds_are_the_papers_and_a_tie_is_no_crossing():
+    line = torch.tensor([[0.0, 0.8, 0.81, 1.0]], dtype=torch.float64)
+    curves = RankingCurves(line, torch.tensor([[1.0, 0.2, 0.5, 0.19]], dtype=torch.float64))
+    assert (curves.enough().item(), curves.needed().item()) == (2, 3)
+    assert LEVELS == (0.5, 0.6, 0.7, 0.8, 0.9)
+    assert threshold_study(curves).tolist() == [[1, 1], [1, 1], [1, 1], [2, 3], [3, 3]]
 
 
-def test_heads_are_clustered_by_the_mean_distance_of_their_members():
-    """Nearest, or farthest, members would make other groups."""
-    places = torch.tensor(PLACES).T.reshape(2, 2, 4)  # two samples of 2 x 4 heads
-    result = group_heads(places)
-    assert result.groups.tolist() == TOGETHER
-    ordered = result.groups[result.order].tolist()
-    assert ordered in (sorted(ordered), sorted(ordered, reverse=True))  # a group lies together
+def test_enough_heads_bring_what_they_promise_and_one_fewer_does_not():
+    engine = scene("llava").engine
+    result = attribute_heads(engine, masks=200)
+    count = int(scan(engine, result.order()).enough())
+    assert float(engine.evaluate(result.mask(count)[None])) > 0.8
+    assert float(engine.evaluate(result.mask(count - 1)[None])) <= 0.8
 
 
-def test_simple_statistics():
-    chosen = torch.tensor([[[1, 0], [0, 0], [1, 0]], [[1, 0], [0, 0], [0, 0]]]).bool()
-    assert_close(
-        importance_map(chosen), torch.tensor([[1, 0], [0, 0], [0.5, 0]], dtype=torch.float64)
-    )
-    assert depth_of_use(chosen) == pytest.approx(1 / 3)
-    assert math.isnan(depth_of_use(chosen[:, :1])) and math.isnan(depth_of_use(chosen & False))
-    assert depth_of_use(chosen[:, :2]) == 0 and depth_of_use(chosen[:, :2].flip(1)) == 1
-    first = torch.randn(3, 2, 4, generator=torch.Generator().manual_seed(1))
-    assert_close(correlations(first, 2 * first + 1), torch.ones(3, dtype=torch.float64))
-    assert_close(cosines(first, -3 * first), -torch.ones(3, dtype=torch.float64))
-    second = torch.randn(3, 2, 4, generator=torch.Generator().manual_seed(2))
-    for own, other, r, cosine in zip(
-        first, second, correlations(first, second), cosines(first, second), strict=True
-    ):
-        a, b = (x.flatten().double().numpy() for x in (own, other))
-        assert float(r) == pytest.approx(np.corrcoef(a, b)[0, 1])
-        assert float(cosine) == pytest.approx(a @ b / np.linalg.norm(a) / np.linalg.norm(b))
+def test_random_orders_are_orders():
+    orders = random_orders(scene("llava").engine, 4, seed=2)
+    assert torch.equal(orders.sort(dim=1).values, torch.arange(16).expand(4, -1))
+    assert len(torch.unique(orders, dim=0)) == 4
+    assert not torch.equal(orders, random_orders(scene("llava").engine, 4, seed=3))
+
+
+def test_coarse_curves_are_the_full_ones_at_their_counts_and_straight_between():
+    engine = scene("llava").engine
+    orders = random_orders(engine, 2, seed=5)
+    full, coarse = scan(engine, orders), scan(engine, orders, points=6)
+    counts = curve_counts(16, 6)
+    assert counts == [0, 1, 3, 6, 10, 16]
+    for name in ("faithfulness", "completeness"):
+        true, drawn = getattr(full, name), getattr(coarse, name)
+        assert drawn.shape == true.shape
+        assert_close(drawn[:, counts], true[:, counts], atol=1e-12, rtol=0)
+        assert_close(drawn[:, 8], (true[:, 6] + true[:, 10]) / 2, atol=1e-12, rtol=0)
+    assert curve_counts(16, 17) == curve_counts(16) == list(range(17))
+    assert len(curve_counts(1024, 128)) < 128

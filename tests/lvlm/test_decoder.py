@@ -12,7 +12,8 @@ import transformers as hf
 from torch import Tensor
 
 from seecause.errors import BadOption, UnsupportedModel, ViewMismatch
-from seecause.lvlm import verify, wrap
+from seecause.lvlm import wrap
+from seecause.lvlm.model import verify
 from seecause.models.block import same
 from seecause.models.decoder import find
 from tests.families.lvlm import CLIP, FAMILIES, TEXT, photo, tiny_lvlm

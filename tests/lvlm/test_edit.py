@@ -11,8 +11,7 @@ from torch.testing import assert_close
 
 import seecause as sc
 from seecause.errors import BadInput, BadOption, UnsupportedModel
-from seecause.lvlm import MaskEngine, blind_logits, edited_heads, make_bank, wrap
-from seecause.lvlm.edit import heads_mask
+from seecause.lvlm import AnswerEngine, edited_heads, make_bank, wrap
 from seecause.models.decoder import restrict
 from tests.families.lvlm import FAMILIES, photo, tiny_lvlm
 from tests.lvlm.scenes import QUESTION, TOKEN, scene
@@ -38,19 +37,25 @@ def spoken(lvlm, prompt, **more):
     return ids[0, len(prompt.ids) :].tolist(), torch.stack(logits)
 
 
+def seeing(blind) -> torch.Tensor:
+    """[1, 16]: all heads but those that are blind."""
+    mask = torch.ones(1, 4, 4, dtype=torch.bool)
+    mask[0][tuple(zip(*blind, strict=True))] = False
+    return mask.flatten(1)
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_blind_heads_speak_as_the_engine_says(family):
     here = scene(family)
-    picture = photo(here.native.size)
-    prompt = here.lvlm.prompt(picture, QUESTION)
+    image = photo(here.native.size)
+    prompt = here.lvlm.prompt(image, QUESTION)
     before, _ = spoken(here.lvlm, prompt)
-    with edited_heads(here.lvlm, HEADS, blind=here.bank, size=here.native.size):
+    with edited_heads(here.lvlm, HEADS, blind=here.bank, image=image):
         ids, logits = spoken(here.lvlm, prompt)
-        again, _ = spoken(here.lvlm, prompt)  # a second picture's prompt starts afresh
+        again, _ = spoken(here.lvlm, prompt)  # a second prompt starts afresh
     assert again == ids
-    for step in range(STEPS):
-        own = blind_logits(here.lvlm, picture, QUESTION, here.bank, HEADS, answer_start=ids[:step])
-        assert_close(logits[step], own, atol=1e-10, rtol=0)
+    engine = AnswerEngine(here.lvlm, image, QUESTION, here.bank, answer=ids)
+    assert_close(logits, engine.logits(seeing(HEADS))[0], atol=1e-10, rtol=0)
     after, plain = spoken(here.lvlm, prompt)
     assert after == before  # nothing is left behind
     assert float((plain[0] - logits[0]).abs().max()) > 1e-4
@@ -61,12 +66,10 @@ def test_blind_heads_speak_as_the_engine_says(family):
 def test_an_edit_moves_what_generate_says_by_what_the_engine_computes(family):
     here = scene(family)
     prompt = here.engine.prompt
-    mask = torch.ones(2, 4, 4, dtype=torch.bool)
-    mask[0][tuple(zip(*HEADS, strict=True))] = False
-    expected = here.engine.adjusted(mask.flatten(1))
+    expected = here.engine.adjusted(torch.cat([seeing(HEADS), torch.ones(1, 16)]))
 
     def adjusted(heads):
-        with edited_heads(here.lvlm, heads, blind=here.bank, size=here.native.size):
+        with edited_heads(here.lvlm, heads, blind=here.bank):
             logits = spoken(here.lvlm, prompt)[1]
         return logits, logits[0, TOKEN] - logits[0].mean()
 
@@ -86,10 +89,10 @@ def test_an_edit_that_did_not_run_is_an_error():
     features = module.get_image_features(inputs["pixel_values"], return_dict=True)
     with (
         pytest.raises(BadInput, match=f"never ran.*{version}"),
-        edited_heads(here.lvlm, HEADS, boost=0),
+        edited_heads(here.lvlm, HEADS, blind=here.bank),
     ):
         module(input_ids=torch.tensor([[1, 20, 21]]))
-    with edited_heads(here.lvlm, HEADS, boost=0):
+    with edited_heads(here.lvlm, HEADS, blind=here.bank):
         module(**inputs)
         text = {name: value for name, value in inputs.items() if name != "pixel_values"}
         with pytest.raises(BadInput, match=f"without an image.*{version}"):
@@ -104,8 +107,8 @@ def test_an_edit_that_did_not_run_is_an_error():
 
 
 @pytest.mark.parametrize("family", ["llava_grouped", "qwen3_vl"])
-def test_all_heads_redirected_say_what_the_other_picture_makes_them_say(family):
-    """Where every head of every text row reads another picture, text is as if asked of that one."""
+def test_all_heads_redirected_say_what_the_other_image_makes_them_say(family):
+    """Where every head of every text row reads another image, text is as if asked of that one."""
     here = scene(family)
     mine, other = (here.lvlm.prompt(photo(here.native.size, seed), QUESTION) for seed in (0, 9))
     ids, logits = spoken(here.lvlm, other)
@@ -115,93 +118,76 @@ def test_all_heads_redirected_say_what_the_other_picture_makes_them_say(family):
     assert_close(changed, logits, atol=1e-10, rtol=0)
 
 
-def test_a_boost_weighs_the_picture_and_one_leaves_it():
-    here = scene("llava")
-    prompt = here.lvlm.prompt(photo(here.native.size), QUESTION)
-    _, plain = spoken(here.lvlm, prompt)
-    with edited_heads(here.lvlm, HEADS, boost=1.0):
-        assert_close(spoken(here.lvlm, prompt)[1], plain, atol=1e-10, rtol=0)
-    other = here.lvlm.prompt(photo(here.native.size, 9), QUESTION)
-    with edited_heads(here.lvlm, ALL, boost=0):  # nothing of the picture is left
-        first, second = (spoken(here.lvlm, each)[1] for each in (prompt, other))
-    assert_close(first, second, atol=1e-10, rtol=0)
-
-
 @torch.no_grad()
 @pytest.mark.parametrize("family", ["llava", "llava_grouped"])
-def test_edits_of_some_heads_equal_the_slow_twin(family):
+def test_redirected_heads_equal_the_slow_twin(family):
     here = scene(family)
     mine, other = (here.lvlm.prompt(photo(here.native.size, seed), QUESTION) for seed in (0, 9))
     inputs, module = dict(mine.inputs), here.lvlm.module
-    for factor in (0.3, 8.0):
-        with edited_heads(here.lvlm, HEADS, boost=factor):
-            fast = module(**inputs).logits[0, -1]
-        slow = hear.boosted(module, inputs, set(HEADS), factor)
-        assert_close(fast, slow, atol=1e-10, rtol=0)
-    with edited_heads(here.lvlm, HEADS, redirect=photo(here.native.size, 9)):
-        fast = module(**inputs).logits[0, -1]
-    seeing = torch.ones(4, 4, dtype=torch.bool)
-    for place in HEADS:
-        seeing[place] = False
     instead = hear.average_picture(module, [dict(other.inputs)])
-    slow = hear.Blinded(module, inputs, instead).logits(seeing)
-    assert_close(fast, slow, atol=1e-10, rtol=0)
-    plain = module(**inputs).logits[0, -1]
-    module.set_attn_implementation({"text_config": "eager"})
+    slow = hear.Blinded(module, inputs, instead).logits(seeing(HEADS).view(4, 4))
+    with edited_heads(here.lvlm, HEADS, redirect=photo(here.native.size, 9)):
+        assert_close(module(**inputs).logits[0, -1], slow, atol=1e-10, rtol=0)
+    module.set_attn_implementation({"text_config": "eager"})  # whose softmax is in float32
     try:
-        with edited_heads(here.lvlm, HEADS, boost=1.0):
-            assert_close(module(**inputs).logits[0, -1], plain, atol=1e-6, rtol=0)
+        with edited_heads(here.lvlm, HEADS, redirect=photo(here.native.size, 9)):
+            assert_close(module(**inputs).logits[0, -1], slow, atol=1e-6, rtol=0)
         assert here.lvlm.decoder.native.config._attn_implementation == "eager"
     finally:
         module.set_attn_implementation({"text_config": "sdpa"})
 
 
 @torch.no_grad()
-def test_the_picture_tells_its_size_and_tuples_hold_caches_too():
-    here = scene("internvl")  # whose tiles lie where the size of the picture says
-    picture = photo(here.native.size)
-    inputs = here.lvlm.prompt(picture, QUESTION).inputs
-    answers = []
-    for known in ({"size": here.native.size}, {"picture": picture}):
-        with edited_heads(here.lvlm, HEADS, blind=here.bank, **known):
-            answers.append(here.lvlm.module(**inputs).logits[0, -1])
-    assert_close(answers[0], answers[1], atol=1e-12, rtol=0)
+def test_the_image_tells_its_size_and_tuples_hold_caches_too():
+    here = scene("internvl")  # whose tiles lie where the size of the image says
+    image = photo(here.native.size)
+    inputs = here.lvlm.prompt(image, QUESTION).inputs
+    with edited_heads(here.lvlm, HEADS, blind=here.bank, image=image):
+        here.lvlm.module(**inputs)
     with (
-        edited_heads(here.lvlm, HEADS, blind=here.bank, size=(32, 32)),
         pytest.raises((BadInput, UnsupportedModel)),
+        edited_heads(here.lvlm, HEADS, blind=here.bank, image=photo((32, 32))),
     ):
         here.lvlm.module(**inputs)
     llava = scene("llava")
     inputs = llava.lvlm.prompt(photo(llava.native.size), QUESTION).inputs
-    with edited_heads(llava.lvlm, ALL, boost=0):
+    with edited_heads(llava.lvlm, ALL, blind=llava.bank):
         whole = llava.lvlm.module(**inputs, use_cache=True).past_key_values
         parts = llava.lvlm.module(**inputs, use_cache=True, return_dict=False)
         (cache,) = (part for part in parts if hasattr(part, "get_seq_length"))
         assert_close(step(llava.lvlm, cache), step(llava.lvlm, whole), atol=1e-12, rtol=0)
 
 
+@pytest.mark.parametrize("heads", [[(9, 0)], [(-1, 0)], [(0, 4)]])
+def test_a_head_that_does_not_exist_is_refused(heads):
+    here = scene("llava")
+    with (
+        pytest.raises(BadOption, match=r"up to \(3, 3\)"),
+        edited_heads(here.lvlm, heads, blind=here.bank),
+    ):
+        pass
+
+
 def test_what_cannot_be_edited_is_refused_and_leaves_the_model_as_it_was():
     here = scene("llava")
-    config = here.lvlm.decoder.native.config
+    config, other = here.lvlm.decoder.native.config, photo((40, 56))
     before = config._attn_implementation
-    more = ({"boost": -1.0}, {"boost": float("inf")}, {"boost": float("nan")})
-    both = ({"boost": 1.0, "blind": here.bank}, {"boost": 1.0, "redirect": photo((40, 56))})
-    for given in ({}, *both, *more):
+    for given in ({}, {"blind": here.bank, "redirect": other}):
         with pytest.raises(BadOption), edited_heads(here.lvlm, HEADS, **given):
             pass
-    with pytest.raises(BadOption, match=r"\(9, 0\)"), edited_heads(here.lvlm, [(9, 0)], boost=2.0):
-        pass
-    with edited_heads(here.lvlm, HEADS, boost=2.0):
-        with pytest.raises(BadOption, match="second"), edited_heads(here.lvlm, HEADS, boost=2.0):
-            pass
-        prompt = here.lvlm.prompt(photo(here.native.size), QUESTION)
+    prompt = here.lvlm.prompt(photo(here.native.size), QUESTION)
+    with edited_heads(here.lvlm, HEADS, blind=here.bank):
+        with pytest.raises(BadOption, match="second"):
+            edited_heads(here.lvlm, HEADS, blind=here.bank).__enter__()
         with pytest.raises(BadOption, match="cache"):
             spoken(here.lvlm, prompt, cache_implementation="static")
     native = tiny_lvlm("qwen2_vl")
     lvlm = wrap(native.module, native.processor, check=False)
-    prompt = lvlm.prompt(photo((40, 56)), QUESTION)
-    other = photo((64, 24))
-    with edited_heads(lvlm, HEADS, redirect=other), pytest.raises(BadInput, match="one size"):
+    prompt = lvlm.prompt(other, QUESTION)
+    with (
+        edited_heads(lvlm, HEADS, redirect=photo((64, 24))),
+        pytest.raises(BadInput, match="one size"),
+    ):
         spoken(lvlm, prompt)
     assert config._attn_implementation == before
     assert not lvlm.module._forward_pre_hooks and not here.lvlm.module._forward_pre_hooks
@@ -223,23 +209,23 @@ def step(lvlm, cache):
 
 
 @torch.no_grad()
-def test_every_cache_keeps_its_own_picture():
+def test_every_cache_keeps_its_own_image():
     here = scene("llava")
     module, inputs = here.lvlm.module, here.lvlm.prompt(photo(here.native.size), QUESTION).inputs
     ids = inputs["input_ids"]
     later = torch.cat([ids[:, :1], torch.tensor([[20, 21, 22]]), ids[:, 1:]], dim=1)
     elsewhere = {**inputs, "input_ids": later, "attention_mask": torch.ones_like(later)}
     before = module(**inputs, use_cache=True).past_key_values
-    with edited_heads(here.lvlm, ALL, boost=0):
+    with edited_heads(here.lvlm, ALL, blind=here.bank):
         straight = step(here.lvlm, module(**inputs, use_cache=True).past_key_values)
         cache = module(**inputs, use_cache=True).past_key_values
         text = module(input_ids=torch.tensor([[1, 20, 21]]), use_cache=True).past_key_values
         module(**elsewhere)
         assert_close(step(here.lvlm, cache), straight, atol=1e-12, rtol=0)
-        step(here.lvlm, text)  # there is no picture to edit
+        step(here.lvlm, text)  # there is no image to edit
         with pytest.raises(BadInput, match="inside this block"):
             step(here.lvlm, before)
-        with pytest.raises(BadInput, match="pixel_values behind"):
+        with pytest.raises(BadInput, match="pixel_values after"):
             module(**inputs, past_key_values=cache)
     assert float((step(here.lvlm, before) - straight).abs().max()) > 1e-4
 
@@ -249,7 +235,7 @@ def test_an_edit_holds_or_refuses_whatever_way_the_model_is_called():
     here = scene("llava")
     module, prompt = here.lvlm.module, here.lvlm.prompt(photo(here.native.size), QUESTION)
     named = dict(prompt.inputs)
-    with edited_heads(here.lvlm, ALL, boost=0):
+    with edited_heads(here.lvlm, ALL, blind=here.bank):
         edited = module(**named).logits
         ids, pixels = named.pop("input_ids"), named.pop("pixel_values")
         assert_close(module(ids, pixels, **named).logits, edited, atol=0, rtol=0)
@@ -260,32 +246,14 @@ def test_an_edit_holds_or_refuses_whatever_way_the_model_is_called():
 
 
 @torch.no_grad()
-def test_a_hidden_video_does_not_move_the_answer():
-    native = tiny_lvlm("qwen2_vl")
-    lvlm, video = wrap(native.module, native.processor, check=False), torch.tensor([[2, 4, 4]])
-    ids = torch.tensor([[1, 8] + [native.module.config.video_token_id] * 8 + [9, 10, 11]])
-    kinds = 2 * (ids == native.module.config.video_token_id).long()
-    torch.manual_seed(0)
-    plain = {"input_ids": ids, "mm_token_type_ids": kinds, "video_grid_thw": video}
-    with edited_heads(lvlm, ALL, boost=0):
-        first, second = (
-            native.module(**plain, pixel_values_videos=torch.randn(32, 384).double()).logits[0, -1]
-            for _ in range(2)
-        )
-    assert_close(first, second, atol=1e-10, rtol=0)
-
-
-@torch.no_grad()
-def test_a_picture_of_the_bank_is_left_out_as_engines_do():
+def test_an_image_of_the_bank_is_left_out_as_engines_do():
     here = scene("llava")
-    picture = photo(here.native.size)
-    bank = make_bank(here.lvlm, [picture, *here.pictures])
-    engine = MaskEngine(here.lvlm, picture, QUESTION, bank, answer=[7], floor=None)
-    mask = torch.ones(1, 16, dtype=torch.bool)
-    mask[0, [4 * layer + head for layer, head in HEADS]] = False
-    with edited_heads(here.lvlm, HEADS, blind=bank, picture=picture):
-        logits = here.lvlm.module(**engine.prompt.inputs).logits[0, -1]
-    assert_close(logits[7] - logits.mean(), engine.adjusted(mask)[0], atol=1e-10, rtol=0)
+    image = photo(here.native.size)
+    bank = make_bank(here.lvlm, [image, *here.pictures])
+    engine = AnswerEngine(here.lvlm, image, QUESTION, bank, answer=[TOKEN])
+    with edited_heads(here.lvlm, HEADS, blind=bank, image=image):
+        logits = here.lvlm.next_logits(engine.prompt)
+    assert_close(logits, engine.logits(seeing(HEADS))[0, 0], atol=1e-10, rtol=0)
 
 
 def test_a_failed_start_leaves_no_hook(monkeypatch):
@@ -298,11 +266,14 @@ def test_a_failed_start_leaves_no_hook(monkeypatch):
         native(names)
 
     monkeypatch.setattr(module, "set_attn_implementation", refuse)
-    with pytest.raises(ValueError, match="refused"), edited_heads(here.lvlm, HEADS, boost=2.0):
+    with (
+        pytest.raises(ValueError, match="refused"),
+        edited_heads(here.lvlm, HEADS, blind=here.bank),
+    ):
         pass
     assert not module._forward_pre_hooks and not module._forward_hooks
     monkeypatch.undo()
-    with edited_heads(here.lvlm, HEADS, boost=2.0):
+    with edited_heads(here.lvlm, HEADS, blind=here.bank):
         spoken(here.lvlm, here.lvlm.prompt(photo(here.native.size), QUESTION))
 
 
@@ -321,32 +292,14 @@ def test_the_likeliest_word_is_said_whatever_a_checkpoint_sets():
 
 
 @torch.no_grad()
-def test_edited_heads_keep_what_hides_the_picture_from_each():
-    native, image = tiny_lvlm("llava"), scene("llava").engine.prompt.image
+def test_edited_heads_keep_what_hides_the_image_from_each():
+    native, span = tiny_lvlm("llava"), scene("llava").engine.prompt.image
     native.module.config.text_config.image_readers = [[1, 2], [3, 0]]
-    native.module.config.text_config.image_span = [image.start, image.stop]
+    native.module.config.text_config.image_span = [span.start, span.stop]
     lvlm = wrap(restrict(native.module), native.processor)
     inputs = lvlm.prompt(photo(native.size), QUESTION).inputs
     plain = native.module(**inputs).logits
     for heads, changes in (([(1, 1), (1, 2)], True), ([(0, 0), (1, 1)], False)):
-        with edited_heads(lvlm, heads, boost=1.0):
-            assert_close(native.module(**inputs).logits, plain, atol=1e-10, rtol=0)
-        with edited_heads(lvlm, heads, boost=0):  # who reads nothing has nothing to lose
+        with edited_heads(lvlm, heads, redirect=photo(native.size, 9)):
             gap = float((native.module(**inputs).logits - plain)[0, -1].abs().max())
-        assert (gap > 1e-6) == changes
-
-
-def test_heads_may_be_numbers_of_numpy_and_torch():
-    lvlm, wanted = scene("llava").lvlm, [(0, 1), (1, 3)]
-    table = torch.tensor(wanted)
-    for heads in (wanted, table, table.numpy(), list(table), list(zip(*table.T, strict=True))):
-        assert heads_mask(lvlm, heads).nonzero().tolist() == [list(pair) for pair in wanted]
-
-
-@pytest.mark.parametrize("pair", [(-1, 0), (0.5, 0), (0, 4), 3, "a"])
-def test_a_head_that_there_is_not_is_refused(pair):
-    with (
-        pytest.raises(BadOption, match="layer, head"),
-        edited_heads(scene("llava").lvlm, [pair], boost=1.0),
-    ):
-        pass
+        assert gap > 1e-6 if changes else gap < 1e-10  # who reads nothing has nothing to lose

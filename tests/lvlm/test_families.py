@@ -9,7 +9,9 @@ import transformers as hf
 from torch.testing import assert_close
 
 from seecause.errors import DataMissing, UnsupportedModel, ViewMismatch
-from seecause.lvlm import MaskEngine, bank_of_prompts, edited_heads, load, verify, wrap
+from seecause.lvlm import MaskEngine, edited_heads, load, wrap
+from seecause.lvlm.bank import bank_of_prompts
+from seecause.lvlm.model import verify
 from seecause.models.block import same
 from seecause.models.decoder import FAMILIES, REFUSED
 from tests.families.lvlm import tiny_lvlm

@@ -9,26 +9,25 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from seecause.errors import BadInput, BadOption, UnsupportedModel, ViewMismatch
+from seecause.errors import BadInput, UnsupportedModel, ViewMismatch
 from seecause.lvlm import (
     AnswerEngine,
     MaskEngine,
     MeanBank,
     attribute_heads,
-    bank_of_prompts,
-    blind_logits,
     classifier,
     edited_heads,
     make_bank,
     trace_words,
-    verify,
     wrap,
 )
+from seecause.lvlm.bank import bank_of_prompts
 from seecause.lvlm.engine import MaskKind
+from seecause.lvlm.model import verify
 from seecause.models.decoder import causal
 from tests.families.lvlm import PREFIX_FAMILIES, paligemma2, photo, tiny_lvlm
 from tests.lvlm.scenes import GRID, QUESTION, TOKEN, calibration, scene, some
-from tests.lvlm.test_edit import STEPS, spoken
+from tests.lvlm.test_edit import seeing, spoken
 from tests.reference import prefix_hear
 
 ANSWER = [TOKEN, 3, 11]
@@ -87,11 +86,6 @@ def test_masked_runs_equal_the_slow_twin(family, start):
     alone = engine.adjusted(heads, text[2:])  # masks whose first rows could have been shared
     slow = prefix_hear.blinded(here.lvlm.module, inputs, average, heads[0].view(GRID), text[2])
     assert_close(alone[0], adjusted(slow[-1]), atol=1e-10, rtol=0)
-    on = some(*GRID)
-    blind = (~on).nonzero().tolist()
-    fast = blind_logits(here.lvlm, picture, QUESTION, here.bank, blind, answer_start=start)
-    slow = prefix_hear.blinded(here.lvlm.module, inputs, average, on)
-    assert_close(fast, slow[-1], atol=1e-10, rtol=0)
 
 
 @pytest.mark.parametrize("family", PREFIX_FAMILIES)
@@ -168,19 +162,17 @@ def test_edits_last_through_generate(family):
     before, plain = spoken(here.lvlm, prompt)
     with edited_heads(here.lvlm, heads, blind=here.bank):
         ids, logits = spoken(here.lvlm, prompt)
-    for step in range(STEPS):
-        own = blind_logits(here.lvlm, picture, QUESTION, here.bank, heads, answer_start=ids[:step])
-        assert_close(logits[step], own, atol=1e-10, rtol=0)
+    engine = AnswerEngine(here.lvlm, picture, QUESTION, here.bank, answer=ids)
+    assert_close(logits, engine.logits(seeing(heads))[0], atol=1e-10, rtol=0)
     assert float((plain - logits).abs().max()) > 1e-4
-    for boost, redirect in ((1.0, None), (None, picture)):  # which change nothing
-        with edited_heads(here.lvlm, heads, boost=boost, redirect=redirect):
-            assert_close(spoken(here.lvlm, prompt)[1], plain, atol=1e-10, rtol=0)
+    with edited_heads(here.lvlm, heads, redirect=picture):  # which changes nothing
+        assert_close(spoken(here.lvlm, prompt)[1], plain, atol=1e-10, rtol=0)
     every = [divmod(i, 4) for i in range(16)]
     other = here.lvlm.prompt(photo(here.native.size, 9), QUESTION)
     elsewhere = spoken(here.lvlm, other)[1]
     with edited_heads(here.lvlm, every, redirect=photo(here.native.size, 9)):
         assert_close(spoken(here.lvlm, prompt)[1], elsewhere, atol=1e-10, rtol=0)
-    with edited_heads(here.lvlm, every, boost=0):  # nothing of the picture is left
+    with edited_heads(here.lvlm, every, blind=here.bank):  # nothing of the picture is left
         first, second = (spoken(here.lvlm, each)[1] for each in (prompt, other))
     assert_close(first, second, atol=1e-10, rtol=0)
     assert spoken(here.lvlm, prompt)[0] == before
@@ -189,8 +181,6 @@ def test_edits_last_through_generate(family):
 def test_a_bank_has_an_average_for_each_question_and_keeps_it(tmp_path):
     here = scene("paligemma")
     bank = make_bank(here.lvlm, here.pictures)
-    with pytest.raises(BadInput, match="no average yet"):
-        bank.save(tmp_path)
     picture = photo(here.native.size)
     ask = [here.lvlm.prompt(picture, question) for question in (QUESTION, "a red cat")]
     first, second = (bank.means(here.lvlm, prompt)[0] for prompt in ask)
@@ -206,28 +196,14 @@ def test_a_bank_has_an_average_for_each_question_and_keeps_it(tmp_path):
     assert_close(bank.means(here.lvlm, prompt, inside), others, atol=1e-12, rtol=0)
 
 
-@pytest.mark.parametrize("mode", ["fixed", "mean", "grid"])
-def test_other_averages_belong_to_a_question_too(mode):
-    here = scene("paligemma")
-    size = None if mode == "mean" else here.native.size
-    bank = make_bank(here.lvlm, here.pictures, mode=mode, size=size)
-    prompts = [here.lvlm.prompt(photo(here.native.size), q) for q in (QUESTION, "a red cat")]
-    for prompt in prompts:
-        plain = here.bank.means(here.lvlm, prompt)[0]
-        expected = plain.mean(dim=2, keepdim=True).expand_as(plain) if mode == "mean" else plain
-        assert_close(bank.means(here.lvlm, prompt)[0], expected, atol=1e-12, rtol=0)
-
-
 def test_what_such_a_model_cannot_be_asked_is_refused_in_words():
     here = scene("paligemma")
     lvlm, picture = here.lvlm, photo(here.native.size)
-    with pytest.raises(BadOption, match="each question has an average of its own"):
-        make_bank(lvlm, here.pictures, sizes=[(32, 32)])
     inputs = dict(lvlm.prompt(picture, QUESTION).inputs)
     untold = {name: value for name, value in inputs.items() if name != "token_type_ids"}
     with pytest.raises(BadInput, match="token_type_ids"):
         lvlm.read(untold)
-    with pytest.raises(BadInput, match="picture must come first"):
+    with pytest.raises(BadInput, match="image must come first"):
         wrap(here.native.module, here.native.processor, template="what {image} {question}")
     with pytest.raises(UnsupportedModel, match="read the question"):
         classifier(lvlm, ["cat", "dog"])
@@ -273,5 +249,5 @@ def test_several_pictures_stand_before_the_question():
     masks = (heads[1].view(GRID), None, image[1])
     slow = prefix_hear.blinded(lvlm.module, inputs(0, 9), average, *masks)
     assert_close(engine.adjusted(heads, image=image)[1], adjusted(slow[-1]), atol=1e-10, rtol=0)
-    with pytest.raises(BadInput, match="does not tell its picture's size"):
+    with pytest.raises(BadInput, match="does not tell its image's size"):
         MaskEngine(lvlm, prompt, None, make_bank(lvlm, here.pictures), answer=[TOKEN])

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from seecause.errors import BadInput, BadOption, DataMissing, UnknownName, UnsupportedModel
-from seecause.lvlm import MaskEngine, load, wrap
-from seecause.lvlm.prompt import answer_ids, extended, render
+from seecause.lvlm import load, wrap
+from seecause.lvlm.prompt import extended, render
 from tests.families.lvlm import photo, tiny_lvlm
 from tests.lvlm.scenes import QUESTION, scene
 
@@ -40,7 +40,7 @@ def test_bad_questions_and_pictures():
     lvlm = scene("llava").lvlm
     with pytest.raises(BadInput, match="empty question"):
         lvlm.prompt(photo((32, 32)), "  ")
-    with pytest.raises(BadInput, match="one picture"):
+    with pytest.raises(BadInput, match="one image"):
         lvlm.prompt(photo((32, 32)), "what is <image> this ?")
     with pytest.raises(BadInput, match="one PIL image"):
         lvlm.prompt([photo((32, 32)), photo((32, 32))], QUESTION)
@@ -54,7 +54,7 @@ def test_sequences_that_cannot_be_traced():
     ids, token = inputs["input_ids"], lvlm.module.config.image_token_id
     with pytest.raises(BadInput, match="without image tokens"):
         lvlm.read({**inputs, "input_ids": ids.masked_fill(ids == token, 5)})
-    with pytest.raises(BadInput, match="ends with the picture"):
+    with pytest.raises(BadInput, match="ends with the image"):
         lvlm.read({name: t[:, :17] if name != "pixel_values" else t for name, t in inputs.items()})
     with pytest.raises(BadInput, match="2 sequences"):
         lvlm.read({name: torch.cat([t, t]) for name, t in inputs.items()})
@@ -73,6 +73,8 @@ def test_padding_is_refused_in_words():
     mask[:, 0] = 0
     with pytest.raises(BadInput, match=r"1 tokens of padding.*without padding"):
         scene("llava").lvlm.read({**inputs, "attention_mask": mask})
+
+
 
 
 def test_a_sliding_window_shorter_than_the_prompt_is_refused(monkeypatch):
@@ -152,34 +154,8 @@ def test_tokens_that_follow_an_answer_are_words_that_all_may_see():
     assert longer["pixel_values"] is inputs["pixel_values"] and len(longer) == 5
 
 
-def test_an_answer_stands_one_space_behind_its_prompt(monkeypatch):
-    seen = []
-    monkeypatch.setattr(
-        "seecause.lvlm.prompt.prompt_ids", lambda _, __, text: seen.append(text) or [8, 9, 10]
-    )
-    for text in ("ASSISTANT :", "ASSISTANT : ", "ASSISTANT :\n"):
-        assert answer_ids(scene("llava").lvlm, None, text, "cat", before=[8]) == [9, 10]
-    assert seen == ["ASSISTANT : cat", "ASSISTANT : cat", "ASSISTANT :\ncat"]
-    assert answer_ids(scene("llava").lvlm, None, "ASSISTANT :", "cat", before=[8, 9]) == [10]
-    for before, answer in (([9], "cat"), ([8, 9, 10], "cat"), ([8], "  ")):
-        with pytest.raises(BadInput, match="do not continue"):
-            answer_ids(scene("llava").lvlm, None, "ASSISTANT :", answer, before=before)
-
-
-@pytest.mark.parametrize("template", ["{image} {question} {x}", "{image} {question} {", "{image}"])
+@pytest.mark.parametrize("template", ["{image}", "{question}"])
 def test_a_template_that_cannot_be_filled_is_refused_before_it_is_used(template):
     here = scene("llava")
-    with pytest.raises(BadOption, match="no other braces"):
+    with pytest.raises(BadOption, match="template="):
         wrap(here.native.module, here.native.processor, template=template, check=False)
-
-
-@pytest.mark.parametrize("answer", [[700], [-1], [1.5], 7])
-def test_an_answer_of_tokens_that_there_are_not_is_refused(answer):
-    here = scene("llava")
-    picture = photo(here.native.size)
-    with pytest.raises(BadOption, match="token ids"):
-        here.lvlm.prompt(picture, QUESTION, answer)
-    prompt = here.lvlm.prompt(picture, QUESTION)
-    given = answer if isinstance(answer, list) else [answer * 100]
-    with pytest.raises(BadOption, match="token ids"):  # -1 would be the last word
-        MaskEngine(here.lvlm, prompt, None, here.bank, answer=given, floor=None)

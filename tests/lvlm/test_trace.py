@@ -1,51 +1,117 @@
-"""One answer traced in full, what heads would say, and where image tokens lie."""
+"""One answer traced in full: text rows, image tokens, what is saved, and where image tokens lie."""
 
 from __future__ import annotations
 
+import json
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
-from PIL import Image
 from safetensors.torch import load_file
 from torch.testing import assert_close
 
-from seecause.errors import BadOption
+from seecause.errors import BadInput, BadOption
 from seecause.lvlm import (
     AnswerEngine,
-    HeadAttribution,
-    MaskEngine,
+    AnswerTrace,
     attribute_heads,
-    compare_wordings,
-    coverage,
-    head_words,
+    attribute_tokens,
+    image_map,
     make_bank,
-    object_share,
-    picture_map,
-    random_orders,
-    scan,
-    seen_mask,
-    seen_picture,
-    sufficiency,
-    text_effects,
+    seen_image,
     trace_answer,
-    trace_heads,
-    trace_tokens,
     trace_words,
-    weighted_attention,
     words,
 )
-from seecause.lvlm.fit import correlation
-from seecause.lvlm.trace import AnswerTrace, check_masks_suffice, concerns, masked_runs, rows_of
+from seecause.lvlm.analysis import random_orders, scan
+from seecause.lvlm.attribute import (
+    _substantial,
+    kept_rows,
+    masked_runs,
+    sufficiency,
+    text_effects,
+    weighted_attention,
+)
+from seecause.lvlm.fit import correlation, draw_masks, fit
 from seecause.models.decoder import Grid, ImageTokens
 from tests.lvlm.scenes import scene
 from tests.lvlm.toy import QUESTION, pictures, toy_engine
 
 
+def test_effects_of_text_rows_follow_equation_11():
+    engine = scene("internvl").engine
+    heads = torch.ones(16, dtype=torch.bool)
+    heads[::3] = False
+    deltas = text_effects(engine, heads)
+    whole = float(engine.evaluate(heads[None]))
+    without = torch.ones(1, engine.n_text)
+    without[0, 2] = 0
+    assert_close(float(deltas[2]), 1 - float(engine.evaluate(heads[None], without)) / whole)
+    kept = deltas > 0.01
+    assert sufficiency(engine, heads, torch.ones(engine.n_text)) == pytest.approx(1)
+    part = float(engine.evaluate(heads[None], kept[None]))
+    assert sufficiency(engine, heads, kept) == pytest.approx(part / whole)
+    with pytest.raises(BadInput):  # heads that carry nothing
+        text_effects(engine, torch.zeros(16, dtype=torch.bool))
+
+
+def test_rows_are_kept_whose_blocking_costs_more_than_a_twentieth():
+    assert kept_rows(torch.tensor([0.05, 0.051, -0.3, 0.4])).tolist() == [False, True, False, True]
+    assert kept_rows(torch.tensor([0.01, -0.2, 0.04])).tolist() == [False, False, True]  # some row
+
+
+def test_image_tokens_share_out_what_the_chosen_heads_and_rows_bring():
+    """Equation 12: the response is divided by F(x*, u*), whatever that is."""
+    engine = scene("llava").engine
+    text, masks = torch.arange(engine.n_text) > 0, draw_masks(16, 16, p=0.5)
+    responses = engine.evaluate(masks, text[None])
+    chosen = int((responses - 0.5).abs().argmin())  # far from the whole effect, and from none
+    heads, whole = masks[chosen], float(responses[chosen])
+    assert whole > 0.05 and abs(whole - 1) > 0.05
+    image = draw_masks(100, engine.n_image, seed=2)
+    expected = fit(image, engine.evaluate(heads[None], text[None], image) / whole, seed=2)
+    tokens = attribute_tokens(engine, heads, text, how="fit", masks=100, seed=2)
+    assert_close(tokens.coefficients, expected.coefficients, atol=1e-9, rtol=0)
+    assert_close(tokens.standard_error, expected.standard_error, atol=1e-9, rtol=0)
+    for name in ("intercept", "r2", "pearson", "agreement"):
+        assert getattr(tokens, name) == pytest.approx(getattr(expected, name), abs=1e-9), name
+    quick = attribute_tokens(engine, heads, text, masks=6, p=0.4, seed=3)
+    image = draw_masks(6, engine.n_image, p=0.4, seed=3)
+    slopes = engine.slopes(heads[None], text[None], image, of="image")[1] / whole
+    assert_close(quick.coefficients, slopes.mean(dim=0), atol=1e-10, rtol=0)
+    assert quick.protocol["heads"] == int(heads.sum()) and quick.tokens == engine.prompt.tokens
+    assert quick.protocol["text"] == text.int().tolist()
+    ((_, drawn),) = quick.maps()
+    assert torch.equal(drawn.flatten(), quick.coefficients)
+    with pytest.raises(BadOption, match="at least one text row"):
+        attribute_tokens(engine, None, torch.zeros(engine.n_text))
+
+
+def test_shares_of_less_than_a_twentieth_of_the_effect_are_noise():
+    engine = SimpleNamespace(answer="jade", span=4.0)
+    assert _substantial(engine, 0.05) == 0.05
+    with pytest.raises(BadInput, match=r"by 0\.16 only; expected at least floor=0\.2"):
+        _substantial(engine, 0.04)
+
+
+def test_weighted_attention_follows_equation_13():
+    engine = scene("qwen2_vl").engine
+    deltas = text_effects(engine)
+    scores = attribute_heads(engine, masks=200)
+    rows = torch.arange(engine.n_text) % 2 == 0
+    got = weighted_attention(engine, scores.coefficients, scores.mask(3), deltas, rows)
+    attention, slow = engine.activations().attention, torch.zeros(engine.n_image).double()
+    for layer, head in scores.top(3):
+        for row in rows.nonzero()[:, 0]:
+            weight = scores.coefficients[layer, head] * deltas[row]
+            slow += weight * attention[layer, head, row]
+    assert_close(got, slow, atol=1e-12, rtol=0)
+
+
 @pytest.fixture(scope="module")
-def traced():
-    return trace_heads(toy_engine(), masks=300, seed=4)
+def traced() -> AnswerTrace:
+    return trace_answer(toy_engine(), masks=300, seed=4)
 
 
 def test_every_ranking_is_scanned_in_its_own_order(traced):
@@ -58,298 +124,117 @@ def test_every_ranking_is_scanned_in_its_own_order(traced):
     ):
         best = torch.zeros(1, 12)
         best[0, scores.flatten().argmax()] = 1
-        assert_close(
-            traced.curves[name].faithfulness[0, 1], engine.evaluate(best)[0], atol=1e-10, rtol=0
-        )
-    assert len(traced.curves["random"].faithfulness) == 5
-    lots = traced.curves["random"]
+        first = traced.curves[name].faithfulness[0, 1]
+        assert_close(first, engine.evaluate(best)[0], atol=1e-10, rtol=0)
+    lots = scan(engine, random_orders(engine, 5, seed=4), points=128)
+    assert torch.equal(traced.curves["random"].faithfulness, lots.faithfulness)
     means = [float(counts.double().mean()) for counts in (lots.enough(), lots.needed())]
     assert list(traced.counts()["random"]) == means
     enough, needed = traced.counts()["hear"]
     assert enough == int(traced.chosen.sum()) and 1 <= needed <= 12
+    assert traced.left() == float(traced.curves["hear"].completeness[0, int(enough)])
+    numbers = traced.numbers()
+    assert numbers["hear_enough"] == enough and numbers["span"] == engine.span
+    assert len(traced.rows()) == 12 and sum(row["enough"] for row in traced.rows()) == enough
 
 
 def test_tokens_follow_from_the_chosen_heads(traced):
-    engine = toy_engine()
-    result = trace_tokens(engine, traced.heads.coefficients, traced.chosen, masks=100)
-    assert torch.equal(result.effects.deltas, text_effects(engine, traced.chosen).deltas)
-    assert (
-        result.tokens.protocol["heads"] == int(traced.chosen.sum())
-        and result.tokens.protocol["text"] == result.text.int().tolist()
-    )
-    assert -1 <= result.agreement <= 1 and result.weighted.shape == (16,)
-    assert result.agreement == pytest.approx(
-        correlation(result.tokens.coefficients, result.weighted)
-    )
-    rows = torch.zeros(engine.n_text, dtype=torch.bool)
-    rows[-2:] = True
-    own = trace_tokens(engine, traced.heads.coefficients, traced.chosen, text=rows, masks=100)
-    assert torch.equal(own.text, rows)
-    assert own.sufficiency == pytest.approx(sufficiency(engine, traced.chosen, rows))
-    given = (traced.heads.coefficients, traced.chosen, own.effects, rows)
-    assert_close(own.weighted, weighted_attention(engine, *given))
-    assert not torch.equal(own.weighted, result.weighted)
+    engine, tokens = toy_engine(), traced.tokens
+    assert torch.equal(tokens.deltas, text_effects(engine, traced.chosen))
+    assert torch.equal(tokens.rows, kept_rows(tokens.deltas))
+    found = attribute_tokens(engine, traced.chosen, tokens.rows, masks=300, seed=4)
+    assert torch.equal(found.coefficients, tokens.attribution.coefficients)
+    assert tokens.sufficiency == sufficiency(engine, traced.chosen, tokens.rows)
+    given = (traced.heads.coefficients, traced.chosen, tokens.deltas, tokens.rows)
+    assert_close(tokens.weighted, weighted_attention(engine, *given))
+    agreement = correlation(tokens.attribution.coefficients, tokens.weighted)
+    assert tokens.agreement == pytest.approx(agreement)
 
 
-def test_what_is_asked_for_reaches_every_part_of_a_trace(tmp_path):
-    engine, options = toy_engine(), {"how": "corrected", "p": 0.6, "seed": 3}
-    trace = trace_answer(engine, masks=24, token_masks=20, **options)
-    heads, tokens = trace.heads, trace.tokens
-    for masks, sampling in (
-        (24, heads.heads.protocol["sampling"]),
-        (20, tokens.tokens.protocol["sampling"]),
-    ):
+def test_a_trace_is_saved_with_what_was_asked(traced, tmp_path):
+    engine, options = toy_engine(), {"how": "fit", "p": 0.6, "seed": 3, "masks": 40}
+    trace = trace_answer(engine, **options)
+    for found in (trace.heads, trace.tokens.attribution):
+        sampling = found.protocol["sampling"]
         assert {name: sampling[name] for name in options} == options
-        assert sampling["masks"] == masks
-    trace.save(tmp_path)
-    saved = load_file(tmp_path / "trace.safetensors")
-    for name, value in {
-        "attention": heads.attention,
-        "causal": heads.causal,
-        "chosen": heads.chosen,
-        **{f"faithfulness.{name}": c.faithfulness for name, c in heads.curves.items()},
-        **{f"completeness.{name}": c.completeness for name, c in heads.curves.items()},
-    }.items():
-        assert torch.equal(saved.pop(name), value), name
-    assert not saved and len(heads.curves) == 4
-    read = HeadAttribution.load(tmp_path / "heads")
-    assert torch.equal(read.coefficients, heads.heads.coefficients)
-    saved = load_file(tmp_path / "tokens.safetensors")
-    for name, value in {
-        "coefficients": tokens.tokens.coefficients,
-        "standard_error": tokens.tokens.standard_error,
-        "weighted": tokens.weighted,
-        "deltas": tokens.effects.deltas,
-        "text": tokens.text,
-    }.items():
-        assert torch.equal(saved[name], value), name
-    lots = scan(engine, random_orders(engine, 5, seed=3), points=128)
-    assert torch.equal(heads.curves["random"].faithfulness, lots.faithfulness)
-    assert not torch.equal(lots.faithfulness, scan(engine, random_orders(engine, 5)).faithfulness)
-    coarse = trace_heads(engine, masks=24, level=0.3, **options)
-    assert int(coarse.chosen.sum()) == int(heads.curves["hear"].enough(0.3)) < heads.chosen.sum()
-    adaptive = trace_heads(engine, how="fit", masks=400, adaptive=True)
-    assert adaptive.heads.protocol["sampling"]["adaptive"]
-    parts = []
-    usual = trace_answer(engine, masks=8, token_masks=None, advance=parts.append)
-    assert usual.heads.heads.masks == 8 and usual.tokens.tokens.masks == 64 and parts == [1, 1]
-    parts.clear()
-    assert trace_answer(engine, masks=8, advance=parts.append).tokens is None and parts == [1]
-    own = [(each.layer, each.head) for each in usual.words]
-    assert own == usual.heads.heads.top(5)
+    folder = trace.save(tmp_path / "new" / "trace")
+    saved = load_file(folder / "trace.safetensors")
+    expected = {"coefficients": trace.heads.coefficients, "attention": trace.attention}
+    expected |= {"causal": trace.causal, "chosen": trace.chosen}
+    expected |= {"standard_error": trace.heads.standard_error, "unseen": trace.heads.unseen}
+    expected |= {f"faithfulness.{name}": c.faithfulness for name, c in trace.curves.items()}
+    expected |= {f"completeness.{name}": c.completeness for name, c in trace.curves.items()}
+    tokens = trace.tokens
+    expected |= {f"tokens.{n}": getattr(tokens, n) for n in ("deltas", "rows", "weighted")}
+    for name in ("coefficients", "standard_error"):
+        expected[f"tokens.{name}"] = getattr(tokens.attribution, name)
+    assert saved.keys() == expected.keys()
+    assert all(torch.equal(saved[name], value) for name, value in expected.items())
+    card = json.loads((folder / "trace.json").read_text())
+    assert card["numbers"] == trace.numbers() and card["protocol"]["question"] == QUESTION
+    alone = trace_answer(engine, masks=8, tokens=False)
+    assert alone.tokens is None and alone.heads.masks == 8
+    with pytest.raises(BadOption, match="outnumber the 16"):  # before any mask has run
+        trace_answer(engine, how="fit", masks=18)
 
 
-def test_every_masked_run_is_heard_of():
-    engine, heard = toy_engine(), list[int]()
-    engine.progress = heard.append
+def test_progress_is_told_of_every_masked_run():
+    engine, told = toy_engine(), list[int]()
+    engine.progress = told.append
     try:
-        for how, token_masks in (("derivative", 8), ("corrected", 0), ("fit", 40)):
-            heard.clear()
-            trace_answer(engine, how=how, masks=40, token_masks=token_masks)
-            assert sum(heard) == masked_runs(engine, how=how, masks=40, token_masks=token_masks)
-        with_tokens = masked_runs(engine, masks=9, token_masks=None)  # the usual 64, back and forth
-        assert with_tokens - masked_runs(engine, masks=9) == engine.n_text + 4 + 2 * 64
-        answer = AnswerEngine(engine.lvlm, pictures(1)[0], QUESTION, answer_bank(), answer=[7, 8])
-        answer.progress = heard.append
-        heard.clear()
+        for options in ({}, {"tokens": False}, {"how": "fit"}):
+            told.clear()
+            trace_answer(engine, masks=40, **options)
+            assert sum(told) == masked_runs(engine, masks=40, **options)
+        bank = make_bank(engine.lvlm, pictures(3, start=7))
+        answer = AnswerEngine(engine.lvlm, pictures(1)[0], QUESTION, bank, answer=[7, 8])
+        answer.progress = told.append
+        told.clear()
         trace_words(answer, masks=5)
-        assert sum(heard) == words.masked_runs(answer, masks=5) == 20
+        assert sum(told) == words.masked_runs(answer, masks=5) == 20
     finally:
         engine.progress = lambda done: None
 
 
-def test_too_few_masks_are_refused_before_any_are_asked():
-    engine = toy_engine()  # 12 heads, 16 image tokens
-    check_masks_suffice(engine, 16, 21, how="fit")
-    check_masks_suffice(engine, None, how="fit")
-    check_masks_suffice(engine, 4, 4)
-    for masks, tokens, message in ((15, 0, "the 12 coefficients"), (16, 20, "the 16 coefficients")):
-        with pytest.raises(BadOption, match=message):
-            check_masks_suffice(engine, masks, tokens, how="fit")
-    with pytest.raises(BadOption, match="seed=-1"):
-        check_masks_suffice(engine, 8, seed=-1)
-
-
-def test_concerns_are_said_of_heads_and_of_image_tokens():
-    many = {"pictures": 20}
-    engine = SimpleNamespace(lvlm=toy_engine().lvlm, question="What is the tail?", bank=many)
+def test_concerns_are_about_heads_and_image_tokens(traced, monkeypatch):
+    engine = toy_engine()
+    monkeypatch.setattr(engine, "bank_images", 20)
 
     def lines(heads, tokens):
         parts = [SimpleNamespace(r2=r2, agreement=agreement) for r2, agreement in (heads, tokens)]
-        own = SimpleNamespace(heads=parts[0]), [], SimpleNamespace(tokens=parts[1])
-        return concerns(AnswerTrace(engine, *own))
+        fields = vars(traced) | {"heads": parts[0], "tokens": SimpleNamespace(attribution=parts[1])}
+        return AnswerTrace(**fields).concerns()
 
     assert lines((0.5, 0.8), (0.5, 0.8)) == []
     low, few = lines((0.49, 0.9), (0.9, 0.79))
-    assert low.startswith("coefficients of heads foretell masked answers badly (R2 0.49)")
-    assert few == "two halves of the masks agree by 0.79 about image tokens: ask more masks"
+    assert low.startswith("coefficients of heads predict masked answers badly (R2 0.49)")
+    assert few == "two halves of the masks agree by 0.79 about image tokens: use more masks"
     assert len(lines((float("nan"), float("nan")), (0.9, 0.9))) == 2
-    engine.bank, engine.question = {"pictures": 19}, "What is the banana kiwi banana ?"
+    monkeypatch.setattr(engine, "bank_images", 19)
+    monkeypatch.setattr(engine, "question", "What is the banana kiwi banana ?")
     assert lines((0.9, 0.9), (0.9, 0.9)) == [
         "the model has no token for banana, kiwi: it reads them as one word",
-        "19 calibration pictures make the average picture: about a hundred are better",
+        "19 calibration images make the average image: about a hundred are better",
     ]
-
-
-def answer_bank():
-    return make_bank(toy_engine().lvlm, pictures(3, start=7))
-
-
-def test_some_row_is_always_kept():
-    assert rows_of(torch.tensor([0.01, 0.2, 0.06])).tolist() == [False, True, True]
-    assert rows_of(torch.tensor([0.01, -0.2, 0.04])).tolist() == [False, False, True]
-
-
-def test_heads_say_the_words_of_their_largest_logits(traced):
-    engine = toy_engine()
-    top_words = head_words(engine, traced.heads, heads=2, words=3)
-    assert [(one.layer, one.head) for one in top_words] == traced.heads.top(2)
-    seen, best = engine.activations(), traced.heads.top(1)[0]
-    for options in ({"row": 0}, {"image_only": True}, {"row": 1, "image_only": True}):
-        (own,) = head_words(engine, traced.heads, heads=1, words=5, **options)
-        ids = seen.lens(*best, **options).topk(5).indices
-        assert own.words == tuple(piece.strip() for piece in engine.lvlm.pieces(ids))
-        assert own.words != head_words(engine, traced.heads, heads=1, words=5)[0].words
-    logits = seen.lens(*best)
-    first = engine.lvlm.pieces(logits.argmax()[None])[0].strip()
-    assert (
-        top_words[0].words[0] == first
-        and top_words[0].says(first.upper())
-        and not top_words[0].says("nothing")
-    )
-
-
-def test_coverage_and_shares():
-    mask = torch.zeros(8, 8, dtype=torch.bool)
-    mask[:4, :4] = True
-    one = ImageTokens((Grid(2, 2),))
-    assert coverage(one, mask).tolist() == [1, 0, 0, 0]
-    result = object_share(torch.tensor([3.0, 1.0, -5.0, 0.0]), one, mask)
-    assert (result.share, result.area, result.hit) == (0.75, 0.25, True)
-    lines = ImageTokens(
-        (Grid(1, 1, box=None), Grid(2, 2, newline=True), Grid(1, 1, box=(0.5, 0.0, 1.0, 1.0)))
-    )
-    assert coverage(lines, mask).nan_to_num(-1).tolist() == [-1, 1, 0, -1, 0, 0, -1, 0]
-    assert object_share(torch.ones(8), lines, mask).share == pytest.approx(
-        1 / 5
-    )  # newlines and class tokens lie nowhere
-    with pytest.raises(BadOption, match="mask"):
-        coverage(one, mask[None])
-
-
-def test_a_token_that_the_object_hardly_covers_is_no_hit():
-    mask = torch.zeros(8, 8, dtype=torch.bool)
-    mask[:2, :2] = True  # a quarter of the first token
-    tokens = ImageTokens((Grid(2, 2),))
-    assert object_share(torch.tensor([1.0, 0.5, 0.0, 0.0]), tokens, mask).hit is False
-    mask[:4, :2] = True
-    assert object_share(torch.tensor([1.0, 0.5, 0.0, 0.0]), tokens, mask).hit is True
-
-
-def test_pixels_that_are_neither_do_not_count():
-    one = ImageTokens((Grid(2, 2),))
-    mask = torch.zeros(8, 8, dtype=torch.uint8)
-    mask[:4, :4] = 1
-    mask[2:, :4] = 255  # half of the object, and all of the box below it
-    assert coverage(one, mask).nan_to_num(-1).tolist() == [1, 0, -1, 0]
-    assert object_share(torch.ones(4), one, mask).share == pytest.approx(1 / 3)
-    assert (
-        object_share(torch.tensor([-1.0, 0.0, 5.0, 0.0]), one, mask) is None
-    )  # nothing positive whose place is known
-
-
-def test_a_mask_goes_the_way_of_its_picture():
-    """Resized and cropped with it: what is white in the picture is on in the mask."""
-    lvlm = toy_engine().lvlm
-    mask = torch.zeros(64, 128, dtype=torch.uint8)
-    mask[16:48, 40:72], mask[:, :20] = 1, 255  # the left edge is cropped away
-    photo = Image.fromarray((mask == 1).byte().numpy() * 255).convert("RGB")
-    prompt = lvlm.prompt(photo, QUESTION)
-    seen = seen_mask(lvlm, prompt, mask)
-    assert seen.shape == (32, 32) and set(seen.unique().tolist()) == {0, 1}
-    assert ((seen_picture(lvlm, prompt, photo)[0] > 0.5) != (seen == 1)).double().mean() < 0.05
-    assert seen_mask(lvlm, prompt, mask == 1).dtype == torch.bool
-    assert object_share(torch.ones(16), prompt.tokens, seen).area == pytest.approx(
-        0.25, abs=0.03
-    )  # a quarter of the middle, an eighth of all
-    square = photo.resize((64, 64))  # as a bank may have it
-    prompt = lvlm.prompt(square, QUESTION)
-    seen, shown = seen_mask(lvlm, prompt, mask), seen_picture(lvlm, prompt, square)
-    assert ((shown[0] > 0.5) != (seen == 1)).double().mean() < 0.05
-    assert float(shown.min()) >= 0 and float(shown.max()) <= 1
-    here = scene("qwen2_vl")
-    assert seen_mask(here.lvlm, here.engine.prompt, mask) is mask  # patches of the whole picture
 
 
 def test_several_grids_make_one_map():
     values = torch.arange(4.0)
-    assert_close(picture_map(ImageTokens((Grid(2, 2),)), values), values.double().view(2, 2))
+    assert_close(image_map(ImageTokens((Grid(2, 2),)), values), values.double().view(2, 2))
     two = ImageTokens((Grid(1, 1), Grid(2, 2, newline=True)))
-    assert_close(
-        picture_map(two, torch.tensor([4.0, 1, 2, 9, 3, 4, 9])),
-        torch.tensor([[2.0, 3], [4, 5]], dtype=torch.float64),
-    )
-    tiles = ImageTokens(
-        (Grid(1, 1, box=(0.0, 0.0, 1.0, 0.5)), Grid(1, 1, box=(0.0, 0.5, 1.0, 1.0)))
-    )
-    assert_close(
-        picture_map(tiles, torch.tensor([1.0, 2])), torch.tensor([[1.0, 2]], dtype=torch.float64)
-    )
-    with pytest.raises(BadOption, match="tokens"):
-        picture_map(ImageTokens((Grid(1, 1, box=None),)), torch.ones(1))
+    both = image_map(two, torch.tensor([4.0, 1, 2, 9, 3, 4, 9]))
+    assert_close(both, torch.tensor([[2.0, 3], [4, 5]], dtype=torch.float64))
+    left, right = (0.0, 0.0, 1.0, 0.5), (0.0, 0.5, 1.0, 1.0)
+    tiles = ImageTokens((Grid(1, 1, box=left), Grid(1, 1, box=right)))
+    assert image_map(tiles, torch.tensor([1.0, 2])).tolist() == [[1, 2]]
 
 
-def test_the_picture_is_shown_as_the_model_gets_it():
-    engine = toy_engine()
-    shown = pictures(1)[0]
+def test_the_image_is_shown_as_the_model_gets_it():
+    engine, shown = toy_engine(), pictures(1)[0]
     raw = torch.from_numpy(np.array(shown)).permute(2, 0, 1) / 255
-    assert_close(
-        seen_picture(engine.lvlm, engine.prompt, shown), raw, atol=1e-5, rtol=0
-    )  # 32 pixels: nothing to resize or crop
+    got = seen_image(engine.lvlm, engine.prompt, shown)
+    assert_close(got, raw, atol=1e-5, rtol=0)  # 32 pixels: nothing to resize or crop
     here = scene("qwen2_vl")
-    photo = here.pictures[0]
-    assert seen_picture(here.lvlm, here.engine.prompt, photo).shape == (
-        3,
-        photo.height,
-        photo.width,
-    )  # its patches are no picture
-
-
-def test_wordings_are_compared_on_one_answer_and_with_their_ceiling():
-    engine = toy_engine()
-    bank = make_bank(engine.lvlm, pictures(4, start=20))
-    result = compare_wordings(
-        engine.lvlm,
-        pictures(1)[0],
-        ["What colour is the tail?", "Tell me the colour of the tail."],
-        bank,
-        masks=100,
-        floor=None,
-        seed=5,
-    )
-    first, second = result.attributions
-    assert (
-        first.protocol["target"] == second.protocol["target"]
-        and second.protocol["question"] == "Tell me the colour of the tail."
-    )
-    product = float(
-        (first.coefficients * second.coefficients).sum()
-        / first.coefficients.norm()
-        / second.coefficients.norm()
-    )
-    assert (
-        float(result.cosines) == pytest.approx(product) and 0.3 < result.ceiling < 0.9999
-    )  # fresh masks: close, not the same
-    shown, questions = pictures(1)[0], list(result.questions)
-    again = attribute_heads(
-        MaskEngine(engine.lvlm, shown, questions[0], bank, floor=None), masks=100, seed=5 + 2
-    ).coefficients
-    product = (first.coefficients * again).sum() / first.coefficients.norm() / again.norm()
-    assert result.ceiling == pytest.approx(float(product))
-    options = {"answer": [7], "how": "fit", "masks": 40, "p": 0.6, "floor": None}
-    other = compare_wordings(engine.lvlm, shown, questions, bank, **options)
-    assert [own.protocol["target"] for own in other.attributions] == [7, 7]
-    sampling = other.attributions[1].protocol["sampling"]
-    assert (sampling["how"], sampling["masks"], sampling["p"]) == ("fit", 40, 0.6)
-    with pytest.raises(BadOption, match="questions"):
-        compare_wordings(engine.lvlm, pictures(1)[0], ["Who?"], bank)
+    photo = here.pictures[0]  # its patches are no image
+    shape = seen_image(here.lvlm, here.engine.prompt, photo).shape
+    assert shape == (3, photo.height, photo.width)

@@ -11,7 +11,7 @@ import torch
 
 import seecause as sc
 from seecause.errors import BadInput, BadOption, UnknownName
-from seecause.lvlm import LVLM, AnswerEngine, MaskEngine, make_bank, model, wrap
+from seecause.lvlm import AnswerEngine, MaskEngine, make_bank, model, wrap
 from seecause.models.decoder import restrict
 from tests.families.lvlm import photo, tiny_lvlm
 from tests.lvlm.scenes import QUESTION, TOKEN, scene
@@ -33,19 +33,6 @@ def test_removing_any_head_changes_the_fingerprint():
                 assert lvlm.fingerprint() != whole, (block.name, head)
                 weight.copy_(kept)
     assert lvlm.fingerprint() == whole
-
-
-def test_a_fingerprint_is_taken_anew_only_when_weights_changed(monkeypatch):
-    native = tiny_lvlm("llava")
-    lvlm, digests = wrap(native.module, native.processor, check=False), []
-    monkeypatch.setattr(
-        "seecause.lvlm.model.digest", lambda *parts: digests.append(parts) or str(len(digests))
-    )
-    assert [lvlm.fingerprint(), lvlm.fingerprint()] == ["1", "1"]
-    native.module.lm_head.weight.mul_(2)
-    assert [lvlm.fingerprint(), lvlm.fingerprint()] == ["2", "2"]
-    names, values = digests[0]
-    assert "('lm_head.weight', [40, 32])" in names and values != digests[1][1]
 
 
 def test_every_value_of_a_small_weight_changes_the_fingerprint():
@@ -87,7 +74,7 @@ def test_a_view_says_what_it_is_and_pieces_are_numbers_without_a_tokenizer():
     assert named.pieces(ids) == ("cat", "ASSISTANT")
     assert named.unknown_words("what zebra is lion zebra") == ["zebra", "lion"]
     with pytest.raises(BadInput, match="without a processor"):
-        bare.answer_ids(photo(native.size), QUESTION, [7])
+        bare.answer_ids(photo(native.size), QUESTION, "cat")
 
 
 def test_answers_are_token_ids_however_they_are_given():
@@ -96,8 +83,6 @@ def test_answers_are_token_ids_however_they_are_given():
     assert here.lvlm.answer_ids(*asked, torch.tensor([7, 11])) == [7, 11]
     assert here.lvlm.answer_ids(*asked, (39, 0)) == [39, 0]
     assert here.lvlm.answer_ids(*asked, "red cat") == [19, 16]
-    with pytest.raises(BadOption, match=r"answer=40 .*from 0 to 39"):
-        here.lvlm.answer_ids(*asked, [7, 40])
     own = here.lvlm.speak(here.lvlm.prompt(*asked), 3)
     assert here.lvlm.answer_ids(*asked, None, 3) == own
     assert here.lvlm.answer_ids(*asked, None) == own[:1]  # one word
@@ -185,51 +170,17 @@ def test_a_planted_model_refuses_a_picture_in_another_place():
         lvlm.prompt(photo(native.size), QUESTION)
 
 
-def test_planted_heads_alone_have_attention_on_the_picture():
-    native = tiny_lvlm("llava")
-    image = scene("llava").engine.prompt.image
-    native.module.config.text_config.image_readers, native.module.config.text_config.image_span = (
-        [[1, 2]],
-        [image.start, image.stop],
-    )
-    lvlm = wrap(restrict(native.module), native.processor)
-    engine = MaskEngine(
-        lvlm,
-        photo(native.size),
-        QUESTION,
-        make_bank(lvlm, [photo(native.size, 1)]),
-        answer=[7],
-        floor=None,
-    )
-    seen = engine.activations()
-    for layer in range(2):
-        for head in range(4):
-            rows = seen.attention(layer, head)
-            torch.testing.assert_close(
-                rows.sum(dim=1), seen.mass[layer, :, head], atol=1e-12, rtol=0
-            )
-            assert bool((rows > 0).any()) == ((layer, head) == (1, 2))
-
-
-def test_an_answer_without_numbers_is_refused(monkeypatch):
-    here = scene("llava")
-    nothing = torch.full_like(here.engine.readouts[0], torch.nan)
-    monkeypatch.setattr(LVLM, "readout", lambda *_: nothing)
-    with pytest.raises(BadInput):
-        MaskEngine(here.lvlm, here.engine.prompt, None, here.bank, answer=[TOKEN], floor=None)
-
-
 def test_a_protocol_says_what_was_asked_of_which_model():
     here = scene("llava")
     picture = photo(here.native.size)
-    options = {"answer": [3, TOKEN], "position": 1, "floor": None, "vocabulary": 30}
+    options = {"answer": [3, TOKEN], "position": 1, "floor": None}
     engine = MaskEngine(here.lvlm, picture, QUESTION, here.bank, **options)
     own = engine.protocol()
     expected = {
         "model": here.lvlm.name, "fingerprint": here.lvlm.fingerprint(), "question": QUESTION,
         "answer": here.lvlm.pieces(torch.tensor([TOKEN]))[0], "target": TOKEN, "position": 1,
-        "bank": {"mode": "shape", "pictures": 3, "size": None}, "image_tokens": "4 x 4",
-        "text": list(engine.prompt.pieces), "vocabulary": 30, "floor": None,
+        "bank": {"images": 3}, "image_tokens": "4 x 4",
+        "text": list(engine.prompt.pieces), "floor": None,
         "intact": engine.intact, "ablated": engine.ablated, "dtype": "float64", "device": "cpu",
         "seecause": sc.__version__, "torch": torch.__version__,
     }  # fmt: skip
@@ -249,15 +200,6 @@ def test_without_an_answer_the_models_own_words_are_explained(family):
     later = MaskEngine(here.lvlm, picture, QUESTION, here.bank, position=2, floor=None)
     assert later.target == spoken[2] and later.prompt.ids[-2:].tolist() == spoken[:2]
     assert AnswerEngine(here.lvlm, picture, QUESTION, here.bank, length=3).targets == spoken
-
-
-def test_blind_heads_stop_at_any_token_that_ends_an_answer(monkeypatch):
-    here = scene("llava")
-    picture, config = photo(here.native.size), here.lvlm.module.generation_config
-    monkeypatch.setattr(config, "eos_token_id", [39])
-    (first,) = sc.lvlm.speak_blind(here.lvlm, picture, QUESTION, here.bank, [(0, 1)], length=1)
-    monkeypatch.setattr(config, "eos_token_id", [39, first])
-    assert sc.lvlm.speak_blind(here.lvlm, picture, QUESTION, here.bank, [(0, 1)]) == []
 
 
 def test_a_prompt_holds_what_was_said_so_no_later_word_can_be_asked_for():

@@ -226,7 +226,7 @@ def check_place(folder: Path, *cards: str) -> None:
 def check_form(model: VisionModel, form: str) -> None:
     """Refuse a form that this model cannot be written in, whatever the heads."""
     if model.architecture == "prompt":
-        remedy = "Use lvlm.export, which zeroes heads in the whole model"
+        remedy = "Use model.export, which zeroes heads in the whole model"
         raise NotDefined("export", f"{model.name} is a vision-language model", remedy)
     need_own_classes(model, "export")
     if form == "zeroed" and "kept" in model.origin:

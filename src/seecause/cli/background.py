@@ -50,8 +50,7 @@ Classify = Annotated[
     str | None,
     Parameter(
         help="Ask a vision-language model for the class: by the likelihood of each name (name_ll),"
-        " or of labels of listed options (label_token); name_ll:llm takes heads of the language"
-        " model instead of the vision tower."
+        " or of the letters of listed options (label_token)."
     ),
 ]
 Fill = Annotated[
@@ -591,12 +590,11 @@ def load_asked(
     if not classes:
         raise BadOption("--data", data, "data with class names, which the model is asked for")
     usual = wordings("creature")[0] if data.startswith("critters:") else "What is in the picture?"
-    way, _, scope = (classify or "name_ll").partition(":")
-    if way not in ("name_ll", "label_token") or scope not in ("", "vision", "llm"):
-        raise BadOption("--classify", classify, "name_ll or label_token, or name_ll:llm")
+    way = classify or "name_ll"
+    if way not in ("name_ll", "label_token"):
+        raise BadOption("--classify", classify, "name_ll or label_token")
     lvlm = load_lvlm(model, pick_device(reading.device), reading.dtype)
-    options: Any = {"by": way, "scope": scope or "vision"}
-    return classifier(lvlm, classes, question=question or usual, **options)
+    return classifier(lvlm, classes, question=question or usual, by=cast(Any, way))
 
 
 def same_backgrounds(data: str, limit: int) -> Any:
@@ -638,6 +636,6 @@ def _export(result: PruneResult, folder: Path, form: Any) -> None:
     if result.model.architecture != "prompt":
         result.export(folder, form=form)
         return
-    from seecause.lvlm.prompt_classifier import PromptClassifier, export
+    from seecause.lvlm import PromptClassifier
 
-    export(cast(PromptClassifier, result.model), result.heads, folder, note=result.note)
+    cast(PromptClassifier, result.model).export(result.heads, folder, note=result.note)

@@ -31,7 +31,7 @@ from seecause.cli.shared import (
 from seecause.errors import BadOption
 
 if TYPE_CHECKING:
-    from seecause.lvlm import LVLM, AnswerTrace, AnswerWords, MeanBank
+    from seecause.lvlm import LVLM, AnswerTrace, MeanBank
 
 LLAVA = "builtin:critters-llava"
 LVLMName = Annotated[
@@ -47,18 +47,17 @@ Image = Annotated[
 Question = Annotated[str, Parameter(help="What to ask about the image.")]
 Answer = Annotated[str | None, Parameter(help="The answer to explain. Default: the model's own.")]
 How = Annotated[
-    Literal["derivative", "corrected", "fit"],
+    Literal["derivative", "fit"],
     Parameter(
-        help="How coefficients are estimated. derivative: its mean over masks, in seconds;"
-        " corrected: with a fit of what it leaves unexplained; fit: the paper's, thousands of"
-        " masks."
+        help="How coefficients are estimated. derivative: its mean over masks, in seconds; fit: the"
+        " paper's elastic net, thousands of masks."
     ),
 ]
 Masks = Annotated[
     int | None,
     Parameter(
         validator=Number(gte=4),
-        help="Masked runs. Default: 64; with corrected 1000; with fit 10000.",
+        help="Masks. Default: 64; with fit 10000.",
     ),
 ]
 
@@ -124,9 +123,8 @@ def trace(
 ) -> int:
     """From where in the image, through which heads, into which words?
 
-    Writes a page (index.html), the coefficients (heads/), curves and other rankings
-    (trace.safetensors), those of words and image tokens (tokens.safetensors, overlay.png) and a
-    manifest.
+    Writes a page (index.html), the coefficients, curves and other rankings (trace.safetensors,
+    trace.json), the maps of image tokens (overlay.png) and a manifest.
 
     For example:
 
@@ -137,17 +135,16 @@ def trace(
     Args:
         position: Which token of the answer, from 0 on; those before it are taken as said.
         heads_only: Leave out words and image tokens, which takes half the time.
-        option: ablated=0.75 (share of heads, or image tokens, that a mask ablates), token_masks=N
-            (masked runs for image tokens), floor=1 (the least the image must move the answer, in
-            logits) or adaptive=true (stop once two halves of the masks agree); repeat for more.
+        option: ablated=0.75 (share of heads, or image tokens, that a mask ablates) or floor=1 (the
+            least the image must move the answer, in logits); repeat for more.
     """
     from seecause.data.images import open_image
     from seecause.lvlm import MaskEngine, trace_answer
-    from seecause.lvlm.trace import concerns, masked_runs
+    from seecause.lvlm.attribute import masked_runs
     from seecause.report.lvlm import write_trace
 
     replaced = check_out(out, overwrite=output.overwrite)
-    given = _settings(option, ablated=0.75, token_masks=None, floor=1.0, adaptive=False)
+    given = _settings(option, ablated=0.75, floor=1.0)
     check_question(question)
     bank.check(model)
     with loading(model, quiet=output.quiet):
@@ -155,17 +152,15 @@ def trace(
         word = {"answer": answer, "position": position, "floor": given["floor"]}
         engine = MaskEngine(lvlm, picture, question, bank.load(lvlm), **word)
     _warn(model, image, output)
-    token_masks = 0 if heads_only else given["token_masks"] or masks
-    count: dict[str, Any] = {"how": how, "masks": masks, "token_masks": token_masks}
+    count: dict[str, Any] = {"how": how, "masks": masks, "tokens": not heads_only}
     with output.progress("masked runs", masked_runs(engine, **count)) as engine.progress:
-        fit = {"p": given["ablated"], "adaptive": given["adaptive"], "seed": where.seed}
-        result = trace_answer(engine, **count, **fit)
+        result = trace_answer(engine, **count, p=given["ablated"], seed=where.seed)
     facts = {"command": "lvlm trace", "out": str(out), "page": "index.html", "image": image}
     facts |= {"model": model, "answer": engine.answer, "run": result.heads.heads.protocol}
     with result_folder(out, facts, overwrite=output.overwrite) as folder:
         result.save(folder)
         write_trace(folder, result, picture, name=image)
-    for line in () if output.quiet else concerns(result):
+    for line in () if output.quiet else result.concerns():
         tell(f"note: {line}")
     return output.finish(facts, [*_trace_lines(result), *ending(out, replaced)])
 
@@ -173,17 +168,17 @@ def trace(
 def _trace_lines(trace: AnswerTrace) -> list[str]:
     from seecause.report.lvlm import needed_text
 
-    engine, chosen, tokens = trace.engine, trace.heads.chosen, trace.tokens
-    fit, enough = trace.heads.heads, int(chosen.sum())
+    engine, chosen, tokens = trace.engine, trace.chosen, trace.tokens
+    fit, enough = trace.heads, int(chosen.sum())
     top = f"{', '.join(map(str, fit.top(min(enough, 8))))}{' ...' * (enough > 8)}"
     lines = [
         f"answer: {engine.answer}; the image moves its logit by {engine.span:.2f}",
         f"{enough} of {chosen.numel()} heads are enough: {top} (layer, head; R2 {fit.r2:.2f},"
         f" standard error {float(fit.standard_error.median()):.4f})",
-        f"needed? {needed_text(trace.heads.left())}",
+        f"needed? {needed_text(trace.left())}",
     ]
     if tokens is not None:
-        pairs = zip(tokens.effects.pieces, tokens.text.tolist(), strict=True)
+        pairs = zip(engine.prompt.pieces, tokens.rows.tolist(), strict=True)
         words = " ".join(f"'{piece.strip() or 'newline'}'" for piece, kept in pairs if kept)
         alone = f"(alone {tokens.sufficiency:.0%} of the effect of those heads)"
         lines.append(f"words that receive the image: {words} {alone}")
@@ -239,7 +234,7 @@ def answer(
     with output.progress("masked runs", masked_runs(engine, **count)) as engine.progress:
         words = trace_words(engine, **count, p=given["ablated"], seed=where.seed)
     facts = {"command": "lvlm answer", "out": str(out), "page": "index.html", "image": image}
-    facts |= {"model": model, "answer": sentence(engine), "words": _word_rows(words)}
+    facts |= {"model": model, "answer": sentence(engine), "words": words.rows()}
     facts |= {"run": words.protocol}
     with result_folder(out, facts, overwrite=output.overwrite) as folder:
         words.save(folder)
@@ -254,20 +249,6 @@ def answer(
     return output.finish(facts, [f"answer: {facts['answer']}", *lines, *ending(out, replaced)])
 
 
-def _word_rows(words: AnswerWords) -> list[dict[str, Any]]:
-    seen, unseen = words.log_seen.exp().tolist(), words.log_unseen.exp().tolist()
-    return [
-        {
-            "word": words.pieces[place].strip(),
-            "source": source,
-            "probability": seen[place],
-            "without": unseen[place],
-            "heads": ", ".join(map(str, words.top(place, 3))),
-        }
-        for place, source in enumerate(words.sources())
-    ]
-
-
 @Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
 class Change:
@@ -276,12 +257,10 @@ class Change:
     Attributes:
         blind: These heads see the average image.
         redirect: They see this image.
-        boost: The image weighs this many times as much for them.
     """
 
     blind: bool = False
     redirect: str | None = None
-    boost: Annotated[float | None, Parameter(validator=Number(gte=0))] = None
 
 
 def edit(
@@ -320,7 +299,7 @@ def edit(
         f"--{name}" for name, value in asked.items() if value is not None and value is not False
     ]
     if len(flags) != 1:
-        expected = "one of --blind, --redirect and --boost"
+        expected = "one of --blind and --redirect"
         raise BadOption("edit", " ".join(flags) or None, expected)
     check_question(question)
     if change.blind:
@@ -329,14 +308,11 @@ def edit(
     with output.progress("generating", 2) as progress:
         picture, lvlm = open_image(image), load_lvlm(model, where.device, where.dtype)
         average = bank.load(lvlm) if change.blind else None
-        seen = picture if average is None else average.resized(picture)
         other = None if change.redirect is None else open_image(change.redirect)
-        prompt = lvlm.prompt(seen, question)
+        prompt = lvlm.prompt(picture, question)
         before = lvlm.speak(prompt, length)
         progress(1)
-        about: dict[str, Any] = {"size": (seen.height, seen.width), "picture": picture}
-        instead = {"blind": average, "redirect": other, "boost": change.boost}
-        with edited_heads(lvlm, pairs, **instead, **about):
+        with edited_heads(lvlm, pairs, blind=average, redirect=other, image=picture):
             after = lvlm.speak(prompt, length)
         progress(1)
     decode = lvlm.processor.tokenizer.decode
@@ -353,7 +329,6 @@ def edit(
 def bank(
     *images: Annotated[str, Parameter(name="IMAGE")],
     model: LVLMName = LLAVA,
-    mode: Literal["shape", "fixed", "mean", "grid"] = "shape",
     size: Values = None,
     where: Where = Where(),
     out: Out = Path("bank"),
@@ -366,9 +341,7 @@ def bank(
 
     Args:
         images: Calibration images, folders or quoted globs.
-        mode: How images of different shapes are averaged.
-        size: HEIGHTxWIDTH of images to be asked about; repeat for more (one for fixed and grid).
-            Default: the most frequent.
+        size: HEIGHTxWIDTH of images to be asked about; repeat for more. Default: the most frequent.
     """
     from seecause.data.images import find_images, open_image
     from seecause.lvlm import make_bank
@@ -377,21 +350,15 @@ def bank(
     if not images:
         raise BadOption("IMAGES", None, "at least one image or folder")
     sizes = [read_size(text) for text in size or []]
-    if (mode == "mean" and sizes) or (mode in ("fixed", "grid") and len(sizes) > 1):
-        expected = f"{'none' if mode == 'mean' else 'one'} with --mode {mode}"
-        raise BadOption("--size", " ".join(size or []), expected)
     files = find_images(list(images))
     with output.progress("averaging", len(files)) as progress:
         pictures = [open_image(file) for file in files]
         shapes = Counter((picture.height, picture.width) for picture in pictures)
         sizes = sizes or [shapes.most_common(1)[0][0]]
-        options: dict[str, Any] = {"sizes": sizes} if mode == "shape" else {}
-        options |= {"size": sizes[0]} if mode in ("fixed", "grid") else {}
         lvlm = load_lvlm(model, where.device, where.dtype)
-        result = make_bank(lvlm, pictures, mode=mode, **options)
+        result = make_bank(lvlm, pictures, sizes=sizes)
         progress(len(files))
     facts = {"command": "lvlm bank", "out": str(out), "model": model, "images": len(files)}
-    facts |= {"mode": mode}
     with result_folder(out, facts, overwrite=output.overwrite) as folder:
         result.save(folder)
     return output.finish(facts, [*ending(out, replaced)[:-1], f"bank: {out} ({result!r})"])

@@ -1,4 +1,4 @@
-"""GPU kernels (Triton) and when they apply. The plain functions in `attend.py` and `lvlm/_cache.py`
+"""GPU kernels (Triton) and when they apply. The plain functions in `attend.py` and `lvlm/cache.py`
 compute the same; they are the reference, and what runs on a CPU or without Triton.
 
 Banked attention, every bank in one pass over its keys, no scores in memory:

@@ -1,4 +1,4 @@
-"""Which heads carry the picture into the words of a vision-language model, from which image tokens
+"""Which heads of a vision-language model carry the image into its words, from which image tokens
 into which words (head attribution)."""
 
 from seecause._lazy import lazy_names

@@ -1,235 +1,201 @@
-"""Which heads carry the picture into the answer, from which image tokens, into which words (head
+"""Which heads carry the image into the answer, from which image tokens, into which words (head
 attribution, Kim et al. 2025).
 
 beta_n   mean of F over masks with head n on, less the mean with it off, the other heads at random
-         (a q-weighted Banzhaf value). Estimated by the mean derivative of F over a few masks, by
-         that corrected with a fit, or by the paper's fit of many
+         (a q-weighted Banzhaf value); estimated as in `fit.py`
+x*       x^(k_faith): the fewest heads, highest first, that alone bring more than 80 % of the effect
 
-Given the heads x* that matter (sections 5.1 and 5.2):
+Given x* (sections 5.1 and 5.2):
 
 Delta_i  1 - F(x*, all but text row i) / F(x*): what blocking one text row costs          (eq. 11)
 u*_i     Delta_i > 0.05,   sufficiency = F(x*, u*) / F(x*)
-gamma    elastic net of F(x*, u*, v) / F(x*, u*) on image-token masks v                    (eq. 12)
+gamma    coefficients of F(x*, u*, v) / F(x*, u*) on image-token masks v                   (eq. 12)
 w        sum_n x*_n beta_n sum_i u*_i Delta_i a^n_i: attention, weighted by what matters   (eq. 13)
 
-Does the same question in other words use the same heads (appendix C.3)? cosine(beta_first,
-beta_other) for every other wording. Coefficients are noisy, so the cosine to expect is not 1 but
-that of the first wording with itself, fitted again on fresh masks: the ceiling.
+`trace_answer` computes all of it, beside the other rankings and curves of `analysis.py`.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import json
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from PIL import Image
-from safetensors.torch import load_file, save
+from safetensors.torch import save
 from torch import Tensor
 
 from seecause.errors import BadOption
 from seecause.files import write_atomic, write_json
-from seecause.lvlm.analysis import COMPLETE, RATIOS, Head, cosines, first_crossing
-from seecause.lvlm.bank import MeanBank
-from seecause.lvlm.engine import MaskEngine, weak
-from seecause.lvlm.fit import SOFTEN, Coefficients, Regression, estimate
-from seecause.lvlm.masks import (
-    MASKS,
-    How,
-    Law,
-    MaskSampling,
-    check_sampling,
-    draw_masks,
-    mask_count,
+from seecause.lvlm.analysis import (
+    Head,
+    RankingCurves,
+    attention_scores,
+    causal_scores,
+    curve_counts,
+    random_orders,
+    scan,
 )
-from seecause.lvlm.model import LVLM
+from seecause.lvlm.engine import MaskedRows, MaskEngine, weak
+from seecause.lvlm.fit import (
+    SOFTEN,
+    Ablated,
+    Coefficients,
+    How,
+    MaskCount,
+    Sampling,
+    correlation,
+    estimate,
+)
 from seecause.models.decoder import Grid, ImageTokens
-from seecause.models.load import reading
-
-VALUES, CARD = "coefficients.safetensors", "attribution.json"
-TENSORS = ("coefficients", "standard_error", "unseen")
-
-
-@dataclass(frozen=True, eq=False)
-class HeadAttribution(Coefficients):
-    """One coefficient for each head: the share of the picture's effect on the answer that it
-    brings. By its standard error other masks would change it; where a derivative stands for it, it
-    may be further off, by as much as the response bends. Tensors are [L, H]."""
-
-    protocol: dict[str, Any] = field(default_factory=dict)
-    # [n, 2] float64: responses to those masks, true and foretold
-    unseen: Tensor = field(default_factory=lambda: torch.zeros(0, 2, dtype=torch.float64))
-
-    def order(self) -> Tensor:
-        """Component indices l * H + h from the largest coefficient down, [L*H]."""
-        return self.coefficients.flatten().argsort(descending=True, stable=True)
-
-    def top(self, k: int) -> list[Head]:
-        """The `k` heads with the largest coefficients."""
-        return [divmod(i, self.coefficients.shape[1]) for i in self._first(k).tolist()]
-
-    def mask(self, k: int) -> Tensor:
-        """The top k heads on, the others off: [L*H]."""
-        on = torch.zeros(self.coefficients.numel(), dtype=torch.bool)
-        on[self._first(k)] = True
-        return on
-
-    def _first(self, k: int) -> Tensor:
-        """The first `k` of `order`."""
-        if not 0 <= k <= self.coefficients.numel():
-            raise BadOption("k", k, f"a count up to {self.coefficients.numel()}")
-        return self.order()[:k]
-
-    def save(self, folder: str | Path) -> Path:
-        folder = Path(folder)
-        folder.mkdir(parents=True, exist_ok=True)
-        values = {name: getattr(self, name).contiguous() for name in TENSORS}
-        card = {name: value for name, value in vars(self).items() if name not in TENSORS}
-        write_atomic(folder / VALUES, save(values))
-        write_json(folder / CARD, card)
-        return folder
-
-    @classmethod
-    def load(cls, folder: str | Path) -> HeadAttribution:
-        folder = Path(folder)
-        with reading(folder, VALUES, CARD, writer="HeadAttribution.save"):
-            card = json.loads((folder / CARD).read_text(encoding="utf-8"))
-            values = load_file(folder / VALUES)
-            if "standard_error" not in values:  # written by a version that had none
-                values["standard_error"] = torch.full_like(values["coefficients"], torch.nan)
-            loaded = cls(**values, **card)
-            _check_read(loaded)
-            return loaded
-
-
-def _check_read(attribution: HeadAttribution) -> None:
-    """What was read from a file has the types it was saved with; ValueError if not."""
-    numbers = [getattr(attribution, name) for name in ("intercept", "r2", "pearson", "agreement")]
-    right = all(type(number) in (int, float) for number in numbers)
-    right &= type(attribution.masks) is int and isinstance(attribution.protocol, dict)
-    for tensor in (getattr(attribution, name) for name in TENSORS):
-        right &= tensor.ndim == 2 and tensor.is_floating_point()
-    if not right or attribution.standard_error.shape != attribution.coefficients.shape:
-        raise ValueError("other types than those of an attribution")
-
-
-def attribute_heads(
-    engine: MaskEngine,
-    *,
-    how: How = "derivative",
-    masks: int | None = None,
-    p: float = 0.75,
-    law: Law = "bernoulli",
-    split: float = 0.8,
-    alpha: float = 5e-4,
-    l1_ratio: float = 0.5,
-    seed: int = 0,
-    adaptive: bool = False,
-    agreement: float = 0.9,
-    step: int = 1000,
-) -> HeadAttribution:
-    """What each head brings of the picture's effect on the answer.
-
-        heads = sc.lvlm.attribute_heads(engine)
-        heads.top(5), heads.coefficients, heads.r2
-
-    how         derivative: the mean derivative of the response with respect to every head, over 64
-                masks; corrected: the same, and a fit of what it leaves unexplained (1,000 masks, 64
-                of them differentiated); fit: the paper's elastic net on 10,000 masks
-    masks       how many; None: those above
-    p           the share of heads that a mask ablates: each by itself (law="bernoulli"), or
-                exactly so many (law="fixed")
-    seed        of the masks; use another for each picture, for shared masks share their errors
-    split, alpha, l1_ratio
-                of the fit: the share of masks that it is made on, and its penalty
-    adaptive    of the fit: ask `step` masks at a time, at most `masks`, until coefficients from two
-                halves of them correlate by `agreement`
-    """
-    sampling = MaskSampling(
-        masks=mask_count(how, masks), p=p, law=law, split=split, alpha=alpha, l1_ratio=l1_ratio,
-        seed=seed, adaptive=adaptive, agreement=agreement, step=step, how=how,
-        soften=0.0 if how == "fit" else SOFTEN,
-    )  # fmt: skip
-    size, device = engine.n_components, engine.lvlm.device
-    result = estimate(engine.evaluate, lambda soft: engine.slopes(soft)[1], size, sampling, device)
-    shape = (engine.lvlm.n_layers, engine.lvlm.n_heads)
-    shared = _shared(engine, sampling, result)
-    shared |= {name: shared[name].reshape(shape) for name in ("coefficients", "standard_error")}
-    return HeadAttribution(**shared, unseen=result.unseen)
-
-
-def _shared(
-    engine: MaskEngine, sampling: MaskSampling, fit: Regression, **facts: Any
-) -> dict[str, Any]:
-    """What attributions of heads and of image tokens have alike: coefficients, how good they are,
-    and how they were made."""
-    protocol = {**engine.protocol(), "sampling": dataclasses.asdict(sampling)}
-    protocol |= {"converged": fit.converged, "history": fit.history, **facts}
-    values = {column.name: getattr(fit, column.name) for column in dataclasses.fields(Coefficients)}
-    return {**values, "protocol": protocol}
-
+from seecause.options import Seed, checked
+from seecause.results import Result
 
 KEPT = 0.05  # a text row is kept if blocking it costs more
+LOW_R2, LOW_AGREEMENT = 0.5, 0.8  # below these a page warns
+ORDERS = 5  # of the random ranking
+POINTS = 128  # counts of heads at which rankings other than head attribution's are measured
+LENS_HEADS, LENS_WORDS = 5, 10
 _LEAST = 0.05  # F of the chosen heads, below which shares of it are noise
 
 
 @dataclass(frozen=True, eq=False)
-class TextEffects:
-    """What the picture loses when it may not reach one text row."""
+class HeadAttribution(Coefficients):
+    """One coefficient for each head, [L, H]: its share of the image's effect on the answer. A mean
+    derivative may be further off than its standard error, by the curvature of the response."""
 
-    deltas: Tensor  # [T] float64
-    pieces: tuple[str, ...]  # the text rows
-    response: float  # F(x*)
-    standard_error: Tensor | None = None  # [T]; None: exact
+    def order(self) -> Tensor:
+        """Component indices l * H + h by falling coefficient, [L*H]."""
+        return self.coefficients.flatten().argsort(descending=True, stable=True)
 
-    def kept(self, threshold: float = KEPT) -> Tensor:
-        """u* [T]: the rows whose blocking costs more than `threshold`."""
-        return self.deltas > threshold
+    def top(self, k: int) -> list[Head]:
+        """The `k` heads with the largest coefficients."""
+        return [divmod(i, self.coefficients.shape[1]) for i in self.order()[:k].tolist()]
+
+    def mask(self, k: int) -> Tensor:
+        """[L*H] bool: the `k` heads with the largest coefficients."""
+        on = torch.zeros(self.coefficients.numel(), dtype=torch.bool)
+        on[self.order()[:k]] = True
+        return on
 
 
 @dataclass(frozen=True, eq=False)
 class TokenAttribution(Coefficients):
     """One coefficient for each image token, gamma [N]."""
 
-    tokens: ImageTokens
-    protocol: dict[str, Any] = field(default_factory=dict)
+    tokens: ImageTokens = dataclasses.field(kw_only=True)
 
     def maps(self) -> list[tuple[Grid, Tensor]]:
-        """Coefficients as maps [rows, columns], one for each grid that shows the picture."""
+        """Coefficients as maps [rows, columns], one for each grid that shows the image."""
         return self.tokens.maps(self.coefficients)
 
 
-def text_effects(engine: MaskEngine, heads: Tensor | None = None) -> TextEffects:
-    """Delta of every text row, given the heads [L*H] that may see (None: all)."""
+@checked
+def attribute_heads(
+    engine: MaskEngine,
+    *,
+    how: How = "derivative",
+    masks: MaskCount | None = None,
+    p: Ablated = 0.75,
+    seed: Seed = 0,
+) -> HeadAttribution:
+    """Estimate the share of the image's effect on the answer that each head brings.
+
+    Args:
+        engine: One image, one question and one token of the answer.
+        how: "derivative" averages derivatives with respect to the heads over masks; "fit" is the
+            elastic net of the paper.
+        masks: How many masks; None: 64 for "derivative", 10,000 for "fit".
+        p: The probability that a mask ablates a head.
+        seed: Seed of the masks. Use another one for each image, because shared masks share their
+            errors.
+
+    Returns:
+        A `HeadAttribution` with `coefficients` [L, H].
+
+    Example:
+        >>> heads = sc.lvlm.attribute_heads(engine)
+        >>> heads.top(5), heads.coefficients, heads.r2
+    """
+    sampling = Sampling.of(how, masks, p, seed, soften=SOFTEN)
+    drawn = sampling.draw(engine.n_components)
+    slopes = engine.slopes(sampling.softened(drawn))[1] if sampling.slopes else None
+    device = engine.lvlm.device
+    found = estimate(drawn, engine.evaluate(drawn), slopes, seed=seed, device=device)
+    grid = (engine.lvlm.n_layers, engine.lvlm.n_heads)
+    values = vars(found) | {
+        name: getattr(found, name).reshape(grid) for name in ("coefficients", "standard_error")
+    }
+    return HeadAttribution(**values | {"protocol": _protocol(engine, sampling)})
+
+
+@checked
+def attribute_tokens(
+    engine: MaskEngine,
+    heads: Tensor | None = None,
+    text: Tensor | None = None,
+    *,
+    how: How = "derivative",
+    masks: MaskCount | None = None,
+    p: Ablated = 0.75,
+    seed: Seed = 0,
+) -> TokenAttribution:
+    """Estimate the share of the image's effect on the answer that each image token brings (gamma).
+
+    Args:
+        engine: One image, one question and one token of the answer.
+        heads: [L*H], the heads x* that may see the image; None: all.
+        text: [T], the text rows u* that may see the image; None: all.
+        how: "derivative" or "fit", as in `attribute_heads`.
+        masks: How many masks; None: 64 for "derivative", 10,000 for "fit".
+        p: The probability that a mask ablates an image token.
+        seed: Seed of the masks.
+
+    Returns:
+        A `TokenAttribution` with `coefficients` [N] and `maps()`.
+
+    Example:
+        >>> sc.lvlm.attribute_tokens(engine, heads.mask(4)).maps()
+    """
+    if text is not None and not bool(text.any()):
+        raise BadOption("text", "no row", "at least one text row that may see the image")
+    sampling = Sampling.of(how, masks, p, seed)
+    seeing = (_one_mask(heads), _one_mask(text))
+    response = _substantial(engine, float(engine.evaluate(*seeing)[0]))
+    drawn = sampling.draw(engine.n_image)
+    slopes = None
+    if sampling.slopes:
+        slopes = engine.slopes(*seeing, sampling.softened(drawn), of="image")[1] / response
+    responses = engine.evaluate(*seeing, drawn) / response
+    found = estimate(drawn, responses, slopes, seed=seed, device=engine.lvlm.device)
+    facts = {
+        "heads": None if heads is None else int(heads.sum()),
+        "text": None if text is None else text.int().tolist(),
+    }
+    protocol = _protocol(engine, sampling) | facts
+    return TokenAttribution(**vars(found) | {"protocol": protocol}, tokens=engine.prompt.tokens)
+
+
+def _protocol(engine: MaskedRows, sampling: Sampling) -> dict[str, Any]:
+    return {**engine.protocol(), "sampling": dataclasses.asdict(sampling)}
+
+
+def text_effects(engine: MaskEngine, heads: Tensor | None = None) -> Tensor:
+    """Delta [T] float64 of every text row, given the heads [L*H] that may see (None: all)."""
     whole = torch.ones(1, engine.n_text, dtype=torch.bool)
     all_but_one = ~torch.eye(engine.n_text, dtype=torch.bool)
     masks = torch.cat([whole, all_but_one])
     responses = engine.evaluate(heads=_one_mask(heads), text=masks).double().cpu()
-    response = _substantial(engine, float(responses[0]))
-    return TextEffects(1 - responses[1:] / response, engine.prompt.pieces, response)
+    return 1 - responses[1:] / _substantial(engine, float(responses[0]))
 
 
-def text_slopes(
-    engine: MaskEngine,
-    heads: Tensor | None = None,
-    *,
-    masks: int = MASKS["derivative"],
-    p: float = 0.75,
-    seed: int = 0,
-) -> TextEffects:
-    """What every text row brings in random company: the mean derivative of F(x*, u) / F(x*) with
-    respect to each row, over masks u of text rows. Taking one row away (`text_effects`) misses
-    rows that stand in for each other."""
-    check_sampling(MaskSampling(masks, p, seed=seed, how="derivative"), engine.n_text)
-    response = _substantial(engine, float(engine.evaluate(heads=_one_mask(heads))[0]))
-    rows = draw_masks(masks, engine.n_text, p=p, seed=seed)
-    slopes = engine.slopes(_one_mask(heads), rows, of="text")[1].double().cpu() / response
-    error = slopes.std(dim=0) / masks**0.5
-    return TextEffects(slopes.mean(dim=0), engine.prompt.pieces, response, error)
+def kept_rows(deltas: Tensor) -> Tensor:
+    """u* [T] from effects [T], of one answer or their mean over a dataset; where none costs more
+    than the threshold, the row that costs most."""
+    kept = deltas > KEPT
+    return kept if bool(kept.any()) else deltas == deltas.max()
 
 
 def sufficiency(engine: MaskEngine, heads: Tensor | None, text: Tensor) -> float:
@@ -239,69 +205,15 @@ def sufficiency(engine: MaskEngine, heads: Tensor | None, text: Tensor) -> float
     return part / _substantial(engine, whole)
 
 
-def attribute_tokens(
-    engine: MaskEngine,
-    heads: Tensor | None = None,
-    text: Tensor | None = None,
-    *,
-    how: How = "derivative",
-    masks: int | None = None,
-    p: float = 0.75,
-    alpha: float = 5e-4,
-    l1_ratio: float = 0.5,
-    seed: int = 0,
-    adaptive: bool = False,
-    agreement: float = 0.9,
-    step: int = 1000,
-) -> TokenAttribution:
-    """What each image token brings of the picture's effect on the answer (gamma).
-
-    `heads` [L*H] (x*) and `text` [T] (u*) are masks of the heads and text rows that may see the
-    picture; None: all. The other options are those of `attribute_heads`.
-    """
-    if text is not None and not bool(text.any()):
-        raise BadOption("text", "no row", "at least one text row that may see the picture")
-    sampling = MaskSampling(
-        masks=mask_count(how, masks), p=p, alpha=alpha, l1_ratio=l1_ratio,
-        seed=seed, adaptive=adaptive, agreement=agreement, step=step, how=how,
-    )  # fmt: skip
-    seeing = (_one_mask(heads), _one_mask(text))
-    response = _substantial(engine, float(engine.evaluate(*seeing)[0]))
-
-    def respond(image: Tensor) -> Tensor:
-        return engine.evaluate(*seeing, image) / response
-
-    def differentiate(image: Tensor) -> Tensor:
-        return engine.slopes(*seeing, image, of="image")[1] / response
-
-    result = estimate(respond, differentiate, engine.n_image, sampling, engine.lvlm.device)
-    facts = {
-        "heads": None if heads is None else int(heads.sum()),
-        "text": None if text is None else text.int().tolist(),
-    }
-    shared = _shared(engine, sampling, result, **facts)
-    return TokenAttribution(**shared, tokens=engine.prompt.tokens)
-
-
 def weighted_attention(
-    engine: MaskEngine,
-    coefficients: Tensor,
-    heads: Tensor,
-    effects: TextEffects,
-    text: Tensor | None = None,
+    engine: MaskEngine, coefficients: Tensor, heads: Tensor, deltas: Tensor, rows: Tensor
 ) -> Tensor:
     """w [N] (eq. 13): the intact attention of heads x* [L*H], weighted by their coefficients [L, H]
-    and by the effects of text rows u* [T]."""
-    if heads.numel() != engine.n_components:
-        raise BadOption("heads", list(heads.shape), f"one value a head, [{engine.n_components}]")
-    rows = effects.kept() if text is None else text.bool()
-    weights = (effects.deltas * rows).to(engine.lvlm.device)
-    activations, width = engine.activations(), engine.lvlm.n_heads
-    total = torch.zeros(engine.n_image, dtype=torch.float64, device=engine.lvlm.device)
-    for component in heads.flatten().nonzero()[:, 0].tolist():
-        attention = activations.attention(*divmod(component, width)).double()  # [T, N]
-        total += float(coefficients.flatten()[component]) * (weights @ attention)
-    return total.cpu()
+    and by the effects of text rows [T], of which u* [T] count."""
+    attention = engine.activations().attention.double().flatten(0, 1)  # [L*H, T, N]
+    by_head = (coefficients.flatten() * heads.flatten()).to(attention)
+    weights = (deltas * rows).to(attention)
+    return torch.einsum("h,t,htn->n", by_head, weights, attention).cpu()
 
 
 def _one_mask(mask: Tensor | None) -> Tensor | None:
@@ -315,70 +227,211 @@ def _substantial(engine: MaskEngine, response: float) -> float:
     return response
 
 
-@dataclass(frozen=True, eq=False)
-class RankedRatio:
-    """One share of ablated heads."""
+@dataclass(frozen=True)
+class HeadWords:
+    """What one head would say alone (logit lens)."""
 
+    layer: int
+    head: int
+    coefficient: float
+    words: tuple[str, ...]  # the likeliest first
+
+
+@dataclass(frozen=True, eq=False)
+class TokenTrace:
+    """From which image tokens, into which text rows, through heads x*."""
+
+    attribution: TokenAttribution
+    deltas: Tensor  # [T] float64: what blocking each text row costs
+    rows: Tensor  # u* [T] bool
+    sufficiency: float  # F(x*, u*) / F(x*)
+    weighted: Tensor  # w [N] float64 (eq. 13)
+
+    @property
+    def agreement(self) -> float:
+        """Pearson's correlation of image-token coefficients with the weighted attention."""
+        return correlation(self.attribution.coefficients, self.weighted)
+
+
+@dataclass(frozen=True, eq=False)
+class AnswerTrace(Result):
+    """Which heads carry the image into one token of an answer, and how well four rankings of them
+    hold; into which text rows and from which image tokens, where these were asked for.
+
+    Attributes:
+        engine: What was asked.
+        heads: Coefficients of the heads.
+        attention: [L, H], attention on the image (eq. 10).
+        causal: [L, H], the share of the effect that is lost without one head.
+        curves: Faithfulness and completeness of the rankings "hear", "causal", "attention" and
+            "random".
+        chosen: [L*H] bool, the heads x* that are enough.
+        words: What the top heads would say.
+        tokens: Text rows and image tokens, or None.
+    """
+
+    engine: MaskEngine
     heads: HeadAttribution
-    enough: int  # k_faith
-    needed: int  # k_comp
+    attention: Tensor
+    causal: Tensor
+    curves: dict[str, RankingCurves]
+    chosen: Tensor
+    words: list[HeadWords]
+    tokens: TokenTrace | None = None
+
+    def left(self) -> float:
+        """F(1 - x*): the share of the effect that is left without the heads that are enough."""
+        return float(self.curves["hear"].completeness[0, int(self.chosen.sum())])
+
+    def counts(self) -> dict[str, tuple[float, float]]:
+        """k_faith and k_comp of every ranking, means over its orders."""
+        return {
+            name: (float(c.enough().double().mean()), float(c.needed().double().mean()))
+            for name, c in self.curves.items()
+        }
+
+    def numbers(self) -> dict[str, float]:
+        """Span, fit quality, and the number of heads that are enough and needed by each ranking."""
+        found = {"span": self.engine.span, "r2": self.heads.r2, "agreement": self.heads.agreement}
+        for name, (enough, needed) in self.counts().items():
+            found |= {f"{name}_enough": enough, f"{name}_needed": needed}
+        if self.tokens is not None:
+            found["sufficiency"] = self.tokens.sufficiency
+            found["token_r2"] = self.tokens.attribution.r2
+        return found
+
+    def rows(self) -> list[dict[str, Any]]:
+        """One row for each head."""
+        heads, chosen = self.heads, self.chosen.reshape(self.attention.shape)
+        columns = {"coefficient": heads.coefficients, "standard_error": heads.standard_error}
+        columns |= {"attention": self.attention, "causal": self.causal, "enough": chosen}
+        return [
+            {"layer": layer, "head": head}
+            | {name: values[layer, head].item() for name, values in columns.items()}
+            for layer in range(chosen.shape[0])
+            for head in range(chosen.shape[1])
+        ]
+
+    def save(self, folder: str | Path) -> Path:
+        """Write `trace.safetensors` and `trace.json`."""
+        tensors = {"coefficients": self.heads.coefficients, "unseen": self.heads.unseen}
+        tensors |= {"standard_error": self.heads.standard_error, "chosen": self.chosen}
+        tensors |= {"attention": self.attention, "causal": self.causal}
+        for name, curves in self.curves.items():
+            tensors[f"faithfulness.{name}"] = curves.faithfulness
+            tensors[f"completeness.{name}"] = curves.completeness
+        if self.tokens is not None:
+            found = self.tokens.attribution
+            tensors |= {"tokens.coefficients": found.coefficients, "tokens.rows": self.tokens.rows}
+            tensors |= {"tokens.standard_error": found.standard_error}
+            tensors |= {"tokens.weighted": self.tokens.weighted}
+            tensors |= {"tokens.deltas": self.tokens.deltas}
+        card = {"numbers": self.numbers(), "protocol": self.heads.protocol}
+        return save_result(folder, "trace", tensors, card)
+
+    def concerns(self) -> list[str]:
+        """What makes the trace less trustworthy, as sentences."""
+        lines = self.engine.concerns()
+        fits: dict[str, Coefficients] = {"heads": self.heads}
+        if self.tokens is not None:
+            fits["image tokens"] = self.tokens.attribution
+        for what, fit in fits.items():
+            if not fit.r2 >= LOW_R2:
+                lines.append(
+                    f"coefficients of {what} predict masked answers badly (R2 {fit.r2:.2f}): they"
+                    " act together, so read single ones with care"
+                )
+            if not fit.agreement >= LOW_AGREEMENT:
+                lines.append(
+                    f"two halves of the masks agree by {fit.agreement:.2f} about {what}: use more"
+                    " masks"
+                )
+        return lines
 
 
-def ratio_study(
+def save_result(
+    folder: str | Path, name: str, tensors: Mapping[str, Tensor], card: Mapping[str, Any]
+) -> Path:
+    """Write NAME.safetensors and NAME.json into a folder, which is created if needed."""
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    content = save({key: tensor.contiguous() for key, tensor in tensors.items()})
+    write_atomic(folder / f"{name}.safetensors", content)
+    write_json(folder / f"{name}.json", card)
+    return folder
+
+
+@checked
+def trace_answer(
     engine: MaskEngine,
-    ratios: Sequence[float] = RATIOS,
     *,
-    how: How = "fit",
-    masks: int | None = None,
-    seed: int = 0,
-) -> list[RankedRatio]:
-    """Head attribution with other shares of ablated heads, and how its ranking does. Each has masks
-    of its own: the same lots would be nested."""
-    ranked = []
-    for place, ratio in enumerate(ratios):
-        heads = attribute_heads(engine, how=how, masks=masks, p=ratio, seed=seed + place)
-        enough = first_crossing(engine, heads.order())
-        needed = first_crossing(engine, heads.order(), level=COMPLETE, completeness=True)
-        ranked.append(RankedRatio(heads, enough, needed))
-    return ranked
-
-
-@dataclass(frozen=True, eq=False)
-class WordingComparison:
-    questions: tuple[str, ...]
-    attributions: tuple[HeadAttribution, ...]  # one for each question
-    cosines: Tensor  # [Q - 1] float64: of every other wording with the first
-    ceiling: float  # of the first with itself, on fresh masks
-
-
-def compare_wordings(
-    lvlm: LVLM,
-    image: Image.Image,
-    questions: Sequence[str],
-    bank: MeanBank,
-    *,
-    answer: str | Sequence[int] | None = None,
     how: How = "derivative",
-    masks: int | None = None,
-    p: float = 0.75,
-    floor: float | None = 1.0,
-    seed: int = 0,
-) -> WordingComparison:
-    """Head attributions of one picture for several wordings of a question, `how`, by how many
-    `masks` and with which share `p` of ablated heads as in `attribute_heads`; without `answer`, of
-    whatever the model says to the first one."""
-    if len(questions) < 2:
-        raise BadOption("questions", len(questions), "at least two wordings")
-    first = MaskEngine(lvlm, image, questions[0], bank, answer=answer, floor=floor)
-    engines = [first]
-    for question in questions[1:]:
-        engines.append(MaskEngine(lvlm, image, question, bank, answer=[first.target], floor=floor))
-    attributions = [
-        attribute_heads(engine, how=how, masks=masks, p=p, seed=seed + place)
-        for place, engine in enumerate([*engines, first])
-    ]  # the last: the first wording again
-    vectors = torch.stack([attribution.coefficients for attribution in attributions])
-    alike = cosines(vectors[:1].expand_as(vectors[1:]), vectors[1:])
-    return WordingComparison(
-        tuple(questions), tuple(attributions[:-1]), alike[:-1], float(alike[-1])
-    )
+    masks: MaskCount | None = None,
+    p: Ablated = 0.75,
+    seed: Seed = 0,
+    tokens: bool = True,
+) -> AnswerTrace:
+    """Trace one token of an answer: heads, whether their ranking holds, what they would say, and
+    from which image tokens into which text rows.
+
+    Curves are complete for head attribution, whose counts choose x*, and at `POINTS` counts for the
+    other rankings.
+
+    Args:
+        engine: One image, one question and one token of the answer. `engine.progress` is called
+            with the number of masked runs that have finished.
+        how: "derivative" or "fit", as in `attribute_heads`.
+        masks: How many masks, for heads and for image tokens; None: 64 or 10,000.
+        p: The probability that a mask ablates a head or an image token.
+        seed: Seed of the masks and of the random ranking.
+        tokens: Whether to trace text rows and image tokens, which takes half the time.
+
+    Returns:
+        An `AnswerTrace`.
+
+    Example:
+        >>> trace = sc.lvlm.trace_answer(engine)
+        >>> trace.heads.top(5), trace.counts(), trace.tokens.attribution.maps()
+    """
+    if tokens:
+        Sampling.of(how, masks, p, seed).check(engine.n_image)
+    heads = attribute_heads(engine, how=how, masks=masks, p=p, seed=seed)
+    attention, causal = attention_scores(engine), causal_scores(engine)
+    ranked = [x.flatten().argsort(descending=True, stable=True) for x in (causal, attention)]
+    orders = torch.stack([*ranked, *random_orders(engine, ORDERS, seed=seed)])
+    others = scan(engine, orders, points=POINTS)
+    curves = {"hear": scan(engine, heads.order())}
+    for name, rows in (("causal", slice(0, 1)), ("attention", slice(1, 2))):
+        curves[name] = others.rows(rows)
+    curves["random"] = others.rows(slice(2, None))
+    chosen = heads.mask(int(curves["hear"].enough()[0]))
+    traced = None
+    if tokens:
+        deltas = text_effects(engine, chosen)
+        kept = kept_rows(deltas)
+        found = attribute_tokens(engine, chosen, kept, how=how, masks=masks, p=p, seed=seed)
+        weighted = weighted_attention(engine, heads.coefficients, chosen, deltas, kept)
+        traced = TokenTrace(found, deltas, kept, sufficiency(engine, chosen, kept), weighted)
+    words = head_words(engine, heads)
+    return AnswerTrace(engine, heads, attention, causal, curves, chosen, words, traced)
+
+
+def masked_runs(
+    engine: MaskEngine, *, how: How = "derivative", masks: int | None = None, tokens: bool = True
+) -> int:
+    """How many masked runs `trace_answer` makes, for progress bars."""
+    runs, heads = Sampling.of(how, masks, 0.75, 0).runs, engine.n_components
+    curves = 2 * (heads + 1) + 2 * (2 + ORDERS) * len(curve_counts(heads, POINTS))
+    total = runs + heads + curves
+    return total + runs + engine.n_text + 4 if tokens else total
+
+
+def head_words(engine: MaskEngine, attribution: HeadAttribution) -> list[HeadWords]:
+    """The likeliest words of each of the top heads, in the intact model."""
+    activations, found = engine.activations(), []
+    for layer, head in attribution.top(LENS_HEADS):
+        logits = activations.lens(layer, head)
+        pieces = engine.lvlm.pieces(logits.topk(min(LENS_WORDS, len(logits))).indices)
+        coefficient = float(attribution.coefficients[layer, head])
+        found.append(HeadWords(layer, head, coefficient, tuple(piece.strip() for piece in pieces)))
+    return found

@@ -1,8 +1,8 @@
-"""Thousands of partly blinded copies of one answer, from one run of the picture (head attribution,
-sections 3.1 and 3.2).
+"""Thousands of masked copies of one answer, from one run of the image (head attribution, sections
+3.1 and 3.2).
 
-A mask says which heads (x), for which text rows (u), see which image tokens (v); whoever may not
-see a token sees the average picture's instead:
+A mask says which heads (x), for which text rows (u), see which image tokens (v); what may not see a
+token sees the average image's instead:
 
     text row i at head n reads image token j where x_n = u_i = v_j = 1, else its average (eq. 8)
     a = logit of the answer - mean logit of the vocabulary,    F = (a - a(0)) / (a(1) - a(0))
@@ -10,15 +10,16 @@ see a token sees the average picture's instead:
 Nothing up to the last image token depends on a mask, so it runs once. What remains are the text
 rows of each mask: rows of ordinary matrix products, two shared banks of image keys, and one dot
 product a word instead of logits. Masks that agree in the first blocks share them. Rows of an answer
-look back only, so one run answers for every word at the end of the prompt (`words.py`).
+look back only, so one run serves every word at the end of the prompt (`words.py`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
-from typing import Any, Literal, get_args
+from dataclasses import dataclass, replace
+from typing import Annotated, Any, Literal
 
+import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor
@@ -28,30 +29,71 @@ from seecause.engine.chunks import fit, in_chunks
 from seecause.engine.sweep import part_without_gradient
 from seecause.engine.walk import walk
 from seecause.errors import BadInput, BadOption, NotDefined
-from seecause.lvlm._cache import (
+from seecause.lvlm.analysis import HeadActivations, head_activations
+from seecause.lvlm.bank import MeanBank
+from seecause.lvlm.cache import (
     PrefixCache,
     has_fused_read,
     prefix_cache,
     read_shared,
     with_own_text,
 )
-from seecause.lvlm.analysis import HeadActivations, head_activations
-from seecause.lvlm.bank import MeanBank, checked_bank
-from seecause.lvlm.masks import MaskBatch, check_masks
 from seecause.lvlm.model import LVLM
 from seecause.lvlm.prompt import Prompt
 from seecause.models.decoder import sees_all_before
 from seecause.models.eval_mode import check_eval_mode
+from seecause.options import Count, Limit, checked
 from seecause.types import wide, wide_dtype
 
 # masks at once, when all text rows run; more is not faster, and thousands divide evenly
 MOST = {"cuda": 500, "cpu": 64}
+FEW_IMAGES = 20  # calibration images, below which a page warns
 MaskKind = Literal["heads", "text", "image"]
 Read = Callable[[Tensor], Tensor]  # normed states [B, W, D] -> [B, anything]
+Place = Annotated[int, Limit(lambda place: place >= 0, "a token of the answer, from 0 on")]
+
+
+@dataclass(frozen=True, eq=False)
+class Masks:
+    """M masks: heads [M, L, H], text [M, T] or None (all), image [M, N] or None (all). A first axis
+    of 1 serves all. Bool, or soft masks with entries from 0 to 1, which can be differentiated."""
+
+    heads: Tensor
+    text: Tensor | None = None
+    image: Tensor | None = None
+
+    def __len__(self) -> int:
+        return max(len(mask) for mask in (self.heads, self.text, self.image) if mask is not None)
+
+    def take(self, rows: Tensor) -> Masks:
+        return self._changed(lambda mask: mask if len(mask) == 1 else mask[rows.to(mask.device)])
+
+    def to(self, device: torch.device) -> Masks:
+        return self._changed(lambda mask: mask.to(device))
+
+    def _changed(self, do: Callable[[Tensor], Tensor]) -> Masks:
+        return replace(self, **{n: do(mask) for n, mask in vars(self).items() if mask is not None})
+
+    def order(self) -> Tensor:
+        """[M]: masks that agree in the first blocks come together."""
+        if len(self.heads) == 1:
+            return torch.arange(len(self))
+        packed = np.packbits(self.heads.flatten(1).numpy(), axis=1)
+        return torch.from_numpy(np.lexsort(packed.T[::-1]))
+
+    def shared_layers(self) -> int:
+        """How many of the first blocks give every mask the same states: the heads agree, and no row
+        or token mask matters yet. None for soft masks, which have a derivative each."""
+        if self.heads.is_floating_point():
+            return 0
+        same = (self.heads == self.heads[:1]).flatten(2).all(dim=2).all(dim=0)  # [L]
+        if any(mask is not None and len(mask) > 1 for mask in (self.text, self.image)):
+            same &= ~self.heads.flatten(2).any(dim=2).any(dim=0)
+        return int(same.int().cumprod(dim=0).sum())
 
 
 class MaskedRows:
-    """The last text rows of a prompt, each before one of W tokens that it foretells."""
+    """The last text rows of a prompt, each before one of W tokens that it predicts."""
 
     def __init__(
         self,
@@ -59,59 +101,113 @@ class MaskedRows:
         prompt: Prompt,
         question: str | None,
         bank: MeanBank,
-        picture: Image.Image | None,
+        image: Image.Image | None,
         targets: list[int],
-        vocabulary: int | None,
         block_size: int | None,
     ):
         self.lvlm, self.prompt, self.question = lvlm, prompt, question
         self.n_words, self.n_text, self.n_image = len(targets), prompt.n_text, prompt.n_image
         self.n_components = lvlm.n_layers * lvlm.n_heads  # L * H, layer by layer
-        if block_size is not None and block_size < 1:
-            raise BadOption("block_size", block_size, "at least one mask at once")
-        self.vocabulary, self.block_size = vocabulary, block_size
-        self.bank = {"mode": checked_bank(bank).mode, "pictures": len(bank), "size": bank.size}
-        self.cache = prefix_cache(lvlm.decoder, prompt, *bank.means(lvlm, prompt, picture))
+        self.block_size, self.bank_images = block_size, len(bank)
+        self.cache = prefix_cache(lvlm.decoder, prompt, *bank.means(lvlm, prompt, image))
         self._later_cache: PrefixCache | None = None  # from a later text row on, for the next call
-        self._differentiable = False  # until it was looked at
-        self.progress: Callable[[int], None] = lambda done: None  # hears how many masks have run
+        self._differentiable = False  # not checked yet
+        # called with the number of masks that have run
+        self.progress: Callable[[int], None] = lambda done: None
         # [W, D]: their dot products with normed states are the words' adjusted logits
-        self.readouts = torch.stack([lvlm.readout(token, vocabulary) for token in targets])
+        self.readouts = torch.stack([lvlm.readout(token) for token in targets])
 
     def protocol(self) -> dict[str, Any]:
-        """What a result must say about its making."""
+        """What a result must say about how it was computed."""
         lvlm, tokens = self.lvlm, str(self.prompt.tokens)
         return {
             "model": lvlm.name, "fingerprint": lvlm.fingerprint(), "question": self.question,
-            "bank": self.bank, "image_tokens": tokens, "vocabulary": self.vocabulary,
+            "bank": {"images": self.bank_images}, "image_tokens": tokens,
             "dtype": str(lvlm.dtype).removeprefix("torch."), "device": str(lvlm.device),
             "seecause": __version__, "torch": torch.__version__,
         }  # fmt: skip
 
-    def _ends(self) -> Tensor:
-        """[2, P]: masks in which no head sees the picture, and in which all do."""
-        return torch.tensor([[False], [True]]).expand(2, self.n_components)
+    def concerns(self) -> list[str]:
+        """What makes any answer to this question less trustworthy: words that the model does not
+        know, and an average of few calibration images."""
+        lines = []
+        unknown = self.lvlm.unknown_words(self.question or "")
+        if unknown:
+            words = ", ".join(unknown)
+            lines.append(f"the model has no token for {words}: it reads them as one word")
+        if self.bank_images < FEW_IMAGES:
+            lines.append(
+                f"{self.bank_images} calibration images make the average image: about a hundred"
+                " are better"
+            )
+        return lines
 
     @torch.no_grad()
-    def _answers(self, masks: MaskBatch, read: Read | None = None) -> Tensor:
+    def activations(self) -> HeadActivations:
+        """What every head of the intact model does at every text row."""
+        return head_activations(self.lvlm, self.cache)
+
+    def _ends(self) -> Tensor:
+        """[2, P]: masks in which no head sees the image, and in which all do."""
+        return torch.tensor([[False], [True]]).expand(2, self.n_components)
+
+    def _masks(
+        self,
+        heads: Tensor | None,
+        text: Tensor | None,
+        image: Tensor | None,
+        *,
+        soft: torch.dtype | None = None,
+    ) -> Masks:
+        """A user's masks [M, L*H], [M, T] and [M, N] on the CPU, all heads where none are given;
+        with `soft`, entries from 0 to 1 in that dtype."""
+        grid = (self.lvlm.n_layers, self.lvlm.n_heads)
+        if heads is None:
+            heads = torch.ones(1, self.n_components, dtype=torch.bool)
+        sizes = {"heads": self.n_components, "text": self.n_text, "image": self.n_image}
+        given = {"heads": heads, "text": text, "image": image}
+        sent: dict[str, Tensor] = {}
+        for name, mask in given.items():
+            if mask is None:
+                continue
+            if mask.ndim != 2 or mask.shape[1] != sizes[name] or len(mask) == 0:
+                raise BadOption(name, list(mask.shape), f"masks of shape [M, {sizes[name]}]")
+            if soft is None and not bool(((mask == 0) | (mask == 1)).all()):
+                raise BadOption(name, "other values", "0 or 1; for those between, engine.slopes")
+            if not bool(((mask >= 0) & (mask <= 1)).all()):
+                raise BadOption(name, "other values", "masks with values from 0 to 1")
+            sent[name] = mask.detach().cpu().to(soft or torch.bool)
+        counts = {len(mask) for mask in sent.values()} - {1}
+        if len(counts) > 1:
+            expected = "as many heads, text and image masks, or one that serves all"
+            raise BadOption("masks", sorted(counts), expected)
+        sent["heads"] = sent["heads"].unflatten(1, grid)
+        return Masks(**sent)
+
+    @torch.no_grad()
+    def _answers(self, masks: Masks, read: Read | None = None) -> Tensor:
         """[M, W]: the words' adjusted logits, or what else is `read` of the states, [M, ...]."""
         order = masks.order()
         masks, cache = masks.take(order), self._cache_for(masks.text)
-        size = width = self.at_once(len(masks), cache, mixed=masks.image is not None)
-        sent = masks.to(self.lvlm.device)  # at once: a copy for each block waits for the one before
+        size = width = self._at_once(len(masks), cache, mixed=masks.image is not None)
+        sent = masks.to(self.lvlm.device)  # all at once: a copy for each block would wait
+        # a GPU picks its kernels by shape: the last block is padded, so that all round alike
+        pads = self.lvlm.device.type == "cuda"
 
         def run_chunk(start: int, stop: int) -> Tensor:
             nonlocal width
             if stop < len(masks):
                 width = stop - start  # halved when memory ran out
-            part = (start, stop, width if self._pads else stop - start)
-            values = self._run(masks.block(*part), sent.block(*part), cache, read)
+            rows = torch.arange(start, start + (width if pads else stop - start))
+            rows = rows.clamp(max=stop - 1)
+            values = self._run(masks.take(rows), sent.take(rows), cache, read)
             self.progress(stop - start)
             return values[: stop - start]
 
         answers = torch.cat(list(in_chunks(run_chunk, len(masks), size, what="masks")))
         return torch.empty_like(answers).index_copy_(0, order.to(answers.device), answers)
 
+    @checked
     def slopes(
         self,
         heads: Tensor | None = None,
@@ -121,22 +217,20 @@ class MaskedRows:
         of: MaskKind = "heads",
     ) -> tuple[Tensor, Tensor]:
         """Adjusted logits [M, W] of soft masks, and their derivatives [M, W, P] with respect to
-        one kind of mask. One run, and one run back for each word."""
-        if of not in get_args(MaskKind):
-            raise BadOption("of", of, "heads, text or image")
+        one kind of mask. One run, and one backward pass for each word."""
         dtype = wide_dtype(self.lvlm.dtype)
-        masks = self._checked(heads, text, image, soft=dtype)
+        masks = self._masks(heads, text, image, soft=dtype)
         leaf = getattr(masks, of)
         if leaf is None:
             leaf = torch.ones(1, self.n_text if of == "text" else self.n_image, dtype=dtype)
         masks = replace(masks, **{of: leaf.expand(len(masks), *leaf.shape[1:])})  # a slope each
-        size = self._with_gradient_at_once(len(masks), mixed=masks.image is not None)
         cache = self.cache if of == "text" else self._cache_for(masks.text)
-        self._need_gradients(cache)
+        size = self._at_once(len(masks), cache, mixed=masks.image is not None, gradient=True)
+        self._need_gradients()
 
         def run_chunk(start: int, stop: int) -> Tensor:
             with torch.inference_mode(False), torch.enable_grad():
-                chunk = masks.block(start, stop, stop - start).to(self.lvlm.device)
+                chunk = masks.take(torch.arange(start, stop)).to(self.lvlm.device)
                 variable = getattr(chunk, of).clone().requires_grad_()
                 answers = self._run(chunk, replace(chunk, **{of: variable}), cache)
                 slopes = _gradients(answers, variable).flatten(2)  # [B, W, P]
@@ -146,11 +240,8 @@ class MaskedRows:
         both = torch.cat(list(in_chunks(run_chunk, len(masks), size, what="masks")))
         return both[..., 0], both[..., 1:]
 
-    def _need_gradients(self, cache: PrefixCache) -> None:
-        """Refuse a model that loses gradients on the way; its blocks are looked at once."""
-        made = (self.readouts, cache.states, self.lvlm.decoder.head.weight)
-        if any(tensor.is_inference() for tensor in made):
-            raise _no_slope("they were made in inference mode")
+    def _need_gradients(self) -> None:
+        """Refuse a model that loses gradients on the way, which would make slopes wrong."""
         if self._differentiable:
             return
         first = self.cache.at.take(self.cache.at.index[:1])
@@ -159,29 +250,15 @@ class MaskedRows:
             raise _no_slope(f"no gradient passes the {part}, as in quantised layers")
         self._differentiable = True
 
-    @torch.no_grad()
-    def activations(self, heads: Tensor | None = None) -> HeadActivations:
-        """What every head does at every text row, for one mask [L*H] (None: the intact model)."""
-        row = None if heads is None else heads.reshape(1, -1)
-        masks = self._checked(row, None, None)
-        return head_activations(self.lvlm, self.cache, masks.heads[0].to(self.lvlm.device))
-
-    def _checked(
-        self, heads: Tensor | None, text: Tensor | None, image: Tensor | None, **soft: torch.dtype
-    ) -> MaskBatch:
-        grid = (self.lvlm.n_layers, self.lvlm.n_heads)
-        return check_masks(heads, text, image, grid, self.n_text, self.n_image, **soft)
-
     def _run(
-        self, masks: MaskBatch, sent: MaskBatch, cache: PrefixCache, read: Read | None = None
+        self, masks: Masks, sent: Masks, cache: PrefixCache, read: Read | None = None
     ) -> Tensor:
         """a [B, W] of one block of masks, or what is `read`; `sent` are the same on the device."""
         check_eval_mode([self.lvlm.module], self.lvlm.device)
         text = None if sent.text is None else sent.text[:, cache.start :]  # [1|B, R]
         mixed = None if sent.image is None else cache.mixed(sent.image, self.n_words)
         shared = masks.shared_layers()
-        sees_picture, sees_average = masks.sees_picture(), masks.sees_average()
-        steps = walk(self.lvlm, cache.states, cache.at)  # states [1, R, D] until masks part
+        steps = walk(self.lvlm, cache.states, cache.at)  # states [1, R, D] until masks differ
         for step in steps:
             index, last = step.index, step.index == self.lvlm.n_layers - 1
             masks_here = slice(0, 1 if index < shared else None)
@@ -193,20 +270,17 @@ class MaskedRows:
                 choose = choose[:, -self.n_words :]
             q, scale = step.q, step.block.scale
             bias = cache.bias(step.block, rows=q.shape[2])
-            picture = average = None
-            if sees_picture[index]:
-                picture = cache.read_picture(index, q, mixed, scale=scale, bias=bias)
-            if sees_average[index]:
-                average = read_shared(q, *cache.average[index], scale=scale, bias=bias)
+            image = cache.read_image(index, q, mixed, scale=scale, bias=bias)
+            average = read_shared(q, *cache.average_bank[index], scale=scale, bias=bias)
             choose = choose.expand(-1, q.shape[2], -1).contiguous()
             own = {"scale": scale, "keep": cache.own_keep(q.shape[2])}
-            step.o = with_own_text(q, step.k, step.v, picture, average, choose, **own)
+            step.o = with_own_text(q, step.k, step.v, image, average, choose, **own)
         states = self.lvlm.decoder.norm(steps.h[:, -self.n_words :])  # [1|B, W, D]
         values = (wide(states) * self.readouts).sum(dim=-1) if read is None else read(states)
         return values.expand(len(masks), *values.shape[1:])
 
     def _cache_for(self, text: Tensor | None) -> PrefixCache:
-        """The rows that masks can change: those before the first that may see the picture are the
+        """The rows that masks can change: those before the first that may see the image are the
         same in every mask."""
         if text is None:
             return self.cache
@@ -218,36 +292,27 @@ class MaskedRows:
             self._later_cache = self.cache.from_row(self.lvlm, start)
         return self._later_cache
 
-    @property
-    def _pads(self) -> bool:
-        """A GPU picks its kernels by shape: blocks of one size round alike."""
-        return self.lvlm.device.type == "cuda"
-
-    def at_once(self, total: int, cache: PrefixCache | None = None, *, mixed: bool = False) -> int:
-        """How many of `total` masks run at once; a few are padded to a power of two."""
-        lvlm, block = self.lvlm, self.lvlm.blocks[0]
+    def _at_once(
+        self, total: int, cache: PrefixCache, *, mixed: bool, gradient: bool = False
+    ) -> int:
+        """How many of `total` masks run at once; with a gradient everything is held for the
+        backward pass."""
+        if self.block_size is not None:
+            return self.block_size
+        lvlm, block, device = self.lvlm, self.lvlm.blocks[0], self.lvlm.device
         bytes_each, width = torch.finfo(lvlm.dtype).bits // 8, block.heads * block.head_dim
         hidden = lvlm.decoder.native.config.intermediate_size
-        explicit = not sees_all_before(block) or (mixed and not self._pads)  # no fused kernel
-        scores = 12 * block.heads * 2 * self.prompt.image.stop if explicit else 0
-        rows = self.n_text - (cache or self.cache).start
-        each = rows * (bytes_each * (12 * width + 3 * hidden) + 16 * width + scores)
-        most = MOST["cuda" if self._pads else "cpu"] * self.n_text // rows
-        size = self.block_size or fit(most, each, lvlm.device)
+        rows, scores = self.n_text - cache.start, 2 * block.heads * self.prompt.image.stop
+        fused = not mixed and sees_all_before(block) and has_fused_read(cache.image_bank[0][0])
+        if gradient:
+            states = bytes_each * (20 * width + 5 * hidden) + 60 * width
+            held = lvlm.n_layers * (states + 30 * block.heads * self.n_text)
+            # a fused read of the image makes its scores again, one block at a time
+            return fit(total, rows * (held + 30 * scores * (1 if fused else lvlm.n_layers)), device)
+        states = bytes_each * (12 * width + 3 * hidden) + 16 * width
+        most = MOST.get(device.type, 64) * self.n_text // rows
+        size = fit(most, rows * (states + (0 if fused else 12 * scores)), device)
         return min(size, 1 << max(3, (total - 1).bit_length()))
-
-    def _with_gradient_at_once(self, total: int, *, mixed: bool) -> int:
-        """How many of `total` masks run at once where everything is held for the way back."""
-        lvlm, block, layers = self.lvlm, self.lvlm.blocks[0], self.lvlm.n_layers
-        bytes_each, width = torch.finfo(lvlm.dtype).bits // 8, block.heads * block.head_dim
-        hidden = lvlm.decoder.native.config.intermediate_size
-        states = bytes_each * (20 * width + 5 * hidden) + 60 * width
-        # a fused read of the picture makes its scores again on the way back, a block at a time
-        again = not mixed and sees_all_before(block) and has_fused_read(self.cache.picture[0][0])
-        picture = 60 * block.heads * self.prompt.image.stop * (1 if again else layers)
-        text = 30 * block.heads * self.n_text * layers
-        each = self.n_text * (layers * states + picture + text)
-        return self.block_size or fit(total, each, lvlm.device)
 
 
 def _gradients(answers: Tensor, variable: Tensor) -> Tensor:
@@ -267,7 +332,7 @@ def _gradients(answers: Tensor, variable: Tensor) -> Tensor:
 def _no_slope(reason: str) -> NotDefined:
     return NotDefined(
         "a derivative", f"this model's weights allow none ({reason})",
-        "Ask with how='fit' (--how fit), which needs answers only",
+        "Use how='fit' (--how fit), which needs no derivative",
     )  # fmt: skip
 
 
@@ -282,21 +347,29 @@ def weak(answer: str, moved: float, floor: float) -> BadInput:
 
 
 class MaskEngine(MaskedRows):
-    """One picture, one question, one word of the answer, ready for masks.
+    """One image, one question and one token of the answer, ready for masks.
 
-        engine = sc.lvlm.MaskEngine(lvlm, picture, "Which critter is this?", bank)
-        heads = sc.lvlm.attribute_heads(engine)
-        engine.evaluate(heads.mask(5)[None])    # F of five heads: 0 is no head's, 1 is all heads'
+    Args:
+        lvlm: A model returned by `sc.lvlm.load` or `sc.lvlm.wrap`.
+        image: The image, or a `Prompt` that holds it (then no question is needed).
+        question: What is asked about it.
+        bank: The average image, returned by `sc.lvlm.make_bank`: what is seen by heads that may not
+            see this image.
+        answer: Text or token ids; None: the model's own answer.
+        position: Which token of the answer is explained; those before it are taken as said.
+        floor: The least effect of the image towards the answer, in logits; None: any effect.
+        block_size: How many masks run at once; None: as many as the memory holds.
 
-    image       the picture, or a `Prompt` that holds it (then no question is needed)
-    bank        the average picture, for whoever may not see this one: `make_bank`
-    answer      text or token ids; None: the model's own
-    position    which token of the answer is explained; those before it are taken as said
-    floor       the least effect of the picture towards the answer, in logits; None: any effect
-    vocabulary  takes the mean logit over so many first words, where a model pads its vocabulary
-    block_size  masks at once; None: as memory allows
+    Raises:
+        BadInput: If the image moves the answer by less than `floor`.
+
+    Example:
+        >>> engine = sc.lvlm.MaskEngine(lvlm, image, "Which critter is this?", bank)
+        >>> heads = sc.lvlm.attribute_heads(engine)
+        >>> engine.evaluate(heads.mask(5)[None])    # F of five heads: 0 for none, 1 for all
     """
 
+    @checked
     @torch.no_grad()
     def __init__(
         self,
@@ -306,16 +379,13 @@ class MaskEngine(MaskedRows):
         bank: MeanBank,
         *,
         answer: str | Sequence[int] | None = None,
-        position: int = 0,
+        position: Place = 0,
         floor: float | None = 1.0,
-        vocabulary: int | None = None,
-        block_size: int | None = None,
+        block_size: Count | None = None,
     ):
-        seen = image if isinstance(image, Prompt) else checked_bank(bank).resized(image)
-        prompt, self.target = _sequence(lvlm, seen, question, answer, position)
-        picture = image if isinstance(image, Image.Image) else None
-        targets = [self.target]
-        super().__init__(lvlm, prompt, question, bank, picture, targets, vocabulary, block_size)
+        prompt, self.target = _sequence(lvlm, image, question, answer, position)
+        shown = image if isinstance(image, Image.Image) else None
+        super().__init__(lvlm, prompt, question, bank, shown, [self.target], block_size)
         self.position, self.floor = position, floor
         ends = self.adjusted(self._ends())
         self.ablated, self.intact = (float(a) for a in ends)  # a(0), a(1)
@@ -325,7 +395,7 @@ class MaskEngine(MaskedRows):
 
     @property
     def span(self) -> float:
-        """a(1) - a(0): how far the picture moves the answer, in logits."""
+        """a(1) - a(0): how far the image moves the answer, in logits."""
         return self.intact - self.ablated
 
     @property
@@ -336,15 +406,15 @@ class MaskEngine(MaskedRows):
     def evaluate(
         self, heads: Tensor | None = None, text: Tensor | None = None, image: Tensor | None = None
     ) -> Tensor:
-        """F [M] of masks heads [M, L*H] (or [M, L, H]), text [M, T] and image [M, N]; one row
-        serves all. Not clipped: F may leave [0, 1]."""
+        """F [M] of masks heads [M, L*H], text [M, T] and image [M, N]; one row serves all. Not
+        clipped: F may leave [0, 1]."""
         return (self.adjusted(heads, text, image) - self.ablated) / self.span
 
     def adjusted(
         self, heads: Tensor | None = None, text: Tensor | None = None, image: Tensor | None = None
     ) -> Tensor:
         """a [M]: the answer's logit less the vocabulary's mean, in float32 or float64."""
-        return self._answers(self._checked(heads, text, image))[:, 0]
+        return self._answers(self._masks(heads, text, image))[:, 0]
 
     def slopes(
         self,
@@ -357,9 +427,9 @@ class MaskEngine(MaskedRows):
         """F [M] of soft masks, entries from 0 to 1, and its derivative with respect to those `of`
         heads [M, L*H], text [M, T] or image [M, N].
 
-        Between 0 and 1 a head brings so much of what it would bring with the picture, and the rest
-        of what it would bring with the average; a text row likewise; an image token's two keys
-        weigh so much in the softmax. At 0 and 1, F is that of `evaluate`.
+        Between 0 and 1 a head brings that share of what it brings with the image, and the rest of
+        what it brings with the average; a text row likewise; an image token's two keys have these
+        weights in the softmax. At 0 and 1, F is that of `evaluate`.
         """
         answers, slopes = super().slopes(heads, text, image, of=of)
         return (answers[:, 0] - self.ablated) / self.span, slopes[:, 0] / self.span
@@ -379,30 +449,22 @@ def _sequence(
     answer: str | Sequence[int] | None,
     position: int,
 ) -> tuple[Prompt, int]:
-    """The prompt, with the answer's tokens before `position` behind it; and the one to explain."""
-    if position < 0:
-        raise BadOption("position", position, "a token of the answer, from 0 on")
+    """The prompt, with the answer's tokens before `position` appended; and the one to explain."""
     if isinstance(image, Prompt):
         if isinstance(answer, str) or (answer is not None and len(answer) != 1) or position:
             expected = "None or one token id with a Prompt, which holds everything said before it"
             raise BadOption("answer", answer, expected)
-        return image, _next_token(lvlm, image) if answer is None else lvlm.token_ids(answer)[0]
+        return image, lvlm.next_token(image) if answer is None else int(answer[0])
     if question is None:
-        raise BadOption("question", question, "a question about the picture")
+        raise BadOption("question", question, "a question about the image")
     if answer is not None:
         ids = lvlm.answer_ids(image, question, answer)
     else:
         prompt = lvlm.prompt(image, question)
         if position == 0:  # also where the model would say nothing
-            return prompt, _next_token(lvlm, prompt)
+            return prompt, lvlm.next_token(prompt)
         ids = lvlm.speak(prompt, position + 1)
     if position >= len(ids):
         whose = "the model's own answer" if answer is None else f"the answer {answer!r}"
         raise BadOption("position", position, f"below {len(ids)}, the number of tokens in {whose}")
     return lvlm.prompt(image, question, ids[:position] or None), ids[position]
-
-
-def _next_token(lvlm: LVLM, prompt: Prompt) -> int:
-    """What the native model says next."""
-    logits = lvlm.module(**prompt.inputs, use_cache=False, logits_to_keep=1).logits
-    return int(logits[0, -1].argmax())

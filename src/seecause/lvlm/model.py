@@ -1,40 +1,43 @@
-"""What users hold: a native vision-language model, its decoder named and split, and verified.
+"""A native vision-language model, its decoder named and split, and verified.
 
-`wrap` and `load` make three probes that the decoder view computes what the model computes:
+`wrap` and `load` check by three probes that the decoder view computes what the model computes:
 
-logits     the view's answer equals the native one
+logits     the view's logits equal the native ones
 blocks     so does every block's output
 attention  the text rows alone, reading recorded keys, give the native rows
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from numbers import Integral
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from seecause.errors import (
-    BadInput,
-    BadOption,
-    DataMissing,
-    UnknownName,
-)
+from seecause.engine.verify import TOLERANCE, Probe, compare, listening, need_finite
+from seecause.engine.walk import walk
+from seecause.errors import BadInput, BadOption, DataMissing, UnknownName, ViewMismatch
 from seecause.files import digest
 from seecause.lvlm import prompt as prompts
-from seecause.lvlm._cache import gated_feed, norm_of_rows, rotate_rows
-from seecause.lvlm._verify import verify
+from seecause.lvlm.cache import (
+    gated_feed,
+    norm_of_rows,
+    read_shared,
+    rotate_rows,
+    text_keep,
+    with_own_text,
+)
 from seecause.lvlm.prompt import Prompt
 from seecause.models import decoder
 from seecause.models.block import Block, chain
-from seecause.models.decoder import Decoder, norms_of
+from seecause.models.decoder import Decoder, norms_of, sees_all_before, with_deepstack
 from seecause.models.eval_mode import weights_key
 from seecause.models.load import (
     ZOO,
@@ -48,23 +51,33 @@ from seecause.models.load import (
 from seecause.types import wide_dtype
 
 _SAMPLED = 1024  # values of each weight that the fingerprint reads
-# 1 / r and 1 / r^2, r^3 = r + 1: turns of these shares fill a square evenly
-_STEPS = (0.7548776662466927, 0.5698402909980532)
+_SIDE = (224, 320)  # height and width of the noise image that a view is verified with
 LIBRARIES = ("builtin", "hf")
-CALIBRATION = 100  # pictures
-_START = 1 << 30  # far from any picture of Critters that a model is trained or tested on
+CALIBRATION = 100  # images
+_START = 1 << 30  # far from any image of Critters that a model is trained or tested on
 
 
 @dataclass(eq=False, kw_only=True, repr=False)
 class LVLM:
-    """A view of a native vision-language model. `prompt` turns a picture and a question into what
-    its decoder sees."""
+    """A view of a native vision-language model, returned by `load` and `wrap`.
+
+    Attributes:
+        module: The native model.
+        decoder: Its language model, split into blocks.
+        name: What results call the model.
+        processor: The model's own, which turns images and questions into its inputs, or None.
+        template: A text with {image} and {question} in place of the processor's chat template.
+
+    Example:
+        >>> prompt = lvlm.prompt(image, "What is this?")
+        >>> lvlm.speak(prompt, 8)                       # token ids
+    """
 
     module: Any
     decoder: Decoder
     name: str
     processor: Any = None
-    template: str | None = None  # with {image} and {question}; None: the processor's chat template
+    template: str | None = None
     _named: tuple[Any, str] | None = None  # state of the weights, and their fingerprint
 
     @property
@@ -98,22 +111,15 @@ class LVLM:
         return f"LVLM({self.name!r}, {self.family}, {shape}, {self.device}, {kind})"
 
     def prompt(
-        self,
-        image: Image.Image | Sequence[Image.Image],
-        question: str,
-        answer: str | Sequence[int] | None = None,
+        self, image: Image.Image, question: str, answer: str | Sequence[int] | None = None
     ) -> Prompt:
-        """The sequence for a picture and a question; `answer`, text or token ids, is put behind it
-        as if already said."""
-        self._need_processor()
-        text = prompts.render(self.processor, question, self.template)
-        inputs = prompts.native_inputs(self, image, text)
-        assert isinstance(image, Image.Image)
+        """The sequence for an image and a question; `answer`, text or token ids, is appended as if
+        already said."""
+        text, inputs = self._native(image, question)
         if answer is not None:
+            ids = answer
             if isinstance(answer, str):
                 ids = prompts.answer_ids(self, image, text, answer)
-            else:
-                ids = self.token_ids(answer)
             inputs = prompts.extended(inputs, ids, token_type=int(self.decoder.reads_prefix))
         return prompts.read(self, inputs, size=(image.height, image.width))
 
@@ -124,32 +130,29 @@ class LVLM:
         answer: str | Sequence[int] | None,
         length: int = 1,
     ) -> list[int]:
-        """The tokens of an answer as they would follow the question, at least one; of None, of the
-        model's own, at most `length`."""
-        self._need_processor()
+        """The tokens of an answer as they follow the question, at least one; of None, of the
+        model's own answer, at most `length`."""
         if isinstance(answer, str):
-            text = prompts.render(self.processor, question, self.template)
+            text, _ = self._native(image, question)
             return prompts.answer_ids(self, image, text, answer)
-        remedy = "at least one token"
+        expected = "at least one token"
         if answer is None:
-            remedy = "an answer of yours: the model says nothing"
+            expected = "a given answer: the model says nothing"
             answer = self.speak(self.prompt(image, question), length)
-        ids = self.token_ids(answer)
-        if not ids:
-            raise BadOption("answer", answer, remedy)
-        return ids
+        if not len(answer):
+            raise BadOption("answer", answer, expected)
+        return [int(token) for token in answer]
 
-    def token_ids(self, answer: Sequence[int]) -> list[int]:
-        """An answer that was given as token ids, if the model has them."""
-        most = len(self.decoder.head.weight) - 1
-        if not isinstance(answer, Iterable):
-            raise BadOption("answer", answer, "text, or a list of token ids")
-        ids = [token.item() if isinstance(token, Tensor) else token for token in answer]
-        for token in ids:
-            whole = isinstance(token, Integral) and not isinstance(token, bool)
-            if not whole or not 0 <= int(token) <= most:
-                raise BadOption("answer", token, f"token ids, whole numbers from 0 to {most}")
-        return [int(token) for token in ids]
+    def _native(self, image: Image.Image, question: str) -> tuple[str, dict[str, Any]]:
+        """The rendered text of a question, and the model's inputs."""
+        if self.processor is None:
+            raise BadInput(
+                "a question in words",
+                "this model was wrapped without a processor",
+                "use wrap(module, processor), or lvlm.read(inputs)",
+            )
+        text = prompts.render(self.processor, question, self.template)
+        return text, prompts.native_inputs(self, image, text)
 
     def read(self, inputs: Mapping[str, Any]) -> Prompt:
         """A prompt from the native model's own inputs."""
@@ -158,31 +161,37 @@ class LVLM:
     @torch.no_grad()
     def speak(self, prompt: Prompt, length: int) -> list[int]:
         """The first tokens of the model's own answer, at most `length`, the likeliest each time;
-        fewer where it ends before (its end is not a word)."""
+        fewer where it ends before (the end token is left out)."""
         with decoder.NATIVE_RUN, _plain_generation(self.module):
             sequence = self.module.generate(**prompt.inputs, max_new_tokens=length)
         ids = sequence[0, len(prompt.ids) :].tolist()
         return ids[:-1] if ids and ids[-1] in self.end_tokens else ids
 
+    @torch.no_grad()
+    def next_logits(self, prompt: Prompt) -> Tensor:
+        """[V]: the native model's logits of the next token."""
+        return self.module(**prompt.inputs, use_cache=False, logits_to_keep=1).logits[0, -1]
+
+    def next_token(self, prompt: Prompt) -> int:
+        """The likeliest next token."""
+        return int(self.next_logits(prompt).argmax())
+
     @property
     def end_tokens(self) -> list[int | None]:
-        """What the model ends an answer with."""
+        """The tokens that end an answer."""
         ends = self.module.generation_config.eos_token_id
         return ends if isinstance(ends, list) else [ends]
 
     @torch.no_grad()
-    def readout(self, token: int, vocabulary: int | None = None) -> Tensor:
+    def readout(self, token: int) -> Tensor:
         """[D]: its dot product with a normed state is the token's logit less the mean logit of the
-        vocabulary (its first `vocabulary` words)."""
+        vocabulary."""
         weight = self.decoder.head.weight
-        if vocabulary is not None and not 0 < vocabulary <= len(weight):
-            raise BadOption("vocabulary", vocabulary, f"a number of words up to {len(weight)}")
         kind = wide_dtype(weight.dtype)
-        return weight[token].to(kind) - weight[:vocabulary].mean(dim=0, dtype=kind)
+        return weight[token].to(kind) - weight.mean(dim=0, dtype=kind)
 
     def send(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
-        """Tensors on the model's device, pictures in its dtype; no labels, which are for
-        training."""
+        """Tensors on the model's device, images in its dtype; without labels."""
         sent = {name: value for name, value in inputs.items() if name != "labels"}
         for name, value in sent.items():
             if isinstance(value, Tensor):
@@ -205,26 +214,17 @@ class LVLM:
         return [w for w in words if unknown in tokenizer(w, add_special_tokens=False)["input_ids"]]
 
     def fingerprint(self) -> str:
-        """A digest of the weights, for manifests: values of each, spread evenly over its rows and
-        columns, since a whole model takes too long to read. Taken anew only when they changed."""
+        """A digest of the weights, for manifests: some values of each, since a whole model takes
+        too long to read. Computed anew only when they changed."""
         named = list(self.module.named_parameters())
         state = weights_key(tensor for _, tensor in named)
-        if self._named is not None and self._named[0] == state:
-            return self._named[1]
-        sampled = [
-            _spread(tensor.detach(), _SAMPLED).to(self.device).double() for _, tensor in named
-        ]
-        shapes = repr([(name, list(tensor.shape)) for name, tensor in named])
-        self._named = (state, digest(shapes, torch.cat(sampled).cpu().numpy().tobytes()))
+        if self._named is None or self._named[0] != state:
+            sampled = [
+                _some_values(tensor.detach()).to(self.device).double() for _, tensor in named
+            ]
+            shapes = repr([(name, list(tensor.shape)) for name, tensor in named])
+            self._named = (state, digest(shapes, torch.cat(sampled).cpu().numpy().tobytes()))
         return self._named[1]
-
-    def _need_processor(self) -> None:
-        if self.processor is None:
-            raise BadInput(
-                "a question in words",
-                "this model was wrapped without a processor",
-                "wrap(module, processor), or use lvlm.read(inputs)",
-            )
 
 
 @contextmanager
@@ -242,16 +242,13 @@ def _plain_generation(module: Any) -> Iterator[None]:
         module.generation_config = own
 
 
-def _spread(values: Tensor, count: int) -> Tensor:
-    """`count` of the values (all, where there are no more): any few rows or columns side by side,
-    such as a head's, hold some of them."""
-    if values.numel() <= count:
+def _some_values(values: Tensor) -> Tensor:
+    """All values of a small tensor, else some at fixed random places."""
+    if values.numel() <= _SAMPLED:
         return values.flatten()
-    table = values.reshape(-1, values.shape[-1])  # [R, C]
-    steps = torch.tensor(_STEPS, dtype=torch.float64)
-    turns = torch.arange(count, dtype=torch.float64)[:, None] * steps % 1
-    row, column = (turns * torch.tensor(table.shape)).long().to(values.device).unbind(dim=1)
-    return table[row, column]
+    generator = torch.Generator().manual_seed(0)
+    places = torch.randint(values.numel(), (_SAMPLED,), generator=generator)
+    return values.flatten()[places.to(values.device)]
 
 
 def wrap(
@@ -263,20 +260,33 @@ def wrap(
     inputs: Mapping[str, Any] | None = None,
     check: bool = True,
 ) -> LVLM:
-    """A view of a transformers vision-language model that you have in memory, for everything in
-    `sc.lvlm`. The module is put into eval mode and its parameters are frozen.
+    """Make a view of a transformers vision-language model in memory.
 
-    processor   the model's own, which turns pictures and questions into its inputs. Without one,
-                make prompts of native inputs: `lvlm.read(inputs)`
-    name        what results call the model
-    template    in place of the processor's chat template: a text with {image} and {question}
-    inputs      native inputs to verify with, where there is no processor
-    check       whether to verify that the view computes what the module computes
+    The module is put into eval mode and its parameters are frozen.
+
+    Args:
+        module: The native model.
+        processor: The model's own, which turns images and questions into its inputs. Without one,
+            make prompts of native inputs: `lvlm.read(inputs)`.
+        name: What results call the model.
+        template: A text with {image} and {question} in place of the processor's chat template.
+        inputs: Native inputs to verify with, where there is no processor.
+        check: Whether to verify that the view computes what the module computes.
+
+    Returns:
+        An `LVLM`.
+
+    Raises:
+        UnsupportedModel: If the model's family is not supported.
+        ViewMismatch: If the view does not compute what the module computes.
+
+    Example:
+        >>> lvlm = sc.lvlm.wrap(module, processor)
     """
     device_of(module)
     module.eval().requires_grad_(False)
-    if template is not None:
-        prompts.check_template(template)
+    if template is not None and not ("{image}" in template and "{question}" in template):
+        raise BadOption("template", template, "a text with {image} and {question} in it")
     view = LVLM(
         module=module,
         decoder=decoder.find(module),
@@ -307,14 +317,19 @@ def load(
 ) -> LVLM:
     """Open a vision-language model and verify its view; docs/models.md lists what works.
 
-        lvlm = sc.lvlm.load("builtin:critters-llava")
-        lvlm = sc.lvlm.load("hf:llava-hf/llava-1.5-7b-hf", device="cuda", dtype="bfloat16")
+    Args:
+        spec: "builtin:NAME", "hf:NAME-OR-FOLDER", or a folder that transformers wrote.
+        device: Such as "cuda"; None: where transformers puts it, the CPU unless quantised.
+        dtype: "float32", "bfloat16", "float16" or "float64"; None: as stored (builtin models:
+            float32).
+        template: A text with {image} and {question} in place of the processor's chat template.
+        check: Whether to verify that the view computes what the native model computes.
 
-    spec        `builtin:NAME`, `hf:NAME-OR-FOLDER`, or a folder that transformers wrote
-    device      such as "cuda"; None: where transformers puts it, which is the CPU unless quantised
-    dtype       float32, bfloat16, float16 or float64; None: as stored (builtin models: float32)
-    template    in place of the processor's chat template: a text with {image} and {question}
-    check       whether to verify that the view computes what the native model computes
+    Returns:
+        An `LVLM`.
+
+    Example:
+        >>> lvlm = sc.lvlm.load("builtin:critters-llava")
     """
     library, _, where = spec.partition(":")
     if library not in LIBRARIES or not where:
@@ -323,12 +338,16 @@ def load(
             raise UnknownName("vision-language model", spec, names)
         library, where = "hf", spec
     if library == "builtin":
-        where = str(_builtin(where))
+        known = [path.parent.name for path in ZOO.glob("*/config.json")]
+        if where not in known:
+            raise UnknownName("builtin vision-language model", where, known)
+        where = str(ZOO / where)
     parse_device(device)
     kind = parse_dtype(dtype)
     module, processor = _open(where)
     default = torch.float32 if library == "builtin" else None  # builtin files hold half precision
-    if _quantised(module.config):  # stays as it is stored, where its library put it
+    # quantised weights stay as they are stored, where their library put them
+    if getattr(module.config, "quantization_config", None) is not None:
         if dtype is not None:
             raise BadOption("dtype", dtype, "no value: this model is quantised and stays as stored")
     else:
@@ -348,8 +367,19 @@ def _builtin(name: str) -> Path:
 
 
 def calibration_critters(count: int = CALIBRATION, *, size: int = 96) -> list[Image.Image]:
-    """Calibration pictures for the embedded models: `count` Critters, every creature on every
-    background, a third of them in each drawing style."""
+    """Calibration images for the embedded models: every creature on every background, a third in
+    each drawing style.
+
+    Args:
+        count: How many images.
+        size: Their height and width.
+
+    Returns:
+        PIL images.
+
+    Example:
+        >>> bank = sc.lvlm.make_bank(lvlm, sc.lvlm.calibration_critters())
+    """
     from seecause import critters
     from seecause.critters.rendering import STYLES
     from seecause.data.images import to_pil
@@ -386,6 +416,76 @@ def _open(where: str) -> tuple[Any, Any]:
     return (decoder.restrict(module) if readers else module), processor
 
 
-def _quantised(config: Any) -> bool:
-    """Whether weights were stored in fewer bits than they are computed with."""
-    return getattr(config, "quantization_config", None) is not None
+@torch.no_grad()
+def verify(lvlm: LVLM, prompt: Prompt | None = None) -> list[Probe]:
+    """Run the probes; raises `ViewMismatch` with the probe and the block."""
+    prompt = prompt or _noise_prompt(lvlm)
+    language = lvlm.decoder
+    with listening([block.native for block in language.blocks]) as outputs:
+        native = lvlm.module(**prompt.inputs, use_cache=False).logits.to(lvlm.device)
+    outputs = [output.to(lvlm.device) for output in outputs]
+    need_finite(native)
+    if len(outputs) != len(language.blocks):
+        seen = f"{len(outputs)} of {len(language.blocks)} blocks were called"
+        raise ViewMismatch("blocks", "the native run", seen)
+    keys: list[tuple[Tensor, Tensor]] = []
+    final = decoder.run(
+        language,
+        prompt.embeddings,
+        prompt.at,
+        deepstack=prompt.deepstack,
+        image=prompt.image,
+        record=lambda _, k, v: keys.append((k, v)),
+    )
+    tolerance = TOLERANCE.get(lvlm.dtype, 2e-4)
+    blocks = _verify_blocks(lvlm, prompt, keys, outputs, tolerance)
+    words = f"{native.shape[-1]} words"
+    got = language.head(language.norm(final))
+    return [compare("logits", "the vocabulary", got, native, tolerance, words), *blocks]
+
+
+def _noise_prompt(lvlm: LVLM) -> Prompt:
+    """An image of noise and a question; with an answer where its rows see otherwise than those of
+    the question."""
+    if lvlm.processor is None:
+        expected = "a processor, native `inputs` to verify with, or check=False"
+        raise BadOption("processor", None, expected)
+    pixels = np.random.default_rng(0).integers(0, 256, (*_SIDE, 3), dtype=np.uint8)
+    answer = [1, 2] if lvlm.decoder.reads_prefix else None
+    return lvlm.prompt(Image.fromarray(pixels), "What is in the picture?", answer)
+
+
+def _verify_blocks(
+    lvlm: LVLM,
+    prompt: Prompt,
+    keys: list[tuple[Tensor, Tensor]],
+    outputs: list[Tensor],
+    tolerance: float,
+) -> list[Probe]:
+    """Every block from the native rows before it: all rows plainly, and text rows over recorded
+    keys."""
+    at, text = prompt.at, prompt.text
+    rows, before = at.take(at.index[text]), at.take(at.index[: text.start])
+    keep = text_keep(rows.index, prompt.prefix) if prompt.prefix > text.start else None
+    worst = {"blocks": 0.0, "attention": 0.0}
+    for step in walk(lvlm, prompt.embeddings, at):
+        block, expected, states = step.block, outputs[step.index], step.h[:, text]
+        q, k, v = block.qkv(states, rows)
+        old_k, old_v = (old[:, :, : text.start] for old in keys[step.index])
+        bias = None if sees_all_before(block) else block.bias(rows, before)
+        assert block.rotate is not None
+        shared = read_shared(q, block.rotate(old_k, before), old_v, scale=block.scale, bias=bias)
+        choose = torch.ones(shared[1].shape, dtype=torch.bool, device=q.device)
+        o = with_own_text(q, k, v, shared, shared, choose, scale=block.scale, keep=keep)
+        for name, got, native, near in (
+            ("blocks", block(step.h, at), expected, tolerance),
+            ("attention", block.finish(states, o), expected[:, text], 2 * tolerance),
+        ):
+            worst[name] = max(worst[name], compare(name, block.name, got, native, near).worst)
+        # the next block starts from the native states
+        step.out = with_deepstack(expected, prompt.deepstack, step.index, prompt.image)
+    tested = f"{prompt.n_text} text rows against {text.start} recorded keys, every block"
+    return [
+        Probe("blocks", worst["blocks"], f"{lvlm.n_layers} block outputs"),
+        Probe("attention", worst["attention"], tested),
+    ]

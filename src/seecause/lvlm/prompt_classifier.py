@@ -1,123 +1,369 @@
-"""A vision-language model as a classifier: pictures in, a distribution over class names out,
-through the language model.
+"""A vision-language model as a classifier (CIGMA): images in, logits of class names out, without
+generating text.
 
-    picture -> vision tower -> projector -> [words, image tokens, words] -> decoder
-            -> the words that name classes                              (see `class_prompts`)
+    image -> vision tower -> projector -> [words, image tokens, words] -> decoder
+          -> the words that name classes
 
-It is a view like any other, so audits, head scores, ablation and masks work on it as they are.
-`scope` says whose heads are meant: those of the vision tower (`vision`, as in CIGMA) or of the
-decoder (`llm`). Scores of the two are not comparable with each other: decoder heads also carry the
-question. Pictures enter as one tile in the processor's own frame.
+Two ways to read the classes:
 
-`export` writes it without some heads: the same architecture, zeros where the output projections
-read those heads. transformers loads it like any other model.
+    name_ll      s_c = mean over t of log p(name_c[t] | image, question, name_c[<t])
+    label_token  options are listed as "A. name" lines; log-softmax over the letters alone, where
+                 the answer begins. The list is rotated for each of three prompts, so that no class
+                 owns the first place, and log-probabilities are averaged
+
+It is a view like any other, so audits, head scores, ablation and masks work on it as they are; its
+heads are those of the vision tower. Images enter as one tile in the processor's own frame.
+
+All prompts and names run as a single sequence, a tree; rows of a branch see the trunk and what
+comes before them in their own branch:
+
+    trunk | branch 1 | branch 2 | ...
+
+The image, and whatever all branches share, runs once. In a causal decoder this is exact: positions
+of a branch continue where the trunk ends, and no row sees what follows it.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+import string
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
-from typing import Any, ClassVar, Literal, get_args
+from typing import ClassVar, Literal
 
 import torch
 from PIL import Image
 from torch import Tensor
 
 from seecause import __version__
-from seecause.engine.verify import TOLERANCE, compare
-from seecause.errors import BadOption, NotDefined, UnsupportedModel
+from seecause.engine.verify import compare, tolerance_of
+from seecause.errors import BadInput, BadOption, NotDefined, UnsupportedModel
 from seecause.files import digest, write_atomic, write_json
 from seecause.lvlm import prompt as prompts
-from seecause.lvlm.class_prompts import (
-    By,
-    ClassQuery,
-    Labels,
-    Length,
-    PromptLayout,
-    SequenceTree,
-    StatesReadout,
-    TokenReadout,
-    ask_labels,
-    ask_names,
-    refuse_pooled,
-)
 from seecause.lvlm.model import LVLM
 from seecause.models.base import Architecture
-from seecause.models.block import columns, output_weight
-from seecause.models.decoder import VisionTower, image_tokens, run, vision_tower
+from seecause.models.block import Block, columns, output_weight, same
+from seecause.models.decoder import VisionTower, run, vision_tower
 from seecause.models.layout import At, TokenLayout
 from seecause.models.preprocess import Preprocess, preprocess_from_processor
-from seecause.models.view import VisionModel
+from seecause.models.view import Readout, VisionModel
+from seecause.options import checked
+from seecause.types import wide, wide_dtype
 
-Scope = Literal["vision", "llm"]
+By = Literal["name_ll", "label_token"]
+LISTED = "{question}\n{options}\nAnswer with the letter of the right option."
+ORDERS = 3  # of the options in a list
 CARD = "seecause-heads.json"
-_CHECKED = 4  # continuations that the native model is asked about when a classifier is made
+_CHECKED = 4  # names that the native model is asked about when a classifier is made
+
+
+# Prompts and names as one sequence.
+
+
+@dataclass(frozen=True, eq=False)
+class SequenceTree:
+    """Sequences that begin alike, side by side."""
+
+    ids: Tensor  # [S]
+    positions: Tensor  # [S], of each token in its own sequence
+    branch: Tensor  # [S]: 0 in the trunk, then 1, 2, ... by sequence
+    trunk: int  # how many tokens all share
+    starts: tuple[int, ...]  # for each sequence, the row its branch begins at
+
+    def row(self, sequence: int, place: int) -> int:
+        """Which row the token at `place` of a sequence is."""
+        return place if place < self.trunk else self.starts[sequence] + place - self.trunk
+
+    def separated(self, blocks: Sequence[Block]) -> list[Block]:
+        """A decoder's blocks for this tree: branches do not see each other."""
+        return [replace(block, additive=partial(self._bias, block)) for block in blocks]
+
+    def _bias(self, block: Block, rows: At, keys: At) -> Tensor:
+        """The block's own (causal) bias, and -inf between branches: [1, 1|H, R, K]. Blocks with the
+        same bias share one table in each run."""
+        memo_key = ("tree", block.additive)
+        if memo_key not in keys.memo:
+            device = keys.index.device
+            every, branch = keys.take(torch.arange(len(self.ids), device=device)), self.branch
+            own = block.bias(every, every)
+            assert own is not None
+            branch = branch.to(device)
+            hidden = (branch != 0) & (branch != branch[:, None])
+            keys.memo[memo_key] = own.masked_fill(hidden, -torch.inf)  # [1, 1|H, S, S]
+        return keys.memo[memo_key][:, :, rows.index[:, None], keys.index]
+
+
+def sequence_tree(sequences: Sequence[Sequence[int]]) -> SequenceTree:
+    """The tree of several sequences of token ids."""
+    trunk = 0
+    for tokens in zip(*sequences, strict=False):
+        if len(set(tokens)) > 1:
+            break
+        trunk += 1
+    ids, positions, branch, starts = list(sequences[0][:trunk]), list(range(trunk)), [0] * trunk, []
+    for number, sequence in enumerate(sequences, start=1):
+        rest = sequence[trunk:]
+        starts.append(len(ids))
+        ids += rest
+        positions += range(trunk, trunk + len(rest))
+        branch += [number] * len(rest)
+    return SequenceTree(
+        torch.tensor(ids), torch.tensor(positions), torch.tensor(branch), trunk, tuple(starts)
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class ClassQuery:
+    """One sequence that asks about every class at once, and where the classes are read."""
+
+    by: By
+    question: str
+    tree: SequenceTree
+    rows: Tensor  # [R], whose next word is read
+    places: Tensor  # [n], for each value that is read: where in `rows`
+    tokens: Tensor  # [n], and which word
+    # [n, C] float64: its share of each class (name_ll); None: orders x classes (label_token)
+    share: Tensor | None
+    sequences: tuple[tuple[int, ...], ...]  # what the tree holds, one by one
+
+    def scores(self, logits: Tensor) -> Tensor:
+        """Logits [B, R, V] of the words after `rows` -> logits [B, C] of classes."""
+        places, tokens = self.places.to(logits.device), self.tokens.to(logits.device)
+        if self.share is not None:
+            log_probs = logits.log_softmax(dim=-1, dtype=wide_dtype(logits.dtype))
+            read = log_probs[:, places, tokens]  # [B, n]
+            return read @ self.share.to(read)
+        by_order = wide(logits[:, places, tokens]).unflatten(1, (len(self.sequences), -1))
+        return by_order.log_softmax(dim=-1).mean(dim=1)
+
+
+PromptTokens = Callable[[str], list[int]]  # question -> the prompt's tokens
+AnswerTokens = Callable[[str, str], list[int]]  # question, answer -> the answer's, as they follow
+
+
+def ask_names(
+    classes: Sequence[str], question: str, prompt: PromptTokens, tokens: AnswerTokens
+) -> ClassQuery:
+    """Every class name as the answer, teacher forced."""
+    before, names = prompt(question), [tokens(question, name) for name in classes]
+    for place, name in enumerate(classes):
+        if names[place] in names[:place]:
+            raise BadInput(
+                f"class {name!r}",
+                "another class has the same tokens",
+                "give names that the tokenizer can tell apart",
+            )
+    sequences = [(*before, *name[:-1]) for name in names]  # the last token is read, never said
+    tree = sequence_tree(sequences)
+    read, share = [], torch.zeros(sum(map(len, names)), len(classes), dtype=torch.float64)
+    for c, name in enumerate(names):
+        for t, token in enumerate(name):
+            share[len(read), c] = 1 / len(name)
+            read.append((tree.row(c, len(before) - 1 + t), token))
+    return _query("name_ll", question, tree, read, share, sequences)
+
+
+def ask_labels(
+    classes: Sequence[str], question: str, prompt: PromptTokens, tokens: AnswerTokens
+) -> ClassQuery:
+    """A list of options, and the likeliest letter, in several orders of the options."""
+    letters = string.ascii_uppercase[: len(classes)]
+    sequences, words = [], []
+    for turn in range(min(ORDERS, len(classes))):
+        shift = turn * len(classes) // min(ORDERS, len(classes))
+        listed = [*classes[shift:], *classes[:shift]]
+        options = "\n".join(f"{a}. {name}" for a, name in zip(letters, listed, strict=False))
+        text = LISTED.format(question=question, options=options)
+        sequences.append(tuple(prompt(text)))
+        ids = [tuple(tokens(text, letter)) for letter in letters]
+        if len(set(ids)) < len(classes) or any(len(each) != 1 for each in ids):
+            raise BadInput(
+                f"{len(classes)} options by letters",
+                "they are not one token each, and different ones",
+                "use by='name_ll', or give fewer classes",
+            )
+        words.append([ids[(c - shift) % len(classes)][0] for c in range(len(classes))])
+    tree = sequence_tree(sequences)
+    ends = [tree.row(turn, len(sequence) - 1) for turn, sequence in enumerate(sequences)]
+    read = [(row, word) for row, of_turn in zip(ends, words, strict=True) for word in of_turn]
+    return _query("label_token", question, tree, read, None, sequences)
+
+
+def _query(
+    by: By,
+    question: str,
+    tree: SequenceTree,
+    read: list[tuple[int, int]],
+    share: Tensor | None,
+    sequences: Sequence[tuple[int, ...]],
+) -> ClassQuery:
+    """`read`: row and word of everything that is read."""
+    rows = sorted({row for row, _ in read})
+    places = torch.tensor([rows.index(row) for row, _ in read])
+    words = torch.tensor([word for _, word in read])
+    return ClassQuery(
+        by, question, tree, torch.tensor(rows), places, words, share, tuple(sequences)
+    )
+
+
+# The view.
+
+
+@dataclass(eq=False)
+class StatesReadout(Readout):
+    """Hands all states of a vision tower to the rest of the model."""
+
+    rest: Callable[[Tensor], Tensor] = same  # states [B, T, D] -> logits [B, C]
+
+    @property
+    def has_mean(self) -> bool:
+        return True  # attention rows of all patches count alike
+
+    def __call__(self, h: Tensor, layout: TokenLayout) -> Tensor:
+        return self.rest(h)
+
+
+def refuse_pooled(pooled: Tensor) -> Tensor:
+    """In place of a head on pooled features, for methods that pool by themselves."""
+    raise NotDefined(
+        "this method",
+        "a language model reads the answer from all image tokens, which no pooled features replace",
+        "Use head scores",
+    )
 
 
 @dataclass(eq=False, kw_only=True, repr=False)
 class PromptClassifier(VisionModel):
-    """`model(images)` gives logits [B, C] of class names, through the native modules; `blocks` and
-    `gates` are those of `scope`."""
+    """A vision-language model as a classifier, returned by `classifier`: `model(images)` gives
+    logits [B, C] of class names, through the native modules; `blocks` and `gates` are those of the
+    vision tower.
+
+    Example:
+        >>> sc.background.score(model, data)
+        >>> model.export([(0, 1), (3, 2)], "without-two-heads")
+    """
 
     architecture: ClassVar[Architecture] = "prompt"
 
     lvlm: LVLM
     query: ClassQuery
-    scope: Scope
 
     @property
     def readout_name(self) -> str:
-        words = ", ".join(f"{key} {value}" for key, value in self.query.metadata.items())
-        return f"{words}; heads of scope {self.scope}"
+        return f"by {self.query.by}, question {self.query.question}"
 
     def forward_bytes(self, layout: TokenLayout) -> int:
-        """The decoder's run and the vocabulary of the rows that are read, beside what the scope's
-        own blocks hold."""
+        """The decoder's run and the vocabulary of the rows that are read, beside what the vision
+        tower holds."""
         config, element = self.lvlm.decoder.native.config, torch.finfo(self.dtype).bits // 8
         row = element * (12 * config.hidden_size + 3 * config.intermediate_size)
         words = 2 * len(self.query.rows) * self.lvlm.decoder.head.out_features * max(4, element)
         return super().forward_bytes(layout) + len(self.query.tree.ids) * row + words
 
     def fingerprint(self) -> str:
-        """Of the weights, the question, the classes and what is read for each, and the gates."""
-        key = self.state_key()
+        """A digest of the weights, the question, the classes and the gates."""
+        key, query = self.state_key(), self.query
         if self.memo.get("fingerprint", (None,))[0] != key:
-            query = self.query
             read = [tensor.tolist() for tensor in (query.rows, query.places, query.tokens)]
-            classes = (self.classes, query.sequences, self.merged)
-            decides = (query.metadata, classes, read, self.scope, self._gate_values())
-            self.memo["fingerprint"] = (key, digest(self.lvlm.fingerprint(), repr(decides)))
+            asked = (query.by, query.question, self.classes, query.sequences, read, self.merged)
+            decides = repr((asked, self._gate_values()))
+            self.memo["fingerprint"] = (key, digest(self.lvlm.fingerprint(), decides))
         return self.memo["fingerprint"][1]
 
+    def export(
+        self, heads: Iterable[tuple[int, int]], folder: str | Path, *, note: str = ""
+    ) -> Path:
+        """Write the whole model without some heads: the same architecture, with zeros where the
+        output projections read those heads. transformers loads it like any other model.
 
+        Args:
+            heads: Pairs (layer, head) of the vision tower.
+            folder: A new or empty folder; gets the model, its processor, a card and a README.
+            note: A paragraph for the README.
+
+        Returns:
+            The folder.
+        """
+        from seecause.background._export import check_place, readme
+        from seecause.background.heads import checked_heads
+
+        removed = checked_heads(self, heads)
+        if self.gates is not None:
+            raise NotDefined(
+                "export",
+                "this model has gates on its heads, which a file would not have",
+                "Leave the `ablate` block first",
+            )
+        folder = Path(folder)
+        check_place(folder, CARD)
+        lvlm, state = self.lvlm, dict(self.lvlm.module.state_dict())
+        names = {id(parameter): name for name, parameter in lvlm.module.named_parameters()}
+        for layer in sorted({layer for layer, _ in removed}):
+            weight, count = output_weight(self.blocks[layer].native), self.blocks[layer].heads
+            gone = columns([h for at, h in removed if at == layer], weight.shape[1] // count)
+            edited = weight.detach().clone()
+            edited[:, gone.to(weight.device)] = 0
+            state[names[id(weight)]] = edited
+        with torch.no_grad():
+            lvlm.module.save_pretrained(folder, state_dict=state)
+        lvlm.processor.save_pretrained(folder)
+        card = {
+            "form": "zeroed", "model": self.name, "removed": removed, "by": self.query.by,
+            "layers": [block.heads for block in self.blocks], "question": self.query.question,
+            "template": lvlm.template, "classes": list(self.classes),
+            "fingerprint": lvlm.fingerprint(), "seecause": __version__,
+        }  # fmt: skip
+        write_json(folder / CARD, card)
+        template = "" if lvlm.template is None else f", template={lvlm.template!r}"
+        how = f"import seecause as sc\nlvlm = sc.lvlm.load(FOLDER{template})"
+        origin = f"It came from weights {lvlm.fingerprint()} (seecause {__version__})."
+        more = ["The heads are those of its vision tower.", origin]
+        write_atomic(folder / "README.md", readme(card, note, how=how, more=more))
+        return folder
+
+
+@checked
 def classifier(
     lvlm: LVLM,
     classes: Sequence[str],
     *,
     question: str = "What is in the picture?",
     by: By = "name_ll",
-    scope: Scope = "vision",
-    length: Length | None = None,
-    labels: Labels | None = None,
-    orders: int | None = None,
-    prior: bool = False,
     preprocess: Preprocess | None = None,
     check: bool = True,
 ) -> PromptClassifier:
-    """A verified classifier for `classes`, read `by` name_ll (with `length`, mean by default) or
-    label_token (with `labels` and `orders`, 3 by default): see `class_prompts`, also for `prior`.
+    """Make a classifier of LLaVA-1.5 or InternVL; other families tile or pack their images.
 
-    For LLaVA-1.5 and InternVL; others tile or pack their pictures. `preprocess` replaces what the
-    processor tells about pictures, but for their size.
+    Args:
+        lvlm: A model returned by `sc.lvlm.load` or `sc.lvlm.wrap`.
+        classes: Class names.
+        question: What is asked about the image.
+        by: "name_ll" reads the mean log-likelihood of each name's tokens; "label_token" lists the
+            classes and reads the letter.
+        preprocess: In place of what the processor does to images, except for their size.
+        check: Whether to compare its logits with those of native runs.
+
+    Returns:
+        A `PromptClassifier`, which takes normalised images [B, 3, H, W].
+
+    Raises:
+        ViewMismatch: If native runs give other logits.
+
+    Example:
+        >>> model = sc.lvlm.classifier(lvlm, ["cat", "dog"])
+        >>> model(images).softmax(dim=1)
     """
-    _check_options(classes, by, scope, length=length, labels=labels, orders=orders)
-    tower = _tower(lvlm)
+    if len(classes) < 2 or len(set(classes)) < len(classes):
+        raise BadOption("classes", list(classes)[:8], "two different names or more")
+    if lvlm.decoder.reads_prefix:
+        reason = "its image tokens read the question, so one run cannot serve several questions"
+        raise UnsupportedModel(lvlm.name, reason, "use LLaVA-1.5 or InternVL")
+    tower = vision_tower(lvlm.module)
     frame = _frame(lvlm, tower, preprocess)
     height, width = frame.size
-    picture = Image.new("RGB", (width, height))
+    blank = Image.new("RGB", (width, height))
 
     @cache
     def rendered(text: str) -> str:
@@ -125,70 +371,35 @@ def classifier(
 
     @cache
     def prompt(text: str) -> list[int]:
-        return prompts.prompt_ids(lvlm, picture, rendered(text))
+        return prompts.native_inputs(lvlm, blank, rendered(text))["input_ids"][0].tolist()
 
     @cache
     def tokens(text: str, answer: str) -> list[int]:
-        return prompts.answer_ids(lvlm, picture, rendered(text), answer, before=prompt(text))
+        return prompts.answer_ids(lvlm, blank, rendered(text), answer, before=prompt(text))
 
     rendered(question)  # refused before it stands in a longer one
-
-    if by == "name_ll":
-        query = ask_names(
-            classes, question, prompt, tokens, length="mean" if length is None else length
-        )
-    else:
-        count = 3 if orders is None else orders
-        query = ask_labels(classes, question, prompt, tokens, labels=labels, orders=count)
-    model = _view(lvlm, tower, query, tuple(classes), frame, scope)
-    if prior:
-        grey = torch.zeros(1, 3, *frame.size, device=model.device, dtype=model.dtype)  # normalised
-        with torch.no_grad():
-            scores = model(grey)[0]
-        query = replace(query, prior=scores, metadata={**query.metadata, "prior": "grey"})
-        model = _view(lvlm, tower, query, tuple(classes), frame, scope)
+    ask = ask_names if by == "name_ll" else ask_labels
+    query = ask(classes, question, prompt, tokens)
+    model = _view(lvlm, tower, query, tuple(classes), frame)
     if check:
         verify_answers(model)
     return model
 
 
-def _tower(lvlm: LVLM) -> VisionTower:
-    """The vision tower of a model that can be asked for classes."""
-    if lvlm.decoder.reads_prefix:
-        reason = "its image tokens read the question, so one run cannot serve several questions"
-        raise UnsupportedModel(lvlm.name, reason, "use LLaVA-1.5 or InternVL")
-    return vision_tower(lvlm.module)
-
-
-def _check_options(classes: Sequence[str], by: str, scope: str, **options: Any) -> None:
-    if scope not in get_args(Scope) or by not in get_args(By):
-        expected = f"one of {', '.join(get_args(Scope))}, and one of {', '.join(get_args(By))}"
-        raise BadOption("scope, by", (scope, by), expected)
-    if len(classes) < 2 or len(set(classes)) < len(classes):
-        raise BadOption("classes", list(classes)[:8], "two different names or more")
-    for name, value in options.items():
-        way = "name_ll" if name == "length" else "label_token"
-        if value is not None and by != way:
-            expected = f"None where classes are read by {by}: it belongs to {way}"
-            raise BadOption(name, value, expected)
-
-
 @torch.no_grad()
-def verify_answers(model: PromptClassifier, *, seed: int = 0) -> None:
-    """Compare the classifier's scores with those of plain native runs on noise; of many class
+def verify_answers(model: PromptClassifier) -> None:
+    """Compare the classifier's logits with those of plain native runs on noise; of many class
     names, the first few."""
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(0)
     shape = (2, 3, *model.preprocess.size)
     noise = torch.randn(shape, generator=generator, dtype=torch.float32)
     images = noise.to(model.device, model.dtype)
-    query, scores = model.query, model(images)
-    if query.share is None or len(query.sequences) <= _CHECKED:
-        native = model.native(images)
-    else:
-        native = _native(model.lvlm, query, images, _CHECKED)
+    query = model.query
+    count = len(query.sequences) if query.share is None else min(_CHECKED, len(query.sequences))
+    native, scores = _native(model.lvlm, query, images, count), model(images)
     checked = native.shape[1]
-    tolerance = TOLERANCE.get(model.dtype, 2e-4)
-    compare("logits", "the classes", scores[:, :checked], native, tolerance, f"{checked} classes")
+    near = tolerance_of(model.dtype)
+    compare("logits", "the classes", scores[:, :checked], native, near, f"{checked} classes")
 
 
 def _view(
@@ -197,55 +408,35 @@ def _view(
     query: ClassQuery,
     classes: tuple[str, ...],
     frame: Preprocess,
-    scope: Scope,
 ) -> PromptClassifier:
     decoder, tree, module = lvlm.decoder, query.tree, lvlm.module
     image = _image_span(lvlm, tree)
     separated = replace(decoder, blocks=tree.separated(decoder.blocks))
-    rows = tuple(query.rows.tolist())
 
-    def at() -> At:
-        return decoder.at(tree.positions[None].to(lvlm.device), decoder.head.weight[:1, :1])
-
-    def enter(features: Tensor) -> Tensor:
-        """Image tokens [B, N, D] among the words: what enters the decoder, [B, S, D]."""
+    def describe(states: Tensor) -> Tensor:
+        """States [B, T, D] of the vision tower -> logits [B, C] of classes."""
+        features = tower.features(states)
         words = module.get_input_embeddings()(tree.ids.to(lvlm.device))
         words = words.expand(len(features), -1, -1)
         parts = [words[:, : image.start], features.to(words), words[:, image.stop :]]
-        return torch.cat(parts, dim=1)
+        at = decoder.at(tree.positions[None].to(lvlm.device), decoder.head.weight[:1, :1])
+        h = run(separated, torch.cat(parts, dim=1), at)
+        return query.scores(decoder.head(decoder.norm(h[:, query.rows.to(h.device)])))
 
-    def speak(pooled: Tensor) -> Tensor:
-        """Normed states of all rows, side by side [B, R * D] -> logits [B, C]."""
-        return query.scores(decoder.head(pooled.unflatten(-1, (len(rows), -1))))
-
-    def describe(states: Tensor) -> Tensor:
-        h = run(separated, enter(tower.features(states)), at())
-        return speak(decoder.norm(h[:, list(rows)]).flatten(1))
-
-    shared: dict[str, Any] = {
-        "module": module, "name": lvlm.name, "family": lvlm.family, "preprocess": frame,
-        "patch": tower.patch, "classes": classes, "lvlm": lvlm, "query": query, "scope": scope,
-        "native": lambda images: _native(lvlm, query, images, len(query.sequences)),
-    }  # fmt: skip
-    if scope == "vision":
-        return PromptClassifier(
-            **shared,
-            embed=tower.embed,
-            layout_at=tower.layout_at,
-            blocks=tower.blocks,
-            readout=StatesReadout("words", refuse_pooled, rest=describe),
-        )
-    places = torch.ones(image.stop - image.start, dtype=torch.bool)
-    grids = image_tokens(module.config, {}, places, frame.size).parts
-    grid = grids[-1]  # a class token that is kept stands before it
-    before, behind = image.stop - grid.tokens, len(tree.ids) - image.stop
-    layout = PromptLayout((grid.rows, grid.columns), before, suffix=behind, places=at)
     return PromptClassifier(
-        **shared,
-        embed=lambda images: enter(tower.tokens(images)),
-        layout_at=lambda height, width: layout,
-        blocks=separated.blocks,
-        readout=TokenReadout("words", speak, norm=decoder.norm, words=rows),
+        module=module,
+        name=lvlm.name,
+        family=lvlm.family,
+        preprocess=frame,
+        patch=tower.patch,
+        classes=classes,
+        lvlm=lvlm,
+        query=query,
+        native=lambda images: _native(lvlm, query, images, len(query.sequences)),
+        embed=tower.embed,
+        layout_at=tower.layout_at,
+        blocks=tower.blocks,
+        readout=StatesReadout("words", refuse_pooled, rest=describe),
     )
 
 
@@ -255,7 +446,7 @@ def _image_span(lvlm: LVLM, tree: SequenceTree) -> slice:
     if not len(places) or places[-1] >= tree.trunk:
         raise UnsupportedModel(
             lvlm.name,
-            "its template puts the picture behind the question, or nowhere",
+            "its template puts the image after the question, or nowhere",
             "wrap it with a template that begins with {image}",
         )
     image = slice(int(places[0]), int(places[-1]) + 1)
@@ -265,8 +456,7 @@ def _image_span(lvlm: LVLM, tree: SequenceTree) -> slice:
 
 @torch.no_grad()
 def _native(lvlm: LVLM, query: ClassQuery, images: Tensor, count: int) -> Tensor:
-    """Scores of classes by the native forward, one continuation at a time; with `count` of them, of
-    the first classes only."""
+    """Logits of classes by the native forward, one of the first `count` sequences at a time."""
     shape = (len(images), len(query.rows), lvlm.decoder.head.out_features)
     logits = torch.zeros(shape, dtype=lvlm.dtype, device=lvlm.device)
     place_of = {int(row): place for place, row in enumerate(query.rows)}
@@ -279,83 +469,23 @@ def _native(lvlm: LVLM, query: ClassQuery, images: Tensor, count: int) -> Tensor
             if row in place_of:
                 logits[:, place_of[row]] = native[:, place]
     scores = query.scores(logits)
-    whole = count == len(query.sequences) or query.share is None
-    return scores if whole else scores[:, :count]
+    return scores if query.share is None else scores[:, :count]
 
 
 def _frame(lvlm: LVLM, tower: VisionTower, preprocess: Preprocess | None) -> Preprocess:
-    """`preprocess`, or what the processor does to pictures, as one tile of the tower's size."""
+    """`preprocess`, or what the processor does to images, as one tile of the tower's size."""
     if lvlm.processor is None:
-        raise BadOption(
-            "processor", None, "a model wrapped with its processor: wrap(module, processor)"
-        )
+        raise BadOption("processor", None, "a model wrapped with it: wrap(module, processor)")
     if preprocess is not None:
         if preprocess.size != tower.size:
-            expected = f"pictures of the size that the vision tower takes, {tower.size}"
+            expected = f"images of the size that the vision tower takes, {tower.size}"
             raise BadOption("preprocess", f"size {preprocess.size}", expected)
         return preprocess
     config = json.loads(lvlm.processor.image_processor.to_json_string())
     if config.get("do_pad"):
         raise UnsupportedModel(
             lvlm.name,
-            "its processor pads pictures to a square",
-            "give preprocess= for pictures that need no padding",
+            "its processor pads images to a square",
+            "give preprocess= for images that need no padding",
         )
     return replace(preprocess_from_processor(config), size=tower.size)
-
-
-def export(
-    model: PromptClassifier, heads: Iterable[tuple[int, int]], folder: str | Path, *, note: str = ""
-) -> Path:
-    """Write the whole model, its processor, a card and a README to `folder`, without `heads` of the
-    classifier's scope. Only the weights that change are copied."""
-    from seecause.background._export import check_place
-    from seecause.background.heads import checked_heads
-
-    removed = checked_heads(model, heads)
-    if model.gates is not None:
-        raise NotDefined(
-            "export",
-            "this model has gates on its heads, which a file would not have",
-            "Leave the `ablate` block first",
-        )
-    folder = Path(folder)
-    check_place(folder, CARD)
-    module, state = model.lvlm.module, dict(model.lvlm.module.state_dict())
-    names = {id(parameter): name for name, parameter in module.named_parameters()}
-    for layer in sorted({layer for layer, _ in removed}):
-        block = model.blocks[layer]
-        weight = output_weight(block.native)
-        gone = [head for at, head in removed if at == layer]
-        edited = weight.detach().clone()
-        edited[:, columns(gone, weight.shape[1] // block.heads).to(weight.device)] = 0
-        state[names[id(weight)]] = edited
-    with torch.no_grad():
-        module.save_pretrained(folder, state_dict=state)
-    model.lvlm.processor.save_pretrained(folder)
-    card = {
-        "form": "zeroed", "model": model.name, "scope": model.scope, "removed": removed,
-        "layers": [block.heads for block in model.blocks], "query": model.query.metadata,
-        "template": model.lvlm.template, "classes": list(model.classes),
-        "fingerprint": model.lvlm.fingerprint(), "seecause": __version__,
-    }  # fmt: skip
-    write_json(folder / CARD, card)
-    write_atomic(folder / "README.md", _readme(card, type(module).__name__, note))
-    return folder
-
-
-def _readme(card: dict[str, Any], kind: str, note: str) -> str:
-    from seecause.background._export import readme
-
-    part = "vision tower" if card["scope"] == "vision" else "language model"
-    template = "" if card["template"] is None else f", template={card['template']!r}"
-    how = (
-        f"from transformers import AutoProcessor, {kind}\n"
-        f"model = {kind}.from_pretrained(FOLDER)\n"
-        "processor = AutoProcessor.from_pretrained(FOLDER)\n\n"
-        "# or\nimport seecause as sc\n"
-        f"lvlm = sc.lvlm.load(FOLDER{template})"
-    )
-    more = [f"It came from weights {card['fingerprint']} (seecause {card['seecause']})."]
-    more.insert(0, f"The heads are those of its {part}.")
-    return readme(card, note, how=how, more=more)

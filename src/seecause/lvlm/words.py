@@ -1,47 +1,42 @@
-"""Every word of an answer in one run: how far the picture moves it, which heads carry the picture
-into it, and from where.
+"""Every word of an answer in one run: how far the image moves it, which heads carry the image into
+it, and from where.
 
-A row looks back only, so one masked run of question and answer answers for all words, and one run
-back for each word tells of all heads (the mean derivative, `fit.py`; fits of answers need
-no way back, so all words cost as much as the last):
+A row looks back only, so one masked run of question and answer serves all words, and one backward
+pass for each word gives the derivatives for all heads (`fit.py`; fits need no backward pass):
 
-    gain_w   log p(w | picture, words before) - log p(w | average picture, words before)
+    gain_w   log p(w | image, words before) - log p(w | average image, words before)
     a_w(x)   logit of word w less the vocabulary's mean, under masks x
-    beta_w   mean over masks of da_w/dm, in logits; over a_w(1) - a_w(0) it is what
+    beta_w   mean over masks of da_w/dm, in logits; divided by a_w(1) - a_w(0) it is what
              `attribute_heads` gives for this word alone. Image tokens likewise
 
-A word whose gain is small would have been said of any picture: it was said without looking.
+A word with a small gain would have been said of any image.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 from PIL import Image
-from safetensors.torch import save
 from torch import Tensor
 
-from seecause.errors import BadOption
-from seecause.files import write_atomic, write_json
 from seecause.lvlm.analysis import Head
-from seecause.lvlm.bank import MeanBank, checked_bank
+from seecause.lvlm.attribute import LOW_R2, save_result
+from seecause.lvlm.bank import MeanBank
 from seecause.lvlm.engine import MaskedRows
-from seecause.lvlm.fit import SOFTEN, estimate
-from seecause.lvlm.masks import How, MaskSampling, mask_count
+from seecause.lvlm.fit import SOFTEN, Ablated, How, MaskCount, Sampling, estimate
 from seecause.lvlm.model import LVLM
-from seecause.lvlm.trace import LOW_R2, engine_concerns
-from seecause.models.decoder import Grid, ImageTokens
+from seecause.models.decoder import ImageTokens
+from seecause.options import Count, Seed, checked
+from seecause.results import Result
 from seecause.types import wide
 
 LENGTH = 24  # tokens of an answer, at most
-LEAST_SLOPES = 16  # masks that each word is differentiated at, at least
-MOVED = 0.7  # nats: the picture makes the word twice as likely, or half
-VALUES, CARD = "words.safetensors", "words.json"
+LEAST_SLOPES = 16  # masks at which each word is differentiated, at least
+MOVED = 0.7  # nats: the image makes the word twice as likely, or half
 TENSORS = (
     *("log_seen", "log_unseen", "spans", "heads", "heads_error"),
     *("image", "image_error", "heads_r2", "image_r2"),
@@ -50,9 +45,23 @@ Source = Literal["picture", "unlooked", "against"]
 
 
 class AnswerEngine(MaskedRows):
-    """One picture, one question and a whole answer, ready for masks. Without an `answer` (text or
-    token ids) it is the model's own, of at most `length` tokens."""
+    """One image, one question and a whole answer, ready for masks.
 
+    Args:
+        lvlm: A model returned by `sc.lvlm.load` or `sc.lvlm.wrap`.
+        image: The image.
+        question: What is asked about it.
+        bank: The average image, returned by `sc.lvlm.make_bank`.
+        answer: Text or token ids; None: the model's own answer.
+        length: The most tokens of the model's own answer.
+        block_size: How many masks run at once; None: as many as the memory holds.
+
+    Example:
+        >>> engine = sc.lvlm.AnswerEngine(lvlm, image, "What colour is the tail?", bank)
+        >>> sc.lvlm.trace_words(engine).sources()
+    """
+
+    @checked
     @torch.no_grad()
     def __init__(
         self,
@@ -62,17 +71,12 @@ class AnswerEngine(MaskedRows):
         bank: MeanBank,
         *,
         answer: str | Sequence[int] | None = None,
-        length: int = LENGTH,
-        vocabulary: int | None = None,
-        block_size: int | None = None,
+        length: Count = LENGTH,
+        block_size: Count | None = None,
     ):
-        if length < 1:
-            raise BadOption("length", length, "at least one token")
-        seen = checked_bank(bank).resized(image)
-        self.targets = lvlm.answer_ids(seen, question, answer, length)
-        prompt = lvlm.prompt(seen, question, self.targets[:-1] or None)
-        targets = self.targets
-        super().__init__(lvlm, prompt, question, bank, image, targets, vocabulary, block_size)
+        self.targets = lvlm.answer_ids(image, question, answer, length)
+        prompt = lvlm.prompt(image, question, self.targets[:-1] or None)
+        super().__init__(lvlm, prompt, question, bank, image, self.targets, block_size)
         both = self.logits(self._ends()).double().log_softmax(dim=-1)
         self.unseen, self.seen = both.cpu()  # [W, V] each
         self.ablated, self.intact = self.adjusted(self._ends())  # a(0), a(1), [W] each
@@ -86,13 +90,13 @@ class AnswerEngine(MaskedRows):
         self, heads: Tensor | None = None, text: Tensor | None = None, image: Tensor | None = None
     ) -> Tensor:
         """a [M, W]: each word's logit less the vocabulary's mean, for masks of `MaskEngine`."""
-        return self._answers(self._checked(heads, text, image))
+        return self._answers(self._masks(heads, text, image))
 
     def logits(
         self, heads: Tensor | None = None, text: Tensor | None = None, image: Tensor | None = None
     ) -> Tensor:
-        """[M, W, V]: what each word is chosen from, the words before it taken as said."""
-        masks = self._checked(heads, text, image)
+        """[M, W, V]: the logits from which each word is chosen, after the words before it."""
+        masks = self._masks(heads, text, image)
         return self._answers(masks, lambda h: wide(self.lvlm.decoder.head(h)))
 
     def protocol(self) -> dict[str, Any]:
@@ -100,19 +104,32 @@ class AnswerEngine(MaskedRows):
 
 
 @dataclass(frozen=True, eq=False)
-class AnswerWords:
-    """What is behind every word (token) of an answer, W of them; effects are in logits."""
+class AnswerWords(Result):
+    """What is behind every word (token) of an answer, W of them; effects are in logits.
+
+    Attributes:
+        pieces: The words.
+        instead: The likeliest word at each place without the image.
+        log_seen: [W], log-probability of each word with the image.
+        log_unseen: [W], the same with the average image, after the same words.
+        spans: [W], how far the image moves each word's adjusted logit.
+        heads: [W, L, H], what each head brings of that, with `heads_error`.
+        image: [W, N], what each image token brings of it, with `image_error`.
+        heads_r2: [W], explained variance on masks not used for the estimate; `image_r2` likewise.
+        tokens: Where the image tokens lie.
+        protocol: How this was computed.
+    """
 
     pieces: tuple[str, ...]
-    instead: tuple[str, ...]  # the likeliest word at each place without the picture
-    log_seen: Tensor  # [W] float64: log-probability of each word with the picture
-    log_unseen: Tensor  # [W]: with the average picture, behind the same words
-    spans: Tensor  # [W]: how far the picture moves the word's adjusted logit
-    heads: Tensor  # [W, L, H]: what each head brings of that
+    instead: tuple[str, ...]
+    log_seen: Tensor
+    log_unseen: Tensor
+    spans: Tensor
+    heads: Tensor
     heads_error: Tensor
-    image: Tensor  # [W, N]: what each image token brings of it
+    image: Tensor
     image_error: Tensor
-    heads_r2: Tensor  # [W], on masks that the effects have not seen
+    heads_r2: Tensor
     image_r2: Tensor
     tokens: ImageTokens
     protocol: dict[str, Any] = field(default_factory=dict)
@@ -121,102 +138,111 @@ class AnswerWords:
         return len(self.pieces)
 
     def gains(self) -> Tensor:
-        """[W] in nats: how much likelier the picture makes each word."""
+        """[W] in nats: how much likelier the image makes each word."""
         return self.log_seen - self.log_unseen
 
-    def sources(self, least: float = MOVED) -> list[Source]:
-        """Where each word comes from: the `picture` makes it likelier by `least` nats or more, it
-        was said `unlooked`, or `against` the picture, which makes it less likely."""
-        if least <= 0:
-            raise BadOption("least", least, "nats above 0")
+    def sources(self) -> list[Source]:
+        """Where each word comes from: "picture" where the image makes it at least twice as likely,
+        "against" where it makes it half as likely, else "unlooked"."""
         gains = self.gains().tolist()
-        return ["unlooked" if abs(g) < least else "picture" if g > 0 else "against" for g in gains]
-
-    def moved(self, least: float = MOVED) -> Tensor:
-        """[W] bool: the words that come from the picture."""
-        return torch.tensor([source == "picture" for source in self.sources(least)])
+        return ["unlooked" if abs(g) < MOVED else "picture" if g > 0 else "against" for g in gains]
 
     def top(self, word: int, k: int) -> list[Head]:
-        """The `k` heads that bring most of the picture into a word."""
-        effects = self.heads[word].flatten()
-        if not 0 <= k <= len(effects):
-            raise BadOption("k", k, f"a count up to {len(effects)}")
-        order = effects.argsort(descending=True, stable=True)[:k].tolist()
+        """The `k` heads that bring most of the image into a word."""
+        order = self.heads[word].flatten().argsort(descending=True, stable=True)[:k].tolist()
         return [divmod(index, self.heads.shape[2]) for index in order]
 
-    def maps(self, word: int) -> list[tuple[Grid, Tensor]]:
-        """Effects of image tokens on a word as maps, one for each grid that shows the picture."""
-        return self.tokens.maps(self.image[word])
+    def numbers(self) -> dict[str, float]:
+        """How many words there are, and how many come from the image or are said against it."""
+        sources = self.sources()
+        counts = {f"words_{name}": float(sources.count(name)) for name in ("picture", "against")}
+        return {"words": float(len(self)), **counts}
+
+    def rows(self) -> list[dict[str, Any]]:
+        """One row for each word."""
+        columns = zip(self.pieces, self.sources(), self.log_seen, self.log_unseen, strict=True)
+        return [
+            {
+                "word": piece.strip(),
+                "source": source,
+                "probability": float(seen.exp()),
+                "without": float(unseen.exp()),
+                "heads": ", ".join(map(str, self.top(place, 3))),
+            }
+            for place, (piece, source, seen, unseen) in enumerate(columns)
+        ]
 
     def save(self, folder: str | Path) -> Path:
-        """Tensors (words.safetensors) and what they are (words.json)."""
-        folder = Path(folder)
-        folder.mkdir(parents=True, exist_ok=True)
-        write_atomic(folder / VALUES, save({n: getattr(self, n).contiguous() for n in TENSORS}))
+        """Write `words.safetensors` and `words.json`."""
         card = {"pieces": self.pieces, "instead": self.instead, "sources": self.sources()}
-        write_json(folder / CARD, {**card, "protocol": self.protocol})
-        return folder
+        tensors = {name: getattr(self, name) for name in TENSORS}
+        return save_result(folder, "words", tensors, {**card, "protocol": self.protocol})
 
 
 def word_concerns(engine: AnswerEngine, words: AnswerWords) -> list[str]:
-    """What makes a traced answer less trustworthy, in words; nothing where all is well. Of words
-    that the picture does not move there is nothing to foretell."""
-    lines = engine_concerns(engine.lvlm, engine.question, engine.bank["pictures"])
-    from_picture = words.moved()
+    """What makes a traced answer less trustworthy, as sentences. Of words that the image does not
+    move there is nothing to predict."""
+    lines = engine.concerns()
+    moved = torch.tensor([source == "picture" for source in words.sources()])
     for what, r2 in (("heads", words.heads_r2), ("image tokens", words.image_r2)):
-        bad = [words.pieces[i].strip() for i in (from_picture & ~(r2 >= LOW_R2)).nonzero()[:, 0]]
+        bad = [words.pieces[i].strip() for i in (moved & ~(r2 >= LOW_R2)).nonzero()[:, 0]]
         if bad:
             lines.append(
-                f"coefficients of {what} foretell masked answers badly (R2 below {LOW_R2}) for"
+                f"coefficients of {what} predict masked answers badly (R2 below {LOW_R2}) for"
                 f" {', '.join(bad)}: they act together, so read single ones with care"
             )
     return lines
 
 
 def masked_runs(engine: AnswerEngine, *, how: How = "derivative", masks: int | None = None) -> int:
-    """How many masked runs `trace_words` makes; `engine.progress` hears of each."""
-    return 2 * word_sampling(engine.n_words, how, masks).runs
+    """How many masked runs `trace_words` makes, for progress bars."""
+    return 2 * word_sampling(engine.n_words, how, masks, 0.75, 0).runs
 
 
-def word_sampling(words: int, how: How, masks: int | None, **options: Any) -> MaskSampling:
-    """How masks of an answer are drawn. Runs are shared by its words, ways back are not: unless
-    `masks` are asked for, a long answer is differentiated at fewer of them."""
-    count = mask_count(how, masks)
-    spared = masks is None and how == "derivative"
-    slopes = max(LEAST_SLOPES, count // words) if spared else None
-    return MaskSampling(count, how=how, slopes=slopes, **options)
+def word_sampling(words: int, how: How, masks: int | None, p: float, seed: int) -> Sampling:
+    """Masked runs serve all words, backward passes do not: unless `masks` are given, a long answer
+    is differentiated at fewer of them."""
+    sampling = Sampling.of(how, masks, p, seed)
+    if masks is None and how == "derivative":
+        return replace(sampling, slopes=max(LEAST_SLOPES, sampling.masks // words))
+    return sampling
 
 
+@checked
 def trace_words(
     engine: AnswerEngine,
     *,
     how: How = "derivative",
-    masks: int | None = None,
-    p: float = 0.75,
-    seed: int = 0,
-    advance: Callable[[int], None] = lambda done: None,
+    masks: MaskCount | None = None,
+    p: Ablated = 0.75,
+    seed: Seed = 0,
 ) -> AnswerWords:
-    """Which words of an answer come from the picture, through which heads, from which image tokens.
+    """Trace every word of an answer: does it come from the image, through which heads, from which
+    image tokens?
 
-        engine = sc.lvlm.AnswerEngine(lvlm, picture, "What colour is the tail?", bank)
-        words = sc.lvlm.trace_words(engine)
-        words.sources()          # picture, unlooked or against, word by word
-        words.top(0, 5)          # the heads behind the first word
-        words.maps(0)            # and its image tokens
+    Args:
+        engine: One image, one question and an answer. `engine.progress` is called with the number
+            of masked runs that have finished.
+        how: "derivative" or "fit", as in `attribute_heads`.
+        masks: How many masks; None: 64 or 10,000. Without it, derivatives of an answer of four
+            words or more are taken at 16 of the 64 masks.
+        p: The probability that a mask ablates a head or an image token.
+        seed: Seed of the masks.
 
-    how, masks, p, seed
-                as in `attribute_heads`; without `masks`, derivatives of an answer of four words or
-                more are taken at 16 of the 64 masks
-    advance     is called with 1 after the heads, and after the image tokens
+    Returns:
+        An `AnswerWords`.
+
+    Example:
+        >>> words = sc.lvlm.trace_words(engine)
+        >>> words.sources()             # "picture", "unlooked" or "against", word by word
+        >>> words.top(0, 5)             # the heads behind the first word
     """
     grid = (engine.lvlm.n_layers, engine.lvlm.n_heads)
-    sampling = word_sampling(engine.n_words, how, masks, p=p, seed=seed)
+    sampling = word_sampling(engine.n_words, how, masks, p, seed)
     spans = (engine.intact - engine.ablated).double().cpu()
-    softened = replace(sampling, soften=0.0 if how == "fit" else SOFTEN)
+    softened = replace(sampling, soften=SOFTEN if sampling.slopes else 0.0)
     heads, heads_error, heads_r2 = _effects(engine, "heads", spans, softened)
-    advance(1)
     image, image_error, image_r2 = _effects(engine, "image", spans, sampling)
-    advance(1)
     place = torch.arange(engine.n_words), torch.tensor(engine.targets)
     return AnswerWords(
         pieces=engine.pieces,
@@ -236,31 +262,21 @@ def trace_words(
 
 
 def _effects(
-    engine: AnswerEngine, of: Literal["heads", "image"], spans: Tensor, sampling: MaskSampling
+    engine: AnswerEngine, of: Literal["heads", "image"], spans: Tensor, sampling: Sampling
 ) -> tuple[Tensor, Tensor, Tensor]:
     """What each head or image token brings of every word's span [W], in logits [W, P], its error
-    and R2 [W]: estimated by the masks that one word alone would have; all words share each run."""
-    size = engine.n_components if of == "heads" else engine.n_image
-    runs: dict[str, Tensor] = {}  # every word asks the same masks, once
-    units = torch.where(spans == 0, 1.0, spans)  # shares are of these; of 1 where nothing moves
-
-    def shared(kind: str, ask: Callable[[], Tensor]) -> Tensor:
-        if kind not in runs:
-            runs[kind] = ask().double().cpu()
-        return runs[kind]
-
-    def respond(masks: Tensor, word: int) -> Tensor:
-        answers = shared("answers", lambda: engine.adjusted(**{of: masks}))[:, word]
-        return (answers - float(engine.ablated[word])) / units[word]
-
-    def differentiate(soft: Tensor, word: int) -> Tensor:
-        slopes = shared("slopes", lambda: engine.slopes(**{of: soft}, of=of)[1])
-        return slopes[:, word] / units[word]
-
+    and R2 [W]. All words share each masked run."""
+    masks = sampling.draw(engine.n_components if of == "heads" else engine.n_image)
+    answers = (engine.adjusted(**{of: masks}) - engine.ablated).double().cpu()  # [M, W]
+    slopes = None
+    if sampling.slopes:
+        slopes = engine.slopes(**{of: sampling.softened(masks)}, of=of)[1].double().cpu()
+    units = torch.where(spans == 0, 1.0, spans)  # 1 where the image moves nothing
     fits = []
-    for word in range(engine.n_words):
-        ask = (partial(respond, word=word), partial(differentiate, word=word))
-        fits.append(estimate(*ask, size, sampling, engine.lvlm.device))
+    for word, unit in enumerate(units):
+        own = None if slopes is None else slopes[:, word] / unit
+        given = {"seed": sampling.seed, "device": engine.lvlm.device}
+        fits.append(estimate(masks, answers[:, word] / unit, own, **given))
     effects = torch.stack([fit.coefficients for fit in fits]) * units[:, None]
     errors = torch.stack([fit.standard_error for fit in fits]) * units[:, None].abs()
     return effects, errors, torch.tensor([fit.r2 for fit in fits], dtype=torch.float64)

@@ -40,7 +40,8 @@ from seecause.report.pages import (
 )
 
 if TYPE_CHECKING:
-    from seecause.lvlm import AnswerEngine, AnswerTrace, AnswerWords, HeadTrace, HeadWords
+    from seecause.lvlm import AnswerEngine, AnswerTrace, AnswerWords
+    from seecause.lvlm.attribute import HeadWords
 
 RANKINGS = {
     "hear": "head attribution",
@@ -61,11 +62,11 @@ SOURCES = {  # of a word of the answer
 def write_trace(folder: Path, trace: AnswerTrace, shown: Image.Image, *, name: str) -> Path:
     """Write the page of a traced answer (index.html) and, with image tokens, overlay.png."""
     engine = trace.engine
-    sections = [heads_section(trace), curves_section(trace.heads), words_section(trace.words)]
-    records = [trace.heads.heads.protocol]
+    sections = [heads_section(trace), curves_section(trace), words_section(trace.words)]
+    records = [trace.heads.protocol]
     if trace.tokens is not None:
         sections.insert(0, tokens_section(trace, shown, name=name))
-        records.append(trace.tokens.tokens.protocol)
+        records.append(trace.tokens.attribution.protocol)
         seen, maps = _token_maps(trace, shown)
         images = [display_image(seen), *(overlay(seen, values) for values in maps)]
         side_by_side(images).save(folder / "overlay.png")
@@ -77,18 +78,16 @@ def write_trace(folder: Path, trace: AnswerTrace, shown: Image.Image, *, name: s
 
 def heads_section(trace: AnswerTrace) -> Section:
     """Coefficients and attention as grids, and how far to trust them."""
-    from seecause.lvlm.trace import concerns
-
-    engine, fit, attention = trace.engine, trace.heads.heads, trace.heads.attention
+    engine, fit, attention = trace.engine, trace.heads, trace.attention
     chosen = [
-        (layer, head) for layer, head in trace.heads.chosen.view_as(attention).nonzero().tolist()
+        (layer, head) for layer, head in trace.chosen.view_as(attention).nonzero().tolist()
     ]
     grids = head_grid("coefficients", fit.coefficients, chosen=chosen, errors=fit.standard_error)
     grids += head_grid("attention on the image", attention, chosen=chosen)
     facts = [
         ("answer", f"{engine.answer} (the image moves its logit by {engine.span:.2f})"),
-        ("heads that are enough", f"{len(chosen)} of {trace.heads.chosen.numel()}"),
-        ("are they needed?", needed_text(trace.heads.left())),
+        ("heads that are enough", f"{len(chosen)} of {trace.chosen.numel()}"),
+        ("are they needed?", needed_text(trace.left())),
         ("masks", f"{fit.masks:,}"),
         ("standard error of a coefficient (median)", number(float(fit.standard_error.median()))),
         ("R² on unseen masks", f"{fit.r2:.3f}"),
@@ -102,10 +101,10 @@ def heads_section(trace: AnswerTrace) -> Section:
         " a head's attention that lies on the image."
     )
     title = "Which heads carry the image into the answer?"
-    return Section(title, warnings(concerns(trace)) + body + table(facts), note)
+    return Section(title, warnings(trace.concerns()) + body + table(facts), note)
 
 
-def curves_section(heads: HeadTrace) -> Section:
+def curves_section(trace: AnswerTrace) -> Section:
     """Curves of each ranking, means over answers with standard errors, and counts of heads that are
     enough and needed."""
     drawn = []
@@ -115,11 +114,11 @@ def curves_section(heads: HeadTrace) -> Section:
     ):
         lines = {
             RANKINGS[name]: mean_line(getattr(curve, attribute), control=name == "random")
-            for name, curve in heads.curves.items()
+            for name, curve in trace.curves.items()
         }
         drawn.append(chart(lines, title=title, x=x, y="share of the effect"))
     head = ("ranking", "heads that are enough", "heads that are needed")
-    counts = heads.counts().items()
+    counts = trace.counts().items()
     rows = [(RANKINGS[name], f"{enough:g}", f"{needed:g}") for name, (enough, needed) in counts]
     note = (
         "Heads are switched on (left) or off (right), the best first: a good ranking rises early"
@@ -147,6 +146,7 @@ def tokens_section(trace: AnswerTrace, shown: Image.Image, *, name: str = "") ->
     """The prompt with the effects of its words, and the image with where the effect comes from."""
     engine, tokens = trace.engine, trace.tokens
     assert tokens is not None
+    found = tokens.attribution
     seen, maps = _token_maps(trace, shown)
     titles = ("image tokens: share of the effect", "weighted attention")
     pairs = zip(titles, maps, strict=True)
@@ -156,8 +156,8 @@ def tokens_section(trace: AnswerTrace, shown: Image.Image, *, name: str = "") ->
     )
     facts = [
         ("kept words alone bring", f"{tokens.sufficiency:.0%} of what these heads bring"),
-        ("R² on unseen masks", f"{tokens.tokens.r2:.3f}"),
-        ("agreement of two halves of the masks", f"{tokens.tokens.agreement:.3f}"),
+        ("R² on unseen masks", f"{found.r2:.3f}"),
+        ("agreement of two halves of the masks", f"{found.agreement:.3f}"),
         ("correlation of the two maps", f"{tokens.agreement:.3f}"),
     ]
     note = (
@@ -166,7 +166,7 @@ def tokens_section(trace: AnswerTrace, shown: Image.Image, *, name: str = "") ->
         " tokens the effect comes, through the heads that are enough (outlined below) and the kept"
         " words, and those heads' attention, weighted by the effects of heads and words."
     )
-    prompt = prompt_words(tokens.effects.pieces, tokens.effects.deltas, tokens.text, engine.answer)
+    prompt = prompt_words(engine.prompt.pieces, tokens.deltas, tokens.rows, engine.answer)
     body = prompt + cards_html([card]) + table(facts)
     return Section("From where in the image, into which words?", body, note)
 
@@ -189,12 +189,12 @@ def prompt_words(pieces: tuple[str, ...], deltas: Tensor, kept: Tensor, answer: 
 
 def _token_maps(trace: AnswerTrace, shown: Image.Image) -> tuple[Tensor, list[Tensor]]:
     """The image in the model's frame; image-token coefficients and weighted attention on it."""
-    from seecause.lvlm.prompt import picture_map, seen_picture
+    from seecause.lvlm.prompt import image_map, seen_image
 
     assert trace.tokens is not None
-    values = (trace.tokens.tokens.coefficients, trace.tokens.weighted)
-    maps = [picture_map(trace.tokens.tokens.tokens, tokens) for tokens in values]
-    return seen_picture(trace.engine.lvlm, trace.engine.prompt, shown), maps
+    values = (trace.tokens.attribution.coefficients, trace.tokens.weighted)
+    maps = [image_map(trace.engine.prompt.tokens, tokens) for tokens in values]
+    return seen_image(trace.engine.lvlm, trace.engine.prompt, shown), maps
 
 
 def needed_text(left: float) -> str:
@@ -231,11 +231,11 @@ def answer_section(
     engine: AnswerEngine, words: AnswerWords, shown: Image.Image, *, name: str
 ) -> Section:
     """The sentence, and a panel behind each of its words."""
-    from seecause.lvlm.prompt import picture_map, seen_picture
+    from seecause.lvlm.prompt import image_map, seen_image
     from seecause.lvlm.words import MOVED, word_concerns
 
-    seen = seen_picture(engine.lvlm, engine.prompt, shown)
-    maps = [picture_map(words.tokens, values) for values in words.image]
+    seen = seen_image(engine.lvlm, engine.prompt, shown)
+    maps = [image_map(words.tokens, values) for values in words.image]
     scale, most = scale_of(*maps, signed=True), float(words.heads.abs().max())
     gains = words.gains().tolist()
     largest = max(map(abs, gains)) or 1.0

@@ -28,14 +28,15 @@ from seecause.lvlm import (
     AnswerTrace,
     MaskEngine,
     MeanBank,
-    blind_logits,
     calibration_critters,
+    edited_heads,
+    image_map,
     make_bank,
-    picture_map,
-    seen_picture,
-    speak_blind,
+    seen_image,
     trace_answer,
 )
+from seecause.lvlm.attribute import masked_runs
+from seecause.lvlm.prompt import Prompt
 from seecause.report.figures import data_uri
 from seecause.types import wide
 
@@ -65,13 +66,13 @@ def answer(context: ActionContext, request: Asked) -> Reply:
     """What the model sees and says."""
     lvlm, picture = context.lvlm, context.picture(request.picture)
     ids = _answer_ids(context, request)
-    prompt = lvlm.prompt(_bank(context).resized(picture.shown), request.question)
-    seen = seen_picture(lvlm, prompt, picture.shown)
+    prompt = lvlm.prompt(picture.shown, request.question)
+    seen = seen_image(lvlm, prompt, picture.shown)
     return {
         "name": picture.name,
         "picture": data_uri(to_pil(seen), photo=True),
         "size": list(seen.shape[-2:]),
-        "grid": list(picture_map(prompt.tokens, torch.zeros(prompt.n_image)).shape),
+        "grid": list(image_map(prompt.tokens, torch.zeros(prompt.n_image)).shape),
         "words": _pieces(context, ids),
         "unknown": lvlm.unknown_words(request.question),
     }
@@ -81,27 +82,27 @@ def behind(context: ActionContext, request: Word) -> Reply:
     """Heads and image tokens behind one word: mean derivatives over 64 masks."""
     ids = _answer_ids(context, request)
     _check_position(request, ids)
-    advance = counting(context, 3, lambda done: "image tokens" if done < 3 else "")
     context.progress(0.05, "heads")
     engine = MaskEngine(
         context.lvlm, _shown(context, request), request.question, _bank(context),
         answer=ids, position=request.position,
     )  # fmt: skip
-    trace = trace_answer(engine, token_masks=None, advance=advance)
+    engine.progress = counting(context, masked_runs(engine), lambda done: "heads and image tokens")
+    trace = trace_answer(engine)
     assert trace.tokens is not None
-    values = picture_map(trace.tokens.tokens.tokens, trace.tokens.tokens.coefficients)
-    heads = trace.heads.heads
+    heads, tokens = trace.heads, trace.tokens.attribution
+    values = image_map(tokens.tokens, tokens.coefficients)
     return {
         "word": engine.answer,
         "span": round(engine.span, 4),
         "heads": [rounded(row) for row in heads.coefficients],
         "errors": [rounded(row) for row in heads.standard_error],
         "top": _top(trace),
-        "enough": trace.heads.chosen.flatten().nonzero()[:, 0].tolist(),
+        "enough": trace.chosen.nonzero()[:, 0].tolist(),
         "r2": round(heads.r2, 4),
         "tokens": heat(values),
-        "token_error": float(trace.tokens.tokens.standard_error.median()),
-        "token_r2": round(trace.tokens.tokens.r2, 4),
+        "token_error": float(tokens.standard_error.median()),
+        "token_r2": round(tokens.r2, 4),
     }
 
 
@@ -110,15 +111,15 @@ def hear(context: ActionContext, request: Blind) -> Reply:
     after, behind the same words."""
     ids, heads = _answer_ids(context, request), _heads(context, request.blind)
     _check_position(request, ids)
-    ask = (context.lvlm, _shown(context, request), request.question, _bank(context))
-    start = ids[: request.position]
+    lvlm, image = context.lvlm, _shown(context, request)
+    whole = lvlm.prompt(image, request.question)
+    prompt = lvlm.prompt(image, request.question, ids[: request.position] or None)
     context.progress(0.2, "listening")
-    before = wide(blind_logits(*ask, answer_start=start)).softmax(dim=0)
-    after = before
-    new = ids
+    before = _chances(context, prompt)
+    after, new = before, ids
     if heads:
-        after = wide(blind_logits(*ask, heads, answer_start=start)).softmax(dim=0)
-        new = speak_blind(*ask, heads, length=LENGTH)
+        with edited_heads(lvlm, heads, blind=_bank(context), image=image):
+            after, new = _chances(context, prompt), lvlm.speak(whole, LENGTH)
     return {
         "words": _pieces(context, new),
         "same": new == ids,
@@ -148,7 +149,7 @@ def _shown(context: ActionContext, request: Asked) -> Image.Image:
 
 def _answer_ids(context: ActionContext, request: Asked) -> list[int]:
     """The model's own answer."""
-    lvlm, picture = context.lvlm, _bank(context).resized(_shown(context, request))
+    lvlm, picture = context.lvlm, _shown(context, request)
     ids = lvlm.speak(lvlm.prompt(picture, request.question), LENGTH)
     if not ids:
         raise BadOption("question", request.question, "one that the model answers: it says nothing")
@@ -174,7 +175,7 @@ def _pieces(context: ActionContext, ids: list[int]) -> list[str]:
 
 def _top(trace: AnswerTrace) -> list[dict[str, Any]]:
     """The heads that bring most, with their errors and the words they would say on their own."""
-    heads = trace.heads.heads
+    heads = trace.heads
     words = {(each.layer, each.head): each.words for each in trace.words}
     return [
         {
@@ -186,6 +187,12 @@ def _top(trace: AnswerTrace) -> list[dict[str, Any]]:
         }
         for layer, head in heads.top(min(TOP, heads.coefficients.numel()))
     ]
+
+
+@torch.no_grad()
+def _chances(context: ActionContext, prompt: Prompt) -> Tensor:
+    """[V]: probabilities of the next word."""
+    return wide(context.lvlm.next_logits(prompt)).softmax(dim=0)
 
 
 def _weighed(context: ActionContext, chances: Tensor, whole: Tensor) -> list[dict[str, Any]]:
@@ -224,13 +231,16 @@ def copy(context: ActionContext, request: Blind) -> Reply:
         f"bank = sc.lvlm.make_bank(lvlm, {usual})",
         f"question = {request.question!r}",
         f"engine = sc.lvlm.MaskEngine(lvlm, picture, question, bank, position={request.position})",
-        "trace = sc.lvlm.trace_answer(engine, token_masks=None)",
-        "print(engine.answer, trace.heads.heads.top(8))",
-        "print(trace.tokens.tokens.maps())",
+        "trace = sc.lvlm.trace_answer(engine)",
+        "print(engine.answer, trace.heads.top(8))",
+        "print(trace.tokens.attribution.maps())",
     ]
     if heads:
-        blind = f"sc.lvlm.speak_blind(lvlm, picture, question, bank, {heads}, length={LENGTH})"
-        lines += [f"ids = {blind}", "print(lvlm.processor.tokenizer.decode(ids))"]
+        lines += [
+            f"with sc.lvlm.edited_heads(lvlm, {heads}, blind=bank, image=picture):",
+            f"    ids = lvlm.speak(lvlm.prompt(picture, question), {LENGTH})",
+            "print(lvlm.processor.tokenizer.decode(ids))",
+        ]
     return as_script(lines)
 
 

@@ -1,17 +1,17 @@
-"""What every mask shares, run once, and the attention of many masked copies of the text rows on it.
+"""What every mask shares, computed once, and the attention of many masked copies of the text rows.
 
 Everything up to the last image token depends on no mask. The copies differ in which heads see the
-picture, so they read two banks that all of them share, the picture's keys and the average
-picture's, and their own text. Copies are folded into rows, so a bank is read by one large product
-and never copied:
+image, so they read two banks of keys and values that all of them share, the image's and the average
+image's, and their own text. Copies are folded into rows, so a bank is read by one large product and
+never copied:
 
-    o = merge(choose(picture, average), own text)    by log-sum-exp: one softmax over chosen keys
+    o = merge(choose(image, average), own text)    by log-sum-exp: one softmax over chosen keys
 
-A soft mask lets a head see both, m of the picture and 1 - m of the average, each already merged
-with its own text; an image token likewise inside the softmax, by weights of its two keys:
+A soft mask lets a head see both, m of the image and 1 - m of the average, each already merged with
+its own text; an image token likewise inside the softmax, by weights of its two keys:
 
-    o = m merge(picture, own text) + (1 - m) merge(average, own text)
-    exp(score) times v for the picture's key, times 1 - v for the average's
+    o = m merge(image, own text) + (1 - m) merge(average, own text)
+    exp(score) times v for the image's key, times 1 - v for the average's
 
 At 0 and 1 both are what a mask does; between, they have a derivative.
 """
@@ -40,7 +40,6 @@ _HALF = (torch.float16, torch.bfloat16)
 _AMPERE = (8, 0)  # the first with the fused kernel
 _HOPPER = 9
 _LEAST = 1e-20  # of a soft weight: where it is 0, its logarithm has no derivative
-_CPU_GROUPS = (2, 12)  # measured: the CPU kernel of 2.8 and older is wrong for grouped keys
 
 
 def read_shared(
@@ -80,19 +79,14 @@ def text_keep(index: Tensor, prefix: int) -> Tensor:
     return (index <= index[:, None]) | (index < prefix)
 
 
-def blend(own: Part, picture: Part | None, average: Part | None, choose: Tensor) -> Tensor:
-    """Each row and head [B, R, H] takes the picture where `choose` says so, else the average; then
-    its own text is merged in. A soft `choose` is a share of the picture. [B, R, H, dh]"""
+def blend(own: Part, image: Part, average: Part, choose: Tensor) -> Tensor:
+    """Each row and head [B, R, H] takes the image where `choose` says so, else the average; then
+    its own text is merged in. A soft `choose` is a share of the image. [B, R, H, dh]"""
     if choose.is_floating_point():
-        assert picture is not None and average is not None
-        seeing, blind = (wide(merge_pair(own, part)) for part in (picture, average))
+        seeing, blind = (wide(merge_pair(own, part)) for part in (image, average))
         return torch.lerp(blind, seeing, choose[..., None].to(blind)).to(own[0].dtype)
-    if picture is None or average is None:
-        seen, lse = picture or average  # type: ignore[misc]
-    else:
-        seen = torch.where(choose[..., None], picture[0], average[0])
-        lse = torch.where(choose, picture[1], average[1])
-    return merge_pair(own, (seen, lse))
+    seen = torch.where(choose[..., None], image[0], average[0])
+    return merge_pair(own, (seen, torch.where(choose, image[1], average[1])))
 
 
 def rotate_rows(x: Tensor, at: At, *, table: str = TABLE) -> Tensor:
@@ -130,8 +124,8 @@ def with_own_text(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    picture: Part | None,
-    average: Part | None,
+    image: Part,
+    average: Part,
     choose: Tensor,
     *,
     scale: float,
@@ -140,17 +134,17 @@ def with_own_text(
     """`blend` with what rows q [1|B, H, R, dh] read of their own text, k and v [1|B, Hkv, K, dh],
     as in `read_own`; one kernel where there is one."""
     few = q.shape[2] == k.shape[2] <= kernel.MOST_ROWS and keep is None
-    if few and picture is not None and average is not None and kernel.fits_rows(q):
+    if few and kernel.fits_rows(q):
         if choose.dtype == torch.float32:
-            return kernel.soft_text(q, k, v, picture, average, choose, scale=scale)
+            return kernel.soft_text(q, k, v, image, average, choose, scale=scale)
         if not kernel.has_slope(q, k, v):
-            return kernel.own_text(q, k, v, picture, average, choose, scale=scale)
-    return blend(read_own(q, k, v, scale=scale, keep=keep), picture, average, choose)
+            return kernel.own_text(q, k, v, image, average, choose, scale=scale)
+    return blend(read_own(q, k, v, scale=scale, keep=keep), image, average, choose)
 
 
 class _SharedRead(torch.autograd.Function):
     """The fused read of shared keys with a derivative, also of its log-sum-exp, which torch's own
-    lacks. Keys and values are the same for all rows and have none:
+    lacks. Keys and values need none:
 
         dS = P * (dO V' - rowsum(dO * O) + dlse),    dq = scale dS K
     """
@@ -220,23 +214,23 @@ def _flash(q: Tensor, k: Tensor, v: Tensor, scale: float, causal: bool = False) 
             q, k, v, 0.0, causal, False, scale=scale
         )
     else:
-        major, minor = torch.__version__.split(".")[:2]
-        if (int(major), int(minor)) < _CPU_GROUPS:
-            k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], dim=1) for x in (k, v))
+        # before torch 2.12 the CPU kernel is wrong for keys that heads share
+        k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], dim=1) for x in (k, v))
         o, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
             q, k, v, 0.0, causal, scale=scale
         )
     return o.transpose(1, 2), lse.transpose(1, 2)
 
 
-KeyValues = list[tuple[Tensor, Tensor]]  # for each block, unrotated keys and values [B, Hkv, P, dh]
+KeyValue = tuple[Tensor, Tensor]  # [1, Hkv, K, dh]
 
 
 @torch.no_grad()
-def run_prefix(decoder: Decoder, prompts: Sequence[Prompt]) -> KeyValues:
-    """Keys (before rotation) and values of every row up to the last image token, for prompts of one
-    shape at once. In a prefix language model they depend on the question, which runs along."""
-    first, keys_values = prompts[0], KeyValues()
+def run_prefix(decoder: Decoder, prompts: Sequence[Prompt]) -> list[KeyValue]:
+    """For each block, keys (before rotation) and values [B, Hkv, P, dh] of every row up to the last
+    image token, for prompts of one shape. In a prefix language model they depend on the question,
+    which runs along."""
+    first, keys_values = prompts[0], list[KeyValue]()
     last, end = first.image.stop, max(first.image.stop, first.prefix)
     features = zip(*(prompt.deepstack for prompt in prompts), strict=True)
     run(
@@ -250,23 +244,22 @@ def run_prefix(decoder: Decoder, prompts: Sequence[Prompt]) -> KeyValues:
     return keys_values
 
 
-KeyValue = tuple[Tensor, Tensor]  # [1, Hkv, K, dh]
-# which image keys are read: masks by the number of rows, or log-weights of both banks' keys
+# how image keys are read: masks by the number of rows, or log-weights of both banks' keys
 Mixed = dict[int, tuple[Mask, Mask]] | tuple[Tensor, Tensor]
 
 
 @dataclass(frozen=True, eq=False)
 class PrefixCache:
     """Text rows from `start` on, and two banks for each block: what came before them, with the
-    picture or with its average."""
+    image or with its average."""
 
     start: int
     states: Tensor  # [1, R, D] entering the first block
     at: At  # their positions, [R]
     keys_at: At  # positions of the keys, [K]
     image: slice  # image tokens among the keys
-    picture: list[KeyValue]
-    average: list[KeyValue]
+    image_bank: list[KeyValue]
+    average_bank: list[KeyValue]
     prefix: int = 0  # the first tokens of the sequence that see each other both ways
 
     def own_keep(self, rows: int) -> Tensor | None:
@@ -281,19 +274,19 @@ class PrefixCache:
         before, behind = self.image.start, len(self.keys_at.index) - self.image.stop
         if image.is_floating_point():
             seen, unseen = (w * (1 - 2 * _LEAST) + _LEAST for w in (image, 1 - image))
-            picture = F.pad(seen.log(), (before, behind))
-            average = F.pad(unseen.log(), (before, behind), value=-torch.inf)
-            return picture[:, None, None], average[:, None, None]
+            weights = F.pad(seen.log(), (before, behind))
+            others = F.pad(unseen.log(), (before, behind), value=-torch.inf)
+            return weights[:, None, None], others[:, None, None]
         seen = F.pad(image, (before, behind), value=True)[:, None, None]  # [B, 1, 1, K]
         spread = {rows: seen.expand(-1, 1, rows, -1) for rows in (len(self.at.index), last)}
         return {rows: (Mask(keep), Mask(~keep)) for rows, keep in spread.items()}
 
-    def read_picture(
+    def read_image(
         self, index: int, q: Tensor, mixed: Mixed | None, *, scale: float, bias: Tensor | None
     ) -> Part:
-        """What rows q of a block see of the picture where they may: all of it, or the tokens that
-        are not averaged."""
-        both = (self.picture[index], self.average[index])
+        """What rows q of a block see of the image where they may: all of it, or the tokens that are
+        not averaged."""
+        both = (self.image_bank[index], self.average_bank[index])
         if mixed is None:
             return read_shared(q, *both[0], scale=scale, bias=bias)
         if isinstance(mixed, tuple):
@@ -314,57 +307,55 @@ class PrefixCache:
 
     @torch.no_grad()
     def from_row(self, lvlm: HasBlocks, row: int) -> PrefixCache:
-        """The cache of text rows `row` and later, when no row before may see the picture: those run
+        """The cache of text rows `row` and later, when no row before may see the image: those run
         once, and their keys join both banks. None of them reads a later one."""
         at = self.at.take(self.at.index[:row])
-        picture: list[KeyValue] = []
-        average: list[KeyValue] = []
         first = replace(self, states=self.states[:, :row], at=at)
-        keep = first.own_keep(row)
+        keep, banks = first.own_keep(row), ([], [])
         for step in walk(lvlm, first.states, at):
-            block, index = step.block, step.index
+            block, scale = step.block, step.block.scale
             bias = first.bias(block, rows=row)
-            seen = read_shared(step.q, *self.average[index], scale=block.scale, bias=bias)
-            own = read_own(step.q, step.k, step.v, scale=block.scale, keep=keep)
-            step.o = blend(own, None, seen, torch.zeros_like(own[1], dtype=torch.bool))
-            for banks, (k, v) in ((picture, self.picture[index]), (average, self.average[index])):
-                banks.append((torch.cat([k, step.k], dim=2), torch.cat([v, step.v], dim=2)))
+            seen = read_shared(step.q, *self.average_bank[step.index], scale=scale, bias=bias)
+            step.o = merge_pair(read_own(step.q, step.k, step.v, scale=scale, keep=keep), seen)
+            for bank, whole in zip(banks, (self.image_bank, self.average_bank), strict=True):
+                k, v = whole[step.index]
+                bank.append((torch.cat([k, step.k], dim=2), torch.cat([v, step.v], dim=2)))
         return replace(
             self,
             start=self.start + row,
             states=self.states[:, row:],
             at=self.at.take(self.at.index[row:]),
             keys_at=self.at.take(torch.cat([self.keys_at.index, at.index])),
-            picture=picture,
-            average=average,
+            image_bank=banks[0],
+            average_bank=banks[1],
         )
 
 
 def prefix_cache(
     decoder: Decoder, prompt: Prompt, mean_keys: Tensor, mean_values: Tensor
 ) -> PrefixCache:
-    """Both banks, rotated: keys before the picture, then the picture or its average."""
+    """Both banks, rotated: keys before the image, then those of the image or of its average
+    [L, Hkv, N, dh]."""
     before, image, text = slice(0, prompt.image.start), prompt.image, prompt.text
     at = prompt.at.take(prompt.at.index[: image.stop])
     image_at = prompt.at.take(prompt.at.index[image])
-    picture, average = [], []
+    image_bank, average_bank = [], []
     for index, (unrotated, values) in enumerate(run_prefix(decoder, [prompt])):
         turn = decoder.blocks[index].rotate
         assert turn is not None
         keys = turn(unrotated, at)
-        picture.append((keys, values))
+        image_bank.append((keys, values))
         mean = turn(mean_keys[None, index], image_at)
-        mean_bank = torch.cat([keys[:, :, before], mean], dim=2)
-        average.append(
-            (mean_bank, torch.cat([values[:, :, before], mean_values[None, index]], dim=2))
-        )
+        keys = torch.cat([keys[:, :, before], mean], dim=2)
+        values = torch.cat([values[:, :, before], mean_values[None, index]], dim=2)
+        average_bank.append((keys, values))
     return PrefixCache(
         start=0,
         states=prompt.embeddings[:, text],
         at=prompt.at.take(prompt.at.index[text]),
         keys_at=at,
         image=image,
-        picture=picture,
-        average=average,
+        image_bank=image_bank,
+        average_bank=average_bank,
         prefix=prompt.prefix,
     )
