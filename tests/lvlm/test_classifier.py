@@ -123,7 +123,7 @@ def test_the_exported_model_answers_like_the_ablated_one(family, tmp_path):
     page = (folder / "README.md").read_text()
     assert (
         "chosen by hand" in page
-        and "attention heads of its vision tower" in page
+        and "The heads are those of its vision tower" in page
         and "belongs to no head" in page
         and "template=" not in page
     )

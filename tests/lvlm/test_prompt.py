@@ -75,8 +75,6 @@ def test_padding_is_refused_in_words():
         scene("llava").lvlm.read({**inputs, "attention_mask": mask})
 
 
-
-
 def test_a_sliding_window_shorter_than_the_prompt_is_refused(monkeypatch):
     lvlm = scene("llava").lvlm
     monkeypatch.setattr(lvlm.decoder, "window", 10)

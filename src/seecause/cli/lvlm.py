@@ -156,7 +156,7 @@ def trace(
     with output.progress("masked runs", masked_runs(engine, **count)) as engine.progress:
         result = trace_answer(engine, **count, p=given["ablated"], seed=where.seed)
     facts = {"command": "lvlm trace", "out": str(out), "page": "index.html", "image": image}
-    facts |= {"model": model, "answer": engine.answer, "run": result.heads.heads.protocol}
+    facts |= {"model": model, "answer": engine.answer, "run": result.heads.protocol}
     with result_folder(out, facts, overwrite=output.overwrite) as folder:
         result.save(folder)
         write_trace(folder, result, picture, name=image)

@@ -588,7 +588,7 @@ def part_without_gradient(blocks: Sequence[Block], state: Tensor, at: At) -> str
         for block in blocks:
             q, k, v = block.qkv(h, at)
             o = v.detach().repeat_interleave(block.heads // block.kv_heads, dim=1).transpose(1, 2)
-            after = block.finish(h.detach(), o.requires_grad_())
+            after = block.finish(h.detach(), o.requires_grad_()) - h.detach()
             parts = {"queries": q, "keys": k, "values": v, "output": after, "MLP": block.feed(h)}
             for part, result in parts.items():
                 if not result.requires_grad and bool(result.any()):  # zeros lose nothing

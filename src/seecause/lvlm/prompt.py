@@ -24,8 +24,8 @@ from PIL import Image
 from torch import Tensor
 
 from seecause.errors import BadInput
-from seecause.models.eval_mode import check_eval_mode
 from seecause.models.decoder import ImageTokens, arriving, image_tokens, planted_span
+from seecause.models.eval_mode import check_eval_mode
 from seecause.models.layout import At
 
 if TYPE_CHECKING:

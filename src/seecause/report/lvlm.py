@@ -79,9 +79,7 @@ def write_trace(folder: Path, trace: AnswerTrace, shown: Image.Image, *, name: s
 def heads_section(trace: AnswerTrace) -> Section:
     """Coefficients and attention as grids, and how far to trust them."""
     engine, fit, attention = trace.engine, trace.heads, trace.attention
-    chosen = [
-        (layer, head) for layer, head in trace.chosen.view_as(attention).nonzero().tolist()
-    ]
+    chosen = [(layer, head) for layer, head in trace.chosen.view_as(attention).nonzero().tolist()]
     grids = head_grid("coefficients", fit.coefficients, chosen=chosen, errors=fit.standard_error)
     grids += head_grid("attention on the image", attention, chosen=chosen)
     facts = [

@@ -82,7 +82,6 @@ def behind(context: ActionContext, request: Word) -> Reply:
     """Heads and image tokens behind one word: mean derivatives over 64 masks."""
     ids = _answer_ids(context, request)
     _check_position(request, ids)
-    context.progress(0.05, "heads")
     engine = MaskEngine(
         context.lvlm, _shown(context, request), request.question, _bank(context),
         answer=ids, position=request.position,
