@@ -195,7 +195,7 @@ def words(
     from seecause.lvlm.bank import make_bank
     from seecause.lvlm.engine import MaskEngine
     from seecause.lvlm.model import calibration_critters, load as load_lvlm
-    from seecause.lvlm.trace import trace_answer
+    from seecause.lvlm.attribute import trace_answer
     from seecause.report.lvlm import curves_section, heads_section, tokens_section
 
     logging.disable_progress_bar()
@@ -203,11 +203,11 @@ def words(
     image = to_pil(render(draw("balanced", "test", 1, start=_SHOWN)).image[0])
     bank = make_bank(lvlm, calibration_critters(count))
     engine = MaskEngine(lvlm, image, QUESTION, bank, floor=floor)
-    answer = trace_answer(engine, masks=masks, token_masks=masks)
+    answer = trace_answer(engine, masks=masks)
     tokens = tokens_section(answer, image)
     fewer = f" For the demo {count} calibration images; seecause lvlm trace takes 100."
     sections = [replace(tokens, note=tokens.note + fewer), heads_section(answer)]
-    return DemoSections([*sections, curves_section(answer.heads)], [answer.heads.heads.protocol])
+    return DemoSections([*sections, curves_section(answer)], [answer.heads.protocol])
 
 
 # chapter -> job, of a device
