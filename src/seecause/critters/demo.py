@@ -192,10 +192,10 @@ def words(
     """Image tokens and heads behind an answer of a vision-language model."""
     from transformers.utils import logging
 
+    from seecause.lvlm.attribute import trace_answer
     from seecause.lvlm.bank import make_bank
     from seecause.lvlm.engine import MaskEngine
     from seecause.lvlm.model import calibration_critters, load as load_lvlm
-    from seecause.lvlm.attribute import trace_answer
     from seecause.report.lvlm import curves_section, heads_section, tokens_section
 
     logging.disable_progress_bar()
