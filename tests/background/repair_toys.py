@@ -11,8 +11,8 @@ from torch import Tensor
 import seecause as sc
 from seecause.background import LabelledImages, Masks
 from seecause.background.last_layer import features, new_layer, with_last_layer
-from seecause.background.repair import Splits
-from seecause.background.versions import split_rows, versions_to_learn, versions_to_test
+from seecause.background.repair import Splits, split_rows
+from seecause.background.transplant import versions_to_learn, versions_to_test
 from tests.families.native import tokenize
 
 SIDE, PATCH, CLASSES = 32, 8, ("dark", "light")

@@ -66,9 +66,9 @@ def test_a_shortcut_is_found_also_where_backgrounds_tell_nothing_of_the_class(mo
     assert numbers["worst group"] < 0.5 and numbers["BIR"] > 0.1
     image, version = found.worst(3)[0]
     assert found.judged.correct[image]
-    assert int(found.judged.versioned.moved.source_index[version]) == image
+    assert int(found.judged.versions.source[version]) == image
     places = [place for place, _ in found.worst(80)]  # however many are asked for
-    assert 0 < len(places) < 80 and bool(found.counted[places].all())
+    assert 0 < len(places) < 80 and bool(found.judged.counted[places].all())
     assert sc.audit(models["fair"], scenes(80, usual=0.95, seed=2)).verdict in ("no", "cannot tell")
 
 
@@ -85,13 +85,20 @@ def test_gains_are_those_of_correct_predictions_by_every_fill(models, found):
     assert list(found.rows()) == [numbers]
 
 
+def with_data(found, **changes):
+    """The audit of other data with the same predictions."""
+    versions = found.judged.versions
+    versions = dataclasses.replace(versions, data=dataclasses.replace(versions.data, **changes))
+    judged = dataclasses.replace(found.judged, versions=versions)
+    return dataclasses.replace(found, judged=judged)
+
+
 @pytest.mark.parametrize(
     ("kind", "verdict"),
     [("given", "yes"), ("network", "yes"), ("own", "perhaps"), ("discovered", "perhaps")],
 )
 def test_only_masks_of_the_models_own_make_a_yes_a_perhaps(found, kind, verdict):
-    masks = dataclasses.replace(found.masks, kind=kind)
-    assert dataclasses.replace(found, masks=masks).verdict == verdict
+    assert with_data(found, masks=dataclasses.replace(found.masks, kind=kind)).verdict == verdict
 
 
 def test_masks_may_come_from_the_model_itself(models):
@@ -116,21 +123,19 @@ def test_limits_are_met_by_whole_intervals(found):
     reasons = missed_limits(found, max_flips=0.1, min_accuracy=1.0, min_worst_group=0.9)
     assert [reason.split()[0] for reason in reasons] == ["flips", "accuracy", "worst"]
     assert all("(95 %)" in reason for reason in reasons)
-    own = dataclasses.replace(found, masks=dataclasses.replace(found.masks, kind="own"))
+    own = with_data(found, masks=dataclasses.replace(found.masks, kind="own"))
     assert "masks of the model's own" in missed_limits(own, max_flips=1.0)[0]
     random = dataclasses.replace(found, protocol={"random_weights": True})
     assert "random weights" in missed_limits(random, min_accuracy=0.0)[0]
     never = found.extra_flips * 0
-    still = BackgroundAudit(found.judged, found.masks, found.gains)
+    still = BackgroundAudit(found.judged, found.erasures)
     still.__dict__["extra_flips"] = never  # an interval without spread is wider than it looks
     high = 3.0 / len(never)
     assert missed_limits(still, max_flips=high / 2) and not missed_limits(still, max_flips=2 * high)
     for options in ({"max_bir": 0.1}, {"min_worst_group": 0.5}):
-        ungrouped = dataclasses.replace(found.judged.versioned.data, groups=())
-        versioned = dataclasses.replace(found.judged.versioned, data=ungrouped)
-        judged = dataclasses.replace(found.judged, versioned=versioned)
+        bare = dataclasses.replace(with_data(found, groups=()), erasures={})
         with pytest.raises(BadOption, match="no limit"):
-            missed_limits(BackgroundAudit(judged, found.masks), **options)
+            missed_limits(bare, **options)
     with pytest.raises(BadOption, match="from 0 to 1"):
         missed_limits(found, max_flips=1.5)
 

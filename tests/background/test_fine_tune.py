@@ -10,7 +10,8 @@ import torch.nn.functional as F
 from torch import nn
 from torch.testing import assert_close
 
-from seecause.background.fine_tune import fine_tune
+from seecause.background import LabelledImages
+from seecause.background.last_layer import fine_tune
 from seecause.background.transplant import Versions
 from seecause.errors import SeecauseError
 from tests.background.repair_toys import numbers, plain_vit, wrapped
@@ -20,7 +21,8 @@ def five_versions(labels=(0, 0, 1, 0, 0)):
     labels = torch.tensor(labels)
     images = numbers(0, len(labels), 3, 32, 32)
     place = torch.arange(len(labels))
-    return Versions(images, labels, labels, place, place)
+    none = torch.zeros_like(place)
+    return Versions(LabelledImages(images, labels), place, none, none, none.bool())
 
 
 def scores(*curve):
@@ -44,7 +46,7 @@ def trained_one_by_one(module, versions, *, seed, epochs, of, rate, batch):
             for row, turned in zip(
                 rows.tolist(), torch.rand(len(rows), generator=draw), strict=True
             ):
-                image, label = versions.images[row], versions.labels[row]
+                image, label = versions.data.images[row], versions.labels[row]
                 image = image.flip(2) if turned < 0.5 else image  # left for right
                 nll = F.cross_entropy(module(image[None]), label[None])
                 loss = loss + total / (2 * counts[int(label)]) * nll / len(rows)

@@ -8,11 +8,10 @@ import pytest
 import torch
 
 import seecause as sc
-from seecause.background import LabelledImages, read_images, versions
-from seecause.background.transplant import Versions, transplant
-from seecause.background.versions import (
-    VersionedImages,
-    origins,
+from seecause.background import LabelledImages, read_images, transplant as module
+from seecause.background.transplant import (
+    Versions,
+    transplant,
     versions_to_learn,
     versions_to_test,
 )
@@ -84,31 +83,20 @@ def test_a_subset_of_pairs_is_pairs(model):
     assert len(read_images(model, part).other_background) == 2
 
 
-def test_transplants_are_pairs(model):
-    images = read_images(model, sc.data.open_data("critters:clean:test", limit=6))
-    masks = images.truth.hard
-    moved = transplant(images.images, masks, images.labels, per_picture=2)
-    pairs = moved.pairs()
-    assert len(pairs) == 12 and pairs.other_background.equal(moved[:])
-    assert pairs.images[3].equal(images.images[1])
-    assert len(set(pairs.ids)) == 12
-    assert origins(pairs.ids).tolist() == moved.source_index.tolist()
-
-
 def test_pairs_are_learned_from_both_versions_and_tested_by_the_other():
     images = torch.arange(3.0)[:, None, None, None].expand(3, 3, 2, 2)
     labels = torch.tensor([0, 1, 0])
     pairs = LabelledImages(images, labels, ids=tuple("abc"), other_background=images + 10)
 
     def facts(made):
-        columns = (made.labels, made.donor_labels, made.source_index)
+        columns = (made.labels, made.donor_labels, made.source, made.control.int())
         return [made[:][:, 0, 0, 0].tolist(), *(column.tolist() for column in columns)]
 
     train, test = versions_to_learn(pairs, 8, seed=0), versions_to_test(None, pairs, 8, seed=0)
-    both = [[0, 1, 2, 10, 11, 12], [0, 1, 0] * 2, [0] * 3 + [1] * 3, [0, 1, 2] * 2]
-    assert facts(train.moved) == both and train.control is None
-    assert facts(test.moved) == [[10, 11, 12], [0, 1, 0], [1] * 3, [0, 1, 2]]
-    assert facts(test.control) == [[0, 1, 2], [0, 1, 0], [0] * 3, [0, 1, 2]]
+    old, new = [0, 1, 2], [10, 11, 12]
+    own, other = [0] * 3, [1] * 3
+    assert facts(train) == [old + new, [0, 1, 0] * 2, own + other, [0, 1, 2] * 2, own * 2]
+    assert facts(test) == [new + old, [0, 1, 0] * 2, other + own, [0, 1, 2] * 2, own + other]
 
 
 @pytest.mark.parametrize(
@@ -126,40 +114,36 @@ def test_backgrounds_are_told_apart_by_predictions_and_versions_by_labels(
     images = torch.rand(8, 3, 8, 8, generator=torch.Generator().manual_seed(0))
     masks, labels = torch.zeros(8, 4, 4, dtype=torch.bool), torch.arange(8) % 2
     masks[:, 1:3, 1] = True
-    monkeypatch.setattr(versions, "logits_of", lambda *_: torch.eye(8)[answers])
-    part = versions_to_test(None, LabelledImages(images, labels, masks), 3, seed=5)
-    for made, donors in ((part.moved, "other-class"), (part.control, "same-class")):
-        if donors == "same-class" and not control:
-            assert made is None
-            continue
-        options = {"per_picture": 3, "donors": donors, "seed": 5}
-        expected = transplant(images, masks, torch.tensor(kinds), **options)
-        assert made.donor_index.equal(expected.donor_index) and made[:].equal(expected[:])
-        assert made.labels.equal(labels[expected.source_index])
-        assert made.donor_labels.equal(labels[expected.donor_index])
+    monkeypatch.setattr(module, "logits_of", lambda *_: torch.eye(8)[answers])
+    data = LabelledImages(images, labels, masks)
+    part = versions_to_test(None, data, 3, seed=5)
+    assert bool(part.control.any()) is control
+    for is_control, donors in ((False, "other-class"), (True, "same-class"))[: 1 + control]:
+        made = part.take(part.control == is_control)
+        options = {"per_picture": 3, "donors": donors, "classes": torch.tensor(kinds), "seed": 5}
+        expected = transplant(data, **options)
+        assert made.donor.equal(expected.donor) and made[:].equal(expected[:])
+        assert made.labels.equal(labels[expected.source])
+        assert made.donor_labels.equal(labels[expected.donor])
 
 
-def test_predictions_are_split_by_kind_and_features_kept_for_one_model(monkeypatch):
-    monkeypatch.setattr(versions, "AT_ONCE", 2)
-    images = torch.arange(3.0)[:, None, None, None].expand(3, 3, 2, 2)
-    place, one = torch.arange(6), torch.zeros(1, dtype=torch.long)
-    moved = Versions(torch.cat([images, images]) + 10, place, place, place, place)
-    control, sizes = Versions(images[:1] + 20, one, one, one, one), []
+def test_features_are_kept_for_one_model(monkeypatch):
+    monkeypatch.setattr(module, "AT_ONCE", 2)
+    images, place = torch.arange(3.0)[:, None, None, None].expand(3, 3, 2, 2), torch.arange(3)
+    pairs = LabelledImages(images, place, other_background=images + 10)
+    still, sizes = torch.zeros(3, dtype=torch.bool), []
 
     def features(model, images):
         sizes.append(len(images))
         return model.factor * images[:, 0, 0, :1]
 
-    monkeypatch.setattr(versions, "features", features)
+    monkeypatch.setattr(module, "features", features)
     models = [SimpleNamespace(factor=n, fingerprint=lambda n=n: str(n)) for n in (1, 2)]
-    part = VersionedImages(LabelledImages(images), moved, control)
+    part = Versions(pairs, place, torch.ones_like(place), place, still)
     for model in (models[0], models[0], models[1]):
         rows = [each[:, 0].tolist() for each in part.features(model)]
-        expected = [[0, 1, 2], [10, 11, 12] * 2, [20]]
+        expected = [[0, 1, 2], [10, 11, 12]]
         assert rows == [[model.factor * value for value in each] for each in expected]
-    assert sizes == [2, 1, 2, 2, 2, 1] * 2  # once for each model
+    assert sizes == [2, 1, 2, 1] * 2  # once for each model
     under = part.predict_under(models[1], lambda values: values + 1)
-    assert under.moved[:, 0].tolist() == [21, 23, 25] * 2 and under.control[0, 0] == 41
-    assert (
-        VersionedImages(LabelledImages(images), moved).predict_under(models[0], abs).control is None
-    )
+    assert under.moved[:, 0].tolist() == [21, 23, 25]

@@ -17,7 +17,6 @@ from torch.testing import assert_close
 import seecause as sc
 from seecause.background import LabelledImages, interchange, repair as _repair
 from seecause.background.last_layer import (
-    Directions,
     balanced_layer,
     change_directions,
     features,
@@ -25,8 +24,8 @@ from seecause.background.last_layer import (
     new_layer,
     with_last_layer,
 )
-from seecause.background.repair import REMEDIES, Candidate, Repair, model_card
-from seecause.background.versions import origins, split_rows, worst_cell
+from seecause.background.repair import REMEDIES, Candidate, Repair, model_card, split_rows
+from seecause.background.transplant import origins, worst_cell
 from seecause.errors import BadOption, NotDefined, UnknownName
 from tests.background.repair_toys import (
     PATCH,
@@ -62,18 +61,16 @@ def test_the_model_under_repair_has_something_to_repair(biased, splits):
     assert numbers["flips"] > 0.5 > numbers["flips, control"]
 
 
-@pytest.mark.parametrize("anchor", [None, False, True])
-def test_a_new_last_layer_is_fitted_on_versions(biased, splits, anchor):
-    seen, labels = splits.train.features(biased)[1], splits.train.moved.labels
-    repaired = fit("last-layer", biased, splits, anchor=anchor)
-    old = last_layer(biased) if anchor else None
-    expected = new_layer(seen, labels, classes=2, strength=0.01, anchor=old)
+def test_a_new_last_layer_is_fitted_on_versions(biased, splits):
+    seen, labels = splits.train.features(biased)[1], splits.train.labels
+    repaired = fit("last-layer", biased, splits)
+    expected = new_layer(seen, labels, classes=2, strength=0.01)
     assert_close(repaired.layer.weight, expected.weight)
-    assert repaired.details == {"versions": len(seen), "anchored": bool(anchor)}
+    assert repaired.details == {"versions": len(seen), "anchored": False}
 
 
-@pytest.mark.parametrize("name", ["last-layer", "directions", "directions-refit"])
-def test_last_layers_mend_it_without_a_group_label(biased, splits, name):
+@pytest.mark.parametrize("name", ["last-layer", "directions"])
+def test_last_layers_repair_it_without_a_group_label(biased, splits, name):
     repaired = fit(name, biased, splits)
     before = fit("nothing", biased, splits).judge(biased, splits.validation)
     after = repaired.judge(biased, splits.validation)
@@ -82,41 +79,20 @@ def test_last_layers_mend_it_without_a_group_label(biased, splits, name):
     assert_close(after.moved, direct.moved.double(), atol=1e-4, rtol=1e-4)
 
 
-def test_directions_are_folded_out_of_the_old_layer_or_removed_before_a_refit(biased, splits):
-    plain, moved = splits.train.features(biased)
-    directions = change_directions(moved, splits.train.moved.source_index)
-    folded, refit = (
-        fit(name, biased, splits, rank=2) for name in ("directions", "directions-refit")
-    )
+def test_directions_are_folded_out_of_the_old_layer(biased, splits):
+    moved = splits.train.features(biased)[1]
+    directions = change_directions(moved, splits.train.source)
+    folded = fit("directions", biased, splits, rank=2)
     assert_close(folded.layer.weight, directions.fold(last_layer(biased), 2).weight)
-    flat = directions.flatten(plain, 2)
-    expected = new_layer(flat, splits.train.labels, classes=2)
-    assert_close(refit.layer(plain), expected(flat), atol=1e-6, rtol=1e-6)
     spectrum = folded.details["spectrum"]
     assert spectrum[0] == 1 and spectrum == sorted(spectrum, reverse=True)
     with pytest.raises(BadOption, match=r"1 to \d+ directions"):
         fit("directions", biased, splits, rank=1000)
-
-
-@pytest.mark.parametrize(
-    ("worst", "of_spectrum", "chosen"),
-    [
-        ([0.5, 0.5, 0.4], 2, 2),  # of equal ones the spectrum's
-        ([0.5, 0.5, 0.4], 3, 1),  # else the lowest
-        ([0.5, 0.6, 0.4], 1, 2),
-    ],
-)
-def test_of_equal_ranks_that_of_the_spectrum_is_kept(worst, of_spectrum, chosen):
-    values = torch.ones(6).double()
-    values[of_spectrum:] = 0.01
-    directions = Directions(torch.eye(6).double(), values, torch.zeros(6).double())
-    layers = dict(enumerate(worst, start=1))
-    validation = SimpleNamespace(
-        predict_under=lambda model, worst: SimpleNamespace(transplant_worst=worst)
-    )
-    known = SimpleNamespace(validation=validation)
-    rank, details = _repair._best_rank(known, None, layers, directions)
-    assert rank == chosen and details["rank of the spectrum"] == of_spectrum
+    chosen = fit("directions", biased, splits).details
+    worst = {int(r): value for r, value in chosen["transplant-worst by rank"].items()}
+    best = [r for r, value in worst.items() if value == max(worst.values())]
+    spectral = chosen["rank of the spectrum"]  # of equal ranks this, else the lowest
+    assert chosen["rank"] == (spectral if spectral in best else best[0])
 
 
 def test_fine_tuning_learns_from_versions_and_keeps_its_state_in_the_cache(biased, tmp_path):
@@ -145,8 +121,8 @@ def test_heads_are_removed_by_validation_images(biased, splits):
 
 def test_heads_are_scored_on_images_and_their_last_versions(biased, splits, monkeypatch):
     monkeypatch.setattr(_repair, "SCORED", 2)
-    moved, images = splits.train.moved, splits.train.data.images
-    source = moved.source_index
+    moved, images = splits.train, splits.train.data.images
+    source = moved.source
     ends = [int(source.min()), int(source.max())]
     last = [max((source == place).nonzero()[:, 0].tolist()) for place in ends]
     pairs = LabelledImages(images[ends], other_background=moved[torch.tensor(last)])
@@ -157,7 +133,7 @@ def test_heads_are_scored_on_images_and_their_last_versions(biased, splits, monk
 
 def test_dfr_learns_from_plain_images_and_their_groups(biased, splits):
     repaired = fit("dfr", biased, dataclasses.replace(splits, seed=3))
-    seen, labels = splits.train.features(biased)[0], splits.train.labels
+    seen, labels = splits.train.features(biased)[0], splits.train.data.labels
     codes = torch.tensor(splits.train.data.groups)
     expected, tried = balanced_layer(seen, labels, codes, classes=2, seed=3)
     assert_close(repaired.layer.weight, expected.weight)
@@ -223,7 +199,7 @@ def test_what_is_written_answers_alike_in_plain_transformers(tmp_path):
         assert_close(native(cases.images).logits, result.model(cases.images), atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.parametrize("options", [{}, {"anchor": True, "strength": 1.0}])
+@pytest.mark.parametrize("options", [{}, {"strength": 0.1}])
 def test_a_zero_shot_model_gets_a_new_head_or_text_weights(tmp_path, options):
     model, cases = biased_clip(scenes(64)), scenes(80, usual=0.9, seed=1)
     before = sc.audit(model, cases)
@@ -341,28 +317,25 @@ def test_of_remedies_that_are_as_good_the_one_with_fewer_flips_is_kept():
         name: Candidate(name, "done", validation={**equal, "flips": share})
         for name, share in flips.items()
     }
-    done = dict.fromkeys(tried)  # who is forced looks at no answers again
-    assert _repair._choice(None, tried, done, None, "transplant-worst", "yes", True) == "directions"
+    # with force, predictions are not looked at again
+    assert _repair._choice(None, tried, None, "transplant-worst", "yes", True) == "directions"
 
 
 def choice(numbers, gained, *, by="transplant-worst", verdict="yes", force=False):
     """Numbers by remedy: worst, worst group, transplants; flips are 0."""
     names = ("transplant-worst", "worst group", "transplants")
+
+    class Tried(Candidate):
+        def judge(self, model, part):
+            share = gained.get(self.name, [0.5] * 4)
+            return SimpleNamespace(accuracy_by_image=lambda: torch.tensor(share).double())
+
     candidates = {
-        name: Candidate(
-            name, "done", validation={**dict(zip(names, row, strict=True)), "flips": 0.0}
-        )
+        name: Tried(name, "", validation={**dict(zip(names, row, strict=True)), "flips": 0.0})
         for name, row in numbers.items()
     }
-
-    def repaired(share):
-        judged = SimpleNamespace(accuracy_by_image=lambda: torch.tensor(share).double())
-        return SimpleNamespace(judge=lambda model, part: judged)
-
-    shares = {name: repaired([0.5, 0.5, 0.5, 0.5]) for name in numbers}
-    shares |= {name: repaired(share) for name, share in gained.items()}
     splits = SimpleNamespace(validation=None)
-    return _repair._choice(None, candidates, shares, splits, by, verdict, force)
+    return _repair._choice(None, candidates, splits, by, verdict, force)
 
 
 def test_the_best_remedy_is_chosen_if_it_gains_more_than_chance():
@@ -425,7 +398,7 @@ def a_repair(remedy="a", verdict="yes"):
 
     tried = {
         "nothing": Candidate("nothing", "Nothing.", {}, 0.0, {"worst": 0.1}),
-        "a": Candidate("a", "It was repaired.", {"x": torch.nan, "y": 1}, 12.0, {"worst": 0.25},
+        "a": Candidate("a", "It was repaired.", {"y": 1}, 12.0, {"worst": 0.25},
                        {"worst": 0.5}),
         "b": Candidate("b", "not tried", failed="no last layer"),
     }  # fmt: skip
@@ -487,15 +460,14 @@ def test_a_cell_is_as_large_as_it_has_pictures_not_versions():
     assert worst_cell(right, labels, donors, torch.arange(24), fewest=3) == 0.0
 
 
-def test_pictures_of_one_origin_count_as_one_when_cells_are_judged(biased, splits):
+def test_images_of_one_origin_count_as_one_when_cells_are_judged(biased, splits):
     judged = splits.validation.predict(biased)
-    right = judged._versions()[0]
-    everything, pictures = float(right.double().mean()), splits.validation.data
+    everything = float(judged._correct_versions().double().mean())
     assert judged.transplant_worst < everything - 0.1
-    ids = tuple(f"scene~{place}.png" for place in range(len(pictures)))  # versions of one
-    renamed = dataclasses.replace(pictures, ids=ids)
-    together = dataclasses.replace(splits.validation, data=renamed, memo={})
-    assert replace(judged, versioned=together).transplant_worst == pytest.approx(everything)
+    data = splits.validation.data
+    ids = tuple(f"scene~{place}.png" for place in range(len(data)))  # versions of one
+    together = replace(splits.validation, data=replace(data, ids=ids))
+    assert replace(judged, versions=together).transplant_worst == pytest.approx(everything)
 
 
 def test_versions_of_a_picture_are_never_torn_apart():

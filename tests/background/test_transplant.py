@@ -7,7 +7,8 @@ import torch
 from torch.testing import assert_close
 
 import seecause as sc
-from seecause.background.transplant import Versions, transplant
+from seecause.background import LabelledImages, Masks
+from seecause.background.transplant import transplant
 from tests.reference import transplant as twin
 
 
@@ -18,6 +19,10 @@ def scene(side: int = 24, grid: int = 6, n: int = 7, seed: int = 0):
     masks = torch.rand(n, grid, grid, generator=generator) < 0.2
     masks[:, 2, 3] = True
     return images, masks, torch.arange(n) % 3
+
+
+def moved_of(images, masks, labels, **options):
+    return transplant(LabelledImages(images, labels, Masks.given(masks)), **options)
 
 
 @pytest.mark.parametrize("donors", ["any", "same-class", "other-class"])
@@ -31,19 +36,19 @@ def test_transplants_equal_the_slow_twin(donors, fine):
         masks = masks.repeat_interleave(4, dim=1).repeat_interleave(4, dim=2)
         masks[:5, 3:9, 1:6] = torch.rand(5, 6, 5, generator=torch.Generator().manual_seed(1)) < 0.6
         side = 2  # 12 patches a side fill holes where masks are by pixels
-    moved = transplant(images, masks, labels, per_picture=3, donors=donors, seed=5)
+    moved = moved_of(images, masks, labels, per_picture=3, donors=donors, seed=5)
     slow = twin.transplant(images, masks, labels.tolist(), 3, donors, 5, side=side)
-    assert moved.source_index.tolist() == [i for i, _, _ in slow]
-    assert moved.donor_index.tolist() == [j for _, j, _ in slow]
+    assert moved.source.tolist() == [i for i, _, _ in slow]
+    assert moved.donor.tolist() == [j for _, j, _ in slow]
     assert_close(moved[:], torch.stack([picture for _, _, picture in slow]), atol=1e-10, rtol=0)
 
 
 def test_every_pixel_is_of_the_source_inside_and_of_the_donor_outside_its_mask():
     images, masks, labels = scene()
     images = torch.arange(7.0).view(7, 1, 1, 1).expand(7, 3, 24, 24).contiguous()
-    moved = transplant(images, masks, labels, per_picture=4)
-    shown = masks.repeat_interleave(4, dim=1).repeat_interleave(4, dim=2)[moved.source_index]
-    source, donor = (x[:, None, None].float() for x in (moved.source_index, moved.donor_index))
+    moved = moved_of(images, masks, labels, per_picture=4)
+    shown = masks.repeat_interleave(4, dim=1).repeat_interleave(4, dim=2)[moved.source]
+    source, donor = (x[:, None, None].float() for x in (moved.source, moved.donor))
     assert moved[:][:, 0].equal(torch.where(shown, source, donor))
 
 
@@ -51,88 +56,63 @@ def test_nothing_of_the_donors_object_stays_and_its_rest_does():
     images, masks, labels = scene()
     images = masks.repeat_interleave(4, dim=1).repeat_interleave(4, dim=2)[:, None].float()
     images = images.expand(-1, 3, -1, -1).contiguous()  # 1 on objects, 0 elsewhere
-    moved = transplant(images, masks, labels, per_picture=4)
-    shown = images[moved.source_index]
+    moved = moved_of(images, masks, labels, per_picture=4)
+    shown = images[moved.source]
     assert moved[:].equal(shown)
 
 
 def test_the_first_transplants_do_not_depend_on_how_many_there_are():
     images, masks, labels = scene()
-    few = transplant(images, masks, labels, per_picture=2, seed=3)
-    many = transplant(images, masks, labels, per_picture=5, seed=3)
+    few = moved_of(images, masks, labels, per_picture=2, seed=3)
+    many = moved_of(images, masks, labels, per_picture=5, seed=3)
     first = many.take((many.number < 2).nonzero()[:, 0])
-    assert few.donor_index.equal(first.donor_index)
+    assert few.donor.equal(first.donor)
     assert few[:].equal(first[:])
-    other = transplant(images, masks, labels, per_picture=5, seed=4)
-    assert not other.donor_index.equal(many.donor_index)
-
-
-def test_batches_are_the_whole_in_order():
-    moved = transplant(*scene(), per_picture=3)
-    assert torch.cat(list(moved.batches(4))).equal(moved[:])
-    assert [len(batch) for batch in moved.batches(8)] == [8, 8, 5]
+    other = moved_of(images, masks, labels, per_picture=5, seed=4)
+    assert not other.donor.equal(many.donor)
 
 
 def test_donors_of_the_same_or_another_class():
     images, masks, labels = scene(n=9)
-    same = transplant(images, masks, labels, donors="same-class")
-    other = transplant(images, masks, labels, donors="other-class")
+    same = moved_of(images, masks, labels, donors="same-class")
+    other = moved_of(images, masks, labels, donors="other-class")
     assert same.labels.equal(same.donor_labels)
     assert not (other.labels == other.donor_labels).any()
     for moved in (same, other):
-        assert not (moved.source_index == moved.donor_index).any()
-        assert moved.labels.equal(labels[moved.source_index])
+        assert not (moved.source == moved.donor).any()
+        assert moved.labels.equal(labels[moved.source])
 
 
 def test_pictures_without_object_or_background_are_left_out_and_listed(caplog):
     images, masks, labels = scene()
     masks[1], masks[4] = False, True
-    moved = transplant(images, masks, labels)
+    moved = moved_of(images, masks, labels)
     assert moved.skipped == (1, 4)
     assert "2 of 7 images are not transplanted (donors: any)" in caplog.text
-    assert 4 not in moved.donor_index.tolist()
-
-
-def test_the_sheet_shows_object_background_and_transplant():
-    images, masks, labels = scene()
-    moved = transplant(images.float(), masks, labels)
-    sheet = moved.sheet(5)
-    assert sheet.shape == (3, 5 * 28, 3 * 28)
-    assert sheet[:, 2:26, 2:26].equal(images.float()[moved.source_index[0]])
-    last = moved[len(moved) - 1 : len(moved)][0]
-    assert sheet[:, -26:-2, -26:-2].equal(last)
+    assert 4 not in moved.donor.tolist()
 
 
 @pytest.mark.parametrize(
-    ("change", "line"),
+    ("masks", "labels", "options", "line"),
     [
-        (dict(masks=torch.ones(7, 5, 5, dtype=torch.bool)), r"bool \[7, rows, columns\]"),
-        (dict(masks=torch.ones(6, 6, 6, dtype=torch.bool)), r"bool \[7, rows, columns\]"),
-        (dict(masks=torch.ones(7, 6, 6)), "float32"),
-        (dict(masks=torch.zeros(7, 6, 6, dtype=torch.bool)), "0 of 7 with an object"),
-        (dict(labels=torch.zeros(7, dtype=torch.long)), "two classes"),
-        (dict(labels=torch.zeros(3, dtype=torch.long)), "one for each image"),
-        (dict(images=torch.full((7, 3, 24, 24), torch.nan)), "finite floating-point"),
-        (dict(donors="nobody"), "any, same-class, other-class"),
-        (dict(per_picture=0), "at least 1"),
-        (dict(seed=-1), "a whole number from 0"),
+        ("none", "three", {}, "0 of 7 with an object"),
+        ("some", "one", {"donors": "other-class"}, "donors='other-class'"),
+        ("some", "three", {"donors": "nobody"}, "any, same-class, other-class"),
+        ("some", "three", {"per_picture": 0}, "at least 1"),
+        ("some", "three", {"seed": -1}, "a whole number from 0"),
     ],
 )
-def test_bad_input_is_one_clear_line(change, line):
-    images, masks, labels = scene()
-    given = {"images": images, "masks": masks, "labels": labels, **change}
+def test_bad_input_is_one_clear_line(masks, labels, options, line):
+    images, known, classes = scene()
+    known = known if masks == "some" else torch.zeros_like(known)
+    classes = classes if labels == "three" else torch.zeros_like(classes)
     with pytest.raises(sc.SeecauseError, match=line):
-        transplant(given.pop("images"), given.pop("masks"), given.pop("labels"), **given)
+        moved_of(images, known, classes, **options)
+    with pytest.raises(sc.SeecauseError, match="object masks"):
+        transplant(LabelledImages(images, classes))
 
 
-def test_memory_is_that_of_the_pictures_alone():
-    moved = transplant(*scene(), per_picture=1000)
+def test_memory_is_that_of_the_images_alone():
+    moved = moved_of(*scene(), per_picture=1000)
     held = sum(x.numel() * x.element_size() for x in vars(moved).values() if torch.is_tensor(x))
-    assert isinstance(moved, Versions) and len(moved) == 7000
-    assert held < moved.images.nbytes + 7000 * 5 * 8 + 1000
-
-
-def test_what_is_no_picture_is_refused_in_words():
-    masks, labels = torch.zeros(3, 1, 1, dtype=torch.bool), torch.arange(3)
-    with pytest.raises(sc.SeecauseError, match=r"floating-point images .n, 3, H, W."):
-        transplant(torch.rand(3), masks, labels)
+    assert len(moved) == 7000 and held < 7000 * 5 * 8

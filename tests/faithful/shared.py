@@ -10,7 +10,7 @@ from unittest import mock
 import torch
 from torch.utils.data import default_collate
 
-from seecause.background.fine_tune import fine_tune
+from seecause.background.last_layer import fine_tune
 from seecause.faithful import train, training
 from seecause.faithful.training import join_processes
 from tests.background.repair_toys import fitted, made_splits, scenes

@@ -44,7 +44,7 @@ from seecause.background.images import (
     no_progress,
 )
 from seecause.background.masks import MaskSource, object_masks
-from seecause.background.versions import Predictions, VersionedImages, versions_to_test
+from seecause.background.transplant import Predictions, Versions, versions_to_test
 from seecause.data.dataset import Dataset
 from seecause.data.registry import as_data
 from seecause.errors import BadInput, BadOption
@@ -58,6 +58,7 @@ Verdict = Literal["yes", "no", "cannot tell", "perhaps", "too few"]
 SOME = 0.1  # extra flips from which the background matters
 MOSTLY = 0.5  # flips by cutting alone, from which nothing can be told
 ENOUGH = 20  # correct predictions
+OWN = ("own", "discovered")  # masks of the model's own
 RULE_OF_THREE = 3.0  # over n: the 95 % bound on a share of which n draws show none
 PER_PICTURE = 4  # transplants of each kind
 
@@ -67,9 +68,8 @@ class BackgroundAudit(Result):
     """Predictions on images and on versions of them with other backgrounds."""
 
     judged: Predictions
-    masks: Masks | None  # None: pairs
-    gains: Gains | None = None  # of correct predictions, by the first fill
-    erasures: dict[str, Gains] = field(default_factory=dict)  # by every fill, and exact swaps
+    # of correct predictions, by every fill (the first counts), and by exact swaps
+    erasures: dict[str, Gains] = field(default_factory=dict)
     # BG-gap (ImageNet-9), and images of mixed_same and mixed_rand that it is of
     gap: tuple[float, int, int] | None = None
     protocol: dict[str, Any] = field(default_factory=dict)
@@ -82,34 +82,38 @@ class BackgroundAudit(Result):
 
     @property
     def data(self) -> LabelledImages:
-        return self.judged.versioned.data
+        return self.judged.versions.data
 
-    @cached_property
-    def counted(self) -> Tensor:
-        """[n] bool: images whose flips count, those with a correct prediction. Of pairs, in either
-        version: a mark flips just those predictions that are wrong with it."""
-        return self.judged.correct if self.masks is not None else self.judged.correct_somewhere
+    @property
+    def masks(self) -> Masks | None:
+        """The object masks; None for pairs."""
+        return self.data.masks
+
+    @property
+    def gains(self) -> Gains | None:
+        """By the masks and the first fill; None for pairs."""
+        return None if self.masks is None else next(iter(self.erasures.values()), None)
 
     @cached_property
     def extra_flips(self) -> Tensor:
-        """Of correct predictions with versions of both kinds: the share that flips on backgrounds
+        """Of counted predictions with versions of both kinds: the share that flips on backgrounds
         of images predicted otherwise, less that on those predicted the same. Without a control, the
         share that becomes the donor's class."""
         moved, control = self.judged.flips_by_image(), self.judged.flips_by_image(control=True)
         extra = self.judged.pulled_by_image() if bool(control.isnan().all()) else moved - control
-        extra = extra[self.counted]
+        extra = extra[self.judged.counted]
         return extra[~extra.isnan()]
 
     @property
     def flips(self) -> float:
-        """Of correct predictions, on backgrounds of images that are predicted otherwise."""
-        return float(self.judged.flips_by_image()[self.counted].nanmean())
+        """Of counted predictions, on backgrounds of images that are predicted otherwise."""
+        return self.judged.flips
 
     @property
     def control_flips(self) -> float:
-        """Of correct predictions, on backgrounds of images that are predicted the same; NaN where
+        """Of counted predictions, on backgrounds of images that are predicted the same; NaN where
         there are none."""
-        return float(self.judged.flips_by_image(control=True)[self.counted].nanmean())
+        return self.judged.control_flips
 
     @cached_property
     def interval(self) -> tuple[float, float]:
@@ -119,7 +123,7 @@ class BackgroundAudit(Result):
     @property
     def verdict(self) -> Verdict:
         """Does the model predict from the background?"""
-        own = self.masks is not None and self.masks.kind in ("own", "discovered")
+        own = self.masks is not None and self.masks.kind in OWN
         control = self.control_flips
         return verdict_of(self.extra_flips, control=control, own=own, interval=self.interval)
 
@@ -136,20 +140,19 @@ class BackgroundAudit(Result):
         return self.judged.groups
 
     def worst(self, count: int) -> list[tuple[int, int]]:
-        """Correctly predicted images most of whose versions are not: their place, and that of a
-        version that is predicted otherwise."""
-        shares = self.judged.flips_by_image().nan_to_num(nan=-1.0)
-        shares = torch.where(self.counted, shares, -1.0)
+        """Counted images most of whose versions are predicted otherwise: their place, and that of
+        such a version."""
+        judged, versions = self.judged, self.judged.versions
+        shares = judged.flips_by_image().nan_to_num(nan=-1.0)
+        shares = torch.where(judged.counted, shares, -1.0)
         order = shares.argsort(descending=True, stable=True)[:count]
-        order = order[shares[order] >= 0].tolist()
-        moved = self.judged.moved.argmax(dim=1)
-        source = self.judged.versioned.moved.source_index.cpu()
-        plain = self.judged.plain.argmax(dim=1)
+        source, moved = versions.source.cpu(), ~versions.control.cpu()
+        changed = judged.moved.argmax(dim=1) != judged.plain.argmax(dim=1)[source]
         places = []
-        for place in order:
-            rows = (source == place).nonzero()[:, 0]
-            changed = rows[moved[rows] != plain[place]]
-            places.append((place, int((changed if len(changed) else rows)[0])))
+        for place in order[shares[order] >= 0].tolist():
+            own = (source == place) & moved
+            rows = own & changed if bool((own & changed).any()) else own
+            places.append((place, int(rows.nonzero()[0])))
         return places
 
     def numbers(self) -> dict[str, float]:
@@ -157,20 +160,14 @@ class BackgroundAudit(Result):
         low, high = self.interval
         numbers = self.judged.numbers(groups=True)
         numbers |= {"extra flips": float(self.extra_flips.mean()), "low 95%": low, "high 95%": high}
-        numbers |= {"right answers": int(self.counted.sum())}
-        if self.gains is not None:
-            numbers |= _gain_numbers(self.gains, "")
+        numbers |= {"right answers": int(self.judged.counted.sum())}
         for name, gains in self.erasures.items():
-            if gains is not self.gains:
-                numbers |= _gain_numbers(gains, f", {name}")
+            by = "" if gains is self.gains else f", {name}"
+            fig, big = float(gains.fig.mean()), float(gains.big.mean())
+            numbers |= {f"FIG{by}": fig, f"BIG{by}": big, f"BIR{by}": gains.bir_ratio_of_means}
         if self.gap is not None:
             numbers["BG-gap"] = self.gap[0]
         return {name: value for name, value in numbers.items() if value == value}
-
-
-def _gain_numbers(gains: Gains, by: str) -> dict[str, float]:
-    fig, big = float(gains.fig.mean()), float(gains.big.mean())
-    return {f"FIG{by}": fig, f"BIG{by}": big, f"BIR{by}": gains.bir_ratio_of_means}
 
 
 def verdict_of(
@@ -225,38 +222,39 @@ def missed_limits(
     doubt = ""
     if len(audit.extra_flips) < ENOUGH:
         doubt = f"fewer than {ENOUGH} correct predictions"
-    elif audit.masks is not None and audit.masks.kind in ("own", "discovered"):
+    elif audit.masks is not None and audit.masks.kind in OWN:
         doubt = "masks of the model's own show what it uses, not the object"
     elif audit.control_flips > MOSTLY:
         doubt = "cutting alone changes most predictions"
-    checks = list[tuple[str, float, tuple[float, float], float, str]]()  # the last: -1 for at most
-    if max_flips is not None:
-        extra, (low, high) = audit.extra_flips, audit.interval
-        if len(extra) and bool((extra == extra[0]).all()):  # without spread, it is too short
-            high = min(1.0, high + RULE_OF_THREE / len(extra))
-        checks.append(("flips", max_flips, (low, high), -1, doubt))
-    if max_bir is not None:
-        if audit.gains is None:
-            raise BadOption("max_bir", max_bir, "no limit: BIR needs masks and exclusive classes")
-        checks.append(("BIR", max_bir, audit.gains.interval, -1, doubt))
-    if min_accuracy is not None:
-        right = audit.judged.correct
-        total = torch.tensor([len(right)])
-        low, high = clopper_pearson(right.sum().reshape(1), total)[0].tolist()
-        checks.append(("accuracy", min_accuracy, (low, high), 1, ""))
-    if min_worst_group is not None:
-        if audit.groups is None:
-            raise BadOption("min_worst_group", min_worst_group, "no limit: the data has no groups")
-        low, high = audit.groups.intervals().min(dim=0).values.tolist()
-        checks.append(("worst group", min_worst_group, (low, high), 1, ""))
+    if max_bir is not None and audit.gains is None:
+        raise BadOption("max_bir", max_bir, "no limit: BIR needs masks and exclusive classes")
+    if min_worst_group is not None and audit.groups is None:
+        raise BadOption("min_worst_group", min_worst_group, "no limit: the data has no groups")
     missed = []
-    for name, limit, (low, high), sign, reason in checks:
-        if audit.protocol.get("random_weights"):
-            reason = "the model has random weights"
+
+    def check(name: str, limit: float, interval: tuple[float, ...], sign: int, reason: str) -> None:
+        """At most the limit (sign -1), or at least."""
+        low, high = interval
+        reason = "the model has random weights" if audit.protocol.get("random_weights") else reason
         if reason or not sign * (low if sign > 0 else high) >= sign * limit:
             wanted = f"{'at least' if sign > 0 else 'at most'} {limit:g}"
             why = f"; {reason}" if reason else ""
             missed.append(f"{name} {low:.3f} to {high:.3f} (95 %), {wanted}{why}")
+
+    if max_flips is not None:
+        extra, (low, high) = audit.extra_flips, audit.interval
+        if len(extra) and bool((extra == extra[0]).all()):  # without spread, it is too short
+            high = min(1.0, high + RULE_OF_THREE / len(extra))
+        check("flips", max_flips, (low, high), -1, doubt)
+    if max_bir is not None and audit.gains is not None:
+        check("BIR", max_bir, audit.gains.interval, -1, doubt)
+    if min_accuracy is not None:
+        right = audit.judged.correct
+        interval = clopper_pearson(right.sum().reshape(1), torch.tensor([len(right)]))[0]
+        check("accuracy", min_accuracy, tuple(interval.tolist()), 1, "")
+    if min_worst_group is not None and audit.groups is not None:
+        interval = audit.groups.intervals().min(dim=0).values
+        check("worst group", min_worst_group, tuple(interval.tolist()), 1, "")
     return missed
 
 
@@ -309,8 +307,10 @@ def audit(
     model = model_for(model, data)
     labelled = masked_or_paired(model, data, masks, progress)
     part = versions_to_test(model, labelled, per_picture, seed=seed)
-    result = audit_part(model, part, progress, fills=fills)
-    if not bool(result.counted.any()):
+    with progress("predicting versions", 1) as advance:
+        result = audit_part(model, part, fills=fills)
+        advance(1)
+    if not bool(result.judged.counted.any()):
         raise BadInput(
             labelled.name,
             f"the model predicts none of {len(labelled)} images correctly",
@@ -378,28 +378,22 @@ def masked_or_paired(
 
 def audit_part(
     model: ImageModel,
-    part: VersionedImages,
-    progress: Progress = no_progress,
+    part: Versions,
     judged: Predictions | None = None,
     *,
     fills: Sequence[Fill] = ("grey",),
 ) -> BackgroundAudit:
     """The audit of images whose versions are drawn already, or even predicted. A verdict needs no
     `fills`, which cost four more predictions of each image."""
-    if judged is None:
-        with progress("predicting versions", 1) as advance:
-            judged = part.predict(model)
-            advance(1)
-    data = part.data
-    erasures = dict[str, Gains]()
+    judged = part.predict(model) if judged is None else judged
+    data, erasures = part.data, dict[str, Gains]()
     if not model.sigmoid and bool(judged.correct.any()):
         correct = data.take(judged.correct)
         asked = [*fills] if data.masks is not None else []
         for fill in [*asked, *(["swap"] if data.swaps and fills else [])]:
             name = Erased(model, correct, fill).name
             erasures[name] = information_gains(model, correct, fill=fill)
-    gains = next(iter(erasures.values()), None) if data.masks is not None else None
-    options = {"versions": len(part.moved)}
+    options = {"versions": int((~part.control).sum())}
     options |= {"masks": "pairs" if data.masks is None else data.masks.source}
     record = {"method": "audit", "options": options, **protocol(model, data.images)}
-    return BackgroundAudit(judged, data.masks, gains, erasures, protocol=record)
+    return BackgroundAudit(judged, erasures, protocol=record)

@@ -1,4 +1,4 @@
-"""The last layer of a classifier: reading it, replacing it, and fitting new ones on its features.
+"""What repairs train: the last layer of a classifier, on its features, or all weights.
 
 Features [N, P] are what enters the last layer: logits = features W' + b. All fits are in float64.
 
@@ -12,14 +12,23 @@ Features [N, P] are what enters the last layer: logits = features W' + b. All fi
 Features are standardised before a fit, and the standardisation is folded back into the layer, so C
 means the same for every model. With an anchor the ridge penalty is |W - anchor|^2, and classes
 without an image keep their rows.
+
+Fine-tuning trains all weights on versions of images, each with the label of its object. AdamW with
+a low learning rate, balanced classes, half of the images mirrored, bfloat16 on a GPU. After each
+epoch `score` judges the model; training stops when it has not risen for `PATIENCE` epochs. With a
+checkpoint file, a killed training continues from its last whole epoch and ends with the same
+weights. Under `torchrun` processes share each batch and add their gradients; the first process
+decides and writes.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+import io
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -28,17 +37,24 @@ from torch import Tensor, nn
 
 from seecause.background.heads import need_heads, over_images
 from seecause.background.images import checked_labels
-from seecause.errors import BadOption, NotDefined
+from seecause.errors import BadInput, BadOption, NotDefined
+from seecause.faithful.training import joined_processes
+from seecause.files import write_atomic
 from seecause.loading import rewrap
 from seecause.metrics.statistics import group_accuracy
 from seecause.models.eval_mode import in_eval_mode
 from seecause.models.parts import CosineHead, UnitLinear
 from seecause.models.view import VisionModel
+from seecause.types import wide
+
+if TYPE_CHECKING:
+    from seecause.background.transplant import Versions
 
 STRENGTH = 0.01  # C of the ridge
 MOST = 8  # directions that are folded out at most
 STRENGTHS = (1.0, 0.7, 0.3, 0.1, 0.07, 0.03, 0.01)  # C of DFR
 REFITS = 20  # fits that DFR averages
+DECAY, CLIP, PATIENCE = 0.05, 1.0, 2  # of fine-tuning
 
 
 @dataclass(frozen=True, eq=False)
@@ -211,13 +227,9 @@ class Directions:
         floor = 1e-12 * values[0].clamp_min(1e-300)
         return 1 + int((values[:-1] / values[1:].clamp_min(floor)).argmax())
 
-    def flatten(self, features: Tensor, rank: int) -> Tensor:
-        """Features [N, P] with the first `rank` directions set to their mean."""
-        vectors = self.vectors[:rank]
-        return features - ((features - self.mean) @ vectors.T) @ vectors
-
     def fold(self, layer: LastLayer, rank: int) -> LastLayer:
-        """The layer that answers for features as the old one does for `flatten(features, rank)`."""
+        """The layer that predicts as the old one does from features whose first `rank` directions
+        are set to their mean."""
         weight, vectors = layer.weight.double(), self.vectors[:rank]
         lost = (weight @ vectors.T) @ vectors  # [C, P]
         return LastLayer(weight - lost, layer.bias.double() + lost @ self.mean)
@@ -354,3 +366,111 @@ def _balanced(member: np.ndarray, draw: np.random.Generator) -> np.ndarray:
 def _shuffled(member: np.ndarray, draw: np.random.Generator) -> list[np.ndarray]:
     """Rows of each group, in random order."""
     return [draw.permutation(np.flatnonzero(member == group)) for group in range(member.max() + 1)]
+
+
+def fine_tune(
+    model: VisionModel,
+    versions: Versions,
+    score: Callable[[VisionModel], float],
+    *,
+    epochs: int = 5,
+    rate: float = 5e-5,
+    batch: int = 64,
+    seed: int = 0,
+    checkpoint: Path | None = None,
+    progress: Callable[[int], None] = lambda done: None,
+) -> tuple[VisionModel, list[float]]:
+    """Train a copy of the model on versions.
+
+    Args:
+        model: The model to start from; it is not changed.
+        versions: What to learn from.
+        score: Judges the model after each epoch; higher is better.
+        epochs: At most so many passes over all versions.
+        rate: The highest learning rate.
+        batch: Versions per step.
+        seed: Of the order of versions and of mirroring.
+        checkpoint: A file from which a killed training continues.
+        progress: Is called with the number of versions of each finished step.
+
+    Returns:
+        The model of the best epoch, and the score of every epoch.
+    """
+    view = rewrap(model, copy.deepcopy(model.module), check=False)
+    module = nn.ModuleList([view.module] if view.extra is None else [view.module, view.extra])
+    module.requires_grad_(True)
+    fused = view.device.type == "cuda"
+    optimizer = torch.optim.AdamW(module.parameters(), lr=rate, weight_decay=DECAY, fused=fused)
+    processes, curve, best = joined_processes(model.device), list[float](), dict[str, Tensor]()
+    content = None
+    if checkpoint is not None and checkpoint.is_file():
+        content = checkpoint.read_bytes()
+    if (content := processes.from_first(content)) is not None:
+        state: dict[str, Any] = torch.load(
+            io.BytesIO(content), map_location=model.device, weights_only=True
+        )
+        module.load_state_dict(state["module"])
+        optimizer.load_state_dict(state["optimizer"])
+        curve, best = state["curve"], state["best"]
+        progress(len(curve) * len(versions))
+    while len(curve) < epochs and not (curve and len(curve) - 1 - _best(curve) >= PATIENCE):
+        _epoch(view, module, optimizer, versions, len(curve), epochs, rate, batch, seed, progress)
+        curve.append(processes.from_first(score(view)))
+        if _best(curve) == len(curve) - 1:
+            best = {name: value.detach().clone() for name, value in module.state_dict().items()}
+        if checkpoint is not None and processes.first:
+            state = {"module": module.state_dict(), "optimizer": optimizer.state_dict()}
+            buffer = io.BytesIO()
+            torch.save({**state, "curve": curve, "best": best}, buffer)
+            write_atomic(checkpoint, buffer.getvalue())
+    module.load_state_dict(best)
+    module.requires_grad_(False)
+    return rewrap(model, view.module, head=view.extra), curve
+
+
+def _best(curve: list[float]) -> int:
+    """The first epoch with the highest score."""
+    return curve.index(max(curve))
+
+
+def _epoch(
+    view: VisionModel,
+    module: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    versions: Versions,
+    epoch: int,
+    epochs: int,
+    rate: float,
+    batch: int,
+    seed: int,
+    progress: Callable[[int], None],
+) -> None:
+    """Each version once, in an order drawn from (seed, epoch)."""
+    device, processes = view.device, joined_processes(view.device)
+    draw = torch.Generator().manual_seed(1000 * seed + epoch)
+    order = torch.randperm(len(versions), generator=draw).split(batch)
+    weights = class_weights(versions.labels.cpu(), view.n_classes).to(device)
+    for number, rows in enumerate(order):
+        done = (epoch + number / len(order)) / epochs
+        for group in optimizer.param_groups:  # a short warm-up, then linearly to 0
+            group["lr"] = rate * min(1.0, 20 * done + 0.05) * (1 - done)
+        mirrored = torch.rand(len(rows), generator=draw, dtype=torch.float32) < 0.5
+        mine = torch.arange(processes.rank, len(rows), processes.world)
+        share = weights[rows[mine].to(device)] / len(rows)
+        if len(mine) == 0:  # a small last batch: this process adds a gradient of 0
+            mine, share = mine.new_zeros(1), weights.new_zeros(1)
+        own = rows[mine].to(versions.labels.device)
+        images, labels = versions[own], versions.labels[own].to(device)
+        turned = mirrored[mine].to(images.device)[:, None, None, None]
+        images = torch.where(turned, images.flip(-1), images).to(device)
+        with torch.autocast(device.type, dtype=torch.bfloat16, enabled=device.type == "cuda"):
+            logits = wide(view.native(images))
+        nll = F.cross_entropy(logits, labels, reduction="none")
+        optimizer.zero_grad()
+        (share.to(nll) * nll).sum().backward()
+        processes.add_gradients(module.parameters())
+        nn.utils.clip_grad_norm_(module.parameters(), CLIP)
+        optimizer.step()
+        progress(len(rows))
+    if not all(bool(value.isfinite().all()) for value in module.parameters()):
+        raise BadInput("fine-tuning", "weights are not finite any more", "give a lower rate")

@@ -9,7 +9,7 @@ First an audit of training and validation images: if its verdict is "no", nothin
 best worst group), if versions of validation images are predicted better than by chance. This also
 holds if too few predictions are correct for a verdict: a model that is nearly always wrong has few.
 
-A remedy is a function `fit(model, splits, **options) -> Repaired`, listed in `REMEDIES`. It learns
+A remedy is a function `fit(model, splits, **options) -> Candidate`, listed in `REMEDIES`. It learns
 from `splits.train` and makes its own choices on `splits.validation`.
 """
 
@@ -17,39 +17,38 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from seecause import __version__
+from seecause._random import bits
 from seecause.background._export import export as export_model, zero
 from seecause.background.audit import PER_PICTURE, BackgroundAudit, audit_part, masked_or_paired
-from seecause.background.fine_tune import fine_tune
 from seecause.background.heads import HeadScores
 from seecause.background.images import LabelledImages, Masks, Progress, no_progress
 from seecause.background.last_layer import (
     MOST,
     STRENGTH,
-    Directions,
     LastLayer,
     balanced_layer,
     change_directions,
+    fine_tune,
     last_layer,
     new_layer,
     with_last_layer,
 )
 from seecause.background.masks import MaskSource, object_masks
 from seecause.background.scoring import interchange
-from seecause.background.versions import (
+from seecause.background.transplant import (
     Predictions,
-    VersionedImages,
+    Versions,
     origins,
-    split_rows,
     versions_to_learn,
     versions_to_test,
 )
@@ -59,16 +58,15 @@ from seecause.engine.verify import verify
 from seecause.errors import BadOption, NotDefined, SeecauseError, UnknownName
 from seecause.files import digest_json, write_atomic, write_json
 from seecause.metrics.statistics import bootstrap_interval
-from seecause.models.base import ImageModel
+from seecause.models.base import ImageModel, pixels_digest
 from seecause.models.eval_mode import in_eval_mode
 from seecause.models.view import VisionModel
 from seecause.options import Count, Positive, check_options
 from seecause.results import Result
 
 log = logging.getLogger(__name__)
-K = TypeVar("K")
 
-CHEAP = ("last-layer", "directions", "directions-refit")
+CHEAP = ("last-layer", "directions")
 EVERY = "all"  # instead of names: every remedy that the data allows
 SHARES = (0.6, 0.2, 0.2)
 JUDGED = 400  # images that the verdict is taken of, at most
@@ -91,133 +89,117 @@ NOT_TESTED = (
 class Splits:
     """Training and validation images with their versions, for remedies."""
 
-    train: VersionedImages
-    validation: VersionedImages
+    train: Versions
+    validation: Versions
     seed: int = 0
     groups: bool = False  # whether group labels may be used
     cache: Path | None = None  # a folder for the state of long trainings
     progress: Progress = no_progress
 
-    def best(self, views: Iterable[tuple[K, VisionModel]]) -> tuple[K, VisionModel, dict[str, Any]]:
-        """The first view with the best transplant-worst, and transplant-worst of each."""
-        tried, best = dict[str, Any](), list[tuple[float, K, VisionModel]]()
-        for name, view in views:
-            worst = self.validation.predict(view).transplant_worst
-            tried[str(name)] = round(worst, 4)
-            if not best or worst > best[0][0]:
-                best = [(worst, name, view)]
-        _, name, view = best[0]
-        return name, view, tried
-
 
 @dataclass(frozen=True, eq=False)
-class Repaired:
-    """A model after a remedy."""
+class Candidate:
+    """A model after a remedy, or why the remedy cannot be applied."""
 
-    model: VisionModel
+    name: str
     done: str  # one sentence
     details: dict[str, Any] = field(default_factory=dict)  # as JSON takes them
+    seconds: float = 0.0
+    validation: dict[str, float] = field(default_factory=dict)
+    test: dict[str, float] = field(default_factory=dict)
+    failed: str = ""
+    model: VisionModel | None = None
     layer: LastLayer | None = None  # if nothing but the last layer was changed
 
-    def judge(self, original: VisionModel, part: VersionedImages) -> Predictions:
+    def judge(self, original: VisionModel, part: Versions) -> Predictions:
         """Predictions on images and their versions; of a new last layer, from kept features."""
         if self.layer is not None:
             return part.predict_under(original, self.layer)
-        return part.predict(self.model)
+        return part.predict(original if self.model is None else self.model)
 
 
-def nothing(model: VisionModel, splits: Splits) -> Repaired:
+def nothing(model: VisionModel, splits: Splits) -> Candidate:
     """The model as it is."""
     try:
         layer = last_layer(model)
     except NotDefined:
         layer = None
-    return Repaired(model, "Nothing was changed.", layer=layer)
+    return Candidate("nothing", "Nothing was changed.", model=model, layer=layer)
 
 
 def fit_last_layer(
-    model: VisionModel,
-    splits: Splits,
-    *,
-    strength: Positive = STRENGTH,
-    anchor: bool | None = None,
-) -> Repaired:
-    """A new last layer on versions, classes balanced, ridge. With `anchor` it stays near the old
-    layer; by default if some class has no image, which a new layer would forget."""
-    features, labels = splits.train.features(model)[1], splits.train.moved.labels
-    if anchor is None:
-        anchor = len(labels.unique()) < model.n_classes
-    old = last_layer(model) if anchor else None
+    model: VisionModel, splits: Splits, *, strength: Positive = STRENGTH
+) -> Candidate:
+    """A new last layer on versions, classes balanced, ridge. It stays near the old layer if some
+    class has no image, which a new layer would forget."""
+    features, labels = splits.train.features(model)[1], splits.train.labels
+    anchored = len(labels.unique()) < model.n_classes
+    old = last_layer(model) if anchored else None
     layer = new_layer(features, labels, classes=model.n_classes, strength=strength, anchor=old)
-    near = ", held near the old one" if anchor else ""
+    near = ", held near the old one" if anchored else ""
     done = f"A new last layer (C = {strength:g}{near}) on {len(features)} versions."
-    return _with_layer(model, layer, done, {"versions": len(features), "anchored": anchor})
+    details = {"versions": len(features), "anchored": anchored}
+    return _with_layer("last-layer", model, layer, done, details)
 
 
-def fold_directions(model: VisionModel, splits: Splits, *, rank: Count | None = None) -> Repaired:
+def fold_directions(model: VisionModel, splits: Splits, *, rank: Count | None = None) -> Candidate:
     """Directions in which versions differ, folded out of the old last layer."""
     old, seen = last_layer(model), splits.train.features(model)[1]
-    directions = change_directions(seen, splits.train.moved.source_index)
-    layers = {r: directions.fold(old, r) for r in _ranks(rank, directions)}
-    chosen, details = _best_rank(splits, model, layers, directions)
+    directions = change_directions(seen, splits.train.source)
+    available = len(directions.values)
+    if rank is not None and rank > available:
+        raise BadOption("rank", rank, f"1 to {available} directions")
+    ranks = range(1, min(MOST, available) + 1) if rank is None else [rank]
+    layers = {r: directions.fold(old, r) for r in ranks}
+    worst = {
+        r: splits.validation.predict_under(model, layer).transplant_worst
+        for r, layer in layers.items()
+    }
+    # of equal ranks, that of the spectrum, else the lowest
+    chosen = max(worst, key=lambda r: (worst[r], r == directions.rank, -r))
     spectrum = (directions.values / directions.values[0])[: MOST + 1].tolist()
-    details["spectrum"] = [round(value, 4) for value in spectrum]
+    details = {
+        "rank": chosen,
+        "rank of the spectrum": directions.rank,
+        "transplant-worst by rank": {str(r): round(value, 4) for r, value in worst.items()},
+        "spectrum": [round(value, 4) for value in spectrum],
+    }
     done = f"{chosen} of {seen.shape[1]} directions folded out of the last layer."
-    return _with_layer(model, layers[chosen], done, details)
+    return _with_layer("directions", model, layers[chosen], done, details)
 
 
-def fold_and_refit(
-    model: VisionModel,
-    splits: Splits,
-    *,
-    rank: Count | None = None,
-    strength: Positive = STRENGTH,
-) -> Repaired:
-    """Directions in which versions differ removed, then a new last layer on plain images."""
-    plain, moved = splits.train.features(model)
-    directions = change_directions(moved, splits.train.moved.source_index)
-    labels, options = splits.train.labels, {"classes": model.n_classes, "strength": strength}
-    anchor = last_layer(model) if len(labels.unique()) < model.n_classes else None
-    layers = {}
-    for r in _ranks(rank, directions):
-        held = None if anchor is None else directions.fold(anchor, r)
-        layer = new_layer(directions.flatten(plain, r), labels, anchor=held, **options)
-        layers[r] = directions.fold(layer, r)
-    chosen, details = _best_rank(splits, model, layers, directions)
-    done = f"{chosen} directions removed, and a new last layer on {len(labels)} plain images."
-    return _with_layer(model, layers[chosen], done, details)
-
-
-def remove_heads(model: VisionModel, splits: Splits) -> Repaired:
+def remove_heads(model: VisionModel, splits: Splits) -> Candidate:
     """The heads that carry most of the change between versions removed; how many, by validation
     images."""
-    scores = interchange_effects(model, splits)
-    order = scores.order()
+    order = interchange_effects(model, splits).order()
     if not order:
-        return Repaired(model, "No head was removed: none carries the change between versions.")
-    counts = sorted({min(count, len(order)) for count in HEAD_COUNTS})
+        done = "No head was removed: none carries the change between versions."
+        return Candidate("heads", done, model=model)
+    counts, worst = sorted({min(count, len(order)) for count in HEAD_COUNTS}), dict[int, float]()
+    best, view = 0, model
     with splits.progress("removing heads", len(counts)) as advance:
-
-        def pruned() -> Iterable[tuple[int, VisionModel]]:
-            for count in counts:
-                yield count, zero(model, order[:count])
-                advance(1)
-
-        count, view, tried = splits.best(pruned())
-    details = {"heads": order[:count], "transplant-worst by count": tried}
-    return Repaired(view, f"{count} heads removed: {', '.join(map(str, order[:count]))}.", details)
+        for count in counts:
+            pruned = zero(model, order[:count])
+            worst[count] = splits.validation.predict(pruned).transplant_worst
+            if best == 0 or worst[count] > worst[best]:
+                best, view = count, pruned
+            advance(1)
+    tried = {str(count): round(value, 4) for count, value in worst.items()}
+    details = {"heads": order[:best], "transplant-worst by count": tried}
+    done = f"{best} heads removed: {', '.join(map(str, order[:best]))}."
+    return Candidate("heads", done, details, model=view)
 
 
 def interchange_effects(model: VisionModel, splits: Splits) -> HeadScores:
     """Effect of exchanging each head between an image and its last version, [L, H]; of up to
     `SCORED` training images, spread over all."""
-    moved = splits.train.moved
-    images, which = moved.source_index.unique(return_inverse=True)
+    versions = splits.train
+    images, which = versions.source.unique(return_inverse=True)
     number = torch.arange(len(which), device=which.device)
     last = torch.zeros_like(images).scatter_reduce(0, which, number, "amax")
     rows = torch.linspace(0, len(images) - 1, min(SCORED, len(images))).round().long()
     rows = rows.to(images.device)
-    plain, others = splits.train.data.images[images[rows]], moved[last[rows]]
+    plain, others = versions.data.images[images[rows]], versions[last[rows]]
     with splits.progress("scoring heads", len(plain)) as advance:
         pairs = LabelledImages(plain, other_background=others)
         return interchange(model, pairs, progress=advance)
@@ -230,12 +212,12 @@ def train_on(
     epochs: Count = 5,
     rate: Positive = 5e-5,
     batch: Count = 64,
-) -> Repaired:
+) -> Candidate:
     """All weights trained on versions; stopped early by transplant-worst."""
-    versions, checkpoint = splits.train.moved, None
+    versions, checkpoint = splits.train, None
     settings = {"epochs": epochs, "rate": rate, "batch": batch, "seed": splits.seed}
     if splits.cache is not None:
-        contents = [splits.train.digest(), splits.validation.digest(), model.fingerprint()]
+        contents = [_content(splits.train), _content(splits.validation), model.fingerprint()]
         key = digest_json([*contents, settings, __version__])
         checkpoint = splits.cache / f"fine-tune-{key}.pt"
     with splits.progress("fine-tuning", epochs * len(versions)) as advance:
@@ -247,52 +229,40 @@ def train_on(
             progress=advance,
             **settings,
         )
-    by_epoch = [round(value, 4) for value in curve]
     details = {"epochs": len(curve), "rate": rate, "versions": len(versions)}
-    details["transplant-worst by epoch"] = by_epoch
+    details["transplant-worst by epoch"] = [round(value, 4) for value in curve]
     best = 1 + curve.index(max(curve))
     done = f"Fine-tuned on {len(versions)} versions: epoch {best} of {len(curve)} (rate {rate:g})."
-    return Repaired(view, done, details)
+    return Candidate("fine-tune", done, details, model=view)
 
 
-def retrain_by_groups(model: VisionModel, splits: Splits) -> Repaired:
+def _content(versions: Versions) -> list[Any]:
+    """What the versions are made of."""
+    data = versions.data
+    parts = [data.images, data.other_background]
+    parts.append(None if data.masks is None else data.masks.hard[:, None].float())
+    drawn = (versions.source, versions.donor, versions.number, versions.labels)
+    pixels = ["" if part is None else pixels_digest(part) for part in parts]
+    return [*pixels, *(part.tolist() for part in drawn), versions.seed]
+
+
+def retrain_by_groups(model: VisionModel, splits: Splits) -> Candidate:
     """DFR (Kirichenko et al. 2023): a new last layer on group-balanced images."""
-    features, labels = splits.train.features(model)[0], splits.train.labels
-    groups = torch.tensor(splits.train.data.groups)
+    data, features = splits.train.data, splits.train.features(model)[0]
+    groups = torch.tensor(data.groups)
     options = {"classes": model.n_classes, "seed": splits.seed}
-    layer, tried = balanced_layer(features, labels, groups, **options)
+    layer, tried = balanced_layer(features, data.need_labels(), groups, **options)
     strength = max(tried, key=lambda c: tried[c])
     done = f"DFR: a new last layer on {len(features)} images with group labels (C = {strength})."
-    return _with_layer(model, layer, done, {})
+    return _with_layer("dfr", model, layer, done, {})
 
 
 def _with_layer(
-    model: VisionModel, layer: LastLayer, done: str, details: dict[str, Any]
-) -> Repaired:
+    name: str, model: VisionModel, layer: LastLayer, done: str, details: dict[str, Any]
+) -> Candidate:
     """The model with another last layer; the view is verified when it is chosen."""
-    return Repaired(with_last_layer(model, layer, check=False), done, details, layer)
-
-
-def _ranks(rank: int | None, directions: Directions) -> list[int]:
-    available = len(directions.values)
-    if rank is not None and rank > available:
-        raise BadOption("rank", rank, f"1 to {available} directions")
-    return [rank] if rank is not None else list(range(1, min(MOST, available) + 1))
-
-
-def _best_rank(
-    splits: Splits, model: VisionModel, layers: Mapping[int, LastLayer], directions: Directions
-) -> tuple[int, dict[str, Any]]:
-    """The rank whose layer has the best transplant-worst; of equal ones the rank of the spectrum,
-    else the lowest."""
-    tried = {
-        r: splits.validation.predict_under(model, layer).transplant_worst
-        for r, layer in layers.items()
-    }
-    chosen = max(tried, key=lambda r: (tried[r], r == directions.rank, -r))
-    by_rank = {str(r): round(worst, 4) for r, worst in tried.items()}
-    about = {"rank": chosen, "rank of the spectrum": directions.rank}
-    return chosen, {**about, "transplant-worst by rank": by_rank}
+    view = with_last_layer(model, layer, check=False)
+    return Candidate(name, done, details, model=view, layer=layer)
 
 
 @dataclass(frozen=True)
@@ -300,7 +270,7 @@ class Remedy:
     """A way to repair; its first docstring line is its summary, its keywords are its options."""
 
     name: str
-    fit: Callable[..., Repaired]
+    fit: Callable[..., Candidate]
     cost: str
     needs_groups: bool = False
 
@@ -311,25 +281,11 @@ REMEDIES = {
         Remedy("nothing", nothing, "nothing"),
         Remedy("last-layer", fit_last_layer, "1 forward of each version"),
         Remedy("directions", fold_directions, "1 forward of each version"),
-        Remedy("directions-refit", fold_and_refit, "1 forward of each version"),
         Remedy("heads", remove_heads, "1 forward per head of 64 pairs"),
         Remedy("fine-tune", train_on, "about 15 forwards of each version"),
         Remedy("dfr", retrain_by_groups, "1 forward of each image", needs_groups=True),
     )
 }
-
-
-@dataclass(frozen=True, eq=False)
-class Candidate:
-    """A remedy that was tried, or why it was not."""
-
-    name: str
-    done: str
-    details: dict[str, Any] = field(default_factory=dict)
-    seconds: float = 0.0
-    validation: dict[str, float] = field(default_factory=dict)
-    test: dict[str, float] = field(default_factory=dict)
-    failed: str = ""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -390,10 +346,13 @@ class Repair(Result):
 
     def facts(self) -> dict[str, Any]:
         """All numbers and settings, as JSON takes them."""
+        names = ("name", "done", "details", "seconds", "validation", "test", "failed")
         candidates = []
         for candidate in self.candidates.values():
-            facts = vars(candidate).items()
-            candidates.append({name: _known(v) if isinstance(v, dict) else v for name, v in facts})
+            facts = {name: getattr(candidate, name) for name in names}
+            for part in ("validation", "test"):  # JSON cannot hold NaN
+                facts[part] = {name: v for name, v in facts[part].items() if v == v}
+            candidates.append(facts)
         return {
             "remedy": self.remedy,
             "verdict": self.verdict,
@@ -403,13 +362,8 @@ class Repair(Result):
             "after": self.after.numbers(),
             "candidates": candidates,
             "run": self.record,
-            "left out": [asdict(hole) for hole in self.skipped],
+            "left out": [asdict(image) for image in self.skipped],
         }
-
-
-def _known(numbers: Mapping[str, Any]) -> dict[str, Any]:
-    """Without NaN, which JSON cannot hold."""
-    return {name: value for name, value in numbers.items() if value == value}
 
 
 _NO_GAIN = "no remedy improves validation images by more than chance; nothing was changed."
@@ -476,8 +430,8 @@ def repair(
     folder = None if cache is None else Path(cache)
     if folder is not None:
         folder.mkdir(parents=True, exist_ok=True)
-    if folder is not None and isinstance(masks, str) and masks != "given":
-        masks = partial(object_masks, view, source=masks, cache=folder / "masks")
+        if isinstance(masks, str) and masks != "given":
+            masks = partial(object_masks, view, source=masks, cache=folder / "masks")
     everything = masked_or_paired(view, as_data(data), masks, progress)
     unknown = len(everything) - sum(group is not None for group in everything.groups)
     if groups and unknown:
@@ -497,31 +451,32 @@ def repair(
         progress,
     )
     part = versions_to_test(view, judged, PER_PICTURE, seed=seed)
-    verdict = audit_part(view, part, progress, fills=()).verdict
-    candidates, repaired = dict[str, Candidate](), dict[str, Repaired]()
+    verdict = audit_part(view, part, fills=()).verdict
+    candidates = dict[str, Candidate]()
     with progress("trying remedies", len(entries)) as advance:
         for remedy, settings in entries:
-            candidates[remedy.name], result = _try(view, remedy, settings, splits)
-            if result is not None:
-                repaired[remedy.name] = result
+            candidates[remedy.name] = _try(view, remedy, settings, splits)
             advance(1)
     chosen_by = "worst group" if groups else "transplant-worst"
-    name = _choice(view, candidates, repaired, splits, chosen_by, verdict, force)
-    part = versions_to_test(view, report, PER_PICTURE, seed=seed + 1)
-    answers = {known: result.judge(view, part) for known, result in repaired.items()}
-    for known, each in answers.items():
-        candidates[known] = replace(candidates[known], test=each.numbers(groups=True))
-    before = after = audit_part(view, part, judged=answers["nothing"])
+    name = _choice(view, candidates, splits, chosen_by, verdict, force)
+    part, tests = versions_to_test(view, report, PER_PICTURE, seed=seed + 1), {}
+    for known, candidate in candidates.items():
+        if not candidate.failed:
+            tests[known] = candidate.judge(view, part)
+            numbers = tests[known].numbers(groups=True)
+            candidates[known] = replace(candidate, test=numbers)
+    repaired = candidates[name].model
+    assert repaired is not None
+    before = after = audit_part(view, part, tests["nothing"])
     if name != "nothing":
-        verify(repaired[name].model)
-        after = audit_part(repaired[name].model, part, judged=answers[name])
+        verify(repaired)
+        after = audit_part(repaired, part, tests[name])
     counts = {"train": train, "validation": validation, "test": report}
     record = _record(view, everything, counts, per_picture, seed)
     skipped = (*everything.skipped, *(() if tested is None else tested.skipped))
     return Repair(
-        repaired[name].model, view, name, verdict, before, after, candidates, chosen_by, record,
-        skipped,
-    )  # fmt: skip
+        repaired, view, name, verdict, before, after, candidates, chosen_by, record, skipped
+    )
 
 
 def _repairable(model: ImageModel) -> VisionModel:
@@ -576,9 +531,29 @@ def _split(
     return train, validation, data.take(rows[2]) if test is None else test, judged
 
 
-def _try(
-    model: VisionModel, remedy: Remedy, settings: dict[str, Any], splits: Splits
-) -> tuple[Candidate, Repaired | None]:
+def split_rows(
+    labels: Tensor, shares: tuple[float, ...], *, seed: int, images: Tensor | None = None
+) -> list[Tensor]:
+    """Rows of each share, drawn class by class. Rows of the same image (`images` [n], by default
+    each its own) stay together."""
+    labels = labels.cpu()
+    which = torch.arange(len(labels)) if images is None else images.cpu()
+    which = which.unique(return_inverse=True)[1]
+    place = torch.arange(len(labels))
+    first = torch.full((int(which.max()) + 1,), len(labels)).scatter_reduce(0, which, place, "amin")
+    chance = bits(first, 8 * seed + 5).double()
+    part_of = torch.zeros(len(first), dtype=torch.long)
+    for kind in labels.unique().tolist():
+        members = (labels[first] == kind).nonzero()[:, 0]
+        members = members[chance[members].argsort()]
+        ends = torch.tensor(shares).cumsum(0) / sum(shares) * len(members)
+        part_of[members] = torch.bucketize(
+            torch.arange(len(members)), ends.round().long(), right=True
+        )
+    return [(part_of[which] == part).nonzero()[:, 0] for part in range(len(shares))]
+
+
+def _try(model: VisionModel, remedy: Remedy, settings: dict[str, Any], splits: Splits) -> Candidate:
     """A remedy with its numbers on validation images; or the reason why it cannot be applied."""
     began = time.perf_counter()
     try:
@@ -587,23 +562,22 @@ def _try(
         if isinstance(reason, BadOption) and reason.option in settings:
             raise  # an option of the caller cannot be used with this model
         log.warning("%s cannot be tried: %s", remedy.name, reason)
-        return Candidate(remedy.name, "not tried", failed=str(reason)), None
+        return Candidate(remedy.name, "not tried", failed=str(reason))
     seconds = time.perf_counter() - began
     numbers = result.judge(model, splits.validation).numbers(groups=splits.groups)
-    return Candidate(remedy.name, result.done, result.details, seconds, numbers), result
+    return replace(result, seconds=seconds, validation=numbers)
 
 
 def _choice(
     model: VisionModel,
     candidates: Mapping[str, Candidate],
-    repaired: Mapping[str, Repaired],
     splits: Splits,
     chosen_by: str,
     verdict: str,
     force: bool,
 ) -> str:
     """The remedy to take: the best on validation images, if it gains more than chance would."""
-    names = [name for name in repaired if name != "nothing"]
+    names = [name for name, each in candidates.items() if name != "nothing" and not each.failed]
     if not names or (verdict == "no" and not force):
         return "nothing"
 
@@ -615,7 +589,7 @@ def _choice(
     if force:
         return best
     before, after = (
-        repaired[name].judge(model, splits.validation).accuracy_by_image()
+        candidates[name].judge(model, splits.validation).accuracy_by_image()
         for name in ("nothing", best)
     )
     low, _ = bootstrap_interval(after - before)

@@ -1,4 +1,6 @@
-"""Transplants: the object of image i on the background of image j.
+"""Versions of images that should get the same prediction, and what a model predicts for them.
+
+Transplants put the object of image i on the background of image j:
 
     patch p of the result = i's patch p                 inside i's mask
                             j's patch p                 elsewhere, outside j's hole
@@ -6,125 +8,146 @@
 
 The patches that fill a hole are drawn from those of j outside it. If masks are as fine as the
 images, the object is cut by pixels, with soft edges. Every draw is a hash of (seed, i, number of
-the transplant): the first four of eight transplants are the four of `per_picture=4`.
+the transplant): the first four of eight transplants are the four of `per_picture=4`. Images may be
+raw or normalised, because copying and mixing commute with normalisation. Transplants are rendered
+when they are indexed, so eight for each image take the memory of one batch.
 
-Images may be raw or normalised, because copying and mixing commute with normalisation. Transplants
-are rendered when they are indexed, so eight for each image take the memory of one batch.
+A test has versions of two kinds:
+
+    moved     each object on backgrounds of images that the model predicts otherwise (or the other
+              version of a pair)
+    control   each object on backgrounds of images that it predicts the same (or the image itself):
+              the effect of cutting alone. By predictions and not by labels, so that it is a control
+              also where backgrounds are independent of the class
+
+    flips              share of versions whose prediction is not that of the image, over the images
+                       that count (`Predictions.counted`)
+    transplant-worst   lowest accuracy over class x donor class; it needs no group label, and
+                       decides between remedies. Cells of few images (not versions) are pooled by
+                       class, then altogether
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
-from typing import Literal
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from seecause._random import bits, lattice
-from seecause.background.images import LabelledImages, on_pixels
+from seecause.background.images import LabelledImages, logits_of, on_pixels
+from seecause.background.last_layer import LastLayer, features
 from seecause.errors import BadOption
+from seecause.metrics.statistics import GroupAccuracy
+from seecause.models.base import ImageModel
+from seecause.models.view import VisionModel
 from seecause.options import Count, Seed, checked
 
 log = logging.getLogger(__name__)
 
 Donors = Literal["any", "same-class", "other-class"]
 SOFT = 1 / 150  # deviation of a soft edge, as a share of the image's longer side
-FEWEST = 12  # patches per side by which holes are filled, if masks are by pixels
+FEWEST_PATCHES = 12  # a side, by which holes are filled, if masks are by pixels
+FEWEST = 5  # images in a cell whose accuracy counts by itself
+AT_ONCE = 256  # versions that are rendered together
 _DRAW, _FILL = 1, 2  # purposes of a hash
+_VERSION = re.compile(r"~\d+(\.\w+)?$")  # the end of an id that tells versions of an image apart
 
 
 @dataclass(frozen=True, eq=False)
 class Versions:
-    """M versions of images, rendered when they are indexed: objects on other backgrounds, or whole
-    images (`shapes` is None)."""
+    """M versions of images, rendered when they are indexed: transplants of images with object masks
+    in use, or versions of pairs."""
 
-    images: Tensor  # [n, 3, H, W] that versions are made of
-    labels: Tensor  # [M] of the object
-    donor_labels: Tensor  # [M] of the image whose background it is
-    source_index: Tensor  # [M] image that the version belongs to
-    donor_index: Tensor  # [M] image whose background it has, or that it is
-    shapes: Tensor | None = None  # [n, H, W] or [n, gh, gw] bool: objects
-    holes: Tensor | None = None  # [n, gh, gw] bool: what is filled in a background
-    number: Tensor | None = None  # [M] which of the image's transplants
+    data: LabelledImages
+    source: Tensor  # [M] image that the version belongs to
+    donor: Tensor  # [M] image whose background it has; of pairs 1 for the other version, else 0
+    number: Tensor  # [M] which of the image's transplants
+    control: Tensor  # [M] bool: versions that show what cutting alone does
     seed: int = 0
     skipped: tuple[int, ...] = ()  # images of which no transplant can be made
+    memo: dict[str, Any] = field(default_factory=dict)  # features of the last model
 
     def __len__(self) -> int:
-        return len(self.source_index)
+        return len(self.source)
 
     def __getitem__(self, rows: slice | Tensor) -> Tensor:
         """Some of the versions, rendered, [m, 3, H, W]."""
-        some = self.take(rows)
-        if some.shapes is None or some.holes is None or some.number is None:
-            return some.images[some.donor_index]
-        source, donor = some.source_index, some.donor_index
-        holes = some.holes[donor]
-        background = _filled(some.images[donor], holes, some.seed, source, some.number)
-        images, shapes = some.images[source], some.shapes[source][:, None]
-        size = (images.shape[-2], images.shape[-1])
-        if shapes.shape[-2:] == size:
+        data, source, donor = self.data, self.source[rows], self.donor[rows]
+        images = data.images[source]
+        if data.masks is None:
+            if data.other_background is None:
+                return images
+            other = (donor == 1)[:, None, None, None]
+            return torch.where(other, data.other_background[source], images)
+        masks = data.masks.hard.to(source.device)
+        holes = _holes(masks[donor], data.size)
+        background = _filled(data.images[donor], holes, self.seed, source, self.number[rows])
+        shapes = masks[source][:, None]
+        if shapes.shape[-2:] == data.size:
             share = _softened(shapes.to(images.dtype))
             return share * images + (1 - share) * background
-        return torch.where(on_pixels(shapes, size), images, background)
+        return torch.where(on_pixels(shapes, data.size), images, background)
 
-    def take(self, rows: slice | Tensor) -> Versions:
+    @property
+    def labels(self) -> Tensor:
+        """[M] classes of the objects."""
+        return self.data.need_labels()[self.source]
+
+    @property
+    def donor_labels(self) -> Tensor:
+        """[M] classes of the images whose background it is; of pairs, which version it is."""
+        return self.donor if self.data.masks is None else self.data.need_labels()[self.donor]
+
+    def take(self, rows: Tensor) -> Versions:
         """Some of the versions, not rendered."""
-        names = ["labels", "donor_labels", "source_index", "donor_index"]
-        names += [] if self.number is None else ["number"]
-        return replace(self, **{name: getattr(self, name)[rows] for name in names})
+        names = ("source", "donor", "number", "control")
+        return replace(self, **{name: getattr(self, name)[rows] for name in names}, memo={})
 
-    def batches(self, size: int) -> Iterator[Tensor]:
-        """All versions, rendered, `size` at a time and in order."""
-        for start in range(0, len(self), size):
-            yield self[start : start + size]
+    def features(self, model: VisionModel) -> list[Tensor]:
+        """Features of the last layer: of images [n, P] and of versions [M, P]."""
+        key = model.fingerprint()
+        if self.memo.get("model") != key:
+            self.memo.update(model=key, features=self._over(features, model))
+        return self.memo["features"]
 
-    def pairs(self, name: str = "transplants") -> LabelledImages:
-        """Each image beside its versions: one pair for each version, in order. Ids end in ~NUMBER,
-        so that a repair keeps pairs of one image together."""
-        return LabelledImages(
-            self.images[self.source_index],
-            self.labels,
-            name=name,
-            ids=tuple(f"{source}~{n}" for n, source in enumerate(self.source_index.tolist())),
-            other_background=torch.cat(list(self.batches(64))),
-        )
+    def predict(self, model: ImageModel) -> Predictions:
+        return Predictions(self, *self._over(logits_of, model))
 
-    def sheet(self, count: int = 6, *, raw: Callable[[Tensor], Tensor] | None = None) -> Tensor:
-        """`count` rows of object, background and version side by side, [3, h, w] in [0, 1], to
-        check the cuts. `raw` undoes normalisation (`model.preprocess.raw`)."""
-        rows = torch.linspace(0, len(self) - 1, min(count, len(self))).round().long()
-        some = self.take(rows)
-        parts = (self.images[some.source_index], self.images[some.donor_index], self[rows])
-        images = torch.stack([part.float().cpu() for part in parts], dim=1)  # [c, 3, 3, H, W]
-        images = images.flatten(0, 1)
-        images = (images if raw is None else raw(images)).clamp(0, 1)
-        edge = max(2, images.shape[-1] // 48)
-        framed = F.pad(images, [edge] * 4, value=1.0).unflatten(0, (len(rows), 3))
-        return framed.permute(2, 0, 3, 1, 4).flatten(3).flatten(1, 2)
+    def predict_under(self, model: VisionModel, layer: LastLayer) -> Predictions:
+        """Predictions of the model with another last layer, from its features."""
+        return Predictions(self, *(layer(rows) for rows in self.features(model)))
+
+    def _over(self, run: Callable[[Any, Tensor], Tensor], model: ImageModel) -> list[Tensor]:
+        """`run(model, ...)` of images and of versions, on the CPU, `AT_ONCE` at a time."""
+        starts = range(0, len(self), AT_ONCE)
+        plain = [run(model, batch).cpu() for batch in self.data.images.split(AT_ONCE)]
+        moved = [run(model, self[start : start + AT_ONCE]).cpu() for start in starts]
+        return [torch.cat(plain), torch.cat(moved)]
 
 
 @checked
 def transplant(
-    images: Tensor,
-    masks: Tensor,
-    labels: Tensor,
+    data: LabelledImages,
     *,
     per_picture: Count = 8,
     donors: Donors = "any",
+    classes: Tensor | None = None,
     seed: Seed = 0,
 ) -> Versions:
     """Put objects of images on each other's backgrounds.
 
     Args:
-        images: [n, 3, H, W].
-        masks: Object masks, bool: [n, gh, gw] on a grid of patches, or [n, H, W] by pixels.
-        labels: [n] classes.
+        data: Labelled images with object masks in use.
         per_picture: Transplants of each image.
         donors: Classes that lend backgrounds. "same-class" is a control: it shows the effect of
             cutting alone.
+        classes: Classes [n] that tell donors apart; None: the labels.
         seed: Of the draws.
 
     Returns:
@@ -135,105 +158,247 @@ def transplant(
         >>> import torch
         >>> images, masks = torch.rand(4, 3, 8, 8), torch.zeros(4, 4, 4, dtype=torch.bool)
         >>> masks[:, 1:3, 1:3] = True
-        >>> moved = transplant(images, masks, torch.tensor([0, 0, 1, 1]), per_picture=2)
+        >>> data = LabelledImages(images, torch.tensor([0, 0, 1, 1]), masks)
+        >>> moved = transplant(data, per_picture=2)
         >>> len(moved), moved[:3].shape
         (8, torch.Size([3, 3, 8, 8]))
     """
-    _check(images, masks, labels, donors)
-    masks, labels = masks.to(images.device), labels.to(images.device)
-    holes = _holes(masks, images)
+    if data.masks is None:
+        raise BadOption("masks", None, "object masks: data.with_masks(object_masks(...))")
+    masks, device = data.masks.hard, data.images.device
     objects = masks.flatten(1).any(dim=1) & ~masks.flatten(1).all(dim=1)
-    grounds = ~holes.flatten(1).all(dim=1)
+    grounds = ~_holes(masks, data.size).flatten(1).all(dim=1)
     # drawn on the CPU: one image at a time would wait for the device a thousand times
-    drawn = _draw(labels.cpu(), objects.cpu(), grounds.cpu(), per_picture, donors, seed)
-    source, donor, number = (part.to(images.device) for part in drawn)
+    classes = (data.need_labels() if classes is None else classes).cpu()
+    source, donor, number = _draw(classes, objects.cpu(), grounds.cpu(), per_picture, donors, seed)
     if len(source) == 0:
         raise BadOption(
             "masks",
             f"{int(objects.sum())} of {len(masks)} with an object and a background",
-            "at least two such images; in a mask 0 is background, all else object",
+            f"at least two such images for donors={donors!r}; in a mask 0 is background",
         )
-    moved = torch.zeros_like(objects).index_fill(0, source, True)
-    skipped = tuple((~moved).nonzero()[:, 0].tolist())
+    skipped = tuple(sorted(set(range(len(data))) - set(source.tolist())))
     if skipped:
         log.warning(
             "%d of %d images are not transplanted (donors: %s): no object, no background,"
             " or no donor",
-            *(len(skipped), len(images), donors),
+            *(len(skipped), len(data), donors),
         )
-    return Versions(
-        images, labels[source], labels[donor], source, donor, masks, holes, number, seed, skipped
-    )
+    control = torch.zeros(len(source), dtype=torch.bool)
+    drawn = (part.to(device) for part in (source, donor, number, control))
+    return Versions(data, *drawn, seed, skipped)
 
 
-def _check(images: Tensor, masks: Tensor, labels: Tensor, donors: str) -> None:
-    if images.ndim != 4 or not images.is_floating_point() or not bool(images.isfinite().all()):
-        got = f"{images.dtype} {list(images.shape)}"
-        raise BadOption("images", got, "finite floating-point images [n, 3, H, W]")
-    height, width = images.shape[-2:]
-    divides = masks.ndim == 3 and height % masks.shape[1] == 0 and width % masks.shape[2] == 0
-    if masks.dtype != torch.bool or len(masks) != len(images) or not divides:
-        raise BadOption(
-            "masks",
-            f"{masks.dtype} {list(masks.shape)}",
-            f"bool [{len(images)}, rows, columns] on a grid of patches of the {height} x {width}"
-            f" pixels, or as fine as them: [{len(images)}, {height}, {width}]",
-        )
-    if labels.shape != (len(images),):
-        raise BadOption("labels", list(labels.shape), f"one for each image, [{len(images)}]")
-    if donors != "same-class" and len(labels.unique()) < 2:
-        expected = "images of two classes at least, or donors='same-class'"
-        raise BadOption("labels", f"{len(labels.unique())} classes", expected)
+def versions_to_learn(data: LabelledImages, per_picture: int, *, seed: int) -> Versions:
+    """Versions for training: objects on any background; of pairs (no masks in use), both
+    versions."""
+    if data.masks is not None:
+        return transplant(data, per_picture=per_picture, seed=seed)
+    return _pair_versions(data, 0, 1)
 
 
-def _holes(masks: Tensor, images: Tensor) -> Tensor:
+def versions_to_test(
+    model: ImageModel, data: LabelledImages, per_picture: int, *, seed: int
+) -> Versions:
+    """Versions for a test: objects on backgrounds of images that `model` predicts otherwise, and as
+    control, of images that it predicts the same; of pairs (no masks in use), the other version and
+    the image itself."""
+    if data.masks is None:
+        both = _pair_versions(data, 1, 0)
+        return replace(both, control=both.donor == 0)
+    predicted = logits_of(model, data.images).argmax(dim=1)
+    if len(predicted.unique()) < 2:
+        predicted = data.need_labels()  # a model that predicts one class tells no donors apart
+    options: Any = {"per_picture": per_picture, "classes": predicted, "seed": seed}
+    moved = transplant(data, donors="other-class", **options)
+    if torch.bincount(predicted).max() < 2:
+        return moved
+    same = transplant(data, donors="same-class", **options)
+    parts = ((moved.source, same.source), (moved.donor, same.donor), (moved.number, same.number))
+    control = torch.cat([moved.control, torch.ones_like(same.control)])
+    return Versions(data, *map(torch.cat, parts), control, seed, moved.skipped)
+
+
+def _pair_versions(data: LabelledImages, *which: int) -> Versions:
+    """The images themselves (0), their other versions (1), or both."""
+    places = torch.arange(len(data), device=data.images.device)
+    source = places.repeat(len(which))
+    donor = torch.tensor(which, device=places.device).repeat_interleave(len(data))
+    return Versions(data, source, donor, donor, torch.zeros_like(source, dtype=torch.bool))
+
+
+@dataclass(frozen=True, eq=False)
+class Predictions:
+    """Logits of images and of their versions, on the CPU, and the numbers that follow from them."""
+
+    versions: Versions
+    plain: Tensor  # [n, C]
+    moved: Tensor  # [M, C], controls among them
+
+    @property
+    def correct(self) -> Tensor:
+        """[n] bool."""
+        return self.plain.argmax(dim=1) == self.versions.data.need_labels().cpu()
+
+    @property
+    def counted(self) -> Tensor:
+        """[n] bool: images whose flips count, those with a correct prediction. Of pairs, in either
+        version: a mark flips just those predictions that are wrong with it."""
+        if self.versions.data.masks is not None:
+            return self.correct
+        return self.correct | (self.accuracy_by_image() > 0)
+
+    def accuracy_by_image(self) -> Tensor:
+        """[n] float64: accuracy over the versions of each image; NaN without versions."""
+        return self._by_image(self._correct_versions())
+
+    def flips_by_image(self, control: bool = False) -> Tensor:
+        """[n] float64: share of each image's versions of one kind with another prediction than the
+        image; NaN without versions."""
+        plain = self.plain.argmax(dim=1)[self.versions.source.cpu()]
+        kind = self.versions.control.cpu() == control
+        return self._by_image(self.moved.argmax(dim=1) != plain, kind)
+
+    def pulled_by_image(self) -> Tensor:
+        """[n] float64: share of each image's moved versions that are predicted as the donor's
+        class."""
+        pulled = self.moved.argmax(dim=1) == self.versions.donor_labels.cpu()
+        return self._by_image(pulled, ~self.versions.control.cpu())
+
+    def _by_image(self, values: Tensor, rows: Tensor | None = None) -> Tensor:
+        """Means over the versions (rows [M] bool) of each image."""
+        source = self.versions.source.cpu()
+        if rows is not None:
+            source, values = source[rows], values[rows]
+        sums = torch.zeros(len(self.plain), dtype=torch.float64)
+        sums.index_add_(0, source, values.double())
+        return sums / torch.bincount(source, minlength=len(sums))  # NaN for 0 of 0
+
+    def _correct_versions(self) -> Tensor:
+        return self.moved.argmax(dim=1) == self.versions.labels.cpu()
+
+    @property
+    def accuracy(self) -> float:
+        return float(self.correct.double().mean())
+
+    @property
+    def flips(self) -> float:
+        """Share of counted predictions that change; NaN where there are none."""
+        return float(self.flips_by_image()[self.counted].nanmean())
+
+    @property
+    def control_flips(self) -> float:
+        """Share of counted predictions that change in the controls; NaN where there are none."""
+        return float(self.flips_by_image(control=True)[self.counted].nanmean())
+
+    @property
+    def transplant_worst(self) -> float:
+        labels, donors = self.versions.labels.cpu(), self.versions.donor_labels.cpu()
+        images = origins(self.versions.data.ids)[self.versions.source.cpu()]
+        return worst_cell(self._correct_versions(), labels, donors, images)
+
+    @property
+    def groups(self) -> GroupAccuracy | None:
+        return self.versions.data.by_group(self.correct)
+
+    def numbers(self, *, groups: bool = False) -> dict[str, float]:
+        """By name, for tables; NaN where the data does not tell."""
+        by_group = self.groups if groups else None
+        moved = self._correct_versions()[~self.versions.control.cpu()]
+        return {
+            "accuracy": self.accuracy,
+            "flips": self.flips,
+            "flips, control": self.control_flips,
+            "transplants": float(moved.double().mean()),
+            "transplant-worst": self.transplant_worst,
+            "worst group": torch.nan if by_group is None else by_group.worst,
+        }
+
+
+def worst_cell(
+    correct: Tensor, labels: Tensor, donors: Tensor, images: Tensor, *, fewest: int = FEWEST
+) -> float:
+    """The lowest accuracy over (class, donor class) of versions [M] of images [M]. Cells of fewer
+    than `fewest` images are pooled: with the other small cells of their class, with the whole
+    class, or altogether, whichever is the first to have enough.
+
+    >>> import torch
+    >>> correct, classes = torch.tensor([True, True, False, True]), torch.tensor([0, 0, 1, 1])
+    >>> worst_cell(correct, classes, torch.tensor([0, 0, 1, 1]), torch.arange(4), fewest=2)
+    0.5
+    """
+
+    def enough(rows: Tensor) -> bool:
+        return len(images[rows].unique()) >= fewest
+
+    pools, left = list[Tensor](), list[Tensor]()
+    for whole in _rows_by(labels):
+        cells = [whole[rows] for rows in _rows_by(donors[whole])]
+        pools += [cell for cell in cells if enough(cell)]
+        small = [cell for cell in cells if not enough(cell)]
+        if small:
+            rest = torch.cat(small)
+            pool = rest if enough(rest) else whole
+            (pools if enough(pool) else left).append(pool)
+    if left:
+        rest = torch.cat(left)
+        pools.append(rest if enough(rest) else torch.arange(len(correct)))
+    return min(float(correct[pool].double().mean()) for pool in pools)
+
+
+def _rows_by(codes: Tensor) -> list[Tensor]:
+    """Rows of each code [M]."""
+    order = codes.argsort(stable=True)
+    counts = codes[order].unique_consecutive(return_counts=True)[1]
+    return list(order.split(counts.tolist()))
+
+
+def origins(ids: Sequence[str]) -> Tensor:
+    """[n] int: equal for ids of versions of the same image, NAME~1 and NAME~2.
+
+    >>> origins(["a.png", "b~1.png", "b~2.png", "c"]).tolist()
+    [0, 1, 1, 2]
+    """
+    names = [_VERSION.sub("", name) for name in ids]
+    numbers = {name: number for number, name in enumerate(dict.fromkeys(names))}
+    return torch.tensor([numbers[name] for name in names])
+
+
+def _holes(masks: Tensor, size: tuple[int, int]) -> Tensor:
     """What is filled of each background, [n, gh, gw]: the mask grown by one patch; the mask alone
-    where nothing would be left. Of fine masks every patch that they touch."""
-    if masks.shape[1:] == images.shape[-2:]:
-        grid = (masks.shape[1] // _patch(masks.shape[1]), masks.shape[2] // _patch(masks.shape[2]))
+    where nothing would be left. Of masks as fine as the images, every patch that they touch."""
+    half, touched = masks[:, None], masks
+    if masks.shape[1:] == size:
+        grid = (size[0] // _patch(size[0]), size[1] // _patch(size[1]))
         share = F.adaptive_avg_pool2d(masks[:, None].float(), grid)
         half, touched = share >= 0.5, share[:, 0] > 0
-    else:
-        half, touched = masks[:, None], masks
     grown = (F.max_pool2d(half.float(), 3, stride=1, padding=1)[:, 0] > 0) | touched
     full = grown.flatten(1).all(dim=1)
     return torch.where(full[:, None, None], touched, grown)
 
 
 def _patch(side: int) -> int:
-    """The largest patch that gives at least FEWEST patches a side."""
-    return max(size for size in range(1, max(2, side // FEWEST + 1)) if side % size == 0)
+    """The largest patch that gives at least `FEWEST_PATCHES` a side."""
+    sizes = range(1, max(2, side // FEWEST_PATCHES + 1))
+    return max(size for size in sizes if side % size == 0)
 
 
 def _draw(
-    labels: Tensor, objects: Tensor, grounds: Tensor, per_picture: int, donors: Donors, seed: int
+    classes: Tensor, objects: Tensor, grounds: Tensor, per_picture: int, donors: Donors, seed: int
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Source, donor and number of every transplant, [M] each, image by image."""
-    pools = {kind: _pool(labels, grounds, kind, donors) for kind in labels.unique().tolist()}
-    numbers = torch.arange(per_picture, device=labels.device)
-    sources, chosen = list[Tensor](), list[Tensor]()
+    numbers = torch.arange(per_picture)
+    sources, chosen = [numbers[:0]], [numbers[:0]]
     for place in objects.nonzero()[:, 0].tolist():
-        pool = pools[int(labels[place])]
+        same = classes == classes[place]
+        allowed = {"any": grounds, "same-class": grounds & same, "other-class": grounds & ~same}
+        pool = allowed[donors].nonzero()[:, 0]
         pool = pool[pool != place]
-        if len(pool) == 0:
-            continue
-        chance = bits(place + (numbers << 32), 4 * seed + _DRAW)
-        sources.append(torch.full_like(numbers, place))
-        chosen.append(pool[chance % len(pool)])
-    if not sources:
-        empty = numbers[:0]
-        return empty, empty, empty
-    return torch.cat(sources), torch.cat(chosen), numbers.repeat(len(sources))
-
-
-def _pool(labels: Tensor, grounds: Tensor, kind: int, donors: Donors) -> Tensor:
-    """Places of the images that lend their background to class `kind`."""
-    allowed = {
-        "any": torch.ones_like(grounds),
-        "same-class": labels == kind,
-        "other-class": labels != kind,
-    }
-    return (grounds & allowed[donors]).nonzero()[:, 0]
+        if len(pool):
+            chance = bits(place + (numbers << 32), 4 * seed + _DRAW)
+            sources.append(torch.full_like(numbers, place))
+            chosen.append(pool[chance % len(pool)])
+    return torch.cat(sources), torch.cat(chosen), numbers.repeat(len(sources) - 1)
 
 
 def _filled(images: Tensor, holes: Tensor, seed: int, source: Tensor, number: Tensor) -> Tensor:

@@ -178,7 +178,7 @@ def repair(
     test: Data | None = None,
     limit: Limit = 256,
     masks_from: MasksFrom = None,
-    remedies: str = "last-layer,directions,directions-refit",
+    remedies: str = "last-layer,directions",
     option: Values = None,
     groups: bool = False,
     force: bool = False,
@@ -197,8 +197,7 @@ def repair(
 
     Args:
         test: Data to report on. Default: a fifth of --data.
-        remedies: What to try: last-layer, directions, directions-refit, heads, head-directions,
-            fine-tune, ifam; with --groups dfr, group-dro; or all.
+        remedies: What to try: last-layer, directions, heads, fine-tune; with --groups dfr; or all.
         option: An option of a remedy (fine-tune.epochs=3) or of the masks (masks.method=caap,
             masks.weights=FILE), or per_picture=N transplants of each image; repeat for more.
         groups: Use group labels, and choose by the worst group.

@@ -145,11 +145,11 @@ def worst_section(
     """Correct predictions that the background changes, with the predictions of every model: the
     images that are worst for the first."""
     model, audit = models[0], audits[0]
-    versions, cards = audit.judged.versioned, []
+    versions, cards = audit.judged.versions, []
     for place, version in audit.worst(count):
-        truth = model.class_name(int(versions.labels[place]))
-        image = versions.moved[torch.tensor([version], device=versions.moved.labels.device)][0]
-        donor = model.class_name(int(versions.moved.donor_labels[version]))
+        truth = model.class_name(int(audit.data.need_labels()[place]))
+        image = versions[version : version + 1][0]
+        donor = model.class_name(int(versions.donor_labels[version]))
         name = f"background: {donor}" if audit.masks is not None else "its other version"
         plain = [each.judged.plain[place] for each in audits]
         moved = [each.judged.moved[version] for each in audits]
@@ -203,7 +203,7 @@ def groups_section(audit: BackgroundAudit) -> list[Section]:
 def audit_rows(audit: BackgroundAudit, names: Sequence[str]) -> list[dict[str, Any]]:
     """One row for each image."""
     judged, data = audit.judged, audit.data
-    predictions, labels = judged.plain.argmax(dim=1), judged.versioned.labels
+    predictions, labels = judged.plain.argmax(dim=1), data.need_labels()
     moved, control = judged.flips_by_image(), judged.flips_by_image(control=True)
     rows = []
     for place, identity in enumerate(data.ids):

@@ -97,7 +97,7 @@ def _audited(context: ActionContext, request: OnData) -> Reply:
         "words": audit_lines(result),
         "pictures": len(result.data),
         "left_out": [asdict(hole) for hole in result.data.skipped],
-        "right": int(result.counted.sum()),
+        "right": int(result.judged.counted.sum()),
         "flips": _or_none(result.flips),
         "control": _or_none(result.control_flips),
         "extra": numbers.get("extra flips"),
@@ -260,10 +260,10 @@ def _or_none(value: float) -> float | None:
 
 def _spread(audit: BackgroundAudit) -> list[int]:
     """Transplants over all pictures; none of pairs, which are not cut."""
-    moved = audit.judged.versioned.moved
-    if moved.shapes is None:
+    moved = int((~audit.judged.versions.control).sum())  # which come first
+    if audit.masks is None:
         return []
-    return torch.linspace(0, len(moved) - 1, min(TILES, len(moved))).round().long().tolist()
+    return torch.linspace(0, moved - 1, min(TILES, moved)).round().long().tolist()
 
 
 def _tiles(
@@ -271,20 +271,18 @@ def _tiles(
 ) -> list[Reply]:
     """Versions of the first audit's pictures: what they are made of, and the answers in every
     audit of the same pictures."""
-    part = audits[0].judged.versioned
-    moved, labels = part.moved, part.labels
+    moved, data = audits[0].judged.versions, audits[0].data
     tiles = []
     for version in versions:
-        place = int(moved.source_index[version])
-        donor = None
-        if moved.shapes is not None:
-            donor = _uri(model, moved.images[int(moved.donor_index[version])])
-        image = moved[torch.tensor([version], device=moved.labels.device)][0]
-        truth = int(labels[place])
+        place, donor = int(moved.source[version]), None
+        if data.masks is not None:
+            donor = _uri(model, data.images[int(moved.donor[version])])
+        image = moved[version : version + 1][0]
+        truth = int(moved.labels[version])
         tiles.append(
             {
-                "picture": part.data.ids[place],
-                "object": _uri(model, part.data.images[place]),
+                "picture": data.ids[place],
+                "object": _uri(model, data.images[place]),
                 "background": donor,
                 "moved": _uri(model, image),
                 "truth": model.class_name(truth),
