@@ -238,7 +238,7 @@ def repair(
             cache=work,
             progress=partial(counting, quiet=output.quiet or not processes.first),
         )
-        processes.wait()  # before the others' files are removed
+        processes.from_first(None)  # waits, before the others' files are removed
     if not processes.first:
         return 0
 
