@@ -29,7 +29,7 @@ from seecause.background.discover import (
     tokens_at,
 )
 from seecause.background.images import no_progress
-from seecause.background.versions import origins
+from seecause.background.transplant import origins
 from seecause.cli import app
 from tests.background.repair_toys import plain_vit, scenes as squares, wrapped
 
