@@ -122,24 +122,6 @@ def test_replaced_heads_carry_what_another_picture_carries(limit):
         assert (expected - plain[:2]).abs().max() > 1e-4
 
 
-def test_heads_that_cannot_matter_are_known_without_a_run():
-    model = view(tiny("timm_deit3"), check=False)
-    assert inert(model) == set()
-    zero_heads(model.blocks[1].owner, [2], of=3)
-    gates = torch.ones(model.n_layers, model.n_heads)
-    gates[0, 1], gates[3, 0] = 0, 0.5
-    with model.gated(gates):
-        assert inert(model) == {(0, 1), (1, 2)}
-
-
-def test_small_weights_beside_a_large_bias_are_no_zeros():
-    model = view(tiny("timm_deit3", torch.float32), check=False)
-    projection = model.blocks[1].owner.attn.proj
-    projection.bias.fill_(1000)
-    projection.weight[:, :8] = 1e-5  # less than the rounding of the bias
-    assert inert(model) == set()
-
-
 @torch.no_grad()
 def test_equal_sets_of_heads_run_once():
     native = tiny("timm_deit3")
@@ -205,3 +187,16 @@ def test_heads_that_run_one_by_one_keep_their_own_answers():
         with ablate(model, [head]):
             assert_close(alone[head], model(images), atol=1e-10, rtol=0)
         assert_close(alone[head], together[head], atol=1e-10, rtol=0)
+
+
+def test_heads_that_cannot_matter_are_known_without_a_run():
+    model = view(tiny("timm_deit3", torch.float32), check=False)
+    projection = model.blocks[1].owner.attn.proj
+    projection.bias.fill_(1000)
+    projection.weight[:, :8] = 1e-5  # less than the rounding of the bias, and no zeros
+    assert inert(model) == set()
+    zero_heads(model.blocks[1].owner, [2], of=3)
+    gates = torch.ones(model.n_layers, model.n_heads)
+    gates[0, 1], gates[3, 0] = 0, 0.5
+    with model.gated(gates):
+        assert inert(model) == {(0, 1), (1, 2)}

@@ -98,7 +98,7 @@ def test_caap_by_graph_has_the_bits_of_a_plain_run(dtype, setting):
         with without_graphs():
             assert torch.equal(got, sc.attribute(model, images, 3, **setting).maps)
     held = model.memo["graphs"].values()
-    assert any(call.graph for call in held), graphs.report()
+    assert any(call.graph for call in held)
 
 
 @needs_gpu
@@ -239,18 +239,19 @@ def test_a_gradient_inside_is_captured():
 
 
 @needs_gpu
-def test_what_cannot_be_captured_runs_plainly_and_the_reason_is_kept():
+def test_what_cannot_be_captured_runs_plainly_and_the_reason_is_logged(caplog):
     model = tiny()
 
     def prepare():
         return lambda images: images * images.sum().item()  # waits for the device
 
     images = pictures()
+    caplog.set_level("INFO")
     for _ in range(4):
         with torch.no_grad():
             got = captured(model, "waits", prepare, images)
         assert torch.equal(got, images * images.sum().item())
-    assert any("waits" in line for line in graphs.report())
+    assert "no CUDA graph of waits" in caplog.text
     run = Counted(model)  # the failure harms nothing that comes later
     for _ in range(4):
         assert torch.equal(run(images), model(images).detach())
@@ -259,15 +260,13 @@ def test_what_cannot_be_captured_runs_plainly_and_the_reason_is_kept():
 
 
 @needs_gpu
-def test_the_switch_turns_graphs_off(monkeypatch):
+def test_the_switch_turns_graphs_off():
     model, images = tiny(), pictures()
     run = Counted(model)
     with without_graphs():
         for _ in range(3):
             run(images)
-    monkeypatch.setenv(graphs.SWITCH, "0")
-    run(images)
-    assert run.calls == 4
+    assert run.calls == 3
 
 
 @needs_gpu
@@ -288,7 +287,6 @@ def test_number_and_memory_of_graphs_are_bounded(monkeypatch):
     for _ in range(3):
         assert torch.equal(run(images), model(images).detach())
     assert graphs.pool_bytes(CUDA) == 0
-    assert any("larger" in line for line in graphs.report())
 
 
 @needs_gpu

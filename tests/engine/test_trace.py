@@ -92,7 +92,7 @@ def test_dropped_tokens_equal_a_native_run_without_them(family):
     ],
 )
 @torch.no_grad()
-def test_padding_is_seen_by_nobody(family):
+def test_images_may_keep_different_numbers_of_patches(family):
     native = tiny(family)
     model, images = view(native, check=False), pictures(native, batch=3)
     layout = model.check(images)

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from seecause.engine.graphs import report, without_graphs
+from seecause.engine.graphs import without_graphs
 from seecause.faithful import intervene, stages
 from seecause.faithful.parts import Noise
 from seecause.faithful.stages import reads_straight_through
@@ -50,7 +50,7 @@ def test_both_stages_by_graph_have_the_bits_of_a_plain_run(monkeypatch, few):
     before = [check(images) for images in given]
     owners = (net.graphs, net.stage2.graphs)
     held = [graph for owner in owners for graph in owner.memo.get("graphs", {}).values()]
-    assert sum(call.graph is not None for call in held) >= (1 if few else 2), report()
+    assert sum(call.graph is not None for call in held) >= (1 if few else 2)
     assert bool(net.stage2.graphs.memo.get("graphs")) == (not few)
     with intervene(net, drop_parts=[0]):
         dropped = [check(images) for images in given]

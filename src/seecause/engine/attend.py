@@ -225,8 +225,8 @@ def merge(outputs: Sequence[Tensor], lses: Sequence[Tensor]) -> tuple[Tensor, Te
 
 
 def merge_pair(first: Part, second: Part) -> Tensor:
-    """`merge` of two parts, for rows that have a key in the first: one sigmoid, so that a compiler
-    makes one kernel of it. Output [.., R, dh] in the first one's dtype."""
+    """`merge` of two parts that broadcast, for rows that have a key in the first: one sigmoid.
+    Output [.., R, dh] in the first one's dtype."""
     share = torch.sigmoid(second[1] - first[1])[..., None]  # exp(lse') / (exp(lse) + exp(lse'))
     start = wide(first[0])
     return (start + share * (wide(second[0]) - start)).to(first[0].dtype)
@@ -262,15 +262,16 @@ def _even_part(q: Tensor, own: Own, scale: float) -> tuple[Tensor, Tensor]:
     """The same for groups of one size, without an index: products of a few rows each are sums, for
     thousands of tiny matrix products take longer."""
     share, count = q.shape[1] // own.k.shape[1], len(own.keys)
-    rows = wide(q).unflatten(2, (count, -1)).unflatten(1, (-1, share))  # [B, Hkv, s, G, g, dh]
-    k, v = (wide(x).unflatten(2, (count, -1))[:, :, None] for x in (own.k, own.v))
-    scores = (rows[..., :, None, :] * k[..., None, :, :]).sum(dim=-1) * scale  # [.., G, g, keys]
+    q, k, v = (wide(x).unflatten(2, (count, -1)) for x in (q, own.k, own.v))  # [B, H, G, g, dh]
+    if share > 1:
+        k, v = (x.repeat_interleave(share, dim=1) for x in (k, v))
+    scores = (q[..., :, None, :] * k[..., None, :, :]).sum(dim=-1) * scale  # [B, H, G, g, keys]
     if own.bias is not None:
-        scores = scores + own.bias.unflatten(2, (count, -1)).unflatten(1, (-1, share))
+        scores = scores + own.bias.unflatten(2, (count, -1))
     lse = torch.logsumexp(scores, dim=-1)
     weights = torch.exp(scores - lse[..., None])
     o = (weights[..., None] * v[..., None, :, :]).sum(dim=-2)
-    return o.flatten(3, 4).flatten(1, 2), lse.flatten(3, 4).flatten(1, 2)
+    return o.flatten(2, 3), lse.flatten(2, 3)
 
 
 def _scores(q: Tensor, k: Tensor, scale: float) -> Tensor:

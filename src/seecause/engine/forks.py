@@ -177,18 +177,14 @@ def mean_carried(model: VisionModel, images: Tensor) -> list[Tensor]:
 def inert(model: VisionModel) -> set[Head]:
     """Heads that cannot matter: gated to zero, or met by zeros in the output projection. Their
     effect is exactly 0, so nothing needs to run."""
-    silent: list[Tensor] = []
-    for layer, block in enumerate(model.blocks):
-        width = block.heads * block.head_dim
-        unit = torch.eye(width, dtype=model.dtype, device=model.device)[None]
-        large = 1024 * unit  # or a bias would round small weights away
-        reach = (block.mix(large) - block.mix(torch.zeros_like(unit)))[0]  # [H * dh, D]
-        still, gate = (reach == 0).view(block.heads, -1).all(dim=1), model.gate(layer)
-        silent.append(still if gate is None else still | (gate == 0))
     idle: set[Head] = set()
-    flags = torch.cat(silent).cpu().split([len(block) for block in silent])  # waits once
-    for layer, block in enumerate(flags):
-        idle |= {(layer, head) for head in block.nonzero()[:, 0].tolist()}
+    for layer, block in enumerate(model.blocks):
+        large = 1024 * torch.eye(block.heads * block.head_dim).to(model.device, model.dtype)[None]
+        # of large inputs, or a bias would round small weights away
+        reach = block.mix(large) - block.mix(torch.zeros_like(large))  # [1, H * dh, D]
+        silent, gate = (reach == 0).view(block.heads, -1).all(dim=1), model.gate(layer)
+        silent = silent if gate is None else silent | (gate == 0)
+        idle |= {(layer, head) for head in silent.nonzero()[:, 0].tolist()}
     return idle
 
 

@@ -22,18 +22,16 @@ and `torch.autograd.grad` on tensors made inside, and returns what carries no gr
 
 A graph is dropped when a weight, a gate or a device changed, when the model goes or forgets, and
 when newer ones need its place. All graphs of a device share one memory pool, so they run one after
-the other, whichever thread asks. Where recording fails, the plain run stays and `report` says why.
-The model is anything with a `memo`, in which its graphs live, `tensors()`, and a
-`state_key()` that changes with them.
+the other, whichever thread asks. Where recording fails, the plain run stays and a log line says
+why. The model is anything with a `memo`, in which its graphs live, `tensors()`, and a `state_key()`
+that changes with them.
 """
 
 from __future__ import annotations
 
 import gc
 import logging
-import os
 import threading
-from collections import deque
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -51,7 +49,6 @@ Out = TypeVar("Out", Tensor, tuple[Tensor, ...])
 
 MOST = 32  # graphs of one device
 SHARE = 0.25  # of a device's memory, for all of them
-SWITCH = "SEECAUSE_GRAPHS"  # "0" in the environment turns graphs off
 
 _off: ContextVar[bool] = ContextVar("seecause_graphs_off", default=False)
 _lock = threading.RLock()  # CUDA records one graph at a time in a process
@@ -97,7 +94,6 @@ def usable(tensors: tuple[Tensor, ...]) -> bool:
     recording, and not switched off."""
     return (
         not _off.get()
-        and os.environ.get(SWITCH) != "0"
         and bool(tensors)
         and all(tensor.is_cuda for tensor in tensors)
         and not torch.is_grad_enabled()
@@ -132,15 +128,6 @@ def clear() -> None:
 def pool_bytes(device: torch.device) -> int:
     """The memory that graphs of a device hold besides the model's own."""
     return _pools[device].bytes() if device in _pools else 0
-
-
-def report() -> list[str]:
-    """What is recorded and what could not be, a line each (for `doctor`)."""
-    lines = []
-    for device, pool in _pools.items():
-        lines.append(f"{device}: {len(pool.calls)} graphs, {pool.bytes() / 2**20:.0f} MiB")
-        lines += [f"{device}: plain runs of {failure}" for failure in pool.failures]
-    return lines
 
 
 @dataclass(eq=False)
@@ -182,7 +169,6 @@ class _Pool:
     def __init__(self, device: torch.device):
         self.device = device
         self.calls: WeakValueDictionary[int, _Call] = WeakValueDictionary()  # by id, oldest first
-        self.failures: deque[str] = deque(maxlen=8)
         self.handle: Any = None
         self.stream: torch.cuda.Stream | None = None
         self.done: torch.cuda.Event | None = None
@@ -255,7 +241,6 @@ class _Pool:
     def _fail(self, call: _Call, key: Hashable, why: str) -> None:
         log.info("no CUDA graph of %s: %s", key, why)
         call.failed = True
-        self.failures.append(f"{str(key)[:80]}: {why}")
 
 
 def _place(model: Any, key: Hashable, tensors: tuple[Tensor, ...]) -> tuple[Any, ...]:

@@ -183,7 +183,7 @@ def _origin(site_sets: Sequence[Sequence[Site]], index: int, h: Tensor) -> Tenso
     for row, sites in zip(origin, site_sets, strict=True):
         for site in (s for s in sites if s.layer == index and s.source_tokens is not None):
             places = range(h.shape[1]) if site.tokens is None else site.tokens
-            row[torch.as_tensor(places)] = torch.as_tensor(site.source_tokens)
+            row[_indices(places)] = _indices(site.source_tokens)
     return origin.to(h.device)
 
 
@@ -191,6 +191,11 @@ def _moved(origin: Tensor, batch: int, states: Tensor) -> Tensor:
     """States or facts [1|B, T, D] of the source -> [S, B, T, D], tokens where each set puts
     them."""
     return states.expand(batch, -1, -1)[:, origin].transpose(0, 1)
+
+
+def _indices(given: Sequence[int]) -> Tensor:
+    """As a tensor, which torch refuses to index by where it holds no whole numbers."""
+    return torch.as_tensor(given) if len(given) else torch.empty(0, dtype=torch.long)
 
 
 def _mark(
@@ -202,7 +207,7 @@ def _mark(
     for part, sites in zip(mark, site_sets, strict=True):
         for site in (s for s in sites if (s.layer, s.kind) == (index, kind)):
             rows, columns = (
-                torch.as_tensor(range(count) if indices is None else indices).long()
+                _indices(range(count) if indices is None else indices)
                 for indices, count in ((site.tokens, tokens), (site.heads, heads))
             )
             part[rows[:, None], columns] = True
@@ -234,6 +239,7 @@ def _check_sets(model: VisionModel, site_sets: Sequence[Sequence[Site]], tokens:
 
 
 def _check(model: VisionModel, site: Site, tokens: int) -> None:
+    """Refuse what would be ignored, or would change another place than is named."""
     if site.kind not in get_args(Kind):
         raise BadOption("kind", site.kind, f"one of {', '.join(get_args(Kind))}")
     if not 0 <= site.layer < model.n_layers:
@@ -245,17 +251,6 @@ def _check(model: VisionModel, site: Site, tokens: int) -> None:
         if site.kind != "resid" or len(site.source_tokens) != places:
             expected = f"of kind resid, as many as tokens ({places})"
             raise BadOption("source_tokens", site.source_tokens, expected)
-    block = model.blocks[site.layer]
-    counts = {"tokens": tokens, "source_tokens": tokens}
-    counts["heads"] = block.kv_heads if site.kind == "kv" else block.heads
-    for name, count in counts.items():
-        given = getattr(site, name)
-        if given is None:
-            continue
-        indices = torch.as_tensor(given)
-        whole = not len(indices) or indices.dtype in (torch.int32, torch.int64)
-        if not whole or not bool(((indices >= 0) & (indices < count)).all()):
-            raise BadOption(name, given, f"a list of indices 0-{count - 1}")
 
 
 def _place(model: VisionModel, name: str) -> tuple[int, str]:

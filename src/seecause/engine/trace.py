@@ -17,9 +17,7 @@ no tokens, so its matrix [B, H, Q, T] is not square and nothing is added to it b
 Every matrix has one column per token; tokens a pool does not read get 0.
 
 Patches that are left out are dropped after the position embedding, as if they had never been there.
-Special tokens always stay, and every kept patch keeps its own position (also a rotary one). Images
-may keep different numbers of patches: shorter sequences are padded, and no row, mean or latent
-query sees the padding.
+Special tokens always stay, and every kept patch keeps its own position (also a rotary one).
 """
 
 from __future__ import annotations
@@ -38,9 +36,8 @@ from seecause.engine.walk import Step, walk
 from seecause.errors import BadImage, BadOption
 from seecause.files import digest
 from seecause.models.base import ImageModel
-from seecause.models.block import fused
 from seecause.models.layout import At, TokenLayout
-from seecause.models.view import Readout, VisionModel
+from seecause.models.view import VisionModel
 from seecause.types import wide
 
 Blank = Literal["white", "black", "mean", "noise", "blur-noise"]
@@ -217,18 +214,22 @@ def trace_bytes(model: VisionModel, layout: TokenLayout) -> int:
 
 def kept_logits(model: VisionModel, h0: Tensor, keep: Tensor, at: At, *, start: int = 0) -> Tensor:
     """Logits [B, C] of tokens h0 [B, T, D] that enter block `start`, whose patches outside keep [B,
-    N] (bool) are dropped."""
-    layout = at.layout
-    index, valid = _kept(keep, layout)  # [B, R]
-    h = h0.gather(1, index[..., None].expand(-1, -1, h0.shape[-1]))  # [B, R, D]
-    padding = None
-    if not bool(valid.all()):
-        padding = h.new_zeros(valid.shape).masked_fill(~valid, -torch.inf)[:, None, None]
-    steps = walk(model, h, at.take(index), start=start)
-    for step in steps:
-        if padding is not None:
-            step.bias = padding if step.bias is None else step.bias + padding
-    return _read(model.readout, steps.h, valid, padding, layout)
+    N] (bool) are dropped. Images that keep equally many patches run together."""
+    layout, counts = at.layout, keep.sum(dim=1)
+    if keep.shape[-1] != layout.n_patches or not bool(counts.all()):
+        expected = f"[B, {layout.n_patches}] with at least one patch of each image"
+        raise BadOption("keep", list(keep.shape), expected)
+    prefix = torch.arange(layout.prefix, device=keep.device).expand(len(keep), -1)
+    patches = (~keep).byte().argsort(dim=1, stable=True) + layout.prefix  # kept ones first
+    order, parts = [], []
+    for count in counts.unique().tolist():
+        images = (counts == count).nonzero()[:, 0]
+        index = torch.cat([prefix, patches[:, :count]], dim=1)[images]  # [b, R]
+        h = h0[images].gather(1, index[..., None].expand(-1, -1, h0.shape[-1]))
+        steps = walk(model, h, at.of(images).take(index), start=start)
+        parts.append(model.readout(steps.end(), layout))
+        order.append(images)
+    return torch.cat(parts)[torch.cat(order).argsort()]
 
 
 def kept_logits_each(model: VisionModel, images: Tensor, keep: Tensor) -> Tensor:
@@ -247,42 +248,6 @@ def kept_logits_each(model: VisionModel, images: Tensor, keep: Tensor) -> Tensor
     what = "choices of patches"
     logits = run_in_chunks(run_chunk, batch * many, each, images.device, what=what)
     return logits.unflatten(0, (batch, many))
-
-
-def _kept(keep: Tensor, layout: TokenLayout) -> tuple[Tensor, Tensor]:
-    """Token indices [B, R] that stay, in their order, and which of them are not padding."""
-    if keep.shape[-1] != layout.n_patches or not keep.any(dim=-1).all():
-        raise BadOption(
-            "keep",
-            list(keep.shape),
-            f"[B, {layout.n_patches}] with at least one patch of each image",
-        )
-    counts = keep.sum(dim=1, keepdim=True)
-    most = int(counts.max())
-    patches = (~keep).byte().argsort(dim=1, stable=True)[:, :most] + layout.prefix
-    prefix = torch.arange(layout.prefix, device=keep.device).expand(len(keep), -1)
-    valid = torch.arange(most, device=keep.device) < counts
-    always = torch.ones_like(prefix, dtype=torch.bool)
-    return torch.cat([prefix, patches], dim=1), torch.cat([always, valid], dim=1)
-
-
-def _read(
-    readout: Readout, h: Tensor, valid: Tensor, padding: Tensor | None, layout: TokenLayout
-) -> Tensor:
-    """`readout` on kept rows h [B, R, D]: means and latent queries see those that are valid [B,
-    R]."""
-    if readout.reads_rows:
-        return readout(h, layout)
-    rows, first = readout.norm(h), readout.averaged(layout).start
-    if readout.latent is not None:
-        k, v = readout.latent.kv(rows[:, first:])
-        q = readout.latent.query().expand(len(h), -1, -1, -1)
-        seen = None if padding is None else padding[..., first:]
-        return readout.head(readout.latent.finish(fused(q, k, v, readout.latent.scale, seen)))
-    weight = valid[:, first:, None].to(rows.dtype)
-    mean = (rows[:, first:] * weight).sum(dim=1) / weight.sum(dim=1)
-    special = [rows[:, t] for t in readout.read_prefix(layout)]
-    return readout.head(torch.cat([*special, mean], dim=-1))
 
 
 class Explicit(NamedTuple):
