@@ -13,13 +13,11 @@ from torch.testing import assert_close
 import seecause as sc
 from seecause import critters
 from seecause.background import LabelledImages, Masks, images as images_file, read_images
-from seecause.background.audit import _background_gap
-from seecause.background.images import critter_images, imagenet9_model, model_for, on_pixels
+from seecause.background.images import imagenet9_model, model_for, on_pixels
 from seecause.critters.rendering import BACKGROUNDS
 from seecause.data import imagenet, open_data
-from seecause.data.dataset import IGNORE, SkippedImage
+from seecause.data.dataset import IGNORE
 from seecause.errors import BadImage, BadOption, DataMissing, NotDefined, SeecauseError, UnknownName
-from seecause.metrics.statistics import in9_right
 from tests.tiny import scramble
 
 
@@ -39,7 +37,6 @@ def test_critters_come_with_exact_counterfactuals(model):
     changed = critters.render(latents.show(shown)).image
     assert_close(found.other_object, model.preprocess.normalise(changed).double())
     assert found.objects == tuple(critters.CLASSES) and found.places == BACKGROUNDS
-    assert not critter_images(model, latents, swaps=False).swaps
     smaller = replace(model, preprocess=replace(model.preprocess, size=(48, 64)))
     resized = read_images(smaller, data)  # critters are drawn at one size
     assert resized.images.shape == (5, 3, 48, 64) and resized.other_background is None
@@ -53,14 +50,14 @@ def test_some_images_are_taken_with_all_that_is_known_of_them(cases, rows):
     at = rows.nonzero()[:, 0] if rows.dtype == torch.bool else rows
     masks = Masks(
         cases.truth.hard, "discovered", inside=~cases.truth.hard,
-        **{name: torch.randn(6, 2) for name in ("soft", "confidence", "overlap")},
+        **{name: torch.randn(6, 2) for name in ("soft", "overlap")},
     )  # fmt: skip
     part = cases.with_masks(masks).take(rows)
     assert part.ids == tuple(cases.ids[i] for i in at) and len(part) == 2
     assert part.groups == tuple(cases.groups[i] for i in at)
     for name in ("images", "labels", "other_background", "other_object"):
         assert torch.equal(getattr(part, name), getattr(cases, name)[at]), name
-    for name in ("hard", "inside", "soft", "confidence", "overlap"):
+    for name in ("hard", "inside", "soft", "overlap"):
         assert torch.equal(getattr(part.masks, name), getattr(masks, name)[at]), name
     assert part.masks.kind == "discovered" and len(repr(part)) < 100
 
@@ -199,23 +196,6 @@ def test_nine_classes_are_those_of_the_release(tmp_path):
     ):
         with pytest.raises(NotDefined, match="14 classes"):  # a copy would have the 14
             edit()
-    labels = torch.arange(40) % 9
-    same = LabelledImages(images[:20], labels[:20])
-    random = LabelledImages(images[20:], labels[20:])
-    right = in9_right(model(images), labels, mapping)
-    gap, *counts = _background_gap(ten, same, random)
-    expected = float(right[:20].double().mean() - right[20:].double().mean())
-    assert gap == pytest.approx(expected) and counts == [20, 20]
-
-
-def test_the_gap_is_of_objects_that_both_variants_show(model, cases):
-    names = tuple(f"00_dog/fg_n{i}_bg_{i}.JPEG" for i in range(6))
-    same = replace(
-        cases.take(torch.arange(5)), ids=names[:5], skipped=(SkippedImage(names[5], "cut"),)
-    )
-    elsewhere = tuple(name.replace("_bg_", "_bg_x") for name in names)
-    gap = _background_gap(model, same, replace(cases, ids=elsewhere))
-    assert gap == (0, 5, 5)  # the same images
 
 
 def test_only_a_model_with_imagenets_classes_gets_the_nine(model, monkeypatch):

@@ -58,11 +58,11 @@ def prune_heads(model: VisionModel, heads: Iterable[Head]) -> VisionModel:
     keep = _kept_heads(model, removed)
 
     def cut(block: nn.Module, layer: int) -> None:
-        if len(keep[layer]) < model.blocks[layer].heads:
-            slice_heads(block, keep[layer])
+        if (stay := keep[layer]) is not None:
+            slice_heads(block, stay)
 
     pruned = _edited_copy(model, cut)
-    pruned.origin = {**model.origin, "kept": _original_heads(model, keep)}
+    pruned.origin = {**model.origin, "kept": keep}
     return pruned
 
 
@@ -102,26 +102,13 @@ def check_sliceable(model: VisionModel) -> None:
             raise UnsupportedModel(f"cutting heads out of {model.family}", reason, ZEROED)
 
 
-def _kept_heads(model: VisionModel, removed: Iterable[Head]) -> list[list[int]]:
-    """The heads that stay, layer by layer."""
-    gone = set(removed)
-    return [
-        [head for head in range(block.heads) if (layer, head) not in gone]
-        for layer, block in enumerate(model.blocks)
-    ]
-
-
-def _original_heads(model: VisionModel, keep: list[list[int]]) -> list[list[int] | None]:
-    """`keep`, numbered as in the module before anything was cut out of it; None where a layer is
-    whole."""
-    before = model.origin.get("kept", [None] * model.n_layers)
-    original: list[list[int] | None] = []
-    for earlier, now, block in zip(before, keep, model.blocks, strict=True):
-        if earlier is None:
-            original.append(None if len(now) == block.heads else now)
-        else:
-            original.append([earlier[head] for head in now] if earlier else [])
-    return original
+def _kept_heads(model: VisionModel, removed: Iterable[Head]) -> list[list[int] | None]:
+    """The heads that stay, layer by layer; None where a layer is whole."""
+    gone, keep = set(removed), list[list[int] | None]()
+    for layer, block in enumerate(model.blocks):
+        stay = [head for head in range(block.heads) if (layer, head) not in gone]
+        keep.append(None if len(stay) == block.heads else stay)
+    return keep
 
 
 def _removable(model: VisionModel, heads: Iterable[Head]) -> list[Head]:
@@ -171,7 +158,7 @@ def export(
         expected = f"an empty folder, or one with a model of form={form!r}"
         raise BadOption("folder", str(folder), f"{expected}: it has weights of the other form")
     names = {id(part): name for name, part in edited.module.named_modules()}
-    kept = _original_heads(model, _kept_heads(model, heads)) if form == "sliced" else None
+    kept = _kept_heads(model, heads) if form == "sliced" else None
     card = {
         "form": form,
         "model": model.name,
@@ -229,9 +216,9 @@ def check_form(model: VisionModel, form: str) -> None:
         remedy = "Use model.export, which zeroes heads in the whole model"
         raise NotDefined("export", f"{model.name} is a vision-language model", remedy)
     need_own_classes(model, "export")
-    if form == "zeroed" and "kept" in model.origin:
+    if "kept" in model.origin:
         reason = "heads were cut out of this model before, so no plain architecture fits it"
-        raise NotDefined("form='zeroed'", reason, "Use form='sliced'")
+        raise NotDefined("export", reason, "Export the whole model without all of these heads")
     if form == "sliced":
         check_sliceable(model)
         if not _origin(model):

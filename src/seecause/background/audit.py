@@ -25,9 +25,8 @@ believe.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
-from pathlib import PurePosixPath
 from typing import Any, Literal
 
 import torch
@@ -39,7 +38,6 @@ from seecause.background.images import (
     Masks,
     Progress,
     images_of,
-    logits_of,
     model_for,
     no_progress,
 )
@@ -70,8 +68,6 @@ class BackgroundAudit(Result):
     judged: Predictions
     # of correct predictions, by every fill (the first counts), and by exact swaps
     erasures: dict[str, Gains] = field(default_factory=dict)
-    # BG-gap (ImageNet-9), and images of mixed_same and mixed_rand that it is of
-    gap: tuple[float, int, int] | None = None
     protocol: dict[str, Any] = field(default_factory=dict)
 
     def __repr__(self) -> str:
@@ -165,8 +161,6 @@ class BackgroundAudit(Result):
             by = "" if gains is self.gains else f", {name}"
             fig, big = float(gains.fig.mean()), float(gains.big.mean())
             numbers |= {f"FIG{by}": fig, f"BIG{by}": big, f"BIR{by}": gains.bir_ratio_of_means}
-        if self.gap is not None:
-            numbers["BG-gap"] = self.gap[0]
         return {name: value for name, value in numbers.items() if value == value}
 
 
@@ -266,7 +260,6 @@ def audit(
     masks: MaskSource = None,
     fills: Sequence[Fill] = ("grey",),
     per_picture: Count = PER_PICTURE,
-    same: Dataset | LabelledImages | str | None = None,
     seed: int = 0,
     progress: Progress = no_progress,
 ) -> BackgroundAudit:
@@ -283,7 +276,6 @@ def audit(
             "discovered" masks, masks, or None for the masks or pairs that the data brings.
         fills: FIG, BIG and BIR are measured with each of these fills; the first counts.
         per_picture: Transplants of each image and kind.
-        same: Where `data` is ImageNet-9's mixed_rand, the variant mixed_same, for the BG-gap.
         seed: Draws the transplants.
         progress: Shows what is done.
 
@@ -316,33 +308,7 @@ def audit(
             f"the model predicts none of {len(labelled)} images correctly",
             "check that model and data have the same classes, or give more images",
         )
-    if same is None:
-        return result
-    return replace(result, gap=_background_gap(model, images_of(model, same, progress), labelled))
-
-
-def _background_gap(
-    model: ImageModel, same: LabelledImages, random: LabelledImages
-) -> tuple[float, int, int]:
-    """BG-gap of the Backgrounds Challenge: accuracy on mixed_same less that on mixed_rand, of
-    objects that could be read in both; and how many images of each."""
-    correct = []
-    for data, other in ((same, random), (random, same)):
-        missing = {_object_named(hole.name) for hole in other.skipped}
-        kept = [i for i, name in enumerate(data.ids) if _object_named(name) not in missing]
-        data = data.take(torch.tensor(kept))
-        correct.append((logits_of(model, data.images).argmax(dim=1) == data.need_labels()).cpu())
-    same_right, random_right = (float(right.double().mean()) for right in correct)
-    return same_right - random_right, len(correct[0]), len(correct[1])
-
-
-def _object_named(name: str) -> str:
-    """The part of an ImageNet-9 file name, `class/fg_<photo>_bg_<photo>.JPEG`, that is the same in
-    all variants."""
-    from seecause.data.imagenet import object_of
-
-    path = PurePosixPath(name)
-    return str(path.with_name(object_of(path.stem)))
+    return result
 
 
 def masked_or_paired(

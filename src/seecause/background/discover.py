@@ -52,7 +52,7 @@ from seecause.metrics.statistics import bootstrap_interval
 from seecause.models.base import ImageModel, protocol
 from seecause.models.eval_mode import in_eval_mode
 from seecause.models.view import VisionModel
-from seecause.options import Count, Limit, Share, checked
+from seecause.options import Count, Limit, checked
 from seecause.results import Result
 
 SklearnSeed = Annotated[int, Limit(lambda s: 0 <= s < 2**32, "a whole number from 0 to 2^32 - 1")]
@@ -87,22 +87,24 @@ class Trials(PerImage):
     def __len__(self) -> int:
         return len(self.sources)
 
-    @property
-    def covering(self) -> Trials:
-        """The reverse: sources whose patches of the kind are covered by those of the controls."""
-        return Trials(self.controls, self.sources, self.recipients, self.sets)
-
-    @property
-    def pasting_controls(self) -> Trials:
-        """The controls of these pastes, as pastes."""
-        return Trials(self.controls, self.recipients, self.sources, self.sets)
-
     def into(self, images: Tensor) -> Tensor:
         """Recipients [n, 3, H, W] with patches of their sources, from images [N, 3, H, W]."""
-        size = (images.shape[-2], images.shape[-1])
-        shown = on_pixels(self.sets.to(images.device)[:, None], size)
-        sources, recipients = (x.to(images.device) for x in (self.sources, self.recipients))
-        return torch.where(shown, images[sources], images[recipients])
+        return _pasted(images, self.sets, self.sources, self.recipients)
+
+    def controls_into(self, images: Tensor) -> Tensor:
+        """Recipients with patches of the controls, in the same places."""
+        return _pasted(images, self.sets, self.controls, self.recipients)
+
+    def covered(self, images: Tensor) -> Tensor:
+        """Sources whose patches of the kind are covered by those of the controls."""
+        return _pasted(images, self.sets, self.controls, self.sources)
+
+
+def _pasted(images: Tensor, sets: Tensor, sources: Tensor, recipients: Tensor) -> Tensor:
+    """Images [N, 3, H, W] at `recipients` [n] with the patches `sets` of those at `sources`."""
+    shown = on_pixels(sets.to(images.device)[:, None], (images.shape[-2], images.shape[-1]))
+    sources, recipients = sources.to(images.device), recipients.to(images.device)
+    return torch.where(shown, images[sources], images[recipients])
 
 
 def _join(parts: Sequence[Trials]) -> Trials:
@@ -112,8 +114,9 @@ def _join(parts: Sequence[Trials]) -> Trials:
 
 
 @dataclass(frozen=True, eq=False)
-class Kind:
-    """A candidate: a cluster of tokens within one predicted class, and how it is pasted."""
+class Finding:
+    """A kind of patch: a cluster of tokens within one predicted class, how it is pasted, and once
+    its trials are measured, what it does to images with another prediction."""
 
     answer: int  # C
     layer: int  # whose tokens were clustered
@@ -123,14 +126,13 @@ class Kind:
     trials: Trials
     evidence: float  # mean z-score of its examples
     on_object: float | None  # share of its patches on the object, where masks are known
+    name: str = ""  # of the class
 
-
-@dataclass(frozen=True, eq=False, kw_only=True)
-class Finding(Kind):
-    """A kind of patch with measured trials: what it does to images with another prediction."""
-
-    name: str  # of the class
-    alike: tuple[Trials, ...] = ()  # of kinds that are the same patches: more pairs
+    @property
+    def effects(self) -> Tensor:
+        """[n] float64: of each trial, whether the paste flips less whether the control does."""
+        assert self.trials.flipped is not None and self.trials.control_flipped is not None
+        return self.trials.flipped.double() - self.trials.control_flipped.double()
 
     @property
     def flips(self) -> float:
@@ -139,21 +141,19 @@ class Finding(Kind):
         return float(self.trials.flipped.double().mean())
 
     @property
+    def effect(self) -> float:
+        return float(self.effects.mean())
+
+    @property
     def control(self) -> float:
         """Share of images that are predicted as C with the control pasted in."""
         assert self.trials.control_flipped is not None
         return float(self.trials.control_flipped.double().mean())
 
     @property
-    def effect(self) -> float:
-        return self.flips - self.control
-
-    @property
     def interval(self) -> tuple[float, float]:
         """95 % interval of the effect, by the bootstrap over trials."""
-        flipped, control = self.trials.flipped, self.trials.control_flipped
-        assert flipped is not None and control is not None
-        return bootstrap_interval(flipped.double() - control.double())
+        return bootstrap_interval(self.effects)
 
     @property
     def patches(self) -> float:
@@ -224,18 +224,17 @@ class Discovery(Result):
         chosen = self.findings if places is None else [self.findings[place] for place in places]
         if not chosen:
             raise BadOption("places", places, "findings; there are none to make pairs of")
-        pastes = [part for finding in chosen for part in (finding.trials, *finding.alike)]
-        trials = [*pastes, *(part.covering for part in pastes)]
-        others = torch.cat([part.into(self.data.images) for part in trials])
-        rows = torch.cat([part.recipients for part in trials])
+        trials, images = [finding.trials for finding in chosen], self.data.images
+        others = [part.into(images) for part in trials] + [part.covered(images) for part in trials]
+        rows = torch.cat([part.recipients for part in trials] + [part.sources for part in trials])
         labels = self.answers if self.data.labels is None else self.data.labels
-        here = rows.to(others.device)
+        here = rows.to(images.device)
         return LabelledImages(
-            self.data.images[here],
-            labels.to(others.device)[here],
+            images[here],
+            labels.to(images.device)[here],
             name=f"discovered in {self.data.name}",
             ids=tuple(f"{self.data.ids[row]}~{n}" for n, row in enumerate(rows.tolist())),
-            other_background=others,
+            other_background=torch.cat(others),
         )
 
 
@@ -251,7 +250,6 @@ def discover(
     kinds: Count = 24,
     top: Count = 8,
     trials: Count = 32,
-    area: Share | None = None,
     most: Count = 12,
     seed: SklearnSeed = 0,
     progress: Progress = no_progress,
@@ -268,8 +266,6 @@ def discover(
         kinds: Clusters at each layer, on objects and off them if the data has masks.
         top: Highest patches of each image that are clustered.
         trials: Pastes of each kind.
-        area: Largest share of an image that a paste covers; by default a quarter, or without limit
-            if the data has masks.
         most: Largest number of findings.
         seed: Of clusters and pastes.
         progress: Shows progress.
@@ -309,25 +305,25 @@ def discover(
         for images in data.images.split(MAPPED):
             parts.append(evidence(model, images, method, layers, options).cpu())
             advance(len(images))
-    share = area or (QUARTER if data.truth is None else 1.0)
+    grid, share = model.layout.grid, QUARTER if data.truth is None else 1.0
     search = Search(
         torch.cat(parts),
         answers,
-        model.layout.grid,
-        None if data.truth is None else ObjectPatches.of(data.truth, model.layout.grid),
+        grid,
+        *(None, None) if data.truth is None else object_patches(data.truth, grid),
         kinds=kinds,
         top=top,
         trials=trials,
         most=max(1, round(share * parts[0].shape[1])),
         seed=seed,
     )
-    candidates = list[Kind]()
+    candidates = list[Finding]()
     for layer in layers:
         candidates += search.kinds_at(tokens_at(model, data.images, layer), layer)
     candidates = _spread_over(_in_turn(candidates), SCREENED * most)
     likely = _screened(model, data.images, candidates, TRIED * most, progress)
     findings = _measured(model, data.images, likely, progress)
-    options |= {"kinds": kinds, "top": top, "trials": trials, "area": share, "seed": seed}
+    options |= {"kinds": kinds, "top": top, "trials": trials, "seed": seed}
     about = {"method": f"discover ({method})", "options": {**options, "layers": list(layers)}}
     about |= protocol(model, data.images)
     return Discovery(model, data, answers, _ranked(findings, most), about)
@@ -365,19 +361,12 @@ def tokens_at(model: VisionModel, images: Tensor, layer: int) -> Tensor:
     return F.normalize(tokens, dim=-1)
 
 
-@dataclass(frozen=True, eq=False)
-class ObjectPatches:
+def object_patches(masks: Masks, grid: tuple[int, int]) -> tuple[Tensor, Tensor]:
     """Patches [n, N] bool that show some of the object, and those that it covers by half. The first
     tell kinds on objects from others. A background that is pasted whole reaches up to the second:
     around the outline the old background would still be seen."""
-
-    shown: Tensor
-    covered: Tensor
-
-    @classmethod
-    def of(cls, masks: Masks, grid: tuple[int, int]) -> ObjectPatches:
-        shown = F.adaptive_max_pool2d(masks.hard.float()[:, None], grid).flatten(1) > 0
-        return cls(shown.cpu(), masks.on_patches(grid).flatten(1).cpu())
+    shown = F.adaptive_max_pool2d(masks.hard.float()[:, None], grid).flatten(1) > 0
+    return shown.cpu(), masks.on_patches(grid).flatten(1).cpu()
 
 
 @dataclass(frozen=True, eq=False)
@@ -387,20 +376,20 @@ class Search:
     scores: Tensor  # [n, N]
     answers: Tensor  # [n]
     grid: tuple[int, int]
-    objects: ObjectPatches | None
+    shown: Tensor | None  # [n, N], of `object_patches`, where masks are known
+    covered: Tensor | None
     kinds: int
     top: int
     trials: int
     most: int  # patches of a paste
     seed: int
 
-    def kinds_at(self, tokens: Tensor, layer: int) -> Iterator[Kind]:
+    def kinds_at(self, tokens: Tensor, layer: int) -> Iterator[Finding]:
         """Kinds of high-evidence tokens [n, N, D] of one layer: clusters, each within one predicted
         class, and where objects are known, on them or off them."""
         every = torch.ones_like(self.scores, dtype=torch.bool)
-        sides, shown, covered = [(every, every)], None, None
-        if self.objects is not None:
-            shown, covered = self.objects.shown, self.objects.covered
+        sides, shown, covered = [(every, every)], self.shown, self.covered
+        if shown is not None and covered is not None:
             sides = [(shown, shown), (~shown, ~covered)]
         for side, whole in sides:
             if not bool(side.any()):
@@ -413,7 +402,7 @@ class Search:
                     on_object = float((sets & shown).sum() / sets.sum())
                     if extent == "spot":  # its middle counts
                         on_object = float(shown[rows[:, 0], rows[:, 1]].double().mean())
-                yield Kind(answer, layer, extent, rows, sets, trials, evidence, on_object)
+                yield Finding(answer, layer, extent, rows, sets, trials, evidence, on_object)
 
     def clusters(self, tokens: Tensor, side: Tensor) -> tuple[Tensor, Tensor]:
         """The highest patches of each image on one side [n, N] as (image, patch) [m, 2], and the
@@ -485,10 +474,10 @@ class Search:
         return Trials(source, recipient, control, chosen.unflatten(1, self.grid))
 
 
-def _in_turn(kinds: Sequence[Kind]) -> list[Kind]:
+def _in_turn(kinds: Sequence[Finding]) -> list[Finding]:
     """Kinds with the most evidence first, those of each class on and off the object in turn: no
     class takes the places of another, and no object those of a mark beside it."""
-    turns, dealt = Counter[tuple[int, bool]](), list[tuple[int, Kind]]()
+    turns, dealt = Counter[tuple[int, bool]](), list[tuple[int, Finding]]()
     for kind in sorted(kinds, key=lambda kind: -kind.evidence):
         group = (kind.answer, (kind.on_object or 0.0) < MOSTLY)
         dealt.append((turns[group], kind))
@@ -496,7 +485,7 @@ def _in_turn(kinds: Sequence[Kind]) -> list[Kind]:
     return [kind for _, kind in sorted(dealt, key=lambda turn: turn[0])]
 
 
-def _spread_over(kinds: Sequence[Kind], count: int) -> list[Kind]:
+def _spread_over(kinds: Sequence[Finding], count: int) -> list[Finding]:
     """The first `count`, half of the places for kinds off the object."""
     off = [place for place, kind in enumerate(kinds) if (kind.on_object or 0.0) < MOSTLY]
     places = dict.fromkeys([*off[: count // 2], *range(len(kinds))])
@@ -504,8 +493,8 @@ def _spread_over(kinds: Sequence[Kind], count: int) -> list[Kind]:
 
 
 def _screened(
-    model: VisionModel, images: Tensor, kinds: Sequence[Kind], count: int, progress: Progress
-) -> list[Kind]:
+    model: VisionModel, images: Tensor, kinds: Sequence[Finding], count: int, progress: Progress
+) -> list[Finding]:
     """The `count` kinds that raise the log odds of their class most in the first `SCREEN` trials,
     with the trials that are left."""
     if not kinds:
@@ -523,7 +512,7 @@ def _screened(
 
 
 def _measured(
-    model: VisionModel, images: Tensor, kinds: Sequence[Kind], progress: Progress
+    model: VisionModel, images: Tensor, kinds: Sequence[Finding], progress: Progress
 ) -> list[Finding]:
     """Kinds with the results of their trials."""
     if not kinds:
@@ -532,12 +521,18 @@ def _measured(
     with progress("pasting", len(trials)) as advance:
         logits = _pasted_logits(model, images, trials, advance)
     predicted = [part.argmax(dim=1).split(each) for part in logits]
-    findings = []
-    for kind, with_kind, control in zip(kinds, *predicted, strict=True):
-        results = {"flipped": with_kind == kind.answer, "control_flipped": control == kind.answer}
-        facts = {**vars(kind), "trials": replace(kind.trials, **results)}
-        findings.append(Finding(**facts, name=model.class_name(kind.answer)))
-    return findings
+    return [
+        replace(
+            kind,
+            name=model.class_name(kind.answer),
+            trials=replace(
+                kind.trials,
+                flipped=with_kind == kind.answer,
+                control_flipped=control == kind.answer,
+            ),
+        )
+        for kind, with_kind, control in zip(kinds, *predicted, strict=True)
+    ]
 
 
 def _pasted_logits(
@@ -547,7 +542,7 @@ def _pasted_logits(
     parts = []
     for rows in torch.arange(len(trials)).split(PASTED):
         some = trials.take(rows)
-        both = torch.cat([some.into(images), some.pasting_controls.into(images)])
+        both = torch.cat([some.into(images), some.controls_into(images)])
         parts.append(logits_of(model, both).cpu().split(len(some)))
         advance(len(some))
     with_kind, control = zip(*parts, strict=True)
@@ -564,18 +559,14 @@ def _log_odds(model: VisionModel, logits: Tensor, answers: Tensor) -> Tensor:
 
 
 def _ranked(tried: Sequence[Finding], most: int) -> tuple[Finding, ...]:
-    """The best findings whose effect is above chance; those that are the same patches as a better
-    one lend it their trials."""
+    """The best findings whose effect is above chance, without those that are mostly the same
+    patches as a better one."""
     best = list[Finding]()
     for finding in sorted(tried, key=lambda finding: -finding.effect):
-        if finding.effect <= 0 or finding.interval[0] <= 0:
-            continue
-        same = next((p for p, other in enumerate(best) if _is_same(finding, other)), None)
-        if same is not None:
-            best[same] = replace(best[same], alike=(*best[same].alike, finding.trials))
-        elif len(best) < most:
+        chance = finding.effect <= 0 or finding.interval[0] <= 0
+        if not chance and not any(_is_same(finding, other) for other in best):
             best.append(finding)
-    return tuple(best)
+    return tuple(best[:most])
 
 
 def _is_same(first: Finding, second: Finding) -> bool:

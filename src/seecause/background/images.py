@@ -81,7 +81,6 @@ class Masks(PerImage):
     kind: MaskKind = "given"
     source: str = "given masks"  # what made them, for reports
     inside: Tensor | None = None  # [N, h, w] bool: False on padding and where nothing is known
-    confidence: Tensor | None = None  # [N] in [0, 1]: of the network that found the objects
     overlap: Tensor | None = None  # [N] float64: IoU with masks of the data; NaN without one
     soft: Tensor | None = None  # [N, g, g] in [0, 1], of discovered masks
     notes: tuple[str, ...] = ()  # what a reader of results must know
@@ -165,15 +164,16 @@ class LabelledImages(PerImage):
             object.__setattr__(self, "ids", tuple(map(str, range(len(self.images)))))
         if isinstance(self.masks, Tensor):
             object.__setattr__(self, "masks", Masks.given(self.masks))
+        height, width = self.size
         for name, masks in (("masks", self.masks), ("truth", self.truth)):
-            if masks is not None and (
-                masks.hard.ndim != 3
-                or len(masks) != len(self)
-                or self.images.shape[2] % masks.hard.shape[1]
-                or self.images.shape[3] % masks.hard.shape[2]
+            shape = (len(self), 0, 0) if masks is None else tuple(masks.hard.shape)
+            if (
+                len(shape) != 3
+                or shape[0] != len(self)
+                or (masks is not None and (height % shape[1] or width % shape[2]))
             ):
                 expected = f"one for each image of {list(self.images.shape)}, on pixels or patches"
-                raise BadOption(name, list(masks.hard.shape), expected)
+                raise BadOption(name, list(shape), expected)
         for name in ("other_background", "other_object"):
             other = getattr(self, name)
             if other is not None and other.shape != self.images.shape:
@@ -244,15 +244,10 @@ def as_labelled(model: ImageModel, data: LabelledImages | Tensor) -> LabelledIma
 def checked_labels(model: ImageModel, images: Tensor, labels: Tensor) -> Tensor:
     """Class indices [N] on the images' device, one for each image."""
     labels = torch.as_tensor(labels)
-    if labels.shape != images.shape[:1] or labels.dtype.is_floating_point:
-        raise BadImage(
-            f"labels of shape {list(labels.shape)}",
-            f"expected a class index for each of the {len(images)} images",
-            "give whole numbers [N]",
-        )
-    if not bool(((labels >= 0) & (labels < model.n_classes)).all()):
-        given = f"{int(labels.min())} to {int(labels.max())}"
-        raise BadOption("labels", given, f"class indices 0-{model.n_classes - 1}")
+    whole = labels.shape == images.shape[:1] and not labels.dtype.is_floating_point
+    if not whole or not bool(((labels >= 0) & (labels < model.n_classes)).all()):
+        expected = f"a class index 0-{model.n_classes - 1} for each of the {len(images)} images"
+        raise BadOption("labels", labels.tolist()[:8], expected)
     return labels.long().to(images.device)
 
 
@@ -358,7 +353,7 @@ def images_of(
 
 
 def critter_images(
-    model: ImageModel, latents: Latents, *, name: str = "critters", swaps: bool = True
+    model: ImageModel, latents: Latents, *, name: str = "critters"
 ) -> LabelledImages:
     """Scenes with their masks, groups (creature, background) and exact counterfactuals; the other
     background and creature of each are decided by its place in the batch."""
@@ -372,12 +367,7 @@ def critter_images(
     places, creatures = len(BACKGROUNDS), len(critters.CLASSES)
     elsewhere = (latents.background + 1 + turn % (places - 1)) % places
     another = (latents.creature + 1 + turn % (creatures - 1)) % creatures
-    scene = critters.render(latents)
-    others: dict[str, Tensor] = {}
-    if swaps:
-        moved = critters.render(latents.replace(background=elsewhere))
-        others["other_background"] = normalised(moved.image)
-        others["other_object"] = normalised(critters.render(latents.show(another)).image)
+    scene, moved = critters.render(latents), critters.render(latents.replace(background=elsewhere))
     codes = torch.stack([latents.creature, latents.background], dim=1).tolist()
     return LabelledImages(
         images=normalised(scene.image),
@@ -391,7 +381,8 @@ def critter_images(
         groups=tuple((creature, background) for creature, background in codes),
         objects=tuple(critters.CLASSES),
         places=tuple(BACKGROUNDS),
-        **others,
+        other_background=normalised(moved.image),
+        other_object=normalised(critters.render(latents.show(another)).image),
     )
 
 

@@ -6,9 +6,8 @@
     own         the model's own maps: a biased model marks the background, so this warns
     discovered  the pixels that keep the model's own prediction (`discover_masks`)
 
-Maps of a network are brought to the patches of the model under study. Their confidence is the
-network's probability of its predicted class. Where images have masks of their own, `overlap` is the
-intersection over union with these.
+Maps of a network are brought to the patches of the model under study. Where images have masks of
+their own, `overlap` is the intersection over union with these.
 
 Masks are discovered by optimisation (CIGMA, phase 1; after Fong & Vedaldi 2017). For each image a
 mask M in [0, 1] on a coarse grid is fitted so that what it shows keeps the prediction, and little
@@ -153,12 +152,12 @@ def _given(data: LabelledImages, masks: Tensor | Masks | None) -> Masks:
     assert found is not None
     if found.kind != "given":
         return found
-    some = found.hard.flatten(1).any(dim=1)
-    if bool(some.all()):
-        return replace(found, confidence=some.float())
-    note = f"{int((~some).sum())} of {len(found)} masks are empty: no object to transplant"
+    empty = len(found) - int(found.hard.flatten(1).any(dim=1).sum())
+    if not empty:
+        return found
+    note = f"{empty} of {len(found)} masks are empty: no object to transplant"
     log.warning("%s", note)
-    return replace(found, confidence=some.float(), notes=(note,))
+    return replace(found, notes=(note,))
 
 
 def _overlap(hard: Tensor, truth: Masks | None) -> Tensor | None:
@@ -209,7 +208,6 @@ def _by_network(
         hard=hard,
         kind="own" if same else "network",
         source=source,
-        confidence=sure.to(model.device),
         overlap=_overlap(hard, data.truth),
         notes=(note,) if note else (),
         protocol={"source": source},
@@ -284,8 +282,8 @@ def _doubt(model: ImageModel, network: ImageModel, same: bool, confidence: float
         return ""
     return (
         f"{network.name} knows none of the {len(wanted)} classes of {model.name}; its mean"
-        f" confidence in what it predicts instead is {confidence:.2f}. Look at the sheet of"
-        " transplants, or check it on images with masks"
+        f" confidence in what it predicts instead is {confidence:.2f}. Check it on images"
+        " with masks"
     )
 
 

@@ -139,7 +139,6 @@ def audit(
             answering,
             images,
             masks=mask_source(answering, masks_from, masks, work),
-            same=same_backgrounds(data, limit),
             seed=reading.seed,
             progress=output.progress,
             **settings,
@@ -594,16 +593,6 @@ def load_asked(
         raise BadOption("--classify", classify, "name_ll or label_token")
     lvlm = load_lvlm(model, pick_device(reading.device), reading.dtype)
     return classifier(lvlm, classes, question=question or usual, by=cast(Any, way))
-
-
-def same_backgrounds(data: str, limit: int) -> Any:
-    """Of ImageNet-9's mixed_rand, mixed_same: together they give the BG-gap."""
-    from seecause.data.registry import open_data
-
-    mixed = ":mixed_rand"
-    if not (data.startswith("imagenet9:") and data.endswith(mixed)):
-        return None
-    return open_data(f"{data.removesuffix(mixed)}:mixed_same", limit=limit)
 
 
 def head_limit(text: str) -> int | float:

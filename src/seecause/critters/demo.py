@@ -156,9 +156,7 @@ def repair(
         "critters:certified:train": train,
         "critters:balanced:test": _balanced(tested, device),
     }
-    images, test = (
-        critter_images(view, latents, name=name, swaps=False) for name, latents in scenes.items()
-    )
+    images, test = (critter_images(view, latents, name=name) for name, latents in scenes.items())
     result = repair_model(view, images, test=test, per_picture=3)
     gallery = before_after_section(result, count=shown)
     sections = [

@@ -70,7 +70,6 @@ TERMS = {  # numbers of audits, repairs and pruning
     "right answers": "images that the verdict is taken of",
     "NLL": "negative log-likelihood of the true class in nats",
     "ECE": "expected calibration error: how far confidence is from accuracy",
-    "BG-gap": "accuracy lost when the background is one of another class",
     "FIG": "foreground information gain: how far the prediction moves without the object"
     " (Jensen-Shannon divergence in nats: 0 not at all, 0.69 at most)",
     "BIG": "background information gain: how far the prediction moves without the background",
