@@ -46,7 +46,7 @@ def mixture(native, start=0):
 
 def masks_of(run, count=2):
     generator = torch.Generator().manual_seed(3)
-    patches = run.picture.layout.n_patches
+    patches = run.source.layout.n_patches
     return 0.05 + 0.9 * torch.rand(count, patches, generator=generator, dtype=torch.float64)
 
 
@@ -64,7 +64,7 @@ def test_values_and_slopes_equal_the_slow_twin(family):
             leaf = mask.clone().requires_grad_()
             logits = reference.mixed_logits(
                 native.forward, leaf, blank, picture[None],
-                prefix=run.picture.layout.prefix, norm=norm,
+                prefix=run.source.layout.prefix, norm=norm,
             )  # fmt: skip
             value = logits.sin().sum()
             (expected,) = torch.autograd.grad(value, leaf)
@@ -92,14 +92,14 @@ def test_slopes_equal_finite_differences(family):
 @torch.no_grad()
 def test_binary_masks_are_the_token_sets_of_caap(family):
     run, *_ = mixture(tiny(family))
-    layout = run.picture.layout
+    layout = run.source.layout
     sets = masks_of(run, 5) > 0.5
     sets[0], sets[1] = False, True
     plan = make_plan(run.model, layout, tail="source", layers=None, propagate_registers=True)
     tokens = token_sets(run.model, sets, layout, plan.live)
-    expected = Sweep(run.model, run.blank, run.picture, plan).logits(tokens)
+    expected = Sweep(run.model, run.blank, run.source, plan).logits(tokens)
     assert_close(run.logits(sets.double().expand(2, -1, -1)), expected, atol=1e-10, rtol=0)
-    assert_close(expected[:, 1], run.picture.logits, atol=1e-10, rtol=0)  # m = 1: the plain answer
+    assert_close(expected[:, 1], run.source.logits, atol=1e-10, rtol=0)  # m = 1: the plain answer
     assert_close(expected[:, 0], run.blank.logits.expand(2, -1), atol=1e-10, rtol=0)
 
 

@@ -228,21 +228,6 @@ def test_a_pair_is_merged_like_any_parts():
     assert torch.equal(pair[0, 0], outputs[0][0, 0])
 
 
-def test_groups_are_packed_and_padded_and_know_a_bound():
-    groups = Groups(torch.tensor([2, 0, 3]), DEVICE)
-    assert (len(groups), groups.rows, groups.width, groups.longest) == (3, 5, 3, 3)
-    assert groups.starts.tolist() == [0, 2, 2, 5] and groups.owner.tolist() == [0, 0, 2, 2, 2]
-    assert groups.padded.tolist() == [[0, 1, 0], [0, 0, 0], [2, 3, 4]]
-    assert groups.valid.int().tolist() == [[1, 1, 0], [0, 0, 0], [1, 1, 1]]
-    assert groups.unpadded.tolist() == [0, 1, 6, 7, 8] and not groups.single
-    bound = Groups(torch.tensor([2, 0, 3]), DEVICE, bound=7)
-    assert (bound.longest, bound.width) == (7, 3)
-    assert Groups(torch.ones(4), DEVICE).single and groups.each is None
-    even = Groups.even(3, 2, DEVICE)
-    assert (even.each, even.rows, len(even)) == (2, 6, 3) and even.starts.tolist() == [0, 2, 4, 6]
-    assert Groups(torch.ones(0), DEVICE).width == 0
-
-
 def test_heads_that_share_keys_share_values_too():
     q, k, v = draw(2, 4, 3, 8), draw(2, 2, 5, 8, seed=1), draw(2, 2, 5, 8, seed=2)
     probs = attention_weights(q, Bank(k, v), scale=0.5)

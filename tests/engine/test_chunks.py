@@ -7,11 +7,9 @@ import torch
 
 from seecause._stop import Stopped, stoppable
 from seecause.engine.chunks import (
-    batched,
     budget,
     fit,
     in_chunks,
-    joined,
     memory,
     plain_logits,
     run_in_chunks,
@@ -70,13 +68,6 @@ def test_a_single_item_that_does_not_fit_is_an_error():
 
     with pytest.raises(torch.cuda.OutOfMemoryError):
         list(in_chunks(run, 3, 2))
-
-
-def test_batches_come_back_in_order():
-    items = torch.arange(7.0)[:, None]
-    assert torch.equal(batched(lambda x: 2 * x, items, 3), 2 * items)
-    assert joined([items]) is items
-    assert torch.equal(joined([items, items], dim=1), items.expand(-1, 2))
 
 
 def test_as_many_run_together_as_fit_and_results_come_in_order():

@@ -122,17 +122,6 @@ def test_replaced_heads_carry_what_another_picture_carries(limit):
         assert (expected - plain[:2]).abs().max() > 1e-4
 
 
-@torch.no_grad()
-def test_equal_sets_of_heads_run_once():
-    native = tiny("timm_deit3")
-    model, images, rows = view(native, check=False), pictures(native), []
-    native.module.head.register_forward_hook(lambda module, given, out: rows.append(len(out)))
-    without = gates_without(model, [(1, 0)])
-    sets = [without, torch.ones_like(without), without, without]
-    logits = logits_of_sets(model, images, torch.stack(sets))
-    assert sum(rows) == 2 * len(images) and torch.equal(logits[0], logits[3])
-
-
 def test_logits_hang_on_what_heads_carried_and_on_nothing_before():
     native = tiny("timm_deit3")
     model, images = view(native, check=False), pictures(native).requires_grad_()

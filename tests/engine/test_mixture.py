@@ -9,9 +9,7 @@ import pytest
 import torch
 
 from seecause.engine.sweep import (
-    mask_bytes,
     need_gradients,
-    special_rows,
 )
 from seecause.errors import NotDefined
 from seecause.models.block import Block
@@ -63,16 +61,3 @@ def test_a_readout_without_a_gradient_is_refused_and_a_changed_model_is_looked_a
         model.module.head.bias.add_(1)
     with pytest.raises(NotDefined, match="readout"):
         need_gradients(model, "mosaic", start=2)
-
-
-def test_rows_that_are_computed_for_a_mask_and_what_they_take():
-    model = view(tiny("timm_registers"), check=False)  # four blocks, three heads of eight
-    layout = model.layout
-    assert special_rows(model, layout) == range(4)
-    pooled = replace(model, readout=replace(model.readout, kind="mean"))
-    assert special_rows(pooled, layout) == range(0)
-    over = replace(model, readout=replace(model.readout, kind="mean", over_prefix=True))
-    assert special_rows(over, layout) == range(4)
-    row = 24 * 8 * 24 + 3 * 24 * 2 * 8 * 5  # activations, and scores of two banks
-    assert mask_bytes(model, layout) == 4 * 4 * row
-    assert mask_bytes(pooled, layout) == 4 * row

@@ -151,32 +151,3 @@ def test_graphs_have_a_part_in_plain_runs_on_cuda_only(monkeypatch):
     assert not graphs.usable((there,))
     with torch.inference_mode():
         assert not graphs.usable((there,))
-
-
-def test_a_recording_is_good_for_one_key_shape_order_and_setting():
-    model, x = SimpleNamespace(gates=None, blocks=[]), torch.zeros(2, 2)
-    first = graphs._place(model, "a", (x,))
-    assert first == graphs._place(model, "a", (x + 1,))
-    others = [(model, "b", (x,)), (SimpleNamespace(**vars(model)), "a", (x,))]
-    others += [(model, "a", (y,)) for y in (x[:1], x.mT, x.double(), x.to("meta"))]
-    assert all(graphs._place(*other) != first for other in others)
-    model.gates = torch.zeros(1)
-    assert graphs._place(model, "a", (x,)) != first
-    model.gates, model.blocks = None, []
-    assert graphs._place(model, "a", (x,)) != first
-    before = graphs._settings()
-    cuda = torch.backends.cuda
-    switches = {
-        torch.set_float32_matmul_precision: ("medium", torch.get_float32_matmul_precision()),
-        torch.use_deterministic_algorithms: (True, False),
-        cuda.enable_flash_sdp: (False, True),
-        cuda.enable_mem_efficient_sdp: (False, True),
-        cuda.enable_math_sdp: (False, True),
-    }
-    for switch, (other, usual) in switches.items():
-        switch(other)
-        changed = graphs._settings()
-        switch(usual)
-        assert changed != before and graphs._settings() == before, switch
-    with torch.backends.cudnn.flags(allow_tf32=not torch.backends.cudnn.allow_tf32):
-        assert graphs._settings() != before

@@ -8,10 +8,9 @@ import torch
 from timm.models.vision_transformer import VisionTransformer
 from torch.testing import assert_close
 
-from seecause.engine.sweep import Mixture, Sweep, SweepPlan, TokenSets, selection, token_sets
+from seecause.engine.sweep import Mixture, Sweep, SweepPlan, selection, token_sets
 from seecause.engine.trace import record
 from seecause.errors import BadOption
-from seecause.models.layout import TokenLayout
 from tests.families.native import HALF, SIZE, Native
 from tests.helpers import view
 from tests.reference import caap as reference
@@ -64,44 +63,6 @@ def test_masks_of_zeros_and_ones_are_token_sets_from_any_layer_on(pooled, start)
     masks = chosen.double().expand(2, -1, -1)
     mixed = Mixture(model, blank, picture, start).logits(masks)
     assert_close(mixed, sweep.logits(chosen), atol=1e-10, rtol=0)
-
-
-LAYOUT = TokenLayout(grid=(2, 3), prefix=3, class_index=0, registers=(1, 2))
-CHOSEN = torch.tensor([[1, 0, 0, 1, 0, 0], [0, 0, 0, 0, 0, 1], [0, 0, 0, 0, 0, 0]]).bool()
-
-
-def sets(special: tuple[int, ...] = (0,)) -> TokenSets:
-    return TokenSets(CHOSEN, LAYOUT, special, torch.device("cpu"))
-
-
-def test_rows_are_packed_set_by_set_special_tokens_first():
-    rows = sets((0, 2)).grouped_rows
-    assert rows.tokens.tolist() == [0, 2, 3, 6, 0, 2, 8, 0, 2]
-    assert rows.groups.sizes.tolist() == [4, 3, 2]
-    assert rows.special_rows.tolist() == [0, 1, 4, 5, 7, 8]
-    # the donor's tokens, and behind all nine of them the special rows
-    assert sets((0, 2)).origin.tolist() == [9, 10, 3, 6, 11, 12, 8, 13, 14]
-    assert sets((0, 2)).class_rows.tokens.tolist() == [0, 2] * 3
-
-
-def test_every_row_sees_the_context_or_the_donor_and_no_special_token():
-    chosen = sets((0, 2))
-    context, donor = chosen.context_mask.keep[0, 0], chosen.donor_mask.keep[0, 0]
-    assert not (context & donor).any() and torch.equal(
-        context | donor, chosen.whole_mask.keep[0, 0]
-    )
-    assert donor[:2].nonzero()[:, 1].tolist() == [3, 6, 3, 6]
-    assert chosen.whole_mask.keep[0, 0].sum(dim=1).tolist() == [7] * 6
-    outside = chosen.outside_masks[0].keep[0, 0]
-    assert outside.sum(dim=1).tolist() == [5] * 4 + [6] * 3 + [7] * 2
-    special = chosen.outside_masks[1].keep[0, 0]
-    assert torch.equal(outside[chosen.grouped_rows.special_rows], special)
-
-
-def test_chosen_rows_are_those_behind_the_special_ones():
-    for special, expected in (((0,), [1, 2, 4]), ((0, 2), [2, 3, 6])):
-        rows, groups = sets(special).chosen_rows
-        assert rows.tolist() == expected and groups.sizes.tolist() == [2, 1, 0]
 
 
 def test_sets_of_a_selection_are_known_until_it_changes():

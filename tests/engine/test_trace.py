@@ -12,14 +12,12 @@ from seecause.engine.chunks import budget
 from seecause.engine.trace import (
     attention_probs,
     check_start,
-    enter,
     kept_logits,
     kept_logits_each,
     n_attentions,
     read_rows,
     record,
     suffix,
-    trace_bytes,
     walk_back,
 )
 from seecause.errors import BadOption
@@ -150,29 +148,6 @@ def test_a_run_is_recorded_where_it_was_asked_for_and_can_begin_there():
     assert_close(part.states, {level: whole.states[level] for level in (1, 2)}, atol=0, rtol=0)
     assert_close(part.kv[2], whole.kv[2], atol=0, rtol=0)
     assert part.bank(2).k is part.kv[2][0] and part.bank(2).v is part.kv[2][1]
-
-
-@torch.no_grad()
-def test_entering_in_chunks_keeps_every_picture_and_its_facts():
-    model = view(tiny("timm_registers"), check=False)
-    model.facts = lambda images: images.mean(dim=(1, 2, 3), keepdim=True)[..., 0] > 0
-    images = pictures(tiny("timm_registers"), batch=3)
-    h, at = enter(model, images)
-    with budget(1):
-        chunked, chunked_at = enter(model, images)
-    assert_close(chunked, h, atol=1e-12, rtol=0)
-    assert_close(h, model.embed(images), atol=0, rtol=0)
-    assert torch.equal(chunked_at.facts, at.facts) and torch.equal(at.facts, model.facts(images))
-
-
-def test_the_memory_of_a_recording_is_that_of_its_queries_keys_and_values():
-    model = view(tiny("timm_registers"), check=False)  # three heads of eight, 28 tokens
-    model.blocks = [replace(model.blocks[0], kv_heads=1), *model.blocks[1:]]
-    numbers = 28 * 8 * ((3 + 2 * 1) + 3 * (3 + 2 * 3))
-    assert trace_bytes(model, model.layout) == 8 * numbers
-    assert trace_bytes(view(tiny("timm_registers", torch.float32), check=False), model.layout) == (
-        4 * 28 * 8 * 4 * 9
-    )
 
 
 def test_a_token_that_is_read_twice_counts_twice():

@@ -38,14 +38,6 @@ def counting(model, name):
     return replace(model, blocks=blocks), calls
 
 
-def test_a_walk_that_nobody_looks_at_is_the_plain_run(run):
-    model, images, h, at = run
-    assert_close(model.readout(walk(model, h, at).end(), at.layout), model(images), rtol=0, atol=0)
-    for index, block in enumerate(model.blocks):
-        h = block(h, at, model.gate(index))
-    assert_close(walk(model, model.embed(images), at).end(), h, rtol=0, atol=0)
-
-
 def test_reading_changes_nothing_and_computes_once(run):
     model, _, h, at = run
     plain = walk(model, h, at).end()

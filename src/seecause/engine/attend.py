@@ -1,6 +1,6 @@
 """Attention over several banks of keys and values, merged exactly.
 
-A row may read keys of its own run, of the blank image's run, of another picture. Each source is a
+A row may read keys of its own run, of the blank image's run, of another image's. Each source is a
 `Bank`; the parts are merged by their log-sum-exp in float32, which equals one softmax over all keys
 that are kept:
 

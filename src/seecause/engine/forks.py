@@ -2,7 +2,7 @@
 
 What a head of block l carries matters nowhere before the output projection of block l. So the rows
 stream through the blocks once; at each block as many copies fork off as heads are asked for, each
-with one head replaced, and the rest of the model runs on all copies together. Where the answer is
+with one head replaced, and the rest of the model runs on all copies together. Where logits are
 read from class tokens alone, the last block computes those rows only, so its own heads cost next to
 nothing.
 

@@ -230,21 +230,21 @@ def gated(gate: Tensor, value: Tensor) -> Tensor:
 
 
 def own_text(
-    q: Tensor, k: Tensor, v: Tensor, picture: Part, average: Part, choose: Tensor, *, scale: float
+    q: Tensor, k: Tensor, v: Tensor, image: Part, average: Part, choose: Tensor, *, scale: float
 ) -> Tensor:
     """Rows q [1|B, H, R, dh] over their own k, v [1|B, Hkv, R, dh], looking back, merged with what
-    they saw of the image or of the average, [1|B, R, H, dh] each, whichever `choose` [1|B, R, H]
-    says: [B, R, H, dh]."""
+    they saw of the image where `choose` [1|B, R, H], or else of the average, [1|B, R, H, dh] each:
+    [B, R, H, dh]."""
     flags = choose.contiguous().view(torch.uint8)
-    return _text_rows((q, k, v, *picture, *average, flags), scale, hard=True)
+    return _text_rows((q, k, v, *image, *average, flags), scale, hard=True)
 
 
 def soft_text(
-    q: Tensor, k: Tensor, v: Tensor, picture: Part, average: Part, choose: Tensor, *, scale: float
+    q: Tensor, k: Tensor, v: Tensor, image: Part, average: Part, choose: Tensor, *, scale: float
 ) -> Tensor:
     """`own_text` for a soft `choose` [1|B, R, H] in float32, the share of the image; the rest is
     the average's. Differentiable in everything."""
-    return _SoftText.apply(q, k, v, *picture, *average, choose, scale)
+    return _SoftText.apply(q, k, v, *image, *average, choose, scale)
 
 
 def shared_read_slope(

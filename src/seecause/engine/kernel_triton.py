@@ -437,7 +437,7 @@ def text_rows(
     EXACT: tl.constexpr,
 ):  # fmt: skip
     """One head of one copy: its rows look back at themselves, and take in what they saw of the
-    picture, or of the average; or of both, as much as a soft mask says."""
+    image, or of the average; or of both, as much as a soft mask says."""
     head, batch = tl.program_id(0), tl.program_id(1).to(tl.int64)
     rows, lanes = tl.arange(0, ROWS), tl.arange(0, WIDTH)
     real = rows < n_rows

@@ -366,7 +366,9 @@ class Sweep:
         steps = walk(self.model, z, self.context.at.take(rows.tokens), start=plan.start, stop=until)
         for step in steps:
             mixed = step.index in donor_blocks
-            bias = step.block.bias(step.at, self.context.at)  # tokens have one place in both runs
+            bias = step.block.bias(
+                step.at, self.context.at
+            )  # a token has the same place in both runs
             banks = [self.donor.bank(step.index, sets.donor_mask, bias)] if mixed else []
             if summary is None:
                 keep = sets.context_mask if mixed else sets.whole_mask
@@ -440,12 +442,12 @@ class Mixture:
 
     model: VisionModel
     blank: Trace
-    picture: Trace
+    source: Trace
     start: int = 0
 
     def logits(self, masks: Tensor) -> Tensor:
         """Masks [B, n, N] in [0, 1] -> logits [B, n, C], differentiable in the masks."""
-        live = special_rows(self.model, self.picture.layout)
+        live = special_rows(self.model, self.source.layout)
         z = self._special(masks, live) if live else masks.new_zeros(*masks.shape[:2], 0, 0)
         return self._read(masks, z)
 
@@ -457,21 +459,21 @@ class Mixture:
         groups = Groups.even(count, p, z.device)
         at = self.blank.at.take(torch.arange(p, device=z.device).repeat(count))
         weights = _log_weights(masks.repeat_interleave(p, dim=1))
-        first = self.picture.layout.prefix
+        first = self.source.layout.prefix
         steps = walk(self.model, z, at, start=self.start)
         for step in steps:
             bias = step.block.bias(step.at, self.blank.at)
             bias = None if bias is None else bias[..., first:]
             banks = [
                 _weighted(trace.kv[step.index], weight if bias is None else weight + bias, first)
-                for trace, weight in zip((self.blank, self.picture), weights, strict=True)
+                for trace, weight in zip((self.blank, self.source), weights, strict=True)
             ]
             attend_groups(step, banks, groups, groups)
         return steps.h.unflatten(1, (count, p))
 
     def _read(self, masks: Tensor, special: Tensor) -> Tensor:
         """Logits [B, n, C] from special tokens [B, n, p, D] and the final states of both runs."""
-        readout, layout = self.model.readout, self.picture.layout
+        readout, layout = self.model.readout, self.source.layout
         normed = special
         if special.numel():
             normed = readout.norm(special.flatten(1, 2)).unflatten(1, special.shape[1:3])
@@ -479,8 +481,8 @@ class Mixture:
             return self._read_latent(masks, normed)
         parts = [normed[:, :, t] for t in readout.read_prefix(layout)]
         if readout.has_mean:
-            blank, picture = (wide(x) for x in self._final_patches())
-            total = blank.sum(dim=1, keepdim=True) + masks @ picture - masks @ blank  # [B, n, D]
+            blank, source = (wide(x) for x in self._final_patches())
+            total = blank.sum(dim=1, keepdim=True) + masks @ source - masks @ blank  # [B, n, D]
             count = layout.n_patches
             if readout.over_prefix:
                 total, count = total + wide(normed).sum(dim=2), count + layout.prefix
@@ -511,11 +513,11 @@ class Mixture:
         return readout.head(pooled).unflatten(0, (batch, count))
 
     def _final_patches(self) -> tuple[Tensor, Tensor]:
-        """Normed patch states that the readout reads: the blank's [1, N, D], the picture's."""
-        final, patches = self.model.n_layers, self.picture.layout.patches
+        """Normed patch states that the readout reads: the blank's [1, N, D], the source's."""
+        final, patches = self.model.n_layers, self.source.layout.patches
         norm = self.model.readout.norm
-        blank, picture = (norm(run.states[final]) for run in (self.blank, self.picture))
-        return blank[:, patches], picture[:, patches]
+        blank, source = (norm(run.states[final]) for run in (self.blank, self.source))
+        return blank[:, patches], source[:, patches]
 
 
 def special_rows(model: VisionModel, layout: TokenLayout) -> range:
@@ -530,7 +532,7 @@ def slopes(run: Mixture, masks: Tensor, score: Scores, *, together: int) -> Tens
 
     def some_masks(a: int, b: int) -> Tensor:
         with torch.enable_grad():
-            mixed = masks[a:b].expand(run.picture.batch, -1, -1).clone().requires_grad_()
+            mixed = masks[a:b].expand(run.source.batch, -1, -1).clone().requires_grad_()
             total = score(run.logits(mixed)).sum()  # images do not see each other
             return torch.autograd.grad(total, mixed)[0]
 
@@ -597,7 +599,7 @@ def part_without_gradient(blocks: Sequence[Block], state: Tensor, at: At) -> str
 
 
 def _log_weights(masks: Tensor) -> tuple[Tensor, Tensor]:
-    """Masks [B, R, N] -> log(1 - m) and log m, [B, 1, R, N] each: of the blank, of the picture."""
+    """Masks [B, R, N] -> log(1 - m) and log m, [B, 1, R, N] each: of the blank, of the source."""
     spread = wide(masks)[:, None]
     return torch.log1p(-spread), torch.log(spread)
 

@@ -1,4 +1,4 @@
-"""Plain runs: recorded, so that others can borrow their keys, values and states; begun in the
+"""Plain runs: recorded, so that other runs can use their keys, values and states; begun in the
 middle; with explicit attention probabilities, which fused kernels never form; or on some of the
 patches.
 
@@ -335,7 +335,7 @@ def pool_logits(model: VisionModel, probs: Tensor, v: Tensor) -> Tensor:
 
 
 def read_rows(model: VisionModel, layout: TokenLayout, attention: Tensor) -> Tensor:
-    """The rows of attention [..., R, T] that the answer is read from, as one row [..., T].
+    """The rows of attention [..., R, T] that the logits are read from, as one row [..., T].
 
     The class token's row; the mean of the class and distillation rows; the mean over averaged
     tokens; for class + mean, half of each. The heads may weigh these parts otherwise, which no

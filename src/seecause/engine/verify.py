@@ -12,10 +12,10 @@ A network of stages has `stages` in place of blocks, and `resume` in place of at
 feature maps, put in after their stage, give the native logits. A model of many rows (boxes, pixels)
 has two others:
 
-    answers    rows that read the native places, put in again, answer as in the native run: all
-               classes, boxes and pixels. A row that reads the image in another way is noticed
+    answers    rows that read the native places, put in again, give the native outputs: all classes,
+               boxes and pixels. A row that reads the image in another way is noticed
                here, since all that leads to the places is a stand-in then
-    aimed      a view that is aimed at a row gives that row's native answer
+    aimed      a view that is aimed at a row gives that row's native output
 
 Deep networks and encoders spread a change, and their zero padding pushes it away from the border:
 in ResNet-152 with random weights a corner moves the cells three away from it most. Some mix all
@@ -64,7 +64,7 @@ class Probe:
 @torch.no_grad()
 def verify(model: ImageModel, *, seed: int = 0) -> list[Probe]:
     """Run the probes of a view; raises `ViewMismatch` with the probe and the block, stage or
-    answer."""
+    output."""
     generator = torch.Generator().manual_seed(seed)
     images, near = random_images(model, generator), tolerance_of(model.dtype)
     if not isinstance(model, VisionModel):
@@ -128,7 +128,7 @@ def _verify_tokens(
 def _native_run(
     model: ImageModel, images: Tensor, what: str, modules: Sequence[nn.Module]
 ) -> tuple[Tensor, list[Tensor]]:
-    """The native answer, and what blocks or stages gave on the way to it."""
+    """The native logits, and the outputs of blocks or stages on the way to them."""
     with listening(modules) as outputs:
         native = model.native(images)
     model.memo["n_classes"] = native.shape[-1]
