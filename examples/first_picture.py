@@ -52,7 +52,7 @@ def published(method: str) -> str:
 def strength_of(result: Any, place: int) -> np.ndarray:
     """[H, W] from 0 to 1: what speaks for the class, by pixels where the method has them, else by
     patches enlarged. The highest 1 % share one colour, or single pixels would hide the others."""
-    pixels = result.native if result.native is not None else result.pixels("bilinear")
+    pixels = result.native if result.native is not None else result.pixels()
     values = pixels[place].clamp(min=0).double().numpy()
     return np.clip(values / (np.quantile(values, 0.99) or 1.0), 0, 1)
 

@@ -52,6 +52,10 @@ class Result:
         else:
             print(self)  # noqa: T201
 
+    def __repr__(self) -> str:
+        numbers = ", ".join(f"{name}: {value:.4g}" for name, value in self.numbers().items())
+        return f"{type(self).__name__}({numbers})"
+
     def _repr_html_(self) -> str:
         """The numbers as a table, for notebooks."""
         cells = (

@@ -129,7 +129,6 @@ def test_parts_join_to_one_batch_with_all_they_have():
         ("ixg+", {"start": 4}, "0-3"),
         ("mosaic", {"eps": 0.5}, "below 0.5"),
         ("mosaic", {"eps": float("nan")}, "above 0"),
-        ("mosaic", {"layers": (1, 2)}, "first"),
         ("mosaic", {"blank": "grey"}, "white"),
         ("mosaic", {"mask": 3}, "masks"),
         ("mosaic", {"seed": 2**63}, "from 0"),

@@ -168,7 +168,7 @@ def test_attribute_takes_what_people_have(model, images, tmp_path):
         *(iter(images[:5, None].split(2)), iter([pictures[:3], pictures[3:]])),
         *(((p, 0) for p in pictures), str(tmp_path), str(tmp_path / "*.png"), files),
     ):
-        found = sc.attribute(model, source, method="center", batch=3)
+        found = sc.attribute(model, source, method="center")
         torch.testing.assert_close(found.maps, expected.maps)
         torch.testing.assert_close(found.images, expected.images, atol=1 / 200, rtol=0)
     assert found.names == [str(file) for file in files]
@@ -181,15 +181,13 @@ def test_a_bad_file_is_named_and_the_others_go_on(model, tmp_path):
     Image.new("RGB", (90, 60)).save(tmp_path / "good.png")
     bad, good = bad_file(tmp_path, "truncated"), tmp_path / "good.png"
     skipped: list[SkippedImage] = []
-    found = sc.attribute(model, [good, bad, good], method="center", batch=2, skipped=skipped)
+    found = sc.attribute(model, [good, bad, good], method="center", skipped=skipped)
     assert found.names == [str(good)] * 2
     assert [hole.name for hole in skipped] == [str(bad)] and "truncated" in skipped[0].reason
     with pytest.raises(BadImage):
         sc.attribute(model, [good, bad], method="center")
     with pytest.raises(BadOption, match="a list of 1"):
         sc.attribute(model, [good, good], [1], "center")
-    with pytest.raises(BadOption, match="batch=0"):
-        sc.attribute(model, [good], batch=0)
 
 
 def test_every_batch_is_written_to_its_own_file(att, tmp_path):

@@ -73,9 +73,9 @@ def test_relevance_is_conserved_for_every_sample(family):
 
     for block in model.blocks:
         block.norm = heard(block.norm)
-    with model.eval_mode(frozen=True), Rules() as rules:
+    with model.eval_mode(frozen=True), Rules():
         logits = explicit_run(
-            replace(model, blocks=[_relevant(b, rules) for b in model.blocks]), images
+            replace(model, blocks=[_relevant(b) for b in model.blocks]), images
         ).logits
     assert_close(logits, native.forward(images), atol=1e-10, rtol=0)  # values are the model's own
     seed = torch.zeros_like(logits)
@@ -116,7 +116,7 @@ def test_an_operator_without_a_rule_is_named():
     native = tiny("timm_deit3")
     model = view(native, check=False)
     model.blocks[1].feed = Odd()
-    with pytest.raises(NotDefined, match=r"no rule for `cumsum` .* in blocks\.1\.feed"):
+    with pytest.raises(NotDefined, match=r"no rule for `cumsum`"):
         sc.attribute(model, pictures(native), 0, "t-attr")
 
 

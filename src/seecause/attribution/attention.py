@@ -44,7 +44,6 @@ from seecause.engine.trace import (
 from seecause.engine.walk import Step, walk
 from seecause.errors import NotDefined
 from seecause.models.block import Block
-from seecause.models.layout import TokenLayout
 from seecause.models.view import VisionModel
 from seecause.options import Count, Positive
 from seecause.target import Score, Target
@@ -151,7 +150,7 @@ def tam(
         step = probs.mean(dim=1) @ reach  # [B, T, T]
         reach = step if layer == last else reach + step
     target = bind_target(model, images, target)
-    weight = mean_slope(model, images, target, steps, score).relu().mean(dim=1)
+    weight = mean_slope(model, images, target, steps, score)
     return Maps(_read(model, images, reach) * _read(model, images, weight), target)
 
 
@@ -159,7 +158,6 @@ def tam(
     "bt",
     forwards="steps + 1 + 1 backward",
     needs="attention, gradients",
-    unset={"start": "a third of the depth"},
 )
 @over_images(every_attention)
 def bt(
@@ -190,7 +188,7 @@ def bt(
     for layer, (probs, slope) in enumerate(zip(run.probs, slopes, strict=True), start):
         step = by_head(probs.detach(), slope) @ reach  # [B, T, T]
         reach = step if layer == model.n_layers else reach + step
-    weight = mean_slope(model, images, bound, steps, score).relu().mean(dim=1)
+    weight = mean_slope(model, images, bound, steps, score)
     return Maps(_read(model, images, reach) * _read(model, images, weight), bound)
 
 
@@ -205,8 +203,8 @@ def by_head(probs: Tensor, slope: Tensor) -> Tensor:
 def mean_slope(
     model: VisionModel, images: Tensor, target: Target, steps: int, score: Score
 ) -> Tensor:
-    """mean_k dA^L(alpha_k x) [B, H, T, T], alpha = linspace(0, 1, steps). Both ends are used, and
-    images are scaled towards 0 in normalised space, as in the code of TAM's authors."""
+    """mean_h ReLU(mean_k dA^L(alpha_k x)) [B, T, T], alpha = linspace(0, 1, steps). Both ends are
+    used, and images are scaled towards 0 in normalised space, as in the code of TAM's authors."""
     alphas = torch.linspace(0, 1, steps, dtype=images.dtype, device=images.device)
     last = n_attentions(model) - 1
 
@@ -219,7 +217,8 @@ def mean_slope(
 
     equal = torch.full_like(alphas, 1 / steps, dtype=torch.float64)
     each = len(images) * one_block(model, model.check(images))
-    return over_copies(scaled, equal, target, slope_at, bytes_each=each)
+    slope = over_copies(scaled, equal, target, slope_at, bytes_each=each)  # [B, H, T, T]
+    return slope.relu().mean(dim=1)
 
 
 @method(
@@ -282,13 +281,8 @@ MOVES = {
 }  # fmt: skip
 
 
-def _both_graphs(model: VisionModel, layout: TokenLayout) -> int:
-    """Gradients first, then relevance, with what its rules hold."""
-    return 3 * every_attention(model, layout)
-
-
 @method("t-attr", forwards="2 + 2 backward", needs="attention, gradients, relevance")
-@over_images(_both_graphs)
+@over_images(every_attention, times=3)  # gradients, then relevance with what its rules hold
 def t_attr(
     model: VisionModel, images: Tensor, target: Target, *, start: int = 0, score: Score = "logit"
 ) -> Maps:
@@ -341,18 +335,16 @@ def relevance(
 ) -> tuple[Tensor, ...]:
     """Relevance of the probabilities, [B, H, T, T] each, from relevance `seed` [B, C] at the
     logits."""
-    with Rules() as rules:
-        blocks = [_relevant(block, rules) for block in model.blocks]
+    with Rules():
+        blocks = [_relevant(block) for block in model.blocks]
         run = explicit_run(replace(model, blocks=blocks), images, start=start)
     return torch.autograd.grad(run.logits, run.probs, seed)
 
 
-def _relevant(block: Block, rules: Rules) -> Block:
+def _relevant(block: Block) -> Block:
     """The block with relevance: parts that only scale or rotate its rows pass it on unchanged."""
     turned = ("norm", "q_norm", "k_norm", "sub_norm", "branch")
     fields: dict[str, Any] = {name: unchanged(getattr(block, name)) for name in turned}
-    for name in ("project", "mix", "feed"):
-        fields[name] = rules.inside(f"{block.name}.{name}", getattr(block, name))
     if block.rotate is not None:
         fields["rotate"] = unchanged(block.rotate)
     return Block(**{**vars(block), **fields})
@@ -360,20 +352,7 @@ def _relevant(block: Block, rules: Rules) -> Block:
 
 class Rules(TorchFunctionMode):
     """Inside this context, operators on tensors that require a gradient record a rule of relevance;
-    an operator without one is an error that names the `part` of the model."""
-
-    part = "readout"
-
-    def inside(self, part: str, step: Callable[..., Any]) -> Callable[..., Any]:
-        """`step`, whose name errors about its operators give."""
-
-        def run(*args: Any) -> Any:
-            outside, self.part = self.part, part
-            result = step(*args)
-            self.part = outside
-            return result
-
-        return run
+    an operator without one is an error."""
 
     def __torch_function__(
         self,
@@ -407,7 +386,7 @@ class Rules(TorchFunctionMode):
         shapes = ", ".join(str(list(x.shape)) for x in live)
         raise NotDefined(
             "t-attr",
-            f"relevance has no rule for `{name}` of {shapes} in {self.part}",
+            f"relevance has no rule for `{name}` of {shapes}",
             "Use a method without relevance, such as gae",
         )
 

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import chain
+from itertools import chain, repeat
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from seecause.attribution.registry import Maps, Method, find, join
-from seecause.attribution.result import Attribution, MapResult, joined_manifest
+from seecause.attribution.registry import find, join
+from seecause.attribution.result import Attribution, MapResult
 from seecause.data.dataset import IGNORE, SkippedImage
 from seecause.data.images import ImageFacts, ImageOpener, find_images
 from seecause.engine.chunks import budget, memory, plain_logits
@@ -41,8 +41,8 @@ from seecause.models.preprocess import (
     file_names,
 )
 from seecause.models.view import VisionModel
-from seecause.options import Count, checked
-from seecause.target import Answer, Spec, Target, best_answers, need_class, parse, spread
+from seecause.options import checked
+from seecause.target import Answer, Spec, best_answers, need_class, parse, spread
 from seecause.types import wide
 
 if TYPE_CHECKING:
@@ -59,7 +59,6 @@ def attribute(
     target: Spec = None,
     method: str = "caap",
     *,
-    batch: Count = BATCH,
     skipped: list[SkippedImage] | None = None,
     **options: Any,
 ) -> Attribution:
@@ -69,12 +68,11 @@ def attribute(
         model: A model returned by `sc.load` or `sc.wrap`, or an `nn.Module` that `sc.wrap` takes.
         images: A normalised tensor [B, 3, H, W], PIL images or arrays of raw pixels; or files,
             folders, globs, samples of datasets ("critters:clean:test#0"), a generator, or a
-            DataLoader of batches, which are read `batch` at a time.
+            DataLoader of batches.
         target: The class to explain: an index, a name, one for each image, a pair `(a, b)` for the
             difference of two logits, or a function of logits. `sc.Box` or `sc.Region` for detectors
             and models of pixels. None explains the predicted class.
         method: A name from `seecause list methods`.
-        batch: Images that are read at once, where they are read one by one.
         skipped: A list that receives the images that cannot be read; without it they are errors.
         **options: Options of the method, such as `tail="patched"`.
 
@@ -95,14 +93,15 @@ def attribute(
         (torch.Size([3, 12, 12]), torch.Size([1, 12, 12]), 'quillow')
     """
     model = as_view(model)
-    if not read_one_by_one(model, images):
+    in_memory = isinstance(images, Tensor) or (
+        model.preprocess.kind != "images" and isinstance(images, Picture | list | tuple | Mapping)
+    )
+    if in_memory:
         names, tensor = file_names(images), as_images(model, images)
         return replace(attribute_batch(model, tensor, target, method, options), names=names)
-    parts = explain_batches(
-        model, images, methods=[method], target=target, options={method: options}, batch=batch,
-        skipped=skipped,
-    )  # fmt: skip
-    return _joined(list(parts)).first
+    return explain(
+        model, images, methods=[method], target=target, options={method: options}, skipped=skipped
+    ).first
 
 
 def attribute_batch(
@@ -116,7 +115,15 @@ def attribute_batch(
     with model.eval_mode(frozen=True), budget(memory().limit) as held:
         images = images.clone() if images.is_inference() else images
         model.check(images)
-        maps = _run(entry, model, images, parse(model, spec, len(images)), options)
+        goal = parse(model, spec, len(images))
+        try:
+            maps = entry.run(model, images, goal, **options)
+        except RuntimeError as failure:
+            if "Inference tensors cannot be saved for backward" not in str(failure):
+                raise
+            reason = f"weights of {model.name}, or the images, were made under torch.inference_mode"
+            remedy = "Make them outside of it, or use method='caap', which takes no gradient"
+            raise NotDefined(method, reason, remedy) from failure
         logits = maps.target.logits  # of the plain run that the method made, or one more
         if logits is None or len(logits) != len(images):
             logits = plain_logits(model, images)
@@ -177,26 +184,6 @@ def _attribute_rows(
         regions = aim.pixels.to(torch.uint8)[None]
         parts.append(replace(part, labels=[label], manifest=manifest, regions=regions))
     return Attribution.join(parts, pixels_digest(images))
-
-
-def _run(
-    entry: Method, model: ImageModel, images: Tensor, goal: Target, options: Mapping[str, Any]
-) -> Maps:
-    try:
-        maps = entry.run(model, images, goal, **options)
-    except RuntimeError as failure:
-        if "Inference tensors cannot be saved for backward" not in str(failure):
-            raise
-        raise NotDefined(
-            entry.name,
-            f"the weights of {model.name}, or a tensor it was given, were made under"
-            " torch.inference_mode and can have no part in gradients",
-            "Make them outside of it, or use method='caap', which takes no gradient",
-        ) from failure
-    if isinstance(maps, Maps):
-        return maps
-    with torch.no_grad():  # scores alone: the target is bound here
-        return Maps(maps.flatten(1), goal.bind(model(images)))
 
 
 def _for_manifest(value: Any) -> Any:
@@ -266,7 +253,6 @@ def explain(
     also: Also = (),
     others: Pictures | Iterable[Any] | None = None,
     options: Mapping[str, Mapping[str, Any]] | None = None,
-    batch: Count = BATCH,
     skipped: list[SkippedImage] | None = None,
 ) -> Explanation:
     """Explain predictions: what does the model predict, and which patches caused it?
@@ -282,7 +268,6 @@ def explain(
             without a mark. It is used as the image's blank, so maps show what of the difference
             caused the prediction.
         options: Options by method.
-        batch: Images that are explained at once.
         skipped: A list that receives the images that cannot be read; without it they are errors.
 
     Returns:
@@ -296,35 +281,19 @@ def explain(
         >>> list(found.runs), found.answers[0][0].name, int(found.evidence.enough.count)
         (['caap', 'mosaic'], 'quillow', 1)
     """
-    parts = explain_batches(
-        model, images, methods=methods, target=target, others=others, options=options, also=also,
-        batch=batch, skipped=skipped,
+    parts = list(
+        explain_batches(
+            model, images, methods=methods, target=target, others=others, options=options,
+            also=also, skipped=skipped, batch=sys.maxsize,
+        )
     )  # fmt: skip
-    return _joined(list(parts))
-
-
-def _joined(parts: Sequence[Explanation]) -> Explanation:
-    """Explanations of consecutive batches as one."""
     if not parts:
         raise DataMissing("images", "none can be read", "give at least one")
     sizes = {tuple(part.first.images.shape[2:]) for part in parts}
     if len(sizes) > 1:
         listed = ", ".join(f"{height} x {width}" for height, width in sorted(sizes))
         raise BadOption("images", listed, "one size; explain images of each size by themselves")
-    if len(parts) == 1:
-        return parts[0]
-    last = parts[-1]
-    joined: dict[str, Any] = {"fingerprint": last.fingerprint}
-    joined["runs"] = {
-        method: Attribution.join([part.runs[method] for part in parts], last.fingerprint)
-        for method in last.runs
-    }
-    for name in ("evidence", "interactions"):
-        found = [getattr(part, name) for part in parts]
-        if found[0] is not None:
-            manifest = joined_manifest([one.manifest for one in found], last.fingerprint)
-            joined[name] = replace(join(found), manifest=manifest)
-    return replace(join(parts), **joined)
+    return parts[0]
 
 
 def explain_batches(
@@ -347,10 +316,7 @@ def explain_batches(
         reason = f"{model.name} predicts many rows"
         raise NotDefined(" and ".join(sorted(also)), reason, "Omit this option")
     if model.aimed:
-        where = target.region if isinstance(target, FileRegion) else target
-        need_class(model, where)
-        if isinstance(where, str | int):  # an unknown class is an error before images are read
-            model.class_index(where)
+        need_class(model, target.region if isinstance(target, FileRegion) else target)
     methods = default_methods(model) if methods is None else methods
     if not methods:
         raise BadOption("methods", [], "at least one method, or None for the usual ones")
@@ -410,15 +376,16 @@ def _outside(
 ) -> tuple[float | None, float | None]:
     """The share of a map, above its lowest value, that lies outside of the object, and the share of
     the pixels; None without a mask, and the first None without an object or values above 0."""
-    if mask is None or not (mask != IGNORE).any():
+    counted = None if mask is None else mask != IGNORE
+    if mask is None or counted is None or not counted.any():
         return None, None
-    area = float((mask[mask != IGNORE] == 0).double().mean())
     values = (run.maps if run.native is None else run.native)[index]
     above = values - values.min().clamp(min=0)
-    pixels = to_pixels(above[None], (mask.shape[0], mask.shape[1]))[0].clamp(min=0).to(mask.device)
-    counted = pixels * (mask != IGNORE)
-    on_object = float((counted * (mask != 0)).sum() / counted.sum())
-    return None if area == 1 or math.isnan(on_object) else 1 - on_object, area
+    size = (mask.shape[0], mask.shape[1])
+    pixels = to_pixels(above[None], size)[0].clamp(min=0).to(mask.device)
+    area = float((mask == 0).sum() / counted.sum())
+    share = float(pixels[mask == 0].sum() / pixels[counted].sum())
+    return None if area == 1 or math.isnan(share) else share, area
 
 
 @torch.no_grad()
@@ -499,16 +466,6 @@ def _listed(target: Spec) -> Spec:
     return list(target) if isinstance(target, tuple) and len(target) != 2 else target
 
 
-def read_one_by_one(model: ImageModel, images: Any) -> bool:
-    """Whether images are read from disk or come from an iterator; the others are in memory, or
-    files that only the model's preprocessing can read (films)."""
-    if isinstance(images, str | Path):
-        return model.preprocess.kind == "images"
-    if isinstance(images, list | tuple):
-        return any(isinstance(image, str | Path) for image in images) and read_one_by_one(model, "")
-    return not isinstance(images, Image.Image | np.ndarray | Tensor | bytes | Mapping)
-
-
 def image_batches(
     model: ImageModel,
     images: Pictures | Iterable[Any],
@@ -526,32 +483,25 @@ def image_batches(
     """
     opener = ImageOpener()
     rows: list[ImageBatch] = []  # of one image each
-    seconds = None if others is None else _singles(model, others)
-    for place, item in enumerate(_singles(model, images)):
-        other = None if seconds is None else next(seconds, None)
-        if seconds is not None and other is None:
-            raise BadOption("others", f"fewer than images ({place})", "one for each image")
+    seconds = repeat(None) if others is None else _singles(model, others)
+    pairs = zip(_singles(model, images), seconds, strict=others is not None)
+    for place, (item, other) in enumerate(pairs):
         file = str(item) if isinstance(item, str | Path) else getattr(item, "filename", "")
         name = names[place] if names else file or f"image {place}"
         version, regions = None, []
         try:
-            opened = _opened(model, item, opener)
-            image, known = _prepared(model, opened), _facts(model, item, opened, opener)
+            image, opened = _read(model, item, opener)
+            known = _facts(model, item, opened, opener)
             if other is not None:
-                version = _prepared(model, _opened(model, other, opener, second=True))
-        except (BadImage, DataMissing) as bad:
+                version, _ = _read(model, other, opener, second=True)
+            if isinstance(target, FileRegion):
+                regions = [target.framed(known.size)]
+        except (BadImage, BadOption, DataMissing) as bad:
             if skipped is None:
                 raise
-            skipped.append(SkippedImage(name, str(bad)))
+            reason = str(bad) if name in str(bad) else f"{name}: {bad}"
+            skipped.append(SkippedImage(name, reason))
             continue
-        if isinstance(target, FileRegion):
-            try:
-                regions = [target.framed(known.size)]
-            except BadOption as outside:
-                if skipped is None:
-                    raise
-                skipped.append(SkippedImage(name, f"{name}: {outside}"))
-                continue
         if version is not None and version.shape != image.shape:
             raise BadOption("others", list(version[0].shape), f"images of {list(image[0].shape)}")
         if rows and rows[0].images.shape != image.shape:
@@ -561,8 +511,6 @@ def image_batches(
         if len(rows) == batch:
             yield join(rows)
             rows = []
-    if seconds is not None and next(seconds, None) is not None:
-        raise BadOption("others", "more than images", "one for each image")
     if rows:
         yield join(rows)
 
@@ -572,7 +520,7 @@ def _singles(model: ImageModel, images: Any) -> Iterator[Any]:
     items: Any = model.preprocess.unpacked(images)
     if isinstance(items, str | Path) and model.preprocess.kind == "images":
         items = find_images([str(items)])
-    elif items is None or (isinstance(items, Picture | Mapping) and getattr(items, "ndim", 0) < 4):
+    elif isinstance(items, Picture | Mapping) and getattr(items, "ndim", 0) < 4:
         items = [items]
     return chain.from_iterable(_rows_of(model, item) for item in items)
 
@@ -592,17 +540,15 @@ def _rows_of(model: ImageModel, item: Any) -> Iterable[Any]:
     return item if dimensions == 4 else [item]
 
 
-def _opened(model: ImageModel, item: Any, opener: ImageOpener, *, second: bool = False) -> Any:
-    if not isinstance(item, str | Path) or model.preprocess.kind != "images":
-        return item
-    return opener(str(item), second=second)
-
-
-def _prepared(model: ImageModel, opened: Any) -> Tensor:
-    """One image, [1, 3, H, W], normalised."""
-    if isinstance(opened, Image.Image):  # stays on the CPU until its batch is full
-        return model.preprocess(opened)[:1]
-    return as_images(model, opened)[:1]
+def _read(
+    model: ImageModel, item: Any, opener: ImageOpener, *, second: bool = False
+) -> tuple[Tensor, Any]:
+    """One image, [1, 3, H, W], normalised, and what was opened."""
+    if isinstance(item, str | Path) and model.preprocess.kind == "images":
+        item = opener(str(item), second=second)
+    if isinstance(item, Image.Image):  # stays on the CPU until its batch is full
+        return model.preprocess(item)[:1], item
+    return as_images(model, item)[:1], item
 
 
 def _facts(model: ImageModel, item: Any, opened: Any, opener: ImageOpener) -> ImageFacts:

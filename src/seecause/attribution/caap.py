@@ -36,7 +36,7 @@ import math
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -73,8 +73,6 @@ Approx = Literal["none", "e-caap", "e-caap-printed"]
 Layers = tuple[int, int | None] | None
 Classes = Literal["all"] | Sequence[int | str] | None
 Recorded = dict[str, Any]  # sets of states, and of blocks whose keys and values a run keeps
-ONE_CLASS = "only the explained one"
-TWO_THIRDS = "the one at two thirds of the depth"
 
 
 @dataclass(frozen=True)
@@ -90,13 +88,6 @@ class Swept:
     "caap",
     forwards="2 (tail=source) to 4 (tail=patched)",
     needs="activations",
-    unset={
-        "tail": "source; patched where the model reads no class token",
-        "layers": (
-            "0 (embedding) to the last block; to two thirds of the depth where tail is not source"
-        ),
-        "classes": ONE_CLASS,
-    },
 )
 @torch.no_grad()
 def caap(
@@ -115,7 +106,12 @@ def caap(
     classes: Classes = None,
     seed: int = 0,
 ) -> Maps:
-    """Activation patching into a blank context: the class score each patch causes on its own."""
+    """Activation patching into a blank context: the class score each patch causes on its own.
+
+    By default `tail` is source, or patched where the model reads no class token, and `layers` go
+    from 0 (the embedding) to the last block, or to two thirds of the depth where `tail` is not
+    source. `classes` ("all", or some) asks for the maps of other classes, too.
+    """
     layout, size = model.check(images), (images.shape[-2], images.shape[-1])
     plan = make_plan(
         model, layout, tail=tail, layers=layers, propagate_registers=propagate_registers
@@ -157,10 +153,7 @@ def take_classes(model: ImageModel, values: Tensor, classes: Classes) -> Tensor:
     """Of values [.., C], those of the classes that are wanted."""
     if classes is None or classes == "all":
         return values
-    wanted = [classes] if isinstance(classes, str | int) else classes
-    if not wanted:
-        raise BadOption("classes", classes, "at least one class, or 'all'")
-    return values[..., [model.class_index(name) for name in wanted]]
+    return values[..., [model.class_index(name) for name in classes]]
 
 
 def make_plan(
@@ -176,8 +169,6 @@ def make_plan(
     live = live_tokens(layout, registers=propagate_registers)
     reads_live = bool(readout.read_prefix(layout)) or (readout.over_prefix and bool(live))
     tail = tail or ("source" if reads_live else "patched")
-    if tail not in get_args(Tail):
-        raise BadOption("tail", tail, f"one of {', '.join(get_args(Tail))}")
     if tail == "blank" and not reads_live:
         raise NotDefined(
             "CAAP with tail=blank",
@@ -313,18 +304,13 @@ def patches_at_once(
 def _intervention_bytes(
     model: VisionModel, layout: TokenLayout, chosen: Tensor, plan: SweepPlan
 ) -> int:
-    """Of the rows that one intervention computes in a block."""
+    """Activations of the rows that one intervention computes in a block: projections and MLP, and
+    scores where attention is not fused."""
     extra = {"patched": int(chosen.sum(dim=1).max()), "all": layout.tokens}
-    return max(1, len(plan.live) + extra.get(plan.tail, 0)) * row_bytes(model, layout)
-
-
-def row_bytes(model: VisionModel, layout: TokenLayout) -> int:
-    """Activations of one live row: projections and MLP, and its scores where attention is not
-    fused."""
     block, element = model.blocks[0], torch.finfo(model.dtype).bits // 8
-    width = block.heads * block.head_dim
     explicit = 0 if model.device.type == "cuda" else block.heads * layout.tokens * 4 * 6
-    return width * element * 16 + explicit
+    each = block.heads * block.head_dim * element * 16 + explicit
+    return max(1, len(plan.live) + extra.get(plan.tail, 0)) * each
 
 
 def _blank_parts(
@@ -364,7 +350,6 @@ def _blank_parts(
     forwards="2 + N x the part after the stage",
     needs="activations",
     architectures=("staged", "dense"),
-    unset={"stage": TWO_THIRDS, "classes": ONE_CLASS},
 )
 @torch.no_grad()
 def caap_staged(
@@ -380,7 +365,10 @@ def caap_staged(
     classes: Classes = None,
     seed: int = 0,
 ) -> Maps:
-    """Feature patching into a blank context: the class score each cell causes on its own."""
+    """Feature patching into a blank context: the class score each cell causes on its own.
+
+    The default stage is the one at two thirds of the depth.
+    """
     stage = stage or model.cells
     chosen = selection(model.check(images).grid, select)
     size = (images.shape[-2], images.shape[-1])

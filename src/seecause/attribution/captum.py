@@ -15,8 +15,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from seecause.attribution.attribute import attribute
@@ -24,6 +22,7 @@ from seecause.attribution.registry import find
 from seecause.errors import BadOption, MissingExtra
 from seecause.loading import as_view
 from seecause.models.base import ImageModel
+from seecause.models.layout import pixel_cells
 
 try:
     from captum.attr import Attribution
@@ -94,10 +93,9 @@ def shares(maps: Tensor, like: Tensor) -> Tensor:
     >>> float(shares(torch.ones(1, 2, 2), torch.zeros(1, 3, 4, 4)).sum())
     4.0
     """
-    channels, height, width = like.shape[1:]
-    places = torch.arange(maps[0].numel(), device=maps.device).view(1, 1, *maps.shape[1:]).float()
-    patch = F.interpolate(places, size=(height, width), mode="nearest")[0, 0].long()  # [H, W]
-    # [N], not all alike where patches do not divide the image
-    pixels = patch.flatten().bincount(minlength=maps[0].numel())
-    each = (maps.flatten(1) / (pixels * channels))[:, None, patch]
-    return each.expand(-1, channels, -1, -1).to(like).contiguous()
+    rows, columns = (
+        pixel_cells(side, cells, maps.device)
+        for side, cells in zip(like.shape[-2:], maps.shape[-2:], strict=True)
+    )
+    size = rows.bincount()[rows][:, None] * columns.bincount()[columns] * like.shape[1]  # [H, W]
+    return (maps[:, rows][:, :, columns] / size)[:, None].expand_as(like).to(like).contiguous()

@@ -37,7 +37,7 @@ import torch
 from torch import Tensor, nn
 
 from seecause.attribution.attribute import attribute
-from seecause.attribution.caap import Swept, make_plan, sweep, sweep_features
+from seecause.attribution.caap import make_plan, sweep, sweep_features
 from seecause.attribution.gradients import bind_target
 from seecause.attribution.registry import find
 from seecause.engine.chunks import batched, budget, fit, memory, run_in_chunks
@@ -103,11 +103,6 @@ class Evidence(Result):
     answered: Tensor
     labels: list[str]
     manifest: dict[str, Any]
-
-    def __repr__(self) -> str:
-        total = self.maps[0].numel()
-        enough, needed = self.enough.count.tolist(), self.needed.count.tolist()
-        return f"Evidence(of {total} patches, enough: {enough}, needed: {needed})"
 
     def rows(self) -> list[dict[str, Any]]:
         """One row for each image: how many patches are enough and needed, of how many."""
@@ -335,12 +330,6 @@ class Interactions(Result):
     labels: list[str]
     manifest: dict[str, Any]
 
-    def __repr__(self) -> str:
-        return (
-            f"Interactions({self.manifest['model']}, {len(self.joint)} images,"
-            f" {self.regions} x {self.regions} regions, {', '.join(self.labels[:3])})"
-        )
-
     @property
     def singles(self) -> Tensor:
         """Effects of single regions e_a, [B, R]."""
@@ -433,7 +422,14 @@ def interactions(
         goal = bind_target(model, images, parse(model, target, len(images)))
         size = (images.shape[-2], images.shape[-1])
         empty = blank_image(model, size, blank, seed=seed, count=len(images))
-        put_in = _sweeper(model, images)
+        if isinstance(model, VisionModel):
+            plan = make_plan(model, model.check(images), tail=None, layers=None)
+            put_in = partial(sweep, model, plan=plan)
+        elif isinstance(model, StagedModel):
+            put_in = partial(sweep_features, model, stage=model.cells)
+        else:
+            reason = f"a model of architecture {model.architecture!r} has no class row to patch"
+            raise NotDefined("interactions", reason, "Use a classifier, or sc.evidence")
 
         def run_images(a: int, b: int) -> Tensor:
             own_blank = empty if len(empty) == 1 else empty[a:b]
@@ -465,17 +461,6 @@ def interactions(
             "memory_halvings": list(held.halvings),
         },
     )
-
-
-def _sweeper(model: ImageModel, images: Tensor) -> Callable[[Tensor, Tensor, Tensor], Swept]:
-    """The function that puts sets of patches of images into blanks."""
-    if isinstance(model, VisionModel):
-        plan = make_plan(model, model.check(images), tail=None, layers=None)
-        return partial(sweep, model, plan=plan)
-    if not isinstance(model, StagedModel):
-        reason = f"there is no class row to patch in a model of architecture {model.architecture!r}"
-        raise NotDefined("interactions", reason, "Use a classifier, or sc.evidence")
-    return partial(sweep_features, model, stage=model.cells)
 
 
 def region_of(grid: tuple[int, int], regions: int) -> Tensor:

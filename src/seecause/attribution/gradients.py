@@ -39,10 +39,8 @@ from seecause.engine.walk import walk
 from seecause.errors import BadOption, NotDefined
 from seecause.models.base import ImageModel
 from seecause.models.block import Block
-from seecause.models.dense import DenseModel
 from seecause.models.layout import TokenLayout, pixel_cells
 from seecause.models.parts import CosineHead
-from seecause.models.staged import StagedModel
 from seecause.models.view import VisionModel
 from seecause.options import Count, NotNegative
 from seecause.target import Score, Target
@@ -50,57 +48,46 @@ from seecause.target import Score, Target
 Run = Callable[..., Maps]
 
 
-def over_images(bytes_each: Callable[[Any, TokenLayout], int]) -> Callable[[Run], Run]:
+def over_images(
+    bytes_each: Callable[[Any, TokenLayout], int], *, times: float = 1
+) -> Callable[[Run], Run]:
     """Call a method, under gradients, on as many images at a time as fit, given what one image
     holds; its maps come back without a graph."""
 
     def decorate(run: Run) -> Run:
         @wraps(run)
         @torch.enable_grad()
-        def chunked(model: ImageModel, images: Tensor, target: Target, **options: object) -> Maps:
+        def by_chunks(model: ImageModel, images: Tensor, target: Target, **options: object) -> Maps:
             def run_chunk(a: int, b: int) -> Maps:
                 return run(model, images[a:b].detach(), target.take(slice(a, b)), **options)
 
-            size = fit(len(images), bytes_each(model, model.check(images)), images.device)
+            each = int(times * bytes_each(model, model.check(images)))
+            size = fit(len(images), each, images.device)
             return join(list(in_chunks(run_chunk, len(images), size, what="images")))
 
-        return chunked
+        return by_chunks
 
     return decorate
 
 
 def whole_graph(model: ImageModel, layout: TokenLayout) -> int:
-    """A graph through the whole model, whatever it is made of."""
-    if isinstance(model, StagedModel):
-        return every_stage(model, layout)
-    if isinstance(model, DenseModel):
-        return 16 * model.forward_bytes(layout)
-    assert isinstance(model, VisionModel)
-    return every_block(model, layout)
-
-
-def every_stage(model: StagedModel, layout: TokenLayout) -> int:
-    """A graph through all stages: several blocks each, of maps that get smaller."""
-    return 4 * len(model.stages) * model.forward_bytes(layout)
-
-
-def every_block(model: VisionModel, layout: TokenLayout) -> int:
-    """A graph through the whole model, with fused attention."""
-    return (model.n_layers + 1) * model.forward_bytes(layout)
+    """Bytes of a graph through the whole model, with fused attention."""
+    depth = model.n_layers if isinstance(model, VisionModel) else 15
+    return (depth + 1) * model.forward_bytes(layout)
 
 
 def every_attention(model: VisionModel, layout: TokenLayout) -> int:
-    """A graph through the whole model, with explicit attention."""
-    return every_block(model, layout) + model.n_layers * one_attention(model, layout)
+    """Bytes of a graph through the whole model, with explicit attention."""
+    return whole_graph(model, layout) + model.n_layers * one_attention(model, layout)
 
 
 def one_block(model: VisionModel, layout: TokenLayout) -> int:
-    """A graph through one block, with explicit attention."""
+    """Bytes of a graph through one block, with explicit attention."""
     return 2 * model.forward_bytes(layout) + one_attention(model, layout)
 
 
 def one_attention(model: VisionModel, layout: TokenLayout) -> int:
-    """Scores, probabilities and the gradients of both, in float32 or better."""
+    """Bytes of scores, probabilities and the gradients of both, in float32 or better."""
     wide = max(4, torch.finfo(model.dtype).bits // 8)
     return 4 * model.blocks[0].heads * layout.tokens**2 * wide
 
@@ -176,15 +163,13 @@ def patch_sums(model: ImageModel, pixels: Tensor) -> Tensor:
     return torch.einsum("bhw,hr,wc->brc", pixels, down, across).flatten(1)
 
 
-USUAL_SCORE = "prob; logit for a cosine head (CLIP)"
-
-
-@method(
-    "ixg", forwards="1 + 1 backward", needs="gradients", unset={"score": USUAL_SCORE}, signed=True
-)
-@over_images(every_block)
+@method("ixg", forwards="1 + 1 backward", needs="gradients", signed=True)
+@over_images(whole_graph)
 def ixg(model: VisionModel, images: Tensor, target: Target, *, score: Score | None = None) -> Maps:
-    """Input x gradient of the first tokens, positions included."""
+    """Input x gradient of the first tokens, positions included.
+
+    `score` is the probability by default, the logit for a cosine head (CLIP).
+    """
     bound, _, (term,) = relevances(model, images, target, score, last=1)
     return Maps(term[:, model.check(images).patches], bound)
 
@@ -193,10 +178,9 @@ def ixg(model: VisionModel, images: Tensor, target: Target, *, score: Score | No
     "ixg+",
     forwards="1 + 1 backward",
     needs="activations, gradients",
-    unset={"score": USUAL_SCORE},
     signed=True,
 )
-@over_images(every_block)
+@over_images(whole_graph)
 def ixg_plus(
     model: VisionModel,
     images: Tensor,
@@ -209,14 +193,15 @@ def ixg_plus(
 
     map = sum_{l = start}^{L-1} r^l of h^l (SkipPLUS, Mehri et al. 2024): h^0 is the embedding with
     its positions, and the last block's output h^L is never included. SkipPLUS itself starts at
-    floor(L/2). Attention takes part through the gradient only.
+    floor(L/2). Attention takes part through the gradient only. `score` is the probability by
+    default, the logit for a cosine head (CLIP).
     """
     bound, _, terms = relevances(model, images, target, score, first=start)
     return Maps(torch.stack(terms).sum(dim=0)[:, model.check(images).patches], bound)
 
 
 @method("attcat", forwards="1 + 1 backward", needs="attention, activations, gradients", signed=True)
-@over_images(every_block)
+@over_images(whole_graph)
 def attcat(model: VisionModel, images: Tensor, target: Target, *, score: Score = "logit") -> Maps:
     """Input x gradient of every block's tokens, weighted by the attention they receive.
 
@@ -261,19 +246,13 @@ def usual_score(model: VisionModel) -> Score:
     return "logit" if isinstance(model.extra, CosineHead) else "prob"
 
 
-def _both_paths(model: VisionModel, layout: TokenLayout) -> int:
-    """Norms and gates keep their value and their rule."""
-    return every_block(model, layout) * 3 // 2
-
-
 @method(
     "libra-ixg+",
     forwards="1 + 1 backward",
     needs="activations, gradients",
-    unset={"score": USUAL_SCORE},
     signed=True,
 )
-@over_images(_both_paths)
+@over_images(whole_graph, times=1.5)  # norms and gates keep their value and their rule
 def libra_ixg_plus(
     model: VisionModel,
     images: Tensor,
@@ -533,34 +512,3 @@ def grad_cam(model: VisionModel, images: Tensor, target: Target, *, score: Score
     bound, (slope,) = differentiate(model, logits, target, score, [x], start=last)
     weight = slope[:, layout.patches].mean(dim=1)  # [B, D]
     return Maps((x[:, layout.patches] @ weight[..., None])[..., 0].relu(), bound)
-
-
-@method(
-    "grad-cam",
-    forwards="1, backward from the stage on",
-    needs="activations, gradients",
-    architectures=("staged",),
-    unset={"stage": "the last one"},
-)
-@over_images(every_stage)
-def grad_cam_staged(
-    model: StagedModel,
-    images: Tensor,
-    target: Target,
-    *,
-    stage: str | None = None,
-    score: Score = "logit",
-) -> Maps:
-    """Features of a stage, weighted by their mean gradient.
-
-    map_p = ReLU(sum_c w_c X_cp), w_c = mean_p G_cp, p over places of the feature map. Nothing
-    before the stage is held in memory.
-    """
-    stage = stage or model.stages[-1].name
-    with torch.no_grad():
-        features = model.run_to(stage, images)  # [B, C, h, w]
-    features.requires_grad_()
-    logits = model.run_from(stage, features.clone())  # activations behind it may be in place
-    bound, (slope,) = differentiate(model, logits, target, score, [features])
-    scores = (slope.mean(dim=(2, 3), keepdim=True) * features.detach()).sum(dim=1).relu()
-    return Maps(on_cells(scores, model.check(images)), bound, used={"stage": stage})

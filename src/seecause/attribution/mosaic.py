@@ -27,7 +27,7 @@ shared between masks, so each costs a run of that part of the network and its de
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Annotated, Any
 
@@ -36,8 +36,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from seecause.attribution.caap import (
-    TWO_THIRDS,
-    Layers,
     Recorded,
     chunked,
     make_plan,
@@ -59,17 +57,15 @@ from seecause.engine.sweep import (
     token_sets,
 )
 from seecause.engine.trace import Blank, Trace, blank_image, blank_trace, record, trace_bytes
-from seecause.errors import BadOption, NotDefined
+from seecause.errors import NotDefined
 from seecause.models.dense import Places
 from seecause.models.layout import TokenLayout
 from seecause.models.staged import StagedModel
 from seecause.models.view import VisionModel
-from seecause.options import Limit, Seed
+from seecause.options import Count, Limit, Seed
 from seecause.target import Score, Target
 from seecause.types import wide, wide_dtype
 
-Masks = Annotated[int, Limit(lambda count: 1 <= count <= 100_000, "1 to 100,000")]
-Cells = Annotated[int, Limit(lambda count: 1 <= count <= 1_000, "1 to 1,000 along a side")]
 Near = Annotated[
     float, Limit(lambda eps: 0 < eps < 0.5, "above 0 and below 0.5: at 0 no mask has a slope")
 ]
@@ -91,7 +87,6 @@ class MaskPlan:
     "mosaic",
     forwards="1.8 (24 masks)",
     needs="gradients",
-    unset={"layers": "0 (embedding) to the last block"},
     signed=True,
 )
 @torch.no_grad()
@@ -100,17 +95,16 @@ def mosaic(
     images: Tensor,
     target: Target,
     *,
-    masks: Masks = 24,
-    cells: Cells = 7,
+    masks: Count = 24,
+    cells: Count = 7,
     eps: Near = 0.02,
     score: Score = "prob",
     blank: Blank | Tensor = "white",
-    layers: Layers = None,
     seed: Seed = 0,
 ) -> Maps:
     """What the prediction depends on: slopes of the class score over mixtures of image and
     blank."""
-    plan, start = MaskPlan(masks, cells, eps, seed), first_layer(model, layers)
+    plan = MaskPlan(masks, cells, eps, seed)
     layout, size = model.check(images), (images.shape[-2], images.shape[-1])
     empty = blank_image(model, size, blank, seed=seed, count=len(images))
 
@@ -118,15 +112,13 @@ def mosaic(
         values, together = masks_on(model, layout, plan, count)
 
         def read(context: Trace, source: Trace, bound: Target) -> tuple[Tensor, ...]:
-            mixture = Mixture(model, context, source, start=start)
-            slope = mixture_slopes(mixture, bound, values, score, together)  # [B, n, N]
+            slope = mixture_slopes(Mixture(model, context, source), bound, values, score, together)
             return slope.mean(dim=1), *standard_errors(slope)
 
         return read
 
-    key, runs = ("mosaic", plan, start, score), mixed_runs(model, start)
-    maps = against_blank(model, images, empty, target, prepare, key, runs)
-    return replace(maps, used={"layers": [start, model.n_layers]})
+    key, runs = ("mosaic", plan, score), mixed_runs(model)
+    return against_blank(model, images, empty, target, prepare, key, runs)
 
 
 @method("caap+mosaic", forwards="2.8 (24 masks)", needs="activations, gradients", signed=True)
@@ -136,8 +128,8 @@ def caap_mosaic(
     images: Tensor,
     target: Target,
     *,
-    masks: Masks = 24,
-    cells: Cells = 7,
+    masks: Count = 24,
+    cells: Count = 7,
     eps: Near = 0.02,
     score: Score = "prob",
     select: Select | Tensor = "box1",
@@ -156,7 +148,7 @@ def caap_mosaic(
     sweep = make_plan(model, layout, tail=None, layers=None)
     chosen = selection(layout.cells, select)
     empty = blank_image(model, size, blank, seed=seed, count=len(images))
-    both = zip(recorded(sweep, model), mixed_runs(model, 0), strict=True)
+    both = zip(recorded(sweep, model), mixed_runs(model), strict=True)
     of_blank, of_image = ({name: a[name] | b[name] for name in a} for a, b in both)
     key = ("caap+mosaic", plan, score, id(chosen), chosen._version)
 
@@ -245,23 +237,12 @@ def standard_errors(slope: Tensor) -> list[Tensor]:
     return [slope.std(dim=1) / count**0.5] if count > 1 else []
 
 
-def first_layer(model: VisionModel, layers: Layers) -> int:
-    """The first of `layers`, a pair whose last is None: mixtures go to the end."""
-    if layers is None:
-        return 0
-    if len(layers) != 2 or layers[1] is not None or not 0 <= layers[0] < model.n_layers:
-        raise BadOption(
-            "layers", layers, f"(first, None) with first from 0 to {model.n_layers - 1}"
-        )
-    return layers[0]
-
-
-def mixed_runs(model: VisionModel, start: int) -> tuple[Recorded, Recorded]:
+def mixed_runs(model: VisionModel) -> tuple[Recorded, Recorded]:
     """What is kept of the blank's run (where rows start, keys, and final states that are read), and
     of an image's, whose rows start as the blank's do."""
-    kv, final = set(range(start, model.n_layers)), {model.n_layers}
-    final = set() if model.readout.reads_rows else final
-    return {"states": {start} | final, "kv": kv}, {"states": final, "kv": kv}
+    kv = set(range(model.n_layers))
+    final = set() if model.readout.reads_rows else {model.n_layers}
+    return {"states": {0} | final, "kv": kv}, {"states": final, "kv": kv}
 
 
 def masks_on(
@@ -300,7 +281,6 @@ def draw_masks(plan: MaskPlan, grid: tuple[int, int]) -> Tensor:
     forwards="1 + 3 x masks x the part after the stage",
     needs="gradients",
     architectures=("staged", "dense"),
-    unset={"stage": TWO_THIRDS},
     signed=True,
 )
 @torch.no_grad()
@@ -309,15 +289,18 @@ def mosaic_staged(
     images: Tensor,
     target: Target,
     *,
-    masks: Masks = 24,
-    cells: Cells = 7,
+    masks: Count = 24,
+    cells: Count = 7,
     eps: Near = 0.02,
     score: Score = "prob",
     blank: Blank | Tensor = "white",
     stage: str | None = None,
     seed: Seed = 0,
 ) -> Maps:
-    """What the prediction depends on: slopes of the class score over mixtures of feature maps."""
+    """What the prediction depends on: slopes of the class score over mixtures of feature maps.
+
+    The default stage is the one at two thirds of the depth.
+    """
     need_gradients(model, "mosaic")
     layout, stage = model.check(images), stage or model.cells
     drawn = draw_masks(MaskPlan(masks, cells, eps, seed), layout.grid).to(images)

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import warnings
 from collections.abc import Callable
 from functools import partial, reduce
 from itertools import islice
@@ -59,10 +60,7 @@ def simple_insertion(
     embeddings without overlap this is activation patching at the embedding (l_s = l_e = 0,
     tail = all), which the tests use as a cross-check of the engine.
     """
-    bound = bind_target(model, images, target)
-    size = (images.shape[-2], images.shape[-1])
-    empty = blank_image(model, size, blank, seed=seed, count=len(images)).expand_as(images)
-    return Maps(_pasted(model, images, empty, select, bound, score), bound)
+    return _moved(model, images, target, select, blank, score, seed, inserted=True)
 
 
 @method("simple-deletion", forwards="N + 1", needs="logits", architectures=EVERY_VIEW, signed=True)
@@ -78,36 +76,41 @@ def simple_deletion(
     seed: int = 0,
 ) -> Maps:
     """The drop of the class score when one neighbourhood is covered."""
+    return _moved(model, images, target, select, blank, score, seed, inserted=False)
+
+
+def _moved(
+    model: ImageModel,
+    images: Tensor,
+    target: Target,
+    select: Select | Tensor,
+    blank: Blank | Tensor,
+    score: Score,
+    seed: int,
+    *,
+    inserted: bool,
+) -> Maps:
+    """Class scores with the pixels of each S(i) put into the blank, or their drop with the blank's
+    put into the image."""
+    layout, size = model.check(images), (images.shape[-2], images.shape[-1])
     logits = plain_logits(model, images)
     bound = target.bind(logits)
-    size = (images.shape[-2], images.shape[-1])
     empty = blank_image(model, size, blank, seed=seed, count=len(images)).expand_as(images)
-    plain = bound.score(logits, score, sigmoid=model.sigmoid)[:, None]
-    return Maps(plain - _pasted(model, empty, images, select, bound, score), bound)
-
-
-def _pasted(
-    model: ImageModel,
-    above: Tensor,
-    below: Tensor,
-    select: Select | Tensor,
-    target: Target,
-    score: Score,
-) -> Tensor:
-    """Scores [B, N] of `below` [B, 3, H, W] with the pixels of `above` pasted at each S(i)."""
-    layout, size = model.check(below), (below.shape[-2], below.shape[-1])
-    chosen = selection(layout.cells, select).to(below.device).unflatten(1, layout.grid)
+    above, below = (images, empty) if inserted else (empty, images)  # [B, 3, H, W]
+    chosen = selection(layout.cells, select).to(images.device).unflatten(1, layout.grid)
     marks = spread_out(chosen, size)  # [N, H, W]
 
     def run_patches(a: int, b: int) -> Tensor:
-        item = torch.arange(a, b, device=below.device)  # of B * N
+        item = torch.arange(a, b, device=images.device)  # of B * N
         image, patch = item // len(marks), item % len(marks)
         mixed = torch.where(marks[patch][:, None], above[image], below[image])  # [m, 3, H, W]
-        return target.take(image).score(model(mixed), score, sigmoid=model.sigmoid)
+        return bound.take(image).score(model(mixed), score, sigmoid=model.sigmoid)
 
-    total, each = len(below) * len(marks), model.forward_bytes(layout)
-    scores = run_in_chunks(run_patches, total, each, below.device, what="patches")
-    return scores.view(-1, len(marks))
+    total, each = len(images) * len(marks), model.forward_bytes(layout)
+    scores = run_in_chunks(run_patches, total, each, images.device, what="patches")
+    scores = scores.view(-1, len(marks))
+    plain = bound.score(logits, score, sigmoid=model.sigmoid)[:, None]
+    return Maps(scores if inserted else plain - scores, bound)
 
 
 @method("rise", forwards="4000", needs="logits", architectures=EVERY_VIEW)
@@ -133,26 +136,22 @@ def rise(
     Covered pixels are 0 in normalised space. Masks come from `seed` alone and are the same for
     every image.
     """
-    layout, size = model.check(images), (images.shape[-2], images.shape[-1])
-    each = model.forward_bytes(layout)
-    fitting = fit(len(images), each, images.device)  # images together, each behind `together` masks
-    together = fit(masks, fitting * each, images.device)
+    size, each = (images.shape[-2], images.shape[-1]), model.forward_bytes(model.check(images))
     bound = bind_target(model, images, target)
     draw = random_masks(masks, cells, p, size, seed=seed, device=images.device)
 
-    def run_masks(shown: Tensor, goal: Target, a: int, b: int) -> Tensor:
-        chosen = draw(a, b)  # [m, H, W]
-        mixed = (shown[:, None] * chosen.to(shown)[None, :, None]).flatten(0, 1)
-        logits = model(mixed).unflatten(0, (len(shown), b - a))  # [B, m, C]
-        scores = goal.score(logits, score, sigmoid=model.sigmoid)
-        return torch.einsum("bm,mhw->bhw", scores, (chosen / (masks * p)).to(scores))
+    def one_image(place: int) -> Tensor:
+        def run_masks(a: int, b: int) -> Tensor:
+            chosen, rows = draw(a, b), torch.full((b - a,), place, device=images.device)
+            logits = model(images[place] * chosen[:, None].to(images))
+            scores = bound.take(rows).score(logits, score, sigmoid=model.sigmoid)
+            return torch.einsum("m,mhw->hw", scores, (chosen / (masks * p)).to(scores))
 
-    def over_masks(first: int, last: int) -> Tensor:
-        run = partial(run_masks, images[first:last], bound.take(slice(first, last)))
-        return reduce(torch.add, in_chunks(run, masks, together, what="masks"))
+        together = fit(masks, each, images.device)
+        return reduce(torch.add, in_chunks(run_masks, masks, together, what="masks"))
 
-    native = torch.cat(list(in_chunks(over_masks, len(images), fitting, what="images")))
-    return Maps(on_cells(native, layout), bound, native=native)
+    native = torch.stack([one_image(place) for place in range(len(images))])
+    return Maps(on_cells(native, model.check(images)), bound, native=native)
 
 
 def random_masks(
@@ -203,20 +202,16 @@ def tis(
     layout = model.check(images)
     count = max(1, int(keep * layout.n_patches))
 
-    def choose(a: int, b: int) -> tuple[Tensor, ...]:
-        trace = record(model, images[a:b], states=range(1, model.n_layers + 1))
+    def choose(image: Tensor) -> tuple[Tensor, Tensor]:
+        trace = record(model, image, states=range(1, model.n_layers + 1))
         assert trace.logits is not None
-        outputs = [h[:, layout.patches] for h in trace.states.values()]
-        channels = torch.cat(outputs, dim=-1).transpose(1, 2)  # [b, L*D, N]
-        choices = [top(centres(own, masks, seed=seed), count) for own in channels]
-        return torch.stack(choices).to(images.device), trace.logits
+        outputs = [h[0, layout.patches] for h in trace.states.values()]  # each [N, D]
+        channels = torch.cat(outputs, dim=-1).T  # [L*D, N]
+        return top(centres(channels, masks, seed=seed), count).to(image.device), trace.logits
 
-    width = model.blocks[0].heads * model.blocks[0].head_dim
-    held = model.n_layers * layout.tokens * width * images.element_size() * 2
-    each = held + model.forward_bytes(layout)
-    # [B, M, N] and [B, C]
-    chosen, logits = run_in_chunks(choose, len(images), each, images.device, what="images")
-    return _mean_over_choices(model, images, chosen, target.bind(logits), score)
+    chosen, logits = zip(*map(choose, images.split(1)), strict=True)
+    bound = target.bind(torch.cat(logits))
+    return _mean_over_choices(model, images, torch.stack(chosen), bound, score)
 
 
 def centres(channels: Tensor, count: int, *, seed: int) -> Tensor:
@@ -258,7 +253,9 @@ def mutex(
     """
 
     def choose(a: int, b: int) -> Tensor:
-        return upper(statistics(_degrees(model, images[a:b])).flatten(1, 3), keep)
+        degrees = _degrees(model, images[a:b])
+        nine = torch.from_numpy(statistics(degrees.cpu().numpy())).to(degrees)
+        return upper(nine.flatten(1, 3), keep)
 
     each = one_block(model, model.check(images))
     chosen = run_in_chunks(choose, len(images), each, images.device, what="images")  # [B, 54, N]
@@ -279,26 +276,27 @@ def _degrees(model: VisionModel, images: Tensor) -> Tensor:
     return torch.stack(degrees, dim=3)
 
 
-def statistics(table: Tensor) -> Tensor:
+def statistics(table: np.ndarray) -> np.ndarray:
     """Nine numbers for each node of tables [..., L, N] over its L values: [..., 9, N]. What has no
     meaning (0/0) is 0."""
-    total, mean = table.sum(dim=-2), table.mean(dim=-2)
-    spread = table.std(dim=-2) if table.shape[-2] > 1 else torch.zeros_like(total)
-    share = table / total[..., None, :]
-    centred = table - mean[..., None, :]
-    second, third, fourth = ((centred**power).mean(dim=-2) for power in (2, 3, 4))
-    rows = [
-        -torch.special.xlogy(share, share).sum(dim=-2),
-        table.amax(dim=-2),
-        table.amin(dim=-2),
-        total,
-        spread,
-        total / (spread + 1e-8),
-        table.median(dim=-2).values,  # the lower one
-        third / second**1.5,
-        fourth / second**2 - 3,
-    ]
-    return torch.stack(rows, dim=-2).nan_to_num(0, 0, 0)
+    from scipy import stats
+
+    count, total = table.shape[-2], table.sum(axis=-2)
+    spread = table.std(axis=-2, ddof=1) if count > 1 else np.zeros_like(total)
+    with np.errstate(all="ignore"), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of scipy, about nodes whose values are all alike
+        rows = [
+            stats.entropy(table, axis=-2),
+            table.max(axis=-2),
+            table.min(axis=-2),
+            total,
+            spread,
+            total / (spread + 1e-8),
+            np.sort(table, axis=-2)[..., (count - 1) // 2, :],  # the lower median
+            stats.skew(table, axis=-2),
+            stats.kurtosis(table, axis=-2),
+        ]
+    return np.nan_to_num(np.stack(rows, axis=-2), nan=0, posinf=0, neginf=0)
 
 
 def upper(values: Tensor, keep: float) -> Tensor:
@@ -350,14 +348,14 @@ def vit_cx(
         trace = record(model, image, states=[last])
         assert trace.logits is not None
         normed = model.blocks[last].norm(trace.states[last])[0, layout.patches]  # [N, D]
-        coarse = cluster(normed.T.unflatten(1, layout.grid), size, threshold=threshold)
+        every = cluster(normed.T.unflatten(1, layout.grid), size, threshold=threshold)
         generator = torch.Generator().manual_seed(seed)
         seeds = torch.randint(2**31, (normed.shape[1],), generator=generator).tolist()
         goal = target.take(slice(place, place + 1)).bind(trace.logits)
         whole = goal.score(trace.logits, score, sigmoid=model.sigmoid)
 
         def run_masks(a: int, b: int) -> tuple[Tensor, Tensor]:
-            masks = scaled(_enlarge(coarse[a:b], size))[:, None]  # [m, 1, H, W]
+            masks = every[a:b, None]  # [m, 1, H, W]
             faint = noise * (1 - masks) * _noise(seeds[a:b], image)
             mixed = torch.cat([image * masks + faint, image + faint])
             rows = torch.zeros(len(mixed), dtype=torch.long, device=image.device)
@@ -366,11 +364,11 @@ def vit_cx(
             cause, pixels = shown - disturbed + whole, masks[:, 0].to(scores)
             return torch.einsum("m,mhw->hw", cause, pixels), pixels.sum(dim=0)
 
-        together = fit(len(coarse), each, image.device)
-        parts = in_chunks(run_masks, len(coarse), together, what="masks")
+        together = fit(len(every), each, image.device)
+        parts = in_chunks(run_masks, len(every), together, what="masks")
         total, cover = (reduce(torch.add, sums) for sums in zip(*parts, strict=True))
         tiny = torch.finfo(cover.dtype).tiny
-        return total / (len(coarse) * cover.clamp_min(tiny)), trace.logits, len(coarse)
+        return total / (len(every) * cover.clamp_min(tiny)), trace.logits, len(every)
 
     maps, logits, counts = zip(*map(one_image, range(len(images))), strict=True)
     native, bound = torch.stack(maps), target.bind(torch.cat(logits))
@@ -378,37 +376,24 @@ def vit_cx(
 
 
 def cluster(channels: Tensor, size: tuple[int, int], *, threshold: float) -> Tensor:
-    """Channels [D, gh, gw] of one image -> sums of alike ones, [M, gh, gw]; alike at full size,
-    where masks are used.
-
-    Enlarging is linear and keeps constants, so a channel scaled by its enlarged range can be summed
-    while it is small.
-    """
+    """Masks [M, H, W] from channels [D, gh, gw] of one image: each is the sum of channels that are
+    alike at full size, scaled to [0, 1]."""
     from sklearn.cluster import AgglomerativeClustering
 
-    large = _enlarge(channels, size).flatten(1)  # [D, H*W]
-    low, high = large.amin(dim=1, keepdim=True), large.amax(dim=1, keepdim=True)
-    flat = high <= low
-    small = ((channels.flatten(1) - low) / (high - low)).masked_fill(flat, 0)  # [D, N]
-    masks = F.normalize(((large - low) / (high - low)).masked_fill(flat, 0), dim=1)
-    distance = (1 - masks @ masks.T).double().cpu().numpy()
-    if len(distance) == 1:
-        return small.unflatten(1, channels.shape[1:])
+    masks = scaled(F.interpolate(channels[None], size=size, mode="bilinear")[0])  # [D, H, W]
+    unit = F.normalize(masks.flatten(1), dim=1)
+    distance = (1 - unit @ unit.T).double().cpu().numpy()
     options: dict[str, Any] = {"n_clusters": None, "distance_threshold": threshold}
     clusters = AgglomerativeClustering(metric="precomputed", linkage="complete", **options)
-    labels = clusters.fit_predict(distance)
-    member = F.one_hot(torch.from_numpy(labels)).to(small)  # [D, M]
-    return (member.T @ small).unflatten(1, channels.shape[1:])
+    labels = torch.from_numpy(clusters.fit_predict(distance)).to(masks.device)
+    sums = masks.new_zeros(int(labels.max()) + 1, *size).index_add_(0, labels, masks)
+    return scaled(sums)
 
 
 def scaled(maps: Tensor) -> Tensor:
     """Each map of [M, H, W] to [0, 1]; a flat one to 0."""
     low, high = maps.amin(dim=(1, 2), keepdim=True), maps.amax(dim=(1, 2), keepdim=True)
     return ((maps - low) / (high - low)).masked_fill(high <= low, 0)
-
-
-def _enlarge(maps: Tensor, size: tuple[int, int]) -> Tensor:
-    return F.interpolate(maps[None], size=size, mode="bilinear")[0]
 
 
 def _noise(seeds: list[int], like: Tensor) -> Tensor:
@@ -424,15 +409,14 @@ def _noise(seeds: list[int], like: Tensor) -> Tensor:
 
 KERNELS = range(31, 102, 2)  # px
 HEAVY = 1e4
-# images by index [m], the patches shown [m, N], what is behind each image [B, 3, H, W] -> scores
-ScoreShown = Callable[[Tensor, Tensor, Tensor], Tensor]
+# patches that are shown [m, N], and what is behind the image [3, H, W] -> scores [m]
+ScoreShown = Callable[[Tensor, Tensor], Tensor]
 
 
 @method(
     "mda",
     forwards="about N min(28, 2 sqrt N) + 2 N (5600 for 196 patches)",
     needs="logits, a guide map",
-    unset={"candidates": "min(28, 2 sqrt N)"},
 )
 @torch.no_grad()
 def mda(
@@ -453,6 +437,7 @@ def mda(
     1. Insertion search. From the blurred image, try the s best patches left by the map of the
        method `guide` and show the one that gives the highest score, until
             (p - p_blur) / |p_image - p_blur| >= reach: an ordered beginning of m patches.
+       (s = `candidates`, by default min(28, 2 sqrt N)).
     2. Deletion search. From the empty image (0 in normalised space), try the s worst patches left
        and show the one that gives the lowest score, until only the beginning is left out. Read
        backwards, this is the rest of the order.
@@ -463,47 +448,48 @@ def mda(
     The blur is a box of 31 px upwards, until the blurred image scores at most `faint`. Unlike the
     authors' code, no image is dropped: one whose blur never gets faint keeps the widest, one that
     never reaches 90 % is ordered by insertion alone (both are recorded in the manifest). Curves
-    move whole patches, so they depend on the order only and are measured once. Every image takes N
-    steps, whatever its m, so that all advance together. MDA optimises metrics that it is then
-    scored on.
+    move whole patches, so they depend on the order only and are measured once. MDA optimises
+    metrics that it is then scored on.
     """
     layout, size = model.check(images), (images.shape[-2], images.shape[-1])
     n, tries = layout.n_patches, candidates or min(28, 2 * math.isqrt(layout.n_patches))
     bound = target.bind(plain_logits(model, images))
     hints = find(guide).run(model, images, bound).scores
+    height = torch.arange(n, 0, -1).to(hints) / n  # (n - i) / n
 
-    def scores(rows: Tensor, shown: Tensor, behind: Tensor) -> Tensor:
-        def run(a: int, b: int) -> Tensor:
-            pixels = spread_out(shown[a:b].unflatten(1, layout.grid), size)[:, None]
-            mixed = torch.where(pixels, images[rows[a:b]], behind[rows[a:b]])
-            return bound.take(rows[a:b]).score(model(mixed), score, sigmoid=model.sigmoid)
+    def one_image(place: int) -> tuple[Tensor, int, bool]:
+        def scores(shown: Tensor, behind: Tensor) -> Tensor:
+            def run(a: int, b: int) -> Tensor:
+                pixels = spread_out(shown[a:b].unflatten(1, layout.grid), size)[:, None]
+                logits = model(torch.where(pixels, images[place], behind))
+                rows = torch.full((b - a,), place, device=images.device)
+                return bound.take(rows).score(logits, score, sigmoid=model.sigmoid)
 
-        each = model.forward_bytes(layout)
-        return run_in_chunks(run, len(rows), each, images.device, what="images")
+            each = model.forward_bytes(layout)
+            return run_in_chunks(run, len(shown), each, images.device, what="images")
 
-    soft, is_faint = blur(scores, images, n, faint)
-    places, beginning = search(scores, soft, hints, tries=tries, reach=reach)
-    fallen = curves(scores, soft, places)
-    by_image = [convex_drops(curve) for curve in fallen.double().cpu().numpy()]
-    drops = torch.from_numpy(np.stack(by_image)).to(fallen)  # [B, N], by place
-    height = torch.arange(n, 0, -1).to(drops) / n  # (n - i) / n
-    sparse = drops / (images[0, 0].numel() / n) + drops * height
-    used = {"beginning": beginning.tolist(), "blur is faint": is_faint.tolist()}
-    return Maps(sparse.gather(1, places), bound, used=used)  # from places to patches
+        soft, is_faint = blur(scores, images[place], n, faint)
+        order, beginning = search(scores, soft, hints[place], tries=tries, reach=reach)
+        curve = falling_curve(scores, soft, order)
+        drops = torch.from_numpy(convex_drops(curve.double().cpu().numpy())).to(hints)
+        sparse = drops / (images[0, 0].numel() / n) + drops * height
+        return torch.zeros_like(sparse).scatter(0, order, sparse), beginning, is_faint
+
+    maps, beginning, is_faint = zip(*map(one_image, range(len(images))), strict=True)
+    used = {"beginning": list(beginning), "blur is faint": list(is_faint)}
+    return Maps(torch.stack(maps), bound, used=used)
 
 
-def blur(scores: ScoreShown, images: Tensor, n: int, faint: float) -> tuple[Tensor, Tensor]:
-    """Images behind the narrowest box that makes their score faint (else the widest), and whether
-    it did, [B]."""
-    every = torch.arange(len(images), device=images.device)
-    nothing = torch.zeros(len(images), n, dtype=torch.bool, device=images.device)
-    soft, hidden = images, torch.zeros_like(every, dtype=torch.bool)
+def blur(scores: ScoreShown, image: Tensor, n: int, faint: float) -> tuple[Tensor, bool]:
+    """An image behind the narrowest box that makes its score faint (else the widest), and whether
+    it did."""
+    nothing = torch.zeros(1, n, dtype=torch.bool, device=image.device)
+    soft = image
     for side in KERNELS:
-        soft = torch.where(hidden[:, None, None, None], soft, box(images, side))
-        hidden = hidden | (scores(every, nothing, soft) <= faint)
-        if hidden.all():
-            break
-    return soft, hidden
+        soft = box(image, side)
+        if float(scores(nothing, soft)) <= faint:
+            return soft, True
+    return soft, False
 
 
 def box(images: Tensor, side: int) -> Tensor:
@@ -514,54 +500,43 @@ def box(images: Tensor, side: int) -> Tensor:
 
 def search(
     scores: ScoreShown, soft: Tensor, hints: Tensor, *, tries: int, reach: float
-) -> tuple[Tensor, Tensor]:
-    """The place [B, N] of each patch (0 = most important) and the length m [B] of the beginning.
-    Each image is in one of the two searches."""
-    (batch, n), device = hints.shape, hints.device
-    every = torch.arange(batch, device=device)
-    shown = torch.zeros_like(hints, dtype=torch.bool)
-    start, goal = (scores(every, patches, soft) for patches in (shown, ~shown))
-    places = torch.full((batch, n), -1, device=device)
-    inserting = torch.ones(batch, dtype=torch.bool, device=device)
-    beginning = torch.zeros(batch, dtype=torch.long, device=device)
-    for step in range(n):
-        wish = torch.where(inserting[:, None], hints, -hints).masked_fill(places >= 0, -torch.inf)
-        order = wish.argsort(dim=1, descending=True, stable=True)
-        patch = order[:, : min(tries, n - step)]  # [B, s]; n - step are left in every image
-        rows = every.repeat_interleave(patch.shape[1])
-        trial = shown[rows].scatter(1, patch.flatten()[:, None], True)
-        behind = torch.where(inserting[:, None, None, None], soft, 0)
-        values = scores(rows, trial, behind).view_as(patch)
-        best = torch.where(inserting[:, None], values, -values).argmax(dim=1, keepdim=True)
-        chosen, value = patch.gather(1, best), values.gather(1, best)[:, 0]
-        later = n - 1 - (step - beginning)  # the deletion search fills the order from its end
-        places.scatter_(1, chosen, torch.where(inserting, step, later)[:, None])
-        shown = shown.scatter(1, chosen, True)
-        beginning = beginning + inserting.long()
-        done = inserting & ((value - start) >= reach * (goal - start).abs())
-        shown = shown & ~done[:, None]  # from here on, on the empty image
-        inserting = inserting & ~done
-    return places, beginning
+) -> tuple[Tensor, int]:
+    """The patches [N] of an image, the most important first, and the length m of the beginning."""
+    n = len(hints)
+    nothing = torch.zeros(1, n, dtype=torch.bool, device=hints.device)
+    start, goal = scores(torch.cat([nothing, ~nothing]), soft).tolist()
+
+    def grow(left: list[int], behind: Tensor, *, inserting: bool) -> list[int]:
+        chosen: list[int] = []
+        while left:
+            tried = left[:tries]
+            shown = nothing.repeat(len(tried), 1)
+            shown[:, chosen] = True
+            shown[range(len(tried)), tried] = True
+            values = scores(shown, behind)
+            best = int(values.argmax() if inserting else values.argmin())
+            chosen.append(tried[best])
+            left.remove(tried[best])
+            if inserting and float(values[best]) - start >= reach * abs(goal - start):
+                break
+        return chosen
+
+    beginning = grow(hints.argsort(descending=True, stable=True).tolist(), soft, inserting=True)
+    rest = [patch for patch in hints.argsort(stable=True).tolist() if patch not in beginning]
+    end = grow(rest, torch.zeros_like(soft), inserting=False)
+    return torch.tensor(beginning + end[::-1], device=hints.device), len(beginning)
 
 
-def curves(scores: ScoreShown, soft: Tensor, places: Tensor) -> Tensor:
-    """The mean of the deletion curve and one minus the insertion curve, [B, N + 1], each from 1 to
+def falling_curve(scores: ScoreShown, soft: Tensor, order: Tensor) -> Tensor:
+    """The mean of the deletion curve and one minus the insertion curve, [N + 1], each from 1 to
     0."""
-    batch, n = places.shape
-    rows = torch.arange(batch, device=places.device).repeat_interleave(n + 1)
-    taken = torch.arange(n + 1, device=places.device).repeat(batch)[:, None]
-    first = places[rows] < taken  # [B * (N + 1), N]
-    back = scores(rows, first, soft)
-    gone = scores(rows, ~first, torch.zeros_like(soft))
-    line = torch.linspace(1, 0, n + 1, dtype=back.dtype, device=back.device)
-
-    def falling(values: Tensor) -> Tensor:  # [B, N + 1], signs and range taken off
-        values = values.view(batch, n + 1)
-        span = values[:, :1] - values[:, -1:]
-        fallen = (values - values[:, -1:]) / span.masked_fill(span == 0, 1)
-        return torch.where(span == 0, line, fallen)
-
-    return (falling(back) + falling(gone)) / 2
+    places = order.argsort()
+    first = places < torch.arange(len(order) + 1, device=order.device)[:, None]  # [N + 1, N]
+    both = torch.stack([scores(first, soft), scores(~first, torch.zeros_like(soft))])
+    span = both[:, :1] - both[:, -1:]
+    line = torch.linspace(1, 0, len(first), dtype=both.dtype, device=both.device)
+    fallen = (both - both[:, -1:]) / span.masked_fill(span == 0, 1)
+    return torch.where(span == 0, line, fallen).mean(dim=0)
 
 
 def convex_drops(curve: np.ndarray) -> np.ndarray:

@@ -1,20 +1,20 @@
 """The list of attribution methods. A new method is a decorated function:
 
     @method("name", forwards="2", needs="activations")
-    def name(model, images, target, *, option=default) -> Maps | Tensor: ...
+    def name(model, images, target, *, option=default) -> Maps: ...
 
 Its name also goes into `FILES`, so that only its file is imported when the method is used. It is
-called with a normalised batch [B, 3, H, W] and a `Target`, and returns patch scores [B, N]. A
+called with a normalised batch [B, 3, H, W] and a `Target`, and returns patch scores [B, N]
+in `Maps`, with the target, which need not be bound. A
 method is for transformers unless `architectures` says otherwise; functions for different
 architectures may share a name (CAAP). Options are checked against their annotations before the
-method runs (`options.py`). `unset` says in words what an option is whose default is None:
-unset={"option": "a third of the depth"}.
+method runs (`options.py`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, is_dataclass, replace
+from dataclasses import dataclass, fields, is_dataclass, replace
 from itertools import chain
 from typing import Any, TypeVar, cast
 
@@ -69,7 +69,6 @@ class Method:
     needs: str  # of the model, beyond its forward: logits, activations, attention, gradients
     class_specific: bool
     summary: str
-    unset: Mapping[str, str] = field(default_factory=dict)  # options whose default is None
     signed: bool = False  # values below 0 speak against the class, whatever an image's values are
 
     @property
@@ -81,6 +80,12 @@ class Method:
         check_options(self.name, self.run, options)
 
 
+FOR_STAGES = {  # networks of stages, detectors and models of pixels
+    "gradients": ("integrated-gradients", "smoothgrad"),
+    "perturbation": ("simple-insertion", "simple-deletion", "rise", "random", "center", "sobel"),
+    "caap": ("caap",),
+    "mosaic": ("mosaic",),
+}
 FILES: dict[Architecture, dict[str, tuple[str, ...]]] = {  # of this folder, with their methods
     "transformer": {
         "attention": (
@@ -93,27 +98,10 @@ FILES: dict[Architecture, dict[str, tuple[str, ...]]] = {  # of this folder, wit
             *("integrated-gradients", "smoothgrad"),
         ),
         "mosaic": ("mosaic", "caap+mosaic"),
-        "perturbation": (
-            *("simple-insertion", "simple-deletion", "rise", "tis", "mutex", "vit-cx", "mda"),
-            *("random", "center", "sobel"),
-        ),
+        "perturbation": (*FOR_STAGES["perturbation"], "tis", "mutex", "vit-cx", "mda"),
     },
-    "staged": {
-        "gradients": ("grad-cam", "integrated-gradients", "smoothgrad"),
-        "perturbation": (
-            *("simple-insertion", "simple-deletion", "rise", "random", "center", "sobel"),
-        ),
-        "caap": ("caap",),
-        "mosaic": ("mosaic",),
-    },
-    "dense": {
-        "gradients": ("integrated-gradients", "smoothgrad"),
-        "perturbation": (
-            *("simple-insertion", "simple-deletion", "rise", "random", "center", "sobel"),
-        ),
-        "caap": ("caap",),
-        "mosaic": ("mosaic",),
-    },
+    "staged": FOR_STAGES,
+    "dense": FOR_STAGES,
     "prompt": {},
 }
 EVERY_VIEW: tuple[Architecture, ...] = ("transformer", "staged", "dense")  # whatever has a forward
@@ -142,14 +130,13 @@ def method(
     needs: str,
     class_specific: bool = True,
     architectures: Sequence[Architecture] = ("transformer",),
-    unset: Mapping[str, str] | None = None,
     signed: bool = False,
 ) -> Callable[[Callable[..., Maps]], Callable[..., Maps]]:
     """Register a function under `name`, for some architectures; see `Method` for the rest."""
 
     def register(run: Callable[..., Maps]) -> Callable[..., Maps]:
         summary = summary_of(run)
-        entry = Method(name, run, forwards, needs, class_specific, summary, unset or {}, signed)
+        entry = Method(name, run, forwards, needs, class_specific, summary, signed)
         for architecture in architectures:
             METHODS[architecture].add(name, entry)
         return run

@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
@@ -125,7 +125,7 @@ class Attribution(MapResult):
     def __iter__(self) -> Iterator[Attribution]:
         return (self[place] for place in range(len(self)))
 
-    def pixels(self, mode: Literal["nearest", "bilinear", "bicubic"] = "bilinear") -> Tensor:
+    def pixels(self) -> Tensor:
         """Maps at image resolution, [B, H, W]: the method's own pixels if it has them, else the
         upsampled patch grid."""
         if self.native is not None:
@@ -133,7 +133,7 @@ class Attribution(MapResult):
         frames = self.maps.flatten(0, -3)  # [B, gh, gw]; of a film [B * t, gh, gw]
         times = self.maps.shape[1] if self.maps.ndim == 4 else 1
         size = (self.images.shape[-2] // times, self.images.shape[-1])
-        pixels = F.interpolate(frames[:, None], size=size, mode=mode)[:, 0]
+        pixels = F.interpolate(frames[:, None], size=size, mode="bilinear")[:, 0]
         return pixels.unflatten(0, (len(self), times)).flatten(1, 2)
 
     @property

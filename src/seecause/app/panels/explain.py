@@ -233,8 +233,6 @@ def method_options(context: ActionContext, request: Draw) -> dict[str, Any]:
         plan = sweep_plan(context, request)
         last = None if plan.tail == "source" else plan.stop
         options |= {"tail": plan.tail, "layers": (plan.start, last)}
-    elif request.method == "mosaic":
-        options |= {"layers": (request.first, None)}
     return options
 
 
