@@ -162,7 +162,13 @@ def mend_folder(path: Path) -> None:
             shutil.rmtree(old, ignore_errors=True)
         else:
             old.rename(path)
-    for draft in path.parent.glob(f".{glob.escape(path.name)}.*.partial"):
+    clear_drafts(path.parent, glob.escape(path.name))
+
+
+def clear_drafts(folder: Path, name: str = "*") -> None:
+    """Remove the drafts of files and folders with this name that killed processes left in a
+    folder."""
+    for draft in folder.glob(f".{name}.*.partial"):
         match = _DRAFT.match(draft.name)
         if match and not _is_alive(int(match[1])):
             if draft.is_dir():

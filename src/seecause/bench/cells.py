@@ -178,17 +178,18 @@ class Loaded:
     truth: PartTruth | None = None  # of the metric "parts"
 
 
+@dataclass(eq=False)
 class Prepared:
     """A plan with its model and data, opened once in each process; `run` evaluates a cell.
 
     `left_out` has the metrics of a set that model or data cannot have, and why.
     """
 
-    def __init__(
-        self, plan: Plan, model: ImageModel, data: Dataset, left_out: Mapping[str, str] = {}
-    ):
-        self.plan, self.model, self.data, self.left_out = plan, model, data, left_out
-        self.last: tuple[tuple[int, int], Loaded] | None = None  # the images read last
+    plan: Plan
+    model: ImageModel
+    data: Dataset
+    left_out: Mapping[str, str] = field(default_factory=dict)
+    last: tuple[range, Loaded] | None = None  # the images read last
 
     def run(self, cell: Cell) -> pa.Table:
         """One row for each image; the same numbers in every process on the same kind of machine.
@@ -197,30 +198,94 @@ class Prepared:
         metric), seconds (of attribution), map, and what is kept of the metrics' details. Options
         and protocols are in the metadata of the schema.
         """
-        request, kept = self.plan.request, arithmetic()
-        options, measured, maps, target, seconds = request.methods[cell.title], {}, None, None, 0.0
+        request, kept, indices = self.plan.request, arithmetic(), indices_of(cell)
+        columns: dict[str, Tensor] = {}
+        protocols: dict[str, Any] = {}
         # threads and the precision of products change last bits, so the plan fixes them
         set_arithmetic([request.threads, "highest", False])
         try:
             with budget(request.memory), torch.no_grad():
-                loaded = self.read(cell)
+                loaded = self.read(indices, cell.arguments["data"])
+                reasons = {i: dict.fromkeys(request.metrics, w) for i, w in loaded.reasons.items()}
                 if loaded.batch is not None:
-                    target = loaded.predicted
-                    if request.target == "label":
-                        if loaded.batch.labels is None:
-                            expected = "samples with labels; give --target predicted"
-                            raise BadOption("target", "label", expected)
-                        places = torch.tensor(self.plan.places, device=self.model.device)
-                        target = places[loaded.batch.labels]
-                    began = self._now()
-                    found = attribute(self.model, loaded.batch.images, target, **options)
-                    seconds = (self._now() - began) / len(loaded.samples)
-                    maps = found.maps  # patches; pixels are measured, and too many to be kept
-                    finest = maps if found.native is None else found.native
-                    measured = self._measure(cell, loaded, finest, target)
+                    columns, scores = self._measured(cell, loaded)
+                    for group, found in scores.items():
+                        protocols[group] = found.protocol
+                        _keep(group, found, request.metrics, [*loaded.samples], columns, reasons)
         finally:
             set_arithmetic(kept)
-        return self._table(cell, loaded, maps, target, measured, seconds)
+        kinds = dict.fromkeys(CLASSES, pa.int64())
+        kinds |= dict.fromkeys([*request.metrics, "seconds"], pa.float64())
+        table: dict[str, Any] = {"image": sample_ids(self.data)[indices.start : indices.stop]}
+        table["index"] = list(indices)
+        for name in (*kinds, *(name for name in columns if name not in kinds)):
+            values = columns[name].tolist() if name in columns else []
+            by_index = dict(zip(loaded.samples, values, strict=name in columns))
+            table[name] = pa.array([by_index.get(index) for index in indices], kinds.get(name))
+        table["reasons"] = [json.dumps(reasons.get(index, {})) for index in indices]
+        about = {"method": request.methods[cell.title], "metrics": protocols}
+        return pa.table(table).replace_schema_metadata({"seecause": json.dumps(about)})
+
+    def read(self, indices: range, data: str) -> Loaded:
+        """Images in the model's frame and their predictions; `data` is the digest they had."""
+        if self.last is not None and self.last[0] == indices:
+            return self.last[1]
+        samples, reasons, predicted = dict[int, Sample](), dict[int, str](), None
+        for index in indices:
+            try:
+                samples[index] = sample_in_frame(self.model.preprocess, self.data[index])
+            except (BadImage, DataMissing) as failure:
+                reasons[index] = str(failure)
+        if digest(*sample_digests(self.data, indices.start, indices.stop)) != data:
+            what = f"images {indices.start} to {indices.stop - 1} of {self.data.name}"
+            raise DataMissing(what, "they changed after the run began", "run the command again")
+        batch = to_batch(self.model, list(samples.values())) if samples else None
+        if batch is not None:
+            predicted = plain_logits(self.model, batch.images).argmax(dim=-1)
+        self.last = (indices, Loaded(samples, reasons, batch, predicted))
+        return self.last[1]
+
+    def _measured(self, cell: Cell, loaded: Loaded) -> tuple[dict[str, Tensor], dict[str, Scores]]:
+        """Classes, seconds and maps [n, ...] by column, and scores by group. Some metrics explain
+        changed images, or a changed model, again."""
+        request, batch, indices = self.plan.request, loaded.batch, indices_of(cell)
+        assert batch is not None and loaded.predicted is not None
+        options, target, columns = request.methods[cell.title], loaded.predicted, {}
+        if batch.labels is not None:
+            columns["label"] = batch.labels
+        if request.target == "label":
+            if batch.labels is None:
+                raise BadOption("target", "label", "samples with labels; give --target predicted")
+            target = torch.tensor(self.plan.places, device=self.model.device)[batch.labels]
+        began = self._now()
+        found = attribute(self.model, batch.images, target, **options)
+        seconds = torch.full((len(target),), (self._now() - began) / len(target))
+        # maps of patches are kept; maps of pixels are measured, and too many to be kept
+        columns |= {"target": target, "predicted": loaded.predicted}
+        columns |= {"seconds": seconds, "map": found.maps}
+
+        def again(model: ImageModel, images: Tensor, target: Spec) -> Tensor:
+            other = attribute(model, images, target, **options)
+            return other.maps if other.native is None else other.native
+
+        latents = None
+        if "counterfactuals" in capabilities(self.data):
+            drawn: Any = self.data
+            latents = drawn.latents(indices.start, indices.stop, device=self.model.device)
+            if "parts" in request.measures and loaded.truth is None:
+                loaded.truth = measure_truth(self.model, latents)
+        inputs = MetricInputs(
+            self.model,
+            batch.images,
+            found.maps if found.native is None else found.native,
+            target,
+            batch.masks,
+            explain=lambda images, target: again(self.model, images, target),
+            attribute=again,
+            latents=latents,
+        )
+        measures = request.measures.items()
+        return columns, {g: run_group(g, inputs, own, truth=loaded.truth) for g, own in measures}
 
     def _now(self) -> float:
         """The time when everything that was begun is done, also on a GPU."""
@@ -228,105 +293,31 @@ class Prepared:
             torch.cuda.synchronize(self.model.device)
         return time.perf_counter()
 
-    def read(self, cell: Cell) -> Loaded:
-        """The images of a cell in the model's frame and their predictions."""
-        start, stop = bounds = (cell.arguments["start"], cell.arguments["stop"])
-        if self.last is not None and self.last[0] == bounds:
-            return self.last[1]
-        samples, reasons, predicted = dict[int, Sample](), dict[int, str](), None
-        for index in range(start, stop):
-            try:
-                samples[index] = sample_in_frame(self.model.preprocess, self.data[index])
-            except (BadImage, DataMissing) as failure:
-                reasons[index] = str(failure)
-        if digest(*sample_digests(self.data, start, stop)) != cell.arguments["data"]:
-            what = f"images {start} to {stop - 1} of {self.data.name}"
-            raise DataMissing(what, "they changed after the run began", "run the command again")
-        batch = to_batch(self.model, list(samples.values())) if samples else None
-        if batch is not None:
-            predicted = plain_logits(self.model, batch.images).argmax(dim=-1)
-        loaded = Loaded(samples, reasons, batch, predicted)
-        self.last = (bounds, loaded)
-        return loaded
 
-    def _measure(
-        self, cell: Cell, loaded: Loaded, maps: Tensor, target: Tensor | None
-    ) -> dict[str, Scores]:
-        """Scores by group. Some metrics explain changed images, or a changed model, again."""
-        request, batch = self.plan.request, loaded.batch
-        assert batch is not None
+def indices_of(cell: Cell) -> range:
+    """The indices of the images of a cell."""
+    return range(cell.arguments["start"], cell.arguments["stop"])
 
-        def again(model: ImageModel, images: Tensor, target: Spec) -> Tensor:
-            found = attribute(model, images, target, **request.methods[cell.title])
-            return found.maps if found.native is None else found.native
 
-        latents = None
-        if "counterfactuals" in capabilities(self.data):
-            drawn: Any = self.data
-            at = (cell.arguments["start"], cell.arguments["stop"])
-            latents = drawn.latents(*at, device=self.model.device)
-            if "parts" in request.measures and loaded.truth is None:
-                loaded.truth = measure_truth(self.model, latents)
-        inputs = MetricInputs(
-            self.model,
-            batch.images,
-            maps,
-            target,
-            batch.masks,
-            explain=lambda images, target: again(self.model, images, target),
-            attribute=again,
-            latents=latents,
-        )
-        return {
-            group: run_group(group, inputs, options, truth=loaded.truth)
-            for group, options in request.measures.items()
-        }
-
-    def _table(
-        self,
-        cell: Cell,
-        loaded: Loaded,
-        maps: Tensor | None,
-        target: Tensor | None,
-        measured: Mapping[str, Scores],
-        seconds: float,
-    ) -> pa.Table:
-        request = self.plan.request
-        indices = range(cell.arguments["start"], cell.arguments["stop"])
-
-        def column(values: Tensor | list[Any] | None, kind: pa.DataType | None) -> pa.Array:
-            """A value for each image that could be read, null for the others."""
-            listed = values.tolist() if isinstance(values, Tensor) else values or []
-            by_index = dict(zip(loaded.samples, listed, strict=values is not None))
-            return pa.array([by_index.get(index) for index in indices], kind)
-
-        columns: dict[str, Any] = {
-            "image": sample_ids(self.data)[indices.start : indices.stop],
-            "index": list(indices),
-            "label": column([sample.label for sample in loaded.samples.values()], pa.int64()),
-            "target": column(target, pa.int64()),
-            "predicted": column(loaded.predicted, pa.int64()),
-            **{metric: column(None, pa.float64()) for metric in request.metrics},
-            "seconds": column([seconds] * len(loaded.samples), pa.float64()),
-            "map": column(maps, None),
-        }
-        reasons = {i: dict.fromkeys(request.metrics, why) for i, why in loaded.reasons.items()}
-        for group, scores in measured.items():
-            for metric in (metric for metric in scores.columns if metric in request.metrics):
-                values = scores.columns[metric].double()
-                columns[metric] = column(values, pa.float64())
-                why = zip(loaded.samples, values.tolist(), scores.details["reasons"], strict=True)
-                for index, value, reason in why:
-                    if reason or value != value:
-                        reasons.setdefault(index, {})[metric] = reason or UNDEFINED
-            for name in DETAILS.get(group, ()):
-                if (kept := scores.details.get(name)) is not None:
-                    kept = kept.expand(len(loaded.samples), -1) if name == "shares" else kept
-                    columns[f"{group}: {name}"] = column(kept, None)
-        columns["reasons"] = [json.dumps(reasons.get(index, {})) for index in indices]
-        protocols = {group: scores.protocol for group, scores in measured.items()}
-        about = {"method": request.methods[cell.title], "metrics": protocols}
-        return pa.table(columns).replace_schema_metadata({"seecause": json.dumps(about)})
+def _keep(
+    group: str,
+    scores: Scores,
+    metrics: Sequence[str],
+    indices: Sequence[int],
+    columns: dict[str, Tensor],
+    reasons: dict[int, dict[str, str]],
+) -> None:
+    """Add the values and details of a group, and why values are missing."""
+    for metric in (metric for metric in scores.columns if metric in metrics):
+        columns[metric] = scores.columns[metric].double()
+        nothing = columns[metric].isnan().tolist()
+        for index, is_nan, why in zip(indices, nothing, scores.details["reasons"], strict=True):
+            if why or is_nan:
+                reasons.setdefault(index, {})[metric] = why or UNDEFINED
+    for name in DETAILS.get(group, ()):
+        if (values := scores.details.get(name)) is not None:
+            shared = name == "shares"  # of all images
+            columns[f"{group}: {name}"] = values.expand(len(indices), -1) if shared else values
 
 
 def prepare(
@@ -361,8 +352,18 @@ def prepare(
             group_of(word)
     model, data = model or open_model(request), open_data(request.data, limit=request.limit)
     need_images(model)
-    picked, left_out = pick_metrics(request.metrics, model, data)
-    request = _complete(replace(request, metrics=picked), options, model, data)
+    picked, left_out = list[str](), dict[str, str]()
+    for word in request.metrics:
+        for metric in metric_sets().get(word, (word,)):
+            why = lacking(group_of(metric), model, data)
+            if why and metric == word:
+                raise BadOption("metric", word, f"another metric: {why}")
+            if why:
+                left_out[metric] = why
+            else:
+                picked.append(metric)
+    request = replace(request, metrics=tuple(dict.fromkeys(picked)))
+    request = _complete(request, options, model, data)
     plan = Plan(
         request=request,
         model={
@@ -405,27 +406,24 @@ def cell_name(plan: Plan, method: str, start: int, names: Sequence[str], data: s
     """A digest of everything that decides the rows of a cell; `data` is that of its images."""
     request = plan.request
     code = [f"method {method}", *(f"metric {group}" for group in request.measures), "data", "code"]
-    decisive = {
-        "schema": SCHEMA,
-        "versions": plan.versions,
-        "model": [request.model, plan.model["fingerprint"], plan.model["frame"]],
-        "method": [method, request.methods[method]],
-        "metrics": [list(request.metrics), request.measures],
-        "data": [plan.data["name"], data, start, list(names)],
-        "target": [request.target, list(plan.places)],
-        "run": [request.seed, request.dtype, request.device, request.memory, request.threads],
-        "plugins": [plan.plugins.get(name, "") for name in code],
-    }
+    decisive = [
+        [SCHEMA, plan.versions, plan.model["fingerprint"], plan.model["frame"]],
+        [request.model, method, request.methods[method], list(request.metrics), request.measures],
+        [plan.data["name"], data, start, list(names), request.target, list(plan.places)],
+        [request.seed, request.dtype, request.device, request.memory, request.threads],
+        [plan.plugins.get(name, "") for name in code],
+    ]
     return digest_json(decisive, length=24)
 
 
 def _plugins(request: Request, model: ImageModel, data: Dataset) -> dict[str, str]:
     """Digests of the code of methods, metrics, data and models of other packages."""
-    sources: dict[str, Any] = {"data": type(data)}
-    for group in groups_of(request.metrics):
-        sources[f"metric {group}"] = METRICS.get(group).run
-    for name in request.methods:
-        sources[f"method {name}"] = find(request.method(name), model.architecture).run
+    groups = {f"metric {group}": METRICS.get(group).run for group in groups_of(request.metrics)}
+    methods = {
+        f"method {name}": find(request.method(name), model.architecture).run
+        for name in request.methods
+    }
+    sources = {"data": type(data), **groups, **methods}
     digests = {name: plugin_digest(source) for name, source in sources.items()}
     digests["code"] = model_code_digest(model)
     return {name: value for name, value in digests.items() if value}
@@ -512,28 +510,6 @@ def group_of(metric: str) -> str:
 def groups_of(names: Iterable[str]) -> list[str]:
     """The groups that some columns need, each once."""
     return list(dict.fromkeys(group_of(metric) for metric in names))
-
-
-def pick_metrics(
-    words: Iterable[str], model: ImageModel, data: Dataset
-) -> tuple[tuple[str, ...], dict[str, str]]:
-    """The columns that names and words for sets stand for, and why some of a set are left out.
-
-    A metric that is named itself must be possible.
-    """
-    picked: dict[str, None] = {}
-    left_out: dict[str, str] = {}
-    sets = metric_sets()
-    for word in words:
-        for metric in sets.get(word, (word,)):
-            why = lacking(group_of(metric), model, data)
-            if why and word not in sets:
-                raise BadOption("metric", word, f"another metric: {why}")
-            if why:
-                left_out[metric] = why
-            else:
-                picked[metric] = None
-    return tuple(picked), left_out
 
 
 def lacking(group: str, model: ImageModel, data: Dataset) -> str:

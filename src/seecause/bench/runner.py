@@ -28,7 +28,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from seecause.errors import BadOption, MissingExtra
-from seecause.files import write_atomic
+from seecause.files import clear_drafts, write_atomic
 
 log = logging.getLogger(__name__)
 
@@ -183,10 +183,12 @@ def run_cells(
         BadOption: If a cell raises it: a mistake of the command ends the run. Any other error of a
             cell is kept as its traceback.
     """
+    (folder / "cells").mkdir(parents=True, exist_ok=True)
+    clear_drafts(folder)
+    clear_drafts(folder / "cells")
     todo = [cell for cell in cells if read_cell(folder, cell.name) is None]
     if not todo:
         return
-    (folder / "cells").mkdir(parents=True, exist_ok=True)
     if ray is not None:
         results = _on_ray(job, todo, ray, workers, dict(resources or {}))
     elif (workers or 1) > 1:

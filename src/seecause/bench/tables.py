@@ -27,6 +27,7 @@ from seecause.bench.cells import (
     Prepared,
     Request,
     group_of,
+    indices_of,
     prepare,
 )
 from seecause.bench.runner import Cell, MissingValue, Status, read_cell, run_cells, state_of
@@ -122,10 +123,9 @@ def status(folder: str | Path) -> Status:
 
 def check_folder(folder: Path) -> None:
     """Refuse, before any work, a folder that holds something else than a run."""
-    if folder.exists() and not folder.is_dir():
-        raise BadOption("--out", str(folder), "a folder; this is a file")
     held = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
-    if held and not held & {MANIFEST, "cells"}:
+    others = {name for name in held if name[0] != "."}  # hidden ones may be drafts
+    if folder.is_file() or (others and not others & {MANIFEST, "cells"}):
         expected = "a new folder, an empty one, or one that `seecause bench run` made"
         raise BadOption("--out", str(folder), expected)
 
@@ -343,8 +343,7 @@ class Results:
         wanted = None if samples is None else set(samples)
         found: dict[int, Tensor] = {}
         for cell in (cell for cell in self.finished if cell.title == method):
-            inside = range(cell.arguments["start"], cell.arguments["stop"])
-            if wanted is not None and wanted.isdisjoint(inside):
+            if wanted is not None and wanted.isdisjoint(indices_of(cell)):
                 continue
             rows = read_cell(self.folder, cell.name)
             if rows is None or name not in rows.column_names:
