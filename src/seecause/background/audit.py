@@ -93,11 +93,9 @@ class BackgroundAudit(Result):
     @cached_property
     def extra_flips(self) -> Tensor:
         """Of counted predictions with versions of both kinds: the share that flips on backgrounds
-        of images predicted otherwise, less that on those predicted the same. Without a control, the
-        share that becomes the donor's class."""
+        of images predicted otherwise, less that on those predicted the same."""
         moved, control = self.judged.flips_by_image(), self.judged.flips_by_image(control=True)
-        extra = self.judged.pulled_by_image() if bool(control.isnan().all()) else moved - control
-        extra = extra[self.judged.counted]
+        extra = (moved - control)[self.judged.counted]
         return extra[~extra.isnan()]
 
     @property

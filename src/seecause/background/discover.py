@@ -185,9 +185,7 @@ class Discovery(Result):
     protocol: dict[str, Any] = field(default_factory=dict)
 
     def __repr__(self) -> str:
-        count = f"{len(self.findings)} kinds of patches in {len(self.data)} images"
-        first = f"; first: {self.findings[0].sentence()}" if self.findings else ""
-        return f"Discovery({count} of {self.data.name}{first})"
+        return f"Discovery({len(self.findings)} kinds in {len(self.data)} images)"
 
     def numbers(self) -> dict[str, float]:
         """Number of findings, and the largest effect."""

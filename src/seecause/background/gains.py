@@ -233,16 +233,6 @@ class Gains:
             return torch.nan, torch.nan
         return ratio_interval(self.big, self.fig + self.big)
 
-    def __repr__(self) -> str:
-        ratios = (
-            f"BIR {self.bir_ratio_of_means:.3f} (ratio of means),"
-            f" {self.bir_mean_of_ratios:.3f} (mean of ratios)"
-        )
-        return (
-            f"Gains({len(self.fig)} images: FIG {self.fig.mean():.4f}, BIG {self.big.mean():.4f},"
-            f" {ratios}, {int(self.degenerate.sum())} degenerate)"
-        )
-
 
 @in_eval_mode
 @torch.no_grad()

@@ -314,10 +314,8 @@ class PruneResult:
     curve: Curve  # against how many heads may go, with random sets beside it
 
     def __repr__(self) -> str:
-        shown = ("accuracy", "worst group", "flips")
-        numbers = self.changes()
-        moved = [f"{n} {numbers[n][0]:.3f} -> {numbers[n][1]:.3f}" for n in shown if n in numbers]
-        return f"PruneResult({', '.join([f'without {self.heads}', *moved])})"
+        before, after = (outcome.numbers.get("accuracy") for outcome in (self.before, self.after))
+        return f"PruneResult(without {self.heads}: accuracy {before} -> {after})"
 
     @property
     def before(self) -> Outcome:

@@ -325,11 +325,6 @@ class Repair(Result):
         pair = (("before", self.before), ("after", self.after))
         return {f"{when} {n}": v for when, audit in pair for n, v in audit.numbers().items()}
 
-    def rows(self) -> list[dict[str, Any]]:
-        """One row for each remedy, with its numbers on test images."""
-        tried = self.candidates.values()
-        return [{"remedy": c.name, "done": c.failed or c.done, **c.test} for c in tried]
-
     def export(self, folder: str | Path) -> Path:
         """Write the checkpoint (plain timm, transformers, torchvision or open_clip load it), a page
         with images before and after, and a model card."""
@@ -497,17 +492,16 @@ def _entries(
     """Remedies with their checked options, "nothing" always first."""
     names = (names,) if isinstance(names, str) else tuple(names)
     if names == (EVERY,):
-        names = [name for name, remedy in REMEDIES.items() if groups or not remedy.needs_groups]
+        names = tuple(name for name, each in REMEDIES.items() if groups or not each.needs_groups)
     tried = list(dict.fromkeys(["nothing", *names]))
-    for name in tried:
+    for name in (*tried, *options):
         if name not in REMEDIES:
             raise UnknownName("remedy", name, REMEDIES)
+        if name not in tried:
+            raise BadOption("options", name, f"options of remedies that are tried: {tried}")
         if REMEDIES[name].needs_groups and not groups:
             raise BadOption("remedies", name, "groups=True (--groups) for a remedy that needs them")
         check_options(name, REMEDIES[name].fit, options.get(name, {}))
-    for name in options:
-        if name not in tried:
-            raise BadOption("options", name, f"options of remedies that are tried: {tried}")
     return [(REMEDIES[name], dict(options.get(name, {}))) for name in tried]
 
 
@@ -637,30 +631,18 @@ def model_card(result: Repair, usage: str) -> str:
         for name, value in first.items()
         if name in second and name != "right answers"
     ]
-    tried = [
-        f"| {c.name} | {c.failed or c.done} | {c.validation.get(result.chosen_by, torch.nan):.3f}"
-        f" | {c.seconds:.1f} |"
-        for c in result.candidates.values()
-    ]
-    iou = record.get("mask IoU")
-    masks = f"Object masks: {record['masks']}"
-    masks += "." if iou is None else f" (IoU with known masks {iou:.2f})."
-    lost = first["accuracy"] - second["accuracy"]
     return "\n\n".join(
         [
             f"# {record['model']}, repaired",
             result.sentence,
-            f"## What was done\n\n{chosen.done} {masks}",
+            f"## What was done\n\n{chosen.done} Object masks: {record['masks']}.",
             *record["notes"],
             f"## On which data\n\n{record['data']}: {record['train']} training images,"
             f" {record['validation']} validation images; reported on {record['test']} images of"
             f" {record['test data']}. Seed {record['seed']}, seecause {record['seecause']}.",
-            f"## What it cost\n\n{100 * lost:.1f} points of accuracy on plain images, and"
-            f" {chosen.seconds:.0f} s.",
+            "## What it cost",
             "| on test images | before | after |\n|---|---|---|\n" + "\n".join(rows),
-            f"## What was tried\n\n| remedy | what | {result.chosen_by} (validation) | s |\n"
-            "|---|---|---|---|\n" + "\n".join(tried),
             "## What was not tested\n\n" + "\n".join(f"- {line}" for line in NOT_TESTED),
-            usage[usage.index("## Load it") :] if "## Load it" in usage else usage,
+            usage[usage.index("## Load it") :],
         ]
     )

@@ -97,11 +97,11 @@ from seecause.engine.forks import (
 )
 from seecause.engine.sweep import need_gradients
 from seecause.errors import BadOption
-from seecause.metrics.statistics import rank_correlation, standard_error
+from seecause.metrics.statistics import standard_error
 from seecause.models.base import protocol
 from seecause.models.eval_mode import in_eval_mode
 from seecause.models.view import VisionModel
-from seecause.options import Count, Fraction, Positive, check_options
+from seecause.options import Count, Positive, check_options
 from seecause.target import Spec, Target, parse
 from seecause.types import wide, wide_dtype
 
@@ -411,7 +411,6 @@ def screen(
     *,
     top: Count = 4,
     verify: Count | None = None,
-    audit: Fraction = 0.02,
     seed: int = 0,
     **options: Any,
 ) -> HeadScores:
@@ -424,16 +423,11 @@ def screen(
         data: Images with `masks`, or with other versions for fill="swap".
         top: Heads to find.
         verify: Heads with the highest guess that are measured exactly; None: 3 * top.
-        audit: Share of all heads that are drawn at random from the rest and measured too, to
-            estimate how many good ones the guess missed.
-        seed: Draws the audited heads and the probes.
+        seed: Draws the probes.
         **options: Options of `score`, with response "big" or "fig".
 
     Returns:
-        Exact scores, NaN where nothing was measured. `after["guess"]` has the guess of every head,
-        `protocol["screen"]` the `verified` and `audited` heads, the `agreement` (Spearman's
-        correlation of guess and exact score over the measured heads) and the estimated `recall`
-        (NaN without an audit).
+        Exact scores, NaN where nothing was measured; `after["guess"]` has the guess of every head.
 
     Example:
         >>> import seecause as sc
@@ -441,50 +435,24 @@ def screen(
         >>> data = sc.data.open_data("critters:certified:train", limit=4)
         >>> data = sc.background.read_images(model, data)
         >>> scores = sc.background.screen(model, data.with_masks(data.truth), top=2)
-        >>> len(scores.protocol["screen"]["verified"])
+        >>> int(scores.value.isfinite().sum())
         6
     """
-    check_options("screen", screen, {"top": top, "verify": verify, "audit": audit})
+    check_options("screen", screen, {"top": top, "verify": verify})
     check_options("screen", score, options, leave_out=("heads",))
-    guessing = {k: v for k, v in options.items() if k not in ("guard", "progress")}
-    guess = guessed(model, data, seed=seed, **guessing)
-    heads = all_heads(model)
-    count = VERIFIED * top if verify is None else verify
+    heads, count = all_heads(model), VERIFIED * top if verify is None else verify
     if top > len(heads) or count < top:
         raise BadOption(
             "top, verify", (top, count), f"1 to {len(heads)} heads, and at least as many verified"
         )
-    ranked = sorted(heads, key=lambda head: -float(guess.value[head]))
-    verified, rest = ranked[:count], ranked[count:]
-    order = torch.randperm(len(rest), generator=torch.Generator().manual_seed(seed)).tolist()
-    audited = sorted(rest[i] for i in order[: math.ceil(audit * len(heads))])
-    scores = score(model, data, heads=[*verified, *audited], seed=seed, **options)
-    scores.after["guess"] = guess.value
-    scores.protocol["screen"] = _screen_record(scores, verified, audited, top=top, rest=len(rest))
-    return scores
+    guessing = {k: v for k, v in options.items() if k not in ("guard", "progress")}
+    guess = guessed(model, data, seed=seed, **guessing)
+    likeliest = guess.order(positive=False)[:count]
+    scores = score(model, data, heads=likeliest, seed=seed, **options)
+    return replace(scores, after={**scores.after, "guess": guess.value})
 
 
 screened = screen  # in `cigma`, an option has the function's name
-
-
-def _screen_record(
-    scores: HeadScores, verified: list[Head], audited: list[Head], *, top: int, rest: int
-) -> dict[str, Any]:
-    """How far the guess can be trusted. The recall is 1 - (heads among the rest that beat the last
-    of the top, expected from the audit) / top."""
-    exact = {head: float(scores.value[head]) for head in (*verified, *audited)}
-    bar = sorted((exact[head] for head in verified), reverse=True)[top - 1]
-    missed = 0.0 if rest == 0 else math.nan
-    if audited:
-        missed = sum(exact[head] > bar for head in audited) / len(audited)
-    guesses = [float(scores.after["guess"][head]) for head in exact]
-    pair = torch.tensor([list(exact.values()), guesses], dtype=torch.float64)
-    return {
-        "verified": verified,
-        "audited": audited,
-        "agreement": float(rank_correlation(pair[:1], pair[1:])[0]),
-        "recall": missed if math.isnan(missed) else max(0.0, 1 - missed * rest / top),
-    }
 
 
 @in_eval_mode

@@ -259,12 +259,6 @@ class Predictions:
         kind = self.versions.control.cpu() == control
         return self._by_image(self.moved.argmax(dim=1) != plain, kind)
 
-    def pulled_by_image(self) -> Tensor:
-        """[n] float64: share of each image's moved versions that are predicted as the donor's
-        class."""
-        pulled = self.moved.argmax(dim=1) == self.versions.donor_labels.cpu()
-        return self._by_image(pulled, ~self.versions.control.cpu())
-
     def _by_image(self, values: Tensor, rows: Tensor | None = None) -> Tensor:
         """Means over the versions (rows [M] bool) of each image."""
         source = self.versions.source.cpu()

@@ -292,8 +292,7 @@ def scores_section(scores: HeadScores, *, by: str, chosen: Sequence[Head] = ()) 
 
 
 def scores_sentence(scores: HeadScores) -> str:
-    """What heads carry together where two versions were exchanged, or how far a screen can be
-    trusted; empty where neither was done."""
+    """What heads carry together where two versions were exchanged; empty where none were."""
     about = scores.protocol
     if about.get("mediated"):
         shares = [f"{share:.0%} by {count}" for count, share in about["mediated"].items()]
@@ -305,12 +304,7 @@ def scores_sentence(scores: HeadScores) -> str:
             f" predictions by {number(about['effect'])}{error} nats, which cannot be told from"
             " none. Scores are in nats."
         )
-    if (screen := about.get("screen")) is None:
-        return ""
-    return (
-        f"{len(screen['verified'])} of {scores.total} heads were verified after a screen, with"
-        f" agreement {screen['agreement']:.2f} and an estimated recall of {screen['recall']:.2f}."
-    )
+    return ""
 
 
 def curves_section(curve: Curve, *, by: str) -> Section:
