@@ -29,7 +29,7 @@ def table() -> str:
         ("timm", "stages", staged.SPLITS["timm"]),
         ("transformers", "tokens", _families(transformers.READINGS)),
         ("transformers", "stages", _families(staged.SPLITS["transformers"])),
-        ("transformers", "boxes", ["Yolos (tokens)", *_families(_rows("Detection"))]),
+        ("transformers", "boxes", _families(_rows("Detection"))),
         ("transformers", "pixels", _families(_rows("Segmentation"))),
         ("transformers", "words", _families(decoder.FAMILIES)),
         ("transformers", "film", ["VideoMAE (tokens)"]),

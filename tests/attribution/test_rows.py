@@ -15,7 +15,7 @@ from seecause.attribution.mosaic import MaskPlan, draw_masks
 from seecause.attribution.result import Attribution
 from seecause.errors import BadOption, NotDefined, UnknownName
 from seecause.models.dense import Region
-from tests.families.dense import DENSE, tiny_dense, tiny_yolos
+from tests.families.dense import DENSE, tiny_dense
 from tests.helpers import hooks
 from tests.reference import caap as token_reference
 from tests.reference.rows import mixed_answers
@@ -25,23 +25,11 @@ COARSE, LEVELS = [(4, 6)], [(8, 12), (4, 6), (2, 3)]
 # by family: the module whose output is mixed, its fields, the grids in each tensor, what is held
 SEAMS = {
     "detr": ("model.encoder", ["last_hidden_state"], [COARSE], []),
-    "conditional_detr": ("model.encoder", ["last_hidden_state"], [COARSE], []),
-    "deformable_detr": ("model.encoder", ["last_hidden_state"], [LEVELS], []),
-    "deformable_detr_two_stage": (
-        *("model.encoder", ["last_hidden_state"], [LEVELS]),
-        ["model.decoder.class_embed.2"],
-    ),
     "segformer": ("segformer", ["hidden_states"], [[(16, 24)], *([grid] for grid in LEVELS)], []),
     "mask2former": (
         "model.pixel_level_module",
         ["decoder_last_hidden_state", "decoder_hidden_states"],
         [[(16, 24)], [(2, 3)], [(4, 6)], [(8, 12)]],
-        [],
-    ),
-    "maskformer": (
-        "model.pixel_level_module",
-        ["encoder_last_hidden_state", "decoder_last_hidden_state"],
-        [[(2, 3)], [(16, 24)]],
         [],
     ),
 }
@@ -120,30 +108,6 @@ def test_mosaic_equals_the_slow_twin(family):
     assert_close(fast.flatten(), slow, atol=1e-10, rtol=0)
 
 
-@pytest.mark.parametrize("middle", [True, False])
-@torch.no_grad()
-def test_a_detection_token_is_a_class_token(middle):
-    native = tiny_yolos(middle)
-    model, images = sc.wrap(native.module, **native.options), 0.3 * pictures(native)
-    fast = sc.attribute(model, images, "box:2:frog", score="logit").maps.flatten(1)
-    blank = model.preprocess.normalise(torch.ones_like(images))
-    slow = [
-        token_reference.caap(
-            lambda given: native.module(pixel_values=given).logits[:, 2, 1:2],
-            native.blocks, b[None], x[None], token_reference.box((4, 6)),
-            tail="source", first=0, last=3, prefix=1, live=[1 + 24 + 2], together=8,
-        )[:, 0]
-        for b, x in zip(blank, images, strict=True)
-    ]  # fmt: skip
-    assert torch.stack(slow).std() > 1e-3
-    assert_close(fast, torch.stack(slow), atol=1e-10, rtol=0)
-    sure = native.module(pixel_values=images[:1]).logits[0].softmax(dim=-1)[:, :-1]
-    boxes = model.aim(images[:1]).boxes
-    assert [box.probability for box in boxes] == pytest.approx(
-        sorted((p for p in sure.amax(dim=1).tolist() if p > 0.5), reverse=True)
-    )
-
-
 def test_what_is_asked_is_checked(tmp_path):
     _, model, picture, *_ = setting("detr")
     logits = model.module(pixel_values=picture).logits[0].softmax(dim=-1)
@@ -201,29 +165,20 @@ def test_gradients_of_pixels_are_those_of_the_row():
 
 
 def test_what_needs_one_answer_is_aimed_first():
-    native = tiny_yolos()
-    yolos, images = sc.wrap(native.module, check=False, **native.options), 0.3 * pictures(native)
-    _, detr, picture, *_ = setting("detr")
-    for model, given in ((yolos, images), (detr, picture)):
-        maps = torch.rand(len(given), *model.layout.grid)
-        for target in (None, 0, sc.Box(1)):
-            with pytest.raises(NotDefined, match="Aim first"):
-                sc.metrics.insertion_deletion(model, given, maps, target=target)
+    _, model, picture, *_ = setting("detr")
+    maps = torch.rand(1, *model.layout.grid)
+    for target in (None, 0, sc.Box(1)):
         with pytest.raises(NotDefined, match="Aim first"):
-            sc.background.discover_masks(model, given, steps=1)
+            sc.metrics.insertion_deletion(model, picture, maps, target=target)
     with pytest.raises(NotDefined, match="Aim first"):
-        sc.background.score(yolos, images, response="prob", target=0)
-    aim = yolos.aim(images[:1], sc.Box(2))
-    curve = sc.metrics.insertion_deletion(
-        aim.model, images[:1], torch.rand(1, 4, 6), target=aim.target
-    )
-    mine = native.module(pixel_values=images[:1]).logits[0, 2].softmax(dim=-1)[aim.target]
+        sc.background.discover_masks(model, picture, steps=1)
+    aim = model.aim(picture, sc.Box(2))
+    curve = sc.metrics.insertion_deletion(aim.model, picture, maps, target=aim.target)
+    mine = model.module(pixel_values=picture).logits[0, 2].softmax(dim=-1)[aim.target]
     assert_close(curve["deletion curve"][0, 0], mine)
 
 
-@pytest.mark.parametrize(
-    "family", ["segformer", "mask2former", "rt_detr", "d_fine", "deformable_detr_two_stage"]
-)
+@pytest.mark.parametrize("family", ["segformer", "mask2former", "rt_detr", "d_fine"])
 @torch.no_grad()
 def test_pictures_of_another_size_are_explained(family):
     _, model, picture, *_ = setting(family)
@@ -233,18 +188,6 @@ def test_pictures_of_another_size_are_explained(family):
     aim.model.forget()
     maps = sc.attribute(model, wide, 1).maps
     assert maps.shape[2] == 2 * model.layout.grid[1] and maps.std() > 0
-
-
-@torch.no_grad()
-def test_a_box_is_chosen_with_its_heads_gated():
-    native = tiny_yolos()
-    model, image = sc.wrap(native.module, check=False, **native.options), 0.3 * pictures(native)[:1]
-    plain = model.aim(image, "box:2:0").value
-    with sc.background.ablate(model, [(0, 0), (1, 1)]):
-        aim = model.aim(image, "box:2:0")
-        answers = aim.model(image)[0]
-        assert aim.value == pytest.approx(float(answers[aim.target]), abs=1e-10)
-        assert abs(model.aim(image, "box:2:0").value - plain) > 1e-4
 
 
 @pytest.mark.parametrize(

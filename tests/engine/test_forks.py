@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 import torch
 from torch.testing import assert_close
@@ -21,7 +19,7 @@ from seecause.engine.forks import (
 )
 from seecause.engine.walk import walk
 from seecause.models.block import zero_heads
-from tests.helpers import hooks, noise, view
+from tests.helpers import hooks, view
 from tests.tiny import FAMILIES, pictures, tiny
 
 
@@ -97,8 +95,6 @@ def test_replaced_heads_carry_what_another_picture_carries(limit):
     """Some pictures are forked, the last one only gives; in chunks or not, plain answers stay."""
     native = tiny("timm_registers")
     model, images = view(native, check=False), pictures(native, batch=3)
-    shift = noise(model.layout.tokens, 24)  # what some models add behind a block, token by token
-    model.blocks = [replace(b, behind=lambda at: shift[at.index]) for b in model.blocks]
     heads, seen = [(2, 1), (0, 0), (2, 0), (model.n_layers - 1, 2)], {}
 
     def each(layer, chosen, logits):

@@ -45,28 +45,6 @@ def _detr() -> Any:
     )
 
 
-def _conditional_detr() -> Any:
-    config = hf.ConditionalDetrConfig(backbone_config=_backbone(3), **WIDTHS, **LABELS)
-    return hf.ConditionalDetrForObjectDetection(config)
-
-
-def _deformable_detr(**options: Any) -> Any:
-    config = hf.DeformableDetrConfig(
-        backbone_config=_backbone(3, 2, 3),
-        num_feature_levels=3,
-        encoder_n_points=2,
-        decoder_n_points=2,
-        **{**WIDTHS, "d_model": 32},  # groups of 32 are normed
-        **LABELS,
-        **options,
-    )
-    return hf.DeformableDetrForObjectDetection(config)
-
-
-def _two_stage() -> Any:
-    return _deformable_detr(two_stage=True, two_stage_num_proposals=5, with_box_refine=True)
-
-
 RT_DETR: dict[str, Any] = {
     "encoder_hidden_dim": 16,
     "encoder_in_channels": [8, 8, 8],
@@ -161,51 +139,13 @@ def _mask2former() -> Any:
     return hf.Mask2FormerForUniversalSegmentation(config)
 
 
-def _maskformer() -> Any:
-    backbone = hf.MaskFormerSwinConfig(
-        embed_dim=8,
-        depths=[1, 1, 1, 1],
-        num_heads=[1, 1, 2, 2],
-        window_size=4,
-        out_features=["stage1", "stage2", "stage3", "stage4"],
-    )
-    decoder = hf.DetrConfig(backbone_config=_backbone(3), **WIDTHS)
-    config = hf.MaskFormerConfig(
-        backbone_config=backbone,
-        decoder_config=decoder,
-        fpn_feature_size=32,  # groups of 32 are normed
-        mask_feature_size=16,
-        **LABELS,
-    )
-    return hf.MaskFormerForInstanceSegmentation(config)
-
-
-def _yolos(middle: bool = True) -> Any:
-    config = hf.YolosConfig(
-        hidden_size=16,
-        num_hidden_layers=3,
-        num_attention_heads=2,
-        intermediate_size=16,
-        image_size=[32, 48],
-        patch_size=8,
-        num_detection_tokens=4,
-        use_mid_position_embeddings=middle,
-        **LABELS,
-    )
-    return hf.YolosForObjectDetection(config)
-
-
 DENSE: dict[str, Callable[[], Any]] = {
     "detr": _detr,
-    "conditional_detr": _conditional_detr,
-    "deformable_detr": _deformable_detr,
-    "deformable_detr_two_stage": _two_stage,
     "rt_detr": _rt_detr,
     "rt_detr_v2": _rt_detr_v2,
     "d_fine": _d_fine,
     "segformer": _segformer,
     "mask2former": _mask2former,
-    "maskformer": _maskformer,
 }
 
 
@@ -214,10 +154,3 @@ def tiny_dense(family: str, dtype: torch.dtype = torch.float64) -> Native:
     torch.manual_seed(0)
     module = scramble(DENSE[family]()).to(dtype).requires_grad_(False)
     return Native(module, [], module, {**HALF, "size": SIZE}, size=SIZE)
-
-
-def tiny_yolos(middle: bool = True) -> Native:
-    """A scrambled YOLOS in float64."""
-    torch.manual_seed(0)
-    module = scramble(_yolos(middle)).double().requires_grad_(False)
-    return Native(module, list(module.vit.encoder.layer), module, HALF)

@@ -25,7 +25,7 @@ def open_clip_clip() -> Native:
 
 
 def open_clip_scaled() -> Native:
-    return _clip(ls_init_value=1e-5, pool_type="avg", final_ln_after_pool=True, bias=-2.0)
+    return _clip(ls_init_value=1e-5, bias=-2.0)
 
 
 def open_clip_tower() -> Native:

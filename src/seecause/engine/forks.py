@@ -205,7 +205,6 @@ def _without(
     mixed = torch.where(replaced[:, None, None, :, None], instead, carried)  # [k, F, T, H, dh]
     rows = h.expand(copies, -1, -1, -1).flatten(0, 1)
     states = block.close(rows, mixed.flatten(0, 1), step.gate)
-    states = block.leave(states, step.at)
     at = step.keys_at.of(slice(count)).copies(copies)
     rest = _steps(model, states, at, step.index + 1).end()
     return model.readout.of_rows(rest, step.at.layout).unflatten(0, (copies, count))

@@ -104,11 +104,7 @@ def _verify_tokens(
         counted = f"{tokens} tokens, but the layout counts {model.layout.tokens}"
         raise ViewMismatch("locality", "the embedding", counted)
     native, heard = _native_run(model, images, "blocks", [b.native for b in model.blocks])
-    at, depth = model.at(images), range(model.n_layers)
-    outputs = [
-        block.leave(model.native_order(output.to(model.device)), at)
-        for block, output in zip(model.blocks, heard, strict=True)
-    ]
+    depth, outputs = range(model.n_layers), [output.to(model.device) for output in heard]
     trace = record(model, images, states={0, *(i + 1 for i in depth)}, kv=depth)
     assert trace.logits is not None
     read = f"{model.readout.kind} readout, {native.shape[-1]} classes"

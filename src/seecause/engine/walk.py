@@ -81,7 +81,7 @@ class Step:
         elif name == "carried":
             self.carried = self.block.carried(self.h, self.o)
         elif name == "out":
-            self.out = self.block.leave(self._finished(), self.at)
+            self.out = self._finished()
         else:
             raise AttributeError(name)
         return vars(self)[name]

@@ -103,8 +103,6 @@ class Block:
     lanes: Callable[[Tensor], tuple[Tensor, Tensor]] | None = None
     sub_norm: Fn = same  # between heads and output projection, [B, R, H*dh]
     branch: Fn = same  # LayerScale or post-norm of the attention branch
-    # what is added behind the block, by token: [R, D] or [B, R, D]
-    behind: Callable[[At], Tensor] | None = None
     # the native block with the weights, where `native` is only a place to listen
     holder: nn.Module | None = None
 
@@ -157,15 +155,11 @@ class Block:
         middle = h + self.branch(self.mix(carried.flatten(2)))
         return middle + self.feed(middle)
 
-    def leave(self, states: Tensor, at: At) -> Tensor:
-        """Finished rows [B, R, D] as they enter the next block."""
-        return states if self.behind is None else states + self.behind(at)
-
     def __call__(self, h: Tensor, at: At, gate: Tensor | None = None) -> Tensor:
         """The plain block: all rows attend to all rows, with the fused kernel."""
         q, k, v = self.qkv(h, at)
         o = fused(q, k, v, self.scale, self.bias(at, at))
-        return self.leave(self.finish(h, o, gate), at)
+        return self.finish(h, o, gate)
 
 
 def _beside(x: Tensor, lanes: Tensor) -> Tensor:

@@ -38,12 +38,10 @@ ATTENTION = "few_image_readers"
 TABLE, SWAP, IMAGES, PREFIX = "rope", "swap", "images", "prefix"
 
 
-def may_read(
-    text_config: Any, layer: int, rows: Tensor, keys: Tensor, span: tuple[int, int] | None = None
-) -> Tensor:
+def may_read(text_config: Any, layer: int, rows: Tensor, keys: Tensor) -> Tensor:
     """[H, R, K] bool: which keys (token indices [K]) the rows (token indices [R]) of each head may
     see, causality apart."""
-    start, stop = span or text_config.image_span
+    start, stop = text_config.image_span
     reader = torch.zeros(text_config.num_attention_heads, dtype=torch.bool, device=rows.device)
     reader[[head for at, head in text_config.image_readers if at == layer]] = True
     crossing = (rows >= stop)[:, None] & ((keys >= start) & (keys < stop))  # [R, K]
@@ -58,15 +56,13 @@ def few_image_readers(
     attention_mask: Tensor | None,
     *,
     scaling: float,
-    image_span: tuple[int, int] | None = None,
     **_: Any,
 ) -> tuple[Tensor, None]:
-    """Attention for transformers' registry. Rows are the last R of K tokens; `image_span` overrides
-    the configuration's."""
+    """Attention for transformers' registry. Rows are the last R of K tokens."""
     rows, keys = query.shape[2], key.shape[2]
     index = torch.arange(keys, device=query.device)
     attention, reading = cast(Any, module), index[keys - rows :]
-    allowed = may_read(attention.config, int(attention.layer_idx), reading, index, image_span)[None]
+    allowed = may_read(attention.config, int(attention.layer_idx), reading, index)[None]
     if attention_mask is None:
         attention_mask = index <= reading[:, None]  # causal
     if attention_mask.dtype == torch.bool:
@@ -164,11 +160,7 @@ class Decoder:
         for name in dict.fromkeys(self.tables):
             kind = name.removeprefix(TABLE)
             native = self.rotary(like, positions, *([kind] if kind else []))
-            table = torch.stack([_one_table(self.rotary, x)[0].to(like) for x in native])
-            # transformers before 5.17 gives halves, and pairs them later
-            if pairs and not hasattr(self.rotary, "recomposition_frequencies"):
-                table = table[..., : table.shape[-1] // 2].repeat_interleave(2, dim=-1)
-            memo[name] = table
+            memo[name] = table = torch.stack([x[0].to(like) for x in native])
             if table.shape[-1] < width or pairs:
                 memo[name], memo[SWAP] = _paired(table, width, side_by_side=pairs)
         if images is not None:
@@ -265,14 +257,6 @@ def planted_span(config: Any) -> tuple[int, int] | None:
     None for all other decoders."""
     few = getattr(config, "_attn_implementation", None) == ATTENTION
     return tuple(config.image_span) if few else None
-
-
-def _one_table(rotary: Any, table: Tensor) -> Tensor:
-    """[1, S, dh]. transformers before 5.17 gives Qwen's three axes apart: [3, 1, S, dh]."""
-    if table.ndim == 3:
-        return table
-    sections = table.split(rotary.config.rope_parameters["mrope_section"] * 2, dim=-1)
-    return torch.cat([axes[index % 3] for index, axes in enumerate(sections)], dim=-1)
 
 
 def _paired(table: Tensor, width: int, *, side_by_side: bool) -> tuple[Tensor, Tensor]:
@@ -652,7 +636,7 @@ def _grids(
     elif hasattr(config, "scale_factor"):  # Idefics 3, SmolVLM
         side //= config.scale_factor
         if size is not None and tiling is not None:
-            shape = tiling.get_number_of_image_patches(*size, {})[1:]  # optional since 5.9
+            shape = tiling.get_number_of_image_patches(*size)[1:]
     elif hasattr(config, "visual_indicator_token_ids"):  # Ovis 2: marks say where rows end
         side //= vision.hidden_stride
         marks, whole_first = inputs["input_ids"][0].tolist(), True

@@ -13,11 +13,10 @@ return stand-ins that nothing reads. A detector that chooses its queries by what
 (RT-DETR) keeps those of the explained image: modules that are `held` return what they returned
 there, so query k stays the same whatever is put in.
 
-    DETR, Conditional DETR           the encoder's tokens; queries are learnt
-    Deformable DETR, RT-DETR, D-FINE places on several levels, which a query samples at a few points
-                                     each; all but plain Deformable DETR choose their queries
-    SegFormer                        the maps of its four stages
-    MaskFormer, Mask2Former          the maps of the pixel decoder (and of the backbone's end)
+    DETR              the encoder's tokens; queries are learnt
+    RT-DETR, D-FINE   maps of several levels, which a query samples at a few points each
+    SegFormer         the maps of its four stages
+    Mask2Former       the maps of the pixel decoder
 
 The places of an encoder have already read each other, and feature maps have seen their
 surroundings: a high value says where the row read, and mostly, not only, what lies there.
@@ -343,9 +342,6 @@ class Places:
         return Places(maps, self.size)
 
 
-Call = tuple[Any, Mapping[str, Any]]  # what a native module returned, and its named arguments
-
-
 @dataclass(frozen=True)
 class Seam:
     """Where a native run is cut: at the output of module `at`, whose `fields` hold the places: maps
@@ -356,17 +352,10 @@ class Seam:
     before: tuple[str, ...] = ()  # modules that only lead to it
     held: tuple[str, ...] = ()  # modules behind it that choose the queries
 
-    def take(self, call: Call, size: tuple[int, int]) -> Places:
+    def take(self, output: Any, size: tuple[int, int]) -> Places:
         """The places in what `at` returned for images of `size`."""
-        output, named = call
-        maps: list[Tensor] = []
-        for tensor in tree_leaves([getattr(output, name) for name in self.fields]):
-            if tensor.ndim == 4:
-                maps.append(tensor)
-                continue
-            grids = named.get("spatial_shapes_list") or [self._grid(tensor.shape[1], size)]
-            levels = tensor.split([h * w for h, w in grids], dim=1)
-            maps += [x.mT.unflatten(2, grid) for x, grid in zip(levels, grids, strict=True)]
+        tensors = tree_leaves([getattr(output, name) for name in self.fields])
+        maps = (x if x.ndim == 4 else x.mT.unflatten(2, self._grid(x, size)) for x in tensors)
         return Places(tuple(maps), size)
 
     def put(self, output: Any, places: Places) -> Any:
@@ -374,19 +363,14 @@ class Seam:
         maps = iter(places.maps)
 
         def replaced(tensor: Tensor) -> Tensor:
-            if tensor.ndim == 4:
-                return next(maps)
-            parts, left = [], tensor.shape[1]
-            while left:
-                parts.append(next(maps).flatten(2).mT)
-                left -= parts[-1].shape[1]
-            return torch.cat(parts, dim=1)
+            return next(maps) if tensor.ndim == 4 else next(maps).flatten(2).mT
 
         changed = {n: tree_map_only(Tensor, replaced, getattr(output, n)) for n in self.fields}
         return type(output)(**{**output, **changed})
 
-    def _grid(self, count: int, size: tuple[int, int]) -> tuple[int, int]:
-        """Rows and columns of so many places that have the image's shape."""
+    def _grid(self, tokens: Tensor, size: tuple[int, int]) -> tuple[int, int]:
+        """Rows and columns of places that have the image's shape."""
+        count = tokens.shape[1]
         rows = max(1, round(math.sqrt(count * size[0] / size[1])))
         if count % rows:
             raise BadOption("size", size, f"images that {count} places of {self.at} can tile")
@@ -490,9 +474,9 @@ class DenseModel(ImageModel):
         """Native outputs of rows that read these places."""
         count, standing = len(places), self._stand_ins(places.size)
         images = places.maps[0].new_zeros(1, len(self.preprocess.mean), *places.size)
-        outputs = {path: standing[path][0] for path in self.seam.before} | {**self.held}
+        outputs = {path: standing[path] for path in self.seam.before} | {**self.held}
         forwards = _returning(outputs, count)
-        put = self.seam.put(standing[self.seam.at][0], places)
+        put = self.seam.put(standing[self.seam.at], places)
         forwards[self.seam.at] = lambda *args, **named: put
         return self._native(images.expand(count, -1, -1, -1), forwards)
 
@@ -516,10 +500,9 @@ class DenseModel(ImageModel):
         with self.eval_mode():
             self.check(image)
             unaimed = replace(self, row=None, held={}, memo={})
-            outputs, calls = unaimed._record(image, self.seam.held)
+            outputs, held = unaimed._record(image, self.seam.held)
             row = self.reading.ask(self, outputs, spec, _size(image))
         logits = row.read(outputs)[0]
-        held = {path: output for path, (output, _) in calls.items()}
         aimed = replace(self, row=row, held=held, memo={"n_classes": len(logits)})
         return replace(row, model=aimed, value=float(logits[row.target]))
 
@@ -533,30 +516,29 @@ class DenseModel(ImageModel):
             module = spliced(self.module, forwards) if forwards else self.module
             return module(pixel_values=images)
 
-    def _record(self, images: Tensor, paths: Sequence[str]) -> tuple[Any, dict[str, Call]]:
-        """Native outputs, and what modules returned and were given on the way."""
-        calls: dict[str, Call] = {}
+    def _record(self, images: Tensor, paths: Sequence[str]) -> tuple[Any, dict[str, Any]]:
+        """Native outputs, and what modules returned on the way."""
+        seen: dict[str, Any] = {}
 
         def listening(path: str) -> Callable[..., Any]:
             native = self.module.get_submodule(path)
 
             def forward(*args: Any, **named: Any) -> Any:
-                output = native(*args, **named)
-                calls.setdefault(path, (output, named))
-                return output
+                seen[path] = native(*args, **named)
+                return seen[path]
 
             return forward
 
         outputs = self._native(images, {path: listening(path) for path in paths})
-        if absent := set(paths) - set(calls):
+        if absent := set(paths) - set(seen):
             raise UnsupportedModel(self.family, f"{', '.join(sorted(absent))} did not run in it")
-        return outputs, calls
+        return outputs, seen
 
     def _blank_places(self, size: tuple[int, int]) -> Places:
         """What rows read of one empty image."""
         return self.seam.take(self._stand_ins(size)[self.seam.at], size)
 
-    def _stand_ins(self, size: tuple[int, int]) -> dict[str, Call]:
+    def _stand_ins(self, size: tuple[int, int]) -> dict[str, Any]:
         """What the modules up to the seam return for one empty image: shapes, masks and grids."""
         key = ("stand-ins", size)
         if key not in self.memo:
@@ -632,26 +614,19 @@ class Attached(TorchFunctionMode):
 # ---------------------------------------------------------------- families
 
 
-def _detector(module: Any, projections: str, *, held: str = "", sigmoid: bool = True) -> DenseParts:
-    """Queries that read the encoder's tokens; `projections` lead to those, one for each level."""
-    part, names = module.get_submodule(projections), class_names(module.config)
-    listed = range(len(part)) if isinstance(part, nn.ModuleList) else ()
-    levels = [f"{projections}.{level}" for level in listed] or [projections]
-    before, held_modules = ("model.backbone", *levels), (held,) if held else ()
-    seam = Seam("model.encoder", ("last_hidden_state",), before, held_modules)
-    names = names if sigmoid or not names else (*names, "no object")
-    return DenseParts(seam, BoxReading(sigmoid), names)
-
-
-def _deformable_detr(module: Any) -> DenseParts:
-    if not module.config.two_stage:
-        return _detector(module, "model.input_proj")
-    last = len(module.model.decoder.class_embed) - 1
-    return _detector(module, "model.input_proj", held=f"model.decoder.class_embed.{last}")
+def _detr(module: Any) -> DenseParts:
+    """Queries that read the encoder's tokens."""
+    names = class_names(module.config)
+    before = ("model.backbone", "model.input_projection")
+    seam = Seam("model.encoder", ("last_hidden_state",), before)
+    return DenseParts(seam, BoxReading(sigmoid=False), (*names, "no object") if names else ())
 
 
 def _rt_detr(module: Any) -> DenseParts:
-    parts = _detector(module, "model.encoder_input_proj", held="model.enc_score_head")
+    levels = range(len(module.model.encoder_input_proj))
+    before = ("model.backbone", *(f"model.encoder_input_proj.{level}" for level in levels))
+    seam = Seam("model.encoder", ("last_hidden_state",), before, ("model.enc_score_head",))
+    parts = DenseParts(seam, BoxReading(sigmoid=True), class_names(module.config))
     fixed = getattr(module.config, "anchor_image_size", None)
     if fixed is not None:
         parts.size, parts.fixed_size = (fixed[0], fixed[1]), True
@@ -664,7 +639,7 @@ def _pixels(module: Any, reading: PixelReading, at: str, *fields: str) -> DenseP
 
 
 def _semantic(outputs: Any) -> Tensor:
-    """MaskFormer: how much of each class queries put on each pixel."""
+    """Mask2Former: how much of each class queries put on each pixel."""
     classes = outputs.class_queries_logits.softmax(dim=-1)[..., :-1]  # [B, Q, C]
     masks = outputs.masks_queries_logits.sigmoid()  # [B, Q, h, w]
     return torch.einsum("bqc,bqhw->bchw", classes, masks)
@@ -675,20 +650,15 @@ def _log(mean: Tensor) -> Tensor:
 
 
 LOGITS = PixelReading(lambda outputs: outputs.logits)
-MASKS, PIXEL_DECODER = PixelReading(_semantic, _log), "model.pixel_level_module"
+MASKS = PixelReading(_semantic, _log)
 DENSE_FAMILIES: dict[str, Callable[[Any], DenseParts]] = {
-    "DetrForObjectDetection": lambda m: _detector(m, "model.input_projection", sigmoid=False),
-    "ConditionalDetrForObjectDetection": lambda m: _detector(m, "model.input_projection"),
-    "DeformableDetrForObjectDetection": _deformable_detr,
+    "DetrForObjectDetection": _detr,
     "RTDetrForObjectDetection": _rt_detr,
     "RTDetrV2ForObjectDetection": _rt_detr,
     "DFineForObjectDetection": _rt_detr,
     "SegformerForSemanticSegmentation": lambda m: _pixels(m, LOGITS, "segformer", "hidden_states"),
-    "MaskFormerForInstanceSegmentation": lambda m: _pixels(
-        m, MASKS, PIXEL_DECODER, "encoder_last_hidden_state", "decoder_last_hidden_state"
-    ),
     "Mask2FormerForUniversalSegmentation": lambda m: _pixels(
-        m, MASKS, PIXEL_DECODER, "decoder_last_hidden_state", "decoder_hidden_states"
+        m, MASKS, "model.pixel_level_module", "decoder_last_hidden_state", "decoder_hidden_states"
     ),
 }
 

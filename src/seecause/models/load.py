@@ -345,7 +345,7 @@ def _timm(name: str, weights: str | Path | None, size: tuple[int, int] | None) -
         f"timm:{name}", lambda: timm.create_model(name, pretrained=weights is None, **options)
     )
     if state:
-        fill(module, state, str(weights), resized="img_size" in options)
+        fill(module, state, str(weights))
     count = module.num_classes
     origin = {"library": "timm", "name": name, "options": {**options, "num_classes": count}}
     return Source(module, {"size": size, "classes": imagenet_names(count)}, origin)
@@ -627,9 +627,7 @@ def class_count(state: Mapping[str, Tensor], *heads: str) -> dict[str, int]:
     return {}
 
 
-def fill(
-    module: nn.Module, state: Mapping[str, Tensor], source: str, *, resized: bool = False
-) -> None:
+def fill(module: nn.Module, state: Mapping[str, Tensor], source: str) -> None:
     """Load weights into a module, or raise `DataMissing` with what does not fit.
 
     A prefix that a wrapper put in front of all names is removed (`module.`, `model.`).
@@ -638,15 +636,11 @@ def fill(
         module: The module to fill.
         state: Named weights.
         source: The file, for errors.
-        resized: Whether a timm module was built for another size, so that the positions of the
-            checkpoint are interpolated.
     """
     own = module.state_dict()
     prefix = _prefix(state, own, source)
     fitting = {name[len(prefix) :]: v for name, v in state.items() if name.startswith(prefix)}
     beside = [name for name in state if not name.startswith(prefix)]
-    if resized and "pos_embed" in fitting:
-        fitting["pos_embed"] = _interpolated(module, fitting["pos_embed"])
     shaped = [name for name in fitting if name in own and own[name].shape != fitting[name].shape]
     problems = {
         "are missing": [name for name in own if name not in fitting],
@@ -682,16 +676,6 @@ def _prefix(state: Mapping[str, Tensor], own: Mapping[str, Tensor], source: str)
         listed = " and ".join(f"{prefix}*" for prefix in found)
         raise DataMissing(source, f"it holds several models: {listed}", "save one of them alone")
     return found[0] if found else ""
-
-
-def _interpolated(module: Any, positions: Tensor) -> Tensor:
-    from timm.layers import resample_abs_pos_embed
-
-    prefix = 0 if getattr(module, "no_embed_class", False) else module.num_prefix_tokens
-    grid = list(module.patch_embed.grid_size)
-    if positions.shape[1] == grid[0] * grid[1] + prefix:
-        return positions
-    return resample_abs_pos_embed(positions, new_size=grid, num_prefix_tokens=prefix)
 
 
 # ---------------------------------------------------------------- class names

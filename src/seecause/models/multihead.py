@@ -20,12 +20,10 @@ from seecause.models.block import Block, Fn, Packed, chain, packed, same
 from seecause.models.layout import TokenLayout, pair
 from seecause.models.parts import Parts, TextInput, as_inputs, require_text
 from seecause.models.preprocess import Preprocess
-from seecause.models.view import Kind
 
 DUAL = ("CLIP", "CustomTextCLIP")
 TOWERS = ("VisionTransformer", "TimmModel")
 CLASSES = (*DUAL, *TOWERS)  # torchvision has a VisionTransformer, too
-POOLS: dict[str, Kind] = {"tok": "cls", "avg": "mean"}
 
 
 def find(module: Any, kind: str, *, text: TextInput | None = None) -> Parts:
@@ -94,7 +92,8 @@ def _open_clip(module: Any, kind: str, text: TextInput | None) -> Parts:
             "no adapter knows it",
             f"what works: {', '.join(DUAL)} with {' or '.join(TOWERS)} as visual tower",
         )
-    parts, project = _own(visual) if tower == "VisionTransformer" else _timm(visual)
+    own = tower == "VisionTransformer"
+    parts, project = (_own(visual), same) if own else _timm(visual)
     parts.family = f"open_clip.{kind}"
     if kind in DUAL:
         given, device = require_text(module, text), next(module.parameters()).device
@@ -112,24 +111,14 @@ def _open_clip(module: Any, kind: str, text: TextInput | None) -> Parts:
     return parts
 
 
-def _own(visual: Any) -> tuple[Parts, Fn]:
-    """open_clip's vision transformer, and what follows its pool. Per-token norm and projection come
-    before, where rows are cheap to read."""
-    if visual.attn_pool is not None or visual.pool_type not in POOLS:
-        raise UnsupportedModel(
-            "open_clip VisionTransformer",
-            f"pool_type={visual.pool_type!r} with attentional pooling or none is not split",
-        )
+def _own(visual: Any) -> Parts:
+    """open_clip's vision transformer; its norm and projection act on single tokens."""
+    if visual.attn_pool is not None or visual.pool_type != "tok":
+        reason = f"pool_type={visual.pool_type!r} with attentional pooling or none is not split"
+        raise UnsupportedModel("open_clip VisionTransformer", reason)
     layout = TokenLayout(grid=tuple(visual.grid_size), prefix=1, class_index=0)
     ending = chain(visual.ln_post, same if visual.proj is None else partial(_times, visual))
-    # the norm of one token is the same before and after
-    late = visual.final_ln_after_pool and visual.pool_type == "avg"
-
-    def native_tokens(images: Tensor) -> Tensor:
-        tokens = visual.transformer(visual._embeds(images))
-        return tokens if late else ending(tokens)
-
-    parts = Parts(
+    return Parts(
         family="",
         embed=visual._embeds,
         layout_at=lambda height, width: layout,
@@ -137,14 +126,13 @@ def _own(visual: Any) -> tuple[Parts, Fn]:
             _open_clip_block(native, f"blocks.{i}")
             for i, native in enumerate(visual.transformer.resblocks)
         ],
-        norm=same if late else ending,
+        norm=ending,
         patch=tuple(visual.patch_size),
-        native_tokens=native_tokens,
+        native_tokens=lambda images: ending(visual.transformer(visual._embeds(images))),
         preprocess=_preprocess(visual),
-        pool=POOLS[visual.pool_type],
+        pool="cls",
         size=tuple(visual.image_size),
     )
-    return parts, ending if late else same
 
 
 def _timm(visual: Any) -> tuple[Parts, Fn]:

@@ -149,10 +149,8 @@ class Parts:
     size: tuple[int, int] | None = None
     extra: nn.Module | None = None
     facts: Callable[[Tensor], Tensor] | None = None  # what blocks may know (block.py)
-    native_order: Fn = same  # native sequences [B, T, D] -> in the layout's order
     # what is known of the preprocessing -> all of it, where inputs are films (film.py)
     adapt_preprocess: Callable[[Preprocess], Preprocess] = lambda steps: steps
-    view: type[VisionModel] = VisionModel
 
     def add_text(
         self,
@@ -191,7 +189,7 @@ class Parts:
             native = chain(self.native_pooled, extra)
         elif options.head is not None or native is None:
             native = partial(self._native, replace(readout, norm=same))
-        return self.view(
+        return VisionModel(
             module=module,
             name=options.name,
             family=self.family,
@@ -207,7 +205,6 @@ class Parts:
             fixed_size=self.fixed_size,
             extra=extra,
             facts=self.facts,
-            native_order=self.native_order,
         )
 
     def _native(self, readout: Readout, images: Tensor) -> Tensor:

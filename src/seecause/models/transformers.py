@@ -1,4 +1,4 @@
-"""Views of transformers' models whose tokens attend to all tokens: vision towers, VideoMAE, YOLOS.
+"""Views of transformers' models whose tokens attend to all tokens: vision towers, VideoMAE.
 
 ViT, DeiT, DINOv2 (with registers), DINOv3, CLIP and SigLIP differ in what follows the tower, so a
 table says how each is read (`READINGS`). Blocks are found by structure: releases rename modules,
@@ -6,26 +6,20 @@ but a block keeps its shape,
 
     norm -> attention -> [LayerScale] -> + -> norm -> MLP -> [LayerScale] -> +
 
-    VideoMAE   tokens are tubelets of a film, and are averaged
-    YOLOS      boxes are tokens: box k is read from its own detection token, which is the class
-               token of a view that is aimed at it. The other detection tokens and the class token,
-               which nothing reads, are its registers. The native sequence ends with the detection
-               tokens; here they come before the patches, since attention does not know order
+VideoMAE's tokens are tubelets of a film, and are averaged.
 """
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
-from types import SimpleNamespace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from seecause.engine.walk import walk
 from seecause.errors import UnsupportedModel
 from seecause.models.block import (
     Block,
@@ -38,7 +32,7 @@ from seecause.models.block import (
     project_packed,
     same,
 )
-from seecause.models.dense import DENSE_FAMILIES, Aim, BoxReading
+from seecause.models.dense import DENSE_FAMILIES
 from seecause.models.layout import At, TokenLayout, pair
 from seecause.models.parts import (
     Parts,
@@ -50,7 +44,7 @@ from seecause.models.parts import (
     unwrapped,
 )
 from seecause.models.preprocess import Film, Preprocess
-from seecause.models.view import Kind, LatentPool, VisionModel
+from seecause.models.view import Kind, LatentPool
 
 Rotate = Callable[[Tensor, At], Tensor]
 
@@ -118,7 +112,7 @@ def _block(native: Any, name: str, rotate: Rotate | None) -> Block:
 
 
 def _mlp(native: Any) -> Any:
-    """Older releases keep the halves of ViT's MLP in the block, the second with a residual."""
+    """VideoMAE keeps the halves of its MLP in the block, the second with a residual."""
     if hasattr(native, "mlp"):
         return native.mlp
     return chain(native.intermediate, native.output.dense, native.output.dropout)
@@ -367,98 +361,7 @@ def _film(module: Any) -> Parts:
     )
 
 
-@dataclass(eq=False, kw_only=True, repr=False)
-class TokenBoxes(VisionModel):
-    """A view of a vision transformer with detection tokens, aimed at one of them; until then it
-    reads the first."""
-
-    box: int | None = None
-
-    @property
-    def aimed(self) -> bool:
-        return self.box is not None
-
-    @torch.no_grad()
-    def aim(self, image: Tensor, spec: Any = None) -> Aim:
-        """The row that a target names in one image [1, 3, H, W], with a view whose class token is
-        the detection token of its box."""
-        module: Any = self.module
-        with self.eval_mode():
-            self.check(image)
-            last = walk(self, self.embed(image), self.at(image)).end()  # with the view's gates
-            tokens = self.readout.norm(last[:, 1 : 1 + module.config.num_detection_tokens])
-            logits, boxes = module.class_labels_classifier(tokens), module.bbox_predictor(tokens)
-            outputs = SimpleNamespace(logits=logits, pred_boxes=boxes.sigmoid())
-            size = (image.shape[-2], image.shape[-1])
-            row = BoxReading(sigmoid=False).ask(self, outputs, spec, size)
-        layout_at = partial(_box_layout, module, row.index)
-        aimed = replace(self, box=row.index, layout_at=layout_at, memo={})
-        return replace(row, model=aimed, value=float(logits[0, row.index, row.target]))
-
-
-def _boxes(module: Any) -> Parts:
-    """The parts of a detector."""
-    tower, count = module.vit, module.config.num_detection_tokens
-    patch = module.config.patch_size
-    names = class_names(module.config)
-
-    def ordered(tokens: Tensor) -> Tensor:
-        """Class token, patches, detection tokens -> class token, detection tokens, patches."""
-        return torch.cat([tokens[:, :1], tokens[:, -count:], tokens[:, 1:-count]], dim=1)
-
-    blocks = blocks_of(tower)
-    if module.config.use_mid_position_embeddings:
-        blocks = [_with_positions(tower.encoder, b, i, ordered) for i, b in enumerate(blocks)]
-    return Parts(
-        family=f"transformers.{type(module).__name__}",
-        embed=lambda images: ordered(tower.embeddings(images)),
-        layout_at=partial(_box_layout, module, 0),
-        blocks=blocks,
-        norm=tower.layernorm,
-        patch=(patch, patch),
-        native_tokens=lambda images: ordered(tower(images).last_hidden_state),
-        native_order=ordered,
-        pool="cls",
-        head=module.class_labels_classifier,
-        native_logits=lambda images: module(pixel_values=images).logits[:, 0],
-        classes=(*names, "no object") if names else (),
-        fixed_size=False,
-        size=tuple(module.config.image_size),
-        view=TokenBoxes,
-    )
-
-
-def _box_layout(module: Any, box: int, height: int, width: int) -> TokenLayout:
-    config = module.config
-    prefix = 1 + config.num_detection_tokens
-    return TokenLayout(
-        grid=(height // config.patch_size, width // config.patch_size),
-        prefix=prefix,
-        class_index=1 + box,
-        registers=tuple(index for index in range(prefix) if index != 1 + box),
-    )
-
-
-def _with_positions(encoder: Any, block: Block, index: int, ordered: Any) -> Block:
-    """Behind every block but the last, positions are added once more."""
-    if index == len(encoder.layer) - 1:
-        return block
-
-    def behind(at: At) -> Tensor:  # [R, D], or [B, R, D]
-        if ("mid", index) not in at.memo:
-            patch = encoder.config.patch_size
-            size = (at.layout.grid[0] * patch, at.layout.grid[1] * patch)
-            # transformers up to 5.17 keeps the positions in the encoder itself
-            own = getattr(encoder, "mid_position_embeddings", None)
-            every = encoder.interpolation(*([] if own is None else [own]), size)
-            at.memo["mid", index] = ordered(every[index])[0]
-        return at.memo["mid", index][at.index]
-
-    return replace(block, behind=behind)
-
-
 FAMILIES = {
     "VideoMAEForVideoClassification": _film,
-    "YolosForObjectDetection": _boxes,
 }
 CLASSES = (*READINGS, *FAMILIES)

@@ -116,7 +116,6 @@ class VisionModel(ImageModel):
     merged: tuple[int, ...] = ()
     # images [B, 3, H, W] -> what blocks may know about each token [B, T, F] (block.py)
     facts: Callable[[Tensor], Tensor] | None = None
-    native_order: Fn = same  # native sequences [B, T, D] -> in the layout's order
 
     @property
     def n_layers(self) -> int:
