@@ -56,6 +56,7 @@ MISTAKES = {  # words -> what is said
     "faithful intervene builtin:critters-ifam --drop 77": "77",
     "faithful train --option learning.rate=1": "losses.KEY=VALUE",
     "faithful train --option learnin_rate=1": "learnin_rate",
+    "faithful evaluate builtin:critters-ifam --option steps=1": "calibration",
     "lvlm trace critters:clean:test#3": "--question",
     "lvlm trace nowhere.png --question Q": "nowhere.png",
     "lvlm trace critters:clean:test#3 --question Q --option masks=4": "ablated=",

@@ -5,12 +5,10 @@ from __future__ import annotations
 
 import os
 from dataclasses import asdict, dataclass
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 from cyclopts import Parameter
-from cyclopts.validators import Number
 
 from seecause.cli.shared import (
     Count,
@@ -32,9 +30,6 @@ from seecause.cli.shared import (
 )
 from seecause.errors import BadOption
 
-if TYPE_CHECKING:
-    from seecause.faithful.evaluation import Evaluation
-
 Network = Annotated[
     str,
     Parameter(
@@ -42,7 +37,22 @@ Network = Annotated[
         help="The folder of `faithful train --out` or `faithful export`, or builtin:critters-ifam.",
     ),
 ]
-By = Literal["distance", "dot"]
+By = Annotated[
+    Literal["distance", "dot"],
+    Parameter(
+        help="What tokens are trusted by: distance to their prototype, or the dot product with it,"
+        " as the public code has it."
+    ),
+]
+TESTING = ("calibration", "batch", "workers", "keypoints", "random_crops")
+TestOption = Annotated[
+    Values,
+    Parameter(
+        help="calibration=N (training images for thresholds and key points; default: all), batch=N"
+        " (images at once), workers=N (processes that read images), keypoints=false, or random_crops=true (also measure mIoU on random"
+        " crops, as the public code does); repeat for more."
+    ),
+]
 TestData = Annotated[
     str | None,
     Parameter(
@@ -79,31 +89,6 @@ class Training:
     weights: str | None = None
     device: Device | None = None
     seed: Seed | None = None
-
-
-@Parameter(name="*")
-@dataclass(frozen=True, kw_only=True)
-class Testing:
-    """What a network is tested on.
-
-    Attributes:
-        calibration: Training images for thresholds and key points. Default: all.
-        limit: Use at most this many images, spread evenly. Default: all.
-        batch: Images at once.
-        workers: Processes that read images.
-        device: Where to compute; auto takes the GPU if there is one.
-    """
-
-    calibration: Count | None = None
-    limit: Count | None = None
-    batch: Count = 32
-    workers: Annotated[int, Parameter(validator=Number(gte=0))] = 4
-    device: Device = "auto"
-
-    def options(self, output: Output) -> dict[str, Any]:
-        """As `evaluate` takes them."""
-        options = {name: value for name, value in asdict(self).items() if name != "device"}
-        return {**options, "progress": partial(counting, quiet=output.quiet)}
 
 
 def train(
@@ -162,12 +147,12 @@ def evaluate(
     /,
     *,
     data: TestData = None,
-    testing: Testing = Testing(),
     quantiles: str = "0.97,0.99",
     by: By = "distance",
     no_interventions: bool = False,
-    no_keypoints: bool = False,
-    random_crops: bool = False,
+    limit: Count | None = None,
+    option: TestOption = None,
+    device: Device = "auto",
     output: Output = Output(),
 ) -> int:
     """AA, WGA, AUC, mIoU and Kp on the test split, plain and with the intervention that validation
@@ -179,30 +164,16 @@ def evaluate(
 
     Args:
         quantiles: Shares of training tokens that are trusted.
-        by: What tokens are trusted by: distance to their prototype, or the dot product with it, as
-            the public code has it.
         no_interventions: Do not look for interventions.
-        no_keypoints: Do not find key points from parts, where the photos have some (cub,
-            waterbird200).
-        random_crops: Also measure mIoU on random crops with some object, as the public code does.
+        limit: Use at most this many images, spread evenly. Default: all.
+        device: Where to compute; auto takes the GPU if there is one.
     """
-    from seecause.faithful import evaluate as evaluate_network, open_network
-
     try:
         shares = [float(word) for word in names(quantiles)]
     except ValueError:
         raise BadOption("--quantiles", quantiles, "numbers with commas between them") from None
-    result = evaluate_network(
-        open_network(network, device=pick_device(testing.device)),
-        data=data,
-        intervention=None if no_interventions else "best",
-        quantiles=shares,
-        by=by,
-        keypoints=not no_keypoints,
-        random_crops=random_crops,
-        **testing.options(output),
-    )
-    return _print_evaluation(result, output)
+    how = {"intervention": None if no_interventions else "best", "quantiles": shares, "by": by}
+    return _evaluate(network, device, option, output, data=data, limit=limit, **how)
 
 
 def intervene(
@@ -210,10 +181,12 @@ def intervene(
     /,
     *,
     data: TestData = None,
-    testing: Testing = Testing(),
     drop: str = "",
     quantile: float | None = None,
     by: By = "distance",
+    limit: Count | None = None,
+    option: TestOption = None,
+    device: Device = "auto",
     output: Output = Output(),
 ) -> int:
     """Test the network with parts removed, with untrusted tokens rejected, or both.
@@ -223,25 +196,25 @@ def intervene(
     Args:
         drop: Parts to remove, such as 2,5.
         quantile: Reject tokens further from their prototype than this share of training tokens.
-        by: What tokens are trusted by: distance to their prototype, or the dot product with it, as
-            the public code has it.
+        limit: Use at most this many images, spread evenly. Default: all.
+        device: Where to compute; auto takes the GPU if there is one.
     """
-    from seecause.faithful import Intervention, evaluate as evaluate_network, open_network
+    from seecause.faithful import Intervention
 
-    parts = whole_numbers("--drop", drop) if drop.strip() else []
-    result = evaluate_network(
-        open_network(network, device=pick_device(testing.device)),
-        data=data,
-        intervention=Intervention(tuple(parts), quantile, by),
-        keypoints=False,
-        **testing.options(output),
-    )
-    return _print_evaluation(result, output)
+    change = Intervention(tuple(whole_numbers("--drop", drop)), quantile, by)
+    option = ["keypoints=false", *(option or [])]
+    return _evaluate(network, device, option, output, data=data, limit=limit, intervention=change)
 
 
-def _print_evaluation(result: Evaluation, output: Output) -> int:
+def _evaluate(network: str, device: Device, option: Values, output: Output, **settings: Any) -> int:
+    """Measure a network, and print the numbers as a table."""
+    from seecause.faithful import evaluate as evaluate_network, open_network
     from seecause.report.background import known_rows
 
+    given = by_name(option).pop("", {})
+    refuse(given.keys() - TESTING, f"one of {', '.join(TESTING)}")
+    opened = open_network(network, device=pick_device(device))
+    result = evaluate_network(opened, progress=output.progress, **given, **settings)
     columns = {"plain": result.plain}
     if result.changed is not None:
         columns[str(result.intervention)] = result.changed

@@ -4,6 +4,7 @@ touched."""
 from __future__ import annotations
 
 import secrets
+import socket
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -188,19 +189,11 @@ def _listen(
     uvicorn.Server(config).run(sockets=[listener])
 
 
-def bound_socket(host: str, port: int):  # noqa: ANN201
+def bound_socket(host: str, port: int) -> socket.socket:
     """A socket that listens there, or one clear error."""
-    import socket
-
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listener = socket.socket(family)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
-        listener.bind((host, port))
-        listener.listen(128)
-    except (OSError, OverflowError) as failure:
-        listener.close()
-        reason = getattr(failure, "strerror", None) or str(failure)
-        expected = f"an address that is free ({reason})"
+        return socket.create_server((host, port), family=family, backlog=128)
+    except OSError as failure:
+        expected = f"an address that is free ({failure.strerror})"
         raise BadOption("--host and --port", f"{host}:{port}", expected) from None
-    return listener

@@ -8,7 +8,7 @@ import json as json_text
 import os
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -240,7 +240,7 @@ def by_name(words: Sequence[str] | None, flag: str = "--option") -> dict[str, di
     return options
 
 
-def refuse(options: Mapping[str, Any], known: str) -> None:
+def refuse(options: Collection[str], known: str) -> None:
     """Refuse what is left of options by name after the known ones were taken."""
     if options:
         raise BadOption("--option", ", ".join(options), known)
