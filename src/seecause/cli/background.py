@@ -4,13 +4,15 @@ from the background, and what can be done about it?"""
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 
 from cyclopts import Parameter
+from cyclopts.validators import Number
 
 from seecause.cli.shared import (
     BIASED,
@@ -27,53 +29,86 @@ from seecause.cli.shared import (
     Share,
     Values,
     by_name,
-    check_out,
     counting,
-    ending,
     lead_of,
     names,
     pick_device,
     refuse,
     tell,
-    whole_numbers,
+    value_of,
 )
-from seecause.errors import BadOption, DataMissing, NotDefined, UnsupportedModel
+from seecause.errors import BadOption, NotDefined, UnsupportedModel
 
 if TYPE_CHECKING:
-    from seecause.background.discover import Discovery
     from seecause.background.masks import MaskSource
-    from seecause.background.prune import PruneResult
+    from seecause.lvlm import PromptClassifier
     from seecause.models.base import ImageModel
+    from seecause.models.view import VisionModel
 
+SHOWN = ("transplant-worst", "flips", "accuracy")  # numbers of a remedy
 ASKED = "builtin:critters-llava"  # a vision-language model, which is always asked for classes
 Classify = Annotated[
-    str | None,
+    Literal["name_ll", "label_token"] | None,
     Parameter(
         help="Ask a vision-language model for the class: by the likelihood of each name (name_ll),"
-        " or of the letters of listed options (label_token)."
+        " or of labels of listed options (label_token)."
     ),
 ]
-Fill = Annotated[
-    Literal["mean", "grey", "blur", "noise", "swap"],
-    Parameter(
-        help="What replaces the background (the paper: mean); swap: other versions of the images,"
-        " of Critters and pairs."
-    ),
-]
-Selector = Annotated[
-    str,
-    Parameter(
-        help="How heads are chosen: cigma, taylor, gating and others (`seecause list selectors`)."
-    ),
-]
-HeadValues = Annotated[
-    Values,
-    Parameter(
-        help="An option of the selector (temperature=2, screen=16, guard=false), of discovery"
-        " (masks.steps=100), of the sample of correct images (sample.share=0.4, sample.cap=512), or"
-        " question=TEXT with --classify; repeat for more."
-    ),
-]
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """What an audit must meet.
+
+    Attributes:
+        max_flips: Limit: share of correct predictions that another background may change, beyond
+            what cutting alone changes.
+        max_bir: Limit of the background influence (BIR).
+        min_accuracy: Limit of the accuracy on plain images.
+        min_worst_group: Limit of the accuracy in every group of the data.
+    """
+
+    max_flips: Share = None
+    max_bir: Share = None
+    min_accuracy: Share = None
+    min_worst_group: Share = None
+
+    def given(self) -> dict[str, float]:
+        """The limits that were given, by name."""
+        return {name: value for name, value in vars(self).items() if value is not None}
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, kw_only=True)
+class Scoring:
+    """How heads are scored.
+
+    Attributes:
+        by: How heads are chosen: cigma, taylor, gating and others (`seecause list selectors`).
+        fill: What replaces the background (the paper: mean); swap: other versions of the images, of
+            Critters and pairs.
+        option: An option of the selector (temperature=2, screen=16, guard=false), of discovery
+            (masks.steps=100), or of the sample of correct images (sample.share=0.4,
+            sample.cap=512); repeat for more.
+    """
+
+    by: str = "cigma"
+    fill: Literal["mean", "grey", "blur", "noise", "swap"] = "grey"
+    masks_from: MasksFrom = None
+    option: Values = None
+
+    def settings(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Options of the selector, and the other keywords of `score_heads` and `prune_and_test`."""
+        given = by_name(self.option)
+        options, masks, sample = (given.pop(name, {}) for name in ("", "masks", "sample"))
+        refuse(given, "KEY=VALUE of the selector, masks.KEY=VALUE or sample.KEY=VALUE")
+        return options, {"selector": self.by, "fill": self.fill, "sampling": sample, "masks": masks}
+
+    def masks(self, model: ImageModel, options: dict[str, Any], work: Path) -> MaskSource:
+        """Object masks; options without a source are those of discovered ones."""
+        source = self.masks_from or ("discovered" if options else None)
+        return mask_source(model, source, options, work)
 
 
 def audit(
@@ -83,10 +118,7 @@ def audit(
     data: Data = TEST,
     limit: Limit = 160,
     masks_from: MasksFrom = None,
-    max_flips: Share = None,
-    max_bir: Share = None,
-    min_accuracy: Share = None,
-    min_worst_group: Share = None,
+    limits: Limits = Limits(),
     classify: Classify = None,
     option: Values = None,
     out: Out = Path("audit"),
@@ -106,11 +138,6 @@ def audit(
     timm:vit_base_patch16_224
 
     Args:
-        max_flips: Limit: share of correct predictions that another background may change, beyond
-            what cutting alone changes.
-        max_bir: Limit of the background influence (BIR).
-        min_accuracy: Limit of the accuracy on plain images.
-        min_worst_group: Limit of the accuracy in every group of the data.
         option: per_picture=N transplants of each image, fills=grey,mean, or an option of the masks:
             method=caap, weights=FILE, cache=FOLDER; repeat for more.
     """
@@ -121,7 +148,7 @@ def audit(
     from seecause.report.background import audit_lines, audit_rows, audit_sections
     from seecause.report.pages import rows_csv
 
-    replaced = check_out(out, overwrite=output.overwrite)
+    output.check(out)
     given = by_name(option)
     masks = given.pop("", {})
     settings = {key: masks.pop(key) for key in ("per_picture", "fills") if key in masks}
@@ -130,43 +157,34 @@ def audit(
     refuse(given, "per_picture=N, fills=grey,mean, or an option of the masks")
     if limit < ENOUGH and not output.quiet:  # before minutes are spent
         tell(f'note: {limit} images: the verdict can only be "too few"')
-    opened = load_asked(model, reading, data, classify, "", output)
+    opened = load_asked(model, reading, data, classify, output)
     images = open_data(data, limit=limit)
     take_names(opened, images)
     answering = model_for(opened, images)
     with working_folder(out) as work:
-        result = audit_model(
-            answering,
-            images,
-            masks=mask_source(answering, masks_from, masks, work),
-            seed=reading.seed,
-            progress=output.progress,
-            **settings,
-        )
-    limits = {"max_flips": max_flips, "max_bir": max_bir, "min_accuracy": min_accuracy}
-    limits |= {"min_worst_group": min_worst_group}
-    limits = {name: value for name, value in limits.items() if value is not None}
-    missed = [f"Limit not met: {reason}." for reason in missed_limits(result, **limits)]
-    skipped = result.data.skipped
+        found = mask_source(answering, masks_from, masks, work)
+        settings |= {"seed": reading.seed, "progress": output.progress}
+        result = audit_model(answering, images, masks=found, **settings)
+    missed = [f"Limit not met: {reason}." for reason in missed_limits(result, **limits.given())]
     facts = output.write(
         out,
         {
             "command": "audit",
-            "table": "audit.csv",
             "verdict": result.verdict,
             "numbers": result.numbers(),
             "run": result.protocol,
-            "limits": limits,
+            "limits": limits.given(),
             "limits not met": missed,
         },
         f"Does {Path(opened.name).name} predict from the background?",
         audit_sections(answering, result, limits=missed),
         lead=lead_of(opened, result.data),
         tables={"audit.csv": rows_csv(audit_rows(result, answering.classes))},
-        skipped=skipped,
+        skipped=result.data.skipped,
     )
-    lines = [*audit_lines(result), *missed, *ending(out, replaced)]
-    return output.finish(facts, lines, skipped=skipped, code=FAILED if missed else 0)
+    code = FAILED if missed else 0
+    lines = [*audit_lines(result), *missed]
+    return output.finish(facts, lines, skipped=result.data.skipped, code=code)
 
 
 def repair(
@@ -208,7 +226,7 @@ def repair(
     from seecause.faithful.training import join_processes
     from seecause.report.background import repair_sections
 
-    replaced = check_out(out, overwrite=output.overwrite)
+    output.check(out)
     options = by_name(option)
     settings, masks = options.pop("", {}), options.pop("masks", {})
     per_picture = settings.pop("per_picture", 8)
@@ -221,8 +239,7 @@ def repair(
         raise NotDefined("repair", f"{model} {IN_WORDS}", ASKED_INSTEAD) from None
     images = open_data(data, limit=limit)
     take_names(opened, images)
-    work = out.absolute().with_name(f"{out.absolute().name}.work")
-    with join_processes(str(opened.device)) as processes:
+    with working_folder(out) as work, join_processes(str(opened.device)) as processes:
         result = repair_model(
             opened,
             images,
@@ -254,20 +271,15 @@ def repair(
         skipped=result.skipped,
         more=export,
     )
-    shutil.rmtree(work, ignore_errors=True)
     shown = () if result.before.masks is None else result.before.masks.notes
     lines = [result.sentence]
     lines += [f"note: {note}" for note in result.record["notes"] if note not in shown]
     for candidate in result.candidates.values():
-        numbers = candidate.test
-        lines.append(
-            f"{candidate.name}: not tried: {candidate.failed}"
-            if candidate.failed
-            else f"{candidate.name}: transplant-worst {numbers['transplant-worst']:.3f}, flips"
-            f" {numbers['flips']:.3f}, accuracy {numbers['accuracy']:.3f}"
-        )
+        numbers = [f"{n} {v:.3f}" for n, v in candidate.test.items() if n in SHOWN]
+        reason = f"not tried: {candidate.failed}"
+        lines.append(f"{candidate.name}: {reason if candidate.failed else ', '.join(numbers)}")
     lines += [] if result.remedy == "nothing" else [f"checkpoint: {out / 'model'}"]
-    return output.finish(facts, [*lines, *ending(out, replaced)], skipped=result.skipped)
+    return output.finish(facts, [*lines], skipped=result.skipped)
 
 
 def discover(
@@ -277,7 +289,7 @@ def discover(
     data: Data = TRAIN,
     limit: Limit = 64,
     method: str = "caap+mosaic",
-    pairs: str = "best",
+    pairs: Annotated[int, Parameter(validator=Number(gte=0))] = 0,
     option: Values = None,
     out: Out = Path("discovered"),
     output: Output = Output(),
@@ -295,8 +307,8 @@ def discover(
 
     Args:
         method: What finds evidence: caap+mosaic, caap, mosaic.
-        pairs: Findings whose pairs are written, by rank, such as 1,3; or best (the first that is
-            not on the object, if masks are known), or none.
+        pairs: The rank of the finding whose pairs are written. Default: the first that is not on
+            the object, if masks are known.
         option: layers=3,6,9, kinds=24 (kinds of patches at each layer), trials=32 (pastes of each
             kind) and others, as KEY=VALUE; repeat for more.
     """
@@ -305,8 +317,7 @@ def discover(
     from seecause.report.background import discover_sections, write_pairs
     from seecause.report.pages import rows_csv
 
-    replaced = check_out(out, overwrite=output.overwrite)
-    wanted = whole_numbers("--pairs", pairs) if pairs not in ("best", "none") else None
+    output.check(out)
     given = by_name(option)
     settings = given.pop("", {})
     refuse(given, "KEY=VALUE, such as kinds=24")
@@ -316,16 +327,19 @@ def discover(
     images = open_data(data, limit=limit)
     settings |= {"method": method, "seed": reading.seed}
     result = search(opened, images, progress=output.progress, **settings)
-    places = [] if pairs == "none" else _places(result, wanted)
+    if pairs > len(result.findings):
+        raise BadOption("--pairs", pairs, f"a rank from 1 to {len(result.findings)}")
+    off = [place for place, kind in enumerate(result.findings) if not kind.is_object]
+    places = [pairs - 1] if pairs else off[:1]
     lines = [f"{rank}. {f.sentence()}" for rank, f in enumerate(result.findings[:5], 1)]
     lines = lines or ["no kind of patch turns images into a class by more than chance"]
 
     def export(folder: Path) -> None:
         if places:
             count, kinds = write_pairs(result, places, folder / "pairs"), out / "pairs"
-            ranks = ", ".join(str(place + 1) for place in places)
             spec = f"pairs:{kinds / 'with'}:{kinds / 'without'}"
-            lines.append(f"{count} pairs of finding {ranks} to repair by: --data {spec}")
+            finding = f"{count} pairs of finding {places[0] + 1}"
+            lines.append(f"{finding} to repair by: --data {spec}")
 
     manifest = {"command": "discover", "table": "findings.csv", "run": result.protocol}
     facts = output.write(
@@ -338,19 +352,7 @@ def discover(
         skipped=result.data.skipped,
         more=export,
     )
-    lines += ending(out, replaced)
     return output.finish(facts, lines, skipped=result.data.skipped)
-
-
-def _places(result: Discovery, wanted: list[int] | None) -> list[int]:
-    """Places of the findings whose pairs are written."""
-    count = len(result.findings)
-    if wanted is not None:
-        wrong = [rank for rank in wanted if not 1 <= rank <= count]
-        if wrong:
-            raise BadOption("--pairs", wrong[0], f"ranks from 1 to {count}, best or none")
-        return [rank - 1 for rank in wanted]
-    return [place for place, kind in enumerate(result.findings) if not kind.is_object][:1]
 
 
 def score(
@@ -359,11 +361,8 @@ def score(
     reading: Reading = Reading(),
     data: Data = TRAIN,
     limit: Limit = 64,
-    by: Selector = "cigma",
-    fill: Fill = "grey",
-    masks_from: MasksFrom = None,
+    scoring: Scoring = Scoring(),
     classify: Classify = None,
-    option: HeadValues = None,
     out: Out = Path("scores"),
     output: Output = Output(),
 ) -> int:
@@ -374,46 +373,31 @@ def score(
     """
     from seecause.background import score_heads
     from seecause.data.registry import open_data
-    from seecause.report.background import (
-        heads_protocol,
-        scores_rows,
-        scores_section,
-        scores_sentence,
-    )
+    from seecause.report.background import heads_protocol, scores_rows, scores_section
     from seecause.report.pages import rows_csv, skipped_section
 
-    replaced = check_out(out, overwrite=output.overwrite)
-    settings, masks, question = head_settings(by, fill, option)
-    opened = load_asked(model, reading, data, classify, question, output)
+    output.check(out)
+    options, settings = scoring.settings()
+    opened = load_asked(model, reading, data, classify, output)
     with working_folder(out) as work:
-        scores = score_heads(
-            opened,
-            open_data(data, limit=limit),
-            masks=head_masks(opened, masks_from, masks, work),
-            seed=reading.seed,
-            progress=output.progress,
-            **settings,
-        )
-    images, record = scores.data, scores.protocol["scored"]
+        settings["masks"] = scoring.masks(opened, settings["masks"], work)
+        settings |= {"seed": reading.seed, "progress": output.progress}
+        scores = score_heads(opened, open_data(data, limit=limit), options=options, **settings)
+    images = scores.data
     assert images is not None
-    manifest = {"command": "heads score", "table": "scores.csv", **record}
+    section = scores_section(scores, by=scoring.by)
     facts = output.write(
         out,
-        {**manifest, "run": scores.protocol},
-        f"{opened.name}: heads by {by}",
-        [
-            scores_section(scores, by=by),
-            *skipped_section(images.skipped),
-            heads_protocol(opened, scores),
-        ],
+        {"command": "heads score", **scores.protocol["scored"], "run": scores.protocol},
+        f"{opened.name}: heads by {scoring.by}",
+        [section, *skipped_section(images.skipped), heads_protocol(opened, scores)],
         lead=lead_of(opened, images),
         tables={"scores.csv": rows_csv(scores_rows(scores))},
         skipped=images.skipped,
     )
     best = [f"{head} {float(scores.value[head]):.3g}" for head in scores.order()[:5]]
     highest = f"highest (layer, head): {', '.join(best) or 'no head has a score above 0'}"
-    lines = [*filter(None, [scores_sentence(scores)]), highest, *ending(out, replaced)]
-    return output.finish(facts, lines, skipped=images.skipped)
+    return output.finish(facts, [section.note, highest], skipped=images.skipped)
 
 
 def prune(
@@ -424,11 +408,8 @@ def prune(
     test: Data = TEST,
     limit: Limit = 64,
     top: str = "0.1",
-    by: Selector = "cigma",
-    fill: Fill = "grey",
-    masks_from: MasksFrom = None,
+    scoring: Scoring = Scoring(),
     classify: Classify = None,
-    option: HeadValues = None,
     out: Out = Path("pruned"),
     output: Output = Output(),
 ) -> int:
@@ -446,6 +427,7 @@ def prune(
         top: Heads to remove at most: a count such as 16, or a share such as 0.1.
     """
     from seecause.background import prune_and_test
+    from seecause.background._export import check_form
     from seecause.data.registry import open_data
     from seecause.report.background import (
         change_section,
@@ -453,129 +435,92 @@ def prune(
         heads_protocol,
         scores_rows,
         scores_section,
-        scores_sentence,
     )
     from seecause.report.pages import rows_csv, skipped_section
 
-    replaced = check_out(out, overwrite=output.overwrite)
-    most = head_limit(top)
-    settings, masks, question = head_settings(by, fill, option)
-    form = settings["options"].pop("form", "zeroed")
-    draws = settings["options"].pop("draws", 20)
-    opened = load_asked(model, reading, data, classify, question, output)
-    _check_form(opened, form)
+    output.check(out)
+    most = value_of(top)
+    if not isinstance(most, int | float):
+        raise BadOption("--top", top, "a count such as 16, or a share such as 0.1")
+    options, settings = scoring.settings()
+    form, draws = options.pop("form", "zeroed"), options.pop("draws", 20)
+    opened = load_asked(model, reading, data, classify, output)
+    if form != "zeroed" or opened.architecture != "prompt":
+        check_form(cast("VisionModel", opened), form)  # before anything is measured
     with working_folder(out) as work:
-        result = prune_and_test(
-            opened,
-            open_data(data, limit=limit),
-            open_data(test, limit=limit),
-            top=most,
-            draws=draws,
-            masks=head_masks(opened, masks_from, masks, work),
-            seed=reading.seed,
-            progress=output.progress,
-            **settings,
-        )
-    scores = result.scores
-    record = {**scores.protocol["scored"], "form": form}
+        settings["masks"] = scoring.masks(opened, settings["masks"], work)
+        settings |= {"seed": reading.seed, "progress": output.progress, "options": options}
+        images = [open_data(name, limit=limit) for name in (data, test)]
+        result = prune_and_test(opened, *images, top=most, draws=draws, **settings)
+
+    def export(folder: Path) -> None:
+        if result.model.architecture != "prompt":
+            result.export(folder / "model", form=form)
+            return
+        asked = cast("PromptClassifier", result.model)
+        asked.export(result.heads, folder / "model", note=result.note)
+
+    scores, section = result.scores, change_section(result.before, result.after, result.test)
     outcomes = zip(result.curve.ks, result.curve.chosen, strict=True)
     curve = [{"K": k, **outcome.numbers} for k, outcome in outcomes]
-    manifest = {"command": "heads prune", "model": "model", "removed": result.heads, **record}
     facts = output.write(
         out,
-        {**manifest, "run": scores.protocol},
+        {
+            "command": "heads prune",
+            "removed": result.heads,
+            **scores.protocol["scored"],
+            "form": form,
+            "run": scores.protocol,
+        },
         f"{result.model.name} without {len(result.heads)} heads",
         [
-            change_section(result.before, result.after, result.test),
-            curves_section(result.curve, by=by),
-            scores_section(scores, by=by, chosen=result.heads),
+            section,
+            curves_section(result.curve, by=scoring.by),
+            scores_section(scores, by=scoring.by, chosen=result.heads),
             *skipped_section(result.skipped),
             heads_protocol(result.model, scores, form=form),
         ],
         lead=lead_of(result.model, result.test),
         tables={"scores.csv": rows_csv(scores_rows(scores)), "curve.csv": rows_csv(curve)},
         skipped=result.skipped,
-        more=lambda folder: _export(result, folder / "model", form),
+        more=export,
     )
-    lines = [*filter(None, [scores_sentence(scores)])]
-    lines += [] if result.heads else ["nothing is removed: no head has a score above 0"]
-    lines.append(f"removed {len(result.heads)} heads: {result.heads}")
-    for name, (before, after) in result.changes().items():
-        if not name.startswith(("FIG", "BIG")):
-            lines.append(f"{name}: {before:.3f} -> {after:.3f}")
-    lines += [f"checkpoint: {out / 'model'}", *ending(out, replaced)]
+    shown = {n: c for n, c in result.changes().items() if not n.startswith(("FIG", "BIG"))}
+    lines = [section.note, *(f"{n}: {a:.3f} -> {b:.3f}" for n, (a, b) in shown.items())]
+    lines.append(f"checkpoint: {out / 'model'}")
     return output.finish(facts, lines, skipped=result.skipped)
-
-
-def head_settings(
-    by: str, fill: str, words: Sequence[str] | None
-) -> tuple[dict[str, Any], dict[str, Any], str]:
-    """Keywords of `score_heads` and `prune_and_test`, options of the object masks, and a question
-    for a vision-language model."""
-    given = by_name(words)
-    options, masks, sample = (given.pop(name, {}) for name in ("", "masks", "sample"))
-    refuse(given, "KEY=VALUE of the selector, masks.KEY=VALUE or sample.KEY=VALUE")
-    question = str(options.pop("question", ""))
-    settings = {"selector": by, "options": options, "fill": fill, "sampling": sample}
-    return settings, masks, question
-
-
-def head_masks(
-    model: ImageModel, masks_from: str | None, options: dict[str, Any], work: Path
-) -> MaskSource:
-    """Options without a source are those of discovered masks."""
-    return mask_source(model, masks_from or ("discovered" if options else None), options, work)
 
 
 def mask_source(
     model: ImageModel, masks_from: str | None, options: dict[str, Any], work: Path
 ) -> MaskSource:
-    """What `sc.audit` and `sc.repair` take as `masks`; maps are kept in `work`."""
+    """What the library takes as `masks`; maps are kept in `work`."""
     from seecause.background.masks import object_masks
     from seecause.loading import load
 
     if masks_from in (None, "given"):
         refuse(options, "--masks-from NAME of a network beside it")
         return masks_from
-    found: Any = masks_from
-    options = {"cache": work / "masks", **options}
-    if masks_from not in ("own", "discovered"):
-        weights = options.pop("weights", None)
-        try:
-            found = load(masks_from, weights=weights, device=model.device)
-        except DataMissing as missing:
-            if weights is not None:
-                raise
-            expected = "a network whose weights are here or can be fetched, or weights=FILE"
-            reason = f"{expected} as an option of the masks: {missing.reason}"
-            raise BadOption("--masks-from", masks_from, reason) from None
-    return partial(object_masks, model, source=found, **options)
+    source: Any = masks_from
+    if weights := options.pop("weights", None):
+        source = load(masks_from, weights=weights, device=model.device)
+    return partial(object_masks, model, source=source, **{"cache": work / "masks", **options})
 
 
 @contextmanager
 def working_folder(out: Path) -> Iterator[Path]:
     """OUT.work, which is removed when the block ends well: killed, the same command goes on."""
-    out = out.absolute()
-    if not out.name:
-        raise BadOption("--out", str(out), "a folder with a name; this is the root of a disk")
-    work = out.with_name(f"{out.name}.work")
+    work = out.absolute().with_name(f"{out.absolute().name}.work")
     yield work
     shutil.rmtree(work, ignore_errors=True)
 
 
 def load_asked(
-    model: str, reading: Reading, data: str, classify: str | None, question: str, output: Output
+    model: str, reading: Reading, data: str, classify: str | None, output: Output
 ) -> ImageModel:
     """A classifier, or a vision-language model that is asked for the classes of `data`."""
     if classify is None and model != ASKED:
-        refuse({"question": question} if question else {}, "--classify beside a question")
-        try:
-            return reading.load(model, quiet=output.quiet)
-        except UnsupportedModel as wrong:
-            if "vision-language" not in str(wrong):
-                raise
-            expected = "a classifier, or --classify name_ll beside a vision-language model"
-            raise BadOption("--model", model, expected) from None
+        return reading.load(model, quiet=output.quiet)
     from seecause.cli.lvlm import load_lvlm
     from seecause.critters.questions import wordings
     from seecause.data.registry import open_data
@@ -587,43 +532,6 @@ def load_asked(
     classes = open_data(data, limit=1).classes
     if not classes:
         raise BadOption("--data", data, "data with class names, which the model is asked for")
-    usual = wordings("creature")[0] if data.startswith("critters:") else "What is in the picture?"
-    way = classify or "name_ll"
-    if way not in ("name_ll", "label_token"):
-        raise BadOption("--classify", classify, "name_ll or label_token")
+    usual = {"question": wordings("creature")[0]} if data.startswith("critters:") else {}
     lvlm = load_lvlm(model, pick_device(reading.device), reading.dtype)
-    return classifier(lvlm, classes, question=question or usual, by=cast(Any, way))
-
-
-def head_limit(text: str) -> int | float:
-    """`16` is a count, `0.1` a share."""
-    try:
-        top = float(text) if "." in text else int(text)
-    except ValueError:
-        top = 0
-    if not 0 < top <= (1 if isinstance(top, float) else top):
-        expected = "a count such as 16, or a share above 0.0 and up to 1.0 such as 0.1"
-        raise BadOption("--top", text, expected)
-    return top
-
-
-def _check_form(model: ImageModel, form: str) -> None:
-    """Refuse, before anything is measured, a form that the model cannot be written in."""
-    from seecause.background._export import check_form
-    from seecause.models.view import VisionModel
-
-    if model.architecture == "prompt" and form != "zeroed":
-        expected = "form=zeroed: a vision-language model keeps its architecture"
-        raise BadOption("--option", f"form={form}", expected)
-    if isinstance(model, VisionModel) and model.architecture != "prompt":
-        check_form(model, form)
-
-
-def _export(result: PruneResult, folder: Path, form: Any) -> None:
-    """A checkpoint of the model without the heads, whatever kind of model it is."""
-    if result.model.architecture != "prompt":
-        result.export(folder, form=form)
-        return
-    from seecause.lvlm import PromptClassifier
-
-    cast(PromptClassifier, result.model).export(result.heads, folder, note=result.note)
+    return classifier(lvlm, classes, by=cast(Any, classify or "name_ll"), **usual)

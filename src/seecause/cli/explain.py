@@ -18,8 +18,6 @@ from seecause.cli.shared import (
     Reading,
     Values,
     check_methods,
-    check_out,
-    ending,
     loading,
     named_value,
     names,
@@ -114,7 +112,7 @@ def explain(
     """
     from seecause.data.images import find_images, second_versions
 
-    replaced = check_out(out, overwrite=output.overwrite)
+    output.check(out)
     chosen = () if method is None else names(method)
     if method is not None and not chosen:
         raise BadOption("--method", method, "at least one method (see `seecause list methods`)")
@@ -156,7 +154,7 @@ def explain(
             ]
     for hole in skipped:
         tell(f"skipped: {hole.reason}")
-    lines = [*_lines(facts["images"], opened), *ending(out, replaced)]
+    lines = [*_lines(facts["images"], opened)]
     return output.finish(facts, lines, skipped=skipped)
 
 

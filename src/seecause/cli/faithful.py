@@ -18,9 +18,7 @@ from seecause.cli.shared import (
     Seed,
     Values,
     by_name,
-    check_out,
     counting,
-    ending,
     names,
     pick_device,
     print_table,
@@ -249,7 +247,7 @@ def parts(
     from seecause.report.background import part_sentences, parts_section
     from seecause.report.pages import write_page
 
-    replaced = check_out(out, overwrite=output.overwrite)
+    output.check(out)
     opened = open_network(network, device=pick_device(device))
     name, examples = example_parts(opened, data=data, limit=limit)
     facts = {"command": "faithful parts", "out": str(out), "page": "index.html"}
@@ -259,7 +257,7 @@ def parts(
         write_page(folder / "index.html", "What can it look at?", sections, lead=lead)
         raw = opened.net.preprocess.raw(examples.images)
         part_sheet(raw, examples.output.maps).save(folder / "parts.png")
-    return output.finish(facts, [*part_sentences(examples), *ending(out, replaced)])
+    return output.finish(facts, [*part_sentences(examples)])
 
 
 def export(network: Network, folder: Path, /, *, output: Output = Output()) -> int:

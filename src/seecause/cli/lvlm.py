@@ -18,8 +18,6 @@ from seecause.cli.shared import (
     Values,
     Where,
     by_name,
-    check_out,
-    ending,
     loading,
     only_downloads_have_bars,
     pick_device,
@@ -143,7 +141,7 @@ def trace(
     from seecause.lvlm.attribute import masked_runs
     from seecause.report.lvlm import write_trace
 
-    replaced = check_out(out, overwrite=output.overwrite)
+    output.check(out)
     given = _settings(option, ablated=0.75, floor=1.0)
     check_question(question)
     bank.check(model)
@@ -162,7 +160,7 @@ def trace(
         write_trace(folder, result, picture, name=image)
     for line in () if output.quiet else result.concerns():
         tell(f"note: {line}")
-    return output.finish(facts, [*_trace_lines(result), *ending(out, replaced)])
+    return output.finish(facts, [*_trace_lines(result)])
 
 
 def _trace_lines(trace: AnswerTrace) -> list[str]:
@@ -221,7 +219,7 @@ def answer(
     from seecause.lvlm.words import masked_runs, word_concerns
     from seecause.report.lvlm import sentence, write_answer
 
-    replaced = check_out(out, overwrite=output.overwrite)
+    output.check(out)
     given = _settings(option, ablated=0.75)
     check_question(question)
     bank.check(model)
@@ -246,7 +244,7 @@ def answer(
         f" {row['without']:.3f} without; heads {row['heads']}"
         for row in facts["words"]
     ]
-    return output.finish(facts, [f"answer: {facts['answer']}", *lines, *ending(out, replaced)])
+    return output.finish(facts, [f"answer: {facts['answer']}", *lines])
 
 
 @Parameter(name="*")
@@ -293,7 +291,7 @@ def edit(
     from seecause.models.base import library_versions
 
     if out is not None:
-        check_out(out, overwrite=output.overwrite)
+        output.check(out)
     asked = asdict(change)
     flags = [
         f"--{name}" for name, value in asked.items() if value is not None and value is not False
@@ -346,7 +344,7 @@ def bank(
     from seecause.data.images import find_images, open_image
     from seecause.lvlm import make_bank
 
-    replaced = check_out(out, overwrite=output.overwrite)
+    output.check(out)
     if not images:
         raise BadOption("IMAGES", None, "at least one image or folder")
     sizes = [read_size(text) for text in size or []]
@@ -361,7 +359,7 @@ def bank(
     facts = {"command": "lvlm bank", "out": str(out), "model": model, "images": len(files)}
     with result_folder(out, facts, overwrite=output.overwrite) as folder:
         result.save(folder)
-    return output.finish(facts, [*ending(out, replaced)[:-1], f"bank: {out} ({result!r})"])
+    return output.finish(facts, [f"bank: {out} ({result!r})"])
 
 
 def _settings(words: list[str] | None, **usual: Any) -> dict[str, Any]:

@@ -20,8 +20,6 @@ from seecause.cli.shared import (
     Output,
     Reading,
     Values,
-    check_out,
-    ending,
     loading,
     pick_device,
 )
@@ -55,7 +53,7 @@ def demo(
     from seecause.critters.demo import JOBS, run_job
     from seecause.report.pages import Section, protocol_section
 
-    replaced = check_out(out, overwrite=output.overwrite)
+    output.check(out)
     where = pick_device(device)
     sections: list[Section] = []
     manifests: list[dict[str, Any]] = []
@@ -79,7 +77,7 @@ def demo(
         import webbrowser
 
         webbrowser.open((out / "index.html").absolute().as_uri())
-    return output.finish(facts, [*lines, *ending(out, replaced)])
+    return output.finish(facts, [*lines])
 
 
 def serve(

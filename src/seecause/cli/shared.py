@@ -170,6 +170,11 @@ class Output:
         """A progress bar, as the library's `progress` arguments take it."""
         return counting(what, total, quiet=self.quiet)
 
+    def check(self, out: Path) -> None:
+        """Refuse, before any work is done, a folder that cannot be written."""
+        if check_out(out, overwrite=self.overwrite):
+            self.say(f"the earlier result in {out} is replaced at the end")
+
     def finish(
         self,
         facts: Mapping[str, Any],
@@ -180,7 +185,8 @@ class Output:
     ) -> int:
         """Print the result, as lines or as JSON; returns the exit code, 1 if images were
         skipped."""
-        self.say(*lines)
+        page = [f"page: {Path(facts['out'], facts['page'])}"] if "page" in facts else []
+        self.say(*lines, *page)
         if self.json:
             print(json_text.dumps(plain(facts), indent=2))
         return code or (INCOMPLETE if skipped else 0)
@@ -370,12 +376,6 @@ def lead_of(model: ImageModel, data: Any) -> str:
     lead += f" {len(data.skipped)} could not be read." if data.skipped else ""
     random = " The model has random weights: its predictions mean nothing."
     return lead + (random if model.random_weights else "")
-
-
-def ending(out: Path, replaced: bool) -> list[str]:
-    """The last lines of a command that writes a page."""
-    first = [f"replaced the earlier result in {out}"] if replaced else []
-    return [*first, f"page: {out / 'index.html'}"]
 
 
 # What is shown meanwhile, on standard error.
