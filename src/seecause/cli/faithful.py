@@ -47,8 +47,9 @@ TestOption = Annotated[
     Values,
     Parameter(
         help="calibration=N (training images for thresholds and key points; default: all), batch=N"
-        " (images at once), workers=N (processes that read images), keypoints=false, or random_crops=true (also measure mIoU on random"
-        " crops, as the public code does); repeat for more."
+        " (images at once), workers=N (processes that read images), keypoints=false, or"
+        " random_crops=true (also measure mIoU on random crops, as the public code does); repeat"
+        " for more."
     ),
 ]
 TestData = Annotated[
