@@ -191,7 +191,9 @@ def test_an_earlier_result_is_replaced_and_that_is_said(tmp_path):
     picture, out = photo(tmp_path / "a.png"), tmp_path / "out"
     for times in range(2):
         done = explain(picture, *MODEL, "--method", "center" if times else "caap", "--out", out)
-        assert (f"the earlier result in {out} is replaced at the end" in done.stdout.splitlines()) == bool(times)
+        assert (
+            f"the earlier result in {out} is replaced at the end" in done.stdout.splitlines()
+        ) == bool(times)
     assert [p.name for p in (out / "maps").iterdir()] == ["center"]
     assert explain(picture, *MODEL, "--method", "center", "--out", out, "--quiet").output == ""
 
