@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -17,18 +16,19 @@ from seecause.cli.shared import (
     Output,
     Values,
     Where,
-    by_name,
     loading,
     only_downloads_have_bars,
     pick_device,
-    refuse,
     result_folder,
     tell,
+    value_of,
     warn_outside,
 )
 from seecause.errors import BadOption
 
 if TYPE_CHECKING:
+    from PIL.Image import Image as Picture
+
     from seecause.lvlm import LVLM, AnswerTrace, MeanBank
 
 LLAVA = "builtin:critters-llava"
@@ -42,45 +42,38 @@ LVLMName = Annotated[
 Image = Annotated[
     str, Parameter(name="IMAGE", help="An image, or one of a dataset: critters:clean:test#3.")
 ]
-Question = Annotated[str, Parameter(help="What to ask about the image.")]
-Answer = Annotated[str | None, Parameter(help="The answer to explain. Default: the model's own.")]
-How = Annotated[
-    Literal["derivative", "fit"],
-    Parameter(
-        help="How coefficients are estimated. derivative: its mean over masks, in seconds; fit: the"
-        " paper's elastic net, thousands of masks."
-    ),
-]
-Masks = Annotated[
-    int | None,
-    Parameter(
-        validator=Number(gte=4),
-        help="Masks. Default: 64; with fit 10000.",
-    ),
-]
 
 
 @Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
-class Bank:
-    """What heads see that may not see the image.
+class Asked(Where):
+    """A question about an image, and what heads see that may not see the image.
 
     Attributes:
+        question: What to ask about the image.
         bank: A folder that `seecause lvlm bank` wrote.
         calibration: Calibration images, folders or quoted globs, whose average such heads see;
             repeat for more. Default: Critters, for a model of Critters.
     """
 
+    question: str
+    model: LVLMName = LLAVA
     bank: Path | None = None
     calibration: Values = None
 
-    def check(self, model: str) -> None:
+    @property
+    def knows_critters(self) -> bool:
+        """Whether it is a model of Critters, which needs no calibration images."""
+        folder = Path(self.model.removeprefix("hf:"))
+        return self.model.startswith("builtin:") or (folder / "card.json").is_file()
+
+    def check(self) -> None:
         """Refuse, before a model is loaded, what no bank can be made of."""
         from seecause.data.images import find_images
 
         if self.bank is not None and self.calibration:
             raise BadOption("--calibration", self.calibration[0], "--bank or --calibration")
-        if self.bank is None and not self.calibration and not knows_critters(model):
+        if self.bank is None and not self.calibration and not self.knows_critters:
             expected = (
                 "about a hundred images like those the model is asked about (or --bank), whose"
                 " average ablated heads see"
@@ -90,32 +83,55 @@ class Bank:
             raise BadOption("--bank", str(self.bank), "a folder that `seecause lvlm bank` wrote")
         find_images(self.calibration or [])
 
-    def load(self, lvlm: LVLM) -> MeanBank:
+    def open(self, image: str, output: Output) -> tuple[Picture, LVLM]:
+        """The image and the model."""
+        from seecause.data.images import open_image
+
+        if not self.question.strip():
+            raise BadOption("--question", self.question, "a question about the image")
+        picture = open_image(image)
+        if self.knows_critters and not output.quiet:
+            warn_outside(self.model, [image], suggest="hf:llava-hf/llava-1.5-7b-hf")
+        return picture, load_lvlm(self.model, self.device, self.dtype)
+
+    def average(self, lvlm: LVLM) -> MeanBank:
         """A saved bank, or one made now."""
         from seecause.data.images import find_images, open_image
         from seecause.lvlm import MeanBank, calibration_critters, make_bank
 
         if self.bank is not None:
             return MeanBank.load(self.bank)
-        if not self.calibration:
-            return make_bank(lvlm, calibration_critters())
-        return make_bank(lvlm, [open_image(f) for f in find_images(self.calibration)])
+        files = find_images(self.calibration or [])
+        return make_bank(lvlm, [open_image(f) for f in files] or calibration_critters())
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, kw_only=True)
+class Masking:
+    """How the effects of heads and image tokens are estimated.
+
+    Attributes:
+        how: How coefficients are estimated. derivative: their mean over masks, in seconds; fit: the
+            paper's elastic net, thousands of masks.
+        masks: Masks. Default: 64; with fit 10000.
+        p: Share of heads, or image tokens, that a mask ablates.
+    """
+
+    how: Literal["derivative", "fit"] = "derivative"
+    masks: Annotated[int | None, Parameter(validator=Number(gte=4))] = None
+    p: Annotated[float, Parameter(name="--ablated", validator=Number(gt=0, lt=1))] = 0.75
 
 
 def trace(
     image: Image,
     /,
     *,
-    question: Question,
-    model: LVLMName = LLAVA,
-    bank: Bank = Bank(),
-    answer: Answer = None,
+    asked: Asked,
+    answer: str | None = None,
     position: Annotated[int, Parameter(validator=Number(gte=0))] = 0,
-    how: How = "derivative",
-    masks: Masks = None,
+    floor: float = 1.0,
+    masking: Masking = Masking(),
     heads_only: bool = False,
-    option: Values = None,
-    where: Where = Where(),
     out: Out = Path("traced"),
     output: Output = Output(),
 ) -> int:
@@ -131,48 +147,45 @@ def trace(
     seecause lvlm trace cat.jpg --question "What is this?" --model hf:FOLDER --calibration photos/
 
     Args:
+        answer: The answer to explain. Default: the model's own.
         position: Which token of the answer, from 0 on; those before it are taken as said.
+        floor: The least the image must move the answer, in logits.
         heads_only: Leave out words and image tokens, which takes half the time.
-        option: ablated=0.75 (share of heads, or image tokens, that a mask ablates) or floor=1 (the
-            least the image must move the answer, in logits); repeat for more.
     """
-    from seecause.data.images import open_image
     from seecause.lvlm import MaskEngine, trace_answer
     from seecause.lvlm.attribute import masked_runs
     from seecause.report.lvlm import write_trace
 
     output.check(out)
-    given = _settings(option, ablated=0.75, floor=1.0)
-    check_question(question)
-    bank.check(model)
-    with loading(model, quiet=output.quiet):
-        picture, lvlm = open_image(image), load_lvlm(model, where.device, where.dtype)
-        word = {"answer": answer, "position": position, "floor": given["floor"]}
-        engine = MaskEngine(lvlm, picture, question, bank.load(lvlm), **word)
-    _warn(model, image, output)
-    count: dict[str, Any] = {"how": how, "masks": masks, "tokens": not heads_only}
-    with output.progress("masked runs", masked_runs(engine, **count)) as engine.progress:
-        result = trace_answer(engine, **count, p=given["ablated"], seed=where.seed)
+    asked.check()
+    with loading(asked.model, quiet=output.quiet):
+        picture, lvlm = asked.open(image, output)
+        word = {"answer": answer, "position": position, "floor": floor}
+        engine = MaskEngine(lvlm, picture, asked.question, asked.average(lvlm), **word)
+    runs = masked_runs(engine, how=masking.how, masks=masking.masks, tokens=not heads_only)
+    with output.progress("masked runs", runs) as engine.progress:
+        options = {**vars(masking), "tokens": not heads_only, "seed": asked.seed}
+        result = trace_answer(engine, **options)
     facts = {"command": "lvlm trace", "out": str(out), "page": "index.html", "image": image}
-    facts |= {"model": model, "answer": engine.answer, "run": result.heads.protocol}
+    facts |= {"model": asked.model, "answer": engine.answer, "run": result.heads.protocol}
     with result_folder(out, facts, overwrite=output.overwrite) as folder:
         result.save(folder)
         write_trace(folder, result, picture, name=image)
     for line in () if output.quiet else result.concerns():
         tell(f"note: {line}")
-    return output.finish(facts, [*_trace_lines(result)])
+    return output.finish(facts, _trace_lines(result))
 
 
 def _trace_lines(trace: AnswerTrace) -> list[str]:
     from seecause.report.lvlm import needed_text
 
     engine, chosen, tokens = trace.engine, trace.chosen, trace.tokens
-    fit, enough = trace.heads, int(chosen.sum())
-    top = f"{', '.join(map(str, fit.top(min(enough, 8))))}{' ...' * (enough > 8)}"
+    enough = int(chosen.sum())
+    top = f"{', '.join(map(str, trace.heads.top(min(enough, 8))))}{' ...' * (enough > 8)}"
     lines = [
         f"answer: {engine.answer}; the image moves its logit by {engine.span:.2f}",
-        f"{enough} of {chosen.numel()} heads are enough: {top} (layer, head; R2 {fit.r2:.2f},"
-        f" standard error {float(fit.standard_error.median()):.4f})",
+        f"{enough} of {chosen.numel()} heads are enough: {top} (layer, head; R2"
+        f" {trace.heads.r2:.2f})",
         f"needed? {needed_text(trace.left())}",
     ]
     if tokens is not None:
@@ -187,15 +200,10 @@ def answer(
     image: Image,
     /,
     *,
-    question: Question,
-    model: LVLMName = LLAVA,
-    bank: Bank = Bank(),
-    answer: Answer = None,
+    asked: Asked,
+    answer: str | None = None,
     length: Count = 24,
-    how: How = "derivative",
-    masks: Masks = None,
-    option: Values = None,
-    where: Where = Where(),
+    masking: Masking = Masking(),
     out: Out = Path("answered"),
     output: Output = Output(),
 ) -> int:
@@ -211,28 +219,25 @@ def answer(
     seecause lvlm answer cat.jpg --question "Describe it." --model hf:FOLDER --calibration photos/
 
     Args:
+        answer: The answer to explain. Default: the model's own.
         length: Tokens of the model's own answer, at most.
-        option: ablated=0.75, the share of heads (or image tokens) that a mask ablates.
     """
-    from seecause.data.images import open_image
     from seecause.lvlm import AnswerEngine, trace_words
     from seecause.lvlm.words import masked_runs, word_concerns
     from seecause.report.lvlm import sentence, write_answer
 
     output.check(out)
-    given = _settings(option, ablated=0.75)
-    check_question(question)
-    bank.check(model)
-    with loading(model, quiet=output.quiet):
-        picture, lvlm = open_image(image), load_lvlm(model, where.device, where.dtype)
+    asked.check()
+    with loading(asked.model, quiet=output.quiet):
+        picture, lvlm = asked.open(image, output)
         said: dict[str, Any] = {"answer": answer, "length": length}
-        engine = AnswerEngine(lvlm, picture, question, bank.load(lvlm), **said)
-    _warn(model, image, output)
-    count: dict[str, Any] = {"how": how, "masks": masks}
-    with output.progress("masked runs", masked_runs(engine, **count)) as engine.progress:
-        words = trace_words(engine, **count, p=given["ablated"], seed=where.seed)
+        engine = AnswerEngine(lvlm, picture, asked.question, asked.average(lvlm), **said)
+    runs = masked_runs(engine, how=masking.how, masks=masking.masks)
+    with output.progress("masked runs", runs) as engine.progress:
+        words = trace_words(engine, **vars(masking), seed=asked.seed)
+    rows = words.rows()
     facts = {"command": "lvlm answer", "out": str(out), "page": "index.html", "image": image}
-    facts |= {"model": model, "answer": sentence(engine), "words": words.rows()}
+    facts |= {"model": asked.model, "answer": sentence(engine), "words": rows}
     facts |= {"run": words.protocol}
     with result_folder(out, facts, overwrite=output.overwrite) as folder:
         words.save(folder)
@@ -242,37 +247,20 @@ def answer(
     lines = [
         f"  {row['word']:<14} {row['source']:<9} {row['probability']:.3f} with the image,"
         f" {row['without']:.3f} without; heads {row['heads']}"
-        for row in facts["words"]
+        for row in rows
     ]
     return output.finish(facts, [f"answer: {facts['answer']}", *lines])
-
-
-@Parameter(name="*")
-@dataclass(frozen=True, kw_only=True)
-class Change:
-    """What some heads see instead.
-
-    Attributes:
-        blind: These heads see the average image.
-        redirect: They see this image.
-    """
-
-    blind: bool = False
-    redirect: str | None = None
 
 
 def edit(
     image: Image,
     /,
     *,
-    question: Question,
+    asked: Asked,
     heads: str,
-    change: Change = Change(),
-    model: LVLMName = LLAVA,
-    bank: Bank = Bank(),
+    blind: bool = False,
+    redirect: str | None = None,
     length: Count = 24,
-    where: Where = Where(),
-    out: Annotated[Path | None, Parameter(name=["--out", "-o"])] = None,
     output: Output = Output(),
 ) -> int:
     """What does the model say when some heads see something else? The edit lasts through its own
@@ -282,52 +270,42 @@ def edit(
     "(0, 4), (1, 1)" --redirect critters:clean:test#5
 
     Args:
-        heads: Heads to change, as `lvlm trace` names them: '(0, 4), (1, 1)', or 0.4,1.1.
+        heads: Heads to change, as `lvlm trace` names them: '(0, 4), (1, 1)'.
+        blind: These heads see the average image.
+        redirect: They see this image.
         length: Tokens of the model's own answer, at most.
-        out: Folder for a manifest: what was changed and said.
     """
     from seecause.data.images import open_image
     from seecause.lvlm import edited_heads
-    from seecause.models.base import library_versions
 
-    if out is not None:
-        output.check(out)
-    asked = asdict(change)
-    flags = [
-        f"--{name}" for name, value in asked.items() if value is not None and value is not False
-    ]
-    if len(flags) != 1:
-        expected = "one of --blind and --redirect"
-        raise BadOption("edit", " ".join(flags) or None, expected)
-    check_question(question)
-    if change.blind:
-        bank.check(model)
-    pairs = read_heads(heads)
+    if blind == (redirect is not None):
+        raise BadOption("edit", redirect, "one of --blind and --redirect")
+    pairs = value_of(f"[{heads}]")
+    if not isinstance(pairs, list) or not all(isinstance(pair, tuple) for pair in pairs):
+        raise BadOption("--heads", heads, "pairs of layer and head, such as (0, 4), (1, 1)")
+    if blind:
+        asked.check()
     with output.progress("generating", 2) as progress:
-        picture, lvlm = open_image(image), load_lvlm(model, where.device, where.dtype)
-        average = bank.load(lvlm) if change.blind else None
-        other = None if change.redirect is None else open_image(change.redirect)
-        prompt = lvlm.prompt(picture, question)
+        picture, lvlm = asked.open(image, output)
+        average = asked.average(lvlm) if blind else None
+        other = None if redirect is None else open_image(redirect)
+        prompt = lvlm.prompt(picture, asked.question)
         before = lvlm.speak(prompt, length)
         progress(1)
         with edited_heads(lvlm, pairs, blind=average, redirect=other, image=picture):
             after = lvlm.speak(prompt, length)
         progress(1)
     decode = lvlm.processor.tokenizer.decode
-    facts = {"command": "lvlm edit", "image": image, "question": question, "model": model}
-    facts |= {"before": decode(before).strip(), "after": decode(after).strip(), "heads": pairs}
-    facts |= {"options": {**asked, "length": length}, "model_fingerprint": lvlm.fingerprint()}
-    facts |= {"versions": library_versions()}
-    if out is not None:
-        with result_folder(out, facts, overwrite=output.overwrite):
-            pass
+    facts = {"command": "lvlm edit", "image": image, **asdict(asked), "heads": pairs}
+    facts |= {"blind": blind, "redirect": redirect, "model_fingerprint": lvlm.fingerprint()}
+    facts |= {"before": decode(before).strip(), "after": decode(after).strip()}
     return output.finish(facts, [f"before: {facts['before']}", f"after:  {facts['after']}"])
 
 
 def bank(
     *images: Annotated[str, Parameter(name="IMAGE")],
     model: LVLMName = LLAVA,
-    size: Values = None,
+    size: Annotated[list[tuple[int, int]] | None, Parameter(consume_multiple=False)] = None,
     where: Where = Where(),
     out: Out = Path("bank"),
     output: Output = Output(),
@@ -335,11 +313,12 @@ def bank(
     """Average calibration images once, for --bank of the other commands: what a head sees that may
     not see the image.
 
-    For example: seecause lvlm bank photos/ --model hf:llava-hf/llava-1.5-7b-hf --size 336x336
+    For example: seecause lvlm bank photos/ --model hf:llava-hf/llava-1.5-7b-hf --size 336 336
 
     Args:
         images: Calibration images, folders or quoted globs.
-        size: HEIGHTxWIDTH of images to be asked about; repeat for more. Default: the most frequent.
+        size: Height and width of images to be asked about; repeat for more. Default: the most
+            frequent.
     """
     from seecause.data.images import find_images, open_image
     from seecause.lvlm import make_bank
@@ -347,44 +326,17 @@ def bank(
     output.check(out)
     if not images:
         raise BadOption("IMAGES", None, "at least one image or folder")
-    sizes = [read_size(text) for text in size or []]
     files = find_images(list(images))
     with output.progress("averaging", len(files)) as progress:
         pictures = [open_image(file) for file in files]
         shapes = Counter((picture.height, picture.width) for picture in pictures)
-        sizes = sizes or [shapes.most_common(1)[0][0]]
         lvlm = load_lvlm(model, where.device, where.dtype)
-        result = make_bank(lvlm, pictures, sizes=sizes)
+        result = make_bank(lvlm, pictures, sizes=size or [shapes.most_common(1)[0][0]])
         progress(len(files))
     facts = {"command": "lvlm bank", "out": str(out), "model": model, "images": len(files)}
     with result_folder(out, facts, overwrite=output.overwrite) as folder:
         result.save(folder)
     return output.finish(facts, [f"bank: {out} ({result!r})"])
-
-
-def _settings(words: list[str] | None, **usual: Any) -> dict[str, Any]:
-    """Options that have no flag, on top of their defaults."""
-    options = by_name(words)
-    given = options.pop("", {})
-    known = ", ".join(f"{key}=..." for key in usual)
-    refuse({**options, **{key: v for key, v in given.items() if key not in usual}}, known)
-    return {**usual, **given}
-
-
-def check_question(question: str) -> None:
-    if not question.strip():
-        raise BadOption("--question", question, "a question about the image")
-
-
-def knows_critters(model: str) -> bool:
-    """A builtin model, or a folder that its training wrote: it needs no calibration images."""
-    folder = Path(model.removeprefix("hf:"))
-    return model.startswith("builtin:") or (folder / "card.json").is_file()
-
-
-def _warn(model: str, image: str, output: Output) -> None:
-    if knows_critters(model) and not output.quiet:
-        warn_outside(model, [image], suggest="hf:llava-hf/llava-1.5-7b-hf")
 
 
 def load_lvlm(name: str, device: Any, dtype: str | None) -> LVLM:
@@ -395,22 +347,3 @@ def load_lvlm(name: str, device: Any, dtype: str | None) -> LVLM:
     picked = pick_device(device) if device in ("auto", "cuda") else device
     default = "float32" if picked == "cpu" else None  # half precision is slow on a CPU
     return load(name, device=picked, dtype=default if dtype is None else dtype)
-
-
-def read_size(text: str) -> tuple[int, int]:
-    """(height, width) of HEIGHTxWIDTH."""
-    height, _, width = text.partition("x")
-    if not (height.isdigit() and width.isdigit() and int(height) and int(width)):
-        raise BadOption("--size", text, "HEIGHTxWIDTH, such as 336x336")
-    return int(height), int(width)
-
-
-def read_heads(text: str) -> list[tuple[int, int]]:
-    """Pairs of (0, 4), (1, 1) or of 0.4,1.1."""
-    pairs = []
-    for word in re.sub(r"\((\d+),(\d+)\)", r"\1.\2", text.replace(" ", "")).split(","):
-        layer, _, head = word.partition(".")
-        if not (layer.isdigit() and head.isdigit()):
-            raise BadOption("--heads", text, "pairs of layer and head, such as (0, 4), (1, 1)")
-        pairs.append((int(layer), int(head)))
-    return pairs
