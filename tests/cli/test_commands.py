@@ -49,9 +49,9 @@ print(len(ours), code, file=sys.stderr)
 @pytest.mark.parametrize(
     ("most", "words"),
     [
-        (40, "explain critters:clean:test#7"),
-        (45, "heads prune --limit 8 --top 1 --option draws=1"),
-        (40, "lvlm trace critters:clean:test#3 --question What? --masks 4 --heads-only"),
+        (65, "explain critters:clean:test#7"),
+        (90, "heads prune --limit 8 --top 1 --option draws=1"),
+        (60, "lvlm trace critters:clean:test#3 --question What? --masks 4 --heads-only"),
     ],
 )
 def test_a_command_loads_few_modules(most, words, tmp_path):

@@ -46,7 +46,7 @@ Image = Annotated[
 
 @Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
-class Asked(Where):
+class Asked:
     """A question about an image, and what heads see that may not see the image.
 
     Attributes:
@@ -60,6 +60,7 @@ class Asked(Where):
     model: LVLMName = LLAVA
     bank: Path | None = None
     calibration: Values = None
+    where: Where = Where()
 
     @property
     def knows_critters(self) -> bool:
@@ -92,7 +93,7 @@ class Asked(Where):
         picture = open_image(image)
         if self.knows_critters and not output.quiet:
             warn_outside(self.model, [image], suggest="hf:llava-hf/llava-1.5-7b-hf")
-        return picture, load_lvlm(self.model, self.device, self.dtype)
+        return picture, load_lvlm(self.model, self.where.device, self.where.dtype)
 
     def average(self, lvlm: LVLM) -> MeanBank:
         """A saved bank, or one made now."""
@@ -164,7 +165,7 @@ def trace(
         engine = MaskEngine(lvlm, picture, asked.question, asked.average(lvlm), **word)
     runs = masked_runs(engine, how=masking.how, masks=masking.masks, tokens=not heads_only)
     with output.progress("masked runs", runs) as engine.progress:
-        options = {**vars(masking), "tokens": not heads_only, "seed": asked.seed}
+        options = {**vars(masking), "tokens": not heads_only, "seed": asked.where.seed}
         result = trace_answer(engine, **options)
     facts = {"command": "lvlm trace", "out": str(out), "page": "index.html", "image": image}
     facts |= {"model": asked.model, "answer": engine.answer, "run": result.heads.protocol}
@@ -234,7 +235,7 @@ def answer(
         engine = AnswerEngine(lvlm, picture, asked.question, asked.average(lvlm), **said)
     runs = masked_runs(engine, how=masking.how, masks=masking.masks)
     with output.progress("masked runs", runs) as engine.progress:
-        words = trace_words(engine, **vars(masking), seed=asked.seed)
+        words = trace_words(engine, **vars(masking), seed=asked.where.seed)
     rows = words.rows()
     facts = {"command": "lvlm answer", "out": str(out), "page": "index.html", "image": image}
     facts |= {"model": asked.model, "answer": sentence(engine), "words": rows}
