@@ -16,7 +16,7 @@ from seecause.faithful import (
     LossWeights,
     TrainConfig,
 )
-from seecause.faithful.training import frame_for, new_net, read_config
+from seecause.faithful.training import frame_for, read_config
 from seecause.models.preprocess import Preprocess
 from seecause.options import keyword_options
 from tests.faithful.runs import tiny_config
@@ -90,29 +90,6 @@ def test_a_configuration_comes_from_a_file(tmp_path):
         read_config(path)
 
 
-def test_pictures_are_framed_as_the_paper_has_them(tmp_path):
-    """Grey X-rays have a mean of their own; ImageNet's test pictures are cut below 384 pixels."""
-    siim = new_net(
-        tiny_config(tmp_path, augment="plain", mean=[0.48865] * 3, std=[0.24621] * 3), ("a", "b")
-    ).preprocess
-    assert (
-        siim.mean == (0.48865,) * 3
-        and siim.std == (0.24621,) * 3
-        and siim.squash
-        and siim.crop == 1
-    )
-    assert new_net(tiny_config(tmp_path, augment="imagenet"), ("a", "b")).preprocess.crop == 0.875
-    large = Preprocess(size=(384, 384), mean=(0.5,) * 3, std=(0.5,) * 3, crop=0.9)
-    imagenet = frame_for(tiny_config(tmp_path, augment="imagenet"), large)
-    assert imagenet.crop == 1 and imagenet.filter == "bicubic" and siim.filter == "bilinear"
-    assert not imagenet.squash and imagenet.mean == (0.5,) * 3
-    smaller = dataclasses.replace(large, size=(384, 383))
-    assert frame_for(tiny_config(tmp_path, augment="imagenet"), smaller).crop == 0.875
-    birds = frame_for(tiny_config(tmp_path), large)
-    assert (birds.crop, birds.squash, birds.filter) == (1, False, "bilinear")
-    assert birds.size == (384, 384)
-
-
 def test_defaults_are_the_papers():
     """Of training at batch 128, of the network and its losses, and of what is asked of it later."""
     config = dataclasses.asdict(TrainConfig(data="d", backbone="b", out="o"))
@@ -144,3 +121,23 @@ def test_defaults_are_the_papers():
     }.items():
         options = keyword_options(getattr(sc.faithful, name), leave_out=("progress",))
         assert options == defaults, name
+
+
+def test_test_images_are_prepared_as_the_paper_has_them():
+    """X-rays have a mean of their own; ImageNet's test images are cropped below 384 pixels."""
+    run = {"data": "d", "backbone": "b", "out": "o"}
+    large = Preprocess(size=(384, 384), mean=(0.5,) * 3, std=(0.5,) * 3, crop=0.9)
+    siim = frame_for(TrainConfig(**run, augment="plain", mean=[0.48865] * 3), large)
+    assert siim.mean == (0.48865,) * 3 and siim.std == (0.5,) * 3
+    assert (siim.squash, siim.crop, siim.filter) == (True, 1, "bilinear")
+    imagenet = TrainConfig(**run, augment="imagenet")
+    frame = frame_for(imagenet, large)
+    assert (frame.crop, frame.filter, frame.squash) == (1, "bicubic", False)
+    assert frame_for(imagenet, dataclasses.replace(large, size=(384, 383))).crop == 0.875
+    birds = frame_for(TrainConfig(**run), large)
+    assert (birds.crop, birds.squash, birds.filter, birds.size) == (
+        1,
+        False,
+        "bilinear",
+        (384, 384),
+    )

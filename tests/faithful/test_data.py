@@ -42,7 +42,7 @@ def test_another_order_is_mapped_and_other_classes_are_refused(tmp_path):
         with pytest.raises(BadOption, match="is none of them"):
             match_classes(tiny_net(classes=classes), data)
     many = tiny_net(classes=tuple("abcdefg"))
-    with pytest.raises(BadOption, match=r"\(a, b, c, d, e, f \.\.\.\); 'left' is none"):
+    with pytest.raises(BadOption, match=r"\(a, b, c, d, e, f\); 'left' is none"):
         match_classes(many, data)
     with pytest.raises(BadOption, match=r"\(4, without names\)"):
         match_classes(tiny_net(), data)
@@ -174,8 +174,6 @@ def test_groups_come_with_their_images():
 def test_an_image_without_a_label_is_named():
     net = tiny_net()
     sample = replace(open_data("critters:clean:val", limit=1)[0], label=None, id="x.png")
-    with pytest.raises(BadOption, match=r"x\.png without a label"):
-        TrainingImages([sample], "none", net.preprocess, seed=0)[0]
     with pytest.raises(BadOption, match=r"x\.png without a label"):
         list(batches_of(net, [sample]))
     labelled = TrainingImages([replace(sample, label=3)], "none", net.preprocess, seed=0)

@@ -248,13 +248,6 @@ def test_examples_are_named_by_their_place_and_class(birds):
     assert list(examples.without) == [0, 1, 2] and examples.net is network.net
 
 
-def test_examples_are_as_many_as_asked_for(scenes):
-    network = TrainedNetwork("scenes", scenes[0], test="critters:balanced:test")
-    _, examples = example_parts(network, limit=34)  # more than are read at once elsewhere
-    assert len(examples.images) == len(examples.titles) == len(examples.output.logits) == 34
-    assert examples.titles[33].startswith("34: ")
-
-
 def test_examples_are_outputs_in_eval_mode_with_and_without_each_part():
     net, images = tiny_net(), pictures()
     examples = part_examples(net.train(), images, "abc")

@@ -64,19 +64,6 @@ def test_tokens_of_a_dropped_part_become_background_and_others_stay():
     assert torch.equal(net(images).logits, plain.logits)  # over
 
 
-def test_dropping_nothing_and_everything():
-    net, images = tiny_net(), pictures()
-    plain = net(images)
-    with intervene(net):
-        assert torch.equal(net(images).mask, plain.mask)
-    with intervene(net, drop_parts=[2, 0, 2]) as same:
-        assert net.intervention.drop_parts == (0, 2) and same is net
-        assert net.removed.tolist() == [True, False, True]
-    assert not net.intervention and not net.removed.any()
-    with intervene(net, drop_parts=range(net.parts)):
-        assert net(images).empty.all()
-
-
 def test_interventions_nest_and_end_after_an_error():
     net, images = tiny_net(), pictures()
     plain = net(images).mask
@@ -268,14 +255,6 @@ def test_training_is_not_intervened_on(stages):
             out = net(images, noise=draws)
         assert torch.equal(out.mask, plain.mask) and torch.equal(out.maps, plain.maps)
         assert torch.equal(out.logits, plain.logits)
-
-
-def test_an_intervention_on_a_network_in_training_is_said_to_do_nothing(caplog):
-    net = tiny_net()
-    with intervene(net, drop_parts=[0]):
-        assert not caplog.records
-    with intervene(net.train(), drop_parts=[0]):
-        assert "training mode" in caplog.text
 
 
 @pytest.mark.parametrize("by", ["distance", "dot"])

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-import json
 from dataclasses import replace
 
 import pytest
@@ -83,41 +81,6 @@ def test_training_draws_noise_for_the_mask_apart_or_takes_that_of_the_maps(optio
     same = torch.equal(out.mask, out.maps.argmax(dim=1) < net.parts)
     assert same == (of_mask is Purpose.MAPS)
     assert not torch.equal(out.mask, net.eval()(images).mask)
-
-
-@torch.no_grad()
-def test_a_mask_of_the_maps_own_draw_loses_dropped_parts_too():
-    """Whole parts leave the mask of each picture; a token may stay by another part that beats the
-    background."""
-    net, images, noise = (
-        tiny_net(mask_noise="maps", part_dropout2=0.5).train(),
-        pictures(),
-        Noise(0, 0, torch.arange(3)),
-    )
-    out = net(images, noise=noise)
-    kept = noise.kept(Purpose.DROP_MASK, net.parts, 0.5, out.maps)
-    assert not kept.all() and kept.any()
-    for maps, stay, mask in zip(out.maps.flatten(2), kept, out.mask.flatten(1), strict=True):
-        left = torch.cat([maps[:-1][stay], maps[-1:]])
-        assert torch.equal(mask, reference.selected(left))
-
-
-@torch.no_grad()
-def test_noise_of_the_mask_is_an_option_of_the_saved_network(tmp_path):
-    """A card that was written before there was the option has the draw apart."""
-    net, images = tiny_net(mask_noise="maps", eval_noise=True), pictures()
-    card = net.save(tmp_path)
-    again = load(tmp_path)
-    assert again.options.mask_noise == "maps" and torch.equal(
-        again.double()(images).mask, net(images).mask
-    )
-    fields = json.loads(card.read_text())
-    del fields["architecture"]["arguments"]["mask_noise"]
-    card.write_text(json.dumps(fields))
-    assert (
-        load(tmp_path).options.mask_noise == "own"
-        and sc.load("builtin:critters-ifam").module.options.mask_noise == "own"
-    )
 
 
 @torch.no_grad()
@@ -214,16 +177,6 @@ def test_part_maps_are_wide_under_autocast_and_in_half_precision():
     half = net.bfloat16()(images.bfloat16())
     assert half.maps.dtype == torch.float32 and half.logits.dtype == torch.bfloat16
     assert_close(half.maps.sum(dim=1), torch.ones_like(half.maps[:, 0]))
-
-
-@torch.no_grad()
-def test_a_copy_stands_on_its_own():
-    net, images = tiny_net(), pictures()
-    before = net(images).logits
-    twin = copy.deepcopy(net)
-    for parameter in net.parameters():
-        parameter.zero_()
-    assert_close(twin(images).logits, before, **EXACT)
 
 
 def test_pdiscoformer_is_the_parts_alone():

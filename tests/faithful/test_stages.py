@@ -6,12 +6,10 @@ from __future__ import annotations
 import pytest
 import timm
 import torch
-import torch.nn.functional as F
 from torch.testing import assert_close
 
 from seecause.errors import UnsupportedModel
-from seecause.faithful import IFAM, Intervention, stages
-from seecause.faithful.interventions import _apply
+from seecause.faithful import IFAM, stages
 from seecause.faithful.stages import packed_places, visible_tokens
 from tests.faithful.nets import dinov2_backbone, pictures, timm_backbone, tiny_net
 from tests.families.staged import timm_convnext
@@ -96,22 +94,6 @@ def test_a_backbones_own_dropout_is_no_part_of_the_method():
     images = pictures(1, size=(32, 32))
     first, again = (net.stage1.tower.features(images) for _ in range(2))
     assert net.training and torch.equal(first, again)
-
-
-def plain(q, k, v, starts_q, starts_k, most_q, most_k, *, scale):
-    """What `varlen_attn` does with rows [R, H, dh], sequence by sequence."""
-    rows = [
-        F.scaled_dot_product_attention(
-            *(x[first:last].transpose(0, 1) for x in (q, k, v)), scale=scale
-        ).transpose(0, 1)
-        for first, last in starts_q.unfold(0, 2, 1).tolist()
-    ]
-    assert (
-        torch.equal(starts_q, starts_k)
-        and starts_q.dtype == torch.int32
-        and max(map(len, rows)) <= most_q == most_k
-    )
-    return torch.cat(rows)
 
 
 def test_a_packing_names_the_visible_places_in_their_order_and_then_the_others():
@@ -205,40 +187,3 @@ def test_backbones_that_cannot_be_masked_are_refused():
     for native, why in ((timm_convnext(), "no tokens"),):
         with pytest.raises(UnsupportedModel, match=why):
             IFAM(native.module, 2, 2)
-
-
-@pytest.mark.parametrize(
-    ("few", "least", "step"), [(132, 32, None), (131, 32, 32), (131, 1, 2), (131, 50, 33)]
-)
-@torch.no_grad()
-def test_a_run_as_on_a_gpu_answers_like_one_without(monkeypatch, few, least, step):
-    """4 images of 33 tokens: so few run at once, and of more only the selected ones, filled up to
-    a multiple of steps."""
-    net, images, calls = tiny_net(), pictures(4), []
-    _apply(net, Intervention(drop_parts=(0, 1)))  # so that more is left out than one image has
-    expected = net(images)
-    rows = int(expected.mask.sum()) + 4 * 3
-    assert 12 < rows < 132 - 33
-    for file in ("net", "stages"):
-
-        def spy(owner, key, prepare, *tensors):
-            calls.append((key, [len(tensor) for tensor in tensors]))
-            return prepare()(*tensors)
-
-        monkeypatch.setattr(f"seecause.faithful.{file}.captured", spy)
-    monkeypatch.setattr(stages, "_FEW", few)
-    monkeypatch.setattr(stages, "_STEP", least)
-    for file in (stages,):
-        monkeypatch.setattr(file, "has_kernel", lambda device, dtype: True)
-    monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", plain)
-    out = net(images)
-    assert_close(out.logits, expected.logits, **EXACT)
-    assert torch.equal(out.mask, expected.mask)
-    (first, *others), whole = calls, net.intervention
-    assert first == (("both stages" if step is None else "stage 1", whole), [4])
-    if step is not None:
-        assert others == [("packed", [4, -(-rows // step) * step, 4])]
-    assert step is not None or not others
-    with torch.enable_grad():
-        assert not net.stage2.at_once(images)
-        assert net(images).logits.requires_grad

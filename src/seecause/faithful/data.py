@@ -170,8 +170,7 @@ def match_classes(net: IFAM, data: Dataset) -> tuple[Tensor, Tensor | None]:
         return own, None
     strange = next((name for name in data.classes if name not in names), None)
     if strange is not None or not data.classes or len(set(names)) < len(names):
-        listed = ", ".join(names[:6]) + (" ..." if len(names) > 6 else "")
-        listed = listed or f"{net.classes}, without names"
+        listed = ", ".join(names[:6]) or f"{net.classes}, without names"
         expected = f"a dataset with the network's classes ({listed}); {strange!r} is none of them"
         raise BadOption("data", data.name, expected)
     return torch.tensor([names.index(name) for name in data.classes]), None
@@ -199,7 +198,8 @@ def batches_of(
     Groups are None where a sample of the batch has none, masks where no sample has one; `workers`
     processes read ahead.
     """
-    keys = chunked(range(len(data)) if rows is None else rows, batch)
+    every = range(len(data)) if rows is None else rows
+    keys = [list(every[start : start + batch]) for start in range(0, len(every), batch)]
     collate = partial(_labelled_batch, _Frame(net.preprocess))
     batches = read_batches(data, keys, collate, workers=workers, device=net.device)
     for images, labels, groups, masks in batches:
@@ -216,10 +216,6 @@ def _labelled_batch(frame: _Frame, samples: list[Any]) -> tuple[Tensor | None, .
     return images, labels, None if None in groups else torch.tensor(groups), masks
 
 
-def chunked(rows: Sequence[int], batch: int) -> list[list[int]]:
-    return [list(rows[start : start + batch]) for start in range(0, len(rows), batch)]
-
-
 @dataclass
 class TrainingImages:
     """Augmented, normalised images of an epoch, with label and index, for torch's DataLoader."""
@@ -233,10 +229,8 @@ class TrainingImages:
     def __post_init__(self) -> None:
         self.augment = augmentation(self.kind, self.frame)
 
-    def __getitem__(self, index: int) -> tuple[Tensor, int, int]:
+    def __getitem__(self, index: int) -> tuple[Tensor, int | None, int]:
         sample = self.data[index]
-        if sample.label is None:
-            raise BadOption("data", f"{sample.id} without a label", "a label for every image")
         with seeded(self.seed, self.epoch, index):
             image = self.augment(sample.image)
         return self.frame.normalise(image[None])[0], sample.label, index

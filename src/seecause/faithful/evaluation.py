@@ -22,6 +22,8 @@ from PIL import Image
 from torch import Tensor
 from torchvision import tv_tensors
 from torchvision.transforms import v2
+from torchvision.transforms.functional import pil_to_tensor, to_pil_image
+from torchvision.utils import make_grid
 
 from seecause.background.images import Progress, no_progress
 from seecause.data.dataset import IGNORE, Dataset, Sample
@@ -252,16 +254,11 @@ def part_image(image: Tensor, maps: Tensor, removed: Sequence[int] = ()) -> Imag
 
 def part_sheet(images: Tensor, maps: Tensor, *, columns: int = 8) -> Image.Image:
     """Raw images [B, 3, H, W], each above its parts [B, K + 1, gh, gw]."""
-    tiles = [part_image(image, its_maps) for image, its_maps in zip(images, maps, strict=True)]
-    wide, high = tiles[0].size
-    columns = min(columns, len(tiles))
-    canvas = Image.new("RGB", (columns * wide, 2 * high * -(-len(tiles) // columns)), "white")
-    for place, (image, tile) in enumerate(zip(images, tiles, strict=True)):
-        left, top = place % columns * wide, place // columns * 2 * high
-        plain = to_pil(image).resize((wide, high), Image.Resampling.NEAREST)
-        canvas.paste(plain, (left, top))
-        canvas.paste(tile, (left, top + high))
-    return canvas
+    pairs = zip(images, maps, strict=True)
+    drawn = torch.stack([pil_to_tensor(part_image(*pair)) for pair in pairs])
+    plain = F.interpolate(images.cpu().float() * 255, drawn.shape[2:]).round().to(torch.uint8)
+    both = torch.cat([plain, drawn], dim=2)  # [B, 3, 2 H, W]
+    return to_pil_image(make_grid(both, nrow=columns, padding=0, pad_value=255))
 
 
 def mask_pixels(mask: Tensor, size: tuple[int, int]) -> Tensor:

@@ -140,7 +140,8 @@ class IFAM(nn.Module):
         parts: The number of parts K, without the background.
         classes: The number of classes, or their names.
         preprocess: How images are prepared, where the backbone does not tell.
-        architecture: How the backbone is built, for saving, where the backbone does not tell.
+        architecture: How the backbone is built, for saving: `origin` of a loaded model. A model of
+            transformers tells itself.
         **options: Fields of `IFAMOptions`.
 
     Example:
@@ -188,7 +189,7 @@ class IFAM(nn.Module):
         size = view.size or (self.preprocess.size if self.preprocess else None)
         if size is not None and parts > (patches := view.layout_at(*size).n_patches):
             raise BadOption("parts", parts, f"at most {patches}, the number of patches")
-        self.architecture = architecture
+        self.architecture = architecture or _described(backbone)
         self.thresholds: dict[tuple[float, By], Thresholds] = {}
         self.intervention = Intervention()
         self.graphs = ModuleOwner(self)
@@ -425,6 +426,9 @@ class IFAM(nn.Module):
         `metadata` is added to the card. Returns the path of the card.
         """
         folder = Path(folder)
+        if self.architecture is None:
+            expected = "how the backbone is built, as IFAM(..., architecture={'library': ...})"
+            raise BadOption("architecture", None, expected)
         # where heads of stage 1 are gone, calibrated distances no longer hold
         stale = self.options.stages == 1 and metadata.get("removed")
         card = {
@@ -433,7 +437,7 @@ class IFAM(nn.Module):
                 "library": "seecause",
                 "class": "IFAM",
                 "arguments": self.arguments,
-                "backbone": self.architecture or describe(self.stage1.tower.native),
+                "backbone": self.architecture,
             },
             "classes": list(self.class_names),
             "preprocess": None if self.preprocess is None else asdict(self.preprocess),
@@ -486,16 +490,9 @@ def from_card(card: dict[str, Any], state: dict[str, Tensor], source: str) -> So
     return Source(net.eval(), {}, architecture)
 
 
-def describe(native: Any) -> dict[str, Any]:
-    """How the library builds this backbone, where the module itself tells."""
-    library = type(native).__module__.split(".")[0]
-    if library == "transformers":
-        config = native.config.to_dict()
-        return {"library": library, "class": type(native).__name__, "config": config}
-    pretrained = getattr(native, "pretrained_cfg", None) or {}
-    if library == "timm" and pretrained.get("architecture"):
-        options = {"img_size": list(native.patch_embed.img_size), "num_classes": 0}
-        return {"library": library, "name": pretrained["architecture"], "options": options}
-    example = "{'library': 'timm', 'class': 'VisionTransformer', 'arguments': {...}}"
-    expected = f"how {type(native).__name__} is built, as IFAM(..., architecture={example})"
-    raise BadOption("architecture", None, expected)
+def _described(backbone: Any) -> dict[str, Any] | None:
+    """How transformers builds a backbone; modules of other libraries do not tell."""
+    if type(backbone).__module__.split(".")[0] != "transformers":
+        return None
+    config, kind = backbone.config.to_dict(), type(backbone).__name__
+    return {"library": "transformers", "class": kind, "config": config}

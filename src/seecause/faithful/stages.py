@@ -300,6 +300,12 @@ class Backbone(nn.Module):
             parameter.requires_grad_(is_token(name))
 
 
+def _classifier(width: int, classes: int) -> nn.Linear:
+    head = nn.Linear(width, classes, bias=False)
+    nn.init.trunc_normal_(head.weight, std=0.02)
+    return head
+
+
 class PartStage(nn.Module):
     """Stage 1: K parts and the background."""
 
@@ -308,7 +314,7 @@ class PartStage(nn.Module):
         self.tower = Backbone(backbone)
         self.prototypes = new_prototypes(parts, self.tower.width)
         self.modulation = Modulation(self.tower.width, parts + 1, joint=joint)
-        self.classifier = new_head(self.tower.width, classes)
+        self.classifier = _classifier(self.tower.width, classes)
 
     def assign(self, features: Tensor) -> Assignment:
         """Patch features [B, N, D] against every prototype."""
@@ -331,7 +337,7 @@ class MaskedStage(nn.Module):
             remedy = "use a backbone with one, or stages=1"
             raise UnsupportedModel(type(backbone).__name__, reason, remedy)
         self.fc_norm = nn.LayerNorm(self.tower.width)
-        self.head = new_head(self.tower.width, classes)
+        self.head = _classifier(self.tower.width, classes)
         # outputs of blocks, for the verification of a view
         self.taps = nn.ModuleList(nn.Identity() for _ in self.tower.parts.blocks)
         self.graphs = ModuleOwner(self)
@@ -400,13 +406,6 @@ class MaskedStage(nn.Module):
     def read(self, rows: Tensor) -> Tensor:
         """Class rows [B, D] of the last block -> logits."""
         return self.head(self.fc_norm(self.tower.parts.norm(rows[:, None])[:, 0]))
-
-
-def new_head(width: int, classes: int) -> nn.Linear:
-    """A linear classifier without bias."""
-    head = nn.Linear(width, classes, bias=False)
-    nn.init.trunc_normal_(head.weight, std=0.02)
-    return head
 
 
 def is_token(name: str) -> bool:

@@ -35,7 +35,6 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import default_collate
 
-from seecause.data.dataset import Dataset
 from seecause.errors import BadOption, SeecauseError
 from seecause.faithful.data import (
     Augment,
@@ -48,7 +47,7 @@ from seecause.faithful.data import (
 )
 from seecause.faithful.evaluation import BEST, CONFIG, Examination, examine, merge
 from seecause.faithful.losses import LossWeights, TrainingLosses, check_grid, parameter_groups
-from seecause.faithful.net import IFAM, IFAMOptions, describe
+from seecause.faithful.net import IFAM, IFAMOptions
 from seecause.files import atomic_file, atomic_folder, write_atomic, write_json
 from seecause.loading import load
 from seecause.models.preprocess import Preprocess
@@ -303,7 +302,11 @@ class Run:
 
     def __init__(self, config: TrainConfig, processes: Processes):
         self.config, self.processes, self.folder = config, processes, Path(config.out)
-        images, self.val = _open_splits(config)
+        images = open_split(config.data, "train", limit=config.limit)
+        self.val = open_validation(config.data, config.val, limit=config.val_limit)
+        if self.val.classes != images.classes:
+            expected = f"a dataset with the classes of {config.data}"
+            raise BadOption("val", self.val.name, expected)
         self.net = new_net(config, images.classes).to(processes.device).train()
         frame = self.net.preprocess
         check_grid(self.net.stage1.tower.parts.layout_at(*frame.size).grid)
@@ -502,15 +505,6 @@ class CsvLog:
             csv.writer(file, lineterminator="\n").writerow(short)
 
 
-def _open_splits(config: TrainConfig) -> tuple[Dataset, Dataset]:
-    """Training and validation images, of the same classes."""
-    images = open_split(config.data, "train", limit=config.limit)
-    val = open_validation(config.data, config.val, limit=config.val_limit)
-    if val.classes != images.classes:
-        raise BadOption("val", val.name, f"a dataset with the classes of {config.data}")
-    return images, val
-
-
 def new_net(config: TrainConfig, classes: tuple[str, ...]) -> IFAM:
     """The untrained network, on the CPU. The seed decides heads and prototypes; the global random
     state is left as it was."""
@@ -524,7 +518,7 @@ def new_net(config: TrainConfig, classes: tuple[str, ...]) -> IFAM:
             config.parts,
             classes,
             preprocess=frame_for(config, model.preprocess),
-            architecture=model.origin or describe(model.module),
+            architecture=model.origin,
             **config.options,
         )
 
