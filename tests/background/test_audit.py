@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 
 import pytest
 import torch
 
 import seecause as sc
-from seecause.background import LabelledImages, Masks
 from seecause.background.audit import BackgroundAudit, missed_limits, verdict_of
 from seecause.background.gains import information_gains
-from seecause.data import Sample, to_pil
+from seecause.data import to_pil
 from seecause.errors import BadInput, BadOption
 from tests.background.repair_toys import fitted, scenes
 
@@ -101,10 +99,6 @@ def test_only_masks_of_the_models_own_make_a_yes_a_perhaps(found, kind, verdict)
     assert with_data(found, masks=dataclasses.replace(found.masks, kind=kind)).verdict == verdict
 
 
-def test_masks_may_come_from_the_model_itself(models):
-    assert sc.audit(models["biased"], scenes(80, seed=2), masks="own").verdict != "yes"
-
-
 def test_pairs_need_no_masks(models):
     cases = scenes(48, usual=1.0, seed=4)
     swapped = cases.images.clone()
@@ -169,33 +163,3 @@ def test_data_may_be_a_name_and_results_print_one_line(tmp_path, models):
     assert "\n" not in repr(result) and repr(result).startswith(f"BackgroundAudit({result.verdict}")
     with pytest.raises(BadOption, match="folder:"):
         sc.audit(models["biased"], str(tmp_path))
-
-
-class Nameless:
-    """Data whose samples have no ids, as people write it first."""
-
-    name, classes, fingerprint = "nameless", ("dark", "light"), "1"
-
-    def __init__(self, data: LabelledImages, model):
-        raw = model.preprocess.raw(data.images).clamp(0, 1)
-        rows = zip(raw, data.labels, data.truth.hard, strict=True)
-        self.samples = [Sample(image, int(label), mask=mask) for image, label, mask in rows]
-
-    def __len__(self):
-        return len(self.samples)
-
-    def __getitem__(self, index):
-        return self.samples[index]
-
-
-def test_images_without_ids_are_not_taken_for_one(models):
-    data = Nameless(scenes(60), models["biased"])
-    assert sc.audit(models["biased"], data, per_picture=1).transplant_worst == 0
-
-
-def test_images_read_for_another_precision_are_moved(models):
-    model, usual = models["biased"], scenes(40)
-    module = copy.deepcopy(model.module).double()
-    wide = sc.wrap(module, mean=(0.5,) * 3, std=(0.5,) * 3, classes=("dark", "light"))
-    assert sc.audit(wide, usual, per_picture=1).verdict == sc.audit(model, usual).verdict
-    assert isinstance(sc.audit(wide, usual, per_picture=1).masks, Masks)

@@ -4,7 +4,6 @@ against loops over images and patches."""
 from __future__ import annotations
 
 import importlib
-import math
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -144,28 +143,6 @@ def test_a_paste_is_a_quarter_at_most_where_objects_are_not_known(model, picture
     assert most <= 4
 
 
-def test_pastes_are_the_sources_patches_in_the_recipient(pictures, found):
-    trials = found.findings[0].trials
-    mixed = trials.into(pictures.images)
-    shown = trials.sets.repeat_interleave(8, dim=1).repeat_interleave(8, dim=2)[:, None]
-    shown = shown.expand_as(mixed)
-    assert mixed[shown].equal(pictures.images[trials.sources][shown])
-    assert mixed[~shown].equal(pictures.images[trials.recipients][~shown])
-    assert (found.answers[trials.sources] == RED).all()
-    assert not (found.answers[torch.cat([trials.recipients, trials.controls])] == RED).any()
-
-
-def test_pairs_are_pictures_with_and_without_the_kind_under_their_own_label(model, pictures, found):
-    pairs = found.pairs([0])
-    first = found.findings[0]
-    count = len(first.trials)
-    assert len(pairs) == 2 * count and len(set(pairs.ids)) == 2 * count
-    with_it = model(pairs.other_background[:count]).argmax(dim=1)
-    covered = model(pairs.other_background[count:]).argmax(dim=1)
-    assert (with_it == RED).double().mean() > 0.9 and (covered == RED).double().mean() < 0.1
-    assert not (pairs.labels[:count] == RED).any() and (pairs.labels[count:] == RED).all()
-
-
 def test_bad_input_is_one_clear_line(model, pictures):
     for options, line in (
         ({"layers": [9]}, "layers from 0 to 1"),
@@ -181,15 +158,6 @@ def test_bad_input_is_one_clear_line(model, pictures):
     alike = pictures.take((pictures.labels == 0).nonzero()[:, 0])
     with pytest.raises(sc.SeecauseError, match="all predicted 'green'"):
         sc.discover(model, alike)
-
-
-def test_a_kind_that_no_picture_lends_is_left_out():
-    draw = torch.Generator().manual_seed(0)
-    tokens, scores = torch.randn(12, 16, 8, generator=draw), torch.rand(12, 16, generator=draw)
-    search = a_search(scores, torch.arange(12) % 3, (4, 4), most=0)  # no patch is typical
-    assert not list(search.kinds_at(tokens, 1))
-    kinds = list(replace(search, most=4).kinds_at(tokens, 1))
-    assert kinds and all(kind.extent == "all" for kind in kinds)  # nine patches are too many
 
 
 def test_a_mark_beside_the_object_is_not_crowded_out_by_it():
@@ -261,14 +229,6 @@ def trials(sources, recipients, controls, patches=(0,)):
     return Trials(*roles, sets.unflatten(1, (2, 2)))
 
 
-def kind(number, answer=0, **facts):
-    """A kind whose trials carry its number."""
-    own = trials([number] * 8, [0] * 8, list(range(8)))
-    given = {"extent": "all", "evidence": 0.0, "on_object": None, **facts}
-    sets = torch.zeros(3, 4, dtype=torch.bool)
-    return Finding(answer, 1, tokens=torch.zeros(1, 2), sets=sets, trials=own, **given)
-
-
 def finding(flips, control, patch, answer=0):
     """Of `COUNT` trials so many flip, and so many by the control; one patch of three pictures."""
     done = trials([patch] * COUNT, [0] * COUNT, [0] * COUNT)
@@ -290,25 +250,6 @@ def test_the_best_findings_by_effect_without_those_that_are_the_same():
     assert len(steps._ranked(tried, 2)) == 2
     low, high = loud.interval
     assert 0.45 < low < 0.625 < high < 0.8 and (loud.flips, loud.control) == (1, 15 / 40)
-
-
-def test_log_odds_are_against_all_other_classes_together():
-    logits, answers = torch.tensor([[1.0, 2.0, 4.0], [3.0, 0.0, 1.0]]), torch.tensor([0, 2])
-    plain = steps._log_odds(SimpleNamespace(sigmoid=False), logits, answers)
-    against = (1 - math.log(math.exp(2) + math.exp(4)), 1 - math.log(math.exp(3) + math.exp(0)))
-    assert_close(plain, torch.tensor(against, dtype=torch.float64))
-    alone = steps._log_odds(SimpleNamespace(sigmoid=True), logits, answers)
-    assert alone.tolist() == [1, 1]
-
-
-def test_half_of_the_places_are_for_kinds_off_the_object():
-    kinds = [kind(n, on_object=share) for n, share in enumerate([1, 1, 0.5, 0.49, 1, 0, None])]
-
-    def chosen(count):
-        return [each.trials.sources[0].item() for each in steps._spread_over(kinds, count)]
-
-    assert chosen(2) == [3, 0] and chosen(4) == [3, 5, 0, 1] and chosen(5) == [3, 5, 0, 1, 2]
-    assert chosen(99) == [3, 5, 6, 0, 1, 2, 4]
 
 
 @pytest.mark.parametrize("labels", [None, torch.tensor([5, 6, 7, 8, 9, 4])])
@@ -337,32 +278,6 @@ def lot(number, purpose, among):
     return among[int(bits(torch.tensor(number), 4 * SEED + purpose)) % len(among)]
 
 
-def lent_one_by_one(best, distance, answers, side, whole, most):
-    """What `Search.lent` gives, on a grid of four by five."""
-    nearest = distance.argmin(dim=2).tolist()
-    examples = [tuple(row) for row in best.tolist()]
-    for kind in range(distance.shape[2]):
-        far = distance[..., kind].tolist()
-        for answer in sorted(set(answers)):
-            rows = [(n, p) for n, p in examples if nearest[n][p] == kind and answers[n] == answer]
-            if len({n for n, _ in rows}) < 3:
-                continue
-            rows.sort(key=lambda row: far[row[0]][row[1]])
-            every, spots = torch.zeros(2, *whole.shape, dtype=torch.bool)
-            for n in range(len(answers)):
-                if answers[n] != answer:
-                    continue
-                typical = sorted((far[n][p], p) for p in range(20) if whole[n, p])[:most]
-                every[n, [p for _, p in typical if nearest[n][p] == kind]] = True
-                middle = next((p for picture, p in rows if picture == n), None)
-                if middle is not None:
-                    near = [p for p in range(20) if abs(p // 5 - middle // 5) <= 1
-                            and abs(p % 5 - middle % 5) <= 1 and side[n, p]]  # fmt: skip
-                    spots[n, near] = True
-            yield rows, every, "all", answer
-            yield rows, spots, "spot", answer
-
-
 @pytest.mark.parametrize("known", [True, False])
 def test_pastes_go_where_the_recipients_object_is_covered_least_and_spare_it(known):
     """Every draw again, one at a time: the lender's own object plays no part."""
@@ -386,37 +301,6 @@ def test_pastes_go_where_the_recipients_object_is_covered_least_and_spare_it(kno
         assert int(trials.recipients[place]) == recipients[best]
         assert int(trials.controls[place]) == control
         assert trials.sets[place].flatten().equal(left[best])
-
-
-def test_what_images_lend_is_as_if_searched_one_by_one():
-    answers = [0] * 5 + [1] * 3 + [2] * 2 + [0] * 2  # of class 2 there are too few
-    distance = torch.rand(12, 20, 3, generator=torch.Generator().manual_seed(0))
-    side = random_bools(12, 20, seed=4)
-    whole = side | random_bools(12, 20, seed=5)
-    side[0, 6:] = whole[0, 6:] = False  # fewer than a paste may have
-    search = a_search(torch.zeros(12, 20), torch.tensor(answers), (4, 5))
-    lent = list(search.lent(side.nonzero(), distance, side, whole))
-    slow = list(lent_one_by_one(side.nonzero(), distance, answers, side, whole, search.most))
-    assert len(lent) == len(slow) == 12  # three kinds of two classes, in two ways
-    for (rows, sets, extent, answer), expected in zip(lent, slow, strict=True):
-        assert ([tuple(row) for row in rows.tolist()], extent, answer) == (
-            expected[0],
-            *expected[2:],
-        )
-        assert sets.equal(expected[1])
-
-
-def test_clusters_are_of_the_highest_patches_of_each_image_on_one_side():
-    tokens = torch.zeros(2, 4, 2)
-    tokens[0, :2], tokens[0, 2:], tokens[1] = torch.tensor([3.0, 0]), torch.tensor([0, 4.0]), 9.0
-    scores = torch.tensor([[1.0, 2, 3, 4], [4, 3, 2, 1]])
-    side = torch.tensor([[True, True, True, False], [False, False, True, False]])
-    search = a_search(scores, torch.arange(2), (2, 2), top=2)
-    best, distance = search.clusters(tokens, side)
-    assert best.tolist() == [[0, 2], [0, 1], [1, 2]]
-    assert_close(distance[0, 0].sort().values, torch.tensor([0.0, 5.0, 117**0.5]))
-    assert_close(distance[1].amin(dim=1), torch.zeros(4), atol=1e-3, rtol=0)
-    assert replace(search, kinds=9).clusters(tokens, side)[1].shape[2] == 3
 
 
 def test_kinds_on_objects_and_off_them_spare_what_is_shown_or_covered():
@@ -463,24 +347,3 @@ def test_tokens_are_what_a_patch_shows_less_what_its_place_does(layer):
     rest = states - states.mean(dim=0)
     expected = rest / rest.norm(dim=-1, keepdim=True)
     assert_close(tokens, expected, atol=1e-5, rtol=1e-5)
-
-
-def test_evidence_is_the_mean_of_maps_by_their_own_spread(monkeypatch):
-    """Two pictures of four patches; maps from the start on, and from the layers between."""
-    maps = {None: [[0.0, 0, 0, 2], [5, 7, 5, 7]], (1, None): [[0.0, 4, 0, 0], [3, 3, 1, 1]]}
-    calls = []
-
-    def attribute(model, images, *, method, layers=None, **options):
-        calls.append((method, layers, options))
-        return SimpleNamespace(maps=torch.tensor(maps[layers]).unflatten(1, (2, 2)))
-
-    monkeypatch.setattr(steps, "attribute", attribute)
-    model = wrapped(plain_vit())  # of two blocks
-    evidence = steps.evidence(model, None, "caap", (0, 1, 2), {"score": "logit"})
-    assert calls == [("caap", start, {"score": "logit"}) for start in maps]
-    spikes = torch.tensor([[-0.5, -0.5, -0.5, 1.5], [-0.5, 1.5, -0.5, -0.5]]).double()
-    waves = torch.tensor([[-0.5, 0.5, -0.5, 0.5], [0.5, 0.5, -0.5, -0.5]]).double() * 3**0.5
-    assert_close(evidence, torch.stack([spikes.mean(dim=0), waves.mean(dim=0)]))
-    calls.clear()
-    steps.evidence(model, None, "caap", (1,), {"layers": (1, None)})
-    assert calls == [("caap", (1, None), {})]  # who asks for a start gets that one

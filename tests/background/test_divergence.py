@@ -40,11 +40,6 @@ def test_it_is_symmetric_never_negative_and_at_most_ln_2(distance):
     assert torch.equal(jensen_shannon(first, first), torch.zeros(64, dtype=torch.float64))
 
 
-def test_disjoint_answers_are_ln_2_apart():
-    first, second = torch.tensor([0.0, -1e3]), torch.tensor([-1e3, 0.0])
-    assert_close(jensen_shannon(log_probs(first), log_probs(second)), torch.tensor(math.log(2)))
-
-
 @pytest.mark.parametrize("classes", [10, 1000])
 @pytest.mark.parametrize(
     ("distance", "allowed"), [(1.0, 1e-5), (1e-1, 1e-4), (3e-3, 1e-4), (1e-4, 1e-2)]
@@ -55,17 +50,6 @@ def test_float32_keeps_its_digits(classes, distance, allowed):
     result = jensen_shannon(log_probs(first), log_probs(second))
     assert result.dtype == torch.float32 and (result > 0).all()
     assert ((result.double() - exact).abs() / exact).median() < allowed
-
-
-def test_the_textbook_form_loses_them():
-    """What the stable form is for: at 1e-9 the plain sum has no digit left."""
-    first, second = (log_probs(x.float()) for x in pair(1000, 1e-4))
-    exact = jensen_shannon(first.double(), second.double())
-    middle = torch.logaddexp(first, second) - math.log(2)
-    plain = (
-        (first.exp() * (first - middle)).sum(-1) + (second.exp() * (second - middle)).sum(-1)
-    ) / 2
-    assert ((plain.double() - exact).abs() / exact).median() > 1
 
 
 def test_its_gradient_is_right_and_zero_where_answers_agree():

@@ -54,17 +54,6 @@ def test_an_embedded_model_comes_back_without_its_heads(biased, form, tmp_path):
     assert "without 10 of 48 attention heads" in page and "(2, 5), (4, 0), (4, 1)" in page
 
 
-def test_an_embedded_module_of_our_own_is_loaded_by_sc_load(tmp_path):
-    model, images = sc.load("builtin:critters-planted"), torch.randn(2, 3, 96, 96)
-    heads = [(4, 3), (4, 5)]
-    again = sc.load(str(export(model, heads, tmp_path)))
-    close(again(images), ablated(model, images, heads))
-    assert (
-        again.module.roles == model.module.roles
-        and "sc.load(FOLDER)" in (tmp_path / "README.md").read_text()
-    )
-
-
 def by_its_card(folder, monkeypatch):
     """What the README's own lines load."""
     monkeypatch.chdir(folder)
@@ -185,11 +174,6 @@ def test_a_model_with_heads_switched_off_is_not_written(biased, tmp_path):
         export(biased, [(0, 2)], tmp_path)
 
 
-def test_a_form_that_is_none_is_refused(tmp_path):
-    with pytest.raises(BadOption, match="zeroed, sliced"):
-        export(view(tiny("hf_vit"), check=False), [], tmp_path, form="smaller")
-
-
 def test_a_processor_says_what_the_model_was_told(tmp_path):
     from seecause.background._export import _save_processor
     from seecause.models.preprocess import Preprocess, preprocess_from_processor
@@ -255,25 +239,6 @@ def test_the_card_says_what_was_done_and_how_to_load_the_rest(biased, tmp_path):
     assert "0: none." in (tmp_path / "whole" / "README.md").read_text()
 
 
-def test_a_tokenizer_goes_with_its_model(tmp_path):
-    class Tokenizer:
-        def __call__(self, prompts, *words, **options):
-            return TEXT["tokenizer"](prompts, *words, **options)
-
-        def save_pretrained(self, folder):
-            (folder / "words.txt").write_text("a b")
-
-    native = tiny("hf_siglip", dtype=torch.float32)
-    model = view(native, check=False)
-    model.texts = {**model.texts, "tokenizer": Tokenizer(), "templates": ("a {}.", "the {}")}
-    export(model, [(0, 1)], tmp_path)
-    assert (tmp_path / "words.txt").read_text() == "a b"
-    card = json.loads((tmp_path / "seecause.json").read_text())
-    assert card["templates"] == ["a {}.", "the {}"] and card["family"] == model.family
-    assert card["pool"] == model.readout.kind != "cls"
-    assert card["model"] == model.name and card["sigmoid"]
-
-
 def test_a_head_that_no_file_describes_is_refused(tmp_path):
     native = tiny("hf_vit", dtype=torch.float32)
     width = native.module.config.hidden_size
@@ -285,19 +250,3 @@ def test_a_head_that_no_file_describes_is_refused(tmp_path):
     (tmp_path / "file").write_text("x")
     with pytest.raises(BadOption, match="this is a file"):
         export(view(native, check=False), [], tmp_path / "file")
-
-
-def test_a_processor_of_squashed_pictures_has_two_sides_and_one_of_unequal_sides_is_not_written(
-    tmp_path,
-):
-    from seecause.background._export import _save_processor
-    from seecause.models.preprocess import Preprocess
-
-    around = {"mean": (0.5,) * 3, "std": (0.5,) * 3, "crop": 1.0, "filter": "bicubic"}
-    _save_processor(Preprocess(size=(64, 96), squash=True, **around), tmp_path)
-    written = json.loads((tmp_path / "preprocessor_config.json").read_text())
-    assert written["size"] == {"height": 64, "width": 96} and written["resample"] == 3
-    assert written["crop_size"] == {"height": 64, "width": 96} and written["do_center_crop"]
-    (tmp_path / "preprocessor_config.json").unlink()
-    _save_processor(Preprocess(size=(64, 96), squash=False, **around), tmp_path)
-    assert not list(tmp_path.iterdir())

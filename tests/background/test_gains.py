@@ -98,13 +98,6 @@ def test_an_interval_is_that_of_the_ratio_of_means():
     assert (low, high) == pytest.approx((0.25, 0.75))
 
 
-def test_an_empty_mask_makes_the_background_everything():
-    _, model, data = case()
-    images, masks = data.images, data.masks.hard
-    gains = information_gains(model, LabelledImages(images, masks=torch.zeros_like(masks)))
-    assert gains.fig.max() == 0 and gains.big.min() > 0 and gains.bir.tolist() == [1, 1, 1]
-
-
 @pytest.mark.parametrize(
     "baseline",
     ["mean", "grey", "blur", "noise"],

@@ -7,7 +7,6 @@ from dataclasses import replace
 import pytest
 import torch
 import torch.nn.functional as F
-from timm.models.vision_transformer import VisionTransformer
 from torch.testing import assert_close
 
 import seecause as sc
@@ -28,7 +27,7 @@ from seecause.data.dataset import IGNORE
 from seecause.errors import BadOption, SeecauseError
 from tests.helpers import view
 from tests.reference.cigma import projection
-from tests.tiny import pictures, scramble, tiny
+from tests.tiny import pictures, tiny
 
 NAMES = [
     "attention-mass",
@@ -102,40 +101,6 @@ def test_a_count_is_a_number_of_heads_and_a_share_one_of_all():
     for wrong in (1.5, -0.5, -1, 13):
         with pytest.raises(BadOption, match="up to 12"):
             scores.top(wrong)
-
-
-def test_random_weights_choose_heads_at_chance():
-    """Heads of one layer are alike before training: two models agree on as many of four as lots
-    would. The same model on other pictures agrees on more."""
-    pairs = [(toss(seed), toss(seed, pictures=1), toss(seed + 1)) for seed in range(0, 40, 2)]
-    same, other = (
-        torch.tensor([len(first & sets[place]) for first, *sets in pairs]).double()
-        for place in (0, 1)
-    )
-    expected, spread = 4 * 4 / 12, (4 * 4 / 12 * 8 / 12 * 8 / 11) ** 0.5  # hypergeometric
-    assert abs(float(other.mean()) - expected) < 3 * spread / len(pairs) ** 0.5
-    assert float(same.mean()) > expected + 3 * spread / len(pairs) ** 0.5
-
-
-def toss(seed: int, *, pictures: int = 0) -> set[tuple[int, int]]:
-    """The four highest of twelve heads of a fresh model."""
-    torch.manual_seed(seed)
-    module = VisionTransformer(
-        img_size=16,
-        patch_size=8,
-        embed_dim=24,
-        depth=1,
-        num_heads=12,
-        num_classes=5,
-        weight_init="skip",
-    )
-    model = sc.wrap(scramble(module, seed), mean=(0.5,) * 3, std=(0.5,) * 3, size=16, check=False)
-    images = torch.randn(6, 3, 16, 16, generator=torch.Generator().manual_seed(pictures))
-    masks = torch.zeros(6, 16, 16, dtype=torch.bool)
-    masks[:, 4:12, 4:12] = True
-    return set(
-        score(model, LabelledImages(images, masks=masks), guard=False).top(4, positive=False)
-    )
 
 
 @pytest.mark.parametrize("guard", [True, False])

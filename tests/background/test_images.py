@@ -17,7 +17,7 @@ from seecause.background.images import imagenet9_model, model_for, on_pixels
 from seecause.critters.rendering import BACKGROUNDS
 from seecause.data import imagenet, open_data
 from seecause.data.dataset import IGNORE
-from seecause.errors import BadImage, BadOption, DataMissing, NotDefined, SeecauseError, UnknownName
+from seecause.errors import BadImage, BadOption, DataMissing, NotDefined, UnknownName
 from tests.tiny import scramble
 
 
@@ -130,15 +130,6 @@ def test_images_that_cannot_be_read_are_skipped_and_named(model, monkeypatch):
     monkeypatch.setattr(Broken, "__len__", lambda self: 0)
     with pytest.raises(BadOption, match="at least one image"):
         read_images(model, data)
-
-
-def test_if_no_image_can_be_read_the_first_reason_is_shown(model, monkeypatch):
-    def unreadable(self, index):
-        raise BadImage(f"{self.ids[index]}.png", "cut")
-
-    monkeypatch.setattr(Broken, "__getitem__", unreadable)
-    with pytest.raises(SeecauseError, match=r"a\.png: cut"):
-        read_images(model, Broken())
 
 
 class Named:

@@ -17,7 +17,6 @@ from seecause.background.last_layer import (
     LastLayer,
     balanced_layer,
     change_directions,
-    class_weights,
     features,
     last_layer,
     new_layer,
@@ -44,12 +43,6 @@ def test_a_new_layer_is_newtons(strength):
     fast = new_layer(x, labels, classes=3, strength=strength)(x)
     slow = twin.ridge_logistic(x, labels, 3, strength)
     assert_close(fast - fast.mean(dim=1, keepdim=True), slow, atol=1e-6, rtol=1e-6)
-
-
-def test_every_class_has_the_same_weight():
-    weights = class_weights(torch.tensor([0, 0, 0, 2]), 3)
-    assert_close(weights.sum(), torch.tensor(4.0).double())
-    assert_close(weights[:3].sum(), weights[3:].sum())
 
 
 def test_an_anchored_layer_minimises_its_loss_and_keeps_rows_of_classes_without_images():
@@ -114,15 +107,6 @@ def test_directions_are_of_images_with_versions_and_keep_the_mean_of_all():
     assert_close(folded.bias, torch.tensor([0.5 + 2 * 4 / 3]).double())
 
 
-def test_the_rank_is_that_of_the_planted_change():
-    moving = torch.linalg.qr(numbers(0, 10, 3)).Q.T  # three directions of ten
-    still, images = numbers(1, 40, 10), torch.arange(40).repeat_interleave(4)
-    versions = still.repeat_interleave(4, dim=0) + 5 * numbers(2, 160, 3) @ moving
-    directions = change_directions(versions + 1e-3 * numbers(3, 160, 10), images)
-    assert directions.rank == 3
-    assert (directions.vectors[:3] @ moving.T).square().sum() > 2.999
-
-
 @pytest.mark.parametrize(("last", "rank"), [(1, 1), (MOST, MOST), (MOST + 1, 1)])
 def test_the_rank_is_the_largest_drop_among_the_first_directions(last, rank):
     """The drop behind the last of them counts, but none that is later."""
@@ -130,12 +114,6 @@ def test_the_rank_is_the_largest_drop_among_the_first_directions(last, rank):
     values[1:] *= 0.9  # a small drop behind the first
     values[last:] /= 100
     assert Directions(torch.eye(12).double(), values, torch.zeros(12).double()).rank == rank
-
-
-def test_the_spectrum_may_fall_to_zero():
-    values = torch.tensor([3.0, 0.5, 0.0, 0.0]).double()
-    assert Directions(torch.eye(4).double(), values, torch.zeros(4)).rank == 2
-    assert Directions(torch.eye(1).double(), values[:1], torch.zeros(1)).rank == 1
 
 
 def toy(n: int, agreement: float, seed: int):
@@ -215,14 +193,6 @@ def test_dfr_chooses_c_by_the_worst_group_of_the_other_half_and_averages(monkeyp
     assert_close(layer(x), torch.from_numpy(logits), atol=1e-9, rtol=0)
 
 
-def test_dfr_takes_three_classes_and_several_group_columns():
-    label = torch.arange(240) % 3
-    x = numbers(0, 240, 6) + 3 * torch.nn.functional.one_hot(label, 6)
-    groups = torch.stack([label, torch.arange(240) // 120], dim=1)
-    layer, _ = balanced_layer(x, label, groups, classes=3, refits=3, strengths=(1.0, 0.1))
-    assert (layer(x).argmax(dim=1) == label).double().mean() > 0.9
-
-
 @pytest.mark.parametrize(
     ("labels", "groups", "message"),
     [
@@ -233,13 +203,6 @@ def test_dfr_takes_three_classes_and_several_group_columns():
 def test_data_that_cannot_balance_is_refused(labels, groups, message):
     with pytest.raises(BadOption, match=message):
         balanced_layer(torch.randn(4, 3), torch.tensor(labels), torch.tensor(groups), classes=2)
-
-
-def test_a_balanced_half_without_a_class_is_refused():
-    x, groups = numbers(0, 40, 5), (torch.arange(40) % 20 == 0).long()
-    for classes in (2, 3):
-        with pytest.raises(BadOption, match=r"groups=.*without an image of class"):
-            balanced_layer(x, torch.arange(40) % classes, groups, classes=classes, refits=2)
 
 
 @pytest.mark.parametrize(
@@ -282,13 +245,6 @@ def test_a_zero_shot_model_gets_a_linear_head():
     layer, _ = balanced_layer(seen, labels, labels, classes=5, **options)
     assert_close(new(images), layer(seen), atol=1e-8, rtol=0)
     assert new.classes == model.classes
-
-
-def test_the_native_last_layer_is_the_one_that_answers_alone():
-    for family, name in (("torchvision_vit", "heads.head"), ("hf_vit", "classifier")):
-        module = tiny(family).module
-        assert layers._native_classifier(module) is module.get_submodule(name)
-    assert layers._native_classifier(tiny("timm_distilled").module) is None  # two, averaged
 
 
 @pytest.mark.parametrize("kind", ["sigmoid texts", "prototypes", "no bias"])

@@ -19,7 +19,7 @@ from seecause.data.dataset import IGNORE
 from seecause.engine.chunks import budget
 from seecause.errors import BadImage, BadOption, NotDefined
 from seecause.metrics.annotations import iou
-from tests.background.repair_toys import CLASSES, fitted, plain_vit, scenes, wrapped
+from tests.background.repair_toys import fitted, scenes, wrapped
 from tests.helpers import view
 from tests.reference import cigma as reference, transplant as twin
 from tests.tiny import pictures, tiny
@@ -43,34 +43,12 @@ def test_discovered_masks_are_those_of_a_plain_optimiser():
     assert result.protocol["rho"] == 0.35 and result.protocol["fill"] == "mean"
 
 
-def test_the_batch_does_not_matter():
-    _, model, images = case()
-    whole = discover_masks(model, images, **OPTIONS)
-    with budget(1):  # one image at a time
-        single = discover_masks(model, images, **OPTIONS)
-    assert_close(whole.soft, single.soft, atol=1e-9, rtol=0)
-    assert torch.equal(whole.hard, single.hard)
-
-
 def test_a_mask_keeps_the_prediction_at_its_temperature():
     _, model, images = case(1)
     warm = discover_masks(model, images, temperature=3.0, **OPTIONS)
     model.module.head.weight /= 3
     model.module.head.bias /= 3
     assert_close(warm.soft, discover_masks(model, images, **OPTIONS).soft, atol=1e-9, rtol=0)
-
-
-@pytest.mark.parametrize("rho", [0.1, 0.35, 0.5])
-@pytest.mark.parametrize(
-    "soft",
-    [
-        torch.ones(1, 5, 5),
-        torch.zeros(1, 5, 5),
-        torch.rand(1, 5, 5, generator=torch.Generator().manual_seed(0)),
-    ],
-)
-def test_topk_keeps_exactly_so_many_pixels(soft, rho):
-    assert harden(soft, (32, 48), rho=rho).sum() == round(rho * 32 * 48)
 
 
 def test_ties_are_broken_by_the_neighbourhood_and_a_strict_percentile_keeps_none():
@@ -301,33 +279,6 @@ def test_maps_are_kept_by_content(biased, data, tmp_path, monkeypatch):
     brighter = LabelledImages(data.images + 0.1)
     object_masks(biased, brighter, "builtin:critters-vit", cache=tmp_path)
     assert len(list(tmp_path.iterdir())) == 4
-
-
-def test_only_maps_that_are_not_kept_are_computed(toy, tmp_path, monkeypatch):
-    monkeypatch.setattr(masks, "TOGETHER", 2)
-    network, images, done = wrapped(plain_vit(1).eval()), scenes(5), []
-    options = {"cache": tmp_path, "method": "rollout"}
-    first = object_masks(toy, images, network, progress=done.append, **options)
-    files = sorted(tmp_path.iterdir())
-    assert done == [2, 2, 1] and len(files) == 3
-    files[1].unlink()
-    again = object_masks(toy, images, network, **options)
-    assert again.hard.equal(first.hard) and sorted(tmp_path.iterdir()) == files
-
-
-@pytest.mark.parametrize(
-    ("known", "wanted", "strange"),
-    [
-        (("dark", "other"), CLASSES, False),  # one that both know
-        (("this", "that"), CLASSES, True),
-        ((), CLASSES, False),  # without names nothing can be compared
-    ],
-)
-def test_a_network_that_knows_no_class_of_the_model_comes_with_a_note(known, wanted, strange):
-    model, network = wrapped(plain_vit().eval()), wrapped(plain_vit(1).eval())
-    model.classes, network.classes = wanted, known
-    notes = object_masks(model, scenes(3), network, method="rollout").notes
-    assert bool(notes) is strange and (not notes or "knows none of the 2 classes" in notes[0])
 
 
 @pytest.mark.parametrize(

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-
 import pytest
 import torch
 
 import seecause as sc
 from seecause.background import LabelledImages, read_images, transplant as module
 from seecause.background.transplant import (
-    Versions,
     transplant,
     versions_to_learn,
     versions_to_test,
@@ -45,11 +42,6 @@ def test_two_folders_of_equal_names_are_pairs(folders):
     assert other.fingerprint != before
 
 
-def test_a_limit_keeps_pairs_together(folders):
-    data = sc.data.open_data(f"pairs:{folders}/with:{folders}/without", limit=2)
-    assert [data.other(place).id for place in range(2)] == list(data.ids)
-
-
 def test_bad_folders_are_refused_in_words(folders):
     with pytest.raises(sc.SeecauseError, match="one folder only"):
         sc.data.open_data(f"pairs:{folders}/with")
@@ -74,13 +66,6 @@ def test_a_function_of_an_image_makes_the_second_version(model):
     for change in (lambda image: image[:1], lambda image: 3, lambda image: image / 0):
         with pytest.raises(sc.SeecauseError, match="the changed version of"):
             read_images(model, sc.data.paired(data, change))
-
-
-def test_a_subset_of_pairs_is_pairs(model):
-    data = sc.data.paired(sc.data.open_data("critters:clean:test", limit=3), lambda x: x.flip(0))
-    part = sc.data.Subset("part", data, (2, 0))
-    assert part.other(0).image.equal(data.other(2).image)
-    assert len(read_images(model, part).other_background) == 2
 
 
 def test_pairs_are_learned_from_both_versions_and_tested_by_the_other():
@@ -125,25 +110,3 @@ def test_backgrounds_are_told_apart_by_predictions_and_versions_by_labels(
         assert made.donor.equal(expected.donor) and made[:].equal(expected[:])
         assert made.labels.equal(labels[expected.source])
         assert made.donor_labels.equal(labels[expected.donor])
-
-
-def test_features_are_kept_for_one_model(monkeypatch):
-    monkeypatch.setattr(module, "AT_ONCE", 2)
-    images, place = torch.arange(3.0)[:, None, None, None].expand(3, 3, 2, 2), torch.arange(3)
-    pairs = LabelledImages(images, place, other_background=images + 10)
-    still, sizes = torch.zeros(3, dtype=torch.bool), []
-
-    def features(model, images):
-        sizes.append(len(images))
-        return model.factor * images[:, 0, 0, :1]
-
-    monkeypatch.setattr(module, "features", features)
-    models = [SimpleNamespace(factor=n, fingerprint=lambda n=n: str(n)) for n in (1, 2)]
-    part = Versions(pairs, place, torch.ones_like(place), place, still)
-    for model in (models[0], models[0], models[1]):
-        rows = [each[:, 0].tolist() for each in part.features(model)]
-        expected = [[0, 1, 2], [10, 11, 12]]
-        assert rows == [[model.factor * value for value in each] for each in expected]
-    assert sizes == [2, 1, 2, 1] * 2  # once for each model
-    under = part.predict_under(models[1], lambda values: values + 1)
-    assert under.moved[:, 0].tolist() == [21, 23, 25]

@@ -20,16 +20,13 @@ from seecause.background import (
     divprune,
     information_gains,
     object_masks,
-    prune,
     prune_and_test,
-    score,
     score_heads,
     select,
 )
 from seecause.background.heads import random_sets
 from seecause.background.images import correct_images, critter_images
 from seecause.background.prune import curve, logits_without, most_diverse, outcomes
-from seecause.data import open_data
 from seecause.data.batch import group_shares
 from seecause.engine import forks
 from seecause.engine.chunks import budget
@@ -105,16 +102,6 @@ def test_outcomes_are_the_gains_and_flips_of_the_ablated_model(model, cases):
     assert without["flips"] == expected["flips"]  # without a swap, too
     bare = replace(cases, labels=None, other_background=None, groups=())
     assert outcomes(model, bare, [[(0, 1)]])[0].numbers == {"removed": 1}
-
-
-def test_more_images_than_are_measured_together(model, cases, monkeypatch):
-    data = cases.with_masks(cases.truth)
-    whole, done = outcomes(model, data, [[], [(1, 2)]], ["grey", "swap"]), []
-    monkeypatch.setattr(prune, "TOGETHER", 4)
-    parts = outcomes(model, data, [[], [(1, 2)]], ["grey", "swap"], progress=done.append)
-    assert done == [4, 2]
-    for first, second in zip(whole, parts, strict=True):
-        assert first.numbers == pytest.approx(second.numbers) and first.heads == second.heads
 
 
 def test_averages_over_groups_have_their_own_names(model, cases):
@@ -243,17 +230,6 @@ def test_a_curve_ends_where_no_more_heads_were_measured(model, train):
     assert max(found.curve.ks) <= 3 and len(found.heads) <= 2
 
 
-def test_a_dataset_is_read_by_name(model):
-    data, begun = open_data("critters:certified:train", limit=24), []
-
-    def progress(what, total):
-        begun.append((what, total))
-        return sc.background.images.no_progress(what, total)
-
-    scores = score_heads(model, data, selector="weight-norm", sampling=ALL, progress=progress)
-    assert begun == [("reading images", 24), ("scoring heads", 12 * len(scores.data))]
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -287,13 +263,6 @@ def test_data_must_have_what_is_asked_of_it(model, train):
             score_heads(model, data, **options)
 
 
-def test_a_share_is_one_of_all_heads_also_after_a_screen(model, cases):
-    heads = [(0, 0), (0, 1), (1, 0), (1, 1), (2, 0), (2, 1)]
-    found = score(model, cases.with_masks(cases.truth), heads=heads)
-    assert found.total == 12
-    assert [len(found.top(k, positive=False)) for k in (0.25, 12)] == [3, 6]
-
-
 @pytest.mark.parametrize("count", [1, 2, 5, 9])
 def test_the_choice_is_the_brute_force_greedy_one(count):
     tokens = noise(4, 9, 5) + 0.5
@@ -301,14 +270,6 @@ def test_the_choice_is_the_brute_force_greedy_one(count):
     assert kept.sum(dim=1).tolist() == [count] * 4
     for row, features in zip(kept, tokens, strict=True):
         assert set(row.nonzero().flatten().tolist()) == reference.most_diverse(features, count)
-
-
-def test_copies_of_a_token_come_last():
-    distinct = torch.eye(4, dtype=torch.float64)
-    tokens = torch.cat([distinct[:1], distinct[:1], distinct[:1], distinct[1:]])[None]
-    kept = most_diverse(tokens, 4)[0]
-    assert kept[3:].all() and kept[:3].sum() == 1
-    assert most_diverse(tokens[:, :1], 1).tolist() == [[True]]
 
 
 @pytest.mark.parametrize("family", ["timm_registers", "timm_mean", "hf_siglip", "hf_dinov3"])
@@ -329,10 +290,3 @@ def test_predictions_are_read_from_the_tokens_that_stay(family, after):
     assert_close(logits, expected, atol=1e-10, rtol=0)
     everything = divprune(model, images, keep=1.0, after=after)[0]
     assert_close(everything, model(images), atol=1e-10, rtol=0)
-
-
-@pytest.mark.parametrize("options", [{"keep": 0.0}, {"keep": 1.5}, {"after": 4}])
-def test_shares_and_blocks_that_do_not_exist_are_refused(options):
-    native = tiny("hf_vit")
-    with pytest.raises(BadOption):
-        divprune(view(native, check=False), pictures(native), **options)

@@ -154,14 +154,3 @@ def test_pruning_inside_an_ablation_is_refused():
     with ablate(model, [(0, 0)]), pytest.raises(NotDefined, match="ablate"):
         prune_heads(model, [(1, 1)])
     assert model.gates is None
-
-
-def test_convolutional_networks_have_no_heads():
-    from tests.families.conv import tiny_conv
-
-    native = tiny_conv("torchvision_resnet")
-    with (
-        pytest.raises(NotDefined, match="not by heads"),
-        ablate(sc.wrap(native.module, check=False, **native.options), [(0, 0)]),
-    ):
-        pass

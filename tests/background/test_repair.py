@@ -15,18 +15,16 @@ from safetensors.torch import load_file
 from torch.testing import assert_close
 
 import seecause as sc
-from seecause.background import LabelledImages, interchange, repair as _repair
+from seecause.background import repair as _repair
 from seecause.background.last_layer import (
     balanced_layer,
     change_directions,
-    features,
     last_layer,
     new_layer,
-    with_last_layer,
 )
 from seecause.background.repair import REMEDIES, Candidate, Repair, model_card, split_rows
 from seecause.background.transplant import origins, worst_cell
-from seecause.errors import BadOption, NotDefined, UnknownName
+from seecause.errors import BadOption, UnknownName
 from tests.background.repair_toys import (
     PATCH,
     SIDE,
@@ -52,13 +50,6 @@ def splits(biased):
 
 def fit(name, model, splits, **options):
     return REMEDIES[name].fit(model, splits, **options)
-
-
-def test_the_model_under_repair_has_something_to_repair(biased, splits):
-    judged = splits.validation.predict(biased)
-    assert judged.accuracy > 0.8 and judged.transplant_worst < 0.5
-    numbers = judged.numbers()
-    assert numbers["flips"] > 0.5 > numbers["flips, control"]
 
 
 def test_a_new_last_layer_is_fitted_on_versions(biased, splits):
@@ -119,18 +110,6 @@ def test_heads_are_removed_by_validation_images(biased, splits):
         assert_close(repaired.model(images), biased(images))
 
 
-def test_heads_are_scored_on_images_and_their_last_versions(biased, splits, monkeypatch):
-    monkeypatch.setattr(_repair, "SCORED", 2)
-    moved, images = splits.train, splits.train.data.images
-    source = moved.source
-    ends = [int(source.min()), int(source.max())]
-    last = [max((source == place).nonzero()[:, 0].tolist()) for place in ends]
-    pairs = LabelledImages(images[ends], other_background=moved[torch.tensor(last)])
-    effects = interchange(biased, pairs)
-    scores = _repair.interchange_effects(biased, splits)
-    assert torch.equal(scores.value, effects.value)
-
-
 def test_dfr_learns_from_plain_images_and_their_groups(biased, splits):
     repaired = fit("dfr", biased, dataclasses.replace(splits, seed=3))
     seen, labels = splits.train.features(biased)[0], splits.train.data.labels
@@ -181,24 +160,6 @@ def test_what_is_written_answers_alike_in_plain_timm(repaired, tmp_path):
     assert facts["remedy"] == repaired.remedy and facts["after"]["flips"] < facts["before"]["flips"]
 
 
-def test_what_is_written_answers_alike_in_plain_transformers(tmp_path):
-    from transformers import ViTConfig, ViTForImageClassification
-
-    torch.manual_seed(0)
-    config = ViTConfig(
-        image_size=SIDE, patch_size=PATCH, hidden_size=32, num_hidden_layers=2,
-        num_attention_heads=4, intermediate_size=64, num_labels=2,
-    )  # fmt: skip
-    model = fitted(scenes(64), module=ViTForImageClassification(config).eval())
-    cases = scenes(60, usual=0.9, seed=1)
-    result = sc.repair(model, cases, per_picture=3, force=True, remedies=("last-layer",))
-    folder = result.export(tmp_path / "model")
-    assert json.loads((folder / "preprocessor_config.json").read_text())["image_std"] == [0.5] * 3
-    native = ViTForImageClassification.from_pretrained(folder).eval()
-    with torch.no_grad():
-        assert_close(native(cases.images).logits, result.model(cases.images), atol=1e-5, rtol=1e-5)
-
-
 @pytest.mark.parametrize("options", [{}, {"strength": 0.1}])
 def test_a_zero_shot_model_gets_a_new_head_or_text_weights(tmp_path, options):
     model, cases = biased_clip(scenes(64)), scenes(80, usual=0.9, seed=1)
@@ -213,16 +174,6 @@ def test_a_zero_shot_model_gets_a_new_head_or_text_weights(tmp_path, options):
     again = sc.load(str(folder), tokenizer=tokenize)
     assert again.classes == model.classes
     assert_close(again(cases.images), result.model(cases.images), atol=1e-4, rtol=1e-4)
-
-
-def test_the_old_layer_of_a_zero_shot_model_is_its_texts():
-    model, cases = biased_clip(scenes(32)), scenes(16, seed=1)
-    layer = last_layer(model)
-    angles = features(model, cases.images)
-    assert_close(angles.norm(dim=1), torch.ones(16, dtype=torch.float64))
-    assert_close(layer(angles).float(), model(cases.images), atol=1e-4, rtol=1e-4)
-    same = with_last_layer(model, layer)
-    assert_close(same(cases.images), model(cases.images), atol=1e-4, rtol=1e-4)
 
 
 def test_a_remedy_that_cannot_be_done_is_a_hole_with_its_reason():
@@ -279,20 +230,6 @@ def test_remedies_and_their_options_are_checked_before_any_work(biased, monkeypa
         sc.repair(biased, scenes(60), remedies="last-layr")
     with pytest.raises(BadOption, match="remedies that are tried"):
         sc.repair(biased, scenes(60), options={"fine-tune": {"epochs": 1}})
-
-
-def test_all_remedies_are_those_that_need_no_groups_unless_they_are_allowed():
-    def names(groups):
-        return [entry.name for entry, _ in _repair._entries("all", {}, groups=groups)]
-
-    assert names(True) == list(REMEDIES) and names(True)[0] == "nothing"
-    assert set(names(True)) - set(names(False)) == {"dfr"}
-
-
-def test_an_option_that_the_model_cannot_have_is_an_error_and_no_hole(biased):
-    options = {"directions": {"rank": 10_000}}
-    with pytest.raises(BadOption, match="rank"):
-        sc.repair(biased, scenes(60), remedies=("directions",), options=options, per_picture=2)
 
 
 def test_a_model_with_few_right_answers_is_repaired_by_what_held_out_versions_gain():
@@ -378,16 +315,6 @@ def test_pictures_are_dealt_once_and_none_that_is_reported_on_is_judged(monkeypa
     versions = replace(versions, labels=torch.arange(80) // 2 % 2)
     parts = _repair._split(versions, None, 3)[:3]
     assert sum(len(places(part)) for part in parts) == 40  # versions stay together
-
-
-def test_views_that_change_answers_are_not_repaired():
-    plain = fitted(scenes(16))
-    for change in ({"merged": True}, {"gates": torch.ones(2, 4)}):
-        facts = {"merged": False, "gates": None, **change}
-        view = type("View", (type(plain),), facts).__new__(type("View", (type(plain),), facts))
-        view.architecture = plain.architecture
-        with pytest.raises(NotDefined, match="changes the predictions"):
-            _repair._repairable(view)
 
 
 def a_repair(remedy="a", verdict="yes"):
