@@ -97,7 +97,7 @@ def test_a_raw_module_is_wrapped_for_the_call():
 )
 def test_what_is_no_picture_is_refused_in_words(wrong, words):
     with pytest.raises(BadImage, match=words):
-        sc.attribute(view(), wrong, 1)
+        as_images(view(), wrong)
 
 
 @pytest.mark.parametrize(

@@ -65,10 +65,7 @@ def few_image_readers(
     allowed = may_read(attention.config, int(attention.layer_idx), reading, index)[None]
     if attention_mask is None:
         attention_mask = index <= reading[:, None]  # causal
-    if attention_mask.dtype == torch.bool:
-        mask = allowed & attention_mask
-    else:
-        mask = attention_mask.masked_fill(~allowed, torch.finfo(query.dtype).min)
+    mask = allowed & attention_mask
     grouped = query.shape[1] != key.shape[1]
     out = nn.functional.scaled_dot_product_attention(
         query, key, value, attn_mask=mask, scale=scaling, enable_gqa=grouped

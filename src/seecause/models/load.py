@@ -630,38 +630,27 @@ def class_count(state: Mapping[str, Tensor], *heads: str) -> dict[str, int]:
 def fill(module: nn.Module, state: Mapping[str, Tensor], source: str) -> None:
     """Load weights into a module, or raise `DataMissing` with what does not fit.
 
-    A prefix that a wrapper put in front of all names is removed (`module.`, `model.`).
+    A prefix that a wrapper put in front of all names is removed (`module.`, `model.`), and the
+    weights of losses beside the model are ignored.
 
     Args:
         module: The module to fill.
         state: Named weights.
         source: The file, for errors.
     """
-    own = module.state_dict()
-    prefix = _prefix(state, own, source)
-    fitting = {name[len(prefix) :]: v for name, v in state.items() if name.startswith(prefix)}
-    beside = [name for name in state if not name.startswith(prefix)]
-    shaped = [name for name in fitting if name in own and own[name].shape != fitting[name].shape]
-    problems = {
-        "are missing": [name for name in own if name not in fitting],
-        "have another shape": [
-            f"{n} {list(fitting[n].shape)}, not {list(own[n].shape)}" for n in shaped
-        ],
-        "are not of it": [
-            *(name for name in fitting if name not in own),
-            *(name for name in beside if not name.startswith(LOSSES)),
-        ],
-    }
-    if any(problems.values()):
-        listed = (f"{len(n)} weights {what} ({_few(n)})" for what, n in problems.items() if n)
-        reason = f"the file does not fit {type(module).__name__}: {'; '.join(listed)}"
+    prefix = _prefix(state, module.state_dict(), source)
+    beside = [name for name in state if not name.startswith(prefix) and name.startswith(LOSSES)]
+    fitting = {name.removeprefix(prefix): v for name, v in state.items() if name not in beside}
+    try:
+        module.load_state_dict(fitting)
+    except RuntimeError as misfit:
         remedy = "give the weights of this architecture"
-        if any("pos_embed" in name for name in shaped):
+        if "pos_embed" in str(misfit):
             remedy += ", or the size they are for: size= (--input size=H,W)"
-        raise DataMissing(source, reason, remedy)
+        reason = f"the file does not fit ({_reason(misfit, 600)})"
+        raise DataMissing(source, reason, remedy) from None
     if beside:
         log.warning("%s: weights beside the model are not used (%s)", source, _few(beside))
-    module.load_state_dict(fitting)
 
 
 def _few(names: Sequence[str]) -> str:

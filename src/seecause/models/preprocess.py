@@ -20,7 +20,7 @@ import logging
 import math
 import operator
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Protocol, SupportsIndex, TypeAlias
 
@@ -181,10 +181,16 @@ class Film(Preprocess):
         """The preprocessing of a film, from that of one frame, which is `high` pixels high."""
         if isinstance(steps, Film):
             return steps
-        known = {f.name: getattr(steps, f.name) for f in fields(Preprocess)}
-        known |= {"size": (high * frames // tubelet, steps.size[1])}
-        known |= {name: known[name] * tubelet for name in ("mean", "std")}
-        return cls(**known, frames=frames, tubelet=tubelet)
+        return cls(
+            size=(high * frames // tubelet, steps.size[1]),
+            mean=steps.mean * tubelet,
+            std=steps.std * tubelet,
+            crop=steps.crop,
+            squash=steps.squash,
+            filter=steps.filter,
+            frames=frames,
+            tubelet=tubelet,
+        )
 
     @property
     def times(self) -> int:
@@ -193,10 +199,9 @@ class Film(Preprocess):
     @property
     def frame(self) -> Preprocess:
         """The preprocessing of one frame."""
-        known = {f.name: getattr(self, f.name) for f in fields(Preprocess)}
-        known |= {"size": (self.size[0] // self.times, self.size[1])}
-        known |= {name: known[name][: len(self.mean) // self.tubelet] for name in ("mean", "std")}
-        return Preprocess(**known)
+        size, channels = (self.size[0] // self.times, self.size[1]), len(self.mean) // self.tubelet
+        mean, std = self.mean[:channels], self.std[:channels]
+        return Preprocess(size, mean, std, self.crop, self.squash, self.filter)
 
     def geometry(self) -> str:
         return f"{self.frames} frames of {self.frame.geometry()}"
@@ -403,9 +408,8 @@ def _one_or_more(model: Any, value: Any) -> Tensor:
         check_range(model, batch)
         return batch
     pixels = as_array(value)
-    if pixels is not None and pixels.ndim == 4:
-        return _joined([steps(image) for image in pixels])
-    return steps(value)
+    many = pixels is not None and pixels.ndim == 4
+    return _joined([steps(image) for image in pixels]) if many else steps(value)
 
 
 def _normalised(value: Any, channels: int) -> Tensor | None:

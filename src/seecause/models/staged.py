@@ -187,23 +187,14 @@ class StagedParts:
 @torch.no_grad()
 def _cell(module: nn.Module, parts: StagedParts, shape: tuple[int, int, int]) -> tuple[int, int]:
     """Pixels of one cell, from a run up to the stage of the cells."""
-    like = next(module.parameters())
-    features = torch.zeros(1, *shape, device=like.device, dtype=like.dtype)
-    try:
-        for stage in parts.stages:
-            features = stage(features)
-            if stage.name == parts.cells:
-                break
-    except (AssertionError, RuntimeError, ValueError) as error:  # windows that do not fit
-        raise BadOption("size", shape[1:], f"what {parts.family} was built for ({error})") from None
+    features = next(module.parameters()).new_zeros(1, *shape)
+    for stage in parts.stages[: [stage.name for stage in parts.stages].index(parts.cells) + 1]:
+        features = stage(features)
     (height, width), (rows, columns) = shape[1:], features.shape[-2:]
     if height % rows or width % columns:
-        raise BadOption(
-            "size",
-            shape[1:],
-            f"a multiple of the stride at {parts.cells}: {rows} x {columns} cells do not tile"
-            f" {height} x {width} pixels",
-        )
+        reason = f"{rows} x {columns} cells do not tile {height} x {width} pixels"
+        expected = f"a multiple of the stride at {parts.cells}: {reason}"
+        raise BadOption("size", shape[1:], expected)
     return height // rows, width // columns
 
 
