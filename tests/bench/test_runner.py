@@ -12,7 +12,7 @@ from PIL import Image
 
 from seecause.bench import runner
 from seecause.bench.runner import read_cell, run_cells
-from seecause.bench.tables import read_plan, read_results, run, status, table, to_csv
+from seecause.bench.tables import read_plan, read_results, run, status, table
 from seecause.data.registry import open_data
 from seecause.errors import BadOption, MissingExtra
 from tests.bad_files import bad_file
@@ -60,7 +60,7 @@ def test_a_stopped_run_goes_on_and_gives_the_same_numbers(whole, tmp_path):
     before = times(tmp_path)
     assert run(tmp_path, prepared()).complete and before.items() <= times(tmp_path).items()
     assert rows(tmp_path) == rows(whole)
-    assert to_csv(table(tmp_path)) == to_csv(table(whole))
+    assert table(tmp_path).records() == table(whole).records()
 
 
 def test_workers_change_no_byte_of_the_table(whole, tmp_path):

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.csv as pa_csv
 import torch
 from torch import Tensor
 
@@ -32,7 +33,7 @@ from seecause.bench.cells import (
 )
 from seecause.bench.runner import Cell, MissingValue, Status, read_cell, run_cells, state_of
 from seecause.errors import BadOption, UnknownName
-from seecause.files import atomic_file, csv_text, write_json
+from seecause.files import atomic_file, csv_text, safe_cell, write_atomic, write_json
 from seecause.metrics.parts import part_completeness
 from seecause.metrics.registry import METRICS, Direction
 from seecause.metrics.statistics import (
@@ -262,10 +263,14 @@ def _best(table: Table, metric: str) -> set[str]:
     return {method for method, mean in shown.items() if mean == top}
 
 
-def to_csv(table: Table) -> str:
-    """table.csv."""
+def write_tables(table: Table, folder: Path) -> list[Path]:
+    """Write table.csv, table.tex and table.md into a folder."""
     records = table.records()
-    return csv_text([list(records[0]), *(list(record.values()) for record in records)])
+    rows = csv_text([list(records[0]), *(list(record.values()) for record in records)])
+    texts = {"csv": rows, "tex": to_latex(table), "md": to_markdown(table)}
+    for suffix, text in texts.items():
+        write_atomic(folder / f"table.{suffix}", text)
+    return [folder / f"table.{suffix}" for suffix in texts]
 
 
 def to_latex(table: Table) -> str:
@@ -426,20 +431,13 @@ def missing_values(cell: Cell, rows: pa.Table) -> Iterator[MissingValue]:
 
 
 def write_rows(results: Results, path: Path) -> None:
-    """Every number of a run as CSV, one line for each image, method and metric that was computed,
-    with the reason where there is no number. Written method by method, to save memory."""
-    head = ["image", *CLASSES, "method", "metric", "value", "reason"]
-
-    def lines(method: str, rows: pa.Table) -> Iterator[list[Any]]:
-        for row in rows.to_pylist():
-            reasons = json.loads(row["reasons"])
-            shared = [row["image"], *(row[name] for name in CLASSES), method]
-            for metric in results.plan.request.metrics:
-                value = row[metric]
-                known = "" if value is None or value != value else value
-                yield [*shared, metric, known, reasons.get(metric, "")]
-
+    """Write every number of a run as CSV: a line for each method and image, with the reasons of
+    missing numbers as JSON."""
+    parts = []
+    for method, rows in results.rows.items():
+        names = [safe_cell(name) for name in rows["image"].to_pylist()]
+        called = [safe_cell(method)] * len(names)
+        rows = rows.set_column(0, "image", pa.array(names, pa.string()))
+        parts.append(rows.add_column(0, "method", pa.array(called, pa.string())))
     with atomic_file(path) as file:
-        file.write(csv_text([head]).encode())
-        for method, rows in results.rows.items():
-            file.write(csv_text(lines(method, rows)).encode("utf-8", "backslashreplace"))
+        pa_csv.write_csv(pa.concat_tables(parts), file)

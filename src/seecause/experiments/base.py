@@ -1,17 +1,5 @@
 """Experiments: a function that computes rows, the grid of arguments it is called with, and the
-table that is made of all rows.
-
-    @experiment(
-        "places",
-        question="Which method finds small creatures?",
-        cells=[{"method": "caap"}, {"method": "rollout"}],
-        by="method",
-        values={"aupr1": "higher"},
-    )
-    def places(*, method: str, limit: int | None, device: str) -> list[Row]:
-        ...       # one row for each image: {"image": ..., "aupr1": ...}
-
-Other packages add theirs by the entry point `seecause.experiments`.
+table that is made of all rows. Other packages add theirs by the entry point `seecause.experiments`.
 """
 
 from __future__ import annotations
@@ -29,11 +17,12 @@ from torch import Tensor
 
 from seecause._software import plugin_digest, versions
 from seecause.bench.runner import Cell, Evaluate, Status, read_cell, run_cells, state_of
-from seecause.bench.tables import Table, table_of, to_csv, to_latex, to_markdown
+from seecause.bench.tables import Table, table_of, write_tables
 from seecause.engine.chunks import machine
 from seecause.errors import BadOption
-from seecause.files import digest_json, write_atomic, write_json
+from seecause.files import digest_json, write_json
 from seecause.metrics.registry import Direction
+from seecause.options import Count, checked
 from seecause.registry import Registry
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -73,7 +62,16 @@ _registry: Registry[Experiment] = Registry("experiment", group="seecause.experim
 
 
 def experiment(name: str, **about: Any) -> Callable[[F], F]:
-    """Register a function as an experiment; `about` are fields of `Experiment`."""
+    """Register a function as an experiment.
+
+    Args:
+        name: What `run` is called with.
+        **about: The other fields of `Experiment`.
+
+    Returns:
+        A decorator of a function with the keywords of a cell, `limit` and `device`, which returns
+        rows such as `{"image": ..., "aupr1": ...}`. `docs/bench.md` has an example.
+    """
 
     def register(function: F) -> F:
         _registry.add(name, Experiment(name=name, run=function, **about))
@@ -83,7 +81,7 @@ def experiment(name: str, **about: Any) -> Callable[[F], F]:
 
 
 def experiments() -> dict[str, Experiment]:
-    """All experiments by name, those of other packages included.
+    """Return all experiments by name, those of other packages included.
 
     Example:
         >>> experiments()["caap"].by
@@ -97,11 +95,12 @@ def find_experiment(name: str) -> Experiment:
     return _registry.get(name)
 
 
+@checked
 def run(
     name: str,
     folder: str | Path,
     *,
-    limit: int | None = None,
+    limit: Count | None = None,
     device: str = "cpu",
     workers: int | None = None,
     ray: str | None = None,
@@ -125,19 +124,14 @@ def run(
     Raises:
         UnknownName: If there is no such experiment.
     """
-    if limit is not None and limit < 1:
-        raise BadOption("limit", limit, "1 or more")
     found, folder = find_experiment(name), Path(folder)
     job, cells = ExperimentJob(name, limit, device), cells_of(found, limit, device)
     where: dict[str, Any] = {"workers": workers, "ray": ray, "resources": resources}
     run_cells(folder, cells, job, progress=progress, **where)
-    finished = finished_rows(folder, cells)
-    rows, status = [*chain(*finished.values())], state_of(folder, cells, set(finished))
-    if rows:
-        table = table_of_rows(found, rows)
-        texts = {"csv": to_csv(table), "tex": to_latex(table), "md": to_markdown(table)}
-        for suffix, text in texts.items():
-            write_atomic(folder / f"table.{suffix}", text)
+    finished = _finished(folder, cells)
+    status = state_of(folder, cells, set(finished))
+    if finished:
+        write_tables(table_of_rows(found, [*chain(*finished.values())]), folder)
     record = {"experiment": name, "question": found.question, "limit": limit, "device": device}
     record |= {"machine": machine(device), "versions": versions(), "cells": len(cells)}
     record |= {"done": status.done, "failed": len(status.failed)}
@@ -146,7 +140,17 @@ def run(
 
 
 def read_table(folder: str | Path) -> Table:
-    """The table of an experiment in a folder that `run` made, from what is finished."""
+    """Read the table of an experiment.
+
+    Args:
+        folder: A folder that `run` made.
+
+    Returns:
+        A `Table` of the cells that are finished.
+
+    Raises:
+        BadOption: If the folder holds no finished cells of this version.
+    """
     folder = Path(folder)
     try:
         record = json.loads((folder / "experiment.json").read_text(encoding="utf-8"))
@@ -154,12 +158,12 @@ def read_table(folder: str | Path) -> Table:
         cells = cells_of(found, record["limit"], record["device"])
     except (OSError, ValueError, KeyError, TypeError):
         raise BadOption("folder", str(folder), "a folder that an experiment was run in") from None
-    if not (rows := [*chain(*finished_rows(folder, cells).values())]):
+    if not (finished := _finished(folder, cells)):
         raise BadOption("folder", str(folder), "one with finished cells of this version")
-    return table_of_rows(found, rows)
+    return table_of_rows(found, [*chain(*finished.values())])
 
 
-def finished_rows(folder: Path, cells: Sequence[Cell]) -> dict[str, list[Row]]:
+def _finished(folder: Path, cells: Sequence[Cell]) -> dict[str, list[Row]]:
     """The rows of finished cells, by their names."""
     tables = {cell.name: read_cell(folder, cell.name) for cell in cells}
     return {name: table.to_pylist() for name, table in tables.items() if table is not None}
@@ -167,20 +171,16 @@ def finished_rows(folder: Path, cells: Sequence[Cell]) -> dict[str, list[Row]]:
 
 def table_of_rows(experiment: Experiment, rows: Sequence[Row]) -> Table:
     """Means, errors, intervals and paired differences of rows."""
-    places: dict[Any, int] = {}
-    lines: dict[str, list[Row]] = {}
-    for row in rows:
-        lines.setdefault(str(row[experiment.by]), []).append(row)
-        places.setdefault(row[experiment.pair], len(places))
+    pairs = dict.fromkeys(row[experiment.pair] for row in rows)
+    places = {pair: place for place, pair in enumerate(pairs)}
     columns: dict[str, dict[str, Tensor]] = {}
-    for name, members in lines.items():
-        index = torch.tensor([places[row[experiment.pair]] for row in members])
-        columns[name] = {}
+    for row in rows:
+        line = columns.setdefault(str(row[experiment.by]), {})
         for value in experiment.values:
-            numbers = [torch.nan if row.get(value) is None else row[value] for row in members]
-            column = torch.full((len(places),), torch.nan, dtype=torch.float64)
-            column[index] = torch.tensor(numbers, dtype=torch.float64)
-            columns[name][value] = column
+            unknown = torch.full((len(places),), torch.nan, dtype=torch.float64)
+            column = line.setdefault(value, unknown)
+            if row.get(value) is not None:
+                column[places[row[experiment.pair]]] = row[value]
     against = experiment.against if experiment.against in columns else None
     return table_of(columns, against=against, better=experiment.values)
 

@@ -15,6 +15,7 @@ import torch
 
 from seecause.attribution.attribute import attribute
 from seecause.data.batch import to_batch
+from seecause.data.dataset import evenly
 from seecause.data.registry import open_data
 from seecause.experiments.base import Row, experiment
 from seecause.loading import load
@@ -115,6 +116,4 @@ def chosen(total: int, count: int | None, limit: int | None) -> Sequence[int]:
     if count is not None and count < total:
         order = torch.randperm(total, generator=torch.Generator().manual_seed(0))
         drawn = sorted(order[:count].tolist())
-    if limit is None or limit >= len(drawn):
-        return drawn
-    return [drawn[place * len(drawn) // limit] for place in range(limit)]
+    return evenly(drawn, limit)

@@ -19,10 +19,8 @@ from seecause.bench.tables import (
     TableCell,
     read_results,
     table_of,
-    to_csv,
-    to_latex,
-    to_markdown,
     write_rows,
+    write_tables,
 )
 from seecause.data.batch import raw_in_frame
 from seecause.data.registry import open_data
@@ -63,9 +61,7 @@ def write_report(folder: str | Path, *, against: str | None = None) -> list[Path
         run_protocol(plan),
         missing_section(status),
     ]
-    files = [folder / f"table.{suffix}" for suffix in ("csv", "tex", "md")]
-    for path, text in zip(files, (to_csv(table), to_latex(table), to_markdown(table)), strict=True):
-        write_atomic(path, text)
+    files = write_tables(table, folder)
     write_rows(results, folder / "rows.csv")
     files.append(folder / "rows.csv")
     if truth:
