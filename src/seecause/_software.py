@@ -1,5 +1,5 @@
-"""What a shard depends on besides its options: the bytes of its own samples, and the code that
-reads, explains and measures them, ours and that of plug-ins."""
+"""What results depend on besides their options: library versions, the code of this package and of
+plug-ins, and the arithmetic of the process."""
 
 from __future__ import annotations
 
@@ -19,21 +19,15 @@ from seecause.errors import BadOption
 from seecause.files import digest, digest_file
 
 LIBRARIES = (
-    "torch",
-    "torchvision",
-    "timm",
-    "transformers",
-    "numpy",
-    "scipy",
-    "scikit-learn",
-    "pillow",
+    *("torch", "torchvision", "timm", "transformers"),
+    *("numpy", "scipy", "scikit-learn", "pillow"),
 )
 ABOVE = ("report", "demo", "cli")  # packages that draw and ask; nothing in them decides a number
 
 
 @cache
 def versions() -> dict[str, str]:
-    """Of everything that can change a bit of the rows; `source` is a digest of our own files."""
+    """Versions of everything that can change a result; `source` is a digest of this package."""
     return {
         "python": platform.python_version(),
         "seecause": seecause.__version__,
@@ -43,14 +37,14 @@ def versions() -> dict[str, str]:
 
 
 def arithmetic() -> list[Any]:
-    """What this process set that changes last bits: how sums are split, and how precise products
-    and convolutions of float32 are."""
+    """Settings of this process that change last bits: the number of threads, and the precision of
+    float32 products and convolutions."""
     products, convolutions = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
     return [torch.get_num_threads(), products, convolutions]
 
 
 def set_arithmetic(wanted: Sequence[Any]) -> None:
-    """The same in a worker."""
+    """Apply the settings that `arithmetic` returned."""
     threads, products, convolutions = wanted
     torch.set_num_threads(threads)
     torch.set_float32_matmul_precision(products)
@@ -58,31 +52,27 @@ def set_arithmetic(wanted: Sequence[Any]) -> None:
 
 
 def check_versions(planned: Mapping[str, str], here: Mapping[str, str] | None = None) -> None:
-    """Refuse to work where something else than what was planned with would decide the bits."""
+    """Refuse to continue a run with other software than it was planned with."""
     here = versions() if here is None else here
     for what in {**planned, **here} if planned else ():
         if here.get(what) != planned.get(what):
-            raise BadOption(
-                what,
-                here.get(what),
-                f"what the run was planned with, {planned.get(what)}; it changed since, or this"
-                " worker has other software: make them alike and run the same command again",
-            )
+            expected = f"{planned.get(what)}, with which the run was planned; use the same software"
+            raise BadOption(what, here.get(what), expected)
 
 
 @cache
 def source_digest() -> str:
-    """Of the package's own code, below the layers that only show results."""
+    """A digest of this package's code, except of what only shows results."""
     root = Path(seecause.__file__).parent
-    files = sorted(root.rglob("*.py"))
-    return _digest_files(
-        root, (file for file in files if file.relative_to(root).parts[0] not in ABOVE)
-    )
+    files = [
+        path for path in sorted(root.rglob("*.py")) if path.relative_to(root).parts[0] not in ABOVE
+    ]
+    return _digest_files(root, files)
 
 
 def plugin_digest(thing: Callable[..., Any] | type) -> str:
-    """Of the code that defines a method, metric or dataset outside this package: all files of its
-    package, or its one file. Nothing for our own, which `versions` covers."""
+    """A digest of the code that defines a method, metric or dataset outside this package: all files
+    of its package, or its one file. Empty for this package, which `versions` covers."""
     thing = inspect.unwrap(thing)
     name = thing.__module__
     if name.partition(".")[0] == "seecause":
@@ -101,8 +91,8 @@ def plugin_digest(thing: Callable[..., Any] | type) -> str:
 
 
 def model_code_digest(model: Any) -> str:
-    """Of the code of a model's modules that is neither ours nor that of `LIBRARIES`: its weights
-    may stay while its forward changes. Nothing where there is none."""
+    """A digest of the code of a model's modules that is in neither this package nor `LIBRARIES`:
+    its weights may stay while its forward changes. Empty where there is none."""
     kinds = {type(part).__module__.partition(".")[0]: type(part) for part in model.module.modules()}
     digests = [plugin_digest(kinds[name]) for name in sorted(kinds) if name not in LIBRARIES]
     return digest(*digests) if any(digests) else ""

@@ -1,4 +1,4 @@
-"""Files and folders that are whole or not there, and digests: written once, used everywhere.
+"""Files and folders that are complete or absent, and digests.
 
 A file is written beside its place, synced and moved into it. A folder is drafted beside its place;
 replacing an earlier one takes two renames, and `mend_folder` undoes a kill between them.
@@ -13,7 +13,6 @@ import glob
 import hashlib
 import io
 import json
-import logging
 import os
 import re
 import shutil
@@ -21,8 +20,6 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
-
-log = logging.getLogger(__name__)
 
 _NUMBER = re.compile(r"[+-]?[\d.]+(e[+-]?\d+)?$", re.IGNORECASE)
 PIECE = 1 << 18  # bytes of a file that are read at once
@@ -51,36 +48,8 @@ def write_atomic(path: Path, content: bytes | str) -> None:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """The same for a value as indented JSON."""
+    """Write a value as indented JSON, atomically."""
     write_atomic(path, json.dumps(value, indent=2) + "\n")
-
-
-def write_sealed(path: Path, content: bytes) -> None:
-    """A file that begins with the checksum of the rest."""
-    with atomic_file(path) as file:
-        file.write(_seal(content))
-        file.write(content)
-
-
-def read_sealed(path: Path) -> bytes | None:
-    """What `write_sealed` wrote, to the last bit; None where nothing is there, or something else:
-    then a warning says that it is made again."""
-    if not path.is_file():
-        return None
-    content = unsealed(path.read_bytes())
-    if content is None:
-        log.warning("%s is damaged: it is not what was written, and is made again", path)
-    return content
-
-
-def unsealed(content: bytes) -> bytes | None:
-    """What a sealed file that has this content holds; None where it is not what was written."""
-    rest = content[len(_seal(b"")) :]
-    return rest if content.startswith(_seal(rest)) else None
-
-
-def _seal(content: bytes) -> bytes:
-    return digest(content, length=64).encode() + b"\n"
 
 
 def safe_cell(value: Any) -> Any:

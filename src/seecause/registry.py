@@ -27,7 +27,6 @@ from typing import Any, Generic, TypeVar
 from seecause.errors import UnknownName
 
 T = TypeVar("T")
-F = TypeVar("F", bound=Callable[..., Any])
 
 
 class Registry(Generic[T]):
@@ -58,15 +57,6 @@ class Registry(Generic[T]):
         there = self.entries.get(name)
         if there is None or _is_ours(there) or not _is_ours(entry):
             self.entries[name] = entry
-
-    def register(self, name: str) -> Callable[[F], F]:
-        """A decorator that adds a function or class, unchanged."""
-
-        def decorate(thing: F) -> F:
-            self.add(name, thing)  # type: ignore[arg-type]  # a registry of callables
-            return thing
-
-        return decorate
 
     def get(self, name: str) -> T:
         """The entry of one name; imports only the file that has it.

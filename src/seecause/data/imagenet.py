@@ -45,7 +45,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from seecause._pictures import BROKEN, decode_image, first_line, read_image
+from seecause._images import decode_image, first_line, read_image
 from seecause.data.dataset import IGNORE, path_and_split
 from seecause.data.photos import Layout, Photo, Photos, class_photos
 from seecause.errors import BadImage
@@ -232,7 +232,7 @@ def _read_object(photo: Photo) -> Tensor:
     assert photo.mask is not None
     try:
         return torch.from_numpy(np.load(photo.mask, allow_pickle=False) > 0)
-    except BROKEN as broken:
+    except Exception as broken:  # decoders raise anything on a damaged file
         reason = f"not a mask that can be read ({first_line(broken)})"
         raise BadImage(str(photo.mask), reason, _IN9) from broken
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from PIL import Image
 
-from seecause._pictures import (
+from seecause._images import (
     SUFFIXES,
     check_there,
     decode_image as decode_image,

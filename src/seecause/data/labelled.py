@@ -59,7 +59,7 @@ import torch
 from PIL import Image, ImageDraw
 from torch import Tensor
 
-from seecause._pictures import read_ids
+from seecause._images import read_ids
 from seecause.data.dataset import IGNORE, part_of_train, path_and_split
 from seecause.data.imagenet import imagenet_classes
 from seecause.data.photos import Layout, Photo, Photos, class_photos

@@ -81,7 +81,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from seecause._pictures import BROKEN, first_line, read_grey
+from seecause._images import first_line, read_grey
 from seecause.data.dataset import part_of_train, path_and_split
 from seecause.data.labelled import run_lengths
 from seecause.data.photos import Layout, Photo, Photos, class_photos
@@ -379,6 +379,6 @@ def _dicom(path: Path, *, stop_before_pixels: bool = False) -> Any:
             file = pydicom.dcmread(path, stop_before_pixels=stop_before_pixels)
             _ = file.Rows if stop_before_pixels else file.pixel_array
             return file
-        except (*BROKEN, pydicom.errors.InvalidDicomError) as error:
+        except Exception as error:  # decoders raise anything on a damaged file
             reason = f"not a DICOM file that can be read ({first_line(error)})"
             raise BadImage(str(path), reason, _EXPECTED) from error

@@ -35,7 +35,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from seecause._pictures import first_line
+from seecause._images import first_line
 from seecause.engine.attend import attend
 from seecause.engine.trace import Trace, record
 from seecause.engine.walk import walk

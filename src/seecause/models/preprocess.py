@@ -29,7 +29,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from seecause._pictures import SUFFIXES, as_array, as_picture, even_places
+from seecause._images import SUFFIXES, as_array, as_image, even_places
 from seecause.errors import BadImage, BadOption
 from seecause.types import wide
 
@@ -111,7 +111,7 @@ class Preprocess:
             channels = f"this model takes {len(self.mean)} channels"
             raise BadImage("an image", channels, "give a tensor [B, channels, H, W], normalised")
         resample = Image.Resampling[self.filter.upper()]
-        framed = self._fit(as_picture(image), resample)
+        framed = self._fit(as_image(image), resample)
         seen = np.asarray(framed.convert("L" if len(self.mean) == 1 else "RGB")).copy()
         return torch.from_numpy(seen).view(*self.size, -1).permute(2, 0, 1).float() / 255
 

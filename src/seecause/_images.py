@@ -1,11 +1,9 @@
-"""Pictures from disk, whatever they are: every one comes out as upright 8-bit RGB, or as one clear
-error that names the file. Stands below everything that takes pictures."""
+"""Reading image files: every image is returned as upright 8-bit RGB, or one clear error names the
+file."""
 
 from __future__ import annotations
 
-import struct
 import warnings
-import zlib
 from collections.abc import Callable
 from io import BytesIO
 from pathlib import Path
@@ -29,36 +27,21 @@ SUFFIXES = frozenset(
 
 FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF", "TIFF", "PPM")  # others, whatever a file is named,
 # are not tried: PostScript would run a program, and rarer decoders are rarely looked at
-BROKEN = (  # what decoders of pictures raise
-    ArithmeticError,
-    AssertionError,
-    AttributeError,
-    EOFError,
-    LookupError,
-    MemoryError,
-    OSError,
-    RuntimeError,
-    SyntaxError,
-    TypeError,
-    ValueError,
-    struct.error,
-    zlib.error,
-)
 
 
-def read_image(path: str | Path, *, max_pixels: int = MAX_PIXELS) -> Image.Image:
-    """One picture as RGB: turned as its EXIF data says, transparency on white, the first frame of
-    an animation."""
-    return _open_image(path, lambda image: as_rgb(str(path), image), max_pixels)
+def read_image(path: str | Path) -> Image.Image:
+    """One image as RGB: turned as its EXIF data says, transparency on white, the first frame of an
+    animation."""
+    return _open_image(path, lambda image: as_rgb(str(path), image))
 
 
 def even_places(total: int, count: int) -> list[int]:
-    """`count` of `total` places, the first and the last among them."""
+    """`count` evenly spaced indices below `total`, the first and the last among them."""
     return [round(place * (total - 1) / max(1, count - 1)) for place in range(count)]
 
 
 def decode_image(content: bytes, name: str, *, max_pixels: int = MAX_PIXELS) -> Image.Image:
-    """The same for the bytes of a file; `name` is what errors call it."""
+    """One image from the bytes of a file, as `read_image` reads it; errors call it `name`."""
     if not content:
         raise BadImage(name, "the file is empty", "give an intact file")
     return _decode(BytesIO(content), name, lambda image: as_rgb(name, image), max_pixels)
@@ -69,7 +52,7 @@ def read_ids(path: str | Path) -> np.ndarray:
     ids = _open_image(path, np.array)
     if ids.ndim != 2 or ids.dtype.kind not in "biu":
         raise BadImage(
-            str(path), "a picture in colour", "give a mask with one number for each pixel"
+            str(path), "an image in colour", "give a mask with one number for each pixel"
         )
     return ids.astype(np.int64)
 
@@ -80,18 +63,17 @@ def read_grey(path: str | Path) -> np.ndarray:
     return _open_image(path, lambda image: np.array(image.convert("L")))
 
 
-def _open_image(
-    path: str | Path, take: Callable[[Image.Image], T], max_pixels: int = MAX_PIXELS
-) -> T:
-    check_file(Path(path))
-    return _decode(Path(path), str(path), take, max_pixels)
+def _open_image(path: str | Path, take: Callable[[Image.Image], T]) -> T:
+    check_there(Path(path))
+    if Path(path).stat().st_size == 0:
+        raise BadImage(str(path), "the file is empty", "give an intact file")
+    return _decode(Path(path), str(path), take, MAX_PIXELS)
 
 
 def _decode(
     source: Path | BytesIO, name: str, take: Callable[[Image.Image], T], max_pixels: int
 ) -> T:
-    """What `take` makes of the opened picture, or one clear error. The only place where a picture
-    is opened."""
+    """What `take` returns for the opened image, or one clear error."""
     with warnings.catch_warnings():
         # pillow warns about large, odd or damaged files; what matters is checked below
         warnings.simplefilter("ignore")
@@ -100,39 +82,30 @@ def _decode(
                 _check_size(name, image, max_pixels)
                 image.load()
                 return take(image)
-        except BadImage:  # a ValueError, which would count as damage below
+        except BadImage:
             raise
         except UnidentifiedImageError:
             raise BadImage(
                 name, "not an image that can be read", f"give one of {kinds()}"
             ) from None
         except Image.DecompressionBombError:
-            raise _too_large(name, "its header announces a huge picture", max_pixels) from None
-        except BROKEN as broken:
-            raise BadImage(
-                name, f"damaged or truncated ({first_line(broken)})", "give an intact file"
-            ) from broken
+            raise _too_large(name, "its header announces a huge image", max_pixels) from None
+        except Exception as broken:  # decoders raise anything on a damaged file
+            reason = f"damaged or truncated ({first_line(broken)})"
+            raise BadImage(name, reason, "give an intact file") from broken
 
 
 def first_line(error: BaseException) -> str:
-    """What a foreign error says, short enough for one of ours."""
+    """The first line of another library's error message, shortened."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0][:120]
 
 
 def check_there(path: Path) -> None:
-    """Refuse a path that is no file; what is in it, nobody looks at."""
+    """Refuse a path that is not a file, without reading it."""
     if path.is_dir():
-        raise BadImage(str(path), "a folder, not a picture", "give its files in a list")
+        raise BadImage(str(path), "a folder, not an image", "give its files in a list")
     if not path.exists():
         raise BadImage(str(path), "no such file", "check the path")
-    if not path.is_file():
-        raise BadImage(str(path), "not a regular file", "give a picture on disk")
-
-
-def check_file(path: Path) -> None:
-    check_there(path)
-    if path.stat().st_size == 0:
-        raise BadImage(str(path), "the file is empty", "give an intact file")
 
 
 def _check_size(name: str, image: Image.Image, max_pixels: int) -> None:
@@ -144,31 +117,24 @@ def _check_size(name: str, image: Image.Image, max_pixels: int) -> None:
     if short * long > max_pixels:
         raise _too_large(name, size, max_pixels)
     if long > MAX_ASPECT * short:
-        raise BadImage(
-            name,
-            f"{size} are too long and thin",
-            f"cut it so that one side is at most {MAX_ASPECT} times the other",
-        )
+        remedy = f"cut it so that one side is at most {MAX_ASPECT} times the other"
+        raise BadImage(name, f"{size} are too long and thin", remedy)
 
 
 def _too_large(name: str, what: str, max_pixels: int) -> BadImage:
-    return BadImage(
-        name,
-        f"{what}, more than the limit of {max_pixels / 1e6:.0f} million pixels",
-        "scale it down first",
-    )
+    limit = f"the limit of {max_pixels / 1e6:.0f} million pixels"
+    return BadImage(name, f"{what}, more than {limit}", "scale it down first")
 
 
 def as_rgb(name: str, image: Image.Image) -> Image.Image:
-    """Upright, 8 bits, transparency on white; `name` is what errors call it."""
+    """An image upright, in 8 bits, with transparency on white; errors call it `name`."""
     image = ImageOps.exif_transpose(image)
     if image.mode.startswith("I;16"):  # pillow would clip at 255
         grey = (np.asarray(image).astype(np.uint32) // 257).astype(np.uint8)
         return Image.fromarray(grey).convert("RGB")
     if image.mode in ("I", "F"):
-        raise BadImage(
-            name, "32-bit pixels have no agreed white", "save it with 8 or 16 bits a channel"
-        )
+        remedy = "save it with 8 or 16 bits a channel"
+        raise BadImage(name, "32-bit pixels have no agreed white", remedy)
     if image.has_transparency_data:
         clear = image.convert("RGBA")
         return Image.alpha_composite(Image.new("RGBA", clear.size, "white"), clear).convert("RGB")
@@ -176,13 +142,13 @@ def as_rgb(name: str, image: Image.Image) -> Image.Image:
 
 
 def kinds() -> str:
+    """The kinds of files that can be read, for error messages."""
     return ", ".join(sorted(suffix[1:] for suffix in SUFFIXES))
 
 
-def as_picture(value: Any, name: str = "picture") -> Image.Image:
-    """Anything that is a picture by itself as upright RGB: a PIL image, a path, the bytes of a
-    file, or raw pixels: whole numbers 0-255, [H, W], [H, W, 3] or [3, H, W], or floating-point
-    numbers 0-1, [H, W, 3]."""
+def as_image(value: Any, name: str = "image") -> Image.Image:
+    """A PIL image, a path, the bytes of a file, or raw pixels as upright RGB. Raw pixels are whole
+    numbers 0-255, [H, W], [H, W, 3] or [3, H, W], or floating-point numbers 0-1, [H, W, 3]."""
     if isinstance(value, Image.Image):
         _check_size(name, value, MAX_PIXELS)
         return as_rgb(name, value)
@@ -197,9 +163,9 @@ def as_picture(value: Any, name: str = "picture") -> Image.Image:
             "expected a PIL image, a path, bytes of a file, or pixels",
             "for samples of a dataset use sc.data.to_batch(model, samples)",
         )
-    picture = Image.fromarray(_eight_bits(name, pixels))
-    _check_size(name, picture, MAX_PIXELS)
-    return as_rgb(name, picture)
+    image = Image.fromarray(_eight_bits(name, pixels))
+    _check_size(name, image, MAX_PIXELS)
+    return as_rgb(name, image)
 
 
 def as_array(value: Any) -> np.ndarray | None:
