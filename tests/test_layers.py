@@ -16,7 +16,7 @@ import seecause
 ROOT = Path(seecause.__file__).parent
 LAYERS = (  # a module imports from its own row and from rows above it
     ("errors", "options", "files", "registry", "results", "types", "_lazy", "_random", "_software"),
-    ("models", "target", "_pictures", "_stop"),
+    ("models", "target", "_images", "_stop"),
     ("engine", "loading"),
     ("data",),
     ("metrics",),
