@@ -19,10 +19,7 @@ from tools.critters.ifam_backbone import (
     IfamRecipe,
     backbone_shape,
     batches,
-    distillation,
     loudest,
-    pretrain,
-    view,
 )
 
 CPU = torch.device("cpu")
@@ -82,14 +79,3 @@ def test_one_patch_is_enough_to_be_heard():
     scores = torch.zeros(1, 50, 2)
     scores[0, 7, 1] = 20
     assert loudest(scores)[0, 1] > 15 and loudest(scores)[0, 0] == pytest.approx(0, abs=1e-5)
-
-
-def test_dino_asks_the_other_view():
-    views = torch.eye(6)[[0, 1, 2, 3]]  # two views of two pictures
-    crossed, right = distillation(views[[2, 3, 0, 1]], views, torch.zeros(6))
-    own, wrong = distillation(views, views, torch.zeros(6))
-    assert crossed < own and right == 1 and wrong == 0
-    assert view(torch.rand(3, 3, 32, 32)).shape == (3, 3, 32, 32)
-    rows: list[dict] = []
-    model = pretrain(tiny(pretraining="dino"), device=CPU, write_row=rows.append, every=1)
-    assert [row["step"] for row in rows] == [1, 2] and not model.training

@@ -1,20 +1,14 @@
-"""How critters-ifam begins: its recipe as data, endless batches of pictures, and a backbone that
-has learnt to see: patch features that tell parts apart, without any mask.
+"""How critters-ifam begins: its recipe as data, endless batches of images, and a backbone whose
+patch features tell parts apart, without any mask.
 
-`parts`, from labels of whole pictures: on `clean`, where the background says nothing, the class
-token names the variant of every part (or that it is gone) and the coat. So does the patch that
-speaks loudest: a score is the log-sum-exp over patches, so that one patch that sees the part is
+It learns from labels of whole images on `clean`, where the background says nothing: the class token
+names the variant of every part (or that it is gone) and the coat. So does the patch with the
+highest score: a score is the log-sum-exp over patches, so that one patch that shows the part is
 enough and none need speak for others.
-
-`dino`, from no label at all: self-distillation (Caron et al. 2021) at toy size, to see how much the
-naming of parts matters. Two views of each picture; a student says of one what a slow average of
-itself, the teacher, says of the other. The teacher is centred and sharpened, so that neither
-collapses. Class tokens only, two global views, no local crops.
 """
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -45,7 +39,6 @@ from tools.critters import (
 _WEIGHTS = LossWeights(background=5.0)
 
 Reads = Literal["parts", "everything", "creature"]
-Pretraining = Literal["parts", "dino", "none"]
 
 
 def backbone_shape() -> dict[str, Any]:
@@ -84,7 +77,6 @@ class IfamRecipe(DrawnRecipe):
     covered: float = 0.5  # of a patch, by the creature, to be read by its true mask
     options: dict[str, Any] = field(default_factory=dict)
     weights: LossWeights = _WEIGHTS
-    pretraining: Pretraining = "parts"
     pretraining_samples: int = 614_400
     pretraining_batch: int = 512
     pretraining_rate: float = 1e-3
@@ -204,11 +196,8 @@ def pretrain(
 ) -> VisionTransformer:
     """The backbone after `pretraining_steps`; `write_row` gets a row for the log now and then. The
     global random state is left as it was."""
-    if recipe.pretraining == "none":
-        return build_backbone(recipe).to(device)
-    steps = {"parts": _name_parts, "dino": _distil}[recipe.pretraining]
     with seeded(recipe.seed, device):
-        return steps(recipe, device, RunningMeans(write_row, every))
+        return _name_parts(recipe, device, RunningMeans(write_row, every))
 
 
 def _paced_batches(
@@ -268,77 +257,3 @@ def _truth(latents: Latents) -> Tensor:
     """[B, P + 1]: the variant of every part, or that it is absent; and the coat."""
     shown = torch.where(latents.present[:, 1:], latents.variants, _CHOICES - 1)
     return torch.cat([shown, latents.coat[:, None]], dim=1)
-
-
-_PROTOTYPES, _HIDDEN, _BOTTLENECK = 1024, 512, 64
-_STUDENT_HEAT, _TEACHER_HEAT = 0.1, 0.04
-_MOMENTUM, _CENTRE_MOMENTUM = 0.99, 0.9
-
-
-class PrototypeNet(nn.Module):
-    """A backbone, and the similarities of a picture to prototypes."""
-
-    def __init__(self, backbone: VisionTransformer):
-        super().__init__()
-        self.backbone = backbone
-        self.project = nn.Sequential(
-            nn.Linear(backbone.embed_dim, _HIDDEN), nn.GELU(), nn.Linear(_HIDDEN, _BOTTLENECK)
-        )
-        self.prototypes = nn.Parameter(torch.randn(_PROTOTYPES, _BOTTLENECK))
-
-    def forward(self, images: Tensor) -> Tensor:
-        """[B, prototypes], cosines."""
-        seen = self.project(self.backbone.forward_features(images)[:, 0]).float()
-        with torch.autocast(images.device.type, enabled=False):  # cosines are divided by 0.04
-            return F.normalize(seen, dim=-1) @ F.normalize(self.prototypes, dim=-1).T
-
-
-def _distil(recipe: IfamRecipe, device: torch.device, means: RunningMeans) -> VisionTransformer:
-    """The teacher's backbone."""
-    student = PrototypeNet(build_backbone(recipe)).to(device).train()
-    teacher = copy.deepcopy(student).eval().requires_grad_(False)
-    optimizer = adamw(
-        student, learning_rate=recipe.pretraining_rate, weight_decay=recipe.weight_decay
-    )
-    centre = torch.zeros(_PROTOTYPES, device=device)
-    for step, scenes in _paced_batches(recipe, device, optimizer):
-        both = torch.cat([recipe.preprocess.normalise(view(scenes.images)) for _ in range(2)])
-        with half(device):
-            with torch.no_grad():
-                target = teacher(both)
-            guess = student(both)
-        loss, agree = distillation(guess, target, centre)
-        descend(optimizer, loss, student.parameters(), 1.0)
-        with torch.no_grad():
-            centre.lerp_(target.mean(dim=0), 1 - _CENTRE_MOMENTUM)
-            for slow, fast in zip(teacher.parameters(), student.parameters(), strict=True):
-                slow.lerp_(fast, 1 - _MOMENTUM)
-        means.add(step, {"loss": loss, "accuracy": agree}, phase="seeing")
-    return teacher.backbone
-
-
-def distillation(guess: Tensor, target: Tensor, centre: Tensor) -> tuple[Tensor, Tensor]:
-    """Two views' rows one above the other, [2 B, prototypes] of student and teacher -> the loss,
-    and how often both name the same prototype."""
-    # of the other view
-    wanted = ((target - centre) / _TEACHER_HEAT).softmax(dim=-1).roll(len(target) // 2, dims=0)
-    loss = -(wanted * (guess / _STUDENT_HEAT).log_softmax(dim=-1)).sum(dim=-1).mean()
-    return loss, (wanted.argmax(dim=-1) == guess.argmax(dim=-1)).float().mean()
-
-
-def view(images: Tensor) -> Tensor:
-    """A random cut of each picture [B, 3, H, W] (0.6 to 1 of its side, mirrored half of the time),
-    with another light in each channel."""
-    count, device = len(images), images.device
-    scale = torch.empty(count, device=device).uniform_(0.6, 1.0)
-    side = torch.where(torch.rand(count, device=device) < 0.5, -1.0, 1.0)
-    shift = torch.empty(count, 2, device=device).uniform_(-1, 1) * (1 - scale[:, None])
-    grid = torch.zeros(count, 2, 3, device=device)
-    grid[:, 0, 0], grid[:, 1, 1], grid[:, :, 2] = scale * side, scale, shift
-    cut = F.grid_sample(
-        images,
-        F.affine_grid(grid, list(images.shape), align_corners=False),
-        padding_mode="border",
-        align_corners=False,
-    )
-    return (cut * torch.empty(count, 3, 1, 1, device=device).uniform_(0.7, 1.3)).clamp(0, 1)

@@ -1,12 +1,12 @@
 """Critters: a generated world with known causes.
 
-Small creatures made of parts on textured backgrounds; every picture comes with its mask, its part
+Small creatures made of parts on textured backgrounds; every image comes with its mask, its part
 map and its exact counterfactuals.
 
     from seecause import critters
 
     latents = critters.draw("certified", "test", 16)
-    picture = critters.render(latents)
+    drawn = critters.render(latents)
     elsewhere = critters.render(latents, do=critters.Do(background=2))  # the creature is the same
 """
 

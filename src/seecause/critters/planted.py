@@ -9,8 +9,8 @@ vivid than any background. Then
                     `background` heads see background patches only, `object` heads object patches
                     only, the others only the class token
 
-So everything the answer knows of the background came through background heads. A head whose region
-is empty sees the class token.
+So the background reaches the prediction through background heads only. A head whose region is empty
+sees the class token.
 
 In its view who sees whom travels with the tokens, as lanes of queries and keys
 (models/block.py). A token carries what it is (class, object, background) and where it stands,
@@ -124,7 +124,7 @@ class PlantedViT(VisionTransformer):
 
 
 def vivid_patches(raw: Tensor, patch: tuple[int, int]) -> Tensor:
-    """[B, N] bool: patches of pictures [B, 3, H, W] with raw pixels in [0, 1] that hold a vivid
+    """[B, N] bool: patches of images [B, 3, H, W] with raw pixels in [0, 1] that hold a vivid
     pixel. A flat mean colour is not vivid."""
     high, low = raw.amax(dim=1), raw.amin(dim=1)  # [B, H, W]
     vivid = high - low > _VIVID * high + _STEP

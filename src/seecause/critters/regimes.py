@@ -39,7 +39,7 @@ class Regime:
     name: str
     creature_reliability: float = 1.0  # r_f
     background_reliability: float = 1 / len(BACKGROUNDS)  # r_s; 1/B is independence
-    train_pool: int | None = None  # training pictures in all, where the set is finite
+    train_pool: int | None = None  # training images in all, where the set is finite
     balanced: bool = False  # every (creature, background) equally often, in turn
     mat: bool = False  # no patch shows both creature and background
 
@@ -97,7 +97,7 @@ class Certificate:
         cues = {"background": self.uses_background, "creature": self.uses_creature}
         proven = [cue for cue, used in cues.items() if used]
         return (
-            f"accuracy {self.accuracy:.3f} on {self.samples} pictures (margin {self.margin:.3f});"
+            f"accuracy {self.accuracy:.3f} on {self.samples} images (margin {self.margin:.3f});"
             f" at most {self.creature_only:.3f} without the background, {self.background_only:.3f}"
             f" without the creature, {self.bayes:.3f} with both. Proven in use:"
             f" {' and '.join(proven) or 'neither cue'}."
@@ -107,15 +107,27 @@ class Certificate:
 def certificate(
     regime: str | Regime, *, accuracy: float, samples: int, confidence: float = 0.95
 ) -> Certificate:
-    """What held-out accuracy on `samples` fresh pictures of a regime proves. The bounds are exact,
-    by enumeration of P(y, f, b).
+    """Tell what an accuracy proves about the cues that a model uses.
 
-    >>> proof = certificate("certified", accuracy=0.78, samples=8192)
-    >>> proof.uses_background, proof.uses_creature
-    (True, True)
+    The bounds are exact, by enumeration of P(y, f, b).
+
+    Args:
+        regime: The regime that the model was tested on.
+        accuracy: Its accuracy on held-out images.
+        samples: The number of held-out images.
+        confidence: Of the proof.
+
+    Returns:
+        A `Certificate`: the best possible accuracies, and which cues are proven to be used.
+
+    Example:
+        >>> from seecause import critters
+        >>> proof = critters.certificate("certified", accuracy=0.78, samples=8192)
+        >>> proof.uses_background, proof.uses_creature
+        (True, True)
     """
     if samples < 1:
-        raise BadOption("samples", samples, "a positive number of pictures")
+        raise BadOption("samples", samples, "a positive number of images")
     table = joint(regime)
     margin = math.sqrt(math.log(1 / (1 - confidence)) / (2 * samples))
     creature_only = table.sum(dim=2).amax(dim=0).sum().item()
@@ -141,8 +153,26 @@ def draw(
     start: int = 0,
     device: torch.device | str = "cpu",
 ) -> Latents:
-    """Latents of samples start .. start + n. A sample is the same however it is reached; splits and
-    seeds never share one."""
+    """Draw the latents of samples `start` to `start + n`.
+
+    A sample is the same however it is reached; splits and seeds never share one.
+
+    Args:
+        regime: The name of a regime, such as "certified".
+        split: "train", "val" or "test".
+        n: The number of samples.
+        seed: Another seed is another world.
+        start: The first sample.
+        device: Where the latents lie, and images are rendered.
+
+    Returns:
+        `Latents`, which `render` draws.
+
+    Example:
+        >>> from seecause import critters
+        >>> len(critters.draw("clean", "test", 4))
+        4
+    """
     law = find_regime(regime)
     index = torch.arange(start, start + n, device=device)
     if split == "train" and law.train_pool is not None:
@@ -207,12 +237,12 @@ class CrittersData:
 
     @cached_property
     def fingerprint(self) -> str:
-        """Of the name, the length and the first picture's pixels, so that a change of the renderer
+        """Of the name, the length and the first image's pixels, so that a change of the renderer
         shows."""
         return digest(f"{self.name} {self.length}", self[0].image.numpy().tobytes())
 
     def digests(self, start: int, stop: int) -> list[str]:
-        """A sample is told by its generator: name, place, and the first picture's pixels."""
+        """A sample is told by its generator: name, place, and the first image's pixels."""
         first = self[0].image.numpy().tobytes()
         return [digest(f"{self.name} {index}", first) for index in range(start, stop)]
 
@@ -240,21 +270,39 @@ def samples(
     style: Style = "plain",
     do: Do | None = None,
 ) -> Iterator[Sample]:
-    """Pictures one by one, with label, group (creature, background) as they are shown, mask and
-    part map; drawn in small batches on the CPU."""
+    """Draw images one by one, in small batches on the CPU.
+
+    Args:
+        regime: The name of a regime, such as "certified".
+        split: "train", "val" or "test".
+        n: The number of samples.
+        seed: Another seed is another world.
+        start: The first sample.
+        size: Pixels of a side.
+        style: "plain", "flat" or "sketch".
+        do: An intervention on each scene.
+
+    Returns:
+        Samples with label, group (creature, background) as they are shown, mask and part map.
+
+    Example:
+        >>> from seecause import critters
+        >>> next(critters.samples("clean", "test", 1)).image.shape
+        torch.Size([3, 96, 96])
+    """
     name = find_regime(regime).name
     for first in range(start, start + n, _RENDER_ROWS):
         rows = min(_RENDER_ROWS, start + n - first)
         latents = draw(regime, split, rows, seed=seed, start=first)
-        picture = render(latents, size=size, style=style, do=do)
+        drawn = render(latents, size=size, style=style, do=do)
         latents = latents if do is None else intervene(latents, do, size=size)
         for row in range(rows):
             yield Sample(
-                image=picture.image[row],
+                image=drawn.image[row],
                 label=int(latents.label[row]),
                 group=(int(latents.creature[row]), int(latents.background[row])),
-                mask=picture.mask[row],
-                parts=picture.parts[row],
+                mask=drawn.mask[row],
+                parts=drawn.parts[row],
                 id=f"{name}-{split}-{seed}-{first + row}",
             )
 

@@ -35,7 +35,7 @@ from seecause.errors import BadOption, UnknownName
 # places are rounded to 1/8 pixel: exact in float32, so whole-pixel moves change no bit of the
 # creature
 PIXEL_STEPS = 8
-WINDOW = 0.7  # side of the square in which a creature is drawn, as a share of the picture's side
+WINDOW = 0.7  # side of the square in which a creature is drawn, as a share of the image's side
 _FAR = 9.0  # creature units, beyond any window
 
 
@@ -47,7 +47,7 @@ class Frame:
     count from the creature's centre.
     """
 
-    top: Tensor  # [B] int64, first row of the window in the picture
+    top: Tensor  # [B] int64, first row of the window in the image
     left: Tensor  # [B] int64
     rows: Tensor  # [B, S] float32, pixel centres relative to the creature's centre
     columns: Tensor  # [B, S]
@@ -62,7 +62,7 @@ class Frame:
 
 
 def frame(latents: Latents, size: int) -> Frame:
-    """The window of each creature in a picture of `size` pixels a side."""
+    """The window of each creature in an image of `size` pixels a side."""
     side = int(WINDOW * size)
     centre = torch.round(latents.centre * (size * PIXEL_STEPS)) / PIXEL_STEPS  # [B, 2] pixels
     corner = torch.floor(centre - side / 2).clamp(0, size - side)
@@ -390,7 +390,7 @@ _NEUTRAL = 0.5
 _CPU_ROWS = 16  # images drawn at once on a CPU: temporaries then stay in its cache
 
 
-class Picture(NamedTuple):
+class Rendering(NamedTuple):
     """Images and what is where in them."""
 
     image: Tensor  # [B, 3, H, W] float32 in [0, 1]
@@ -426,7 +426,7 @@ class Do:
 @torch.no_grad()
 def render(
     latents: Latents, *, size: int = 96, do: Do | None = None, style: Style = "plain"
-) -> Picture:
+) -> Rendering:
     """Draw a batch of scenes on the device of their latents.
 
     Args:
@@ -453,8 +453,8 @@ def render(
     do = do or Do()
     latents = intervene(latents, do, size=size)
     rows = _CPU_ROWS if latents.seed.device.type == "cpu" else max(1, len(latents))
-    pictures = [_draw(batch, do, size, style) for batch in latents.split(rows)]
-    return Picture(*(torch.cat(tensors) for tensors in zip(*pictures, strict=True)))
+    drawn = [_draw(batch, do, size, style) for batch in latents.split(rows)]
+    return Rendering(*(torch.cat(tensors) for tensors in zip(*drawn, strict=True)))
 
 
 def intervene(latents: Latents, do: Do, *, size: int = 96) -> Latents:
@@ -481,7 +481,7 @@ def intervene(latents: Latents, do: Do, *, size: int = 96) -> Latents:
     return latents
 
 
-def _draw(latents: Latents, do: Do, size: int, style: str) -> Picture:
+def _draw(latents: Latents, do: Do, size: int, style: str) -> Rendering:
     may_stop()
     image = _backdrop(latents, do, size, style)  # [B, 3, H, W]
     colour, shown, top, left = draw_creatures(latents, size=size, style=style)
@@ -500,7 +500,7 @@ def _draw(latents: Latents, do: Do, size: int, style: str) -> Picture:
     if image.device.type != "cpu" or latents.mat.any():  # a GPU would wait to be asked
         mat = _touched(mask) & ~mask & latents.mat[:, None, None]
         image = torch.where(mat[:, None], _NEUTRAL, image)
-    return Picture(image.mul_(latents.gain[:, None, None, None]), mask, parts)
+    return Rendering(image.mul_(latents.gain[:, None, None, None]), mask, parts)
 
 
 def _touched(mask: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ presence         every part is somewhere in the batch    1 - mean_k max_{b, i, j
 background       it is at the border of every image      -log max_ij m_ij pool_3x3(A_bg)
 total variation  maps are of one piece                   differences of neighbours, per patch
 entropy          every patch decides                     -sum_k A_k log A_k
-equivariance     parts move with the picture             1 - cosine(A, A of the warped image, back)
+equivariance     parts move with the image               1 - cosine(A, A of the warped image, back)
 orthogonality    parts say different things (their embeddings, or the prototypes)
 """
 
@@ -60,7 +60,7 @@ class TrainingLosses(nn.Module):
     def forward(
         self, images: Tensor, labels: Tensor, ids: Tensor, seed: int, step: int
     ) -> tuple[Tensor, dict[str, Tensor], Tensor]:
-        """The total, every loss by name (for the log, without gradient), and answers [B, C].
+        """The total, every loss by name (for the log, without gradient), and logits [B, C].
 
         Noise and dropped parts are keyed by (seed, step, sample id), the affine map by (seed,
         step): the same in any process, batch or resumed run.
@@ -214,7 +214,7 @@ def equivariance_loss(
 
 
 def check_grid(grid: tuple[int, int]) -> None:
-    """Refuse pictures of too few patches to learn from."""
+    """Refuse images of too few patches to learn from."""
     if min(grid) < 3:
         expected = "at least 3 x 3 patches, over which presence is pooled"
         raise BadOption(
