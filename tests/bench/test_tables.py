@@ -122,26 +122,22 @@ def csv_lines(table, folder) -> list[str]:
     return (folder / "table.csv").read_text().splitlines()
 
 
-def best(metric: str, **found) -> list[str]:
-    columns = {method: {metric: torch.tensor(values)} for method, values in found.items()}
-    made = table_of(columns)
-    marked = [method for method, cells in made.cells.items() if cells[metric].best]
+@pytest.mark.parametrize(
+    ("metric", "found", "marked"),
+    [
+        ("pointing", {"caap": [1, 0, 1], "gae": [0, 1, 1], "random": [0, 0, 1]}, ["caap", "gae"]),
+        ("pointing", {"caap": [1, 0.5], "gae": [1, 0.5 + 1e-9], "c": [0.1, 0.5]}, ["caap", "gae"]),
+        ("pointing", {"caap": [1, 0.5], "gae": [1, 0.6], "random": [0.1, 0.5]}, ["gae"]),
+        ("pointing", {"caap": [1, 1], "gae": [1, 1 - 1e-9]}, []),
+        ("pointing", {"caap": [0.3, 0.4]}, ["caap"]),
+        ("insertion", {"caap": [0.99974, 0.99975], "random": [0.99976, 0.99977]}, []),
+        ("deletion", {"caap": [1e-6, 2e-6], "random": [3e-6, 4e-6]}, ["caap"]),
+    ],
+)
+def test_the_best_is_marked_where_there_is_one(metric, found, marked):
+    made = table_of({m: {metric: torch.tensor(v).double()} for m, v in found.items()})
+    assert [method for method, cells in made.cells.items() if cells[metric].best] == marked
     assert to_markdown(made).count("**") == 2 * len(marked)
-    return marked
-
-
-def test_the_best_is_marked_where_there_is_one():
-    found = best("pointing", caap=[1.0, 0.0, 1.0], gae=[0.0, 1.0, 1.0], random=[0.0, 0.0, 1.0])
-    assert found == ["caap", "gae"]
-    # the digits shown do not tell these apart
-    found = best("pointing", caap=[1.0, 0.5], gae=[1.0, 0.5 + 1e-9], random=[0.1, 0.5])
-    assert found == ["caap", "gae"]
-    assert best("pointing", caap=[1.0, 0.5], gae=[1.0, 0.6], random=[0.1, 0.5]) == ["gae"]
-    assert best("pointing", caap=[1.0, 1.0], gae=[1.0, 1.0 - 1e-9]) == []
-    assert best("pointing", caap=[0.3, 0.4]) == ["caap"]
-    assert best("saco", caap=[0.5, 0.5], random=[0.5, 0.5]) == []
-    assert best("insertion", caap=[0.99974, 0.99975], random=[0.99976, 0.99977]) == []
-    assert best("deletion", caap=[1e-6, 2e-6], random=[3e-6, 4e-6]) == ["caap"]
 
 
 def test_odd_names_and_values_break_no_table(tmp_path):
