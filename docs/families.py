@@ -28,7 +28,6 @@ def table() -> str:
         ("timm", "tokens", timm.CLASSES),
         ("timm", "stages", staged.SPLITS["timm"]),
         ("transformers", "tokens", _families(transformers.READINGS)),
-        ("transformers", "stages", _families(staged.SPLITS["transformers"])),
         ("transformers", "boxes", _families(_rows("Detection"))),
         ("transformers", "pixels", _families(_rows("Segmentation"))),
         ("transformers", "words", _families(decoder.FAMILIES)),

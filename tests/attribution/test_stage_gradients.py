@@ -17,7 +17,9 @@ TARGET = 3
 FEW = {"integrated-gradients": {"steps": 3}, "smoothgrad": {"samples": 3}}
 
 
-@pytest.fixture(scope="module", params=["timm_swin", "timm_convnext", "hf_convnext", "timm_resnet"])
+@pytest.fixture(
+    scope="module", params=["timm_swin", "timm_convnext", "torchvision_swin", "timm_resnet"]
+)
 def small(request):
     make = tiny_conv if request.param == "timm_resnet" else tiny_staged
     native = make(request.param)

@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-import transformers as hf
 from torch import nn
 
 from tests.families.native import HALF, Native
@@ -21,7 +20,6 @@ from tests.families.native import HALF, Native
 SIZE = (64, 96)  # 4 x 6 cells of 16 pixels
 DEPTHS = (2, 1, 2, 1)  # windows are shifted in every second block
 HEADS = (1, 2, 2, 2)
-HF: dict[str, Any] = dict(image_size=SIZE, depths=list(DEPTHS), num_labels=7)
 
 
 @dataclass
@@ -86,31 +84,11 @@ def torchvision_convnext() -> StagedNative:
     return _native(module, [module.features[i] for i in (0, 1, 3, 5, 7)], ["planes"] * 5)
 
 
-def _hf_native(module: Any, ends: Sequence[Any], orders: Sequence[Any], **more: Any) -> Any:
-    return _native(module, ends, orders, forward=lambda images: module(images).logits, **more)
-
-
-def _hf_convnext(module: Any, tower: Any) -> StagedNative:
-    return _hf_native(module, [tower.embeddings, *tower.encoder.stages], ["planes"] * 5)
-
-
-def hf_convnext() -> StagedNative:
-    module = hf.ConvNextForImageClassification(
-        hf.ConvNextConfig(**HF, hidden_sizes=[4, 8, 8, 8], layer_scale_init_value=0.5)
-    )
-    return _hf_convnext(module, module.convnext)
-
-
-def hf_convnext_v2() -> StagedNative:
-    module = hf.ConvNextV2ForImageClassification(hf.ConvNextV2Config(**HF, hidden_sizes=[8] * 4))
-    return _hf_convnext(module, module.convnextv2)
-
-
 STAGED_FAMILIES: dict[str, Callable[[], StagedNative]] = {
     make.__name__: make
     for make in (
         timm_swin, timm_swin_v2, timm_convnext, timm_convnext_v2, torchvision_swin,
-        torchvision_convnext, hf_convnext, hf_convnext_v2,
+        torchvision_convnext,
     )
 }  # fmt: skip
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import copy
 from collections.abc import Callable
 from pathlib import Path
 
@@ -19,7 +18,7 @@ from torch.testing import assert_close
 from transformers import ViTConfig, ViTForImageClassification, ViTModel
 
 import seecause as sc
-from seecause.errors import DataMissing
+from seecause.errors import BadOption, DataMissing
 from tests.tiny import scramble
 
 NAMES = ["ant", "bee", "cat", "dog", "eel"]
@@ -193,23 +192,12 @@ def test_an_adapter_of_transformers_is_merged_into_its_base(tmp_path, bare):
     assert_close(again(x), model(x))
 
 
-def test_an_adapter_of_timm_is_merged_into_the_model_that_is_named(tmp_path, monkeypatch):
-    torch.manual_seed(0)
-    base = timm.create_model("test_vit")
-    pretrained = lambda name, pretrained, **options: copy.deepcopy(base)  # noqa: E731
-    head = copy.deepcopy(base)
-    head.reset_classifier(4)
-    adapted = adapter(tmp_path / "lora", head, "head", ["qkv"])
-    monkeypatch.setattr(timm, "create_model", pretrained)
-    model = sc.load("timm:test_vit", weights=tmp_path / "lora")
-    assert model.n_classes == 4 and model.classes == ()
-    assert_close(model(images()), adapted(images()), atol=1e-4, rtol=1e-4)
-
-
 def test_an_adapter_without_a_base_asks_for_it(tmp_path):
     adapter(tmp_path / "lora", trained(), "head", ["qkv"])
-    with pytest.raises(DataMissing, match="--model timm:NAME"):
+    with pytest.raises(DataMissing, match="--model hf:NAME"):
         sc.load(str(tmp_path / "lora"))
+    with pytest.raises(BadOption, match="a model of transformers"):
+        sc.load("timm:test_vit", weights=tmp_path / "lora")
 
 
 def test_a_head_beside_a_backbone_with_its_own_is_not_passed_over(tmp_path):

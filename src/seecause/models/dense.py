@@ -197,7 +197,6 @@ class Aim:
     name: str
     pixels: Tensor  # [H, W] bool
     boxes: Sequence[FoundBox] = ()  # all boxes that a detector is sure of
-    index: int = 0  # of a box
     model: Any = None  # ImageModel
     value: float = 0.0  # logit of the target for the image itself
 
@@ -270,7 +269,6 @@ class BoxReading:
             f"box {index}",
             rectangle([int(corner) for corner in corners[index].round()], size),
             boxes,
-            index,
         )
 
 

@@ -73,7 +73,9 @@ def open_source(
     if weights is not None and (library == "builtin" or (library == "path" and path.is_dir())):
         raise BadOption("weights", weights, "no value: this model has its own")
     if weights not in (None, "random") and (Path(str(weights)) / ADAPTER).is_file():
-        return _adapter(Path(str(weights)), f"{library}:{name}", size)
+        if library != "hf":
+            raise BadOption("weights", weights, "an adapter for a model of transformers (hf:NAME)")
+        return _adapter(Path(str(weights)), name, size)
     if library == "path" and path.is_dir():
         return _folder(path, size)
     if library == "path":
@@ -383,8 +385,7 @@ def imagenet_names(count: int) -> tuple[str, ...]:
         return ()
     from timm.data import ImageNetInfo
 
-    info = ImageNetInfo()
-    return tuple(info.index_to_description(i) for i in range(1000))
+    return tuple(map(ImageNetInfo().index_to_description, range(1000)))
 
 
 # ---------------------------------------------------------------- torchvision and open_clip
@@ -530,32 +531,20 @@ def _processor(where: str, *, rows: bool) -> dict[str, Any]:
     return {"preprocess": preprocess_from_processor(config | (one_frame(config) if rows else {}))}
 
 
-def _adapter(folder: Path, base: str | None, size: tuple[int, int] | None) -> Source:
-    """A base model with the adapter of a PEFT folder merged into it. `base` is timm:NAME or
-    hf:NAME; without it, the folder names a model of transformers."""
+def _adapter(folder: Path, name: str | None, size: tuple[int, int] | None) -> Source:
+    """A model of transformers with the adapter of a PEFT folder merged into it; without a `name`,
+    the folder names the model."""
     try:
         import peft
     except ImportError:
         raise MissingExtra("peft", "adapters") from None
-    named = read_json(folder / ADAPTER).get("base_model_name_or_path")
-    if base is None and not named:
-        remedy = f"name it: --model timm:NAME (or hf:NAME) --weights {folder}"
+    name = name or read_json(folder / ADAPTER).get("base_model_name_or_path")
+    if not name:
+        remedy = f"name it: --model hf:NAME --weights {folder}"
         raise DataMissing(str(folder), "the adapter does not name its base model", remedy)
-    files = (folder / name for name in ("adapter_model.safetensors", "adapter_model.bin"))
-    state = read_checkpoint(next(filter(Path.is_file, files), folder))
-    library, _, name = (base or f"hf:{named}").partition(":")
-    if library == "timm":
-        source = _timm(name, None, size)
-        count = class_count(state, "head", "head.modules_to_save")
-        if count and count["num_classes"] != source.module.num_classes:
-            cast(Any, source.module).reset_classifier(count["num_classes"])
-            source.wrap_options["classes"] = ()
-            source.origin["options"] |= count
-    elif library == "hf":
-        count = class_count(state, "classifier", "classifier.modules_to_save")
-        source = _transformers(name, None, size, labels=count.get("num_classes", 0))
-    else:
-        raise BadOption("model", base, "timm:NAME or hf:NAME, which an adapter can be merged into")
+    state = read_checkpoint(folder / "adapter_model.safetensors")
+    count = class_count(state, "classifier", "classifier.modules_to_save")
+    source = _transformers(name, None, size, labels=count.get("num_classes", 0))
     with reading(folder, writer="PEFT"):
         adapted = peft.PeftModel.from_pretrained(source.module, str(folder))
         source.module = adapted.merge_and_unload()

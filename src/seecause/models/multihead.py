@@ -8,7 +8,6 @@ takes `head=` on its projected embedding.
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import torch
@@ -44,43 +43,33 @@ def _torchvision(module: Any, kind: str) -> Parts:
     patch, size = (module.patch_size,) * 2, (module.image_size,) * 2
     layout = TokenLayout(grid=(size[0] // patch[0], size[1] // patch[1]), prefix=1, class_index=0)
     classifies = any(not isinstance(layer, nn.Identity) for layer in module.heads.children())
+
+    def with_class(images: Tensor) -> Tensor:
+        tokens = module._process_input(images)
+        return torch.cat([module.class_token.expand(len(images), -1, -1), tokens], dim=1)
+
     return Parts(
         family="torchvision.VisionTransformer",
-        embed=partial(_with_positions, module),
+        embed=lambda images: with_class(images) + module.encoder.pos_embedding,
         layout_at=lambda height, width: layout,
         blocks=[
-            _torchvision_block(native, f"blocks.{i}")
-            for i, native in enumerate(module.encoder.layers)
+            Block(
+                name=f"blocks.{index}",
+                native=native,
+                norm=native.ln_1,
+                feed=chain(native.ln_2, native.mlp),
+                **packed(native.self_attention, f"blocks.{index}"),
+            )
+            for index, native in enumerate(module.encoder.layers)
         ],
         norm=module.encoder.ln,
         patch=patch,
-        native_tokens=lambda images: module.encoder(_with_class(module, images)),
+        native_tokens=lambda images: module.encoder(with_class(images)),
         pool="cls",
         head=module.heads if classifies else None,
         native_logits=module,
         size=size,
     )
-
-
-def _with_class(module: Any, images: Tensor) -> Tensor:
-    return torch.cat(
-        [module.class_token.expand(len(images), -1, -1), module._process_input(images)], dim=1
-    )
-
-
-def _with_positions(module: Any, images: Tensor) -> Tensor:
-    return _with_class(module, images) + module.encoder.pos_embedding
-
-
-def _torchvision_block(native: Any, name: str) -> Block:
-    attention = native.self_attention
-    shared: dict[str, Any] = {
-        "name": name,
-        "native": native,
-        "norm": native.ln_1,
-        "feed": chain(native.ln_2, native.mlp),
-    }
-    return Block(**shared, **packed(attention, name))
 
 
 def _open_clip(module: Any, kind: str, text: TextInput | None) -> Parts:
@@ -117,7 +106,7 @@ def _own(visual: Any) -> Parts:
         reason = f"pool_type={visual.pool_type!r} with attentional pooling or none is not split"
         raise UnsupportedModel("open_clip VisionTransformer", reason)
     layout = TokenLayout(grid=tuple(visual.grid_size), prefix=1, class_index=0)
-    ending = chain(visual.ln_post, same if visual.proj is None else partial(_times, visual))
+    ending = chain(visual.ln_post, same if visual.proj is None else lambda x: x @ visual.proj)
     return Parts(
         family="",
         embed=visual._embeds,
@@ -152,23 +141,19 @@ def _timm(visual: Any) -> tuple[Parts, Fn]:
     return parts, chain(*steps) if steps else same
 
 
-def _times(visual: Any, x: Tensor) -> Tensor:
-    return x @ visual.proj
-
-
 def _open_clip_block(native: Any, name: str) -> Block:
     attention = native.attn
-    shared: dict[str, Any] = {
-        "name": name,
-        "native": native,
-        "norm": native.ln_1,
-        "branch": native.ls_1,
-        "feed": chain(native.ln_2, native.mlp, native.ls_2),
-    }
     if not isinstance(attention, nn.MultiheadAttention | Packed):
         kind = type(attention).__name__
         raise UnsupportedModel(f"open_clip {type(native).__name__} ({name})", f"it has a {kind}")
-    return Block(**shared, **packed(attention, name))
+    return Block(
+        name=name,
+        native=native,
+        norm=native.ln_1,
+        branch=native.ls_1,
+        feed=chain(native.ln_2, native.mlp, native.ls_2),
+        **packed(attention, name),
+    )
 
 
 def _preprocess(visual: Any) -> Preprocess | None:

@@ -33,7 +33,7 @@ from seecause.errors import BadOption, UnknownName, UnsupportedModel
 from seecause.models.base import Architecture, ImageModel
 from seecause.models.block import Fn, chain, same
 from seecause.models.layout import TokenLayout
-from seecause.models.parts import WrapOptions, class_names, head_for, is_multi_label
+from seecause.models.parts import WrapOptions, head_for
 from seecause.models.preprocess import Preprocess, from_timm
 
 
@@ -145,10 +145,8 @@ class StagedParts:
     native: Callable[[Tensor], Tensor]  # the module's own output [B, classes]
     preprocess: Preprocess | None = None
     classes: Sequence[str] = ()
-    sigmoid: bool = False
     fixed_size: bool = False
     size: tuple[int, int] | None = None
-    extra: nn.Module | None = None
 
     def assemble(self, module: nn.Module, options: WrapOptions) -> StagedModel:
         """A view of these parts, with the options of the caller; a head is for networks whose own
@@ -178,7 +176,7 @@ class StagedParts:
             patch=cell,
             native=self.native if added is None else chain(self.native, added),
             classes=options.class_names(self),
-            sigmoid=self.sigmoid if options.sigmoid is None else options.sigmoid,
+            sigmoid=bool(options.sigmoid),
             fixed_size=self.fixed_size,
             extra=added,
         )
@@ -206,8 +204,6 @@ def staged_parts(module: Any, library: str, kind: str) -> StagedParts | None:
     split = SPLITS.get(library, {}).get(kind)
     if split is None:
         return None
-    if library == "transformers":
-        return _find_hf(module, kind, split)
     stages, behind = split(module)
     if library == "timm":  # some heads that were never made cannot be asked for
         steps = [module.forward_head]
@@ -228,20 +224,6 @@ def staged_parts(module: Any, library: str, kind: str) -> StagedParts | None:
         preprocess=from_timm(config) if config else None,
         fixed_size=bool(getattr(embedding, "strict_img_size", False)),
         size=None if size is None else tuple(size),
-    )
-
-
-def _find_hf(module: Any, kind: str, split: Callable[[Any], Split]) -> StagedParts:
-    stages, steps = split(getattr(module, module.base_model_prefix))
-    return StagedParts(
-        family=f"transformers.{kind}",
-        stages=stages,
-        rest=chain(*steps, module.classifier),
-        cells=_two_thirds(stages),
-        classifies=_classifies(module.classifier),
-        native=lambda images: module(images, return_dict=True).logits,
-        classes=class_names(module.config),
-        sigmoid=is_multi_label(module.config),
     )
 
 
@@ -304,12 +286,6 @@ def _timm_convnext(module: Any) -> Split:
     return [Stage("stem", (module.stem,)), *stages], [module.norm_pre]
 
 
-def _convnext_hf(tower: Any) -> Split:
-    stem = Stage("stem", (tower.embeddings,))
-    stages = [Stage(f"stage{n}", (stage,)) for n, stage in enumerate(tower.encoder.stages, start=1)]
-    return [stem, *stages], [partial(torch.mean, dim=(-2, -1)), tower.layernorm]
-
-
 CONVOLUTIONAL: dict[str, Callable[[Any], Split]] = {
     "ResNet": _resnet,
     "DenseNet": _densenet,
@@ -326,10 +302,6 @@ SPLITS: dict[str, dict[str, Callable[[Any], Split]]] = {
         **CONVOLUTIONAL,
         "SwinTransformer": partial(_alternating, True),
         "ConvNeXt": partial(_alternating, False),
-    },
-    "transformers": {
-        "ConvNextForImageClassification": _convnext_hf,
-        "ConvNextV2ForImageClassification": _convnext_hf,
     },
 }
 FLATTEN = nn.Flatten(1)

@@ -29,17 +29,9 @@ CLASSES = ("VisionTransformer", "VisionTransformerDistilled", "Eva")
 REFUSED = {  # classes that people ask for, and why not
     "Beit": "its attention carries a relative position bias",
     "Cait": "its heads are mixed with each other before and after the softmax",
-    "ConvMixer": "it has no attention",
-    "CrossVit": "it has two branches of tokens of different size",
-    "LevitDistilled": "its attention carries a bias by position, and shrinks between stages",
-    "MlpMixer": "it has no attention",
     "MultiScaleVit": "its queries and keys are pooled, so rows are no patches",
-    "NaFlexVit": "it packs patches of any shape into padded sequences",
     "Nest": "its attention is within blocks that are merged between stages",
-    "PoolingVisionTransformer": "its tokens are pooled between stages",
-    "Twins": "its attention is within windows, and to pooled keys",
     "VisionTransformerRelPos": "its attention carries a relative position bias",
-    "VisionTransformerSAM": "its attention is windowed and carries a relative position bias",
     "Xcit": "its attention is between channels, not between patches",
 }
 POOLS: dict[str, Kind] = {"token": "cls", "avg": "mean"}

@@ -193,7 +193,8 @@ _SPEAKS = (
 )
 REFUSED = {  # beginnings of class names, and why
     "Beit": "its attention carries a relative position bias",
-    "Swin": "its blocks run on sequences; timm's and torchvision's Swin work, by stages",
+    "Swin": "networks of stages are read of timm and torchvision",
+    "ConvNext": "networks of stages are read of timm and torchvision",
     "Llava": _SPEAKS,
     "InternVL": _SPEAKS,
 }
