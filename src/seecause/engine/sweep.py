@@ -283,10 +283,8 @@ class Sweep:
         if isinstance(sets, Tensor):
             sets = token_sets(self.model, sets, self.context.layout, plan.live)
         unfinished = plan.unfinished(layers)
-        rows, z = (
-            sets.class_rows,
-            self._class_rows(sets, plan.stop if unfinished else layers, summary),
-        )
+        rows = sets.class_rows
+        z = self._class_rows(sets, plan.stop if unfinished else layers, summary)
         if unfinished and plan.tail == "all":
             return self._recompute(sets, z)
         if unfinished:
@@ -366,9 +364,8 @@ class Sweep:
         steps = walk(self.model, z, self.context.at.take(rows.tokens), start=plan.start, stop=until)
         for step in steps:
             mixed = step.index in donor_blocks
-            bias = step.block.bias(
-                step.at, self.context.at
-            )  # a token has the same place in both runs
+            # a token has the same place in both runs
+            bias = step.block.bias(step.at, self.context.at)
             banks = [self.donor.bank(step.index, sets.donor_mask, bias)] if mixed else []
             if summary is None:
                 keep = sets.context_mask if mixed else sets.whole_mask
