@@ -65,44 +65,6 @@ def test_moved_residual_rows_equal_overwriting_by_hooks(family):
     assert_close(got[1], still[0], atol=1e-12, rtol=0)
 
 
-def test_patched_residual_rows_equal_overwriting_by_hooks():
-    native = tiny("timm_registers")
-    model, (base, source) = view(native), pictures(native, batch=4).split(2)
-    donor = reference.states(native.forward, native.blocks, source)
-    tokens = [4, 7, 11]
-
-    def put(level, out):
-        new = out.clone()
-        if level == 2:
-            new[:, tokens] = donor[2][:, tokens]
-        return new
-
-    with reference.overwritten(native.blocks, put):
-        expected = native.forward(base)
-    got = sc.patch(model, base, source, [[sc.Site(2, tokens=tokens)], [], [sc.Site(1), sc.Site(3)]])
-    assert_close(got[0], expected, atol=1e-12, rtol=0)
-    assert_close(got[1], native.forward(base), atol=1e-12, rtol=0)
-    assert_close(got[2], native.forward(source), atol=1e-12, rtol=0)
-
-
-def test_patching_every_head_and_token_of_a_block_moves_its_attention():
-    native = tiny("timm_deit3")
-    model, (base, source) = view(native), pictures(native).split(1)
-    whole, halves, none = sc.patch(
-        model,
-        base,
-        source,
-        [
-            [sc.Site(1, "heads")],
-            [sc.Site(1, "heads", heads=[0, 2]), sc.Site(1, "heads", heads=[1])],
-            [sc.Site(1, "heads", heads=[])],
-        ],
-    )
-    assert_close(whole, halves)
-    assert_close(none, model(base), atol=1e-12, rtol=0)
-    assert (whole - none).abs().max() > 1e-3
-
-
 def test_every_kind_of_a_block_is_put_at_its_own_tokens_and_heads():
     native = tiny("timm_deit3")
     model, (base, source) = view(native), pictures(native, batch=4).split(2)

@@ -8,7 +8,6 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from seecause._stop import Stopped, stoppable
 from seecause.engine.walk import walk
 from seecause.models.block import fused
 from tests.helpers import view
@@ -146,17 +145,3 @@ def test_a_finished_step_holds_nothing(run):
     model, _, h, at = run
     steps = [step for step in walk(model, h, at) if step.o is not None]
     assert not any(torch.is_tensor(part) for step in steps for part in vars(step).values())
-
-
-def test_a_walk_can_be_stopped_between_two_blocks(run):
-    model, _, h, at = run
-    counted, calls = counting(model, "feed")
-
-    def check():
-        if len(calls) == 2:
-            raise Stopped
-
-    with stoppable(check), pytest.raises(Stopped):
-        walk(counted, h, at).end()
-    assert len(calls) == 2
-    assert walk(counted, h, at).end().shape == h.shape  # nobody asks any more

@@ -19,6 +19,7 @@ from functools import cached_property
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from seecause.engine import kernel
 from seecause.engine.walk import Step
@@ -64,7 +65,7 @@ class Groups:
 
     @property
     def longest(self) -> int:
-        """No group has more rows: the bound that was given, else `width`."""
+        """The bound that was given, else `width`: no group has more rows."""
         return self.width if self._bound is None else self._bound
 
     @cached_property
@@ -80,33 +81,26 @@ class Groups:
     @cached_property
     def owner(self) -> Tensor:
         """The group of each row, int32 [R]."""
-        return self._send(self._owner.int())
+        return self._send(torch.arange(len(self)).repeat_interleave(self.sizes).int())
 
     @cached_property
     def padded(self) -> Tensor:
         """Rows of each group, [G, width]; padding repeats row 0 of the sequence."""
-        grid = torch.zeros(len(self), self.width, dtype=torch.long)
-        grid[self._owner, self._place] = torch.arange(self.rows)
-        return self._send(grid)
+        return self._send(pad_sequence(torch.arange(self.rows).split(self.sizes.tolist()), True))
 
     @cached_property
     def valid(self) -> Tensor:
         """False on padding, [G, width]."""
-        return self._send(torch.arange(self.width)[None] < self.sizes[:, None])
+        return self._send(self._valid)
 
     @cached_property
     def unpadded(self) -> Tensor:
         """Where each row sits in the flattened padding, [R]."""
-        return self._send(self._owner * self.width + self._place)
+        return self._send(self._valid.flatten().nonzero()[:, 0])
 
     @property
-    def _owner(self) -> Tensor:
-        return torch.arange(len(self)).repeat_interleave(self.sizes)
-
-    @property
-    def _place(self) -> Tensor:
-        first = self.sizes.cumsum(0) - self.sizes
-        return torch.arange(self.rows) - first.repeat_interleave(self.sizes)
+    def _valid(self) -> Tensor:
+        return torch.arange(self.width) < self.sizes[:, None]
 
     def _send(self, x: Tensor) -> Tensor:
         return x.to(self.device, non_blocking=True)

@@ -49,7 +49,7 @@ from seecause.errors import BadOption, NotDefined
 from seecause.models.base import ImageModel
 from seecause.models.block import Block
 from seecause.models.layout import At, TokenLayout
-from seecause.models.view import VisionModel
+from seecause.models.view import Readout, VisionModel
 from seecause.types import wide, wide_dtype
 
 Tail = Literal["patched", "blank", "source", "all"]
@@ -325,13 +325,10 @@ class Sweep:
         """A latent query per set reads frozen, replaced and live tokens."""
         readout, pool, n = self.model.readout, self.model.readout.latent, len(sets)
         assert pool is not None
-        part = readout.averaged(self.context.layout)
-        queries = pool.query()
-        per_set = queries.shape[2]
-        q = queries.repeat(1, 1, n, 1).expand(len(live), -1, -1, -1)
+        part, each = readout.averaged(self.context.layout), pool.query().shape[2]
 
         def bank(trace: Trace, keep: Tensor) -> Bank:  # keep [n, T] -> [1, 1, n*Q, A]
-            seen = keep[:, part].repeat_interleave(per_set, dim=0)[None, None]
+            seen = keep[:, part].repeat_interleave(each, dim=0)[None, None]
             return Bank(*pool.kv(self._final(trace)[:, part]), Mask(seen))
 
         banks = [bank(self.context, ~sets.is_special & ~gone)]
@@ -343,10 +340,8 @@ class Sweep:
             live = live[:, :0] if rows is sets.class_rows else live[:, seen]
         own = None
         if live.shape[1]:
-            own = Own(*pool.kv(live), sets.even_groups(per_set), groups)
-        o, _ = attend(q, banks, own, scale=pool.scale)
-        pooled = pool.finish(o.unflatten(1, (n, per_set)).flatten(0, 1))
-        return readout.head(pooled).unflatten(0, (-1, n))
+            own = Own(*pool.kv(live), sets.even_groups(each), groups)
+        return _pooled(readout, len(live), n, banks, own)
 
     def _final(self, trace: Trace) -> Tensor:
         """Normed states behind the last block, [b, T, D]."""
@@ -431,6 +426,19 @@ class Sweep:
         return max(self.context.batch, self.donor.batch)
 
 
+def _pooled(
+    readout: Readout, batch: int, count: int, banks: Sequence[Bank], own: Own | None
+) -> Tensor:
+    """Logits [B, n, C] of a latent pool whose queries read banks, and keys of their own, in each of
+    `count` copies."""
+    pool = readout.latent
+    assert pool is not None
+    q = pool.query().repeat(1, 1, count, 1).expand(batch, -1, -1, -1)
+    o, _ = attend(q, banks, own, scale=pool.scale)
+    pooled = pool.finish(o.unflatten(1, (count, -1)).flatten(0, 1))
+    return readout.head(pooled).unflatten(0, (batch, count))
+
+
 @dataclass(eq=False)
 class Mixture:
     """Two recorded runs and what lies between them; `blank` may serve all images with batch 1.
@@ -490,9 +498,7 @@ class Mixture:
         """The pool's queries are the rows: they read both runs' final keys under every mask."""
         readout, pool = self.model.readout, self.model.readout.latent
         assert pool is not None
-        batch, count = masks.shape[:2]
-        queries = pool.query()
-        each = queries.shape[2]
+        (batch, count), each = masks.shape[:2], pool.query().shape[2]
         weights = _log_weights(masks.repeat_interleave(each, dim=1))
         banks = [
             _weighted(pool.kv(states), weight)
@@ -504,10 +510,7 @@ class Mixture:
                 Groups.even(count, size, masks.device) for size in (each, normed.shape[2])
             )
             own = Own(*pool.kv(normed.flatten(1, 2)), asking, telling)
-        q = queries.repeat(1, 1, count, 1).expand(batch, -1, -1, -1)
-        o, _ = attend(q, banks, own, scale=pool.scale)
-        pooled = pool.finish(o.unflatten(1, (count, each)).flatten(0, 1))
-        return readout.head(pooled).unflatten(0, (batch, count))
+        return _pooled(readout, batch, count, banks, own)
 
     def _final_patches(self) -> tuple[Tensor, Tensor]:
         """Normed patch states that the readout reads: the blank's [1, N, D], the source's."""
