@@ -271,9 +271,3 @@ def test_a_network_takes_the_preparation_of_its_backbone_unless_another_is_given
     fixed = IFAM(timm_backbone(), 2, 2, preprocess=other).preprocess
     assert fixed == STEPS  # a backbone of one size takes no other
     assert IFAM(backbone, 2, ["a", "b", "c"]).classes == 3
-
-
-def test_more_parts_than_patches_are_refused():
-    with pytest.raises(BadOption, match="at most 30"):
-        IFAM(timm_backbone(), 31, 4)
-    assert IFAM(timm_backbone(), 30, 4).parts == 30

@@ -13,7 +13,7 @@ from torch.testing import assert_close
 from seecause.errors import BadOption
 from seecause.faithful import train
 from seecause.faithful.training import CsvLog, new_net, new_optimizer
-from tests.faithful.runs import deaf, snapshot, start, table, tiny_backbone
+from tests.faithful.runs import deaf, snapshot, start, table
 
 
 def state(module) -> dict[str, Tensor]:
@@ -119,15 +119,6 @@ def test_a_stopped_run_ends_in_the_same_bits(configure, tmp_path):
         same(kept, again["optimizer"]["state"][key])
         for key, kept in once["optimizer"]["state"].items()
     )
-
-
-def test_a_grid_that_is_too_small_leaves_nothing_behind(configure, tmp_path):
-    config = configure(
-        backbone=str(tiny_backbone(tmp_path / "coarse", patch_size=12))
-    )  # 2 x 2 patches
-    with pytest.raises(BadOption, match=r"3 x 3 patches.*a larger size"):
-        train(config)
-    assert not Path(config.out).exists()
 
 
 def test_a_batch_that_cannot_be_made_leaves_nothing_behind(configure):

@@ -175,8 +175,6 @@ def test_what_cannot_be_trained_says_so(tmp_path):
         tiny_config(tmp_path, losses={"presense": 1.0})
     with pytest.raises(BadOption, match="'parts' of TrainConfig=0"):
         tiny_config(tmp_path, parts=0)
-    with pytest.raises(BadOption, match="at most 36"):
-        train(tiny_config(tmp_path, parts=40))
     with pytest.raises(BadOption, match="precision"):
         tiny_config(tmp_path, precision="half")
     empty = tmp_path / "pictures" / "train" / "neither"

@@ -27,7 +27,6 @@ from torch.autograd import Function
 from torchvision.transforms import InterpolationMode
 from torchvision.transforms.functional import affine
 
-from seecause.errors import BadOption
 from seecause.faithful.net import IFAM, IFAMOutput
 from seecause.faithful.parts import Noise
 from seecause.faithful.stages import is_token
@@ -211,15 +210,6 @@ def equivariance_loss(
     `size`, brought back. Gradient flows through both."""
     back = moved.unwarp(warped_maps[:, :-1], size)
     return 1 - torch.mean(F.cosine_similarity(maps[:, :-1].flatten(2), back.flatten(2), dim=2))
-
-
-def check_grid(grid: tuple[int, int]) -> None:
-    """Refuse images of too few patches to learn from."""
-    if min(grid) < 3:
-        expected = "at least 3 x 3 patches, over which presence is pooled"
-        raise BadOption(
-            "grid", grid, f"{expected}: give a larger size, or a backbone of smaller patches"
-        )
 
 
 def parameter_groups(

@@ -186,9 +186,6 @@ class IFAM(nn.Module):
         self.preprocess: Any = preprocess or view.preprocess  # None where nothing tells
         if self.preprocess is not None and view.fixed_size and view.size is not None:
             self.preprocess = replace(self.preprocess, size=view.size)
-        size = view.size or (self.preprocess.size if self.preprocess else None)
-        if size is not None and parts > (patches := view.layout_at(*size).n_patches):
-            raise BadOption("parts", parts, f"at most {patches}, the number of patches")
         self.architecture = architecture or _described(backbone)
         self.thresholds: dict[tuple[float, By], Thresholds] = {}
         self.intervention = Intervention()

@@ -125,40 +125,20 @@ class _Relaxed(Function):
     @once_differentiable
     def backward(ctx: Any, slope: Tensor) -> Any:
         q, k, v, weights, o = ctx.saved_tensors
-        rows = _sloping(slope)  # [B, n], padded with rows whose slope is zero and adds nothing
-        each = 4 * q.shape[1] * rows.shape[1] * k.shape[2] * wide(q[:0]).element_size()
+        sloping = slope.ne(0).any(dim=3).any(dim=1)  # [B, T], rows with a gradient
+        most = max(1, int(sloping.sum(dim=1).max()))
+        order = sloping.to(torch.uint8).argsort(dim=1, descending=True, stable=True)
+        # [B, H, n, dh]; images with fewer rows add rows whose gradient is zero
+        rows = order[:, None, :most, None].expand(-1, q.shape[1], -1, q.shape[3])
+        each = 4 * q.shape[1] * most * k.shape[2] * wide(q[:0]).element_size()
         size = fit(len(q), each, q.device)
-        tensors = (_take(q, rows), k, v, weights, _take(o, rows), _take(slope, rows))
-        chunks = zip(*(tensor.split(size) for tensor in tensors), strict=True)
+        tensors = (q.gather(2, rows), k, v, weights, o.gather(2, rows), slope.gather(2, rows))
+        chunks = zip(
+            *(tensor.split(size) for tensor in tensors), strict=True
+        )
         grads = [_relaxed_grads(*chunk, scale=ctx.scale) for chunk in chunks]
         d_rows, *others = (torch.cat(pieces) for pieces in zip(*grads, strict=True))
-        return _put(d_rows, rows, q), *others, None
-
-
-def _sloping(slope: Tensor) -> Tensor:
-    """Places [B, n] of the rows of slope [B, H, T, dh] that are not all zero; n is that of the
-    image with most."""
-    sloping = slope.ne(0).any(dim=3).any(dim=1)  # [B, T]
-    most = max(1, int(sloping.sum(dim=1).max()))
-    return sloping.to(torch.uint8).argsort(dim=1, descending=True, stable=True)[:, :most]
-
-
-def _take(tokens: Tensor, rows: Tensor) -> Tensor:
-    """[B, H, T, dh] -> [B, H, n, dh]"""
-    if rows.shape[1] == tokens.shape[2]:
-        return tokens
-    return tokens.gather(2, _wide_index(rows, tokens))
-
-
-def _put(grads: Tensor, rows: Tensor, like: Tensor) -> Tensor:
-    """[B, H, n, dh] back among zeros; `_take` left whole what has a slope everywhere."""
-    if rows.shape[1] == like.shape[2]:
-        return grads
-    return torch.zeros_like(like).scatter_(2, _wide_index(rows, like), grads)
-
-
-def _wide_index(rows: Tensor, like: Tensor) -> Tensor:
-    return rows[:, None, :, None].expand(-1, like.shape[1], -1, like.shape[3])
+        return torch.zeros_like(q).scatter_(2, rows, d_rows), *others, None
 
 
 def _relaxed_grads(

@@ -46,7 +46,7 @@ from seecause.faithful.data import (
     read_batches,
 )
 from seecause.faithful.evaluation import BEST, CONFIG, Examination, examine, merge
-from seecause.faithful.losses import LossWeights, TrainingLosses, check_grid, parameter_groups
+from seecause.faithful.losses import LossWeights, TrainingLosses, parameter_groups
 from seecause.faithful.net import IFAM, IFAMOptions
 from seecause.files import atomic_file, atomic_folder, write_atomic, write_json
 from seecause.loading import load
@@ -308,9 +308,7 @@ class Run:
             expected = f"a dataset with the classes of {config.data}"
             raise BadOption("val", self.val.name, expected)
         self.net = new_net(config, images.classes).to(processes.device).train()
-        frame = self.net.preprocess
-        check_grid(self.net.stage1.tower.parts.layout_at(*frame.size).grid)
-        self.data = TrainingImages(images, config.augment, frame, config.seed)
+        self.data = TrainingImages(images, config.augment, self.net.preprocess, config.seed)
         shares = config.accumulate * processes.world
         if config.batch % shares or config.batch > len(images):
             passes = f"{processes.world} processes of {config.accumulate} passes"
