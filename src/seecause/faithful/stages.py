@@ -133,9 +133,7 @@ class _Relaxed(Function):
         each = 4 * q.shape[1] * most * k.shape[2] * wide(q[:0]).element_size()
         size = fit(len(q), each, q.device)
         tensors = (q.gather(2, rows), k, v, weights, o.gather(2, rows), slope.gather(2, rows))
-        chunks = zip(
-            *(tensor.split(size) for tensor in tensors), strict=True
-        )
+        chunks = zip(*(tensor.split(size) for tensor in tensors), strict=True)
         grads = [_relaxed_grads(*chunk, scale=ctx.scale) for chunk in chunks]
         d_rows, *others = (torch.cat(pieces) for pieces in zip(*grads, strict=True))
         return torch.zeros_like(q).scatter_(2, rows, d_rows), *others, None
