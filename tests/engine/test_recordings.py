@@ -148,6 +148,9 @@ def test_graphs_have_a_part_in_plain_runs_on_cuda_only(monkeypatch):
         monkeypatch.setattr(graphs, "recording", lambda: True)
         assert not graphs.usable((there,))
         monkeypatch.undo()
+        monkeypatch.setenv(graphs.SWITCH, "0")
+        assert not graphs.usable((there,))
+        monkeypatch.undo()
     assert not graphs.usable((there,))
     with torch.inference_mode():
         assert not graphs.usable((there,))

@@ -31,6 +31,7 @@ from __future__ import annotations
 
 import gc
 import logging
+import os
 import threading
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
@@ -49,6 +50,7 @@ Out = TypeVar("Out", Tensor, tuple[Tensor, ...])
 
 MOST = 32  # graphs of one device
 SHARE = 0.25  # of a device's memory, for all of them
+SWITCH = "SEECAUSE_GRAPHS"  # "0" in the environment turns graphs off
 
 _off: ContextVar[bool] = ContextVar("seecause_graphs_off", default=False)
 _lock = threading.RLock()  # CUDA records one graph at a time in a process
@@ -94,6 +96,7 @@ def usable(tensors: tuple[Tensor, ...]) -> bool:
     recording, and not switched off."""
     return (
         not _off.get()
+        and os.environ.get(SWITCH) != "0"
         and bool(tensors)
         and all(tensor.is_cuda for tensor in tensors)
         and not torch.is_grad_enabled()

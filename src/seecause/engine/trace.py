@@ -170,10 +170,13 @@ def blank_trace(
     image nor the model changes."""
     known: dict[Any, tuple[Tensor, Trace]] = model.memo.setdefault("blanks", {})
     key = (model.state_key(), id(blank), blank._version)
-    _, held = known.get(key, (blank, Trace(model.at(blank), None)))
-    if key in known and set(states) <= set(held.states) and set(kv) <= set(held.kv):
-        return held
-    trace = record(model, blank, states={*states, *held.states}, kv={*kv, *held.kv})
+    states, kv = set(states), set(kv)
+    if key in known:
+        held = known[key][1]
+        if states <= set(held.states) and kv <= set(held.kv):
+            return held
+        states, kv = states | set(held.states), kv | set(held.kv)  # the same blank, more of it
+    trace = record(model, blank, states=states, kv=kv)
     for old in [old for old in known if old[0] != key[0]]:  # of other weights
         del known[old]
     while key not in known and len(known) >= _KEPT // 2:

@@ -1,30 +1,34 @@
 """Maps against the truth: what each part of a Critter is worth to the model is measured by drawing
 the image again without it.
 
-The protocol of FunnyBirds (Hesse et al. 2023), on crest, wings, tail and feet (the body says
-nothing about the class and is always drawn). All 16 sets of visible parts are rendered for each
+The protocol is that of FunnyBirds (Hesse et al. 2023), on crest, wings, tail and feet (the body is
+the same for all classes and is always drawn). All 16 sets of visible parts are rendered for each
 latent, so every number below is read from one table of exact counterfactuals.
 
-    true importance of a part   = target logit - target logit without the part
-    the map's importance        = attribution summed over the part's pixels, dilated by 5 x 5
-    correctness                 = (1 + Spearman of the two over the parts) / 2
-    contrastivity               : for two other classes a, b that share disjoint pairs of parts with
-    the creature, the pair shared with a must be more
-                                  important in the map of a than in that of b, and the other way
-                                  round; counted where the model agrees
-    completeness                = 1/2 [(CSDC + PC + DC) / 3 + D], with the parts declared important:
-    importance > t * sum of the map
-      CSDC  the best share of a minimal sufficient set of parts that is declared important
-      PC    keeping only the important parts keeps the prediction    DC    removing them changes it
-      D     1 - share of irrelevant parts declared important; irrelevant: without it the logit falls
-      by less than 5 % of itself, or rises
+    true importance of a part   target logit - target logit without the part
+    the map's importance        attribution summed over the part's pixels, dilated by 5 x 5
+    correctness                 (1 + Spearman's correlation of the two over the parts) / 2
+    contrastivity               for two other classes a and b that share disjoint pairs of parts
+                                with the creature: the pair shared with a must be more important in
+                                the map of a than in that of b, and the other way round; counted
+                                where the model agrees
+    completeness                1/2 [(CSDC + PC + DC) / 3 + D], where a part is declared important
+                                if its importance exceeds t times the sum of the map
+
+    CSDC  the largest share of a minimal sufficient set of parts that is declared important
+    PC    keeping only the important parts keeps the prediction
+    DC    removing them changes the prediction
+    D     1 - the share of irrelevant parts that is declared important; a part is irrelevant if the
+          logit without it falls by less than 5 % of itself, or rises
+
 t is the one of 80 values in [0.01, 0.5] with the best completeness over all images. Everything is 0
 to 1, higher is better.
 
-The background counts as one more part in D: irrelevant if no other background lowers the logit by 5
-%, its pixels those of the background. `background_independence` says that of the model: 1 - share
-of other backgrounds that lower it. The target is the class of the creature shown; CSDC, PC and DC
-are counted where the model predicts it (NaN elsewhere), because they speak of the prediction.
+The background counts as one more part in D: it is irrelevant if no other background lowers the
+logit by 5 %, and its pixels are those of the background. `background-independence` is a number of
+the model: 1 - the share of other backgrounds that lower the logit so much. The target is the class
+of the creature shown; CSDC, PC and DC are counted where the model predicts it (NaN elsewhere),
+because they are about the prediction.
 """
 
 from __future__ import annotations
