@@ -143,7 +143,7 @@ def test_bad_input_is_refused(models):
         (cases, {"masks": torch.zeros(20, 5, 5, dtype=torch.bool)}, "masks"),
         (cases, {"masks": torch.zeros(20, 32, 32)}, "0 of 20 with an object"),
         (cases, {"per_picture": 0}, "at least 1"),
-        (cases, {"fills": ("white",)}, "option .fills. of audit"),
+        (cases, {"fills": ("white",)}, "fills"),
     ):
         with pytest.raises(BadOption, match=message):
             sc.audit(model, data, **options)

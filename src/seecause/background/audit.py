@@ -49,7 +49,7 @@ from seecause.errors import BadInput, BadOption
 from seecause.metrics.statistics import GroupAccuracy, bootstrap_interval, clopper_pearson
 from seecause.models.base import ImageModel, protocol
 from seecause.models.eval_mode import in_eval_mode
-from seecause.options import Count, Fraction, check_options, checked
+from seecause.options import Count, Fraction, checked
 from seecause.results import Result
 
 Verdict = Literal["yes", "no", "cannot tell", "perhaps", "too few"]
@@ -250,6 +250,7 @@ def missed_limits(
     return missed
 
 
+@checked
 @in_eval_mode
 def audit(
     model: ImageModel,
@@ -291,8 +292,6 @@ def audit(
         >>> sc.audit(model, data, per_picture=1).verdict
         'yes'
     """
-    given = {"fills": fills, "per_picture": per_picture, "seed": seed}
-    check_options("audit", audit, given)
     data = as_data(data)
     model = model_for(model, data)
     labelled = masked_or_paired(model, data, masks, progress)

@@ -45,7 +45,7 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor
 
-from seecause.background.images import LabelledImages, as_labelled, on_pixels
+from seecause.background.images import LabelledImages, images_of, on_pixels
 from seecause.engine.chunks import fit, in_chunks
 from seecause.engine.trace import blank_image
 from seecause.errors import BadOption, NotDefined
@@ -261,7 +261,7 @@ def information_gains(
     """
     check_options("information_gains", information_gains, {"temperature": temperature})
     need_distribution(model, "information_gains")
-    data = as_labelled(model, data)
+    data = images_of(model, data)
     erased = Erased(model, data, fill)
 
     def run_chunk(a: int, b: int) -> Tensor:

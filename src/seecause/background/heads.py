@@ -45,7 +45,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from seecause.background.images import LabelledImages, as_labelled, logits_of
+from seecause.background.images import LabelledImages, images_of, logits_of
 from seecause.engine.chunks import run_in_chunks
 from seecause.engine.forks import gated_logits
 from seecause.engine.sweep import need_gradients
@@ -74,7 +74,6 @@ class HeadScores:
     after: dict[str, Tensor] = field(default_factory=dict)  # [L, H] each: accuracy ... without it
     before: dict[str, float] = field(default_factory=dict)  # the same of the whole model
     protocol: dict[str, Any] = field(default_factory=dict)
-    total: int | None = None  # heads of the model, scored or not; None: as many as have a score
     effects: Tensor | None = None  # [B, L, H], of each image; `value` is their mean
     fig_drops: Tensor | None = None  # [B, L, H], what FIG of each image loses, if it was measured
     data: LabelledImages | None = None  # the images, where `score_heads` chose them
@@ -91,11 +90,9 @@ class HeadScores:
         order = flat.argsort(descending=True, stable=True).tolist()
         return [divmod(place, self.value.shape[1]) for place in order if flat[place] > least]
 
-    def top(self, k: int | float, *, positive: bool = True) -> list[Head]:
-        """The `k` highest heads: a count, or a share of all heads of the model between 0 and 1.
-        Fewer, when fewer were scored or are above zero."""
-        total = int((~self.value.isnan()).sum()) if self.total is None else self.total
-        return self.order(positive=positive)[: head_count(k, total)]
+    def top(self, k: int, *, positive: bool = True) -> list[Head]:
+        """The `k` highest heads; fewer when fewer were scored or are above zero."""
+        return self.order(positive=positive)[:k]
 
 
 def penalised(scores: HeadScores) -> HeadScores:
@@ -175,7 +172,7 @@ def select(by: str, model: ImageModel, data: LabelledImages, **options: Any) -> 
     check_options(by, chosen.run, options)
     view = need_heads(model, f"choosing heads by {by}")
     with view.eval_mode(frozen=True):
-        data = as_labelled(view, data)
+        data = images_of(view, data)
         view.check(data.images)
         if data.labels is None:
             if "labels" in chosen.needs:
@@ -183,14 +180,6 @@ def select(by: str, model: ImageModel, data: LabelledImages, **options: Any) -> 
             data = replace(data, labels=logits_of(view, data.images).argmax(dim=1))
         scores = chosen.run(view, data, **options)
     return replace(scores, protocol={**scores.protocol, "selector": by})
-
-
-def head_count(k: int | float, total: int) -> int:
-    """`k` of `total` heads: a count, or a share between 0.0 and 1.0."""
-    count = round(k * total) if isinstance(k, float) and 0 <= k <= 1 else k
-    if isinstance(count, float) or not 0 <= count <= total:
-        raise BadOption("k", k, f"a count up to {total}, or a share between 0.0 and 1.0")
-    return count
 
 
 def need_heads(model: ImageModel, what: str) -> VisionModel:
@@ -291,10 +280,8 @@ def random_heads(model: VisionModel, data: LabelledImages, *, seed: int = 0) -> 
     return HeadScores(value.masked_fill(missing, torch.nan), protocol={"seed": seed})
 
 
-def random_sets(
-    model: VisionModel, k: int | float, *, draws: int = 20, seed: int = 0
-) -> list[list[Head]]:
-    """`draws` independent sets of `k` heads (a count, or a share of all)."""
+def random_sets(model: VisionModel, k: int, *, draws: int = 20, seed: int = 0) -> list[list[Head]]:
+    """`draws` independent sets of `k` heads."""
     none = LabelledImages(torch.empty(0, 3, 1, 1))
     return [
         sorted(random_heads(model, none, seed=seed * 1_000_003 + draw).top(k))

@@ -233,14 +233,6 @@ class LabelledImages(PerImage):
         return replace(super().take(rows), ids=ids, groups=groups)
 
 
-def as_labelled(model: ImageModel, data: LabelledImages | Tensor) -> LabelledImages:
-    """Images with what is known of them, or a plain tensor of images, on the model's device."""
-    data = LabelledImages(data) if isinstance(data, Tensor) else data
-    if data.labels is not None:
-        data = replace(data, labels=checked_labels(model, data.images, data.labels))
-    return data.to(model)
-
-
 def checked_labels(model: ImageModel, images: Tensor, labels: Tensor) -> Tensor:
     """Class indices [N] on the images' device, one for each image."""
     labels = torch.as_tensor(labels)
@@ -341,11 +333,17 @@ def _read_samples(
 
 
 def images_of(
-    model: ImageModel, data: Dataset | LabelledImages | str, progress: Progress = no_progress
+    model: ImageModel,
+    data: Dataset | LabelledImages | Tensor | str,
+    progress: Progress = no_progress,
 ) -> LabelledImages:
-    """A dataset read into the model's frame; images that were read before are moved to its
-    device."""
+    """A dataset read into the model's frame; images that were read before (a tensor is images of
+    which nothing else is known) are moved to its device, and their labels are checked."""
+    if isinstance(data, Tensor):
+        data = LabelledImages(data)
     if isinstance(data, LabelledImages):
+        if data.labels is not None:
+            data = replace(data, labels=checked_labels(model, data.images, data.labels))
         return data.to(model)
     data = as_data(data)
     with progress("reading images", len(data)) as advance:

@@ -33,7 +33,6 @@ from seecause.background.heads import (
     HeadScores,
     all_heads,
     gates_without,
-    head_count,
     need_heads,
     over_images,
     random_sets,
@@ -263,8 +262,6 @@ def score_heads(
     data = as_data(data)
     scorer = need_heads(model_for(view, data), "choosing heads")
     chosen = images_of(scorer, data, progress)
-    if chosen.labels is None and "labels" in entry.needs:
-        raise BadOption("data", chosen.name, f"data with labels: {selector} needs them")
     if entry.needs != "pairs":  # what a change does is seen in wrong predictions too
         chosen = correct_images(scorer, chosen, seed=seed, **(sampling or {}))
     fills = "fill" in entry.options
@@ -404,14 +401,15 @@ def prune_and_test(
     """
     view = need_heads(model, "choosing heads")
     total = len(all_heads(view))
-    if head_count(top, total) < 1:
+    most = round(top * total) if isinstance(top, float) else top
+    if not 1 <= most <= total:
         expected = f"a count from 1 to {total}, or a share of them from {1 / total:.2g} to 1.0"
         raise BadOption("top", top, expected)
     train, test = as_data(train), as_data(test)
     everything = images_of(need_heads(model_for(view, train), "choosing heads"), train, progress)
     asked: dict[str, Any] = {"selector": selector, "fill": fill, "seed": seed, **options}
     scores = score_heads(view, everything, masks=masks, progress=progress, **asked)
-    heads = scores.top(top)
+    heads = scores.top(most)
     judge = need_heads(model_for(view, test), "choosing heads")
     data, fills = images_of(judge, test, progress), list[Fill]()
     if SELECTORS.get(selector).needs != "pairs":
@@ -429,6 +427,7 @@ def prune_and_test(
     return PruneResult(view, heads, scores, data, removals)
 
 
+@checked
 @in_eval_mode
 @torch.no_grad()
 def divprune(
@@ -445,7 +444,6 @@ def divprune(
     Returns:
         Logits [B, C] and the tokens that stay, [B, patches] bool.
     """
-    check_options("divprune", divprune, {"keep": keep, "after": after})
     need_heads(model, "divprune")
     images = images.to(model.device, model.dtype)
     layout = model.check(images)

@@ -35,11 +35,9 @@ heads; images average its noise away. Its weight c would be 1 if predictions mov
 line and the probe had no noise; 0.6 served best on the images that chose it (docs/decisions.md).
 
 `interchange` is the gold score where exact counterfactuals exist. x = (f, b), x' = (f, b') has
-another background, x'' = (f', b) another object. One head of the run on x is given what it carries
-in the run on x':
+another background. One head of the run on x is given what it carries in the run on x':
 
-    NIE_bg(h) = E JS(p(x), p_{h <- x'}(x)),    NIE_fg(h) = E JS(p(x), p_{h <- x''}(x)),
-    selectivity(h) = NIE_bg / (NIE_bg + NIE_fg)
+    NIE(h) = E JS(p(x), p_{h <- x'}(x))
 
 Nothing leaves the distribution, unlike zeros. The share of the whole effect JS(p(x), p(x')) that a
 set of heads mediates:
@@ -84,7 +82,7 @@ from seecause.background.heads import (
     penalised,
     selector,
 )
-from seecause.background.images import LabelledImages, as_labelled
+from seecause.background.images import LabelledImages, images_of
 from seecause.engine.chunks import fit, in_chunks, plain_logits
 from seecause.engine.forks import (
     HELD,
@@ -142,7 +140,7 @@ class HeadExperiment:
         check_options("score", HeadExperiment.__init__, {**given, "temperature": temperature})
         self.model, self.response, self.temperature = model, response, temperature
         self.operator: Operator = operator
-        self.data = as_labelled(model, data)
+        self.data = images_of(model, data)
         images = self.data.images
         self.layout = model.check(images)
         self.heads = all_heads(model)
@@ -322,7 +320,6 @@ def score(
         after=after,
         before={name: float(value.mean()) for name, value in plain.items()},
         protocol=record,
-        total=len(experiment.heads),
         effects=lost["response"],
         fig_drops=lost.get("fig"),
     )
@@ -534,59 +531,49 @@ def interchange(
 
     Args:
         model: A vision transformer.
-        data: Images with `other_background`, and with `other_object` for the selectivity.
+        data: Images with `other_background`.
         temperature: Of the predictions that are compared.
         progress: Called with the number of images that are finished.
 
     Returns:
-        NIE_bg of every head in nats. With other objects, `after` has NIE_fg (`foreground`) and the
-        `selectivity`. `protocol["effect"]` is the mean divergence of the whole predictions, and
-        `protocol["effect error"]` its standard error over pairs.
+        The effect of every head in nats. `protocol["effect"]` is the mean divergence of the whole
+        predictions, and `protocol["effect error"]` its standard error over pairs.
 
     Example:
         >>> import seecause as sc
         >>> model = sc.load("builtin:critters-biased")
         >>> data = sc.data.open_data("critters:certified:test", limit=2)
         >>> scores = sc.background.interchange(model, sc.background.read_images(model, data))
-        >>> sorted(scores.after)
-        ['foreground', 'foreground error', 'selectivity']
+        >>> bool(scores.value.max() < scores.protocol["effect"])
+        True
     """
-    others, data = _versions(model, data)
-    images, kinds, n = data.images, len(others), len(data)
-    layout, heads = model.check(images), all_heads(model)
-    effects = torch.full((n, kinds, model.n_layers, model.n_heads), torch.nan, dtype=torch.float64)
+    images, others = _pair(model, data)
+    layout, heads, n = model.check(images), all_heads(model), len(images)
+    effects = torch.full((n, model.n_layers, model.n_heads), torch.nan, dtype=torch.float64)
     totals = torch.empty(n, dtype=torch.float64)
 
     def run_chunk(a: int, b: int) -> None:
-        # each image for every kind of version, then its versions
-        rows = torch.cat([*[images[a:b]] * kinds, *(other[a:b] for other in others)])
-        half = kinds * (b - a)
-        whole, other = log_probs(model(rows), temperature).split(half)
-        totals[a:b] = jensen_shannon(whole, other)[: b - a].double().cpu()
+        rows = torch.cat([images[a:b], others[a:b]])
+        whole, other = log_probs(model(rows), temperature).split(b - a)
+        totals[a:b] = jensen_shannon(whole, other).double().cpu()
 
         def each(layer: int, at: list[int], logits: Tensor) -> None:
-            moved = jensen_shannon(whole, log_probs(logits, temperature))  # [k, kinds * b]
-            by_kind = moved.double().cpu().unflatten(1, (kinds, b - a))  # [k, kinds, b]
-            effects[a:b, :, layer, at] = by_kind.permute(2, 1, 0)
+            moved = jensen_shannon(whole, log_probs(logits, temperature))  # [k, b]
+            effects[a:b, layer, at] = moved.double().cpu().T
 
         def content(layer: int, carried: Tensor, tokens: Tensor) -> Tensor:
-            return carried[half:]
+            return carried[b - a :]
 
-        fork(model, rows, heads, each, content=content, forking=half)
+        fork(model, rows, heads, each, content=content, forking=b - a)
         if progress is not None:
             progress(b - a)
 
-    size = fit(n, 2 * kinds * model.forward_bytes(layout), images.device, share=HELD)
+    size = fit(n, 2 * model.forward_bytes(layout), images.device, share=HELD)
     list(in_chunks(run_chunk, n, size, what="images"))
-    means, errors = effects.mean(dim=0), standard_error(effects)
     spread = float(standard_error(totals))
     record = {"temperature": temperature, "effect": float(totals.mean())}
     record |= {"effect error": None if math.isnan(spread) else spread, **protocol(model, images)}
-    after = dict[str, Tensor]()
-    if kinds == 2:
-        after = {"foreground": means[1], "foreground error": errors[1]}
-        after["selectivity"] = means[0] / (means[0] + means[1])
-    return HeadScores(means[0], errors[0], after, total=len(heads), protocol=record)
+    return HeadScores(effects.mean(dim=0), standard_error(effects), protocol=record)
 
 
 @in_eval_mode
@@ -604,11 +591,11 @@ def mediated(
     It may exceed 1, since predictions need not move by the same path. NaN if the other versions
     change no prediction.
     """
-    (others, *_), data = _versions(model, data)
+    images, others = _pair(model, data)
     gates = gates_without(model, heads).to(model.device)
 
     def run_chunk(a: int, b: int) -> Tensor:
-        rows = torch.cat([data.images[a:b], others[a:b]])
+        rows = torch.cat([images[a:b], others[a:b]])
         plain = log_probs(model(rows), temperature).unflatten(0, (2, b - a))
         mixed = gated_logits(
             model,
@@ -619,7 +606,7 @@ def mediated(
         compared = (log_probs(mixed, temperature), plain[1])
         return torch.stack([jensen_shannon(plain[0], p) for p in compared], dim=1).double().cpu()
 
-    through, whole = over_images(run_chunk, model, data.images, holds=2).mean(dim=0)
+    through, whole = over_images(run_chunk, model, images, holds=2).mean(dim=0)
     return float(through / whole)
 
 
@@ -636,7 +623,7 @@ def interchange_shares(
     The protocol has `mediated`, the share that the 1, 2, 4 and 8 highest carry together. Where the
     whole effect cannot be told from none, scores are nats and nothing is mediated.
     """
-    data, heads = replace(data, other_object=None), all_heads(model)
+    heads = all_heads(model)
     done = None if progress is None else lambda images: progress(images * len(heads))
     scores = interchange(model, data, temperature=temperature, progress=done)
     whole, spread = scores.protocol["effect"], scores.protocol["effect error"]
@@ -658,14 +645,12 @@ def interchange_shares(
     return replace(scores, protocol={**scores.protocol, "mediated": shares})
 
 
-def _versions(model: VisionModel, data: LabelledImages) -> tuple[list[Tensor], LabelledImages]:
-    """Images with another background and, where they exist, with another object; and the data on
-    the model's device."""
+def _pair(model: VisionModel, data: LabelledImages) -> tuple[Tensor, Tensor]:
+    """Images and their other versions, on the model's device."""
     need_heads(model, "interchange")
     need_distribution(model, "interchange")
-    data = as_labelled(model, data)
+    data = images_of(model, data)
     if data.other_background is None:
         expected = "two versions of each image: pairs:WITH:WITHOUT, or Critters"
         raise BadOption("data", data.name, expected)
-    others = [data.other_background]
-    return others if data.other_object is None else [*others, data.other_object], data
+    return data.images, data.other_background
