@@ -83,10 +83,10 @@ fetch("/api/hello").then(() => "reached", () => "no server").then((server) => {
 
 @pytest.fixture(scope="session")
 def results(tmp_path_factory):
-    """A folder of results: a page of ours, one with a script that asks the server, numbers only;
-    and things that are none."""
+    """A folder of results: a page of ours, one with a script that asks the server, and things that
+    are none."""
     folder = tmp_path_factory.mktemp("results")
-    for name in ("ours", "hostile", "numbers", "notes"):
+    for name in ("ours", "hostile", "notes"):
         (folder / name).mkdir()
     facts = {"command": "lvlm tokens", "model": "builtin:critters-llava", "image": "/home/me/a.png"}
     with result_folder(folder / "ours", facts) as draft:
@@ -94,11 +94,9 @@ def results(tmp_path_factory):
         write_page(draft / "index.html", "A page of ours", sections)
     (folder / "hostile" / "report.html").write_text(HOSTILE)
     (folder / "hostile" / "more.html").write_text("<p>more")
-    (folder / "numbers" / "manifest.json").write_text('{"command": "audit", "seed": 3}')
     (folder / "notes" / "secret.html").write_text("not a result")
     (folder / "linked").symlink_to(folder / "notes")
-    for place, name in enumerate(("numbers/manifest.json", "hostile/report.html")):
-        os.utime(folder / name, (1e9 + place, 1e9 + place))
+    os.utime(folder / "hostile" / "report.html", (1e9 + 1, 1e9 + 1))
     return folder
 
 

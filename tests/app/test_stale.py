@@ -25,39 +25,6 @@ def choose(page, picture, within="main .panel:not([hidden])"):
     page.locator(f"{within} .thumbs [data-id={picture}]").first.click()
 
 
-def test_a_bar_is_named_by_its_newest_answer(visit):
-    """Two models may have another class at one place."""
-    page = visit(EXPLAIN)
-    eval_mode(page)
-    names = page.evaluate(
-        """async () => {
-          const { Answers } = await import("/static/parts.js");
-          const card = new Answers("card");
-          const bar = { class: 3, probability: 1, leads: true };
-          for (const name of ["newt", "owl"]) card.show([{ ...bar, name }]);
-          const row = card.element.querySelector(".name");
-          return [row.textContent, row.title];
-        }"""
-    )
-    assert names == ["owl", "owl"]
-
-
-def test_a_slider_says_the_layer_that_is_asked_for(visit):
-    page = visit(f"{EXPLAIN}&explain.first=90")
-    eval_mode(page)
-    slider = page.locator(".slider", has=page.get_by_label("first layer"))
-    last = slider.locator("input").get_attribute("max")
-    assert slider.locator("output").text_content() == f"block {last}"
-
-
-def test_what_two_regions_cause_goes_with_the_regions(visit):
-    page = visit(f"{EXPLAIN}&explain.tool=pair&explain.one=52&explain.other=66")
-    page.locator(".interaction").wait_for()
-    page.get_by_role("radio", name="Brush").click()
-    page.get_by_role("button", name="Clear").click()
-    expect(page.locator(".interaction")).to_have_count(0)
-
-
 def test_enough_and_needed_are_not_drawn_on_another_picture(visit):
     page = visit(f"{EXPLAIN}&explain.evidence=true")
     stack = page.locator(".stage .stack")
@@ -69,13 +36,6 @@ def test_enough_and_needed_are_not_drawn_on_another_picture(visit):
     page.locator("figcaption", has_text="#2").first.wait_for()
     expect(stack).to_have_attribute("data-enough", "0")
     expect(stack).to_have_attribute("data-needed", "0")
-
-
-def test_patches_of_a_larger_grid_are_left_out_of_questions(visit):
-    page = visit(f"{EXPLAIN}&explain.patches=52-54.900")
-    expect(page.get_by_text("3 of 144 patches")).to_have_count(2)
-    eval_mode(page)
-    expect(page.locator(".panel .notice:not([hidden])")).to_have_count(0)
 
 
 def test_answers_that_do_not_come_leave_no_older_ones(visit):
@@ -107,30 +67,6 @@ def test_scores_and_maps_of_heads_go_with_the_picture(visit):
     expect(page.locator(".map-card .heat:visible")).to_have_count(0)
 
 
-def test_the_shortest_path_goes_with_the_pictures(visit):
-    """One that arrives late is not shown under other pictures, nor is an old one."""
-    page = visit("#swap?model=critters-vit&swap.a=s0&swap.b=s4")
-    eval_mode(page)
-    routes = held(page, "swap/path")
-    with page.expect_request("**/api/run/swap/path"):
-        page.get_by_role("button", name="Where does B").click()
-    choose(page, "s5", "[data-side=b]")
-    page.locator("[data-side=b] figcaption", has_text="#5").wait_for()
-    routes[0].continue_()
-    eval_mode(page)
-    expect(page.locator(".path-table")).to_have_count(0)
-
-
-def test_a_path_is_shown_at_the_blocks_that_it_was_found_for(visit):
-    page = visit("#swap?model=critters-vit&swap.a=s0&swap.b=s4&swap.last=3")
-    eval_mode(page)
-    page.get_by_role("button", name="Where does B").click()
-    page.locator(".path-table").wait_for(timeout=180_000)  # a search of all layers
-    page.locator(".path-table .best button").click()
-    eval_mode(page)
-    assert page.get_by_label("last layer").input_value() == "3"
-
-
 def test_an_old_answer_is_not_the_answer_to_a_new_question(visit):
     visit.expected = "status of 4"
     page = visit("#ask?model=critters-llava&ask.picture=s3")
@@ -146,54 +82,6 @@ def test_an_old_answer_is_not_the_answer_to_a_new_question(visit):
     page.get_by_role("alert").filter(has_text="it says nothing").first.wait_for()
     expect(page.locator(".spoken .word")).to_have_count(0)
     expect(page.locator(".answer-card li")).to_have_count(0)
-
-
-def test_a_refused_session_says_why_and_is_not_kept(visit):
-    visit.expected = "status of 429"
-    page = visit("#runs")
-    eval_mode(page)
-    words = page.evaluate(
-        """async () => {
-          sessionStorage.clear();
-          const real = window.fetch;
-          const full = () => new Response('{"error": "too many people."}', { status: 429 });
-          window.fetch = async (path, options) =>
-            path === "/api/session" ? full() : real(path, options);
-          const { ask } = await import("/static/api.js");
-          const said = await ask("runs", "listed", {}).catch((failure) => failure.message);
-          window.fetch = real;
-          return [said, sessionStorage.getItem("seecause-session")];
-        }"""
-    )
-    assert words == ["too many people.", None]
-
-
-def test_questions_that_find_their_session_over_open_one_new_session(visit):
-    """Whichever refusal comes later: a second session would not know the jobs of the first."""
-    visit.expected = "status of 440"
-    page = visit("#runs")
-    eval_mode(page)
-    opened = page.evaluate(
-        """async () => {
-          const { ask } = await import("/static/api.js");
-          const real = window.fetch;
-          let sessions = 0, late = null;
-          sessionStorage.setItem("seecause-session", "over");
-          window.fetch = async (path, options) => {
-            if (path === "/api/session") sessions += 1;
-            const answer = await real(path, options);
-            if (answer.status === 440 && late === null) {
-              late = new Promise((go) => setTimeout(go, 400));
-              await late;
-            }
-            return answer;
-          };
-          await Promise.all([ask("runs", "listed", {}), ask("runs", "listed", {})]);
-          window.fetch = real;
-          return sessions;
-        }"""
-    )
-    assert opened == 1
 
 
 @pytest.mark.parametrize("panel", ["heads", "swap"])
