@@ -8,12 +8,7 @@ from torch import nn
 from torch.testing import assert_close
 
 from seecause.errors import UnsupportedModel
-from seecause.models.block import (
-    fused,
-    mix_packed,
-    packed,
-    project_packed,
-)
+from seecause.models.block import fused, mix_packed, packed, project_packed
 from tests.helpers import noise
 
 
@@ -35,8 +30,7 @@ def test_packed_attention_is_split_as_torch_runs_it(bias):
 
 
 @pytest.mark.parametrize(
-    "options",
-    [{"batch_first": False}, {"add_bias_kv": True}, {"add_zero_attn": True}, {"kdim": 4}],
+    "options", [{"batch_first": False}, {"add_bias_kv": True}, {"add_zero_attn": True}, {"kdim": 4}]
 )
 def test_attention_of_other_keys_or_axes_is_refused(options):
     attention = nn.MultiheadAttention(6, 2, **{"batch_first": True, **options})

@@ -10,10 +10,7 @@ from torch.testing import assert_close
 
 import seecause as sc
 from seecause.engine.verify import verify
-from seecause.errors import (
-    UnknownName,
-    ViewMismatch,
-)
+from seecause.errors import UnknownName, ViewMismatch
 from seecause.models.dense import Places, rectangle
 from tests.families.dense import DENSE, tiny_dense
 from tests.reference.rows import output_of, overwritten
@@ -92,24 +89,6 @@ def test_chosen_queries_stay_those_of_the_explained_picture():
     with overwritten(part, lambda output: choice):
         held = native.module(pixel_values=images[1:]).logits[:, 2]
     assert_close(aim(images[1:]), held, atol=1e-10, rtol=0)
-
-
-@torch.no_grad()
-def test_runs_in_training_mode_give_the_verified_values_and_leave_statistics_alone():
-    native = tiny_dense("segformer")
-    module = native.module
-    model, images = sc.wrap(module, check=False, **native.options), 0.3 * pictures(native)
-    before = {name: value.clone() for name, value in module.state_dict().items()}
-    logits = model.outputs(images).logits
-    places = model.run_to(model.cells, images)
-    answers = model.run_from(model.cells, places)
-    module.train()
-    assert_close(model.outputs(images).logits, logits, atol=0, rtol=0)
-    assert_close(model.run_to(model.cells, images).maps, places.maps, atol=0, rtol=0)
-    assert_close(model.outputs_from(places).logits, logits, atol=1e-10, rtol=0)
-    assert_close(model.run_from(model.cells, places), answers, atol=0, rtol=0)
-    assert module.training
-    assert_close(dict(module.state_dict()), before, atol=0, rtol=0)
 
 
 @pytest.mark.parametrize(

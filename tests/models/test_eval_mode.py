@@ -12,17 +12,12 @@ from timm.models.vision_transformer import VisionTransformer
 import seecause as sc
 from seecause.attribution.registry import methods
 from seecause.errors import BadOption, NotDefined
-from seecause.models.eval_mode import tensors_of, weights_key
 from seecause.models.view import VisionModel
 from tests.tiny import scramble
 
 FRAME = {"mean": (0.5,) * 3, "std": (0.5,) * 3}
 METHODS = sorted(methods())
-QUICK = {
-    "rise": {"masks": 8},
-    "integrated-gradients": {"steps": 3},
-    "smoothgrad": {"samples": 2},
-}
+QUICK = {"rise": {"masks": 8}, "integrated-gradients": {"steps": 3}, "smoothgrad": {"samples": 2}}
 
 
 def vit() -> VisionTransformer:
@@ -115,27 +110,6 @@ def labelled(x):
     return sc.background.LabelledImages(x, torch.tensor([1, 2]), x[:, 0] > 0)
 
 
-@pytest.mark.parametrize(
-    "call",
-    [
-        lambda model, x: sc.background.information_gains(model, labelled(x)).fig,
-        lambda model, x: sc.metrics.insertion_deletion(model, x, x.mean(1), 1).columns["insertion"],
-        lambda model, x: sc.background.select("taylor", model, labelled(x)).value,
-    ],
-    ids=["heads", "metrics", "selectors"],
-)
-def test_jobs_over_a_model_in_training_mode_run_in_eval_mode(call):
-    model, x = view(), images()
-    plain = call(model, x)
-    try:
-        model.module.train().requires_grad_(True)
-        torch.testing.assert_close(call(model, x), plain, rtol=0, atol=0)
-        assert all(part.training for part in model.module.modules())
-        assert all(weight.requires_grad for weight in model.module.parameters())
-    finally:
-        model.module.eval().requires_grad_(False)
-
-
 def test_what_is_no_view_is_refused_in_words():
     with pytest.raises(BadOption, match=r"sc\.wrap\(module\)"):
         sc.background.information_gains(view().module, labelled(images()))
@@ -205,17 +179,6 @@ def test_a_head_of_the_callers_stays_as_it_is():
     assert model.dtype == torch.float64 and model.n_classes == 3
 
 
-def test_batch_norm_learns_nothing_from_a_run():
-    module = timm.create_model("resnet18", num_classes=3)
-    model = sc.wrap(module, size=64, **FRAME)
-    x = torch.randn(2, 3, 64, 64)
-    plain, before = model(x), module.bn1.running_mean.clone()
-    module.train()
-    torch.testing.assert_close(model(x), plain, rtol=0, atol=0)
-    assert torch.equal(module.bn1.running_mean, before)
-    assert module.training
-
-
 def test_an_error_gives_the_flag_back():
     model = view()
     try:
@@ -233,38 +196,3 @@ def test_weights_made_in_inference_mode_are_refused_in_words():
     with pytest.raises(NotDefined, match=r"torch\.inference_mode"):
         sc.attribute(model, images(), 1, "gae")
     assert sc.attribute(model, images(), 1, "rollout").maps.isfinite().all()
-
-
-def _edit_in_place(module):
-    with torch.no_grad():
-        module[0].weight.add_(1)
-
-
-def _replace_a_parameter(module):
-    module[0].bias = torch.nn.Parameter(module[0].bias.detach().clone())
-
-
-def _move(module):
-    module.double()
-
-
-def _add_a_buffer(module):
-    module[1].register_buffer("scale", torch.ones(1))
-
-
-def _edit_a_buffer(module):
-    module[2].running_mean.add_(1)
-
-
-CHANGES = [_edit_in_place, _replace_a_parameter, _move, _add_a_buffer, _edit_a_buffer]
-
-
-@pytest.mark.parametrize("change", CHANGES)
-def test_a_key_of_weights_changes_with_them(change):
-    parts = (torch.nn.Linear(2, 2), torch.nn.GELU(), torch.nn.BatchNorm1d(2))
-    module = torch.nn.Sequential(*parts)
-    kept = tensors_of([module])
-    key = weights_key(kept)
-    assert weights_key(tensors_of([module])) == key
-    change(module)
-    assert weights_key(tensors_of([module])) != key

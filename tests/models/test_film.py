@@ -18,7 +18,7 @@ from seecause.attribution.result import Attribution
 from seecause.engine.sweep import Mixture, selection, slopes
 from seecause.engine.trace import blank_image, record
 from seecause.engine.verify import verify
-from seecause.errors import BadImage, NotDefined, UnsupportedModel, ViewMismatch
+from seecause.errors import BadImage, NotDefined, ViewMismatch
 from seecause.models.preprocess import Film, Preprocess, from_record
 from tests.families.film import FRAMES, SIDE, as_frames, videomae
 from tests.helpers import noise
@@ -137,12 +137,3 @@ def test_a_film_is_what_the_processor_makes_of_it(tmp_path):
     for film, words in ((tmp_path / "film.mp4", "ffmpeg"), (frames[:2], "2 frames")):
         with pytest.raises(BadImage, match=words):
             steps(film)
-
-
-def test_a_first_tubelet_alone_is_refused_by_name():
-    config = transformers.VideoMAEConfig(
-        hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=8,
-        patch_size=8, image_size=16, num_frames=2, use_mean_pooling=False,
-    )  # fmt: skip
-    with pytest.raises(UnsupportedModel, match="first tubelet"):
-        sc.wrap(transformers.VideoMAEForVideoClassification(config), mean=(0.5,), std=(0.5,))

@@ -7,28 +7,6 @@ from torch.testing import assert_close
 
 import seecause as sc
 from seecause.models.parts import CosineHead, UnitLinear
-from tests.reference import caap as reference
-from tests.tiny import pictures, tiny
-
-
-def backbone():
-    native = tiny("hf_dinov3")
-    options = {key: value for key, value in native.options.items() if key not in ("head", "pool")}
-    return native, options
-
-
-def test_prototypes_by_cosine():
-    native, options = backbone()
-    images = pictures(native)
-    width = reference.states(lambda x: native.module(x).last_hidden_state, native.blocks, images)[
-        0
-    ].shape[-1]
-    prototypes = torch.randn(
-        4, width, dtype=torch.float64, generator=torch.Generator().manual_seed(0)
-    )
-    model = sc.wrap(native.module, head=CosineHead(prototypes, scale=3.0), pool="mean", **options)
-    logits = model(images)
-    assert logits.shape == (2, 4) and logits.abs().max() <= 3
 
 
 def test_heads_on_unit_features_read_every_row_for_itself():

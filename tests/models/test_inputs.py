@@ -66,16 +66,6 @@ def test_one_photo_has_one_map_in_every_form(tmp_path):
         assert_close(got, expected, msg=lambda text, form=form: f"{form}: {text}")
 
 
-def test_a_raw_module_is_wrapped_for_the_call():
-    module = view().module
-    module.pretrained_cfg = {"input_size": (3, 32, 32), **IMAGENET}
-    try:
-        got = sc.attribute(module, PHOTO, 1).maps
-    finally:
-        del module.pretrained_cfg
-    assert got.shape == (1, 4, 4)
-
-
 @pytest.mark.parametrize(
     ("wrong", "words"),
     [

@@ -15,9 +15,9 @@ from torch.testing import assert_close
 import seecause as sc
 from seecause.engine import verify as probing
 from seecause.engine.verify import verify
-from seecause.errors import BadImage, BadOption, UnsupportedModel, ViewMismatch
+from seecause.errors import BadImage, BadOption, ViewMismatch
 from seecause.loading import wrap
-from seecause.models.staged import Stage, StagedModel, StagedParts
+from seecause.models.staged import Stage, StagedModel
 from tests.families.conv import CONV_FAMILIES, OPTIONS, SIZE, tiny_conv
 from tests.families.native import matrix
 from tests.helpers import hooks, noise, view
@@ -71,24 +71,6 @@ def test_other_sizes_are_taken(family):
         model(noise(1, 3, 60, 32))
     with pytest.raises(BadOption, match="do not tile"):
         wrap(native.module, **{**OPTIONS, "size": (50, 80)})
-
-
-class Cells(nn.Module):
-    """Every cell of eight pixels by itself."""
-
-    def __init__(self):
-        super().__init__()
-        self.stem, self.head = nn.Conv2d(3, 4, 8, stride=8), nn.Linear(4, 2)
-
-    def forward(self, images: Tensor) -> Tensor:
-        return self.rest(self.stem(images))
-
-    def rest(self, features: Tensor) -> Tensor:
-        return self.head(features.mean(dim=(2, 3)))
-
-    def view_parts(self) -> StagedParts:
-        stages = [Stage("stem", (self.stem,))]
-        return StagedParts("cells", stages, self.rest, "stem", classifies=True, native=self)
 
 
 def test_the_worst_of_all_stages_is_told(monkeypatch):
@@ -172,32 +154,12 @@ class TestWrongSplits:
             view(native)
 
 
-class TestHeads:
-    """A network whose classifier was taken off takes another; one that has its own keeps it."""
-
-    @pytest.mark.parametrize("family", ["torchvision_resnet", "timm_densenet"])
-    @torch.no_grad()
-    def test_a_network_without_classifier_takes_a_head(self, family):
-        native = tiny_conv(family)
-        name = "fc" if hasattr(native.module, "fc") else "classifier"
-        weight = matrix(getattr(native.module, name).in_features).double()
-        setattr(native.module, name, nn.Identity())
-        with pytest.raises(UnsupportedModel, match="pass head="):
-            view(native)
-        images = pictures(native)
-        assert_close(
-            wrap(native.module, head=weight, **OPTIONS)(images),
-            native.module(images) @ weight.T,
-            atol=1e-12,
-            rtol=0,
-        )
-
-    def test_what_it_has_is_not_replaced(self):
-        native = tiny_conv("timm_resnet")
-        with pytest.raises(BadOption, match="classifier of its own"):
-            wrap(native.module, head=matrix(8), **OPTIONS)
-        with pytest.raises(BadOption, match="pools by itself"):
-            wrap(native.module, pool="mean", **OPTIONS)
+def test_what_a_network_has_is_not_replaced():
+    native = tiny_conv("timm_resnet")
+    with pytest.raises(BadOption, match="classifier of its own"):
+        wrap(native.module, head=matrix(8), **OPTIONS)
+    with pytest.raises(BadOption, match="pools by itself"):
+        wrap(native.module, pool="mean", **OPTIONS)
 
 
 def test_a_network_is_loaded_by_name():

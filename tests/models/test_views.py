@@ -62,29 +62,6 @@ def test_blocks_work_on_any_rows(family):
     )
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_blocks_are_differentiable_in_rows_heads_and_gates(family):
-    model = view(tiny(family), check=False)
-    block, at = model.blocks[1], model.layout.at()
-    rows = at.take(torch.tensor([0, 5]))
-    h = noise(1, 2, _width(model)).requires_grad_()
-    o = noise(1, 2, block.heads, block.head_dim, seed=1).requires_grad_()
-    gate = noise(1, 2, block.heads, seed=2).requires_grad_()
-    assert torch.autograd.gradcheck(lambda h: block.qkv(h, rows), (h,), fast_mode=True)
-    assert torch.autograd.gradcheck(block.finish, (h, o, gate), fast_mode=True)
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-def test_a_gate_of_zero_is_a_head_that_says_nothing(family):
-    model = view(tiny(family), check=False)
-    block = model.blocks[2]
-    h, o = noise(1, 3, _width(model)), noise(1, 3, block.heads, block.head_dim, seed=1)
-    gate = torch.ones(block.heads, dtype=torch.float64)
-    assert_close(block.finish(h, o, gate), block.finish(h, o), atol=1e-12, rtol=0)
-    gate[1] = 0
-    assert not torch.allclose(block.finish(h, o, gate), block.finish(h, o))
-
-
 def test_nan_weights_are_refused():
     native = tiny("hf_vit")
     native.module.classifier.bias[2] = torch.nan

@@ -69,34 +69,6 @@ def test_visibility_goes_with_the_keys_into_another_run():
     )
 
 
-@torch.no_grad()
-def test_one_flag_can_mean_different_things_to_different_blocks():
-    """Two flags a token: the first hides it from all heads of one block, the second from one head
-    of another."""
-    model = view(tiny("timm_registers"), check=False)
-    block, at, tokens = model.blocks[0], model.layout.at(), model.layout.tokens
-    h, flags = noise(2, tokens, 24), noise(2, tokens, 2, seed=1) > 0.3
-    q, k, v = block.qkv(h, at)
-
-    first = hiding(block, lambda f: f[..., :1])
-    assert_close(
-        first(h, knowing(at, flags)),
-        block.finish(h, fused(q, k, v, block.scale, ~flags[..., 0][:, None, None])),
-        **EXACT,
-    )
-
-    of_one_head = torch.zeros(2, tokens, 3, dtype=torch.bool)
-    of_one_head[..., 1] = flags[..., 1]
-    second = hiding(
-        block, lambda f: torch.nn.functional.one_hot(torch.tensor(1), 3).bool() & f[..., 1:]
-    )
-    assert_close(
-        second(h, knowing(at, flags)),
-        block.finish(h, fused(q, k, v, block.scale, ~of_one_head.transpose(1, 2)[:, :, None])),
-        **EXACT,
-    )
-
-
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
 @torch.no_grad()
 def test_hidden_keys_weigh_exactly_nothing_in_any_precision(dtype):

@@ -101,10 +101,9 @@ def test_a_block_without_one_of_its_ingredients_is_refused(family):
             continue
         with pytest.raises(ViewMismatch) as refusal:
             verify(model)
-        assert (refusal.value.probe, refusal.value.where) == (
-            "blocks",
-            f"blocks.{WHERE}",
-        ), ingredient
+        assert (refusal.value.probe, refusal.value.where) == ("blocks", f"blocks.{WHERE}"), (
+            ingredient
+        )
 
 
 @pytest.mark.parametrize("family", FAMILIES)
