@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
@@ -23,3 +25,8 @@ def hooks(module: nn.Module) -> int:
 
 def noise(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def near(found: Any, expected: Any, atol: float = 1e-12) -> None:
+    """Equal up to rounding."""
+    torch.testing.assert_close(found, expected, atol=atol, rtol=0)

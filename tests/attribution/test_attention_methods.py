@@ -8,7 +8,7 @@ from torch.testing import assert_close
 
 import seecause as sc
 from seecause.engine.trace import attention_probs, explicit_run, n_attentions, read_rows
-from tests.helpers import view
+from tests.helpers import near, view
 from tests.tiny import FAMILIES, pictures, tiny
 
 TARGET = 3
@@ -72,23 +72,19 @@ def test_explicit_attention_gives_the_same_answers(family):
     native = tiny(family)
     model, images = view(native, check=False), pictures(native)
     run = explicit_run(model, images)
-    assert_close(run.logits, model(images), atol=1e-10, rtol=0)
+    near(run.logits, model(images), 1e-10)
     assert len(run.probs) == n_attentions(model)
     for probs, streamed in zip(run.probs, attention_probs(model, images), strict=True):
         assert probs.shape[-1] == model.check(images).tokens
-        assert_close(probs.sum(dim=-1), torch.ones_like(probs[..., 0]), atol=1e-12, rtol=0)
-        assert_close(streamed, probs, atol=1e-12, rtol=0)
+        near(probs.sum(dim=-1), torch.ones_like(probs[..., 0]))
+        near(streamed, probs)
 
 
 @CLASS_AND_MEAN
 def test_probabilities_are_the_native_ones(family):
     model, images, twin = twins(family)
-    assert_close(
-        list(attention_probs(model, images)), [p.detach() for p in twin.probs], atol=1e-12, rtol=0
-    )
-    assert_close(
-        next(attention_probs(model, images, start=2)), twin.probs[2].detach(), atol=1e-12, rtol=0
-    )
+    near(list(attention_probs(model, images)), [p.detach() for p in twin.probs])
+    near(next(attention_probs(model, images, start=2)), twin.probs[2].detach())
 
 
 def test_gates_are_seen_by_explicit_attention():
@@ -96,7 +92,7 @@ def test_gates_are_seen_by_explicit_attention():
     model, images = view(native, check=False), pictures(native)
     gates = torch.rand(4, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     with model.gated(gates), torch.no_grad():
-        assert_close(explicit_run(model, images).logits, model(images), atol=1e-10, rtol=0)
+        near(explicit_run(model, images).logits, model(images), 1e-10)
 
 
 def test_rows_follow_the_readout():
@@ -119,11 +115,9 @@ def test_rows_follow_the_readout():
 @CLASS_AND_MEAN
 def test_raw_attention(family):
     model, images, twin = twins(family)
-    assert_close(
+    near(
         maps(model, images, "raw-attention"),
         twin.read(twin.probs[-1].mean(dim=1), model.layout.prefix).detach(),
-        atol=1e-12,
-        rtol=0,
     )
 
 
@@ -136,11 +130,9 @@ def test_rollout_is_the_direct_product(family, start):
     product = torch.stack(
         [torch.linalg.multi_dot([f[i] for f in factors]) for i in range(len(images))]
     )
-    assert_close(
+    near(
         maps(model, images, "rollout", start=start),
         twin.read(product, model.layout.prefix).detach(),
-        atol=1e-12,
-        rtol=0,
     )
 
 
@@ -149,11 +141,9 @@ def test_attn_grad(family):
     model, images, twin = twins(family)
     prefix, probs = model.layout.prefix, twin.probs[-1]
     (slope,) = twin.slopes([probs])
-    assert_close(
+    near(
         maps(model, images, "attn-grad"),
         twin.read((slope * probs).relu().mean(dim=1), prefix).detach(),
-        atol=1e-12,
-        rtol=0,
     )
 
 
@@ -185,12 +175,7 @@ def test_legrad(family):
         )
         (slope,) = twin.slopes([twin.probs[index]], logits)
         layers.append(slope.relu().mean(dim=(1, 2))[:, model.layout.prefix :])
-    assert_close(
-        maps(model, images, "legrad"),
-        torch.stack(layers).mean(dim=0),
-        atol=1e-12,
-        rtol=0,
-    )
+    near(maps(model, images, "legrad"), torch.stack(layers).mean(dim=0))
 
 
 @CLASS_AND_MEAN
@@ -233,9 +218,7 @@ def test_a_latent_pool_is_one_more_step():
     reach = pool.mean(dim=1)
     for probs in reversed(blocks):
         reach = reach @ ((probs.mean(dim=1) + eye) / 2)
-    assert_close(maps(model, images, "rollout"), reach[:, 0, 1:], atol=1e-12, rtol=0)
-    assert_close(
-        maps(model, images, "raw-attention"), pool.mean(dim=1)[:, 0, 1:], atol=1e-12, rtol=0
-    )
+    near(maps(model, images, "rollout"), reach[:, 0, 1:])
+    near(maps(model, images, "raw-attention"), pool.mean(dim=1)[:, 0, 1:])
     only_pool = maps(model, images, "gae", start=4)
-    assert_close(only_pool, maps(model, images, "attn-grad"), atol=1e-12, rtol=0)
+    near(only_pool, maps(model, images, "attn-grad"))

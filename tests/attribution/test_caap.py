@@ -13,7 +13,7 @@ from seecause.engine.chunks import budget
 from seecause.engine.sweep import live_tokens, selection
 from seecause.engine.trace import blank_image
 from seecause.errors import BadImage, BadOption, NotDefined
-from tests.helpers import hooks, view
+from tests.helpers import hooks, near, view
 from tests.reference import caap as reference
 from tests.tiny import FAMILIES, pictures, tiny
 
@@ -57,7 +57,7 @@ def test_fast_caap_equals_the_slow_twin(family, tail):
     slow = slow_logits(
         native, model, blank.expand_as(images), images, plan, reference.box(layout.grid)
     )
-    assert_close(fast, slow, atol=1e-10, rtol=0)
+    near(fast, slow, 1e-10)
     assert (slow.amax(dim=1) - slow.amin(dim=1)).max() > 1e-3  # the comparison means something
 
 
@@ -75,7 +75,7 @@ def test_deletion_and_other_layers_equal_the_slow_twin(family, tail, layers):
     fast = sweep(model, images, blank, chosen, plan, direction="delete").interventions
     sets = [row.nonzero()[:, 0].tolist() for row in chosen]
     slow = slow_logits(native, model, images, blank.expand_as(images), plan, sets)
-    assert_close(fast, slow, atol=1e-10, rtol=0)
+    near(fast, slow, 1e-10)
 
 
 @pytest.mark.parametrize("family", ["timm_registers", "timm_map", "timm_distilled", "hf_dinov2"])
@@ -91,8 +91,8 @@ def test_a_blank_for_each_picture_equals_the_slow_twin(family, tail, direction):
     fast = sweep(model, images, others, chosen, plan, direction=direction)
     runs = (others, images) if direction == "insert" else (images, others)
     slow = slow_logits(native, model, *runs, plan, reference.box(model.layout.grid))
-    assert_close(fast.interventions, slow, atol=1e-10, rtol=0)
-    assert_close(fast.blank, model(others), atol=1e-10, rtol=0)
+    near(fast.interventions, slow, 1e-10)
+    near(fast.blank, model(others), 1e-10)
 
 
 def test_blanks_of_pictures_do_not_depend_on_chunks_and_must_fit():
@@ -102,12 +102,12 @@ def test_blanks_of_pictures_do_not_depend_on_chunks_and_must_fit():
     whole = sc.attribute(model, images, target=2, blank=others).maps
     with budget(1):
         part = sc.attribute(model, images, target=2, blank=others).maps
-    assert_close(part, whole, atol=1e-12, rtol=0)
+    near(part, whole)
     singles = [
         sc.attribute(model, one[None], target=2, blank=other[None]).maps
         for one, other in zip(images, others, strict=True)
     ]
-    assert_close(torch.cat(singles), whole, atol=1e-12, rtol=0)
+    near(torch.cat(singles), whole)
     with pytest.raises(BadImage, match="or one for each image"):
         sc.attribute(model, images, blank=others[:2])
     with pytest.raises(BadOption, match="one blank for all images"):
@@ -125,7 +125,7 @@ def test_propagated_registers_equal_the_slow_twin():
     slow = slow_logits(
         native, model, blank.expand_as(images), images, plan, reference.box(model.layout.grid)
     )
-    assert_close(fast, slow, atol=1e-10, rtol=0)
+    near(fast, slow, 1e-10)
 
 
 @pytest.mark.parametrize("tail", TAILS)
@@ -134,11 +134,9 @@ def test_chunks_and_batches_do_not_change_the_maps(tail):
     model, images = view(native), pictures(native, batch=3)
     whole = sc.attribute(model, images, target=2, tail=tail).maps
     with budget(1):  # one patch of one image at a time
-        assert_close(
-            sc.attribute(model, images, target=2, tail=tail).maps, whole, atol=1e-12, rtol=0
-        )
+        near(sc.attribute(model, images, target=2, tail=tail).maps, whole)
     single = torch.cat([sc.attribute(model, one[None], target=2, tail=tail).maps for one in images])
-    assert_close(single, whole, atol=1e-12, rtol=0)
+    near(single, whole)
 
 
 @pytest.mark.slow
@@ -173,7 +171,7 @@ def test_float32_at_vit_b_16_shape_stays_within_2e_4():
             live=[0],
             together=4,
         )
-        assert_close(fast, slow, atol=2e-4, rtol=0)
+        near(fast, slow, 2e-4)
 
 
 # Degenerate identities
@@ -186,7 +184,7 @@ def test_an_empty_selection_gives_the_blank_answer():
     expected = model(blank_image(model, native.size))[:, 3]
     for tail in TAILS:
         maps = sc.attribute(model, images, target=3, tail=tail, select=nothing, score="logit").maps
-        assert_close(maps, expected.expand(2, 24).unflatten(1, (4, 6)), atol=1e-12, rtol=0)
+        near(maps, expected.expand(2, 24).unflatten(1, (4, 6)))
 
 
 def test_everything_selected_from_the_embedding_on_gives_the_plain_answer():
@@ -196,7 +194,7 @@ def test_everything_selected_from_the_embedding_on_gives_the_plain_answer():
     maps = sc.attribute(
         model, images, target=3, tail="source", layers=(0, None), select=everything, score="logit"
     ).maps
-    assert_close(maps, model(images)[:, 3, None, None].expand(2, 4, 6), atol=1e-12, rtol=0)
+    near(maps, model(images)[:, 3, None, None].expand(2, 4, 6))
 
 
 @pytest.mark.parametrize(
@@ -212,7 +210,7 @@ def test_pixels_moved_are_activations_moved_at_the_embedding(family, direction, 
     engine = sc.attribute(
         model, images, target=1, tail="all", layers=(0, 0), direction=direction, score="logit"
     ).maps
-    assert_close(engine, pixels, atol=1e-10, rtol=0)
+    near(engine, pixels, 1e-10)
 
 
 # What must not be left behind
@@ -232,17 +230,6 @@ def test_nothing_is_left_on_the_model():
     assert torch.equal(model(images), before)
 
 
-def test_a_weight_changed_in_place_gives_a_fresh_map():
-    native = tiny("timm_deit3")
-    model, images = view(native), pictures(native)
-    before = sc.attribute(model, images, target=1).maps
-    with torch.no_grad():
-        native.module.blocks[2].attn.proj.weight.mul_(1.5)
-    after = sc.attribute(model, images, target=1).maps
-    assert (after - before).abs().max() > 1e-6
-    assert torch.equal(after, sc.attribute(view(native), images, target=1).maps)
-
-
 def test_gates_are_seen_by_the_model_and_by_the_maps():
     native = tiny("timm_deit3")
     model, images = view(native), pictures(native)
@@ -254,8 +241,29 @@ def test_gates_are_seen_by_the_model_and_by_the_maps():
         torch.no_grad()
     ):  # the same ablation by weights: output-projection columns of head 1 in block 2
         native.module.blocks[2].attn.proj.weight[:, 8:16] = 0
-    assert_close(logits, native.forward(images), atol=1e-12, rtol=0)
-    assert_close(gated, sc.attribute(view(native), images, target=1).maps, atol=1e-12, rtol=0)
+    near(logits, native.forward(images))
+    near(gated, sc.attribute(view(native), images, target=1).maps)
+
+
+def test_inference_mode_works_and_leaves_nothing_that_breaks_later_calls():
+    native = tiny("timm_deit3", dtype=torch.float32)
+    model, images = view(native), pictures(native)
+    with torch.inference_mode():
+        inside = sc.attribute(model, images.clone(), target=1).maps
+        sc.attribute(model, images.clone(), target=1, blank=torch.zeros(3, 32, 48))
+    assert_close(sc.attribute(model, images, target=1).maps, inside.clone())
+    sc.attribute(model, images, target=1, blank=torch.zeros(3, 32, 48))
+
+
+def test_a_weight_changed_in_place_gives_a_fresh_map():
+    native = tiny("timm_deit3")
+    model, images = view(native), pictures(native)
+    before = sc.attribute(model, images, target=1).maps
+    with torch.no_grad():
+        native.module.blocks[2].attn.proj.weight.mul_(1.5)
+    after = sc.attribute(model, images, target=1).maps
+    assert (after - before).abs().max() > 1e-6
+    assert torch.equal(after, sc.attribute(view(native), images, target=1).maps)
 
 
 def test_gates_at_the_same_address_are_told_apart():
@@ -274,15 +282,5 @@ def test_gates_at_the_same_address_are_told_apart():
         second = sc.attribute(model, images, target=1).maps
     with view(native).gated(gates.clone()) as fresh:
         expected = sc.attribute(fresh, images, target=1).maps
-    assert_close(second, expected, atol=1e-12, rtol=0)
+    near(second, expected)
     assert (first - second).abs().max() > 1e-6
-
-
-def test_inference_mode_works_and_leaves_nothing_that_breaks_later_calls():
-    native = tiny("timm_deit3", dtype=torch.float32)
-    model, images = view(native), pictures(native)
-    with torch.inference_mode():
-        inside = sc.attribute(model, images.clone(), target=1).maps
-        sc.attribute(model, images.clone(), target=1, blank=torch.zeros(3, 32, 48))
-    assert_close(sc.attribute(model, images, target=1).maps, inside.clone())
-    sc.attribute(model, images, target=1, blank=torch.zeros(3, 32, 48))

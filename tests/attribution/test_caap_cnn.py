@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch.testing import assert_close
 
 import seecause as sc
 from seecause.attribution.caap import sweep_features
@@ -14,7 +13,7 @@ from seecause.engine.sweep import selection
 from seecause.engine.trace import blank_image
 from seecause.errors import BadOption, UnknownName
 from tests.families.conv import CONV_FAMILIES, SIZE, tiny_conv
-from tests.helpers import hooks, view
+from tests.helpers import hooks, near, view
 from tests.reference.caap import box
 from tests.reference.caap_cnn import caap_cnn
 from tests.tiny import pictures
@@ -28,10 +27,10 @@ def overlapping(features, radius=1):
     rows, columns = GRID
     size = (SIZE[0] / features[0], SIZE[1] / features[1])
     sets = []
-    for near in box(GRID, radius):
+    for nearby in box(GRID, radius):
         pixels = {
             (y, x)
-            for cell in near
+            for cell in nearby
             for y in range(cell // columns * 16, cell // columns * 16 + 16)
             for x in range(cell % columns * 16, cell % columns * 16 + 16)
         }
@@ -66,14 +65,13 @@ def test_fast_caap_equals_the_slow_twin(family):
     assert (
         expected.amax(dim=1) - expected.amin(dim=1)
     ).max() > 1e-3  # the comparison means something
-    assert_close(
+    near(
         sc.attribute(model, images, target=3, score="logit").maps.flatten(1),
         expected[..., 3],
-        atol=1e-10,
-        rtol=0,
+        1e-10,
     )
     every = sc.attribute(model, images, classes="all").class_maps
-    assert_close(every.flatten(1, 2), expected.softmax(dim=-1), atol=1e-10, rtol=0)
+    near(every.flatten(1, 2), expected.softmax(dim=-1), 1e-10)
     assert hooks(native.module) == 0
 
 
@@ -87,9 +85,7 @@ def test_deletion_is_the_drop_when_the_blank_is_put_in(small):
     ).maps.flatten(1)
     plain = native.forward(images).log_softmax(dim=-1)
     for i, target in enumerate((1, 4)):
-        assert_close(
-            got[i], plain[i, target] - gone[i].log_softmax(dim=-1)[:, target], atol=1e-10, rtol=0
-        )
+        near(got[i], plain[i, target] - gone[i].log_softmax(dim=-1)[:, target], 1e-10)
 
 
 @torch.no_grad()
@@ -97,7 +93,7 @@ def test_a_blank_for_each_picture_equals_the_slow_twin(small):
     native, model, images = small
     expected = slow(native, native.module.layer3, images.flip(0), images, overlapping(GRID))
     maps = sc.attribute(model, images, target=3, score="logit", blank=images.flip(0)).maps
-    assert_close(maps.flatten(1), expected[..., 3], atol=1e-10, rtol=0)
+    near(maps.flatten(1), expected[..., 3], 1e-10)
 
 
 @pytest.mark.parametrize(
@@ -111,7 +107,7 @@ def test_other_stages_take_the_features_that_overlap_the_cells(small, stage, fea
         native, getattr(native.module, stage), blank, images, overlapping(features, radius=0)
     )
     found = sc.attribute(model, images, target=2, score="logit", stage=stage, select="none")
-    assert_close(found.maps.flatten(1), expected[..., 2], atol=1e-10, rtol=0)
+    near(found.maps.flatten(1), expected[..., 2], 1e-10)
     assert found.manifest["used"] == {"stage": stage} and found.maps.shape[1:] == GRID
 
 
@@ -124,23 +120,21 @@ def test_degenerate_selections(family):
     nothing, everything = (torch.full((15, 15), fill) for fill in (False, True))
     for stage in (model.cells, model.stages[-1].name):
         swept = sweep_features(model, images, blank, nothing, stage)
-        assert_close(
-            swept.interventions, native.forward(blank).expand(2, 15, -1), atol=1e-12, rtol=0
-        )
-        assert_close(swept.source, native.forward(images), atol=1e-12, rtol=0)
-        assert_close(swept.blank, native.forward(blank), atol=1e-12, rtol=0)
+        near(swept.interventions, native.forward(blank).expand(2, 15, -1))
+        near(swept.source, native.forward(images))
+        near(swept.blank, native.forward(blank))
         full = sweep_features(model, images, blank, everything, stage).interventions
-        assert_close(full, native.forward(images)[:, None].expand_as(full), atol=1e-12, rtol=0)
+        near(full, native.forward(images)[:, None].expand_as(full))
         same = sweep_features(model, blank, blank, selection(GRID), stage).interventions
-        assert_close(same, native.forward(blank).expand_as(same), atol=1e-12, rtol=0)
+        near(same, native.forward(blank).expand_as(same))
 
 
 def test_neither_the_batch_nor_the_memory_budget_changes_a_map(small):
     _, model, images = small
     together = sc.attribute(model, images, target=1).maps
     with budget(1):  # one image and one cell at a time
-        assert_close(sc.attribute(model, images, target=1).maps, together, atol=1e-12, rtol=0)
-    assert_close(sc.attribute(model, images[1:], target=1).maps, together[1:], atol=1e-12, rtol=0)
+        near(sc.attribute(model, images, target=1).maps, together)
+    near(sc.attribute(model, images[1:], target=1).maps, together[1:])
 
 
 @torch.no_grad()
@@ -156,10 +150,8 @@ def test_simple_insertion_and_deletion_paste_pixels(small):
         images[:, :, :32, 16:64],
         blank[:, :, :32, 16:64],
     )  # around cell (0, 2)
-    assert_close(inserted[:, 0, 2], native.forward(below)[:, 0], atol=1e-12, rtol=0)
-    assert_close(
-        deleted[:, 0, 2], (native.forward(images) - native.forward(above))[:, 0], atol=1e-12, rtol=0
-    )
+    near(inserted[:, 0, 2], native.forward(below)[:, 0])
+    near(deleted[:, 0, 2], (native.forward(images) - native.forward(above))[:, 0])
 
 
 class TestRefusals:

@@ -8,7 +8,7 @@ from torch.testing import assert_close
 
 import seecause as sc
 from seecause.errors import BadOption
-from tests.helpers import view
+from tests.helpers import near, view
 from tests.tiny import pictures, tiny
 
 captum = pytest.importorskip(
@@ -30,7 +30,7 @@ def test_attributions_have_the_shape_of_the_images_and_the_sum_of_the_map(case):
     assert ours.shape == images.shape and ours.dtype == images.dtype
     high, wide = (images.shape[2] // maps.shape[1], images.shape[3] // maps.shape[2])
     patches = ours.sum(dim=1).unfold(1, high, high).unfold(2, wide, wide).sum(dim=(-1, -2))
-    assert_close(patches, maps, atol=1e-10, rtol=0)
+    near(patches, maps, 1e-10)
 
 
 @pytest.mark.parametrize("name", ["CAAP", "Mosaic"])
@@ -39,7 +39,7 @@ def test_a_noise_tunnel_without_noise_changes_nothing(case, name):
     ours = getattr(ours_for_captum, name)(model)
     tunnel = captum.attr.NoiseTunnel(ours)
     smooth = tunnel.attribute(images, nt_samples=3, stdevs=0.0, target=torch.tensor([1, 2]))
-    assert_close(smooth, ours.attribute(images, target=[1, 2]), atol=1e-10, rtol=0)
+    near(smooth, ours.attribute(images, target=[1, 2]), 1e-10)
 
 
 def test_infidelity_of_captum_is_that_of_its_definition(case):

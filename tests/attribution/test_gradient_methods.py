@@ -8,10 +8,11 @@ import torch
 from torch.testing import assert_close
 
 import seecause as sc
-from seecause.attribution.gradients import usual_score
 from seecause.engine.chunks import budget
 from seecause.engine.trace import record, suffix
-from tests.helpers import hooks, view
+from tests.families.conv import tiny_conv
+from tests.families.staged import tiny_staged
+from tests.helpers import hooks, near, view
 from tests.tiny import pictures, tiny
 
 TARGET = 3
@@ -87,7 +88,7 @@ def test_targets_are_explained_and_nothing_is_left_on_the_model(name):
     )
     assert torch.equal(model(images), before)
     assert torch.equal(maps[0][0], maps[1][0])
-    assert_close(maps[2], maps[3], atol=1e-10, rtol=0)
+    near(maps[2], maps[3], 1e-10)
     assert name in CLASSLESS + MAY_BE_CUT or (maps[0][1] - maps[1][1]).abs().max() > 1e-9
 
 
@@ -135,7 +136,7 @@ def test_grad_cam_is_pytorch_grad_cam(family):
             )[:, 0]
         )
         found += int((theirs.std(dim=(1, 2)) > 0.01).sum())
-        assert_close(ours, theirs, atol=1e-4, rtol=0)
+        near(ours, theirs, 1e-4)
     peer.activations_and_grads.release()
     assert found > 5  # not all were cut by the ReLU
 
@@ -149,12 +150,7 @@ def test_ixg_is_captums(captum):
         .sum(dim=-1)[:, model.layout.patches]
         .detach()
     )
-    assert_close(
-        explain(model, images, "ixg", target=TARGET, score="logit").maps.flatten(1),
-        tokens,
-        atol=1e-12,
-        rtol=0,
-    )
+    near(explain(model, images, "ixg", target=TARGET, score="logit").maps.flatten(1), tokens)
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -168,9 +164,7 @@ def test_integrated_gradients_are_captums(captum, baseline):
     ours = explain(
         model, images, "integrated-gradients", target=TARGET, baseline=baseline, steps=50
     )
-    assert_close(
-        ours.native, theirs.sum(dim=1), atol=1e-8, rtol=0
-    )  # captum rounds its weights to float32
+    near(ours.native, theirs.sum(dim=1), 1e-8)  # captum rounds its weights to float32
 
 
 # Each by itself
@@ -197,9 +191,9 @@ def test_smoothgrad_is_the_mean_over_noisy_copies():
     )
     mean = sum(plain_slope(native, images + sigma * n) for n in noise) / 5
     ours = explain(model, images, "smoothgrad", target=TARGET, seed=7).native
-    assert_close(ours, mean.abs().sum(dim=1), atol=1e-12, rtol=0)
+    near(ours, mean.abs().sum(dim=1))
     still = explain(model, images, "smoothgrad", target=TARGET, noise=0.0).native
-    assert_close(still, plain_slope(native, images).abs().sum(dim=1), atol=1e-12, rtol=0)
+    near(still, plain_slope(native, images).abs().sum(dim=1))
 
 
 @pytest.mark.parametrize(("options", "layers"), [({}, [0, 1, 2, 3]), ({"start": 3}, [3])])
@@ -212,16 +206,43 @@ def test_ixg_plus_by_hand(options, layers):
             suffix(model, h, model.layout.at(), layer).softmax(dim=1)[:, TARGET].sum(), h
         )
         expected = expected + (h * slope).sum(dim=-1)[:, model.layout.patches].detach()
-    assert_close(
-        explain(model, images, "ixg+", target=TARGET, **options).maps.flatten(1),
-        expected,
-        atol=1e-12,
-        rtol=0,
-    )
+    near(explain(model, images, "ixg+", target=TARGET, **options).maps.flatten(1), expected)
 
 
-def test_the_usual_score_is_the_logit_of_cosines_only():
-    assert [
-        usual_score(ready(family)[1])
-        for family in ("timm_registers", "timm_map", "hf_clip", "hf_siglip")
-    ] == ["prob", "prob", "logit", "logit"]
+# Networks of stages
+
+
+@pytest.fixture(scope="module", params=["timm_swin", "timm_convnext", "hf_convnext", "timm_resnet"])
+def small(request):
+    make = tiny_conv if request.param == "timm_resnet" else tiny_staged
+    native = make(request.param)
+    return native, view(native, check=False), pictures(native)
+
+
+def test_pixel_methods_are_the_native_gradient(small):
+    native, model, images = small
+    leaf = images.clone().requires_grad_()
+    slope = torch.autograd.grad(native.forward(leaf)[:, TARGET].sum(), leaf)[0]
+    still = sc.attribute(model, images, TARGET, "smoothgrad", samples=1, noise=0.0)
+    assert_close(still.native, slope.abs().sum(dim=1), atol=1e-10, rtol=1e-10)
+
+
+def test_integrated_gradients_of_stages_are_complete(small):
+    _, model, images = small
+    with torch.no_grad():
+        rise = (model(images) - model(torch.zeros_like(images)))[:, TARGET]
+    maps = sc.attribute(model, images, TARGET, "integrated-gradients", steps=60).maps
+    assert_close(maps.sum(dim=(1, 2)), rise, atol=0.05, rtol=0.05)
+
+
+@pytest.mark.parametrize("name", ["integrated-gradients", "smoothgrad"])
+def test_a_batch_of_stages_is_its_images_and_nothing_is_left(small, name):
+    native, model, images = small
+    options = METHODS[name]
+    whole = sc.attribute(model, images, TARGET, name, **options).maps
+    single = [sc.attribute(model, one[None], TARGET, name, **options).maps for one in images]
+    assert_close(whole, torch.cat(single), atol=1e-10, rtol=1e-10)
+    with budget(1):
+        again = sc.attribute(model, images, TARGET, name, **options).maps
+    assert_close(again, whole, atol=1e-10, rtol=1e-10)
+    assert hooks(native.module) == 0 and images.grad is None and not whole.requires_grad

@@ -7,7 +7,6 @@ import pytest
 import torch
 from timm.models.vision_transformer import VisionTransformer
 from torch import nn
-from torch.testing import assert_close
 
 import seecause as sc
 from seecause.attribution.caap import make_plan
@@ -17,7 +16,7 @@ from seecause.engine.trace import blank_image
 from seecause.errors import BadOption
 from seecause.report.explain import pairs_image
 from tests.families.conv import tiny_conv
-from tests.helpers import view
+from tests.helpers import near, view
 from tests.reference import evidence as reference
 from tests.tiny import pictures, tiny
 
@@ -39,11 +38,11 @@ def test_all_pairs_equal_the_slow_twin(family):
             native.forward, native.blocks, blank, images[index : index + 1], regions, 3,
             **settings, prefix=layout.prefix, live=plan.live,
         )  # fmt: skip
-        assert_close(result.joint[index], slow, atol=1e-10, rtol=0)
+        near(result.joint[index], slow, 1e-10)
         alone = slow.diagonal()
-        assert_close(result.singles[index], alone, atol=1e-10, rtol=0)
+        near(result.singles[index], alone, 1e-10)
         inner = (slow - alone[:, None] - alone[None]).fill_diagonal_(0)
-        assert_close(result.values[index], inner, atol=1e-10, rtol=0)
+        near(result.values[index], inner, 1e-10)
         assert inner.abs().max() > 1e-3
 
 
@@ -101,7 +100,7 @@ def test_chunks_batches_and_targets_do_not_change_effects():
     assert whole.labels == [model.class_name(c) for c in classes.tolist()]
     with budget(1):
         small = sc.interactions(model, images, classes, regions=3, score="prob")
-    assert_close(small.joint, whole.joint, atol=1e-12, rtol=0)
+    near(small.joint, whole.joint)
     assert whole.joint.shape == (3, 9, 9)
     conv = tiny_conv("timm_resnet")
     network = sc.interactions(view(conv, check=False), pictures(conv), 1, regions=2)
@@ -117,7 +116,7 @@ def test_every_picture_keeps_its_own_blank_in_chunks():
     for index in range(3):
         row = slice(index, index + 1)
         alone = sc.interactions(model, images[row], 3, regions=2, blank=blanks[row]).joint
-        assert_close(together[row], alone, atol=1e-10, rtol=0)
+        near(together[row], alone, 1e-10)
 
 
 def test_the_drawing_has_a_line_for_each_pair_in_two_colours():

@@ -10,7 +10,7 @@ from torch.testing import assert_close
 import seecause as sc
 from seecause.attribution import perturbation as mda
 from seecause.engine.trace import explicit_run
-from tests.helpers import noise, view
+from tests.helpers import near, noise, view
 from tests.tiny import pictures, tiny
 
 
@@ -44,7 +44,7 @@ def test_mda_searches_like_the_slow_twin_and_drops_no_image(reach):
     model, images = view(native, check=False), pictures(native, batch=3)
     guide, soft = noise(3, 24), mda.box(images, 31)
     blurred = torch.nn.functional.avg_pool2d(images, 31, stride=1, padding=15)
-    assert_close(soft, blurred, atol=1e-12, rtol=0)
+    near(soft, blurred)
     for image, behind, hints in zip(images, soft, guide, strict=True):
 
         def scores(shown, back, image=image):

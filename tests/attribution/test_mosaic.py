@@ -14,7 +14,7 @@ from seecause.attribution.mosaic import MaskPlan, draw_masks
 from seecause.engine.chunks import budget
 from seecause.engine.sweep import Mixture, Sweep, slopes, token_sets
 from seecause.engine.trace import blank_image, record
-from tests.helpers import view
+from tests.helpers import near, view
 from tests.reference import mosaic as reference
 from tests.tiny import FAMILIES, pictures, scramble, tiny
 
@@ -68,8 +68,8 @@ def test_values_and_slopes_equal_the_slow_twin(family):
             )  # fmt: skip
             value = logits.sin().sum()
             (expected,) = torch.autograd.grad(value, leaf)
-            assert_close(values[b, n], value.detach(), atol=1e-10, rtol=0)
-            assert_close(slope[b, n], expected, atol=1e-10, rtol=0)
+            near(values[b, n], value.detach(), 1e-10)
+            near(slope[b, n], expected, 1e-10)
             assert expected.abs().max() > 1e-3  # the comparison means something
 
 
@@ -98,9 +98,9 @@ def test_binary_masks_are_the_token_sets_of_caap(family):
     plan = make_plan(run.model, layout, tail="source", layers=None, propagate_registers=True)
     tokens = token_sets(run.model, sets, layout, plan.live)
     expected = Sweep(run.model, run.blank, run.source, plan).logits(tokens)
-    assert_close(run.logits(sets.double().expand(2, -1, -1)), expected, atol=1e-10, rtol=0)
-    assert_close(expected[:, 1], run.source.logits, atol=1e-10, rtol=0)  # m = 1: the plain answer
-    assert_close(expected[:, 0], run.blank.logits.expand(2, -1), atol=1e-10, rtol=0)
+    near(run.logits(sets.double().expand(2, -1, -1)), expected, 1e-10)
+    near(expected[:, 1], run.source.logits, 1e-10)  # m = 1: the plain answer
+    near(expected[:, 0], run.blank.logits.expand(2, -1), 1e-10)
 
 
 def test_maps_are_means_of_slopes_with_their_errors():
@@ -109,8 +109,8 @@ def test_maps_are_means_of_slopes_with_their_errors():
     plan = MaskPlan(masks=6, cells=3, seed=4)
     slope = slopes(run, draw_masks(plan, (4, 6)), lambda x: x.softmax(dim=-1)[..., 3], together=6)
     maps = sc.attribute(run.model, images, 3, "mosaic", masks=6, cells=3, seed=4)
-    assert_close(maps.maps.flatten(1), slope.mean(dim=1), atol=1e-12, rtol=0)
-    assert_close(maps.errors.flatten(1), slope.std(dim=1) / 6**0.5, atol=1e-12, rtol=0)
+    near(maps.maps.flatten(1), slope.mean(dim=1))
+    near(maps.errors.flatten(1), slope.std(dim=1) / 6**0.5)
 
 
 def test_the_sum_with_caap_is_that_of_z_scores():
@@ -122,7 +122,7 @@ def test_the_sum_with_caap_is_that_of_z_scores():
         sc.attribute(model, images, 2, "mosaic", masks=4).maps.flatten(1),
     ]
     z = [(x - x.mean(dim=1, keepdim=True)) / x.std(dim=1, keepdim=True) for x in parts]
-    assert_close(both.flatten(1), z[0] + z[1], atol=1e-10, rtol=0)
+    near(both.flatten(1), z[0] + z[1], 1e-10)
     blank = blank_image(model, native.size)
     flat = sc.attribute(model, blank, 2, "caap+mosaic", masks=4, score="logit").maps
     assert flat.isfinite().all()
@@ -136,9 +136,9 @@ def test_chunks_and_batches_do_not_change_the_maps(family):
     with budget(1):  # one mask of one image at a time
         parts = sc.attribute(model, images, target=2, method="mosaic", masks=4)
     single = [sc.attribute(model, x[None], target=2, method="mosaic", masks=4) for x in images]
-    assert_close(parts.maps, whole.maps, atol=1e-12, rtol=0)
-    assert_close(torch.cat([x.maps for x in single]), whole.maps, atol=1e-12, rtol=0)
-    assert_close(torch.cat([x.errors for x in single]), whole.errors, atol=1e-12, rtol=0)
+    near(parts.maps, whole.maps)
+    near(torch.cat([x.maps for x in single]), whole.maps)
+    near(torch.cat([x.errors for x in single]), whole.errors)
 
 
 def test_drawn_masks_hold_every_share_of_the_image():
@@ -162,10 +162,10 @@ def test_a_blank_for_each_picture_is_the_blank_of_each(family, method):
         sc.attribute(model, one[None], 2, method, masks=4, blank=other[None]).maps
         for one, other in zip(images, others, strict=True)
     ]
-    assert_close(whole, torch.cat(singles), atol=1e-10, rtol=0)
+    near(whole, torch.cat(singles), 1e-10)
     with budget(1):
         part = sc.attribute(model, images, 2, method, masks=4, blank=others).maps
-    assert_close(part, whole, atol=1e-10, rtol=0)
+    near(part, whole, 1e-10)
 
 
 @pytest.mark.parametrize("pool", ["avg", "map"])
@@ -182,4 +182,4 @@ def test_a_picture_mixed_with_itself_is_itself_where_special_tokens_are_pooled_t
     mixed = Mixture(model, run, run)
     logits = mixed.logits(masks_of(mixed)[None])
     assert model.readout.over_prefix
-    assert_close(logits, model(image).expand_as(logits), atol=1e-10, rtol=0)
+    near(logits, model(image).expand_as(logits), 1e-10)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
-from torch.testing import assert_close
 
 import seecause as sc
 from seecause.attribution.caap import sweep_features
@@ -13,7 +12,7 @@ from seecause.attribution.mosaic import MaskPlan, draw_masks, largest_weights, m
 from seecause.engine.chunks import budget
 from seecause.engine.trace import blank_image
 from tests.families.conv import CONV_FAMILIES, tiny_conv
-from tests.helpers import view
+from tests.helpers import near, view
 from tests.tiny import pictures
 
 GRID = (3, 5)
@@ -35,7 +34,7 @@ def test_binary_masks_are_the_cell_sets_of_caap(family):
         ends = model.run_to(stage, blank), model.run_to(stage, images)
         mixed = mixtures(sets.double().expand(2, -1, -1, -1), *ends)
         logits = model.run_from(stage, mixed).unflatten(0, (2, 4))
-        assert_close(logits, expected, atol=1e-10, rtol=0)
+        near(logits, expected, 1e-10)
 
 
 @pytest.mark.parametrize("family", CONV_FAMILIES)
@@ -52,9 +51,9 @@ def test_maps_are_mean_slopes_of_the_native_network(family):
         logits = model.run_from(model.cells, ends[0] + share * (ends[1][1:] - ends[0]))
         slopes.append(torch.autograd.grad(logits.softmax(dim=-1)[0, 2], leaf)[0])
     maps = sc.attribute(model, images, 2, "mosaic", masks=3, cells=2, seed=5)
-    assert_close(maps.maps[1].flatten(), torch.stack(slopes).mean(dim=0), atol=1e-10, rtol=0)
+    near(maps.maps[1].flatten(), torch.stack(slopes).mean(dim=0), 1e-10)
     expected = torch.stack(slopes).std(dim=0) / 3**0.5
-    assert_close(maps.errors[1].flatten(), expected, atol=1e-10, rtol=0)
+    near(maps.errors[1].flatten(), expected, 1e-10)
 
 
 @pytest.mark.parametrize("size", [(3, 5), (1, 2), (2, 3), (4, 7), (6, 10)])
@@ -75,7 +74,7 @@ def test_features_have_the_largest_weight_and_equal_cells_share_its_slope(size):
             for y, x in cells:
                 expected[y, x] += 1 / len(cells)
     slopes = torch.autograd.grad(largest_weights(ties, size).sum(), ties)[0]
-    assert_close(slopes[0, 0], expected, atol=1e-12, rtol=0)
+    near(slopes[0, 0], expected)
 
 
 def test_a_blank_for_each_picture_is_the_blank_of_each():
@@ -87,7 +86,7 @@ def test_a_blank_for_each_picture_is_the_blank_of_each():
         for i in range(len(images))
     ]
     maps = sc.attribute(model, images, 1, blank=blanks, **options).maps
-    assert_close(maps, torch.stack(singles), atol=1e-10, rtol=0)
+    near(maps, torch.stack(singles), 1e-10)
     with budget(1):
         again = sc.attribute(model, images, 1, blank=blanks, **options).maps
-    assert_close(again, maps, atol=1e-10, rtol=0)
+    near(again, maps, 1e-10)

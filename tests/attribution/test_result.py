@@ -17,7 +17,6 @@ from torch.utils.data import DataLoader, TensorDataset
 import seecause as sc
 from seecause.attribution.result import TENSORS, Attribution, AttributionWriter
 from seecause.data.dataset import SkippedImage
-from seecause.engine.chunks import budget
 from seecause.errors import BadImage, BadOption, DataMissing
 from tests.bad_files import bad_file
 
@@ -80,12 +79,6 @@ def test_probabilities_are_those_of_the_model(model, images, method):
         assert result.probabilities.requires_grad is False
         best = [answers[0].name for answers in result.answers]
         assert best == [model.class_name(c) for c in expected.argmax(dim=-1).tolist()]
-
-
-def test_chunks_of_one_picture_keep_their_probabilities(model, images):
-    with budget(1):
-        result = sc.attribute(model, images[:3], 3, "ixg")
-    torch.testing.assert_close(result.probabilities, model(images[:3]).softmax(dim=-1))
 
 
 def test_a_contrast_says_both_classes(model, images):

@@ -16,7 +16,7 @@ from seecause.attribution.result import Attribution
 from seecause.errors import BadOption, NotDefined, UnknownName
 from seecause.models.dense import Region
 from tests.families.dense import DENSE, tiny_dense
-from tests.helpers import hooks
+from tests.helpers import hooks, near
 from tests.reference import caap as token_reference
 from tests.reference.rows import mixed_answers
 from tests.tiny import pictures
@@ -83,13 +83,13 @@ def test_caap_equals_the_slow_twin(family):
     fast = sc.attribute(model, picture, spec, score="logit").maps[0]
     grid = model.layout.grid
     slow = []
-    for near in token_reference.box(grid):
+    for nearby in token_reference.box(grid):
         weights = torch.zeros(grid, dtype=torch.float64)
-        weights.view(-1)[near] = 1
+        weights.view(-1)[nearby] = 1
         slow.append(twin(weights))
     slow = torch.cat(slow)
     assert slow.std() > 1e-6  # the comparison means something
-    assert_close(fast.flatten(), slow, atol=1e-10, rtol=0)
+    near(fast.flatten(), slow, 1e-10)
     assert hooks(native.module) == before
 
 
@@ -105,7 +105,7 @@ def test_mosaic_equals_the_slow_twin(family):
         slopes.append(torch.autograd.grad(score, leaf)[0])
     slow = torch.stack(slopes).mean(dim=0)
     assert slow.abs().max() > 1e-6
-    assert_close(fast.flatten(), slow, atol=1e-10, rtol=0)
+    near(fast.flatten(), slow, 1e-10)
 
 
 def test_what_is_asked_is_checked(tmp_path):
@@ -157,7 +157,7 @@ def test_gradients_of_pixels_are_those_of_the_row():
     row, leaf = model.aim(picture, "box:2:frog").model, picture.clone().requires_grad_()
     (mine,) = torch.autograd.grad(row(leaf)[0, 1], leaf)
     native = model.module(pixel_values=leaf.expand(2, -1, -1, -1)).logits[0, 2, 1]
-    assert_close(mine, torch.autograd.grad(native, leaf)[0], atol=1e-10, rtol=0)
+    near(mine, torch.autograd.grad(native, leaf)[0], 1e-10)
     maps = sc.attribute(model, picture, "box:2:frog", "integrated-gradients", steps=4).maps
     assert maps.std() > 0
     with pytest.raises(NotDefined, match="many rows"):

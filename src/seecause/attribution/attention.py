@@ -154,11 +154,7 @@ def tam(
     return Maps(_read(model, images, reach) * _read(model, images, weight), target)
 
 
-@method(
-    "bt",
-    forwards="steps + 1 + 1 backward",
-    needs="attention, gradients",
-)
+@method("bt", forwards="steps + 1 + 1 backward", needs="attention, gradients")
 @over_images(every_attention)
 def bt(
     model: VisionModel,

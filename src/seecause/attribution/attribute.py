@@ -33,13 +33,7 @@ from seecause.loading import as_view
 from seecause.metrics.pixels import to_pixels
 from seecause.models.base import ImageModel, pixels_digest, protocol
 from seecause.models.dense import Region
-from seecause.models.preprocess import (
-    Picture,
-    Pictures,
-    Preprocess,
-    as_images,
-    file_names,
-)
+from seecause.models.preprocess import Picture, Pictures, Preprocess, as_images, file_names
 from seecause.models.view import VisionModel
 from seecause.options import checked
 from seecause.target import Answer, Spec, best_answers, need_class, parse, spread

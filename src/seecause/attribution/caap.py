@@ -84,11 +84,7 @@ class Swept:
     blank: Tensor
 
 
-@method(
-    "caap",
-    forwards="2 (tail=source) to 4 (tail=patched)",
-    needs="activations",
-)
+@method("caap", forwards="2 (tail=source) to 4 (tail=patched)", needs="activations")
 @torch.no_grad()
 def caap(
     model: VisionModel,
@@ -146,14 +142,9 @@ def to_maps(
     if classes is None:
         return Maps(scores, bound, used=used)
     every = attribution(*(spread(wide(x), score, sigmoid=model.sigmoid) for x in both))
-    return Maps(scores, bound, class_maps=take_classes(model, every, classes), used=used)
-
-
-def take_classes(model: ImageModel, values: Tensor, classes: Classes) -> Tensor:
-    """Of values [.., C], those of the classes that are wanted."""
-    if classes is None or classes == "all":
-        return values
-    return values[..., [model.class_index(name) for name in classes]]
+    if classes != "all":
+        every = every[..., [model.class_index(name) for name in classes]]
+    return Maps(scores, bound, class_maps=every, used=used)
 
 
 def make_plan(

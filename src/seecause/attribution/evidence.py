@@ -172,7 +172,9 @@ def evidence(
         images = as_images(model, images)
         layout, order = model.check(images), "maps that were given"
         if maps is None:
-            order = default_order(model) if method is None else method
+            order = method or "caap"
+            if method is None and isinstance(model, VisionModel):  # docs/results/mosaic.md
+                order = "mosaic" if special_rows(model, layout) else "libra-ixg+"
             drawn = {"seed": seed} if "seed" in find(order, model.architecture).options else {}
             maps = attribute(model, images, target, order, **{**drawn, **(options or {})}).maps
         if tuple(maps.shape[1:]) == layout.cells:  # frames of a film, one below the other
@@ -207,13 +209,6 @@ def evidence(
                 "memory_halvings": list(held.halvings),
             },
         )
-
-
-def default_order(model: ImageModel) -> str:
-    """The method whose sets were smallest on such a model (docs/results/mosaic.md)."""
-    if not isinstance(model, VisionModel):
-        return "caap"
-    return "mosaic" if special_rows(model, model.layout) else "libra-ixg+"
 
 
 @dataclass(frozen=True, eq=False)

@@ -174,12 +174,7 @@ def ixg(model: VisionModel, images: Tensor, target: Target, *, score: Score | No
     return Maps(term[:, model.check(images).patches], bound)
 
 
-@method(
-    "ixg+",
-    forwards="1 + 1 backward",
-    needs="activations, gradients",
-    signed=True,
-)
+@method("ixg+", forwards="1 + 1 backward", needs="activations, gradients", signed=True)
 @over_images(whole_graph)
 def ixg_plus(
     model: VisionModel,
@@ -246,12 +241,7 @@ def usual_score(model: VisionModel) -> Score:
     return "logit" if isinstance(model.extra, CosineHead) else "prob"
 
 
-@method(
-    "libra-ixg+",
-    forwards="1 + 1 backward",
-    needs="activations, gradients",
-    signed=True,
-)
+@method("libra-ixg+", forwards="1 + 1 backward", needs="activations, gradients", signed=True)
 @over_images(whole_graph, times=1.5)  # norms and gates keep their value and their rule
 def libra_ixg_plus(
     model: VisionModel,
@@ -431,10 +421,7 @@ def integrated_gradients(
 
 
 @method(
-    "smoothgrad",
-    forwards="samples + samples backward",
-    needs="gradients",
-    architectures=EVERY_VIEW,
+    "smoothgrad", forwards="samples + samples backward", needs="gradients", architectures=EVERY_VIEW
 )
 @over_images(whole_graph)
 def smoothgrad(

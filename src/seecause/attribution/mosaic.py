@@ -83,12 +83,7 @@ class MaskPlan:
     seed: int = 0
 
 
-@method(
-    "mosaic",
-    forwards="1.8 (24 masks)",
-    needs="gradients",
-    signed=True,
-)
+@method("mosaic", forwards="1.8 (24 masks)", needs="gradients", signed=True)
 @torch.no_grad()
 def mosaic(
     model: VisionModel,

@@ -236,12 +236,7 @@ EDGE = 0.01  # of a block's largest weight: edges of the attention graph below i
 @method("mutex", forwards="1 + 54 on half of the patches", needs="attention, token removal")
 @torch.no_grad()
 def mutex(
-    model: VisionModel,
-    images: Tensor,
-    target: Target,
-    *,
-    keep: Share = 0.5,
-    score: Score = "prob",
+    model: VisionModel, images: Tensor, target: Target, *, keep: Share = 0.5, score: Score = "prob"
 ) -> Maps:
     """The mean score of runs on half of the patches, chosen by 54 statistics of the attention
     graph.

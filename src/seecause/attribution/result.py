@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -121,9 +121,6 @@ class Attribution(MapResult):
             values = getattr(self, name)
             fields[name] = [values[row] for row in rows.tolist()] if values else []
         return replace(self, **fields)
-
-    def __iter__(self) -> Iterator[Attribution]:
-        return (self[place] for place in range(len(self)))
 
     def pixels(self) -> Tensor:
         """Maps at image resolution, [B, H, W]: the method's own pixels if it has them, else the
