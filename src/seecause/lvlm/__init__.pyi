@@ -1,7 +1,6 @@
 from seecause.lvlm.attribute import (
     AnswerTrace as AnswerTrace,
     HeadAttribution as HeadAttribution,
-    TokenAttribution as TokenAttribution,
     attribute_heads as attribute_heads,
     attribute_tokens as attribute_tokens,
     trace_answer as trace_answer,

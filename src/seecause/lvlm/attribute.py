@@ -49,7 +49,6 @@ from seecause.lvlm.fit import (
     correlation,
     estimate,
 )
-from seecause.models.decoder import Grid, ImageTokens
 from seecause.options import Seed, checked
 from seecause.results import Result
 
@@ -79,17 +78,6 @@ class HeadAttribution(Coefficients):
         on = torch.zeros(self.coefficients.numel(), dtype=torch.bool)
         on[self.order()[:k]] = True
         return on
-
-
-@dataclass(frozen=True, eq=False)
-class TokenAttribution(Coefficients):
-    """One coefficient for each image token, gamma [N]."""
-
-    tokens: ImageTokens = dataclasses.field(kw_only=True)
-
-    def maps(self) -> list[tuple[Grid, Tensor]]:
-        """Coefficients as maps [rows, columns], one for each grid that shows the image."""
-        return self.tokens.maps(self.coefficients)
 
 
 @checked
@@ -141,7 +129,7 @@ def attribute_tokens(
     masks: MaskCount | None = None,
     p: Ablated = 0.75,
     seed: Seed = 0,
-) -> TokenAttribution:
+) -> Coefficients:
     """Estimate the share of the image's effect on the answer that each image token brings (gamma).
 
     Args:
@@ -154,10 +142,11 @@ def attribute_tokens(
         seed: Seed of the masks.
 
     Returns:
-        A `TokenAttribution` with `coefficients` [N] and `maps()`.
+        `Coefficients` [N]; `image_map` makes a map of them.
 
     Example:
-        >>> sc.lvlm.attribute_tokens(engine, heads.mask(4)).maps()
+        >>> found = sc.lvlm.attribute_tokens(engine, heads.mask(4))
+        >>> sc.lvlm.image_map(engine.prompt.tokens, found.coefficients)
     """
     if text is not None and not bool(text.any()):
         raise BadOption("text", "no row", "at least one text row that may see the image")
@@ -175,7 +164,7 @@ def attribute_tokens(
         "text": None if text is None else text.int().tolist(),
     }
     protocol = _protocol(engine, sampling) | facts
-    return TokenAttribution(**vars(found) | {"protocol": protocol}, tokens=engine.prompt.tokens)
+    return dataclasses.replace(found, protocol=protocol)
 
 
 def _protocol(engine: MaskedRows, sampling: Sampling) -> dict[str, Any]:
@@ -241,7 +230,7 @@ class HeadWords:
 class TokenTrace:
     """From which image tokens, into which text rows, through heads x*."""
 
-    attribution: TokenAttribution
+    attribution: Coefficients  # of the image tokens, gamma [N]
     deltas: Tensor  # [T] float64: what blocking each text row costs
     rows: Tensor  # u* [T] bool
     sufficiency: float  # F(x*, u*) / F(x*)
@@ -391,7 +380,7 @@ def trace_answer(
 
     Example:
         >>> trace = sc.lvlm.trace_answer(engine)
-        >>> trace.heads.top(5), trace.counts(), trace.tokens.attribution.maps()
+        >>> trace.heads.top(5), trace.counts(), trace.tokens.attribution.coefficients
     """
     if tokens:
         Sampling.of(how, masks, p, seed).check(engine.n_image)

@@ -17,7 +17,6 @@ import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import NamedTuple
 
 import torch
 from PIL import Image
@@ -36,15 +35,9 @@ from seecause.types import wide_dtype
 
 Size = tuple[int, int]  # height, width
 KeyValueSums = tuple[Tensor, Tensor]  # [L, Hkv, N, dh], added up over images
+Averaged = tuple[ImageTokens, tuple[int, ...]]  # image tokens, and the words that they read, if any
 QUESTION = "What is this?"  # any will do, except where image tokens read it (`with_words_of`)
 FILE, CARD = "bank.safetensors", "bank.json"
-
-
-class Averaged(NamedTuple):
-    """What an average is of: image tokens, and the words that they read, if any."""
-
-    tokens: ImageTokens
-    words: tuple[int, ...] = ()
 
 
 @dataclass(eq=False, repr=False)
@@ -71,7 +64,7 @@ class MeanBank:
     images: tuple[Image.Image, ...] = ()
 
     def __repr__(self) -> str:
-        tokens = ", ".join(dict.fromkeys(str(each.tokens) for each in self.sums)) or "none yet"
+        tokens = ", ".join(dict.fromkeys(str(tokens) for tokens, _ in self.sums)) or "none yet"
         return f"MeanBank({len(self)} images, image tokens {tokens})"
 
     def __len__(self) -> int:
@@ -103,7 +96,7 @@ class MeanBank:
                 "it was made with another model or other weights",
                 "make one with this model",
             )
-        wanted = Averaged(prompt.tokens, prompt.read_words)
+        wanted = (prompt.tokens, prompt.read_words)
         if wanted not in self.sums:
             if not self.images:
                 reason = f"this image has image tokens {prompt.tokens}"
@@ -122,11 +115,10 @@ class MeanBank:
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
         tensors, shapes = {}, []
-        for index, (averaged, (keys, values)) in enumerate(self.sums.items()):
+        for index, ((tokens, words), (keys, values)) in enumerate(self.sums.items()):
             tensors[f"{index}.k"] = keys.cpu().contiguous()
             tensors[f"{index}.v"] = values.cpu().contiguous()
-            parts = [vars(part) for part in averaged.tokens.parts]
-            shapes.append({"parts": parts, "words": averaged.words})
+            shapes.append({"parts": [vars(part) for part in tokens.parts], "words": words})
         write_atomic(folder / FILE, save(tensors))
         write_json(folder / CARD, {"model": self.model, "digests": self.digests, "shapes": shapes})
         return folder
@@ -145,8 +137,8 @@ class MeanBank:
                     part | {"box": part["box"] and tuple(part["box"])} for part in shape["parts"]
                 ]
                 tokens = ImageTokens(tuple(Grid(**part) for part in parts))
-                averaged = Averaged(tokens, tuple(shape["words"]))
-                bank.sums[averaged] = tensors[f"{index}.k"], tensors[f"{index}.v"]
+                pair = tensors[f"{index}.k"], tensors[f"{index}.v"]
+                bank.sums[tokens, tuple(shape["words"])] = pair
             return bank
 
 
@@ -182,7 +174,7 @@ def bank_of_prompts(lvlm: LVLM, prompts: Sequence[Prompt]) -> MeanBank:
         remedy = "give prompts with one question"
         raise BadInput("calibration prompts with several questions", reason, remedy)
     bank = MeanBank(lvlm.fingerprint(), ("",) * len(prompts))
-    bank.sums[Averaged(prompts[0].tokens, prompts[0].read_words)] = add_up(lvlm, prompts)
+    bank.sums[prompts[0].tokens, prompts[0].read_words] = add_up(lvlm, prompts)
     return bank
 
 

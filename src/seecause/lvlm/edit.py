@@ -22,6 +22,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -38,8 +39,7 @@ from seecause.lvlm.prompt import Prompt, read
 from seecause.models.layout import At
 
 ATTENTION = "seecause_edited"  # in transformers' registry
-FEATURES = "mm_encoder_outputs"
-PIXELS = ("pixel_values", "pixel_values_videos")
+FEATURES, ENCODER = "mm_encoder_outputs", "get_image_features"
 # what `generate` gives a forward beside the processor's inputs
 _RUNNING = (
     *("past_key_values", "use_cache", "cache_position", "position_ids", "return_dict"),
@@ -72,8 +72,8 @@ class _Edit:
     now: _Sequence | None = None  # what the forward that runs is about
     caches: WeakKeyDictionary[Any, _Sequence] = field(default_factory=WeakKeyDictionary)
     reading: bool = False  # the edit itself runs the model
-    # by modality: features that the native model has made, and the inputs that it made them of
-    encoded: dict[str, tuple[Any, dict[str, Any]]] = field(default_factory=dict)
+    # features of an image that the native model has made, and the inputs that it made them of
+    encoded: tuple[Any, Mapping[str, Any]] = (None, MappingProxyType({}))
     ran: set[int] = field(default_factory=set)  # edited layers whose attention was changed
     met: bool = False  # whether a prompt with an image came
 
@@ -88,7 +88,7 @@ class _Edit:
                 "give input_ids and the image's pixels",
             )
         inputs = self._with_pixels(inputs)
-        pixels = [name for name in PIXELS if inputs.get(name) is not None]
+        pixels = inputs.get("pixel_values") is not None
         old = 0 if past is None else past.get_seq_length()
         if old:
             self.now = self._continued(past, old, pixels)
@@ -105,18 +105,17 @@ class _Edit:
     def _with_pixels(self, inputs: Mapping[str, Any]) -> Mapping[str, Any]:
         """Native inputs with the image itself. From 5.18 on, transformers' `generate` encodes it
         first and passes its features (`mm_encoder_outputs`) instead."""
-        features = {n: v for n, v in (inputs.get(FEATURES) or {}).items() if v is not None}
-        found: dict[str, Any] = {}
-        for modality, output in features.items():
-            made, source = self.encoded.get(modality, (None, {}))
-            if made is not output:
-                raise BadInput(
-                    f"features of an {modality} that was encoded elsewhere ({_library()})",
-                    "the edit does not know which image they show, and would change nothing",
-                    "pass pixel_values, or call generate inside the block",
-                )
-            found |= source
-        return {**{n: v for n, v in inputs.items() if n != FEATURES}, **found}
+        features = (inputs.get(FEATURES) or {}).get("image")
+        made, source = self.encoded
+        if features is None:
+            return inputs
+        if made is not features:
+            raise BadInput(
+                f"features of an image that was encoded elsewhere ({_library()})",
+                "the edit does not know which image they show, and would change nothing",
+                "pass pixel_values, or call generate inside the block",
+            )
+        return {**{n: v for n, v in inputs.items() if n != FEATURES}, **source}
 
     def _need_text(self, ids: Tensor) -> None:
         """Refuse image tokens whose image was not seen: they would be taken for text."""
@@ -129,11 +128,11 @@ class _Edit:
                 "pass pixel_values; if you did, this version of the library is not supported",
             )
 
-    def _continued(self, past: Any, old: int, pixels: list[str]) -> _Sequence:
+    def _continued(self, past: Any, old: int, pixels: bool) -> _Sequence:
         """What a cache that holds tokens is about."""
         if pixels:
             raise BadInput(
-                f"{pixels[0]} after {old} tokens of a cache",
+                f"pixel_values after {old} tokens of a cache",
                 "heads are edited for one image, which a prompt begins with",
                 "give the whole conversation without a cache",
             )
@@ -310,7 +309,7 @@ def edited_heads(
     edit = _Edit(lvlm, mask.to(lvlm.device), native, blind, redirect, image)
     with ExitStack() as stack:
         stack.enter_context(_watched(lvlm.module, edit))
-        stack.enter_context(_watched_encoders(lvlm.module, edit))
+        stack.enter_context(_watched_encoder(lvlm.module, edit))
         _EDITS.append(edit)
         stack.callback(_EDITS.clear)
         _register(masks)
@@ -327,31 +326,28 @@ def edited_heads(
 
 
 @contextmanager
-def _watched_encoders(module: nn.Module, edit: _Edit) -> Iterator[None]:
+def _watched_encoder(module: nn.Module, edit: _Edit) -> Iterator[None]:
     """Record which inputs the features of an image are made of, since `generate` may call the
     encoder by itself and pass only its features on."""
     base: Any = getattr(module, "base_model", module)
-    names = {kind: f"get_{kind}_features" for kind in ("image", "video")}
-    names = {kind: name for kind, name in names.items() if hasattr(base, name)}
+    native = getattr(base, ENCODER, None)
+    if native is None:
+        yield
+        return
 
-    def recorded(kind: str, native: Any) -> Any:
-        @functools.wraps(native)
-        def encode(*args: Any, **given: Any) -> Any:
-            out = native(*args, **given)
-            if not edit.reading:
-                inputs = inspect.signature(native).bind_partial(*args, **given).arguments
-                edit.encoded[kind] = (out, {n: v for n, v in inputs.items() if n != "kwargs"})
-            return out
+    @functools.wraps(native)
+    def encode(*args: Any, **given: Any) -> Any:
+        out = native(*args, **given)
+        if not edit.reading:
+            inputs = inspect.signature(native).bind_partial(*args, **given).arguments
+            edit.encoded = (out, {n: v for n, v in inputs.items() if n != "kwargs"})
+        return out
 
-        return encode
-
-    for kind, name in names.items():
-        setattr(base, name, recorded(kind, getattr(base, name)))
+    setattr(base, ENCODER, encode)
     try:
         yield
     finally:
-        for name in names.values():
-            delattr(base, name)  # the class's own is used again
+        delattr(base, ENCODER)  # the class's own is used again
 
 
 @contextmanager

@@ -233,9 +233,14 @@ class MaskedRows:
                 chunk = masks.take(torch.arange(start, stop)).to(self.lvlm.device)
                 variable = getattr(chunk, of).clone().requires_grad_()
                 answers = self._run(chunk, replace(chunk, **{of: variable}), cache)
-                slopes = _gradients(answers, variable).flatten(2)  # [B, W, P]
+                slopes = [  # of every word with respect to its own masks, [B, ...] each
+                    torch.autograd.grad(word, variable, retain_graph=place < self.n_words - 1)[0]
+                    for place, word in enumerate(answers.sum(dim=0))
+                ]
             self.progress(stop - start)
-            return torch.cat([answers.detach()[..., None], slopes], dim=2)
+            return torch.cat(
+                [answers.detach()[..., None], torch.stack(slopes, 1).flatten(2)], dim=2
+            )
 
         both = torch.cat(list(in_chunks(run_chunk, len(masks), size, what="masks")))
         return both[..., 0], both[..., 1:]
@@ -247,7 +252,9 @@ class MaskedRows:
         first = self.cache.at.take(self.cache.at.index[:1])
         part = part_without_gradient(self.lvlm.blocks, self.cache.states[:, :1], first)
         if part is not None:
-            raise _no_slope(f"no gradient passes the {part}, as in quantised layers")
+            reason = f"no gradient passes the {part}, as in quantised layers"
+            remedy = "Use how='fit' (--how fit), which needs no derivative"
+            raise NotDefined("a derivative", reason, remedy)
         self._differentiable = True
 
     def _run(
@@ -313,27 +320,6 @@ class MaskedRows:
         most = MOST.get(device.type, 64) * self.n_text // rows
         size = fit(most, rows * (states + (0 if fused else 12 * scores)), device)
         return min(size, 1 << max(3, (total - 1).bit_length()))
-
-
-def _gradients(answers: Tensor, variable: Tensor) -> Tensor:
-    """[B, W, ...]: of words' answers [B, W] with respect to their own row of `variable`."""
-    if not answers.requires_grad:
-        raise _no_slope("quantised layers, or others, pass none on")
-    words = answers.sum(dim=0).unbind()
-    return torch.stack(
-        [
-            torch.autograd.grad(word, variable, retain_graph=index < len(words) - 1)[0]
-            for index, word in enumerate(words)
-        ],
-        dim=1,
-    )
-
-
-def _no_slope(reason: str) -> NotDefined:
-    return NotDefined(
-        "a derivative", f"this model's weights allow none ({reason})",
-        "Use how='fit' (--how fit), which needs no derivative",
-    )  # fmt: skip
 
 
 def weak(answer: str, moved: float, floor: float) -> BadInput:

@@ -406,12 +406,9 @@ def _open(where: str) -> tuple[Any, Any]:
             remedy="give a name or folder of transformers",
         )
     except ImportError as lacking:
-        reason = " ".join(str(lacking).split())
-        raise DataMissing(
-            f"hf:{where}",
-            f"what reads its weights is not installed ({reason})",
-            "Install it, or give the model in float32 or half precision",
-        ) from lacking
+        reason = f"what reads its weights is not installed ({' '.join(str(lacking).split())})"
+        remedy = "Install it, or give the model in float32 or half precision"
+        raise DataMissing(f"hf:{where}", reason, remedy) from lacking
     readers = getattr(module.config.text_config, "image_readers", None)
     return (decoder.restrict(module) if readers else module), processor
 

@@ -170,6 +170,11 @@ def read(lvlm: LVLM, inputs: Mapping[str, Any], *, size: tuple[int, int] | None 
     positions = positions.to(ids.device)
     if positions.ndim == 3 and len(positions) == 4:  # the first axis is for packing only
         positions = positions[1:]
+    deepstack = []
+    for feature in arrived.get("deepstack_visual_embeds") or ():  # tokens between have none
+        spread = feature.new_zeros(1, image.stop - image.start, feature.shape[-1])
+        spread[0, places[image].to(feature.device)] = feature
+        deepstack.append(spread.to(ids.device))
     images = torch.where(places, (places.diff(prepend=places[:1]) != 0).cumsum(dim=0), -1)
     return Prompt(
         ids=ids,
@@ -178,10 +183,7 @@ def read(lvlm: LVLM, inputs: Mapping[str, Any], *, size: tuple[int, int] | None 
         image=image,
         tokens=tokens,
         pieces=lvlm.pieces(ids[image.stop :]),
-        deepstack=tuple(
-            _in_place(feature.to(ids.device), places[image])
-            for feature in arrived.get("deepstack_visual_embeds") or ()
-        ),
+        deepstack=tuple(deepstack),
         inputs=inputs,
         size=size,
         prefix=prefix,
@@ -209,21 +211,11 @@ def _prefix_length(inputs: Mapping[str, Any], image: slice) -> int:
     return prefix
 
 
-def _in_place(features: Tensor, places: Tensor) -> Tensor:
-    """Features of image tokens [n, D] among those between them, which get none: [1, N, D]."""
-    spread = features.new_zeros(len(places), features.shape[-1])
-    spread[places] = features
-    return spread[None]
-
-
 def _image_places(lvlm: LVLM, inputs: Mapping[str, Any]) -> Tensor:
     """[S] bool: the image tokens of one sequence, or why it cannot be traced."""
     ids = inputs["input_ids"][0]
-    config = lvlm.module.config
-    tokens = [config.image_token_id, getattr(config, "video_token_id", None)]
-    places = torch.isin(ids, torch.tensor([t for t in tokens if t is not None], device=ids.device))
-    seen = [inputs.get(name) is not None for name in ("pixel_values", "pixel_values_videos")]
-    if not bool(places.any()) or not any(seen):
+    places = ids == lvlm.module.config.image_token_id
+    if not bool(places.any()) or inputs.get("pixel_values") is None:
         raise BadInput(
             "a prompt without image tokens",
             "there is no image to trace",

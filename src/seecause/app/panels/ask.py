@@ -90,7 +90,7 @@ def behind(context: ActionContext, request: Word) -> Reply:
     trace = trace_answer(engine)
     assert trace.tokens is not None
     heads, tokens = trace.heads, trace.tokens.attribution
-    values = image_map(tokens.tokens, tokens.coefficients)
+    values = image_map(engine.prompt.tokens, tokens.coefficients)
     return {
         "word": engine.answer,
         "span": round(engine.span, 4),
@@ -232,7 +232,7 @@ def copy(context: ActionContext, request: Blind) -> Reply:
         f"engine = sc.lvlm.MaskEngine(lvlm, picture, question, bank, position={request.position})",
         "trace = sc.lvlm.trace_answer(engine)",
         "print(engine.answer, trace.heads.top(8))",
-        "print(trace.tokens.attribution.maps())",
+        "print(sc.lvlm.image_map(engine.prompt.tokens, trace.tokens.attribution.coefficients))",
     ]
     if heads:
         lines += [
