@@ -9,14 +9,12 @@ from torch.testing import assert_close
 
 from seecause.lvlm import HeadAttribution, attribute_heads
 from seecause.lvlm.analysis import (
-    LEVELS,
     RankingCurves,
     attention_scores,
     causal_scores,
     curve_counts,
     random_orders,
     scan,
-    threshold_study,
 )
 from seecause.lvlm.attribute import head_words
 from tests.lvlm.scenes import GRID, QUESTION, scene
@@ -105,17 +103,13 @@ def test_counts_are_first_crossings_from_one_head_on():
     # the second never crosses: all heads; k = 0 does not count
     assert curves.enough().tolist() == curves.needed().tolist() == [2, 5]
     assert curves.enough(0.25).tolist() == [1, 3]
-    expected = torch.tensor([(2 + 5) / 2, (5 + 5) / 2], dtype=torch.float64)
-    assert_close(threshold_study(curves, [0.5, 0.9])[:, 0], expected)
-    assert float(threshold_study(curves, [0.8])[0, 1]) == (2 + 5) / 2  # until a fifth is left
 
 
 def test_the_thresholds_are_the_papers_and_a_tie_is_no_crossing():
     line = torch.tensor([[0.0, 0.8, 0.81, 1.0]], dtype=torch.float64)
     curves = RankingCurves(line, torch.tensor([[1.0, 0.2, 0.5, 0.19]], dtype=torch.float64))
     assert (curves.enough().item(), curves.needed().item()) == (2, 3)
-    assert LEVELS == (0.5, 0.6, 0.7, 0.8, 0.9)
-    assert threshold_study(curves).tolist() == [[1, 1], [1, 1], [1, 1], [2, 3], [3, 3]]
+    assert (curves.enough(0.9).item(), curves.needed(0.1).item()) == (3, 3)
 
 
 def test_enough_heads_bring_what_they_promise_and_one_fewer_does_not():

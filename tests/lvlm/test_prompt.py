@@ -42,7 +42,7 @@ def test_bad_questions_and_pictures():
         lvlm.prompt(photo((32, 32)), "  ")
     with pytest.raises(BadInput, match="one image"):
         lvlm.prompt(photo((32, 32)), "what is <image> this ?")
-    with pytest.raises(BadInput, match="one PIL image"):
+    with pytest.raises(BadOption, match="image="):
         lvlm.prompt([photo((32, 32)), photo((32, 32))], QUESTION)
     with pytest.raises(BadInput, match="answer"):
         lvlm.prompt(photo((32, 32)), QUESTION, "")

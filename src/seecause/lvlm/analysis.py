@@ -17,7 +17,6 @@ The curves are not monotone, so both counts are the first crossing of a scan fro
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -36,7 +35,6 @@ if TYPE_CHECKING:
 
 Head = tuple[int, int]  # (layer, head), both from 0
 FAITHFUL, COMPLETE = 0.8, 0.2
-LEVELS = (0.5, 0.6, 0.7, 0.8, 0.9)  # of faithfulness; of completeness 1 - level
 
 
 @dataclass(frozen=True, eq=False)
@@ -114,14 +112,6 @@ def curve_counts(size: int, points: int | None = None) -> list[int]:
     if points is None or points > size:
         return list(range(size + 1))
     return sorted({round(size * (place / (points - 1)) ** 2) for place in range(points)})
-
-
-def threshold_study(curves: RankingCurves, levels: Sequence[float] = LEVELS) -> Tensor:
-    """[levels, 2] float64: heads that are enough for a level, and heads to take away until 1 -
-    level is left; means over orders."""
-    enough = torch.stack([curves.enough(level) for level in levels])  # [levels, O]
-    needed = torch.stack([curves.needed(1 - level) for level in levels])
-    return torch.stack([enough.double().mean(dim=1), needed.double().mean(dim=1)], dim=1)
 
 
 def _first(crossed: Tensor) -> Tensor:

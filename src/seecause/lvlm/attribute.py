@@ -104,8 +104,14 @@ def attribute_heads(
         A `HeadAttribution` with `coefficients` [L, H].
 
     Example:
+        >>> import seecause as sc
+        >>> lvlm = sc.lvlm.load("builtin:critters-llava")
+        >>> image = sc.data.open_image("critters:clean:test#3")
+        >>> bank = sc.lvlm.make_bank(lvlm, sc.lvlm.calibration_critters(3))
+        >>> engine = sc.lvlm.MaskEngine(lvlm, image, "What is this creature?", bank)
         >>> heads = sc.lvlm.attribute_heads(engine)
-        >>> heads.top(5), heads.coefficients, heads.r2
+        >>> heads.coefficients.shape, heads.masks
+        (torch.Size([6, 8]), 64)
     """
     sampling = Sampling.of(how, masks, p, seed, soften=SOFTEN)
     drawn = sampling.draw(engine.n_components)
@@ -145,8 +151,14 @@ def attribute_tokens(
         `Coefficients` [N]; `image_map` makes a map of them.
 
     Example:
-        >>> found = sc.lvlm.attribute_tokens(engine, heads.mask(4))
-        >>> sc.lvlm.image_map(engine.prompt.tokens, found.coefficients)
+        >>> import seecause as sc
+        >>> lvlm = sc.lvlm.load("builtin:critters-llava")
+        >>> image = sc.data.open_image("critters:clean:test#3")
+        >>> bank = sc.lvlm.make_bank(lvlm, sc.lvlm.calibration_critters(3))
+        >>> engine = sc.lvlm.MaskEngine(lvlm, image, "What is this creature?", bank)
+        >>> found = sc.lvlm.attribute_tokens(engine)
+        >>> sc.lvlm.image_map(engine.prompt.tokens, found.coefficients).shape
+        torch.Size([12, 12])
     """
     if text is not None and not bool(text.any()):
         raise BadOption("text", "no row", "at least one text row that may see the image")
@@ -379,8 +391,14 @@ def trace_answer(
         An `AnswerTrace`.
 
     Example:
-        >>> trace = sc.lvlm.trace_answer(engine)
-        >>> trace.heads.top(5), trace.counts(), trace.tokens.attribution.coefficients
+        >>> import seecause as sc
+        >>> lvlm = sc.lvlm.load("builtin:critters-llava")
+        >>> image = sc.data.open_image("critters:clean:test#3")
+        >>> bank = sc.lvlm.make_bank(lvlm, sc.lvlm.calibration_critters(3))
+        >>> engine = sc.lvlm.MaskEngine(lvlm, image, "What is this creature?", bank)
+        >>> trace = sc.lvlm.trace_answer(engine, masks=8)
+        >>> sorted(trace.counts()), trace.tokens.weighted.shape
+        (['attention', 'causal', 'hear', 'random'], torch.Size([144]))
     """
     if tokens:
         Sampling.of(how, masks, p, seed).check(engine.n_image)

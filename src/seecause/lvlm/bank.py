@@ -28,9 +28,10 @@ from seecause.errors import BadInput, BadOption
 from seecause.files import digest, write_atomic, write_json
 from seecause.lvlm.cache import run_prefix
 from seecause.lvlm.model import LVLM
-from seecause.lvlm.prompt import Prompt, checked_image
+from seecause.lvlm.prompt import Prompt
 from seecause.models.decoder import Grid, ImageTokens
 from seecause.models.load import reading
+from seecause.options import checked
 from seecause.types import wide_dtype
 
 Size = tuple[int, int]  # height, width
@@ -52,10 +53,6 @@ class MeanBank:
         model: Fingerprint of the model.
         digests: Of the calibration images.
         images: The calibration images, which are not saved.
-
-    Example:
-        >>> bank.save("bank")
-        >>> bank = sc.lvlm.MeanBank.load("bank")
     """
 
     model: str
@@ -142,6 +139,7 @@ class MeanBank:
             return bank
 
 
+@checked
 def make_bank(lvlm: LVLM, images: Sequence[Image.Image], *, sizes: Sequence[Size] = ()) -> MeanBank:
     """Make the average image, which ablated heads see in place of the explained one.
 
@@ -155,12 +153,14 @@ def make_bank(lvlm: LVLM, images: Sequence[Image.Image], *, sizes: Sequence[Size
         A `MeanBank`.
 
     Example:
-        >>> bank = sc.lvlm.make_bank(lvlm, sc.lvlm.calibration_critters())
+        >>> import seecause as sc
+        >>> lvlm = sc.lvlm.load("builtin:critters-llava")
+        >>> sc.lvlm.make_bank(lvlm, sc.lvlm.calibration_critters(3), sizes=[(96, 96)])
+        MeanBank(3 images, image tokens 12 x 12)
     """
-    images = tuple(map(checked_image, images))
     if not images:
         raise BadOption("images", [], "at least one calibration image")
-    bank = MeanBank(lvlm.fingerprint(), tuple(map(image_digest, images)), images=images)
+    bank = MeanBank(lvlm.fingerprint(), tuple(map(image_digest, images)), images=tuple(images))
     for size in sizes:
         bank.means(lvlm, lvlm.prompt(_resize(images[0], size), QUESTION))
     return bank

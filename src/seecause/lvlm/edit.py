@@ -291,8 +291,12 @@ def edited_heads(
         UnsupportedModel: If the model attends without the edit.
 
     Example:
-        >>> with sc.lvlm.edited_heads(lvlm, [(0, 4), (1, 1)], redirect=other):
-        ...     ids = lvlm.speak(lvlm.prompt(image, "Which critter is this?"), 8)
+        >>> import seecause as sc
+        >>> lvlm = sc.lvlm.load("builtin:critters-llava")
+        >>> mine, other = (sc.data.open_image(f"critters:clean:test#{i}") for i in (3, 4))
+        >>> prompt, heads = lvlm.prompt(mine, "What is this creature?"), [(0, 4), (1, 1)]
+        >>> with sc.lvlm.edited_heads(lvlm, heads, redirect=other):
+        ...     ids = lvlm.speak(prompt, 8)
     """
     if (blind is None) == (redirect is None):
         raise BadOption("edit", (blind, redirect), "one of blind= and redirect=")
@@ -305,14 +309,13 @@ def edited_heads(
             raise BadOption("heads", (layer, head), most)
         mask[layer, head] = True
     before = lvlm.decoder.native.config._attn_implementation
-    native, masks = _native(lvlm.blocks[0].native.self_attn, before)
+    native = _registered(lvlm.blocks[0].native.self_attn, before)
     edit = _Edit(lvlm, mask.to(lvlm.device), native, blind, redirect, image)
     with ExitStack() as stack:
         stack.enter_context(_watched(lvlm.module, edit))
         stack.enter_context(_watched_encoder(lvlm.module, edit))
         _EDITS.append(edit)
         stack.callback(_EDITS.clear)
-        _register(masks)
         stack.callback(lvlm.module.set_attn_implementation, {"text_config": before})
         lvlm.module.set_attn_implementation({"text_config": ATTENTION})
         yield lvlm
@@ -382,21 +385,16 @@ def _library() -> str:
     return f"transformers {transformers.__version__}"
 
 
-def _native(attention: nn.Module, name: str | None) -> tuple[Any, Any]:
-    """The attention function of a native block, and the one that makes its masks. Each modeling
-    file has an eager one of its own."""
-    from transformers import AttentionInterface
+def _registered(attention: nn.Module, name: str | None) -> Any:
+    """The attention function of a native block, after registering the edited one with the same
+    masks. Each modeling file has an eager one of its own."""
+    from transformers import AttentionInterface, AttentionMaskInterface
     from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, sdpa_mask
 
     masks = dict(ALL_MASK_ATTENTION_FUNCTIONS.items())
-    if name in ("eager", None):
-        own = sys.modules[type(attention).__module__]
-        return own.eager_attention_forward, masks["eager"]
-    return AttentionInterface()[name], masks.get(name, sdpa_mask)
-
-
-def _register(masks: Any) -> None:
-    from transformers import AttentionInterface, AttentionMaskInterface
-
+    eager = name in ("eager", None)
     AttentionInterface.register(ATTENTION, _attention)
-    AttentionMaskInterface.register(ATTENTION, masks)
+    AttentionMaskInterface.register(ATTENTION, masks.get("eager" if eager else name, sdpa_mask))
+    if eager:
+        return sys.modules[type(attention).__module__].eager_attention_forward
+    return AttentionInterface()[name]

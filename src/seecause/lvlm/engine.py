@@ -350,9 +350,13 @@ class MaskEngine(MaskedRows):
         BadInput: If the image moves the answer by less than `floor`.
 
     Example:
-        >>> engine = sc.lvlm.MaskEngine(lvlm, image, "Which critter is this?", bank)
-        >>> heads = sc.lvlm.attribute_heads(engine)
-        >>> engine.evaluate(heads.mask(5)[None])    # F of five heads: 0 for none, 1 for all
+        >>> import seecause as sc
+        >>> lvlm = sc.lvlm.load("builtin:critters-llava")
+        >>> image = sc.data.open_image("critters:clean:test#3")
+        >>> bank = sc.lvlm.make_bank(lvlm, sc.lvlm.calibration_critters(3))
+        >>> engine = sc.lvlm.MaskEngine(lvlm, image, "What is this creature?", bank)
+        >>> engine.evaluate(torch.eye(48)).shape        # F of each head alone
+        torch.Size([48])
     """
 
     @checked

@@ -48,6 +48,7 @@ from seecause.models.load import (
     pretrained,
     pretrained_model,
 )
+from seecause.options import checked
 from seecause.types import wide_dtype
 
 _SAMPLED = 1024  # values of each weight that the fingerprint reads
@@ -67,10 +68,6 @@ class LVLM:
         name: What results call the model.
         processor: The model's own, which turns images and questions into its inputs, or None.
         template: A text with {image} and {question} in place of the processor's chat template.
-
-    Example:
-        >>> prompt = lvlm.prompt(image, "What is this?")
-        >>> lvlm.speak(prompt, 8)                       # token ids
     """
 
     module: Any
@@ -110,6 +107,7 @@ class LVLM:
         kind = str(self.dtype).removeprefix("torch.")
         return f"LVLM({self.name!r}, {self.family}, {shape}, {self.device}, {kind})"
 
+    @checked
     def prompt(
         self, image: Image.Image, question: str, answer: str | Sequence[int] | None = None
     ) -> Prompt:
@@ -164,8 +162,12 @@ class LVLM:
         fewer where it ends before (the end token is left out)."""
         with decoder.NATIVE_RUN, _plain_generation(self.module):
             sequence = self.module.generate(**prompt.inputs, max_new_tokens=length)
-        ids = sequence[0, len(prompt.ids) :].tolist()
-        return ids[:-1] if ids and ids[-1] in self.end_tokens else ids
+        ids, ends = (
+            sequence[0, len(prompt.ids) :].tolist(),
+            self.module.generation_config.eos_token_id,
+        )
+        ends = ends if isinstance(ends, list) else [ends]
+        return ids[:-1] if ids and ids[-1] in ends else ids
 
     @torch.no_grad()
     def next_logits(self, prompt: Prompt) -> Tensor:
@@ -175,12 +177,6 @@ class LVLM:
     def next_token(self, prompt: Prompt) -> int:
         """The likeliest next token."""
         return int(self.next_logits(prompt).argmax())
-
-    @property
-    def end_tokens(self) -> list[int | None]:
-        """The tokens that end an answer."""
-        ends = self.module.generation_config.eos_token_id
-        return ends if isinstance(ends, list) else [ends]
 
     @torch.no_grad()
     def readout(self, token: int) -> Tensor:
@@ -281,7 +277,10 @@ def wrap(
         ViewMismatch: If the view does not compute what the module computes.
 
     Example:
-        >>> lvlm = sc.lvlm.wrap(module, processor)
+        >>> import seecause as sc
+        >>> native = sc.lvlm.load("builtin:critters-llava")
+        >>> sc.lvlm.wrap(native.module, native.processor, name="mine").name
+        'mine'
     """
     device_of(module)
     module.eval().requires_grad_(False)
@@ -329,7 +328,11 @@ def load(
         An `LVLM`.
 
     Example:
+        >>> import seecause as sc
         >>> lvlm = sc.lvlm.load("builtin:critters-llava")
+        >>> prompt = lvlm.prompt(sc.data.open_image("critters:clean:test#3"), "What is this?")
+        >>> lvlm.n_layers, lvlm.n_heads, prompt.n_image
+        (6, 8, 144)
     """
     library, _, where = spec.partition(":")
     if library not in LIBRARIES or not where:
@@ -378,7 +381,8 @@ def calibration_critters(count: int = CALIBRATION, *, size: int = 96) -> list[Im
         PIL images.
 
     Example:
-        >>> bank = sc.lvlm.make_bank(lvlm, sc.lvlm.calibration_critters())
+        >>> len(calibration_critters(4))
+        4
     """
     from seecause import critters
     from seecause.critters.rendering import STYLES

@@ -93,17 +93,8 @@ def render(processor: Any, question: str, template: str | None = None) -> str:
 def native_inputs(lvlm: LVLM, image: Image.Image, text: str, **options: str) -> dict[str, Any]:
     """The processor's tensors for one image and a rendered text, on the model's device and in its
     dtype."""
-    checked_image(image)
     options |= {"images": image.convert("RGB"), "text": text, "return_tensors": "pt"}
     return lvlm.send(lvlm.processor(**options))
-
-
-def checked_image(image: object) -> Image.Image:
-    """A PIL image, or what is wrong with it."""
-    if isinstance(image, Image.Image):
-        return image
-    what = f"an image of type {type(image).__name__}"
-    raise BadInput(what, "expected one PIL image", "open files with sc.data.open_image(path)")
 
 
 def answer_ids(
@@ -273,7 +264,10 @@ def image_map(tokens: ImageTokens, values: Tensor) -> Tensor:
         is shared out over its box.
 
     Example:
-        >>> sc.lvlm.image_map(trace.engine.prompt.tokens, trace.tokens.weighted)
+        >>> from seecause.models.decoder import Grid
+        >>> two = ImageTokens((Grid(1, 1), Grid(2, 2)))      # a coarse grid, then a fine one
+        >>> image_map(two, torch.tensor([4.0, 1, 2, 3, 4])).tolist()
+        [[2.0, 3.0], [4.0, 5.0]]
     """
     shown = [(p, piece, p.box) for p, piece in tokens.maps(values.double().cpu()) if p.box]
     rows = max(round(part.rows / (box[2] - box[0])) for part, _, box in shown)
@@ -301,7 +295,11 @@ def seen_image(lvlm: LVLM, prompt: Prompt, image: Image.Image) -> Tensor:
         as it is.
 
     Example:
-        >>> sc.lvlm.seen_image(engine.lvlm, engine.prompt, image).shape
+        >>> import seecause as sc
+        >>> lvlm = sc.lvlm.load("builtin:critters-llava")
+        >>> image = sc.data.open_image("critters:clean:test#3")
+        >>> sc.lvlm.seen_image(lvlm, lvlm.prompt(image, "What is this?"), image).shape
+        torch.Size([3, 96, 96])
     """
     pixels = prompt.inputs.get("pixel_values")
     reader = getattr(lvlm.processor, "image_processor", None)

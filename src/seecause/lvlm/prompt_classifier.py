@@ -239,10 +239,6 @@ class PromptClassifier(VisionModel):
     """A vision-language model as a classifier, returned by `classifier`: `model(images)` gives
     logits [B, C] of class names, through the native modules; `blocks` and `gates` are those of the
     vision tower.
-
-    Example:
-        >>> sc.background.score(model, data)
-        >>> model.export([(0, 1), (3, 2)], "without-two-heads")
     """
 
     architecture: ClassVar[Architecture] = "prompt"
@@ -352,8 +348,11 @@ def classifier(
         ViewMismatch: If native runs give other logits.
 
     Example:
-        >>> model = sc.lvlm.classifier(lvlm, ["cat", "dog"])
-        >>> model(images).softmax(dim=1)
+        >>> import seecause as sc
+        >>> lvlm = sc.lvlm.load("builtin:critters-llava")
+        >>> model = sc.lvlm.classifier(lvlm, ["quillow", "mossling"], question="What is this?")
+        >>> model(torch.zeros(1, 3, 96, 96)).shape
+        torch.Size([1, 2])
     """
     if len(classes) < 2 or len(set(classes)) < len(classes):
         raise BadOption("classes", list(classes)[:8], "two different names or more")

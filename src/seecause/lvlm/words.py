@@ -55,10 +55,6 @@ class AnswerEngine(MaskedRows):
         answer: Text or token ids; None: the model's own answer.
         length: The most tokens of the model's own answer.
         block_size: How many masks run at once; None: as many as the memory holds.
-
-    Example:
-        >>> engine = sc.lvlm.AnswerEngine(lvlm, image, "What colour is the tail?", bank)
-        >>> sc.lvlm.trace_words(engine).sources()
     """
 
     @checked
@@ -233,9 +229,13 @@ def trace_words(
         An `AnswerWords`.
 
     Example:
-        >>> words = sc.lvlm.trace_words(engine)
-        >>> words.sources()             # "picture", "unlooked" or "against", word by word
-        >>> words.top(0, 5)             # the heads behind the first word
+        >>> import seecause as sc
+        >>> lvlm = sc.lvlm.load("builtin:critters-llava")
+        >>> image = sc.data.open_image("critters:clean:test#3")
+        >>> bank = sc.lvlm.make_bank(lvlm, sc.lvlm.calibration_critters(3))
+        >>> engine = sc.lvlm.AnswerEngine(lvlm, image, "What colour is the tail?", bank)
+        >>> sc.lvlm.trace_words(engine, masks=8).sources()
+        ['picture']
     """
     grid = (engine.lvlm.n_layers, engine.lvlm.n_heads)
     sampling = word_sampling(engine.n_words, how, masks, p, seed)
