@@ -74,7 +74,7 @@ def wrap(
         mean: Mean of each channel, where the module does not tell it.
         std: Standard deviation of each channel.
         size: Height and width of images.
-        classes: Names in the order of the outputs, {index: name}, or a file of names.
+        classes: Names in the order of the outputs, or a file of names.
         head: The classifier of a bare backbone: a matrix [classes, width] or a module, such as
             a `seecause.models.parts.CosineHead` of embeddings.
         pool: What the head reads: "cls", "mean" or "cls+mean".
@@ -205,7 +205,6 @@ def load(
             - `builtin:critters-vit`: embedded, and small
             - `timm:NAME`, `hf:NAME`, `hf:FOLDER`, `torchvision:NAME`, `open_clip:NAME/TAG`
             - a folder that timm, transformers, PEFT or this package wrote
-            - a checkpoint that names its architecture, as timm's training script writes it
 
         weights: A file or folder that a training wrote; None for the library's own, which are
             fetched; "random" for random ones, which every result then mentions.

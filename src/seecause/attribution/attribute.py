@@ -33,7 +33,7 @@ from seecause.loading import as_view
 from seecause.metrics.pixels import to_pixels
 from seecause.models.base import ImageModel, pixels_digest, protocol
 from seecause.models.dense import Region
-from seecause.models.preprocess import Picture, Pictures, Preprocess, as_images, file_names
+from seecause.models.preprocess import Images, OneImage, Preprocess, as_images, file_names
 from seecause.models.view import VisionModel
 from seecause.options import checked
 from seecause.target import Answer, Spec, best_answers, need_class, parse, spread
@@ -49,7 +49,7 @@ Also = Collection[Literal["evidence", "interactions"]]
 @checked
 def attribute(
     model: ImageModel | nn.Module,
-    images: Pictures | Iterable[Any],
+    images: Images | Iterable[Any],
     target: Spec = None,
     method: str = "caap",
     *,
@@ -88,7 +88,7 @@ def attribute(
     """
     model = as_view(model)
     in_memory = isinstance(images, Tensor) or (
-        model.preprocess.kind != "images" and isinstance(images, Picture | list | tuple | Mapping)
+        model.preprocess.kind != "images" and isinstance(images, OneImage | list | tuple | Mapping)
     )
     if in_memory:
         names, tensor = file_names(images), as_images(model, images)
@@ -240,12 +240,12 @@ class Explanation(MapResult):
 @checked
 def explain(
     model: ImageModel | nn.Module,
-    images: Pictures | Iterable[Any],
+    images: Images | Iterable[Any],
     *,
     methods: Sequence[str] | None = None,
     target: Spec = None,
     also: Also = (),
-    others: Pictures | Iterable[Any] | None = None,
+    others: Images | Iterable[Any] | None = None,
     options: Mapping[str, Mapping[str, Any]] | None = None,
     skipped: list[SkippedImage] | None = None,
 ) -> Explanation:
@@ -292,12 +292,12 @@ def explain(
 
 def explain_batches(
     model: ImageModel | nn.Module,
-    images: Pictures | Iterable[Any],
+    images: Images | Iterable[Any],
     *,
     methods: Sequence[str] | None = None,
     target: Spec = None,
     also: Also = (),
-    others: Pictures | Iterable[Any] | None = None,
+    others: Images | Iterable[Any] | None = None,
     options: Mapping[str, Mapping[str, Any]] | None = None,
     names: Sequence[str] | None = None,
     batch: int = BATCH,
@@ -462,11 +462,11 @@ def _listed(target: Spec) -> Spec:
 
 def image_batches(
     model: ImageModel,
-    images: Pictures | Iterable[Any],
+    images: Images | Iterable[Any],
     *,
     batch: int,
     names: Sequence[str] | None,
-    others: Pictures | Iterable[Any] | None,
+    others: Images | Iterable[Any] | None,
     skipped: list[SkippedImage] | None,
     target: Any,
 ) -> Iterator[ImageBatch]:
@@ -514,7 +514,7 @@ def _singles(model: ImageModel, images: Any) -> Iterator[Any]:
     items: Any = model.preprocess.unpacked(images)
     if isinstance(items, str | Path) and model.preprocess.kind == "images":
         items = find_images([str(items)])
-    elif isinstance(items, Picture | Mapping) and getattr(items, "ndim", 0) < 4:
+    elif isinstance(items, OneImage | Mapping) and getattr(items, "ndim", 0) < 4:
         items = [items]
     return chain.from_iterable(_rows_of(model, item) for item in items)
 

@@ -47,7 +47,7 @@ from seecause.errors import BadOption, NotDefined
 from seecause.loading import as_view
 from seecause.metrics.pixels import spread_out
 from seecause.models.base import ImageModel, protocol
-from seecause.models.preprocess import Pictures, as_images
+from seecause.models.preprocess import Images, as_images
 from seecause.models.staged import StagedModel
 from seecause.models.view import VisionModel
 from seecause.options import Count, checked
@@ -131,7 +131,7 @@ class Evidence(Result):
 @torch.no_grad()
 def evidence(
     model: ImageModel | nn.Module,
-    images: Pictures,
+    images: Images,
     target: Spec = None,
     *,
     maps: Tensor | None = None,
@@ -374,7 +374,7 @@ class Interactions(Result):
 @torch.no_grad()
 def interactions(
     model: ImageModel | nn.Module,
-    images: Pictures,
+    images: Images,
     target: Spec = None,
     *,
     regions: int = 7,

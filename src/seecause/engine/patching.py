@@ -18,7 +18,7 @@ from seecause.engine.trace import probabilities
 from seecause.engine.walk import Step, walk
 from seecause.errors import BadOption, NotDefined
 from seecause.models.base import ImageModel
-from seecause.models.preprocess import Pictures, as_images
+from seecause.models.preprocess import Images, as_images
 from seecause.models.view import VisionModel
 
 Kind = Literal["resid", "heads", "kv"]
@@ -63,7 +63,7 @@ _READ: dict[str, Callable[[Step], Tensor | tuple[Tensor, Tensor]]] = {
 }
 
 
-def run(model: ImageModel, images: Pictures, *, cache: Sequence[str] = ()) -> tuple[Tensor, Cached]:
+def run(model: ImageModel, images: Images, *, cache: Sequence[str] = ()) -> tuple[Tensor, Cached]:
     """Run a model and record what it computes on the way. Differentiable.
 
     Args:
@@ -109,7 +109,7 @@ _PARTS: dict[Kind, tuple[str, ...]] = {"resid": ("h",), "kv": ("k", "v"), "heads
 
 
 def patch(
-    model: ImageModel, images: Pictures, source: Pictures, site_sets: Sequence[Sequence[Site]]
+    model: ImageModel, images: Images, source: Images, site_sets: Sequence[Sequence[Site]]
 ) -> Tensor:
     """Activation patching: overwrite some places of a run with what the plain run of other images
     has there.

@@ -28,7 +28,7 @@ from seecause.models.eval_mode import (
     weights_key,
 )
 from seecause.models.layout import TokenLayout
-from seecause.models.preprocess import Pictures, Preprocess, as_images
+from seecause.models.preprocess import Images, Preprocess, as_images
 
 if TYPE_CHECKING:
     from seecause.models.dense import Aim
@@ -155,7 +155,7 @@ class ImageModel:
             f" {str(self.dtype).removeprefix('torch.')})"
         )
 
-    def prepare(self, images: Pictures) -> Tensor:
+    def prepare(self, images: Images) -> Tensor:
         """Images of any kind as one normalised batch on the model's device and in its dtype."""
         return as_images(self, images)
 

@@ -395,7 +395,7 @@ def with_deepstack(h: Tensor, features: Sequence[Tensor], index: int, image: sli
 # LLaVA reads its tower before the last block (`vision_feature_layer` -2). That block stays in the
 # list as one that nobody reads: rows leave it as they came, so its heads do nothing, exactly.
 
-SPEAKING = ("LlavaForConditionalGeneration", "InternVLForConditionalGeneration")
+WITH_TOWER = ("LlavaForConditionalGeneration", "InternVLForConditionalGeneration")
 
 
 @dataclass(eq=False)
@@ -417,12 +417,12 @@ class VisionTower:
 
 def vision_tower(module: Any) -> VisionTower:
     """The tower of a vision-language model; raises `UnsupportedModel` if it cannot be split."""
-    name = next((cls.__name__ for cls in type(module).__mro__ if cls.__name__ in SPEAKING), None)
+    name = next((cls.__name__ for cls in type(module).__mro__ if cls.__name__ in WITH_TOWER), None)
     if name is None:
         raise UnsupportedModel(
             type(module).__name__,
             "its images are tiled or packed; masks need one in one piece",
-            f"use {' or '.join(SPEAKING)}",
+            f"use {' or '.join(WITH_TOWER)}",
         )
     config, inner = module.config, module.model
     layer = config.vision_feature_layer
@@ -431,7 +431,7 @@ def vision_tower(module: Any) -> VisionTower:
             type(module).__name__, f"it reads several layers of its tower at once, {list(layer)}"
         )
     drop = int(config.vision_feature_select_strategy == "default")  # the class token
-    parts = _internvl(inner, layer, drop) if name == SPEAKING[1] else _llava(inner, drop)
+    parts = _internvl(inner, layer, drop) if name == WITH_TOWER[1] else _llava(inner, drop)
     read = layer if layer >= 0 else len(parts.blocks) + 1 + layer
     unread = [_unread(b, config.vision_config.hidden_size) for b in parts.blocks[read:]]
     return replace(parts, blocks=[*parts.blocks[:read], *unread])

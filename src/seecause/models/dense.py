@@ -282,18 +282,18 @@ def corners_of(boxes: Tensor, size: tuple[int, int]) -> Tensor:
 class PixelReading:
     """Outputs [B, C, h, w], averaged over a region and then `finish`ed into logits [B, C]."""
 
-    answers: Callable[[Any], Tensor]
+    maps: Callable[[Any], Tensor]
     finish: Callable[[Tensor], Tensor] = lambda mean: mean
 
     sigmoid: ClassVar[bool] = False
 
     def compared(self, outputs: Any) -> dict[str, Tensor]:
         """All outputs, for the verified wrap."""
-        return {"pixels": self.answers(outputs)}
+        return {"pixels": self.maps(outputs)}
 
     def unaimed(self, outputs: Any) -> Tensor:
         """Logits [B, C] of all pixels, as long as no region is chosen."""
-        return self.finish(self.answers(outputs).mean(dim=(2, 3)))
+        return self.finish(self.maps(outputs).mean(dim=(2, 3)))
 
     def ask(self, model: ImageModel, outputs: Any, spec: Any, size: tuple[int, int]) -> Aim:
         """The region that a target names in one image, whose native outputs these are."""
@@ -301,20 +301,20 @@ class PixelReading:
         if isinstance(row, Box):
             raise NotDefined("a box", f"{model.name} predicts pixels", "Give sc.Region(where)")
         row = row or Region(None, spec)
-        answers = self.answers(outputs)  # [1, C, h, w]
+        maps = self.maps(outputs)  # [1, C, h, w]
         label = None if row.label is None else model.class_index(row.label)
         if row.where is None:  # the pixels of a class, or of the one that has most
-            best = F.interpolate(answers, size=size, mode="bilinear").argmax(dim=1)[0].cpu()
+            best = F.interpolate(maps, size=size, mode="bilinear").argmax(dim=1)[0].cpu()
             pixels = best == (best.flatten().mode().values if label is None else label)
             name = "its pixels" if pixels.any() else "the image"
             pixels = pixels if pixels.any() else ~pixels
         else:
             pixels, name = row.mask(size), "the region"
-        shares = F.adaptive_avg_pool2d(pixels[None, None].to(answers), answers.shape[-2:])[0, 0]
+        shares = F.adaptive_avg_pool2d(pixels[None, None].to(maps), maps.shape[-2:])[0, 0]
         shares = shares / shares.sum()  # [h, w]: weights of outputs in the mean over pixels
 
         def read(given: Any) -> Tensor:
-            return self.finish((self.answers(given) * shares).sum(dim=(2, 3)))
+            return self.finish((self.maps(given) * shares).sum(dim=(2, 3)))
 
         target = int(read(outputs)[0].argmax()) if label is None else label
         return Aim(read, target, name, pixels)

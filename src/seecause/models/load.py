@@ -679,7 +679,7 @@ def read_class_names(path: str | Path) -> tuple[str, ...]:
     with reading(Path(path), writer="a text editor"):
         text = Path(path).read_text(encoding="utf-8-sig")
         lines = json.loads(text) if text.lstrip().startswith("[") else text.splitlines()
-        names = tuple(line.strip() for line in lines if line.strip())
+        names = tuple(filter(None, map(str.strip, lines)))
     if not names:
         remedy = "give a list, or a file with one name a line or a JSON list"
         raise DataMissing(str(path), "it holds no class names", remedy)

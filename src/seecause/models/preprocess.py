@@ -57,8 +57,6 @@ class Preprocess:
             object.__setattr__(self, name, tuple(getattr(self, name)))
         if len(self.size) != 2 or not all(isinstance(s, int) and s > 0 for s in self.size):
             raise BadOption("size", self.size, "height and width in whole pixels")
-        if not 0.01 <= self.crop <= 100:
-            raise BadOption("crop", self.crop, "a share of the image, such as 0.9")
         if self.filter.upper() not in Image.Resampling.__members__:
             known = ", ".join(name.lower() for name in Image.Resampling.__members__)
             raise BadOption("filter", self.filter, f"one of {known}")
@@ -332,8 +330,8 @@ def _sides(size: Any) -> tuple[int, int]:
     return size["shortest_edge"], size["shortest_edge"]
 
 
-Picture: TypeAlias = Image.Image | str | Path | bytes | np.ndarray | Tensor
-Pictures: TypeAlias = Picture | Sequence[Picture] | Mapping[str, Any]
+OneImage: TypeAlias = Image.Image | str | Path | bytes | np.ndarray | Tensor
+Images: TypeAlias = OneImage | Sequence[OneImage] | Mapping[str, Any]
 
 # beyond black and white, in units of their distance: resizing overshoots by a tenth
 SLACK = 0.25
@@ -353,7 +351,7 @@ class Framed(Protocol):
     def dtype(self) -> torch.dtype: ...
 
 
-def as_images(model: Any, images: Pictures) -> Tensor:
+def as_images(model: Any, images: Images) -> Tensor:
     """Images of any kind as one normalised batch on the model's device and in its dtype.
 
     Gradients of a tensor pass through. Values outside of the range of normalised pixels are
@@ -385,7 +383,7 @@ def as_images(model: Any, images: Pictures) -> Tensor:
     return batch.to(model.device, model.dtype)
 
 
-def file_names(images: Pictures) -> list[str]:
+def file_names(images: Images) -> list[str]:
     """Names of images by their paths; an empty list if no image comes from a file."""
     items: Any = images if isinstance(images, list | tuple) else [images]
     paths = [
@@ -448,6 +446,8 @@ def _joined(batches: Sequence[Tensor]) -> Tensor:
 
 def check_range(model: Any, images: Tensor) -> None:
     """Refuse values that no normalised image has, and warn once of values that few have."""
+    if not images.numel():
+        return
     low, high = torch.stack(images.detach().aminmax()).tolist()
     if not math.isfinite(low + high):
         raise BadImage("images", "they hold NaN or infinity", "give finite pixels")

@@ -187,7 +187,7 @@ READINGS = {
     "SiglipModel": Reading("latent", zero_shot=True),
     "SiglipForImageClassification": Reading("mean", CLASSIFIER),
 }
-_SPEAKS = (
+_LANGUAGE_MODEL = (
     "it is a vision-language model; sc.lvlm.classifier (`seecause heads ... --classify name_ll`)"
     " asks it for classes"
 )
@@ -195,8 +195,8 @@ REFUSED = {  # beginnings of class names, and why
     "Beit": "its attention carries a relative position bias",
     "Swin": "networks of stages are read of timm and torchvision",
     "ConvNext": "networks of stages are read of timm and torchvision",
-    "Llava": _SPEAKS,
-    "InternVL": _SPEAKS,
+    "Llava": _LANGUAGE_MODEL,
+    "InternVL": _LANGUAGE_MODEL,
 }
 
 
