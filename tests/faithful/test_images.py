@@ -11,7 +11,7 @@ import torch
 from torch.testing import assert_close
 
 from seecause.faithful.data import PlanckianJitter, augmentation, illuminants, seeded
-from seecause.faithful.evaluation import mask_pixels, part_colours, part_image, part_sheet
+from seecause.faithful.evaluation import part_colours, part_image, part_sheet
 from seecause.models.preprocess import Preprocess
 
 FRAME = Preprocess(size=(16, 16), mean=(0.5,) * 3, std=(0.5,) * 3, filter="bilinear")
@@ -93,21 +93,6 @@ def test_hidden_patches_are_dark_and_parts_have_their_colour():
     assert np.allclose(without[:96, 96:], 0.8 * 0.35, atol=3e-3) and np.array_equal(
         without[:, :96], shown[:, :96]
     )
-
-
-def test_pictures_and_grids_that_are_no_squares():
-    """A 2 x 3 grid of a 4 x 9 picture: patches of 2 x 3 pixels, each 48 times larger."""
-    owner = torch.tensor([[0, 1, 2], [1, 2, 0]])
-    its_maps = torch.eye(3)[owner].permute(2, 0, 1)  # [3, 2, 3]
-    shown = np.asarray(part_image(torch.full((3, 4, 9), 0.5), its_maps)) / 255
-    assert shown.shape == (192, 432, 3)
-    colours = [*(0.5 * 0.4 + part_colours(2).numpy() * 0.6), np.full(3, 0.5 * 0.35)]
-    mask = mask_pixels(owner[None] != 2, (4, 9))[0]
-    for row in range(4):
-        for column in range(9):
-            part = owner[row // 2, column // 3]
-            assert np.allclose(shown[48 * row + 5, 48 * column + 5], colours[part], atol=3e-3)
-            assert bool(mask[row, column]) == bool(part != 2)
 
 
 def test_a_sheet_has_every_image_above_its_parts():

@@ -75,20 +75,6 @@ def test_interventions_nest_and_end_after_an_error():
     assert torch.equal(net(images).mask, plain)
 
 
-@torch.no_grad()
-def test_calibration_in_half_precision_measures_what_the_network_compares():
-    """Features are in half precision then; distances are not, since small differences decide."""
-    net, images = tiny_net().float(), pictures(8).float()
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        (result,) = calibrate(net, images, 0.8)
-        out = net(images)
-    winner = out.maps.argmax(dim=1)
-    for part, value in enumerate(result.values):
-        assert value == pytest.approx(
-            np.quantile(out.distances[:, part][winner == part].numpy(), 0.8), abs=1e-6
-        )
-
-
 @pytest.mark.parametrize("by", ["distance", "dot"])
 @pytest.mark.parametrize("stages", [1, 2])
 def test_the_calibrated_share_of_tokens_survives(by, stages):

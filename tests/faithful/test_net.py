@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 import timm
 import torch
@@ -13,7 +11,7 @@ import seecause as sc
 from seecause.errors import BadImage, BadOption, UnsupportedModel
 from seecause.faithful import IFAM, load
 from seecause.faithful.parts import Noise, Purpose
-from tests.faithful.nets import STEPS, pictures, timm_backbone, tiny_net
+from tests.faithful.nets import pictures, tiny_net
 from tests.reference import ifam as reference
 
 EXACT = {"atol": 1e-10, "rtol": 0}
@@ -261,13 +259,3 @@ def test_stage_1_alone_selects_and_maps_what_the_network_does(noisy):
             dropped = torch.tensor([*change.get("drop_parts", ()), net.parts])
             assert torch.equal(out.mask, ~torch.isin(winner, dropped))
     assert torch.equal(net(images).mask, net(images).maps.argmax(dim=1) < net.parts) != noisy
-
-
-def test_a_network_takes_the_preparation_of_its_backbone_unless_another_is_given():
-    backbone = timm.create_model("test_vit")
-    own, other = IFAM(backbone, 2, 2).preprocess, replace(STEPS, size=(96, 80))
-    assert own.size == (160, 160) and own.mean == tuple(backbone.pretrained_cfg["mean"])
-    assert IFAM(backbone, 2, 2, preprocess=other).preprocess == other
-    fixed = IFAM(timm_backbone(), 2, 2, preprocess=other).preprocess
-    assert fixed == STEPS  # a backbone of one size takes no other
-    assert IFAM(backbone, 2, ["a", "b", "c"]).classes == 3

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import multiprocessing
 import os
 import signal
 import socket
-import subprocess
-import sys
 import time
-from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -107,22 +103,6 @@ def test_two_processes_are_one_to_the_last_digits(tmp_path):
     for name, value in one.items():
         assert value.dtype == torch.float64 or not value.is_floating_point(), name
         assert_close(two[name], value, atol=1e-8, rtol=0, msg=name)
-
-
-@pytest.mark.slow
-def test_two_processes_of_torchrun_take_the_steps_of_one(tmp_path):
-    """The command as users give it."""
-    one, two = two_runs(tmp_path)
-    path = tmp_path / "two.json"
-    path.write_text(json.dumps(asdict(two)))
-    launcher = ("-m", "torch.distributed.run", "--nproc_per_node=2", "--master_port=0")
-    meeting = ("--rdzv_backend=c10d", "--rdzv_endpoint=localhost:0", "-m", "seecause")
-    words = ("faithful", "train", "--config", str(path), "--device", "cpu", "--quiet")
-    command = [sys.executable, *launcher, *meeting, *words]
-    done = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
-    train(one)
-    check_equal_runs(one, two)
 
 
 def two_runs(folder):

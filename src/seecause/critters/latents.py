@@ -30,7 +30,6 @@ VARIANT_COLOURS = {
 }
 CLASSES = tuple(TABLE["classes"])
 COLOURS = tuple(TABLE["colours"])
-COATS = tuple(TABLE["coats"])
 CODEWORDS = tuple(
     tuple(VARIANTS[part].index(name) for part, name in zip(PARTS[1:], word, strict=True))
     for word in TABLE["classes"].values()
@@ -135,7 +134,7 @@ def from_codes(label: Tensor, creature: Tensor, background: Tensor, seed: Tensor
         extent=_random.uniform(seed, 13, 0.50, 0.55),
         flip=_random.bits(seed, 14) % 2 == 1,
         tilt=_random.uniform(seed, 15, -0.025, 0.025),
-        coat=_random.bits(seed, 16) % len(COATS),
+        coat=_random.bits(seed, 16) % len(TABLE["coats"]),
         tone=_random.uniform(each_part, 17, 0.9, 1.0),
         gain=_random.uniform(seed, 18, 0.85, 1.0),
         seed=seed,

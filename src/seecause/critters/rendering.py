@@ -288,11 +288,6 @@ def paint_background(code: Tensor, seed: Tensor, *, size: int, style: str) -> Te
     return 0.65 + 0.35 * colour if style == "sketch" else colour
 
 
-def mean_colour(device: torch.device) -> Tensor:
-    """[3] the middle of all palettes: a fill that says nothing about the background it replaces."""
-    return palettes(device)[:, :2].mean(dim=(0, 1))
-
-
 @cache
 def palettes(device: torch.device) -> Tensor:
     """[backgrounds, 3 stops, 3]."""
@@ -518,7 +513,7 @@ def _backdrop(latents: Latents, do: Do, size: int, style: str) -> Tensor:
     painted = paint_background(latents.background, latents.seed, size=size, style=style)
     if do.cue == 1:
         return painted
-    mean = mean_colour(painted.device)[:, None, None]
+    mean = palettes(painted.device)[:, :2].mean(dim=(0, 1))[:, None, None]  # of all backgrounds
     return mean + do.cue * (painted - mean)
 
 
