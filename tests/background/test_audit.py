@@ -142,7 +142,7 @@ def test_bad_input_is_refused(models):
         (dataclasses.replace(cases, labels=None), {}, "labels"),
         (cases, {"masks": torch.zeros(20, 5, 5, dtype=torch.bool)}, "masks"),
         (cases, {"masks": torch.zeros(20, 32, 32)}, "0 of 20 with an object"),
-        (cases, {"per_picture": 0}, "at least 1"),
+        (cases, {"per_image": 0}, "at least 1"),
         (cases, {"fills": ("white",)}, "fills"),
     ):
         with pytest.raises(BadOption, match=message):
@@ -158,7 +158,7 @@ def test_data_may_be_a_name_and_results_print_one_line(tmp_path, models):
         folder.mkdir(exist_ok=True)
         to_pil((image / 2 + 0.5).clamp(0, 1)).save(folder / f"{place}.png")
     (tmp_path / "dark" / "bad.png").write_text("no image")
-    result = sc.audit(models["biased"], f"folder:{tmp_path}", masks="own", per_picture=1)
+    result = sc.audit(models["biased"], f"folder:{tmp_path}", masks="own", per_image=1)
     assert len(result.data) == 24 and result.data.skipped[0].name == "dark/bad.png"
     assert "\n" not in repr(result) and repr(result).startswith(f"BackgroundAudit({result.verdict}")
     with pytest.raises(BadOption, match="folder:"):

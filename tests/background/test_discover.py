@@ -74,9 +74,9 @@ def scenes(n=24):
     return raw, labels, spots
 
 
-def a_search(scores, answers, grid, shown=None, covered=None, **options):
+def a_search(scores, predictions, grid, shown=None, covered=None, **options):
     given = {"kinds": 3, "top": 6, "trials": 20, "most": 9, "seed": SEED, **options}
-    return Search(scores, answers, grid, shown, covered, **given)
+    return Search(scores, predictions, grid, shown, covered, **given)
 
 
 @pytest.fixture(scope="module")
@@ -97,9 +97,9 @@ def found(model, pictures):
 
 
 def test_a_planted_patch_is_the_first_finding(model, pictures, found):
-    assert (found.answers == pictures.labels).double().mean() > 0.9  # it learned the patch
+    assert (found.predictions == pictures.labels).double().mean() > 0.9  # it learned the patch
     first = found.findings[0]
-    assert (first.answer, first.name) == (RED, "red")
+    assert (first.predicted, first.name) == (RED, "red")
     assert first.flips > 0.9 and first.control < 0.1 and first.interval[0] > 0.5
     spots = scenes()[2].flatten(1)
     assert (first.sets & spots).sum() > 0.9 * first.sets.sum()
@@ -130,7 +130,7 @@ def test_known_objects_are_told_and_spared(model, pictures, found):
     truth[:, :8] = True  # the upper row of patches
     masked = replace(pictures, truth=Masks.given(truth))
     told = sc.discover(model, masked, layers=[0], kinds=4, top=2, trials=8)
-    first = next(finding for finding in told.findings if finding.answer == RED)
+    first = next(finding for finding in told.findings if finding.predicted == RED)
     upper = (first.tokens[:, 1] < 4).double().mean()  # of a spot, its middle counts
     if first.extent == "all":
         upper = first.sets.unflatten(1, (4, 4))[:, 0].sum() / first.sets.sum()
@@ -163,20 +163,20 @@ def test_bad_input_is_one_clear_line(model, pictures):
 def test_a_mark_beside_the_object_is_not_crowded_out_by_it():
     draw = torch.Generator().manual_seed(0)
     tokens, scores = torch.randn(12, 16, 8, generator=draw), torch.rand(12, 16, generator=draw)
-    answers, objects = torch.arange(12) % 2, torch.zeros(12, 16, dtype=torch.bool)
+    predictions, objects = torch.arange(12) % 2, torch.zeros(12, 16, dtype=torch.bool)
     objects[:, :8] = True
     scores[:, :8] += 5  # objects are evidence by right
-    marked = answers == 0
+    marked = predictions == 0
     tokens[marked, 12], scores[:, 12] = torch.full((8,), 9.0), torch.where(marked, 2.0, -1.0)
 
     def kinds_with(known):
-        search = a_search(scores, answers, (4, 4), *known, kinds=4, top=4, most=16, seed=0)
+        search = a_search(scores, predictions, (4, 4), *known, kinds=4, top=4, most=16, seed=0)
         kinds = list(search.kinds_at(tokens, 1))
         return [kind for kind in kinds if (kind.tokens[:, 1] == 12).any()], kinds
 
     assert not kinds_with((None, None))[0]
     marks, kinds = kinds_with((objects, objects))
-    assert {(kind.answer, kind.extent) for kind in marks} == {(0, "all"), (0, "spot")}
+    assert {(kind.predicted, kind.extent) for kind in marks} == {(0, "all"), (0, "spot")}
     assert all((kind.tokens[:, 1] == 12).all() and kind.on_object == 0 for kind in marks)
     for kind in kinds:  # what is lent is on one side, all of it
         assert not (kind.sets & (objects if kind.on_object == 0 else ~objects)).any()
@@ -192,9 +192,9 @@ def test_a_patch_with_a_pixel_of_the_object_shows_it():
 
 
 def test_no_answer_takes_the_places_of_another():
-    strong = [SimpleNamespace(answer=1, on_object=1.0, evidence=9.0 - n) for n in range(5)]
-    weak = SimpleNamespace(answer=1, on_object=0.0, evidence=0.5)
-    other = SimpleNamespace(answer=0, on_object=None, evidence=0.1)
+    strong = [SimpleNamespace(predicted=1, on_object=1.0, evidence=9.0 - n) for n in range(5)]
+    weak = SimpleNamespace(predicted=1, on_object=0.0, evidence=0.5)
+    other = SimpleNamespace(predicted=0, on_object=None, evidence=0.1)
     dealt = steps._in_turn([*strong, weak, other])
     assert dealt == [strong[0], weak, other, *strong[1:]]
 
@@ -214,11 +214,11 @@ def test_kinds_of_mostly_the_same_patches_are_one(mine, theirs, extents, same):
     sets = torch.zeros(2, 4, 9, dtype=torch.bool)
     sets[0, :3, mine], sets[1, :3, theirs] = True, True
     first, second = (
-        SimpleNamespace(answer=1, sets=patches, extent=extent)
+        SimpleNamespace(predicted=1, sets=patches, extent=extent)
         for patches, extent in zip(sets, extents, strict=True)
     )
     assert is_same(first, second) is same is is_same(second, first)
-    second.answer = 0
+    second.predicted = 0
     assert not is_same(first, second)
 
 
@@ -229,24 +229,24 @@ def trials(sources, recipients, controls, patches=(0,)):
     return Trials(*roles, sets.unflatten(1, (2, 2)))
 
 
-def finding(flips, control, patch, answer=0):
+def finding(flips, control, patch, predicted=0):
     """Of `COUNT` trials so many flip, and so many by the control; one patch of three pictures."""
     done = trials([patch] * COUNT, [0] * COUNT, [0] * COUNT)
     place = torch.arange(COUNT)
     done = replace(done, flipped=place < flips, control_flipped=place < control)
     sets = torch.zeros(3, 16, dtype=torch.bool)
     sets[:, patch] = True
-    return Finding(answer, 1, "all", torch.zeros(1, 2), sets, done, 0.0, None, name="cat")
+    return Finding(predicted, 1, "all", torch.zeros(1, 2), sets, done, 0.0, None, name="cat")
 
 
 def test_the_best_findings_by_effect_without_those_that_are_the_same():
     strong, loud, again = finding(30, 0, 1), finding(40, 15, 2), finding(28, 0, 1)
-    third, other = finding(27, 0, 1), finding(26, 0, 1, answer=1)
+    third, other = finding(27, 0, 1), finding(26, 0, 1, predicted=1)
     chance, harmful = finding(2, 1, 3), finding(0, 9, 4)
     tried = [chance, loud, third, again, harmful, strong, other]
     best = steps._ranked(tried, 9)
     assert [found.effect for found in best] == [0.75, 0.65, 0.625]  # none that may be chance
-    assert best[0] is strong and best[1].answer == 1  # not by flips, which are louder
+    assert best[0] is strong and best[1].predicted == 1  # not by flips, which are louder
     assert len(steps._ranked(tried, 2)) == 2
     low, high = loud.interval
     assert 0.45 < low < 0.625 < high < 0.8 and (loud.flips, loud.control) == (1, 15 / 40)
@@ -256,18 +256,18 @@ def test_the_best_findings_by_effect_without_those_that_are_the_same():
 def test_pairs_are_recipients_with_the_kind_and_sources_without_it(labels):
     images = torch.arange(6.0)[:, None, None, None].expand(6, 3, 4, 4)
     data = LabelledImages(images, labels, name="scenes", ids=tuple("abcdef"))
-    answers = torch.tensor([10, 11, 12, 13, 14, 15])
+    predictions = torch.tensor([10, 11, 12, 13, 14, 15])
     one, two = finding(9, 0, 0), finding(9, 0, 1)
     one = replace(one, trials=trials([0], [2], [4], patches=(1,)))
     two = replace(two, trials=trials([1, 0], [3, 3], [5, 2]))
-    pairs = Discovery(None, data, answers, (one, two)).pairs([1])
+    pairs = Discovery(None, data, predictions, (one, two)).pairs([1])
     assert pairs.ids == ("d~0", "d~1", "b~2", "a~3") and pairs.name == "discovered in scenes"
     assert pairs.images[:, 0, 0, 0].tolist() == [3, 3, 1, 0]
     corners = pairs.other_background[:, 0, ::2, ::2].flatten(1).tolist()
     assert corners == [[1, 3, 3, 3], [0, 3, 3, 3], [5, 1, 1, 1], [2, 0, 0, 0]]
-    known = answers if labels is None else labels
+    known = predictions if labels is None else labels
     assert pairs.labels.tolist() == known[[3, 3, 1, 0]].tolist()
-    assert len(Discovery(None, data, answers, (one, two)).pairs()) == 6
+    assert len(Discovery(None, data, predictions, (one, two)).pairs()) == 6
 
 
 def random_bools(*shape, seed=0, share=0.5):
@@ -281,11 +281,11 @@ def lot(number, purpose, among):
 @pytest.mark.parametrize("known", [True, False])
 def test_pastes_go_where_the_recipients_object_is_covered_least_and_spare_it(known):
     """Every draw again, one at a time: the lender's own object plays no part."""
-    answers = torch.tensor([1, 0, 1, 0, 2, 0, 1, 2])
-    sets = random_bools(8, 12, seed=1) & (answers == 1)[:, None]
+    predictions = torch.tensor([1, 0, 1, 0, 2, 0, 1, 2])
+    sets = random_bools(8, 12, seed=1) & (predictions == 1)[:, None]
     sets[6] = False  # answered 1, and lends nothing
     objects = random_bools(8, 12, seed=2)
-    search = a_search(torch.zeros(8, 12), answers, (3, 4))
+    search = a_search(torch.zeros(8, 12), predictions, (3, 4))
     trials = search.drawn(sets, 1, objects if known else None)
     assert len(trials) == 6 + 20  # those that sort out, and those that count
     lenders, others = [0, 2], [1, 3, 4, 5, 7]
@@ -309,8 +309,8 @@ def test_kinds_on_objects_and_off_them_spare_what_is_shown_or_covered():
     tokens, scores = torch.randn(12, 20, 8, generator=draw), torch.rand(12, 20, generator=draw)
     shown = random_bools(12, 20, seed=6, share=0.6)
     covered = shown & random_bools(12, 20, seed=7)
-    answers = torch.arange(12) % 2
-    search = a_search(scores, answers, (4, 5), shown, covered)
+    predictions = torch.arange(12) % 2
+    search = a_search(scores, predictions, (4, 5), shown, covered)
     kinds = list(search.kinds_at(tokens, 1))
     reaching = 0
     for kind in kinds:

@@ -19,7 +19,7 @@ def test_the_audit_tells_the_clean_model_from_the_biased_one(name, verdict):
     model = sc.load(f"builtin:critters-{name}", check=False)
     regime = "balanced" if name == "vit" else "certified"
     latents = critters.draw(regime, "test", 390)[::13]
-    found = sc.audit(model, critter_images(model, latents), per_picture=1, fills=("mean", "grey"))
+    found = sc.audit(model, critter_images(model, latents), per_image=1, fills=("mean", "grey"))
     assert found.verdict == verdict
     if name == "biased":  # the paper's fill alone would have missed it
         grey, mean = (found.erasures[f"true masks, {fill}"] for fill in ("grey", "mean"))

@@ -105,7 +105,7 @@ def test_backgrounds_are_told_apart_by_predictions_and_versions_by_labels(
     assert bool(part.control.any()) is control
     for is_control, donors in ((False, "other-class"), (True, "same-class"))[: 1 + control]:
         made = part.take(part.control == is_control)
-        options = {"per_picture": 3, "donors": donors, "classes": torch.tensor(kinds), "seed": 5}
+        options = {"per_image": 3, "donors": donors, "classes": torch.tensor(kinds), "seed": 5}
         expected = transplant(data, **options)
         assert made.donor.equal(expected.donor) and made[:].equal(expected[:])
         assert made.labels.equal(labels[expected.source])

@@ -121,7 +121,7 @@ def test_dfr_learns_from_plain_images_and_their_groups(biased, splits):
 
 @pytest.fixture(scope="module")
 def repaired(biased):
-    return sc.repair(biased, scenes(80, usual=0.9, seed=1), per_picture=4)
+    return sc.repair(biased, scenes(80, usual=0.9, seed=1), per_image=4)
 
 
 def test_a_shortcut_is_repaired_and_reported_on_other_pictures(repaired):
@@ -135,9 +135,9 @@ def test_a_shortcut_is_repaired_and_reported_on_other_pictures(repaired):
 
 def test_nothing_wins_where_there_is_nothing_to_repair_and_a_forced_repair_is_counted():
     fair, cases = fitted(scenes(256, usual=0.5, seed=3)), scenes(80, usual=0.5, seed=5)
-    left = sc.repair(fair, cases, per_picture=3)
+    left = sc.repair(fair, cases, per_image=3)
     assert left.remedy == "nothing" and left.model is fair
-    forced = sc.repair(fair, cases, per_picture=3, force=True)
+    forced = sc.repair(fair, cases, per_image=3, force=True)
     assert forced.remedy != "nothing" and forced.before.accuracy == left.before.accuracy
 
 
@@ -166,7 +166,7 @@ def test_a_zero_shot_model_gets_a_new_head_or_text_weights(tmp_path, options):
     before = sc.audit(model, cases)
     assert before.verdict == "yes" and before.flips > 0.8
     result = sc.repair(
-        model, cases, per_picture=4, remedies=("last-layer",), options={"last-layer": options}
+        model, cases, per_image=4, remedies=("last-layer",), options={"last-layer": options}
     )
     assert result.remedy == "last-layer"
     assert result.after.flips < 0.2 and result.after.accuracy > 0.9
@@ -178,7 +178,7 @@ def test_a_zero_shot_model_gets_a_new_head_or_text_weights(tmp_path, options):
 
 def test_a_remedy_that_cannot_be_done_is_a_hole_with_its_reason():
     model = wrapped(plain_vit(), head=torch.nn.Sequential(torch.nn.Linear(32, 2)), pool="cls")
-    result = sc.repair(model, scenes(60, seed=1), per_picture=2, remedies=("directions",))
+    result = sc.repair(model, scenes(60, seed=1), per_image=2, remedies=("directions",))
     assert "linear layer" in result.candidates["directions"].failed
     assert result.remedy == "nothing"
 
@@ -187,7 +187,7 @@ def test_group_labels_choose_only_where_they_are_allowed(biased):
     cases = scenes(80, usual=0.8, seed=1)
     with pytest.raises(BadOption, match="groups=True"):
         sc.repair(biased, cases, remedies=("dfr",))
-    result = sc.repair(biased, cases, remedies=("dfr", "last-layer"), groups=True, per_picture=3)
+    result = sc.repair(biased, cases, remedies=("dfr", "last-layer"), groups=True, per_image=3)
     assert result.chosen_by == "worst group" and not result.candidates["dfr"].failed
     numbers = {name: tried.validation for name, tried in result.candidates.items()}
     assert all(0 <= tried["worst group"] <= 1 for tried in numbers.values())
@@ -201,9 +201,7 @@ def test_group_labels_choose_only_where_they_are_allowed(biased):
 def test_classes_without_pictures_are_warned_of():
     head, names = torch.nn.Linear(32, 5), ("dark", "light", "red", "green", "blue")
     model = wrapped(plain_vit(), head=head, pool="cls", classes=names)
-    result = sc.repair(
-        model, scenes(60, seed=1), per_picture=2, remedies=("last-layer",), force=True
-    )
+    result = sc.repair(model, scenes(60, seed=1), per_image=2, remedies=("last-layer",), force=True)
     assert any("2 of the model's 5 classes" in note for note in result.record["notes"])
     new, old = result.model.extra.weight, model.extra.weight
     assert_close(new[2:], old[2:])
@@ -234,14 +232,14 @@ def test_remedies_and_their_options_are_checked_before_any_work(biased, monkeypa
 
 def test_a_model_with_few_right_answers_is_repaired_by_what_held_out_versions_gain():
     cases = scenes(60, usual=0.1, seed=1)  # answered from the background: nearly all wrong
-    result = sc.repair(fitted(scenes(64)), cases, per_picture=3)
+    result = sc.repair(fitted(scenes(64)), cases, per_image=3)
     assert result.verdict == "too few" and result.remedy != "nothing"
     assert result.after.accuracy > 0.9 and result.before.accuracy < 0.4
 
 
 def test_given_masks_stay_with_their_own_pictures(biased):
     cases, test = scenes(60, usual=0.9, seed=1), scenes(40, usual=0.5, seed=2)
-    options = {"test": test, "per_picture": 2, "remedies": "last-layer"}
+    options = {"test": test, "per_image": 2, "remedies": "last-layer"}
     result = sc.repair(biased, cases, masks=cases.truth.hard, **options)
     assert result.record["test"] == 40
     assert torch.equal(result.before.masks.hard, test.truth.hard)
@@ -321,7 +319,7 @@ def a_repair(remedy="a", verdict="yes"):
     def audit(accuracy, flips, transplants):
         numbers = {"accuracy": accuracy, "flips": flips, "transplants": transplants}
         judged = SimpleNamespace(numbers=lambda: numbers)
-        return SimpleNamespace(judged=judged, numbers=lambda: {**numbers, "right answers": 7})
+        return SimpleNamespace(judged=judged, numbers=lambda: {**numbers, "counted images": 7})
 
     tried = {
         "nothing": Candidate("nothing", "Nothing.", {}, 0.0, {"worst": 0.1}),
@@ -349,7 +347,7 @@ def test_the_card_says_what_was_done_what_it_cost_and_what_was_tried():
         "## Load it\n\nso",
     ):
         assert line in card, line
-    assert "right answers |" not in card and "nothing of this" not in card
+    assert "counted images |" not in card and "nothing of this" not in card
     facts = result.facts()
     assert (facts["before"]["flips"], facts["after"]["flips"]) == (0.8, 0.1)
     assert facts["candidates"][1]["details"] == {"y": 1}

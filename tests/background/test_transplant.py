@@ -36,7 +36,7 @@ def test_transplants_equal_the_slow_twin(donors, fine):
         masks = masks.repeat_interleave(4, dim=1).repeat_interleave(4, dim=2)
         masks[:5, 3:9, 1:6] = torch.rand(5, 6, 5, generator=torch.Generator().manual_seed(1)) < 0.6
         side = 2  # 12 patches a side fill holes where masks are by pixels
-    moved = moved_of(images, masks, labels, per_picture=3, donors=donors, seed=5)
+    moved = moved_of(images, masks, labels, per_image=3, donors=donors, seed=5)
     slow = twin.transplant(images, masks, labels.tolist(), 3, donors, 5, side=side)
     assert moved.source.tolist() == [i for i, _, _ in slow]
     assert moved.donor.tolist() == [j for _, j, _ in slow]
@@ -46,7 +46,7 @@ def test_transplants_equal_the_slow_twin(donors, fine):
 def test_every_pixel_is_of_the_source_inside_and_of_the_donor_outside_its_mask():
     images, masks, labels = scene()
     images = torch.arange(7.0).view(7, 1, 1, 1).expand(7, 3, 24, 24).contiguous()
-    moved = moved_of(images, masks, labels, per_picture=4)
+    moved = moved_of(images, masks, labels, per_image=4)
     shown = masks.repeat_interleave(4, dim=1).repeat_interleave(4, dim=2)[moved.source]
     source, donor = (x[:, None, None].float() for x in (moved.source, moved.donor))
     assert moved[:][:, 0].equal(torch.where(shown, source, donor))
@@ -54,12 +54,12 @@ def test_every_pixel_is_of_the_source_inside_and_of_the_donor_outside_its_mask()
 
 def test_the_first_transplants_do_not_depend_on_how_many_there_are():
     images, masks, labels = scene()
-    few = moved_of(images, masks, labels, per_picture=2, seed=3)
-    many = moved_of(images, masks, labels, per_picture=5, seed=3)
+    few = moved_of(images, masks, labels, per_image=2, seed=3)
+    many = moved_of(images, masks, labels, per_image=5, seed=3)
     first = many.take((many.number < 2).nonzero()[:, 0])
     assert few.donor.equal(first.donor)
     assert few[:].equal(first[:])
-    other = moved_of(images, masks, labels, per_picture=5, seed=4)
+    other = moved_of(images, masks, labels, per_image=5, seed=4)
     assert not other.donor.equal(many.donor)
 
 
@@ -89,7 +89,7 @@ def test_pictures_without_object_or_background_are_left_out_and_listed(caplog):
         ("none", "three", {}, "0 of 7 with an object"),
         ("some", "one", {"donors": "other-class"}, "donors='other-class'"),
         ("some", "three", {"donors": "nobody"}, "any, same-class, other-class"),
-        ("some", "three", {"per_picture": 0}, "at least 1"),
+        ("some", "three", {"per_image": 0}, "at least 1"),
         ("some", "three", {"seed": -1}, "a whole number from 0"),
     ],
 )

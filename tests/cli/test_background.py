@@ -50,7 +50,7 @@ def test_an_audit_writes_a_page_a_table_and_a_verdict(places, tmp_path):
     out, masks = tmp_path / "audit", tmp_path / "masks"
     option = (
         "--option",
-        "per_picture=2",
+        "per_image=2",
         "--option",
         f"cache={masks}",
         "--option",
@@ -72,7 +72,7 @@ def test_an_audit_writes_a_page_a_table_and_a_verdict(places, tmp_path):
 
 
 def test_a_limit_that_is_not_met_leaves_with_three(places, tmp_path):
-    few = ("--masks-from", "own", "--option", "per_picture=1", "--limit", "24", "--quiet")
+    few = ("--masks-from", "own", "--option", "per_image=1", "--limit", "24", "--quiet")
     met = run("audit", places, tmp_path / "a", *few, "--min-accuracy", "0")
     assert met.exit_code == 0 and met.output == "", met.output
     missed = run("audit", places, tmp_path / "b", *few, "--min-accuracy", "1", "--max-flips", "0")
@@ -89,7 +89,7 @@ def test_an_audit_needs_masks_or_pairs_and_skipped_images_leave_with_one(places,
     broken = places / "images" / CLASSES[0] / "broken.png"
     broken.write_bytes(b"no image")
     try:
-        few = ("--masks-from", "own", "--option", "per_picture=1")
+        few = ("--masks-from", "own", "--option", "per_image=1")
         done = run("audit", places, tmp_path / "out", *few)
     finally:
         broken.unlink()
@@ -100,9 +100,7 @@ def test_an_audit_needs_masks_or_pairs_and_skipped_images_leave_with_one(places,
 
 def test_a_vision_language_model_is_audited_when_it_is_asked_for_classes(tmp_path):
     words = ("--model", "builtin:critters-llava", "--classify", "name_ll", "--device", "cpu")
-    done = invoke(
-        "audit", *words, "--limit", 4, "--option", "per_picture=1", "--out", tmp_path / "a"
-    )
+    done = invoke("audit", *words, "--limit", 4, "--option", "per_image=1", "--out", tmp_path / "a")
     assert done.exit_code == 0 and 'can only be "too few"' in done.stderr, done.output
     manifest = json.loads((tmp_path / "a" / "manifest.json").read_text())
     assert manifest["verdict"] == "too few" and manifest["numbers"]["accuracy"] == 1.0
@@ -115,7 +113,7 @@ def test_a_repair_writes_a_checkpoint_that_loads(places, tmp_path):
         tmp_path / "repaired",
         ("--masks-from", "own", "--remedies", "last-layer", "--force"),
     )
-    options = ("--option", "per_picture=2", "--option", "last-layer.strength=1", "--limit", "40")
+    options = ("--option", "per_image=2", "--option", "last-layer.strength=1", "--limit", "40")
     done = run("repair", places, out, *words, *options, "--test", f"folder:{places / 'images'}")
     assert done.exit_code == 0, done.output
     record = json.loads((out / "manifest.json").read_text())["run"]

@@ -14,7 +14,7 @@ def transplants(dtype) -> Named:
     images, labels, masks = batch(BIASED, dtype, "critters:certified:train", 8)
     grid = masks[:, 4::8, 4::8] == 1  # one pixel of each patch stands for it
     data = sc.background.LabelledImages(images, labels, grid)
-    yield "images", transplant(data, per_picture=2, seed=1)[:]
+    yield "images", transplant(data, per_image=2, seed=1)[:]
 
 
 def numbers(judged) -> Named:
@@ -29,7 +29,7 @@ def numbers(judged) -> Named:
 @golden("background")
 def audit(dtype) -> Named:
     data = sc.data.open_data("critters:certified:test", limit=16)
-    found = sc.audit(model(BIASED, dtype), data, per_picture=2)
+    found = sc.audit(model(BIASED, dtype), data, per_image=2)
     yield from numbers(found.judged)
     yield "interval", found.interval
     yield "extra", found.extra_flips
@@ -43,7 +43,7 @@ def repair(dtype) -> Named:
     """The last-layer remedies: numbers before and after, and the new layer."""
     data = sc.data.open_data("critters:certified:train", limit=40)
     found = sc.repair(
-        model(BIASED, dtype), data, per_picture=2, remedies=["last-layer", "directions"]
+        model(BIASED, dtype), data, per_image=2, remedies=["last-layer", "directions"]
     )
     for when in ("before", "after"):
         for name, value in numbers(getattr(found, when).judged):

@@ -42,7 +42,7 @@ def hole(mask: Tensor, side: int) -> Tensor:
 
 
 def transplant(
-    images: Tensor, masks: Tensor, labels: list[int], per_picture: int, donors: str, seed: int,
+    images: Tensor, masks: Tensor, labels: list[int], per_image: int, donors: str, seed: int,
     *, side: int,
 ) -> list[tuple[int, int, Tensor]]:  # fmt: skip
     """(i, j, picture) of all transplants; `side` is the patch's in pixels."""
@@ -57,7 +57,7 @@ def transplant(
             j for j, other in enumerate(labels)
             if j != i and other in allowed[donors] and not holes[j].all()
         ]  # fmt: skip
-        for number in range(per_picture if pool else 0):
+        for number in range(per_image if pool else 0):
             j = pool[hashed(i, number, 4 * seed + 1) % len(pool)]
             behind = filled(images[j], holes[j], i, number, seed, side)
             results.append((i, j, put(images[i], masks[i], behind, side)))

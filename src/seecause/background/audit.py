@@ -58,7 +58,7 @@ MOSTLY = 0.5  # flips by cutting alone, from which nothing can be told
 ENOUGH = 20  # correct predictions
 OWN = ("own", "discovered")  # masks of the model's own
 RULE_OF_THREE = 3.0  # over n: the 95 % bound on a share of which n draws show none
-PER_PICTURE = 4  # transplants of each kind
+PER_IMAGE = 4  # transplants of each kind
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -154,7 +154,7 @@ class BackgroundAudit(Result):
         low, high = self.interval
         numbers = self.judged.numbers(groups=True)
         numbers |= {"extra flips": float(self.extra_flips.mean()), "low 95%": low, "high 95%": high}
-        numbers |= {"right answers": int(self.judged.counted.sum())}
+        numbers |= {"counted images": int(self.judged.counted.sum())}
         for name, gains in self.erasures.items():
             by = "" if gains is self.gains else f", {name}"
             fig, big = float(gains.fig.mean()), float(gains.big.mean())
@@ -208,7 +208,7 @@ def missed_limits(
         >>> import seecause as sc
         >>> model = sc.load("builtin:critters-biased")
         >>> data = sc.data.open_data("critters:certified:test", limit=40)
-        >>> len(missed_limits(sc.audit(model, data, per_picture=1), max_flips=0.1))
+        >>> len(missed_limits(sc.audit(model, data, per_image=1), max_flips=0.1))
         1
     """
     doubt = ""
@@ -258,7 +258,7 @@ def audit(
     *,
     masks: MaskSource = None,
     fills: Sequence[Fill] = ("grey",),
-    per_picture: Count = PER_PICTURE,
+    per_image: Count = PER_IMAGE,
     seed: int = 0,
     progress: Progress = no_progress,
 ) -> BackgroundAudit:
@@ -274,7 +274,7 @@ def audit(
         masks: A source of `object_masks`: another network ("timm:NAME", or a model), "own" or
             "discovered" masks, masks, or None for the masks or pairs that the data brings.
         fills: FIG, BIG and BIR are measured with each of these fills; the first counts.
-        per_picture: Transplants of each image and kind.
+        per_image: Transplants of each image and kind.
         seed: Draws the transplants.
         progress: Shows what is done.
 
@@ -289,13 +289,13 @@ def audit(
         >>> import seecause as sc
         >>> model = sc.load("builtin:critters-biased")
         >>> data = sc.data.open_data("critters:certified:test", limit=40)
-        >>> sc.audit(model, data, per_picture=1).verdict
+        >>> sc.audit(model, data, per_image=1).verdict
         'yes'
     """
     data = as_data(data)
     model = model_for(model, data)
     labelled = masked_or_paired(model, data, masks, progress)
-    part = versions_to_test(model, labelled, per_picture, seed=seed)
+    part = versions_to_test(model, labelled, per_image, seed=seed)
     with progress("predicting versions", 1) as advance:
         result = audit_part(model, part, fills=fills)
         advance(1)

@@ -118,7 +118,7 @@ class Finding:
     """A kind of patch: a cluster of tokens within one predicted class, how it is pasted, and once
     its trials are measured, what it does to images with another prediction."""
 
-    answer: int  # C
+    predicted: int  # C
     layer: int  # whose tokens were clustered
     extent: Extent  # all patches of it that an image has are pasted, or a spot
     tokens: Tensor  # [m, 2] image and patch of its examples, the most typical first
@@ -180,7 +180,7 @@ class Discovery(Result):
 
     model: ImageModel
     data: LabelledImages
-    answers: Tensor  # [n] predicted classes
+    predictions: Tensor  # [n] predicted classes
     findings: tuple[Finding, ...]
     protocol: dict[str, Any] = field(default_factory=dict)
 
@@ -225,7 +225,7 @@ class Discovery(Result):
         trials, images = [finding.trials for finding in chosen], self.data.images
         others = [part.into(images) for part in trials] + [part.covered(images) for part in trials]
         rows = torch.cat([part.recipients for part in trials] + [part.sources for part in trials])
-        labels = self.answers if self.data.labels is None else self.data.labels
+        labels = self.predictions if self.data.labels is None else self.data.labels
         here = rows.to(images.device)
         return LabelledImages(
             images[here],
@@ -293,9 +293,9 @@ def discover(
         options.pop("score")
     known.check(options)
     data = images_of(model, data, progress)
-    answers = logits_of(model, data.images).argmax(dim=1).cpu()
-    if len(answers.unique()) < 2:
-        name = model.class_name(int(answers[0]))
+    predictions = logits_of(model, data.images).argmax(dim=1).cpu()
+    if len(predictions.unique()) < 2:
+        name = model.class_name(int(predictions[0]))
         got = f"{len(data)} images of {data.name}, all predicted {name!r}"
         raise BadOption("data", got, "images with different predictions")
     parts = []
@@ -306,7 +306,7 @@ def discover(
     grid, share = model.layout.grid, QUARTER if data.truth is None else 1.0
     search = Search(
         torch.cat(parts),
-        answers,
+        predictions,
         grid,
         *(None, None) if data.truth is None else object_patches(data.truth, grid),
         kinds=kinds,
@@ -324,7 +324,7 @@ def discover(
     options |= {"kinds": kinds, "top": top, "trials": trials, "seed": seed}
     about = {"method": f"discover ({method})", "options": {**options, "layers": list(layers)}}
     about |= protocol(model, data.images)
-    return Discovery(model, data, answers, _ranked(findings, most), about)
+    return Discovery(model, data, predictions, _ranked(findings, most), about)
 
 
 def evidence(
@@ -372,7 +372,7 @@ class Search:
     """Images with their evidence, and how kinds are clustered and tried."""
 
     scores: Tensor  # [n, N]
-    answers: Tensor  # [n]
+    predictions: Tensor  # [n]
     grid: tuple[int, int]
     shown: Tensor | None  # [n, N], of `object_patches`, where masks are known
     covered: Tensor | None
@@ -392,15 +392,17 @@ class Search:
         for side, whole in sides:
             if not bool(side.any()):
                 continue
-            for rows, sets, extent, answer in self.lent(*self.clusters(tokens, side), side, whole):
-                trials = self.drawn(sets, answer, covered if extent == "all" else shown)
+            for rows, sets, extent, predicted in self.lent(
+                *self.clusters(tokens, side), side, whole
+            ):
+                trials = self.drawn(sets, predicted, covered if extent == "all" else shown)
                 evidence = float(self.scores[rows[:, 0], rows[:, 1]].mean())
                 on_object = None
                 if shown is not None:
                     on_object = float((sets & shown).sum() / sets.sum())
                     if extent == "spot":  # its middle counts
                         on_object = float(shown[rows[:, 0], rows[:, 1]].double().mean())
-                yield Finding(answer, layer, extent, rows, sets, trials, evidence, on_object)
+                yield Finding(predicted, layer, extent, rows, sets, trials, evidence, on_object)
 
     def clusters(self, tokens: Tensor, side: Tensor) -> tuple[Tensor, Tensor]:
         """The highest patches of each image on one side [n, N] as (image, patch) [m, 2], and the
@@ -430,17 +432,17 @@ class Search:
             rank = far.masked_fill(~whole, torch.inf).argsort(dim=1).argsort(dim=1)
             typical = (nearest == kind) & whole & (rank < self.most)  # [n, N]
             own = best[nearest[best[:, 0], best[:, 1]] == kind]
-            for answer in self.answers.unique().tolist():
-                rows = own[self.answers[own[:, 0]] == answer]
+            for predicted in self.predictions.unique().tolist():
+                rows = own[self.predictions[own[:, 0]] == predicted]
                 if len(rows[:, 0].unique()) < FEWEST:
                     continue
                 rows = rows[far[rows[:, 0], rows[:, 1]].argsort(stable=True)]
-                every = typical & (self.answers == answer)[:, None]
+                every = typical & (self.predictions == predicted)[:, None]
                 spots = self.spots(rows) & side
                 if bool(every.any()):
-                    yield rows, every, "all", answer
+                    yield rows, every, "all", predicted
                 if bool(spots.any()):
-                    yield rows, spots, "spot", answer
+                    yield rows, spots, "spot", predicted
 
     def spots(self, rows: Tensor) -> Tensor:
         """[n, N] bool: the most typical example of each image and the patches around it; none if
@@ -454,12 +456,12 @@ class Search:
         planes = sets.float().unflatten(1, self.grid)[:, None]
         return F.max_pool2d(planes, side, stride=1, padding=AROUND)[:, 0].flatten(1) > 0
 
-    def drawn(self, sets: Tensor, answer: int, spared: Tensor | None) -> Trials:
+    def drawn(self, sets: Tensor, predicted: int, spared: Tensor | None) -> Trials:
         """Who lends `sets` [n, N] and who receives, by a hash of (seed, class, number of the
         trial). What is `spared` [n, N] of a recipient is not covered."""
-        number = torch.arange(SCREEN + self.trials) + (answer << 32)
+        number = torch.arange(SCREEN + self.trials) + (predicted << 32)
         lenders = sets.any(dim=1).nonzero()[:, 0]
-        others = (self.answers != answer).nonzero()[:, 0]
+        others = (self.predictions != predicted).nonzero()[:, 0]
         source = lenders[bits(number, 4 * self.seed + _SOURCE) % len(lenders)]
         draws = (number << 2)[:, None] + torch.arange(DRAWS)  # [m, DRAWS]
         recipients = others[bits(draws, 4 * self.seed + _RECIPIENT) % len(others)]
@@ -477,7 +479,7 @@ def _in_turn(kinds: Sequence[Finding]) -> list[Finding]:
     class takes the places of another, and no object those of a mark beside it."""
     turns, dealt = Counter[tuple[int, bool]](), list[tuple[int, Finding]]()
     for kind in sorted(kinds, key=lambda kind: -kind.evidence):
-        group = (kind.answer, (kind.on_object or 0.0) < MOSTLY)
+        group = (kind.predicted, (kind.on_object or 0.0) < MOSTLY)
         dealt.append((turns[group], kind))
         turns[group] += 1
     return [kind for _, kind in sorted(dealt, key=lambda turn: turn[0])]
@@ -500,8 +502,8 @@ def _screened(
     trials = _join([kind.trials.take(torch.arange(SCREEN)) for kind in kinds])
     with progress("screening", len(trials)) as advance:
         with_kind, control = _pasted_logits(model, images, trials, advance)
-    answers = torch.tensor([kind.answer for kind in kinds]).repeat_interleave(SCREEN)
-    gain = _log_odds(model, with_kind, answers) - _log_odds(model, control, answers)
+    predictions = torch.tensor([kind.predicted for kind in kinds]).repeat_interleave(SCREEN)
+    gain = _log_odds(model, with_kind, predictions) - _log_odds(model, control, predictions)
     gains = gain.unflatten(0, (-1, SCREEN)).mean(dim=1).tolist()
     order = sorted(range(len(kinds)), key=lambda place: -gains[place])
     likely = _spread_over([kinds[place] for place in order if gains[place] > 0], count)
@@ -522,11 +524,11 @@ def _measured(
     return [
         replace(
             kind,
-            name=model.class_name(kind.answer),
+            name=model.class_name(kind.predicted),
             trials=replace(
                 kind.trials,
-                flipped=with_kind == kind.answer,
-                control_flipped=control == kind.answer,
+                flipped=with_kind == kind.predicted,
+                control_flipped=control == kind.predicted,
             ),
         )
         for kind, with_kind, control in zip(kinds, *predicted, strict=True)
@@ -547,13 +549,13 @@ def _pasted_logits(
     return torch.cat(with_kind), torch.cat(control)
 
 
-def _log_odds(model: VisionModel, logits: Tensor, answers: Tensor) -> Tensor:
-    """[n] float64: of each class `answers` [n] against all others, from logits [n, C]."""
-    logits, answers = logits.double(), answers[:, None]
-    own = logits.gather(1, answers)[:, 0]
+def _log_odds(model: VisionModel, logits: Tensor, predictions: Tensor) -> Tensor:
+    """[n] float64: of each class `predictions` [n] against all others, from logits [n, C]."""
+    logits, predictions = logits.double(), predictions[:, None]
+    own = logits.gather(1, predictions)[:, 0]
     if model.sigmoid:
         return own
-    return own - logits.scatter(1, answers, -torch.inf).logsumexp(dim=1)
+    return own - logits.scatter(1, predictions, -torch.inf).logsumexp(dim=1)
 
 
 def _ranked(tried: Sequence[Finding], most: int) -> tuple[Finding, ...]:
@@ -570,7 +572,7 @@ def _ranked(tried: Sequence[Finding], most: int) -> tuple[Finding, ...]:
 def _is_same(first: Finding, second: Finding) -> bool:
     """Whether two kinds are mostly the same patches: of all that they lend, or, if they are pasted
     alike, where an image lends both."""
-    if first.answer != second.answer:
+    if first.predicted != second.predicted:
         return False
     mine, theirs = first.sets, second.sets
     both = mine & theirs

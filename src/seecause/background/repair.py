@@ -29,7 +29,7 @@ from torch import Tensor
 from seecause import __version__
 from seecause._random import bits
 from seecause.background._export import export as export_model, zero
-from seecause.background.audit import PER_PICTURE, BackgroundAudit, audit_part, masked_or_paired
+from seecause.background.audit import PER_IMAGE, BackgroundAudit, audit_part, masked_or_paired
 from seecause.background.heads import HeadScores
 from seecause.background.images import LabelledImages, Masks, Progress, no_progress
 from seecause.background.last_layer import (
@@ -382,7 +382,7 @@ def repair(
     options: Mapping[str, Mapping[str, Any]] | None = None,
     groups: bool = False,
     force: bool = False,
-    per_picture: int = 8,
+    per_image: int = 8,
     seed: int = 0,
     cache: str | Path | None = None,
     progress: Progress = no_progress,
@@ -400,7 +400,7 @@ def repair(
         options: Options of each remedy, by its name.
         groups: Whether remedies may use group labels; the worst group chooses then.
         force: Repair even if the audit finds nothing to repair.
-        per_picture: Transplants of each image to learn from.
+        per_image: Transplants of each image to learn from.
         seed: Of splits, transplants and training.
         cache: A folder that keeps maps of the objects and the state of fine-tuning, so that a
             killed repair continues.
@@ -416,7 +416,7 @@ def repair(
         >>> import seecause as sc
         >>> model = sc.load("builtin:critters-biased")
         >>> data = sc.data.open_data("critters:certified:train", limit=48)
-        >>> repaired = sc.repair(model, data, per_picture=2, remedies="directions")
+        >>> repaired = sc.repair(model, data, per_image=2, remedies="directions")
         >>> repaired.after.flips < repaired.before.flips
         True
     """
@@ -438,14 +438,14 @@ def repair(
         tested = masked_or_paired(view, as_data(test), own, progress)
     train, validation, report, judged = _split(everything, tested, seed)
     splits = Splits(
-        versions_to_learn(train, per_picture, seed=seed),
-        versions_to_test(view, validation, PER_PICTURE, seed=seed),
+        versions_to_learn(train, per_image, seed=seed),
+        versions_to_test(view, validation, PER_IMAGE, seed=seed),
         seed,
         groups,
         folder,
         progress,
     )
-    part = versions_to_test(view, judged, PER_PICTURE, seed=seed)
+    part = versions_to_test(view, judged, PER_IMAGE, seed=seed)
     verdict = audit_part(view, part, fills=()).verdict
     candidates = dict[str, Candidate]()
     with progress("trying remedies", len(entries)) as advance:
@@ -454,7 +454,7 @@ def repair(
             advance(1)
     chosen_by = "worst group" if groups else "transplant-worst"
     name = _choice(view, candidates, splits, chosen_by, verdict, force)
-    part, tests = versions_to_test(view, report, PER_PICTURE, seed=seed + 1), {}
+    part, tests = versions_to_test(view, report, PER_IMAGE, seed=seed + 1), {}
     for known, candidate in candidates.items():
         if not candidate.failed:
             tests[known] = candidate.judge(view, part)
@@ -467,7 +467,7 @@ def repair(
         verify(repaired)
         after = audit_part(repaired, part, tests[name])
     counts = {"train": train, "validation": validation, "test": report}
-    record = _record(view, everything, counts, per_picture, seed)
+    record = _record(view, everything, counts, per_image, seed)
     skipped = (*everything.skipped, *(() if tested is None else tested.skipped))
     return Repair(
         repaired, view, name, verdict, before, after, candidates, chosen_by, record, skipped
@@ -594,7 +594,7 @@ def _record(
     model: VisionModel,
     data: LabelledImages,
     splits: Mapping[str, LabelledImages],
-    per_picture: int,
+    per_image: int,
     seed: int,
 ) -> dict[str, Any]:
     masks, labels = data.masks, data.need_labels()
@@ -612,7 +612,7 @@ def _record(
         "data": data.name,
         **{name: len(split) for name, split in splits.items()},
         "test data": splits["test"].name,
-        "versions of each picture": per_picture,
+        "versions of each image": per_image,
         "masks": "pairs" if masks is None else masks.source,
         "mask IoU": None if overlap is None else float(overlap[~overlap.isnan()].mean()),
         "notes": notes,
@@ -629,7 +629,7 @@ def model_card(result: Repair, usage: str) -> str:
     rows = [
         f"| {name} | {value:.3f} | {second[name]:.3f} |"
         for name, value in first.items()
-        if name in second and name != "right answers"
+        if name in second and name != "counted images"
     ]
     return "\n\n".join(
         [

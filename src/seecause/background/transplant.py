@@ -8,7 +8,7 @@ Transplants put the object of image i on the background of image j:
 
 The patches that fill a hole are drawn from those of j outside it. If masks are as fine as the
 images, the object is cut by pixels, with soft edges. Every draw is a hash of (seed, i, number of
-the transplant): the first four of eight transplants are the four of `per_picture=4`. Images may be
+the transplant): the first four of eight transplants are the four of `per_image=4`. Images may be
 raw or normalised, because copying and mixing commute with normalisation. Transplants are rendered
 when they are indexed, so eight for each image take the memory of one batch.
 
@@ -135,7 +135,7 @@ class Versions:
 def transplant(
     data: LabelledImages,
     *,
-    per_picture: Count = 8,
+    per_image: Count = 8,
     donors: Donors = "any",
     classes: Tensor | None = None,
     seed: Seed = 0,
@@ -144,7 +144,7 @@ def transplant(
 
     Args:
         data: Labelled images with object masks in use.
-        per_picture: Transplants of each image.
+        per_image: Transplants of each image.
         donors: Classes that lend backgrounds. "same-class" is a control: it shows the effect of
             cutting alone.
         classes: Classes [n] that tell donors apart; None: the labels.
@@ -159,7 +159,7 @@ def transplant(
         >>> images, masks = torch.rand(4, 3, 8, 8), torch.zeros(4, 4, 4, dtype=torch.bool)
         >>> masks[:, 1:3, 1:3] = True
         >>> data = LabelledImages(images, torch.tensor([0, 0, 1, 1]), masks)
-        >>> moved = transplant(data, per_picture=2)
+        >>> moved = transplant(data, per_image=2)
         >>> len(moved), moved[:3].shape
         (8, torch.Size([3, 3, 8, 8]))
     """
@@ -170,7 +170,7 @@ def transplant(
     grounds = ~_holes(masks, data.size).flatten(1).all(dim=1)
     # drawn on the CPU: one image at a time would wait for the device a thousand times
     classes = (data.need_labels() if classes is None else classes).cpu()
-    source, donor, number = _draw(classes, objects.cpu(), grounds.cpu(), per_picture, donors, seed)
+    source, donor, number = _draw(classes, objects.cpu(), grounds.cpu(), per_image, donors, seed)
     if len(source) == 0:
         raise BadOption(
             "masks",
@@ -189,16 +189,16 @@ def transplant(
     return Versions(data, *drawn, seed, skipped)
 
 
-def versions_to_learn(data: LabelledImages, per_picture: int, *, seed: int) -> Versions:
+def versions_to_learn(data: LabelledImages, per_image: int, *, seed: int) -> Versions:
     """Versions for training: objects on any background; of pairs (no masks in use), both
     versions."""
     if data.masks is not None:
-        return transplant(data, per_picture=per_picture, seed=seed)
+        return transplant(data, per_image=per_image, seed=seed)
     return _pair_versions(data, 0, 1)
 
 
 def versions_to_test(
-    model: ImageModel, data: LabelledImages, per_picture: int, *, seed: int
+    model: ImageModel, data: LabelledImages, per_image: int, *, seed: int
 ) -> Versions:
     """Versions for a test: objects on backgrounds of images that `model` predicts otherwise, and as
     control, of images that it predicts the same; of pairs (no masks in use), the other version and
@@ -209,7 +209,7 @@ def versions_to_test(
     predicted = logits_of(model, data.images).argmax(dim=1)
     if len(predicted.unique()) < 2:
         predicted = data.need_labels()  # a model that predicts one class tells no donors apart
-    options: Any = {"per_picture": per_picture, "classes": predicted, "seed": seed}
+    options: Any = {"per_image": per_image, "classes": predicted, "seed": seed}
     moved = transplant(data, donors="other-class", **options)
     if torch.bincount(predicted).max() < 2:
         return moved
@@ -378,10 +378,10 @@ def _patch(side: int) -> int:
 
 
 def _draw(
-    classes: Tensor, objects: Tensor, grounds: Tensor, per_picture: int, donors: Donors, seed: int
+    classes: Tensor, objects: Tensor, grounds: Tensor, per_image: int, donors: Donors, seed: int
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Source, donor and number of every transplant, [M] each, image by image."""
-    numbers = torch.arange(per_picture)
+    numbers = torch.arange(per_image)
     sources, chosen = [numbers[:0]], [numbers[:0]]
     for place in objects.nonzero()[:, 0].tolist():
         same = classes == classes[place]

@@ -138,7 +138,7 @@ def audit(
     timm:vit_base_patch16_224
 
     Args:
-        option: per_picture=N transplants of each image, fills=grey,mean, or an option of the masks:
+        option: per_image=N transplants of each image, fills=grey,mean, or an option of the masks:
             method=caap, weights=FILE, cache=FOLDER; repeat for more.
     """
     from seecause.background.audit import ENOUGH, audit as audit_model, missed_limits
@@ -151,10 +151,10 @@ def audit(
     output.check(out)
     given = by_name(option)
     masks = given.pop("", {})
-    settings = {key: masks.pop(key) for key in ("per_picture", "fills") if key in masks}
+    settings = {key: masks.pop(key) for key in ("per_image", "fills") if key in masks}
     if isinstance(settings.get("fills"), str):
         settings["fills"] = names(settings["fills"])
-    refuse(given, "per_picture=N, fills=grey,mean, or an option of the masks")
+    refuse(given, "per_image=N, fills=grey,mean, or an option of the masks")
     if limit < ENOUGH and not output.quiet:  # before minutes are spent
         tell(f'note: {limit} images: the verdict can only be "too few"')
     opened = load_asked(model, reading, data, classify, output)
@@ -216,7 +216,7 @@ def repair(
         test: Data to report on. Default: a fifth of --data.
         remedies: What to try: last-layer, directions, heads, fine-tune; with --groups dfr; or all.
         option: An option of a remedy (fine-tune.epochs=3) or of the masks (masks.method=caap,
-            masks.weights=FILE), or per_picture=N transplants of each image; repeat for more.
+            masks.weights=FILE), or per_image=N transplants of each image; repeat for more.
         groups: Use group labels, and choose by the worst group.
         force: Repair also where there is nothing to repair.
     """
@@ -229,10 +229,8 @@ def repair(
     output.check(out)
     options = by_name(option)
     settings, masks = options.pop("", {}), options.pop("masks", {})
-    per_picture = settings.pop("per_picture", 8)
-    refuse(
-        settings, "REMEDY.KEY=VALUE such as fine-tune.epochs=3, masks.KEY=VALUE or per_picture=N"
-    )
+    per_image = settings.pop("per_image", 8)
+    refuse(settings, "REMEDY.KEY=VALUE such as fine-tune.epochs=3, masks.KEY=VALUE or per_image=N")
     try:
         opened = reading.load(model, quiet=output.quiet)
     except UnsupportedModel:
@@ -249,7 +247,7 @@ def repair(
             options=options,
             groups=groups,
             force=force,
-            per_picture=per_picture,
+            per_image=per_image,
             seed=reading.seed,
             cache=work,
             progress=partial(counting, quiet=output.quiet or not processes.first),

@@ -128,7 +128,7 @@ def audit(device: str, *, models: Sequence[str] = TWO_MODELS, count: int = 96) -
     for name in models:
         model = load(name, device=device)
         images = critter_images(model, latents, name="critters:balanced:test")
-        result = audit_model(model, images, per_picture=1)
+        result = audit_model(model, images, per_image=1)
         title = f"Does {name.rpartition(':')[2]} predict from the background?"
         sections.append(Section(title, verdict_box(audit_lines(result)), ""))
         manifests.append(result.protocol)
@@ -157,7 +157,7 @@ def repair(
         "critters:balanced:test": _balanced(tested, device),
     }
     images, test = (critter_images(view, latents, name=name) for name, latents in scenes.items())
-    result = repair_model(view, images, test=test, per_picture=3)
+    result = repair_model(view, images, test=test, per_image=3)
     gallery = before_after_section(result, count=shown)
     sections = [
         replace(gallery, note=f"{result.sentence}\n{gallery.note}"),

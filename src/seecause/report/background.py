@@ -67,7 +67,7 @@ TERMS = {  # numbers of audits, repairs and pruning
     "extra flips": "flips less those by cutting alone, over correctly predicted images",
     "low 95%": "lower end of the 95 % interval of extra flips (bootstrap over images)",
     "high 95%": "its upper end",
-    "right answers": "images that the verdict is taken of",
+    "counted images": "images that the verdict is taken of",
     "NLL": "negative log-likelihood of the true class in nats",
     "ECE": "expected calibration error: how far confidence is from accuracy",
     "FIG": "foreground information gain: how far the prediction moves without the object"
@@ -246,7 +246,7 @@ def repair_change_section(result: Repair) -> Section:
     rows = [
         (name, fixed(value), fixed(second[name]), meaning(name))
         for name, value in first.items()
-        if name in second and name != "right answers"
+        if name in second and name != "counted images"
     ]
     head = ("on images nothing was chosen by", "before", "after", "what it is")
     return Section("What changed?", table(rows, head=head))

@@ -176,7 +176,7 @@ function tile({ picture, object, background, moved, truth, donor, answers }) {
     answers.map(([plain, there], place) => h("p", {}, when[place], word(plain), " → ", word(there))));
 }
 
-const figure = (name, value) => (name === "right answers" ? value.toFixed(0) : value.toFixed(3));
+const figure = (name, value) => (name === "counted images" ? value.toFixed(0) : value.toFixed(3));
 
 function table(head, rows) {
   return h("div", { class: "scroll" }, h("table", { class: "figures" }, h("thead", {}, h("tr", {}, head.map((words) => h("th", { scope: "col" }, words)))),
