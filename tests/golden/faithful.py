@@ -10,7 +10,7 @@ import torch
 import seecause as sc
 from seecause.faithful.interventions import network
 from seecause.faithful.losses import TrainingLosses
-from tests.golden.record import Named, batch, golden, model
+from tests.golden.record import DEVICE, Named, batch, golden, model
 
 IFAM = "critters-ifam"
 
@@ -47,7 +47,7 @@ def outputs(dtype) -> Named:
 @golden("faithful")
 def training_step(dtype) -> Named:
     """Losses and gradients of one step, and the parameters after it."""
-    view = sc.load(f"builtin:{IFAM}", device="cpu", dtype=dtype)
+    view = sc.load(f"builtin:{IFAM}", device=DEVICE, dtype=dtype)
     images, labels, _ = batch(IFAM, dtype, "critters:balanced:test", 8)
     net = network(view).train().requires_grad_(True)
     losses = TrainingLosses(net)
@@ -68,7 +68,8 @@ def training_run(dtype) -> Named:
     with tempfile.TemporaryDirectory() as folder:
         config = sc.faithful.TrainConfig(
             data="critters:simplicity", backbone="builtin:critters-vit", parts=4, epochs=1,
-            batch=16, limit=32, val_limit=16, workers=0, device="cpu", out=str(Path(folder, "run")),
+            batch=16, limit=32, val_limit=16, workers=0, device=DEVICE,
+            out=str(Path(folder, "run")),
             learning_rate=5e-4, prototype_factor=20, head_factor=20,
         )  # fmt: skip
         done = sc.faithful.train(config)

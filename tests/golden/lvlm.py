@@ -9,7 +9,7 @@ import torch
 import seecause as sc
 from seecause.lvlm.analysis import attention_scores, causal_scores
 from seecause.lvlm.fit import draw_masks
-from tests.golden.record import Named, golden
+from tests.golden.record import DEVICE, Named, golden
 
 QUESTION = "What is the name of this creature?"
 
@@ -17,7 +17,7 @@ QUESTION = "What is the name of this creature?"
 @cache
 def setting(dtype):
     """Model, image, bank and mask engine."""
-    lvlm = sc.lvlm.load("builtin:critters-llava", device="cpu", dtype=dtype)
+    lvlm = sc.lvlm.load("builtin:critters-llava", device=DEVICE, dtype=dtype)
     picture = sc.data.open_image("critters:clean:test#3")
     bank = sc.lvlm.make_bank(lvlm, sc.lvlm.calibration_critters(16))
     return lvlm, picture, bank, sc.lvlm.MaskEngine(lvlm, picture, QUESTION, bank)

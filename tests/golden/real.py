@@ -6,7 +6,7 @@ from __future__ import annotations
 from functools import cache
 
 import seecause as sc
-from tests.golden.record import REAL, Named, golden
+from tests.golden.record import DEVICE, REAL, Named, golden
 
 METHODS = {
     "caap": {},
@@ -23,7 +23,7 @@ METHODS = {
 @cache
 def setting(dtype):
     weights = REAL / "vit_tiny_patch16_224.safetensors"
-    view = sc.load("timm:vit_tiny_patch16_224", weights=weights, device="cpu", dtype=dtype)
+    view = sc.load("timm:vit_tiny_patch16_224", weights=weights, device=DEVICE, dtype=dtype)
     pets = sc.data.open_data(f"pets:{REAL / 'pets_small'}", limit=2)
     return view, *sc.data.to_batch(view, [pets[0], pets[1]])
 

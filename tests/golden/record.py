@@ -16,6 +16,7 @@ from torch import Tensor
 
 FILE = Path(__file__).with_name("golden.json")
 REAL = Path(os.environ.get("SEECAUSE_REAL", "/nonexistent"))
+DEVICE = os.environ.get("SEECAUSE_DEVICE", "cpu")  # float64 on a GPU agrees with what is stored
 SECTIONS = ("attribution", "metrics", "heads", "background", "faithful", "lvlm", "bench", "real")
 TOLERANCE = {"float64": 1e-10, "float32": 1e-5}
 DTYPES = {"float64": torch.float64, "float32": torch.float32}
@@ -124,7 +125,7 @@ def write(numbers: dict[str, list[float]]) -> None:
 def model(name: str, dtype: torch.dtype) -> Any:
     import seecause as sc
 
-    return sc.load(f"builtin:{name}", device="cpu", dtype=dtype)
+    return sc.load(f"builtin:{name}", device=DEVICE, dtype=dtype)
 
 
 @cache
