@@ -212,7 +212,9 @@ def test_ixg_plus_by_hand(options, layers):
 # Networks of stages
 
 
-@pytest.fixture(scope="module", params=["timm_swin", "timm_convnext", "hf_convnext", "timm_resnet"])
+@pytest.fixture(
+    scope="module", params=["timm_swin", "timm_convnext", "torchvision_swin", "timm_resnet"]
+)
 def small(request):
     make = tiny_conv if request.param == "timm_resnet" else tiny_staged
     native = make(request.param)
