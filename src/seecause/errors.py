@@ -89,6 +89,16 @@ class ViewMismatch(SeecauseError):
         )
 
 
+class EditLost(SeecauseError):
+    """An intervention does not change what it is meant to change."""
+
+    def __init__(self, edit: str, part: str, reason: str, versions: str):
+        super().__init__(
+            f"the edit {edit!r} does not reach {part}: {reason}. Nothing would be reported"
+            f" truthfully, so it is refused. Installed: {versions}; see docs/symptoms.md."
+        )
+
+
 class NotDefined(SeecauseError):
     """The method has no meaning for this model or readout."""
 

@@ -39,6 +39,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -46,6 +47,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from seecause.background.images import LabelledImages, images_of, logits_of
+from seecause.engine.canary import once, prove_gates
 from seecause.engine.chunks import run_in_chunks
 from seecause.engine.forks import gated_logits
 from seecause.engine.sweep import need_gradients
@@ -221,6 +223,7 @@ def ablate(model: VisionModel, heads: Iterable[Head]) -> Iterator[VisionModel]:
         ...     logits = model(model.zeros((96, 96)))
     """
     gates = gates_without(model, heads)
+    once(model, "gates", partial(prove_gates, model))
     with model.gated(gates):
         yield model
 

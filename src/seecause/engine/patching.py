@@ -13,6 +13,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
+from seecause.engine.canary import once, prove_patch
 from seecause.engine.chunks import run_in_chunks
 from seecause.engine.trace import probabilities
 from seecause.engine.walk import Step, walk
@@ -135,8 +136,17 @@ def patch(
         (True, False)
     """
     model = _with_blocks(model)
+    once(model, "patch", partial(prove_patch, model))
     with model.eval_mode():
         images, source = as_images(model, images), as_images(model, source)
+    return run_patched(model, images, source, site_sets)
+
+
+def run_patched(
+    model: VisionModel, images: Tensor, source: Tensor, site_sets: Sequence[Sequence[Site]]
+) -> Tensor:
+    """`patch`, without the check that it works on this model."""
+    with model.eval_mode():
         layout, batch = model.check(images), len(images)
         _check_sets(model, site_sets, layout.tokens)
         if source.shape != images.shape:

@@ -1,0 +1,169 @@
+"""Interventions that prove that they happened.
+
+The verified wrap (`verify.py`) shows that a view computes what the native model computes. It does
+not show that an edit reaches the native computation: a hook may never fire, a library may take
+another path than the one that was edited. So an intervention is checked when a model first uses it:
+
+    without an edit   nothing changes, bit for bit
+    with a known one  the native output moves to where the engine computes that it moves
+
+What was shown is remembered in the view until its weights move (`model.forget()`), so that repeated
+calls cost nothing. Edits of vision-language models are checked in `lvlm/edit.py`, hidden patches of
+iFAM in `faithful/interventions.py`, exported checkpoints where they are written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from seecause.engine.verify import random_images, tolerance_of
+from seecause.errors import EditLost, UnsupportedModel
+from seecause.models.base import ImageModel, library_versions
+from seecause.models.block import columns, find_attention, find_output
+from seecause.models.view import VisionModel
+
+
+@dataclass(frozen=True)
+class Proof:
+    """One passed check: how far the known edit moved the output, and how far that is from what the
+    engine computes, both relative to the largest output."""
+
+    name: str
+    moved: float
+    error: float
+    compared: str
+
+
+def once(model: Any, kind: str, check: Callable[[], Proof]) -> Proof:
+    """The proof of one kind of edit, made on its first use."""
+    proofs: dict[str, Proof] = model.memo.setdefault("proofs", {})
+    if kind not in proofs:
+        proofs[kind] = check()
+    return proofs[kind]
+
+
+def same_bits(name: str, part: str, empty: Tensor, plain: Tensor) -> None:
+    """Refuse an empty edit that changes something."""
+    if not torch.equal(empty, plain):
+        by = float((empty - plain).abs().max())
+        raise EditLost(name, part, f"an empty edit changes its output by {by:.2g}", used_versions())
+
+
+def as_computed(
+    name: str, part: str, plain: Tensor, edited: Tensor, expected: Tensor, compared: str
+) -> Proof:
+    """Refuse a known edit of `plain` that does not move it to what the engine expects."""
+    near = tolerance_of(plain.dtype)
+    plain, edited, expected = plain.double(), edited.double(), expected.double()
+    size = float(plain.abs().max().clamp_min(1e-12))
+    away, moved, error = (
+        float((a - b).abs().max()) / size
+        for a, b in ((expected, plain), (edited, plain), (edited, expected))
+    )
+    if not error <= 2 * near or (away > near / 4 and error > away / 2):
+        reason = (
+            f"a known edit should move the output by {away:.2g} of its largest value; it moves by"
+            f" {moved:.2g}, and ends {error:.2g} off"
+        )
+        raise EditLost(name, part, reason, used_versions())
+    return Proof(name, moved, error, compared)
+
+
+def used_versions() -> str:
+    """The libraries that run native models, and their versions."""
+    versions = library_versions()
+    return ", ".join(f"{name} {versions[name]}" for name in ("torch", "timm", "transformers"))
+
+
+def some_heads(model: VisionModel) -> list[tuple[int, int]]:
+    """Half of the heads of every block, drawn with a fixed seed: never all, never a shift of the
+    others."""
+    generator = torch.Generator().manual_seed(0)
+    chosen = []
+    for layer, block in enumerate(model.blocks):
+        heads = torch.randperm(block.heads, generator=generator)[: max(1, block.heads // 2)]
+        chosen += [(layer, int(head)) for head in heads.sort().values]
+    return chosen
+
+
+def gates_of(model: VisionModel, heads: Iterable[tuple[int, int]]) -> Tensor:
+    gates = torch.ones(model.n_layers, model.n_heads)
+    for layer, head in heads:
+        gates[layer, head] = 0
+    return gates
+
+
+@contextmanager
+def without_columns(model: VisionModel, heads: Iterable[tuple[int, int]]) -> Iterator[None]:
+    """Inside the block, native output projections have zeros where they read `heads`. The native
+    parameters themselves are put back, unchanged."""
+    with ExitStack() as stack:
+        for layer, block in enumerate(model.blocks):
+            gone = [head for at, head in heads if at == layer]
+            if not gone:
+                continue
+            projection = find_output(find_attention(block.owner)[1])
+            weight = projection.weight.detach().clone()
+            places = columns(gone, weight.shape[1] // block.heads)
+            weight[:, places.to(weight.device)] = 0
+            own = projection._parameters["weight"]
+            stack.callback(projection._parameters.__setitem__, "weight", own)
+            projection._parameters["weight"] = nn.Parameter(weight, requires_grad=False)
+        yield
+
+
+@torch.no_grad()
+def prove_gates(model: VisionModel) -> Proof:
+    """Gates on heads against the native model, with the same columns of its output projections
+    zeroed."""
+    images, heads = random_images(model)[:1], some_heads(model)
+    own, model.gates = model.gates, None
+    try:
+        with model.eval_mode():
+            plain = model(images)
+            with model.gated(gates_of(model, [])):
+                same_bits("gates", model.family, model(images), plain)
+            with model.gated(gates_of(model, heads)):
+                edited = model(images)
+            try:
+                with without_columns(model, heads):
+                    expected = model(images) if model.merged else model.native(images)
+            except UnsupportedModel as refusal:  # no linear projection to compare with
+                return Proof("gates", 0.0, 0.0, f"not compared: {refusal}")
+    finally:
+        model.gates = own
+    seen = f"{len(heads)} heads removed, against zeroed weights in the native model"
+    return as_computed("gates", model.family, plain, edited, expected, seen)
+
+
+@torch.no_grad()
+def prove_patch(model: VisionModel) -> Proof:
+    """`sc.patch` against the native model: with every state of another image it is about that
+    image."""
+    from seecause.engine.patching import Site, run_patched
+
+    here, there = (image[None] for image in random_images(model))
+    with model.eval_mode():
+        plain, layer = model(here), model.n_layers // 2
+        same_bits("patch", model.family, run_patched(model, here, there, [[]])[0], plain)
+        edited = run_patched(model, here, there, [[Site(layer)]])[0]
+        native = model.gates is None and not model.merged
+        expected = model.native(there) if native else model(there)
+    seen = f"all states of block {layer} from another image, against a native run of that image"
+    return as_computed("patch", model.family, plain, edited, expected, seen)
+
+
+def proofs(model: ImageModel) -> list[Proof]:
+    """Every check of this folder that the model has parts for, for `sc.doctor`."""
+    if not isinstance(model, VisionModel):
+        return []
+    return [
+        once(model, "gates", lambda: prove_gates(model)),
+        once(model, "patch", lambda: prove_patch(model)),
+    ]
