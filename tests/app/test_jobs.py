@@ -6,10 +6,9 @@ import threading
 
 import pytest
 
-from seecause._stop import Stopped, may_stop
 from seecause.app import jobs
 from seecause.app.jobs import Job, Queue, TooBusy
-from seecause.errors import BadOption
+from seecause.errors import BadOption, Stopped, may_stop
 
 SOON = 20.0
 
@@ -143,7 +142,7 @@ def test_a_failing_job_does_not_end_the_worker():
 
 
 def test_a_run_of_a_model_stops_between_two_blocks(state):
-    from seecause._stop import stoppable
+    from seecause.errors import stoppable
 
     model, calls = state.models["critters-vit"].view, []
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 from PIL import Image
 
-from seecause._stop import Stopped
 from seecause.app.jobs import Job, Queue
 from seecause.app.sessions import (
     Full,
@@ -15,6 +14,7 @@ from seecause.app.sessions import (
     TooLarge,
 )
 from seecause.app.state import OpenedPicture
+from seecause.errors import Stopped
 
 
 def picture(name):

@@ -19,8 +19,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
 
-from seecause._stop import Stopped, stoppable
-from seecause.errors import SeecauseError
+from seecause.errors import SeecauseError, Stopped, stoppable
 
 log = logging.getLogger(__name__)
 Reply = dict[str, Any]

@@ -26,14 +26,13 @@ from starlette.exceptions import HTTPException
 from starlette.responses import FileResponse, JSONResponse, Response
 
 from seecause import __version__
-from seecause._stop import Stopped
 from seecause.app.jobs import Job, Progress, Reply, TooBusy
 from seecause.app.middleware import AccessMiddleware
 from seecause.app.panels import Action, find_panel, panels
 from seecause.app.panels.runs import find_pages
 from seecause.app.sessions import Full, NoJob, NoSession, Session, Sessions
 from seecause.app.state import UPLOAD_BYTES, ActionContext, ServerState, picture_name
-from seecause.errors import BadImage, SeecauseError, UnknownName
+from seecause.errors import BadImage, SeecauseError, Stopped, UnknownName
 
 log = logging.getLogger(__name__)
 REQUEST_BYTES = 1 << 20
