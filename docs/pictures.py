@@ -112,7 +112,7 @@ def app(out: Path | None) -> None:
     from playwright.sync_api import sync_playwright
 
     from seecause.app.server import create_app
-    from seecause.app.state import name_folders, open_state
+    from seecause.app.state import open_state
     from seecause.cli import run as command
     from tests.app.conftest import DATA, MODELS, serving
     from tests.conftest import CHROMIUM, CHROMIUM_ARGUMENTS
@@ -123,8 +123,7 @@ def app(out: Path | None) -> None:
             out.mkdir(parents=True, exist_ok=True)
             explained = str(Path(results) / "explained")
             command(["explain", "critters:clean:test#9", "--out", str(explained)])
-        runs = name_folders([Path(results)])
-        state = open_state(MODELS, data=DATA, runs=runs)
+        state = open_state(MODELS, data=DATA, runs=[Path(results)])
         with serving(create_app(state)) as address:
             browser = play.chromium.launch(executable_path=CHROMIUM, args=list(CHROMIUM_ARGUMENTS))
             for name, (width, scheme) in product(SHOWN if out else WALKED, views):

@@ -22,7 +22,7 @@ MODELS = [
     "builtin:critters-vit", "builtin:critters-biased", "builtin:critters-ifam",
     "builtin:critters-llava",
 ]  # fmt: skip
-DATA = {name: name for name in AUDITED}
+DATA = list(AUDITED)
 
 
 @pytest.fixture(scope="session")
@@ -85,9 +85,9 @@ fetch("/api/hello").then(() => "reached", () => "no server").then((server) => {
 def results(tmp_path_factory):
     """A folder of results: a page of ours, one with a script that asks the server, and things that
     are none."""
-    folder = tmp_path_factory.mktemp("results")
+    folder = tmp_path_factory.mktemp("runs") / "results"
     for name in ("ours", "hostile", "notes"):
-        (folder / name).mkdir()
+        (folder / name).mkdir(parents=True)
     facts = {"command": "lvlm tokens", "model": "builtin:critters-llava", "image": "/home/me/a.png"}
     with result_folder(folder / "ours", facts) as draft:
         sections = [Section("What was found", table([("seven", "7")]))]
@@ -103,7 +103,7 @@ def results(tmp_path_factory):
 @pytest.fixture(scope="session")
 def address(results):
     """Of a server with models of its own: its workers switch heads off while tests compute."""
-    state = open_state(MODELS, data=DATA, runs={"results": results})
+    state = open_state(MODELS, data=DATA, runs=[results])
     with serving(create_app(state)) as where:
         yield where
     state.close()

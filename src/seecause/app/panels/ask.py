@@ -247,7 +247,6 @@ PANEL = Panel(
     "ask",
     "Ask",
     "Which heads, and what in the picture, are behind this word?",
-    actions=(answer, behind, hear),
-    copy=copy,
+    actions=(answer, behind, hear, copy),
     kinds=("lvlm",),
 )

@@ -200,6 +200,5 @@ PANEL = Panel(
     "heads",
     "Heads",
     "Which heads carry the answer, and what if they are off?",
-    actions=(score, switch, maps, export),
-    copy=copy,
+    actions=(score, switch, maps, export, copy),
 )
