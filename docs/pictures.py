@@ -155,7 +155,7 @@ def show_panel(page: Any, address: str, name: str) -> None:
 
 def photograph_sections(sections: Any, out: Path, size: tuple[int, int]) -> None:
     """Sections of a page, without what is written around their pictures."""
-    from seecause.report.pages import write_page
+    from seecause.report import write_page
 
     def shoot(page: Any) -> None:
         page.add_style_tag(content=PICTURES_ALONE)

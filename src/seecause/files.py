@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import csv
-import errno
 import glob
 import hashlib
 import io
@@ -105,20 +104,6 @@ def replace_folder(draft: Path, path: Path) -> None:
         path.rename(old)
     draft.rename(path)
     shutil.rmtree(old, ignore_errors=True)
-
-
-def move_files(draft: Path, folder: Path) -> None:
-    """Move every file of a draft into a folder that holds other things; each is whole, and what has
-    the same name goes."""
-    for file in sorted(path for path in draft.rglob("*") if path.is_file()):
-        place = folder / file.relative_to(draft)
-        place.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            file.replace(place)
-        except OSError as failure:
-            if failure.errno != errno.EXDEV:  # another disk is mounted there
-                raise
-            write_atomic(place, file.read_bytes())
 
 
 def mend_folder(path: Path) -> None:

@@ -16,7 +16,7 @@ from seecause.app.sessions import Sessions
 from seecause.app.state import ActionContext, open_state
 from seecause.cli.serve import AUDITED, bound_socket
 from seecause.cli.shared import result_folder
-from seecause.report.pages import Section, table, write_page
+from seecause.report import Section, table, write_page
 
 MODELS = [
     "builtin:critters-vit", "builtin:critters-biased", "builtin:critters-ifam",

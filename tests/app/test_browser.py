@@ -85,19 +85,6 @@ def test_hovering_reads_a_patch_for_the_top_classes(visit, context):
         assert value == pytest.approx(row[66], rel=0.06)
 
 
-def test_a_link_restores_everything(visit):
-    page = visit(f"{EXPLAIN}&explain.blank=black&explain.first=2&explain.patches=52-54.66.78")
-    before = bars(page, "Only these")
-    assert page.get_by_label("blank").input_value() == "black"
-    assert page.get_by_label("first layer").input_value() == "2"
-    page.get_by_label("class explained").select_option("twiglet")
-    page.locator(".answer-card .explained .name", has_text="twiglet").first.wait_for()
-    page.wait_for_url(re.compile("explain.target=4"))
-    again = visit(page.url.partition("/#")[2].join(["#", ""]))
-    assert bars(again, "Only these") == before
-    assert again.get_by_label("class explained").input_value() == "4"
-
-
 def test_the_keyboard_brushes(visit, context):
     page = visit(EXPLAIN)
     bars(page, "Whole picture")
@@ -188,21 +175,6 @@ def test_the_checkpoint_without_heads_is_downloaded(visit):
     with page.expect_download() as waiting:
         page.get_by_role("button", name="Export the checkpoint").click()
     assert waiting.value.suggested_filename == "critters-vit-without-2-heads.zip"
-
-
-def test_two_users_do_not_mix(visit, context):
-    pages = [visit(EXPLAIN) for _ in range(2)]
-    sets = ([52, 53, 54], [100, 101, 102, 103])
-    for page in pages:
-        bars(page, "Whole picture")
-    for page, patches in zip(pages, sets, strict=True):
-        brush_patches(page, patches)
-    for page, patches in zip(pages, sets, strict=True):
-        page.get_by_text(f"{len(patches)} of 144 patches").first.wait_for()
-        expect(page.locator(".stage .stack")).to_have_attribute("data-brush", str(len(patches)))
-        assert bars(page, "Only these") == pytest.approx(
-            expected(context, patches, "only"), abs=1e-3
-        )
 
 
 def test_a_slow_job_says_how_far_it_is_and_a_cancelled_one_frees_the_queue(visit, context):

@@ -118,15 +118,6 @@ def test_only_what_the_server_was_started_with_can_be_named(context, wrong):
         repair.audit(context, OnData(**{**ON, **wrong}))
 
 
-def test_without_data_it_says_so(state, sessions):
-    empty = ServerState(state.models)
-    context = ActionContext(
-        empty, sessions.open(), state.models["critters-biased"], lambda *_: None
-    )
-    with pytest.raises(BadOption, match="--data"):
-        repair.audit(context, OnData(**{**ON, "limit": 9}))
-
-
 def test_a_cancelled_audit_frees_the_queue(context):
     heard = []
 

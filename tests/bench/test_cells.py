@@ -16,14 +16,12 @@ from torch import nn
 
 from seecause import _software as software
 from seecause.attribution.attribute import attribute
-from seecause.attribution.registry import methods
 from seecause.bench import cells
 from seecause.bench.cells import (
     UNDEFINED,
     Plan,
     Request,
     cell_name,
-    group_options,
     metric_sets,
     prepare,
     run_group,
@@ -186,13 +184,6 @@ def test_a_mistake_is_noticed_before_anything_runs(what):
     change, error, said = REFUSED[what]
     with pytest.raises(error, match=said):
         prepared(**change)
-
-
-def test_defaults_of_every_method_are_accepted():
-    every = prepared(methods=sorted(methods()), metrics=("aupr1",), measures={}).plan.request
-    for name, entry in methods().items():
-        assert every.methods[name] == {"method": name, **entry.options}
-    assert "truth" not in group_options("parts") and group_options("saco")["fill"] == "mean"
 
 
 def test_the_rows_are_what_the_library_computes():

@@ -17,7 +17,6 @@ import re
 import secrets
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
@@ -25,6 +24,7 @@ from urllib.parse import unquote
 from fastapi import FastAPI, Request
 from starlette.exceptions import HTTPException
 from starlette.responses import FileResponse, JSONResponse, Response
+from starlette.staticfiles import StaticFiles
 
 from seecause import __version__
 from seecause.app.jobs import Job, Progress, Refused, Reply
@@ -45,13 +45,6 @@ log = logging.getLogger(__name__)
 REQUEST_BYTES = 1 << 20
 WAIT = 0.8  # seconds that a request waits for its job, so that quick ones need one round trip
 DECODING = 2  # pictures that are decoded at once
-HTML = "index.html"
-_TYPES = {
-    ".html": "text/html",
-    ".css": "text/css",
-    ".js": "text/javascript",
-    ".svg": "image/svg+xml",
-}
 SESSION, SLOT, NAME = "x-seecause-session", "x-seecause-slot", "x-seecause-name"
 
 
@@ -76,18 +69,11 @@ def create_app(state: ServerState, *, token: str | None = None, port: int = 0) -
     return AccessMiddleware(app, token=token, port=port)
 
 
-def static_files() -> dict[str, tuple[bytes, str]]:
-    """What the browser loads, content and type by name, read once: no name in a request reaches the
-    disk. The page has the report's own style."""
-    style = files("seecause.report").joinpath("templates", "page.css")
-    known = [*files("seecause.app").joinpath("static").iterdir(), style]
-    typed = [(path, _TYPES.get(Path(path.name).suffix)) for path in known]
-    return {path.name: (path.read_bytes(), kind) for path, kind in typed if kind is not None}
-
-
 def _add_pages(app: FastAPI, state: ServerState) -> None:
     """What is the same for everybody: the page, what is served, pages of results."""
-    loaded, run_pages = static_files(), find_pages(state.results)
+    run_pages = find_pages(state.results)
+    folders = [("seecause.app", "static"), ("seecause.report", "templates")]  # of the page's style
+    app.mount("/static", StaticFiles(packages=folders))
     hello = {
         "version": __version__,
         "models": [served.facts() for served in state.models.values()],
@@ -97,19 +83,9 @@ def _add_pages(app: FastAPI, state: ServerState) -> None:
         "upload_bytes": UPLOAD_BYTES,
     }
 
-    def _file(name: str) -> Response:
-        if name not in loaded:
-            raise HTTPException(404)
-        content, kind = loaded[name]
-        return Response(content, media_type=kind)
-
     @app.get("/")
     async def page() -> Response:
-        return _file(HTML)
-
-    @app.get("/static/{name}")
-    async def static(name: str) -> Response:
-        return _file(name)
+        return FileResponse(Path(__file__).with_name("static") / "index.html")
 
     @app.get("/runs/{id}")
     async def run_page(id: str) -> Response:

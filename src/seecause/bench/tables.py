@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.csv as pa_csv
 import torch
 from torch import Tensor
 
@@ -33,7 +32,7 @@ from seecause.bench.cells import (
 )
 from seecause.bench.runner import Cell, MissingValue, Status, read_cell, run_cells, state_of
 from seecause.errors import BadOption, UnknownName
-from seecause.files import atomic_file, csv_text, safe_cell, write_atomic, write_json
+from seecause.files import csv_text, write_atomic, write_json
 from seecause.metrics.parts import part_completeness
 from seecause.metrics.registry import METRICS, Direction
 from seecause.metrics.statistics import (
@@ -433,11 +432,8 @@ def missing_values(cell: Cell, rows: pa.Table) -> Iterator[MissingValue]:
 def write_rows(results: Results, path: Path) -> None:
     """Write every number of a run as CSV: a line for each method and image, with the reasons of
     missing numbers as JSON."""
-    parts = []
+    names = next(iter(results.rows.values())).column_names
+    lines = [["method", *names]]
     for method, rows in results.rows.items():
-        names = [safe_cell(name) for name in rows["image"].to_pylist()]
-        called = [safe_cell(method)] * len(names)
-        rows = rows.set_column(0, "image", pa.array(names, pa.string()))
-        parts.append(rows.add_column(0, "method", pa.array(called, pa.string())))
-    with atomic_file(path) as file:
-        pa_csv.write_csv(pa.concat_tables(parts), file)
+        lines += [[method, *row.values()] for row in rows.to_pylist()]
+    write_atomic(path, csv_text(lines))

@@ -17,15 +17,16 @@ from seecause.cli.shared import (
     Output,
     Reading,
     Values,
+    by_name,
     check_methods,
     loading,
-    named_value,
     names,
     result_folder,
     tell,
+    triples,
     warn_outside,
 )
-from seecause.errors import BadImage, BadOption
+from seecause.errors import BadOption
 from seecause.options import with_options
 
 if TYPE_CHECKING:
@@ -121,7 +122,7 @@ def explain(
     files = find_images(list(images))
     others, shown = second_versions(files, without), short_names(files)
     check_methods(chosen)
-    words = [named_value("--option", word) for word in option or ()]
+    words = triples(by_name(option))
     opened = reading.load(model, quiet=output.quiet)
     with loading("methods", quiet=output.quiet):
         from seecause.attribution.attribute import default_methods, explain_batches
@@ -196,12 +197,8 @@ def _lines(rows: Sequence[Mapping[str, Any]], model: ImageModel) -> list[str]:
 
 
 def short_names(files: Sequence[str]) -> list[str]:
-    """File names, with their folders where two are equal; samples of datasets keep theirs. A name
-    that no page can hold is refused."""
+    """File names, with their folders where two are equal; samples of datasets keep theirs."""
     from seecause.data.images import sample_of
 
-    for file in files:
-        if not file.isascii() and any("\ud800" <= letter <= "\udfff" for letter in file):
-            raise BadImage(ascii(file), "its name is not UTF-8", "rename it, or its folder")
     short = [file if sample_of(file) else Path(file).name for file in files]
     return short if len(set(short)) == len(short) else list(files)

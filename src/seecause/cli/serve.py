@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import secrets
 import socket
+import webbrowser
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -51,7 +52,7 @@ def demo(
         device: Where to compute; auto takes the GPU if there is one.
     """
     from seecause.critters.demo import JOBS, run_job
-    from seecause.report.pages import Section, protocol_section
+    from seecause.report import Section, protocol_section
 
     output.check(out)
     where = pick_device(device)
@@ -72,12 +73,10 @@ def demo(
     )
     sections.append(replace(protocol_section(manifests), chapter="Protocol"))
     facts = {"command": "demo", "runs": manifests}
-    facts = output.write(out, facts, "seecause on Critters", sections, lead=lead)
+    code = output.write(out, facts, "seecause on Critters", sections, lines, lead=lead)
     if open:
-        import webbrowser
-
         webbrowser.open((out / "index.html").absolute().as_uri())
-    return output.finish(facts, [*lines])
+    return code
 
 
 def serve(
@@ -166,8 +165,6 @@ def _listen(
     if not quiet:
         print(f"open {address} (Ctrl+C ends it)", flush=True)
     if browser:
-        import webbrowser
-
         webbrowser.open(address)
     config = uvicorn.Config(
         app,

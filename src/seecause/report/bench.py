@@ -28,8 +28,7 @@ from seecause.errors import BadImage, DataMissing
 from seecause.files import write_atomic
 from seecause.metrics.registry import METRICS
 from seecause.models.preprocess import Preprocess
-from seecause.report.figures import chart, charts, fixed, mean_line, number, scale_of
-from seecause.report.pages import (
+from seecause.report import (
     Card,
     MapView,
     Section,
@@ -40,6 +39,7 @@ from seecause.report.pages import (
     table as facts,
     write_page,
 )
+from seecause.report.figures import chart, charts, fixed, mean_line, number, scale_of
 
 LISTED = 100  # missing values that a page lists
 SHOWN = 3  # images of each kind
