@@ -21,7 +21,6 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 _NUMBER = re.compile(r"[+-]?[\d.]+(e[+-]?\d+)?$", re.IGNORECASE)
-PIECE = 1 << 18  # bytes of a file that are read at once
 _DRAFT = re.compile(r"^\..+\.(\d+)\.partial$")
 
 
@@ -152,12 +151,9 @@ def digest_json(value: Any, *, length: int = 16) -> str:
 
 
 def digest_file(path: Path) -> str:
-    """SHA-256 of a file's bytes, read in pieces."""
-    total = hashlib.sha256()
-    with path.open("rb", buffering=0) as file:
-        while part := file.read(PIECE):  # `hashlib.file_digest` clears a buffer for every file
-            total.update(part)
-    return total.hexdigest()
+    """SHA-256 of a file's bytes."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _draft_of(path: Path) -> Path:

@@ -10,7 +10,7 @@ import functools
 import inspect
 import numbers
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import UnionType
 from typing import (
@@ -93,20 +93,20 @@ def check_options(
 
 def with_options(
     own: Mapping[str, Mapping[str, Any]],
-    words: Iterable[tuple[str, str, Any]],
+    more: Mapping[str, Mapping[str, Any]],
     known: Mapping[str, Mapping[str, Any]],
 ) -> dict[str, dict[str, Any]]:
-    """`own` options by name, with the options (name, key, value) added. One with the name "" is
-    added to all that have it in `known`; one that none has is refused."""
+    """`own` options by name, with `more` of them added. Those with the name "" are added to all
+    that have them in `known`; one that none has is refused."""
     by_name = {name: dict(own.get(name, {})) for name in {**own, **known}}
-    for name, key, value in words:
+    for name, key in [(name, key) for name, options in more.items() for key in options]:
         takers = [taker for taker in known if key in known[taker] and name in ("", taker)]
         if not takers:
             listed = [f"{taker}: {', '.join(keys) or 'none'}" for taker, keys in known.items()]
-            word = f"{name}.{key}={value}".removeprefix(".")
+            word = f"{name}.{key}={more[name][key]}".removeprefix(".")
             raise BadOption("--option", word, f"[NAME.]KEY=VALUE with one of {'; '.join(listed)}")
         for taker in takers:
-            by_name[taker][key] = value
+            by_name[taker][key] = more[name][key]
     return by_name
 
 

@@ -146,19 +146,16 @@ def test_a_method_may_have_another_name():
 
 
 def test_further_options_go_to_the_methods_that_have_them_and_to_metrics():
-    options = [
-        ("", "layers", (1, None)),
-        ("insertion-deletion", "steps", 3),
-        ("caap", "tail", "all"),
-    ]
+    options = {"": {"layers": (1, None)}, "caap": {"tail": "all"}}
+    options["insertion-deletion"] = {"steps": 3}
     request = prepare(replace(REQUEST, limit=2), options=options, model=model()).plan.request
     assert (
         request.methods["caap"]["layers"] == (1, None) and request.methods["caap"]["tail"] == "all"
     )
     assert request.measures["insertion-deletion"]["steps"] == 3
-    for wrong in (("", "tale", 1), ("caap", "tale", 1), ("cap", "tail", 1)):
+    for wrong in ({"": {"tale": 1}}, {"caap": {"tale": 1}}, {"cap": {"tail": 1}}):
         with pytest.raises(BadOption, match=r"tale|cap\.tail"):
-            prepare(REQUEST, options=[wrong], model=model())
+            prepare(REQUEST, options=wrong, model=model())
 
 
 REFUSED = {

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -27,7 +27,6 @@ from seecause.bench.cells import (
     Prepared,
     Request,
     group_of,
-    indices_of,
     prepare,
 )
 from seecause.bench.runner import Cell, MissingValue, Status, read_cell, run_cells, state_of
@@ -340,21 +339,14 @@ class Results:
                 by_method[method][metric] = values
         return by_method
 
-    def details(
-        self, method: str, name: str, samples: Iterable[int] | None = None
-    ) -> dict[int, Tensor]:
-        """Tensors by sample, such as name="map" [gh, gw]; images without one are left out."""
-        wanted = None if samples is None else set(samples)
+    def details(self, method: str, name: str) -> dict[int, Tensor]:
+        """Tensors by index of the image, such as name="map" [gh, gw]; images may have none."""
         found: dict[int, Tensor] = {}
         for cell in (cell for cell in self.finished if cell.title == method):
-            if wanted is not None and wanted.isdisjoint(indices_of(cell)):
-                continue
             rows = read_cell(self.folder, cell.name)
-            if rows is None or name not in rows.column_names:
-                continue
-            for row in rows.select(["index", name]).to_pylist():
-                if row[name] is not None and (wanted is None or row["index"] in wanted):
-                    found[row["index"]] = torch.tensor(row[name])
+            if rows is not None and name in rows.column_names:
+                pairs = zip(rows["index"].to_pylist(), rows[name].to_pylist(), strict=True)
+                found |= {index: torch.tensor(value) for index, value in pairs if value is not None}
         return found
 
     def curves(self) -> dict[str, dict[str, Tensor]]:

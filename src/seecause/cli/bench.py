@@ -27,7 +27,6 @@ from seecause.cli.shared import (
     pick_device,
     refuse,
     tell,
-    triples,
 )
 
 if TYPE_CHECKING:
@@ -107,7 +106,7 @@ def run(
             target=target, seed=reading.seed, device=pick_device(reading.device),
             dtype=reading.dtype or "float32", **own["run"],
         )  # fmt: skip
-        prepared = bench.prepare(request, options=triples(given))
+        prepared = bench.prepare(request, options=given)
     for name, reason in {} if output.quiet else prepared.left_out.items():
         tell(f"left out: {name}: {reason}")
     todo = sum(c.images for c in prepared.plan.cells if read_cell(out, c.name) is None)

@@ -23,7 +23,6 @@ from seecause.cli.shared import (
     names,
     result_folder,
     tell,
-    triples,
     warn_outside,
 )
 from seecause.errors import BadOption
@@ -122,14 +121,14 @@ def explain(
     files = find_images(list(images))
     others, shown = second_versions(files, without), short_names(files)
     check_methods(chosen)
-    words = triples(by_name(option))
+    given = by_name(option)
     opened = reading.load(model, quiet=output.quiet)
     with loading("methods", quiet=output.quiet):
         from seecause.attribution.attribute import default_methods, explain_batches
         from seecause.report.explain import write_explanations
 
         methods = chosen or (("caap",) if option else default_methods(opened))
-        options = method_options(methods, words, reading.seed, opened)
+        options = method_options(methods, given, reading.seed, opened)
         target = asked.target(opened)
     inputs = opened.preprocess.inputs(files)
     if inputs != list(files):  # frames, by the film they are of
@@ -160,14 +159,14 @@ def explain(
 
 
 def method_options(
-    methods: Sequence[str], words: Sequence[tuple[str, str, Any]], seed: int, model: ImageModel
+    methods: Sequence[str], given: Mapping[str, Mapping[str, Any]], seed: int, model: ImageModel
 ) -> dict[str, dict[str, Any]]:
     """Options by method; one that no method has is refused."""
     from seecause.attribution.registry import find
 
     known = {method: find(method, model.architecture).options for method in methods}
     seeds = {method: {"seed": seed} for method, options in known.items() if "seed" in options}
-    return with_options(seeds, words, known)
+    return with_options(seeds, given, known)
 
 
 def _warn(opened: ImageModel, model: str, files: Sequence[str]) -> None:

@@ -242,11 +242,6 @@ def by_name(words: Sequence[str] | None, flag: str = "--option") -> dict[str, di
     return options
 
 
-def triples(options: Mapping[str, Mapping[str, Any]]) -> list[tuple[str, str, Any]]:
-    """Options by name as (name, key, value), as `options.with_options` takes them."""
-    return [(name, key, value) for name, own in options.items() for key, value in own.items()]
-
-
 def refuse(options: Collection[str], known: str) -> None:
     """Refuse what is left of options by name after the known ones were taken."""
     if options:

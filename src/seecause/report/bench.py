@@ -5,10 +5,11 @@ from __future__ import annotations
 
 import statistics
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from markupsafe import Markup
+from torch import Tensor
 
 from seecause.attribution.registry import find, is_signed
 from seecause.bench.cells import Plan, group_of
@@ -23,6 +24,7 @@ from seecause.bench.tables import (
     write_tables,
 )
 from seecause.data.batch import raw_in_frame
+from seecause.data.dataset import Sample
 from seecause.data.registry import open_data
 from seecause.errors import BadImage, DataMissing
 from seecause.files import write_atomic
@@ -162,9 +164,10 @@ def gallery_section(results: Results, reference: str, *, shown: int = SHOWN) -> 
     picked = {"best": ranked[:shown], "worst": ranked[::-1][:shown]}
     try:
         data = open_data(plan.request.data, limit=plan.request.limit)
+        maps = {method: results.details(method, "map") for method in results.rows}
         for kind, indices in picked.items():
             head = Markup('<h3 class="gallery-head">{} does {}</h3>').format(reference, kind)
-            cards = [_card(index, data[index], results, metric) for index in indices]
+            cards = [_card(index, data[index], results, maps, metric) for index in indices]
             body += head + cards_html(cards)
     except (BadImage, DataMissing) as gone:
         return Section(title, Markup("<p>The images cannot be read any more: {}</p>").format(gone))
@@ -172,11 +175,12 @@ def gallery_section(results: Results, reference: str, *, shown: int = SHOWN) -> 
     return Section(title, Markup('<div class="gallery">{}</div>').format(body), note)
 
 
-def _card(index: int, sample, results: Results, metric: str) -> Card:  # noqa: ANN001
+def _card(
+    index: int, sample: Sample, results: Results, maps: Mapping[str, dict[int, Tensor]], metric: str
+) -> Card:
     plan, views = results.plan, []
     for method in results.rows:
-        values = results.details(method, "map", [index]).get(index)
-        if values is not None:
+        if (values := maps[method].get(index)) is not None:
             signed = is_signed(plan.request.method(method), plan.model["architecture"])
             title = f"{method} {number(float(results.values[method][metric][index]))}"
             views.append(MapView(title, values, scale_of(values, signed=signed)))
