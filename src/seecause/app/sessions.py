@@ -1,5 +1,5 @@
 """What each user has: uploaded images, files to download, and jobs. Sessions do not see each other,
-and sessions that nobody uses end. What is kept, of one user or of all, is bounded in bytes."""
+and sessions that nobody uses end. What is kept, of one user or of all, is bounded."""
 
 from __future__ import annotations
 
@@ -15,74 +15,59 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from seecause.app.jobs import Job, Queue, Refused
-from seecause.errors import SeecauseError
 
 if TYPE_CHECKING:
     from seecause.app.state import OpenedPicture
 
 IDLE = 30 * 60.0  # seconds until an unused session ends
 SESSIONS = 200  # at once; the one that was unused longest makes room
-PICTURE_BYTES = 512 << 20  # in memory, of all sessions
-FILE_BYTES = 4 << 30  # on disk, of all sessions
+PICTURES = 256  # uploaded, of all sessions: each is 2 MB at most, and what models take of it
+FILES = 8  # to download, of all sessions
 JOBS = 48  # finished ones of one session that wait to be fetched
 
 
 class Recent:
-    """The latest values by key, as many as `most` bytes hold. Threads may share it. `drop` is
-    called with each value that leaves."""
+    """The latest `most` values by key. Threads may share it. `drop` is called with each value that
+    newer ones push out."""
 
     def __init__(self, most: int, drop: Callable[[Any], object] = lambda value: None):
-        self.most, self.drop, self.held = most, drop, 0
-        self._values: OrderedDict[Hashable, tuple[Any, int]] = OrderedDict()
+        self.most, self.drop = most, drop
+        self._values: OrderedDict[Any, Any] = OrderedDict()
         self._lock = threading.Lock()
+
+    def __len__(self) -> int:
+        return len(self._values)
 
     def get(self, key: Hashable) -> Any:
         """The value, which becomes the latest; None if there is none."""
         with self._lock:
-            if key not in self._values:
-                return None
-            self._values.move_to_end(key)
-            return self._values[key][0]
+            if key in self._values:
+                self._values.move_to_end(key)
+            return self._values.get(key)
 
-    def put(self, key: Hashable, value: Any, size: int) -> None:
-        if size > self.most:
-            self.drop(value)
-            raise SeecauseError(
-                f"this would be {size / 1e6:.0f} MB, and {self.most / 1e6:.0f} MB are kept here;"
-                " copy it as Python and run that."
-            )
+    def put(self, key: Hashable, value: Any) -> None:
         with self._lock:
-            gone = [self._pop(key)] if key in self._values else []
-            self._values[key] = (value, size)
-            self.held += size
-            while self.held > self.most:
-                gone.append(self._pop(next(iter(self._values))))
+            self._values[key] = value
+            self._values.move_to_end(key)
+            surplus = range(len(self._values) - self.most)
+            gone = [self._values.popitem(last=False)[1] for _ in surplus]
         for old in gone:
-            if old is not value:
-                self.drop(old)
+            self.drop(old)
 
-    def get_or_make(
-        self, key: Hashable, make: Callable[[], Any], size: Callable[[Any], int]
-    ) -> Any:
+    def get_or_make(self, key: Hashable, make: Callable[[], Any]) -> Any:
         """The value, made if there is none; what two threads need at once is made by both."""
         value = self.get(key)
         if value is None:
             value = make()
-            self.put(key, value, min(size(value), self.most))
+            self.put(key, value)
         return value
 
     def discard(self, session: str) -> None:
         """Drop all values whose key begins with this session."""
         with self._lock:
-            keys = [key for key in self._values if isinstance(key, tuple) and key[0] == session]
-            gone = [self._pop(key) for key in keys]
+            gone = [self._values.pop(key) for key in list(self._values) if key[0] == session]
         for value in gone:
             self.drop(value)
-
-    def _pop(self, key: Hashable) -> Any:
-        value, size = self._values.pop(key)
-        self.held -= size
-        return value
 
 
 class Session:
@@ -93,7 +78,7 @@ class Session:
         self.jobs: dict[str, tuple[Job, Queue]] = {}
 
     def add_picture(self, picture: OpenedPicture) -> None:
-        self.sessions.pictures.put((self.id, picture.id), picture, picture.bytes)
+        self.sessions.pictures.put((self.id, picture.id), picture)
 
     def picture(self, id: str) -> OpenedPicture | None:
         return self.sessions.pictures.get((self.id, id))
@@ -101,9 +86,8 @@ class Session:
     def add_file(self, name: str, file: Path) -> str:
         """Take a file to be downloaded, until newer ones need its place; returns its id."""
         id, path = secrets.token_urlsafe(9), self.sessions.folder / secrets.token_hex(12)
-        size = file.stat().st_size
         shutil.move(file, path)
-        self.sessions.files.put((self.id, id), (name, path), size)
+        self.sessions.files.put((self.id, id), (name, path))
         return id
 
     def file(self, id: str) -> tuple[str, Path] | None:
@@ -138,8 +122,8 @@ class Sessions:
         *,
         idle: float = IDLE,
         most: int = SESSIONS,
-        pictures: int = PICTURE_BYTES,
-        files: int = FILE_BYTES,
+        pictures: int = PICTURES,
+        files: int = FILES,
         clock: Callable[[], float] = time.monotonic,
     ):
         self.clock = clock

@@ -12,7 +12,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from functools import cached_property
 from itertools import chain, count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
@@ -21,7 +21,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from seecause.app.jobs import Job, Progress, Queue
+from seecause.app.jobs import Progress, Queue
 from seecause.app.sessions import Recent, Session
 from seecause.data.batch import to_batch
 from seecause.data.dataset import evenly
@@ -47,7 +47,7 @@ UPLOAD_BYTES = 20 << 20
 UPLOAD_PIXELS = 40_000_000
 SHOWN_SIDE = 768  # pixels of the longer side of what is kept to be looked at
 THUMB_SIDE = 112
-RUN_BYTES = 384 << 20  # recorded runs of one model
+RUNS = 24  # recorded runs of one model: 11 MB each of a ViT-S, 80 MB of a ViT-L
 OPENED = 64  # samples that stay opened
 AVERAGED = 32  # samples that averages are taken over, evenly chosen
 WORLDS = ("critters:clean:test", "critters:certified:test")  # eight of each are the usual samples
@@ -65,12 +65,6 @@ class OpenedPicture:
     # by model, where the data knows the object: [1, H, W], 1 object, 0 background
     masks: Mapping[str, Tensor] = field(default_factory=dict)
     own: bool = True  # uploaded, not a sample
-
-    @property
-    def bytes(self) -> int:
-        """What it holds in memory."""
-        tensors = (x.numel() * x.element_size() for x in self.inputs.values())
-        return 3 * self.shown.width * self.shown.height + sum(tensors)
 
     def facts(self) -> dict[str, Any]:
         """What a chooser shows."""
@@ -90,7 +84,7 @@ class ServedModel:
     queue: Queue
     weights: str | None = None  # the name of the checkpoint, where it is not the model's own
     reading: Mapping[str, Any] = field(default_factory=dict)  # mean, std, size, classes: if given
-    runs: Recent = field(default_factory=lambda: Recent(RUN_BYTES))
+    runs: Recent = field(default_factory=lambda: Recent(RUNS))
     memo: dict[str, Any] = field(default_factory=dict)  # what panels compute once for the model
     lock: threading.Lock = field(default_factory=threading.Lock)
     spare: list[Any] = field(default_factory=list)  # views that no job has
@@ -141,12 +135,6 @@ def own_view(view: T) -> T:
     return other
 
 
-def trace_size(trace: Trace) -> int:
-    """Bytes that a recorded run holds."""
-    tensors = [*trace.states.values(), *(x for pair in trace.kv.values() for x in pair)]
-    return sum(x.numel() * x.element_size() for x in tensors)
-
-
 @dataclass(eq=False)
 class ServerState:
     """Everything that all sessions share. `data` and `runs` are what the server was started with:
@@ -157,8 +145,7 @@ class ServerState:
     data: dict[str, str] = field(default_factory=dict)
     runs: dict[str, Path] = field(default_factory=dict)
     queue: Queue = field(default_factory=lambda: Queue("server"))  # of requests without a model
-    opened: dict[str, OpenedPicture] = field(default_factory=dict)
-    lock: threading.Lock = field(default_factory=threading.Lock)
+    opened: Recent = field(default_factory=lambda: Recent(OPENED))  # samples
 
     @cached_property
     def results(self) -> list[RunFolder]:
@@ -169,19 +156,14 @@ class ServerState:
 
     def sample(self, id: str) -> OpenedPicture:
         """A sample; the latest stay open. One that cannot be read is left out from then on."""
-        with self.lock:
-            if id not in self.samples:
-                raise BadImage("the sample", "it could not be read", "choose another picture")
-            try:
-                picture = self.opened.pop(id, None) or self._open_sample(id)
-            except SeecauseError as failure:
-                log.warning("left out: %s", failure)
-                del self.samples[id]
-                raise
-            self.opened[id] = picture
-            while len(self.opened) > OPENED:
-                del self.opened[next(iter(self.opened))]
-            return picture
+        if id not in self.samples:
+            raise BadImage("the sample", "it could not be read", "choose another picture")
+        try:
+            return self.opened.get_or_make(id, lambda: self._open_sample(id))
+        except SeecauseError as failure:
+            log.warning("left out: %s", failure)
+            self.samples.pop(id, None)
+            raise
 
     def averaged(self) -> list[str]:
         """Ids of the samples that averages are taken over: all, or evenly chosen ones."""
@@ -216,19 +198,6 @@ class ServerState:
         if key not in self.models:
             raise BadOption("model", key, f"one of {', '.join(self.models)}")
         return self.models[key]
-
-    def warm(self) -> None:
-        """One run of every classifier before the first user waits for it."""
-        for served in self.models.values():
-            if served.kind != "lvlm" and self.samples:
-                served.queue.submit(Job("", partial(self._warm, served)))
-
-    def _warm(self, served: ServedModel, progress: Progress) -> dict[str, Any]:
-        from seecause.attribution.attribute import attribute
-
-        image = self.sample(next(iter(self.samples))).inputs[served.key]
-        with served.borrow() as view:
-            return {"label": attribute(view, image).labels}
 
     def close(self) -> None:
         for queue in (self.queue, *(served.queue for served in self.models.values())):
@@ -311,14 +280,14 @@ class ActionContext:
         view, served, picture = self.transformer, self.served, self.picture(id)
         key = (self.session.id if picture.own else "", id)
         image = picture.inputs[served.key]
-        return served.runs.get_or_make(key, lambda: _record(view, image), trace_size)
+        return served.runs.get_or_make(key, lambda: _record(view, image))
 
     def blank(self, blank: Blank) -> Trace:
         """The same of a blank. Served models do not change, so nothing is asked of the model."""
         view, served = self.transformer, self.served
         size = view.preprocess.size
         return served.runs.get_or_make(
-            ("blank", blank), lambda: _record(view, blank_image(view, size, blank)), trace_size
+            ("blank", blank), lambda: _record(view, blank_image(view, size, blank))
         )
 
 

@@ -159,7 +159,6 @@ def _listen(
     listener = bound_socket(host, port)
     port = listener.getsockname()[1]
     app = create_app(state, token=token, port=port)
-    state.warm()
     shown = "[::1]" if host == "::1" else host
     address = f"http://{shown}:{port}/" + (f"?token={token}" if token else "")
     if not quiet:

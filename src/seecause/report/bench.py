@@ -185,9 +185,9 @@ def _card(
             title = f"{method} {number(float(results.values[method][metric][index]))}"
             views.append(MapView(title, values, scale_of(values, signed=signed)))
     frame = Preprocess(**{**plan.model["frame"], "size": tuple(plan.model["frame"]["size"])})
-    rows = next(iter(results.rows.values()))
-    place = rows["index"].to_pylist().index(index)
-    predicted = _named(plan.model["classes"], rows["predicted"][place].as_py())
+    rows = next(iter(results.rows.values())).select(["index", "predicted"]).to_pylist()
+    places = {row["index"]: row["predicted"] for row in rows}
+    predicted = _named(plan.model["classes"], places[index])
     truth = "" if sample.label is None else f"; it is {_named(plan.data['classes'], sample.label)}"
     strip = Strip(raw_in_frame(frame, sample.image), views)
     return Card(sample.id, [strip], caption=f"prediction: {predicted}{truth}")

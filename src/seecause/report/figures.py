@@ -243,6 +243,13 @@ COLOURS = ("#d55e00", "#0072b2", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#7
 GREY = "#777777"
 DASHES = ("-", (0, (4, 1.5)), (0, (1, 1.5)), (0, (5, 1.5, 1, 1.5)))  # also without colour
 TEXT = "#62626c"  # becomes the page's own text colour
+INKED = ("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color")
+STYLE = {  # of charts, in matplotlib's words
+    **dict.fromkeys(INKED, TEXT),
+    **dict.fromkeys(("axes.spines.top", "axes.spines.right", "legend.frameon"), False),
+    **{"axes.grid": True, "axes.grid.axis": "y", "grid.alpha": 0.25, "lines.linewidth": 1.8},
+    **{"svg.fonttype": "none", "font.size": 11},
+}
 
 
 @dataclass(frozen=True)
@@ -268,36 +275,27 @@ def chart(lines: Mapping[str, Line], *, title: str, x: str, y: str) -> Markup:
     begins at zero or below."""
     from matplotlib import rc_context
     from matplotlib.figure import Figure
-    from matplotlib.text import Text
 
-    figure = Figure(figsize=(5.6, 3.6), layout="constrained")
-    axes = figure.add_subplot()
-    coloured = [name for name, line in lines.items() if not line.control]
-    for name, line in lines.items():
-        colour, dash = GREY, DASHES[1]
-        if not line.control:
-            place = coloured.index(name)
-            colour, dash = COLOURS[place % len(COLOURS)], DASHES[place % len(DASHES)]
-        values = np.asarray(line.y, float)
-        axes.plot(line.x, values, color=colour, linestyle=dash, linewidth=1.8, label=name)
-        if len(line.error):
-            error = np.nan_to_num(np.asarray(line.error, float))
-            band = (values - error, values + error)
-            axes.fill_between(line.x, *band, color=colour, alpha=0.15, linewidth=0)
-    axes.set_xlabel(x)
-    axes.set_ylabel(y)
-    low, high = axes.get_ylim()
-    axes.set_ylim(low if low < -0.02 else 0.0, high if high > 0.06 else 1.0)
-    axes.grid(axis="y", alpha=0.25)
-    axes.spines[["top", "right"]].set_visible(False)
-    if len(lines) > 1:
-        figure.legend(loc="outside lower center", ncols=min(3, len(lines)), frameon=False)
-    axes.tick_params(colors=TEXT, labelcolor=TEXT)
-    axes.spines[:].set_color(TEXT)
-    for text in figure.findobj(Text):
-        text.set_color(TEXT)
     buffer = io.StringIO()
-    with rc_context({"svg.fonttype": "none", "svg.hashsalt": title, "font.size": 11}):
+    with rc_context({**STYLE, "svg.hashsalt": title}):
+        figure = Figure(figsize=(5.6, 3.6), layout="constrained")
+        axes = figure.add_subplot(xlabel=x, ylabel=y)
+        coloured = [name for name, line in lines.items() if not line.control]
+        for name, line in lines.items():
+            colour, dash = GREY, DASHES[1]
+            if not line.control:
+                place = coloured.index(name)
+                colour, dash = COLOURS[place % len(COLOURS)], DASHES[place % len(DASHES)]
+            values = np.asarray(line.y, float)
+            axes.plot(line.x, values, color=colour, linestyle=dash, label=name)
+            if len(line.error):
+                error = np.nan_to_num(np.asarray(line.error, float))
+                band = (values - error, values + error)
+                axes.fill_between(line.x, *band, color=colour, alpha=0.15, linewidth=0)
+        low, high = axes.get_ylim()
+        axes.set_ylim(low if low < -0.02 else 0.0, high if high > 0.06 else 1.0)
+        if len(lines) > 1:
+            figure.legend(loc="outside lower center", ncols=min(3, len(lines)))
         figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None})
     svg = buffer.getvalue()
     svg = svg[svg.index("<svg") :].replace(TEXT, "currentColor")

@@ -231,7 +231,7 @@ def _kept(
 ) -> Any:
     """One of the latest `most` results, made if it is not there."""
     results = context.served.memo.setdefault(what, Recent(most))
-    return results.get_or_make(key, make, lambda _: 1)
+    return results.get_or_make(key, make)
 
 
 def _row(name: str, value: float) -> Reply:
