@@ -32,17 +32,15 @@ def state():
     opened.close()
 
 
-@pytest.fixture
-def sessions():
-    return Sessions()
+def context_of(state, key=None):
+    """A context of a model in a fresh session; its progress is not recorded."""
+    served = state.models[key] if key else None
+    return ActionContext(state, Sessions().open(), served, lambda share, words="": None)
 
 
 @pytest.fixture
-def context(state, sessions):
-    """A context of the first model in a fresh session; what it tells is thrown away."""
-    return ActionContext(
-        state, sessions.open(), state.models["critters-vit"], lambda share, words="": None
-    )
+def context(state):
+    return context_of(state, "critters-vit")
 
 
 @pytest.fixture

@@ -8,8 +8,8 @@ import torch
 import seecause as sc
 from seecause.app.panels import ask
 from seecause.app.panels.ask import Asked, Blind, Word
-from seecause.app.state import ActionContext
 from seecause.errors import BadOption, SeecauseError
+from tests.app.conftest import context_of
 
 QUESTION = "Which critter is this?"
 ON = {"model": "critters-llava", "picture": "s3", "question": QUESTION}
@@ -21,11 +21,10 @@ def heard():
 
 
 @pytest.fixture
-def context(state, sessions, heard):
-    return ActionContext(
-        state, sessions.open(), state.models["critters-llava"],
-        lambda share, words="": heard.append((share, words)),
-    )  # fmt: skip
+def context(state, heard):
+    context = context_of(state, "critters-llava")
+    context.progress = lambda share, words="": heard.append((share, words))
+    return context
 
 
 @pytest.fixture
@@ -98,8 +97,8 @@ def test_what_is_not_there_is_refused_in_words(context, bank):
             reader.read(body.encode())
 
 
-def test_a_classifier_cannot_be_asked(state, sessions):
-    context = ActionContext(state, sessions.open(), state.models["critters-vit"], lambda *_: None)
+def test_a_classifier_cannot_be_asked(state):
+    context = context_of(state, "critters-vit")
     with pytest.raises(BadOption, match="vision-language"):
         ask.answer(context, Asked(**{**ON, "model": "critters-vit"}))
 

@@ -15,6 +15,7 @@ from seecause.app.panels.repair import OnData, RepairRequest
 from seecause.app.state import ActionContext, ServerState, named_data
 from seecause.data.images import to_pil
 from seecause.errors import BadOption
+from tests.app.conftest import context_of
 
 TEST, TRAIN = "critters:certified:test", "critters:certified:train"
 ON = {"model": "critters-biased", "data": TEST, "limit": 16}
@@ -22,10 +23,8 @@ FORCED = RepairRequest(**ON, learn=TRAIN, remedy="directions", force=True)
 
 
 @pytest.fixture
-def context(state, sessions):
-    return ActionContext(
-        state, sessions.open(), state.models["critters-biased"], lambda share, words="": None
-    )
+def context(state):
+    return context_of(state, "critters-biased")
 
 
 def pictures(name):
@@ -161,15 +160,11 @@ def test_the_copied_python_gives_the_same_answer(context, capsys, tmp_path, monk
     assert sentence == repair.run_repair(context, FORCED)["sentence"]
 
 
-def test_pictures_that_cannot_be_read_are_named_without_folders_of_this_machine(
-    state, sessions, tmp_path
-):
+def test_pictures_that_cannot_be_read_are_named_without_folders_of_this_machine(state, tmp_path):
     bad = photo_folder(tmp_path / "pictures")
     spec = f"folder:{tmp_path / 'pictures'}"
     opened = ServerState(state.models, data=named_data([spec]))
-    context = ActionContext(
-        opened, sessions.open(), state.models["critters-biased"], lambda *_: None
-    )
+    context = context_of(opened, "critters-biased")
     request = {"model": "critters-biased", "data": "folder:pictures", "limit": 40, "masks": "own"}
     answer = repair.audit(context, OnData(**request))
     (skipped,) = answer["skipped"]

@@ -9,13 +9,14 @@ import pytest
 from seecause.app.middleware import POLICY
 from seecause.app.panels import runs
 from seecause.app.panels.runs import Everything, find_pages, find_runs
-from seecause.app.state import ActionContext, ServerState, open_state
+from seecause.app.state import ServerState, open_state
+from tests.app.conftest import context_of
 
 
 @pytest.fixture
-def context(results, sessions):
+def context(results):
     state = ServerState({}, runs={"results": results})
-    yield ActionContext(state, sessions.open(), None, lambda *_: None)
+    yield context_of(state)
     state.close()
 
 

@@ -110,13 +110,6 @@ def test_truth_is_joined_over_all_images(tmp_path):
     assert "<h2>Against the truth</h2>" in (tmp_path / "index.html").read_text()
 
 
-def test_without_the_truth_nothing_is_said_of_it(results):
-    (results.folder / "truth.csv").write_text("of an earlier command")
-    assert results.truth() == {}
-    assert "truth.csv" not in [path.name for path in write_report(results.folder)]
-    assert not (results.folder / "truth.csv").exists()
-
-
 def csv_lines(table, folder) -> list[str]:
     write_tables(table, folder)
     return (folder / "table.csv").read_text().splitlines()

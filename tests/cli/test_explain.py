@@ -177,16 +177,6 @@ def test_output_names_are_made_so_nothing_is_written_elsewhere_or_twice(tmp_path
     assert after == set(before) and all(path.read_bytes() == before[path] for path in after)
 
 
-def test_a_kill_between_the_two_renames_is_undone(tmp_path):
-    picture, out = photo(tmp_path / "a.png"), tmp_path / "out"
-    assert explain(picture, *MODEL, "--method", "center", "--out", out).exit_code == 0
-    out.rename(tmp_path / ".out.old")  # where the earlier result is at that moment
-    (tmp_path / ".out.999999999.partial").mkdir()  # and the draft of the process that died
-    refused = explain(picture, *MODEL, "--method", "nonsense", "--out", out)
-    assert refused.exit_code == 2 and (out / "index.html").is_file()
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.png", "out"]
-
-
 def test_an_earlier_result_is_replaced_and_that_is_said(tmp_path):
     picture, out = photo(tmp_path / "a.png"), tmp_path / "out"
     for times in range(2):

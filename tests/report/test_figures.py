@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import io
-import sys
 
 import numpy as np
 import pytest
@@ -21,7 +20,6 @@ from seecause.report.figures import (
     heat_layer,
     overlay,
     scale_of,
-    side_by_side,
 )
 
 
@@ -80,19 +78,6 @@ def test_weak_values_tint_a_dark_picture_and_lay_no_fog_on_it():
     bar = np.asarray(Image.open(io.BytesIO(base64.b64decode(colour_bar("RdBu_r")[22:]))))[0]
     ends = bar[[-1, 0], :3]  # the strongest are the legend's
     assert (np.asarray(heat_layer(heat, scale))[0, 2:, :3] == ends).all()
-
-
-def test_drawing_does_not_load_pyplot(image, heat):
-    before = set(sys.modules)
-    overlay(image, heat)
-    assert "matplotlib.pyplot" not in set(sys.modules) - before
-
-
-def test_images_stand_side_by_side_and_long_ones_below_each_other(image, heat):
-    drawn = overlay(image, heat)
-    assert side_by_side([drawn, drawn]).size == (2 * drawn.width + 16, drawn.height)
-    wide = drawn.resize((1200, 192))
-    assert side_by_side([wide, wide]).size == (1200, 2 * 192 + 16)
 
 
 def test_an_image_without_colours_is_refused(heat):
