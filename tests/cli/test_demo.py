@@ -13,14 +13,8 @@ from seecause import critters
 from seecause.critters.demo import JOBS, audit, explain, parts, repair, words
 from seecause.report import render_page
 
-ARCHITECTURE = {
-    "img_size": 96,
-    "patch_size": 16,
-    "embed_dim": 24,
-    "depth": 2,
-    "num_heads": 3,
-    "num_classes": len(critters.CLASSES),
-}
+ARCHITECTURE = {"img_size": 96, "patch_size": 16, "embed_dim": 24, "depth": 2, "num_heads": 3}
+ARCHITECTURE |= {"num_classes": len(critters.CLASSES)}
 
 
 @pytest.fixture
@@ -28,12 +22,8 @@ def folder(tmp_path):
     torch.manual_seed(0)
     save_file(VisionTransformer(**ARCHITECTURE).state_dict(), tmp_path / "toy.safetensors")
     architecture = {"library": "timm", "class": "VisionTransformer", "arguments": ARCHITECTURE}
-    card = {
-        "architecture": architecture,
-        "classes": critters.CLASSES,
-        "mean": [0.5] * 3,
-        "std": [0.5] * 3,
-    }
+    card = {"architecture": architecture, "classes": critters.CLASSES}
+    card |= {"mean": [0.5] * 3, "std": [0.5] * 3}
     (tmp_path / "toy.json").write_text(json.dumps(card))
     return str(tmp_path)
 

@@ -17,7 +17,6 @@ from seecause.bench.runner import Status
 from seecause.bench.tables import (
     Results,
     Table,
-    TableCell,
     read_results,
     table_of,
     write_rows,
@@ -36,6 +35,7 @@ from seecause.report import (
     Section,
     Strip,
     cards_html,
+    part,
     protocol_section,
     rows_csv,
     table as facts,
@@ -88,8 +88,9 @@ def table_section(table: Table, plan: Plan) -> Section:
     """Every method by every metric, and what they are."""
     arrows = ["↑" if table.better[metric] == "higher" else "↓" for metric in table.metrics]
     head = ("method", *map(" ".join, zip(table.metrics, arrows, strict=True)))
+    digits = {metric: table.digits(metric) for metric in table.metrics}
     rows = [
-        (method, *(_cell(table.cells[method][m], table.digits(m)) for m in table.metrics))
+        (method, *(part("cell", table.cells[method][m], digits[m], fixed) for m in table.metrics))
         for method in table.methods
     ]
     body = facts(rows, head=head)
@@ -103,21 +104,6 @@ def table_section(table: Table, plan: Plan) -> Section:
         method = find(plan.request.method(name), plan.model["architecture"])
         terms[name] = method.summary.replace("`", "")
     return Section("Which method is best?", body, note, terms)
-
-
-def _cell(cell: TableCell, digits: int) -> Markup:
-    lines = ["no value"]
-    if cell.n:
-        low, high = cell.interval
-        star = Markup(' <span class="mark">★</span>') if cell.best else ""
-        mean = Markup("<b>{}</b> ± {}{}")
-        mean = mean.format(fixed(cell.mean, digits), fixed(cell.error, digits), star)
-        lines = [mean, f"[{fixed(low, digits)}, {fixed(high, digits)}]"]
-    if (gap := cell.difference) is not None:
-        lines.append(f"{fixed(gap.mean, digits, '+')} ± {fixed(gap.standard_error, digits)}")
-    if cell.missing:
-        lines.append(f"{cell.missing} of {cell.n + cell.missing} missing")
-    return lines[0] + Markup("").join(Markup("<small>{}</small>").format(x) for x in lines[1:])
 
 
 def curves_section(results: Results, plan: Plan) -> list[Section]:
