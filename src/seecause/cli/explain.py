@@ -147,13 +147,13 @@ def explain(
         with result_folder(out, facts, overwrite=output.overwrite) as folder:
             rows = write_explanations(folder, parts, shown, skipped=skipped, progress=progress)
             facts["maps"] = {name: f"maps/{name}" for name in methods}
-            reasons = {hole.name: hole.reason for hole in skipped}
+            reasons = {image.name: image.reason for image in skipped}
             facts["images"] = [
                 {"file": file, "name": name, **rows.get(place, {"error": reasons.get(name)})}
                 for place, (file, name) in enumerate(zip(files, shown, strict=True))
             ]
-    for hole in skipped:
-        tell(f"skipped: {hole.reason}")
+    for image in skipped:
+        tell(f"skipped: {image.reason}")
     lines = [*_lines(facts["images"], opened)]
     return output.finish(facts, lines, skipped=skipped)
 

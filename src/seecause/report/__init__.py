@@ -154,7 +154,7 @@ def skipped_section(skipped: Sequence[SkippedImage]) -> list[Section]:
     """Images that could not be read; no section if there are none."""
     if not skipped:
         return []
-    return [Section("Skipped images", table((hole.name, hole.reason) for hole in skipped))]
+    return [Section("Skipped images", table((image.name, image.reason) for image in skipped))]
 
 
 def protocol_section(records: Sequence[Mapping[str, Any]]) -> Section:
