@@ -55,7 +55,7 @@ test-mutants: install
 # The oldest releases that pyproject.toml allows, in a virtual environment of their own. Their warnings are not errors;
 # the slow twin of Qwen2-VL reads rotations as transformers 5.17 and newer make them, so it is left out (its view is not).
 OLDEST := 'torch==2.6.0' 'torchvision==0.21.0' 'timm==1.0.26' 'transformers==5.17.0' 'numpy==2.0.2' 'pillow==11.0.0' 'safetensors==0.4.5' \
-	'scikit-learn==1.5.2' 'scipy==1.14.1' 'pyarrow==17.0.0' 'cyclopts==5.4.0' 'rich==14.3.0' 'jinja2==3.1.4' 'matplotlib==3.9.2' 'peft==0.21.2' 'pandas==2.2.2'
+	'scikit-learn==1.5.2' 'scipy==1.14.1' 'pyarrow==17.0.0' 'cyclopts==5.4.0' 'rich==14.3.0' 'jinja2==3.1.4' 'matplotlib==3.9.2' 'lazy_loader==0.4' 'peft==0.21.2' 'pandas==2.2.2'
 test-oldest:
 	$(PYTHON) -m venv .venv-oldest
 	.venv-oldest/bin/python -m pip install --quiet --upgrade pip

@@ -112,7 +112,7 @@ def app(out: Path | None) -> None:
     from playwright.sync_api import sync_playwright
 
     from seecause.app.server import create_app
-    from seecause.app.state import name_folders, open_state
+    from seecause.app.state import open_state
     from seecause.cli import run as command
     from tests.app.conftest import DATA, MODELS, serving
     from tests.conftest import CHROMIUM, CHROMIUM_ARGUMENTS
@@ -123,8 +123,7 @@ def app(out: Path | None) -> None:
             out.mkdir(parents=True, exist_ok=True)
             explained = str(Path(results) / "explained")
             command(["explain", "critters:clean:test#9", "--out", str(explained)])
-        runs = name_folders([Path(results)])
-        state = open_state(MODELS, data=DATA, runs=runs)
+        state = open_state(MODELS, data=DATA, runs=[Path(results)])
         with serving(create_app(state)) as address:
             browser = play.chromium.launch(executable_path=CHROMIUM, args=list(CHROMIUM_ARGUMENTS))
             for name, (width, scheme) in product(SHOWN if out else WALKED, views):
@@ -156,7 +155,7 @@ def show_panel(page: Any, address: str, name: str) -> None:
 
 def photograph_sections(sections: Any, out: Path, size: tuple[int, int]) -> None:
     """Sections of a page, without what is written around their pictures."""
-    from seecause.report.pages import write_page
+    from seecause.report import write_page
 
     def shoot(page: Any) -> None:
         page.add_style_tag(content=PICTURES_ALONE)

@@ -37,4 +37,3 @@ def installed(folder: Path, patch: pytest.MonkeyPatch) -> Iterator[None]:
 
 def forget() -> None:
     registry.plugins.cache_clear()
-    registry.load_plugins.cache_clear()

@@ -5,7 +5,6 @@ undisturbed run, or a clear refusal. `make test-faults` draws more moments."""
 from __future__ import annotations
 
 import ctypes
-import errno
 import os
 import random
 import shutil
@@ -215,22 +214,6 @@ def replaced(place: Path) -> None:
 @pytest.mark.parametrize("before", [Path.mkdir, replaced, beside_other_things])
 def test_a_result_folder_killed_at_any_write_comes_out_the_same(tmp_path, before):
     assert every_kill(tmp_path, before, write_result, contents) > 3
-
-
-def test_files_move_also_where_another_disk_is_mounted(tmp_path, monkeypatch):
-    beside_other_things(tmp_path)
-    real = Path.replace
-
-    def replace(self: Path, target: Path) -> Path:
-        if self.parent != Path(target).parent:
-            raise OSError(errno.EXDEV, os.strerror(errno.EXDEV))
-        return real(self, target)
-
-    monkeypatch.setattr(Path, "replace", replace)
-    write_result(tmp_path)
-    assert (tmp_path / "out" / "page.html").read_text() == "later"
-    assert (tmp_path / "out" / "thesis.txt").read_text() == "mine"
-    assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
 
 # the command, as it is stopped and as its disk fails

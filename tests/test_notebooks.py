@@ -14,10 +14,6 @@ def read(path):
     return pytest.importorskip("nbformat").read(path, as_version=4)
 
 
-def test_there_are_five():
-    assert len(NOTEBOOKS) == 5
-
-
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_they_show_what_came_out_and_are_small(path):
     code = [cell for cell in read(path).cells if cell.cell_type == "code"]

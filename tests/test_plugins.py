@@ -4,12 +4,10 @@ that breaks is named and left out."""
 from __future__ import annotations
 
 import pytest
-from torch import nn
 
 from seecause.attribution import registry
 from seecause.attribution.attention import gae
-from seecause.models.parts import find_parts
-from seecause.registry import load_plugins, plugins
+from seecause.registry import plugins
 from tests.plugins import installed, write_package
 
 MODULE = "calls = []\ndef register():\n    calls.append('registered')\ndef scores(model): ...\n"
@@ -23,8 +21,8 @@ def test_each_kind_of_plugin_registers_once(tmp_path, monkeypatch):
     points["seecause.tests:decorated"] = "kinds_beside:scores"
     write_package(tmp_path, {"kinds_beside.py": MODULE}, points)
     with installed(tmp_path, monkeypatch):
-        load_plugins("seecause.tests")
-        load_plugins("seecause.tests")
+        plugins("seecause.tests")
+        plugins("seecause.tests")
         found = plugins("seecause.tests")
     assert list(found) == ["call", "decorated", "whole"]
     assert found["whole"].calls == ["registered"]
@@ -42,20 +40,8 @@ def test_a_broken_plugin_is_named_and_the_others_load(tmp_path, monkeypatch, tex
     write_package(tmp_path, files, points)
     with installed(tmp_path, monkeypatch):
         with pytest.warns(UserWarning, match=f"'bad' of seecause.tests .*{reason}"):
-            load_plugins("seecause.tests")
+            plugins("seecause.tests")
         assert plugins("seecause.tests")["good"].loaded
-
-
-def test_an_adapter_that_breaks_is_named_and_the_next_is_asked(tmp_path, monkeypatch):
-    files = {
-        "broken_adapter.py": "def find_parts(module):\n    1 / 0",
-        "good_adapter.py": "def find_parts(module):\n    return 'its parts'",
-    }
-    points = {"seecause.models:bad": "broken_adapter", "seecause.models:good": "good_adapter"}
-    write_package(tmp_path, files, points)
-    told = pytest.warns(UserWarning, match="'bad' of seecause.models .*Linear.*division")
-    with installed(tmp_path, monkeypatch), told:
-        assert find_parts(nn.Linear(2, 2)) == "its parts"
 
 
 def test_a_method_of_a_plugin_keeps_its_name(tmp_path, monkeypatch):

@@ -4,7 +4,7 @@ What it offers is listed in `__init__.pyi` and imported on first use: `import se
 neither torch nor a model library.
 """
 
-from seecause._lazy import lazy_names
+import lazy_loader
 
 __version__ = "0.1.0"
-__getattr__, __dir__, __all__ = lazy_names(__name__, __file__)
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -1,13 +1,3 @@
-from seecause.attribution.attribute import attribute as attribute, explain as explain
-from seecause.attribution.evidence import evidence as evidence, interactions as interactions
-from seecause.background.audit import audit as audit
-from seecause.background.discover import discover as discover
-from seecause.background.repair import repair as repair
-from seecause.engine.patching import Site as Site, patch as patch, run as run
-from seecause.errors import SeecauseError as SeecauseError
-from seecause.loading import load as load, wrap as wrap
-from seecause.models.dense import Box as Box, Region as Region
-
 from . import (
     background as background,
     bench as bench,
@@ -17,5 +7,14 @@ from . import (
     lvlm as lvlm,
     metrics as metrics,
 )
+from .attribution.attribute import attribute as attribute, explain as explain
+from .attribution.evidence import evidence as evidence, interactions as interactions
+from .background.audit import audit as audit
+from .background.discover import discover as discover
+from .background.repair import repair as repair
+from .engine.patching import Site as Site, patch as patch, run as run
+from .errors import SeecauseError as SeecauseError
+from .loading import load as load, wrap as wrap
+from .models.dense import Box as Box, Region as Region
 
 __version__: str

@@ -74,20 +74,14 @@ def plugin_digest(thing: Callable[..., Any] | type) -> str:
     """A digest of the code that defines a method, metric or dataset outside this package: all files
     of its package, or its one file. Empty for this package, which `versions` covers."""
     thing = inspect.unwrap(thing)
-    name = thing.__module__
-    if name.partition(".")[0] == "seecause":
+    package, *inside = thing.__module__.split(".")
+    file = getattr(sys.modules.get(thing.__module__), "__file__", None)
+    if package == "seecause":
         return ""
-    module = sys.modules.get(name)
-    folder = Path(getattr(sys.modules.get(name.partition(".")[0]), "__file__", None) or "-").parent
-    if module is not None and "." in name and folder.is_dir():
-        return _digest_files(folder, sorted(folder.rglob("*.py")))
-    file = getattr(module, "__file__", None)
-    if file is not None and Path(file).is_file():
-        return digest_file(Path(file))[:16]
-    try:  # a notebook or a prompt
+    if file is None:  # a notebook or a prompt
         return digest(inspect.getsource(thing))
-    except (OSError, TypeError):
-        return digest(repr(getattr(getattr(thing, "__code__", None), "co_code", name)))
+    root = Path(file).parents[max(0, len(inside) - 1)]
+    return _digest_files(root, sorted(root.rglob("*.py")) if inside else [Path(file)])
 
 
 def model_code_digest(model: Any) -> str:

@@ -1,15 +1,20 @@
-"""Errors that a user can cause. Each says what was wrong, what was expected and what to do.
+"""Errors that a user can cause, and how work is stopped.
 
-The command line prints them on one line and exits with code 2.
+Each error says what was wrong, what was expected and what to do; the command line prints it on one
+line and exits with code 2. Between two blocks of a run, and between two chunks, work calls
+`may_stop`, which raises what the check of `stoppable` raises.
 """
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 SHOWN = 30  # names in a list
+_check: ContextVar[Callable[[], None] | None] = ContextVar("seecause_stop", default=None)
 
 
 class SeecauseError(Exception):
@@ -149,3 +154,28 @@ def printable(text: str) -> str:
     'cat\\\\x1b[2J.png'
     """
     return "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in text)
+
+
+class Stopped(Exception):
+    """The caller does not need the result any more."""
+
+
+@contextmanager
+def stoppable(check: Callable[[], None]) -> Iterator[None]:
+    """Call `check` during the work inside the block; what it raises ends the work.
+
+    with stoppable(check):      # check() raises when it is time to stop
+        sc.attribute(model, images)
+    """
+    token = _check.set(check)
+    try:
+        yield
+    finally:
+        _check.reset(token)
+
+
+def may_stop() -> None:
+    """Called where work can end without harm."""
+    check = _check.get()
+    if check is not None:
+        check()

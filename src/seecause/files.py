@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import csv
-import errno
 import glob
 import hashlib
 import io
@@ -22,7 +21,6 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 _NUMBER = re.compile(r"[+-]?[\d.]+(e[+-]?\d+)?$", re.IGNORECASE)
-PIECE = 1 << 18  # bytes of a file that are read at once
 _DRAFT = re.compile(r"^\..+\.(\d+)\.partial$")
 
 
@@ -107,20 +105,6 @@ def replace_folder(draft: Path, path: Path) -> None:
     shutil.rmtree(old, ignore_errors=True)
 
 
-def move_files(draft: Path, folder: Path) -> None:
-    """Move every file of a draft into a folder that holds other things; each is whole, and what has
-    the same name goes."""
-    for file in sorted(path for path in draft.rglob("*") if path.is_file()):
-        place = folder / file.relative_to(draft)
-        place.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            file.replace(place)
-        except OSError as failure:
-            if failure.errno != errno.EXDEV:  # another disk is mounted there
-                raise
-            write_atomic(place, file.read_bytes())
-
-
 def mend_folder(path: Path) -> None:
     """Undo a replacement that was killed between its two renames, and remove drafts of dead
     processes."""
@@ -167,12 +151,9 @@ def digest_json(value: Any, *, length: int = 16) -> str:
 
 
 def digest_file(path: Path) -> str:
-    """SHA-256 of a file's bytes, read in pieces."""
-    total = hashlib.sha256()
-    with path.open("rb", buffering=0) as file:
-        while part := file.read(PIECE):  # `hashlib.file_digest` clears a buffer for every file
-            total.update(part)
-    return total.hexdigest()
+    """SHA-256 of a file's bytes."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _draft_of(path: Path) -> Path:

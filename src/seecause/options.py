@@ -10,7 +10,7 @@ import functools
 import inspect
 import numbers
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from types import UnionType
 from typing import (
@@ -93,20 +93,20 @@ def check_options(
 
 def with_options(
     own: Mapping[str, Mapping[str, Any]],
-    words: Iterable[tuple[str, str, Any]],
+    more: Mapping[str, Mapping[str, Any]],
     known: Mapping[str, Mapping[str, Any]],
 ) -> dict[str, dict[str, Any]]:
-    """`own` options by name, with the options (name, key, value) added. One with the name "" is
-    added to all that have it in `known`; one that none has is refused."""
+    """`own` options by name, with `more` of them added. Those with the name "" are added to all
+    that have them in `known`; one that none has is refused."""
     by_name = {name: dict(own.get(name, {})) for name in {**own, **known}}
-    for name, key, value in words:
+    for name, key in [(name, key) for name, options in more.items() for key in options]:
         takers = [taker for taker in known if key in known[taker] and name in ("", taker)]
         if not takers:
             listed = [f"{taker}: {', '.join(keys) or 'none'}" for taker, keys in known.items()]
-            word = f"{name}.{key}={value}".removeprefix(".")
+            word = f"{name}.{key}={more[name][key]}".removeprefix(".")
             raise BadOption("--option", word, f"[NAME.]KEY=VALUE with one of {'; '.join(listed)}")
         for taker in takers:
-            by_name[taker][key] = value
+            by_name[taker][key] = more[name][key]
     return by_name
 
 
@@ -162,57 +162,58 @@ def checked(thing: F) -> F:
 def accepts(hint: Any, value: Any) -> bool:
     """Whether a value is of the kind an annotation says. A tuple may come as a list: manifests are
     JSON."""
-    kind, parts = get_origin(hint), get_args(hint)
-    if kind is Annotated:
-        return accepts(parts[0], value) and all(limit.holds(value) for limit in _limits(parts))
-    if kind in (Union, UnionType):
-        return any(accepts(part, value) for part in parts)
-    if kind is Literal:
-        return any(value == part and type(value) is type(part) for part in parts)
-    if kind is tuple and ... not in parts:
-        right_length = isinstance(value, tuple | list) and len(value) == len(parts)
-        return right_length and all(map(accepts, parts, value))
-    if isinstance(kind, type) and issubclass(kind, Mapping):
-        return isinstance(value, kind)
-    if isinstance(kind, type) and issubclass(kind, Collection):
-        one = isinstance(value, str | bytes | Mapping) or not isinstance(value, Collection)
-        return not one and all(accepts(parts[0], item) for item in value)
-    if hint in (None, type(None)):
-        return value is None
-    if hint in (int, float):
-        number = numbers.Real if hint is float else numbers.Integral
-        return not isinstance(value, bool) and isinstance(value, number)
-    if hint is Any or not isinstance(hint, type) or getattr(hint, "_is_protocol", False):
-        return True
-    return isinstance(value, hint)
+    return _kind(hint)[0](value)
 
 
 def _expected(hint: Any) -> str:
-    return " or ".join(dict.fromkeys(_words(hint)))
+    return " or ".join(dict.fromkeys(_kind(hint)[1]))
 
 
-def _limits(parts: Sequence[Any]) -> list[Limit]:
-    return [part for part in parts if isinstance(part, Limit)]
-
-
-def _words(hint: Any) -> Iterator[str]:
-    """What `accepts` takes, for a reader; what cannot be typed on a command line is not named."""
+@functools.cache
+def _kind(hint: Any) -> tuple[Callable[[Any], bool], list[str]]:
+    """A test for the values that an annotation says, and words for them; what cannot be typed on a
+    command line has none."""
     kind, parts = get_origin(hint), get_args(hint)
     if kind is Annotated:
-        yield from [limit.words for limit in _limits(parts)] or _words(parts[0])
-    elif kind in (Union, UnionType):
-        for part in parts:
-            yield from _words(part)
-    elif kind is Literal:
-        yield ", ".join(map(str, parts))
-    elif isinstance(kind, type) and issubclass(kind, Mapping):
-        yield "a table"
-    elif kind is tuple and ... not in parts:
-        yield f"{len(parts)} values such as 1,8"
-    elif isinstance(kind, type) and issubclass(kind, Collection):
-        yield "several values, separated by commas"
-    elif hint in (None, type(None)):
-        yield "None"
-    elif getattr(hint, "__name__", "") != "Tensor":
-        names = {int: "a whole number", float: "a number", bool: "true or false", str: "a word"}
-        yield names.get(hint, getattr(hint, "__name__", str(hint)))
+        holds, words = _kind(parts[0])
+        limits = [part for part in parts if isinstance(part, Limit)]
+        named = [limit.words for limit in limits] or words
+        return lambda value: holds(value) and all(limit.holds(value) for limit in limits), named
+    if kind in (Union, UnionType):
+        kinds = [_kind(part) for part in parts]
+        words = [word for _, words in kinds for word in words]
+        return lambda value: any(holds(value) for holds, _ in kinds), words
+    if kind is Literal:
+        typed = [(type(part), part) for part in parts]
+        return lambda value: (type(value), value) in typed, [", ".join(map(str, parts))]
+    if kind is tuple and ... not in parts:
+        words = [f"{len(parts)} values such as 1,8"]
+        return (
+            lambda value: (
+                isinstance(value, tuple | list)
+                and len(value) == len(parts)
+                and all(map(accepts, parts, value))
+            ),
+            words,
+        )
+    if isinstance(kind, type) and issubclass(kind, Mapping):
+        return lambda value: isinstance(value, kind), ["a table"]
+    if isinstance(kind, type) and issubclass(kind, Collection):
+        return (
+            lambda value: (
+                isinstance(value, Collection)
+                and not isinstance(value, str | bytes | Mapping)
+                and all(accepts(parts[0], item) for item in value)
+            ),
+            ["several values, separated by commas"],
+        )
+    if hint in (None, type(None)):
+        return lambda value: value is None, ["None"]
+    if hint in (int, float):
+        number = numbers.Real if hint is float else numbers.Integral
+        words = ["a number" if hint is float else "a whole number"]
+        return lambda value: isinstance(value, number) and not isinstance(value, bool), words
+    name = getattr(hint, "__name__", str(hint))
+    words = [] if name == "Tensor" else [{"bool": "true or false", "str": "a word"}.get(name, name)]
+    free = hint is Any or not isinstance(hint, type) or getattr(hint, "_is_protocol", False)
+    return lambda value: free or isinstance(value, hint), words

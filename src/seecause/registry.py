@@ -16,12 +16,12 @@ A plug-in that breaks is skipped with a warning that names it.
 from __future__ import annotations
 
 import importlib
-import inspect
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from functools import cache
 from importlib.metadata import entry_points
-from types import MappingProxyType, ModuleType
+from inspect import Parameter, signature
+from types import MappingProxyType
 from typing import Any, Generic, TypeVar
 
 from seecause.errors import UnknownName
@@ -87,9 +87,6 @@ class Registry(Generic[T]):
     def __contains__(self, name: object) -> bool:
         return name in self.homes or name in self.names()
 
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.names())
-
     def _import(self, name: str) -> None:
         module, _, attribute = self.homes[name].partition(":")
         imported = importlib.import_module(module)
@@ -97,11 +94,9 @@ class Registry(Generic[T]):
             self.add(name, getattr(imported, attribute))
 
     def _load_plugins(self) -> None:
-        if not self.group:
-            return
-        load_plugins(self.group)
-        for name, plugin in plugins(self.group).items() if self.adopt else ():
-            if callable(plugin) and name not in self.entries and name not in self.homes:
+        for name, plugin in plugins(self.group).items() if self.group else ():
+            known = name in self.entries or name in self.homes
+            if self.adopt and callable(plugin) and not known:
                 self.add(name, self.adopt(name, plugin))
 
 
@@ -112,36 +107,22 @@ def _is_ours(entry: Any) -> bool:
 
 @cache
 def plugins(group: str) -> Mapping[str, Any]:
-    """The loaded entry points of one group by name, sorted."""
+    """The entry points of one group by name, sorted. Each is loaded once: modules and decorated
+    functions register as they are imported, and a callable that needs no argument is called."""
     loaded: dict[str, Any] = {}
     for entry in sorted(entry_points(group=group), key=lambda entry: entry.name):
         try:
-            loaded[entry.name] = entry.load()
+            plugin = entry.load()
+            if callable(plugin) and not _needs_arguments(plugin):
+                plugin()
+            loaded[entry.name] = plugin
         except Exception as error:  # whatever other people's code raises
-            warn_of_plugin(group, entry.name, f"({entry.value}) is skipped", error)
+            what = f"the plug-in {entry.name!r} of {group} ({entry.value}) is skipped"
+            warnings.warn(f"{what}: {type(error).__name__}: {error}", stacklevel=4)
     return MappingProxyType(loaded)
 
 
-@cache
-def load_plugins(group: str) -> None:
-    """Load every plug-in of a group, once. Modules and decorated functions register as they are
-    imported; a callable that needs no argument is called to register."""
-    for name, plugin in plugins(group).items():
-        if isinstance(plugin, ModuleType) or not callable(plugin):
-            continue
-        try:
-            if not any(_required(inspect.signature(plugin).parameters.values())):
-                plugin()
-        except Exception as error:  # whatever other people's code raises
-            warn_of_plugin(group, name, f"({plugin!r}) is skipped", error)
-
-
-def _required(parameters: Iterable[inspect.Parameter]) -> Iterator[bool]:
-    open_ended = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-    return (p.default is p.empty and p.kind not in open_ended for p in parameters)
-
-
-def warn_of_plugin(group: str, name: str, what: str, error: Exception) -> None:
-    """Warn that a plug-in broke, and say what becomes of it."""
-    reason = f"{type(error).__name__}: {error}"
-    warnings.warn(f"the plug-in {name!r} of {group} {what}: {reason}", stacklevel=4)
+def _needs_arguments(function: Callable[..., Any]) -> bool:
+    open_ended = (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)
+    parameters = signature(function).parameters.values()
+    return any(p.default is p.empty and p.kind not in open_ended for p in parameters)

@@ -16,13 +16,13 @@ from seecause.app.sessions import Sessions
 from seecause.app.state import ActionContext, open_state
 from seecause.cli.serve import AUDITED, bound_socket
 from seecause.cli.shared import result_folder
-from seecause.report.pages import Section, table, write_page
+from seecause.report import Section, table, write_page
 
 MODELS = [
     "builtin:critters-vit", "builtin:critters-biased", "builtin:critters-ifam",
     "builtin:critters-llava",
 ]  # fmt: skip
-DATA = {name: name for name in AUDITED}
+DATA = list(AUDITED)
 
 
 @pytest.fixture(scope="session")
@@ -32,17 +32,15 @@ def state():
     opened.close()
 
 
-@pytest.fixture
-def sessions():
-    return Sessions()
+def context_of(state, key=None):
+    """A context of a model in a fresh session; its progress is not recorded."""
+    served = state.models[key] if key else None
+    return ActionContext(state, Sessions().open(), served, lambda share, words="": None)
 
 
 @pytest.fixture
-def context(state, sessions):
-    """A context of the first model in a fresh session; what it tells is thrown away."""
-    return ActionContext(
-        state, sessions.open(), state.models["critters-vit"], lambda share, words="": None
-    )
+def context(state):
+    return context_of(state, "critters-vit")
 
 
 @pytest.fixture
@@ -85,9 +83,9 @@ fetch("/api/hello").then(() => "reached", () => "no server").then((server) => {
 def results(tmp_path_factory):
     """A folder of results: a page of ours, one with a script that asks the server, and things that
     are none."""
-    folder = tmp_path_factory.mktemp("results")
+    folder = tmp_path_factory.mktemp("runs") / "results"
     for name in ("ours", "hostile", "notes"):
-        (folder / name).mkdir()
+        (folder / name).mkdir(parents=True)
     facts = {"command": "lvlm tokens", "model": "builtin:critters-llava", "image": "/home/me/a.png"}
     with result_folder(folder / "ours", facts) as draft:
         sections = [Section("What was found", table([("seven", "7")]))]
@@ -103,7 +101,7 @@ def results(tmp_path_factory):
 @pytest.fixture(scope="session")
 def address(results):
     """Of a server with models of its own: its workers switch heads off while tests compute."""
-    state = open_state(MODELS, data=DATA, runs={"results": results})
+    state = open_state(MODELS, data=DATA, runs=[results])
     with serving(create_app(state)) as where:
         yield where
     state.close()

@@ -6,10 +6,10 @@ import pytest
 import torch
 
 import seecause as sc
-from seecause.app.panels import BadRequest, ask
+from seecause.app.panels import ask
 from seecause.app.panels.ask import Asked, Blind, Word
-from seecause.app.state import ActionContext
-from seecause.errors import BadOption
+from seecause.errors import BadOption, SeecauseError
+from tests.app.conftest import context_of
 
 QUESTION = "Which critter is this?"
 ON = {"model": "critters-llava", "picture": "s3", "question": QUESTION}
@@ -21,11 +21,10 @@ def heard():
 
 
 @pytest.fixture
-def context(state, sessions, heard):
-    return ActionContext(
-        state, sessions.open(), state.models["critters-llava"],
-        lambda share, words="": heard.append((share, words)),
-    )  # fmt: skip
+def context(state, heard):
+    context = context_of(state, "critters-llava")
+    context.progress = lambda share, words="": heard.append((share, words))
+    return context
 
 
 @pytest.fixture
@@ -94,12 +93,12 @@ def test_what_is_not_there_is_refused_in_words(context, bank):
     reader = ask.PANEL.find("answer")[1]
     for question in ("", "x" * 301):
         body = f'{{"model": "critters-llava", "picture": "s3", "question": "{question}"}}'
-        with pytest.raises(BadRequest, match="question"):
+        with pytest.raises(SeecauseError, match="question"):
             reader.read(body.encode())
 
 
-def test_a_classifier_cannot_be_asked(state, sessions):
-    context = ActionContext(state, sessions.open(), state.models["critters-vit"], lambda *_: None)
+def test_a_classifier_cannot_be_asked(state):
+    context = context_of(state, "critters-vit")
     with pytest.raises(BadOption, match="vision-language"):
         ask.answer(context, Asked(**{**ON, "model": "critters-vit"}))
 
@@ -111,5 +110,3 @@ def test_the_copied_python_says_the_same(context, capsys):
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].split()[0] == ask.answer(context, Asked(**ON))["words"][0]
     assert lines[-1] == " ".join(w.strip() for w in ask.hear(context, request)["words"])
-    plain = ask.copy(context, Blind(**ON))["command"]
-    assert plain.startswith("seecause lvlm trace") and "'Which critter is this?'" in plain

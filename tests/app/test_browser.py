@@ -9,7 +9,7 @@ from playwright.sync_api import expect
 
 from seecause.app.panels import ask, explain, heads, parts, repair, swap
 from seecause.app.panels.explain import Brush
-from seecause.app.state import ActionContext
+from tests.app.conftest import context_of
 
 PANELS = ["explain", "swap", "heads", "repair", "parts", "ask"]
 EXPLAIN = "#explain?model=critters-vit&explain.picture=s1&explain.methods=caap"
@@ -85,19 +85,6 @@ def test_hovering_reads_a_patch_for_the_top_classes(visit, context):
         assert value == pytest.approx(row[66], rel=0.06)
 
 
-def test_a_link_restores_everything(visit):
-    page = visit(f"{EXPLAIN}&explain.blank=black&explain.first=2&explain.patches=52-54.66.78")
-    before = bars(page, "Only these")
-    assert page.get_by_label("blank").input_value() == "black"
-    assert page.get_by_label("first layer").input_value() == "2"
-    page.get_by_label("class explained").select_option("twiglet")
-    page.locator(".answer-card .explained .name", has_text="twiglet").first.wait_for()
-    page.wait_for_url(re.compile("explain.target=4"))
-    again = visit(page.url.partition("/#")[2].join(["#", ""]))
-    assert bars(again, "Only these") == before
-    assert again.get_by_label("class explained").input_value() == "4"
-
-
 def test_the_keyboard_brushes(visit, context):
     page = visit(EXPLAIN)
     bars(page, "Whole picture")
@@ -160,15 +147,13 @@ def test_the_shortest_path_is_found_and_can_be_shown(visit, context):
     )
 
 
-def test_heads_that_are_clicked_off_change_the_answer(visit, state, sessions):
+def test_heads_that_are_clicked_off_change_the_answer(visit, state):
     page = visit("#heads?model=critters-biased&heads.picture=s9&heads.by=background")
     bars(page, "All heads on")
     page.get_by_role("button", name="layer 5, head 3:").click()
     page.get_by_role("button", name="layer 0, head 4:").click()
     page.get_by_text("2 heads off").wait_for()
-    context = ActionContext(
-        state, sessions.open(), state.models["critters-biased"], lambda *_: None
-    )
+    context = context_of(state, "critters-biased")
     request = heads.Off(model="critters-biased", picture="s9", off=(4, 43))
     answer = heads.switch(context, request)
     assert bars(page, "Some off") == pytest.approx(by_name(answer["after"]), abs=1e-3)
@@ -190,21 +175,6 @@ def test_the_checkpoint_without_heads_is_downloaded(visit):
     assert waiting.value.suggested_filename == "critters-vit-without-2-heads.zip"
 
 
-def test_two_users_do_not_mix(visit, context):
-    pages = [visit(EXPLAIN) for _ in range(2)]
-    sets = ([52, 53, 54], [100, 101, 102, 103])
-    for page in pages:
-        bars(page, "Whole picture")
-    for page, patches in zip(pages, sets, strict=True):
-        brush_patches(page, patches)
-    for page, patches in zip(pages, sets, strict=True):
-        page.get_by_text(f"{len(patches)} of 144 patches").first.wait_for()
-        expect(page.locator(".stage .stack")).to_have_attribute("data-brush", str(len(patches)))
-        assert bars(page, "Only these") == pytest.approx(
-            expected(context, patches, "only"), abs=1e-3
-        )
-
-
 def test_a_slow_job_says_how_far_it_is_and_a_cancelled_one_frees_the_queue(visit, context):
     page = visit(EXPLAIN.replace("caap", "rise"))  # minutes, where it is not stopped
     stop = page.locator(".map-card .job").get_by_role("button", name="Cancel")
@@ -217,12 +187,12 @@ def test_a_slow_job_says_how_far_it_is_and_a_cancelled_one_frees_the_queue(visit
     )
 
 
-def test_an_unticked_part_changes_what_is_read(visit, state, sessions):
+def test_an_unticked_part_changes_what_is_read(visit, state):
     page = visit("#parts?parts.picture=s3")
     bars(page, "All parts")
     page.get_by_role("checkbox").nth(2).uncheck()
     page.get_by_text("1 part out").wait_for()
-    context = ActionContext(state, sessions.open(), state.models["critters-ifam"], lambda *_: None)
+    context = context_of(state, "critters-ifam")
     answer = parts.look(context, parts.Masked(model="critters-ifam", picture="s3", out=(2,)))
     assert bars(page, "As set") == pytest.approx(by_name(answer["after"]), abs=1e-3)
     share = page.locator(".finding").get_attribute("data-share")
@@ -230,9 +200,9 @@ def test_an_unticked_part_changes_what_is_read(visit, state, sessions):
 
 
 @pytest.mark.slow
-def test_blinded_heads_are_heard_in_the_answer(visit, state, sessions):
+def test_blinded_heads_are_heard_in_the_answer(visit, state):
     page = visit("#ask?ask.picture=s3&ask.question=Which+critter+is+this%3F")
-    context = ActionContext(state, sessions.open(), state.models["critters-llava"], lambda *_: None)
+    context = context_of(state, "critters-llava")
     asked = {"model": "critters-llava", "picture": "s3", "question": "Which critter is this?"}
     word = page.get_by_role("button", name=ask.answer(context, ask.Asked(**asked))["words"][0])
     expect(word).to_have_attribute("aria-pressed", "true")
@@ -259,14 +229,12 @@ AUDIT = "#repair?model=critters-biased&repair.limit=16&repair.remedy=directions&
 
 
 @pytest.mark.slow
-def test_an_audit_is_read_and_a_remedy_gives_a_checkpoint(visit, state, sessions):
+def test_an_audit_is_read_and_a_remedy_gives_a_checkpoint(visit, state):
     page = visit(AUDIT)
     audit = page.get_by_role("button", name="Audit", exact=True)
     audit.click()
     page.locator(".verdict").wait_for()
-    context = ActionContext(
-        state, sessions.open(), state.models["critters-biased"], lambda *_: None
-    )
+    context = context_of(state, "critters-biased")
     request = repair.OnData(model="critters-biased", data="critters:certified:test", limit=16)
     answer = repair.audit(context, request)
     assert page.locator(".verdict").get_attribute("data-verdict") == answer["verdict"]
@@ -290,20 +258,6 @@ def test_an_audit_is_read_and_a_remedy_gives_a_checkpoint(visit, state, sessions
     page.get_by_label("how many pictures").fill("16")
     page.get_by_label("how many pictures").blur()
     page.locator(".repair-result [data-row=flips]").wait_for()
-
-
-def test_a_cancelled_audit_can_be_run_again(visit):
-    page = visit("#repair?model=critters-vit&repair.limit=160")
-    assert page.get_by_label("how many pictures").input_value() == "160"
-    audit = page.get_by_role("button", name="Audit", exact=True)
-    audit.click()
-    stop = page.locator(".job").get_by_role("button", name="Cancel").locator("visible=true")
-    stop.click()
-    expect(audit).to_be_enabled(timeout=60_000)
-    expect(page.locator(".verdict")).to_have_count(0)
-    page.get_by_label("how many pictures").fill("16")
-    audit.click()
-    page.locator(".verdict").wait_for()
 
 
 CONTRASTS = """() => {

@@ -9,7 +9,7 @@ from torch.testing import assert_close
 import seecause as sc
 from seecause.app.panels import OnPicture, explain
 from seecause.app.panels.explain import Brush, Draw, ExplainState, Regions
-from seecause.errors import BadImage, BadOption, UnknownName
+from seecause.errors import BadImage, BadOption
 
 ON = {"model": "critters-vit", "picture": "s1"}
 EVERY = tuple(range(144))
@@ -71,13 +71,6 @@ def test_brushed_patches_recomputed_from_the_embedding_are_pixels_on_the_blank(c
         assert value == pytest.approx(float(pixels[place]), abs=1e-4)
 
 
-def test_answers_keep_the_order_of_the_whole_picture(context):
-    answer = explain.brush(context, Brush(**ON, patches=(0, 1, 2)))
-    order = plain(context).topk(5).indices.tolist()
-    assert [entry["class"] for entry in answer["only"]][:5] == order
-    assert sum(entry["leads"] for entry in answer["only"]) == 1
-
-
 def test_an_interaction_is_what_both_regions_cause_beyond_their_sum(context):
     one, other = (52, 53, 64, 65), (78, 79, 90, 91)
     answer = explain.pair(context, Regions(**ON, one=one, other=other, target=0))
@@ -124,8 +117,3 @@ def test_copied_python_gives_the_numbers_of_the_page(context):
 def test_what_cannot_be_is_refused_in_words(context, request_, error):
     with pytest.raises(error):
         explain.brush(context, request_)
-
-
-def test_an_unknown_method_is_refused(context):
-    with pytest.raises(UnknownName, match="method 'magic' not found"):
-        explain.draw(context, Draw(**ON, method="magic"))

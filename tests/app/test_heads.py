@@ -60,12 +60,6 @@ def test_scores_are_the_librarys(context, by):
     torch.testing.assert_close(values, expected.value, rtol=1e-3, atol=1e-6)
 
 
-def test_a_brushed_object_takes_the_place_of_the_datas(context):
-    brushed = tuple(range(60, 90))
-    mine = heads.switch(context, Off(**ON, brushed=brushed))["background"]
-    assert mine != heads.switch(context, Off(**ON))["background"]
-
-
 def test_maps_before_and_after_are_the_librarys(context):
     answer = heads.maps(context, Off(**ON, off=OFF, target=2))
     with sc.background.ablate(context.model, PAIRS):

@@ -27,6 +27,12 @@ SNAPSHOT = """() => {
 }"""
 # panel: a link in which nothing is as usual; what is changed then, and how the address says it
 LINKS = {
+    "explain": (
+        "model=critters-vit&explain.picture=s1&explain.blank=black&explain.first=2"
+        "&explain.patches=52-54.66.78&explain.methods=caap",
+        lambda page: page.get_by_label("class explained").select_option("twiglet"),
+        "explain.target=4",
+    ),
     "swap": (
         "model=critters-biased&swap.a=s1&swap.b=s6&swap.patches=52-54.66&swap.down=1"
         "&swap.across=-2&swap.first=1&swap.last=4&swap.tool=brush",

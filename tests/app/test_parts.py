@@ -8,15 +8,15 @@ import torch
 import seecause as sc
 from seecause.app.panels import parts
 from seecause.app.panels.parts import Masked
-from seecause.app.state import ActionContext
 from seecause.errors import BadOption
+from tests.app.conftest import context_of
 
 ON = {"model": "critters-ifam", "picture": "s3"}
 
 
 @pytest.fixture
-def context(state, sessions):
-    return ActionContext(state, sessions.open(), state.models["critters-ifam"], lambda *_: None)
+def context(state):
+    return context_of(state, "critters-ifam")
 
 
 def agree(answers, logits):

@@ -15,6 +15,7 @@ from seecause.app.panels.repair import OnData, RepairRequest
 from seecause.app.state import ActionContext, ServerState, named_data
 from seecause.data.images import to_pil
 from seecause.errors import BadOption
+from tests.app.conftest import context_of
 
 TEST, TRAIN = "critters:certified:test", "critters:certified:train"
 ON = {"model": "critters-biased", "data": TEST, "limit": 16}
@@ -22,10 +23,8 @@ FORCED = RepairRequest(**ON, learn=TRAIN, remedy="directions", force=True)
 
 
 @pytest.fixture
-def context(state, sessions):
-    return ActionContext(
-        state, sessions.open(), state.models["critters-biased"], lambda share, words="": None
-    )
+def context(state):
+    return context_of(state, "critters-biased")
 
 
 def pictures(name):
@@ -72,7 +71,7 @@ def test_a_repair_has_the_numbers_of_sc_repair_and_gives_a_checkpoint(context, t
     assert {row["name"]: row["value"] for row in answer["rows"]} == pytest.approx(before)
     assert {row["name"]: row["after"] for row in answer["rows"]} == pytest.approx(after)
     packed = repair.export(context, FORCED)
-    name, path = context.session.files[packed["file"]]
+    name, path = context.session.file(packed["file"])
     assert name == "critters-biased-repaired-by-directions.zip"
     zipfile.ZipFile(path).extractall(tmp_path / "repaired")
     images = context.image("s9")
@@ -118,23 +117,6 @@ def test_only_what_the_server_was_started_with_can_be_named(context, wrong):
         repair.audit(context, OnData(**{**ON, **wrong}))
 
 
-def test_without_data_it_says_so(state, sessions):
-    empty = ServerState(state.models)
-    context = ActionContext(
-        empty, sessions.open(), state.models["critters-biased"], lambda *_: None
-    )
-    with pytest.raises(BadOption, match="--data"):
-        repair.audit(context, OnData(**{**ON, "limit": 9}))
-
-
-def test_datasets_are_called_without_folders_of_this_machine(tmp_path):
-    specs = [f"folder:{tmp_path}", f"pairs:{tmp_path}:{tmp_path}", TEST, f"folder:{tmp_path}"]
-    names = named_data(specs)
-    last = tmp_path.name
-    assert list(names) == [f"folder:{last}", f"pairs:{last}:{last}", TEST, f"folder:{last}-2"]
-    assert list(names.values()) == specs
-
-
 def test_a_cancelled_audit_frees_the_queue(context):
     heard = []
 
@@ -178,19 +160,15 @@ def test_the_copied_python_gives_the_same_answer(context, capsys, tmp_path, monk
     assert sentence == repair.run_repair(context, FORCED)["sentence"]
 
 
-def test_pictures_that_cannot_be_read_are_named_without_folders_of_this_machine(
-    state, sessions, tmp_path
-):
+def test_pictures_that_cannot_be_read_are_named_without_folders_of_this_machine(state, tmp_path):
     bad = photo_folder(tmp_path / "pictures")
     spec = f"folder:{tmp_path / 'pictures'}"
     opened = ServerState(state.models, data=named_data([spec]))
-    context = ActionContext(
-        opened, sessions.open(), state.models["critters-biased"], lambda *_: None
-    )
+    context = context_of(opened, "critters-biased")
     request = {"model": "critters-biased", "data": "folder:pictures", "limit": 40, "masks": "own"}
     answer = repair.audit(context, OnData(**request))
-    (hole,) = answer["left_out"]
-    assert hole["name"] == bad and bad.rpartition("/")[2] in hole["reason"]
+    (skipped,) = answer["skipped"]
+    assert skipped["name"] == bad and bad.rpartition("/")[2] in skipped["reason"]
     assert str(tmp_path) not in str(answer) and answer["pictures"] == 15
 
 

@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import pytest
 
 from seecause.app.middleware import POLICY
 from seecause.app.panels import runs
-from seecause.app.panels.runs import Everything, Opened, find_pages, find_runs
-from seecause.app.state import ActionContext, ServerState, name_folders
-from seecause.errors import BadOption
+from seecause.app.panels.runs import Everything, find_pages, find_runs
+from seecause.app.state import ServerState, open_state
+from tests.app.conftest import context_of
 
 
 @pytest.fixture
-def context(results, sessions):
+def context(results):
     state = ServerState({}, runs={"results": results})
-    yield ActionContext(state, sessions.open(), None, lambda *_: None)
+    yield context_of(state)
     state.close()
 
 
@@ -31,8 +30,8 @@ def test_results_one_level_down_are_listed_newest_first(context, results):
 
 
 def test_a_folder_that_is_a_result_itself_is_listed(results):
-    (run,) = find_runs({"mine": results / "ours"}).values()
-    assert run.name == "mine" and [page.name for page in run.pages] == ["index.html"]
+    (run,) = find_runs({"mine": results / "ours"})
+    assert run.name == "mine" and [page.name for page in run.pages.values()] == ["index.html"]
 
 
 def test_links_that_lead_elsewhere_are_not_pages(tmp_path):
@@ -46,7 +45,7 @@ def test_links_that_lead_elsewhere_are_not_pages(tmp_path):
 
 def test_folders_of_one_name_do_not_hide_each_other(tmp_path):
     places = [tmp_path / "a" / "out", tmp_path / "b" / "out"]
-    assert name_folders(places) == {"out": places[0], "out-2": places[1]}
+    assert open_state([], runs=places).runs == {"out": places[0], "out-2": places[1]}
 
 
 def test_a_page_comes_with_a_policy_that_gives_it_nothing(client):
@@ -74,11 +73,3 @@ def test_what_is_not_listed_is_not_there(client, id):
 def test_a_sandboxed_page_is_refused_by_the_api(client, headers):
     for extra in ({"origin": "null"}, {"sec-fetch-site": "cross-site"}):
         assert client.get("/api/hello", headers={**headers, **extra}).status_code == 403
-
-
-def test_the_copied_python_names_no_folder_of_this_machine(context, results):
-    text = runs.copy(context, Opened(run="r0"))["python"]
-    compile(text, "copied", "exec")
-    assert "results/ours/index.html" in text and str(Path(results).parent) not in text
-    with pytest.raises(BadOption):
-        runs.copy(context, Opened(run="r7"))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from playwright.sync_api import expect
 
-from tests.app.test_browser import EXPLAIN, bars
+from tests.app.test_browser import EXPLAIN
 
 HEADS = "#heads?model=critters-vit&heads.picture=s8"
 
@@ -36,20 +36,6 @@ def test_enough_and_needed_are_not_drawn_on_another_picture(visit):
     page.locator("figcaption", has_text="#2").first.wait_for()
     expect(stack).to_have_attribute("data-enough", "0")
     expect(stack).to_have_attribute("data-needed", "0")
-
-
-def test_answers_that_do_not_come_leave_no_older_ones(visit):
-    visit.expected = "status of 4"
-    page = visit(f"{EXPLAIN}&explain.patches=52-54")
-    bars(page, "Only these")
-    page.route(
-        "**/api/run/explain/brush",
-        lambda route: route.fulfill(status=400, json={"error": "no such luck."}),
-    )
-    page.get_by_role("button", name="Invert").click()
-    page.get_by_role("alert").filter(has_text="no such luck").wait_for()
-    heading = page.get_by_role("heading", name="Only these", exact=True)
-    expect(page.locator(".answer-card", has=heading).locator("li")).to_have_count(0)
 
 
 def test_scores_and_maps_of_heads_go_with_the_picture(visit):

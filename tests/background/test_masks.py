@@ -113,7 +113,7 @@ def test_discovered_masks_are_kept_by_weights_pixels_and_options(tmp_path, monke
         native.module.head.bias += torch.arange(7)
     assert files_after() == 7
     assert files_after(fill="grey") == 8
-    monkeypatch.setattr(masks, "versions", lambda: {"torch": "another"})
+    monkeypatch.setattr("seecause._software.versions", lambda: {"torch": "another"})
     assert files_after() == 9
 
 

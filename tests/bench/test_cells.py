@@ -16,14 +16,12 @@ from torch import nn
 
 from seecause import _software as software
 from seecause.attribution.attribute import attribute
-from seecause.attribution.registry import methods
 from seecause.bench import cells
 from seecause.bench.cells import (
     UNDEFINED,
     Plan,
     Request,
     cell_name,
-    group_options,
     metric_sets,
     prepare,
     run_group,
@@ -148,19 +146,16 @@ def test_a_method_may_have_another_name():
 
 
 def test_further_options_go_to_the_methods_that_have_them_and_to_metrics():
-    options = [
-        ("", "layers", (1, None)),
-        ("insertion-deletion", "steps", 3),
-        ("caap", "tail", "all"),
-    ]
+    options = {"": {"layers": (1, None)}, "caap": {"tail": "all"}}
+    options["insertion-deletion"] = {"steps": 3}
     request = prepare(replace(REQUEST, limit=2), options=options, model=model()).plan.request
     assert (
         request.methods["caap"]["layers"] == (1, None) and request.methods["caap"]["tail"] == "all"
     )
     assert request.measures["insertion-deletion"]["steps"] == 3
-    for wrong in (("", "tale", 1), ("caap", "tale", 1), ("cap", "tail", 1)):
+    for wrong in ({"": {"tale": 1}}, {"caap": {"tale": 1}}, {"cap": {"tail": 1}}):
         with pytest.raises(BadOption, match=r"tale|cap\.tail"):
-            prepare(REQUEST, options=[wrong], model=model())
+            prepare(REQUEST, options=wrong, model=model())
 
 
 REFUSED = {
@@ -186,13 +181,6 @@ def test_a_mistake_is_noticed_before_anything_runs(what):
     change, error, said = REFUSED[what]
     with pytest.raises(error, match=said):
         prepared(**change)
-
-
-def test_defaults_of_every_method_are_accepted():
-    every = prepared(methods=sorted(methods()), metrics=("aupr1",), measures={}).plan.request
-    for name, entry in methods().items():
-        assert every.methods[name] == {"method": name, **entry.options}
-    assert "truth" not in group_options("parts") and group_options("saco")["fill"] == "mean"
 
 
 def test_the_rows_are_what_the_library_computes():

@@ -9,8 +9,8 @@ from markupsafe import Markup
 from PIL import Image
 from playwright.sync_api import Page
 
+from seecause.report import Section, protocol_section, write_page
 from seecause.report.explain import explain_section
-from seecause.report.pages import Section, protocol_section, write_page
 from seecause.target import Answer
 from tests.report.examples import MANIFEST, explanation
 
@@ -144,6 +144,7 @@ def test_cards_of_many_pictures_are_sorted_and_filtered(shown, tmp_path):
         answers=[[Answer("tabby", p, True)] for p in (0.9, 0.3, 0.8, 0.6)],
         truths=["tabby", "tiger", "tiger", None],
         background=[0.2, 0.7, None, 0.4],
+        background_area=[0.5] * 4,
     )
     file = write_page(tmp_path / "many.html", "Many", [explain_section(known)])
     page, heard = shown[0].context.browser.new_page(), []

@@ -48,19 +48,12 @@ def run(command, places, out, *more):
 
 def test_an_audit_writes_a_page_a_table_and_a_verdict(places, tmp_path):
     out, masks = tmp_path / "audit", tmp_path / "masks"
-    option = (
-        "--option",
-        "per_image=2",
-        "--option",
-        f"cache={masks}",
-        "--option",
-        "fills=grey,mean",
-    )
+    option = ("--option", "per_image=2", "--option", f"cache={masks}")
+    option += ("--option", "fills=grey,mean")
     done = run("audit", places, out, "--masks-from", "own", *option)
     assert done.exit_code == 0, done.output
-    assert (
-        any(path.is_file() for path in masks.rglob("*")) and not (tmp_path / "audit.work").exists()
-    )
+    assert any(path.is_file() for path in masks.rglob("*"))
+    assert not (tmp_path / "audit.work").exists()
     manifest = json.loads((out / "manifest.json").read_text())
     assert manifest["verdict"] in ("perhaps", "no", "cannot tell", "too few")  # never yes
     page = (out / "index.html").read_text()
@@ -109,10 +102,8 @@ def test_a_vision_language_model_is_audited_when_it_is_asked_for_classes(tmp_pat
 
 
 def test_a_repair_writes_a_checkpoint_that_loads(places, tmp_path):
-    out, words = (
-        tmp_path / "repaired",
-        ("--masks-from", "own", "--remedies", "last-layer", "--force"),
-    )
+    out = tmp_path / "repaired"
+    words = ("--masks-from", "own", "--remedies", "last-layer", "--force")
     options = ("--option", "per_image=2", "--option", "last-layer.strength=1", "--limit", "40")
     done = run("repair", places, out, *words, *options, "--test", f"folder:{places / 'images'}")
     assert done.exit_code == 0, done.output

@@ -10,18 +10,11 @@ from safetensors.torch import save_file
 from timm.models.vision_transformer import VisionTransformer
 
 from seecause import critters
-from seecause.critters.demo import JOBS, _usual_scenes, audit, explain, parts, repair, words
-from seecause.critters.regimes import usual_background
-from seecause.report.pages import render_page
+from seecause.critters.demo import JOBS, audit, explain, parts, repair, words
+from seecause.report import render_page
 
-ARCHITECTURE = {
-    "img_size": 96,
-    "patch_size": 16,
-    "embed_dim": 24,
-    "depth": 2,
-    "num_heads": 3,
-    "num_classes": len(critters.CLASSES),
-}
+ARCHITECTURE = {"img_size": 96, "patch_size": 16, "embed_dim": 24, "depth": 2, "num_heads": 3}
+ARCHITECTURE |= {"num_classes": len(critters.CLASSES)}
 
 
 @pytest.fixture
@@ -29,12 +22,8 @@ def folder(tmp_path):
     torch.manual_seed(0)
     save_file(VisionTransformer(**ARCHITECTURE).state_dict(), tmp_path / "toy.safetensors")
     architecture = {"library": "timm", "class": "VisionTransformer", "arguments": ARCHITECTURE}
-    card = {
-        "architecture": architecture,
-        "classes": critters.CLASSES,
-        "mean": [0.5] * 3,
-        "std": [0.5] * 3,
-    }
+    card = {"architecture": architecture, "classes": critters.CLASSES}
+    card |= {"mean": [0.5] * 3, "std": [0.5] * 3}
     (tmp_path / "toy.json").write_text(json.dumps(card))
     return str(tmp_path)
 
@@ -46,12 +35,6 @@ def test_the_explain_job_shows_each_creature_in_two_scenes(folder):
     assert page.count("<figcaption>on another background</figcaption>") == 2
     assert "of 2 predictions of" in page
     assert shown.manifests[0]["method"] == "caap"
-
-
-def test_every_creature_stands_on_its_usual_background_first():
-    latents = _usual_scenes(6)
-    assert torch.equal(latents.background, usual_background(latents.creature))
-    assert len(set(latents.creature.tolist())) == 6
 
 
 def test_the_audit_job_gives_a_verdict_on_each_model(folder):

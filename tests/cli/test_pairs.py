@@ -85,21 +85,3 @@ def test_heads_are_exchanged_between_the_versions(folders, tmp_path):
     assert manifest["images"] == 4 and set(manifest["run"]["mediated"]) == {"1", "2", "4", "8"}
     with (tmp_path / "d" / "scores.csv").open() as file:
         assert len(list(csv.DictReader(file))) == 48
-
-
-def test_an_effect_that_cannot_be_told_from_none_is_told_without_shares(folders, tmp_path):
-    for file in (folders / "with").rglob("*.png"):
-        version = tmp_path / "with" / file.parent.name / file.name
-        version.parent.mkdir(parents=True, exist_ok=True)
-        one = not list((tmp_path / "with").rglob("*.png"))  # of four has its corner
-        source = file if one else folders / "without" / file.parent.name / file.name
-        version.write_bytes(source.read_bytes())
-    spec = f"pairs:{tmp_path}/with:{folders}/without"
-    done = run("heads", "score", "--data", spec, "--by", "interchange", "--out", tmp_path / "e")
-    assert done.exit_code == 0, done.output
-    told = " ".join(done.output.split())
-    assert "There is no effect to divide: the other versions of 4 images move" in told
-    assert "%" not in told and "carry" not in told
-    page = (tmp_path / "e" / "index.html").read_text()
-    assert "There is no effect to divide" in page
-    assert json.loads((tmp_path / "e" / "manifest.json").read_text())["run"]["mediated"] == {}

@@ -69,19 +69,6 @@ def test_what_has_no_such_row_is_refused(tmp_path, folders):
         assert done.exit_code == 2 and words in done.output.replace("\n", " "), done.output
 
 
-def test_a_file_that_cannot_be_read_is_a_hole(tmp_path, folders):
-    (tmp_path / "a.png").write_bytes(b"no picture")
-    sizes = {"b.png": (192, 128), "c.png": (96, 64)}
-    for name, size in sizes.items():
-        Image.new("RGB", size).save(tmp_path / name)
-    files = [tmp_path / name for name in ("a.png", *sizes)]
-    call = ["--model", folders / "segformer", "--method", "sobel", "--out", tmp_path / "out"]
-    done = explain(*files, *call, "--region", "20,40,60,60")
-    assert done.exit_code == 1 and "skipped: " in done.output, done.output
-    places = [row["place"] for row in manifest_of(tmp_path / "out")["images"] if "place" in row]
-    assert places == [[10, 20, 30, 30], [20, 40, 60, 60]]  # by the size of each
-
-
 @pytest.mark.parametrize("region", ["20,40", "20,40,60,60"])
 def test_a_picture_that_does_not_reach_the_region_is_a_hole(tmp_path, folders, region):
     sizes = {"small.png": (30, 20), "large.png": (192, 128)}

@@ -9,12 +9,10 @@ import pytest
 from seecause.cli.serve import bound_socket
 from seecause.cli.shared import (
     by_name,
-    check_out,
     counting,
     names,
     pick_device,
     plain,
-    result_folder,
     value_of,
 )
 from seecause.errors import BadOption
@@ -34,32 +32,6 @@ def test_words_become_values():
 def test_json_holds_no_numbers_that_are_none():
     value = {1: float("nan"), "a": (float("inf"), True, None), "b": ("x",)}
     assert plain(value) == {"1": None, "a": [None, True, None], "b": ["x"]}
-
-
-def test_a_failed_run_leaves_nothing(tmp_path):
-    with pytest.raises(RuntimeError), result_folder(tmp_path / "out", {}) as folder:
-        (folder / "half.txt").write_text("half")
-        raise RuntimeError
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_own_results_are_replaced_as_a_whole(tmp_path):
-    for name in ("first.txt", "second.txt"):
-        with result_folder(tmp_path / "out", {}) as folder:
-            (folder / name).write_text(name)
-    assert sorted(p.name for p in (tmp_path / "out").iterdir()) == ["manifest.json", "second.txt"]
-    assert [p.name for p in tmp_path.iterdir()] == ["out"]
-    assert check_out(tmp_path / "out")
-
-
-def test_a_folder_with_other_things_is_left_alone_unless_asked(tmp_path):
-    (tmp_path / "thesis.txt").write_text("years of work")
-    with pytest.raises(BadOption, match="--overwrite"):
-        check_out(tmp_path)
-    with result_folder(tmp_path, {}, overwrite=True) as folder:
-        (folder / "new.txt").write_text("new")
-    assert (tmp_path / "thesis.txt").read_text() == "years of work"
-    assert (tmp_path / "new.txt").exists()
 
 
 def test_progress_in_a_log_is_a_line_now_and_then(monkeypatch, capsys):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 import torch
 
-from seecause._stop import Stopped, stoppable
 from seecause.engine.chunks import (
     budget,
     fit,
@@ -14,7 +13,7 @@ from seecause.engine.chunks import (
     plain_logits,
     run_in_chunks,
 )
-from seecause.errors import BadOption
+from seecause.errors import BadOption, Stopped, stoppable
 from tests.helpers import noise
 from tests.linear import SIZE, linear_model
 

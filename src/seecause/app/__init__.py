@@ -15,8 +15,8 @@ How a panel is added (`panels/explain.py` and `static/panel-explain.js` are the 
 
        def brush(context: ActionContext, request: Brush) -> Reply: ...
 
-       PANEL = Panel("explain", "Explain", "Which patches caused the answer?",
-                     actions=(look, draw, brush), copy=copy, kinds=("classifier",))
+       PANEL = Panel("explain", "Explain", "Which patches caused the prediction?",
+                     actions=(look, draw, brush, copy), kinds=("classifier",))
 
    `context` (state.py) is all that an action may touch: the view of the model, pictures of this
    session as tensors, their recorded runs, and `context.progress(share, words)`. An action that

@@ -13,30 +13,29 @@ import contextvars
 import logging
 import secrets
 import threading
-import time
-from collections import Counter, OrderedDict, deque
+from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import Future
+from itertools import count
 from typing import Any
 
-from seecause._stop import Stopped, stoppable
-from seecause.errors import SeecauseError
+from seecause.errors import SeecauseError, Stopped, stoppable
 
 log = logging.getLogger(__name__)
 Reply = dict[str, Any]
 Progress = Callable[[float, str], None]
 
 PER_SESSION = 12  # jobs of one session that wait for one model
-LIMIT = 256  # jobs that wait for one model
 WORKERS = 6  # jobs of one model that run at once
 OWN_WORKERS = 2  # those of one session; its next jobs wait for them
 
 
-class TooBusy(SeecauseError):
-    """More jobs wait than the queue takes."""
+class Refused(SeecauseError):
+    """Something that the server does not do now, with the HTTP status that says so."""
 
-    def __init__(self, whose: str):
-        super().__init__(f"{whose}: too many jobs are waiting; wait for one, or cancel one.")
+    def __init__(self, reason: str, status: int):
+        super().__init__(reason)
+        self.status = status
 
 
 class Job:
@@ -47,21 +46,8 @@ class Job:
         self.future: Future[Reply] = Future()
         self.share, self.words = 0.0, ""
         self.running = False
-        self.ended: float | None = None
-        self._run, self._stop = run, threading.Event()
-        self.future.add_done_callback(self._end)
-
-    @property
-    def done(self) -> bool:
-        return self.future.done()
-
-    def stop(self) -> None:
-        """A waiting job never starts, a running one ends at its next block."""
-        self._stop.set()
-
-    @property
-    def stopped(self) -> bool:
-        return self._stop.is_set()
+        self.stopped = False  # a waiting job never starts, a running one ends at its next block
+        self._run = run
 
     def progress(self, share: float, words: str = "") -> None:
         """Report how far the job is, from 0 to 1, and what it is doing."""
@@ -69,7 +55,7 @@ class Job:
         self.share, self.words = min(1.0, max(0.0, share)), words
 
     def check(self) -> None:
-        if self._stop.is_set():
+        if self.stopped:
             raise Stopped
 
     def work(self) -> None:
@@ -85,19 +71,18 @@ class Job:
             self.future.set_exception(failure)
         else:
             self.future.set_result(result)
-
-    def _end(self, _: object) -> None:
-        self.running, self.ended = False, time.monotonic()
+        self.running = False
 
 
 class Queue:
     """Jobs of all sessions for one model, in threads of its own. Sessions take turns, so that one
     with many jobs does not keep others waiting."""
 
-    def __init__(self, name: str, *, limit: int = LIMIT, per_session: int = PER_SESSION):
-        self.name, self.limit, self.per_session = name, limit, per_session
-        self._waiting: OrderedDict[str, deque[Job]] = OrderedDict()
+    def __init__(self, name: str, *, per_session: int = PER_SESSION):
+        self.name, self.per_session = name, per_session
+        self._waiting: list[Job] = []
         self._running: list[Job] = []
+        self._turns, self._served = count(1), Counter[str]()  # the last turn of each session
         self._changed = threading.Condition()
         self._open = True
         for number in range(WORKERS):
@@ -108,59 +93,37 @@ class Queue:
 
     def submit(self, job: Job) -> Job:
         with self._changed:
-            jobs = self._waiting.setdefault(job.session, deque())
-            if job.slot:
-                self._supersede(job, jobs)
-            if len(jobs) >= self.per_session or len(self) >= self.limit:
-                self._forget_empty(job.session)
-                raise TooBusy("you" if len(jobs) >= self.per_session else self.name)
-            jobs.append(job)
+            for older in [*self._waiting, *self._running]:
+                if job.slot and (older.session, older.slot) == (job.session, job.slot):
+                    self.cancel(older)
+            if sum(other.session == job.session for other in self._waiting) >= self.per_session:
+                raise Refused("too many of your jobs wait; wait for one, or cancel one.", 429)
+            self._waiting.append(job)
             self._changed.notify()
         return job
 
     def cancel(self, job: Job) -> None:
         """A waiting job leaves the queue at once, a running one ends at its next block."""
-        job.stop()
         with self._changed:
-            jobs = self._waiting.get(job.session, deque())
-            if job in jobs:
-                jobs.remove(job)
-                self._forget_empty(job.session)
+            job.stopped = True
+            if job in self._waiting:
+                self._waiting.remove(job)
                 job.future.set_exception(Stopped())
-
-    def __len__(self) -> int:
-        """The number of jobs that wait."""
-        return sum(map(len, self._waiting.values()))
 
     def close(self) -> None:
         """Stop the jobs that run and drop those that wait."""
         with self._changed:
             self._open = False
-            waiting = [job for jobs in self._waiting.values() for job in jobs]
-            self._waiting.clear()
+            for job in [*self._waiting, *self._running]:
+                self.cancel(job)
             self._changed.notify_all()
-            for job in [*waiting, *self._running]:
-                job.stop()
-        for job in waiting:
-            job.future.set_exception(Stopped())
 
-    def _supersede(self, job: Job, jobs: deque[Job]) -> None:
-        for older in [waiting for waiting in jobs if waiting.slot == job.slot]:
-            jobs.remove(older)
-            older.stop()
-            older.future.set_exception(Stopped())
-        for current in self._running:
-            if (current.session, current.slot) == (job.session, job.slot):
-                current.stop()
-
-    def _forget_empty(self, session: str) -> None:
-        if not self._waiting.get(session, True):
-            del self._waiting[session]
-
-    def _next_session(self) -> str | None:
-        """Whose turn it is: not that of a session with as many running jobs as it may have."""
+    def _next(self) -> Job | None:
+        """The oldest job of the session whose last turn is longest ago; not of one with as many
+        running jobs as it may have."""
         running = Counter(job.session for job in self._running)
-        return next((name for name in self._waiting if running[name] < OWN_WORKERS), None)
+        free = [job for job in self._waiting if running[job.session] < OWN_WORKERS]
+        return min(free, key=lambda job: self._served[job.session], default=None)
 
     def _serve(self) -> None:
         """One worker: job after job until the queue is closed."""
@@ -173,13 +136,10 @@ class Queue:
     def _take(self) -> Job | None:
         """The next job, when there is one; None once the queue is closed."""
         with self._changed:
-            self._changed.wait_for(lambda: self._next_session() is not None or not self._open)
-            session = self._next_session()
-            if session is None or not self._open:
-                return None
-            jobs = self._waiting.pop(session)
-            job = jobs.popleft()
-            self._running.append(job)
-            if jobs:  # behind all other sessions
-                self._waiting[session] = jobs
+            self._changed.wait_for(lambda: self._next() is not None or not self._open)
+            job = self._next()
+            if job is not None:
+                self._waiting.remove(job)
+                self._running.append(job)
+                self._served[job.session] = next(self._turns)
             return job

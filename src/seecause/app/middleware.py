@@ -9,15 +9,13 @@ from __future__ import annotations
 
 import hmac
 import ipaddress
-from collections.abc import Awaitable, Callable, Mapping, MutableMapping
-from typing import Any
-from urllib.parse import parse_qs, urlsplit
+from contextlib import suppress
+from urllib.parse import urlsplit
 
+from starlette.datastructures import MutableHeaders
+from starlette.requests import Request
 from starlette.responses import JSONResponse, RedirectResponse, Response
-
-Scope = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
-Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data: blob:;"
@@ -52,66 +50,51 @@ RUN_HEADERS = {
 class AccessMiddleware:
     """Checks every request, then hands it to `app`. `token` None: only this machine may ask."""
 
-    def __init__(self, app: Any, *, token: str | None = None, port: int = 0):
+    def __init__(self, app: ASGIApp, *, token: str | None = None, port: int = 0):
         self.app, self.token, self.cookie = app, token, f"seecause-{port}"
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
             await self.app(scope, receive, send)
-            return
         if scope["type"] != "http":  # no websockets here
             return
-        headers = RUN_HEADERS if scope["path"].startswith(RUNS) else HEADERS
-        refusal, send = self._refusal(scope), _with_headers(send, headers)
-        await (refusal or self.app)(scope, receive, send)
 
-    def _refusal(self, scope: Scope) -> Response | None:
-        headers = {
-            name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]
-        }
-        host = headers.get("host", "")
+        async def send_with_headers(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                own = RUN_HEADERS if scope["path"].startswith(RUNS) else HEADERS
+                MutableHeaders(scope=message).update(own)
+            await send(message)
+
+        response = self._refusal(Request(scope)) or self.app
+        await response(scope, receive, send_with_headers)
+
+    def _refusal(self, request: Request) -> Response | None:
+        """None where the request is allowed. A token in the URL becomes a cookie; the rest of the
+        link, behind #, is the browser's own and stays."""
+        host, origin = request.headers.get("host", ""), request.headers.get("origin")
         if self.token is None and not is_local(_name(host)):
             return _no(421, "this server answers to 127.0.0.1 and localhost only.")
-        origin = headers.get("origin")
-        if origin is not None and _place(origin) != host:
+        path, site = request.scope["path"], request.headers.get("sec-fetch-site")
+        linked = site in ("cross-site", "same-site") and path != "/"
+        if linked or (origin is not None and origin.partition("://")[2] != host):
             return _no(403, "a page of another site may not ask this server.")
-        if headers.get("sec-fetch-site") in ("cross-site", "same-site") and scope["path"] != "/":
-            return _no(403, "a page of another site may not ask this server.")
-        return None if self.token is None else self._without_token(scope, headers)
-
-    def _without_token(self, scope: Scope, headers: dict[str, str]) -> Response | None:
-        """None where the token is there. A token in the URL becomes a cookie; the rest of the link,
-        behind #, is the browser's own and stays."""
-        assert self.token is not None
-        offered = parse_qs(scope["query_string"].decode("latin-1")).get("token", [""])[0]
-        if scope["path"] == "/" and _same(offered, self.token):
+        if self.token is None:
+            return None
+        if path == "/" and _same(request.query_params.get("token", ""), self.token):
             # lax: who follows a link to this page from another one comes with the cookie
-            answer = RedirectResponse("/", status_code=303)
-            answer.set_cookie(self.cookie, self.token, httponly=True, samesite="lax")
-            return answer
-        if _same(_cookie(headers.get("cookie", ""), self.cookie), self.token):
+            response = RedirectResponse("/", status_code=303)
+            response.set_cookie(self.cookie, self.token, httponly=True, samesite="lax")
+            return response
+        if _same(request.cookies.get(self.cookie, ""), self.token):
             return None
         return _no(401, "open the address that `seecause serve` printed: it carries the token.")
 
 
 def is_local(host: str) -> bool:
     """Whether only this machine reaches a server bound to `host`."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
-
-
-def _with_headers(send: Send, headers: Mapping[str, str]) -> Send:
-    async def sending(message: MutableMapping[str, Any]) -> None:
-        if message["type"] == "http.response.start":
-            extra = [(name.encode(), value.encode()) for name, value in headers.items()]
-            message = {**message, "headers": [*message.get("headers", ()), *extra]}
-        await send(message)
-
-    return sending
+    with suppress(ValueError):
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    return False
 
 
 def _no(status: int, words: str) -> Response:
@@ -120,28 +103,10 @@ def _no(status: int, words: str) -> Response:
 
 def _name(host: str) -> str:
     """The name or address of a Host header, without its port."""
-    try:
+    with suppress(ValueError):
         return urlsplit(f"//{host}").hostname or ""
-    except ValueError:
-        return ""
-
-
-def _place(origin: str) -> str | None:
-    """Host and port of an Origin header; None where it is none."""
-    try:
-        return urlsplit(origin).netloc
-    except ValueError:
-        return None
+    return ""
 
 
 def _same(token: str, other: str) -> bool:
-    return hmac.compare_digest(token.encode("utf-8", "replace"), other.encode())
-
-
-def _cookie(header: str, name: str) -> str:
-    """Split by hand: other programs of this host set cookies that `http.cookies` gives up on."""
-    for pair in header.split(";"):
-        key, _, value = pair.strip().partition("=")
-        if key == name:
-            return value.strip('"')
-    return ""
+    return hmac.compare_digest(token.encode(), other.encode())

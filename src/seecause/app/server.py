@@ -17,56 +17,35 @@ import re
 import secrets
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 from fastapi import FastAPI, Request
 from starlette.exceptions import HTTPException
 from starlette.responses import FileResponse, JSONResponse, Response
+from starlette.staticfiles import StaticFiles
 
 from seecause import __version__
-from seecause._stop import Stopped
-from seecause.app.jobs import Job, Progress, Reply, TooBusy
+from seecause.app.jobs import Job, Progress, Refused, Reply
 from seecause.app.middleware import AccessMiddleware
 from seecause.app.panels import Action, find_panel, panels
 from seecause.app.panels.runs import find_pages
-from seecause.app.sessions import Full, NoJob, NoSession, Session, Sessions
-from seecause.app.state import UPLOAD_BYTES, ActionContext, ServerState, picture_name
-from seecause.errors import BadImage, SeecauseError, UnknownName
+from seecause.app.sessions import Session, Sessions
+from seecause.app.state import (
+    UPLOAD_BYTES,
+    ActionContext,
+    ServerState,
+    hide_folders,
+    picture_name,
+)
+from seecause.errors import BadImage, SeecauseError, Stopped, UnknownName
 
 log = logging.getLogger(__name__)
 REQUEST_BYTES = 1 << 20
 WAIT = 0.8  # seconds that a request waits for its job, so that quick ones need one round trip
-UPLOADING = 8  # pictures that are read at once
-DECODING = 2  # of them that are decoded at once
-READING = 64  # other requests that are read at once
-BODY_SECONDS = 60  # for all of a request to arrive
-HTML = "index.html"
-_TYPES = {
-    ".html": "text/html",
-    ".css": "text/css",
-    ".js": "text/javascript",
-    ".svg": "image/svg+xml",
-}
+DECODING = 2  # pictures that are decoded at once
 SESSION, SLOT, NAME = "x-seecause-session", "x-seecause-slot", "x-seecause-name"
-
-
-class TooSlow(SeecauseError):
-    """A request that does not arrive."""
-
-    def __init__(self, what: str):
-        super().__init__(f"{what} did not arrive within {BODY_SECONDS} s; try again.")
-
-
-STATUS = {NoSession: 440, NoJob: 404, TooBusy: 429, Full: 429, UnknownName: 404, TooSlow: 408}
-# Paths in the words of an error, whatever wrote them: absolute ones, whose folders may have spaces,
-# and relative ones. An address (https://) is none; nor is `owner/model`, see `_last_part`.
-_WORD = r"[^\s'\",;:/\\]+"
-_PATH = re.compile(
-    rf"(?<![\w/.])(?:[A-Za-z]:\\|~?/(?!/))(?:{_WORD}(?: {_WORD}){{0,3}}[/\\]+)+(?P<last>{_WORD})?"
-    rf"|(?<![^\s'\",;:(])(?P<relative>(?:{_WORD}[/\\]+)+)(?P<file>{_WORD})"
-)
 
 
 def create_app(state: ServerState, *, token: str | None = None, port: int = 0) -> AccessMiddleware:
@@ -90,19 +69,11 @@ def create_app(state: ServerState, *, token: str | None = None, port: int = 0) -
     return AccessMiddleware(app, token=token, port=port)
 
 
-def static_files() -> dict[str, tuple[bytes, str]]:
-    """What the browser loads, content and type by name, read once: no name in a request reaches the
-    disk. The page has the report's own style."""
-    here = [*files("seecause.app").joinpath("static").iterdir()]
-    report = files("seecause.report").joinpath("templates")
-    here += [report.joinpath(name) for name in ("page.css",)]
-    typed = [(path, _TYPES.get(Path(path.name).suffix)) for path in here]
-    return {path.name: (path.read_bytes(), kind) for path, kind in typed if kind is not None}
-
-
 def _add_pages(app: FastAPI, state: ServerState) -> None:
     """What is the same for everybody: the page, what is served, pages of results."""
-    loaded, run_pages = static_files(), find_pages(state.results)
+    run_pages = find_pages(state.results)
+    folders = [("seecause.app", "static"), ("seecause.report", "templates")]  # of the page's style
+    app.mount("/static", StaticFiles(packages=folders))
     hello = {
         "version": __version__,
         "models": [served.facts() for served in state.models.values()],
@@ -112,19 +83,9 @@ def _add_pages(app: FastAPI, state: ServerState) -> None:
         "upload_bytes": UPLOAD_BYTES,
     }
 
-    def _file(name: str) -> Response:
-        if name not in loaded:
-            raise HTTPException(404)
-        content, kind = loaded[name]
-        return Response(content, media_type=kind)
-
     @app.get("/")
     async def page() -> Response:
-        return _file(HTML)
-
-    @app.get("/static/{name}")
-    async def static(name: str) -> Response:
-        return _file(name)
+        return FileResponse(Path(__file__).with_name("static") / "index.html")
 
     @app.get("/runs/{id}")
     async def run_page(id: str) -> Response:
@@ -150,7 +111,7 @@ def _add_pages(app: FastAPI, state: ServerState) -> None:
 
 def _add_pictures(app: FastAPI, state: ServerState, sessions: Sessions) -> None:
     """Sessions, and what they send and fetch."""
-    uploading, decoding = asyncio.Semaphore(UPLOADING), asyncio.Semaphore(DECODING)
+    decoding = asyncio.Semaphore(DECODING)
 
     @app.post("/api/session")
     async def session() -> Response:
@@ -159,11 +120,10 @@ def _add_pictures(app: FastAPI, state: ServerState, sessions: Sessions) -> None:
     @app.post("/api/pictures")
     async def upload(request: Request) -> Response:
         own = _session(sessions, request)
-        async with uploading:  # before a byte is read
-            content = await _body(request, UPLOAD_BYTES, "your picture")
-            name = _name_of(request.headers.get(NAME, ""))
-            async with decoding:
-                picture = await asyncio.to_thread(state.upload, content, name)
+        content = await _body(request, UPLOAD_BYTES, "your picture")
+        name = _name_of(request.headers.get(NAME, ""))
+        async with decoding:
+            picture = await asyncio.to_thread(state.upload, content, name)
         own.add_picture(picture)
         return JSONResponse(picture.facts())
 
@@ -179,14 +139,12 @@ def _add_pictures(app: FastAPI, state: ServerState, sessions: Sessions) -> None:
 
 def _add_jobs(app: FastAPI, state: ServerState, sessions: Sessions) -> None:
     """What panels compute."""
-    reading = asyncio.Semaphore(READING)
 
     @app.post("/api/run/{panel}/{action}")
     async def run(panel: str, action: str, request: Request) -> Response:
         own = _session(sessions, request)
         function, kind = find_panel(panel).find(action)
-        async with reading:
-            content = await _body(request, REQUEST_BYTES, "the request")
+        content = await _body(request, REQUEST_BYTES, "the request")
         slot = request.headers.get(SLOT, "")[:64]
         job = _submit(state, own, function, kind.read(content), slot)
         return await _state(own, job)
@@ -215,13 +173,9 @@ def _submit(state: ServerState, own: Session, action: Action, request: Any, slot
         with served.borrow() as view:
             return action(ActionContext(state, own, served, progress, view), request)
 
-    job = Job(own.id, work, slot=slot)
+    job = queue.submit(Job(own.id, work, slot=slot))
     own.add_job(job, queue)
-    try:
-        return queue.submit(job)
-    except TooBusy:
-        own.drop_job(job.id)
-        raise
+    return job
 
 
 async def _state(own: Session, job: Job) -> Response:
@@ -231,12 +185,12 @@ async def _state(own: Session, job: Job) -> Response:
     # the failure of a job that ends after this request is reported by the next one, not logged
     waiting.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
     await asyncio.wait([waiting], timeout=WAIT)
-    if not job.done and not job.stopped:
+    if not job.future.done() and not job.stopped:
         state = "running" if job.running else "waiting"
         progress = {"share": job.share, "words": job.words}
         return JSONResponse({"job": job.id, "state": state, **progress})
-    own.drop_job(job.id)
-    failure = job.future.exception() if job.done else Stopped()
+    own.jobs.pop(job.id, None)
+    failure = job.future.exception() if job.future.done() else Stopped()
     if isinstance(failure, Stopped):
         return JSONResponse({"job": job.id, "state": "cancelled"})
     if failure is not None:
@@ -248,21 +202,12 @@ async def _state(own: Session, job: Job) -> Response:
 def error_words(failure: BaseException) -> tuple[str, int]:
     """What a user may read, and the status. Details of what nobody expected stay in the log."""
     if isinstance(failure, SeecauseError):
-        words = _PATH.sub(_last_part, " ".join(str(failure).split())[:2000])
-        return words[:600], STATUS.get(type(failure), 400)
+        words = hide_folders(" ".join(str(failure).split()))[:600]
+        usual = 404 if isinstance(failure, UnknownName) else 400
+        return words, failure.status if isinstance(failure, Refused) else usual
     reference = secrets.token_hex(4)
     log.error("request failed, reference %s", reference, exc_info=failure)
     return f"something went wrong on the server; its log says what, reference {reference}.", 500
-
-
-def _last_part(match: re.Match[str]) -> str:
-    """What is left of a path: its last part. Two words around one slash stay, unless they end as a
-    file does."""
-    relative = match["relative"]
-    if relative is None:
-        return match["last"] or "a folder"
-    deep = len(re.findall(r"[/\\]+", relative)) > 1
-    return match["file"] if deep or re.search(r"\.\w{2,5}\W*$", match["file"]) else match[0]
 
 
 async def _tell_error(_: Request, failure: Exception) -> Response:
@@ -282,23 +227,16 @@ def _session(sessions: Sessions, request: Request) -> Session:
 
 
 async def _body(request: Request, most: int, what: str) -> bytes:
-    """The body, as far as it is neither too long nor too slow."""
+    """The body, if it is not too long."""
     content = bytearray()
-    try:
-        async with asyncio.timeout(BODY_SECONDS):
-            async for part in request.stream():
-                content += part
-                if len(content) > most:
-                    limit = f"more than {most >> 20} MB"
-                    raise BadImage(what, limit, "make it smaller and try again")
-    except TimeoutError:
-        raise TooSlow(what) from None
+    async for part in request.stream():
+        content += part
+        if len(content) > most:
+            raise BadImage(what, f"more than {most >> 20} MB", "make it smaller and try again")
     return bytes(content)
 
 
 def _name_of(header: str) -> str:
     """What a user's file is called: the last part, printable, short."""
-    from urllib.parse import unquote
-
     last = re.split(r"[/\\]", unquote(header))[-1]
     return "".join(letter for letter in last if letter.isprintable())[:80] or "your-picture.png"

@@ -9,10 +9,11 @@ import logging
 import re
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from functools import cached_property
+from itertools import chain, count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
@@ -20,14 +21,16 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from seecause.app.jobs import Job, Progress, Queue
+from seecause.app.jobs import Progress, Queue
 from seecause.app.sessions import Recent, Session
 from seecause.data.batch import to_batch
+from seecause.data.dataset import evenly
 from seecause.data.images import decode_image, open_image, sample_of
 from seecause.data.registry import open_data
 from seecause.engine.trace import Blank, Trace, blank_image, record
 from seecause.errors import BadImage, BadOption, NotDefined, SeecauseError, UnsupportedModel
 from seecause.files import digest
+from seecause.loading import load as load_classifier
 from seecause.models.base import ImageModel
 from seecause.models.view import VisionModel
 from seecause.report.figures import data_uri
@@ -44,11 +47,11 @@ UPLOAD_BYTES = 20 << 20
 UPLOAD_PIXELS = 40_000_000
 SHOWN_SIDE = 768  # pixels of the longer side of what is kept to be looked at
 THUMB_SIDE = 112
-RUN_BYTES = 384 << 20  # recorded runs of one model
+RUNS = 24  # recorded runs of one model: 11 MB each of a ViT-S, 80 MB of a ViT-L
 OPENED = 64  # samples that stay opened
 AVERAGED = 32  # samples that averages are taken over, evenly chosen
-TRIED = 64  # files that are decoded at the start
-SERVER_QUEUE = "server"  # of requests that name no model
+WORLDS = ("critters:clean:test", "critters:certified:test")  # eight of each are the usual samples
+_FOLDERS = re.compile(r"(?<![\w/.])(?:~|[A-Za-z]:)?[/\\](?![/\\])(?:[^\s/\\'\",;:]+[/\\]+)+")
 
 
 @dataclass(eq=False)
@@ -62,12 +65,6 @@ class OpenedPicture:
     # by model, where the data knows the object: [1, H, W], 1 object, 0 background
     masks: Mapping[str, Tensor] = field(default_factory=dict)
     own: bool = True  # uploaded, not a sample
-
-    @property
-    def bytes(self) -> int:
-        """What it holds in memory."""
-        tensors = (x.numel() * x.element_size() for x in self.inputs.values())
-        return 3 * self.shown.width * self.shown.height + sum(tensors)
 
     def facts(self) -> dict[str, Any]:
         """What a chooser shows."""
@@ -87,7 +84,7 @@ class ServedModel:
     queue: Queue
     weights: str | None = None  # the name of the checkpoint, where it is not the model's own
     reading: Mapping[str, Any] = field(default_factory=dict)  # mean, std, size, classes: if given
-    runs: Recent = field(default_factory=lambda: Recent(RUN_BYTES))
+    runs: Recent = field(default_factory=lambda: Recent(RUNS))
     memo: dict[str, Any] = field(default_factory=dict)  # what panels compute once for the model
     lock: threading.Lock = field(default_factory=threading.Lock)
     spare: list[Any] = field(default_factory=list)  # views that no job has
@@ -138,12 +135,6 @@ def own_view(view: T) -> T:
     return other
 
 
-def trace_size(trace: Trace) -> int:
-    """Bytes that a recorded run holds."""
-    tensors = [*trace.states.values(), *(x for pair in trace.kv.values() for x in pair)]
-    return sum(x.numel() * x.element_size() for x in tensors)
-
-
 @dataclass(eq=False)
 class ServerState:
     """Everything that all sessions share. `data` and `runs` are what the server was started with:
@@ -153,12 +144,11 @@ class ServerState:
     samples: OrderedDict[str, str] = field(default_factory=OrderedDict)  # id -> what it is called
     data: dict[str, str] = field(default_factory=dict)
     runs: dict[str, Path] = field(default_factory=dict)
-    queue: Queue = field(default_factory=lambda: Queue(SERVER_QUEUE))
-    opened: dict[str, OpenedPicture] = field(default_factory=dict)
-    lock: threading.Lock = field(default_factory=threading.Lock)
+    queue: Queue = field(default_factory=lambda: Queue("server"))  # of requests without a model
+    opened: Recent = field(default_factory=lambda: Recent(OPENED))  # samples
 
     @cached_property
-    def results(self) -> dict[str, RunFolder]:
+    def results(self) -> list[RunFolder]:
         """What is in the folders of results, listed once."""
         from seecause.app.panels.runs import find_runs
 
@@ -166,25 +156,18 @@ class ServerState:
 
     def sample(self, id: str) -> OpenedPicture:
         """A sample; the latest stay open. One that cannot be read is left out from then on."""
-        with self.lock:
-            if id not in self.samples:
-                raise BadImage("the sample", "it could not be read", "choose another picture")
-            try:
-                picture = self.opened.pop(id, None) or self._open_sample(id)
-            except SeecauseError as failure:
-                log.warning("left out: %s", failure)
-                del self.samples[id]
-                raise
-            self.opened[id] = picture
-            while len(self.opened) > OPENED:
-                del self.opened[next(iter(self.opened))]
-            return picture
+        if id not in self.samples:
+            raise BadImage("the sample", "it could not be read", "choose another picture")
+        try:
+            return self.opened.get_or_make(id, lambda: self._open_sample(id))
+        except SeecauseError as failure:
+            log.warning("left out: %s", failure)
+            self.samples.pop(id, None)
+            raise
 
     def averaged(self) -> list[str]:
         """Ids of the samples that averages are taken over: all, or evenly chosen ones."""
-        ids = list(self.samples)
-        count = min(len(ids), AVERAGED)
-        return [ids[place * len(ids) // count] for place in range(count)]
+        return list(evenly(list(self.samples), AVERAGED))
 
     def _open_sample(self, id: str) -> OpenedPicture:
         text, place = self.samples[id], sample_of(self.samples[id])
@@ -215,19 +198,6 @@ class ServerState:
         if key not in self.models:
             raise BadOption("model", key, f"one of {', '.join(self.models)}")
         return self.models[key]
-
-    def warm(self) -> None:
-        """One run of every classifier before the first user waits for it."""
-        for served in self.models.values():
-            if served.kind != "lvlm" and self.samples:
-                served.queue.submit(Job("", partial(self._warm, served)))
-
-    def _warm(self, served: ServedModel, progress: Progress) -> dict[str, Any]:
-        from seecause.attribution.attribute import attribute
-
-        image = self.sample(next(iter(self.samples))).inputs[served.key]
-        with served.borrow() as view:
-            return {"label": attribute(view, image).labels}
 
     def close(self) -> None:
         for queue in (self.queue, *(served.queue for served in self.models.values())):
@@ -310,14 +280,14 @@ class ActionContext:
         view, served, picture = self.transformer, self.served, self.picture(id)
         key = (self.session.id if picture.own else "", id)
         image = picture.inputs[served.key]
-        return served.runs.get_or_make(key, lambda: _record(view, image), trace_size)
+        return served.runs.get_or_make(key, lambda: _record(view, image))
 
     def blank(self, blank: Blank) -> Trace:
         """The same of a blank. Served models do not change, so nothing is asked of the model."""
         view, served = self.transformer, self.served
         size = view.preprocess.size
         return served.runs.get_or_make(
-            ("blank", blank), lambda: _record(view, blank_image(view, size, blank)), trace_size
+            ("blank", blank), lambda: _record(view, blank_image(view, size, blank))
         )
 
 
@@ -331,63 +301,42 @@ def open_state(
     specs: Sequence[str],
     *,
     samples: Sequence[str] = (),
-    data: Mapping[str, str] | None = None,
-    runs: Mapping[str, Path] | None = None,
+    data: Sequence[str] = (),
+    runs: Sequence[Path] = (),
     load: Callable[[str], Any] | None = None,
-    load_lvlm: Callable[[str], Any] | None = None,
     weights: str | None = None,
     reading: Mapping[str, Any] | None = None,
 ) -> ServerState:
     """Load every model and name everything that can be asked for. `weights` and `reading` are what
     `load` takes instead of a model's own, for what is copied from the page."""
-    named = readable(samples)
     models: dict[str, ServedModel] = {}
-    for spec in specs:
-        kind, view = _load(spec, load, load_lvlm)
-        key = free_name(short_name(spec), models)
+    for key, spec in named(specs, short_name).items():
+        view = (load or load_any)(spec)
+        kind: Kind = "classifier" if isinstance(view, ImageModel) else "lvlm"
+        if kind == "classifier" and type(view.module).__name__ == "IFAM":
+            kind = "ifam"
         models[key] = ServedModel(
             key, public_spec(spec), kind, view, Queue(key), weights and Path(weights).name,
             dict(reading or {}),
         )  # fmt: skip
-    named = named or default_samples()
-    ids = OrderedDict((f"s{place}", text) for place, text in enumerate(named))
-    return ServerState(models, ids, dict(data or {}), dict(runs or {}))
+    usual = [f"{world}#{place}" for world in WORLDS for place in range(8)]
+    ids = OrderedDict((f"s{place}", text) for place, text in enumerate(samples or usual))
+    folders = named(map(Path.resolve, runs), lambda folder: folder.name or "results")
+    return ServerState(models, ids, named_data(data), folders)
 
 
-def readable(samples: Sequence[str]) -> list[str]:
-    """Samples without files that cannot be read, which are named once in the log. Only the first
-    are tried; others leave the list when somebody opens them."""
-    broken: dict[str, str] = {}
-    for text in samples[:TRIED]:
-        try:
-            if sample_of(text) is None:
-                open_image(text)
-        except SeecauseError as failure:
-            broken[text] = str(failure)
-    if broken and len(broken) == len(samples):
-        raise BadImage(samples[0], "not one of the pictures can be read", "give others")
-    if broken:
-        log.warning("left out, cannot be read: %s", ", ".join(broken))
-    return [text for text in samples if text not in broken]
-
-
-def default_samples(count: int = 8) -> list[str]:
-    """Critters, which every installation can draw."""
-    worlds = ("critters:clean:test", "critters:certified:test")
-    return [f"{world}#{place}" for world in worlds for place in range(count)]
-
-
-def _load(
-    spec: str, load: Callable[[str], Any] | None, load_lvlm: Callable[[str], Any] | None
-) -> tuple[Kind, Any]:
+def load_any(
+    spec: str,
+    load: Callable[[str], Any] = load_classifier,
+    load_lvlm: Callable[[str], Any] | None = None,
+) -> Any:
+    """A classifier or, where the name is of none, a vision-language model."""
     from seecause import lvlm
-    from seecause.loading import load as load_classifier
 
     try:
-        view = (load or load_classifier)(spec)
+        return load(spec)
     except UnsupportedModel:
-        return "lvlm", (load_lvlm or lvlm.load)(spec)
-    return ("ifam" if type(view.module).__name__ == "IFAM" else "classifier"), view
+        return (load_lvlm or lvlm.load)(spec)
 
 
 def public_spec(spec: str) -> str:
@@ -397,21 +346,14 @@ def public_spec(spec: str) -> str:
     return f"{library}{colon}{Path(name).name}" if local else spec
 
 
+def hide_folders(text: str) -> str:
+    """A text in which files are named without the folders of this machine."""
+    return _FOLDERS.sub("", text)
+
+
 def named_data(specs: Sequence[str]) -> dict[str, str]:
     """Datasets by what the page calls them: what `open_data` takes, without folders."""
-    names: dict[str, str] = {}
-    for spec in specs:
-        public = ":".join(map(public_spec, spec.split(":")))
-        names[free_name(public, names)] = spec
-    return names
-
-
-def name_folders(folders: Sequence[Path]) -> dict[str, Path]:
-    """Folders of results by their last part, numbered where it is not the only one."""
-    named: dict[str, Path] = {}
-    for folder in map(Path.resolve, folders):
-        named[free_name(folder.name or "results", named)] = folder
-    return named
+    return named(specs, lambda spec: ":".join(map(public_spec, spec.split(":"))))
 
 
 def picture_name(text: str) -> str:
@@ -426,9 +368,11 @@ def short_name(spec: str) -> str:
     return re.sub(r"[^a-zA-Z0-9_.-]+", "-", last)[:48] or "model"
 
 
-def free_name(name: str, taken: Mapping[str, object]) -> str:
-    """The name, numbered where it is taken."""
-    place, free = 2, name
-    while free in taken:
-        free, place = f"{name}-{place}", place + 1
-    return free
+def named(things: Iterable[T], name: Callable[[T], str]) -> dict[str, T]:
+    """Things by their names, which are numbered where they are taken."""
+    by_name: dict[str, T] = {}
+    for thing in things:
+        own = name(thing)
+        others = (f"{own}-{place}" for place in count(2))
+        by_name[next(free for free in chain([own], others) if free not in by_name)] = thing
+    return by_name

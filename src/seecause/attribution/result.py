@@ -139,15 +139,13 @@ class Attribution(MapResult):
         known = self.manifest
         return is_signed(known.get("method", ""), known.get("architecture", "transformer"))
 
-    def overlay(self, index: int = 0, **options: Any) -> Image.Image:
-        """One image with its map on top; options of `seecause.report.figures.overlay`."""
+    def overlay(self, index: int = 0) -> Image.Image:
+        """One image with its map on top."""
         from seecause.report.explain import upright
         from seecause.report.figures import overlay
 
         alone = upright(self[index])
-        if options.get("scale") is None:
-            options.setdefault("signed", self.signed)
-        return overlay(alone.images[0], alone.pixels()[0], **options)
+        return overlay(alone.images[0], alone.pixels()[0], signed=self.signed)
 
     def name(self, index: int) -> str:
         """The name of an image."""

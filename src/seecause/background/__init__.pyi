@@ -1,7 +1,7 @@
-from seecause.background._export import export as export, prune_heads as prune_heads
-from seecause.background.audit import missed_limits as missed_limits
-from seecause.background.gains import erase as erase, information_gains as information_gains
-from seecause.background.heads import (
+from ._export import export as export, prune_heads as prune_heads
+from .audit import missed_limits as missed_limits
+from .gains import erase as erase, information_gains as information_gains
+from .heads import (
     HeadScores as HeadScores,
     ablate as ablate,
     penalised as penalised,
@@ -9,23 +9,23 @@ from seecause.background.heads import (
     selector as selector,
     selectors as selectors,
 )
-from seecause.background.images import (
+from .images import (
     LabelledImages as LabelledImages,
     Masks as Masks,
     read_images as read_images,
 )
-from seecause.background.last_layer import retrain_last_layer as retrain_last_layer
-from seecause.background.masks import (
+from .last_layer import retrain_last_layer as retrain_last_layer
+from .masks import (
     discover_masks as discover_masks,
     object_masks as object_masks,
 )
-from seecause.background.prune import (
+from .prune import (
     divprune as divprune,
     prune_and_test as prune_and_test,
     score_heads as score_heads,
 )
-from seecause.background.repair import REMEDIES as REMEDIES
-from seecause.background.scoring import (
+from .repair import REMEDIES as REMEDIES
+from .scoring import (
     interchange as interchange,
     mediated as mediated,
     score as score,

@@ -210,7 +210,8 @@ def check_place(folder: Path, *cards: str) -> None:
         raise BadOption("folder", str(folder), f"{expected}: this one has other files")
 
 
-def check_form(model: VisionModel, form: str) -> None:
+@checked
+def check_form(model: VisionModel, form: Form) -> None:
     """Refuse a form that this model cannot be written in, whatever the heads."""
     if model.architecture == "prompt":
         remedy = "Use model.export, which zeroes heads in the whole model"

@@ -43,7 +43,6 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 from torch import Tensor
 
-from seecause._software import arithmetic, plugin_digest, versions
 from seecause.attribution.attribute import attribute
 from seecause.attribution.registry import find
 from seecause.background.gains import (
@@ -187,6 +186,8 @@ def _by_network(
     with model.eval_mode():
         grid = model.check(data.images).grid
     run = find(method, network.architecture).run
+    from seecause._software import plugin_digest
+
     facts = [method, options, grid, model.preprocess.mean, model.preprocess.std, plugin_digest(run)]
     parts = []
     for images in data.images.split(TOGETHER):
@@ -248,6 +249,8 @@ class _Kept:
         self.file: Path | None = None
         if cache is None:
             return
+        from seecause._software import arithmetic, versions
+
         folder = Path(cache)
         if folder.exists() and not folder.is_dir():
             raise BadOption("cache", str(cache), "a folder; this is a file")

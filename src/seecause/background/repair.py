@@ -328,8 +328,8 @@ class Repair(Result):
     def export(self, folder: str | Path) -> Path:
         """Write the checkpoint (plain timm, transformers, torchvision or open_clip load it), a page
         with images before and after, and a model card."""
+        from seecause.report import write_page
         from seecause.report.background import repair_sections
-        from seecause.report.pages import write_page
 
         folder = export_model(self.model, [], folder)
         usage = (folder / CARD).read_text(encoding="utf-8")

@@ -10,6 +10,6 @@ cells     a benchmark cut into cells named by a digest; the rows of one cell
 tables    runs a benchmark; means, errors, intervals and paired differences; CSV, LaTeX and Markdown
 """
 
-from seecause._lazy import lazy_names
+import lazy_loader
 
-__getattr__, __dir__, __all__ = lazy_names(__name__, __file__)
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

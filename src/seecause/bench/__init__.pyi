@@ -1,5 +1,5 @@
-from seecause.bench.cells import Request as Request, prepare as prepare
-from seecause.bench.tables import (
+from .cells import Request as Request, prepare as prepare
+from .tables import (
     Table as Table,
     read_results as read_results,
     run as run,

@@ -65,7 +65,6 @@ DETAILS = {  # details of a metric that are kept for each image, beside its colu
 }
 NOT_OPTIONS = ("truth",)  # keywords for callers in Python
 Options = Mapping[str, Mapping[str, Any]]  # by method, or by group of metrics
-Named = tuple[str, str, Any]  # an option: method or group ("" for all methods that have it), key
 
 
 @checked
@@ -321,7 +320,7 @@ def _keep(
 
 
 def prepare(
-    request: Request, *, options: Sequence[Named] = (), model: ImageModel | None = None
+    request: Request, *, options: Options | None = None, model: ImageModel | None = None
 ) -> Prepared:
     """Open model and data, check the request against them, and cut the work into cells.
 
@@ -330,8 +329,8 @@ def prepare(
 
     Args:
         request: What is compared. `metrics` may be names of sets.
-        options: Further options: (method or metric, key, value); with the name "", of all methods
-            that have the option.
+        options: Further options by method or group of metrics; with the name "", of all methods
+            that have them.
         model: The model of the request, if it is open already.
 
     Returns:
@@ -344,7 +343,7 @@ def prepare(
 
     Example:
         >>> request = Request("builtin:critters-vit", "critters:clean", ["caap", "gae"], limit=8)
-        >>> len(prepare(request, options=[("caap", "tail", "all")]).plan.cells)
+        >>> len(prepare(request, options={"caap": {"tail": "all"}}).plan.cells)
         2
     """
     for word in request.metrics:
@@ -363,7 +362,7 @@ def prepare(
             else:
                 picked.append(metric)
     request = replace(request, metrics=tuple(dict.fromkeys(picked)))
-    request = _complete(request, options, model, data)
+    request = _complete(request, options or {}, model, data)
     plan = Plan(
         request=request,
         model={
@@ -429,9 +428,7 @@ def _plugins(request: Request, model: ImageModel, data: Dataset) -> dict[str, st
     return {name: value for name, value in digests.items() if value}
 
 
-def _complete(
-    request: Request, options: Sequence[Named], model: ImageModel, data: Dataset
-) -> Request:
+def _complete(request: Request, options: Options, model: ImageModel, data: Dataset) -> Request:
     """The same request with nothing left open: further options of methods and metrics added, and
     their defaults."""
     if not request.methods or not request.metrics:
@@ -443,8 +440,8 @@ def _complete(
     entries = {name: find(request.method(name), model.architecture) for name in request.methods}
     groups = {group: group_options(group) for group in groups_of(request.metrics)}
     known = {name: entry.options for name, entry in entries.items()}
-    of_metrics = [word for word in options if word[0] in groups]
-    others = [word for word in options if word[0] not in groups]
+    of_metrics = {name: own for name, own in options.items() if name in groups}
+    others = {name: own for name, own in options.items() if name not in groups}
     methods, measures = {}, {}
     for name, given in with_options(request.methods, others, known).items():
         method, entry = given.pop("method", name), entries[name]

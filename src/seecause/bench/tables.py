@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.csv as pa_csv
 import torch
 from torch import Tensor
 
@@ -28,12 +27,11 @@ from seecause.bench.cells import (
     Prepared,
     Request,
     group_of,
-    indices_of,
     prepare,
 )
 from seecause.bench.runner import Cell, MissingValue, Status, read_cell, run_cells, state_of
 from seecause.errors import BadOption, UnknownName
-from seecause.files import atomic_file, csv_text, safe_cell, write_atomic, write_json
+from seecause.files import csv_text, write_atomic, write_json
 from seecause.metrics.parts import part_completeness
 from seecause.metrics.registry import METRICS, Direction
 from seecause.metrics.statistics import (
@@ -341,21 +339,14 @@ class Results:
                 by_method[method][metric] = values
         return by_method
 
-    def details(
-        self, method: str, name: str, samples: Iterable[int] | None = None
-    ) -> dict[int, Tensor]:
-        """Tensors by sample, such as name="map" [gh, gw]; images without one are left out."""
-        wanted = None if samples is None else set(samples)
+    def details(self, method: str, name: str) -> dict[int, Tensor]:
+        """Tensors by index of the image, such as name="map" [gh, gw]; images may have none."""
         found: dict[int, Tensor] = {}
         for cell in (cell for cell in self.finished if cell.title == method):
-            if wanted is not None and wanted.isdisjoint(indices_of(cell)):
-                continue
             rows = read_cell(self.folder, cell.name)
-            if rows is None or name not in rows.column_names:
-                continue
-            for row in rows.select(["index", name]).to_pylist():
-                if row[name] is not None and (wanted is None or row["index"] in wanted):
-                    found[row["index"]] = torch.tensor(row[name])
+            if rows is not None and name in rows.column_names:
+                pairs = zip(rows["index"].to_pylist(), rows[name].to_pylist(), strict=True)
+                found |= {index: torch.tensor(value) for index, value in pairs if value is not None}
         return found
 
     def curves(self) -> dict[str, dict[str, Tensor]]:
@@ -433,11 +424,8 @@ def missing_values(cell: Cell, rows: pa.Table) -> Iterator[MissingValue]:
 def write_rows(results: Results, path: Path) -> None:
     """Write every number of a run as CSV: a line for each method and image, with the reasons of
     missing numbers as JSON."""
-    parts = []
+    names = next(iter(results.rows.values())).column_names
+    lines = [["method", *names]]
     for method, rows in results.rows.items():
-        names = [safe_cell(name) for name in rows["image"].to_pylist()]
-        called = [safe_cell(method)] * len(names)
-        rows = rows.set_column(0, "image", pa.array(names, pa.string()))
-        parts.append(rows.add_column(0, "method", pa.array(called, pa.string())))
-    with atomic_file(path) as file:
-        pa_csv.write_csv(pa.concat_tables(parts), file)
+        lines += [[method, *row.values()] for row in rows.to_pylist()]
+    write_atomic(path, csv_text(lines))

@@ -145,8 +145,8 @@ def audit(
     from seecause.background.images import model_for
     from seecause.data.batch import take_names
     from seecause.data.registry import open_data
+    from seecause.report import rows_csv
     from seecause.report.background import audit_lines, audit_rows, audit_sections
-    from seecause.report.pages import rows_csv
 
     output.check(out)
     given = by_name(option)
@@ -166,7 +166,7 @@ def audit(
         settings |= {"seed": reading.seed, "progress": output.progress}
         result = audit_model(answering, images, masks=found, **settings)
     missed = [f"Limit not met: {reason}." for reason in missed_limits(result, **limits.given())]
-    facts = output.write(
+    return output.write(
         out,
         {
             "command": "audit",
@@ -178,13 +178,12 @@ def audit(
         },
         f"Does {Path(opened.name).name} predict from the background?",
         audit_sections(answering, result, limits=missed),
+        [*audit_lines(result), *missed],
         lead=lead_of(opened, result.data),
         tables={"audit.csv": rows_csv(audit_rows(result, answering.classes))},
         skipped=result.data.skipped,
+        code=FAILED if missed else 0,
     )
-    code = FAILED if missed else 0
-    lines = [*audit_lines(result), *missed]
-    return output.finish(facts, lines, skipped=result.data.skipped, code=code)
 
 
 def repair(
@@ -260,15 +259,6 @@ def repair(
         if result.remedy != "nothing":
             result.export(folder / "model")
 
-    facts = output.write(
-        out,
-        {"command": "repair", "model": "model", **result.facts()},
-        f"{result.original.name}: before and after",
-        repair_sections(result),
-        lead=result.sentence,
-        skipped=result.skipped,
-        more=export,
-    )
     shown = () if result.before.masks is None else result.before.masks.notes
     lines = [result.sentence]
     lines += [f"note: {note}" for note in result.record["notes"] if note not in shown]
@@ -277,7 +267,16 @@ def repair(
         reason = f"not tried: {candidate.failed}"
         lines.append(f"{candidate.name}: {reason if candidate.failed else ', '.join(numbers)}")
     lines += [] if result.remedy == "nothing" else [f"checkpoint: {out / 'model'}"]
-    return output.finish(facts, [*lines], skipped=result.skipped)
+    return output.write(
+        out,
+        {"command": "repair", "model": "model", **result.facts()},
+        f"{result.original.name}: before and after",
+        repair_sections(result),
+        lines,
+        lead=result.sentence,
+        skipped=result.skipped,
+        more=export,
+    )
 
 
 def discover(
@@ -312,8 +311,8 @@ def discover(
     """
     from seecause.background.discover import discover as search
     from seecause.data.registry import open_data
+    from seecause.report import rows_csv
     from seecause.report.background import discover_sections, write_pairs
-    from seecause.report.pages import rows_csv
 
     output.check(out)
     given = by_name(option)
@@ -340,17 +339,17 @@ def discover(
             lines.append(f"{finding} to repair by: --data {spec}")
 
     manifest = {"command": "discover", "table": "findings.csv", "run": result.protocol}
-    facts = output.write(
+    return output.write(
         out,
         {**manifest, "pairs": [place + 1 for place in places]},
         f"What turns images into another class for {opened.name}?",
         discover_sections(result),
+        lines,
         lead=lead_of(opened, result.data),
         tables={"findings.csv": rows_csv(result.rows())},
         skipped=result.data.skipped,
         more=export,
     )
-    return output.finish(facts, lines, skipped=result.data.skipped)
 
 
 def score(
@@ -371,8 +370,8 @@ def score(
     """
     from seecause.background import score_heads
     from seecause.data.registry import open_data
+    from seecause.report import rows_csv, skipped_section
     from seecause.report.background import heads_protocol, scores_rows, scores_section
-    from seecause.report.pages import rows_csv, skipped_section
 
     output.check(out)
     options, settings = scoring.settings()
@@ -384,18 +383,18 @@ def score(
     images = scores.data
     assert images is not None
     section = scores_section(scores, by=scoring.by)
-    facts = output.write(
+    best = [f"{head} {float(scores.value[head]):.3g}" for head in scores.order()[:5]]
+    highest = f"highest (layer, head): {', '.join(best) or 'no head has a score above 0'}"
+    return output.write(
         out,
         {"command": "heads score", **scores.protocol["scored"], "run": scores.protocol},
         f"{opened.name}: heads by {scoring.by}",
         [section, *skipped_section(images.skipped), heads_protocol(opened, scores)],
+        [section.note, highest],
         lead=lead_of(opened, images),
         tables={"scores.csv": rows_csv(scores_rows(scores))},
         skipped=images.skipped,
     )
-    best = [f"{head} {float(scores.value[head]):.3g}" for head in scores.order()[:5]]
-    highest = f"highest (layer, head): {', '.join(best) or 'no head has a score above 0'}"
-    return output.finish(facts, [section.note, highest], skipped=images.skipped)
 
 
 def prune(
@@ -427,6 +426,7 @@ def prune(
     from seecause.background import prune_and_test
     from seecause.background._export import check_form
     from seecause.data.registry import open_data
+    from seecause.report import rows_csv, skipped_section
     from seecause.report.background import (
         change_section,
         curves_section,
@@ -434,7 +434,6 @@ def prune(
         scores_rows,
         scores_section,
     )
-    from seecause.report.pages import rows_csv, skipped_section
 
     output.check(out)
     most = value_of(top)
@@ -461,7 +460,9 @@ def prune(
     scores, section = result.scores, change_section(result.before, result.after, result.test)
     outcomes = zip(result.curve.ks, result.curve.chosen, strict=True)
     curve = [{"K": k, **outcome.numbers} for k, outcome in outcomes]
-    facts = output.write(
+    shown = {n: c for n, c in result.changes().items() if not n.startswith(("FIG", "BIG"))}
+    lines = [section.note, *(f"{n}: {a:.3f} -> {b:.3f}" for n, (a, b) in shown.items())]
+    return output.write(
         out,
         {
             "command": "heads prune",
@@ -478,15 +479,12 @@ def prune(
             *skipped_section(result.skipped),
             heads_protocol(result.model, scores, form=form),
         ],
+        [*lines, f"checkpoint: {out / 'model'}"],
         lead=lead_of(result.model, result.test),
         tables={"scores.csv": rows_csv(scores_rows(scores)), "curve.csv": rows_csv(curve)},
         skipped=result.skipped,
         more=export,
     )
-    shown = {n: c for n, c in result.changes().items() if not n.startswith(("FIG", "BIG"))}
-    lines = [section.note, *(f"{n}: {a:.3f} -> {b:.3f}" for n, (a, b) in shown.items())]
-    lines.append(f"checkpoint: {out / 'model'}")
-    return output.finish(facts, lines, skipped=result.skipped)
 
 
 def mask_source(

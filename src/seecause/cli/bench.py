@@ -20,21 +20,23 @@ from seecause.cli.shared import (
     Output,
     Reading,
     Values,
+    by_name,
     check_methods,
     loading,
-    named_value,
     names,
     pick_device,
+    refuse,
     tell,
 )
-from seecause.errors import BadOption
 
 if TYPE_CHECKING:
     from seecause.bench.runner import Status
 
 LISTED = 20  # missing values that are named one by one; the rows have them all
-RUN = ("threads", "memory", "cell_size")  # of a request, without flags of their own
-RAY = ("num_cpus", "num_gpus", "memory")
+OWN = {  # options of the run and of a Ray task, without flags of their own
+    "run": ("threads", "memory", "cell_size"),
+    "ray": ("num_cpus", "num_gpus", "memory"),
+}
 RunFolder = Annotated[
     Path,
     Parameter(name=["--out", "-o"], help="The run folder; the same command again continues in it."),
@@ -88,17 +90,10 @@ def run(
     """
     methods = names(method)
     check_methods(methods)
-    own: dict[str, dict[str, Any]] = {"run": {}, "ray": {}}
-    words: list[tuple[str, str, Any]] = []
-    for word in option or ():
-        name, key, value = named_value("--option", word)
-        if name in own and key not in (RUN if name == "run" else RAY):
-            known = [f"{name}.{key}" for key in (RUN if name == "run" else RAY)]
-            raise BadOption("--option", word, f"one of {', '.join(known)}")
-        if name in own:
-            own[name][key] = value
-        else:
-            words.append((name, key, value))
+    given = by_name(option)
+    own = {name: given.pop(name, {}) for name in OWN}
+    for name, known in OWN.items():
+        refuse(own[name].keys() - known, f"{name}.KEY=VALUE with one of {', '.join(known)}")
     with loading(f"{model} and {data}", quiet=output.quiet):
         from seecause import bench
         from seecause.bench.runner import read_cell
@@ -111,7 +106,7 @@ def run(
             target=target, seed=reading.seed, device=pick_device(reading.device),
             dtype=reading.dtype or "float32", **own["run"],
         )  # fmt: skip
-        prepared = bench.prepare(request, options=words)
+        prepared = bench.prepare(request, options=given)
     for name, reason in {} if output.quiet else prepared.left_out.items():
         tell(f"left out: {name}: {reason}")
     todo = sum(c.images for c in prepared.plan.cells if read_cell(out, c.name) is None)

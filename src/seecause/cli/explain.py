@@ -17,15 +17,15 @@ from seecause.cli.shared import (
     Output,
     Reading,
     Values,
+    by_name,
     check_methods,
     loading,
-    named_value,
     names,
     result_folder,
     tell,
     warn_outside,
 )
-from seecause.errors import BadImage, BadOption
+from seecause.errors import BadOption
 from seecause.options import with_options
 
 if TYPE_CHECKING:
@@ -121,14 +121,14 @@ def explain(
     files = find_images(list(images))
     others, shown = second_versions(files, without), short_names(files)
     check_methods(chosen)
-    words = [named_value("--option", word) for word in option or ()]
+    given = by_name(option)
     opened = reading.load(model, quiet=output.quiet)
     with loading("methods", quiet=output.quiet):
         from seecause.attribution.attribute import default_methods, explain_batches
         from seecause.report.explain import write_explanations
 
         methods = chosen or (("caap",) if option else default_methods(opened))
-        options = method_options(methods, words, reading.seed, opened)
+        options = method_options(methods, given, reading.seed, opened)
         target = asked.target(opened)
     inputs = opened.preprocess.inputs(files)
     if inputs != list(files):  # frames, by the film they are of
@@ -147,26 +147,26 @@ def explain(
         with result_folder(out, facts, overwrite=output.overwrite) as folder:
             rows = write_explanations(folder, parts, shown, skipped=skipped, progress=progress)
             facts["maps"] = {name: f"maps/{name}" for name in methods}
-            reasons = {hole.name: hole.reason for hole in skipped}
+            reasons = {image.name: image.reason for image in skipped}
             facts["images"] = [
                 {"file": file, "name": name, **rows.get(place, {"error": reasons.get(name)})}
                 for place, (file, name) in enumerate(zip(files, shown, strict=True))
             ]
-    for hole in skipped:
-        tell(f"skipped: {hole.reason}")
+    for image in skipped:
+        tell(f"skipped: {image.reason}")
     lines = [*_lines(facts["images"], opened)]
     return output.finish(facts, lines, skipped=skipped)
 
 
 def method_options(
-    methods: Sequence[str], words: Sequence[tuple[str, str, Any]], seed: int, model: ImageModel
+    methods: Sequence[str], given: Mapping[str, Mapping[str, Any]], seed: int, model: ImageModel
 ) -> dict[str, dict[str, Any]]:
     """Options by method; one that no method has is refused."""
     from seecause.attribution.registry import find
 
     known = {method: find(method, model.architecture).options for method in methods}
     seeds = {method: {"seed": seed} for method, options in known.items() if "seed" in options}
-    return with_options(seeds, words, known)
+    return with_options(seeds, given, known)
 
 
 def _warn(opened: ImageModel, model: str, files: Sequence[str]) -> None:
@@ -196,12 +196,8 @@ def _lines(rows: Sequence[Mapping[str, Any]], model: ImageModel) -> list[str]:
 
 
 def short_names(files: Sequence[str]) -> list[str]:
-    """File names, with their folders where two are equal; samples of datasets keep theirs. A name
-    that no page can hold is refused."""
+    """File names, with their folders where two are equal; samples of datasets keep theirs."""
     from seecause.data.images import sample_of
 
-    for file in files:
-        if not file.isascii() and any("\ud800" <= letter <= "\udfff" for letter in file):
-            raise BadImage(ascii(file), "its name is not UTF-8", "rename it, or its folder")
     short = [file if sample_of(file) else Path(file).name for file in files]
     return short if len(set(short)) == len(short) else list(files)

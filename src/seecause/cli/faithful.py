@@ -23,7 +23,6 @@ from seecause.cli.shared import (
     pick_device,
     print_table,
     refuse,
-    result_folder,
     whole_numbers,
 )
 from seecause.errors import BadOption
@@ -246,19 +245,21 @@ def parts(
     from seecause.faithful import open_network
     from seecause.faithful.evaluation import example_parts, part_sheet
     from seecause.report.background import part_sentences, parts_section
-    from seecause.report.pages import write_page
 
     output.check(out)
     opened = open_network(network, device=pick_device(device))
     name, examples = example_parts(opened, data=data, limit=limit)
-    facts = {"command": "faithful parts", "out": str(out), "page": "index.html"}
-    facts |= {"network": network, "data": name}
-    with result_folder(out, facts, overwrite=output.overwrite) as folder:
-        sections, lead = [parts_section(examples)], f"{network}, on {name}"
-        write_page(folder / "index.html", "What can it look at?", sections, lead=lead)
-        raw = opened.net.preprocess.raw(examples.images)
-        part_sheet(raw, examples.output.maps).save(folder / "parts.png")
-    return output.finish(facts, [*part_sentences(examples)])
+    raw = opened.net.preprocess.raw(examples.images)
+    sheet = part_sheet(raw, examples.output.maps)
+    return output.write(
+        out,
+        {"command": "faithful parts", "network": network, "data": name},
+        "What can it look at?",
+        [parts_section(examples)],
+        part_sentences(examples),
+        lead=f"{network}, on {name}",
+        more=lambda folder: sheet.save(folder / "parts.png"),
+    )
 
 
 def export(network: Network, folder: Path, /, *, output: Output = Output()) -> int:

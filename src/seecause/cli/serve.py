@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import secrets
 import socket
+import webbrowser
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -27,7 +29,6 @@ from seecause.errors import BadOption
 
 if TYPE_CHECKING:
     from seecause.app.state import ServerState
-    from seecause.models.base import ImageModel
 
 EMBEDDED = (VIT, BIASED, "builtin:critters-ifam", "builtin:critters-llava")
 AUDITED = ("critters:certified:test", "critters:certified:train")
@@ -51,7 +52,7 @@ def demo(
         device: Where to compute; auto takes the GPU if there is one.
     """
     from seecause.critters.demo import JOBS, run_job
-    from seecause.report.pages import Section, protocol_section
+    from seecause.report import Section, protocol_section
 
     output.check(out)
     where = pick_device(device)
@@ -72,12 +73,10 @@ def demo(
     )
     sections.append(replace(protocol_section(manifests), chapter="Protocol"))
     facts = {"command": "demo", "runs": manifests}
-    facts = output.write(out, facts, "seecause on Critters", sections, lead=lead)
+    code = output.write(out, facts, "seecause on Critters", sections, lines, lead=lead)
     if open:
-        import webbrowser
-
         webbrowser.open((out / "index.html").absolute().as_uri())
-    return output.finish(facts, [*lines])
+    return code
 
 
 def serve(
@@ -116,10 +115,9 @@ def serve(
         quiet: Print nothing but errors.
     """
     from seecause.app.middleware import is_local  # says what is missing, if it is
-    from seecause.app.state import name_folders
     from seecause.data.images import find_images
 
-    samples, folders = find_images(list(image or [])), name_folders(runs or [])
+    samples = find_images(list(image or []))
     for path in runs or []:
         if not path.is_dir():
             raise BadOption("--runs", str(path), "a folder that is there")
@@ -131,26 +129,19 @@ def serve(
         data = list(AUDITED)
     bound_socket(host, port).close()  # a port that is taken is named before models are loaded
 
-    def load(spec: str) -> ImageModel:
-        return reading.load(spec, quiet=True)
-
     token = None if is_local(host) else secrets.token_urlsafe(16)
     with loading("models", quiet=quiet):
         import torch
 
-        from seecause.app.state import named_data, open_state
+        from seecause.app.state import load_any, open_state
         from seecause.cli.lvlm import load_lvlm
 
-        state = open_state(
-            list(model or EMBEDDED),
-            samples=samples,
-            data=named_data(data or []),
-            runs=folders,
-            load=load,
-            load_lvlm=lambda spec: load_lvlm(spec, reading.device, reading.dtype),
-            weights=reading.weights,
-            reading=read_as,
-        )
+        def load(spec: str) -> Any:
+            lvlm = partial(load_lvlm, device=reading.device, dtype=reading.dtype)
+            return load_any(spec, partial(reading.load, quiet=True), lvlm)
+
+        where = {"data": data or [], "runs": runs or [], "weights": reading.weights}
+        state = open_state(model or EMBEDDED, samples=samples, load=load, reading=read_as, **where)
         if torch.get_num_threads() > 1:  # one processor answers requests while the others compute
             torch.set_num_threads(torch.get_num_threads() - 1)
     _listen(state, host, port, token=token, browser=open, quiet=quiet)
@@ -168,14 +159,11 @@ def _listen(
     listener = bound_socket(host, port)
     port = listener.getsockname()[1]
     app = create_app(state, token=token, port=port)
-    state.warm()
     shown = "[::1]" if host == "::1" else host
     address = f"http://{shown}:{port}/" + (f"?token={token}" if token else "")
     if not quiet:
         print(f"open {address} (Ctrl+C ends it)", flush=True)
     if browser:
-        import webbrowser
-
         webbrowser.open(address)
     config = uvicorn.Config(
         app,

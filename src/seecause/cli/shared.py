@@ -6,6 +6,7 @@ import ast
 import gc
 import json as json_text
 import os
+import shutil
 import sys
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -18,16 +19,18 @@ from cyclopts import Parameter
 from cyclopts.validators import Number
 
 from seecause.errors import BadOption, NotDefined, printable
+from seecause.options import accepts
 
 if TYPE_CHECKING:
     from seecause.data.dataset import SkippedImage
     from seecause.models.base import ImageModel
-    from seecause.report.pages import Section
+    from seecause.report import Section
 
 MANIFEST = "manifest.json"
 EVERY = 10.0  # seconds between two lines of progress where there is no terminal
 INCOMPLETE, FAILED = 1, 3  # exit codes: something is missing; a limit is not met
 WRITING = "Writing and printing"  # a panel of the help
+INPUT = dict.fromkeys(("mean", "std"), tuple[float, float, float]) | {"size": int | tuple[int, int]}
 VIT, BIASED = "builtin:critters-vit", "builtin:critters-biased"
 TRAIN, TEST = "critters:certified:train", "critters:balanced:test"
 
@@ -111,15 +114,12 @@ class Reading(Where):
     def options(self) -> dict[str, Any]:
         """Options of `sc.load` beside weights, device and dtype: only what was given."""
         options = by_name(self.input, "--input").pop("", {})
-        if unknown := options.keys() - {"mean", "std", "size"}:
-            raise BadOption("--input", unknown.pop(), "mean=R,G,B, std=R,G,B or size=H[,W]")
         for name in options.keys() & {"mean", "std"}:
-            value = options[name]
-            options[name] = value if isinstance(value, tuple) else (value,) * 3
-            if not all(isinstance(part, int | float) for part in options[name]):
-                raise BadOption("--input", f"{name}={value}", f"{name}=R,G,B, three numbers")
-        if isinstance(options.get("size"), str):
-            raise BadOption("--input", f"size={options['size']}", "size=H[,W], whole numbers")
+            options[name] = (options[name],) * 3 if accepts(float, options[name]) else options[name]
+        for name, value in options.items():
+            if name not in INPUT or not accepts(INPUT[name], value):
+                expected = "mean=R,G,B, std=R,G,B or size=H[,W]"
+                raise BadOption("--input", f"{name}={value}", expected)
         if self.classes is not None:
             from seecause.models.load import read_class_names
 
@@ -197,24 +197,25 @@ class Output:
         manifest: dict[str, Any],
         title: str,
         sections: Sequence[Section],
+        lines: Iterable[str],
         *,
         lead: str = "",
         tables: Mapping[str, str] | None = None,
         skipped: Sequence[SkippedImage] = (),
         more: Callable[[Path], object] = lambda folder: None,
-    ) -> dict[str, Any]:
-        """Write a folder with a page, tables by name, and what `more` writes; returns its
-        manifest."""
-        from seecause.report.pages import write_page
+        code: int = 0,
+    ) -> int:
+        """Write a folder with a page, tables by name, and what `more` writes; then `finish`."""
+        from seecause.report import write_page
 
         manifest = {"out": str(out), "page": "index.html", **manifest}
-        manifest["skipped"] = [asdict(hole) for hole in skipped]
+        manifest["skipped"] = [asdict(image) for image in skipped]
         with result_folder(out, manifest, overwrite=self.overwrite) as folder:
             write_page(folder / "index.html", title, sections, lead=lead)
             for name, text in (tables or {}).items():
                 (folder / name).write_text(text, encoding="utf-8")
             more(folder)
-        return manifest
+        return self.finish(manifest, lines, skipped=skipped, code=code)
 
 
 # Values of options.
@@ -228,21 +229,16 @@ def value_of(text: str) -> Any:
         return text
 
 
-def named_value(flag: str, word: str) -> tuple[str, str, Any]:
-    """`[name.]key=value` -> name ("" if there is none), key and value."""
-    path, equals, text = word.partition("=")
-    name, _, key = path.rpartition(".")
-    if not equals or not key:
-        raise BadOption(flag, word, "[NAME.]KEY=VALUE, such as caap.tail=patched or steps=16")
-    return name, key, value_of(text)
-
-
 def by_name(words: Sequence[str] | None, flag: str = "--option") -> dict[str, dict[str, Any]]:
-    """Options by the name before the dot ("" if there is none)."""
+    """Options by the name before the dot ("" if there is none): `[name.]key=value`."""
     options: dict[str, dict[str, Any]] = {}
     for word in words or ():
-        name, key, value = named_value(flag, word)
-        options.setdefault(name, {})[key] = value
+        path, equals, text = word.partition("=")
+        name, _, key = path.rpartition(".")
+        if not equals or not key:
+            expected = "[NAME.]KEY=VALUE, such as caap.tail=patched or steps=16"
+            raise BadOption(flag, word, expected)
+        options.setdefault(name, {})[key] = value_of(text)
     return options
 
 
@@ -343,7 +339,7 @@ def result_folder(
     Earlier results of ours are replaced as a whole. In a folder with other things, `overwrite`
     replaces files of the same names and leaves the rest.
     """
-    from seecause.files import draft_folder, move_files, replace_folder, write_json
+    from seecause.files import draft_folder, replace_folder, write_json
 
     check_out(out, overwrite=overwrite)
     beside = out.is_dir() and any(out.iterdir()) and not _is_ours(out)
@@ -352,7 +348,10 @@ def result_folder(
         files = [path for path in draft.rglob("*") if path.is_file()]
         listed = sorted(str(path.relative_to(draft)) for path in files)
         write_json(draft / MANIFEST, {**plain(manifest), "files": [*listed, MANIFEST]})
-        (move_files if beside else replace_folder)(draft, out)
+        if beside:
+            shutil.copytree(draft, out, dirs_exist_ok=True)
+        else:
+            replace_folder(draft, out)
 
 
 def _is_ours(folder: Path) -> bool:

@@ -10,6 +10,6 @@ map and its exact counterfactuals.
     elsewhere = critters.render(latents, do=critters.Do(background=2))  # the creature is the same
 """
 
-from seecause._lazy import lazy_names
+import lazy_loader
 
-__getattr__, __dir__, __all__ = lazy_names(__name__, __file__)
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

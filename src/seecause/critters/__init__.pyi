@@ -1,7 +1,7 @@
-from seecause.critters.latents import CLASSES as CLASSES
-from seecause.critters.regimes import (
+from .latents import CLASSES as CLASSES
+from .regimes import (
     certificate as certificate,
     draw as draw,
     samples as samples,
 )
-from seecause.critters.rendering import Do as Do, render as render
+from .rendering import Do as Do, render as render

@@ -25,6 +25,7 @@ from seecause.faithful.evaluation import part_examples
 from seecause.faithful.interventions import network
 from seecause.loading import load
 from seecause.models.base import protocol
+from seecause.report import Card, MapView, Section, Strip, cards_html, verdict_box
 from seecause.report.background import (
     audit_lines,
     before_after_section,
@@ -33,7 +34,6 @@ from seecause.report.background import (
     repair_change_section,
 )
 from seecause.report.figures import scale_of
-from seecause.report.pages import Card, MapView, Section, Strip, cards_html, verdict_box
 from seecause.target import Answer
 
 TWO_MODELS = ("builtin:critters-vit", "builtin:critters-biased")

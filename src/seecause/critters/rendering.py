@@ -28,9 +28,8 @@ import torch
 from torch import Tensor
 
 from seecause._random import lattice, sine, smooth_noise, uniform
-from seecause._stop import may_stop
 from seecause.critters.latents import PARTS, REACH, TABLE, VARIANT_COLOURS, VARIANTS, Latents
-from seecause.errors import BadOption, UnknownName
+from seecause.errors import BadOption, UnknownName, may_stop
 
 # places are rounded to 1/8 pixel: exact in float32, so whole-pixel moves change no bit of the
 # creature

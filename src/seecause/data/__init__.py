@@ -7,6 +7,6 @@ Samples have images of any size; `to_batch` brings them into a model's frame. `d
 the datasets and says how to add one with `register`.
 """
 
-from seecause._lazy import lazy_names
+import lazy_loader
 
-__getattr__, __dir__, __all__ = lazy_names(__name__, __file__)
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -1,14 +1,14 @@
-from seecause.data.batch import to_batch as to_batch
-from seecause.data.dataset import (
+from .batch import to_batch as to_batch
+from .dataset import (
     IGNORE as IGNORE,
     Dataset as Dataset,
     Sample as Sample,
     Subset as Subset,
     capabilities as capabilities,
 )
-from seecause.data.images import open_image as open_image, to_pil as to_pil
-from seecause.data.photos import paired as paired
-from seecause.data.registry import (
+from .images import open_image as open_image, to_pil as to_pil
+from .photos import paired as paired
+from .registry import (
     datasets as datasets,
     open_data as open_data,
     register as register,

@@ -17,9 +17,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 from torch import Tensor
 
-from seecause._stop import may_stop
 from seecause.engine import graphs
-from seecause.errors import BadOption
+from seecause.errors import BadOption, may_stop
 
 if TYPE_CHECKING:
     from seecause.models.base import ImageModel

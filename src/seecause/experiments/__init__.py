@@ -7,6 +7,6 @@ base   the registry, and `run`: cells of an experiment on the runner of `sc.benc
 caap   Background-Aware Relevance Maps (CAAP): every reading of it, and every other method
 """
 
-from seecause._lazy import lazy_names
+import lazy_loader
 
-__getattr__, __dir__, __all__ = lazy_names(__name__, __file__)
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -1,4 +1,4 @@
-from seecause.experiments.base import (
+from .base import (
     experiment as experiment,
     experiments as experiments,
     read_table as read_table,

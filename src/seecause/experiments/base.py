@@ -44,8 +44,7 @@ class Experiment:
         cells: Keywords of each call, which must be JSON.
         by: The column of the rows, or keyword of the cells, that names the lines of the table.
         values: Columns of numbers, and which direction is better.
-        against: The line that others are compared with, image by image. None is the first.
-        pair: The column that says which rows of two lines belong together.
+        against: The line that others are compared with, by the "image" of rows. None is the first.
     """
 
     name: str
@@ -55,7 +54,6 @@ class Experiment:
     by: str
     values: Mapping[str, Direction]
     against: str | None = None
-    pair: str = "image"
 
 
 _registry: Registry[Experiment] = Registry("experiment", group="seecause.experiments", homes=HOMES)
@@ -171,8 +169,8 @@ def _finished(folder: Path, cells: Sequence[Cell]) -> dict[str, list[Row]]:
 
 def table_of_rows(experiment: Experiment, rows: Sequence[Row]) -> Table:
     """Means, errors, intervals and paired differences of rows."""
-    pairs = dict.fromkeys(row[experiment.pair] for row in rows)
-    places = {pair: place for place, pair in enumerate(pairs)}
+    images = dict.fromkeys(row["image"] for row in rows)
+    places = {image: place for place, image in enumerate(images)}
     columns: dict[str, dict[str, Tensor]] = {}
     for row in rows:
         line = columns.setdefault(str(row[experiment.by]), {})
@@ -180,7 +178,7 @@ def table_of_rows(experiment: Experiment, rows: Sequence[Row]) -> Table:
             unknown = torch.full((len(places),), torch.nan, dtype=torch.float64)
             column = line.setdefault(value, unknown)
             if row.get(value) is not None:
-                column[places[row[experiment.pair]]] = row[value]
+                column[places[row["image"]]] = row[value]
     against = experiment.against if experiment.against in columns else None
     return table_of(columns, against=against, better=experiment.values)
 

@@ -1,6 +1,6 @@
 """Which heads of a vision-language model carry the image into its words, from which image tokens
 into which words (head attribution)."""
 
-from seecause._lazy import lazy_names
+import lazy_loader
 
-__getattr__, __dir__, __all__ = lazy_names(__name__, __file__)
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -8,6 +8,6 @@
 `measure(name, MetricInputs(...))` computes one by its name. `@metric` adds one.
 """
 
-from seecause._lazy import lazy_names
+import lazy_loader
 
-__getattr__, __dir__, __all__ = lazy_names(__name__, __file__)
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

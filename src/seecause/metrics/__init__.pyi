@@ -1,6 +1,6 @@
-from seecause.metrics.annotations import localization as localization
-from seecause.metrics.faithfulness import insertion_deletion as insertion_deletion
-from seecause.metrics.registry import (
+from .annotations import localization as localization
+from .faithfulness import insertion_deletion as insertion_deletion
+from .registry import (
     MetricInputs as MetricInputs,
     Scores as Scores,
     higher as higher,
@@ -9,7 +9,7 @@ from seecause.metrics.registry import (
     metric as metric,
     metrics as metrics,
 )
-from seecause.metrics.statistics import (
+from .statistics import (
     calibration as calibration,
     group_accuracy as group_accuracy,
     paired_difference as paired_difference,

@@ -1,0 +1,307 @@
+"""One self-contained HTML file made of sections, which works offline, and the parts that sections
+are made of: tables, cards of images and maps, grids of heads.
+
+A section knows its content and the page knows its frame:
+
+    Section("Which heads carry the background?", head_grid("scores", values), note="Red heads ...")
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import math
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+from PIL import Image
+from torch import Tensor
+
+from seecause.files import atomic_file, csv_text
+from seecause.report.figures import (
+    Scale,
+    colour_bar,
+    data_uri,
+    display_image,
+    heat_layer,
+    number,
+)
+from seecause.target import Answer
+
+if TYPE_CHECKING:
+    from seecause.data.dataset import SkippedImage
+
+LONGEST = 1000  # characters of a value in a protocol; the manifest has longer ones
+PROTOCOL = (  # what a page shows of a manifest
+    *("method", "options", "used", "question", "answer", "bank", "sampling", "model"),
+    *("model_fingerprint", "fingerprint", "random_weights", "grid", "image_tokens", "readout"),
+    *("preprocessing", "device", "dtype", "versions", "torch", "data", "data_fingerprint"),
+)
+
+
+@dataclass(frozen=True)
+class Section:
+    """A part of a page.
+
+    Attributes:
+        title: The heading.
+        body: HTML, or a file that holds it where it is too large for memory.
+        note: How to read it.
+        terms: What short names mean, folded below.
+        chapter: Opens a chapter; navigation then lists chapters only.
+        fold: Folds the body under these words.
+    """
+
+    title: str
+    body: Markup | Path
+    note: str = ""
+    terms: Mapping[str, str] = field(default_factory=dict)
+    chapter: str = ""
+    fold: str = ""
+
+    @property
+    def anchor(self) -> str:
+        return re.sub(r"[^a-z0-9]+", "-", self.title.lower()).strip("-")
+
+    @property
+    def has_script(self) -> bool:
+        """Whether the body has maps or words that the page's script makes interactive."""
+        return isinstance(self.body, Path) or 'class="heat"' in self.body
+
+    def pieces(self) -> Iterator[Markup]:
+        """The body, piece by piece."""
+        if isinstance(self.body, Path):
+            with self.body.open(encoding="utf-8") as file:
+                yield from map(Markup, iter(lambda: file.read(1 << 20), ""))
+        else:
+            yield self.body
+
+
+def write_page(path: Path, title: str, sections: Sequence[Section], *, lead: str = "") -> Path:
+    """Write a page atomically; `lead` is the sentence under its title."""
+    with atomic_file(path) as file:
+        for piece in _generate(title, sections, lead):
+            file.write(piece.encode(errors="replace"))  # a file's name may be no text
+    return path
+
+
+def render_page(title: str, sections: Sequence[Section], *, lead: str = "") -> str:
+    """A page as text."""
+    return "".join(_generate(title, sections, lead))
+
+
+def _generate(title: str, sections: Sequence[Section], lead: str) -> Iterator[str]:
+    chapters = [(section.chapter, section) for section in sections if section.chapter]
+    interactive = any(section.has_script for section in sections)
+    script = _environment().get_template("page.js").render() if interactive else ""
+    allowed = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    page = _environment().get_template("page.html.j2")
+    return page.generate(
+        title=title,
+        lead=lead,
+        sections=sections,
+        contents=chapters or [(section.title, section) for section in sections],
+        script=Markup(script),
+        script_policy=f"'sha256-{allowed}'" if script else "'none'",
+    )
+
+
+@cache
+def _environment() -> Environment:
+    return Environment(
+        loader=PackageLoader("seecause.report"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+
+
+def part(name: str, *values: Any, **options: Any) -> Markup:
+    """HTML by a macro of `templates/parts.html.j2`; text is escaped unless it is `Markup`."""
+    macros = _environment().get_template("parts.html.j2").module
+    return Markup(getattr(macros, name)(*values, **options))
+
+
+# Text, tables and protocol.
+
+
+def table(
+    rows: Iterable[Sequence[Any]], *, head: Sequence[str] = (), marked: Sequence[int] = ()
+) -> Markup:
+    """A table of text or `Markup` with titles of columns; `marked` rows are shaded."""
+    return part("table", [list(row) for row in rows], head, marked)
+
+
+def warnings(lines: Iterable[str]) -> Markup:
+    """Lines that a reader must not miss."""
+    return Markup("").join(Markup('<p class="warning">{}</p>').format(line) for line in lines)
+
+
+def verdict_box(lines: Sequence[str]) -> Markup:
+    """A conclusion in a frame, with the findings behind it as a list."""
+    return part("verdict", lines)
+
+
+def skipped_section(skipped: Sequence[SkippedImage]) -> list[Section]:
+    """Images that could not be read; no section if there are none."""
+    if not skipped:
+        return []
+    return [Section("Skipped images", table((image.name, image.reason) for image in skipped))]
+
+
+def protocol_section(records: Sequence[Mapping[str, Any]]) -> Section:
+    """How each result was computed, from its manifest: one table a record."""
+    tables = []
+    for record in records:
+        texts = {key: _spelled(record[key]) for key in PROTOCOL if key in record}
+        rows = [(key.replace("_", " "), text) for key, text in texts.items() if text]
+        tables.append(table((key, text) for key, text in rows if len(text) <= LONGEST))
+    body = Markup('<div class="protocols">{}</div>').format(Markup("").join(tables))
+    fold = "Everything needed to get the same numbers again"
+    return Section("Protocol", body, fold=fold)
+
+
+def _spelled(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return ", ".join(f"{key}={entry}" for key, entry in value.items())
+    if isinstance(value, list | tuple):
+        return ", ".join(map(str, value))
+    return "" if value is None or value is False else str(value)
+
+
+def rows_csv(rows: Sequence[Mapping[str, Any]]) -> str:
+    """CSV of rows that may lack columns."""
+    columns = list(dict.fromkeys(key for row in rows for key in row))
+    return csv_text([columns, *([row.get(name, "") for name in columns] for row in rows)])
+
+
+# Cards: one for each image, with its maps, versions and predictions.
+
+
+@dataclass(frozen=True, eq=False)
+class MapView:
+    """A map [gh, gw] under a title; `native` is the same at image resolution, if there is one."""
+
+    title: str
+    values: Tensor
+    scale: Scale
+    native: Tensor | None = None
+    answers: Sequence[Answer] = ()  # where maps of several models share an image
+
+    @property
+    def layer(self) -> str:
+        """At the resolution of the map: the browser enlarges it, so that pages stay small."""
+        return data_uri(heat_layer(self.values if self.native is None else self.native, self.scale))
+
+    @property
+    def bar(self) -> str:
+        return colour_bar(self.scale.colormap)
+
+    @property
+    def numbers(self) -> str:
+        """All values row by row, for the read-out under the pointer."""
+        return json.dumps([number(value) for value in self.values.flatten().tolist()])
+
+
+@dataclass(frozen=True, eq=False)
+class Strip:
+    """Raw pixels [3, H, W], the predictions for them, and their maps."""
+
+    image: Tensor
+    maps: Sequence[MapView]
+    label: str = ""
+    answers: Sequence[Answer] = ()
+    outline: Image.Image | None = None  # drawn over the image and over every map
+
+    @property
+    def photo(self) -> str:
+        return data_uri(display_image(self.image), photo=True)
+
+    @property
+    def outline_uri(self) -> str:
+        return "" if self.outline is None else data_uri(self.outline)
+
+
+@dataclass(frozen=True)
+class Shot:
+    """A finished image (a data URI) under a title, with predictions below."""
+
+    title: str
+    uri: str
+    answers: Sequence[tuple[str, Sequence[Answer]]] = ()  # for each model, under its name
+    changed: bool = False  # another prediction than for the whole image
+
+
+@dataclass(frozen=True)
+class Card:
+    """One image: strips of maps, or shots of its versions, or both."""
+
+    title: str
+    strips: Sequence[Strip] = ()
+    shots: Sequence[Shot] = ()
+    caption: str = ""
+    warnings: Sequence[str] = ()
+    data: Mapping[str, str] = field(default_factory=dict)  # what cards are sorted and filtered by
+
+    @property
+    def wide(self) -> bool:
+        """Whether images are long, as films are: maps are shown one below the other."""
+        return any(strip.image.shape[2] >= 4 * strip.image.shape[1] for strip in self.strips)
+
+    @property
+    def columns(self) -> int:
+        if self.wide:
+            return 4
+        return max([len(self.shots), *(1 + len(strip.maps) for strip in self.strips)])
+
+
+def cards_html(cards: Sequence[Card]) -> Markup:
+    """Cards in a grid; a sentence where there are none."""
+    return part("cards", cards) if cards else Markup("<p>There is no such image.</p>")
+
+
+# Grids of heads.
+
+
+def head_grid(
+    title: str,
+    values: Tensor,
+    *,
+    chosen: Iterable[tuple[int, int]] = (),
+    errors: Tensor | None = None,
+    most: float = 0.0,
+) -> Markup:
+    """A coloured cell for each layer (down) and head (across); its value is shown when it is
+    pointed at.
+
+    Args:
+        title: Stands above the grid.
+        values: [L, H]; NaN: not measured; minus infinity: the head must stay.
+        chosen: Heads that are outlined.
+        errors: Standard errors [L, H].
+        most: The value of full colour; 0 takes the largest.
+    """
+    outlined, rows = set(chosen), []
+    most = most or float(values.nan_to_num(0, 0, 0).abs().max()) or 1.0
+    for layer, row in enumerate(values.tolist()):
+        rows.append([])
+        for head, value in enumerate(row):
+            sign, strength, about = "for" if value >= 0 else "against", 0, "not measured"
+            if math.isfinite(value):
+                strength, about = min(90, round(90 * abs(value) / most)), number(value)
+                if errors is not None:
+                    about += f" ± {number(float(errors[layer, head]))}"
+            else:
+                sign = "none"
+                about = "must stay" if value == -math.inf else about
+            sign += " chosen" if (layer, head) in outlined else ""
+            rows[-1].append((sign, strength, f"layer {layer}, head {head}: {about}"))
+    return part("head_grid", title, rows)

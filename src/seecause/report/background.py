@@ -18,17 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from seecause.models.base import protocol
-from seecause.report.figures import (
-    Line,
-    chart,
-    charts,
-    data_uri,
-    display_image,
-    fixed,
-    number,
-    thumbnail,
-)
-from seecause.report.pages import (
+from seecause.report import (
     Card,
     Section,
     Shot,
@@ -40,6 +30,16 @@ from seecause.report.pages import (
     table,
     verdict_box,
     warnings,
+)
+from seecause.report.figures import (
+    Line,
+    chart,
+    charts,
+    data_uri,
+    display_image,
+    fixed,
+    number,
+    thumbnail,
 )
 from seecause.target import Answer, best_answers, spread
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 
 import statistics
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from markupsafe import Markup
+from torch import Tensor
 
 from seecause.attribution.registry import find, is_signed
 from seecause.bench.cells import Plan, group_of
@@ -16,30 +17,31 @@ from seecause.bench.runner import Status
 from seecause.bench.tables import (
     Results,
     Table,
-    TableCell,
     read_results,
     table_of,
     write_rows,
     write_tables,
 )
 from seecause.data.batch import raw_in_frame
+from seecause.data.dataset import Sample
 from seecause.data.registry import open_data
 from seecause.errors import BadImage, DataMissing
 from seecause.files import write_atomic
 from seecause.metrics.registry import METRICS
 from seecause.models.preprocess import Preprocess
-from seecause.report.figures import chart, charts, fixed, mean_line, number, scale_of
-from seecause.report.pages import (
+from seecause.report import (
     Card,
     MapView,
     Section,
     Strip,
     cards_html,
+    part,
     protocol_section,
     rows_csv,
     table as facts,
     write_page,
 )
+from seecause.report.figures import chart, charts, fixed, mean_line, number, scale_of
 
 LISTED = 100  # missing values that a page lists
 SHOWN = 3  # images of each kind
@@ -86,8 +88,9 @@ def table_section(table: Table, plan: Plan) -> Section:
     """Every method by every metric, and what they are."""
     arrows = ["↑" if table.better[metric] == "higher" else "↓" for metric in table.metrics]
     head = ("method", *map(" ".join, zip(table.metrics, arrows, strict=True)))
+    digits = {metric: table.digits(metric) for metric in table.metrics}
     rows = [
-        (method, *(_cell(table.cells[method][m], table.digits(m)) for m in table.metrics))
+        (method, *(part("cell", table.cells[method][m], digits[m], fixed) for m in table.metrics))
         for method in table.methods
     ]
     body = facts(rows, head=head)
@@ -101,21 +104,6 @@ def table_section(table: Table, plan: Plan) -> Section:
         method = find(plan.request.method(name), plan.model["architecture"])
         terms[name] = method.summary.replace("`", "")
     return Section("Which method is best?", body, note, terms)
-
-
-def _cell(cell: TableCell, digits: int) -> Markup:
-    lines = ["no value"]
-    if cell.n:
-        low, high = cell.interval
-        star = Markup(' <span class="mark">★</span>') if cell.best else ""
-        mean = Markup("<b>{}</b> ± {}{}")
-        mean = mean.format(fixed(cell.mean, digits), fixed(cell.error, digits), star)
-        lines = [mean, f"[{fixed(low, digits)}, {fixed(high, digits)}]"]
-    if (gap := cell.difference) is not None:
-        lines.append(f"{fixed(gap.mean, digits, '+')} ± {fixed(gap.standard_error, digits)}")
-    if cell.missing:
-        lines.append(f"{cell.missing} of {cell.n + cell.missing} missing")
-    return lines[0] + Markup("").join(Markup("<small>{}</small>").format(x) for x in lines[1:])
 
 
 def curves_section(results: Results, plan: Plan) -> list[Section]:
@@ -162,9 +150,10 @@ def gallery_section(results: Results, reference: str, *, shown: int = SHOWN) -> 
     picked = {"best": ranked[:shown], "worst": ranked[::-1][:shown]}
     try:
         data = open_data(plan.request.data, limit=plan.request.limit)
+        maps = {method: results.details(method, "map") for method in results.rows}
         for kind, indices in picked.items():
             head = Markup('<h3 class="gallery-head">{} does {}</h3>').format(reference, kind)
-            cards = [_card(index, data[index], results, metric) for index in indices]
+            cards = [_card(index, data[index], results, maps, metric) for index in indices]
             body += head + cards_html(cards)
     except (BadImage, DataMissing) as gone:
         return Section(title, Markup("<p>The images cannot be read any more: {}</p>").format(gone))
@@ -172,18 +161,19 @@ def gallery_section(results: Results, reference: str, *, shown: int = SHOWN) -> 
     return Section(title, Markup('<div class="gallery">{}</div>').format(body), note)
 
 
-def _card(index: int, sample, results: Results, metric: str) -> Card:  # noqa: ANN001
+def _card(
+    index: int, sample: Sample, results: Results, maps: Mapping[str, dict[int, Tensor]], metric: str
+) -> Card:
     plan, views = results.plan, []
     for method in results.rows:
-        values = results.details(method, "map", [index]).get(index)
-        if values is not None:
+        if (values := maps[method].get(index)) is not None:
             signed = is_signed(plan.request.method(method), plan.model["architecture"])
             title = f"{method} {number(float(results.values[method][metric][index]))}"
             views.append(MapView(title, values, scale_of(values, signed=signed)))
     frame = Preprocess(**{**plan.model["frame"], "size": tuple(plan.model["frame"]["size"])})
-    rows = next(iter(results.rows.values()))
-    place = rows["index"].to_pylist().index(index)
-    predicted = _named(plan.model["classes"], rows["predicted"][place].as_py())
+    rows = next(iter(results.rows.values())).select(["index", "predicted"]).to_pylist()
+    places = {row["index"]: row["predicted"] for row in rows}
+    predicted = _named(plan.model["classes"], places[index])
     truth = "" if sample.label is None else f"; it is {_named(plan.data['classes'], sample.label)}"
     strip = Strip(raw_in_frame(frame, sample.image), views)
     return Card(sample.id, [strip], caption=f"prediction: {predicted}{truth}")

@@ -24,17 +24,7 @@ from seecause.attribution.result import MANIFEST, Attribution, AttributionWriter
 from seecause.errors import SeecauseError
 from seecause.files import write_json
 from seecause.models.preprocess import from_record
-from seecause.report.figures import (
-    data_uri,
-    display_image,
-    figure_image,
-    number,
-    outline_layer,
-    overlay,
-    scale_of,
-    side_by_side,
-)
-from seecause.report.pages import (
+from seecause.report import (
     Card,
     MapView,
     Section,
@@ -45,6 +35,16 @@ from seecause.report.pages import (
     protocol_section,
     skipped_section,
     write_page,
+)
+from seecause.report.figures import (
+    data_uri,
+    display_image,
+    figure_image,
+    number,
+    outline_layer,
+    overlay,
+    scale_of,
+    side_by_side,
 )
 from seecause.target import Answer
 
@@ -111,7 +111,7 @@ def write_explanations(
     writers: dict[str, AttributionWriter] = {}
     last: Explanation | None = None
     cards = folder / ".cards.partial"
-    with cards.open("w", encoding="utf-8") as file:
+    with cards.open("w", encoding="utf-8", errors="replace") as file:
         for explained in parts:
             for method, run in explained.runs.items():
                 writers.setdefault(method, AttributionWriter(folder / "maps" / method)).add(run)

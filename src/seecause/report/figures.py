@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import base64
 import io
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -27,15 +26,15 @@ from PIL import Image, ImageChops, ImageDraw, ImageFilter, ImageOps
 from torch import Tensor
 
 from seecause.data.images import to_pil
-from seecause.errors import BadImage, UnknownName
+from seecause.errors import BadImage
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-SEQUENTIAL, DIVERGING = "inferno", "RdBu_r"
 SKIPPED = 0.22  # share of a diverging colormap, on either side of zero, that overlays leave out
 MIN_DISPLAY = 384  # pixels of the long side: smaller images are enlarged
 THUMBNAIL = 192  # pixels across
+ALPHA = 0.75  # opacity of the strongest values of an overlay
 FLAT = 1e-3  # a map that varies by less, relative to its values, is drawn without colour
 PALE = 0.1  # a map that varies by less than this share of its values is drawn pale
 INK, PAPER, MARK = "#26262b", "#ffffff", "#40e0ff"
@@ -48,7 +47,6 @@ class Scale:
     low: float
     high: float
     signed: bool
-    colormap: str
     paleness: float = 0.0  # 0 for full colour, near 1 for a map that is nearly the same everywhere
 
     @property
@@ -56,13 +54,13 @@ class Scale:
         return self.high <= self.low
 
     @property
+    def colormap(self) -> str:
+        """The name of a colormap of matplotlib."""
+        return "RdBu_r" if self.signed else "inferno"
+
+    @property
     def ends(self) -> tuple[str, str]:
-        """The two ends as text, with as many digits as tell them apart."""
-        digits, apart = 3, self.high - self.low
-        if apart > 0:
-            largest = max(abs(self.low), abs(self.high))
-            digits = max(3, 2 + math.floor(math.log10(largest / apart)))
-        return number(self.low, digits), number(self.high, digits)
+        return number(self.low, 4), number(self.high, 4)
 
     @property
     def remark(self) -> str:
@@ -78,63 +76,43 @@ class Scale:
         return ((heat - self.low) / (self.high - self.low)).clamp(0, 1)
 
 
-def scale_of(*heats: Tensor, signed: bool | None = None, colormap: str | None = None) -> Scale:
+def scale_of(*heats: Tensor, signed: bool | None = None) -> Scale:
     """One scale for some maps of any shape.
 
     Args:
         *heats: Maps that are drawn on the same scale.
         signed: True for methods whose values speak for and against a class; None decides by
             whether values of both signs occur.
-        colormap: A colormap of matplotlib.
-
-    Raises:
-        UnknownName: If matplotlib has no such colormap.
     """
-    from matplotlib import colormaps
-
     values = torch.cat([heat.detach().double().flatten().cpu() for heat in heats])
     least, most = float(values.min()), float(values.max())
     signed = least < 0 < most if signed is None else signed
-    colormap = colormap or (DIVERGING if signed else SEQUENTIAL)
-    if colormap not in colormaps:
-        raise UnknownName("colormap", colormap, colormaps)
     if signed:
         if most - least <= FLAT * max(abs(least), abs(most)):
-            return Scale(least, least, True, colormap)
+            return Scale(least, least, True)
         reach = float(values.abs().quantile(0.995))
-        return Scale(-reach, reach, True, colormap)
+        return Scale(-reach, reach, True)
     low, high = values.quantile(torch.tensor([0.01, 0.995], dtype=torch.float64)).tolist()
     largest = max(abs(low), abs(high))
     if high - low <= FLAT * largest:
-        return Scale(low, low, False, colormap)
-    return Scale(low, high, False, colormap, max(0.0, 1 - (high - low) / (PALE * largest)))
+        return Scale(low, low, False)
+    return Scale(low, high, False, max(0.0, 1 - (high - low) / (PALE * largest)))
 
 
-def overlay(
-    image: Tensor,
-    heat: Tensor,
-    *,
-    alpha: float = 0.75,
-    colormap: str | None = None,
-    signed: bool | None = None,
-    scale: Scale | None = None,
-) -> Image.Image:
+def overlay(image: Tensor, heat: Tensor, *, signed: bool | None = None) -> Image.Image:
     """Draw a map over an image.
 
     Args:
         image: Raw pixels [3, H, W] in [0, 1].
         heat: A map [h, w] of any resolution.
-        alpha: Opacity of the strongest values.
-        colormap: A colormap of matplotlib.
         signed: Whether the map diverges around zero; None decides by its values.
-        scale: The range to draw, instead of the map's own.
     """
-    scale = scale or scale_of(heat, signed=signed, colormap=colormap)
+    scale = scale_of(heat, signed=signed)
     shown = display_image(image)
     size = shown.size[::-1]
     enlarged = F.interpolate(heat[None, None].float().cpu(), size=size, mode="bilinear")[0, 0]
     calm = Image.blend(shown, shown.convert("L").convert("RGB"), 0.5).convert("RGBA")
-    return Image.alpha_composite(calm, heat_layer(enlarged, scale, alpha=alpha)).convert("RGB")
+    return Image.alpha_composite(calm, heat_layer(enlarged, scale, alpha=ALPHA)).convert("RGB")
 
 
 def display_image(image: Tensor) -> Image.Image:
@@ -265,6 +243,13 @@ COLOURS = ("#d55e00", "#0072b2", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#7
 GREY = "#777777"
 DASHES = ("-", (0, (4, 1.5)), (0, (1, 1.5)), (0, (5, 1.5, 1, 1.5)))  # also without colour
 TEXT = "#62626c"  # becomes the page's own text colour
+INKED = ("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color")
+STYLE = {  # of charts, in matplotlib's words
+    **dict.fromkeys(INKED, TEXT),
+    **dict.fromkeys(("axes.spines.top", "axes.spines.right", "legend.frameon"), False),
+    **{"axes.grid": True, "axes.grid.axis": "y", "grid.alpha": 0.25, "lines.linewidth": 1.8},
+    **{"svg.fonttype": "none", "font.size": 11},
+}
 
 
 @dataclass(frozen=True)
@@ -290,36 +275,27 @@ def chart(lines: Mapping[str, Line], *, title: str, x: str, y: str) -> Markup:
     begins at zero or below."""
     from matplotlib import rc_context
     from matplotlib.figure import Figure
-    from matplotlib.text import Text
 
-    figure = Figure(figsize=(5.6, 3.6), layout="constrained")
-    axes = figure.add_subplot()
-    coloured = [name for name, line in lines.items() if not line.control]
-    for name, line in lines.items():
-        colour, dash = GREY, DASHES[1]
-        if not line.control:
-            place = coloured.index(name)
-            colour, dash = COLOURS[place % len(COLOURS)], DASHES[place % len(DASHES)]
-        values = np.asarray(line.y, float)
-        axes.plot(line.x, values, color=colour, linestyle=dash, linewidth=1.8, label=name)
-        if len(line.error):
-            error = np.nan_to_num(np.asarray(line.error, float))
-            band = (values - error, values + error)
-            axes.fill_between(line.x, *band, color=colour, alpha=0.15, linewidth=0)
-    axes.set_xlabel(x)
-    axes.set_ylabel(y)
-    low, high = axes.get_ylim()
-    axes.set_ylim(low if low < -0.02 else 0.0, high if high > 0.06 else 1.0)
-    axes.grid(axis="y", alpha=0.25)
-    axes.spines[["top", "right"]].set_visible(False)
-    if len(lines) > 1:
-        figure.legend(loc="outside lower center", ncols=min(3, len(lines)), frameon=False)
-    axes.tick_params(colors=TEXT, labelcolor=TEXT)
-    axes.spines[:].set_color(TEXT)
-    for text in figure.findobj(Text):
-        text.set_color(TEXT)
     buffer = io.StringIO()
-    with rc_context({"svg.fonttype": "none", "svg.hashsalt": title, "font.size": 11}):
+    with rc_context({**STYLE, "svg.hashsalt": title}):
+        figure = Figure(figsize=(5.6, 3.6), layout="constrained")
+        axes = figure.add_subplot(xlabel=x, ylabel=y)
+        coloured = [name for name, line in lines.items() if not line.control]
+        for name, line in lines.items():
+            colour, dash = GREY, DASHES[1]
+            if not line.control:
+                place = coloured.index(name)
+                colour, dash = COLOURS[place % len(COLOURS)], DASHES[place % len(DASHES)]
+            values = np.asarray(line.y, float)
+            axes.plot(line.x, values, color=colour, linestyle=dash, label=name)
+            if len(line.error):
+                error = np.nan_to_num(np.asarray(line.error, float))
+                band = (values - error, values + error)
+                axes.fill_between(line.x, *band, color=colour, alpha=0.15, linewidth=0)
+        low, high = axes.get_ylim()
+        axes.set_ylim(low if low < -0.02 else 0.0, high if high > 0.06 else 1.0)
+        if len(lines) > 1:
+            figure.legend(loc="outside lower center", ncols=min(3, len(lines)))
         figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None})
     svg = buffer.getvalue()
     svg = svg[svg.index("<svg") :].replace(TEXT, "currentColor")

@@ -15,17 +15,7 @@ from markupsafe import Markup
 from PIL import Image
 from torch import Tensor
 
-from seecause.report.figures import (
-    chart,
-    charts,
-    display_image,
-    mean_line,
-    number,
-    overlay,
-    scale_of,
-    side_by_side,
-)
-from seecause.report.pages import (
+from seecause.report import (
     Card,
     MapView,
     Section,
@@ -37,6 +27,16 @@ from seecause.report.pages import (
     table,
     warnings,
     write_page,
+)
+from seecause.report.figures import (
+    chart,
+    charts,
+    display_image,
+    mean_line,
+    number,
+    overlay,
+    scale_of,
+    side_by_side,
 )
 
 if TYPE_CHECKING:

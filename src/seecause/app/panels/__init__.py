@@ -11,7 +11,6 @@ import shutil
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, get_type_hints
 
@@ -36,10 +35,6 @@ Index = Annotated[int, Field(ge=0, le=1_000_000)]
 Patches = Annotated[tuple[Annotated[int, Field(ge=0, le=65_535)], ...], Field(max_length=16_384)]
 
 
-class BadRequest(SeecauseError):
-    """A request that is not what the action takes."""
-
-
 class PanelRequest(BaseModel):
     """What a client may ask of an action: these fields, of these types, and no others."""
 
@@ -54,7 +49,7 @@ class PanelRequest(BaseModel):
             first = wrong.errors(include_url=False, include_context=False, include_input=False)[0]
             where = ".".join(str(part) for part in first["loc"] if isinstance(part, str | int))
             count = f" ({wrong.error_count()} in all)" if wrong.error_count() > 1 else ""
-            raise BadRequest(f"{where or 'the request'}: {first['msg']}{count}.") from None
+            raise SeecauseError(f"{where or 'the request'}: {first['msg']}{count}.") from None
 
 
 class OnModel(PanelRequest):
@@ -85,27 +80,17 @@ class Panel:
     title: str
     question: str
     actions: tuple[Action, ...]
-    copy: Action
     kinds: tuple[Kind, ...] = ("classifier", "ifam")
 
     def facts(self) -> dict[str, Any]:
-        return {
-            "name": self.name,
-            "title": self.title,
-            "question": self.question,
-            "kinds": list(self.kinds),
-        }
+        return {name: getattr(self, name) for name in ("name", "title", "question", "kinds")}
 
-    @cached_property
-    def by_name(self) -> dict[str, tuple[Action, type[PanelRequest]]]:
-        """Actions and their requests; `copy` is one of them."""
-        every = [*self.actions, self.copy]
-        return {action.__name__: (action, get_type_hints(action)["request"]) for action in every}
-
-    def find(self, action: str) -> tuple[Action, type[PanelRequest]]:
-        if action not in self.by_name:
-            raise UnknownName("action", action, list(self.by_name))
-        return self.by_name[action]
+    def find(self, name: str) -> tuple[Action, type[PanelRequest]]:
+        """An action and its request."""
+        by_name = {action.__name__: action for action in self.actions}
+        if name not in by_name:
+            raise UnknownName("action", name, by_name)
+        return by_name[name], get_type_hints(by_name[name])["request"]
 
 
 def panels() -> dict[str, Panel]:

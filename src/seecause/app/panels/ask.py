@@ -204,25 +204,19 @@ def _weighed(context: ActionContext, chances: Tensor, whole: Tensor) -> list[dic
 
 def copy(context: ActionContext, request: Blind) -> Reply:
     """The same without the page."""
-    spec, picture, heads = (
-        context.served.spec,
-        _shown(context, request),
-        _heads(context, request.blind),
-    )
-    name, shrunk = context.picture(request.picture).name, max(picture.size) == SHOWN_SIDE
+    spec, heads = context.served.spec, _heads(context, request.blind)
+    name, side = context.picture(request.picture).name, f"({SHOWN_SIDE}, {SHOWN_SIDE})"
     own = spec.startswith("builtin:")
     samples = [picture_name(context.state.samples[id]) for id in context.state.averaged()]
     lines = [
+        "from PIL import Image",
         "import seecause as sc",
         "from seecause.data.images import open_image",
         "",
         f"lvlm = sc.lvlm.load({spec!r})",
         f"picture = open_image({name!r})",
+        f"picture.thumbnail({side}, Image.Resampling.LANCZOS)",
     ]
-    if shrunk:
-        lines.insert(1, "from PIL import Image")
-        side = f"({SHOWN_SIDE}, {SHOWN_SIDE})"
-        lines.append(f"picture.thumbnail({side}, Image.Resampling.LANCZOS)")
     usual = (
         "sc.lvlm.calibration_critters()" if own else f"[open_image(name) for name in {samples!r}]"
     )
@@ -247,7 +241,6 @@ PANEL = Panel(
     "ask",
     "Ask",
     "Which heads, and what in the picture, are behind this word?",
-    actions=(answer, behind, hear),
-    copy=copy,
+    actions=(answer, behind, hear, copy),
     kinds=("lvlm",),
 )

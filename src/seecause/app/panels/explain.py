@@ -296,6 +296,5 @@ PANEL = Panel(
     "explain",
     "Explain",
     "Which patches caused the answer?",
-    actions=(look, draw, brush, pair, evidence),
-    copy=copy,
+    actions=(look, draw, brush, pair, evidence, copy),
 )

@@ -33,7 +33,7 @@ from seecause.app.panels import (
 from seecause.app.state import ActionContext
 from seecause.attribution.attribute import attribute
 from seecause.background._export import export as export_heads
-from seecause.background.gains import Gains, erase, jensen_shannon, log_probs
+from seecause.background.gains import information_gains
 from seecause.background.heads import Head, ablate
 from seecause.background.images import LabelledImages
 from seecause.background.scoring import score as score_heads
@@ -87,21 +87,22 @@ def score(context: ActionContext, request: ScoreHeads) -> Reply:
 
 @torch.no_grad()
 def switch(context: ActionContext, request: Off) -> Reply:
-    """Answers, and the background's share of them, with all heads and without those that are
+    """Predictions, and the background's share of them, with all heads and without those that are
     off."""
-    model, heads = context.transformer, checked_off(context, request.off)
-    versions = _versions(context, request)
+    model, image = context.transformer, context.image(request.picture)
+    heads = checked_off(context, request.off)
     with model.eval_mode():
-        plain = model(versions)
+        plain, shares = model(image)[0], [_share(context, request)]
         with ablate(model, heads):
-            after = model(versions)
+            after = model(image)[0]
+            shares.append(_share(context, request))
     target = checked_target(model, request.target)
     return {
         "heads": len(heads),
-        "predicted": int(plain[0].argmax()),
-        "before": answers(model, plain[0], plain[0], target=target),
-        "after": answers(model, after[0], plain[0], target=target),
-        "background": [_share(logits) for logits in (plain, after)] if len(plain) > 1 else None,
+        "predicted": int(plain.argmax()),
+        "before": answers(model, plain, plain, target=target),
+        "after": answers(model, after, plain, target=target),
+        "background": None if None in shares else shares,
     }
 
 
@@ -175,22 +176,14 @@ def object_mask(context: ActionContext, request: OnHeads) -> Tensor | None:
     return None if known is None else known == 1
 
 
-def _versions(context: ActionContext, request: Off) -> Tensor:
-    """The picture [1, ..], and beside it, where the object is known, the picture without background
-    and without object [3, ..]."""
-    image, mask = context.image(request.picture), object_mask(context, request)
+def _share(context: ActionContext, request: Off) -> dict[str, float | None] | None:
+    """How far the prediction moves without its background and without its object. None where the
+    object is not known, or classes do not exclude each other."""
+    mask = object_mask(context, request)
     if mask is None or context.model.sigmoid:
-        return image
-    return torch.cat([image, *erase(context.model, image, mask.to(image.device))])
-
-
-def _share(logits: Tensor) -> dict[str, float | None]:
-    """Of the answers [3, C] to a picture, without its background, and without its object. None
-    where neither moves the answer: a share of nothing."""
-    plain, no_background, no_foreground = log_probs(logits).double().cpu().split(1)
-    gains = Gains(
-        jensen_shannon(plain, no_foreground), jensen_shannon(plain, no_background), noise_floor=0.0
-    )
+        return None
+    data = LabelledImages(context.image(request.picture), masks=mask)
+    gains = information_gains(context.model, data)
     share = None if bool(gains.degenerate[0]) else round(float(gains.bir[0]), 4)
     fig, big = float(gains.fig[0]), float(gains.big[0])
     return {"share": share, "object": round(fig, 4), "background": round(big, 4)}
@@ -200,6 +193,5 @@ PANEL = Panel(
     "heads",
     "Heads",
     "Which heads carry the answer, and what if they are off?",
-    actions=(score, switch, maps, export),
-    copy=copy,
+    actions=(score, switch, maps, export, copy),
 )

@@ -124,7 +124,6 @@ PANEL = Panel(
     "parts",
     "Parts",
     "What does it answer without this part?",
-    actions=(look,),
-    copy=copy,
+    actions=(look, copy),
     kinds=("ifam",),
 )

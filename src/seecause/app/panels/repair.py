@@ -8,13 +8,9 @@ result is the same for everybody: it is kept with the model, and asking again co
 
 from __future__ import annotations
 
-import inspect
-import os
-import re
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
-from pathlib import Path
 from typing import Annotated, Any
 
 import torch
@@ -33,16 +29,16 @@ from seecause.app.panels import (
     offered,
 )
 from seecause.app.sessions import Recent
-from seecause.app.state import ActionContext, own_view
+from seecause.app.state import ActionContext, hide_folders, own_view
 from seecause.background.audit import SOME, BackgroundAudit, audit as audit_background
 from seecause.background.images import LabelledImages, Progress, images_of, model_for
 from seecause.background.repair import REMEDIES, Remedy, Repair, repair
-from seecause.data.dataset import SkippedImage
 from seecause.data.images import to_pil
 from seecause.data.registry import open_data
 from seecause.errors import BadOption
 from seecause.models.base import ImageModel
 from seecause.models.view import VisionModel
+from seecause.options import summary_of
 from seecause.report.background import audit_lines, meaning
 from seecause.report.figures import data_uri
 from seecause.types import wide
@@ -96,7 +92,7 @@ def _audited(context: ActionContext, request: OnData) -> Reply:
         "verdict": result.verdict,
         "words": audit_lines(result),
         "pictures": len(result.data),
-        "left_out": [asdict(hole) for hole in result.data.skipped],
+        "skipped": [asdict(image) for image in result.data.skipped],
         "right": int(result.judged.counted.sum()),
         "flips": _or_none(result.flips),
         "control": _or_none(result.control_flips),
@@ -167,7 +163,7 @@ def _repair(context: ActionContext, request: RepairRequest) -> tuple[Repair, Rep
             if after.get(name, torch.nan) == after.get(name, torch.nan)
         ],
         "notes": list(result.record["notes"]),
-        "left_out": [asdict(hole) for hole in result.skipped],
+        "skipped": [asdict(image) for image in result.skipped],
         "worst": _tiles(model, pair if taken else pair[:1], worst),
     }
 
@@ -177,13 +173,10 @@ def fitting_remedies(model: ImageModel, *, grouped: bool) -> list[Reply]:
     if not isinstance(model, VisionModel) or model.architecture == "prompt":
         return []
     known = [each for each in REMEDIES.values() if grouped or not each.needs_groups]
-    return [{"name": each.name, "summary": _sentence(each), "cost": each.cost} for each in known]
-
-
-def _sentence(remedy: Remedy) -> str:
-    """The first of its description."""
-    words = " ".join((inspect.getdoc(remedy.fit) or "").split())
-    return re.split(r"(?<=\.) (?=[A-Z])", words)[0].replace("`", "")
+    return [
+        {"name": each.name, "summary": summary_of(each.fit).replace("`", ""), "cost": each.cost}
+        for each in known
+    ]
 
 
 def _remedy(name: str) -> Remedy:
@@ -205,17 +198,8 @@ def read(
     data = open_data(context.state.data[name], limit=limit)
     model = model_for(context.model, data) if merge else context.model
     pictures = images_of(model, data, telling(context))
-    holes = tuple(_without_folders(hole, context.state.data[name]) for hole in pictures.skipped)
-    return model, replace(pictures, name=name, skipped=holes)
-
-
-def _without_folders(hole: SkippedImage, spec: str) -> SkippedImage:
-    """The same, its reason without the folders of this machine that the data lies in."""
-    reason = hole.reason
-    for part in filter(None, spec.split(":")):
-        for folder in (Path(part).expanduser().resolve(), Path(part).expanduser(), Path(part)):
-            reason = reason.replace(f"{folder}{os.sep}", "")
-    return SkippedImage(hole.name, reason)
+    skipped = tuple(replace(each, reason=hide_folders(each.reason)) for each in pictures.skipped)
+    return model, replace(pictures, name=name, skipped=skipped)
 
 
 def telling(context: ActionContext) -> Progress:
@@ -247,7 +231,7 @@ def _kept(
 ) -> Any:
     """One of the latest `most` results, made if it is not there."""
     results = context.served.memo.setdefault(what, Recent(most))
-    return results.get_or_make(key, make, lambda _: 1)
+    return results.get_or_make(key, make)
 
 
 def _row(name: str, value: float) -> Reply:
@@ -339,6 +323,5 @@ PANEL = Panel(
     "repair",
     "Audit",
     "Does it predict from the background, and can that be repaired?",
-    actions=(audit, run_repair, export),
-    copy=copy,
+    actions=(audit, run_repair, export, copy),
 )

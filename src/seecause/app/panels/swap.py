@@ -267,6 +267,5 @@ PANEL = Panel(
     "swap",
     "Swap",
     "What if this patch came from another picture?",
-    actions=(exchange, path),
-    copy=copy,
+    actions=(exchange, path, copy),
 )

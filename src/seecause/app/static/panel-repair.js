@@ -89,7 +89,7 @@ function mount(root, tools) {
     result.replaceChildren(
       h("h2", { class: "verdict", "data-verdict": answer.verdict }, VERDICTS[answer.verdict]),
       flips(answer),
-      leftOut(answer.left_out),
+      leftOut(answer.skipped),
       details("What this says", h("ul", {}, answer.words.slice(1).map((line) => h("li", {}, line)))),
       details("All numbers", table(["on these pictures", ""], answer.rows.map(({ name, value, meaning }) => [name, meaning, figure(name, value)]))),
       ...sheet("Where does it happen?", "Right answers that another background changes most.", answer.worst),
@@ -107,7 +107,7 @@ function mount(root, tools) {
       h("p", { class: "small" }, `${answer.done} ${learned} pictures to learn from, ${chose} to choose by, ${reported} that neither has seen:`),
       answer.failed ? "" : table(["on held-out pictures", "before", after], answer.rows.map(({ name, value, after: then, meaning }) => [name, meaning, figure(name, value), figure(name, then)])),
       ...answer.notes.map((note) => h("p", { class: "small" }, note)),
-      leftOut(answer.left_out),
+      leftOut(answer.skipped),
       answer.taken ? h("div", { class: "buttons export" }, h("button", { type: "button", onclick: () => exporting(saved) }, "Download the checkpoint"), saved) : "",
       ...sheet(answer.taken ? "The same pictures, before and after" : "Held-out pictures that flip most", "", answer.worst));
   }

@@ -2,7 +2,7 @@
 // name them: ids are places in a list whose newest is first.
 
 import { latest } from "./api.js";
-import { JobBar, chooseByArrow, copyButtons, field, h, select } from "./parts.js";
+import { JobBar, chooseByArrow, field, h, select } from "./parts.js";
 
 const defaults = { run: "", page: "" };
 
@@ -17,10 +17,9 @@ function mount(root, tools) {
   const pagesField = field("page", pages);
   const apart = h("a", { target: "_blank", rel: "noopener" }, "Open in a new tab");
   const frame = h("iframe", { class: "run-page", sandbox: "allow-scripts", title: "The page of the result", hidden: true });
-  const copying = copyButtons(() => tools.ask("copy", { run: chosen()?.id ?? "" }));
   root.append(h("div", { class: "layout" },
     h("aside", { class: "side", "aria-label": "Results" }, list),
-    h("div", { class: "work" }, job.error, job.element, none, h("div", { class: "toolbar run-tools" }, pagesField, apart), frame, copying)));
+    h("div", { class: "work" }, job.error, job.element, none, h("div", { class: "toolbar run-tools" }, pagesField, apart), frame)));
 
   const chosen = () => runs.find((run) => run.name === mine().run) ?? runs[0];
 
@@ -34,7 +33,6 @@ function mount(root, tools) {
   function show() {
     const run = chosen();
     none.hidden = Boolean(run);
-    copying.hidden = !run;
     pagesField.hidden = (run?.pages.length ?? 0) < 2;
     apart.hidden = frame.hidden = !run;
     if (!run) return;
