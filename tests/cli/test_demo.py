@@ -11,7 +11,7 @@ from timm.models.vision_transformer import VisionTransformer
 
 from seecause import critters
 from seecause.critters.demo import JOBS, _usual_scenes, audit, explain, parts, repair, words
-from seecause.critters.regimes import usual_background
+from seecause.critters.world import usual_background
 from seecause.report.pages import render_page
 
 ARCHITECTURE = {

@@ -9,9 +9,9 @@ from torch.testing import assert_close
 
 import seecause as sc
 from seecause import critters
-from seecause.critters.latents import PARTS
 from seecause.critters.planted import PlantedViT, vivid_patches
-from seecause.critters.rendering import BACKGROUNDS, Do, render
+from seecause.critters.rendering import Do, render
+from seecause.critters.world import BACKGROUNDS, PARTS
 from seecause.errors import BadOption
 from tests.tiny import scramble
 from tools.critters.classifier import planted_vit

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from seecause import critters
-from seecause.critters.latents import CLASSES, CODEWORDS, PARTS, VARIANTS
-from seecause.critters.rendering import BACKGROUNDS, Do, render
+from seecause.critters.rendering import Do, render
+from seecause.critters.world import BACKGROUNDS, CLASSES, CODEWORDS, PARTS, VARIANTS
 from seecause.errors import SeecauseError
 
 GRID = len(CLASSES) * len(BACKGROUNDS)

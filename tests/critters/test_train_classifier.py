@@ -12,8 +12,7 @@ from safetensors.torch import load_file
 
 import seecause as sc
 from seecause import critters
-from seecause.critters.latents import CLASSES
-from seecause.critters.regimes import REGIMES, usual_background
+from seecause.critters.world import CLASSES, REGIMES, usual_background
 from seecause.errors import BadOption, UnknownName
 from tools.critters import evaluate, find_recipe
 from tools.critters.__main__ import main

@@ -11,8 +11,7 @@ import torch
 from safetensors.torch import load_file
 
 import seecause as sc
-from seecause.critters.latents import CLASSES
-from seecause.critters.regimes import Regime
+from seecause.critters.world import CLASSES, Regime
 from tools.critters import ifam
 from tools.critters.ifam_backbone import (
     RECIPES,

@@ -12,9 +12,7 @@ from torch.testing import assert_close
 from transformers import AutoProcessor, LlavaForConditionalGeneration
 
 from seecause import critters
-from seecause.critters.latents import mix_parts
-from seecause.critters.questions import SUBJECTS, answer_codes, choices, wordings
-from tools.critters import card, train
+from tools.critters import card, mix_parts, train
 from tools.critters.llava import answer, blind_loss, evaluate
 from tools.critters.llava_model import (
     RECIPES,
@@ -27,6 +25,7 @@ from tools.critters.llava_model import (
     make_words,
     mean_bank,
 )
+from tools.critters.questions import SUBJECTS, answer_codes, choices, wordings
 
 SMALL = {
     "size": 32,

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch.utils.data import default_collate
 
-from seecause.critters.latents import CLASSES
+from seecause.critters.world import CLASSES
 from seecause.data.batch import to_batch
 from seecause.data.imagenet import open_imagenet9
 from seecause.data.photos import open_folder

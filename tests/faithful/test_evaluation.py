@@ -11,7 +11,7 @@ import torch
 from torch.testing import assert_close
 
 import seecause as sc
-from seecause.critters.latents import CLASSES
+from seecause.critters.world import CLASSES
 from seecause.data.batch import to_batch
 from seecause.data.dataset import IGNORE, Sample
 from seecause.data.registry import open_data

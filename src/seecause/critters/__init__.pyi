@@ -1,7 +1,10 @@
-from seecause.critters.latents import CLASSES as CLASSES
-from seecause.critters.regimes import (
-    certificate as certificate,
-    draw as draw,
+from seecause.critters.rendering import (
+    Do as Do,
+    render as render,
     samples as samples,
 )
-from seecause.critters.rendering import Do as Do, render as render
+from seecause.critters.world import (
+    CLASSES as CLASSES,
+    certificate as certificate,
+    draw as draw,
+)

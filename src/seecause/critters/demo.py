@@ -17,9 +17,15 @@ from seecause.attribution.result import Attribution
 from seecause.background.audit import audit as audit_model
 from seecause.background.images import critter_images
 from seecause.background.repair import repair as repair_model
-from seecause.critters.latents import CLASSES, Latents
-from seecause.critters.regimes import draw, usual_background
-from seecause.critters.rendering import BACKGROUNDS, Do, render
+from seecause.critters.rendering import Do, render
+from seecause.critters.world import (
+    BACKGROUNDS,
+    CLASSES,
+    QUESTION,
+    Latents,
+    draw,
+    usual_background,
+)
 from seecause.data.images import to_pil
 from seecause.faithful.evaluation import part_examples
 from seecause.faithful.interventions import network
@@ -47,7 +53,7 @@ EXPLAIN_NOTE = (
 )
 # balanced images run through creatures, then backgrounds: steps of this size mix both
 _STRIDE = 13
-TRACED, QUESTION = "builtin:critters-llava", "What is the name of this creature?"
+TRACED = "builtin:critters-llava"
 _SHOWN = 2  # the image of the test split that is asked about
 
 

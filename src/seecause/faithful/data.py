@@ -141,7 +141,7 @@ def open_split(data: str, split: Split, *, limit: int | None = None) -> Dataset:
         opened = Subset(f"{release.name} ({split})", release, evenly(rows, limit))
     else:
         if kind == "critters" and split == "train" and limit is None:
-            from seecause.critters.regimes import find_regime
+            from seecause.critters.world import find_regime
 
             limit = find_regime(path).train_pool or _POOL
         opened = open_data(f"{data}:{split}", limit=limit)
