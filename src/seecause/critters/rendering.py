@@ -27,6 +27,7 @@ from functools import cache, cached_property
 from typing import ClassVar, Literal, NamedTuple, get_args
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from seecause._random import lattice, uniform
@@ -536,13 +537,8 @@ def _draw(latents: Latents, do: Do, size: int, style: str) -> Rendering:
 
 def _touched(mask: Tensor) -> Tensor:
     """[B, H, W] bool: pixels of the patches that hold a pixel of the mask."""
-    size = mask.shape[-1]
-    cell = torch.arange(size, device=mask.device) * MAT_CELLS // size  # [size]
-    belongs = (
-        cell == torch.arange(MAT_CELLS, device=mask.device)[:, None]
-    ).float()  # [cells, size]
-    cells = belongs @ mask.float() @ belongs.T > 0  # [B, cells, cells]
-    return cells[:, cell][:, :, cell]
+    patches = F.adaptive_max_pool2d(mask[:, None].float(), MAT_CELLS)
+    return F.interpolate(patches, mask.shape[-2:])[:, 0] > 0
 
 
 def _backdrop(latents: Latents, do: Do, size: int, style: str) -> Tensor:
