@@ -75,43 +75,34 @@ def explain(device: str, *, models: Sequence[str] = TWO_MODELS, count: int = 6) 
         "as drawn": render(latents).image,
         "on another background": render(latents, do=elsewhere).image,
     }
-    runs: dict[str, dict[str, Attribution]] = {}  # by model and scene
-    predicted: dict[str, dict[str, list[list[Answer]]]] = {}
-    for name in models:
-        model, short = load(name, device=device), name.rpartition(":")[2]
+    runs: dict[tuple[str, str], tuple[Attribution, list[list[Answer]]]] = {}  # by scene and model
+    names = [name.rpartition(":")[2] for name in models]
+    for name, short in zip(models, names, strict=True):
+        model = load(name, device=device)
         for scene, raw in scenes.items():
             images = model.preprocess.normalise(raw).to(model.device, model.dtype)
-            runs.setdefault(short, {})[scene] = attribute(model, images, latents.creature)
-            predicted.setdefault(short, {})[scene] = [
-                top_answers(model, image[None], target=int(label), count=2)[0]
-                for image, label in zip(images, latents.creature, strict=True)
-            ]
-    cards, changed = [], dict.fromkeys(runs, 0)
+            predicted = top_answers(model, images, target=latents.creature, count=2)
+            runs[scene, short] = attribute(model, images, latents.creature), predicted
+    cards = []
     for index in range(count):
-        scale = scale_of(*(run.maps[index] for each in runs.values() for run in each.values()))
-        strips = [
-            Strip(
-                raw[index],
-                [
-                    MapView(
-                        name,
-                        runs[name][scene].maps[index],
-                        scale,
-                        answers=predicted[name][scene][index],
-                    )
-                    for name in runs
-                ],
-                label=scene,
-            )
-            for scene, raw in scenes.items()
-        ]
-        for name, each in predicted.items():
-            changed[name] += len({answers[index][0].name for answers in each.values()}) > 1
+        scale = scale_of(*(run.maps[index] for run, _ in runs.values()))
+        strips = []
+        for scene, raw in scenes.items():
+            views = []
+            for short in names:
+                run, predicted = runs[scene, short]
+                views.append(MapView(short, run.maps[index], scale, answers=predicted[index]))
+            strips.append(Strip(raw[index], views, label=scene))
         cards.append(Card(_title(latents, index), strips))
-    flips = " and ".join(f"{n} of {count} predictions of {name}" for name, n in changed.items())
-    note = f"The same creature elsewhere: the other background changed {flips}. {EXPLAIN_NOTE}"
+    flips = []
+    for short in names:
+        before, after = ([each[0].name for each in runs[scene, short][1]] for scene in scenes)
+        changed = sum(one != other for one, other in zip(before, after, strict=True))
+        flips.append(f"{changed} of {count} predictions of {short}")
+    changes = " and ".join(flips)
+    note = f"The same creature elsewhere: the other background changed {changes}. {EXPLAIN_NOTE}"
     section = Section("Which patches caused the prediction?", cards_html(cards), note)
-    return DemoSections([section], [next(iter(each.values())).manifest for each in runs.values()])
+    return DemoSections([section], [runs["as drawn", short][0].manifest for short in names])
 
 
 def _usual_scenes(count: int) -> Latents:
