@@ -131,7 +131,7 @@ def test_an_embedding_that_is_not_affine_in_its_pixels_is_noticed(monkeypatch):
         tower.parts.embed = lambda images, native=native, change=change: change(native(images))
         rows = change(native(images)).flatten(0, 1)[places]
         assert_close(tower.embed_rows(images, places), rows, **EXACT)
-        assert tower._affine == (change is not torch.tanh)
+        assert (tower._projection is None) == (change is torch.tanh)
 
 
 def dinov3_backbone():

@@ -23,7 +23,7 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.autograd import Function
+from torch.distributed.nn.functional import all_gather
 from torchvision.transforms import InterpolationMode
 from torchvision.transforms.functional import affine
 
@@ -113,7 +113,7 @@ def presence_loss(maps: Tensor, *, across: Literal["global", "local"] = "global"
     best = _pooled(maps[:, :-1]).flatten(2).max(dim=2).values.max(dim=0).values  # [K]
     shared = dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
     if across == "global" and shared:
-        best = _MaxOverProcesses.apply(best)
+        best = torch.stack(all_gather(best)).max(dim=0).values
     return 1 - best.mean()
 
 
@@ -246,23 +246,3 @@ def _orthogonality(net: IFAM, out: IFAMOutput) -> Tensor:
 def _pooled(maps: Tensor) -> Tensor:
     """3 x 3 means, without padding."""
     return F.avg_pool2d(maps, 3, stride=1)
-
-
-class _MaxOverProcesses(Function):
-    """The maximum [K] over processes. Every process adds the same loss and gradients are averaged
-    afterwards, so the owner gets the sum."""
-
-    @staticmethod
-    def forward(ctx: Any, best: Tensor) -> Tensor:
-        every = [torch.empty_like(best) for _ in range(dist.get_world_size())]
-        dist.all_gather(every, best.contiguous())
-        top, owner = torch.stack(every).max(dim=0)
-        ctx.save_for_backward(owner == dist.get_rank())
-        return top
-
-    @staticmethod
-    def backward(ctx: Any, slope: Tensor) -> Any:
-        (mine,) = ctx.saved_tensors
-        slope = slope.contiguous()
-        dist.all_reduce(slope)
-        return slope * mine

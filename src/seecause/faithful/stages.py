@@ -10,7 +10,7 @@ ste    a_ij = s_j e^{q_i.k_j} / sum_l s_l e^{q_i.k_l} with s in {0, 1}: exact, a
            d out_i / d s_j = e^{q_i.k_j} (v_j - out_i) / Z_i
 soft   bias log(f_j + 1e-10): every key is read a little (an ablation)
 
-`view_parts` makes networks of these stages views, so that every method and metric works on them.
+Views of networks of these stages make every method and metric work on them.
 Two stages: the mask of stage 1 is a fact about tokens (models/block.py), which goes into the blocks
 of stage 2 and hides keys wherever a method puts them. It follows the pixels that a method changes;
 its gradient is not followed. One stage (PDiscoFormer): the shares of a patch in all parts depend on
@@ -23,6 +23,7 @@ from __future__ import annotations
 import copy
 import re
 from collections.abc import Callable
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 import torch
@@ -184,7 +185,6 @@ class Backbone(nn.Module):
         super().__init__()
         self.native = _without_classifier(copy.deepcopy(backbone))
         self._parts: Parts | None = None
-        self._affine: bool | None = None  # whether `embed_rows` may leave patches out
         self.train(False)
         for name, parameter in self.native.named_parameters():
             parameter.requires_grad_(_UNUSED.search(name) is None)
@@ -239,38 +239,37 @@ class Backbone(nn.Module):
     def embed_rows(self, images: Tensor, places: Tensor) -> Tensor:
         """Tokens `places` [R] of images that lie end to end, as they enter the first block: [R, D].
         Other patches cost nothing where a token is an affine function of its own pixels."""
-        if len(places) <= _FEW or not self._is_affine(images):
+        projection = self._projection if len(places) > _FEW else None
+        if projection is None:
             return self.parts.embed(images).flatten(0, 1)[places]
-        return self._affine_rows(images, places)
+        return self._affine_rows(projection, images, places)
 
-    def _affine_rows(self, images: Tensor, places: Tensor) -> Tensor:
-        """The tokens of a black image, and weights times pixels."""
+    def _affine_rows(self, projection: nn.Conv2d, images: Tensor, places: Tensor) -> Tensor:
+        """The tokens of a black image, plus weights times pixels."""
         layout, (high, wide) = self.layout(images), self.parts.patch
         black = self.parts.embed(torch.zeros_like(images[:1]))[0]  # [T, D]
         pixels = images.unflatten(3, (-1, wide)).unflatten(2, (-1, high))
         pixels = pixels.permute(0, 2, 4, 1, 3, 5).flatten(3).flatten(1, 2)  # [B, N, 3 high wide]
         pixels = F.pad(pixels, (0, 0, layout.prefix, 0)).flatten(0, 1)[places]
-        weight = self._patch_convolutions()[0].weight.flatten(1)  # [D, 3 high wide]
+        weight = projection.weight.flatten(1)  # [D, 3 high wide]
         return black[places % layout.tokens] + pixels @ weight.T
 
+    @cached_property
     @torch.no_grad()
-    def _is_affine(self, images: Tensor) -> bool:
-        """Whether `_affine_rows` gives what the module gives for a patterned image."""
-        if self._affine is None:
-            self._affine = len(self._patch_convolutions()) == 1
-            if self._affine:
-                waves = (1.618 * torch.arange(images[0].numel(), device=images.device)).sin()
-                probe = waves.to(images.dtype).view(1, *images.shape[1:])
-                native = self.parts.embed(probe)[0]
-                ours = self._affine_rows(probe, torch.arange(len(native), device=images.device))
-                self._affine = bool((ours - native).abs().max() < 0.02 * native.abs().max())
-        return self._affine
-
-    def _patch_convolutions(self) -> list[nn.Conv2d]:
-        """The convolutions that take each patch by itself."""
-        patch, modules = self.parts.patch, self.native.modules()
+    def _projection(self) -> nn.Conv2d | None:
+        """The only convolution of patches, if with its weights `_affine_rows` gives what the module
+        gives for a patterned image."""
+        parts, modules = self.parts, self.native.modules()
         convolutions = [module for module in modules if isinstance(module, nn.Conv2d)]
-        return [c for c in convolutions if c.kernel_size == c.stride == patch and c.groups == 1]
+        convolutions = [c for c in convolutions if c.kernel_size == c.stride == parts.patch]
+        if len(convolutions) != 1:
+            return None
+        weight, (height, width) = convolutions[0].weight, parts.size or parts.patch
+        waves = (1.618 * torch.arange(3 * height * width)).sin().to(weight)
+        native = parts.embed(waves.view(1, 3, height, width))[0]
+        every = torch.arange(len(native), device=weight.device)
+        ours = self._affine_rows(convolutions[0], waves.view(1, 3, height, width), every)
+        return convolutions[0] if (ours - native).abs().max() < 0.02 * native.abs().max() else None
 
     def freeze(self) -> None:
         """Only special tokens and positions stay trainable."""
@@ -295,9 +294,11 @@ class PartStage(nn.Module):
         self.classifier = _classifier(self.tower.width, classes)
 
     def assign(self, features: Tensor) -> Assignment:
-        """Patch features [B, N, D] against every prototype."""
-        dots = dot_products(features, self.prototypes)
-        return Assignment(dots, distances(features, self.prototypes, dots))
+        """Patch features [B, N, D] against every prototype, never in half precision, because small
+        differences of distances decide."""
+        with torch.autocast(features.device.type, enabled=False):
+            dots = dot_products(features, self.prototypes)
+            return Assignment(dots, distances(features, self.prototypes, dots))
 
 
 class MaskedStage(nn.Module):
@@ -415,12 +416,8 @@ def packed_places(visible: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return places, sizes, sizes.sum()
 
 
-def view_parts(net: IFAM) -> Parts:
-    """The parts of an IFAM network; it must be in eval mode, as `sc.wrap` puts it."""
-    return _one_stage(net) if net.stage2 is None else _two_stages(net)
-
-
-def _two_stages(net: IFAM) -> Parts:
+def two_stage_parts(net: IFAM) -> Parts:
+    """The view of iFAM: the blocks of stage 2, with the mask of stage 1 as a fact about tokens."""
     stage = net.stage2
     assert stage is not None
     if net.options.gradient == "soft":
@@ -453,7 +450,8 @@ def _two_stages(net: IFAM) -> Parts:
     )
 
 
-def _one_stage(net: IFAM) -> Parts:
+def one_stage_parts(net: IFAM) -> Parts:
+    """The view of PDiscoFormer: what each patch adds to each part is a row, votes are the head."""
     tower, width = net.stage1.tower.parts, net.stage1.tower.width
     if net.options.eval_noise:
         reason = "the noise of a patch depends on its place"
