@@ -175,15 +175,15 @@ def test_the_best_intervention_is_chosen_on_validation(birds):
     """Plain numbers, those it changes, and key points where tokens are rejected."""
     network = TrainedNetwork("birds", bird_net(birds), f"cub:{birds}")
     result = evaluate(network, quantiles=[0.5], keypoints=False)
-    net, val = network.net, network.val_images()
+    net, val = network.net, network.images("val")
     every = [trial.intervention for trial in result.trials]
     assert len(every) == 8 and every[0] == Intervention() and len(set(every)) == 8
-    assert net.thresholds[0.5, "distance"].images == len(network.train_images())
+    assert net.thresholds[0.5, "distance"].images == len(network.images("train"))
     for trial in result.trials:
         with intervene(net, **asdict(trial.intervention)):
             assert examine(net, val).table()["average"] == pytest.approx(trial.average)
     with intervene(net, **asdict(result.intervention)):
-        assert result.changed == pytest.approx(examine(net, network.test_images()).table())
+        assert result.changed == pytest.approx(examine(net, network.images("test")).table())
     # a copy without a run brings its thresholds; those of fewer images are not taken for them
     kept = dict(net.thresholds)
     evaluate(network, intervention=Intervention((), 0.5), keypoints=False, limit=1)
@@ -205,10 +205,10 @@ def test_images_without_masks_are_not_cropped(birds):
 def test_a_network_is_tested_on_the_images_it_names(tmp_path):
     folder = tiny_pictures(tmp_path / "all")
     network = TrainedNetwork("tiny", tiny_net(), f"folder:{folder}")
-    assert len(network.train_images()) == 16 and len(network.train_images(6)) == 6
-    assert len(network.val_images()) == 6 and len(network.test_images()) == 6
+    assert len(network.images("train")) == 16 and len(network.images("train", 6)) == 6
+    assert len(network.images("val")) == 6 and len(network.images("test")) == 6
     other = replace(network, test=f"folder:{folder / 'val'}")
-    assert other.test_images().name.endswith("val")
+    assert other.images("test").name.endswith("val")
 
 
 def test_a_network_comes_back_from_its_folder_on_the_device_asked_for(birds, tmp_path):

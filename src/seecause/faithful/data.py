@@ -150,11 +150,6 @@ def open_split(data: str, split: Split, *, limit: int | None = None) -> Dataset:
     return opened
 
 
-def open_validation(data: str, val: str | None, *, limit: int | None = None) -> Dataset:
-    """The validation split of `data`, or the dataset `val` where one is named."""
-    return open_split(data, "val", limit=limit) if val is None else open_data(val, limit=limit)
-
-
 def match_classes(net: IFAM, data: Dataset) -> tuple[Tensor, Tensor | None]:
     """The network's class for each label of a dataset, and the map of ImageNet-9.
 

@@ -32,10 +32,10 @@ from seecause.data.registry import open_data
 from seecause.data.shortcuts import MINORITY
 from seecause.errors import BadOption
 from seecause.faithful.data import (
+    Split,
     batches_of,
     match_classes,
     open_split,
-    open_validation,
     seeded,
 )
 from seecause.faithful.interventions import (
@@ -163,15 +163,13 @@ def examine(
 def merge(parts: Sequence[Examination]) -> Examination:
     """The examinations of several batches or processes, as one."""
     groups = [part.groups for part in parts if part.groups is not None]
-    return Examination(
-        logits=torch.cat([part.logits for part in parts]),
-        stage1=torch.cat([part.stage1 for part in parts]),
-        labels=torch.cat([part.labels for part in parts]),
-        groups=torch.cat(groups) if len(groups) == len(parts) else None,
-        kept=torch.cat([part.kept for part in parts]),
-        overlap=sum((part.overlap for part in parts), start=Overlap()),
-        mapping=parts[0].mapping,
-    )
+    joined: dict[str, Any] = {
+        name: torch.cat([getattr(part, name) for part in parts])
+        for name in ("logits", "stage1", "labels", "kept")
+    }
+    shared = sum((part.overlap for part in parts), start=Overlap())
+    known = torch.cat(groups) if len(groups) == len(parts) else None
+    return Examination(**joined, groups=known, overlap=shared, mapping=parts[0].mapping)
 
 
 def keypoint_fit_data(name: str) -> str | None:
@@ -282,30 +280,21 @@ class TrainedNetwork:
     test: str | None = None  # other images to test on, with their split
     run: Path | None = None  # the folder of its training run
 
-    def train_images(self, limit: int | None = None) -> Dataset:
-        return open_split(self._trained_on(), "train", limit=limit)
-
-    def val_images(self) -> Dataset:
-        return open_validation(self._trained_on(), self.val)
-
-    def test_images(self, limit: int | None = None) -> Dataset:
-        if self.test is not None:
-            return open_data(self.test, limit=limit)
-        return open_split(self._trained_on(), "test", limit=limit)
+    def images(self, split: Split, limit: int | None = None) -> Dataset:
+        """A split of the data it was trained on, or the dataset that its card names instead."""
+        instead = {"val": self.val, "test": self.test}.get(split)
+        if instead is not None:
+            return open_data(instead, limit=limit)
+        if self.data is None:
+            expected = "one whose card names its training data, or no interventions"
+            raise BadOption("network", self.name, expected)
+        return open_split(self.data, split, limit=limit)
 
     def export(self, folder: Path) -> Path:
         """Write the network into a new or empty folder, which `sc.load` reads; returns its card."""
         if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
             raise BadOption("folder", str(folder), "a new or empty folder")
         return self.net.save(folder, data=self.data, val=self.val, test=self.test)
-
-    def _trained_on(self) -> str:
-        if self.data is None:
-            expected = (
-                "one whose card names its training data, such as a run's; or no interventions"
-            )
-            raise BadOption("network", self.name, expected)
-        return self.data
 
 
 def open_network(name: str, *, device: str | torch.device = "cpu") -> TrainedNetwork:
@@ -401,17 +390,17 @@ def evaluate(
         >>> result.images, result.plain["average"]
         (16, 1.0)
     """
-    images = network.test_images(limit) if data is None else open_data(data, limit=limit)
+    images = network.images("test", limit) if data is None else open_data(data, limit=limit)
     matched = match_classes(network.net, images)
     reading: dict[str, Any] = {"batch": batch, "workers": workers}
     test = _Test(network, images, matched, reading, calibration, random_crops, progress)
     trials, chosen_on = (), None
     if intervention == "best":
         test.calibrate(quantiles, by)
-        trials, chosen_on = test.tried(quantiles, by), network.val_images().name
-        auc = all(trial.auc is not None for trial in trials)
-        ungrouped = network.val_images()[0].group is None
-        intervention = best_of(trials, by="auc" if auc and ungrouped else "worst").intervention
+        val = network.images("val")
+        trials, chosen_on = test.tried(val, quantiles, by), val.name
+        auc = val[0].group is None and all(trial.auc is not None for trial in trials)
+        intervention = best_of(trials, by="auc" if auc else "worst").intervention
     elif intervention is not None and intervention.quantile is not None:
         test.calibrate([intervention.quantile], intervention.by)
     changed: dict[str, float] | None = None if intervention is None else {}
@@ -471,9 +460,9 @@ class _Test:
         fit = open_data(name, limit=self.calibration)
         return key_points(self.network.net, fit, self.images)
 
-    def tried(self, quantiles: Sequence[float], by: By) -> list[Trial]:
+    def tried(self, val: Dataset, quantiles: Sequence[float], by: By) -> list[Trial]:
         """All interventions on validation images."""
-        net, val = self.network.net, self.network.val_images()
+        net = self.network.net
         batches = lambda: (batch[:3] for batch in batches_of(net, val, **self.reading))  # noqa: E731
         return try_interventions(net, batches, quantiles, by=by)
 
@@ -487,7 +476,7 @@ class _Test:
         known = [network.net.thresholds.get((quantile, by)) for quantile in quantiles]
         if network.run is None and limit is None and None not in known:
             return
-        data = network.train_images(limit)
+        data = network.images("train", limit)
         if all(each is not None and each.images == len(data) for each in known):
             return
         calibrate(network.net, self._training_images(data), list(quantiles), by=by)
@@ -529,7 +518,7 @@ def example_parts(
     network: TrainedNetwork, *, data: str | None = None, limit: int = 12
 ) -> tuple[str, PartExamples]:
     """The name of the dataset, and `limit` of its images, spread evenly."""
-    images = network.test_images(limit) if data is None else open_data(data, limit=limit)
+    images = network.images("test", limit) if data is None else open_data(data, limit=limit)
     pixels, labels, _, _ = next(batches_of(network.net, images, batch=len(images)))
     names = [images.classes[label] for label in labels.tolist()]
     titles = [f"{place}: {name}" for place, name in enumerate(names, start=1)]
